@@ -1,0 +1,37 @@
+"""Builds and installs virtlun: the Python packages and, in release profile, the Rust programs."""
+
+from setuptools import setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools_rust import RustBin
+
+MANIFEST = "pydataplane/Cargo.toml"
+
+
+class PlatformWheel(bdist_wheel):
+    """A wheel for every Python 3 on this platform: it holds programs, not an extension module."""
+
+    def finalize_options(self) -> None:
+        """Marks the wheel as one with compiled content."""
+        super().finalize_options()
+        self.root_is_pure = False
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """Returns the wheel's tag with the platform alone kept."""
+        return "py3", "none", super().get_tag()[2]
+
+
+def program(name: str, crate: str) -> RustBin:
+    """Returns the build step of one Rust program; `crate` is its folder under crates/."""
+    return RustBin(
+        name,
+        path=f"pydataplane/crates/{crate}/Cargo.toml",
+        args=["--bin", name],
+        cargo_manifest_args=["--locked"],
+        debug=False,
+    )
+
+
+setup(
+    rust_extensions=[program("virtlun-target", "target"), program("virtlun-bench", "initiator")],
+    cmdclass={"bdist_wheel": PlatformWheel},
+)

@@ -1,0 +1,173 @@
+"""The guest that tests and the demo boot: Debian's cloud kernel and a small initramfs.
+
+`python -m tests.guest.image` builds it into the cache; it is built again only when this file, the
+init script or the kernel package changed. Needs apt (to download the kernel package), dpkg, cpio
+and the tools named in `TOOLS`, all installed by `make setup`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = Path(os.environ.get("VIRTLUN_CACHE", ROOT / ".cache"))
+INIT = Path(__file__).with_name("init")
+
+#: Modules with their dependencies, in load order (the cloud kernel has ext4 and NVMe built in).
+MODULES = (
+    "virtio_ring",
+    "virtio",
+    "virtio_pci_modern_dev",
+    "virtio_pci_legacy_dev",
+    "virtio_pci",
+    "crc64",
+    "crc64-rocksoft",
+    "crc-t10dif",
+    "t10-pi",
+    "scsi_common",
+    "scsi_mod",
+    "virtio_scsi",
+    "sd_mod",
+    "sg",
+    "virtio_blk",
+)
+
+#: Debian programs that go into the guest beside busybox, with the libraries that they need.
+TOOLS = (
+    "blkdiscard",
+    "lsblk",
+    "mkfs.ext4",
+    "resize2fs",
+    "sg_inq",
+    "sg_luns",
+    "sg_modes",
+    "sg_opcodes",
+    "sg_persist",
+    "sg_raw",
+    "sg_readcap",
+    "sg_reset",
+    "sg_sync",
+    "sg_unmap",
+    "sg_vpd",
+    "sg_write_same",
+)
+
+
+@dataclass(frozen=True)
+class Image:
+    """A bootable guest: paths of its kernel and of its initramfs."""
+
+    kernel: Path
+    initrd: Path
+
+
+def build() -> Image:
+    """Returns the guest image, building it where the cache has none of this version.
+
+    Raises:
+        RuntimeError: a tool or module is missing on this machine; the text says which.
+    """
+    folder = CACHE / "guest"
+    folder.mkdir(parents=True, exist_ok=True)
+    package = _kernel_package(folder)
+    key = hashlib.sha256(
+        b"\0".join([Path(__file__).read_bytes(), INIT.read_bytes(), package.name.encode()])
+    ).hexdigest()[:16]
+    image = Image(folder / f"vmlinuz-{key}", folder / f"initrd-{key}.img")
+    if image.kernel.exists() and image.initrd.exists():
+        return image
+    tree = folder / f"tree-{os.getpid()}"
+    shutil.rmtree(tree, ignore_errors=True)
+    try:
+        unpacked = tree / "package"
+        unpacked.mkdir(parents=True)
+        subprocess.run(["dpkg-deb", "-x", package, unpacked], check=True)
+        rootfs = tree / "root"
+        _fill(rootfs, next((unpacked / "lib/modules").iterdir()))
+        initrd = _pack(rootfs)
+        for data, path in (
+            (next((unpacked / "boot").glob("vmlinuz-*")).read_bytes(), image.kernel),
+            (initrd, image.initrd),
+        ):
+            partial = path.with_suffix(f".{os.getpid()}")
+            partial.write_bytes(data)
+            partial.chmod(0o644)
+            partial.rename(path)
+    finally:
+        shutil.rmtree(tree, ignore_errors=True)
+    return image
+
+
+def _kernel_package(folder: Path) -> Path:
+    """Downloads Debian's current cloud kernel package unless the cache has one."""
+    cached = sorted(folder.glob("linux-image-*-cloud-amd64_*.deb"))
+    if cached:
+        return cached[-1]
+    depends = subprocess.run(
+        ["apt-cache", "depends", "linux-image-cloud-amd64"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    found = re.search(r"Depends: (linux-image-\d\S*-cloud-amd64)", depends)
+    if not found:
+        raise RuntimeError(
+            "apt knows no linux-image-cloud-amd64: run `apt-get update`, then try again"
+        )
+    subprocess.run(["apt-get", "download", "-q", found[1]], cwd=folder, check=True, capture_output=True)
+    return sorted(folder.glob("linux-image-*-cloud-amd64_*.deb"))[-1]
+
+
+def _fill(rootfs: Path, modules: Path) -> None:
+    """Lays out the initramfs: init, busybox, modules and tools."""
+    for name in ("bin", "etc", "modules", "tools/lib"):
+        (rootfs / name).mkdir(parents=True)
+    shutil.copy(INIT, rootfs / "init")
+    (rootfs / "init").chmod(0o755)
+    shutil.copy("/bin/busybox", rootfs / "bin/busybox")
+    available = {path.name.split(".ko")[0]: path for path in modules.rglob("*.ko")}
+    order = []
+    for name in MODULES:
+        if name in available:  # the others are built into this kernel
+            shutil.copy(available[name], rootfs / "modules")
+            order.append(available[name].name)
+    (rootfs / "modules/order").write_text("\n".join(order) + "\n")
+    for tool in TOOLS:
+        path = shutil.which(tool, path="/usr/sbin:/usr/bin:/sbin:/bin")
+        if path is None:
+            raise RuntimeError(f"{tool} is not installed: run `make setup`, then try again")
+        shutil.copy(path, rootfs / "tools" / tool)
+        linked = subprocess.run(["ldd", path], capture_output=True, text=True, check=True).stdout
+        for library in re.findall(r"=> (/\S+)", linked):
+            target = rootfs / "tools/lib" / Path(library).name
+            if not target.exists():
+                shutil.copy(library, target)
+    (rootfs / "lib64").mkdir()
+    shutil.copy("/lib64/ld-linux-x86-64.so.2", rootfs / "lib64")
+
+
+def _pack(rootfs: Path) -> bytes:
+    """Returns the tree as a compressed newc archive."""
+    names = "\0".join(
+        str(path.relative_to(rootfs)) for path in sorted(rootfs.rglob("*"))
+    ).encode()
+    archive = subprocess.run(
+        ["cpio", "-o", "-0", "-H", "newc", "--quiet", "-R", "0:0"],
+        cwd=rootfs,
+        input=names,
+        stdout=subprocess.PIPE,
+        check=True,
+    ).stdout
+    return gzip.compress(archive, compresslevel=1)
+
+
+if __name__ == "__main__":
+    built = build()
+    print(f"kernel {built.kernel}\ninitrd {built.initrd}")

@@ -1,0 +1,1 @@
+"""Tests with a real libvirtd and a real virsh."""

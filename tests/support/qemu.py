@@ -1,0 +1,154 @@
+"""A guest run by QEMU directly, without libvirt."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tests.guest.image import Image
+from tests.support.agent import Agent, GuestError
+
+CMDLINE = (
+    "console=ttyS0 panic=-1 quiet loglevel=6 mitigations=off cryptomgr.notests virtlun.agent"
+)
+
+
+def accelerator(image: Image, scratch: Path) -> str:
+    """Returns "kvm" if a guest really boots with it on this machine, else "tcg".
+
+    /dev/kvm alone proves nothing: on some virtual machines it opens and then hangs or aborts.
+    """
+    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+        return "tcg"
+    try:
+        with Guest(image, scratch / "kvm-probe", accel="kvm", deadline_s=6.0):
+            return "kvm"
+    except GuestError:
+        return "tcg"
+
+
+class Guest:
+    """A running QEMU with the test image; a context manager that kills it at the end.
+
+    `controllers` are paths of vhost-user-scsi sockets. `scratch` gets the sockets and the console
+    log. Raises GuestError, with the end of the console, if it is not up within `deadline_s`.
+    """
+
+    def __init__(
+        self,
+        image: Image,
+        scratch: Path,
+        *,
+        controllers: tuple[Path, ...] = (),
+        accel: str = "tcg",
+        memory_mib: int = 256,
+        vcpus: int = 1,
+        num_queues: int | None = None,
+        extra: tuple[str, ...] = (),
+        deadline_s: float = 120.0,
+        emulator: str = "qemu-system-x86_64",
+    ) -> None:
+        """Starts QEMU and waits for the guest's agent."""
+        scratch.mkdir(parents=True, exist_ok=True)
+        self.console = scratch / "console.log"
+        self._qmp_path = scratch / "qmp"
+        agent_path = scratch / "agent"
+        command = [
+            shutil.which(emulator) or emulator,
+            *("-machine", "q35,memory-backend=ram0"),
+            *("-accel", accel if accel == "kvm" else "tcg,thread=multi"),
+            *("-cpu", "host" if accel == "kvm" else "qemu64"),
+            *("-smp", str(vcpus), "-m", str(memory_mib)),
+            *("-object", f"memory-backend-memfd,id=ram0,size={memory_mib}M,share=on"),
+            *("-kernel", str(image.kernel), "-initrd", str(image.initrd), "-append", CMDLINE),
+            *("-nodefaults", "-display", "none", "-no-reboot"),
+            *("-serial", f"file:{self.console}"),
+            *("-serial", f"unix:{agent_path},server=on,wait=off"),
+            *("-qmp", f"unix:{self._qmp_path},server=on,wait=off"),
+        ]
+        for index, path in enumerate(controllers):
+            command += ["-chardev", f"socket,id=vus{index},path={path}"]
+            queues = f",num_queues={num_queues}" if num_queues else ""
+            command += ["-device", f"vhost-user-scsi-pci,id=scsi{index},chardev=vus{index}{queues}"]
+        self.process = subprocess.Popen(
+            [*command, *extra],
+            stdin=subprocess.DEVNULL,
+            stdout=(scratch / "qemu.log").open("wb"),
+            stderr=subprocess.STDOUT,
+        )
+        self._log = scratch / "qemu.log"
+        try:
+            self.agent = self._wait(agent_path, deadline_s)
+        except GuestError as error:
+            self.stop()
+            text = self.console.read_text(errors="replace") if self.console.exists() else ""
+            raise GuestError(
+                f"{error}\n--- qemu\n{self._log.read_text(errors='replace')}\n--- console\n"
+                f"{text[-3000:]}"
+            ) from error
+
+    def _wait(self, agent_path: Path, deadline_s: float) -> Agent:
+        end = time.monotonic() + deadline_s
+        while not agent_path.exists() or b"GUEST-READY" not in self._console_bytes():
+            if self.process.poll() is not None:
+                raise GuestError(f"QEMU ended with status {self.process.returncode}")
+            if time.monotonic() > end:
+                raise GuestError(f"the guest did not boot within {deadline_s:.0f} s")
+            time.sleep(0.02)
+        agent = Agent(agent_path, 5.0)
+        agent.wait_ready(max(2.0, end - time.monotonic()))
+        return agent
+
+    def _console_bytes(self) -> bytes:
+        return self.console.read_bytes() if self.console.exists() else b""
+
+    def run(self, command: str, deadline_s: float = 60.0, check: bool = True) -> str:
+        """Runs a command in the guest; see `Agent.run`."""
+        return self.agent.run(command, deadline_s, check)
+
+    def qmp(self, command: str, **arguments: Any) -> Any:
+        """Runs one QMP command and returns its result; raises GuestError with QEMU's error."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(30)
+            connection.connect(str(self._qmp_path))
+            lines = connection.makefile("rw")
+            lines.readline()
+            for request in (
+                {"execute": "qmp_capabilities"},
+                {"execute": command, "arguments": arguments},
+            ):
+                lines.write(json.dumps(request) + "\n")
+                lines.flush()
+                while True:
+                    answer = json.loads(lines.readline())
+                    if "event" not in answer:
+                        break
+        if "error" in answer:
+            raise GuestError(f"QMP {command}: {answer['error']['desc']}")
+        return answer["return"]
+
+    def stop(self) -> None:
+        """Kills QEMU and waits for its end."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+    def __enter__(self) -> Guest:
+        """Returns the running guest."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stops it."""
+        self.stop()
