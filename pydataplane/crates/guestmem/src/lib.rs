@@ -1,12 +1,26 @@
 //! Guest memory as a vhost-user back end sees it.
 //!
 //! Owns: the mapped regions of one guest, bounds-checked ranges into them, scatter-gather lists
-//! built from them, and the dirty log of live migration. Never knows rings, SCSI or sockets.
-//! Called by `virtqueue` (rings), `vhost` (requests) and, through [`Sg`], by every bdev.
+//! built from them, the dirty log of live migration and the guard against peers that truncate
+//! their memory. Never knows rings, SCSI or sockets. Called by `virtqueue` (rings), `vhost`
+//! (requests) and, through [`Sg`], by every bdev.
+//!
+//! A [`GuestMemory`] never changes: a new memory table is a new value that shares the mappings
+//! which stayed. The guest may write any byte at any time; nothing here hands out a Rust
+//! reference to guest bytes, only copies ([`GuestRange::get`]) and raw runs ([`IoVec`]).
 //!
 //! This is one of the few crates with `unsafe`: all others reach guest bytes only through the
 //! checked types here.
 
 mod iov;
+mod log;
+mod mapping;
+mod memory;
+mod range;
+mod sigbus;
 
 pub use iov::{IoVec, Sg};
+pub use log::{DirtyLog, LOG_PAGE, LogError};
+pub use memory::{GuestMemory, MAX_REGIONS, MapError, RegionSpec};
+pub use range::{BadAccess, GuestRange, prefetch};
+pub use sigbus::faults;

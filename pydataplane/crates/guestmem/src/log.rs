@@ -1,0 +1,100 @@
+//! The dirty log of live migration (vhost-user "Migration": one bit for each 4 KiB page).
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::Ordering;
+
+use crate::mapping::{Failure, Mapping};
+use crate::range::GuestRange;
+
+/// Bytes of guest memory that one bit of the log stands for (VHOST_LOG_PAGE).
+pub const LOG_PAGE: u64 = 4096;
+/// Bytes that a log may have: 1 GiB stands for 32 TiB of guest addresses.
+const MAX_LOG: u64 = 1 << 30;
+
+/// Why a log could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// Zero, or more than [`DirtyLog`] takes.
+    #[error("dirty log of {0} bytes: must be 1 byte to 1 GiB; check SET_LOG_BASE of the peer")]
+    Size(u64),
+    /// The file is shorter than offset and size say.
+    #[error("dirty log ends at byte {end} of a file of {file} bytes; the peer must size its file")]
+    BeyondFile {
+        /// Where the log ends, in bytes of the file.
+        end: u64,
+        /// Bytes of the file.
+        file: u64,
+    },
+    /// The kernel refused the mapping, or too many are mapped.
+    #[error("cannot map the dirty log: {0}")]
+    Map(io::Error),
+}
+
+/// A bitmap shared with the peer. Bits are only ever set here, and only cleared by the peer.
+#[derive(Debug)]
+pub struct DirtyLog {
+    mapping: Mapping,
+    len: usize,
+}
+
+impl DirtyLog {
+    /// Maps the log of SET_LOG_BASE: `size` bytes of `fd` from byte `offset`.
+    pub fn new(fd: BorrowedFd<'_>, offset: u64, size: u64) -> Result<DirtyLog, LogError> {
+        if size == 0 || size > MAX_LOG {
+            return Err(LogError::Size(size));
+        }
+        let len = size as usize;
+        let mapping = Mapping::new(fd, offset, len).map_err(|e| match e {
+            Failure::Overflow => LogError::Size(size),
+            Failure::BeyondFile(file) => {
+                LogError::BeyondFile { end: offset.saturating_add(size), file }
+            }
+            Failure::NoGuard => LogError::Map(io::ErrorKind::OutOfMemory.into()),
+            Failure::Os(e) => LogError::Map(e),
+        })?;
+        Ok(DirtyLog { mapping, len })
+    }
+
+    /// Guest addresses below this one have a bit.
+    pub fn covers(&self) -> u64 {
+        self.len as u64 * 8 * LOG_PAGE
+    }
+
+    /// Marks the pages of `len` bytes at guest address `gpa`. Pages without a bit are left out.
+    ///
+    /// The bit is set with a full barrier after the data was written, and always: a bit that is
+    /// set already may be about to be cleared by the peer, who then reads the page.
+    #[inline]
+    pub fn mark(&self, gpa: u64, len: u64) {
+        if len == 0 {
+            return;
+        }
+        let bits = self.range();
+        let last = gpa.saturating_add(len - 1).min(self.covers() - 1) / LOG_PAGE;
+        for page in gpa / LOG_PAGE..=last {
+            if let Ok(byte) = bits.atomic_u8((page / 8) as usize) {
+                byte.fetch_or(1 << (page % 8), Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// Whether the page of `gpa` is marked (tests, and the peer's own side).
+    pub fn is_marked(&self, gpa: u64) -> bool {
+        let page = gpa / LOG_PAGE;
+        self.range()
+            .atomic_u8((page / 8) as usize)
+            .is_ok_and(|b| b.load(Ordering::SeqCst) & 1 << (page % 8) != 0)
+    }
+
+    /// Whether the peer truncated the file of the log.
+    pub fn is_broken(&self) -> bool {
+        self.mapping.is_broken()
+    }
+
+    #[inline]
+    fn range(&self) -> GuestRange<'_> {
+        // SAFETY: the mapping has `len` bytes and lives as long as self.
+        unsafe { GuestRange::new(self.mapping.data(), self.len) }
+    }
+}

@@ -1,0 +1,329 @@
+//! The regions of one guest.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::iov::IoVec;
+use crate::log::DirtyLog;
+use crate::mapping::{Failure, Mapping};
+use crate::range::GuestRange;
+
+/// Regions that a guest may have (the memory slots of KVM; GET_MAX_MEM_SLOTS).
+pub const MAX_REGIONS: usize = 509;
+
+/// One entry of a vhost-user memory table (SET_MEM_TABLE, ADD_MEM_REG).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegionSpec {
+    /// Guest physical address of the first byte.
+    pub guest_addr: u64,
+    /// Bytes.
+    pub size: u64,
+    /// The same byte in the peer's own address space.
+    pub user_addr: u64,
+    /// Byte of the file where the region starts.
+    pub mmap_offset: u64,
+}
+
+/// Why a memory table was refused. Nothing changed.
+#[derive(Debug, thiserror::Error)]
+pub enum MapError {
+    /// More regions than [`MAX_REGIONS`].
+    #[error("{0} memory regions: at most {MAX_REGIONS} are supported")]
+    TooMany(usize),
+    /// A region of no bytes.
+    #[error("the memory region at {0:#x} has no bytes")]
+    Empty(u64),
+    /// Addresses beyond 2^64.
+    #[error("the memory region at {0:#x} ends beyond the address space")]
+    Overflow(u64),
+    /// Two regions share guest addresses.
+    #[error("the memory regions at {0:#x} and {1:#x} overlap")]
+    Overlap(u64, u64),
+    /// The file is too short: an access would raise SIGBUS.
+    #[error("the memory region at {at:#x} ends beyond its file of {file} bytes")]
+    BeyondFile {
+        /// Guest address of the region.
+        at: u64,
+        /// Bytes of the file.
+        file: u64,
+    },
+    /// No region has these addresses.
+    #[error("there is no memory region at {0:#x} with that size and user address")]
+    NoSuchRegion(u64),
+    /// The kernel refused the mapping, or too many are mapped in all.
+    #[error("cannot map the memory region at {at:#x}: {why}")]
+    Map {
+        /// Guest address of the region.
+        at: u64,
+        /// The cause.
+        why: io::Error,
+    },
+}
+
+#[derive(Clone, Debug)]
+struct Region {
+    spec: RegionSpec,
+    mapping: Arc<Mapping>,
+}
+
+/// What a lookup needs of a region, and no more.
+#[derive(Clone, Copy, Debug)]
+struct Lookup {
+    start: u64,
+    size: u64,
+    host: usize,
+}
+
+/// All regions of a guest. Immutable and shared by `Arc`; the mappings go when the last
+/// `GuestMemory` that has them is dropped.
+#[derive(Clone, Debug)]
+pub struct GuestMemory {
+    /// Sorted by guest address; `lookup[i]` belongs to `regions[i]`.
+    lookup: Box<[Lookup]>,
+    regions: Vec<Region>,
+    log: Option<Arc<DirtyLog>>,
+}
+
+impl GuestMemory {
+    /// A guest without memory: every lookup fails.
+    pub fn empty() -> GuestMemory {
+        GuestMemory { lookup: Box::default(), regions: Vec::new(), log: None }
+    }
+
+    /// Maps a whole memory table (SET_MEM_TABLE), in any order.
+    pub fn map(table: Vec<(RegionSpec, OwnedFd)>) -> Result<GuestMemory, MapError> {
+        if table.len() > MAX_REGIONS {
+            return Err(MapError::TooMany(table.len()));
+        }
+        let mut regions = Vec::with_capacity(table.len());
+        for (spec, fd) in &table {
+            check(spec)?;
+            regions.push((*spec, fd));
+        }
+        regions.sort_by_key(|(spec, _)| spec.guest_addr);
+        for pair in regions.windows(2) {
+            overlap(&pair[0].0, &pair[1].0)?;
+        }
+        let regions = regions
+            .into_iter()
+            .map(|(spec, fd)| Region::map(spec, fd))
+            .collect::<Result<Vec<_>, _>>()?;
+        Ok(GuestMemory::build(regions, None))
+    }
+
+    /// This memory and one more region (ADD_MEM_REG).
+    pub fn with_region(&self, spec: RegionSpec, fd: &OwnedFd) -> Result<GuestMemory, MapError> {
+        if self.regions.len() >= MAX_REGIONS {
+            return Err(MapError::TooMany(self.regions.len() + 1));
+        }
+        check(&spec)?;
+        let at = self.regions.partition_point(|r| r.spec.guest_addr < spec.guest_addr);
+        if let Some(next) = self.regions.get(at) {
+            overlap(&spec, &next.spec)?;
+        }
+        if at > 0 {
+            overlap(&self.regions[at - 1].spec, &spec)?;
+        }
+        let mut regions = self.regions.clone();
+        regions.insert(at, Region::map(spec, fd)?);
+        Ok(GuestMemory::build(regions, self.log.clone()))
+    }
+
+    /// This memory without the region of these guest address, size and user address
+    /// (REM_MEM_REG; the file offset is not compared, as the protocol says).
+    pub fn without_region(&self, spec: RegionSpec) -> Result<GuestMemory, MapError> {
+        let same = |r: &Region| {
+            let has = r.spec;
+            (has.guest_addr, has.size, has.user_addr)
+                == (spec.guest_addr, spec.size, spec.user_addr)
+        };
+        let at = self.regions.iter().position(same);
+        let at = at.ok_or(MapError::NoSuchRegion(spec.guest_addr))?;
+        let mut regions = self.regions.clone();
+        regions.remove(at);
+        Ok(GuestMemory::build(regions, self.log.clone()))
+    }
+
+    /// The same memory with another dirty log, or none.
+    pub fn with_log(&self, log: Option<Arc<DirtyLog>>) -> GuestMemory {
+        GuestMemory { log, ..self.clone() }
+    }
+
+    /// Memory of our own, one memfd for each (guest address, bytes): tests and the initiator.
+    pub fn memfd(areas: &[(u64, u64)]) -> Result<GuestMemory, MapError> {
+        let mut table = Vec::with_capacity(areas.len());
+        for (guest_addr, size) in areas {
+            let at = *guest_addr;
+            let fd = rustix::fs::memfd_create("guestmem", rustix::fs::MemfdFlags::CLOEXEC)
+                .and_then(|fd| rustix::fs::ftruncate(&fd, *size).map(|()| fd))
+                .map_err(|e| MapError::Map { at, why: e.into() })?;
+            let spec = RegionSpec { guest_addr: at, size: *size, user_addr: at, mmap_offset: 0 };
+            table.push((spec, fd));
+        }
+        GuestMemory::map(table)
+    }
+
+    fn build(regions: Vec<Region>, log: Option<Arc<DirtyLog>>) -> GuestMemory {
+        let lookup = regions.iter().map(|r| Lookup {
+            start: r.spec.guest_addr,
+            size: r.spec.size,
+            host: r.mapping.data().as_ptr() as usize,
+        });
+        GuestMemory { lookup: lookup.collect(), regions, log }
+    }
+
+    /// The memory table, sorted by guest address.
+    pub fn regions(&self) -> impl ExactSizeIterator<Item = RegionSpec> + '_ {
+        self.regions.iter().map(|r| r.spec)
+    }
+
+    /// The dirty log, if migration is under way.
+    #[inline]
+    pub fn log(&self) -> Option<&DirtyLog> {
+        self.log.as_deref()
+    }
+
+    /// Whether the peer truncated a file of this memory or its log (see [`crate::faults`]): what
+    /// is read may be zeros, and the session must end.
+    pub fn is_broken(&self) -> bool {
+        self.regions.iter().any(|r| r.mapping.is_broken())
+            || self.log.as_ref().is_some_and(|l| l.is_broken())
+    }
+
+    /// The bytes from `gpa` to the end of its region: (host address, bytes).
+    #[inline(always)]
+    fn locate(&self, gpa: u64) -> Option<(usize, u64)> {
+        /// Below this many regions a scan beats a binary search.
+        const SCAN: usize = 8;
+        let found = if self.lookup.len() <= SCAN {
+            self.lookup.iter().find(|r| gpa.wrapping_sub(r.start) < r.size)?
+        } else {
+            let after = self.lookup.partition_point(|r| r.start <= gpa);
+            self.lookup.get(after.checked_sub(1)?)?
+        };
+        let offset = gpa.wrapping_sub(found.start);
+        if offset >= found.size {
+            return None;
+        }
+        Some((found.host + offset as usize, found.size - offset))
+    }
+
+    /// `len` bytes at guest address `gpa`, if they lie in one region. A range of no bytes is one
+    /// too, anywhere in a region.
+    #[inline(always)]
+    pub fn range(&self, gpa: u64, len: u64) -> Option<GuestRange<'_>> {
+        let (host, room) = self.locate(gpa)?;
+        if len > room {
+            return None;
+        }
+        let ptr = NonNull::new(host as *mut u8)?;
+        // SAFETY: within a region that self keeps mapped.
+        Some(unsafe { GuestRange::new(ptr, len as usize) })
+    }
+
+    /// `len` bytes at the peer's own address `uva` (SET_VRING_ADDR), if they lie in one region.
+    pub fn range_uva(&self, uva: u64, len: u64) -> Option<GuestRange<'_>> {
+        self.range(self.uva_to_gpa(uva)?, len)
+    }
+
+    /// The guest address of the peer's own address `uva`.
+    pub fn uva_to_gpa(&self, uva: u64) -> Option<u64> {
+        let inside = |r: &&Region| uva.wrapping_sub(r.spec.user_addr) < r.spec.size;
+        let spec = self.regions.iter().find(inside)?.spec;
+        Some(spec.guest_addr + (uva - spec.user_addr))
+    }
+
+    /// Calls `f` with the one or more ranges that make up `len` bytes at `gpa`, split where
+    /// regions meet; stops when `f` says `false`. Returns whether all of them were given; on
+    /// `false` some may have been.
+    #[inline(always)]
+    pub fn for_each_range<'m>(
+        &'m self,
+        gpa: u64,
+        len: u64,
+        mut f: impl FnMut(GuestRange<'m>) -> bool,
+    ) -> bool {
+        if let Some(range) = self.range(gpa, len) {
+            return f(range);
+        }
+        self.split(gpa, len, &mut f)
+    }
+
+    #[cold]
+    fn split<'m>(
+        &'m self,
+        mut gpa: u64,
+        mut len: u64,
+        f: &mut dyn FnMut(GuestRange<'m>) -> bool,
+    ) -> bool {
+        while len > 0 {
+            let Some((_, room)) = self.locate(gpa) else { return false };
+            let part = len.min(room);
+            let Some(range) = self.range(gpa, part) else { return false };
+            if !f(range) {
+                return false;
+            }
+            len -= part;
+            match gpa.checked_add(part) {
+                Some(next) => gpa = next,
+                None => return len == 0,
+            }
+        }
+        true
+    }
+
+    /// Marks `len` bytes at guest address `gpa` as written, if a log is on.
+    #[inline]
+    pub fn mark_dirty(&self, gpa: u64, len: u64) {
+        if let Some(log) = &self.log {
+            log.mark(gpa, len);
+        }
+    }
+
+    /// Marks `len` bytes of `run`, from byte `offset`, as written, if a log is on. `run` came
+    /// from this memory; other addresses are left out.
+    #[inline]
+    pub fn mark_dirty_host(&self, run: &IoVec, offset: usize, len: usize) {
+        let Some(log) = &self.log else { return };
+        let host = run.base() as usize + offset;
+        let inside = |r: &&Lookup| ((host.wrapping_sub(r.host)) as u64) < r.size;
+        if let Some(r) = self.lookup.iter().find(inside) {
+            log.mark(r.start + (host - r.host) as u64, len as u64);
+        }
+    }
+}
+
+impl Region {
+    fn map(spec: RegionSpec, fd: &OwnedFd) -> Result<Region, MapError> {
+        let at = spec.guest_addr;
+        let len = usize::try_from(spec.size).map_err(|_| MapError::Overflow(at))?;
+        let mapping = Mapping::new(fd.as_fd(), spec.mmap_offset, len).map_err(|e| match e {
+            Failure::Overflow => MapError::Overflow(at),
+            Failure::BeyondFile(file) => MapError::BeyondFile { at, file },
+            Failure::NoGuard => MapError::Map { at, why: io::ErrorKind::OutOfMemory.into() },
+            Failure::Os(why) => MapError::Map { at, why },
+        })?;
+        Ok(Region { spec, mapping: Arc::new(mapping) })
+    }
+}
+
+fn check(spec: &RegionSpec) -> Result<(), MapError> {
+    if spec.size == 0 {
+        return Err(MapError::Empty(spec.guest_addr));
+    }
+    let ends = [spec.guest_addr, spec.user_addr, spec.mmap_offset];
+    if ends.iter().any(|start| start.checked_add(spec.size).is_none()) {
+        return Err(MapError::Overflow(spec.guest_addr));
+    }
+    Ok(())
+}
+
+/// `low` starts at or below `high`.
+fn overlap(low: &RegionSpec, high: &RegionSpec) -> Result<(), MapError> {
+    if low.guest_addr + low.size > high.guest_addr {
+        return Err(MapError::Overlap(low.guest_addr, high.guest_addr));
+    }
+    Ok(())
+}

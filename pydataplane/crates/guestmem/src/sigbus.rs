@@ -1,0 +1,137 @@
+//! The guard against SIGBUS.
+//!
+//! A peer owns the file behind its memory and may truncate it; the next access to a lost page
+//! raises SIGBUS in *our* process, which serves other guests too. The handler puts a zeroed
+//! anonymous page in the place of the lost one and flags the mapping as broken; whoever owns the
+//! session sees the flag ([`faults`], `GuestMemory::is_broken`) and ends that session alone. A
+//! SIGBUS anywhere else keeps its default meaning.
+
+use std::sync::Mutex;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+/// Mappings that can be guarded at a time, over all guests.
+pub(crate) const MAX_GUARDED: usize = 8192;
+
+struct Slot {
+    /// First byte; 0 while the slot is free.
+    start: AtomicUsize,
+    /// One beyond the last byte.
+    end: AtomicUsize,
+    /// Bytes of a page of this mapping (4 KiB or a huge page).
+    page: AtomicUsize,
+    broken: AtomicBool,
+}
+
+static SLOTS: [Slot; MAX_GUARDED] = [const {
+    Slot {
+        start: AtomicUsize::new(0),
+        end: AtomicUsize::new(0),
+        page: AtomicUsize::new(0),
+        broken: AtomicBool::new(false),
+    }
+}; MAX_GUARDED];
+/// Slots ever used: the handler looks no further.
+static HIGH: AtomicUsize = AtomicUsize::new(0);
+static FAULTS: AtomicU64 = AtomicU64::new(0);
+static ALLOC: Mutex<()> = Mutex::new(());
+static INSTALL: Once = Once::new();
+
+/// Pages of guest memory that were lost under us since the process started. One relaxed load:
+/// compare it with the last value seen to learn cheaply that some memory may be broken.
+#[inline]
+pub fn faults() -> u64 {
+    FAULTS.load(Ordering::Relaxed)
+}
+
+/// A registered mapping; free it before the memory is unmapped.
+#[derive(Debug)]
+pub(crate) struct Guard(usize);
+
+impl Guard {
+    /// Guards `len` bytes at `start`, whose pages have `page` bytes. `None`: the table is full.
+    pub(crate) fn new(start: usize, len: usize, page: usize) -> Option<Guard> {
+        INSTALL.call_once(install);
+        let _one = ALLOC.lock().unwrap_or_else(|e| e.into_inner());
+        let index = SLOTS.iter().position(|s| s.start.load(Ordering::Relaxed) == 0)?;
+        let slot = &SLOTS[index];
+        slot.end.store(start + len, Ordering::Relaxed);
+        slot.page.store(page, Ordering::Relaxed);
+        slot.broken.store(false, Ordering::Relaxed);
+        slot.start.store(start, Ordering::Release);
+        HIGH.fetch_max(index + 1, Ordering::Release);
+        Some(Guard(index))
+    }
+
+    /// Whether a page of this mapping was lost.
+    pub(crate) fn is_broken(&self) -> bool {
+        SLOTS[self.0].broken.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        SLOTS[self.0].start.store(0, Ordering::Release);
+    }
+}
+
+fn install() {
+    // SAFETY: `action` is fully initialised, `on_sigbus` has the signature that SA_SIGINFO asks
+    // for and calls only async-signal-safe functions.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = on_sigbus as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_ONSTACK;
+        libc::sigemptyset(&mut action.sa_mask);
+        libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut());
+    }
+}
+
+/// Whether the page of `addr` belongs to a guarded mapping and could be replaced.
+fn replace(addr: usize) -> bool {
+    for slot in &SLOTS[..HIGH.load(Ordering::Acquire)] {
+        let start = slot.start.load(Ordering::Acquire);
+        if start == 0 || addr < start || addr >= slot.end.load(Ordering::Relaxed) {
+            continue;
+        }
+        let page = slot.page.load(Ordering::Relaxed);
+        let base = addr & !(page - 1);
+        // SAFETY: the page lies in a mapping that `Mapping` owns and that stays mapped while it
+        // is guarded; MAP_FIXED replaces exactly that page, which has no content any more.
+        let new = unsafe {
+            libc::mmap(
+                base as *mut libc::c_void,
+                page,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if new == libc::MAP_FAILED {
+            return false;
+        }
+        slot.broken.store(true, Ordering::Relaxed);
+        FAULTS.fetch_add(1, Ordering::Relaxed);
+        return true;
+    }
+    false
+}
+
+extern "C" fn on_sigbus(
+    signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    _context: *mut libc::c_void,
+) {
+    // SAFETY: the kernel gives a valid siginfo to an SA_SIGINFO handler; errno is this thread's.
+    unsafe {
+        let errno = libc::__errno_location();
+        let saved = *errno;
+        if !replace((*info).si_addr() as usize) {
+            // Not ours: give the signal its default meaning; the access faults again and ends
+            // the process with a core that shows the real place.
+            libc::signal(signal, libc::SIG_DFL);
+        }
+        *errno = saved;
+    }
+}
