@@ -1,0 +1,35 @@
+//! How a command ended.
+
+/// Fixed-format sense data with 18 bytes (SPC-4 4.5.3).
+pub const SENSE_LEN: usize = 18;
+
+/// SCSI status (SAM-5 5.3.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Status {
+    /// The command succeeded.
+    Good = 0x00,
+    /// Sense data says what happened.
+    CheckCondition = 0x02,
+    /// Try again later.
+    Busy = 0x08,
+    /// Another initiator holds a reservation.
+    ReservationConflict = 0x18,
+    /// Too many commands: try again when some finished.
+    TaskSetFull = 0x28,
+    /// Ended by a task management function.
+    TaskAborted = 0x40,
+}
+
+/// The end of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Response {
+    /// SCSI status.
+    pub status: Status,
+    /// Bytes moved to or from the data buffers (the transport derives the residual).
+    pub transferred: u32,
+    /// Valid bytes of `sense`: 0 or [`SENSE_LEN`].
+    pub sense_len: u8,
+    /// Fixed-format sense data.
+    pub sense: [u8; SENSE_LEN],
+}
