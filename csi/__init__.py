@@ -1,1 +1,1 @@
-
+"""The Kubernetes side: the CSI driver and the KubeVirt services."""

@@ -121,7 +121,9 @@ def _kernel_package(folder: Path) -> Path:
         raise RuntimeError(
             "apt knows no linux-image-cloud-amd64: run `apt-get update`, then try again"
         )
-    subprocess.run(["apt-get", "download", "-q", found[1]], cwd=folder, check=True, capture_output=True)
+    subprocess.run(
+        ["apt-get", "download", "-q", found[1]], cwd=folder, check=True, capture_output=True
+    )
     return sorted(folder.glob("linux-image-*-cloud-amd64_*.deb"))[-1]
 
 
@@ -155,9 +157,7 @@ def _fill(rootfs: Path, modules: Path) -> None:
 
 def _pack(rootfs: Path) -> bytes:
     """Returns the tree as a compressed newc archive."""
-    names = "\0".join(
-        str(path.relative_to(rootfs)) for path in sorted(rootfs.rglob("*"))
-    ).encode()
+    names = "\0".join(str(path.relative_to(rootfs)) for path in sorted(rootfs.rglob("*"))).encode()
     archive = subprocess.run(
         ["cpio", "-o", "-0", "-H", "newc", "--quiet", "-R", "0:0"],
         cwd=rootfs,

@@ -15,9 +15,7 @@ from typing import Any
 from tests.guest.image import Image
 from tests.support.agent import Agent, GuestError
 
-CMDLINE = (
-    "console=ttyS0 panic=-1 quiet loglevel=6 mitigations=off cryptomgr.notests virtlun.agent"
-)
+CMDLINE = "console=ttyS0 panic=-1 quiet loglevel=6 mitigations=off cryptomgr.notests virtlun.agent"
 
 
 def accelerator(image: Image, scratch: Path) -> str:

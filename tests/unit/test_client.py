@@ -1,0 +1,95 @@
+"""The seam over SPDK's JSON-RPC client."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pydataplane.client import Client
+from pydataplane.errors import RpcError, TargetTimeout, TargetUnavailable
+
+
+def serve(path: Path, answer: Callable[[socket.socket, dict[str, object]], None]) -> None:
+    """Answers one connection on `path` with `answer(connection, request)`."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+
+    def run() -> None:
+        connection, _ = listener.accept()
+        request = b""
+        while True:
+            request += connection.recv(4096)
+            try:
+                parsed = json.loads(request)
+                break
+            except ValueError:
+                continue
+        answer(connection, parsed)
+        connection.close()
+        listener.close()
+
+    threading.Thread(target=run, daemon=True).start()
+
+
+def test_a_result_comes_back_and_none_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+
+    def answer(connection: socket.socket, request: dict[str, object]) -> None:
+        reply = {"jsonrpc": "2.0", "id": request["id"], "result": request["params"]}
+        connection.sendall(json.dumps(reply).encode())
+
+    serve(path, answer)
+    assert Client(path).call("m", a=1, b=None) == {"a": 1}
+
+
+def test_a_character_split_over_two_reads_survives(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+
+    def answer(connection: socket.socket, request: dict[str, object]) -> None:
+        data = json.dumps({"id": request["id"], "result": "größe"}, ensure_ascii=False).encode()
+        cut = data.index(b"\xc3") + 1
+        connection.sendall(data[:cut])
+        time.sleep(0.05)
+        connection.sendall(data[cut:])
+
+    serve(path, answer)
+    assert Client(path).call("m") == "größe"
+
+
+def test_an_error_keeps_its_code(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+
+    def answer(connection: socket.socket, request: dict[str, object]) -> None:
+        error = {"code": -19, "message": "No such device"}
+        connection.sendall(json.dumps({"id": request["id"], "error": error}).encode())
+
+    serve(path, answer)
+    with pytest.raises(RpcError) as caught:
+        Client(path).call("m")
+    assert (caught.value.code, caught.value.message) == (-19, "No such device")
+
+
+def test_the_time_out_counts_wall_clock(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    serve(path, lambda connection, request: time.sleep(2))
+    with pytest.raises(TargetTimeout, match=r"within 0\.2 s"):
+        Client(path, timeout_s=0.2).call("m")
+
+
+def test_a_falsy_answer_and_a_wrong_id_are_not_taken_for_a_result(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    serve(path, lambda connection, request: connection.sendall(b'{"id": 77, "result": true}'))
+    with pytest.raises(TargetUnavailable, match="another call's id"):
+        Client(path).call("m")
+
+
+def test_no_target_says_how_to_start_one(tmp_path: Path) -> None:
+    with pytest.raises(TargetUnavailable, match="virtlun target start"):
+        Client(tmp_path / "none").call("m")
