@@ -12,6 +12,7 @@
 //! This is one of the few crates with `unsafe`: all others reach guest bytes only through the
 //! checked types here.
 
+mod bounce;
 mod iov;
 mod log;
 mod mapping;
@@ -19,6 +20,7 @@ mod memory;
 mod range;
 mod sigbus;
 
+pub use bounce::Bounce;
 pub use iov::{IoVec, Sg};
 pub use log::{DirtyLog, LOG_PAGE, LogError};
 pub use memory::{GuestMemory, MAX_REGIONS, MapError, RegionSpec};
