@@ -1,0 +1,98 @@
+# virtlun: `make help` lists the targets. Each does the set-up that it needs; CI runs the same ones.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+CACHE := .cache
+CARGO := cargo --config net.retry=5
+MANIFEST := pydataplane/Cargo.toml
+RUST_SOURCES := $(shell find pydataplane/Cargo.toml pydataplane/Cargo.lock pydataplane/crates -name '*.rs' -o -name 'Cargo.*' 2>/dev/null)
+
+# What the demo and the tests need of Debian 12: QEMU, libvirt, a compiler, tools for the guest.
+APT_PACKAGES := build-essential busybox-static cpio e2fsprogs kmod libvirt-clients \
+	libvirt-daemon-system libvirt-dev linux-libc-dev pkg-config python3-dev python3-venv \
+	qemu-system-x86 qemu-utils sg3-utils util-linux xz-utils
+
+say = @printf '\033[1m==> %s\033[0m\n' "$(1)"
+
+.PHONY: help
+help: ## This list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+.PHONY: demo
+demo: setup ## The main job in a real VM: attach, grow, detach a volume with plain virsh (SHELL_IN=1 keeps it)
+	@$(BIN)/python -m tests.demo $(if $(SHELL_IN),--shell)
+
+.PHONY: test
+test: test-rust test-python ## Everything: Rust, Python, real guests, real libvirtd
+
+.PHONY: test-rust
+test-rust: $(CACHE)/apt.stamp toolchain ## The data plane's own tests
+	$(call say,cargo test)
+	@$(CARGO) test --locked --workspace --manifest-path $(MANIFEST)
+
+.PHONY: test-python
+test-python: setup ## The Python tests; with ARGS='tests/unit -k name' some of them
+	$(call say,pytest)
+	@$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: bench
+bench: setup ## Ours beside Debian's qemu-storage-daemon, with ratios (ARGS='--quick' for a short one)
+	@$(BIN)/python -m tests.bench $(ARGS)
+
+.PHONY: lint
+lint: $(CACHE)/venv.stamp toolchain ## Formatting, lints, types; nothing is changed
+	$(call say,lint)
+	@$(CARGO) fmt --all --check --manifest-path $(MANIFEST)
+	@$(CARGO) clippy --locked --workspace --all-targets --manifest-path $(MANIFEST) -- -D warnings
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+.PHONY: format
+format: $(CACHE)/venv.stamp toolchain ## Format all code
+	@$(CARGO) fmt --all --manifest-path $(MANIFEST)
+	@$(BIN)/ruff check -q --fix . || true
+	@$(BIN)/ruff format .
+
+.PHONY: build
+build: $(CACHE)/build.stamp ## The programs, in release profile, installed in .venv
+
+.PHONY: setup
+setup: $(CACHE)/apt.stamp $(CACHE)/venv.stamp $(CACHE)/build.stamp ## Debian packages, Python environment, programs
+	@$(BIN)/python -m tests.guest.image >/dev/null
+
+.PHONY: toolchain
+toolchain:
+	@command -v cargo >/dev/null || { echo "cargo is not installed: virtlun needs Rust 1.89 or newer, see https://rustup.rs"; exit 1; }
+
+.PHONY: clean
+clean: ## Remove what was built; downloads stay in .cache
+	@rm -rf $(VENV) $(CACHE)/*.stamp build dist *.egg-info pydataplane/target
+
+$(CACHE)/apt.stamp: Makefile
+	$(call say,Debian packages)
+	@mkdir -p $(CACHE)
+	@missing=(); for package in $(APT_PACKAGES); do \
+		dpkg-query -W -f '$${Status}' $$package 2>/dev/null | grep -q 'install ok installed' || missing+=($$package); done; \
+	if (( $${#missing[@]} )); then \
+		[ $$(id -u) = 0 ] || { echo "run as root, or install: $${missing[*]}"; exit 1; }; \
+		apt-get -q update; \
+		DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends "$${missing[@]}"; fi
+	@touch $@
+
+$(CACHE)/venv.stamp: requirements.lock | $(CACHE)/apt.stamp
+	$(call say,Python environment)
+	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed"; exit 1; }
+	@python3 -m venv $(VENV)
+	@$(BIN)/pip install --require-hashes --disable-pip-version-check -r requirements.lock
+	@touch $@
+
+$(CACHE)/build.stamp: setup.py pyproject.toml $(RUST_SOURCES) | $(CACHE)/venv.stamp toolchain
+	$(call say,programs)
+	@$(CARGO) build --locked --release --bins --manifest-path $(MANIFEST)
+	@$(BIN)/pip install --disable-pip-version-check -q --no-deps --no-build-isolation -e .
+	@touch $@
