@@ -48,7 +48,7 @@ impl Mapping {
     pub(crate) fn new(fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<Mapping, Failure> {
         let os = |e: rustix::io::Errno| Failure::Os(e.into());
         let page = match fstatfs(fd) {
-            Ok(fs) if fs.f_type as i64 == HUGETLBFS_MAGIC => (fs.f_bsize as usize).max(PAGE),
+            Ok(fs) if fs.f_type == HUGETLBFS_MAGIC => (fs.f_bsize as usize).max(PAGE),
             _ => PAGE,
         };
         let end = offset.checked_add(len as u64).ok_or(Failure::Overflow)?;

@@ -1,1 +1,26 @@
-//! TODO
+//! The split virtqueue, device side (virtio 1.2, 2.7).
+//!
+//! Owns: where a driver's rings lie, taking chains from the available ring in batches, walking a
+//! chain into a flat list of checked runs, giving chains back through the used ring, and when to
+//! notify. Never knows what a request means, nor eventfds: [`SplitQueue::publish`] says whether
+//! to call, the caller does it.
+//!
+//! One request, in order:
+//! 1. [`SplitQueue::pop`] takes the heads that are ready: one read of the available index for a
+//!    batch, prefetching descriptors and indirect tables;
+//! 2. [`SplitQueue::walk`] turns a head into [`Segments`]: device-readable runs first, then
+//!    device-writable ones, each within guest memory, or one [`ChainError`];
+//! 3. the caller splits them by byte offset ([`Segments::split_readable`]), as any framing is
+//!    allowed (VIRTIO_F_ANY_LAYOUT, 2.7.4), and does the I/O;
+//! 4. [`SplitQueue::push_used`] for each, then one [`SplitQueue::publish`].
+//!
+//! Each value of the guest is read exactly once into a local, checked, then used. A queue
+//! belongs to one thread; nothing here allocates, locks, logs or blocks.
+
+mod chain;
+mod queue;
+mod segments;
+
+pub use chain::{ChainError, Desc, Head};
+pub use queue::{AddressSpace, ConfigError, MAX_QUEUE_SIZE, QueueConfig, QueueError, SplitQueue};
+pub use segments::{MAX_SEGMENTS, Segments};

@@ -1,0 +1,228 @@
+//! Descriptors, and what can be wrong with a chain of them.
+
+use guestmem::{GuestMemory, GuestRange};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::segments::Segments;
+
+/// Bytes of a descriptor.
+pub(crate) const DESC_LEN: usize = 16;
+
+const F_NEXT: u16 = 1;
+const F_WRITE: u16 = 2;
+const F_INDIRECT: u16 = 4;
+
+/// `struct virtq_desc` (2.7.5), as the guest wrote it: little-endian.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct Desc {
+    addr: u64,
+    len: u32,
+    flags: u16,
+    next: u16,
+}
+
+impl Desc {
+    /// Goes on with the descriptor `next`.
+    pub const NEXT: u16 = F_NEXT;
+    /// The device may write the buffer (and not read it).
+    pub const WRITE: u16 = F_WRITE;
+    /// The buffer is a table of descriptors.
+    pub const INDIRECT: u16 = F_INDIRECT;
+
+    /// A descriptor in guest byte order.
+    pub fn new(addr: u64, len: u32, flags: u16, next: u16) -> Desc {
+        Desc { addr: addr.to_le(), len: len.to_le(), flags: flags.to_le(), next: next.to_le() }
+    }
+    /// Guest physical address of the buffer.
+    #[inline(always)]
+    pub fn addr(&self) -> u64 {
+        u64::from_le(self.addr)
+    }
+    /// Bytes of the buffer.
+    #[inline(always)]
+    pub fn len(&self) -> u32 {
+        u32::from_le(self.len)
+    }
+    /// Whether the buffer has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+    /// [`Desc::NEXT`], [`Desc::WRITE`], [`Desc::INDIRECT`].
+    #[inline(always)]
+    pub fn flags(&self) -> u16 {
+        u16::from_le(self.flags)
+    }
+    /// Index of the next descriptor in the same table.
+    #[inline(always)]
+    pub fn next(&self) -> u16 {
+        u16::from_le(self.next)
+    }
+}
+
+const _: () = assert!(size_of::<Desc>() == DESC_LEN);
+
+/// A chain taken from the available ring: the index to give back, and its first descriptor, read
+/// once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Head {
+    pub(crate) index: u16,
+    pub(crate) first: Desc,
+}
+
+impl Head {
+    /// The chain's name in the used ring.
+    #[inline]
+    pub fn index(&self) -> u16 {
+        self.index
+    }
+}
+
+/// What is wrong with a chain. The driver broke the clause named; no byte of the chain was used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChainError {
+    /// The available ring names a descriptor beyond the table (2.7.6).
+    #[error("head {head} is beyond the queue of {size} descriptors")]
+    BadHead {
+        /// What the ring says.
+        head: u16,
+        /// Descriptors of the queue.
+        size: u16,
+    },
+    /// A descriptor names a next one beyond its table (2.7.5).
+    #[error("descriptor {next} is beyond the table of {size} descriptors")]
+    BadNext {
+        /// What the descriptor says.
+        next: u16,
+        /// Descriptors of the table.
+        size: u32,
+    },
+    /// A buffer or an indirect table is not, or not wholly, in guest memory.
+    #[error("{len} bytes at {addr:#x} are not in guest memory")]
+    BadAddress {
+        /// Guest physical address.
+        addr: u64,
+        /// Bytes.
+        len: u32,
+    },
+    /// More descriptors than the table has: the chain loops (2.7.5.2).
+    #[error("the chain loops")]
+    Loop,
+    /// VIRTIO_F_INDIRECT_DESC was not negotiated (2.7.5.3.1).
+    #[error("an indirect descriptor, though the feature was not negotiated")]
+    IndirectNotNegotiated,
+    /// An indirect descriptor within an indirect table (2.7.5.3.1).
+    #[error("an indirect table within an indirect table")]
+    NestedIndirect,
+    /// INDIRECT and NEXT in one descriptor (2.7.5.3.1).
+    #[error("an indirect descriptor with a next one")]
+    IndirectWithNext,
+    /// The length of an indirect table is zero or not a multiple of 16 (2.7.5.3).
+    #[error("an indirect table of {0} bytes: not a multiple of 16, or none")]
+    IndirectLength(u32),
+    /// A device-readable descriptor behind a device-writable one (2.7.4.2).
+    #[error("a device-readable descriptor behind a device-writable one")]
+    ReadableAfterWritable,
+    /// More runs than the device offered (seg_max).
+    #[error("more than {limit} runs of memory")]
+    TooManySegments {
+        /// Runs that fit.
+        limit: u32,
+    },
+    /// A buffer of no bytes.
+    #[error("a descriptor of no bytes")]
+    ZeroLength,
+    /// More than 2^32 - 1 bytes in all (2.7.5).
+    #[error("a chain of 4 GiB or more")]
+    TooLong,
+}
+
+/// What walking needs to know of a queue.
+pub(crate) struct Table<'q> {
+    pub(crate) memory: &'q GuestMemory,
+    pub(crate) desc: GuestRange<'q>,
+    pub(crate) size: u16,
+    pub(crate) indirect: bool,
+}
+
+/// Walks the chain of `head` into `out`, whose memory was set by `Segments::begin`.
+#[inline(always)]
+pub(crate) fn walk(q: &Table<'_>, head: &Head, out: &mut Segments) -> Result<(), ChainError> {
+    if head.index >= q.size {
+        return Err(ChainError::BadHead { head: head.index, size: q.size });
+    }
+    let mut table = q.desc;
+    let mut entries = u32::from(q.size);
+    let mut left = entries;
+    let mut within_indirect = false;
+    let mut desc = head.first;
+    let (mut readable, mut writable) = (0u64, 0u64);
+    loop {
+        let (addr, len, flags) = (desc.addr(), desc.len(), desc.flags());
+        if flags & F_INDIRECT != 0 {
+            if within_indirect {
+                return Err(ChainError::NestedIndirect);
+            }
+            if !q.indirect {
+                return Err(ChainError::IndirectNotNegotiated);
+            }
+            if flags & F_NEXT != 0 {
+                return Err(ChainError::IndirectWithNext);
+            }
+            // F_WRITE is ignored here, as 2.7.5.3.2 says.
+            if len == 0 || len % DESC_LEN as u32 != 0 {
+                return Err(ChainError::IndirectLength(len));
+            }
+            let bad = ChainError::BadAddress { addr, len };
+            table = q.memory.range(addr, u64::from(len)).ok_or(bad)?;
+            within_indirect = true;
+            entries = len / DESC_LEN as u32;
+            left = entries;
+            desc = table.get(0).map_err(|_| bad)?;
+            continue;
+        }
+        if len == 0 {
+            return Err(ChainError::ZeroLength);
+        }
+        let write = flags & F_WRITE != 0;
+        if write {
+            writable += u64::from(len);
+        } else if writable != 0 {
+            return Err(ChainError::ReadableAfterWritable);
+        } else {
+            readable += u64::from(len);
+        }
+        let mut full = false;
+        let whole = q.memory.for_each_range(addr, u64::from(len), |range| {
+            // SAFETY: `Segments` keeps the memory that the range came from.
+            full = !out.push(unsafe { range.to_iovec() }, write);
+            !full
+        });
+        if full {
+            return Err(ChainError::TooManySegments { limit: out.limit() as u32 });
+        }
+        if !whole {
+            return Err(ChainError::BadAddress { addr, len });
+        }
+        if flags & F_NEXT == 0 {
+            break;
+        }
+        left -= 1;
+        if left == 0 {
+            return Err(ChainError::Loop);
+        }
+        let next = desc.next();
+        if u32::from(next) >= entries {
+            return Err(ChainError::BadNext { next, size: entries });
+        }
+        let bad = ChainError::BadNext { next, size: entries };
+        desc = table.get(usize::from(next) * DESC_LEN).map_err(|_| bad)?;
+    }
+    if readable + writable > u64::from(u32::MAX) {
+        return Err(ChainError::TooLong);
+    }
+    out.finish(readable as u32, writable as u32);
+    Ok(())
+}

@@ -1,0 +1,371 @@
+//! The rings of one queue.
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use guestmem::{GuestMemory, GuestRange};
+
+use crate::chain::{self, ChainError, DESC_LEN, Desc, Head, Table};
+use crate::segments::Segments;
+
+/// Descriptors that a queue may have here (2.7: at most 32768; QEMU's limit is 1024).
+pub const MAX_QUEUE_SIZE: u16 = 1024;
+
+/// Byte offset of `idx` in both rings; `flags` is at 0.
+const IDX: usize = 2;
+/// Byte offset of the first entry of both rings.
+const RING: usize = 4;
+/// Bytes of an entry of the available ring.
+const AVAIL_ENTRY: usize = 2;
+/// Bytes of an entry of the used ring.
+const USED_ENTRY: usize = 8;
+/// VIRTQ_AVAIL_F_NO_INTERRUPT (2.7.6).
+const NO_INTERRUPT: u16 = 1;
+/// VIRTQ_USED_F_NO_NOTIFY (2.7.8).
+const NO_NOTIFY: u16 = 1;
+
+/// Whose addresses the rings of a [`QueueConfig`] are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AddressSpace {
+    /// Guest physical ones.
+    Guest,
+    /// The peer's own ones, as in vhost-user's SET_VRING_ADDR.
+    User,
+}
+
+/// Where and how a queue is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueConfig {
+    /// Descriptors: a power of two up to [`MAX_QUEUE_SIZE`].
+    pub size: u16,
+    /// Whose addresses follow.
+    pub space: AddressSpace,
+    /// Descriptor table, aligned to 16 bytes.
+    pub desc: u64,
+    /// Available ring, aligned to 2 bytes.
+    pub avail: u64,
+    /// Used ring, aligned to 4 bytes.
+    pub used: u64,
+    /// Guest physical address under which writes to the used ring are logged
+    /// (VHOST_VRING_F_LOG); `None`: they are not.
+    pub used_log: Option<u64>,
+    /// VIRTIO_F_EVENT_IDX was negotiated.
+    pub event_idx: bool,
+    /// VIRTIO_F_INDIRECT_DESC was negotiated.
+    pub indirect: bool,
+    /// Where to go on in the available ring (SET_VRING_BASE).
+    pub next_avail: u16,
+}
+
+/// Why a queue could not be set up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// Not a power of two, none, or more than [`MAX_QUEUE_SIZE`].
+    #[error("a queue of {0} descriptors: must be a power of two up to {MAX_QUEUE_SIZE}")]
+    Size(u16),
+    /// A ring is not, or not wholly, within one region of guest memory.
+    #[error("the {ring} at {addr:#x} is not within one region of guest memory")]
+    Address {
+        /// Which.
+        ring: &'static str,
+        /// Where it should be.
+        addr: u64,
+    },
+    /// A ring is not aligned (2.7: 16, 2 and 4 bytes).
+    #[error("the {ring} at {addr:#x} is not aligned to {align} bytes")]
+    Alignment {
+        /// Which.
+        ring: &'static str,
+        /// Where it is.
+        addr: u64,
+        /// What it must be aligned to, in bytes.
+        align: u8,
+    },
+}
+
+/// The driver broke the ring itself; the queue takes no more until it is set up anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum QueueError {
+    /// More chains available than the queue has descriptors (2.7.6).
+    #[error("the available index {idx} is more than {size} ahead of {next}")]
+    AvailIndex {
+        /// What the driver wrote.
+        idx: u16,
+        /// Where the device is.
+        next: u16,
+        /// Descriptors of the queue.
+        size: u16,
+    },
+}
+
+/// The device's side of a split virtqueue.
+#[derive(Debug)]
+pub struct SplitQueue {
+    desc: GuestRange<'static>,
+    avail: GuestRange<'static>,
+    used: GuestRange<'static>,
+    size: u16,
+    event_idx: bool,
+    indirect: bool,
+    /// Next entry of the available ring to take.
+    next_avail: u16,
+    /// The available index as last read.
+    seen_avail: u16,
+    /// Next entry of the used ring to fill.
+    next_used: u16,
+    /// The used index as last published.
+    published: u16,
+    /// No call was decided on yet: the first one is always made.
+    fresh: bool,
+    used_log: Option<u64>,
+    /// Keeps what the ranges above point to; the last field, dropped last.
+    memory: Arc<GuestMemory>,
+}
+
+impl SplitQueue {
+    /// The queue `config` in `memory`. Goes on in the used ring where its index stands.
+    pub fn new(memory: Arc<GuestMemory>, config: &QueueConfig) -> Result<SplitQueue, ConfigError> {
+        let size = config.size;
+        if !size.is_power_of_two() || size > MAX_QUEUE_SIZE {
+            return Err(ConfigError::Size(size));
+        }
+        let n = usize::from(size);
+        let event = if config.event_idx { 2 } else { 0 };
+        let resolve = |ring, addr, len: usize, align: u8| {
+            let range = match config.space {
+                AddressSpace::Guest => memory.range(addr, len as u64),
+                AddressSpace::User => memory.range_uva(addr, len as u64),
+            };
+            let range = range.ok_or(ConfigError::Address { ring, addr })?;
+            if !(range.as_ptr() as usize).is_multiple_of(usize::from(align)) {
+                return Err(ConfigError::Alignment { ring, addr, align });
+            }
+            // SAFETY: the queue holds `memory` as long as the ranges.
+            Ok(unsafe { range.detach() })
+        };
+        let desc = resolve("descriptor table", config.desc, n * DESC_LEN, 16)?;
+        let avail = resolve("available ring", config.avail, RING + n * AVAIL_ENTRY + event, 2)?;
+        let used = resolve("used ring", config.used, RING + n * USED_ENTRY + event, 4)?;
+        let next_used = index(&used);
+        Ok(SplitQueue {
+            desc,
+            avail,
+            used,
+            size,
+            event_idx: config.event_idx,
+            indirect: config.indirect,
+            next_avail: config.next_avail,
+            seen_avail: config.next_avail,
+            next_used,
+            published: next_used,
+            fresh: true,
+            used_log: config.used_log,
+            memory,
+        })
+    }
+
+    /// Descriptors of the queue.
+    #[inline]
+    pub fn size(&self) -> u16 {
+        self.size
+    }
+
+    /// The memory it lies in.
+    #[inline]
+    pub fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
+    /// Where to go on in the available ring (GET_VRING_BASE).
+    #[inline]
+    pub fn next_avail(&self) -> u16 {
+        self.next_avail
+    }
+
+    /// Where to go on in the used ring.
+    #[inline]
+    pub fn next_used(&self) -> u16 {
+        self.next_used
+    }
+
+    /// The same queue at the same addresses in a new memory table.
+    pub fn remap(
+        &self,
+        memory: Arc<GuestMemory>,
+        config: &QueueConfig,
+    ) -> Result<SplitQueue, ConfigError> {
+        let config = QueueConfig { next_avail: self.next_avail, ..*config };
+        let mut queue = SplitQueue::new(memory, &config)?;
+        queue.next_used = self.next_used;
+        queue.published = self.published;
+        queue.fresh = self.fresh;
+        Ok(queue)
+    }
+
+    /// Whether [`SplitQueue::pop`] has something to take. At most one read of guest memory.
+    #[inline(always)]
+    pub fn has_work(&self) -> bool {
+        self.seen_avail != self.next_avail || index(&self.avail) != self.next_avail
+    }
+
+    /// Takes up to `heads.len()` chains; returns how many. Reads the available index only when
+    /// all that was seen is taken.
+    #[inline]
+    pub fn pop(&mut self, heads: &mut [Head]) -> Result<usize, QueueError> {
+        if self.seen_avail == self.next_avail {
+            let idx = index(&self.avail);
+            if idx == self.next_avail {
+                return Ok(0);
+            }
+            if idx.wrapping_sub(self.next_avail) > self.size {
+                return Err(QueueError::AvailIndex { idx, next: self.next_avail, size: self.size });
+            }
+            self.seen_avail = idx;
+        }
+        let ready = usize::from(self.seen_avail.wrapping_sub(self.next_avail));
+        let count = ready.min(heads.len());
+        let heads = &mut heads[..count];
+        for (i, head) in heads.iter_mut().enumerate() {
+            let slot = self.next_avail.wrapping_add(i as u16) & (self.size - 1);
+            let at = RING + usize::from(slot) * AVAIL_ENTRY;
+            head.index = u16::from_le(self.avail.get(at).expect(CHECKED));
+            self.desc.prefetch(usize::from(head.index) * DESC_LEN);
+        }
+        for head in heads.iter_mut() {
+            head.first = match head.index < self.size {
+                true => self.desc.get(usize::from(head.index) * DESC_LEN).expect(CHECKED),
+                false => Desc::default(),
+            };
+            if head.first.flags() & Desc::INDIRECT != 0
+                && let Some(table) = self.memory.range(head.first.addr(), DESC_LEN as u64)
+            {
+                table.prefetch(0);
+            }
+        }
+        self.next_avail = self.next_avail.wrapping_add(count as u16);
+        Ok(count)
+    }
+
+    /// Gives the last `count` chains taken back to the available ring, as if never taken: for a
+    /// caller that has no slot for them.
+    #[inline]
+    pub fn undo_pop(&mut self, count: u16) {
+        self.next_avail = self.next_avail.wrapping_sub(count);
+    }
+
+    /// Walks the chain of `head` into `segments`. On an error nothing of the chain may be used;
+    /// give it back with `push_used(head, 0)`, unless it is [`ChainError::BadHead`].
+    #[inline]
+    pub fn walk(&self, head: &Head, segments: &mut Segments) -> Result<(), ChainError> {
+        segments.begin(&self.memory);
+        let table = Table {
+            memory: &self.memory,
+            desc: self.desc,
+            size: self.size,
+            indirect: self.indirect,
+        };
+        let walked = chain::walk(&table, head, segments);
+        if walked.is_err() {
+            segments.begin(&self.memory);
+        }
+        walked
+    }
+
+    /// Puts the chain `head` into the used ring, with the bytes written to it from its start
+    /// (2.7.8). The driver sees it after [`SplitQueue::publish`].
+    #[inline(always)]
+    pub fn push_used(&mut self, head: u16, written: u32) {
+        let slot = self.next_used & (self.size - 1);
+        let at = RING + usize::from(slot) * USED_ENTRY;
+        let entry = [u32::from(head).to_le(), written.to_le()];
+        self.used.put(at, entry).expect(CHECKED);
+        self.mark_used(at, USED_ENTRY);
+        self.next_used = self.next_used.wrapping_add(1);
+    }
+
+    /// Lets the driver see what was pushed. Returns whether it wants to be called (2.7.7,
+    /// 2.7.10); `false` where nothing was pushed since the last time.
+    #[inline]
+    #[must_use]
+    pub fn publish(&mut self) -> bool {
+        if self.next_used == self.published {
+            return false;
+        }
+        self.used.store_release_u16(IDX, self.next_used).expect(CHECKED);
+        self.mark_used(IDX, 2);
+        let (old, new) = (self.published, self.next_used);
+        self.published = new;
+        // The index must be visible before the driver's wish is read: it writes its wish, then
+        // looks at the index again.
+        fence(Ordering::SeqCst);
+        if self.event_idx {
+            let at = RING + usize::from(self.size) * AVAIL_ENTRY;
+            let event = u16::from_le(self.avail.get(at).expect(CHECKED));
+            let fresh = std::mem::replace(&mut self.fresh, false);
+            fresh || need_event(event, new, old)
+        } else {
+            let flags = u16::from_le(self.avail.get(0).expect(CHECKED));
+            flags & NO_INTERRUPT == 0
+        }
+    }
+
+    /// Asks the driver for kicks, then looks again: `true` means that chains came in between
+    /// and the caller must pop before it sleeps.
+    #[must_use]
+    pub fn enable_kick(&mut self) -> bool {
+        if self.event_idx {
+            self.put_avail_event(self.next_avail);
+        } else {
+            self.put_used_flags(0);
+        }
+        // As in `publish`, with the roles exchanged.
+        fence(Ordering::SeqCst);
+        self.has_work()
+    }
+
+    /// Asks the driver for no kicks. A wish only: with VIRTIO_F_EVENT_IDX one may still come
+    /// (2.7.10.1: the event index can only be left behind).
+    pub fn disable_kick(&mut self) {
+        if self.event_idx {
+            // Behind everything that the driver may be adding now: passed again only after
+            // 65535 - size more chains.
+            self.put_avail_event(self.next_avail.wrapping_sub(self.size + 1));
+        } else {
+            self.put_used_flags(NO_NOTIFY);
+        }
+    }
+
+    fn put_avail_event(&mut self, value: u16) {
+        let at = RING + usize::from(self.size) * USED_ENTRY;
+        self.used.store_release_u16(at, value).expect(CHECKED);
+        self.mark_used(at, 2);
+    }
+
+    fn put_used_flags(&mut self, value: u16) {
+        self.used.store_release_u16(0, value).expect(CHECKED);
+        self.mark_used(0, 2);
+    }
+
+    #[inline(always)]
+    fn mark_used(&self, offset: usize, len: usize) {
+        if let Some(gpa) = self.used_log {
+            self.memory.mark_dirty(gpa.wrapping_add(offset as u64), len as u64);
+        }
+    }
+}
+
+/// Why an access to a ring cannot fail.
+const CHECKED: &str = "rings are checked against the queue size when the queue is set up";
+
+/// The index of a ring, with acquire ordering: the entries before it are visible.
+#[inline(always)]
+fn index(ring: &GuestRange<'_>) -> u16 {
+    ring.load_acquire_u16(IDX).expect(CHECKED)
+}
+
+/// `vring_need_event` (2.7.10): whether the other side's event index was passed between the
+/// indexes `old` and `new`.
+#[inline(always)]
+fn need_event(event: u16, new: u16, old: u16) -> bool {
+    new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+}
