@@ -1,1 +1,4 @@
-//! TODO
+//! Blobstore.
+
+/// Longest name of a store or blob, in bytes.
+pub const NAME_MAX: usize = 63;

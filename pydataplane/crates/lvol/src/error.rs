@@ -1,0 +1,183 @@
+//! What can go wrong with an lvstore or an lvol. Each text is one sentence: object, operation,
+//! cause, next step.
+
+use std::io;
+
+/// Why an operation on an lvstore or an lvol was refused or failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// No bdev of that name.
+    #[error("bdev {bdev} does not exist; create it first or give another name")]
+    NoBdev {
+        /// The name asked for.
+        bdev: String,
+    },
+    /// No lvstore of that name or UUID.
+    #[error("lvstore {id} does not exist; list the lvstores to see what is loaded")]
+    NoLvstore {
+        /// The name or UUID asked for.
+        id: String,
+    },
+    /// No lvol of that name, alias or UUID.
+    #[error("lvol {id} does not exist; list the lvols to see what is there")]
+    NoLvol {
+        /// The alias or UUID asked for.
+        id: String,
+    },
+    /// The lvol has no such xattr.
+    #[error("lvol {lvol} has no xattr {name}; list its xattrs to see what is there")]
+    NoXattr {
+        /// The lvol.
+        lvol: String,
+        /// The xattr asked for.
+        name: String,
+    },
+    /// The name or UUID is taken.
+    #[error("cannot create {what}: it already exists; choose another name or use the existing one")]
+    AlreadyExists {
+        /// The object, such as `lvol lvs0/data`.
+        what: String,
+    },
+    /// A name is longer than [`blobstore::NAME_MAX`] bytes.
+    #[error("the name {name} has {len} characters, but at most {max} are possible; shorten it")]
+    NameTooLong {
+        /// The name asked for.
+        name: String,
+        /// Its length in bytes.
+        len: usize,
+        /// The longest length in bytes.
+        max: usize,
+    },
+    /// A name is empty or has characters other than printable ASCII without space and slash.
+    #[error("the name {name:?} cannot be used: {why}; choose another")]
+    BadName {
+        /// The name asked for.
+        name: String,
+        /// The cause, as a clause.
+        why: &'static str,
+    },
+    /// A parameter is out of its range.
+    #[error("cannot {op}: {why}")]
+    BadParameter {
+        /// The operation, such as `create lvstore lvs0`.
+        op: String,
+        /// The cause with the range, as a clause.
+        why: String,
+    },
+    /// The lvstore has too few free clusters.
+    #[error(
+        "cannot {op}: {needed} bytes are needed but only {free} bytes are free; \
+         delete volumes, or use a smaller size or a thin volume"
+    )]
+    NoSpace {
+        /// The operation.
+        op: String,
+        /// Bytes that the operation needs.
+        needed: u64,
+        /// Bytes that are free.
+        free: u64,
+    },
+    /// Somebody uses the object.
+    #[error("cannot {op}: it is in use by {by}; detach it there first")]
+    InUse {
+        /// The operation.
+        op: String,
+        /// Who uses it.
+        by: String,
+    },
+    /// The bdev holds no lvstore.
+    #[error("bdev {bdev} holds no lvstore: {why}; create one with bdev_lvol_create_lvstore")]
+    NotAnLvstore {
+        /// The bdev.
+        bdev: String,
+        /// What was found instead, as a clause.
+        why: String,
+    },
+    /// The bdev already holds an lvstore, and creating another would destroy it.
+    #[error(
+        "bdev {bdev} already holds lvstore {name} ({uuid}); delete that lvstore first, \
+         or load it as it is"
+    )]
+    HoldsLvstore {
+        /// The bdev.
+        bdev: String,
+        /// Name of the lvstore on it.
+        name: String,
+        /// UUID of the lvstore on it.
+        uuid: uuid::Uuid,
+    },
+    /// The bdev holds an lvstore that cannot be loaded.
+    #[error("the lvstore on bdev {bdev} cannot be loaded: {why}")]
+    Damaged {
+        /// The bdev.
+        bdev: String,
+        /// The damaged place, its cause and the next step.
+        why: String,
+    },
+    /// The lvol is read-only.
+    #[error("cannot {op}: the lvol is read-only")]
+    ReadOnly {
+        /// The operation.
+        op: String,
+    },
+    /// An earlier metadata I/O failed, so the lvstore's state on the medium is not known.
+    #[error(
+        "cannot {op}: the lvstore stopped taking changes because {cause}; \
+         mend the device, then load the lvstore again"
+    )]
+    Stopped {
+        /// The operation.
+        op: String,
+        /// The first failure.
+        cause: String,
+    },
+    /// The medium failed during this operation.
+    #[error(
+        "cannot {op}: {cause}; mend the device, then load the lvstore again to see \
+         whether the operation happened"
+    )]
+    Io {
+        /// The operation.
+        op: String,
+        /// What failed.
+        cause: String,
+    },
+}
+
+impl Error {
+    /// The negative errno with which SPDK reports this condition (its JSON-RPC error code).
+    pub fn errno(&self) -> i32 {
+        -match self {
+            Error::NoBdev { .. }
+            | Error::NoLvstore { .. }
+            | Error::NoLvol { .. }
+            | Error::NotAnLvstore { .. } => ENODEV,
+            Error::NoXattr { .. } => ENODATA,
+            Error::AlreadyExists { .. } | Error::HoldsLvstore { .. } => EEXIST,
+            Error::NameTooLong { .. } | Error::BadName { .. } | Error::BadParameter { .. } => {
+                EINVAL
+            }
+            Error::NoSpace { .. } => ENOSPC,
+            Error::InUse { .. } => EBUSY,
+            Error::Damaged { .. } => EILSEQ,
+            Error::ReadOnly { .. } => EPERM,
+            Error::Stopped { .. } | Error::Io { .. } => EIO,
+        }
+    }
+}
+
+impl From<Error> for io::Error {
+    fn from(e: Error) -> Self {
+        io::Error::other(e)
+    }
+}
+
+const EPERM: i32 = 1;
+const EIO: i32 = 5;
+const EBUSY: i32 = 16;
+const EEXIST: i32 = 17;
+const ENODEV: i32 = 19;
+const EINVAL: i32 = 22;
+const ENOSPC: i32 = 28;
+const ENODATA: i32 = 61;
+const EILSEQ: i32 = 84;

@@ -1,0 +1,113 @@
+//! What callers give and get: options and listings, with SPDK's field names.
+
+use serde::Serialize;
+use uuid::Uuid;
+
+/// Default cluster size: 1 MiB.
+pub const DEFAULT_CLUSTER_SIZE: u32 = 1 << 20;
+
+/// What happens to the data clusters when an lvstore is created.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ClearMethod {
+    /// Nothing; each cluster is zeroed when it is allocated.
+    None,
+    /// Unmapped, where the bdev can.
+    #[default]
+    Unmap,
+    /// Written with zeros.
+    WriteZeroes,
+}
+
+/// How to create an lvstore.
+#[derive(Clone, Copy, Debug)]
+pub struct LvstoreOptions {
+    /// Bytes of a cluster: a power of two from 64 KiB to 1 GiB.
+    pub cluster_size: u32,
+    /// What happens to the data clusters.
+    pub clear: ClearMethod,
+    /// UUID; a random one where `None`.
+    pub uuid: Option<Uuid>,
+}
+
+impl Default for LvstoreOptions {
+    fn default() -> Self {
+        LvstoreOptions {
+            cluster_size: DEFAULT_CLUSTER_SIZE,
+            clear: ClearMethod::default(),
+            uuid: None,
+        }
+    }
+}
+
+/// How to create an lvol.
+#[derive(Clone, Debug)]
+pub struct LvolOptions {
+    /// Name, unique in its lvstore: 1 to 63 printable ASCII characters without space and slash.
+    pub name: String,
+    /// Size in bytes, rounded up to whole clusters.
+    pub size: u64,
+    /// Whether clusters are allocated on first write only.
+    pub thin: bool,
+    /// UUID; a random one where `None`.
+    pub uuid: Option<Uuid>,
+}
+
+/// An lvstore, with the fields of SPDK's `bdev_lvol_get_lvstores`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LvstoreInfo {
+    /// Identity.
+    pub uuid: Uuid,
+    /// Name for people.
+    pub name: String,
+    /// Name of the bdev that it lies on.
+    pub base_bdev: String,
+    /// Data clusters in all.
+    pub total_data_clusters: u64,
+    /// Data clusters that belong to no lvol.
+    pub free_clusters: u64,
+    /// Bytes of a block of the bdev.
+    pub block_size: u32,
+    /// Bytes of a cluster.
+    pub cluster_size: u32,
+    /// Why it takes no more changes, if it does not (ours, not SPDK's).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stopped: Option<String>,
+}
+
+/// The lvstore of an lvol.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LvsRef {
+    /// Identity.
+    pub uuid: Uuid,
+    /// Name for people.
+    pub name: String,
+}
+
+/// An lvol, with the fields of SPDK's `bdev_lvol_get_lvols` and its size.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LvolInfo {
+    /// `LVSTORE/LVOL`.
+    pub alias: String,
+    /// Identity, and the name of its bdev.
+    pub uuid: Uuid,
+    /// Name for people.
+    pub name: String,
+    /// Whether clusters are allocated on first write only.
+    pub is_thin_provisioned: bool,
+    /// Whether it is a snapshot.
+    pub is_snapshot: bool,
+    /// Whether it is a clone of a snapshot.
+    pub is_clone: bool,
+    /// Whether it is a clone of a foreign bdev.
+    pub is_esnap_clone: bool,
+    /// Whether a part of it cannot be read because its parent is missing.
+    pub is_degraded: bool,
+    /// Clusters that it owns.
+    pub num_allocated_clusters: u64,
+    /// Where it lies.
+    pub lvs: LvsRef,
+    /// Size in bytes (ours, not SPDK's).
+    pub size: u64,
+    /// Whether it refuses writes (ours, not SPDK's).
+    pub is_read_only: bool,
+}
