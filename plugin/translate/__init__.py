@@ -1,0 +1,68 @@
+"""Domain XML to plan and back. Pure: strings in, strings and dataclasses out; no I/O, no clock.
+
+Three views of one domain:
+
+- the client's: what virsh, Nova or a person wrote; disks of ours are ordinary <disk> elements;
+- libvirtd's: our disks are gone from <devices>; they stand, as the client wrote them, in
+  <metadata>; one carrier <disk type='vhostuser'> that a <qemu:override> turns into
+  vhost-user-scsi-pci, and shared memory, were added;
+- the plan: controller, socket and LUNs that the target must have.
+
+`define` goes from the first to the second and the third, `present` from the second back to the
+first, `plan` from the second to the third. `attach`, `detach` and `update` change the second.
+
+Callers: plugin.gateway for every call that shows or takes XML, plugin.reconcile and plugin.cli for
+plans. plugin.hook reads the same format with a reader of its own (standard library only).
+
+Text is edited in place by byte position: what needs no change keeps every byte, quote, comment,
+CDATA section, entity and namespace prefix. XML that is not well formed, or not a <domain> of type
+qemu or kvm, is handed back as it is, so that libvirtd's own error reaches the client.
+"""
+
+from __future__ import annotations
+
+from plugin.translate.model import (
+    CARRIER_ALIAS,
+    MAX_TARGETS,
+    NAMESPACE,
+    PREFIX,
+    Change,
+    Definition,
+    LunPlan,
+    Plan,
+    Settings,
+    VolumeRef,
+)
+from plugin.translate.operations import (
+    attach,
+    define,
+    detach,
+    detach_alias,
+    find,
+    plan,
+    present,
+    recognise,
+    update,
+)
+
+__all__ = [
+    "CARRIER_ALIAS",
+    "MAX_TARGETS",
+    "NAMESPACE",
+    "PREFIX",
+    "Change",
+    "Definition",
+    "LunPlan",
+    "Plan",
+    "Settings",
+    "VolumeRef",
+    "attach",
+    "define",
+    "detach",
+    "detach_alias",
+    "find",
+    "plan",
+    "present",
+    "recognise",
+    "update",
+]

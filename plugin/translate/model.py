@@ -1,0 +1,119 @@
+"""The nouns of the translation: settings in, plans out. No behaviour beyond small properties."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NAMESPACE = "https://virtlun.dev/xmlns/domain/1"
+"""Namespace of our element in a domain's <metadata>."""
+PREFIX = "virtlun"
+"""Prefix (libvirt: key) that goes with NAMESPACE."""
+QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
+"""libvirt's namespace of <qemu:override> and <qemu:commandline>."""
+CARRIER_ALIAS = "ua-virtlun-scsi0"
+"""Alias of the vhostuser disk that stands for our controller; QEMU's device id."""
+MAX_TARGETS = 255
+"""SCSI targets of one controller, numbers 0..254 (QEMU: max_target 255, the last never scanned)."""
+MAX_SOCKET_PATH_BYTES = 107
+"""sockaddr_un.sun_path without its NUL."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the translation needs of the configuration; see plugin.config for the file."""
+
+    vhost_dir: str = "/run/virtlun/vhost"
+    """Folder of the controllers' sockets; the socket is named as the controller."""
+    path_prefix: str = "/dev/virtlun/"
+    """<source dev=|file=> that begins so is LVSTORE/LVOL of ours."""
+    rbd_prefix: str = "virtlun/"
+    """<source protocol='rbd' name=> that begins so is ours; '' switches this way off."""
+    protocol: str = "lvol"
+    """<source protocol=> that is ours; '' switches this way off."""
+    pool_prefix: str = "virtlun-"
+    """<source pool=> that begins so is ours; '' switches this way off."""
+    always_controller: bool = True
+    """A define adds the controller even to a domain without a disk of ours."""
+    max_queues: int = 8
+    """Upper bound of the request queues of a controller; the lower is the number of vCPUs."""
+    reconnect_s: int = 0
+    """QEMU's reconnect interval in seconds; 0 for none. Needs QEMU 8.2 (7.2 refuses to start)."""
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeRef:
+    """A logical volume by name."""
+
+    lvstore: str
+    lvol: str
+
+    @property
+    def alias(self) -> str:
+        """Returns LVSTORE/LVOL, the bdev alias under which the target knows the volume."""
+        return f"{self.lvstore}/{self.lvol}"
+
+
+@dataclass(frozen=True, slots=True)
+class LunPlan:
+    """One disk of ours: which volume is LUN 0 of which SCSI target of the controller."""
+
+    target: int
+    """SCSI target number, 0..254."""
+    dev: str
+    """The client's <target dev=>."""
+    volume: VolumeRef
+    uuid: str | None = None
+    """The volume's UUID (the lvol bdev's name), when it was known at define or attach."""
+    serial: str | None = None
+    read_only: bool = False
+    shareable: bool = False
+
+    @property
+    def bdev_name(self) -> str:
+        """Returns the name to give to the target: the UUID where known, else LVSTORE/LVOL."""
+        return self.uuid or self.volume.alias
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a domain needs of the target."""
+
+    domain: str
+    """The domain's name, for messages."""
+    controller: str
+    socket: str
+    """Path of the controller's socket as QEMU is told."""
+    num_queues: int
+    """Request queues of the controller."""
+    luns: tuple[LunPlan, ...]
+    """By target number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """Outcome of `define`."""
+
+    xml: str
+    """What to hand to libvirtd; the very string given if nothing had to change."""
+    plan: Plan | None
+    """None if the domain has no controller of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Outcome of `attach`, `detach` and `update` for one side (live or persistent) of a domain."""
+
+    lun: LunPlan
+    """The disk: added, removed, or as it is after the update."""
+    alias: str
+    """The disk's alias as clients see it, for the device-added and device-removed events."""
+    metadata_xml: str
+    """For virDomainSetMetadata(VIR_DOMAIN_METADATA_ELEMENT, key=PREFIX, uri=NAMESPACE). No element
+    of it is in a namespace, for libvirtd puts them all into ours (and refuses a declaration)."""
+    domain_xml: str
+    """The whole domain after the change, for virDomainDefineXML; the persistent side only."""
+    redefine: bool
+    """The persistent side needs `domain_xml`: more than the metadata changed (the controller came,
+    or the boot disk is another). False: setting `metadata_xml` alone says the same."""
+    plan: Plan
+    """The domain's plan after the change."""
