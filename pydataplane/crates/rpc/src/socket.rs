@@ -1,0 +1,187 @@
+//! Where the server listens: permissions, stale sockets, and what can be wrong with a path.
+
+use rustix::fs::{Gid, Mode};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::fmt::Display;
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+/// Longest path of a socket, in bytes: `sun_path` of 108 bytes with its terminator, and one more
+/// for the dot of the name under which it is prepared.
+pub const MAX_PATH_BYTES: usize = 106;
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 64;
+
+/// Who may connect.
+#[derive(Clone, Copy, Debug)]
+pub struct SocketOptions {
+    /// Permission bits of the socket.
+    pub mode: u32,
+    /// Its group; `None` leaves the process's own.
+    pub group: Option<u32>,
+}
+
+impl Default for SocketOptions {
+    fn default() -> Self {
+        SocketOptions { mode: 0o660, group: None }
+    }
+}
+
+/// Why nothing can listen at a path.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// Longer than the kernel takes.
+    #[error(
+        "the socket path {path} is too long: {len} bytes, at most {MAX_PATH_BYTES}; choose a \
+         shorter one"
+    )]
+    TooLong {
+        /// The path.
+        path: String,
+        /// Its length in bytes.
+        len: usize,
+    },
+    /// Somebody answers there.
+    #[error("the socket {path} is in use by another process; stop that one or choose another path")]
+    InUse {
+        /// The path.
+        path: String,
+    },
+    /// Something else is there.
+    #[error("{path} exists and is no socket; remove it or choose another path")]
+    NotASocket {
+        /// The path.
+        path: String,
+    },
+    /// The operating system says no.
+    #[error("cannot {operation} the socket {path}: {source}")]
+    Os {
+        /// The path.
+        path: String,
+        /// What was tried.
+        operation: &'static str,
+        /// Its answer.
+        source: io::Error,
+    },
+}
+
+/// A listening socket that is removed when dropped, if it is still the one that was made.
+#[derive(Debug)]
+pub struct Listener {
+    listener: UnixListener,
+    path: PathBuf,
+    /// Device and inode of the socket file.
+    identity: (u64, u64),
+}
+
+impl Listener {
+    /// Listens at `path`. A socket that nobody answers at is replaced. The path appears when
+    /// everything about it is right: it is prepared under another name and renamed.
+    pub fn bind(path: &Path, options: SocketOptions) -> Result<Listener, SocketError> {
+        let shown = || path.display().to_string();
+        let len = path.as_os_str().len();
+        if len > MAX_PATH_BYTES {
+            return Err(SocketError::TooLong { path: shown(), len });
+        }
+        let failed = |operation| {
+            move |e: &dyn ErrorSource| SocketError::Os {
+                path: path.display().to_string(),
+                operation,
+                source: e.to_io(),
+            }
+        };
+        match fs::symlink_metadata(path) {
+            Ok(m) if !m.file_type().is_socket() => {
+                return Err(SocketError::NotASocket { path: shown() });
+            }
+            Ok(_) if UnixStream::connect(path).is_ok() => {
+                return Err(SocketError::InUse { path: shown() });
+            }
+            _ => {}
+        }
+        let prepared = prepared_name(path);
+        if let Err(e) = fs::remove_file(&prepared)
+            && e.kind() != io::ErrorKind::NotFound
+        {
+            return Err(failed("prepare")(&e));
+        }
+        let fd = listen(&prepared, options).map_err(|(operation, e)| failed(operation)(&e))?;
+        fs::rename(&prepared, path).map_err(|e| failed("name")(&e))?;
+        let meta = fs::symlink_metadata(path).map_err(|e| failed("examine")(&e))?;
+        Ok(Listener {
+            listener: UnixListener::from(fd),
+            path: path.to_owned(),
+            identity: (meta.dev(), meta.ino()),
+        })
+    }
+
+    /// The listening socket.
+    pub fn socket(&self) -> &UnixListener {
+        &self.listener
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let ours =
+            fs::symlink_metadata(&self.path).is_ok_and(|m| (m.dev(), m.ino()) == self.identity);
+        if ours {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// `.name` beside `name`.
+fn prepared_name(path: &Path) -> PathBuf {
+    let mut name = std::ffi::OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    path.with_file_name(name)
+}
+
+fn listen(
+    path: &Path,
+    options: SocketOptions,
+) -> Result<OwnedFd, (&'static str, rustix::io::Errno)> {
+    let fd = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )
+    .map_err(|e| ("create", e))?;
+    let address = SocketAddrUnix::new(path).map_err(|e| ("create", e))?;
+    rustix::net::bind(&fd, &address).map_err(|e| ("create", e))?;
+    rustix::fs::chmod(path, Mode::from_raw_mode(options.mode))
+        .map_err(|e| ("set the mode of", e))?;
+    if let Some(group) = options.group {
+        rustix::fs::chown(path, None, Some(Gid::from_raw(group)))
+            .map_err(|e| ("set the group of", e))?;
+    }
+    rustix::net::listen(&fd, BACKLOG).map_err(|e| ("listen on", e))?;
+    Ok(fd)
+}
+
+/// Both kinds of operating system errors.
+trait ErrorSource: Display {
+    fn to_io(&self) -> io::Error;
+}
+
+impl ErrorSource for io::Error {
+    fn to_io(&self) -> io::Error {
+        match self.raw_os_error() {
+            Some(errno) => io::Error::from_raw_os_error(errno),
+            None => io::Error::new(self.kind(), self.to_string()),
+        }
+    }
+}
+
+impl ErrorSource for rustix::io::Errno {
+    fn to_io(&self) -> io::Error {
+        (*self).into()
+    }
+}

@@ -1,0 +1,288 @@
+//! The server over a real socket.
+
+use rpc::{Errno, Error, Flags, Methods, NoParams, Phase, Server, SocketOptions};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Echo {
+    /// Text to give back.
+    text: String,
+    /// How often.
+    #[serde(default)]
+    times: Option<u32>,
+}
+
+struct Fixture {
+    dir: PathBuf,
+    server: Option<Server>,
+    methods: Arc<Methods>,
+    commits: Arc<AtomicU32>,
+}
+
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+impl Fixture {
+    fn new() -> Fixture {
+        Fixture::with(|_| {})
+    }
+
+    fn with(more: impl FnOnce(&mut Methods)) -> Fixture {
+        let dir = std::env::temp_dir().join(format!(
+            "rpc-{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        ));
+        std::fs::create_dir_all(&dir).unwrap();
+        let mut methods = Methods::new();
+        methods.add("echo", "Gives text back.", Flags::READ, |p: Echo| {
+            Ok(p.text.repeat(p.times.unwrap_or(1) as usize))
+        });
+        methods
+            .add("fail", "Fails.", Flags::WRITE, |_: NoParams| {
+                Err::<bool, _>(Error::os(Errno::NoDev, "there is nothing"))
+            })
+            .errors(&[Errno::NoDev]);
+        methods.add("change", "Succeeds.", Flags::WRITE, |_: NoParams| Ok(true));
+        methods.add("early", "Before.", Flags::STARTUP, |_: NoParams| Ok(true));
+        let commits = Arc::new(AtomicU32::new(0));
+        let counted = commits.clone();
+        methods.on_commit(move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        });
+        more(&mut methods);
+        let methods = methods.finish();
+        methods.set_phase(Phase::Runtime);
+        let server =
+            Server::start(&dir.join("s"), SocketOptions::default(), methods.clone()).unwrap();
+        Fixture { dir, server: Some(server), methods, commits }
+    }
+
+    fn connect(&self) -> Client {
+        let stream = UnixStream::connect(self.dir.join("s")).unwrap();
+        Client { replies: BufReader::new(stream.try_clone().unwrap()), stream }
+    }
+}
+
+impl Drop for Fixture {
+    fn drop(&mut self) {
+        drop(self.server.take());
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+struct Client {
+    stream: UnixStream,
+    replies: BufReader<UnixStream>,
+}
+
+impl Client {
+    fn send(&mut self, text: &str) {
+        self.stream.write_all(text.as_bytes()).unwrap();
+    }
+
+    fn reply(&mut self) -> Value {
+        let mut line = String::new();
+        assert!(self.replies.read_line(&mut line).unwrap() > 0, "the connection was closed");
+        serde_json::from_str(&line).unwrap()
+    }
+
+    fn call(&mut self, request: Value) -> Value {
+        self.send(&request.to_string());
+        self.reply()
+    }
+
+    fn is_closed(&mut self) -> bool {
+        self.replies.read_line(&mut String::new()).unwrap() == 0
+    }
+}
+
+#[test]
+fn pretty_printed_requests_without_delimiters_are_answered_in_order() {
+    let f = Fixture::new();
+    let mut c = f.connect();
+    let requests: Vec<_> = (0..20)
+        .map(|i| {
+            json!({"jsonrpc": "2.0", "id": i, "method": "echo",
+                        "params": {"text": format!("{i}é")}})
+        })
+        .map(|r| serde_json::to_string_pretty(&r).unwrap())
+        .collect();
+    c.send(&requests.concat());
+    for i in 0..20 {
+        assert_eq!(c.reply(), json!({"jsonrpc": "2.0", "id": i, "result": format!("{i}é")}));
+    }
+}
+
+#[test]
+fn ids_come_back_as_they_were() {
+    let f = Fixture::new();
+    let mut c = f.connect();
+    for id in [json!("a"), json!(18446744073709551615u64), json!(-1), json!(1.5)] {
+        let reply = c.call(json!({"id": id, "method": "change"}));
+        assert_eq!(reply, json!({"jsonrpc": "2.0", "id": id, "result": true}));
+    }
+    let reply = c.call(json!({"id": [1], "method": "change"}));
+    assert_eq!((&reply["id"], &reply["error"]["code"]), (&Value::Null, &json!(-32600)));
+}
+
+#[test]
+fn a_success_without_id_is_not_answered_but_a_failure_is() {
+    let f = Fixture::new();
+    let mut c = f.connect();
+    c.send(r#"{"method":"change"}{"method":"fail"}"#);
+    assert_eq!(c.reply()["error"]["code"], -19);
+    assert_eq!(f.commits.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn a_batch_is_answered_with_an_array() {
+    let f = Fixture::new();
+    let mut c = f.connect();
+    let reply = c.call(json!([
+        {"id": 1, "method": "echo", "params": {"text": "a", "times": 2}},
+        {"method": "change"},
+        7,
+        {"id": 2, "method": "nope"},
+    ]));
+    assert_eq!(reply.as_array().unwrap().len(), 3);
+    assert_eq!(reply[0], json!({"jsonrpc": "2.0", "id": 1, "result": "aa"}));
+    assert_eq!(reply[1]["error"]["code"], -32600);
+    assert_eq!(reply[2]["error"]["code"], -32601);
+    assert_eq!(c.call(json!([]))["error"]["code"], -32600);
+}
+
+#[test]
+fn faults_of_a_request_have_their_codes_and_keep_the_connection() {
+    let f = Fixture::new();
+    let mut c = f.connect();
+    for (request, code) in [
+        (json!({"id": 1, "method": "nope"}), -32601),
+        (json!({"id": 1}), -32600),
+        (json!({"id": 1, "method": "echo", "jsonrpc": "1.0"}), -32600),
+        (json!({"id": 1, "method": "echo", "params": 3}), -32600),
+        (json!({"id": 1, "method": "echo", "more": 3}), -32600),
+        (json!({"id": 1, "method": "echo"}), -32602),
+        (json!({"id": 1, "method": "echo", "params": ["a"]}), -32602),
+        (json!({"id": 1, "method": "echo", "params": {"text": "a", "time": 1}}), -32602),
+        (json!({"id": 1, "method": "early"}), -1),
+        (json!({"id": 1, "method": "fail"}), -19),
+    ] {
+        let reply = c.call(request.clone());
+        assert_eq!(reply["error"]["code"], code, "{request} -> {reply}");
+        assert_eq!(reply["id"], 1, "{request}");
+    }
+    assert_eq!(f.commits.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn malformed_json_is_answered_and_the_connection_closed() {
+    let f = Fixture::new();
+    for text in ["{\"a\": 1]", "hello", "{\"id\": 1, \"method\": oops", "{\"id\":1,}"] {
+        let mut c = f.connect();
+        c.send(text);
+        assert_eq!(c.reply()["error"]["code"], -32700, "{text}");
+        assert!(c.is_closed(), "{text}");
+    }
+    assert_eq!(f.connect().call(json!({"id": 1, "method": "change"}))["result"], true);
+}
+
+#[test]
+fn methods_are_listed_and_those_of_now_alone_if_asked() {
+    let f = Fixture::new();
+    let mut c = f.connect();
+    let all = c.call(json!({"id": 1, "method": "rpc_get_methods",
+                            "params": {"current": false, "include_aliases": false}}));
+    assert_eq!(all["result"], json!(["change", "early", "echo", "fail", "rpc_get_methods"]));
+    let now = c.call(json!({"id": 1, "method": "rpc_get_methods", "params": {"current": true}}));
+    assert_eq!(now["result"], json!(["change", "echo", "fail", "rpc_get_methods"]));
+}
+
+#[test]
+fn a_client_that_waits_for_a_method_holds_up_nobody() {
+    let (release, blocked) = mpsc::channel::<()>();
+    let blocked = Mutex::new(blocked);
+    let f = Fixture::with(|m| {
+        m.add("wait", "Waits.", Flags::READ, move |_: NoParams| {
+            blocked.lock().unwrap().recv().unwrap();
+            Ok(true)
+        });
+    });
+    let mut slow = f.connect();
+    slow.send(r#"{"id":1,"method":"wait"}"#);
+    let mut half = f.connect();
+    half.send("{\"id\"");
+    let mut quick = f.connect();
+    assert_eq!(quick.call(json!({"id": 1, "method": "change"}))["result"], true);
+    release.send(()).unwrap();
+    assert_eq!(slow.reply()["result"], true);
+}
+
+#[test]
+fn one_client_too_many_is_told_so() {
+    let f = Fixture::new();
+    let mut clients: Vec<_> = (0..rpc::server::MAX_CONNECTIONS).map(|_| f.connect()).collect();
+    for c in &mut clients {
+        assert_eq!(c.call(json!({"id": 1, "method": "change"}))["result"], true);
+    }
+    let mut extra = f.connect();
+    let reply = extra.reply();
+    assert_eq!(reply["error"]["code"], -11);
+    assert!(reply["error"]["message"].as_str().unwrap().contains("64 RPC clients"));
+    assert!(extra.is_closed());
+}
+
+#[test]
+fn the_socket_has_its_mode_and_goes_away() {
+    let mut f = Fixture::new();
+    let path = f.dir.join("s");
+    let mode = std::fs::symlink_metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o660);
+    f.server.take().unwrap().stop();
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_stale_socket_is_replaced_and_one_in_use_is_not() {
+    let f = Fixture::new();
+    let start = |name: &str| {
+        Server::start(&f.dir.join(name), SocketOptions::default(), f.methods.clone())
+            .map(|_| ())
+            .map_err(|e| e.to_string())
+    };
+    let in_use = start("s").unwrap_err();
+    assert!(in_use.contains("is in use by another process"), "{in_use}");
+    drop(UnixListener::bind(f.dir.join("stale")).unwrap());
+    start("stale").unwrap();
+    std::fs::write(f.dir.join("file"), "").unwrap();
+    let file = start("file").unwrap_err();
+    assert!(file.contains("is no socket"), "{file}");
+    let long = start(&"x".repeat(120)).unwrap_err();
+    assert!(long.contains("too long") && long.contains("at most 106"), "{long}");
+    let missing = start("no/such/dir").unwrap_err();
+    assert!(missing.contains("No such file or directory"), "{missing}");
+}
+
+#[test]
+fn schemas_name_parameters_results_and_errors() {
+    let f = Fixture::new();
+    let schemas = f.methods.schemas();
+    let echo = &schemas["echo"];
+    assert_eq!(echo["params"]["required"], json!(["text"]));
+    assert_eq!(echo["params"]["additionalProperties"], false);
+    assert_eq!(echo["params"]["properties"]["text"]["description"], "Text to give back.");
+    assert_eq!(echo["result"]["type"], "string");
+    assert_eq!(
+        schemas["fail"]["errors"],
+        json!([{"code": -32602, "name": "invalid params"}, {"code": -19, "name": "ENODEV"}])
+    );
+}
