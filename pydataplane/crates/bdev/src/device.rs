@@ -1,0 +1,118 @@
+//! A device: what it is, how big it is, what it can do.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+use reactor::IoContext;
+use serde_json::Value;
+use uuid::Uuid;
+
+use crate::{Channel, Stats};
+
+/// Size of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Bytes of a logical block: 512 or 4096.
+    pub block_size: u32,
+    /// Bytes of a physical block, a power-of-two multiple of `block_size`.
+    pub physical_block_size: u32,
+    /// Logical blocks. Can change while the device is open; channels see the new value at once.
+    pub num_blocks: u64,
+}
+
+impl Geometry {
+    /// Checks what a user asked for; `physical_block_size` 0 means as `block_size`.
+    ///
+    /// # Errors
+    /// A clause that says what is wrong.
+    pub fn checked(
+        block_size: u32,
+        physical_block_size: u32,
+        num_blocks: u64,
+    ) -> Result<Self, String> {
+        if !matches!(block_size, 512 | 4096) {
+            return Err(format!("a block is 512 or 4096 bytes, not {block_size}"));
+        }
+        let physical_block_size =
+            if physical_block_size == 0 { block_size } else { physical_block_size };
+        if physical_block_size < block_size || !physical_block_size.is_power_of_two() {
+            return Err(format!(
+                "a physical block is a power-of-two multiple of {block_size} bytes, \
+                 not {physical_block_size}"
+            ));
+        }
+        if num_blocks == 0 {
+            return Err("it would have no blocks".to_owned());
+        }
+        Ok(Geometry { block_size, physical_block_size, num_blocks })
+    }
+
+    /// Bytes of the device.
+    pub fn bytes(&self) -> u64 {
+        self.num_blocks.saturating_mul(u64::from(self.block_size))
+    }
+}
+
+/// What a device can do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Features {
+    /// Writes are refused.
+    pub read_only: bool,
+    /// Completed writes may be lost on power loss until a flush: report WCE=1.
+    pub volatile_cache: bool,
+    /// [`Io::fua`] is honoured.
+    pub fua: bool,
+    /// [`Op::Unmap`] works.
+    pub unmap: bool,
+    /// Unmapped blocks read as zeros.
+    pub unmap_zeroes: bool,
+    /// [`Op::WriteZeroes`] works.
+    pub write_zeroes: bool,
+    /// Blocks are allocated on first write: report LBPME.
+    pub thin: bool,
+    /// Best alignment of unmap, in blocks (0: none).
+    pub unmap_granularity: u32,
+    /// Largest I/O of one submit in blocks (0: no limit).
+    pub max_blocks: u32,
+}
+
+/// Why a channel could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot open {name}: {why}")]
+pub struct OpenError {
+    /// Name of the bdev.
+    pub name: String,
+    /// The cause, as a clause.
+    pub why: String,
+}
+
+/// A block device. At most ten methods: all that a layer above may know.
+pub trait Bdev: Any + Send + Sync {
+    /// Unique name; never changes while registered (an lvol's is its UUID).
+    fn name(&self) -> &str;
+    /// Other names (an lvol's `LVSTORE/LVOL`); may change.
+    fn aliases(&self) -> Vec<String>;
+    /// Identity across hosts and restarts.
+    fn uuid(&self) -> Uuid;
+    /// SPDK's `product_name`: "Malloc disk", "Null disk", "AIO disk", "URING bdev", "Logical Volume".
+    fn product_name(&self) -> &'static str;
+    /// Size now.
+    fn geometry(&self) -> Geometry;
+    /// Abilities; fixed while registered.
+    fn features(&self) -> Features;
+    /// Opens a queue pair for the calling thread.
+    fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError>;
+    /// SPDK's `driver_specific` object of `bdev_get_bdevs`.
+    fn driver_specific(&self) -> Value;
+    /// I/O statistics, where the device keeps any.
+    fn stats(&self) -> Option<&Arc<Stats>> {
+        None
+    }
+}
+
+impl fmt::Debug for dyn Bdev {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.product_name(), self.name())
+    }
+}

@@ -1,0 +1,204 @@
+//! One I/O: what is asked, how it ends, and the queue pair that takes it.
+
+use std::fmt;
+
+use guestmem::Sg;
+
+use crate::{Features, Geometry};
+
+/// What an I/O does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// Fill `sg` from the medium.
+    Read,
+    /// Write `sg` to the medium.
+    Write,
+    /// Make every write that completed before durable; `lba`, `blocks` and `sg` are not used.
+    Flush,
+    /// Deallocate; afterwards the blocks read as zeros where [`Features::unmap_zeroes`].
+    Unmap,
+    /// Make the blocks read as zeros.
+    WriteZeroes,
+}
+
+/// One I/O as given to [`Channel::submit`].
+#[derive(Clone, Copy, Debug)]
+pub struct Io {
+    /// What to do.
+    pub op: Op,
+    /// Force unit access: complete only when the data is durable (only if [`Features::fua`]).
+    pub fua: bool,
+    /// First block, in blocks of [`Geometry::block_size`].
+    pub lba: u64,
+    /// Number of blocks.
+    pub blocks: u64,
+    /// Data of Read and Write: exactly `blocks * block_size` bytes.
+    pub sg: Sg,
+    /// The submitter's name for this I/O, given back in its [`Completion`]; unique in flight.
+    pub tag: u64,
+}
+
+/// Why an I/O failed. Every consumer matches it without a wildcard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum IoError {
+    /// Beyond the end of the device.
+    #[error("the I/O ends beyond the device")]
+    OutOfRange,
+    /// The length of the data and the number of blocks disagree, or are not whole blocks.
+    #[error("the data is not the length of the blocks")]
+    BadLength,
+    /// The device does not take writes.
+    #[error("the device is read-only")]
+    ReadOnly,
+    /// A thin device, or the file system under it, has no room left.
+    #[error("no space left for the write")]
+    NoSpace,
+    /// The medium failed to read (errno EIO and the like).
+    #[error("the medium could not be read")]
+    ReadMedium,
+    /// The medium failed to write.
+    #[error("the medium could not be written")]
+    WriteMedium,
+    /// A flush failed: earlier acknowledged writes may not be durable.
+    #[error("the medium could not be flushed")]
+    Flush,
+    /// The operation is not one of this device's.
+    #[error("the device has no such operation")]
+    Unsupported,
+    /// The device went away.
+    #[error("the device is gone")]
+    Removed,
+    /// Given up because of a reset.
+    #[error("the I/O was aborted")]
+    Aborted,
+    /// Out of memory or kernel resources.
+    #[error("out of resources")]
+    Resources,
+}
+
+/// What [`Channel::submit`] did with the I/O.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Submit {
+    /// It is over; no completion follows.
+    Done(Result<(), IoError>),
+    /// A [`Completion`] with its tag follows from [`Channel::poll`].
+    Pending,
+    /// Not taken: too much in flight. Poll, then submit again.
+    Full,
+}
+
+/// The end of an I/O that was [`Submit::Pending`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The tag given with the [`Io`].
+    pub tag: u64,
+    /// How it ended.
+    pub result: Result<(), IoError>,
+}
+
+/// A queue pair on a bdev, owned by the thread that opened it.
+pub trait Channel {
+    /// Starts an I/O. Never blocks, allocates or locks.
+    fn submit(&mut self, io: &Io) -> Submit;
+    /// Appends finished I/Os to `done` (never beyond its capacity); returns how many.
+    fn poll(&mut self, done: &mut Vec<Completion>) -> u32;
+}
+
+impl Op {
+    /// Number of operations.
+    pub const COUNT: usize = 5;
+    /// All operations, in the order of their discriminants.
+    pub const ALL: [Op; Op::COUNT] = [Op::Read, Op::Write, Op::Flush, Op::Unmap, Op::WriteZeroes];
+
+    /// Whether the operation changes the medium.
+    #[inline]
+    pub fn is_write(self) -> bool {
+        matches!(self, Op::Write | Op::Unmap | Op::WriteZeroes)
+    }
+}
+
+impl IoError {
+    /// Number of kinds.
+    pub const COUNT: usize = 11;
+    /// All kinds, in the order of their discriminants.
+    pub const ALL: [IoError; IoError::COUNT] = [
+        IoError::OutOfRange,
+        IoError::BadLength,
+        IoError::ReadOnly,
+        IoError::NoSpace,
+        IoError::ReadMedium,
+        IoError::WriteMedium,
+        IoError::Flush,
+        IoError::Unsupported,
+        IoError::Removed,
+        IoError::Aborted,
+        IoError::Resources,
+    ];
+
+    /// Short name for statistics and logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            IoError::OutOfRange => "out_of_range",
+            IoError::BadLength => "bad_length",
+            IoError::ReadOnly => "read_only",
+            IoError::NoSpace => "no_space",
+            IoError::ReadMedium => "read_medium",
+            IoError::WriteMedium => "write_medium",
+            IoError::Flush => "flush",
+            IoError::Unsupported => "unsupported",
+            IoError::Removed => "removed",
+            IoError::Aborted => "aborted",
+            IoError::Resources => "resources",
+        }
+    }
+}
+
+impl Io {
+    /// Checks the I/O against a device: range, length of the data, read-only, ability. Every
+    /// backend calls it first, so the rest of a backend may take these for granted.
+    #[inline]
+    pub fn check(&self, geometry: &Geometry, features: &Features) -> Result<(), IoError> {
+        if self.op == Op::Flush {
+            return Ok(());
+        }
+        match self.lba.checked_add(self.blocks) {
+            Some(end) if end <= geometry.num_blocks => {}
+            _ => return Err(IoError::OutOfRange),
+        }
+        match self.op {
+            Op::Read | Op::Write => {
+                if self.blocks.checked_mul(u64::from(geometry.block_size))
+                    != Some(self.sg.len() as u64)
+                {
+                    return Err(IoError::BadLength);
+                }
+            }
+            Op::Unmap if !features.unmap => return Err(IoError::Unsupported),
+            Op::WriteZeroes if !features.write_zeroes => return Err(IoError::Unsupported),
+            Op::Unmap | Op::WriteZeroes | Op::Flush => {}
+        }
+        if features.read_only && self.op.is_write() {
+            return Err(IoError::ReadOnly);
+        }
+        if self.fua && !features.fua && self.op.is_write() {
+            return Err(IoError::Unsupported);
+        }
+        Ok(())
+    }
+
+    /// Bytes that the I/O names: of data, or to unmap or zero.
+    #[inline]
+    pub fn bytes(&self, block_size: u32) -> u64 {
+        match self.op {
+            Op::Flush => 0,
+            _ => self.blocks.saturating_mul(u64::from(block_size)),
+        }
+    }
+}
+
+impl fmt::Debug for dyn Channel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Channel")
+    }
+}

@@ -1,0 +1,498 @@
+//! Names of devices, who holds them, and who wants to hear about changes.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use uuid::Uuid;
+
+use crate::Bdev;
+
+/// How long [`Registry::unregister`] waits for the holders of a device to let go.
+pub const UNREGISTER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What happened to a device. Delivered on the thread that caused it, with no lock held.
+#[derive(Clone)]
+pub enum Event {
+    /// It can be found and opened from now on.
+    Registered(Arc<dyn Bdev>),
+    /// Its [`crate::Geometry::num_blocks`] changed.
+    Resized(Arc<dyn Bdev>),
+    /// It can no longer be found: close its channels and drop its claims.
+    Removed(Arc<dyn Bdev>),
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (what, bdev) = match self {
+            Event::Registered(b) => ("Registered", b),
+            Event::Resized(b) => ("Resized", b),
+            Event::Removed(b) => ("Removed", b),
+        };
+        f.debug_tuple(what).field(&bdev.name()).finish()
+    }
+}
+
+/// Who else may hold a device beside a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClaimMode {
+    /// Nobody.
+    Exclusive,
+    /// Others that also share it.
+    Shared,
+}
+
+/// Why the registry refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RegistryError {
+    /// No device of that name, alias or UUID.
+    #[error("there is no bdev {0}")]
+    NotFound(String),
+    /// The name, an alias or the UUID belongs to another device.
+    #[error("the name {name} is taken by the {product} {owner}: choose another")]
+    NameTaken {
+        /// The name, alias or UUID in question.
+        name: String,
+        /// Name of the device that has it.
+        owner: String,
+        /// Its product name.
+        product: String,
+    },
+    /// Another holder does not share the device.
+    #[error("bdev {name} is in use by {owner}: release it there first")]
+    Claimed {
+        /// Name of the device.
+        name: String,
+        /// Who holds it.
+        owner: String,
+    },
+    /// A holder did not let go within [`UNREGISTER_TIMEOUT`]; the device stays hidden.
+    #[error("bdev {name} is removed, but {owner} has not let go of it after {seconds} s")]
+    StillHeld {
+        /// Name of the device.
+        name: String,
+        /// Who holds it.
+        owner: String,
+        /// How long was waited, in seconds.
+        seconds: u64,
+    },
+}
+
+struct Holder {
+    id: u64,
+    owner: String,
+    mode: ClaimMode,
+}
+
+struct Entry {
+    bdev: Arc<dyn Bdev>,
+    /// Position in [`Registry::list`].
+    order: u64,
+    /// Being unregistered: not found any more.
+    removing: bool,
+    holders: Vec<Holder>,
+}
+
+type Subscriber = Arc<dyn Fn(&Event) + Send + Sync>;
+
+#[derive(Default)]
+struct State {
+    entries: HashMap<String, Entry>,
+    subscribers: Vec<(u64, Subscriber)>,
+    next_id: u64,
+}
+
+impl State {
+    fn id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    fn find(&self, key: &str) -> Option<&Entry> {
+        if let Some(e) = self.entries.get(key).filter(|e| !e.removing) {
+            return Some(e);
+        }
+        let uuid = Uuid::try_parse(key).ok();
+        self.entries.values().find(|e| {
+            !e.removing
+                && (uuid.is_some_and(|u| u == e.bdev.uuid())
+                    || e.bdev.aliases().iter().any(|a| a == key))
+        })
+    }
+}
+
+#[derive(Default)]
+struct Inner {
+    state: Mutex<State>,
+    released: Condvar,
+}
+
+/// All block devices of the process. Cheap to clone; every clone is the same registry.
+#[derive(Clone, Default)]
+pub struct Registry {
+    inner: Arc<Inner>,
+}
+
+impl Registry {
+    /// An empty registry.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.inner.lock()
+    }
+
+    fn emit(&self, event: &Event) {
+        let subscribers: Vec<Subscriber> =
+            self.lock().subscribers.iter().map(|(_, s)| s.clone()).collect();
+        for s in subscribers {
+            s(event);
+        }
+    }
+
+    /// Makes `bdev` known and emits [`Event::Registered`].
+    ///
+    /// # Errors
+    /// [`RegistryError::NameTaken`] when its name, an alias or its UUID belongs to another device.
+    pub fn register(&self, bdev: Arc<dyn Bdev>) -> Result<(), RegistryError> {
+        {
+            let mut state = self.lock();
+            let name = bdev.name().to_owned();
+            let keys = [name.clone(), bdev.uuid().to_string()].into_iter().chain(bdev.aliases());
+            for key in keys {
+                let taken = state.find(&key).or_else(|| state.entries.get(&key));
+                if let Some(e) = taken {
+                    return Err(RegistryError::NameTaken {
+                        name: key,
+                        owner: e.bdev.name().to_owned(),
+                        product: e.bdev.product_name().to_owned(),
+                    });
+                }
+            }
+            let order = state.id();
+            state.entries.insert(
+                name,
+                Entry { bdev: bdev.clone(), order, removing: false, holders: Vec::new() },
+            );
+        }
+        self.emit(&Event::Registered(bdev));
+        Ok(())
+    }
+
+    /// Hides the device, emits [`Event::Removed`] so that its holders close it, and waits until
+    /// all claims are dropped. Channels that stay open answer as long as they exist.
+    /// Never call it on a reactor thread or inside a subscriber.
+    ///
+    /// # Errors
+    /// [`RegistryError::NotFound`]; [`RegistryError::StillHeld`] after [`UNREGISTER_TIMEOUT`],
+    /// and then a second call goes on waiting.
+    pub fn unregister(&self, key: &str) -> Result<Arc<dyn Bdev>, RegistryError> {
+        self.unregister_within(key, UNREGISTER_TIMEOUT)
+    }
+
+    /// As [`Registry::unregister`], with a time limit of the caller's.
+    ///
+    /// # Errors
+    /// See [`Registry::unregister`].
+    pub fn unregister_within(
+        &self,
+        key: &str,
+        timeout: Duration,
+    ) -> Result<Arc<dyn Bdev>, RegistryError> {
+        let (name, bdev, first) = {
+            let mut state = self.lock();
+            let name = state
+                .find(key)
+                .or_else(|| state.entries.get(key))
+                .map(|e| e.bdev.name().to_owned())
+                .ok_or_else(|| RegistryError::NotFound(key.to_owned()))?;
+            let entry = state.entries.get_mut(&name).expect("found above");
+            let first = !std::mem::replace(&mut entry.removing, true);
+            (name, entry.bdev.clone(), first)
+        };
+        if first {
+            self.emit(&Event::Removed(bdev.clone()));
+        }
+        let deadline = Instant::now() + timeout;
+        let mut state = self.lock();
+        loop {
+            let owner = match state.entries.get(&name) {
+                // Another caller finished the removal, or a new device took the name.
+                None => return Ok(bdev),
+                Some(e) if !Arc::ptr_eq(&e.bdev, &bdev) => return Ok(bdev),
+                Some(e) => match e.holders.first() {
+                    None => {
+                        state.entries.remove(&name);
+                        return Ok(bdev);
+                    }
+                    Some(h) => h.owner.clone(),
+                },
+            };
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let seconds = timeout.as_secs();
+                return Err(RegistryError::StillHeld { name, owner, seconds });
+            }
+            state = self
+                .inner
+                .released
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    /// Emits [`Event::Resized`]; whoever changed a device's size calls it afterwards.
+    pub fn notify_resized(&self, key: &str) {
+        if let Some(bdev) = self.get(key) {
+            self.emit(&Event::Resized(bdev));
+        }
+    }
+
+    /// The device with this name, alias or UUID.
+    pub fn get(&self, key: &str) -> Option<Arc<dyn Bdev>> {
+        self.lock().find(key).map(|e| e.bdev.clone())
+    }
+
+    /// As [`Registry::get`], for a device of type `T`: `None` if it is of another.
+    pub fn get_as<T: Bdev>(&self, key: &str) -> Option<Arc<T>> {
+        let any: Arc<dyn std::any::Any + Send + Sync> = self.get(key)?;
+        any.downcast().ok()
+    }
+
+    /// As [`Registry::get`], with the error that a caller would make of `None`.
+    ///
+    /// # Errors
+    /// [`RegistryError::NotFound`].
+    pub fn require(&self, key: &str) -> Result<Arc<dyn Bdev>, RegistryError> {
+        self.get(key).ok_or_else(|| RegistryError::NotFound(key.to_owned()))
+    }
+
+    /// All devices, in the order of registration.
+    pub fn list(&self) -> Vec<Arc<dyn Bdev>> {
+        let state = self.lock();
+        let mut all: Vec<_> =
+            state.entries.values().filter(|e| !e.removing).map(|e| (e.order, &e.bdev)).collect();
+        all.sort_by_key(|(order, _)| *order);
+        all.into_iter().map(|(_, b)| b.clone()).collect()
+    }
+
+    /// Holds the device for `owner` alone until the [`Claim`] is dropped. `owner` is a clause that
+    /// completes "in use by", such as `lvstore lvs0`.
+    ///
+    /// # Errors
+    /// [`RegistryError::NotFound`]; [`RegistryError::Claimed`] naming the present holder.
+    pub fn claim(&self, key: &str, owner: &str) -> Result<Claim, RegistryError> {
+        self.claim_as(key, owner, ClaimMode::Exclusive)
+    }
+
+    /// As [`Registry::claim`], and others may share it.
+    ///
+    /// # Errors
+    /// See [`Registry::claim`].
+    pub fn claim_shared(&self, key: &str, owner: &str) -> Result<Claim, RegistryError> {
+        self.claim_as(key, owner, ClaimMode::Shared)
+    }
+
+    /// As [`Registry::claim`], with the mode as a parameter.
+    ///
+    /// # Errors
+    /// See [`Registry::claim`].
+    pub fn claim_as(
+        &self,
+        key: &str,
+        owner: &str,
+        mode: ClaimMode,
+    ) -> Result<Claim, RegistryError> {
+        let mut state = self.lock();
+        let name = state
+            .find(key)
+            .map(|e| e.bdev.name().to_owned())
+            .ok_or_else(|| RegistryError::NotFound(key.to_owned()))?;
+        let id = state.id();
+        let entry = state.entries.get_mut(&name).expect("found above");
+        let conflict = entry
+            .holders
+            .iter()
+            .find(|h| h.mode == ClaimMode::Exclusive || mode == ClaimMode::Exclusive);
+        if let Some(h) = conflict {
+            return Err(RegistryError::Claimed { name, owner: h.owner.clone() });
+        }
+        entry.holders.push(Holder { id, owner: owner.to_owned(), mode });
+        let bdev = entry.bdev.clone();
+        Ok(Claim { registry: self.clone(), bdev, id })
+    }
+
+    /// Who holds the device, as given to [`Registry::claim`].
+    pub fn owners(&self, key: &str) -> Vec<(String, ClaimMode)> {
+        let state = self.lock();
+        let holders = state.find(key).map(|e| &e.holders[..]).unwrap_or_default();
+        holders.iter().map(|h| (h.owner.clone(), h.mode)).collect()
+    }
+
+    /// Calls `f` for each event until the [`Subscription`] is dropped. `f` runs on the thread
+    /// that caused the event; it may use the registry, but not wait for a device's removal.
+    pub fn subscribe(&self, f: impl Fn(&Event) + Send + Sync + 'static) -> Subscription {
+        let mut state = self.lock();
+        let id = state.id();
+        state.subscribers.push((id, Arc::new(f)));
+        Subscription { registry: self.clone(), id }
+    }
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic elsewhere leaves the maps whole: every change is one insert or remove.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A device held by an owner; dropping it lets go.
+#[must_use]
+pub struct Claim {
+    registry: Registry,
+    bdev: Arc<dyn Bdev>,
+    id: u64,
+}
+
+impl Claim {
+    /// The device.
+    pub fn bdev(&self) -> &Arc<dyn Bdev> {
+        &self.bdev
+    }
+}
+
+impl fmt::Debug for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Claim").field(&self.bdev.name()).finish()
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut state = self.registry.lock();
+        if let Some(e) = state.entries.get_mut(self.bdev.name()) {
+            e.holders.retain(|h| h.id != self.id);
+        }
+        drop(state);
+        self.registry.inner.released.notify_all();
+    }
+}
+
+/// Ends a subscription when dropped. An event that is being delivered meanwhile may still arrive.
+#[must_use]
+pub struct Subscription {
+    registry: Registry,
+    id: u64,
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        // The closure is dropped outside the lock: it may own claims.
+        let mut state = self.registry.lock();
+        let at = state.subscribers.iter().position(|(id, _)| *id == self.id);
+        let removed = at.map(|at| state.subscribers.remove(at));
+        drop(state);
+        drop(removed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Null;
+
+    fn null(name: &str) -> Arc<Null> {
+        Null::create(name, 512, 8, None).unwrap()
+    }
+
+    #[test]
+    fn found_by_name_and_uuid_and_listed_in_order() {
+        let r = Registry::new();
+        for n in ["b", "a", "c"] {
+            r.register(null(n)).unwrap();
+        }
+        let a = r.get("a").unwrap();
+        assert_eq!(r.get(&a.uuid().to_string()).unwrap().name(), "a");
+        assert_eq!(r.get(&a.uuid().to_string().to_uppercase()).unwrap().name(), "a");
+        assert!(r.get("d").is_none());
+        let names: Vec<_> = r.list().iter().map(|b| b.name().to_owned()).collect();
+        assert_eq!(names, ["b", "a", "c"]);
+        assert!(r.get_as::<Null>("a").is_some());
+        assert!(r.get_as::<crate::Malloc>("a").is_none());
+    }
+
+    #[test]
+    fn a_taken_name_or_uuid_is_refused_and_nothing_changes() {
+        let r = Registry::new();
+        let a = null("a");
+        r.register(a.clone()).unwrap();
+        let e = r.register(null("a")).unwrap_err();
+        assert_eq!(e.to_string(), "the name a is taken by the Null disk a: choose another");
+        let twin = Null::create("b", 512, 8, Some(a.uuid())).unwrap();
+        assert!(matches!(r.register(twin), Err(RegistryError::NameTaken { .. })));
+        assert_eq!(r.list().len(), 1);
+    }
+
+    #[test]
+    fn a_claim_names_its_owner_and_ends_with_its_guard() {
+        let r = Registry::new();
+        r.register(null("a")).unwrap();
+        let claim = r.claim("a", "lvstore lvs0").unwrap();
+        let e = r.claim_shared("a", "controller vm-1").unwrap_err();
+        assert_eq!(e.to_string(), "bdev a is in use by lvstore lvs0: release it there first");
+        drop(claim);
+        let one = r.claim_shared("a", "controller vm-1").unwrap();
+        let two = r.claim_shared("a", "controller vm-2").unwrap();
+        assert!(r.claim("a", "x").is_err());
+        assert_eq!(r.owners("a").len(), 2);
+        drop((one, two));
+        assert!(r.owners("a").is_empty());
+        let _held = r.claim("a", "x").unwrap();
+    }
+
+    #[test]
+    fn unregister_hides_tells_and_waits_for_holders() {
+        let r = Registry::new();
+        r.register(null("a")).unwrap();
+        let held = Arc::new(Mutex::new(Some(r.claim("a", "me").unwrap())));
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let sub = {
+            let (held, seen) = (held.clone(), seen.clone());
+            r.subscribe(move |e| {
+                seen.lock().unwrap().push(format!("{e:?}"));
+                if matches!(e, Event::Removed(_)) {
+                    let held = held.lock().unwrap().take();
+                    std::thread::spawn(move || drop(held));
+                }
+            })
+        };
+        assert_eq!(r.unregister("a").unwrap().name(), "a");
+        assert!(r.get("a").is_none());
+        assert_eq!(*seen.lock().unwrap(), ["Removed(\"a\")"]);
+        r.register(null("a")).unwrap();
+        r.notify_resized("a");
+        drop(sub);
+        r.notify_resized("a");
+        assert_eq!(seen.lock().unwrap().len(), 3);
+    }
+
+    #[test]
+    fn a_holder_that_stays_is_named_and_a_second_try_goes_on() {
+        let r = Registry::new();
+        r.register(null("a")).unwrap();
+        let held = r.claim("a", "lvstore lvs0").unwrap();
+        let e = r.unregister_within("a", Duration::ZERO).unwrap_err();
+        assert_eq!(
+            e.to_string(),
+            "bdev a is removed, but lvstore lvs0 has not let go of it after 0 s"
+        );
+        assert!(r.get("a").is_none());
+        assert!(r.register(null("a")).is_err(), "the name is taken until the removal ends");
+        drop(held);
+        assert!(r.unregister_within("a", Duration::ZERO).is_ok());
+        assert!(matches!(r.unregister("a"), Err(RegistryError::NotFound(_))));
+    }
+}

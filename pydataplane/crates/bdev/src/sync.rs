@@ -1,0 +1,233 @@
+//! Blocking I/O for control threads: metadata, formatting, examination, copies. Never for a
+//! reactor's thread.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+use guestmem::{IoVec, Sg};
+use reactor::IoContext;
+
+use crate::{Bdev, Channel, Completion, Geometry, Io, IoError, Op, OpenError, Submit};
+
+/// Alignment of [`AlignedBuf`], in bytes: a page, which satisfies every O_DIRECT device.
+pub const BUF_ALIGN: usize = 4096;
+
+/// Longest single wait for a completion before the device is polled again, in microseconds.
+const WAIT_US: u64 = 100_000;
+
+/// A zero-initialised buffer aligned for direct I/O.
+pub struct AlignedBuf {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: it owns its memory like a Box<[u8]>.
+unsafe impl Send for AlignedBuf {}
+// SAFETY: as above.
+unsafe impl Sync for AlignedBuf {}
+
+impl AlignedBuf {
+    /// `len` zero bytes, aligned to [`BUF_ALIGN`].
+    pub fn zeroed(len: usize) -> Self {
+        let layout = Self::layout(len);
+        // SAFETY: the layout's size is not 0.
+        let base = unsafe { alloc_zeroed(layout) };
+        let Some(base) = NonNull::new(base) else { handle_alloc_error(layout) };
+        AlignedBuf { base, len }
+    }
+
+    fn layout(len: usize) -> Layout {
+        Layout::from_size_align(len.max(1), BUF_ALIGN).expect("a buffer fits in memory")
+    }
+}
+
+impl Drop for AlignedBuf {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `zeroed` with the same layout.
+        unsafe { dealloc(self.base.as_ptr(), Self::layout(self.len)) }
+    }
+}
+
+impl Deref for AlignedBuf {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: `len` initialised bytes that this value owns.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for AlignedBuf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
+    }
+}
+
+impl Clone for AlignedBuf {
+    fn clone(&self) -> Self {
+        let mut b = Self::zeroed(self.len);
+        b.copy_from_slice(self);
+        b
+    }
+}
+
+impl std::fmt::Debug for AlignedBuf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "AlignedBuf({} bytes)", self.len)
+    }
+}
+
+/// A blocking I/O failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{op:?} of {blocks} blocks at block {lba} of bdev {name} failed: {cause}")]
+pub struct SyncError {
+    /// Name of the device.
+    pub name: String,
+    /// What was tried.
+    pub op: Op,
+    /// First block.
+    pub lba: u64,
+    /// Number of blocks.
+    pub blocks: u64,
+    /// How it ended.
+    #[source]
+    pub cause: IoError,
+}
+
+/// A channel with blocking calls, on an I/O context of its own. Belongs to the thread that opened
+/// it; buffers of whole blocks, best an [`AlignedBuf`] (others are copied by the file backend).
+pub struct SyncChannel {
+    channel: Box<dyn Channel>,
+    io: IoContext,
+    name: String,
+    geometry: Geometry,
+    done: Vec<Completion>,
+}
+
+impl SyncChannel {
+    /// Opens `bdev` for the calling thread.
+    ///
+    /// # Errors
+    /// What [`Bdev::open`] says, or that the kernel has no I/O context left.
+    pub fn open(bdev: &dyn Bdev) -> Result<Self, OpenError> {
+        let name = bdev.name().to_owned();
+        let io = IoContext::new().map_err(|e| OpenError {
+            name: name.clone(),
+            why: format!("no I/O context for this thread: {e}"),
+        })?;
+        let channel = bdev.open(&io)?;
+        let geometry = bdev.geometry();
+        Ok(SyncChannel { channel, io, name, geometry, done: Vec::with_capacity(1) })
+    }
+
+    /// Bytes of a logical block.
+    pub fn block_size(&self) -> u32 {
+        self.geometry.block_size
+    }
+
+    /// Reads `buf.len()` bytes from block `lba` on.
+    ///
+    /// # Errors
+    /// [`SyncError`]; [`IoError::BadLength`] when `buf` is not whole blocks.
+    pub fn read(&mut self, lba: u64, buf: &mut [u8]) -> Result<(), SyncError> {
+        self.transfer(Op::Read, lba, buf.as_mut_ptr(), buf.len(), false)
+    }
+
+    /// Writes `buf` from block `lba` on; durable after the next [`SyncChannel::flush`].
+    ///
+    /// # Errors
+    /// As [`SyncChannel::read`].
+    pub fn write(&mut self, lba: u64, buf: &[u8]) -> Result<(), SyncError> {
+        self.transfer(Op::Write, lba, buf.as_ptr().cast_mut(), buf.len(), false)
+    }
+
+    /// As [`SyncChannel::write`], and durable when it returns.
+    ///
+    /// # Errors
+    /// As [`SyncChannel::read`]; [`IoError::Unsupported`] without [`crate::Features::fua`].
+    pub fn write_fua(&mut self, lba: u64, buf: &[u8]) -> Result<(), SyncError> {
+        self.transfer(Op::Write, lba, buf.as_ptr().cast_mut(), buf.len(), true)
+    }
+
+    /// Makes all completed writes durable.
+    ///
+    /// # Errors
+    /// [`SyncError`] with [`IoError::Flush`]: earlier writes may be lost.
+    pub fn flush(&mut self) -> Result<(), SyncError> {
+        self.run(Op::Flush, 0, 0, Sg::EMPTY, false)
+    }
+
+    /// Deallocates blocks.
+    ///
+    /// # Errors
+    /// [`SyncError`]; [`IoError::Unsupported`] without [`crate::Features::unmap`].
+    pub fn unmap(&mut self, lba: u64, blocks: u64) -> Result<(), SyncError> {
+        self.run(Op::Unmap, lba, blocks, Sg::EMPTY, false)
+    }
+
+    /// Makes blocks read as zeros.
+    ///
+    /// # Errors
+    /// [`SyncError`]; [`IoError::Unsupported`] without [`crate::Features::write_zeroes`].
+    pub fn write_zeroes(&mut self, lba: u64, blocks: u64) -> Result<(), SyncError> {
+        self.run(Op::WriteZeroes, lba, blocks, Sg::EMPTY, false)
+    }
+
+    fn transfer(
+        &mut self,
+        op: Op,
+        lba: u64,
+        base: *mut u8,
+        len: usize,
+        fua: bool,
+    ) -> Result<(), SyncError> {
+        let block = self.geometry.block_size as usize;
+        if !len.is_multiple_of(block) {
+            return Err(self.failed(op, lba, (len / block) as u64, IoError::BadLength));
+        }
+        // SAFETY: the caller's buffer is borrowed until `run` returns, and `run` returns only
+        // after the completion; a write only reads it.
+        let iov = unsafe { [IoVec::new(base, len)] };
+        // SAFETY: `iov` lives until `run` has returned.
+        let sg = unsafe { Sg::new(&iov) };
+        self.run(op, lba, (len / block) as u64, sg, fua)
+    }
+
+    fn failed(&self, op: Op, lba: u64, blocks: u64, cause: IoError) -> SyncError {
+        SyncError { name: self.name.clone(), op, lba, blocks, cause }
+    }
+
+    fn run(&mut self, op: Op, lba: u64, blocks: u64, sg: Sg, fua: bool) -> Result<(), SyncError> {
+        let io = Io { op, fua, lba, blocks, sg, tag: 0 };
+        let result = loop {
+            match self.channel.submit(&io) {
+                Submit::Done(result) => break result,
+                Submit::Pending => break self.finish(),
+                Submit::Full => self.idle(),
+            }
+        };
+        result.map_err(|cause| self.failed(op, lba, blocks, cause))
+    }
+
+    /// Waits for the one I/O in flight. A context that cannot wait any more is polled: returning
+    /// before the completion would give the buffer back while the kernel still writes to it.
+    fn finish(&mut self) -> Result<(), IoError> {
+        loop {
+            self.done.clear();
+            self.io.flush();
+            if self.channel.poll(&mut self.done) > 0
+                && let Some(c) = self.done.first()
+            {
+                return c.result;
+            }
+            self.idle();
+        }
+    }
+
+    fn idle(&mut self) {
+        if self.io.wait(WAIT_US).is_err() {
+            std::thread::yield_now();
+        }
+    }
+}

@@ -1,0 +1,538 @@
+//! A device for crash and error tests, behind the cargo feature `testing`.
+//!
+//! The fault model, in prose: a write goes to a volatile half and is seen by every later read. A
+//! flush, and a write with FUA for its own sectors, makes what completed before durable. At a
+//! power cut each 512-byte sector that was written since keeps, independently, any one of the
+//! contents that it had since it was last durable; a sector is never torn. Unmap and write zeroes
+//! are writes of zeros. A killed process (unlike a cut) loses nothing that was written. One seed
+//! reproduces one outcome.
+
+#[cfg(test)]
+pub(crate) mod model;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use reactor::IoContext;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::{
+    Bdev, Channel, ChannelStats, Completion, Features, Geometry, Io, IoError, Op, OpenError, Stats,
+    Submit,
+};
+
+/// The unit that a power cut keeps or loses, in bytes.
+pub const SECTOR: usize = 512;
+
+/// Most I/Os that a deferred channel holds.
+const DEPTH: usize = 256;
+
+type Sector = [u8; SECTOR];
+
+/// An error to inject.
+#[derive(Clone, Debug)]
+pub struct Fault {
+    /// Which operation; `None`: any.
+    pub op: Option<Op>,
+    /// I/Os that touch one of these blocks; a flush touches all.
+    pub lba: Range<u64>,
+    /// How many matching I/Os pass before it strikes.
+    pub skip: u64,
+    /// How many times it strikes.
+    pub count: u64,
+    /// What the I/O ends with. A write that fails has changed nothing.
+    pub error: IoError,
+}
+
+impl Fault {
+    /// Fails every I/O of `op` from now on with `error`.
+    pub fn always(op: Op, error: IoError) -> Self {
+        Fault { op: Some(op), lba: 0..u64::MAX, skip: 0, count: u64::MAX, error }
+    }
+}
+
+struct State {
+    /// What reads see.
+    volatile: Vec<u8>,
+    /// What certainly survives a power cut.
+    durable: Vec<u8>,
+    /// Contents that each sector had since it was last durable, oldest first.
+    unflushed: BTreeMap<usize, Vec<Sector>>,
+    faults: Vec<Fault>,
+    /// Changing I/Os (writes, unmaps, zeroes, flushes) that still work before the device dies.
+    alive: Option<u64>,
+    dead: bool,
+    changes: u64,
+    flushes: u64,
+    /// Seed of the order of completions, when they are deferred.
+    deferred: Option<u64>,
+}
+
+/// A disk in memory that can lose its power and fail on purpose.
+pub struct FaultBdev {
+    name: String,
+    uuid: Uuid,
+    block_size: u32,
+    features: Features,
+    stats: Arc<Stats>,
+    state: Arc<Mutex<State>>,
+}
+
+impl FaultBdev {
+    /// A device of zeros (its memory is really allocated, three times over: keep it small).
+    ///
+    /// # Panics
+    /// On a geometry that [`Geometry::checked`] refuses.
+    pub fn new(name: &str, block_size: u32, num_blocks: u64) -> Arc<Self> {
+        let g = Geometry::checked(block_size, 0, num_blocks).expect("a valid geometry");
+        let bytes = g.bytes() as usize;
+        Self::with_image(name, block_size, vec![0; bytes])
+    }
+
+    /// A device that holds `image`, durably.
+    ///
+    /// # Panics
+    /// When `image` is not a whole number of blocks.
+    pub fn with_image(name: &str, block_size: u32, image: Vec<u8>) -> Arc<Self> {
+        assert!(!image.is_empty() && image.len().is_multiple_of(block_size as usize));
+        let features = Features {
+            read_only: false,
+            volatile_cache: true,
+            fua: true,
+            unmap: true,
+            unmap_zeroes: true,
+            write_zeroes: true,
+            thin: true,
+            unmap_granularity: 1,
+            max_blocks: 0,
+        };
+        let state = State {
+            durable: image.clone(),
+            volatile: image,
+            unflushed: BTreeMap::new(),
+            faults: Vec::new(),
+            alive: None,
+            dead: false,
+            changes: 0,
+            flushes: 0,
+            deferred: None,
+        };
+        Arc::new(FaultBdev {
+            name: name.to_owned(),
+            uuid: Uuid::new_v4(),
+            block_size,
+            features,
+            stats: Stats::new(),
+            state: Arc::new(Mutex::new(state)),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds an error to inject.
+    pub fn inject(&self, fault: Fault) {
+        self.lock().faults.push(fault);
+    }
+
+    /// Forgets all errors to inject.
+    pub fn clear_faults(&self) {
+        self.lock().faults.clear();
+    }
+
+    /// After `changes` more I/Os that change something (writes, unmaps, zeroes, flushes), every
+    /// I/O fails with [`IoError::Removed`] until [`FaultBdev::power_cut`] or
+    /// [`FaultBdev::revive`]. The first that fails may have reached the volatile half: after a
+    /// power cut any of its sectors may be there.
+    pub fn die_after(&self, changes: u64) {
+        self.lock().alive = Some(changes);
+    }
+
+    /// Whether it died ([`FaultBdev::die_after`]).
+    pub fn is_dead(&self) -> bool {
+        self.lock().dead
+    }
+
+    /// I/Os that changed something since the device was made: the points at which a test can cut.
+    pub fn changes(&self) -> u64 {
+        self.lock().changes
+    }
+
+    /// Flushes since the device was made.
+    pub fn flushes(&self) -> u64 {
+        self.lock().flushes
+    }
+
+    /// Sectors that a power cut could lose now.
+    pub fn unflushed_sectors(&self) -> usize {
+        self.lock().unflushed.len()
+    }
+
+    /// The power fails and comes back: every unflushed sector keeps one of its contents, chosen by
+    /// `seed` (0 loses all that was not flushed, `u64::MAX` keeps all). The device works again.
+    pub fn power_cut(&self, seed: u64) {
+        let mut s = self.lock();
+        let mut random = Random(seed);
+        for (at, versions) in std::mem::take(&mut s.unflushed) {
+            // 0: the durable content; n: what the n-th write since left.
+            let choice = match seed {
+                0 => 0,
+                u64::MAX => versions.len(),
+                _ => random.below(versions.len() as u64 + 1) as usize,
+            };
+            if let Some(v) = choice.checked_sub(1).and_then(|i| versions.get(i)) {
+                s.durable[at * SECTOR..][..SECTOR].copy_from_slice(&v[..]);
+            }
+        }
+        s.volatile = s.durable.clone();
+        s.revive();
+    }
+
+    /// The process was killed and starts again: nothing that was written is lost.
+    pub fn revive(&self) {
+        self.lock().revive();
+    }
+
+    /// What reads would see.
+    pub fn image(&self) -> Vec<u8> {
+        self.lock().volatile.clone()
+    }
+
+    /// What certainly survives a power cut.
+    pub fn durable_image(&self) -> Vec<u8> {
+        self.lock().durable.clone()
+    }
+
+    /// Flips bits of one byte, on the medium and in what reads see: silent corruption.
+    pub fn corrupt(&self, offset: usize, mask: u8) {
+        let mut s = self.lock();
+        s.volatile[offset] ^= mask;
+        s.durable[offset] ^= mask;
+        if let Some(v) = s.unflushed.get_mut(&(offset / SECTOR)).and_then(|v| v.last_mut()) {
+            v[offset % SECTOR] ^= mask;
+        }
+    }
+
+    /// Grows or shrinks the device, durably; the caller tells the registry.
+    ///
+    /// # Panics
+    /// On 0 blocks.
+    pub fn resize(&self, num_blocks: u64) {
+        assert!(num_blocks > 0);
+        let bytes = num_blocks as usize * self.block_size as usize;
+        let mut s = self.lock();
+        s.volatile.resize(bytes, 0);
+        s.durable.resize(bytes, 0);
+        s.unflushed.retain(|at, _| at * SECTOR < bytes);
+    }
+
+    /// From now on I/Os of channels opened afterwards are `Pending`, do their work in `poll`, one
+    /// a call, and in an order chosen by `seed`; `None`: within `submit`, as at first.
+    pub fn defer(&self, seed: Option<u64>) {
+        self.lock().deferred = seed;
+    }
+}
+
+impl State {
+    fn revive(&mut self) {
+        self.alive = None;
+        self.dead = false;
+    }
+
+    fn put(&mut self, at: usize, data: &Sector, visible: bool) {
+        if visible {
+            self.volatile[at * SECTOR..][..SECTOR].copy_from_slice(data);
+        }
+        self.unflushed.entry(at).or_default().push(*data);
+    }
+
+    fn settle(&mut self, sectors: Range<usize>) {
+        for at in sectors {
+            if self.unflushed.remove(&at).is_some() {
+                let r = at * SECTOR..(at + 1) * SECTOR;
+                let (durable, volatile) = (&mut self.durable, &self.volatile);
+                durable[r.clone()].copy_from_slice(&volatile[r]);
+            }
+        }
+    }
+
+    fn injected(&mut self, io: &Io) -> Option<IoError> {
+        for f in &mut self.faults {
+            let hit = f.op.is_none_or(|op| op == io.op)
+                && (io.op == Op::Flush || (io.lba < f.lba.end && f.lba.start < io.lba + io.blocks));
+            if !hit || f.count == 0 {
+                continue;
+            }
+            if f.skip > 0 {
+                f.skip -= 1;
+                continue;
+            }
+            f.count -= 1;
+            return Some(f.error);
+        }
+        None
+    }
+
+    fn run(&mut self, io: &Io, block_size: u32, features: &Features) -> Result<(), IoError> {
+        if self.dead {
+            return Err(IoError::Removed);
+        }
+        let num_blocks = self.volatile.len() as u64 / u64::from(block_size);
+        let g = Geometry { block_size, physical_block_size: block_size, num_blocks };
+        io.check(&g, features)?;
+        if let Some(e) = self.injected(io) {
+            return Err(e);
+        }
+        let per_block = block_size as usize / SECTOR;
+        let first = io.lba as usize * per_block;
+        let sectors = first..first + io.blocks as usize * per_block;
+        let changes = io.op.is_write() || io.op == Op::Flush;
+        let mut last_breath = false;
+        if changes {
+            if let Some(left) = &mut self.alive {
+                last_breath = *left == 0;
+                *left = left.saturating_sub(1);
+            }
+            self.changes += 1;
+        }
+        match io.op {
+            Op::Read => {
+                io.sg.copy_from_slice(0, &self.volatile[first * SECTOR..][..io.sg.len()]);
+            }
+            Op::Write | Op::Unmap | Op::WriteZeroes => {
+                for (i, at) in sectors.clone().enumerate() {
+                    let mut data = [0; SECTOR];
+                    if io.op == Op::Write {
+                        io.sg.copy_to_slice(i * SECTOR, &mut data);
+                    }
+                    self.put(at, &data, !last_breath);
+                }
+                if io.fua && !last_breath {
+                    self.settle(sectors);
+                }
+            }
+            Op::Flush if last_breath => {}
+            Op::Flush => {
+                self.flushes += 1;
+                self.settle(0..self.volatile.len() / SECTOR);
+            }
+        }
+        if last_breath {
+            self.dead = true;
+            return Err(IoError::Removed);
+        }
+        Ok(())
+    }
+}
+
+impl Bdev for FaultBdev {
+    fn name(&self) -> &str {
+        &self.name
+    }
+    fn aliases(&self) -> Vec<String> {
+        Vec::new()
+    }
+    fn uuid(&self) -> Uuid {
+        self.uuid
+    }
+    fn product_name(&self) -> &'static str {
+        "Fault disk"
+    }
+    fn geometry(&self) -> Geometry {
+        let num_blocks = self.lock().volatile.len() as u64 / u64::from(self.block_size);
+        Geometry { block_size: self.block_size, physical_block_size: self.block_size, num_blocks }
+    }
+    fn features(&self) -> Features {
+        self.features
+    }
+    fn open(&self, _io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
+        Ok(Box::new(FaultChannel {
+            block_size: self.block_size,
+            features: self.features,
+            state: self.state.clone(),
+            random: self.lock().deferred.map(Random),
+            waiting: VecDeque::with_capacity(DEPTH),
+            stats: self.stats.channel(),
+        }))
+    }
+    fn driver_specific(&self) -> Value {
+        json!({})
+    }
+    fn stats(&self) -> Option<&Arc<Stats>> {
+        Some(&self.stats)
+    }
+}
+
+struct FaultChannel {
+    block_size: u32,
+    features: Features,
+    state: Arc<Mutex<State>>,
+    random: Option<Random>,
+    waiting: VecDeque<Io>,
+    stats: ChannelStats,
+}
+
+impl FaultChannel {
+    fn run(&mut self, io: &Io) -> Result<(), IoError> {
+        let begun = self.stats.begin();
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = state.run(io, self.block_size, &self.features);
+        self.stats.end(io, self.block_size, begun, result);
+        result
+    }
+}
+
+impl Channel for FaultChannel {
+    fn submit(&mut self, io: &Io) -> Submit {
+        if self.random.is_none() {
+            return Submit::Done(self.run(io));
+        }
+        if self.waiting.len() == DEPTH {
+            return Submit::Full;
+        }
+        self.waiting.push_back(*io);
+        Submit::Pending
+    }
+    fn poll(&mut self, done: &mut Vec<Completion>) -> u32 {
+        let Some(random) = &mut self.random else { return 0 };
+        if self.waiting.is_empty() || done.len() == done.capacity() {
+            return 0;
+        }
+        let at = random.below(self.waiting.len() as u64) as usize;
+        let Some(io) = self.waiting.swap_remove_back(at) else { return 0 };
+        done.push(Completion { tag: io.tag, result: self.run(&io) });
+        1
+    }
+}
+
+/// SplitMix64: small, and good enough to choose test cases.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{AlignedBuf, SyncChannel};
+
+    fn filled(byte: u8) -> AlignedBuf {
+        let mut b = AlignedBuf::zeroed(SECTOR);
+        b.fill(byte);
+        b
+    }
+
+    #[test]
+    fn a_power_cut_loses_what_was_not_flushed_and_keeps_what_was() {
+        let d = FaultBdev::new("f", 512, 8);
+        let mut c = SyncChannel::open(&*d).unwrap();
+        c.write(0, &filled(1)).unwrap();
+        c.flush().unwrap();
+        c.write(1, &filled(2)).unwrap();
+        c.write_fua(2, &filled(3)).unwrap();
+        assert_eq!(d.unflushed_sectors(), 1);
+        assert_eq!(d.image()[512], 2);
+        d.power_cut(0);
+        let i = d.image();
+        assert_eq!((i[0], i[512], i[1024]), (1, 0, 3));
+    }
+
+    #[test]
+    fn a_power_cut_keeps_any_version_of_each_sector_and_a_seed_repeats_it() {
+        let after = |seed| {
+            let d = FaultBdev::new("f", 512, 2);
+            let mut c = SyncChannel::open(&*d).unwrap();
+            for v in 1..=2 {
+                c.write(0, &filled(v)).unwrap();
+                c.write(1, &filled(v + 10)).unwrap();
+            }
+            d.power_cut(seed);
+            (d.image()[0], d.image()[512])
+        };
+        let seen: std::collections::BTreeSet<_> = (1..200).map(after).collect();
+        assert_eq!(seen.len(), 9, "every combination of versions: {seen:?}");
+        assert_eq!(after(7), after(7));
+        assert_eq!(after(0), (0, 0));
+        assert_eq!(after(u64::MAX), (2, 12));
+    }
+
+    #[test]
+    fn it_dies_at_the_chosen_change_and_a_killed_process_loses_nothing() {
+        let d = FaultBdev::new("f", 512, 8);
+        let mut c = SyncChannel::open(&*d).unwrap();
+        d.die_after(1);
+        c.write(0, &filled(1)).unwrap();
+        assert_eq!(c.write(1, &filled(2)).unwrap_err().cause, IoError::Removed);
+        assert!(d.is_dead());
+        assert!(c.read(0, &mut filled(0)).is_err());
+        d.revive();
+        let mut b = filled(9);
+        c.read(0, &mut b).unwrap();
+        assert_eq!(b[0], 1);
+        c.read(1, &mut b).unwrap();
+        assert_eq!(b[0], 0, "what failed is not seen");
+    }
+
+    #[test]
+    fn a_fault_strikes_its_operation_and_blocks_as_often_as_asked() {
+        let d = FaultBdev::new("f", 4096, 8);
+        let mut c = SyncChannel::open(&*d).unwrap();
+        let mut b = AlignedBuf::zeroed(8192);
+        d.inject(Fault {
+            op: Some(Op::Read),
+            lba: 2..3,
+            skip: 1,
+            count: 1,
+            error: IoError::ReadMedium,
+        });
+        c.read(3, &mut b).unwrap();
+        c.read(1, &mut b).unwrap();
+        c.write(2, &b).unwrap();
+        assert_eq!(c.read(1, &mut b).unwrap_err().cause, IoError::ReadMedium);
+        c.read(1, &mut b).unwrap();
+        d.inject(Fault::always(Op::Flush, IoError::Flush));
+        assert_eq!(c.flush().unwrap_err().cause, IoError::Flush);
+        d.clear_faults();
+        c.flush().unwrap();
+    }
+
+    #[test]
+    fn deferred_completions_come_out_of_order() {
+        let d = FaultBdev::new("f", 512, 8);
+        d.defer(Some(3));
+        let io = IoContext::new().unwrap();
+        let mut c = d.open(&io).unwrap();
+        for tag in 0..8 {
+            let unmap =
+                Io { op: Op::Unmap, fua: false, lba: tag, blocks: 1, sg: guestmem::Sg::EMPTY, tag };
+            assert_eq!(c.submit(&unmap), Submit::Pending);
+        }
+        let mut done = Vec::with_capacity(8);
+        while c.poll(&mut done) > 0 {}
+        let mut tags: Vec<_> = done.iter().map(|c| c.tag).collect();
+        assert!(!tags.is_sorted());
+        tags.sort_unstable();
+        assert_eq!(tags, [0, 1, 2, 3, 4, 5, 6, 7]);
+        SyncChannel::open(&*d).unwrap().flush().unwrap();
+    }
+
+    #[test]
+    fn behaves_as_a_byte_array() {
+        for block in [512, 4096] {
+            model::check(|blocks| FaultBdev::new("f", block, blocks));
+        }
+    }
+}
