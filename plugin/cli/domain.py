@@ -1,0 +1,161 @@
+"""`virtlun domain`: which VMs use which volumes, and what becomes of a domain's XML."""
+
+from __future__ import annotations
+
+import json
+import sys
+import uuid
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+import click
+
+from plugin import translate
+from plugin.cli.output import errors_as_sentences, json_option, show, text
+from plugin.errors import TranslateError
+from plugin.translate import Settings
+from pydataplane.client import Client
+from pydataplane.errors import TargetError
+
+URI = click.option(
+    "--connect",
+    "uri",
+    envvar="LIBVIRT_DEFAULT_URI",
+    default="qemu:///system",
+    show_default=True,
+    help="libvirt URI: libvirtd's own or the gateway's.",
+)
+
+COLUMNS = [
+    ("DOMAIN", "domain", text),
+    ("STATE", "state", text),
+    ("DEV", "dev", text),
+    ("VOLUME", "volume", text),
+    ("TARGET", "target", text),
+    ("SERVED", "served", text),
+]
+
+
+@click.group()
+def domain() -> None:
+    """VMs and their volumes."""
+
+
+@domain.command("list")
+@URI
+@json_option
+@click.pass_obj
+@errors_as_sentences
+def list_(socket: Path, uri: str, as_json: bool) -> None:
+    """List the disks of ours in all domains; SERVED says whether the target has the LUN now."""
+    served = _served(socket)
+    rows = [row for handle in _domains(uri) for row in _rows(handle, served)]
+    show(rows, COLUMNS, as_json=as_json, empty="no domain has a disk of ours")
+
+
+@domain.command("show")
+@click.argument("name")
+@URI
+@json_option
+@click.pass_obj
+@errors_as_sentences
+def show_(socket: Path, name: str, uri: str, as_json: bool) -> None:
+    """Show one domain's controller and disks."""
+    found = [handle for handle in _domains(uri) if name in (handle.name(), handle.UUIDString())]
+    if not found:
+        raise click.ClickException(f"there is no domain {name}: see `virsh list --all`")
+    plan = _plan(found[0])
+    rows = _rows(found[0], _served(socket))
+    if as_json:
+        click.echo(json.dumps({"plan": asdict(plan) if plan else None, "disks": rows}, indent=2))
+        return
+    if plan is None:
+        click.echo(f"{name} has no controller of ours: define it again through the gateway")
+        return
+    click.echo(f"controller  {plan.controller}\nsocket      {plan.socket}")
+    click.echo(f"queues      {plan.num_queues}\n")
+    show(rows, COLUMNS[2:], as_json=False, empty="no disks of ours")
+
+
+@domain.command("translate")
+@click.argument("file", type=click.File("r"))
+@click.option("--plan", "only_plan", is_flag=True, help="Print the plan as JSON instead of XML.")
+@errors_as_sentences
+def translate_(file: IO[str], only_plan: bool) -> None:
+    """Print what libvirtd would get of the domain XML in FILE (- for stdin). Changes nothing."""
+    xml = file.read()
+    try:
+        definition = translate.define(xml, Settings(), new_uuid=uuid.uuid4())
+    except TranslateError as error:
+        raise click.ClickException(str(error)) from error
+    if only_plan:
+        plan = definition.plan
+        click.echo(json.dumps(asdict(plan) if plan else None, indent=2))
+    else:
+        sys.stdout.write(definition.xml)
+
+
+def _domains(uri: str) -> list[Any]:
+    """Returns libvirt's handles of all domains."""
+    try:
+        import libvirt  # noqa: PLC0415 (an optional extra: only these commands need it)
+    except ImportError as error:
+        raise click.ClickException(
+            "libvirt-python is not installed: pip install 'virtlun[libvirt]'"
+        ) from error
+    libvirt.registerErrorHandler(lambda _context, _error: None, None)
+    try:
+        return list(libvirt.openReadOnly(uri).listAllDomains())
+    except libvirt.libvirtError as error:
+        raise click.ClickException(f"libvirt at {uri}: {error}") from error
+
+
+def _plan(handle: Any) -> translate.Plan | None:
+    """Returns the domain's plan; through a gateway, the one that its XML would be given."""
+    xml = handle.XMLDesc(0)
+    try:
+        return (
+            translate.plan(xml)
+            or translate.define(xml, Settings(), new_uuid=uuid.UUID(handle.UUIDString())).plan
+        )
+    except TranslateError as error:
+        raise click.ClickException(f"domain {handle.name()}: {error}") from error
+
+
+def _served(socket: Path) -> dict[str, dict[str, int]]:
+    """Returns, for each controller of the target, bdev names with their target numbers."""
+    try:
+        client = Client(socket)
+        aliases = {
+            item["name"]: [item["name"], *item["aliases"]] for item in client.call("bdev_get_bdevs")
+        }
+        return {
+            controller["ctrlr"]: {
+                alias: entry["scsi_dev_num"]
+                for entry in controller["backend_specific"].get("scsi", [])
+                for lun in entry["luns"]
+                for alias in aliases.get(lun["bdev_name"], [lun["bdev_name"]])
+            }
+            for controller in client.call("vhost_get_controllers")
+        }
+    except TargetError:
+        return {}
+
+
+def _rows(handle: Any, served: dict[str, dict[str, int]]) -> list[dict[str, Any]]:
+    plan = _plan(handle)
+    if plan is None:
+        return []
+    here = served.get(plan.controller, {})
+    return [
+        {
+            "domain": handle.name(),
+            "state": "running" if handle.isActive() else "shut off",
+            "dev": lun.dev,
+            "volume": lun.volume.alias,
+            "target": here.get(lun.volume.alias, lun.target),
+            "served": lun.volume.alias in here,
+        }
+        for lun in plan.luns
+    ]

@@ -1,0 +1,93 @@
+"""What the command prints: tables for people, JSON for programs, one sentence for an error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from pydataplane.errors import TargetError
+from pydataplane.volumes import VolumeError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+EXIT_FAILED = 1
+
+
+def json_option(function: Callable[P, R]) -> Callable[P, R]:
+    """Adds `--json`, passed on as `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")(
+        function
+    )
+
+
+def errors_as_sentences(function: Callable[P, R]) -> Callable[P, R]:
+    """Turns the errors that a user can meet into one sentence on stderr and exit status 1."""
+
+    @wraps(function)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except (TargetError, VolumeError) as error:
+            raise click.ClickException(str(error)) from error
+        except OSError as error:
+            raise click.ClickException(
+                f"{error.filename or 'system'}: {error.strerror or error}"
+            ) from error
+
+    return guarded
+
+
+def show(
+    rows: Sequence[dict[str, Any]],
+    columns: Iterable[tuple[str, str, Callable[[Any], str]]],
+    *,
+    as_json: bool,
+    empty: str,
+) -> None:
+    """Prints `rows` as JSON or as a table of (title, key, format); `empty` where there are none."""
+    if as_json:
+        click.echo(json.dumps(list(rows), indent=2))
+        return
+    if not rows:
+        click.echo(empty, err=True)
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    chosen = list(columns)
+    for title, key, _ in chosen:
+        right = isinstance(rows[0].get(key), int) and not isinstance(rows[0].get(key), bool)
+        table.add_column(title, justify="right" if right else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(form(row.get(key)) for _, key, form in chosen))
+    console().print(table)
+
+
+def console() -> Console:
+    """Returns the terminal, or a wide page where the output is not one (so nothing is cut)."""
+    terminal = Console(highlight=False)
+    return terminal if terminal.is_terminal else Console(highlight=False, width=200)
+
+
+def size(value: Any) -> str:
+    """Formats bytes for people: 512 MiB, 1.5 GiB."""
+    amount = float(value)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if amount == int(amount) else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"
+
+
+def text(value: Any) -> str:
+    """Formats anything plainly; nothing for None, yes and no for a truth value."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)

@@ -1,0 +1,80 @@
+"""`virtlun target`: the polling process of this host."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+from rich.status import Status
+
+from plugin.cli.output import console, errors_as_sentences, json_option
+from pydataplane import supervise
+
+
+@click.group()
+def target() -> None:
+    """The polling process that serves the volumes."""
+
+
+@target.command()
+@click.option("--vhost-dir", type=click.Path(path_type=Path), help="Where controller sockets go.")
+@click.option(
+    "--state-dir", type=click.Path(path_type=Path), help="Where its configuration is kept."
+)
+@click.option("--log", type=click.Path(path_type=Path), help="Log file.")
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+@click.pass_obj
+@errors_as_sentences
+def start(
+    socket: Path,
+    vhost_dir: Path | None,
+    state_dir: Path | None,
+    log: Path | None,
+    options: tuple[str, ...],
+) -> None:
+    """Start the target in the background, unless it runs.
+
+    OPTIONS after `--` go to virtlun-target.
+    """
+    packaged = supervise.TargetPaths()
+    paths = supervise.TargetPaths(
+        rpc_socket=socket,
+        vhost_dir=vhost_dir or packaged.vhost_dir,
+        state_dir=state_dir or packaged.state_dir,
+        log=log or packaged.log,
+    )
+    with Status("starting the target", console=console()):
+        pid = supervise.start(paths, options)
+    click.echo(f"the target runs: pid {pid}, RPC socket {socket}")
+
+
+@target.command()
+@json_option
+@click.pass_obj
+@errors_as_sentences
+def status(socket: Path, as_json: bool) -> None:
+    """Show whether the target runs, its reactors, and what it could not restore."""
+    found = supervise.status(socket)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    click.echo(f"version  {found['version']}\npid      {found['pid']}")
+    click.echo(f"uptime   {float(found['uptime_s']):.0f} s")
+    for reactor in found["reactors"]:
+        total = reactor["busy_ns"] + reactor["idle_ns"] + reactor["sleep_ns"]
+        busy = 100 * reactor["busy_ns"] / max(total, 1)
+        place = "any CPU" if reactor["cpu"] is None else f"CPU {reactor['cpu']}"
+        click.echo(f"reactor  {reactor['index']} on {place}, {busy:.1f} % busy")
+    for problem in found["restore_problems"]:
+        click.echo(f"problem  {problem}")
+
+
+@target.command()
+@click.pass_obj
+@errors_as_sentences
+def stop(socket: Path) -> None:
+    """Stop the target in order: volumes are flushed, VMs that use it wait for its return."""
+    with Status("stopping the target", console=console()):
+        supervise.stop(socket)
+    click.echo("the target has stopped")

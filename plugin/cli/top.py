@@ -1,0 +1,99 @@
+"""`virtlun top`: what the reactors and volumes do, refreshed."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+
+from plugin.cli.output import console, errors_as_sentences, json_option, size
+from pydataplane import supervise
+from pydataplane.client import Client
+
+COUNTERS = ("num_read_ops", "num_write_ops", "bytes_read", "bytes_written")
+
+
+@click.command()
+@click.option("--interval", default=1.0, show_default=True, help="Seconds between samples.")
+@click.option("--count", type=int, help="Stop after that many samples (else: until ^C).")
+@json_option
+@click.pass_obj
+@errors_as_sentences
+def top(socket: Path, interval: float, count: int | None, as_json: bool) -> None:
+    """Show reactor load and the I/O of each volume, per second."""
+    if interval <= 0:
+        raise click.BadParameter("must be more than 0", param_hint="--interval")
+    before = sample(socket)
+    done = 0
+    with Live(console=console(), auto_refresh=False, transient=False) as live:
+        while count is None or done < count:
+            time.sleep(interval)
+            after = sample(socket)
+            rates = difference(before, after)
+            if as_json:
+                click.echo(json.dumps(rates))
+            else:
+                live.update(_tables(rates), refresh=True)
+            before = after
+            done += 1
+
+
+def sample(socket: Path) -> dict[str, Any]:
+    """Returns the counters of the target on `socket` now."""
+    client = Client(socket)
+    names = {
+        item["name"]: item["aliases"][0] if item["aliases"] else item["name"]
+        for item in client.call("bdev_get_bdevs")
+    }
+    return {
+        "at": time.monotonic(),
+        "reactors": supervise.status(socket)["reactors"],
+        "bdevs": {
+            names.get(item["name"], item["name"]): item
+            for item in client.call("bdev_get_iostat")["bdevs"]
+        },
+    }
+
+
+def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """Returns busy share of each reactor and, for each bdev, its counters per second."""
+    seconds = max(after["at"] - before["at"], 1e-6)
+    reactors = []
+    for old, new in zip(before["reactors"], after["reactors"], strict=False):
+        spent = {key: new[key] - old[key] for key in ("busy_ns", "idle_ns", "sleep_ns")}
+        total = max(sum(spent.values()), 1)
+        reactors.append({"index": new["index"], "busy": spent["busy_ns"] / total})
+    bdevs = {
+        name: {
+            key: (new[key] - before["bdevs"].get(name, {}).get(key, 0)) / seconds
+            for key in COUNTERS
+        }
+        for name, new in after["bdevs"].items()
+    }
+    return {"reactors": reactors, "bdevs": bdevs}
+
+
+def _tables(rates: dict[str, Any]) -> Group:
+    load = Table(box=None, pad_edge=False, header_style="bold")
+    load.add_column("REACTOR")
+    load.add_column("BUSY", justify="right")
+    for reactor in rates["reactors"]:
+        load.add_row(str(reactor["index"]), f"{100 * reactor['busy']:.1f} %")
+    volumes = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("VOLUME", "READ/S", "WRITE/S", "READ", "WRITTEN"):
+        volumes.add_column(title, justify="left" if title == "VOLUME" else "right")
+    for name, row in sorted(rates["bdevs"].items()):
+        volumes.add_row(
+            name,
+            f"{row['num_read_ops']:.0f}",
+            f"{row['num_write_ops']:.0f}",
+            f"{size(round(row['bytes_read']))}/s",
+            f"{size(round(row['bytes_written']))}/s",
+        )
+    return Group(load, "", volumes)

@@ -1,0 +1,105 @@
+"""`virtlun volume`: logical volumes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from plugin.cli.output import errors_as_sentences, json_option, show, size, text
+from pydataplane.client import Client
+from pydataplane.volumes import Volume, VolumeError, Volumes, parse_size
+
+COLUMNS = [
+    ("VOLUME", "path", text),
+    ("SIZE", "size", size),
+    ("ALLOCATED", "allocated", size),
+    ("THIN", "thin", text),
+    ("UUID", "uuid", text),
+]
+
+
+@click.group()
+def volume() -> None:
+    """Volumes, written LVSTORE/NAME.
+
+    Attach one with `virsh attach-disk VM /dev/virtlun/LVSTORE/NAME sdb`.
+    """
+
+
+@volume.command("list")
+@click.argument("lvstore", required=False)
+@json_option
+@click.pass_obj
+@errors_as_sentences
+def list_(socket: Path, lvstore: str | None, as_json: bool) -> None:
+    """List all volumes, or those of one LVSTORE."""
+    volumes = Volumes(Client(socket))
+    if lvstore is not None:
+        volumes.lvstore(lvstore)
+    _show(volumes.volumes(lvstore), as_json)
+
+
+@volume.command()
+@click.argument("volume")
+@click.argument("size_text", metavar="SIZE")
+@click.option("--thin", is_flag=True, help="Allocate clusters when they are first written.")
+@json_option
+@click.pass_obj
+@errors_as_sentences
+def create(socket: Path, volume: str, size_text: str, thin: bool, as_json: bool) -> None:
+    """Make VOLUME (LVSTORE/NAME) of SIZE, such as 10G; it reads as zeros."""
+    made = Volumes(Client(socket)).create(volume, parse_size(size_text), thin=thin)
+    _show([made], as_json)
+
+
+@volume.command()
+@click.argument("volume")
+@click.argument("size_text", metavar="SIZE")
+@click.option("--shrink", is_flag=True, help="Allow a smaller size: data beyond it is lost.")
+@json_option
+@click.pass_obj
+@errors_as_sentences
+def resize(socket: Path, volume: str, size_text: str, shrink: bool, as_json: bool) -> None:
+    """Give VOLUME another SIZE, also while a VM uses it: the guest is told at once."""
+    volumes = Volumes(Client(socket))
+    present, wanted = volumes.volume(volume), parse_size(size_text)
+    if wanted < present.size and not shrink:
+        raise VolumeError(
+            f"volume {volume} has {present.size} bytes, {wanted} are fewer: "
+            "add --shrink if the data beyond may be lost"
+        )
+    _show([volumes.resize(volume, wanted)], as_json)
+
+
+@volume.command()
+@click.argument("volume")
+@click.argument("name")
+@click.pass_obj
+@errors_as_sentences
+def rename(socket: Path, volume: str, name: str) -> None:
+    """Rename VOLUME to NAME within its lvstore."""
+    Volumes(Client(socket)).rename(volume, name)
+
+
+@volume.command()
+@click.argument("volume")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_obj
+@errors_as_sentences
+def delete(socket: Path, volume: str, yes: bool) -> None:
+    """Delete VOLUME and its data; one that a VM uses is refused."""
+    volumes = Volumes(Client(socket))
+    present = volumes.volume(volume)
+    if not yes:
+        click.confirm(f"Delete {present.path} ({size(present.size)})?", abort=True)
+    volumes.delete(present.uuid)
+
+
+def _show(found: list[Volume], as_json: bool) -> None:
+    show(
+        [{"path": item.path, **item.as_dict()} for item in found],
+        COLUMNS,
+        as_json=as_json,
+        empty="no volumes: make one with `virtlun volume create LVSTORE/NAME SIZE`",
+    )

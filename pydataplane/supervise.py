@@ -1,0 +1,125 @@
+"""Starts, asks and stops a target process on this host."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydataplane.client import DEFAULT_SOCKET, Client
+from pydataplane.errors import TargetError, TargetUnavailable
+
+START_DEADLINE_S = 60.0
+STOP_DEADLINE_S = 30.0
+
+
+@dataclass(frozen=True)
+class TargetPaths:
+    """Where a target keeps what it needs; the defaults are the packaged ones."""
+
+    rpc_socket: Path = DEFAULT_SOCKET
+    vhost_dir: Path = Path("/run/virtlun/vhost")
+    state_dir: Path = Path("/var/lib/virtlun/target")
+    log: Path = Path("/var/log/virtlun/target.log")
+
+
+def program(name: str = "virtlun-target") -> Path:
+    """Returns the path of one of our programs: beside this Python, else on PATH.
+
+    Raises:
+        TargetUnavailable: it is not installed.
+    """
+    beside = Path(sys.executable).parent / name
+    if beside.exists():
+        return beside
+    found = shutil.which(name)
+    if found is None:
+        raise TargetUnavailable(f"{name} is not installed: run `pip install .` or `make build`")
+    return Path(found)
+
+
+def start(paths: TargetPaths, options: Sequence[str] = ()) -> int:
+    """Starts a target in the background and waits until it answers; returns its process id.
+
+    `options` are further ones of `virtlun-target`. One that runs already is left as it is.
+
+    Raises:
+        TargetUnavailable: it ended at once or did not answer within START_DEADLINE_S seconds; the
+            text carries its last words.
+    """
+    try:
+        return int(status(paths.rpc_socket)["pid"])
+    except TargetUnavailable:
+        pass
+    for folder in (paths.rpc_socket.parent, paths.vhost_dir, paths.log.parent, paths.state_dir):
+        folder.mkdir(parents=True, exist_ok=True)
+    with paths.log.open("ab") as log:
+        begin = log.tell()
+        process = subprocess.Popen(
+            [
+                str(program()),
+                *("--rpc-socket", str(paths.rpc_socket)),
+                *("--vhost-dir", str(paths.vhost_dir)),
+                *("--state-dir", str(paths.state_dir)),
+                *options,
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    end = time.monotonic() + START_DEADLINE_S
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            words = paths.log.read_bytes()[begin:].decode(errors="replace").strip()
+            last = words.splitlines()[-1] if words else f"status {process.returncode}"
+            raise TargetUnavailable(f"the target did not start: {last}")
+        try:
+            status(paths.rpc_socket)
+        except TargetError:
+            time.sleep(0.02)
+            continue
+        return process.pid
+    process.kill()
+    process.wait()
+    raise TargetUnavailable(
+        f"the target did not answer within {START_DEADLINE_S:.0f} s: see {paths.log}"
+    )
+
+
+def status(rpc_socket: Path = DEFAULT_SOCKET) -> dict[str, Any]:
+    """Returns `virtlun_get_status` of the target on `rpc_socket`; TargetUnavailable if none."""
+    answer: dict[str, Any] = Client(rpc_socket, timeout_s=5.0).call("virtlun_get_status")
+    return answer
+
+
+def stop(rpc_socket: Path = DEFAULT_SOCKET, how: signal.Signals = signal.SIGTERM) -> None:
+    """Stops the target on `rpc_socket` in order and waits for its end, STOP_DEADLINE_S at most.
+
+    Raises:
+        TargetUnavailable: none runs, or it did not end in time.
+    """
+    pid = int(status(rpc_socket)["pid"])
+    Client(rpc_socket).call("spdk_kill_instance", sig_name=how.name)
+    end = time.monotonic() + STOP_DEADLINE_S
+    while _alive(pid):
+        if time.monotonic() > end:
+            raise TargetUnavailable(
+                f"the target (pid {pid}) did not end within {STOP_DEADLINE_S:.0f} s"
+            )
+        time.sleep(0.02)
+
+
+def _alive(pid: int) -> bool:
+    """Whether a process runs (one that ended and waits for its parent does not)."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"

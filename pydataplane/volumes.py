@@ -1,0 +1,296 @@
+"""The volume model that plugin and CSI share: lvstores, and volumes by name or UUID.
+
+A thin reading of SPDK's lvol methods. The lvstore is the truth; nothing is kept here.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydataplane.client import Client
+from pydataplane.errors import RpcError
+
+MIB = 1 << 20
+NO_DEVICE = -19
+EXISTS = -17
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+class VolumeError(Exception):
+    """A volume or lvstore cannot be used as asked; the text says which, why and what to do."""
+
+
+class VolumeNotFoundError(VolumeError):
+    """There is no such volume or lvstore."""
+
+
+@dataclass(frozen=True)
+class Lvstore:
+    """A store of logical volumes on one bdev; sizes in bytes."""
+
+    name: str
+    uuid: str
+    base_bdev: str
+    cluster_size: int
+    total: int
+    free: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the fields for `--json`."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A logical volume; sizes in bytes. `bdev` is its name for RPC calls: its UUID."""
+
+    lvstore: str
+    name: str
+    uuid: str
+    size: int
+    allocated: int
+    thin: bool
+    block_size: int
+
+    @property
+    def path(self) -> str:
+        """`LVSTORE/NAME`, as people write it."""
+        return f"{self.lvstore}/{self.name}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the fields for `--json`."""
+        return asdict(self)
+
+
+def parse_size(text: str) -> int:
+    """Returns the bytes that `text` means: a whole number with an optional K, M, G or T (1024^n).
+
+    Raises:
+        VolumeError: it is not a size; the text says what one looks like.
+    """
+    found = re.fullmatch(r"(\d+)\s*([KMGT]?)(i?B)?", text.strip(), re.IGNORECASE)
+    if not found or int(found[1]) == 0:
+        raise VolumeError(f"'{text}' is not a size: give a whole number such as 512M, 10G or 2T")
+    return int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}[found[2].upper()]
+
+
+def split_path(path: str) -> tuple[str, str]:
+    """Splits `LVSTORE/VOLUME` (also with /dev/virtlun/ before it) and checks both names.
+
+    Raises:
+        VolumeError: it is not of that form.
+    """
+    parts = path.removeprefix("/dev/virtlun/").split("/")
+    if len(parts) != 2 or not all(NAME.fullmatch(part) for part in parts):
+        raise VolumeError(f"'{path}' does not name a volume: write LVSTORE/VOLUME")
+    return parts[0], parts[1]
+
+
+class Volumes:
+    """Operations on the lvstores and volumes of one target."""
+
+    def __init__(self, client: Client) -> None:
+        """Uses `client` for every call; its errors (pydataplane.errors) pass through."""
+        self.client = client
+
+    def lvstores(self) -> list[Lvstore]:
+        """Returns all lvstores, by name."""
+        found = [
+            Lvstore(
+                name=item["name"],
+                uuid=item["uuid"],
+                base_bdev=item["base_bdev"],
+                cluster_size=item["cluster_size"],
+                total=item["total_data_clusters"] * item["cluster_size"],
+                free=item["free_clusters"] * item["cluster_size"],
+            )
+            for item in self.client.call("bdev_lvol_get_lvstores")
+        ]
+        return sorted(found, key=lambda store: store.name)
+
+    def lvstore(self, name: str) -> Lvstore:
+        """Returns one lvstore by name or UUID; VolumeNotFoundError if there is none."""
+        for store in self.lvstores():
+            if name in (store.name, store.uuid):
+                return store
+        raise VolumeNotFoundError(f"there is no lvstore {name}: see `virtlun lvstore list`")
+
+    def create_lvstore(
+        self, name: str, file: Path, size: int | None = None, cluster_size: int | None = None
+    ) -> Lvstore:
+        """Makes an lvstore on a file or block device, and the file of `size` bytes where asked.
+
+        Safe to repeat: an lvstore of that name on that file is returned as it is.
+
+        Raises:
+            VolumeError: no such file and no size given, or the name is taken by another one.
+        """
+        if not NAME.fullmatch(name):
+            raise VolumeError(f"'{name}' is not a name: use letters, digits and . _ - (63 at most)")
+        path = file.absolute()
+        for store in self.lvstores():
+            if store.name == name:
+                if self._file_of(store.base_bdev) == str(path):
+                    return store
+                raise VolumeError(f"lvstore {name} exists already, on another device")
+        made = False
+        if not path.exists():
+            if size is None:
+                raise VolumeError(f"{path} does not exist: name a block device, or give --size")
+            with path.open("xb") as created:
+                created.truncate(size)
+            path.chmod(0o600)
+            made = True
+        base = f"lvs-{name}"
+        attached = False
+        try:
+            try:
+                self.client.call("bdev_uring_create", filename=str(path), name=base)
+                attached = True
+            except RpcError as error:
+                if error.code != EXISTS:
+                    raise
+            self.client.call(
+                "bdev_lvol_create_lvstore", bdev_name=base, lvs_name=name, cluster_sz=cluster_size
+            )
+        except Exception:
+            if attached:
+                self.client.call("bdev_uring_delete", name=base)
+            if made:
+                path.unlink()
+            raise
+        return self.lvstore(name)
+
+    def delete_lvstore(self, name: str) -> None:
+        """Destroys an lvstore with all its volumes and lets go of its device (the file stays)."""
+        store = self.lvstore(name)
+        self.client.call("bdev_lvol_delete_lvstore", uuid=store.uuid)
+        if self._file_of(store.base_bdev) is not None:
+            self.client.call("bdev_uring_delete", name=store.base_bdev)
+
+    def volumes(self, lvstore: str | None = None) -> list[Volume]:
+        """Returns all volumes, or those of one lvstore, by path."""
+        stores = {store.uuid: store for store in self.lvstores()}
+        found = []
+        for item in self.client.call("bdev_get_bdevs"):
+            lvol = item.get("driver_specific", {}).get("lvol")
+            if lvol is None or lvol["lvol_store_uuid"] not in stores:
+                continue
+            store = stores[lvol["lvol_store_uuid"]]
+            volume = _volume(item, store)
+            if lvstore in (None, store.name, store.uuid):
+                found.append(volume)
+        return sorted(found, key=lambda volume: volume.path)
+
+    def volume(self, reference: str) -> Volume:
+        """Returns one volume by `LVSTORE/NAME` or UUID; VolumeNotFoundError if there is none."""
+        name = reference
+        if not _is_uuid(reference):
+            name = "/".join(split_path(reference))
+        try:
+            items = self.client.call("bdev_get_bdevs", name=name)
+        except RpcError as error:
+            if error.code != NO_DEVICE:
+                raise
+            items = []
+        for item in items:
+            lvol = item.get("driver_specific", {}).get("lvol")
+            if lvol is not None:
+                return _volume(item, self.lvstore(lvol["lvol_store_uuid"]))
+        raise VolumeNotFoundError(
+            f"there is no volume {reference}: see `virtlun volume list`, or create it"
+        )
+
+    def create(self, reference: str, size: int, *, thin: bool = False) -> Volume:
+        """Makes a volume of at least `size` bytes (rounded up to clusters).
+
+        Safe to repeat: one of that name, size and kind is returned as it is.
+
+        Raises:
+            VolumeError: one of that name exists with another size.
+        """
+        lvstore, name = split_path(reference)
+        store = self.lvstore(lvstore)
+        try:
+            self.client.call(
+                "bdev_lvol_create",
+                lvol_name=name,
+                size_in_mib=_mib(size),
+                thin_provision=thin,
+                lvs_name=store.name,
+            )
+        except RpcError as error:
+            if error.code != EXISTS:
+                raise
+            present = self.volume(reference)
+            if present.size != -(-size // store.cluster_size) * store.cluster_size:
+                raise VolumeError(
+                    f"volume {reference} exists already, with {present.size} bytes: "
+                    "resize it, or choose another name"
+                ) from error
+            return present
+        return self.volume(reference)
+
+    def resize(self, reference: str, size: int) -> Volume:
+        """Grows or shrinks a volume to at least `size` bytes, also while it is in use."""
+        volume = self.volume(reference)
+        self.client.call("bdev_lvol_resize", name=volume.uuid, size_in_mib=_mib(size))
+        return self.volume(volume.uuid)
+
+    def rename(self, reference: str, name: str) -> Volume:
+        """Gives a volume another name in the same lvstore."""
+        volume = self.volume(reference)
+        self.client.call("bdev_lvol_rename", old_name=volume.uuid, new_name=name)
+        return self.volume(volume.uuid)
+
+    def delete(self, reference: str, *, missing_ok: bool = False) -> None:
+        """Deletes a volume and its data; one that is in use is refused by the target."""
+        try:
+            volume = self.volume(reference)
+        except VolumeNotFoundError:
+            if missing_ok:
+                return
+            raise
+        self.client.call("bdev_lvol_delete", name=volume.uuid)
+
+    def _file_of(self, bdev: str) -> str | None:
+        """Returns the file under a file-backed bdev, else None."""
+        for item in self.client.call("bdev_get_bdevs", name=bdev):
+            specific = item.get("driver_specific", {})
+            for driver in ("uring", "aio"):
+                if driver in specific:
+                    return str(specific[driver]["filename"])
+        return None
+
+
+def _volume(item: dict[str, Any], store: Lvstore) -> Volume:
+    """Reads one entry of bdev_get_bdevs."""
+    size = item["num_blocks"] * item["block_size"]
+    lvol = item["driver_specific"]["lvol"]
+    clusters = lvol.get("num_allocated_clusters")
+    return Volume(
+        lvstore=store.name,
+        name=item["aliases"][0].split("/", 1)[1],
+        uuid=item["uuid"],
+        size=size,
+        allocated=size if clusters is None else clusters * store.cluster_size,
+        thin=lvol["thin_provision"],
+        block_size=item["block_size"],
+    )
+
+
+def _mib(size: int) -> int:
+    """Returns `size` bytes in whole MiB, rounded up, as SPDK's methods take it."""
+    return -(-size // MIB)
+
+
+def _is_uuid(text: str) -> bool:
+    try:
+        return str(uuid.UUID(text)) == text.lower()
+    except ValueError:
+        return False
