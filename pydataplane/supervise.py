@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -123,3 +124,11 @@ def _alive(pid: int) -> bool:
     except OSError:
         return False
     return state not in "ZX"
+
+
+def kill(rpc_socket: Path = DEFAULT_SOCKET) -> None:
+    """Kills the target on `rpc_socket` (SIGKILL) and waits for its end, for crash tests."""
+    pid = int(status(rpc_socket)["pid"])
+    os.kill(pid, signal.SIGKILL)
+    while _alive(pid):
+        time.sleep(0.005)

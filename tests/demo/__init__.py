@@ -1,0 +1,1 @@
+"""The main job as a story: `make demo` tells it, tests/libvirt/test_main_job.py asserts it."""

@@ -1,0 +1,218 @@
+"""A whole virtualisation host in a scratch directory: libvirtd, target, gateway and hook, all real.
+
+The demo and tests/libvirt stand on it. Nothing outside the scratch directory is touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+from plugin import hook
+from pydataplane import supervise
+from pydataplane.client import Client
+from pydataplane.errors import TargetError
+from pydataplane.volumes import Volumes
+from tests.guest.image import Image, build
+from tests.support.agent import Agent
+from tests.support.domain import domain_xml, publish
+from tests.support.libvirtd import Libvirtd, virsh
+
+GATEWAY_DEADLINE_S = 30.0
+
+CONFIG = """\
+[target]
+rpc_socket = "{target}"
+vhost_dir = "{vhost}"
+
+[gateway]
+listen = "{listen}"
+listen_ro = "{listen_ro}"
+upstream = "{upstream}"
+upstream_ro = "{upstream_ro}"
+"""
+
+
+def scratch_directory(prefix: str = "vl-") -> Path:
+    """Returns a new directory with a short path that QEMU's user can enter."""
+    path = Path(tempfile.mkdtemp(prefix=prefix, dir="/var/tmp"))
+    path.chmod(0o755)
+    return path
+
+
+class Host:
+    """A running host; a context manager that ends all of it and removes the directory.
+
+    `keep` keeps the directory (its logs) where the body failed. Needs root.
+    """
+
+    def __init__(self, scratch: Path | None = None, *, keep: bool = False) -> None:
+        """Starts libvirtd, the target with an empty file-backed lvstore `lvs0`, and the gateway."""
+        self.scratch = scratch or scratch_directory()
+        self.keep = keep
+        self.paths = supervise.TargetPaths(
+            rpc_socket=self.scratch / "target.sock",
+            vhost_dir=self.scratch / "vhost",
+            state_dir=self.scratch / "state",
+            log=self.scratch / "target.log",
+        )
+        self.gateway_socket = self.scratch / "gateway"
+        self.gateway_socket_ro = self.scratch / "gateway-ro"
+        self.config = self.scratch / "virtlun.toml"
+        self.image: Image = publish(build(), self.scratch)
+        self._gateway: subprocess.Popen[bytes] | None = None
+        self.libvirtd = Libvirtd(self.scratch / "l")
+        try:
+            self.config.write_text(
+                CONFIG.format(
+                    target=self.paths.rpc_socket,
+                    vhost=self.paths.vhost_dir,
+                    listen=self.gateway_socket,
+                    listen_ro=self.gateway_socket_ro,
+                    upstream=self.libvirtd.socket,
+                    upstream_ro=self.libvirtd.socket_ro,
+                )
+            )
+            self._install_hook()
+            self.start_target()
+            self.volumes.create_lvstore("lvs0", self.scratch / "lvs0.img", 1 << 30)
+            self.start_gateway()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def client(self) -> Client:
+        """A client of the target."""
+        return Client(self.paths.rpc_socket)
+
+    @property
+    def volumes(self) -> Volumes:
+        """The target's volumes."""
+        return Volumes(self.client)
+
+    @property
+    def uri(self) -> str:
+        """The URI that people use: the gateway's."""
+        return self.libvirtd.uri(self.gateway_socket)
+
+    @property
+    def uri_ro(self) -> str:
+        """The gateway's read-only URI."""
+        return self.libvirtd.uri(self.gateway_socket_ro)
+
+    def virsh(self, *words: str, deadline_s: float = 90.0, check: bool = True) -> str:
+        """Runs plain virsh against the gateway; see `tests.support.libvirtd.virsh`."""
+        return virsh(self.uri, *words, deadline_s=deadline_s, check=check)
+
+    def virsh_direct(self, *words: str, deadline_s: float = 90.0, check: bool = True) -> str:
+        """Runs plain virsh against libvirtd itself, behind the gateway's back."""
+        return virsh(self.libvirtd.uri(), *words, deadline_s=deadline_s, check=check)
+
+    def start_target(self) -> int:
+        """Starts the target (again); returns its process id."""
+        return supervise.start(self.paths, ["--socket-group", "kvm"])
+
+    def stop_target(self) -> None:
+        """Stops the target in order."""
+        supervise.stop(self.paths.rpc_socket)
+
+    def kill_target(self) -> None:
+        """Kills the target as a crash would."""
+        supervise.kill(self.paths.rpc_socket)
+
+    def start_gateway(self) -> None:
+        """Starts the gateway and waits until virsh gets an answer through it."""
+        self._gateway = subprocess.Popen(
+            [
+                str(Path(sys.executable).parent / "virtlun-gateway"),
+                *("--config", str(self.config)),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=(self.scratch / "gateway.log").open("ab"),
+            stderr=subprocess.STDOUT,
+        )
+        end = time.monotonic() + GATEWAY_DEADLINE_S
+        while not self.gateway_socket.exists():
+            if self._gateway.poll() is not None or time.monotonic() > end:
+                log = (self.scratch / "gateway.log").read_text(errors="replace")
+                raise RuntimeError(f"the gateway did not start:\n{log[-2000:]}")
+            time.sleep(0.02)
+
+    def stop_gateway(self, how: signal.Signals = signal.SIGTERM) -> None:
+        """Ends the gateway and waits for it."""
+        assert self._gateway is not None
+        self._gateway.send_signal(how)
+        self._gateway.wait(timeout=20)
+
+    def _install_hook(self) -> None:
+        folder = self.libvirtd.hooks / "qemu.d"
+        folder.mkdir()
+        script = folder / "virtlun"
+        script.write_text(
+            f'#!/bin/sh\nexec /usr/bin/python3 {hook.SCRIPT} --config {self.config} "$@"\n'
+        )
+        script.chmod(0o755)
+        self.libvirtd.restart()  # libvirtd looks for hooks when it starts
+
+    def define(
+        self, name: str, *, accel: str = "tcg", vcpus: int = 1, devices: str = "", uri: str = ""
+    ) -> None:
+        """Defines a domain that boots the test guest, as a person would: through the gateway."""
+        path = self.scratch / f"{name}.xml"
+        path.write_text(
+            domain_xml(name, self.image, self.scratch, accel=accel, vcpus=vcpus, devices=devices)
+        )
+        virsh(uri or self.uri, "define", str(path))
+
+    def agent(self, name: str) -> Agent:
+        """Returns the command channel into a running guest, once it has booted."""
+        agent = Agent(self.scratch / f"{name}-agent")
+        agent.wait_ready()
+        return agent
+
+    def console(self, name: str) -> str:
+        """Returns what a guest printed on its console so far."""
+        text = (self.scratch / f"{name}-console.log").read_text(errors="replace")
+        return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
+
+    def close(self) -> None:
+        """Ends everything."""
+        if self._gateway is not None and self._gateway.poll() is None:
+            try:
+                self.stop_gateway()
+            except subprocess.TimeoutExpired:
+                self._gateway.kill()
+                self._gateway.wait()
+        self.libvirtd.stop()
+        with contextlib.suppress(TargetError):
+            self.stop_target()
+
+    def __enter__(self) -> Host:
+        """Returns the running host."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Ends it; removes the directory unless the body failed and it is to be kept."""
+        self.close()
+        if error is None or not self.keep:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+def is_root() -> bool:
+    """Whether this process may make a host."""
+    return os.geteuid() == 0
