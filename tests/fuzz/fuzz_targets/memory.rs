@@ -1,0 +1,4 @@
+//! See `harness::memory`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| virtlun_fuzz::memory(data));

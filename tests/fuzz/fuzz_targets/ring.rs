@@ -1,0 +1,4 @@
+//! See `harness::ring`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| virtlun_fuzz::ring(data));
