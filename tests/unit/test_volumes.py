@@ -1,0 +1,58 @@
+"""The volume model's own rules; what it does to a real target is in tests/target/test_cli.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from plugin.cli.output import size
+from plugin.cli.top import difference
+from pydataplane.volumes import VolumeError, parse_size, split_path
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_"),
+    [("1", 1), ("4k", 4096), ("64M", 64 << 20), ("10GiB", 10 << 30), ("2 TB", 2 << 40)],
+)
+def test_sizes_are_powers_of_1024(text: str, bytes_: int) -> None:
+    assert parse_size(text) == bytes_
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1.5G", "10X", "G", "1e9"])
+def test_what_is_no_size_is_refused_in_one_sentence(text: str) -> None:
+    with pytest.raises(VolumeError, match="is not a size: give a whole number such as"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize("path", ["lvs0/data", "/dev/virtlun/lvs0/data"])
+def test_a_volume_is_written_with_or_without_the_device_prefix(path: str) -> None:
+    assert split_path(path) == ("lvs0", "data")
+
+
+@pytest.mark.parametrize("path", ["data", "a/b/c", "/data", "lvs0/", "lvs0/-x", "lvs0/a b", "../x"])
+def test_what_names_no_volume_is_refused(path: str) -> None:
+    with pytest.raises(VolumeError, match="write LVSTORE/VOLUME"):
+        split_path(path)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0, "0 B"), (1536, "1.5 KiB"), (64 << 20, "64 MiB"), (1 << 40, "1.0 TiB")],
+)
+def test_bytes_for_people(value: int, shown: str) -> None:
+    assert size(value) == shown
+
+
+def test_rates_are_differences_per_second() -> None:
+    reactor = {"index": 0, "busy_ns": 0, "idle_ns": 0, "sleep_ns": 0}
+    io = {"num_read_ops": 10, "num_write_ops": 0, "bytes_read": 4096, "bytes_written": 0}
+    before = {"at": 1.0, "reactors": [reactor], "bdevs": {"v": io}}
+    after = {
+        "at": 3.0,
+        "reactors": [{**reactor, "busy_ns": 25, "sleep_ns": 75}],
+        "bdevs": {"v": {**io, "num_read_ops": 30}, "new": {**io, "bytes_read": 8}},
+    }
+    rates = difference(before, after)
+    assert rates["reactors"] == [{"index": 0, "busy": 0.25}]
+    assert rates["bdevs"]["v"]["num_read_ops"] == 10
+    assert rates["bdevs"]["v"]["bytes_read"] == 0
+    assert rates["bdevs"]["new"]["bytes_read"] == 4
