@@ -20,15 +20,39 @@
 //!   lun.poll(&mut done); for c in done { lun.resume(slot[c.tag].task, c.result) }
 //! shared.notify_resized() / reset()    any thread
 //! ```
+//!
+//! # One command
+//! [`Lun`] decodes the CDB by one table (also that of REPORT SUPPORTED OPERATION CODES), reports
+//! a pending unit attention, refuses reserved bits, and either answers from memory or plans a job:
+//! `[flush] [step ...] [flush]`, each a bdev I/O, one after the other. READ and WRITE are one
+//! step straight between the initiator's buffers and the bdev.
+//!
+//! # Errors
+//! Every [`bdev::IoError`] has its sense in one exhaustive match; none becomes GOOD. A full channel
+//! is TASK SET FULL, an internal buffer in use is BUSY, a reset or abort is TASK ABORTED.
+//!
+//! # Guest memory
+//! Nothing is trusted twice: the CDB is a copy, and each descriptor of UNMAP is copied, checked and
+//! used, for itself, whenever it is looked at.
 
 #![forbid(unsafe_code)]
 
+mod block;
+mod inquiry;
 mod lun;
+mod mode;
+mod opcode;
+mod reply;
+mod report;
 mod response;
+mod sense;
 mod shared;
 mod task;
 
 pub use lun::{Lun, Outcome, missing_lun};
 pub use response::{Response, SENSE_LEN, Status};
-pub use shared::{LunError, LunOptions, LunShared, Nexus, UnitAttention};
+pub use shared::{
+    LunError, LunOptions, LunShared, MAX_SERIAL, MAX_TRANSFER_BYTES, MAX_UNMAP_BYTES,
+    MAX_UNMAP_DESCRIPTORS, MAX_WRITE_SAME_BYTES, Nexus, UnitAttention,
+};
 pub use task::{CDB_LEN, Task};

@@ -1,11 +1,26 @@
-//! A logical unit as one thread sees it.
+//! A logical unit as one thread sees it: from the CDB to bdev I/Os to the response.
 
-use crate::response::Response;
-use crate::shared::{LunShared, Nexus};
-use crate::task::{CDB_LEN, Task};
-use bdev::{Channel, Completion, IoError};
-use guestmem::Sg;
+use crate::block::{self, Desk, Extent};
+use crate::opcode::{Command, decode};
+use crate::reply::send;
+use crate::response::{Fail, Response, Status};
+use crate::sense::{Code, Key, Sense, of_io_error};
+use crate::shared::{LunShared, Nexus, UnitAttention};
+use crate::task::{CDB_LEN, Cdb, Compare, Job, Kind, Task};
+use crate::{inquiry, mode, report};
+use bdev::{Channel, Completion, Io, IoError, Op, Submit};
+use guestmem::{Bounce, Sg};
+use std::collections::VecDeque;
 use std::sync::Arc;
+
+/// Longest single Unmap or WriteZeroes given to a bdev, in bytes: bounds how long one call can
+/// keep the thread where the bdev does it at once. Steps end at multiples of it, so that they do
+/// not cut clusters.
+const RANGE_STEP_BYTES: u64 = 32 << 20;
+/// Steps that end at once in one call before other tasks get their turn.
+const STEPS_PER_CALL: u32 = 16;
+/// Tasks that can wait for their next turn; the next one is answered BUSY.
+const MAX_YIELDED: usize = 128;
 
 /// What [`Lun::start`] or [`Lun::resume`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,41 +35,413 @@ pub enum Outcome {
     Pending,
 }
 
+impl From<Fail> for Outcome {
+    #[cold]
+    fn from(fail: Fail) -> Self {
+        match fail {
+            Fail::Check(sense) => Outcome::Done(Response::check(sense)),
+            Fail::Bare(status) => Outcome::Done(Response::bare(status)),
+            Fail::Overrun => Outcome::Overrun,
+        }
+    }
+}
+
 /// A logical unit as one thread sees it: shared identity and attentions, and a channel of its own.
-pub struct Lun {}
+///
+/// Where the channel is full, a command ends as TASK SET FULL (28h), which every initiator answers
+/// by trying again when some of its commands finished; there is no waiting list.
+pub struct Lun {
+    // Before `bounce`: a channel that is dropped has no I/O left on the buffer.
+    channel: Box<dyn Channel>,
+    shared: Arc<LunShared>,
+    nexus: Arc<Nexus>,
+    max_transfer: u64,
+    /// For transfers that the initiator's buffers do not fit, WRITE SAME and VERIFY; one at a
+    /// time, others are answered BUSY.
+    bounce: Bounce,
+    bounce_free: bool,
+    /// Tags of tasks that gave others their turn.
+    yielded: VecDeque<u64>,
+}
+
+/// What a command is after its CDB was looked at.
+enum Plan {
+    /// Over, GOOD, this many bytes moved.
+    Done(u32),
+    /// I/Os.
+    Work(Job),
+}
+
+/// What a task does next.
+enum Next {
+    Submit(Io),
+    End,
+}
 
 impl Lun {
     /// The unit `shared` for the session `nexus` through `channel`, which was opened on the
-    /// calling thread.
-    pub fn new(_shared: Arc<LunShared>, _nexus: Arc<Nexus>, _channel: Box<dyn Channel>) -> Self {
-        todo!()
+    /// calling thread. Allocates: not for the I/O path.
+    pub fn new(shared: Arc<LunShared>, nexus: Arc<Nexus>, channel: Box<dyn Channel>) -> Self {
+        Lun {
+            channel,
+            max_transfer: shared.max_transfer_blocks(),
+            shared,
+            nexus,
+            bounce: Bounce::new(),
+            bounce_free: true,
+            yielded: VecDeque::with_capacity(MAX_YIELDED),
+        }
     }
 
     /// The unit as all threads see it.
     pub fn shared(&self) -> &Arc<LunShared> {
-        todo!()
+        &self.shared
     }
 
     /// Starts `task`. Never blocks or allocates.
-    pub fn start(&mut self, _task: &mut Task) -> Outcome {
-        todo!()
+    #[inline]
+    pub fn start(&mut self, task: &mut Task) -> Outcome {
+        task.epoch = self.shared.epoch();
+        task.job = Job::IDLE;
+        match self.plan(task) {
+            Ok(Plan::Work(job)) => {
+                task.job = job;
+                self.advance(task)
+            }
+            Ok(Plan::Done(transferred)) => Outcome::Done(Response::good(transferred)),
+            Err(fail) => fail.into(),
+        }
     }
 
     /// Collects finished I/Os, never beyond the capacity of `done`; each names a task by its tag.
     /// Returns how many.
-    pub fn poll(&mut self, _done: &mut Vec<Completion>) -> u32 {
-        todo!()
+    #[inline]
+    pub fn poll(&mut self, done: &mut Vec<Completion>) -> u32 {
+        let mut count = 0;
+        while !self.yielded.is_empty() && done.len() < done.capacity() {
+            if let Some(tag) = self.yielded.pop_front() {
+                done.push(Completion { tag, result: Ok(()) });
+                count += 1;
+            }
+        }
+        count + self.channel.poll(done)
     }
 
     /// Goes on with `task` after its I/O ended: answers, or starts the next step.
-    pub fn resume(&mut self, _task: &mut Task, _result: Result<(), IoError>) -> Outcome {
-        todo!()
+    #[inline]
+    pub fn resume(&mut self, task: &mut Task, result: Result<(), IoError>) -> Outcome {
+        if task.aborted || task.epoch != self.shared.epoch() {
+            return self.fail(task, Fail::Bare(Status::TaskAborted));
+        }
+        let stepped = match result {
+            Ok(()) => self.stepped(task),
+            Err(error) => Err(Fail::Check(of_io_error(error))),
+        };
+        match stepped {
+            Ok(()) => self.advance(task),
+            Err(fail) => self.fail(task, fail),
+        }
+    }
+
+    /// Checks the command and says what it takes.
+    #[inline]
+    fn plan(&mut self, task: &Task) -> Result<Plan, Fail> {
+        let (unit, cdb) = (&*self.shared, &task.cdb);
+        let decoded = decode(cdb, &unit.features);
+        let ignores = decoded.as_ref().is_ok_and(|d| d.command.ignores_attention());
+        if self.nexus.has_attention()
+            && !ignores
+            && let Some(sense) = self.nexus.take()
+        {
+            return Err(sense.into());
+        }
+        let decoded = decoded?;
+        decoded.check(cdb)?;
+        let (data_in, data_out) = (&task.data_in, &task.data_out);
+        let fua = cdb.bit(1, 3);
+        let mut desk = Desk {
+            unit,
+            bounce: &self.bounce,
+            bounce_free: &mut self.bounce_free,
+            max_transfer: self.max_transfer,
+        };
+        let job = match decoded.command {
+            Command::Read6 => block::read(&mut desk, Extent::of6(cdb), false, data_in)?,
+            Command::Read10 => block::read(&mut desk, Extent::of10(cdb), fua, data_in)?,
+            Command::Read12 => block::read(&mut desk, Extent::of12(cdb), fua, data_in)?,
+            Command::Read16 => block::read(&mut desk, Extent::of16(cdb), fua, data_in)?,
+            Command::Write6 => block::write(&mut desk, Extent::of6(cdb), false, data_out)?,
+            Command::Write10 => block::write(&mut desk, Extent::of10(cdb), fua, data_out)?,
+            Command::Write12 => block::write(&mut desk, Extent::of12(cdb), fua, data_out)?,
+            Command::Write16 => block::write(&mut desk, Extent::of16(cdb), fua, data_out)?,
+            Command::SynchronizeCache10 => block::synchronize(unit, Extent::of10(cdb))?,
+            Command::SynchronizeCache16 => block::synchronize(unit, Extent::of16(cdb))?,
+            Command::Verify10 => block::verify(&mut desk, Extent::of10(cdb), cdb, data_out)?,
+            Command::Verify12 => block::verify(&mut desk, Extent::of12(cdb), cdb, data_out)?,
+            Command::Verify16 => block::verify(&mut desk, Extent::of16(cdb), cdb, data_out)?,
+            Command::WriteSame10 => {
+                block::write_same(&mut desk, Extent::of10(cdb), cdb, false, data_out)?
+            }
+            Command::WriteSame16 => {
+                block::write_same(&mut desk, Extent::of16(cdb), cdb, cdb.bit(1, 0), data_out)?
+            }
+            Command::Unmap => block::unmap(unit, cdb, data_out)?,
+            Command::StartStopUnit => block::start_stop(cdb),
+            // The medium cannot be removed, so there is nothing to prevent (SPC-4 6.17).
+            Command::TestUnitReady | Command::PreventAllow => Job::IDLE,
+            Command::Inquiry => return inquiry::inquiry(unit, cdb, data_in).map(Plan::Done),
+            Command::ModeSense6 => return mode::sense6(unit, cdb, data_in).map(Plan::Done),
+            Command::ModeSense10 => return mode::sense10(unit, cdb, data_in).map(Plan::Done),
+            Command::ReadCapacity10 => return report::capacity10(unit, data_in).map(Plan::Done),
+            Command::ReadCapacity16 => {
+                return report::capacity16(unit, cdb, data_in).map(Plan::Done);
+            }
+            Command::ReportOpcodes => return report::opcodes(unit, cdb, data_in).map(Plan::Done),
+            Command::RequestSense => {
+                // A pending attention is reported as data and gone (SPC-4 6.39).
+                let pending = self.nexus.take();
+                return report::request_sense(pending, cdb, data_in).map(Plan::Done);
+            }
+            Command::ReportLuns => {
+                let sent = report::report_luns(cdb, data_in)?;
+                // Whoever read the list knows of its change (SPC-4 6.33).
+                self.nexus.clear(UnitAttention::LunsChanged);
+                return Ok(Plan::Done(sent));
+            }
+        };
+        Ok(Plan::Work(job))
+    }
+
+    /// Submits steps until one is pending, all are done, or it is another task's turn.
+    #[inline]
+    fn advance(&mut self, task: &mut Task) -> Outcome {
+        let mut at_once = 0u64;
+        for _ in 0..STEPS_PER_CALL {
+            let next = match self.next(task) {
+                Ok(next) => next,
+                Err(fail) => return self.fail(task, fail),
+            };
+            let Next::Submit(io) = next else {
+                self.release(task);
+                return Outcome::Done(Response::good(task.job.moved));
+            };
+            let stepped = match self.channel.submit(&io) {
+                Submit::Pending => return Outcome::Pending,
+                Submit::Full => Err(Fail::Bare(Status::TaskSetFull)),
+                Submit::Done(Err(error)) => Err(Fail::Check(of_io_error(error))),
+                Submit::Done(Ok(())) => {
+                    at_once += io.blocks * u64::from(self.shared.block_size);
+                    self.stepped(task)
+                }
+            };
+            if let Err(fail) = stepped {
+                return self.fail(task, fail);
+            }
+            if at_once >= RANGE_STEP_BYTES {
+                break;
+            }
+        }
+        self.give_way(task)
+    }
+
+    /// Lets other tasks of the thread run before this one's next step.
+    #[cold]
+    fn give_way(&mut self, task: &mut Task) -> Outcome {
+        if self.yielded.len() == MAX_YIELDED {
+            return self.fail(task, Fail::Bare(Status::Busy));
+        }
+        self.yielded.push_back(task.tag);
+        Outcome::Pending
+    }
+
+    /// The next I/O of the task's job.
+    #[inline]
+    fn next(&self, task: &mut Task) -> Result<Next, Fail> {
+        let job = &mut task.job;
+        let mut io =
+            Io { op: Op::Flush, fua: false, lba: 0, blocks: 0, sg: Sg::EMPTY, tag: task.tag };
+        if job.flush_before {
+            job.flush_before = false;
+            return Ok(Next::Submit(io));
+        }
+        if job.kind == Kind::UnmapList {
+            while job.left == 0 && job.index < job.count {
+                (job.lba, job.left) =
+                    block::unmap_descriptor(&self.shared, &task.data_out, job.index)?;
+                job.index += 1;
+            }
+        }
+        if job.left == 0 {
+            if !job.flush_after {
+                return Ok(Next::End);
+            }
+            job.flush_after = false;
+            return Ok(Next::Submit(io));
+        }
+        match job.kind {
+            Kind::Direct(op) => {
+                job.step = job.left;
+                io.op = op;
+                io.fua = job.fua;
+                io.sg = if op == Op::Read { task.data_in } else { task.data_out };
+            }
+            Kind::Range(op) => {
+                job.step = self.range_step(job);
+                io.op = op;
+            }
+            Kind::UnmapList => {
+                job.step = self.range_step(job);
+                io.op = Op::Unmap;
+            }
+            Kind::ReadBounced | Kind::Verify(_) => {
+                (job.step, io.sg) = self.bounce_step(job)?;
+                io.op = Op::Read;
+            }
+            Kind::Fill => {
+                (job.step, io.sg) = self.bounce_step(job)?;
+                io.op = Op::Write;
+            }
+            Kind::WriteBounced => {
+                (job.step, io.sg) = self.bounce_step(job)?;
+                io.op = Op::Write;
+                io.fua = job.fua;
+                let mut offset = 0;
+                while offset < io.sg.len() {
+                    offset += copy(&task.data_out, job.moved as usize + offset, &io.sg, offset);
+                }
+            }
+        }
+        io.lba = job.lba;
+        io.blocks = job.step;
+        Ok(Next::Submit(io))
+    }
+
+    /// Blocks of the next Unmap or WriteZeroes.
+    fn range_step(&self, job: &Job) -> u64 {
+        let mut most = self.shared.blocks(RANGE_STEP_BYTES);
+        if self.shared.features.max_blocks != 0 {
+            most = most.min(u64::from(self.shared.features.max_blocks));
+        }
+        job.left.min(most - job.lba % most)
+    }
+
+    /// Blocks of the next step through the bounce buffer, and its list.
+    fn bounce_step(&self, job: &Job) -> Result<(u64, Sg), Fail> {
+        let mut most = self.shared.blocks(Bounce::LEN as u64);
+        if self.shared.features.max_blocks != 0 {
+            most = most.min(u64::from(self.shared.features.max_blocks));
+        }
+        let step = job.left.min(most);
+        let internal = Sense::new(Key::HardwareError, Code::INTERNAL_TARGET_FAILURE);
+        let bytes = (step * u64::from(self.shared.block_size)) as usize;
+        Ok((step, self.bounce.sg(bytes).ok_or(Fail::Check(internal))?))
+    }
+
+    /// The outstanding step ended well: uses what it read, and counts it.
+    #[inline]
+    fn stepped(&mut self, task: &mut Task) -> Result<(), Fail> {
+        let job = &mut task.job;
+        if job.step == 0 {
+            return Ok(()); // a flush, or the task's next turn
+        }
+        let bytes = (job.step * u64::from(self.shared.block_size)) as usize;
+        match job.kind {
+            Kind::Direct(_) | Kind::WriteBounced => job.moved += bytes as u32,
+            Kind::Range(_) | Kind::UnmapList | Kind::Fill | Kind::Verify(Compare::Nothing) => {}
+            Kind::ReadBounced => {
+                let from = self.bounce_of(bytes)?;
+                let mut offset = 0;
+                while offset < bytes {
+                    offset += copy(&from, offset, &task.data_in, job.moved as usize + offset);
+                }
+                job.moved += bytes as u32;
+            }
+            Kind::Verify(Compare::Data) => {
+                let medium = self.bounce_of(bytes)?;
+                compare(&medium, 0, &task.data_out, job.moved as usize, bytes)?;
+                job.moved += bytes as u32;
+            }
+            Kind::Verify(Compare::OneBlock) => {
+                let medium = self.bounce_of(bytes)?;
+                let block = self.shared.block_size as usize;
+                for at in (0..bytes).step_by(block) {
+                    compare(&medium, at, &task.data_out, 0, block)?;
+                }
+            }
+        }
+        job.lba += job.step;
+        job.left -= job.step;
+        job.step = 0;
+        Ok(())
+    }
+
+    fn bounce_of(&self, bytes: usize) -> Result<Sg, Fail> {
+        let internal = Sense::new(Key::HardwareError, Code::INTERNAL_TARGET_FAILURE);
+        self.bounce.sg(bytes).ok_or(Fail::Check(internal))
+    }
+
+    /// Ends the task without GOOD.
+    #[cold]
+    fn fail(&mut self, task: &mut Task, fail: Fail) -> Outcome {
+        self.release(task);
+        fail.into()
+    }
+
+    #[inline]
+    fn release(&mut self, task: &mut Task) {
+        if task.job.bounce {
+            task.job.bounce = false;
+            self.bounce_free = true;
+        }
     }
 }
 
-/// The answer of a target to a command for a logical unit that it does not have, when it has
-/// another one (SPC-4 5.? and SAM-5 4.7.4): INQUIRY says so (qualifier 011b, type 1Fh), REPORT LUNS
-/// lists LUN 0, REQUEST SENSE and everything else say LOGICAL UNIT NOT SUPPORTED (25h/00h).
-pub fn missing_lun(_cdb: &[u8; CDB_LEN], _data_in: &Sg) -> Outcome {
-    todo!()
+/// Bytes that are copied or compared at a time.
+const CHUNK: usize = 512;
+
+/// Copies up to [`CHUNK`] bytes between lists; returns how many, never 0. What is beyond the end
+/// of either list is dropped.
+fn copy(from: &Sg, from_at: usize, to: &Sg, to_at: usize) -> usize {
+    let mut chunk = [0u8; CHUNK];
+    let n = from.copy_to_slice(from_at, &mut chunk);
+    to.copy_from_slice(to_at, &chunk[..n]);
+    CHUNK
+}
+
+/// Compares `bytes` (whole [`CHUNK`]s) of the medium with the initiator's data.
+fn compare(medium: &Sg, at: usize, data: &Sg, data_at: usize, bytes: usize) -> Result<(), Fail> {
+    let (mut a, mut b) = ([0u8; CHUNK], [0u8; CHUNK]);
+    for offset in (0..bytes).step_by(CHUNK) {
+        medium.copy_to_slice(at + offset, &mut a);
+        data.copy_to_slice(data_at + offset, &mut b);
+        if a != b {
+            return Err(Sense::new(Key::Miscompare, Code::MISCOMPARE_DURING_VERIFY).into());
+        }
+    }
+    Ok(())
+}
+
+/// The answer of a target to a command for a logical unit that it does not have while it has LUN 0
+/// (SAM-5 4.7.4, SPC-4 6.6.2, 6.33, 6.39): INQUIRY says so (qualifier 011b, type 1Fh), REPORT LUNS
+/// lists LUN 0, REQUEST SENSE reports LOGICAL UNIT NOT SUPPORTED (25h/00h) as data, and everything
+/// else ends with it.
+pub fn missing_lun(cdb: &[u8; CDB_LEN], data_in: &Sg) -> Outcome {
+    const INQUIRY: u8 = 0x12;
+    const REQUEST_SENSE: u8 = 0x03;
+    const REPORT_LUNS: u8 = 0xA0;
+    let cdb = Cdb(*cdb);
+    let none = Sense::illegal(Code::LOGICAL_UNIT_NOT_SUPPORTED);
+    let sent = match cdb.byte(0) {
+        INQUIRY => inquiry::inquiry_missing(&cdb, data_in),
+        REQUEST_SENSE if cdb.bit(1, 0) => {
+            send(data_in, usize::from(cdb.byte(4)), &none.descriptor())
+        }
+        REQUEST_SENSE => send(data_in, usize::from(cdb.byte(4)), &none.fixed()),
+        REPORT_LUNS => report::report_luns(&cdb, data_in),
+        _ => Err(none.into()),
+    };
+    match sent {
+        Ok(transferred) => Outcome::Done(Response::good(transferred)),
+        Err(fail) => fail.into(),
+    }
 }

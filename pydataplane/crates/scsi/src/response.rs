@@ -1,5 +1,7 @@
 //! How a command ended.
 
+use crate::sense::Sense;
+
 /// Fixed-format sense data with 18 bytes (SPC-4 4.5.3).
 pub const SENSE_LEN: usize = 18;
 
@@ -26,10 +28,51 @@ pub enum Status {
 pub struct Response {
     /// SCSI status.
     pub status: Status,
-    /// Bytes moved to or from the data buffers (the transport derives the residual).
+    /// Bytes moved to or from the data buffers (the transport derives the residual). 0 unless the
+    /// status is GOOD.
     pub transferred: u32,
     /// Valid bytes of `sense`: 0 or [`SENSE_LEN`].
     pub sense_len: u8,
     /// Fixed-format sense data.
     pub sense: [u8; SENSE_LEN],
+}
+
+impl Response {
+    /// GOOD, with `transferred` bytes moved.
+    #[inline]
+    pub(crate) const fn good(transferred: u32) -> Self {
+        Response { status: Status::Good, transferred, sense_len: 0, sense: [0; SENSE_LEN] }
+    }
+
+    /// `status` without data or sense.
+    pub(crate) const fn bare(status: Status) -> Self {
+        Response { status, transferred: 0, sense_len: 0, sense: [0; SENSE_LEN] }
+    }
+
+    /// CHECK CONDITION with `sense`.
+    pub(crate) fn check(sense: Sense) -> Self {
+        Response {
+            status: Status::CheckCondition,
+            transferred: 0,
+            sense_len: SENSE_LEN as u8,
+            sense: sense.fixed(),
+        }
+    }
+}
+
+/// Why a command ends without GOOD.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fail {
+    /// CHECK CONDITION.
+    Check(Sense),
+    /// A status that needs no sense.
+    Bare(Status),
+    /// The buffers are too short for what the command asks.
+    Overrun,
+}
+
+impl From<Sense> for Fail {
+    fn from(sense: Sense) -> Self {
+        Fail::Check(sense)
+    }
 }

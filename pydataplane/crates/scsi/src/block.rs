@@ -1,0 +1,303 @@
+//! Commands on blocks: each is checked here and becomes a [`Job`] of bdev I/Os.
+
+use crate::response::{Fail, Status};
+use crate::sense::{Code, Key, Sense};
+use crate::shared::{LunShared, MAX_UNMAP_BYTES, MAX_UNMAP_DESCRIPTORS, MAX_WRITE_SAME_BYTES};
+use crate::task::{Cdb, Compare, Job, Kind};
+use bdev::Op;
+use guestmem::{Bounce, Sg};
+
+/// Where a command has its transfer length, for the field pointer.
+#[derive(Clone, Copy)]
+pub(crate) struct Extent {
+    pub(crate) lba: u64,
+    pub(crate) blocks: u64,
+    /// First byte of the transfer length in the CDB.
+    pub(crate) length_at: u16,
+}
+
+impl Extent {
+    /// READ(6), WRITE(6) (SBC-3 5.11): 0 means 256 blocks.
+    #[inline]
+    pub(crate) fn of6(cdb: &Cdb) -> Self {
+        let blocks = match cdb.byte(4) {
+            0 => 256,
+            n => u64::from(n),
+        };
+        Extent { lba: u64::from(cdb.be32(0) & 0x1F_FFFF), blocks, length_at: 4 }
+    }
+
+    #[inline]
+    pub(crate) fn of10(cdb: &Cdb) -> Self {
+        Extent { lba: u64::from(cdb.be32(2)), blocks: u64::from(cdb.be16(7)), length_at: 7 }
+    }
+
+    #[inline]
+    pub(crate) fn of12(cdb: &Cdb) -> Self {
+        Extent { lba: u64::from(cdb.be32(2)), blocks: u64::from(cdb.be32(6)), length_at: 6 }
+    }
+
+    #[inline]
+    pub(crate) fn of16(cdb: &Cdb) -> Self {
+        Extent { lba: cdb.be64(2), blocks: u64::from(cdb.be32(10)), length_at: 10 }
+    }
+
+    /// The extent lies on the medium.
+    #[inline]
+    fn check(&self, unit: &LunShared) -> Result<(), Sense> {
+        match self.lba.checked_add(self.blocks) {
+            Some(end) if end <= unit.num_blocks() => Ok(()),
+            _ => Err(Sense::illegal(Code::LBA_OUT_OF_RANGE)),
+        }
+    }
+
+    /// And is no longer than `limit` blocks.
+    #[inline]
+    fn check_limit(&self, unit: &LunShared, limit: u64) -> Result<(), Sense> {
+        if self.blocks > limit {
+            return Err(Sense::invalid_cdb(self.length_at, None));
+        }
+        self.check(unit)
+    }
+}
+
+/// What a job needs of the unit's thread: its bounce buffer, while it is free.
+pub(crate) struct Desk<'a> {
+    pub(crate) unit: &'a LunShared,
+    pub(crate) bounce: &'a Bounce,
+    pub(crate) bounce_free: &'a mut bool,
+    /// `unit.max_transfer_blocks()`.
+    pub(crate) max_transfer: u64,
+}
+
+impl Desk<'_> {
+    /// The bounce buffer for `job`; BUSY while another task has it.
+    fn take_bounce(&mut self, job: &mut Job) -> Result<(), Fail> {
+        if !*self.bounce_free {
+            return Err(Fail::Bare(Status::Busy));
+        }
+        *self.bounce_free = false;
+        job.bounce = true;
+        Ok(())
+    }
+
+    #[inline]
+    fn bytes(&self, blocks: u64) -> usize {
+        (blocks * u64::from(self.unit.block_size)) as usize
+    }
+}
+
+#[inline]
+fn check_writable(unit: &LunShared) -> Result<(), Sense> {
+    if unit.read_only { Err(Sense::new(Key::DataProtect, Code::WRITE_PROTECTED)) } else { Ok(()) }
+}
+
+/// READ (SBC-3 5.7 to 5.14). With FUA the blocks come from the medium, so what a volatile cache
+/// holds of them goes there first.
+#[inline]
+pub(crate) fn read(desk: &mut Desk, at: Extent, fua: bool, data_in: &Sg) -> Result<Job, Fail> {
+    at.check_limit(desk.unit, desk.max_transfer)?;
+    let bytes = desk.bytes(at.blocks);
+    let mut job = Job::new(Kind::Direct(Op::Read), at.lba, at.blocks);
+    if data_in.len() != bytes {
+        job.kind = Kind::ReadBounced;
+        transfer_partly(desk, &mut job, data_in, bytes)?;
+    }
+    job.flush_before = fua && !desk.unit.read_only && at.blocks > 0;
+    Ok(job)
+}
+
+/// WRITE (SBC-3 5.32 to 5.39). FUA is the bdev's if it has it, else a flush after the write.
+#[inline]
+pub(crate) fn write(desk: &mut Desk, at: Extent, fua: bool, data_out: &Sg) -> Result<Job, Fail> {
+    check_writable(desk.unit)?;
+    at.check_limit(desk.unit, desk.max_transfer)?;
+    let bytes = desk.bytes(at.blocks);
+    let mut job = Job::new(Kind::Direct(Op::Write), at.lba, at.blocks);
+    if data_out.len() != bytes {
+        job.kind = Kind::WriteBounced;
+        transfer_partly(desk, &mut job, data_out, bytes)?;
+    }
+    if fua && at.blocks > 0 {
+        job.fua = desk.unit.features.fua;
+        job.flush_after = !job.fua;
+    }
+    Ok(job)
+}
+
+/// The buffers are not as long as the transfer: shorter cannot be done, and longer goes through
+/// the bounce buffer, because a bdev takes lists of exactly the I/O's length.
+#[cold]
+fn transfer_partly(desk: &mut Desk, job: &mut Job, data: &Sg, bytes: usize) -> Result<(), Fail> {
+    if data.len() < bytes {
+        return Err(Fail::Overrun);
+    }
+    if bytes > 0 { desk.take_bounce(job) } else { Ok(()) }
+}
+
+/// SYNCHRONIZE CACHE (SBC-3 5.22, 5.23) of everything, whatever blocks were named. IMMED has no
+/// effect: a status before the flush ended could not tell that it failed.
+pub(crate) fn synchronize(unit: &LunShared, at: Extent) -> Result<Job, Fail> {
+    at.check(unit)?;
+    Ok(flush())
+}
+
+/// A job of one flush.
+pub(crate) fn flush() -> Job {
+    Job { flush_after: true, ..Job::IDLE }
+}
+
+/// START STOP UNIT (SBC-3 5.20): the unit never stops, but a stop promises that the cache was
+/// flushed unless NO_FLUSH is set.
+pub(crate) fn start_stop(cdb: &Cdb) -> Job {
+    let (start, no_flush) = (cdb.bit(4, 0), cdb.bit(4, 2));
+    if start || no_flush { Job::IDLE } else { flush() }
+}
+
+/// VERIFY (SBC-3 5.26 to 5.29): the blocks are read; with BYTCHK they are compared, too.
+pub(crate) fn verify(desk: &mut Desk, at: Extent, cdb: &Cdb, data_out: &Sg) -> Result<Job, Fail> {
+    let (compare, needed) = match (cdb.byte(1) >> 1) & 0b11 {
+        0 => (Compare::Nothing, 0),
+        1 => (Compare::Data, at.blocks),
+        3 => (Compare::OneBlock, at.blocks.min(1)),
+        _ => return Err(Sense::invalid_cdb(1, Some(2)).into()),
+    };
+    at.check_limit(desk.unit, desk.max_transfer)?;
+    if data_out.len() < desk.bytes(needed) {
+        return Err(Fail::Overrun);
+    }
+    let mut job = Job::new(Kind::Verify(compare), at.lba, at.blocks);
+    if at.blocks > 0 {
+        desk.take_bounce(&mut job)?;
+    }
+    if compare == Compare::OneBlock {
+        job.moved = desk.bytes(needed) as u32;
+    }
+    Ok(job)
+}
+
+/// WRITE SAME (SBC-3 5.43, 5.44). Zeros become WriteZeroes, or Unmap where the initiator asks for
+/// that and unmapped blocks read as zeros; anything else is really written.
+pub(crate) fn write_same(
+    desk: &mut Desk,
+    at: Extent,
+    cdb: &Cdb,
+    no_data_out: bool,
+    data_out: &Sg,
+) -> Result<Job, Fail> {
+    let unit = desk.unit;
+    let unmap = cdb.bit(1, 3);
+    if unmap && !unit.features.unmap {
+        return Err(Sense::invalid_cdb(1, Some(3)).into());
+    }
+    check_writable(unit)?;
+    if at.blocks == 0 {
+        return Err(Sense::invalid_cdb(at.length_at, None).into()); // WSNZ
+    }
+    at.check_limit(unit, unit.blocks(MAX_WRITE_SAME_BYTES))?;
+    let block = unit.block_size as usize;
+    let given = if no_data_out { 0 } else { block };
+    if data_out.len() < given {
+        return Err(Fail::Overrun);
+    }
+    let zero = no_data_out || is_zero(data_out, block);
+    let op = match () {
+        () if !zero => None,
+        () if unmap && unit.features.unmap_zeroes => Some(Op::Unmap),
+        () if unit.features.write_zeroes => Some(Op::WriteZeroes),
+        () => None,
+    };
+    let mut job = Job::new(op.map_or(Kind::Fill, Kind::Range), at.lba, at.blocks);
+    job.moved = given as u32;
+    if op.is_none() {
+        desk.take_bounce(&mut job)?;
+        fill(desk, if zero { None } else { Some(data_out) });
+    }
+    Ok(job)
+}
+
+/// Whether the first `len` bytes (whole 512-byte sectors) of `sg` are zero.
+fn is_zero(sg: &Sg, len: usize) -> bool {
+    let mut sector = [0u8; 512];
+    (0..len).step_by(sector.len()).all(|at| {
+        sg.copy_to_slice(at, &mut sector);
+        sector == [0; 512]
+    })
+}
+
+/// Fills the bounce buffer with copies of the block in `data`, or zeros.
+fn fill(desk: &Desk, data: Option<&Sg>) {
+    let all = desk.bounce.sg(Bounce::LEN).expect("a bounce buffer has its own length");
+    let Some(data) = data else {
+        all.zero(0, Bounce::LEN);
+        return;
+    };
+    let block = desk.unit.block_size as usize;
+    let mut copy = [0u8; 4096];
+    let copy = &mut copy[..block];
+    data.copy_to_slice(0, copy);
+    for at in (0..Bounce::LEN).step_by(block) {
+        all.copy_from_slice(at, copy);
+    }
+}
+
+/// Bytes before the descriptors of an UNMAP parameter list, and of each descriptor (SBC-3 5.25.2).
+const UNMAP_HEADER: usize = 8;
+const UNMAP_DESCRIPTOR: usize = 16;
+
+/// UNMAP (SBC-3 5.25). Every descriptor is checked before the first one is acted on; each is
+/// fetched again, and its range checked again, when its turn comes.
+pub(crate) fn unmap(unit: &LunShared, cdb: &Cdb, data_out: &Sg) -> Result<Job, Fail> {
+    check_writable(unit)?;
+    let length = usize::from(cdb.be16(7));
+    if length == 0 {
+        return Ok(Job::IDLE);
+    }
+    if length < UNMAP_HEADER {
+        return Err(Sense::illegal(Code::PARAMETER_LIST_LENGTH_ERROR).into());
+    }
+    if data_out.len() < length {
+        return Err(Fail::Overrun);
+    }
+    let mut header = [0u8; UNMAP_HEADER];
+    data_out.copy_to_slice(0, &mut header);
+    let data_length = usize::from(u16::from_be_bytes([header[0], header[1]]));
+    let descriptors_length = usize::from(u16::from_be_bytes([header[2], header[3]]));
+    if data_length + 2 > length || descriptors_length + UNMAP_HEADER > length {
+        return Err(Sense::illegal(Code::PARAMETER_LIST_LENGTH_ERROR).into());
+    }
+    // A last descriptor that is not whole is ignored.
+    let count = (descriptors_length / UNMAP_DESCRIPTOR) as u16;
+    if count > MAX_UNMAP_DESCRIPTORS {
+        return Err(Sense::invalid_parameter(2).into());
+    }
+    let mut total = 0;
+    for index in 0..count {
+        let (_, blocks) = unmap_descriptor(unit, data_out, index)?;
+        total += blocks;
+        if total > unit.blocks(MAX_UNMAP_BYTES) {
+            let at = UNMAP_HEADER + usize::from(index) * UNMAP_DESCRIPTOR + 8;
+            return Err(Sense::invalid_parameter(at as u16).into());
+        }
+    }
+    let mut job = Job::new(Kind::UnmapList, 0, 0);
+    job.count = count;
+    job.moved = length as u32;
+    Ok(job)
+}
+
+/// First block and number of blocks of descriptor `index`, which lie on the medium.
+pub(crate) fn unmap_descriptor(
+    unit: &LunShared,
+    data_out: &Sg,
+    index: u16,
+) -> Result<(u64, u64), Sense> {
+    let mut raw = [0u8; UNMAP_DESCRIPTOR];
+    data_out.copy_to_slice(UNMAP_HEADER + usize::from(index) * UNMAP_DESCRIPTOR, &mut raw);
+    let number = |at: usize, n: usize| {
+        raw[at..at + n].iter().fold(0u64, |all, byte| (all << 8) | u64::from(*byte))
+    };
+    let at = Extent { lba: number(0, 8), blocks: number(8, 4), length_at: 0 };
+    at.check(unit)?;
+    Ok((at.lba, at.blocks))
+}

@@ -1,0 +1,215 @@
+//! INQUIRY (SPC-4 6.6): standard data and vital product data pages.
+//!
+//! A volume is its UUID everywhere. Page 83h names it three times: a locally assigned NAA that
+//! every initiator understands (we own no IEEE company id, so no NAA 6h), a T10 vendor
+//! designator with the serial, and the UUID itself.
+
+use crate::reply::send;
+use crate::response::Fail;
+use crate::sense::Sense;
+use crate::shared::{
+    LunShared, MAX_SERIAL, MAX_UNMAP_BYTES, MAX_UNMAP_DESCRIPTORS, MAX_WRITE_SAME_BYTES,
+};
+use crate::task::Cdb;
+use guestmem::Sg;
+use uuid::Uuid;
+
+/// T10 VENDOR IDENTIFICATION.
+const VENDOR: &[u8; 8] = b"VIRTLUN ";
+/// PRODUCT REVISION LEVEL: this crate's major and minor version.
+const REVISION: &str =
+    concat!(env!("CARGO_PKG_VERSION_MAJOR"), ".", env!("CARGO_PKG_VERSION_MINOR"));
+
+/// Peripheral device type of a direct access block device, and the qualifier "connected".
+const DISK: u8 = 0x00;
+/// Qualifier 011b, type 1Fh: there is no such logical unit.
+const NO_UNIT: u8 = 0x7F;
+
+const STANDARD_LEN: usize = 96;
+/// SAM-5, SPC-4, SBC-3, without a revision (SPC-4 table 142).
+const VERSION_DESCRIPTORS: [u16; 3] = [0x00A0, 0x0460, 0x04C0];
+
+const VPD_SUPPORTED: u8 = 0x00;
+const VPD_SERIAL: u8 = 0x80;
+const VPD_DESIGNATORS: u8 = 0x83;
+const VPD_BLOCK_LIMITS: u8 = 0xB0;
+const VPD_CHARACTERISTICS: u8 = 0xB1;
+const VPD_PROVISIONING: u8 = 0xB2;
+/// Every page, in ascending order (SPC-4 7.8.14).
+const VPD_PAGES: [u8; 6] = [
+    VPD_SUPPORTED,
+    VPD_SERIAL,
+    VPD_DESIGNATORS,
+    VPD_BLOCK_LIMITS,
+    VPD_CHARACTERISTICS,
+    VPD_PROVISIONING,
+];
+
+/// Length of the block limits and characteristics pages with their headers (SBC-3 6.6.3, 6.6.2).
+const LONG_PAGE: usize = 64;
+
+/// INQUIRY of a logical unit that exists.
+pub(crate) fn inquiry(unit: &LunShared, cdb: &Cdb, data_in: &Sg) -> Result<u32, Fail> {
+    let allocation = usize::from(cdb.be16(3));
+    let page = cdb.byte(2);
+    if !cdb.bit(1, 0) {
+        if page != 0 {
+            return Err(Sense::invalid_cdb(2, None).into());
+        }
+        return send(data_in, allocation, &standard(DISK, unit.bdev().product_name()));
+    }
+    match page {
+        VPD_SUPPORTED => send(data_in, allocation, &supported()),
+        VPD_SERIAL => {
+            let mut page = Page::new(VPD_SERIAL);
+            page.put(unit.serial().as_bytes());
+            send(data_in, allocation, page.end())
+        }
+        VPD_DESIGNATORS => send(data_in, allocation, designators(unit).end()),
+        VPD_BLOCK_LIMITS => send(data_in, allocation, &block_limits(unit)),
+        VPD_CHARACTERISTICS => send(data_in, allocation, &characteristics()),
+        VPD_PROVISIONING => send(data_in, allocation, &provisioning(unit)),
+        _ => Err(Sense::invalid_cdb(2, None).into()),
+    }
+}
+
+/// INQUIRY of a logical unit that the target does not have (SPC-4 6.6.2).
+pub(crate) fn inquiry_missing(cdb: &Cdb, data_in: &Sg) -> Result<u32, Fail> {
+    if cdb.bit(1, 0) || cdb.byte(2) != 0 {
+        return Err(Sense::invalid_cdb(if cdb.bit(1, 0) { 1 } else { 2 }, None).into());
+    }
+    send(data_in, usize::from(cdb.be16(3)), &standard(NO_UNIT, ""))
+}
+
+/// Standard INQUIRY data (SPC-4 table 138).
+fn standard(peripheral: u8, product: &str) -> [u8; STANDARD_LEN] {
+    let mut data = [0u8; STANDARD_LEN];
+    data[0] = peripheral;
+    data[2] = 0x06; // SPC-4
+    data[3] = 0x12; // HISUP, response data format 2
+    data[4] = (STANDARD_LEN - 5) as u8;
+    data[7] = 0x02; // CMDQUE
+    data[8..16].copy_from_slice(VENDOR);
+    put_ascii(&mut data[16..32], product);
+    put_ascii(&mut data[32..36], REVISION);
+    for (i, version) in VERSION_DESCRIPTORS.iter().enumerate() {
+        data[58 + 2 * i..60 + 2 * i].copy_from_slice(&version.to_be_bytes());
+    }
+    data
+}
+
+/// `text` left-aligned, cut or padded with spaces to the field (SPC-4 4.3.1).
+fn put_ascii(field: &mut [u8], text: &str) {
+    field.fill(b' ');
+    for (to, from) in field.iter_mut().zip(text.bytes()) {
+        *to = if (0x20..0x7F).contains(&from) { from } else { b'?' };
+    }
+}
+
+fn supported() -> [u8; 4 + VPD_PAGES.len()] {
+    let mut data = [0u8; 4 + VPD_PAGES.len()];
+    data[3] = VPD_PAGES.len() as u8;
+    data[4..].copy_from_slice(&VPD_PAGES);
+    data
+}
+
+/// A page of designators or text: at most the designators of the longest serial.
+struct Page {
+    data: [u8; 4 + 12 + 12 + MAX_SERIAL + 22],
+    length: usize,
+}
+
+impl Page {
+    fn new(code: u8) -> Self {
+        let mut page = Page { data: [0; 4 + 12 + 12 + MAX_SERIAL + 22], length: 4 };
+        page.data[1] = code;
+        page
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        self.data[self.length..self.length + bytes.len()].copy_from_slice(bytes);
+        self.length += bytes.len();
+    }
+
+    /// A designation descriptor (SPC-4 table 459) associated with the logical unit.
+    fn designator(&mut self, code_set: u8, kind: u8, parts: &[&[u8]]) {
+        let length: usize = parts.iter().map(|p| p.len()).sum();
+        self.put(&[code_set, kind, 0, length as u8]);
+        parts.iter().for_each(|p| self.put(p));
+    }
+
+    fn end(&mut self) -> &[u8] {
+        let length = (self.length - 4) as u16;
+        self.data[2..4].copy_from_slice(&length.to_be_bytes());
+        &self.data[..self.length]
+    }
+}
+
+/// Device identification (SPC-4 7.8.6; the UUID designator: SPC-5 7.7.6.11).
+fn designators(unit: &LunShared) -> Page {
+    const BINARY: u8 = 1;
+    const ASCII: u8 = 2;
+    const T10_VENDOR: u8 = 1;
+    const NAA: u8 = 3;
+    const UUID: u8 = 0xA;
+    let uuid = unit.bdev().uuid();
+    let mut page = Page::new(VPD_DESIGNATORS);
+    page.designator(BINARY, NAA, &[&local_naa(uuid)]);
+    page.designator(ASCII, T10_VENDOR, &[VENDOR, unit.serial().as_bytes()]);
+    page.designator(BINARY, UUID, &[&[0x10, 0], uuid.as_bytes()]);
+    page
+}
+
+/// NAA 3h, locally assigned (SPC-4 7.8.6.6.4): 60 bits, the two halves of the UUID XORed.
+fn local_naa(uuid: Uuid) -> [u8; 8] {
+    let (high, low) = uuid.as_u64_pair();
+    (((high ^ low) & 0x0FFF_FFFF_FFFF_FFFF) | 0x3000_0000_0000_0000).to_be_bytes()
+}
+
+/// Block limits (SBC-3 6.6.3).
+fn block_limits(unit: &LunShared) -> [u8; LONG_PAGE] {
+    let mut data = [0u8; LONG_PAGE];
+    data[1] = VPD_BLOCK_LIMITS;
+    data[3] = (LONG_PAGE - 4) as u8;
+    data[4] = 0x01; // WSNZ: WRITE SAME does not mean "to the end" by 0 blocks
+    data[6..8].copy_from_slice(&(1u16 << unit.physical_exponent).to_be_bytes());
+    data[8..12].copy_from_slice(&(unit.max_transfer_blocks() as u32).to_be_bytes());
+    if unit.features.unmap {
+        let blocks = unit.blocks(MAX_UNMAP_BYTES) as u32;
+        data[20..24].copy_from_slice(&blocks.to_be_bytes());
+        data[24..28].copy_from_slice(&u32::from(MAX_UNMAP_DESCRIPTORS).to_be_bytes());
+        let granularity = unit.features.unmap_granularity;
+        data[28..32].copy_from_slice(&granularity.to_be_bytes());
+        if granularity != 0 {
+            data[32] = 0x80; // UGAVALID, alignment 0
+        }
+    }
+    data[36..44].copy_from_slice(&unit.blocks(MAX_WRITE_SAME_BYTES).to_be_bytes());
+    data
+}
+
+/// Block device characteristics (SBC-3 6.6.2).
+fn characteristics() -> [u8; LONG_PAGE] {
+    let mut data = [0u8; LONG_PAGE];
+    data[1] = VPD_CHARACTERISTICS;
+    data[3] = (LONG_PAGE - 4) as u8;
+    data[5] = 1; // medium rotation rate: does not rotate
+    data
+}
+
+/// Logical block provisioning (SBC-3 6.6.4).
+fn provisioning(unit: &LunShared) -> [u8; 8] {
+    let features = &unit.features;
+    let mut data = [0u8; 8];
+    data[1] = VPD_PROVISIONING;
+    data[3] = 4;
+    if features.unmap {
+        data[5] = 0xE0; // LBPU, LBPWS, LBPWS10
+        if features.unmap_zeroes {
+            data[5] |= 0x04; // LBPRZ 001b
+        }
+        // Thin, or resource provisioned: Windows unmaps neither of the other two.
+        data[6] = if features.thin { 2 } else { 1 };
+    }
+    data
+}

@@ -1,0 +1,242 @@
+//! The commands: one table for decoding, reserved bits and REPORT SUPPORTED OPERATION CODES.
+
+use crate::sense::{Code, Sense};
+use crate::task::Cdb;
+use bdev::Features;
+
+/// The commands that the unit knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Command {
+    TestUnitReady,
+    RequestSense,
+    Read6,
+    Write6,
+    Inquiry,
+    ModeSense6,
+    StartStopUnit,
+    PreventAllow,
+    ReadCapacity10,
+    Read10,
+    Write10,
+    Verify10,
+    SynchronizeCache10,
+    WriteSame10,
+    Unmap,
+    ModeSense10,
+    Read16,
+    Write16,
+    Verify16,
+    SynchronizeCache16,
+    WriteSame16,
+    ReadCapacity16,
+    ReportLuns,
+    ReportOpcodes,
+    Read12,
+    Write12,
+    Verify12,
+}
+
+impl Command {
+    /// Whether a unit with these features has the command.
+    #[inline]
+    pub(crate) fn supported(self, features: &Features) -> bool {
+        self != Command::Unmap || features.unmap
+    }
+
+    /// Whether a pending unit attention lets the command through (SAM-5 5.14.1).
+    #[inline]
+    pub(crate) fn ignores_attention(self) -> bool {
+        matches!(self, Command::Inquiry | Command::ReportLuns | Command::RequestSense)
+    }
+}
+
+/// One command of the table.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) opcode: u8,
+    /// Service action in byte 1 bits 4..0, for the operation codes that have them.
+    pub(crate) action: Option<u8>,
+    pub(crate) command: Command,
+    /// Bytes of the CDB.
+    pub(crate) length: u8,
+    /// Bits of the CDB that mean something (SPC-4 6.35.3 CDB usage data); a set bit outside is an
+    /// invalid field. Byte 0 is all ones here.
+    pub(crate) usage: [u8; 16],
+}
+
+impl Entry {
+    /// The usage map as REPORT SUPPORTED OPERATION CODES shows it: with the operation code and
+    /// service action in place.
+    pub(crate) fn usage_data(&self) -> [u8; 16] {
+        let mut usage = self.usage;
+        usage[0] = self.opcode;
+        if let Some(action) = self.action {
+            usage[1] = (usage[1] & 0xE0) | action;
+        }
+        usage
+    }
+}
+
+/// `opcode` with the usage of bytes 1 and on; the control byte's bits (NACA above all) are unused.
+const fn entry<const N: usize>(opcode: u8, command: Command, usage: [u8; N]) -> Entry {
+    let mut all = [0u8; 16];
+    all[0] = 0xFF;
+    let mut i = 0;
+    while i < N {
+        all[i + 1] = usage[i];
+        i += 1;
+    }
+    Entry { opcode, action: None, command, length: N as u8 + 1, usage: all }
+}
+
+/// As [`entry`], for an operation code with service actions.
+const fn action<const N: usize>(opcode: u8, action: u8, command: Command, usage: [u8; N]) -> Entry {
+    let mut e = entry(opcode, command, usage);
+    e.action = Some(action);
+    e
+}
+
+/// In order of operation code. Byte 1 of reads: DPO 10h, FUA 08h (RDPROTECT refused: no protection
+/// information). Group numbers are taken and have no effect.
+#[rustfmt::skip]
+pub(crate) static TABLE: [Entry; 27] = [
+    entry(0x00, Command::TestUnitReady,      [0, 0, 0, 0, 0]),
+    entry(0x03, Command::RequestSense,       [0x01, 0, 0, 0xFF, 0]),
+    entry(0x08, Command::Read6,              [0x1F, 0xFF, 0xFF, 0xFF, 0]),
+    entry(0x0A, Command::Write6,             [0x1F, 0xFF, 0xFF, 0xFF, 0]),
+    entry(0x12, Command::Inquiry,            [0x01, 0xFF, 0xFF, 0xFF, 0]),
+    entry(0x1A, Command::ModeSense6,         [0x08, 0xFF, 0xFF, 0xFF, 0]),
+    // IMMED; NO_FLUSH, START. Not LOEJ (the medium stays) and no power conditions.
+    entry(0x1B, Command::StartStopUnit,      [0x01, 0, 0, 0x05, 0]),
+    entry(0x1E, Command::PreventAllow,       [0, 0, 0, 0x03, 0]),
+    entry(0x25, Command::ReadCapacity10,     [0, 0, 0, 0, 0, 0, 0, 0, 0]),
+    entry(0x28, Command::Read10,             [0x18, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0xFF, 0xFF, 0]),
+    entry(0x2A, Command::Write10,            [0x18, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0xFF, 0xFF, 0]),
+    // DPO, BYTCHK.
+    entry(0x2F, Command::Verify10,           [0x16, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0xFF, 0xFF, 0]),
+    // SYNC_NV (obsolete: we always go to the medium), IMMED.
+    entry(0x35, Command::SynchronizeCache10, [0x06, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0xFF, 0xFF, 0]),
+    // UNMAP; not ANCHOR.
+    entry(0x41, Command::WriteSame10,        [0x08, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0xFF, 0xFF, 0]),
+    entry(0x42, Command::Unmap,              [0, 0, 0, 0, 0, 0x3F, 0xFF, 0xFF, 0]),
+    // LLBAA, DBD.
+    entry(0x5A, Command::ModeSense10,        [0x18, 0xFF, 0xFF, 0, 0, 0, 0xFF, 0xFF, 0]),
+    entry(0x88, Command::Read16,
+        [0x18, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0]),
+    entry(0x8A, Command::Write16,
+        [0x18, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0]),
+    entry(0x8F, Command::Verify16,
+        [0x16, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0]),
+    entry(0x91, Command::SynchronizeCache16,
+        [0x06, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0]),
+    // UNMAP, NDOB.
+    entry(0x93, Command::WriteSame16,
+        [0x09, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0]),
+    action(0x9E, 0x10, Command::ReadCapacity16,
+        [0x1F, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0]),
+    entry(0xA0, Command::ReportLuns,         [0, 0xFF, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0]),
+    action(0xA3, 0x0C, Command::ReportOpcodes,
+        [0x1F, 0x87, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0]),
+    entry(0xA8, Command::Read12,
+        [0x18, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0]),
+    entry(0xAA, Command::Write12,
+        [0x18, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0]),
+    entry(0xAF, Command::Verify12,
+        [0x16, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0]),
+];
+
+/// Row of the first entry of each operation code, plus one; 0 where there is none.
+static ROW: [u8; 256] = {
+    let mut rows = [0u8; 256];
+    let mut i = TABLE_LEN;
+    while i > 0 {
+        i -= 1;
+        rows[OPCODES[i] as usize] = i as u8 + 1;
+    }
+    rows
+};
+
+/// Bits of each entry's CDB that must be zero, byte 0 lowest.
+static REJECT: [u128; TABLE_LEN] = {
+    let table = &TABLE;
+    let mut reject = [0u128; TABLE_LEN];
+    let mut i = 0;
+    while i < TABLE_LEN {
+        let mut byte = 0;
+        while byte < table[i].length as usize {
+            reject[i] |= (!table[i].usage[byte] as u128) << (8 * byte);
+            byte += 1;
+        }
+        i += 1;
+    }
+    reject
+};
+
+const TABLE_LEN: usize = 27;
+
+/// The operation codes of [`TABLE`].
+const OPCODES: [u8; TABLE_LEN] = {
+    let table = &TABLE;
+    let mut opcodes = [0u8; TABLE_LEN];
+    let mut i = 0;
+    while i < TABLE_LEN {
+        opcodes[i] = table[i].opcode;
+        i += 1;
+    }
+    opcodes
+};
+
+/// A decoded command. Its reserved bits are checked by [`Decoded::check`], after unit attentions.
+#[derive(Clone, Copy)]
+pub(crate) struct Decoded {
+    row: usize,
+    pub(crate) command: Command,
+}
+
+/// Finds the command; an unknown one is INVALID COMMAND OPERATION CODE, an unknown service action
+/// INVALID FIELD IN CDB (SPC-4 4.2.5.2).
+#[inline]
+pub(crate) fn decode(cdb: &Cdb, features: &Features) -> Result<Decoded, Sense> {
+    let opcode = cdb.byte(0);
+    let row = usize::from(ROW[usize::from(opcode)]);
+    if row == 0 {
+        return Err(Sense::illegal(Code::INVALID_COMMAND_OPERATION_CODE));
+    }
+    let row = row - 1;
+    let found = &TABLE[row];
+    // Every operation code with service actions has exactly one of them here so far.
+    if let Some(action) = found.action
+        && cdb.byte(1) & 0x1F != action
+    {
+        return Err(Sense::invalid_cdb(1, Some(4)));
+    }
+    if !found.command.supported(features) {
+        return Err(Sense::illegal(Code::INVALID_COMMAND_OPERATION_CODE));
+    }
+    Ok(Decoded { row, command: found.command })
+}
+
+impl Decoded {
+    /// Refuses set bits that mean nothing to the command: reserved ones, and features that the
+    /// unit does not have.
+    #[inline]
+    pub(crate) fn check(self, cdb: &Cdb) -> Result<(), Sense> {
+        let low = u64::from_le_bytes(*cdb.0.first_chunk().expect("a CDB has 32 bytes"));
+        let high = u64::from_le_bytes(*cdb.0[8..].first_chunk().expect("a CDB has 32 bytes"));
+        let wrong = (u128::from(high) << 64 | u128::from(low)) & REJECT[self.row];
+        if wrong == 0 { Ok(()) } else { Err(first_wrong(wrong)) }
+    }
+}
+
+/// The first wrong byte and its left-most wrong bit.
+#[cold]
+fn first_wrong(wrong: u128) -> Sense {
+    let byte = wrong.trailing_zeros() / 8;
+    let bits = (wrong >> (8 * byte)) as u8;
+    Sense::invalid_cdb(byte as u16, Some(7 - bits.leading_zeros() as u8))
+}
+
+/// The entries of an operation code.
+pub(crate) fn entries(opcode: u8) -> impl Iterator<Item = &'static Entry> {
+    TABLE.iter().filter(move |e| e.opcode == opcode)
+}

@@ -1,0 +1,135 @@
+//! Commands that report: capacity, sense, LUNs, operation codes.
+
+use crate::opcode::{Entry, TABLE, entries};
+use crate::reply::{Reply, send};
+use crate::response::Fail;
+use crate::sense::{Code, Key, Sense};
+use crate::shared::LunShared;
+use crate::task::Cdb;
+use guestmem::Sg;
+
+/// READ CAPACITY(10) (SBC-3 5.15): FFFFFFFFh where only READ CAPACITY(16) can tell.
+pub(crate) fn capacity10(unit: &LunShared, data_in: &Sg) -> Result<u32, Fail> {
+    let last = u32::try_from(last_block(unit)?).unwrap_or(u32::MAX);
+    let mut data = [0u8; 8];
+    data[..4].copy_from_slice(&last.to_be_bytes());
+    data[4..].copy_from_slice(&unit.block_size.to_be_bytes());
+    send(data_in, data.len(), &data)
+}
+
+/// READ CAPACITY(16) (SBC-3 5.16).
+pub(crate) fn capacity16(unit: &LunShared, cdb: &Cdb, data_in: &Sg) -> Result<u32, Fail> {
+    let mut data = [0u8; 32];
+    data[..8].copy_from_slice(&last_block(unit)?.to_be_bytes());
+    data[8..12].copy_from_slice(&unit.block_size.to_be_bytes());
+    data[13] = unit.physical_exponent;
+    if unit.features.unmap {
+        data[14] = 0x80; // LBPME: SBC-3 4.7.3 allows UNMAP only with it
+        if unit.features.unmap_zeroes {
+            data[14] |= 0x40; // LBPRZ
+        }
+    }
+    send(data_in, cdb.be32(10) as usize, &data)
+}
+
+/// Address of the last block. A device of no blocks has no medium.
+fn last_block(unit: &LunShared) -> Result<u64, Fail> {
+    let no_medium = Sense::new(Key::NotReady, Code::MEDIUM_NOT_PRESENT);
+    unit.num_blocks().checked_sub(1).ok_or(Fail::Check(no_medium))
+}
+
+/// REQUEST SENSE (SPC-4 6.39): `sense` as parameter data, in the format that the DESC bit asks for.
+pub(crate) fn request_sense(sense: Option<Sense>, cdb: &Cdb, data_in: &Sg) -> Result<u32, Fail> {
+    let sense = sense.unwrap_or(Sense::new(Key::NoSense, Code::NO_ADDITIONAL_SENSE));
+    let allocation = usize::from(cdb.byte(4));
+    if cdb.bit(1, 0) {
+        send(data_in, allocation, &sense.descriptor())
+    } else {
+        send(data_in, allocation, &sense.fixed())
+    }
+}
+
+/// REPORT LUNS (SPC-4 6.33): each target has LUN 0 and nothing else.
+pub(crate) fn report_luns(cdb: &Cdb, data_in: &Sg) -> Result<u32, Fail> {
+    /// SELECT REPORT: logical units but well known ones; well known ones; both.
+    const UNITS: u8 = 0x00;
+    const WELL_KNOWN: u8 = 0x01;
+    const BOTH: u8 = 0x02;
+    let mut data = [0u8; 16];
+    let length = match cdb.byte(2) {
+        UNITS | BOTH => {
+            data[3] = 8;
+            16
+        }
+        WELL_KNOWN => 8,
+        _ => return Err(Sense::invalid_cdb(2, None).into()),
+    };
+    send(data_in, cdb.be32(6) as usize, &data[..length])
+}
+
+/// REPORT SUPPORTED OPERATION CODES (SPC-4 6.35).
+pub(crate) fn opcodes(unit: &LunShared, cdb: &Cdb, data_in: &Sg) -> Result<u32, Fail> {
+    let timeouts = cdb.bit(2, 7);
+    let wanted = (cdb.byte(3), cdb.be16(4));
+    let mut reply = Reply::new(data_in, cdb.be32(6) as usize);
+    let found = match cdb.byte(2) & 0x07 {
+        0 => {
+            all(unit, timeouts, &mut reply);
+            return reply.end();
+        }
+        1 => match known(unit, wanted.0).next() {
+            Some(e) if e.action.is_some() => return Err(Sense::invalid_cdb(2, Some(2)).into()),
+            found => found,
+        },
+        2 => match known(unit, wanted.0).next() {
+            Some(e) if e.action.is_none() => return Err(Sense::invalid_cdb(2, Some(2)).into()),
+            _ => with_action(unit, wanted),
+        },
+        3 => with_action(unit, wanted),
+        _ => return Err(Sense::invalid_cdb(2, Some(2)).into()),
+    };
+    one(found, timeouts, &mut reply);
+    reply.end()
+}
+
+/// The supported entries of an operation code.
+fn known(unit: &LunShared, opcode: u8) -> impl Iterator<Item = &'static Entry> {
+    entries(opcode).filter(move |e| e.command.supported(&unit.features))
+}
+
+fn with_action(unit: &LunShared, (opcode, action): (u8, u16)) -> Option<&'static Entry> {
+    known(unit, opcode).find(|e| u16::from(e.action.unwrap_or(0)) == action)
+}
+
+/// One command descriptor for each command (SPC-4 table 254).
+fn all(unit: &LunShared, timeouts: bool, reply: &mut Reply) {
+    let supported = || TABLE.iter().filter(|e| e.command.supported(&unit.features));
+    let each = if timeouts { 8 + TIMEOUTS.len() } else { 8 };
+    reply.put(&((supported().count() * each) as u32).to_be_bytes());
+    for entry in supported() {
+        let flags = (u8::from(timeouts) << 1) | u8::from(entry.action.is_some());
+        let action = entry.action.unwrap_or(0);
+        reply.put(&[entry.opcode, 0, 0, action, 0, flags, 0, entry.length]);
+        if timeouts {
+            reply.put(&TIMEOUTS);
+        }
+    }
+}
+
+/// The one command format (SPC-4 table 256).
+fn one(entry: Option<&Entry>, timeouts: bool, reply: &mut Reply) {
+    const UNSUPPORTED: u8 = 0b001;
+    const SUPPORTED: u8 = 0b011;
+    let Some(entry) = entry else {
+        reply.put(&[0, UNSUPPORTED, 0, 0]);
+        return;
+    };
+    reply.put(&[0, (u8::from(timeouts) << 7) | SUPPORTED, 0, entry.length]);
+    reply.put(&entry.usage_data()[..usize::from(entry.length)]);
+    if timeouts {
+        reply.put(&TIMEOUTS);
+    }
+}
+
+/// A command timeouts descriptor that states none (SPC-4 table 258).
+const TIMEOUTS: [u8; 12] = [0, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];

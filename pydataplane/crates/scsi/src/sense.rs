@@ -1,0 +1,152 @@
+//! Sense data: what the initiator is told when a command fails (SPC-4 4.5).
+//!
+//! [`of_io_error`] is the one place that answers "what does the guest see if the backend returns
+//! X?": an exhaustive match without a wildcard.
+
+use crate::response::SENSE_LEN;
+use bdev::IoError;
+
+/// Sense keys (SPC-4 table 48).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Key {
+    NoSense = 0x0,
+    NotReady = 0x2,
+    MediumError = 0x3,
+    HardwareError = 0x4,
+    IllegalRequest = 0x5,
+    UnitAttention = 0x6,
+    DataProtect = 0x7,
+    AbortedCommand = 0xB,
+    Miscompare = 0xE,
+}
+
+/// An additional sense code and its qualifier (SPC-4 annex F), as `asc << 8 | ascq`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Code(pub(crate) u16);
+
+impl Code {
+    pub(crate) const NO_ADDITIONAL_SENSE: Code = Code(0x0000);
+    pub(crate) const IO_PROCESS_TERMINATED: Code = Code(0x0006);
+    pub(crate) const PERIPHERAL_DEVICE_WRITE_FAULT: Code = Code(0x0300);
+    pub(crate) const WRITE_ERROR: Code = Code(0x0C00);
+    pub(crate) const UNRECOVERED_READ_ERROR: Code = Code(0x1100);
+    pub(crate) const PARAMETER_LIST_LENGTH_ERROR: Code = Code(0x1A00);
+    pub(crate) const MISCOMPARE_DURING_VERIFY: Code = Code(0x1D00);
+    pub(crate) const INVALID_COMMAND_OPERATION_CODE: Code = Code(0x2000);
+    pub(crate) const LBA_OUT_OF_RANGE: Code = Code(0x2100);
+    pub(crate) const INVALID_FIELD_IN_CDB: Code = Code(0x2400);
+    pub(crate) const LOGICAL_UNIT_NOT_SUPPORTED: Code = Code(0x2500);
+    pub(crate) const INVALID_FIELD_IN_PARAMETER_LIST: Code = Code(0x2600);
+    pub(crate) const WRITE_PROTECTED: Code = Code(0x2700);
+    pub(crate) const SPACE_ALLOCATION_FAILED: Code = Code(0x2707);
+    pub(crate) const POWER_ON_OR_RESET: Code = Code(0x2900);
+    pub(crate) const CAPACITY_DATA_HAS_CHANGED: Code = Code(0x2A09);
+    pub(crate) const SAVING_PARAMETERS_NOT_SUPPORTED: Code = Code(0x3900);
+    pub(crate) const MEDIUM_NOT_PRESENT: Code = Code(0x3A00);
+    pub(crate) const INQUIRY_DATA_HAS_CHANGED: Code = Code(0x3F03);
+    pub(crate) const REPORTED_LUNS_DATA_HAS_CHANGED: Code = Code(0x3F0E);
+    pub(crate) const INTERNAL_TARGET_FAILURE: Code = Code(0x4400);
+    pub(crate) const INSUFFICIENT_RESOURCES: Code = Code(0x5503);
+
+    const fn asc(self) -> u8 {
+        (self.0 >> 8) as u8
+    }
+
+    const fn ascq(self) -> u8 {
+        self.0 as u8
+    }
+}
+
+/// Where an invalid field is (SPC-4 4.5.2.4.2, field pointer sense-key specific data).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Field {
+    /// Byte of the CDB, and its left-most bit where only some bits are wrong.
+    Cdb(u16, Option<u8>),
+    /// Byte of the parameter data.
+    Data(u16),
+}
+
+/// Sense data before it is encoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sense {
+    pub(crate) key: Key,
+    pub(crate) code: Code,
+    pub(crate) field: Option<Field>,
+}
+
+impl Sense {
+    pub(crate) const fn new(key: Key, code: Code) -> Self {
+        Sense { key, code, field: None }
+    }
+
+    /// ILLEGAL REQUEST with `code`.
+    pub(crate) const fn illegal(code: Code) -> Self {
+        Self::new(Key::IllegalRequest, code)
+    }
+
+    /// INVALID FIELD IN CDB: all of `byte`, or the field whose left-most bit is `bit`.
+    pub(crate) const fn invalid_cdb(byte: u16, bit: Option<u8>) -> Self {
+        Sense {
+            key: Key::IllegalRequest,
+            code: Code::INVALID_FIELD_IN_CDB,
+            field: Some(Field::Cdb(byte, bit)),
+        }
+    }
+
+    /// INVALID FIELD IN PARAMETER LIST at `byte`.
+    pub(crate) const fn invalid_parameter(byte: u16) -> Self {
+        Sense {
+            key: Key::IllegalRequest,
+            code: Code::INVALID_FIELD_IN_PARAMETER_LIST,
+            field: Some(Field::Data(byte)),
+        }
+    }
+
+    /// Fixed format, current error (SPC-4 4.5.3).
+    pub(crate) fn fixed(&self) -> [u8; SENSE_LEN] {
+        let mut out = [0u8; SENSE_LEN];
+        out[0] = 0x70;
+        out[2] = self.key as u8;
+        out[7] = (SENSE_LEN - 8) as u8;
+        out[12] = self.code.asc();
+        out[13] = self.code.ascq();
+        if let Some(field) = self.field {
+            let (flags, byte) = match field {
+                Field::Cdb(byte, None) => (0xC0, byte),
+                Field::Cdb(byte, Some(bit)) => (0xC8 | (bit & 7), byte),
+                Field::Data(byte) => (0x80, byte),
+            };
+            out[15] = flags;
+            out[16..18].copy_from_slice(&byte.to_be_bytes());
+        }
+        out
+    }
+
+    /// Descriptor format, current error, no descriptors (SPC-4 4.5.2).
+    pub(crate) fn descriptor(&self) -> [u8; 8] {
+        [0x72, self.key as u8, self.code.asc(), self.code.ascq(), 0, 0, 0, 0]
+    }
+}
+
+/// What the initiator is told when the bdev fails.
+pub(crate) const fn of_io_error(error: IoError) -> Sense {
+    match error {
+        // The device shrank between our check and the I/O.
+        IoError::OutOfRange => Sense::illegal(Code::LBA_OUT_OF_RANGE),
+        // We gave the bdev a wrong length: our fault, not the initiator's.
+        IoError::BadLength => Sense::new(Key::HardwareError, Code::INTERNAL_TARGET_FAILURE),
+        IoError::ReadOnly => Sense::new(Key::DataProtect, Code::WRITE_PROTECTED),
+        // SBC-3 4.7.3.6; Linux turns it into ENOSPC.
+        IoError::NoSpace => Sense::new(Key::DataProtect, Code::SPACE_ALLOCATION_FAILED),
+        IoError::ReadMedium => Sense::new(Key::MediumError, Code::UNRECOVERED_READ_ERROR),
+        IoError::WriteMedium => Sense::new(Key::MediumError, Code::WRITE_ERROR),
+        // HARDWARE ERROR, because Linux retries most MEDIUM ERRORs, and a flush that is retried
+        // can succeed although what was to be flushed is lost.
+        IoError::Flush => Sense::new(Key::HardwareError, Code::PERIPHERAL_DEVICE_WRITE_FAULT),
+        IoError::Unsupported => Sense::illegal(Code::INVALID_COMMAND_OPERATION_CODE),
+        IoError::Removed => Sense::illegal(Code::LOGICAL_UNIT_NOT_SUPPORTED),
+        IoError::Aborted => Sense::new(Key::AbortedCommand, Code::IO_PROCESS_TERMINATED),
+        IoError::Resources => Sense::new(Key::AbortedCommand, Code::INSUFFICIENT_RESOURCES),
+    }
+}
