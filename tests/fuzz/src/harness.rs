@@ -108,7 +108,24 @@ pub fn ring(data: &[u8]) {
                 let idx = queue.next_avail().wrapping_add(count);
                 put(config.avail + 2, &idx.to_le_bytes());
             }
-            4 => put(u64::from(input.u16()) % 0x6000, &[input.u8(), input.u8()]),
+            4 if input.u8() % 4 == 0 => {
+                put(u64::from(input.u16()) % 0x6000, &[input.u8(), input.u8()]);
+            }
+            4 => {
+                // A chain as a driver makes it, where the queue is long enough.
+                let (count, writable) = (1 + u16::from(input.u8() % 4), u16::from(input.u8() % 5));
+                let table = memory.range(config.desc, 0x400).expect("the table");
+                for i in 0..count {
+                    let write = if i >= writable { Desc::WRITE } else { 0 };
+                    let flags = write | if i + 1 < count { Desc::NEXT } else { 0 };
+                    let len = 1 + u32::from(input.u16() % 400);
+                    let desc = Desc::new(u64::from(input.u16() % 0x5000), len, flags, i + 1);
+                    table.put(usize::from(i) * 16, desc).expect("in range");
+                }
+                let slot = queue.next_avail() % config.size;
+                put(config.avail + 4 + u64::from(slot) * 2, &[0, 0]);
+                put(config.avail + 2, &queue.next_avail().wrapping_add(1).to_le_bytes());
+            }
             5 => {
                 let _ = (queue.enable_kick(), queue.disable_kick());
             }
