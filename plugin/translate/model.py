@@ -110,10 +110,10 @@ class Change:
     metadata_xml: str
     """For virDomainSetMetadata(VIR_DOMAIN_METADATA_ELEMENT, key=PREFIX, uri=NAMESPACE). No element
     of it is in a namespace, for libvirtd puts them all into ours (and refuses a declaration)."""
-    domain_xml: str
-    """The whole domain after the change, for virDomainDefineXML; the persistent side only."""
+    domain_xml: str | None
+    """The whole domain after the change, for virDomainDefineXML; None for the running side."""
     redefine: bool
     """The persistent side needs `domain_xml`: more than the metadata changed (the controller came,
     or the boot disk is another). False: setting `metadata_xml` alone says the same."""
-    plan: Plan
-    """The domain's plan after the change."""
+    plan: Plan | None
+    """The domain's plan after the change; None if no controller is left."""

@@ -5,7 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from uuid import UUID
 
-from plugin.translate.model import Change, Definition, LunPlan, Plan, Settings, VolumeRef
+from plugin.errors import Refusal, TranslateError
+from plugin.translate import disk as disks
+from plugin.translate import metadata as metadatas
+from plugin.translate import view as views
+from plugin.translate.boot import place
+from plugin.translate.defining import Current, check_new, translate
+from plugin.translate.disk import Disk
+from plugin.translate.document import Document, Edits, NotXmlError, layout
+from plugin.translate.metadata import Entry, Metadata
+from plugin.translate.model import (
+    CARRIER_ALIAS,
+    MAX_TARGETS,
+    NAMESPACE,
+    Change,
+    Definition,
+    LunPlan,
+    Plan,
+    Settings,
+    VolumeRef,
+)
+from plugin.translate.presenting import restore
+from plugin.translate.view import View
+
+_NO_UUID = UUID(int=0)
+"""For domains that libvirtd gave: they have a UUID."""
 
 
 def recognise(disk_xml: str, settings: Settings) -> VolumeRef | None:
@@ -17,7 +41,8 @@ def recognise(disk_xml: str, settings: Settings) -> VolumeRef | None:
         TranslateError: it names a volume of ours, but wrongly (BAD_XML), or asks for what our disks
             cannot do (UNSUPPORTED: a CD-ROM, an IDE bus, qcow2, encryption, I/O limits, ...).
     """
-    raise NotImplementedError
+    device = _device(disk_xml, settings)
+    return None if device is None else device[2]
 
 
 def define(
@@ -43,7 +68,15 @@ def define(
         TranslateError: a disk of ours is malformed, doubled or not possible in this domain. A
             domain without a disk of ours never fails here: it is left without a controller.
     """
-    raise NotImplementedError
+    view = views.parse(domain_xml)
+    if view is None:
+        return Definition(domain_xml, None)
+    current = views.parse(current_xml) if current_xml else None
+    if view.has_traces:
+        current = current or view
+        domain_xml = restore(view.document, [view], live=False)
+        view = views.required(domain_xml)
+    return translate(domain_xml, view, Current.of(current), settings, new_uuid, uuids or {})
 
 
 def present(domain_xml: str, *, live: bool, settings: Settings) -> str:
@@ -51,9 +84,18 @@ def present(domain_xml: str, *, live: bool, settings: Settings) -> str:
 
     `live` (the XML describes a running domain) adds an <alias> to disks that have none, as
     libvirtd does. Never fails: XML without traces of ours comes back as the very same string, and
-    an entry of the metadata that is no disk is left out.
+    an entry of the metadata that is no disk is left out. Domains inside a snapshot's XML count,
+    too.
     """
-    raise NotImplementedError
+    del settings  # the metadata alone says what the client gave
+    if NAMESPACE not in domain_xml and CARRIER_ALIAS not in domain_xml:
+        return domain_xml
+    try:
+        document = Document(domain_xml)
+    except NotXmlError:
+        return domain_xml
+    found = [view for view in views.domains(document) if view.has_traces]
+    return restore(document, found, live=live) if found else domain_xml
 
 
 def attach(
@@ -82,7 +124,34 @@ def attach(
             running domain without our controller or shared memory), UNSUPPORTED (255 disks
             already, or the like), BAD_XML.
     """
-    raise NotImplementedError
+    device = _device(disk_xml, settings)
+    if device is None:
+        return None
+    document, disk, ref = device
+    view = views.required(domain_xml)
+    metadata = view.metadata
+    if live and (metadata is None or view.carrier is None):
+        raise TranslateError(
+            Refusal.NOT_POSSIBLE_NOW,
+            f"domain '{view.name}' runs without a virtlun controller and shared memory, so its"
+            " disks cannot be attached live; attach with --config only, then shut the domain down"
+            " and start it again",
+        )
+    seen = view.client_disks(metadata)
+    check_new(seen, disk, ref, Refusal.TARGET_EXISTS)
+    lun = LunPlan(
+        target=_number(metadata, _metadata(peer_xml), disk.dev or "", ref),
+        dev=disk.dev or "",
+        volume=ref,
+        uuid=(uuids or {}).get(ref.alias),
+        serial=disk.serial,
+        read_only=disk.read_only,
+        shareable=disk.shareable,
+    )
+    order = place([d for d, _ in seen], disk)
+    entry = Entry(lun, order, disks.stored_text(document, document.root))
+    changed = (metadata or _fresh(view)).with_entry(entry)
+    return _change(view, changed, entry, settings, live=live)
 
 
 def detach(domain_xml: str, disk_xml: str, settings: Settings, *, live: bool) -> Change | None:
@@ -94,12 +163,21 @@ def detach(domain_xml: str, disk_xml: str, settings: Settings, *, live: bool) ->
         TranslateError: DISK_MISSING: `disk_xml` names a volume of ours, but no disk of the domain
             has this target dev.
     """
-    raise NotImplementedError
+    found = _existing(domain_xml, disk_xml, settings)
+    if found is None:
+        return None
+    view, metadata, entry = found
+    return _change(view, metadata.without(entry), entry, settings, live=live)
 
 
 def detach_alias(domain_xml: str, alias: str, settings: Settings, *, live: bool) -> Change | None:
     """Removes the disk with this alias (as `present` shows it); None if it is not of ours."""
-    raise NotImplementedError
+    view = views.required(domain_xml)
+    metadata = view.metadata
+    for entry in metadata.entries if metadata is not None else ():
+        if metadata is not None and _alias(entry) == alias:
+            return _change(view, metadata.without(entry), entry, settings, live=live)
+    return None
 
 
 def update(
@@ -116,9 +194,43 @@ def update(
 
     Raises:
         TranslateError: CANNOT_CHANGE: volume, serial, readonly or shareable of a running domain's
-            disk; DISK_MISSING; and as `recognise`.
+            disk, or to a disk that is not of ours; DISK_MISSING; and as `recognise`.
     """
-    raise NotImplementedError
+    found = _existing(domain_xml, disk_xml, settings)
+    if found is None:
+        return None
+    view, metadata, entry = found
+    device = _device(disk_xml, settings)
+    if device is None:
+        raise TranslateError(
+            Refusal.CANNOT_CHANGE,
+            f"the source of disk '{entry.lun.dev}' cannot be changed to something that is no"
+            " virtlun volume; detach the disk and attach the other",
+        )
+    document, disk, ref = device
+    old = entry.lun
+    lun = LunPlan(
+        target=old.target,
+        dev=old.dev,
+        volume=ref,
+        uuid=(uuids or {}).get(ref.alias, old.uuid if ref == old.volume else None),
+        serial=disk.serial,
+        read_only=disk.read_only,
+        shareable=disk.shareable,
+    )
+    for field in ("volume", "serial", "read_only", "shareable") if live else ():
+        if getattr(lun, field) != getattr(old, field):
+            name = field.replace("volume", "source").replace("_", "")
+            raise TranslateError(
+                Refusal.CANNOT_CHANGE,
+                f"cannot modify field '{name}' of the disk '{old.dev}' while the domain runs;"
+                " change it with --config, or detach and attach the disk",
+            )
+    rest = metadata.without(entry)
+    others = [item for item in view.client_disks(metadata) if item[0].dev != old.dev]
+    check_new(others, disk, ref, Refusal.TARGET_EXISTS)
+    new = Entry(lun, entry.order, disks.stored_text(document, document.root))
+    return _change(view, rest.with_entry(new), new, settings, live=live)
 
 
 def plan(domain_xml: str) -> Plan | None:
@@ -127,7 +239,10 @@ def plan(domain_xml: str) -> Plan | None:
     Raises:
         TranslateError: our metadata is there, but damaged (BAD_XML).
     """
-    raise NotImplementedError
+    if NAMESPACE not in domain_xml:
+        return None
+    view = views.parse(domain_xml)
+    return None if view is None else view.plan()
 
 
 def find(domain_xml: str, path: str, settings: Settings) -> LunPlan | None:
@@ -135,4 +250,123 @@ def find(domain_xml: str, path: str, settings: Settings) -> LunPlan | None:
 
     For the block calls (resize, info, stats) on libvirtd's XML of the side in question.
     """
-    raise NotImplementedError
+    metadata = _metadata(domain_xml)
+    for entry in metadata.entries if metadata is not None else ():
+        lun = entry.lun
+        alias = lun.volume.alias
+        if path in (lun.dev, alias, settings.path_prefix + alias, settings.rbd_prefix + alias):
+            return lun
+    return None
+
+
+def _device(xml: str, settings: Settings) -> tuple[Document, Disk, VolumeRef] | None:
+    """Returns a disk of ours, parsed and checked; None if `xml` is something else."""
+    document = disks.parse_device(xml)
+    if document is None:
+        return None
+    ref = disks.volume(document.root, settings)
+    if ref is None:
+        return None
+    disk = disks.read(document.root)
+    disks.check(document.root, disk, ref)
+    return document, disk, ref
+
+
+def _metadata(domain_xml: str | None) -> Metadata | None:
+    """Returns what of our metadata can be read in a domain's XML, None if nothing."""
+    view = views.parse(domain_xml) if domain_xml and NAMESPACE in domain_xml else None
+    return None if view is None else view.salvaged
+
+
+def _existing(
+    domain_xml: str, disk_xml: str, settings: Settings
+) -> tuple[View, Metadata, Entry] | None:
+    """Returns the entry that a detach or update means; None if it means no disk of ours."""
+    document = disks.parse_device(disk_xml)
+    if document is None:
+        return None
+    given = disks.read(document.root)
+    view = views.required(domain_xml)
+    metadata = view.metadata
+    entry = metadata.by_dev(given.dev) if metadata is not None else None
+    if metadata is not None and entry is not None:
+        return view, metadata, entry
+    if disks.volume(document.root, settings) is None:
+        return None
+    raise TranslateError(
+        Refusal.DISK_MISSING,
+        f"disk {given.dev} not found: domain '{view.name}' has no virtlun disk with this target",
+    )
+
+
+def _alias(entry: Entry) -> str:
+    disk = entry.disk
+    return disks.shown_alias(entry.lun.dev, disk.alias if disk is not None else None)
+
+
+def _fresh(view: View) -> Metadata:
+    uuid = view.domain.child("uuid")
+    return Metadata(f"vm-{UUID(uuid.text.strip()) if uuid is not None else _NO_UUID}")
+
+
+def _number(mine: Metadata | None, peer: Metadata | None, dev: str, ref: VolumeRef) -> int:
+    """Chooses a new disk's target number.
+
+    Raises:
+        TranslateError: UNSUPPORTED, all are taken.
+    """
+    used = {e.lun.target for e in mine.entries} if mine is not None else set()
+    there = peer.by_dev(dev) if peer is not None else None
+    if there is not None and there.lun.volume == ref and there.lun.target not in used:
+        return there.lun.target
+    elsewhere = {e.lun.target for e in peer.entries} if peer is not None else set()
+    for taken in (used | elsewhere, used):
+        free = next((n for n in range(MAX_TARGETS) if n not in taken), None)
+        if free is not None:
+            return free
+    raise TranslateError(
+        Refusal.UNSUPPORTED,
+        f"the domain has {MAX_TARGETS} virtlun disks already, the most that its controller can"
+        " have; detach one first",
+    )
+
+
+def _change(
+    view: View, metadata: Metadata, entry: Entry, settings: Settings, *, live: bool
+) -> Change:
+    """Puts changed metadata into one side of a domain."""
+    changed = _with_metadata(view, metadata)
+    if live:
+        after, domain_xml = views.required(changed), None
+    else:
+        domain_xml = define(changed, settings, new_uuid=_NO_UUID).xml
+        after = views.required(domain_xml)
+    settled = after.metadata or metadata
+    now = settled.by_dev(entry.lun.dev)
+    return Change(
+        lun=now.lun if now is not None else entry.lun,
+        alias=_alias(entry),
+        metadata_xml=layout(metadatas.lines(settled, bare=True), "\n"),
+        domain_xml=domain_xml,
+        redefine=not live and _boot_shape(view) != _boot_shape(after),
+        plan=after.plan(),
+    )
+
+
+def _boot_shape(view: View) -> object:
+    """Returns what of our controller stands outside of the metadata and may change."""
+    carrier = view.carrier
+    return None if carrier is None else (carrier.boot, carrier.boot_target)
+
+
+def _with_metadata(view: View, metadata: Metadata) -> str:
+    """Returns the domain's XML with our metadata replaced or added."""
+    edits = Edits(view.document)
+    lines = metadatas.lines(metadata, bare=False)
+    element = view.element
+    if element is None:
+        metadatas.add(view.domain, lines, edits)
+    else:
+        text = layout(lines, view.document.indent(element))
+        edits.replace(element.start, element.end, text)
+    return edits.apply()

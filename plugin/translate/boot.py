@@ -1,0 +1,76 @@
+"""Which disk of ours, if any, the firmware boots, and what the carrier needs for it.
+
+QEMU gives one bootindex to a vhost-user-scsi controller and lets `boot_tpgt` say which of its
+targets it means. libvirt gives <boot order=> as bootindex; with <os><boot dev='hd'/> it gives the
+first hard disk of its list the index. So the carrier takes the order of our first bootable disk, or
+stands before or after all others as that disk does. libvirt sorts disks of one bus by target dev
+(virDomainDiskInsert), hence the carrier's own name: `ubda` sorts before any vdX of the bus virtio,
+`vdzzzz` behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from plugin.translate.disk import Disk, index
+
+_FIRST = ("ubda", "xvda", "hda", "sda")
+"""Names of disk number 0, which sort before or with vda."""
+_LAST = tuple(f"vdzz{a}{b}" for b in "zyxwvutsrqponmlkjihgfedcba" for a in ("z", "zz", "zzz"))
+"""Names that sort behind any that a client would give."""
+
+
+@dataclass(frozen=True, slots=True)
+class Boot:
+    """How the carrier takes part in booting."""
+
+    dev: str | None
+    """The disk of ours that the controller boots; None if there is no disk of ours."""
+    order: int | None
+    """<boot order=> of the carrier."""
+    first: bool
+    """The carrier stands before all other disks."""
+
+
+def choose(disks: Sequence[tuple[Disk, bool]]) -> Boot:
+    """Chooses from the client's disks in their order, each with whether it is ours."""
+    ours = [disk for disk, is_ours in disks if is_ours]
+    if not ours:
+        return Boot(None, None, False)
+    ordered = sorted((d.boot, d.dev or "") for d in ours if d.boot is not None)
+    if ordered:
+        return Boot(ordered[0][1], ordered[0][0], False)
+    hard = [
+        (disk, is_ours) for disk, is_ours in libvirt_order(disks) if disk.device in ("disk", "lun")
+    ]
+    dev = next(disk.dev for disk, is_ours in hard if is_ours)
+    return Boot(dev, None, hard[0][1])
+
+
+def libvirt_order(disks: Iterable[tuple[Disk, bool]]) -> list[tuple[Disk, bool]]:
+    """Returns the disks as libvirt lists them."""
+    result: list[tuple[Disk, bool]] = []
+    for item in disks:
+        result.insert(place([disk for disk, _ in result], item[0]), item)
+    return result
+
+
+def place(disks: Sequence[Disk], new: Disk) -> int:
+    """Returns where libvirt puts one more disk into its list (virDomainDiskInsert)."""
+    position: int | None = None
+    for i in reversed(range(len(disks))):
+        if disks[i].bus != new.bus:
+            continue
+        if index(disks[i].dev) > index(new.dev):
+            position = i
+        elif position is None:
+            position = i + 1
+    return len(disks) if position is None else position
+
+
+def carrier_dev(first: bool, used: Iterable[str | None]) -> str:
+    """Returns the carrier's target dev: not in use, and sorting as it must."""
+    taken = set(used)
+    candidates: tuple[str, ...] = _FIRST + _LAST if first else _LAST
+    return next(dev for dev in candidates if dev not in taken)

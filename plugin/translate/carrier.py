@@ -1,0 +1,178 @@
+"""The carrier: the vhostuser disk and the <qemu:override> that make our controller.
+
+libvirt allocates its PCI address, owns its character device and migrates it; the override turns
+the vhost-user-blk-pci that libvirt would make into vhost-user-scsi-pci. Tried with libvirt 9.0 and
+11.3.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from plugin.translate.boot import Boot
+from plugin.translate.document import Document, Edits, Lines, Node, attributes
+from plugin.translate.model import CARRIER_ALIAS, QEMU_NAMESPACE, Settings
+
+DRIVER = "vhost-user-scsi-pci"
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """What a translated domain says of the controller."""
+
+    socket: str
+    num_queues: int
+    boot_target: int
+    """Property boot_tpgt: the SCSI target that the firmware boots."""
+    boot: Boot
+    """`dev` is not known from here and None."""
+
+
+def disk(domain: Node) -> Node | None:
+    """Returns the carrier's <disk>, or None."""
+    devices = domain.child("devices")
+    if devices is None:
+        return None
+    return next((d for d in devices.every("disk") if is_carrier(d)), None)
+
+
+def is_carrier(node: Node) -> bool:
+    """Returns whether a <disk> is our carrier."""
+    return node.attrs.get("type") == "vhostuser" and node.value("alias", "name") == CARRIER_ALIAS
+
+
+def override(domain: Node) -> Node | None:
+    """Returns our <qemu:device> in the domain's overrides, or None."""
+    for node in domain.every("override", QEMU_NAMESPACE):
+        for device in node.every("device", QEMU_NAMESPACE):
+            if device.attrs.get("alias") == CARRIER_ALIAS:
+                return device
+    return None
+
+
+def read(domain: Node) -> Carrier | None:
+    """Reads disk and override; None if there is no carrier."""
+    node = disk(domain)
+    if node is None:
+        return None
+    properties: dict[str, str] = {}
+    device = override(domain)
+    if device is not None:
+        for item in device.walk():
+            if item.name == "property":
+                properties[item.attrs.get("name", "")] = item.attrs.get("value", "")
+    order = node.value("boot", "order")
+    dev = node.value("target", "dev") or ""
+    return Carrier(
+        socket=node.value("source", "path") or "",
+        num_queues=_number(properties.get("num_queues"), 1),
+        boot_target=_number(properties.get("boot_tpgt"), 0),
+        boot=Boot(None, _number(order, 0) or None, not dev.startswith("vd")),
+    )
+
+
+def _number(text: str | None, otherwise: int) -> int:
+    return int(text) if text and text.isascii() and text.isdigit() else otherwise
+
+
+def disk_lines(carrier: Carrier, dev: str, address: str | None, settings: Settings) -> Lines:
+    """Returns the carrier's <disk>."""
+    source = attributes({"type": "unix", "path": carrier.socket})
+    result = [(0, "<disk type='vhostuser' device='disk'>"), (1, "<driver name='qemu' type='raw'/>")]
+    if settings.reconnect_s > 0:
+        result += [
+            (1, f"<source{source}>"),
+            (2, f"<reconnect enabled='yes' timeout='{settings.reconnect_s}'/>"),
+            (1, "</source>"),
+        ]
+    else:
+        result.append((1, f"<source{source}/>"))
+    result.append((1, f"<target dev='{dev}' bus='virtio'/>"))
+    if carrier.boot.order is not None:
+        result.append((1, f"<boot order='{carrier.boot.order}'/>"))
+    result.append((1, f"<alias name='{CARRIER_ALIAS}'/>"))
+    if address is not None:
+        result.append((1, address))
+    return [*result, (0, "</disk>")]
+
+
+def add_override(domain: Node, carrier: Carrier, edits: Edits) -> None:
+    """Adds our device to the domain's <qemu:override>, or adds one."""
+    present = domain.child("override", QEMU_NAMESPACE)
+    prefix = "qemu:" if present is None else present.prefix
+    device = [
+        (0, f"<{prefix}device alias='{CARRIER_ALIAS}'>"),
+        (1, f"<{prefix}frontend>"),
+        (2, f"<{prefix}property name='driver' type='string' value='{DRIVER}'/>"),
+        (2, f"<{prefix}property name='num_queues' type='unsigned' value='{carrier.num_queues}'/>"),
+    ]
+    if carrier.boot_target:
+        value = carrier.boot_target
+        device.append((2, f"<{prefix}property name='boot_tpgt' type='unsigned' value='{value}'/>"))
+    device += [(1, f"</{prefix}frontend>"), (0, f"</{prefix}device>")]
+    if present is not None:
+        edits.append(present, device)
+        return
+    deeper = [(depth + 1, line) for depth, line in device]
+    head = f"<qemu:override xmlns:qemu='{QEMU_NAMESPACE}'>"
+    edits.append(domain, [(0, head), *deeper, (0, "</qemu:override>")])
+
+
+def remove_override(document: Document, domain: Node, edits: Edits) -> None:
+    """Takes our override out, and the declaration of the namespace if nothing else needs it.
+
+    libvirtd declares the namespace on <domain> only for what it holds; a declaration that was
+    there before us stands beside one on our own <override>, which goes with it.
+    """
+    device = override(domain)
+    if device is None or device.parent is None:
+        return
+    whole = device.parent
+    if len(whole.children) > 1:
+        edits.remove(device)
+        return
+    edits.remove(whole)
+    if whole.declares:
+        return
+    used = any(
+        node.namespace == QEMU_NAMESPACE or any(a.startswith(QEMU_NAMESPACE) for a in node.attrs)
+        for node in domain.walk()
+        if not whole.start <= node.start < whole.end
+    )
+    if used:
+        return
+    tag = document.data[domain.start : domain.inner_start]
+    uri = re.escape(QEMU_NAMESPACE.encode())
+    found = re.search(rb"\s+xmlns:[^\s=]+\s*=\s*([\"'])" + uri + rb"\1", tag)
+    if found is not None:
+        edits.replace(domain.start + found.start(), domain.start + found.end(), "")
+
+
+def address(document: Document, domain: Node) -> str | None:
+    """Returns the carrier's PCI <address> as written, or None."""
+    node = disk(domain)
+    found = node.child("address") if node is not None else None
+    return None if found is None else document.source(found)
+
+
+def address_taken(domain: Node, text: str) -> bool:
+    """Returns whether a device of the domain sits at the PCI address that `text` gives."""
+    wanted = _pci(Document(text).root)
+    devices = domain.child("devices")
+    return devices is not None and any(
+        node.name == "address" and node.attrs.get("type") == "pci" and _pci(node) == wanted
+        for device in devices.children
+        for node in device.children
+    )
+
+
+def _pci(node: Node) -> tuple[int, ...]:
+    """Returns domain, bus, slot and function of a PCI <address>; -1 for what is no number."""
+    result = []
+    for name in ("domain", "bus", "slot", "function"):
+        try:
+            result.append(int(node.attrs.get(name, "0"), 0))
+        except ValueError:
+            result.append(-1)
+    return tuple(result)

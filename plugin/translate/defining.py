@@ -1,0 +1,284 @@
+"""From the client's domain to libvirtd's: the one place where a controller enters a domain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from plugin.errors import Refusal, TranslateError
+from plugin.translate import boot as boots
+from plugin.translate import carrier as carriers
+from plugin.translate import disk as disks
+from plugin.translate import memory
+from plugin.translate import metadata as metadatas
+from plugin.translate.carrier import Carrier
+from plugin.translate.disk import Disk
+from plugin.translate.document import Edits, Node, layout
+from plugin.translate.metadata import Entry, Metadata
+from plugin.translate.model import (
+    MAX_SOCKET_PATH_BYTES,
+    MAX_TARGETS,
+    Definition,
+    LunPlan,
+    Plan,
+    Settings,
+    VolumeRef,
+)
+from plugin.translate.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class Current:
+    """What a domain that is defined again keeps."""
+
+    luns: tuple[LunPlan, ...] = ()
+    address: str | None = None
+    """The carrier's PCI <address> as written."""
+    has_controller: bool = False
+
+    @classmethod
+    def of(cls, view: View | None) -> Current:
+        """Reads it from libvirtd's XML, as far as there is any."""
+        if view is None:
+            return cls()
+        metadata = view.salvaged
+        return cls(
+            tuple(e.lun for e in metadata.entries) if metadata is not None else (),
+            carriers.address(view.document, view.domain),
+            view.carrier is not None or metadata is not None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ours:
+    """A disk of ours in the client's domain."""
+
+    node: Node
+    disk: Disk
+    volume: VolumeRef
+    order: int
+
+
+def translate(
+    xml: str,
+    view: View,
+    current: Current,
+    settings: Settings,
+    new_uuid: UUID,
+    uuids: Mapping[str, str],
+) -> Definition:
+    """Does the work of `define` on a domain without traces of ours.
+
+    Raises:
+        TranslateError: as `define`.
+    """
+    domain = view.domain
+    kind = domain.at("os", "type")
+    if domain.attrs.get("type") not in ("qemu", "kvm") or kind is None:
+        return Definition(xml, None)
+    if kind.text.strip() != "hvm":
+        return Definition(xml, None)
+    nodes = view.disk_nodes()
+    read = [disks.read(node) for node in nodes]
+    ours = [
+        _Ours(node, disk, ref, order)
+        for order, (node, disk) in enumerate(zip(nodes, read, strict=True))
+        if (ref := disks.volume(node, settings)) is not None
+    ]
+    uuid = _uuid(domain, new_uuid)
+    wanted = bool(ours) or settings.always_controller or current.has_controller
+    if not wanted or uuid is None or domain.child("name") is None:
+        return Definition(xml, None)
+    edits = Edits(view.document)
+    try:
+        for item in ours:
+            disks.check(item.node, item.disk, item.volume)
+        _check_set(view, read, ours)
+        socket = _socket(settings, f"vm-{uuid}", kind.attrs.get("arch", ""))
+        added = memory.share(domain, edits)
+    except TranslateError:
+        if ours:
+            raise
+        return Definition(xml, None)
+    luns = _number(ours, current, uuids)
+    boot = boots.choose([(disk, any(o.disk is disk for o in ours)) for disk in read])
+    boot_target = next((lun.target for lun in luns if lun.dev == boot.dev), 0)
+    carrier = Carrier(socket, _queues(domain, settings), boot_target, boot)
+    entries = tuple(
+        Entry(lun, item.order, disks.stored_text(view.document, item.node))
+        for lun, item in zip(luns, ours, strict=True)
+    )
+    metadata = Metadata(f"vm-{uuid}", tuple(added), entries)
+    for item in ours:
+        edits.remove(item.node)
+    if domain.child("uuid") is None:
+        edits.insert_after(_named(domain), [(0, f"<uuid>{uuid}</uuid>")])
+    metadatas.add(domain, metadatas.lines(metadata, bare=False), edits)
+    _place(view, nodes, carrier, read, current, settings, edits)
+    carriers.add_override(domain, carrier, edits)
+    plan = Plan(
+        view.name,
+        metadata.controller,
+        socket,
+        carrier.num_queues,
+        tuple(sorted(luns, key=lambda lun: lun.target)),
+    )
+    return Definition(edits.apply(), plan)
+
+
+def check_new(
+    seen: Sequence[tuple[Disk, LunPlan | None]], new: Disk, ref: VolumeRef, refusal: Refusal
+) -> None:
+    """Refuses a disk that collides with one that the client sees already.
+
+    Raises:
+        TranslateError: `refusal`: the target dev, volume, serial or alias is there already; BAD_XML
+            for a boot order used twice.
+    """
+    for disk, lun in seen:
+        if disk.dev == new.dev:
+            raise TranslateError(refusal, f"target {new.dev} already exists")
+        if lun is not None and lun.volume == ref:
+            raise TranslateError(
+                refusal, f"volume {ref.alias} is already attached to this domain as {disk.dev}"
+            )
+        if new.serial is not None and disk.serial == new.serial:
+            raise TranslateError(
+                refusal, f"serial '{new.serial}' of {new.dev} is already that of disk {disk.dev}"
+            )
+        if new.alias is not None and new.alias.startswith("ua-") and disk.alias == new.alias:
+            raise TranslateError(
+                refusal, f"alias '{new.alias}' of {new.dev} is already that of disk {disk.dev}"
+            )
+        if new.boot is not None and disk.boot == new.boot:
+            raise TranslateError(
+                Refusal.BAD_XML, f"boot order {new.boot} used for more than one device"
+            )
+
+
+def _check_set(view: View, read: Sequence[Disk], ours: Sequence[_Ours]) -> None:
+    """Refuses disks of ours that collide with other devices of the domain, and too many."""
+    if len(ours) > MAX_TARGETS:
+        raise TranslateError(
+            Refusal.UNSUPPORTED,
+            f"domain '{view.name}' has {len(ours)} virtlun disks, more than the {MAX_TARGETS} that"
+            " its controller can have; remove some",
+        )
+    mine = {id(item.disk) for item in ours}
+    seen: list[tuple[Disk, LunPlan | None]] = [(d, None) for d in read if id(d) not in mine]
+    for item in ours:
+        check_new(seen, item.disk, item.volume, Refusal.BAD_XML)
+        seen.append((item.disk, LunPlan(0, item.disk.dev or "", item.volume)))
+    devices = view.domain.child("devices")
+    own = {id(item.node) for item in ours}
+    others = {
+        device.value("boot", "order")
+        for device in (devices.children if devices is not None else ())
+        if id(device) not in own
+    }
+    for item in ours:
+        if item.disk.boot is not None and str(item.disk.boot) in others:
+            raise TranslateError(
+                Refusal.BAD_XML, f"boot order {item.disk.boot} used for more than one device"
+            )
+
+
+def _uuid(domain: Node, new_uuid: UUID) -> UUID | None:
+    """Returns the domain's UUID, None if what it gives is none (libvirtd will say so)."""
+    node = domain.child("uuid")
+    if node is None:
+        return new_uuid
+    try:
+        return UUID(node.text.strip())
+    except ValueError:
+        return None
+
+
+def _named(domain: Node) -> Node:
+    node = domain.child("name")
+    assert node is not None
+    return node
+
+
+def _socket(settings: Settings, controller: str, arch: str) -> str:
+    """Returns the controller's socket.
+
+    Raises:
+        TranslateError: UNSUPPORTED, the path is too long, or the guest has no PCI.
+    """
+    if arch.startswith("s390"):
+        raise TranslateError(
+            Refusal.UNSUPPORTED, f"virtlun disks need a guest with PCI; {arch} has none"
+        )
+    path = f"{settings.vhost_dir.rstrip('/')}/{controller}"
+    if len(path.encode()) > MAX_SOCKET_PATH_BYTES:
+        raise TranslateError(
+            Refusal.UNSUPPORTED,
+            f"the controller's socket {path} is longer than {MAX_SOCKET_PATH_BYTES} bytes; shorten"
+            " vhost_dir in virtlun.toml",
+        )
+    return path
+
+
+def _queues(domain: Node, settings: Settings) -> int:
+    """Returns the request queues: one for each vCPU that the domain can have, up to the limit."""
+    node = domain.child("vcpu")
+    text = node.text.strip() if node is not None else ""
+    vcpus = int(text) if text.isascii() and text.isdigit() else 1
+    return max(1, min(vcpus, settings.max_queues))
+
+
+def _number(ours: Sequence[_Ours], current: Current, uuids: Mapping[str, str]) -> list[LunPlan]:
+    """Gives each disk its target: the one it has, else the lowest free."""
+    before = {(lun.dev, lun.volume): lun for lun in current.luns}
+    known = {lun.volume: lun.uuid for lun in current.luns}
+    kept = {(o.disk.dev or "", o.volume) for o in ours} & before.keys()
+    used = {before[key].target for key in kept}
+    free = (n for n in range(MAX_TARGETS) if n not in used)
+    result = []
+    for item in ours:
+        key = (item.disk.dev or "", item.volume)
+        result.append(
+            LunPlan(
+                target=before[key].target if key in kept else next(free),
+                dev=key[0],
+                volume=item.volume,
+                uuid=uuids.get(item.volume.alias, known.get(item.volume)),
+                serial=item.disk.serial,
+                read_only=item.disk.read_only,
+                shareable=item.disk.shareable,
+            )
+        )
+    return result
+
+
+def _place(
+    view: View,
+    nodes: Sequence[Node],
+    carrier: Carrier,
+    read: Iterable[Disk],
+    current: Current,
+    settings: Settings,
+    edits: Edits,
+) -> None:
+    """Writes the carrier's <disk> before or behind the client's disks."""
+    document, domain = view.document, view.domain
+    dev = boots.carrier_dev(carrier.boot.first, (disk.dev for disk in read))
+    address = current.address
+    if address is not None and carriers.address_taken(domain, address):
+        address = None
+    lines = carriers.disk_lines(carrier, dev, address, settings)
+    devices = domain.child("devices")
+    if nodes and carrier.boot.first:
+        indent = document.indent(nodes[0])
+        edits.insert(document.lead(nodes[0]), indent + layout(lines, indent))
+    elif nodes:
+        edits.insert_after(nodes[-1], lines)
+    elif devices is None:
+        deeper = [(depth + 1, line) for depth, line in lines]
+        edits.append(domain, [(0, "<devices>"), *deeper, (0, "</devices>")])
+    elif (emulator := devices.child("emulator")) is not None:
+        edits.insert_after(emulator, lines)
+    else:
+        edits.append(devices, lines)

@@ -1,0 +1,221 @@
+"""One <disk> of a client: is it ours, which volume is it, and can we do what it asks for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from plugin.errors import Refusal, TranslateError
+from plugin.translate.document import Document, Edits, Node, NotXmlError, escape
+from plugin.translate.model import Settings, VolumeRef
+
+_NAME = re.compile(r"[!-.0-~]{1,63}")
+"""lvstore and lvol names: 1 to 63 printable ASCII characters without space and slash."""
+_SERIAL = re.compile(r"[A-Za-z0-9_. +-]{1,255}")
+"""libvirt's own rule for <serial>."""
+_DEV = re.compile(r"(fd|hd|sd|vd|xvd|ubd)([a-z]+)")
+_UNSUPPORTED = {
+    "encryption": "encryption",
+    "iotune": "I/O limits (iotune)",
+    "transient": "transient disks",
+    "mirror": "block copy jobs",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """What we read of a <disk>, ours or not."""
+
+    dev: str | None
+    """<target dev=>."""
+    bus: str
+    """<target bus=>, or what libvirt makes of dev."""
+    device: str
+    """disk, lun, cdrom or floppy."""
+    serial: str | None
+    alias: str | None
+    boot: int | None
+    """<boot order=>."""
+    read_only: bool
+    shareable: bool
+
+
+def read(node: Node) -> Disk:
+    """Reads a <disk> element; never fails, whatever it holds."""
+    dev = node.value("target", "dev")
+    serial = node.child("serial")
+    order = node.value("boot", "order") or ""
+    return Disk(
+        dev=dev,
+        bus=node.value("target", "bus") or _bus(dev or ""),
+        device=node.attrs.get("device", "disk"),
+        serial=(serial.text.strip() or None) if serial is not None else None,
+        alias=node.value("alias", "name"),
+        boot=int(order) if order.isascii() and order.isdigit() else None,
+        read_only=node.child("readonly") is not None,
+        shareable=node.child("shareable") is not None,
+    )
+
+
+def _bus(dev: str) -> str:
+    """Returns the bus that libvirt takes for a target dev without one."""
+    for prefix, bus in (("fd", "fdc"), ("hd", "ide"), ("sd", "scsi"), ("vd", "virtio")):
+        if dev.startswith(prefix):
+            return bus
+    return "xen" if dev.startswith("xvd") else "uml" if dev.startswith("ubd") else ""
+
+
+def index(dev: str | None) -> int:
+    """Returns the disk number in a target dev (sda 0, sdb 1, sdaa 26), -1 if there is none."""
+    match = _DEV.match(dev or "")
+    if match is None:
+        return -1
+    number = 0
+    for letter in match[2]:
+        number = number * 26 + ord(letter) - ord("a") + 1
+    return number - 1
+
+
+def volume(node: Node, settings: Settings) -> VolumeRef | None:
+    """Returns the volume that a <disk> names, or None if its source is not of ours.
+
+    Raises:
+        TranslateError: BAD_XML, the source begins as one of ours but is no LVSTORE/LVOL.
+    """
+    source = node.child("source")
+    if source is None:
+        return None
+    kind = node.attrs.get("type", "file")
+    name: str | None = None
+    if kind in ("file", "block"):
+        path = source.attrs.get("file" if kind == "file" else "dev", "")
+        name = _after(path, settings.path_prefix)
+    elif kind == "network":
+        protocol, full = source.attrs.get("protocol"), source.attrs.get("name", "")
+        if settings.protocol and protocol == settings.protocol:
+            name = full
+        elif protocol == "rbd":
+            name = _after(full, settings.rbd_prefix)
+    elif kind == "volume":
+        store = _after(source.attrs.get("pool", ""), settings.pool_prefix)
+        if store is not None:
+            name = f"{store}/{source.attrs.get('volume', '')}"
+    return None if name is None else parse_volume(name, kind)
+
+
+def _after(text: str, prefix: str) -> str | None:
+    """Returns what follows `prefix`, None if `text` does not begin so or the way is off."""
+    return text[len(prefix) :] if prefix and text.startswith(prefix) else None
+
+
+def parse_volume(name: str, kind: str = "disk") -> VolumeRef:
+    """Splits LVSTORE/LVOL.
+
+    Raises:
+        TranslateError: BAD_XML, it is not that.
+    """
+    store, slash, lvol = name.partition("/")
+    if not slash or not all(_NAME.fullmatch(n) and n not in (".", "..") for n in (store, lvol)):
+        raise TranslateError(
+            Refusal.BAD_XML,
+            f"source of type '{kind}': '{name}' is not LVSTORE/LVOL, two names of 1 to 63 printable"
+            " ASCII characters without space and slash",
+        )
+    return VolumeRef(store, lvol)
+
+
+def check(node: Node, disk: Disk, ref: VolumeRef) -> None:
+    """Refuses what a disk of ours cannot be.
+
+    Raises:
+        TranslateError: BAD_XML or UNSUPPORTED, one sentence.
+    """
+    what = f"disk '{disk.dev}' (volume {ref.alias})"
+    if not disk.dev:
+        raise TranslateError(
+            Refusal.BAD_XML, f"the disk of volume {ref.alias} has no target dev; give it one"
+        )
+    if disk.device not in ("disk", "lun"):
+        raise _unsupported(f"{what} cannot be a {disk.device}; use device='disk'")
+    if disk.bus not in ("scsi", "virtio"):
+        raise _unsupported(
+            f"{what} cannot be on bus '{disk.bus}'; virtlun disks are SCSI disks, use bus='scsi'"
+        )
+    kind = node.value("driver", "type")
+    if kind not in (None, "raw"):
+        raise _unsupported(f"{what} cannot have driver type '{kind}'; virtlun volumes are raw")
+    for name, words in _UNSUPPORTED.items():
+        if node.child(name) is not None or node.at("source", name) is not None:
+            raise _unsupported(
+                f"{what}: {words} are not possible on virtlun disks; remove <{name}>"
+            )
+    for name in ("logical_block_size", "physical_block_size"):
+        size = node.value("blockio", name)
+        if size not in (None, "512"):
+            raise _unsupported(f"{what}: {name} {size} is not possible; remove <blockio>")
+    if disk.serial is not None and not _SERIAL.fullmatch(disk.serial):
+        raise TranslateError(
+            Refusal.BAD_XML,
+            f"{what}: the serial may have letters, digits, space and _.+- only, up to 255",
+        )
+
+
+def _unsupported(message: str) -> TranslateError:
+    return TranslateError(Refusal.UNSUPPORTED, message)
+
+
+def parse_device(xml: str) -> Document | None:
+    """Parses a device's XML; None if it is not exactly one well-formed <disk>."""
+    try:
+        document = Document(xml)
+    except NotXmlError:
+        return None
+    root = document.root
+    return document if root.name == "disk" and not root.namespace else None
+
+
+def stored_text(document: Document, node: Node) -> str:
+    """Returns a <disk> as it is kept: as written, without an alias that libvirt would not keep.
+
+    Prefixes that are declared outside and used inside are declared in it, so that it can stand
+    alone.
+    """
+    text = document.source(node)
+    inner = parse_device(text)
+    if inner is None:
+        declared = "".join(
+            f' xmlns{":" + prefix if prefix else ""}="{escape(uri)}"'
+            for prefix, uri in node.scope().items()
+            if prefix not in node.declares and (not prefix or f"{prefix}:" in text)
+        )
+        name_end = 1 + len(node.raw_name)
+        text = text[:name_end] + declared + text[name_end:]
+        inner = Document(text)
+    alias = node.value("alias", "name")
+    if alias is None or alias.startswith("ua-"):
+        return text
+    edits = Edits(inner)
+    for child in inner.root.every("alias"):
+        edits.remove(child)
+    return edits.apply()
+
+
+def shown_alias(dev: str, given: str | None) -> str:
+    """Returns the alias that clients see on a running domain's disk."""
+    return given if given and given.startswith("ua-") else f"virtlun-disk-{dev}"
+
+
+def with_alias(text: str, dev: str) -> str:
+    """Returns a stored <disk> with an <alias>, where libvirt would write it."""
+    document = Document(text)
+    root = document.root
+    if root.child("alias") is not None:
+        return text
+    edits = Edits(document)
+    alias = f"<alias name='{shown_alias(dev, None)}'/>"
+    address = root.child("address")
+    if address is not None:
+        edits.insert(document.lead(address), document.indent(address) + alias)
+    else:
+        edits.append(root, [(0, alias)])
+    return edits.apply()

@@ -1,0 +1,195 @@
+"""Our element in a domain's <metadata>: the disks of ours, as the client wrote them.
+
+    <virtlun:disks xmlns:virtlun="https://virtlun.dev/xmlns/domain/1" version="1"
+                   controller="vm-UUID" added="backing source access">
+      <virtlun:disk target="0" order="1" dev="sdb" lvstore="lvs0" lvol="db"
+                    ><![CDATA[<disk ...>...</disk>]]></virtlun:disk>
+    </virtlun:disks>
+
+The client's XML is character data, not elements: virDomainSetMetadata puts every element without a
+namespace into ours, and libvirt reformats elements. schemas/domain-metadata.rng has each attribute.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+
+from plugin.errors import Refusal, TranslateError
+from plugin.translate.disk import Disk, parse_device, read
+from plugin.translate.document import Edits, Lines, Node, attributes, escape
+from plugin.translate.model import MAX_TARGETS, NAMESPACE, PREFIX, LunPlan, VolumeRef
+
+VERSION = "1"
+CONTROLLER = re.compile(r"vm-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One disk of ours."""
+
+    lun: LunPlan
+    order: int
+    """Its place among all disks that the client sees, from 0."""
+    text: str
+    """The client's <disk>."""
+
+    @property
+    def disk(self) -> Disk | None:
+        """Returns what `text` says, None if it is no well-formed <disk>."""
+        document = parse_device(self.text)
+        return None if document is None else read(document.root)
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """The whole element."""
+
+    controller: str
+    added: tuple[str, ...] = ()
+    """What else we put into the domain: see memory.py."""
+    entries: tuple[Entry, ...] = field(default_factory=tuple)
+
+    def by_dev(self, dev: str | None) -> Entry | None:
+        """Returns the entry with this target dev, or None."""
+        return next((e for e in self.entries if e.lun.dev == dev), None)
+
+    def with_entry(self, entry: Entry) -> Metadata:
+        """Returns a copy with one more entry, later ones moved up by one place."""
+        moved = tuple(
+            replace(e, order=e.order + 1) if e.order >= entry.order else e for e in self.entries
+        )
+        return replace(self, entries=(*moved, entry))
+
+    def without(self, entry: Entry) -> Metadata:
+        """Returns a copy without `entry`, later ones moved down by one place."""
+        kept = tuple(
+            replace(e, order=e.order - 1) if e.order > entry.order else e
+            for e in self.entries
+            if e is not entry
+        )
+        return replace(self, entries=kept)
+
+
+def element(domain: Node) -> Node | None:
+    """Returns our element of a <domain>, or None."""
+    metadata = domain.child("metadata")
+    return None if metadata is None else metadata.child("disks", NAMESPACE)
+
+
+def parse(node: Node) -> Metadata:
+    """Reads our element.
+
+    Raises:
+        TranslateError: BAD_XML, somebody damaged it.
+    """
+    controller = node.attrs.get("controller", "")
+    if node.attrs.get("version") != VERSION or not CONTROLLER.fullmatch(controller):
+        raise _damaged("version or controller is wrong")
+    entries = tuple(_entry(child) for child in node.every("disk", NAMESPACE))
+    for what in ({e.lun.target for e in entries}, {e.lun.dev for e in entries}):
+        if len(what) != len(entries):
+            raise _damaged("two disks have the same number or target dev")
+    return Metadata(controller, tuple(node.attrs.get("added", "").split()), entries)
+
+
+def salvage(node: Node) -> Metadata:
+    """Reads our element as far as it can be read, for dumpxml, which must not fail."""
+    entries: list[Entry] = []
+    for child in node.every("disk", NAMESPACE):
+        try:
+            entry = _entry(child)
+        except TranslateError:
+            continue
+        if parse_device(entry.text) is not None:
+            entries.append(entry)
+    return Metadata(
+        node.attrs.get("controller", ""),
+        tuple(node.attrs.get("added", "").split()),
+        tuple(entries),
+    )
+
+
+def _entry(node: Node) -> Entry:
+    attrs = node.attrs
+    target, order = attrs.get("target", ""), attrs.get("order", "")
+    names = [attrs.get(name, "") for name in ("dev", "lvstore", "lvol")]
+    if not all(n.isascii() and n.isdigit() for n in (target, order)) or not all(names):
+        raise _damaged("a disk lacks target, order, dev, lvstore or lvol")
+    if int(target) >= MAX_TARGETS:
+        raise _damaged(f"target {target} is not below {MAX_TARGETS}")
+    lun = LunPlan(
+        target=int(target),
+        dev=names[0],
+        volume=VolumeRef(names[1], names[2]),
+        uuid=attrs.get("uuid"),
+        serial=attrs.get("serial"),
+        read_only=attrs.get("readonly") == "yes",
+        shareable=attrs.get("shareable") == "yes",
+    )
+    return Entry(lun, int(order), node.text)
+
+
+def _damaged(why: str) -> TranslateError:
+    return TranslateError(
+        Refusal.BAD_XML,
+        f"the domain's virtlun metadata is damaged ({why}); define the domain again through the"
+        " gateway",
+    )
+
+
+def lines(metadata: Metadata, *, bare: bool) -> Lines:
+    """Returns our element as text; `bare` without namespace, as virDomainSetMetadata wants it."""
+    prefix = "" if bare else f"{PREFIX}:"
+    head = attributes(
+        {
+            "version": VERSION,
+            "controller": metadata.controller,
+            "added": " ".join(metadata.added) or None,
+        }
+    )
+    declared = "" if bare else f' xmlns:{PREFIX}="{NAMESPACE}"'
+    if not metadata.entries:
+        return [(0, f"<{prefix}disks{declared}{head}/>")]
+    body = [(1, _entry_text(e, prefix)) for e in sorted(metadata.entries, key=lambda e: e.order)]
+    return [(0, f"<{prefix}disks{declared}{head}>"), *body, (0, f"</{prefix}disks>")]
+
+
+def _entry_text(entry: Entry, prefix: str) -> str:
+    lun = entry.lun
+    head = attributes(
+        {
+            "target": str(lun.target),
+            "order": str(entry.order),
+            "dev": lun.dev,
+            "lvstore": lun.volume.lvstore,
+            "lvol": lun.volume.lvol,
+            "uuid": lun.uuid,
+            "serial": lun.serial,
+            "readonly": "yes" if lun.read_only else None,
+            "shareable": "yes" if lun.shareable else None,
+        }
+    )
+    plain = "]]>" in entry.text or "\r" in entry.text
+    text = escape_text(entry.text) if plain else f"<![CDATA[{entry.text}]]>"
+    return f"<{prefix}disk{head}>{text}</{prefix}disk>"
+
+
+def add(domain: Node, lines: Lines, edits: Edits) -> None:
+    """Adds our element to a domain that has none, and <metadata> around it if need be."""
+    parent = domain.child("metadata")
+    if parent is not None:
+        edits.append(parent, lines)
+        return
+    whole = [(0, "<metadata>"), *((depth + 1, line) for depth, line in lines), (0, "</metadata>")]
+    for name in ("description", "title", "genid", "uuid", "name"):
+        anchor = domain.child(name)
+        if anchor is not None:
+            edits.insert_after(anchor, whole)
+            return
+    edits.append(domain, whole)
+
+
+def escape_text(text: str) -> str:
+    """Returns character data with its line breaks kept readable, carriage returns kept at all."""
+    return escape(text).replace("&#10;", "\n").replace("&#9;", "\t")

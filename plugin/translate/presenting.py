@@ -1,0 +1,67 @@
+"""From libvirtd's domain back to the client's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from plugin.translate import carrier as carriers
+from plugin.translate import memory
+from plugin.translate.disk import with_alias
+from plugin.translate.document import Document, Edits, Node, NotXmlError, reindent
+from plugin.translate.metadata import Entry
+from plugin.translate.view import View
+
+
+def restore(document: Document, views: Iterable[View], *, live: bool) -> str:
+    """Takes our traces out of domains of one document and puts the client's disks back."""
+    edits = Edits(document)
+    for view in views:
+        _restore(view, edits, live=live)
+    return edits.apply()
+
+
+def _restore(view: View, edits: Edits, *, live: bool) -> None:
+    document, domain = view.document, view.domain
+    metadata = view.salvaged
+    carrier = carriers.disk(domain)
+    if metadata is not None:
+        _insert(view, carrier, metadata.entries, edits, live=live)
+        memory.unshare(domain, list(metadata.added), edits)
+    if carrier is not None:
+        edits.remove(carrier)
+    carriers.remove_override(document, domain, edits)
+    element = view.element
+    if element is not None and element.parent is not None:
+        whole = element.parent
+        edits.remove(whole if len(whole.children) == 1 else element)
+
+
+def _insert(
+    view: View, carrier: Node | None, entries: Iterable[Entry], edits: Edits, *, live: bool
+) -> None:
+    """Puts each disk back at its place among the disks that libvirtd has."""
+    document = view.document
+    ordered = sorted(entries, key=lambda e: e.order)
+    present = view.disk_nodes()
+    devices = view.domain.child("devices")
+    if not present and carrier is None:
+        if devices is not None and ordered:
+            edits.append(devices, [(0, _text(entry, "", live=live)) for entry in ordered])
+        return
+    for done, entry in enumerate(ordered):
+        before = entry.order - done
+        anchor = present[min(before, len(present) - 1)] if present else carrier
+        assert anchor is not None
+        indent = document.indent(anchor)
+        text = indent + _text(entry, indent, live=live)
+        at_end = bool(present) and before >= len(present)
+        edits.insert(anchor.end if at_end else document.lead(anchor), text)
+
+
+def _text(entry: Entry, indent: str, *, live: bool) -> str:
+    """Returns the client's <disk>, moved to `indent` and, for a running domain, with an alias."""
+    try:
+        text = with_alias(entry.text, entry.lun.dev) if live else entry.text
+        return reindent(text, indent)
+    except NotXmlError:
+        return ""

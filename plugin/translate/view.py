@@ -1,0 +1,126 @@
+"""A domain as libvirtd has it, read: where our traces are and what the client would see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from plugin.errors import Refusal, TranslateError
+from plugin.translate import carrier as carriers
+from plugin.translate import metadata as metadatas
+from plugin.translate.carrier import Carrier
+from plugin.translate.disk import Disk, read
+from plugin.translate.document import Document, Node, NotXmlError
+from plugin.translate.metadata import Metadata
+from plugin.translate.model import LunPlan, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One <domain> element of a document."""
+
+    document: Document
+    domain: Node
+
+    @property
+    def name(self) -> str:
+        """Returns the domain's name, for messages."""
+        node = self.domain.child("name")
+        return node.text.strip() if node is not None else ""
+
+    @property
+    def element(self) -> Node | None:
+        """Returns our element in <metadata>, or None."""
+        return metadatas.element(self.domain)
+
+    @property
+    def metadata(self) -> Metadata | None:
+        """Returns our metadata, None if there is none.
+
+        Raises:
+            TranslateError: BAD_XML, it is damaged.
+        """
+        return None if self.element is None else metadatas.parse(self.element)
+
+    @property
+    def salvaged(self) -> Metadata | None:
+        """Returns what of our metadata can be read, None if there is none."""
+        return None if self.element is None else metadatas.salvage(self.element)
+
+    @property
+    def carrier(self) -> Carrier | None:
+        """Returns what the domain says of our controller, None if it has none."""
+        return carriers.read(self.domain)
+
+    @property
+    def has_traces(self) -> bool:
+        """Returns whether anything of ours is in the domain."""
+        return any(
+            item is not None
+            for item in (self.element, self.carrier, carriers.override(self.domain))
+        )
+
+    def disk_nodes(self) -> list[Node]:
+        """Returns the <disk> elements without our carrier."""
+        devices = self.domain.child("devices")
+        disks = devices.every("disk") if devices is not None else iter(())
+        return [node for node in disks if not carriers.is_carrier(node)]
+
+    def client_disks(self, metadata: Metadata | None) -> list[tuple[Disk, LunPlan | None]]:
+        """Returns the disks that the client sees, in its order, with the LUNs of ours."""
+        result: list[tuple[Disk, LunPlan | None]] = [(read(n), None) for n in self.disk_nodes()]
+        for entry in sorted(metadata.entries if metadata else (), key=lambda e: e.order):
+            disk = entry.disk
+            if disk is not None:
+                result.insert(min(entry.order, len(result)), (disk, entry.lun))
+        return result
+
+    def plan(self) -> Plan | None:
+        """Returns what the domain needs of the target, None if nothing.
+
+        Raises:
+            TranslateError: BAD_XML, the metadata is damaged or the carrier is missing.
+        """
+        metadata = self.metadata
+        if metadata is None:
+            return None
+        carrier = self.carrier
+        if carrier is None:
+            if not metadata.entries:
+                return None
+            raise TranslateError(
+                Refusal.BAD_XML,
+                f"domain '{self.name}' has virtlun disks in its metadata but no controller for"
+                " them; define it again through the gateway",
+            )
+        luns = tuple(sorted((e.lun for e in metadata.entries), key=lambda lun: lun.target))
+        return Plan(self.name, metadata.controller, carrier.socket, carrier.num_queues, luns)
+
+
+def parse(domain_xml: str) -> View | None:
+    """Parses a <domain>; None if it is not well formed or something else."""
+    try:
+        document = Document(domain_xml)
+    except NotXmlError:
+        return None
+    root = document.root
+    return View(document, root) if root.name == "domain" and not root.namespace else None
+
+
+def domains(document: Document) -> Iterator[View]:
+    """Yields each domain in a document: a <domain>, or those in a snapshot's or status XML."""
+    for node in document.root.walk():
+        if node.name in ("domain", "inactiveDomain") and not node.namespace:
+            yield View(document, node)
+
+
+def required(domain_xml: str) -> View:
+    """Parses XML that libvirtd gave.
+
+    Raises:
+        TranslateError: INTERNAL, it is no domain.
+    """
+    view = parse(domain_xml)
+    if view is None:
+        raise TranslateError(Refusal.INTERNAL, "libvirtd's XML of the domain cannot be read")
+    return view
