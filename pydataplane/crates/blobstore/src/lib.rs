@@ -1,4 +1,44 @@
-//! Blobstore.
+//! Crash-safe allocation of the clusters of one block device to blobs.
+//!
+//! Owns: the on-disk format (`schemas/blobstore.md`), the journal, the free-space maps, and the
+//! operations on blobs and their xattrs. Never knows bdevs, reactors or RPC: it drives anything
+//! that implements [`Disk`], synchronously, on the one thread that owns the [`Store`]. The `lvol`
+//! crate puts it on a bdev and adds the asynchronous data path; a program that wants to keep
+//! objects on a raw device can use it as it is (`examples/hello_blob.rs`).
+//!
+//! | file | noun |
+//! | --- | --- |
+//! | `disk` | [`Disk`]: what a store needs of a device; [`FileDisk`], [`MemDisk`] |
+//! | `format/` | pages, superblock, blob root, journal record: bytes to types and back |
+//! | `layout` | where things lie on a device of some size |
+//! | `bitmap` | used and free pages and clusters |
+//! | `blob` | a blob in memory |
+//! | `store` | [`Store`]: state, commit, checkpoint |
+//! | `load` | from the medium to a [`Store`], refusing what is damaged |
+//! | `ops` | create, delete, resize, rename, xattrs: one transaction each |
+//! | `thin` | allocation on demand and unmapping |
+//! | `data` | reading and writing a blob's contents |
+//!
+//! Errors: one sentence that names object, operation, cause and next step. After a metadata write
+//! or flush failed, nothing is known about the medium and the store refuses every further change.
 
-/// Longest name of a store or blob, in bytes.
-pub const NAME_MAX: usize = 63;
+#![forbid(unsafe_code)]
+
+mod bitmap;
+mod blob;
+mod data;
+mod disk;
+mod error;
+mod format;
+mod layout;
+mod load;
+mod ops;
+mod store;
+mod thin;
+
+pub use blob::{BlobId, BlobInfo};
+pub use disk::{Disk, DiskError, FileDisk, MemDisk};
+pub use error::Error;
+pub use format::{CLUSTER_MAX, CLUSTER_MIN, NAME_MAX, PAGE_SIZE, XATTR_NAME_MAX, XATTR_VALUE_MAX};
+pub use ops::BlobOptions;
+pub use store::{Freed, Identity, Reservation, Run, Store, StoreInfo, StoreOptions};

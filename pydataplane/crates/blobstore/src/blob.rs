@@ -1,0 +1,212 @@
+//! A blob in memory, and its pages as they are on the medium.
+
+use crate::format::{
+    DIRECT, FLAG_READ_ONLY, FLAG_THIN, Kind, POINTERS, Page, PageId, Root, encode_name, pack,
+};
+use std::collections::BTreeMap;
+use uuid::Uuid;
+use zerocopy::little_endian::{U16, U32, U64};
+
+/// Identifies a blob within its store, as long as it exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlobId(pub(crate) u64);
+
+/// What a blob is now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlobInfo {
+    /// Its number in the store.
+    pub id: BlobId,
+    /// Identity for ever.
+    pub uuid: Uuid,
+    /// Name for people.
+    pub name: String,
+    /// Size in clusters.
+    pub size: u64,
+    /// Clusters that it owns.
+    pub allocated: u64,
+    /// Whether clusters are allocated on first write only.
+    pub thin: bool,
+    /// Whether it refuses writes.
+    pub read_only: bool,
+}
+
+/// An extents page: 1008 consecutive clusters of the blob.
+pub(crate) struct Chunk {
+    /// Its metadata page.
+    pub page: u32,
+    /// Entries that are not 0.
+    pub used: u32,
+    /// The device's cluster of each; 0: unallocated.
+    pub clusters: Box<[u32; POINTERS]>,
+}
+
+/// An index page; its entries are the pages of the chunks that it covers.
+pub(crate) struct Index {
+    /// Its metadata page.
+    pub page: u32,
+    /// Entries that are not 0.
+    pub used: u32,
+}
+
+/// Which page of a blob.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Part {
+    Root,
+    Extents(u32),
+    Index(u32),
+    Xattrs(u32),
+}
+
+/// Everything about one blob.
+pub(crate) struct Blob {
+    pub id: u64,
+    /// Its root page.
+    pub root: u32,
+    pub uuid: Uuid,
+    pub name: String,
+    /// In clusters.
+    pub size: u64,
+    pub allocated: u64,
+    pub flags: u32,
+    pub xattrs: BTreeMap<String, Vec<u8>>,
+    /// Overflow xattr pages.
+    pub xattr_pages: Vec<u32>,
+    /// By number of the extents page.
+    pub chunks: BTreeMap<u32, Chunk>,
+    /// By number of the index page.
+    pub indexes: BTreeMap<u32, Index>,
+}
+
+/// Extents page and entry of a cluster of a blob.
+pub(crate) fn place(cluster: u64) -> (u32, usize) {
+    ((cluster / POINTERS as u64) as u32, (cluster % POINTERS as u64) as usize)
+}
+
+/// Index page that points to extents page `chunk`; `None`: the root does.
+pub(crate) fn index_of(chunk: u32) -> Option<u32> {
+    chunk.checked_sub(DIRECT as u32).map(|i| i / POINTERS as u32)
+}
+
+/// Extents pages that index page `index` points to.
+pub(crate) fn chunks_of_index(index: u32) -> std::ops::Range<u32> {
+    let first = DIRECT as u32 + index * POINTERS as u32;
+    first..first + POINTERS as u32
+}
+
+impl Blob {
+    pub fn thin(&self) -> bool {
+        self.flags & FLAG_THIN != 0
+    }
+
+    pub fn read_only(&self) -> bool {
+        self.flags & FLAG_READ_ONLY != 0
+    }
+
+    pub fn info(&self) -> BlobInfo {
+        BlobInfo {
+            id: BlobId(self.id),
+            uuid: self.uuid,
+            name: self.name.clone(),
+            size: self.size,
+            allocated: self.allocated,
+            thin: self.thin(),
+            read_only: self.read_only(),
+        }
+    }
+
+    /// The device's cluster that holds `cluster` of the blob; 0: unallocated.
+    pub fn cluster(&self, cluster: u64) -> u32 {
+        let (chunk, entry) = place(cluster);
+        self.chunks.get(&chunk).map_or(0, |c| c.clusters[entry])
+    }
+
+    /// All allocated clusters as (of the blob, of the device), in order.
+    pub fn allocated(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
+        self.allocated_from(0)
+    }
+
+    /// The allocated clusters from `first` on.
+    pub fn allocated_from(&self, first: u64) -> impl Iterator<Item = (u64, u32)> + '_ {
+        let all = self.chunks.range(place(first).0..).flat_map(|(n, c)| {
+            let base = u64::from(*n) * POINTERS as u64;
+            let used = c.clusters.iter().enumerate().filter(|(_, cluster)| **cluster != 0);
+            used.map(move |(i, cluster)| (base + i as u64, *cluster))
+        });
+        all.skip_while(move |(cluster, _)| *cluster < first)
+    }
+
+    /// All pages that the blob uses.
+    pub fn pages(&self) -> impl Iterator<Item = u32> + '_ {
+        std::iter::once(self.root)
+            .chain(self.xattr_pages.iter().copied())
+            .chain(self.chunks.values().map(|c| c.page))
+            .chain(self.indexes.values().map(|i| i.page))
+    }
+
+    /// The number of the page that holds `part`; `None`: the blob has no such part any more.
+    pub fn page_of(&self, part: Part) -> Option<u32> {
+        match part {
+            Part::Root => Some(self.root),
+            Part::Extents(i) => self.chunks.get(&i).map(|c| c.page),
+            Part::Index(i) => self.indexes.get(&i).map(|x| x.page),
+            Part::Xattrs(i) => self.xattr_pages.get(i as usize).copied(),
+        }
+    }
+
+    /// The page that holds `part`, not sealed; the part exists.
+    pub fn render(&self, part: Part, store: u64) -> Page {
+        let number = self.page_of(part).expect("the part exists");
+        let (kind, index) = match part {
+            Part::Root => (Kind::Root, 0),
+            Part::Extents(i) => (Kind::Extents, i),
+            Part::Index(i) => (Kind::Index, i),
+            Part::Xattrs(i) => (Kind::Xattrs, i),
+        };
+        let mut page = Page::new(PageId { kind, owner: self.id, index }, store, number);
+        match part {
+            Part::Root => self.render_root(Root::of_mut(page.payload_mut())),
+            Part::Extents(i) => {
+                let chunk = &self.chunks[&i];
+                for (to, from) in page.pointers_mut().iter_mut().zip(chunk.clusters.iter()) {
+                    *to = U32::new(*from);
+                }
+                page.set_used(chunk.used);
+            }
+            Part::Index(i) => {
+                let covered = chunks_of_index(i);
+                let first = covered.start;
+                for (n, chunk) in self.chunks.range(covered) {
+                    page.pointers_mut()[(n - first) as usize] = U32::new(chunk.page);
+                }
+                page.set_used(self.indexes[&i].used);
+            }
+            Part::Xattrs(i) => {
+                let areas = pack(&self.xattrs).expect("was checked when it was set");
+                let area = &areas[1 + i as usize];
+                page.payload_mut()[..area.len()].copy_from_slice(area);
+                page.set_used(area.len() as u32);
+            }
+        }
+        page
+    }
+
+    fn render_root(&self, root: &mut Root) {
+        root.uuid = self.uuid.into_bytes();
+        root.name = encode_name(&self.name);
+        root.size = U64::new(self.size);
+        root.flags = U32::new(self.flags);
+        root.xattr_pages = U16::new(self.xattr_pages.len() as u16);
+        for (to, from) in root.xattr_page.iter_mut().zip(&self.xattr_pages) {
+            *to = U32::new(*from);
+        }
+        let areas = pack(&self.xattrs).expect("was checked when it was set");
+        root.xattr_bytes = U16::new(areas[0].len() as u16);
+        root.inline_xattrs[..areas[0].len()].copy_from_slice(&areas[0]);
+        for (n, chunk) in self.chunks.range(..DIRECT as u32) {
+            root.direct[*n as usize] = U32::new(chunk.page);
+        }
+        for (n, index) in &self.indexes {
+            root.indirect[*n as usize] = U32::new(index.page);
+        }
+    }
+}

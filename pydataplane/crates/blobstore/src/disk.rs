@@ -1,0 +1,203 @@
+//! What a store needs of a device.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+/// Why a device access failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{op} of {len} bytes at byte {offset}: {cause}")]
+pub struct DiskError {
+    /// `read`, `write`, `flush`, `write_zeroes` or `unmap`.
+    pub op: &'static str,
+    /// First byte.
+    pub offset: u64,
+    /// Number of bytes.
+    pub len: u64,
+    /// The cause.
+    pub cause: String,
+    /// Whether the device had no room left for the write.
+    pub no_space: bool,
+}
+
+/// A block device, used synchronously. Offsets and lengths are whole 4096-byte pages, except those
+/// of [`Store::read`](crate::Store::read) and [`write`](crate::Store::write), which are the
+/// caller's.
+///
+/// The device may reorder and tear what it was given until [`Disk::flush`] returned `Ok`
+/// (`schemas/blobstore.md`, fault model).
+pub trait Disk {
+    /// Size in bytes.
+    fn size(&self) -> u64;
+    /// Bytes of a block; informational.
+    fn block_size(&self) -> u32 {
+        512
+    }
+    /// Fills `buf` from byte `offset`.
+    fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<(), DiskError>;
+    /// Writes `buf` at byte `offset`.
+    fn write(&mut self, offset: u64, buf: &[u8]) -> Result<(), DiskError>;
+    /// Makes `len` bytes at `offset` read as zeros.
+    fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), DiskError>;
+    /// Says that `len` bytes at `offset` are not needed; what they read as afterwards is
+    /// undefined. A device that cannot does nothing.
+    fn unmap(&mut self, _offset: u64, _len: u64) -> Result<(), DiskError> {
+        Ok(())
+    }
+    /// Makes all completed writes durable.
+    fn flush(&mut self) -> Result<(), DiskError>;
+}
+
+impl<D: Disk + ?Sized> Disk for &mut D {
+    fn size(&self) -> u64 {
+        (**self).size()
+    }
+    fn block_size(&self) -> u32 {
+        (**self).block_size()
+    }
+    fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<(), DiskError> {
+        (**self).read(offset, buf)
+    }
+    fn write(&mut self, offset: u64, buf: &[u8]) -> Result<(), DiskError> {
+        (**self).write(offset, buf)
+    }
+    fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), DiskError> {
+        (**self).write_zeroes(offset, len)
+    }
+    fn unmap(&mut self, offset: u64, len: u64) -> Result<(), DiskError> {
+        (**self).unmap(offset, len)
+    }
+    fn flush(&mut self) -> Result<(), DiskError> {
+        (**self).flush()
+    }
+}
+
+/// A file or a kernel block device, for programs and examples.
+pub struct FileDisk {
+    file: File,
+    size: u64,
+}
+
+impl FileDisk {
+    /// Takes an open file, whose present length is the device's size.
+    ///
+    /// # Errors
+    /// When the length cannot be found.
+    pub fn new(file: File) -> io::Result<Self> {
+        use std::io::{Seek, SeekFrom};
+        let size = (&file).seek(SeekFrom::End(0))?;
+        Ok(FileDisk { file, size })
+    }
+}
+
+/// Zeros that [`FileDisk`] writes at a time.
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+
+impl Disk for FileDisk {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<(), DiskError> {
+        let len = buf.len() as u64;
+        self.file.read_exact_at(buf, offset).map_err(|e| failed("read", offset, len, &e))
+    }
+
+    fn write(&mut self, offset: u64, buf: &[u8]) -> Result<(), DiskError> {
+        let len = buf.len() as u64;
+        self.file.write_all_at(buf, offset).map_err(|e| failed("write", offset, len, &e))
+    }
+
+    fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), DiskError> {
+        let mut at = 0;
+        while at < len {
+            let n = (len - at).min(ZEROS.len() as u64);
+            self.file
+                .write_all_at(&ZEROS[..n as usize], offset + at)
+                .map_err(|e| failed("write_zeroes", offset, len, &e))?;
+            at += n;
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), DiskError> {
+        self.file.sync_data().map_err(|e| failed("flush", 0, 0, &e))
+    }
+}
+
+fn failed(op: &'static str, offset: u64, len: u64, e: &io::Error) -> DiskError {
+    let no_space = e.kind() == io::ErrorKind::StorageFull;
+    DiskError { op, offset, len, cause: e.to_string(), no_space }
+}
+
+/// A device in memory, for tests and examples; everything written is durable at once.
+#[derive(Clone)]
+pub struct MemDisk(Vec<u8>);
+
+impl MemDisk {
+    /// A device of `size` bytes, all zero.
+    pub fn new(size: usize) -> Self {
+        MemDisk(vec![0; size])
+    }
+
+    /// A device with the given contents.
+    pub fn from_bytes(bytes: Vec<u8>) -> Self {
+        MemDisk(bytes)
+    }
+
+    /// What the device holds.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// What the device holds, to damage it.
+    pub fn bytes_mut(&mut self) -> &mut Vec<u8> {
+        &mut self.0
+    }
+
+    fn range(
+        &self,
+        op: &'static str,
+        offset: u64,
+        len: u64,
+    ) -> Result<std::ops::Range<usize>, DiskError> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.0.len() as u64 => Ok(offset as usize..end as usize),
+            _ => Err(DiskError {
+                op,
+                offset,
+                len,
+                cause: "it ends beyond the device".into(),
+                no_space: false,
+            }),
+        }
+    }
+}
+
+impl Disk for MemDisk {
+    fn size(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<(), DiskError> {
+        let range = self.range("read", offset, buf.len() as u64)?;
+        buf.copy_from_slice(&self.0[range]);
+        Ok(())
+    }
+
+    fn write(&mut self, offset: u64, buf: &[u8]) -> Result<(), DiskError> {
+        let range = self.range("write", offset, buf.len() as u64)?;
+        self.0[range].copy_from_slice(buf);
+        Ok(())
+    }
+
+    fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), DiskError> {
+        let range = self.range("write_zeroes", offset, len)?;
+        self.0[range].fill(0);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), DiskError> {
+        Ok(())
+    }
+}

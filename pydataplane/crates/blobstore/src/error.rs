@@ -1,0 +1,170 @@
+//! What can go wrong with a store or a blob.
+
+use crate::disk::DiskError;
+use uuid::Uuid;
+
+/// Why a store or blob operation was refused or failed. Sizes are in bytes unless said otherwise.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// Neither superblock copy is one of ours.
+    #[error("the device holds no blobstore: {why}; create one, or name the right device")]
+    NotAStore {
+        /// What was found instead, as a clause.
+        why: String,
+    },
+    /// The device is smaller than it was when the store was created.
+    #[error(
+        "store {name} cannot be loaded: the device has {have} bytes but had {need} bytes when the \
+         store was created, so it was truncated; give the whole device back"
+    )]
+    Truncated {
+        /// Name of the store.
+        name: String,
+        /// Bytes that the store needs.
+        need: u64,
+        /// Bytes that the device has.
+        have: u64,
+    },
+    /// Made by a newer version, or with features that this one does not know.
+    #[error("the store cannot be loaded: {why}; use the version that created it, or a newer one")]
+    Unsupported {
+        /// The cause, as a clause.
+        why: String,
+    },
+    /// A structure on the medium contradicts itself or another.
+    #[error(
+        "the store cannot be loaded: {place} is damaged ({cause}); \
+         restore the device from a copy, nothing was changed"
+    )]
+    Damaged {
+        /// Which page, such as `metadata page 7 at byte 176128`.
+        place: String,
+        /// What is wrong with it.
+        cause: String,
+    },
+    /// The device is too small, or a cluster size that is not possible.
+    #[error("cannot create store {name}: {why}")]
+    BadOption {
+        /// Name of the store.
+        name: String,
+        /// The cause with the range, as a clause.
+        why: String,
+    },
+    /// A name that is too long.
+    #[error("the name {name} has {len} characters, but at most {max} are possible; shorten it")]
+    NameTooLong {
+        /// The name.
+        name: String,
+        /// Its length in bytes.
+        len: usize,
+        /// The longest in bytes.
+        max: usize,
+    },
+    /// A name that is empty or has characters that are not possible.
+    #[error("the name {name:?} cannot be used: {why}; choose another")]
+    BadName {
+        /// The name.
+        name: String,
+        /// The cause, as a clause.
+        why: &'static str,
+    },
+    /// The name is taken.
+    #[error("cannot use the name {name}: another blob has it; choose another name")]
+    NameTaken {
+        /// The name.
+        name: String,
+    },
+    /// The UUID is taken.
+    #[error("cannot use the UUID {uuid}: another blob has it; choose another UUID")]
+    UuidTaken {
+        /// The UUID.
+        uuid: Uuid,
+    },
+    /// No such blob.
+    #[error("blob {id} does not exist")]
+    NoBlob {
+        /// What was looked for.
+        id: u64,
+    },
+    /// No such xattr.
+    #[error("blob {blob} has no xattr {name}")]
+    NoXattr {
+        /// Name of the blob.
+        blob: String,
+        /// Name of the xattr.
+        name: String,
+    },
+    /// An xattr that does not fit.
+    #[error("cannot set xattr {name} of blob {blob}: {why}")]
+    BadXattr {
+        /// Name of the blob.
+        blob: String,
+        /// Name of the xattr.
+        name: String,
+        /// The cause with the limit, as a clause.
+        why: String,
+    },
+    /// Too few free clusters.
+    #[error("the store has too little room: {needed} clusters are needed, {free} are free")]
+    NoSpace {
+        /// Clusters needed.
+        needed: u64,
+        /// Clusters free.
+        free: u64,
+    },
+    /// Too few free metadata pages.
+    #[error(
+        "the store has too little room for metadata: {needed} pages are needed, {free} are free; \
+         delete blobs, or use a store with larger clusters"
+    )]
+    NoMetadataSpace {
+        /// Pages needed.
+        needed: u64,
+        /// Pages free.
+        free: u64,
+    },
+    /// A blob larger than the format can map.
+    #[error(
+        "a blob of {clusters} clusters is not possible: at most {max} are; use larger clusters"
+    )]
+    TooLarge {
+        /// Clusters asked for.
+        clusters: u64,
+        /// Most clusters.
+        max: u64,
+    },
+    /// A write to a read-only blob.
+    #[error("blob {name} is read-only")]
+    ReadOnly {
+        /// Name of the blob.
+        name: String,
+    },
+    /// Reading or writing past the end of a blob.
+    #[error("blob {name} ends at byte {size}, before the end of the access at byte {end}")]
+    OutOfRange {
+        /// Name of the blob.
+        name: String,
+        /// Its size.
+        size: u64,
+        /// Where the access ends.
+        end: u64,
+    },
+    /// The device failed; the operation did not happen.
+    #[error("the device failed: {0}")]
+    Data(DiskError),
+    /// The device failed in the middle of a metadata change: whether it happened is not known, and
+    /// the store takes no more.
+    #[error(
+        "the device failed while metadata was written ({0}); the store takes no more changes: \
+         mend the device and load the store again"
+    )]
+    Metadata(DiskError),
+    /// Refused because of an earlier [`Error::Metadata`].
+    #[error(
+        "the store takes no more changes because {cause}; mend the device and load the store again"
+    )]
+    Stopped {
+        /// The earlier failure.
+        cause: String,
+    },
+}

@@ -1,0 +1,101 @@
+//! The journal's record header, which is also its commit record.
+
+use super::{PAGE_SIZE, POINTERS, Page, crc32c, crc32c_without};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+const MAGIC: [u8; 8] = *b"VLJOURNL";
+const CRC_AT: usize = 8;
+/// Most page images of one record.
+pub(crate) const RECORD_IMAGES_MAX: usize = POINTERS;
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Raw {
+    magic: [u8; 8],
+    crc: U32,
+    images_crc: U32,
+    store: U64,
+    mount: U64,
+    seq: U64,
+    count: U32,
+    reserved: [u8; 20],
+    target: [U32; RECORD_IMAGES_MAX],
+}
+const _: () = assert!(size_of::<Raw>() == PAGE_SIZE);
+
+/// A record header that was made here, or read and verified (its images are not yet).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RecordHeader {
+    pub store: u64,
+    pub mount: u64,
+    pub seq: u64,
+    pub images_crc: u32,
+    /// Which metadata page each image is; 1 to [`RECORD_IMAGES_MAX`].
+    pub targets: Vec<u32>,
+}
+
+/// Checksum over a record's images.
+pub(crate) fn images_crc<'a>(images: impl Iterator<Item = &'a Page>) -> u32 {
+    let parts: Vec<&[u8]> = images.map(|p| &p.bytes()[..]).collect();
+    crc32c(&parts)
+}
+
+impl RecordHeader {
+    pub fn encode(&self) -> [u8; PAGE_SIZE] {
+        let mut raw = Raw {
+            magic: MAGIC,
+            crc: U32::ZERO,
+            images_crc: U32::new(self.images_crc),
+            store: U64::new(self.store),
+            mount: U64::new(self.mount),
+            seq: U64::new(self.seq),
+            count: U32::new(self.targets.len() as u32),
+            reserved: [0; 20],
+            target: [U32::ZERO; RECORD_IMAGES_MAX],
+        };
+        for (to, from) in raw.target.iter_mut().zip(&self.targets) {
+            *to = U32::new(*from);
+        }
+        raw.crc = U32::new(crc32c_without(raw.as_bytes(), CRC_AT));
+        raw.as_bytes().try_into().expect("a raw header is a page")
+    }
+
+    /// `None`: no record header, or a torn one. The images are still to be checked.
+    pub fn decode(bytes: &[u8; PAGE_SIZE]) -> Option<RecordHeader> {
+        let raw = Raw::ref_from_bytes(bytes).expect("a raw header is a page");
+        let count = raw.count.get() as usize;
+        if raw.magic != MAGIC
+            || raw.crc.get() != crc32c_without(bytes, CRC_AT)
+            || !(1..=RECORD_IMAGES_MAX).contains(&count)
+        {
+            return None;
+        }
+        Some(RecordHeader {
+            store: raw.store.get(),
+            mount: raw.mount.get(),
+            seq: raw.seq.get(),
+            images_crc: raw.images_crc.get(),
+            targets: raw.target[..count].iter().map(|t| t.get()).collect(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_survives_only_unchanged() {
+        let h = RecordHeader { store: 1, mount: 2, seq: 3, images_crc: 4, targets: vec![9, 8, 7] };
+        let bytes = h.encode();
+        assert_eq!(RecordHeader::decode(&bytes), Some(h));
+        for at in [0, 9, 13, 20, 41, 65, 4095] {
+            let mut bad = bytes;
+            bad[at] ^= 1;
+            assert_eq!(RecordHeader::decode(&bad), None, "byte {at}");
+        }
+        let empty = RecordHeader { store: 1, mount: 2, seq: 3, images_crc: 4, targets: vec![] };
+        assert_eq!(RecordHeader::decode(&empty.encode()), None, "a record without images");
+    }
+}

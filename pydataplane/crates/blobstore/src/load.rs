@@ -1,0 +1,417 @@
+//! From the medium to a [`Store`]: choose the superblock, replay the journal, read the pages in
+//! use, and check all of it. Nothing is written before everything was found whole.
+
+use crate::blob::{Blob, Chunk, Index, chunks_of_index};
+use crate::disk::Disk;
+use crate::error::Error;
+use crate::format::{
+    COPY_A, COPY_B, EXTENTS_MAX, FLAGS_KNOWN, INLINE_XATTRS, Kind, PAGE_SIZE, PAYLOAD, POINTERS,
+    Page, PageId, RecordHeader, Root, Superblock, SuperblockFault, XATTR_PAGES, crc32c,
+    decode_name, unpack,
+};
+use crate::store::{Identity, Journal, Store};
+use std::collections::{BTreeMap, HashMap};
+use uuid::Uuid;
+
+/// Pages read with one call.
+const READ_RUN_PAGES: u64 = 256;
+
+impl<D: Disk> Store<D> {
+    /// Which store the device holds; `None` where neither superblock copy is one.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`], [`Error::Unsupported`], or the device's failure.
+    pub fn probe(disk: &mut D) -> Result<Option<Identity>, Error> {
+        match choose_superblock(disk) {
+            Ok(sb) => Ok(Some(Identity { uuid: sb.uuid, name: sb.name })),
+            Err(Error::NotAStore { .. }) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Loads the store on `disk`. A damaged one is refused and stays as it is.
+    ///
+    /// # Errors
+    /// [`Error::NotAStore`], [`Error::Truncated`], [`Error::Unsupported`], [`Error::Damaged`],
+    /// or the device's failure.
+    pub fn load(mut disk: D) -> Result<Self, Error> {
+        let sb = choose_superblock(&mut disk)?;
+        let need = sb.device_pages * PAGE_SIZE as u64;
+        let have = disk.size();
+        if have < need {
+            return Err(Error::Truncated { name: sb.name, need, have });
+        }
+        let mut store = Store::empty(disk, sb);
+        let replayed = store.replay()?;
+        let mut pages = store.read_pages(&replayed)?;
+        store.take_blobs(&mut pages)?;
+        if let Some(number) = pages.keys().min() {
+            return Err(store.damaged(*number, "it is in use, but nobody reaches it"));
+        }
+        store.settle(&replayed)?;
+        Ok(store)
+    }
+
+    /// Reads the journal: the newest image of each page in it. Sets the next record's number.
+    fn replay(&mut self) -> Result<BTreeMap<u32, Page>, Error> {
+        let mut newest = BTreeMap::new();
+        let (mut at, mut left) = (self.sb.tail_page, self.sb.journal_pages);
+        while left > 1 {
+            let mut bytes = [0; PAGE_SIZE];
+            self.read_ring(at, &mut bytes)?;
+            let Some(header) = RecordHeader::decode(&bytes) else { break };
+            if header.store != self.sb.store_id() || header.mount != self.sb.mount {
+                break;
+            }
+            if header.seq != self.journal.seq {
+                let first = self.journal.seq == self.sb.tail_seq;
+                if first && header.seq > self.journal.seq {
+                    return Err(Error::Damaged {
+                        place: "the newer superblock copy".into(),
+                        cause: "the other one is older than the journal".into(),
+                    });
+                }
+                break;
+            }
+            let count = header.targets.len() as u64;
+            if count + 1 > left {
+                break;
+            }
+            let mut images = vec![0; count as usize * PAGE_SIZE];
+            self.read_ring((at + 1) % self.sb.journal_pages, &mut images)?;
+            if crc32c(&[&images]) != header.images_crc {
+                break;
+            }
+            for (target, image) in header.targets.iter().zip(images.chunks_exact(PAGE_SIZE)) {
+                if u64::from(*target) >= self.sb.md_pages {
+                    return Err(Error::Damaged {
+                        place: format!("journal record {}", header.seq),
+                        cause: format!("it changes page {target}, which does not exist"),
+                    });
+                }
+                let page = Page::verify(image, self.sb.store_id(), *target).map_err(|cause| {
+                    let place =
+                        format!("journal record {}, its metadata page {target}", header.seq);
+                    Error::Damaged { place, cause }
+                })?;
+                newest.insert(*target, page);
+            }
+            at = (at + count + 1) % self.sb.journal_pages;
+            left -= count + 1;
+            self.journal.seq += 1;
+        }
+        // What is in place already, or was freed and used anew in place, is not replayed.
+        let mut bytes = [0; PAGE_SIZE];
+        let mut stale = Vec::new();
+        for (number, image) in &newest {
+            self.disk.read(self.sb.page_offset(*number), &mut bytes).map_err(Error::Data)?;
+            if let Ok(there) = Page::verify(&bytes, self.sb.store_id(), *number)
+                && there.lsn() >= image.lsn()
+            {
+                stale.push(*number);
+            }
+        }
+        stale.iter().for_each(|n| drop(newest.remove(n)));
+        Ok(newest)
+    }
+
+    /// Reads pages of the journal, going round at its end.
+    fn read_ring(&mut self, at: u64, bytes: &mut [u8]) -> Result<(), Error> {
+        let before_end = (self.sb.journal_pages - at) as usize * PAGE_SIZE;
+        let (front, back) = bytes.split_at_mut(before_end.min(bytes.len()));
+        let offset = |page: u64| (self.sb.journal_start + page) * PAGE_SIZE as u64;
+        self.disk.read(offset(at), front).map_err(Error::Data)?;
+        if back.is_empty() {
+            return Ok(());
+        }
+        self.disk.read(offset(0), back).map_err(Error::Data)
+    }
+
+    /// Reads the bitmap, then every page in use except the bitmap's own.
+    fn read_pages(&mut self, replayed: &BTreeMap<u32, Page>) -> Result<HashMap<u32, Page>, Error> {
+        for index in 0..self.sb.bitmap_pages as u32 {
+            let mut bytes = [0; PAGE_SIZE];
+            self.disk.read(self.sb.page_offset(index), &mut bytes).map_err(Error::Data)?;
+            let page = self.verified(index, &bytes, replayed)?;
+            if page.id() != (PageId { kind: Kind::Bitmap, owner: 0, index }) {
+                return Err(self.damaged(index, "it is not the bitmap page that it should be"));
+            }
+            if !self.pages.set_part(index as usize, PAYLOAD, page.payload()) {
+                return Err(self.damaged(index, "it marks pages that do not exist"));
+            }
+        }
+        if (0..self.sb.bitmap_pages).any(|i| !self.pages.get(i)) {
+            return Err(self.damaged(0, "it says that a bitmap page is free"));
+        }
+        let mut found = HashMap::new();
+        let mut at = self.sb.bitmap_pages;
+        let mut bytes = vec![0; READ_RUN_PAGES as usize * PAGE_SIZE];
+        while at < self.sb.md_pages {
+            if !self.pages.get(at) {
+                at += 1;
+                continue;
+            }
+            let longest = READ_RUN_PAGES.min(self.sb.md_pages - at);
+            let run = (1..longest).take_while(|i| self.pages.get(at + i)).count() as u64 + 1;
+            let bytes = &mut bytes[..run as usize * PAGE_SIZE];
+            self.disk.read(self.sb.page_offset(at as u32), bytes).map_err(Error::Data)?;
+            for (i, bytes) in bytes.chunks_exact(PAGE_SIZE).enumerate() {
+                let number = at as u32 + i as u32;
+                found.insert(number, self.verified(number, bytes, replayed)?);
+            }
+            at += run;
+        }
+        Ok(found)
+    }
+
+    /// The replayed image of a page, or what is in its place.
+    fn verified(
+        &self,
+        number: u32,
+        bytes: &[u8],
+        replayed: &BTreeMap<u32, Page>,
+    ) -> Result<Page, Error> {
+        match replayed.get(&number) {
+            Some(page) => Ok(page.clone()),
+            None => Page::verify(bytes, self.sb.store_id(), number)
+                .map_err(|cause| self.damaged(number, &cause)),
+        }
+    }
+
+    fn damaged(&self, page: u32, cause: &str) -> Error {
+        let offset = self.sb.page_offset(page);
+        Error::Damaged {
+            place: format!("metadata page {page} at byte {offset}"),
+            cause: cause.to_owned(),
+        }
+    }
+
+    /// Builds every blob from its root, taking each page that it reaches out of `pages`.
+    fn take_blobs(&mut self, pages: &mut HashMap<u32, Page>) -> Result<(), Error> {
+        let is_root = |p: &Page| p.id().kind == Kind::Root;
+        let mut roots: Vec<_> =
+            pages.iter().filter(|(_, p)| is_root(p)).map(|(n, p)| (p.id().owner, *n)).collect();
+        roots.sort_unstable();
+        for (id, number) in roots {
+            let page = pages.remove(&number).expect("found above");
+            let blob = self.take_blob(id, number, &page, pages)?;
+            if self.by_name.insert(blob.name.clone(), id).is_some() {
+                return Err(self.damaged(number, "another blob has the same name"));
+            }
+            if self.by_uuid.insert(blob.uuid, id).is_some() {
+                return Err(self.damaged(number, "another blob has the same UUID"));
+            }
+            if self.blobs.insert(id, blob).is_some() {
+                return Err(self.damaged(number, "another blob has the same number"));
+            }
+            self.next_id = id.saturating_add(1);
+        }
+        Ok(())
+    }
+
+    fn take_blob(
+        &mut self,
+        id: u64,
+        number: u32,
+        page: &Page,
+        pages: &mut HashMap<u32, Page>,
+    ) -> Result<Blob, Error> {
+        let root = Root::of(page.payload());
+        let bad = |cause: &str| Err(self.damaged(number, cause));
+        let Some(name) = decode_name(&root.name) else { return bad("its name is not possible") };
+        if id == 0 || page.id().index != 0 {
+            return bad("its blob number is not possible");
+        }
+        if root.flags.get() & !FLAGS_KNOWN != 0 || root.parent.get() != 0 {
+            return bad("it has flags or a parent that this version does not know");
+        }
+        if root.size.get() > EXTENTS_MAX * POINTERS as u64 {
+            return bad("its size is not possible");
+        }
+        let xattr_pages = usize::from(root.xattr_pages.get());
+        let inline = usize::from(root.xattr_bytes.get());
+        if xattr_pages > XATTR_PAGES || inline > INLINE_XATTRS {
+            return bad("its xattr lengths are out of range");
+        }
+        let mut blob = Blob {
+            id,
+            root: number,
+            uuid: Uuid::from_bytes(root.uuid),
+            name,
+            size: root.size.get(),
+            allocated: 0,
+            flags: root.flags.get(),
+            xattrs: BTreeMap::new(),
+            xattr_pages: Vec::new(),
+            chunks: BTreeMap::new(),
+            indexes: BTreeMap::new(),
+        };
+        if let Err(cause) = unpack(&root.inline_xattrs[..inline], &mut blob.xattrs) {
+            return bad(cause);
+        }
+        for (i, to) in root.xattr_page[..xattr_pages].iter().enumerate() {
+            let page = self.take(pages, number, to.get(), &blob, Kind::Xattrs, i as u32)?;
+            let used = page.used() as usize;
+            let unpacked = match page.payload().get(..used) {
+                Some(area) => unpack(area, &mut blob.xattrs),
+                None => Err("its xattr length is out of range"),
+            };
+            unpacked.map_err(|cause| self.damaged(to.get(), cause))?;
+            blob.xattr_pages.push(to.get());
+        }
+        for (i, to) in root.direct.iter().enumerate().filter(|(_, to)| to.get() != 0) {
+            self.take_extents(pages, number, to.get(), &mut blob, i as u32)?;
+        }
+        for (i, to) in root.indirect.iter().enumerate().filter(|(_, to)| to.get() != 0) {
+            let (i, at) = (i as u32, to.get());
+            let page = self.take(pages, number, at, &blob, Kind::Index, i)?;
+            let mut used = 0;
+            for (n, to) in chunks_of_index(i).zip(page.pointers()) {
+                if to.get() != 0 {
+                    self.take_extents(pages, at, to.get(), &mut blob, n)?;
+                    used += 1;
+                }
+            }
+            if used == 0 || used != page.used() {
+                return Err(self.damaged(at, "its number of entries is wrong"));
+            }
+            blob.indexes.insert(i, Index { page: at, used });
+        }
+        if !blob.thin() && blob.allocated != blob.size {
+            let cause = format!(
+                "its blob is thick with {} clusters, but {} are allocated",
+                blob.size, blob.allocated
+            );
+            return Err(self.damaged(number, &cause));
+        }
+        Ok(blob)
+    }
+
+    fn take_extents(
+        &mut self,
+        pages: &mut HashMap<u32, Page>,
+        from: u32,
+        at: u32,
+        blob: &mut Blob,
+        n: u32,
+    ) -> Result<(), Error> {
+        let page = self.take(pages, from, at, blob, Kind::Extents, n)?;
+        let mut clusters = Box::new([0; POINTERS]);
+        let mut used = 0;
+        for (i, (to, cluster)) in clusters.iter_mut().zip(page.pointers()).enumerate() {
+            *to = cluster.get();
+            if *to == 0 {
+                continue;
+            }
+            used += 1;
+            if u64::from(n) * POINTERS as u64 + i as u64 >= blob.size {
+                return Err(self.damaged(at, "it has clusters past the end of its blob"));
+            }
+            let bit = u64::from(*to).checked_sub(self.sb.first_data_cluster);
+            match bit.filter(|b| *b < self.clusters.len()) {
+                None => {
+                    let cause = format!("its cluster {to} is outside the data area");
+                    return Err(self.damaged(at, &cause));
+                }
+                Some(bit) if !self.clusters.set(bit) => {
+                    let cause = format!("its cluster {to} has another owner too");
+                    return Err(self.damaged(at, &cause));
+                }
+                Some(_) => {}
+            }
+        }
+        if used == 0 || used != page.used() {
+            return Err(self.damaged(at, "its number of entries is wrong"));
+        }
+        blob.allocated += u64::from(used);
+        blob.chunks.insert(n, Chunk { page: at, used, clusters });
+        Ok(())
+    }
+
+    /// Takes the page `at`, to which page `from` points, out of `pages`.
+    fn take(
+        &self,
+        pages: &mut HashMap<u32, Page>,
+        from: u32,
+        at: u32,
+        blob: &Blob,
+        kind: Kind,
+        index: u32,
+    ) -> Result<Page, Error> {
+        let Some(page) = pages.remove(&at) else {
+            let cause = format!("it points to page {at}, which is free or has another owner too");
+            return Err(self.damaged(from, &cause));
+        };
+        if page.id() != (PageId { kind, owner: blob.id, index }) {
+            let cause = format!("it points to page {at}, which is not the one that it should be");
+            return Err(self.damaged(from, &cause));
+        }
+        Ok(page)
+    }
+
+    /// Writes what was replayed in place and begins a new journal.
+    fn settle(&mut self, replayed: &BTreeMap<u32, Page>) -> Result<(), Error> {
+        self.write_pages(replayed)?;
+        let flushed = self.disk.flush();
+        self.must(flushed)?;
+        self.journal = Journal { head: 0, used: 0, seq: self.journal.seq };
+        self.sb.tail_page = 0;
+        self.sb.tail_seq = self.journal.seq;
+        self.sb.mount += 1;
+        self.write_superblock()
+    }
+}
+
+/// The superblock copy that counts.
+fn choose_superblock<D: Disk>(disk: &mut D) -> Result<Superblock, Error> {
+    if disk.size() < (COPY_B + 1) * PAGE_SIZE as u64 {
+        return Err(Error::NotAStore { why: format!("it has only {} bytes", disk.size()) });
+    }
+    let mut copies = Vec::new();
+    for copy in [COPY_A, COPY_B] {
+        let mut bytes = [0; PAGE_SIZE];
+        disk.read(copy * PAGE_SIZE as u64, &mut bytes).map_err(Error::Data)?;
+        copies.push(Superblock::decode(&bytes));
+    }
+    let b = copies.pop().expect("two copies");
+    let a = copies.pop().expect("two copies");
+    match (a, b) {
+        (Err(SuperblockFault::Unsupported(why)), _)
+        | (_, Err(SuperblockFault::Unsupported(why))) => Err(Error::Unsupported { why }),
+        (Ok(a), Ok(b)) => Ok(if a.generation >= b.generation { a } else { b }),
+        (Ok(one), Err(_)) | (Err(_), Ok(one)) => Ok(one),
+        (Err(a), Err(b)) => {
+            use SuperblockFault::{Magic, Zero};
+            let foreign = |f: &SuperblockFault| matches!(f, Zero | Magic);
+            // A store that is being created or destroyed has one copy empty.
+            if foreign(&a) || foreign(&b) {
+                let why = if foreign(&a) { a } else { b };
+                let why = format!("where a superblock should be, {}", said(&why));
+                return Err(Error::NotAStore { why });
+            }
+            let cause = format!("copy A: {a}; copy B: {b}");
+            Err(Error::Damaged { place: "the superblock".into(), cause })
+        }
+    }
+}
+
+fn said(fault: &SuperblockFault) -> &'static str {
+    match fault {
+        SuperblockFault::Zero => "the device is empty",
+        _ => "the device holds something else",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn direct_and_indirect_cover_the_same_chunks_in_both_directions() {
+        assert_eq!(crate::blob::index_of(255), None);
+        for n in [256, 257, 256 + 1007, 256 + 1008, 256 + 191 * 1008, 256 + 192 * 1008 - 1] {
+            let index = crate::blob::index_of(n).unwrap();
+            assert!(chunks_of_index(index).contains(&n), "{n} in {index}");
+        }
+    }
+}

@@ -1,0 +1,418 @@
+//! Operations on blobs. Each is one transaction: after a power cut it happened or it did not.
+
+use crate::blob::{Blob, BlobId, BlobInfo, Part, index_of, place};
+use crate::disk::Disk;
+use crate::error::Error;
+use crate::format::{
+    EXTENTS_MAX, FLAG_READ_ONLY, FLAG_THIN, POINTERS, XATTR_NAME_MAX, XATTR_VALUE_MAX, pack,
+};
+use crate::store::{Freed, Reservation, Run, Store, Txn, check_name};
+use std::collections::BTreeMap;
+use uuid::Uuid;
+
+/// How to create a blob.
+#[derive(Clone, Debug)]
+pub struct BlobOptions {
+    /// Name, unique in the store: 1 to 63 printable ASCII characters without space and slash.
+    pub name: String,
+    /// Identity, unique in the store.
+    pub uuid: Uuid,
+    /// Size in clusters.
+    pub size: u64,
+    /// Whether clusters are allocated on first write only.
+    pub thin: bool,
+}
+
+/// Most xattr pages change at once, plus the root.
+const XATTR_CHANGE_PAGES: u64 = 9;
+
+impl<D: Disk> Store<D> {
+    /// All blobs, in the order of their creation.
+    pub fn blobs(&self) -> impl Iterator<Item = BlobInfo> + '_ {
+        self.blobs.values().map(Blob::info)
+    }
+
+    /// One blob.
+    ///
+    /// # Errors
+    /// [`Error::NoBlob`].
+    pub fn blob(&self, id: BlobId) -> Result<BlobInfo, Error> {
+        self.get(id).map(Blob::info)
+    }
+
+    /// The blob of that name.
+    pub fn by_name(&self, name: &str) -> Option<BlobId> {
+        self.by_name.get(name).map(|id| BlobId(*id))
+    }
+
+    /// The blob of that UUID.
+    pub fn by_uuid(&self, uuid: Uuid) -> Option<BlobId> {
+        self.by_uuid.get(&uuid).map(|id| BlobId(*id))
+    }
+
+    /// The allocated clusters of a blob as (of the blob, of the device), in order.
+    ///
+    /// # Errors
+    /// [`Error::NoBlob`].
+    pub fn clusters(&self, id: BlobId) -> Result<impl Iterator<Item = (u64, u32)> + '_, Error> {
+        self.get(id).map(Blob::allocated)
+    }
+
+    /// Takes `count` free clusters for a blob that is about to own them.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`], [`Error::Stopped`].
+    pub fn reserve(&mut self, count: u64) -> Result<Reservation, Error> {
+        self.alive()?;
+        let free = self.clusters.free();
+        let runs = self.clusters.take_runs(count).ok_or(Error::NoSpace { needed: count, free })?;
+        let first = self.sb.first_data_cluster;
+        let runs = runs.iter().map(|r| Run { first: first + r.first, count: r.count });
+        Ok(Reservation { runs: runs.collect() })
+    }
+
+    /// Gives a reservation back.
+    pub fn unreserve(&mut self, reservation: Reservation) {
+        self.release(Freed { runs: reservation.runs });
+    }
+
+    /// Makes clusters free that a blob lost, once nobody has I/O in flight to them.
+    pub fn release(&mut self, freed: Freed) {
+        for run in freed.runs {
+            for cluster in run.first..run.first + run.count {
+                self.clusters.clear(cluster - self.sb.first_data_cluster);
+            }
+        }
+    }
+
+    /// Writes zeros over reserved clusters. They are durable before the blob owns the clusters.
+    ///
+    /// # Errors
+    /// [`Error::Data`].
+    pub fn zero(&mut self, run: Run) -> Result<(), Error> {
+        let cluster = u64::from(self.sb.cluster_size);
+        self.unflushed = true;
+        self.disk.write_zeroes(run.first * cluster, run.count * cluster).map_err(Error::Data)
+    }
+
+    /// Creates a blob. All of it reads as zeros.
+    ///
+    /// # Errors
+    /// [`Error::NameTaken`], [`Error::UuidTaken`], [`Error::NoSpace`] and others; then there is no
+    /// such blob.
+    pub fn create(&mut self, options: &BlobOptions) -> Result<BlobId, Error> {
+        self.check_create(options)?;
+        let reservation = self.reserve_zeroed(if options.thin { 0 } else { options.size })?;
+        self.create_reserved(options, reservation)
+    }
+
+    /// Whether a blob can be created, apart from room for its clusters.
+    ///
+    /// # Errors
+    /// As [`Store::create`].
+    pub fn check_create(&self, options: &BlobOptions) -> Result<(), Error> {
+        self.alive()?;
+        check_name(&options.name)?;
+        if self.by_name.contains_key(&options.name) {
+            return Err(Error::NameTaken { name: options.name.clone() });
+        }
+        if self.by_uuid.contains_key(&options.uuid) {
+            return Err(Error::UuidTaken { uuid: options.uuid });
+        }
+        check_size(options.size)?;
+        self.need_pages(1 + if options.thin { 0 } else { pages_for(options.size) })
+    }
+
+    /// Reserves and zeroes at once.
+    fn reserve_zeroed(&mut self, count: u64) -> Result<Reservation, Error> {
+        let reservation = self.reserve(count)?;
+        for run in reservation.runs.clone() {
+            if let Err(e) = self.zero(run) {
+                self.unreserve(reservation);
+                return Err(e);
+            }
+        }
+        Ok(reservation)
+    }
+
+    /// As [`Store::create`], with clusters that were reserved and zeroed: `size` of them, or none
+    /// for a thin blob. On an error they are given back.
+    ///
+    /// # Errors
+    /// As [`Store::create`].
+    pub fn create_reserved(
+        &mut self,
+        options: &BlobOptions,
+        reservation: Reservation,
+    ) -> Result<BlobId, Error> {
+        if let Err(e) = self.check_create(options) {
+            self.unreserve(reservation);
+            return Err(e);
+        }
+        let reserved: u64 = reservation.runs.iter().map(|r| r.count).sum();
+        assert_eq!(reserved, if options.thin { 0 } else { options.size }, "clusters reserved");
+        let id = self.next_id;
+        self.next_id += 1;
+        let mut txn = Txn::default();
+        let root = self.take_page(&mut txn);
+        self.by_name.insert(options.name.clone(), id);
+        self.by_uuid.insert(options.uuid, id);
+        self.blobs.insert(
+            id,
+            Blob {
+                id,
+                root,
+                uuid: options.uuid,
+                name: options.name.clone(),
+                size: options.size,
+                allocated: 0,
+                flags: if options.thin { FLAG_THIN } else { 0 },
+                xattrs: BTreeMap::new(),
+                xattr_pages: Vec::new(),
+                chunks: BTreeMap::new(),
+                indexes: BTreeMap::new(),
+            },
+        );
+        txn.touch(id, Part::Root);
+        self.map_runs(&mut txn, id, 0, &reservation.runs);
+        self.commit(txn)?;
+        Ok(BlobId(id))
+    }
+
+    fn map_runs(&mut self, txn: &mut Txn, blob: u64, first: u64, runs: &[Run]) {
+        let clusters = runs.iter().flat_map(|r| r.first..r.first + r.count);
+        for (i, cluster) in clusters.enumerate() {
+            self.map(txn, blob, first + i as u64, cluster as u32);
+        }
+    }
+
+    /// Deletes a blob. Its clusters are free after [`Store::release`].
+    ///
+    /// # Errors
+    /// [`Error::NoBlob`], [`Error::Stopped`], [`Error::Metadata`].
+    pub fn delete(&mut self, id: BlobId) -> Result<Freed, Error> {
+        self.alive()?;
+        self.get(id)?;
+        let blob = self.blobs.remove(&id.0).expect("looked up above");
+        self.by_name.remove(&blob.name);
+        self.by_uuid.remove(&blob.uuid);
+        let mut txn = Txn::default();
+        blob.pages().for_each(|page| txn.free(page));
+        let mut freed = Freed::default();
+        blob.allocated().for_each(|(_, cluster)| freed.push(cluster));
+        self.commit(txn)?;
+        Ok(freed)
+    }
+
+    /// Changes a blob's size to `size` clusters. What is added reads as zeros; clusters cut off are
+    /// free after [`Store::release`].
+    ///
+    /// # Errors
+    /// [`Error::NoBlob`], [`Error::ReadOnly`], [`Error::NoSpace`] and others; then the size is
+    /// what it was.
+    pub fn resize(&mut self, id: BlobId, size: u64) -> Result<Freed, Error> {
+        let needed = self.check_resize(id, size)?;
+        let reservation = self.reserve_zeroed(needed)?;
+        self.resize_reserved(id, size, reservation)
+    }
+
+    /// Whether a blob can be resized, apart from room; returns how many clusters must be reserved.
+    ///
+    /// # Errors
+    /// As [`Store::resize`].
+    pub fn check_resize(&self, id: BlobId, size: u64) -> Result<u64, Error> {
+        self.alive()?;
+        let blob = self.get(id)?;
+        if blob.read_only() {
+            return Err(Error::ReadOnly { name: blob.name.clone() });
+        }
+        check_size(size)?;
+        let more = if blob.thin() { 0 } else { size.saturating_sub(blob.size) };
+        // Two partial pages at the ends, and the index pages that come with them.
+        self.need_pages(if more == 0 { 0 } else { pages_for(more) + 2 })?;
+        Ok(more)
+    }
+
+    /// As [`Store::resize`], with clusters that were reserved and zeroed: as many as
+    /// [`Store::check_resize`] said. On an error they are given back.
+    ///
+    /// # Errors
+    /// As [`Store::resize`].
+    pub fn resize_reserved(
+        &mut self,
+        id: BlobId,
+        size: u64,
+        reservation: Reservation,
+    ) -> Result<Freed, Error> {
+        let reserved: u64 = reservation.runs.iter().map(|r| r.count).sum();
+        match self.check_resize(id, size) {
+            Ok(needed) => assert_eq!(reserved, needed, "clusters reserved"),
+            Err(e) => {
+                self.unreserve(reservation);
+                return Err(e);
+            }
+        }
+        let old = self.blob_mut(id.0).size;
+        let mut freed = Freed::default();
+        if size == old {
+            return Ok(freed);
+        }
+        let mut txn = Txn::default();
+        self.blob_mut(id.0).size = size;
+        txn.touch(id.0, Part::Root);
+        if size > old {
+            self.map_runs(&mut txn, id.0, old, &reservation.runs);
+        } else {
+            let cut: Vec<u64> =
+                self.blobs[&id.0].allocated_from(size).map(|(cluster, _)| cluster).collect();
+            for cluster in cut {
+                freed.push(self.unmap_one(&mut txn, id.0, cluster).expect("it is allocated"));
+            }
+        }
+        self.commit(txn)?;
+        Ok(freed)
+    }
+
+    /// Gives a blob another name.
+    ///
+    /// # Errors
+    /// [`Error::NoBlob`], [`Error::NameTaken`], [`Error::BadName`] and others.
+    pub fn rename(&mut self, id: BlobId, name: &str) -> Result<(), Error> {
+        self.alive()?;
+        check_name(name)?;
+        let old = self.get(id)?.name.clone();
+        if old == name {
+            return Ok(());
+        }
+        if self.by_name.contains_key(name) {
+            return Err(Error::NameTaken { name: name.to_owned() });
+        }
+        self.by_name.remove(&old);
+        self.by_name.insert(name.to_owned(), id.0);
+        self.blob_mut(id.0).name = name.to_owned();
+        self.commit_root(id)
+    }
+
+    /// Makes a blob read-only for good.
+    ///
+    /// # Errors
+    /// [`Error::NoBlob`], [`Error::Stopped`], [`Error::Metadata`].
+    pub fn set_read_only(&mut self, id: BlobId) -> Result<(), Error> {
+        self.alive()?;
+        self.get(id)?;
+        self.blob_mut(id.0).flags |= FLAG_READ_ONLY;
+        self.commit_root(id)
+    }
+
+    fn commit_root(&mut self, id: BlobId) -> Result<(), Error> {
+        let mut txn = Txn::default();
+        txn.touch(id.0, Part::Root);
+        self.commit(txn)
+    }
+
+    /// The value of an xattr.
+    ///
+    /// # Errors
+    /// [`Error::NoBlob`], [`Error::NoXattr`].
+    pub fn xattr(&self, id: BlobId, name: &str) -> Result<&[u8], Error> {
+        let blob = self.get(id)?;
+        let none = || Error::NoXattr { blob: blob.name.clone(), name: name.to_owned() };
+        blob.xattrs.get(name).map(Vec::as_slice).ok_or_else(none)
+    }
+
+    /// The names of a blob's xattrs, in order.
+    ///
+    /// # Errors
+    /// [`Error::NoBlob`].
+    pub fn xattrs(&self, id: BlobId) -> Result<Vec<String>, Error> {
+        Ok(self.get(id)?.xattrs.keys().cloned().collect())
+    }
+
+    /// Sets an xattr.
+    ///
+    /// # Errors
+    /// [`Error::NoBlob`], [`Error::BadXattr`], [`Error::NoMetadataSpace`] and others.
+    pub fn set_xattr(&mut self, id: BlobId, name: &str, value: &[u8]) -> Result<(), Error> {
+        self.alive()?;
+        let blob = self.get(id)?;
+        let bad = |why: String| {
+            Err(Error::BadXattr { blob: blob.name.clone(), name: name.to_owned(), why })
+        };
+        if name.is_empty() || name.len() > XATTR_NAME_MAX {
+            return bad(format!("a name has 1 to {XATTR_NAME_MAX} characters; choose another"));
+        }
+        if !name.bytes().all(|b| b.is_ascii_graphic()) {
+            return bad("a name is printable ASCII without space; choose another".into());
+        }
+        if value.len() > XATTR_VALUE_MAX {
+            let len = value.len();
+            return bad(format!(
+                "its value has {len} bytes, at most {XATTR_VALUE_MAX} are possible"
+            ));
+        }
+        let mut xattrs = blob.xattrs.clone();
+        xattrs.insert(name.to_owned(), value.to_vec());
+        if pack(&xattrs).is_none() {
+            return bad("all xattrs of a blob together do not fit; remove others first".into());
+        }
+        self.need_pages(XATTR_CHANGE_PAGES)?;
+        self.replace_xattrs(id, xattrs)
+    }
+
+    /// Removes an xattr.
+    ///
+    /// # Errors
+    /// [`Error::NoBlob`], [`Error::NoXattr`] and others.
+    pub fn remove_xattr(&mut self, id: BlobId, name: &str) -> Result<(), Error> {
+        self.alive()?;
+        self.xattr(id, name)?;
+        let mut xattrs = self.get(id)?.xattrs.clone();
+        xattrs.remove(name);
+        // First fit by name order: fewer records can need one page more.
+        if pack(&xattrs).is_none_or(|areas| areas.len() > 1 + self.blobs[&id.0].xattr_pages.len()) {
+            self.need_pages(XATTR_CHANGE_PAGES)?;
+        }
+        self.replace_xattrs(id, xattrs)
+    }
+
+    fn replace_xattrs(
+        &mut self,
+        id: BlobId,
+        xattrs: BTreeMap<String, Vec<u8>>,
+    ) -> Result<(), Error> {
+        let Some(areas) = pack(&xattrs) else {
+            let blob = self.get(id)?.name.clone();
+            let why = "the others do not fit without it; remove the largest first".into();
+            return Err(Error::BadXattr { blob, name: "(others)".into(), why });
+        };
+        let mut txn = Txn::default();
+        let pages = areas.len() - 1;
+        while self.blobs[&id.0].xattr_pages.len() < pages {
+            let page = self.take_page(&mut txn);
+            self.blob_mut(id.0).xattr_pages.push(page);
+        }
+        for page in self.blob_mut(id.0).xattr_pages.split_off(pages) {
+            txn.free(page);
+        }
+        self.blob_mut(id.0).xattrs = xattrs;
+        txn.touch(id.0, Part::Root);
+        (0..pages as u32).for_each(|i| txn.touch(id.0, Part::Xattrs(i)));
+        self.commit(txn)
+    }
+
+    pub(crate) fn get(&self, id: BlobId) -> Result<&Blob, Error> {
+        self.blobs.get(&id.0).ok_or(Error::NoBlob { id: id.0 })
+    }
+}
+
+fn check_size(clusters: u64) -> Result<(), Error> {
+    let max = EXTENTS_MAX * POINTERS as u64;
+    if clusters > max { Err(Error::TooLarge { clusters, max }) } else { Ok(()) }
+}
+
+/// Extents and index pages that `clusters` consecutive clusters from 0 need.
+fn pages_for(clusters: u64) -> u64 {
+    let Some(last) = clusters.checked_sub(1) else { return 0 };
+    let (chunk, _) = place(last);
+    u64::from(chunk) + 1 + index_of(chunk).map_or(0, |i| u64::from(i) + 1)
+}

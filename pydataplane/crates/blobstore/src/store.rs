@@ -1,0 +1,528 @@
+//! A store: its state, and the one way in which a change becomes durable.
+
+use crate::bitmap::Bitmap;
+use crate::blob::{Blob, Chunk, Index, Part, index_of, place};
+use crate::disk::{Disk, DiskError};
+use crate::error::Error;
+use crate::format::{
+    BITMAP_BITS, COPY_A, COPY_B, Kind, NAME_MAX, PAGE_SIZE, PAYLOAD, POINTERS, Page, PageId,
+    RECORD_IMAGES_MAX, RecordHeader, Superblock, images_crc, name_fault,
+};
+use crate::layout::plan;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use uuid::Uuid;
+
+/// Consecutive clusters of the device (or bits of a bitmap).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// The first.
+    pub first: u64,
+    /// How many.
+    pub count: u64,
+}
+
+/// Clusters taken for a blob that does not own them yet: zero them, then hand them to
+/// [`Store::create_reserved`] or [`Store::resize_reserved`], or back to [`Store::unreserve`].
+#[derive(Debug, Default)]
+#[must_use]
+pub struct Reservation {
+    pub(crate) runs: Vec<Run>,
+}
+
+impl Reservation {
+    /// The clusters.
+    pub fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+}
+
+/// Clusters that a blob durably lost. They are nobody's until [`Store::release`]: whoever still has
+/// I/O in flight to them waits for its end first.
+#[derive(Debug, Default)]
+#[must_use]
+pub struct Freed {
+    pub(crate) runs: Vec<Run>,
+}
+
+impl Freed {
+    /// The clusters.
+    pub fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    pub(crate) fn push(&mut self, cluster: u32) {
+        let cluster = u64::from(cluster);
+        match self.runs.last_mut() {
+            Some(r) if r.first + r.count == cluster => r.count += 1,
+            _ => self.runs.push(Run { first: cluster, count: 1 }),
+        }
+    }
+
+    pub(crate) fn append(&mut self, mut other: Freed) {
+        self.runs.append(&mut other.runs);
+    }
+}
+
+/// How to create a store.
+#[derive(Clone, Debug)]
+pub struct StoreOptions {
+    /// Name: 1 to 63 printable ASCII characters without space and slash.
+    pub name: String,
+    /// Identity.
+    pub uuid: Uuid,
+    /// Bytes of a cluster: a power of two from 64 KiB to 1 GiB.
+    pub cluster_size: u32,
+}
+
+/// Which store a device holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Identity.
+    pub uuid: Uuid,
+    /// Name for people.
+    pub name: String,
+}
+
+/// What a store is now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreInfo {
+    /// Identity.
+    pub uuid: Uuid,
+    /// Name for people.
+    pub name: String,
+    /// Bytes of a cluster.
+    pub cluster_size: u32,
+    /// First cluster of the data area; clusters before it hold metadata.
+    pub first_data_cluster: u64,
+    /// Clusters of the data area.
+    pub data_clusters: u64,
+    /// Those of them that are nobody's.
+    pub free_clusters: u64,
+    /// Metadata pages that are nobody's.
+    pub free_pages: u64,
+    /// Why the store takes no more changes, if it does not.
+    pub stopped: Option<String>,
+}
+
+/// The journal's present state; its place is in the superblock.
+pub(crate) struct Journal {
+    /// Where the next record goes, in pages from the journal's start.
+    pub head: u64,
+    /// Pages from the tail to the head.
+    pub used: u64,
+    /// Number of the next record.
+    pub seq: u64,
+}
+
+/// One change in the making. The in-memory state is changed first; [`Store::commit`] then writes
+/// what this names. If that fails the store stops, so nobody sees the state that was not written.
+#[derive(Default)]
+pub(crate) struct Txn {
+    /// Pages to write, by blob.
+    parts: BTreeSet<(u64, Part)>,
+    /// Pages that were free until now: written in place.
+    fresh: BTreeSet<u32>,
+    /// Pages that are free from now on.
+    freed: Vec<u32>,
+}
+
+impl Txn {
+    pub fn touch(&mut self, blob: u64, part: Part) {
+        self.parts.insert((blob, part));
+    }
+
+    pub fn free(&mut self, page: u32) {
+        self.freed.push(page);
+    }
+}
+
+/// A blobstore on a device that it owns. One thread owns the store.
+pub struct Store<D> {
+    pub(crate) disk: D,
+    pub(crate) sb: Superblock,
+    pub(crate) journal: Journal,
+    /// Metadata pages in use.
+    pub(crate) pages: Bitmap,
+    /// Data clusters in use; bit 0 is the first data cluster.
+    pub(crate) clusters: Bitmap,
+    pub(crate) blobs: BTreeMap<u64, Blob>,
+    pub(crate) by_name: HashMap<String, u64>,
+    pub(crate) by_uuid: HashMap<Uuid, u64>,
+    pub(crate) next_id: u64,
+    /// Newest image of each page that is in the journal but not in its place.
+    pub(crate) dirty: BTreeMap<u32, Page>,
+    /// Zeros or pages were written in place since the last flush.
+    pub(crate) unflushed: bool,
+    /// The first metadata failure.
+    pub(crate) stopped: Option<String>,
+}
+
+/// Pages written with one call when they are neighbours.
+const WRITE_RUN_PAGES: usize = 256;
+
+impl<D: Disk> Store<D> {
+    /// Creates a store on `disk`; whatever was there is lost.
+    ///
+    /// # Errors
+    /// [`Error::BadName`], [`Error::BadOption`], or the device's failure; then there is no store.
+    pub fn create_store(disk: D, options: &StoreOptions) -> Result<Self, Error> {
+        check_name(&options.name)?;
+        let (size, block_size) = (disk.size(), disk.block_size());
+        let sb = plan(&options.name, options.uuid, size, block_size, options.cluster_size)?;
+        let mut store = Store::empty(disk, sb);
+        store.lay_out().map_err(Error::Data)?;
+        store.write_superblock()?;
+        Ok(store)
+    }
+
+    /// Writes everything that a new store has, except its superblock.
+    fn lay_out(&mut self) -> Result<(), DiskError> {
+        wipe_copies(&mut self.disk)?;
+        // Records of a former store with the same UUID must not be replayed.
+        let journal = (self.sb.journal_start, self.sb.journal_pages);
+        let page = PAGE_SIZE as u64;
+        self.disk.write_zeroes(journal.0 * page, journal.1 * page)?;
+        let bitmaps = 0..self.sb.bitmap_pages as u32;
+        for i in bitmaps.clone() {
+            self.pages.set(u64::from(i));
+        }
+        for i in bitmaps {
+            let page = self.render_bitmap(i, 0);
+            self.disk.write(self.sb.page_offset(i), page.bytes())?;
+        }
+        self.disk.flush()
+    }
+
+    /// A store without anything in it, as far as memory goes.
+    pub(crate) fn empty(disk: D, sb: Superblock) -> Self {
+        Store {
+            disk,
+            journal: Journal { head: sb.tail_page, used: 0, seq: sb.tail_seq },
+            pages: Bitmap::new(sb.md_pages),
+            clusters: Bitmap::new(sb.data_clusters),
+            sb,
+            blobs: BTreeMap::new(),
+            by_name: HashMap::new(),
+            by_uuid: HashMap::new(),
+            next_id: 1,
+            dirty: BTreeMap::new(),
+            unflushed: false,
+            stopped: None,
+        }
+    }
+
+    fn render_bitmap(&self, index: u32, lsn: u64) -> Page {
+        let id = PageId { kind: Kind::Bitmap, owner: 0, index };
+        let mut page = Page::new(id, self.sb.store_id(), index);
+        self.pages.part(index as usize, PAYLOAD, page.payload_mut());
+        page.seal(lsn);
+        page
+    }
+
+    /// Ends the use of the store in order: nothing is left to replay. Returns the device.
+    ///
+    /// # Errors
+    /// [`Error::Metadata`]; what was acknowledged is in the journal all the same.
+    pub fn close(mut self) -> Result<D, Error> {
+        if self.stopped.is_none() && self.journal.used > 0 {
+            self.checkpoint()?;
+        }
+        Ok(self.disk)
+    }
+
+    /// Deletes the store with everything in it. Returns the device.
+    ///
+    /// # Errors
+    /// [`Error::Data`]: the store may be there or not.
+    pub fn destroy(self) -> Result<D, Error> {
+        let mut disk = self.disk;
+        wipe_copies(&mut disk).map_err(Error::Data)?;
+        Ok(disk)
+    }
+
+    /// Gives the store another name.
+    ///
+    /// # Errors
+    /// [`Error::BadName`], [`Error::NameTooLong`], [`Error::Stopped`], [`Error::Metadata`].
+    pub fn rename_store(&mut self, name: &str) -> Result<(), Error> {
+        self.alive()?;
+        check_name(name)?;
+        self.sb.name = name.to_owned();
+        self.write_superblock()
+    }
+
+    /// What the store is now.
+    pub fn info(&self) -> StoreInfo {
+        StoreInfo {
+            uuid: self.sb.uuid,
+            name: self.sb.name.clone(),
+            cluster_size: self.sb.cluster_size,
+            first_data_cluster: self.sb.first_data_cluster,
+            data_clusters: self.sb.data_clusters,
+            free_clusters: self.clusters.free(),
+            free_pages: self.pages.free(),
+            stopped: self.stopped.clone(),
+        }
+    }
+
+    /// The device, to read and write blobs' clusters beside the store. Writing anything else
+    /// destroys the store.
+    pub fn disk_mut(&mut self) -> &mut D {
+        &mut self.disk
+    }
+
+    /// Refuses when an earlier failure stopped the store.
+    pub(crate) fn alive(&self) -> Result<(), Error> {
+        match &self.stopped {
+            None => Ok(()),
+            Some(cause) => Err(Error::Stopped { cause: cause.clone() }),
+        }
+    }
+
+    /// Stops the store when a metadata access failed.
+    pub(crate) fn must<T>(&mut self, result: Result<T, DiskError>) -> Result<T, Error> {
+        result.map_err(|e| {
+            self.stopped.get_or_insert_with(|| e.to_string());
+            Error::Metadata(e)
+        })
+    }
+
+    /// Writes the superblock with the next generation: A, flush, B, flush.
+    pub(crate) fn write_superblock(&mut self) -> Result<(), Error> {
+        self.sb.generation += 1;
+        let bytes = self.sb.encode();
+        for copy in [COPY_A, COPY_B] {
+            let written = self.disk.write(copy * PAGE_SIZE as u64, &bytes);
+            let written = written.and_then(|()| self.disk.flush());
+            self.must(written)?;
+        }
+        self.unflushed = false;
+        Ok(())
+    }
+
+    /// Free metadata pages must be at least `needed`, worst case of the change that follows.
+    pub(crate) fn need_pages(&self, needed: u64) -> Result<(), Error> {
+        let free = self.pages.free();
+        if free < needed { Err(Error::NoMetadataSpace { needed, free }) } else { Ok(()) }
+    }
+
+    /// Takes a metadata page; [`Store::need_pages`] was asked before.
+    pub(crate) fn take_page(&mut self, txn: &mut Txn) -> u32 {
+        let page = self.pages.take_one().expect("need_pages was asked") as u32;
+        txn.fresh.insert(page);
+        page
+    }
+
+    /// Points `cluster` of a blob, which was unallocated, to the device's cluster `to`.
+    pub(crate) fn map(&mut self, txn: &mut Txn, blob: u64, cluster: u64, to: u32) {
+        let (n, entry) = place(cluster);
+        if !self.blobs[&blob].chunks.contains_key(&n) {
+            let page = self.take_page(txn);
+            let chunk = Chunk { page, used: 0, clusters: Box::new([0; POINTERS]) };
+            match index_of(n) {
+                None => txn.touch(blob, Part::Root),
+                Some(x) => {
+                    if !self.blobs[&blob].indexes.contains_key(&x) {
+                        let page = self.take_page(txn);
+                        let index = Index { page, used: 0 };
+                        self.blob_mut(blob).indexes.insert(x, index);
+                        txn.touch(blob, Part::Root);
+                    }
+                    self.blob_mut(blob).indexes.get_mut(&x).expect("made above").used += 1;
+                    txn.touch(blob, Part::Index(x));
+                }
+            }
+            self.blob_mut(blob).chunks.insert(n, chunk);
+        }
+        let blob = self.blob_mut(blob);
+        let chunk = blob.chunks.get_mut(&n).expect("made above");
+        assert_eq!(chunk.clusters[entry], 0, "the cluster is allocated already");
+        chunk.clusters[entry] = to;
+        chunk.used += 1;
+        blob.allocated += 1;
+        txn.touch(blob.id, Part::Extents(n));
+    }
+
+    /// Takes `cluster` from a blob; returns the device's cluster, which is not free yet.
+    pub(crate) fn unmap_one(&mut self, txn: &mut Txn, blob: u64, cluster: u64) -> Option<u32> {
+        let (n, entry) = place(cluster);
+        let blob = self.blob_mut(blob);
+        let chunk = blob.chunks.get_mut(&n)?;
+        let from = std::mem::take(&mut chunk.clusters[entry]);
+        if from == 0 {
+            return None;
+        }
+        chunk.used -= 1;
+        blob.allocated -= 1;
+        txn.touch(blob.id, Part::Extents(n));
+        if chunk.used == 0 {
+            txn.free(chunk.page);
+            blob.chunks.remove(&n);
+            match index_of(n) {
+                None => txn.touch(blob.id, Part::Root),
+                Some(x) => {
+                    txn.touch(blob.id, Part::Index(x));
+                    let index = blob.indexes.get_mut(&x).expect("a chunk has its index");
+                    index.used -= 1;
+                    if index.used == 0 {
+                        txn.free(index.page);
+                        blob.indexes.remove(&x);
+                        txn.touch(blob.id, Part::Root);
+                    }
+                }
+            }
+        }
+        Some(from)
+    }
+
+    pub(crate) fn blob_mut(&mut self, blob: u64) -> &mut Blob {
+        self.blobs.get_mut(&blob).expect("the caller looked it up")
+    }
+
+    /// Most extents pages that one transaction may change.
+    pub(crate) fn batch_max(&self) -> usize {
+        let record = (self.sb.journal_pages as usize - 1).min(RECORD_IMAGES_MAX);
+        // Each may bring its index page; the root and all bitmap pages may change too.
+        (record - self.sb.bitmap_pages as usize - 1) / 2
+    }
+
+    /// Makes a change durable: fresh pages in place, flush, record, flush.
+    pub(crate) fn commit(&mut self, txn: Txn) -> Result<(), Error> {
+        let seq = self.journal.seq;
+        let mut bitmaps = BTreeSet::new();
+        for page in &txn.freed {
+            self.pages.clear(u64::from(*page));
+            bitmaps.insert(page / BITMAP_BITS as u32);
+        }
+        bitmaps.extend(txn.fresh.iter().map(|page| page / BITMAP_BITS as u32));
+        let mut fresh = BTreeMap::new();
+        let mut images = BTreeMap::new();
+        for (id, part) in txn.parts {
+            let Some(blob) = self.blobs.get(&id) else { continue };
+            let Some(number) = blob.page_of(part) else { continue };
+            let mut page = blob.render(part, self.sb.store_id());
+            page.seal(seq);
+            let to = if txn.fresh.contains(&number) { &mut fresh } else { &mut images };
+            to.insert(number, page);
+        }
+        for i in bitmaps {
+            images.insert(i, self.render_bitmap(i, seq));
+        }
+        assert!(!images.is_empty(), "a change touches a page that is in use");
+        self.make_room(images.len() as u64 + 1)?;
+        if !fresh.is_empty() {
+            self.write_pages(&fresh)?;
+        }
+        if self.unflushed {
+            let flushed = self.disk.flush();
+            self.must(flushed)?;
+            self.unflushed = false;
+        }
+        self.write_record(&images)?;
+        for page in &txn.freed {
+            self.dirty.remove(page);
+        }
+        self.dirty.append(&mut images);
+        Ok(())
+    }
+
+    /// Writes one record and flushes it.
+    fn write_record(&mut self, images: &BTreeMap<u32, Page>) -> Result<(), Error> {
+        assert!(images.len() <= RECORD_IMAGES_MAX, "{} images in a record", images.len());
+        let header = RecordHeader {
+            store: self.sb.store_id(),
+            mount: self.sb.mount,
+            seq: self.journal.seq,
+            images_crc: images_crc(images.values()),
+            targets: images.keys().copied().collect(),
+        };
+        let mut bytes = Vec::with_capacity((images.len() + 1) * PAGE_SIZE);
+        bytes.extend_from_slice(&header.encode());
+        images.values().for_each(|p| bytes.extend_from_slice(p.bytes()));
+        let total = images.len() as u64 + 1;
+        let ring = self.sb.journal_pages;
+        let before_end = (ring - self.journal.head).min(total);
+        let (front, back) = bytes.split_at(before_end as usize * PAGE_SIZE);
+        let start = self.sb.journal_start;
+        let at = |page: u64| (start + page) * PAGE_SIZE as u64;
+        let mut written = self.disk.write(at(self.journal.head), front);
+        if written.is_ok() && !back.is_empty() {
+            written = self.disk.write(at(0), back);
+        }
+        let written = written.and_then(|()| self.disk.flush());
+        self.must(written)?;
+        self.journal.head = (self.journal.head + total) % ring;
+        self.journal.used += total;
+        self.journal.seq += 1;
+        Ok(())
+    }
+
+    /// Sees to it that `pages` more fit in the journal.
+    fn make_room(&mut self, pages: u64) -> Result<(), Error> {
+        assert!(pages <= self.sb.journal_pages, "a record of {pages} pages");
+        if self.journal.used + pages > self.sb.journal_pages {
+            self.checkpoint()?;
+        }
+        Ok(())
+    }
+
+    /// Writes every changed page in its place and empties the journal.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`], [`Error::Metadata`].
+    pub fn checkpoint(&mut self) -> Result<(), Error> {
+        self.alive()?;
+        let dirty = std::mem::take(&mut self.dirty);
+        self.write_pages(&dirty)?;
+        let flushed = self.disk.flush();
+        self.must(flushed)?;
+        self.sb.tail_page = self.journal.head;
+        self.sb.tail_seq = self.journal.seq;
+        self.write_superblock()?;
+        self.journal.used = 0;
+        Ok(())
+    }
+
+    /// Writes pages in place, neighbours together.
+    pub(crate) fn write_pages(&mut self, pages: &BTreeMap<u32, Page>) -> Result<(), Error> {
+        let mut all = pages.iter().peekable();
+        while let Some((first, page)) = all.next() {
+            let mut bytes = page.bytes().to_vec();
+            let mut last = *first;
+            while bytes.len() < WRITE_RUN_PAGES * PAGE_SIZE {
+                let Some((_, page)) = all.next_if(|(n, _)| **n == last + 1) else { break };
+                bytes.extend_from_slice(page.bytes());
+                last += 1;
+            }
+            let written = self.disk.write(self.sb.page_offset(*first), &bytes);
+            self.unflushed = true;
+            self.must(written)?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes zeros over both superblock copies, one after the other.
+fn wipe_copies<D: Disk>(disk: &mut D) -> Result<(), DiskError> {
+    for copy in [COPY_A, COPY_B] {
+        disk.write(copy * PAGE_SIZE as u64, &[0; PAGE_SIZE])?;
+        disk.flush()?;
+    }
+    Ok(())
+}
+
+/// Checks the name of a store or a blob.
+pub(crate) fn check_name(name: &str) -> Result<(), Error> {
+    if name.len() > NAME_MAX {
+        return Err(Error::NameTooLong { name: name.to_owned(), len: name.len(), max: NAME_MAX });
+    }
+    match name_fault(name) {
+        None => Ok(()),
+        Some(why) => Err(Error::BadName { name: name.to_owned(), why }),
+    }
+}

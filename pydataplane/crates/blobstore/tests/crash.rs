@@ -1,0 +1,174 @@
+//! Nothing acknowledged is ever lost, at any power-cut point.
+//!
+//! Each test cuts the power at every single write and flush of a workload (`power/mod.rs`).
+//! A random one that fails prints its reproduction, such as
+//! `VIRTLUN_CRASH_SEED=17 cargo test -p blobstore --test crash crash_random`.
+
+mod power;
+
+use blobstore::{MemDisk, Store, StoreOptions};
+use power::{Event, PER_CLUSTER, Recorded, Rng, Step, TraceDisk, cut, empty_store, record};
+use uuid::Uuid;
+
+fn create(serial: u32, size: u64, thin: bool) -> Step {
+    Step::Create { serial, size, thin }
+}
+
+fn survives(steps: &[Step]) -> Recorded {
+    let recorded = record(empty_store(), steps);
+    if let Err(why) = recorded.survives_every_cut(1) {
+        panic!("{why}");
+    }
+    recorded
+}
+
+#[test]
+fn crash_in_create_of_a_thick_blob_leaves_it_whole_and_zero_or_absent() {
+    // The clusters carry another's data before: deleted, then given to the new blob.
+    let r = survives(&[
+        create(0, 30, false),
+        Step::Write(0, 0, 30 * PER_CLUSTER),
+        Step::Sync,
+        Step::Delete(0),
+        create(1, 40, false),
+    ]);
+    assert_eq!(r.states.last().unwrap().1.len(), 1, "the last create had room");
+}
+
+#[test]
+fn crash_in_delete_leaves_the_blob_with_its_data_or_nothing() {
+    survives(&[
+        create(0, 4, false),
+        create(1, 4, false),
+        Step::Write(0, 0, 4 * PER_CLUSTER),
+        Step::Write(1, 0, 4 * PER_CLUSTER),
+        Step::Sync,
+        Step::Delete(0),
+        Step::Write(1, 5, 100),
+        Step::Delete(1),
+    ]);
+}
+
+#[test]
+fn crash_in_resize_leaves_the_old_size_or_the_new_one_and_the_data() {
+    survives(&[
+        create(0, 4, false),
+        create(1, 4, true),
+        Step::Write(0, 0, 4 * PER_CLUSTER),
+        Step::Write(1, 0, 4 * PER_CLUSTER),
+        Step::Sync,
+        Step::Resize(0, 9),
+        Step::Resize(1, 30),
+        Step::Write(0, 8 * PER_CLUSTER, 10),
+        Step::Resize(0, 2),
+        Step::Resize(1, 1),
+        Step::Resize(0, 20),
+        Step::Resize(1, 20),
+        Step::Write(1, 19 * PER_CLUSTER, 3),
+        Step::Resize(0, 0),
+    ]);
+}
+
+#[test]
+fn crash_in_rename_leaves_the_old_name_or_the_new_one() {
+    survives(&[
+        create(0, 1, false),
+        create(1, 1, true),
+        Step::Rename(0, "a".into()),
+        Step::Rename(1, "blob0".into()),
+        Step::Rename(0, "b".into()),
+        Step::RenameStore("other".into()),
+        Step::RenameStore("third".into()),
+    ]);
+}
+
+#[test]
+fn crash_in_an_xattr_change_leaves_the_old_value_or_the_new_one() {
+    let value = |n: usize| vec![n as u8; n];
+    let mut steps = vec![create(0, 1, true)];
+    for (i, n) in [10, 2000, 3000, 3000, 40, 3072].into_iter().enumerate() {
+        steps.push(Step::SetXattr(0, format!("x{i}"), value(n)));
+    }
+    steps.push(Step::SetXattr(0, "x2".into(), value(1)));
+    steps.push(Step::RemoveXattr(0, "x3".into()));
+    steps.push(Step::RemoveXattr(0, "x5".into()));
+    steps.push(Step::SetXattr(0, "x0".into(), value(3000)));
+    steps.push(Step::Delete(0));
+    steps.push(create(1, 1, true));
+    survives(&steps);
+}
+
+#[test]
+fn crash_in_thin_allocation_shows_zeros_or_the_data_but_never_a_former_owner_s() {
+    let mut steps = vec![create(0, 30, false), Step::Write(0, 0, 30 * PER_CLUSTER), Step::Sync];
+    steps.extend([Step::Delete(0), create(1, 60, true)]);
+    for i in [3, 50, 4, 0, 59] {
+        steps.push(Step::Write(1, i * PER_CLUSTER + 7, 9));
+    }
+    steps.push(Step::Write(1, 20 * PER_CLUSTER - 1, 10 * PER_CLUSTER));
+    steps.extend([Step::Sync, Step::Unmap(1, 3, 20), Step::Write(1, 3 * PER_CLUSTER, 1)]);
+    survives(&steps);
+}
+
+#[test]
+fn crash_while_the_journal_goes_round_loses_nothing() {
+    let mut steps = vec![create(0, 2, true), create(1, 1, false)];
+    for i in 0..70 {
+        steps.push(Step::Rename(i % 2, format!("n{i}")));
+        if i % 10 == 3 {
+            steps.push(Step::SetXattr(0, "x".into(), vec![i as u8; 3000]));
+            steps.push(create(100 + i, 1, i % 4 == 1));
+        }
+        if i % 10 == 7 {
+            steps.push(Step::Delete(100 + i - 4));
+        }
+    }
+    survives(&steps);
+}
+
+#[test]
+fn crash_random_workloads_lose_nothing() {
+    let given = std::env::var("VIRTLUN_CRASH_SEED").ok().map(|s| s.parse().expect("a number"));
+    let seeds = given.map_or(1..=12, |seed: u64| seed..=seed);
+    for seed in seeds {
+        let recorded = record(empty_store(), &power::random_steps(seed, 60));
+        if let Err(why) = recorded.survives_every_cut(seed) {
+            panic!(
+                "{why}\nVIRTLUN_CRASH_SEED={seed} cargo test -p blobstore --test crash crash_random"
+            );
+        }
+    }
+}
+
+#[test]
+fn crash_while_a_store_is_created_or_destroyed_leaves_a_store_or_none() {
+    // A former store with the same UUID lies there: none of it may come back.
+    let steps: Vec<Step> = (0..5).map(|i| create(i, 1, true)).collect();
+    let former = record(empty_store(), &steps);
+    let mut rng = Rng::new(3);
+    let before = cut(&former.before, &former.trace, former.trace.len(), 8, &mut rng);
+    let options =
+        StoreOptions { name: "new".into(), uuid: Uuid::from_u128(1), cluster_size: 128 << 10 };
+    let disk = TraceDisk::new(before.clone());
+    let trace = disk.trace.clone();
+    let store = Store::create_store(disk, &options).unwrap();
+    let created = trace.borrow().len();
+    store.destroy().unwrap();
+    let trace = trace.borrow().clone();
+    for at in 0..=trace.len() {
+        for chance in [0, 3, 5, 8] {
+            let mut image = cut(&before, &trace, at, chance, &mut rng);
+            match Store::<MemDisk>::probe(&mut image) {
+                Ok(Some(found)) => {
+                    let store = Store::load(image).unwrap();
+                    let blobs = store.blobs().count();
+                    let expected = if found.name == "new" { 0 } else { 5 };
+                    assert_eq!(blobs, expected, "after event {at}");
+                }
+                Ok(None) => assert_ne!(at, created, "the store was acknowledged"),
+                Err(e) => panic!("after event {at}: {e}"),
+            }
+        }
+    }
+    assert!(matches!(trace.last(), Some(Event::Flush)));
+}

@@ -1,0 +1,437 @@
+//! A power cut at every point of a workload.
+//!
+//! [`record`] runs a workload once on a disk that writes down every write and flush. [`cut`] then
+//! makes, for a point in that list, what the medium may hold after the power fell there: all that was flushed,
+//! and of the rest an arbitrary subset of 512-byte sectors. [`check`] loads that and compares it with
+//! the model: each operation happened or did not, no cluster has two owners, flushed data is there,
+//! and no blob shows data that was never its own.
+
+use blobstore::{BlobId, BlobOptions, Disk, DiskError, Error, MemDisk, Store, StoreOptions};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use uuid::Uuid;
+
+pub const SECTOR: usize = 512;
+pub const CLUSTER: u32 = 64 << 10;
+/// Sectors of a cluster.
+pub const PER_CLUSTER: u64 = CLUSTER as u64 / SECTOR as u64;
+/// 41 data clusters beside 1.4 MiB of metadata.
+pub const DEVICE: usize = 4 << 20;
+
+/// A reproducible source of chance (xorshift64*).
+pub struct Rng(pub u64);
+
+impl Rng {
+    pub fn new(seed: u64) -> Self {
+        Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.next() % n.max(1)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub enum Event {
+    Write(u64, Vec<u8>),
+    Zero(u64, u64),
+    Flush,
+    /// An operation was acknowledged.
+    Mark,
+}
+
+/// A disk that writes down what was done to it.
+#[derive(Clone)]
+pub struct TraceDisk {
+    now: MemDisk,
+    pub trace: Rc<RefCell<Vec<Event>>>,
+}
+
+impl TraceDisk {
+    pub fn new(now: MemDisk) -> Self {
+        TraceDisk { now, trace: Rc::default() }
+    }
+}
+
+impl Disk for TraceDisk {
+    fn size(&self) -> u64 {
+        self.now.size()
+    }
+    fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<(), DiskError> {
+        self.now.read(offset, buf)
+    }
+    fn write(&mut self, offset: u64, buf: &[u8]) -> Result<(), DiskError> {
+        self.trace.borrow_mut().push(Event::Write(offset, buf.to_vec()));
+        self.now.write(offset, buf)
+    }
+    fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), DiskError> {
+        self.trace.borrow_mut().push(Event::Zero(offset, len));
+        self.now.write_zeroes(offset, len)
+    }
+    fn flush(&mut self) -> Result<(), DiskError> {
+        self.trace.borrow_mut().push(Event::Flush);
+        self.now.flush()
+    }
+}
+
+/// One step of a workload. Blobs are named by their serial number in the workload.
+#[derive(Clone, Debug)]
+pub enum Step {
+    Create {
+        serial: u32,
+        size: u64,
+        thin: bool,
+    },
+    Delete(u32),
+    Resize(u32, u64),
+    Rename(u32, String),
+    SetXattr(u32, String, Vec<u8>),
+    RemoveXattr(u32, String),
+    /// First sector and number of sectors.
+    Write(u32, u64, u64),
+    /// First cluster and number of clusters.
+    Unmap(u32, u64, u64),
+    Sync,
+    RenameStore(String),
+}
+
+/// What a blob is, apart from its contents.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Face {
+    pub name: String,
+    pub size: u64,
+    pub thin: bool,
+    pub xattrs: BTreeMap<String, Vec<u8>>,
+}
+
+/// The faces of all blobs and the store's name.
+pub type State = (String, BTreeMap<Uuid, Face>);
+
+/// From when on a sector may have, and from when on it has, some contents. In trace positions.
+#[derive(Clone, Copy, Debug)]
+struct Version {
+    possible: usize,
+    sure: usize,
+    tag: u64,
+}
+
+/// A workload that ran, and what may be found after a cut anywhere in it.
+pub struct Recorded {
+    pub before: MemDisk,
+    pub trace: Vec<Event>,
+    /// The state after so many acknowledged operations.
+    pub states: Vec<State>,
+    /// By blob and sector.
+    versions: BTreeMap<(Uuid, u64), Vec<Version>>,
+}
+
+pub fn uuid_of(serial: u32) -> Uuid {
+    Uuid::from_u128(0xb10b_0000 + u128::from(serial))
+}
+
+/// A device with an empty store on it.
+pub fn empty_store() -> MemDisk {
+    let options =
+        StoreOptions { name: "lvs".into(), uuid: Uuid::from_u128(1), cluster_size: CLUSTER };
+    Store::create_store(MemDisk::new(DEVICE), &options).unwrap().close().unwrap()
+}
+
+pub fn state_of<D: Disk>(store: &Store<D>) -> State {
+    let faces = store.blobs().map(|b| {
+        let xattrs = store.xattrs(b.id).unwrap().into_iter();
+        let xattrs = xattrs.map(|n| (n.clone(), store.xattr(b.id, &n).unwrap().to_vec())).collect();
+        (b.uuid, Face { name: b.name, size: b.size, thin: b.thin, xattrs })
+    });
+    (store.info().name, faces.collect())
+}
+
+fn sectors(tag: u64, count: u64) -> Vec<u8> {
+    tag.to_le_bytes().repeat(SECTOR / 8 * count as usize)
+}
+
+/// Runs `steps`, of which those that cannot be done (no room, no such blob) do nothing.
+pub fn record(before: MemDisk, steps: &[Step]) -> Recorded {
+    let disk = TraceDisk::new(before.clone());
+    let trace = disk.trace.clone();
+    let mut store = Store::load(disk).unwrap();
+    let mut states = vec![state_of(&store)];
+    let mut versions: BTreeMap<(Uuid, u64), Vec<Version>> = BTreeMap::new();
+    let mut tag = 0;
+    for step in steps {
+        let start = trace.borrow().len();
+        let done = run(&mut store, step, &mut tag);
+        trace.borrow_mut().push(Event::Mark);
+        let mark = trace.borrow().len();
+        states.push(state_of(&store));
+        if done.is_err() {
+            continue;
+        }
+        let mut version = |serial: u32, range: std::ops::Range<u64>, sure: usize, tag: u64| {
+            for sector in range {
+                let v = versions.entry((uuid_of(serial), sector)).or_default();
+                v.push(Version { possible: start, sure, tag });
+            }
+        };
+        match step {
+            // Its durability comes with the next flush; patched below.
+            Step::Write(serial, first, count) => {
+                version(*serial, *first..first + count, usize::MAX, tag);
+            }
+            Step::Unmap(serial, first, count) => {
+                version(*serial, first * PER_CLUSTER..(first + count) * PER_CLUSTER, mark, 0);
+            }
+            Step::Resize(serial, size) => {
+                version(*serial, size * PER_CLUSTER..64 * PER_CLUSTER, mark, 0);
+            }
+            _ => {}
+        }
+        if matches!(step, Step::Sync) {
+            for v in versions.values_mut().flatten().filter(|v| v.sure == usize::MAX) {
+                v.sure = mark;
+            }
+        }
+    }
+    drop(store);
+    let trace = Rc::try_unwrap(trace).unwrap().into_inner();
+    Recorded { before, trace, states, versions }
+}
+
+fn run<D: Disk>(store: &mut Store<D>, step: &Step, tag: &mut u64) -> Result<(), Error> {
+    let id = |store: &Store<D>, serial: u32| {
+        store.by_uuid(uuid_of(serial)).ok_or(Error::NoBlob { id: u64::from(serial) })
+    };
+    match step {
+        Step::Create { serial, size, thin } => {
+            let options = BlobOptions {
+                name: format!("blob{serial}"),
+                uuid: uuid_of(*serial),
+                size: *size,
+                thin: *thin,
+            };
+            store.create(&options).map(drop)
+        }
+        Step::Delete(serial) => {
+            let freed = store.delete(id(store, *serial)?)?;
+            store.release(freed);
+            Ok(())
+        }
+        Step::Resize(serial, size) => {
+            let freed = store.resize(id(store, *serial)?, *size)?;
+            store.release(freed);
+            Ok(())
+        }
+        Step::Rename(serial, name) => store.rename(id(store, *serial)?, name),
+        Step::SetXattr(serial, name, value) => store.set_xattr(id(store, *serial)?, name, value),
+        Step::RemoveXattr(serial, name) => store.remove_xattr(id(store, *serial)?, name),
+        Step::Write(serial, first, count) => {
+            *tag += 1;
+            let id = id(store, *serial)?;
+            store.write(id, first * SECTOR as u64, &sectors(*tag, *count))
+        }
+        Step::Unmap(serial, first, count) => {
+            let freed = store.unmap(id(store, *serial)?, *first, *count)?;
+            store.release(freed);
+            Ok(())
+        }
+        Step::Sync => store.sync(),
+        Step::RenameStore(name) => store.rename_store(name),
+    }
+}
+
+/// What the medium may hold when the power falls after `at` events: flushed events wholly, of the
+/// later ones each sector with `chance` in 8.
+pub fn cut(before: &MemDisk, trace: &[Event], at: usize, chance: u64, rng: &mut Rng) -> MemDisk {
+    let mut image = before.clone();
+    let flushed = trace[..at].iter().rposition(|e| matches!(e, Event::Flush)).unwrap_or(0);
+    for event in &trace[..flushed] {
+        apply(&mut image, event, 8, rng);
+    }
+    for event in &trace[flushed..at] {
+        apply(&mut image, event, chance, rng);
+    }
+    image
+}
+
+fn apply(image: &mut MemDisk, event: &Event, chance: u64, rng: &mut Rng) {
+    let (offset, len) = match event {
+        Event::Write(offset, bytes) => (*offset as usize, bytes.len()),
+        Event::Zero(offset, len) => (*offset as usize, *len as usize),
+        Event::Flush | Event::Mark => return,
+    };
+    for at in (0..len).step_by(SECTOR) {
+        if chance < 8 && rng.below(8) >= chance {
+            continue;
+        }
+        let end = (at + SECTOR).min(len);
+        let to = &mut image.bytes_mut()[offset + at..offset + end];
+        match event {
+            Event::Write(_, bytes) => to.copy_from_slice(&bytes[at..end]),
+            _ => to.fill(0),
+        }
+    }
+}
+
+impl Recorded {
+    /// Cuts the power at every event, several ways each; `Err` is the one-line reproduction.
+    pub fn survives_every_cut(&self, seed: u64) -> Result<(), String> {
+        // Flushed prefixes are applied once, as the cut moves on.
+        let mut durable = self.before.clone();
+        let mut flushed = 0;
+        for at in 0..=self.trace.len() {
+            if at > 0 && matches!(self.trace[at - 1], Event::Flush) {
+                for event in &self.trace[flushed..at] {
+                    apply(&mut durable, event, 8, &mut Rng::new(0));
+                }
+                flushed = at;
+            }
+            // None, all, and some of the sectors that were not flushed.
+            let pending = at > flushed && !matches!(self.trace[at - 1], Event::Mark);
+            let chances: &[u64] = if pending { &[0, 8, 2, 4, 7] } else { &[0] };
+            for (i, chance) in chances.iter().enumerate() {
+                let mut rng = Rng::new(seed ^ (at as u64) << 8 ^ i as u64);
+                let image = cut(&durable, &self.trace[flushed..], at - flushed, *chance, &mut rng);
+                self.check(image, at, i == 2).map_err(|why| {
+                    format!("power cut after event {at} of {}, {chance}/8 of the unflushed sectors written: {why}", self.trace.len())
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Loads an image made by a cut after `at` events and compares it with what may be there.
+    pub fn check(&self, image: MemDisk, at: usize, thorough: bool) -> Result<(), String> {
+        let acked = self.trace[..at].iter().filter(|e| matches!(e, Event::Mark)).count();
+        let disk = TraceDisk::new(image.clone());
+        let load_trace = disk.trace.clone();
+        let mut store = Store::load(disk).map_err(|e| e.to_string())?;
+        let state = state_of(&store);
+        let (this, next) = (&self.states[acked], self.states.get(acked + 1));
+        if state != *this && Some(&state) != next {
+            return Err(format!("{state:?} is neither {this:?} nor {next:?}"));
+        }
+        self.check_contents(&mut store, at)?;
+        check_owners(&store)?;
+        if thorough {
+            // The power falls again while the store loads.
+            let loading = load_trace.borrow().clone();
+            let mut rng = Rng::new(at as u64);
+            for again in 0..=loading.len() {
+                let image = cut(&image, &loading, again, 4, &mut rng);
+                let store = Store::load(image).map_err(|e| format!("second load: {e}"))?;
+                if state_of(&store) != state {
+                    return Err(format!("after {again} events of a second load it is another"));
+                }
+            }
+            return check_goes_on(store);
+        }
+        Ok(())
+    }
+
+    fn check_contents<D: Disk>(&self, store: &mut Store<D>, at: usize) -> Result<(), String> {
+        let blobs: Vec<_> = store.blobs().collect();
+        for blob in blobs {
+            let mut bytes = vec![0; (blob.size * u64::from(CLUSTER)) as usize];
+            store.read(blob.id, 0, &mut bytes).map_err(|e| e.to_string())?;
+            for (sector, found) in bytes.chunks_exact(SECTOR).enumerate() {
+                let tag = u64::from_le_bytes(found[..8].try_into().unwrap());
+                if found.chunks_exact(8).any(|w| w != &found[..8]) {
+                    return Err(format!("sector {sector} of {} is mixed", blob.name));
+                }
+                let all = self.versions.get(&(blob.uuid, sector as u64));
+                let all = all.map(Vec::as_slice).unwrap_or_default();
+                let base = all.iter().rposition(|v| v.sure <= at);
+                let may = &all[base.unwrap_or(0)..];
+                let zero = base.is_none() && tag == 0;
+                if !zero && !may.iter().any(|v| v.possible <= at && v.tag == tag) {
+                    return Err(format!(
+                        "sector {sector} of {} has {tag}, not of {may:?}",
+                        blob.name
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_owners<D: Disk>(store: &Store<D>) -> Result<(), String> {
+    let mut seen = BTreeSet::new();
+    let blobs: Vec<BlobId> = store.blobs().map(|b| b.id).collect();
+    for id in blobs {
+        for (_, cluster) in store.clusters(id).unwrap() {
+            if !seen.insert(cluster) {
+                return Err(format!("cluster {cluster} has two owners"));
+            }
+        }
+    }
+    let info = store.info();
+    let owned = seen.len() as u64;
+    if owned + info.free_clusters != info.data_clusters {
+        return Err(format!(
+            "{owned} clusters owned and {} free of {}",
+            info.free_clusters, info.data_clusters
+        ));
+    }
+    Ok(())
+}
+
+/// The recovered store takes a blob of all that is free; it is zero, writable and there after a load.
+fn check_goes_on(mut store: Store<TraceDisk>) -> Result<(), String> {
+    let size = store.info().free_clusters;
+    let options = BlobOptions { name: "after".into(), uuid: Uuid::from_u128(2), size, thin: false };
+    let id = store.create(&options).map_err(|e| format!("create after the cut: {e}"))?;
+    let mut bytes = vec![1; (size * u64::from(CLUSTER)) as usize];
+    store.read(id, 0, &mut bytes).map_err(|e| e.to_string())?;
+    if bytes.iter().any(|b| *b != 0) {
+        return Err("a new blob shows what was there before".into());
+    }
+    let expected = state_of(&store);
+    // Not closed: everything acknowledged is in the journal.
+    let trace = store.disk_mut().trace.clone();
+    let image = store.disk_mut().now.clone();
+    drop((store, trace));
+    let store = Store::load(image).map_err(|e| format!("load after going on: {e}"))?;
+    if state_of(&store) != expected {
+        return Err("what was done after the cut is not there".into());
+    }
+    check_owners(&store)
+}
+
+/// A workload of `len` steps from a seed.
+pub fn random_steps(seed: u64, len: usize) -> Vec<Step> {
+    let mut rng = Rng::new(seed);
+    let mut next_serial = 0;
+    let mut steps = Vec::new();
+    for _ in 0..len {
+        let any = rng.below(u64::from(next_serial.max(1))) as u32;
+        // Rather recent ones: they are more likely to exist.
+        let serial = any.max(rng.below(u64::from(next_serial.max(1))) as u32);
+        steps.push(match rng.below(20) {
+            0..=3 => {
+                next_serial += 1;
+                let thin = rng.below(2) == 0;
+                Step::Create { serial: next_serial - 1, size: rng.below(12), thin }
+            }
+            4 | 5 => Step::Delete(serial),
+            6 | 7 => Step::Resize(serial, rng.below(14)),
+            8 => Step::Rename(serial, format!("name{}", rng.below(5))),
+            9 => Step::SetXattr(
+                serial,
+                format!("x{}", rng.below(4)),
+                vec![rng.below(256) as u8; rng.below(3000) as usize],
+            ),
+            10 => Step::RemoveXattr(serial, format!("x{}", rng.below(4))),
+            11 => Step::Unmap(serial, rng.below(8), 1 + rng.below(4)),
+            12 | 13 => Step::Sync,
+            14 => Step::RenameStore(format!("lvs{}", rng.below(3))),
+            _ => Step::Write(serial, rng.below(8 * PER_CLUSTER), 1 + rng.below(2 * PER_CLUSTER)),
+        });
+    }
+    steps
+}
