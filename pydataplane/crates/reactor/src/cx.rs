@@ -1,0 +1,106 @@
+//! A reactor's inside, as the messages that run on its thread see it.
+
+use std::any::Any;
+use std::io;
+use std::os::fd::RawFd;
+
+use crate::context::borrow;
+use crate::{IoContext, Poller, PollerId};
+
+/// A poller and what it did.
+pub(crate) struct Place {
+    id: PollerId,
+    pub(crate) poller: Box<dyn Poller>,
+    /// [`Cx::turns`] when it was added.
+    added: u64,
+    /// Turns in which it handled something.
+    pub(crate) busy: u64,
+}
+
+/// One line of `thread_get_pollers`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PollerInfo {
+    /// Its identity within the reactor.
+    pub id: PollerId,
+    /// Its name.
+    pub name: String,
+    /// How often it was polled.
+    pub runs: u64,
+    /// How often it handled something.
+    pub busy: u64,
+}
+
+/// A reactor's inside, given to messages that run on its thread.
+pub struct Cx {
+    pub(crate) io: IoContext,
+    pub(crate) index: usize,
+    pub(crate) places: Vec<Place>,
+    /// Turns of the loop so far.
+    pub(crate) turns: u64,
+    pub(crate) stop: bool,
+    next_id: u64,
+}
+
+impl Cx {
+    pub(crate) fn new(index: usize, io: IoContext) -> Self {
+        Cx { io, index, places: Vec::new(), turns: 0, stop: false, next_id: 1 }
+    }
+
+    /// This thread's context for bdev channels.
+    pub fn io(&self) -> &IoContext {
+        &self.io
+    }
+
+    /// Index of this reactor.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Adds a poller, last in the order of the loop.
+    pub fn add_poller(&mut self, poller: Box<dyn Poller>) -> PollerId {
+        let id = PollerId(self.next_id);
+        self.next_id += 1;
+        self.places.push(Place { id, poller, added: self.turns, busy: 0 });
+        id
+    }
+
+    /// Removes a poller and returns it.
+    pub fn remove_poller(&mut self, id: PollerId) -> Option<Box<dyn Poller>> {
+        let at = self.places.iter().position(|p| p.id == id)?;
+        Some(self.places.remove(at).poller)
+    }
+
+    /// The poller `id`, if it exists and is a `T`.
+    pub fn poller_mut<T: Poller>(&mut self, id: PollerId) -> Option<&mut T> {
+        let place = self.places.iter_mut().find(|p| p.id == id)?;
+        let any: &mut dyn Any = &mut *place.poller;
+        any.downcast_mut()
+    }
+
+    /// All pollers, in the order of the loop.
+    pub fn pollers(&self) -> Vec<PollerInfo> {
+        let info = |p: &Place| PollerInfo {
+            id: p.id,
+            name: p.poller.name().to_owned(),
+            runs: self.turns - p.added,
+            busy: p.busy,
+        };
+        self.places.iter().map(info).collect()
+    }
+
+    /// Wakes this reactor when `fd` (an eventfd: a kick) becomes readable while it sleeps; edge
+    /// triggered, and the reactor does not read it.
+    ///
+    /// # Errors
+    /// `fd` is watched already, or cannot be.
+    pub fn watch(&mut self, fd: RawFd) -> io::Result<()> {
+        self.io.watch(borrow(fd)?)
+    }
+
+    /// Undoes [`Cx::watch`]; call before the fd is closed.
+    pub fn unwatch(&mut self, fd: RawFd) {
+        if let Ok(fd) = borrow(fd) {
+            self.io.unwatch(fd);
+        }
+    }
+}

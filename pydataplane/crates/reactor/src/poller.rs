@@ -1,0 +1,24 @@
+//! What a reactor runs.
+
+use std::any::Any;
+
+/// What a reactor runs in its loop. Owned by one reactor thread.
+pub trait Poller: Any {
+    /// Name shown by `thread_get_pollers`.
+    fn name(&self) -> &str;
+    /// Does what can be done now without blocking; returns how many events were handled
+    /// (0 means idle).
+    fn poll(&mut self) -> u32;
+    /// The reactor is about to sleep: ask for wake-ups (enable kicks). Returns `false` if work
+    /// arrived meanwhile, or if nothing would wake the reactor for work that is under way, and
+    /// then the reactor does not sleep. Every `arm` is followed by one `disarm`.
+    fn arm(&mut self) -> bool {
+        true
+    }
+    /// The reactor is awake again: wake-ups are no longer needed (suppress kicks).
+    fn disarm(&mut self) {}
+}
+
+/// Identifies a poller within its reactor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PollerId(pub u64);

@@ -1,0 +1,396 @@
+//! One io_uring per thread, shared by its channels.
+//!
+//! Entries are queued in memory and submitted together, at most one `io_uring_enter` per turn of
+//! the loop and none when nothing was queued. Completions are read from memory. Where the kernel
+//! has it the ring runs with DEFER_TASKRUN and TASKRUN_FLAG: completions of real devices then wait
+//! for the thread instead of interrupting it, and a bit in shared memory says when an enter is
+//! worth its while.
+//!
+//! Such a ring does not make its descriptor readable while completions wait in the kernel (seen on
+//! Linux 6.18), so the thread's sleep relies on a registered eventfd there, switched on only around
+//! the sleep; other rings are watched by their descriptor.
+//!
+//! `user_data` is the client's index, its generation and its token, so that a completion never
+//! reaches a client that came later into the same place.
+
+use std::cell::RefCell;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::rc::Rc;
+use std::sync::atomic::{Ordering, fence};
+
+use io_uring::{EnterFlags, IoUring, squeue};
+
+/// Entries queued between two submissions at most; a fuller queue is submitted early.
+const SQ_ENTRIES: u32 = 256;
+
+/// Completions that fit in shared memory; the kernel keeps what goes beyond (NODROP).
+const CQ_ENTRIES: u32 = 4096;
+
+/// Clients of one ring at most: the index has 16 bits in `user_data`.
+const CLIENTS_MAX: usize = 1 << 16;
+
+/// The queue is full; try again later.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the queue is full")]
+pub struct Full;
+
+type List = RefCell<Vec<(u32, i32)>>;
+
+struct Ring {
+    ring: IoUring,
+    /// Completed but not yet collected, by client; `None`: a free place.
+    clients: Vec<(u16, Option<Rc<List>>)>,
+    /// Entries that the kernel has not been told of.
+    queued: u32,
+    /// Entries queued or in the kernel.
+    in_flight: u32,
+    /// The eventfd is the one that wakes (DEFER_TASKRUN).
+    deferred: bool,
+}
+
+/// One thread's io_uring, shared by its channels.
+pub struct Uring {
+    ring: Rc<RefCell<Ring>>,
+}
+
+impl Uring {
+    /// A ring for the calling thread. It moves `event`, which the thread watches, when it has
+    /// something between [`Uring::before_sleep`] and [`Uring::after_sleep`].
+    pub(crate) fn new(event: BorrowedFd<'_>) -> io::Result<Self> {
+        let (ring, deferred) = setup()?;
+        let mut ring = Ring { ring, clients: Vec::new(), queued: 0, in_flight: 0, deferred };
+        if deferred {
+            ring.ring.completion().disable_eventfd();
+            ring.ring.submitter().register_eventfd(event.as_raw_fd())?;
+        }
+        Ok(Uring { ring: Rc::new(RefCell::new(ring)) })
+    }
+
+    /// The descriptor to watch for reading; `None` where the eventfd does it.
+    pub(crate) fn fd_to_watch(&self) -> Option<RawFd> {
+        let ring = self.ring.borrow();
+        (!ring.deferred).then(|| ring.ring.as_raw_fd())
+    }
+
+    /// The thread is about to sleep; `false` if it must not, because something is there.
+    pub(crate) fn before_sleep(&self) -> bool {
+        let mut ring = self.ring.borrow_mut();
+        if ring.in_flight == 0 {
+            return true;
+        }
+        if ring.deferred {
+            ring.ring.completion().enable_eventfd();
+            // The kernel marks the ring, then looks whether the eventfd is on; here it is the
+            // other way round, so one of the two sees the other.
+            fence(Ordering::SeqCst);
+        }
+        ring.queued == 0 && !ring.wants_enter() && ring.ring.completion().is_empty()
+    }
+
+    /// Undoes [`Uring::before_sleep`], whatever that returned.
+    pub(crate) fn after_sleep(&self) {
+        let mut ring = self.ring.borrow_mut();
+        if ring.deferred && ring.in_flight > 0 {
+            ring.ring.completion().disable_eventfd();
+        }
+    }
+
+    /// A client with a completion list of its own, bounded by `depth` entries in flight.
+    pub fn client(&self, depth: u32) -> UringClient {
+        let list = Rc::new(RefCell::new(Vec::with_capacity(depth as usize)));
+        let mut ring = self.ring.borrow_mut();
+        let free = ring.clients.iter().position(|(_, c)| c.is_none());
+        let index = free.unwrap_or_else(|| {
+            assert!(ring.clients.len() < CLIENTS_MAX, "more than {CLIENTS_MAX} clients of a ring");
+            ring.clients.push((0, None));
+            ring.clients.len() - 1
+        });
+        let place = &mut ring.clients[index];
+        place.0 = place.0.wrapping_add(1);
+        place.1 = Some(list.clone());
+        UringClient {
+            ring: self.ring.clone(),
+            list,
+            taken: Vec::with_capacity(depth as usize),
+            next: 0,
+            owner: (index as u64) << 48 | u64::from(place.0) << 32,
+            depth,
+            outstanding: 0,
+        }
+    }
+
+    /// Submits what was queued and hands completions to their clients; returns how many.
+    #[inline]
+    pub(crate) fn flush(&self) -> u32 {
+        let mut ring = self.ring.borrow_mut();
+        if ring.in_flight == 0 {
+            return 0;
+        }
+        if ring.queued > 0 || ring.wants_enter() {
+            ring.enter(0);
+        }
+        ring.harvest()
+    }
+}
+
+/// A ring with the best flags that the kernel takes, and whether these have DEFER_TASKRUN, since
+/// Linux 6.1; 5.19 has COOP_TASKRUN.
+fn setup() -> io::Result<(IoUring, bool)> {
+    let mut b = IoUring::builder();
+    b.setup_cqsize(CQ_ENTRIES).setup_clamp().setup_submit_all();
+    let mut best = b.clone();
+    best.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag();
+    let mut good = b.clone();
+    good.setup_coop_taskrun().setup_taskrun_flag();
+    let mut plain = IoUring::builder();
+    plain.setup_cqsize(CQ_ENTRIES).setup_clamp();
+    let mut last = io::ErrorKind::Unsupported.into();
+    for (i, builder) in [best, good, b, plain].iter().enumerate() {
+        match builder.build(SQ_ENTRIES) {
+            Ok(ring) => return Ok((ring, i == 0)),
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => last = e,
+            Err(e) => return Err(e),
+        }
+    }
+    Err(last)
+}
+
+impl Ring {
+    /// Whether completions wait inside the kernel for an enter.
+    #[inline]
+    fn wants_enter(&mut self) -> bool {
+        let sq = self.ring.submission();
+        sq.taskrun() || sq.cq_overflow()
+    }
+
+    /// Submits, runs deferred work, and waits for `min` completions. What the kernel does not
+    /// take now (EAGAIN, EBUSY, EINTR) stays queued for the next time.
+    fn enter(&mut self, min: u32) {
+        let flags = EnterFlags::GETEVENTS.bits();
+        // SAFETY: no argument is passed, and `queued` entries stand in the submission queue.
+        let taken =
+            unsafe { self.ring.submitter().enter::<libc::sigset_t>(self.queued, min, flags, None) };
+        if let Ok(n) = taken {
+            self.queued -= (n as u32).min(self.queued);
+        }
+    }
+
+    fn harvest(&mut self) -> u32 {
+        let mut n = 0;
+        for cqe in self.ring.completion() {
+            n += 1;
+            let user = cqe.user_data();
+            let (index, generation) = ((user >> 48) as usize, (user >> 32) as u16);
+            if let Some((g, Some(list))) = self.clients.get(index)
+                && *g == generation
+            {
+                // Never grows: a client has at most `depth` entries outstanding.
+                list.borrow_mut().push((user as u32, cqe.result()));
+            }
+        }
+        self.in_flight -= n;
+        n
+    }
+}
+
+/// One user of an io_uring: pushes entries, collects its own completions.
+///
+/// Dropping it waits for its I/O in flight: the kernel writes into the buffers until then, and
+/// their owner may free them afterwards. A caller that must not stall collects everything first.
+pub struct UringClient {
+    ring: Rc<RefCell<Ring>>,
+    list: Rc<List>,
+    /// What is being handed out; swapped with `list` when it is through.
+    taken: Vec<(u32, i32)>,
+    /// The next of `taken`.
+    next: usize,
+    /// Index and generation, in place in `user_data`.
+    owner: u64,
+    depth: u32,
+    /// Entries pushed and not yet collected.
+    outstanding: u32,
+}
+
+impl UringClient {
+    /// Queues `entry`; its completion carries `token`. `Err` when the ring or this client's depth
+    /// is full: try again after the next poll.
+    ///
+    /// # Errors
+    /// [`Full`].
+    ///
+    /// # Safety
+    /// Buffers and descriptors that `entry` names stay valid until its completion was collected
+    /// or this client was dropped.
+    pub unsafe fn push(&mut self, entry: squeue::Entry, token: u32) -> Result<(), Full> {
+        if self.outstanding == self.depth {
+            return Err(Full);
+        }
+        let entry = entry.user_data(self.owner | u64::from(token));
+        let mut ring = self.ring.borrow_mut();
+        // SAFETY: passed on to the caller.
+        if unsafe { ring.ring.submission().push(&entry) }.is_err() {
+            ring.enter(0);
+            // SAFETY: as above.
+            unsafe { ring.ring.submission().push(&entry) }.map_err(|_| Full)?;
+        }
+        ring.queued += 1;
+        ring.in_flight += 1;
+        self.outstanding += 1;
+        Ok(())
+    }
+
+    /// The next completion that was handed out to this client, as (token, result: bytes or
+    /// -errno). A client may push again between two of them.
+    #[inline]
+    pub fn next_completion(&mut self) -> Option<(u32, i32)> {
+        if self.next == self.taken.len() {
+            self.taken.clear();
+            self.next = 0;
+            if self.list.borrow().is_empty() {
+                return None;
+            }
+            std::mem::swap(&mut *self.list.borrow_mut(), &mut self.taken);
+        }
+        let c = *self.taken.get(self.next)?;
+        self.next += 1;
+        self.outstanding -= 1;
+        Some(c)
+    }
+
+    /// Hands each completion since the last call to `f` as (token, result: bytes or -errno).
+    #[inline]
+    pub fn completions(&mut self, mut f: impl FnMut(u32, i32)) {
+        while let Some((token, result)) = self.next_completion() {
+            f(token, result);
+        }
+    }
+
+    /// Entries pushed and not yet collected.
+    pub fn outstanding(&self) -> u32 {
+        self.outstanding
+    }
+}
+
+impl UringClient {
+    fn in_kernel(&self) -> usize {
+        let handed_out = self.list.borrow().len() + self.taken.len() - self.next;
+        self.outstanding as usize - handed_out
+    }
+}
+
+impl Drop for UringClient {
+    fn drop(&mut self) {
+        let index = (self.owner >> 48) as usize;
+        while self.in_kernel() > 0 {
+            let mut ring = self.ring.borrow_mut();
+            ring.enter(1);
+            ring.harvest();
+        }
+        self.ring.borrow_mut().clients[index].1 = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::fd::AsFd;
+
+    use io_uring::{opcode, types};
+
+    use super::*;
+
+    fn uring() -> Uring {
+        let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+        // The ring keeps the eventfd alive by itself.
+        Uring::new(event.as_fd()).unwrap()
+    }
+
+    fn nop() -> squeue::Entry {
+        opcode::Nop::new().build()
+    }
+
+    fn collect(c: &mut UringClient) -> Vec<(u32, i32)> {
+        let mut out = Vec::new();
+        c.completions(|t, r| out.push((t, r)));
+        out
+    }
+
+    #[test]
+    fn completions_reach_their_own_client() {
+        let u = uring();
+        let (mut a, mut b) = (u.client(8), u.client(8));
+        for t in 0..4 {
+            // SAFETY: a no-op names no buffer.
+            unsafe { a.push(nop(), t) }.unwrap();
+            // SAFETY: as above.
+            unsafe { b.push(nop(), t + 100) }.unwrap();
+        }
+        assert_eq!(u.flush(), 8);
+        assert_eq!(collect(&mut a), [(0, 0), (1, 0), (2, 0), (3, 0)]);
+        assert_eq!(collect(&mut b), [(100, 0), (101, 0), (102, 0), (103, 0)]);
+        assert_eq!(u.flush(), 0);
+    }
+
+    #[test]
+    fn depth_bounds_what_is_outstanding_even_uncollected() {
+        let u = uring();
+        let mut a = u.client(2);
+        // SAFETY: a no-op names no buffer.
+        let push = |a: &mut UringClient| unsafe { a.push(nop(), 7) };
+        push(&mut a).unwrap();
+        push(&mut a).unwrap();
+        assert!(push(&mut a).is_err());
+        u.flush();
+        assert!(push(&mut a).is_err());
+        assert_eq!(collect(&mut a).len(), 2);
+        push(&mut a).unwrap();
+        assert_eq!(a.outstanding(), 1);
+    }
+
+    #[test]
+    fn more_entries_than_the_queue_holds_are_submitted_early() {
+        let u = uring();
+        let n = SQ_ENTRIES * 40;
+        let mut a = u.client(n);
+        for t in 0..n {
+            // SAFETY: a no-op names no buffer.
+            unsafe { a.push(nop(), t) }.unwrap();
+        }
+        let mut seen = 0;
+        while seen < n {
+            u.flush();
+            seen += collect(&mut a).len() as u32;
+        }
+        assert_eq!(u.ring.borrow().in_flight, 0);
+    }
+
+    #[test]
+    fn a_dropped_client_waits_for_its_io_and_its_successor_gets_none_of_it() {
+        let u = uring();
+        let (r, w) = rustix::pipe::pipe().unwrap();
+        let mut w = std::fs::File::from(w);
+        let mut buf = [0u8; 8];
+        let mut a = u.client(4);
+        let mut other = u.client(4);
+        let read = opcode::Read::new(types::Fd(r.as_raw_fd()), buf.as_mut_ptr(), 8).build();
+        // SAFETY: `buf` outlives `a`, whose drop waits.
+        unsafe { a.push(read, 1) }.unwrap();
+        // SAFETY: a no-op names no buffer.
+        unsafe { other.push(nop(), 2) }.unwrap();
+        u.flush();
+        let writer = std::thread::spawn(move || {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            w.write_all(b"12345678").unwrap();
+        });
+        let owner = a.owner;
+        drop(a);
+        assert_eq!(&buf, b"12345678");
+        writer.join().unwrap();
+        let mut next = u.client(4);
+        assert_eq!(next.owner >> 48, owner >> 48, "the same place");
+        assert_ne!(next.owner, owner, "another generation");
+        assert!(collect(&mut next).is_empty());
+        assert_eq!(collect(&mut other), [(2, 0)]);
+    }
+}

@@ -1,0 +1,391 @@
+//! Reactors as their users see them: messages, pollers, sleep and wake-up, shutdown.
+
+use std::cell::Cell;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::thread;
+
+use reactor::{Handle, IoContext, Poller, Reactors};
+use rustix::event::{EventfdFlags, eventfd};
+
+use reactor::Idle;
+
+/// Sleeps as soon as it may: the most chances to lose a wake-up.
+const SLEEPY: Idle = Idle::Adaptive { spin_us: 0 };
+
+fn start(n: usize, idle: Idle) -> Reactors {
+    Reactors::start(&vec![None; n], idle).unwrap()
+}
+
+/// Waits until `h` sleeps.
+fn until_asleep(h: &Handle) {
+    let before = h.stats().sleeps;
+    while h.stats().sleeps == before && h.stats().busy_ns > 0 {
+        thread::yield_now();
+        if h.stats().sleep_ns > 0 && h.stats().sleeps > 0 {
+            break;
+        }
+    }
+}
+
+#[test]
+fn messages_run_in_order_on_the_named_and_pinned_thread() {
+    let cpu = rustix::thread::sched_getcpu();
+    let r = Reactors::start(&[Some(cpu), None], SLEEPY).unwrap();
+    let h = r.handles()[0].clone();
+    let (name, index, here) = h.call(|cx| {
+        let name = thread::current().name().unwrap().to_owned();
+        (name, cx.index(), rustix::thread::sched_getcpu())
+    });
+    assert_eq!((name.as_str(), index, here), ("reactor_0", 0, cpu));
+    assert_eq!(r.handles()[1].call(|cx| cx.index()), 1);
+    assert_eq!(r.stats()[0].cpu, Some(cpu));
+    let seen = Arc::new(AtomicU64::new(0));
+    for i in 0..5000 {
+        let seen = seen.clone();
+        h.send(move |_| assert_eq!(seen.swap(i + 1, SeqCst), i));
+    }
+    assert_eq!(h.call(|_| ()), ());
+    assert_eq!(seen.load(SeqCst), 5000);
+    r.stop();
+}
+
+#[test]
+fn a_cpu_that_is_not_there_is_one_clear_error() {
+    let e = Reactors::start(&[None, Some(1000)], SLEEPY).err().unwrap();
+    assert_eq!(
+        e.to_string(),
+        "cannot start reactor 1 on CPU 1000: this process may not use that CPU: \
+         choose one of its cpuset"
+    );
+    assert!(Reactors::start(&[], SLEEPY).is_err());
+}
+
+#[test]
+fn no_message_is_lost_while_reactors_sleep_and_wake_all_the_time() {
+    const SENDERS: usize = 3;
+    const EACH: usize = 4000;
+    let r = start(2, SLEEPY);
+    let count = Arc::new(AtomicUsize::new(0));
+    thread::scope(|s| {
+        for t in 0..SENDERS {
+            let (r, count) = (&r, count.clone());
+            s.spawn(move || {
+                for i in 0..EACH {
+                    let h = &r.handles()[(i + t) % 2];
+                    let count = count.clone();
+                    if i % 3 == 0 {
+                        h.call(move |_| count.fetch_add(1, SeqCst));
+                    } else {
+                        h.send(move |_| {
+                            count.fetch_add(1, SeqCst);
+                        });
+                    }
+                }
+            });
+        }
+    });
+    for h in r.handles() {
+        h.call(|_| ());
+    }
+    assert_eq!(count.load(SeqCst), SENDERS * EACH);
+    let sleeps: u64 = r.stats().iter().map(|s| s.sleeps).sum();
+    assert!(sleeps > 0, "the reactors slept in between");
+    r.stop();
+}
+
+/// A queue as a guest has it: items, a flag that asks for kicks, and a kick.
+struct Queue {
+    produced: AtomicU64,
+    wants_kick: AtomicBool,
+    kick: OwnedFd,
+    kicks: AtomicU64,
+}
+
+impl Queue {
+    fn new() -> Arc<Self> {
+        Arc::new(Queue {
+            produced: AtomicU64::new(0),
+            wants_kick: AtomicBool::new(false),
+            kick: eventfd(0, EventfdFlags::NONBLOCK).unwrap(),
+            kicks: AtomicU64::new(0),
+        })
+    }
+    fn produce(&self) {
+        self.produced.fetch_add(1, SeqCst);
+        if self.wants_kick.load(SeqCst) {
+            self.kicks.fetch_add(1, SeqCst);
+            rustix::io::write(&self.kick, &1u64.to_ne_bytes()).unwrap();
+        }
+    }
+}
+
+struct Consumer {
+    queue: Arc<Queue>,
+    taken: Arc<AtomicU64>,
+}
+
+impl Consumer {
+    fn waiting(&self) -> u64 {
+        self.queue.produced.load(SeqCst) - self.taken.load(SeqCst)
+    }
+}
+
+impl Poller for Consumer {
+    fn name(&self) -> &str {
+        "consumer"
+    }
+    fn poll(&mut self) -> u32 {
+        let n = self.waiting();
+        self.taken.fetch_add(n, SeqCst);
+        n as u32
+    }
+    fn arm(&mut self) -> bool {
+        self.queue.wants_kick.store(true, SeqCst);
+        self.waiting() == 0
+    }
+    fn disarm(&mut self) {
+        self.queue.wants_kick.store(false, SeqCst);
+    }
+}
+
+#[test]
+fn no_kick_is_lost_between_arming_and_sleeping() {
+    const ITEMS: u64 = 20_000;
+    let r = start(1, SLEEPY);
+    let h = &r.handles()[0];
+    let (queue, taken) = (Queue::new(), Arc::new(AtomicU64::new(0)));
+    let (q, t) = (queue.clone(), taken.clone());
+    let id = h.call(move |cx| {
+        cx.watch(q.kick.as_raw_fd()).unwrap();
+        cx.add_poller(Box::new(Consumer { queue: q, taken: t }))
+    });
+    for i in 0..ITEMS {
+        queue.produce();
+        // Every item is awaited, so each one finds the reactor falling asleep or just awake.
+        while taken.load(SeqCst) <= i {
+            thread::yield_now();
+        }
+    }
+    assert!(queue.kicks.load(SeqCst) > 0, "it did sleep");
+    let info = h.call(|cx| cx.pollers());
+    assert_eq!(info.len(), 1);
+    assert_eq!((info[0].id, info[0].name.as_str(), info[0].busy), (id, "consumer", ITEMS));
+    assert!(info[0].runs >= ITEMS);
+    let fd = queue.kick.as_raw_fd();
+    h.call(move |cx| {
+        assert!(cx.watch(fd).is_err(), "watched already");
+        cx.unwatch(fd);
+        assert!(cx.poller_mut::<Consumer>(id).is_some());
+        assert!(cx.poller_mut::<Spinner>(id).is_none());
+        assert!(cx.remove_poller(id).is_some());
+        assert!(cx.remove_poller(id).is_none());
+    });
+    queue.produce();
+    h.call(|_| ());
+    assert_eq!(taken.load(SeqCst), ITEMS);
+    r.stop();
+}
+
+struct Spinner {
+    polls: Arc<AtomicU64>,
+    quiet: bool,
+    dropped_on: Arc<std::sync::Mutex<Option<String>>>,
+    not_send: Cell<u8>,
+}
+
+impl Poller for Spinner {
+    fn name(&self) -> &str {
+        "spinner"
+    }
+    fn poll(&mut self) -> u32 {
+        self.not_send.set(self.not_send.get().wrapping_add(1));
+        self.polls.fetch_add(1, SeqCst);
+        0
+    }
+    fn arm(&mut self) -> bool {
+        self.quiet
+    }
+}
+
+impl Drop for Spinner {
+    fn drop(&mut self) {
+        *self.dropped_on.lock().unwrap() = thread::current().name().map(str::to_owned);
+    }
+}
+
+fn add_spinner(h: &Handle, quiet: bool) -> (Arc<AtomicU64>, Arc<std::sync::Mutex<Option<String>>>) {
+    let (polls, dropped_on) = (Arc::new(AtomicU64::new(0)), Arc::default());
+    let (p, d) = (polls.clone(), Arc::clone(&dropped_on));
+    h.call(move |cx| {
+        cx.add_poller(Box::new(Spinner { polls: p, quiet, dropped_on: d, not_send: Cell::new(0) }));
+    });
+    (polls, dropped_on)
+}
+
+fn until_more(polls: &AtomicU64, by: u64) {
+    let from = polls.load(SeqCst);
+    while polls.load(SeqCst) < from + by {
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn a_poller_that_refuses_to_arm_and_poll_mode_keep_the_reactor_awake() {
+    for (idle, quiet) in [(SLEEPY, false), (Idle::Poll, true)] {
+        let r = start(1, idle);
+        let h = &r.handles()[0];
+        let (polls, _) = add_spinner(h, quiet);
+        h.call(|_| ());
+        let sleeps = h.stats().sleeps;
+        until_more(&polls, 2000);
+        assert_eq!(h.stats().sleeps, sleeps, "{idle:?}");
+        let s = h.stats();
+        assert!(s.idle_ns > 0);
+        r.stop();
+    }
+}
+
+#[test]
+fn an_idle_reactor_sleeps_and_does_not_poll() {
+    let r = start(1, SLEEPY);
+    let h = &r.handles()[0];
+    let (polls, _) = add_spinner(h, true);
+    until_asleep(h);
+    while h.stats().sleeps == 0 {
+        thread::yield_now();
+    }
+    // Two looks at the accounting with the reactor asleep: only the sleep grows.
+    loop {
+        let (a, n) = (h.stats(), polls.load(SeqCst));
+        thread::sleep(std::time::Duration::from_millis(2));
+        let (b, m) = (h.stats(), polls.load(SeqCst));
+        if a.sleeps == b.sleeps && n == m {
+            assert_eq!((a.busy_ns, a.idle_ns), (b.busy_ns, b.idle_ns));
+            assert!(b.sleep_ns > a.sleep_ns);
+            break;
+        }
+    }
+    r.stop();
+}
+
+#[test]
+fn stopping_drops_pollers_on_their_thread_and_ends_all_waits() {
+    let r = start(2, SLEEPY);
+    let handles = r.handles().to_vec();
+    let (_, dropped_on) = add_spinner(&handles[1], true);
+    let callers: Vec<_> = (0..4)
+        .map(|i| {
+            let h = handles[i % 2].clone();
+            thread::spawn(move || while h.try_call(|_| ()).is_ok() {})
+        })
+        .collect();
+    r.stop();
+    for c in callers {
+        c.join().unwrap();
+    }
+    assert_eq!(dropped_on.lock().unwrap().as_deref(), Some("reactor_1"));
+    assert_eq!(handles[0].try_call(|_| ()).unwrap_err().to_string(), "reactor 0 has stopped");
+    handles[0].send(|_| panic!("never runs"));
+}
+
+/// Reads a pipe through the reactor's io_uring.
+struct PipeReader {
+    client: reactor::UringClient,
+    pipe: OwnedFd,
+    byte: Box<[u8; 1]>,
+    sum: Arc<AtomicU64>,
+}
+
+impl PipeReader {
+    fn read(&mut self) {
+        let fd = io_uring::types::Fd(self.pipe.as_raw_fd());
+        let e = io_uring::opcode::Read::new(fd, self.byte.as_mut_ptr(), 1).build();
+        // SAFETY: the byte and the pipe live as long as the client, which waits when dropped;
+        // it is the first field.
+        unsafe { self.client.push(e, 0) }.unwrap();
+    }
+}
+
+impl Poller for PipeReader {
+    fn name(&self) -> &str {
+        "pipe reader"
+    }
+    fn poll(&mut self) -> u32 {
+        let Some((_, n)) = self.client.next_completion() else { return 0 };
+        if n == 1 {
+            self.sum.fetch_add(u64::from(self.byte[0]), SeqCst);
+            self.read();
+        }
+        1
+    }
+}
+
+#[test]
+fn a_sleeping_reactor_wakes_for_its_io_uring() {
+    let r = start(1, SLEEPY);
+    let h = &r.handles()[0];
+    let (rx, tx) = rustix::pipe::pipe().unwrap();
+    let sum = Arc::new(AtomicU64::new(0));
+    let s = sum.clone();
+    h.call(move |cx| {
+        let client = cx.io().uring().unwrap().client(4);
+        let mut p = PipeReader { client, pipe: rx, byte: Box::new([0]), sum: s };
+        p.read();
+        cx.add_poller(Box::new(p));
+    });
+    for i in 1..=500u64 {
+        if i % 100 == 0 {
+            thread::sleep(std::time::Duration::from_millis(1));
+        }
+        rustix::io::write(&tx, &[2]).unwrap();
+        while sum.load(SeqCst) < 2 * i {
+            thread::yield_now();
+        }
+    }
+    assert!(h.stats().sleeps > 0);
+    // The end of the pipe completes the last read, so that the poller can be dropped.
+    drop(tx);
+    r.stop();
+}
+
+#[test]
+fn the_waker_of_a_reactors_context_makes_it_look() {
+    let r = start(1, SLEEPY);
+    let h = &r.handles()[0];
+    let (polls, _) = add_spinner(h, true);
+    let waker = h.call(|cx| cx.io().waker());
+    for _ in 0..1000 {
+        let before = polls.load(SeqCst);
+        waker.wake();
+        while polls.load(SeqCst) == before {
+            thread::yield_now();
+        }
+    }
+    r.stop();
+}
+
+#[test]
+fn a_control_thread_is_woken_from_a_helper_without_loss() {
+    let io = IoContext::new().unwrap();
+    let waker = io.waker();
+    let posted = Arc::new(AtomicU64::new(0));
+    let p = posted.clone();
+    let (ask, asked) = std::sync::mpsc::channel::<()>();
+    let helper = thread::spawn(move || {
+        while asked.recv().is_ok() {
+            p.fetch_add(1, SeqCst);
+            waker.wake();
+        }
+    });
+    for i in 1..=5000 {
+        ask.send(()).unwrap();
+        while posted.load(SeqCst) < i {
+            // Ten minutes: a lost wake-up would show as a hang.
+            io.wait(600_000_000).unwrap();
+        }
+    }
+    drop(ask);
+    helper.join().unwrap();
+}
