@@ -1,1 +1,45 @@
-//! TODO
+//! vhost-user-scsi: the virtio-scsi device of a VM, served over a UNIX socket.
+//!
+//! Owns: the controllers with their sockets and targets, the vhost-user session of each, the
+//! request, control and event queues of its device. Turns requests of guests into tasks of
+//! [`scsi`]; knows nothing of SCSI commands beyond their direction, and nothing of JSON-RPC.
+//! Called by the target's RPC methods through [`Controllers`].
+//!
+//! ```text
+//!  RPC threads          controller's thread                       reactors
+//!  -----------          -------------------                       --------
+//!  Controllers ──order──> controller: accepts, waits
+//!                         session: vhost-user messages  ──call──> poller: request queues,
+//!                         device: memory, rings, events <─notice─         units
+//! ```
+//! - `controllers`: the set of controllers ([`Controllers`]).
+//! - `controller`: one controller and its thread; `socket`, `mailbox`: how it is reached.
+//! - `session`: messages of the peer. The only importer of the `vhost` crate.
+//! - `device`: what was negotiated; ring life cycle; control queue, event queue.
+//! - `poller`: the I/O path, from the available ring to the used ring. Read it first.
+//! - `defs`: the structures of virtio 1.2 section 5.6.
+//!
+//! Errors: a guest that breaks the rules of virtio has the queue in question stopped, is counted
+//! and logged once; a peer that breaks vhost-user is disconnected; neither harms anybody else.
+
+#![forbid(unsafe_code)]
+
+mod controller;
+mod controllers;
+mod defs;
+mod device;
+mod events;
+mod lun;
+mod mailbox;
+mod poller;
+mod session;
+mod socket;
+mod stats;
+
+pub use controllers::{
+    BackendInfo, ControllerError, ControllerInfo, ControllerOptions, Controllers, LunInfo,
+    MAX_NAME, REMOVE_TIMEOUT, SessionInfo, Settings, StatsInfo, TargetConfig, TargetInfo,
+};
+pub use lun::TargetOptions;
+pub use socket::{MAX_PATH, SocketError, SocketOptions};
+pub use stats::{ControllerStats, LunStats};

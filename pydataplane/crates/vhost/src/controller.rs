@@ -1,0 +1,349 @@
+//! One controller: a socket, the targets behind it, and the thread that serves both.
+//!
+//! The socket outlives its peers: when one leaves, its I/O is ended, its memory let go, and the
+//! next is waited for. One peer is served at a time. A second one is refused at once by closing
+//! its connection: a peer that were left waiting would hang, as QEMU does its handshakes in its
+//! main loop, and one that replaced the first would take the disks away under a running VM. Only
+//! a peer that never said anything gives way to the next.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use reactor::Handle;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::defs::MAX_TARGETS;
+use crate::device::{Device, Place, TMF_ID};
+use crate::events::Event;
+use crate::lun::Target;
+use crate::mailbox::{Inbox, Mailbox, Order, Reply, mailbox};
+use crate::session::{End, Peer};
+use crate::socket::{Listener, SocketOptions};
+use crate::stats::{ControllerCounters, ControllerStats};
+
+/// How often a control queue without a kick is looked at.
+const POLLED_CONTROL: Duration = Duration::from_millis(10);
+
+/// A controller as all threads see it.
+pub(crate) struct Controller {
+    pub(crate) name: String,
+    pub(crate) socket: SocketOptions,
+    /// Where its request queues run, in the order in which queues are given out.
+    pub(crate) reactors: Vec<Handle>,
+    targets: Mutex<Vec<Option<Target>>>,
+    /// One for each reactor, then one for the thread.
+    counters: Vec<Arc<ControllerCounters>>,
+    /// Number of the session, and whether its device runs; 0: nobody is connected.
+    session: AtomicU64,
+    started: AtomicBool,
+    pub(crate) mailbox: Mailbox,
+}
+
+impl Controller {
+    /// Listens on the socket and starts the thread.
+    pub(crate) fn start(
+        name: &str,
+        socket: SocketOptions,
+        listener: Listener,
+        reactors: Vec<Handle>,
+    ) -> io::Result<(Arc<Self>, JoinHandle<()>)> {
+        let (mailbox, inbox) = mailbox()?;
+        let controller = Arc::new(Controller {
+            name: name.to_owned(),
+            socket,
+            targets: Mutex::new((0..MAX_TARGETS).map(|_| None).collect()),
+            counters: (0..=reactors.len()).map(|_| Arc::default()).collect(),
+            reactors,
+            session: AtomicU64::new(0),
+            started: AtomicBool::new(false),
+            mailbox,
+        });
+        let server = Server {
+            controller: Arc::clone(&controller),
+            listener,
+            inbox,
+            peer: None,
+            sessions: 0,
+            removals: HashMap::new(),
+            next_removal: 0,
+        };
+        // The kernel keeps 15 bytes of a thread's name.
+        let thread = std::thread::Builder::new().name(format!("vhost {name}"));
+        let thread = thread.spawn(move || server.run())?;
+        Ok((controller, thread))
+    }
+
+    /// The targets, by number. Changed by the controller's thread only, but for reservations.
+    pub(crate) fn targets(&self) -> MutexGuard<'_, Vec<Option<Target>>> {
+        self.targets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The connected peer: its number, and whether any of its request queues runs.
+    pub(crate) fn session(&self) -> Option<(u64, bool)> {
+        let session = self.session.load(Ordering::Relaxed);
+        (session != 0).then(|| (session, self.started.load(Ordering::Relaxed)))
+    }
+
+    /// What it did since it was created.
+    pub(crate) fn stats(&self) -> ControllerStats {
+        let mut stats = ControllerStats::default();
+        self.counters.iter().for_each(|c| stats.add(c));
+        stats
+    }
+}
+
+/// A target being removed: who waits for it.
+struct Removal {
+    target: u8,
+    reply: Option<Reply<()>>,
+}
+
+/// The controller's thread.
+struct Server {
+    controller: Arc<Controller>,
+    listener: Listener,
+    inbox: Inbox,
+    peer: Option<Peer>,
+    /// Peers so far; names the session of the present one.
+    sessions: u64,
+    removals: HashMap<u64, Removal>,
+    next_removal: u64,
+}
+
+/// Which descriptors are ready.
+#[derive(Default)]
+struct Ready {
+    connection: bool,
+    message: bool,
+    control: bool,
+    event: bool,
+}
+
+impl Server {
+    fn run(mut self) {
+        loop {
+            let ready = self.wait();
+            // Orders first: a removal is to be seen before more I/O is set up.
+            self.inbox.rest();
+            while let Some(order) = self.inbox.next() {
+                if !self.obey(order) {
+                    self.end(&End::Disconnected);
+                    return;
+                }
+            }
+            if ready.control {
+                self.with_device(Device::control_kick);
+            }
+            if ready.event {
+                self.with_device(Device::event_kick);
+            }
+            // Messages before connections: a peer that left makes room for the next.
+            if ready.message
+                && let Some(peer) = &mut self.peer
+                && let Err(why) = peer.handle_message()
+            {
+                self.end(&why);
+            }
+            if ready.message
+                && let Some(peer) = &self.peer
+            {
+                let runs = peer.handler().device.runs();
+                self.controller.started.store(runs, Ordering::Relaxed);
+            }
+            if ready.connection {
+                self.accept();
+            }
+        }
+    }
+
+    /// Sleeps until something is to be done.
+    fn wait(&self) -> Ready {
+        let handler = self.peer.as_ref().map(|p| p.handler());
+        let device = handler.as_ref().map(|h| &h.device);
+        let mut fds = vec![
+            PollFd::from_borrowed_fd(self.inbox.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN),
+        ];
+        let mut add = |fd| {
+            let at = fds.len();
+            fds.extend(fd_of(fd));
+            (fds.len() > at).then_some(at)
+        };
+        let message = add(self.peer.as_ref().map(Peer::fd));
+        let control = add(device.and_then(Device::control_fd));
+        let event = add(device.and_then(Device::event_fd));
+        let polled = device.is_some_and(Device::control_is_polled);
+        let timeout =
+            polled.then(|| Timespec { tv_sec: 0, tv_nsec: POLLED_CONTROL.subsec_nanos().into() });
+        let polled_now = match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) => true,
+            Err(rustix::io::Errno::INTR) => return Ready::default(),
+            Err(why) => {
+                tracing::error!(controller = self.controller.name, "poll: {why}");
+                std::thread::sleep(POLLED_CONTROL);
+                false
+            }
+        };
+        let is =
+            |at: Option<usize>| polled_now && at.is_some_and(|at| !fds[at].revents().is_empty());
+        Ready {
+            connection: is(Some(1)),
+            message: is(message),
+            control: is(control) || polled,
+            event: is(event),
+        }
+    }
+
+    fn with_device(&mut self, f: impl FnOnce(&mut Device)) {
+        if let Some(peer) = &self.peer {
+            f(&mut peer.handler().device);
+        }
+    }
+
+    /// Takes the connection that waits.
+    fn accept(&mut self) {
+        let name = &self.controller.name;
+        let stream = match self.listener.accept() {
+            Ok(Some(stream)) => stream,
+            Ok(None) => return,
+            Err(why) => {
+                tracing::error!(controller = name, "cannot accept a connection: {why}");
+                // Out of descriptors, most likely: do not spin.
+                std::thread::sleep(POLLED_CONTROL);
+                return;
+            }
+        };
+        match &self.peer {
+            Some(peer) if peer.spoke() => {
+                tracing::warn!(
+                    controller = name,
+                    "refused a second peer: one is connected, and a controller serves one VM"
+                );
+            }
+            Some(_) => {
+                self.end(&End::Broken("it never said anything, and another came".into()));
+                self.begin(stream);
+            }
+            None => self.begin(stream),
+        }
+    }
+
+    fn begin(&mut self, stream: UnixStream) {
+        let controller = Arc::clone(&self.controller);
+        self.sessions += 1;
+        let place = Place {
+            name: &controller.name,
+            session: self.sessions,
+            reactors: &controller.reactors,
+            counters: &controller.counters,
+            mailbox: &controller.mailbox,
+        };
+        let targets = controller.targets();
+        let there = targets.iter().flatten().filter(|t| !t.leaving);
+        let device = Device::new(&place, there);
+        drop(targets);
+        match Peer::new(stream, device) {
+            Ok(peer) => {
+                tracing::info!(controller = controller.name, "a peer connected");
+                self.peer = Some(peer);
+                self.controller.session.store(self.sessions, Ordering::Relaxed);
+            }
+            Err(why) => tracing::error!(controller = controller.name, "cannot serve a peer: {why}"),
+        }
+    }
+
+    /// Ends the session: its I/O, its rings, its memory. Targets that were being removed are free.
+    fn end(&mut self, why: &End) {
+        let Some(peer) = self.peer.take() else { return };
+        peer.handler().device.disconnect();
+        drop(peer);
+        self.controller.session.store(0, Ordering::Relaxed);
+        self.controller.started.store(false, Ordering::Relaxed);
+        let name = &self.controller.name;
+        match why {
+            End::Disconnected => tracing::info!(controller = name, "{why}"),
+            End::Broken(_) => tracing::warn!(controller = name, "the session ended: {why}"),
+        }
+        for (_, removal) in std::mem::take(&mut self.removals) {
+            self.removed(removal);
+        }
+    }
+
+    /// Does what was asked; `false`: to end.
+    fn obey(&mut self, order: Order) -> bool {
+        match order {
+            Order::Add { target, reply } => _ = reply.send(self.add(*target)),
+            Order::Remove { target, reply } => self.remove(target, reply),
+            Order::Resized { target } => self.with_device(|d| d.tell(Event::Resized(target))),
+            Order::IsConnected { reply } => _ = reply.send(self.peer.is_some()),
+            Order::Stop => return false,
+            Order::Drained { id } if id & TMF_ID != 0 => self.with_device(|d| d.tmf_drained(id)),
+            Order::Drained { id } => {
+                if let Some(removal) = self.removals.remove(&id) {
+                    self.with_device(|d| d.close(removal.target));
+                    self.removed(removal);
+                }
+            }
+            Order::QueueFailed { session, queue, why } if session == self.sessions => {
+                self.with_device(|d| d.queue_failed(queue, why));
+            }
+            Order::MemoryFault { session } if session == self.sessions => {
+                let broken = self.peer.as_ref().is_some_and(|p| p.handler().device.is_broken());
+                if broken {
+                    self.end(&End::Broken("it truncated the memory that it shares".into()));
+                }
+            }
+            // Of a session that is over.
+            Order::QueueFailed { .. } | Order::MemoryFault { .. } => {}
+        }
+        true
+    }
+
+    fn add(&mut self, target: Target) -> Result<(), bdev::OpenError> {
+        let number = target.number;
+        if let Some(peer) = &self.peer {
+            peer.handler().device.open(&target)?;
+        }
+        self.controller.targets()[usize::from(number)] = Some(target);
+        self.with_device(|d| d.tell(Event::Added(number)));
+        Ok(())
+    }
+
+    fn remove(&mut self, number: u8, reply: Option<Reply<()>>) {
+        if let Some(removal) = self.removals.values_mut().find(|r| r.target == number) {
+            // Asked a second time: this caller waits too, the first one no longer matters.
+            removal.reply = reply.or(removal.reply.take());
+            return;
+        }
+        if let Some(target) = &mut self.controller.targets()[usize::from(number)] {
+            target.leaving = true;
+        }
+        self.next_removal += 1;
+        let (id, removal) = (self.next_removal, Removal { target: number, reply });
+        let drains = self.peer.as_ref().is_some_and(|p| p.handler().device.leave(number, id));
+        match drains {
+            true => _ = self.removals.insert(id, removal),
+            false => self.removed(removal),
+        }
+    }
+
+    /// Nothing uses the target any more: it is forgotten, and the guest told.
+    fn removed(&mut self, removal: Removal) {
+        self.with_device(|d| d.tell(Event::Removed(removal.target)));
+        let target = self.controller.targets()[usize::from(removal.target)].take();
+        drop(target);
+        if let Some(reply) = removal.reply {
+            _ = reply.send(());
+        }
+    }
+}
+
+fn fd_of(fd: Option<std::os::fd::BorrowedFd<'_>>) -> Option<PollFd<'_>> {
+    fd.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+}

@@ -1,0 +1,584 @@
+//! All controllers of the process: what the RPC methods call.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use bdev::{ClaimMode, Event, OpenError, Registry, RegistryError, Subscription};
+use reactor::Handle;
+use scsi::{LunError, LunOptions, LunShared};
+use serde::Serialize;
+
+use crate::controller::Controller;
+use crate::defs::MAX_TARGETS;
+use crate::lun::{Target, TargetOptions};
+use crate::mailbox::Order;
+use crate::socket::{Listener, SocketError, SocketOptions};
+use crate::stats::{ControllerStats, LunStats};
+
+/// Bytes of a controller's name, at most.
+pub const MAX_NAME: usize = 64;
+/// How long [`Controllers::remove_target`] waits for I/O in flight.
+pub const REMOVE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Where the sockets are and who may connect.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Directory of the sockets; each is named as its controller.
+    pub directory: PathBuf,
+    /// Permission bits of a socket.
+    pub mode: u32,
+    /// Owner of a socket, if not the process's user.
+    pub uid: Option<u32>,
+    /// Group of a socket, if not the process's group.
+    pub gid: Option<u32>,
+}
+
+/// How a controller is made.
+#[derive(Clone, Debug, Default)]
+pub struct ControllerOptions {
+    /// Path of the socket, if not `<directory>/<name>`.
+    pub socket: Option<PathBuf>,
+    /// CPUs on whose reactors its queues run, as SPDK's mask (`0x3`) or list (`[0,1]`); `None`: on
+    /// all reactors.
+    pub cpumask: Option<String>,
+}
+
+/// Why a request about controllers was not done. Nothing changed.
+#[derive(Debug, thiserror::Error)]
+pub enum ControllerError {
+    /// Empty, too long, or not a plain file name.
+    #[error(
+        "controller name {0:?} is not a file name of 1 to {MAX_NAME} bytes; choose letters, digits, '-', '_' and '.'"
+    )]
+    Name(String),
+    /// It is there already.
+    #[error("controller {0} exists already; delete it first or choose another name")]
+    Exists(String),
+    /// There is none.
+    #[error("there is no controller {0}")]
+    NotFound(String),
+    /// A VM uses it.
+    #[error("controller {0} is in use: a VM is connected; stop the VM first")]
+    Connected(String),
+    /// The mask names no reactor's CPU, or is not a mask.
+    #[error("cpumask {0:?} names no CPU that a reactor runs on")]
+    CpuMask(String),
+    /// Not 0 to 254.
+    #[error("target number {0} is not 0 to {max}, nor -1 for the lowest that is free", max = MAX_TARGETS - 1)]
+    TargetNumber(i64),
+    /// The number is taken.
+    #[error(
+        "target {target} of controller {controller} is taken by bdev {bdev}; choose another number"
+    )]
+    TargetTaken {
+        /// Name of the controller.
+        controller: String,
+        /// The number.
+        target: u8,
+        /// What it shows.
+        bdev: String,
+    },
+    /// All numbers are taken.
+    #[error("controller {0} has no free target number; all {MAX_TARGETS} are taken")]
+    Full(String),
+    /// There is no such target.
+    #[error("controller {controller} has no target {target}")]
+    NoTarget {
+        /// Name of the controller.
+        controller: String,
+        /// The number.
+        target: i64,
+    },
+    /// I/O of the guest did not end in time; the target goes away when it does.
+    #[error(
+        "target {target} of controller {controller} still has I/O in flight after {} s; it will be removed when that ends",
+        REMOVE_TIMEOUT.as_secs()
+    )]
+    StillBusy {
+        /// Name of the controller.
+        controller: String,
+        /// The number.
+        target: u8,
+    },
+    /// The volume is not there, or somebody else holds it.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// The volume cannot be a disk as asked.
+    #[error(transparent)]
+    Lun(#[from] LunError),
+    /// The volume cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The socket cannot be made.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// A thread or a descriptor could not be had.
+    #[error("cannot start controller {name}: {why}")]
+    Start {
+        /// Name of the controller.
+        name: String,
+        /// The cause.
+        why: io::Error,
+    },
+}
+
+/// A controller, as `vhost_get_controllers` shows it (SPDK's names).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ControllerInfo {
+    /// Name.
+    pub ctrlr: String,
+    /// CPUs of its reactors, as a mask.
+    pub cpumask: String,
+    /// Interrupt coalescing: always 0, there is none.
+    pub delay_base_us: u32,
+    /// Interrupt coalescing: SPDK's default, without effect.
+    pub iops_threshold: u32,
+    /// Path of the socket.
+    pub socket: String,
+    /// Connected VMs: none or one.
+    pub sessions: Vec<SessionInfo>,
+    /// What SCSI adds.
+    pub backend_specific: BackendInfo,
+}
+
+/// A connected VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SessionInfo {
+    /// Number of the session since the controller was created.
+    pub vid: u64,
+    /// Name of the session.
+    pub name: String,
+    /// Whether any of its request queues runs.
+    pub started: bool,
+}
+
+/// The SCSI part of [`ControllerInfo`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BackendInfo {
+    /// Its targets.
+    pub scsi: Vec<TargetInfo>,
+}
+
+/// A target, as `vhost_get_controllers` shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TargetInfo {
+    /// Number.
+    pub scsi_dev_num: u8,
+    /// SPDK's device id: the number.
+    pub id: u8,
+    /// SPDK's name of the device: `Target N`.
+    pub target_name: String,
+    /// Its logical units: 0.
+    pub luns: Vec<LunInfo>,
+}
+
+/// A logical unit, as `vhost_get_controllers` shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LunInfo {
+    /// LUN.
+    pub id: u16,
+    /// The volume behind it.
+    pub bdev_name: String,
+}
+
+/// A target as it was added, for saving the configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TargetConfig {
+    /// Number.
+    pub number: u8,
+    /// The volume behind it.
+    pub bdev_name: String,
+    /// How it is shown.
+    pub options: TargetOptions,
+}
+
+/// Counters of a controller and its targets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StatsInfo {
+    /// Name of the controller.
+    pub ctrlr: String,
+    /// Of the controller.
+    pub controller: ControllerStats,
+    /// Of each target: number, bdev, counters.
+    pub targets: Vec<(u8, String, LunStats)>,
+}
+
+struct Entry {
+    controller: Arc<Controller>,
+    options: ControllerOptions,
+    thread: JoinHandle<()>,
+}
+
+struct Inner {
+    registry: Registry,
+    reactors: Vec<Handle>,
+    settings: Settings,
+    /// Held while controllers and targets are added, so that numbers are given out once.
+    entries: Mutex<BTreeMap<String, Entry>>,
+}
+
+/// All controllers. Cheap to clone; every clone is the same set. Every method may wait for
+/// reactors and for I/O: for control threads.
+#[derive(Clone)]
+pub struct Controllers {
+    inner: Arc<Inner>,
+    /// Keeps the registry's events coming.
+    _events: Arc<Subscription>,
+}
+
+impl Controllers {
+    /// No controllers yet; their queues will run on `reactors`, of which there is at least one.
+    pub fn new(registry: Registry, reactors: &[Handle], settings: Settings) -> Self {
+        assert!(!reactors.is_empty(), "controllers need a reactor");
+        let inner = Arc::new(Inner {
+            registry: registry.clone(),
+            reactors: reactors.to_vec(),
+            settings,
+            entries: Mutex::default(),
+        });
+        let weak = Arc::downgrade(&inner);
+        let events = registry.subscribe(move |event| on_event(&weak, event));
+        Controllers { inner, _events: Arc::new(events) }
+    }
+
+    fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
+        self.inner.entries()
+    }
+
+    fn find(&self, name: &str) -> Result<Arc<Controller>, ControllerError> {
+        let entries = self.entries();
+        let entry = entries.get(name).ok_or_else(|| ControllerError::NotFound(name.into()))?;
+        Ok(Arc::clone(&entry.controller))
+    }
+
+    /// Makes a controller that listens on its socket.
+    pub fn create(&self, name: &str, options: ControllerOptions) -> Result<(), ControllerError> {
+        check_name(name)?;
+        let mut entries = self.entries();
+        if entries.contains_key(name) {
+            return Err(ControllerError::Exists(name.into()));
+        }
+        let mut reactors = self.reactors_of(options.cpumask.as_deref())?;
+        // Each controller begins on another reactor, as most have few queues.
+        let first = entries.len() % reactors.len();
+        reactors.rotate_left(first);
+        let settings = &self.inner.settings;
+        let socket = SocketOptions {
+            path: options.socket.clone().unwrap_or_else(|| settings.directory.join(name)),
+            mode: settings.mode,
+            uid: settings.uid,
+            gid: settings.gid,
+        };
+        let listener = Listener::bind(&socket)?;
+        let (controller, thread) = Controller::start(name, socket, listener, reactors)
+            .map_err(|why| ControllerError::Start { name: name.into(), why })?;
+        entries.insert(name.into(), Entry { controller, options, thread });
+        Ok(())
+    }
+
+    /// Deletes a controller with its targets and its socket. One that a VM is connected to is
+    /// left alone, unless `force`: then the VM loses its disks.
+    pub fn delete(&self, name: &str, force: bool) -> Result<(), ControllerError> {
+        let controller = self.find(name)?;
+        if !force {
+            let (reply, answer) = channel();
+            controller.mailbox.send(Order::IsConnected { reply });
+            if answer.recv().unwrap_or(false) {
+                return Err(ControllerError::Connected(name.into()));
+            }
+        }
+        let entry = self.entries().remove(name);
+        let entry = entry.ok_or_else(|| ControllerError::NotFound(name.into()))?;
+        entry.stop();
+        Ok(())
+    }
+
+    /// Shows the bdev `bdev_name` as target `number`, or the lowest free one for -1. A connected
+    /// guest is told. Returns the number.
+    pub fn add_target(
+        &self,
+        name: &str,
+        number: i64,
+        bdev_name: &str,
+        options: TargetOptions,
+    ) -> Result<u8, ControllerError> {
+        // Held to the end: the number stays free until the thread has taken it.
+        let entries = self.entries();
+        let entry = entries.get(name).ok_or_else(|| ControllerError::NotFound(name.into()))?;
+        let controller = &entry.controller;
+        let number = free_number(controller, number)?;
+        let mode = match options.shareable {
+            true => ClaimMode::Shared,
+            false => ClaimMode::Exclusive,
+        };
+        let owner = format!("target {number} of controller {name}");
+        let claim = self.inner.registry.claim_as(bdev_name, &owner, mode)?;
+        let lun_options =
+            LunOptions { serial: options.serial.clone(), read_only: options.read_only };
+        let shared = LunShared::new(Arc::clone(claim.bdev()), lun_options)?;
+        let counters = controller.reactors.iter().map(|_| Arc::default()).collect();
+        // A volume that cannot be opened is refused now, not when a VM connects.
+        let bdev = Arc::clone(claim.bdev());
+        controller.reactors[0].call(move |cx| bdev.open(cx.io()).map(drop))?;
+        let target = Target { number, shared, options, leaving: false, counters, claim };
+        let (reply, answer) = channel();
+        controller.mailbox.send(Order::Add { target: Box::new(target), reply });
+        answer.recv().map_err(|_| ControllerError::NotFound(name.into()))??;
+        Ok(number)
+    }
+
+    /// Takes a target away: waits for its I/O in flight, tells a connected guest, and lets go of
+    /// the volume.
+    pub fn remove_target(&self, name: &str, number: i64) -> Result<(), ControllerError> {
+        let controller = self.find(name)?;
+        let none = || ControllerError::NoTarget { controller: name.into(), target: number };
+        let target = u8::try_from(number).map_err(|_| none())?;
+        if !controller.targets().get(usize::from(target)).is_some_and(Option::is_some) {
+            return Err(none());
+        }
+        let (reply, answer) = channel();
+        controller.mailbox.send(Order::Remove { target, reply: Some(reply) });
+        answer
+            .recv_timeout(REMOVE_TIMEOUT)
+            .map_err(|_| ControllerError::StillBusy { controller: name.into(), target })
+    }
+
+    /// All controllers, or the one named.
+    pub fn list(&self, name: Option<&str>) -> Result<Vec<ControllerInfo>, ControllerError> {
+        let entries = self.entries();
+        if let Some(name) = name {
+            let entry = entries.get(name).ok_or_else(|| ControllerError::NotFound(name.into()))?;
+            return Ok(vec![info(&entry.controller)]);
+        }
+        Ok(entries.values().map(|e| info(&e.controller)).collect())
+    }
+
+    /// Names of all controllers with their options and targets, for saving the configuration.
+    pub fn config(&self) -> Vec<(String, ControllerOptions, Vec<TargetConfig>)> {
+        let entries = self.entries();
+        let one = |(name, entry): (&String, &Entry)| {
+            let targets = entry.controller.targets();
+            let targets = targets.iter().flatten().filter(|t| !t.leaving).map(|t| TargetConfig {
+                number: t.number,
+                bdev_name: t.bdev_name().into(),
+                options: t.options.clone(),
+            });
+            (name.clone(), entry.options.clone(), targets.collect())
+        };
+        entries.iter().map(one).collect()
+    }
+
+    /// Counters of all controllers, or of the one named.
+    pub fn stats(&self, name: Option<&str>) -> Result<Vec<StatsInfo>, ControllerError> {
+        let entries = self.entries();
+        if let Some(name) = name
+            && !entries.contains_key(name)
+        {
+            return Err(ControllerError::NotFound(name.into()));
+        }
+        let wanted = entries.iter().filter(|(n, _)| name.is_none_or(|name| name == n.as_str()));
+        let one = |(name, entry): (&String, &Entry)| {
+            let targets = entry.controller.targets();
+            let targets = targets.iter().flatten();
+            StatsInfo {
+                ctrlr: name.clone(),
+                controller: entry.controller.stats(),
+                targets: targets.map(|t| (t.number, t.bdev_name().into(), t.stats())).collect(),
+            }
+        };
+        Ok(wanted.map(one).collect())
+    }
+
+    /// Ends all sessions and removes all controllers: before the reactors stop.
+    pub fn stop(&self) {
+        let all = std::mem::take(&mut *self.entries());
+        all.values().for_each(|e| e.controller.mailbox.send(Order::Stop));
+        all.into_values().for_each(Entry::stop);
+    }
+
+    fn reactors_of(&self, cpumask: Option<&str>) -> Result<Vec<Handle>, ControllerError> {
+        let all = &self.inner.reactors;
+        let Some(text) = cpumask else { return Ok(all.clone()) };
+        let bad = || ControllerError::CpuMask(text.into());
+        let cpus = parse_cpus(text).ok_or_else(bad)?;
+        let chosen: Vec<_> = all.iter().filter(|r| cpus.contains(&cpu_of(r))).cloned().collect();
+        match chosen.is_empty() {
+            true => Err(bad()),
+            false => Ok(chosen),
+        }
+    }
+}
+
+impl Entry {
+    fn stop(self) {
+        self.controller.mailbox.send(Order::Stop);
+        if self.thread.join().is_err() {
+            tracing::error!(controller = self.controller.name, "its thread panicked");
+        }
+    }
+}
+
+impl Inner {
+    fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A bdev changed: its targets follow.
+fn on_event(inner: &Weak<Inner>, event: &Event) {
+    let Some(inner) = inner.upgrade() else { return };
+    let (bdev, resized) = match event {
+        Event::Registered(_) => return,
+        Event::Resized(bdev) => (bdev, true),
+        Event::Removed(bdev) => (bdev, false),
+    };
+    for entry in inner.entries().values() {
+        let controller = &entry.controller;
+        for target in controller.targets().iter().flatten() {
+            if target.bdev_name() != bdev.name() {
+                continue;
+            }
+            let number = target.number;
+            if resized {
+                target.shared.notify_resized();
+                controller.mailbox.send(Order::Resized { target: number });
+            } else {
+                controller.mailbox.send(Order::Remove { target: number, reply: None });
+            }
+        }
+    }
+}
+
+fn check_name(name: &str) -> Result<(), ControllerError> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':' | '@');
+    let ok = (1..=MAX_NAME).contains(&name.len()) && name.chars().all(plain);
+    match ok && name != "." && name != ".." {
+        true => Ok(()),
+        false => Err(ControllerError::Name(name.into())),
+    }
+}
+
+/// The target number that `wanted` means: itself, or the lowest free one for -1.
+fn free_number(controller: &Controller, wanted: i64) -> Result<u8, ControllerError> {
+    let targets = controller.targets();
+    if wanted == -1 {
+        let free = targets.iter().position(Option::is_none);
+        return free.map(|n| n as u8).ok_or_else(|| ControllerError::Full(controller.name.clone()));
+    }
+    let bad = ControllerError::TargetNumber(wanted);
+    let Ok(number) = u8::try_from(wanted) else { return Err(bad) };
+    match targets.get(usize::from(number)) {
+        Some(None) => Ok(number),
+        Some(Some(there)) => Err(ControllerError::TargetTaken {
+            controller: controller.name.clone(),
+            target: number,
+            bdev: there.bdev_name().into(),
+        }),
+        None => Err(bad),
+    }
+}
+
+/// The CPU of a reactor; one that is not pinned counts as the CPU of its index.
+fn cpu_of(reactor: &Handle) -> usize {
+    reactor.cpu().unwrap_or_else(|| reactor.index())
+}
+
+/// CPUs of SPDK's mask (`0x5`, `5`) or list (`[0,2-3]`).
+fn parse_cpus(text: &str) -> Option<Vec<usize>> {
+    /// CPUs that a list may name.
+    const MAX_CPU: usize = 1023;
+    if let Some(list) = text.strip_prefix('[') {
+        let mut cpus = Vec::new();
+        for part in list.strip_suffix(']')?.split(',') {
+            let (low, high) = part.split_once('-').unwrap_or((part, part));
+            let (low, high): (usize, usize) = (low.trim().parse().ok()?, high.trim().parse().ok()?);
+            if low > high || high > MAX_CPU {
+                return None;
+            }
+            cpus.extend(low..=high);
+        }
+        return Some(cpus);
+    }
+    let digits = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")).unwrap_or(text);
+    let mut cpus = Vec::new();
+    for (nth, digit) in digits.chars().rev().enumerate() {
+        let digit = digit.to_digit(16)? as usize;
+        cpus.extend((0..4).filter(|bit| digit >> bit & 1 == 1).map(|bit| nth * 4 + bit));
+    }
+    Some(cpus)
+}
+
+/// The mask of CPUs, as SPDK writes it.
+fn mask_of(cpus: impl Iterator<Item = usize>) -> String {
+    let mut digits = vec![0u8; 1];
+    for cpu in cpus {
+        if digits.len() <= cpu / 4 {
+            digits.resize(cpu / 4 + 1, 0);
+        }
+        digits[cpu / 4] |= 1 << (cpu % 4);
+    }
+    let text: String = digits.iter().rev().map(|d| format!("{d:x}")).collect();
+    format!("0x{text}")
+}
+
+fn info(controller: &Controller) -> ControllerInfo {
+    let targets = controller.targets();
+    let target = |t: &Target| TargetInfo {
+        scsi_dev_num: t.number,
+        id: t.number,
+        target_name: format!("Target {}", t.number),
+        luns: vec![LunInfo { id: 0, bdev_name: t.bdev_name().into() }],
+    };
+    let session = controller.session();
+    ControllerInfo {
+        ctrlr: controller.name.clone(),
+        cpumask: mask_of(controller.reactors.iter().map(cpu_of)),
+        delay_base_us: 0,
+        iops_threshold: 60000,
+        socket: controller.socket.path.display().to_string(),
+        sessions: session
+            .map(|(vid, started)| SessionInfo {
+                vid,
+                name: format!("{}s{vid}", controller.name),
+                started,
+            })
+            .into_iter()
+            .collect(),
+        backend_specific: BackendInfo {
+            scsi: targets.iter().flatten().filter(|t| !t.leaving).map(target).collect(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masks_and_lists_name_cpus() {
+        assert_eq!(parse_cpus("0x3"), Some(vec![0, 1]));
+        assert_eq!(parse_cpus("10"), Some(vec![4]));
+        assert_eq!(parse_cpus("[0,2-3]"), Some(vec![0, 2, 3]));
+        assert_eq!(parse_cpus("[3-2]"), None);
+        assert_eq!(parse_cpus("[0"), None);
+        assert_eq!(parse_cpus("0xg"), None);
+        assert_eq!(mask_of([0, 1].into_iter()), "0x3");
+        assert_eq!(mask_of([65].into_iter()), "0x20000000000000000");
+        assert_eq!(parse_cpus(&mask_of([0, 9, 65].into_iter())), Some(vec![0, 9, 65]));
+    }
+
+    #[test]
+    fn names_are_plain_file_names() {
+        for good in ["vm-1", "vhost.0", "vm-0f8a2c5e-6c5a-4a9b-9d8e-000000000001"] {
+            assert!(check_name(good).is_ok(), "{good}");
+        }
+        for bad in ["", ".", "..", "a/b", "a b", "é", &"n".repeat(65)] {
+            assert!(check_name(bad).is_err(), "{bad}");
+        }
+    }
+}

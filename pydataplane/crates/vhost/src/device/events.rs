@@ -1,0 +1,64 @@
+//! The event queue: telling the guest that a target came, went or changed.
+
+use std::os::fd::BorrowedFd;
+
+use zerocopy::IntoBytes;
+
+use super::Device;
+use crate::defs::{EVENT_QUEUE, EventRecord};
+use crate::events::Event;
+
+impl Device {
+    /// Tells the guest, now or when it has given a buffer. A guest whose event queue does not
+    /// run yet scans by itself when it starts.
+    pub(crate) fn tell(&mut self, event: Event) {
+        if self.events.is_none() {
+            return;
+        }
+        if !self.pending_events.push(event, self.features) {
+            self.counters.events_missed.add(1);
+        }
+        self.send_events();
+    }
+
+    /// The guest gave buffers.
+    pub(crate) fn event_kick(&mut self) {
+        if let Some(queue) = &mut self.events {
+            queue.rest();
+        }
+        self.send_events();
+    }
+
+    /// Descriptor to wait on for [`Device::event_kick`].
+    pub(crate) fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.events.as_ref()?.kick()
+    }
+
+    /// Puts what waits into the buffers that are there.
+    fn send_events(&mut self) {
+        let Some(queue) = &mut self.events else { return };
+        while !self.pending_events.is_empty() {
+            match queue.take() {
+                Ok(Some(chain)) if chain.segments.writable_len() as usize >= RECORD => {
+                    if let Some(record) = self.pending_events.pop() {
+                        queue.answer(&chain, record.as_bytes());
+                        self.counters.events_sent.add(1);
+                    }
+                }
+                // Too small for any event: given back empty.
+                Ok(Some(chain)) => {
+                    self.counters.malformed.add(1);
+                    queue.answer(&chain, &[]);
+                }
+                Ok(None) => return,
+                Err(why) => {
+                    self.counters.malformed.add(1);
+                    self.queue_failed(EVENT_QUEUE as u16, why);
+                    return;
+                }
+            }
+        }
+    }
+}
+
+const RECORD: usize = size_of::<EventRecord>();

@@ -1,0 +1,329 @@
+//! The device of one session: what the peer negotiated, its memory, its rings.
+//!
+//! Belongs to the controller's thread. Request queues run on reactors, spread over them in turn;
+//! the control queue and the event queue, which are rare and wait for other threads, run here.
+//! Knows nothing of vhost-user messages: [`crate::session`] translates them into the methods
+//! below, and whatever must wait for I/O in flight waits in them.
+
+mod control;
+mod events;
+mod rings;
+mod side;
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use bdev::OpenError;
+use guestmem::{DirtyLog, GuestMemory, LogError, MapError};
+use reactor::{Handle, PollerId};
+use scsi::{LunShared, Nexus};
+use virtqueue::ConfigError;
+
+use crate::defs::{
+    F_EVENT_IDX, F_INDIRECT_DESC, F_LOG_ALL, F_PROTOCOL_FEATURES, FIRST_REQUEST_QUEUE, MAX_QUEUES,
+    MAX_TARGETS, OFFERED_FEATURES,
+};
+use crate::events::PendingEvents;
+use crate::lun::{self, Target};
+use crate::mailbox::{Countdown, Mailbox, Notice};
+use crate::poller::{DevicePoller, Failure, RequestQueue, Selector};
+use crate::stats::ControllerCounters;
+
+use control::PendingTmf;
+pub(crate) use control::TMF_ID;
+pub(crate) use rings::Addresses;
+use rings::Ring;
+use side::SideQueue;
+
+/// Why the device did not do what the peer asked. Nothing changed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DeviceError {
+    #[error("there is no virtqueue {0}")]
+    NoQueue(u32),
+    #[error("virtqueue base {0} is not a 16-bit index")]
+    Base(u32),
+    #[error("features {0:#x} were not offered")]
+    Features(u64),
+    #[error("virtqueue {index}: {why}")]
+    Queue { index: usize, why: ConfigError },
+    #[error(transparent)]
+    Memory(#[from] MapError),
+    #[error(transparent)]
+    Log(#[from] LogError),
+}
+
+/// The session's part on one reactor.
+struct Worker {
+    reactor: Handle,
+    poller: PollerId,
+}
+
+/// A target as the session has it.
+struct Seat {
+    shared: Arc<LunShared>,
+    leaving: bool,
+}
+
+/// What a session is made for.
+pub(crate) struct Place<'a> {
+    /// Name of the controller.
+    pub(crate) name: &'a str,
+    /// Number of the session, for late notices.
+    pub(crate) session: u64,
+    /// Where its queues run.
+    pub(crate) reactors: &'a [Handle],
+    /// Counters of the controller: one for each reactor, then one for the controller's thread.
+    pub(crate) counters: &'a [Arc<ControllerCounters>],
+    pub(crate) mailbox: &'a Mailbox,
+}
+
+/// The device of one session.
+pub(crate) struct Device {
+    name: String,
+    workers: Vec<Worker>,
+    counters: Arc<ControllerCounters>,
+    mailbox: Mailbox,
+    seats: Box<[Option<Seat>]>,
+
+    features: u64,
+    /// The memory table as the peer gave it.
+    table: GuestMemory,
+    log: Option<Arc<DirtyLog>>,
+    /// The table, with the log if LOG_ALL is on: what the queues use.
+    memory: Arc<GuestMemory>,
+
+    rings: Box<[Ring]>,
+    control: Option<SideQueue>,
+    events: Option<SideQueue>,
+    pending_events: PendingEvents,
+    tmfs: Vec<PendingTmf>,
+    next_tmf: u64,
+}
+
+impl Device {
+    /// A device for a peer that just connected, with `targets`. A volume that cannot be opened is
+    /// left out, and logged.
+    pub(crate) fn new<'t>(place: &Place<'_>, targets: impl Iterator<Item = &'t Target>) -> Self {
+        let workers = place.reactors.iter().zip(place.counters).map(|(reactor, counters)| {
+            let name = format!("vhost {}", place.name);
+            let notice = Notice { mailbox: place.mailbox.clone(), session: place.session };
+            let counters = Arc::clone(counters);
+            let poller = reactor
+                .call(move |cx| cx.add_poller(Box::new(DevicePoller::new(name, counters, notice))));
+            Worker { reactor: reactor.clone(), poller }
+        });
+        let mut device = Device {
+            name: place.name.to_owned(),
+            workers: workers.collect(),
+            counters: Arc::clone(&place.counters[place.reactors.len()]),
+            mailbox: place.mailbox.clone(),
+            seats: (0..MAX_TARGETS).map(|_| None).collect(),
+            features: 0,
+            table: GuestMemory::empty(),
+            log: None,
+            memory: Arc::new(GuestMemory::empty()),
+            rings: (0..MAX_QUEUES).map(|_| Ring::default()).collect(),
+            control: None,
+            events: None,
+            pending_events: PendingEvents::default(),
+            tmfs: Vec::new(),
+            next_tmf: place.session << 32,
+        };
+        for target in targets {
+            if let Err(why) = device.open(target) {
+                tracing::error!(
+                    controller = device.name,
+                    target = target.number,
+                    "the guest will not see {}: {why}",
+                    target.bdev_name()
+                );
+            }
+        }
+        device
+    }
+
+    /// Opens the unit of `target` on every reactor; new requests find it from then on.
+    pub(crate) fn open(&mut self, target: &Target) -> Result<(), OpenError> {
+        let nexus: Arc<Nexus> = target.shared.connect();
+        let number = target.number;
+        for (worker, counters) in self.workers.iter().zip(&target.counters) {
+            let (shared, nexus) = (Arc::clone(&target.shared), Arc::clone(&nexus));
+            let (counters, poller) = (Arc::clone(counters), worker.poller);
+            let opened = worker.reactor.call(move |cx| {
+                let unit = lun::open(cx, &shared, nexus, counters)?;
+                if let Some(poller) = cx.poller_mut::<DevicePoller>(poller) {
+                    poller.add_unit(number, unit);
+                }
+                Ok(())
+            });
+            if let Err(why) = opened {
+                self.workers.iter().for_each(|w| w.call(move |p| p.leave_unit(number)));
+                self.drain(Selector::Target(number), "a target that failed to open");
+                self.workers.iter().for_each(|w| w.call(move |p| p.remove_unit(number)));
+                return Err(why);
+            }
+        }
+        let shared = Arc::clone(&target.shared);
+        self.seats[usize::from(number)] = Some(Seat { shared, leaving: false });
+        Ok(())
+    }
+
+    /// New requests no longer find `target`; [`crate::mailbox::Order::Drained`] with `id` follows
+    /// when the last one in flight has ended. `false`: the session does not have it.
+    pub(crate) fn leave(&mut self, target: u8, id: u64) -> bool {
+        let Some(seat) = &mut self.seats[usize::from(target)] else { return false };
+        seat.leaving = true;
+        self.workers.iter().for_each(|w| w.call(move |p| p.leave_unit(target)));
+        self.start_drain(Selector::Target(target), Some(id));
+        true
+    }
+
+    /// Closes the unit of a target that was left and has drained.
+    pub(crate) fn close(&mut self, target: u8) {
+        self.workers.iter().for_each(|w| w.call(move |p| p.remove_unit(target)));
+        self.seats[usize::from(target)] = None;
+    }
+
+    /// Whether the peer speaks protocol features: then rings start disabled.
+    fn has_protocol_features(&self) -> bool {
+        self.features & F_PROTOCOL_FEATURES != 0
+    }
+
+    /// SET_FEATURES. What running rings must know is applied to them at once.
+    pub(crate) fn set_features(&mut self, features: u64) -> Result<(), DeviceError> {
+        /// Features that a ring is set up with.
+        const OF_RINGS: u64 = F_EVENT_IDX | F_INDIRECT_DESC | F_PROTOCOL_FEATURES;
+        if features & !OFFERED_FEATURES != 0 {
+            return Err(DeviceError::Features(features & !OFFERED_FEATURES));
+        }
+        let changed = self.features ^ features;
+        self.features = features;
+        if changed & F_LOG_ALL != 0 {
+            self.apply_memory();
+        }
+        if changed & OF_RINGS != 0 {
+            for index in 0..self.rings.len() {
+                self.stop(index);
+                self.settle(index)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// SET_MEM_TABLE, ADD_MEM_REG, REM_MEM_REG: `change` makes the new table of the old one.
+    pub(crate) fn change_memory(
+        &mut self,
+        change: impl FnOnce(&GuestMemory) -> Result<GuestMemory, MapError>,
+    ) -> Result<(), DeviceError> {
+        self.table = change(&self.table)?;
+        self.apply_memory();
+        Ok(())
+    }
+
+    /// SET_LOG_BASE.
+    pub(crate) fn set_log(&mut self, log: DirtyLog) {
+        self.log = Some(Arc::new(log));
+        if self.features & F_LOG_ALL != 0 {
+            self.apply_memory();
+        }
+    }
+
+    /// Whether any request queue runs.
+    pub(crate) fn runs(&self) -> bool {
+        self.rings.iter().skip(FIRST_REQUEST_QUEUE).any(|r| r.running)
+    }
+
+    /// Whether the peer truncated its memory under us: the session must end.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.memory.is_broken()
+    }
+
+    /// Lets every queue go on in the table and log as they are now: none takes requests, all
+    /// drain, all swap. A queue whose rings are not in the new table stops; it goes on where it
+    /// was once they are back.
+    fn apply_memory(&mut self) {
+        let log = self.log.clone().filter(|_| self.features & F_LOG_ALL != 0);
+        let memory = Arc::new(self.table.with_log(log));
+        self.workers.iter().for_each(|w| w.call(DevicePoller::pause));
+        self.drain(Selector::All, "the memory table changes");
+        // Their requests have ended too; the answers belong into the memory that they came from.
+        self.finish_tmfs();
+        let mut lost = Vec::new();
+        for worker in &self.workers {
+            let memory = Arc::clone(&memory);
+            let queues = worker.call(move |p| p.remap(&memory));
+            queues.iter().for_each(|(q, _)| worker.unwatch(q.kick_fd()));
+            lost.extend(queues);
+        }
+        self.memory = memory;
+        for (queue, why) in lost {
+            self.lost(queue, why);
+        }
+        self.remap_side_queues();
+        for index in 0..self.rings.len() {
+            // What is still not in memory is told when the peer starts it, or stays stopped.
+            _ = self.settle(index);
+        }
+    }
+
+    fn lost(&mut self, queue: RequestQueue, why: Failure) {
+        let index = usize::from(queue.index());
+        tracing::debug!(controller = self.name, queue = index, "stopped: {why}");
+        self.rings[index].base = queue.next_avail();
+        self.rings[index].running = false;
+    }
+
+    /// Waits until the selected requests have ended.
+    fn drain(&self, selector: Selector, why: &str) {
+        let countdown = self.start_drain(selector, None);
+        countdown.wait(&format!("{} of {}", why, self.name));
+    }
+
+    fn start_drain(&self, selector: Selector, tell: Option<u64>) -> Arc<Countdown> {
+        let tell = tell.map(|id| (self.mailbox.clone(), id));
+        let countdown = Countdown::new(self.workers.len(), tell);
+        for worker in &self.workers {
+            let countdown = Arc::clone(&countdown);
+            worker.call(move |p| p.drain(selector, move || countdown.count()));
+        }
+        countdown
+    }
+
+    /// The peer is gone: ends all I/O, closes everything and lets go of its memory.
+    pub(crate) fn disconnect(&mut self) {
+        self.workers.iter().for_each(|w| w.call(DevicePoller::pause));
+        self.drain(Selector::All, "the peer disconnected");
+        self.finish_tmfs();
+        for Worker { reactor, poller } in self.workers.drain(..) {
+            reactor.call(move |cx| {
+                let kicks = cx.poller_mut::<DevicePoller>(poller).map(|p| p.kick_fds());
+                kicks.into_iter().flatten().for_each(|fd| cx.unwatch(fd));
+                // Dropped here: channels belong to this thread.
+                drop(cx.remove_poller(poller));
+            });
+        }
+        self.control = None;
+        self.events = None;
+    }
+}
+
+impl Worker {
+    /// Runs `f` with the poller, on its reactor.
+    fn call<R: Send + 'static>(
+        &self,
+        f: impl FnOnce(&mut DevicePoller) -> R + Send + 'static,
+    ) -> R {
+        let id = self.poller;
+        self.reactor.call(move |cx| {
+            let poller = cx.poller_mut::<DevicePoller>(id);
+            f(poller.expect("a session's pollers live until it disconnects"))
+        })
+    }
+
+    /// The reactor no longer wakes for `kick`, which is still open.
+    fn unwatch(&self, kick: Option<RawFd>) {
+        if let Some(fd) = kick {
+            self.reactor.call(move |cx| cx.unwatch(fd));
+        }
+    }
+}

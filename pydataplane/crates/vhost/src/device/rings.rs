@@ -1,0 +1,314 @@
+//! What the peer said about each ring, and starting and stopping it.
+//!
+//! A ring runs when it has a size, addresses and a kick (vhost-user "Ring states": started) and
+//! is enabled, which it is from the start where protocol features were not negotiated. Every
+//! change to a running ring stops it, waits for its I/O, and starts it where it was: so the order
+//! of messages does not matter, and a driver that starts afresh (Linux after SeaBIOS) meets a
+//! ring without memories.
+
+use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+use guestmem::GuestMemory;
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use virtqueue::{AddressSpace, ConfigError, QueueConfig};
+
+use super::side::SideQueue;
+use super::{Device, DeviceError, Worker};
+use crate::defs::{CONTROL_QUEUE, EVENT_QUEUE, F_EVENT_IDX, F_INDIRECT_DESC, FIRST_REQUEST_QUEUE};
+use crate::poller::{Failure, QueueSetup, Selector};
+
+/// Where a ring lies, in the peer's own addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Addresses {
+    pub(crate) desc: u64,
+    pub(crate) avail: u64,
+    pub(crate) used: u64,
+    /// Guest address under which the used ring is logged, if it is.
+    pub(crate) log: Option<u64>,
+}
+
+/// How the peer tells that it added requests.
+#[derive(Debug)]
+enum Kick {
+    Fd(OwnedFd),
+    /// Not at all: look.
+    Polled,
+}
+
+/// One ring as the peer described it.
+#[derive(Debug, Default)]
+pub(super) struct Ring {
+    size: u16,
+    addresses: Option<Addresses>,
+    /// Where to go on in the available ring, while it does not run.
+    pub(super) base: u16,
+    kick: Option<Kick>,
+    call: Option<OwnedFd>,
+    err: Option<OwnedFd>,
+    enabled: bool,
+    pub(super) running: bool,
+}
+
+impl Device {
+    fn ring(&mut self, index: u32) -> Result<(usize, &mut Ring), DeviceError> {
+        let at = index as usize;
+        let ring = self.rings.get_mut(at).ok_or(DeviceError::NoQueue(index))?;
+        Ok((at, ring))
+    }
+
+    /// SET_VRING_NUM, in descriptors.
+    pub(crate) fn set_size(&mut self, index: u32, size: u32) -> Result<(), DeviceError> {
+        let (at, _) = self.ring(index)?;
+        let bad = |size| DeviceError::Queue { index: at, why: ConfigError::Size(size) };
+        let size = u16::try_from(size).map_err(|_| bad(u16::MAX))?;
+        if !size.is_power_of_two() || size > virtqueue::MAX_QUEUE_SIZE {
+            return Err(bad(size));
+        }
+        self.stop(at);
+        self.rings[at].size = size;
+        self.settle(at)
+    }
+
+    /// SET_VRING_ADDR.
+    pub(crate) fn set_addresses(&mut self, index: u32, to: Addresses) -> Result<(), DeviceError> {
+        let (at, ring) = self.ring(index)?;
+        if ring.addresses == Some(to) {
+            return Ok(());
+        }
+        self.stop(at);
+        self.rings[at].addresses = Some(to);
+        self.settle(at)
+    }
+
+    /// SET_VRING_BASE.
+    pub(crate) fn set_base(&mut self, index: u32, base: u32) -> Result<(), DeviceError> {
+        let (at, _) = self.ring(index)?;
+        let base = u16::try_from(base).map_err(|_| DeviceError::Base(base))?;
+        self.stop(at);
+        self.rings[at].base = base;
+        self.settle(at)
+    }
+
+    /// GET_VRING_BASE: stops the ring and returns when its I/O has ended. It starts again with
+    /// the next SET_VRING_KICK.
+    pub(crate) fn take_base(&mut self, index: u32) -> Result<u16, DeviceError> {
+        let (at, _) = self.ring(index)?;
+        self.stop(at);
+        let ring = &mut self.rings[at];
+        ring.kick = None;
+        Ok(ring.base)
+    }
+
+    /// SET_VRING_KICK; `None`: the peer will not kick.
+    pub(crate) fn set_kick(&mut self, index: u32, fd: Option<OwnedFd>) -> Result<(), DeviceError> {
+        let (at, _) = self.ring(index)?;
+        self.stop(at);
+        if let Some(fd) = &fd {
+            set_nonblocking(fd);
+        }
+        self.rings[at].kick = Some(fd.map_or(Kick::Polled, Kick::Fd));
+        self.settle(at)
+    }
+
+    /// SET_VRING_CALL; `None`: the peer looks by itself.
+    pub(crate) fn set_call(&mut self, index: u32, fd: Option<OwnedFd>) -> Result<(), DeviceError> {
+        let (at, ring) = self.ring(index)?;
+        if let Some(fd) = &fd {
+            // A call must never block a reactor.
+            set_nonblocking(fd);
+        }
+        let copy = fd.as_ref().and_then(|fd| fd.try_clone().ok());
+        ring.call = fd;
+        match at {
+            CONTROL_QUEUE => self.control.iter_mut().for_each(|q| q.set_call(dup(copy.as_ref()))),
+            EVENT_QUEUE => self.events.iter_mut().for_each(|q| q.set_call(dup(copy.as_ref()))),
+            _ => self.worker(at).call(move |p| p.set_call(at as u16, copy)),
+        }
+        Ok(())
+    }
+
+    /// SET_VRING_ERR.
+    pub(crate) fn set_err(&mut self, index: u32, fd: Option<OwnedFd>) -> Result<(), DeviceError> {
+        let (_, ring) = self.ring(index)?;
+        if let Some(fd) = &fd {
+            set_nonblocking(fd);
+        }
+        ring.err = fd;
+        Ok(())
+    }
+
+    /// SET_VRING_ENABLE.
+    pub(crate) fn set_enabled(&mut self, index: u32, enabled: bool) -> Result<(), DeviceError> {
+        let (at, ring) = self.ring(index)?;
+        ring.enabled = enabled;
+        self.settle(at)
+    }
+
+    /// RESET_OWNER, RESET_DEVICE: stops and disables every ring.
+    pub(crate) fn reset(&mut self) {
+        for at in 0..self.rings.len() {
+            self.stop(at);
+            let ring = &mut self.rings[at];
+            ring.enabled = false;
+            ring.kick = None;
+        }
+    }
+
+    /// Starts or stops a ring as its description says.
+    pub(super) fn settle(&mut self, at: usize) -> Result<(), DeviceError> {
+        let ring = &self.rings[at];
+        let enabled = ring.enabled || !self.has_protocol_features();
+        let wanted = enabled && ring.size != 0 && ring.addresses.is_some() && ring.kick.is_some();
+        match (wanted, ring.running) {
+            (true, false) if self.memory.regions().len() != 0 => {
+                self.start(at).map_err(|why| DeviceError::Queue { index: at, why })
+            }
+            (false, true) => {
+                self.stop(at);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn start(&mut self, at: usize) -> Result<(), ConfigError> {
+        let Some(config) = self.config(at) else { return Ok(()) };
+        let ring = &self.rings[at];
+        let kick = match &ring.kick {
+            Some(Kick::Fd(fd)) => dup(Some(fd)),
+            _ => None,
+        };
+        let call = dup(ring.call.as_ref());
+        let memory = Arc::clone(&self.memory);
+        match at {
+            CONTROL_QUEUE => self.control = Some(SideQueue::new(memory, config, kick, call)?),
+            EVENT_QUEUE => {
+                // The driver that starts here scans by itself.
+                self.pending_events.clear();
+                self.events = Some(SideQueue::new(memory, config, kick, call)?);
+            }
+            _ => {
+                let setup = QueueSetup { index: at as u16, config, memory, kick, call };
+                self.worker(at).start(setup)?;
+            }
+        }
+        self.rings[at].running = true;
+        tracing::debug!(controller = self.name, queue = at, base = config.next_avail, "started");
+        if at == CONTROL_QUEUE {
+            self.serve_control();
+        }
+        Ok(())
+    }
+
+    /// Stops a ring and waits until its I/O has ended; its base is then where to go on.
+    pub(super) fn stop(&mut self, at: usize) {
+        if !self.rings[at].running {
+            return;
+        }
+        match at {
+            CONTROL_QUEUE => {
+                self.finish_tmfs();
+                if let Some(queue) = self.control.take() {
+                    self.rings[at].base = queue.next_avail();
+                }
+            }
+            EVENT_QUEUE => {
+                if let Some(queue) = self.events.take() {
+                    self.rings[at].base = queue.next_avail();
+                }
+            }
+            _ => {
+                let index = at as u16;
+                let worker = self.worker(at);
+                worker.call(move |p| p.close_queue(index));
+                self.drain(Selector::Queue(index), "a queue stops");
+                let worker = self.worker(at);
+                if let Some(queue) = worker.call(move |p| p.remove_queue(index)) {
+                    worker.unwatch(queue.kick_fd());
+                    self.rings[at].base = queue.next_avail();
+                }
+            }
+        }
+        self.rings[at].running = false;
+        tracing::debug!(controller = self.name, queue = at, base = self.rings[at].base, "stopped");
+    }
+
+    /// How to set up a ring where it was left.
+    pub(super) fn config(&self, at: usize) -> Option<QueueConfig> {
+        let ring = &self.rings[at];
+        let addresses = ring.addresses?;
+        Some(QueueConfig {
+            size: ring.size,
+            space: AddressSpace::User,
+            desc: addresses.desc,
+            avail: addresses.avail,
+            used: addresses.used,
+            used_log: addresses.log,
+            event_idx: self.features & F_EVENT_IDX != 0,
+            indirect: self.features & F_INDIRECT_DESC != 0,
+            next_avail: ring.base,
+        })
+    }
+
+    /// The part of the session that runs a request queue.
+    fn worker(&self, at: usize) -> &Worker {
+        &self.workers[(at - FIRST_REQUEST_QUEUE) % self.workers.len()]
+    }
+
+    /// A queue was closed because the guest broke the rules: tells the peer.
+    pub(crate) fn queue_failed(&self, queue: u16, why: Failure) {
+        tracing::warn!(
+            controller = self.name,
+            queue,
+            "the guest broke virtio's rules, its queue is stopped until the driver resets: {why}"
+        );
+        if let Some(fd) = self.rings.get(usize::from(queue)).and_then(|r| r.err.as_ref()) {
+            _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Sets the control and event queues up again in the memory as it is now.
+    pub(super) fn remap_side_queues(&mut self) {
+        let memory: &Arc<GuestMemory> = &self.memory;
+        for (at, queue) in [(CONTROL_QUEUE, &mut self.control), (EVENT_QUEUE, &mut self.events)] {
+            if let Some(side) = queue
+                && let Err(why) = side.remap(memory)
+            {
+                tracing::debug!(controller = self.name, queue = at, "stopped: {why}");
+                self.rings[at].base = side.next_avail();
+                self.rings[at].running = false;
+                *queue = None;
+            }
+        }
+    }
+}
+
+impl Worker {
+    /// Starts a queue and has the reactor wake for its kick.
+    fn start(&self, setup: QueueSetup) -> Result<(), ConfigError> {
+        let index = setup.index;
+        let kick: Option<RawFd> = self.call(move |p| p.add_queue(setup))?;
+        if let Some(fd) = kick {
+            let watched = self.reactor.call(move |cx| cx.watch(fd));
+            if let Err(why) = watched {
+                tracing::warn!(queue = index, "its reactor cannot sleep: {why}");
+                self.call(move |p| p.forget_kick(index));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Another descriptor of the same file; `None` also where the process has none left, and then
+/// the queue polls (kick) or the guest misses calls until the peer sets it again (call).
+fn dup(fd: Option<&OwnedFd>) -> Option<OwnedFd> {
+    let fd = fd?;
+    fd.try_clone().inspect_err(|why| tracing::error!("cannot duplicate an eventfd: {why}")).ok()
+}
+
+fn set_nonblocking(fd: &OwnedFd) {
+    if let Ok(flags) = fcntl_getfl(fd.as_fd()) {
+        _ = fcntl_setfl(fd.as_fd(), flags | OFlags::NONBLOCK);
+    }
+}

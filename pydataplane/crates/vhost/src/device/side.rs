@@ -1,0 +1,114 @@
+//! A queue that the controller's thread serves itself: control and events.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use guestmem::GuestMemory;
+use virtqueue::{ConfigError, Head, QueueConfig, Segments, SplitQueue};
+
+use crate::poller::Failure;
+
+/// Runs of memory in a chain of these queues; the longest message has 24 bytes and a response.
+const SEGMENTS: usize = 16;
+
+/// A control or event queue.
+pub(super) struct SideQueue {
+    ring: SplitQueue,
+    config: QueueConfig,
+    kick: Option<OwnedFd>,
+    call: Option<OwnedFd>,
+    /// The guest broke the rules: nothing is taken until the ring is set up anew.
+    broken: bool,
+}
+
+/// A chain taken from a side queue.
+pub(super) struct Chain {
+    pub(super) index: u16,
+    pub(super) segments: Segments,
+}
+
+impl SideQueue {
+    pub(super) fn new(
+        memory: Arc<GuestMemory>,
+        config: QueueConfig,
+        kick: Option<OwnedFd>,
+        call: Option<OwnedFd>,
+    ) -> Result<Self, ConfigError> {
+        let mut ring = SplitQueue::new(memory, &config)?;
+        // Nobody polls these: kicks are always wanted. What is there already is taken at start.
+        _ = ring.enable_kick();
+        Ok(SideQueue { ring, config, kick, call, broken: false })
+    }
+
+    pub(super) fn next_avail(&self) -> u16 {
+        self.ring.next_avail()
+    }
+
+    /// Readable after the guest added something.
+    pub(super) fn kick(&self) -> Option<BorrowedFd<'_>> {
+        self.kick.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Forgets that the guest kicked: before the ring is looked at. `false`: the descriptor is
+    /// not usable, and no longer waited for.
+    pub(super) fn rest(&mut self) {
+        if let Some(fd) = &self.kick
+            && !matches!(
+                rustix::io::read(fd, &mut [0u8; 8]),
+                Ok(1..) | Err(rustix::io::Errno::AGAIN)
+            )
+        {
+            self.kick = None;
+        }
+    }
+
+    pub(super) fn set_call(&mut self, call: Option<OwnedFd>) {
+        self.call = call;
+        // It may have missed one; one too many does no harm.
+        self.call_guest();
+    }
+
+    fn call_guest(&self) {
+        if let Some(fd) = &self.call {
+            _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// The next chain, if the guest added one; asks for a kick if not.
+    pub(super) fn take(&mut self) -> Result<Option<Chain>, Failure> {
+        if self.broken {
+            return Ok(None);
+        }
+        let taken = self.try_take();
+        self.broken = taken.is_err();
+        taken
+    }
+
+    fn try_take(&mut self) -> Result<Option<Chain>, Failure> {
+        let mut heads = [Head::default()];
+        while self.ring.pop(&mut heads).map_err(Failure::Ring)? == 0 {
+            if !self.ring.enable_kick() {
+                return Ok(None);
+            }
+        }
+        let mut segments = Segments::with_limit(SEGMENTS);
+        self.ring.walk(&heads[0], &mut segments).map_err(Failure::Chain)?;
+        Ok(Some(Chain { index: heads[0].index(), segments }))
+    }
+
+    /// Answers a chain with `bytes`, cut to what it has room for, and calls the guest.
+    pub(super) fn answer(&mut self, chain: &Chain, bytes: &[u8]) {
+        let written = chain.segments.writable().copy_from_slice(0, bytes);
+        chain.segments.mark_written(0, written);
+        self.ring.push_used(chain.index, written as u32);
+        if self.ring.publish() {
+            self.call_guest();
+        }
+    }
+
+    /// Goes on in another memory.
+    pub(super) fn remap(&mut self, memory: &Arc<GuestMemory>) -> Result<(), ConfigError> {
+        self.ring = self.ring.remap(Arc::clone(memory), &self.config)?;
+        Ok(())
+    }
+}

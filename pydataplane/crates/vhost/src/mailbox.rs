@@ -1,0 +1,146 @@
+//! How other threads reach a controller's thread, and how it waits for reactors.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::lun::Target;
+use crate::poller::Failure;
+
+/// An answer to a control thread that waits for it.
+pub(crate) type Reply<T> = Sender<T>;
+
+/// What a controller's thread is asked or told.
+pub(crate) enum Order {
+    /// Put a target in place; the place is free and reserved.
+    Add { target: Box<Target>, reply: Reply<Result<(), bdev::OpenError>> },
+    /// Take a target away; the answer comes when nothing is in flight on it.
+    Remove { target: u8, reply: Option<Reply<()>> },
+    /// The size of the bdev behind a target changed.
+    Resized { target: u8 },
+    /// Whether a peer is connected.
+    IsConnected { reply: Reply<bool> },
+    /// End the session, remove the socket and return.
+    Stop,
+    /// A countdown reached zero.
+    Drained { id: u64 },
+    /// A request queue was closed because the guest broke the rules.
+    QueueFailed { session: u64, queue: u16, why: Failure },
+    /// Some guest memory of this process went away: perhaps this guest's.
+    MemoryFault { session: u64 },
+}
+
+/// Sends orders to a controller's thread, from any thread.
+#[derive(Clone)]
+pub(crate) struct Mailbox {
+    orders: Sender<Order>,
+    wake: Arc<OwnedFd>,
+}
+
+/// The receiving end, on the controller's thread.
+pub(crate) struct Inbox {
+    orders: Receiver<Order>,
+    wake: Arc<OwnedFd>,
+}
+
+/// A mailbox and its inbox.
+pub(crate) fn mailbox() -> io::Result<(Mailbox, Inbox)> {
+    let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+    let (sender, receiver) = channel();
+    Ok((Mailbox { orders: sender, wake: Arc::clone(&wake) }, Inbox { orders: receiver, wake }))
+}
+
+impl Mailbox {
+    /// Sends an order. It is lost if the thread has ended; whoever waits for a reply sees that.
+    pub(crate) fn send(&self, order: Order) {
+        if self.orders.send(order).is_ok() {
+            _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+impl Inbox {
+    /// The next order, if there is one.
+    pub(crate) fn next(&self) -> Option<Order> {
+        self.orders.try_recv().ok()
+    }
+
+    /// Forgets that it was woken: before the orders are taken.
+    pub(crate) fn rest(&self) {
+        _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
+    }
+}
+
+impl AsFd for Inbox {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+}
+
+/// How a poller tells its session's thread what went wrong. Rare: not on the I/O path.
+#[derive(Clone)]
+pub(crate) struct Notice {
+    pub(crate) mailbox: Mailbox,
+    /// Which session of the controller: a late notice must not hit the next one.
+    pub(crate) session: u64,
+}
+
+impl Notice {
+    pub(crate) fn queue_failed(&self, queue: u16, why: Failure) {
+        self.mailbox.send(Order::QueueFailed { session: self.session, queue, why });
+    }
+
+    pub(crate) fn memory_fault(&self) {
+        self.mailbox.send(Order::MemoryFault { session: self.session });
+    }
+}
+
+/// Counts down as reactors answer.
+pub(crate) struct Countdown {
+    left: Mutex<usize>,
+    zero: Condvar,
+    /// Whom to tell about zero, and by what name.
+    tell: Option<(Mailbox, u64)>,
+}
+
+impl Countdown {
+    /// From `from` to zero; at zero sends [`Order::Drained`] to `tell`.
+    pub(crate) fn new(from: usize, tell: Option<(Mailbox, u64)>) -> Arc<Self> {
+        Arc::new(Countdown { left: Mutex::new(from), zero: Condvar::new(), tell })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, usize> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One less.
+    pub(crate) fn count(&self) {
+        let mut left = self.lock();
+        *left -= 1;
+        if *left == 0 {
+            self.zero.notify_all();
+            if let Some((mailbox, id)) = &self.tell {
+                mailbox.send(Order::Drained { id: *id });
+            }
+        }
+    }
+
+    /// Waits for zero. Says what it waits for, as `what` completes it, while it takes long.
+    pub(crate) fn wait(&self, what: &str) {
+        /// How often a long wait is logged.
+        const PATIENCE: Duration = Duration::from_secs(5);
+        let mut left = self.lock();
+        while *left > 0 {
+            let (now, timeout) =
+                self.zero.wait_timeout(left, PATIENCE).unwrap_or_else(PoisonError::into_inner);
+            left = now;
+            if timeout.timed_out() && *left > 0 {
+                tracing::warn!("still waiting for I/O in flight: {what}");
+            }
+        }
+    }
+}

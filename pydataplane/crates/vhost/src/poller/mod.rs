@@ -1,0 +1,305 @@
+//! The I/O path: one request from the available ring to the used ring, in order, in this file.
+//!
+//! ```text
+//! poll ── take ──> begin ──> Lun::start ──┬─ Done ────> finish ──> push_used ──> publish ──> call
+//!      │                                  └─ Pending: the slot waits
+//!      └─ reap ──> Lun::poll ──> Lun::resume ── Done ─> finish ──> push_used ──> publish ──> call
+//! ```
+//!
+//! A [`DevicePoller`] belongs to one reactor: it owns the request queues of one session that were
+//! given to this reactor and a channel of its own to each logical unit. Nothing on this path
+//! allocates, locks, logs or blocks. What other threads ask of it is in `orders`.
+
+mod orders;
+mod queue;
+mod units;
+
+use std::sync::Arc;
+
+use bdev::{Completion, IoError};
+use reactor::Poller;
+use scsi::{Outcome, Status, missing_lun};
+use virtqueue::{ChainError, Head};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::defs::{LunAddress, RESPONSE_SIZE, RequestHeader, ResponseHeader, response};
+use crate::mailbox::Notice;
+use crate::stats::{ControllerCounters, Kind};
+
+pub(crate) use orders::{Drain, Failure, Selector};
+pub(crate) use queue::{QueueSetup, RequestQueue};
+pub(crate) use units::Unit;
+
+use queue::Slot;
+use units::Units;
+
+/// Requests taken from one queue before they are published and the next queue has its turn.
+const BATCH: usize = 32;
+/// Completions taken from one logical unit at a time.
+const COMPLETIONS: usize = 256;
+/// One of so many requests that end at once is timed, and counts for all of them: reading the
+/// clock for each would cost more than a null device does.
+const TIMED: u32 = 16;
+
+/// The request queues of a session on one reactor, and the logical units as they see them.
+pub(crate) struct DevicePoller {
+    name: String,
+    queues: Vec<RequestQueue>,
+    units: Units,
+    /// The memory table is about to change: take nothing.
+    paused: bool,
+    heads: [Head; BATCH],
+    done: Vec<Completion>,
+    /// Requests taken so far; tells those before a [`Drain`] from those after it.
+    taken: u64,
+    drains: Vec<Drain>,
+    counters: Arc<ControllerCounters>,
+    notice: Notice,
+    /// Value of [`guestmem::faults`] last seen.
+    faults: u64,
+    untimed: u32,
+}
+
+impl Poller for DevicePoller {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn poll(&mut self) -> u32 {
+        let mut events = 0;
+        if !self.paused {
+            for at in 0..self.queues.len() {
+                if self.queues[at].has_work() {
+                    events += self.take(at);
+                }
+            }
+        }
+        if self.units.any_active() {
+            events += self.reap();
+        }
+        if !self.drains.is_empty() {
+            self.settle();
+        }
+        if events != 0 && guestmem::faults() != self.faults {
+            self.faults = guestmem::faults();
+            self.notice.memory_fault();
+        }
+        events
+    }
+
+    fn arm(&mut self) -> bool {
+        // A paused poller waits for a message, which wakes the reactor.
+        self.paused || self.queues.iter_mut().all(RequestQueue::arm)
+    }
+
+    fn disarm(&mut self) {
+        self.queues.iter_mut().for_each(RequestQueue::disarm);
+    }
+}
+
+impl DevicePoller {
+    /// Takes a batch of requests from one queue, starts each, and publishes those that ended.
+    fn take(&mut self, at: usize) -> u32 {
+        let count = match self.queues[at].ring.pop(&mut self.heads) {
+            Ok(count) => count,
+            Err(why) => {
+                self.fail(at, Failure::Ring(why));
+                return 1;
+            }
+        };
+        let now = reactor::ticks::now();
+        for nth in 0..count {
+            let head = self.heads[nth];
+            if let Err(failure) = self.begin(at, &head, now) {
+                self.fail(at, failure);
+                break;
+            }
+        }
+        self.counters.requests.add(count as u64);
+        self.publish(at);
+        count as u32
+    }
+
+    /// Starts one request: chain, header, logical unit.
+    #[inline]
+    fn begin(&mut self, at: usize, head: &Head, now: u64) -> Result<(), Failure> {
+        let queue = &mut self.queues[at];
+        let index = head.index();
+        let Some(slot) = queue.slots.get_mut(usize::from(index)) else {
+            let size = queue.ring.size();
+            return Err(Failure::Chain(ChainError::BadHead { head: index, size }));
+        };
+        if slot.is_busy() {
+            return Err(Failure::HeadInUse(index));
+        }
+        queue.ring.walk(head, &mut slot.segments).map_err(Failure::Chain)?;
+
+        // The header is copied out of guest memory once; from here on only the copy is looked at.
+        let mut bytes = [0u8; size_of::<RequestHeader>()];
+        if !slot.segments.take_header(&mut bytes) || !slot.segments.split_writable(RESPONSE_SIZE) {
+            self.counters.malformed.add(1);
+            return queue.refuse(index).map_err(Failure::Chain);
+        }
+        let Ok(header) = RequestHeader::read_from_bytes(&bytes) else { unreachable!() };
+        let data_in = slot.segments.writable_tail();
+
+        let outcome = match LunAddress::decode(&header.lun) {
+            LunAddress::Unit { target, lun: 0 } => match self.units.find(target) {
+                Some(unit) => {
+                    slot.task.prepare(&header.cdb, slot.segments.readable_tail(), data_in);
+                    slot.occupy(target, header.id.get(), self.taken, now);
+                    slot.kind = Kind::of(header.cdb[0]);
+                    self.taken += 1;
+                    queue.in_flight += 1;
+                    match unit.lun.start(&mut slot.task) {
+                        Outcome::Pending => {
+                            self.units.started(target);
+                            return Ok(());
+                        }
+                        outcome => Ok(outcome),
+                    }
+                }
+                None => Err(response::BAD_TARGET),
+            },
+            LunAddress::Unit { target, .. } if self.units.find(target).is_some() => {
+                Ok(missing_lun(&header.cdb, &data_in))
+            }
+            LunAddress::ReportLuns => Ok(self.units.well_known(&header.cdb, &data_in)),
+            LunAddress::Unit { .. } | LunAddress::Invalid => Err(response::BAD_TARGET),
+        };
+        let ticks = self.sample(now);
+        self.finish(at, index, outcome, ticks);
+        Ok(())
+    }
+
+    /// Collects what the logical units finished, goes on with each, and publishes.
+    fn reap(&mut self) -> u32 {
+        let mut events = 0;
+        let mut next = 0;
+        let now = reactor::ticks::now();
+        while let Some(target) = self.units.active(next) {
+            let mut done = std::mem::take(&mut self.done);
+            if let Some(unit) = self.units.at(target) {
+                events += unit.lun.poll(&mut done);
+            }
+            for completion in done.drain(..) {
+                self.resume(target, completion.tag, completion.result, now);
+            }
+            self.done = done;
+            // A unit that became idle leaves the list, and another takes its place.
+            next += usize::from(self.units.active(next) == Some(target));
+        }
+        if events != 0 {
+            for at in 0..self.queues.len() {
+                self.publish(at);
+            }
+        }
+        events
+    }
+
+    /// Goes on with the request whose I/O ended.
+    #[inline]
+    fn resume(&mut self, target: u8, tag: u64, result: Result<(), IoError>, now: u64) {
+        let (at, index) = self.position(tag);
+        let slot = &mut self.queues[at].slots[usize::from(index)];
+        let ticks = now.saturating_sub(slot.begun);
+        let Some(unit) = self.units.at(target) else { return };
+        match unit.lun.resume(&mut slot.task, result) {
+            Outcome::Pending => {}
+            outcome => {
+                self.units.ended(target);
+                self.finish(at, index, Ok(outcome), Some((ticks, 1)));
+            }
+        }
+    }
+
+    /// Writes the response of a request and puts it into the used ring. `Err` is a response code
+    /// without a SCSI status; `timed` is how long it took, in ticks, and for how many it counts.
+    #[inline]
+    fn finish(
+        &mut self,
+        at: usize,
+        index: u16,
+        end: Result<Outcome, u8>,
+        timed: Option<(u64, u32)>,
+    ) {
+        let queue = &mut self.queues[at];
+        let slot = &mut queue.slots[usize::from(index)];
+        let data = slot.segments.readable_tail().len() + slot.segments.writable_tail().len();
+        let mut header = ResponseHeader::default();
+        let mut sense: &[u8] = &[];
+        let mut transferred = 0;
+        let answer;
+        match end {
+            Ok(Outcome::Done(done)) => {
+                answer = done;
+                header.status = answer.status as u8;
+                header.response = match answer.status {
+                    Status::TaskAborted => slot.ended_by,
+                    _ => response::OK,
+                };
+                sense = &answer.sense[..usize::from(answer.sense_len)];
+                transferred = answer.transferred;
+            }
+            Ok(Outcome::Overrun) => header.response = response::OVERRUN,
+            Ok(Outcome::Pending) => unreachable!("a request that is pending is not finished"),
+            Err(code) => header.response = code,
+        }
+        let good = header.response == response::OK && header.status == Status::Good as u8;
+        header.sense_len = (sense.len() as u32).into();
+        header.residual = (data as u32).saturating_sub(transferred).into();
+
+        let space = slot.segments.writable_head();
+        space.copy_from_slice(0, header.as_bytes());
+        if !sense.is_empty() {
+            space.copy_from_slice(size_of::<ResponseHeader>(), sense);
+        }
+        slot.segments.mark_written(0, slot.segments.writable_len() as usize);
+
+        if slot.is_busy() {
+            queue.in_flight -= 1;
+            if let Some(unit) = self.units.at(slot.target) {
+                unit.counters.count(slot.kind, transferred, timed, good);
+            }
+            slot.free();
+        }
+        if !good {
+            self.counters.errors.add(1);
+        }
+        // The whole response area counts as written, as with QEMU's and the kernel's devices.
+        let written = match slot.segments.writable_tail().is_empty() {
+            true => RESPONSE_SIZE as u32,
+            false => RESPONSE_SIZE as u32 + transferred,
+        };
+        queue.ring.push_used(index, written);
+    }
+
+    /// Lets the guest see what ended in one queue, and calls it if it wants that.
+    #[inline]
+    fn publish(&mut self, at: usize) {
+        let queue = &mut self.queues[at];
+        if queue.ring.publish() {
+            queue.call();
+            self.counters.interrupts.add(1);
+        }
+    }
+
+    /// The time since `begun` for one of [`TIMED`] calls.
+    #[inline]
+    fn sample(&mut self, begun: u64) -> Option<(u64, u32)> {
+        if self.untimed == 0 {
+            self.untimed = TIMED - 1;
+            return Some((reactor::ticks::now().saturating_sub(begun), TIMED));
+        }
+        self.untimed -= 1;
+        None
+    }
+
+    /// The queue and the slot that a tag names.
+    #[inline]
+    fn position(&self, tag: u64) -> (usize, u16) {
+        let (queue, index) = Slot::from_tag(tag);
+        let at = self.queues.iter().position(|q| q.index == queue);
+        (at.expect("a queue with requests in flight stays"), index)
+    }
+}

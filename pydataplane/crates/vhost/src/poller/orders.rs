@@ -1,0 +1,223 @@
+//! What the session thread asks of a poller, through the reactor's mailbox.
+//!
+//! Everything that must wait for I/O in flight is two steps: stop what would start more, and
+//! [`DevicePoller::drain`]; the answer comes when the last of it has ended. Only then the second
+//! message (remove, remap) follows.
+
+use std::os::fd::{OwnedFd, RawFd};
+use std::sync::Arc;
+
+use guestmem::GuestMemory;
+use virtqueue::{ChainError, ConfigError, Head, QueueError};
+
+use super::queue::{QueueSetup, RequestQueue};
+use super::units::{Unit, Units};
+use super::{BATCH, COMPLETIONS, DevicePoller};
+use crate::defs::MAX_QUEUES;
+use crate::mailbox::Notice;
+use crate::stats::ControllerCounters;
+
+/// Which requests in flight are meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Selector {
+    /// Every one.
+    All,
+    /// Those of one virtqueue, by its index.
+    Queue(u16),
+    /// Those of one target.
+    Target(u8),
+    /// One command of a target, by the guest's name for it.
+    Task(u8, u64),
+}
+
+/// Somebody waits until requests that were in flight have ended.
+pub(crate) struct Drain {
+    selector: Selector,
+    /// Only those taken before.
+    before: u64,
+    then: Box<dyn FnOnce() + Send>,
+}
+
+/// Why a queue was closed: the guest broke the rules. Nothing else is affected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Failure {
+    /// The ring itself.
+    #[error(transparent)]
+    Ring(QueueError),
+    /// A chain.
+    #[error(transparent)]
+    Chain(ChainError),
+    /// The same head twice.
+    #[error("head {0} was made available again while its request is in flight")]
+    HeadInUse(u16),
+    /// The queue is not in the new memory table.
+    #[error("the queue is not in the new memory: {0}")]
+    Config(ConfigError),
+}
+
+impl DevicePoller {
+    /// A poller without queues or units.
+    pub(crate) fn new(name: String, counters: Arc<ControllerCounters>, notice: Notice) -> Self {
+        DevicePoller {
+            name,
+            queues: Vec::with_capacity(MAX_QUEUES),
+            units: Units::new(),
+            paused: false,
+            heads: [Head::default(); BATCH],
+            done: Vec::with_capacity(COMPLETIONS),
+            taken: 0,
+            drains: Vec::new(),
+            counters,
+            notice,
+            faults: guestmem::faults(),
+            untimed: 0,
+        }
+    }
+
+    /// Starts a queue. Returns the descriptor to watch while the reactor sleeps.
+    pub(crate) fn add_queue(&mut self, setup: QueueSetup) -> Result<Option<RawFd>, ConfigError> {
+        assert!(self.queues.iter().all(|q| q.index != setup.index), "the queue was removed before");
+        let queue = RequestQueue::new(setup)?;
+        let kick = queue.kick_fd();
+        self.queues.push(queue);
+        Ok(kick)
+    }
+
+    /// Takes no more requests from a queue.
+    pub(crate) fn close_queue(&mut self, index: u16) {
+        if let Some(queue) = self.queues.iter_mut().find(|q| q.index == index) {
+            queue.close();
+        }
+    }
+
+    /// Removes a queue that was closed and drained. Its kick is open, and to be unwatched, until
+    /// the queue is dropped.
+    pub(crate) fn remove_queue(&mut self, index: u16) -> Option<RequestQueue> {
+        let at = self.queues.iter().position(|q| q.index == index)?;
+        let queue = self.queues.swap_remove(at);
+        assert_eq!(queue.in_flight, 0, "queue {index} is removed before it was drained");
+        Some(queue)
+    }
+
+    /// Replaces the call descriptor of a queue.
+    pub(crate) fn set_call(&mut self, index: u16, call: Option<OwnedFd>) {
+        if let Some(queue) = self.queues.iter_mut().find(|q| q.index == index) {
+            queue.set_call(call);
+        }
+    }
+
+    /// The reactor cannot watch the kick of a queue: it must not sleep while the queue is there.
+    pub(crate) fn forget_kick(&mut self, index: u16) {
+        if let Some(queue) = self.queues.iter_mut().find(|q| q.index == index) {
+            queue.forget_kick();
+        }
+    }
+
+    /// Descriptors that the reactor watches for this poller.
+    pub(crate) fn kick_fds(&self) -> Vec<RawFd> {
+        self.queues.iter().filter_map(RequestQueue::kick_fd).collect()
+    }
+
+    /// Takes no requests from any queue until [`DevicePoller::remap`].
+    pub(crate) fn pause(&mut self) {
+        self.paused = true;
+    }
+
+    /// Goes on in another memory table; paused and drained. Returns the queues that are not in
+    /// it: they were closed and removed.
+    pub(crate) fn remap(&mut self, memory: &Arc<GuestMemory>) -> Vec<(RequestQueue, Failure)> {
+        self.paused = false;
+        let mut lost = Vec::new();
+        for mut queue in std::mem::take(&mut self.queues) {
+            match queue.remap(memory) {
+                Ok(()) => self.queues.push(queue),
+                Err(why) => lost.push((queue, Failure::Config(why))),
+            }
+        }
+        lost
+    }
+
+    /// Puts a unit in place.
+    pub(crate) fn add_unit(&mut self, target: u8, unit: Unit) {
+        self.units.insert(target, unit);
+    }
+
+    /// New requests for `target` no longer find it.
+    pub(crate) fn leave_unit(&mut self, target: u8) {
+        self.units.leave(target);
+    }
+
+    /// Closes the unit of `target`, which was left and drained.
+    pub(crate) fn remove_unit(&mut self, target: u8) {
+        self.units.remove(target);
+    }
+
+    /// Marks the selected requests as ended by a task management function; each still waits for
+    /// its I/O and then ends with the response code `code`. Returns how many there are.
+    pub(crate) fn abort(&mut self, selector: Selector, code: u8) -> u32 {
+        let mut found = 0;
+        for queue in &mut self.queues {
+            let index = queue.index;
+            for slot in queue.slots.iter_mut().filter(|s| selector.has(index, s)) {
+                slot.task.abort();
+                slot.ended_by = code;
+                found += 1;
+            }
+        }
+        found
+    }
+
+    /// How many of the selected requests are in flight.
+    pub(crate) fn count(&self, selector: Selector) -> u32 {
+        let in_queue =
+            |q: &RequestQueue| q.slots.iter().filter(|s| selector.has(q.index, s)).count();
+        self.queues.iter().map(in_queue).sum::<usize>() as u32
+    }
+
+    /// Calls `then` as soon as the selected requests that are in flight now have ended, perhaps
+    /// at once.
+    pub(crate) fn drain(&mut self, selector: Selector, then: impl FnOnce() + Send + 'static) {
+        self.drains.push(Drain { selector, before: self.taken, then: Box::new(then) });
+        self.settle();
+    }
+
+    /// Answers the drains whose requests have all ended.
+    #[cold]
+    pub(super) fn settle(&mut self) {
+        let mut at = 0;
+        while let Some(drain) = self.drains.get(at) {
+            let waits = |q: &RequestQueue| {
+                q.in_flight != 0
+                    && q.slots
+                        .iter()
+                        .any(|s| drain.selector.has(q.index, s) && s.order < drain.before)
+            };
+            if self.queues.iter().any(waits) {
+                at += 1;
+            } else {
+                (self.drains.swap_remove(at).then)();
+            }
+        }
+    }
+
+    /// Closes a queue whose guest broke the rules, and tells the session.
+    #[cold]
+    pub(super) fn fail(&mut self, at: usize, why: Failure) {
+        let queue = &mut self.queues[at];
+        queue.close();
+        self.counters.malformed.add(1);
+        self.notice.queue_failed(queue.index, why);
+    }
+}
+
+impl Selector {
+    fn has(self, queue: u16, slot: &super::queue::Slot) -> bool {
+        slot.is_busy()
+            && match self {
+                Selector::All => true,
+                Selector::Queue(index) => index == queue,
+                Selector::Target(target) => target == slot.target,
+                Selector::Task(target, id) => target == slot.target && id == slot.id,
+            }
+    }
+}

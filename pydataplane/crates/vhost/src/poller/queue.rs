@@ -1,0 +1,201 @@
+//! One request queue and the slots of its requests.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+use guestmem::GuestMemory;
+use scsi::Task;
+use virtqueue::{ChainError, ConfigError, QueueConfig, Segments, SplitQueue};
+use zerocopy::IntoBytes;
+
+use crate::defs::{ResponseHeader, response};
+use crate::stats::Kind;
+
+/// What a request queue is made of.
+#[derive(Debug)]
+pub(crate) struct QueueSetup {
+    /// Index of the virtqueue, from [`crate::defs::FIRST_REQUEST_QUEUE`].
+    pub(crate) index: u16,
+    pub(crate) config: QueueConfig,
+    pub(crate) memory: Arc<GuestMemory>,
+    /// The guest writes it after adding requests; `None`: it only ever adds them.
+    pub(crate) kick: Option<OwnedFd>,
+    /// Written after requests ended; `None`: the guest looks by itself.
+    pub(crate) call: Option<OwnedFd>,
+}
+
+/// A request queue of one session on one reactor.
+pub(crate) struct RequestQueue {
+    pub(super) index: u16,
+    pub(super) ring: SplitQueue,
+    /// One for each descriptor: the head of a chain is unique in flight, so it names the slot.
+    pub(super) slots: Box<[Slot]>,
+    pub(super) in_flight: u32,
+    /// Takes requests. Not while it is being stopped, nor after the guest broke the rules.
+    open: bool,
+    config: QueueConfig,
+    kick: Option<OwnedFd>,
+    call: Option<OwnedFd>,
+    /// Something ended while there was no call descriptor.
+    uncalled: bool,
+}
+
+/// A request in flight.
+pub(super) struct Slot {
+    pub(super) task: Task,
+    pub(super) segments: Segments,
+    /// When it was taken, in ticks.
+    pub(super) begun: u64,
+    /// How many were taken before it.
+    pub(super) order: u64,
+    /// The guest's name for it.
+    pub(super) id: u64,
+    pub(super) target: u8,
+    /// Response code if a task management function ends it.
+    pub(super) ended_by: u8,
+    pub(super) kind: Kind,
+    busy: bool,
+}
+
+impl Slot {
+    fn new(queue: u16, index: u16) -> Self {
+        Slot {
+            task: Task::new(u64::from(queue) << 16 | u64::from(index)),
+            segments: Segments::new(),
+            begun: 0,
+            order: 0,
+            id: 0,
+            target: 0,
+            ended_by: response::OK,
+            kind: Kind::Other,
+            busy: false,
+        }
+    }
+
+    /// Queue and slot of a task's tag.
+    #[inline]
+    pub(super) fn from_tag(tag: u64) -> (u16, u16) {
+        ((tag >> 16) as u16, tag as u16)
+    }
+
+    #[inline]
+    pub(super) fn is_busy(&self) -> bool {
+        self.busy
+    }
+
+    #[inline]
+    pub(super) fn occupy(&mut self, target: u8, id: u64, order: u64, begun: u64) {
+        self.target = target;
+        self.id = id;
+        self.order = order;
+        self.begun = begun;
+        self.ended_by = response::OK;
+        self.busy = true;
+    }
+
+    #[inline]
+    pub(super) fn free(&mut self) {
+        self.busy = false;
+    }
+}
+
+impl RequestQueue {
+    /// Allocates everything that the queue will ever need.
+    pub(super) fn new(setup: QueueSetup) -> Result<Self, ConfigError> {
+        let mut ring = SplitQueue::new(setup.memory, &setup.config)?;
+        ring.disable_kick();
+        let slots = (0..ring.size()).map(|i| Slot::new(setup.index, i)).collect();
+        Ok(RequestQueue {
+            index: setup.index,
+            ring,
+            slots,
+            in_flight: 0,
+            open: true,
+            config: setup.config,
+            kick: setup.kick,
+            call: setup.call,
+            uncalled: false,
+        })
+    }
+
+    /// Whether the guest added requests that may be taken. At most one read of guest memory.
+    #[inline(always)]
+    pub(super) fn has_work(&self) -> bool {
+        self.open && self.ring.has_work()
+    }
+
+    /// Answers a chain that is whole but too short to be a request.
+    #[cold]
+    pub(super) fn refuse(&mut self, index: u16) -> Result<(), ChainError> {
+        let segments = &self.slots[usize::from(index)].segments;
+        let header = ResponseHeader { response: response::FAILURE, ..Default::default() };
+        let written = segments.writable().copy_from_slice(0, header.as_bytes());
+        segments.mark_written(0, written);
+        self.ring.push_used(index, written as u32);
+        Ok(())
+    }
+
+    /// Calls the guest. A full eventfd (EAGAIN) means that it was called already.
+    #[inline]
+    pub(super) fn call(&mut self) {
+        match &self.call {
+            Some(fd) => _ = rustix::io::write(fd.as_fd(), &1u64.to_ne_bytes()),
+            None => self.uncalled = true,
+        }
+    }
+
+    /// Replaces the call descriptor; if the guest missed a call, it gets it now.
+    pub(super) fn set_call(&mut self, call: Option<OwnedFd>) {
+        self.call = call;
+        if self.call.is_some() && std::mem::take(&mut self.uncalled) {
+            self.call();
+        }
+    }
+
+    /// Before the reactor sleeps: `false` if there is work, or no kick to be woken by.
+    pub(super) fn arm(&mut self) -> bool {
+        !self.open || (self.kick.is_some() && !self.ring.enable_kick())
+    }
+
+    /// After the reactor woke.
+    pub(super) fn disarm(&mut self) {
+        if self.open {
+            self.ring.disable_kick();
+        }
+    }
+
+    /// Takes no more requests.
+    pub(super) fn close(&mut self) {
+        self.open = false;
+    }
+
+    /// Index of the virtqueue.
+    pub(crate) fn index(&self) -> u16 {
+        self.index
+    }
+
+    /// Where to go on in the available ring.
+    pub(crate) fn next_avail(&self) -> u16 {
+        self.ring.next_avail()
+    }
+
+    /// The reactor cannot be woken by the kick: look all the time.
+    pub(super) fn forget_kick(&mut self) {
+        self.kick = None;
+    }
+
+    /// Descriptor to wake the reactor by.
+    pub(crate) fn kick_fd(&self) -> Option<RawFd> {
+        self.kick.as_ref().map(AsRawFd::as_raw_fd)
+    }
+
+    /// Goes on in new memory, with nothing in flight. On an error the queue lets go of the old
+    /// memory and is closed.
+    pub(super) fn remap(&mut self, memory: &Arc<GuestMemory>) -> Result<(), ConfigError> {
+        for slot in &mut self.slots {
+            slot.segments.clear();
+        }
+        self.ring = self.ring.remap(Arc::clone(memory), &self.config)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,328 @@
+//! vhost-user: messages of a peer (QEMU) become calls of the [`Device`]. The only importer of the
+//! `vhost` crate.
+//!
+//! Errors: what a message asked and could not be done is answered with a NACK where the peer
+//! asked for an answer, is logged, and the session goes on. The session ends when the peer leaves,
+//! when the stream cannot be understood any more, and when an error could only be shown by
+//! silence to a peer that waits for a reply: it sees the end of the connection instead, at once.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use guestmem::{DirtyLog, GuestMemory, MAX_REGIONS, RegionSpec};
+use vhost::vhost_user::message::{
+    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
+    VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig,
+    VhostUserSharedMsg, VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
+};
+use vhost::vhost_user::{
+    BackendReqHandler, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut,
+};
+// Two items of the crate are named by its trait but not re-exported with the messages.
+use vhost::VhostUserMemoryRegionBase;
+
+use crate::defs::{Config, MAX_QUEUES, MAX_REQUEST_QUEUES, OFFERED_FEATURES};
+use crate::device::{Addresses, Device};
+
+/// How long a peer may take over the rest of a message that it began, or over taking a reply.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A connected peer and its device.
+pub(crate) struct Peer {
+    requests: BackendReqHandler<Mutex<Handler>>,
+    handler: Arc<Mutex<Handler>>,
+    stream: UnixStream,
+    /// Said anything yet: one that did not gives way to the next.
+    spoke: bool,
+}
+
+/// Why a session ended.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum End {
+    /// The peer closed the connection.
+    #[error("the peer disconnected")]
+    Disconnected,
+    /// The peer broke the protocol, or cannot be answered.
+    #[error("{0}")]
+    Broken(String),
+}
+
+impl Peer {
+    /// A session for a connection that was just accepted.
+    pub(crate) fn new(stream: UnixStream, device: Device) -> io::Result<Self> {
+        stream.set_nonblocking(false)?;
+        stream.set_read_timeout(Some(MESSAGE_TIMEOUT))?;
+        stream.set_write_timeout(Some(MESSAGE_TIMEOUT))?;
+        let handler = Arc::new(Mutex::new(Handler { device, fatal: None }));
+        let requests = BackendReqHandler::from_stream(stream.try_clone()?, Arc::clone(&handler));
+        Ok(Peer { requests, handler, stream, spoke: false })
+    }
+
+    /// Readable when there is a message.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+
+    /// Whether the peer has sent at least one message.
+    pub(crate) fn spoke(&self) -> bool {
+        self.spoke
+    }
+
+    /// The device. Only the controller's thread takes this lock, never while it handles a message.
+    pub(crate) fn handler(&self) -> MutexGuard<'_, Handler> {
+        self.handler.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Receives one message, does what it says and answers.
+    pub(crate) fn handle_message(&mut self) -> std::result::Result<(), End> {
+        let result = self.requests.handle_request();
+        if let Some(why) = self.handler().fatal.take() {
+            return Err(End::Broken(why));
+        }
+        match result {
+            Ok(()) => {
+                self.spoke = true;
+                Ok(())
+            }
+            Err(Error::Disconnected) => Err(End::Disconnected),
+            // Our own refusals: answered with a NACK if the peer wanted an answer.
+            Err(Error::ReqHandlerError(why)) => {
+                tracing::warn!("refused a message: {why}");
+                Ok(())
+            }
+            // SET_VRING_ENABLE by a peer that negotiated no protocol features: rings are enabled
+            // already, and it expects no reply.
+            Err(Error::InactiveFeature(_)) => Ok(()),
+            Err(why) => Err(End::Broken(why.to_string())),
+        }
+    }
+}
+
+/// What messages act on.
+pub(crate) struct Handler {
+    pub(crate) device: Device,
+    /// The session must end: an error that could not be answered.
+    fatal: Option<String>,
+}
+
+impl Handler {
+    /// An error of a message whose sender waits for a reply that will not come.
+    fn fatal<T>(&mut self, why: impl ToString) -> Result<T> {
+        self.fatal = Some(why.to_string());
+        Err(Error::BackendInternalError)
+    }
+}
+
+/// A refusal that the session survives.
+fn refuse(why: impl std::error::Error + Send + Sync + 'static) -> Error {
+    Error::ReqHandlerError(io::Error::other(why))
+}
+
+fn unsupported<T>(what: &'static str) -> Result<T> {
+    Err(Error::InvalidOperation(what))
+}
+
+fn region(of: &VhostUserMemoryRegion) -> RegionSpec {
+    RegionSpec {
+        guest_addr: of.guest_phys_addr,
+        size: of.memory_size,
+        user_addr: of.user_addr,
+        mmap_offset: of.mmap_offset,
+    }
+}
+
+fn owned(file: Option<File>) -> Option<OwnedFd> {
+    file.map(OwnedFd::from)
+}
+
+impl VhostUserBackendReqHandlerMut for Handler {
+    fn set_owner(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reset_owner(&mut self) -> Result<()> {
+        self.device.reset();
+        Ok(())
+    }
+
+    fn reset_device(&mut self) -> Result<()> {
+        self.device.reset();
+        Ok(())
+    }
+
+    fn get_features(&mut self) -> Result<u64> {
+        Ok(OFFERED_FEATURES)
+    }
+
+    fn set_features(&mut self, features: u64) -> Result<()> {
+        self.device.set_features(features).map_err(refuse)
+    }
+
+    fn set_mem_table(
+        &mut self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        _postcopy_listening: Option<bool>,
+    ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
+        let table: Vec<_> =
+            regions.iter().map(region).zip(files.into_iter().map(OwnedFd::from)).collect();
+        self.device.change_memory(|_| GuestMemory::map(table)).map_err(refuse)?;
+        Ok(None)
+    }
+
+    fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
+        self.device.set_size(index, num).map_err(refuse)
+    }
+
+    fn set_vring_addr(
+        &mut self,
+        index: u32,
+        flags: VhostUserVringAddrFlags,
+        descriptor: u64,
+        used: u64,
+        available: u64,
+        log: u64,
+    ) -> Result<()> {
+        let logged = flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG);
+        let addresses =
+            Addresses { desc: descriptor, avail: available, used, log: logged.then_some(log) };
+        self.device.set_addresses(index, addresses).map_err(refuse)
+    }
+
+    fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
+        self.device.set_base(index, base).map_err(refuse)
+    }
+
+    fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
+        match self.device.take_base(index) {
+            Ok(base) => Ok(VhostUserVringState::new(index, u32::from(base))),
+            Err(why) => self.fatal(why),
+        }
+    }
+
+    fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        self.device.set_kick(u32::from(index), owned(fd)).map_err(refuse)
+    }
+
+    fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        self.device.set_call(u32::from(index), owned(fd)).map_err(refuse)
+    }
+
+    fn set_vring_err(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        self.device.set_err(u32::from(index), owned(fd)).map_err(refuse)
+    }
+
+    fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
+        // The library adds REPLY_ACK.
+        Ok(VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::LOG_SHMFD
+            | VhostUserProtocolFeatures::CONFIG
+            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)
+    }
+
+    fn set_protocol_features(&mut self, _features: u64) -> Result<()> {
+        // The library looks at them; none changes the device.
+        Ok(())
+    }
+
+    fn get_queue_num(&mut self) -> Result<u64> {
+        Ok(MAX_QUEUES as u64)
+    }
+
+    fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
+        self.device.set_enabled(index, enable).map_err(refuse)
+    }
+
+    fn get_config(
+        &mut self,
+        offset: u32,
+        size: u32,
+        _flags: VhostUserConfigFlags,
+    ) -> Result<Vec<u8>> {
+        let config = Config::new(MAX_REQUEST_QUEUES as u32);
+        // An error becomes an empty reply.
+        config.read(offset as usize, size as usize).ok_or(Error::InvalidParam)
+    }
+
+    fn set_config(&mut self, offset: u32, buf: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
+        #[derive(Debug, thiserror::Error)]
+        #[error("configuration bytes at {0} are fixed: sense_size is 96 and cdb_size is 32")]
+        struct Fixed(u32);
+        let config = Config::new(MAX_REQUEST_QUEUES as u32);
+        match config.accepts(offset as usize, buf) {
+            true => Ok(()),
+            false => Err(refuse(Fixed(offset))),
+        }
+    }
+
+    fn get_max_mem_slots(&mut self) -> Result<u64> {
+        Ok(MAX_REGIONS as u64)
+    }
+
+    fn add_mem_region(
+        &mut self,
+        spec: &VhostUserSingleMemoryRegion,
+        fd: File,
+        _postcopy_listening: Option<bool>,
+    ) -> Result<Option<VhostUserMemoryRegionBase>> {
+        let (spec, fd) = (region(spec), OwnedFd::from(fd));
+        self.device.change_memory(|old| old.with_region(spec, &fd)).map_err(refuse)?;
+        Ok(None)
+    }
+
+    fn remove_mem_region(&mut self, spec: &VhostUserSingleMemoryRegion) -> Result<()> {
+        let spec = region(spec);
+        self.device.change_memory(|old| old.without_region(spec)).map_err(refuse)
+    }
+
+    fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
+        let (offset, size) = (log.mmap_offset, log.mmap_size);
+        match DirtyLog::new(file.as_fd(), offset, size) {
+            Ok(log) => {
+                self.device.set_log(log);
+                Ok(())
+            }
+            // QEMU waits for a reply that a failure does not get.
+            Err(why) => self.fatal(why),
+        }
+    }
+
+    // Never offered, so never sent by a peer that keeps to the protocol.
+
+    fn set_gpu_socket(&mut self, _: GpuBackend) -> Result<()> {
+        unsupported("GPU_SET_SOCKET")
+    }
+
+    fn get_shared_object(&mut self, _: VhostUserSharedMsg) -> Result<File> {
+        unsupported("GET_SHARED_OBJECT")
+    }
+
+    fn get_inflight_fd(&mut self, _: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        unsupported("GET_INFLIGHT_FD")
+    }
+
+    fn set_inflight_fd(&mut self, _: &VhostUserInflight, _: File) -> Result<()> {
+        unsupported("SET_INFLIGHT_FD")
+    }
+
+    fn set_device_state_fd(
+        &mut self,
+        _: VhostTransferStateDirection,
+        _: VhostTransferStatePhase,
+        _: File,
+    ) -> Result<Option<File>> {
+        unsupported("SET_DEVICE_STATE_FD")
+    }
+
+    fn check_device_state(&mut self) -> Result<()> {
+        unsupported("CHECK_DEVICE_STATE")
+    }
+
+    fn get_shmem_config(&mut self) -> Result<VhostUserShMemConfig> {
+        unsupported("GET_SHMEM_CONFIG")
+    }
+}

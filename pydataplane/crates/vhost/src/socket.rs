@@ -1,0 +1,209 @@
+//! The UNIX socket that a controller listens on.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+/// Bytes of a socket's path, at most (`sun_path` of unix(7) less its NUL).
+pub const MAX_PATH: usize = 107;
+
+/// Where to listen and who may connect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SocketOptions {
+    /// Path of the socket.
+    pub path: PathBuf,
+    /// Permission bits; connecting needs the write bit.
+    pub mode: u32,
+    /// Owner, or the process's own user.
+    pub uid: Option<u32>,
+    /// Group, or the process's own group.
+    pub gid: Option<u32>,
+}
+
+impl SocketOptions {
+    /// Mode 0660, owned by the process's user and group.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        SocketOptions { path: path.into(), mode: 0o660, uid: None, gid: None }
+    }
+}
+
+/// Why a socket could not be made. Nothing that was there before was touched.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// Longer than the kernel takes.
+    #[error(
+        "socket path {path} has {len} bytes, {MAX_PATH} are possible; choose a shorter name or directory"
+    )]
+    TooLong {
+        /// The path.
+        path: PathBuf,
+        /// Its length in bytes.
+        len: usize,
+    },
+    /// Some process accepts connections on it.
+    #[error(
+        "socket {0} is in use: a process listens on it; stop that process or choose another name"
+    )]
+    InUse(PathBuf),
+    /// A file of another kind has the name.
+    #[error("{0} exists and is not a socket; remove it or choose another name")]
+    NotASocket(PathBuf),
+    /// A system call failed.
+    #[error("cannot {operation} socket {path}: {why}")]
+    Os {
+        /// What was tried.
+        operation: &'static str,
+        /// The path.
+        path: PathBuf,
+        /// The cause.
+        why: io::Error,
+    },
+}
+
+/// A listening socket, whose file is removed when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    listener: UnixListener,
+    path: PathBuf,
+    /// Device and inode of our file: never remove somebody else's.
+    file: (u64, u64),
+}
+
+impl Listener {
+    /// Listens on `options.path`. A socket file that nobody listens on is replaced.
+    pub(crate) fn bind(options: &SocketOptions) -> Result<Self, SocketError> {
+        let path = &options.path;
+        let len = path.as_os_str().len();
+        if len > MAX_PATH {
+            return Err(SocketError::TooLong { path: path.clone(), len });
+        }
+        let os = |operation| move |why| SocketError::Os { operation, path: path.clone(), why };
+        remove_stale(path)?;
+        let listener = UnixListener::bind(path).map_err(|why| match why.kind() {
+            io::ErrorKind::AddrInUse => SocketError::InUse(path.clone()),
+            _ => os("bind")(why),
+        })?;
+        let made = fs::symlink_metadata(path).map_err(os("examine"))?;
+        let socket = Listener { listener, path: path.clone(), file: (made.dev(), made.ino()) };
+        // Until here only the owner may connect (umask), so nobody slips in before the change.
+        if options.uid.is_some() || options.gid.is_some() {
+            chown(path, options.uid, options.gid).map_err(os("change the owner of"))?;
+        }
+        fs::set_permissions(path, fs::Permissions::from_mode(options.mode))
+            .map_err(os("change the mode of"))?;
+        socket.listener.set_nonblocking(true).map_err(os("set up"))?;
+        Ok(socket)
+    }
+
+    /// The next connection that waits, if one does.
+    pub(crate) fn accept(&self) -> io::Result<Option<UnixStream>> {
+        match self.listener.accept() {
+            Ok((stream, _)) => Ok(Some(stream)),
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    io::ErrorKind::WouldBlock
+                        | io::ErrorKind::Interrupted
+                        | io::ErrorKind::ConnectionAborted
+                ) =>
+            {
+                Ok(None)
+            }
+            Err(e) => Err(e),
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let ours = fs::symlink_metadata(&self.path).is_ok_and(|m| (m.dev(), m.ino()) == self.file);
+        if ours {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Removes the socket file at `path` if nobody listens on it.
+fn remove_stale(path: &Path) -> Result<(), SocketError> {
+    let os = |operation| move |why| SocketError::Os { operation, path: path.into(), why };
+    let there = match fs::symlink_metadata(path) {
+        Ok(there) => there,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(os("examine")(e)),
+    };
+    if !there.file_type().is_socket() {
+        return Err(SocketError::NotASocket(path.into()));
+    }
+    match UnixStream::connect(path) {
+        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
+            fs::remove_file(path).map_err(os("remove the stale"))
+        }
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        // A full backlog (EAGAIN), a datagram socket (EPROTOTYPE): somebody has it.
+        _ => Err(SocketError::InUse(path.into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mode_is_set_and_the_file_goes_with_the_listener() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = SocketOptions::new(dir.path().join("s"));
+        let listener = Listener::bind(&options).unwrap();
+        assert_eq!(fs::metadata(&options.path).unwrap().mode() & 0o7777, 0o660);
+        drop(listener);
+        assert!(!options.path.exists());
+    }
+
+    #[test]
+    fn stale_file_is_replaced_and_one_in_use_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = SocketOptions::new(dir.path().join("s"));
+        drop(UnixListener::bind(&options.path).unwrap());
+        assert!(options.path.exists());
+        let first = Listener::bind(&options).unwrap();
+        let error = Listener::bind(&options).unwrap_err().to_string();
+        assert!(error.contains("is in use"), "{error}");
+        assert!(options.path.exists());
+        drop(first);
+    }
+
+    #[test]
+    fn path_too_long_and_other_files_are_refused_untouched() {
+        let dir = tempfile::tempdir().unwrap();
+        let long = SocketOptions::new(dir.path().join("n".repeat(120)));
+        let error = Listener::bind(&long).unwrap_err().to_string();
+        assert!(error.contains("107 are possible"), "{error}");
+        let file = SocketOptions::new(dir.path().join("f"));
+        fs::write(&file.path, "data").unwrap();
+        let error = Listener::bind(&file).unwrap_err().to_string();
+        assert!(error.contains("not a socket"), "{error}");
+        assert_eq!(fs::read(&file.path).unwrap(), b"data");
+        let nowhere = SocketOptions::new(dir.path().join("no/such/dir"));
+        let error = Listener::bind(&nowhere).unwrap_err().to_string();
+        assert!(error.contains("cannot bind"), "{error}");
+    }
+
+    #[test]
+    fn somebody_elses_file_is_left_alone_at_drop() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = SocketOptions::new(dir.path().join("s"));
+        let listener = Listener::bind(&options).unwrap();
+        fs::remove_file(&options.path).unwrap();
+        fs::write(&options.path, "other").unwrap();
+        drop(listener);
+        assert_eq!(fs::read(&options.path).unwrap(), b"other");
+    }
+}

@@ -1,0 +1,199 @@
+//! Counters of controllers and logical units.
+//!
+//! Each counter has one writer, the thread that does the work, so that counting is a plain add;
+//! readers on other threads see a value that is at most a moment old.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A counter with a single writing thread.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds `n`. Only ever called by the one writer: load and store, no locked instruction.
+    #[inline(always)]
+    pub(crate) fn add(&self, n: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    }
+
+    /// The value now.
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Counters of one controller on one thread.
+#[derive(Debug, Default)]
+pub(crate) struct ControllerCounters {
+    pub(crate) requests: Counter,
+    pub(crate) errors: Counter,
+    pub(crate) malformed: Counter,
+    pub(crate) interrupts: Counter,
+    pub(crate) events_sent: Counter,
+    pub(crate) events_missed: Counter,
+}
+
+/// What a controller did since it was created.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ControllerStats {
+    /// Requests taken from request queues.
+    pub requests: u64,
+    /// Requests that ended with a response other than OK or a status other than GOOD.
+    pub errors: u64,
+    /// Descriptor chains that broke the rules of virtio; each stopped its queue, unless it could
+    /// be answered.
+    pub malformed: u64,
+    /// Interrupts given to the guest (writes to a call eventfd).
+    pub interrupts: u64,
+    /// Events put into the event queue.
+    pub events_sent: u64,
+    /// Events lost because the guest gave no buffers; it was told that some were.
+    pub events_missed: u64,
+}
+
+impl ControllerStats {
+    pub(crate) fn add(&mut self, counters: &ControllerCounters) {
+        self.requests += counters.requests.get();
+        self.errors += counters.errors.get();
+        self.malformed += counters.malformed.get();
+        self.interrupts += counters.interrupts.get();
+        self.events_sent += counters.events_sent.get();
+        self.events_missed += counters.events_missed.get();
+    }
+}
+
+/// Counters of one logical unit on one thread.
+#[derive(Debug, Default)]
+pub(crate) struct LunCounters {
+    pub(crate) reads: Counter,
+    pub(crate) read_bytes: Counter,
+    pub(crate) read_ticks: Counter,
+    pub(crate) writes: Counter,
+    pub(crate) write_bytes: Counter,
+    pub(crate) write_ticks: Counter,
+    pub(crate) flushes: Counter,
+    pub(crate) flush_ticks: Counter,
+    pub(crate) others: Counter,
+    pub(crate) errors: Counter,
+}
+
+/// What the guest did with one logical unit since it was added (libvirt's block statistics).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LunStats {
+    /// READ commands that ended.
+    pub reads: u64,
+    /// Bytes that they moved.
+    pub read_bytes: u64,
+    /// Nanoseconds from ring to ring, summed over them.
+    pub read_ns: u64,
+    /// WRITE and WRITE SAME commands that ended.
+    pub writes: u64,
+    /// Bytes that they moved.
+    pub write_bytes: u64,
+    /// Nanoseconds from ring to ring, summed over them.
+    pub write_ns: u64,
+    /// SYNCHRONIZE CACHE commands that ended.
+    pub flushes: u64,
+    /// Nanoseconds from ring to ring, summed over them.
+    pub flush_ns: u64,
+    /// All other commands that ended.
+    pub others: u64,
+    /// Commands that ended with a status other than GOOD.
+    pub errors: u64,
+}
+
+impl LunStats {
+    pub(crate) fn add(&mut self, counters: &LunCounters) {
+        self.reads += counters.reads.get();
+        self.read_bytes += counters.read_bytes.get();
+        self.read_ns += reactor::ticks::to_ns(counters.read_ticks.get());
+        self.writes += counters.writes.get();
+        self.write_bytes += counters.write_bytes.get();
+        self.write_ns += reactor::ticks::to_ns(counters.write_ticks.get());
+        self.flushes += counters.flushes.get();
+        self.flush_ns += reactor::ticks::to_ns(counters.flush_ticks.get());
+        self.others += counters.others.get();
+        self.errors += counters.errors.get();
+    }
+}
+
+/// What a command counts as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Read,
+    Write,
+    Flush,
+    Other,
+}
+
+impl Kind {
+    /// By operation code (SBC-4 table 35).
+    #[inline]
+    pub(crate) fn of(operation_code: u8) -> Self {
+        match operation_code {
+            0x08 | 0x28 | 0xa8 | 0x88 => Kind::Read,
+            0x0a | 0x2a | 0xaa | 0x8a | 0x2e | 0xae | 0x8e | 0x41 | 0x93 => Kind::Write,
+            0x35 | 0x91 => Kind::Flush,
+            _ => Kind::Other,
+        }
+    }
+}
+
+impl LunCounters {
+    /// Counts a command that ended; `timed` is how long it took, in ticks, and for how many it
+    /// counts.
+    #[inline]
+    pub(crate) fn count(&self, kind: Kind, bytes: u32, timed: Option<(u64, u32)>, good: bool) {
+        let ticks = timed.map_or(0, |(ticks, weight)| ticks * u64::from(weight));
+        match kind {
+            Kind::Read => {
+                self.reads.add(1);
+                self.read_bytes.add(u64::from(bytes));
+                self.read_ticks.add(ticks);
+            }
+            Kind::Write => {
+                self.writes.add(1);
+                self.write_bytes.add(u64::from(bytes));
+                self.write_ticks.add(ticks);
+            }
+            Kind::Flush => {
+                self.flushes.add(1);
+                self.flush_ticks.add(ticks);
+            }
+            Kind::Other => self.others.add(1),
+        }
+        if !good {
+            self.errors.add(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_counted_by_kind() {
+        let counters = LunCounters::default();
+        counters.count(Kind::of(0x28), 4096, 10, true);
+        counters.count(Kind::of(0x88), 512, 5, false);
+        counters.count(Kind::of(0x2a), 1024, 7, true);
+        counters.count(Kind::of(0x35), 0, 3, true);
+        counters.count(Kind::of(0x12), 36, 1, true);
+        let mut stats = LunStats::default();
+        stats.add(&counters);
+        let expected = LunStats {
+            reads: 2,
+            read_bytes: 4608,
+            read_ns: 15,
+            writes: 1,
+            write_bytes: 1024,
+            write_ns: 7,
+            flushes: 1,
+            flush_ns: 3,
+            others: 1,
+            errors: 1,
+        };
+        assert_eq!(stats, expected);
+    }
+}
