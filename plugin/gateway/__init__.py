@@ -1,0 +1,18 @@
+"""virtlun-gateway: a proxy of libvirt's RPC socket that knows virtlun disks.
+
+A client connects to the gateway's socket instead of libvirtd's and notices nothing else. Messages
+pass through as they are, except the calls about disks of ours (see `handlers`): those are answered
+here, or rewritten on their way by `plugin.translate`.
+
+    wire, xdr, messages, procs   the protocol: framing, values, numbers
+    channel                      one socket: messages, descriptors, backpressure
+    session, call                one client: the two pumps, authentication, identity
+    upstream                     a small libvirt client, for calls of our own
+    handlers, domains            what we do with which call
+    target, locks, events        LUNs and volumes; one operation at a time; device events
+    server, listen, config       the process
+
+It owns no state: a domain's disks stand in its metadata, the LUNs in the target. It never touches
+an I/O, and it never decides what a client may do: libvirtd does, for each call, under the client's
+own identity.
+"""

@@ -1,0 +1,71 @@
+"""One call of a client that the gateway looks into, and the reply to it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from plugin.gateway.wire import Header, MessageType, Status, message
+
+if TYPE_CHECKING:
+    from plugin.gateway.session import Session
+
+
+@dataclass(frozen=True)
+class Reply:
+    """libvirtd's reply to a call that was passed on, with descriptors that are ours to pass on."""
+
+    header: Header
+    payload: bytes
+    descriptors: tuple[int, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether the call succeeded."""
+        return self.header.status == Status.OK
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a client; a handler answers it exactly once, by `respond` or `answer`."""
+
+    session: Session
+    header: Header
+    payload: bytes
+    descriptors: tuple[int, ...] = ()
+
+    async def forward(self, payload: bytes | None = None) -> Reply:
+        """Passes the call on to libvirtd, with another payload if given; returns the reply.
+
+        Raises:
+            UpstreamGone: libvirtd closed the connection first.
+        """
+        body = self.payload if payload is None else payload
+        return await self.session.exchange(self.header, body, self.descriptors)
+
+    async def respond(self, reply: Reply, payload: bytes | None = None) -> None:
+        """Gives libvirtd's reply to the client, with another payload if given."""
+        body = reply.payload if payload is None else payload
+        header = reply.header.resized(len(body))
+        await self.session.client.send(header.pack() + body, reply.descriptors)
+
+    async def answer(self, payload: bytes = b"", *, status: Status = Status.OK) -> None:
+        """Answers the call without libvirtd."""
+        await self.session.client.send(
+            message(
+                MessageType.REPLY,
+                self.header.procedure,
+                self.header.serial,
+                payload,
+                status=status,
+                program=self.header.program,
+            )
+        )
+
+    async def pass_on(self) -> None:
+        """Lets libvirtd alone answer the call."""
+        await self.respond(await self.forward())
+
+
+Handler = Callable[[Call], Awaitable[None]]

@@ -1,0 +1,225 @@
+"""Block calls on our disks: size, statistics, resize, and what is not possible."""
+
+from __future__ import annotations
+
+from plugin import translate
+from plugin.errors import Refusal
+from plugin.gateway.call import Call
+from plugin.gateway.domains import is_running
+from plugin.gateway.errors import Code, Refused, UpstreamError
+from plugin.gateway.messages import (
+    LLONG,
+    Domain,
+    DomainCall,
+    ResizeCall,
+    TypedParam,
+    pack_params,
+)
+from plugin.gateway.procs import Proc
+from plugin.gateway.target import Usage
+from plugin.gateway.xdr import Reader, Writer
+from plugin.translate import LunPlan
+
+RESIZE_BYTES = 1
+RESIZE_CAPACITY = 2
+RESIZE_EXTEND = 4
+
+U64_MAX = (1 << 64) - 1
+
+
+async def _find(call: Call, dom: Domain, path: str) -> tuple[LunPlan | None, str | None]:
+    """Returns the disk of ours that `path` means, and libvirtd's XML if the domain has any.
+
+    The questions are asked in the client's name, so libvirtd's rules for reading hold.
+    """
+    own = await call.session.own()
+    try:
+        if await own.metadata(dom, 0) is None:
+            return None, None
+        xml = await own.xml(dom, 0)
+    except UpstreamError:
+        return None, None  # libvirtd's answer to the call itself says why
+    return translate.find(xml, path, call.session.gateway.settings), xml
+
+
+async def info(call: Call) -> None:
+    """GET_BLOCK_INFO: allocation, capacity and physical size in bytes."""
+    args = DomainCall.read(call.payload, text=True, flags=True)
+    lun, _ = await _find(call, args.dom, args.text)
+    if lun is None:
+        await call.pass_on()
+        return
+    if args.flags:
+        raise Refused(Code.INVALID_ARG, f"unsupported flags (0x{args.flags:x})")
+    volume = await call.session.gateway.target.volume(lun.bdev_name)
+    result = Writer().u64(volume.allocated).u64(volume.size).u64(volume.allocated)
+    await call.answer(bytes(result))
+
+
+async def stats(call: Call) -> None:
+    """BLOCK_STATS; an empty path means the sum over all disks."""
+    args = DomainCall.read(call.payload, text=True)
+    usage = await _usage(call, args)
+    if usage is None:
+        await call.pass_on()
+        return
+    values = [usage.reads, usage.read_bytes, usage.writes, usage.written_bytes]
+    if not args.text:
+        reply = await call.forward()
+        if not reply.ok:
+            await call.respond(reply)
+            return
+        theirs = Reader(reply.payload)
+        values = [value + theirs.i64() for value in values]
+    result = Writer()
+    for value in (*values, -1):  # as libvirt's QEMU driver: errors are not counted
+        result.i64(value)
+    await call.answer(bytes(result))
+
+
+async def stats_flags(call: Call) -> None:
+    """BLOCK_STATS_FLAGS; asked for 0 parameters it tells how many there are."""
+    reader = Reader(call.payload)
+    args = DomainCall(Domain.read(reader), reader.string())
+    wanted, _ = reader.i32(), reader.u32()
+    usage = await _usage(call, args)
+    if usage is None:
+        await call.pass_on()
+        return
+    params = [TypedParam(name, LLONG, value) for name, value in _fields(usage).items()]
+    if not args.text:
+        reply = await call.forward()
+        if not reply.ok or not wanted:
+            await call.respond(reply)
+            return
+        theirs = Reader(reply.payload)
+        ours = _fields(usage)
+        params = [
+            TypedParam(param.field, param.kind, int(param.value) + ours.get(param.field, 0))
+            for param in theirs.array(lambda: TypedParam.read(theirs), 16)
+        ]
+    if not wanted:
+        await call.answer(pack_params([]) + bytes(Writer().i32(len(params))))
+        return
+    params = params[: max(0, wanted)]
+    await call.answer(pack_params(params) + bytes(Writer().i32(len(params))))
+
+
+async def _usage(call: Call, args: DomainCall) -> Usage | None:
+    """Returns what the disk did, or all of ours with an empty path.
+
+    None where libvirtd is to answer: the disk is not ours, or the domain does not run.
+    """
+    if args.text:
+        lun, xml = await _find(call, args.dom, args.text)
+        luns: tuple[LunPlan, ...] = (lun,) if lun is not None else ()
+    else:
+        _, xml = await _find(call, args.dom, "")
+        plan = translate.plan(xml) if xml else None
+        luns = plan.luns if plan is not None else ()
+    if not luns or xml is None or not is_running(xml):
+        return None
+    found = await call.session.gateway.target.usage([lun.bdev_name for lun in luns])
+    missing = next((lun for lun in luns if lun.bdev_name not in found), None)
+    if missing is not None:
+        raise Refused(Refusal.NO_VOLUME, f"the target has no volume {missing.volume.alias}")
+    total = Usage(0, 0, 0, 0, 0, 0)
+    for usage in found.values():
+        total = total + usage
+    return total
+
+
+def _fields(usage: Usage) -> dict[str, int]:
+    """Returns libvirt's names for BLOCK_STATS_FLAGS, in the order of its QEMU driver."""
+    return {
+        "wr_bytes": usage.written_bytes,
+        "wr_operations": usage.writes,
+        "rd_bytes": usage.read_bytes,
+        "rd_operations": usage.reads,
+        "flush_operations": usage.flushes,
+        "wr_total_times": usage.write_ns,
+        "rd_total_times": usage.read_ns,
+        "flush_total_times": usage.flush_ns,
+    }
+
+
+async def resize(call: Call) -> None:
+    """BLOCK_RESIZE: the volume grows, the running guest is told by the target.
+
+    The size is rounded up to whole clusters, never down. A shrink cuts off data, so it needs
+    `allow_shrink` in the configuration. CAPACITY means "as large as the storage is": that is what
+    a volume always is.
+    """
+    args = ResizeCall.read(call.payload)
+    lun, _ = await _find(call, args.dom, args.disk)
+    if lun is None:
+        await call.pass_on()
+        return
+    unknown = args.flags & ~(RESIZE_BYTES | RESIZE_CAPACITY | RESIZE_EXTEND)
+    if unknown:
+        raise Refused(Code.INVALID_ARG, f"unsupported flags (0x{unknown:x})")
+    size = args.size if args.flags & RESIZE_BYTES else args.size * 1024
+    if size > U64_MAX:
+        raise Refused(Code.OVERFLOW, f"size must be less than {U64_MAX // 1024}")
+    # libvirtd judges the call in its own words (permission, read-only, domain not running) before
+    # it finds that it does not know the disk.
+    judged = await call.forward(
+        bytes(args.dom.write(Writer()).string(args.disk).u64(size).u32(RESIZE_BYTES))
+    )
+    if judged.ok or UpstreamError(judged.payload).code != Code.INVALID_ARG:
+        await call.respond(judged)
+        return
+    gateway = call.session.gateway
+    if lun.read_only:
+        raise Refused(Refusal.CANNOT_CHANGE, f"can't resize empty or readonly disk '{lun.dev}'")
+    async with gateway.locks.hold(f"volume:{lun.bdev_name}"):
+        volume = await gateway.target.volume(lun.bdev_name)
+        if args.flags & RESIZE_CAPACITY:
+            if args.size:
+                raise Refused(Code.INVALID_ARG, "size must be zero when resizing to capacity")
+            size = volume.size
+        if not size:
+            raise Refused(Code.INVALID_ARG, "size must be greater than zero")
+        cluster = await gateway.target.cluster_size(volume)
+        rounded = -(-size // cluster) * cluster
+        if rounded < volume.size and (
+            args.flags & RESIZE_EXTEND or not gateway.config.allow_shrink
+        ):
+            raise Refused(
+                Refusal.BAD_ARGUMENT,
+                f"disk {lun.dev} has {volume.size} bytes, and {size} would cut off data: to shrink "
+                f"it all the same, use `virtlun volume resize {volume.path}`",
+            )
+        if rounded != volume.size:
+            await gateway.target.resize(volume, rounded)
+    await call.answer()
+
+
+async def peek(call: Call) -> None:
+    """BLOCK_PEEK: the gateway touches no I/O."""
+    args = DomainCall.read(call.payload[:-16] + call.payload[-4:], text=True, flags=True)
+    lun, _ = await _find(call, args.dom, args.text)
+    if lun is None:
+        await call.pass_on()
+        return
+    raise Refused(
+        Refusal.CANNOT_CHANGE, f"disk {lun.dev}: block peek is not supported for virtlun volumes"
+    )
+
+
+async def io_tune(call: Call) -> None:
+    """SET_BLOCK_IO_TUNE and GET_BLOCK_IO_TUNE: limits are not there yet."""
+    reader = Reader(call.payload)
+    dom = Domain.read(reader)
+    if call.header.procedure == Proc.SET_BLOCK_IO_TUNE:
+        disk: str | None = reader.string()
+    else:
+        disk = reader.optional(reader.string)
+    lun, _ = await _find(call, dom, disk) if disk else (None, None)
+    if lun is None:
+        await call.pass_on()
+        return
+    raise Refused(
+        Refusal.CANNOT_CHANGE,
+        f"disk {lun.dev}: I/O limits of virtlun volumes are not supported yet",
+    )

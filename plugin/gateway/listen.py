@@ -1,0 +1,75 @@
+"""The gateway's listening sockets: made here, or handed over by systemd."""
+
+from __future__ import annotations
+
+import grp
+import os
+import socket
+from pathlib import Path
+
+from plugin.errors import ConfigError
+
+BACKLOG = 128
+"""Connections the kernel holds while all slots are taken."""
+
+PATH_MAX_BYTES = 107
+"""sockaddr_un.sun_path without its NUL."""
+
+_FIRST_FD = 3
+"""SD_LISTEN_FDS_START."""
+
+
+def listen(path: Path, mode: int, group: str) -> socket.socket:
+    """Makes a listening UNIX socket with this mode and group; one left behind is replaced.
+
+    Raises:
+        ConfigError: the path is too long or taken, or the socket cannot be made; says what to do.
+    """
+    if len(os.fsencode(path)) > PATH_MAX_BYTES:
+        raise ConfigError(f"{path}: a socket's path has {PATH_MAX_BYTES} bytes at most")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_stale(path)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o777)  # nobody connects before mode and group are right
+        try:
+            sock.bind(str(path))
+        finally:
+            os.umask(before)
+        if group:
+            os.chown(path, -1, grp.getgrnam(group).gr_gid)
+        path.chmod(mode)
+        sock.listen(BACKLOG)
+    except KeyError as error:
+        raise ConfigError(f"{path}: there is no group {group}: see gateway.socket_group") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    sock.setblocking(False)
+    return sock
+
+
+def _remove_stale(path: Path) -> None:
+    if not path.is_socket():
+        if path.exists():
+            raise ConfigError(f"{path} exists and is not a socket: remove it")
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+        else:
+            raise ConfigError(f"{path}: another process listens there: stop it or choose another")
+
+
+def handed_over() -> dict[str, socket.socket]:
+    """Returns the sockets systemd made (sd_listen_fds(3)), by path."""
+    if os.environ.get("LISTEN_PID") != str(os.getpid()):
+        return {}
+    found = {}
+    for number in range(_FIRST_FD, _FIRST_FD + int(os.environ.get("LISTEN_FDS", "0"))):
+        sock = socket.socket(fileno=number)
+        sock.setblocking(False)
+        os.set_inheritable(number, False)
+        found[str(sock.getsockname())] = sock
+    return found

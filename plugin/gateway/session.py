@@ -1,0 +1,339 @@
+"""One client's connection and its counterpart to libvirtd.
+
+Two pumps run beside each other: calls towards libvirtd, replies and events back. A message nobody
+looks into streams through. A call in the table of handlers is read whole and becomes a task of its
+own (libvirtd too works on several calls of a client at a time); the pump goes on meanwhile.
+
+Until libvirtd knows who the client is, nothing but what leads to CONNECT_OPEN is passed on: every
+connection of ours arrives there as root, and a call that overtook CONNECT_SET_IDENTITY would run
+with root's rights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from plugin.errors import TranslateError
+from plugin.gateway import polkit
+from plugin.gateway.call import Call, Handler, Reply
+from plugin.gateway.channel import Channel, PeerGone
+from plugin.gateway.errors import (
+    Code,
+    GatewayError,
+    Refused,
+    UpstreamGone,
+    error_payload,
+)
+from plugin.gateway.events import Happening, Subscriptions
+from plugin.gateway.handlers import HANDLERS, WRITING
+from plugin.gateway.messages import XML_CALL_MAX_BYTES
+from plugin.gateway.peer import peer_of
+from plugin.gateway.procs import Proc, name_of
+from plugin.gateway.upstream import Upstream, connect
+from plugin.gateway.wire import (
+    CALLS,
+    KEEPALIVE_PROGRAM,
+    MESSAGE_MAX_BYTES,
+    REMOTE_PROGRAM,
+    REPLIES,
+    Header,
+    MessageType,
+    Status,
+    WireError,
+)
+from plugin.gateway.xdr import Writer
+
+if TYPE_CHECKING:
+    from plugin.gateway.server import Gateway, Listener
+
+CALLS_MAX = 8
+"""Calls of one client that the gateway works on at a time; libvirtd's own default limit is 5."""
+
+EVENTS_MAX = 1024
+"""Events of ours waiting for a client that does not read; with one more it is disconnected."""
+
+FINISH_S = 60.0
+"""How long calls begun are given to finish after their client or libvirtd went away, seconds."""
+
+AUTH_POLKIT_TYPE = 2
+"""REMOTE_AUTH_POLKIT, an element of AUTH_LIST's result."""
+
+_BEFORE_OPEN = {
+    Proc.CONNECT_OPEN,
+    Proc.CONNECT_CLOSE,
+    Proc.CONNECT_SUPPORTS_FEATURE,
+    Proc.AUTH_LIST,
+    Proc.AUTH_SASL_INIT,
+    Proc.AUTH_SASL_START,
+    Proc.AUTH_SASL_STEP,
+    Proc.AUTH_POLKIT,
+}
+_OWN_SERIAL = 0xFFFF_FFFF
+
+
+class Session:
+    """A client, from accept to close."""
+
+    def __init__(self, gateway: Gateway, listener: Listener, sock: socket.socket) -> None:
+        self.gateway = gateway
+        self.read_only = listener.read_only
+        self.peer = peer_of(sock)
+        self.client = Channel(sock)
+        self.subscriptions = Subscriptions()
+        self._listener = listener
+        self._upstream: Channel | None = None
+        self._own: Upstream | None = None
+        self._own_lock = asyncio.Lock()
+        self._identity = self.peer.identity()
+        self._authorised = self.peer.uid == 0 or listener.auth is not polkit.Auth.POLKIT
+        self._open = False
+        self._stopping = asyncio.Event()
+        self._awaited: dict[tuple[int, int], asyncio.Future[Reply]] = {}
+        self._slots = asyncio.Semaphore(CALLS_MAX)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._happenings: asyncio.Queue[Happening] = asyncio.Queue(EVENTS_MAX)
+        self.log = structlog.get_logger(__name__).bind(pid=self.peer.pid, uid=self.peer.uid)
+
+    async def run(self) -> None:
+        """Serves the client until it or libvirtd goes away, and finishes what was begun."""
+        pumps: list[asyncio.Task[Any]] = []
+        try:
+            try:
+                self._upstream = Channel(await connect(self._listener.upstream))
+            except UpstreamGone as error:
+                await self._turn_away(error)
+                return
+            pumps = [
+                asyncio.create_task(self._pump_calls(self._upstream)),
+                asyncio.create_task(self._pump_replies(self._upstream)),
+                asyncio.create_task(self._pump_events()),
+            ]
+            stopping = asyncio.create_task(self._stopping.wait())
+            pumps.append(stopping)
+            await asyncio.wait((*pumps[:2], stopping), return_when=asyncio.FIRST_COMPLETED)
+            if not pumps[0].cancel():
+                self.client.close()  # the client left, or is to be
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=FINISH_S)
+        finally:
+            for task in (*pumps, *self._tasks):
+                task.cancel()
+            for outcome in await asyncio.gather(*pumps, *self._tasks, return_exceptions=True):
+                self._log_end(outcome)
+            self.client.close()
+            if self._upstream is not None:
+                self._upstream.close()
+            if self._own is not None:
+                await self._own.close()
+
+    @property
+    def busy(self) -> bool:
+        """Whether calls that the gateway works on are under way."""
+        return bool(self._tasks)
+
+    def end(self) -> None:
+        """Makes `run` come to its end: calls begun are answered, no further ones are read."""
+        self._stopping.set()
+
+    def _log_end(self, outcome: BaseException | None) -> None:
+        if isinstance(outcome, WireError):
+            self.log.warning("client disconnected: it broke the protocol", error=str(outcome))
+        elif isinstance(outcome, Exception) and not isinstance(outcome, OSError):
+            self.log.error("a connection ended by a defect", exc_info=outcome)
+
+    async def _turn_away(self, error: GatewayError) -> None:
+        """Answers the client's first call with the reason, so that it can show it."""
+        with suppress(TimeoutError, OSError, WireError):
+            header = await asyncio.wait_for(self.client.header(), 2.0)
+            if header is not None and header.type in CALLS:
+                payload, _ = await self.client.payload(header, XML_CALL_MAX_BYTES)
+                call = Call(self, header, payload)
+                await call.answer(error.payload(), status=Status.ERROR)
+        self.log.warning("no libvirtd", error=str(error))
+
+    # Calls
+
+    async def _pump_calls(self, upstream: Channel) -> None:
+        while (header := await self.client.header()) is not None:
+            if header.program != KEEPALIVE_PROGRAM and not self._open:
+                await self._before_open(header)
+                continue
+            handler = self._handler(header)
+            if handler is None:
+                await self.client.relay(header, upstream)
+                continue
+            payload, descriptors = await self.client.payload(header, XML_CALL_MAX_BYTES)
+            await self._slots.acquire()
+            call = Call(self, header, payload, tuple(descriptors))
+            task = asyncio.create_task(self._handle(handler, call))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _handler(self, header: Header) -> Handler | None:
+        if header.program != REMOTE_PROGRAM or header.type not in CALLS:
+            return None
+        if self.read_only and header.procedure in WRITING:
+            return None  # libvirtd refuses it in its own words
+        return HANDLERS.get(header.procedure)
+
+    async def _handle(self, handler: Handler, call: Call) -> None:
+        """Runs a handler; whatever it raises becomes the call's error."""
+        refusal: bytes | None = None
+        try:
+            await handler(call)
+        except GatewayError as error:
+            refusal = error.payload()
+        except TranslateError as error:
+            refusal = error_payload(error.libvirt.code, error.message, error.libvirt.domain)
+        except WireError as error:
+            refusal = error_payload(Code.RPC, f"{name_of(call.header.procedure)}: {error}")
+        except OSError:
+            pass  # the client is gone
+        except Exception:
+            self.log.exception("a call failed by a defect", call=name_of(call.header.procedure))
+            refusal = error_payload(Code.INTERNAL_ERROR, "virtlun-gateway failed: see its log")
+        finally:
+            self._slots.release()
+        if refusal is not None:
+            with suppress(OSError):
+                await call.answer(refusal, status=Status.ERROR)
+
+    # Before CONNECT_OPEN: the client waits, nothing overtakes
+
+    async def _before_open(self, header: Header) -> None:
+        if (
+            header.program != REMOTE_PROGRAM
+            or header.type != MessageType.CALL
+            or header.procedure not in _BEFORE_OPEN
+        ):
+            raise WireError(f"{name_of(header.procedure)} before the connection was opened")
+        payload, _ = await self.client.payload(header, XML_CALL_MAX_BYTES)
+        call = Call(self, header, payload)
+        try:
+            await self._admit(call)
+        except GatewayError as error:
+            await call.answer(error.payload(), status=Status.ERROR)
+
+    async def _admit(self, call: Call) -> None:
+        """Answers one of the calls that lead to an open connection."""
+        procedure = call.header.procedure
+        if not self._authorised:
+            if procedure == Proc.AUTH_LIST:
+                reply = await call.forward()
+                types = bytes(Writer().u32(1).u32(AUTH_POLKIT_TYPE))
+                await call.respond(reply, types if reply.ok else None)
+                return
+            if procedure != Proc.AUTH_POLKIT:
+                raise Refused(Code.RPC, "authentication required")
+            action = polkit.MONITOR if self.read_only else polkit.MANAGE
+            await polkit.check(self.peer, action, self.gateway.config.pkcheck)
+            self._authorised = True
+            await call.answer(bytes(Writer().i32(1)))
+            return
+        reply = await call.forward()
+        if procedure == Proc.CONNECT_OPEN and reply.ok:
+            await self._hand_on_identity()
+            self._open = True
+        await call.respond(reply)
+
+    async def _hand_on_identity(self) -> None:
+        """Tells libvirtd whose rights this connection has; without that it is closed."""
+        words = (0, REMOTE_PROGRAM, 1, Proc.SET_IDENTITY, MessageType.CALL, _OWN_SERIAL, Status.OK)
+        header = Header(*words).resized(len(self._identity))
+        reply = await self.exchange(header, self._identity)
+        if not reply.ok:
+            raise WireError("libvirtd does not take the client's identity")
+
+    async def adopt_identity(self, payload: bytes) -> None:
+        """Makes our own calls for this client use the identity that it set itself (root only)."""
+        async with self._own_lock:
+            self._identity = payload
+            if self._own is not None:
+                await self._own.close()
+                self._own = None
+
+    # Replies
+
+    async def exchange(
+        self, header: Header, payload: bytes, descriptors: tuple[int, ...] = ()
+    ) -> Reply:
+        """Sends a call on the client's connection to libvirtd and returns the reply.
+
+        Raises:
+            UpstreamGone: libvirtd closed the connection first.
+            WireError: another call with this serial is under way.
+        """
+        key = (header.serial, header.procedure)
+        if self._upstream is None or key in self._awaited:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise WireError(f"serial {header.serial} is in use")
+        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._awaited[key] = reply
+        try:
+            body = header.resized(len(payload)).pack() + payload
+            await self._upstream.send(body, descriptors)
+            return await reply
+        except OSError as error:
+            raise UpstreamGone("libvirtd closed the connection") from error
+        finally:
+            del self._awaited[key]
+
+    async def _pump_replies(self, upstream: Channel) -> None:
+        try:
+            while (header := await upstream.header()) is not None:
+                reply = None
+                if header.program == REMOTE_PROGRAM and header.type in REPLIES:
+                    reply = self._awaited.get((header.serial, header.procedure))
+                if reply is None or reply.done():
+                    with suppress(PeerGone):
+                        await upstream.relay(header, None if self.client.closed else self.client)
+                    continue
+                payload, descriptors = await upstream.payload(header, MESSAGE_MAX_BYTES)
+                reply.set_result(Reply(header, payload, tuple(descriptors)))
+        finally:
+            for waiting in self._awaited.values():
+                if not waiting.done():
+                    waiting.set_exception(UpstreamGone("libvirtd closed the connection"))
+
+    async def own(self) -> Upstream:
+        """Returns the connection for calls of our own in this client's name.
+
+        Raises:
+            UpstreamGone, UpstreamError: libvirtd is not there or refuses.
+        """
+        async with self._own_lock:
+            if self._own is None or not self._own.alive:
+                if self._own is not None:
+                    await self._own.close()
+                self._own = await Upstream.open(self._listener.upstream, self._identity)
+            return self._own
+
+    # Events
+
+    def notify(self, happening: Happening) -> None:
+        """Queues an event for the client, if it registered for it. Never waits."""
+        if not self._open or not self.subscriptions.wants(happening):
+            return
+        try:
+            self._happenings.put_nowait(happening)
+        except asyncio.QueueFull:
+            self.log.warning("client disconnected: it does not read its events")
+            self.client.shutdown()
+
+    async def _pump_events(self) -> None:
+        while True:
+            happening = await self._happenings.get()
+            if self.peer.uid != 0:
+                try:  # an event must not tell of a domain that the client may not see
+                    await (await self.own()).lookup(happening.dom.uuid)
+                except GatewayError:
+                    continue
+            for event in self.subscriptions.messages(happening):
+                await self.client.send(event)

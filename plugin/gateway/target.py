@@ -1,0 +1,266 @@
+"""The target as the gateway uses it: volumes, and the LUNs of each domain's controller.
+
+Calls block, so each runs in a thread. Every error becomes a refusal with one sentence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
+from typing import Any, TypeVar
+
+from plugin.errors import Refusal
+from plugin.gateway.errors import GatewayError, Refused
+from plugin.translate import LunPlan, Plan
+from pydataplane.client import Client
+from pydataplane.errors import RpcError, TargetError, TargetTimeout, TargetUnavailable
+from pydataplane.volumes import Volume, VolumeError, VolumeNotFoundError, Volumes
+
+T = TypeVar("T")
+
+CONTROLLER_PREFIX = "vm-"
+"""A domain's controller is named vm-UUID."""
+
+NO_SPACE = -28
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What one disk did since its volume was opened: operations, bytes and nanoseconds."""
+
+    reads: int
+    read_bytes: int
+    read_ns: int
+    writes: int
+    written_bytes: int
+    write_ns: int
+    flushes: int = 0
+    flush_ns: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+
+class Target:
+    """One target, by its JSON-RPC client."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._volumes = Volumes(client)
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        """Runs blocking work in a thread and turns its errors into refusals."""
+        try:
+            return await asyncio.to_thread(work)
+        except VolumeNotFoundError as error:
+            raise Refused(Refusal.NO_VOLUME, str(error)) from error
+        except VolumeError as error:
+            raise Refused(Refusal.BAD_ARGUMENT, str(error)) from error
+        except TargetUnavailable as error:
+            raise Refused(Refusal.NO_TARGET, str(error)) from error
+        except TargetTimeout as error:
+            raise Refused(Refusal.TIMEOUT, str(error)) from error
+        except RpcError as error:
+            where = f"{error.method}: " if error.method else ""
+            raise Refused(Refusal.NO_TARGET, f"the target refused: {where}{error}") from error
+        except TargetError as error:
+            raise Refused(Refusal.NO_TARGET, str(error)) from error
+
+    async def volume(self, reference: str) -> Volume:
+        """Returns a volume by LVSTORE/LVOL or UUID."""
+        return await self._run(lambda: self._volumes.volume(reference))
+
+    async def ping(self) -> None:
+        """Raises a refusal if the target does not answer."""
+        await self._run(lambda: self._client.call("vhost_get_controllers"))
+
+    async def cluster_size(self, volume: Volume) -> int:
+        """Returns the step in which a volume's size can change, bytes."""
+        return await self._run(lambda: self._volumes.lvstore(volume.lvstore).cluster_size)
+
+    async def uuids(self, references: list[str]) -> dict[str, str]:
+        """Returns the UUIDs of those of these LVSTORE/LVOL that can be found now."""
+        found = {}
+        for reference in references:
+            try:
+                found[reference] = (await self.volume(reference)).uuid
+            except GatewayError:
+                continue
+        return found
+
+    async def resize(self, volume: Volume, size: int) -> None:
+        """Gives a volume at least `size` bytes; guests are told by the target."""
+
+        def work() -> None:
+            try:
+                self._volumes.resize(volume.uuid, size)
+            except RpcError as error:
+                if error.code != NO_SPACE:
+                    raise
+                store = self._volumes.lvstore(volume.lvstore)
+                raise VolumeError(
+                    f"volume {volume.path} cannot have {size} bytes: "
+                    f"lvstore {store.name} has {store.free} bytes left"
+                ) from error
+
+        await self._run(work)
+
+    async def usage(self, names: list[str]) -> dict[str, Usage]:
+        """Returns the statistics of volumes by name (UUID or LVSTORE/LVOL); unknown ones lack."""
+        return await self._run(lambda: _usage(self._client, names))
+
+    async def holders(self, uuid: str, besides: str) -> list[str]:
+        """Returns the UUIDs of other domains whose controller has this volume as a LUN."""
+
+        def work() -> list[str]:
+            found = []
+            for controller in self._client.call("vhost_get_controllers"):
+                name = controller["ctrlr"]
+                if name == besides:
+                    continue
+                if uuid in _luns(controller).values():
+                    found.append(name.removeprefix(CONTROLLER_PREFIX))
+            return found
+
+        return await self._run(work)
+
+    async def exists(self, controller: str) -> bool:
+        """Whether the target has a controller of this name."""
+        return await self._run(lambda: _controller(self._client, controller) is not None)
+
+    async def ensure(self, plan: Plan) -> list[LunPlan]:
+        """Makes the controller exist with exactly the plan's LUNs; safe to repeat.
+
+        Returns the LUNs that had to be added. If it fails, what it added is taken away again.
+        """
+        return await self._run(lambda: _ensure(self._client, self._volumes, plan))
+
+    async def add(self, plan: Plan, lun: LunPlan) -> bool:
+        """Adds one LUN to the plan's controller; False if it is there already."""
+        return await self._run(lambda: _add(self._client, self._volumes, plan, lun))
+
+    async def remove(self, controller: str, target: int) -> None:
+        """Removes one LUN; its I/O has ended when this returns. Safe to repeat."""
+        await self._run(lambda: _remove(self._client, controller, target))
+
+    async def release(self, controller: str) -> None:
+        """Deletes a controller with its LUNs; safe to repeat."""
+
+        def work() -> None:
+            if _controller(self._client, controller) is not None:
+                for target in _luns(_controller(self._client, controller) or {}):
+                    _remove(self._client, controller, target)
+                self._client.call("vhost_delete_controller", ctrlr=controller)
+
+        await self._run(work)
+
+
+def _controller(client: Client, name: str) -> dict[str, Any] | None:
+    for controller in client.call("vhost_get_controllers"):
+        if controller["ctrlr"] == name:
+            return dict(controller)
+    return None
+
+
+def _luns(controller: dict[str, Any]) -> dict[int, str]:
+    """Returns bdev name by target number, as vhost_get_controllers shows them."""
+    found = {}
+    for target in controller.get("backend_specific", {}).get("scsi", []):
+        for lun in target["luns"]:
+            found[int(target["scsi_dev_num"])] = str(lun["bdev_name"])
+    return found
+
+
+def _ensure(client: Client, volumes: Volumes, plan: Plan) -> list[LunPlan]:
+    wanted = {lun.target: volumes.volume(lun.bdev_name).uuid for lun in plan.luns}
+    controller = _controller(client, plan.controller)
+    made = controller is None
+    added: list[LunPlan] = []
+    try:
+        if controller is None:
+            client.call("vhost_create_scsi_controller", ctrlr=plan.controller)
+            controller = {}
+        present = _luns(controller)
+        for target, bdev in present.items():
+            if wanted.get(target) != bdev:
+                _remove(client, plan.controller, target)
+        for lun in plan.luns:
+            if present.get(lun.target) != wanted[lun.target]:
+                _add_target(client, plan, lun, wanted[lun.target])
+                added.append(lun)
+    except TargetError:
+        for lun in added:
+            _remove(client, plan.controller, lun.target)
+        if made and controller is not None:
+            client.call("vhost_delete_controller", ctrlr=plan.controller)
+        raise
+    return added
+
+
+def _add(client: Client, volumes: Volumes, plan: Plan, lun: LunPlan) -> bool:
+    bdev = volumes.volume(lun.bdev_name).uuid
+    controller = _controller(client, plan.controller)
+    if controller is None:
+        raise VolumeError(
+            f"domain {plan.domain} has no controller in the target: "
+            "was the target started after it? Stop and start the domain"
+        )
+    present = _luns(controller).get(lun.target)
+    if present == bdev:
+        return False
+    if present is not None:
+        raise VolumeError(
+            f"domain {plan.domain}: SCSI target {lun.target} is taken by {present}: "
+            "restart virtlun-gateway, which puts this right"
+        )
+    _add_target(client, plan, lun, bdev)
+    return True
+
+
+def _add_target(client: Client, plan: Plan, lun: LunPlan, bdev: str) -> None:
+    client.call(
+        "vhost_scsi_controller_add_target",
+        ctrlr=plan.controller,
+        scsi_target_num=lun.target,
+        bdev_name=bdev,
+        # Extensions of ours; a target that is SPDK's own is not sent what it does not know.
+        serial=lun.serial,
+        read_only=True if lun.read_only else None,
+    )
+
+
+def _remove(client: Client, controller: str, target: int) -> None:
+    try:
+        client.call("vhost_scsi_controller_remove_target", ctrlr=controller, scsi_target_num=target)
+    except RpcError:
+        present = _controller(client, controller)
+        if present is not None and target in _luns(present):
+            raise
+
+
+def _usage(client: Client, names: list[str]) -> dict[str, Usage]:
+    wanted = set(names)
+    answer = client.call("bdev_get_iostat")
+    per_tick_ns = 1e9 / (answer.get("tick_rate") or 1_000_000_000)
+    aliases: dict[str, str] = {}
+    if any("/" in name for name in names):
+        for bdev in client.call("bdev_get_bdevs"):
+            aliases.update(dict.fromkeys(bdev.get("aliases", []), bdev["name"]))
+    by_bdev = {item["name"]: item for item in answer["bdevs"]}
+    found = {}
+    for name in wanted:
+        item = by_bdev.get(aliases.get(name, name))
+        if item is None:
+            continue
+        found[name] = Usage(
+            reads=item["num_read_ops"],
+            read_bytes=item["bytes_read"],
+            read_ns=int(item.get("read_latency_ticks", 0) * per_tick_ns),
+            writes=item["num_write_ops"],
+            written_bytes=item["bytes_written"],
+            write_ns=int(item.get("write_latency_ticks", 0) * per_tick_ns),
+            flushes=item.get("num_flush_ops", 0),
+            flush_ns=int(item.get("flush_latency_ticks", 0) * per_tick_ns),
+        )
+    return found

@@ -1,0 +1,225 @@
+"""A small libvirt client: the calls that the gateway makes itself.
+
+Each client that needs it gets a second connection to libvirtd of its own, opened under the
+client's identity and on the same kind of socket (read-write or read-only). So libvirtd judges our
+calls exactly as the client's, a client that does not read cannot hold them up, and one that dies
+in mid-call does not take away what is needed to finish or undo the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+
+from plugin.gateway.channel import Channel
+from plugin.gateway.errors import UpstreamError, UpstreamGone
+from plugin.gateway.messages import Domain, DomainCall, read_string
+from plugin.gateway.procs import Proc, name_of
+from plugin.gateway.wire import (
+    MESSAGE_MAX_BYTES,
+    REMOTE_PROGRAM,
+    REPLIES,
+    Header,
+    MessageType,
+    Status,
+    WireError,
+    message,
+)
+from plugin.gateway.xdr import Reader, Writer
+from plugin.translate import NAMESPACE, PREFIX
+
+CONNECT_S = 5.0
+"""How long a restarting libvirtd is waited for, seconds."""
+
+CALL_S = 90.0
+"""How long libvirtd may take for one of our calls (it waits 30 s for a busy domain), seconds."""
+
+AFFECT_LIVE = 1
+AFFECT_CONFIG = 2
+XML_SECURE = 1
+XML_INACTIVE = 2
+
+_METADATA_ELEMENT = 2
+
+_log = structlog.get_logger(__name__)
+
+
+async def connect(path: Path, deadline_s: float = CONNECT_S) -> socket.socket:
+    """Connects to libvirtd's socket, waiting for one that is just being restarted.
+
+    Raises:
+        UpstreamGone: nothing listens there within `deadline_s` seconds.
+    """
+    loop = asyncio.get_running_loop()
+    end = time.monotonic() + deadline_s
+    while True:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        try:
+            await loop.sock_connect(sock, str(path))
+        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError) as error:
+            sock.close()
+            if time.monotonic() > end:
+                raise UpstreamGone(f"libvirtd does not listen on {path}") from error
+            await asyncio.sleep(0.05)
+        except OSError as error:
+            sock.close()
+            raise UpstreamGone(f"libvirtd's socket {path}: {error.strerror}") from error
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+
+
+class Upstream:
+    """A connection to libvirtd on which we call; replies find their callers by serial."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._channel = Channel(sock)
+        self._serials = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[bytes]] = {}
+        self._reader = asyncio.create_task(self._read())
+
+    @classmethod
+    async def open(cls, path: Path, identity: bytes | None) -> Upstream:
+        """Connects to libvirtd, opens its hypervisor and hands over the identity to act under.
+
+        Raises:
+            UpstreamGone: no libvirtd.
+            UpstreamError: it refuses.
+        """
+        upstream = cls(await connect(path))
+        try:
+            # AUTH_LIST is what makes libvirtd take a local root client as authenticated.
+            await upstream.call(Proc.AUTH_LIST)
+            await upstream.call(Proc.CONNECT_OPEN, bytes(Writer().u32(0).u32(0)))
+            if identity is not None:
+                await upstream.call(Proc.SET_IDENTITY, identity)
+        except BaseException:
+            await upstream.close()
+            raise
+        return upstream
+
+    @property
+    def alive(self) -> bool:
+        """Whether calls can still be made."""
+        return not self._reader.done()
+
+    async def close(self) -> None:
+        """Closes the connection; calls still waiting fail."""
+        self._reader.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._reader
+        self._channel.close()
+        self._fail("the gateway closed its connection to libvirtd")
+
+    async def call(self, proc: Proc, payload: bytes = b"", deadline_s: float = CALL_S) -> bytes:
+        """Makes one call and returns the reply's payload.
+
+        Raises:
+            UpstreamError: libvirtd's error.
+            UpstreamGone: the connection ended, or no answer within `deadline_s` seconds.
+        """
+        serial = next(self._serials)
+        reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting[serial] = reply
+        try:
+            if not self.alive:
+                raise ConnectionResetError
+            await self._channel.send(message(MessageType.CALL, proc, serial, payload))
+            return await asyncio.wait_for(reply, deadline_s)
+        except TimeoutError as error:
+            raise UpstreamGone(f"libvirtd does not answer {name_of(proc)}") from error
+        except OSError as error:
+            raise UpstreamGone("libvirtd closed the connection") from error
+        finally:
+            self._waiting.pop(serial, None)
+
+    async def _read(self) -> None:
+        try:
+            while (header := await self._channel.header()) is not None:
+                reply = self._waiting.get(header.serial) if self._is_reply(header) else None
+                if reply is None or reply.done():
+                    await self._channel.discard(header)
+                    continue
+                payload, _ = await self._channel.payload(header, MESSAGE_MAX_BYTES)
+                if header.status == Status.OK:
+                    reply.set_result(payload)
+                else:
+                    reply.set_exception(UpstreamError(payload))
+        except (OSError, WireError) as error:
+            _log.warning("libvirtd's end broke", error=str(error))
+        finally:
+            self._fail("libvirtd closed the connection")
+
+    @staticmethod
+    def _is_reply(header: Header) -> bool:
+        return header.program == REMOTE_PROGRAM and header.type in REPLIES
+
+    def _fail(self, text: str) -> None:
+        for reply in self._waiting.values():
+            if not reply.done():
+                reply.set_exception(UpstreamGone(text))
+
+    # The calls, by name
+
+    async def xml(self, dom: Domain, flags: int) -> str:
+        """Returns the domain's XML (needs domain:read, with XML_SECURE read_secure)."""
+        args = DomainCall(dom, flags=flags).pack(flags=True)
+        return read_string(await self.call(Proc.GET_XML_DESC, args))
+
+    async def metadata(self, dom: Domain, flags: int) -> str | None:
+        """Returns our metadata element, or None (needs domain:read)."""
+        args = dom.write(Writer()).i32(_METADATA_ELEMENT)
+        args.optional(NAMESPACE, args.string).u32(flags)
+        try:
+            return read_string(await self.call(Proc.GET_METADATA, bytes(args)))
+        except UpstreamError as error:
+            if error.is_no_metadata:
+                return None
+            raise
+
+    async def set_metadata(
+        self, dom: Domain, xml: str | None, flags: int, *, uri: str = NAMESPACE
+    ) -> None:
+        """Sets our metadata element, or removes it (needs domain:write, for config also save)."""
+        args = dom.write(Writer()).i32(_METADATA_ELEMENT)
+        args.optional(xml, args.string).optional(PREFIX, args.string).optional(uri, args.string)
+        await self.call(Proc.SET_METADATA, bytes(args.u32(flags)))
+
+    async def define(self, xml: str) -> Domain:
+        """Defines a persistent domain."""
+        reply = await self.call(Proc.DEFINE_XML, bytes(Writer().string(xml)))
+        return Domain.read(Reader(reply))
+
+    async def lookup(self, uuid: bytes) -> Domain:
+        """Returns the domain with this UUID (needs domain:getattr)."""
+        reply = await self.call(Proc.LOOKUP_BY_UUID, bytes(Writer().fixed(uuid)))
+        return Domain.read(Reader(reply))
+
+    async def lookup_name(self, name: str) -> Domain:
+        """Returns the domain with this name (needs domain:getattr)."""
+        reply = await self.call(Proc.LOOKUP_BY_NAME, bytes(Writer().string(name)))
+        return Domain.read(Reader(reply))
+
+    async def persistent(self, dom: Domain) -> bool:
+        """Whether the domain has a persistent definition."""
+        reply = await self.call(Proc.IS_PERSISTENT, bytes(dom.write(Writer())))
+        return Reader(reply).i32() != 0
+
+    async def active(self, dom: Domain) -> bool:
+        """Whether the domain runs."""
+        reply = await self.call(Proc.IS_ACTIVE, bytes(dom.write(Writer())))
+        return Reader(reply).i32() != 0
+
+    async def domains(self, flags: int) -> list[Domain]:
+        """Lists domains; `flags` are virConnectListAllDomainsFlags, 0 for all."""
+        reply = Reader(await self.call(Proc.LIST_ALL_DOMAINS, bytes(Writer().i32(1).u32(flags))))
+        return reply.array(lambda: Domain.read(reply), 16_384)
