@@ -8,13 +8,15 @@ pub(crate) struct Bitmap {
     bits: u64,
     used: u64,
     cursor: u64,
+    /// No bit below is free.
+    lowest: u64,
 }
 
 impl Bitmap {
     /// `bits` bits, all free.
     pub fn new(bits: u64) -> Self {
         let words = vec![0; bits.div_ceil(64) as usize];
-        Bitmap { words, bits, used: 0, cursor: 0 }
+        Bitmap { words, bits, used: 0, cursor: 0, lowest: 0 }
     }
 
     pub fn len(&self) -> u64 {
@@ -45,6 +47,7 @@ impl Bitmap {
         assert!(self.get(bit), "bit {bit} is free already");
         self.words[(bit / 64) as usize] &= !(1 << (bit % 64));
         self.used -= 1;
+        self.lowest = self.lowest.min(bit);
     }
 
     /// The first free bit at or after `from`.
@@ -61,7 +64,15 @@ impl Bitmap {
         None
     }
 
-    /// Takes a free bit.
+    /// Takes the lowest free bit.
+    pub fn take_lowest(&mut self) -> Option<u64> {
+        let bit = self.next_free(self.lowest)?;
+        self.set(bit);
+        self.lowest = bit + 1;
+        Some(bit)
+    }
+
+    /// Takes a free bit, going on where the last search ended: what was freed rests for a while.
     pub fn take_one(&mut self) -> Option<u64> {
         let from = if self.cursor < self.bits { self.cursor } else { 0 };
         let bit = self.next_free(from).or_else(|| self.next_free(0))?;
@@ -132,6 +143,9 @@ mod tests {
         let runs = b.take_runs(4).unwrap();
         let count: u64 = runs.iter().map(|r| r.count).sum();
         assert_eq!((count, b.free()), (4, 0));
+        b.clear(100);
+        b.clear(2);
+        assert_eq!([b.take_lowest(), b.take_lowest(), b.take_lowest()], [Some(2), Some(100), None]);
     }
 
     #[test]

@@ -313,7 +313,7 @@ impl<D: Disk> Store<D> {
 
     /// Takes a metadata page; [`Store::need_pages`] was asked before.
     pub(crate) fn take_page(&mut self, txn: &mut Txn) -> u32 {
-        let page = self.pages.take_one().expect("need_pages was asked") as u32;
+        let page = self.pages.take_lowest().expect("need_pages was asked") as u32;
         txn.fresh.insert(page);
         page
     }
