@@ -1,0 +1,126 @@
+//! What the SCSI layer costs: nanoseconds per READ(10) and WRITE(10) of 4 KiB through a logical
+//! unit, on a channel that does nothing, beside that channel alone.
+//!
+//! `cargo run --release -p scsi --example read_cost`
+
+use bdev::{Bdev, Channel, Completion, Features, Geometry, Io, IoError, Op, OpenError, Submit};
+use guestmem::{Bounce, Sg};
+use reactor::IoContext;
+use scsi::{CDB_LEN, Lun, LunOptions, LunShared, Outcome, Task};
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::Instant;
+use uuid::Uuid;
+
+const ROUNDS: u32 = 5_000_000;
+
+struct Nothing;
+
+impl Bdev for Nothing {
+    fn name(&self) -> &str {
+        "nothing"
+    }
+    fn aliases(&self) -> Vec<String> {
+        Vec::new()
+    }
+    fn uuid(&self) -> Uuid {
+        Uuid::nil()
+    }
+    fn product_name(&self) -> &'static str {
+        "Null disk"
+    }
+    fn geometry(&self) -> Geometry {
+        Geometry { block_size: 512, physical_block_size: 512, num_blocks: 1 << 30 }
+    }
+    fn features(&self) -> Features {
+        Features { fua: true, ..Features::default() }
+    }
+    fn open(&self, _io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
+        Ok(Box::new(NothingChannel { pending: false, tag: 0, done: false }))
+    }
+    fn driver_specific(&self) -> serde_json::Value {
+        serde_json::Value::Null
+    }
+}
+
+struct NothingChannel {
+    pending: bool,
+    tag: u64,
+    done: bool,
+}
+
+impl Channel for NothingChannel {
+    #[inline(never)]
+    fn submit(&mut self, io: &Io) -> Submit {
+        black_box(io);
+        if self.pending {
+            self.tag = io.tag;
+            self.done = true;
+            return Submit::Pending;
+        }
+        Submit::Done(Ok(()))
+    }
+    fn poll(&mut self, done: &mut Vec<Completion>) -> u32 {
+        if !std::mem::take(&mut self.done) {
+            return 0;
+        }
+        done.push(Completion { tag: self.tag, result: Ok::<(), IoError>(()) });
+        1
+    }
+}
+
+fn measure(what: &str, mut one: impl FnMut(u32)) {
+    (0..ROUNDS / 10).for_each(&mut one);
+    let begun = Instant::now();
+    (0..ROUNDS).for_each(&mut one);
+    println!("{what}: {:.1} ns", begun.elapsed().as_nanos() as f64 / f64::from(ROUNDS));
+}
+
+fn cdb(opcode: u8, lba: u32) -> [u8; CDB_LEN] {
+    let mut cdb = [0; CDB_LEN];
+    cdb[0] = opcode;
+    cdb[2..6].copy_from_slice(&(lba & 0xFFFF).to_be_bytes());
+    cdb[8] = 8;
+    cdb
+}
+
+fn main() {
+    let buffer = Bounce::new();
+    let data = buffer.sg(4096).expect("a whole number of sectors");
+    let shared = LunShared::new(Arc::new(Nothing), LunOptions::default()).expect("a valid unit");
+    let unit = |pending| {
+        let nexus = shared.connect();
+        let channel = Box::new(NothingChannel { pending, tag: 0, done: false });
+        let mut lun = Lun::new(shared.clone(), nexus, channel);
+        let mut task = Task::new(0);
+        task.prepare(&[0; CDB_LEN], Sg::EMPTY, Sg::EMPTY);
+        assert!(matches!(lun.start(&mut task), Outcome::Done(_)), "the unit attention");
+        (lun, task)
+    };
+
+    let mut channel: Box<dyn Channel> =
+        Box::new(NothingChannel { pending: false, tag: 0, done: false });
+    measure("channel alone", |i| {
+        let io = Io { op: Op::Read, fua: false, lba: i.into(), blocks: 8, sg: data, tag: 0 };
+        let _ = black_box(channel.submit(&io));
+    });
+    for (name, opcode, sg_out, sg_in) in
+        [("READ(10)", 0x28, Sg::EMPTY, data), ("WRITE(10)", 0x2A, data, Sg::EMPTY)]
+    {
+        let (mut lun, mut task) = unit(false);
+        measure(&format!("{name}, done at once"), |i| {
+            task.prepare(&cdb(opcode, i), sg_out, sg_in);
+            let _ = black_box(lun.start(black_box(&mut task)));
+        });
+        let (mut lun, mut task) = unit(true);
+        let mut done = Vec::with_capacity(8);
+        measure(&format!("{name}, pending, polled, resumed"), |i| {
+            task.prepare(&cdb(opcode, i), sg_out, sg_in);
+            let _ = black_box(lun.start(black_box(&mut task)));
+            done.clear();
+            lun.poll(&mut done);
+            let _ = black_box(lun.resume(&mut task, done[0].result));
+        });
+    }
+    println!("a task has {} bytes", size_of::<Task>());
+}

@@ -1,0 +1,107 @@
+//! What the initiator sees when the disk fails.
+
+use crate::rig::*;
+use bdev::{Features, IoError, Op};
+use scsi::{Response, Status};
+
+/// Each error with its sense key and code. The match is exhaustive: a new error fails to compile
+/// here until someone decides what a guest is to see.
+fn expected(error: IoError) -> (u8, u16) {
+    match error {
+        IoError::OutOfRange => (0x5, 0x2100),
+        IoError::BadLength => (0x4, 0x4400),
+        IoError::ReadOnly => (0x7, 0x2700),
+        IoError::NoSpace => (0x7, 0x2707),
+        IoError::ReadMedium => (0x3, 0x1100),
+        IoError::WriteMedium => (0x3, 0x0C00),
+        IoError::Flush => (0x4, 0x0300),
+        IoError::Unsupported => (0x5, 0x2000),
+        IoError::Removed => (0x5, 0x2500),
+        IoError::Aborted => (0xB, 0x0006),
+        IoError::Resources => (0xB, 0x5503),
+    }
+}
+
+/// Commands with data, and how many I/Os each takes on a disk without FUA.
+fn commands() -> Vec<(Vec<u8>, usize, usize, usize)> {
+    let unmap = cdb10(0x42, 0, 0, 40).to_vec();
+    vec![
+        // CDB, bytes out, bytes in, I/Os
+        (cdb10(0x28, 0, 0, 4).to_vec(), 0, 2048, 1),
+        (cdb10(0x28, 0x08, 0, 4).to_vec(), 0, 2048, 2),
+        (cdb10(0x28, 0, 0, 256).to_vec(), 0, (256 * 512) + 9, 2),
+        (cdb10(0x2A, 0, 0, 4).to_vec(), 2048, 0, 1),
+        (cdb10(0x2A, 0x08, 0, 4).to_vec(), 2048, 0, 2),
+        (cdb10(0x2A, 0x08, 0, 256).to_vec(), (256 * 512) + 9, 0, 3),
+        (cdb10(0x35, 0, 0, 0).to_vec(), 0, 0, 1),
+        (vec![0x1B, 0, 0, 0, 0, 0], 0, 0, 1),
+        (cdb10(0x2F, 0, 0, 256).to_vec(), 0, 0, 2),
+        (cdb10(0x2F, 2, 0, 4).to_vec(), 2048, 0, 1),
+        (cdb10(0x41, 0, 0, 256).to_vec(), 512, 0, 1),
+        (cdb10(0x41, 0x08, 0, 256).to_vec(), 512, 0, 1),
+        (cdb16(0x93, 0x01, 0, 256).to_vec(), 0, 0, 1),
+        (unmap, 40, 0, 2),
+    ]
+}
+
+/// Zeros, which is also an UNMAP list of two descriptors where that is asked for.
+fn data_for(cdb: &[u8], len: usize) -> Vec<u8> {
+    let mut data = vec![0; len];
+    if cdb[0] == 0x42 {
+        (data[1], data[3]) = (38, 32);
+        (data[8 + 11], data[24 + 11]) = (1, 1);
+    }
+    data
+}
+
+#[test]
+fn no_error_of_the_disk_becomes_good_whichever_io_it_hits() {
+    let features = Features { fua: false, ..ALL_FEATURES };
+    for mode in [Mode::AtOnce, Mode::Later] {
+        for (cdb, out, into, ios) in commands() {
+            let mut rig = Setup { features, mode, ..Setup::default() }.build();
+            let data = data_for(&cdb, out);
+            rig.io(&cdb, &data, into).good();
+            assert_eq!(rig.asked().len(), ios, "{cdb:x?}");
+            for nth in 0..ios {
+                for error in IoError::ALL {
+                    rig.fail(nth, error);
+                    let answer = rig.io(&cdb, &data, into);
+                    assert_eq!(
+                        answer.sense(),
+                        expected(error),
+                        "{error:?} of I/O {nth} of {cdb:x?}"
+                    );
+                    assert_eq!(rig.asked().len(), nth + 1, "went on after an error");
+                    // The unit is as good as before.
+                    rig.io(&cdb, &data, into).good();
+                    rig.asked();
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_failed_flush_after_a_fua_write_is_not_a_write() {
+    let features = Features { fua: false, ..ALL_FEATURES };
+    let mut rig = Setup { features, ..Setup::default() }.build();
+    rig.fail(1, IoError::Flush);
+    let answer = rig.output(&cdb10(0x2A, 0x08, 0, 1), &[1; 512]);
+    assert_eq!(answer.sense(), (0x4, 0x0300));
+    assert_eq!(rig.asked(), [(Op::Write, 0, 1, false), (Op::Flush, 0, 0, false)]);
+}
+
+#[test]
+fn sam5_5_3_1_a_full_channel_is_task_set_full() {
+    let full =
+        Response { status: Status::TaskSetFull, transferred: 0, sense_len: 0, sense: [0; 18] };
+    for (cdb, out, into, _) in commands() {
+        let mut rig = Rig::new();
+        let data = data_for(&cdb, out);
+        rig.state.borrow_mut().mode = Mode::Full;
+        assert_eq!(rig.io(&cdb, &data, into).response(), full, "{cdb:x?}");
+        rig.state.borrow_mut().mode = Mode::AtOnce;
+        rig.io(&cdb, &data, into).good();
+    }
+}

@@ -1,0 +1,12 @@
+//! The logical unit, from CDB to response, against a disk that records what it is asked.
+
+mod attention;
+mod blocks;
+mod errors;
+mod fuzz;
+mod identity;
+mod mode;
+mod provisioning;
+mod report;
+mod rig;
+mod tasks;
