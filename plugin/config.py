@@ -1,0 +1,113 @@
+"""/etc/virtlun/virtlun.toml: every key, its default and what it means.
+
+The schema for people and tools, schemas/config/plugin.schema.json, is made from these models (a
+test holds the two together). The hook reads its few keys by itself: it has no third-party modules.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from plugin.errors import ConfigError
+from plugin.gateway.config import GatewayConfig
+from plugin.translate import Settings
+
+DEFAULT_PATH = Path("/etc/virtlun/virtlun.toml")
+
+
+class Section(BaseModel):
+    """A table of the file; keys that it does not know are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class TargetSection(Section):
+    """Where the target is."""
+
+    rpc_socket: Path = Path("/run/virtlun/target.sock")
+    """The target's JSON-RPC socket."""
+    vhost_dir: Path = Path("/run/virtlun/vhost")
+    """Folder in which the target makes the controllers' sockets."""
+    timeout_s: float = Field(default=30.0, gt=0, le=3600)
+    """How long one call to the target may take, seconds."""
+
+
+class DisksSection(Section):
+    """Which disks are ours, and what their controller is like."""
+
+    path_prefix: str = Field(default="/dev/virtlun/", pattern="^/.*/$")
+    """<source dev=> and <source file=> that begin so name LVSTORE/LVOL."""
+    rbd_prefix: str = Field(default="virtlun/", pattern="^(.*/)?$")
+    """<source protocol='rbd' name=> that begins so is ours; empty: none is."""
+    protocol: str = Field(default="lvol", pattern="^[a-z0-9]*$")
+    """<source protocol=> that is ours; empty: none is."""
+    pool_prefix: str = "virtlun-"
+    """<source pool=> that begins so names an lvstore; empty: none does."""
+    max_queues: int = Field(default=8, ge=1, le=128)
+    """Most request queues of a controller; it gets one for each vCPU of the domain."""
+    reconnect_s: int = Field(default=0, ge=0, le=3600)
+    """QEMU's reconnect interval, seconds; 0 for none. QEMU below 8.2 refuses to start with it."""
+
+
+class HookSection(Section):
+    """The hook in /etc/libvirt/hooks/qemu.d/."""
+
+    deadline_s: float = Field(default=10.0, gt=0, le=3600)
+    """The longest that libvirtd is made to wait, seconds."""
+    create_missing_mib: int = Field(default=0, ge=0)
+    """Size in MiB of the empty thin volume made for a disk whose volume is missing at start; 0: the
+    start fails, which is what to want unless volumes are scratch space."""
+
+
+class Config(Section):
+    """The whole file; every section may be left out."""
+
+    target: TargetSection = TargetSection()
+    disks: DisksSection = DisksSection()
+    gateway: GatewayConfig = GatewayConfig()
+    hook: HookSection = HookSection()
+
+    def settings(self) -> Settings:
+        """Returns what the translation needs."""
+        return Settings(
+            vhost_dir=str(self.target.vhost_dir),
+            path_prefix=self.disks.path_prefix,
+            rbd_prefix=self.disks.rbd_prefix,
+            protocol=self.disks.protocol,
+            pool_prefix=self.disks.pool_prefix,
+            always_controller=self.gateway.always_controller,
+            max_queues=self.disks.max_queues,
+            reconnect_s=self.disks.reconnect_s,
+        )
+
+
+def load(path: Path | None = None) -> Config:
+    """Reads the file `path`; without one the default file, which may be missing.
+
+    Raises:
+        ConfigError: the file is missing, unreadable or wrong; the text names file and key.
+    """
+    file = path or DEFAULT_PATH
+    try:
+        values = tomllib.loads(file.read_text())
+    except FileNotFoundError as error:
+        if path is None:
+            return Config()
+        raise ConfigError(f"{file}: there is no such file") from error
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: {error}") from error
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{file}: {key}: {first['msg']}") from error
+
+
+def schema() -> dict[str, Any]:
+    """Returns the JSON Schema of the file."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | Config.model_json_schema()
