@@ -46,12 +46,14 @@ pub(crate) struct Controller {
 }
 
 impl Controller {
-    /// Listens on the socket and starts the thread.
+    /// Listens on the socket and starts the thread. Unless it `accepts` at once, peers that
+    /// connect wait until [`Order::Accept`].
     pub(crate) fn start(
         name: &str,
         socket: SocketOptions,
         listener: Listener,
         reactors: Vec<Handle>,
+        accepts: bool,
     ) -> io::Result<(Arc<Self>, JoinHandle<()>)> {
         let (mailbox, inbox) = mailbox()?;
         let controller = Arc::new(Controller {
@@ -67,6 +69,7 @@ impl Controller {
         let server = Server {
             controller: Arc::clone(&controller),
             listener,
+            accepts,
             inbox,
             peer: None,
             sessions: 0,
@@ -108,6 +111,8 @@ struct Removal {
 struct Server {
     controller: Arc<Controller>,
     listener: Listener,
+    /// Whether peers are taken; until then they wait in the socket's backlog.
+    accepts: bool,
     inbox: Inbox,
     peer: Option<Peer>,
     /// Peers so far; names the session of the present one.
@@ -166,15 +171,13 @@ impl Server {
     fn wait(&self) -> Ready {
         let handler = self.peer.as_ref().map(|p| p.handler());
         let device = handler.as_ref().map(|h| &h.device);
-        let mut fds = vec![
-            PollFd::from_borrowed_fd(self.inbox.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN),
-        ];
+        let mut fds = vec![PollFd::from_borrowed_fd(self.inbox.as_fd(), PollFlags::IN)];
         let mut add = |fd| {
             let at = fds.len();
             fds.extend(fd_of(fd));
             (fds.len() > at).then_some(at)
         };
+        let connection = add(self.accepts.then(|| self.listener.as_fd()));
         let message = add(self.peer.as_ref().map(Peer::fd));
         let control = add(device.and_then(Device::control_fd));
         let event = add(device.and_then(Device::event_fd));
@@ -193,7 +196,7 @@ impl Server {
         let is =
             |at: Option<usize>| polled_now && at.is_some_and(|at| !fds[at].revents().is_empty());
         Ready {
-            connection: is(Some(1)),
+            connection: is(connection),
             message: is(message),
             control: is(control) || polled,
             event: is(event),
@@ -281,6 +284,7 @@ impl Server {
             Order::Add { target, reply } => _ = reply.send(self.add(*target)),
             Order::Remove { target, reply } => self.remove(target, reply),
             Order::Resized { target } => self.with_device(|d| d.tell(Event::Resized(target))),
+            Order::Accept => self.accepts = true,
             Order::IsConnected { reply } => _ = reply.send(self.peer.is_some()),
             Order::Stop => return false,
             Order::Drained { id } if id & TMF_ID != 0 => self.with_device(|d| d.tmf_drained(id)),

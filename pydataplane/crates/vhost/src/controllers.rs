@@ -46,6 +46,9 @@ pub struct ControllerOptions {
     /// CPUs on whose reactors its queues run, as SPDK's mask (`0x3`) or list (`[0,1]`); `None`: on
     /// all reactors.
     pub cpumask: Option<String>,
+    /// Let VMs that connect wait until [`Controllers::start`]: for targets that must be there
+    /// first, as after a restart.
+    pub delay: bool,
 }
 
 /// Why a request about controllers was not done. Nothing changed.
@@ -275,9 +278,16 @@ impl Controllers {
             gid: settings.gid,
         };
         let listener = Listener::bind(&socket)?;
-        let (controller, thread) = Controller::start(name, socket, listener, reactors)
-            .map_err(|why| ControllerError::Start { name: name.into(), why })?;
+        let (controller, thread) =
+            Controller::start(name, socket, listener, reactors, !options.delay)
+                .map_err(|why| ControllerError::Start { name: name.into(), why })?;
         entries.insert(name.into(), Entry { controller, options, thread });
+        Ok(())
+    }
+
+    /// Lets VMs connect to a controller that was made with `delay`. Does nothing to a started one.
+    pub fn start(&self, name: &str) -> Result<(), ControllerError> {
+        self.find(name)?.mailbox.send(Order::Accept);
         Ok(())
     }
 

@@ -22,6 +22,8 @@ pub(crate) enum Order {
     Remove { target: u8, reply: Option<Reply<()>> },
     /// The size of the bdev behind a target changed.
     Resized { target: u8 },
+    /// Take connections from now on.
+    Accept,
     /// Whether a peer is connected.
     IsConnected { reply: Reply<bool> },
     /// End the session, remove the socket and return.
