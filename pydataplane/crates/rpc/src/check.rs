@@ -76,6 +76,7 @@ fn fits(schema: &Value, value: &Value) -> bool {
         let fits = match t {
             "null" => value.is_null(),
             "boolean" => value.is_boolean(),
+            "string" if schema["format"] == "uuid" => value.as_str().is_some_and(is_uuid),
             "string" => value.is_string(),
             "object" => value.is_object(),
             "number" => value.is_number(),
@@ -90,6 +91,15 @@ fn fits(schema: &Value, value: &Value) -> bool {
         }
     }
     any_type
+}
+
+/// Eight, four, four, four and twelve hexadecimal digits with dashes between (RFC 9562 section 4).
+fn is_uuid(text: &str) -> bool {
+    text.len() == 36
+        && text.bytes().enumerate().all(|(i, b)| match i {
+            8 | 13 | 18 | 23 => b == b'-',
+            _ => b.is_ascii_hexdigit(),
+        })
 }
 
 fn in_range(schema: &Value, value: &Value) -> bool {
@@ -139,6 +149,7 @@ fn describe(schema: &Value) -> String {
             }
             "array" => format!("an array ({} each)", describe(&schema["items"])),
             "object" => "an object".into(),
+            "string" if schema["format"] == "uuid" => "a UUID".into(),
             "boolean" => "true or false".into(),
             other => format!("a {other}"),
         })
@@ -191,6 +202,7 @@ mod tests {
                 "size": {"type": "integer", "format": "uint64", "minimum": 0},
                 "target": {"type": ["integer", "null"], "format": "int32"},
                 "thin": {"type": ["boolean", "null"]},
+                "uuid": {"type": ["string", "null"], "format": "uuid"},
                 "names": {"type": ["array", "null"], "items": {"type": "string"}},
                 "mode": {"anyOf": [{"type": "string", "enum": ["all", "none"]}, {"type": "null"}]},
             },
@@ -218,7 +230,7 @@ mod tests {
             (json!({}), "missing parameter \"name\" of m: a string"),
             (
                 json!({"name": "a", "nmae": 1}),
-                "unknown parameter \"nmae\" of m; it takes mode, name, names, size, target, thin",
+                "unknown parameter \"nmae\" of m; it takes mode, name, names, size, target, thin, uuid",
             ),
             (json!({"name": 7}), "parameter \"name\" of m must be a string, not 7"),
             (
@@ -241,6 +253,10 @@ mod tests {
             (
                 json!({"name": "a", "names": [1]}),
                 "parameter \"names\" of m must be an array (a string each), not [1]",
+            ),
+            (
+                json!({"name": "a", "uuid": "12"}),
+                "parameter \"uuid\" of m must be a UUID, not \"12\"",
             ),
             (
                 json!({"name": "a", "mode": "some"}),

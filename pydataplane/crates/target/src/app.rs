@@ -1,0 +1,246 @@
+//! What the methods work on: everything of the process, wired together.
+
+use crate::cli::Cli;
+use crate::errors;
+use crate::logging::LogControl;
+use crate::notices::Notices;
+use crate::restore;
+use crate::state::{self, Config, Item};
+use bdev::{Bdev, Registry, Subscription};
+use lvol::Lvstores;
+use reactor::{Idle, Reactors};
+use rpc::{Error, Methods, Phase};
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Instant;
+use vhost_scsi::{Controllers, Settings};
+
+/// Where the process keeps what it needs.
+#[derive(Clone, Debug)]
+pub struct Paths {
+    /// JSON-RPC socket.
+    pub rpc_socket: PathBuf,
+    /// Folder of the controllers' sockets.
+    pub vhost_dir: PathBuf,
+    /// Folder of the recorded configuration.
+    pub state_dir: PathBuf,
+}
+
+/// Everything of the process. Shared by all methods; thread-safe.
+pub struct App {
+    /// All bdevs.
+    pub registry: Registry,
+    /// All lvstores.
+    pub lvstores: Lvstores,
+    /// All vhost-user-scsi controllers.
+    pub controllers: Controllers,
+    /// All polling threads.
+    pub reactors: Reactors,
+    /// Kernel thread ids of the reactors, in their order.
+    pub reactor_tids: Vec<i32>,
+    /// Whether they never sleep.
+    pub polls: bool,
+    /// Where things are.
+    pub paths: Paths,
+    /// When the process started.
+    pub started: Instant,
+    /// What happened to bdevs.
+    pub notices: Arc<Notices>,
+    /// The log's level.
+    pub log: LogControl,
+    /// Configuration to apply after the recorded one.
+    config_file: Option<PathBuf>,
+    config: Mutex<Config>,
+    /// By bdev: why the lvstore on it cannot be loaded.
+    lvstore_problems: Mutex<BTreeMap<String, String>>,
+    /// The method table, once it is made; through it what is recorded comes back.
+    methods: OnceLock<Weak<Methods>>,
+    initialised: Mutex<bool>,
+    initialisation: Condvar,
+    _events: Subscription,
+}
+
+impl App {
+    /// Starts the reactors and wires everything, without bdevs or controllers.
+    pub fn new(cli: &Cli, config: Config, log: LogControl) -> io::Result<App> {
+        let cpus: Vec<_> = match &cli.cpumask {
+            Some(mask) => mask.cpus().iter().copied().map(Some).collect(),
+            None => vec![None],
+        };
+        let idle = match cli.poll {
+            true => Idle::Poll,
+            false => Idle::Adaptive { spin_us: cli.spin_us },
+        };
+        let reactors = Reactors::start(&cpus, idle)?;
+        let reactor_tids = reactors
+            .handles()
+            .iter()
+            .map(|handle| handle.call(|_| rustix::thread::gettid().as_raw_nonzero().get()))
+            .collect();
+        let registry = Registry::new();
+        let settings = Settings {
+            directory: cli.vhost_dir.clone(),
+            mode: cli.socket_mode,
+            uid: None,
+            gid: cli.socket_group,
+        };
+        let notices = Arc::new(Notices::default());
+        let noted = notices.clone();
+        Ok(App {
+            lvstores: Lvstores::new(registry.clone()),
+            controllers: Controllers::new(registry.clone(), reactors.handles(), settings),
+            reactors,
+            reactor_tids,
+            polls: cli.poll,
+            paths: Paths {
+                rpc_socket: cli.rpc_socket.clone(),
+                vhost_dir: cli.vhost_dir.clone(),
+                state_dir: cli.state_dir.clone(),
+            },
+            started: Instant::now(),
+            log,
+            config_file: cli.config.clone(),
+            config: Mutex::new(config),
+            lvstore_problems: Mutex::default(),
+            methods: OnceLock::new(),
+            initialised: Mutex::new(false),
+            initialisation: Condvar::new(),
+            _events: registry.subscribe(move |event| noted.note(event)),
+            notices,
+            registry,
+        })
+    }
+
+    /// Says where the methods are; once.
+    pub fn set_methods(&self, methods: &Arc<Methods>) {
+        let _ = self.methods.set(Arc::downgrade(methods));
+    }
+
+    /// Restores what was configured and lets all methods be called. Safe to repeat.
+    pub fn initialise(&self) -> Result<(), String> {
+        let mut initialised = self.initialised.lock().unwrap_or_else(PoisonError::into_inner);
+        let methods = self.methods.get().and_then(Weak::upgrade);
+        let methods = methods.ok_or("the methods are not there yet")?;
+        if !*initialised {
+            restore::recorded(self, &methods);
+            if let Some(path) = &self.config_file {
+                restore::file(self, &methods, path)?;
+            }
+            methods.set_phase(Phase::Runtime);
+            *initialised = true;
+            self.initialisation.notify_all();
+        }
+        Ok(())
+    }
+
+    /// Waits until [`App::initialise`] is done.
+    pub fn wait_initialised(&self) {
+        let mut initialised = self.initialised.lock().unwrap_or_else(PoisonError::into_inner);
+        while !*initialised {
+            initialised =
+                self.initialisation.wait(initialised).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// What is configured.
+    pub fn config(&self) -> MutexGuard<'_, Config> {
+        self.config.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records what changed; called after each mutating method that succeeded.
+    pub fn commit(&self) -> Result<(), Error> {
+        self.config().save().map_err(errors::state)
+    }
+
+    /// The bdev with this name, alias or UUID.
+    pub fn bdev(&self, name: &str) -> Result<Arc<dyn Bdev>, Error> {
+        self.registry.get(name).ok_or_else(|| errors::no_bdev(name))
+    }
+
+    /// Makes a new bdev known, and the lvols on it if it holds an lvstore. An lvstore that cannot
+    /// be loaded does not take the bdev with it: it is noted as a problem.
+    pub fn add_bdev(&self, bdev: Arc<dyn Bdev>) -> Result<(), Error> {
+        let name = bdev.name().to_owned();
+        self.registry.register(bdev).map_err(errors::registry)?;
+        if let Err(e) = self.examine(&name) {
+            tracing::error!(bdev = name, "{e}");
+        }
+        Ok(())
+    }
+
+    /// Loads the lvstore on a bdev, if it holds one.
+    pub fn examine(&self, name: &str) -> Result<(), Error> {
+        let outcome = self.lvstores.examine(name).map_err(errors::lvol);
+        let mut problems = self.lvstore_problems();
+        match &outcome {
+            Ok(found) => {
+                problems.remove(name);
+                if let Some(uuid) = found {
+                    tracing::info!(bdev = name, %uuid, "lvstore loaded");
+                }
+            }
+            Err(e) => {
+                problems.insert(name.to_owned(), e.message.clone());
+            }
+        }
+        outcome.map(|_| ())
+    }
+
+    /// Takes a bdev away: unloads the lvstore on it first, and forgets it and the targets that it,
+    /// or an lvol on it, was behind. One that could not be restored is just forgotten.
+    pub fn remove_bdev(&self, name: &str) -> Result<(), Error> {
+        let key = state::bdev_key(name);
+        let Some(bdev) = self.registry.get(name) else {
+            let unrestored = |item: &Item| item.key == key && item.problem.is_some();
+            return match self.config().forget(unrestored) {
+                true => Ok(()),
+                false => Err(errors::no_bdev(name)),
+            };
+        };
+        let name = bdev.name().to_owned();
+        let mut gone = vec![name.clone()];
+        let on_it = self.lvstores.lvstores().into_iter().find(|lvs| lvs.base_bdev == name);
+        if let Some(lvs) = on_it {
+            let lvs = lvs.uuid.to_string();
+            let lvols = self.lvstores.lvols(Some(&lvs)).map_err(errors::lvol)?;
+            gone.extend(lvols.into_iter().map(|lvol| lvol.uuid.to_string()));
+            self.lvstores.unload(&lvs).map_err(errors::lvol)?;
+        }
+        self.registry.unregister(&name).map_err(errors::registry)?;
+        self.lvstore_problems().remove(&name);
+        self.forget_bdevs(&gone);
+        Ok(())
+    }
+
+    /// Forgets bdevs that are gone, and the targets they were behind.
+    pub fn forget_bdevs(&self, gone: &[String]) {
+        self.config().forget(|item| {
+            let behind = item.call.params.get("bdev_name").and_then(|v| v.as_str());
+            gone.iter().any(|name| item.key == state::bdev_key(name) || behind == Some(name))
+        });
+    }
+
+    /// By bdev: why the lvstore on it cannot be loaded.
+    pub fn lvstore_problems(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
+        self.lvstore_problems.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Stops in order: nothing is served any more, then the lvstores let go of their bdevs with
+    /// everything durable, then the threads end.
+    pub fn stop(self) {
+        self.controllers.stop();
+        for lvs in self.lvstores.lvstores() {
+            if let Err(e) = self.lvstores.unload(&lvs.uuid.to_string()) {
+                tracing::error!(lvstore = lvs.name, "not unloaded in order: {e}");
+            }
+        }
+        for bdev in self.registry.list().into_iter().rev() {
+            if let Err(e) = self.registry.unregister(bdev.name()) {
+                tracing::error!("not closed in order: {e}");
+            }
+        }
+        self.reactors.stop();
+    }
+}

@@ -1,0 +1,160 @@
+//! The command line.
+
+use crate::cpumask::CpuMask;
+use clap::{Parser, ValueEnum};
+use std::fs;
+use std::path::PathBuf;
+
+const LONG_ABOUT: &str = "\
+The virtlun data plane: one process per host that serves logical volumes to virtual machines over \
+vhost-user-scsi and is controlled by SPDK's JSON-RPC methods on a UNIX socket.
+
+What is configured through the socket is recorded in the state directory and comes back at the \
+next start. The socket appears when everything was restored; what could not be restored is logged, \
+kept and shown by the method virtlun_get_status.";
+
+const AFTER_HELP: &str = "\
+Signals: SIGTERM, SIGINT and SIGQUIT stop it in order: controllers, lvstores, then reactors; a \
+second one ends it at once.
+Exit status: 0 stopped in order, 1 failed at start or while running, 2 wrong command line.
+
+Examples:
+  virtlun-target --cpumask '[2,3]' --socket-group kvm
+  spdk-rpc -s /run/virtlun/target.sock bdev_get_bdevs";
+
+/// How log lines are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// The options of `virtlun-target`.
+#[derive(Debug, Parser)]
+#[command(name = "virtlun-target", version, about = "The virtlun data plane",
+          long_about = LONG_ABOUT, after_help = AFTER_HELP)]
+pub struct Cli {
+    /// JSON-RPC socket: complete control, so keep it to administrators
+    #[arg(short = 'r', long, value_name = "PATH", default_value = "/run/virtlun/target.sock")]
+    pub rpc_socket: PathBuf,
+
+    /// Permissions of the JSON-RPC socket, octal
+    #[arg(long, value_name = "MODE", default_value = "0660", value_parser = parse_mode)]
+    pub rpc_mode: u32,
+
+    /// Group of the JSON-RPC socket, a name or a number
+    #[arg(long, value_name = "GROUP", value_parser = parse_group)]
+    pub rpc_group: Option<u32>,
+
+    /// Folder of the controllers' sockets; a socket is named as its controller
+    #[arg(short = 'S', long, value_name = "DIR", default_value = "/run/virtlun/vhost")]
+    pub vhost_dir: PathBuf,
+
+    /// Permissions of the controllers' sockets, octal
+    #[arg(long, value_name = "MODE", default_value = "0660", value_parser = parse_mode)]
+    pub socket_mode: u32,
+
+    /// Group of the controllers' sockets (the one QEMU runs as), a name or a number
+    #[arg(long, value_name = "GROUP", value_parser = parse_group)]
+    pub socket_group: Option<u32>,
+
+    /// Folder where the configuration is recorded; one target at a time may use it
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/virtlun/target")]
+    pub state_dir: PathBuf,
+
+    /// CPUs with a reactor each, as 0x3 or [0,1]; without it one reactor runs wherever the kernel
+    /// puts it
+    #[arg(short = 'm', long, value_name = "MASK")]
+    pub cpumask: Option<CpuMask>,
+
+    /// Never sleep: lowest latency, one whole CPU per reactor also when idle
+    #[arg(long)]
+    pub poll: bool,
+
+    /// Microseconds without work before a reactor sleeps
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 50, conflicts_with = "poll")]
+    pub spin_us: u64,
+
+    /// Configuration to apply after the recorded one, as `spdk-rpc save_config` writes it
+    #[arg(short = 'c', long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Open the JSON-RPC socket first and restore at the method framework_start_init
+    #[arg(long)]
+    pub wait_for_rpc: bool,
+
+    /// How log lines are written, to standard error
+    #[arg(long, value_name = "FORMAT", value_enum, default_value = "text")]
+    pub log_format: LogFormat,
+
+    /// Least severity that is logged; the method log_set_level changes it
+    #[arg(long, value_name = "LEVEL", default_value = "NOTICE", ignore_case = true)]
+    pub log_level: crate::logging::Level,
+
+    /// Stay in the foreground; it always does
+    #[arg(long)]
+    pub foreground: bool,
+
+    /// Print the schema of every method as JSON and exit
+    #[arg(long)]
+    pub print_schemas: bool,
+
+    /// Write the schemas into the folder (rpc/ and config/ in it) and exit
+    #[arg(long, value_name = "DIR")]
+    pub dump_schemas: Option<PathBuf>,
+}
+
+fn parse_mode(text: &str) -> Result<u32, String> {
+    u32::from_str_radix(text.trim_start_matches("0o"), 8)
+        .ok()
+        .filter(|mode| *mode <= 0o777)
+        .ok_or_else(|| "permissions are octal digits from 0 to 0777".into())
+}
+
+/// A group by number, or by its name in /etc/group (group(5)).
+fn parse_group(text: &str) -> Result<u32, String> {
+    if let Ok(gid) = text.parse() {
+        return Ok(gid);
+    }
+    let groups = fs::read_to_string("/etc/group")
+        .map_err(|e| format!("cannot look up the group: /etc/group: {e}"))?;
+    group_in(&groups, text).ok_or_else(|| {
+        "there is no such group in /etc/group; give an existing one or its number".into()
+    })
+}
+
+fn group_in(groups: &str, name: &str) -> Option<u32> {
+    groups.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok())?
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn modes_are_octal() {
+        assert_eq!(parse_mode("0660"), Ok(0o660));
+        assert_eq!(parse_mode("0o600"), Ok(0o600));
+        assert!(parse_mode("9").is_err() && parse_mode("7777").is_err());
+    }
+
+    #[test]
+    fn groups_are_found_by_name_or_number() {
+        let groups = "root:x:0:\nkvm:x:104:libvirt-qemu\n";
+        assert_eq!(group_in(groups, "kvm"), Some(104));
+        assert_eq!(group_in(groups, "kv"), None);
+        assert_eq!(parse_group("64055"), Ok(64055));
+        assert!(parse_group("no-such-group-here").is_err());
+    }
+}

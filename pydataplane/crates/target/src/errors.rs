@@ -1,0 +1,70 @@
+//! Errors of the layers below as JSON-RPC errors: the one place where their codes are chosen.
+
+use crate::state::StateError;
+use bdev::{OpenError, RegistryError};
+use rpc::{Errno, Error};
+use vhost_scsi::{ControllerError, SocketError};
+
+/// Of the bdev registry.
+pub fn registry(e: RegistryError) -> Error {
+    let errno = match &e {
+        RegistryError::NotFound(_) => Errno::NoDev,
+        RegistryError::NameTaken { .. } => Errno::Exist,
+        RegistryError::Claimed { .. } | RegistryError::StillHeld { .. } => Errno::Busy,
+    };
+    Error::os(errno, e)
+}
+
+/// Of the lvstores, which know SPDK's errno of each.
+pub fn lvol(e: lvol::Error) -> Error {
+    Error::os(Errno::from_raw(-e.errno()), e)
+}
+
+/// Of making or opening a bdev with parameters that it cannot have.
+pub fn open(e: OpenError) -> Error {
+    Error::os(Errno::Inval, e)
+}
+
+/// Of recording the configuration, when the change itself was made.
+pub fn state(e: StateError) -> Error {
+    Error::os(
+        Errno::Io,
+        format_args!("the change was made but is not recorded, so a restart would lose it: {e}"),
+    )
+}
+
+/// There is no bdev of that name.
+pub fn no_bdev(name: &str) -> Error {
+    Error::os(
+        Errno::NoDev,
+        format_args!("there is no bdev {name}; bdev_get_bdevs lists those there are"),
+    )
+}
+
+/// Of controllers and their targets.
+pub fn controller(e: ControllerError) -> Error {
+    let errno = match &e {
+        ControllerError::Exists(_) | ControllerError::TargetTaken { .. } => Errno::Exist,
+        ControllerError::NotFound(_) | ControllerError::NoTarget { .. } => Errno::NoDev,
+        ControllerError::Connected(_) | ControllerError::StillBusy { .. } => Errno::Busy,
+        ControllerError::Full(_) => Errno::NoSpc,
+        ControllerError::Name(_)
+        | ControllerError::CpuMask(_)
+        | ControllerError::TargetNumber(_)
+        | ControllerError::Lun(_) => Errno::Inval,
+        ControllerError::Registry(e) => return registry(e.clone()),
+        ControllerError::Open(_) => Errno::Io,
+        ControllerError::Socket(socket) => match socket {
+            SocketError::TooLong { .. } => Errno::NameTooLong,
+            SocketError::InUse(_) => Errno::Busy,
+            SocketError::NotASocket(_) => Errno::Exist,
+            SocketError::Os { why, .. } => os(why),
+        },
+        ControllerError::Start { why, .. } => os(why),
+    };
+    Error::os(errno, e)
+}
+
+fn os(e: &std::io::Error) -> Errno {
+    Errno::from_raw(e.raw_os_error().unwrap_or(Errno::Io as i32))
+}

@@ -1,0 +1,29 @@
+//! The daemon `virtlun-target`: wires reactors, bdevs, lvstores and vhost controllers, and gives
+//! them a JSON-RPC face.
+//!
+//! | file | noun |
+//! | --- | --- |
+//! | `cli`, `cpumask` | the command line |
+//! | `daemon` | life of the process: start, restore, ready, signals, stop |
+//! | `app` | everything of the process, as the methods see it |
+//! | `methods` | SPDK's methods and ours, a file per subsystem |
+//! | `errors` | errors of the layers below as JSON-RPC errors |
+//! | `state`, `restore` | the recorded configuration |
+//! | `notices`, `logging`, `systemd`, `schemas` | what their names say |
+//!
+//! Only control threads run here: one per JSON-RPC client. No I/O of a guest passes through.
+
+#![forbid(unsafe_code)]
+
+pub mod app;
+pub mod cli;
+pub mod cpumask;
+pub mod daemon;
+pub mod errors;
+pub mod logging;
+pub mod methods;
+pub mod notices;
+pub mod restore;
+pub mod schemas;
+pub mod state;
+pub mod systemd;

@@ -1,0 +1,149 @@
+//! Bdevs of all kinds: listing and examination.
+
+use super::BdevName;
+use crate::app::App;
+use crate::errors;
+use bdev::{Bdev, ClaimMode};
+use rpc::{Errno, Error, Flags, Methods, NoParams};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use uuid::Uuid;
+
+/// Longest wait for a bdev to appear, in milliseconds: one day.
+const MAX_WAIT_MS: u64 = 86_400_000;
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct GetBdevs {
+    /// Name, alias or UUID of one bdev. Default: all
+    #[serde(default)]
+    name: Option<String>,
+    /// Milliseconds to wait for the named bdev to appear. Default: 0
+    #[serde(default)]
+    timeout: Option<u64>,
+}
+
+/// A bdev, with SPDK's fields.
+#[derive(Serialize, JsonSchema)]
+struct BdevInfo {
+    name: String,
+    aliases: Vec<String>,
+    product_name: &'static str,
+    /// Bytes of a logical block.
+    block_size: u32,
+    /// Size in logical blocks.
+    num_blocks: u64,
+    preferred_unmap_granularity: u32,
+    #[schemars(with = "String")]
+    uuid: Uuid,
+    assigned_rate_limits: RateLimits,
+    /// Whether somebody holds it.
+    claimed: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    claim_type: Option<&'static str>,
+    /// Who holds it (ours).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    claimed_by: Vec<String>,
+    zoned: bool,
+    supported_io_types: BTreeMap<&'static str, bool>,
+    /// What its kind alone has, under the kind's name.
+    driver_specific: Value,
+}
+
+/// 0 means unlimited.
+#[derive(Default, Serialize, JsonSchema)]
+struct RateLimits {
+    rw_ios_per_sec: u64,
+    rw_mbytes_per_sec: u64,
+    r_mbytes_per_sec: u64,
+    w_mbytes_per_sec: u64,
+}
+
+fn info(app: &App, bdev: &dyn Bdev) -> BdevInfo {
+    let (geometry, features) = (bdev.geometry(), bdev.features());
+    let holders = app.registry.owners(bdev.name());
+    let claim_type = holders.first().map(|(_, mode)| match mode {
+        ClaimMode::Exclusive => "exclusive_write",
+        ClaimMode::Shared => "read_many_write_shared",
+    });
+    let supported = [
+        ("read", true),
+        ("write", !features.read_only),
+        ("unmap", features.unmap && !features.read_only),
+        ("flush", true),
+        ("reset", false),
+        ("nvme_admin", false),
+        ("nvme_io", false),
+        ("nvme_io_md", false),
+        ("write_zeroes", features.write_zeroes && !features.read_only),
+        ("zcopy", false),
+        ("get_zone_info", false),
+        ("zone_management", false),
+        ("zone_append", false),
+        ("compare", false),
+        ("compare_and_write", false),
+        ("abort", false),
+        ("seek_hole", false),
+        ("seek_data", false),
+        ("copy", false),
+        ("nvme_iov_md", false),
+    ];
+    BdevInfo {
+        name: bdev.name().to_owned(),
+        aliases: bdev.aliases(),
+        product_name: bdev.product_name(),
+        block_size: geometry.block_size,
+        num_blocks: geometry.num_blocks,
+        preferred_unmap_granularity: features.unmap_granularity,
+        uuid: bdev.uuid(),
+        assigned_rate_limits: RateLimits::default(),
+        claimed: !holders.is_empty(),
+        claim_type,
+        claimed_by: holders.into_iter().map(|(owner, _)| owner).collect(),
+        zoned: false,
+        supported_io_types: supported.into_iter().collect(),
+        driver_specific: bdev.driver_specific(),
+    }
+}
+
+fn get_bdevs(app: &App, p: &GetBdevs) -> Result<Vec<BdevInfo>, Error> {
+    let Some(name) = &p.name else {
+        return Ok(app.registry.list().iter().map(|b| info(app, &**b)).collect());
+    };
+    let wait = Duration::from_millis(p.timeout.unwrap_or(0).min(MAX_WAIT_MS));
+    let found = app.notices.wait_until(Instant::now() + wait, || app.registry.get(name));
+    let bdev = found.ok_or_else(|| errors::no_bdev(name))?;
+    Ok(vec![info(app, &*bdev)])
+}
+
+/// Adds the methods.
+pub fn add(methods: &mut Methods, app: &Arc<App>) {
+    let a = app.clone();
+    methods
+        .add("bdev_get_bdevs", "Get all bdevs, or one.", Flags::READ, move |p: GetBdevs| {
+            get_bdevs(&a, &p)
+        })
+        .errors(&[Errno::NoDev]);
+    methods.add(
+        "bdev_wait_for_examine",
+        "Return when all bdevs have been examined, which here is before a bdev is shown at all.",
+        Flags::READ,
+        |_: NoParams| Ok(true),
+    );
+    let a = app.clone();
+    methods
+        .add(
+            "bdev_examine",
+            "Look for an lvstore on a bdev and load it; for one that could not be loaded before.",
+            Flags::WRITE,
+            move |p: BdevName| {
+                a.bdev(&p.name)?;
+                a.examine(&p.name).map(|()| true)
+            },
+        )
+        .errors(&[Errno::NoDev, Errno::Busy, Errno::IlSeq, Errno::Io]);
+}

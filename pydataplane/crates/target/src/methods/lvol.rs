@@ -1,0 +1,377 @@
+//! Lvstores and lvols.
+
+use super::{BdevName, UuidText, mib_to_bytes, unsupported};
+use crate::app::App;
+use crate::errors;
+use lvol::{ClearMethod, LvolInfo, LvolOptions, LvstoreInfo, LvstoreOptions};
+use rpc::{Errno, Error, Flags, Methods};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+#[derive(Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum LvsClear {
+    None,
+    Unmap,
+    WriteZeroes,
+}
+
+#[derive(Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum LvolClear {
+    Default,
+    None,
+    Unmap,
+    WriteZeroes,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct CreateLvstore {
+    /// Bdev to put it on.
+    bdev_name: String,
+    /// Name of the lvstore.
+    lvs_name: String,
+    /// Bytes of a cluster, a power of two. Default: 1048576
+    #[serde(default)]
+    cluster_sz: Option<u32>,
+    /// What happens to the data region. Default: unmap
+    #[serde(default)]
+    clear_method: Option<LvsClear>,
+    /// Not supported: the space for metadata is chosen by the size of the bdev.
+    #[serde(default)]
+    num_md_pages_per_cluster_ratio: Option<u32>,
+    /// Not supported but for 4096.
+    #[serde(default)]
+    md_page_size: Option<u32>,
+    /// UUID of the lvstore (ours). Default: a random one
+    #[serde(default)]
+    uuid: Option<UuidText>,
+}
+
+/// One lvstore, by UUID or by name.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct LvstoreRef {
+    /// UUID of the lvstore.
+    #[serde(default)]
+    uuid: Option<String>,
+    /// Name of the lvstore.
+    #[serde(default)]
+    lvs_name: Option<String>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct GetLvols {
+    /// UUID of an lvstore. Default: all lvstores
+    #[serde(default)]
+    lvs_uuid: Option<String>,
+    /// Name of an lvstore. Default: all lvstores
+    #[serde(default)]
+    lvs_name: Option<String>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Rename {
+    /// Its name now; an lvol's UUID or LVSTORE/LVOL.
+    old_name: String,
+    /// Its new name; an lvol's without the lvstore.
+    new_name: String,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct CreateLvol {
+    /// Name of the lvol.
+    lvol_name: String,
+    /// Size in MiB, rounded up to clusters.
+    size_in_mib: u64,
+    /// Allocate clusters on first write only. Default: false
+    #[serde(default)]
+    thin_provision: Option<bool>,
+    /// UUID of the lvstore.
+    #[serde(default)]
+    uuid: Option<String>,
+    /// Name of the lvstore.
+    #[serde(default)]
+    lvs_name: Option<String>,
+    /// How clusters are cleared; an lvol always reads as zeros at first. Default: default
+    #[serde(default)]
+    #[allow(dead_code)]
+    clear_method: Option<LvolClear>,
+    /// UUID of the lvol (ours). Default: a random one
+    #[serde(default)]
+    lvol_uuid: Option<UuidText>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Resize {
+    /// UUID or LVSTORE/LVOL.
+    name: String,
+    /// New size in MiB, rounded up to clusters.
+    size_in_mib: u64,
+}
+
+/// An lvstore, with SPDK's fields.
+#[derive(Serialize, JsonSchema)]
+struct Lvstore {
+    uuid: String,
+    name: String,
+    base_bdev: String,
+    total_data_clusters: u64,
+    free_clusters: u64,
+    /// Bytes of a block.
+    block_size: u32,
+    /// Bytes of a cluster.
+    cluster_size: u32,
+    /// Why it takes no more changes, if so (ours).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stopped: Option<String>,
+}
+
+impl From<LvstoreInfo> for Lvstore {
+    fn from(i: LvstoreInfo) -> Lvstore {
+        Lvstore {
+            uuid: i.uuid.to_string(),
+            name: i.name,
+            base_bdev: i.base_bdev,
+            total_data_clusters: i.total_data_clusters,
+            free_clusters: i.free_clusters,
+            block_size: i.block_size,
+            cluster_size: i.cluster_size,
+            stopped: i.stopped,
+        }
+    }
+}
+
+/// An lvol, with SPDK's fields.
+#[derive(Serialize, JsonSchema)]
+struct Lvol {
+    /// LVSTORE/LVOL.
+    alias: String,
+    /// Identity, and the name of its bdev.
+    uuid: String,
+    name: String,
+    is_thin_provisioned: bool,
+    is_snapshot: bool,
+    is_clone: bool,
+    is_esnap_clone: bool,
+    is_degraded: bool,
+    num_allocated_clusters: u64,
+    lvs: LvsName,
+    /// Bytes (ours).
+    size: u64,
+    /// Whether it refuses writes (ours).
+    is_read_only: bool,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct LvsName {
+    name: String,
+    uuid: String,
+}
+
+impl From<LvolInfo> for Lvol {
+    fn from(i: LvolInfo) -> Lvol {
+        Lvol {
+            alias: i.alias,
+            uuid: i.uuid.to_string(),
+            name: i.name,
+            is_thin_provisioned: i.is_thin_provisioned,
+            is_snapshot: i.is_snapshot,
+            is_clone: i.is_clone,
+            is_esnap_clone: i.is_esnap_clone,
+            is_degraded: i.is_degraded,
+            num_allocated_clusters: i.num_allocated_clusters,
+            lvs: LvsName { name: i.lvs.name, uuid: i.lvs.uuid.to_string() },
+            size: i.size,
+            is_read_only: i.is_read_only,
+        }
+    }
+}
+
+/// The one of UUID and name that is given.
+fn either(uuid: Option<String>, name: Option<String>) -> Result<Option<String>, Error> {
+    match (uuid, name) {
+        (Some(_), Some(_)) => Err(Error::os(
+            Errno::Inval,
+            "the UUID and the name of an lvstore are given; give one of them",
+        )),
+        (uuid, name) => Ok(uuid.or(name)),
+    }
+}
+
+fn required(uuid: Option<String>, name: Option<String>) -> Result<String, Error> {
+    either(uuid, name)?.ok_or_else(|| {
+        Error::os(Errno::Inval, "the lvstore is not named; give its UUID or its name")
+    })
+}
+
+fn create_lvstore(app: &App, p: &CreateLvstore) -> Result<String, Error> {
+    unsupported(
+        "bdev_lvol_create_lvstore",
+        &[
+            ("num_md_pages_per_cluster_ratio", p.num_md_pages_per_cluster_ratio.is_some()),
+            ("md_page_size", !matches!(p.md_page_size, None | Some(4096))),
+        ],
+    )?;
+    let options = LvstoreOptions {
+        cluster_size: p.cluster_sz.unwrap_or(lvol::DEFAULT_CLUSTER_SIZE),
+        clear: match p.clear_method {
+            Some(LvsClear::None) => ClearMethod::None,
+            Some(LvsClear::WriteZeroes) => ClearMethod::WriteZeroes,
+            Some(LvsClear::Unmap) | None => ClearMethod::Unmap,
+        },
+        uuid: p.uuid.map(|u| u.0),
+    };
+    let created = app.lvstores.create_lvstore(&p.bdev_name, &p.lvs_name, &options);
+    created.map(|uuid| uuid.to_string()).map_err(errors::lvol)
+}
+
+fn get_lvstores(app: &App, p: LvstoreRef) -> Result<Vec<Lvstore>, Error> {
+    let found = match either(p.uuid, p.lvs_name)? {
+        Some(lvstore) => vec![app.lvstores.lvstore(&lvstore).map_err(errors::lvol)?],
+        None => app.lvstores.lvstores(),
+    };
+    Ok(found.into_iter().map(Lvstore::from).collect())
+}
+
+fn create_lvol(app: &App, p: CreateLvol) -> Result<String, Error> {
+    let lvstore = required(p.uuid, p.lvs_name)?;
+    let options = LvolOptions {
+        name: p.lvol_name,
+        size: mib_to_bytes(p.size_in_mib)?,
+        thin: p.thin_provision.unwrap_or(false),
+        uuid: p.lvol_uuid.map(|u| u.0),
+    };
+    let created = app.lvstores.create_lvol(&lvstore, &options);
+    created.map(|lvol| lvol.uuid.to_string()).map_err(errors::lvol)
+}
+
+fn add_lvstores(methods: &mut Methods, app: &Arc<App>) {
+    let a = app.clone();
+    methods
+        .add(
+            "bdev_lvol_create_lvstore",
+            "Create an lvstore on a bdev and return its UUID.",
+            Flags::WRITE,
+            move |p: CreateLvstore| create_lvstore(&a, &p),
+        )
+        .errors(&[
+            Errno::NoDev,
+            Errno::Exist,
+            Errno::Busy,
+            Errno::Inval,
+            Errno::NoSpc,
+            Errno::NotSup,
+            Errno::Io,
+        ]);
+    let a = app.clone();
+    methods
+        .add(
+            "bdev_lvol_delete_lvstore",
+            "Delete an lvstore with all its lvols; refused while one of them is in use.",
+            Flags::WRITE,
+            move |p: LvstoreRef| {
+                let lvstore = required(p.uuid, p.lvs_name)?;
+                a.lvstores.destroy_lvstore(&lvstore).map(|()| true).map_err(errors::lvol)
+            },
+        )
+        .errors(&[Errno::NoDev, Errno::Busy, Errno::Inval, Errno::Io]);
+    let a = app.clone();
+    methods
+        .add(
+            "bdev_lvol_rename_lvstore",
+            "Rename an lvstore; the aliases of its lvols follow.",
+            Flags::WRITE,
+            move |p: Rename| {
+                let renamed = a.lvstores.rename_lvstore(&p.old_name, &p.new_name);
+                renamed.map(|()| true).map_err(errors::lvol)
+            },
+        )
+        .errors(&[Errno::NoDev, Errno::Exist, Errno::Inval, Errno::Io]);
+    let a = app.clone();
+    methods
+        .add(
+            "bdev_lvol_get_lvstores",
+            "Get all lvstores, or one.",
+            Flags::READ,
+            move |p: LvstoreRef| get_lvstores(&a, p),
+        )
+        .errors(&[Errno::NoDev, Errno::Inval]);
+}
+
+/// Adds the methods.
+pub fn add(methods: &mut Methods, app: &Arc<App>) {
+    add_lvstores(methods, app);
+    let a = app.clone();
+    methods
+        .add(
+            "bdev_lvol_create",
+            "Create an lvol and return its UUID, which is the name of its bdev.",
+            Flags::WRITE,
+            move |p: CreateLvol| create_lvol(&a, p),
+        )
+        .errors(&[Errno::NoDev, Errno::Exist, Errno::NoSpc, Errno::Inval, Errno::Io]);
+    let a = app.clone();
+    methods
+        .add(
+            "bdev_lvol_delete",
+            "Delete an lvol and its data; refused while it is in use.",
+            Flags::WRITE,
+            move |p: BdevName| a.lvstores.delete_lvol(&p.name).map(|()| true).map_err(errors::lvol),
+        )
+        .errors(&[Errno::NoDev, Errno::Busy, Errno::Io]);
+    let a = app.clone();
+    methods
+        .add(
+            "bdev_lvol_resize",
+            "Grow or shrink an lvol, in use or not.",
+            Flags::WRITE,
+            move |p: Resize| {
+                let size = mib_to_bytes(p.size_in_mib)?;
+                a.lvstores.resize_lvol(&p.name, size).map(|_| true).map_err(errors::lvol)
+            },
+        )
+        .errors(&[Errno::NoDev, Errno::NoSpc, Errno::Inval, Errno::Perm, Errno::Io]);
+    let a = app.clone();
+    methods
+        .add(
+            "bdev_lvol_rename",
+            "Rename an lvol. Its UUID, the name of its bdev, stays.",
+            Flags::WRITE,
+            move |p: Rename| {
+                let renamed = a.lvstores.rename_lvol(&p.old_name, &p.new_name);
+                renamed.map(|_| true).map_err(errors::lvol)
+            },
+        )
+        .errors(&[Errno::NoDev, Errno::Exist, Errno::Inval, Errno::Io]);
+    let a = app.clone();
+    methods
+        .add(
+            "bdev_lvol_set_read_only",
+            "Make an lvol read-only for good; refused while it is in use.",
+            Flags::WRITE,
+            move |p: BdevName| {
+                a.lvstores.set_read_only(&p.name).map(|_| true).map_err(errors::lvol)
+            },
+        )
+        .errors(&[Errno::NoDev, Errno::Busy, Errno::Io]);
+    let a = app.clone();
+    methods
+        .add(
+            "bdev_lvol_get_lvols",
+            "Get the lvols of all lvstores, or of one.",
+            Flags::READ,
+            move |p: GetLvols| {
+                let lvstore = either(p.lvs_uuid, p.lvs_name)?;
+                let lvols = a.lvstores.lvols(lvstore.as_deref()).map_err(errors::lvol)?;
+                Ok(lvols.into_iter().map(Lvol::from).collect::<Vec<_>>())
+            },
+        )
+        .errors(&[Errno::NoDev, Errno::Inval]);
+}

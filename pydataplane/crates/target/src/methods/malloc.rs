@@ -1,0 +1,104 @@
+//! Bdevs in memory.
+
+use super::{BdevName, UuidText, unsupported};
+use crate::app::App;
+use crate::errors;
+use bdev::{Bdev, Malloc, MallocOptions};
+use rpc::{Errno, Error, Flags, Methods};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Create {
+    /// Name. Default: Malloc0 or the next number that is free
+    #[serde(default)]
+    name: Option<String>,
+    /// Bytes of a block: 512 or 4096.
+    block_size: u32,
+    /// Blocks.
+    num_blocks: u64,
+    /// UUID. Default: a random one
+    #[serde(default)]
+    uuid: Option<UuidText>,
+    /// Bytes of a physical block, a power of two. Default: as block_size
+    #[serde(default)]
+    physical_block_size: Option<u32>,
+    /// Not supported yet but for 0.
+    #[serde(default)]
+    optimal_io_boundary: Option<u32>,
+    /// Not supported yet but for 0.
+    #[serde(default)]
+    md_size: Option<u32>,
+    /// Not supported yet but for false.
+    #[serde(default)]
+    md_interleave: Option<bool>,
+    /// Not supported yet but for 0.
+    #[serde(default)]
+    dif_type: Option<i32>,
+    /// Not supported yet but for false.
+    #[serde(default)]
+    dif_is_head_of_md: Option<bool>,
+    /// Not supported yet but for 0.
+    #[serde(default)]
+    dif_pi_format: Option<u32>,
+    /// Not supported yet but for -1: memory comes from the node that touches it first.
+    #[serde(default)]
+    numa_id: Option<i32>,
+}
+
+fn create(app: &App, mut p: Create) -> Result<String, Error> {
+    unsupported(
+        "bdev_malloc_create",
+        &[
+            ("optimal_io_boundary", p.optimal_io_boundary.unwrap_or(0) != 0),
+            ("md_size", p.md_size.unwrap_or(0) != 0),
+            ("md_interleave", p.md_interleave.unwrap_or(false)),
+            ("dif_type", p.dif_type.unwrap_or(0) != 0),
+            ("dif_is_head_of_md", p.dif_is_head_of_md.unwrap_or(false)),
+            ("dif_pi_format", p.dif_pi_format.unwrap_or(0) != 0),
+            ("numa_id", p.numa_id.unwrap_or(-1) != -1),
+        ],
+    )?;
+    let name = match p.name.take() {
+        Some(name) => name,
+        None => (0u64..)
+            .map(|i| format!("Malloc{i}"))
+            .find(|name| app.registry.get(name).is_none())
+            .ok_or_else(|| Error::internal("no name is free"))?,
+    };
+    super::check_name(&name)?;
+    let malloc = Malloc::create(MallocOptions {
+        name: name.clone(),
+        block_size: p.block_size,
+        physical_block_size: p.physical_block_size.unwrap_or(0),
+        num_blocks: p.num_blocks,
+        uuid: p.uuid.map(|u| u.0),
+    })
+    .map_err(errors::open)?;
+    p.name = Some(name.clone());
+    p.uuid = Some(UuidText(malloc.uuid()));
+    app.add_bdev(malloc)?;
+    app.config().record("bdev_malloc_create", &p);
+    Ok(name)
+}
+
+/// Adds the methods.
+pub fn add(methods: &mut Methods, app: &Arc<App>) {
+    let a = app.clone();
+    methods
+        .add(
+            "bdev_malloc_create",
+            "Create a bdev in memory. Its contents do not survive a restart of the target.",
+            Flags::WRITE,
+            move |p: Create| create(&a, p),
+        )
+        .errors(&[Errno::Exist, Errno::Inval, Errno::NotSup]);
+    let a = app.clone();
+    methods
+        .add("bdev_malloc_delete", "Delete a bdev in memory.", Flags::WRITE, move |p: BdevName| {
+            super::delete(&a, &p.name, "Malloc disk")
+        })
+        .errors(&[Errno::NoDev, Errno::Busy]);
+}

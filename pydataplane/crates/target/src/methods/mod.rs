@@ -1,0 +1,121 @@
+//! The methods: SPDK's names, parameters and results, and ours with the prefix `virtlun_`.
+//!
+//! A file per subsystem. Each method is a closure over the [`App`]; a mutating one records what it
+//! did in the configuration, which is saved before the reply.
+
+mod bdev;
+mod framework;
+mod iostat;
+mod log;
+mod lvol;
+mod malloc;
+mod notify;
+mod null;
+mod status;
+mod vhost;
+mod xattr;
+
+use crate::app::App;
+use rpc::{Errno, Error, Methods};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use uuid::Uuid;
+
+/// The table of all methods on `app`.
+pub fn table(app: &Arc<App>) -> Arc<Methods> {
+    let mut methods = Methods::new();
+    for add in [
+        framework::add,
+        log::add,
+        notify::add,
+        status::add,
+        bdev::add,
+        iostat::add,
+        malloc::add,
+        null::add,
+        lvol::add,
+        xattr::add,
+        vhost::add,
+    ] {
+        add(&mut methods, app);
+    }
+    let recorder = app.clone();
+    methods.on_commit(move || recorder.commit());
+    let methods = methods.finish();
+    app.set_methods(&methods);
+    methods
+}
+
+/// A UUID as text, checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(transparent)]
+#[schemars(transparent)]
+struct UuidText(#[schemars(with = "String", extend("format" = "uuid"))] Uuid);
+
+/// Parameters of a method on one bdev.
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct BdevName {
+    /// Name of the bdev.
+    name: String,
+}
+
+/// Refuses a parameter that SPDK has and we have not yet.
+fn unsupported(method: &str, given: &[(&str, bool)]) -> Result<(), Error> {
+    match given.iter().find(|(_, given)| *given) {
+        None => Ok(()),
+        Some((name, _)) => Err(Error::os(
+            Errno::NotSup,
+            format_args!("{method} does not support \"{name}\" yet; leave it out"),
+        )),
+    }
+}
+
+/// Bytes in a MiB.
+const MIB: u64 = 1 << 20;
+
+/// `mib` in bytes.
+fn mib_to_bytes(mib: u64) -> Result<u64, Error> {
+    mib.checked_mul(MIB)
+        .ok_or_else(|| Error::os(Errno::Inval, format_args!("{mib} MiB are too many")))
+}
+
+/// Longest name of a bdev, in bytes.
+const MAX_NAME: usize = 255;
+
+/// Checks the name of a new bdev: printable, not empty, without `/` so that it is no lvol's alias.
+fn check_name(name: &str) -> Result<(), Error> {
+    let plain = name.bytes().all(|b| b.is_ascii_graphic() && b != b'/');
+    if name.is_empty() || name.len() > MAX_NAME || !plain {
+        return Err(Error::os(
+            Errno::Inval,
+            format_args!(
+                "{name:?} cannot name a bdev: 1 to {MAX_NAME} printable ASCII characters without \
+                 space and slash can"
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// The bdev `name`, if it is of the product `kind`.
+fn of_kind(app: &App, name: &str, kind: &str) -> Result<Arc<dyn ::bdev::Bdev>, Error> {
+    let bdev = app.bdev(name)?;
+    match bdev.product_name() {
+        product if product == kind => Ok(bdev),
+        product => Err(Error::os(
+            Errno::NoDev,
+            format_args!("bdev {name} is a {product}, not a {kind}; use the methods of its kind"),
+        )),
+    }
+}
+
+/// Deletes the bdev `name` of the product `kind`, or forgets one that could not be restored.
+fn delete(app: &App, name: &str, kind: &str) -> Result<bool, Error> {
+    if app.registry.get(name).is_some() {
+        of_kind(app, name, kind)?;
+    }
+    app.remove_bdev(name)?;
+    Ok(true)
+}

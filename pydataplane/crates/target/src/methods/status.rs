@@ -1,0 +1,83 @@
+//! How the target is.
+
+use crate::app::App;
+use rpc::{Flags, Methods, NoParams};
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::sync::Arc;
+
+#[derive(Serialize, JsonSchema)]
+struct Status {
+    version: &'static str,
+    pid: u32,
+    /// Seconds since it started.
+    uptime_s: f64,
+    rpc_socket: String,
+    vhost_dir: String,
+    state_dir: String,
+    /// Whether reactors never sleep.
+    poll: bool,
+    reactors: Vec<Reactor>,
+    bdevs: usize,
+    lvstores: usize,
+    controllers: usize,
+    /// What was configured and is not there, each in a sentence.
+    restore_problems: Vec<String>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Reactor {
+    index: usize,
+    /// CPU it is pinned to.
+    cpu: Option<usize>,
+    /// Nanoseconds in loops that handled something.
+    busy_ns: u64,
+    /// Nanoseconds in loops that handled nothing.
+    idle_ns: u64,
+    /// Nanoseconds asleep.
+    sleep_ns: u64,
+    /// Times it went to sleep.
+    sleeps: u64,
+}
+
+fn status(app: &App) -> Status {
+    let reactors = app.reactors.stats().into_iter().enumerate().map(|(index, s)| Reactor {
+        index,
+        cpu: s.cpu,
+        busy_ns: s.busy_ns,
+        idle_ns: s.idle_ns,
+        sleep_ns: s.sleep_ns,
+        sleeps: s.sleeps,
+    });
+    let mut problems: Vec<_> = app
+        .config()
+        .items()
+        .filter_map(|i| i.problem.as_ref().map(|p| format!("{} is not restored: {p}", i.key)))
+        .collect();
+    problems.extend(app.lvstore_problems().values().cloned());
+    Status {
+        version: env!("CARGO_PKG_VERSION"),
+        pid: std::process::id(),
+        uptime_s: app.started.elapsed().as_secs_f64(),
+        rpc_socket: app.paths.rpc_socket.display().to_string(),
+        vhost_dir: app.paths.vhost_dir.display().to_string(),
+        state_dir: app.paths.state_dir.display().to_string(),
+        poll: app.polls,
+        reactors: reactors.collect(),
+        bdevs: app.registry.list().len(),
+        lvstores: app.lvstores.lvstores().len(),
+        controllers: app.controllers.list(None).map_or(0, |all| all.len()),
+        restore_problems: problems,
+    }
+}
+
+/// Adds the methods.
+pub fn add(methods: &mut Methods, app: &Arc<App>) {
+    let a = app.clone();
+    methods.add(
+        "virtlun_get_status",
+        "Get what the target is, how its reactors spend their time, and what could not be restored.",
+        Flags::READ,
+        move |_: NoParams| Ok(status(&a)),
+    );
+}

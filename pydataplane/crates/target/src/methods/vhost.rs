@@ -1,0 +1,409 @@
+//! vhost-user-scsi controllers and their targets.
+
+use crate::app::App;
+use crate::errors;
+use crate::state;
+use ::vhost_scsi::{ControllerInfo, ControllerOptions, StatsInfo, TargetOptions};
+use rpc::{Errno, Error, Flags, Methods, NoParams};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Create {
+    /// Name of the controller, and of its socket in the folder of sockets.
+    ctrlr: String,
+    /// CPUs of the reactors that serve it, as 0x3 or [0,1]. Default: all reactors
+    #[serde(default)]
+    cpumask: Option<String>,
+    /// Let VMs that connect wait until vhost_start_scsi_controller. Default: false
+    #[serde(default)]
+    delay: Option<bool>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Ctrlr {
+    /// Name of the controller.
+    ctrlr: String,
+}
+
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct AddTarget {
+    /// Name of the controller.
+    ctrlr: String,
+    /// Number of the target, 0 to 254, or -1 for the lowest that is free.
+    scsi_target_num: i32,
+    /// Bdev to show as its LUN 0: name, alias or UUID.
+    bdev_name: String,
+    /// Unit serial number that the guest sees (ours). Default: the bdev's UUID
+    #[serde(default)]
+    serial: Option<String>,
+    /// Refuse writes (ours). Default: false
+    #[serde(default)]
+    read_only: Option<bool>,
+    /// Let other controllers show the same bdev if they ask for it too (ours). Default: false
+    #[serde(default)]
+    shareable: Option<bool>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct RemoveTarget {
+    /// Name of the controller.
+    ctrlr: String,
+    /// Number of the target.
+    scsi_target_num: u32,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Delete {
+    /// Name of the controller.
+    ctrlr: String,
+    /// Delete it although a VM is connected, which then loses its disks (ours). Default: false
+    #[serde(default)]
+    force: Option<bool>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Coalescing {
+    /// Name of the controller.
+    ctrlr: String,
+    /// Microseconds that an interrupt may be held back. Not supported yet but for 0, off.
+    delay_base_us: u32,
+    /// I/Os per second from which on interrupts are held back, more than 0.
+    iops_threshold: u32,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct OfController {
+    /// Name of one controller. Default: all
+    #[serde(default)]
+    name: Option<String>,
+}
+
+/// A controller, with SPDK's fields.
+#[derive(Serialize, JsonSchema)]
+struct Controller {
+    ctrlr: String,
+    cpumask: String,
+    /// Interrupts are not held back: 0.
+    delay_base_us: u32,
+    iops_threshold: u32,
+    /// Path of its socket.
+    socket: String,
+    /// Connected VMs: one at most.
+    sessions: Vec<Session>,
+    backend_specific: Backend,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Session {
+    vid: u64,
+    name: String,
+    /// Whether the VM uses its queues.
+    started: bool,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Backend {
+    scsi: Vec<Target>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Target {
+    /// Number of the target.
+    scsi_dev_num: u8,
+    id: u8,
+    target_name: String,
+    luns: Vec<Lun>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Lun {
+    id: u16,
+    bdev_name: String,
+}
+
+impl From<ControllerInfo> for Controller {
+    fn from(i: ControllerInfo) -> Controller {
+        let session =
+            |s: ::vhost_scsi::SessionInfo| Session { vid: s.vid, name: s.name, started: s.started };
+        let target = |t: ::vhost_scsi::TargetInfo| Target {
+            scsi_dev_num: t.scsi_dev_num,
+            id: t.id,
+            target_name: t.target_name,
+            luns: t.luns.into_iter().map(|l| Lun { id: l.id, bdev_name: l.bdev_name }).collect(),
+        };
+        Controller {
+            ctrlr: i.ctrlr,
+            cpumask: i.cpumask,
+            delay_base_us: i.delay_base_us,
+            iops_threshold: i.iops_threshold,
+            socket: i.socket,
+            sessions: i.sessions.into_iter().map(session).collect(),
+            backend_specific: Backend {
+                scsi: i.backend_specific.scsi.into_iter().map(target).collect(),
+            },
+        }
+    }
+}
+
+/// What a controller and its targets did (libvirt's block statistics).
+#[derive(Serialize, JsonSchema)]
+struct Stats {
+    ctrlr: String,
+    /// Requests taken from request queues.
+    requests: u64,
+    /// Requests that did not end well.
+    errors: u64,
+    /// Descriptor chains that broke the rules of virtio.
+    malformed: u64,
+    /// Interrupts given to the guest.
+    interrupts: u64,
+    /// Events put into the event queue.
+    events_sent: u64,
+    /// Events lost because the guest gave no buffers.
+    events_missed: u64,
+    targets: Vec<TargetStats>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct TargetStats {
+    scsi_target_num: u8,
+    bdev_name: String,
+    reads: u64,
+    read_bytes: u64,
+    /// Nanoseconds from ring to ring, summed.
+    read_ns: u64,
+    writes: u64,
+    write_bytes: u64,
+    /// Nanoseconds from ring to ring, summed.
+    write_ns: u64,
+    flushes: u64,
+    /// Nanoseconds from ring to ring, summed.
+    flush_ns: u64,
+    /// Other commands.
+    others: u64,
+    /// Commands that ended with a status other than GOOD.
+    errors: u64,
+}
+
+impl From<StatsInfo> for Stats {
+    fn from(i: StatsInfo) -> Stats {
+        let target = |(number, bdev_name, s): (u8, String, ::vhost_scsi::LunStats)| TargetStats {
+            scsi_target_num: number,
+            bdev_name,
+            reads: s.reads,
+            read_bytes: s.read_bytes,
+            read_ns: s.read_ns,
+            writes: s.writes,
+            write_bytes: s.write_bytes,
+            write_ns: s.write_ns,
+            flushes: s.flushes,
+            flush_ns: s.flush_ns,
+            others: s.others,
+            errors: s.errors,
+        };
+        Stats {
+            ctrlr: i.ctrlr,
+            requests: i.controller.requests,
+            errors: i.controller.errors,
+            malformed: i.controller.malformed,
+            interrupts: i.controller.interrupts,
+            events_sent: i.controller.events_sent,
+            events_missed: i.controller.events_missed,
+            targets: i.targets.into_iter().map(target).collect(),
+        }
+    }
+}
+
+#[derive(Serialize, JsonSchema)]
+struct ScsiDevice {
+    id: usize,
+    device_name: String,
+}
+
+fn create(app: &App, mut p: Create) -> Result<bool, Error> {
+    let options = ControllerOptions {
+        cpumask: p.cpumask.clone(),
+        delay: p.delay.unwrap_or(false),
+        ..ControllerOptions::default()
+    };
+    app.controllers.create(&p.ctrlr, options).map_err(errors::controller)?;
+    // Whether it was delayed is of this run only: a restart delays all until they are complete.
+    p.delay = None;
+    app.config().record("vhost_create_scsi_controller", &p);
+    Ok(true)
+}
+
+fn add_target(app: &App, mut p: AddTarget) -> Result<u8, Error> {
+    let options = TargetOptions {
+        serial: p.serial.clone(),
+        read_only: p.read_only.unwrap_or(false),
+        shareable: p.shareable.unwrap_or(false),
+    };
+    let bdev = app.bdev(&p.bdev_name)?;
+    let added =
+        app.controllers.add_target(&p.ctrlr, i64::from(p.scsi_target_num), bdev.name(), options);
+    let number = added.map_err(errors::controller)?;
+    p.scsi_target_num = i32::from(number);
+    // An alias can change; the name stays.
+    p.bdev_name = bdev.name().to_owned();
+    app.config().record("vhost_scsi_controller_add_target", &p);
+    Ok(number)
+}
+
+fn remove_target(app: &App, p: &RemoveTarget) -> Result<bool, Error> {
+    let key = state::target_key(&p.ctrlr, u64::from(p.scsi_target_num));
+    match app.controllers.remove_target(&p.ctrlr, i64::from(p.scsi_target_num)) {
+        Ok(()) => _ = app.config().forget(|item| item.key == key),
+        // One that could not be restored is just forgotten.
+        Err(e) => {
+            if !app.config().forget(|item| item.key == key && item.problem.is_some()) {
+                return Err(errors::controller(e));
+            }
+        }
+    }
+    Ok(true)
+}
+
+fn delete(app: &App, p: &Delete) -> Result<bool, Error> {
+    let key = state::controller_key(&p.ctrlr);
+    if let Err(e) = app.controllers.delete(&p.ctrlr, p.force.unwrap_or(false))
+        && app.config().get(&key).is_none_or(|item| item.problem.is_none())
+    {
+        return Err(errors::controller(e));
+    }
+    app.config().forget(|item| {
+        item.call.params.get("ctrlr").and_then(|v| v.as_str()) == Some(p.ctrlr.as_str())
+    });
+    Ok(true)
+}
+
+fn set_coalescing(app: &App, p: &Coalescing) -> Result<bool, Error> {
+    app.controllers.list(Some(&p.ctrlr)).map_err(errors::controller)?;
+    if p.iops_threshold == 0 {
+        return Err(Error::os(Errno::Inval, "iops_threshold is 0; it must be more"));
+    }
+    super::unsupported(
+        "vhost_controller_set_coalescing",
+        &[("delay_base_us\" other than \"0", p.delay_base_us != 0)],
+    )?;
+    Ok(true)
+}
+
+/// Adds the methods.
+pub fn add(methods: &mut Methods, app: &Arc<App>) {
+    add_controllers(methods, app);
+    add_targets(methods, app);
+    let a = app.clone();
+    methods
+        .add(
+            "virtlun_vhost_get_stats",
+            "Get what controllers and their targets did, seen from the guest's rings.",
+            Flags::READ,
+            move |p: OfController| {
+                let stats = a.controllers.stats(p.name.as_deref()).map_err(errors::controller)?;
+                Ok(stats.into_iter().map(Stats::from).collect::<Vec<_>>())
+            },
+        )
+        .errors(&[Errno::NoDev]);
+}
+
+fn add_controllers(methods: &mut Methods, app: &Arc<App>) {
+    let a = app.clone();
+    methods
+        .add(
+            "vhost_create_scsi_controller",
+            "Create a controller that listens on its socket.",
+            Flags::WRITE,
+            move |p: Create| create(&a, p),
+        )
+        .errors(&[Errno::Exist, Errno::Inval, Errno::Busy, Errno::NameTooLong, Errno::Io]);
+    let a = app.clone();
+    methods
+        .add(
+            "vhost_start_scsi_controller",
+            "Let VMs connect to a controller that was created with delay.",
+            Flags::WRITE,
+            move |p: Ctrlr| {
+                a.controllers.start(&p.ctrlr).map(|()| true).map_err(errors::controller)
+            },
+        )
+        .errors(&[Errno::NoDev]);
+    let a = app.clone();
+    methods
+        .add(
+            "vhost_delete_controller",
+            "Delete a controller with its targets; refused while a VM is connected.",
+            Flags::WRITE,
+            move |p: Delete| delete(&a, &p),
+        )
+        .errors(&[Errno::NoDev, Errno::Busy]);
+    let a = app.clone();
+    methods
+        .add(
+            "vhost_get_controllers",
+            "Get all controllers with their targets and sessions, or one.",
+            Flags::READ,
+            move |p: OfController| {
+                let found = a.controllers.list(p.name.as_deref()).map_err(errors::controller)?;
+                Ok(found.into_iter().map(Controller::from).collect::<Vec<_>>())
+            },
+        )
+        .errors(&[Errno::NoDev]);
+    let a = app.clone();
+    methods
+        .add(
+            "vhost_controller_set_coalescing",
+            "Control how interrupts are held back. Not supported yet but for switching it off: the \
+             guest says with EVENT_IDX when it wants one.",
+            Flags::READ,
+            move |p: Coalescing| set_coalescing(&a, &p),
+        )
+        .errors(&[Errno::NoDev, Errno::Inval, Errno::NotSup]);
+}
+
+fn add_targets(methods: &mut Methods, app: &Arc<App>) {
+    let a = app.clone();
+    methods
+        .add(
+            "vhost_scsi_controller_add_target",
+            "Show a bdev as a target of a controller and return its number. A connected guest sees \
+             the new disk at once.",
+            Flags::WRITE,
+            move |p: AddTarget| add_target(&a, p),
+        )
+        .errors(&[Errno::NoDev, Errno::Exist, Errno::Busy, Errno::NoSpc, Errno::Inval]);
+    let a = app.clone();
+    methods
+        .add(
+            "vhost_scsi_controller_remove_target",
+            "Take a target away when its I/O in flight has ended. A connected guest sees the disk go.",
+            Flags::WRITE,
+            move |p: RemoveTarget| remove_target(&a, &p),
+        )
+        .errors(&[Errno::NoDev, Errno::Busy]);
+    let a = app.clone();
+    methods.add(
+        "scsi_get_devices",
+        "Get all SCSI devices: the targets of all controllers.",
+        Flags::READ,
+        move |_: NoParams| {
+            let all = a.controllers.list(None).map_err(errors::controller)?;
+            let devices = all.into_iter().flat_map(|c| {
+                let ctrlr = c.ctrlr;
+                let scsi = c.backend_specific.scsi.into_iter();
+                scsi.map(move |t| format!("{ctrlr} {}", t.target_name))
+            });
+            let numbered = devices.enumerate();
+            Ok(numbered.map(|(id, device_name)| ScsiDevice { id, device_name }).collect::<Vec<_>>())
+        },
+    );
+}

@@ -1,0 +1,70 @@
+//! Brings back what was configured.
+
+use crate::app::App;
+use crate::state::{self, Call, ConfigFile, Subsystem};
+use rpc::Methods;
+use serde_json::{Value, json};
+use std::fs;
+use std::path::Path;
+
+/// Restores what the state directory records: bdevs (and with each the lvstore on it), then
+/// controllers, not started until they have their targets. What fails is logged, kept, and shown
+/// by `virtlun_get_status`; the rest goes on.
+pub fn recorded(app: &App, methods: &Methods) {
+    let items: Vec<_> = app.config().items().cloned().collect();
+    let (mut restored, mut failed) = (0, 0);
+    for item in &items {
+        let mut params = Value::Object(item.call.params.clone());
+        if item.call.method == "vhost_create_scsi_controller" {
+            params["delay"] = json!(true);
+        }
+        match methods.call(&item.call.method, params) {
+            Ok(_) => restored += 1,
+            Err(e) => {
+                failed += 1;
+                tracing::error!("{} could not be restored: {e}", item.key);
+                app.config().set_problem(&item.key, e.message);
+            }
+        }
+    }
+    for item in items.iter().filter(|i| i.subsystem == Subsystem::VhostScsi) {
+        if item.call.method == "vhost_create_scsi_controller" {
+            start_controller(app, methods, item.call.params.get("ctrlr"));
+        }
+    }
+    if restored + failed > 0 {
+        tracing::info!(restored, failed, "configuration restored");
+    }
+}
+
+fn start_controller(app: &App, methods: &Methods, ctrlr: Option<&Value>) {
+    let Some(ctrlr) = ctrlr.and_then(Value::as_str) else { return };
+    let key = state::controller_key(ctrlr);
+    if app.config().get(&key).is_none_or(|item| item.problem.is_some()) {
+        return;
+    }
+    if let Err(e) = methods.call("vhost_start_scsi_controller", json!({"ctrlr": ctrlr})) {
+        tracing::error!("{key} could not be started: {e}");
+        app.config().set_problem(&key, e.message);
+    }
+}
+
+/// Applies a file of `spdk-rpc save_config`. What the state directory brought back already is
+/// skipped; the first call that fails ends it, with a sentence.
+pub fn file(app: &App, methods: &Methods, path: &Path) -> Result<(), String> {
+    let shown = path.display();
+    let text = fs::read_to_string(path).map_err(|e| format!("cannot read {shown}: {e}"))?;
+    let calls =
+        ConfigFile::parse(&text).map_err(|e| format!("{shown} is no configuration: {e}"))?;
+    for call in calls {
+        let (_, key) = state::identify(&call);
+        if app.config().get(&key).is_some() {
+            continue;
+        }
+        let Call { method, params } = call;
+        methods
+            .call(&method, Value::Object(params))
+            .map_err(|e| format!("{shown}: {method} failed: {e}"))?;
+    }
+    app.commit().map_err(|e| e.message)
+}

@@ -1,0 +1,463 @@
+//! What was configured, recorded so that the next start brings it back.
+//!
+//! The record is `config.json` in the state directory, in the format of `spdk-rpc save_config`:
+//! per subsystem a list of method calls. An item has a key, the thing that it makes; making it
+//! again replaces the item in its place, deleting the thing removes it. The file is replaced as a
+//! whole (temporary file, fsync, rename, fsync of the directory), so a crash leaves the old one or
+//! the new one.
+
+use rustix::fs::FlockOperation;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+const CONFIG: &str = "config.json";
+const CONFIG_NEW: &str = "config.json.new";
+const LOCK: &str = "lock";
+
+/// Largest `config.json` that is read, in bytes.
+const MAX_CONFIG_BYTES: u64 = 64 * 1024 * 1024;
+
+/// Who a configured thing belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Subsystem {
+    /// Block devices.
+    Bdev,
+    /// SCSI: nothing of its own to configure.
+    Scsi,
+    /// vhost-user-scsi controllers and their targets.
+    VhostScsi,
+}
+
+impl Subsystem {
+    /// All, in the order in which they are initialised.
+    pub const ALL: [Subsystem; 3] = [Subsystem::Bdev, Subsystem::Scsi, Subsystem::VhostScsi];
+
+    /// SPDK's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Subsystem::Bdev => "bdev",
+            Subsystem::Scsi => "scsi",
+            Subsystem::VhostScsi => "vhost_scsi",
+        }
+    }
+
+    /// The subsystem of that name.
+    pub fn named(name: &str) -> Option<Subsystem> {
+        Subsystem::ALL.into_iter().find(|s| s.name() == name)
+    }
+
+    /// What is initialised before it.
+    pub fn depends_on(self) -> &'static [Subsystem] {
+        match self {
+            Subsystem::Bdev => &[],
+            Subsystem::Scsi => &[Subsystem::Bdev],
+            Subsystem::VhostScsi => &[Subsystem::Scsi],
+        }
+    }
+}
+
+/// A method call as it stands in the file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Call {
+    /// Name of the method.
+    pub method: String,
+    /// Its parameters.
+    #[serde(default)]
+    pub params: Map<String, Value>,
+}
+
+/// Calls of a batch are made one after the other.
+#[derive(Deserialize, JsonSchema)]
+#[serde(untagged)]
+enum CallOrBatch {
+    Call(Call),
+    Batch(Vec<Call>),
+}
+
+/// One subsystem in the file.
+#[derive(Deserialize, JsonSchema)]
+struct SubsystemFile {
+    /// Its name.
+    subsystem: String,
+    /// Its calls; null where it has nothing to configure.
+    config: Option<Vec<CallOrBatch>>,
+}
+
+/// The file: what `spdk-rpc save_config` writes and `--config` reads.
+#[derive(Deserialize, JsonSchema)]
+pub struct ConfigFile {
+    /// In the order of initialisation.
+    subsystems: Vec<SubsystemFile>,
+}
+
+impl ConfigFile {
+    /// The calls, in order, batches taken apart.
+    pub fn parse(text: &str) -> Result<Vec<Call>, serde_json::Error> {
+        let file: ConfigFile = serde_json::from_str(text)?;
+        let entries = file.subsystems.into_iter().flat_map(|s| {
+            tracing::trace!(subsystem = s.subsystem, "read");
+            s.config.unwrap_or_default()
+        });
+        Ok(entries
+            .flat_map(|entry| match entry {
+                CallOrBatch::Call(call) => vec![call],
+                CallOrBatch::Batch(calls) => calls,
+            })
+            .collect())
+    }
+}
+
+/// A configured thing.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Item {
+    /// Whose it is.
+    pub subsystem: Subsystem,
+    /// The thing, unique, such as `bdev m0`.
+    pub key: String,
+    /// What makes it.
+    pub call: Call,
+    /// Why it could not be restored, if so.
+    pub problem: Option<String>,
+}
+
+/// Why the state directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// Another process has it.
+    #[error(
+        "the state directory {dir} is in use by another target{}; stop that one or give \
+         --state-dir another", pid.map(|p| format!(" (pid {p})")).unwrap_or_default()
+    )]
+    InUse {
+        /// The directory.
+        dir: PathBuf,
+        /// The other process, as it noted itself.
+        pid: Option<u32>,
+    },
+    /// The record cannot be understood.
+    #[error(
+        "{path} cannot be read as a configuration: {why}; mend it, or move it away to start empty"
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// The operating system says no.
+    #[error("cannot {operation} {path}: {source}")]
+    Os {
+        /// What was tried.
+        operation: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The answer.
+        source: io::Error,
+    },
+}
+
+fn os(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> StateError {
+    move |source| StateError::Os { operation, path: path.to_owned(), source }
+}
+
+/// The state directory, held for this process by a lock.
+#[derive(Debug)]
+struct Dir {
+    path: PathBuf,
+    /// The lock lives as long as this file is open.
+    _lock: File,
+}
+
+impl Dir {
+    fn open(path: &Path) -> Result<Dir, StateError> {
+        fs::create_dir_all(path).map_err(os("create the state directory", path))?;
+        let lock_path = path.join(LOCK);
+        let mut lock = File::options()
+            .create(true)
+            .truncate(false)
+            .read(true)
+            .write(true)
+            .open(&lock_path)
+            .map_err(os("open the lock", &lock_path))?;
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                let mut pid = String::new();
+                let _ = lock.read_to_string(&mut pid);
+                return Err(StateError::InUse { dir: path.into(), pid: pid.trim().parse().ok() });
+            }
+            Err(e) => return Err(os("lock", &lock_path)(e.into())),
+        }
+        lock.set_len(0)
+            .and_then(|()| writeln!(lock, "{}", std::process::id()))
+            .map_err(os("write the lock", &lock_path))?;
+        Ok(Dir { path: path.to_owned(), _lock: lock })
+    }
+
+    fn read(&self) -> Result<Vec<Call>, StateError> {
+        let path = self.path.join(CONFIG);
+        let mut text = String::new();
+        match File::open(&path) {
+            Ok(file) => {
+                file.take(MAX_CONFIG_BYTES).read_to_string(&mut text).map_err(os("read", &path))?
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) => return Err(os("open", &path)(e)),
+        };
+        ConfigFile::parse(&text).map_err(|e| StateError::Damaged { path, why: e.to_string() })
+    }
+
+    fn write(&self, text: &str) -> Result<(), StateError> {
+        let (new, path) = (self.path.join(CONFIG_NEW), self.path.join(CONFIG));
+        let mut file = File::create(&new).map_err(os("create", &new))?;
+        file.write_all(text.as_bytes()).map_err(os("write", &new))?;
+        file.sync_all().map_err(os("flush", &new))?;
+        fs::rename(&new, &path).map_err(os("replace", &path))?;
+        File::open(&self.path).and_then(|dir| dir.sync_all()).map_err(os("flush", &self.path))
+    }
+}
+
+/// The configuration of this process.
+#[derive(Debug, Default)]
+pub struct Config {
+    items: Vec<Item>,
+    /// Whether the items differ from the file.
+    dirty: bool,
+    /// `None`: kept in memory only (the schemas are dumped, or a test).
+    dir: Option<Dir>,
+}
+
+impl Config {
+    /// Takes the state directory for this process, creating it, and reads what is recorded there.
+    pub fn open(path: &Path) -> Result<Config, StateError> {
+        let dir = Dir::open(path)?;
+        let mut config = Config { dir: None, ..Config::default() };
+        for call in dir.read()? {
+            let (subsystem, key) = identify(&call);
+            config.put(subsystem, key, call);
+        }
+        config.dirty = false;
+        config.dir = Some(dir);
+        Ok(config)
+    }
+
+    /// All items: bdevs, then controllers, each in the order in which they were made.
+    pub fn items(&self) -> impl Iterator<Item = &Item> {
+        Subsystem::ALL
+            .into_iter()
+            .flat_map(|s| self.items.iter().filter(move |item| item.subsystem == s))
+    }
+
+    /// The item of that key.
+    pub fn get(&self, key: &str) -> Option<&Item> {
+        self.items.iter().find(|item| item.key == key)
+    }
+
+    /// Records that `call` made the thing `key`; a problem it had is over.
+    pub fn put(&mut self, subsystem: Subsystem, key: String, call: Call) {
+        let item = Item { subsystem, key, call, problem: None };
+        match self.items.iter_mut().find(|i| i.key == item.key) {
+            Some(there) if *there == item => return,
+            Some(there) => *there = item,
+            None => self.items.push(item),
+        }
+        self.dirty = true;
+    }
+
+    /// Records a successful call; the thing is named by the call.
+    pub fn record(&mut self, method: &str, params: &impl Serialize) {
+        let params = match serde_json::to_value(params) {
+            Ok(Value::Object(params)) => params,
+            _ => Map::new(),
+        };
+        let params = params.into_iter().filter(|(_, v)| !v.is_null()).collect();
+        let call = Call { method: method.to_owned(), params };
+        let (subsystem, key) = identify(&call);
+        self.put(subsystem, key, call);
+    }
+
+    /// Changes one parameter of a recorded call.
+    pub fn set_param(&mut self, key: &str, name: &str, value: Value) {
+        if let Some(item) = self.items.iter_mut().find(|i| i.key == key)
+            && item.call.params.get(name) != Some(&value)
+        {
+            item.call.params.insert(name.to_owned(), value);
+            self.dirty = true;
+        }
+    }
+
+    /// Forgets the items that `which` picks; whether there were any.
+    pub fn forget(&mut self, mut which: impl FnMut(&Item) -> bool) -> bool {
+        let before = self.items.len();
+        self.items.retain(|item| !which(item));
+        let any = self.items.len() != before;
+        self.dirty |= any;
+        any
+    }
+
+    /// Notes why an item could not be restored.
+    pub fn set_problem(&mut self, key: &str, problem: String) {
+        if let Some(item) = self.items.iter_mut().find(|i| i.key == key) {
+            item.problem = Some(problem);
+        }
+    }
+
+    /// Writes the file if something changed. When it returns, the change survives a crash.
+    pub fn save(&mut self) -> Result<(), StateError> {
+        if !self.dirty {
+            return Ok(());
+        }
+        if let Some(dir) = &self.dir {
+            let mut text = serde_json::to_string_pretty(&self.file()).unwrap_or_default();
+            text.push('\n');
+            dir.write(&text)?;
+        }
+        self.dirty = false;
+        Ok(())
+    }
+
+    /// The calls of one subsystem, for `framework_get_config`.
+    pub fn calls(&self, subsystem: Subsystem) -> Vec<Call> {
+        let items = self.items.iter().filter(|item| item.subsystem == subsystem);
+        items.map(|item| item.call.clone()).collect()
+    }
+
+    fn file(&self) -> Value {
+        let subsystems: Vec<_> = Subsystem::ALL
+            .into_iter()
+            .map(|s| json!({"subsystem": s.name(), "config": self.calls(s)}))
+            .collect();
+        json!({"subsystems": subsystems})
+    }
+}
+
+/// Key of a bdev.
+pub fn bdev_key(name: &str) -> String {
+    format!("bdev {name}")
+}
+
+/// Key of a controller.
+pub fn controller_key(ctrlr: &str) -> String {
+    format!("controller {ctrlr}")
+}
+
+/// Key of a target of a controller.
+pub fn target_key(ctrlr: &str, number: u64) -> String {
+    format!("target {number} of controller {ctrlr}")
+}
+
+/// Key of a controller's coalescing.
+pub fn coalescing_key(ctrlr: &str) -> String {
+    format!("coalescing of controller {ctrlr}")
+}
+
+/// Whose a call is, and what it makes.
+pub fn identify(call: &Call) -> (Subsystem, String) {
+    let text = |name: &str| call.params.get(name).and_then(Value::as_str).unwrap_or_default();
+    match call.method.as_str() {
+        "vhost_create_scsi_controller" => (Subsystem::VhostScsi, controller_key(text("ctrlr"))),
+        "vhost_scsi_controller_add_target" => {
+            let number = call.params.get("scsi_target_num").and_then(Value::as_u64);
+            (Subsystem::VhostScsi, target_key(text("ctrlr"), number.unwrap_or_default()))
+        }
+        "vhost_controller_set_coalescing" => (Subsystem::VhostScsi, coalescing_key(text("ctrlr"))),
+        "vhost_start_scsi_controller" => {
+            (Subsystem::VhostScsi, format!("start of controller {}", text("ctrlr")))
+        }
+        method if method.starts_with("bdev_") && method.ends_with("_create") => {
+            (Subsystem::Bdev, bdev_key(text("name")))
+        }
+        // Written by another version: kept as it is.
+        method => (Subsystem::Bdev, format!("{method} {}", json!(call.params))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scratch(name: &str) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("state-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&dir);
+        dir
+    }
+
+    fn malloc(name: &str, blocks: u64) -> Value {
+        json!({"name": name, "num_blocks": blocks, "block_size": 512, "uuid": null})
+    }
+
+    #[test]
+    fn what_was_recorded_comes_back_in_order() {
+        let dir = scratch("order");
+        let mut config = Config::open(&dir).unwrap();
+        config.record("vhost_create_scsi_controller", &json!({"ctrlr": "v"}));
+        config.record("bdev_malloc_create", &malloc("b", 1));
+        config.record("bdev_malloc_create", &malloc("a", 1));
+        config.record("bdev_malloc_create", &malloc("b", 2));
+        config.record(
+            "vhost_scsi_controller_add_target",
+            &json!({"ctrlr": "v", "scsi_target_num": 0, "bdev_name": "a"}),
+        );
+        config.save().unwrap();
+        drop(config);
+        let config = Config::open(&dir).unwrap();
+        let keys: Vec<_> = config.items().map(|i| i.key.as_str()).collect();
+        assert_eq!(keys, ["bdev b", "bdev a", "controller v", "target 0 of controller v"]);
+        assert_eq!(config.get("bdev b").unwrap().call.params["num_blocks"], 2);
+        assert!(!config.get("bdev b").unwrap().call.params.contains_key("uuid"));
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn the_directory_has_one_user_at_a_time() {
+        let dir = scratch("lock");
+        let first = Config::open(&dir).unwrap();
+        let e = Config::open(&dir).unwrap_err().to_string();
+        assert!(e.contains("in use by another target (pid "), "{e}");
+        drop(first);
+        Config::open(&dir).unwrap();
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_damaged_file_is_named_and_left_alone() {
+        let dir = scratch("damaged");
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join(CONFIG), "{\"subsystems\": [").unwrap();
+        let e = Config::open(&dir).unwrap_err().to_string();
+        assert!(e.contains("config.json cannot be read as a configuration"), "{e}");
+        assert_eq!(fs::read_to_string(dir.join(CONFIG)).unwrap(), "{\"subsystems\": [");
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn forgetting_and_problems() {
+        let mut config = Config::default();
+        config.record("bdev_malloc_create", &malloc("a", 1));
+        config.set_problem("bdev a", "no".into());
+        assert_eq!(config.get("bdev a").unwrap().problem.as_deref(), Some("no"));
+        config.record("bdev_malloc_create", &malloc("a", 1));
+        assert_eq!(config.get("bdev a").unwrap().problem, None);
+        assert!(config.forget(|i| i.key == "bdev a"));
+        assert!(!config.forget(|i| i.key == "bdev a"));
+        assert_eq!(config.items().count(), 0);
+    }
+
+    #[test]
+    fn batches_of_a_saved_configuration_are_taken_apart() {
+        let calls = ConfigFile::parse(
+            r#"{"subsystems": [
+                {"subsystem": "scsi", "config": null},
+                {"subsystem": "bdev", "config": [{"method": "a"}, [{"method": "b"}, {"method": "c"}]]}
+            ]}"#,
+        )
+        .unwrap();
+        let names: Vec<_> = calls.iter().map(|c| c.method.as_str()).collect();
+        assert_eq!(names, ["a", "b", "c"]);
+    }
+}
