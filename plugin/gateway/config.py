@@ -42,6 +42,8 @@ class GatewayConfig(BaseModel):
     """libvirtd's read-write socket."""
     upstream_ro: Path = Path("/run/libvirt/libvirt-sock-ro")
     """libvirtd's read-only socket."""
+    uri: str = "qemu:///system"
+    """What to open there for the gateway's own questions."""
     socket_group: str = "libvirt"
     """Group of both sockets; '' leaves root's."""
     socket_mode: str = Field(default="0660", pattern=r"^0[0-7]{3}$")

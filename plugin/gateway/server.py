@@ -19,7 +19,7 @@ from plugin.gateway.locks import Locks
 from plugin.gateway.reconcile import reconcile
 from plugin.gateway.session import Session
 from plugin.gateway.target import Target
-from plugin.gateway.upstream import Upstream
+from plugin.gateway.upstream import Upstream, open_arguments
 from pydataplane.client import Client
 
 STOP_S = 15.0
@@ -179,7 +179,9 @@ class Gateway:
             if self._admin is None or not self._admin.alive:
                 if self._admin is not None:
                     await self._admin.close()
-                self._admin = await Upstream.open(self.config.upstream, None)
+                self._admin = await Upstream.open(
+                    self.config.upstream, open_arguments(self.config.uri), None
+                )
             return self._admin
 
     def announce(self, happening: Happening) -> None:

@@ -93,6 +93,7 @@ class Session:
         self._identity = self.peer.identity()
         self._authorised = self.peer.uid == 0 or listener.auth is not polkit.Auth.POLKIT
         self._open = False
+        self._open_arguments = b""
         self._stopping = asyncio.Event()
         self._awaited: dict[tuple[int, int], asyncio.Future[Reply]] = {}
         self._slots = asyncio.Semaphore(CALLS_MAX)
@@ -239,6 +240,7 @@ class Session:
         reply = await call.forward()
         if procedure == Proc.CONNECT_OPEN and reply.ok:
             await self._hand_on_identity()
+            self._open_arguments = call.payload
             self._open = True
         await call.respond(reply)
 
@@ -312,7 +314,9 @@ class Session:
             if self._own is None or not self._own.alive:
                 if self._own is not None:
                     await self._own.close()
-                self._own = await Upstream.open(self._listener.upstream, self._identity)
+                self._own = await Upstream.open(
+                    self._listener.upstream, self._open_arguments, self._identity
+                )
             return self._own
 
     # Events

@@ -78,6 +78,12 @@ async def connect(path: Path, deadline_s: float = CONNECT_S) -> socket.socket:
             return sock
 
 
+def open_arguments(uri: str) -> bytes:
+    """Returns the arguments of CONNECT_OPEN."""
+    writer = Writer()
+    return bytes(writer.optional(uri, writer.string).u32(0))
+
+
 class Upstream:
     """A connection to libvirtd on which we call; replies find their callers by serial."""
 
@@ -88,8 +94,10 @@ class Upstream:
         self._reader = asyncio.create_task(self._read())
 
     @classmethod
-    async def open(cls, path: Path, identity: bytes | None) -> Upstream:
+    async def open(cls, path: Path, arguments: bytes, identity: bytes | None) -> Upstream:
         """Connects to libvirtd, opens its hypervisor and hands over the identity to act under.
+
+        `arguments` are those of CONNECT_OPEN: see `open_arguments`.
 
         Raises:
             UpstreamGone: no libvirtd.
@@ -99,7 +107,7 @@ class Upstream:
         try:
             # AUTH_LIST is what makes libvirtd take a local root client as authenticated.
             await upstream.call(Proc.AUTH_LIST)
-            await upstream.call(Proc.CONNECT_OPEN, bytes(Writer().u32(0).u32(0)))
+            await upstream.call(Proc.CONNECT_OPEN, arguments)
             if identity is not None:
                 await upstream.call(Proc.SET_IDENTITY, identity)
         except BaseException:
