@@ -1,6 +1,7 @@
 //! The logical unit, from CDB to response, against a disk that records what it is asked.
 
 mod attention;
+mod backends;
 mod blocks;
 mod errors;
 mod fuzz;

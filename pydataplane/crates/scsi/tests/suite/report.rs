@@ -37,7 +37,16 @@ fn sbc3_5_16_read_capacity_16() {
         assert_eq!(data[12..16], [0, exponent, 0xC0, 0]);
         assert_eq!(rig.input(&cdb16(0x9E, 0x10, 0, 12), 12).good(), &data[..12]);
     }
-    Rig::new().run(&cdb16(0x9E, 0x12, 0, 0)).invalid_cdb(1, Some(4)); // GET LBA STATUS
+}
+
+#[test]
+fn spc4_4_2_5_2_every_other_service_action_is_an_invalid_field() {
+    let mut rig = Rig::new();
+    for (opcode, known) in [(0x9E, 0x10), (0xA3, 0x0C)] {
+        for action in (0..32).filter(|a| *a != known) {
+            rig.run(&cdb16(opcode, action, 0, 0)).invalid_cdb(1, Some(4));
+        }
+    }
 }
 
 #[test]
