@@ -1,7 +1,7 @@
 """Attach, detach and update of our disks, live and persistent.
 
 Order of a live attach: libvirtd's permission, the volume, the metadata (live and persistent), the
-LUN, the reply, the event. Whatever fails takes back what was done before it. If the gateway itself
+LUN, the event, the reply. Whatever fails takes back what was done before it. If the gateway itself
 dies in between, the metadata is the truth and `reconcile` makes the LUNs follow at its next start.
 """
 
@@ -102,10 +102,11 @@ async def attach(call: Call) -> None:
             except BaseException:
                 await undo.run()
                 raise
-    await call.answer()
     if live is not None:
+        # Before the answer: whoever waits for it must not depend on this client reading its own.
         gateway.announce(Happening(DeviceEvent.ADDED, args.dom, live.alias))
         _log.info("attached", domain=args.dom.name, dev=live.lun.dev, volume=reference.alias)
+    await call.answer()
 
 
 async def detach(call: Call) -> None:
@@ -162,10 +163,10 @@ async def _detach(call: Call, args: DomainCall, compute: Compute) -> None:
     if not ours:
         await call.pass_on()
         return
-    await call.answer()
     if live is not None:
         gateway.announce(Happening(DeviceEvent.REMOVED, args.dom, live.alias))
         _log.info("detached", domain=args.dom.name, dev=live.lun.dev)
+    await call.answer()
 
 
 async def update(call: Call) -> None:
