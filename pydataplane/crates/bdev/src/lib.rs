@@ -14,6 +14,7 @@
 //! | `stats` | [`Stats`]: what `bdev_get_iostat` shows |
 //! | `malloc`, `ram` | [`Malloc`]: a disk in memory |
 //! | `null` | [`Null`]: takes everything, keeps nothing |
+//! | `file` | [`FileBdev`]: a file or block device through io_uring |
 //! | `sync` | [`SyncChannel`], [`AlignedBuf`]: blocking I/O for control threads |
 //! | `testing` | [`testing::FaultBdev`]: power cuts and injected errors (feature `testing`) |
 //!
@@ -21,6 +22,7 @@
 //! without a wildcard; control operations fail with one sentence that names object and cause.
 
 mod device;
+mod file;
 mod io;
 mod malloc;
 mod null;
@@ -32,6 +34,7 @@ mod sync;
 pub mod testing;
 
 pub use device::{Bdev, Features, Geometry, OpenError};
+pub use file::{FileBdev, FileKind, FileOptions};
 pub use io::{Channel, Completion, Io, IoError, Op, Submit};
 pub use malloc::{Malloc, MallocOptions};
 pub use null::Null;

@@ -40,8 +40,12 @@ impl Ram {
         Ok(Ram { base, len })
     }
 
+    /// Address of `len` bytes from `offset` on.
+    ///
+    /// # Panics
+    /// When they are not all within the memory.
     #[inline]
-    fn at(&self, offset: usize, len: usize) -> *mut u8 {
+    pub(crate) fn at(&self, offset: usize, len: usize) -> *mut u8 {
         assert!(offset <= self.len && len <= self.len - offset, "beyond the memory");
         // SAFETY: within the mapping, checked above.
         unsafe { self.base.as_ptr().add(offset) }

@@ -36,7 +36,12 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// Runs random steps on devices that `make(blocks)` returns and on a `Vec<u8>`, and compares.
 pub(crate) fn check<B: Bdev>(make: impl Fn(u64) -> Arc<B>) {
-    let mut runner = TestRunner::new(Config { cases: 48, ..Config::default() });
+    check_cases(48, make);
+}
+
+/// As [`check`], with the number of cases for each device.
+pub(crate) fn check_cases<B: Bdev>(cases: u32, make: impl Fn(u64) -> Arc<B>) {
+    let mut runner = TestRunner::new(Config { cases, ..Config::default() });
     runner
         .run(&prop::collection::vec(step(), 1..40), |steps| {
             run(&*make(BLOCKS), &steps);

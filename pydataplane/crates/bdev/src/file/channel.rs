@@ -1,0 +1,335 @@
+//! I/Os in flight on one thread.
+//!
+//! An I/O is a slot. Usually it is pushed once and done: the caller's own iovecs go to the kernel.
+//! Everything else (a short transfer, an unaligned buffer, more runs than the kernel takes, a file
+//! system without ZERO_RANGE, EAGAIN) makes it go on in steps: a slot that cannot be pushed now
+//! waits in `again` for the next poll.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, OnceLock};
+
+use io_uring::{opcode, squeue, types};
+use reactor::{Full, IoContext, UringClient};
+
+use super::bounce::{BOUNCE_SIZE, Bounce, Bounces};
+use super::{Shared, errno};
+use crate::ram::Ram;
+use crate::{Channel, ChannelStats, Completion, Io, IoError, Op, Submit};
+
+/// I/Os in flight on one channel at most.
+pub(super) const DEPTH: u32 = 256;
+
+/// Runs that the kernel takes in one call (UIO_MAXIOV); more go through a bounce buffer.
+const IOV_MAX: usize = 1024;
+
+/// Largest single read or write, in bytes: MAX_RW_COUNT rounded down to whole MiB.
+const TRANSFER_MAX: usize = 2047 << 20;
+
+/// Steps without progress (EAGAIN, EINTR, nothing written) before an I/O is given up.
+const TRIES_MAX: u8 = 16;
+
+/// Bytes of zeros written at once where ZERO_RANGE is missing.
+const ZEROES: usize = 1 << 20;
+
+/// Memory that is never written, so that it is the kernel's shared page of zeros.
+fn zeroes() -> io::Result<&'static Ram> {
+    static ZERO: OnceLock<Ram> = OnceLock::new();
+    if let Some(z) = ZERO.get() {
+        return Ok(z);
+    }
+    let ram = Ram::new(ZEROES)?;
+    Ok(ZERO.get_or_init(|| ram))
+}
+
+/// What a slot does now.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// The I/O itself, with the caller's memory.
+    Plain,
+    /// A read or write through its bounce buffer.
+    Bounced,
+    /// Writing zeros.
+    Zeroing,
+    /// An fdatasync that makes an unmap or write zeroes durable (FUA).
+    Syncing,
+}
+
+struct Slot {
+    io: Io,
+    /// When it was submitted, in ticks.
+    begun: u64,
+    step: Step,
+    /// Bytes done.
+    done: u64,
+    tries: u8,
+    bounce: Option<Bounce>,
+}
+
+const IDLE: Slot = Slot {
+    io: Io { op: Op::Flush, fua: false, lba: 0, blocks: 0, sg: guestmem::Sg::EMPTY, tag: 0 },
+    begun: 0,
+    step: Step::Plain,
+    done: 0,
+    tries: 0,
+    bounce: None,
+};
+
+pub(super) struct FileChannel {
+    // First, because dropping it waits until the kernel has let go of all the rest.
+    uring: UringClient,
+    slots: Box<[Slot]>,
+    free: Vec<u32>,
+    /// Slots whose next step could not be pushed yet.
+    again: Vec<u32>,
+    bounces: Bounces,
+    zeroes: &'static Ram,
+    stats: ChannelStats,
+    shared: Arc<Shared>,
+}
+
+impl FileChannel {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        stats: ChannelStats,
+        io: &IoContext,
+    ) -> io::Result<Self> {
+        Ok(FileChannel {
+            uring: io.uring()?.client(DEPTH),
+            slots: (0..DEPTH).map(|_| IDLE).collect(),
+            free: (0..DEPTH).rev().collect(),
+            again: Vec::with_capacity(DEPTH as usize),
+            bounces: Bounces::new()?,
+            zeroes: zeroes()?,
+            stats,
+            shared,
+        })
+    }
+
+    /// Whether the kernel takes the caller's memory as it is.
+    #[inline]
+    fn fits(&self, io: &Io) -> bool {
+        let mask = self.shared.mem_align - 1;
+        let runs = io.sg.as_slice();
+        runs.len() <= IOV_MAX
+            && io.sg.len() <= TRANSFER_MAX
+            && (mask == 0 || runs.iter().all(|r| (r.base() as usize | r.len()) & mask == 0))
+    }
+
+    /// Pushes the next step of slot `n`.
+    fn push(&mut self, n: u32) -> Result<(), Full> {
+        let slot = &mut self.slots[n as usize];
+        if slot.step == Step::Bounced && slot.bounce.is_none() {
+            slot.bounce = Some(self.bounces.take().ok_or(Full)?);
+        }
+        let entry = entry(slot, &self.shared, &mut self.bounces, self.zeroes);
+        // SAFETY: the caller's memory is valid until the I/O completes (`Sg::new`); bounce
+        // buffers, zeros and the file live as long as this channel, whose client waits in its
+        // drop, which comes first.
+        unsafe { self.uring.push(entry, n) }
+    }
+
+    /// The kernel is through with a step of slot `n`: the end of its I/O, or `None` if there is
+    /// more to do, and then it stands in `again`.
+    fn stepped(&mut self, n: u32, result: i32) -> Option<Result<(), IoError>> {
+        let end = match u32::try_from(result) {
+            Ok(moved) => self.moved(n, moved),
+            Err(_) => self.refused(n, result.wrapping_neg()),
+        };
+        if end.is_none() {
+            self.again.push(n);
+        }
+        end
+    }
+
+    fn refused(&mut self, n: u32, errno: i32) -> Option<Result<(), IoError>> {
+        let slot = &mut self.slots[n as usize];
+        if errno::is_transient(errno) {
+            return slot.try_again(IoError::Resources);
+        }
+        match (slot.io.op, slot.step) {
+            (Op::WriteZeroes, Step::Plain) if errno::is_unsupported(errno) => {
+                self.shared.zero_range.store(false, Relaxed);
+                slot.step = Step::Zeroing;
+                None
+            }
+            // The file system wants more alignment than it says.
+            (Op::Read | Op::Write, Step::Plain) if errno == libc::EINVAL && self.shared.direct => {
+                slot.step = Step::Bounced;
+                None
+            }
+            (_, Step::Syncing) => Some(Err(errno::to_error(Op::Flush, errno))),
+            (op, _) => Some(Err(errno::to_error(op, errno))),
+        }
+    }
+
+    fn moved(&mut self, n: u32, bytes: u32) -> Option<Result<(), IoError>> {
+        let slot = &mut self.slots[n as usize];
+        let total = slot.io.bytes(self.shared.block_size);
+        match (slot.io.op, slot.step) {
+            (Op::Flush, _) | (_, Step::Syncing) => return Some(Ok(())),
+            (Op::Unmap | Op::WriteZeroes, Step::Plain) => slot.done = total,
+            // The end of the file, before the end of the device: somebody truncated it.
+            (Op::Read, _) if bytes == 0 => return Some(Err(IoError::ReadMedium)),
+            _ => {
+                if let (Op::Read, Some(b)) = (slot.io.op, slot.bounce) {
+                    self.bounces.drain(b, &slot.io.sg, slot.done as usize, bytes as usize);
+                }
+                // Direct I/O goes on at whole blocks only.
+                let block = u64::from(self.shared.block_size);
+                let done = (slot.done + u64::from(bytes)) / block * block;
+                if done == slot.done {
+                    let error = errno::to_error(slot.io.op, libc::EIO);
+                    return slot.try_again(error);
+                }
+                (slot.done, slot.tries) = (done, 0);
+            }
+        }
+        if slot.done < total {
+            if slot.step == Step::Plain {
+                slot.step = Step::Bounced;
+            }
+            return None;
+        }
+        if slot.io.fua && slot.io.op != Op::Write && slot.io.op.is_write() {
+            slot.step = Step::Syncing;
+            return None;
+        }
+        Some(Ok(()))
+    }
+
+    /// Ends the I/O of slot `n`.
+    #[inline]
+    fn finish(&mut self, n: u32, result: Result<(), IoError>) -> Completion {
+        let slot = &mut self.slots[n as usize];
+        if let Some(b) = slot.bounce.take() {
+            self.bounces.give_back(b);
+        }
+        let ticks = reactor::ticks::now().saturating_sub(slot.begun);
+        let bytes = slot.io.bytes(self.shared.block_size);
+        self.stats.record(slot.io.op, bytes, ticks, result);
+        self.free.push(n);
+        Completion { tag: slot.io.tag, result }
+    }
+}
+
+impl Slot {
+    fn try_again(&mut self, give_up: IoError) -> Option<Result<(), IoError>> {
+        self.tries += 1;
+        (self.tries > TRIES_MAX).then_some(Err(give_up))
+    }
+}
+
+/// The submission entry of a slot's next step.
+#[inline]
+fn entry(slot: &Slot, shared: &Shared, bounces: &mut Bounces, zeroes: &Ram) -> squeue::Entry {
+    let fd = types::Fd(shared.fd.as_raw_fd());
+    let io = &slot.io;
+    let block = u64::from(shared.block_size);
+    let offset = io.lba * block + slot.done;
+    let left = io.blocks * block - slot.done;
+    let dsync = if io.fua { libc::RWF_DSYNC } else { 0 };
+    let sync = || opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build();
+    match (io.op, slot.step) {
+        (Op::Flush, _) | (_, Step::Syncing) => sync(),
+        (Op::Unmap, _) => {
+            let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+            opcode::Fallocate::new(fd, left).offset(offset).mode(mode).build()
+        }
+        (Op::WriteZeroes, Step::Zeroing) => {
+            let len = left.min(ZEROES as u64) as u32;
+            let from = zeroes.at(0, ZEROES);
+            opcode::Write::new(fd, from, len).offset(offset).build()
+        }
+        (Op::WriteZeroes, _) => {
+            let mode = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+            opcode::Fallocate::new(fd, left).offset(offset).mode(mode).build()
+        }
+        (Op::Read | Op::Write, _) => match (slot.step, slot.bounce) {
+            (Step::Bounced, Some(b)) => {
+                let len = left.min(BOUNCE_SIZE as u64) as usize;
+                if io.op == Op::Read {
+                    opcode::Read::new(fd, bounces.base(b), len as u32).offset(offset).build()
+                } else {
+                    bounces.fill(b, &io.sg, slot.done as usize, len);
+                    let from = bounces.base(b);
+                    opcode::Write::new(fd, from, len as u32).offset(offset).rw_flags(dsync).build()
+                }
+            }
+            _ => whole(io, fd, offset, dsync),
+        },
+    }
+}
+
+/// The whole of a read or write, from or to the caller's own memory.
+#[inline]
+fn whole(io: &Io, fd: types::Fd, offset: u64, dsync: i32) -> squeue::Entry {
+    let runs = io.sg.as_slice();
+    match (io.op, runs) {
+        (Op::Read, [one]) => {
+            opcode::Read::new(fd, one.base(), one.len() as u32).offset(offset).build()
+        }
+        (_, [one]) => opcode::Write::new(fd, one.base(), one.len() as u32)
+            .offset(offset)
+            .rw_flags(dsync)
+            .build(),
+        (op, _) => {
+            // An IoVec is laid out as `struct iovec`.
+            let iov = runs.as_ptr().cast::<libc::iovec>();
+            let count = runs.len() as u32;
+            if op == Op::Read {
+                opcode::Readv::new(fd, iov, count).offset(offset).build()
+            } else {
+                opcode::Writev::new(fd, iov, count).offset(offset).rw_flags(dsync).build()
+            }
+        }
+    }
+}
+
+impl Channel for FileChannel {
+    fn submit(&mut self, io: &Io) -> Submit {
+        let checked = io.check(&self.shared.geometry(), &self.shared.features);
+        if let Err(e) = checked {
+            self.stats.error(e);
+            return Submit::Done(Err(e));
+        }
+        if io.blocks == 0 && io.op != Op::Flush {
+            return Submit::Done(Ok(()));
+        }
+        let Some(&n) = self.free.last() else { return Submit::Full };
+        let step = match io.op {
+            Op::Read | Op::Write if !self.fits(io) => Step::Bounced,
+            Op::WriteZeroes if !self.shared.zero_range.load(Relaxed) => Step::Zeroing,
+            _ => Step::Plain,
+        };
+        let begun = reactor::ticks::now();
+        self.slots[n as usize] = Slot { io: *io, begun, step, done: 0, tries: 0, bounce: None };
+        if self.push(n).is_err() {
+            if let Some(b) = self.slots[n as usize].bounce.take() {
+                self.bounces.give_back(b);
+            }
+            return Submit::Full;
+        }
+        self.free.pop();
+        Submit::Pending
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) -> u32 {
+        while let Some(&n) = self.again.last() {
+            if self.push(n).is_err() {
+                break;
+            }
+            self.again.pop();
+        }
+        let before = done.len();
+        while done.len() < done.capacity() {
+            let Some((n, result)) = self.uring.next_completion() else { break };
+            if let Some(end) = self.stepped(n, result) {
+                let completion = self.finish(n, end);
+                done.push(completion);
+            }
+        }
+        (done.len() - before) as u32
+    }
+}

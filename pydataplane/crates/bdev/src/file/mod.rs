@@ -1,0 +1,199 @@
+//! `file`: a regular file or a block device through the thread's io_uring.
+//!
+//! Data goes straight between the caller's memory and the kernel, with O_DIRECT where the file
+//! system has it. Buffers that are not aligned for that are copied through preallocated bounce
+//! buffers. Flush is fdatasync, FUA is RWF_DSYNC, unmap punches a hole, write zeroes is
+//! FALLOC_FL_ZERO_RANGE or, where that is missing, plain writes of a page of zeros. Nothing here
+//! blocks the thread: fallocate and fsync run in the kernel's own workers.
+//!
+//! | file | noun |
+//! | --- | --- |
+//! | `open` | finding out what the path is, and locking it |
+//! | `channel` | the slots of I/Os in flight |
+//! | `bounce` | aligned copies of unaligned buffers |
+//! | `errno` | the one table from errno to [`crate::IoError`] |
+
+mod bounce;
+mod channel;
+mod errno;
+mod open;
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use reactor::IoContext;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::{Bdev, Channel, Features, Geometry, OpenError, Registry, Stats};
+
+/// Which of SPDK's two file backends it answers for; they differ in name only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileKind {
+    /// `bdev_aio_*`.
+    Aio,
+    /// `bdev_uring_*`.
+    Uring,
+}
+
+/// What `bdev_aio_create` and `bdev_uring_create` ask for.
+#[derive(Clone, Debug)]
+pub struct FileOptions {
+    /// Name of the device.
+    pub name: String,
+    /// The file or block device.
+    pub path: PathBuf,
+    /// Bytes of a logical block, 512 or 4096; `None`: the least that direct I/O allows there.
+    pub block_size: Option<u32>,
+    /// Refuse writes, and open the file for reading only.
+    pub read_only: bool,
+    /// Identity; `None`: a random one.
+    pub uuid: Option<Uuid>,
+    /// Which RPC made it.
+    pub kind: FileKind,
+}
+
+/// What the device and its channels share.
+struct Shared {
+    fd: OwnedFd,
+    features: Features,
+    block_size: u32,
+    physical_block_size: u32,
+    num_blocks: AtomicU64,
+    /// O_DIRECT is on.
+    direct: bool,
+    /// Alignment of memory for direct I/O, in bytes; 1 without.
+    mem_align: usize,
+    /// The file system has not yet refused FALLOC_FL_ZERO_RANGE.
+    zero_range: AtomicBool,
+}
+
+impl Shared {
+    #[inline]
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            block_size: self.block_size,
+            physical_block_size: self.physical_block_size,
+            num_blocks: self.num_blocks.load(Relaxed),
+        }
+    }
+}
+
+/// A disk in a file, or a block device of the host.
+pub struct FileBdev {
+    name: String,
+    path: PathBuf,
+    uuid: Uuid,
+    kind: FileKind,
+    block_size_given: bool,
+    shared: Arc<Shared>,
+    stats: Arc<Stats>,
+}
+
+impl FileBdev {
+    /// Opens and locks the file.
+    ///
+    /// # Errors
+    /// It is missing, a directory, not a file, not permitted, in use, too small, or asked for with
+    /// an impossible block size: each in one sentence.
+    pub fn create(options: FileOptions) -> Result<Arc<Self>, OpenError> {
+        let FileOptions { name, path, block_size, read_only, uuid, kind } = options;
+        let shared = open::open(&path, block_size, read_only)
+            .map_err(|why| OpenError { name: name.clone(), why })?;
+        Ok(Arc::new(FileBdev {
+            name,
+            path,
+            uuid: uuid.unwrap_or_else(Uuid::new_v4),
+            kind,
+            block_size_given: block_size.is_some(),
+            shared: Arc::new(shared),
+            stats: Stats::new(),
+        }))
+    }
+
+    /// Looks at the file's size again, and tells `registry` if it changed. Returns whether it did.
+    ///
+    /// # Errors
+    /// The size cannot be read, or is less than a block; then nothing changed.
+    pub fn rescan(&self, registry: &Registry) -> Result<bool, OpenError> {
+        let fail = |why| OpenError { name: self.name.clone(), why };
+        let blocks = open::count_blocks(&self.shared.fd, &self.path, self.shared.block_size)
+            .map_err(fail)?;
+        let changed = self.shared.num_blocks.swap(blocks, Relaxed) != blocks;
+        if changed {
+            registry.notify_resized(&self.name);
+        }
+        Ok(changed)
+    }
+
+    /// Which RPC made it.
+    pub fn kind(&self) -> FileKind {
+        self.kind
+    }
+
+    /// The file or block device.
+    pub fn path(&self) -> &std::path::Path {
+        &self.path
+    }
+
+    /// Whether it bypasses the host's page cache.
+    pub fn is_direct(&self) -> bool {
+        self.shared.direct
+    }
+}
+
+impl Bdev for FileBdev {
+    fn name(&self) -> &str {
+        &self.name
+    }
+    fn aliases(&self) -> Vec<String> {
+        Vec::new()
+    }
+    fn uuid(&self) -> Uuid {
+        self.uuid
+    }
+    fn product_name(&self) -> &'static str {
+        match self.kind {
+            FileKind::Aio => "AIO disk",
+            FileKind::Uring => "URING bdev",
+        }
+    }
+    fn geometry(&self) -> Geometry {
+        self.shared.geometry()
+    }
+    fn features(&self) -> Features {
+        self.shared.features
+    }
+    fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
+        let channel = channel::FileChannel::new(self.shared.clone(), self.stats.channel(), io)
+            .map_err(|e| OpenError {
+                name: self.name.clone(),
+                why: format!(
+                    "the kernel gives no io_uring ({e}): check kernel.io_uring_disabled and seccomp"
+                ),
+            })?;
+        Ok(Box::new(channel))
+    }
+    fn driver_specific(&self) -> Value {
+        let filename = self.path.to_string_lossy();
+        let direct = self.shared.direct;
+        match self.kind {
+            FileKind::Aio => json!({"aio": {
+                "filename": filename,
+                "block_size_override": self.block_size_given,
+                "readonly": self.shared.features.read_only,
+                "fallocate": self.shared.features.unmap,
+                "virtlun_direct": direct,
+            }}),
+            FileKind::Uring => json!({"uring": {"filename": filename, "virtlun_direct": direct}}),
+        }
+    }
+    fn stats(&self) -> Option<&Arc<Stats>> {
+        Some(&self.stats)
+    }
+}
+
+#[cfg(test)]
+mod tests;

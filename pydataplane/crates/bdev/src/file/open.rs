@@ -1,0 +1,270 @@
+//! Finding out what a path is, how direct I/O works there, and locking it.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+use rustix::fs::{
+    AtFlags, FallocateFlags, FlockOperation, OFlags, SeekFrom, StatxFlags, fallocate, fcntl_getfl,
+    fcntl_setfl, flock, major, minor, seek, statx,
+};
+use rustix::io::Errno;
+
+use super::Shared;
+use crate::{AlignedBuf, Features};
+
+/// Largest physical block that is reported, in bytes: what a page cache works with.
+const PHYSICAL_MAX: u32 = 4096;
+
+/// Opens, checks and locks `path`; an error is a clause that goes after "cannot open NAME:".
+pub(super) fn open(
+    path: &Path,
+    block_size: Option<u32>,
+    read_only: bool,
+) -> Result<Shared, String> {
+    let p = path.display();
+    if let Some(b) = block_size
+        && !matches!(b, 512 | 4096)
+    {
+        return Err(format!("a block is 512 or 4096 bytes, not {b}"));
+    }
+    let block_device = check_type(path)?;
+    let (file, mut direct) = open_file(path, read_only, block_device)?;
+    lock(&file, path, read_only)?;
+    let mut align = if direct { alignment(&file, block_device) } else { None };
+    // Blocks smaller than direct I/O takes, or no direct I/O after all: through the page cache.
+    let too_small = align.is_some_and(|a| block_size.is_some_and(|b| b < a.offset));
+    if direct && (align.is_none() || too_small) {
+        let flags = fcntl_getfl(&file).and_then(|f| fcntl_setfl(&file, f - OFlags::DIRECT));
+        flags.map_err(|e| format!("{p} cannot be switched to buffered I/O: {e}"))?;
+        (direct, align) = (false, None);
+    }
+    let logical = if block_device {
+        rustix::fs::ioctl_blksszget(&file).map_err(|e| format!("{p}: no block size: {e}"))?
+    } else {
+        512
+    };
+    let least = align.map_or(logical, |a| a.offset.max(logical));
+    let block_size = block_size.unwrap_or(if least <= 512 { 512 } else { 4096 });
+    let meta = file.metadata().map_err(|e| format!("{p} cannot be examined: {e}"))?;
+    let physical = if block_device {
+        rustix::fs::ioctl_blkpbszget(&file).unwrap_or(block_size)
+    } else {
+        u32::try_from(meta.blksize()).unwrap_or(PHYSICAL_MAX)
+    };
+    let physical_block_size = if physical.is_power_of_two() {
+        physical.clamp(block_size, PHYSICAL_MAX.max(block_size))
+    } else {
+        block_size
+    };
+    let fd = OwnedFd::from(file);
+    let blocks = count_blocks(&fd, path, block_size)?;
+    let unmap = !read_only && can_unmap(&fd, &meta, block_device, logical, block_size, blocks);
+    let features = Features {
+        read_only,
+        // Direct I/O bypasses the host's cache, not the disk's, and a file's metadata always
+        // needs fdatasync.
+        volatile_cache: true,
+        fua: true,
+        unmap,
+        unmap_zeroes: unmap,
+        write_zeroes: true,
+        thin: unmap,
+        unmap_granularity: if unmap { physical_block_size / block_size } else { 0 },
+        max_blocks: 0,
+    };
+    Ok(Shared {
+        fd,
+        features,
+        block_size,
+        physical_block_size,
+        num_blocks: AtomicU64::new(blocks),
+        direct,
+        mem_align: align.map_or(1, |a| a.memory as usize),
+        zero_range: AtomicBool::new(true),
+    })
+}
+
+/// Whole blocks in the file or device.
+pub(super) fn count_blocks(fd: &OwnedFd, path: &Path, block_size: u32) -> Result<u64, String> {
+    let p = path.display();
+    // Works for block devices too; nobody uses the file position.
+    let bytes = seek(fd, SeekFrom::End(0)).map_err(|e| format!("{p} has no size: {e}"))?;
+    match bytes / u64::from(block_size) {
+        0 => Err(format!(
+            "{p} has {bytes} bytes, less than one block of {block_size}: make it larger, for \
+             example with truncate -s 1G"
+        )),
+        n => Ok(n),
+    }
+}
+
+/// Whether `path` is a block device; an error for anything but that and a regular file. Looks
+/// before opening, because opening a FIFO or a tape has effects.
+fn check_type(path: &Path) -> Result<bool, String> {
+    let p = path.display();
+    let meta = std::fs::metadata(path).map_err(|e| open_error(path, true, &e))?;
+    let t = meta.file_type();
+    if t.is_dir() {
+        return Err(format!("{p} is a directory: give a file or a block device in it"));
+    }
+    if t.is_file() || t.is_block_device() {
+        return Ok(t.is_block_device());
+    }
+    Err(format!("{p} is neither a regular file nor a block device"))
+}
+
+fn open_error(path: &Path, read_only: bool, e: &io::Error) -> String {
+    let p = path.display();
+    let how = if read_only { "reading" } else { "reading and writing" };
+    match e.raw_os_error() {
+        Some(libc::ENOENT) => {
+            format!("{p} does not exist: create it, for example with truncate -s 1G")
+        }
+        Some(libc::ENOTDIR) => format!("{p} does not exist: a part of the path is not a directory"),
+        Some(libc::EACCES | libc::EPERM) => {
+            format!("{p} may not be opened for {how}: check its owner and mode")
+        }
+        Some(libc::EROFS) => {
+            format!("{p} is on a read-only file system: ask for a read-only device")
+        }
+        Some(libc::EBUSY) => {
+            format!("{p} is in use by the system (mounted, swap or RAID): release it there first")
+        }
+        Some(libc::ENXIO | libc::ENOMEDIUM) => format!("{p} has no device or medium behind it"),
+        _ => format!("{p} cannot be opened for {how}: {e}"),
+    }
+}
+
+fn open_with(
+    path: &Path,
+    read_only: bool,
+    block_device: bool,
+    flags: i32,
+) -> io::Result<(File, bool)> {
+    // Without O_CREAT, O_EXCL on a block device means: not while it is mounted or held.
+    let exclusive = if block_device && !read_only { libc::O_EXCL } else { 0 };
+    let file = OpenOptions::new()
+        .read(true)
+        .write(!read_only)
+        .custom_flags(flags | exclusive | libc::O_CLOEXEC | libc::O_NOCTTY)
+        .open(path)?;
+    if file.metadata()?.file_type().is_block_device() != block_device {
+        return Err(io::Error::other("it was replaced meanwhile"));
+    }
+    Ok((file, flags & libc::O_DIRECT != 0))
+}
+
+/// Opens for direct I/O, or buffered where the file system refuses that.
+fn open_file(path: &Path, read_only: bool, block_device: bool) -> Result<(File, bool), String> {
+    match open_with(path, read_only, block_device, libc::O_DIRECT) {
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+            open_with(path, read_only, block_device, 0)
+        }
+        r => r,
+    }
+    .map_err(|e| open_error(path, read_only, &e))
+}
+
+/// Locks out other processes, and other devices of this one. Readers share.
+fn lock(file: &File, path: &Path, read_only: bool) -> Result<(), String> {
+    let how = if read_only {
+        FlockOperation::NonBlockingLockShared
+    } else {
+        FlockOperation::NonBlockingLockExclusive
+    };
+    match flock(file, how) {
+        Ok(()) => Ok(()),
+        Err(Errno::WOULDBLOCK) => {
+            let by = match lock_owner(file) {
+                Some(pid) if pid == std::process::id() => "another device of this target".into(),
+                Some(pid) => format!("process {pid}"),
+                None => "another process".into(),
+            };
+            Err(format!("{} is in use by {by}: stop that first", path.display()))
+        }
+        // Some network file systems have no locks; going without is what they offer.
+        Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOLCK) => {
+            tracing::warn!("{} cannot be locked against other processes", path.display());
+            Ok(())
+        }
+        Err(e) => Err(format!("{} cannot be locked: {e}", path.display())),
+    }
+}
+
+/// The process that holds a lock on the file, from `/proc/locks` (see proc(5)).
+fn lock_owner(file: &File) -> Option<u32> {
+    let meta = file.metadata().ok()?;
+    let (dev, inode) = (meta.dev(), meta.ino());
+    let want = format!("{:02x}:{:02x}:{inode}", major(dev), minor(dev));
+    std::fs::read_to_string("/proc/locks").ok()?.lines().find_map(|line| {
+        let f: Vec<&str> = line.split_whitespace().collect();
+        (f.get(1) == Some(&"FLOCK") && f.get(5) == Some(&want.as_str()))
+            .then(|| f.get(4)?.parse().ok())?
+    })
+}
+
+/// What direct I/O wants, in bytes.
+#[derive(Clone, Copy)]
+struct Align {
+    /// Of offsets and lengths.
+    offset: u32,
+    /// Of memory.
+    memory: u32,
+}
+
+/// How direct I/O works on the open file; `None`: it does not.
+fn alignment(file: &File, block_device: bool) -> Option<Align> {
+    if let Ok(s) = statx(file.as_fd(), c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)
+        && s.stx_mask & StatxFlags::DIOALIGN.bits() != 0
+    {
+        let (offset, memory) = (s.stx_dio_offset_align, s.stx_dio_mem_align);
+        return (offset > 0 && memory > 0).then_some(Align { offset, memory });
+    }
+    if block_device {
+        let logical = rustix::fs::ioctl_blksszget(file).ok()?;
+        return Some(Align { offset: logical, memory: logical });
+    }
+    // Before Linux 6.1, and file systems that do not say: try.
+    let mut buf = AlignedBuf::zeroed(8192);
+    for size in [512, 4096] {
+        // An address aligned to `size` and to nothing more.
+        if file.read_at(&mut buf[size..2 * size], 0).is_ok() {
+            return Some(Align { offset: size as u32, memory: size as u32 });
+        }
+    }
+    None
+}
+
+/// Whether FALLOC_FL_PUNCH_HOLE works.
+fn can_unmap(
+    fd: &OwnedFd,
+    meta: &std::fs::Metadata,
+    block_device: bool,
+    logical: u32,
+    block_size: u32,
+    blocks: u64,
+) -> bool {
+    if block_device {
+        // A hole in a block device is a discard that must zero; it cannot be tried without harm.
+        let limit = |name| queue_limit(meta.rdev(), name).unwrap_or(0);
+        return block_size >= logical
+            && limit("discard_max_bytes") > 0
+            && limit("write_zeroes_max_bytes") > 0;
+    }
+    // Beyond the end there is nothing to lose.
+    let block = u64::from(block_size);
+    let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(fd, mode, (blocks + 1) * block, block).is_ok()
+}
+
+/// A number from the block device's queue directory; a partition's is its disk's.
+fn queue_limit(rdev: u64, name: &str) -> Option<u64> {
+    let dir = format!("/sys/dev/block/{}:{}", major(rdev), minor(rdev));
+    [format!("{dir}/queue/{name}"), format!("{dir}/../queue/{name}")]
+        .iter()
+        .find_map(|p| std::fs::read_to_string(p).ok()?.trim().parse().ok())
+}
