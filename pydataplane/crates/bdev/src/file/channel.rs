@@ -130,6 +130,22 @@ impl FileChannel {
         unsafe { self.uring.push(entry, n) }
     }
 
+    /// Pushes what waits in `again`, in this same poll, so that the kernel has it before the
+    /// thread can fall asleep. A slot stays only for want of a bounce buffer, which one that is in
+    /// flight gives back, or of room in the ring, which keeps the thread awake.
+    #[inline]
+    fn go_on(&mut self) {
+        let mut i = 0;
+        while let Some(&n) = self.again.get(i) {
+            match self.push(n) {
+                Ok(()) => {
+                    self.again.swap_remove(i);
+                }
+                Err(Full) => i += 1,
+            }
+        }
+    }
+
     /// The kernel is through with a step of slot `n`: the end of its I/O, or `None` if there is
     /// more to do, and then it stands in `again`.
     fn stepped(&mut self, n: u32, result: i32) -> Option<Result<(), IoError>> {
@@ -316,12 +332,6 @@ impl Channel for FileChannel {
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) -> u32 {
-        while let Some(&n) = self.again.last() {
-            if self.push(n).is_err() {
-                break;
-            }
-            self.again.pop();
-        }
         let before = done.len();
         while done.len() < done.capacity() {
             let Some((n, result)) = self.uring.next_completion() else { break };
@@ -330,6 +340,7 @@ impl Channel for FileChannel {
                 done.push(completion);
             }
         }
+        self.go_on();
         (done.len() - before) as u32
     }
 }

@@ -110,7 +110,8 @@ fn wait(io: &IoContext, c: &mut dyn Channel) -> Completion {
         if c.poll(&mut done) > 0 {
             return done[0];
         }
-        io.wait(1_000_000).unwrap();
+        // A step that nobody pushes would show as a hang here.
+        io.wait(600_000_000).unwrap();
     }
 }
 
