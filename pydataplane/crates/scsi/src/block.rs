@@ -17,7 +17,7 @@ pub(crate) struct Extent {
 }
 
 impl Extent {
-    /// READ(6), WRITE(6) (SBC-3 5.11): 0 means 256 blocks.
+    /// READ(6), WRITE(6) (SBC-2 5.7): 0 means 256 blocks.
     #[inline]
     pub(crate) fn of6(cdb: &Cdb) -> Self {
         let blocks = match cdb.byte(4) {
@@ -92,7 +92,7 @@ fn check_writable(unit: &LunShared) -> Result<(), Sense> {
     if unit.read_only { Err(Sense::new(Key::DataProtect, Code::WRITE_PROTECTED)) } else { Ok(()) }
 }
 
-/// READ (SBC-3 5.7 to 5.14). With FUA the blocks come from the medium, so what a volatile cache
+/// READ (SBC-3 5.11 to 5.13). With FUA the blocks come from the medium, so what a volatile cache
 /// holds of them goes there first.
 #[inline]
 pub(crate) fn read(desk: &mut Desk, at: Extent, fua: bool, data_in: &Sg) -> Result<Job, Fail> {
@@ -107,7 +107,7 @@ pub(crate) fn read(desk: &mut Desk, at: Extent, fua: bool, data_in: &Sg) -> Resu
     Ok(job)
 }
 
-/// WRITE (SBC-3 5.32 to 5.39). FUA is the bdev's if it has it, else a flush after the write.
+/// WRITE (SBC-3 5.33 to 5.35). FUA is the bdev's if it has it, else a flush after the write.
 #[inline]
 pub(crate) fn write(desk: &mut Desk, at: Extent, fua: bool, data_out: &Sg) -> Result<Job, Fail> {
     check_writable(desk.unit)?;
@@ -135,7 +135,7 @@ fn transfer_partly(desk: &mut Desk, job: &mut Job, data: &Sg, bytes: usize) -> R
     if bytes > 0 { desk.take_bounce(job) } else { Ok(()) }
 }
 
-/// SYNCHRONIZE CACHE (SBC-3 5.22, 5.23) of everything, whatever blocks were named. IMMED has no
+/// SYNCHRONIZE CACHE (SBC-3 5.26, 5.27) of everything, whatever blocks were named. IMMED has no
 /// effect: a status before the flush ended could not tell that it failed.
 pub(crate) fn synchronize(unit: &LunShared, at: Extent) -> Result<Job, Fail> {
     at.check(unit)?;
@@ -147,14 +147,14 @@ pub(crate) fn flush() -> Job {
     Job { flush_after: true, ..Job::IDLE }
 }
 
-/// START STOP UNIT (SBC-3 5.20): the unit never stops, but a stop promises that the cache was
+/// START STOP UNIT (SBC-3 5.25): the unit never stops, but a stop promises that the cache was
 /// flushed unless NO_FLUSH is set.
 pub(crate) fn start_stop(cdb: &Cdb) -> Job {
     let (start, no_flush) = (cdb.bit(4, 0), cdb.bit(4, 2));
     if start || no_flush { Job::IDLE } else { flush() }
 }
 
-/// VERIFY (SBC-3 5.26 to 5.29): the blocks are read; with BYTCHK they are compared, too.
+/// VERIFY (SBC-3 5.29 to 5.31): the blocks are read; with BYTCHK they are compared, too.
 pub(crate) fn verify(desk: &mut Desk, at: Extent, cdb: &Cdb, data_out: &Sg) -> Result<Job, Fail> {
     let (compare, needed) = match (cdb.byte(1) >> 1) & 0b11 {
         0 => (Compare::Nothing, 0),
@@ -241,11 +241,11 @@ fn fill(desk: &Desk, data: Option<&Sg>) {
     }
 }
 
-/// Bytes before the descriptors of an UNMAP parameter list, and of each descriptor (SBC-3 5.25.2).
+/// Bytes before the descriptors of an UNMAP parameter list, and of each descriptor (SBC-3 5.28.2).
 const UNMAP_HEADER: usize = 8;
 const UNMAP_DESCRIPTOR: usize = 16;
 
-/// UNMAP (SBC-3 5.25). Every descriptor is checked before the first one is acted on; each is
+/// UNMAP (SBC-3 5.28). Every descriptor is checked before the first one is acted on; each is
 /// fetched again, and its range checked again, when its turn comes.
 pub(crate) fn unmap(unit: &LunShared, cdb: &Cdb, data_out: &Sg) -> Result<Job, Fail> {
     check_writable(unit)?;

@@ -26,7 +26,7 @@ const DISK: u8 = 0x00;
 const NO_UNIT: u8 = 0x7F;
 
 const STANDARD_LEN: usize = 96;
-/// SAM-5, SPC-4, SBC-3, without a revision (SPC-4 table 142).
+/// SAM-5, SPC-4, SBC-3, without a revision (SPC-4 6.6.2).
 const VERSION_DESCRIPTORS: [u16; 3] = [0x00A0, 0x0460, 0x04C0];
 
 const VPD_SUPPORTED: u8 = 0x00;
@@ -35,7 +35,7 @@ const VPD_DESIGNATORS: u8 = 0x83;
 const VPD_BLOCK_LIMITS: u8 = 0xB0;
 const VPD_CHARACTERISTICS: u8 = 0xB1;
 const VPD_PROVISIONING: u8 = 0xB2;
-/// Every page, in ascending order (SPC-4 7.8.14).
+/// Every page, in ascending order (SPC-4 7.8).
 const VPD_PAGES: [u8; 6] = [
     VPD_SUPPORTED,
     VPD_SERIAL,
@@ -81,7 +81,7 @@ pub(crate) fn inquiry_missing(cdb: &Cdb, data_in: &Sg) -> Result<u32, Fail> {
     send(data_in, usize::from(cdb.be16(3)), &standard(NO_UNIT, ""))
 }
 
-/// Standard INQUIRY data (SPC-4 table 138).
+/// Standard INQUIRY data (SPC-4 6.6.2).
 fn standard(peripheral: u8, product: &str) -> [u8; STANDARD_LEN] {
     let mut data = [0u8; STANDARD_LEN];
     data[0] = peripheral;
@@ -131,7 +131,7 @@ impl Page {
         self.length += bytes.len();
     }
 
-    /// A designation descriptor (SPC-4 table 459) associated with the logical unit.
+    /// A designation descriptor (SPC-4 7.8.6) associated with the logical unit.
     fn designator(&mut self, code_set: u8, kind: u8, parts: &[&[u8]]) {
         let length: usize = parts.iter().map(|p| p.len()).sum();
         self.put(&[code_set, kind, 0, length as u8]);
@@ -160,7 +160,7 @@ fn designators(unit: &LunShared) -> Page {
     page
 }
 
-/// NAA 3h, locally assigned (SPC-4 7.8.6.6.4): 60 bits, the two halves of the UUID XORed.
+/// NAA 3h, locally assigned (SPC-4 7.8.6.6): 60 bits, the two halves of the UUID XORed.
 fn local_naa(uuid: Uuid) -> [u8; 8] {
     let (high, low) = uuid.as_u64_pair();
     (((high ^ low) & 0x0FFF_FFFF_FFFF_FFFF) | 0x3000_0000_0000_0000).to_be_bytes()

@@ -187,7 +187,7 @@ impl Lun {
             }
             Command::Unmap => block::unmap(unit, cdb, data_out)?,
             Command::StartStopUnit => block::start_stop(cdb),
-            // The medium cannot be removed, so there is nothing to prevent (SPC-4 6.17).
+            // The medium cannot be removed, so there is nothing to prevent (SBC-3 5.10).
             Command::TestUnitReady | Command::PreventAllow => Job::IDLE,
             Command::Inquiry => return inquiry::inquiry(unit, cdb, data_in).map(Plan::Done),
             Command::ModeSense6 => return mode::sense6(unit, cdb, data_in).map(Plan::Done),

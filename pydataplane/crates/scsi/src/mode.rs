@@ -1,4 +1,4 @@
-//! MODE SENSE (SPC-4 6.11, 6.12). Nothing can be changed or saved: there is no MODE SELECT.
+//! MODE SENSE (SPC-4 6.13, 6.14). Nothing can be changed or saved: there is no MODE SELECT.
 
 use crate::reply::Reply;
 use crate::response::Fail;
@@ -19,7 +19,7 @@ const PAGES_MAX: usize = 20 + 12 + 12;
 const WRITE_PROTECTED: u8 = 0x80;
 const DPO_FUA: u8 = 0x10;
 
-/// PAGE CONTROL (SPC-4 table 160).
+/// PAGE CONTROL (SPC-4 6.13).
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Values {
     /// Current and default ones are the same.
@@ -128,7 +128,7 @@ fn caching(unit: &LunShared, values: Values) -> [u8; 20] {
     page
 }
 
-/// Control (SPC-4 7.5.8): no log of globally saved parameters, commands in any order, and aborted
+/// Control (SPC-4 7.5): no log of globally saved parameters, commands in any order, and aborted
 /// tasks end as TASK ABORTED.
 fn control(values: Values) -> [u8; 12] {
     let mut page = [0u8; 12];
@@ -142,7 +142,7 @@ fn control(values: Values) -> [u8; 12] {
     page
 }
 
-/// Informational exceptions control (SPC-4 7.5.14): none are reported.
+/// Informational exceptions control (SPC-4 7.5): none are reported.
 fn informational_exceptions(values: Values) -> [u8; 12] {
     let mut page = [0u8; 12];
     page[0] = INFORMATIONAL_EXCEPTIONS;

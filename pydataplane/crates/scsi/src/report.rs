@@ -101,7 +101,7 @@ fn with_action(unit: &LunShared, (opcode, action): (u8, u16)) -> Option<&'static
     known(unit, opcode).find(|e| u16::from(e.action.unwrap_or(0)) == action)
 }
 
-/// One command descriptor for each command (SPC-4 table 254).
+/// One command descriptor for each command (SPC-4 6.35.2).
 fn all(unit: &LunShared, timeouts: bool, reply: &mut Reply) {
     let supported = || TABLE.iter().filter(|e| e.command.supported(&unit.features));
     let each = if timeouts { 8 + TIMEOUTS.len() } else { 8 };
@@ -116,7 +116,7 @@ fn all(unit: &LunShared, timeouts: bool, reply: &mut Reply) {
     }
 }
 
-/// The one command format (SPC-4 table 256).
+/// The one command format (SPC-4 6.35.3).
 fn one(entry: Option<&Entry>, timeouts: bool, reply: &mut Reply) {
     const UNSUPPORTED: u8 = 0b001;
     const SUPPORTED: u8 = 0b011;
@@ -131,5 +131,5 @@ fn one(entry: Option<&Entry>, timeouts: bool, reply: &mut Reply) {
     }
 }
 
-/// A command timeouts descriptor that states none (SPC-4 table 258).
+/// A command timeouts descriptor that states none (SPC-4 6.35.4).
 const TIMEOUTS: [u8; 12] = [0, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];

@@ -6,7 +6,7 @@
 use crate::response::SENSE_LEN;
 use bdev::IoError;
 
-/// Sense keys (SPC-4 table 48).
+/// Sense keys (SPC-4 4.5.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Key {
@@ -137,7 +137,7 @@ pub(crate) const fn of_io_error(error: IoError) -> Sense {
         // We gave the bdev a wrong length: our fault, not the initiator's.
         IoError::BadLength => Sense::new(Key::HardwareError, Code::INTERNAL_TARGET_FAILURE),
         IoError::ReadOnly => Sense::new(Key::DataProtect, Code::WRITE_PROTECTED),
-        // SBC-3 4.7.3.6; Linux turns it into ENOSPC.
+        // SBC-3 4.7.3; Linux turns it into ENOSPC.
         IoError::NoSpace => Sense::new(Key::DataProtect, Code::SPACE_ALLOCATION_FAILED),
         IoError::ReadMedium => Sense::new(Key::MediumError, Code::UNRECOVERED_READ_ERROR),
         IoError::WriteMedium => Sense::new(Key::MediumError, Code::WRITE_ERROR),

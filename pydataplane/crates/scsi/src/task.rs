@@ -109,7 +109,7 @@ pub(crate) enum Kind {
     Verify(Compare),
 }
 
-/// What VERIFY compares the medium with (BYTCHK, SBC-3 table 117).
+/// What VERIFY compares the medium with (BYTCHK, SBC-3 5.29).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Compare {
     /// Nothing: it only has to be readable.

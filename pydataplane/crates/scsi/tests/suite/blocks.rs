@@ -23,7 +23,7 @@ const READS: [u8; 4] = [0x08, 0x28, 0xA8, 0x88];
 const WRITES: [u8; 4] = [0x0A, 0x2A, 0xAA, 0x8A];
 
 #[test]
-fn what_is_written_is_read_back_by_every_form_sbc3_5_7_to_5_14_and_5_32_to_5_35() {
+fn what_is_written_is_read_back_by_every_form_sbc3_5_11_to_5_13_and_5_33_to_5_35() {
     for (block_size, mode) in [(512, Mode::AtOnce), (4096, Mode::Later)] {
         let mut rig = Setup { block_size, mode, ..Setup::default() }.build();
         for (i, write) in forms(WRITES, 0, 100, 5).iter().enumerate() {
@@ -45,7 +45,7 @@ fn what_is_written_is_read_back_by_every_form_sbc3_5_7_to_5_14_and_5_32_to_5_35(
 }
 
 #[test]
-fn sbc3_5_11_read_6_of_0_blocks_is_256() {
+fn sbc2_5_7_read_6_of_0_blocks_is_256() {
     let mut rig = Rig::new();
     assert_eq!(rig.input(&[0x08, 0, 0, 9, 0, 0], 256 * 512).good().len(), 256 * 512);
     rig.output(&[0x0A, 0, 0, 9, 0, 0], &pattern(256 * 512)).good();
@@ -53,7 +53,7 @@ fn sbc3_5_11_read_6_of_0_blocks_is_256() {
 }
 
 #[test]
-fn sbc3_5_12_other_lengths_of_0_move_nothing_but_check_the_address() {
+fn sbc3_5_11_other_lengths_of_0_move_nothing_but_check_the_address() {
     let mut rig = Rig::new();
     for opcodes in [READS, WRITES] {
         for cdb in forms(opcodes, 0x08, BLOCKS as u32, 0).iter().skip(1) {
@@ -142,7 +142,7 @@ fn virtio_5_6_6_1_a_buffer_shorter_than_the_transfer_is_an_overrun() {
 }
 
 #[test]
-fn sbc3_5_34_fua_is_the_disks_or_a_flush_after_the_write() {
+fn sbc3_5_33_fua_is_the_disks_or_a_flush_after_the_write() {
     for mode in [Mode::AtOnce, Mode::Later] {
         let mut rig = Setup { mode, ..Setup::default() }.build();
         for cdb in forms(WRITES, 0x08, 3, 1).iter().skip(1) {
@@ -162,7 +162,7 @@ fn sbc3_5_34_fua_is_the_disks_or_a_flush_after_the_write() {
 }
 
 #[test]
-fn sbc3_5_13_a_read_with_fua_flushes_first() {
+fn sbc3_5_11_a_read_with_fua_flushes_first() {
     let mut rig = Setup { mode: Mode::Later, ..Setup::default() }.build();
     rig.input(&cdb16(0x88, 0x08, 3, 1), 512).good();
     assert_eq!(rig.asked(), [(Op::Flush, 0, 0, false), (Op::Read, 3, 1, false)]);
@@ -182,7 +182,7 @@ fn a_group_number_has_no_effect() {
 #[test]
 fn reserved_bits_and_absent_features_are_invalid_fields_by_byte_and_bit() {
     let mut rig = Rig::new();
-    // RDPROTECT: the unit has no protection information (SBC-3 table 62).
+    // RDPROTECT: the unit has no protection information (SBC-3 5.11).
     rig.input(&cdb10(0x28, 0x20, 0, 1), 512).invalid_cdb(1, Some(5));
     rig.output(&cdb16(0x8A, 0xE0, 0, 1), &[0; 512]).invalid_cdb(1, Some(7));
     // NACA, in the control byte (SAM-5 5.2).
@@ -219,7 +219,7 @@ fn a_read_only_unit_refuses_what_writes_and_nothing_else() {
 }
 
 #[test]
-fn sbc3_5_22_synchronize_cache_is_a_flush_even_without_a_volatile_cache() {
+fn sbc3_5_26_synchronize_cache_is_a_flush_even_without_a_volatile_cache() {
     for volatile_cache in [false, true] {
         let features = Features { volatile_cache, ..ALL_FEATURES };
         let mut rig = Setup { features, mode: Mode::Later, ..Setup::default() }.build();
@@ -234,7 +234,7 @@ fn sbc3_5_22_synchronize_cache_is_a_flush_even_without_a_volatile_cache() {
 }
 
 #[test]
-fn sbc3_5_26_verify_reads_the_medium() {
+fn sbc3_5_29_verify_reads_the_medium() {
     for mode in [Mode::AtOnce, Mode::Later] {
         let mut rig = Setup { mode, ..Setup::default() }.build();
         rig.run(&cdb10(0x2F, 0x10, 4, 300)).good();
@@ -249,7 +249,7 @@ fn sbc3_5_26_verify_reads_the_medium() {
 }
 
 #[test]
-fn sbc3_5_26_verify_with_bytchk_compares_every_byte() {
+fn sbc3_5_29_verify_with_bytchk_compares_every_byte() {
     const MISCOMPARE: (u8, u16) = (0xE, 0x1D00);
     let mut rig = Setup { mode: Mode::Later, ..Setup::default() }.build();
     rig.scribble();
@@ -269,7 +269,7 @@ fn sbc3_5_26_verify_with_bytchk_compares_every_byte() {
 }
 
 #[test]
-fn sbc3_5_20_a_stop_flushes_and_nothing_ever_stops() {
+fn sbc3_5_25_a_stop_flushes_and_nothing_ever_stops() {
     let mut rig = Rig::new();
     rig.run(&[0x1B, 0, 0, 0, 0x01, 0]).good();
     rig.run(&[0x1B, 0, 0, 0, 0x04, 0]).good(); // NO_FLUSH

@@ -51,7 +51,7 @@ fn spc4_6_6_1_pages_that_are_not_there_are_invalid_fields() {
 }
 
 #[test]
-fn spc4_7_8_14_page_00_names_every_page_and_each_names_itself() {
+fn spc4_7_8_page_00_names_every_page_and_each_names_itself() {
     let mut rig = Rig::new();
     let list = inquiry(&mut rig, Some(0), 255).good().to_vec();
     assert_eq!(list, [0, 0, 0, 6, 0x00, 0x80, 0x83, 0xB0, 0xB1, 0xB2]);
@@ -64,7 +64,7 @@ fn spc4_7_8_14_page_00_names_every_page_and_each_names_itself() {
 }
 
 #[test]
-fn spc4_7_8_15_page_80_is_the_serial_or_the_uuid() {
+fn spc4_7_8_page_80_is_the_serial_or_the_uuid() {
     let answer = inquiry(&mut Rig::new(), Some(0x80), 255);
     assert_eq!(&answer.good()[4..], UUID.to_string().as_bytes());
     let options = with_serial("disk-0042 of $tenant");

@@ -1,4 +1,4 @@
-//! MODE SENSE (SPC-4 6.11, 6.12, 7.5; SBC-3 6.5).
+//! MODE SENSE (SPC-4 6.13, 6.14, 7.5; SBC-3 6.5).
 
 use crate::rig::*;
 use bdev::Features;
@@ -81,7 +81,7 @@ fn sbc3_6_5_2_block_descriptors() {
 }
 
 #[test]
-fn spc4_6_11_2_page_control() {
+fn spc4_6_13_page_control() {
     let mut rig = Rig::new();
     let current = sense6(&mut rig, DBD, 0x3F, 0).good().to_vec();
     assert_eq!(sense6(&mut rig, DBD, 0x80 | 0x3F, 0).good(), current); // default

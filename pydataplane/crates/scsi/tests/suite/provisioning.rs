@@ -4,7 +4,7 @@ use crate::rig::*;
 use bdev::{Features, Op};
 use scsi::{LunOptions, MAX_UNMAP_BYTES, MAX_UNMAP_DESCRIPTORS, MAX_WRITE_SAME_BYTES};
 
-/// An UNMAP parameter list (SBC-3 table 114).
+/// An UNMAP parameter list (SBC-3 5.28.2).
 fn list(descriptors: &[(u64, u32)]) -> Vec<u8> {
     let mut data = Vec::new();
     let length = descriptors.len() * 16;
@@ -27,7 +27,7 @@ const LIST_LENGTH: (u8, u16) = (0x5, 0x1A00);
 const LIST_FIELD: (u8, u16) = (0x5, 0x2600);
 
 #[test]
-fn sbc3_5_25_each_descriptor_is_a_step() {
+fn sbc3_5_28_each_descriptor_is_a_step() {
     for mode in [Mode::AtOnce, Mode::Later] {
         let mut rig = Setup { mode, ..Setup::default() }.build();
         rig.scribble();
@@ -45,7 +45,7 @@ fn sbc3_5_25_each_descriptor_is_a_step() {
 }
 
 #[test]
-fn sbc3_5_25_2_every_length_of_the_list_is_checked() {
+fn sbc3_5_28_2_every_length_of_the_list_is_checked() {
     let mut rig = Rig::new();
     unmap(&mut rig, &[]).good();
     assert_eq!(unmap(&mut rig, &[0; 7]).sense(), LIST_LENGTH);
