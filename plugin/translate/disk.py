@@ -13,6 +13,8 @@ _NAME = re.compile(r"[!-.0-~]{1,63}")
 """lvstore and lvol names: 1 to 63 printable ASCII characters without space and slash."""
 _SERIAL = re.compile(r"[A-Za-z0-9_. +-]{1,255}")
 """libvirt's own rule for <serial>."""
+_DEV_NAME = re.compile(r"(hd|sd|vd|xvd|ubd)[A-Za-z0-9_]{1,60}")
+"""libvirt's own rule for <target dev=>, and a bound."""
 _DEV = re.compile(r"(fd|hd|sd|vd|xvd|ubd)([a-z]+)")
 _UNSUPPORTED = {
     "encryption": "encryption",
@@ -134,6 +136,11 @@ def check(node: Node, disk: Disk, ref: VolumeRef) -> None:
     if not disk.dev:
         raise TranslateError(
             Refusal.BAD_XML, f"the disk of volume {ref.alias} has no target dev; give it one"
+        )
+    if not _DEV_NAME.fullmatch(disk.dev):
+        raise TranslateError(
+            Refusal.BAD_XML,
+            f"'{disk.dev}' is no target dev for volume {ref.alias}; use one like sda or vda",
         )
     if disk.device not in ("disk", "lun"):
         raise _unsupported(f"{what} cannot be a {disk.device}; use device='disk'")

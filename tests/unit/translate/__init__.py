@@ -1,0 +1,1 @@
+"""Tests of plugin.translate: pure, without root, libvirtd or a target."""

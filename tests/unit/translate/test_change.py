@@ -1,0 +1,318 @@
+"""attach, detach and update of one side of a domain."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plugin.errors import Refusal, TranslateError
+from plugin.translate import (
+    MAX_TARGETS,
+    NAMESPACE,
+    PREFIX,
+    Change,
+    attach,
+    detach,
+    detach_alias,
+    find,
+    plan,
+    present,
+    update,
+)
+from tests.unit.translate.domains import (
+    NAMES,
+    SETTINGS,
+    canonical,
+    carrier,
+    devs,
+    domain,
+    lvol,
+    overrides,
+    plain,
+    text,
+    translated,
+    tree,
+)
+
+BASE = translated(domain(plain("vda", "virtio") + lvol("sdb", "b"))).xml
+VIRSH = """\
+<disk type='file' device='disk'>
+  <source file='/dev/virtlun/lvs0/new'/>
+  <target dev='sdc'/>
+</disk>
+"""
+
+
+def set_metadata(xml: str, change: Change) -> str:
+    """Does what libvirtd's virDomainSetMetadata does with a change's element."""
+    root = tree(xml)
+    name = f"{{{NAMESPACE}}}disks"
+    metadata = root.find("metadata")
+    assert metadata is not None
+    old = metadata.find(name)
+    if old is not None:
+        metadata.remove(old)
+    # virXMLInjectNamespace: a declaration on the root, and every element into it.
+    assert "xmlns" not in change.metadata_xml.split(">", 1)[0]
+    new = tree(change.metadata_xml)
+    for node in new.iter():
+        node.tag = f"{{{NAMESPACE}}}{node.tag}"
+    metadata.append(new)
+    from lxml import etree  # noqa: PLC0415
+
+    return etree.tostring(root, encoding="unicode")
+
+
+def attached(xml: str, disk: str, *, live: bool = True, peer: str | None = None) -> Change:
+    change = attach(xml, disk, SETTINGS, live=live, peer_xml=peer)
+    assert change is not None
+    return change
+
+
+def test_a_live_attach_changes_the_metadata_only() -> None:
+    change = attached(BASE, VIRSH)
+    assert (change.lun.target, change.lun.dev, change.lun.volume.alias) == (1, "sdc", "lvs0/new")
+    assert change.alias == "virtlun-disk-sdc"
+    assert change.domain_xml is None
+    assert not change.redefine
+    after = set_metadata(BASE, change)
+    assert plan(after) == change.plan
+    assert devs(present(after, live=True, settings=SETTINGS)) == ["vda", "sdb", "sdc"]
+    shown = tree(present(after, live=True, settings=SETTINGS)).findall("devices/disk")[2]
+    assert shown.find("alias").get("name") == change.alias  # type: ignore[union-attr]
+    found = find(after, "sdc", SETTINGS)
+    assert found == change.lun
+
+
+def test_the_disk_comes_back_as_given() -> None:
+    disk = lvol(
+        "sdx", "x", more="<serial>S</serial><future a='1'/><address type='drive' unit='4'/>"
+    )
+    change = attached(BASE, disk, live=False)
+    assert change.domain_xml is not None
+    back = tree(present(change.domain_xml, live=False, settings=SETTINGS)).findall("devices/disk")
+    from lxml import etree  # noqa: PLC0415
+
+    assert canonical(etree.tostring(back[-1], encoding="unicode")) == canonical(disk)
+
+
+@pytest.mark.parametrize("prefix", [PREFIX, ""])
+def test_metadata_that_libvirtd_set_is_read_like_that_of_a_define(prefix: str) -> None:
+    change = attached(BASE, VIRSH, live=False)
+    assert change.domain_xml is not None
+    after = set_metadata(BASE, change)
+    if prefix:
+        after = after.replace("ns0:", f"{prefix}:").replace("xmlns:ns0", f"xmlns:{prefix}")
+    assert plan(after) == plan(change.domain_xml)
+    assert canonical(present(after, live=False, settings=SETTINGS)) == canonical(
+        present(change.domain_xml, live=False, settings=SETTINGS)
+    )
+
+
+def test_a_persistent_attach_needs_a_redefinition_only_if_the_boot_disk_changes() -> None:
+    change = attached(BASE, VIRSH, live=False)
+    assert not change.redefine
+    assert change.domain_xml is not None
+    first = attached(BASE, lvol("sda", "a"), live=False)
+    assert first.redefine  # sda is our first disk now; the controller must boot it
+    assert first.domain_xml is not None
+    assert overrides(first.domain_xml)["boot_tpgt"] == "1"
+    order = attached(BASE, lvol("sdz", "z", more="<boot order='1'/>"), live=False)
+    assert order.redefine
+    assert order.domain_xml is not None
+    assert carrier(order.domain_xml).find("boot").get("order") == "1"  # type: ignore[union-attr]
+
+
+def test_a_persistent_attach_brings_the_controller() -> None:
+    raw = domain(plain("vda", "virtio"))
+    change = attached(raw, VIRSH, live=False)
+    assert change.redefine
+    assert change.domain_xml is not None
+    assert change.plan == plan(change.domain_xml)
+    assert [lun.target for lun in change.plan.luns] == [0]  # type: ignore[union-attr]
+    back = present(change.domain_xml, live=False, settings=SETTINGS)
+    assert devs(back) == ["vda", "sdc"]
+    assert canonical(present(translated(back).xml, live=False, settings=SETTINGS)) == canonical(
+        back
+    )
+
+
+def test_a_live_attach_without_a_controller_says_what_to_do() -> None:
+    with pytest.raises(TranslateError, match=r"without a virtlun controller.*attach with --config"):
+        attach(domain(plain("vda", "virtio")), VIRSH, SETTINGS, live=True)
+
+
+@pytest.mark.parametrize("live", [True, False])
+@pytest.mark.parametrize(
+    ("disk", "words"),
+    [
+        (lvol("vda", "n", bus="virtio"), "target vda already exists"),
+        (lvol("sdb", "n"), "target sdb already exists"),
+        (lvol("sdc", "b"), "volume lvs0/b is already attached to this domain as sdb"),
+    ],
+)
+def test_what_is_there_already_is_refused(disk: str, words: str, live: bool) -> None:
+    with pytest.raises(TranslateError, match=words) as caught:
+        attach(BASE, disk, SETTINGS, live=live)
+    assert caught.value.refusal is Refusal.TARGET_EXISTS
+    assert (caught.value.libvirt.domain, caught.value.libvirt.code) == (10, 55)
+
+
+def test_serials_and_aliases_must_differ() -> None:
+    disk = lvol("sdc", "c", more="<serial>S</serial><alias name='ua-c'/>")
+    after = set_metadata(BASE, attached(BASE, disk))
+    with pytest.raises(TranslateError, match="serial 'S' of sdd is already that of disk sdc"):
+        attach(after, lvol("sdd", "d", more="<serial>S</serial>"), SETTINGS, live=True)
+    with pytest.raises(TranslateError, match="alias 'ua-c' of sdd is already that of disk sdc"):
+        attach(after, lvol("sdd", "d", more="<alias name='ua-c'/>"), SETTINGS, live=True)
+
+
+def test_other_devices_are_left_to_libvirtd() -> None:
+    for xml in (plain("sdc", "scsi"), "<interface type='user'/>", "<disk", ""):
+        assert attach(BASE, xml, SETTINGS, live=True) is None
+        assert detach(BASE, xml, SETTINGS, live=True) is None
+        assert update(BASE, xml, SETTINGS, live=True) is None
+    assert detach(BASE, plain("vda", "virtio"), SETTINGS, live=True) is None
+    assert detach_alias(BASE, "virtio-disk0", SETTINGS, live=True) is None
+
+
+def test_the_target_number_is_the_same_on_both_sides() -> None:
+    live = set_metadata(BASE, attached(BASE, lvol("sdc", "c")))
+    config = attached(BASE, lvol("sdd", "d"), live=False, peer=live)
+    assert config.lun.target == 2  # 1 is free here, but taken in the running domain
+    assert config.domain_xml is not None
+    again = attached(live, lvol("sdd", "d"), peer=config.domain_xml)
+    assert again.lun.target == 2
+
+
+def test_255_disks_and_no_more() -> None:
+    disks = "".join(lvol(f"sd{'a' * (1 + n // 26)}{chr(97 + n % 26)}", f"v{n}") for n in range(254))
+    xml = translated(domain(disks)).xml
+    xml = set_metadata(xml, attached(xml, lvol("vda", "last")))
+    assert len(plan(xml).luns) == MAX_TARGETS  # type: ignore[union-attr]
+    with pytest.raises(TranslateError, match=r"has 255 virtlun disks already.*detach one first"):
+        attach(xml, lvol("vdb", "more"), SETTINGS, live=True)
+
+
+@pytest.mark.parametrize(
+    "disk",
+    [
+        "<disk type='block'><target dev='sdb'/></disk>",
+        "<disk type='block' device='disk'><target dev='sdb' bus='scsi'/></disk>",
+        lvol("sdb", "b"),
+        tree(present(BASE, live=True, settings=SETTINGS)).findall("devices/disk")[1],
+    ],
+    ids=["minimal", "python", "full", "dumpxml"],
+)
+@pytest.mark.parametrize("live", [True, False])
+def test_detach_goes_by_target_dev(disk: object, live: bool) -> None:
+    from lxml import etree  # noqa: PLC0415
+
+    xml = disk if isinstance(disk, str) else etree.tostring(disk, encoding="unicode")  # type: ignore[call-overload]
+    change = detach(BASE, xml, SETTINGS, live=live)
+    assert change is not None
+    assert (change.lun.target, change.alias) == (0, "virtlun-disk-sdb")
+    after = set_metadata(BASE, change) if live else change.domain_xml
+    assert after is not None
+    assert devs(present(after, live=live, settings=SETTINGS)) == ["vda"]
+    outcome = plan(after)
+    assert outcome is not None  # the controller stays for the next attach
+    assert outcome.luns == ()
+
+
+def test_detach_of_an_unknown_disk_of_ours_is_refused() -> None:
+    with pytest.raises(TranslateError, match="disk sdq not found") as caught:
+        detach(BASE, lvol("sdq", "q"), SETTINGS, live=True)
+    assert caught.value.libvirt.code == 99
+    with pytest.raises(TranslateError, match="disk sdq not found"):
+        detach(domain(), lvol("sdq", "q"), SETTINGS, live=False)
+
+
+def test_detach_by_alias() -> None:
+    xml = translated(domain(lvol("sda", "a", more="<alias name='ua-x'/>") + lvol("sdb", "b"))).xml
+    for alias, dev in (("ua-x", "sda"), ("virtlun-disk-sdb", "sdb")):
+        change = detach_alias(xml, alias, SETTINGS, live=True)
+        assert change is not None
+        assert change.lun.dev == dev
+    assert detach_alias(xml, "virtlun-disk-sda", SETTINGS, live=True) is None
+
+
+def test_update_of_a_running_domain_takes_what_the_guest_does_not_see() -> None:
+    same = lvol("sdb", "b", more="<driver name='qemu' type='raw' cache='none'/>")
+    change = update(BASE, same, SETTINGS, live=True)
+    assert change is not None
+    assert change.lun.target == 0
+    shown = present(set_metadata(BASE, change), live=False, settings=SETTINGS)
+    assert "cache='none'" in shown
+    for disk, field in (
+        (lvol("sdb", "other"), "source"),
+        (lvol("sdb", "b", more="<readonly/>"), "readonly"),
+        (lvol("sdb", "b", more="<shareable/>"), "shareable"),
+        (lvol("sdb", "b", more="<serial>s</serial>"), "serial"),
+    ):
+        with pytest.raises(TranslateError, match=f"cannot modify field '{field}'") as caught:
+            update(BASE, disk, SETTINGS, live=True)
+        assert caught.value.libvirt.code == 84
+    with pytest.raises(TranslateError, match="no virtlun volume; detach the disk"):
+        update(BASE, plain("sdb", "scsi"), SETTINGS, live=True)
+
+
+def test_update_of_the_persistent_side_takes_any_change() -> None:
+    change = update(BASE, lvol("sdb", "other", more="<readonly/>"), SETTINGS, live=False)
+    assert change is not None
+    assert change.lun.read_only
+    assert change.lun.volume.lvol == "other"
+    with pytest.raises(TranslateError, match="not found"):
+        update(BASE, lvol("sdq", "q"), SETTINGS, live=False)
+
+
+def test_damaged_metadata_stops_changes() -> None:
+    broken = BASE.replace('target="0"', 'target="x"')
+    for call in (attach, detach, update):
+        with pytest.raises(TranslateError, match="metadata is damaged"):
+            call(broken, lvol("sdc", "c"), SETTINGS, live=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("live", [True, False])
+def test_detach_undoes_attach(name: str, live: bool) -> None:
+    before = translated(text(name)).xml
+    disk = lvol("sdm", "brand-new")
+    change = attach(before, disk, SETTINGS, live=live)
+    assert change is not None
+    middle = set_metadata(before, change) if live else change.domain_xml
+    assert middle is not None
+    assert "sdm" in devs(present(middle, live=live, settings=SETTINGS))
+    back = detach(middle, disk, SETTINGS, live=live)
+    assert back is not None
+    after = set_metadata(middle, back) if live else back.domain_xml
+    assert after is not None
+    assert plan(after) == plan(before)
+    assert canonical(present(after, live=False, settings=SETTINGS)) == canonical(
+        present(before, live=False, settings=SETTINGS)
+    )
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=25))
+@settings(max_examples=40, deadline=None)
+def test_any_sequence_of_changes_keeps_numbers_unique_and_disks_in_order(
+    steps: list[tuple[int, bool]],
+) -> None:
+    xml = translated(domain(plain("vda", "virtio") + plain("sde", "scsi"))).xml
+    expected: set[str] = set()
+    for number, live in steps:
+        dev = f"sd{'abcdfghijk'[number]}"
+        disk = lvol(dev, f"v{number}")
+        change = (detach if dev in expected else attach)(xml, disk, SETTINGS, live=live)
+        assert change is not None
+        expected ^= {dev}
+        following = set_metadata(xml, change) if live or not change.redefine else change.domain_xml
+        assert following is not None
+        xml = following
+        outcome = plan(xml)
+        assert outcome is not None
+        assert {lun.dev for lun in outcome.luns} == expected
+        assert len({lun.target for lun in outcome.luns}) == len(expected)
+        shown = devs(present(xml, live=live, settings=SETTINGS))
+        assert [dev for dev in shown if dev != "vda"] == sorted(expected | {"sde"})

@@ -1,0 +1,144 @@
+"""Which disks are ours, and what a disk of ours cannot be."""
+
+from __future__ import annotations
+
+import pytest
+
+from plugin.errors import Refusal, TranslateError
+from plugin.translate import Settings, VolumeRef, recognise
+from plugin.translate.boot import libvirt_order, place
+from plugin.translate.disk import Disk
+from tests.unit.translate.domains import SETTINGS, lvol
+
+
+def disk(source: str, kind: str, *, device: str = "disk", bus: str = "scsi", more: str = "") -> str:
+    return (
+        f"<disk type='{kind}' device='{device}'><source {source}/>"
+        f"<target dev='sda' bus='{bus}'/>{more}</disk>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        ("dev='/dev/virtlun/lvs0/v-1'", "block"),
+        ("file='/dev/virtlun/lvs0/v-1'", "file"),
+        ("protocol='rbd' name='virtlun/lvs0/v-1'", "network"),
+        ("protocol='lvol' name='lvs0/v-1'", "network"),
+        ("pool='virtlun-lvs0' volume='v-1'", "volume"),
+    ],
+)
+def test_the_five_ways_to_name_a_volume(source: str, kind: str) -> None:
+    assert recognise(disk(source, kind), SETTINGS) == VolumeRef("lvs0", "v-1")
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        ("dev='/dev/sda'", "block"),
+        ("file='/dev/virtlun/lvs0/v'", "block"),
+        ("file='/dev/virtlunx/lvs0/v'", "file"),
+        ("protocol='rbd' name='images/lvs0/v'", "network"),
+        ("protocol='nbd' name='virtlun/lvs0/v'", "network"),
+        ("pool='default' volume='v'", "volume"),
+        ("path='/run/virtlun/vhost/x'", "vhostuser"),
+    ],
+)
+def test_other_disks_are_not_ours(source: str, kind: str) -> None:
+    assert recognise(disk(source, kind), SETTINGS) is None
+
+
+@pytest.mark.parametrize(
+    "xml", ["", "<disk", "<interface type='user'/>", "<disk/><disk/>", "<disk/>"]
+)
+def test_what_is_no_single_disk_is_not_ours(xml: str) -> None:
+    assert recognise(xml, SETTINGS) is None
+
+
+def test_ways_and_prefixes_are_configurable() -> None:
+    off = Settings(rbd_prefix="", protocol="", pool_prefix="", path_prefix="/vol/")
+    assert recognise(disk("protocol='rbd' name='virtlun/lvs0/v'", "network"), off) is None
+    assert recognise(disk("protocol='lvol' name='lvs0/v'", "network"), off) is None
+    assert recognise(disk("pool='virtlun-lvs0' volume='v'", "volume"), off) is None
+    assert recognise(disk("dev='/dev/virtlun/lvs0/v'", "block"), off) is None
+    assert recognise(disk("dev='/vol/lvs0/v'", "block"), off) == VolumeRef("lvs0", "v")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "lvs0", "lvs0/", "/v", "a/b/c", "../v", "lvs0/..", "l vs/v", "lvs0/ä", "s/" + "v" * 64],
+)
+def test_a_malformed_name_is_refused_with_a_sentence(name: str) -> None:
+    with pytest.raises(TranslateError, match="is not LVSTORE/LVOL") as caught:
+        recognise(disk(f"dev='/dev/virtlun/{name}'", "block"), SETTINGS)
+    assert caught.value.refusal is Refusal.BAD_XML
+
+
+def test_names_may_be_as_long_as_the_store_allows() -> None:
+    ref = recognise(disk(f"dev='/dev/virtlun/{'s' * 63}/{'v' * 63}'", "block"), SETTINGS)
+    assert ref == VolumeRef("s" * 63, "v" * 63)
+
+
+OURS = "dev='/dev/virtlun/lvs0/v'"
+
+
+@pytest.mark.parametrize(
+    ("xml", "words"),
+    [
+        (disk(OURS, "block", device="cdrom"), "cannot be a cdrom; use device='disk'"),
+        (disk(OURS, "block", device="floppy"), "cannot be a floppy"),
+        (disk(OURS, "block", bus="sata"), "bus 'sata'.*use bus='scsi'"),
+        (lvol("hda").replace(" bus='scsi'", ""), "bus 'ide'"),
+        (disk(OURS, "block", more="<driver name='qemu' type='qcow2'/>"), "volumes are raw"),
+        (disk(OURS, "block", more="<iotune/>"), "I/O limits .*remove <iotune>"),
+        (disk(OURS, "block", more="<transient/>"), "transient"),
+        (disk(OURS, "block", more="<encryption format='luks'/>"), "encryption"),
+        (disk(OURS, "block", more="<blockio logical_block_size='4096'/>"), "4096 is not possible"),
+    ],
+)
+def test_what_our_disks_cannot_be_is_refused_with_a_sentence(xml: str, words: str) -> None:
+    with pytest.raises(TranslateError, match=words) as caught:
+        recognise(xml, SETTINGS)
+    assert caught.value.refusal is Refusal.UNSUPPORTED
+
+
+@pytest.mark.parametrize(
+    ("xml", "words"),
+    [
+        ("<disk type='file'><source file='/dev/virtlun/l/v'/></disk>", "has no target dev"),
+        (lvol("sdä"), "is no target dev"),
+        (lvol("nvme0n1"), "is no target dev"),
+        (lvol("sda", more="<serial>a;b</serial>"), "the serial may have"),
+    ],
+)
+def test_bad_fields_are_refused_with_a_sentence(xml: str, words: str) -> None:
+    with pytest.raises(TranslateError, match=words) as caught:
+        recognise(xml, SETTINGS)
+    assert caught.value.refusal is Refusal.BAD_XML
+
+
+def test_what_does_not_concern_us_is_tolerated() -> None:
+    more = (
+        "<driver name='qemu' type='raw' cache='none' io='native' discard='unmap' iothread='1'/>"
+        "<wwn>5000c50015ea71ad</wwn><vendor>V</vendor><backingStore/><future thing='1'/>"
+        "<blockio logical_block_size='512'/><address type='drive' controller='0' unit='1'/>"
+    )
+    assert recognise(lvol("sda", more=more), SETTINGS) is not None
+
+
+def of(dev: str, bus: str) -> Disk:
+    return Disk(dev, bus, "disk", None, None, None, False, False)
+
+
+def test_disks_stand_where_libvirt_puts_them() -> None:
+    given = [
+        ("sdb", "scsi"),
+        ("vdc", "virtio"),
+        ("sda", "scsi"),
+        ("hda", "ide"),
+        ("vdaa", "virtio"),
+        ("vda", "virtio"),
+    ]
+    order = [disk.dev for disk, _ in libvirt_order((of(dev, bus), False) for dev, bus in given)]
+    assert order == ["sda", "sdb", "vda", "vdc", "vdaa", "hda"]
+    assert place([], of("sda", "scsi")) == 0
