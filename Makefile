@@ -93,6 +93,7 @@ $(CACHE)/venv.stamp: requirements.lock | $(CACHE)/apt.stamp
 
 $(CACHE)/build.stamp: setup.py pyproject.toml $(RUST_SOURCES) | $(CACHE)/venv.stamp toolchain
 	$(call say,programs)
-	@$(CARGO) build --locked --release --bins --manifest-path $(MANIFEST)
-	@$(BIN)/pip install --disable-pip-version-check -q --no-deps --no-build-isolation -e .
+	@$(BIN)/pip install -v --disable-pip-version-check --no-deps --no-build-isolation -e . 2>&1 | \
+		tee $(CACHE)/build.log | { grep --line-buffered -E '^ *(Compiling|Finished|error|warning: unused)' || true; } || \
+		{ tail -n 60 $(CACHE)/build.log; exit 1; }
 	@touch $@

@@ -21,8 +21,8 @@ from pydataplane.client import DEFAULT_SOCKET
 )
 @click.version_option(package_name="virtlun")
 @click.pass_context
-def main(context: click.Context, socket: Path) -> None:
-    r"""Fast shared user-space storage for the VMs of this host.
+def main(context: click.Context, socket: Path) -> None:  # noqa: D301 (click's mark)
+    """Fast shared user-space storage for the VMs of this host.
 
     A first session:
 
@@ -31,7 +31,7 @@ def main(context: click.Context, socket: Path) -> None:
       virtlun target start
       virtlun lvstore create lvs0 --file /var/lib/virtlun/lvs0.img --size 100G
       virtlun volume create lvs0/data 10G
-      virsh -c 'qemu+unix:///system?socket=/run/virtlun/libvirt-sock' \
+      virsh -c 'qemu+unix:///system?socket=/run/virtlun/libvirt-sock' \\
           attach-disk VM /dev/virtlun/lvs0/data sdb
     """
     context.obj = socket

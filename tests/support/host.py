@@ -39,6 +39,7 @@ listen = "{listen}"
 listen_ro = "{listen_ro}"
 upstream = "{upstream}"
 upstream_ro = "{upstream_ro}"
+libvirtd_conf = "{libvirtd_conf}"
 """
 
 
@@ -80,6 +81,7 @@ class Host:
                     listen_ro=self.gateway_socket_ro,
                     upstream=self.libvirtd.socket,
                     upstream_ro=self.libvirtd.socket_ro,
+                    libvirtd_conf=self.libvirtd.scratch / "etc/libvirtd.conf",
                 )
             )
             self._install_hook()
