@@ -3,15 +3,15 @@
 QEMU gives one bootindex to a vhost-user-scsi controller and lets `boot_tpgt` say which of its
 targets it means. libvirt gives <boot order=> as bootindex; with <os><boot dev='hd'/> it gives the
 first hard disk of its list the index. So the carrier takes the order of our first bootable disk, or
-stands before or after all others as that disk does. libvirt sorts disks of one bus by target dev
-(virDomainDiskInsert), hence the carrier's own name: `ubda` sorts before any vdX of the bus virtio,
-`vdzzzz` behind.
+stands so that libvirt's first hard disk is the one that it would be if our disks were libvirt's.
+libvirt sorts disks of one bus by target dev (virDomainDiskInsert), hence the carrier's own name:
+`ubda` sorts before any vdX of the bus virtio, `vdzzzz` behind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from plugin.translate.disk import Disk, index
 
@@ -30,22 +30,30 @@ class Boot:
     order: int | None
     """<boot order=> of the carrier."""
     first: bool
-    """The carrier stands before all other disks."""
+    """The carrier sorts before all other disks of its bus."""
+    front: bool = field(default=False, compare=False)
+    """The carrier is written before the other disks, not behind them."""
 
 
 def choose(disks: Sequence[tuple[Disk, bool]]) -> Boot:
     """Chooses from the client's disks in their order, each with whether it is ours."""
     ours = [disk for disk, is_ours in disks if is_ours]
-    if not ours:
-        return Boot(None, None, False)
     ordered = sorted((d.boot, d.dev or "") for d in ours if d.boot is not None)
     if ordered:
         return Boot(ordered[0][1], ordered[0][0], False)
-    hard = [
-        (disk, is_ours) for disk, is_ours in libvirt_order(disks) if disk.device in ("disk", "lun")
-    ]
-    dev = next(disk.dev for disk, is_ours in hard if is_ours)
-    return Boot(dev, None, hard[0][1])
+    hard = [item for item in libvirt_order(disks) if item[0].device in ("disk", "lun")]
+    dev = next((disk.dev for disk, is_ours in hard if is_ours), None)
+    if not hard:
+        return Boot(None, None, False)
+    if hard[0][1]:
+        # Stays first, too, when libvirt's own disks are attached later.
+        return Boot(dev, None, first=True, front=True)
+    others = [item for item in disks if not item[1]]
+    stand_in = Disk(_LAST[0], "virtio", "disk", None, None, None, False, False)
+    behind = libvirt_order([*others, (stand_in, True)])
+    boots = next(disk for disk, _ in behind if disk.device in ("disk", "lun"))
+    # In front, the carrier pulls the other disks of its bus along with it.
+    return Boot(dev, None, first=False, front=boots is not hard[0][0])
 
 
 def libvirt_order(disks: Iterable[tuple[Disk, bool]]) -> list[tuple[Disk, bool]]:

@@ -106,7 +106,12 @@ def translate(
     boot_target = next((lun.target for lun in luns if lun.dev == boot.dev), 0)
     carrier = Carrier(socket, _queues(domain, settings), boot_target, boot)
     entries = tuple(
-        Entry(lun, item.order, disks.stored_text(view.document, item.node))
+        Entry(
+            lun,
+            item.order,
+            _next_of_theirs(read, ours, item.order),
+            disks.stored_text(view.document, item.node),
+        )
         for lun, item in zip(luns, ours, strict=True)
     )
     metadata = Metadata(f"vm-{uuid}", tuple(added), entries)
@@ -155,6 +160,12 @@ def check_new(
             raise TranslateError(
                 Refusal.BAD_XML, f"boot order {new.boot} used for more than one device"
             )
+
+
+def _next_of_theirs(read: Sequence[Disk], ours: Sequence[_Ours], order: int) -> str | None:
+    """Returns the dev of the next disk after number `order` that is not ours, None if none is."""
+    mine = {item.order for item in ours}
+    return next((d.dev for i, d in enumerate(read) if i > order and i not in mine), None)
 
 
 def _check_set(view: View, read: Sequence[Disk], ours: Sequence[_Ours]) -> None:
@@ -270,7 +281,7 @@ def _place(
         address = None
     lines = carriers.disk_lines(carrier, dev, address, settings)
     devices = domain.child("devices")
-    if nodes and carrier.boot.first:
+    if nodes and carrier.boot.front:
         indent = document.indent(nodes[0])
         edits.insert(document.lead(nodes[0]), indent + layout(lines, indent))
     elif nodes:

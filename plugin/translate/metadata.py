@@ -2,8 +2,8 @@
 
     <virtlun:disks xmlns:virtlun="https://virtlun.dev/xmlns/domain/1" version="1"
                    controller="vm-UUID" added="backing source access">
-      <virtlun:disk target="0" order="1" dev="sdb" lvstore="lvs0" lvol="db"
-                    ><![CDATA[<disk ...>...</disk>]]></virtlun:disk>
+      <virtlun:disk target="0" order="1" before="vda" dev="sdb" lvstore="lvs0"
+                    lvol="db"><![CDATA[<disk ...>...</disk>]]></virtlun:disk>
     </virtlun:disks>
 
 The client's XML is character data, not elements: virDomainSetMetadata puts every element without a
@@ -13,6 +13,7 @@ namespace into ours, and libvirt reformats elements. schemas/domain-metadata.rng
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from plugin.errors import Refusal, TranslateError
@@ -31,6 +32,8 @@ class Entry:
     lun: LunPlan
     order: int
     """Its place among all disks that the client sees, from 0."""
+    before: str | None
+    """Target dev of the next disk that is libvirt's own, None behind the last of them."""
     text: str
     """The client's <disk>."""
 
@@ -69,6 +72,24 @@ class Metadata:
             if e is not entry
         )
         return replace(self, entries=kept)
+
+
+def places(entries: Iterable[Entry], theirs: Sequence[str | None]) -> list[tuple[int, Entry]]:
+    """Returns where each disk of ours stands: before which number of libvirt's own disks.
+
+    `theirs` are the target devs of those. libvirt sorts its disks, and some come and go; so the
+    next neighbour counts, and the number only if that has gone. In the order of the result.
+    """
+    result = []
+    for done, entry in enumerate(sorted(entries, key=lambda e: e.order)):
+        if entry.before is None:
+            place = len(theirs)
+        elif entry.before in theirs:
+            place = theirs.index(entry.before)
+        else:
+            place = min(max(entry.order - done, 0), len(theirs))
+        result.append((place, entry))
+    return sorted(result, key=lambda item: item[0])
 
 
 def element(domain: Node) -> Node | None:
@@ -127,7 +148,7 @@ def _entry(node: Node) -> Entry:
         read_only=attrs.get("readonly") == "yes",
         shareable=attrs.get("shareable") == "yes",
     )
-    return Entry(lun, int(order), node.text)
+    return Entry(lun, int(order), attrs.get("before"), node.text)
 
 
 def _damaged(why: str) -> TranslateError:
@@ -161,6 +182,7 @@ def _entry_text(entry: Entry, prefix: str) -> str:
         {
             "target": str(lun.target),
             "order": str(entry.order),
+            "before": entry.before,
             "dev": lun.dev,
             "lvstore": lun.volume.lvstore,
             "lvol": lun.volume.lvol,

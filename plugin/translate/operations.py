@@ -149,7 +149,8 @@ def attach(
         shareable=disk.shareable,
     )
     order = place([d for d, _ in seen], disk)
-    entry = Entry(lun, order, disks.stored_text(document, document.root))
+    before = next((d.dev for d, ours in seen[order:] if ours is None), None)
+    entry = Entry(lun, order, before, disks.stored_text(document, document.root))
     changed = (metadata or _fresh(view)).with_entry(entry)
     return _change(view, changed, entry, settings, live=live)
 
@@ -229,7 +230,7 @@ def update(
     rest = metadata.without(entry)
     others = [item for item in view.client_disks(metadata) if item[0].dev != old.dev]
     check_new(others, disk, ref, Refusal.TARGET_EXISTS)
-    new = Entry(lun, entry.order, disks.stored_text(document, document.root))
+    new = Entry(lun, entry.order, entry.before, disks.stored_text(document, document.root))
     return _change(view, rest.with_entry(new), new, settings, live=live)
 
 

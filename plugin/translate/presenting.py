@@ -8,7 +8,7 @@ from plugin.translate import carrier as carriers
 from plugin.translate import memory
 from plugin.translate.disk import with_alias
 from plugin.translate.document import Document, Edits, Node, NotXmlError, reindent
-from plugin.translate.metadata import Entry
+from plugin.translate.metadata import Entry, places
 from plugin.translate.view import View
 
 
@@ -41,20 +41,19 @@ def _insert(
 ) -> None:
     """Puts each disk back at its place among the disks that libvirtd has."""
     document = view.document
-    ordered = sorted(entries, key=lambda e: e.order)
     present = view.disk_nodes()
     devices = view.domain.child("devices")
+    ordered = places(entries, [node.value("target", "dev") for node in present])
     if not present and carrier is None:
         if devices is not None and ordered:
-            edits.append(devices, [(0, _text(entry, "", live=live)) for entry in ordered])
+            edits.append(devices, [(0, _text(entry, "", live=live)) for _, entry in ordered])
         return
-    for done, entry in enumerate(ordered):
-        before = entry.order - done
-        anchor = present[min(before, len(present) - 1)] if present else carrier
+    for place, entry in ordered:
+        anchor = present[min(place, len(present) - 1)] if present else carrier
         assert anchor is not None
         indent = document.indent(anchor)
         text = indent + _text(entry, indent, live=live)
-        at_end = bool(present) and before >= len(present)
+        at_end = bool(present) and place == len(present)
         edits.insert(anchor.end if at_end else document.lead(anchor), text)
 
 

@@ -11,7 +11,7 @@ from plugin.translate import metadata as metadatas
 from plugin.translate.carrier import Carrier
 from plugin.translate.disk import Disk, read
 from plugin.translate.document import Document, Node, NotXmlError
-from plugin.translate.metadata import Metadata
+from plugin.translate.metadata import Metadata, places
 from plugin.translate.model import LunPlan, Plan
 
 
@@ -68,11 +68,13 @@ class View:
 
     def client_disks(self, metadata: Metadata | None) -> list[tuple[Disk, LunPlan | None]]:
         """Returns the disks that the client sees, in its order, with the LUNs of ours."""
-        result: list[tuple[Disk, LunPlan | None]] = [(read(n), None) for n in self.disk_nodes()]
-        for entry in sorted(metadata.entries if metadata else (), key=lambda e: e.order):
+        theirs = [read(node) for node in self.disk_nodes()]
+        ours = places(metadata.entries if metadata else (), [disk.dev for disk in theirs])
+        result: list[tuple[Disk, LunPlan | None]] = [(disk, None) for disk in theirs]
+        for place, entry in reversed(ours):
             disk = entry.disk
             if disk is not None:
-                result.insert(min(entry.order, len(result)), (disk, entry.lun))
+                result.insert(place, (disk, entry.lun))
         return result
 
     def plan(self) -> Plan | None:
