@@ -179,7 +179,8 @@ def _ensure(client: Client, volumes: Volumes, plan: Plan) -> list[LunPlan]:
     added: list[LunPlan] = []
     try:
         if controller is None:
-            client.call("vhost_create_scsi_controller", ctrlr=plan.controller)
+            # A VM that connects early waits until its disks are there.
+            client.call("vhost_create_scsi_controller", ctrlr=plan.controller, delay=True)
             controller = {}
         present = _luns(controller)
         for target, bdev in present.items():
@@ -189,6 +190,8 @@ def _ensure(client: Client, volumes: Volumes, plan: Plan) -> list[LunPlan]:
             if present.get(lun.target) != wanted[lun.target]:
                 _add_target(client, plan, lun, wanted[lun.target])
                 added.append(lun)
+        if made:
+            client.call("vhost_start_scsi_controller", ctrlr=plan.controller)
     except TargetError:
         for lun in added:
             _remove(client, plan.controller, lun.target)
@@ -227,6 +230,7 @@ def _add_target(client: Client, plan: Plan, lun: LunPlan, bdev: str) -> None:
         # Extensions of ours; a target that is SPDK's own is not sent what it does not know.
         serial=lun.serial,
         read_only=True if lun.read_only else None,
+        shareable=True if lun.shareable else None,
     )
 
 

@@ -31,6 +31,7 @@ class FakeTarget:
         self.refuse: dict[str, RefusedError] = {}
         self.gate: dict[str, threading.Event] = {}
         self.free_mib = 1024
+        self.waiting: set[str] = set()
         self._server: socketserver.ThreadingUnixStreamServer | None = None
 
     def add_volume(self, alias: str, mib: int = 64) -> str:
@@ -156,10 +157,16 @@ class FakeTarget:
             for name, targets in self.controllers.items()
         ]
 
-    def vhost_create_scsi_controller(self, ctrlr: str) -> bool:
+    def vhost_create_scsi_controller(self, ctrlr: str, delay: bool = False) -> bool:
         if ctrlr in self.controllers:
             raise RefusedError(-32602, "File exists")
         self.controllers[ctrlr] = {}
+        if delay:
+            self.waiting.add(ctrlr)
+        return True
+
+    def vhost_start_scsi_controller(self, ctrlr: str) -> bool:
+        self.waiting.remove(ctrlr)
         return True
 
     def vhost_delete_controller(self, ctrlr: str) -> bool:

@@ -1,0 +1,365 @@
+"""The XDR codec and message framing, with values and bytes nobody chose."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import tempfile
+from collections.abc import Awaitable, Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plugin.gateway.channel import CHUNK_BYTES, Channel, PeerGone
+from plugin.gateway.errors import Code, Refused, UpstreamError, error_payload
+from plugin.gateway.messages import (
+    Domain,
+    DomainCall,
+    ResizeCall,
+    StatsRecord,
+    TypedParam,
+    XmlCall,
+)
+from plugin.gateway.wire import (
+    FDS_MAX,
+    HEADER,
+    HEADER_BYTES,
+    MESSAGE_MAX_BYTES,
+    STRING_MAX_BYTES,
+    Header,
+    MessageType,
+    Status,
+    WireError,
+    message,
+    unpack_header,
+)
+from plugin.gateway.xdr import Reader, Writer, XdrError
+
+QUICK = settings(max_examples=60, deadline=None)
+U32 = st.integers(0, 2**32 - 1)
+I32 = st.integers(-(2**31), 2**31 - 1)
+U64 = st.integers(0, 2**64 - 1)
+I64 = st.integers(-(2**63), 2**63 - 1)
+DOMAINS = st.builds(Domain, st.text(), st.binary(min_size=16, max_size=16), I32)
+VALUES = st.one_of(
+    st.tuples(st.just(1), I32),
+    st.tuples(st.just(2), U32),
+    st.tuples(st.just(3), I64),
+    st.tuples(st.just(4), U64),
+    st.tuples(st.just(5), st.floats(allow_nan=False)),
+    st.tuples(st.just(6), st.integers(0, 1)),
+    st.tuples(st.just(7), st.text()),
+)
+PARAMS = st.builds(lambda name, pair: TypedParam(name, *pair), st.text(), VALUES)
+
+
+@QUICK
+@given(U32, I32, U64, I64, st.floats(allow_nan=False), st.text(), st.binary(), st.text() | st.none())
+def test_values_come_back(
+    a: int, b: int, c: int, d: int, e: float, f: str, g: bytes, h: str | None
+) -> None:
+    writer = Writer().u32(a).i32(b).u64(c).i64(d).double(e).string(f).opaque(g)
+    writer.optional(h, writer.string)
+    raw = bytes(writer)
+    assert len(raw) % 4 == 0
+    reader = Reader(raw)
+    assert (reader.u32(), reader.i32(), reader.u64(), reader.i64()) == (a, b, c, d)
+    assert (reader.double(), reader.string(), reader.opaque()) == (e, f, g)
+    assert reader.optional(reader.string) == h
+    reader.end()
+
+
+@QUICK
+@given(DOMAINS, st.text(), U32, U64)
+def test_arguments_come_back(dom: Domain, text: str, flags: int, size: int) -> None:
+    call = DomainCall(dom, text, flags)
+    assert DomainCall.read(call.pack(text=True, flags=True), text=True, flags=True) == call
+    xml = XmlCall(text, flags, 2)
+    assert XmlCall.read(xml.pack(), flags=True, descriptors=True) == xml
+    packed = bytes(dom.write(Writer()).string(text).u64(size).u32(flags))
+    assert ResizeCall.read(packed) == ResizeCall(dom, text, size, flags)
+
+
+@QUICK
+@given(st.lists(st.builds(StatsRecord, DOMAINS, st.lists(PARAMS, max_size=5)), max_size=5))
+def test_statistics_come_back(records: list[StatsRecord]) -> None:
+    assert StatsRecord.read_all(StatsRecord.pack_all(records)) == records
+
+
+@QUICK
+@given(st.binary(max_size=200))
+def test_garbage_is_an_xdr_error_or_a_value_never_another_exception(raw: bytes) -> None:
+    for read in (
+        lambda: DomainCall.read(raw, text=True, flags=True),
+        lambda: XmlCall.read(raw, flags=True, descriptors=True),
+        lambda: ResizeCall.read(raw),
+        lambda: StatsRecord.read_all(raw),
+    ):
+        try:
+            read()
+        except XdrError:
+            continue
+
+
+def test_limits_of_the_codec() -> None:
+    with pytest.raises(XdrError, match="at most"):
+        Reader(bytes(Writer().u32(STRING_MAX_BYTES + 1))).string()
+    with pytest.raises(XdrError, match="at most"):
+        Writer().string("x" * (STRING_MAX_BYTES + 1))
+    with pytest.raises(XdrError, match="values"):
+        reader = Reader(bytes(Writer().u32(3)))
+        reader.array(reader.u32, 2)
+    with pytest.raises(XdrError, match="padding"):
+        Reader(b"\0\0\0\x01aXXX").string()
+    with pytest.raises(XdrError, match="UTF-8"):
+        Reader(b"\0\0\0\x01\xff\0\0\0").string()
+    with pytest.raises(XdrError, match="too many"):
+        Reader(b"\0\0\0\0").end()
+    with pytest.raises(XdrError, match="flag"):
+        reader = Reader(b"\0\0\0\x02")
+        reader.optional(reader.u32)
+
+
+@QUICK
+@given(U32, U32, I32.filter(lambda v: v >= 0), st.integers(0, 6), U32, st.integers(0, 2))
+def test_headers_come_back(
+    program: int, version: int, procedure: int, kind: int, serial: int, status: int
+) -> None:
+    header = Header(28, program, version, procedure, kind, serial, status)
+    assert unpack_header(header.pack()) == header
+
+
+@pytest.mark.parametrize("length", [0, 27, MESSAGE_MAX_BYTES + 1, 2**32 - 1])
+def test_impossible_lengths_are_refused(length: int) -> None:
+    with pytest.raises(WireError, match="bytes"):
+        unpack_header(HEADER.pack(length, 1, 1, 1, 0, 1, 0))
+
+
+def test_impossible_types_and_statuses_are_refused() -> None:
+    with pytest.raises(WireError, match="type 7"):
+        unpack_header(HEADER.pack(28, 1, 1, 1, 7, 1, 0))
+    with pytest.raises(WireError, match="status 3"):
+        unpack_header(HEADER.pack(28, 1, 1, 1, 0, 1, 3))
+
+
+def test_errors_read_like_libvirts_own() -> None:
+    raw = Refused(Code.OPERATION_INVALID, "domain is not running").payload()
+    error = UpstreamError(raw)
+    assert error.code == Code.OPERATION_INVALID
+    assert str(error) == "Requested operation is not valid: domain is not running"
+    assert error.payload() == raw
+    assert UpstreamError(b"\0").code == Code.INTERNAL_ERROR
+    assert UpstreamError(error_payload(Code.NO_DOMAIN_METADATA, "")).is_no_metadata
+
+
+Body = Callable[[Channel, socket.socket, Channel, Channel], Awaitable[None]]
+
+
+def channels(body: Body) -> None:
+    """Runs `body(near, raw, out, far)`: raw feeds near; what near relays to out, far reads."""
+
+    async def scene() -> None:
+        a, raw = socket.socketpair()
+        b, c = socket.socketpair()
+        raw.setblocking(False)
+        near, out, far = Channel(a), Channel(b), Channel(c)
+        try:
+            async with asyncio.timeout(20):
+                await body(near, raw, out, far)
+        finally:
+            raw.close()
+            for channel in (near, out, far):
+                channel.close()
+
+    asyncio.run(scene())
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(0, 3 * CHUNK_BYTES), min_size=1, max_size=4), st.integers(1, 200)
+)
+def test_messages_pass_whole_however_they_are_cut(sizes: list[int], pieces: int) -> None:
+    sent = [
+        message(MessageType.STREAM, n, n, os.urandom(size), status=Status.CONTINUE)
+        for n, size in enumerate(sizes)
+    ]
+
+    async def body(near: Channel, raw: socket.socket, out: Channel, far: Channel) -> None:
+        async def feed() -> None:
+            loop, data = asyncio.get_running_loop(), b"".join(sent)
+            cut = -(-len(data) // pieces)
+            for start in range(0, len(data), cut):
+                await loop.sock_sendall(raw, data[start : start + cut])
+
+        async def relay() -> None:
+            for _ in sent:
+                header = await near.header()
+                assert header is not None
+                await near.relay(header, out)
+
+        async def check() -> None:
+            for expected in sent:
+                header = await far.header()
+                assert header is not None
+                payload, _ = await far.payload(header, MESSAGE_MAX_BYTES)
+                assert header.pack() + payload == expected
+
+        await asyncio.gather(feed(), relay(), check())
+
+    channels(body)
+
+
+def test_descriptors_pass_with_their_carrier_bytes() -> None:
+    async def body(near: Channel, raw: socket.socket, out: Channel, far: Channel) -> None:
+        files = [tempfile.TemporaryFile() for _ in range(FDS_MAX)]
+        for number, file in enumerate(files):
+            file.write(b"x" * number)
+            file.flush()
+        feeder = Channel(raw)
+        payload = bytes(Writer().u32(len(files)).string("args"))
+        await feeder.send(
+            message(MessageType.CALL_WITH_FDS, 309, 5, payload), [os.dup(f.fileno()) for f in files]
+        )
+        await feeder.send(message(MessageType.CALL, 1, 6))
+        for _ in range(2):
+            header = await near.header()
+            assert header is not None
+            await near.relay(header, out)
+        header = await far.header()
+        assert header is not None and header.with_fds
+        data, descriptors = await far.payload(header, 1000)
+        assert data == payload
+        assert [os.fstat(fd).st_size for fd in descriptors] == list(range(FDS_MAX))
+        for fd in descriptors:
+            os.close(fd)
+        header = await far.header()
+        assert header is not None and header.serial == 6
+
+    channels(body)
+
+
+@pytest.mark.parametrize(
+    ("raw_bytes", "cause"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "bytes"),
+        (message(MessageType.CALL_WITH_FDS, 1, 1), "how many"),
+        (message(MessageType.CALL_WITH_FDS, 1, 1, bytes(Writer().u32(33))), "33 descriptors"),
+        (message(MessageType.CALL_WITH_FDS, 1, 1, bytes(Writer().u32(1))) + b"\0", "announced"),
+        (message(MessageType.CALL_WITH_FDS, 1, 1, bytes(Writer().u32(1))) + b"x", "carrier"),
+    ],
+)
+def test_a_broken_protocol_is_told_apart(raw_bytes: bytes, cause: str) -> None:
+    async def body(near: Channel, raw: socket.socket, out: Channel, far: Channel) -> None:
+        raw.send(raw_bytes)
+        with pytest.raises(WireError, match=cause):
+            header = await near.header()
+            assert header is not None
+            await near.payload(header, 1000)
+
+    channels(body)
+
+
+def test_too_many_stray_descriptors_are_refused_and_closed() -> None:
+    async def body(near: Channel, raw: socket.socket, out: Channel, far: Channel) -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        with tempfile.TemporaryFile() as file:
+            for byte in message(MessageType.CALL, 1, 1, bytes(100))[: FDS_MAX + 1]:
+                socket.send_fds(raw, [bytes([byte])], [file.fileno()])
+        header = await near.header()
+        assert header is not None
+        with pytest.raises(WireError, match="descriptors"):
+            await near.payload(header, 1000)
+        near.close()
+        assert len(os.listdir("/proc/self/fd")) < before
+
+    channels(body)
+
+
+def test_an_end_inside_a_message_is_an_error_and_between_messages_is_none() -> None:
+    async def body(near: Channel, raw: socket.socket, out: Channel, far: Channel) -> None:
+        raw.send(message(MessageType.CALL, 1, 1))
+        raw.send(message(MessageType.CALL, 1, 2, b"1234")[:-2])
+        raw.shutdown(socket.SHUT_WR)
+        header = await near.header()
+        assert header is not None
+        await near.relay(header, out)
+        header = await near.header()
+        assert header is not None
+        with pytest.raises(ConnectionError, match="inside"):
+            await near.payload(header, 100)
+        first = await far.header()
+        assert first is not None and first.serial == 1
+
+    channels(body)
+
+
+def test_a_reader_that_stalls_holds_the_sender_back() -> None:
+    async def body(near: Channel, raw: socket.socket, out: Channel, far: Channel) -> None:
+        pushed = 0
+
+        async def feed() -> None:
+            nonlocal pushed
+            loop = asyncio.get_running_loop()
+            while True:
+                await loop.sock_sendall(raw, message(MessageType.STREAM, 1, 1, bytes(60000)))
+                pushed += 1
+
+        async def relay() -> None:
+            while (header := await near.header()) is not None:
+                await near.relay(header, out)
+
+        tasks = [asyncio.create_task(feed()), asyncio.create_task(relay())]
+        await asyncio.sleep(0.3)
+        stalled = pushed
+        await asyncio.sleep(0.2)
+        assert pushed == stalled < 40, "only what the kernel's buffers hold"
+        for _ in range(stalled):
+            header = await far.header()
+            assert header is not None
+            await far.discard(header)
+        await asyncio.sleep(0.1)
+        assert pushed > stalled
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    channels(body)
+
+
+def test_a_receiver_that_leaves_does_not_spoil_the_senders_messages() -> None:
+    async def body(near: Channel, raw: socket.socket, out: Channel, far: Channel) -> None:
+        far.close()
+        feeder = Channel(raw)
+        big = message(MessageType.STREAM, 1, 1, bytes(CHUNK_BYTES * 3))
+
+        async def feed() -> None:
+            await feeder.send(big)
+            await feeder.send(message(MessageType.CALL, 2, 2))
+
+        feeding = asyncio.create_task(feed())
+        header = await near.header()
+        assert header is not None
+        with pytest.raises(PeerGone):
+            await near.relay(header, out)
+        header = await near.header()
+        assert header is not None and (header.procedure, header.length) == (2, HEADER_BYTES)
+        await feeding
+
+    channels(body)
+
+
+def test_closing_wakes_who_waits() -> None:
+    async def body(near: Channel, raw: socket.socket, out: Channel, far: Channel) -> None:
+        waiting = asyncio.create_task(near.header())
+        await asyncio.sleep(0.01)
+        near.close()
+        assert await waiting is None
+        writing = asyncio.create_task(out.send(message(MessageType.STREAM, 1, 1, bytes(4 << 20))))
+        await asyncio.sleep(0.05)
+        out.close()
+        with pytest.raises(ConnectionError):
+            await writing
+
+    channels(body)
