@@ -3,6 +3,7 @@
 use crate::state::StateError;
 use bdev::{OpenError, RegistryError};
 use rpc::{Errno, Error};
+use std::path::Path;
 use vhost_scsi::{ControllerError, SocketError};
 
 /// Of the bdev registry.
@@ -23,6 +24,18 @@ pub fn lvol(e: lvol::Error) -> Error {
 /// Of making or opening a bdev with parameters that it cannot have.
 pub fn open(e: OpenError) -> Error {
     Error::os(Errno::Inval, e)
+}
+
+/// Of opening a file or block device at `path`.
+pub fn open_file(path: &Path, e: OpenError) -> Error {
+    let errno = match std::fs::metadata(path) {
+        Err(why) => os(&why),
+        // The layer below has a sentence and no code; a test of the target holds these words.
+        Ok(_) if e.why.contains(" in use") => Errno::Busy,
+        Ok(_) if e.why.contains("may not be opened") => Errno::Access,
+        Ok(_) => Errno::Inval,
+    };
+    Error::os(errno, e)
 }
 
 /// Of recording the configuration, when the change itself was made.

@@ -4,6 +4,7 @@
 //! did in the configuration, which is saved before the reply.
 
 mod bdev;
+mod file;
 mod framework;
 mod iostat;
 mod log;
@@ -34,6 +35,7 @@ pub fn table(app: &Arc<App>) -> Arc<Methods> {
         iostat::add,
         malloc::add,
         null::add,
+        file::add,
         lvol::add,
         xattr::add,
         vhost::add,

@@ -1,0 +1,172 @@
+"""A real target process on a scratch directory, for tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from pydataplane.client import Client
+from pydataplane.errors import TargetError
+
+START_DEADLINE_S = 30.0
+STOP_DEADLINE_S = 30.0
+ROOT = Path(__file__).parents[2]
+
+
+class TargetFailed(AssertionError):
+    """The target ended, or did not answer, when it should have; the text carries its log."""
+
+
+def binary(name: str = "virtlun-target") -> Path:
+    """Returns the program under test: $VIRTLUN_TARGET, else the release build, else the debug one.
+
+    Another `name` is looked for beside it.
+    """
+    given = os.environ.get("VIRTLUN_TARGET")
+    if given:
+        return Path(given).with_name(name)
+    builds = [ROOT / "pydataplane/target" / kind / name for kind in ("release", "debug")]
+    for path in builds:
+        if path.exists():
+            return path
+    raise FileNotFoundError(f"{builds[0]} is not built: run `make build`")
+
+
+class Target:
+    """One target process at a time, whose state lives in `directory` across restarts.
+
+    The directory's path must be short: sockets are made in it (108 bytes at most, unix(7)).
+    """
+
+    def __init__(self, directory: Path, *options: str) -> None:
+        """Prepares a target; `options` are further ones of `virtlun-target`."""
+        self.directory = directory
+        self.options = options
+        self.rpc_socket = directory / "rpc.sock"
+        self.vhost_dir = directory / "vhost"
+        self.state_dir = directory / "state"
+        self.log = directory / "target.log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def command(self, *options: str) -> list[str]:
+        """Returns the command line."""
+        return [
+            str(binary()),
+            *("--rpc-socket", str(self.rpc_socket)),
+            *("--vhost-dir", str(self.vhost_dir)),
+            *("--state-dir", str(self.state_dir)),
+            *self.options,
+            *options,
+        ]
+
+    def run(self, *options: str) -> subprocess.CompletedProcess[str]:
+        """Runs a target that is expected to end by itself, and returns how it did."""
+        return subprocess.run(
+            self.command(*options), capture_output=True, text=True, timeout=START_DEADLINE_S
+        )
+
+    def start(self, *options: str) -> Target:
+        """Starts the process and waits until its socket is there, which means that it is ready."""
+        assert self.process is None, "it runs already"
+        self.rpc_socket.unlink(missing_ok=True)
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(self.command(*options), stdout=log, stderr=log)
+        end = time.monotonic() + START_DEADLINE_S
+        while not self.rpc_socket.exists():
+            if self.process.poll() is not None:
+                self.process = None
+                raise TargetFailed(f"the target ended at start:\n{self.words()}")
+            if time.monotonic() > end:
+                self.kill9()
+                raise TargetFailed(f"the target is not ready:\n{self.words()}")
+            time.sleep(0.005)
+        return self
+
+    def stop(self) -> int:
+        """Stops it in order and returns its exit status; 0 if it did not run."""
+        return self.signal(signal.SIGTERM)
+
+    def kill9(self) -> None:
+        """Ends it as a crash does."""
+        self.signal(signal.SIGKILL)
+
+    def signal(self, number: signal.Signals) -> int:
+        """Sends a signal that ends it, and returns its exit status; 0 if it did not run."""
+        process, self.process = self.process, None
+        if process is None:
+            return 0
+        process.send_signal(number)
+        try:
+            return process.wait(STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise TargetFailed(f"the target did not end:\n{self.words()}") from None
+
+    def restart(self) -> Target:
+        """Stops it in order and starts it again."""
+        assert self.stop() == 0, self.words()
+        return self.start()
+
+    def words(self) -> str:
+        """Returns the log."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    @property
+    def pid(self) -> int:
+        """The running process."""
+        assert self.process is not None, "it does not run"
+        return self.process.pid
+
+    @property
+    def client(self) -> Client:
+        """Our own client."""
+        return Client(self.rpc_socket)
+
+    def rpc(self, method: str, **params: Any) -> Any:
+        """Calls a method and returns its result; pydataplane.errors.RpcError if it is refused."""
+        return self.client.call(method, **params)
+
+    def fails(self, method: str, **params: Any) -> TargetError:
+        """Calls a method that is expected to be refused, and returns the error."""
+        try:
+            result = self.rpc(method, **params)
+        except TargetError as error:
+            return error
+        raise AssertionError(f"{method} {params} gave {result!r} but should have failed")
+
+    def spdk_rpc(self, *args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        """Runs the unmodified `spdk-rpc` of the `spdk` package against it."""
+        program = Path(sys.executable).with_name("spdk-rpc")
+        return subprocess.run(
+            [str(program), "-s", str(self.rpc_socket), *args],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    def make_file(self, name: str, size: int) -> Path:
+        """Makes a sparse file of `size` bytes in the directory."""
+        path = self.directory / name
+        with path.open("xb") as file:
+            file.truncate(size)
+        return path
+
+    def make_lvstore(self, name: str = "lvs0", size: int = 64 << 20) -> Path:
+        """Makes an lvstore on a new file of `size` bytes, and returns the file."""
+        file = self.make_file(f"{name}.img", size)
+        self.rpc("bdev_uring_create", filename=str(file), name=f"{name}-base", block_size=512)
+        self.rpc("bdev_lvol_create_lvstore", bdev_name=f"{name}-base", lvs_name=name)
+        return file
+
+    def configuration(self) -> dict[str, list[dict[str, Any]]]:
+        """Returns what is recorded on disk, by subsystem."""
+        text = json.loads((self.state_dir / "config.json").read_text())
+        return {entry["subsystem"]: entry["config"] for entry in text["subsystems"]}

@@ -1,0 +1,1 @@
+"""Tests of the real target process over its sockets."""

@@ -1,0 +1,46 @@
+"""Targets on scratch directories."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.target import Target
+
+MakeTarget = Callable[..., Target]
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """A directory with a path short enough for sockets."""
+    path = Path(tempfile.mkdtemp(prefix="vt-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def make_target(scratch: Path) -> Iterator[MakeTarget]:
+    """Makes targets, each in a directory of its own; they are stopped in order at the end."""
+    made: list[Target] = []
+
+    def make(*options: str) -> Target:
+        directory = scratch / str(len(made))
+        directory.mkdir()
+        made.append(Target(directory, *options))
+        return made[-1]
+
+    yield make
+    statuses = [(target, target.stop()) for target in made]
+    for target, status in statuses:
+        assert status == 0, f"exit status {status} of the target:\n{target.words()}"
+        assert "panicked" not in target.words(), target.words()
+
+
+@pytest.fixture
+def target(make_target: MakeTarget) -> Target:
+    """A running target."""
+    return make_target().start()

@@ -1,0 +1,431 @@
+"""The unmodified `spdk-rpc` of PyPI drives every method that it has a verb for."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.target import Target, binary
+from tests.target.conftest import MakeTarget
+
+MIB = 1 << 20
+Call = tuple[str, dict[str, Any]]
+Check = Callable[[Any, Target], None]
+
+MALLOC: Call = ("bdev_malloc_create", {"name": "m0", "num_blocks": 131072, "block_size": 512})
+NULL: Call = ("bdev_null_create", {"name": "n0", "num_blocks": 2048, "block_size": 512})
+STORE: Call = ("bdev_lvol_create_lvstore", {"bdev_name": "m0", "lvs_name": "lvs0"})
+LVOL: Call = (
+    "bdev_lvol_create",
+    {"lvol_name": "v0", "size_in_mib": 4, "lvs_name": "lvs0", "thin_provision": True},
+)
+CONTROLLER: Call = ("vhost_create_scsi_controller", {"ctrlr": "vm-1"})
+ADD: Call = (
+    "vhost_scsi_controller_add_target",
+    {"ctrlr": "vm-1", "scsi_target_num": 3, "bdev_name": "m0"},
+)
+
+
+def anything(_result: Any, _target: Target) -> None:
+    """No output is expected, or none in particular."""
+
+
+def equals(expected: Any) -> Check:
+    """The output is `expected`."""
+
+    def check(result: Any, _target: Target) -> None:
+        assert result == expected
+
+    return check
+
+
+def has(**expected: Any) -> Check:
+    """The output is one object, or a list of one, with these fields."""
+
+    def check(result: Any, _target: Target) -> None:
+        found = result[0] if isinstance(result, list) else result
+        assert {key: found.get(key) for key in expected} == expected
+
+    return check
+
+
+def then(method: str, of: Callable[[Any], Any], expected: Any, **params: Any) -> Check:
+    """Afterwards `of` the result of `method` is `expected`."""
+
+    def check(_result: Any, target: Target) -> None:
+        assert of(target.rpc(method, **params)) == expected
+
+    return check
+
+
+def names(items: Any) -> list[str]:
+    """The names of listed things."""
+    return [item["name"] for item in items]
+
+
+def lvol(items: Any) -> tuple[str, int]:
+    """Alias and size in bytes of the one bdev that is an lvol."""
+    (found,) = [item for item in items if item["product_name"] == "Logical Volume"]
+    return found["aliases"][0], found["num_blocks"] * found["block_size"]
+
+
+def targets(controllers: Any) -> list[tuple[int, str]]:
+    """Numbers and bdevs of the one controller's targets."""
+    (controller,) = controllers
+    scsi = controller["backend_specific"]["scsi"]
+    return [(item["scsi_dev_num"], item["luns"][0]["bdev_name"]) for item in scsi]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A verb with its arguments: what is there before, and what is true afterwards."""
+
+    verb: str
+    args: tuple[str, ...] = ()
+    before: tuple[Call, ...] = ()
+    check: Check = anything
+    options: tuple[str, ...] = field(default=())
+
+    def __str__(self) -> str:
+        return " ".join((self.verb, *self.args))
+
+
+def is_uuid(result: Any, _target: Target) -> None:
+    assert re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", result)
+
+
+def file_cases(kind: str, product: str) -> list[Case]:
+    """The verbs of a kind of file-backed bdev, aio or uring; FILE is a file of 8 MiB."""
+    made: Call = (f"bdev_{kind}_create", {"filename": "FILE", "name": "f0", "block_size": 512})
+
+    def grown(_result: Any, target: Target) -> None:
+        with (target.directory / "file").open("ab") as file:
+            file.truncate(16 * MIB)
+        assert target.spdk_rpc(f"bdev_{kind}_rescan", "f0").returncode == 0
+        assert target.rpc("bdev_get_bdevs", name="f0")[0]["num_blocks"] == 16 * MIB // 512
+
+    def shown(result: Any, target: Target) -> None:
+        assert result == "f0"
+        (bdev,) = target.rpc("bdev_get_bdevs", name="f0")
+        assert (bdev["product_name"], bdev["num_blocks"]) == (product, 8 * MIB // 512)
+        assert bdev["driver_specific"][kind]["filename"] == str(target.directory / "file")
+
+    return [
+        Case(f"bdev_{kind}_create", ("FILE", "f0", "512"), check=shown),
+        Case(f"bdev_{kind}_create", ("FILE", "f0"), check=equals("f0")),
+        Case(f"bdev_{kind}_rescan", ("f0",), (made,), check=grown),
+        Case(f"bdev_{kind}_delete", ("f0",), (made,), then("bdev_get_bdevs", names, [])),
+    ]
+
+
+CASES = [
+    Case("rpc_get_methods", check=lambda r, _: None if "bdev_get_bdevs" in r else pytest.fail()),
+    Case("rpc_get_methods", ("-c", "-i")),
+    Case("spdk_get_version", check=has(fields={"major": 0, "minor": 1, "patch": 0, "suffix": ""})),
+    Case("spdk_kill_instance", ("SIGUSR1",), check=then("bdev_get_bdevs", names, [])),
+    Case(
+        "framework_get_subsystems",
+        check=equals(
+            [
+                {"subsystem": "bdev", "depends_on": []},
+                {"subsystem": "scsi", "depends_on": ["bdev"]},
+                {"subsystem": "vhost_scsi", "depends_on": ["scsi"]},
+            ]
+        ),
+    ),
+    Case("framework_get_config", ("bdev",), (NULL,), has(method="bdev_null_create")),
+    Case("framework_get_config", ("scsi", "--with-batches"), check=equals([])),
+    Case("framework_wait_init"),
+    Case(
+        "framework_start_init",
+        check=then("bdev_get_bdevs", names, []),
+        options=("--wait-for-rpc",),
+    ),
+    Case("framework_get_reactors", check=lambda r, _: has(in_interrupt=True)(r["reactors"], _)),
+    Case("thread_get_stats", check=lambda r, _: has(name="reactor_0")(r["threads"], _)),
+    Case("log_set_level", ("DEBUG",), check=then("log_get_level", str, "DEBUG")),
+    Case("log_get_level", check=equals("NOTICE")),
+    Case("log_set_print_level", ("ERROR",), check=then("log_get_print_level", str, "ERROR")),
+    Case("log_get_print_level", check=equals("NOTICE")),
+    Case(
+        "notify_get_types", check=equals(["bdev_register", "bdev_unregister", "bdev_resize"])
+    ),
+    Case(
+        "notify_get_notifications",
+        ("-i", "0", "-n", "1"),
+        (NULL, MALLOC),
+        equals([{"type": "bdev_register", "ctx": "n0", "id": 0}]),
+    ),
+    Case("bdev_get_bdevs", (), (NULL, MALLOC), lambda r, _: equals(["n0", "m0"])(names(r), _)),
+    Case(
+        "bdev_get_bdevs",
+        ("-b", "m0", "-t", "1"),
+        (MALLOC,),
+        has(name="m0", product_name="Malloc disk", num_blocks=131072, claimed=False),
+    ),
+    Case("bdev_wait_for_examine"),
+    Case("bdev_examine", ("-b", "n0"), (NULL,)),
+    Case("bdev_get_iostat", (), (NULL,), lambda r, _: has(name="n0")(r["bdevs"], _)),
+    Case("bdev_get_iostat", ("--names", "n0"), (NULL, MALLOC)),
+    Case("bdev_get_iostat", ("--names", "n0", "-c", "--reset-mode", "all"), (NULL,), has(name="n0")),
+    Case("bdev_reset_iostat", (), (NULL,)),
+    Case("bdev_reset_iostat", ("-b", "n0", "-m", "maxmin"), (NULL,)),
+    Case("bdev_malloc_create", ("64", "512"), check=equals("Malloc0")),
+    Case(
+        "bdev_malloc_create",
+        ("-b", "m1", "-u", "5f3c2fd0-6d3f-4a3b-9d24-8cf43cf5f6c1", "-p", "4096", "1.5", "512"),
+        check=then(
+            "bdev_get_bdevs",
+            lambda r: (r[0]["num_blocks"], r[0]["uuid"]),
+            (3072, "5f3c2fd0-6d3f-4a3b-9d24-8cf43cf5f6c1"),
+            name="m1",
+        ),
+    ),
+    Case("bdev_malloc_delete", ("m0",), (MALLOC,), then("bdev_get_bdevs", names, [])),
+    Case("bdev_null_create", ("n1", "16", "4096"), check=equals("n1")),
+    Case("bdev_null_delete", ("n0",), (NULL,), then("bdev_get_bdevs", names, [])),
+    Case(
+        "bdev_null_resize",
+        ("n0", "2"),
+        (NULL,),
+        then("bdev_get_bdevs", lambda r: r[0]["num_blocks"], 4096),
+    ),
+    *file_cases("aio", "AIO disk"),
+    *file_cases("uring", "URING bdev"),
+    Case("bdev_lvol_create_lvstore", ("m0", "lvs0"), (MALLOC,), is_uuid),
+    Case(
+        "bdev_lvol_create_lvstore",
+        ("-c", "2097152", "--clear-method", "none", "m0", "lvs0"),
+        (MALLOC,),
+        then("bdev_lvol_get_lvstores", lambda r: r[0]["cluster_size"], 2 * MIB),
+    ),
+    Case(
+        "bdev_lvol_delete_lvstore",
+        ("-l", "lvs0"),
+        (MALLOC, STORE, LVOL),
+        then("bdev_get_bdevs", names, ["m0"]),
+    ),
+    Case(
+        "bdev_lvol_rename_lvstore",
+        ("lvs0", "lvs1"),
+        (MALLOC, STORE, LVOL),
+        then("bdev_get_bdevs", lvol, ("lvs1/v0", 4 * MIB)),
+    ),
+    Case(
+        "bdev_lvol_get_lvstores",
+        (),
+        (MALLOC, STORE),
+        has(name="lvs0", base_bdev="m0", cluster_size=MIB, block_size=512),
+    ),
+    Case("bdev_lvol_get_lvstores", ("-l", "lvs0"), (MALLOC, STORE), has(name="lvs0")),
+    Case("bdev_lvol_create", ("-l", "lvs0", "v1", "8"), (MALLOC, STORE), is_uuid),
+    Case(
+        "bdev_lvol_create",
+        ("-l", "lvs0", "-t", "-c", "write_zeroes", "v1", "8"),
+        (MALLOC, STORE),
+        then("bdev_lvol_get_lvols", lambda r: r[0]["is_thin_provisioned"], True),
+    ),
+    Case(
+        "bdev_lvol_delete",
+        ("lvs0/v0",),
+        (MALLOC, STORE, LVOL),
+        then("bdev_lvol_get_lvols", names, []),
+    ),
+    Case(
+        "bdev_lvol_resize",
+        ("lvs0/v0", "6"),
+        (MALLOC, STORE, LVOL),
+        then("bdev_get_bdevs", lvol, ("lvs0/v0", 6 * MIB)),
+    ),
+    Case(
+        "bdev_lvol_rename",
+        ("lvs0/v0", "data"),
+        (MALLOC, STORE, LVOL),
+        then("bdev_get_bdevs", lvol, ("lvs0/data", 4 * MIB)),
+    ),
+    Case(
+        "bdev_lvol_set_read_only",
+        ("lvs0/v0",),
+        (MALLOC, STORE, LVOL),
+        then("bdev_lvol_get_lvols", lambda r: r[0]["is_read_only"], True),
+    ),
+    Case("bdev_lvol_get_lvols", (), (MALLOC, STORE, LVOL), has(alias="lvs0/v0", name="v0")),
+    Case("bdev_lvol_get_lvols", ("-l", "lvs0"), (MALLOC, STORE, LVOL), has(is_degraded=False)),
+    Case(
+        "vhost_create_scsi_controller",
+        ("vm-1",),
+        check=then("vhost_get_controllers", lambda r: r[0]["ctrlr"], "vm-1"),
+    ),
+    Case("vhost_create_scsi_controller", ("--cpumask", "0x1", "--delay", "vm-1")),
+    Case(
+        "vhost_start_scsi_controller",
+        ("vm-1",),
+        (("vhost_create_scsi_controller", {"ctrlr": "vm-1", "delay": True}),),
+    ),
+    Case(
+        "vhost_scsi_controller_add_target",
+        ("vm-1", "-1", "m0"),
+        (MALLOC, CONTROLLER),
+        lambda r, t: (
+            equals(0)(r, t),
+            then("vhost_get_controllers", targets, [(0, "m0")])(r, t),
+        )[0],
+    ),
+    Case(
+        "vhost_scsi_controller_add_target",
+        ("vm-1", "254", "m0"),
+        (MALLOC, CONTROLLER),
+        equals(254),
+    ),
+    Case(
+        "vhost_scsi_controller_remove_target",
+        ("vm-1", "3"),
+        (MALLOC, CONTROLLER, ADD),
+        then("vhost_get_controllers", targets, []),
+    ),
+    Case("vhost_get_controllers", (), (MALLOC, CONTROLLER, ADD), has(ctrlr="vm-1", sessions=[])),
+    Case("vhost_get_controllers", ("-n", "vm-1"), (CONTROLLER,), has(ctrlr="vm-1")),
+    Case(
+        "vhost_delete_controller",
+        ("vm-1",),
+        (MALLOC, CONTROLLER, ADD),
+        then("vhost_get_controllers", list, []),
+    ),
+    Case("vhost_controller_set_coalescing", ("vm-1", "0", "60000"), (CONTROLLER,)),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_spdk_rpc_drives(case: Case, make_target: MakeTarget) -> None:
+    target = make_target(*case.options)
+    file = target.make_file("file", 8 * MIB)
+
+    def real(value: Any) -> Any:
+        return str(file) if value == "FILE" else value
+
+    target.start()
+    for method, params in case.before:
+        target.rpc(method, **{key: real(value) for key, value in params.items()})
+    done = target.spdk_rpc(case.verb, *map(real, case.args))
+    assert done.returncode == 0, done.stdout + done.stderr
+    case.check(_output(done), target)
+
+
+def _output(done: subprocess.CompletedProcess[str]) -> Any:
+    """What spdk-rpc printed: JSON, or a bare word (it strips the quotes), or nothing."""
+    text = done.stdout.strip()
+    try:
+        return json.loads(text) if text else None
+    except json.JSONDecodeError:
+        return text
+
+
+def _verbs() -> set[str]:
+    """All verbs of the installed spdk-rpc."""
+    cli = importlib.import_module("spdk.cli")
+    sources = [Path(p) for p in cli.__path__]
+    found: set[str] = set()
+    for module in pkgutil.iter_modules([str(p) for p in sources]):
+        for source in sources:
+            text = (source / f"{module.name}.py").read_text()
+            found |= set(re.findall(r"add_parser\(\s*['\"]([a-z0-9_]+)['\"]", text))
+    return found
+
+
+def test_every_method_of_ours_that_spdk_rpc_has_a_verb_for_has_a_case() -> None:
+    shown = subprocess.run([binary(), "--print-schemas"], capture_output=True, check=True)
+    methods = set(json.loads(shown.stdout))
+    verbs = _verbs()
+    assert len(verbs) > 200
+    assert methods & verbs == {case.verb for case in CASES}
+    # No verb: the client lacks one, or the method is ours.
+    assert {m for m in methods - verbs if not m.startswith("virtlun_")} == {"scsi_get_devices"}
+
+
+def test_scsi_get_devices_through_the_official_client(target: Target) -> None:
+    from spdk.rpc.client import JSONRPCClient  # noqa: PLC0415
+
+    for method, params in (MALLOC, CONTROLLER, ADD):
+        target.rpc(method, **params)
+    with JSONRPCClient(str(target.rpc_socket)) as client:
+        assert client.scsi_get_devices() == [{"id": 0, "device_name": "vm-1 Target 3"}]
+
+
+def test_a_saved_configuration_loads_into_another_target(make_target: MakeTarget) -> None:
+    first = make_target().start()
+    first.make_lvstore()
+    volume = first.rpc("bdev_lvol_create", lvol_name="v0", size_in_mib=4, lvs_name="lvs0")
+    for method, params in (MALLOC, NULL, CONTROLLER, ADD):
+        first.rpc(method, **params)
+    first.rpc(
+        "vhost_scsi_controller_add_target",
+        ctrlr="vm-1",
+        scsi_target_num=-1,
+        bdev_name="lvs0/v0",
+        serial="disk-1",
+        read_only=True,
+    )
+    saved = first.spdk_rpc("save_config")
+    assert saved.returncode == 0, saved.stderr
+    assert first.stop() == 0
+    second = make_target().start()
+    loaded = second.spdk_rpc("load_config", stdin=saved.stdout)
+    assert loaded.returncode == 0, loaded.stdout + loaded.stderr
+    assert second.spdk_rpc("save_config").stdout == saved.stdout
+    assert targets(second.rpc("vhost_get_controllers")) == [(0, volume), (3, "m0")]
+    # The file that a target is started with means the same.
+    assert second.stop() == 0
+    config = second.directory / "saved.json"
+    config.write_text(saved.stdout)
+    third = make_target("--config", str(config)).start()
+    assert third.spdk_rpc("save_config").stdout == saved.stdout
+    assert third.restart().spdk_rpc("save_config").stdout == saved.stdout
+
+
+def test_subsystem_configurations_load_too(make_target: MakeTarget) -> None:
+    first, second = make_target().start(), make_target().start()
+    first.rpc(NULL[0], **NULL[1])
+    saved = first.spdk_rpc("save_subsystem_config", "-n", "bdev")
+    assert second.spdk_rpc("load_subsystem_config", stdin=saved.stdout).returncode == 0
+    assert names(second.rpc("bdev_get_bdevs")) == ["n0"]
+
+
+def test_verbs_in_a_batch_are_answered_with_an_array(target: Target) -> None:
+    done = target.spdk_rpc(
+        "--batch-mode", stdin="bdev_null_create n1 1 512\nbdev_get_bdevs\nbdev_null_delete none\n"
+    )
+    assert done.returncode == 1
+    assert '"n1"' in done.stdout
+    assert "there is no bdev none" in done.stderr
+    assert names(target.rpc("bdev_get_bdevs")) == ["n1"]
+
+
+def test_a_target_that_waits_for_rpc_initialises_when_told(make_target: MakeTarget) -> None:
+    target = make_target().start()
+    target.rpc(NULL[0], **NULL[1])
+    assert target.stop() == 0
+    target.start("--wait-for-rpc")
+    assert "may only be called after initialisation" in str(target.fails("bdev_get_bdevs"))
+    with subprocess.Popen(
+        [
+            str(Path(sys.executable).with_name("spdk-rpc")),
+            *("-s", str(target.rpc_socket), "framework_wait_init"),
+        ]
+    ) as waiting:
+        time.sleep(0.3)
+        assert waiting.poll() is None
+        target.rpc("framework_start_init")
+        assert waiting.wait(30) == 0
+    assert names(target.rpc("bdev_get_bdevs")) == ["n0"]
+    assert target.fails("framework_start_init").code == -1  # type: ignore[attr-defined]
