@@ -1,12 +1,36 @@
 //! Logical volumes: blobs of a blobstore as bdevs.
 //!
-//! Owns: the [`Lvstores`] manager (create, load, destroy and list lvstores and lvols), one metadata
+//! Owns: the [`Lvstores`] manager (create, load, delete and list lvstores and lvols), one metadata
 //! thread per lvstore, and the lvol bdev with its data path. Never knows SCSI, vhost or JSON-RPC;
 //! called by the target's method implementations and, through [`bdev::Bdev`], by whoever does I/O.
+//!
+//! | file | noun | thread |
+//! | --- | --- | --- |
+//! | `lvstores` | [`Lvstores`]: finds objects by name or UUID | any control thread |
+//! | `lvs` | one loaded lvstore: claim, registry, control operations | any control thread |
+//! | `meta` | the blobstore and its changes, requests of channels, clusters that wait | one per lvstore |
+//! | `volume` | an lvol as all share it: names, map, version, channels | any |
+//! | `map` | clusters of a volume to clusters of the device | written by `meta`, read by channels |
+//! | `channel` | the data path | the reactor that opened it |
+//! | `parts`, `pins` | pieces of split I/O; versions in use | as `channel` |
+//!
+//! Errors: [`Error`], one sentence each. After a metadata write failed the lvstore takes no more changes;
+//! I/O to allocated clusters goes on.
 
+#![deny(unsafe_code)] // allowed in `parts` alone
+
+mod channel;
+mod disk;
 mod error;
 mod info;
+mod lvs;
 mod lvstores;
+mod map;
+mod meta;
+mod parts;
+mod pins;
+mod translate;
+mod volume;
 
 pub use error::Error;
 pub use info::{

@@ -1,135 +1,396 @@
-//! The manager: finds an object by name or UUID, and hands each operation to the metadata thread of
-//! its lvstore.
+//! The manager: finds an object by name or UUID, and hands each operation to its lvstore.
 
-use crate::{Error, LvolInfo, LvolOptions, LvstoreInfo, LvstoreOptions};
-use bdev::Registry;
+use crate::disk::BdevDisk;
+use crate::error::Error;
+use crate::info::{LvolInfo, LvolOptions, LvstoreInfo, LvstoreOptions};
+use crate::lvs::Lvs;
+use crate::translate::{not_loaded, refused};
+use crate::volume::{Volume, lock};
+use bdev::{Claim, Event, Registry, RegistryError, Subscription};
+use blobstore::{Error as StoreError, Identity, Store};
+use std::sync::{Arc, Mutex, Weak};
 use uuid::Uuid;
+
+struct Shared {
+    registry: Registry,
+    stores: Mutex<Vec<Arc<Lvs>>>,
+    /// Held while lvstores come and go.
+    coming: Mutex<()>,
+}
 
 /// All lvstores of the process. Thread-safe; its methods block, so they are for control threads and
 /// never for reactors.
 ///
 /// An `lvstore` argument is a name or a UUID; an `lvol` argument is a UUID or `LVSTORE/LVOL`.
+///
+/// When the bdev under an lvstore is unregistered, the lvstore is unloaded: its lvols leave the
+/// registry and the claim on the bdev ends.
 pub struct Lvstores {
-    registry: Registry,
+    shared: Arc<Shared>,
+    _subscription: Subscription,
 }
 
 impl Lvstores {
     /// A manager without lvstores, whose lvols will be bdevs of `registry`.
     pub fn new(registry: Registry) -> Self {
-        Lvstores { registry }
+        let shared = Arc::new(Shared {
+            registry: registry.clone(),
+            stores: Mutex::default(),
+            coming: Mutex::default(),
+        });
+        let weak = Arc::downgrade(&shared);
+        let subscription = registry.subscribe(move |event| {
+            if let Event::Removed(bdev) = event {
+                base_removed(&weak, bdev.name());
+            }
+        });
+        Lvstores { shared, _subscription: subscription }
     }
 
     /// Creates an lvstore on the bdev `bdev`, claims the bdev, and returns the lvstore's UUID.
+    ///
+    /// # Errors
+    /// [`Error::NoBdev`], [`Error::InUse`], [`Error::AlreadyExists`] (name or UUID),
+    /// [`Error::HoldsLvstore`], [`Error::BadParameter`] (cluster size, device too small),
+    /// [`Error::BadName`], [`Error::NameTooLong`], [`Error::ReadOnly`], [`Error::Io`].
     pub fn create_lvstore(
         &self,
         bdev: &str,
         name: &str,
         options: &LvstoreOptions,
     ) -> Result<Uuid, Error> {
-        let _ = (&self.registry, bdev, name, options);
-        todo!()
+        let _coming = lock(&self.shared.coming);
+        let op = format!("create lvstore {name}");
+        let taken = |id: &str| self.shared.find(id).is_ok();
+        if taken(name) {
+            return Err(Error::AlreadyExists { what: format!("lvstore {name}") });
+        }
+        if let Some(uuid) = options.uuid.filter(|u| taken(&u.to_string())) {
+            return Err(Error::AlreadyExists { what: format!("lvstore {uuid}") });
+        }
+        let claim = self.shared.claim(bdev, name, &op)?;
+        if claim.bdev().features().read_only {
+            return Err(Error::ReadOnly { op });
+        }
+        if let Some(found) = probe(&claim)? {
+            let bdev = claim.bdev().name().to_owned();
+            return Err(Error::HoldsLvstore { bdev, name: found.name, uuid: found.uuid });
+        }
+        let lvs = Lvs::create(&self.shared.registry, claim, name, options)?;
+        let uuid = lvs.uuid;
+        lock(&self.shared.stores).push(Arc::new(lvs));
+        tracing::info!(lvstore = name, %uuid, bdev, "lvstore created");
+        Ok(uuid)
     }
 
     /// Loads the lvstore on `bdev`, if there is one, and registers its lvols. `None`: the bdev holds
     /// no lvstore. Loading one that is loaded already returns its UUID.
+    ///
+    /// # Errors
+    /// [`Error::NoBdev`], [`Error::InUse`], [`Error::Damaged`] (also for a truncated device),
+    /// [`Error::AlreadyExists`] (another lvstore has its name or UUID), [`Error::Io`].
     pub fn examine(&self, bdev: &str) -> Result<Option<Uuid>, Error> {
-        let _ = bdev;
-        todo!()
+        let coming = lock(&self.shared.coming);
+        let found = self.shared.registry.get(bdev);
+        let name = found.ok_or_else(|| Error::NoBdev { bdev: bdev.to_owned() })?.name().to_owned();
+        if let Some(lvs) = self.shared.on(&name) {
+            return Ok(Some(lvs.uuid));
+        }
+        let claim = self.shared.claim(&name, &format!("on {name}"), "examine the bdev")?;
+        let Some(identity) = probe(&claim)? else { return Ok(None) };
+        drop(claim);
+        for key in [&identity.name, &identity.uuid.to_string()] {
+            if let Ok(other) = self.shared.find(key) {
+                let what = format!("lvstore {key} on bdev {}", other.base.name());
+                return Err(Error::AlreadyExists { what });
+            }
+        }
+        let op = format!("load lvstore {}", identity.name);
+        let claim = self.shared.claim(&name, &identity.name, &op)?;
+        if claim.bdev().features().read_only {
+            return Err(Error::ReadOnly { op });
+        }
+        let lvs = Arc::new(Lvs::load(&self.shared.registry, claim)?);
+        lock(&self.shared.stores).push(lvs.clone());
+        drop(coming);
+        if let Err(e) = lvs.register_all() {
+            let _ = self.unload(&identity.uuid.to_string());
+            return Err(e);
+        }
+        tracing::info!(lvstore = identity.name, uuid = %identity.uuid, bdev, "lvstore loaded");
+        Ok(Some(identity.uuid))
     }
 
     /// Unregisters the lvols of an lvstore and releases its bdev; what is on the medium stays.
+    ///
+    /// # Errors
+    /// [`Error::NoLvstore`]; [`Error::Io`] when its journal could not be emptied (it is unloaded
+    /// all the same, and replayed at the next load).
     pub fn unload(&self, lvstore: &str) -> Result<(), Error> {
-        let _ = lvstore;
-        todo!()
+        self.shared.close(lvstore, false)
     }
 
-    /// Deletes an lvstore with all its lvols; refused while one of them is in use.
+    /// Deletes an lvstore with all its lvols.
+    ///
+    /// # Errors
+    /// [`Error::NoLvstore`], [`Error::InUse`] while one of its lvols is, [`Error::Io`].
     pub fn destroy_lvstore(&self, lvstore: &str) -> Result<(), Error> {
-        let _ = lvstore;
-        todo!()
+        self.shared.close(lvstore, true)
     }
 
     /// Gives an lvstore another name; the aliases of its lvols follow.
+    ///
+    /// # Errors
+    /// [`Error::NoLvstore`], [`Error::AlreadyExists`], [`Error::BadName`],
+    /// [`Error::NameTooLong`], [`Error::Stopped`], [`Error::Io`].
     pub fn rename_lvstore(&self, lvstore: &str, new_name: &str) -> Result<(), Error> {
-        let _ = (lvstore, new_name);
-        todo!()
+        let _coming = lock(&self.shared.coming);
+        let lvs = self.shared.find(lvstore)?;
+        match self.shared.find(new_name) {
+            Ok(other) if other.uuid == lvs.uuid && other.name() == new_name => Ok(()),
+            Ok(_) => Err(Error::AlreadyExists { what: format!("lvstore {new_name}") }),
+            Err(_) => lvs.rename(new_name),
+        }
     }
 
     /// One lvstore.
+    ///
+    /// # Errors
+    /// [`Error::NoLvstore`].
     pub fn lvstore(&self, lvstore: &str) -> Result<LvstoreInfo, Error> {
-        let _ = lvstore;
-        todo!()
+        self.shared.find(lvstore).map(|lvs| lvs.info())
     }
 
     /// All lvstores, by name.
     pub fn lvstores(&self) -> Vec<LvstoreInfo> {
-        todo!()
+        let mut all: Vec<_> = lock(&self.shared.stores).iter().map(|lvs| lvs.info()).collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        all
     }
 
-    /// Creates an lvol, registers its bdev, and returns what was made. A thick one reads as zeros
-    /// from the start.
+    /// Creates an lvol, registers its bdev, and returns what was made. All of it reads as zeros.
+    ///
+    /// # Errors
+    /// [`Error::NoLvstore`], [`Error::AlreadyExists`] (name or UUID), [`Error::NoSpace`],
+    /// [`Error::BadParameter`], [`Error::BadName`], [`Error::NameTooLong`], [`Error::Stopped`],
+    /// [`Error::Io`].
     pub fn create_lvol(&self, lvstore: &str, options: &LvolOptions) -> Result<LvolInfo, Error> {
-        let _ = (lvstore, options);
-        todo!()
+        self.shared.find(lvstore)?.create_lvol(options)
     }
 
-    /// Deletes an lvol; refused while it is in use (claimed).
+    /// Deletes an lvol.
+    ///
+    /// # Errors
+    /// [`Error::NoLvol`], [`Error::InUse`] while somebody claims it, [`Error::Stopped`],
+    /// [`Error::Io`].
     pub fn delete_lvol(&self, lvol: &str) -> Result<(), Error> {
-        let _ = lvol;
-        todo!()
+        let (lvs, volume) = self.shared.find_lvol(lvol)?;
+        lvs.delete_lvol(&volume)
     }
 
-    /// Grows or shrinks an lvol, in use or not, to `size` bytes rounded up to whole clusters.
+    /// Grows or shrinks an lvol, in use or not, to `size` bytes rounded up to whole clusters. What is
+    /// added reads as zeros; what is cut off is lost. Emits [`Event::Resized`].
+    ///
+    /// # Errors
+    /// [`Error::NoLvol`], [`Error::NoSpace`], [`Error::BadParameter`], [`Error::ReadOnly`],
+    /// [`Error::Stopped`], [`Error::Io`].
     pub fn resize_lvol(&self, lvol: &str, size: u64) -> Result<LvolInfo, Error> {
-        let _ = (lvol, size);
-        todo!()
+        let (lvs, volume) = self.shared.find_lvol(lvol)?;
+        if lvs.resize_lvol(&volume, size)? {
+            self.shared.registry.notify_resized(&volume.id.uuid.to_string());
+        }
+        Ok(lvs.volume_info(&volume))
     }
 
-    /// Gives an lvol another name (`new_name` without the lvstore).
+    /// Gives an lvol another name (`new_name` without the lvstore), in use or not.
+    ///
+    /// # Errors
+    /// [`Error::NoLvol`], [`Error::AlreadyExists`], [`Error::BadName`], [`Error::NameTooLong`],
+    /// [`Error::Stopped`], [`Error::Io`].
     pub fn rename_lvol(&self, lvol: &str, new_name: &str) -> Result<LvolInfo, Error> {
-        let _ = (lvol, new_name);
-        todo!()
+        let (lvs, volume) = self.shared.find_lvol(lvol)?;
+        lvs.rename_lvol(&volume, new_name)?;
+        Ok(lvs.volume_info(&volume))
     }
 
-    /// Makes an lvol read-only for good; refused while it is in use.
+    /// Makes an lvol read-only for good.
+    ///
+    /// # Errors
+    /// [`Error::NoLvol`], [`Error::InUse`] while somebody claims it, [`Error::Stopped`],
+    /// [`Error::Io`].
     pub fn set_read_only(&self, lvol: &str) -> Result<LvolInfo, Error> {
-        let _ = lvol;
-        todo!()
+        let (lvs, volume) = self.shared.find_lvol(lvol)?;
+        lvs.set_read_only(&volume)?;
+        Ok(lvs.volume_info(&volume))
     }
 
-    /// Sets an xattr.
+    /// Sets an xattr: a name of 1 to 255 printable characters, a value of at most 3072 bytes.
+    ///
+    /// # Errors
+    /// [`Error::NoLvol`], [`Error::BadParameter`], [`Error::NoSpace`], [`Error::Stopped`],
+    /// [`Error::Io`].
     pub fn set_xattr(&self, lvol: &str, name: &str, value: &[u8]) -> Result<(), Error> {
-        let _ = (lvol, name, value);
-        todo!()
+        let (name_owned, value) = (name.to_owned(), value.to_vec());
+        self.on_blob(lvol, format!("set xattr {name}"), move |store, blob| {
+            store.set_xattr(blob, &name_owned, &value)
+        })
     }
 
     /// The value of an xattr.
+    ///
+    /// # Errors
+    /// [`Error::NoLvol`], [`Error::NoXattr`].
     pub fn xattr(&self, lvol: &str, name: &str) -> Result<Vec<u8>, Error> {
-        let _ = (lvol, name);
-        todo!()
+        let name_owned = name.to_owned();
+        self.on_blob(lvol, format!("get xattr {name}"), move |store, blob| {
+            store.xattr(blob, &name_owned).map(<[u8]>::to_vec)
+        })
     }
 
     /// Removes an xattr.
+    ///
+    /// # Errors
+    /// [`Error::NoLvol`], [`Error::NoXattr`], [`Error::Stopped`], [`Error::Io`].
     pub fn remove_xattr(&self, lvol: &str, name: &str) -> Result<(), Error> {
-        let _ = (lvol, name);
-        todo!()
+        let name_owned = name.to_owned();
+        self.on_blob(lvol, format!("remove xattr {name}"), move |store, blob| {
+            store.remove_xattr(blob, &name_owned)
+        })
     }
 
     /// The names of an lvol's xattrs, in order.
+    ///
+    /// # Errors
+    /// [`Error::NoLvol`].
     pub fn xattrs(&self, lvol: &str) -> Result<Vec<String>, Error> {
-        let _ = lvol;
-        todo!()
+        self.on_blob(lvol, "list xattrs".into(), |store, blob| store.xattrs(blob))
     }
 
     /// One lvol.
+    ///
+    /// # Errors
+    /// [`Error::NoLvol`].
     pub fn lvol(&self, lvol: &str) -> Result<LvolInfo, Error> {
-        let _ = lvol;
-        todo!()
+        let (lvs, volume) = self.shared.find_lvol(lvol)?;
+        Ok(lvs.volume_info(&volume))
     }
 
     /// The lvols of one lvstore, or of all, by alias.
+    ///
+    /// # Errors
+    /// [`Error::NoLvstore`].
     pub fn lvols(&self, lvstore: Option<&str>) -> Result<Vec<LvolInfo>, Error> {
-        let _ = lvstore;
-        todo!()
+        let stores = match lvstore {
+            Some(id) => vec![self.shared.find(id)?],
+            None => lock(&self.shared.stores).clone(),
+        };
+        let of = |lvs: &Arc<Lvs>| {
+            let volumes = lvs.volumes();
+            volumes.iter().map(|v| lvs.volume_info(v)).collect::<Vec<_>>()
+        };
+        let mut all: Vec<_> = stores.iter().flat_map(of).collect();
+        all.sort_by(|a, b| a.alias.cmp(&b.alias));
+        Ok(all)
+    }
+
+    /// Runs `f` on an lvol's blob, on the metadata thread.
+    fn on_blob<R: Send + 'static>(
+        &self,
+        lvol: &str,
+        what: String,
+        f: impl FnOnce(&mut Store<BdevDisk>, blobstore::BlobId) -> Result<R, StoreError>
+        + Send
+        + 'static,
+    ) -> Result<R, Error> {
+        let (lvs, volume) = self.shared.find_lvol(lvol)?;
+        let op = format!("{what} of lvol {}", volume.alias());
+        let cluster_size = lvs.info().cluster_size;
+        lvs.meta(&op.clone(), move |meta| {
+            f(meta.store(&op)?, volume.id.blob).map_err(|e| refused(e, &op, cluster_size))
+        })
+    }
+}
+
+impl Shared {
+    /// The lvstore of that name or UUID.
+    fn find(&self, id: &str) -> Result<Arc<Lvs>, Error> {
+        let uuid = Uuid::try_parse(id).ok();
+        let stores = lock(&self.stores);
+        let named = stores.iter().find(|lvs| lvs.name() == id);
+        let found = named.or_else(|| stores.iter().find(|lvs| Some(lvs.uuid) == uuid));
+        found.cloned().ok_or_else(|| Error::NoLvstore { id: id.to_owned() })
+    }
+
+    /// The lvstore on that bdev.
+    fn on(&self, bdev: &str) -> Option<Arc<Lvs>> {
+        lock(&self.stores).iter().find(|lvs| lvs.base.name() == bdev).cloned()
+    }
+
+    fn find_lvol(&self, id: &str) -> Result<(Arc<Lvs>, Arc<Volume>), Error> {
+        let gone = || Error::NoLvol { id: id.to_owned() };
+        if let Some((lvstore, name)) = id.split_once('/') {
+            let lvs = self.find(lvstore).map_err(|_| gone())?;
+            let found = lvs.volumes().into_iter().find(|v| v.names().lvol == name);
+            return found.map(|v| (lvs, v)).ok_or_else(gone);
+        }
+        let uuid = Uuid::try_parse(id).map_err(|_| gone())?;
+        let stores = lock(&self.stores).clone();
+        let of = |lvs: Arc<Lvs>| {
+            let volume = lvs.volumes().into_iter().find(|v| v.id.uuid == uuid)?;
+            Some((lvs, volume))
+        };
+        stores.into_iter().find_map(of).ok_or_else(gone)
+    }
+
+    fn claim(&self, bdev: &str, lvstore: &str, op: &str) -> Result<Claim, Error> {
+        self.registry.claim(bdev, &format!("lvstore {lvstore}")).map_err(|e| match e {
+            RegistryError::NotFound(bdev) => Error::NoBdev { bdev },
+            RegistryError::Claimed { name, owner } => {
+                Error::InUse { op: format!("{op} on bdev {name}"), by: owner }
+            }
+            e => Error::InUse { op: op.to_owned(), by: e.to_string() },
+        })
+    }
+
+    fn close(&self, lvstore: &str, destroy: bool) -> Result<(), Error> {
+        let _coming = lock(&self.coming);
+        let lvs = self.find(lvstore)?;
+        let closed = lvs.close(destroy);
+        if matches!(closed, Err(Error::InUse { .. })) {
+            return closed;
+        }
+        lock(&self.stores).retain(|other| other.uuid != lvs.uuid);
+        closed
+    }
+}
+
+/// The lvstore on a claimed bdev, looked at from the calling thread.
+fn probe(claim: &Claim) -> Result<Option<Identity>, Error> {
+    let bdev = claim.bdev();
+    let mut disk = BdevDisk::open(&**bdev)
+        .map_err(|e| Error::Io { op: format!("open bdev {}", e.name), cause: e.why })?;
+    Store::probe(&mut disk).map_err(|e| match e {
+        StoreError::Data(e) => {
+            Error::Io { op: format!("examine bdev {}", bdev.name()), cause: e.to_string() }
+        }
+        e => not_loaded(e, bdev.name()),
+    })
+}
+
+/// Unloads the lvstore on a bdev that is being removed, on a thread of its own: a subscriber may not
+/// wait.
+fn base_removed(shared: &Weak<Shared>, bdev: &str) {
+    let Some(shared) = shared.upgrade() else { return };
+    let Some(lvs) = shared.on(bdev) else { return };
+    let name = lvs.name();
+    drop(lvs);
+    tracing::warn!("bdev {bdev} is being removed, so lvstore {name} on it is unloaded");
+    let unload = move || {
+        if let Err(e) = shared.close(&name, false) {
+            tracing::error!("{e}");
+        }
+    };
+    if let Err(e) = std::thread::Builder::new().name("lvstore-unload".into()).spawn(unload) {
+        tracing::error!("lvstore on bdev {bdev} cannot be unloaded: {e}");
     }
 }

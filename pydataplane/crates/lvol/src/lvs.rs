@@ -1,0 +1,369 @@
+//! One loaded lvstore: its claim on the bdev, its thread, its volumes in the registry.
+
+use crate::disk::BdevDisk;
+use crate::error::Error;
+use crate::info::{ClearMethod, LvolInfo, LvolOptions, LvsRef, LvstoreInfo, LvstoreOptions};
+use crate::map::Map;
+use crate::meta::{Bell, Gauges, Meta, MetaThread};
+use crate::translate::{not_loaded, refused};
+use crate::volume::{Identity, Lvol, Names, Volume, lock};
+use bdev::{Bdev, Claim, Registry, RegistryError};
+use blobstore::{BlobInfo, BlobOptions, Disk, Store, StoreInfo, StoreOptions};
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard};
+use uuid::Uuid;
+
+/// A loaded lvstore.
+pub(crate) struct Lvs {
+    pub uuid: Uuid,
+    pub base: Arc<dyn Bdev>,
+    name: Mutex<String>,
+    info: StoreInfo,
+    registry: Registry,
+    volumes: Mutex<BTreeMap<Uuid, Arc<Volume>>>,
+    gauges: Arc<Gauges>,
+    /// Held by one control operation at a time.
+    control: Mutex<()>,
+    thread: MetaThread,
+    /// Let go last.
+    _claim: Claim,
+}
+
+/// What the metadata thread found when it started.
+type Found = (StoreInfo, Vec<Arc<Volume>>);
+
+impl Lvs {
+    /// Creates an lvstore on a claimed bdev.
+    pub fn create(
+        registry: &Registry,
+        claim: Claim,
+        name: &str,
+        options: &LvstoreOptions,
+    ) -> Result<Lvs, Error> {
+        let op = format!("create lvstore {name}");
+        let uuid = options.uuid.unwrap_or_else(Uuid::new_v4);
+        let (name, options) = (name.to_owned(), *options);
+        Lvs::start(registry, claim, move |disk| {
+            let how = StoreOptions { name, uuid, cluster_size: options.cluster_size };
+            let say = |e| refused(e, &op, options.cluster_size);
+            let mut store = Store::create_store(disk, &how).map_err(say)?;
+            let info = store.info();
+            let cluster = u64::from(info.cluster_size);
+            let data = (info.first_data_cluster * cluster, info.data_clusters * cluster);
+            let cleared = match options.clear {
+                ClearMethod::None => Ok(()),
+                ClearMethod::Unmap => store.disk_mut().unmap(data.0, data.1),
+                ClearMethod::WriteZeroes => store.disk_mut().write_zeroes(data.0, data.1),
+            };
+            if let Err(e) = cleared {
+                let _ = store.destroy();
+                return Err(Error::Io { op, cause: e.to_string() });
+            }
+            Ok(store)
+        })
+    }
+
+    /// Loads the lvstore on a claimed bdev.
+    pub fn load(registry: &Registry, claim: Claim) -> Result<Lvs, Error> {
+        let bdev = claim.bdev().name().to_owned();
+        Lvs::start(registry, claim, move |disk| Store::load(disk).map_err(|e| not_loaded(e, &bdev)))
+    }
+
+    fn start(
+        registry: &Registry,
+        claim: Claim,
+        open: impl FnOnce(BdevDisk) -> Result<Store<BdevDisk>, Error> + Send + 'static,
+    ) -> Result<Lvs, Error> {
+        let base = claim.bdev().clone();
+        let gauges = Arc::new(Gauges::default());
+        let (thread, (info, found)) = {
+            let (base, gauges) = (base.clone(), gauges.clone());
+            MetaThread::start(move |bell| -> Result<(Meta, Found), Error> {
+                let opened = BdevDisk::open(&*base)
+                    .map_err(|e| Error::Io { op: format!("open bdev {}", e.name), cause: e.why })?;
+                let store = open(opened)?;
+                let info = store.info();
+                let volumes: Vec<_> =
+                    store.blobs().map(|blob| volume(&store, &info, &blob, &base, &bell)).collect();
+                let mut meta = Meta::new(store, Vec::new(), gauges);
+                volumes.iter().for_each(|v| meta.add_volume(v.clone()));
+                Ok((meta, (info, volumes)))
+            })?
+        };
+        let lvs = Lvs {
+            uuid: info.uuid,
+            base,
+            name: Mutex::new(info.name.clone()),
+            info,
+            registry: registry.clone(),
+            volumes: Mutex::default(),
+            gauges,
+            control: Mutex::default(),
+            thread,
+            _claim: claim,
+        };
+        lock(&lvs.volumes).extend(found.into_iter().map(|v| (v.id.uuid, v)));
+        Ok(lvs)
+    }
+
+    /// Makes the volumes that were found bdevs. Not part of [`Lvs::load`], so that subscribers of
+    /// the registry find the lvstore already.
+    pub fn register_all(&self) -> Result<(), Error> {
+        let _control = self.control();
+        self.volumes().iter().try_for_each(|volume| self.register(volume))
+    }
+
+    pub fn name(&self) -> String {
+        lock(&self.name).clone()
+    }
+
+    pub fn info(&self) -> LvstoreInfo {
+        LvstoreInfo {
+            uuid: self.uuid,
+            name: self.name(),
+            base_bdev: self.base.name().to_owned(),
+            total_data_clusters: self.info.data_clusters,
+            free_clusters: self.gauges.free_clusters.load(Ordering::Relaxed),
+            block_size: self.base.geometry().block_size,
+            cluster_size: self.info.cluster_size,
+            stopped: self.gauges.stopped.get().cloned(),
+        }
+    }
+
+    /// One control operation at a time.
+    pub fn control(&self) -> MutexGuard<'_, ()> {
+        lock(&self.control)
+    }
+
+    pub fn volumes(&self) -> Vec<Arc<Volume>> {
+        lock(&self.volumes).values().cloned().collect()
+    }
+
+    pub fn volume_info(&self, volume: &Volume) -> LvolInfo {
+        LvolInfo {
+            alias: volume.alias(),
+            uuid: volume.id.uuid,
+            name: volume.names().lvol,
+            is_thin_provisioned: volume.id.thin,
+            is_snapshot: false,
+            is_clone: false,
+            is_esnap_clone: false,
+            is_degraded: false,
+            num_allocated_clusters: volume.allocated.load(Ordering::Relaxed),
+            lvs: LvsRef { uuid: self.uuid, name: self.name() },
+            size: volume.size(),
+            is_read_only: volume.is_read_only(),
+        }
+    }
+
+    /// Runs a job on the metadata thread.
+    pub fn meta<R: Send + 'static>(
+        &self,
+        op: &str,
+        f: impl FnOnce(&mut Meta) -> Result<R, Error> + Send + 'static,
+    ) -> Result<R, Error> {
+        self.thread.call(f).unwrap_or_else(|| {
+            Err(Error::Stopped { op: op.to_owned(), cause: "its thread ended".into() })
+        })
+    }
+
+    /// Whole clusters for a size in bytes.
+    fn clusters(&self, op: &str, size: u64) -> Result<u64, Error> {
+        if size == 0 {
+            let why = "a size of 0 bytes is not possible; give the size that is needed".into();
+            return Err(Error::BadParameter { op: op.to_owned(), why });
+        }
+        Ok(size.div_ceil(u64::from(self.info.cluster_size)))
+    }
+
+    fn register(&self, volume: &Arc<Volume>) -> Result<(), Error> {
+        self.registry.register(Arc::new(Lvol(volume.clone()))).map_err(|e| match e {
+            RegistryError::NameTaken { name, .. } => {
+                Error::AlreadyExists { what: format!("bdev {name}") }
+            }
+            e => Error::InUse { op: "register an lvol".into(), by: e.to_string() },
+        })
+    }
+
+    /// Refuses when somebody claims one of `volumes`.
+    fn unused(&self, op: &str, volumes: &[Arc<Volume>]) -> Result<(), Error> {
+        for volume in volumes {
+            let owners = self.registry.owners(&volume.id.uuid.to_string());
+            if let Some((by, _)) = owners.into_iter().next() {
+                return Err(Error::InUse { op: op.to_owned(), by });
+            }
+        }
+        Ok(())
+    }
+
+    fn unregister(&self, op: &str, volume: &Volume) -> Result<(), Error> {
+        match self.registry.unregister(&volume.id.uuid.to_string()) {
+            Ok(_) | Err(RegistryError::NotFound(_)) => Ok(()),
+            Err(e) => Err(Error::InUse { op: op.to_owned(), by: e.to_string() }),
+        }
+    }
+
+    fn unregister_all(&self) {
+        for volume in self.volumes() {
+            if let Err(e) = self.unregister("unload an lvstore", &volume) {
+                tracing::warn!("{e}");
+            }
+        }
+    }
+
+    pub fn create_lvol(&self, options: &LvolOptions) -> Result<LvolInfo, Error> {
+        let _control = self.control();
+        let alias = format!("{}/{}", self.name(), options.name);
+        let op = format!("create lvol {alias}");
+        let uuid = options.uuid.unwrap_or_else(Uuid::new_v4);
+        for key in [&alias, &uuid.to_string()] {
+            if self.registry.get(key).is_some() {
+                return Err(Error::AlreadyExists { what: format!("lvol {key}") });
+            }
+        }
+        let size = self.clusters(&op, options.size)?;
+        let blob = BlobOptions { name: options.name.clone(), uuid, size, thin: options.thin };
+        let (base, info) = (self.base.clone(), self.info.clone());
+        let job_op = op.clone();
+        let bell = self.thread.bell();
+        let lvstore = self.name();
+        let volume = self.meta(&op, move |meta| {
+            let say = |e| refused(e, &job_op, info.cluster_size);
+            meta.store(&job_op)?.check_create(&blob).map_err(say)?;
+            let clusters = if blob.thin { 0 } else { blob.size };
+            let reservation = meta.reserve_zeroed(&job_op, clusters)?;
+            let store = meta.store(&job_op)?;
+            let id = store.create_reserved(&blob, reservation).map_err(say)?;
+            let blob = store.blob(id).map_err(say)?;
+            let info = StoreInfo { name: lvstore, ..info };
+            let volume = volume(store, &info, &blob, &base, &bell);
+            meta.add_volume(volume.clone());
+            Ok(volume)
+        })?;
+        if let Err(e) = self.register(&volume) {
+            self.meta(&op.clone(), move |meta| meta.delete(&op, &volume))?;
+            return Err(e);
+        }
+        let info = self.volume_info(&volume);
+        lock(&self.volumes).insert(uuid, volume);
+        Ok(info)
+    }
+
+    pub fn delete_lvol(&self, volume: &Arc<Volume>) -> Result<(), Error> {
+        let _control = self.control();
+        let op = format!("delete lvol {}", volume.alias());
+        self.unused(&op, std::slice::from_ref(volume))?;
+        self.unregister(&op, volume)?;
+        let deleted = {
+            let (op, volume) = (op.clone(), volume.clone());
+            self.meta(&op.clone(), move |meta| meta.delete(&op, &volume))
+        };
+        if let Err(e) = deleted {
+            // It is still there, as far as anybody knows: its data can be read.
+            self.register(volume)?;
+            return Err(e);
+        }
+        lock(&self.volumes).remove(&volume.id.uuid);
+        Ok(())
+    }
+
+    /// Returns whether the size changed.
+    pub fn resize_lvol(&self, volume: &Arc<Volume>, size: u64) -> Result<bool, Error> {
+        let _control = self.control();
+        let op = format!("resize lvol {} to {size} bytes", volume.alias());
+        let clusters = self.clusters(&op, size)?;
+        let before = volume.size();
+        let job = volume.clone();
+        self.meta(&op.clone(), move |meta| meta.resize(&op, &job, clusters))?;
+        Ok(volume.size() != before)
+    }
+
+    pub fn rename_lvol(&self, volume: &Arc<Volume>, new_name: &str) -> Result<(), Error> {
+        let _control = self.control();
+        let op = format!("rename lvol {} to {new_name}", volume.alias());
+        let alias = format!("{}/{new_name}", self.name());
+        if let Some(other) = self.registry.get(&alias)
+            && other.uuid() != volume.id.uuid
+        {
+            return Err(Error::AlreadyExists { what: format!("lvol {alias}") });
+        }
+        let (job, name) = (volume.id.blob, new_name.to_owned());
+        let cluster_size = self.info.cluster_size;
+        self.meta(&op.clone(), move |meta| {
+            meta.store(&op)?.rename(job, &name).map_err(|e| refused(e, &op, cluster_size))
+        })?;
+        volume.rename(|names| names.lvol = new_name.to_owned());
+        Ok(())
+    }
+
+    pub fn set_read_only(&self, volume: &Arc<Volume>) -> Result<(), Error> {
+        let _control = self.control();
+        let op = format!("make lvol {} read-only", volume.alias());
+        if volume.is_read_only() {
+            return Ok(());
+        }
+        self.unused(&op, std::slice::from_ref(volume))?;
+        self.unregister(&op, volume)?;
+        let (job, cluster_size) = (volume.id.blob, self.info.cluster_size);
+        let done = self.meta(&op.clone(), move |meta| {
+            meta.store(&op)?.set_read_only(job).map_err(|e| refused(e, &op, cluster_size))
+        });
+        if done.is_ok() {
+            volume.set_read_only();
+            volume.bump();
+        }
+        self.register(volume)?;
+        done
+    }
+
+    pub fn rename(&self, new_name: &str) -> Result<(), Error> {
+        let _control = self.control();
+        let op = format!("rename lvstore {} to {new_name}", self.name());
+        let (name, cluster_size) = (new_name.to_owned(), self.info.cluster_size);
+        self.meta(&op.clone(), move |meta| {
+            meta.store(&op)?.rename_store(&name).map_err(|e| refused(e, &op, cluster_size))
+        })?;
+        *lock(&self.name) = new_name.to_owned();
+        for volume in self.volumes() {
+            volume.rename(|names| names.lvstore = new_name.to_owned());
+        }
+        Ok(())
+    }
+
+    /// Takes the lvstore out of use; `destroy` deletes it, and then its volumes must not be in use.
+    pub fn close(&self, destroy: bool) -> Result<(), Error> {
+        let _control = self.control();
+        let op = format!("{} lvstore {}", if destroy { "delete" } else { "unload" }, self.name());
+        if destroy {
+            self.unused(&op, &self.volumes())?;
+        }
+        self.unregister_all();
+        lock(&self.volumes).clear();
+        self.meta(&op.clone(), move |meta| meta.close(&op, destroy))
+    }
+}
+
+/// The volume of a blob, with its map.
+fn volume(
+    store: &Store<BdevDisk>,
+    info: &StoreInfo,
+    blob: &BlobInfo,
+    base: &Arc<dyn Bdev>,
+    bell: &Bell,
+) -> Arc<Volume> {
+    let map = Map::new(blob.size);
+    for (cluster, to) in store.clusters(blob.id).into_iter().flatten() {
+        map.set(cluster, to);
+    }
+    let per_cluster = info.cluster_size / base.geometry().block_size;
+    let id = Identity {
+        blob: blob.id,
+        uuid: blob.uuid,
+        lvstore: info.uuid,
+        thin: blob.thin,
+        shift: per_cluster.trailing_zeros(),
+    };
+    let names = Names { lvstore: info.name.clone(), lvol: blob.name.clone() };
+    Volume::new(id, names, blob.read_only, base.clone(), map, bell.clone())
+}

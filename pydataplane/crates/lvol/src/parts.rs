@@ -1,0 +1,95 @@
+//! The pieces of I/Os that do not lie in one run of the device, each with room for its own list of
+//! memory runs. The only unsafe code of this crate.
+#![allow(unsafe_code)]
+
+use crate::pins::Pin;
+use guestmem::{IoVec, Sg};
+
+/// Pieces that a channel can have in flight.
+pub(crate) const PARTS: usize = 256;
+/// Memory runs of one piece; a piece that needs more becomes several.
+const PART_RUNS: usize = 64;
+
+struct Part {
+    runs: Box<[IoVec; PART_RUNS]>,
+    slot: u16,
+    pin: Pin,
+    taken: bool,
+}
+
+/// All pieces of a channel, allocated when it is opened.
+pub(crate) struct Parts {
+    parts: Box<[Part]>,
+    free: Vec<u16>,
+}
+
+/// A piece that was cut from an I/O.
+pub(crate) struct Cut {
+    pub part: u16,
+    /// Its data: the first `blocks` blocks of what was asked for, or fewer.
+    pub sg: Sg,
+    pub blocks: u64,
+}
+
+impl Parts {
+    pub fn new() -> Self {
+        let part = |_| Part {
+            runs: Box::new([IoVec::EMPTY; PART_RUNS]),
+            slot: 0,
+            pin: Pin::default(),
+            taken: false,
+        };
+        Parts { parts: (0..PARTS).map(part).collect(), free: (0..PARTS as u16).rev().collect() }
+    }
+
+    /// Takes a piece for `blocks` blocks of `block` bytes at byte `offset` of `sg`, or for as many
+    /// of them as fit in its runs. `None`: none is free. A piece of 0 blocks (its first block alone
+    /// is scattered over too many runs) is not taken.
+    ///
+    /// `sg` must be the list of the I/O of `slot`, which lives until that I/O is over.
+    pub fn cut(
+        &mut self,
+        slot: u16,
+        sg: &Sg,
+        offset: usize,
+        blocks: u64,
+        block: usize,
+    ) -> Option<Cut> {
+        let at = *self.free.last()?;
+        let part = &mut self.parts[usize::from(at)];
+        debug_assert!(!part.taken);
+        let mut blocks = blocks;
+        let used = loop {
+            if let Some(used) = sg.slice_into(offset, blocks as usize * block, &mut part.runs[..]) {
+                break used;
+            }
+            blocks /= 2;
+        };
+        if blocks == 0 {
+            return Some(Cut { part: at, sg: Sg::EMPTY, blocks });
+        }
+        self.free.pop();
+        part.taken = true;
+        part.slot = slot;
+        // SAFETY: the runs are part of `sg`, whose memory is valid until the I/O of `slot` is over,
+        // and that waits for this piece. The list itself is on the heap, is not touched while
+        // `taken`, and is freed with the channel after the base channel was dropped, which
+        // waits for what it has in flight.
+        let sg = unsafe { Sg::new(&part.runs[..used]) };
+        Some(Cut { part: at, sg, blocks })
+    }
+
+    /// The piece is in flight.
+    pub fn pin(&mut self, part: u16, pin: Pin) {
+        self.parts[usize::from(part)].pin = pin;
+    }
+
+    /// The piece is over; returns its I/O's slot.
+    pub fn give_back(&mut self, part: u16) -> (u16, Pin) {
+        let p = &mut self.parts[usize::from(part)];
+        assert!(p.taken, "piece {part} is not in flight");
+        p.taken = false;
+        self.free.push(part);
+        (p.slot, p.pin)
+    }
+}

@@ -1,0 +1,312 @@
+//! An lvol as everybody shares it: its bdev face, its map, and the channels that use it.
+
+use crate::channel::LvolChannel;
+use crate::map::Map;
+use crate::meta::Bell;
+use bdev::{Bdev, Channel, Features, Geometry, IoError, OpenError, Stats};
+use blobstore::BlobId;
+use crossbeam_queue::ArrayQueue;
+use reactor::{IoContext, Waker};
+use serde_json::{Value, json};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use uuid::Uuid;
+
+/// I/Os that a channel can have under way, and so the length of its request queue.
+pub(crate) const SLOTS: usize = 256;
+
+/// What a channel asks of the metadata thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Want {
+    /// Clusters to write to.
+    Allocate,
+    /// Clusters that are not needed any more.
+    Unmap,
+}
+
+/// A request of one parked I/O.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    /// The channel's slot of that I/O.
+    pub slot: u16,
+    pub want: Want,
+    /// First cluster of the volume.
+    pub first: u64,
+    /// Number of clusters.
+    pub count: u64,
+}
+
+/// The answer to a [`Request`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reply {
+    pub slot: u16,
+    pub result: Result<(), IoError>,
+}
+
+/// What a channel shares with the metadata thread.
+pub(crate) struct ChannelShared {
+    /// 0: the channel has nothing in flight on the base bdev; else everything that it has in flight
+    /// was translated with this version of the map or a later one.
+    pub active: AtomicU64,
+    pub requests: ArrayQueue<Request>,
+    pub replies: ArrayQueue<Reply>,
+    pub waker: Waker,
+}
+
+/// Names as people see them.
+#[derive(Clone, Debug)]
+pub(crate) struct Names {
+    pub lvstore: String,
+    pub lvol: String,
+}
+
+/// What never changes about a volume.
+#[derive(Clone, Debug)]
+pub(crate) struct Identity {
+    pub blob: BlobId,
+    pub uuid: Uuid,
+    pub lvstore: Uuid,
+    pub thin: bool,
+    /// Log2 of the blocks of a cluster.
+    pub shift: u32,
+}
+
+/// One lvol. Shared by the registry, its channels and the metadata thread.
+pub(crate) struct Volume {
+    pub id: Identity,
+    /// The UUID as text: the bdev's name.
+    name: String,
+    names: Mutex<Names>,
+    pub base: Arc<dyn Bdev>,
+    base_geometry: Geometry,
+    base_features: Features,
+    read_only: AtomicBool,
+    /// The present map; [`Volume::version`] says when to look again.
+    map: Mutex<Arc<Map>>,
+    /// Changes whenever a translation made before may not be used any more. Never 0.
+    version: AtomicU64,
+    /// Deleted: I/O ends with [`IoError::Removed`].
+    removed: AtomicBool,
+    num_blocks: AtomicU64,
+    /// Clusters that it owns.
+    pub allocated: AtomicU64,
+    channels: Mutex<Vec<Arc<ChannelShared>>>,
+    pub stats: Arc<Stats>,
+    pub bell: Bell,
+}
+
+/// Takes a lock whose data stays whole when a holder panicked: all are single assignments.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Volume {
+    pub fn new(
+        id: Identity,
+        names: Names,
+        read_only: bool,
+        base: Arc<dyn Bdev>,
+        map: Map,
+        bell: Bell,
+    ) -> Arc<Self> {
+        Arc::new(Volume {
+            name: id.uuid.to_string(),
+            names: Mutex::new(names),
+            base_geometry: base.geometry(),
+            base_features: base.features(),
+            base,
+            read_only: AtomicBool::new(read_only),
+            num_blocks: AtomicU64::new(map.clusters() << id.shift),
+            map: Mutex::new(Arc::new(map)),
+            version: AtomicU64::new(1),
+            removed: AtomicBool::new(false),
+            allocated: AtomicU64::new(0),
+            channels: Mutex::default(),
+            stats: Stats::new(),
+            bell,
+            id,
+        })
+    }
+
+    pub fn names(&self) -> Names {
+        lock(&self.names).clone()
+    }
+
+    pub fn rename(&self, change: impl FnOnce(&mut Names)) {
+        change(&mut lock(&self.names));
+    }
+
+    /// `LVSTORE/LVOL`.
+    pub fn alias(&self) -> String {
+        let names = lock(&self.names);
+        format!("{}/{}", names.lvstore, names.lvol)
+    }
+
+    pub fn is_read_only(&self) -> bool {
+        self.read_only.load(Ordering::Relaxed)
+    }
+
+    /// Only while the volume is not registered: a bdev's features do not change.
+    pub fn set_read_only(&self) {
+        self.read_only.store(true, Ordering::Relaxed);
+    }
+
+    pub fn map(&self) -> Arc<Map> {
+        lock(&self.map).clone()
+    }
+
+    /// The version of the map to use now.
+    #[inline]
+    pub fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    #[inline]
+    pub fn is_removed(&self) -> bool {
+        self.removed.load(Ordering::Relaxed)
+    }
+
+    /// Bytes.
+    pub fn size(&self) -> u64 {
+        self.num_blocks.load(Ordering::Relaxed) * u64::from(self.base_geometry.block_size)
+    }
+
+    pub fn geometry(&self) -> Geometry {
+        Geometry { num_blocks: self.num_blocks.load(Ordering::Acquire), ..self.base_geometry }
+    }
+
+    pub fn features(&self) -> Features {
+        let base = self.base_features;
+        Features {
+            read_only: base.read_only || self.is_read_only(),
+            volatile_cache: base.volatile_cache,
+            fua: base.fua,
+            // Whole clusters of a thin volume are given back even where the base cannot unmap.
+            unmap: base.unmap || self.id.thin,
+            unmap_zeroes: base.unmap && base.unmap_zeroes,
+            write_zeroes: base.write_zeroes,
+            thin: self.id.thin,
+            unmap_granularity: if self.id.thin {
+                1 << self.id.shift
+            } else {
+                base.unmap_granularity
+            },
+            max_blocks: base.max_blocks,
+        }
+    }
+
+    /// Whether the base bdev can unmap.
+    pub fn base_unmaps(&self) -> bool {
+        self.base_features.unmap
+    }
+
+    /// Makes every channel look at the map again before its next I/O. Returns the version which
+    /// [`Volume::quiet`] must be asked for before clusters that left the map are reused.
+    pub fn bump(&self) -> u64 {
+        let version = self.version.fetch_add(1, Ordering::SeqCst) + 1;
+        fence(Ordering::SeqCst);
+        version
+    }
+
+    /// Gives the volume another map, and with it another size. Entries cut off were cleared before.
+    pub fn replace_map(&self, map: Map) -> u64 {
+        let clusters = map.clusters();
+        *lock(&self.map) = Arc::new(map);
+        self.num_blocks.store(clusters << self.id.shift, Ordering::Release);
+        self.bump()
+    }
+
+    /// Ends all further I/O.
+    pub fn remove(&self) -> u64 {
+        self.removed.store(true, Ordering::Release);
+        *lock(&self.map) = Arc::new(Map::new(0));
+        self.num_blocks.store(0, Ordering::Release);
+        self.bump()
+    }
+
+    /// Whether no channel has I/O in flight that was translated before `version`.
+    pub fn quiet(&self, version: u64) -> bool {
+        fence(Ordering::SeqCst);
+        lock(&self.channels).iter().all(|c| {
+            let active = c.active.load(Ordering::Acquire);
+            active == 0 || active >= version
+        })
+    }
+
+    /// Calls `f` for each request of each channel.
+    pub fn requests(&self, mut f: impl FnMut(&Arc<ChannelShared>, Request)) {
+        for channel in lock(&self.channels).iter() {
+            while let Some(request) = channel.requests.pop() {
+                f(channel, request);
+            }
+        }
+    }
+
+    pub fn add_channel(&self, waker: Waker) -> Arc<ChannelShared> {
+        let shared = Arc::new(ChannelShared {
+            active: AtomicU64::new(0),
+            requests: ArrayQueue::new(SLOTS),
+            replies: ArrayQueue::new(SLOTS),
+            waker,
+        });
+        lock(&self.channels).push(shared.clone());
+        shared
+    }
+
+    pub fn drop_channel(&self, shared: &Arc<ChannelShared>) {
+        lock(&self.channels).retain(|c| !Arc::ptr_eq(c, shared));
+    }
+}
+
+/// The bdev of a volume, as the registry holds it.
+pub(crate) struct Lvol(pub Arc<Volume>);
+
+impl Bdev for Lvol {
+    fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    fn aliases(&self) -> Vec<String> {
+        vec![self.0.alias()]
+    }
+
+    fn uuid(&self) -> Uuid {
+        self.0.id.uuid
+    }
+
+    fn product_name(&self) -> &'static str {
+        "Logical Volume"
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    fn features(&self) -> Features {
+        self.0.features()
+    }
+
+    fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
+        let base = self.0.base.open(io)?;
+        Ok(Box::new(LvolChannel::new(self.0.clone(), base, io.waker())))
+    }
+
+    fn driver_specific(&self) -> Value {
+        let v = &self.0;
+        json!({
+            "lvol": {
+                "lvol_store_uuid": v.id.lvstore,
+                "base_bdev": v.base.name(),
+                "thin_provision": v.id.thin,
+                "num_allocated_clusters": v.allocated.load(Ordering::Relaxed),
+                "snapshot": false,
+                "clone": false,
+                "esnap_clone": false,
+            }
+        })
+    }
+
+    fn stats(&self) -> Option<&Arc<Stats>> {
+        Some(&self.0.stats)
+    }
+}
