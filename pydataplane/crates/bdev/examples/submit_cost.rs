@@ -1,6 +1,6 @@
 //! Nanoseconds of one `submit` on null and malloc, and of reads on a file through io_uring.
 //!
-//! `cargo run --release -p bdev --example submit_cost [FILE]`
+//! `cargo run --release -p bdev --example submit_cost [FILE [IOS]]`
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -48,9 +48,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             "the file is opened for {} I/O",
             if disk.is_direct() { "direct" } else { "buffered" }
         );
+        let count = std::env::args().nth(2).map_or(Ok(100_000), |n| n.parse())?;
         for depth in [1, 32, 128] {
             for op in [Op::Read, Op::Write] {
-                queued(&disk, op, depth)?;
+                queued(&disk, op, depth, count)?;
             }
         }
     }
@@ -92,7 +93,12 @@ fn synchronous(
     Ok(())
 }
 
-fn queued(bdev: &Arc<FileBdev>, op: Op, depth: usize) -> Result<(), Box<dyn std::error::Error>> {
+fn queued(
+    bdev: &Arc<FileBdev>,
+    op: Op,
+    depth: usize,
+    total: u64,
+) -> Result<(), Box<dyn std::error::Error>> {
     let io = IoContext::new()?;
     let mut c = bdev.open(&io)?;
     let mut buf = AlignedBuf::zeroed(BLOCK * depth);
@@ -102,7 +108,7 @@ fn queued(bdev: &Arc<FileBdev>, op: Op, depth: usize) -> Result<(), Box<dyn std:
         .map(|i| [unsafe { IoVec::new(buf.as_mut_ptr().add(i * BLOCK), BLOCK) }])
         .collect();
     let mut done: Vec<Completion> = Vec::with_capacity(depth);
-    let (total, mut sent, mut ended) = (500_000u64, 0u64, 0u64);
+    let (total, mut sent, mut ended) = (total, 0u64, 0u64);
     let mut free: Vec<u64> = (0..depth as u64).collect();
     let start = Instant::now();
     while ended < total {
@@ -113,8 +119,16 @@ fn queued(bdev: &Arc<FileBdev>, op: Op, depth: usize) -> Result<(), Box<dyn std:
             // SAFETY: as above.
             let sg = unsafe { Sg::new(&iov[tag as usize]) };
             let one = Io { op, fua: false, lba: page * 8, blocks: 8, sg, tag };
-            assert_eq!(c.submit(&one), Submit::Pending);
             sent += 1;
+            match c.submit(&one) {
+                Submit::Pending => {}
+                Submit::Done(r) => {
+                    r?;
+                    ended += 1;
+                    free.push(tag);
+                }
+                Submit::Full => return Err("a channel with less than its depth is full".into()),
+            }
         }
         io.flush();
         done.clear();

@@ -14,7 +14,7 @@ use io_uring::{opcode, squeue, types};
 use reactor::{Full, IoContext, UringClient};
 
 use super::bounce::{BOUNCE_SIZE, Bounce, Bounces};
-use super::{Shared, errno};
+use super::{Shared, errno, memory};
 use crate::ram::Ram;
 use crate::{Channel, ChannelStats, Completion, Io, IoError, Op, Submit};
 
@@ -314,12 +314,17 @@ impl Channel for FileChannel {
             return Submit::Done(Ok(()));
         }
         let Some(&n) = self.free.last() else { return Submit::Full };
+        let begun = reactor::ticks::now();
         let step = match io.op {
             Op::Read | Op::Write if !self.fits(io) => Step::Bounced,
+            Op::Read | Op::Write if self.shared.in_memory && memory::copy(io, &self.shared) => {
+                let ticks = reactor::ticks::now().saturating_sub(begun);
+                self.stats.record(io.op, io.bytes(self.shared.block_size), ticks, Ok(()));
+                return Submit::Done(Ok(()));
+            }
             Op::WriteZeroes if !self.shared.zero_range.load(Relaxed) => Step::Zeroing,
             _ => Step::Plain,
         };
-        let begun = reactor::ticks::now();
         self.slots[n as usize] = Slot { io: *io, begun, step, done: 0, tries: 0, bounce: None };
         if self.push(n).is_err() {
             if let Some(b) = self.slots[n as usize].bounce.take() {

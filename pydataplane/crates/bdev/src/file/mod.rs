@@ -4,18 +4,21 @@
 //! system has it. Buffers that are not aligned for that are copied through preallocated bounce
 //! buffers. Flush is fdatasync, FUA is RWF_DSYNC, unmap punches a hole, write zeroes is
 //! FALLOC_FL_ZERO_RANGE or, where that is missing, plain writes of a page of zeros. Nothing here
-//! blocks the thread: fallocate and fsync run in the kernel's own workers.
+//! blocks the thread: fallocate and fsync run in the kernel's own workers. Files in memory are the
+//! exception that proves it: there the copy is made within `submit`.
 //!
 //! | file | noun |
 //! | --- | --- |
 //! | `open` | finding out what the path is, and locking it |
 //! | `channel` | the slots of I/Os in flight |
 //! | `bounce` | aligned copies of unaligned buffers |
+//! | `memory` | the short way into files that live in memory |
 //! | `errno` | the one table from errno to [`crate::IoError`] |
 
 mod bounce;
 mod channel;
 mod errno;
+mod memory;
 mod open;
 
 use std::os::fd::OwnedFd;
@@ -66,6 +69,8 @@ struct Shared {
     direct: bool,
     /// Alignment of memory for direct I/O, in bytes; 1 without.
     mem_align: usize,
+    /// The file lives in memory: see `memory`.
+    in_memory: bool,
     /// The file system has not yet refused FALLOC_FL_ZERO_RANGE.
     zero_range: AtomicBool,
 }

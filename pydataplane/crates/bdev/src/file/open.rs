@@ -14,6 +14,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::Shared;
+use super::memory::is_in_memory;
 use crate::{AlignedBuf, Features};
 
 /// Largest physical block that is reported, in bytes: what a page cache works with.
@@ -76,14 +77,16 @@ pub(super) fn open(
         unmap_granularity: if unmap { physical_block_size / block_size } else { 0 },
         max_blocks: 0,
     };
+    let in_memory = !block_device && is_in_memory(&fd);
     Ok(Shared {
+        in_memory,
         fd,
         features,
         block_size,
         physical_block_size,
         num_blocks: AtomicU64::new(blocks),
         direct,
-        mem_align: align.map_or(1, |a| a.memory as usize),
+        mem_align: align.filter(|_| !in_memory).map_or(1, |a| a.memory as usize),
         zero_range: AtomicBool::new(true),
     })
 }

@@ -196,7 +196,7 @@ fn a_full_channel_says_so_and_every_io_completes_once() {
                     full += 1;
                     break;
                 }
-                Submit::Done(r) => panic!("{r:?}"),
+                Submit::Done(r) => panic!("{r:?}: a file on disk"),
             }
         }
         io.wait(1000).unwrap();
