@@ -6,6 +6,7 @@ test holds the two together). The hook reads its few keys by itself: it has no t
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -111,3 +112,7 @@ def load(path: Path | None = None) -> Config:
 def schema() -> dict[str, Any]:
     """Returns the JSON Schema of the file."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | Config.model_json_schema()
+
+
+if __name__ == "__main__":
+    print(json.dumps(schema(), indent=2))

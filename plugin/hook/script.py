@@ -247,15 +247,18 @@ class Target:
             break
         raise HookError("the virtlun target closed the connection or answered nonsense")
 
-    def retry(self, method: str, **params: object) -> Any:
-        """Calls a method again and again while the target says busy or exists."""
+    def retry(self, while_code: int, method: str, **params: object) -> Any:
+        """Calls a method again and again while it fails with `while_code`, up to the deadline.
+
+        A real SPDK takes targets away in the background: for a moment they are still there.
+        """
         import time  # noqa: PLC0415
 
         while True:
             try:
                 return self.call(method, **params)
             except RpcFailure as failure:
-                if failure.code not in (BUSY, EXISTS) or self._end - time.monotonic() < RETRY_S * 2:
+                if failure.code != while_code or self._end - time.monotonic() < RETRY_S * 2:
                     raise
             time.sleep(RETRY_S)
 
@@ -334,6 +337,7 @@ def ensure(target: Target, plan: Plan, create_mib: int = 0) -> None:
             continue
         try:
             target.retry(
+                EXISTS,
                 "vhost_scsi_controller_add_target",
                 ctrlr=plan.controller,
                 scsi_target_num=lun.target,
@@ -360,7 +364,7 @@ def release(target: Target, plan: Plan) -> None:
         target.call(
             "vhost_scsi_controller_remove_target", ctrlr=plan.controller, scsi_target_num=number
         )
-    target.retry("vhost_delete_controller", ctrlr=plan.controller)
+    target.retry(BUSY, "vhost_delete_controller", ctrlr=plan.controller)
 
 
 class Config:

@@ -1,0 +1,173 @@
+"""A target that is only a dictionary, for tests of what drives one; optionally on a real socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pydataplane.errors import RpcError
+
+
+class FakeTarget:
+    """A target's controllers and bdevs, with SPDK's answers and error codes."""
+
+    def __init__(self, bdevs: dict[str, str]) -> None:
+        self.bdevs = bdevs  # alias -> name
+        self.controllers: dict[str, dict[int, str]] = {}
+        self.options: dict[tuple[str, int], dict[str, Any]] = {}
+        self.calls: list[str] = []
+
+    def call(self, method: str, **params: Any) -> Any:
+        given = {key: value for key, value in params.items() if value is not None}
+        self.calls.append(method)
+        return getattr(self, method)(**given)
+
+    def bdev_get_bdevs(self, name: str | None = None) -> list[dict[str, Any]]:
+        """Lists bdevs, or the one with this name or alias."""
+        found = [
+            {"name": bdev, "aliases": [alias]}
+            for alias, bdev in self.bdevs.items()
+            if name in (None, bdev, alias)
+        ]
+        if not found:
+            raise RpcError(-19, "No such device")
+        return found
+
+    def bdev_lvol_create(
+        self, lvs_name: str, lvol_name: str, size_in_mib: int, thin_provision: bool
+    ) -> str:
+        """Makes a bdev."""
+        self.bdevs[f"{lvs_name}/{lvol_name}"] = f"made-{size_in_mib}-{thin_provision}"
+        return self.bdevs[f"{lvs_name}/{lvol_name}"]
+
+    def vhost_get_controllers(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "ctrlr": name,
+                "backend_specific": {
+                    "scsi": [
+                        {"scsi_dev_num": number, "luns": [{"id": 0, "bdev_name": bdev}]}
+                        for number, bdev in luns.items()
+                    ]
+                },
+            }
+            for name, luns in self.controllers.items()
+        ]
+
+    def vhost_create_scsi_controller(self, ctrlr: str) -> bool:
+        if ctrlr in self.controllers:
+            raise RpcError(-17, "File exists")
+        self.controllers[ctrlr] = {}
+        return True
+
+    def vhost_delete_controller(self, ctrlr: str) -> bool:
+        if self.controllers[ctrlr]:
+            raise RpcError(-16, "Device or resource busy")
+        del self.controllers[ctrlr]
+        return True
+
+    def vhost_scsi_controller_add_target(
+        self, ctrlr: str, scsi_target_num: int, bdev_name: str, **options: Any
+    ) -> int:
+        name = self.bdevs.get(bdev_name, bdev_name)
+        if name not in self.bdevs.values():
+            raise RpcError(-19, f"bdev {bdev_name} does not exist")
+        if scsi_target_num in self.controllers[ctrlr]:
+            raise RpcError(-17, "File exists")
+        if any(name in luns.values() for luns in self.controllers.values()):
+            raise RpcError(-16, f"bdev {name} is in use")
+        self.controllers[ctrlr][scsi_target_num] = name
+        self.options[ctrlr, scsi_target_num] = options
+        return scsi_target_num
+
+    def vhost_scsi_controller_remove_target(self, ctrlr: str, scsi_target_num: int) -> bool:
+        del self.controllers[ctrlr][scsi_target_num]
+        return True
+
+
+class Server:
+    """Serves a FakeTarget's methods as JSON-RPC on a UNIX socket, in pieces as a kernel might.
+
+    `mute` accepts and reads, but never answers.
+    """
+
+    def __init__(self, target: FakeTarget, path: Path, *, mute: bool = False) -> None:
+        """Listens on `path`."""
+        self._target = target
+        self._mute = mute
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(path))
+        self._socket.listen()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def __enter__(self) -> Server:
+        """Begins to serve."""
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stops serving."""
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            with connection:
+                self._talk(connection)
+
+    def _talk(self, connection: socket.socket) -> None:
+        data = b""
+        while chunk := connection.recv(65536):
+            data += chunk
+            try:
+                request = json.loads(data)
+            except ValueError:
+                continue
+            data = b""
+            if self._mute:
+                continue
+            answer: dict[str, Any] = {"jsonrpc": "2.0", "id": request["id"]}
+            try:
+                answer["result"] = self._target.call(request["method"], **request.get("params", {}))
+            except RpcError as error:
+                answer["error"] = {"code": error.code, "message": error.message}
+            text = json.dumps(answer, ensure_ascii=False).encode() + b"\n"
+            for start in range(0, len(text), 7):
+                connection.sendall(text[start : start + 7])
+
+
+class HostTarget(FakeTarget):
+    """A FakeTarget that makes the controllers' sockets as files in a folder."""
+
+    def __init__(self, bdevs: dict[str, str], folder: Path) -> None:
+        """Begins without controllers."""
+        super().__init__(bdevs)
+        self._folder = folder
+        folder.mkdir(exist_ok=True)
+
+    def vhost_create_scsi_controller(self, ctrlr: str) -> bool:
+        """Makes an empty controller and its socket."""
+        super().vhost_create_scsi_controller(ctrlr)
+        os.mknod(self._folder / ctrlr)
+        return True
+
+    def vhost_delete_controller(self, ctrlr: str) -> bool:
+        """Deletes an empty controller and its socket."""
+        super().vhost_delete_controller(ctrlr)
+        (self._folder / ctrlr).unlink()
+        return True

@@ -1,0 +1,81 @@
+"""virtlun.toml: the models, the schema made of them and the example agree."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from plugin.config import Config, load, schema
+from plugin.errors import LIBVIRT, ConfigError, Refusal
+from plugin.translate import Settings, recognise
+from tests.unit.translate.domains import ROOT
+
+SCHEMA = ROOT / "schemas/config/plugin.schema.json"
+EXAMPLE = ROOT / "examples/virtlun.toml"
+
+
+def test_the_schema_is_the_models() -> None:
+    assert json.loads(SCHEMA.read_text()) == schema(), (
+        "write it anew: python -m plugin.config > schemas/config/plugin.schema.json"
+    )
+
+
+def test_the_example_is_valid_and_shows_the_defaults() -> None:
+    values = tomllib.loads(EXAMPLE.read_text())
+    jsonschema.validate(values, schema())
+    assert load(EXAMPLE) == Config()
+
+
+def test_the_example_shows_every_key_of_ours() -> None:
+    values = tomllib.loads(EXAMPLE.read_text())
+    for section in ("target", "disks", "hook"):
+        known: set[str] = set(getattr(Config(), section).model_dump())
+        assert set(values[section]) == known
+
+
+def test_settings_of_an_empty_file_are_the_translations_defaults() -> None:
+    assert Config().settings() == Settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[target]\nrpc_sockt = 'x'", "target.rpc_sockt: Extra inputs"),
+        ("[disks]\nmax_queues = 0", "disks.max_queues: .*greater than or equal to 1"),
+        ("[hook]\ndeadline_s = 'soon'", "hook.deadline_s: "),
+        ("[disks]\npath_prefix = 'dev/'", "disks.path_prefix: "),
+        ("[typo]", "typo: Extra inputs"),
+        ("[", "virtlun.toml: "),
+    ],
+)
+def test_a_wrong_file_is_one_sentence_with_file_and_key(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    file = tmp_path / "virtlun.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=words) as caught:
+        load(file)
+    assert str(caught.value).startswith(str(file))
+
+
+def test_a_missing_file_is_an_error_only_if_it_was_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        load(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples/libvirt").glob("disk*.xml")), ids=str)
+def test_each_example_disk_is_recognised(path: Path) -> None:
+    ref = recognise(path.read_text(), Config().settings())
+    assert ref is not None
+    assert ref.lvstore == "lvs0"
+
+
+def test_each_refusal_has_a_libvirt_code() -> None:
+    assert set(LIBVIRT) == set(Refusal)
+    numbers: list[Any] = [code.code for code in LIBVIRT.values()]
+    assert all(1 <= number <= 110 for number in numbers)

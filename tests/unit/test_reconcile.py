@@ -1,0 +1,134 @@
+"""Reconciliation: state in, actions out; and the shell around it against a made-up target."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plugin.reconcile import (
+    AddTarget,
+    CreateController,
+    DeleteController,
+    RemoveTarget,
+    State,
+    actions,
+    execute,
+    reconcile,
+)
+from plugin.translate import LunPlan, Plan, VolumeRef
+from tests.unit.fake_target import FakeTarget
+
+A, B = (f"vm-{letter * 8}-0000-4000-8000-000000000000" for letter in "ab")
+
+
+def lun(target: int, lvol: str, uuid: str | None = None, **more: Any) -> LunPlan:
+    return LunPlan(target, f"sd{chr(97 + target)}", VolumeRef("lvs0", lvol), uuid, **more)
+
+
+def plan(controller: str, *luns: LunPlan) -> Plan:
+    return Plan("d", controller, f"/run/virtlun/vhost/{controller}", 1, luns)
+
+
+@pytest.fixture
+def target() -> FakeTarget:
+    return FakeTarget({f"lvs0/v{n}": f"uuid-{n}" for n in range(6)})
+
+
+def test_nothing_to_do_is_no_action() -> None:
+    state = State({A: {0: "uuid-0"}}, {"lvs0/v0": "uuid-0", "uuid-0": "uuid-0"})
+    assert actions([plan(A, lun(0, "v0"))], state, complete=True) == []
+
+
+def test_what_is_missing_is_made() -> None:
+    one, two = lun(0, "v0"), lun(3, "v1")
+    assert actions([plan(A, one, two)], State({}, {}), complete=False) == [
+        CreateController(A),
+        AddTarget(A, one),
+        AddTarget(A, two),
+    ]
+
+
+def test_what_is_wrong_is_corrected_and_what_is_right_stays() -> None:
+    names = {f"lvs0/v{n}": f"uuid-{n}" for n in range(4)}
+    state = State({A: {0: "uuid-0", 1: "uuid-9", 7: "uuid-3"}}, names)
+    wanted = plan(A, lun(0, "v0"), lun(1, "v1"))
+    assert actions([wanted], state, complete=False) == [
+        RemoveTarget(A, 1),
+        RemoveTarget(A, 7),
+        AddTarget(A, lun(1, "v1")),
+    ]
+
+
+def test_a_volume_is_let_go_before_another_controller_takes_it(target: FakeTarget) -> None:
+    target.controllers = {A: {0: "uuid-0"}, B: {}}
+    wanted = [plan(B, lun(0, "v0")), plan(A, lun(0, "v1"))]
+    assert reconcile(target, wanted, complete=True) == []  # type: ignore[arg-type]
+    assert target.controllers == {A: {0: "uuid-1"}, B: {0: "uuid-0"}}
+
+
+def test_a_renamed_volume_is_found_by_its_uuid() -> None:
+    state = State({A: {0: "uuid-0"}}, {"lvs0/new-name": "uuid-0", "uuid-0": "uuid-0"})
+    assert actions([plan(A, lun(0, "old-name", "uuid-0"))], state, complete=True) == []
+
+
+def test_strays_go_only_when_the_list_is_complete() -> None:
+    state = State({A: {0: "x", 1: "y"}, "by-hand": {0: "z"}}, {})
+    assert actions([], state, complete=False) == []
+    assert actions([], state, complete=True) == [
+        RemoveTarget(A, 0),
+        RemoveTarget(A, 1),
+        DeleteController(A),
+    ]
+
+
+def test_options_reach_the_target(target: FakeTarget) -> None:
+    disk = lun(0, "v0", serial="S", read_only=True, shareable=True)
+    assert reconcile(target, [plan(A, disk, lun(1, "v1"))], complete=True) == []  # type: ignore[arg-type]
+    assert target.options[A, 0] == {"serial": "S", "read_only": True, "shareable": True}
+    assert target.options[A, 1] == {}
+
+
+def test_one_refusal_does_not_stop_the_rest(target: FakeTarget) -> None:
+    gone, there = lun(0, "gone"), lun(1, "v1")
+    failures = reconcile(target, [plan(A, gone, there)], complete=True)  # type: ignore[arg-type]
+    assert [(f.action, f.why) for f in failures] == [
+        (AddTarget(A, gone), "bdev lvs0/gone does not exist")
+    ]
+    assert target.controllers == {A: {1: "uuid-1"}}
+
+
+PLANS = st.dictionaries(
+    st.sampled_from([A, B]),
+    st.dictionaries(st.integers(0, 4), st.integers(0, 5), max_size=4),
+)
+
+
+@given(PLANS, PLANS)
+def test_from_any_state_to_any_other_and_then_nothing(
+    before: dict[str, dict[int, int]], after: dict[str, dict[int, int]]
+) -> None:
+    target = FakeTarget({f"lvs0/v{n}": f"uuid-{n}" for n in range(6)})
+    target.controllers = {
+        c: {t: f"uuid-{v}" for t, v in luns.items()} for c, luns in before.items()
+    }
+    seen: set[int] = set()
+    wanted = []
+    for controller, luns in after.items():
+        unique = {t: v for t, v in luns.items() if v not in seen and not seen.add(v)}  # type: ignore[func-returns-value]
+        wanted.append(plan(controller, *(lun(t, f"v{v}") for t, v in sorted(unique.items()))))
+    assert reconcile(target, wanted, complete=True) == []  # type: ignore[arg-type]
+    assert target.controllers == {
+        p.controller: {disk.target: f"uuid-{disk.volume.lvol[1:]}" for disk in p.luns}
+        for p in wanted
+    }
+    target.calls.clear()
+    assert reconcile(target, wanted, complete=True) == []  # type: ignore[arg-type]
+    assert set(target.calls) == {"vhost_get_controllers", "bdev_get_bdevs"}
+
+
+def test_nothing_is_done_without_actions(target: FakeTarget) -> None:
+    assert execute(target, [], State({}, {})) == []  # type: ignore[arg-type]
+    assert target.calls == []
