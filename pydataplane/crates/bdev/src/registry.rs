@@ -109,16 +109,9 @@ impl State {
         self.next_id
     }
 
-    fn find(&self, key: &str) -> Option<&Entry> {
-        if let Some(e) = self.entries.get(key).filter(|e| !e.removing) {
-            return Some(e);
-        }
-        let uuid = Uuid::try_parse(key).ok();
-        self.entries.values().find(|e| {
-            !e.removing
-                && (uuid.is_some_and(|u| u == e.bdev.uuid())
-                    || e.bdev.aliases().iter().any(|a| a == key))
-        })
+    /// The entry with this name, unless it is being removed.
+    fn named(&self, name: &str) -> Option<&Entry> {
+        self.entries.get(name).filter(|e| !e.removing)
     }
 }
 
@@ -152,24 +145,45 @@ impl Registry {
         }
     }
 
+    /// The device with this name, alias or UUID. Devices are asked with no lock held, because an
+    /// alias may stand behind a lock of theirs.
+    fn find(&self, key: &str) -> Option<Arc<dyn Bdev>> {
+        let all: Vec<_> = {
+            let state = self.lock();
+            if let Some(e) = state.named(key) {
+                return Some(e.bdev.clone());
+            }
+            state.entries.values().filter(|e| !e.removing).map(|e| e.bdev.clone()).collect()
+        };
+        let uuid = Uuid::try_parse(key).ok();
+        all.into_iter()
+            .find(|b| uuid.is_some_and(|u| u == b.uuid()) || b.aliases().iter().any(|a| a == key))
+    }
+
     /// Makes `bdev` known and emits [`Event::Registered`].
     ///
     /// # Errors
     /// [`RegistryError::NameTaken`] when its name, an alias or its UUID belongs to another device.
     pub fn register(&self, bdev: Arc<dyn Bdev>) -> Result<(), RegistryError> {
+        let taken = |name: String, e: &dyn Bdev| RegistryError::NameTaken {
+            name,
+            owner: e.name().to_owned(),
+            product: e.product_name().to_owned(),
+        };
+        let name = bdev.name().to_owned();
+        for key in bdev.aliases().into_iter().chain([bdev.uuid().to_string()]) {
+            if let Some(e) = self.find(&key) {
+                return Err(taken(key, &*e));
+            }
+        }
+        if let Some(e) = self.find(&name) {
+            return Err(taken(name, &*e));
+        }
         {
             let mut state = self.lock();
-            let name = bdev.name().to_owned();
-            let keys = [name.clone(), bdev.uuid().to_string()].into_iter().chain(bdev.aliases());
-            for key in keys {
-                let taken = state.find(&key).or_else(|| state.entries.get(&key));
-                if let Some(e) = taken {
-                    return Err(RegistryError::NameTaken {
-                        name: key,
-                        owner: e.bdev.name().to_owned(),
-                        product: e.bdev.product_name().to_owned(),
-                    });
-                }
+            // One that is being removed still has its name; and somebody may have been quicker.
+            if let Some(e) = state.entries.get(&name) {
+                return Err(taken(name, &*e.bdev));
             }
             let order = state.id();
             state.entries.insert(
@@ -201,14 +215,15 @@ impl Registry {
         key: &str,
         timeout: Duration,
     ) -> Result<Arc<dyn Bdev>, RegistryError> {
+        let found = self.find(key);
         let (name, bdev, first) = {
             let mut state = self.lock();
-            let name = state
-                .find(key)
-                .or_else(|| state.entries.get(key))
-                .map(|e| e.bdev.name().to_owned())
+            // By its name alone also one whose removal was begun and timed out.
+            let name = found.map_or_else(|| key.to_owned(), |b| b.name().to_owned());
+            let entry = state
+                .entries
+                .get_mut(&name)
                 .ok_or_else(|| RegistryError::NotFound(key.to_owned()))?;
-            let entry = state.entries.get_mut(&name).expect("found above");
             let first = !std::mem::replace(&mut entry.removing, true);
             (name, entry.bdev.clone(), first)
         };
@@ -253,7 +268,7 @@ impl Registry {
 
     /// The device with this name, alias or UUID.
     pub fn get(&self, key: &str) -> Option<Arc<dyn Bdev>> {
-        self.lock().find(key).map(|e| e.bdev.clone())
+        self.find(key)
     }
 
     /// As [`Registry::get`], for a device of type `T`: `None` if it is of another.
@@ -306,13 +321,11 @@ impl Registry {
         owner: &str,
         mode: ClaimMode,
     ) -> Result<Claim, RegistryError> {
+        let missing = || RegistryError::NotFound(key.to_owned());
+        let name = self.find(key).ok_or_else(missing)?.name().to_owned();
         let mut state = self.lock();
-        let name = state
-            .find(key)
-            .map(|e| e.bdev.name().to_owned())
-            .ok_or_else(|| RegistryError::NotFound(key.to_owned()))?;
         let id = state.id();
-        let entry = state.entries.get_mut(&name).expect("found above");
+        let entry = state.entries.get_mut(&name).filter(|e| !e.removing).ok_or_else(missing)?;
         let conflict = entry
             .holders
             .iter()
@@ -327,8 +340,9 @@ impl Registry {
 
     /// Who holds the device, as given to [`Registry::claim`].
     pub fn owners(&self, key: &str) -> Vec<(String, ClaimMode)> {
+        let Some(bdev) = self.find(key) else { return Vec::new() };
         let state = self.lock();
-        let holders = state.find(key).map(|e| &e.holders[..]).unwrap_or_default();
+        let holders = state.named(bdev.name()).map(|e| &e.holders[..]).unwrap_or_default();
         holders.iter().map(|h| (h.owner.clone(), h.mode)).collect()
     }
 

@@ -170,6 +170,11 @@ impl FileChannel {
                 slot.step = Step::Zeroing;
                 None
             }
+            // A block device whose own blocks are larger than ours, behind the page cache.
+            (Op::WriteZeroes, Step::Plain) if errno == libc::EINVAL => {
+                slot.step = Step::Zeroing;
+                None
+            }
             // The file system wants more alignment than it says.
             (Op::Read | Op::Write, Step::Plain) if errno == libc::EINVAL && self.shared.direct => {
                 slot.step = Step::Bounced;
