@@ -138,16 +138,16 @@ class Gateway:
     async def _accept(self, listener: Listener) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await self._slots.acquire()
             try:
                 sock, _ = await loop.sock_accept(listener.sock)
             except OSError as error:  # out of descriptors: some will come free
-                self._slots.release()
                 _log.warning("a client could not be accepted", error=str(error))
                 await asyncio.sleep(0.1)
                 continue
+            try:
+                await self._slots.acquire()
             except BaseException:
-                self._slots.release()
+                sock.close()
                 raise
             self._spawn(self._serve(listener, sock))
 

@@ -56,7 +56,9 @@ PARAMS = st.builds(lambda name, pair: TypedParam(name, *pair), st.text(), VALUES
 
 
 @QUICK
-@given(U32, I32, U64, I64, st.floats(allow_nan=False), st.text(), st.binary(), st.text() | st.none())
+@given(
+    U32, I32, U64, I64, st.floats(allow_nan=False), st.text(), st.binary(), st.text() | st.none()
+)
 def test_values_come_back(
     a: int, b: int, c: int, d: int, e: float, f: str, g: bytes, h: str | None
 ) -> None:
@@ -177,9 +179,7 @@ def channels(body: Body) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    st.lists(st.integers(0, 3 * CHUNK_BYTES), min_size=1, max_size=4), st.integers(1, 200)
-)
+@given(st.lists(st.integers(0, 3 * CHUNK_BYTES), min_size=1, max_size=4), st.integers(1, 200))
 def test_messages_pass_whole_however_they_are_cut(sizes: list[int], pieces: int) -> None:
     sent = [
         message(MessageType.STREAM, n, n, os.urandom(size), status=Status.CONTINUE)

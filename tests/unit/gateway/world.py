@@ -171,6 +171,7 @@ class World:
             ),
         )
         self._clients: list[TestClient] = []
+        self.gateway: Gateway
 
     async def client(self, *, read_only: bool = False) -> TestClient:
         """Returns a client with an open connection."""
@@ -215,7 +216,7 @@ def play(folder: Path, body: Callable[[World], Awaitable[None]], **options: obje
         world = World(folder, **options)
         await world.libvirtd.start()
         world.target.start()
-        gateway = Gateway(world.config)
+        gateway = world.gateway = Gateway(world.config)
         gateway.open()
         running = asyncio.create_task(gateway.run())
         try:

@@ -1,0 +1,368 @@
+"""Define, create, start, dumpxml, block calls, statistics and reconcile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from plugin import translate
+from plugin.gateway.errors import Code, Refused
+from plugin.gateway.messages import (
+    STRING,
+    UINT,
+    ULLONG,
+    Domain,
+    DomainCall,
+    StatsRecord,
+    TypedParam,
+    XmlCall,
+)
+from plugin.gateway.procs import Proc
+from plugin.gateway.reconcile import reconcile
+from plugin.gateway.target import Usage
+from plugin.gateway.xdr import Reader, Writer
+from tests.unit.gateway.fake_target import MIB, RefusedError
+from tests.unit.gateway.world import (
+    UUID_1,
+    UUID_2,
+    ReplyError,
+    TestClient,
+    World,
+    disk,
+    plain,
+    play,
+)
+
+CONTROLLER = f"vm-{UUID_1}"
+BYTES, CAPACITY, EXTEND = 1, 2, 4
+
+
+async def define(client: TestClient, xml: str) -> Domain:
+    return Domain.read(Reader(await client.call(Proc.DEFINE_XML, XmlCall(xml, None).pack())))
+
+
+def path_call(dom: Domain, path: str) -> bytes:
+    return DomainCall(dom, path).pack(text=True, flags=True)
+
+
+async def resize(client: TestClient, dom: Domain, size: int, flags: int = BYTES) -> None:
+    args = dom.write(Writer()).string("sdb").u64(size).u32(flags)
+    await client.call(Proc.BLOCK_RESIZE, bytes(args))
+
+
+def test_a_definition_comes_back_as_it_was_given(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        client = await world.client()
+        dom = await define(client, plain(devices=disk(extra="<serial>S1</serial>")))
+        stored = world.libvirtd.domains[dom.uuid].config
+        assert stored is not None and "vhost-user-scsi-pci" in stored
+        plan = translate.plan(stored)
+        assert plan is not None
+        assert plan.luns[0].uuid == world.target.volumes["lvs0/data"]["uuid"]
+        shown = await client.xml(dom)
+        assert "<serial>S1</serial>" in shown and "/dev/virtlun/lvs0/data" in shown
+        assert "vhost" not in shown and "virtlun:disks" not in shown
+        again = await define(client, shown)
+        assert again.uuid == dom.uuid
+        assert translate.plan(world.libvirtd.domains[dom.uuid].config or "") == plan
+
+    play(tmp_path, body)
+
+
+def test_a_definition_needs_no_target(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        world.target.stop()
+        client = await world.client()
+        dom = await define(client, plain(devices=disk()))
+        assert "/dev/virtlun/lvs0/data" in await client.xml(dom)
+
+    play(tmp_path, body)
+
+
+def test_a_contradiction_in_the_definition_is_one_sentence(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        world.target.add_volume("lvs0/second")
+        client = await world.client()
+        twice = disk() + disk("lvs0/second")
+        with pytest.raises(ReplyError, match="sdb"):
+            await define(client, plain(devices=twice))
+        assert world.libvirtd.domains == {}
+
+    play(tmp_path, body)
+
+
+def test_create_makes_controller_and_luns_first(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        client = await world.client()
+        seen = {}
+        original = world.libvirtd._define
+
+        def define(xml: str, *, live: bool) -> bytes:
+            seen.update(world.target.luns(CONTROLLER))
+            return original(xml, live=live)
+
+        world.libvirtd._define = define  # type: ignore[method-assign]
+        await client.call(Proc.CREATE_XML, XmlCall(plain(devices=disk()), 0).pack())
+        assert seen == {0: world.target.volumes["lvs0/data"]["uuid"]}
+        assert not world.target.waiting
+
+    play(tmp_path, body)
+
+
+def test_a_create_that_fails_leaves_no_controller(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        world.libvirtd.refuse[Proc.CREATE_XML] = Refused(Code.INTERNAL_ERROR, "no QEMU")
+        client = await world.client()
+        with pytest.raises(ReplyError, match="no QEMU"):
+            await client.call(Proc.CREATE_XML, XmlCall(plain(devices=disk()), 0).pack())
+        assert world.target.controllers == {}
+
+    play(tmp_path, body)
+
+
+@pytest.mark.parametrize("proc", [Proc.CREATE, Proc.CREATE_WITH_FLAGS])
+def test_start_puts_the_controller_right(tmp_path: Path, proc: Proc) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(running=False, disks=disk())
+        stale = world.target.add_volume("lvs0/stale")
+        world.target.controllers[CONTROLLER] = {0: {"bdev": stale}, 5: {"bdev": stale}}
+        client = await world.client()
+        args = dom.ref.write(Writer())
+        await client.call(proc, bytes(args if proc == Proc.CREATE else args.u32(0)))
+        assert world.target.luns(CONTROLLER) == {0: world.target.volumes["lvs0/data"]["uuid"]}
+        assert dom.live is not None
+
+    play(tmp_path, body)
+
+
+def test_start_with_a_missing_volume_is_refused_by_name(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(running=False, disks=disk())
+        del world.target.volumes["lvs0/data"]
+        client = await world.client()
+        with pytest.raises(ReplyError, match="lvs0/data"):
+            await client.call(Proc.CREATE, bytes(dom.ref.write(Writer())))
+        assert dom.live is None and world.target.controllers == {}
+
+    play(tmp_path, body)
+
+
+def test_start_without_a_target_is_refused(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(running=False, disks=disk())
+        world.target.stop()
+        client = await world.client()
+        with pytest.raises(ReplyError, match="no target answers"):
+            await client.call(Proc.CREATE, bytes(dom.ref.write(Writer())))
+        assert dom.live is None
+
+    play(tmp_path, body)
+
+
+def test_start_with_a_volume_in_use_names_the_holder(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        world.domain("other", UUID_2, disks=disk())
+        dom = world.domain(running=False, disks=disk())
+        client = await world.client()
+        with pytest.raises(ReplyError, match="in use by domain other"):
+            await client.call(Proc.CREATE, bytes(dom.ref.write(Writer())))
+        assert CONTROLLER not in world.target.controllers
+
+    play(tmp_path, body)
+
+
+def test_block_info_of_ours_and_of_others(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk())
+        client = await world.client()
+        for path in ("sdb", "/dev/virtlun/lvs0/data"):
+            reader = Reader(await client.call(Proc.GET_BLOCK_INFO, path_call(dom.ref, path)))
+            assert [reader.u64() for _ in range(3)] == [3 * MIB, 64 * MIB, 3 * MIB]
+        reader = Reader(await client.call(Proc.GET_BLOCK_INFO, path_call(dom.ref, "vda")))
+        assert [reader.u64() for _ in range(3)] == [1, 2, 3]
+
+    play(tmp_path, body)
+
+
+def test_block_stats(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk())
+        client = await world.client()
+        plain_call = DomainCall(dom.ref, "sdb").pack(text=True)
+        reader = Reader(await client.call(Proc.BLOCK_STATS, plain_call))
+        assert [reader.i64() for _ in range(5)] == [10, 40960, 20, 81920, -1]
+        count = bytes(dom.ref.write(Writer()).string("sdb").i32(0).u32(0))
+        reader = Reader(await client.call(Proc.BLOCK_STATS_FLAGS, count))
+        assert (reader.u32(), reader.i32()) == (0, 8)
+        some = bytes(dom.ref.write(Writer()).string("sdb").i32(8).u32(4))
+        reader = Reader(await client.call(Proc.BLOCK_STATS_FLAGS, some))
+        params = {p.field: p.value for p in reader.array(lambda: TypedParam.read(reader), 16)}
+        assert params["rd_operations"] == 10 and params["wr_bytes"] == 81920
+        assert params["rd_total_times"] == 1_000_000, "1000 ticks of a microsecond"
+
+    play(tmp_path, body)
+
+
+def test_block_stats_of_all_disks_are_summed_with_libvirtds(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk())
+        theirs = Writer()
+        for value in (1, 2, 3, 4, -1):
+            theirs.i64(value)
+        world.libvirtd.answers[Proc.BLOCK_STATS] = lambda payload: bytes(theirs)
+        client = await world.client()
+        reader = Reader(
+            await client.call(Proc.BLOCK_STATS, DomainCall(dom.ref, "").pack(text=True))
+        )
+        assert [reader.i64() for _ in range(5)] == [11, 40962, 23, 81924, -1]
+
+    play(tmp_path, body)
+
+
+def test_resize_grows_in_whole_clusters(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk())
+        client = await world.client()
+        await resize(client, dom.ref, 100 * MIB + 1)
+        assert world.target.volumes["lvs0/data"]["mib"] == 101
+        await resize(client, dom.ref, 128 * 1024, flags=0)
+        assert world.target.volumes["lvs0/data"]["mib"] == 128
+        await resize(client, dom.ref, 128 * MIB)
+        await resize(client, dom.ref, 128 * MIB - 5)
+        await resize(client, dom.ref, 0, flags=CAPACITY)
+        assert world.target.volumes["lvs0/data"]["mib"] == 128
+
+    play(tmp_path, body)
+
+
+@pytest.mark.parametrize(
+    ("size", "flags", "code", "words"),
+    [
+        (32 * MIB, BYTES, Code.INVALID_ARG, "cut off"),
+        (0, BYTES, Code.INVALID_ARG, "greater than zero"),
+        (2000 * MIB, BYTES, Code.INVALID_ARG, "1073741824 bytes left"),
+        (2**63, 0, Code.OVERFLOW, "size must be less"),
+        (1, CAPACITY, Code.INVALID_ARG, "must be zero"),
+        (128 * MIB, 0x40, Code.INVALID_ARG, "unsupported flags"),
+    ],
+)
+def test_a_wrong_size_is_one_sentence_and_changes_nothing(
+    tmp_path: Path, size: int, flags: int, code: Code, words: str
+) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk())
+        client = await world.client()
+        with pytest.raises(ReplyError, match=words) as error:
+            await resize(client, dom.ref, size, flags)
+        assert error.value.code == code
+        assert world.target.volumes["lvs0/data"]["mib"] == 64
+
+    play(tmp_path, body)
+
+
+def test_a_shrink_needs_the_configuration_and_never_with_extend(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk())
+        client = await world.client()
+        with pytest.raises(ReplyError, match="cut off"):
+            await resize(client, dom.ref, 32 * MIB, BYTES | EXTEND)
+        await resize(client, dom.ref, 32 * MIB)
+        assert world.target.volumes["lvs0/data"]["mib"] == 32
+
+    play(tmp_path, body, allow_shrink=True)
+
+
+def test_libvirtd_judges_a_resize_first(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        stopped = world.domain(running=False, disks=disk())
+        client = await world.client()
+        with pytest.raises(ReplyError, match="not running"):
+            await resize(client, stopped.ref, 128 * MIB)
+        running = world.domain(disks=disk())
+        read_only = await world.client(read_only=True)
+        with pytest.raises(ReplyError, match="read only"):
+            await resize(read_only, running.ref, 128 * MIB)
+        world.libvirtd.refuse[Proc.BLOCK_RESIZE] = Refused(Code.ACCESS_DENIED, "denied")
+        with pytest.raises(ReplyError, match="denied"):
+            await resize(client, running.ref, 128 * MIB)
+        assert not any(method == "bdev_lvol_resize" for method, _ in world.target.calls)
+
+    play(tmp_path, body)
+
+
+def test_what_is_not_supported_says_so(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk())
+        client = await world.client()
+        peek = bytes(dom.ref.write(Writer()).string("sdb").u64(0).u32(512).u32(0))
+        tune = bytes(dom.ref.write(Writer()).string("sdb").u32(0).u32(0))
+        asked = dom.ref.write(Writer())
+        asked.optional("sdb", asked.string).i32(0).u32(0)
+        for proc, args in (
+            (Proc.BLOCK_PEEK, peek),
+            (Proc.SET_BLOCK_IO_TUNE, tune),
+            (Proc.GET_BLOCK_IO_TUNE, bytes(asked)),
+        ):
+            with pytest.raises(ReplyError, match="sdb") as error:
+                await client.call(proc, args)
+            assert error.value.code == Code.OPERATION_UNSUPPORTED
+
+    play(tmp_path, body)
+
+
+def stats_of(dom: Domain, *names: str) -> StatsRecord:
+    params = [TypedParam("state.state", 1, 1), TypedParam("block.count", UINT, len(names))]
+    for number, name in enumerate(names):
+        params.append(TypedParam(f"block.{number}.name", STRING, name))
+        params.append(TypedParam(f"block.{number}.rd.reqs", ULLONG, 7))
+    return StatsRecord(dom, params)
+
+
+def test_all_domain_stats_show_our_disks_and_hide_the_carrier(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk())
+        bare = world.libvirtd.add("two", config=plain("two", UUID_2))
+        records = [stats_of(dom.ref, "vda", "ubda", "vdb"), stats_of(bare.ref, "vda")]
+        world.libvirtd.answers[Proc.GET_ALL_DOMAIN_STATS] = lambda _: StatsRecord.pack_all(records)
+        client = await world.client()
+        reply = await client.call(Proc.GET_ALL_DOMAIN_STATS, bytes(12))
+        ours, theirs = StatsRecord.read_all(reply)
+        assert theirs == records[1]
+        values = {param.field: param.value for param in ours.params}
+        assert values["block.count"] == 3
+        assert [values[f"block.{n}.name"] for n in range(3)] == ["vda", "vdb", "sdb"]
+        assert values["block.2.path"] == "/dev/virtlun/lvs0/data"
+        assert values["block.2.wr.bytes"] == 81920
+        assert values["block.2.capacity"] == 64 * MIB
+        world.target.stop()
+        reply = await client.call(Proc.GET_ALL_DOMAIN_STATS, bytes(12))
+        values = {param.field: param.value for param in StatsRecord.read_all(reply)[0].params}
+        assert values["block.2.name"] == "sdb" and "block.2.wr.bytes" not in values
+
+    play(tmp_path, body)
+
+
+def test_usages_add_up() -> None:
+    one = Usage(1, 2, 3, 4, 5, 6, 7, 8)
+    assert one + one == Usage(2, 4, 6, 8, 10, 12, 14, 16)
+    assert replace(one, reads=0) + one == Usage(1, 4, 6, 8, 10, 12, 14, 16)
+
+
+def test_reconcile_puts_running_domains_right_at_start(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk())
+        stopped = world.domain("two", UUID_2, running=False)
+        world.target.controllers = {f"vm-{UUID_2}": {}}
+        await reconcile(world.gateway)
+        uuid = world.target.volumes["lvs0/data"]["uuid"]
+        assert world.target.luns(f"vm-{dom.ref.uuid_text}") == {0: uuid}
+        assert f"vm-{stopped.ref.uuid_text}" not in world.target.controllers
+        # One that cannot be put right does not keep the others from it.
+        world.target.controllers = {}
+        world.target.refuse["vhost_scsi_controller_add_target"] = RefusedError(-12, "No memory")
+        await reconcile(world.gateway)
+        assert world.target.controllers == {}
+
+    play(tmp_path, body)
