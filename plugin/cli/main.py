@@ -21,7 +21,7 @@ from pydataplane.client import DEFAULT_SOCKET
 )
 @click.version_option(package_name="virtlun")
 @click.pass_context
-def main(context: click.Context, socket: Path) -> None:  # noqa: D301 (click's mark)
+def main(context: click.Context, socket: Path) -> None:
     """Fast shared user-space storage for the VMs of this host.
 
     A first session:
@@ -33,7 +33,7 @@ def main(context: click.Context, socket: Path) -> None:  # noqa: D301 (click's m
       virtlun volume create lvs0/data 10G
       virsh -c 'qemu+unix:///system?socket=/run/virtlun/libvirt-sock' \\
           attach-disk VM /dev/virtlun/lvs0/data sdb
-    """
+    """  # noqa: D301 (click's mark)
     context.obj = socket
 
 
