@@ -53,7 +53,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 registry.notify_resized(&name);
                 Ok(())
             }
-            Some("remove") => controllers.remove_target("vm0", number(1) as i64).map_err(Into::into),
+            Some("remove") => {
+                controllers.remove_target("vm0", number(1) as i64).map_err(Into::into)
+            }
             Some("info") => {
                 println!("{:#?} {:#?}", controllers.list(None)?, controllers.stats(None)?);
                 Ok(())

@@ -29,7 +29,7 @@ use crate::defs::{Config, MAX_QUEUES, MAX_REQUEST_QUEUES, OFFERED_FEATURES};
 use crate::device::{Addresses, Device};
 
 /// How long a peer may take over the rest of a message that it began, or over taking a reply.
-const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A connected peer and its device.
 pub(crate) struct Peer {

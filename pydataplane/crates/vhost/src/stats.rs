@@ -175,22 +175,22 @@ mod tests {
     #[test]
     fn commands_are_counted_by_kind() {
         let counters = LunCounters::default();
-        counters.count(Kind::of(0x28), 4096, 10, true);
-        counters.count(Kind::of(0x88), 512, 5, false);
-        counters.count(Kind::of(0x2a), 1024, 7, true);
-        counters.count(Kind::of(0x35), 0, 3, true);
-        counters.count(Kind::of(0x12), 36, 1, true);
+        counters.count(Kind::of(0x28), 4096, Some((10, 1)), true);
+        counters.count(Kind::of(0x88), 512, Some((5, 16)), false);
+        counters.count(Kind::of(0x2a), 1024, Some((7, 1)), true);
+        counters.count(Kind::of(0x35), 0, None, true);
+        counters.count(Kind::of(0x12), 36, Some((1, 1)), true);
         let mut stats = LunStats::default();
         stats.add(&counters);
         let expected = LunStats {
             reads: 2,
             read_bytes: 4608,
-            read_ns: 15,
+            read_ns: reactor::ticks::to_ns(10 + 5 * 16),
             writes: 1,
             write_bytes: 1024,
-            write_ns: 7,
+            write_ns: reactor::ticks::to_ns(7),
             flushes: 1,
-            flush_ns: 3,
+            flush_ns: 0,
             others: 1,
             errors: 1,
         };

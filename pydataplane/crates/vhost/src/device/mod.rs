@@ -204,7 +204,7 @@ impl Device {
         if changed & OF_RINGS != 0 {
             for index in 0..self.rings.len() {
                 self.stop(index);
-                self.settle(index)?;
+                self.try_settle(index);
             }
         }
         Ok(())
@@ -261,8 +261,7 @@ impl Device {
         }
         self.remap_side_queues();
         for index in 0..self.rings.len() {
-            // What is still not in memory is told when the peer starts it, or stays stopped.
-            _ = self.settle(index);
+            self.try_settle(index);
         }
     }
 

@@ -67,7 +67,8 @@ impl Device {
         }
         self.stop(at);
         self.rings[at].size = size;
-        self.settle(at)
+        self.try_settle(at);
+        Ok(())
     }
 
     /// SET_VRING_ADDR.
@@ -87,7 +88,8 @@ impl Device {
         let base = u16::try_from(base).map_err(|_| DeviceError::Base(base))?;
         self.stop(at);
         self.rings[at].base = base;
-        self.settle(at)
+        self.try_settle(at);
+        Ok(())
     }
 
     /// GET_VRING_BASE: stops the ring and returns when its I/O has ended. It starts again with
@@ -169,6 +171,13 @@ impl Device {
                 Ok(())
             }
             _ => Ok(()),
+        }
+    }
+
+    /// As `settle`, where another message than the present one is to blame if the ring cannot run.
+    pub(super) fn try_settle(&mut self, at: usize) {
+        if let Err(why) = self.settle(at) {
+            tracing::debug!(controller = self.name, "not started: {why}");
         }
     }
 

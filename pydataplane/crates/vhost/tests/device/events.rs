@@ -1,0 +1,227 @@
+//! Targets that come, go and change under a running guest.
+
+use std::time::Duration;
+
+use vhost_scsi::{ControllerError, TargetOptions};
+
+use crate::guest::*;
+use crate::host::*;
+
+const TRANSPORT_RESET: u32 = 1;
+const PARAM_CHANGE: u32 = 3;
+const MISSED: u32 = 0x8000_0000;
+const RESCAN: u32 = 1;
+const REMOVED: u32 = 2;
+
+fn lun(target: u8) -> [u8; 8] {
+    // Linux reads bytes 2 and 3 as the plain LUN.
+    [1, target, 0, 0, 0, 0, 0, 0]
+}
+
+#[test]
+fn a_target_comes_changes_and_goes() {
+    let host = Host::with_disk(2);
+    let null = host.null("null");
+    let mut guest = Guest::start(&host.socket(), LINUX, 2);
+    guest.ready(0);
+    let buffers: Vec<_> = (0..3).map(|_| guest.give_event_buffer()).collect();
+
+    host.add(5, "null");
+    assert_eq!(guest.event(buffers[0]), (TRANSPORT_RESET, lun(5), RESCAN));
+    assert!(guest.called(1, PATIENCE));
+    guest.ready(5);
+
+    null.resize(16384).unwrap();
+    host.registry.notify_resized("null");
+    assert_eq!(guest.event(buffers[1]), (PARAM_CHANGE, lun(5), 0x2a | 0x09 << 8));
+    let reply = guest.scsi(5, &[0; 6], &[], 0);
+    assert_eq!((reply.sense[2] & 15, reply.sense[12], reply.sense[13]), (6, 0x2a, 9));
+    let capacity = guest.scsi(5, &[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[], 8);
+    assert_eq!(capacity.data[..4], 16383u32.to_be_bytes());
+
+    host.controllers.remove_target("vm0", 5).unwrap();
+    assert_eq!(guest.event(buffers[2]), (TRANSPORT_RESET, lun(5), REMOVED));
+    let request = guest.submit(2, flat(5), 1, &[0; 6], &[], 0);
+    assert_eq!(guest.finish(&request).response, 3);
+    guest.ready(0);
+    let stats = host.stats().controller;
+    assert_eq!((stats.events_sent, stats.events_missed), (3, 0));
+}
+
+#[test]
+fn events_wait_for_buffers_in_order_and_a_loss_is_told() {
+    let host = Host::new(1);
+    host.malloc("disk");
+    let mut guest = Guest::start(&host.socket(), LINUX, 1);
+    // 80 events and room for 64.
+    for _ in 0..40 {
+        host.add(1, "disk");
+        host.controllers.remove_target("vm0", 1).unwrap();
+    }
+    assert_eq!(host.stats().controller.events_missed, 16);
+    for nth in 0..64 {
+        let buffer = guest.give_event_buffer();
+        let (event, at, reason) = guest.event(buffer);
+        let missed = if nth == 0 { MISSED } else { 0 };
+        assert_eq!((event, at), (TRANSPORT_RESET | missed, lun(1)), "event {nth}");
+        assert_eq!(reason, if nth % 2 == 0 { RESCAN } else { REMOVED }, "event {nth}");
+    }
+    host.add(1, "disk");
+    let buffer = guest.give_event_buffer();
+    assert_eq!(guest.event(buffer), (TRANSPORT_RESET, lun(1), RESCAN));
+}
+
+#[test]
+fn a_driver_without_the_features_is_told_nothing() {
+    let host = Host::new(1);
+    let null = host.null("null");
+    let mut guest = Guest::start(&host.socket(), LINUX & !0b110, 1);
+    let buffer = guest.give_event_buffer();
+    host.add(0, "null");
+    null.resize(16384).unwrap();
+    host.registry.notify_resized("null");
+    guest.ready(0);
+    host.controllers.remove_target("vm0", 0).unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(guest.try_used(1), None, "{buffer:?}");
+}
+
+#[test]
+fn a_driver_that_starts_afresh_gets_no_old_events() {
+    let host = Host::with_disk(1);
+    host.malloc("disk1");
+    let mut guest = Guest::start(&host.socket(), LINUX, 1);
+    host.add(1, "disk1");
+    guest.peer.base(1);
+    guest.start_queue(1);
+    let buffer = guest.give_event_buffer();
+    host.controllers.remove_target("vm0", 1).unwrap();
+    assert_eq!(guest.event(buffer), (TRANSPORT_RESET, lun(1), REMOVED));
+}
+
+#[test]
+fn a_buffer_too_small_for_an_event_is_given_back_empty() {
+    let host = Host::with_disk(1);
+    host.malloc("disk1");
+    let mut guest = Guest::start(&host.socket(), LINUX, 1);
+    let at = guest.alloc(16);
+    let small = guest.chain(1, &[Buffer { addr: at, len: 15, write: true }]);
+    guest.offer(1, small);
+    let good = guest.give_event_buffer();
+    host.add(1, "disk1");
+    assert_eq!(guest.used(1), (small, 0));
+    assert_eq!(guest.event(good), (TRANSPORT_RESET, lun(1), RESCAN));
+}
+
+#[test]
+fn removing_waits_for_io_in_flight() {
+    let host = Host::new(2);
+    let gate = host.gate("gate");
+    host.add(0, "gate");
+    let mut guest = Guest::start(&host.socket(), LINUX, 2);
+    guest.ready(0);
+    let buffer = guest.give_event_buffer();
+    gate.shut();
+    let request = guest.submit(3, flat(0), 1, &rw10(0x2a, 0, 1), &[7; 512], 0);
+    gate.wait_for(1);
+    let controllers = host.controllers.clone();
+    let remover = std::thread::spawn(move || controllers.remove_target("vm0", 0));
+    // New requests find it gone while the old one still waits.
+    wait_until("it is leaving", || {
+        let request = guest.submit(2, flat(0), 2, &[0; 6], &[], 0);
+        guest.finish(&request).response == 3
+    });
+    assert!(!remover.is_finished());
+    assert_eq!(guest.try_used(1), None);
+    assert_eq!(host.registry.owners("gate").len(), 1);
+    gate.open();
+    remover.join().unwrap().unwrap();
+    assert_eq!(guest.finish(&request).status, 0);
+    assert_eq!(guest.event(buffer), (TRANSPORT_RESET, lun(0), REMOVED));
+    assert!(host.registry.owners("gate").is_empty());
+    // The number and the volume are free again.
+    host.add(0, "gate");
+    guest.ready(0);
+}
+
+#[test]
+fn a_bdev_that_goes_away_takes_its_targets_with_it() {
+    let host = Host::with_disk(1);
+    let mut guest = Guest::start(&host.socket(), LINUX, 1);
+    guest.ready(0);
+    let buffer = guest.give_event_buffer();
+    host.registry.unregister("disk0").unwrap();
+    assert_eq!(guest.event(buffer), (TRANSPORT_RESET, lun(0), REMOVED));
+    assert!(host.controllers.list(None).unwrap()[0].backend_specific.scsi.is_empty());
+}
+
+#[test]
+fn what_cannot_be_added_or_removed_is_refused_and_nothing_changes() {
+    let host = Host::with_disk(1);
+    host.malloc("disk1");
+    let add = |number: i64, bdev: &str, options: TargetOptions| {
+        host.controllers.add_target("vm0", number, bdev, options)
+    };
+    let plain = TargetOptions::default;
+    assert!(matches!(add(0, "disk1", plain()), Err(ControllerError::TargetTaken { .. })));
+    assert!(matches!(add(255, "disk1", plain()), Err(ControllerError::TargetNumber(255))));
+    assert!(matches!(add(-2, "disk1", plain()), Err(ControllerError::TargetNumber(-2))));
+    let missing = add(1, "nothing", plain()).unwrap_err().to_string();
+    assert_eq!(missing, "there is no bdev nothing");
+    let taken = add(1, "disk0", plain()).unwrap_err().to_string();
+    assert_eq!(taken, "bdev disk0 is in use by target 0 of controller vm0: release it there first");
+    let options = TargetOptions { serial: Some("\n".into()), ..plain() };
+    assert!(matches!(add(1, "disk1", options), Err(ControllerError::Lun(_))));
+    assert!(host.registry.owners("disk1").is_empty(), "nothing is held");
+    let remove = |number| host.controllers.remove_target("vm0", number);
+    for number in [1, -1, 255, 1000] {
+        assert!(matches!(remove(number), Err(ControllerError::NoTarget { .. })), "{number}");
+    }
+    assert_eq!(add(-1, "disk1", plain()).unwrap(), 1, "the lowest free number");
+    assert_eq!(add(254, "disk1", plain()).unwrap_err().to_string().lines().count(), 1);
+}
+
+#[test]
+fn a_shared_volume_has_to_be_shared_by_all() {
+    let host = Host::new(1);
+    host.malloc("disk");
+    host.controllers.create("vm1", Default::default()).unwrap();
+    let shared = TargetOptions { shareable: true, ..Default::default() };
+    host.controllers.add_target("vm0", 0, "disk", shared.clone()).unwrap();
+    let alone = host.controllers.add_target("vm1", 0, "disk", Default::default()).unwrap_err();
+    assert!(alone.to_string().contains("target 0 of controller vm0"), "{alone}");
+    host.controllers.add_target("vm1", 0, "disk", shared).unwrap();
+    let mut guest = Guest::start(&host.socket(), LINUX, 1);
+    guest.ready(0);
+    guest.write_blocks(0, 3, &[5; 512]);
+    let mut other = Guest::start(&host.socket().with_file_name("vm1"), LINUX, 1);
+    other.ready(0);
+    assert_eq!(other.read_blocks(0, 3, 1).data, [5; 512]);
+}
+
+#[test]
+fn all_255_targets_can_be_used_at_once() {
+    let host = Host::new(2);
+    for target in 0..255u8 {
+        host.null(&format!("null{target}"));
+        host.add(target, &format!("null{target}"));
+    }
+    host.malloc("one more");
+    let full = host.controllers.add_target("vm0", -1, "one more", Default::default());
+    assert!(matches!(full, Err(ControllerError::Full(_))));
+    let mut guest = Guest::start(&host.socket(), LINUX, 2);
+    for target in 0..255 {
+        guest.ready(target);
+    }
+    let request = guest.submit(
+        2,
+        [0xc1, 1, 0, 0, 0, 0, 0, 0],
+        1,
+        &[0xa0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0],
+        &[],
+        4096,
+    );
+    let reply = guest.finish(&request);
+    assert_eq!(reply.data[..4], (255u32 * 8).to_be_bytes());
+    assert_eq!(reply.data.len(), 8 + 255 * 8);
+}

@@ -1,0 +1,12 @@
+//! A controller against a guest made of bytes: handshake, I/O, control and event queue, memory
+//! changes, disconnects, and everything that a guest or a peer may do wrong.
+
+mod control;
+mod events;
+mod guest;
+mod handshake;
+mod host;
+mod io;
+mod lifecycle;
+mod migration;
+mod peer;
