@@ -132,7 +132,12 @@ impl MetaThread {
         f: impl FnOnce(&mut Meta) -> R + Send + 'static,
     ) -> Option<R> {
         let (tell, told) = mpsc::channel();
-        let job: Job = Box::new(move |meta| drop(tell.send(f(meta))));
+        let job: Job = Box::new(move |meta| {
+            let result = f(meta);
+            // The caller may look at the gauges at once.
+            meta.publish();
+            let _ = tell.send(result);
+        });
         self.jobs.push(job);
         self.bell.ring();
         told.recv().ok()
@@ -192,7 +197,6 @@ impl Meta {
             bell.take();
             if let Some(job) = jobs.pop() {
                 job(self);
-                self.publish();
                 bell.ring();
             }
             self.serve();
@@ -325,7 +329,6 @@ impl Meta {
             let result = self.unmap(&volume, request).map_err(|e| io_error(&e));
             answer(channel, Reply { slot: request.slot, result });
         }
-        self.publish();
     }
 
     fn allocate(&mut self, asked: &[(usize, Arc<ChannelShared>, Request)]) {
@@ -352,7 +355,8 @@ impl Meta {
             return;
         };
         let mut answers = store.allocate(&wants).into_iter();
-        for (i, channel, r) in asked {
+        let mut results = Vec::with_capacity(asked.len());
+        for (i, _, r) in &asked {
             let volume = &self.volumes[*i];
             let map = volume.map();
             let mut result = Ok(());
@@ -363,6 +367,10 @@ impl Meta {
                 }
             }
             self.publish_volume(volume);
+            results.push(result);
+        }
+        self.publish();
+        for ((_, channel, r), result) in asked.into_iter().zip(results) {
             answer(channel, Reply { slot: r.slot, result });
         }
     }

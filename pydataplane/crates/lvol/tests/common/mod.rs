@@ -1,0 +1,86 @@
+//! What the tests of this crate share.
+#![allow(dead_code)] // each test binary uses a part
+
+use bdev::testing::FaultBdev;
+use bdev::{AlignedBuf, Bdev, Registry, SyncChannel};
+use lvol::{ClearMethod, LvolInfo, LvolOptions, LvstoreOptions, Lvstores};
+use std::sync::Arc;
+
+pub const BLOCK: u64 = 512;
+pub const CLUSTER: u64 = 64 << 10;
+/// Blocks of a cluster.
+pub const PER_CLUSTER: u64 = CLUSTER / BLOCK;
+
+/// A registry with a fault-injecting disk `disk0` and a manager of lvstores.
+pub struct Rig {
+    pub registry: Registry,
+    pub disk: Arc<FaultBdev>,
+    pub lvstores: Lvstores,
+}
+
+impl Rig {
+    /// On a disk of `clusters` clusters, of which 23 are metadata's.
+    pub fn new(clusters: u64) -> Rig {
+        Rig::on(FaultBdev::new("disk0", BLOCK as u32, clusters * PER_CLUSTER))
+    }
+
+    pub fn on(disk: Arc<FaultBdev>) -> Rig {
+        let registry = Registry::new();
+        registry.register(disk.clone()).unwrap();
+        Rig { lvstores: Lvstores::new(registry.clone()), registry, disk }
+    }
+
+    pub fn with_lvs(clusters: u64) -> Rig {
+        let rig = Rig::new(clusters);
+        rig.lvstores.create_lvstore("disk0", "lvs0", &options()).unwrap();
+        rig
+    }
+
+    pub fn create(&self, name: &str, clusters: u64, thin: bool) -> Result<LvolInfo, lvol::Error> {
+        let size = clusters * CLUSTER;
+        let options = LvolOptions { name: name.into(), size, thin, uuid: None };
+        self.lvstores.create_lvol("lvs0", &options)
+    }
+
+    pub fn bdev(&self, key: &str) -> Arc<dyn Bdev> {
+        self.registry.get(key).unwrap_or_else(|| panic!("no bdev {key}"))
+    }
+
+    pub fn open(&self, key: &str) -> SyncChannel {
+        SyncChannel::open(&*self.bdev(key)).unwrap()
+    }
+
+    /// Another process: the same disk, nothing else.
+    pub fn restart(self) -> Rig {
+        let disk = self.disk.clone();
+        drop(self);
+        Rig::on(disk)
+    }
+}
+
+pub fn options() -> LvstoreOptions {
+    LvstoreOptions { cluster_size: CLUSTER as u32, clear: ClearMethod::None, uuid: None }
+}
+
+/// `blocks` blocks whose every 8 bytes are `tag`.
+pub fn tagged(tag: u64, blocks: u64) -> AlignedBuf {
+    let mut buf = AlignedBuf::zeroed((blocks * BLOCK) as usize);
+    buf.chunks_exact_mut(8).for_each(|w| w.copy_from_slice(&tag.to_le_bytes()));
+    buf
+}
+
+/// The tag of each block; panics when a block is a mixture.
+pub fn tags(buf: &[u8]) -> Vec<u64> {
+    buf.chunks_exact(BLOCK as usize)
+        .map(|block| {
+            assert!(block.chunks_exact(8).all(|w| w == &block[..8]), "a block is a mixture");
+            u64::from_le_bytes(block[..8].try_into().unwrap())
+        })
+        .collect()
+}
+
+pub fn read_tags(channel: &mut SyncChannel, lba: u64, blocks: u64) -> Vec<u64> {
+    let mut buf = tagged(u64::MAX, blocks);
+    channel.read(lba, &mut buf).unwrap();
+    tags(&buf)
+}
