@@ -13,8 +13,8 @@ from typing import Any
 import click
 import structlog
 
+from plugin.config import DEFAULT_PATH, Config, load
 from plugin.errors import ConfigError
-from plugin.gateway.config import DEFAULT_CONFIG, Config, load
 from plugin.gateway.server import Gateway
 
 LEVELS = ["debug", "info", "warning", "error"]
@@ -25,7 +25,7 @@ LEVELS = ["debug", "info", "warning", "error"]
     "--config",
     "config_path",
     type=click.Path(path_type=Path),
-    help=f"Configuration file, sections [target] and [gateway].  [default: {DEFAULT_CONFIG}]",
+    help=f"Configuration file, sections [target] and [gateway].  [default: {DEFAULT_PATH}]",
 )
 @click.option("--listen", type=click.Path(path_type=Path), help="Socket for clients.")
 @click.option("--listen-ro", type=click.Path(path_type=Path), help="Read-only socket for clients.")
@@ -66,10 +66,12 @@ def main(
             "upstream_ro": upstream_ro,
         }
         given = {key: value for key, value in overrides.items() if value is not None}
-        config.gateway = config.gateway.model_copy(update=given)
-        if target_socket is not None:
-            config.target = config.target.model_copy(update={"rpc_socket": target_socket})
-        asyncio.run(_serve(config))
+        socket = {} if target_socket is None else {"rpc_socket": target_socket}
+        sections = {
+            "gateway": config.gateway.model_copy(update=given),
+            "target": config.target.model_copy(update=socket),
+        }
+        asyncio.run(_serve(config.model_copy(update=sections)))
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
 

@@ -1,38 +1,19 @@
-"""What the gateway reads from virtlun.toml; the command line overrides it."""
+"""The section [gateway] of virtlun.toml; plugin.config has the file as a whole."""
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from plugin.errors import ConfigError
-from plugin.translate import Settings
-
-DEFAULT_CONFIG = Path("/etc/virtlun/virtlun.toml")
+from pydantic import BaseModel, ConfigDict, Field
 
 AuthSetting = Literal["auto", "none", "polkit"]
 
 
-class TargetSection(BaseModel):
-    """Section [target]."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    rpc_socket: Path = Path("/run/virtlun/target.sock")
-    """The target's JSON-RPC socket."""
-    vhost_dir: Path = Path("/run/virtlun/vhost")
-    """Where the target makes the controllers' sockets."""
-    timeout_s: float = Field(default=30.0, gt=0)
-    """How long one call to the target may take, seconds."""
-
-
 class GatewayConfig(BaseModel):
-    """Section [gateway]."""
+    """The proxy in front of libvirtd."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     listen: Path = Path("/run/virtlun/libvirt-sock")
     """The read-write socket that clients use."""
@@ -66,42 +47,3 @@ class GatewayConfig(BaseModel):
     """Whether a define adds the controller even to a domain without a disk of ours."""
     reconcile: bool = True
     """Whether the running domains' LUNs are put right when the gateway starts."""
-
-
-class Config(BaseModel):
-    """The file as far as the gateway is concerned; other sections are others' business."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    target: TargetSection = TargetSection()
-    gateway: GatewayConfig = GatewayConfig()
-
-    def settings(self) -> Settings:
-        """Returns what the translation needs."""
-        return Settings(
-            vhost_dir=str(self.target.vhost_dir),
-            always_controller=self.gateway.always_controller,
-        )
-
-
-def load(path: Path | None) -> Config:
-    """Reads the configuration; without a `path` the default one, which may be missing.
-
-    Raises:
-        ConfigError: the file is missing, unreadable or wrong; names file and key.
-    """
-    source = path or DEFAULT_CONFIG
-    try:
-        values = tomllib.loads(source.read_text())
-    except FileNotFoundError as error:
-        if path is None:
-            return Config()
-        raise ConfigError(f"{source}: there is no such file") from error
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{source}: {error}") from error
-    try:
-        return Config.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{source}: {key}: {first['msg']}") from error

@@ -47,6 +47,6 @@ async def _reconcile(gateway: Gateway, dom: Domain) -> None:
     plan = translate.plan(await admin.xml(dom, 0))
     if plan is None:
         return
-    added = await gateway.target.ensure(plan)
+    added = await gateway.target.ensure(plan, whole=False)
     if added:
         _log.info("LUNs put right", domain=dom.name, devs=[lun.dev for lun in added])

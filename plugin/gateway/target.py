@@ -10,8 +10,10 @@ from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from typing import Any, TypeVar
 
+from plugin import reconcile
 from plugin.errors import Refusal
 from plugin.gateway.errors import GatewayError, Refused
+from plugin.reconcile import AddTarget
 from plugin.translate import LunPlan, Plan
 from pydataplane.client import Client
 from pydataplane.errors import RpcError, TargetError, TargetTimeout, TargetUnavailable
@@ -129,12 +131,13 @@ class Target:
         """Whether the target has a controller of this name."""
         return await self._run(lambda: _controller(self._client, controller) is not None)
 
-    async def ensure(self, plan: Plan) -> list[LunPlan]:
+    async def ensure(self, plan: Plan, *, whole: bool = True) -> list[LunPlan]:
         """Makes the controller exist with exactly the plan's LUNs; safe to repeat.
 
-        Returns the LUNs that had to be added. If it fails, what it added is taken away again.
+        Returns the LUNs that had to be added. If it fails, what it added is taken away again; but
+        not with `whole` false: a running domain is better off with some of its disks than none.
         """
-        return await self._run(lambda: _ensure(self._client, self._volumes, plan))
+        return await self._run(lambda: _ensure(self._client, plan, whole=whole))
 
     async def add(self, plan: Plan, lun: LunPlan) -> bool:
         """Adds one LUN to the plan's controller; False if it is there already."""
@@ -172,33 +175,19 @@ def _luns(controller: dict[str, Any]) -> dict[int, str]:
     return found
 
 
-def _ensure(client: Client, volumes: Volumes, plan: Plan) -> list[LunPlan]:
-    wanted = {lun.target: volumes.volume(lun.bdev_name).uuid for lun in plan.luns}
-    controller = _controller(client, plan.controller)
-    made = controller is None
-    added: list[LunPlan] = []
-    try:
-        if controller is None:
-            # A VM that connects early waits until its disks are there.
-            client.call("vhost_create_scsi_controller", ctrlr=plan.controller, delay=True)
-            controller = {}
-        present = _luns(controller)
-        for target, bdev in present.items():
-            if wanted.get(target) != bdev:
-                _remove(client, plan.controller, target)
-        for lun in plan.luns:
-            if present.get(lun.target) != wanted[lun.target]:
-                _add_target(client, plan, lun, wanted[lun.target])
-                added.append(lun)
-        if made:
-            client.call("vhost_start_scsi_controller", ctrlr=plan.controller)
-    except TargetError:
+def _ensure(client: Client, plan: Plan, *, whole: bool) -> list[LunPlan]:
+    state = reconcile.observe(client)
+    todo = reconcile.actions([plan], state, complete=False)
+    failures = reconcile.execute(client, todo, state)
+    added = [item.lun for item in todo if isinstance(item, AddTarget)]
+    if not failures:
+        return added
+    if whole:
         for lun in added:
             _remove(client, plan.controller, lun.target)
-        if made and controller is not None:
+        if plan.controller not in state.controllers:
             client.call("vhost_delete_controller", ctrlr=plan.controller)
-        raise
-    return added
+    raise VolumeError(f"domain {plan.domain}: the target refused: {failures[0].why}")
 
 
 def _add(client: Client, volumes: Volumes, plan: Plan, lun: LunPlan) -> bool:

@@ -16,7 +16,7 @@ from plugin.gateway.messages import Domain, DomainCall
 from plugin.gateway.procs import Proc
 from plugin.gateway.xdr import Reader
 from tests.unit.gateway.fake_target import RefusedError
-from tests.unit.gateway.world import UUID_1, UUID_2, ReplyError, World, disk, play
+from tests.unit.gateway.world import UUID_1, UUID_2, ReplyError, World, disk, play, until
 
 LIVE, CONFIG = 1, 2
 CONTROLLER = f"vm-{UUID_1}"
@@ -244,8 +244,8 @@ def test_a_client_killed_in_mid_call_leaves_the_operation_whole(tmp_path: Path) 
         victim = await world.client()
         args = DomainCall(dom.ref, disk(), LIVE | CONFIG).pack(text=True, flags=True)
         await victim.send(Proc.ATTACH_DEVICE_FLAGS, args)
-        while not any(m == "vhost_scsi_controller_add_target" for m, _ in world.target.calls):
-            await asyncio.sleep(0.01)
+        add = "vhost_scsi_controller_add_target"
+        await until(lambda: any(method == add for method, _ in world.target.calls))
         victim.channel.close()
         await asyncio.sleep(0.05)
         gate.set()

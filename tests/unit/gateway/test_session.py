@@ -26,7 +26,15 @@ from plugin.gateway.wire import (
     message,
 )
 from plugin.gateway.xdr import Reader, Writer
-from tests.unit.gateway.world import ReplyError, TestClient, World, disk, play
+from tests.unit.gateway.world import (
+    UUID_1,
+    ReplyError,
+    TestClient,
+    World,
+    disk,
+    play,
+    until,
+)
 
 OPEN = open_arguments("qemu:///system")
 NOBODY = Peer(os.getpid(), 65534, 65534, start_time(os.getpid()))
@@ -329,9 +337,8 @@ def test_a_client_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
         await slow.send(Proc.ATTACH_DEVICE_FLAGS, args)
         quick = await world.client()
         await quick.register(DeviceEvent.ADDED)
+        await until(lambda: bool(world.target.controllers[f"vm-{UUID_1}"]))
         async with asyncio.timeout(5):
-            while not world.target.controllers[f"vm-{'1' * 8}-1111-4111-8111-{'1' * 12}"]:
-                await asyncio.sleep(0.01)
             await quick.call(Proc.LOOKUP_BY_UUID, dom.uuid)
             world.target.add_volume("lvs0/second")
             await quick.attach(dom.ref, disk("lvs0/second", "sdc"), 3)

@@ -7,6 +7,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -213,7 +214,7 @@ def test_messages_pass_whole_however_they_are_cut(sizes: list[int], pieces: int)
 
 def test_descriptors_pass_with_their_carrier_bytes() -> None:
     async def body(near: Channel, raw: socket.socket, out: Channel, far: Channel) -> None:
-        files = [tempfile.TemporaryFile() for _ in range(FDS_MAX)]
+        files = [tempfile.TemporaryFile() for _ in range(FDS_MAX)]  # noqa: SIM115
         for number, file in enumerate(files):
             file.write(b"x" * number)
             file.flush()
@@ -263,7 +264,7 @@ def test_a_broken_protocol_is_told_apart(raw_bytes: bytes, cause: str) -> None:
 
 def test_too_many_stray_descriptors_are_refused_and_closed() -> None:
     async def body(near: Channel, raw: socket.socket, out: Channel, far: Channel) -> None:
-        before = len(os.listdir("/proc/self/fd"))
+        before = len(list(Path("/proc/self/fd").iterdir()))
         with tempfile.TemporaryFile() as file:
             for byte in message(MessageType.CALL, 1, 1, bytes(100))[: FDS_MAX + 1]:
                 socket.send_fds(raw, [bytes([byte])], [file.fileno()])
@@ -272,7 +273,7 @@ def test_too_many_stray_descriptors_are_refused_and_closed() -> None:
         with pytest.raises(WireError, match="descriptors"):
             await near.payload(header, 1000)
         near.close()
-        assert len(os.listdir("/proc/self/fd")) < before
+        assert len(list(Path("/proc/self/fd").iterdir())) < before
 
     channels(body)
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from uuid import UUID
 
 from plugin import translate
+from plugin.config import Config, TargetSection
 from plugin.gateway.channel import Channel
-from plugin.gateway.config import Config, GatewayConfig, TargetSection
+from plugin.gateway.config import GatewayConfig
 from plugin.gateway.events import DeviceEvent
 from plugin.gateway.messages import Domain, DomainCall, read_string
 from plugin.gateway.procs import Proc
@@ -49,6 +50,13 @@ def disk(alias: str = "lvs0/data", dev: str = "sdb", extra: str = "") -> str:
         f"<disk type='block' device='disk'><source dev='/dev/virtlun/{alias}'/>"
         f"<target dev='{dev}' bus='scsi'/>{extra}</disk>"
     )
+
+
+async def until(condition: Callable[[], bool], deadline_s: float = 10.0) -> None:
+    """Returns when `condition` holds; for what happens in another thread or task."""
+    async with asyncio.timeout(deadline_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 class ReplyError(Exception):
