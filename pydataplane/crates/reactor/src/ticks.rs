@@ -4,12 +4,14 @@
 //! Not ordered against memory accesses: good to some tens of nanoseconds.
 
 use std::sync::OnceLock;
+#[cfg(target_arch = "x86_64")]
 use std::time::{Duration, Instant};
 
+#[cfg(target_arch = "x86_64")]
 /// How long the counter is compared with the system clock, once in the life of the process.
 const CALIBRATION: Duration = Duration::from_millis(10);
 
-/// The counter's rate, in ticks a second. The first call takes [`CALIBRATION`].
+/// The counter's rate, in ticks a second. The first call takes 10 ms.
 pub fn hz() -> u64 {
     static HZ: OnceLock<u64> = OnceLock::new();
     *HZ.get_or_init(counter::calibrate)
@@ -33,36 +35,60 @@ pub fn from_us(us: u64) -> u64 {
 
 #[cfg(target_arch = "x86_64")]
 mod counter {
-    use super::{CALIBRATION, Instant};
+    use std::arch::x86_64::{__cpuid, _rdtsc};
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+    use super::{CALIBRATION, Instant, system};
+
+    /// The counter does not run at one rate: the system clock is used. Set by the calibration,
+    /// which comes before the first reactor.
+    static UNSTABLE: AtomicBool = AtomicBool::new(false);
 
     #[inline]
     pub(super) fn now() -> u64 {
+        if UNSTABLE.load(Relaxed) {
+            return system::now();
+        }
         // SAFETY: RDTSC is part of every x86-64 and has no preconditions in user mode under Linux.
-        unsafe { core::arch::x86_64::_rdtsc() }
+        unsafe { _rdtsc() }
     }
 
     pub(super) fn calibrate() -> u64 {
+        if !is_invariant() {
+            UNSTABLE.store(true, Relaxed);
+            return system::HZ;
+        }
         let (t0, c0) = (Instant::now(), now());
         std::thread::sleep(CALIBRATION);
         let (t1, c1) = (Instant::now(), now());
         let ns = (t1 - t0).as_nanos().max(1);
         ((u128::from(c1 - c0) * 1_000_000_000 / ns) as u64).max(1)
     }
+
+    /// The processor promises one rate in all power states (CPUID 80000007h, EDX bit 8).
+    fn is_invariant() -> bool {
+        __cpuid(0x8000_0000).eax >= 0x8000_0007 && __cpuid(0x8000_0007).edx & (1 << 8) != 0
+    }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
 mod counter {
-    use super::{CALIBRATION, Instant};
-    use std::sync::OnceLock;
-
-    pub(super) fn now() -> u64 {
-        static START: OnceLock<Instant> = OnceLock::new();
-        START.get_or_init(Instant::now).elapsed().as_nanos() as u64
-    }
+    pub(super) use super::system::now;
 
     pub(super) fn calibrate() -> u64 {
-        let _ = CALIBRATION;
-        1_000_000_000
+        super::system::HZ
+    }
+}
+
+/// `CLOCK_MONOTONIC` in nanoseconds.
+mod system {
+    use rustix::time::{ClockId, clock_gettime};
+
+    pub(super) const HZ: u64 = 1_000_000_000;
+
+    pub(super) fn now() -> u64 {
+        let t = clock_gettime(ClockId::Monotonic);
+        t.tv_sec as u64 * HZ + t.tv_nsec as u64
     }
 }
 
@@ -79,5 +105,7 @@ mod tests {
         assert_eq!(from_us(u64::MAX), u64::MAX);
         let (a, b) = (now(), now());
         assert!(b >= a);
+        let (a, b) = (system::now(), system::now());
+        assert!(b >= a && a > 0);
     }
 }

@@ -27,6 +27,10 @@ const SQ_ENTRIES: u32 = 256;
 /// Completions that fit in shared memory; the kernel keeps what goes beyond (NODROP).
 const CQ_ENTRIES: u32 = 4096;
 
+/// Sets of flags that are tried, best first.
+#[cfg(test)]
+pub(crate) const FLAVOURS: usize = 4;
+
 /// Clients of one ring at most: the index has 16 bits in `user_data`.
 const CLIENTS_MAX: usize = 1 << 16;
 
@@ -58,7 +62,12 @@ impl Uring {
     /// A ring for the calling thread. It moves `event`, which the thread watches, when it has
     /// something between [`Uring::before_sleep`] and [`Uring::after_sleep`].
     pub(crate) fn new(event: BorrowedFd<'_>) -> io::Result<Self> {
-        let (ring, deferred) = setup()?;
+        Self::with_flavour(event, 0)
+    }
+
+    /// A ring without the `skip` best sets of flags: as older kernels make it.
+    pub(crate) fn with_flavour(event: BorrowedFd<'_>, skip: usize) -> io::Result<Self> {
+        let (ring, deferred) = setup(skip)?;
         let mut ring = Ring { ring, clients: Vec::new(), queued: 0, in_flight: 0, deferred };
         if deferred {
             ring.ring.completion().disable_eventfd();
@@ -136,7 +145,7 @@ impl Uring {
 
 /// A ring with the best flags that the kernel takes, and whether these have DEFER_TASKRUN, since
 /// Linux 6.1; 5.19 has COOP_TASKRUN.
-fn setup() -> io::Result<(IoUring, bool)> {
+fn setup(skip: usize) -> io::Result<(IoUring, bool)> {
     let mut b = IoUring::builder();
     b.setup_cqsize(CQ_ENTRIES).setup_clamp().setup_submit_all();
     let mut best = b.clone();
@@ -146,7 +155,7 @@ fn setup() -> io::Result<(IoUring, bool)> {
     let mut plain = IoUring::builder();
     plain.setup_cqsize(CQ_ENTRIES).setup_clamp();
     let mut last = io::ErrorKind::Unsupported.into();
-    for (i, builder) in [best, good, b, plain].iter().enumerate() {
+    for (i, builder) in [best, good, b, plain].iter().enumerate().skip(skip) {
         match builder.build(SQ_ENTRIES) {
             Ok(ring) => return Ok((ring, i == 0)),
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => last = e,
