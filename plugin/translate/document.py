@@ -17,7 +17,7 @@ MAX_DOCUMENT_BYTES = 4 * 1024 * 1024
 MAX_DEPTH = 256
 """libxml2's default limit of nested elements."""
 
-_START_TAG = re.compile(rb"<([^\s/>]+)(?:[^\"'>]|\"[^\"]*\"|'[^']*')*>")
+_START_TAG = re.compile(rb"<([^\s/>]++)(?:[^\"'>]++|\"[^\"]*+\"|'[^']*+')*+>")
 _SPACE = b" \t\r\n"
 
 
@@ -141,6 +141,7 @@ class _Builder:
         self._open: list[Node] = []
         self._declares: dict[str, str] = {}
         parser = expat.ParserCreate("utf-8", " ")
+        parser.buffer_text = True
         parser.StartElementHandler = self._start
         parser.EndElementHandler = self._end
         parser.CharacterDataHandler = self._text
