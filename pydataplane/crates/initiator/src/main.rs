@@ -59,7 +59,10 @@ struct Run {
     /// Seconds to run before that
     #[arg(long, default_value_t = 0.2)]
     warmup: f64,
-    /// Write every block first, then check every byte read
+    /// Write every block once before measuring
+    #[arg(long)]
+    fill: bool,
+    /// Check every byte read against what was written; implies --fill
     #[arg(long)]
     verify: bool,
     /// Target number of the LUN (virtio-scsi)
@@ -146,6 +149,7 @@ fn run(run: &Run) -> Result<ExitCode, Error> {
         iodepth: run.iodepth,
         seconds: run.time,
         warmup: run.warmup,
+        fill: run.fill,
         verify: run.verify,
         target: run.target,
         lun: run.lun,

@@ -98,7 +98,7 @@ pub fn run(session: &mut Session, config: &Config) -> Result<Report, Error> {
         pin(cpu)?;
     }
     let mut load = Load::new(session, config, usable, block_size)?;
-    if config.verify {
+    if config.verify || config.fill {
         load.fill()?;
     }
     let counted = load.measure(config)?;

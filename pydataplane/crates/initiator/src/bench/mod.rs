@@ -56,7 +56,9 @@ pub struct Config {
     pub seconds: f64,
     /// Seconds to run before that.
     pub warmup: f64,
-    /// Check every byte read against what was written.
+    /// Write every block once before measuring.
+    pub fill: bool,
+    /// Check every byte read against what was written; implies `fill`.
     pub verify: bool,
     /// Target number (virtio-scsi).
     pub target: u8,

@@ -1,0 +1,1 @@
+"""Measurements: ours beside others' targets, driven by the same initiator."""

@@ -1,0 +1,133 @@
+"""`make bench`: our target beside Debian's qemu-storage-daemon, with the same initiator.
+
+Each point is measured in turn over all targets, round after round, while the others are frozen,
+and carries the cache-line round trip of the two cores: a hypervisor that moves virtual CPUs
+changes results by up to three times, so only points of the same mode are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from tests.bench.measure import Point, measure
+from tests.bench.report import ratios, table
+from tests.bench.subjects import Bench, Subject, running
+
+DEPTHS = (1, 8, 32, 128)
+PAIRS = [
+    ("virtlun null", "qsd null"),
+    ("virtlun null poll", "qsd null poll"),
+    ("virtlun file", "qsd file threads"),
+    ("virtlun file", "qsd file io_uring"),
+    ("virtlun file poll", "qsd file io_uring poll"),
+]
+
+
+def subjects_of(bench: Bench, wanted: list[str]) -> list[Callable[[], Subject]]:
+    """What to start, by name; all that are possible here if `wanted` is empty."""
+    makers: dict[str, Callable[[], Subject]] = {
+        "virtlun null poll": lambda: bench.ours_null(poll=True),
+        "virtlun null": lambda: bench.ours_null(poll=False),
+        "virtlun malloc poll": bench.ours_malloc,
+        "virtlun lvol poll": bench.ours_lvol,
+        "virtlun file poll": lambda: bench.ours_file(poll=True),
+        "virtlun file": lambda: bench.ours_file(poll=False),
+    }
+    if shutil.which("qemu-storage-daemon"):
+        makers |= {
+            "qsd null poll": lambda: bench.qsd_null(poll=True),
+            "qsd null": lambda: bench.qsd_null(poll=False),
+            "qsd file threads": lambda: bench.qsd_file("threads", poll=False),
+            "qsd file io_uring": lambda: bench.qsd_file("io_uring", poll=False),
+            "qsd file io_uring poll": lambda: bench.qsd_file("io_uring", poll=True),
+        }
+    unknown = [name for name in wanted if name not in makers]
+    if unknown:
+        raise SystemExit(f"no target {', '.join(unknown)}; there are: {', '.join(makers)}")
+    return [make for name, make in makers.items() if not wanted or name in wanted]
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    info = Path("/proc/cpuinfo").read_text(errors="replace")
+    models = [line.split(":", 1)[1].strip() for line in info.splitlines() if "model name" in line]
+    return {
+        "cpu": models[0] if models else platform.machine(),
+        "cpus": os.cpu_count(),
+        "kernel": platform.release(),
+        "load": os.getloadavg(),
+    }
+
+
+def run(arguments: argparse.Namespace, out: Console) -> list[Point]:
+    """Measures all points, interleaved."""
+    scratch = Path(tempfile.mkdtemp(prefix="vbench-", dir="/tmp"))
+    memory = Path(tempfile.mkdtemp(prefix="vbench-", dir="/dev/shm"))
+    allowed = sorted(os.sched_getaffinity(0))
+    cpus = (allowed[0], allowed[1]) if len(allowed) > 1 else None
+    bench = Bench(scratch, memory, arguments.size_mib, cpus[1] if cpus else None)
+    points: list[Point] = []
+    try:
+        with (
+            running(subjects_of(bench, arguments.only)) as subjects,
+            Progress(console=out, transient=True) as progress,
+        ):
+            total = arguments.rounds * len(arguments.rw) * len(DEPTHS) * len(subjects)
+            task = progress.add_task("measuring", total=total)
+            for _ in range(arguments.rounds):
+                for rw in arguments.rw:
+                    for depth in DEPTHS:
+                        for subject in subjects:
+                            progress.update(task, description=f"{subject.name}, {rw}, QD{depth}")
+                            points.append(measure(subject, rw, depth, arguments.time, cpus))
+                            progress.advance(task)
+    finally:
+        shutil.rmtree(scratch)
+        shutil.rmtree(memory)
+    return points
+
+
+def main() -> int:
+    """Runs the benchmark; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one short round of random reads")
+    parser.add_argument("--json", action="store_true", help="points as JSON instead of tables")
+    parser.add_argument("--rounds", type=int, help="rounds over all points (3)")
+    parser.add_argument("--time", type=float, help="seconds of one point (1)")
+    parser.add_argument("--size-mib", type=int, default=512, help="size of the disks in MiB (512)")
+    parser.add_argument("--rw", action="append", help="pattern (randread and randwrite)")
+    parser.add_argument("--only", action="append", default=[], help="one target by name")
+    arguments = parser.parse_args()
+    arguments.rounds = arguments.rounds or (1 if arguments.quick else 3)
+    arguments.time = arguments.time or (0.5 if arguments.quick else 1.0)
+    arguments.rw = arguments.rw or (["randread"] if arguments.quick else ["randread", "randwrite"])
+    out = Console(stderr=arguments.json, width=None if sys.stdout.isatty() else 160)
+    where = machine()
+    points = run(arguments, out)
+    if arguments.json:
+        print(json.dumps({"machine": where, "points": [p.as_json() for p in points]}, indent=1))
+        return 0
+    load = where["load"][0]
+    out.print(f"{where['cpu']}, {where['cpus']} CPUs, Linux {where['kernel']}, load {load:.1f}")
+    for rw in arguments.rw:
+        out.print(table(points, rw))
+    out.print(ratios(points, PAIRS))
+    if not shutil.which("qemu-storage-daemon"):
+        out.print("qemu-storage-daemon is not installed (package qemu-system-common): no peer")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""One point: the initiator against one target for a second or so."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pydataplane.errors import TargetError
+from tests.bench.subjects import Subject
+from tests.support.target import binary
+
+WARMUP_S = 0.2
+SLACK_S = 60.0
+NEAR_NS = 150.0
+"""Below this cache-line round trip two CPUs count as near (SMT siblings of one host core)."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """What one run measured. Times are in nanoseconds."""
+
+    subject: str
+    rw: str
+    depth: int
+    iops: float
+    mean_ns: float
+    p50_ns: float
+    p99_ns: float
+    p999_ns: float
+    cpu_ns_per_io: float | None
+    """CPU time of the target's threads, spinning included."""
+    busy_ns_per_io: float | None
+    """Ours only: the time in which its reactors did work."""
+    rss_mib: float
+    """Resident memory without shared memory: a malloc disk counts, guest memory does not."""
+    c2c_ns: tuple[float, float] | None
+    """Cache-line round trip between the two CPUs before and after."""
+
+    @property
+    def mode(self) -> str:
+        """Where the hypervisor had the two CPUs: near, far, mixed, or ? if it is unknown."""
+        if self.c2c_ns is None:
+            return "?"
+        near = [trip < NEAR_NS for trip in self.c2c_ns]
+        return "near" if all(near) else "mixed" if any(near) else "far"
+
+    def as_json(self) -> dict[str, Any]:
+        """The point as JSON."""
+        return {**asdict(self), "mode": self.mode}
+
+
+class BenchFailed(RuntimeError):
+    """The initiator failed, or an I/O did; the text says which and how."""
+
+
+def _command(subject: Subject, *options: str) -> list[str]:
+    command = [str(binary("virtlun-bench")), "run", str(subject.socket), "--heavy", "--json"]
+    return [*command, *(["--blk"] if subject.blk else []), *options]
+
+
+def fill(subject: Subject) -> None:
+    """Writes the whole disk once, so that reads are of memory that is there."""
+    if not subject.filled:
+        _run(_command(subject, "--fill", "--bs", "1m", "--iodepth", "4", "--time", "0.01"))
+        subject.filled = True
+
+
+def measure(
+    subject: Subject, rw: str, depth: int, seconds: float, cpus: tuple[int, int] | None
+) -> Point:
+    """Measures one point; the subject runs only meanwhile."""
+    subject.thaw()
+    try:
+        fill(subject)
+        options = ["--rw", rw, "--iodepth", str(depth), "--time", str(seconds)]
+        options += ["--warmup", str(WARMUP_S), "--target-pid", str(subject.pid)]
+        if cpus is not None:
+            options += ["--cpus", f"{cpus[0]},{cpus[1]}"]
+        with _started(_command(subject, *options)) as process:
+            busy = _busy_share(subject, seconds) if subject.rpc else None
+            report = _report(process, WARMUP_S + seconds + SLACK_S)
+    finally:
+        subject.freeze()
+    before, after = report["c2c_before_ns"], report["c2c_after_ns"]
+    return Point(
+        subject=subject.name,
+        rw=rw,
+        depth=depth,
+        iops=report["iops"],
+        mean_ns=report["mean_ns"],
+        p50_ns=report["p50_ns"],
+        p99_ns=report["p99_ns"],
+        p999_ns=report["p999_ns"],
+        cpu_ns_per_io=report["target_cpu_ns_per_io"],
+        busy_ns_per_io=None if busy is None else busy * 1e9 / report["iops"],
+        rss_mib=(report["target_rss_kib"] or 0) / 1024,
+        c2c_ns=(before["median"], after["median"]) if before and after else None,
+    )
+
+
+@contextlib.contextmanager
+def _started(command: list[str]) -> Any:
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def _run(command: list[str]) -> dict[str, Any]:
+    with _started(command) as process:
+        return _report(process, SLACK_S)
+
+
+def _report(process: subprocess.Popen[bytes], timeout_s: float) -> dict[str, Any]:
+    out, err = process.communicate(timeout=timeout_s)
+    if process.returncode != 0:
+        raise BenchFailed(f"{process.args!r}: {err.decode()}{out.decode()}")
+    report: dict[str, Any] = json.loads(out)
+    return report
+
+
+def _busy_share(subject: Subject, seconds: float) -> float | None:
+    """The share of time in which the target's reactors were busy, in the middle of a run."""
+    assert subject.rpc is not None
+    try:
+        # The round trip is measured first; then the warm-up.
+        time.sleep(WARMUP_S + 0.2 * seconds + 0.05)
+        start, first = time.monotonic(), _busy_ticks(subject)
+        time.sleep(0.5 * seconds)
+        end, last = time.monotonic(), _busy_ticks(subject)
+    except TargetError:
+        return None
+    return (last - first) / (end - start)
+
+
+def _busy_ticks(subject: Subject) -> float:
+    """Busy time of all reactors so far, in seconds."""
+    assert subject.rpc is not None
+    answer = subject.rpc.call("framework_get_reactors")
+    busy = sum(reactor["busy"] for reactor in answer["reactors"])
+    return float(busy / answer["tick_rate"])

@@ -1,0 +1,230 @@
+"""The targets that are measured: each a process of its own that can be frozen while others run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydataplane.client import Client
+from tests.support.target import binary
+
+START_DEADLINE_S = 20.0
+BLOCK_BYTES = 512
+POLL_MAX_NS = 1_000_000
+"""How long QEMU's storage daemon spins in the variants that poll."""
+
+
+@dataclass
+class Subject:
+    """One target under measurement."""
+
+    name: str
+    socket: Path
+    process: subprocess.Popen[bytes]
+    blk: bool
+    rpc: Client | None = None
+    """Ours only: for its own account of busy time."""
+    filled: bool = field(default=False)
+
+    @property
+    def pid(self) -> int:
+        """The target's process."""
+        return self.process.pid
+
+    def freeze(self) -> None:
+        """Stops it, so that it takes no CPU from the one measured."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Lets it go on."""
+        self.process.send_signal(signal.SIGCONT)
+
+
+def spawn(command: list[str], log: Path, cpu: int | None) -> subprocess.Popen[bytes]:
+    """Starts `command` in a session of its own with the most weight the scheduler gives.
+
+    The kernel shares the CPUs out between sessions first (autogroup), so a nice value is not
+    enough. With `cpu` the whole process is bound to that CPU.
+    """
+
+    def prepare() -> None:
+        with contextlib.suppress(OSError):
+            Path("/proc/self/autogroup").write_text("-20")
+        if cpu is not None:
+            os.sched_setaffinity(0, {cpu})
+
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            preexec_fn=prepare,  # noqa: PLW1509 - no thread was started yet
+        )
+
+
+def wait_for(path: Path, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Waits until a socket is there."""
+    end = time.monotonic() + START_DEADLINE_S
+    while not path.exists():
+        if process.poll() is not None or time.monotonic() > end:
+            raise RuntimeError(f"{path} does not appear:\n{log.read_text(errors='replace')}")
+        time.sleep(0.01)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all subjects have in common."""
+
+    scratch: Path
+    memory: Path
+    """A directory on a file system in memory (/dev/shm)."""
+    size_mib: int
+    cpu: int | None
+    """Where targets poll."""
+
+    def _ours(self, name: str, options: list[str], prepare: Callable[[Client], str]) -> Subject:
+        """Starts our target; `prepare` makes a bdev and returns its name."""
+        directory = self.scratch / name.replace(" ", "-")
+        (directory / "vhost").mkdir(parents=True)
+        rpc_socket, log = directory / "rpc.sock", directory / "log"
+        command = [
+            *(str(binary()), "--rpc-socket", str(rpc_socket)),
+            *("--vhost-dir", str(directory / "vhost"), "--state-dir", str(directory / "state")),
+            *options,
+        ]
+        if self.cpu is not None:
+            command += ["--cpumask", hex(1 << self.cpu)]
+        # Its reactor binds itself; its other threads stay where the kernel puts them.
+        process = spawn(command, log, None)
+        try:
+            wait_for(rpc_socket, process, log)
+            client = Client(rpc_socket)
+            bdev = prepare(client)
+            client.call("vhost_create_scsi_controller", ctrlr="bench")
+            client.call(
+                "vhost_scsi_controller_add_target",
+                ctrlr="bench",
+                scsi_target_num=0,
+                bdev_name=bdev,
+            )
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        return Subject(name, directory / "vhost" / "bench", process, blk=False, rpc=client)
+
+    def _blocks(self) -> int:
+        return self.size_mib * 1024 * 1024 // BLOCK_BYTES
+
+    def ours_null(self, *, poll: bool) -> Subject:
+        """Our target on a bdev that does nothing."""
+
+        def prepare(client: Client) -> str:
+            blocks = self._blocks()
+            client.call("bdev_null_create", name="n", num_blocks=blocks, block_size=BLOCK_BYTES)
+            return "n"
+
+        name = "virtlun null" + (" poll" if poll else "")
+        return self._ours(name, ["--poll"] if poll else [], prepare)
+
+    def ours_malloc(self) -> Subject:
+        """Our target on memory."""
+
+        def prepare(client: Client) -> str:
+            blocks = self._blocks()
+            client.call("bdev_malloc_create", name="m", num_blocks=blocks, block_size=BLOCK_BYTES)
+            return "m"
+
+        return self._ours("virtlun malloc poll", ["--poll"], prepare)
+
+    def ours_lvol(self) -> Subject:
+        """Our target on a thick volume of an lvstore on memory."""
+
+        def prepare(client: Client) -> str:
+            blocks = self._blocks() + 256 * 1024 * 1024 // BLOCK_BYTES
+            client.call("bdev_malloc_create", name="m", num_blocks=blocks, block_size=BLOCK_BYTES)
+            client.call("bdev_lvol_create_lvstore", bdev_name="m", lvs_name="lvs")
+            client.call(
+                "bdev_lvol_create", lvs_name="lvs", lvol_name="vol", size_in_mib=self.size_mib
+            )
+            return "lvs/vol"
+
+        return self._ours("virtlun lvol poll", ["--poll"], prepare)
+
+    def ours_file(self, *, poll: bool) -> Subject:
+        """Our target on a file in memory."""
+        path = self._file("ours-poll" if poll else "ours")
+
+        def prepare(client: Client) -> str:
+            client.call("bdev_uring_create", filename=str(path), name="f", block_size=BLOCK_BYTES)
+            return "f"
+
+        name = "virtlun file" + (" poll" if poll else "")
+        return self._ours(name, ["--poll"] if poll else [], prepare)
+
+    def _file(self, name: str) -> Path:
+        path = self.memory / name
+        with path.open("wb") as file:
+            file.truncate(self.size_mib * 1024 * 1024)
+        return path
+
+    def _qsd(self, name: str, blockdev: str, *, poll: bool) -> Subject:
+        directory = self.scratch / name.replace(" ", "-")
+        directory.mkdir()
+        socket, log = directory / "blk.sock", directory / "log"
+        iothread = "iothread,id=io" + (f",poll-max-ns={POLL_MAX_NS}" if poll else "")
+        command = [
+            *("qemu-storage-daemon", "--blockdev", f"{blockdev},node-name=disk"),
+            *("--object", iothread, "--export"),
+            "vhost-user-blk,id=e,node-name=disk,writable=on,iothread=io,"
+            f"addr.type=unix,addr.path={socket}",
+        ]
+        process = spawn(command, log, self.cpu)
+        try:
+            wait_for(socket, process, log)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        return Subject(name, socket, process, blk=True)
+
+    def qsd_null(self, *, poll: bool) -> Subject:
+        """QEMU's storage daemon on a disk that does nothing."""
+        size = self.size_mib * 1024 * 1024
+        name = "qsd null" + (" poll" if poll else "")
+        return self._qsd(name, f"null-co,size={size},read-zeroes=off", poll=poll)
+
+    def qsd_file(self, aio: str, *, poll: bool) -> Subject:
+        """QEMU's storage daemon on a file in memory, by `aio` (threads or io_uring)."""
+        name = f"qsd file {aio}" + (" poll" if poll else "")
+        path = self._file(name.replace(" ", "-"))
+        return self._qsd(name, f"file,filename={path},aio={aio}", poll=poll)
+
+
+@contextlib.contextmanager
+def running(make: list[Callable[[], Subject]]) -> Iterator[list[Subject]]:
+    """Starts all subjects, each frozen once it is up, and ends them at the end."""
+    subjects: list[Subject] = []
+    try:
+        for one in make:
+            subjects.append(one())
+            subjects[-1].freeze()
+        yield subjects
+    finally:
+        for subject in subjects:
+            subject.thaw()
+            subject.process.terminate()
+        for subject in subjects:
+            try:
+                subject.process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                subject.process.kill()
+                subject.process.wait()
