@@ -61,13 +61,13 @@ pub struct Features {
     pub read_only: bool,
     /// Completed writes may be lost on power loss until a flush: report WCE=1.
     pub volatile_cache: bool,
-    /// [`Io::fua`] is honoured.
+    /// [`crate::Io::fua`] is honoured.
     pub fua: bool,
-    /// [`Op::Unmap`] works.
+    /// [`crate::Op::Unmap`] works.
     pub unmap: bool,
     /// Unmapped blocks read as zeros.
     pub unmap_zeroes: bool,
-    /// [`Op::WriteZeroes`] works.
+    /// [`crate::Op::WriteZeroes`] works.
     pub write_zeroes: bool,
     /// Blocks are allocated on first write: report LBPME.
     pub thin: bool,

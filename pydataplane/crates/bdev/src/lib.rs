@@ -16,7 +16,7 @@
 //! | `null` | [`Null`]: takes everything, keeps nothing |
 //! | `file` | [`FileBdev`]: a file or block device through io_uring |
 //! | `sync` | [`SyncChannel`], [`AlignedBuf`]: blocking I/O for control threads |
-//! | `testing` | [`testing::FaultBdev`]: power cuts and injected errors (feature `testing`) |
+//! | `testing` | `FaultBdev`: power cuts and injected errors (feature `testing`) |
 //!
 //! Errors: an I/O ends in an [`IoError`], a small closed set that the SCSI layer turns into sense
 //! without a wildcard; control operations fail with one sentence that names object and cause.
@@ -38,6 +38,8 @@ pub use file::{FileBdev, FileKind, FileOptions};
 pub use io::{Channel, Completion, Io, IoError, Op, Submit};
 pub use malloc::{Malloc, MallocOptions};
 pub use null::Null;
-pub use registry::{Claim, ClaimMode, Event, Registry, RegistryError, Subscription};
-pub use stats::{ChannelStats, IoStat, OpStat, Stats, StatsReset};
-pub use sync::{AlignedBuf, SyncChannel, SyncError};
+pub use registry::{
+    Claim, ClaimMode, Event, Registry, RegistryError, Subscription, UNREGISTER_TIMEOUT,
+};
+pub use stats::{ChannelStats, IoStat, OpStat, SYNC_SAMPLE, Stats, StatsReset};
+pub use sync::{AlignedBuf, BUF_ALIGN, SyncChannel, SyncError};

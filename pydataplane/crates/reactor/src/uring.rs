@@ -206,7 +206,8 @@ impl Ring {
 /// One user of an io_uring: pushes entries, collects its own completions.
 ///
 /// Dropping it waits for its I/O in flight: the kernel writes into the buffers until then, and
-/// their owner may free them afterwards. A caller that must not stall collects everything first.
+/// their owner may free them afterwards. A caller that must not stall collects everything first,
+/// and I/O that may never end by itself (a read of a socket) has to be cancelled before.
 pub struct UringClient {
     ring: Rc<RefCell<Ring>>,
     list: Rc<List>,
