@@ -13,7 +13,7 @@ import pytest
 from pydataplane.errors import RpcError
 from tests.support.domain import domain_xml
 from tests.support.host import Host
-from tests.support.libvirtd import VirshError
+from tests.support.libvirtd import VirshError, virsh
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
 
@@ -148,7 +148,12 @@ def test_malformed_device_xml_is_refused(running: Host, tmp_path: Path, xml: str
 def test_malformed_domain_xml_gets_libvirts_own_error(running: Host, tmp_path: Path) -> None:
     path = tmp_path / "domain.xml"
     path.write_text("<domain type='qemu'><name>x</name>")
-    assert "XML" in refused(running, "define", str(path))
+    refused(running, "define", str(path))
+    through, direct = (
+        virsh(uri, "define", str(path), check=False)
+        for uri in (running.uri, running.libvirtd.uri())
+    )
+    assert through == direct
 
 
 def test_a_domain_with_an_unknown_volume_does_not_start(running: Host) -> None:

@@ -1,0 +1,166 @@
+"""`virtlun` against a real target: what a person types and sees."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from plugin.cli import main
+from pydataplane import supervise
+from pydataplane.errors import TargetUnavailable
+from tests.support.target import Target
+
+MIB = 1 << 20
+
+
+def run(target: Target, *words: str) -> Result:
+    return CliRunner().invoke(main, ["--socket", str(target.rpc_socket), *words])
+
+
+def done(target: Target, *words: str) -> str:
+    result = run(target, *words)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(target: Target, *words: str) -> str:
+    result = run(target, *words)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: ")
+    assert len(result.stderr.strip().splitlines()) == 1
+    return result.stderr
+
+
+@pytest.fixture
+def store(target: Target) -> Target:
+    """A target with the lvstore lvs0 of 64 MiB in a file."""
+    done(
+        target,
+        *("lvstore", "create", "lvs0", "--file", str(target.directory / "store.img")),
+        *("--size", "64M"),
+    )
+    return target
+
+
+def test_lvstores_and_volumes_are_made_listed_changed_and_deleted(store: Target) -> None:
+    made = json.loads(done(store, "volume", "create", "lvs0/data", "8M", "--json"))
+    assert [(item["path"], item["size"], item["thin"]) for item in made] == [
+        ("lvs0/data", 8 * MIB, False)
+    ]
+    thin = json.loads(done(store, "volume", "create", "lvs0/thin", "512M", "--thin", "--json"))
+    assert thin[0]["allocated"] == 0
+    assert [item["path"] for item in json.loads(done(store, "volume", "list", "--json"))] == [
+        "lvs0/data",
+        "lvs0/thin",
+    ]
+    table = done(store, "volume", "list", "lvs0").splitlines()
+    assert table[0].split() == ["VOLUME", "SIZE", "ALLOCATED", "THIN", "UUID"]
+    assert "8 MiB" in table[1]
+    done(store, "volume", "resize", "lvs0/data", "16M")
+    done(store, "volume", "rename", "lvs0/data", "renamed")
+    shown = json.loads(done(store, "volume", "list", "--json"))
+    assert (shown[0]["path"], shown[0]["size"]) == ("lvs0/renamed", 16 * MIB)
+    done(store, "volume", "delete", "lvs0/renamed", "--yes")
+    done(store, "volume", "delete", "lvs0/thin", "--yes")
+    assert json.loads(done(store, "volume", "list", "--json")) == []
+    done(store, "lvstore", "delete", "lvs0", "--yes")
+    assert json.loads(done(store, "lvstore", "list", "--json")) == []
+    assert (store.directory / "store.img").exists()
+
+
+def test_creating_the_same_again_changes_nothing(store: Target) -> None:
+    first = done(store, "volume", "create", "lvs0/data", "8M", "--json")
+    assert done(store, "volume", "create", "lvs0/data", "8M", "--json") == first
+    assert "resize it" in refused(store, "volume", "create", "lvs0/data", "9M")
+    file = str(store.directory / "store.img")
+    done(store, "lvstore", "create", "lvs0", "--file", file)
+    other = str(store.directory / "other.img")
+    assert "exists already" in refused(
+        store, "lvstore", "create", "lvs0", "--file", other, "--size", "64M"
+    )
+    assert not Path(other).exists()
+
+
+def test_a_shrink_has_to_be_asked_for(store: Target) -> None:
+    done(store, "volume", "create", "lvs0/data", "8M")
+    assert "--shrink" in refused(store, "volume", "resize", "lvs0/data", "4M")
+    done(store, "volume", "resize", "lvs0/data", "4M", "--shrink")
+    assert json.loads(done(store, "volume", "list", "--json"))[0]["size"] == 4 * MIB
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("volume", "create", "lvs0/big", "1T"), "lvs0"),
+        (("volume", "create", "none/data", "1M"), "there is no lvstore none"),
+        (("volume", "create", "lvs0/data", "much"), "is not a size"),
+        (("volume", "create", "data", "1M"), "write LVSTORE/VOLUME"),
+        (("volume", "resize", "lvs0/none", "1M"), "there is no volume lvs0/none"),
+        (("volume", "delete", "lvs0/none", "--yes"), "there is no volume lvs0/none"),
+        (("volume", "list", "none"), "there is no lvstore none"),
+        (("lvstore", "create", "x", "--file", "/nonexistent/store"), "give --size"),
+        (("lvstore", "create", "a b", "--file", "/dev/null"), "is not a name"),
+        (("lvstore", "delete", "none", "--yes"), "there is no lvstore none"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_changes_nothing(
+    store: Target, words: tuple[str, ...], said: str
+) -> None:
+    before = [done(store, noun, "list", "--json") for noun in ("lvstore", "volume")]
+    assert said in refused(store, *words)
+    assert [done(store, noun, "list", "--json") for noun in ("lvstore", "volume")] == before
+
+
+def test_a_file_too_small_for_a_store_is_not_left_behind(target: Target) -> None:
+    path = target.directory / "small.img"
+    refused(target, "lvstore", "create", "small", "--file", str(path), "--size", "4K")
+    assert not path.exists()
+    assert json.loads(done(target, "lvstore", "list", "--json")) == []
+
+
+def test_status_top_and_doctor_show_the_target(store: Target) -> None:
+    status = json.loads(done(store, "target", "status", "--json"))
+    assert store.process is not None
+    assert status["pid"] == store.process.pid
+    assert "reactor  0" in done(store, "target", "status")
+    rates = json.loads(done(store, "top", "--count", "1", "--interval", "0.05", "--json"))
+    assert 0 <= rates["reactors"][0]["busy"] <= 1
+    found = {item["what"]: item for item in json.loads(run(store, "doctor", "--json").stdout)}
+    assert found["target"]["state"] == "ok"
+    assert str(store.process.pid) in found["target"]["found"]
+
+
+def test_a_target_is_started_asked_and_stopped(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("t")
+    words = [str(Path(sys.executable).parent / "virtlun"), "--socket", str(folder / "s"), "target"]
+    begin = subprocess.run(
+        [
+            *(*words, "start", "--vhost-dir", str(folder / "v")),
+            *("--state-dir", str(folder / "state"), "--log", str(folder / "log")),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert begin.returncode == 0, begin.stderr
+    try:
+        pid = supervise.status(folder / "s")["pid"]
+        assert f"pid {pid}" in begin.stdout
+        again = subprocess.run([*words, "start"], capture_output=True, text=True, check=True)
+        assert f"pid {pid}" in again.stdout
+    finally:
+        subprocess.run([*words, "stop"], capture_output=True, check=True)
+    with pytest.raises(TargetUnavailable, match="virtlun target start"):
+        supervise.status(folder / "s")
+
+
+def test_without_a_target_every_command_says_how_to_start_one(tmp_path: Path) -> None:
+    for words in (("volume", "list"), ("lvstore", "list"), ("target", "status"), ("top",)):
+        result = CliRunner().invoke(main, ["--socket", str(tmp_path / "none"), *words])
+        assert result.exit_code == 1
+        assert "virtlun target start" in result.stderr
