@@ -68,7 +68,11 @@ class Target:
     def run(self, *options: str) -> subprocess.CompletedProcess[str]:
         """Runs a target that is expected to end by itself, and returns how it did."""
         return subprocess.run(
-            self.command(*options), capture_output=True, text=True, timeout=START_DEADLINE_S
+            self.command(*options),
+            capture_output=True,
+            text=True,
+            timeout=START_DEADLINE_S,
+            check=False,
         )
 
     def start(self, *options: str) -> Target:
@@ -150,6 +154,7 @@ class Target:
             capture_output=True,
             text=True,
             timeout=60,
+            check=False,
         )
 
     def make_file(self, name: str, size: int) -> Path:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import struct
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pydataplane.errors import RpcError
-from tests.support.target import Target, binary
+from pydataplane.errors import RpcError, TargetUnavailable
+from tests.support.target import START_DEADLINE_S, Target, binary
 from tests.target.conftest import MakeTarget
 
 MIB = 1 << 20
@@ -186,9 +188,7 @@ def test_a_file_of_another_process_is_refused(make_target: MakeTarget) -> None:
     first, second = make_target().start(), make_target().start()
     image = first.make_lvstore()
     for kind in ("uring", "aio"):
-        error = second.fails(
-            f"bdev_{kind}_create", name="f", filename=str(image), block_size=512
-        )
+        error = second.fails(f"bdev_{kind}_create", name="f", filename=str(image), block_size=512)
         assert isinstance(error, RpcError)
         assert (error.code, "in use" in error.message) == (-16, True), error.message
     assert second.rpc("bdev_get_bdevs") == []
@@ -228,26 +228,20 @@ def test_a_socket_path_that_is_too_long_or_taken(make_target: MakeTarget, scratc
     assert target.rpc_socket.read_text() == "mine"
 
 
-def test_a_stale_socket_is_replaced(target: Target) -> None:
+def test_stale_sockets_are_replaced(target: Target) -> None:
     target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
     target.kill9()
     assert target.rpc_socket.is_socket()
     assert (target.vhost_dir / "vm-1").is_socket()
-    os.rename(target.rpc_socket, target.directory / "kept")
-    target.start()
-    assert [c["ctrlr"] for c in target.rpc("vhost_get_controllers")] == ["vm-1"]
-    target.kill9()
-    done = subprocess.Popen(target.command(), stderr=subprocess.DEVNULL)
-    target.process = done
-    with pytest.raises(RpcError) as caught:
-        while True:
-            try:
-                target.rpc("bdev_get_bdevs", name="none")
-            except RpcError:
-                raise
-            except Exception:  # noqa: BLE001 - not there yet
-                continue
-    assert caught.value.code == -19
+    target.process = subprocess.Popen(target.command(), stderr=subprocess.DEVNULL)
+    end = time.monotonic() + START_DEADLINE_S
+    while time.monotonic() < end:
+        try:
+            assert [c["ctrlr"] for c in target.rpc("vhost_get_controllers")] == ["vm-1"]
+            return
+        except TargetUnavailable:
+            time.sleep(0.01)
+    raise AssertionError("it never answered on the stale socket's path")
 
 
 def test_a_controller_whose_socket_path_is_too_long(make_target: MakeTarget) -> None:
@@ -286,7 +280,7 @@ def test_a_configuration_file_that_cannot_be_applied(make_target: MakeTarget) ->
     ],
 )
 def test_a_wrong_command_line_is_status_2(options: list[str], words: str) -> None:
-    done = subprocess.run([binary(), *options], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([binary(), *options], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert words in done.stderr
 
@@ -331,10 +325,8 @@ def until_closed(connection: socket.socket) -> bytes:
 def test_malformed_json_ends_its_connection_only(busy: Target, garbage: bytes) -> None:
     before = everything(busy)
     with connect(busy) as connection:
-        try:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(garbage)
-        except (BrokenPipeError, ConnectionResetError):
-            pass
         if garbage.endswith(b'"method": '):
             connection.shutdown(socket.SHUT_WR)
             assert until_closed(connection) == b""
@@ -352,10 +344,8 @@ def test_a_client_that_never_reads_holds_up_nobody(target: Target) -> None:
     with connect(target) as connection:
         connection.setblocking(False)
         sent = 0
-        try:
+        with contextlib.suppress(BlockingIOError):
             while sent < 64 * MIB:
                 sent += connection.send(request * 100)
-        except BlockingIOError:
-            pass
         assert len(target.rpc("bdev_get_bdevs")) == 50
         target.rpc("bdev_null_delete", name="n0")

@@ -19,7 +19,7 @@ pub const MAX_BATCH: usize = 1024;
 /// What kind of method it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flags {
-    /// Changes the configuration: one at a time, and recorded when it succeeded.
+    /// Changes the configuration: one at a time, and recorded.
     pub mutating: bool,
     /// Can be called before initialisation.
     pub startup: bool,
@@ -108,8 +108,8 @@ impl Methods {
         }
     }
 
-    /// Calls `commit` after each mutating method that succeeded, before its reply and before the
-    /// next one starts.
+    /// Calls `commit` after each mutating method, before its reply and before the next one starts;
+    /// also after one that failed, as it may have changed something on the way.
     pub fn on_commit(&mut self, commit: impl Fn() -> Result<(), Error> + Send + Sync + 'static) {
         self.commit = Box::new(commit);
     }
@@ -245,10 +245,9 @@ impl Methods {
         let _serial = self.serial.lock().unwrap_or_else(PoisonError::into_inner);
         let started = Instant::now();
         let shown = params.to_string();
-        let outcome = run(name, method, params).and_then(|result| {
-            (self.commit)()?;
-            Ok(result)
-        });
+        let outcome = run(name, method, params);
+        let committed = (self.commit)();
+        let outcome = outcome.and_then(|result| committed.map(|()| result));
         let micros = started.elapsed().as_micros() as u64;
         match &outcome {
             Ok(_) => tracing::info!(method = name, params = shown, micros, "configuration changed"),
@@ -392,6 +391,7 @@ fn schema<T: JsonSchema>(for_reading: bool) -> Value {
     }
     let schema: Schema = settings.into_generator().into_root_schema_for::<T>();
     let mut schema = schema.to_value();
+    drop_null_defaults(&mut schema);
     if let Some(object) = schema.as_object_mut() {
         object.remove("title");
         if for_reading {
@@ -400,4 +400,16 @@ fn schema<T: JsonSchema>(for_reading: bool) -> Value {
         }
     }
     schema
+}
+
+/// Removes `"default": null`: what may be null may be left out, and nothing else is said by it.
+fn drop_null_defaults(schema: &mut Value) {
+    match schema {
+        Value::Object(members) => {
+            members.retain(|name, value| !(name == "default" && value.is_null()));
+            members.values_mut().for_each(drop_null_defaults);
+        }
+        Value::Array(items) => items.iter_mut().for_each(drop_null_defaults),
+        _ => {}
+    }
 }

@@ -3,7 +3,7 @@
 use crate::app::App;
 use crate::errors;
 use crate::state;
-use ::vhost_scsi::{ControllerInfo, ControllerOptions, StatsInfo, TargetOptions};
+use ::vhost_scsi::{ControllerError, ControllerInfo, ControllerOptions, StatsInfo, TargetOptions};
 use rpc::{Errno, Error, Flags, Methods, NoParams};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -263,6 +263,11 @@ fn remove_target(app: &App, p: &RemoveTarget) -> Result<bool, Error> {
     let key = state::target_key(&p.ctrlr, u64::from(p.scsi_target_num));
     match app.controllers.remove_target(&p.ctrlr, i64::from(p.scsi_target_num)) {
         Ok(()) => _ = app.config().forget(|item| item.key == key),
+        // It goes when its I/O ends, and does not come back.
+        Err(e @ ControllerError::StillBusy { .. }) => {
+            app.config().forget(|item| item.key == key);
+            return Err(errors::controller(e));
+        }
         // One that could not be restored is just forgotten.
         Err(e) => {
             if !app.config().forget(|item| item.key == key && item.problem.is_some()) {

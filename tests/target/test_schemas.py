@@ -1,0 +1,88 @@
+"""The schemas of `schemas/` are valid, and results are as they say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from jsonschema import Draft202012Validator
+
+from tests.support.target import ROOT, Target
+
+READS: dict[str, list[dict[str, Any]]] = {
+    "bdev_get_bdevs": [{}, {"name": "lvs0/v0"}],
+    "bdev_get_iostat": [{}, {"names": ["n0"], "per_channel": True}, {"name": "lvs0/v0"}],
+    "bdev_lvol_get_lvols": [{}],
+    "bdev_lvol_get_lvstores": [{}],
+    "bdev_reset_iostat": [{}],
+    "bdev_wait_for_examine": [{}],
+    "framework_get_config": [{"name": "bdev"}, {"name": "vhost_scsi"}, {"name": "scsi"}],
+    "framework_get_reactors": [{}],
+    "framework_get_subsystems": [{}],
+    "framework_wait_init": [{}],
+    "log_get_level": [{}],
+    "log_get_print_level": [{}],
+    "log_set_level": [{"level": "INFO"}],
+    "log_set_print_level": [{"level": "NOTICE"}],
+    "notify_get_notifications": [{}],
+    "notify_get_types": [{}],
+    "rpc_get_methods": [{}],
+    "scsi_get_devices": [{}],
+    "spdk_get_version": [{}],
+    "spdk_kill_instance": [{"sig_name": "SIGUSR1"}],
+    "thread_get_stats": [{}],
+    "bdev_uring_rescan": [{"name": "lvs0-base"}],
+    "vhost_controller_set_coalescing": [{"ctrlr": "vm-1", "delay_base_us": 0, "iops_threshold": 1}],
+    "vhost_get_controllers": [{}],
+    "virtlun_get_status": [{}],
+    "virtlun_lvol_get_xattrs": [{"name": "lvs0/v0"}],
+    "virtlun_vhost_get_stats": [{}, {"name": "vm-1"}],
+}
+NOT_HERE = {"framework_start_init", "bdev_aio_rescan"}
+
+
+def schemas() -> dict[str, dict[str, Any]]:
+    """Returns the schemas in the repository, by method."""
+    files = (ROOT / "schemas/rpc").glob("*.json")
+    return {file.stem: json.loads(file.read_text()) for file in files}
+
+
+def validate(schema: Any, value: Any) -> None:
+    """Asserts that `value` is as `schema` says."""
+    Draft202012Validator(schema).validate(value)
+
+
+def test_they_are_valid_json_schemas() -> None:
+    found = schemas()
+    assert len(found) > 50
+    for name, schema in found.items():
+        assert schema["method"] == name
+        Draft202012Validator.check_schema(schema["params"])
+        Draft202012Validator.check_schema(schema["result"])
+
+
+def test_results_are_as_they_say(target: Target) -> None:
+    found = schemas()
+    target.make_lvstore()
+    target.rpc("bdev_lvol_create", lvol_name="v0", size_in_mib=4, lvs_name="lvs0")
+    target.rpc("virtlun_lvol_set_xattr", name="lvs0/v0", xattr_name="a", xattr_value="b")
+    target.rpc("bdev_null_create", name="n0", num_blocks=8, block_size=512)
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
+    target.rpc("vhost_scsi_controller_add_target", ctrlr="vm-1", scsi_target_num=-1, bdev_name="n0")
+    for method, calls in READS.items():
+        for params in calls:
+            validate(found[method]["params"], params)
+            validate(found[method]["result"], target.rpc(method, **params))
+    reads = {name for name, schema in found.items() if not schema["changes_configuration"]}
+    assert reads - set(READS) == NOT_HERE
+    configuration = json.loads((ROOT / "schemas/config/target.json").read_text())
+    validate(configuration, json.loads((target.state_dir / "config.json").read_text()))
+    for calls in target.configuration().values():
+        for call in calls:
+            validate(found[call["method"]]["params"], call["params"])
+
+
+def test_each_method_of_the_target_is_there(target: Target) -> None:
+    assert sorted(schemas()) == target.rpc("rpc_get_methods")
+    assert Path(ROOT / "schemas/config/target.json").exists()
