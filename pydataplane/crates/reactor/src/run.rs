@@ -32,10 +32,13 @@ pub(crate) fn run(cx: &mut Cx, mailbox: &Mailbox, accounting: &Arc<Accounting>, 
     let mut idle_since = ticks::now();
     let mut until_clock = 0;
     while !cx.stop {
+        // A turn that finds work is busy from its start. While busy the clock is left alone: the
+        // one idle turn that ends a busy stretch counts with it.
+        let begun = if doing == Doing::Busy { 0 } else { ticks::now() };
         if turn(cx, mailbox) > 0 {
             if doing != Doing::Busy {
                 doing = Doing::Busy;
-                accounting.switch(doing, ticks::now());
+                accounting.switch(doing, begun);
             }
             continue;
         }
