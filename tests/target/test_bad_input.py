@@ -254,6 +254,22 @@ def test_a_controller_whose_socket_path_is_too_long(make_target: MakeTarget) -> 
     assert target.rpc("vhost_get_controllers") == []
 
 
+def test_a_change_that_cannot_be_recorded_says_so(target: Target) -> None:
+    in_the_way = target.state_dir / "config.json.new"
+    in_the_way.mkdir()
+    error = target.fails("bdev_null_create", name="n0", num_blocks=8, block_size=512)
+    assert isinstance(error, RpcError)
+    assert error.code == -5
+    assert "the change was made but is not recorded" in error.message
+    assert "config.json.new" in error.message
+    assert len(target.rpc("bdev_get_bdevs")) == 1
+    # The next change records both.
+    in_the_way.rmdir()
+    target.rpc("bdev_null_create", name="n1", num_blocks=8, block_size=512)
+    target.restart()
+    assert [bdev["name"] for bdev in target.rpc("bdev_get_bdevs")] == ["n0", "n1"]
+
+
 def test_a_configuration_file_that_cannot_be_applied(make_target: MakeTarget) -> None:
     target = make_target()
     config = target.directory / "c.json"

@@ -83,6 +83,7 @@ enum CallOrBatch {
 #[derive(Deserialize, JsonSchema)]
 struct SubsystemFile {
     /// Its name.
+    #[allow(dead_code, reason = "each call says itself what it makes")]
     subsystem: String,
     /// Its calls; null where it has nothing to configure.
     config: Option<Vec<CallOrBatch>>,
@@ -99,10 +100,7 @@ impl ConfigFile {
     /// The calls, in order, batches taken apart.
     pub fn parse(text: &str) -> Result<Vec<Call>, serde_json::Error> {
         let file: ConfigFile = serde_json::from_str(text)?;
-        let entries = file.subsystems.into_iter().flat_map(|s| {
-            tracing::trace!(subsystem = s.subsystem, "read");
-            s.config.unwrap_or_default()
-        });
+        let entries = file.subsystems.into_iter().flat_map(|s| s.config.unwrap_or_default());
         Ok(entries
             .flat_map(|entry| match entry {
                 CallOrBatch::Call(call) => vec![call],
