@@ -37,6 +37,8 @@ class Guest:
 
     `controllers` are paths of vhost-user-scsi sockets. `scratch` gets the sockets and the console
     log. Raises GuestError, with the end of the console, if it is not up within `deadline_s`.
+    With `incoming` (QEMU's -incoming) it waits for a migration instead of booting: call
+    `arrived` when that is over.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Guest:
         extra: tuple[str, ...] = (),
         deadline_s: float = 120.0,
         emulator: str = "qemu-system-x86_64",
+        incoming: str | None = None,
     ) -> None:
         """Starts QEMU and waits for the guest's agent."""
         scratch.mkdir(parents=True, exist_ok=True)
@@ -75,6 +78,9 @@ class Guest:
             command += ["-chardev", f"socket,id=vus{index},path={path}"]
             queues = f",num_queues={num_queues}" if num_queues else ""
             command += ["-device", f"vhost-user-scsi-pci,id=scsi{index},chardev=vus{index}{queues}"]
+        if incoming:
+            command += ["-incoming", incoming]
+        self._agent_path = agent_path
         self.process = subprocess.Popen(
             [*command, *extra],
             stdin=subprocess.DEVNULL,
@@ -82,6 +88,8 @@ class Guest:
             stderr=subprocess.STDOUT,
         )
         self._log = scratch / "qemu.log"
+        if incoming:
+            return
         try:
             self.agent = self._wait(agent_path, deadline_s)
         except GuestError as error:
@@ -103,6 +111,11 @@ class Guest:
         agent = Agent(agent_path, 5.0)
         agent.wait_ready(max(2.0, end - time.monotonic()))
         return agent
+
+    def arrived(self, deadline_s: float = 30.0) -> None:
+        """Connects to the agent of a guest that was migrated here."""
+        self.agent = Agent(self._agent_path, 5.0)
+        self.agent.wait_ready(deadline_s)
 
     def _console_bytes(self) -> bytes:
         return self.console.read_bytes() if self.console.exists() else b""

@@ -1,0 +1,104 @@
+"""Save, restore and live migration: QEMU allows them because the target logs its writes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.guest.conftest import BootGuest, checksum, disk
+from tests.support.qemu import Guest
+from tests.support.target import Target
+
+pytestmark = pytest.mark.vm
+
+DISK_MIB = 24
+
+
+def shared_disk(target: Target) -> None:
+    """Makes one RAM disk that `vm0` and `vm1` both show as target 0."""
+    target.rpc("bdev_malloc_create", name="disk", num_blocks=DISK_MIB * 2048, block_size=512)
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm1")
+    for controller in ("vm0", "vm1"):
+        target.rpc(
+            "vhost_scsi_controller_add_target",
+            ctrlr=controller,
+            scsi_target_num=0,
+            bdev_name="disk",
+            shareable=True,
+        )
+
+
+def wait_for(what: str, condition: Callable[[], bool], deadline_s: float = 60.0) -> None:
+    """Returns when `condition` is true."""
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, f"{what}: not within {deadline_s:.0f} s"
+        time.sleep(0.02)
+
+
+def is_over(guest: Guest) -> bool:
+    """Whether the migration of `guest` completed."""
+    status = guest.qmp("query-migrate")
+    assert status["status"] != "failed", status
+    return bool(status["status"] == "completed")
+
+
+def test_saved_and_restored(target: Target, boot: BootGuest, scratch: Path) -> None:
+    """What `virsh save` and `restore` do; without LOG_SHMFD, QEMU would refuse."""
+    shared_disk(target)
+    guest = boot("vm0")
+    name = disk(guest, 0)
+    guest.run(f"dd if=/dev/urandom of=/dev/{name} bs=1M count={DISK_MIB} oflag=direct")
+    written = checksum(guest, name)
+    state = scratch / "state"
+    guest.qmp("migrate-set-parameters", **{"max-bandwidth": 1 << 32})
+    guest.qmp("migrate", uri=f"exec:cat > {state}")
+    wait_for("saved", lambda: is_over(guest))
+    guest.stop()
+    restored = boot("vm0", incoming=f"exec:cat {state}")
+    restored.arrived()
+    assert checksum(restored, name) == written
+    guest_log = restored.run("dmesg | tail -n 50")
+    assert "I/O error" not in guest_log
+
+
+def test_what_the_target_writes_during_live_migration_arrives(
+    target: Target, boot: BootGuest, scratch: Path
+) -> None:
+    """Pages that only the target wrote (reads into the page cache) reach the other side.
+
+    The whole disk is read through the guest's page cache after the first pass over memory, and
+    read again from that cache on the other side: no I/O, so wrong sums mean pages not logged.
+    """
+    shared_disk(target)
+    source = boot("vm0")
+    name = disk(source, 0)
+    source.run(f"dd if=/dev/urandom of=/dev/{name} bs=1M count={DISK_MIB} oflag=direct")
+    written = checksum(source, name)
+    socket = scratch / "migration"
+    arriving = boot("vm1", incoming=f"unix:{socket}")
+    # Something to send all the time, and a limit that it never keeps: no switch-over yet.
+    source.run("(while :; do cat /dev/zero | head -c 8000000 > /tmp/busy; done) & echo $! > /tmp/pid")
+    slow = {"max-bandwidth": 64 << 20, "downtime-limit": 1}
+    source.qmp("migrate-set-parameters", **slow)
+    source.qmp("migrate", uri=f"unix:{socket}")
+    passes = lambda: source.qmp("query-migrate").get("ram", {}).get("dirty-sync-count", 0)  # noqa: E731
+    wait_for("a pass over all memory", lambda: passes() >= 2)
+    assert not is_over(source)
+    source.run(f"cat /dev/{name} > /dev/null")
+    assert not is_over(source), "it must not switch before the pages are written"
+    source.qmp("migrate-set-parameters", **{"max-bandwidth": 1 << 32, "downtime-limit": 30000})
+    wait_for("migrated", lambda: is_over(source))
+    source.stop()
+    arriving.arrived()
+    arriving.run("kill $(cat /tmp/pid)")
+    sectors = f"awk '{{print $3}}' /sys/block/{name}/stat"
+    before = arriving.run(sectors)
+    assert arriving.run(f"md5sum < /dev/{name}").split()[0] == written
+    assert arriving.run(sectors) == before, "the sum was taken from the page cache"
+    # And the disk goes on, through the other controller.
+    assert checksum(arriving, name) == written
+    arriving.run(f"dd if=/dev/zero of=/dev/{name} bs=1M count=1 oflag=direct")
