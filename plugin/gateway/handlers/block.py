@@ -20,6 +20,9 @@ from plugin.gateway.target import Usage
 from plugin.gateway.xdr import Reader, Writer
 from plugin.translate import LunPlan
 
+STATS_PARAMS_MAX = 16
+"""REMOTE_DOMAIN_BLOCK_STATS_PARAMETERS_MAX."""
+
 RESIZE_BYTES = 1
 RESIZE_CAPACITY = 2
 RESIZE_EXTEND = 4
@@ -86,18 +89,16 @@ async def stats_flags(call: Call) -> None:
     if usage is None:
         await call.pass_on()
         return
-    params = [TypedParam(name, LLONG, value) for name, value in _fields(usage).items()]
+    values = _fields(usage)
     if not args.text:
         reply = await call.forward()
-        if not reply.ok or not wanted:
+        if not reply.ok:
             await call.respond(reply)
             return
         theirs = Reader(reply.payload)
-        ours = _fields(usage)
-        params = [
-            TypedParam(param.field, param.kind, int(param.value) + ours.get(param.field, 0))
-            for param in theirs.array(lambda: TypedParam.read(theirs), 16)
-        ]
+        for param in theirs.array(lambda: TypedParam.read(theirs), STATS_PARAMS_MAX):
+            values[param.field] = values.get(param.field, 0) + int(param.value)
+    params = [TypedParam(name, LLONG, value) for name, value in values.items()]
     if not wanted:
         await call.answer(pack_params([]) + bytes(Writer().i32(len(params))))
         return

@@ -217,6 +217,13 @@ def test_block_stats_of_all_disks_are_summed_with_libvirtds(tmp_path: Path) -> N
             await client.call(Proc.BLOCK_STATS, DomainCall(dom.ref, "").pack(text=True))
         )
         assert [reader.i64() for _ in range(5)] == [11, 40962, 23, 81924, -1]
+        # With no disk of its own libvirtd counts 0 parameters; ours still count.
+        world.libvirtd.answers[Proc.BLOCK_STATS_FLAGS] = lambda payload: bytes(8)
+        for wanted, expected in ((0, 0), (8, 8)):
+            args = bytes(dom.ref.write(Writer()).string("").i32(wanted).u32(0))
+            reader = Reader(await client.call(Proc.BLOCK_STATS_FLAGS, args))
+            assert len(reader.array(lambda: TypedParam.read(reader), 16)) == expected  # noqa: B023
+            assert reader.i32() == 8
 
     play(tmp_path, body)
 

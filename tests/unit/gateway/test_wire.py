@@ -262,9 +262,13 @@ def test_a_broken_protocol_is_told_apart(raw_bytes: bytes, cause: str) -> None:
     channels(body)
 
 
+def _open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 def test_too_many_stray_descriptors_are_refused_and_closed() -> None:
     async def body(near: Channel, raw: socket.socket, out: Channel, far: Channel) -> None:
-        before = len(list(Path("/proc/self/fd").iterdir()))
+        before = _open_descriptors()
         with tempfile.TemporaryFile() as file:
             for byte in message(MessageType.CALL, 1, 1, bytes(100))[: FDS_MAX + 1]:
                 socket.send_fds(raw, [bytes([byte])], [file.fileno()])
@@ -273,7 +277,7 @@ def test_too_many_stray_descriptors_are_refused_and_closed() -> None:
         with pytest.raises(WireError, match="descriptors"):
             await near.payload(header, 1000)
         near.close()
-        assert len(list(Path("/proc/self/fd").iterdir())) < before
+        assert _open_descriptors() < before
 
     channels(body)
 

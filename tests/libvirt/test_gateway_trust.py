@@ -1,0 +1,238 @@
+"""Nobody gets through the gateway what libvirtd's own sockets would refuse them."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.gateway import GatewayProcess
+from tests.support.host import Host
+from tests.support.libvirtd import VirshError
+
+pytestmark = [pytest.mark.root]
+
+DOMAIN = (
+    "<domain type='qemu'><name>idle</name><memory unit='MiB'>64</memory>"
+    "<os><type arch='x86_64' machine='q35'>hvm</type></os><devices/></domain>"
+)
+NOBODY = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", "--reset-env"]
+MEMBER = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--groups=libvirt", "--reset-env"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def domain(host: Host) -> str:
+    """A stopped domain that was defined through the gateway, and a volume."""
+    path = host.scratch / "idle.xml"
+    path.write_text(DOMAIN)
+    host.virsh("define", str(path))
+    host.volumes.create("lvs0/trust", 8 << 20)
+    host.scratch.chmod(0o755)
+    return "idle"
+
+
+def virsh_as(user: list[str], uri: str, *words: str) -> tuple[int, str]:
+    """Runs virsh as another user; returns status and output."""
+    done = subprocess.run(
+        [*user, "virsh", "-q", "-c", uri, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stdout.strip()
+
+
+@pytest.fixture
+def libvirtd_log(host: Host) -> Iterator[Path]:
+    """libvirtd's log of the identities that it is told; a new file for each test."""
+    admin = f"libvirtd+unix:///system?socket={host.libvirtd.run_dir}/libvirt-admin-sock"
+    path = host.scratch / f"identity-{time.monotonic_ns()}.log"
+    for words in (
+        ["daemon-log-outputs", "--outputs", f"1:file:{path}"],
+        ["daemon-log-filters", "--filters", "1:daemon.remote 1:util.typedparam 4:*"],
+    ):
+        subprocess.run(["virt-admin", "-c", admin, *words], check=True, capture_output=True)
+    yield path
+    for words in (
+        ["daemon-log-outputs", "--outputs", f"2:file:{host.libvirtd.log}"],
+        ["daemon-log-filters", "--filters", "3:*"],
+    ):
+        subprocess.run(["virt-admin", "-c", admin, *words], check=True, capture_output=True)
+
+
+def test_a_user_outside_the_group_does_not_get_in(host: Host) -> None:
+    status, text = virsh_as(NOBODY, host.uri, "list")
+    assert status != 0
+    assert "Permission denied" in text
+
+
+def test_the_read_only_socket_is_for_everybody(host: Host) -> None:
+    with _gateway(host, 'auth_ro = "none"') as gateway:
+        uri = host.libvirtd.uri(Path(f"{gateway.socket}-ro"))
+        status, text = virsh_as(NOBODY, uri, "-r", "list", "--all", "--name")
+        assert status == 0, text
+        assert "idle" in text
+
+
+def test_a_members_identity_reaches_libvirtd_before_its_calls(
+    host: Host, libvirtd_log: Path
+) -> None:
+    with _gateway(host, 'auth = "none"') as gateway:
+        uri = host.libvirtd.uri(gateway.socket)
+        source = "/dev/virtlun/lvs0/trust"
+        status, text = virsh_as(MEMBER, uri, "attach-disk", "idle", source, "sda", "--config")
+        assert status == 0, text
+        status, text = virsh_as(MEMBER, uri, "detach-disk", "idle", "sda", "--config")
+        assert status == 0, text
+    log = libvirtd_log.read_text(errors="replace")
+    assert log.count("Received forwarded identity") >= 4, "each client's, and for our own calls"
+    assert "nobody" in log
+
+
+def test_the_read_only_socket_refuses_to_write_in_libvirtds_words(host: Host) -> None:
+    for words in (
+        ("attach-disk", "idle", "/dev/virtlun/lvs0/trust", "sda", "--config"),
+        ("define", str(host.scratch / "idle.xml")),
+        ("undefine", "idle"),
+        ("start", "idle"),
+    ):
+        with pytest.raises(VirshError, match=r"read only access prevents|forbidden"):
+            _read_only(host, *words)
+    assert "sda" not in host.virsh("domblklist", "idle")
+    assert "idle" in _read_only(host, "dumpxml", "idle")
+
+
+def _read_only(host: Host, *words: str) -> str:
+    done = subprocess.run(
+        ["virsh", "-q", "-r", "-c", host.uri_ro, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if done.returncode:
+        raise VirshError(done.stdout)
+    return done.stdout
+
+
+@contextlib.contextmanager
+def _gateway(host: Host, lines: str) -> Iterator[GatewayProcess]:
+    """A second gateway with these lines in its section [gateway], instead of the host's."""
+    keys = {line.split("=")[0].strip() for line in lines.splitlines()}
+    kept = [
+        line
+        for line in host.config.read_text().splitlines()
+        if line.split("=")[0].strip() not in keys
+    ]
+    kept.insert(kept.index("[gateway]") + 1, lines)
+    config = host.scratch / "second.toml"
+    config.write_text("\n".join(kept))
+    with GatewayProcess(config, host.scratch / "second", host.scratch / "second.log") as gateway:
+        yield gateway
+
+
+@pytest.mark.parametrize(("status", "works"), [(0, True), (1, False)])
+def test_polkit_decides_where_libvirtd_conf_says_so(
+    host: Host, tmp_path: Path, status: int, works: bool
+) -> None:
+    """No polkit daemon runs here, so a script stands for pkcheck; the rest is real."""
+    asked = tmp_path / "asked"
+    pkcheck = tmp_path / "pkcheck"
+    pkcheck.write_text(f'#!/bin/sh\necho "$@" >> {asked}\nexit {status}\n')
+    pkcheck.chmod(0o755)
+    conf = tmp_path / "libvirtd.conf"
+    conf.write_text('auth_unix_rw = "polkit"\n')
+    lines = f'libvirtd_conf = "{conf}"\npkcheck = "{pkcheck}"'
+    with _gateway(host, lines) as gateway:
+        uri = host.libvirtd.uri(gateway.socket)
+        returned, text = virsh_as(MEMBER, uri, "list", "--all", "--name")
+        assert (returned == 0) == works, text
+        assert ("idle" in text) == works
+        assert "--action-id org.libvirt.unix.manage" in asked.read_text()
+        assert ",65534" in asked.read_text(), "the user's own id, not root's"
+        if not works:
+            assert "access denied by policy" in text
+
+
+def test_polkit_that_does_not_answer_keeps_everybody_but_root_out(host: Host) -> None:
+    with _gateway(host, 'auth = "polkit"\npkcheck = "/nonexistent/pkcheck"') as gateway:
+        uri = host.libvirtd.uri(gateway.socket)
+        status, text = virsh_as(MEMBER, uri, "list")
+        assert status != 0
+        assert "authentication failed" in text
+        status, text = virsh_as([], uri, "list")
+        assert status == 0, text
+
+
+def test_in_libvirtds_place_no_client_needs_a_setting(host: Host) -> None:
+    """Transparent: libvirtd's sockets lie elsewhere (unix_sock_dir), ours on the known path."""
+    known = host.libvirtd.scratch / "run-libvirt/libvirt-sock"  # /run/libvirt in the namespace
+    assert not known.exists()
+    with GatewayProcess(host.config, known, host.scratch / "transparent.log"):
+        words = ["virsh", "-q", "-c", "qemu:///system"]
+        done = subprocess.run(
+            host.libvirtd.command(*words, "dumpxml", "idle"),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "vhostuser" not in done.stdout, "it went through the gateway"
+        done = subprocess.run(
+            host.libvirtd.command(*words, "-r", "list", "--all", "--name"),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert "idle" in done.stdout, done.stderr
+
+
+def test_sigterm_ends_it_in_order(host: Host) -> None:
+    with _gateway(host, "") as gateway:
+        client = subprocess.Popen(
+            ["virsh", "-c", host.libvirtd.uri(gateway.socket), "event", "--all", "--loop"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            time.sleep(0.5)
+            assert gateway.stop() == 0
+            client.wait(15)
+            assert not gateway.socket.exists()
+        finally:
+            client.kill()
+            client.wait()
+
+
+@pytest.mark.parametrize(
+    ("socket", "says"),
+    [("x" * 120, "107 bytes at most"), ("taken", "another process listens there")],
+)
+def test_a_socket_that_cannot_be_made_is_one_sentence(host: Host, socket: str, says: str) -> None:
+    path = host.gateway_socket if socket == "taken" else host.scratch / socket
+    done = subprocess.run(
+        [
+            str(Path(sys.executable).parent / "virtlun-gateway"),
+            *("--config", str(host.config), "--listen", str(path)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert says in done.stderr.splitlines()[-1]
+    assert host.virsh("list", "--all"), "the one that listens there goes on"

@@ -1,0 +1,60 @@
+"""A gateway process of a test's own, beside or instead of the host's."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+DEADLINE_S = 30.0
+
+
+class GatewayProcess:
+    """`virtlun-gateway` with `options`, listening on `socket`; a context manager that ends it."""
+
+    def __init__(self, config: Path, socket: Path, log: Path, *options: str) -> None:
+        """Starts it and waits for its socket."""
+        self.socket = socket
+        self._process = subprocess.Popen(
+            [
+                str(Path(sys.executable).parent / "virtlun-gateway"),
+                *("--config", str(config), "--listen", str(socket)),
+                *("--listen-ro", f"{socket}-ro", *options),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=log.open("ab"),
+            stderr=subprocess.STDOUT,
+        )
+        end = time.monotonic() + DEADLINE_S
+        while not socket.exists():
+            if self._process.poll() is not None or time.monotonic() > end:
+                text = log.read_text(errors="replace")
+                raise RuntimeError(f"the gateway did not start:\n{text[-2000:]}")
+            time.sleep(0.02)
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
+        """Ends it; returns its exit status."""
+        self._process.send_signal(how)
+        return self._process.wait(timeout=30)
+
+    def __enter__(self) -> GatewayProcess:
+        """Returns the running gateway."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Ends it."""
+        if self._process.poll() is None:
+            self.stop()
