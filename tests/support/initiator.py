@@ -1,0 +1,97 @@
+"""A vhost-user front end for tests: drives a controller's socket as a guest does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tests.support.target import binary
+
+ANSWER_DEADLINE_S = 60.0
+
+
+class Refused(AssertionError):
+    """The initiator could not do a command; the text says why."""
+
+
+class Initiator:
+    """One `virtlun-bench exec` process; a context manager that ends it.
+
+    Commands and answers are those of pydataplane/crates/initiator/src/exec/command.rs; bytes are
+    given and returned as `bytes`.
+    """
+
+    def __init__(self, socket: Path) -> None:
+        """Starts the process; it connects at `connect`."""
+        self._process = subprocess.Popen(
+            [str(binary("virtlun-bench")), "exec", str(socket)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Initiator:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        """Ends it as a crash of QEMU does."""
+        self._process.kill()
+        self._process.communicate(timeout=ANSWER_DEADLINE_S)
+
+    def send(self, cmd: str, **given: Any) -> dict[str, Any]:
+        """Executes a command and returns its answer.
+
+        Raises:
+            Refused: the answer is not ok.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        plain = {k: v.hex() if isinstance(v, bytes) else v for k, v in given.items()}
+        self._process.stdin.write(json.dumps({"cmd": cmd, **plain}) + "\n")
+        self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        if not answer["ok"]:
+            raise Refused(answer["error"])
+        for name in ("data", "data_in", "sense"):
+            if name in answer:
+                answer[name] = bytes.fromhex(answer[name])
+        return answer
+
+    def cdb(self, cdb: bytes, *, target: int = 0, **given: Any) -> dict[str, Any]:
+        """Sends a SCSI command and waits for its end."""
+        return self.send("cdb", cdb=cdb, target=target, **given)
+
+    def ready(self, target: int = 0, **given: Any) -> None:
+        """Sends TEST UNIT READY until no unit attention is left (a new nexus has some)."""
+        for _ in range(8):
+            answer = self.cdb(bytes(6), target=target, **given)
+            if (answer["response"], answer["status"]) == (0, 0):
+                return
+            assert answer["sense"][2] & 15 == 6, answer
+        raise AssertionError("unit attentions do not end")
+
+    def read(self, lba: int, blocks: int, *, target: int = 0, **given: Any) -> bytes:
+        """READ(10) of 512-byte blocks that must end well."""
+        cdb = bytes([0x28, 0, *lba.to_bytes(4, "big"), 0, *blocks.to_bytes(2, "big"), 0])
+        answer = self.cdb(cdb, target=target, data_in_len=blocks * 512, **given)
+        assert (answer["response"], answer["status"], answer["residual"]) == (0, 0, 0), answer
+        data: bytes = answer["data_in"]
+        return data
+
+    def write(self, lba: int, data: bytes, *, target: int = 0, **given: Any) -> None:
+        """WRITE(10) of 512-byte blocks that must end well."""
+        blocks = len(data) // 512
+        cdb = bytes([0x2A, 0, *lba.to_bytes(4, "big"), 0, *blocks.to_bytes(2, "big"), 0])
+        answer = self.cdb(cdb, target=target, data_out=data, **given)
+        assert (answer["response"], answer["status"], answer["residual"]) == (0, 0, 0), answer
