@@ -306,8 +306,18 @@ def _alias(entry: Entry) -> str:
 
 
 def _fresh(view: View) -> Metadata:
-    uuid = view.domain.child("uuid")
-    return Metadata(f"vm-{UUID(uuid.text.strip()) if uuid is not None else _NO_UUID}")
+    """Returns empty metadata for a domain that libvirtd gave, so it has a UUID.
+
+    Raises:
+        TranslateError: INTERNAL, it has none.
+    """
+    node = view.domain.child("uuid")
+    try:
+        return Metadata(f"vm-{UUID(node.text.strip() if node is not None else '')}")
+    except ValueError as error:
+        raise TranslateError(
+            Refusal.INTERNAL, f"libvirtd's XML of domain '{view.name}' has no UUID"
+        ) from error
 
 
 def _number(mine: Metadata | None, peer: Metadata | None, dev: str, ref: VolumeRef) -> int:

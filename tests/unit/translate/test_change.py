@@ -316,3 +316,14 @@ def test_any_sequence_of_changes_keeps_numbers_unique_and_disks_in_order(
         assert len({lun.target for lun in outcome.luns}) == len(expected)
         shown = devs(present(xml, live=live, settings=SETTINGS))
         assert [dev for dev in shown if dev != "vda"] == sorted(expected | {"sde"})
+
+
+def test_a_domain_without_a_uuid_cannot_be_libvirtds() -> None:
+    for old, new in (
+        ("<uuid>6d", "<uuid>?"),
+        ("<uuid>6d1f9c52-0000-4000-8000-00000000aaaa</uuid>", ""),
+    ):
+        broken = domain().replace(old, new)
+        with pytest.raises(TranslateError, match="has no UUID") as caught:
+            attach(broken, VIRSH, SETTINGS, live=False)
+        assert caught.value.refusal is Refusal.INTERNAL
