@@ -425,3 +425,16 @@ def test_a_target_that_waits_for_rpc_initialises_when_told(make_target: MakeTarg
         assert waiting.wait(30) == 0
     assert names(target.rpc("bdev_get_bdevs")) == ["n0"]
     assert target.fails("framework_start_init").code == -1  # type: ignore[attr-defined]
+
+
+def test_text_outside_ascii_survives_the_official_client(target: Target) -> None:
+    """It decodes each 4,096 bytes on their own and drops a piece that ends within a character."""
+    from spdk.rpc.client import JSONRPCClient  # noqa: PLC0415
+
+    for method, params in (MALLOC, STORE, LVOL):
+        target.rpc(method, **params)
+    values = {f"x{number}": "é𝄞" * 50 for number in range(20)}
+    with JSONRPCClient(str(target.rpc_socket)) as client:
+        for name, value in values.items():
+            client.virtlun_lvol_set_xattr(name="lvs0/v0", xattr_name=name, xattr_value=value)
+        assert client.virtlun_lvol_get_xattrs(name="lvs0/v0") == values
