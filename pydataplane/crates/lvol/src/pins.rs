@@ -104,3 +104,80 @@ impl Pins {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::volume::{Request, SLOTS};
+    use crossbeam_queue::ArrayQueue;
+    use proptest::prelude::*;
+    use reactor::IoContext;
+    use std::sync::atomic::AtomicU64;
+
+    fn shared() -> Arc<ChannelShared> {
+        Arc::new(ChannelShared {
+            active: AtomicU64::new(0),
+            requests: ArrayQueue::<Request>::new(SLOTS),
+            replies: ArrayQueue::new(SLOTS),
+            waker: IoContext::new().unwrap().waker(),
+        })
+    }
+
+    proptest! {
+        /// Whatever comes and goes: a version is not given up while I/O that was translated with
+        /// it is in flight, and it is given up when that ended.
+        #[test]
+        fn what_is_published_is_never_newer_than_what_is_in_flight(
+            steps in prop::collection::vec((0..5u8, any::<prop::sample::Index>()), 1..200)
+        ) {
+            let mut pins = Pins::new(shared());
+            let mut version = 1;
+            // (pin, version that it was translated with)
+            let mut flights: Vec<(Pin, u64)> = Vec::new();
+            for (what, which) in steps {
+                match what {
+                    0 => version += 1,
+                    1 | 2 => {
+                        let settled = pins.settle(|| version);
+                        prop_assert_eq!(settled, version);
+                        prop_assert!((1..=version).contains(&pins.shared.active.load(Ordering::Relaxed)));
+                        flights.push((pins.begin(), settled));
+                    }
+                    _ if !flights.is_empty() => {
+                        let (pin, _) = flights.swap_remove(which.index(flights.len()));
+                        pins.end(pin);
+                    }
+                    _ => {
+                        // An I/O that was over within submit.
+                        pins.settle(|| version);
+                        prop_assert_eq!(pins.shared.active.load(Ordering::Relaxed), version);
+                    }
+                }
+                pins.relax();
+                let active = pins.shared.active.load(Ordering::Relaxed);
+                match flights.iter().map(|(_, v)| *v).min() {
+                    None => prop_assert_eq!(active, 0),
+                    Some(oldest) => prop_assert!((1..=oldest).contains(&active)),
+                }
+                prop_assert_eq!(pins.in_flight() as usize, flights.len());
+            }
+        }
+
+        /// A channel that is never idle still gives old versions up: each I/O lives for a while
+        /// only, so what is published follows the present version.
+        #[test]
+        fn a_busy_channel_goes_on_to_new_versions(depth in 1..20usize) {
+            let mut pins = Pins::new(shared());
+            let mut flights = std::collections::VecDeque::new();
+            for version in 1..200u64 {
+                pins.settle(|| version);
+                flights.push_back(pins.begin());
+                if flights.len() > depth {
+                    pins.end(flights.pop_front().unwrap());
+                }
+                let active = pins.shared.active.load(Ordering::Relaxed);
+                prop_assert!(active + 3 * depth as u64 + 3 >= version, "{active} at {version}");
+            }
+        }
+    }
+}

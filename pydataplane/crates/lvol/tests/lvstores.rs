@@ -3,7 +3,7 @@
 mod common;
 
 use bdev::testing::{Fault, FaultBdev};
-use bdev::{Bdev, Event, IoError, Malloc, MallocOptions, Op, SyncChannel};
+use bdev::{Event, IoError, Malloc, MallocOptions, Op, SyncChannel};
 use common::{BLOCK, CLUSTER, PER_CLUSTER, Rig, options, read_tags, tagged};
 use lvol::{Error, LvolOptions, LvstoreOptions};
 use std::sync::{Arc, Mutex};

@@ -1,0 +1,373 @@
+//! Any sequence of operations gives what a map from volume to bytes gives.
+//!
+//! The disk below completes I/O late and in any order, so resizes, deletions and unmaps happen with
+//! I/O in flight; clusters go from volume to volume, and a write that came late to a cluster which
+//! meanwhile belongs to another volume would show.
+
+mod common;
+
+use bdev::{Channel, Completion, Io, IoError, Op, Submit};
+use common::{CLUSTER, PER_CLUSTER, Rig, tags};
+use guestmem::{Bounce, Sg};
+use proptest::prelude::*;
+use reactor::IoContext;
+use std::sync::atomic::{AtomicBool, Ordering};
+use uuid::Uuid;
+
+/// Largest volume, in clusters.
+const LARGEST: u64 = 12;
+/// Contents of a block of which more than one value is right.
+const UNKNOWN: u64 = u64::MAX;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Create {
+        size: u64,
+        thin: bool,
+    },
+    Delete(usize),
+    Resize(usize, u64),
+    /// Volume, first block, blocks.
+    Write(usize, u64, u64),
+    Read(usize, u64, u64),
+    Unmap(usize, u64, u64),
+    Zero(usize, u64, u64),
+    Flush(usize),
+    /// Polls every channel so many times.
+    Poll(u32),
+    Restart,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let volume = || 0..4usize;
+    let small = || (0..LARGEST * PER_CLUSTER, 1..=128u64);
+    let large = || (0..LARGEST * PER_CLUSTER, 1..=4 * PER_CLUSTER);
+    prop_oneof![
+        3 => (1..=LARGEST, any::<bool>()).prop_map(|(size, thin)| Step::Create { size, thin }),
+        1 => volume().prop_map(Step::Delete),
+        3 => (volume(), 1..=LARGEST).prop_map(|(v, size)| Step::Resize(v, size)),
+        10 => (volume(), small()).prop_map(|(v, (l, n))| Step::Write(v, l, n)),
+        5 => (volume(), small()).prop_map(|(v, (l, n))| Step::Read(v, l, n)),
+        2 => (volume(), large()).prop_map(|(v, (l, n))| Step::Unmap(v, l, n)),
+        2 => (volume(), large()).prop_map(|(v, (l, n))| Step::Zero(v, l, n)),
+        1 => volume().prop_map(Step::Flush),
+        4 => (1..6u32).prop_map(Step::Poll),
+        1 => Just(Step::Restart),
+    ]
+}
+
+/// An I/O under way, with its own buffer.
+struct Flight {
+    tag: u64,
+    op: Op,
+    lba: u64,
+    blocks: u64,
+    value: u64,
+    /// The volume was cut or removed below it: it may fail, and what it wrote is not known.
+    doomed: bool,
+    buf: Bounce,
+}
+
+impl Flight {
+    /// Its blocks that are there.
+    fn range(&self, model: &[u64]) -> std::ops::Range<usize> {
+        let end = ((self.lba + self.blocks) as usize).min(model.len());
+        (self.lba as usize).min(end)..end
+    }
+}
+
+struct Live {
+    uuid: Uuid,
+    name: String,
+    thin: bool,
+    channel: Box<dyn Channel>,
+    /// By block.
+    model: Vec<u64>,
+    flights: Vec<Flight>,
+}
+
+struct World {
+    rig: Rig,
+    io: IoContext,
+    volumes: Vec<Option<Live>>,
+    next_tag: u64,
+    names: u64,
+}
+
+impl World {
+    fn new(seed: u64) -> World {
+        let rig = Rig::new(60);
+        rig.disk.defer(Some(seed));
+        rig.lvstores.create_lvstore("disk0", "lvs0", &common::options()).unwrap();
+        let io = IoContext::new().unwrap();
+        World { rig, io, volumes: (0..4).map(|_| None).collect(), next_tag: 1, names: 0 }
+    }
+
+    fn run(&mut self, step: &Step) {
+        match *step {
+            Step::Create { size, thin } => self.create(size, thin),
+            Step::Delete(v) => self.delete(v),
+            Step::Resize(v, size) => self.resize(v, size),
+            Step::Write(v, lba, n) => self.start(v, Op::Write, lba, n),
+            Step::Read(v, lba, n) => self.start(v, Op::Read, lba, n),
+            Step::Unmap(v, lba, n) => self.start(v, Op::Unmap, lba, n),
+            Step::Zero(v, lba, n) => self.start(v, Op::WriteZeroes, lba, n),
+            Step::Flush(v) => self.start(v, Op::Flush, 0, 0),
+            Step::Poll(times) => (0..times).for_each(|_| self.poll()),
+            Step::Restart => self.restart(),
+        }
+    }
+
+    /// Runs a control operation on a thread of its own, as in life; polls meanwhile only after a
+    /// while, so that I/O stays in flight over most operations.
+    fn control<R: Send>(&mut self, f: impl FnOnce(&Rig) -> R + Send) -> R {
+        let World { rig, volumes, .. } = self;
+        let done = AtomicBool::new(false);
+        let result = std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                let result = f(rig);
+                done.store(true, Ordering::Release);
+                result
+            });
+            let begun = std::time::Instant::now();
+            while !done.load(Ordering::Acquire) {
+                if begun.elapsed() > std::time::Duration::from_millis(20) {
+                    volumes.iter_mut().flatten().for_each(poll_one);
+                }
+                std::thread::yield_now();
+            }
+            thread.join().unwrap()
+        });
+        result
+    }
+
+    fn create(&mut self, size: u64, thin: bool) {
+        let Some(at) = self.volumes.iter().position(Option::is_none) else { return };
+        self.names += 1;
+        let name = format!("v{}", self.names);
+        let created = {
+            let name = name.clone();
+            self.control(move |rig| rig.create(&name, size, thin))
+        };
+        match created {
+            Ok(info) => {
+                let channel = self.rig.bdev(&info.alias).open(&self.io).unwrap();
+                let model = vec![0; (size * PER_CLUSTER) as usize];
+                let flights = Vec::new();
+                let live = Live { uuid: info.uuid, name, thin, channel, model, flights };
+                self.volumes[at] = Some(live);
+            }
+            Err(e) => {
+                assert!(matches!(e, lvol::Error::NoSpace { .. }), "{e}");
+                let free = self.rig.lvstores.lvstore("lvs0").unwrap().free_clusters;
+                assert!(!thin && size > free, "{size} of {free} clusters: {e}");
+            }
+        }
+    }
+
+    fn delete(&mut self, v: usize) {
+        let Some(mut live) = self.volumes[v].take() else { return };
+        live.flights.iter_mut().for_each(|f| f.doomed = true);
+        let key = format!("lvs0/{}", live.name);
+        let mut lives = vec![Some(live)];
+        std::mem::swap(&mut self.volumes, &mut lives);
+        self.control(|rig| rig.lvstores.delete_lvol(&key)).unwrap();
+        std::mem::swap(&mut self.volumes, &mut lives);
+        // Its late I/O ends somehow, and the channel outlives the volume.
+        let mut live = lives.pop().unwrap().unwrap();
+        while !live.flights.is_empty() {
+            poll_one(&mut live);
+        }
+    }
+
+    fn resize(&mut self, v: usize, size: u64) {
+        let Some(live) = &mut self.volumes[v] else { return };
+        let key = live.uuid.to_string();
+        let blocks = size * PER_CLUSTER;
+        for flight in live.flights.iter_mut().filter(|f| f.lba + f.blocks > blocks) {
+            flight.doomed = true;
+            if flight.op != Op::Read {
+                let range = flight.range(&live.model);
+                live.model[range].fill(UNKNOWN);
+            }
+        }
+        let before = live.model.len() as u64 / PER_CLUSTER;
+        let thin = live.thin;
+        match self.control(|rig| rig.lvstores.resize_lvol(&key, size * CLUSTER)) {
+            Ok(info) => {
+                assert_eq!(info.size, size * CLUSTER);
+                let live = self.volumes[v].as_mut().unwrap();
+                live.model.resize(blocks as usize, 0);
+            }
+            Err(e) => {
+                assert!(matches!(e, lvol::Error::NoSpace { .. }), "{e}");
+                let free = self.rig.lvstores.lvstore("lvs0").unwrap().free_clusters;
+                assert!(!thin && size - before > free, "{size} - {before} of {free}: {e}");
+            }
+        }
+    }
+
+    fn start(&mut self, v: usize, op: Op, lba: u64, blocks: u64) {
+        let Some(live) = &mut self.volumes[v] else { return };
+        let blocks = if op == Op::Flush {
+            0
+        } else {
+            blocks.min((live.model.len() as u64).saturating_sub(lba))
+        };
+        if blocks == 0 && op != Op::Flush {
+            return;
+        }
+        // I/Os that overlap have no order among each other: wait for those in flight.
+        let overlaps = |f: &Flight| lba < f.lba + f.blocks && f.lba < lba + blocks;
+        while live.flights.iter().any(overlaps) {
+            poll_one(live);
+        }
+        let buf = Bounce::new();
+        let value = self.next_tag;
+        let sg = match op {
+            Op::Read | Op::Write => buf.sg((blocks * common::BLOCK) as usize).unwrap(),
+            _ => Sg::EMPTY,
+        };
+        if op == Op::Write {
+            sg.copy_from_slice(0, &common::tagged(value, blocks));
+        }
+        let io = Io { op, fua: value % 7 == 0, lba, blocks, sg, tag: value };
+        self.next_tag += 1;
+        let flight = Flight { tag: value, op, lba, blocks, value, doomed: false, buf };
+        loop {
+            match live.channel.submit(&io) {
+                Submit::Done(result) => {
+                    finish(&mut live.model, &flight, result);
+                    return;
+                }
+                Submit::Pending => break,
+                Submit::Full => poll_one(live),
+            }
+        }
+        live.flights.push(flight);
+    }
+
+    fn poll(&mut self) {
+        self.volumes.iter_mut().flatten().for_each(poll_one);
+    }
+
+    fn drain(&mut self) {
+        while self.volumes.iter().flatten().any(|live| !live.flights.is_empty()) {
+            self.poll();
+        }
+    }
+
+    fn restart(&mut self) {
+        self.drain();
+        let models: Vec<_> = self
+            .volumes
+            .iter_mut()
+            .map(|v| v.take().map(|l| (l.uuid, l.name, l.thin, l.model)))
+            .collect();
+        let rig = std::mem::replace(&mut self.rig, Rig::new(1));
+        self.rig = rig.restart();
+        self.rig.lvstores.examine("disk0").unwrap().unwrap();
+        let open = |(uuid, name, thin, model): (Uuid, String, bool, Vec<u64>)| {
+            let channel = self.rig.bdev(&uuid.to_string()).open(&self.io).unwrap();
+            Live { uuid, name, thin, channel, model, flights: Vec::new() }
+        };
+        self.volumes = models.into_iter().map(|m| m.map(open)).collect();
+    }
+
+    /// Everything is as the model says, and every cluster is somebody's or free.
+    fn check(&mut self) {
+        self.drain();
+        for v in 0..self.volumes.len() {
+            let Some(blocks) = self.volumes[v].as_ref().map(|l| l.model.len() as u64) else {
+                continue;
+            };
+            for lba in (0..blocks).step_by(128) {
+                self.start(v, Op::Read, lba, 128);
+            }
+        }
+        self.drain();
+        let lvols = self.rig.lvstores.lvols(None).unwrap();
+        assert_eq!(lvols.len(), self.volumes.iter().flatten().count());
+        for (live, info) in
+            self.volumes.iter().flatten().map(|live| {
+                (live, lvols.iter().find(|l| l.uuid == live.uuid).expect("it is listed"))
+            })
+        {
+            assert_eq!(info.size / common::BLOCK, live.model.len() as u64);
+            let clusters = info.size / CLUSTER;
+            if live.thin {
+                let used = live.model.chunks(PER_CLUSTER as usize);
+                let used = used.filter(|c| c.iter().any(|t| *t != 0 && *t != UNKNOWN)).count();
+                assert!((used as u64..=clusters).contains(&info.num_allocated_clusters));
+            } else {
+                assert_eq!(info.num_allocated_clusters, clusters);
+            }
+        }
+        let lvs = &self.rig.lvstores.lvstores()[0];
+        let owned: u64 = lvols.iter().map(|l| l.num_allocated_clusters).sum();
+        assert_eq!(lvs.free_clusters + owned, lvs.total_data_clusters);
+    }
+}
+
+fn poll_one(live: &mut Live) {
+    let mut done: Vec<Completion> = Vec::with_capacity(2);
+    live.channel.poll(&mut done);
+    for c in done {
+        let at = live.flights.iter().position(|f| f.tag == c.tag).expect("it was submitted");
+        let flight = live.flights.swap_remove(at);
+        finish(&mut live.model, &flight, c.result);
+    }
+}
+
+/// Compares a finished I/O with the model, and the model follows it.
+fn finish(model: &mut [u64], flight: &Flight, result: Result<(), IoError>) {
+    let range = flight.range(model);
+    match result {
+        _ if flight.doomed => {
+            assert!(
+                matches!(
+                    result,
+                    Ok(()) | Err(IoError::OutOfRange | IoError::Removed | IoError::NoSpace)
+                ),
+                "{result:?}"
+            );
+            if flight.op != Op::Read {
+                model[range].fill(UNKNOWN);
+            }
+        }
+        Ok(()) => match flight.op {
+            Op::Read => {
+                let mut found = vec![0; (flight.blocks * common::BLOCK) as usize];
+                flight.buf.sg(found.len()).unwrap().copy_to_slice(0, &mut found);
+                for (i, (found, expected)) in tags(&found).iter().zip(&model[range]).enumerate() {
+                    assert!(
+                        expected == found || *expected == UNKNOWN,
+                        "block {} has {found}, not {expected}",
+                        flight.lba + i as u64
+                    );
+                }
+            }
+            Op::Write => model[range].fill(flight.value),
+            Op::Unmap | Op::WriteZeroes => model[range].fill(0),
+            Op::Flush => {}
+        },
+        Err(IoError::NoSpace) if flight.op == Op::Write => model[range].fill(UNKNOWN),
+        Err(e) => panic!("{:?} at {}: {e}", flight.op, flight.lba),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    #[test]
+    fn volumes_behave_as_byte_arrays(
+        seed in any::<u64>(),
+        steps in prop::collection::vec(step(), 1..90),
+    ) {
+        let mut world = World::new(seed);
+        for step in &steps {
+            world.run(step);
+        }
+        world.check();
+    }
+}
