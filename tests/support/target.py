@@ -26,10 +26,12 @@ class TargetFailed(AssertionError):
 def binary(name: str = "virtlun-target") -> Path:
     """Returns the program under test: $VIRTLUN_TARGET, else the release build, else the debug one.
 
-    Another `name` is looked for beside it.
+    Another `name` is looked for beside it first.
     """
     given = os.environ.get("VIRTLUN_TARGET")
-    if given:
+    if given and name == "virtlun-target":
+        return Path(given)
+    if given and Path(given).with_name(name).exists():
         return Path(given).with_name(name)
     builds = [ROOT / "pydataplane/target" / kind / name for kind in ("release", "debug")]
     for path in builds:
