@@ -40,7 +40,7 @@ class GatewayConfig(BaseModel):
     pkcheck: str = "pkcheck"
     """polkit's program."""
     max_clients: int = Field(default=1000, gt=0)
-    """Connections at a time; further ones wait."""
+    """Connections at a time to each of the two sockets; further ones wait."""
     allow_shrink: bool = False
     """Whether blockresize may make a volume smaller, which cuts off data."""
     always_controller: bool = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lxml import etree
 
@@ -15,7 +15,7 @@ from plugin.translate import CARRIER_ALIAS
 PROBE_NAMESPACE = "https://virtlun.dev/xmlns/probe/1"
 """Namespace of a metadata element that never exists: see `check_may_change`."""
 
-_RUNNING = re.compile(r"<domain\b[^>]*?\sid=['\"]")
+_RUNNING = re.compile(r"<domain\b[^>]*?\sid=['\"](\d+)")
 
 
 def is_running(xml: str) -> bool:
@@ -87,6 +87,11 @@ class Sides:
     """Whether the call at hand is for the running domain."""
     to_config: bool
     """Whether it is for the persistent definition."""
+
+    def running(self, dom: Domain) -> Domain:
+        """Returns `dom` with the id that the domain has now: the client's may be an old one."""
+        found = _RUNNING.search(self.live or "")
+        return replace(dom, id=int(found[1]) if found else -1)
 
 
 async def sides(own: Upstream, dom: Domain, flags: int) -> Sides:

@@ -16,6 +16,9 @@ STATS_PARAMS_MAX = 262_144
 XML_CALL_MAX_BYTES = 4_194_304 + 65_536
 """The longest payload of a call with one XML string."""
 
+SMALL_CALL_MAX_BYTES = 65_536
+"""The longest payload of a call with names, paths and numbers only."""
+
 TypedValue = int | float | bool | str
 
 INT, UINT, LLONG, ULLONG, DOUBLE, BOOLEAN, STRING = range(1, 8)

@@ -40,6 +40,8 @@ class Listener:
     auth: polkit.Auth
     ours: bool
     """Whether the socket file is ours to remove at the end."""
+    slots: asyncio.Semaphore
+    """Connections that may still come: readers do not take those of writers."""
 
 
 class Gateway:
@@ -51,7 +53,6 @@ class Gateway:
         self.locks = Locks()
         self.target = target or Target(Client(config.target.rpc_socket, config.target.timeout_s))
         self.sessions: set[Session] = set()
-        self._slots = asyncio.Semaphore(self.config.max_clients)
         self._admin: Upstream | None = None
         self._admin_lock = asyncio.Lock()
         self._stopping = asyncio.Event()
@@ -98,7 +99,8 @@ class Gateway:
         ours = sock is None
         if sock is None:
             sock = listen(path, int(mode, 8), self.config.socket_group)
-        self._listeners.append(Listener(sock, path, upstream, read_only, auth, ours))
+        slots = asyncio.Semaphore(self.config.max_clients)
+        self._listeners.append(Listener(sock, path, upstream, read_only, auth, ours, slots))
         _log.info("listening", path=str(path), upstream=str(upstream), auth=str(auth))
 
     async def run(self) -> None:
@@ -146,7 +148,7 @@ class Gateway:
                 await asyncio.sleep(0.1)
                 continue
             try:
-                await self._slots.acquire()
+                await listener.slots.acquire()
             except BaseException:
                 sock.close()
                 raise
@@ -157,7 +159,7 @@ class Gateway:
             session = Session(self, listener, sock)
         except OSError:  # it is gone again
             sock.close()
-            self._slots.release()
+            listener.slots.release()
             return
         self.sessions.add(session)
         try:
@@ -166,7 +168,7 @@ class Gateway:
             session.log.exception("a connection ended by a defect")
         finally:
             self.sessions.discard(session)
-            self._slots.release()
+            listener.slots.release()
 
     async def admin(self) -> Upstream:
         """Returns the gateway's own connection to libvirtd, under its own identity.

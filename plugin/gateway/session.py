@@ -31,8 +31,8 @@ from plugin.gateway.errors import (
     error_payload,
 )
 from plugin.gateway.events import Happening, Subscriptions
-from plugin.gateway.handlers import HANDLERS, WRITING
-from plugin.gateway.messages import XML_CALL_MAX_BYTES
+from plugin.gateway.handlers import HANDLERS, WRITING, payload_limit
+from plugin.gateway.messages import SMALL_CALL_MAX_BYTES, XML_CALL_MAX_BYTES
 from plugin.gateway.peer import peer_of
 from plugin.gateway.procs import Proc, name_of
 from plugin.gateway.upstream import Upstream, connect
@@ -52,8 +52,11 @@ from plugin.gateway.xdr import Writer
 if TYPE_CHECKING:
     from plugin.gateway.server import Gateway, Listener
 
-CALLS_MAX = 8
-"""Calls of one client that the gateway works on at a time; libvirtd's own default limit is 5."""
+CALLS_MAX = 32
+"""Calls of one client that the gateway works on at a time, waiting for libvirtd or each other.
+
+With one more it stops reading from the client, keepalive included; libvirtd does so at 5.
+"""
 
 EVENTS_MAX = 1024
 """Events of ours waiting for a client that does not read; with one more it is disconnected."""
@@ -169,7 +172,8 @@ class Session:
             if handler is None:
                 await self.client.relay(header, upstream)
                 continue
-            payload, descriptors = await self.client.payload(header, XML_CALL_MAX_BYTES)
+            limit = payload_limit(header.procedure)
+            payload, descriptors = await self.client.payload(header, limit)
             await self._slots.acquire()
             call = Call(self, header, payload, tuple(descriptors))
             task = asyncio.create_task(self._handle(handler, call))
@@ -214,7 +218,7 @@ class Session:
             or header.procedure not in _BEFORE_OPEN
         ):
             raise WireError(f"{name_of(header.procedure)} before the connection was opened")
-        payload, _ = await self.client.payload(header, XML_CALL_MAX_BYTES)
+        payload, _ = await self.client.payload(header, SMALL_CALL_MAX_BYTES)
         call = Call(self, header, payload)
         try:
             await self._admit(call)

@@ -9,6 +9,11 @@ from __future__ import annotations
 
 from plugin.gateway.call import Handler
 from plugin.gateway.handlers import attach, block, connection, define, describe, start, stats
+from plugin.gateway.messages import (
+    DOMAIN_LIST_MAX,
+    SMALL_CALL_MAX_BYTES,
+    XML_CALL_MAX_BYTES,
+)
 from plugin.gateway.procs import Proc
 
 HANDLERS: dict[int, Handler] = {
@@ -60,3 +65,24 @@ WRITING = {
     Proc.BLOCK_PEEK,
     Proc.SET_BLOCK_IO_TUNE,
 }
+
+_WITH_XML = {
+    Proc.DEFINE_XML,
+    Proc.DEFINE_XML_FLAGS,
+    Proc.CREATE_XML,
+    Proc.CREATE_XML_WITH_FILES,
+    Proc.ATTACH_DEVICE,
+    Proc.ATTACH_DEVICE_FLAGS,
+    Proc.DETACH_DEVICE,
+    Proc.DETACH_DEVICE_FLAGS,
+    Proc.UPDATE_DEVICE_FLAGS,
+}
+
+
+def payload_limit(procedure: int) -> int:
+    """Returns how long the arguments of a call may be that is read whole, bytes."""
+    if procedure in _WITH_XML:
+        return XML_CALL_MAX_BYTES
+    if procedure == Proc.GET_ALL_DOMAIN_STATS:
+        return DOMAIN_LIST_MAX * 128
+    return SMALL_CALL_MAX_BYTES

@@ -104,7 +104,7 @@ async def attach(call: Call) -> None:
                 raise
     if live is not None:
         # Before the answer: whoever waits for it must not depend on this client reading its own.
-        gateway.announce(Happening(DeviceEvent.ADDED, args.dom, live.alias))
+        gateway.announce(Happening(DeviceEvent.ADDED, both.running(args.dom), live.alias))
         _log.info("attached", domain=args.dom.name, dev=live.lun.dev, volume=reference.alias)
     await call.answer()
 
@@ -137,34 +137,19 @@ async def detach_alias(call: Call) -> None:
 
 async def _detach(call: Call, args: DomainCall, compute: Compute) -> None:
     gateway = call.session.gateway
-    own = await call.session.own()
-    undo = Undo()
-    async with gateway.locks.hold(f"domain:{args.dom.uuid.hex()}"):
-        if not await _has_ours(own, args.dom):
-            live = config = None
-        else:
-            both = await sides(own, args.dom, args.flags)
-            live, config = await _changes(own, args.dom, both, compute)
-        if live is None and config is None:
-            ours = False
-        else:
-            ours = True
-            _check_flags(args)
-            await check_may_change(own, args.dom, args.flags)
-            if live is not None:  # a target that is down fails this before anything changes
-                await gateway.target.ping()
-            try:
-                await _write(own, args.dom, live, config, undo)
-                if live is not None:
-                    await gateway.target.remove(f"vm-{args.dom.uuid_text}", live.lun.target)
-            except BaseException:
-                await undo.run()
-                raise
-    if not ours:
+    controller = f"vm-{args.dom.uuid_text}"
+
+    async def remove(change: Change) -> None:
+        await gateway.target.remove(controller, change.lun.target)
+
+    # Asked first, so that a target that is down fails the call before anything changes.
+    altered = await _alter(call, args, compute, before=gateway.target.ping, after=remove)
+    if altered is None:
         await call.pass_on()
         return
+    live = altered.change
     if live is not None:
-        gateway.announce(Happening(DeviceEvent.REMOVED, args.dom, live.alias))
+        gateway.announce(Happening(DeviceEvent.REMOVED, altered.dom, live.alias))
         _log.info("detached", domain=args.dom.name, dev=live.lun.dev)
     await call.answer()
 
@@ -176,43 +161,78 @@ async def update(call: Call) -> None:
         await call.pass_on()
         return
     gateway, settings = call.session.gateway, call.session.gateway.settings
-    own = await call.session.own()
-    undo = Undo()
-    async with gateway.locks.hold(f"domain:{args.dom.uuid.hex()}"):
-        if not await _has_ours(own, args.dom):
-            live = config = None
-        else:
-            both = await sides(own, args.dom, args.flags)
-            reference = translate.recognise(args.text, settings)
-            uuids = await gateway.target.uuids([reference.alias] if reference else [])
-            live, config = await _changes(
-                own,
-                args.dom,
-                both,
-                lambda xml, live: translate.update(
-                    xml, args.text, settings, live=live, uuids=uuids
-                ),
-            )
-        ours = live is not None or config is not None
-        if ours:
-            _check_flags(args)
-            await check_may_change(own, args.dom, args.flags)
-            try:
-                await _write(own, args.dom, live, config, undo)
-            except BaseException:
-                await undo.run()
-                raise
-    if ours:
-        await call.answer()
-    else:
-        await call.pass_on()
-
-
-async def _has_ours(own: Upstream, dom: Domain) -> bool:
-    """Whether either side of the domain has metadata of ours."""
-    return await own.metadata(dom, 0) is not None or (
-        await own.persistent(dom) and await own.metadata(dom, AFFECT_CONFIG) is not None
+    reference = translate.recognise(args.text, settings)
+    uuids: dict[str, str] = {}
+    if reference is not None:
+        await check_may_change(await call.session.own(), args.dom, args.flags)
+        uuids = await gateway.target.uuids([reference.alias])
+    altered = await _alter(
+        call,
+        args,
+        lambda xml, live: translate.update(xml, args.text, settings, live=live, uuids=uuids),
     )
+    if altered is None:
+        await call.pass_on()
+    else:
+        await call.answer()
+
+
+@dataclass(frozen=True)
+class Altered:
+    """What `_alter` did to the running domain, and the domain with its present id."""
+
+    change: Change | None
+    dom: Domain
+
+
+async def _alter(
+    call: Call,
+    args: DomainCall,
+    compute: Compute,
+    *,
+    before: Callable[[], Awaitable[None]] | None = None,
+    after: Callable[[Change], Awaitable[None]] | None = None,
+) -> Altered | None:
+    """Changes a disk that the domain has; None if it is not ours and libvirtd is to answer.
+
+    `before` and `after` are done for a change of the running domain, around that of its metadata.
+    """
+    undo = Undo()
+    async with call.session.gateway.locks.hold(f"domain:{args.dom.uuid.hex()}"):
+        own = await _own_if_ours(call, args.dom)
+        if own is None:
+            return None
+        both = await sides(own, args.dom, args.flags)
+        live, config = await _changes(own, args.dom, both, compute)
+        if live is None and config is None:
+            return None
+        _check_flags(args)
+        await check_may_change(own, args.dom, args.flags)
+        if live is not None and before is not None:
+            await before()
+        try:
+            await _write(own, args.dom, live, config, undo)
+            if live is not None and after is not None:
+                await after(live)
+        except BaseException:
+            await undo.run()
+            raise
+        return Altered(live, both.running(args.dom))
+
+
+async def _own_if_ours(call: Call, dom: Domain) -> Upstream | None:
+    """Returns the connection for our calls if either side of the domain has metadata of ours.
+
+    None as well if the client may not know: libvirtd's answer to the call itself says why.
+    """
+    try:
+        own = await call.session.own()
+        ours = await own.metadata(dom, 0) is not None or (
+            await own.persistent(dom) and await own.metadata(dom, AFFECT_CONFIG) is not None
+        )
+    except GatewayError:
+        return None
+    return own if ours else None
 
 
 async def _changes(

@@ -6,7 +6,7 @@ from plugin import translate
 from plugin.errors import Refusal
 from plugin.gateway.call import Call
 from plugin.gateway.domains import is_running
-from plugin.gateway.errors import Code, Refused, UpstreamError
+from plugin.gateway.errors import Code, GatewayError, Refused, UpstreamError
 from plugin.gateway.messages import (
     LLONG,
     Domain,
@@ -35,12 +35,12 @@ async def _find(call: Call, dom: Domain, path: str) -> tuple[LunPlan | None, str
 
     The questions are asked in the client's name, so libvirtd's rules for reading hold.
     """
-    own = await call.session.own()
     try:
+        own = await call.session.own()
         if await own.metadata(dom, 0) is None:
             return None, None
         xml = await own.xml(dom, 0)
-    except UpstreamError:
+    except GatewayError:
         return None, None  # libvirtd's answer to the call itself says why
     return translate.find(xml, path, call.session.gateway.settings), xml
 

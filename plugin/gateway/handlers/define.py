@@ -8,6 +8,7 @@ from uuid import uuid4
 from plugin import translate
 from plugin.gateway.call import Call
 from plugin.gateway.domains import current_xml, identity_of
+from plugin.gateway.errors import GatewayError
 from plugin.gateway.handlers.start import prepared
 from plugin.gateway.messages import XmlCall
 from plugin.gateway.procs import Proc
@@ -43,7 +44,10 @@ async def _translated(call: Call, xml: str) -> Definition:
     """Translates a client's domain, keeping what libvirtd's present definition has assigned."""
     gateway = call.session.gateway
     name, uuid = identity_of(xml)
-    current = await current_xml(await call.session.own(), name, uuid)
+    try:
+        current = await current_xml(await call.session.own(), name, uuid)
+    except GatewayError:
+        current = None  # libvirtd's answer to the call itself says why
     new_uuid = uuid4()
     definition = translate.define(xml, gateway.settings, new_uuid=new_uuid, current_xml=current)
     luns = definition.plan.luns if definition.plan is not None else ()

@@ -35,10 +35,9 @@ async def start(call: Call) -> None:
     offset = 4 if call.header.with_fds else 0  # the number of descriptors comes first
     flags = call.header.procedure != Proc.CREATE
     args = DomainCall.read(call.payload[offset:], flags=flags)
-    own = await call.session.own()
     try:
-        xml = await _xml_to_start(own, args)
-    except UpstreamError:
+        xml = await _xml_to_start(await call.session.own(), args)
+    except GatewayError:
         await call.pass_on()  # libvirtd says why
         return
     plan = translate.plan(xml)

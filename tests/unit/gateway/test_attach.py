@@ -14,7 +14,7 @@ from plugin.gateway.errors import Code, Refused
 from plugin.gateway.events import DeviceEvent
 from plugin.gateway.messages import Domain, DomainCall
 from plugin.gateway.procs import Proc
-from plugin.gateway.xdr import Reader
+from plugin.gateway.xdr import Reader, Writer
 from tests.unit.gateway.fake_target import RefusedError
 from tests.unit.gateway.world import UUID_1, UUID_2, ReplyError, World, disk, play, until
 
@@ -391,5 +391,57 @@ def test_the_read_only_socket_leaves_refusing_to_libvirtd(tmp_path: Path) -> Non
                 await client.call(proc, args)
             assert error.value.code == Code.OPERATION_DENIED
         assert world.target.calls == []
+
+    play(tmp_path, body)
+
+
+def test_update_changes_what_the_guest_does_not_see(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk(extra="<serial>S1</serial>"))
+        client = await world.client()
+
+        async def update(xml: str, flags: int) -> None:
+            args = DomainCall(dom.ref, xml, flags).pack(text=True, flags=True)
+            await client.call(Proc.UPDATE_DEVICE_FLAGS, args)
+
+        await update(disk(extra="<serial>S2</serial>"), CONFIG)
+        assert "<serial>S2</serial>" in await client.xml(dom.ref, 2)
+        assert "<serial>S1</serial>" in await client.xml(dom.ref)
+        with pytest.raises(ReplyError) as error:
+            await update(disk(extra="<serial>S2</serial>"), LIVE)
+        assert error.value.code == Code.OPERATION_UNSUPPORTED
+        assert "<serial>S1</serial>" in await client.xml(dom.ref)
+        assert not any(method.startswith("vhost") for method, _ in world.target.calls)
+
+    play(tmp_path, body)
+
+
+def test_an_event_carries_the_domains_present_id(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain()
+        client = await world.client()
+        await client.register(DeviceEvent.ADDED)
+        await client.attach(Domain("one", dom.uuid, -1), disk(), LIVE)
+        _, payload = await client.event()
+        reader = Reader(payload)
+        reader.i32()
+        assert Domain.read(reader).id == 1
+
+    play(tmp_path, body)
+
+
+def test_where_our_own_connection_fails_ordinary_disks_still_work(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain()
+        client = await world.client()
+        world.libvirtd.refuse[Proc.CONNECT_OPEN] = Refused(Code.AUTH_FAILED, "no")
+        ordinary = "<disk type='file'><source file='/x'/><target dev='vdb'/></disk>"
+        await client.attach(dom.ref, ordinary, LIVE)
+        await client.detach(dom.ref, ordinary, LIVE)
+        args = DomainCall(dom.ref, "vdb").pack(text=True, flags=True)
+        await client.call(Proc.GET_BLOCK_INFO, args)
+        await client.call(Proc.CREATE, bytes(dom.ref.write(Writer())))
+        with pytest.raises(ReplyError, match="no"):
+            await client.attach(dom.ref, disk(), LIVE)
 
     play(tmp_path, body)
