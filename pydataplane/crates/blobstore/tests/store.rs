@@ -1,0 +1,354 @@
+//! The store as a library: operations, limits, and what a damaged medium gives.
+
+use blobstore::{
+    BlobId, BlobOptions, Disk, DiskError, Error, MemDisk, PAGE_SIZE, Store, StoreOptions,
+};
+use proptest::prelude::*;
+use std::collections::HashMap;
+use uuid::Uuid;
+
+const CLUSTER: u64 = 64 << 10;
+
+fn options() -> StoreOptions {
+    StoreOptions { name: "lvs".into(), uuid: Uuid::from_u128(1), cluster_size: CLUSTER as u32 }
+}
+
+fn store(bytes: usize) -> Store<MemDisk> {
+    Store::create_store(MemDisk::new(bytes), &options()).unwrap()
+}
+
+fn blob(name: &str, size: u64, thin: bool) -> BlobOptions {
+    BlobOptions { name: name.into(), uuid: Uuid::new_v4(), size, thin }
+}
+
+/// What the device would hold if the process ended now.
+fn image<D: Disk>(store: &mut Store<D>) -> MemDisk {
+    let mut bytes = vec![0; store.disk_mut().size() as usize];
+    store.disk_mut().read(0, &mut bytes).unwrap();
+    MemDisk::from_bytes(bytes)
+}
+
+#[test]
+fn a_large_thin_blob_uses_index_pages_and_comes_back() {
+    let mut s = store(16 << 20);
+    // The largest possible: 256 direct and 192 * 1008 indirect extents pages.
+    let most = (256 + 192 * 1008) * 1008;
+    assert!(matches!(s.create(&blob("too", most + 1, true)), Err(Error::TooLarge { .. })));
+    let id = s.create(&blob("large", most, true)).unwrap();
+    let places = [0, 1007, 1008, 255 * 1008, 256 * 1008, 1264 * 1008 - 1, 1264 * 1008, most - 1];
+    for (i, cluster) in places.into_iter().enumerate() {
+        s.write(id, cluster * CLUSTER + 9, &[i as u8 + 1; 30]).unwrap();
+    }
+    let pages = s.info().free_pages;
+    let mut s = Store::load(image(&mut s)).unwrap();
+    assert_eq!(s.info().free_pages, pages);
+    assert_eq!(s.blob(id).unwrap().allocated, places.len() as u64);
+    for (i, cluster) in places.into_iter().enumerate() {
+        let mut bytes = [0; 32];
+        s.read(id, cluster * CLUSTER + 8, &mut bytes).unwrap();
+        assert_eq!((bytes[0], bytes[1], bytes[30], bytes[31]), (0, i as u8 + 1, i as u8 + 1, 0));
+    }
+    // Cutting it frees extents and index pages, and all of it can be had again.
+    let freed = s.resize(id, 256 * 1008).unwrap();
+    s.release(freed);
+    assert_eq!(s.blob(id).unwrap().allocated, 4);
+    let freed = s.unmap(id, 0, 256 * 1008).unwrap();
+    s.release(freed);
+    let info = s.info();
+    assert_eq!(info.free_clusters, info.data_clusters);
+    let freed = s.delete(id).unwrap();
+    assert!(freed.is_empty());
+    let s = Store::load(image(&mut s)).unwrap();
+    assert_eq!(s.blobs().count(), 0);
+    assert_eq!(s.info().free_pages, pages + 1 + 7 + 3, "root, extents and index pages");
+}
+
+#[test]
+fn metadata_room_runs_out_with_an_error_and_nothing_half_done() {
+    let mut s = store(4 << 20);
+    let mut made = 0;
+    let e = loop {
+        match s.create(&blob(&format!("b{made}"), 1, true)) {
+            Ok(_) => made += 1,
+            Err(e) => break e,
+        }
+    };
+    assert_eq!(e, Error::NoMetadataSpace { needed: 1, free: 0 });
+    let first = s.by_name("b0").unwrap();
+    assert!(matches!(s.write(first, 0, &[1]), Err(Error::NoMetadataSpace { .. })));
+    assert!(matches!(s.set_xattr(first, "a", &[0; 3000]), Err(Error::NoMetadataSpace { .. })));
+    let freed = s.delete(s.by_name("b1").unwrap()).unwrap();
+    s.release(freed);
+    let freed = s.delete(s.by_name("b2").unwrap()).unwrap();
+    s.release(freed);
+    s.write(first, 0, &[1]).unwrap();
+    let s = Store::load(image(&mut s)).unwrap();
+    assert_eq!(s.blobs().count(), made - 2);
+}
+
+#[test]
+fn every_damaged_metadata_page_is_refused_by_name() {
+    let mut s = store(4 << 20);
+    let id = s.create(&blob("a", 5, false)).unwrap();
+    for i in 0..3 {
+        s.set_xattr(id, &format!("x{i}"), &[7; 2000]).unwrap();
+    }
+    s.create(&blob("b", 2000, true)).unwrap();
+    let last = s.by_name("b").unwrap();
+    s.write(last, 1500 * CLUSTER, &[1]).unwrap();
+    let free = s.info().free_pages;
+    let all = store(4 << 20).info().free_pages + 1;
+    let used = (all - free) as usize;
+    let closed = s.close().unwrap();
+    let md_start = (32 + 64) * PAGE_SIZE;
+    let mut damaged = 0;
+    for page in 0..all as usize {
+        for at in [0, 7, 100, 4095] {
+            let mut bad = closed.clone();
+            bad.bytes_mut()[md_start + page * PAGE_SIZE + at] ^= 0x40;
+            let before = bad.bytes().to_vec();
+            match Store::load(&mut bad) {
+                Ok(_) => continue,
+                Err(e) => {
+                    let e = e.to_string();
+                    assert!(e.contains(&format!("metadata page {page} at byte")), "{e}");
+                    assert!(bad.bytes() == before, "a damaged store was changed");
+                    damaged += 1;
+                }
+            }
+        }
+    }
+    assert_eq!(damaged, used * 4, "each page in use, and no other");
+}
+
+#[test]
+fn a_misdirected_or_stale_page_is_not_taken_for_the_right_one() {
+    let mut s = store(4 << 20);
+    s.create(&blob("a", 3, false)).unwrap();
+    s.create(&blob("b", 3, false)).unwrap();
+    let closed = s.close().unwrap();
+    let page = |n: usize| (96 + n) * PAGE_SIZE..(97 + n) * PAGE_SIZE;
+    // Pages: 0 bitmap, 1 and 2 of a, 3 and 4 of b.
+    for (to, from) in [(1, 3), (2, 4), (4, 2), (0, 1), (1, 0)] {
+        let mut bad = closed.clone();
+        bad.bytes_mut().copy_within(page(from), page(to).start);
+        let e = Store::load(bad).err().expect("it is refused").to_string();
+        assert!(e.contains(&format!("says that it is metadata page {from}")), "{e}");
+    }
+}
+
+#[test]
+fn both_superblocks_damaged_is_damage_and_one_is_not() {
+    let mut s = store(4 << 20);
+    s.create(&blob("a", 1, true)).unwrap();
+    let closed = s.close().unwrap();
+    let mut bad = closed.clone();
+    bad.bytes_mut()[200] ^= 1;
+    assert_eq!(Store::load(bad.clone()).unwrap().blobs().count(), 1);
+    bad.bytes_mut()[16 * PAGE_SIZE + 200] ^= 1;
+    let e = Store::load(&mut bad).err().unwrap();
+    assert!(matches!(&e, Error::Damaged { place, .. } if place == "the superblock"), "{e}");
+    assert!(matches!(Store::probe(&mut bad), Err(Error::Damaged { .. })));
+}
+
+#[test]
+fn an_older_superblock_copy_than_the_journal_is_refused() {
+    let mut s = store(4 << 20);
+    let id = s.create(&blob("a", 1, true)).unwrap();
+    let old = image(&mut s).bytes()[16 * PAGE_SIZE..17 * PAGE_SIZE].to_vec();
+    // Far enough for a checkpoint and the ring to have come round over the old tail.
+    (0..60).for_each(|i| s.rename(id, &format!("n{i}")).unwrap());
+    let mut now = image(&mut s);
+    now.bytes_mut()[100] ^= 1;
+    now.bytes_mut()[16 * PAGE_SIZE..17 * PAGE_SIZE].copy_from_slice(&old);
+    let e = Store::load(now).err().expect("it is refused").to_string();
+    assert!(e.contains("older than the journal"), "{e}");
+}
+
+/// A disk whose writes or flushes fail from some point on.
+struct Failing {
+    disk: MemDisk,
+    left: u32,
+}
+
+impl Disk for Failing {
+    fn size(&self) -> u64 {
+        self.disk.size()
+    }
+    fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<(), DiskError> {
+        self.disk.read(offset, buf)
+    }
+    fn write(&mut self, offset: u64, buf: &[u8]) -> Result<(), DiskError> {
+        self.fail("write")?;
+        self.disk.write(offset, buf)
+    }
+    fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), DiskError> {
+        self.disk.write_zeroes(offset, len)
+    }
+    fn flush(&mut self) -> Result<(), DiskError> {
+        self.fail("flush")
+    }
+}
+
+impl Failing {
+    fn fail(&mut self, op: &'static str) -> Result<(), DiskError> {
+        if self.left == 0 {
+            let cause = "injected".into();
+            return Err(DiskError { op, offset: 0, len: 0, cause, no_space: false });
+        }
+        self.left -= 1;
+        Ok(())
+    }
+}
+
+#[test]
+fn after_any_failed_metadata_access_the_store_refuses_every_change() {
+    let closed = store(4 << 20).close().unwrap();
+    for left in 0..20 {
+        let mut s = Store::load(Failing { disk: closed.clone(), left: 1000 }).unwrap();
+        let id = s.create(&blob("a", 2, true)).unwrap();
+        s.disk_mut().left = left;
+        let mut work = || -> Result<(), Error> {
+            s.rename(id, "b")?;
+            s.write(id, 0, &[1])?;
+            s.set_xattr(id, "x", &[2; 3000])?;
+            s.create(&blob("c", 2, false))?;
+            s.checkpoint()?;
+            s.rename_store("other")
+        };
+        let Err(e) = work() else { continue };
+        if matches!(e, Error::Data(_)) {
+            // The blob's own data: the metadata is whole, and changes go on.
+            s.disk_mut().left = 1000;
+            s.rename(id, "z").unwrap();
+            continue;
+        }
+        assert!(matches!(e, Error::Metadata(_)), "{left}: {e}");
+        s.disk_mut().left = 1000;
+        let stopped = |r: Result<(), Error>| {
+            assert!(
+                matches!(&r, Err(Error::Stopped { cause }) if cause.contains("injected")),
+                "{r:?}"
+            );
+        };
+        stopped(s.rename(id, "z"));
+        stopped(s.create(&blob("z", 1, true)).map(drop));
+        stopped(s.delete(id).map(drop));
+        stopped(s.resize(id, 9).map(drop));
+        stopped(s.set_xattr(id, "z", &[]));
+        stopped(s.unmap(id, 0, 1).map(drop));
+        stopped(s.allocate(&[(id, 1)]).remove(0).map(drop));
+        stopped(s.rename_store("z"));
+        stopped(s.checkpoint());
+        assert!(s.info().stopped.is_some());
+        // What is on the medium is a store.
+        Store::load(image(&mut s)).unwrap();
+    }
+}
+
+#[test]
+fn garbage_is_not_a_store_and_never_a_panic() {
+    for byte in [0u8, 1, 0xff] {
+        let e = Store::load(MemDisk::from_bytes(vec![byte; 1 << 20])).err().unwrap();
+        assert!(matches!(e, Error::NotAStore { .. }), "{e}");
+    }
+    let e = Store::load(MemDisk::new(4096)).err().unwrap();
+    assert!(e.to_string().contains("it has only 4096 bytes"), "{e}");
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Create(u64, bool),
+    Delete(usize),
+    Resize(usize, u64),
+    Write(usize, u64, u16, u8),
+    Unmap(usize, u64, u64),
+    Reload,
+    Close,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        2 => (0..9u64, any::<bool>()).prop_map(|(n, t)| Step::Create(n, t)),
+        1 => (0..8usize).prop_map(Step::Delete),
+        2 => (0..8usize, 0..12u64).prop_map(|(b, n)| Step::Resize(b, n)),
+        6 => (0..8usize, 0..12 * CLUSTER, any::<u16>(), 1..255u8)
+            .prop_map(|(b, at, n, v)| Step::Write(b, at, n, v)),
+        2 => (0..8usize, 0..12u64, 1..6u64).prop_map(|(b, f, n)| Step::Unmap(b, f, n)),
+        1 => Just(Step::Reload),
+        1 => Just(Step::Close),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
+
+    /// A store is a map from blob to bytes.
+    #[test]
+    fn a_store_behaves_as_a_map_of_byte_arrays(
+        steps in prop::collection::vec(step(), 1..60)
+    ) {
+        let mut s = store(4 << 20);
+        let mut model: HashMap<BlobId, Vec<u8>> = HashMap::new();
+        let mut ids: Vec<BlobId> = Vec::new();
+        for (i, step) in steps.into_iter().enumerate() {
+            let pick = |b: usize| ids.get(b % ids.len().max(1)).copied();
+            match step {
+                Step::Create(size, thin) => {
+                    match s.create(&blob(&format!("b{i}"), size, thin)) {
+                        Ok(id) => {
+                            ids.push(id);
+                            model.insert(id, vec![0; (size * CLUSTER) as usize]);
+                        }
+                        Err(e) => prop_assert!(matches!(e, Error::NoSpace { .. }), "{}", e),
+                    }
+                }
+                Step::Delete(b) => if let Some(id) = pick(b) {
+                    let freed = s.delete(id).unwrap();
+                    s.release(freed);
+                    model.remove(&id);
+                    ids.retain(|other| *other != id);
+                },
+                Step::Resize(b, size) => if let Some(id) = pick(b) {
+                    match s.resize(id, size) {
+                        Ok(freed) => {
+                            s.release(freed);
+                            model.get_mut(&id).unwrap().resize((size * CLUSTER) as usize, 0);
+                        }
+                        Err(e) => prop_assert!(matches!(e, Error::NoSpace { .. }), "{}", e),
+                    }
+                },
+                Step::Write(b, at, n, value) => if let Some(id) = pick(b) {
+                    let bytes = model.get_mut(&id).unwrap();
+                    let end = (at as usize + usize::from(n) * 4).min(bytes.len());
+                    if let Some(to) = bytes.get_mut(at as usize..end) {
+                        match s.write(id, at, &vec![value; to.len()]) {
+                            Ok(()) => to.fill(value),
+                            Err(e) => {
+                                // Allocated before anything is written: nothing was.
+                                prop_assert!(matches!(e, Error::NoSpace { .. }), "{}", e);
+                            }
+                        }
+                    }
+                },
+                Step::Unmap(b, first, count) => if let Some(id) = pick(b) {
+                    let info = s.blob(id).unwrap();
+                    if info.thin && first + count <= info.size {
+                        let freed = s.unmap(id, first, count).unwrap();
+                        s.release(freed);
+                        let range = (first * CLUSTER) as usize..((first + count) * CLUSTER) as usize;
+                        model.get_mut(&id).unwrap()[range].fill(0);
+                    }
+                },
+                Step::Reload => s = Store::load(image(&mut s)).unwrap(),
+                Step::Close => s = Store::load(s.close().unwrap()).unwrap(),
+            }
+        }
+        prop_assert_eq!(s.blobs().count(), model.len());
+        for (id, bytes) in model {
+            let mut found = vec![1; bytes.len()];
+            s.read(id, 0, &mut found).unwrap();
+            prop_assert!(found == bytes, "blob {:?}", s.blob(id));
+        }
+    }
+}
