@@ -1,0 +1,90 @@
+"""`make bench` works: that its numbers are good is not asserted, only that they are numbers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from tests.bench.measure import Point
+from tests.bench.report import grouped, ratios, table
+from tests.support.target import ROOT
+
+
+def point(subject: str, iops: float, c2c: tuple[float, float] | None) -> Point:
+    return Point(
+        subject=subject,
+        rw="randread",
+        depth=8,
+        iops=iops,
+        mean_ns=1e9 / iops,
+        p50_ns=1.0,
+        p99_ns=2.0,
+        p999_ns=3.0,
+        cpu_ns_per_io=100.0,
+        busy_ns_per_io=None,
+        rss_mib=5.0,
+        c2c_ns=c2c,
+    )
+
+
+def rendered(of: object) -> str:
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(of)
+    return capture.get()
+
+
+def test_points_of_different_modes_are_never_compared() -> None:
+    near, far, mixed = (60.0, 61.0), (300.0, 330.0), (60.0, 330.0)
+    points = [
+        point("ours", 200.0, near),
+        point("ours", 400.0, near),
+        point("ours", 50.0, far),
+        point("ours", 70.0, mixed),
+        point("peer", 100.0, near),
+        point("peer", 70.0, mixed),
+        point("ours", 1.0, None),
+    ]
+    assert [p.mode for p in points] == ["near", "near", "far", "mixed", "near", "mixed", "?"]
+    assert len(grouped(points)) == 6
+    text = rendered(ratios(points, [("ours", "peer"), ("ours", "absent")]))
+    assert text.count("│ ours") == 1, "the one cell that both have"
+    assert "3.00x" in text
+    assert rendered(table(points, "randread")).count("near") == 2
+
+
+@pytest.mark.parametrize("only", ["virtlun null", "virtlun lvol poll"])
+def test_a_short_run_measures_every_depth(only: str) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tests.bench", "--json", "--only", only),
+            *("--time", "0.05", "--rounds", "1", "--size-mib", "32", "--rw", "randrw"),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    points = json.loads(done.stdout)["points"]
+    assert [p["depth"] for p in points] == [1, 8, 32, 128]
+    assert all(p["iops"] > 0 and p["rss_mib"] > 0 for p in points)
+    assert all(p["subject"] == only for p in points)
+
+
+def test_an_unknown_target_is_named() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.bench", "--only", "nobody"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "no target nobody" in done.stderr
