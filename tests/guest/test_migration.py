@@ -46,6 +46,11 @@ def is_over(guest: Guest) -> bool:
     return bool(status["status"] == "completed")
 
 
+def passes(guest: Guest) -> int:
+    """Returns how often the migration of `guest` began to go over its memory."""
+    return int(guest.qmp("query-migrate").get("ram", {}).get("dirty-sync-count", 0))
+
+
 def test_saved_and_restored(target: Target, boot: BootGuest, scratch: Path) -> None:
     """What `virsh save` and `restore` do; without LOG_SHMFD, QEMU would refuse."""
     shared_disk(target)
@@ -53,7 +58,7 @@ def test_saved_and_restored(target: Target, boot: BootGuest, scratch: Path) -> N
     name = disk(guest, 0)
     guest.run(f"dd if=/dev/urandom of=/dev/{name} bs=1M count={DISK_MIB} oflag=direct")
     written = checksum(guest, name)
-    state = scratch / "state"
+    state = scratch / "saved"
     guest.qmp("migrate-set-parameters", **{"max-bandwidth": 1 << 32})
     guest.qmp("migrate", uri=f"exec:cat > {state}")
     wait_for("saved", lambda: is_over(guest))
@@ -80,13 +85,17 @@ def test_what_the_target_writes_during_live_migration_arrives(
     written = checksum(source, name)
     socket = scratch / "migration"
     arriving = boot("vm1", incoming=f"unix:{socket}")
+    # As long as somebody has the disk open, its page cache stays.
+    source.run(f"sleep 10000 < /dev/{name} > /dev/null 2>&1 &")
     # Something to send all the time, and a limit that it never keeps: no switch-over yet.
-    source.run("(while :; do cat /dev/zero | head -c 8000000 > /tmp/busy; done) & echo $! > /tmp/pid")
-    slow = {"max-bandwidth": 64 << 20, "downtime-limit": 1}
+    source.run("head -c 8000000 /dev/urandom > /tmp/noise")
+    source.run(
+        "(while :; do cat /tmp/noise > /tmp/busy; done) > /dev/null 2>&1 & echo $! > /tmp/pid"
+    )
+    slow = {"max-bandwidth": 32 << 20, "downtime-limit": 1}
     source.qmp("migrate-set-parameters", **slow)
     source.qmp("migrate", uri=f"unix:{socket}")
-    passes = lambda: source.qmp("query-migrate").get("ram", {}).get("dirty-sync-count", 0)  # noqa: E731
-    wait_for("a pass over all memory", lambda: passes() >= 2)
+    wait_for("a pass over all memory", lambda: passes(source) >= 2)
     assert not is_over(source)
     source.run(f"cat /dev/{name} > /dev/null")
     assert not is_over(source), "it must not switch before the pages are written"
