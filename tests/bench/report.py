@@ -45,8 +45,11 @@ def table(points: list[Point], rw: str) -> Table:
     for name in ("CPU ns/IO", "busy ns/IO", "RSS MiB", "c2c ns", "cores", "n"):
         out.add_column(name, justify="right")
     cells = grouped(p for p in points if p.rw == rw)
+    order = list(dict.fromkeys(key[0] for key in cells))
     last = None
-    for (subject, _, depth, mode), cell in sorted(cells.items(), key=lambda c: c[0][2]):
+    for (subject, _, depth, mode), cell in sorted(
+        cells.items(), key=lambda c: (c[0][2], order.index(c[0][0]), c[0][3])
+    ):
         if last is not None and depth != last:
             out.add_section()
         last = depth
