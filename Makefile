@@ -42,6 +42,7 @@ test-python: setup ## The Python tests; with ARGS='tests/unit -k name' some of t
 .PHONY: bench
 bench: setup ## Ours beside Debian's qemu-storage-daemon, with ratios (ARGS='--quick' for a short one)
 	@$(BIN)/python -m tests.bench $(ARGS)
+	@$(BIN)/python -m tests.bench.attach
 
 .PHONY: lint
 lint: $(CACHE)/venv.stamp toolchain ## Formatting, lints, types; nothing is changed

@@ -1,0 +1,145 @@
+"""`python -m tests.bench.attach`: from the libvirt call to the event in the guest's ring, and on.
+
+A real guest is attached to, resized and detached from through the gateway, again and again: by a
+virsh process each time, and by a program that stays connected, as Nova does. "event" is when the
+target has put the event into the guest's ring (its own counter), "guest" when the guest's kernel
+has acted on it; the guest runs in software where KVM does not work, so only the former is ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import libvirt
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from tests.support.agent import Agent
+from tests.support.host import Host, is_root
+
+NAME = "bench"
+SOURCE = "/dev/virtlun/lvs0/bench"
+DISK = (
+    "<disk type='file' device='disk'><source file='/dev/virtlun/lvs0/bench'/>"
+    "<target dev='sdb' bus='scsi'/></disk>"
+)
+MIB = 1 << 20
+EVENT_DEADLINE_S = 10.0
+
+Call = Callable[[int], None]
+
+
+def main() -> int:
+    """Measures and prints a table in milliseconds; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench.attach", description="Milliseconds from libvirt call to event."
+    )
+    parser.add_argument("--rounds", type=int, default=20, help="attach, resize, detach (20)")
+    rounds = parser.parse_args().rounds
+    out = Console(highlight=False)
+    if not is_root():
+        out.print("this runs a private libvirtd: run it as root")
+        return 1
+    with Host() as host:
+        host.volumes.create("lvs0/bench", 64 * MIB)
+        host.define(NAME)
+        host.virsh("start", NAME)
+        agent = host.agent(NAME)
+        domain = libvirt.open(host.uri).lookupByName(NAME)
+        found: dict[str, list[tuple[float, float, float]]] = {}
+        for nth in track(range(rounds), "measuring", console=out, transient=True):
+            for client, calls in (("virsh", by_virsh(host)), ("program", by_program(domain))):
+                for what, (call, seen) in calls.items():
+                    found.setdefault(f"{what}, {client}", []).append(
+                        once(host, agent, partial(call, nth), seen(nth))
+                    )
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        table.add_column("MILLISECONDS")
+        for title in ("event p50", "event max", "returned p50", "guest p50", "guest max"):
+            table.add_column(title, justify="right")
+        for what, points in found.items():
+            event, returned, guest = (list(column) for column in zip(*points, strict=True))
+            table.add_row(
+                what,
+                *(f"{statistics.median(event):.1f}", f"{max(event):.1f}"),
+                f"{statistics.median(returned):.1f}",
+                *(f"{statistics.median(guest):.1f}", f"{max(guest):.1f}"),
+            )
+        out.print(table)
+    return 0
+
+
+def by_virsh(host: Host) -> dict[str, tuple[Call, Callable[[int], str]]]:
+    """The calls made by a new virsh process each, and what the guest then sees."""
+    return {
+        "attach": (
+            lambda _: _void(host.virsh("attach-disk", NAME, SOURCE, "sdb", "--live", "--config")),
+            lambda _: "ls -d /sys/block/sd*",
+        ),
+        "resize": (
+            lambda nth: _void(host.virsh("blockresize", NAME, "sdb", f"{65 + 2 * nth}M")),
+            lambda nth: f'[ "$(cat /sys/block/sd*/size)" = {(65 + 2 * nth) * 2048} ]',
+        ),
+        "detach": (
+            lambda _: _void(host.virsh("detach-disk", NAME, "sdb", "--live", "--config")),
+            lambda _: "! ls -d /sys/block/sd*",
+        ),
+    }
+
+
+def by_program(domain: Any) -> dict[str, tuple[Call, Callable[[int], str]]]:
+    """The same by a client that stays connected."""
+    flags = libvirt.VIR_DOMAIN_AFFECT_LIVE | libvirt.VIR_DOMAIN_AFFECT_CONFIG
+    bytes_ = libvirt.VIR_DOMAIN_BLOCK_RESIZE_BYTES
+    return {
+        "attach": (
+            lambda _: _void(domain.attachDeviceFlags(DISK, flags)),
+            lambda _: "ls -d /sys/block/sd*",
+        ),
+        "resize": (
+            lambda nth: _void(domain.blockResize("sdb", (66 + 2 * nth) * MIB, bytes_)),
+            lambda nth: f'[ "$(cat /sys/block/sd*/size)" = {(66 + 2 * nth) * 2048} ]',
+        ),
+        "detach": (
+            lambda _: _void(domain.detachDeviceFlags(DISK, flags)),
+            lambda _: "! ls -d /sys/block/sd*",
+        ),
+    }
+
+
+def once(
+    host: Host, agent: Agent, call: Callable[[], None], seen: str
+) -> tuple[float, float, float]:
+    """Makes one call; returns the milliseconds to the event, to its return, and to the guest."""
+    before = _events(host)
+    begun = time.monotonic()
+    call()
+    returned = time.monotonic()
+    event = returned  # the target answers only after it gave the event to the guest's ring
+    while _events(host) == before:
+        event = time.monotonic()
+        if event - begun > EVENT_DEADLINE_S:
+            raise RuntimeError("the target sent no event")
+    agent.wait_for(seen)
+    guest = time.monotonic()
+    return (event - begun) * 1e3, (returned - begun) * 1e3, (guest - begun) * 1e3
+
+
+def _events(host: Host) -> int:
+    """Returns how many events the target has sent to guests."""
+    return sum(int(item["events_sent"]) for item in host.client.call("virtlun_vhost_get_stats"))
+
+
+def _void(_: object) -> None:
+    """Takes the place of a statement in a lambda."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
