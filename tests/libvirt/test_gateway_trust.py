@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from plugin.config import load
 from tests.support.gateway import GatewayProcess
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError
@@ -21,6 +23,8 @@ DOMAIN = (
     "<domain type='qemu'><name>idle</name><memory unit='MiB'>64</memory>"
     "<os><type arch='x86_64' machine='q35'>hvm</type></os><devices/></domain>"
 )
+EXAMPLES = Path(__file__).parents[2] / "examples/libvirt"
+TRANSPARENT = EXAMPLES / "transparent"
 NOBODY = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", "--reset-env"]
 MEMBER = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--groups=libvirt", "--reset-env"]
 
@@ -175,28 +179,95 @@ def test_polkit_that_does_not_answer_keeps_everybody_but_root_out(host: Host) ->
 
 
 def test_in_libvirtds_place_no_client_needs_a_setting(host: Host) -> None:
-    """Transparent: libvirtd's sockets lie elsewhere (unix_sock_dir), ours on the known path."""
-    known = host.libvirtd.scratch / "run-libvirt/libvirt-sock"  # /run/libvirt in the namespace
-    assert not known.exists()
-    with GatewayProcess(host.config, known, host.scratch / "transparent.log"):
-        words = ["virsh", "-q", "-c", "qemu:///system"]
-        done = subprocess.run(
-            host.libvirtd.command(*words, "dumpxml", "idle"),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert "vhostuser" not in done.stdout, "it went through the gateway"
-        done = subprocess.run(
-            host.libvirtd.command(*words, "-r", "list", "--all", "--name"),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert "idle" in done.stdout, done.stderr
+    """The files of examples/libvirt/transparent, in a namespace where /run/libvirt is our own.
+
+    This libvirtd's sockets lie elsewhere already (unix_sock_dir); only that path differs.
+    """
+    assert not (host.libvirtd.scratch / "run-libvirt/libvirt-sock").exists()
+    gateway = subprocess.Popen(
+        host.libvirtd.command(
+            str(Path(sys.executable).parent / "virtlun-gateway"),
+            *("--config", str(TRANSPARENT / "virtlun.toml")),
+            *("--upstream", str(host.libvirtd.socket)),
+            *("--upstream-ro", str(host.libvirtd.socket_ro)),
+            *("--target-socket", str(host.paths.rpc_socket)),
+        ),
+        stdin=subprocess.DEVNULL,
+        stderr=(host.scratch / "transparent.log").open("ab"),
+    )
+    try:
+        known = host.libvirtd.scratch / "run-libvirt/libvirt-sock"  # /run/libvirt in there
+        while not known.exists():
+            assert gateway.poll() is None, (host.scratch / "transparent.log").read_text()
+            time.sleep(0.02)
+        virsh = host.libvirtd.command("virsh", "-q", "-c", "qemu:///system")
+        shown = subprocess.check_output([*virsh, "dumpxml", "idle"], text=True, timeout=60)
+        assert "vhostuser" not in shown, "it went through the gateway"
+        listed = subprocess.check_output([*virsh, "-r", "list", "--all"], text=True, timeout=60)
+        assert "idle" in listed
+    finally:
+        gateway.terminate()
+        assert gateway.wait(30) == 0
+
+
+def test_the_example_moves_each_socket_to_where_the_gateway_looks() -> None:
+    config = load(TRANSPARENT / "virtlun.toml").gateway
+    conf = (TRANSPARENT / "libvirtd.conf").read_text()
+    for unit, ours, theirs in (
+        ("libvirtd.socket", config.listen, config.upstream),
+        ("libvirtd-ro.socket", config.listen_ro, config.upstream_ro),
+    ):
+        drop_in = (TRANSPARENT / f"{unit}.d/virtlun.conf").read_text()
+        assert f"ListenStream={theirs}\n" in drop_in
+        assert f'unix_sock_dir = "{theirs.parent}"' in conf
+        packaged = Path(f"/lib/systemd/system/{unit}").read_text()
+        assert f"ListenStream={ours}\n" in packaged
+
+
+def test_systemd_may_hand_over_the_sockets(host: Host) -> None:
+    path = host.scratch / "handed"
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(path))
+    listening.listen(8)
+    program = str(Path(sys.executable).parent / "virtlun-gateway")
+    # As systemd does it: the socket is descriptor 3, LISTEN_PID the process that gets it.
+    script = (
+        "import os, sys; os.dup2(int(sys.argv[1]), 3); "
+        "os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS='1'); "
+        "os.execv(sys.argv[2], sys.argv[2:])"
+    )
+    gateway = subprocess.Popen(
+        [
+            *(sys.executable, "-c", script, str(listening.fileno()), program),
+            *("--config", str(host.config), "--listen", str(path)),
+            *("--listen-ro", f"{path}-ro"),
+        ],
+        pass_fds=[listening.fileno()],
+        stderr=(host.scratch / "handed.log").open("ab"),
+    )
+    try:
+        assert "idle" in virsh_as([], host.libvirtd.uri(path), "list", "--all", "--name")[1]
+    finally:
+        gateway.terminate()
+        assert gateway.wait(30) == 0
+        listening.close()
+    assert path.is_socket(), "it is systemd's to remove"
+
+
+@pytest.mark.parametrize("unit", sorted((EXAMPLES / "systemd").glob("*")), ids=lambda p: p.name)
+def test_the_units_are_what_systemd_takes(unit: Path, tmp_path: Path) -> None:
+    for path in (EXAMPLES / "systemd").glob("*"):
+        text = path.read_text().replace("/usr/bin/virtlun-gateway", "/bin/true")
+        (tmp_path / path.name).write_text(text)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(tmp_path / unit.name)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    own = [line for line in done.stderr.splitlines() if unit.name in line]
+    assert not own, done.stderr
 
 
 def test_sigterm_ends_it_in_order(host: Host) -> None:
@@ -218,11 +289,11 @@ def test_sigterm_ends_it_in_order(host: Host) -> None:
 
 
 @pytest.mark.parametrize(
-    ("socket", "says"),
+    ("name", "says"),
     [("x" * 120, "107 bytes at most"), ("taken", "another process listens there")],
 )
-def test_a_socket_that_cannot_be_made_is_one_sentence(host: Host, socket: str, says: str) -> None:
-    path = host.gateway_socket if socket == "taken" else host.scratch / socket
+def test_a_socket_that_cannot_be_made_is_one_sentence(host: Host, name: str, says: str) -> None:
+    path = host.gateway_socket if name == "taken" else host.scratch / name
     done = subprocess.run(
         [
             str(Path(sys.executable).parent / "virtlun-gateway"),
