@@ -8,12 +8,14 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use guestmem::{DirtyLog, GuestMemory, MAX_REGIONS, RegionSpec};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{RecvFlags, recv};
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
     VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig,
@@ -29,7 +31,15 @@ use crate::defs::{Config, MAX_QUEUES, MAX_REQUEST_QUEUES, OFFERED_FEATURES};
 use crate::device::{Addresses, Device};
 
 /// How long a peer may take over the rest of a message that it began, or over taking a reply.
-const MESSAGE_TIMEOUT: Duration = Duration::from_secs(2);
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How often a message that is not whole yet is looked at. Front ends send it with one call.
+const MESSAGE_PAUSE: Duration = Duration::from_millis(1);
+/// Bytes of a message before its body: request, flags, size of the body.
+const HEADER: usize = 12;
+/// Bytes of a body at most; the library refuses more when it sees the header.
+const MAX_BODY: usize = 4096;
+/// Messages of one session that may be refused: each is a line in the log.
+const MAX_REFUSED: u32 = 256;
 
 /// A connected peer and its device.
 pub(crate) struct Peer {
@@ -38,6 +48,8 @@ pub(crate) struct Peer {
     stream: UnixStream,
     /// Said anything yet: one that did not gives way to the next.
     spoke: bool,
+    /// Messages refused so far.
+    refused: u32,
 }
 
 /// Why a session ended.
@@ -55,11 +67,9 @@ impl Peer {
     /// A session for a connection that was just accepted.
     pub(crate) fn new(stream: UnixStream, device: Device) -> io::Result<Self> {
         stream.set_nonblocking(false)?;
-        stream.set_read_timeout(Some(MESSAGE_TIMEOUT))?;
-        stream.set_write_timeout(Some(MESSAGE_TIMEOUT))?;
         let handler = Arc::new(Mutex::new(Handler { device, fatal: None }));
         let requests = BackendReqHandler::from_stream(stream.try_clone()?, Arc::clone(&handler));
-        Ok(Peer { requests, handler, stream, spoke: false })
+        Ok(Peer { requests, handler, stream, spoke: false, refused: 0 })
     }
 
     /// Readable when there is a message.
@@ -77,8 +87,66 @@ impl Peer {
         self.handler.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Waits until a message is there as a whole, and there is room for the reply. The library
+    /// waits for ever for both (it takes a timeout of the socket for a reason to try again), and a
+    /// peer that stops in the middle would keep this thread from all else.
+    fn wait_until_whole(&self) -> std::result::Result<(), End> {
+        let broken = |why: &str| End::Broken(why.into());
+        let since = Instant::now();
+        loop {
+            let mut header = [0u8; HEADER];
+            let seen = match recv(&self.stream, &mut header, RecvFlags::PEEK | RecvFlags::DONTWAIT)
+            {
+                // The end, or a broken socket: the library finds out, too.
+                Ok((_, 0)) => return Ok(()),
+                Ok((_, seen)) => seen,
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => 0,
+                Err(_) => return Ok(()),
+            };
+            let there =
+                rustix::io::ioctl_fionread(&self.stream).map_err(|e| End::Broken(e.to_string()))?;
+            let whole = match seen {
+                HEADER => {
+                    let [.., a, b, c, d] = header;
+                    let body = u32::from_ne_bytes([a, b, c, d]) as usize;
+                    if body > MAX_BODY { HEADER } else { HEADER + body }
+                }
+                _ if there >= HEADER as u64 => {
+                    return Err(broken("it sent descriptors within a header"));
+                }
+                _ => HEADER,
+            };
+            if there >= whole as u64 {
+                break;
+            }
+            if self.is(PollFlags::RDHUP, Duration::ZERO) {
+                return Ok(());
+            }
+            if since.elapsed() > MESSAGE_TIMEOUT {
+                return Err(broken("it stopped in the middle of a message"));
+            }
+            std::thread::sleep(MESSAGE_PAUSE);
+        }
+        // The kernel says so only while most of the buffer is free, and no reply is that long.
+        match self.is(PollFlags::OUT, MESSAGE_TIMEOUT) {
+            true => Ok(()),
+            false => Err(broken("it does not take the replies to its messages")),
+        }
+    }
+
+    /// Waits until the stream is what `flags` say, or broken; `false`: not within `timeout`.
+    fn is(&self, flags: PollFlags, timeout: Duration) -> bool {
+        let timeout = Timespec {
+            tv_sec: timeout.as_secs() as i64,
+            tv_nsec: i64::from(timeout.subsec_nanos()),
+        };
+        let mut fds = [PollFd::new(&self.stream, flags)];
+        poll(&mut fds, Some(&timeout)).is_ok_and(|ready| ready != 0)
+    }
+
     /// Receives one message, does what it says and answers.
     pub(crate) fn handle_message(&mut self) -> std::result::Result<(), End> {
+        self.wait_until_whole()?;
         let result = self.requests.handle_request();
         if let Some(why) = self.handler().fatal.take() {
             return Err(End::Broken(why));
@@ -92,7 +160,11 @@ impl Peer {
             // Our own refusals: answered with a NACK if the peer wanted an answer.
             Err(Error::ReqHandlerError(why)) => {
                 tracing::warn!("refused a message: {why}");
-                Ok(())
+                self.refused += 1;
+                match self.refused {
+                    ..MAX_REFUSED => Ok(()),
+                    _ => Err(End::Broken(format!("{MAX_REFUSED} of its messages were refused"))),
+                }
             }
             // SET_VRING_ENABLE by a peer that negotiated no protocol features: rings are enabled
             // already, and it expects no reply.
@@ -135,8 +207,19 @@ fn region(of: &VhostUserMemoryRegion) -> RegionSpec {
     }
 }
 
-fn owned(file: Option<File>) -> Option<OwnedFd> {
-    file.map(OwnedFd::from)
+/// The descriptor of a ring, which must be an eventfd. Reactors write to it and wait for it, and
+/// anything else may make them wait for whoever is behind it: a pipe, a file of a FUSE mount.
+fn eventfd(file: Option<File>) -> Result<Option<OwnedFd>> {
+    #[derive(Debug, thiserror::Error)]
+    #[error("the descriptor of a ring is {0}; only an eventfd can be used")]
+    struct NotAnEventfd(String);
+    let Some(file) = file else { return Ok(None) };
+    let fd = OwnedFd::from(file);
+    match std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())) {
+        Ok(name) if name.as_os_str() == "anon_inode:[eventfd]" => Ok(Some(fd)),
+        Ok(name) => Err(refuse(NotAnEventfd(name.display().to_string()))),
+        Err(why) => Err(Error::ReqHandlerError(why)),
+    }
 }
 
 impl VhostUserBackendReqHandlerMut for Handler {
@@ -205,15 +288,15 @@ impl VhostUserBackendReqHandlerMut for Handler {
     }
 
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        self.device.set_kick(u32::from(index), owned(fd)).map_err(refuse)
+        self.device.set_kick(u32::from(index), eventfd(fd)?).map_err(refuse)
     }
 
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        self.device.set_call(u32::from(index), owned(fd)).map_err(refuse)
+        self.device.set_call(u32::from(index), eventfd(fd)?).map_err(refuse)
     }
 
     fn set_vring_err(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        self.device.set_err(u32::from(index), owned(fd)).map_err(refuse)
+        self.device.set_err(u32::from(index), eventfd(fd)?).map_err(refuse)
     }
 
     fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {

@@ -6,6 +6,7 @@ mod events;
 mod guest;
 mod handshake;
 mod host;
+mod hostile;
 mod io;
 mod lifecycle;
 mod migration;

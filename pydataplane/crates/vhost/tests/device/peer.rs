@@ -87,6 +87,12 @@ impl Peer {
         std::io::Write::write_all(&mut self.stream, bytes).unwrap();
     }
 
+    /// Raw bytes; `false`: the other side does not take them.
+    pub fn try_send_bytes(&mut self, bytes: &[u8]) -> bool {
+        self.stream.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
+        std::io::Write::write_all(&mut self.stream, bytes).is_ok()
+    }
+
     /// The body of the reply to `code`; `None`: the connection ended instead.
     pub fn reply(&mut self, code: u32) -> Option<Vec<u8>> {
         let mut header = [0u8; 12];
