@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{
     AtFlags, FallocateFlags, FlockOperation, OFlags, SeekFrom, StatxFlags, fallocate, fcntl_getfl,
@@ -19,6 +20,10 @@ use crate::{AlignedBuf, Features};
 
 /// Largest physical block that is reported, in bytes: what a page cache works with.
 const PHYSICAL_MAX: u32 = 4096;
+
+/// How long a lock that outlives its process is waited for, and how often it is tried.
+const DEAD_OWNER_WAIT: Duration = Duration::from_secs(10);
+const DEAD_OWNER_POLL: Duration = Duration::from_millis(2);
 
 /// Opens, checks and locks `path`; an error is a clause that goes after "cannot open NAME:".
 pub(super) fn open(
@@ -179,7 +184,17 @@ fn lock(file: &File, path: &Path, read_only: bool) -> Result<(), String> {
     } else {
         FlockOperation::NonBlockingLockExclusive
     };
-    match flock(file, how) {
+    let begun = Instant::now();
+    let mut locked = flock(file, how);
+    // The kernel ends a killed process's io_uring, and with it the lock, after the process itself.
+    while locked == Err(Errno::WOULDBLOCK)
+        && begun.elapsed() < DEAD_OWNER_WAIT
+        && lock_owner(file).is_none_or(is_dead)
+    {
+        std::thread::sleep(DEAD_OWNER_POLL);
+        locked = flock(file, how);
+    }
+    match locked {
         Ok(()) => Ok(()),
         Err(Errno::WOULDBLOCK) => {
             let by = match lock_owner(file) {
@@ -196,6 +211,15 @@ fn lock(file: &File, path: &Path, read_only: bool) -> Result<(), String> {
         }
         Err(e) => Err(format!("{} cannot be locked: {e}", path.display())),
     }
+}
+
+/// Whether no process `pid` runs: it is gone, or a zombie.
+fn is_dead(pid: u32) -> bool {
+    // The state follows the name, which is in parentheses and may contain any (proc(5)).
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).ok().is_none_or(|stat| {
+        let state = stat.rsplit_once(')').map_or("", |(_, rest)| rest.trim_start());
+        state.starts_with(['Z', 'X'])
+    })
 }
 
 /// The process that holds a lock on the file, from `/proc/locks` (see proc(5)).
