@@ -118,11 +118,12 @@ impl Lun {
     #[inline]
     pub fn poll(&mut self, done: &mut Vec<Completion>) -> u32 {
         let mut count = 0;
-        while !self.yielded.is_empty() && done.len() < done.capacity() {
-            if let Some(tag) = self.yielded.pop_front() {
-                done.push(Completion { tag, result: Ok(()) });
-                count += 1;
-            }
+        // One at a time: each may keep the thread for as long as a step takes.
+        if done.len() < done.capacity()
+            && let Some(tag) = self.yielded.pop_front()
+        {
+            done.push(Completion { tag, result: Ok(()) });
+            count += 1;
         }
         count + self.channel.poll(done)
     }

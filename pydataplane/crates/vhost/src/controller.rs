@@ -6,7 +6,7 @@
 //! main loop, and one that replaced the first would take the disks away under a running VM. Only
 //! a peer that never said anything gives way to the next.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -37,6 +37,8 @@ pub(crate) struct Controller {
     /// Where its request queues run, in the order in which queues are given out.
     pub(crate) reactors: Vec<Handle>,
     targets: Mutex<Vec<Option<Target>>>,
+    /// Numbers of targets that are being added.
+    reserved: Mutex<BTreeSet<u8>>,
     /// One for each reactor, then one for the thread.
     counters: Vec<Arc<ControllerCounters>>,
     /// Number of the session, and whether its device runs; 0: nobody is connected.
@@ -60,6 +62,7 @@ impl Controller {
             name: name.to_owned(),
             socket,
             targets: Mutex::new((0..MAX_TARGETS).map(|_| None).collect()),
+            reserved: Mutex::default(),
             counters: (0..=reactors.len()).map(|_| Arc::default()).collect(),
             reactors,
             session: AtomicU64::new(0),
@@ -82,7 +85,12 @@ impl Controller {
         Ok((controller, thread))
     }
 
-    /// The targets, by number. Changed by the controller's thread only, but for reservations.
+    /// Numbers of targets that are being added; locked before [`Controller::targets`].
+    pub(crate) fn reserved(&self) -> MutexGuard<'_, BTreeSet<u8>> {
+        self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The targets, by number. Changed by the controller's thread only.
     pub(crate) fn targets(&self) -> MutexGuard<'_, Vec<Option<Target>>> {
         self.targets.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -182,8 +190,13 @@ impl Server {
         let control = add(device.and_then(Device::control_fd));
         let event = add(device.and_then(Device::event_fd));
         let polled = device.is_some_and(Device::control_is_polled);
-        let timeout =
-            polled.then(|| Timespec { tv_sec: 0, tv_nsec: POLLED_CONTROL.subsec_nanos().into() });
+        let backlog = device.is_some_and(Device::has_backlog);
+        let pause = |nanoseconds: u32| Timespec { tv_sec: 0, tv_nsec: nanoseconds.into() };
+        let timeout = match (backlog, polled) {
+            (true, _) => Some(pause(0)),
+            (false, true) => Some(pause(POLLED_CONTROL.subsec_nanos())),
+            (false, false) => None,
+        };
         let polled_now = match poll(&mut fds, timeout.as_ref()) {
             Ok(_) => true,
             Err(rustix::io::Errno::INTR) => return Ready::default(),
@@ -198,8 +211,8 @@ impl Server {
         Ready {
             connection: is(connection),
             message: is(message),
-            control: is(control) || polled,
-            event: is(event),
+            control: is(control) || polled || backlog,
+            event: is(event) || backlog,
         }
     }
 

@@ -1,6 +1,6 @@
 //! All controllers of the process: what the RPC methods call.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
 use std::sync::mpsc::channel;
@@ -221,7 +221,8 @@ struct Inner {
     registry: Registry,
     reactors: Vec<Handle>,
     settings: Settings,
-    /// Held while controllers and targets are added, so that numbers are given out once.
+    /// Held for look-ups and while a controller is made; never while a controller's thread, which
+    /// may wait for I/O of its guest, is waited for.
     entries: Mutex<BTreeMap<String, Entry>>,
 }
 
@@ -317,11 +318,11 @@ impl Controllers {
         bdev_name: &str,
         options: TargetOptions,
     ) -> Result<u8, ControllerError> {
-        // Held to the end: the number stays free until the thread has taken it.
-        let entries = self.entries();
-        let entry = entries.get(name).ok_or_else(|| ControllerError::NotFound(name.into()))?;
-        let controller = &entry.controller;
-        let number = free_number(controller, number)?;
+        // The thread may be waiting for I/O of its guest, so nobody else is kept waiting for it:
+        // the number is reserved, and no lock is held.
+        let controller = self.find(name)?;
+        let reservation = Reservation::new(&controller, number)?;
+        let number = reservation.number;
         let mode = match options.shareable {
             true => ClaimMode::Shared,
             false => ClaimMode::Exclusive,
@@ -473,22 +474,55 @@ fn check_name(name: &str) -> Result<(), ControllerError> {
     }
 }
 
+/// A target number that nobody else gets meanwhile.
+struct Reservation<'a> {
+    controller: &'a Controller,
+    number: u8,
+}
+
+impl<'a> Reservation<'a> {
+    /// Reserves the number `wanted`, or the lowest free one for -1.
+    fn new(controller: &'a Controller, wanted: i64) -> Result<Self, ControllerError> {
+        // In this order everywhere: reserved, then targets.
+        let mut reserved = controller.reserved();
+        let number = free_number(controller, &reserved, wanted)?;
+        reserved.insert(number);
+        Ok(Reservation { controller, number })
+    }
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        self.controller.reserved().remove(&self.number);
+    }
+}
+
 /// The target number that `wanted` means: itself, or the lowest free one for -1.
-fn free_number(controller: &Controller, wanted: i64) -> Result<u8, ControllerError> {
+fn free_number(
+    controller: &Controller,
+    reserved: &BTreeSet<u8>,
+    wanted: i64,
+) -> Result<u8, ControllerError> {
     let targets = controller.targets();
     if wanted == -1 {
-        let free = targets.iter().position(Option::is_none);
-        return free.map(|n| n as u8).ok_or_else(|| ControllerError::Full(controller.name.clone()));
+        let mut numbers = targets.iter().enumerate().map(|(n, target)| (n as u8, target));
+        let free = numbers.find(|(n, target)| target.is_none() && !reserved.contains(n));
+        return match free {
+            Some((number, _)) => Ok(number),
+            None => Err(ControllerError::Full(controller.name.clone())),
+        };
     }
     let bad = ControllerError::TargetNumber(wanted);
     let Ok(number) = u8::try_from(wanted) else { return Err(bad) };
+    let taken = |bdev: &str| ControllerError::TargetTaken {
+        controller: controller.name.clone(),
+        target: number,
+        bdev: bdev.into(),
+    };
     match targets.get(usize::from(number)) {
+        Some(None) if reserved.contains(&number) => Err(taken("that is being added")),
         Some(None) => Ok(number),
-        Some(Some(there)) => Err(ControllerError::TargetTaken {
-            controller: controller.name.clone(),
-            target: number,
-            bdev: there.bdev_name().into(),
-        }),
+        Some(Some(there)) => Err(taken(there.bdev_name())),
         None => Err(bad),
     }
 }

@@ -19,6 +19,12 @@ use crate::poller::Selector;
 /// Bit that tells the countdowns of task management from those of targets being removed.
 pub(crate) const TMF_ID: u64 = 1 << 63;
 
+/// Task management functions that wait for their requests at a time; more stay in the ring until
+/// one is answered. Each has every reactor look through its requests in flight.
+const MAX_TMFS: usize = 8;
+/// Chains of the control queue served before the controller's thread looks at its orders again.
+const BATCH: usize = 32;
+
 /// A task management function whose requests have not ended yet.
 pub(super) struct PendingTmf {
     id: u64,
@@ -53,9 +59,21 @@ impl Device {
         self.control.as_ref().is_some_and(|q| q.kick().is_none())
     }
 
-    /// Serves what is in the control queue.
+    /// Whether the control queue or the event queue has more than was taken in one turn.
+    pub(crate) fn has_backlog(&self) -> bool {
+        self.control_backlog || self.event_backlog
+    }
+
+    /// Serves what is in the control queue, a batch of it at most: a guest can add messages faster
+    /// than they are answered.
     pub(super) fn serve_control(&mut self) {
-        while let Some(queue) = &mut self.control {
+        self.control_backlog = false;
+        for _ in 0..BATCH {
+            // The answer to one of them is the next call.
+            if self.tmfs.len() >= MAX_TMFS {
+                return;
+            }
+            let Some(queue) = &mut self.control else { return };
             match queue.take() {
                 Ok(Some(chain)) => self.serve(chain),
                 Ok(None) => return,
@@ -66,6 +84,7 @@ impl Device {
                 }
             }
         }
+        self.control_backlog = true;
     }
 
     fn serve(&mut self, mut chain: Chain) {
@@ -181,6 +200,7 @@ impl Device {
         if let Some(at) = self.tmfs.iter().position(|t| t.id == id) {
             let tmf = self.tmfs.swap_remove(at);
             self.answer(&tmf.chain, &[response::OK]);
+            self.serve_control();
         }
     }
 

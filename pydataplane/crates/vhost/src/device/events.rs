@@ -6,7 +6,7 @@ use zerocopy::IntoBytes;
 
 use super::Device;
 use crate::defs::{EVENT_QUEUE, EventRecord};
-use crate::events::Event;
+use crate::events::{Event, MAX_PENDING};
 
 impl Device {
     /// Tells the guest, now or when it has given a buffer. A guest whose event queue does not
@@ -36,8 +36,13 @@ impl Device {
 
     /// Puts what waits into the buffers that are there.
     fn send_events(&mut self) {
+        self.event_backlog = false;
         let Some(queue) = &mut self.events else { return };
-        while !self.pending_events.is_empty() {
+        // Bounded, as a guest can add buffers that are too small for ever.
+        for _ in 0..BATCH {
+            if self.pending_events.is_empty() {
+                return;
+            }
             match queue.take() {
                 Ok(Some(chain)) if chain.segments.writable_len() as usize >= RECORD => {
                     if let Some(record) = self.pending_events.pop() {
@@ -58,7 +63,11 @@ impl Device {
                 }
             }
         }
+        self.event_backlog = !self.pending_events.is_empty();
     }
 }
 
+/// Buffers taken before the controller's thread looks at its orders again: all events that can
+/// wait, and some that are of no use.
+const BATCH: usize = 2 * MAX_PENDING;
 const RECORD: usize = size_of::<EventRecord>();

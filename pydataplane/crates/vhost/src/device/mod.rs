@@ -98,6 +98,9 @@ pub(crate) struct Device {
     pending_events: PendingEvents,
     tmfs: Vec<PendingTmf>,
     next_tmf: u64,
+    /// A queue has more than was taken in one turn.
+    control_backlog: bool,
+    event_backlog: bool,
 }
 
 impl Device {
@@ -128,6 +131,8 @@ impl Device {
             pending_events: PendingEvents::default(),
             tmfs: Vec::new(),
             next_tmf: place.session << 32,
+            control_backlog: false,
+            event_backlog: false,
         };
         for target in targets {
             if let Err(why) = device.open(target) {
@@ -263,6 +268,8 @@ impl Device {
         for index in 0..self.rings.len() {
             self.try_settle(index);
         }
+        // What waited for the functions that were answered above.
+        self.serve_control();
     }
 
     fn lost(&mut self, queue: RequestQueue, why: Failure) {

@@ -11,6 +11,9 @@ use crate::poller::Failure;
 /// Runs of memory in a chain of these queues; the longest message has 24 bytes and a response.
 const SEGMENTS: usize = 16;
 
+/// Looks at an index that shows something and then nothing.
+const LOOKS: u32 = 16;
+
 /// A control or event queue.
 pub(super) struct SideQueue {
     ring: SplitQueue,
@@ -86,8 +89,11 @@ impl SideQueue {
 
     fn try_take(&mut self) -> Result<Option<Chain>, Failure> {
         let mut heads = [Head::default()];
+        let mut looks = 0;
         while self.ring.pop(&mut heads).map_err(Failure::Ring)? == 0 {
-            if !self.ring.enable_kick() {
+            looks += 1;
+            // A driver whose index comes and goes only loses its own kick.
+            if !self.ring.enable_kick() || looks == LOOKS {
                 return Ok(None);
             }
         }

@@ -20,7 +20,7 @@ use bdev::{Completion, IoError};
 use reactor::Poller;
 use scsi::{Outcome, Status, missing_lun};
 use virtqueue::{ChainError, Head};
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 use crate::defs::{LunAddress, RESPONSE_SIZE, RequestHeader, ResponseHeader, response};
 use crate::mailbox::Notice;
@@ -35,6 +35,13 @@ use units::Units;
 
 /// Requests taken from one queue before they are published and the next queue has its turn.
 const BATCH: usize = 32;
+/// How long one poll may go on taking requests, in microseconds: what a disk does at once (RAM,
+/// files in memory) is done within it, and other guests wait.
+const TURN_US: u64 = 500;
+/// Requests started between two looks at the clock.
+const CLOCK_EVERY: usize = 4;
+/// Bytes of a request that can have been written: the response and the longest transfer.
+const MAX_WRITTEN: usize = RESPONSE_SIZE + scsi::MAX_TRANSFER_BYTES as usize;
 /// Completions taken from one logical unit at a time.
 const COMPLETIONS: usize = 256;
 /// One of so many requests that end at once is timed, and counts for all of them: reading the
@@ -58,6 +65,10 @@ pub(crate) struct DevicePoller {
     /// Value of [`guestmem::faults`] last seen.
     faults: u64,
     untimed: u32,
+    /// Queue that the next turn begins with.
+    first: usize,
+    /// [`TURN_US`] in ticks.
+    turn_ticks: u64,
 }
 
 impl Poller for DevicePoller {
@@ -68,10 +79,21 @@ impl Poller for DevicePoller {
     fn poll(&mut self) -> u32 {
         let mut events = 0;
         if !self.paused {
-            for at in 0..self.queues.len() {
-                if self.queues[at].has_work() {
-                    events += self.take(at);
+            let mut turn_end = None;
+            let mut at = self.first;
+            for _ in 0..self.queues.len() {
+                if at >= self.queues.len() {
+                    at = 0;
                 }
+                if self.queues[at].has_work() {
+                    let (taken, over) = self.take(at, &mut turn_end);
+                    events += taken;
+                    if over {
+                        self.first = at + 1;
+                        break;
+                    }
+                }
+                at += 1;
             }
         }
         if self.units.any_active() {
@@ -81,8 +103,7 @@ impl Poller for DevicePoller {
             self.settle();
         }
         if events != 0 && guestmem::faults() != self.faults {
-            self.faults = guestmem::faults();
-            self.notice.memory_fault();
+            self.memory_lost();
         }
         events
     }
@@ -99,16 +120,28 @@ impl Poller for DevicePoller {
 
 impl DevicePoller {
     /// Takes a batch of requests from one queue, starts each, and publishes those that ended.
-    fn take(&mut self, at: usize) -> u32 {
-        let count = match self.queues[at].ring.pop(&mut self.heads) {
+    /// Returns how many it took, and whether the turn that ends at `turn_end` (set by the first
+    /// queue) is over: the rest of the requests wait in their rings for the next.
+    fn take(&mut self, at: usize, turn_end: &mut Option<u64>) -> (u32, bool) {
+        let now = reactor::ticks::now();
+        let end = *turn_end.get_or_insert(now.saturating_add(self.turn_ticks));
+        if now > end {
+            return (0, true);
+        }
+        let mut count = match self.queues[at].ring.pop(&mut self.heads) {
             Ok(count) => count,
             Err(why) => {
                 self.fail(at, Failure::Ring(why));
-                return 1;
+                return (1, false);
             }
         };
-        let now = reactor::ticks::now();
+        let mut over = false;
         for nth in 0..count {
+            if nth % CLOCK_EVERY == CLOCK_EVERY - 1 && reactor::ticks::now() > end {
+                self.queues[at].ring.undo_pop((count - nth) as u16);
+                (count, over) = (nth, true);
+                break;
+            }
             let head = self.heads[nth];
             if let Err(failure) = self.begin(at, &head, now) {
                 self.fail(at, failure);
@@ -117,7 +150,7 @@ impl DevicePoller {
         }
         self.counters.requests.add(count as u64);
         self.publish(at);
-        count as u32
+        (count as u32, over)
     }
 
     /// Starts one request: chain, header, logical unit.
@@ -140,7 +173,7 @@ impl DevicePoller {
             self.counters.malformed.add(1);
             return queue.refuse(index).map_err(Failure::Chain);
         }
-        let Ok(header) = RequestHeader::read_from_bytes(&bytes) else { unreachable!() };
+        let header: RequestHeader = zerocopy::transmute!(bytes);
         let data_in = slot.segments.writable_tail();
 
         let outcome = match LunAddress::decode(&header.lun) {
@@ -254,7 +287,10 @@ impl DevicePoller {
         if !sense.is_empty() {
             space.copy_from_slice(size_of::<ResponseHeader>(), sense);
         }
-        slot.segments.mark_written(0, slot.segments.writable_len() as usize);
+        // With what was read before an error, but not buffers that no command fills: marking
+        // takes time for each page.
+        let longest = MAX_WRITTEN.min(slot.segments.writable_len() as usize);
+        slot.segments.mark_written(0, longest);
 
         if slot.is_busy() {
             queue.in_flight -= 1;
@@ -267,11 +303,8 @@ impl DevicePoller {
             self.counters.errors.add(1);
         }
         // The whole response area counts as written, as with QEMU's and the kernel's devices.
-        let written = match slot.segments.writable_tail().is_empty() {
-            true => RESPONSE_SIZE as u32,
-            false => RESPONSE_SIZE as u32 + transferred,
-        };
-        queue.ring.push_used(index, written);
+        let data_in = slot.segments.writable_tail().len() as u32;
+        queue.ring.push_used(index, RESPONSE_SIZE as u32 + transferred.min(data_in));
     }
 
     /// Lets the guest see what ended in one queue, and calls it if it wants that.

@@ -12,7 +12,7 @@ use virtqueue::{ChainError, ConfigError, Head, QueueError};
 
 use super::queue::{QueueSetup, RequestQueue};
 use super::units::{Unit, Units};
-use super::{BATCH, COMPLETIONS, DevicePoller};
+use super::{BATCH, COMPLETIONS, DevicePoller, TURN_US};
 use crate::defs::MAX_QUEUES;
 use crate::mailbox::Notice;
 use crate::stats::ControllerCounters;
@@ -71,6 +71,8 @@ impl DevicePoller {
             notice,
             faults: guestmem::faults(),
             untimed: 0,
+            first: 0,
+            turn_ticks: reactor::ticks::from_us(TURN_US),
         }
     }
 
@@ -156,7 +158,7 @@ impl DevicePoller {
     /// its I/O and then ends with the response code `code`. Returns how many there are.
     pub(crate) fn abort(&mut self, selector: Selector, code: u8) -> u32 {
         let mut found = 0;
-        for queue in &mut self.queues {
+        for queue in self.queues.iter_mut().filter(|q| q.in_flight != 0) {
             let index = queue.index;
             for slot in queue.slots.iter_mut().filter(|s| selector.has(index, s)) {
                 slot.task.abort();
@@ -171,7 +173,7 @@ impl DevicePoller {
     pub(crate) fn count(&self, selector: Selector) -> u32 {
         let in_queue =
             |q: &RequestQueue| q.slots.iter().filter(|s| selector.has(q.index, s)).count();
-        self.queues.iter().map(in_queue).sum::<usize>() as u32
+        self.queues.iter().filter(|q| q.in_flight != 0).map(in_queue).sum::<usize>() as u32
     }
 
     /// Calls `then` as soon as the selected requests that are in flight now have ended, perhaps
@@ -197,6 +199,17 @@ impl DevicePoller {
             } else {
                 (self.drains.swap_remove(at).then)();
             }
+        }
+    }
+
+    /// Some guest's memory went away. If it was this one's, nothing more is done in it, and the
+    /// session ends.
+    #[cold]
+    pub(super) fn memory_lost(&mut self) {
+        self.faults = guestmem::faults();
+        if self.queues.iter().any(|q| q.ring.memory().is_broken()) {
+            self.paused = true;
+            self.notice.memory_fault();
         }
     }
 
