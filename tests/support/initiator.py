@@ -44,6 +44,11 @@ class Initiator:
     ) -> None:
         self.kill()
 
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
     def kill(self) -> None:
         """Ends it as a crash of QEMU does."""
         self._process.kill()

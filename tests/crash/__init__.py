@@ -1,0 +1,1 @@
+"""A target that is killed: nothing acknowledged is lost, nothing is half done."""

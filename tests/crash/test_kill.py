@@ -1,0 +1,228 @@
+"""kill -9 of a real target, again and again, while volumes come, change and go.
+
+Each operation either happened or did not; those that were answered did. (Power cuts at every write
+and flush, torn sectors included, are in the crates blobstore and lvol.)
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from dataclasses import dataclass, field, replace
+
+from pydataplane.errors import RpcError, TargetError
+from tests.support.initiator import Initiator, Refused
+from tests.support.target import Target
+
+BUDGET_S = 20.0
+"""How long the loop of kills goes on."""
+LIFE_S = 0.12
+"""Longest life of a target after its first answered call, in seconds."""
+MIB = 1 << 20
+STORE_MIB = 96
+THICK_MIB = 12
+"""Largest thick volume: four of them fit with room to spare."""
+SLOTS = 4
+"""Volumes at a time."""
+NO_SPACE = -28
+
+
+@dataclass(frozen=True)
+class Volume:
+    """What a volume should look like."""
+
+    name: str
+    mib: int
+    thin: bool
+    xattrs: tuple[tuple[str, str], ...] = ()
+
+
+State = dict[str, Volume]
+"""Volumes by UUID."""
+
+
+@dataclass
+class Worker:
+    """Changes volumes until the target is gone."""
+
+    target: Target
+    rng: random.Random
+    sure: State
+    maybe: State | None = None
+    """What the state is instead if the call that was not answered happened after all."""
+    created: Volume | None = None
+    """The volume whose creation was not answered: its UUID is not known."""
+    answered: int = 0
+    first: threading.Event = field(default_factory=threading.Event)
+    failure: BaseException | None = None
+    names: int = 0
+
+    def run(self) -> None:
+        try:
+            while True:
+                self.step()
+                self.answered += 1
+                self.first.set()
+        except RpcError as error:
+            self.failure = error
+        except TargetError:
+            pass
+        finally:
+            self.first.set()
+
+    def step(self) -> None:
+        self.maybe, self.created = None, None
+        if len(self.sure) < SLOTS and self.rng.random() < 0.5:
+            self.create()
+        elif self.sure:
+            uuid = self.rng.choice(sorted(self.sure))
+            action = self.rng.choice(
+                [self.resize, self.resize, self.rename, self.mark, self.delete]
+            )
+            action(uuid, self.sure[uuid])
+            assert self.maybe is not None
+            self.sure, self.maybe = self.maybe, None
+
+    def fresh_name(self) -> str:
+        self.names += 1
+        return f"v{self.rng.getrandbits(32):08x}-{self.names}"
+
+    def size(self, thin: bool) -> int:
+        return self.rng.randint(1, 4000 if thin else THICK_MIB)
+
+    def create(self) -> None:
+        thin = self.rng.random() < 0.5
+        volume = Volume(self.fresh_name(), self.size(thin), thin)
+        self.created = volume
+        uuid: str = self.target.rpc(
+            "bdev_lvol_create",
+            lvol_name=volume.name,
+            size_in_mib=volume.mib,
+            thin_provision=thin,
+            lvs_name="lvs0",
+        )
+        self.sure = {**self.sure, uuid: volume}
+
+    def resize(self, uuid: str, volume: Volume) -> None:
+        changed = replace(volume, mib=self.size(volume.thin))
+        self.maybe = {**self.sure, uuid: changed}
+        self.target.rpc("bdev_lvol_resize", name=uuid, size_in_mib=changed.mib)
+
+    def rename(self, uuid: str, volume: Volume) -> None:
+        changed = replace(volume, name=self.fresh_name())
+        self.maybe = {**self.sure, uuid: changed}
+        self.target.rpc("bdev_lvol_rename", old_name=uuid, new_name=changed.name)
+
+    def mark(self, uuid: str, volume: Volume) -> None:
+        name, value = f"x{self.rng.randrange(3)}", "y" * self.rng.randrange(3000)
+        changed = replace(
+            volume, xattrs=tuple(sorted({**dict(volume.xattrs), name: value}.items()))
+        )
+        self.maybe = {**self.sure, uuid: changed}
+        self.target.rpc("virtlun_lvol_set_xattr", name=uuid, xattr_name=name, xattr_value=value)
+
+    def delete(self, uuid: str, volume: Volume) -> None:
+        self.maybe = {other: v for other, v in self.sure.items() if other != uuid}
+        self.target.rpc("bdev_lvol_delete", name=uuid)
+
+
+def found(target: Target) -> State:
+    """What the target shows, after checking that it agrees with itself."""
+    lvols = target.rpc("bdev_lvol_get_lvols", lvs_name="lvs0")
+    (store,) = target.rpc("bdev_lvol_get_lvstores")
+    owned = sum(lvol["num_allocated_clusters"] for lvol in lvols)
+    assert owned + store["free_clusters"] == store["total_data_clusters"], (lvols, store)
+    state: State = {}
+    for lvol in lvols:
+        uuid, mib, thin = lvol["uuid"], lvol["size"] // MIB, lvol["is_thin_provisioned"]
+        assert lvol["num_allocated_clusters"] == (0 if thin else mib), lvol
+        (bdev,) = target.rpc("bdev_get_bdevs", name=uuid)
+        assert bdev["num_blocks"] * bdev["block_size"] == lvol["size"], bdev
+        xattrs = target.rpc("virtlun_lvol_get_xattrs", name=uuid)
+        state[uuid] = Volume(lvol["name"], mib, thin, tuple(sorted(xattrs.items())))
+    return state
+
+
+def settled(state: State, worker: Worker) -> State:
+    """Checks that `state` is one of the two that the worker leaves possible."""
+    new = [volume for uuid, volume in state.items() if uuid not in worker.sure]
+    if worker.created is not None and new:
+        assert new == [worker.created]
+        rest = {uuid: volume for uuid, volume in state.items() if uuid in worker.sure}
+        assert rest == worker.sure
+        return state
+    assert state in (worker.sure, worker.maybe)
+    return state
+
+
+def test_each_operation_happened_or_did_not_when_the_target_is_killed(target: Target) -> None:
+    seed = int(os.environ.get("VIRTLUN_CRASH_SEED", time.time_ns() & 0xFFFFFFFF))
+    print(f"VIRTLUN_CRASH_SEED={seed} pytest tests/crash/test_kill.py")
+    rng = random.Random(seed)
+    target.make_lvstore(size=STORE_MIB * MIB)
+    state: State = {}
+    kills = answered = unanswered = 0
+    end = time.monotonic() + BUDGET_S
+    while time.monotonic() < end:
+        worker = Worker(target, rng, state)
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        assert worker.first.wait(30)
+        time.sleep(rng.random() * LIFE_S)
+        target.kill9()
+        thread.join()
+        assert worker.failure is None, worker.failure
+        target.start()
+        assert target.rpc("virtlun_get_status")["restore_problems"] == []
+        state = settled(found(target), worker)
+        kills += 1
+        answered += worker.answered
+        unanswered += worker.maybe is not None or worker.created is not None
+    print(f"{kills} kills, {answered} operations answered, {unanswered} cut off")
+    assert kills >= 10
+    assert answered > kills
+
+
+def test_what_was_written_and_answered_is_there_after_a_kill(target: Target) -> None:
+    """Writes to a thin volume through shared memory: clusters are allocated until the kill."""
+    target.make_lvstore()
+    target.rpc(
+        "bdev_lvol_create", lvol_name="t", size_in_mib=256, thin_provision=True, lvs_name="lvs0"
+    )
+    target.rpc("vhost_create_scsi_controller", ctrlr="c0")
+    target.rpc(
+        "vhost_scsi_controller_add_target", ctrlr="c0", scsi_target_num=0, bdev_name="lvs0/t"
+    )
+    rng = random.Random(5)
+    written: dict[int, bytes] = {}
+    for turn in range(4):
+        with Initiator(target.vhost_dir / "c0") as guest:
+            guest.send("connect")
+            guest.ready()
+            for lba, data in written.items():
+                assert guest.read(lba, 4) == data, f"block {lba} after {turn} kills"
+
+            def crash(pid: int = guest.pid) -> None:
+                target.kill9()
+                os.kill(pid, signal.SIGKILL)  # It would wait for the answer.
+
+            timer = threading.Timer(0.05 + rng.random() * 0.1, crash)
+            timer.start()
+            try:
+                for number in range(1000):
+                    # A cluster of 1 MiB has 2048 blocks; few clusters, so that none runs out.
+                    lba = rng.randrange(40) * 2048 + rng.randrange(500) * 4
+                    data = bytes([turn + 1, number & 255]) * 1024
+                    written.pop(lba, None)
+                    guest.write(lba, data)
+                    written[lba] = data
+            except (Refused, ValueError, OSError, AssertionError):
+                pass  # The peer went away in the middle of this one.
+            timer.join()
+        target.start()
+    assert len(written) > 4
+    (lvol,) = target.rpc("bdev_lvol_get_lvols", lvs_name="lvs0")
+    assert 4 < lvol["num_allocated_clusters"] <= 40
