@@ -23,6 +23,6 @@ mod sigbus;
 pub use bounce::Bounce;
 pub use iov::{IoVec, Sg};
 pub use log::{DirtyLog, LOG_PAGE, LogError};
-pub use memory::{GuestMemory, MAX_REGIONS, MapError, RegionSpec};
+pub use memory::{GuestMemory, MAX_BYTES, MAX_REGIONS, MapError, RegionSpec};
 pub use range::{BadAccess, GuestRange, prefetch};
 pub use sigbus::faults;

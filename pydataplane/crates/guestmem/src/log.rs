@@ -50,7 +50,8 @@ impl DirtyLog {
             Failure::BeyondFile(file) => {
                 LogError::BeyondFile { end: offset.saturating_add(size), file }
             }
-            Failure::NoGuard => LogError::Map(io::ErrorKind::OutOfMemory.into()),
+            Failure::NoGuard | Failure::TooMuch => LogError::Map(io::ErrorKind::OutOfMemory.into()),
+            Failure::FileSystem(_) => LogError::Map(io::ErrorKind::Unsupported.into()),
             Failure::Os(e) => LogError::Map(e),
         })?;
         Ok(DirtyLog { mapping, len })

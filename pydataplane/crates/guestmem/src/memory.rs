@@ -13,6 +13,9 @@ use crate::range::GuestRange;
 /// Regions that a guest may have (the memory slots of KVM; GET_MAX_MEM_SLOTS).
 pub const MAX_REGIONS: usize = 509;
 
+/// Bytes that a guest may have, over all regions.
+pub const MAX_BYTES: u64 = 16 << 40;
+
 /// One entry of a vhost-user memory table (SET_MEM_TABLE, ADD_MEM_REG).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionSpec {
@@ -48,6 +51,20 @@ pub enum MapError {
         at: u64,
         /// Bytes of the file.
         file: u64,
+    },
+    /// More bytes than [`MAX_BYTES`], or than all guests may have together.
+    #[error("the memory region at {0:#x} is too large: a guest may have 16 TiB, all 64 TiB")]
+    TooLarge(u64),
+    /// The file may keep whoever reads it waiting.
+    #[error(
+        "the memory region at {at:#x} is a file of a file system of type {kind:#x}; use a memfd, \
+         tmpfs, huge pages or a local disk"
+    )]
+    FileSystem {
+        /// Guest address of the region.
+        at: u64,
+        /// `f_type` of statfs(2).
+        kind: i64,
     },
     /// No region has these addresses.
     #[error("there is no memory region at {0:#x} with that size and user address")]
@@ -103,6 +120,10 @@ impl GuestMemory {
             regions.push((*spec, fd));
         }
         regions.sort_by_key(|(spec, _)| spec.guest_addr);
+        let mut total = 0;
+        for (spec, _) in &regions {
+            total = sum(total, spec)?;
+        }
         for pair in regions.windows(2) {
             overlap(&pair[0].0, &pair[1].0)?;
         }
@@ -119,6 +140,7 @@ impl GuestMemory {
             return Err(MapError::TooMany(self.regions.len() + 1));
         }
         check(&spec)?;
+        sum(self.regions.iter().map(|r| r.spec.size).sum(), &spec)?;
         let at = self.regions.partition_point(|r| r.spec.guest_addr < spec.guest_addr);
         if let Some(next) = self.regions.get(at) {
             overlap(&spec, &next.spec)?;
@@ -302,6 +324,8 @@ impl Region {
         let mapping = Mapping::new(fd.as_fd(), spec.mmap_offset, len).map_err(|e| match e {
             Failure::Overflow => MapError::Overflow(at),
             Failure::BeyondFile(file) => MapError::BeyondFile { at, file },
+            Failure::TooMuch => MapError::TooLarge(at),
+            Failure::FileSystem(kind) => MapError::FileSystem { at, kind },
             Failure::NoGuard => MapError::Map { at, why: io::ErrorKind::OutOfMemory.into() },
             Failure::Os(why) => MapError::Map { at, why },
         })?;
@@ -318,6 +342,12 @@ fn check(spec: &RegionSpec) -> Result<(), MapError> {
         return Err(MapError::Overflow(spec.guest_addr));
     }
     Ok(())
+}
+
+/// The bytes of a guest that has `total` already and gets one more region.
+fn sum(total: u64, spec: &RegionSpec) -> Result<u64, MapError> {
+    let sum = total.checked_add(spec.size).filter(|sum| *sum <= MAX_BYTES);
+    sum.ok_or(MapError::TooLarge(spec.guest_addr))
 }
 
 /// `low` starts at or below `high`.

@@ -1,10 +1,13 @@
 //! The guard against SIGBUS.
 //!
 //! A peer owns the file behind its memory and may truncate it; the next access to a lost page
-//! raises SIGBUS in *our* process, which serves other guests too. The handler puts a zeroed
-//! anonymous page in the place of the lost one and flags the mapping as broken; whoever owns the
+//! raises SIGBUS in *our* process, which serves other guests too. The handler puts zeroed
+//! anonymous memory in the place of the whole mapping and flags it as broken; whoever owns the
 //! session sees the flag ([`faults`], `GuestMemory::is_broken`) and ends that session alone. A
 //! SIGBUS anywhere else keeps its default meaning.
+//!
+//! The whole mapping, because page by page each lost one would split it, and a peer could use up
+//! what the kernel lets a process have of mappings (`vm.max_map_count`) before its session ends.
 
 use std::sync::Mutex;
 use std::sync::Once;
@@ -37,7 +40,7 @@ static FAULTS: AtomicU64 = AtomicU64::new(0);
 static ALLOC: Mutex<()> = Mutex::new(());
 static INSTALL: Once = Once::new();
 
-/// Pages of guest memory that were lost under us since the process started. One relaxed load:
+/// Mappings of guest memory that were lost under us since the process started. One relaxed load:
 /// compare it with the last value seen to learn cheaply that some memory may be broken.
 #[inline]
 pub fn faults() -> u64 {
@@ -87,28 +90,17 @@ fn install() {
     }
 }
 
-/// Whether the page of `addr` belongs to a guarded mapping and could be replaced.
+/// Whether `addr` belongs to a guarded mapping, which could be replaced.
 fn replace(addr: usize) -> bool {
     for slot in &SLOTS[..HIGH.load(Ordering::Acquire)] {
         let start = slot.start.load(Ordering::Acquire);
-        if start == 0 || addr < start || addr >= slot.end.load(Ordering::Relaxed) {
+        let end = slot.end.load(Ordering::Relaxed);
+        if start == 0 || addr < start || addr >= end {
             continue;
         }
         let page = slot.page.load(Ordering::Relaxed);
-        let base = addr & !(page - 1);
-        // SAFETY: the page lies in a mapping that `Mapping` owns and that stays mapped while it
-        // is guarded; MAP_FIXED replaces exactly that page, which has no content any more.
-        let new = unsafe {
-            libc::mmap(
-                base as *mut libc::c_void,
-                page,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if new == libc::MAP_FAILED {
+        // The page alone where the system does not promise that much memory.
+        if !put_zeros(start, end - start) && !put_zeros(addr & !(page - 1), page) {
             return false;
         }
         slot.broken.store(true, Ordering::Relaxed);
@@ -116,6 +108,24 @@ fn replace(addr: usize) -> bool {
         return true;
     }
     false
+}
+
+/// Replaces `len` bytes at `start`, which lie in a guarded mapping.
+fn put_zeros(start: usize, len: usize) -> bool {
+    // SAFETY: the bytes lie in a mapping that `Mapping` owns and that stays mapped while it is
+    // guarded; MAP_FIXED replaces exactly them. What else was in the mapping is the guest's, who
+    // broke it.
+    let new = unsafe {
+        libc::mmap(
+            start as *mut libc::c_void,
+            len,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    new != libc::MAP_FAILED
 }
 
 extern "C" fn on_sigbus(

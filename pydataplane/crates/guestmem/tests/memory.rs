@@ -45,7 +45,7 @@ fn a_table_that_makes_no_sense_is_refused() {
     let (reader, _writer) = std::io::pipe().expect("pipe");
     assert!(matches!(
         GuestMemory::map(vec![(spec(0, PAGE), reader.into())]),
-        Err(MapError::Map { at: 0, .. })
+        Err(MapError::FileSystem { at: 0, .. })
     ));
 }
 
@@ -214,8 +214,53 @@ fn a_peer_that_truncates_its_memory_harms_only_itself() {
     assert_eq!(range.put(3 * PAGE as usize, 7u32), Ok(()));
     assert!(memory.is_broken());
     assert!(memory.with_log(None).is_broken());
-    assert_eq!(faults() - before, 2);
+    assert_eq!(faults() - before, 1, "the whole of it is replaced at once");
     assert!(!other.is_broken());
+}
+
+#[test]
+fn a_peer_that_takes_away_every_page_leaves_the_process_its_mappings() {
+    // More pages than a process may have mappings (vm.max_map_count, 65530 by default).
+    const PAGES: u64 = 160_000;
+    let fd = file(PAGES * PAGE);
+    let again = fd.try_clone().expect("dup");
+    let memory = GuestMemory::map(vec![(spec(0, PAGES * PAGE), fd)]).expect("map");
+    ftruncate(&again, 0).expect("ftruncate");
+    for page in (0..PAGES).step_by(2) {
+        assert_eq!(memory.range(page * PAGE, 4).expect("range").get::<u32>(0), Ok(0));
+    }
+    assert!(memory.is_broken());
+    map(&[(0, PAGE)]).expect("another guest's memory");
+}
+
+#[test]
+fn a_guest_gets_no_more_addresses_than_a_process_has() {
+    const TIB: u64 = 1 << 40;
+    let huge = |at: u64, size: u64| map(&[(at, size)]);
+    assert!(matches!(huge(0, 17 * TIB), Err(MapError::TooLarge(0))));
+    assert!(matches!(
+        map(&[(0, 9 * TIB), (10 * TIB, 9 * TIB)]),
+        Err(MapError::TooLarge(at)) if at == 10 * TIB
+    ));
+    let memory = huge(0, 9 * TIB).expect("9 TiB");
+    let more = spec(10 * TIB, 9 * TIB);
+    assert!(matches!(memory.with_region(more, &file(9 * TIB)), Err(MapError::TooLarge(_))));
+    // All guests together: what they give back is there for others.
+    let mut all = Vec::new();
+    while let Ok(memory) = huge(0, 15 * TIB) {
+        all.push(memory);
+        assert!(all.len() <= 4);
+    }
+    drop(all);
+    huge(0, 15 * TIB).expect("given back");
+}
+
+#[test]
+fn files_whose_owner_decides_when_a_page_arrives_are_refused() {
+    // procfs stands for them: FUSE would need a mount.
+    let fd = OwnedFd::from(std::fs::File::open("/proc/self/maps").expect("procfs"));
+    let refused = GuestMemory::map(vec![(spec(0, PAGE), fd)]);
+    assert!(matches!(refused, Err(MapError::FileSystem { at: 0, kind: 0x9fa0 })));
 }
 
 #[test]

@@ -128,17 +128,17 @@ impl DevicePoller {
         if now > end {
             return (0, true);
         }
-        let mut count = match self.queues[at].ring.pop(&mut self.heads) {
-            Ok(count) => count,
+        let popped = match self.queues[at].ring.pop(&mut self.heads) {
+            Ok(popped) => popped,
             Err(why) => {
                 self.fail(at, Failure::Ring(why));
                 return (1, false);
             }
         };
-        let mut over = false;
-        for nth in 0..count {
+        let (mut count, mut over) = (popped, false);
+        for nth in 0..popped {
             if nth % CLOCK_EVERY == CLOCK_EVERY - 1 && reactor::ticks::now() > end {
-                self.queues[at].ring.undo_pop((count - nth) as u16);
+                self.queues[at].ring.undo_pop((popped - nth) as u16);
                 (count, over) = (nth, true);
                 break;
             }
