@@ -212,6 +212,24 @@ def shown_alias(dev: str, given: str | None) -> str:
     return given if given and given.startswith("ua-") else f"virtlun-disk-{dev}"
 
 
+def completed(text: str) -> str:
+    """Returns a stored <disk> with type, device and bus where the client left them to libvirt.
+
+    libvirt's own dumpxml always has them, and clients read them: `virsh domblklist --details` fails
+    without `device`, virt-manager and Nova go by `bus`.
+    """
+    document = Document(text)
+    root = document.root
+    disk = read(root)
+    edits = Edits(document)
+    own = {"type": "file", "device": disk.device}
+    edits.add_attributes(root, {k: v for k, v in own.items() if k not in root.attrs})
+    target = root.child("target")
+    if target is not None and "bus" not in target.attrs and disk.bus:
+        edits.add_attributes(target, {"bus": disk.bus})
+    return edits.apply()
+
+
 def with_alias(text: str, dev: str) -> str:
     """Returns a stored <disk> with an <alias>, where libvirt would write it."""
     document = Document(text)

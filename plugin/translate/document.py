@@ -126,6 +126,15 @@ class Document:
             start -= 1
         return start
 
+    def attributes_end(self, node: Node) -> int:
+        """Returns where the element's start tag takes another attribute, behind those it has."""
+        end = node.inner_start - 1
+        if self.data[end - 1] == ord("/"):
+            end -= 1
+        while self.data[end - 1] in _SPACE:
+            end -= 1
+        return end
+
     def indent(self, node: Node) -> str:
         """Returns the line break and indentation before the element; '' if it begins no line."""
         space = self.data[self.lead(node) : node.start].decode()
@@ -215,6 +224,12 @@ class Edits:
     def remove(self, node: Node) -> None:
         """Takes an element out, with the white space before it."""
         self._edits.append((self._document.lead(node), node.end, ""))
+
+    def add_attributes(self, node: Node, values: dict[str, str]) -> None:
+        """Writes attributes that the element lacks behind those it has."""
+        place = self._document.attributes_end(node)
+        for name, value in values.items():
+            self.insert(place, f" {name}='{escape(value)}'")
 
     def insert_after(self, node: Node, lines: Lines) -> None:
         """Puts an element after its new sibling `node`, indented alike."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from plugin.translate import carrier as carriers
 from plugin.translate import memory
-from plugin.translate.disk import with_alias
+from plugin.translate.disk import completed, with_alias
 from plugin.translate.document import Document, Edits, Node, NotXmlError, reindent
 from plugin.translate.metadata import Entry, places
 from plugin.translate.view import View
@@ -58,9 +58,10 @@ def _insert(
 
 
 def _text(entry: Entry, indent: str, *, live: bool) -> str:
-    """Returns the client's <disk>, moved to `indent` and, for a running domain, with an alias."""
+    """Returns the client's <disk>, completed, moved to `indent` and, if it runs, with an alias."""
     try:
-        text = with_alias(entry.text, entry.lun.dev) if live else entry.text
+        text = completed(entry.text)
+        text = with_alias(text, entry.lun.dev) if live else text
         return reindent(text, indent)
     except NotXmlError:
         return ""

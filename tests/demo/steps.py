@@ -142,15 +142,16 @@ def resize(story: Story) -> str:
 
 
 def block_info(story: Story) -> str:
-    """virsh domblkinfo, domblkstat, domblklist"""
+    """virsh domblkinfo, domblkstat, domblklist --details"""
     info = story.virsh("domblkinfo", GUEST, DEV)
     assert re.search(rf"Capacity:\s+{128 * MIB}\b", info), info
     stat = story.virsh("domblkstat", GUEST, DEV)
     written = re.search(r"wr_bytes (\d+)", stat)
     assert written and int(written[1]) >= 20 * MIB, stat
-    listed = story.virsh("domblklist", GUEST)
-    assert re.search(rf"{DEV}\s+{SOURCE}", listed), listed
-    assert len(listed.splitlines()) == 1, "only the client's own disk is listed"
+    for side in ((), ("--inactive",)):
+        listed = story.virsh("domblklist", GUEST, "--details", *side)
+        assert len(listed.splitlines()) == 1, "only the client's own disk is listed"
+        assert listed.split() == ["file", "disk", DEV, SOURCE], listed
     return f"{info}\n{stat}\n{listed}"
 
 
@@ -163,7 +164,8 @@ def dump_xml(story: Story) -> str:
         assert len(disks) == 1, xml
         source, target = disks[0].find("source"), disks[0].find("target")
         assert source is not None and SOURCE in source.attrib.values(), xml
-        assert target is not None and target.get("dev") == DEV, xml
+        assert target is not None and target.attrib == {"dev": DEV, "bus": "scsi"}, xml
+        assert disks[0].get("device") == "disk", xml
         shown = ElementTree.tostring(disks[0], encoding="unicode").strip()
     return shown
 

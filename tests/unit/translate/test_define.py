@@ -497,12 +497,13 @@ INDENT = "\n    "
 OURS = st.sampled_from(
     [
         "<disk type='block' device='disk'>{i}  <source dev='/dev/virtlun/lvs0/{n}'/>{t}{i}</disk>",
-        "<disk type='file'>{i}  <source file=\"/dev/virtlun/lvs0/{n}\" />{t}{i}</disk>",
+        "<disk type='file' device='disk'>{i}  <source file=\"/dev/virtlun/lvs0/{n}\" />{t}"
+        "{i}</disk>",
         "<disk type='network' device='lun'>{i}  <source protocol='lvol' name='lvs0/{n}'/>"
         "{t}{i}</disk>",
-        "<disk type='volume'>{i}  <source pool='virtlun-lvs0' volume='{n}'/>{t}<!-- ]]> -->"
-        "{i}</disk>",
-        "<disk type='network'>{i}  <source protocol='rbd' name='virtlun/lvs0/{n}'>"
+        "<disk type='volume' device='disk'>{i}  <source pool='virtlun-lvs0' volume='{n}'/>{t}"
+        "<!-- ]]> -->{i}</disk>",
+        "<disk type='network' device='disk'>{i}  <source protocol='rbd' name='virtlun/lvs0/{n}'>"
         "{i}    <host name='h'/>{i}  </source>{t}{i}  <wwn>5000c50015ea71ad</wwn>{i}</disk>",
     ]
 )

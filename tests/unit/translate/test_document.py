@@ -152,3 +152,20 @@ def test_reindent_moves_only_white_space_between_elements() -> None:
 
 def test_layout_without_indentation_is_one_line() -> None:
     assert layout([(0, "<a>"), (1, "<b/>"), (0, "</a>")], "") == "<a><b/></a>"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("<a/>", "<a x='1' y='&lt;&apos;'/>"),
+        ("<a></a>", "<a x='1' y='&lt;&apos;'></a>"),
+        ('<a b="/" \n/>', "<a b=\"/\" x='1' y='&lt;&apos;' \n/>"),
+        ("<a b='>' >/</a >", "<a b='>' x='1' y='&lt;&apos;' >/</a >"),
+        ("<a b='ä/'><a/></a>", "<a b='ä/' x='1' y='&lt;&apos;'><a/></a>"),
+    ],
+)
+def test_attributes_go_behind_those_that_are_there(before: str, after: str) -> None:
+    document = Document(before)
+    edits = Edits(document)
+    edits.add_attributes(document.root, {"x": "1", "y": "<'"})
+    assert edits.apply() == after

@@ -1,0 +1,101 @@
+"""Disks that leave type, device or bus to libvirt: they are shown with them, as libvirt shows its.
+
+Everything else about them is as if the client had written them.
+"""
+
+from __future__ import annotations
+
+import pytest
+from lxml import etree
+
+from plugin.translate import attach, present
+from tests.unit.translate.domains import (
+    SETTINGS,
+    canonical,
+    disk_sources,
+    domain,
+    plain,
+    pretty,
+    translated,
+    tree,
+)
+
+BLOCK = "<source dev='/dev/virtlun/lvs0/v'/>"
+FILE = "<source file='/dev/virtlun/lvs0/v'/>"
+CASES = [
+    # as given, and as libvirt would show it
+    (
+        f"<disk type='block'>{BLOCK}<target dev='sdb'/></disk>",
+        f"<disk type='block' device='disk'>{BLOCK}<target dev='sdb' bus='scsi'/></disk>",
+    ),
+    (
+        f"<disk>{FILE}<target dev='vdb'/></disk>",
+        f"<disk type='file' device='disk'>{FILE}<target dev='vdb' bus='virtio'/></disk>",
+    ),
+    (
+        f"<disk type='file' device='lun'>{FILE}<target dev='sdb' tray='open'></target></disk>",
+        f"<disk type='file' device='lun'>{FILE}"
+        "<target dev='sdb' tray='open' bus='scsi'></target></disk>",
+    ),
+    (
+        f'<disk\n  type="file"\n>{FILE}<target\tbus="virtio" dev="sdb" /></disk>',
+        f'<disk\n  type="file" device=\'disk\'\n>{FILE}<target\tbus="virtio" dev="sdb" /></disk>',
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "shown"), CASES)
+def test_what_the_client_left_out_is_shown(given: str, shown: str) -> None:
+    other = plain("vda", "virtio") + "\n    "
+    there = translated(domain(other + given))
+    assert present(there.xml, live=False, settings=SETTINGS) == domain(other + shown)
+    live = tree(present(there.xml, live=True, settings=SETTINGS)).findall("devices/disk")[-1]
+    alias = live.find("alias")
+    assert alias is not None
+    live.remove(alias)
+    assert canonical(etree.tostring(live, encoding="unicode")) == canonical(shown)
+
+
+@pytest.mark.parametrize(("given", "shown"), CASES)
+def test_the_plan_is_that_of_the_whole_disk(given: str, shown: str) -> None:
+    short = translated(domain(plain("sda", "scsi") + given, os="<boot dev='hd'/>"))
+    whole = translated(domain(plain("sda", "scsi") + shown, os="<boot dev='hd'/>"))
+    assert short.plan == whole.plan
+    assert short.plan is not None
+    assert [lun.volume.alias for lun in short.plan.luns] == ["lvs0/v"]
+
+
+@pytest.mark.parametrize(("given", "shown"), CASES)
+@pytest.mark.parametrize("rewritten", [False, True], ids=["as sent", "as libvirtd writes it"])
+def test_defining_what_was_shown_changes_nothing_more(
+    given: str, shown: str, rewritten: bool
+) -> None:
+    there = translated(domain(given))
+    first = pretty(there.xml) if rewritten else there.xml
+    back = present(first, live=False, settings=SETTINGS)
+    again = translated(back, current=first)
+    assert again.plan == there.plan
+    assert disk_sources(present(again.xml, live=False, settings=SETTINGS)) == [
+        canonical(shown).strip()
+    ]
+    assert translated(present(again.xml, live=False, settings=SETTINGS)).xml == again.xml
+
+
+@pytest.mark.parametrize("live", [True, False])
+@pytest.mark.parametrize(("given", "shown"), CASES)
+def test_an_attached_disk_is_completed_too(given: str, shown: str, live: bool) -> None:
+    before = translated(domain(plain("vda", "virtio"))).xml
+    change = attach(before, given, SETTINGS, live=False)
+    whole = attach(before, shown, SETTINGS, live=False)
+    assert change is not None
+    assert whole is not None
+    assert change.lun == whole.lun
+    assert change.domain_xml is not None
+    disks = tree(present(change.domain_xml, live=live, settings=SETTINGS)).findall("devices/disk")
+    disk, whole_disk = disks[-1], tree(shown)
+    assert (disk.find("alias") is not None) == live
+    assert disk.items() == whole_disk.items()
+    target, whole_target = disk.find("target"), whole_disk.find("target")
+    assert target is not None
+    assert whole_target is not None
+    assert target.items() == whole_target.items()
