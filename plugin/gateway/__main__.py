@@ -56,7 +56,7 @@ def main(
     tells how. Stops on SIGTERM or SIGINT once the calls begun are answered; running VMs do not
     notice.
     """
-    _set_up_log(log_level, as_json=log_json or not sys.stderr.isatty())
+    set_up_log(log_level, as_json=log_json or not sys.stderr.isatty())
     try:
         config = load(config_path)
         overrides: dict[str, Any] = {
@@ -92,7 +92,7 @@ def _raise_descriptor_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _set_up_log(level: str, *, as_json: bool) -> None:
+def set_up_log(level: str, *, as_json: bool) -> None:
     """Logs to stderr. XML is never logged: it may hold passwords."""
     renderer: Any = (
         structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()

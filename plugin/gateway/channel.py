@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import mmap
 import os
 import socket
 import struct
@@ -39,7 +40,8 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._sock = sock
-        self._buffer = bytearray(CHUNK_BYTES)
+        # Anonymous pages: a connection that is idle or sends little takes no more of them.
+        self._buffer = mmap.mmap(-1, CHUNK_BYTES)
         self._view = memoryview(self._buffer)
         self._start = 0
         self._end = 0
@@ -87,10 +89,14 @@ class Channel:
             if self._end > self._start:
                 raise ConnectionResetError("the connection ended inside a message")
             return None
-        found = unpack_header(self._buffer, self._start)
+        found = unpack_header(self._view, self._start)
         self._start += HEADER_BYTES
         self._read_messages += 1
         return found
+
+    async def speaks(self) -> bool:
+        """Waits until the other end has sent something; False if it ended without a word."""
+        return await self._fill(1)
 
     async def payload(self, header: Header, limit: int) -> tuple[bytes, list[int]]:
         """Reads the rest of the message: its payload of at most `limit` bytes and descriptors.

@@ -108,6 +108,8 @@ class Session:
         """Serves the client until it or libvirtd goes away, and finishes what was begun."""
         pumps: list[asyncio.Task[Any]] = []
         try:
+            if not await self._speaks():
+                return  # a client that says nothing takes no connection of libvirtd's
             try:
                 self._upstream = Channel(await connect(self._listener.upstream))
             except UpstreamGone as error:
@@ -136,10 +138,19 @@ class Session:
             if self._own is not None:
                 await self._own.close()
 
-    @property
-    def busy(self) -> bool:
-        """Whether calls that the gateway works on are under way."""
-        return bool(self._tasks)
+    async def _speaks(self) -> bool:
+        """Waits for the client's first byte; False if it leaves, or the gateway stops, before."""
+        waits = [
+            asyncio.create_task(self.client.speaks()),
+            asyncio.create_task(self._stopping.wait()),
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            return not self._stopping.is_set() and waits[0].result()
+        finally:
+            for task in waits:
+                task.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
 
     def end(self) -> None:
         """Makes `run` come to its end: calls begun are answered, no further ones are read."""

@@ -10,11 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import structlog
 
 from plugin.gateway import session as session_module
+from plugin.gateway.__main__ import set_up_log
 from plugin.gateway.errors import Code, Refused
 from plugin.gateway.events import DeviceEvent, Happening
-from plugin.gateway.messages import LLONG, STRING, TypedParam, pack_params
+from plugin.gateway.messages import LLONG, STRING, TypedParam, XmlCall, pack_params
 from plugin.gateway.peer import Peer, peer_of, start_time
 from plugin.gateway.polkit import configured
 from plugin.gateway.procs import Proc
@@ -32,6 +34,7 @@ from tests.unit.gateway.world import (
     TestClient,
     World,
     disk,
+    plain,
     play,
     until,
 )
@@ -477,5 +480,44 @@ def test_a_serial_in_use_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ReplyError, match="in use"):
             await client.reply(99)
         await client.reply(99)
+
+    play(tmp_path, body)
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_no_xml_reaches_the_log_even_when_a_handler_fails(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    as_json: bool,
+) -> None:
+    async def body(world: World) -> None:
+        def broken(*words: object, **named: object) -> None:
+            raise ZeroDivisionError("a defect")
+
+        monkeypatch.setattr("plugin.translate.define", broken)
+        client = await world.client()
+        secret = plain(devices="<graphics type='vnc' passwd='hunter2'/>")
+        with pytest.raises(ReplyError, match="see its log") as error:
+            await client.call(Proc.DEFINE_XML, XmlCall(secret, None).pack())
+        assert error.value.code == Code.INTERNAL_ERROR
+
+    set_up_log("info", as_json=as_json)
+    try:
+        play(tmp_path, body)
+    finally:
+        structlog.reset_defaults()
+    logged = capsys.readouterr().err
+    assert "ZeroDivisionError" in logged
+    assert "hunter2" not in logged and "<domain" not in logged
+
+
+def test_a_client_that_says_nothing_takes_no_connection_of_libvirtds(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        silent = [world.raw_client() for _ in range(20)]
+        await until(lambda: len(world.gateway.sessions) == 20)
+        assert world.libvirtd.connections == []
+        await silent[7].open()
+        assert len(world.libvirtd.connections) == 1
 
     play(tmp_path, body)
