@@ -63,7 +63,7 @@ def test_the_hook_reads_the_same_plan(path: Path) -> None:
 
 
 @given(domains())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_hook_reads_the_same_plan_of_any_domain(client: str) -> None:
     there = translated(client)
     assert as_plan(script.read_plan(there.xml.encode())) == there.plan

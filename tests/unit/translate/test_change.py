@@ -295,7 +295,7 @@ def test_detach_undoes_attach(name: str, live: bool) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=25))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_sequence_of_changes_keeps_numbers_unique_and_disks_in_order(
     steps: list[tuple[int, bool]],
 ) -> None:

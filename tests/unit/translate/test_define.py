@@ -571,7 +571,7 @@ def domains(draw: st.DrawFn) -> str:
 
 
 @given(domains())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_domain_comes_back_byte_for_byte(client: str) -> None:
     there = translated(client)
     check_schemas(there.xml)
@@ -581,7 +581,7 @@ def test_any_domain_comes_back_byte_for_byte(client: str) -> None:
 
 
 @given(domains())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_domain_survives_libvirtds_rewriting(client: str) -> None:
     there = translated(client)
     rewritten = pretty(there.xml)

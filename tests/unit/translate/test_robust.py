@@ -57,7 +57,7 @@ def damaged(draw: st.DrawFn) -> str:
 
 
 @given(damaged())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_damage_is_answered_or_refused(xml: str) -> None:
     present(xml, live=True, settings=SETTINGS)
     find(xml, "sda", SETTINGS)
@@ -75,7 +75,7 @@ def test_damage_is_answered_or_refused(xml: str) -> None:
 
 
 @given(damaged())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_what_was_well_formed_stays_so(xml: str) -> None:
     try:
         Document(xml)
