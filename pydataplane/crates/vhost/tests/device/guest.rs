@@ -107,6 +107,21 @@ impl Guest {
         guest
     }
 
+    /// A guest that has said nothing yet, but has rings.
+    pub fn unconnected(path: &Path) -> Guest {
+        let peer = Peer::connect(path);
+        let regions = vec![region(0, LOW)];
+        let copies = regions.iter().map(|(s, fd)| (*s, fd.try_clone().unwrap())).collect();
+        let memory = GuestMemory::map(copies).unwrap();
+        let kick = || eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        let ring = |_| {
+            let free = (0..SIZE).rev().collect();
+            Some(Ring { avail: 0, used: 0, free, kick: kick(), call: kick() })
+        };
+        let rings = (0..8).map(ring).collect();
+        Guest { peer, memory, features: LINUX, regions, rings, next_buffer: BUFFERS }
+    }
+
     /// SET_MEM_TABLE with the regions as they are.
     pub fn tell_memory(&mut self) {
         let mut body = words(&[self.regions.len() as u32, 0]);

@@ -11,7 +11,7 @@ use crate::host::*;
 use crate::peer::*;
 
 /// A second controller `vm1` with a disk of its own, and a guest that uses it.
-fn bystander(host: &Host) -> Guest {
+pub fn bystander(host: &Host) -> Guest {
     host.controllers.create("vm1", ControllerOptions::default()).unwrap();
     host.malloc("other");
     let options = vhost_scsi::TargetOptions::default();
@@ -22,7 +22,7 @@ fn bystander(host: &Host) -> Guest {
 }
 
 /// The bystander is served, and the controller under attack obeys.
-fn all_is_well(host: &Host, bystander: &mut Guest) {
+pub fn all_is_well(host: &Host, bystander: &mut Guest) {
     assert_eq!(bystander.write_blocks(0, 1, &[7; 512]).status, 0);
     assert_eq!(bystander.read_blocks(0, 1, 1).data, [7; 512]);
     host.malloc("well");

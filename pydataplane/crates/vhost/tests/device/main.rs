@@ -3,6 +3,7 @@
 
 mod control;
 mod events;
+mod fuzz;
 mod guest;
 mod handshake;
 mod host;

@@ -87,6 +87,21 @@ impl Peer {
         std::io::Write::write_all(&mut self.stream, bytes).unwrap();
     }
 
+    /// Takes what replies there are, unread; `false`: the other side is gone.
+    pub fn skim(&mut self) -> bool {
+        let mut bytes = [0u8; 4096];
+        self.stream.set_nonblocking(true).unwrap();
+        let open = loop {
+            match self.stream.read(&mut bytes) {
+                Ok(0) => break false,
+                Ok(_) => {}
+                Err(why) => break why.kind() == std::io::ErrorKind::WouldBlock,
+            }
+        };
+        self.stream.set_nonblocking(false).unwrap();
+        open
+    }
+
     /// Raw bytes; `false`: the other side does not take them.
     pub fn try_send_bytes(&mut self, bytes: &[u8]) -> bool {
         self.stream.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
