@@ -16,12 +16,11 @@ from pathlib import Path
 
 import click
 
-from plugin.cli.output import console, json_option
+from plugin.cli.output import config, console, json_option
 from pydataplane import supervise
 from pydataplane.errors import TargetError
 
 EMULATOR = "qemu-system-x86_64"
-GATEWAY_SOCKET = Path("/run/virtlun/libvirt-sock")
 HOOK = Path("/etc/libvirt/hooks/qemu.d/virtlun")
 LIBVIRT_OVERRIDE = (8, 2)
 QEMU_RECONNECT = (8, 2)
@@ -47,7 +46,7 @@ def doctor(socket: Path, as_json: bool) -> None:
 
     The exit status is 1 if something failed that attaching a volume needs.
     """
-    findings = list(examine(socket))
+    findings = list(examine(socket, config().gateway.listen))
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
@@ -60,7 +59,7 @@ def doctor(socket: Path, as_json: bool) -> None:
         raise SystemExit(1)
 
 
-def examine(socket: Path) -> Iterator[Finding]:
+def examine(socket: Path, gateway: Path) -> Iterator[Finding]:
     """Yields a finding for each thing that the way from virsh to a guest's disk stands on."""
     checks: tuple[Callable[[], Finding], ...] = (
         _kvm,
@@ -72,7 +71,7 @@ def examine(socket: Path) -> Iterator[Finding]:
         _huge_pages,
         _group,
         lambda: _target(socket),
-        _gateway,
+        lambda: _gateway(gateway),
         _hook,
     )
     for check in checks:
@@ -247,19 +246,19 @@ def _target(socket: Path) -> Finding:
     return Finding("target", "ok", f"runs: pid {found['pid']}, version {found['version']}")
 
 
-def _gateway() -> Finding:
+def _gateway(socket: Path) -> Finding:
     try:
-        mode = GATEWAY_SOCKET.stat().st_mode
+        mode = socket.stat().st_mode
     except OSError:
         return Finding(
             "gateway",
             "warning",
-            f"no socket {GATEWAY_SOCKET}",
+            f"no socket {socket}",
             "start virtlun-gateway: without it virsh cannot attach volumes",
         )
     if not stat.S_ISSOCK(mode):
-        return Finding("gateway", "failed", f"{GATEWAY_SOCKET} is not a socket", "remove it")
-    uri = f"qemu+unix:///system?socket={GATEWAY_SOCKET}"
+        return Finding("gateway", "failed", f"{socket} is not a socket", "remove it")
+    uri = f"qemu+unix:///system?socket={socket}"
     if shutil.which("virsh") and _run("virsh", "-c", uri, "version") is None:
         return Finding("gateway", "failed", "virsh gets no answer through it", "see its log")
     return Finding("gateway", "ok", uri)

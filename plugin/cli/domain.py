@@ -12,9 +12,8 @@ from typing import IO, Any
 import click
 
 from plugin import translate
-from plugin.cli.output import errors_as_sentences, json_option, show, text
+from plugin.cli.output import config, errors_as_sentences, json_option, show, text
 from plugin.errors import TranslateError
-from plugin.translate import Settings
 from pydataplane.client import Client
 from pydataplane.errors import TargetError
 
@@ -86,7 +85,7 @@ def translate_(file: IO[str], only_plan: bool) -> None:
     """Print what libvirtd would get of the domain XML in FILE (- for stdin). Changes nothing."""
     xml = file.read()
     try:
-        definition = translate.define(xml, Settings(), new_uuid=uuid.uuid4())
+        definition = translate.define(xml, config().settings(), new_uuid=uuid.uuid4())
     except TranslateError as error:
         raise click.ClickException(str(error)) from error
     if only_plan:
@@ -114,11 +113,10 @@ def _domains(uri: str) -> list[Any]:
 def _plan(handle: Any) -> translate.Plan | None:
     """Returns the domain's plan; through a gateway, the one that its XML would be given."""
     xml = handle.XMLDesc(0)
+    own = uuid.UUID(handle.UUIDString())
     try:
-        return (
-            translate.plan(xml)
-            or translate.define(xml, Settings(), new_uuid=uuid.UUID(handle.UUIDString())).plan
-        )
+        plan = translate.plan(xml)
+        return plan or translate.define(xml, config().settings(), new_uuid=own).plan
     except TranslateError as error:
         raise click.ClickException(f"domain {handle.name()}: {error}") from error
 

@@ -7,21 +7,28 @@ from pathlib import Path
 import click
 
 from plugin.cli import doctor, domain, lvstore, target, top, volume
-from pydataplane.client import DEFAULT_SOCKET
+from plugin.cli.output import CONFIG_KEY
+from plugin.config import DEFAULT_PATH, load
+from plugin.errors import ConfigError
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    envvar="VIRTLUN_CONFIG",
+    help=f"Configuration file.  [default: {DEFAULT_PATH}, if it exists]",
+)
+@click.option(
     "--socket",
     type=click.Path(path_type=Path),
-    default=DEFAULT_SOCKET,
-    show_default=True,
     envvar="VIRTLUN_TARGET_SOCKET",
-    help="The target's RPC socket.",
+    help="The target's RPC socket.  [default: the configuration's rpc_socket]",
 )
 @click.version_option(package_name="virtlun")
 @click.pass_context
-def main(context: click.Context, socket: Path) -> None:
+def main(context: click.Context, config_path: Path | None, socket: Path | None) -> None:
     """Fast shared user-space storage for the VMs of this host.
 
     A first session:
@@ -34,7 +41,12 @@ def main(context: click.Context, socket: Path) -> None:
       virsh -c 'qemu+unix:///system?socket=/run/virtlun/libvirt-sock' \\
           attach-disk VM /dev/virtlun/lvs0/data sdb
     """  # noqa: D301 (click's mark)
-    context.obj = socket
+    try:
+        config = load(config_path)
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from error
+    context.meta[CONFIG_KEY] = config
+    context.obj = socket or config.target.rpc_socket
 
 
 for command in (

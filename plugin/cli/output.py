@@ -1,4 +1,4 @@
-"""What the command prints: tables for people, JSON for programs, one sentence for an error."""
+"""What the commands share: their configuration, tables for people, JSON, errors as sentences."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from plugin.config import Config
 from pydataplane.errors import TargetError
 from pydataplane.volumes import VolumeError
 
@@ -18,6 +19,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 EXIT_FAILED = 1
+CONFIG_KEY = "plugin.config"
+"""Where the root command leaves the configuration for the others, in click's context."""
+
+
+def config() -> Config:
+    """Returns the configuration that the command line names."""
+    found: Config = click.get_current_context().meta[CONFIG_KEY]
+    return found
 
 
 def json_option(function: Callable[P, R]) -> Callable[P, R]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from rich.status import Status
 
-from plugin.cli.output import console, errors_as_sentences, json_option
+from plugin.cli.output import config, console, errors_as_sentences, json_option
 from pydataplane import supervise
 
 
@@ -40,7 +40,7 @@ def start(
     packaged = supervise.TargetPaths()
     paths = supervise.TargetPaths(
         rpc_socket=socket,
-        vhost_dir=vhost_dir or packaged.vhost_dir,
+        vhost_dir=vhost_dir or config().target.vhost_dir,
         state_dir=state_dir or packaged.state_dir,
         log=log or packaged.log,
     )

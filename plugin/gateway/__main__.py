@@ -25,7 +25,7 @@ LEVELS = ["debug", "info", "warning", "error"]
     "--config",
     "config_path",
     type=click.Path(path_type=Path),
-    help=f"Configuration file, sections [target] and [gateway].  [default: {DEFAULT_PATH}]",
+    help=f"Configuration file.  [default: {DEFAULT_PATH}, if it exists]",
 )
 @click.option("--listen", type=click.Path(path_type=Path), help="Socket for clients.")
 @click.option("--listen-ro", type=click.Path(path_type=Path), help="Read-only socket for clients.")

@@ -11,9 +11,8 @@ from typing import Any
 
 import structlog
 
-from plugin.config import Config
+from plugin.config import AuthSetting, Config
 from plugin.gateway import polkit
-from plugin.gateway.config import AuthSetting
 from plugin.gateway.events import Happening
 from plugin.gateway.listen import handed_over, listen
 from plugin.gateway.locks import Locks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from plugin.config import Config, load, schema
 from plugin.errors import LIBVIRT, ConfigError, Refusal
+from plugin.gateway.server import Gateway
 from plugin.translate import Settings, recognise
 from tests.unit.translate.domains import ROOT
 
@@ -40,6 +42,27 @@ def test_the_example_shows_every_key() -> None:
 
 def test_settings_of_an_empty_file_are_the_translations_defaults() -> None:
     assert Config().settings() == Settings()
+
+
+def test_every_setting_of_the_file_reaches_gateway_and_translation() -> None:
+    config = Config.model_validate(
+        {
+            "target": {"vhost_dir": "/v"},
+            "disks": {
+                "path_prefix": "/p/",
+                "rbd_prefix": "r/",
+                "protocol": "x",
+                "pool_prefix": "q-",
+                "max_queues": 3,
+                "reconnect_s": 2,
+            },
+            "gateway": {"always_controller": False},
+        }
+    )
+    defaults, settings = Settings(), Gateway(config).settings
+    assert settings == Settings("/v", "/p/", "r/", "x", "q-", False, 3, 2) == config.settings()
+    for name in (field.name for field in fields(Settings)):
+        assert getattr(settings, name) != getattr(defaults, name)
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ from pathlib import Path
 from uuid import UUID
 
 from plugin import translate
-from plugin.config import Config, TargetSection
+from plugin.config import Config, GatewaySection, TargetSection
 from plugin.gateway.channel import Channel
-from plugin.gateway.config import GatewayConfig
 from plugin.gateway.events import DeviceEvent
 from plugin.gateway.messages import Domain, DomainCall, read_string
 from plugin.gateway.procs import Proc
@@ -167,7 +166,7 @@ class World:
             target=TargetSection(
                 rpc_socket=self.target.path, vhost_dir=Path("/run/virtlun/vhost"), timeout_s=10
             ),
-            gateway=GatewayConfig.model_validate(
+            gateway=GatewaySection.model_validate(
                 {
                     **values,
                     "listen": self.path,
