@@ -5,8 +5,8 @@ use crate::blob::{Blob, Chunk, Index, chunks_of_index};
 use crate::disk::Disk;
 use crate::error::Error;
 use crate::format::{
-    COPY_A, COPY_B, EXTENTS_MAX, FLAGS_KNOWN, INLINE_XATTRS, Kind, PAGE_SIZE, PAYLOAD, POINTERS,
-    Page, PageId, RecordHeader, Root, Superblock, SuperblockFault, XATTR_PAGES, crc32c,
+    COPY_A, COPY_B, COUNT_MAX, EXTENTS_MAX, FLAGS_KNOWN, INLINE_XATTRS, Kind, PAGE_SIZE, PAYLOAD,
+    POINTERS, Page, PageId, RecordHeader, Root, Superblock, SuperblockFault, XATTR_PAGES, crc32c,
     decode_name, unpack,
 };
 use crate::store::{Identity, Journal, Store};
@@ -204,7 +204,7 @@ impl<D: Disk> Store<D> {
             if self.blobs.insert(id, blob).is_some() {
                 return Err(self.damaged(number, "another blob has the same number"));
             }
-            self.next_id = id.saturating_add(1);
+            self.next_id = id + 1;
         }
         Ok(())
     }
@@ -219,7 +219,7 @@ impl<D: Disk> Store<D> {
         let root = Root::of(page.payload());
         let bad = |cause: &str| Err(self.damaged(number, cause));
         let Some(name) = decode_name(&root.name) else { return bad("its name is not possible") };
-        if id == 0 || page.id().index != 0 {
+        if id == 0 || id >= COUNT_MAX || page.id().index != 0 {
             return bad("its blob number is not possible");
         }
         if root.flags.get() & !FLAGS_KNOWN != 0 || root.parent.get() != 0 {

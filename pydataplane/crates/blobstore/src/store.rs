@@ -183,10 +183,11 @@ impl<D: Disk> Store<D> {
     /// Writes everything that a new store has, except its superblock.
     fn lay_out(&mut self) -> Result<(), DiskError> {
         wipe_copies(&mut self.disk)?;
-        // Records of a former store with the same UUID must not be replayed.
-        let journal = (self.sb.journal_start, self.sb.journal_pages);
+        // Records of a former store with the same UUID must not be replayed, and on a sparse device
+        // metadata must not run out of room later.
+        let (start, end) = (self.sb.journal_start, self.sb.md_start + self.sb.md_pages);
         let page = PAGE_SIZE as u64;
-        self.disk.write_zeroes(journal.0 * page, journal.1 * page)?;
+        self.disk.write_zeroes(start * page, (end - start) * page)?;
         let bitmaps = 0..self.sb.bitmap_pages as u32;
         for i in bitmaps.clone() {
             self.pages.set(u64::from(i));

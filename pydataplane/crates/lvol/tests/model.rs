@@ -123,7 +123,7 @@ impl World {
     fn control<R: Send>(&mut self, f: impl FnOnce(&Rig) -> R + Send) -> R {
         let World { rig, volumes, .. } = self;
         let done = AtomicBool::new(false);
-        let result = std::thread::scope(|scope| {
+        std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
                 let result = f(rig);
                 done.store(true, Ordering::Release);
@@ -137,8 +137,7 @@ impl World {
                 std::thread::yield_now();
             }
             thread.join().unwrap()
-        });
-        result
+        })
     }
 
     fn create(&mut self, size: u64, thin: bool) {
@@ -231,7 +230,7 @@ impl World {
         if op == Op::Write {
             sg.copy_from_slice(0, &common::tagged(value, blocks));
         }
-        let io = Io { op, fua: value % 7 == 0, lba, blocks, sg, tag: value };
+        let io = Io { op, fua: value.is_multiple_of(7), lba, blocks, sg, tag: value };
         self.next_tag += 1;
         let flight = Flight { tag: value, op, lba, blocks, value, doomed: false, buf };
         loop {
@@ -357,7 +356,7 @@ fn finish(model: &mut [u64], flight: &Flight, result: Result<(), IoError>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
 
     #[test]
     fn volumes_behave_as_byte_arrays(

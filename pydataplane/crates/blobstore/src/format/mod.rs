@@ -27,6 +27,10 @@ pub const XATTR_NAME_MAX: usize = 255;
 /// Longest value of an xattr, in bytes.
 pub const XATTR_VALUE_MAX: usize = 3072;
 
+/// What counts (generations, mounts, records, blobs) stays below: a count that no store ever
+/// reaches, and from which none gets to the end of 64 bits.
+pub(crate) const COUNT_MAX: u64 = 1 << 62;
+
 /// CRC-32C of several parts.
 pub(crate) fn crc32c(parts: &[&[u8]]) -> u32 {
     let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);

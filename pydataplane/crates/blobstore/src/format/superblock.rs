@@ -1,7 +1,8 @@
 //! The superblock.
 
 use super::{
-    CLUSTER_MAX, CLUSTER_MIN, NAME_MAX, PAGE_SIZE, crc32c_without, decode_name, encode_name,
+    CLUSTER_MAX, CLUSTER_MIN, COUNT_MAX, NAME_MAX, PAGE_SIZE, crc32c_without, decode_name,
+    encode_name,
 };
 use uuid::Uuid;
 use zerocopy::little_endian::{U32, U64};
@@ -190,7 +191,10 @@ impl Superblock {
         let clusters = self.device_pages / cluster_pages;
         field(ends_by(self.first_data_cluster, self.data_clusters, clusters), "data_clusters")?;
         field(clusters <= u64::from(u32::MAX), "data_clusters")?;
-        field(self.tail_page < self.journal_pages, "tail_page")
+        field(self.tail_page < self.journal_pages, "tail_page")?;
+        field(self.generation < COUNT_MAX, "generation")?;
+        field(self.tail_seq < COUNT_MAX, "tail_seq")?;
+        field(self.mount < COUNT_MAX, "mount")
     }
 }
 
