@@ -13,8 +13,8 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 
 from plugin.gateway.wire import FDS_MAX, HEADER_BYTES, Header, WireError, unpack_header
 
@@ -50,6 +50,7 @@ class Channel:
         self._waiters: set[asyncio.Future[None]] = set()
         self._read_bytes = 0
         self._read_messages = 0
+        self._spoiled = False
         self.closed = False
 
     def close(self) -> None:
@@ -143,7 +144,7 @@ class Channel:
             for descriptor in await self._carried(count):
                 os.close(descriptor)
             return
-        async with to._write_lock:
+        async with to._whole_message():
             length = header.payload_bytes
             if self._start >= HEADER_BYTES and self._end - self._start >= length:
                 # The header still stands in the buffer before its payload: one send for both.
@@ -257,13 +258,29 @@ class Channel:
             ConnectionError: the other end went away.
         """
         try:
-            async with self._write_lock:
+            async with self._whole_message():
                 await self._write(memoryview(data))
                 await self._write_descriptors(descriptors)
         finally:
             for descriptor in descriptors:
                 with suppress(OSError):
                     os.close(descriptor)
+
+    @asynccontextmanager
+    async def _whole_message(self) -> AsyncIterator[None]:
+        """Holds the right to write for one message.
+
+        Where the message does not come to its end, what followed would be taken for the rest of
+        it: nothing more can be sent on this channel.
+        """
+        async with self._write_lock:
+            if self._spoiled:
+                raise BrokenPipeError("the connection ended inside a message")
+            try:
+                yield
+            except BaseException:
+                self._spoiled = True
+                raise
 
     async def _try_write(self, data: bytes | memoryview) -> OSError | None:
         try:

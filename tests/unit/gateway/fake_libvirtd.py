@@ -12,6 +12,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from plugin.gateway.wire import (
     Header,
     MessageType,
     Status,
+    WireError,
     message,
 )
 from plugin.gateway.xdr import Reader, Writer
@@ -160,9 +162,21 @@ class FakeLibvirtd:
                 body = self._call(connection, proc, payload)
         except Refused as error:
             status, body = Status.ERROR, error.payload()
+        except (WireError, etree.XMLSyntaxError) as error:
+            status, body = Status.ERROR, Refused(Code.RPC, str(error)).payload()
+        with suppress(OSError):
+            await self._send(connection, header, status, body)
+
+    @staticmethod
+    async def _send(connection: Connection, header: Header, status: Status, body: bytes) -> None:
         await connection.channel.send(
             message(
-                MessageType.REPLY, proc, header.serial, body, status=status, program=header.program
+                MessageType.REPLY,
+                header.procedure,
+                header.serial,
+                body,
+                status=status,
+                program=header.program,
             )
         )
 

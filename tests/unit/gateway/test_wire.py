@@ -368,3 +368,22 @@ def test_closing_wakes_who_waits() -> None:
             await writing
 
     channels(body)
+
+
+def test_nothing_follows_a_message_that_broke_off() -> None:
+    async def body(near: Channel, raw: socket.socket, out: Channel, far: Channel) -> None:
+        raw.send(message(MessageType.CALL, 1, 1, bytes(1000))[:500])
+        raw.shutdown(socket.SHUT_WR)
+        header = await near.header()
+        assert header is not None
+        with pytest.raises(ConnectionError, match="inside"):
+            await near.relay(header, out)
+        with pytest.raises(ConnectionError, match="inside"):
+            await out.send(message(MessageType.CALL, 2, 2))
+        out.close()
+        header = await far.header()
+        assert header is not None and header.serial == 1
+        with pytest.raises(ConnectionError):
+            await far.payload(header, 1000)
+
+    channels(body)
