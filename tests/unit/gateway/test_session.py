@@ -12,13 +12,11 @@ from pathlib import Path
 import pytest
 import structlog
 
-from plugin.gateway import session as session_module
 from plugin.gateway.__main__ import set_up_log
 from plugin.gateway.errors import Code, Refused
 from plugin.gateway.events import DeviceEvent, Happening
 from plugin.gateway.messages import LLONG, STRING, TypedParam, XmlCall, pack_params
 from plugin.gateway.peer import Peer, peer_of, start_time
-from plugin.gateway.polkit import configured
 from plugin.gateway.procs import Proc
 from plugin.gateway.upstream import open_arguments
 from plugin.gateway.wire import (
@@ -27,8 +25,9 @@ from plugin.gateway.wire import (
     MessageType,
     message,
 )
-from plugin.gateway.xdr import Reader, Writer
+from plugin.gateway.xdr import Writer
 from tests.unit.gateway.world import (
+    NOBODY,
     UUID_1,
     ReplyError,
     TestClient,
@@ -40,21 +39,6 @@ from tests.unit.gateway.world import (
 )
 
 OPEN = open_arguments("qemu:///system")
-NOBODY = Peer(os.getpid(), 65534, 65534, start_time(os.getpid()))
-
-
-@pytest.fixture
-def as_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every client looks like an ordinary user's process."""
-    monkeypatch.setattr(session_module, "peer_of", lambda sock: NOBODY)
-
-
-def pkcheck(folder: Path, status: int) -> str:
-    """Makes a program that stands for polkit's: notes its arguments and exits with `status`."""
-    program = folder / "pkcheck"
-    program.write_text(f'#!/bin/sh\necho "$@" >> {folder}/asked\nexit {status}\n')
-    program.chmod(0o755)
-    return str(program)
 
 
 def test_the_peer_is_who_the_kernel_says() -> None:
@@ -166,89 +150,6 @@ def test_an_identity_set_by_root_holds_for_our_own_calls_too(tmp_path: Path) -> 
         assert seen and set(seen) == {"eve"}
 
     play(tmp_path, body)
-
-
-@pytest.mark.usefixtures("as_nobody")
-def test_polkit_is_asked_before_anything_is_opened(tmp_path: Path) -> None:
-    async def body(world: World) -> None:
-        client = world.raw_client()
-        types = Reader(await client.call(Proc.AUTH_LIST))
-        assert types.array(types.u32, 20) == [2], "the client is told to authenticate by polkit"
-        with pytest.raises(ReplyError, match="authentication required"):
-            await client.call(Proc.CONNECT_OPEN, OPEN)
-        assert Reader(await client.call(Proc.AUTH_POLKIT)).i32() == 1
-        await client.call(Proc.CONNECT_OPEN, OPEN)
-        asked = (tmp_path / "asked").read_text()
-        assert f"--process {NOBODY.pid},{NOBODY.start_time},{NOBODY.uid}" in asked
-        assert "--action-id org.libvirt.unix.manage" in asked
-        read_only = world.raw_client(read_only=True)
-        await read_only.call(Proc.AUTH_POLKIT)
-        assert "org.libvirt.unix.monitor" in (tmp_path / "asked").read_text()
-        assert Proc.AUTH_POLKIT not in world.libvirtd.calls()
-
-    play(tmp_path, body, auth="polkit", auth_ro="polkit", pkcheck=pkcheck(tmp_path, 0))
-
-
-@pytest.mark.usefixtures("as_nobody")
-@pytest.mark.parametrize(
-    ("status", "code"),
-    [
-        (1, Code.AUTH_FAILED),
-        (2, Code.AUTH_UNAVAILABLE),
-        (3, Code.AUTH_CANCELLED),
-        (127, Code.AUTH_FAILED),
-    ],
-)
-def test_polkits_no_is_a_no(tmp_path: Path, status: int, code: Code) -> None:
-    async def body(world: World) -> None:
-        client = world.raw_client()
-        with pytest.raises(ReplyError) as error:
-            await client.call(Proc.AUTH_POLKIT)
-        assert error.value.code == code
-        with pytest.raises(ReplyError, match="authentication required"):
-            await client.call(Proc.CONNECT_OPEN, OPEN)
-        assert Proc.CONNECT_OPEN not in world.libvirtd.calls()
-
-    play(tmp_path, body, auth="polkit", pkcheck=pkcheck(tmp_path, status))
-
-
-@pytest.mark.usefixtures("as_nobody")
-def test_polkit_that_cannot_be_asked_is_a_no(tmp_path: Path) -> None:
-    async def body(world: World) -> None:
-        client = world.raw_client()
-        with pytest.raises(ReplyError) as error:
-            await client.call(Proc.AUTH_POLKIT)
-        assert error.value.code == Code.AUTH_FAILED
-
-    play(tmp_path, body, auth="polkit", pkcheck=str(tmp_path / "none"))
-
-
-def test_root_is_not_asked_for_as_at_libvirtd(tmp_path: Path) -> None:
-    if os.getuid() != 0:
-        pytest.skip("only root's connections are exempt, and this is not root")
-
-    async def body(world: World) -> None:
-        await world.client()
-
-    play(tmp_path, body, auth="polkit", pkcheck=pkcheck(tmp_path, 1))
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ('auth_unix_rw = "none"', "none"),
-        ("auth_unix_rw = 'sasl'  # why", "sasl"),
-        ('#auth_unix_rw = "none"', "polkit"),
-        ('auth_unix_rw = "nonsense"', "polkit"),
-        ('auth_unix_ro = "none"', "polkit"),
-        ('auth_unix_rw = "none"\nauth_unix_rw = "polkit"', "polkit"),
-    ],
-)
-def test_what_libvirtd_conf_asks_for(tmp_path: Path, line: str, expected: str) -> None:
-    conf = tmp_path / "libvirtd.conf"
-    conf.write_text(f"# comment\n{line}\n")
-    assert configured(conf, read_only=False) == expected
-    assert configured(tmp_path / "missing", read_only=False) == "polkit"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from plugin.config import Config, GatewaySection, TargetSection
 from plugin.gateway.channel import Channel
 from plugin.gateway.events import DeviceEvent
 from plugin.gateway.messages import Domain, DomainCall, read_string
+from plugin.gateway.peer import Peer, start_time
 from plugin.gateway.procs import Proc
 from plugin.gateway.server import Gateway
 from plugin.gateway.upstream import open_arguments
@@ -24,6 +26,9 @@ from tests.unit.gateway.fake_target import FakeTarget
 
 UUID_1 = "11111111-1111-4111-8111-111111111111"
 UUID_2 = "22222222-2222-4222-8222-222222222222"
+
+NOBODY = Peer(os.getpid(), 65534, 65534, start_time(os.getpid()))
+"""This process, as if an ordinary user ran it."""
 
 PLAIN = """\
 <domain type='qemu'>
