@@ -17,6 +17,7 @@ from pathlib import Path
 import click
 
 from plugin.cli.output import config, console, json_option
+from plugin.hook import SCRIPT
 from pydataplane import supervise
 from pydataplane.errors import TargetError
 
@@ -265,11 +266,15 @@ def _gateway(socket: Path) -> Finding:
 
 
 def _hook() -> Finding:
-    if HOOK.exists():
-        return Finding("libvirt hook", "ok", str(HOOK))
-    return Finding(
-        "libvirt hook",
-        "warning",
-        "not installed: VMs started behind the gateway's back find no controller",
-        f"ln -s $(command -v virtlun-hook) {HOOK}, then restart libvirtd",
-    )
+    what = "libvirt hook"
+    advice = f"install -D -m 755 {SCRIPT} {HOOK}, then restart libvirtd"
+    try:
+        text = HOOK.read_text()
+    except OSError as error:
+        missing = "VMs started behind the gateway's back find no controller"
+        return Finding(what, "warning", f"{HOOK}: {error.strerror}: {missing}", advice)
+    if not os.access(HOOK, os.X_OK):
+        return Finding(what, "warning", f"{HOOK} is not executable", advice)
+    if "plugin.translate.metadata" in text and text != SCRIPT.read_text():
+        return Finding(what, "warning", f"{HOOK} is of another version of virtlun", advice)
+    return Finding(what, "ok", str(HOOK))
