@@ -143,7 +143,7 @@ fn used(disk: &[u8]) -> Vec<usize> {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: 1500,
+        cases: 500,
         failure_persistence: None,
         ..ProptestConfig::default()
     })]

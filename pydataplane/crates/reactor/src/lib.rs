@@ -15,6 +15,7 @@
 //! | `waker` | [`Waker`]: the protocol that never loses a wake-up |
 //! | `context` | [`IoContext`]: a thread's io_uring, epoll and waker |
 //! | `uring` | [`Uring`], [`UringClient`] |
+//! | `eventfd` | using an eventfd that a guest shares |
 //! | `accounting` | [`Stats`]: busy, idle and sleep time |
 //! | `threads` | [`Reactors`], [`Handle`] |
 //! | `ticks` | the cheap clock |
@@ -25,6 +26,7 @@
 mod accounting;
 mod context;
 mod cx;
+pub mod eventfd;
 mod mailbox;
 mod poller;
 mod run;

@@ -13,7 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use reactor::Handle;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -29,6 +29,10 @@ use crate::stats::{ControllerCounters, ControllerStats};
 
 /// How often a control queue without a kick is looked at.
 const POLLED_CONTROL: Duration = Duration::from_millis(10);
+
+/// How long nobody may connect after a peer had a reactor blocked: so it can be for a small part
+/// of the time only.
+const BAN: Duration = Duration::from_secs(30);
 
 /// A controller as all threads see it.
 pub(crate) struct Controller {
@@ -78,6 +82,7 @@ impl Controller {
             sessions: 0,
             removals: HashMap::new(),
             next_removal: 0,
+            banned: None,
         };
         // The kernel keeps 15 bytes of a thread's name.
         let thread = std::thread::Builder::new().name(format!("vhost {name}"));
@@ -127,6 +132,8 @@ struct Server {
     sessions: u64,
     removals: HashMap<u64, Removal>,
     next_removal: u64,
+    /// Until when peers wait in the socket's backlog.
+    banned: Option<Instant>,
 }
 
 /// Which descriptors are ready.
@@ -185,18 +192,24 @@ impl Server {
             fds.extend(fd_of(fd));
             (fds.len() > at).then_some(at)
         };
-        let connection = add(self.accepts.then(|| self.listener.as_fd()));
+        let ban = self.banned.map(|end| end.saturating_duration_since(Instant::now()));
+        let ban = ban.filter(|left| !left.is_zero());
+        let accepts = self.accepts && ban.is_none();
+        let connection = add(accepts.then(|| self.listener.as_fd()));
         let message = add(self.peer.as_ref().map(Peer::fd));
         let control = add(device.and_then(Device::control_fd));
         let event = add(device.and_then(Device::event_fd));
         let polled = device.is_some_and(Device::control_is_polled);
         let backlog = device.is_some_and(Device::has_backlog);
-        let pause = |nanoseconds: u32| Timespec { tv_sec: 0, tv_nsec: nanoseconds.into() };
-        let timeout = match (backlog, polled) {
-            (true, _) => Some(pause(0)),
-            (false, true) => Some(pause(POLLED_CONTROL.subsec_nanos())),
-            (false, false) => None,
+        let pause = match (backlog, polled) {
+            (true, _) => Some(Duration::ZERO),
+            (false, true) => Some(POLLED_CONTROL),
+            (false, false) => ban,
         };
+        let timeout = pause.map(|pause| Timespec {
+            tv_sec: pause.as_secs() as i64,
+            tv_nsec: pause.subsec_nanos().into(),
+        });
         let polled_now = match poll(&mut fds, timeout.as_ref()) {
             Ok(_) => true,
             Err(rustix::io::Errno::INTR) => return Ready::default(),
@@ -316,8 +329,12 @@ impl Server {
                     self.end(&End::Broken("it truncated the memory that it shares".into()));
                 }
             }
+            Order::Blocked { session } if session == self.sessions => {
+                self.end(&End::Broken("its eventfd blocks whoever writes to it".into()));
+                self.banned = Some(Instant::now() + BAN);
+            }
             // Of a session that is over.
-            Order::QueueFailed { .. } | Order::MemoryFault { .. } => {}
+            Order::QueueFailed { .. } | Order::MemoryFault { .. } | Order::Blocked { .. } => {}
         }
         true
     }

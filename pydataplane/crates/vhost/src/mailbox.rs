@@ -34,6 +34,8 @@ pub(crate) enum Order {
     QueueFailed { session: u64, queue: u16, why: Failure },
     /// Some guest memory of this process went away: perhaps this guest's.
     MemoryFault { session: u64 },
+    /// The peer's eventfd blocked a reactor.
+    Blocked { session: u64 },
 }
 
 /// Sends orders to a controller's thread, from any thread.
@@ -98,6 +100,10 @@ impl Notice {
 
     pub(crate) fn memory_fault(&self) {
         self.mailbox.send(Order::MemoryFault { session: self.session });
+    }
+
+    pub(crate) fn blocked(&self) {
+        self.mailbox.send(Order::Blocked { session: self.session });
     }
 }
 

@@ -266,14 +266,17 @@ impl Device {
     }
 
     /// A queue was closed because the guest broke the rules: tells the peer.
-    pub(crate) fn queue_failed(&self, queue: u16, why: Failure) {
+    pub(crate) fn queue_failed(&mut self, queue: u16, why: Failure) {
         tracing::warn!(
             controller = self.name,
             queue,
             "the guest broke virtio's rules, its queue is stopped until the driver resets: {why}"
         );
-        if let Some(fd) = self.rings.get(usize::from(queue)).and_then(|r| r.err.as_ref()) {
-            _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+        if let Some(ring) = self.rings.get_mut(usize::from(queue))
+            && let Some(fd) = &ring.err
+            && reactor::eventfd::signal(fd.as_fd()).is_err()
+        {
+            ring.err = None;
         }
     }
 

@@ -56,10 +56,7 @@ impl SideQueue {
     /// not usable, and no longer waited for.
     pub(super) fn rest(&mut self) {
         if let Some(fd) = &self.kick
-            && !matches!(
-                rustix::io::read(fd, &mut [0u8; 8]),
-                Ok(1..) | Err(rustix::io::Errno::AGAIN)
-            )
+            && reactor::eventfd::clear(fd.as_fd()).is_err()
         {
             self.kick = None;
         }
@@ -71,9 +68,11 @@ impl SideQueue {
         self.call_guest();
     }
 
-    fn call_guest(&self) {
-        if let Some(fd) = &self.call {
-            _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+    fn call_guest(&mut self) {
+        if let Some(fd) = &self.call
+            && reactor::eventfd::signal(fd.as_fd()).is_err()
+        {
+            self.call = None;
         }
     }
 

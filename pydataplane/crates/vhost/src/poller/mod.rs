@@ -312,8 +312,11 @@ impl DevicePoller {
     fn publish(&mut self, at: usize) {
         let queue = &mut self.queues[at];
         if queue.ring.publish() {
-            queue.call();
+            let called = queue.call();
             self.counters.interrupts.add(1);
+            if called.is_err() {
+                self.blocked();
+            }
         }
     }
 

@@ -104,8 +104,20 @@ impl DevicePoller {
     /// Replaces the call descriptor of a queue.
     pub(crate) fn set_call(&mut self, index: u16, call: Option<OwnedFd>) {
         if let Some(queue) = self.queues.iter_mut().find(|q| q.index == index) {
-            queue.set_call(call);
+            let called = queue.set_call(call);
+            if called.is_err() {
+                self.blocked();
+            }
         }
+    }
+
+    /// The guest's process had a call block the reactor: nothing more is done for it, and the
+    /// session ends.
+    #[cold]
+    pub(super) fn blocked(&mut self) {
+        self.paused = true;
+        self.queues.iter_mut().for_each(RequestQueue::forget_call);
+        self.notice.blocked();
     }
 
     /// The reactor cannot watch the kick of a queue: it must not sleep while the queue is there.

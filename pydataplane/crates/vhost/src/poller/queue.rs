@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use guestmem::GuestMemory;
+use reactor::eventfd::Blocked;
 use scsi::Task;
 use virtqueue::{ChainError, ConfigError, QueueConfig, Segments, SplitQueue};
 use zerocopy::IntoBytes;
@@ -135,20 +136,29 @@ impl RequestQueue {
         Ok(())
     }
 
-    /// Calls the guest. A full eventfd (EAGAIN) means that it was called already.
+    /// Calls the guest.
     #[inline]
-    pub(super) fn call(&mut self) {
+    pub(super) fn call(&mut self) -> Result<(), Blocked> {
         match &self.call {
-            Some(fd) => _ = rustix::io::write(fd.as_fd(), &1u64.to_ne_bytes()),
-            None => self.uncalled = true,
+            Some(fd) => reactor::eventfd::signal(fd.as_fd()),
+            None => {
+                self.uncalled = true;
+                Ok(())
+            }
         }
     }
 
+    /// Calls the guest no more.
+    pub(super) fn forget_call(&mut self) {
+        self.call = None;
+    }
+
     /// Replaces the call descriptor; if the guest missed a call, it gets it now.
-    pub(super) fn set_call(&mut self, call: Option<OwnedFd>) {
+    pub(super) fn set_call(&mut self, call: Option<OwnedFd>) -> Result<(), Blocked> {
         self.call = call;
-        if self.call.is_some() && std::mem::take(&mut self.uncalled) {
-            self.call();
+        match self.call.is_some() && std::mem::take(&mut self.uncalled) {
+            true => self.call(),
+            false => Ok(()),
         }
     }
 

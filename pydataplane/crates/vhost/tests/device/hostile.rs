@@ -167,3 +167,20 @@ fn a_request_queue_that_is_never_empty_leaves_others_their_turn() {
         buffers
     });
 }
+
+#[test]
+fn an_eventfd_that_blocks_its_writers_does_not_block_a_reactor() {
+    let host = Host::with_disk(1);
+    let mut other = bystander(&host);
+    let mut guest = Guest::start(&host.socket(), LINUX & !F_EVENT_IDX, 1);
+    guest.ready(0);
+    let call = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
+    guest.peer.vring_fd(SET_VRING_CALL, 2, Some(&call));
+    // The target made it non-blocking; it is the peer's too.
+    rustix::io::ioctl_fionbio(&call, false).unwrap();
+    rustix::io::write(&call, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    guest.submit(2, flat(0), 1, &[0; 6], &[], 0);
+    host.wait_until_free();
+    assert!(guest.peer.is_closed());
+    all_is_well(&host, &mut other);
+}
