@@ -1,4 +1,4 @@
-"""What people get wrong with plain virsh: one sentence that says what to do, and nothing changed."""
+"""What people get wrong with plain virsh: one sentence that says what to do, nothing changed."""
 
 from __future__ import annotations
 
