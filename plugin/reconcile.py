@@ -1,7 +1,7 @@
 """Makes the target match the domains: state in, actions out (pure), and a thin shell that acts.
 
-Callers: the gateway when it starts and when the target came back, `virtlun doctor` to show what it
-would do. The hook does the same for one domain with a program of its own.
+The gateway uses it for one domain that starts or changes, and for all when it starts. The hook does
+the same for one domain with a program of its own; a test holds the two together.
 """
 
 from __future__ import annotations
@@ -10,12 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from plugin.translate import LunPlan, Plan
+from plugin.translate import CONTROLLER_PREFIX, LunPlan, Plan
 from pydataplane.client import Client
 from pydataplane.errors import RpcError, TargetError
-
-OWN_PREFIX = "vm-"
-"""Controllers with this prefix are of domains; others are never touched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +69,10 @@ class State:
                 names[name] = bdev["name"]
         return cls({c["ctrlr"]: _luns(c) for c in controllers}, names)
 
+    def with_bdev(self, alias: str, name: str) -> State:
+        """Returns the state with one more name of a bdev."""
+        return State(self.controllers, {**self.names, alias: name})
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -116,11 +117,19 @@ def actions(desired: Sequence[Plan], state: State, *, complete: bool) -> list[Ac
         ]
     if complete:
         known = {plan.controller for plan in desired}
-        for name, present in sorted(state.controllers.items()):
-            if name.startswith(OWN_PREFIX) and name not in known:
-                removals += [RemoveTarget(name, number) for number in sorted(present)]
-                removals.append(DeleteController(name))
+        for name in sorted(state.controllers):
+            if name.startswith(CONTROLLER_PREFIX) and name not in known:
+                removals += clearance(name, state)
     return removals + additions
+
+
+def clearance(controller: str, state: State) -> list[Action]:
+    """Returns what takes a controller away with its LUNs; nothing if there is none."""
+    present = state.controllers.get(controller)
+    if present is None:
+        return []
+    removals = [RemoveTarget(controller, number) for number in sorted(present)]
+    return [*removals, DeleteController(controller)]
 
 
 def bdev_of(lun: LunPlan, state: State) -> str:
@@ -131,13 +140,14 @@ def bdev_of(lun: LunPlan, state: State) -> str:
     return lun.volume.alias
 
 
-def observe(client: Client) -> State:
-    """Asks the target for its state.
+def observe(client: Client, *, bdevs: bool = True) -> State:
+    """Asks the target for its state; without `bdevs` its `names` are empty.
 
     Raises:
         TargetError: it does not answer.
     """
-    return State.of(client.call("vhost_get_controllers"), client.call("bdev_get_bdevs"))
+    controllers = client.call("vhost_get_controllers")
+    return State.of(controllers, client.call("bdev_get_bdevs") if bdevs else ())
 
 
 def execute(client: Client, todo: Iterable[Action], state: State) -> list[Failure]:
@@ -149,22 +159,35 @@ def execute(client: Client, todo: Iterable[Action], state: State) -> list[Failur
     failures = []
     for action in todo:
         try:
-            _execute(client, action, state)
+            perform(client, action, state)
         except RpcError as error:
             failures.append(Failure(action, str(error)))
     return failures
 
 
-def _execute(client: Client, action: Action, state: State) -> None:
+def perform(client: Client, action: Action, state: State) -> None:
+    """Does one action; taking away what somebody else took away meanwhile is no error.
+
+    Raises:
+        TargetError: the target refuses or does not answer.
+    """
     match action:
         case CreateController(controller):
             client.call("vhost_create_scsi_controller", ctrlr=controller)
         case DeleteController(controller):
-            client.call("vhost_delete_controller", ctrlr=controller)
+            try:
+                client.call("vhost_delete_controller", ctrlr=controller)
+            except RpcError:
+                if controller in observe(client, bdevs=False).controllers:
+                    raise
         case RemoveTarget(controller, number):
-            client.call(
-                "vhost_scsi_controller_remove_target", ctrlr=controller, scsi_target_num=number
-            )
+            try:
+                client.call(
+                    "vhost_scsi_controller_remove_target", ctrlr=controller, scsi_target_num=number
+                )
+            except RpcError:
+                if number in observe(client, bdevs=False).controllers.get(controller, {}):
+                    raise
         case AddTarget(controller, lun):
             # A target that is SPDK's own is not sent the extensions that it does not know.
             client.call(
@@ -199,7 +222,9 @@ __all__ = [
     "TargetError",
     "actions",
     "bdev_of",
+    "clearance",
     "execute",
     "observe",
+    "perform",
     "reconcile",
 ]

@@ -39,7 +39,7 @@ async def reconcile(gateway: Gateway) -> None:
 async def _reconcile(gateway: Gateway, dom: Domain) -> None:
     admin = await gateway.admin()
     if not await admin.active(dom):
-        controller = f"vm-{dom.uuid_text}"
+        controller = translate.controller_name(dom.uuid_text)
         if await gateway.target.exists(controller):
             await gateway.target.release(controller)
             _log.info("controller of a stopped domain released", domain=dom.name)

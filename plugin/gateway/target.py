@@ -8,23 +8,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from plugin import reconcile
 from plugin.errors import Refusal
 from plugin.gateway.errors import GatewayError, Refused
-from plugin.reconcile import AddTarget
-from plugin.translate import LunPlan, Plan
+from plugin.reconcile import AddTarget, DeleteController, RemoveTarget
+from plugin.translate import CONTROLLER_PREFIX, LunPlan, Plan
 from pydataplane.client import Client
 from pydataplane.errors import RpcError, TargetError, TargetTimeout, TargetUnavailable
 from pydataplane.volumes import Volume, VolumeError, VolumeNotFoundError, Volumes
 
 T = TypeVar("T")
 
-CONTROLLER_PREFIX = "vm-"
-"""A domain's controller is named vm-UUID."""
-
 NO_SPACE = -28
+EMPTY = reconcile.State({}, {})
 
 
 @dataclass(frozen=True)
@@ -116,20 +114,19 @@ class Target:
         """Returns the UUIDs of other domains whose controller has this volume as a LUN."""
 
         def work() -> list[str]:
-            found = []
-            for controller in self._client.call("vhost_get_controllers"):
-                name = controller["ctrlr"]
-                if name == besides:
-                    continue
-                if uuid in _luns(controller).values():
-                    found.append(name.removeprefix(CONTROLLER_PREFIX))
-            return found
+            present = reconcile.observe(self._client, bdevs=False).controllers
+            return [
+                name.removeprefix(CONTROLLER_PREFIX)
+                for name, luns in present.items()
+                if name != besides and uuid in luns.values()
+            ]
 
         return await self._run(work)
 
     async def exists(self, controller: str) -> bool:
         """Whether the target has a controller of this name."""
-        return await self._run(lambda: _controller(self._client, controller) is not None)
+        state = await self._run(lambda: reconcile.observe(self._client, bdevs=False))
+        return controller in state.controllers
 
     async def ensure(self, plan: Plan, *, whole: bool = True) -> list[LunPlan]:
         """Makes the controller exist with exactly the plan's LUNs; safe to repeat.
@@ -145,34 +142,18 @@ class Target:
 
     async def remove(self, controller: str, target: int) -> None:
         """Removes one LUN; its I/O has ended when this returns. Safe to repeat."""
-        await self._run(lambda: _remove(self._client, controller, target))
+        action = RemoveTarget(controller, target)
+        await self._run(lambda: reconcile.perform(self._client, action, EMPTY))
 
     async def release(self, controller: str) -> None:
         """Deletes a controller with its LUNs; safe to repeat."""
 
         def work() -> None:
-            if _controller(self._client, controller) is not None:
-                for target in _luns(_controller(self._client, controller) or {}):
-                    _remove(self._client, controller, target)
-                self._client.call("vhost_delete_controller", ctrlr=controller)
+            state = reconcile.observe(self._client, bdevs=False)
+            for action in reconcile.clearance(controller, state):
+                reconcile.perform(self._client, action, state)
 
         await self._run(work)
-
-
-def _controller(client: Client, name: str) -> dict[str, Any] | None:
-    for controller in client.call("vhost_get_controllers"):
-        if controller["ctrlr"] == name:
-            return dict(controller)
-    return None
-
-
-def _luns(controller: dict[str, Any]) -> dict[int, str]:
-    """Returns bdev name by target number, as vhost_get_controllers shows them."""
-    found = {}
-    for target in controller.get("backend_specific", {}).get("scsi", []):
-        for lun in target["luns"]:
-            found[int(target["scsi_dev_num"])] = str(lun["bdev_name"])
-    return found
 
 
 def _ensure(client: Client, plan: Plan, *, whole: bool) -> list[LunPlan]:
@@ -184,21 +165,22 @@ def _ensure(client: Client, plan: Plan, *, whole: bool) -> list[LunPlan]:
         return added
     if whole:
         for lun in added:
-            _remove(client, plan.controller, lun.target)
+            reconcile.perform(client, RemoveTarget(plan.controller, lun.target), state)
         if plan.controller not in state.controllers:
-            client.call("vhost_delete_controller", ctrlr=plan.controller)
+            reconcile.perform(client, DeleteController(plan.controller), state)
     raise VolumeError(f"domain {plan.domain}: the target refused: {failures[0].why}")
 
 
 def _add(client: Client, volumes: Volumes, plan: Plan, lun: LunPlan) -> bool:
     bdev = volumes.volume(lun.bdev_name).uuid
-    controller = _controller(client, plan.controller)
-    if controller is None:
+    state = reconcile.observe(client, bdevs=False)
+    luns = state.controllers.get(plan.controller)
+    if luns is None:
         raise VolumeError(
             f"domain {plan.domain} has no controller in the target: "
             "was the target started after it? Stop and start the domain"
         )
-    present = _luns(controller).get(lun.target)
+    present = luns.get(lun.target)
     if present == bdev:
         return False
     if present is not None:
@@ -206,30 +188,9 @@ def _add(client: Client, volumes: Volumes, plan: Plan, lun: LunPlan) -> bool:
             f"domain {plan.domain}: SCSI target {lun.target} is taken by {present}: "
             "restart virtlun-gateway, which puts this right"
         )
-    _add_target(client, plan, lun, bdev)
+    action = AddTarget(plan.controller, lun)
+    reconcile.perform(client, action, state.with_bdev(lun.bdev_name, bdev))
     return True
-
-
-def _add_target(client: Client, plan: Plan, lun: LunPlan, bdev: str) -> None:
-    client.call(
-        "vhost_scsi_controller_add_target",
-        ctrlr=plan.controller,
-        scsi_target_num=lun.target,
-        bdev_name=bdev,
-        # Extensions of ours; a target that is SPDK's own is not sent what it does not know.
-        serial=lun.serial,
-        read_only=True if lun.read_only else None,
-        shareable=True if lun.shareable else None,
-    )
-
-
-def _remove(client: Client, controller: str, target: int) -> None:
-    try:
-        client.call("vhost_scsi_controller_remove_target", ctrlr=controller, scsi_target_num=target)
-    except RpcError:
-        present = _controller(client, controller)
-        if present is not None and target in _luns(present):
-            raise
 
 
 def _usage(client: Client, names: list[str]) -> dict[str, Usage]:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from plugin.translate.model import (
     CARRIER_ALIAS,
+    CONTROLLER_PREFIX,
     MAX_TARGETS,
     NAMESPACE,
     PREFIX,
@@ -32,6 +33,7 @@ from plugin.translate.model import (
     Plan,
     Settings,
     VolumeRef,
+    controller_name,
 )
 from plugin.translate.operations import (
     attach,
@@ -47,6 +49,7 @@ from plugin.translate.operations import (
 
 __all__ = [
     "CARRIER_ALIAS",
+    "CONTROLLER_PREFIX",
     "MAX_TARGETS",
     "NAMESPACE",
     "PREFIX",
@@ -57,6 +60,7 @@ __all__ = [
     "Settings",
     "VolumeRef",
     "attach",
+    "controller_name",
     "define",
     "detach",
     "detach_alias",

@@ -24,6 +24,7 @@ from plugin.translate.model import (
     Plan,
     Settings,
     VolumeRef,
+    controller_name,
 )
 from plugin.translate.view import View
 
@@ -95,7 +96,7 @@ def translate(
         for item in ours:
             disks.check(item.node, item.disk, item.volume)
         _check_set(view, read, ours)
-        socket = _socket(settings, f"vm-{uuid}", kind.attrs.get("arch", ""))
+        socket = _socket(settings, controller_name(uuid), kind.attrs.get("arch", ""))
         added = memory.share(domain, edits)
     except TranslateError:
         if ours:
@@ -114,7 +115,7 @@ def translate(
         )
         for lun, item in zip(luns, ours, strict=True)
     )
-    metadata = Metadata(f"vm-{uuid}", tuple(added), entries)
+    metadata = Metadata(controller_name(uuid), tuple(added), entries)
     for item in ours:
         edits.remove(item.node)
     if domain.child("uuid") is None:

@@ -19,10 +19,17 @@ from dataclasses import dataclass, field, replace
 from plugin.errors import Refusal, TranslateError
 from plugin.translate.disk import Disk, parse_device, read
 from plugin.translate.document import Edits, Lines, Node, attributes, escape
-from plugin.translate.model import MAX_TARGETS, NAMESPACE, PREFIX, LunPlan, VolumeRef
+from plugin.translate.model import (
+    CONTROLLER_PREFIX,
+    MAX_TARGETS,
+    NAMESPACE,
+    PREFIX,
+    LunPlan,
+    VolumeRef,
+)
 
 VERSION = "1"
-CONTROLLER = re.compile(r"vm-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+CONTROLLER = re.compile(CONTROLLER_PREFIX + r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True)

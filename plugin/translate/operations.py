@@ -24,6 +24,7 @@ from plugin.translate.model import (
     Plan,
     Settings,
     VolumeRef,
+    controller_name,
 )
 from plugin.translate.presenting import restore
 from plugin.translate.view import View
@@ -313,7 +314,7 @@ def _fresh(view: View) -> Metadata:
     """
     node = view.domain.child("uuid")
     try:
-        return Metadata(f"vm-{UUID(node.text.strip() if node is not None else '')}")
+        return Metadata(controller_name(UUID(node.text.strip() if node is not None else "")))
     except ValueError as error:
         raise TranslateError(
             Refusal.INTERNAL, f"libvirtd's XML of domain '{view.name}' has no UUID"

@@ -66,6 +66,8 @@ class FakeTarget:
         return True
 
     def vhost_delete_controller(self, ctrlr: str) -> bool:
+        if ctrlr not in self.controllers:
+            raise RpcError(-19, "No such device")
         if self.controllers[ctrlr]:
             raise RpcError(-16, "Device or resource busy")
         del self.controllers[ctrlr]
@@ -86,6 +88,8 @@ class FakeTarget:
         return scsi_target_num
 
     def vhost_scsi_controller_remove_target(self, ctrlr: str, scsi_target_num: int) -> bool:
+        if scsi_target_num not in self.controllers.get(ctrlr, {}):
+            raise RpcError(-19, "No such device")
         del self.controllers[ctrlr][scsi_target_num]
         return True
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plugin.hook import script
 from plugin.reconcile import (
     AddTarget,
     CreateController,
@@ -15,10 +17,13 @@ from plugin.reconcile import (
     RemoveTarget,
     State,
     actions,
+    clearance,
     execute,
+    observe,
     reconcile,
 )
 from plugin.translate import LunPlan, Plan, VolumeRef
+from pydataplane.errors import RpcError
 from tests.unit.fake_target import FakeTarget
 
 A, B = (f"vm-{letter * 8}-0000-4000-8000-000000000000" for letter in "ab")
@@ -104,6 +109,86 @@ PLANS = st.dictionaries(
     st.sampled_from([A, B]),
     st.dictionaries(st.integers(0, 4), st.integers(0, 5), max_size=4),
 )
+
+
+class HookTarget(FakeTarget):
+    """A FakeTarget as the hook sees it: with the hook's own errors."""
+
+    def call(self, method: str, **params: Any) -> Any:
+        try:
+            return super().call(method, **params)
+        except RpcError as error:
+            raise script.RpcFailure(method, error.code, error.message) from error
+
+    def retry(self, while_code: int, method: str, **params: Any) -> Any:
+        """Calls once: this target does everything at once."""
+        assert while_code < 0
+        return self.call(method, **params)
+
+
+@given(PLANS, PLANS)
+def test_the_hook_makes_what_reconciliation_makes(
+    before: dict[str, dict[int, int]], after: dict[str, dict[int, int]]
+) -> None:
+    bdevs = {f"lvs0/v{n}": f"uuid-{n}" for n in range(6)}
+    ours, hooks = FakeTarget(bdevs), HookTarget(bdevs)
+    for target in (ours, hooks):
+        target.controllers = {
+            c: {t: f"uuid-{v}" for t, v in luns.items()} for c, luns in before.items()
+        }
+    luns = [
+        lun(t, f"v{v}", serial=f"S{v}" if v % 2 else None, read_only=v == 2)
+        for t, v in sorted(after.get(A, {}).items())
+    ]
+    failures = reconcile(ours, [plan(A, *luns)], complete=False)  # type: ignore[arg-type]
+    node = ElementTree.Element
+    theirs = script.Plan(
+        "d",
+        A,
+        "/",
+        1,
+        [
+            script.Lun(
+                node(
+                    "disk",
+                    {"target": str(item.target), "dev": item.dev, "lvstore": "lvs0"}
+                    | {"lvol": item.volume.lvol}
+                    | ({"serial": item.serial} if item.serial else {})
+                    | ({"readonly": "yes"} if item.read_only else {}),
+                )
+            )
+            for item in luns
+        ],
+    )
+    try:
+        script.ensure(hooks, theirs)  # type: ignore[arg-type]
+    except script.HookError:
+        assert failures  # the volume is another controller's
+        return
+    assert failures == []
+    assert (hooks.controllers, hooks.options) == (ours.controllers, ours.options)
+    script.release(hooks, theirs)  # type: ignore[arg-type]
+    state = observe(ours)  # type: ignore[arg-type]
+    assert execute(ours, clearance(A, state), state) == []  # type: ignore[arg-type]
+    assert A not in ours.controllers
+    assert hooks.controllers == ours.controllers
+
+
+def test_what_somebody_else_took_away_is_no_failure(target: FakeTarget) -> None:
+    stale = State({A: {0: "uuid-0"}, B: {1: "uuid-1"}}, {})
+    target.controllers = {A: {}}
+    todo = [*clearance(A, stale), *clearance(B, stale)]
+    assert execute(target, todo, stale) == []  # type: ignore[arg-type]
+    assert target.controllers == {}
+
+
+def test_what_stays_although_it_was_to_go_is_a_failure(target: FakeTarget) -> None:
+    target.controllers = {A: {0: "uuid-0"}}
+    state = State({A: {}}, {})
+    failures = execute(target, clearance(A, state), state)  # type: ignore[arg-type]
+    assert [(f.action, f.why) for f in failures] == [
+        (DeleteController(A), "Device or resource busy")
+    ]
 
 
 @given(PLANS, PLANS)

@@ -28,7 +28,7 @@ from plugin.gateway.upstream import (
     XML_SECURE,
     Upstream,
 )
-from plugin.translate import CARRIER_ALIAS, Change
+from plugin.translate import CARRIER_ALIAS, Change, controller_name
 
 _log = structlog.get_logger(__name__)
 
@@ -137,7 +137,7 @@ async def detach_alias(call: Call) -> None:
 
 async def _detach(call: Call, args: DomainCall, compute: Compute) -> None:
     gateway = call.session.gateway
-    controller = f"vm-{args.dom.uuid_text}"
+    controller = controller_name(args.dom.uuid_text)
 
     async def remove(change: Change) -> None:
         await gateway.target.remove(controller, change.lun.target)

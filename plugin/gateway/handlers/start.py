@@ -19,7 +19,7 @@ from plugin.gateway.errors import GatewayError, Refused, UpstreamError
 from plugin.gateway.messages import DomainCall, read_string
 from plugin.gateway.procs import Proc
 from plugin.gateway.upstream import XML_INACTIVE, Upstream
-from plugin.translate import LunPlan, Plan
+from plugin.translate import LunPlan, Plan, controller_name
 from pydataplane.volumes import Volume
 
 
@@ -109,7 +109,7 @@ async def check_free(call: Call, plan: Plan, lun: LunPlan, volume: Volume) -> No
             name = holder  # not a domain of this libvirtd
         else:
             if xml is None:
-                await gateway.target.release(f"vm-{holder}")
+                await gateway.target.release(controller_name(holder))
                 continue
             theirs = translate.find(xml, volume.path, gateway.settings)
             if lun.shareable and theirs is not None and theirs.shareable:
