@@ -34,6 +34,10 @@ const POLLED_CONTROL: Duration = Duration::from_millis(10);
 /// of the time only.
 const BAN: Duration = Duration::from_secs(30);
 
+/// How many times as long as a session took to set up and to end nobody may connect: peers that
+/// come and go keep the reactors from other guests for a small part of the time.
+const REST: u32 = 4;
+
 /// A controller as all threads see it.
 pub(crate) struct Controller {
     pub(crate) name: String,
@@ -83,6 +87,7 @@ impl Controller {
             removals: HashMap::new(),
             next_removal: 0,
             banned: None,
+            setup: Duration::ZERO,
         };
         // The kernel keeps 15 bytes of a thread's name.
         let thread = std::thread::Builder::new().name(format!("vhost {name}"));
@@ -134,6 +139,8 @@ struct Server {
     next_removal: u64,
     /// Until when peers wait in the socket's backlog.
     banned: Option<Instant>,
+    /// How long it took to set the session up.
+    setup: Duration,
 }
 
 /// Which descriptors are ready.
@@ -176,7 +183,9 @@ impl Server {
                 let runs = peer.handler().device.runs();
                 self.controller.started.store(runs, Ordering::Relaxed);
             }
-            if ready.connection {
+            // One that hung up is heard to its end first: it has left, and is no reason to refuse
+            // its successor.
+            if ready.connection && !self.peer.as_ref().is_some_and(Peer::has_hung_up) {
                 self.accept();
             }
         }
@@ -254,6 +263,8 @@ impl Server {
                     controller = name,
                     "refused a second peer: one is connected, and a controller serves one VM"
                 );
+                // Each is a line in the log.
+                self.banned = Some(Instant::now() + POLLED_CONTROL);
             }
             Some(_) => {
                 self.end(&End::Broken("it never said anything, and another came".into()));
@@ -264,6 +275,7 @@ impl Server {
     }
 
     fn begin(&mut self, stream: UnixStream) {
+        let since = Instant::now();
         let controller = Arc::clone(&self.controller);
         self.sessions += 1;
         let place = Place {
@@ -285,13 +297,18 @@ impl Server {
             }
             Err(why) => tracing::error!(controller = controller.name, "cannot serve a peer: {why}"),
         }
+        self.setup = since.elapsed();
     }
 
     /// Ends the session: its I/O, its rings, its memory. Targets that were being removed are free.
     fn end(&mut self, why: &End) {
         let Some(peer) = self.peer.take() else { return };
+        let since = Instant::now();
         peer.handler().device.disconnect();
         drop(peer);
+        // Not for the time that its I/O took.
+        let pause = (self.setup + since.elapsed().min(self.setup)) * REST;
+        self.banned = Some(Instant::now() + pause);
         self.controller.session.store(0, Ordering::Relaxed);
         self.controller.started.store(false, Ordering::Relaxed);
         let name = &self.controller.name;

@@ -77,6 +77,11 @@ impl Peer {
         self.stream.as_fd()
     }
 
+    /// Whether the peer has closed the connection; messages that it sent before may be unread.
+    pub(crate) fn has_hung_up(&self) -> bool {
+        self.is(PollFlags::RDHUP, Duration::ZERO)
+    }
+
     /// Whether the peer has sent at least one message.
     pub(crate) fn spoke(&self) -> bool {
         self.spoke
@@ -119,7 +124,7 @@ impl Peer {
             if there >= whole as u64 {
                 break;
             }
-            if self.is(PollFlags::RDHUP, Duration::ZERO) {
+            if self.has_hung_up() {
                 return Ok(());
             }
             if since.elapsed() > MESSAGE_TIMEOUT {

@@ -184,3 +184,16 @@ fn an_eventfd_that_blocks_its_writers_does_not_block_a_reactor() {
     assert!(guest.peer.is_closed());
     all_is_well(&host, &mut other);
 }
+
+#[test]
+fn a_peer_that_left_with_messages_unread_makes_room_for_the_next() {
+    let host = Host::with_disk(1);
+    for _ in 0..50 {
+        let mut gone = Peer::connect(&host.socket());
+        for _ in 0..20 {
+            gone.send(GET_FEATURES, &[], &[]);
+        }
+        drop(gone);
+        Peer::connect(&host.socket()).get_u64(GET_FEATURES);
+    }
+}
