@@ -1,7 +1,9 @@
 //! Where things lie on a device of some size.
 
 use crate::error::Error;
-use crate::format::{BITMAP_BITS, CLUSTER_MAX, CLUSTER_MIN, COPY_B, PAGE_SIZE, Superblock};
+use crate::format::{
+    BITMAP_BITS, CLUSTER_MAX, CLUSTER_MIN, COPY_B, JOURNAL_PAGES_MIN, PAGE_SIZE, Superblock,
+};
 use uuid::Uuid;
 
 /// First page of the journal.
@@ -10,7 +12,7 @@ const _: () = assert!(JOURNAL_START > COPY_B);
 /// One page of journal for this many pages of device.
 const JOURNAL_SHARE: u64 = 256;
 /// Fewest and most pages of the journal.
-const JOURNAL_PAGES: (u64, u64) = (64, 4096);
+const JOURNAL_PAGES: (u64, u64) = (JOURNAL_PAGES_MIN, 4096);
 /// One page of metadata for this many clusters, and so many more.
 const MD_SHARE: u64 = 16;
 const MD_EXTRA: u64 = 256;

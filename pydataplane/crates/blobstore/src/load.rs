@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::format::{
     COPY_A, COPY_B, COUNT_MAX, EXTENTS_MAX, FLAGS_KNOWN, INLINE_XATTRS, Kind, PAGE_SIZE, PAYLOAD,
     POINTERS, Page, PageId, RecordHeader, Root, Superblock, SuperblockFault, XATTR_PAGES, crc32c,
-    decode_name, unpack,
+    decode_name, pack, unpack,
 };
 use crate::store::{Identity, Journal, Store};
 use std::collections::{BTreeMap, HashMap};
@@ -249,6 +249,7 @@ impl<D: Disk> Store<D> {
         if let Err(cause) = unpack(&root.inline_xattrs[..inline], &mut blob.xattrs) {
             return bad(cause);
         }
+        let mut areas = vec![root.inline_xattrs[..inline].to_vec()];
         for (i, to) in root.xattr_page[..xattr_pages].iter().enumerate() {
             let page = self.take(pages, number, to.get(), &blob, Kind::Xattrs, i as u32)?;
             let used = page.used() as usize;
@@ -257,7 +258,12 @@ impl<D: Disk> Store<D> {
                 None => Err("its xattr length is out of range"),
             };
             unpacked.map_err(|cause| self.damaged(to.get(), cause))?;
+            areas.push(page.payload()[..used].to_vec());
             blob.xattr_pages.push(to.get());
+        }
+        // A change of the root alone would tear apart what is packed in another way.
+        if pack(&blob.xattrs).as_ref() != Some(&areas) {
+            return bad("its xattrs are not packed by first fit in the order of their names");
         }
         for (i, to) in root.direct.iter().enumerate().filter(|(_, to)| to.get() != 0) {
             self.take_extents(pages, number, to.get(), &mut blob, i as u32)?;

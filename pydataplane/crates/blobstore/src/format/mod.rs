@@ -27,6 +27,8 @@ pub const XATTR_NAME_MAX: usize = 255;
 /// Longest value of an xattr, in bytes.
 pub const XATTR_VALUE_MAX: usize = 3072;
 
+/// Fewest pages of a journal.
+pub(crate) const JOURNAL_PAGES_MIN: u64 = 64;
 /// What counts (generations, mounts, records, blobs) stays below: a count that no store ever
 /// reaches, and from which none gets to the end of 64 bits.
 pub(crate) const COUNT_MAX: u64 = 1 << 62;

@@ -1,8 +1,8 @@
 //! The superblock.
 
 use super::{
-    CLUSTER_MAX, CLUSTER_MIN, COUNT_MAX, NAME_MAX, PAGE_SIZE, crc32c_without, decode_name,
-    encode_name,
+    CLUSTER_MAX, CLUSTER_MIN, COUNT_MAX, JOURNAL_PAGES_MIN, NAME_MAX, PAGE_SIZE, crc32c_without,
+    decode_name, encode_name,
 };
 use uuid::Uuid;
 use zerocopy::little_endian::{U32, U64};
@@ -180,11 +180,14 @@ impl Superblock {
             |start: u64, count: u64, end: u64| start.checked_add(count).is_some_and(|e| e <= end);
         let cluster_pages = u64::from(size) / PAGE_SIZE as u64;
         field(self.device_pages <= u64::MAX / PAGE_SIZE as u64, "device_pages")?;
-        field(self.journal_start > COPY_B && self.journal_pages >= 2, "journal_start")?;
+        field(self.journal_start > COPY_B, "journal_start")?;
         field(ends_by(self.journal_start, self.journal_pages, self.md_start), "journal_pages")?;
         field(self.md_pages <= u64::from(u32::MAX), "md_pages")?;
         let bitmap_pages = self.md_pages.div_ceil(super::BITMAP_BITS);
         field(self.md_pages > bitmap_pages && self.bitmap_pages == bitmap_pages, "bitmap_pages")?;
+        // What one transaction may change fits in one record.
+        let least = JOURNAL_PAGES_MIN.max(2 * self.bitmap_pages + 1);
+        field(self.journal_pages >= least, "journal_pages")?;
         let data = self.first_data_cluster.checked_mul(cluster_pages);
         let data = data.ok_or(SuperblockFault::Field("first_data_cluster"))?;
         field(ends_by(self.md_start, self.md_pages, data), "md_start")?;
