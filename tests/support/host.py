@@ -23,7 +23,7 @@ from pydataplane.client import Client
 from pydataplane.errors import TargetError
 from pydataplane.volumes import Volumes
 from tests.guest.image import Image, build
-from tests.support.agent import Agent
+from tests.support.agent import Agent, GuestError
 from tests.support.domain import domain_xml, publish
 from tests.support.libvirtd import Libvirtd, virsh
 
@@ -179,7 +179,15 @@ class Host:
     def agent(self, name: str) -> Agent:
         """Returns the command channel into a running guest, once it has booted."""
         agent = Agent(self.scratch / f"{name}-agent")
-        agent.wait_ready()
+        try:
+            agent.wait_ready()
+        except GuestError as error:
+            log = self.paths.log.read_text(errors="replace")
+            state = self.virsh_direct("domstate", name, "--reason", check=False)
+            raise GuestError(
+                f"{error}; libvirt says: {state}\nIts console:\n{self.console(name)[-2000:]}"
+                f"\nThe target's log:\n{log[-2000:]}"
+            ) from error
         return agent
 
     def console(self, name: str) -> str:
