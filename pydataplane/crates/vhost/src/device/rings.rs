@@ -16,7 +16,7 @@ use virtqueue::{AddressSpace, ConfigError, QueueConfig};
 use super::side::SideQueue;
 use super::{Device, DeviceError, Worker};
 use crate::defs::{CONTROL_QUEUE, EVENT_QUEUE, F_EVENT_IDX, F_INDIRECT_DESC, FIRST_REQUEST_QUEUE};
-use crate::poller::{Failure, QueueSetup, Selector};
+use crate::poller::{Failure, QueueSetup, RequestQueue, Selector};
 
 /// Where a ring lies, in the peer's own addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -300,7 +300,8 @@ impl Worker {
     /// Starts a queue and has the reactor wake for its kick.
     fn start(&self, setup: QueueSetup) -> Result<(), ConfigError> {
         let index = setup.index;
-        let kick: Option<RawFd> = self.call(move |p| p.add_queue(setup))?;
+        let queue = RequestQueue::new(setup)?;
+        let kick: Option<RawFd> = self.call(move |p| p.add_queue(queue));
         if let Some(fd) = kick {
             let watched = self.reactor.call(move |cx| cx.watch(fd));
             if let Err(why) = watched {

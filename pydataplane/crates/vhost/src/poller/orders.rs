@@ -10,7 +10,7 @@ use std::sync::Arc;
 use guestmem::GuestMemory;
 use virtqueue::{ChainError, ConfigError, Head, QueueError};
 
-use super::queue::{QueueSetup, RequestQueue};
+use super::queue::RequestQueue;
 use super::units::{Unit, Units};
 use super::{BATCH, COMPLETIONS, DevicePoller, TURN_US};
 use crate::defs::MAX_QUEUES;
@@ -77,12 +77,11 @@ impl DevicePoller {
     }
 
     /// Starts a queue. Returns the descriptor to watch while the reactor sleeps.
-    pub(crate) fn add_queue(&mut self, setup: QueueSetup) -> Result<Option<RawFd>, ConfigError> {
-        assert!(self.queues.iter().all(|q| q.index != setup.index), "the queue was removed before");
-        let queue = RequestQueue::new(setup)?;
+    pub(crate) fn add_queue(&mut self, queue: RequestQueue) -> Option<RawFd> {
+        assert!(self.queues.iter().all(|q| q.index != queue.index), "the queue was removed before");
         let kick = queue.kick_fd();
         self.queues.push(queue);
-        Ok(kick)
+        kick
     }
 
     /// Takes no more requests from a queue.

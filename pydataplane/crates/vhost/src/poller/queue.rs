@@ -101,8 +101,8 @@ impl Slot {
 }
 
 impl RequestQueue {
-    /// Allocates everything that the queue will ever need.
-    pub(super) fn new(setup: QueueSetup) -> Result<Self, ConfigError> {
+    /// Allocates everything that the queue will ever need: megabytes, so not on a reactor.
+    pub(crate) fn new(setup: QueueSetup) -> Result<Self, ConfigError> {
         let mut ring = SplitQueue::new(setup.memory, &setup.config)?;
         ring.disable_kick();
         let slots = (0..ring.size()).map(|i| Slot::new(setup.index, i)).collect();
