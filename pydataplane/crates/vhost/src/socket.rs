@@ -7,6 +7,9 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
 /// Bytes of a socket's path, at most (`sun_path` of unix(7) less its NUL).
 pub const MAX_PATH: usize = 107;
 
@@ -132,6 +135,13 @@ impl Drop for Listener {
     }
 }
 
+/// Connects without waiting for whoever listens to take connections.
+fn connect_now(path: &Path) -> Result<(), Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)
+}
+
 /// Removes the socket file at `path` if nobody listens on it.
 fn remove_stale(path: &Path) -> Result<(), SocketError> {
     let os = |operation| move |why| SocketError::Os { operation, path: path.into(), why };
@@ -143,11 +153,9 @@ fn remove_stale(path: &Path) -> Result<(), SocketError> {
     if !there.file_type().is_socket() {
         return Err(SocketError::NotASocket(path.into()));
     }
-    match UnixStream::connect(path) {
-        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
-            fs::remove_file(path).map_err(os("remove the stale"))
-        }
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+    match connect_now(path) {
+        Err(Errno::CONNREFUSED) => fs::remove_file(path).map_err(os("remove the stale")),
+        Err(Errno::NOENT) => Ok(()),
         // A full backlog (EAGAIN), a datagram socket (EPROTOTYPE): somebody has it.
         _ => Err(SocketError::InUse(path.into())),
     }
@@ -178,6 +186,18 @@ mod tests {
         assert!(error.contains("is in use"), "{error}");
         assert!(options.path.exists());
         drop(first);
+    }
+
+    #[test]
+    fn a_listener_that_takes_no_connections_is_in_use_and_keeps_nobody_waiting() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = SocketOptions::new(dir.path().join("s"));
+        let flags = SocketFlags::CLOEXEC;
+        let busy = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        rustix::net::bind(&busy, &SocketAddrUnix::new(&options.path).unwrap()).unwrap();
+        rustix::net::listen(&busy, 0).unwrap();
+        while connect_now(&options.path).is_ok() {}
+        assert!(matches!(Listener::bind(&options), Err(SocketError::InUse(_))));
     }
 
     #[test]

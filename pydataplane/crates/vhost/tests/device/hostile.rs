@@ -197,3 +197,26 @@ fn a_peer_that_left_with_messages_unread_makes_room_for_the_next() {
         Peer::connect(&host.socket()).get_u64(GET_FEATURES);
     }
 }
+
+#[test]
+fn more_task_management_than_is_taken_at_a_time_waits_in_the_ring() {
+    let host = Host::new(2);
+    let gate = host.gate("gate");
+    host.add(0, "gate");
+    let mut other = bystander(&host);
+    let mut guest = Guest::start(&host.socket(), LINUX, 1);
+    guest.ready(0);
+    gate.shut();
+    let before = guest.used_index(0);
+    guest.submit(2, flat(0), 1, &rw10(0x28, 0, 1), &[], 512);
+    gate.wait_for(1);
+    let answers: Vec<u64> =
+        (0..20).map(|_| guest.submit_control(&tmf(5, flat(0), 0), 1).1).collect();
+    all_is_well(&host, &mut other);
+    assert_eq!(guest.used_index(0), before, "all wait for the same I/O");
+    gate.open();
+    for _ in &answers {
+        guest.used(0);
+    }
+    assert!(answers.iter().all(|at| guest.read(*at, 1) == [0]));
+}
