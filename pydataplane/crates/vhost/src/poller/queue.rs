@@ -37,8 +37,6 @@ pub(crate) struct RequestQueue {
     config: QueueConfig,
     kick: Option<OwnedFd>,
     call: Option<OwnedFd>,
-    /// Something ended while there was no call descriptor.
-    uncalled: bool,
 }
 
 /// A request in flight.
@@ -115,7 +113,6 @@ impl RequestQueue {
             config: setup.config,
             kick: setup.kick,
             call: setup.call,
-            uncalled: false,
         })
     }
 
@@ -141,10 +138,7 @@ impl RequestQueue {
     pub(super) fn call(&mut self) -> Result<(), Blocked> {
         match &self.call {
             Some(fd) => reactor::eventfd::signal(fd.as_fd()),
-            None => {
-                self.uncalled = true;
-                Ok(())
-            }
+            None => Ok(()),
         }
     }
 
@@ -153,13 +147,12 @@ impl RequestQueue {
         self.call = None;
     }
 
-    /// Replaces the call descriptor; if the guest missed a call, it gets it now.
+    /// Replaces the call descriptor and calls the guest. QEMU does not wait for the answer to this
+    /// message when it unmasks an interrupt, so what ended before it came went to a descriptor that
+    /// nobody looks at any more, and the guest would wait forever. One call too many does no harm.
     pub(super) fn set_call(&mut self, call: Option<OwnedFd>) -> Result<(), Blocked> {
         self.call = call;
-        match self.call.is_some() && std::mem::take(&mut self.uncalled) {
-            true => self.call(),
-            false => Ok(()),
-        }
+        self.call()
     }
 
     /// Before the reactor sleeps: `false` if there is work, or no kick to be woken by.

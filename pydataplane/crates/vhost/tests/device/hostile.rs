@@ -176,6 +176,8 @@ fn an_eventfd_that_blocks_its_writers_does_not_block_a_reactor() {
     guest.ready(0);
     let call = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
     guest.peer.vring_fd(SET_VRING_CALL, 2, Some(&call));
+    // It is called as soon as it is set.
+    wait_until("it is called", || rustix::io::read(&call, &mut [0; 8]).is_ok());
     // The target made it non-blocking; it is the peer's too.
     rustix::io::ioctl_fionbio(&call, false).unwrap();
     rustix::io::write(&call, &(u64::MAX - 1).to_ne_bytes()).unwrap();
