@@ -61,13 +61,14 @@ class Node:
     ) -> pb.NodeUnstageVolumeResponse:
         """Unmounts the volume and takes its block device away."""
         _check(request, "volume_id", "staging_target_path")
+        staging = Path(request.staging_target_path)
         with self._locks.hold(request.volume_id):
-            mounts.unmount(Path(request.staging_target_path))
-            if users := self._mounted(request.volume_id):
+            if users := self._mounted(request.volume_id) - {mounts.real(staging)}:
                 raise precondition(
                     f"volume {request.volume_id} is still published at {', '.join(users)}: "
                     "unpublish it first"
                 )
+            mounts.unmount(staging)
             self._devices.detach(request.volume_id)
         return pb.NodeUnstageVolumeResponse()
 
@@ -226,16 +227,16 @@ class Node:
         if capability.access_mode.mode != Mode.SINGLE_NODE_SINGLE_WRITER:
             return
         own = {mounts.real(staging), mounts.real(target)}
-        if others := [path for path in self._mounted(owned.volume.uuid) if path not in own]:
+        if others := self._mounted(owned.volume.uuid) - own:
             raise precondition(
                 f"volume {owned.volume.uuid} is for one pod (ReadWriteOncePod) and is published "
                 f"at {', '.join(others)}"
             )
 
-    def _mounted(self, handle: str) -> list[str]:
+    def _mounted(self, handle: str) -> set[str]:
         """Returns where the volume's devices are mounted or bound."""
         found = (self._devices.device(handle, read_only=flag) for flag in (False, True))
-        return [mount.target for device in found if device for mount in mounts.of_device(device)]
+        return {mount.target for device in found if device for mount in mounts.of_device(device)}
 
 
 def _publish_mount(device: Path, staging: Path, target: Path, *, read_only: bool) -> None:
