@@ -5,10 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 Check = Callable[[], str | None]
+
+
+class _HttpServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def server_bind(self) -> None:
+        """Binds without asking DNS for the host's name, as HTTPServer does: it may not answer."""
+        TCPServer.server_bind(self)
 
 
 class Server:
@@ -43,8 +52,7 @@ class Server:
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - base's name
                 """Scrapes are not worth a line."""
 
-        self._server = ThreadingHTTPServer(address, Handler)
-        self._server.daemon_threads = True
+        self._server = _HttpServer(address, Handler)
         self.port = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()

@@ -19,7 +19,6 @@ FileSystem = Literal["ext4", "xfs"]
 Face = Literal["kernel", "vhost"]
 
 PROVISIONER_PREFIX = "csi.storage.k8s.io/"
-METADATA = {f"{PROVISIONER_PREFIX}{key}" for key in ("pvc/name", "pvc/namespace", "pv/name")}
 
 
 class Parameters(BaseModel):
@@ -56,12 +55,15 @@ class Parameters(BaseModel):
 
 
 def read(given: Mapping[str, str]) -> Parameters:
-    """Returns the parameters of a class, without those that the provisioner adds for itself.
+    """Returns the parameters of a class, without the provisioner's own.
+
+    external-provisioner takes those out for CreateVolume (and refuses ones that it does not know),
+    but gives them as they are to GetCapacity.
 
     Raises:
         Failure: INVALID_ARGUMENT; the text names the parameter and what is possible.
     """
-    ours = {key: value for key, value in given.items() if key not in METADATA}
+    ours = {key: value for key, value in given.items() if not key.startswith(PROVISIONER_PREFIX)}
     try:
         return Parameters.model_validate(ours, by_alias=True, by_name=False)
     except ValidationError as error:
