@@ -130,7 +130,9 @@ impl Filesystem for Files {
             }
             Some(v) => {
                 v.opens.fetch_add(1, Ordering::Relaxed);
-                let flags = FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
+                let flags = FopenFlags::FOPEN_DIRECT_IO
+                    | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
+                    | FopenFlags::FOPEN_NOFLUSH;
                 reply.opened(FileHandle(ino.0), flags);
             }
         }
