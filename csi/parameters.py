@@ -19,6 +19,9 @@ FileSystem = Literal["ext4", "xfs"]
 Face = Literal["kernel", "vhost"]
 
 PROVISIONER_PREFIX = "csi.storage.k8s.io/"
+PROVISIONERS = {
+    f"{PROVISIONER_PREFIX}{key}" for key in ("fstype", "pvc/name", "pvc/namespace", "pv/name")
+}
 
 
 class Parameters(BaseModel):
@@ -63,7 +66,7 @@ def read(given: Mapping[str, str]) -> Parameters:
     Raises:
         Failure: INVALID_ARGUMENT; the text names the parameter and what is possible.
     """
-    ours = {key: value for key, value in given.items() if not key.startswith(PROVISIONER_PREFIX)}
+    ours = {key: value for key, value in given.items() if key not in PROVISIONERS}
     try:
         return Parameters.model_validate(ours, by_alias=True, by_name=False)
     except ValidationError as error:
