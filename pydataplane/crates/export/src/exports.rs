@@ -200,7 +200,8 @@ fn on_event(inner: &Weak<Inner>, event: &Event) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bdev::{Bdev, Malloc, MallocOptions, Null};
+    use bdev::{Bdev, Malloc, MallocOptions, Null, Op};
+    use rustix::fs::{FallocateFlags, fallocate};
     use std::fs::{self, File};
     use std::io::ErrorKind;
     use std::os::unix::fs::FileExt;
@@ -317,6 +318,25 @@ mod tests {
         registry.unregister("n0").unwrap();
         assert!(fs::metadata(&path).is_err());
         assert!(exports.list().is_empty());
+    }
+
+    #[test]
+    fn discards_of_a_whole_disk_are_cut_and_wait_their_turn() {
+        let (_dir, registry, exports) = exports();
+        // 3.5 GiB, and more of them at a time than the channel takes.
+        let bdev = Null::create("n0", 4096, 7 << 17, None).unwrap();
+        registry.register(bdev.clone()).unwrap();
+        let path = exports.create("n0", false).unwrap();
+        let file = File::options().write(true).open(&path).unwrap();
+        let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
+        thread::scope(|s| {
+            for _ in 0..2 * crate::DEPTH {
+                s.spawn(|| fallocate(&file, flags, 0, 7 << 29).unwrap());
+            }
+        });
+        let io = bdev.stats().unwrap().snapshot();
+        let done = io.op(Op::WriteZeroes);
+        assert_eq!((done.ops, done.bytes), (256 * 2, 128 * (7 << 29)));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::errors::ExportError;
+use crate::worker::serve_write_back;
 
 /// Type of the mount in /proc/mounts.
 const FS_TYPE: &str = "fuse.virtlun";
@@ -50,8 +51,14 @@ impl Mount {
         let flags =
             MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::NOATIME;
         mount("virtlun", dir, FS_TYPE, flags, &*options).map_err(|e| os("mount", dir)(e.into()))?;
-        let started = Session::from_fd(files, fd, SessionACL::All, Config::default())
-            .and_then(Session::spawn)
+        let start = move || {
+            serve_write_back();
+            Session::from_fd(files, fd, SessionACL::All, Config::default()).and_then(Session::spawn)
+        };
+        // On a thread of its own, from which the session's inherits what it is to the kernel.
+        let started = thread::spawn(start)
+            .join()
+            .unwrap_or_else(|_| Err(io::Error::other("its thread panicked")))
             .map_err(os("serve", dir));
         match started {
             Ok(session) => Ok(Mount { dir: dir.to_owned(), session }),
@@ -113,7 +120,7 @@ fn mounted(table: &str, dir: &Path) -> bool {
         let at = line.split(' ').nth(4).map(unescaped);
         at.is_some_and(|at| Path::new(&at) == dir)
     };
-    let top = table.lines().filter(of_dir).last();
+    let top = table.lines().rfind(of_dir);
     top.and_then(|line| line.split(" - ").nth(1)).is_some_and(|rest| rest.starts_with(FS_TYPE))
 }
 

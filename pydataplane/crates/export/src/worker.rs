@@ -25,6 +25,13 @@ struct Waiting {
 
 type Channel = OwnedChannel<Waiting>;
 
+/// Says to the kernel that this thread, and those that it starts, take part in writing memory out:
+/// an allocation here must not wait for that, which may wait for us (prctl(2), PR_SET_IO_FLUSHER).
+/// It needs CAP_SYS_RESOURCE; without it the kernel's own reserves have to do.
+pub(crate) fn serve_write_back() {
+    let _ = rustix::process::configure_io_flusher_behavior(true);
+}
+
 /// Opens the channel, says through `ready` how that went, and serves until the mailbox is closed
 /// and what was in it is answered.
 pub(crate) fn run(
@@ -32,9 +39,7 @@ pub(crate) fn run(
     mailbox: &Mailbox,
     ready: &SyncSender<Result<Waker, OpenError>>,
 ) {
-    // The kernel may be writing memory out to this very file: an allocation here must not wait
-    // for that (prctl(2), PR_SET_IO_FLUSHER). It needs CAP_SYS_RESOURCE; without it, as before.
-    let _ = rustix::process::configure_io_flusher_behavior(true);
+    serve_write_back();
     let mut channel = match Channel::open(&**bdev, DEPTH) {
         Ok(channel) => channel,
         Err(e) => {
