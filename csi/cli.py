@@ -110,6 +110,7 @@ def main(
     if mode != "controller":
         parts["Node"] = Node(volumes, LoopDevices(client), locks, node_id, max_volumes)
     described = csi_pb2.DESCRIPTOR.services_by_name
+    log = structlog.get_logger().bind(endpoint=endpoint, mode=mode, node=node_id)
     with ExitStack() as running:
         try:
             services = [handlers(described[name], part, metrics) for name, part in parts.items()]
@@ -124,10 +125,10 @@ def main(
                 checks = (lambda: registration.error or None, lambda: _target_problem(client))
                 http = Server(address, metrics.registry, *checks)
                 running.callback(http.stop)
+                log = log.bind(http=http.port)
         except (HostError, OSError, ValueError) as error:
             raise click.ClickException(str(error)) from error
-        log = structlog.get_logger()
-        log.info("serving", endpoint=endpoint, mode=mode, node=node_id, target=str(target_socket))
+        log.info("serving", target=str(target_socket))
         log.info("stopping", reason=_wait().name)
 
 

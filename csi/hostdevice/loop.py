@@ -47,8 +47,7 @@ class LoopDevices:
 
     def device(self, volume: str, *, read_only: bool = False) -> Path | None:
         """Returns the volume's device if there is one."""
-        name = _name(volume, read_only=read_only)
-        found = [loop for loop in self._loops(volume) if loop.name == name]
+        found = [loop for loop in self._loops(volume) if loop.read_only == read_only]
         working = [loop for loop in found if not loop.leaving]
         return next((loop.device for loop in working or found), None)
 
@@ -70,7 +69,7 @@ class LoopDevices:
     def attached(self) -> list[str]:
         """Returns the volumes that have a device."""
         names = [loop.name for loop in loopctl.loops() if loop.name.startswith(PREFIX)]
-        return sorted({name.removeprefix(PREFIX).split(":")[0] for name in names})
+        return sorted({name.split(":")[1] for name in names})
 
     def _export(self, volume: str) -> Path:
         """Returns the target's file of the volume, made if need be."""
@@ -87,6 +86,7 @@ class LoopDevices:
 
     def _loops(self, volume: str) -> list[Loop]:
         names = {_name(volume, read_only=flag) for flag in (False, True)}
+        names.add(f"{loopctl.DEAD}{volume}")
         return [loop for loop in loopctl.loops() if loop.name in names]
 
 

@@ -13,7 +13,7 @@ import os
 import struct
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from csi.errors import HostError
@@ -31,6 +31,7 @@ FLAG_DIRECT_IO = 16
 INFO = struct.Struct("<5Q4I64s64s32s2Q")  # struct loop_info64
 CONFIG = struct.Struct(f"<2I{INFO.size}s8Q")  # struct loop_config
 NAME_BYTES_MAX = 63
+DEAD = "dead:"
 ATTEMPTS = 64
 GONE_DEADLINE_S = 10.0
 
@@ -41,6 +42,7 @@ class Loop:
 
     device: Path
     name: str
+    """`lo_file_name`; where the file is dead, DEAD and the last part of the file's path."""
     backing: tuple[int, int]
     """Device and inode number of its file."""
     read_only: bool
@@ -66,7 +68,7 @@ def status(device: Path) -> Loop | None:
     except OSError as error:
         if error.errno in (errno.ENXIO, errno.ENOENT, errno.ENODEV):
             return None
-        raise HostError(f"{device}: its state cannot be read: {error}") from error
+        return _dead(device)  # the kernel asks the file, which is dead
     fields = INFO.unpack(data)
     return Loop(
         device=device,
@@ -75,6 +77,31 @@ def status(device: Path) -> Loop | None:
         read_only=bool(fields[8] & FLAG_READ_ONLY),
         direct_io=bool(fields[8] & FLAG_DIRECT_IO),
         leaving=bool(fields[8] & FLAG_AUTOCLEAR),
+    )
+
+
+def _dead(device: Path) -> Loop | None:
+    """Returns what sysfs tells of a loop device whose file does not answer.
+
+    Its name is not there; the file's own name, the last part of what may be no path any more, is.
+    """
+    folder = SYS_BLOCK / device.name
+    try:
+        file = (folder / "loop/backing_file").read_text().strip().removesuffix(" (deleted)")
+        flags = [
+            (folder / entry).read_text().strip() == "1"
+            for entry in ("ro", "loop/dio", "loop/autoclear")
+        ]
+    except OSError:
+        return None
+    read_only, direct_io, leaving = flags
+    return Loop(
+        device=device,
+        name=f"{DEAD}{Path(file).name}",
+        backing=(0, 0),
+        read_only=read_only,
+        direct_io=direct_io,
+        leaving=leaving,
     )
 
 
@@ -136,7 +163,7 @@ def detach(loop: Loop) -> None:
     """
     release(loop)
     end = time.monotonic() + GONE_DEADLINE_S
-    while (now := status(loop.device)) is not None and now.name == loop.name:
+    while status(loop.device) == replace(loop, leaving=True):
         if time.monotonic() > end:
             raise HostError(f"{loop.device} is still open elsewhere: close what uses it")
         time.sleep(0.01)
