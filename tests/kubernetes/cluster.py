@@ -138,6 +138,8 @@ class Cluster:
         self.scratch.chmod(0o755)
         self.kubelet_dir = self.scratch / "kubelet"
         self.kubeconfig = self.scratch / "admin.conf"
+        #: Keep the directory, for its logs, whatever happened.
+        self.keep = False
         #: Seconds since the start at which each part was ready.
         self.timings: dict[str, float] = {}
         self._begun = time.monotonic()
@@ -394,9 +396,9 @@ class Cluster:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Ends it; removes the directory unless the body failed."""
+        """Ends it; removes the directory unless the body failed or it is to be kept."""
         self.close()
-        if error is None:
+        if error is None and not self.keep:
             shutil.rmtree(self.scratch, ignore_errors=True)
         else:
             print(f"the cluster's logs are in {self.box.logs}")

@@ -25,10 +25,11 @@ def tools() -> Tools:
 
 
 @pytest.fixture(scope="session")
-def cluster(tools: Tools) -> Iterator[Cluster]:
+def cluster(tools: Tools, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A running cluster of one node, without our driver until `deployment` is asked for."""
     with Cluster(tools=tools) as running:
         yield running
+        running.keep = request.session.testsfailed > 0
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,8 @@ from tests.kubernetes.daemonset import Container, containers
 from tests.kubernetes.sandbox import Process, SandboxError, wait_for
 from tests.support.target import binary
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples/kubernetes"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples/kubernetes"
 DRIVER = "csi.virtlun.dev"
 NAMESPACE = "virtlun"
 ACCOUNT = "virtlun-csi"
@@ -128,11 +129,12 @@ class Deployment:
         self.parts[name] = Part(container, self._spawn(container))
 
     def _spawn(self, container: Container) -> Process:
-        programs = {
-            "virtlun-target": binary(),
-            "virtlun-csi": Path(sys.executable).parent / "virtlun-csi",
+        programs: dict[str, list[Path | str]] = {
+            "virtlun-target": [binary()],
+            "virtlun-csi": driver_program(),
         }
-        program = programs.get(container.program) or self.cluster.tools.path(container.program)
+        sidecar = self.cluster.tools.path(container.program)
+        program = programs.get(container.program) or [sidecar]
         arguments = list(container.arguments)
         if container.program == "csi-provisioner":
             # there is no pod that could own the capacity objects
@@ -141,8 +143,9 @@ class Deployment:
             **container.environment,
             "KUBERNETES_SERVICE_HOST": "127.0.0.1",
             "KUBERNETES_SERVICE_PORT": "6443",
+            "PYTHONPATH": str(ROOT),
         }
-        return self.box.spawn(container.name, program, *arguments, env=environment)
+        return self.box.spawn(container.name, *program, *arguments, env=environment)
 
     def _keep(self) -> None:
         """Starts again what ended, as kubelet does (which waits longer each time)."""
@@ -178,6 +181,16 @@ class Deployment:
             yield
         finally:
             part.held = False
+
+    @contextlib.contextmanager
+    def frozen(self, name: str) -> Iterator[None]:
+        """Stops a part's clock for the duration of a block: it neither answers nor ends."""
+        part = self.parts[name]
+        part.process.send(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            part.process.send(signal.SIGCONT)
 
     def wait_ready(self) -> None:
         """Waits until the target answers and kubelet has the driver registered."""
@@ -222,8 +235,10 @@ class Deployment:
             for place in self.box.mounts(cluster.kubelet_dir)
             if "csi" in place and "projected" not in place
         ]
+        lvols = self.volumes.volumes(LVSTORE)
+        self.box.files |= {volume.uuid for volume in lvols}
         return Census(
-            lvols=tuple(sorted(volume.name for volume in self.volumes.volumes(LVSTORE))),
+            lvols=tuple(sorted(volume.name for volume in lvols)),
             exports=tuple(self.exports()),
             loops=tuple(sorted(self.box.loops().values())),
             mounts=tuple(csi),
@@ -233,7 +248,9 @@ class Deployment:
 
     def exports(self) -> list[str]:
         """Returns the names of the target's exports."""
-        return sorted(str(export["name"]) for export in self.client.call("virtlun_export_list"))
+        return sorted(
+            str(export["bdev_name"]) for export in self.client.call("virtlun_export_list")
+        )
 
     def wait_clean(self, deadline_s: float = 60.0) -> None:
         """Waits until nothing of any volume is left; AssertionError with what is."""
@@ -268,6 +285,12 @@ class Deployment:
     ) -> None:
         """Stops it."""
         self.close()
+
+
+def driver_program() -> list[Path | str]:
+    """Returns how virtlun-csi is called: as it was installed, else from the checkout."""
+    installed = Path(sys.executable).parent / "virtlun-csi"
+    return [installed] if installed.exists() else [sys.executable, "-m", "csi.cli"]
 
 
 def documents(text: str) -> Iterator[dict[str, Any]]:

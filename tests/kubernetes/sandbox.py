@@ -9,7 +9,6 @@ are in. So a test that fails anywhere leaves nothing but loop devices, which are
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -116,6 +115,8 @@ class Sandbox:
         self.logs = scratch / "logs"
         self.cgroup = f"virtlun-{scratch.name}"
         self.processes: list[Process] = []
+        #: Names of files whose loop devices are ours even when their mount, and so the path, is gone.
+        self.files: set[str] = set()
         self.logs.mkdir(parents=True, exist_ok=True)
         self.pause = compile_pause(scratch)
         self._first = subprocess.Popen(
@@ -207,15 +208,13 @@ class Sandbox:
         return sorted(place for place in places if Path(place).is_relative_to(under))
 
     def loops(self) -> dict[str, str]:
-        """Returns the machine's loop devices whose file is, or was, in the scratch directory."""
-        words = ["losetup", "--json", "--list", "--output", "NAME,BACK-FILE"]
-        listed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-        devices = json.loads(listed)["loopdevices"] if listed.strip() else []
+        """Returns the machine's loop devices whose file is of this box, as path of the file."""
         ours = {}
-        for device in devices:
-            file = str(device["back-file"] or "").removesuffix(" (deleted)")
-            if Path(file).is_relative_to(self.scratch):
-                ours[str(device["name"])] = file
+        for entry in Path("/sys/block").glob("loop*/loop/backing_file"):
+            with contextlib.suppress(OSError):  # it went away meanwhile
+                file = entry.read_text().strip().removesuffix(" (deleted)")
+                if Path(file).is_relative_to(self.scratch) or Path(file).name in self.files:
+                    ours[f"/dev/{entry.parts[3]}"] = file
         return ours
 
     def close(self) -> None:

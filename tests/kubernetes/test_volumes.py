@@ -34,7 +34,7 @@ apiVersion: storage.k8s.io/v1
 kind: StorageClass
 metadata: {{name: {name}}}
 provisioner: csi.virtlun.dev
-volumeBindingMode: Immediate
+volumeBindingMode: {binding}
 parameters: {parameters}
 """
 
@@ -145,7 +145,7 @@ def test_a_file_system_keeps_its_data_and_grows_under_its_pod(cluster: Cluster) 
         cluster.wait("pvc/data", "jsonpath={.status.capacity.storage}=600Mi")
         assert free_mib(cluster, "writer") > before + 150
         cluster.delete("pod", "writer")
-        cluster.apply(manifest)
+        cluster.apply(manifest.replace("400Mi", "600Mi"), "--force-conflicts")
         cluster.wait("pod/writer", "condition=Ready")
         assert cluster.execute("writer", "md5sum", "/data/file").split()[0] == digest.split()[0]
 
@@ -230,43 +230,69 @@ def quantity(text: str) -> int:
 # Bad input
 
 
+NO_ROOM = "did not have enough free storage"
+
+
 @pytest.mark.parametrize(
-    ("parameters", "size", "mode", "access", "said"),
+    ("name", "parameters", "said"),
     [
-        ({}, "64Mi", "Block", "ReadWriteOnce", "parameter lvstore is missing"),
-        ({"lvstore": "lvs9"}, "64Mi", "Block", "ReadWriteOnce", "has no lvstore lvs9"),
+        ("no-lvstore", {}, "parameter lvstore is missing"),
+        ("unknown", {"lvstore": LVSTORE, "colour": "red"}, "parameter colour is not known"),
+    ],
+)
+def test_a_bad_class_says_why_in_the_claims_events(
+    cluster: Cluster, name: str, parameters: dict[str, str], said: str
+) -> None:
+    bad = CLASS.format(name=name, binding="Immediate", parameters=json.dumps(parameters))
+    with cluster.applied(bad), cluster.applied(claim(name, name)):
+        wait_for(lambda: said in events(cluster, name), f"an event with: {said}", seconds=60)
+        assert cluster.get("pvc", name)["status"]["phase"] == "Pending"
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "size", "access", "said"),
+    [
+        ("other-lvstore", {"lvstore": "lvs9"}, "400Mi", "ReadWriteOnce", NO_ROOM),
+        ("too-large", {"lvstore": LVSTORE}, "1Ti", "ReadWriteOnce", NO_ROOM),
         (
-            {"lvstore": LVSTORE, "colour": "red"},
-            "64Mi",
-            "Block",
-            "ReadWriteOnce",
-            "parameter colour is not known",
-        ),
-        ({"lvstore": LVSTORE}, "1Ti", "Block", "ReadWriteOnce", "do not fit in lvstore lvs0"),
-        (
+            "ntfs",
             {"lvstore": LVSTORE, "csi.storage.k8s.io/fstype": "ntfs"},
-            "64Mi",
-            "Filesystem",
+            "400Mi",
             "ReadWriteOnce",
             "file system 'ntfs' is not supported",
         ),
         (
+            "shared",
             {"lvstore": LVSTORE},
-            "64Mi",
-            "Filesystem",
+            "400Mi",
             "ReadWriteMany",
             "is not possible with a file system",
         ),
     ],
-    ids=["no-lvstore", "other-lvstore", "unknown-parameter", "too-large", "ntfs", "shared-fs"],
 )
-def test_a_bad_claim_says_why_in_its_events(
-    cluster: Cluster, parameters: dict[str, str], size: str, mode: str, access: str, said: str
+def test_a_claim_that_cannot_be_served_says_why(
+    cluster: Cluster, name: str, parameters: dict[str, str], size: str, access: str, said: str
 ) -> None:
-    bad = CLASS.format(name="bad", parameters=json.dumps(parameters))
-    with cluster.applied(bad), cluster.applied(claim("bad", "bad", size, mode, access)):
-        wait_for(lambda: said in events(cluster, "bad"), f"an event with: {said}", seconds=30)
-        assert cluster.get("pvc", "bad")["status"]["phase"] == "Pending"
+    """The scheduler says it of a node without room, the driver of what it does not do."""
+    bad = CLASS.format(name=name, binding="WaitForFirstConsumer", parameters=json.dumps(parameters))
+    pod = (
+        documents_of(example("pod-filesystem"))[1]
+        .replace("writer", name)
+        .replace("claimName: data", f"claimName: {name}")
+    )
+    with (
+        cluster.applied(bad),
+        cluster.applied(claim(name, name, size, "Filesystem", access)),
+        cluster.applied(pod),
+    ):
+        wait_for(lambda: said in events(cluster, name), f"an event with: {said}", seconds=60)
+        assert cluster.get("pvc", name)["status"]["phase"] == "Pending"
+        assert cluster.get("pod", name)["status"]["phase"] == "Pending"
+
+
+def documents_of(manifest: str) -> list[str]:
+    """Returns the objects of a manifest, each as text."""
+    return manifest.split("\n---\n")
 
 
 def test_every_example_is_applied_by_a_test() -> None:
