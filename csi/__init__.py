@@ -6,7 +6,7 @@ One program, `virtlun-csi` (cli), serves CSI 1.13 on a UNIX socket beside the no
                                                             |           |
                volumes (ownership in the lvol's xattrs) <---+-----------+
                                                                         |
-               hostdevice (an lvol as a block device), mounts, filesystems
+       hostdevice (an lvol as a block device), vhostface (as a socket), mounts, filesystems
 
 Every method of a service reads: validate, look up, act idempotently, respond. The driver keeps
 no state: what a volume is stands in the lvol, what is attached and mounted is asked of the kernel.

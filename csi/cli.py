@@ -26,6 +26,7 @@ from csi.node import Node
 from csi.proto import csi_pb2, pluginregistration_pb2
 from csi.registration import Registration
 from csi.server import handlers, serve
+from csi.vhostface import VhostFace
 from csi.volumes import OwnedVolumes
 from pydataplane.client import DEFAULT_SOCKET, Client
 from pydataplane.errors import TargetError
@@ -108,7 +109,8 @@ def main(
     if mode != "node":
         parts["Controller"] = Controller(volumes, locks, node_id)
     if mode != "controller":
-        parts["Node"] = Node(volumes, LoopDevices(client), locks, node_id, max_volumes)
+        faces = LoopDevices(client), VhostFace(client)
+        parts["Node"] = Node(volumes, *faces, locks, node_id, max_volumes)
     described = csi_pb2.DESCRIPTOR.services_by_name
     log = structlog.get_logger().bind(endpoint=endpoint, mode=mode, node=node_id)
     with ExitStack() as running:
@@ -120,8 +122,7 @@ def main(
                 socket = plugin_registry / f"{DRIVER_NAME}-reg.sock"
                 _serve(running, socket, [handlers(kubelet, registration, metrics)])
             if http_address:
-                host, _, port = http_address.rpartition(":")
-                address = (host.strip("[]"), int(port))
+                address = _address(http_address)
                 checks = (lambda: registration.error or None, lambda: _target_problem(client))
                 http = Server(address, metrics.registry, *checks)
                 running.callback(http.stop)
@@ -152,6 +153,18 @@ def _wait() -> signal.Signals:
         signal.signal(number, note)
     told.wait()
     return found[0]
+
+
+def _address(text: str) -> tuple[str, int]:
+    """Splits ADDRESS:PORT; an IPv6 address stands in brackets, none means all.
+
+    Raises:
+        ValueError: it is not of that form.
+    """
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal():
+        raise ValueError(f"--http: '{text}' is not ADDRESS:PORT, such as 127.0.0.1:9810")
+    return host.strip("[]"), int(port)
 
 
 def _target_problem(client: Client) -> str | None:

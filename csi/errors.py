@@ -55,8 +55,8 @@ def describe(error: Exception) -> tuple[grpc.StatusCode, str]:  # noqa: PLR0911 
             return Code.NOT_FOUND, str(error)
         case VolumeError():
             return Code.ALREADY_EXISTS, str(error)
-        case HostError():
-            return Code.INTERNAL, str(error)
+        case HostError() | OSError():
+            return Code.INTERNAL, f"this host refused: {error}"
         case _:
             return Code.INTERNAL, f"{type(error).__name__}: {error}; the driver's log has more"
 

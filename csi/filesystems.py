@@ -19,9 +19,9 @@ BLKID_NOTHING = 2
 EXT4_SUPERBLOCK_AT = 1024
 
 MAKE = {
-    "ext4": ["mkfs.ext4", "-q", "-F", "-m", "0"],
-    "xfs": ["mkfs.xfs", "-q", "-f"],
-}
+    "ext4": ["mkfs.ext4", "-q", "-F", "-m", "0", "-E", "nodiscard"],
+    "xfs": ["mkfs.xfs", "-q", "-f", "-K"],
+}  # a new volume has nothing to discard
 MOUNT_OPTIONS = {"ext4": [], "xfs": ["nouuid"]}  # a clone has its origin's UUID
 
 
@@ -54,7 +54,7 @@ def mount(device: Path, target: Path, fs_type: str, options: list[str]) -> None:
         run("e2fsck", "-f", "-p", "--", str(device), ok=(0, 1))
         run("resize2fs", str(device))
     mounts.mount(device, target, fs_type, [*MOUNT_OPTIONS[fs_type], *options])
-    if fs_type == "xfs":
+    if fs_type == "xfs" and "ro" not in options:
         run("xfs_growfs", "-d", str(target))
 
 

@@ -14,6 +14,7 @@ from csi.errors import Code, Failure, invalid, not_found, precondition
 from csi.hostdevice import HostDevice
 from csi.locks import VolumeLocks
 from csi.proto import csi_pb2 as pb
+from csi.vhostface import VhostFace
 from csi.volumes import Owned, OwnedVolumes
 
 Rpc = pb.NodeServiceCapability.RPC
@@ -35,6 +36,7 @@ class Node:
         self,
         volumes: OwnedVolumes,
         devices: HostDevice,
+        vhost: VhostFace,
         locks: VolumeLocks,
         node: str,
         max_volumes: int,
@@ -42,24 +44,30 @@ class Node:
         """Serves the pods of `node`, `max_volumes` at most (0: as many as there are)."""
         self._volumes = volumes
         self._devices = devices
+        self._vhost = vhost
         self._locks = locks
         self._node = node
         self._max_volumes = max_volumes
 
     def node_stage_volume(self, request: pb.NodeStageVolumeRequest) -> pb.NodeStageVolumeResponse:
-        """Makes the volume's block device, and mounts its file system unless it is a block one."""
+        """Makes the volume's block device, and mounts its file system unless it is a block one.
+
+        On the vhost face it makes the volume's controller instead.
+        """
         _check(request, "volume_id", "staging_target_path", "volume_capability")
-        check(request.volume_capability)
         with self._locks.hold(request.volume_id):
             owned = self._volumes.get(request.volume_id)
-            _check_face(owned)
-            self._stage(owned, Path(request.staging_target_path), request.volume_capability)
+            check(request.volume_capability, face=owned.parameters.face)
+            if owned.parameters.face == "vhost":
+                self._vhost.attach(request.volume_id)
+            else:
+                self._stage(owned, Path(request.staging_target_path), request.volume_capability)
         return pb.NodeStageVolumeResponse()
 
     def node_unstage_volume(
         self, request: pb.NodeUnstageVolumeRequest
     ) -> pb.NodeUnstageVolumeResponse:
-        """Unmounts the volume and takes its block device away."""
+        """Unmounts the volume and takes its block device or its controller away."""
         _check(request, "volume_id", "staging_target_path")
         staging = Path(request.staging_target_path)
         with self._locks.hold(request.volume_id):
@@ -70,6 +78,7 @@ class Node:
                 )
             mounts.unmount(staging)
             self._devices.detach(request.volume_id)
+            self._vhost.detach(request.volume_id)
         return pb.NodeUnstageVolumeResponse()
 
     def node_publish_volume(
@@ -77,14 +86,17 @@ class Node:
     ) -> pb.NodePublishVolumeResponse:
         """Binds the staged volume to a pod's path."""
         _check(request, "volume_id", "target_path", "volume_capability")
-        check(request.volume_capability)
         if not request.staging_target_path:
             raise precondition("staging_target_path is missing: stage the volume first")
         staging, target = Path(request.staging_target_path), Path(request.target_path)
         with self._locks.hold(request.volume_id):
             owned = self._volumes.get(request.volume_id)
+            check(request.volume_capability, face=owned.parameters.face)
             self._check_staged(owned, staging, request.volume_capability)
             self._check_sole(owned, staging, target, request.volume_capability)
+            if owned.parameters.face == "vhost":
+                self._publish_folder(owned, target)
+                return pb.NodePublishVolumeResponse()
             # Again: a device that died with its target comes back here.
             device = self._stage(owned, staging, request.volume_capability)
             read_only = _read_only(request)
@@ -109,12 +121,11 @@ class Node:
         """Tells the size of a published volume, and what its file system has used."""
         _check(request, "volume_id", "volume_path")
         path = Path(request.volume_path)
-        self._volumes.get(request.volume_id)
+        owned = self._volumes.get(request.volume_id)
         if mounts.at(path) is None:
             raise not_found(f"volume {request.volume_id} is not at {path}")
-        if path.is_block_device():
-            size = filesystems.size_of(path)
-            return Stats(usage=[Usage(unit=Usage.BYTES, total=size)])
+        if path.is_block_device() or owned.parameters.face == "vhost":
+            return Stats(usage=[Usage(unit=Usage.BYTES, total=owned.volume.size)])
         found = os.statvfs(path)
         space = Usage(
             unit=Usage.BYTES,
@@ -137,7 +148,9 @@ class Node:
         _check(request, "volume_id", "volume_path")
         path = Path(request.volume_path)
         with self._locks.hold(request.volume_id):
-            self._volumes.get(request.volume_id)
+            owned = self._volumes.get(request.volume_id)
+            if owned.parameters.face == "vhost" and path.exists():  # the guest knows already
+                return pb.NodeExpandVolumeResponse(capacity_bytes=owned.volume.size)
             device = self._devices.device(request.volume_id)
             if device is None or not path.exists():
                 raise not_found(f"volume {request.volume_id} is not at {path}")
@@ -214,10 +227,23 @@ class Node:
         target.touch()
         mounts.bind(device, target, read_only=False)
 
+    def _publish_folder(self, owned: Owned, target: Path) -> None:
+        """Makes the folder of the volume's socket appear at a path."""
+        folder = self._vhost.attach(owned.volume.uuid)
+        if mounts.real(target) in self._vhost.mounted(owned.volume.uuid):
+            return
+        mounts.unmount(target)
+        target.mkdir(parents=True, exist_ok=True)
+        mounts.bind(folder, target, read_only=True)
+
     def _check_staged(self, owned: Owned, staging: Path, capability: pb.VolumeCapability) -> None:
         handle = owned.volume.uuid
-        staged = self._devices.device(handle) is not None
-        if not staged or (capability.HasField("mount") and mounts.at(staging) is None):
+        if owned.parameters.face == "vhost":
+            staged = self._vhost.attached(handle)
+        else:
+            staged = self._devices.device(handle) is not None
+            staged &= capability.HasField("block") or mounts.at(staging) is not None
+        if not staged:
             raise precondition(f"volume {handle} is not staged at {staging}: stage it first")
 
     def _check_sole(
@@ -234,9 +260,11 @@ class Node:
             )
 
     def _mounted(self, handle: str) -> set[str]:
-        """Returns where the volume's devices are mounted or bound."""
+        """Returns where the volume's devices are mounted or bound, or its folder."""
         found = (self._devices.device(handle, read_only=flag) for flag in (False, True))
-        return {mount.target for device in found if device for mount in mounts.of_device(device)}
+        devices = [device for device in found if device is not None]
+        users = {mount.target for device in devices for mount in mounts.of_device(device)}
+        return users | self._vhost.mounted(handle)
 
 
 def _publish_mount(device: Path, staging: Path, target: Path, *, read_only: bool) -> None:
@@ -253,13 +281,6 @@ def _publish_mount(device: Path, staging: Path, target: Path, *, read_only: bool
 
 def _read_only(request: pb.NodePublishVolumeRequest) -> bool:
     return request.readonly or request.volume_capability.access_mode.mode in READ_ONLY
-
-
-def _check_face(owned: Owned) -> None:
-    if owned.parameters.face != "kernel":
-        raise precondition(
-            f"volume {owned.volume.uuid} is of the vhost face: only a virtual machine can use it"
-        )
 
 
 def _check(request: object, *fields: str) -> None:

@@ -18,6 +18,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from csi.errors import Code, HostError, describe
 from csi.metrics import Metrics
+from pydataplane.errors import RpcError
 
 THREADS = 16
 EXPECTED = {Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.ALREADY_EXISTS, Code.ABORTED}
@@ -51,7 +52,7 @@ class Call:
             answer = self._method(request)
         except Exception as error:
             code, message = describe(error)
-            if code is Code.INTERNAL and not isinstance(error, HostError):
+            if code is Code.INTERNAL and not isinstance(error, HostError | OSError | RpcError):
                 words.exception("the call failed unexpectedly")
         seconds = time.monotonic() - begin
         self._metrics.observe(self._name, code.name, seconds)

@@ -130,7 +130,7 @@ class OwnedVolumes:
                 volume = self.volumes.create(f"{store.name}/{name}", size, thin=thin, uuid=handle)
             except VolumeError as error:
                 raise Failure(Code.ALREADY_EXISTS, str(error)) from error
-        elif self._owner(handle) is None and (volume.size, volume.lvstore) != (size, store.name):
+        elif self._owner(handle) is None and not _is(volume, size, store, thin=thin):
             self.volumes.delete(handle)  # begun by a call that was never answered; nobody has it
             return self.create(owner, size, store, thin=thin)
         if volume.uuid != handle:
@@ -199,6 +199,10 @@ class OwnedVolumes:
             return None
         self._owners[handle] = owner
         return owner
+
+
+def _is(volume: Volume, size: int, store: Lvstore, *, thin: bool) -> bool:
+    return (volume.size, volume.lvstore, volume.thin) == (size, store.name, thin)
 
 
 def whole_clusters(size: int, store: Lvstore) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import stat
 import subprocess
 import threading
@@ -149,6 +150,35 @@ def test_a_volume_that_a_virtual_machine_has_is_not_for_a_pod_and_the_other_way(
     target.rpc("vhost_delete_controller", ctrlr="vm")
 
 
+def test_a_virtual_machine_gets_a_socket_that_outlives_a_restart_of_the_target(
+    driver: Driver,
+) -> None:
+    handle = driver.create("vm-1", 64 * MIB, mount("ext4"), face="vhost")
+    folder = driver.publish(handle, mount("ext4"))
+    assert [each.name for each in folder.iterdir()] == ["vhost.sock"]
+    _connect(folder / "vhost.sock")
+    driver.target.restart()
+    _connect(folder / "vhost.sock")
+    (controller,) = driver.target.rpc("vhost_get_controllers")
+    (target,) = controller["backend_specific"]["scsi"]
+    assert target["luns"] == [{"id": 0, "bdev_name": handle}]
+    code, message = driver.refuses(
+        pb.NodeUnstageVolumeRequest(volume_id=handle, staging_target_path="/nowhere")
+    )
+    assert (code, str(folder) in message) == (Code.FAILED_PRECONDITION, True)
+    driver.unpublish(handle)
+    driver.unstage(handle)
+    assert driver.target.rpc("vhost_get_controllers") == []
+    assert list(driver.target.vhost_dir.iterdir()) == []
+    driver.delete(handle)
+    assert driver.left() == NOTHING
+
+
+def _connect(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+
+
 def test_bad_input_leaves_nothing_behind(driver: Driver) -> None:
     handle = driver.create("pvc-1", 64 * MIB, mount("ext4"))
     refusals = {
@@ -262,10 +292,10 @@ def test_a_running_pod_does_not_notice_that_the_driver_stops(driver: Driver) -> 
 
 def test_it_registers_with_the_kubelet(driver: Driver) -> None:
     driver.stop()
-    socket = driver.registry / "csi.virtlun.dev-reg.sock"
+    path_of_it = driver.registry / "csi.virtlun.dev-reg.sock"
     path = "/where/kubelet/sees/it.sock"
     driver.start("--kubelet-registration-path", path, "--plugin-registry", str(driver.registry))
-    with grpc.insecure_channel(f"unix://{socket}") as channel:
+    with grpc.insecure_channel(f"unix://{path_of_it}") as channel:
         ask: Callable[..., registration.PluginInfo] = channel.unary_unary(
             "/pluginregistration.Registration/GetInfo",
             request_serializer=lambda given: given.SerializeToString(),
@@ -275,7 +305,7 @@ def test_it_registers_with_the_kubelet(driver: Driver) -> None:
     assert (found.type, found.name, found.endpoint) == ("CSIPlugin", "csi.virtlun.dev", path)
     assert "1.0.0" in found.supported_versions
     driver.stop()
-    assert not socket.exists()
+    assert not path_of_it.exists()
 
 
 def test_health_and_metrics(driver: Driver) -> None:

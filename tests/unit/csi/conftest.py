@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 import csi.node
+import csi.vhostface
 from csi.controller import Controller
 from csi.errors import Code, describe
 from csi.locks import VolumeLocks
 from csi.node import Node
 from csi.proto import csi_pb2 as pb
+from csi.vhostface import VhostFace
 from csi.volumes import OwnedVolumes
 from tests.unit.csi.fakes import LVSTORE, MIB, FakeHost, FakeTarget
 
@@ -36,7 +38,7 @@ class World:
         """Begins anew with nothing in memory, as after a crash."""
         volumes = OwnedVolumes(self.target, NODE)
         self.controller = Controller(volumes, self.locks, NODE)
-        self.node = Node(volumes, self.host, self.locks, NODE, 0)
+        self.node = Node(volumes, self.host, VhostFace(self.target), self.locks, NODE, 0)
 
     def create(self, name: str = "pvc-1", size: int = 64 * MIB, **changes: Any) -> pb.Volume:
         parameters = {"lvstore": LVSTORE} | changes.pop("parameters", {})
@@ -120,4 +122,5 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     made = World(tmp_path)
     monkeypatch.setattr(csi.node, "mounts", made.host)
     monkeypatch.setattr(csi.node, "filesystems", made.host)
+    monkeypatch.setattr(csi.vhostface, "mounts", made.host)
     return made

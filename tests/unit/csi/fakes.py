@@ -26,6 +26,7 @@ class FakeTarget(Client):
         self.lvols: dict[str, dict[str, Any]] = {}
         self.notes: dict[str, dict[str, str]] = {}
         self.exports: dict[str, str] = {}
+        self.luns: dict[str, str] = {}
         self.calls: list[str] = []
         self.fail: dict[str, Exception] = {}
 
@@ -36,7 +37,7 @@ class FakeTarget(Client):
         return getattr(self, method)(**params)
 
     def virtlun_get_status(self) -> dict[str, Any]:
-        return {"pid": 1}
+        return {"pid": 1, "vhost_dir": "/vhost"}
 
     def bdev_lvol_get_lvstores(self) -> list[dict[str, Any]]:
         used = sum(lvol["size"] for lvol in self.lvols.values() if not lvol["thin"])
@@ -102,6 +103,35 @@ class FakeTarget(Client):
         self.lvols[name]["size"] = size_in_mib * MIB
         return True
 
+    def vhost_create_scsi_controller(self, ctrlr: str, own_folder: bool) -> bool:
+        assert own_folder
+        if ctrlr in self.luns:
+            raise RpcError(-17, "File exists", "vhost_create_scsi_controller")
+        self.luns[ctrlr] = ""
+        return True
+
+    def vhost_scsi_controller_add_target(
+        self, ctrlr: str, scsi_target_num: int, bdev_name: str
+    ) -> int:
+        method = "vhost_scsi_controller_add_target"
+        if self.luns[ctrlr]:
+            raise RpcError(-17, "File exists", method)
+        if self.exports.setdefault(bdev_name, "controller") != "controller":
+            raise RpcError(-16, "in use by an export", method)
+        self.luns[ctrlr] = bdev_name
+        return scsi_target_num
+
+    def vhost_get_controllers(self, name: str) -> list[dict[str, str]]:
+        if name not in self.luns:
+            raise RpcError(-19, "No such device", "vhost_get_controllers")
+        return [{"ctrlr": name}]
+
+    def vhost_delete_controller(self, ctrlr: str) -> bool:
+        if ctrlr not in self.luns:
+            raise RpcError(-19, "No such device", "vhost_delete_controller")
+        self.exports.pop(self.luns.pop(ctrlr), None)
+        return True
+
     def virtlun_lvol_get_xattrs(self, name: str) -> dict[str, str]:
         return dict(self.notes[name])
 
@@ -146,7 +176,8 @@ class FakeHost:
 
     def detach(self, volume: str) -> None:
         self.devices = {key: path for key, path in self.devices.items() if key[0] != volume}
-        self._target.exports.pop(volume, None)
+        if self._target.exports.get(volume) == "export":
+            del self._target.exports[volume]
 
     def attached(self) -> list[str]:
         return sorted({volume for volume, _ in self.devices})
@@ -158,6 +189,9 @@ class FakeHost:
     def real(self, path: Path) -> str:
         return str(path)
 
+    def table(self) -> list[Mount]:
+        return self.mounted
+
     def at(self, target: Path) -> Mount | None:
         return next((each for each in self.mounted if each.target == str(target)), None)
 
@@ -167,7 +201,10 @@ class FakeHost:
 
     def bind(self, source: Path, target: Path, *, read_only: bool) -> None:
         below = self.at(source)
-        if below is None:
+        if source.parent == Path("/vhost"):
+            root = f"/virtlun/vhost/{source.name}"
+            self.mounted.append(Mount(str(target), (0, 9), root, read_only, "tmpfs"))
+        elif below is None:
             self.mounted.append(Mount(str(target), (0, 5), f"/{source.name}", False, "devtmpfs"))
         else:
             self.mounted.append(Mount(str(target), below.device, "/", read_only, below.fs_type))

@@ -200,3 +200,49 @@ def test_a_second_call_for_the_same_volume_is_aborted(world: World) -> None:
         refused(lambda: world.publish(handle), Code.ABORTED)
         refused(lambda: world.unpublish(handle), Code.ABORTED)
         refused(lambda: world.unstage(handle), Code.ABORTED)
+
+
+def test_the_life_of_a_volume_of_the_vhost_face_with_each_call_twice(world: World) -> None:
+    handle = world.create(parameters={"face": "vhost"}).volume_id
+    for _ in range(2):
+        world.stage(handle)
+        first = world.publish(handle, "a")
+        second = world.publish(handle, "b")
+    assert world.target.luns == {f"csi-{handle}": handle}
+    assert {each.target for each in world.host.mounted} == {first, second}
+    world.unpublish(handle, "a")
+    assert second in refused(lambda: world.unstage(handle), Code.FAILED_PRECONDITION)
+    for _ in range(2):
+        world.unpublish(handle, "b")
+        world.unstage(handle)
+    assert (world.target.luns, world.target.exports, world.host.mounted) == ({}, {}, [])
+
+
+def test_the_vhost_face_is_a_folder_for_one_pod_that_is_staged(world: World) -> None:
+    handle = world.create(parameters={"face": "vhost"}).volume_id
+    assert "stage it first" in refused(lambda: world.publish(handle), Code.FAILED_PRECONDITION)
+    refused(lambda: world.stage(handle, block()), Code.INVALID_ARGUMENT)
+    sole = mount(mode=Mode.SINGLE_NODE_SINGLE_WRITER)
+    world.stage(handle, sole)
+    world.publish(handle, "a", sole)
+    refused(lambda: world.publish(handle, "b", sole), Code.FAILED_PRECONDITION)
+
+
+def test_a_volume_with_a_device_gets_no_controller(world: World) -> None:
+    handle = world.create(parameters={"face": "vhost"}).volume_id
+    world.target.exports[handle] = "export"
+    message = refused(lambda: world.stage(handle), Code.FAILED_PRECONDITION)
+    assert "in use by an export" in message
+    assert not world.target.luns
+
+
+def test_a_guest_needs_no_help_of_the_node_to_see_growth(world: World, tmp_path: Path) -> None:
+    handle = world.create(parameters={"face": "vhost"}).volume_id
+    answer = world.controller.controller_expand_volume(
+        pb.ControllerExpandVolumeRequest(
+            volume_id=handle, capacity_range=pb.CapacityRange(required_bytes=128 * MIB)
+        )
+    )
+    assert not answer.node_expansion_required
+    request = pb.NodeExpandVolumeRequest(volume_id=handle, volume_path=str(tmp_path))
+    assert world.node.node_expand_volume(request).capacity_bytes == 128 * MIB
