@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +19,10 @@ class _HttpServer(ThreadingHTTPServer):
     def server_bind(self) -> None:
         """Binds without asking DNS for the host's name, as HTTPServer does: it may not answer."""
         TCPServer.server_bind(self)
+
+
+class _HttpServer6(_HttpServer):
+    address_family = socket.AF_INET6
 
 
 class Server:
@@ -52,7 +57,8 @@ class Server:
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - base's name
                 """Scrapes are not worth a line."""
 
-        self._server = _HttpServer(address, Handler)
+        ipv6 = ":" in address[0]
+        self._server = (_HttpServer6 if ipv6 else _HttpServer)(address, Handler)
         self.port = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
