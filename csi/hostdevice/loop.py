@@ -87,7 +87,7 @@ class LoopDevices:
     def _loops(self, volume: str) -> list[Loop]:
         names = {_name(volume, read_only=flag) for flag in (False, True)}
         names.add(f"{loopctl.DEAD}{volume}")
-        return [loop for loop in loopctl.loops() if loop.name in names]
+        return [loop for loop in loopctl.loops(volume) if loop.name in names]
 
 
 def _answers(device: Path) -> bool:

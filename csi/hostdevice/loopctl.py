@@ -51,12 +51,16 @@ class Loop:
     """Taken off its file already, and gone as soon as nobody has it open."""
 
 
-def loops() -> Iterator[Loop]:
-    """Yields the loop devices in use."""
+def loops(file: str | None = None) -> Iterator[Loop]:
+    """Yields the loop devices in use; with `file`, those over a file of that name alone.
+
+    Others are then not even opened: their owners may be about to free them.
+    """
     for entry in sorted(SYS_BLOCK.glob("loop*")):
-        found = status(Path("/dev") / entry.name) if (entry / "loop").exists() else None
-        if found:
-            yield found
+        if file in (None, _file_name(entry.name)) and (entry / "loop").exists():
+            found = status(Path("/dev") / entry.name)
+            if found:
+                yield found
 
 
 def status(device: Path) -> Loop | None:
@@ -86,23 +90,34 @@ def _dead(device: Path) -> Loop | None:
     Its name is not there; the file's own name, the last part of what may be no path any more, is.
     """
     folder = SYS_BLOCK / device.name
+    file = _file_name(device.name)
     try:
-        file = (folder / "loop/backing_file").read_text().strip().removesuffix(" (deleted)")
         flags = [
             (folder / entry).read_text().strip() == "1"
             for entry in ("ro", "loop/dio", "loop/autoclear")
         ]
     except OSError:
         return None
+    if file is None:
+        return None
     read_only, direct_io, leaving = flags
     return Loop(
         device=device,
-        name=f"{DEAD}{Path(file).name}",
+        name=f"{DEAD}{file}",
         backing=(0, 0),
         read_only=read_only,
         direct_io=direct_io,
         leaving=leaving,
     )
+
+
+def _file_name(loop: str) -> str | None:
+    """Returns the last part of the path of a loop device's file, or None if it has none."""
+    try:
+        path = (SYS_BLOCK / loop / "loop/backing_file").read_text().strip()
+    except OSError:
+        return None
+    return Path(path.removesuffix(" (deleted)")).name
 
 
 def attach(file: Path, name: str, *, read_only: bool, block_size: int) -> Path:
