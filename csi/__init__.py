@@ -1,1 +1,17 @@
-"""The Kubernetes side: the CSI driver and the KubeVirt services."""
+"""The Kubernetes side: the CSI driver `csi.virtlun.dev` and the KubeVirt services.
+
+One program, `virtlun-csi` (cli), serves CSI 1.13 on a UNIX socket beside the node's own target:
+
+    request -> server (metrics, log, one error table) -> identity | controller | node
+                                                            |           |
+               volumes (ownership in the lvol's xattrs) <---+-----------+
+                                                                        |
+       hostdevice (an lvol as a block device), vhostface (as a socket), mounts, filesystems
+
+Every method of a service reads: validate, look up, act idempotently, respond. The driver keeps
+no state: what a volume is stands in the lvol, what is attached and mounted is asked of the kernel.
+It never talks to libvirt, and never touches an I/O.
+"""
+
+DRIVER_NAME = "csi.virtlun.dev"
+TOPOLOGY_KEY = f"{DRIVER_NAME}/node"

@@ -17,6 +17,7 @@ from pydataplane.errors import RpcError
 MIB = 1 << 20
 NO_DEVICE = -19
 EXISTS = -17
+NO_DATA = -61
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -206,8 +207,12 @@ class Volumes:
             f"there is no volume {reference}: see `virtlun volume list`, or create it"
         )
 
-    def create(self, reference: str, size: int, *, thin: bool = False) -> Volume:
+    def create(
+        self, reference: str, size: int, *, thin: bool = False, uuid: str | None = None
+    ) -> Volume:
         """Makes a volume of at least `size` bytes (rounded up to clusters).
+
+        It gets a random UUID unless one is given (our target only).
 
         Safe to repeat: one of that name, size and kind is returned as it is.
 
@@ -223,6 +228,7 @@ class Volumes:
                 size_in_mib=_mib(size),
                 thin_provision=thin,
                 lvs_name=store.name,
+                lvol_uuid=uuid,
             )
         except RpcError as error:
             if error.code != EXISTS:
@@ -257,6 +263,25 @@ class Volumes:
                 return
             raise
         self.client.call("bdev_lvol_delete", name=volume.uuid)
+
+    def xattrs(self, reference: str) -> dict[str, str]:
+        """Returns what is noted at a volume, name to text (our target only)."""
+        found: dict[str, str] = self.client.call("virtlun_lvol_get_xattrs", name=reference)
+        return found
+
+    def set_xattr(self, reference: str, name: str, value: str) -> None:
+        """Notes something at a volume, lasting and at once (our target only)."""
+        self.client.call(
+            "virtlun_lvol_set_xattr", name=reference, xattr_name=name, xattr_value=value
+        )
+
+    def remove_xattr(self, reference: str, name: str) -> None:
+        """Removes a note from a volume, if it is there (our target only)."""
+        try:
+            self.client.call("virtlun_lvol_remove_xattr", name=reference, xattr_name=name)
+        except RpcError as error:
+            if error.code != NO_DATA:
+                raise
 
     def _file_of(self, bdev: str) -> str | None:
         """Returns the file under a file-backed bdev, else None."""

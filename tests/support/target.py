@@ -53,6 +53,7 @@ class Target:
         self.rpc_socket = directory / "rpc.sock"
         self.vhost_dir = directory / "vhost"
         self.state_dir = directory / "state"
+        self.export_dir = directory / "export"
         self.log = directory / "target.log"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -63,6 +64,7 @@ class Target:
             *("--rpc-socket", str(self.rpc_socket)),
             *("--vhost-dir", str(self.vhost_dir)),
             *("--state-dir", str(self.state_dir)),
+            *("--export-dir", str(self.export_dir)),
             *self.options,
             *options,
         ]

@@ -35,6 +35,7 @@ READS: dict[str, list[dict[str, Any]]] = {
     "bdev_uring_rescan": [{"name": "lvs0-base"}],
     "vhost_controller_set_coalescing": [{"ctrlr": "vm-1", "delay_base_us": 0, "iops_threshold": 1}],
     "vhost_get_controllers": [{}],
+    "virtlun_export_list": [{}],
     "virtlun_get_status": [{}],
     "virtlun_lvol_get_xattrs": [{"name": "lvs0/v0"}],
     "virtlun_vhost_get_stats": [{}, {"name": "vm-1"}],
@@ -68,6 +69,7 @@ def test_results_are_as_they_say(target: Target) -> None:
     target.rpc("bdev_lvol_create", lvol_name="v0", size_in_mib=4, lvs_name="lvs0")
     target.rpc("virtlun_lvol_set_xattr", name="lvs0/v0", xattr_name="a", xattr_value="b")
     target.rpc("bdev_null_create", name="n0", num_blocks=8, block_size=512)
+    target.rpc("virtlun_export_create", bdev_name="lvs0/v0")
     target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
     target.rpc("vhost_scsi_controller_add_target", ctrlr="vm-1", scsi_target_num=-1, bdev_name="n0")
     for method, calls in READS.items():

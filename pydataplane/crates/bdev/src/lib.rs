@@ -16,6 +16,7 @@
 //! | `null` | [`Null`]: takes everything, keeps nothing |
 //! | `file` | [`FileBdev`]: a file or block device through io_uring |
 //! | `sync` | [`SyncChannel`], [`AlignedBuf`]: blocking I/O for control threads |
+//! | `owned` | [`OwnedChannel`]: many I/Os at a time, safely, for threads that are no reactors |
 //! | `testing` | `FaultBdev`: power cuts and injected errors (feature `testing`) |
 //!
 //! Errors: an I/O ends in an [`IoError`], a small closed set that the SCSI layer turns into sense
@@ -26,6 +27,7 @@ mod file;
 mod io;
 mod malloc;
 mod null;
+mod owned;
 mod ram;
 mod registry;
 mod stats;
@@ -38,6 +40,7 @@ pub use file::{FileBdev, FileKind, FileOptions};
 pub use io::{Channel, Completion, Io, IoError, Op, Submit};
 pub use malloc::{Malloc, MallocOptions};
 pub use null::Null;
+pub use owned::{Finished, OwnedChannel};
 pub use registry::{
     Claim, ClaimMode, Event, Registry, RegistryError, Subscription, UNREGISTER_TIMEOUT,
 };

@@ -7,6 +7,7 @@ use crate::notices::Notices;
 use crate::restore;
 use crate::state::{self, Config, Item};
 use bdev::{Bdev, Registry, Subscription};
+use export::Exports;
 use lvol::Lvstores;
 use reactor::{Idle, Reactors};
 use rpc::{Error, Methods, Phase};
@@ -26,6 +27,8 @@ pub struct Paths {
     pub vhost_dir: PathBuf,
     /// Folder of the recorded configuration.
     pub state_dir: PathBuf,
+    /// Folder where exported bdevs are files.
+    pub export_dir: PathBuf,
 }
 
 /// Everything of the process. Shared by all methods; thread-safe.
@@ -36,6 +39,8 @@ pub struct App {
     pub lvstores: Lvstores,
     /// All vhost-user-scsi controllers.
     pub controllers: Controllers,
+    /// All exports: bdevs as files for the kernel.
+    pub exports: Exports,
     /// All polling threads.
     pub reactors: Reactors,
     /// Kernel thread ids of the reactors, in their order.
@@ -91,6 +96,7 @@ impl App {
         Ok(App {
             lvstores: Lvstores::new(registry.clone()),
             controllers: Controllers::new(registry.clone(), reactors.handles(), settings),
+            exports: Exports::new(registry.clone(), &cli.export_dir),
             reactors,
             reactor_tids,
             polls: cli.poll,
@@ -98,6 +104,7 @@ impl App {
                 rpc_socket: cli.rpc_socket.clone(),
                 vhost_dir: cli.vhost_dir.clone(),
                 state_dir: cli.state_dir.clone(),
+                export_dir: cli.export_dir.clone(),
             },
             started: Instant::now(),
             log,
@@ -124,6 +131,10 @@ impl App {
         let methods = self.methods.get().and_then(Weak::upgrade);
         let methods = methods.ok_or("the methods are not there yet")?;
         if !*initialised {
+            if let Err(e) = self.exports.detach_dead() {
+                // What needs the folder says so itself.
+                tracing::warn!("{e}");
+            }
             restore::recorded(self, &methods);
             if let Some(path) = &self.config_file {
                 restore::file(self, &methods, path)?;
@@ -189,7 +200,8 @@ impl App {
     }
 
     /// Takes a bdev away: unloads the lvstore on it first, and forgets it and the targets that it,
-    /// or an lvol on it, was behind. One that could not be restored is just forgotten.
+    /// or an lvol on it, was behind. One that could not be restored is just forgotten. Refused
+    /// while it, or an lvol on it, is exported: what is mounted on it would lose its data.
     pub fn remove_bdev(&self, name: &str) -> Result<(), Error> {
         let key = state::bdev_key(name);
         let Some(bdev) = self.registry.get(name) else {
@@ -206,12 +218,21 @@ impl App {
             let lvs = lvs.uuid.to_string();
             let lvols = self.lvstores.lvols(Some(&lvs)).map_err(errors::lvol)?;
             gone.extend(lvols.into_iter().map(|lvol| lvol.uuid.to_string()));
+            self.check_not_exported(&gone)?;
             self.lvstores.unload(&lvs).map_err(errors::lvol)?;
         }
+        self.check_not_exported(&gone)?;
         self.registry.unregister(&name).map_err(errors::registry)?;
         self.lvstore_problems().remove(&name);
         self.forget_bdevs(&gone);
         Ok(())
+    }
+
+    fn check_not_exported(&self, bdevs: &[String]) -> Result<(), Error> {
+        match self.exports.list().into_iter().find(|e| bdevs.contains(&e.bdev_name)) {
+            None => Ok(()),
+            Some(export) => Err(errors::exported(&export)),
+        }
     }
 
     /// Forgets bdevs that are gone, and the targets they were behind.
@@ -231,6 +252,7 @@ impl App {
     /// everything durable, then the threads end.
     pub fn stop(self) {
         self.controllers.stop();
+        self.exports.stop();
         for lvs in self.lvstores.lvstores() {
             if let Err(e) = self.lvstores.unload(&lvs.uuid.to_string()) {
                 tracing::error!(lvstore = lvs.name, "not unloaded in order: {e}");

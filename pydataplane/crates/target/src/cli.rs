@@ -64,6 +64,10 @@ pub struct Cli {
     #[arg(long, value_name = "DIR", default_value = "/var/lib/virtlun/target")]
     pub state_dir: PathBuf,
 
+    /// Folder where exported bdevs appear as files; a FUSE mount of its own, made with the first
+    #[arg(long, value_name = "DIR", default_value = "/run/virtlun/export")]
+    pub export_dir: PathBuf,
+
     /// CPUs with a reactor each, as 0x3 or [0,1]; without it one reactor runs wherever the kernel
     /// puts it
     #[arg(short = 'm', long, value_name = "MASK")]

@@ -2,6 +2,7 @@
 
 use crate::state::StateError;
 use bdev::{OpenError, RegistryError};
+use export::ExportError;
 use rpc::{Errno, Error};
 use std::path::Path;
 use vhost_scsi::{ControllerError, SocketError};
@@ -51,6 +52,32 @@ pub fn no_bdev(name: &str) -> Error {
     Error::os(
         Errno::NoDev,
         format_args!("there is no bdev {name}; bdev_get_bdevs lists those there are"),
+    )
+}
+
+/// Of exports.
+pub fn export(e: ExportError) -> Error {
+    let errno = match &e {
+        ExportError::Registry(e) => return registry(e.clone()),
+        ExportError::NotExported(_) => Errno::NoDev,
+        ExportError::OtherMode { .. } => Errno::Exist,
+        ExportError::Open { .. } | ExportError::DirInUse(_) => Errno::Busy,
+        ExportError::Channel(_) => Errno::Io,
+        ExportError::ShortIo { .. } => Errno::NotSup,
+        ExportError::Os { source, .. } => os(source),
+    };
+    Error::os(errno, e)
+}
+
+/// A bdev stays because it is exported.
+pub fn exported(export: &export::Info) -> Error {
+    Error::os(
+        Errno::Busy,
+        format_args!(
+            "bdev {} is in use by the export {}: delete that first with virtlun_export_delete",
+            export.bdev_name,
+            export.path.display()
+        ),
     )
 }
 

@@ -339,6 +339,11 @@ pub fn bdev_key(name: &str) -> String {
     format!("bdev {name}")
 }
 
+/// Key of an export of a bdev.
+pub fn export_key(bdev: &str) -> String {
+    format!("export of bdev {bdev}")
+}
+
 /// Key of a controller.
 pub fn controller_key(ctrlr: &str) -> String {
     format!("controller {ctrlr}")
@@ -363,6 +368,7 @@ pub fn identify(call: &Call) -> (Subsystem, String) {
             let number = call.params.get("scsi_target_num").and_then(Value::as_u64);
             (Subsystem::VhostScsi, target_key(text("ctrlr"), number.unwrap_or_default()))
         }
+        "virtlun_export_create" => (Subsystem::Bdev, export_key(text("bdev_name"))),
         "vhost_controller_set_coalescing" => (Subsystem::VhostScsi, coalescing_key(text("ctrlr"))),
         "vhost_start_scsi_controller" => {
             (Subsystem::VhostScsi, format!("start of controller {}", text("ctrlr")))

@@ -4,6 +4,7 @@
 //! did in the configuration, which is saved before the reply.
 
 mod bdev;
+mod export;
 mod file;
 mod framework;
 mod iostat;
@@ -39,6 +40,7 @@ pub fn table(app: &Arc<App>) -> Arc<Methods> {
         lvol::add,
         xattr::add,
         vhost::add,
+        export::add,
     ] {
         add(&mut methods, app);
     }

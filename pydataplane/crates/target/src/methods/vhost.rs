@@ -7,6 +7,9 @@ use ::vhost_scsi::{ControllerError, ControllerInfo, ControllerOptions, StatsInfo
 use rpc::{Errno, Error, Flags, Methods, NoParams};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 #[derive(Deserialize, Serialize, JsonSchema)]
@@ -20,6 +23,10 @@ struct Create {
     /// Let VMs that connect wait until vhost_start_scsi_controller. Default: false
     #[serde(default)]
     delay: Option<bool>,
+    /// Put its socket, named vhost.sock, into a folder of its own that is named as the controller
+    /// and stays when the target restarts, to be mounted elsewhere (ours). Default: false
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    own_folder: Option<bool>,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -229,11 +236,33 @@ struct ScsiDevice {
     device_name: String,
 }
 
+/// The socket of a controller with a folder of its own.
+const OWN_SOCKET: &str = "vhost.sock";
+
+/// The folder of a controller's own, if its name can be one; else it is refused anyway.
+fn own_folder(app: &App, ctrlr: &str) -> Option<PathBuf> {
+    let plain = Path::new(ctrlr).file_name() == Some(ctrlr.as_ref());
+    plain.then(|| app.paths.vhost_dir.join(ctrlr))
+}
+
+/// Makes a controller's folder, which other users may enter: the socket has rights of its own.
+fn make_folder(folder: &Path) -> Result<(), Error> {
+    fs::create_dir_all(folder)
+        .and_then(|()| fs::set_permissions(folder, fs::Permissions::from_mode(0o755)))
+        .map_err(|why| {
+            Error::os(Errno::Io, format!("folder {} cannot be made: {why}", folder.display()))
+        })
+}
+
 fn create(app: &App, mut p: Create) -> Result<bool, Error> {
+    let folder = own_folder(app, &p.ctrlr).filter(|_| p.own_folder == Some(true));
+    if let Some(folder) = &folder {
+        make_folder(folder)?;
+    }
     let options = ControllerOptions {
         cpumask: p.cpumask.clone(),
         delay: p.delay.unwrap_or(false),
-        ..ControllerOptions::default()
+        socket: folder.map(|folder| folder.join(OWN_SOCKET)),
     };
     app.controllers.create(&p.ctrlr, options).map_err(errors::controller)?;
     // Whether it was delayed is of this run only: a restart delays all until they are complete.
@@ -288,6 +317,8 @@ fn delete(app: &App, p: &Delete) -> Result<bool, Error> {
     app.config().forget(|item| {
         item.call.params.get("ctrlr").and_then(|v| v.as_str()) == Some(p.ctrlr.as_str())
     });
+    // Only an empty folder is removed, and a socket that is none is left alone.
+    _ = own_folder(app, &p.ctrlr).map(fs::remove_dir);
     Ok(true)
 }
 

@@ -1,0 +1,195 @@
+"""The command `virtlun-csi`."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+
+import click
+import grpc
+import structlog
+
+from csi import DRIVER_NAME
+from csi.controller import Controller
+from csi.errors import HostError
+from csi.health import Server
+from csi.hostdevice.loop import LoopDevices
+from csi.identity import Identity
+from csi.locks import VolumeLocks
+from csi.metrics import Metrics, VolumeCollector
+from csi.node import Node
+from csi.proto import csi_pb2, pluginregistration_pb2
+from csi.registration import Registration
+from csi.server import handlers, serve
+from csi.vhostface import VhostFace
+from csi.volumes import OwnedVolumes
+from pydataplane.client import DEFAULT_SOCKET, Client
+from pydataplane.errors import TargetError
+
+LEVELS = ["debug", "info", "warning", "error"]
+MAX_VOLUMES = 250
+GRACE_S = 20.0
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.option(
+    "--endpoint",
+    default=f"unix:///var/lib/kubelet/plugins/{DRIVER_NAME}/csi.sock",
+    envvar="CSI_ENDPOINT",
+    help="UNIX socket to serve CSI on; $CSI_ENDPOINT.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["all", "controller", "node"]),
+    default="all",
+    help="Services to serve, beside Identity.",
+)
+@click.option("--node-id", required=True, envvar="NODE_NAME", help="This node; $NODE_NAME.")
+@click.option(
+    "--target-socket",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_SOCKET,
+    help="RPC socket of this node's target.",
+)
+@click.option(
+    "--kubelet-registration-path",
+    help="The endpoint as the kubelet sees it; given, the driver registers itself.",
+)
+@click.option(
+    "--plugin-registry",
+    type=click.Path(path_type=Path),
+    default=Path("/var/lib/kubelet/plugins_registry"),
+    help="Folder in which the kubelet looks for plugins.",
+)
+@click.option(
+    "--http",
+    "http_address",
+    default="127.0.0.1:9810",
+    help="ADDRESS:PORT for /healthz, /readyz and /metrics; empty for none.",
+)
+@click.option(
+    "--max-volumes",
+    type=click.IntRange(min=0),
+    default=MAX_VOLUMES,
+    help="Most volumes that this node can publish; 0 for no limit.",
+)
+@click.option("--log-level", type=click.Choice(LEVELS), default="info")
+@click.option("--log-json", is_flag=True, help="One JSON object a line; default off a terminal.")
+@click.version_option(package_name="virtlun")
+def main(
+    endpoint: str,
+    mode: str,
+    node_id: str,
+    target_socket: Path,
+    kubelet_registration_path: str | None,
+    plugin_registry: Path,
+    http_address: str,
+    max_volumes: int,
+    log_level: str,
+    *,
+    log_json: bool,
+) -> None:
+    """Serve CSI 1.13 for the volumes of this node's target.
+
+    Runs on every node beside its target. Stops on SIGTERM or SIGINT once the calls begun are
+    answered; mounted volumes do not notice.
+    """
+    _set_up_log(log_level, as_json=log_json or not sys.stderr.isatty())
+    client = Client(target_socket)
+    volumes = OwnedVolumes(client, node_id)
+    locks, metrics = VolumeLocks(), Metrics()
+    metrics.registry.register(VolumeCollector(volumes))
+    registration = Registration(kubelet_registration_path or "")
+    parts: dict[str, object] = {"Identity": Identity(client, controller=mode != "node")}
+    if mode != "node":
+        parts["Controller"] = Controller(volumes, locks, node_id)
+    if mode != "controller":
+        faces = LoopDevices(client), VhostFace(client)
+        parts["Node"] = Node(volumes, *faces, locks, node_id, max_volumes)
+    described = csi_pb2.DESCRIPTOR.services_by_name
+    log = structlog.get_logger().bind(endpoint=endpoint, mode=mode, node=node_id)
+    with ExitStack() as running:
+        try:
+            services = [handlers(described[name], part, metrics) for name, part in parts.items()]
+            _serve(running, Path(endpoint.removeprefix("unix://")), services)
+            if kubelet_registration_path:
+                kubelet = pluginregistration_pb2.DESCRIPTOR.services_by_name["Registration"]
+                socket = plugin_registry / f"{DRIVER_NAME}-reg.sock"
+                _serve(running, socket, [handlers(kubelet, registration, metrics)])
+            if http_address:
+                address = _address(http_address)
+                checks = (lambda: registration.error or None, lambda: _target_problem(client))
+                http = Server(address, metrics.registry, *checks)
+                running.callback(http.stop)
+                log = log.bind(http=http.port)
+        except (HostError, OSError, ValueError) as error:
+            raise click.ClickException(str(error)) from error
+        log.info("serving", target=str(target_socket))
+        log.info("stopping", reason=_wait().name)
+
+
+def _serve(running: ExitStack, path: Path, services: list[grpc.GenericRpcHandler]) -> None:
+    """Serves until `running` ends, which lets the calls begun finish and removes the socket."""
+    server = serve(path, services)
+    running.callback(path.unlink, missing_ok=True)
+    running.callback(lambda: server.stop(GRACE_S).wait())
+
+
+def _wait() -> signal.Signals:
+    """Waits for SIGTERM or SIGINT and returns it."""
+    told = threading.Event()
+    found = [signal.SIGTERM]
+
+    def note(number: int, _: FrameType | None) -> None:
+        found[0] = signal.Signals(number)
+        told.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, note)
+    told.wait()
+    return found[0]
+
+
+def _address(text: str) -> tuple[str, int]:
+    """Splits ADDRESS:PORT; an IPv6 address stands in brackets, none means all.
+
+    Raises:
+        ValueError: it is not of that form.
+    """
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal():
+        raise ValueError(f"--http: '{text}' is not ADDRESS:PORT, such as 127.0.0.1:9810")
+    return host.strip("[]"), int(port)
+
+
+def _target_problem(client: Client) -> str | None:
+    try:
+        client.call("virtlun_get_status")
+    except TargetError as error:
+        return str(error)
+    return None
+
+
+def _set_up_log(level: str, *, as_json: bool) -> None:
+    render: structlog.types.Processor = structlog.dev.ConsoleRenderer()
+    if as_json:
+        render = structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            render,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""Runs the host's own programs (mount, mkfs, ...) with a deadline and readable failures."""
+
+from __future__ import annotations
+
+import subprocess
+
+from csi.errors import HostError
+
+DEADLINE_S = 100.0  # below the 2 minutes that the kubelet waits
+WORDS_BYTES_MAX = 600
+
+
+def run(*command: str, ok: tuple[int, ...] = (0,)) -> subprocess.CompletedProcess[str]:
+    """Runs a program to its end and returns how it did; it dies with this process.
+
+    Raises:
+        HostError: a status not in `ok`, no end within DEADLINE_S seconds, or no such program; the
+            text carries its last words.
+    """
+    try:
+        done = subprocess.run(
+            ["setpriv", "--pdeathsig", "KILL", *command],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=DEADLINE_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise HostError(f"{command[0]} did not end within {DEADLINE_S:.0f} s") from error
+    except OSError as error:
+        raise HostError(f"{command[0]} cannot be run: {error}") from error
+    if done.returncode not in ok:
+        words = (done.stderr.strip() or done.stdout.strip())[-WORDS_BYTES_MAX:]
+        raise HostError(f"`{' '.join(command)}` ended with status {done.returncode}: {words}")
+    return done

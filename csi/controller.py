@@ -1,0 +1,228 @@
+"""The Controller service: volumes of this node's target.
+
+Every node runs its own (external-provisioner with --node-deployment), so a volume is always made
+where the claim is used, and no central daemon takes part.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+from csi import DRIVER_NAME, TOPOLOGY_KEY
+from csi.capabilities import check_all, problem
+from csi.errors import Code, Failure, invalid
+from csi.locks import VolumeLocks
+from csi.parameters import claim, read
+from csi.proto import csi_pb2 as pb
+from csi.volumes import Owned, OwnedVolumes, Owner, whole_clusters
+from pydataplane.volumes import Lvstore
+
+Rpc = pb.ControllerServiceCapability.RPC
+CAPABILITIES = [
+    Rpc.CREATE_DELETE_VOLUME,
+    Rpc.LIST_VOLUMES,
+    Rpc.GET_CAPACITY,
+    Rpc.EXPAND_VOLUME,
+    Rpc.SINGLE_NODE_MULTI_WRITER,
+]
+DEFAULT_BYTES = 1 << 30
+NAME_BYTES_MAX = 128
+
+
+class Controller:
+    """csi.v1.Controller."""
+
+    def __init__(self, volumes: OwnedVolumes, locks: VolumeLocks, node: str) -> None:
+        """Serves the volumes of `node`; the locks are shared with the Node service."""
+        self._volumes = volumes
+        self._locks = locks
+        self._node = node
+
+    def create_volume(self, request: pb.CreateVolumeRequest) -> pb.CreateVolumeResponse:
+        """Makes a volume, or returns the one of this name if it is as asked for."""
+        _check_name(request.name)
+        parameters = read(request.parameters)
+        check_all(request.volume_capabilities, face=parameters.face)
+        _refuse_unsupported(request)
+        self._check_topology(request.accessibility_requirements)
+        store = self._volumes.lvstore(parameters.lvstore)
+        size = _size(request.capacity_range, store)
+        owner = Owner(DRIVER_NAME, request.name, claim(request.parameters), parameters.kept())
+        with self._locks.hold(self._volumes.handle(request.name)):
+            found = self._volumes.find(self._volumes.handle(request.name))
+            if found is None:
+                thin = parameters.thin == "true"
+                found = self._volumes.create(owner, size, store, thin=thin)
+            _check_same(found, owner, request.capacity_range)
+        return pb.CreateVolumeResponse(volume=self._describe(found))
+
+    def delete_volume(self, request: pb.DeleteVolumeRequest) -> pb.DeleteVolumeResponse:
+        """Deletes a volume; one that is gone already is fine, one in use is refused."""
+        _check_id(request.volume_id)
+        with self._locks.hold(request.volume_id):
+            self._volumes.delete(request.volume_id)
+        return pb.DeleteVolumeResponse()
+
+    def validate_volume_capabilities(
+        self, request: pb.ValidateVolumeCapabilitiesRequest
+    ) -> pb.ValidateVolumeCapabilitiesResponse:
+        """Confirms that a volume can be used in all the ways asked for, or says why not."""
+        _check_id(request.volume_id)
+        if not request.volume_capabilities:
+            raise invalid("volume capabilities are missing: say how the volume will be used")
+        face = self._volumes.get(request.volume_id).parameters.face
+        answer = pb.ValidateVolumeCapabilitiesResponse
+        for capability in request.volume_capabilities:
+            if why := problem(capability, face=face):
+                return answer(message=why)
+        return answer(
+            confirmed=answer.Confirmed(
+                volume_context=request.volume_context,
+                volume_capabilities=request.volume_capabilities,
+                parameters=request.parameters,
+            )
+        )
+
+    def list_volumes(self, request: pb.ListVolumesRequest) -> pb.ListVolumesResponse:
+        """Lists the driver's volumes by handle; a token is the handle that the page begins with."""
+        if request.max_entries < 0:
+            raise invalid(f"max_entries is {request.max_entries}: give 0 or more")
+        start = request.starting_token
+        if start and not _is_uuid(start):
+            raise Failure(Code.ABORTED, f"starting_token '{start}' is not one of ours: begin anew")
+        found = [owned for owned in self._volumes.all() if owned.volume.uuid >= start]
+        page = found[: request.max_entries or None]
+        more = found[len(page) :]
+        entry = pb.ListVolumesResponse.Entry
+        return pb.ListVolumesResponse(
+            entries=[entry(volume=self._describe(owned)) for owned in page],
+            next_token=more[0].volume.uuid if more else "",
+        )
+
+    def get_capacity(self, request: pb.GetCapacityRequest) -> pb.GetCapacityResponse:
+        """Tells the free bytes of the class's lvstore; of the largest one if none is named."""
+        parameters = read(request.parameters) if request.parameters else None
+        face = parameters.face if parameters else "kernel"
+        usable = not any(problem(found, face=face) for found in request.volume_capabilities)
+        node = request.accessible_topology.segments.get(TOPOLOGY_KEY, self._node)
+        stores = self._volumes.volumes.lvstores() if usable and node == self._node else []
+        wanted = parameters.lvstore if parameters else None
+        frees = [store.free for store in stores if wanted in (None, store.name, store.uuid)]
+        free = max(frees, default=0)
+        answer = pb.GetCapacityResponse(available_capacity=free)
+        answer.maximum_volume_size.value = free
+        return answer
+
+    def controller_get_capabilities(
+        self, _: pb.ControllerGetCapabilitiesRequest
+    ) -> pb.ControllerGetCapabilitiesResponse:
+        """Tells which methods there are."""
+        kind = pb.ControllerServiceCapability
+        return pb.ControllerGetCapabilitiesResponse(
+            capabilities=[kind(rpc=Rpc(type=each)) for each in CAPABILITIES]
+        )
+
+    def controller_expand_volume(
+        self, request: pb.ControllerExpandVolumeRequest
+    ) -> pb.ControllerExpandVolumeResponse:
+        """Grows a volume, also one in use; a guest on the vhost face sees it at once."""
+        _check_id(request.volume_id)
+        if not request.HasField("capacity_range"):
+            raise invalid("capacity_range is missing: say how large the volume is to be")
+        with self._locks.hold(request.volume_id):
+            found = self._volumes.get(request.volume_id)
+            store = self._volumes.lvstore(found.volume.lvstore)
+            size = max(_size(request.capacity_range, store, found.volume.size), found.volume.size)
+            grown = self._volumes.resize(request.volume_id, size)
+        return pb.ControllerExpandVolumeResponse(
+            capacity_bytes=grown.size,
+            node_expansion_required=found.parameters.face == "kernel",
+        )
+
+    def _check_topology(self, wanted: pb.TopologyRequirement) -> None:
+        """Raises RESOURCE_EXHAUSTED if a volume of this node cannot be used where it is wanted."""
+        nodes = [topology.segments.get(TOPOLOGY_KEY) for topology in wanted.requisite]
+        if nodes and self._node not in nodes:
+            raise Failure(
+                Code.RESOURCE_EXHAUSTED,
+                f"the volume is wanted on {', '.join(map(str, nodes))}, "
+                f"and this driver makes volumes on node {self._node} only",
+            )
+
+    def _describe(self, owned: Owned) -> pb.Volume:
+        return pb.Volume(
+            volume_id=owned.volume.uuid,
+            capacity_bytes=owned.volume.size,
+            volume_context=owned.parameters.context(),
+            accessible_topology=[pb.Topology(segments={TOPOLOGY_KEY: self._node})],
+        )
+
+
+def _check_name(name: str) -> None:
+    if not name:
+        raise invalid("the volume's name is missing")
+    if len(name.encode()) > NAME_BYTES_MAX:
+        raise invalid(f"the volume's name is longer than {NAME_BYTES_MAX} bytes")
+
+
+def _check_id(handle: str) -> None:
+    if not handle:
+        raise invalid("volume_id is missing")
+
+
+def _refuse_unsupported(request: pb.CreateVolumeRequest) -> None:
+    if request.HasField("volume_content_source"):
+        raise invalid(
+            "a volume from a snapshot or another volume is not supported yet: "
+            "leave out the claim's dataSource"
+        )
+    if request.mutable_parameters:
+        raise invalid("a VolumeAttributesClass is not supported yet: leave it out of the claim")
+
+
+def _check_same(found: Owned, owner: Owner, wanted: pb.CapacityRange) -> None:
+    """Raises ALREADY_EXISTS if a volume is not what a repeated call asks for."""
+    size = found.volume.size
+    wrong = ""
+    if found.owner.parameters != owner.parameters:
+        wrong = f"with parameters {found.owner.parameters}"
+    elif size < wanted.required_bytes or (wanted.limit_bytes and size > wanted.limit_bytes):
+        wrong = f"with {size} bytes"
+    if wrong:
+        raise Failure(
+            Code.ALREADY_EXISTS,
+            f"volume {owner.name} exists already, {wrong}: choose another name, or delete it",
+        )
+
+
+def _size(wanted: pb.CapacityRange, store: Lvstore, least: int = 0) -> int:
+    """Returns the bytes of a volume in this range.
+
+    Raises:
+        Failure: OUT_OF_RANGE, no volume can have such a size; RESOURCE_EXHAUSTED, not here.
+    """
+    required, limit = wanted.required_bytes, wanted.limit_bytes
+    if required < 0 or limit < 0 or (limit and required > limit):
+        raise invalid(f"capacity_range {required} to {limit} bytes makes no sense")
+    size = whole_clusters(required or least or DEFAULT_BYTES, store)
+    if not required and limit:
+        size = min(size, limit // whole_clusters(1, store) * whole_clusters(1, store)) or size
+    if limit and size > limit:
+        raise Failure(
+            Code.OUT_OF_RANGE,
+            f"no volume has {required} to {limit} bytes: sizes are whole clusters of "
+            f"{store.cluster_size} bytes",
+        )
+    if size > store.total:
+        raise Failure(
+            Code.RESOURCE_EXHAUSTED,
+            f"{size} bytes do not fit in lvstore {store.name}, which has {store.total}",
+        )
+    return size
+
+
+def _is_uuid(text: str) -> bool:
+    try:
+        return str(uuid.UUID(text)) == text
+    except ValueError:
+        return False

@@ -1,0 +1,33 @@
+"""The kernel face: a volume as a block device of this host, for ordinary pods.
+
+One small interface, `HostDevice`. What there is: `loop`, a loop device over a file that the
+target exports through FUSE; it needs nothing but Linux 5.8.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+
+class HostDevice(Protocol):
+    """Makes block devices of volumes. Each method may be repeated after a crash at any point.
+
+    They raise pydataplane.errors for the target's refusals (-16: another face has the volume) and
+    csi.errors.HostError for the host's.
+    """
+
+    def attach(self, volume: str, *, read_only: bool = False, block_size: int = 512) -> Path:
+        """Returns the volume's device, made if need be and working; `block_size` in bytes."""
+
+    def device(self, volume: str, *, read_only: bool = False) -> Path | None:
+        """Returns the volume's device if it is attached, working or not."""
+
+    def grow(self, volume: str) -> None:
+        """Lets the devices of a volume that has grown show its size; none is fine."""
+
+    def detach(self, volume: str) -> None:
+        """Takes a volume's devices away and lets go of the volume; none is fine."""
+
+    def attached(self) -> list[str]:
+        """Returns the volumes that are attached."""

@@ -1,0 +1,113 @@
+"""A loop device over a FUSE file of the target: the face that every Linux has.
+
+What it cannot: a device whose target has died gives I/O errors and stays dead, since the kernel
+cannot exchange a writable loop device's file. `attach` sees that its file is another one than the
+target exports now, takes it away and makes a new one; who has the old one open must open anew.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+from csi.errors import HostError
+from csi.hostdevice import loopctl
+from csi.hostdevice.loopctl import Loop
+from pydataplane.client import Client
+from pydataplane.errors import RpcError
+from pydataplane.volumes import EXISTS, NO_DEVICE
+
+PAGE_BYTES = 4096
+PREFIX = "virtlun:"
+READ_ONLY_SUFFIX = ":ro"
+
+
+class LoopDevices:
+    """HostDevice by virtlun_export_create and loop devices named `virtlun:UUID[:ro]`."""
+
+    def __init__(self, client: Client) -> None:
+        """Uses `client` for every call to the target."""
+        self._client = client
+
+    def attach(self, volume: str, *, read_only: bool = False, block_size: int = 512) -> Path:
+        """Returns the volume's device over the file that the target exports now."""
+        file = self._export(volume)
+        try:
+            found = file.stat()
+        except OSError as error:
+            raise HostError(f"the target's export {file} does not answer: {error}") from error
+        for loop in self._loops(volume):
+            if loop.backing != (_encoded(found.st_dev), found.st_ino) or not _answers(loop.device):
+                loopctl.release(loop)
+            elif loop.read_only == read_only and not loop.leaving:
+                return loop.device
+        name = _name(volume, read_only=read_only)
+        return loopctl.attach(file, name, read_only=read_only, block_size=block_size)
+
+    def device(self, volume: str, *, read_only: bool = False) -> Path | None:
+        """Returns the volume's device if there is one."""
+        found = [loop for loop in self._loops(volume) if loop.read_only == read_only]
+        working = [loop for loop in found if not loop.leaving]
+        return next((loop.device for loop in working or found), None)
+
+    def grow(self, volume: str) -> None:
+        """Lets the volume's devices take its size."""
+        for loop in self._loops(volume):
+            loopctl.grow(loop.device)
+
+    def detach(self, volume: str) -> None:
+        """Frees the volume's devices, then its export."""
+        for loop in self._loops(volume):
+            loopctl.detach(loop)
+        try:
+            self._client.call("virtlun_export_delete", bdev_name=volume)
+        except RpcError as error:
+            if error.code != NO_DEVICE:
+                raise
+
+    def attached(self) -> list[str]:
+        """Returns the volumes that have a device."""
+        names = [loop.name for loop in loopctl.loops() if loop.name.startswith(PREFIX)]
+        return sorted({name.split(":")[1] for name in names})
+
+    def _export(self, volume: str) -> Path:
+        """Returns the target's file of the volume, made if need be."""
+        for export in self._client.call("virtlun_export_list"):
+            if export["bdev_name"] == volume:
+                return Path(export["path"])
+        try:
+            made = self._client.call("virtlun_export_create", bdev_name=volume, read_only=False)
+        except RpcError as error:
+            if error.code == EXISTS:
+                return self._export(volume)
+            raise
+        return Path(made["path"])
+
+    def _loops(self, volume: str) -> list[Loop]:
+        names = {_name(volume, read_only=flag) for flag in (False, True)}
+        names.add(f"{loopctl.DEAD}{volume}")
+        return [loop for loop in loopctl.loops(volume) if loop.name in names]
+
+
+def _answers(device: Path) -> bool:
+    """Whether a device's first bytes can be read from its file, not from memory."""
+    try:
+        node = os.open(device, os.O_RDONLY | os.O_DIRECT)
+        try:
+            with mmap.mmap(-1, PAGE_BYTES) as page:
+                return os.preadv(node, [page], 0) == PAGE_BYTES
+        finally:
+            os.close(node)
+    except OSError:
+        return False
+
+
+def _name(volume: str, *, read_only: bool) -> str:
+    return f"{PREFIX}{volume}{READ_ONLY_SUFFIX if read_only else ''}"
+
+
+def _encoded(device: int) -> int:
+    """Returns st_dev as the kernel's huge_encode_dev() writes it into loop_info64."""
+    major, minor = os.major(device), os.minor(device)
+    return (minor & 0xFF) | major << 8 | (minor & ~0xFF) << 12

@@ -1,0 +1,82 @@
+"""Prometheus metrics: operations as they happen, volumes and capacity when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from csi.volumes import OwnedVolumes
+from pydataplane.errors import TargetError
+
+BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 100)
+
+
+class Metrics:
+    """The operations of one driver."""
+
+    def __init__(self) -> None:
+        """Begins at zero, in a registry of its own."""
+        self.registry = CollectorRegistry()
+        self._operations = Counter(
+            "virtlun_csi_operations",
+            "CSI calls by method and gRPC code.",
+            ["method", "code"],
+            registry=self.registry,
+        )
+        self._seconds = Histogram(
+            "virtlun_csi_operation_seconds",
+            "Time to answer a CSI call.",
+            ["method"],
+            buckets=BUCKETS_S,
+            registry=self.registry,
+        )
+
+    def observe(self, method: str, code: str, seconds: float) -> None:
+        """Counts one call."""
+        self._operations.labels(method, code).inc()
+        self._seconds.labels(method).observe(seconds)
+
+
+class VolumeCollector(Collector):
+    """What the target has, asked at each scrape."""
+
+    def __init__(self, volumes: OwnedVolumes) -> None:
+        """Asks through `volumes`."""
+        self._volumes = volumes
+
+    def describe(self) -> Iterator[Metric]:
+        """Yields nothing: asking the target at registration could fail."""
+        yield from ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields the gauges; without a target, only that there is none."""
+        up = GaugeMetricFamily("virtlun_csi_target_up", "Whether the target answers.")
+        count = GaugeMetricFamily(
+            "virtlun_csi_volumes", "Volumes of the driver.", labels=["lvstore"]
+        )
+        size = GaugeMetricFamily(
+            "virtlun_csi_volumes_bytes", "Their sizes, bytes.", labels=["lvstore"]
+        )
+        total = GaugeMetricFamily(
+            "virtlun_csi_lvstore_bytes", "Size of an lvstore, bytes.", labels=["lvstore"]
+        )
+        free = GaugeMetricFamily(
+            "virtlun_csi_lvstore_free_bytes", "Free bytes of an lvstore.", labels=["lvstore"]
+        )
+        try:
+            sizes: dict[str, list[int]] = {}
+            for owned in self._volumes.all():
+                sizes.setdefault(owned.volume.lvstore, []).append(owned.volume.size)
+            for store in self._volumes.volumes.lvstores():
+                count.add_metric([store.name], len(sizes.get(store.name, [])))
+                size.add_metric([store.name], sum(sizes.get(store.name, [])))
+                total.add_metric([store.name], store.total)
+                free.add_metric([store.name], store.free)
+            up.add_metric([], 1)
+        except TargetError:
+            up.add_metric([], 0)
+        yield from (up, count, size, total, free)

@@ -1,0 +1,291 @@
+"""The Node service: volumes of this node's target, in the pods of this node.
+
+Staging makes the block device and mounts its file system once; publishing binds it to each pod.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from csi import TOPOLOGY_KEY, filesystems, mounts
+from csi.capabilities import FILE_SYSTEMS, Mode, check
+from csi.errors import Code, Failure, invalid, not_found, precondition
+from csi.hostdevice import HostDevice
+from csi.locks import VolumeLocks
+from csi.proto import csi_pb2 as pb
+from csi.vhostface import VhostFace
+from csi.volumes import Owned, OwnedVolumes
+
+Rpc = pb.NodeServiceCapability.RPC
+CAPABILITIES = [
+    Rpc.STAGE_UNSTAGE_VOLUME,
+    Rpc.GET_VOLUME_STATS,
+    Rpc.EXPAND_VOLUME,
+    Rpc.SINGLE_NODE_MULTI_WRITER,
+]
+READ_ONLY = {Mode.SINGLE_NODE_READER_ONLY, Mode.MULTI_NODE_READER_ONLY}
+Stats = pb.NodeGetVolumeStatsResponse
+Usage = pb.VolumeUsage
+
+
+class Node:
+    """csi.v1.Node."""
+
+    def __init__(
+        self,
+        volumes: OwnedVolumes,
+        devices: HostDevice,
+        vhost: VhostFace,
+        locks: VolumeLocks,
+        node: str,
+        max_volumes: int,
+    ) -> None:
+        """Serves the pods of `node`, `max_volumes` at most (0: as many as there are)."""
+        self._volumes = volumes
+        self._devices = devices
+        self._vhost = vhost
+        self._locks = locks
+        self._node = node
+        self._max_volumes = max_volumes
+
+    def node_stage_volume(self, request: pb.NodeStageVolumeRequest) -> pb.NodeStageVolumeResponse:
+        """Makes the volume's block device, and mounts its file system unless it is a block one.
+
+        On the vhost face it makes the volume's controller instead.
+        """
+        _check(request, "volume_id", "staging_target_path", "volume_capability")
+        with self._locks.hold(request.volume_id):
+            owned = self._volumes.get(request.volume_id)
+            check(request.volume_capability, face=owned.parameters.face)
+            if owned.parameters.face == "vhost":
+                self._vhost.attach(request.volume_id)
+            else:
+                self._stage(owned, Path(request.staging_target_path), request.volume_capability)
+        return pb.NodeStageVolumeResponse()
+
+    def node_unstage_volume(
+        self, request: pb.NodeUnstageVolumeRequest
+    ) -> pb.NodeUnstageVolumeResponse:
+        """Unmounts the volume and takes its block device or its controller away."""
+        _check(request, "volume_id", "staging_target_path")
+        staging = Path(request.staging_target_path)
+        with self._locks.hold(request.volume_id):
+            if users := self._mounted(request.volume_id) - {mounts.real(staging)}:
+                raise precondition(
+                    f"volume {request.volume_id} is still published at {', '.join(users)}: "
+                    "unpublish it first"
+                )
+            mounts.unmount(staging)
+            self._devices.detach(request.volume_id)
+            self._vhost.detach(request.volume_id)
+        return pb.NodeUnstageVolumeResponse()
+
+    def node_publish_volume(
+        self, request: pb.NodePublishVolumeRequest
+    ) -> pb.NodePublishVolumeResponse:
+        """Binds the staged volume to a pod's path."""
+        _check(request, "volume_id", "target_path", "volume_capability")
+        if not request.staging_target_path:
+            raise precondition("staging_target_path is missing: stage the volume first")
+        staging, target = Path(request.staging_target_path), Path(request.target_path)
+        with self._locks.hold(request.volume_id):
+            owned = self._volumes.get(request.volume_id)
+            check(request.volume_capability, face=owned.parameters.face)
+            self._check_staged(owned, staging, request.volume_capability)
+            self._check_sole(owned, staging, target, request.volume_capability)
+            if owned.parameters.face == "vhost":
+                self._publish_folder(owned, target)
+                return pb.NodePublishVolumeResponse()
+            # Again: a device that died with its target comes back here.
+            device = self._stage(owned, staging, request.volume_capability)
+            read_only = _read_only(request)
+            if request.volume_capability.HasField("block"):
+                self._publish_block(owned, target, read_only=read_only)
+            else:
+                _publish_mount(device, staging, target, read_only=read_only)
+        return pb.NodePublishVolumeResponse()
+
+    def node_unpublish_volume(
+        self, request: pb.NodeUnpublishVolumeRequest
+    ) -> pb.NodeUnpublishVolumeResponse:
+        """Takes the volume away from a pod's path; needs no target."""
+        _check(request, "volume_id", "target_path")
+        with self._locks.hold(request.volume_id):
+            mounts.remove(Path(request.target_path))
+        return pb.NodeUnpublishVolumeResponse()
+
+    def node_get_volume_stats(
+        self, request: pb.NodeGetVolumeStatsRequest
+    ) -> pb.NodeGetVolumeStatsResponse:
+        """Tells the size of a published volume, and what its file system has used."""
+        _check(request, "volume_id", "volume_path")
+        path = Path(request.volume_path)
+        owned = self._volumes.get(request.volume_id)
+        if mounts.at(path) is None:
+            raise not_found(f"volume {request.volume_id} is not at {path}")
+        if path.is_block_device() or owned.parameters.face == "vhost":
+            return Stats(usage=[Usage(unit=Usage.BYTES, total=owned.volume.size)])
+        found = os.statvfs(path)
+        space = Usage(
+            unit=Usage.BYTES,
+            total=found.f_blocks * found.f_frsize,
+            available=found.f_bavail * found.f_frsize,
+            used=(found.f_blocks - found.f_bfree) * found.f_frsize,
+        )
+        files = Usage(
+            unit=Usage.INODES,
+            total=found.f_files,
+            available=found.f_favail,
+            used=found.f_files - found.f_ffree,
+        )
+        return Stats(usage=[space, files])
+
+    def node_expand_volume(
+        self, request: pb.NodeExpandVolumeRequest
+    ) -> pb.NodeExpandVolumeResponse:
+        """Lets device and file system of a volume that has grown take its size, while in use."""
+        _check(request, "volume_id", "volume_path")
+        path = Path(request.volume_path)
+        with self._locks.hold(request.volume_id):
+            owned = self._volumes.get(request.volume_id)
+            if owned.parameters.face == "vhost" and path.exists():  # the guest knows already
+                return pb.NodeExpandVolumeResponse(capacity_bytes=owned.volume.size)
+            device = self._devices.device(request.volume_id)
+            if device is None or not path.exists():
+                raise not_found(f"volume {request.volume_id} is not at {path}")
+            self._devices.grow(request.volume_id)
+            writable = [found for found in mounts.of_device(device) if not found.read_only]
+            mounted = next((each for each in writable if each.fs_type in FILE_SYSTEMS), None)
+            if mounted is not None:
+                filesystems.grow(device, Path(mounted.target), mounted.fs_type)
+            size = filesystems.size_of(device)
+        return pb.NodeExpandVolumeResponse(capacity_bytes=size)
+
+    def node_get_capabilities(
+        self, _: pb.NodeGetCapabilitiesRequest
+    ) -> pb.NodeGetCapabilitiesResponse:
+        """Tells which methods there are."""
+        kind = pb.NodeServiceCapability
+        return pb.NodeGetCapabilitiesResponse(
+            capabilities=[kind(rpc=Rpc(type=each)) for each in CAPABILITIES]
+        )
+
+    def node_get_info(self, _: pb.NodeGetInfoRequest) -> pb.NodeGetInfoResponse:
+        """Tells which node this is."""
+        return pb.NodeGetInfoResponse(
+            node_id=self._node,
+            max_volumes_per_node=self._max_volumes,
+            accessible_topology=pb.Topology(segments={TOPOLOGY_KEY: self._node}),
+        )
+
+    def _stage(self, owned: Owned, staging: Path, capability: pb.VolumeCapability) -> Path:
+        """Makes sure that the volume has a working device, mounted at `staging` if it is to be."""
+        handle, parameters = owned.volume.uuid, owned.parameters
+        device = self._devices.attach(handle, block_size=int(parameters.block_size))
+        if capability.HasField("block"):
+            return device
+        fs_type = capability.mount.fs_type or parameters.fs_type
+        present = mounts.at(staging)
+        if present is not None and mounts.numbers(device) == present.device:
+            return device
+        mounts.unmount(staging)  # of a device that is dead
+        self._format(owned, device, fs_type)
+        staging.mkdir(parents=True, exist_ok=True)
+        filesystems.mount(device, staging, fs_type, list(capability.mount.mount_flags))
+        return device
+
+    def _format(self, owned: Owned, device: Path, fs_type: str) -> None:
+        """Makes the file system on an empty volume, or anew where an earlier mkfs was cut off."""
+        handle = owned.volume.uuid
+        begun = self._volumes.formatting(handle)
+        present = "" if begun else filesystems.holds(device)
+        if present == fs_type:
+            return
+        if present:
+            raise precondition(
+                f"volume {handle} holds {present} and is to be mounted as {fs_type}: "
+                "ask for the file system that it has"
+            )
+        filesystems.check_size(fs_type, owned.volume.size)
+        self._volumes.set_formatting(handle, begun=True)
+        filesystems.make(device, fs_type)
+        self._volumes.set_formatting(handle, begun=False)
+
+    def _publish_block(self, owned: Owned, target: Path, *, read_only: bool) -> None:
+        """Makes the device appear at a path, in place of a dead one if need be."""
+        block_size = int(owned.parameters.block_size)
+        device = self._devices.attach(owned.volume.uuid, read_only=read_only, block_size=block_size)
+        present = mounts.at(target)
+        if present is not None and present.root == f"/{device.name}":
+            return
+        other = self._devices.device(owned.volume.uuid, read_only=not read_only)
+        if present is not None and other is not None and present.root == f"/{other.name}":
+            raise Failure(Code.ALREADY_EXISTS, f"{target} is published with other options")
+        mounts.unmount(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.touch()
+        mounts.bind(device, target, read_only=False)
+
+    def _publish_folder(self, owned: Owned, target: Path) -> None:
+        """Makes the folder of the volume's socket appear at a path."""
+        folder = self._vhost.attach(owned.volume.uuid)
+        if mounts.real(target) in self._vhost.mounted(owned.volume.uuid):
+            return
+        mounts.unmount(target)
+        target.mkdir(parents=True, exist_ok=True)
+        mounts.bind(folder, target, read_only=True)
+
+    def _check_staged(self, owned: Owned, staging: Path, capability: pb.VolumeCapability) -> None:
+        handle = owned.volume.uuid
+        if owned.parameters.face == "vhost":
+            staged = self._vhost.attached(handle)
+        else:
+            staged = self._devices.device(handle) is not None
+            staged &= capability.HasField("block") or mounts.at(staging) is not None
+        if not staged:
+            raise precondition(f"volume {handle} is not staged at {staging}: stage it first")
+
+    def _check_sole(
+        self, owned: Owned, staging: Path, target: Path, capability: pb.VolumeCapability
+    ) -> None:
+        """Raises FAILED_PRECONDITION if a volume for one pod is published to another."""
+        if capability.access_mode.mode != Mode.SINGLE_NODE_SINGLE_WRITER:
+            return
+        own = {mounts.real(staging), mounts.real(target)}
+        if others := self._mounted(owned.volume.uuid) - own:
+            raise precondition(
+                f"volume {owned.volume.uuid} is for one pod (ReadWriteOncePod) and is published "
+                f"at {', '.join(others)}"
+            )
+
+    def _mounted(self, handle: str) -> set[str]:
+        """Returns where the volume's devices are mounted or bound, or its folder."""
+        found = (self._devices.device(handle, read_only=flag) for flag in (False, True))
+        devices = [device for device in found if device is not None]
+        users = {mount.target for device in devices for mount in mounts.of_device(device)}
+        return users | self._vhost.mounted(handle)
+
+
+def _publish_mount(device: Path, staging: Path, target: Path, *, read_only: bool) -> None:
+    """Binds a mounted file system to a path, in place of a dead one if need be."""
+    present = mounts.at(target)
+    if present is not None and present.device == mounts.numbers(device):
+        if present.read_only != read_only:
+            raise Failure(Code.ALREADY_EXISTS, f"{target} is published with other options")
+        return
+    mounts.unmount(target)
+    target.mkdir(parents=True, exist_ok=True)
+    mounts.bind(staging, target, read_only=read_only)
+
+
+def _read_only(request: pb.NodePublishVolumeRequest) -> bool:
+    return request.readonly or request.volume_capability.access_mode.mode in READ_ONLY
+
+
+def _check(request: object, *fields: str) -> None:
+    """Raises INVALID_ARGUMENT if one of a request's fields is empty."""
+    for field in fields:
+        value = getattr(request, field)
+        if not value if isinstance(value, str) else not value.ByteSize():
+            raise invalid(f"{field} is missing")

@@ -1,0 +1,100 @@
+"""The parameters of a StorageClass; schemas/csi/storageclass.schema.json is made from them.
+
+Kubernetes gives every parameter as text. What they amount to is kept with the volume and comes
+back in its context, so that a node needs no class.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from csi import DRIVER_NAME
+from csi.errors import Failure, invalid
+
+FileSystem = Literal["ext4", "xfs"]
+Face = Literal["kernel", "vhost"]
+
+PROVISIONER_PREFIX = "csi.storage.k8s.io/"
+PROVISIONERS = {
+    f"{PROVISIONER_PREFIX}{key}" for key in ("fstype", "pvc/name", "pvc/namespace", "pv/name")
+}
+
+
+class Parameters(BaseModel):
+    """What a StorageClass of csi.virtlun.dev can say; a parameter it does not know is an error."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, populate_by_name=True
+    )
+
+    lvstore: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+    """Name of the lvstore on the node that volumes come from; a UUID is taken as well."""
+    thin: Literal["true", "false"] = "false"
+    """Take space when it is written to, instead of all at once."""
+    fs_type: FileSystem = Field(default="ext4", alias="fsType")
+    """File system of volumes for which neither claim nor class's csi.storage.k8s.io/fstype has
+    one."""
+    block_size: Literal["512", "4096"] = Field(default="512", alias="blockSize")
+    """Logical block size of the device that pods get, bytes."""
+    face: Face = "kernel"
+    """What a node publishes: a kernel block device, or a directory with a vhost-user socket for a
+    virtual machine."""
+
+    def kept(self) -> str:
+        """Returns the text that the volume keeps; equal for equal parameters."""
+        return json.dumps(self.model_dump(by_alias=True, mode="json"), sort_keys=True)
+
+    def context(self) -> dict[str, str]:
+        """Returns what a node needs to know of them, as a volume context."""
+        return {
+            f"{DRIVER_NAME}/fsType": self.fs_type,
+            f"{DRIVER_NAME}/blockSize": self.block_size,
+            f"{DRIVER_NAME}/face": self.face,
+        }
+
+
+def read(given: Mapping[str, str]) -> Parameters:
+    """Returns the parameters of a class, without the provisioner's own.
+
+    external-provisioner takes those out for CreateVolume (and refuses ones that it does not know),
+    but gives them as they are to GetCapacity.
+
+    Raises:
+        Failure: INVALID_ARGUMENT; the text names the parameter and what is possible.
+    """
+    ours = {key: value for key, value in given.items() if key not in PROVISIONERS}
+    try:
+        return Parameters.model_validate(ours, by_alias=True, by_name=False)
+    except ValidationError as error:
+        raise _explain(error, ours) from error
+
+
+def claim(given: Mapping[str, str]) -> str:
+    """Returns `NAMESPACE/NAME` of the claim, or nothing where the provisioner does not tell."""
+    parts = [given.get(f"{PROVISIONER_PREFIX}pvc/{key}", "") for key in ("namespace", "name")]
+    return "/".join(parts) if all(parts) else ""
+
+
+def _explain(error: ValidationError, given: Mapping[str, str]) -> Failure:
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"])
+    known = ", ".join(field.alias or key for key, field in Parameters.model_fields.items())
+    if first["type"] == "missing":
+        return invalid(f"StorageClass parameter {name} is missing: name it, for example lvs0")
+    if first["type"] == "extra_forbidden":
+        return invalid(f"StorageClass parameter {name} is not known: the parameters are {known}")
+    return invalid(f"StorageClass parameter {name}: '{given.get(name)}': {first['msg']}")
+
+
+def schema() -> dict[str, Any]:
+    """Returns the JSON Schema of a class's parameters, which Kubernetes gives as texts."""
+    found = Parameters.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | found
+
+
+if __name__ == "__main__":
+    print(json.dumps(schema(), indent=2))

@@ -1,0 +1,104 @@
+"""Serves the services: gRPC methods found in the schema, one place for errors, log and metrics."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import socket
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import structlog
+from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message_factory import GetMessageClass
+
+from csi.errors import Code, HostError, describe
+from csi.metrics import Metrics
+from pydataplane.errors import RpcError
+
+THREADS = 16
+EXPECTED = {Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.ALREADY_EXISTS, Code.ABORTED}
+QUIET = {"Probe", "GetPluginInfo", "NodeGetCapabilities", "ControllerGetCapabilities", "GetInfo"}
+ID_FIELDS = ("volume_id", "name", "target_path", "staging_target_path", "volume_path")
+
+log = structlog.get_logger()
+_request_ids = itertools.count(1)
+
+
+class Call:
+    """One method as grpc calls it: runs the service's, tells log and metrics, turns errors."""
+
+    def __init__(self, name: str, method: Callable[[Any], Any], metrics: Metrics) -> None:
+        """`name` is the method's in the schema."""
+        self._name = name
+        self._method = method
+        self._metrics = metrics
+
+    def __call__(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Answers one request."""
+        ids = {field: getattr(request, field, None) for field in ID_FIELDS}
+        words = log.bind(
+            request=next(_request_ids),
+            method=self._name,
+            **{field: text for field, text in ids.items() if text},
+        )
+        begin = time.monotonic()
+        code, message, answer = Code.OK, "", None
+        try:
+            answer = self._method(request)
+        except Exception as error:
+            code, message = describe(error)
+            if code is Code.INTERNAL and not isinstance(error, HostError | OSError | RpcError):
+                words.exception("the call failed unexpectedly")
+        seconds = time.monotonic() - begin
+        self._metrics.observe(self._name, code.name, seconds)
+        words = words.bind(code=code.name, milliseconds=round(seconds * 1000, 1))
+        if answer is None:
+            (words.info if code in EXPECTED else words.warning)("refused", reason=message)
+            context.abort(code, message)
+        (words.debug if self._name in QUIET else words.info)("done")
+        return answer
+
+
+def handlers(
+    descriptor: ServiceDescriptor, service: object, metrics: Metrics
+) -> grpc.GenericRpcHandler:
+    """Returns the methods of a service that the object has; grpc refuses others: UNIMPLEMENTED."""
+    found: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+    for method in descriptor.methods:
+        act = getattr(service, re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower(), None)
+        if act is None:
+            continue
+        found[method.name] = grpc.unary_unary_rpc_method_handler(
+            Call(method.name, act, metrics),
+            request_deserializer=GetMessageClass(method.input_type).FromString,
+            response_serializer=lambda answer: answer.SerializeToString(),
+        )
+    return grpc.method_handlers_generic_handler(descriptor.full_name, found)
+
+
+def serve(path: Path, services: Iterable[grpc.GenericRpcHandler]) -> grpc.Server:
+    """Serves on a UNIX socket that only root may use, in place of one left behind.
+
+    Raises:
+        HostError: another program listens there, or the socket cannot be made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_socket():
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(str(path)) == 0:
+                raise HostError(f"{path}: another program listens there already")
+        path.unlink()
+    server = grpc.server(ThreadPoolExecutor(THREADS, thread_name_prefix="csi"))
+    server.add_generic_rpc_handlers(tuple(services))
+    try:
+        server.add_insecure_port(f"unix://{path}")
+    except RuntimeError as error:
+        raise HostError(f"{path}: cannot listen there: {error}") from error
+    path.chmod(0o600)
+    server.start()
+    return server

@@ -1,0 +1,244 @@
+//! Many I/Os at a time for a thread that is no reactor: exports, copies.
+
+use std::collections::VecDeque;
+
+use guestmem::{IoVec, Sg};
+use reactor::{IoContext, Waker};
+
+use crate::{AlignedBuf, Bdev, Channel, Completion, Io, IoError, Op, OpenError, Submit};
+
+/// Longest single wait for a completion before the device is polled again, in microseconds.
+const WAIT_US: u64 = 100_000;
+
+/// What was asked of an [`OwnedChannel`], over now.
+#[derive(Debug)]
+pub struct Finished<T> {
+    /// As given to [`OwnedChannel::submit`].
+    pub token: T,
+    /// The buffer given, with the data of a read.
+    pub buf: Option<AlignedBuf>,
+    /// How it ended.
+    pub result: Result<(), IoError>,
+}
+
+struct Slot<T> {
+    io: Io,
+    /// What `io.sg` points to; its address is stable because slots are boxed as a whole.
+    iov: [IoVec; 1],
+    buf: Option<AlignedBuf>,
+    /// `Some` while the I/O is not over.
+    token: Option<T>,
+}
+
+/// A channel on an I/O context of its own that owns the buffers of its I/Os until they end, so
+/// that its use is safe. Belongs to the thread that opened it. Each I/O carries a token of the
+/// caller's. Dropping it waits for what is in flight.
+pub struct OwnedChannel<T> {
+    channel: Box<dyn Channel>,
+    io: IoContext,
+    block_size: u32,
+    slots: Box<[Slot<T>]>,
+    free: Vec<u16>,
+    /// Slots that the channel was too full to take, in order.
+    refused: VecDeque<u16>,
+    done: Vec<Completion>,
+}
+
+impl<T> OwnedChannel<T> {
+    /// Opens `bdev` for the calling thread, for at most `depth` I/Os at a time.
+    ///
+    /// # Errors
+    /// What [`Bdev::open`] says, or that the kernel has no I/O context left.
+    pub fn open(bdev: &dyn Bdev, depth: u16) -> Result<Self, OpenError> {
+        let io = IoContext::new().map_err(|e| OpenError {
+            name: bdev.name().to_owned(),
+            why: format!("no I/O context for this thread: {e}"),
+        })?;
+        let channel = bdev.open(&io)?;
+        let none = Io { op: Op::Flush, fua: false, lba: 0, blocks: 0, sg: Sg::EMPTY, tag: 0 };
+        let slot = |_| Slot { io: none, iov: [IoVec::EMPTY], buf: None, token: None };
+        Ok(OwnedChannel {
+            channel,
+            io,
+            block_size: bdev.geometry().block_size,
+            slots: (0..depth).map(slot).collect(),
+            free: (0..depth).rev().collect(),
+            refused: VecDeque::with_capacity(usize::from(depth)),
+            done: Vec::with_capacity(usize::from(depth)),
+        })
+    }
+
+    /// Wakes the thread out of [`OwnedChannel::wait`].
+    pub fn waker(&self) -> Waker {
+        self.io.waker()
+    }
+
+    /// Whether no further I/O is taken now.
+    pub fn is_full(&self) -> bool {
+        self.free.is_empty()
+    }
+
+    /// I/Os that are not over.
+    pub fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Starts an I/O on the first `blocks` blocks of `buf`. Returns it if it is over at once.
+    /// Only when not [`OwnedChannel::is_full`].
+    ///
+    /// # Panics
+    /// When it is full: the caller looks first.
+    pub fn submit(
+        &mut self,
+        op: Op,
+        lba: u64,
+        blocks: u64,
+        buf: Option<AlignedBuf>,
+        token: T,
+    ) -> Option<Finished<T>> {
+        let at = self.free.pop().expect("the caller looked whether there is room");
+        let slot = &mut self.slots[usize::from(at)];
+        slot.buf = buf;
+        slot.token = Some(token);
+        let data = matches!(op, Op::Read | Op::Write);
+        let len =
+            usize::try_from(blocks).ok().and_then(|b| b.checked_mul(self.block_size as usize));
+        let mut sg = Sg::EMPTY;
+        if data {
+            let Some((len, buf)) = len.zip(slot.buf.as_mut()).filter(|(l, b)| *l <= b.len()) else {
+                return Some(self.finish(at, Err(IoError::BadLength)));
+            };
+            // SAFETY: the slot keeps the buffer until the I/O is over.
+            slot.iov = unsafe { [IoVec::new(buf.as_mut_ptr(), len)] };
+            // SAFETY: `iov` is in a boxed slot, not touched until the I/O is over.
+            sg = unsafe { Sg::new(&slot.iov) };
+        }
+        slot.io = Io { op, fua: false, lba, blocks, sg, tag: u64::from(at) };
+        self.start(at)
+    }
+
+    fn start(&mut self, at: u16) -> Option<Finished<T>> {
+        match self.channel.submit(&self.slots[usize::from(at)].io) {
+            Submit::Done(result) => return Some(self.finish(at, result)),
+            Submit::Pending => {}
+            Submit::Full => self.refused.push_back(at),
+        }
+        None
+    }
+
+    fn finish(&mut self, at: u16, result: Result<(), IoError>) -> Finished<T> {
+        let slot = &mut self.slots[usize::from(at)];
+        let token = slot.token.take().expect("an I/O ends once");
+        let buf = slot.buf.take();
+        self.free.push(at);
+        Finished { token, buf, result }
+    }
+
+    /// Appends what is over to `over`; returns how many.
+    pub fn poll(&mut self, over: &mut Vec<Finished<T>>) -> usize {
+        let before = over.len();
+        self.io.flush();
+        let mut done = std::mem::take(&mut self.done);
+        done.clear();
+        self.channel.poll(&mut done);
+        for c in &done {
+            let at = u16::try_from(c.tag).expect("a tag is the number of a slot");
+            over.push(self.finish(at, c.result));
+        }
+        self.done = done;
+        for _ in 0..self.refused.len() {
+            let Some(at) = self.refused.pop_front() else { break };
+            over.extend(self.start(at));
+        }
+        self.io.flush();
+        over.len() - before
+    }
+
+    /// Sleeps until something may be over, the waker was used, or the wait was long: at most
+    /// 100 ms with I/O in flight, else `idle_us` microseconds.
+    pub fn wait(&mut self, idle_us: u64) {
+        let limit = if self.in_flight() > 0 { WAIT_US } else { idle_us };
+        if self.io.wait(limit).is_err() {
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl<T> Drop for OwnedChannel<T> {
+    fn drop(&mut self) {
+        // The kernel may still write into the buffers of what is in flight.
+        let mut over = Vec::new();
+        while self.in_flight() > 0 {
+            if self.poll(&mut over) == 0 {
+                self.wait(WAIT_US);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{FileBdev, FileKind, FileOptions, Malloc, MallocOptions};
+
+    fn drain<T>(channel: &mut OwnedChannel<T>, over: &mut Vec<Finished<T>>) {
+        while channel.in_flight() > 0 {
+            if channel.poll(over) == 0 {
+                channel.wait(WAIT_US);
+            }
+        }
+    }
+
+    fn both(bdev: &dyn Bdev) {
+        let mut channel = OwnedChannel::open(bdev, 8).unwrap();
+        let mut over = Vec::new();
+        for lba in 0..64u64 {
+            while channel.is_full() {
+                if channel.poll(&mut over) == 0 {
+                    channel.wait(WAIT_US);
+                }
+            }
+            let mut buf = AlignedBuf::zeroed(8192);
+            buf[..512].fill(lba as u8 + 1);
+            over.extend(channel.submit(Op::Write, lba, 1, Some(buf), lba));
+        }
+        drain(&mut channel, &mut over);
+        assert_eq!(over.len(), 64);
+        assert!(over.drain(..).all(|f| f.result.is_ok() && f.buf.is_some()));
+        let buf = Some(AlignedBuf::zeroed(64 * 512));
+        over.extend(channel.submit(Op::Read, 0, 64, buf, 7));
+        drain(&mut channel, &mut over);
+        let read = over.pop().unwrap();
+        assert_eq!((read.token, read.result), (7, Ok(())));
+        let data = read.buf.unwrap();
+        assert!(data.chunks(512).zip(1u8..).all(|(block, n)| block.iter().all(|b| *b == n)));
+        over.extend(channel.submit(Op::Read, 0, 2, Some(AlignedBuf::zeroed(512)), 8));
+        assert_eq!(over.pop().unwrap().result, Err(IoError::BadLength));
+        over.extend(channel.submit(Op::Read, 1 << 40, 1, Some(AlignedBuf::zeroed(512)), 9));
+        drain(&mut channel, &mut over);
+        assert_eq!(over.pop().unwrap().result, Err(IoError::OutOfRange));
+    }
+
+    #[test]
+    fn memory_and_file_take_many_at_a_time_and_give_buffers_back() {
+        let options = MallocOptions {
+            name: "m0".into(),
+            block_size: 512,
+            physical_block_size: 0,
+            num_blocks: 64,
+            uuid: None,
+        };
+        both(&*Malloc::create(options).unwrap());
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(64 * 512).unwrap();
+        let options = FileOptions {
+            name: "f0".into(),
+            path: file.path().into(),
+            block_size: Some(512),
+            read_only: false,
+            uuid: None,
+            kind: FileKind::Uring,
+        };
+        both(&*FileBdev::create(options).unwrap());
+    }
+}

@@ -1,0 +1,78 @@
+//! Why an export is refused, and what a failed I/O is to the kernel.
+
+use bdev::{IoError, OpenError, RegistryError};
+use fuser::Errno;
+use std::io;
+use std::path::PathBuf;
+
+/// Why a control operation was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum ExportError {
+    /// There is no such bdev, or another face has it.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// It is there and is not exported.
+    #[error("bdev {0} is not exported; virtlun_export_list lists those that are")]
+    NotExported(String),
+    /// It is exported the other way.
+    #[error("bdev {name} is exported {how} already; delete that export first")]
+    OtherMode {
+        /// Name of the bdev.
+        name: String,
+        /// `read-only` or `for writing`.
+        how: &'static str,
+    },
+    /// Somebody has its file open.
+    #[error(
+        "the export of bdev {name} is open {opens} times; unmount and detach its loop device first"
+    )]
+    Open {
+        /// Name of the bdev.
+        name: String,
+        /// How often its file is open.
+        opens: u32,
+    },
+    /// Its channel cannot be opened.
+    #[error(transparent)]
+    Channel(#[from] OpenError),
+    /// It takes I/Os that are too short for a file.
+    #[error("bdev {name} takes {bytes} bytes at a time, and an export needs {needed}")]
+    ShortIo {
+        /// Name of the bdev.
+        name: String,
+        /// Most bytes it takes.
+        bytes: u64,
+        /// Least that is needed.
+        needed: u64,
+    },
+    /// The folder is another process's mount.
+    #[error(
+        "{0} is mounted by another living process; stop that target or give --export-dir another"
+    )]
+    DirInUse(PathBuf),
+    /// The operating system says no.
+    #[error("cannot {operation} {path}: {source}")]
+    Os {
+        /// What was tried.
+        operation: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The answer.
+        source: io::Error,
+    },
+}
+
+/// What a failed I/O is to the kernel. Through a loop device all but ENOSPC become EIO.
+pub(crate) fn errno(e: IoError) -> Errno {
+    match e {
+        IoError::OutOfRange | IoError::NoSpace => Errno::ENOSPC,
+        IoError::BadLength => Errno::EINVAL,
+        IoError::ReadOnly => Errno::EROFS,
+        IoError::ReadMedium | IoError::WriteMedium | IoError::Flush | IoError::Aborted => {
+            Errno::EIO
+        }
+        IoError::Unsupported => Errno::EOPNOTSUPP,
+        IoError::Removed => Errno::ENODEV,
+        IoError::Resources => Errno::ENOMEM,
+    }
+}

@@ -1,0 +1,358 @@
+//! All exports of the process.
+
+use bdev::{Event, Registry, Subscription};
+use fuser::INodeNo;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+use uuid::Uuid;
+
+use crate::errors::ExportError;
+use crate::fs::{Files, Table};
+use crate::mount::{Mount, detach_dead};
+use crate::volume::Volume;
+
+/// How long [`Exports::delete`] waits for a file to be closed: the kernel tells of a close, and a
+/// loop device lets go, a moment later.
+pub const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How often it looks meanwhile.
+const RELEASE_POLL: Duration = Duration::from_millis(5);
+
+/// An export.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Info {
+    /// Name of the bdev.
+    pub bdev_name: String,
+    /// UUID of the bdev, the name of the file.
+    pub uuid: Uuid,
+    /// The file.
+    pub path: PathBuf,
+    /// Whether writes are refused.
+    pub read_only: bool,
+    /// How often the file is open.
+    pub opens: u32,
+    /// Size in bytes.
+    pub size: u64,
+}
+
+/// What only control threads touch; held during a control operation.
+struct Control {
+    mount: Option<Mount>,
+    next_ino: u64,
+}
+
+struct Inner {
+    registry: Registry,
+    dir: PathBuf,
+    control: Mutex<Control>,
+    table: Table,
+}
+
+/// All exports. Every method may wait for I/O: for control threads.
+pub struct Exports {
+    inner: Arc<Inner>,
+    _events: Subscription,
+}
+
+impl Exports {
+    /// None yet; they will be files in `dir`, which is mounted with the first.
+    pub fn new(registry: Registry, dir: &Path) -> Exports {
+        let inner = Arc::new(Inner {
+            registry: registry.clone(),
+            dir: dir.to_owned(),
+            control: Mutex::new(Control { mount: None, next_ino: INodeNo::ROOT.0 + 1 }),
+            table: Table::default(),
+        });
+        let weak = Arc::downgrade(&inner);
+        let events = registry.subscribe(move |event| on_event(&weak, event));
+        Exports { inner, _events: events }
+    }
+
+    /// Detaches the mount of a process that was killed.
+    ///
+    /// # Errors
+    /// [`ExportError::DirInUse`] when that process lives; the kernel refuses.
+    pub fn detach_dead(&self) -> Result<(), ExportError> {
+        detach_dead(&self.inner.dir)
+    }
+
+    /// Shows the bdev (name, alias or UUID) as a file and returns its path. One that is exported
+    /// the same way already stays as it is.
+    ///
+    /// # Errors
+    /// [`ExportError`]: no such bdev, another face has it, exported the other way, no mount.
+    pub fn create(&self, key: &str, read_only: bool) -> Result<PathBuf, ExportError> {
+        let inner = &self.inner;
+        let mut control = inner.control();
+        let bdev = inner.registry.require(key)?;
+        let path = inner.dir.join(bdev.uuid().to_string());
+        if let Some(there) = inner.named(bdev.name()) {
+            if there.read_only != (read_only || bdev.features().read_only) {
+                let how = if there.read_only { "read-only" } else { "for writing" };
+                return Err(ExportError::OtherMode { name: bdev.name().into(), how });
+            }
+            return Ok(path);
+        }
+        let claim = inner.registry.claim(bdev.name(), &format!("the export {}", path.display()))?;
+        if control.mount.is_none() {
+            control.mount = Some(Mount::new(&inner.dir, Files::new(Table::clone(&inner.table)))?);
+        }
+        let ino = INodeNo(control.next_ino);
+        let volume = Volume::start(ino, claim, read_only)?;
+        control.next_ino += 1;
+        inner.write().insert(ino.0, Arc::new(volume));
+        Ok(path)
+    }
+
+    /// Takes the file of a bdev away. While it is open it stays, unless `force`: then what has it
+    /// open gets errors.
+    ///
+    /// # Errors
+    /// [`ExportError::NotExported`]; [`ExportError::Open`] after [`RELEASE_TIMEOUT`].
+    pub fn delete(&self, key: &str, force: bool) -> Result<(), ExportError> {
+        let inner = &self.inner;
+        let _control = inner.control();
+        let name = inner.registry.get(key).map_or_else(|| key.to_owned(), |b| b.name().to_owned());
+        let end = Instant::now() + RELEASE_TIMEOUT;
+        loop {
+            let volume =
+                inner.named(&name).ok_or_else(|| ExportError::NotExported(key.to_owned()))?;
+            {
+                let mut table = inner.write();
+                let opens = volume.opens.load(Ordering::Relaxed);
+                if opens == 0 || force {
+                    table.remove(&volume.ino.0);
+                    drop(table);
+                    volume.stop();
+                    return Ok(());
+                }
+                if Instant::now() > end {
+                    return Err(ExportError::Open { name, opens });
+                }
+            }
+            thread::sleep(RELEASE_POLL);
+        }
+    }
+
+    /// All exports, in the order in which they were made.
+    pub fn list(&self) -> Vec<Info> {
+        let table = self.inner.table.read().unwrap_or_else(PoisonError::into_inner);
+        let info = |v: &Arc<Volume>| Info {
+            bdev_name: v.bdev.name().to_owned(),
+            uuid: v.uuid,
+            path: self.inner.dir.join(v.uuid.to_string()),
+            read_only: v.read_only,
+            opens: v.opens.load(Ordering::Relaxed),
+            size: v.bdev.geometry().bytes(),
+        };
+        table.values().map(info).collect()
+    }
+
+    /// Ends all exports and the mount: before lvstores are unloaded. Open files give errors.
+    pub fn stop(&self) {
+        let mut control = self.inner.control();
+        let all = std::mem::take(&mut *self.inner.write());
+        all.into_values().for_each(|volume| volume.stop());
+        if let Some(mount) = control.mount.take() {
+            mount.end();
+        }
+    }
+}
+
+impl Drop for Exports {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Inner {
+    fn control(&self) -> MutexGuard<'_, Control> {
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(
+        &self,
+    ) -> std::sync::RwLockWriteGuard<'_, std::collections::BTreeMap<u64, Arc<Volume>>> {
+        self.table.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn named(&self, name: &str) -> Option<Arc<Volume>> {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        table.values().find(|v| v.bdev.name() == name).cloned()
+    }
+}
+
+/// A bdev that goes away takes its file with it; on another thread, because it waits for I/O.
+fn on_event(inner: &Weak<Inner>, event: &Event) {
+    let Event::Removed(bdev) = event else { return };
+    let Some(inner) = inner.upgrade() else { return };
+    let Some(volume) = inner.named(bdev.name()) else { return };
+    inner.write().remove(&volume.ino.0);
+    let stopped = thread::Builder::new().name("export-gone".into()).spawn(move || volume.stop());
+    if let Err(e) = stopped {
+        tracing::error!(bdev = bdev.name(), "no thread to end an export on: {e}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bdev::{Bdev, Malloc, MallocOptions, Null, Op};
+    use rustix::fs::{FallocateFlags, fallocate};
+    use std::fs::{self, File};
+    use std::io::ErrorKind;
+    use std::os::unix::fs::FileExt;
+
+    const BLOCK: usize = 512;
+
+    fn malloc(registry: &Registry, name: &str, num_blocks: u64) -> Arc<Malloc> {
+        let bdev = Malloc::create(MallocOptions {
+            name: name.into(),
+            block_size: BLOCK as u32,
+            physical_block_size: 0,
+            num_blocks,
+            uuid: None,
+        })
+        .unwrap();
+        registry.register(bdev.clone()).unwrap();
+        bdev
+    }
+
+    fn exports() -> (tempfile::TempDir, Registry, Exports) {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = Registry::new();
+        let exports = Exports::new(registry.clone(), &dir.path().join("e"));
+        (dir, registry, exports)
+    }
+
+    #[test]
+    fn a_file_reads_what_was_written_from_many_threads() {
+        let (_dir, registry, exports) = exports();
+        let bdev = malloc(&registry, "m0", 8192);
+        let path = exports.create("m0", false).unwrap();
+        assert_eq!(path.file_name().unwrap().to_str().unwrap(), bdev.uuid().to_string());
+        assert_eq!(fs::metadata(&path).unwrap().len(), 4 << 20);
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        thread::scope(|s| {
+            for t in 0..4u64 {
+                let file = &file;
+                s.spawn(move || {
+                    for i in 0..64u64 {
+                        let at = (t * 64 + i) * 16384;
+                        file.write_all_at(&[(t * 64 + i) as u8; 16384], at).unwrap();
+                    }
+                });
+            }
+        });
+        file.sync_all().unwrap();
+        let mut data = vec![0; 4 << 20];
+        // In odd lengths, and as one read that is longer than a request may be.
+        file.read_exact_at(&mut data[..100_001], 0).unwrap();
+        file.read_exact_at(&mut data[100_001..], 100_001).unwrap();
+        for (i, chunk) in data.chunks(16384).enumerate() {
+            assert!(chunk.iter().all(|b| *b == i as u8), "{i}");
+        }
+        assert_eq!(file.read_at(&mut data, 4 << 20).unwrap(), 0);
+        assert_eq!(file.write_at(&[0; 512], 4 << 20).unwrap_err().kind(), ErrorKind::StorageFull);
+        assert_eq!(file.write_at(&[0; 100], 0).unwrap_err().kind(), ErrorKind::InvalidInput);
+        drop(file);
+        exports.delete("m0", false).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap_err().kind(), ErrorKind::NotFound);
+        assert!(registry.owners("m0").is_empty());
+    }
+
+    #[test]
+    fn creating_again_is_the_same_and_the_other_way_is_refused() {
+        let (dir, registry, exports) = exports();
+        malloc(&registry, "m0", 8);
+        let path = exports.create("m0", true).unwrap();
+        assert_eq!(exports.create("m0", true).unwrap(), path);
+        let e = exports.create("m0", false).unwrap_err();
+        assert_eq!(
+            e.to_string(),
+            "bdev m0 is exported read-only already; delete that export first"
+        );
+        let open = File::options().write(true).open(&path).unwrap_err();
+        assert_eq!(open.kind(), ErrorKind::ReadOnlyFilesystem);
+        let names: Vec<_> = fs::read_dir(dir.path().join("e")).unwrap().collect();
+        assert_eq!(names.len(), 1);
+        assert_eq!(exports.list().len(), 1);
+        let e = registry.claim("m0", "target 0 of controller vm-1").unwrap_err();
+        assert!(e.to_string().contains(&format!("in use by the export {}", path.display())), "{e}");
+    }
+
+    #[test]
+    fn a_claimed_or_missing_bdev_is_refused_with_the_holder_named() {
+        let (_dir, registry, exports) = exports();
+        malloc(&registry, "m0", 8);
+        let _held = registry.claim_shared("m0", "target 3 of controller vm-1").unwrap();
+        let e = exports.create("m0", false).unwrap_err().to_string();
+        assert_eq!(e, "bdev m0 is in use by target 3 of controller vm-1: release it there first");
+        assert!(exports.create("m1", false).is_err());
+        assert!(matches!(exports.delete("m0", false), Err(ExportError::NotExported(_))));
+    }
+
+    #[test]
+    fn an_open_file_holds_its_export_unless_forced() {
+        let (_dir, registry, exports) = exports();
+        malloc(&registry, "m0", 8);
+        let path = exports.create("m0", false).unwrap();
+        let file = File::open(&path).unwrap();
+        let e = exports.delete("m0", false).unwrap_err().to_string();
+        assert!(e.contains("is open 1 times"), "{e}");
+        exports.delete("m0", true).unwrap();
+        assert!(file.read_at(&mut [0; 512], 0).is_err());
+        assert!(registry.owners("m0").is_empty());
+    }
+
+    #[test]
+    fn the_size_follows_and_a_removed_bdev_takes_its_file_along() {
+        let (_dir, registry, exports) = exports();
+        let bdev = Null::create("n0", 4096, 8, None).unwrap();
+        registry.register(bdev.clone()).unwrap();
+        let path = exports.create("n0", false).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().len(), 8 * 4096);
+        registry.unregister("n0").unwrap();
+        assert!(fs::metadata(&path).is_err());
+        assert!(exports.list().is_empty());
+    }
+
+    #[test]
+    fn discards_of_a_whole_disk_are_cut_and_wait_their_turn() {
+        let (_dir, registry, exports) = exports();
+        // 3.5 GiB, and more of them at a time than the channel takes.
+        let bdev = Null::create("n0", 4096, 7 << 17, None).unwrap();
+        registry.register(bdev.clone()).unwrap();
+        let path = exports.create("n0", false).unwrap();
+        let file = File::options().write(true).open(&path).unwrap();
+        let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
+        thread::scope(|s| {
+            for _ in 0..2 * crate::DEPTH {
+                s.spawn(|| fallocate(&file, flags, 0, 7 << 29).unwrap());
+            }
+        });
+        let io = bdev.stats().unwrap().snapshot();
+        let done = io.op(Op::WriteZeroes);
+        assert_eq!((done.ops, done.bytes), (256 * 2, 128 * (7 << 29)));
+    }
+
+    #[test]
+    fn the_end_leaves_no_mount() {
+        let (dir, registry, exports) = exports();
+        malloc(&registry, "m0", 8);
+        let path = exports.create("m0", false).unwrap();
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        assert!(table.contains(dir.path().join("e").to_str().unwrap()));
+        let other = Exports::new(registry.clone(), &dir.path().join("e"));
+        let e = other.detach_dead().unwrap_err().to_string();
+        assert!(e.contains("mounted by another living process"), "{e}");
+        drop(exports);
+        assert!(!path.exists());
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        assert!(!table.contains(dir.path().join("e").to_str().unwrap()));
+        assert!(registry.owners("m0").is_empty());
+    }
+}

@@ -1,0 +1,224 @@
+//! What the kernel asks for, in blocks of the bdev, and how it is answered.
+
+use bdev::{AlignedBuf, Features, Geometry, IoError, Op};
+use fuser::{Errno, ReplyData, ReplyEmpty, ReplyWrite};
+use std::collections::VecDeque;
+
+use crate::errors::errno;
+
+/// Longest read or write that the kernel may send, in bytes.
+pub const MAX_IO_BYTES: u32 = 256 * 1024;
+
+/// Longest unmap or write of zeros that is given to a bdev at once, in bytes: one discard of a
+/// whole disk must not keep the others waiting.
+const MAX_CLEAR_BYTES: u64 = 1 << 30;
+
+/// fallocate(2): the size stays.
+const KEEP_SIZE: i32 = 0x01;
+/// fallocate(2): deallocate.
+const PUNCH_HOLE: i32 = 0x02;
+/// fallocate(2): read as zeros.
+const ZERO_RANGE: i32 = 0x10;
+
+/// A range of bytes as blocks that cover it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Span {
+    /// First block.
+    pub lba: u64,
+    /// Number of blocks.
+    pub blocks: u64,
+    /// Bytes of the first block before the range.
+    pub skip: usize,
+    /// Bytes of the range.
+    pub len: usize,
+}
+
+impl Span {
+    /// What a read of `len` bytes at `offset` covers; `None` at or beyond the end. It need not be
+    /// whole blocks, and ends at the end of the device.
+    pub fn of_read(g: &Geometry, offset: u64, len: u32) -> Option<Span> {
+        let left = g.bytes().checked_sub(offset).filter(|left| *left > 0)?;
+        let len = left.min(u64::from(len));
+        let block = u64::from(g.block_size);
+        let lba = offset / block;
+        let blocks = (offset + len).div_ceil(block) - lba;
+        // At most MAX_IO_BYTES and less than a block: both fit.
+        Some(Span { lba, blocks, skip: (offset % block) as usize, len: len as usize })
+    }
+
+    /// Whole blocks within the device, for everything that changes it.
+    pub fn exact(g: &Geometry, offset: u64, len: u64) -> Result<Span, Errno> {
+        let block = u64::from(g.block_size);
+        if !offset.is_multiple_of(block) || !len.is_multiple_of(block) || len == 0 {
+            return Err(Errno::EINVAL);
+        }
+        match offset.checked_add(len) {
+            Some(end) if end <= g.bytes() => Ok(Span {
+                lba: offset / block,
+                blocks: len / block,
+                skip: 0,
+                len: usize::try_from(len).map_err(|_| Errno::EINVAL)?,
+            }),
+            _ => Err(Errno::ENOSPC),
+        }
+    }
+}
+
+/// What fallocate with `mode` is to a bdev with `features`.
+pub(crate) fn clearing(mode: i32, features: &Features) -> Result<Op, Errno> {
+    let op = match mode & !KEEP_SIZE {
+        PUNCH_HOLE if features.unmap && features.unmap_zeroes => Op::Unmap,
+        PUNCH_HOLE | ZERO_RANGE if features.write_zeroes => Op::WriteZeroes,
+        _ => return Err(Errno::EOPNOTSUPP),
+    };
+    if features.read_only { Err(Errno::EROFS) } else { Ok(op) }
+}
+
+/// Who waits for the I/O.
+#[derive(Debug)]
+pub(crate) enum Reply {
+    /// A reader, of `len` bytes after the first `skip`.
+    Data { reply: ReplyData, skip: usize, len: usize },
+    /// A writer of `len` bytes.
+    Written { reply: ReplyWrite, len: u32 },
+    /// fsync or fallocate.
+    Empty(ReplyEmpty),
+}
+
+impl Reply {
+    /// Answers.
+    pub fn send(self, result: Result<(), IoError>, buf: Option<&AlignedBuf>) {
+        let result = result.map_err(errno);
+        match (self, result) {
+            (Reply::Data { reply, skip, len }, Ok(())) => {
+                match buf.and_then(|b| b.get(skip..skip + len)) {
+                    Some(data) => reply.data(data),
+                    None => reply.error(Errno::EIO),
+                }
+            }
+            (Reply::Written { reply, len }, Ok(())) => reply.written(len),
+            (Reply::Empty(reply), Ok(())) => reply.ok(),
+            (Reply::Data { reply, .. }, Err(e)) => reply.error(e),
+            (Reply::Written { reply, .. }, Err(e)) => reply.error(e),
+            (Reply::Empty(reply), Err(e)) => reply.error(e),
+        }
+    }
+}
+
+/// One request of the kernel's.
+#[derive(Debug)]
+pub(crate) struct Request {
+    /// What to do.
+    pub op: Op,
+    /// First block.
+    pub lba: u64,
+    /// Number of blocks.
+    pub blocks: u64,
+    /// Data of a write, room for a read.
+    pub buf: Option<AlignedBuf>,
+    /// Who waits.
+    pub reply: Reply,
+}
+
+/// Most blocks of `op` that are given to a bdev at once.
+pub(crate) fn longest(op: Op, g: &Geometry, features: &Features) -> u64 {
+    match op {
+        Op::Unmap | Op::WriteZeroes => {
+            let most = MAX_CLEAR_BYTES / u64::from(g.block_size);
+            match features.max_blocks {
+                0 => most,
+                limit => most.min(u64::from(limit)),
+            }
+        }
+        Op::Read | Op::Write | Op::Flush => u64::MAX,
+    }
+}
+
+/// Buffers between the dispatcher and the worker, so that an I/O does not allocate; grows to what
+/// was in flight at most, [`crate::DEPTH`] kept.
+#[derive(Debug, Default)]
+pub(crate) struct Pool(VecDeque<AlignedBuf>);
+
+impl Pool {
+    /// Room for the longest I/O and the blocks that it cuts at both ends.
+    pub fn take(&mut self) -> AlignedBuf {
+        self.0.pop_back().unwrap_or_else(|| AlignedBuf::zeroed(MAX_IO_BYTES as usize + 2 * 4096))
+    }
+
+    /// Takes one back.
+    pub fn put(&mut self, buf: AlignedBuf) {
+        if self.0.len() < usize::from(crate::DEPTH) {
+            self.0.push_back(buf);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn geometry(block_size: u32, num_blocks: u64) -> Geometry {
+        Geometry { block_size, physical_block_size: block_size, num_blocks }
+    }
+
+    #[test]
+    fn a_read_is_cut_at_the_end_and_widened_to_blocks() {
+        let g = geometry(512, 4);
+        let span = |lba, blocks, skip, len| Some(Span { lba, blocks, skip, len });
+        assert_eq!(Span::of_read(&g, 0, 512), span(0, 1, 0, 512));
+        assert_eq!(Span::of_read(&g, 100, 1000), span(0, 3, 100, 1000));
+        assert_eq!(Span::of_read(&g, 1024, 1024), span(2, 2, 0, 1024));
+        assert_eq!(Span::of_read(&g, 2000, 4096), span(3, 1, 464, 48));
+        assert_eq!(Span::of_read(&g, 2048, 1), None);
+        assert_eq!(Span::of_read(&g, u64::MAX, 1), None);
+        assert_eq!(Span::of_read(&g, 5, 0), span(0, 1, 5, 0));
+    }
+
+    #[test]
+    fn a_change_is_of_whole_blocks_within_the_device() {
+        let g = geometry(4096, 4);
+        let exact = |offset, len| Span::exact(&g, offset, len).map(|s| (s.lba, s.blocks));
+        assert_eq!(exact(4096, 8192), Ok((1, 2)));
+        assert_eq!(exact(512, 4096), Err(Errno::EINVAL));
+        assert_eq!(exact(0, 512), Err(Errno::EINVAL));
+        assert_eq!(exact(0, 0), Err(Errno::EINVAL));
+        assert_eq!(exact(4096, 16384), Err(Errno::ENOSPC));
+        assert_eq!(exact(u64::MAX - 4095, 4096), Err(Errno::ENOSPC));
+    }
+
+    #[test]
+    fn holes_read_as_zeros_whatever_the_bdev_can() {
+        let unmaps = Features { unmap: true, unmap_zeroes: true, ..Features::default() };
+        let both = Features { write_zeroes: true, ..unmaps };
+        let vague = Features { unmap_zeroes: false, ..both };
+        assert_eq!(clearing(3, &both), Ok(Op::Unmap));
+        assert_eq!(clearing(3, &vague), Ok(Op::WriteZeroes));
+        assert_eq!(clearing(0x11, &both), Ok(Op::WriteZeroes));
+        assert_eq!(clearing(0x11, &unmaps), Err(Errno::EOPNOTSUPP));
+        assert_eq!(clearing(0, &both), Err(Errno::EOPNOTSUPP));
+        assert_eq!(clearing(0x08, &both), Err(Errno::EOPNOTSUPP));
+        assert_eq!(clearing(3, &Features { read_only: true, ..both }), Err(Errno::EROFS));
+    }
+
+    #[test]
+    fn a_discard_of_a_whole_disk_is_cut() {
+        let g = geometry(512, 1 << 40);
+        let none = Features::default();
+        assert_eq!(longest(Op::Unmap, &g, &none), 1 << 21);
+        assert_eq!(longest(Op::Unmap, &g, &Features { max_blocks: 8, ..none }), 8);
+        assert_eq!(longest(Op::Read, &g, &none), u64::MAX);
+    }
+
+    #[test]
+    fn the_pool_gives_the_same_buffers_again_and_has_a_bound() {
+        let mut pool = Pool::default();
+        let buf = pool.take();
+        let at = buf.as_ptr();
+        pool.put(buf);
+        assert_eq!(pool.take().as_ptr(), at);
+        for _ in 0..2 * crate::DEPTH {
+            pool.put(AlignedBuf::zeroed(1));
+        }
+        assert_eq!(pool.0.len(), usize::from(crate::DEPTH));
+    }
+}

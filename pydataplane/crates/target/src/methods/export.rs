@@ -1,0 +1,127 @@
+//! Exports: bdevs as files for the kernel (ours).
+
+use crate::app::App;
+use crate::errors;
+use crate::state::{self, Item};
+use ::export::Info;
+use rpc::{Errno, Error, Flags, Methods, NoParams};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Create {
+    /// Bdev to export: name, alias or UUID.
+    bdev_name: String,
+    /// Refuse writes. Default: false, or as the bdev is
+    #[serde(default)]
+    read_only: Option<bool>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Delete {
+    /// Exported bdev: name, alias or UUID.
+    bdev_name: String,
+    /// Delete it although its file is open; what has it open then gets errors. Default: false
+    #[serde(default)]
+    force: Option<bool>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Created {
+    /// The file: for `losetup --direct-io=on`.
+    path: String,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Export {
+    /// Name of the bdev.
+    bdev_name: String,
+    /// UUID of the bdev, the name of the file.
+    uuid: String,
+    /// The file.
+    path: String,
+    /// Whether writes are refused.
+    read_only: bool,
+    /// How often the file is open, by a loop device for instance.
+    opens: u32,
+    /// Size in bytes, now.
+    size: u64,
+}
+
+impl From<Info> for Export {
+    fn from(i: Info) -> Export {
+        Export {
+            bdev_name: i.bdev_name,
+            uuid: i.uuid.to_string(),
+            path: i.path.display().to_string(),
+            read_only: i.read_only,
+            opens: i.opens,
+            size: i.size,
+        }
+    }
+}
+
+fn create(app: &App, mut p: Create) -> Result<Created, Error> {
+    let bdev = app.bdev(&p.bdev_name)?;
+    let path = app.exports.create(bdev.name(), p.read_only.unwrap_or(false));
+    let path = path.map_err(errors::export)?;
+    // An alias can change; the name stays.
+    p.bdev_name = bdev.name().to_owned();
+    p.read_only = p.read_only.filter(|read_only| *read_only);
+    app.config().record("virtlun_export_create", &p);
+    Ok(Created { path: path.display().to_string() })
+}
+
+/// Deletes an export, or forgets one that could not be restored.
+fn delete(app: &App, p: &Delete) -> Result<bool, Error> {
+    let name =
+        app.registry.get(&p.bdev_name).map_or_else(|| p.bdev_name.clone(), |b| b.name().into());
+    let key = state::export_key(&name);
+    let deleted = app.exports.delete(&name, p.force.unwrap_or(false));
+    let forgotten = match deleted {
+        Ok(()) => app.config().forget(|item| item.key == key),
+        Err(e) => {
+            let unrestored = |item: &Item| item.key == key && item.problem.is_some();
+            if !app.config().forget(unrestored) {
+                return Err(errors::export(e));
+            }
+            true
+        }
+    };
+    tracing::debug!(bdev = name, forgotten, "export deleted");
+    Ok(true)
+}
+
+/// Adds the methods.
+pub fn add(methods: &mut Methods, app: &Arc<App>) {
+    let a = app.clone();
+    methods
+        .add(
+            "virtlun_export_create",
+            "Show a bdev as a file for the kernel and return its path; a loop device on it is a \
+             block device. An exported bdev cannot be a target of a controller. Repeating it \
+             changes nothing.",
+            Flags::WRITE,
+            move |p: Create| create(&a, p),
+        )
+        .errors(&[Errno::NoDev, Errno::Busy, Errno::Exist, Errno::NotSup, Errno::Io]);
+    let a = app.clone();
+    methods
+        .add(
+            "virtlun_export_delete",
+            "Take the file of a bdev away. Refused while it is open, after a wait of 2 s.",
+            Flags::WRITE,
+            move |p: Delete| delete(&a, &p),
+        )
+        .errors(&[Errno::NoDev, Errno::Busy]);
+    let a = app.clone();
+    methods.add(
+        "virtlun_export_list",
+        "Get all exports, in the order in which they were made.",
+        Flags::READ,
+        move |_: NoParams| Ok(a.exports.list().into_iter().map(Export::from).collect::<Vec<_>>()),
+    );
+}

@@ -1,0 +1,404 @@
+"""One real Kubernetes node with its control plane, in a `Sandbox`, up in about ten seconds.
+
+etcd and containerd are Debian's; the rest is what `tools` built. Nothing is pulled from anywhere:
+pods have a busybox image made here. What differs from a cluster of kubeadm's, and why:
+
+- kubelet's cgroupsPerQOS is off, so that pods stay in the box's own control group, and
+  failCgroupV1 is off for machines that still have version 1;
+- containerd restricts oom_score_adj, for which root may lack CAP_SYS_RESOURCE in a container;
+- no kube-proxy and no cluster DNS: no test needs services.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tests.kubernetes.images import PAUSE_IMAGE, busybox_image, pause_image
+from tests.kubernetes.pki import Pki
+from tests.kubernetes.sandbox import (
+    ADDRESS,
+    HOST_NAME,
+    Process,
+    Sandbox,
+    SandboxError,
+    wait_for,
+)
+from tests.kubernetes.tools import Report, Tools, build
+
+NODE = HOST_NAME
+API = "https://127.0.0.1:6443"
+ETCD = "http://127.0.0.1:2379"
+ETCD_PEER = "http://127.0.0.1:2380"
+TOKEN = "test-administrator"  # valid in the box only, where nothing listens to the outside
+CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
+START_DEADLINE_S = 120.0
+WAIT_DEADLINE_S = 90.0
+
+KUBECONFIG = """\
+apiVersion: v1
+kind: Config
+clusters: [{{name: test, cluster: {{server: {api}, certificate-authority: {ca}}}}}]
+users: [{{name: user, user: {user}}}]
+contexts: [{{name: test, context: {{cluster: test, user: user}}}}]
+current-context: test
+"""
+
+CONTAINERD_TOML = """\
+version = 2
+root = "{scratch}/containerd"
+state = "/run/containerd"
+[grpc]
+  address = "{socket}"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{pause}"
+  restrict_oom_score_adj = true
+  disable_apparmor = true
+  disable_hugetlb_controller = true
+  tolerate_missing_hugetlb_controller = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "/usr/lib/cni"
+    conf_dir = "{scratch}/cni"
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "overlayfs"
+    default_runtime_name = "runc"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+"""
+
+CNI = {
+    "cniVersion": "0.4.0",
+    "name": "test",
+    "plugins": [
+        {
+            "type": "bridge",
+            "bridge": "pods0",
+            "isGateway": True,
+            "ipMasq": False,
+            "ipam": {
+                "type": "host-local",
+                "dataDir": "/run/cni",
+                "ranges": [[{"subnet": "10.88.77.0/24"}]],
+                "routes": [],
+            },
+        }
+    ],
+}
+
+#: JSON is YAML: kubelet reads it as its configuration file.
+KUBELET: dict[str, Any] = {
+    "apiVersion": "kubelet.config.k8s.io/v1beta1",
+    "kind": "KubeletConfiguration",
+    "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
+    "authorization": {"mode": "AlwaysAllow"},
+    "cgroupDriver": "cgroupfs",
+    "cgroupsPerQOS": False,
+    "enforceNodeAllocatable": [],
+    "failCgroupV1": False,
+    "failSwapOn": False,
+    "makeIPTablesUtilChains": False,
+    "imageGCHighThresholdPercent": 100,
+    "evictionHard": {
+        "memory.available": "0%",
+        "nodefs.available": "0%",
+        "nodefs.inodesFree": "0%",
+        "imagefs.available": "0%",
+    },
+    "maxOpenFiles": 20000,
+    "nodeStatusUpdateFrequency": "5s",
+    # default 1 min; what a pod's volumes should be like is looked at this often
+    "syncFrequency": "2s",
+    "podLogsDir": "/var/log/pods",
+}
+
+
+class Cluster:
+    """A running cluster; a context manager that ends all of it and removes its directory.
+
+    The logs stay (and their place is printed) where the body failed. Needs root.
+    """
+
+    def __init__(
+        self,
+        scratch: Path | None = None,
+        *,
+        tools: Tools | None = None,
+        report: Report | None = None,
+    ) -> None:
+        """Starts everything and waits until the node is ready; `scratch` needs a short path."""
+        self.tools = tools or build(report)
+        self.scratch = scratch or Path(tempfile.mkdtemp(prefix="vk-", dir="/var/tmp"))
+        self.scratch.chmod(0o755)
+        self.kubelet_dir = self.scratch / "kubelet"
+        self.kubeconfig = self.scratch / "admin.conf"
+        #: Keep the directory, for its logs, whatever happened.
+        self.keep = False
+        #: Seconds since the start at which each part was ready.
+        self.timings: dict[str, float] = {}
+        self._begun = time.monotonic()
+        self.box = Sandbox(self.scratch)
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> None:
+        etcd = self.box.spawn("etcd", *self._etcd())
+        containerd = self._start_containerd()
+        self.pki = Pki(self.scratch / "pki")
+        self._write_kubeconfig(self.kubeconfig, {"token": TOKEN})
+        server = self.box.spawn("kube-apiserver", *self._apiserver())
+        self._until("API server", server, lambda: self._get_raw("/readyz"), etcd)
+        manager = self.box.spawn("kube-controller-manager", *self._controller_manager())
+        scheduler = self.box.spawn(
+            "kube-scheduler",
+            self.tools.path("kube-scheduler"),
+            *(f"--kubeconfig={self.kubeconfig}", "--leader-elect=false"),
+            *self._delegated(),
+        )
+        self._import_images(containerd)
+        self.kubelet = self.box.spawn("kubelet", *self._kubelet())
+        self._until(
+            "node",
+            self.kubelet,
+            lambda: self.kubectl(
+                *("wait", "node", NODE, "--for=condition=Ready", "--timeout=5s"), check=False
+            ).endswith("condition met\n"),
+            containerd,
+            scheduler,
+        )
+        self._until(
+            "service account",
+            manager,
+            lambda: self.kubectl("get", "serviceaccount", "default", "-o", "name", check=False),
+        )
+
+    def _until(self, what: str, process: Process, ready: Any, *others: Process) -> None:
+        """Waits until `ready` gives something true; SandboxError with a log if a process ended."""
+
+        def look() -> Any:
+            for one in (process, *others):
+                if not one.running():
+                    raise SandboxError(f"{one.name} ended:\n{one.words()}")
+            return ready()
+
+        try:
+            wait_for(look, f"the {what}", seconds=START_DEADLINE_S, pause_s=0.05)
+        except SandboxError as error:
+            raise SandboxError(f"{error}\n{process.words()}") from None
+        self.timings[what] = time.monotonic() - self._begun
+
+    def _etcd(self) -> list[str]:
+        return [
+            "etcd",
+            f"--data-dir={self.scratch / 'etcd'}",
+            *(f"--listen-client-urls={ETCD}", f"--advertise-client-urls={ETCD}"),
+            *(f"--listen-peer-urls={ETCD_PEER}", f"--initial-advertise-peer-urls={ETCD_PEER}"),
+            f"--initial-cluster=default={ETCD_PEER}",
+            "--unsafe-no-fsync",  # nothing here outlives the machine
+        ]
+
+    def _apiserver(self) -> list[str]:
+        serving, serving_key = self.pki.issue(
+            "apiserver",
+            "/CN=kube-apiserver",
+            "IP:127.0.0.1,IP:10.96.0.1,DNS:localhost,DNS:kubernetes.default.svc",
+        )
+        client, client_key = self.pki.issue(
+            "kubelet-client", "/O=system:masters/CN=kubelet-client", "DNS:client"
+        )
+        tokens = self.scratch / "tokens.csv"
+        tokens.write_text(f'{TOKEN},administrator,administrator,"system:masters"\n')
+        return [
+            str(self.tools.path("kube-apiserver")),
+            *(f"--etcd-servers={ETCD}", "--bind-address=127.0.0.1", "--secure-port=6443"),
+            *("--advertise-address=127.0.0.1", "--endpoint-reconciler-type=none"),
+            *(f"--tls-cert-file={serving}", f"--tls-private-key-file={serving_key}"),
+            *(f"--client-ca-file={self.pki.ca}", f"--token-auth-file={tokens}"),
+            f"--kubelet-client-certificate={client}",
+            f"--kubelet-client-key={client_key}",
+            "--kubelet-preferred-address-types=InternalIP",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={self.pki.sa_public}",
+            f"--service-account-signing-key-file={self.pki.sa_key}",
+            "--service-cluster-ip-range=10.96.0.0/16",
+            *("--authorization-mode=Node,RBAC", "--allow-privileged=true"),
+        ]
+
+    def _controller_manager(self) -> list[str]:
+        return [
+            str(self.tools.path("kube-controller-manager")),
+            f"--kubeconfig={self.kubeconfig}",
+            f"--service-account-private-key-file={self.pki.sa_key}",
+            f"--root-ca-file={self.pki.ca}",
+            *("--use-service-account-credentials=true", "--leader-elect=false"),
+            *("--allocate-node-cidrs=false", "--concurrent-serviceaccount-token-syncs=2"),
+            *self._delegated(),
+        ]
+
+    def _delegated(self) -> list[str]:
+        return [
+            f"--authentication-kubeconfig={self.kubeconfig}",
+            f"--authorization-kubeconfig={self.kubeconfig}",
+        ]
+
+    def _start_containerd(self) -> Process:
+        config = self.scratch / "containerd.toml"
+        config.write_text(
+            CONTAINERD_TOML.format(
+                scratch=self.scratch, socket=CONTAINERD_SOCKET, pause=PAUSE_IMAGE
+            )
+        )
+        networks = self.scratch / "cni"
+        networks.mkdir()
+        (networks / "10-test.conflist").write_text(json.dumps(CNI))
+        return self.box.spawn("containerd", "containerd", "--config", config)
+
+    def _import_images(self, containerd: Process) -> None:
+        ctr = ("ctr", "--address", CONTAINERD_SOCKET, "--namespace", "k8s.io")
+        files = [
+            pause_image(self.scratch / "pause.tar", self.box.pause),
+            busybox_image(self.scratch / "busybox.tar"),
+        ]
+        self._until(
+            "containerd",
+            containerd,
+            lambda: self.box.run(*ctr, "version", check=False).returncode == 0,
+        )
+        for file in files:
+            self.box.run(*ctr, "images", "import", file)
+            file.unlink()
+        self.timings["images"] = time.monotonic() - self._begun
+
+    def _kubelet(self) -> list[str]:
+        serving, key = self.pki.issue(
+            "kubelet", f"/O=system:nodes/CN=system:node:{NODE}", f"IP:{ADDRESS},DNS:{NODE}"
+        )
+        config = {
+            **KUBELET,
+            "authentication": {
+                "anonymous": {"enabled": False},
+                "webhook": {"enabled": False},
+                "x509": {"clientCAFile": str(self.pki.ca)},
+            },
+            "cgroupRoot": f"/{self.box.cgroup}",
+            "tlsCertFile": str(serving),
+            "tlsPrivateKeyFile": str(key),
+            "volumePluginDir": str(self.kubelet_dir / "volumeplugins"),
+        }
+        path = self.scratch / "kubelet.json"
+        path.write_text(json.dumps(config))
+        kubeconfig = self.scratch / "kubelet.conf"
+        self._write_kubeconfig(
+            kubeconfig, {"client-certificate": str(serving), "client-key": str(key)}
+        )
+        return [
+            str(self.tools.path("kubelet")),
+            *(f"--config={path}", f"--kubeconfig={kubeconfig}", f"--root-dir={self.kubelet_dir}"),
+            *(f"--hostname-override={NODE}", f"--node-ip={ADDRESS}"),
+        ]
+
+    def _write_kubeconfig(self, path: Path, user: dict[str, str]) -> None:
+        path.write_text(KUBECONFIG.format(api=API, ca=self.pki.ca, user=json.dumps(user)))
+
+    def restart_kubelet(self) -> None:
+        """Ends kubelet and starts it again, as an upgrade does; pods go on running."""
+        self.kubelet.stop()
+        self.kubelet = self.box.spawn("kubelet", *self._kubelet())
+
+    # Talking to it
+
+    def kubectl(
+        self, *words: str | Path, stdin: str = "", deadline_s: float = 120.0, check: bool = True
+    ) -> str:
+        """Runs kubectl and returns its output; SandboxError with its words where it fails."""
+        program = self.tools.path("kubectl")
+        return self.box.run(
+            *(program, f"--kubeconfig={self.kubeconfig}", *words),
+            stdin=stdin,
+            deadline_s=deadline_s,
+            check=check,
+        ).stdout
+
+    def _get_raw(self, path: str) -> str:
+        return self.kubectl("get", "--raw", path, check=False)
+
+    def apply(self, manifest: Path | str, *options: str) -> None:
+        """Applies a manifest, a file or its text, with the server's strict validation."""
+        words = ("apply", "--server-side", "--validate=strict", *options)
+        if isinstance(manifest, Path):
+            self.kubectl(*words, "-f", manifest)
+        else:
+            self.kubectl(*words, "-f", "-", stdin=manifest)
+
+    def get(self, *words: str) -> Any:
+        """Returns `kubectl get ... -o json`, parsed."""
+        return json.loads(self.kubectl("get", *words, "-o", "json"))
+
+    def items(self, *words: str) -> list[dict[str, Any]]:
+        """Returns the objects of a list."""
+        return list(self.get(*words)["items"])
+
+    def wait(self, what: str, state: str, deadline_s: float = WAIT_DEADLINE_S) -> None:
+        """Waits with `kubectl wait --for=STATE`; SandboxError with the object's events if in vain.
+
+        `what` is KIND/NAME, `state` is `jsonpath={.status.phase}=Bound`, `delete` or the like.
+        """
+        words = ("wait", what, f"--for={state}", f"--timeout={deadline_s:.0f}s")
+        try:
+            self.kubectl(*words, deadline_s=deadline_s + 30)
+        except SandboxError as error:
+            told = self.kubectl("describe", what, check=False)
+            raise SandboxError(f"{error}\n{told[-3000:]}") from None
+
+    def wait_phase(self, what: str, phase: str, deadline_s: float = WAIT_DEADLINE_S) -> None:
+        """Waits for a status.phase."""
+        self.wait(what, f"jsonpath={{.status.phase}}={phase}", deadline_s)
+
+    def execute(self, pod: str, *words: str, deadline_s: float = 60.0, check: bool = True) -> str:
+        """Runs a command in a pod's first container and returns its output."""
+        return self.kubectl("exec", pod, "--", *words, deadline_s=deadline_s, check=check)
+
+    def delete(self, *words: str, wait: bool = True) -> None:
+        """Deletes objects; waits until they are gone unless told otherwise."""
+        self.kubectl("delete", "--ignore-not-found", f"--wait={str(wait).lower()}", *words)
+
+    @contextlib.contextmanager
+    def applied(self, manifest: str) -> Iterator[None]:
+        """Applies a manifest for the duration of a block."""
+        self.apply(manifest)
+        try:
+            yield
+        finally:
+            self.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=manifest)
+
+    # Its end
+
+    def close(self) -> None:
+        """Ends everything; the directory stays."""
+        self.box.close()
+
+    def __enter__(self) -> Cluster:
+        """Returns the cluster."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Ends it; removes the directory unless the body failed or it is to be kept."""
+        self.close()
+        if error is None and not self.keep:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+        else:
+            print(f"the cluster's logs are in {self.box.logs}")

@@ -1,0 +1,307 @@
+"""Our target, our driver and its sidecars on a test cluster's node, kept running as kubelet would.
+
+`Deployment` applies examples/kubernetes as a user does, with one difference: of the DaemonSets the
+server only validates the manifest (a server-side dry run), and their containers run as processes of
+the node (`daemonset.py`). They have the manifest's service account and its rights, no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pydataplane.client import Client
+from pydataplane.errors import TargetError
+from pydataplane.volumes import Volumes
+from tests.kubernetes.cluster import NODE, Cluster
+from tests.kubernetes.daemonset import Container, containers
+from tests.kubernetes.sandbox import Process, SandboxError, wait_for
+from tests.support.target import binary
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples/kubernetes"
+DRIVER = "csi.virtlun.dev"
+NAMESPACE = "virtlun"
+ACCOUNT = "virtlun-csi"
+ACCOUNT_DIR = "/run/secrets/kubernetes.io/serviceaccount"
+LVSTORE = "lvs0"
+LVSTORE_BYTES = 4 << 30
+LOOK_AGAIN_S = 0.1
+READY_DEADLINE_S = 60.0
+
+
+@dataclass
+class Part:
+    """One container's process and what became of it."""
+
+    container: Container
+    process: Process
+    held: bool = False
+    """It stays down until it is released."""
+    restarts: int = 0
+    last_words: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Census:
+    """What there is of volumes, everywhere that one could be left behind."""
+
+    lvols: tuple[str, ...]
+    exports: tuple[str, ...]
+    loops: tuple[str, ...]
+    mounts: tuple[str, ...]
+    claims: tuple[str, ...]
+    volumes: tuple[str, ...]
+
+
+class Deployment:
+    """virtlun on a cluster; a context manager."""
+
+    def __init__(self, cluster: Cluster, *, lvstore_bytes: int = LVSTORE_BYTES) -> None:
+        """Applies the manifests, starts everything and waits until kubelet knows the driver."""
+        self.cluster = cluster
+        self.box = cluster.box
+        self.run_dir = cluster.scratch / "run"
+        self.state_dir = cluster.scratch / "state"
+        self.target_socket = self.run_dir / "target.sock"
+        self.parts: dict[str, Part] = {}
+        self._stop = threading.Event()
+        self._mutex = threading.Lock()
+        for directory in (self.run_dir / "vhost", self.state_dir / "target"):
+            directory.mkdir(parents=True)
+        for manifest in ("csidriver", "rbac", "storageclasses"):
+            cluster.apply(EXAMPLES / f"{manifest}.yaml")
+        cluster.apply(EXAMPLES / "daemonset.yaml", "--dry-run=server")
+        self._give_account()
+        found = list(self._containers())
+        (cluster.kubelet_dir / "plugins" / DRIVER).mkdir(parents=True, exist_ok=True)
+        self._start(found, "virtlun-target")
+        wait_for(self._target_answers, "the target", seconds=READY_DEADLINE_S)
+        self.volumes.create_lvstore(LVSTORE, self.state_dir / f"{LVSTORE}.img", lvstore_bytes)
+        for container in found:
+            if container.name not in self.parts:
+                self._start(found, container.name)
+        self._keeper = threading.Thread(target=self._keep, name="kubelet's part", daemon=True)
+        self._keeper.start()
+        self.wait_ready()
+
+    def _containers(self) -> Iterator[Container]:
+        text = self.cluster.kubectl(
+            *("create", "--dry-run=client", "-o", "json", "-f", EXAMPLES / "daemonset.yaml")
+        )
+        host = {
+            "/var/lib/kubelet": str(self.cluster.kubelet_dir),
+            "/run/virtlun": str(self.run_dir),
+            "/var/lib/virtlun": str(self.state_dir),
+            "/dev": "/dev",
+        }
+        fields = {
+            "spec.nodeName": NODE,
+            "metadata.namespace": NAMESPACE,
+            "metadata.name": "virtlun-csi-0",
+        }
+        for daemonset in documents(text):
+            yield from containers(daemonset, host, fields)
+
+    def _give_account(self) -> None:
+        """Puts the service account where programs in a pod find it."""
+        token = self.cluster.kubectl("create", "token", ACCOUNT, "-n", NAMESPACE, "--duration=24h")
+        self.box.run("mkdir", "-p", ACCOUNT_DIR)
+        files = {
+            "token": token.strip(),
+            "namespace": NAMESPACE,
+            "ca.crt": self.cluster.pki.ca.read_text(),
+        }
+        for name, content in files.items():
+            self.box.run("sh", "-c", f"cat > {ACCOUNT_DIR}/{name}", stdin=content)
+
+    def _start(self, found: list[Container], name: str) -> None:
+        container = next(one for one in found if one.name == name)
+        self.parts[name] = Part(container, self._spawn(container))
+
+    def _spawn(self, container: Container) -> Process:
+        programs: dict[str, list[Path | str]] = {
+            "virtlun-target": [binary()],
+            "virtlun-csi": driver_program(),
+        }
+        sidecar = self.cluster.tools.path(container.program)
+        program = programs.get(container.program) or [sidecar]
+        arguments = list(container.arguments)
+        if container.program == "csi-provisioner":
+            # there is no pod that could own the capacity objects
+            arguments.append("--capacity-ownerref-level=-1")
+        environment = {
+            **container.environment,
+            "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+            "KUBERNETES_SERVICE_PORT": "6443",
+            "PYTHONPATH": str(ROOT),
+        }
+        return self.box.spawn(container.name, *program, *arguments, env=environment)
+
+    def _keep(self) -> None:
+        """Starts again what ended, as kubelet does (which waits longer each time)."""
+        while not self._stop.wait(LOOK_AGAIN_S):
+            with self._mutex:
+                for part in self.parts.values():
+                    if part.held or part.process.running():
+                        continue
+                    part.last_words.append(part.process.words(500))
+                    part.restarts += 1
+                    part.process = self._spawn(part.container)
+
+    # What tests do to it
+
+    def kill(self, name: str) -> None:
+        """Kills a part as a crash would; it comes back by itself."""
+        part = self.parts[name]
+        part.process.send(signal.SIGKILL)
+        part.process.process.wait(20)
+
+    def stop(self, name: str) -> int:
+        """Stops a part in order, and returns its exit status; it comes back by itself."""
+        return self.parts[name].process.stop()
+
+    @contextlib.contextmanager
+    def without(self, name: str) -> Iterator[None]:
+        """Kills a part and keeps it down for the duration of a block."""
+        part = self.parts[name]
+        with self._mutex:
+            part.held = True
+        self.kill(name)
+        try:
+            yield
+        finally:
+            part.held = False
+
+    @contextlib.contextmanager
+    def frozen(self, name: str) -> Iterator[None]:
+        """Stops a part's clock for the duration of a block: it neither answers nor ends."""
+        part = self.parts[name]
+        part.process.send(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            part.process.send(signal.SIGCONT)
+
+    def wait_ready(self) -> None:
+        """Waits until the target answers and kubelet has the driver registered."""
+        wait_for(self._target_answers, "the target", seconds=READY_DEADLINE_S)
+        try:
+            wait_for(self._registered, "the driver's registration", seconds=READY_DEADLINE_S)
+        except SandboxError as error:
+            words = self.parts["virtlun-csi"].process.words()
+            raise SandboxError(f"{error}\n{words}") from None
+
+    def _target_answers(self) -> bool:
+        try:
+            Client(self.target_socket, timeout_s=5).call("virtlun_get_status")
+        except TargetError:
+            return False
+        return True
+
+    def _registered(self) -> bool:
+        socket = self.cluster.kubelet_dir / "plugins" / DRIVER / "csi.sock"
+        drivers = self.cluster.kubectl(
+            *("get", "csinode", NODE, "-o", "jsonpath={.spec.drivers[*].name}"), check=False
+        )
+        return DRIVER in drivers.split() and socket.exists()
+
+    # What there is
+
+    @property
+    def client(self) -> Client:
+        """The target's client."""
+        return Client(self.target_socket)
+
+    @property
+    def volumes(self) -> Volumes:
+        """The target's volumes."""
+        return Volumes(self.client)
+
+    def census(self) -> Census:
+        """Counts everything that a volume consists of, by name."""
+        cluster = self.cluster
+        csi = [
+            place
+            for place in self.box.mounts(cluster.kubelet_dir)
+            if "csi" in place and "projected" not in place
+        ]
+        lvols = self.volumes.volumes(LVSTORE)
+        self.box.files |= {volume.uuid for volume in lvols}
+        return Census(
+            lvols=tuple(sorted(volume.name for volume in lvols)),
+            exports=tuple(self.exports()),
+            loops=tuple(sorted(self.box.loops().values())),
+            mounts=tuple(csi),
+            claims=tuple(sorted(_names(cluster.items("pvc", "--all-namespaces")))),
+            volumes=tuple(sorted(_names(cluster.items("pv")))),
+        )
+
+    def exports(self) -> list[str]:
+        """Returns the names of the target's exports."""
+        return sorted(
+            str(export["bdev_name"]) for export in self.client.call("virtlun_export_list")
+        )
+
+    def wait_clean(self, deadline_s: float = 60.0) -> None:
+        """Waits until nothing of any volume is left; AssertionError with what is."""
+        nothing = Census((), (), (), (), (), ())
+        end = time.monotonic() + deadline_s
+        while (left := self.census()) != nothing:
+            assert time.monotonic() < end, f"left behind: {left}"
+            time.sleep(0.2)
+
+    def metrics(self) -> str:
+        """Returns the driver's metrics."""
+        return self.box.run(
+            "busybox", "wget", "-q", "-O", "-", "http://127.0.0.1:9810/metrics"
+        ).stdout
+
+    def close(self) -> None:
+        """Stops everything in order, the target last."""
+        self._stop.set()
+        self._keeper.join()
+        for name in reversed(self.parts):
+            self.parts[name].process.stop()
+
+    def __enter__(self) -> Deployment:
+        """Returns it, running."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stops it."""
+        self.close()
+
+
+def driver_program() -> list[Path | str]:
+    """Returns how virtlun-csi is called: as it was installed, else from the checkout."""
+    installed = Path(sys.executable).parent / "virtlun-csi"
+    return [installed] if installed.exists() else [sys.executable, "-m", "csi.cli"]
+
+
+def documents(text: str) -> Iterator[dict[str, Any]]:
+    """Yields the objects of kubectl's JSON output, one after the other."""
+    decoder = json.JSONDecoder()
+    text = text.strip()
+    while text:
+        found, end = decoder.raw_decode(text)
+        yield found
+        text = text[end:].lstrip()
+
+
+def _names(items: list[dict[str, Any]]) -> Iterator[str]:
+    return (str(item["metadata"]["name"]) for item in items)

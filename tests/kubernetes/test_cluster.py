@@ -1,0 +1,65 @@
+"""The cluster alone does what a cluster does, and leaves nothing on the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.kubernetes.cluster import NODE, Cluster
+from tests.kubernetes.sandbox import CGROUPS, Sandbox, SandboxError, wait_for
+
+POD = """\
+apiVersion: v1
+kind: Pod
+metadata: {name: plain}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+    - name: shell
+      image: busybox:stable
+      imagePullPolicy: IfNotPresent
+      command: [sh, -c, "echo it runs; exec sleep 1000000"]
+"""
+
+
+def test_a_pod_runs_and_takes_commands(cluster: Cluster) -> None:
+    with cluster.applied(POD):
+        cluster.wait("pod/plain", "condition=Ready")
+        assert cluster.execute("plain", "sh", "-c", "echo $((6 * 7))") == "42\n"
+        assert cluster.kubectl("logs", "plain") == "it runs\n"
+        assert cluster.get("pod", "plain")["spec"]["nodeName"] == NODE
+    assert cluster.items("pod") == []
+
+
+def test_the_server_refuses_a_field_that_it_does_not_know(cluster: Cluster) -> None:
+    with pytest.raises(SandboxError, match="teminationGracePeriodSeconds"):
+        cluster.apply(POD.replace("termination", "temination"))
+
+
+def test_the_programs_are_the_versions_that_go_mod_names(cluster: Cluster) -> None:
+    told = cluster.get("node", NODE)["status"]["nodeInfo"]
+    gomod = (Path(__file__).parent / "tools/go.mod").read_text()
+    assert f"k8s.io/kubernetes {told['kubeletVersion']}\n" in gomod
+
+
+def test_a_box_leaves_nothing_behind(tmp_path: Path) -> None:
+    """A program, a mount and a loop device at work in a box are gone when it ends."""
+    with Sandbox(tmp_path) as box:
+        file = tmp_path / "file"
+        with file.open("wb") as opened:
+            opened.truncate(1 << 20)
+        (tmp_path / "mounted").mkdir()
+        box.run("losetup", "--find", file)
+        box.run("mount", "-t", "tmpfs", "in-the-box", tmp_path / "mounted")
+        sleeper = box.spawn("sleeper", "sleep", "1000000")
+        pid = wait_for(sleeper.inner, "the program", seconds=10)
+        assert list(box.loops().values()) == [str(file)]
+        assert box.mounts(tmp_path) == [str(tmp_path / "mounted")]
+        assert (Path("/proc") / str(pid)).exists()
+        namespace = Path("/proc/self/ns/mnt").readlink()
+        assert Path(f"/proc/{pid}/ns/mnt").readlink() != namespace
+    assert not (Path("/proc") / str(pid)).exists()
+    assert box.loops() == {}
+    assert "in-the-box" not in Path("/proc/self/mountinfo").read_text()
+    assert not list(CGROUPS.glob(f"*/{box.cgroup}"))

@@ -1,0 +1,302 @@
+"""Claims, pods and growth, as users see them: through the API server, kubelet and containerd.
+
+Every test begins and ends with nothing of any volume left anywhere: lvols, exports, loop devices,
+mounts, claims and persistent volumes are counted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kubernetes.cluster import NODE, Cluster
+from tests.kubernetes.driver import DRIVER, EXAMPLES, LVSTORE, NAMESPACE, Deployment
+from tests.kubernetes.sandbox import wait_for
+
+MIB = 1 << 20
+TOPOLOGY = "csi.virtlun.dev/node"
+CLAIM = """\
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {{name: {name}}}
+spec:
+  storageClassName: {storage_class}
+  volumeMode: {mode}
+  accessModes: [{access}]
+  resources: {{requests: {{storage: {size}}}}}
+"""
+CLASS = """\
+apiVersion: storage.k8s.io/v1
+kind: StorageClass
+metadata: {{name: {name}}}
+provisioner: csi.virtlun.dev
+volumeBindingMode: {binding}
+parameters: {parameters}
+"""
+
+
+def claim(
+    name: str,
+    storage_class: str,
+    size: str = "64Mi",
+    mode: str = "Block",
+    access: str = "ReadWriteOnce",
+) -> str:
+    """Returns a claim's manifest."""
+    return CLAIM.format(name=name, storage_class=storage_class, size=size, mode=mode, access=access)
+
+
+def example(name: str) -> str:
+    """Returns an example's manifest."""
+    return (EXAMPLES / f"{name}.yaml").read_text()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(deployment: Deployment) -> Iterator[None]:
+    """Nothing is there before a test, and nothing after it."""
+    deployment.wait_clean()
+    yield
+    deployment.wait_clean()
+
+
+def volume_of(cluster: Cluster, name: str) -> dict[str, Any]:
+    """Returns the persistent volume that a claim is bound to."""
+    bound = cluster.get("pvc", name)
+    return dict(cluster.get("pv", bound["spec"]["volumeName"]))
+
+
+def grow(cluster: Cluster, name: str, size: str) -> None:
+    """Asks for more."""
+    patch = {"spec": {"resources": {"requests": {"storage": size}}}}
+    cluster.kubectl("patch", "pvc", name, "-p", json.dumps(patch))
+
+
+def device_bytes(cluster: Cluster, pod: str) -> int:
+    """Returns the size of the block device in one of the examples' pods."""
+    return int(cluster.execute(pod, "blockdev", "--getsize64", "/dev/virtlun"))
+
+
+def write(cluster: Cluster, pod: str, text: str, at_mib: int = 0) -> None:
+    """Writes a block of text to the block device in one of the examples' pods, and flushes it."""
+    script = f"yes '{text}' | dd of=/dev/virtlun bs=4096 count=1 seek={at_mib * 256} conv=fsync"
+    cluster.execute(pod, "sh", "-c", f"{script} iflag=fullblock")
+
+
+def read(cluster: Cluster, pod: str, at_mib: int = 0) -> str:
+    """Returns the first line of a block of the device, read past the page cache."""
+    script = f"dd if=/dev/virtlun bs=4096 count=1 skip={at_mib * 256} iflag=direct | head -n 1"
+    return cluster.execute(pod, "sh", "-c", f"{script} 2>/dev/null").strip()
+
+
+# Claims
+
+
+def test_a_claim_with_immediate_binding_is_bound_at_once(
+    cluster: Cluster, deployment: Deployment
+) -> None:
+    with cluster.applied(claim("now", "virtlun-block")):
+        cluster.wait_phase("pvc/now", "Bound")
+        volume = volume_of(cluster, "now")
+        assert volume["spec"]["csi"]["driver"] == DRIVER
+        assert volume["spec"]["capacity"]["storage"] == "64Mi"
+        lvol = deployment.volumes.volume(volume["spec"]["csi"]["volumeHandle"])
+        assert (lvol.lvstore, lvol.size, lvol.thin) == (LVSTORE, 64 * MIB, False)
+
+
+def test_a_claim_waits_for_its_first_pod_and_is_bound_on_that_node(cluster: Cluster) -> None:
+    with cluster.applied(example("pod-filesystem")):
+        cluster.wait("pod/writer", "condition=Ready")
+        volume = volume_of(cluster, "data")
+        terms = volume["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"]
+        assert terms == [
+            {"matchExpressions": [{"key": TOPOLOGY, "operator": "In", "values": [NODE]}]}
+        ]
+    with cluster.applied(claim("waits", "virtlun-thin", "400Mi", "Filesystem")):
+        wait_for(lambda: "WaitForFirstConsumer" in events(cluster, "waits"), "an event", seconds=30)
+        assert cluster.get("pvc", "waits")["status"]["phase"] == "Pending"
+
+
+def events(cluster: Cluster, name: str) -> str:
+    """Returns the events of an object, as text."""
+    found = cluster.items("events", "--field-selector", f"involvedObject.name={name}")
+    return "\n".join(f"{event['reason']}: {event['message']}" for event in found)
+
+
+# Pods
+
+
+def test_a_file_system_keeps_its_data_and_grows_under_its_pod(cluster: Cluster) -> None:
+    manifest = example("pod-filesystem")
+    with cluster.applied(manifest):
+        cluster.wait("pod/writer", "condition=Ready")
+        digest = cluster.execute(
+            "writer",
+            "sh",
+            "-c",
+            "dd if=/dev/urandom of=/data/file bs=1M count=16 2>/dev/null && sync && "
+            "md5sum < /data/file",
+        )
+        before = free_mib(cluster, "writer")
+        grow(cluster, "data", "600Mi")
+        cluster.wait("pvc/data", "jsonpath={.status.capacity.storage}=600Mi")
+        assert free_mib(cluster, "writer") > before + 150
+        cluster.delete("pod", "writer")
+        cluster.apply(manifest.replace("400Mi", "600Mi"), "--force-conflicts")
+        cluster.wait("pod/writer", "condition=Ready")
+        assert cluster.execute("writer", "md5sum", "/data/file").split()[0] == digest.split()[0]
+
+
+def free_mib(cluster: Cluster, pod: str) -> int:
+    """Returns what df says of /data."""
+    return int(cluster.execute(pod, "df", "-m", "/data").splitlines()[-1].split()[3])
+
+
+def test_a_block_device_is_written_read_and_grown_in_its_pod(cluster: Cluster) -> None:
+    with cluster.applied(example("pod-block")):
+        cluster.wait("pod/raw", "condition=Ready")
+        assert device_bytes(cluster, "raw") == 64 * MIB
+        assert cluster.execute("raw", "blockdev", "--getss", "/dev/virtlun").strip() == "4096"
+        write(cluster, "raw", "first", at_mib=1)
+        grow(cluster, "disk", "128Mi")
+        wait_for(
+            lambda: device_bytes(cluster, "raw") == 128 * MIB, "the new size in the pod", seconds=60
+        )
+        write(cluster, "raw", "last", at_mib=127)
+        assert read(cluster, "raw", at_mib=1) == "first"
+        assert read(cluster, "raw", at_mib=127) == "last"
+
+
+def test_two_pods_share_a_block_device(cluster: Cluster) -> None:
+    with cluster.applied(example("pods-shared-block")):
+        cluster.wait("pod/left", "condition=Ready")
+        cluster.wait("pod/right", "condition=Ready")
+        write(cluster, "left", "from the left")
+        assert read(cluster, "right") == "from the left"
+        write(cluster, "right", "from the right", at_mib=2)
+        assert read(cluster, "left", at_mib=2) == "from the right"
+        cluster.delete("pod", "left")
+        assert read(cluster, "right") == "from the left"
+
+
+def test_an_ephemeral_volume_lives_and_dies_with_its_pod(
+    cluster: Cluster, deployment: Deployment
+) -> None:
+    with cluster.applied(example("pod-ephemeral")):
+        cluster.wait("pod/scratch", "condition=Ready")
+        cluster.execute("scratch", "sh", "-c", "echo gone soon > /scratch/file && sync")
+        [owner] = cluster.get("pvc", "scratch-scratch")["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["name"]) == ("Pod", "scratch")
+        cluster.delete("pod", "scratch")
+        deployment.wait_clean()
+
+
+# Capacity
+
+
+def test_capacity_objects_tell_what_is_free(cluster: Cluster, deployment: Deployment) -> None:
+    def published() -> dict[str, int]:
+        found = cluster.items("csistoragecapacities", "-n", NAMESPACE)
+        for each in found:
+            assert each["nodeTopology"]["matchLabels"] == {TOPOLOGY: NODE}
+        return {each["storageClassName"]: quantity(each["capacity"]) for each in found}
+
+    free = deployment.volumes.lvstore(LVSTORE).free
+    wait_for(
+        lambda: published() == {"virtlun-thin": free, "virtlun-thick": free},
+        "objects of both classes that bind late",
+        seconds=60,
+        pause_s=0.5,
+    )
+    with cluster.applied(claim("takes", "virtlun-block", "512Mi")):
+        cluster.wait_phase("pvc/takes", "Bound")
+        wait_for(
+            lambda: published()["virtlun-thick"] <= free - 512 * MIB,
+            "less of it",
+            seconds=60,
+            pause_s=0.5,
+        )
+
+
+def quantity(text: str) -> int:
+    """Returns a Kubernetes quantity of bytes, with a binary suffix or none."""
+    units = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
+    return int(text[:-2]) * units[text[-2:]] if text[-2:] in units else int(text)
+
+
+# Bad input
+
+
+NO_ROOM = "did not have enough free storage"
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "said"),
+    [
+        ("no-lvstore", {}, "parameter lvstore is missing"),
+        ("unknown", {"lvstore": LVSTORE, "colour": "red"}, "parameter colour is not known"),
+    ],
+)
+def test_a_bad_class_says_why_in_the_claims_events(
+    cluster: Cluster, name: str, parameters: dict[str, str], said: str
+) -> None:
+    bad = CLASS.format(name=name, binding="Immediate", parameters=json.dumps(parameters))
+    with cluster.applied(bad), cluster.applied(claim(name, name)):
+        wait_for(lambda: said in events(cluster, name), f"an event with: {said}", seconds=60)
+        assert cluster.get("pvc", name)["status"]["phase"] == "Pending"
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "size", "access", "said"),
+    [
+        ("other-lvstore", {"lvstore": "lvs9"}, "400Mi", "ReadWriteOnce", NO_ROOM),
+        ("too-large", {"lvstore": LVSTORE}, "1Ti", "ReadWriteOnce", NO_ROOM),
+        (
+            "ntfs",
+            {"lvstore": LVSTORE, "csi.storage.k8s.io/fstype": "ntfs"},
+            "400Mi",
+            "ReadWriteOnce",
+            "file system 'ntfs' is not supported",
+        ),
+        (
+            "shared",
+            {"lvstore": LVSTORE},
+            "400Mi",
+            "ReadWriteMany",
+            "is not possible with a file system",
+        ),
+    ],
+)
+def test_a_claim_that_cannot_be_served_says_why(
+    cluster: Cluster, name: str, parameters: dict[str, str], size: str, access: str, said: str
+) -> None:
+    """The scheduler says it of a node without room, the driver of what it does not do."""
+    bad = CLASS.format(name=name, binding="WaitForFirstConsumer", parameters=json.dumps(parameters))
+    pod = (
+        documents_of(example("pod-filesystem"))[1]
+        .replace("writer", name)
+        .replace("claimName: data", f"claimName: {name}")
+    )
+    with (
+        cluster.applied(bad),
+        cluster.applied(claim(name, name, size, "Filesystem", access)),
+        cluster.applied(pod),
+    ):
+        wait_for(lambda: said in events(cluster, name), f"an event with: {said}", seconds=60)
+        assert cluster.get("pvc", name)["status"]["phase"] == "Pending"
+        assert cluster.get("pod", name)["status"]["phase"] == "Pending"
+
+
+def documents_of(manifest: str) -> list[str]:
+    """Returns the objects of a manifest, each as text."""
+    return manifest.split("\n---\n")
+
+
+def test_every_example_is_applied_by_a_test() -> None:
+    """A manifest that nobody applies is not shipped."""
+    here = "".join(path.read_text() for path in Path(__file__).parent.glob("*.py"))
+    for path in EXAMPLES.glob("*.yaml"):
+        assert f'"{path.stem}"' in here or f'"{path.name}"' in here, path.name

@@ -1,0 +1,240 @@
+"""A real driver process over a real target, and a client of it as the kubelet would be."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from csi.hostdevice import loopctl
+from csi.mounts import table
+from csi.proto import csi_pb2 as pb
+from tests.support.target import Target
+
+START_DEADLINE_S = 30.0
+STOP_DEADLINE_S = 30.0
+CALL_DEADLINE_S = 120.0
+MIB = 1 << 20
+Mode = pb.VolumeCapability.AccessMode
+
+METHODS = {
+    method.name: (f"/{service.full_name}/{method.name}", GetMessageClass(method.output_type))
+    for service in pb.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+
+
+class DriverFailed(AssertionError):
+    """The driver ended, or did not serve, when it should have; the text carries its log."""
+
+
+class Driver:
+    """One `virtlun-csi` at a time in `directory`, whose path must be short."""
+
+    def __init__(self, target: Target, directory: Path, node: str = "node1") -> None:
+        """Prepares a driver for the volumes of `target`."""
+        self.target = target
+        self.directory = directory
+        self.node = node
+        self.socket = directory / "csi.sock"
+        self.registry = directory / "plugins_registry"
+        self.staging = directory / "staging"
+        self.log = directory / "driver.log"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.handles: set[str] = set()
+        self._channel: grpc.Channel | None = None
+
+    def start(self, *options: str) -> Driver:
+        """Starts the process and waits until it serves."""
+        assert self.process is None, "it runs already"
+        command = [
+            *(sys.executable, "-m", "csi.cli", "--log-json", "--log-level", "debug"),
+            *("--endpoint", f"unix://{self.socket}", "--node-id", self.node),
+            *("--target-socket", str(self.target.rpc_socket), "--http", ""),
+            *options,
+        ]
+        with self.log.open("ab") as log:
+            begin = log.tell()
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        end = time.monotonic() + START_DEADLINE_S
+        while '"serving"' not in self.log.read_text()[begin:]:
+            if self.process.poll() is not None or time.monotonic() > end:
+                self.process.kill()
+                self.process = None
+                raise DriverFailed(f"the driver does not serve:\n{self.words()}")
+            time.sleep(0.01)
+        self._channel = grpc.insecure_channel(f"unix://{self.socket}")
+        return self
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
+        """Ends it and returns its exit status; 0 if it did not run."""
+        process, self.process = self.process, None
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        if process is None:
+            return 0
+        process.send_signal(how)
+        return process.wait(STOP_DEADLINE_S)
+
+    def words(self) -> str:
+        """Returns the log."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Returns the log's lines."""
+        return [json.loads(line) for line in self.words().splitlines() if line.startswith("{")]
+
+    def call(self, request: Message) -> Any:
+        """Calls the method of a request; grpc.RpcError if it is refused."""
+        assert self._channel is not None, "it does not run"
+        path, answer = METHODS[type(request).__name__.removesuffix("Request")]
+        method: grpc.UnaryUnaryMultiCallable[Any, Any] = self._channel.unary_unary(
+            path,
+            request_serializer=lambda given: given.SerializeToString(),
+            response_deserializer=answer.FromString,
+        )
+        return method(request, timeout=CALL_DEADLINE_S)
+
+    def refuses(self, request: Message) -> tuple[grpc.StatusCode, str]:
+        """Makes a call that is to be refused, and returns code and sentence."""
+        try:
+            answer = self.call(request)
+        except grpc.RpcError as error:
+            return error.code(), error.details() or ""
+        raise AssertionError(f"{type(request).__name__} gave {answer!r} but should have failed")
+
+    # What an orchestrator does, in short
+
+    def create(self, name: str, size: int, capability: pb.VolumeCapability, **more: str) -> str:
+        """Makes a volume in lvs0 and returns its handle; `more` are parameters of the class."""
+        request = pb.CreateVolumeRequest(
+            name=name,
+            capacity_range=pb.CapacityRange(required_bytes=size),
+            volume_capabilities=[capability],
+            parameters={"lvstore": "lvs0", **more},
+        )
+        handle: str = self.call(request).volume.volume_id
+        self.handles.add(handle)
+        return handle
+
+    def stage_request(
+        self, handle: str, capability: pb.VolumeCapability
+    ) -> pb.NodeStageVolumeRequest:
+        """Returns the request to stage at a path of the volume's own."""
+        return pb.NodeStageVolumeRequest(
+            volume_id=handle,
+            staging_target_path=str(self.staging / handle),
+            volume_capability=capability,
+        )
+
+    def publish_request(
+        self, handle: str, capability: pb.VolumeCapability, pod: str = "pod", **more: Any
+    ) -> pb.NodePublishVolumeRequest:
+        """Returns the request to publish to a pod."""
+        return pb.NodePublishVolumeRequest(
+            volume_id=handle,
+            staging_target_path=str(self.staging / handle),
+            target_path=str(self.path(handle, pod)),
+            volume_capability=capability,
+            **more,
+        )
+
+    def path(self, handle: str, pod: str = "pod") -> Path:
+        """Returns where a pod has the volume."""
+        return self.directory / "pods" / pod / handle
+
+    def publish(
+        self, handle: str, capability: pb.VolumeCapability, pod: str = "pod", **more: Any
+    ) -> Path:
+        """Stages and publishes; returns the pod's path."""
+        self.call(self.stage_request(handle, capability))
+        self.call(self.publish_request(handle, capability, pod, **more))
+        return self.path(handle, pod)
+
+    def unpublish(self, handle: str, pod: str = "pod") -> None:
+        """Takes it from a pod."""
+        path = str(self.path(handle, pod))
+        self.call(pb.NodeUnpublishVolumeRequest(volume_id=handle, target_path=path))
+
+    def unstage(self, handle: str) -> None:
+        """Takes its device away."""
+        path = str(self.staging / handle)
+        self.call(pb.NodeUnstageVolumeRequest(volume_id=handle, staging_target_path=path))
+
+    def delete(self, handle: str) -> None:
+        """Deletes it."""
+        self.call(pb.DeleteVolumeRequest(volume_id=handle))
+
+    def expand(self, handle: str, size: int) -> None:
+        """Grows it and what a pod has of it."""
+        self.call(
+            pb.ControllerExpandVolumeRequest(
+                volume_id=handle, capacity_range=pb.CapacityRange(required_bytes=size)
+            )
+        )
+        self.call(
+            pb.NodeExpandVolumeRequest(
+                volume_id=handle,
+                volume_path=str(self.path(handle)),
+                staging_target_path=str(self.staging / handle),
+            )
+        )
+
+    def clear(self) -> None:
+        """Takes away what a failed test has left in the kernel; the driver has ended."""
+        for each in reversed(table()):
+            if each.target.startswith(f"{self.directory}/") and each.fs_type != "fuse":
+                subprocess.run(["umount", "--lazy", each.target], check=False)
+        for loop in self._loops():
+            loopctl.release(loop)
+
+    def _loops(self) -> list[loopctl.Loop]:
+        return [each for each in loopctl.loops() if set(each.name.split(":")) & self.handles]
+
+    def left(self) -> dict[str, list[str]]:
+        """Returns what there is of volumes anywhere, by kind; without the target's own mount."""
+        below = f"{self.directory}/"
+        export = str(self.target.export_dir)
+        return {
+            "mounts": [
+                m.target for m in table() if m.target.startswith(below) and m.target != export
+            ],
+            "loops": [loop.name for loop in self._loops()],
+            "exports": [each["path"] for each in self.target.rpc("virtlun_export_list")],
+            "lvols": [each["name"] for each in self.target.rpc("bdev_lvol_get_lvols")],
+        }
+
+
+NOTHING: dict[str, list[str]] = {"mounts": [], "loops": [], "exports": [], "lvols": []}
+
+
+def mount(fs_type: str = "xfs", mode: int = Mode.SINGLE_NODE_WRITER) -> pb.VolumeCapability:
+    """Returns a capability to mount a file system."""
+    return pb.VolumeCapability(
+        mount=pb.VolumeCapability.MountVolume(fs_type=fs_type),
+        access_mode=Mode(mode=Mode.Mode.Name(mode)),
+    )
+
+
+def block(mode: int = Mode.SINGLE_NODE_WRITER) -> pb.VolumeCapability:
+    """Returns a capability for the block device."""
+    return pb.VolumeCapability(
+        block=pb.VolumeCapability.BlockVolume(), access_mode=Mode(mode=Mode.Mode.Name(mode))
+    )
+
+
+def results(words: str) -> dict[str, int]:
+    """Returns Ginkgo's closing counts: passed, failed, pending, skipped."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", words)
+    found = re.findall(r"(\d+) (Passed|Failed|Pending|Skipped)", plain)
+    return {name.lower(): int(number) for number, name in found}

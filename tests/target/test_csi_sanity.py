@@ -1,0 +1,100 @@
+"""csi-sanity, the specification's own test of drivers, against the real driver and target."""
+
+from __future__ import annotations
+
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from tests.kubernetes.tools.sanity import csi_sanity
+from tests.support.csi import MIB, NOTHING, Driver, results
+from tests.target.conftest import MakeTarget
+
+DEADLINE_S = 240.0
+# What the driver does not claim; a skip for another reason fails the test.
+NOT_CLAIMED = (
+    "ControllerGetVolumeHealth",
+    "ControllerListVolumeHealth",
+    "ControllerModifyVolume",
+    "ControllerPublish",
+    "ControllerUnpublish",
+    "Controller Publish",
+    "CreateSnapshot",
+    "DeleteSnapshot",
+    "GetSnapshot",
+    "GroupControllerService",
+    "ListSnapshots",
+    "Modify",
+    "NodeGetStorageHealth",
+    "NodeGetVolumeHealth",
+    "Snapshot",
+    "Volume Cloning",
+)
+CLAIMED_SPECS = 49
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    """csi-sanity, built where it is not there yet."""
+    return csi_sanity()
+
+
+@pytest.fixture
+def driver(make_target: MakeTarget) -> Iterator[Driver]:
+    """A running driver with an lvstore of 4 GiB."""
+    target = make_target().start()
+    target.make_lvstore(size=4096 * MIB)
+    made = Driver(target, target.directory).start()
+    yield made
+    status = made.stop()
+    made.clear()
+    assert status == 0, made.words()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("kind", "fs_type"), [("mount", "xfs"), ("mount", "ext4"), ("block", "")])
+def test_csi_sanity(
+    program: Path, driver: Driver, kind: str, fs_type: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = driver.directory
+    parameters = directory / "parameters.yaml"
+    parameters.write_text("lvstore: lvs0\n" + (f"fsType: {fs_type}\n" if fs_type else ""))
+    report = directory / "report.xml"
+    done = subprocess.run(
+        [
+            str(program),
+            *("--csi.endpoint", f"unix://{driver.socket}"),
+            *("--csi.mountdir", str(directory / "mnt")),
+            *("--csi.stagingdir", str(directory / "stage")),
+            *("--csi.testvolumesize", str(320 * MIB)),
+            *("--csi.testvolumeexpandsize", str(400 * MIB)),
+            *("--csi.testvolumeparameters", str(parameters)),
+            *("--csi.testvolumeaccesstype", kind),
+            *("--csi.junitfile", str(report)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    counts, reasons = results(done.stdout), _skips(report)
+    with capsys.disabled():
+        print(f"\ncsi-sanity {kind} {fs_type}: {counts}")
+        for reason, number in reasons.most_common():
+            print(f"  {number:2} skipped: {reason}")
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert (counts["passed"], counts["failed"]) == (CLAIMED_SPECS, 0)
+    assert [reason for reason in reasons if not reason.startswith(NOT_CLAIMED)] == []
+    assert driver.left() == NOTHING
+
+
+def _skips(report: Path) -> Counter[str]:
+    """Returns how many specs were skipped for which reason."""
+    found = (case.find("skipped") for case in ET.parse(report).iter("testcase"))
+    messages = [each.get("message", "") for each in found if each is not None]
+    reasons = [message.removeprefix("skipped - ") for message in messages]
+    return Counter(reason for reason in reasons if reason != "pending")

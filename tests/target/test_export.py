@@ -1,0 +1,426 @@
+"""Exported bdevs: files for the kernel, and loop devices and file systems on them.
+
+Needs root, /dev/fuse and loop devices.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pydataplane.errors import RpcError
+from tests.support.target import Target
+from tests.target.conftest import MakeTarget
+
+MIB = 1 << 20
+COMMAND_TIMEOUT_S = 60.0
+CAP_SYS_RESOURCE = 24
+
+Loops = Callable[..., str]
+
+
+def run(*command: str | Path, check: bool = True) -> str:
+    """Runs a command that must end in time, and returns its output."""
+    done = subprocess.run(
+        [str(word) for word in command],
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_TIMEOUT_S,
+        check=False,
+    )
+    if check:
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout + done.stderr
+
+
+def mounts_in(directory: Path) -> list[str]:
+    """Returns the mount points below a directory, the last mounted one first."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return [p for p in (line.split()[4] for line in lines) if p.startswith(f"{directory}/")][::-1]
+
+
+@pytest.fixture
+def loops(target: Target) -> Iterator[Loops]:
+    """Makes loop devices; at the end they and everything mounted on them are gone."""
+    made: list[tuple[str, str]] = []
+
+    def make(path: str, *options: str) -> str:
+        loop = run("losetup", "--find", "--show", "--direct-io=on", *options, path).strip()
+        made.append((loop, Path(path).name))
+        return loop
+
+    def left() -> list[str]:
+        # Below a detached mount the kernel shows the file's name without the mount's path; and
+        # a number that is somebody else's by now is left alone.
+        return [loop for loop, name in made if name in backing(loop)]
+
+    yield make
+    for point in mounts_in(target.directory):
+        if point != str(target.export_dir):
+            run("umount", "-l", point)
+    for loop in left():
+        run("losetup", "-d", loop, check=False)
+    end = time.monotonic() + 10
+    while leaked := left():
+        assert time.monotonic() < end, f"{leaked} are left"
+        time.sleep(0.02)
+
+
+def backing(loop: str) -> str:
+    """Returns the file under a loop device, empty if there is none."""
+    path = Path("/sys/block") / Path(loop).name / "loop/backing_file"
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def detach(loop: str) -> None:
+    """Detaches a loop device and waits until the kernel has done it."""
+    run("losetup", "-d", loop)
+    end = time.monotonic() + 10
+    while backing(loop):
+        assert time.monotonic() < end, f"{loop} is still attached"
+        time.sleep(0.01)
+
+
+def volume(target: Target, size_in_mib: int = 32, **options: Any) -> tuple[str, str]:
+    """Makes an lvstore with one exported volume; returns its UUID and the file."""
+    target.make_lvstore(size=512 * MIB)
+    uuid = target.rpc(
+        "bdev_lvol_create",
+        lvol_name="v0",
+        size_in_mib=size_in_mib,
+        lvs_name="lvs0",
+        **options,
+    )
+    return uuid, target.rpc("virtlun_export_create", bdev_name=uuid)["path"]
+
+
+def copy(source: str | Path, to: str | Path, *options: str) -> str:
+    """Copies in pieces of 1 MiB, over what is there."""
+    return run("dd", f"if={source}", f"of={to}", "bs=1M", "conv=notrunc", *options)
+
+
+def noise(target: Target, mib: int) -> tuple[Path, str]:
+    """Makes a file of random bytes; returns it and its MD5."""
+    data = os.urandom(mib * MIB)
+    path = target.directory / "noise"
+    path.write_bytes(data)
+    return path, hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+
+def md5(path: str | Path) -> str:
+    """Returns the MD5 of a file as it is read now."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "md5").hexdigest()
+
+
+def clusters(target: Target, uuid: str) -> int:
+    """Returns how many clusters a volume holds."""
+    (bdev,) = target.rpc("bdev_get_bdevs", name=uuid)
+    return int(bdev["driver_specific"]["lvol"]["num_allocated_clusters"])
+
+
+def test_the_file_is_the_volume(target: Target) -> None:
+    uuid, path = volume(target, 8)
+    assert path == str(target.export_dir / uuid)
+    assert [p.name for p in target.export_dir.iterdir()] == [uuid]
+    source, expected = noise(target, 8)
+    copy(source, path, "oflag=direct", "conv=notrunc,fsync")
+    back = target.directory / "back"
+    copy(path, back, "iflag=direct")
+    assert md5(back) == expected == md5(path)
+    assert Path(path).stat().st_size == 8 * MIB
+    with Path(path).open("r+b", buffering=0) as file:
+        for call, number in (
+            (lambda: os.pwrite(file.fileno(), b"x", 0), errno.EINVAL),
+            (lambda: os.pwrite(file.fileno(), bytes(512), 8 * MIB), errno.ENOSPC),
+            (lambda: os.ftruncate(file.fileno(), MIB), errno.EPERM),
+        ):
+            with pytest.raises(OSError) as caught:
+                call()
+            assert caught.value.errno == number
+        assert os.pread(file.fileno(), 100, 8 * MIB) == b""
+    words = run("fallocate", "--length", "16MiB", path, check=False)
+    assert "not supported" in words
+    assert md5(path) == expected
+    with pytest.raises(FileNotFoundError):
+        (target.export_dir / "other").read_bytes()
+
+
+def test_a_loop_device_and_a_file_system_on_it(target: Target, loops: Loops) -> None:
+    uuid, path = volume(target)
+    loop = loops(path)
+    (row,) = json.loads(run("losetup", "--json", "--list", loop))["loopdevices"]
+    assert row["dio"] is True
+    source, expected = noise(target, 16)
+    copy(source, loop, "oflag=direct", "conv=fsync")
+    copy(loop, target.directory / "back", "iflag=direct", "count=16")
+    assert md5(target.directory / "back") == expected
+    run("mkfs.ext4", "-q", "-F", loop)
+    point = target.directory / "mnt"
+    point.mkdir()
+    run("mount", loop, point)
+    (point / "data").write_bytes(source.read_bytes())
+    run("umount", point)
+    error = None
+    try:
+        target.rpc("virtlun_export_delete", bdev_name=uuid)
+    except RpcError as e:
+        error = e
+    assert error is not None
+    assert error.code == -errno.EBUSY
+    assert "is open 1 times" in str(error)
+    detach(loop)
+    target.rpc("virtlun_export_delete", bdev_name=uuid)
+    assert not Path(path).exists()
+    assert target.rpc("virtlun_export_create", bdev_name="lvs0/v0") == {"path": path}
+    loop = loops(path)
+    run("e2fsck", "-f", "-n", loop)
+    run("mount", loop, point)
+    assert md5(point / "data") == expected
+    run("umount", point)
+    detach(loop)
+
+
+@pytest.mark.parametrize("fs", ["ext4", "xfs"])
+def test_growth_reaches_a_file_system(target: Target, loops: Loops, fs: str) -> None:
+    """Online; but ext4's ioctl wants CAP_SYS_RESOURCE, and without it ext4 grows unmounted."""
+    small, large = (320, 400) if fs == "xfs" else (64, 128)
+    uuid, path = volume(target, small, thin_provision=True)
+    loop = loops(path)
+    run(f"mkfs.{fs}", "-q", loop)
+    point = target.directory / "mnt"
+    point.mkdir()
+    run("mount", loop, point)
+    source, expected = noise(target, 8)
+    (point / "data").write_bytes(source.read_bytes())
+    before = os.statvfs(point)
+    with Path(path).open("rb") as file:
+        target.rpc("bdev_lvol_resize", name=uuid, size_in_mib=large)
+        assert os.fstat(file.fileno()).st_size == large * MIB
+    assert Path(path).stat().st_size == large * MIB
+    run("losetup", "-c", loop)
+    assert int(run("blockdev", "--getsize64", loop)) == large * MIB
+    effective = int(Path("/proc/self/status").read_text().split("CapEff:")[1].split()[0], 16)
+    if fs == "xfs":
+        run("xfs_growfs", point)
+    elif effective >> CAP_SYS_RESOURCE & 1:
+        run("resize2fs", loop)
+    else:
+        run("umount", point)
+        run("e2fsck", "-f", "-p", loop)
+        run("resize2fs", loop)
+        run("mount", loop, point)
+    after = os.statvfs(point)
+    assert after.f_blocks * after.f_frsize > before.f_blocks * before.f_frsize * 1.15
+    assert md5(point / "data") == expected
+    run("umount", point)
+    detach(loop)
+
+
+def test_holes_give_clusters_back_and_read_as_zeros(target: Target, loops: Loops) -> None:
+    uuid, path = volume(target, 16, thin_provision=True)
+    assert clusters(target, uuid) == 0
+    source, _ = noise(target, 16)
+    copy(source, path, "oflag=direct")
+    assert clusters(target, uuid) == 16
+    run("fallocate", "--punch-hole", "--offset", "1MiB", "--length", "2MiB", path)
+    assert clusters(target, uuid) == 14
+    run("fallocate", "--zero-range", "--keep-size", "--offset", "4MiB", "--length", "8KiB", path)
+    data = bytearray(source.read_bytes())
+    data[MIB : 3 * MIB] = bytes(2 * MIB)
+    data[4 * MIB : 4 * MIB + 8192] = bytes(8192)
+    assert Path(path).read_bytes() == data
+    loop = loops(path)
+    run("blkdiscard", "--offset", str(8 * MIB), "--length", str(4 * MIB), loop)
+    assert clusters(target, uuid) == 10
+    data[8 * MIB : 12 * MIB] = bytes(4 * MIB)
+    assert Path(loop).read_bytes() == data
+    run("blkdiscard", loop)
+    assert clusters(target, uuid) == 0
+    detach(loop)
+
+
+def test_a_killed_target_gives_errors_and_comes_back(target: Target, loops: Loops) -> None:
+    uuid, path = volume(target, 16)
+    source, expected = noise(target, 16)
+    loop = loops(path)
+    copy(source, loop, "oflag=direct", "conv=fsync")
+    held = os.open(path, os.O_RDONLY)
+    try:
+        assert os.pread(held, 512, 0) == source.read_bytes()[:512]
+        reader = subprocess.Popen(
+            ["sh", "-c", f"while dd if={loop} of=/dev/null bs=64k iflag=direct; do :; done"],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        time.sleep(0.1)
+        target.kill9()
+        # What is in flight and what comes later ends in an error.
+        _, words = reader.communicate(timeout=COMMAND_TIMEOUT_S)
+        assert "Input/output error" in words
+        with pytest.raises(OSError) as caught:
+            os.pread(held, 512, 0)
+        assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+        with pytest.raises(OSError):
+            Path(path).stat()
+        assert "Input/output error" in run(
+            "dd", f"if={loop}", "of=/dev/null", "bs=4k", "count=1", "iflag=direct", check=False
+        )
+        target.start()
+        # The file is back with its data; what was open stays dead, the loop device too.
+        assert "detached the exports of a killed target" in target.words()
+        assert mounts_in(target.directory) == [str(target.export_dir)]
+        assert [e["path"] for e in target.rpc("virtlun_export_list")] == [path]
+        assert md5(path) == expected
+        with pytest.raises(OSError) as caught:
+            os.pread(held, 512, 0)
+        assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+        assert "Input/output error" in run(
+            "dd", f"if={loop}", "of=/dev/null", "bs=4k", "count=1", "iflag=direct", check=False
+        )
+    finally:
+        os.close(held)
+    detach(loop)
+    loop = loops(path)
+    assert md5(loop) == expected
+    detach(loop)
+    target.rpc("virtlun_export_delete", bdev_name=uuid)
+
+
+def test_a_volume_has_one_face_at_a_time(target: Target) -> None:
+    uuid, path = volume(target)
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
+    lun = {"ctrlr": "vm-1", "scsi_target_num": 0, "bdev_name": "lvs0/v0"}
+    for shareable in (False, True):
+        refused = target.fails("vhost_scsi_controller_add_target", **lun, shareable=shareable)
+        assert isinstance(refused, RpcError)
+        assert refused.code == -errno.EBUSY
+        assert f"bdev {uuid} is in use by the export {path}: release it there first" in str(refused)
+    target.rpc("virtlun_export_delete", bdev_name="lvs0/v0")
+    for shareable in (False, True):
+        target.rpc("vhost_scsi_controller_add_target", **lun, shareable=shareable)
+        for read_only in (False, True):
+            refused = target.fails(
+                "virtlun_export_create", bdev_name="lvs0/v0", read_only=read_only
+            )
+            assert isinstance(refused, RpcError)
+            assert refused.code == -errno.EBUSY
+            assert f"bdev {uuid} is in use by target 0 of controller vm-1" in str(refused)
+        target.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-1", scsi_target_num=0)
+    assert target.rpc("virtlun_export_create", bdev_name="lvs0/v0") == {"path": path}
+
+
+def test_what_is_exported_stays(target: Target) -> None:
+    uuid, path = volume(target)
+    target.rpc("bdev_malloc_create", name="m0", num_blocks=8, block_size=4096)
+    target.rpc("virtlun_export_create", bdev_name="m0")
+    for method, params in (
+        ("bdev_lvol_delete", {"name": "lvs0/v0"}),
+        ("bdev_lvol_delete_lvstore", {"lvs_name": "lvs0"}),
+        ("bdev_uring_delete", {"name": "lvs0-base"}),
+        ("bdev_malloc_delete", {"name": "m0"}),
+    ):
+        refused = target.fails(method, **params)
+        assert isinstance(refused, RpcError), method
+        assert refused.code == -errno.EBUSY, (method, str(refused))
+        assert str(target.export_dir) in str(refused), (method, str(refused))
+    assert Path(path).stat().st_size == 32 * MIB
+    target.rpc("virtlun_export_delete", bdev_name="m0")
+    target.rpc("bdev_malloc_delete", name="m0")
+    target.rpc("virtlun_export_delete", bdev_name=uuid)
+    target.rpc("bdev_lvol_delete", name="lvs0/v0")
+    refused = target.fails("virtlun_export_delete", bdev_name=uuid)
+    assert isinstance(refused, RpcError)
+    assert refused.code == -errno.ENODEV
+    assert list(target.export_dir.iterdir()) == []
+
+
+def test_repeating_changes_nothing_and_read_only_is_kept(target: Target, loops: Loops) -> None:
+    uuid, _ = volume(target)
+    target.rpc("virtlun_export_delete", bdev_name=uuid)
+    first = target.rpc("virtlun_export_create", bdev_name="lvs0/v0", read_only=True)
+    target.rpc("bdev_lvol_rename", old_name="lvs0/v0", new_name="renamed")
+    for _ in range(2):
+        again = target.rpc("virtlun_export_create", bdev_name="lvs0/renamed", read_only=True)
+        assert again == first
+        refused = target.fails("virtlun_export_create", bdev_name=uuid)
+        assert isinstance(refused, RpcError)
+        assert refused.code == -errno.EEXIST
+        with pytest.raises(OSError) as caught:
+            Path(first["path"]).write_bytes(b"")
+        assert caught.value.errno == errno.EROFS
+        loop = loops(first["path"], "--read-only")
+        assert run("blockdev", "--getro", loop).strip() == "1"
+        detach(loop)
+        (shown,) = target.rpc("virtlun_export_list")
+        assert shown == {
+            "bdev_name": uuid,
+            "uuid": uuid,
+            "path": first["path"],
+            "read_only": True,
+            "opens": 0,
+            "size": 32 * MIB,
+        }
+        target.restart()
+    target.rpc("virtlun_export_delete", bdev_name=uuid)
+    target.restart()
+    assert target.rpc("virtlun_export_list") == []
+    assert target.rpc("virtlun_get_status")["restore_problems"] == []
+
+
+def test_an_orderly_stop_leaves_no_mount_even_when_a_file_is_open(target: Target) -> None:
+    _, path = volume(target)
+    with Path(path).open("rb") as file:
+        assert target.stop() == 0
+        assert mounts_in(target.directory) == []
+        with pytest.raises(OSError):
+            os.pread(file.fileno(), 512, 0)
+        target.start()
+        assert Path(path).exists()
+    assert mounts_in(target.directory) == [str(target.export_dir)]
+
+
+def test_an_export_whose_bdev_is_missing_is_a_problem_that_can_be_forgotten(
+    target: Target,
+) -> None:
+    uuid, path = volume(target)
+    assert target.stop() == 0
+    (target.directory / "lvs0.img").rename(target.directory / "elsewhere")
+    target.start()
+    problems = target.rpc("virtlun_get_status")["restore_problems"]
+    assert any(f"export of bdev {uuid} is not restored" in problem for problem in problems)
+    (target.directory / "elsewhere").rename(target.directory / "lvs0.img")
+    target.restart()
+    assert Path(path).exists()
+    assert target.stop() == 0
+    (target.directory / "lvs0.img").unlink()
+    target.start()
+    target.rpc("virtlun_export_delete", bdev_name=uuid)
+    target.rpc("bdev_uring_delete", name="lvs0-base")
+    assert target.rpc("virtlun_get_status")["restore_problems"] == []
+
+
+def test_two_targets_do_not_share_a_folder(target: Target, make_target: MakeTarget) -> None:
+    volume(target)
+    other = make_target()
+    other.export_dir = target.export_dir
+    other.start()
+    other.rpc("bdev_malloc_create", name="m0", num_blocks=8, block_size=4096)
+    refused = other.fails("virtlun_export_create", bdev_name="m0")
+    assert isinstance(refused, RpcError)
+    assert refused.code == -errno.EBUSY
+    assert "mounted by another living process" in str(refused)
+    # Its claim did not stay.
+    other.rpc("bdev_malloc_delete", name="m0")

@@ -1,0 +1,1 @@
+"""The driver over doubles of target and host."""

@@ -1,0 +1,126 @@
+"""A driver over doubles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import csi.node
+import csi.vhostface
+from csi.controller import Controller
+from csi.errors import Code, describe
+from csi.locks import VolumeLocks
+from csi.node import Node
+from csi.proto import csi_pb2 as pb
+from csi.vhostface import VhostFace
+from csi.volumes import OwnedVolumes
+from tests.unit.csi.fakes import LVSTORE, MIB, FakeHost, FakeTarget
+
+NODE = "node1"
+Mode = pb.VolumeCapability.AccessMode
+
+
+class World:
+    """A driver, what it drives, and short forms of its calls."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.staging = str(directory / "staging")
+        self.target = FakeTarget()
+        self.host = FakeHost(self.target)
+        self.locks = VolumeLocks()
+        self.restart()
+
+    def restart(self) -> None:
+        """Begins anew with nothing in memory, as after a crash."""
+        volumes = OwnedVolumes(self.target, NODE)
+        self.controller = Controller(volumes, self.locks, NODE)
+        self.node = Node(volumes, self.host, VhostFace(self.target), self.locks, NODE, 0)
+
+    def create(self, name: str = "pvc-1", size: int = 64 * MIB, **changes: Any) -> pb.Volume:
+        parameters = {"lvstore": LVSTORE} | changes.pop("parameters", {})
+        request = pb.CreateVolumeRequest(
+            name=name,
+            capacity_range=changes.pop("capacity_range", pb.CapacityRange(required_bytes=size)),
+            volume_capabilities=changes.pop("volume_capabilities", [mount()]),
+            parameters=parameters,
+            **changes,
+        )
+        return self.controller.create_volume(request).volume
+
+    def stage(self, handle: str, capability: pb.VolumeCapability | None = None) -> None:
+        self.node.node_stage_volume(
+            pb.NodeStageVolumeRequest(
+                volume_id=handle,
+                staging_target_path=self.staging,
+                volume_capability=capability or mount(),
+            )
+        )
+
+    def publish(
+        self, handle: str, where: str = "pod", capability: Any = None, **changes: Any
+    ) -> str:
+        target = str(self.directory / where)
+        self.node.node_publish_volume(
+            pb.NodePublishVolumeRequest(
+                volume_id=handle,
+                staging_target_path=self.staging,
+                target_path=target,
+                volume_capability=capability or mount(),
+                **changes,
+            )
+        )
+        return target
+
+    def unpublish(self, handle: str, where: str = "pod") -> None:
+        target = str(self.directory / where)
+        self.node.node_unpublish_volume(
+            pb.NodeUnpublishVolumeRequest(volume_id=handle, target_path=target)
+        )
+
+    def unstage(self, handle: str) -> None:
+        self.node.node_unstage_volume(
+            pb.NodeUnstageVolumeRequest(volume_id=handle, staging_target_path=self.staging)
+        )
+
+    def delete(self, handle: str) -> None:
+        self.controller.delete_volume(pb.DeleteVolumeRequest(volume_id=handle))
+
+
+def mount(fs_type: str = "", mode: int = Mode.SINGLE_NODE_WRITER) -> pb.VolumeCapability:
+    """Returns a capability to mount."""
+    return pb.VolumeCapability(
+        mount=pb.VolumeCapability.MountVolume(fs_type=fs_type),
+        access_mode=Mode(mode=Mode.Mode.Name(mode)),
+    )
+
+
+def block(mode: int = Mode.SINGLE_NODE_WRITER) -> pb.VolumeCapability:
+    """Returns a capability for the block device."""
+    return pb.VolumeCapability(
+        block=pb.VolumeCapability.BlockVolume(), access_mode=Mode(mode=Mode.Mode.Name(mode))
+    )
+
+
+def refused(call: Callable[[], object], code: Code) -> str:
+    """Makes a call that is to be refused with this code, and returns the sentence."""
+    try:
+        call()
+    except Exception as error:
+        found, message = describe(error)
+        assert found is code, message
+        return message
+    raise AssertionError(f"the call should have failed with {code.name}")
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A driver with an empty target of 1 GiB on a host without volumes."""
+    made = World(tmp_path)
+    monkeypatch.setattr(csi.node, "mounts", made.host)
+    monkeypatch.setattr(csi.node, "filesystems", made.host)
+    monkeypatch.setattr(csi.vhostface, "mounts", made.host)
+    return made

@@ -1,0 +1,289 @@
+"""The Controller service over a double of the target: what it checks, and each call twice."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from csi import TOPOLOGY_KEY
+from csi.errors import Code
+from csi.proto import csi_pb2 as pb
+from csi.volumes import OWNER_XATTR
+from pydataplane.errors import RpcError, TargetTimeout, TargetUnavailable
+from tests.unit.csi.conftest import Mode, World, block, mount, refused
+from tests.unit.csi.fakes import LVSTORE, MIB
+
+
+def test_a_volume_is_made_once_however_often_it_is_asked_for(world: World) -> None:
+    first = world.create()
+    world.restart()
+    assert world.create() == first
+    (lvol,) = world.target.lvols.values()
+    assert lvol == {"name": "pvc-1", "size": 64 * MIB, "thin": False}
+    assert first.capacity_bytes == 64 * MIB
+    assert first.accessible_topology[0].segments == {TOPOLOGY_KEY: "node1"}
+
+
+def test_its_owner_and_claim_stand_in_the_lvol(world: World) -> None:
+    prefix = "csi.storage.k8s.io/pvc"
+    volume = world.create(parameters={f"{prefix}/name": "data", f"{prefix}/namespace": "shop"})
+    noted = json.loads(world.target.notes[volume.volume_id][OWNER_XATTR])
+    assert (noted["driver"], noted["claim"]) == ("csi.virtlun.dev", "shop/data")
+    assert json.loads(noted["parameters"])["lvstore"] == LVSTORE
+
+
+@pytest.mark.parametrize("method", ["bdev_lvol_create", "virtlun_lvol_set_xattr"])
+def test_a_create_cut_off_anywhere_is_completed_by_the_next(world: World, method: str) -> None:
+    world.target.fail[method] = TargetUnavailable("gone")
+    refused(world.create, Code.UNAVAILABLE)
+    world.restart()
+    volume = world.create()
+    assert list(world.target.lvols) == [volume.volume_id]
+    assert OWNER_XATTR in world.target.notes[volume.volume_id]
+
+
+def test_a_create_cut_off_and_asked_for_with_another_size_leaves_one_volume(world: World) -> None:
+    world.target.fail["virtlun_lvol_set_xattr"] = TargetUnavailable("gone")
+    refused(world.create, Code.UNAVAILABLE)
+    assert world.create(size=128 * MIB).capacity_bytes == 128 * MIB
+    assert len(world.target.lvols) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"size": 128 * MIB},
+        {"capacity_range": pb.CapacityRange(limit_bytes=32 * MIB)},
+        {"parameters": {"thin": "true"}},
+        {"parameters": {"fsType": "xfs"}},
+    ],
+)
+def test_another_volume_of_the_same_name_is_refused(world: World, changes: dict[str, Any]) -> None:
+    world.create()
+    message = refused(lambda: world.create(**changes), Code.ALREADY_EXISTS)
+    assert "pvc-1 exists already" in message
+
+
+def test_a_name_that_is_no_lvol_name_works(world: World) -> None:
+    name = "Ein sehr langer Name mit Leerzeichen/und Schrägstrich " * 2
+    volume = world.create(name)
+    assert world.target.lvols[volume.volume_id]["name"] == f"csi-{volume.volume_id}"
+    assert world.create(name) == volume
+
+
+def test_an_lvol_of_someone_else_with_the_name_is_left_alone(world: World) -> None:
+    world.target.bdev_lvol_create("pvc-1", 64, False, LVSTORE, None)
+    refused(world.create, Code.ALREADY_EXISTS)
+    assert len(world.target.lvols) == 1
+
+
+def test_sizes_are_whole_clusters_within_the_range(world: World) -> None:
+    assert world.create("a", 3 * MIB + 1).capacity_bytes == 4 * MIB
+    within = pb.CapacityRange(limit_bytes=10 * MIB + 5)
+    assert world.create("b", capacity_range=within).capacity_bytes == 10 * MIB
+    tight = pb.CapacityRange(required_bytes=10 * MIB + 1, limit_bytes=10 * MIB + 2)
+    refused(lambda: world.create("c", capacity_range=tight), Code.OUT_OF_RANGE)
+    crossed = pb.CapacityRange(required_bytes=2 * MIB, limit_bytes=MIB)
+    refused(lambda: world.create("d", capacity_range=crossed), Code.INVALID_ARGUMENT)
+    refused(lambda: world.create("e", 2048 * MIB), Code.RESOURCE_EXHAUSTED)
+    world.create("f", 800 * MIB)
+    refused(lambda: world.create("g", 800 * MIB), Code.RESOURCE_EXHAUSTED)
+    assert len(world.target.lvols) == 3
+
+
+@pytest.mark.parametrize(
+    ("parameters", "word"),
+    [
+        ({"lvstore": ""}, "lvstore"),
+        ({"thick": "true"}, "thick is not known"),
+        ({"thin": "yes"}, "thin"),
+        ({"fsType": "btrfs"}, "fsType"),
+        ({"fs_type": "xfs"}, "fs_type is not known"),
+        ({"blockSize": "1024"}, "blockSize"),
+        ({"csi.storage.k8s.io/other": "x"}, "other is not known"),
+    ],
+)
+def test_a_wrong_parameter_is_named(world: World, parameters: dict[str, str], word: str) -> None:
+    message = refused(lambda: world.create(parameters=parameters), Code.INVALID_ARGUMENT)
+    assert word in message
+    assert not world.target.lvols
+
+
+def test_a_class_without_lvstore_is_told_what_to_add(world: World) -> None:
+    request = pb.CreateVolumeRequest(name="x", volume_capabilities=[mount()])
+    message = refused(lambda: world.controller.create_volume(request), Code.INVALID_ARGUMENT)
+    assert message.startswith("StorageClass parameter lvstore is missing")
+
+
+@pytest.mark.parametrize(
+    ("capability", "word"),
+    [
+        (mount("btrfs"), "btrfs"),
+        (mount(mode=Mode.MULTI_NODE_MULTI_WRITER), "MULTI_NODE_MULTI_WRITER"),
+        (block(mode=Mode.MULTI_NODE_SINGLE_WRITER), "MULTI_NODE_SINGLE_WRITER"),
+        (mount(mode=Mode.UNKNOWN), "no access mode"),
+        (pb.VolumeCapability(access_mode=Mode(mode="SINGLE_NODE_WRITER")), "no access type"),
+    ],
+)
+def test_an_impossible_use_is_refused(
+    world: World, capability: pb.VolumeCapability, word: str
+) -> None:
+    create = refused(lambda: world.create(volume_capabilities=[capability]), Code.INVALID_ARGUMENT)
+    assert word in create
+    volume = world.create()
+    answer = world.controller.validate_volume_capabilities(
+        pb.ValidateVolumeCapabilitiesRequest(
+            volume_id=volume.volume_id, volume_capabilities=[mount(), capability]
+        )
+    )
+    assert word in answer.message
+    assert not answer.HasField("confirmed")
+
+
+def test_the_uses_there_are_get_confirmed(world: World) -> None:
+    volume = world.create(volume_capabilities=[block(Mode.MULTI_NODE_MULTI_WRITER)])
+    answer = world.controller.validate_volume_capabilities(
+        pb.ValidateVolumeCapabilitiesRequest(
+            volume_id=volume.volume_id,
+            volume_capabilities=[mount("xfs"), block(Mode.MULTI_NODE_MULTI_WRITER)],
+        )
+    )
+    assert len(answer.confirmed.volume_capabilities) == 2
+
+
+def test_what_is_not_there_yet_is_refused(world: World) -> None:
+    source = pb.VolumeContentSource(snapshot=pb.VolumeContentSource.SnapshotSource(snapshot_id="x"))
+    refused(lambda: world.create(volume_content_source=source), Code.INVALID_ARGUMENT)
+    refused(lambda: world.create(mutable_parameters={"iops": "1"}), Code.INVALID_ARGUMENT)
+
+
+def test_a_volume_for_another_node_is_made_there(world: World) -> None:
+    wanted = pb.TopologyRequirement(requisite=[pb.Topology(segments={TOPOLOGY_KEY: "node2"})])
+    message = refused(
+        lambda: world.create(accessibility_requirements=wanted), Code.RESOURCE_EXHAUSTED
+    )
+    assert "node2" in message
+    wanted.requisite.append(pb.Topology(segments={TOPOLOGY_KEY: "node1"}))
+    assert world.create(accessibility_requirements=wanted).volume_id
+
+
+def test_deleting_twice_is_fine(world: World) -> None:
+    handle = world.create().volume_id
+    world.delete(handle)
+    world.delete(handle)
+    world.delete("not-a-handle")
+    assert not world.target.lvols
+
+
+def test_deleting_a_volume_in_use_or_of_others_is_refused(world: World) -> None:
+    handle = world.create().volume_id
+    world.target.exports[handle] = "export"
+    refused(lambda: world.delete(handle), Code.FAILED_PRECONDITION)
+    foreign = world.target.bdev_lvol_create("other", 64, False, LVSTORE, None)
+    assert "not of csi.virtlun.dev" in refused(
+        lambda: world.delete(foreign), Code.FAILED_PRECONDITION
+    )
+    assert set(world.target.lvols) == {handle, foreign}
+
+
+def _expand(world: World, handle: str, size: int) -> pb.ControllerExpandVolumeResponse:
+    return world.controller.controller_expand_volume(
+        pb.ControllerExpandVolumeRequest(
+            volume_id=handle, capacity_range=pb.CapacityRange(required_bytes=size)
+        )
+    )
+
+
+def test_expanding_twice_grows_once_and_never_shrinks(world: World) -> None:
+    handle = world.create().volume_id
+    for size in (128 * MIB, 128 * MIB, 32 * MIB):
+        answer = _expand(world, handle, size)
+        assert (answer.capacity_bytes, answer.node_expansion_required) == (128 * MIB, True)
+    assert world.target.calls.count("bdev_lvol_resize") == 1
+    refused(lambda: _expand(world, handle, 4096 * MIB), Code.RESOURCE_EXHAUSTED)
+    refused(lambda: _expand(world, "nothing", MIB), Code.NOT_FOUND)
+    foreign = world.target.bdev_lvol_create("other", 64, False, LVSTORE, None)
+    refused(lambda: _expand(world, foreign, 128 * MIB), Code.NOT_FOUND)
+
+
+def test_the_list_has_pages_and_only_our_volumes(world: World) -> None:
+    ours = sorted(world.create(f"pvc-{number}", MIB).volume_id for number in range(5))
+    world.target.bdev_lvol_create("other", 64, False, LVSTORE, None)
+    found, token = [], ""
+    while True:
+        request = pb.ListVolumesRequest(max_entries=2, starting_token=token)
+        page = world.controller.list_volumes(request)
+        assert len(page.entries) <= 2
+        found += [entry.volume.volume_id for entry in page.entries]
+        if not (token := page.next_token):
+            break
+    assert found == ours
+    wrong = pb.ListVolumesRequest(starting_token="x")
+    refused(lambda: world.controller.list_volumes(wrong), Code.ABORTED)
+
+
+def test_capacity_is_what_is_free_here(world: World) -> None:
+    world.create(size=100 * MIB)
+    capacity = world.controller.get_capacity
+    parameters = {"lvstore": LVSTORE}
+    free = 924 * MIB
+    assert capacity(pb.GetCapacityRequest()).available_capacity == free
+    assert capacity(pb.GetCapacityRequest(parameters=parameters)).available_capacity == free
+    for nothing in (
+        pb.GetCapacityRequest(parameters={"lvstore": "elsewhere"}),
+        pb.GetCapacityRequest(accessible_topology=pb.Topology(segments={TOPOLOGY_KEY: "node2"})),
+        pb.GetCapacityRequest(volume_capabilities=[mount("btrfs")]),
+    ):
+        assert capacity(nothing).available_capacity == 0
+
+
+def test_a_second_call_for_the_same_volume_is_aborted_and_others_are_not(world: World) -> None:
+    handle = world.create().volume_id
+    with world.locks.hold(handle):
+        refused(world.create, Code.ABORTED)
+        refused(lambda: world.delete(handle), Code.ABORTED)
+        refused(lambda: _expand(world, handle, 128 * MIB), Code.ABORTED)
+        assert world.create("pvc-2").volume_id != handle
+    world.delete(handle)
+
+
+def test_the_lock_is_free_again_after_a_failure(world: World) -> None:
+    handle = world.create().volume_id
+    world.target.fail["bdev_lvol_delete"] = TargetTimeout("no answer")
+    refused(lambda: world.delete(handle), Code.DEADLINE_EXCEEDED)
+    world.delete(handle)
+
+
+def test_twenty_threads_make_one_volume(world: World) -> None:
+    results: list[str] = []
+
+    def work() -> None:
+        try:
+            results.append(world.create().volume_id)
+        except Exception as error:
+            results.append(type(error).__name__)
+
+    threads = [threading.Thread(target=work) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(world.target.lvols) == 1
+    assert set(results) <= {world.create().volume_id, "Failure"}
+
+
+@pytest.mark.parametrize(
+    ("errno", "code"),
+    [
+        (-28, Code.RESOURCE_EXHAUSTED),
+        (-16, Code.FAILED_PRECONDITION),
+        (-22, Code.INVALID_ARGUMENT),
+        (-5, Code.INTERNAL),
+    ],
+)
+def test_the_target_s_errors_keep_their_meaning(world: World, errno: int, code: Code) -> None:
+    world.target.fail["bdev_lvol_create"] = RpcError(errno, "its words", "bdev_lvol_create")
+    assert "bdev_lvol_create: its words" in refused(world.create, code)
