@@ -373,12 +373,13 @@ class Cluster:
 
     @contextlib.contextmanager
     def applied(self, manifest: str) -> Iterator[None]:
-        """Applies a manifest for the duration of a block."""
+        """Applies a manifest for the duration of a block; its objects are going when it ends."""
         self.apply(manifest)
         try:
             yield
         finally:
-            self.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=manifest)
+            words = ("delete", "--ignore-not-found", "--wait=false", "-f", "-")
+            self.kubectl(*words, stdin=manifest)
 
     # Its end
 

@@ -252,6 +252,11 @@ class Deployment:
             str(export["bdev_name"]) for export in self.client.call("virtlun_export_list")
         )
 
+    def sweep(self) -> None:
+        """Deletes all pods and claims, whatever a test left of them."""
+        self.cluster.kubectl("delete", "pod", "--all", "--grace-period=1", "--wait=false")
+        self.cluster.kubectl("delete", "pvc", "--all", "--wait=false")
+
     def wait_clean(self, deadline_s: float = 60.0) -> None:
         """Waits until nothing of any volume is left; AssertionError with what is."""
         nothing = Census((), (), (), (), (), ())

@@ -89,6 +89,8 @@ class Process:
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
+        if number == signal.SIGCONT:
+            self.process.send_signal(number)  # nsenter stops when its program does
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Ends it, with SIGKILL in the end, and returns its exit status (negative: the signal)."""
@@ -115,7 +117,7 @@ class Sandbox:
         self.logs = scratch / "logs"
         self.cgroup = f"virtlun-{scratch.name}"
         self.processes: list[Process] = []
-        #: Names of files whose loop devices are ours even when their mount, and so the path, is gone.
+        #: Names of files whose loop devices are ours, even when their mount and path are gone.
         self.files: set[str] = set()
         self.logs.mkdir(parents=True, exist_ok=True)
         self.pause = compile_pause(scratch)
@@ -224,6 +226,7 @@ class Sandbox:
             os.kill(self._pid, signal.SIGKILL)
         self._first.wait(STOP_DEADLINE_S)
         for process in self.processes:
+            process.process.send_signal(signal.SIGCONT)
             process.process.wait(STOP_DEADLINE_S)
         for device in {**loops, **self.loops()}:
             subprocess.run(["losetup", "--detach", device], check=False, capture_output=True)

@@ -29,7 +29,7 @@ def test_a_pod_runs_and_takes_commands(cluster: Cluster) -> None:
         assert cluster.execute("plain", "sh", "-c", "echo $((6 * 7))") == "42\n"
         assert cluster.kubectl("logs", "plain") == "it runs\n"
         assert cluster.get("pod", "plain")["spec"]["nodeName"] == NODE
-    assert cluster.items("pod") == []
+    cluster.wait("pod/plain", "delete")
 
 
 def test_the_server_refuses_a_field_that_it_does_not_know(cluster: Cluster) -> None:

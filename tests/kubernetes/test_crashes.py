@@ -1,4 +1,4 @@
-"""The driver killed in the middle of each operation, the target killed, both replaced: it converges.
+"""Killed: the driver in the middle of each operation, and the target. It converges.
 
 Two moments for each operation: `asked`, when the driver waits for the target's answer to its first
 call (the target is frozen meanwhile, so this cannot be missed), and `begun`, as soon as the first
@@ -42,6 +42,7 @@ def nothing_left(deployment: Deployment) -> Iterator[None]:
     deployment.wait_clean()
     yield
     deployment.wait_ready()
+    deployment.sweep()
     deployment.wait_clean(CONVERGE_S)
 
 
@@ -68,7 +69,7 @@ def test_killed_while_it_creates(cluster: Cluster, deployment: Deployment, momen
         deployment,
         moment,
         lambda: cluster.apply(DISK),
-        lambda: deployment.volumes.volumes(),
+        deployment.volumes.volumes,
     )
     cluster.wait_phase("pvc/disk", "Bound", CONVERGE_S)
     assert len(deployment.volumes.volumes()) == 1

@@ -60,6 +60,7 @@ def nothing_left(deployment: Deployment) -> Iterator[None]:
     """Nothing is there before a test, and nothing after it."""
     deployment.wait_clean()
     yield
+    deployment.sweep()
     deployment.wait_clean()
 
 
