@@ -26,7 +26,8 @@ TESTED_BY = {
     "virtlun.toml": "tests/unit/test_plugin_config.py",
     "transparent/": "tests/libvirt/test_gateway_trust.py",
     "vm.xml": "tests/unit/translate/domains.py",
-    "disk": "tests/unit/test_plugin_config.py",
+    "libvirt/disk": "tests/unit/test_plugin_config.py",
+    "kubernetes/": "tests/kubernetes/test_volumes.py",
 }
 """Parts of examples' paths, and the test that uses what has them."""
 
