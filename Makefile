@@ -26,6 +26,10 @@ help: ## This list
 demo: setup ## The main job in a real VM: attach, grow, detach a volume with plain virsh (SHELL_IN=1 keeps it)
 	@$(BIN)/python -m tests.demo $(if $(SHELL_IN),--shell)
 
+.PHONY: demo-kubernetes
+demo-kubernetes: kubernetes ## Claims and pods on a real Kubernetes node, built from source the first time
+	@$(BIN)/python -m tests.kubernetes
+
 .PHONY: test
 test: test-rust test-python ## Everything: Rust, Python, real guests, real libvirtd
 
