@@ -20,11 +20,15 @@ say = @printf '\033[1m==> %s\033[0m\n' "$(1)"
 
 .PHONY: help
 help: ## This list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 .PHONY: demo
 demo: setup ## The main job in a real VM: attach, grow, detach a volume with plain virsh (SHELL_IN=1 keeps it)
 	@$(BIN)/python -m tests.demo $(if $(SHELL_IN),--shell)
+
+.PHONY: demo-kubernetes
+demo-kubernetes: kubernetes ## Claims and pods on a real Kubernetes node, built from source the first time
+	@$(BIN)/python -m tests.kubernetes
 
 .PHONY: test
 test: test-rust test-python ## Everything: Rust, Python, real guests, real libvirtd
@@ -38,6 +42,15 @@ test-rust: $(CACHE)/apt.stamp toolchain ## The data plane's own tests
 test-python: setup ## The Python tests; with ARGS='tests/unit -k name' some of them
 	$(call say,pytest)
 	@$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: test-kubernetes
+test-kubernetes: kubernetes ## The CSI driver on a real Kubernetes node, built from source the first time
+	$(call say,pytest tests/kubernetes)
+	@$(BIN)/python -m pytest -m kubernetes tests/kubernetes $(ARGS)
+
+.PHONY: kubernetes
+kubernetes: $(CACHE)/apt-kubernetes.stamp setup
+	@$(BIN)/python -m tests.kubernetes.tools >/dev/null
 
 .PHONY: bench
 bench: setup ## Ours beside Debian's qemu-storage-daemon, with ratios (ARGS='--quick' for a short one)
@@ -74,16 +87,24 @@ toolchain:
 clean: ## Remove what was built; downloads stay in .cache
 	@rm -rf $(VENV) $(CACHE)/*.stamp build dist *.egg-info pydataplane/target
 
-$(CACHE)/apt.stamp: Makefile
+# $(call apt,PACKAGES): a recipe that installs those that are missing
+define apt
 	$(call say,Debian packages)
 	@mkdir -p $(CACHE)
-	@missing=(); for package in $(APT_PACKAGES); do \
+	@missing=(); for package in $(1); do \
 		dpkg-query -W -f '$${Status}' $$package 2>/dev/null | grep -q 'install ok installed' || missing+=($$package); done; \
 	if (( $${#missing[@]} )); then \
 		[ $$(id -u) = 0 ] || { echo "run as root, or install: $${missing[*]}"; exit 1; }; \
 		apt-get -q update; \
 		DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends "$${missing[@]}"; fi
 	@touch $@
+endef
+
+$(CACHE)/apt.stamp: Makefile
+	$(call apt,$(APT_PACKAGES))
+
+$(CACHE)/apt-kubernetes.stamp: Makefile tests/kubernetes/tools/__init__.py
+	$(call apt,$(shell python3 -m tests.kubernetes.tools --apt))
 
 $(CACHE)/venv.stamp: requirements.lock | $(CACHE)/apt.stamp
 	$(call say,Python environment)

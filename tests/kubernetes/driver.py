@@ -196,6 +196,7 @@ class Deployment:
         """Waits until the target answers and kubelet has the driver registered."""
         wait_for(self._target_answers, "the target", seconds=READY_DEADLINE_S)
         try:
+            wait_for(self._driver_answers, "the driver", seconds=READY_DEADLINE_S, pause_s=0.1)
             wait_for(self._registered, "the driver's registration", seconds=READY_DEADLINE_S)
         except SandboxError as error:
             words = self.parts["virtlun-csi"].process.words()
@@ -207,6 +208,14 @@ class Deployment:
         except TargetError:
             return False
         return True
+
+    def _driver_answers(self) -> bool:
+        return self.http("readyz") == "ok\n"
+
+    def http(self, page: str) -> str:
+        """Returns what the driver's HTTP server says; nothing where it does not answer."""
+        url = f"http://127.0.0.1:9810/{page}"
+        return self.box.run("busybox", "wget", "-q", "-O", "-", url, check=False).stdout
 
     def _registered(self) -> bool:
         socket = self.cluster.kubelet_dir / "plugins" / DRIVER / "csi.sock"
@@ -264,12 +273,6 @@ class Deployment:
         while (left := self.census()) != nothing:
             assert time.monotonic() < end, f"left behind: {left}"
             time.sleep(0.2)
-
-    def metrics(self) -> str:
-        """Returns the driver's metrics."""
-        return self.box.run(
-            "busybox", "wget", "-q", "-O", "-", "http://127.0.0.1:9810/metrics"
-        ).stdout
 
     def close(self) -> None:
         """Stops everything in order, the target last."""

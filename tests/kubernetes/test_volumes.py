@@ -195,7 +195,16 @@ def test_an_ephemeral_volume_lives_and_dies_with_its_pod(
         deployment.wait_clean()
 
 
-# Capacity
+# Capacity and metrics
+
+
+def test_metrics_count_volumes_and_operations(cluster: Cluster, deployment: Deployment) -> None:
+    with cluster.applied(claim("counted", "virtlun-block")):
+        cluster.wait_phase("pvc/counted", "Bound")
+        lines = deployment.http("metrics").splitlines()
+        assert 'virtlun_csi_volumes{lvstore="lvs0"} 1.0' in lines
+        assert 'virtlun_csi_volumes_bytes{lvstore="lvs0"} 6.7108864e+07' in lines
+        assert any('method="CreateVolume"' in line and 'code="OK"' in line for line in lines)
 
 
 def test_capacity_objects_tell_what_is_free(cluster: Cluster, deployment: Deployment) -> None:
@@ -263,11 +272,11 @@ def test_a_bad_class_says_why_in_the_claims_events(
             "file system 'ntfs' is not supported",
         ),
         (
-            "shared",
+            "shared-files",
             {"lvstore": LVSTORE},
             "400Mi",
             "ReadWriteMany",
-            "is not possible with a file system",
+            "use volumeMode Block, or ReadWriteOnce",
         ),
     ],
 )
