@@ -60,8 +60,8 @@ def _shell(host: Host) -> None:
     OUT.print("The guest goes on running. In another terminal, try for example:")
     for words in (
         f"virsh -c '{host.uri}' list",
-        f"virsh -c '{host.uri}' attach-disk {GUEST} /dev/virtlun/lvs0/more sdc",
         f".venv/bin/virtlun --socket {host.paths.rpc_socket} volume create lvs0/more 100M",
+        f"virsh -c '{host.uri}' attach-disk {GUEST} /dev/virtlun/lvs0/more sdc",
         f".venv/bin/virtlun --socket {host.paths.rpc_socket} top",
     ):
         OUT.print(f"    {words}", markup=False)

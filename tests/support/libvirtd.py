@@ -203,14 +203,15 @@ def virsh(uri: str, *words: str, deadline_s: float = 90.0, check: bool = True) -
         done = subprocess.run(
             [shutil.which("virsh") or "virsh", "-q", "-c", uri, *words],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            capture_output=True,
             text=True,
             timeout=deadline_s,
             check=False,
+            start_new_session=True,  # on a terminal, virsh starts polkit's agent, which talks too
         )
     except subprocess.TimeoutExpired as error:
         raise VirshError(f"virsh {' '.join(words)}: no end within {deadline_s:.0f} s") from error
+    said = "\n".join(part for part in (done.stdout.strip(), done.stderr.strip()) if part)
     if check and done.returncode != 0:
-        raise VirshError(f"virsh {' '.join(words)}: {done.stdout.strip()}")
-    return done.stdout.strip()
+        raise VirshError(f"virsh {' '.join(words)}: {said}")
+    return said
