@@ -13,8 +13,8 @@ RUST_SOURCES := $(shell find pydataplane/Cargo.toml pydataplane/Cargo.lock pydat
 
 # What the demo and the tests need of Debian 12: QEMU, libvirt, a compiler, tools for the guest.
 APT_PACKAGES := build-essential busybox-static cpio e2fsprogs kmod libvirt-clients \
-	libvirt-daemon-system libvirt-dev linux-libc-dev pkg-config python3-dev python3-venv \
-	qemu-system-x86 qemu-utils sg3-utils util-linux xfsprogs xz-utils
+	libvirt-daemon-system libvirt-dev linux-libc-dev mount pkg-config python3-dev python3-venv \
+	qemu-system-x86 qemu-utils sg3-utils systemd util-linux xfsprogs xz-utils
 
 say = @printf '\033[1m==> %s\033[0m\n' "$(1)"
 
