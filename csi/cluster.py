@@ -1,0 +1,557 @@
+"""The Kubernetes API, as far as the driver needs it; nothing else in this package talks to it.
+
+The client library is lightkube: it is synchronous by itself, as the driver is, and by far the
+smallest in files and memory. Objects come as plain JSON; `objects` reads what is decided by.
+
+A `Cluster` may be used from any thread. Every failure is a `ClusterError` of one sentence, with
+its object, the cause and the next step:
+
+    ClusterError
+     +-- NotFoundError      the object (or its whole kind) is not there
+     +-- ConflictError      somebody else changed it meanwhile: look again
+     +-- ForbiddenError     the service account may not do it: see the RBAC manifest
+     +-- RefusedError       the server does not accept what was sent
+     +-- UnreachableError   no answer, or the server cannot answer now: try again later
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import httpx2
+import msgspec
+import structlog
+from lightkube import ApiError, Client, KubeConfig
+from lightkube.config.client_adapter import verify_cluster
+from lightkube.config.models import User
+from lightkube.core.exceptions import ConfigError
+from lightkube.generic_resource import create_global_resource, create_namespaced_resource
+from lightkube.types import PatchType
+
+from csi import DRIVER_NAME
+from csi.objects import (
+    RESIZE_CONDITIONS,
+    SELECTED_NODE,
+    Claim,
+    Object,
+    PersistentVolume,
+    StorageClass,
+    Vmi,
+)
+
+ANSWER_S = 10.0
+"""Longest wait for the API server's answer, seconds."""
+WATCH_S = 300
+"""The server ends a watch after so many seconds; it is taken up where it ended."""
+IDLE_S = 300.0
+"""A connection is kept so long for the next call, which then needs no TLS handshake."""
+ATTEMPTS_MAX = 5
+"""How often a change is tried that another one got in the way of."""
+RETRY_S = (0.2, 10.0)
+"""Waits of a watch that failed: the first, and the longest, seconds."""
+COMPONENT = "virtlun-csi"
+EVENT_BYTES_MAX = 1024  # of an Event's message; core/v1 refuses more
+#: A peer that went away without a word is noticed after 30 s + 3 * 10 s: a watch has no deadline.
+KEEPALIVE = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+]
+
+log = structlog.get_logger()
+
+
+class ClusterError(Exception):
+    """The API server did not do what was asked; the text is one sentence."""
+
+
+class NotFoundError(ClusterError):
+    """The object is not there, or the server does not know its kind."""
+
+
+class ConflictError(ClusterError):
+    """Another change came first, or an object of this name exists."""
+
+
+class ForbiddenError(ClusterError):
+    """The service account may not do it, or is not known."""
+
+
+class RefusedError(ClusterError):
+    """The server does not accept the object."""
+
+
+class UnreachableError(ClusterError):
+    """The API server does not answer, or cannot now."""
+
+
+class Kind:
+    """A kind of objects: how the server calls it, and what to do where it does not know it."""
+
+    def __init__(
+        self,
+        group: str,
+        version: str,
+        name: str,
+        plural: str,
+        *,
+        namespaced: bool = True,
+        hint: str = "",
+    ) -> None:
+        """Makes it known to lightkube, which allows that once."""
+        self.api_version = f"{group}/{version}" if group else version
+        self.name = name
+        self.plural = plural
+        self.namespaced = namespaced
+        self.hint = hint
+        make = create_namespaced_resource if namespaced else create_global_resource
+        self.resource: Any = make(group, version, name, plural)
+
+
+CLAIM = Kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+VOLUME = Kind("", "v1", "PersistentVolume", "persistentvolumes", namespaced=False)
+POD = Kind("", "v1", "Pod", "pods")
+EVENT = Kind("", "v1", "Event", "events")
+STORAGE_CLASS = Kind("storage.k8s.io", "v1", "StorageClass", "storageclasses", namespaced=False)
+VMI = Kind(
+    *("kubevirt.io", "v1", "VirtualMachineInstance", "virtualmachineinstances"),
+    hint="install KubeVirt",
+)
+VM_VOLUME = Kind(
+    *("virtlun.dev", "v1alpha1", "VmVolume", "vmvolumes"),
+    hint="apply examples/kubernetes/kubevirt/vmvolume-crd.yaml",
+)
+
+
+class Change(NamedTuple):
+    """What a watch tells: an object is `present`, or `gone`.
+
+    `restarted` stands before the first object, and again after a gap in which changes may have
+    been missed: what is not told as present before the next `complete` is gone.
+    """
+
+    what: Literal["restarted", "present", "complete", "gone"]
+    object: Object
+
+
+class Cluster:
+    """The API server, asked with this program's own account."""
+
+    def __init__(self, client: Client) -> None:
+        """Uses a client; `connect` makes one."""
+        self._client: Any = client  # its types go by classes that are known before it runs
+        self._volume_names: dict[str, str] = {}  # handle -> name; never changes while there is one
+
+    @classmethod
+    def connect(cls, kubeconfig: Path | None = None) -> Cluster:
+        """Returns the cluster of a kubeconfig file, else the one whose pod this program is in.
+
+        Outside a pod without a file it is $KUBECONFIG, then ~/.kube/config. Nothing is asked of
+        the server yet.
+
+        Raises:
+            ClusterError: there is no configuration, or one that cannot be read.
+        """
+        try:
+            found = KubeConfig.from_file(kubeconfig) if kubeconfig else KubeConfig.from_env()
+            config = found.get()
+            assert config is not None
+            verify = verify_cluster(config.cluster, config.user or User(), config.abs_file)
+            transport = httpx2.HTTPTransport(
+                verify=verify,
+                limits=httpx2.Limits(keepalive_expiry=IDLE_S),
+                socket_options=KEEPALIVE,
+            )
+            client = Client(
+                config._replace(user=config.user or User()),
+                timeout=httpx2.Timeout(ANSWER_S),
+                field_manager=COMPONENT,
+                transport=transport,
+            )
+        except (ConfigError, OSError, KeyError, ValueError, TypeError) as error:
+            where = kubeconfig or "in a pod, $KUBECONFIG or ~/.kube/config"
+            raise ClusterError(
+                f"no Kubernetes API server is configured ({where}: {error}): give the pod a "
+                "service account, or name a file with --kubeconfig"
+            ) from error
+        return cls(client)
+
+    def close(self) -> None:
+        """Closes the connections; watches end with an error."""
+        self._client.close()
+
+    # Objects of any kind
+
+    def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
+        """Returns an object as JSON."""
+        with _sentences("read", kind, name, namespace):
+            return _plain(self._client.get(kind.resource, name, **_in(namespace)))
+
+    def items(
+        self,
+        kind: Kind,
+        namespace: str | None = None,
+        *,
+        labels: Mapping[str, str] | None = None,
+        fields: Mapping[str, str] | None = None,
+    ) -> list[Object]:
+        """Returns the objects of a kind, in one namespace or (None) in all."""
+        with _sentences("list", kind):
+            found = self._client.list(
+                kind.resource,
+                **_all(kind, namespace),
+                chunk_size=500,
+                labels=dict(labels) if labels else None,
+                fields=dict(fields) if fields else None,
+            )
+            return [_plain(each) for each in found]
+
+    def watch(
+        self,
+        kind: Kind,
+        stop: threading.Event,
+        *,
+        labels: Mapping[str, str] | None = None,
+        lists: bool = True,
+    ) -> Iterator[Change]:
+        """Yields the objects of a kind in all namespaces, then every change, until `stop` is set.
+
+        It goes on from where it was when the server ends it, restarts or is away for a while, and
+        begins anew (`restarted`) when the server no longer knows what happened since. Without
+        `lists` only changes are told, and `complete` follows `restarted` at once.
+
+        It never ends by itself; what goes wrong is logged, and tried again after 0.2 to 10 s.
+        It sees `stop` at the next change, and after WATCH_S seconds at the latest.
+        """
+        words = log.bind(kind=kind.plural)
+        version, failed = "", 0
+        while not stop.is_set():
+            try:
+                if not version:
+                    yield Change("restarted", {})
+                    version, found = self._present(kind, labels, lists=lists)
+                    yield from (Change("present", each) for each in found)
+                    yield Change("complete", {})
+                with _sentences("watch", kind):
+                    for what, each in self._client.watch(
+                        kind.resource,
+                        **_all(kind, None),
+                        labels=dict(labels) if labels else None,
+                        server_timeout=WATCH_S,
+                        resource_version=version,
+                    ):
+                        if failed:
+                            words.info("watching again", failures=failed)
+                        failed = 0
+                        version = each["metadata"]["resourceVersion"]
+                        if stop.is_set():
+                            return
+                        if what != "BOOKMARK":
+                            yield Change("gone" if what == "DELETED" else "present", _plain(each))
+            except _ExpiredError:
+                version = ""
+            except ClusterError as error:
+                failed += 1
+                if failed == 1 or failed % 100 == 0:
+                    words.warning("cannot watch", reason=str(error), failures=failed)
+                if isinstance(error, NotFoundError):
+                    version = ""
+                stop.wait(backoff(failed, *RETRY_S))
+
+    def _present(
+        self, kind: Kind, labels: Mapping[str, str] | None, *, lists: bool
+    ) -> tuple[str, list[Object]]:
+        """Returns the version to watch from, and the objects if they are wanted."""
+        with _sentences("list", kind):
+            found = self._client.list(
+                kind.resource,
+                **_all(kind, None),
+                chunk_size=500 if lists else 1,
+                labels=dict(labels) if labels else None,
+            )
+            objects = [_plain(each) for each in found] if lists else []
+            if not lists:
+                next(iter(found), None)
+            return found.resourceVersion, objects
+
+    def patch(
+        self,
+        kind: Kind,
+        name: str,
+        namespace: str | None,
+        change: Mapping[str, Any],
+        *,
+        status: bool = False,
+    ) -> Object:
+        """Merges a change into an object, or into its status, and returns it (RFC 7386).
+
+        With `metadata.resourceVersion` in the change it is a ConflictError if the object is of
+        another one.
+        """
+        resource = kind.resource.Status if status else kind.resource
+        with _sentences("change", kind, name, namespace):
+            merge = PatchType.MERGE
+            found = self._client.patch(
+                resource, name, dict(change), patch_type=merge, **_in(namespace)
+            )
+            return _plain(found)
+
+    def create(self, kind: Kind, given: Mapping[str, Any], namespace: str | None = None) -> Object:
+        """Makes an object."""
+        made = {"apiVersion": kind.api_version, "kind": kind.name, **given}
+        with _sentences("make", kind, given["metadata"].get("name", ""), namespace):
+            return _plain(self._client.create(kind.resource(made), **_in(namespace)))
+
+    def delete(self, kind: Kind, name: str, namespace: str | None = None) -> None:
+        """Deletes an object; it may stay until its finalizers are gone."""
+        with _sentences("delete", kind, name, namespace):
+            self._client.delete(kind.resource, name, **_in(namespace))
+
+    # Claims and volumes
+
+    def claim(self, namespace: str, name: str) -> Claim:
+        """Returns a claim with the volume that it is bound to."""
+        found = self.get(CLAIM, name, namespace)
+        bound = (found.get("status") or {}).get("phase") == "Bound"
+        volume = found["spec"].get("volumeName") if bound else None
+        return Claim.of(found, self.volume(volume) if volume else None)
+
+    def volume(self, name: str) -> PersistentVolume:
+        """Returns a persistent volume."""
+        return PersistentVolume.of(self.get(VOLUME, name))
+
+    def volume_by_handle(self, handle: str) -> PersistentVolume:
+        """Returns our persistent volume with this handle.
+
+        The first time it lists all volumes, later it reads the one.
+        """
+        name = self._volume_names.get(handle)
+        if name is not None:
+            try:
+                found = self.volume(name)
+            except NotFoundError:
+                self._volume_names.pop(handle, None)
+            else:
+                if found.handle == handle and found.ours:
+                    return found
+        volumes = (PersistentVolume.of(each) for each in self.items(VOLUME))
+        self._volume_names = {each.handle: each.name for each in volumes if each.ours}
+        name = self._volume_names.get(handle)
+        if name is None:
+            raise NotFoundError(
+                f"no PersistentVolume of {DRIVER_NAME} has the handle {handle}: "
+                "was it deleted meanwhile?"
+            )
+        return self.volume(name)
+
+    def storage_class(self, name: str) -> StorageClass:
+        """Returns a class."""
+        return StorageClass.of(self.get(STORAGE_CLASS, name))
+
+    def select_node(self, claim: Claim, node: str) -> None:
+        """Tells the provisioner that the claim's first consumer is on `node`."""
+        meta = {"resourceVersion": claim.resource_version, "annotations": {SELECTED_NODE: node}}
+        self.patch(CLAIM, claim.name, claim.namespace, {"metadata": meta})
+
+    def finish_expansion(self, claim: Claim) -> None:
+        """Writes what the kubelet writes when a claim's volume has its new size on its node."""
+        assert claim.volume is not None
+        kept = [
+            each
+            for each in claim.object["status"].get("conditions") or ()
+            if each["type"] not in RESIZE_CONDITIONS
+        ]
+        status = {
+            "capacity": {"storage": claim.volume.quantity},
+            "conditions": kept,
+            "allocatedResourceStatuses": {"storage": None},
+        }
+        meta = {"resourceVersion": claim.resource_version}
+        change = {"metadata": meta, "status": status}
+        self.patch(CLAIM, claim.name, claim.namespace, change, status=True)
+
+    def pods_of_claim(self, namespace: str, name: str) -> list[str]:
+        """Returns the names of the pods that use a claim and have not ended."""
+        found = self.items(POD, namespace)
+        ended = ("Succeeded", "Failed")
+        return sorted(
+            pod["metadata"]["name"]
+            for pod in found
+            if (pod.get("status") or {}).get("phase") not in ended
+            for each in pod["spec"].get("volumes") or ()
+            if (each.get("persistentVolumeClaim") or {}).get("claimName") == name
+        )
+
+    # Virtual machines
+
+    def vmi(self, namespace: str, name: str) -> Vmi:
+        """Returns a virtual machine that KubeVirt runs."""
+        return Vmi.of(self.get(VMI, name, namespace))
+
+    # Finalizers and events
+
+    def set_finalizer(
+        self, kind: Kind, name: str, namespace: str, finalizer: str, *, present: bool
+    ) -> None:
+        """Adds a finalizer to an object, or takes it away; an object that is gone has none.
+
+        None is added to an object that is being deleted (the server refuses that): NotFoundError.
+        """
+        for attempt in range(1, ATTEMPTS_MAX + 1):
+            try:
+                meta = self.get(kind, name, namespace)["metadata"]
+            except NotFoundError:
+                if present:
+                    raise
+                return
+            found = list(meta.get("finalizers") or ())
+            if (finalizer in found) == present:
+                return
+            if present and "deletionTimestamp" in meta:
+                raise NotFoundError(
+                    f"{kind.name} {namespace}/{name} is being deleted: use another one"
+                )
+            wanted = [each for each in found if each != finalizer] + [finalizer] * present
+            change = {"resourceVersion": meta["resourceVersion"], "finalizers": wanted}
+            try:
+                self.patch(kind, name, namespace, {"metadata": change})
+            except ConflictError:
+                if attempt == ATTEMPTS_MAX:
+                    raise
+            except NotFoundError:
+                if present:
+                    raise
+            else:
+                return
+
+    def event(
+        self,
+        about: Object,
+        reason: str,
+        message: str,
+        *,
+        warning: bool = False,
+        node: str = "",
+    ) -> None:
+        """Tells something of an object, where `kubectl describe` shows it.
+
+        The same thing said again counts up what is there. `reason` is one CamelCase word.
+        """
+        meta = about["metadata"]
+        text = _cut(message)
+        said = f"{meta['uid']}/{reason}/{text}".encode()
+        name = f"{meta['name'][:200]}.{hashlib.sha256(said).hexdigest()[:16]}"
+        namespace = meta.get("namespace") or "default"
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        given = {
+            "metadata": {"name": name, "namespace": namespace},
+            "involvedObject": {
+                "apiVersion": about["apiVersion"],
+                "kind": about["kind"],
+                "name": meta["name"],
+                "namespace": meta.get("namespace", ""),
+                "uid": meta["uid"],
+                "resourceVersion": meta.get("resourceVersion", ""),
+            },
+            "reason": reason,
+            "message": text,
+            "type": "Warning" if warning else "Normal",
+            "source": {"component": COMPONENT, "host": node},
+            "reportingComponent": COMPONENT,
+            "reportingInstance": node,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        try:
+            self.create(EVENT, given, namespace)
+        except ConflictError:
+            count = self.get(EVENT, name, namespace).get("count") or 1
+            self.patch(EVENT, name, namespace, {"count": count + 1, "lastTimestamp": now})
+
+
+class _ExpiredError(ClusterError):
+    """The server no longer knows what happened since the version of a watch (410)."""
+
+
+ERRORS: dict[int, tuple[type[ClusterError], str]] = {
+    401: (ForbiddenError, "the server does not know this account: check the service account"),
+    403: (ForbiddenError, "compare the account's rights with examples/kubernetes/rbac.yaml"),
+    404: (NotFoundError, "is it there, and in this namespace?"),
+    409: (ConflictError, "it is looked at again and tried once more"),
+    410: (_ExpiredError, "it is listed anew"),
+}
+
+
+@contextmanager
+def _sentences(
+    verb: str, kind: Kind, name: str = "", namespace: str | None = None
+) -> Iterator[None]:
+    """Turns the library's failures of a `with` block into ours."""
+    about = "/".join(part for part in (namespace, name) if part)
+    subject = f"cannot {verb} {kind.name} {about}" if about else f"cannot {verb} {kind.plural}"
+    try:
+        yield
+    except httpx2.HTTPStatusError as error:
+        raise _explain(subject, kind, error) from error
+    except (httpx2.HTTPError, httpx2.StreamError, msgspec.MsgspecError, OSError) as error:
+        said = str(error) or type(error).__name__
+        raise UnreachableError(
+            f"{subject}: the API server does not answer ({said}): it is tried again"
+        ) from error
+    except (ConfigError, RuntimeError) as error:
+        raise UnreachableError(f"{subject}: {error}; it is tried again") from error
+
+
+def _explain(subject: str, kind: Kind, error: httpx2.HTTPStatusError) -> ClusterError:
+    """Returns our error for an answer that is not a success."""
+    status = error.status if isinstance(error, ApiError) else None  # None: not even JSON
+    code = (status and status.code) or error.response.status_code
+    known = status is not None and status.details is not None and bool(status.details.name)
+    made, hint = ERRORS.get(code, (RefusedError, "see the message"))
+    if code >= 500 or code == 429:
+        made, hint = UnreachableError, "it is tried again"
+    if code == 404 and not known:
+        return made(f"{subject}: the server knows no {kind.plural}; {kind.hint or hint}")
+    said = status.message if status and status.message else f"HTTP status {code}"
+    return made(f"{subject}: {said.rstrip('.')}; {hint}")
+
+
+def backoff(failures: int, first_s: float, most_s: float) -> float:
+    """Returns how long to wait after so many failures in a row, seconds.
+
+    It doubles from `first_s` to `most_s`, less up to a quarter by chance, so that many do not come
+    back at once.
+    """
+    wait = min(most_s, first_s * 2.0 ** min(failures - 1, 30))
+    return wait * random.uniform(0.75, 1.0)  # noqa: S311 - not a secret
+
+
+def _plain(found: Any) -> Object:
+    return dict(found)
+
+
+def _in(namespace: str | None) -> dict[str, str]:
+    return {"namespace": namespace} if namespace else {}
+
+
+def _all(kind: Kind, namespace: str | None) -> dict[str, str]:
+    return {"namespace": namespace or "*"} if kind.namespaced else {}
+
+
+def _cut(message: str) -> str:
+    encoded = message.encode()
+    if len(encoded) <= EVENT_BYTES_MAX:
+        return message
+    return encoded[: EVENT_BYTES_MAX - 3].decode(errors="ignore") + "..."

@@ -1,0 +1,225 @@
+"""What the driver reads of Kubernetes objects: claims, volumes, virtual machines.
+
+Each class takes the few fields that somebody here decides by, of the object as JSON; the rest of
+an object is not looked at, so one with fields of a later release reads the same.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from csi import DRIVER_NAME, TOPOLOGY_KEY
+
+Object = Mapping[str, Any]
+"""An object as JSON."""
+
+SELECTED_NODE = "volume.kubernetes.io/selected-node"
+"""On a claim: the node that its first consumer is on, for which the provisioner waits."""
+RESIZE_CONDITIONS = {
+    "FileSystemResizePending",
+    "Resizing",
+    "ControllerResizeError",
+    "NodeResizeError",
+}
+QUANTITY = re.compile(
+    r"(?P<number>[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)(?P<unit>[KMGTPE]i|[numkMGTPE])?"
+)
+UNITS = {
+    **{f"{letter}i": Decimal(1024) ** n for n, letter in enumerate("KMGTPE", 1)},
+    **{letter: Decimal(1000) ** n for n, letter in enumerate("kMGTPE", 1)},
+    **{letter: Decimal(1000) ** -n for n, letter in enumerate("mun", 1)},
+}
+
+
+@dataclass(frozen=True)
+class PersistentVolume:
+    """A volume as the cluster has it."""
+
+    name: str
+    driver: str
+    """The CSI driver, or nothing for a volume of another kind."""
+    handle: str
+    """The driver's name of it; of ours, the lvol's UUID. Nothing for a volume of another kind."""
+    capacity: int
+    """Bytes."""
+    quantity: str
+    """The capacity as the object says it, for another object's status."""
+    block: bool
+    """Whether its mode is Block."""
+    node: str | None
+    """Our node that it is tied to; None where it is not, or not ours."""
+    claim: tuple[str, str] | None
+    """Namespace and name of the claim that it is reserved for."""
+    deleting: bool
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is a volume of this driver."""
+        return self.driver == DRIVER_NAME
+
+    @classmethod
+    def of(cls, found: Object) -> PersistentVolume:
+        """Reads a core/v1 PersistentVolume."""
+        spec = found["spec"]
+        csi = spec.get("csi") or {}
+        claim = spec.get("claimRef")
+        quantity = (spec.get("capacity") or {}).get("storage", "0")
+        return cls(
+            name=found["metadata"]["name"],
+            driver=csi.get("driver", ""),
+            handle=csi.get("volumeHandle", ""),
+            capacity=quantity_bytes(quantity),
+            quantity=quantity,
+            block=spec.get("volumeMode") == "Block",
+            node=_tied_to(spec),
+            claim=(claim["namespace"], claim["name"]) if claim else None,
+            deleting="deletionTimestamp" in found["metadata"],
+        )
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim, together with the volume that it is bound to."""
+
+    namespace: str
+    name: str
+    uid: str
+    phase: str
+    """Pending, Bound or Lost."""
+    block: bool
+    """Whether its mode is Block; else Filesystem."""
+    storage_class: str | None
+    capacity: int
+    """Bytes that the claim's status tells; 0 until it is bound."""
+    selected_node: str | None
+    """The node of its first consumer, where somebody chose one."""
+    resizing: bool
+    """An expansion has begun and the claim's status does not tell its end yet."""
+    deleting: bool
+    finalizers: tuple[str, ...]
+    resource_version: str
+    volume: PersistentVolume | None
+    """None until it is bound."""
+    object: Object
+    """The claim as JSON."""
+
+    @property
+    def volume_name(self) -> str | None:
+        """The name of the volume that it is bound to."""
+        return self.volume.name if self.volume else None
+
+    @property
+    def handle(self) -> str | None:
+        """The lvol's UUID where it is bound to a volume of ours."""
+        return self.volume.handle if self.volume and self.volume.ours else None
+
+    @property
+    def node(self) -> str | None:
+        """The node whose target has the lvol."""
+        return self.volume.node if self.volume and self.volume.ours else None
+
+    @classmethod
+    def of(cls, found: Object, volume: PersistentVolume | None) -> Claim:
+        """Reads a core/v1 PersistentVolumeClaim and takes the volume that it names."""
+        meta, spec, status = found["metadata"], found["spec"], found.get("status") or {}
+        kinds = {each["type"] for each in status.get("conditions") or ()}
+        return cls(
+            namespace=meta["namespace"],
+            name=meta["name"],
+            uid=meta["uid"],
+            phase=status.get("phase", "Pending"),
+            block=spec.get("volumeMode") == "Block",
+            storage_class=spec.get("storageClassName"),
+            capacity=quantity_bytes((status.get("capacity") or {}).get("storage", "0")),
+            selected_node=(meta.get("annotations") or {}).get(SELECTED_NODE),
+            resizing=bool(kinds & RESIZE_CONDITIONS),
+            deleting="deletionTimestamp" in meta,
+            finalizers=tuple(meta.get("finalizers") or ()),
+            resource_version=meta["resourceVersion"],
+            volume=volume,
+            object=found,
+        )
+
+
+@dataclass(frozen=True)
+class StorageClass:
+    """A class of claims."""
+
+    name: str
+    provisioner: str
+    waits: bool
+    """Its volumes are made when their first consumer is placed (WaitForFirstConsumer)."""
+
+    @classmethod
+    def of(cls, found: Object) -> StorageClass:
+        """Reads a storage.k8s.io/v1 StorageClass."""
+        waits = found.get("volumeBindingMode") == "WaitForFirstConsumer"
+        return cls(found["metadata"]["name"], found["provisioner"], waits)
+
+
+@dataclass(frozen=True)
+class Vmi:
+    """A virtual machine that runs, is about to or did: KubeVirt's VirtualMachineInstance."""
+
+    namespace: str
+    name: str
+    uid: str
+    phase: str
+    """Pending, Scheduling, Scheduled, Running, Succeeded, Failed or Unknown."""
+    node: str | None
+    """The node that it runs on, or was given to."""
+    pods: Mapping[str, str]
+    """Its launcher pods: uid to node; two of them during a migration."""
+    deleting: bool
+    object: Object
+    """The VMI as JSON."""
+
+    def pods_on(self, node: str) -> tuple[str, ...]:
+        """Returns the uids of its launcher pods on a node, in order."""
+        return tuple(sorted(pod for pod, place in self.pods.items() if place == node))
+
+    @classmethod
+    def of(cls, found: Object) -> Vmi:
+        """Reads a kubevirt.io/v1 VirtualMachineInstance."""
+        meta, status = found["metadata"], found.get("status") or {}
+        return cls(
+            namespace=meta["namespace"],
+            name=meta["name"],
+            uid=meta["uid"],
+            phase=status.get("phase") or "Pending",
+            node=status.get("nodeName") or None,
+            pods=dict(status.get("activePods") or {}),
+            deleting="deletionTimestamp" in meta,
+            object=found,
+        )
+
+
+def quantity_bytes(text: str) -> int:
+    """Returns a Kubernetes quantity (`1Gi`, `1.5G`, `1e9`, `128974848000m`), rounded up.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    found = QUANTITY.fullmatch(text)
+    if found is None:
+        raise ValueError(f"'{text}' is not a quantity, such as 1Gi")
+    value = Decimal(found["number"]) * UNITS.get(found["unit"] or "", Decimal(1))
+    return math.ceil(value)
+
+
+def _tied_to(spec: Object) -> str | None:
+    """Returns the node of ours that a volume's affinity names, if it is exactly one."""
+    required = (spec.get("nodeAffinity") or {}).get("required") or {}
+    nodes = {
+        value
+        for term in required.get("nodeSelectorTerms") or ()
+        for each in term.get("matchExpressions") or ()
+        if each["key"] == TOPOLOGY_KEY and each["operator"] == "In"
+        for value in each.get("values") or ()
+    }
+    return nodes.pop() if len(nodes) == 1 else None
