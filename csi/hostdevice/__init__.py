@@ -26,6 +26,9 @@ class HostDevice(Protocol):
     def grow(self, volume: str) -> None:
         """Lets the devices of a volume that has grown show its size; none is fine."""
 
+    def flush(self, volume: str) -> None:
+        """Writes out what the kernel holds of a volume and forgets it; no device is fine."""
+
     def detach(self, volume: str) -> None:
         """Takes a volume's devices away and lets go of the volume; none is fine."""
 

@@ -56,6 +56,12 @@ class LoopDevices:
         for loop in self._loops(volume):
             loopctl.grow(loop.device)
 
+    def flush(self, volume: str) -> None:
+        """Empties the page cache of the volume's devices; of one whose file is dead nothing is."""
+        for loop in self._loops(volume):
+            if not loop.name.startswith(loopctl.DEAD):
+                loopctl.flush(loop)
+
     def detach(self, volume: str) -> None:
         """Frees the volume's devices, then its export."""
         for loop in self._loops(volume):

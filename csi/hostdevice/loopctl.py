@@ -21,6 +21,7 @@ from csi.errors import HostError
 LOOP_CONTROL = Path("/dev/loop-control")
 SYS_BLOCK = Path("/sys/block")
 LOOP_CTL_GET_FREE = 0x4C82
+BLKFLSBUF = 0x1261
 LOOP_CLR_FD = 0x4C01
 LOOP_GET_STATUS64 = 0x4C05
 LOOP_SET_CAPACITY = 0x4C07
@@ -158,6 +159,24 @@ def grow(device: Path) -> None:
             fcntl.ioctl(node, LOOP_SET_CAPACITY)
     except OSError as error:
         raise HostError(f"{device} does not take its new size: {error}") from error
+
+
+def flush(loop: Loop) -> None:
+    """Writes out what is in a loop device's page cache, and drops the cache.
+
+    A device that has lost its file meanwhile is left as it is: nothing can be written any more.
+
+    Raises:
+        HostError: the file refuses the data.
+    """
+    try:
+        with loop.device.open("rb") as node:
+            os.fsync(node)
+            fcntl.ioctl(node, BLKFLSBUF)
+    except OSError as error:
+        now = status(loop.device)
+        if now is not None and now.name == loop.name and now.backing == loop.backing:
+            raise HostError(f"{loop.device} cannot be flushed: {error}") from error
 
 
 def release(loop: Loop) -> None:

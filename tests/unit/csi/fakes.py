@@ -132,6 +132,10 @@ class FakeTarget(Client):
         self.exports.pop(self.luns.pop(ctrlr), None)
         return True
 
+    def virtlun_export_list(self) -> list[dict[str, str]]:
+        exports = [volume for volume, face in self.exports.items() if face == "export"]
+        return [{"bdev_name": volume, "path": f"/export/{volume}"} for volume in exports]
+
     def virtlun_lvol_get_xattrs(self, name: str) -> dict[str, str]:
         return dict(self.notes[name])
 
@@ -156,6 +160,7 @@ class FakeHost:
         self.mounted: list[Mount] = []
         self.made: list[tuple[str, str]] = []
         self.grown: list[str] = []
+        self.flushed: list[str] = []
         self.crash_in_make = False
 
     # HostDevice
@@ -173,6 +178,9 @@ class FakeHost:
 
     def grow(self, volume: str) -> None:
         self.grown.append(volume)
+
+    def flush(self, volume: str) -> None:
+        self.flushed.append(volume)
 
     def detach(self, volume: str) -> None:
         self.devices = {key: path for key, path in self.devices.items() if key[0] != volume}

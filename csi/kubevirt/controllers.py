@@ -1,0 +1,394 @@
+"""The controllers of virtual machines: one for each launcher pod, in a folder of its own.
+
+A claim of a machine is an ordinary one on the kernel face until it is handed over: its export is
+parked (it serves reads, refuses writes and lets go of the volume), and the volume becomes a LUN of
+the pod's controller. Giving it back does the reverse. A volume that no pod has on the kernel face
+is attached and detached instead.
+
+Nothing is written down: what a pod has is asked of the target, and a LUN whose volume has an export
+is one that was handed over. So each method may be repeated after a crash at any point. Methods take
+the pod's lock, then the volume's, which never waits (ABORTED: try again).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from csi import mounts
+from csi.errors import Code, Failure, invalid, not_found, precondition
+from csi.hostdevice import HostDevice
+from csi.kubevirt.podlocks import PodLocks
+from csi.locks import VolumeLocks
+from csi.mounts import Mount
+from pydataplane.client import Client
+from pydataplane.errors import RpcError
+from pydataplane.volumes import EXISTS, NO_DEVICE
+
+PREFIX = "pod-"
+SOCKET = "vhost.sock"
+LAUNCHER_GID = 107
+"""Group of KubeVirt's virt-launcher and its QEMU."""
+POD_UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+class StaysOnKernelFace(Failure):
+    """A claim that cannot become a LUN now, and that the machine can use as a block device."""
+
+    def __init__(self, message: str) -> None:
+        """Keeps the sentence."""
+        super().__init__(Code.FAILED_PRECONDITION, message)
+
+
+@dataclass(frozen=True)
+class Lun:
+    """LUN 0 of one target of a pod's controller. Times are seconds since the epoch."""
+
+    target: int
+    """SCSI target number, 0 to 254."""
+    volume: str
+    """UUID of the volume."""
+    serial: str | None
+    """Serial number that was given with it; None: the guest sees the volume's UUID."""
+    read_only: bool
+    removable: bool
+    removal_prevented: bool
+    """The guest has it in use: PREVENT ALLOW MEDIUM REMOVAL (SPC-4 6.22) is in force."""
+    handed_over: bool
+    """It is a claim of the pod on the kernel face as well, which is parked."""
+    attached_at: float | None
+    event_at: float | None
+    """The guest was told: the event is in its ring."""
+    guest_seen_at: float | None
+    """The guest has read its capacity, for the first time in this session."""
+    resize_event_at: float | None
+
+
+class VmControllers:
+    """The controllers of this node's launcher pods.
+
+    Every method raises pydataplane.errors for the target's refusals and csi.errors.HostError for
+    the host's, beside the Failures that it names; `pod` is a pod's UID, `volume` a volume's UUID.
+    """
+
+    def __init__(self, client: Client, devices: HostDevice, volumes: VolumeLocks) -> None:
+        """Uses `client` for every call; `devices` are the kernel face, `volumes` its locks."""
+        self._client = client
+        self._devices = devices
+        self._volumes = volumes
+        self._pods = PodLocks()
+
+    @contextmanager
+    def hold(self, pod: str) -> Iterator[None]:
+        """Holds the pod's lock over several calls of one thread.
+
+        Raises:
+            Failure: ABORTED, someone else has it for too long.
+        """
+        with self._pods.hold(pod):
+            yield
+
+    # The controller
+
+    def publish(self, pod: str) -> Path:
+        """Makes the pod's controller without LUNs, if it is not there, and returns its folder."""
+        with self.hold(pod):
+            try:
+                self._client.call(
+                    "vhost_create_scsi_controller",
+                    ctrlr=_name(pod),
+                    own_folder=True,
+                    socket_gid=LAUNCHER_GID,
+                )
+            except RpcError as error:
+                if error.code != EXISTS:
+                    raise
+            return self.folder(pod)
+
+    def unpublish(self, pod: str) -> None:
+        """Takes the pod's controller, its folder and all that is of the pod away; none is fine.
+
+        Raises:
+            RpcError: -16, a virtual machine is still connected.
+        """
+        with self.hold(pod):
+            self.clear(pod)
+            folder = self.folder(pod)
+            with suppress(FileNotFoundError):
+                for entry in folder.iterdir():
+                    if entry.name != SOCKET:
+                        entry.unlink(missing_ok=True)
+            try:
+                self._client.call("vhost_delete_controller", ctrlr=_name(pod))
+            except RpcError as error:
+                if error.code != NO_DEVICE:
+                    raise
+            with suppress(FileNotFoundError):
+                (folder / SOCKET).unlink(missing_ok=True)
+                folder.rmdir()
+
+    def exists(self, pod: str) -> bool:
+        """Whether the pod has a controller."""
+        return self._controller(pod) is not None
+
+    def folder(self, pod: str) -> Path:
+        """Returns where the folder of the pod's controller is, whether there is one or not."""
+        status = self._client.call("virtlun_get_status")
+        return Path(status["vhost_dir"]) / _name(pod)
+
+    def pods(self) -> list[str]:
+        """Returns the pods that have a controller."""
+        names = [found["ctrlr"] for found in self._client.call("vhost_get_controllers")]
+        return [name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)]
+
+    def luns(self, pod: str) -> list[Lun]:
+        """Returns what the pod's controller has, by target number.
+
+        Raises:
+            Failure: NOT_FOUND, the pod has no controller.
+        """
+        found = self._controller(pod)
+        if found is None:
+            raise not_found(
+                f"pod {pod} has no controller on this node: it needs the inline volume of "
+                "csi.virtlun.dev"
+            )
+        exported = self._exports()
+        return sorted(
+            (
+                _lun(target["scsi_dev_num"], lun, exported)
+                for target in found["backend_specific"]["scsi"]
+                for lun in target["luns"]
+            ),
+            key=lambda lun: lun.target,
+        )
+
+    # Claims of the pod, which are on the kernel face
+
+    def published(self, pod: str, volume: str) -> bool:
+        """Whether kubelet has published the volume as a block device to this very pod."""
+        return any(_is_block_of(pod, mount) for mount in self._mounts(volume))
+
+    def hand_over(
+        self, pod: str, volume: str, *, serial: str | None = None, read_only: bool = False
+    ) -> int:
+        """Makes a claim of the pod a LUN of its controller, and returns the target's number.
+
+        Raises:
+            Failure: FAILED_PRECONDITION, it is not published to the pod, or another pod has it as a
+                LUN; NOT_FOUND, no controller; ABORTED, the volume is being worked on.
+            StaysOnKernelFace: another pod has it on the kernel face, too.
+        """
+        with self.hold(pod), self._volumes.hold(volume):
+            present = _of(self.luns(pod), volume)
+            if not self.published(pod, volume):
+                raise precondition(
+                    f"volume {volume} is not published to pod {pod} as a block device"
+                )
+            if present is not None:
+                return present.target
+            self._check_no_lun(pod, volume)
+            others = {m.target for m in self._mounts(volume) if not _is_block_of(pod, m)}
+            if others:
+                raise StaysOnKernelFace(
+                    f"volume {volume} is published at {', '.join(sorted(others))}, too: a claim of "
+                    "several pods of one node cannot become a LUN of one of them"
+                )
+            read_only = read_only or not self._mounts(volume, kinds=(False,))
+            self._devices.flush(volume)
+            self._client.call("virtlun_export_park", bdev_name=volume)
+            try:
+                return self._add(pod, volume, serial, read_only=read_only, removable=False)
+            except RpcError:
+                self._unpark(volume)
+                raise
+
+    def give_back(self, pod: str, volume: str) -> None:
+        """Makes a handed over LUN of the pod an ordinary claim again; none is fine.
+
+        Raises:
+            Failure: ABORTED, the volume is being worked on.
+        """
+        with self.hold(pod), self._volumes.hold(volume):
+            if self.exists(pod) and (lun := _of(self.luns(pod), volume)) and lun.handed_over:
+                self._remove(pod, lun)
+
+    # Volumes that are on no other face
+
+    def attach(
+        self,
+        pod: str,
+        volume: str,
+        *,
+        serial: str | None = None,
+        read_only: bool = False,
+        removable: bool = True,
+    ) -> int:
+        """Makes a volume a LUN of the pod's controller, and returns the target's number.
+
+        A connected guest is told at once. One that is there already is left as it is.
+
+        Raises:
+            Failure: FAILED_PRECONDITION, another pod has the volume, on the kernel face or as a
+                LUN; NOT_FOUND, no controller or no volume; ABORTED, the volume is being worked on.
+        """
+        with self.hold(pod), self._volumes.hold(volume):
+            if (present := _of(self.luns(pod), volume)) is not None:
+                return present.target
+            self._check_no_lun(pod, volume)
+            if volume in self._exports():
+                users = sorted({mount.target for mount in self._mounts(volume)})
+                raise precondition(
+                    f"volume {volume} is in use by another pod of this node, at "
+                    f"{', '.join(users) or 'no path any more'}: delete that pod, then it can be "
+                    "attached"
+                )
+            return self._add(pod, volume, serial, read_only=read_only, removable=removable)
+
+    def detach(self, pod: str, volume: str) -> None:
+        """Takes a LUN away, in use or not, and tells a connected guest; none is fine.
+
+        One that was handed over is given back.
+
+        Raises:
+            Failure: ABORTED, the volume is being worked on.
+        """
+        with self.hold(pod), self._volumes.hold(volume):
+            if self.exists(pod) and (lun := _of(self.luns(pod), volume)):
+                self._remove(pod, lun)
+
+    def clear(self, pod: str) -> None:
+        """Takes every LUN of the pod away, and unparks what was handed over; nothing is fine.
+
+        Raises:
+            Failure: ABORTED, one of the volumes is being worked on.
+        """
+        with self.hold(pod):
+            for lun in self.luns(pod) if self.exists(pod) else ():
+                with self._volumes.hold(lun.volume):
+                    self._remove(pod, lun)
+            self._unpark_orphans()
+
+    def _unpark_orphans(self) -> None:
+        """Unparks exports that no controller shows: a driver has died before or after it did.
+
+        One that is being worked on is left: whoever does so is about to show it.
+        """
+        parked = {volume for volume, is_parked in self._exports().items() if is_parked}
+        for volume in parked - {lun for _, lun in self._all_luns()}:
+            with suppress(Failure), self._volumes.hold(volume):
+                if volume not in {lun for _, lun in self._all_luns()}:
+                    self._unpark(volume)
+
+    def _add(
+        self, pod: str, volume: str, serial: str | None, *, read_only: bool, removable: bool
+    ) -> int:
+        target: int = self._client.call(
+            "vhost_scsi_controller_add_target",
+            ctrlr=_name(pod),
+            scsi_target_num=-1,
+            bdev_name=volume,
+            serial=serial,
+            read_only=read_only,
+            removable=removable,
+        )
+        return target
+
+    def _remove(self, pod: str, lun: Lun) -> None:
+        try:
+            self._client.call(
+                "vhost_scsi_controller_remove_target",
+                ctrlr=_name(pod),
+                scsi_target_num=lun.target,
+            )
+        except RpcError as error:
+            if error.code != NO_DEVICE:
+                raise
+        self._unpark(lun.volume)
+
+    def _unpark(self, volume: str) -> None:
+        """Gives the volume to the kernel face again, if it is on it."""
+        try:
+            self._client.call("virtlun_export_unpark", bdev_name=volume)
+        except RpcError as error:
+            if error.code != NO_DEVICE:
+                raise
+            return
+        self._devices.flush(volume)
+
+    def _check_no_lun(self, pod: str, volume: str) -> None:
+        """Raises FAILED_PRECONDITION if another controller shows the volume."""
+        for name, shown in self._all_luns():
+            if shown == volume:
+                raise precondition(
+                    f"volume {volume} is a LUN of controller {name} and cannot be one of pod "
+                    f"{pod}: stop the virtual machine that has it, or detach it there"
+                )
+
+    def _controller(self, pod: str) -> Any:
+        try:
+            (found,) = self._client.call("vhost_get_controllers", name=_name(pod))
+        except RpcError as error:
+            if error.code != NO_DEVICE:
+                raise
+            return None
+        return found
+
+    def _all_luns(self) -> list[tuple[str, str]]:
+        """Returns controller and bdev of every LUN of the target."""
+        return [
+            (found["ctrlr"], lun["bdev_name"])
+            for found in self._client.call("vhost_get_controllers")
+            for target in found["backend_specific"]["scsi"]
+            for lun in target["luns"]
+        ]
+
+    def _exports(self) -> dict[str, bool]:
+        """Returns the volumes on the kernel face, and whether each is parked."""
+        found = self._client.call("virtlun_export_list")
+        return {each["bdev_name"]: bool(each.get("parked")) for each in found}
+
+    def _mounts(self, volume: str, kinds: tuple[bool, ...] = (False, True)) -> list[Mount]:
+        """Returns where the volume's devices are; `kinds`: the writable, the read-only one."""
+        found = (self._devices.device(volume, read_only=flag) for flag in kinds)
+        return [mount for device in found if device for mount in mounts.of_device(device)]
+
+
+def _name(pod: str) -> str:
+    """Returns the name of a pod's controller.
+
+    Raises:
+        Failure: INVALID_ARGUMENT, it is no UID: the name becomes part of a path.
+    """
+    if not POD_UID.fullmatch(pod):
+        raise invalid(f"'{pod}' is not the UID of a pod")
+    return f"{PREFIX}{pod}"
+
+
+def _is_block_of(pod: str, mount: Mount) -> bool:
+    """Whether a mount is a block device that kubelet gave to the pod, whose UID is in the path."""
+    return mount.fs_type == "devtmpfs" and pod in Path(mount.target).parts
+
+
+def _of(luns: list[Lun], volume: str) -> Lun | None:
+    return next((lun for lun in luns if lun.volume == volume), None)
+
+
+def _lun(target: int, lun: dict[str, Any], exported: dict[str, bool]) -> Lun:
+    return Lun(
+        target=target,
+        volume=lun["bdev_name"],
+        serial=lun.get("serial"),
+        read_only=lun.get("read_only", False),
+        removable=lun.get("removable", False),
+        removal_prevented=lun.get("removal_prevented", False),
+        handed_over=lun["bdev_name"] in exported,
+        attached_at=lun.get("attached_at"),
+        event_at=lun.get("event_at"),
+        guest_seen_at=lun.get("guest_seen_at"),
+        resize_event_at=lun.get("resize_event_at"),
+    )
