@@ -7,6 +7,7 @@ where the claim is used, and no central daemon takes part.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 
 from csi import DRIVER_NAME, TOPOLOGY_KEY
 from csi.capabilities import check_all, problem
@@ -14,8 +15,8 @@ from csi.errors import Code, Failure, invalid
 from csi.locks import VolumeLocks
 from csi.parameters import claim, read
 from csi.proto import csi_pb2 as pb
-from csi.volumes import Owned, OwnedVolumes, Owner, whole_clusters
-from pydataplane.volumes import Lvstore
+from csi.sizes import size_within, wanted_bytes
+from csi.volumes import Owned, OwnedVolumes, Owner
 
 Rpc = pb.ControllerServiceCapability.RPC
 CAPABILITIES = [
@@ -25,18 +26,27 @@ CAPABILITIES = [
     Rpc.EXPAND_VOLUME,
     Rpc.SINGLE_NODE_MULTI_WRITER,
 ]
-DEFAULT_BYTES = 1 << 30
 NAME_BYTES_MAX = 128
 
 
 class Controller:
     """csi.v1.Controller."""
 
-    def __init__(self, volumes: OwnedVolumes, locks: VolumeLocks, node: str) -> None:
-        """Serves the volumes of `node`; the locks are shared with the Node service."""
+    def __init__(
+        self,
+        volumes: OwnedVolumes,
+        locks: VolumeLocks,
+        node: str,
+        node_of: Callable[[str], str | None] | None = None,
+    ) -> None:
+        """Serves the volumes of `node`; the locks are shared with the Node service.
+
+        `node_of` tells which node has the volume of a handle, None if nobody knows of it.
+        """
         self._volumes = volumes
         self._locks = locks
         self._node = node
+        self._node_of = node_of or (lambda _: None)
 
     def create_volume(self, request: pb.CreateVolumeRequest) -> pb.CreateVolumeResponse:
         """Makes a volume, or returns the one of this name if it is as asked for."""
@@ -46,7 +56,7 @@ class Controller:
         _refuse_unsupported(request)
         self._check_topology(request.accessibility_requirements)
         store = self._volumes.lvstore(parameters.lvstore)
-        size = _size(request.capacity_range, store)
+        size = size_within(request.capacity_range, store)
         owner = Owner(DRIVER_NAME, request.name, claim(request.parameters), parameters.kept())
         with self._locks.hold(self._volumes.handle(request.name)):
             found = self._volumes.find(self._volumes.handle(request.name))
@@ -125,18 +135,32 @@ class Controller:
     def controller_expand_volume(
         self, request: pb.ControllerExpandVolumeRequest
     ) -> pb.ControllerExpandVolumeResponse:
-        """Grows a volume, also one in use; a guest on the vhost face sees it at once."""
+        """Grows a volume, also one in use; a guest that has it sees it at once.
+
+        csi-resizer is one for all nodes, and asks the driver beside it. Where the volume is another
+        node's, that node grows it when its kubelet calls NodeExpandVolume.
+        """
         _check_id(request.volume_id)
         if not request.HasField("capacity_range"):
             raise invalid("capacity_range is missing: say how large the volume is to be")
         with self._locks.hold(request.volume_id):
-            found = self._volumes.get(request.volume_id)
-            store = self._volumes.lvstore(found.volume.lvstore)
-            size = max(_size(request.capacity_range, store, found.volume.size), found.volume.size)
-            grown = self._volumes.resize(request.volume_id, size)
+            if self._volumes.find(request.volume_id) is None:
+                return self._expand_elsewhere(request)
+            grown = self._volumes.grow(request.volume_id, request.capacity_range)
+            used = self._volumes.has_kernel_face(request.volume_id)
         return pb.ControllerExpandVolumeResponse(
-            capacity_bytes=grown.size,
-            node_expansion_required=found.parameters.face == "kernel",
+            capacity_bytes=grown.size, node_expansion_required=used
+        )
+
+    def _expand_elsewhere(
+        self, request: pb.ControllerExpandVolumeRequest
+    ) -> pb.ControllerExpandVolumeResponse:
+        """Leaves growth to the node that has the volume; NOT_FOUND if there is none."""
+        node = self._node_of(request.volume_id)
+        if node in (None, self._node):
+            raise self._volumes.not_found(request.volume_id)
+        return pb.ControllerExpandVolumeResponse(
+            capacity_bytes=wanted_bytes(request.capacity_range), node_expansion_required=True
         )
 
     def _check_topology(self, wanted: pb.TopologyRequirement) -> None:
@@ -193,32 +217,6 @@ def _check_same(found: Owned, owner: Owner, wanted: pb.CapacityRange) -> None:
             Code.ALREADY_EXISTS,
             f"volume {owner.name} exists already, {wrong}: choose another name, or delete it",
         )
-
-
-def _size(wanted: pb.CapacityRange, store: Lvstore, least: int = 0) -> int:
-    """Returns the bytes of a volume in this range.
-
-    Raises:
-        Failure: OUT_OF_RANGE, no volume can have such a size; RESOURCE_EXHAUSTED, not here.
-    """
-    required, limit = wanted.required_bytes, wanted.limit_bytes
-    if required < 0 or limit < 0 or (limit and required > limit):
-        raise invalid(f"capacity_range {required} to {limit} bytes makes no sense")
-    size = whole_clusters(required or least or DEFAULT_BYTES, store)
-    if not required and limit:
-        size = min(size, limit // whole_clusters(1, store) * whole_clusters(1, store)) or size
-    if limit and size > limit:
-        raise Failure(
-            Code.OUT_OF_RANGE,
-            f"no volume has {required} to {limit} bytes: sizes are whole clusters of "
-            f"{store.cluster_size} bytes",
-        )
-    if size > store.total:
-        raise Failure(
-            Code.RESOURCE_EXHAUSTED,
-            f"{size} bytes do not fit in lvstore {store.name}, which has {store.total}",
-        )
-    return size
 
 
 def _is_uuid(text: str) -> bool:

@@ -144,16 +144,23 @@ class Node:
     def node_expand_volume(
         self, request: pb.NodeExpandVolumeRequest
     ) -> pb.NodeExpandVolumeResponse:
-        """Lets device and file system of a volume that has grown take its size, while in use."""
+        """Lets device and file system of a volume take its new size, while in use.
+
+        The volume itself grows first where ControllerExpandVolume was another node's.
+        """
         _check(request, "volume_id", "volume_path")
         path = Path(request.volume_path)
         with self._locks.hold(request.volume_id):
             owned = self._volumes.get(request.volume_id)
-            if owned.parameters.face == "vhost" and path.exists():  # the guest knows already
-                return pb.NodeExpandVolumeResponse(capacity_bytes=owned.volume.size)
             device = self._devices.device(request.volume_id)
-            if device is None or not path.exists():
+            vhost = owned.parameters.face == "vhost"
+            if not path.exists() or (device is None and not vhost):
                 raise not_found(f"volume {request.volume_id} is not at {path}")
+            volume = owned.volume
+            if request.HasField("capacity_range"):
+                volume = self._volumes.grow(request.volume_id, request.capacity_range)
+            if device is None:  # a guest has it, and the target told it
+                return pb.NodeExpandVolumeResponse(capacity_bytes=volume.size)
             self._devices.grow(request.volume_id)
             writable = [found for found in mounts.of_device(device) if not found.read_only]
             mounted = next((each for each in writable if each.fs_type in FILE_SYSTEMS), None)

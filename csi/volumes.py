@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from csi import DRIVER_NAME
-from csi.errors import Code, Failure, not_found, precondition
+from csi.errors import Code, Failure, describe, not_found, precondition
 from csi.parameters import Parameters
+from csi.proto import csi_pb2 as pb
+from csi.sizes import size_within, wanted_bytes
 from pydataplane.client import Client
 from pydataplane.errors import RpcError
 from pydataplane.volumes import (
-    MIB,
     NAME,
     NO_DEVICE,
     Lvstore,
@@ -102,8 +103,12 @@ class OwnedVolumes:
         """
         found = self.find(handle)
         if found is None:
-            raise not_found(f"volume {handle} is not one of {DRIVER_NAME} on node {self._node}")
+            raise self.not_found(handle)
         return found
+
+    def not_found(self, handle: str) -> Failure:
+        """Returns the NOT_FOUND for a handle that is none of this node's volumes."""
+        return not_found(f"volume {handle} is not one of {DRIVER_NAME} on node {self._node}")
 
     def all(self) -> Iterator[Owned]:
         """Yields the volumes in the order of their handles."""
@@ -158,10 +163,37 @@ class OwnedVolumes:
         self.volumes.delete(handle, missing_ok=True)
         self._owners.pop(handle, None)
 
-    def resize(self, handle: str, size: int) -> Volume:
-        """Grows a volume to `size` bytes; one that is as large already is left as it is."""
+    def grow(self, handle: str, wanted: pb.CapacityRange) -> Volume:
+        """Grows a volume into a range; one that is as large already is left as it is.
+
+        Raises:
+            Failure: NOT_FOUND; OUT_OF_RANGE, no volume has such a size or the lvstore has no room.
+                The orchestrator shows why with the claim, tries again later, and takes a smaller
+                size instead if it is asked to; on RESOURCE_EXHAUSTED it would do neither.
+        """
         volume = self.get(handle).volume
-        return volume if volume.size >= size else self.volumes.resize(handle, size)
+        store = self.lvstore(volume.lvstore)
+        try:
+            size = size_within(wanted, store, volume.size)
+            if size <= volume.size:
+                return volume
+            return self.volumes.resize(handle, size)
+        except (Failure, RpcError) as error:
+            code, message = describe(error)
+            if code is not Code.RESOURCE_EXHAUSTED:
+                raise
+            raise Failure(
+                Code.OUT_OF_RANGE,
+                f"volume {handle} cannot grow from {volume.size} to "
+                f"{wanted_bytes(wanted)} bytes: lvstore {store.name} of node {self._node} has "
+                f"{store.free} bytes free ({message}); ask for less, delete volumes there or add "
+                "to the lvstore",
+            ) from error
+
+    def has_kernel_face(self, handle: str) -> bool:
+        """Whether a device of a host stands on the volume, which has to be told of its growth."""
+        exports = self.volumes.client.call("virtlun_export_list")
+        return any(export["bdev_name"] == handle for export in exports)
 
     def formatting(self, handle: str) -> bool:
         """Whether mkfs was begun on a volume and not finished."""
@@ -203,9 +235,3 @@ class OwnedVolumes:
 
 def _is(volume: Volume, size: int, store: Lvstore, *, thin: bool) -> bool:
     return (volume.size, volume.lvstore, volume.thin) == (size, store.name, thin)
-
-
-def whole_clusters(size: int, store: Lvstore) -> int:
-    """Returns `size` bytes rounded up to what the lvstore can make: clusters, and whole MiB."""
-    unit = max(store.cluster_size, MIB)
-    return -(-size // unit) * unit

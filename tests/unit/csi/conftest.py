@@ -32,12 +32,14 @@ class World:
         self.target = FakeTarget()
         self.host = FakeHost(self.target)
         self.locks = VolumeLocks()
+        #: What the API server knows: the node of each persistent volume, by handle.
+        self.nodes: dict[str, str] = {}
         self.restart()
 
     def restart(self) -> None:
         """Begins anew with nothing in memory, as after a crash."""
         volumes = OwnedVolumes(self.target, NODE)
-        self.controller = Controller(volumes, self.locks, NODE)
+        self.controller = Controller(volumes, self.locks, NODE, self.nodes.get)
         self.node = Node(volumes, self.host, VhostFace(self.target), self.locks, NODE, 0)
 
     def create(self, name: str = "pvc-1", size: int = 64 * MIB, **changes: Any) -> pb.Volume:

@@ -201,12 +201,65 @@ def test_expanding_twice_grows_once_and_never_shrinks(world: World) -> None:
     handle = world.create().volume_id
     for size in (128 * MIB, 128 * MIB, 32 * MIB):
         answer = _expand(world, handle, size)
-        assert (answer.capacity_bytes, answer.node_expansion_required) == (128 * MIB, True)
+        assert (answer.capacity_bytes, answer.node_expansion_required) == (128 * MIB, False)
     assert world.target.calls.count("bdev_lvol_resize") == 1
-    refused(lambda: _expand(world, handle, 4096 * MIB), Code.RESOURCE_EXHAUSTED)
     refused(lambda: _expand(world, "nothing", MIB), Code.NOT_FOUND)
     foreign = world.target.bdev_lvol_create("other", 64, False, LVSTORE, None)
     refused(lambda: _expand(world, foreign, 128 * MIB), Code.NOT_FOUND)
+
+
+@pytest.mark.parametrize("size", [1000 * MIB, 4096 * MIB], ids=["now", "ever"])
+def test_growth_beyond_what_there_is_can_be_asked_for_again_or_less(
+    world: World, size: int
+) -> None:
+    handle, other = world.create().volume_id, world.create("other", 100 * MIB).volume_id
+    message = refused(lambda: _expand(world, handle, size), Code.OUT_OF_RANGE)
+    assert f"cannot grow from {64 * MIB} to {size} bytes: lvstore {LVSTORE}" in message
+    assert f"has {860 * MIB} bytes free" in message
+    assert world.target.lvols[handle]["size"] == 64 * MIB
+    assert _expand(world, handle, 128 * MIB).capacity_bytes == 128 * MIB
+    world.delete(other)
+    assert _expand(world, handle, 1000 * MIB).capacity_bytes == 1000 * MIB
+
+
+def test_a_pod_with_the_device_needs_its_node_to_take_the_new_size(world: World) -> None:
+    handle = world.create().volume_id
+    world.stage(handle)
+    answer = _expand(world, handle, 128 * MIB)
+    assert (answer.capacity_bytes, answer.node_expansion_required) == (128 * MIB, True)
+
+
+def test_growth_of_another_nodes_volume_is_left_to_that_node(world: World) -> None:
+    handle = "33333333-3333-4333-8333-333333333333"
+    world.nodes[handle] = "node2"
+    answer = _expand(world, handle, 128 * MIB)
+    assert (answer.capacity_bytes, answer.node_expansion_required) == (128 * MIB, True)
+    world.nodes[handle] = "node1"  # ours by name, but its lvol is not there
+    refused(lambda: _expand(world, handle, 128 * MIB), Code.NOT_FOUND)
+
+
+def test_the_node_grows_a_volume_that_the_controller_did_not(world: World) -> None:
+    handle = world.create().volume_id
+    world.stage(handle)
+    request = pb.NodeExpandVolumeRequest(
+        volume_id=handle,
+        volume_path=world.publish(handle),
+        capacity_range=pb.CapacityRange(required_bytes=128 * MIB),
+    )
+    world.host.grow = lambda *given: world.host.grown.append(str(given[-1]))  # type: ignore[method-assign]
+    for _ in range(2):
+        assert world.node.node_expand_volume(request).capacity_bytes == 128 * MIB
+    assert world.target.calls.count("bdev_lvol_resize") == 1
+    assert world.host.grown == [handle, "ext4"] * 2
+    request.capacity_range.required_bytes = 4096 * MIB
+    message = refused(lambda: world.node.node_expand_volume(request), Code.OUT_OF_RANGE)
+    assert "ask for less, delete volumes there" in message
+    request.capacity_range.required_bytes = 64 * MIB
+    assert world.node.node_expand_volume(request).capacity_bytes == 128 * MIB
+    request.volume_path = str(world.directory / "nowhere")
+    request.capacity_range.required_bytes = 256 * MIB
+    refused(lambda: world.node.node_expand_volume(request), Code.NOT_FOUND)
+    assert world.target.lvols[handle]["size"] == 128 * MIB
 
 
 def test_the_list_has_pages_and_only_our_volumes(world: World) -> None:
