@@ -28,6 +28,7 @@ from csi.registration import Registration
 from csi.server import handlers, serve
 from csi.vhostface import VhostFace
 from csi.volumes import OwnedVolumes
+from csi.whereabouts import Whereabouts
 from pydataplane.client import DEFAULT_SOCKET, Client
 from pydataplane.errors import TargetError
 
@@ -107,7 +108,7 @@ def main(
     registration = Registration(kubelet_registration_path or "")
     parts: dict[str, object] = {"Identity": Identity(client, controller=mode != "node")}
     if mode != "node":
-        parts["Controller"] = Controller(volumes, locks, node_id)
+        parts["Controller"] = Controller(volumes, locks, node_id, Whereabouts().node_of)
     if mode != "controller":
         faces = LoopDevices(client), VhostFace(client)
         parts["Node"] = Node(volumes, *faces, locks, node_id, max_volumes)

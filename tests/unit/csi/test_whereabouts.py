@@ -1,0 +1,61 @@
+"""Which node has a volume: what the driver makes of the API server's answers."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from csi.cluster import Cluster, ClusterError, NotFoundError, UnreachableError
+from csi.errors import Code
+from csi.objects import PersistentVolume
+from csi.whereabouts import IN_POD, Whereabouts
+from tests.unit.csi.conftest import refused
+
+
+class FakeCluster:
+    """NOT an API server: one that knows one volume."""
+
+    def __init__(self) -> None:
+        self.fail: ClusterError | None = None
+        self.connected = 0
+
+    def connect(self) -> Cluster:
+        self.connected += 1
+        return cast("Cluster", self)
+
+    def volume_by_handle(self, handle: str) -> PersistentVolume:
+        if self.fail:
+            raise self.fail
+        if handle != "there":
+            raise NotFoundError("no PersistentVolume")
+        return PersistentVolume(
+            *("pv", "csi.virtlun.dev", handle, 1, "1"),
+            block=True,
+            node="node2",
+            claim=None,
+            deleting=False,
+        )
+
+
+def test_it_is_the_node_of_the_volumes_affinity() -> None:
+    cluster = FakeCluster()
+    found = Whereabouts(cluster.connect)
+    assert [found.node_of(each) for each in ("there", "nowhere", "there")] == [
+        *("node2", None, "node2")
+    ]
+    assert cluster.connected == 1
+
+
+def test_an_api_server_that_does_not_answer_is_asked_again() -> None:
+    cluster = FakeCluster()
+    found = Whereabouts(cluster.connect)
+    cluster.fail = UnreachableError("cannot list PersistentVolumes: it is tried again")
+    assert "cannot list" in refused(lambda: found.node_of("there"), Code.UNAVAILABLE)
+    cluster.fail = None
+    assert found.node_of("there") == "node2"
+
+
+def test_outside_a_pod_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(IN_POD, raising=False)
+    assert Whereabouts().node_of("there") is None
