@@ -1,4 +1,4 @@
-"""Which node has a volume, asked of the API server: csi-resizer asks any driver about any volume."""
+"""Which node has a volume: asked of the API server, since csi-resizer asks any of the drivers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One real Kubernetes node with its control plane, in a `Sandbox`, up in about ten seconds.
+"""A real Kubernetes control plane with a node, in a `Sandbox`, up in about ten seconds.
 
 etcd and containerd are Debian's; the rest is what `tools` built. Nothing is pulled from anywhere:
 pods have a busybox image made here. What differs from a cluster of kubeadm's, and why:
@@ -21,16 +21,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.kubernetes.images import PAUSE_IMAGE, busybox_image, pause_image
+from tests.kubernetes.node import Node
 from tests.kubernetes.pki import Pki
-from tests.kubernetes.sandbox import (
-    ADDRESS,
-    HOST_NAME,
-    Process,
-    Sandbox,
-    SandboxError,
-    wait_for,
-)
+from tests.kubernetes.sandbox import HOST_NAME, Process, Sandbox, SandboxError, wait_for
 from tests.kubernetes.tools import Report, Tools, build
 
 NODE = HOST_NAME
@@ -38,7 +31,6 @@ API = "https://127.0.0.1:6443"
 ETCD = "http://127.0.0.1:2379"
 ETCD_PEER = "http://127.0.0.1:2380"
 TOKEN = "test-administrator"  # valid in the box only, where nothing listens to the outside
-CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 START_DEADLINE_S = 120.0
 WAIT_DEADLINE_S = 90.0
 
@@ -50,73 +42,6 @@ users: [{{name: user, user: {user}}}]
 contexts: [{{name: test, context: {{cluster: test, user: user}}}}]
 current-context: test
 """
-
-CONTAINERD_TOML = """\
-version = 2
-root = "{scratch}/containerd"
-state = "/run/containerd"
-[grpc]
-  address = "{socket}"
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "{pause}"
-  restrict_oom_score_adj = true
-  disable_apparmor = true
-  disable_hugetlb_controller = true
-  tolerate_missing_hugetlb_controller = true
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "/usr/lib/cni"
-    conf_dir = "{scratch}/cni"
-  [plugins."io.containerd.grpc.v1.cri".containerd]
-    snapshotter = "overlayfs"
-    default_runtime_name = "runc"
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
-      runtime_type = "io.containerd.runc.v2"
-"""
-
-CNI = {
-    "cniVersion": "0.4.0",
-    "name": "test",
-    "plugins": [
-        {
-            "type": "bridge",
-            "bridge": "pods0",
-            "isGateway": True,
-            "ipMasq": False,
-            "ipam": {
-                "type": "host-local",
-                "dataDir": "/run/cni",
-                "ranges": [[{"subnet": "10.88.77.0/24"}]],
-                "routes": [],
-            },
-        }
-    ],
-}
-
-#: JSON is YAML: kubelet reads it as its configuration file.
-KUBELET: dict[str, Any] = {
-    "apiVersion": "kubelet.config.k8s.io/v1beta1",
-    "kind": "KubeletConfiguration",
-    "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
-    "authorization": {"mode": "AlwaysAllow"},
-    "cgroupDriver": "cgroupfs",
-    "cgroupsPerQOS": False,
-    "enforceNodeAllocatable": [],
-    "failCgroupV1": False,
-    "failSwapOn": False,
-    "makeIPTablesUtilChains": False,
-    "imageGCHighThresholdPercent": 100,
-    "evictionHard": {
-        "memory.available": "0%",
-        "nodefs.available": "0%",
-        "nodefs.inodesFree": "0%",
-        "imagefs.available": "0%",
-    },
-    "maxOpenFiles": 20000,
-    "nodeStatusUpdateFrequency": "5s",
-    # default 1 min; what a pod's volumes should be like is looked at this often
-    "syncFrequency": "2s",
-    "podLogsDir": "/var/log/pods",
-}
 
 
 class Cluster:
@@ -136,12 +61,14 @@ class Cluster:
         self.tools = tools or build(report)
         self.scratch = scratch or Path(tempfile.mkdtemp(prefix="vk-", dir="/var/tmp"))
         self.scratch.chmod(0o755)
-        self.kubelet_dir = self.scratch / "kubelet"
         self.kubeconfig = self.scratch / "admin.conf"
         #: Keep the directory, for its logs, whatever happened.
         self.keep = False
         #: Seconds since the start at which each part was ready.
         self.timings: dict[str, float] = {}
+        #: Begins with `NODE`.
+        self.nodes: list[Node] = []
+        self._added = 1
         self._begun = time.monotonic()
         self.box = Sandbox(self.scratch)
         try:
@@ -152,8 +79,10 @@ class Cluster:
 
     def _start(self) -> None:
         etcd = self.box.spawn("etcd", *self._etcd())
-        containerd = self._start_containerd()
         self.pki = Pki(self.scratch / "pki")
+        node = Node(self.box, self.tools, self.pki, self.scratch, NODE, 1)
+        self.nodes.append(node)
+        containerd = node.start_containerd()
         self._write_kubeconfig(self.kubeconfig, {"token": TOKEN})
         server = self.box.spawn("kube-apiserver", *self._apiserver())
         self._until("API server", server, lambda: self._get_raw("/readyz"), etcd)
@@ -164,22 +93,40 @@ class Cluster:
             *(f"--kubeconfig={self.kubeconfig}", "--leader-elect=false"),
             *self._delegated(),
         )
-        self._import_images(containerd)
-        self.kubelet = self.box.spawn("kubelet", *self._kubelet())
-        self._until(
-            "node",
-            self.kubelet,
-            lambda: self.kubectl(
-                *("wait", "node", NODE, "--for=condition=Ready", "--timeout=5s"), check=False
-            ).endswith("condition met\n"),
-            containerd,
-            scheduler,
-        )
+        self._finish(node, containerd, scheduler)
         self._until(
             "service account",
             manager,
             lambda: self.kubectl("get", "serviceaccount", "default", "-o", "name", check=False),
         )
+
+    def _finish(self, node: Node, containerd: Process, *others: Process) -> None:
+        """Waits for containerd, starts kubelet and waits until the node is ready."""
+        self._until(f"containerd of {node.name}", containerd, node.containerd_answers)
+        node.import_images()
+        self.timings[f"images of {node.name}"] = time.monotonic() - self._begun
+        ready = ("wait", "node", node.name, "--for=condition=Ready", "--timeout=5s")
+        self._until(
+            node.name,
+            node.start_kubelet(self._write_kubeconfig),
+            lambda: self.kubectl(*ready, check=False).endswith("condition met\n"),
+            *(containerd, *others),
+        )
+
+    def add_node(self) -> Node:
+        """Starts another node and waits until it is ready; its name has not been used before."""
+        self._added += 1
+        name = f"node{self._added}"
+        node = Node(self.box, self.tools, self.pki, self.scratch / name, name, self._added)
+        self.nodes.append(node)
+        self._finish(node, node.start_containerd())
+        return node
+
+    def remove_node(self, node: Node) -> None:
+        """Ends a node on which no pods are left, and forgets it."""
+        node.stop()
+        self.kubectl("delete", "node", node.name)
+        self.nodes.remove(node)
 
     def _until(self, what: str, process: Process, ready: Any, *others: Process) -> None:
         """Waits until `ready` gives something true; SandboxError with a log if a process ended."""
@@ -250,69 +197,20 @@ class Cluster:
             f"--authorization-kubeconfig={self.kubeconfig}",
         ]
 
-    def _start_containerd(self) -> Process:
-        config = self.scratch / "containerd.toml"
-        config.write_text(
-            CONTAINERD_TOML.format(
-                scratch=self.scratch, socket=CONTAINERD_SOCKET, pause=PAUSE_IMAGE
-            )
-        )
-        networks = self.scratch / "cni"
-        networks.mkdir()
-        (networks / "10-test.conflist").write_text(json.dumps(CNI))
-        return self.box.spawn("containerd", "containerd", "--config", config)
-
-    def _import_images(self, containerd: Process) -> None:
-        ctr = ("ctr", "--address", CONTAINERD_SOCKET, "--namespace", "k8s.io")
-        files = [
-            pause_image(self.scratch / "pause.tar", self.box.pause),
-            busybox_image(self.scratch / "busybox.tar"),
-        ]
-        self._until(
-            "containerd",
-            containerd,
-            lambda: self.box.run(*ctr, "version", check=False).returncode == 0,
-        )
-        for file in files:
-            self.box.run(*ctr, "images", "import", file)
-            file.unlink()
-        self.timings["images"] = time.monotonic() - self._begun
-
-    def _kubelet(self) -> list[str]:
-        serving, key = self.pki.issue(
-            "kubelet", f"/O=system:nodes/CN=system:node:{NODE}", f"IP:{ADDRESS},DNS:{NODE}"
-        )
-        config = {
-            **KUBELET,
-            "authentication": {
-                "anonymous": {"enabled": False},
-                "webhook": {"enabled": False},
-                "x509": {"clientCAFile": str(self.pki.ca)},
-            },
-            "cgroupRoot": f"/{self.box.cgroup}",
-            "tlsCertFile": str(serving),
-            "tlsPrivateKeyFile": str(key),
-            "volumePluginDir": str(self.kubelet_dir / "volumeplugins"),
-        }
-        path = self.scratch / "kubelet.json"
-        path.write_text(json.dumps(config))
-        kubeconfig = self.scratch / "kubelet.conf"
-        self._write_kubeconfig(
-            kubeconfig, {"client-certificate": str(serving), "client-key": str(key)}
-        )
-        return [
-            str(self.tools.path("kubelet")),
-            *(f"--config={path}", f"--kubeconfig={kubeconfig}", f"--root-dir={self.kubelet_dir}"),
-            *(f"--hostname-override={NODE}", f"--node-ip={ADDRESS}"),
-        ]
-
     def _write_kubeconfig(self, path: Path, user: dict[str, str]) -> None:
         path.write_text(KUBECONFIG.format(api=API, ca=self.pki.ca, user=json.dumps(user)))
 
+    @property
+    def kubelet_dir(self) -> Path:
+        """The first node's kubelet directory."""
+        return self.nodes[0].kubelet_dir
+
     def restart_kubelet(self) -> None:
-        """Ends kubelet and starts it again, as an upgrade does; pods go on running."""
-        self.kubelet.stop()
-        self.kubelet = self.box.spawn("kubelet", *self._kubelet())
+        """Ends the first node's kubelet and starts it again, as an upgrade does; pods run on."""
+        kubelet = self.nodes[0].kubelet
+        assert kubelet is not None
+        kubelet.stop()
+        self.nodes[0].start_kubelet(self._write_kubeconfig)
 
     # Talking to it
 

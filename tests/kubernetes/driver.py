@@ -22,8 +22,9 @@ from typing import Any
 from pydataplane.client import Client
 from pydataplane.errors import TargetError
 from pydataplane.volumes import Volumes
-from tests.kubernetes.cluster import NODE, Cluster
+from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.daemonset import Container, containers
+from tests.kubernetes.node import Node
 from tests.kubernetes.sandbox import Process, SandboxError, wait_for
 from tests.support.target import binary
 
@@ -35,6 +36,7 @@ ACCOUNT = "virtlun-csi"
 ACCOUNT_DIR = "/run/secrets/kubernetes.io/serviceaccount"
 LVSTORE = "lvs0"
 LVSTORE_BYTES = 4 << 30
+LEASE = "external-resizer-csi-virtlun-dev"  # by csi-lib-utils' leader election
 LOOK_AGAIN_S = 0.1
 READY_DEADLINE_S = 60.0
 
@@ -64,14 +66,17 @@ class Census:
 
 
 class Deployment:
-    """virtlun on a cluster; a context manager."""
+    """virtlun on a node of a cluster, the first one by default; a context manager."""
 
-    def __init__(self, cluster: Cluster, *, lvstore_bytes: int = LVSTORE_BYTES) -> None:
+    def __init__(
+        self, cluster: Cluster, *, node: Node | None = None, lvstore_bytes: int = LVSTORE_BYTES
+    ) -> None:
         """Applies the manifests, starts everything and waits until kubelet knows the driver."""
         self.cluster = cluster
+        self.node = node or cluster.nodes[0]
         self.box = cluster.box
-        self.run_dir = cluster.scratch / "run"
-        self.state_dir = cluster.scratch / "state"
+        self.run_dir = self.node.folder / "run"
+        self.state_dir = self.node.folder / "state"
         self.target_socket = self.run_dir / "target.sock"
         self.parts: dict[str, Part] = {}
         self._stop = threading.Event()
@@ -83,7 +88,7 @@ class Deployment:
         cluster.apply(EXAMPLES / "daemonset.yaml", "--dry-run=server")
         self._give_account()
         found = list(self._containers())
-        (cluster.kubelet_dir / "plugins" / DRIVER).mkdir(parents=True, exist_ok=True)
+        (self.node.kubelet_dir / "plugins" / DRIVER).mkdir(parents=True, exist_ok=True)
         self._start(found, "virtlun-target")
         wait_for(self._target_answers, "the target", seconds=READY_DEADLINE_S)
         self.volumes.create_lvstore(LVSTORE, self.state_dir / f"{LVSTORE}.img", lvstore_bytes)
@@ -99,18 +104,23 @@ class Deployment:
             *("create", "--dry-run=client", "-o", "json", "-f", EXAMPLES / "daemonset.yaml")
         )
         host = {
-            "/var/lib/kubelet": str(self.cluster.kubelet_dir),
+            "/var/lib/kubelet": str(self.node.kubelet_dir),
             "/run/virtlun": str(self.run_dir),
             "/var/lib/virtlun": str(self.state_dir),
             "/dev": "/dev",
         }
         fields = {
-            "spec.nodeName": NODE,
+            "spec.nodeName": self.node.name,
             "metadata.namespace": NAMESPACE,
-            "metadata.name": "virtlun-csi-0",
+            "metadata.name": self.pod,
         }
         for daemonset in documents(text):
             yield from containers(daemonset, host, fields)
+
+    @property
+    def pod(self) -> str:
+        """The name of the pod whose containers run here as processes."""
+        return f"virtlun-csi-{self.node.name}"
 
     def _give_account(self) -> None:
         """Puts the service account where programs in a pod find it."""
@@ -135,7 +145,10 @@ class Deployment:
         }
         sidecar = self.cluster.tools.path(container.program)
         program = programs.get(container.program) or [sidecar]
-        arguments = list(container.arguments)
+        # a pod has an address of its own
+        arguments = [
+            word.replace("=0.0.0.0:", f"={self.node.address}:") for word in container.arguments
+        ]
         if container.program == "csi-provisioner":
             # there is no pod that could own the capacity objects
             arguments.append("--capacity-ownerref-level=-1")
@@ -145,7 +158,12 @@ class Deployment:
             "KUBERNETES_SERVICE_PORT": "6443",
             "PYTHONPATH": str(ROOT),
         }
-        return self.box.spawn(container.name, *program, *arguments, env=environment)
+        # and a host name, which csi-resizer takes for its name in the election
+        words = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.pod)
+        log = container.name
+        if self.node is not self.cluster.nodes[0]:
+            log = f"{log}-{self.node.name}"
+        return self.box.spawn(log, *words, *program, *arguments, env=environment)
 
     def _keep(self) -> None:
         """Starts again what ended, as kubelet does (which waits longer each time)."""
@@ -214,13 +232,14 @@ class Deployment:
 
     def http(self, page: str) -> str:
         """Returns what the driver's HTTP server says; nothing where it does not answer."""
-        url = f"http://127.0.0.1:9810/{page}"
+        url = f"http://{self.node.address}:9810/{page}"
         return self.box.run("busybox", "wget", "-q", "-O", "-", url, check=False).stdout
 
     def _registered(self) -> bool:
-        socket = self.cluster.kubelet_dir / "plugins" / DRIVER / "csi.sock"
+        socket = self.node.kubelet_dir / "plugins" / DRIVER / "csi.sock"
+        names = "jsonpath={.spec.drivers[*].name}"
         drivers = self.cluster.kubectl(
-            *("get", "csinode", NODE, "-o", "jsonpath={.spec.drivers[*].name}"), check=False
+            *("get", "csinode", self.node.name, "-o", names), check=False
         )
         return DRIVER in drivers.split() and socket.exists()
 
@@ -241,18 +260,25 @@ class Deployment:
         cluster = self.cluster
         csi = [
             place
-            for place in self.box.mounts(cluster.kubelet_dir)
+            for place in self.box.mounts(self.node.kubelet_dir)
             if "csi" in place and "projected" not in place
         ]
         lvols = self.volumes.volumes(LVSTORE)
         self.box.files |= {volume.uuid for volume in lvols}
+        objects = cluster.items("pvc,pv", "--all-namespaces")
+        names = {
+            kind: tuple(
+                sorted(each["metadata"]["name"] for each in objects if each["kind"] == kind)
+            )
+            for kind in ("PersistentVolumeClaim", "PersistentVolume")
+        }
         return Census(
             lvols=tuple(sorted(volume.name for volume in lvols)),
             exports=tuple(self.exports()),
             loops=tuple(sorted(self.box.loops().values())),
             mounts=tuple(csi),
-            claims=tuple(sorted(_names(cluster.items("pvc", "--all-namespaces")))),
-            volumes=tuple(sorted(_names(cluster.items("pv")))),
+            claims=names["PersistentVolumeClaim"],
+            volumes=names["PersistentVolume"],
         )
 
     def exports(self) -> list[str]:
@@ -273,6 +299,11 @@ class Deployment:
         while (left := self.census()) != nothing:
             assert time.monotonic() < end, f"left behind: {left}"
             time.sleep(0.2)
+
+    def leads(self) -> bool:
+        """Whether this node's csi-resizer is the elected one."""
+        holder = self.cluster.get("lease", LEASE, "-n", NAMESPACE)["spec"]["holderIdentity"]
+        return bool(holder == self.pod)
 
     def close(self) -> None:
         """Stops everything in order, the target last."""
@@ -309,7 +340,3 @@ def documents(text: str) -> Iterator[dict[str, Any]]:
         found, end = decoder.raw_decode(text)
         yield found
         text = text[end:].lstrip()
-
-
-def _names(items: list[dict[str, Any]]) -> Iterator[str]:
-    return (str(item["metadata"]["name"]) for item in items)

@@ -21,8 +21,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-ADDRESS = "10.88.76.1"
 HOST_NAME = "node1"
+#: The nodes' network; each node adds its address.
+BRIDGE = "node0"
 STOP_DEADLINE_S = 20.0
 CGROUPS = Path("/sys/fs/cgroup")
 
@@ -51,10 +52,9 @@ mkdir -p {scratch}/var-log {scratch}/var-lib
 mount --bind {scratch}/var-log /var/log
 mount --bind {scratch}/var-lib /var/lib
 ip link set lo up
-ip link add node0 type bridge
-ip addr add {address}/24 dev node0
-ip link set node0 up
-ip route add default dev node0
+ip link add {bridge} type bridge
+ip link set {bridge} up
+ip route add default dev {bridge}
 """
 
 T = TypeVar("T")
@@ -142,7 +142,7 @@ class Sandbox:
                 lambda: target.readlink().name == self.pause.name, "the box's mounts", seconds=10
             )
             self.run(
-                *("sh", "-ec", SETUP.format(name=HOST_NAME, scratch=scratch, address=ADDRESS)),
+                *("sh", "-ec", SETUP.format(name=HOST_NAME, scratch=scratch, bridge=BRIDGE)),
             )
         except BaseException:
             self.close()
