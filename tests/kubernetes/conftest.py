@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.driver import Deployment
+from tests.kubernetes.driver import LEASE, NAMESPACE, Deployment
 from tests.kubernetes.tools import Tools, build
 
 
@@ -37,3 +37,23 @@ def deployment(cluster: Cluster) -> Iterator[Deployment]:
     """Our driver on it."""
     with Deployment(cluster) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def second(cluster: Cluster, deployment: Deployment) -> Iterator[Deployment]:
+    """Our driver on a second node, which is there for the tests of one module.
+
+    With two of them, one is elected for growth: `Deployment.leads`.
+    """
+    assert deployment.cluster is cluster
+    node = cluster.add_node()
+    with Deployment(cluster, node=node) as running:
+        yield running
+        running.sweep()
+        running.wait_clean()
+        led = running.leads()
+    ours = f"csi.storage.k8s.io/managed-by=external-provisioner-{node.name}"
+    cluster.kubectl("delete", "csistoragecapacities", "-n", NAMESPACE, "-l", ours)
+    if led:
+        cluster.kubectl("delete", "lease", LEASE, "-n", NAMESPACE)
+    cluster.remove_node(node)

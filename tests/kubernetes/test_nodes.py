@@ -1,0 +1,253 @@
+"""Two nodes: volumes come to their pods' node, or where there is room, and grow on any.
+
+Each node has its own target, driver and provisioner; one csi-resizer is elected for both, and asks
+the driver beside it about every volume.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kubernetes.cluster import NODE, Cluster
+from tests.kubernetes.driver import LVSTORE, NAMESPACE, Deployment
+from tests.kubernetes.sandbox import wait_for
+from tests.kubernetes.test_volumes import (
+    MIB,
+    TOPOLOGY,
+    claim,
+    device_bytes,
+    events,
+    free_mib,
+    grow,
+    quantity,
+    read,
+    volume_of,
+    write,
+)
+
+CONVERGE_S = 120.0
+POD = """\
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}}}
+spec:
+  terminationGracePeriodSeconds: 1
+  nodeSelector: {{{selector}}}
+  containers:
+    - name: shell
+      image: busybox:stable
+      imagePullPolicy: IfNotPresent
+      command: [sleep, "1000000"]
+      {use}
+  volumes:
+    - name: volume
+      persistentVolumeClaim: {{claimName: {claim}}}
+"""
+DEVICE = "volumeDevices: [{name: volume, devicePath: /dev/virtlun}]"
+FILES = "volumeMounts: [{name: volume, mountPath: /data}]"
+
+
+def pod(name: str, node: str | None = None, *, of: str | None = None, use: str = DEVICE) -> str:
+    """Returns the manifest of a pod with a claim (by default of its name), on a node or on any."""
+    selector = f"kubernetes.io/hostname: {node}" if node else ""
+    return POD.format(name=name, selector=selector, claim=of or name, use=use)
+
+
+def both(name: str, node: str | None = None, size: str = "64Mi") -> str:
+    """Returns the manifests of a claim for a block device that waits for its pod, and of that."""
+    return f"{claim(name, 'virtlun-thick', size)}---\n{pod(name, node)}"
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(deployment: Deployment, second: Deployment) -> Iterator[None]:
+    """Nothing is there before a test, and nothing after it, on both nodes."""
+    for each in (deployment, second):
+        each.wait_ready()
+        each.wait_clean()
+    yield
+    deployment.sweep()
+    for each in (deployment, second):
+        each.wait_ready()
+        each.wait_clean(CONVERGE_S)
+
+
+@pytest.fixture
+def follower(deployment: Deployment, second: Deployment) -> Deployment:
+    """The node whose csi-resizer is not the elected one."""
+    wait_for(lambda: deployment.leads() or second.leads(), "an election", seconds=60, pause_s=0.2)
+    return second if deployment.leads() else deployment
+
+
+def node_of(cluster: Cluster, name: str) -> str:
+    """Returns the node that a claim's volume is tied to."""
+    [term] = volume_of(cluster, name)["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"]
+    [found] = term["matchExpressions"]
+    assert (found["key"], found["operator"]) == (TOPOLOGY, "In")
+    [node] = found["values"]
+    return str(node)
+
+
+def names(deployment: Deployment) -> list[str]:
+    """Returns the names of a target's volumes."""
+    return [volume.name for volume in deployment.volumes.volumes()]
+
+
+def free(cluster: Cluster, node: str) -> int:
+    """Returns the bytes that a node's capacity object tells of the class that waits for its pod."""
+    found = [
+        quantity(each["capacity"])
+        for each in cluster.items("csistoragecapacities", "-n", NAMESPACE)
+        if each["storageClassName"] == "virtlun-thick"
+        and each["nodeTopology"]["matchLabels"] == {TOPOLOGY: node}
+    ]
+    return found[0] if found else -1
+
+
+def test_a_volume_is_made_on_the_node_of_its_first_pod(
+    cluster: Cluster, deployment: Deployment, second: Deployment
+) -> None:
+    with cluster.applied(both("here", NODE)), cluster.applied(both("there", second.node.name)):
+        for name, place, other in (("here", deployment, second), ("there", second, deployment)):
+            cluster.wait(f"pod/{name}", "condition=Ready")
+            assert node_of(cluster, name) == place.node.name
+            volume = volume_of(cluster, name)["metadata"]["name"]
+            assert volume in names(place)
+            assert volume not in names(other)
+            write(cluster, name, f"of {name}")
+            assert read(cluster, name) == f"of {name}"
+
+
+@pytest.mark.parametrize("full", [0, 1], ids=["first", "second"])
+def test_a_volume_is_made_where_there_is_room(
+    cluster: Cluster, deployment: Deployment, second: Deployment, full: int
+) -> None:
+    """By the scheduler for a claim with a pod, by the provisioners for one bound at once."""
+    place, other = (deployment, second)[full], (second, deployment)[full]
+    most = place.volumes.lvstore(LVSTORE).free // MIB - 128
+    with cluster.applied(both("most", place.node.name, f"{most}Mi")):
+        cluster.wait("pod/most", "condition=Ready")
+        wait_for(
+            lambda: 0 <= free(cluster, place.node.name) <= 128 * MIB,
+            "the capacity object to say so",
+            seconds=60,
+            pause_s=0.2,
+        )
+        with (
+            cluster.applied(both("late", size="512Mi")),
+            cluster.applied(claim("now", "virtlun-block", "512Mi")),
+        ):
+            cluster.wait("pod/late", "condition=Ready")
+            cluster.wait_phase("pvc/now", "Bound")
+            assert node_of(cluster, "late") == node_of(cluster, "now") == other.node.name
+            assert len(names(place)) == 1
+            assert len(names(other)) == 2
+
+
+def test_a_pod_cannot_run_where_its_volume_is_not(cluster: Cluster, second: Deployment) -> None:
+    with cluster.applied(both("first", NODE)):
+        cluster.wait("pod/first", "condition=Ready")
+        with cluster.applied(pod("elsewhere", second.node.name, of="first")):
+            wait_for(
+                lambda: (
+                    "didn't match PersistentVolume's node affinity" in events(cluster, "elsewhere")
+                ),
+                "the scheduler to say why",
+                seconds=60,
+                pause_s=0.2,
+            )
+            assert cluster.get("pod", "elsewhere")["status"]["phase"] == "Pending"
+        assert second.census().lvols == ()
+
+
+def test_claims_grow_on_the_node_whose_resizer_is_not_elected(
+    cluster: Cluster, follower: Deployment
+) -> None:
+    files = claim("files", "virtlun-thin", "320Mi", "Filesystem")
+    with (
+        cluster.applied(both("disk", follower.node.name)),
+        cluster.applied(files),
+        cluster.applied(pod("files", follower.node.name, use=FILES)),
+    ):
+        for name in ("disk", "files"):
+            cluster.wait(f"pod/{name}", "condition=Ready")
+        write(cluster, "disk", "before")
+        before = free_mib(cluster, "files")
+        grow(cluster, "disk", "128Mi")
+        grow(cluster, "files", "600Mi")
+        cluster.wait("pvc/disk", "jsonpath={.status.capacity.storage}=128Mi")
+        cluster.wait("pvc/files", "jsonpath={.status.capacity.storage}=600Mi")
+        assert device_bytes(cluster, "disk") == 128 * MIB
+        assert read(cluster, "disk") == "before"
+        write(cluster, "disk", "after", at_mib=127)
+        assert free_mib(cluster, "files") > before + 200
+        assert not follower.leads()
+
+
+def test_a_claim_that_no_pod_uses_grows_on_any_node(
+    cluster: Cluster, deployment: Deployment, second: Deployment
+) -> None:
+    """At once where the elected resizer is, elsewhere as soon as a pod comes."""
+    with cluster.applied(both("here", NODE)), cluster.applied(both("there", second.node.name)):
+        for name in ("here", "there"):
+            cluster.wait(f"pod/{name}", "condition=Ready")
+        cluster.delete("pod", "here", "there")
+        for name in ("here", "there"):
+            grow(cluster, name, "128Mi")
+        leading, waiting = ("here", "there") if deployment.leads() else ("there", "here")
+        cluster.wait(f"pvc/{leading}", "jsonpath={.status.capacity.storage}=128Mi")
+        cluster.wait(f"pvc/{waiting}", "condition=FileSystemResizePending")
+        assert cluster.get("pvc", waiting)["status"]["capacity"]["storage"] == "64Mi"
+        for name in ("here", "there"):
+            cluster.apply(pod(name))
+            cluster.wait(f"pod/{name}", "condition=Ready")
+            cluster.wait(f"pvc/{name}", "jsonpath={.status.capacity.storage}=128Mi")
+            assert device_bytes(cluster, name) == 128 * MIB
+
+
+def test_growth_without_room_on_another_node_says_why_and_goes_on_when_there_is(
+    cluster: Cluster, follower: Deployment
+) -> None:
+    most = follower.volumes.lvstore(LVSTORE).free // MIB - 256
+    with (
+        cluster.applied(both("most", follower.node.name, f"{most}Mi")),
+        cluster.applied(both("grows", follower.node.name)),
+    ):
+        for name in ("most", "grows"):
+            cluster.wait(f"pod/{name}", "condition=Ready")
+        grow(cluster, "grows", "512Mi")
+        said = f"cannot grow from {64 * MIB} to {512 * MIB} bytes: lvstore {LVSTORE}"
+        wait_for(
+            lambda: any(
+                said in condition.get("message", "")
+                for condition in cluster.get("pvc", "grows")["status"].get("conditions", [])
+            ),
+            f"a condition of the claim with: {said}",
+            seconds=60,
+            pause_s=0.2,
+        )
+        assert device_bytes(cluster, "grows") == 64 * MIB
+        cluster.delete("pod", "most")
+        cluster.delete("pvc", "most")
+        cluster.wait("pvc/grows", "jsonpath={.status.capacity.storage}=512Mi", CONVERGE_S)
+        assert device_bytes(cluster, "grows") == 512 * MIB
+
+
+def test_a_dead_driver_of_one_node_leaves_the_other_at_work(
+    cluster: Cluster, deployment: Deployment, second: Deployment
+) -> None:
+    with cluster.applied(both("there", second.node.name)):
+        cluster.wait("pod/there", "condition=Ready")
+        with cluster.applied(both("late", second.node.name)):
+            with second.without("virtlun-csi"):
+                cluster.apply(both("here", NODE))
+                cluster.apply(claim("now", "virtlun-block"))
+                cluster.wait("pod/here", "condition=Ready")
+                cluster.wait_phase("pvc/now", "Bound")
+                assert node_of(cluster, "now") == NODE
+                write(cluster, "there", "goes on")
+                assert read(cluster, "there") == "goes on"
+                assert cluster.get("pod", "late")["status"]["phase"] == "Pending"
+            cluster.wait("pod/late", "condition=Ready", CONVERGE_S)
+        assert len(names(deployment)) == 2
