@@ -6,7 +6,13 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SCHEMAS = ["csi", "pluginregistration"]
+SCHEMAS = [
+    "csi",
+    "pluginregistration",
+    "kubevirt_plugin",
+    "kubevirt_info",
+    "kubevirt_callbacks",
+]
 
 
 def generate(into: Path) -> None:

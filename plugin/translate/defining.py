@@ -105,7 +105,7 @@ def translate(
     luns = _number(ours, current, uuids)
     boot = boots.choose([(disk, any(o.disk is disk for o in ours)) for disk in read])
     boot_target = next((lun.target for lun in luns if lun.dev == boot.dev), 0)
-    carrier = Carrier(socket, _queues(domain, settings), boot_target, boot)
+    carrier = Carrier(socket, queues(domain, settings), boot_target, boot)
     entries = tuple(
         Entry(
             lun,
@@ -121,7 +121,7 @@ def translate(
     if domain.child("uuid") is None:
         edits.insert_after(_named(domain), [(0, f"<uuid>{uuid}</uuid>")])
     metadatas.add(domain, metadatas.lines(metadata, bare=False), edits)
-    _place(view, nodes, carrier, read, current, settings, edits)
+    place(view, nodes, carrier, read, current, settings, edits)
     carriers.add_override(domain, carrier, edits)
     plan = Plan(
         view.name,
@@ -233,7 +233,7 @@ def _socket(settings: Settings, controller: str, arch: str) -> str:
     return path
 
 
-def _queues(domain: Node, settings: Settings) -> int:
+def queues(domain: Node, settings: Settings) -> int:
     """Returns the request queues: one for each vCPU that the domain can have, up to the limit."""
     node = domain.child("vcpu")
     text = node.text.strip() if node is not None else ""
@@ -265,7 +265,7 @@ def _number(ours: Sequence[_Ours], current: Current, uuids: Mapping[str, str]) -
     return result
 
 
-def _place(
+def place(
     view: View,
     nodes: Sequence[Node],
     carrier: Carrier,

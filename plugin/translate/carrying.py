@@ -1,0 +1,80 @@
+"""A domain whose disks are LUNs already, for callers that keep account of them elsewhere.
+
+KubeVirt's hook: the disks leave the domain, the carrier and shared memory come in, everything else
+keeps its bytes. Nothing is written into <metadata>, which is KubeVirt's, so there is no way back;
+a domain is made anew for each run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from plugin.errors import Refusal, TranslateError
+from plugin.translate import boot as boots
+from plugin.translate import carrier as carriers
+from plugin.translate import disk as disks
+from plugin.translate import memory
+from plugin.translate import view as views
+from plugin.translate.carrier import Carrier
+from plugin.translate.defining import Current, place, queues
+from plugin.translate.document import Edits
+from plugin.translate.model import MAX_SOCKET_PATH_BYTES, Settings
+
+
+def carry(domain_xml: str, socket: str, luns: Mapping[str, int], settings: Settings) -> str:
+    """Puts a controller into a domain, in the place of the disks that are its LUNs.
+
+    The controller boots what the firmware would boot of those disks. A domain that has a carrier
+    comes back as it is.
+
+    Args:
+        domain_xml: of a QEMU or KVM domain with PCI.
+        socket: the controller's, as QEMU sees it.
+        luns: alias of each disk to take out (`ua-...`), and its SCSI target.
+        settings: how many queues, and how QEMU reconnects.
+
+    Raises:
+        TranslateError: BAD_XML, it is no such domain or lacks one of the disks; UNSUPPORTED, its
+            memory cannot be shared, or the path is too long for a socket.
+    """
+    view = views.parse(domain_xml)
+    kind = view.domain.at("os", "type") if view is not None else None
+    if view is None or kind is None or view.domain.attrs.get("type") not in ("qemu", "kvm"):
+        raise TranslateError(
+            Refusal.BAD_XML, "the hook was not given the XML of a QEMU domain; see its caller's log"
+        )
+    if view.carrier is not None:
+        return domain_xml
+    domain = view.domain
+    if kind.attrs.get("arch", "").startswith("s390"):
+        raise TranslateError(
+            Refusal.UNSUPPORTED,
+            f"domain '{view.name}' cannot have a virtlun controller: {kind.attrs['arch']} has no"
+            " PCI; use volumes of the kernel face alone",
+        )
+    if len(socket.encode()) > MAX_SOCKET_PATH_BYTES:
+        raise TranslateError(
+            Refusal.UNSUPPORTED,
+            f"the socket's path {socket} is longer than {MAX_SOCKET_PATH_BYTES} bytes; mount the"
+            " folder at a shorter one",
+        )
+    nodes = view.disk_nodes()
+    read = [disks.read(node) for node in nodes]
+    if missing := luns.keys() - {disk.alias for disk in read}:
+        raise TranslateError(
+            Refusal.BAD_XML,
+            f"domain '{view.name}' has no disk {', '.join(sorted(missing))}, whose volume is a LUN"
+            " of its controller; has another hook taken it out?",
+        )
+    edits = Edits(view.document)
+    memory.share(domain, edits)
+    boot = boots.choose([(disk, disk.alias in luns) for disk in read])
+    booted = next((disk.alias for disk in read if disk.dev == boot.dev), None)
+    target = luns.get(booted or "", 0)
+    carrier = Carrier(socket, queues(domain, settings), target, boot)
+    for node, disk in zip(nodes, read, strict=True):
+        if disk.alias in luns:
+            edits.remove(node)
+    place(view, nodes, carrier, read, Current(), settings, edits)
+    carriers.add_override(domain, carrier, edits)
+    return edits.apply()

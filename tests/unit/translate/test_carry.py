@@ -1,0 +1,162 @@
+"""A domain of KubeVirt's shape with a controller in the place of its disks."""
+
+from __future__ import annotations
+
+import pytest
+
+from plugin.errors import Refusal, TranslateError
+from plugin.translate import Settings
+from plugin.translate.carrying import carry
+from tests.unit.translate.domains import tree
+
+SOCKET = "/var/run/virtlun/vhost.sock"
+QEMU = "{http://libvirt.org/schemas/domain/qemu/1.0}"
+SETTINGS = Settings()
+
+ROOT_DISK = """\
+    <disk type="block" device="disk">
+      <source dev="/dev/rootdisk"></source>
+      <target dev="vda" bus="virtio"></target>
+      <driver name="qemu" type="raw" cache="none" error_policy="stop" discard="unmap"></driver>
+      <alias name="ua-rootdisk"></alias>
+    </disk>
+"""
+DATA_DISK = """\
+    <disk type="block" device="disk">
+      <source dev="/dev/data"></source>
+      <target dev="vdb" bus="virtio"></target>
+      <alias name="ua-data"></alias>
+    </disk>
+"""
+CLOUD_INIT = """\
+    <disk device="disk" type="file"><source file="/var/run/noCloud.iso"/>
+      <target bus='virtio' dev='vdc'/><alias name='ua-cloudinit'/></disk>
+"""
+DOMAIN = f"""\
+<domain type="kvm" xmlns:qemu="http://libvirt.org/schemas/domain/qemu/1.0">
+  <name>default_vm</name>
+  <memory unit="b">1073741824</memory>
+  <os><type arch="x86_64" machine="q35">hvm</type></os>
+  <metadata><kubevirt xmlns="http://kubevirt.io"><uid>ab &amp; c</uid></kubevirt></metadata>
+  <vcpu placement="static">4</vcpu>
+  <devices>
+    <!-- kept -->
+{ROOT_DISK}{DATA_DISK}{CLOUD_INIT}  </devices>
+  <qemu:commandline><qemu:arg value="-fw_cfg"/></qemu:commandline>
+</domain>
+"""
+
+
+def carried(xml: str = DOMAIN, settings: Settings = SETTINGS, **luns: int) -> str:
+    return carry(xml, SOCKET, {f"ua-{name}": target for name, target in luns.items()}, settings)
+
+
+def properties(xml: str) -> dict[str | None, str | None]:
+    found = tree(xml).findall(f"{QEMU}override/{QEMU}device/{QEMU}frontend/{QEMU}property")
+    return {each.get("name"): each.get("value") for each in found}
+
+
+def disks(xml: str) -> list[str | None]:
+    return [each.get("name") for each in tree(xml).findall("devices/disk/alias")]
+
+
+def test_luns_leave_the_domain_and_the_rest_keeps_its_bytes() -> None:
+    xml = carried(rootdisk=0, data=1)
+    assert disks(xml) == ["ua-virtlun-scsi0", "ua-cloudinit"]
+    start, end = DOMAIN.split(ROOT_DISK + DATA_DISK)
+    for line in (start + CLOUD_INIT).splitlines():
+        assert line in xml.splitlines()
+    assert end.split("</devices>")[1].rsplit("\n</domain>", 1)[0] in xml
+    root = tree(xml)
+    assert root.find("memoryBacking/source[@type='memfd']") is not None
+    assert root.find("memoryBacking/access[@mode='shared']") is not None
+    source = root.find("devices/disk/source[@path]")
+    assert source is not None
+    assert (source.get("type"), source.get("path")) == ("unix", SOCKET)
+    assert properties(xml) == {"driver": "vhost-user-scsi-pci", "num_queues": "4"}
+
+
+def test_what_was_put_in_can_be_cut_out_again() -> None:
+    xml = carried()
+    root = tree(xml)
+    assert disks(xml) == ["ua-rootdisk", "ua-data", "ua-cloudinit", "ua-virtlun-scsi0"]
+    assert root.find(f"{QEMU}override") is not None
+    for part in (ROOT_DISK, DATA_DISK, CLOUD_INIT, "<!-- kept -->", "<uid>ab &amp; c</uid>"):
+        assert part in xml
+
+
+def test_a_second_hook_changes_nothing() -> None:
+    xml = carried(rootdisk=0)
+    assert carried(xml, rootdisk=0) == xml
+
+
+def test_the_controller_boots_what_the_firmware_would() -> None:
+    assert carried(rootdisk=3, data=0).index("virtlun-scsi0") < carried().index("cloudinit")
+    assert properties(carried(rootdisk=3, data=0))["boot_tpgt"] == "3"
+    second = DOMAIN.replace(
+        '<alias name="ua-data">', '<boot order="2"></boot><alias name="ua-data">'
+    ).replace('<alias name="ua-rootdisk">', '<boot order="5"></boot><alias name="ua-rootdisk">')
+    xml = carried(second, rootdisk=0, data=7)
+    assert properties(xml)["boot_tpgt"] == "7"
+    found = [(disk.find("alias"), disk.find("boot")) for disk in tree(xml).findall("devices/disk")]
+    assert [
+        (alias.get("name"), boot.get("order"))
+        for alias, boot in found
+        if alias is not None and boot is not None
+    ] == [("ua-virtlun-scsi0", "2")]
+
+
+def test_a_boot_disk_that_stays_is_first() -> None:
+    xml = carried(data=0)
+    assert disks(xml)[0] == "ua-rootdisk"
+    names = [t.get("dev") or "" for t in tree(xml).findall("devices/disk/target")]
+    assert min(names, key=lambda name: (len(name), name)) == "vda"
+
+
+def test_hugepages_are_kept_and_shared() -> None:
+    backed = "<memoryBacking><hugepages/><source type='memfd'/></memoryBacking>\n  <vcpu"
+    xml = carried(DOMAIN.replace("<vcpu", backed), rootdisk=0)
+    root = tree(xml)
+    assert len(root.findall("memoryBacking")) == 1
+    assert [each.tag for each in root.findall("memoryBacking/*")] == [
+        "hugepages",
+        "source",
+        "access",
+    ]
+
+
+def test_qemu_connects_again_where_it_can() -> None:
+    source = tree(carried(settings=Settings(reconnect_s=1))).find("devices/disk/source/reconnect")
+    assert source is not None
+    assert dict(source.attrib) == {"enabled": "yes", "timeout": "1"}
+    assert "<reconnect" not in carried()
+
+
+def test_queues_follow_the_vcpus_up_to_the_bound() -> None:
+    many = DOMAIN.replace(">4</vcpu>", ">64</vcpu>")
+    assert properties(carried(many, Settings(max_queues=6)))["num_queues"] == "6"
+
+
+@pytest.mark.parametrize(
+    ("xml", "refusal", "words"),
+    [
+        ("<domain", Refusal.BAD_XML, "not given the XML of a QEMU domain"),
+        ("<domain type='xen'><os><type>hvm</type></os></domain>", Refusal.BAD_XML, "QEMU domain"),
+        (DOMAIN.replace("ua-rootdisk", "ua-x"), Refusal.BAD_XML, "has no disk ua-rootdisk"),
+        (DOMAIN.replace("x86_64", "s390x"), Refusal.UNSUPPORTED, "no PCI"),
+        (
+            DOMAIN.replace("<vcpu", "<memoryBacking><access mode='private'/></memoryBacking><vcpu"),
+            Refusal.UNSUPPORTED,
+            "shared guest memory",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_said(xml: str, refusal: Refusal, words: str) -> None:
+    with pytest.raises(TranslateError, match=words) as error:
+        carried(xml, rootdisk=0)
+    assert error.value.refusal is refusal
+
+
+def test_a_socket_that_is_too_deep_is_refused() -> None:
+    with pytest.raises(TranslateError, match="mount the folder at a shorter one"):
+        carry(DOMAIN, f"/{'x' * 107}", {}, SETTINGS)
