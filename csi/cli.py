@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-import signal
 import sys
-import threading
 from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 
 import click
-import grpc
 import structlog
 
 from csi import DRIVER_NAME
@@ -21,20 +16,19 @@ from csi.health import Server
 from csi.hostdevice.loop import LoopDevices
 from csi.identity import Identity
 from csi.locks import VolumeLocks
+from csi.logs import LEVELS, set_up
 from csi.metrics import Metrics, VolumeCollector
 from csi.node import Node
 from csi.proto import csi_pb2, pluginregistration_pb2
 from csi.registration import Registration
-from csi.server import handlers, serve
+from csi.server import handlers, serve_until, wait
 from csi.vhostface import VhostFace
 from csi.volumes import OwnedVolumes
 from csi.whereabouts import Whereabouts
 from pydataplane.client import DEFAULT_SOCKET, Client
 from pydataplane.errors import TargetError
 
-LEVELS = ["debug", "info", "warning", "error"]
 MAX_VOLUMES = 250
-GRACE_S = 20.0
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -100,7 +94,7 @@ def main(
     Runs on every node beside its target. Stops on SIGTERM or SIGINT once the calls begun are
     answered; mounted volumes do not notice.
     """
-    _set_up_log(log_level, as_json=log_json or not sys.stderr.isatty())
+    set_up(log_level, as_json=log_json or not sys.stderr.isatty())
     client = Client(target_socket)
     volumes = OwnedVolumes(client, node_id)
     locks, metrics = VolumeLocks(), Metrics()
@@ -117,11 +111,11 @@ def main(
     with ExitStack() as running:
         try:
             services = [handlers(described[name], part, metrics) for name, part in parts.items()]
-            _serve(running, Path(endpoint.removeprefix("unix://")), services)
+            serve_until(running, Path(endpoint.removeprefix("unix://")), services)
             if kubelet_registration_path:
                 kubelet = pluginregistration_pb2.DESCRIPTOR.services_by_name["Registration"]
                 socket = plugin_registry / f"{DRIVER_NAME}-reg.sock"
-                _serve(running, socket, [handlers(kubelet, registration, metrics)])
+                serve_until(running, socket, [handlers(kubelet, registration, metrics)])
             if http_address:
                 address = _address(http_address)
                 checks = (lambda: registration.error or None, lambda: _target_problem(client))
@@ -131,29 +125,7 @@ def main(
         except (HostError, OSError, ValueError) as error:
             raise click.ClickException(str(error)) from error
         log.info("serving", target=str(target_socket))
-        log.info("stopping", reason=_wait().name)
-
-
-def _serve(running: ExitStack, path: Path, services: list[grpc.GenericRpcHandler]) -> None:
-    """Serves until `running` ends, which lets the calls begun finish and removes the socket."""
-    server = serve(path, services)
-    running.callback(path.unlink, missing_ok=True)
-    running.callback(lambda: server.stop(GRACE_S).wait())
-
-
-def _wait() -> signal.Signals:
-    """Waits for SIGTERM or SIGINT and returns it."""
-    told = threading.Event()
-    found = [signal.SIGTERM]
-
-    def note(number: int, _: FrameType | None) -> None:
-        found[0] = signal.Signals(number)
-        told.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, note)
-    told.wait()
-    return found[0]
+        log.info("stopping", reason=wait().name)
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -174,22 +146,6 @@ def _target_problem(client: Client) -> str | None:
     except TargetError as error:
         return str(error)
     return None
-
-
-def _set_up_log(level: str, *, as_json: bool) -> None:
-    render: structlog.types.Processor = structlog.dev.ConsoleRenderer()
-    if as_json:
-        render = structlog.processors.JSONRenderer()
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            render,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
 
 
 if __name__ == "__main__":

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 import re
+import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import grpc
@@ -21,6 +25,7 @@ from csi.metrics import Metrics
 from pydataplane.errors import RpcError
 
 THREADS = 16
+GRACE_S = 20.0
 EXPECTED = {Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.ALREADY_EXISTS, Code.ABORTED}
 QUIET = {"Probe", "GetPluginInfo", "NodeGetCapabilities", "ControllerGetCapabilities", "GetInfo"}
 ID_FIELDS = ("volume_id", "name", "target_path", "staging_target_path", "volume_path")
@@ -46,6 +51,7 @@ class Call:
             method=self._name,
             **{field: text for field, text in ids.items() if text},
         )
+        words.debug("begun")
         begin = time.monotonic()
         code, message, answer = Code.OK, "", None
         try:
@@ -81,7 +87,9 @@ def handlers(
     return grpc.method_handlers_generic_handler(descriptor.full_name, found)
 
 
-def serve(path: Path, services: Iterable[grpc.GenericRpcHandler]) -> grpc.Server:
+def serve(
+    path: Path, services: Iterable[grpc.GenericRpcHandler], *, threads: int = THREADS
+) -> grpc.Server:
     """Serves on a UNIX socket that only root may use, in place of one left behind.
 
     Raises:
@@ -93,7 +101,7 @@ def serve(path: Path, services: Iterable[grpc.GenericRpcHandler]) -> grpc.Server
             if probe.connect_ex(str(path)) == 0:
                 raise HostError(f"{path}: another program listens there already")
         path.unlink()
-    server = grpc.server(ThreadPoolExecutor(THREADS, thread_name_prefix="csi"))
+    server = grpc.server(ThreadPoolExecutor(threads, thread_name_prefix="csi"))
     server.add_generic_rpc_handlers(tuple(services))
     try:
         server.add_insecure_port(f"unix://{path}")
@@ -102,3 +110,29 @@ def serve(path: Path, services: Iterable[grpc.GenericRpcHandler]) -> grpc.Server
     path.chmod(0o600)
     server.start()
     return server
+
+
+def serve_until(running: ExitStack, path: Path, services: Iterable[grpc.GenericRpcHandler]) -> None:
+    """Serves until `running` ends, which lets the calls begun finish and removes the socket.
+
+    Raises:
+        HostError: as `serve`.
+    """
+    server = serve(path, services)
+    running.callback(path.unlink, missing_ok=True)
+    running.callback(lambda: server.stop(GRACE_S).wait())
+
+
+def wait() -> signal.Signals:
+    """Waits for SIGTERM or SIGINT and returns it."""
+    told = threading.Event()
+    found = [signal.SIGTERM]
+
+    def note(number: int, _: FrameType | None) -> None:
+        found[0] = signal.Signals(number)
+        told.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, note)
+    told.wait()
+    return found[0]

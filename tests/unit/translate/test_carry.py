@@ -128,7 +128,7 @@ def test_hugepages_are_kept_and_shared() -> None:
 def test_qemu_connects_again_where_it_can() -> None:
     source = tree(carried(settings=Settings(reconnect_s=1))).find("devices/disk/source/reconnect")
     assert source is not None
-    assert dict(source.attrib) == {"enabled": "yes", "timeout": "1"}
+    assert (source.get("enabled"), source.get("timeout")) == ("yes", "1")
     assert "<reconnect" not in carried()
 
 

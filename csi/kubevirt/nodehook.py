@@ -1,0 +1,198 @@
+"""KubeVirt's node hooks: what happens on the node around a virtual machine's life.
+
+PreVMStart makes LUNs of the machine's claims and writes the document; virt-handler calls it on
+every sync until the machine runs. PostVMStop makes ordinary claims of them again. The rest is
+nothing to us, except that a machine with LUNs cannot be migrated: its volumes are on this node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+
+from csi.cluster import ClusterError
+from csi.errors import Code, Failure, precondition
+from csi.kubevirt import document, machine
+from csi.kubevirt.controllers import POD_UID, StaysOnKernelFace, VmControllers
+from csi.kubevirt.document import Controller, LunOf
+from csi.kubevirt.machine import MachineVolume
+from csi.kubevirt.pods import Pod
+from csi.kubevirt.probe import Qemu
+from csi.objects import Claim, Object, Vmi
+from csi.proto import kubevirt_plugin_pb2 as pb
+
+VOLUME_LEFT = "VolumeStaysBlockDevice"
+NO_CONTROLLER = "NoVirtlunController"
+"""Reasons of events."""
+
+RECONNECT_S = 1
+"""A target that starts again is there within a second."""
+
+log = structlog.get_logger()
+
+
+class ClusterLike(Protocol):
+    """What of csi.cluster.Cluster the hooks need."""
+
+    def claim(self, namespace: str, name: str) -> Claim:
+        """Returns a claim with the volume that it is bound to."""
+
+    def event(
+        self, about: Object, reason: str, message: str, *, warning: bool = False, node: str = ""
+    ) -> None:
+        """Tells something of an object."""
+
+
+class NodeHook:
+    """kubevirt.hooks.plugins.v1alpha1.NodeHookService.
+
+    With `only` it serves one pod, which may itself be the caller and is not trusted: whatever
+    machine it names, nothing but its own claims is touched.
+    """
+
+    def __init__(
+        self,
+        controllers: VmControllers,
+        cluster: ClusterLike,
+        node: str,
+        find_qemu: Callable[[str], Qemu],
+        only: Pod | None = None,
+    ) -> None:
+        """`find_qemu` tells which QEMU a pod has (probe.find)."""
+        self._controllers = controllers
+        self._cluster = cluster
+        self._node = node
+        self._find_qemu = find_qemu
+        self._only = only
+        self._points: dict[str, Callable[[Vmi, str], None]] = {
+            "PreVMStart": self._pre_start,
+            "PostVMStop": self._post_stop,
+            "PreMigrationSource": self._pre_migration,
+            "PreMigrationTarget": self._pre_migration_target,
+        }
+
+    def execute_node_hook(self, request: pb.ExecuteNodeHookRequest) -> pb.ExecuteNodeHookResponse:
+        """Does what is to be done at a hook point; one that it does not know is fine."""
+        act = self._points.get(request.hookPoint)
+        if act is not None:
+            vmi = machine.parse(request.vmi)
+            for pod in self._pods(vmi):
+                with self._controllers.hold(pod):
+                    act(vmi, pod)
+        return pb.ExecuteNodeHookResponse()
+
+    def _pods(self, vmi: Vmi) -> list[str]:
+        """Returns the machine's pods on this node that have a controller."""
+        if self._only is not None:
+            if vmi.namespace != self._only.namespace:
+                raise Failure(
+                    Code.PERMISSION_DENIED,
+                    f"pod {self._only.namespace}/{self._only.name} may not speak for a machine in "
+                    f"namespace {vmi.namespace}",
+                )
+            pods = [self._only.uid]
+        else:
+            pods = [pod for pod in vmi.pods_on(self._node) if POD_UID.fullmatch(pod)]
+        return [pod for pod in pods if self._controllers.exists(pod)]
+
+    def _pre_start(self, vmi: Vmi, pod: str) -> None:
+        folder = self._controllers.folder(pod)
+        present = document.read(folder)
+        found = self._decide(vmi, pod) if present is None else self._repeat(present, vmi, pod)
+        if found != present:
+            document.write(folder, found)
+        if present is None:
+            self._tell(vmi, pod, found)
+
+    def _post_stop(self, _: Vmi, pod: str) -> None:
+        self._controllers.clear(pod)
+        document.remove(self._controllers.folder(pod))
+
+    def _pre_migration(self, vmi: Vmi, pod: str) -> None:
+        luns = self._controllers.luns(pod)
+        if luns:
+            raise precondition(
+                f"virtual machine {vmi.namespace}/{vmi.name} cannot be migrated: it has "
+                f"{len(luns)} volumes of node {self._node} as LUNs, which no other node can reach; "
+                "stop it, or detach them"
+            )
+
+    def _pre_migration_target(self, _: Vmi, pod: str) -> None:
+        """Lets the pod have what a machine without LUNs has; one with LUNs never gets here."""
+        folder = self._controllers.folder(pod)
+        if document.read(folder) is None:
+            document.write(folder, self._controller(pod))
+
+    def _decide(self, vmi: Vmi, pod: str) -> Controller:
+        """Makes LUNs of what can be one."""
+        controller = self._controller(pod)
+        luns: dict[str, LunOf] = {}
+        left: dict[str, str] = {}
+        for volume in machine.volumes(vmi):
+            claim = self._cluster.claim(vmi.namespace, volume.claim)
+            if claim.handle is None:  # not of ours
+                continue
+            why = controller.absent or _unfit(volume, claim)
+            if why is None:
+                try:
+                    luns[volume.name] = self._hand_over(pod, volume, claim.handle)
+                except StaysOnKernelFace as error:
+                    why = str(error)
+            if why is not None:
+                left[volume.name] = (
+                    f"claim {vmi.namespace}/{volume.claim} is no LUN of virtual machine "
+                    f"{vmi.name} and stays as KubeVirt gives it: {why}"
+                )
+        return controller.model_copy(update={"luns": luns, "left": left})
+
+    def _repeat(self, present: Controller, vmi: Vmi, pod: str) -> Controller:
+        """Makes sure of what was decided for this pod; the domain may have been made by it."""
+        if not present.luns:
+            return present
+        volumes = {volume.name: volume for volume in machine.volumes(vmi)}
+        luns = {
+            name: self._hand_over(pod, volumes[name], lun.volume)
+            for name, lun in present.luns.items()
+            if name in volumes
+        }
+        return present.model_copy(update={"luns": present.luns | luns})
+
+    def _hand_over(self, pod: str, volume: MachineVolume, handle: str) -> LunOf:
+        target = self._controllers.hand_over(
+            pod, handle, serial=volume.serial, read_only=volume.read_only
+        )
+        return LunOf(target=target, volume=handle)
+
+    def _controller(self, pod: str) -> Controller:
+        """Returns what can be said of a pod's controller before its volumes are looked at."""
+        qemu = self._find_qemu(pod)
+        if qemu.vhost_user_scsi:
+            return Controller(reconnect_s=RECONNECT_S if qemu.reconnects else 0)
+        return Controller(
+            absent=f"QEMU of its launcher ({qemu.path}) has no vhost-user-scsi-pci device; use a "
+            "virt-launcher image whose QEMU is built with CONFIG_VHOST_USER_SCSI"
+        )
+
+    def _tell(self, vmi: Vmi, pod: str, controller: Controller) -> None:
+        """Says where people look what became of the machine's volumes."""
+        words = log.bind(vmi=f"{vmi.namespace}/{vmi.name}", pod=pod)
+        for name, lun in controller.luns.items():
+            words.info("handed over", volume=name, lvol=lun.volume, scsi_target=lun.target)
+        said = [(VOLUME_LEFT, sentence) for sentence in controller.left.values()]
+        if controller.absent and not said:
+            said = [(NO_CONTROLLER, f"there is no controller for LUNs: {controller.absent}")]
+        for reason, sentence in said:
+            words.warning("not on the controller", reason=sentence)
+            try:
+                self._cluster.event(vmi.object, reason, sentence, warning=True, node=self._node)
+            except ClusterError as error:
+                words.warning("no event", reason=str(error))
+
+
+def _unfit(volume: MachineVolume, claim: Claim) -> str | None:
+    """Returns why a claim of ours cannot be a LUN, or None if it can."""
+    if not claim.block:
+        return "its volumeMode is Filesystem, and only a Block claim can be a LUN"
+    return volume.unsuited
