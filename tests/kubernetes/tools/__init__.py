@@ -48,6 +48,8 @@ APT_PACKAGES = (
     "containerd",
     "containernetworking-plugins",
     "etcd-server",
+    "grub-common",
+    "grub-pc-bin",
     "iproute2",
     "iptables",
     "openssl",

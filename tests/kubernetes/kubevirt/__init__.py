@@ -1,0 +1,17 @@
+"""KubeVirt's part towards a storage driver, simulated, with all that is storage real.
+
+KubeVirt cannot run here: it comes as images only. So this package does what its components do, in
+their order and with their arguments, read from the source of v1.9 (and 1.8 for the legacy hook).
+
+| simulated, by this package | real |
+| --- | --- |
+| virt-controller: the instance, the launcher pod, the status that others read | API server, admission, kubelet, containerd, the pod and its volumes |
+| virt-handler: when node hooks are called, and with which instance | the hook's server, in our driver, on its socket of the node |
+| virt-launcher: the domain's XML, when domain hooks are called, define and start | the sidecar in the pod, libvirtd, QEMU (TCG), SeaBIOS, a Debian kernel as guest |
+| CDI: a pod that writes an image to a claim | the claim, the pod |
+
+`objects` are its kinds and pods, `domain` the XML, `compute` the container's libvirtd, `wire` its
+side of the hook protocols, `simulator` the loops, `importer` CDI, `bootdisk` an image that boots.
+
+Not simulated: Plugin conditions (CEL), migration, KubeVirt's own hot-plug, guest agent, networks.
+"""  # noqa: E501

@@ -1,0 +1,99 @@
+"""A disk image that a BIOS boots: GRUB, and the test guest's kernel and initramfs on it.
+
+No partition and no file system: GRUB reads both from ranges of sectors, so the image is made by
+any user in a moment, and every byte that boots comes through the disk under test. Needs Debian's
+grub-pc-bin and grub-common.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+
+from tests.guest.image import CACHE, build
+from tests.support.qemu import CMDLINE
+
+SECTOR = 512
+MIB = 1 << 20
+GRUB = Path("/usr/lib/grub/i386-pc")
+#: Where the kernel begins; GRUB itself is before it.
+KERNEL_AT = MIB
+MODULES = ("biosdisk", "linux", "serial", "terminal")
+SCRIPT = """\
+serial --unit=0 --speed=115200
+terminal_output serial
+echo virtlun-bootdisk
+linux (hd0){kernel} {command_line}
+initrd (hd0){initrd}
+boot
+"""
+
+
+def boot_disk() -> Path:
+    """Returns the image, made now where the cache has none of this version.
+
+    RuntimeError where GRUB is not installed.
+    """
+    image = build()
+    kernel, initrd = image.kernel.read_bytes(), image.initrd.read_bytes()
+    key = hashlib.sha256(Path(__file__).read_bytes() + kernel + initrd + CMDLINE.encode())
+    path = CACHE / "guest" / f"disk-{key.hexdigest()[:16]}.img"
+    if path.exists():
+        return path
+    initrd_at = KERNEL_AT + _whole_mib(len(kernel))
+    loader = _loader(
+        SCRIPT.format(
+            kernel=_range(KERNEL_AT, len(kernel)),
+            initrd=_range(initrd_at, len(initrd)),
+            command_line=CMDLINE,
+        )
+    )
+    assert len(loader) <= KERNEL_AT, "GRUB does not fit before the kernel"
+    partial = path.with_suffix(f".{os.getpid()}")
+    with partial.open("wb") as file:
+        for at, content in ((0, loader), (KERNEL_AT, kernel), (initrd_at, initrd)):
+            file.seek(at)
+            file.write(content)
+        file.truncate(initrd_at + _whole_mib(len(initrd)))
+    partial.rename(path)
+    return path
+
+
+def _whole_mib(size: int) -> int:
+    return -(-size // MIB) * MIB
+
+
+def _range(at: int, size: int) -> str:
+    """Returns GRUB's block list of a range of bytes; what is past its end is zeros."""
+    return f"{at // SECTOR}+{-(-size // SECTOR)}"
+
+
+def _loader(script: str) -> bytes:
+    """Returns the first sector and the rest of GRUB, which follows it without a gap."""
+    boot = GRUB / "boot.img"
+    if not boot.exists():
+        raise RuntimeError("grub-pc-bin is not installed: run `make kubernetes`, then try again")
+    name = f"grub-{os.getpid()}"
+    folder = CACHE / "guest"
+    configuration, core = folder / f"{name}.cfg", folder / f"{name}.core"
+    configuration.write_text(script)
+    try:
+        subprocess.run(
+            [
+                *("grub-mkimage", "--format=i386-pc", "--prefix=(hd0)", f"--output={core}"),
+                *(f"--config={configuration}", *MODULES),
+            ],
+            check=True,
+            capture_output=True,
+        )
+        first = boot.read_bytes()
+        return first[: SECTOR - 2].ljust(SECTOR - 2, b"\0") + b"\x55\xaa" + core.read_bytes()
+    finally:
+        configuration.unlink()
+        core.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    print(boot_disk())
