@@ -10,11 +10,15 @@ import click
 import structlog
 
 from csi import DRIVER_NAME
+from csi.cluster import Cluster, ClusterError
 from csi.controller import Controller
 from csi.errors import HostError
 from csi.health import Server
 from csi.hostdevice.loop import LoopDevices
 from csi.identity import Identity
+from csi.kubevirt.controllers import VmControllers
+from csi.kubevirt.inline import InlineVolumes
+from csi.kubevirt.machines import VirtualMachines
 from csi.locks import VolumeLocks
 from csi.logs import LEVELS, set_up
 from csi.metrics import Metrics, VolumeCollector
@@ -73,6 +77,22 @@ MAX_VOLUMES = 250
     default=MAX_VOLUMES,
     help="Most volumes that this node can publish; 0 for no limit.",
 )
+@click.option(
+    "--kubevirt",
+    is_flag=True,
+    help="Serve KubeVirt's virtual machines: node hooks, inline volumes and VmVolumes.",
+)
+@click.option(
+    "--node-hook-socket",
+    type=click.Path(path_type=Path),
+    default=Path("/var/run/kubevirt/plugins/virtlun.sock"),
+    help="Socket of the node hooks, as the Plugin names it; with --kubevirt.",
+)
+@click.option(
+    "--kubeconfig",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="How to reach the API server, for --kubevirt; default: as a pod, or $KUBECONFIG.",
+)
 @click.option("--log-level", type=click.Choice(LEVELS), default="info")
 @click.option("--log-json", is_flag=True, help="One JSON object a line; default off a terminal.")
 @click.version_option(package_name="virtlun")
@@ -85,8 +105,11 @@ def main(
     plugin_registry: Path,
     http_address: str,
     max_volumes: int,
+    node_hook_socket: Path,
+    kubeconfig: Path | None,
     log_level: str,
     *,
+    kubevirt: bool,
     log_json: bool,
 ) -> None:
     """Serve CSI 1.13 for the volumes of this node's target.
@@ -104,8 +127,14 @@ def main(
     if mode != "node":
         parts["Controller"] = Controller(volumes, locks, node_id, Whereabouts().node_of)
     if mode != "controller":
-        faces = LoopDevices(client), VhostFace(client)
-        parts["Node"] = Node(volumes, *faces, locks, node_id, max_volumes)
+        devices = LoopDevices(client)
+        controllers = VmControllers(client, devices, locks)
+        machines = None
+        if kubevirt:
+            machines = VirtualMachines(controllers, _cluster(kubeconfig), node_id, metrics)
+        inline = InlineVolumes(controllers, machines.pod_hooks if machines else None)
+        faces = devices, VhostFace(client)
+        parts["Node"] = Node(volumes, *faces, locks, node_id, max_volumes, inline)
     described = csi_pb2.DESCRIPTOR.services_by_name
     log = structlog.get_logger().bind(endpoint=endpoint, mode=mode, node=node_id)
     with ExitStack() as running:
@@ -116,6 +145,9 @@ def main(
                 kubelet = pluginregistration_pb2.DESCRIPTOR.services_by_name["Registration"]
                 socket = plugin_registry / f"{DRIVER_NAME}-reg.sock"
                 serve_until(running, socket, [handlers(kubelet, registration, metrics)])
+            if mode != "controller" and machines is not None:
+                machines.start(running, node_hook_socket)
+                log = log.bind(node_hook=str(node_hook_socket))
             if http_address:
                 address = _address(http_address)
                 checks = (lambda: registration.error or None, lambda: _target_problem(client))
@@ -126,6 +158,13 @@ def main(
             raise click.ClickException(str(error)) from error
         log.info("serving", target=str(target_socket))
         log.info("stopping", reason=wait().name)
+
+
+def _cluster(kubeconfig: Path | None) -> Cluster:
+    try:
+        return Cluster.connect(kubeconfig)
+    except ClusterError as error:
+        raise click.ClickException(str(error)) from error
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -12,6 +12,7 @@ from csi import TOPOLOGY_KEY, filesystems, mounts
 from csi.capabilities import FILE_SYSTEMS, Mode, check
 from csi.errors import Code, Failure, invalid, not_found, precondition
 from csi.hostdevice import HostDevice
+from csi.kubevirt.inline import EPHEMERAL, InlineVolumes, is_inline
 from csi.locks import VolumeLocks
 from csi.proto import csi_pb2 as pb
 from csi.vhostface import VhostFace
@@ -40,6 +41,7 @@ class Node:
         locks: VolumeLocks,
         node: str,
         max_volumes: int,
+        inline: InlineVolumes,
     ) -> None:
         """Serves the pods of `node`, `max_volumes` at most (0: as many as there are)."""
         self._volumes = volumes
@@ -48,6 +50,7 @@ class Node:
         self._locks = locks
         self._node = node
         self._max_volumes = max_volumes
+        self._inline = inline
 
     def node_stage_volume(self, request: pb.NodeStageVolumeRequest) -> pb.NodeStageVolumeResponse:
         """Makes the volume's block device, and mounts its file system unless it is a block one.
@@ -84,8 +87,12 @@ class Node:
     def node_publish_volume(
         self, request: pb.NodePublishVolumeRequest
     ) -> pb.NodePublishVolumeResponse:
-        """Binds the staged volume to a pod's path."""
+        """Binds the staged volume to a pod's path, or makes the pod's inline volume there."""
         _check(request, "volume_id", "target_path", "volume_capability")
+        if request.volume_context.get(EPHEMERAL) == "true":
+            with self._locks.hold(request.volume_id):
+                self._inline.publish(request)
+            return pb.NodePublishVolumeResponse()
         if not request.staging_target_path:
             raise precondition("staging_target_path is missing: stage the volume first")
         staging, target = Path(request.staging_target_path), Path(request.target_path)
@@ -109,10 +116,13 @@ class Node:
     def node_unpublish_volume(
         self, request: pb.NodeUnpublishVolumeRequest
     ) -> pb.NodeUnpublishVolumeResponse:
-        """Takes the volume away from a pod's path; needs no target."""
+        """Takes the volume away from a pod's path; only an inline one needs a target for it."""
         _check(request, "volume_id", "target_path")
+        target = Path(request.target_path)
+        self._inline.released(request.volume_id, target)
         with self._locks.hold(request.volume_id):
-            mounts.remove(Path(request.target_path))
+            if not self._inline.unpublish(request.volume_id, target):
+                mounts.remove(target)
         return pb.NodeUnpublishVolumeResponse()
 
     def node_get_volume_stats(
@@ -121,6 +131,8 @@ class Node:
         """Tells the size of a published volume, and what its file system has used."""
         _check(request, "volume_id", "volume_path")
         path = Path(request.volume_path)
+        if is_inline(request.volume_id) and mounts.at(path) is not None:  # it holds nothing
+            return Stats(usage=[Usage(unit=Usage.BYTES)])
         owned = self._volumes.get(request.volume_id)
         if mounts.at(path) is None:
             raise not_found(f"volume {request.volume_id} is not at {path}")

@@ -113,9 +113,15 @@ class VmControllers:
         """Takes the pod's controller, its folder and all that is of the pod away; none is fine.
 
         Raises:
-            RpcError: -16, a virtual machine is still connected.
+            Failure: FAILED_PRECONDITION, a virtual machine is still connected.
         """
         with self.hold(pod):
+            found = self._controller(pod)
+            if found is not None and found["sessions"]:
+                raise precondition(
+                    f"the virtual machine of pod {pod} is still connected to its controller: it "
+                    "goes when QEMU has ended"
+                )
             self.clear(pod)
             folder = self.folder(pod)
             with suppress(FileNotFoundError):

@@ -18,6 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from csi.errors import HostError
 
 FILE = "controller.json"
+HOOK_SOCKET = "hook.sock"
+"""Beside it: the node hooks, where the driver serves them in the folder."""
 MODE = 0o644
 """The sidecar is not root; there is no secret in it."""
 BYTES_MAX = 1 << 20

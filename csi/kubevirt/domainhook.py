@@ -23,8 +23,6 @@ from plugin.translate import Settings
 from plugin.translate.carrying import carry
 
 FOLDER = Path("/var/run/virtlun")
-NODE_HOOK = "hook.sock"
-"""The socket of the node hooks in the folder, where the driver serves them."""
 NODE_HOOK_PATH = "/kubevirt.hooks.plugins.v1alpha1.NodeHookService/ExecuteNodeHook"
 NODE_HOOK_S = 25.0
 """Below the 30 s that virt-launcher gives a plugin's hook."""
@@ -75,7 +73,7 @@ class Folder:
         Raises:
             Failure: with the driver's code and sentence.
         """
-        socket = self._path / NODE_HOOK
+        socket = self._path / document.HOOK_SOCKET
         if not socket.exists():
             return
         with grpc.insecure_channel(f"unix://{socket}") as channel:

@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 
+import csi.kubevirt.controllers
+import csi.kubevirt.inline
 import csi.node
 import csi.vhostface
 from csi.controller import Controller
 from csi.errors import Code, describe
+from csi.kubevirt.controllers import VmControllers
+from csi.kubevirt.inline import InlineVolumes
 from csi.locks import VolumeLocks
 from csi.node import Node
 from csi.proto import csi_pb2 as pb
@@ -40,7 +44,8 @@ class World:
         """Begins anew with nothing in memory, as after a crash."""
         volumes = OwnedVolumes(self.target, NODE)
         self.controller = Controller(volumes, self.locks, NODE, self.nodes.get)
-        self.node = Node(volumes, self.host, VhostFace(self.target), self.locks, NODE, 0)
+        inline = InlineVolumes(VmControllers(self.target, self.host, self.locks), None)
+        self.node = Node(volumes, self.host, VhostFace(self.target), self.locks, NODE, 0, inline)
 
     def create(self, name: str = "pvc-1", size: int = 64 * MIB, **changes: Any) -> pb.Volume:
         parameters = {"lvstore": LVSTORE} | changes.pop("parameters", {})
@@ -124,5 +129,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     made = World(tmp_path)
     monkeypatch.setattr(csi.node, "mounts", made.host)
     monkeypatch.setattr(csi.node, "filesystems", made.host)
-    monkeypatch.setattr(csi.vhostface, "mounts", made.host)
+    for module in (csi.vhostface, csi.kubevirt.controllers, csi.kubevirt.inline):
+        monkeypatch.setattr(module, "mounts", made.host)
     return made

@@ -1,0 +1,140 @@
+"""The inline volume of a launcher's pod: the folder of its controller.
+
+A CSI ephemeral volume (KEP-596): kubelet publishes it without a claim and tells the pod, and it
+ends with the pod. What kubelet mounted is the record of it: the folder is called after the pod.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from csi import mounts
+from csi.errors import invalid, precondition
+from csi.kubevirt import pods
+from csi.kubevirt.controllers import POD_UID, PREFIX, VmControllers
+from csi.kubevirt.podhook import PodHooks
+from csi.kubevirt.pods import Pod
+from csi.proto import csi_pb2 as pb
+from pydataplane.errors import TargetError
+
+KUBERNETES = "csi.storage.k8s.io/"
+EPHEMERAL = f"{KUBERNETES}ephemeral"
+NODE_HOOK = "nodeHook"
+"""Volume attribute: who calls the node hooks, `node` (virt-handler) or `pod` (the sidecar)."""
+HANDLE = re.compile(r"csi-[0-9a-f]{64}")
+"""What kubelet calls an ephemeral volume."""
+DELETED = "//deleted"
+"""Behind the root of a mount whose folder is gone (proc_pid_mountinfo)."""
+
+
+class InlineVolumes:
+    """The inline volumes of this node; each call may be repeated after a crash at any point."""
+
+    def __init__(self, controllers: VmControllers, hooks: PodHooks | None) -> None:
+        """Without `hooks` none is published, but those that there are still go."""
+        self._controllers = controllers
+        self._hooks = hooks
+
+    def publish(self, request: pb.NodePublishVolumeRequest) -> None:
+        """Makes the pod's controller, and its folder appear at a path.
+
+        Raises:
+            Failure: INVALID_ARGUMENT, the volume asks for something that there is not;
+                FAILED_PRECONDITION, the pod has another one, or the driver does not do this.
+        """
+        target = Path(request.target_path)
+        pod = _pod(request)
+        if self._hooks is None:
+            raise precondition(
+                f"pod {pod.namespace}/{pod.name} asks for a controller of a virtual machine: start "
+                "the driver of this node with --kubevirt"
+            )
+        with self._controllers.hold(pod.uid):
+            present = _mounted(pod.uid)
+            if others := present - {mounts.real(target)}:
+                raise precondition(
+                    f"pod {pod.namespace}/{pod.name} has its controller at {', '.join(others)} "
+                    "already: give it one inline volume of this driver"
+                )
+            folder = self._controllers.publish(pod.uid)
+            pods.note(folder, pod)
+            if pod.hook_in_pod:
+                self._hooks.serve(pod)
+            if not present:
+                mounts.unmount(target)
+                target.mkdir(parents=True, exist_ok=True)
+                mounts.bind(folder, target, read_only=True)
+
+    def unpublish(self, volume: str, target: Path) -> bool:
+        """Takes the controller away and what of the pod's claims it has; whether it was one.
+
+        Raises:
+            Failure: FAILED_PRECONDITION, a virtual machine is still connected.
+        """
+        pod = _pod_at(volume, target)
+        if pod is None:
+            return False
+        if self._hooks is not None:
+            self._hooks.leave(pod)
+        self._controllers.unpublish(pod)
+        mounts.remove(target)
+        return True
+
+    def released(self, volume: str, target: Path) -> None:
+        """Gives a claim back that kubelet takes from a pod as a block device.
+
+        Its path ends with the pod's UID. Without a target it is given back with the inline volume.
+
+        Raises:
+            Failure: ABORTED, it is being worked on.
+        """
+        if POD_UID.fullmatch(target.name):
+            with suppress(TargetError):
+                self._controllers.give_back(target.name, volume)
+
+
+def is_inline(volume: str) -> bool:
+    """Whether kubelet means an ephemeral volume by a handle."""
+    return HANDLE.fullmatch(volume) is not None
+
+
+def _pod(request: pb.NodePublishVolumeRequest) -> Pod:
+    """Reads what kubelet tells of the pod, and the pod's wishes.
+
+    Raises:
+        Failure: INVALID_ARGUMENT.
+    """
+    context = dict(request.volume_context)
+    told = {key: context.get(f"{KUBERNETES}pod.{key}", "") for key in ("uid", "namespace", "name")}
+    if not POD_UID.fullmatch(told["uid"]):
+        raise invalid("the pod's UID is missing: let the CSIDriver have podInfoOnMount: true")
+    if request.volume_capability.HasField("block"):
+        raise invalid("an inline volume is a folder: it has no block device")
+    wishes = {key: text for key, text in context.items() if not key.startswith(KUBERNETES)}
+    where = wishes.pop(NODE_HOOK, "node")
+    if wishes:
+        raise invalid(f"volume attribute {sorted(wishes)[0]} is not known: there is {NODE_HOOK}")
+    if where not in ("node", "pod"):
+        raise invalid(f"volume attribute {NODE_HOOK}: '{where}' is neither node nor pod")
+    return Pod(**told, hook_in_pod=where == "pod")
+
+
+def _mounted(pod: str) -> set[str]:
+    """Returns where the folder of the pod's controller is mounted, one that is gone left out."""
+    end = f"/{PREFIX}{pod}"
+    return {mount.target for mount in mounts.table() if mount.root.endswith(end)}
+
+
+def _pod_at(volume: str, target: Path) -> str | None:
+    """Returns the pod whose folder is at a path, or was there; None for another kind of volume."""
+    present = mounts.at(target)
+    if present is not None:
+        name = Path(present.root.removesuffix(DELETED)).name
+        uid = name.removeprefix(PREFIX)
+        return uid if name.startswith(PREFIX) and POD_UID.fullmatch(uid) else None
+    if not is_inline(volume):
+        return None
+    # kubelet's PODS/UID/volumes/kubernetes.io~csi/NAME/mount
+    return next((part for part in reversed(target.parts) if POD_UID.fullmatch(part)), None)

@@ -1,0 +1,45 @@
+"""What the driver runs for virtual machines with --kubevirt, put together."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from csi.cluster import Cluster
+from csi.kubevirt import probe
+from csi.kubevirt.controllers import VmControllers
+from csi.kubevirt.nodehook import NodeHook
+from csi.kubevirt.podhook import PodHooks
+from csi.kubevirt.pods import Pod
+from csi.metrics import Metrics
+from csi.proto import kubevirt_plugin_pb2
+from csi.server import handlers, serve_until
+
+
+class VirtualMachines:
+    """The node hooks, on the host's socket and in the folders of pods that ask for it."""
+
+    def __init__(
+        self, controllers: VmControllers, cluster: Cluster, node: str, metrics: Metrics
+    ) -> None:
+        """For the virtual machines of `node`."""
+        self._controllers = controllers
+        self._cluster = cluster
+        self._node = node
+        self._metrics = metrics
+        self.pod_hooks = PodHooks(controllers, self._hook, metrics)
+
+    def start(self, running: ExitStack, node_hook: Path) -> None:
+        """Serves until `running` ends; `node_hook` is the socket for virt-handler.
+
+        Raises:
+            HostError: it cannot listen there.
+        """
+        running.callback(self._cluster.close)
+        described = kubevirt_plugin_pb2.DESCRIPTOR.services_by_name["NodeHookService"]
+        serve_until(running, node_hook, [handlers(described, self._hook(), self._metrics)])
+        running.callback(self.pod_hooks.stop)
+        self.pod_hooks.start()
+
+    def _hook(self, only: Pod | None = None) -> NodeHook:
+        return NodeHook(self._controllers, self._cluster, self._node, probe.find, only)
