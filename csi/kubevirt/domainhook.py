@@ -14,7 +14,7 @@ import grpc
 import structlog
 
 from csi.errors import Code, Failure, HostError
-from csi.kubevirt import document
+from csi.kubevirt import document, machine
 from csi.proto import kubevirt_callbacks_pb2 as callbacks
 from csi.proto import kubevirt_info_pb2 as info
 from csi.proto import kubevirt_plugin_pb2 as pb
@@ -38,8 +38,11 @@ class Folder:
         """`path` is also where QEMU finds the socket: both containers mount it at the same one."""
         self._path = path
 
-    def mutate(self, domain: bytes) -> bytes:
+    def mutate(self, domain: bytes, vmi: bytes) -> bytes:
         """Puts the controller into a domain, and takes the disks out that are its LUNs.
+
+        virt-launcher asks up to three times for one start, later with what libvirt made of the
+        domain before; the disks are gone from it then, and what boots is told by `vmi` alone.
 
         Raises:
             Failure: FAILED_PRECONDITION, the domain cannot have it: then it must not start, for its
@@ -61,7 +64,9 @@ class Folder:
         luns = {f"ua-{name}": lun.target for name, lun in found.luns.items()}
         try:
             text = domain.decode()
-            changed = carry(text, str(self._path / found.socket), luns, settings).encode()
+            booted = machine.boot_disk(vmi, found.luns)
+            socket = str(self._path / found.socket)
+            changed = carry(text, socket, luns, settings, f"ua-{booted}").encode()
         except (TranslateError, UnicodeDecodeError) as error:
             raise Failure(Code.FAILED_PRECONDITION, str(error)) from error
         log.info("controller", luns={name: lun.target for name, lun in found.luns.items()})
@@ -104,7 +109,7 @@ class DomainHook:
             return pb.MutateDomainResponse(domain=request.domain)
         if request.sidecar_context.invocation_context != "MigrationTarget":
             self._folder.node_hook("PreVMStart", request.vmi)
-        return pb.MutateDomainResponse(domain=self._folder.mutate(request.domain))
+        return pb.MutateDomainResponse(domain=self._folder.mutate(request.domain, request.vmi))
 
 
 class Info:
@@ -135,7 +140,7 @@ class Callbacks:
         with self._mutex:
             self._vmi = request.vmi
         self._folder.node_hook("PreVMStart", request.vmi)
-        changed = self._folder.mutate(request.domainXML)
+        changed = self._folder.mutate(request.domainXML, request.vmi)
         return callbacks.OnDefineDomainResult(domainXML=changed)
 
     def pre_cloud_init_iso(

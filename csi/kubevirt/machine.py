@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +78,21 @@ def volumes(vmi: Vmi) -> list[MachineVolume]:
             f"virtual machine {vmi.namespace}/{vmi.name} cannot be read: {type(error).__name__}: "
             f"{error}"
         ) from error
+
+
+def boot_disk(text: bytes, names: Container[str]) -> str | None:
+    """Returns which of some volumes a machine boots first, if it boots one of them.
+
+    The least bootOrder counts, else the first disk.
+
+    Raises:
+        Failure: INVALID_ARGUMENT, it is no VirtualMachineInstance.
+    """
+    vmi = parse(text)
+    devices = (vmi.object["spec"].get("domain") or {}).get("devices") or {}
+    disks = [disk for disk in devices.get("disks") or () if disk["name"] in names]
+    disks.sort(key=lambda disk: disk.get("bootOrder") or sys.maxsize)
+    return str(disks[0]["name"]) if disks else None
 
 
 def _claim(volume: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str | None, bool]:

@@ -17,21 +17,32 @@ from plugin.translate import memory
 from plugin.translate import view as views
 from plugin.translate.carrier import Carrier
 from plugin.translate.defining import Current, place, queues
-from plugin.translate.document import Edits
+from plugin.translate.document import Edits, layout
 from plugin.translate.model import MAX_SOCKET_PATH_BYTES, Settings
+from plugin.translate.view import View
 
 
-def carry(domain_xml: str, socket: str, luns: Mapping[str, int], settings: Settings) -> str:
+def carry(
+    domain_xml: str,
+    socket: str,
+    luns: Mapping[str, int],
+    settings: Settings,
+    boot_disk: str | None = None,
+) -> str:
     """Puts a controller into a domain, in the place of the disks that are its LUNs.
 
-    The controller boots what the firmware would boot of those disks. A domain that has a carrier
-    comes back as it is.
+    The controller boots what the firmware would boot of those disks. A domain that has the carrier
+    comes back with a whole one: KubeVirt defines a domain that it starts up to three times, each
+    time made from what libvirt had of it before, and its own types know neither the source of such
+    a disk nor qemu:override.
 
     Args:
         domain_xml: of a QEMU or KVM domain with PCI.
         socket: the controller's, as QEMU sees it.
         luns: alias of each disk to take out (`ua-...`), and its SCSI target.
         settings: how many queues, and how QEMU reconnects.
+        boot_disk: alias of the one that the controller boots, for a domain that has the carrier
+            already and the disks no more; None: target 0.
 
     Raises:
         TranslateError: BAD_XML, it is no such domain or lacks one of the disks; UNSUPPORTED, its
@@ -43,8 +54,6 @@ def carry(domain_xml: str, socket: str, luns: Mapping[str, int], settings: Setti
         raise TranslateError(
             Refusal.BAD_XML, "the hook was not given the XML of a QEMU domain; see its caller's log"
         )
-    if view.carrier is not None:
-        return domain_xml
     domain = view.domain
     if kind.attrs.get("arch", "").startswith("s390"):
         raise TranslateError(
@@ -58,6 +67,8 @@ def carry(domain_xml: str, socket: str, luns: Mapping[str, int], settings: Setti
             f"the socket's path {socket} is longer than {MAX_SOCKET_PATH_BYTES} bytes; mount the"
             " folder at a shorter one",
         )
+    if view.carrier is not None:
+        return _renewed(view, view.carrier, socket, luns.get(boot_disk or "", 0), settings)
     nodes = view.disk_nodes()
     read = [disks.read(node) for node in nodes]
     if missing := luns.keys() - {disk.alias for disk in read}:
@@ -77,4 +88,22 @@ def carry(domain_xml: str, socket: str, luns: Mapping[str, int], settings: Setti
             edits.remove(node)
     place(view, nodes, carrier, read, Current(), settings, edits)
     carriers.add_override(domain, carrier, edits)
+    return edits.apply()
+
+
+def _renewed(view: View, present: Carrier, socket: str, target: int, settings: Settings) -> str:
+    """Returns the domain with a whole carrier, where the one that it has was."""
+    node = carriers.disk(view.domain)
+    assert node is not None
+    if present.socket == socket and carriers.override(view.domain) is not None:
+        return view.document.data.decode()
+    carrier = Carrier(socket, queues(view.domain, settings), target, present.boot)
+    edits = Edits(view.document)
+    memory.share(view.domain, edits)
+    address = carriers.address(view.document, view.domain)
+    dev = node.value("target", "dev") or "vdzzzz"
+    lines = carriers.disk_lines(carrier, dev, address, settings)
+    edits.replace(node.start, node.end, layout(lines, view.document.indent(node)))
+    if carriers.override(view.domain) is None:
+        carriers.add_override(view.domain, carrier, edits)
     return edits.apply()

@@ -76,6 +76,35 @@ def test_luns_leave_the_domain_and_the_rest_keeps_its_bytes() -> None:
     assert properties(xml) == {"driver": "vhost-user-scsi-pci", "num_queues": "4"}
 
 
+MANGLED = """\
+    <disk type="vhostuser" device="disk">
+      <driver name="qemu" type="raw"></driver>
+      <target dev="vdzzzz" bus="virtio"></target>
+      <boot order="1"></boot>
+      <alias name="ua-virtlun-scsi0"></alias>
+      <address type="pci" domain="0x0000" bus="0x04" slot="0x00" function="0x0"></address>
+    </disk>
+"""
+
+
+def test_a_carrier_that_kubevirt_has_read_back_is_made_whole() -> None:
+    """Its source and the override are lost there, and the disks are gone already."""
+    start, end = DOMAIN.split(ROOT_DISK + DATA_DISK)
+    luns = {"ua-rootdisk": 0, "ua-data": 1}
+    xml = carry(start + MANGLED + end, SOCKET, luns, SETTINGS, "ua-data")
+    found = tree(xml).find("devices/disk")
+    assert found is not None
+    assert {child.tag for child in found} >= {"source", "target", "boot", "alias", "address"}
+    source, address = found.find("source"), found.find("address")
+    assert source is not None and source.get("path") == SOCKET
+    assert address is not None and address.get("bus") == "0x04"
+    assert properties(xml)["boot_tpgt"] == "1"
+    assert properties(xml)["driver"] == "vhost-user-scsi-pci"
+    assert tree(xml).find("memoryBacking/access[@mode='shared']") is not None
+    assert CLOUD_INIT in xml
+    assert carry(xml, SOCKET, luns, SETTINGS) == xml
+
+
 def test_what_was_put_in_can_be_cut_out_again() -> None:
     xml = carried()
     root = tree(xml)
@@ -160,3 +189,42 @@ def test_what_cannot_be_done_is_said(xml: str, refusal: Refusal, words: str) -> 
 def test_a_socket_that_is_too_deep_is_refused() -> None:
     with pytest.raises(TranslateError, match="mount the folder at a shorter one"):
         carry(DOMAIN, f"/{'x' * 107}", {}, SETTINGS)
+
+
+REWRITTEN = """\
+<domain type="kvm">
+  <name>default_vm</name>
+  <memoryBacking>
+    <source type="memfd"></source>
+    <access mode="shared"></access>
+  </memoryBacking>
+  <os>
+    <type arch="x86_64" machine="q35">hvm</type>
+  </os>
+  <devices>
+    <disk type="vhostuser" device="disk">
+      <driver name="qemu" type="raw"></driver>
+      <source type="unix" path="/var/run/virtlun/vhost.sock">
+        <reconnect enabled="yes" timeout="1"></reconnect>
+      </source>
+      <target dev="ubda" bus="virtio"></target>
+      <alias name="ua-virtlun-scsi0"></alias>
+    </disk>
+  </devices>
+  <override xmlns="http://libvirt.org/schemas/domain/qemu/1.0">
+    <device alias="ua-virtlun-scsi0">
+      <frontend>
+        <property name="driver" type="string" value="vhost-user-scsi-pci"></property>
+        <property name="num_queues" type="unsigned" value="4"></property>
+        <property name="boot_tpgt" type="unsigned" value="2"></property>
+      </frontend>
+    </device>
+  </override>
+</domain>
+"""
+"""What libvirtxml, by which KubeVirt reads a plugin's answer, writes of a domain with a carrier."""
+
+
+def test_what_kubevirt_makes_of_the_answer_is_still_the_controller() -> None:
+    assert carried(REWRITTEN, rootdisk=2) == REWRITTEN
+    assert properties(REWRITTEN) == properties(carried(rootdisk=2, data=0))
