@@ -226,5 +226,7 @@ REWRITTEN = """\
 
 
 def test_what_kubevirt_makes_of_the_answer_is_still_the_controller() -> None:
-    assert carried(REWRITTEN, rootdisk=2) == REWRITTEN
     assert properties(REWRITTEN) == properties(carried(rootdisk=2, data=0))
+    xml = carried(REWRITTEN, rootdisk=2)
+    assert disks(xml) == ["ua-virtlun-scsi0"]
+    assert properties(xml) == properties(REWRITTEN)
