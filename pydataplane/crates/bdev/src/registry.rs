@@ -41,6 +41,9 @@ pub enum ClaimMode {
     Exclusive,
     /// Others that also share it.
     Shared,
+    /// Anybody: the holder only reads, or does not care who writes, and just has the device stay
+    /// until it let go.
+    Reader,
 }
 
 /// Why the registry refused.
@@ -326,10 +329,11 @@ impl Registry {
         let mut state = self.lock();
         let id = state.id();
         let entry = state.entries.get_mut(&name).filter(|e| !e.removing).ok_or_else(missing)?;
-        let conflict = entry
-            .holders
-            .iter()
-            .find(|h| h.mode == ClaimMode::Exclusive || mode == ClaimMode::Exclusive);
+        let conflict = entry.holders.iter().find(|h| {
+            h.mode != ClaimMode::Reader
+                && mode != ClaimMode::Reader
+                && (h.mode == ClaimMode::Exclusive || mode == ClaimMode::Exclusive)
+        });
         if let Some(h) = conflict {
             return Err(RegistryError::Claimed { name, owner: h.owner.clone() });
         }

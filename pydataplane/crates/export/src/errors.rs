@@ -32,6 +32,17 @@ pub enum ExportError {
         /// How often its file is open.
         opens: u32,
     },
+    /// What is written to its file does not end.
+    #[error(
+        "the export of bdev {name} still writes after {seconds} s and was not parked; stop what \
+         writes to its file, and try again"
+    )]
+    Changing {
+        /// Name of the bdev.
+        name: String,
+        /// How long was waited, in seconds.
+        seconds: u64,
+    },
     /// Its channel cannot be opened.
     #[error(transparent)]
     Channel(#[from] OpenError),

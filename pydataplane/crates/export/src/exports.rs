@@ -18,6 +18,9 @@ use crate::volume::Volume;
 /// loop device lets go, a moment later.
 pub const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// How long [`Exports::park`] waits for what is being written.
+pub const PARK_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// How often it looks meanwhile.
 const RELEASE_POLL: Duration = Duration::from_millis(5);
 
@@ -32,6 +35,8 @@ pub struct Info {
     pub path: PathBuf,
     /// Whether writes are refused.
     pub read_only: bool,
+    /// Whether others may claim the bdev, and writes are refused for now.
+    pub parked: bool,
     /// How often the file is open.
     pub opens: u32,
     /// Size in bytes.
@@ -85,6 +90,21 @@ impl Exports {
     /// # Errors
     /// [`ExportError`]: no such bdev, another face has it, exported the other way, no mount.
     pub fn create(&self, key: &str, read_only: bool) -> Result<PathBuf, ExportError> {
+        self.make(key, read_only, false)
+    }
+
+    /// As [`Exports::create`], and it is parked when this returns: a new one was never anything
+    /// else, so that the bdev may be in use already.
+    ///
+    /// # Errors
+    /// Those of [`Exports::create`] and [`Exports::park`].
+    pub fn create_parked(&self, key: &str, read_only: bool) -> Result<PathBuf, ExportError> {
+        let path = self.make(key, read_only, true)?;
+        self.park(key)?;
+        Ok(path)
+    }
+
+    fn make(&self, key: &str, read_only: bool, parked: bool) -> Result<PathBuf, ExportError> {
         let inner = &self.inner;
         let mut control = inner.control();
         let bdev = inner.registry.require(key)?;
@@ -96,12 +116,12 @@ impl Exports {
             }
             return Ok(path);
         }
-        let claim = inner.registry.claim(bdev.name(), &format!("the export {}", path.display()))?;
         if control.mount.is_none() {
             control.mount = Some(Mount::new(&inner.dir, Files::new(Table::clone(&inner.table)))?);
         }
         let ino = INodeNo(control.next_ino);
-        let volume = Volume::start(ino, claim, read_only)?;
+        let owner = format!("the export {}", path.display());
+        let volume = Volume::start(ino, &inner.registry, bdev.name(), owner, read_only, parked)?;
         control.next_ino += 1;
         inner.write().insert(ino.0, Arc::new(volume));
         Ok(path)
@@ -137,6 +157,33 @@ impl Exports {
         }
     }
 
+    /// Lets others claim an exported bdev, a controller for a VM above all: writes to its file fail
+    /// from now on (EROFS), those in flight have ended when this returns, reads are served on. The
+    /// file and what has it open stay. Does nothing to a parked one.
+    ///
+    /// # Errors
+    /// [`ExportError::NotExported`]; [`ExportError::Changing`] after [`PARK_TIMEOUT`].
+    pub fn park(&self, key: &str) -> Result<(), ExportError> {
+        self.require(key)?.park(&self.inner.registry, PARK_TIMEOUT)
+    }
+
+    /// Claims the bdev of a parked export alone again and takes writes. Does nothing to one that is
+    /// not parked. What the kernel cached of the file while others wrote the bdev is not dropped.
+    ///
+    /// # Errors
+    /// [`ExportError::NotExported`]; [`ExportError::Registry`] when somebody holds the bdev, and
+    /// then it stays parked.
+    pub fn unpark(&self, key: &str) -> Result<(), ExportError> {
+        self.require(key)?.unpark(&self.inner.registry)
+    }
+
+    /// The export of a bdev (name, alias or UUID).
+    fn require(&self, key: &str) -> Result<Arc<Volume>, ExportError> {
+        let registry = &self.inner.registry;
+        let name = registry.get(key).map_or_else(|| key.to_owned(), |b| b.name().to_owned());
+        self.inner.named(&name).ok_or_else(|| ExportError::NotExported(key.to_owned()))
+    }
+
     /// All exports, in the order in which they were made.
     pub fn list(&self) -> Vec<Info> {
         let table = self.inner.table.read().unwrap_or_else(PoisonError::into_inner);
@@ -145,6 +192,7 @@ impl Exports {
             uuid: v.uuid,
             path: self.inner.dir.join(v.uuid.to_string()),
             read_only: v.read_only,
+            parked: v.is_parked(),
             opens: v.opens.load(Ordering::Relaxed),
             size: v.bdev.geometry().bytes(),
         };
@@ -200,6 +248,7 @@ fn on_event(inner: &Weak<Inner>, event: &Event) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bdev::testing::FaultBdev;
     use bdev::{Bdev, Malloc, MallocOptions, Null, Op};
     use rustix::fs::{FallocateFlags, fallocate};
     use std::fs::{self, File};
@@ -293,6 +342,100 @@ mod tests {
         assert_eq!(e, "bdev m0 is in use by target 3 of controller vm-1: release it there first");
         assert!(exports.create("m1", false).is_err());
         assert!(matches!(exports.delete("m0", false), Err(ExportError::NotExported(_))));
+    }
+
+    #[test]
+    fn a_parked_export_serves_reads_and_lets_another_have_the_bdev() {
+        let (_dir, registry, exports) = exports();
+        malloc(&registry, "m0", 64);
+        let e = exports.park("m0").unwrap_err();
+        assert!(matches!(e, ExportError::NotExported(_)), "{e}");
+        let path = exports.create("m0", false).unwrap();
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        file.write_all_at(&[7; BLOCK], 0).unwrap();
+        for _ in 0..2 {
+            exports.park("m0").unwrap();
+            assert!(exports.list()[0].parked);
+        }
+        let mut data = [0; BLOCK];
+        file.read_exact_at(&mut data, 0).unwrap();
+        assert_eq!(data, [7; BLOCK]);
+        let e = file.write_at(&[8; BLOCK], 0).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::ReadOnlyFilesystem);
+        let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
+        assert!(fallocate(&file, flags, 0, BLOCK as u64).is_err());
+        file.sync_all().unwrap();
+        // It is opened on, and creating it again changes nothing.
+        File::options().read(true).write(true).open(&path).unwrap();
+        assert_eq!(exports.create("m0", false).unwrap(), path);
+        assert!(exports.list()[0].parked);
+
+        let lun = registry.claim("m0", "target 0 of controller vm-1").unwrap();
+        let e = exports.unpark("m0").unwrap_err().to_string();
+        assert_eq!(e, "bdev m0 is in use by target 0 of controller vm-1: release it there first");
+        assert!(file.write_at(&[8; BLOCK], 0).is_err() && exports.list()[0].parked);
+        drop(lun);
+        for _ in 0..2 {
+            exports.unpark("m0").unwrap();
+            assert!(!exports.list()[0].parked);
+        }
+        assert!(registry.claim("m0", "another").is_err());
+        file.write_all_at(&[9; BLOCK], 0).unwrap();
+        file.read_exact_at(&mut data, 0).unwrap();
+        assert_eq!(data, [9; BLOCK]);
+    }
+
+    #[test]
+    fn parking_waits_for_writes_in_flight_and_gives_up_as_it_was() {
+        let (_dir, registry, exports) = exports();
+        let bdev = FaultBdev::new("f0", BLOCK as u32, 64);
+        registry.register(bdev.clone()).unwrap();
+        bdev.defer(Some(1));
+        bdev.hold();
+        let path = exports.create(bdev.name(), false).unwrap();
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        thread::scope(|s| {
+            let write = s.spawn(|| file.write_all_at(&[7; BLOCK], 0));
+            while bdev.held() == 0 {
+                thread::yield_now();
+            }
+            let volume = exports.require(bdev.name()).unwrap();
+            let e = volume.park(&registry, Duration::from_millis(1)).unwrap_err();
+            assert!(matches!(e, ExportError::Changing { .. }), "{e}");
+            assert!(!exports.list()[0].parked);
+            let park = s.spawn(|| exports.park(bdev.name()));
+            while !exports.list()[0].parked {
+                thread::yield_now();
+            }
+            // It refuses writes, and still has the bdev.
+            assert!(file.write_at(&[8; BLOCK], 0).is_err());
+            assert!(registry.claim(bdev.name(), "another").is_err());
+            assert!(!park.is_finished() && !write.is_finished());
+            bdev.release();
+            write.join().unwrap().unwrap();
+            park.join().unwrap().unwrap();
+        });
+        let _lun = registry.claim(bdev.name(), "another").unwrap();
+    }
+
+    #[test]
+    fn a_parked_export_is_made_of_a_bdev_in_use_and_goes_with_it() {
+        let (_dir, registry, exports) = exports();
+        malloc(&registry, "m0", 8);
+        let lun = registry.claim("m0", "target 0 of controller vm-1").unwrap();
+        let path = exports.create_parked("m0", false).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), [0; 8 * BLOCK]);
+        // The bdev stays until the export's channel is closed.
+        assert_eq!(registry.owners("m0").len(), 2);
+        drop(lun);
+        registry.unregister("m0").unwrap();
+        assert!(exports.list().is_empty());
+        malloc(&registry, "m1", 8);
+        exports.create("m1", false).unwrap();
+        exports.create_parked("m1", false).unwrap();
+        assert!(exports.list()[0].parked);
+        exports.delete("m1", false).unwrap();
+        assert!(registry.owners("m1").is_empty());
     }
 
     #[test]

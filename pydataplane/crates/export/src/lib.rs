@@ -29,7 +29,10 @@
 //! dead mount and mounts anew at the same path; files that were open stay dead, so a loop device
 //! on one must be detached and set up again.
 //!
-//! Claims: an export holds its bdev alone, so a volume has one face at a time.
+//! Claims: an export holds its bdev alone, so a volume has one face at a time. A parked export keeps
+//! its file and whatever is on it, a loop device that a container has open for instance, and lets
+//! another face have the volume: it refuses writes, serves reads, and claims no more than that the
+//! bdev stays.
 //!
 //! | file | noun |
 //! | --- | --- |
@@ -52,6 +55,6 @@ mod volume;
 mod worker;
 
 pub use errors::ExportError;
-pub use exports::{Exports, Info, RELEASE_TIMEOUT};
+pub use exports::{Exports, Info, PARK_TIMEOUT, RELEASE_TIMEOUT};
 pub use request::MAX_IO_BYTES;
 pub use worker::DEPTH;

@@ -1,13 +1,13 @@
 //! One exported bdev.
 
-use bdev::{AlignedBuf, Bdev, Claim, IoError};
+use bdev::{AlignedBuf, Bdev, Claim, ClaimMode, IoError, Op, Registry, RegistryError};
 use fuser::{FileAttr, FileType, INodeNo};
 use reactor::Waker;
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 use uuid::Uuid;
 
 use crate::errors::ExportError;
@@ -19,15 +19,31 @@ struct Queue {
     requests: VecDeque<Request>,
     pool: Pool,
     closed: bool,
+    /// Takes no changes: the bdev is somebody else's to write.
+    parked: bool,
+    /// Changes that were taken and are not answered.
+    changes: usize,
 }
 
 /// From the dispatcher to a worker, with the buffers that go round between them.
 #[derive(Debug, Default)]
-pub(crate) struct Mailbox(Mutex<Queue>);
+pub(crate) struct Mailbox {
+    queue: Mutex<Queue>,
+    /// The last change was answered.
+    unchanged: Condvar,
+}
+
+/// Whether an operation changes data.
+fn changes(op: Op) -> bool {
+    match op {
+        Op::Write | Op::Unmap | Op::WriteZeroes => true,
+        Op::Read | Op::Flush => false,
+    }
+}
 
 impl Mailbox {
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Moves all requests to the end of `incoming`; whether no more will come.
@@ -42,18 +58,58 @@ impl Mailbox {
         self.lock().pool.take()
     }
 
-    /// Takes a buffer back.
-    pub fn give_back(&self, buf: AlignedBuf) {
-        self.lock().pool.put(buf);
+    /// A request for `op` was answered: counts it and takes its buffer back.
+    pub fn answered(&self, op: Op, buf: Option<AlignedBuf>) {
+        let mut inner = self.lock();
+        if let Some(buf) = buf {
+            inner.pool.put(buf);
+        }
+        if changes(op) {
+            inner.changes -= 1;
+            if inner.changes == 0 {
+                self.unchanged.notify_all();
+            }
+        }
     }
 
-    fn push(&self, request: Request) -> Result<(), Request> {
+    fn push(&self, request: Request) -> Result<(), (Request, IoError)> {
         let mut inner = self.lock();
+        let changes = changes(request.op);
         if inner.closed {
-            return Err(request);
+            return Err((request, IoError::Removed));
         }
+        if inner.parked && changes {
+            return Err((request, IoError::ReadOnly));
+        }
+        inner.changes += usize::from(changes);
         inner.requests.push_back(request);
         Ok(())
+    }
+
+    /// Takes no changes from now on, and waits until those taken are answered. `false`: not
+    /// within `timeout`, and then it takes them again.
+    fn park(&self, timeout: Duration) -> bool {
+        let end = Instant::now() + timeout;
+        let mut inner = self.lock();
+        inner.parked = true;
+        while inner.changes != 0 {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                inner.parked = false;
+                return false;
+            }
+            inner =
+                self.unchanged.wait_timeout(inner, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    fn unpark(&self) {
+        self.lock().parked = false;
+    }
+
+    fn is_parked(&self) -> bool {
+        self.lock().parked
     }
 
     fn close(&self) {
@@ -72,13 +128,38 @@ pub(crate) struct Volume {
     mailbox: Arc<Mailbox>,
     waker: Waker,
     made: SystemTime,
-    /// Taken when it ends: first the thread with its channel, then the claim.
+    /// Who holds the bdev, as claims name it.
+    owner: String,
+    /// Taken when it ends: first the thread with its channel, then the claim. Held while the claim
+    /// changes hands.
     service: Mutex<Option<(JoinHandle<()>, Claim)>>,
 }
 
+/// The claim of an export, parked or not, under the name `owner`.
+fn claim(
+    registry: &Registry,
+    bdev: &str,
+    owner: &str,
+    parked: bool,
+) -> Result<Claim, RegistryError> {
+    match parked {
+        // Only so that the bdev stays as long as its channel here.
+        true => registry.claim_as(bdev, &format!("{owner}, which is parked"), ClaimMode::Reader),
+        false => registry.claim(bdev, owner),
+    }
+}
+
 impl Volume {
-    /// Starts serving the claimed bdev.
-    pub fn start(ino: INodeNo, claim: Claim, read_only: bool) -> Result<Volume, ExportError> {
+    /// Claims the bdev for `owner` and starts serving it.
+    pub fn start(
+        ino: INodeNo,
+        registry: &Registry,
+        bdev: &str,
+        owner: String,
+        read_only: bool,
+        parked: bool,
+    ) -> Result<Volume, ExportError> {
+        let claim = claim(registry, bdev, &owner, parked)?;
         let bdev = Arc::clone(claim.bdev());
         let (features, geometry) = (bdev.features(), bdev.geometry());
         let most = u64::from(features.max_blocks) * u64::from(geometry.block_size);
@@ -88,6 +169,7 @@ impl Volume {
             return Err(ExportError::ShortIo { name, bytes: most, needed });
         }
         let mailbox = Arc::new(Mailbox::default());
+        mailbox.lock().parked = parked;
         let (ready, opened) = mpsc::sync_channel(1);
         let (served, from) = (Arc::clone(&bdev), Arc::clone(&mailbox));
         let thread = thread::Builder::new()
@@ -109,6 +191,7 @@ impl Volume {
             mailbox,
             waker,
             made: SystemTime::now(),
+            owner,
             service: Mutex::new(Some((thread, claim))),
         })
     }
@@ -118,17 +201,69 @@ impl Volume {
         self.mailbox.buffer()
     }
 
-    /// Gives a request to the worker; one that comes after the end is answered with ENODEV.
+    /// Gives a request to the worker; one that comes after the end is answered with ENODEV, and a
+    /// change while the export is parked with EROFS.
     pub fn push(&self, request: Request) {
         match self.mailbox.push(request) {
             Ok(()) => self.waker.wake(),
-            Err(late) => late.reply.send(Err(IoError::Removed), None),
+            Err((refused, why)) => refused.reply.send(Err(why), None),
         }
+    }
+
+    /// Whether others may have the bdev to write.
+    pub fn is_parked(&self) -> bool {
+        self.mailbox.is_parked()
+    }
+
+    fn service(&self) -> MutexGuard<'_, Option<(JoinHandle<()>, Claim)>> {
+        self.service.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Refuses changes from now on, waits for those in flight, and lets others claim the bdev;
+    /// reads are served on. Does nothing to a parked one.
+    ///
+    /// # Errors
+    /// [`ExportError::Changing`] after `timeout`, [`ExportError::NotExported`] when it ends
+    /// meanwhile; nothing changed.
+    pub fn park(&self, registry: &Registry, timeout: Duration) -> Result<(), ExportError> {
+        let mut service = self.service();
+        let name = || self.bdev.name().to_owned();
+        let (_, held) = service.as_mut().ok_or_else(|| ExportError::NotExported(name()))?;
+        if self.mailbox.is_parked() {
+            return Ok(());
+        }
+        if !self.mailbox.park(timeout) {
+            return Err(ExportError::Changing { name: name(), seconds: timeout.as_secs() });
+        }
+        match claim(registry, self.bdev.name(), &self.owner, true) {
+            // In this order: at no moment is the bdev without a holder.
+            Ok(reader) => *held = reader,
+            Err(e) => {
+                self.mailbox.unpark();
+                return Err(e.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Claims the bdev alone and takes changes again. Does nothing to one that is not parked.
+    ///
+    /// # Errors
+    /// Somebody else holds the bdev; it stays parked.
+    pub fn unpark(&self, registry: &Registry) -> Result<(), ExportError> {
+        let mut service = self.service();
+        let name = || self.bdev.name().to_owned();
+        let (_, held) = service.as_mut().ok_or_else(|| ExportError::NotExported(name()))?;
+        if self.mailbox.is_parked() {
+            *held = claim(registry, self.bdev.name(), &self.owner, false)?;
+            self.mailbox.unpark();
+        }
+        Ok(())
     }
 
     /// Answers what is in flight, closes the channel and lets go of the bdev. Safe to repeat.
     pub fn stop(&self) {
-        let service = self.service.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let service = self.service().take();
         if let Some((thread, claim)) = service {
             self.mailbox.close();
             self.waker.wake();

@@ -83,8 +83,6 @@ fn answer(mailbox: &Mailbox, finished: Finished<Waiting>) -> Option<Request> {
         return Some(Request { op, lba, blocks, buf, reply });
     }
     reply.send(result, buf.as_ref());
-    if let Some(buf) = buf {
-        mailbox.give_back(buf);
-    }
+    mailbox.answered(op, buf);
     None
 }

@@ -2,7 +2,9 @@
 
 use crate::response::{Fail, Status};
 use crate::sense::{Code, Key, Sense};
-use crate::shared::{LunShared, MAX_UNMAP_BYTES, MAX_UNMAP_DESCRIPTORS, MAX_WRITE_SAME_BYTES};
+use crate::shared::{
+    LunShared, MAX_UNMAP_BYTES, MAX_UNMAP_DESCRIPTORS, MAX_WRITE_SAME_BYTES, Nexus,
+};
 use crate::task::{Cdb, Compare, Job, Kind};
 use bdev::Op;
 use guestmem::{Bounce, Sg};
@@ -148,10 +150,32 @@ pub(crate) fn flush() -> Job {
 }
 
 /// START STOP UNIT (SBC-3 5.25): the unit never stops, but a stop promises that the cache was
-/// flushed unless NO_FLUSH is set.
-pub(crate) fn start_stop(cdb: &Cdb) -> Job {
-    let (start, no_flush) = (cdb.bit(4, 0), cdb.bit(4, 2));
-    if start || no_flush { Job::IDLE } else { flush() }
+/// flushed unless NO_FLUSH is set. An eject (LOEJ without START) of a removable medium is refused
+/// while anybody prevents it; else it flushes, and the medium stays until its owner takes the unit
+/// away.
+pub(crate) fn start_stop(unit: &LunShared, cdb: &Cdb) -> Result<Job, Sense> {
+    let (start, eject_or_load, no_flush) = (cdb.bit(4, 0), cdb.bit(4, 1), cdb.bit(4, 2));
+    if eject_or_load && !unit.removable {
+        return Err(Sense::invalid_cdb(4, Some(1)));
+    }
+    if eject_or_load && !start {
+        if unit.removal_prevented() {
+            return Err(Sense::illegal(Code::MEDIUM_REMOVAL_PREVENTED));
+        }
+        return Ok(flush());
+    }
+    Ok(if start || no_flush { Job::IDLE } else { flush() })
+}
+
+/// PREVENT ALLOW MEDIUM REMOVAL (SBC-3 5.10) of one nexus. Without a removable medium there is
+/// nothing to prevent. ALLOW flushes (SBC-3 4.11): a unit is only taken away when that has ended.
+pub(crate) fn prevent_allow(unit: &LunShared, nexus: &Nexus, cdb: &Cdb) -> Job {
+    if !unit.removable {
+        return Job::IDLE;
+    }
+    let prevent = cdb.bit(4, 0);
+    nexus.set_prevents(prevent);
+    if prevent || unit.read_only { Job::IDLE } else { flush() }
 }
 
 /// VERIFY (SBC-3 5.29 to 5.31): the blocks are read; with BYTCHK they are compared, too.

@@ -56,7 +56,8 @@ pub(crate) fn inquiry(unit: &LunShared, cdb: &Cdb, data_in: &Sg) -> Result<u32, 
         if page != 0 {
             return Err(Sense::invalid_cdb(2, None).into());
         }
-        return send(data_in, allocation, &standard(DISK, unit.bdev().product_name()));
+        let data = standard(DISK, unit.removable, unit.bdev().product_name());
+        return send(data_in, allocation, &data);
     }
     match page {
         VPD_SUPPORTED => send(data_in, allocation, &supported()),
@@ -78,13 +79,14 @@ pub(crate) fn inquiry_missing(cdb: &Cdb, data_in: &Sg) -> Result<u32, Fail> {
     if cdb.bit(1, 0) || cdb.byte(2) != 0 {
         return Err(Sense::invalid_cdb(if cdb.bit(1, 0) { 1 } else { 2 }, None).into());
     }
-    send(data_in, usize::from(cdb.be16(3)), &standard(NO_UNIT, ""))
+    send(data_in, usize::from(cdb.be16(3)), &standard(NO_UNIT, false, ""))
 }
 
 /// Standard INQUIRY data (SPC-4 6.6.2).
-fn standard(peripheral: u8, product: &str) -> [u8; STANDARD_LEN] {
+fn standard(peripheral: u8, removable: bool, product: &str) -> [u8; STANDARD_LEN] {
     let mut data = [0u8; STANDARD_LEN];
     data[0] = peripheral;
+    data[1] = if removable { 0x80 } else { 0 }; // RMB
     data[2] = 0x06; // SPC-4
     data[3] = 0x12; // HISUP, response data format 2
     data[4] = (STANDARD_LEN - 5) as u8;

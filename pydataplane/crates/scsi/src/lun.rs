@@ -187,14 +187,18 @@ impl Lun {
                 block::write_same(&mut desk, Extent::of16(cdb), cdb, cdb.bit(1, 0), data_out)?
             }
             Command::Unmap => block::unmap(unit, cdb, data_out)?,
-            Command::StartStopUnit => block::start_stop(cdb),
-            // The medium cannot be removed, so there is nothing to prevent (SBC-3 5.10).
-            Command::TestUnitReady | Command::PreventAllow => Job::IDLE,
+            Command::StartStopUnit => block::start_stop(unit, cdb)?,
+            Command::PreventAllow => block::prevent_allow(unit, &self.nexus, cdb),
+            Command::TestUnitReady => Job::IDLE,
             Command::Inquiry => return inquiry::inquiry(unit, cdb, data_in).map(Plan::Done),
             Command::ModeSense6 => return mode::sense6(unit, cdb, data_in).map(Plan::Done),
             Command::ModeSense10 => return mode::sense10(unit, cdb, data_in).map(Plan::Done),
-            Command::ReadCapacity10 => return report::capacity10(unit, data_in).map(Plan::Done),
+            Command::ReadCapacity10 => {
+                self.nexus.note_seen();
+                return report::capacity10(unit, data_in).map(Plan::Done);
+            }
             Command::ReadCapacity16 => {
+                self.nexus.note_seen();
                 return report::capacity16(unit, cdb, data_in).map(Plan::Done);
             }
             Command::ReportOpcodes => return report::opcodes(unit, cdb, data_in).map(Plan::Done),

@@ -106,9 +106,10 @@ pub(crate) static TABLE: [Entry; 27] = [
     entry(0x0A, Command::Write6,             [0x1F, 0xFF, 0xFF, 0xFF, 0]),
     entry(0x12, Command::Inquiry,            [0x01, 0xFF, 0xFF, 0xFF, 0]),
     entry(0x1A, Command::ModeSense6,         [0x08, 0xFF, 0xFF, 0xFF, 0]),
-    // IMMED; NO_FLUSH, START. Not LOEJ (the medium stays) and no power conditions.
-    entry(0x1B, Command::StartStopUnit,      [0x01, 0, 0, 0x05, 0]),
-    entry(0x1E, Command::PreventAllow,       [0, 0, 0, 0x03, 0]),
+    // IMMED; NO_FLUSH, LOEJ where the medium is removable, START. No power conditions.
+    entry(0x1B, Command::StartStopUnit,      [0x01, 0, 0, 0x07, 0]),
+    // PREVENT; its values 2 and 3 are obsolete.
+    entry(0x1E, Command::PreventAllow,       [0, 0, 0, 0x01, 0]),
     entry(0x25, Command::ReadCapacity10,     [0, 0, 0, 0, 0, 0, 0, 0, 0]),
     entry(0x28, Command::Read10,             [0x18, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0xFF, 0xFF, 0]),
     entry(0x2A, Command::Write10,            [0x18, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0xFF, 0xFF, 0]),

@@ -1,6 +1,6 @@
 //! Commands that report: capacity, sense, LUNs, operation codes.
 
-use crate::opcode::{Entry, TABLE, entries};
+use crate::opcode::{Command, Entry, TABLE, entries};
 use crate::reply::{Reply, send};
 use crate::response::Fail;
 use crate::sense::{Code, Key, Sense};
@@ -88,7 +88,7 @@ pub(crate) fn opcodes(unit: &LunShared, cdb: &Cdb, data_in: &Sg) -> Result<u32, 
         3 => with_action(unit, wanted),
         _ => return Err(Sense::invalid_cdb(2, Some(2)).into()),
     };
-    one(found, timeouts, &mut reply);
+    one(unit, found, timeouts, &mut reply);
     reply.end()
 }
 
@@ -117,7 +117,7 @@ fn all(unit: &LunShared, timeouts: bool, reply: &mut Reply) {
 }
 
 /// The one command format (SPC-4 6.35.3).
-fn one(entry: Option<&Entry>, timeouts: bool, reply: &mut Reply) {
+fn one(unit: &LunShared, entry: Option<&Entry>, timeouts: bool, reply: &mut Reply) {
     const UNSUPPORTED: u8 = 0b001;
     const SUPPORTED: u8 = 0b011;
     let Some(entry) = entry else {
@@ -125,7 +125,11 @@ fn one(entry: Option<&Entry>, timeouts: bool, reply: &mut Reply) {
         return;
     };
     reply.put(&[0, (u8::from(timeouts) << 7) | SUPPORTED, 0, entry.length]);
-    reply.put(&entry.usage_data()[..usize::from(entry.length)]);
+    let mut usage = entry.usage_data();
+    if entry.command == Command::StartStopUnit && !unit.removable {
+        usage[4] &= !0x02; // LOEJ
+    }
+    reply.put(&usage[..usize::from(entry.length)]);
     if timeouts {
         reply.put(&TIMEOUTS);
     }

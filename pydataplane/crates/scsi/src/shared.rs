@@ -2,8 +2,9 @@
 
 use crate::sense::{Code, Key, Sense};
 use bdev::{Bdev, Features};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, SystemTime};
 
 /// Longest unit serial number, in bytes.
 pub const MAX_SERIAL: usize = 64;
@@ -27,6 +28,9 @@ pub struct LunOptions {
     pub serial: Option<String>,
     /// Refuse writes although the bdev takes them.
     pub read_only: bool,
+    /// The medium is removable (RMB): initiators say with PREVENT ALLOW MEDIUM REMOVAL while they
+    /// use it, and [`LunShared::removal_prevented`] tells. See [`Nexus`] for its unit attentions.
+    pub removable: bool,
 }
 
 /// Why a bdev cannot be a logical unit as asked.
@@ -81,18 +85,59 @@ impl UnitAttention {
 }
 
 /// One initiator session (I_T nexus) of a logical unit.
+///
+/// A removable unit tells of nothing but its reset by unit attention. Linux takes any other one
+/// from a removable unit as a changed medium (`scsi_io_completion_action`): it fails the command
+/// and drops what it has cached, or, since 6.6, shuts the mounted file system down; so a restart
+/// of the target (POWER ON) or growth would destroy what a mounted disk has in flight. Growth
+/// reaches the driver by the transport's event.
 pub struct Nexus {
     /// Bits of [`UnitAttention`].
     pending: AtomicU32,
+    /// Whether it prevents the removal of the medium (SBC-3 4.11).
+    prevents: AtomicBool,
+    /// How many nexuses of the unit do.
+    preventers: Arc<AtomicU32>,
+    /// First READ CAPACITY, in microseconds since the epoch; 0: not yet.
+    seen_us: AtomicU64,
 }
 
 impl Nexus {
-    fn new() -> Self {
-        Nexus { pending: AtomicU32::new(UnitAttention::Reset as u32) }
+    fn new(first: Option<UnitAttention>, preventers: Arc<AtomicU32>) -> Self {
+        Nexus {
+            pending: AtomicU32::new(first.map_or(0, |attention| attention as u32)),
+            prevents: AtomicBool::new(false),
+            preventers,
+            seen_us: AtomicU64::new(0),
+        }
     }
 
     fn post(&self, attention: UnitAttention) {
         self.pending.fetch_or(attention as u32, Ordering::Release);
+    }
+
+    /// The nexus prevents the removal of the medium from now on, or allows it.
+    pub(crate) fn set_prevents(&self, prevents: bool) {
+        match (self.prevents.swap(prevents, Ordering::AcqRel), prevents) {
+            (false, true) => _ = self.preventers.fetch_add(1, Ordering::AcqRel),
+            (true, false) => _ = self.preventers.fetch_sub(1, Ordering::AcqRel),
+            _ => {}
+        }
+    }
+
+    /// The initiator lost the nexus or started afresh: what it prevented is over (SBC-3 4.11).
+    pub fn forget_prevention(&self) {
+        self.set_prevents(false);
+    }
+
+    /// The initiator looked how big the unit is: whoever scans does.
+    #[cold]
+    pub(crate) fn note_seen(&self) {
+        if self.seen_us.load(Ordering::Relaxed) == 0 {
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+            let us = u64::try_from(now.as_micros()).unwrap_or(u64::MAX).max(1);
+            _ = self.seen_us.compare_exchange(0, us, Ordering::Relaxed, Ordering::Relaxed);
+        }
     }
 
     /// Whether an attention is pending.
@@ -114,12 +159,19 @@ impl Nexus {
     }
 }
 
+impl Drop for Nexus {
+    fn drop(&mut self) {
+        self.forget_prevention();
+    }
+}
+
 /// A logical unit as all threads see it.
 pub struct LunShared {
     bdev: Arc<dyn Bdev>,
     serial: String,
     pub(crate) features: Features,
     pub(crate) read_only: bool,
+    pub(crate) removable: bool,
     /// Bytes of a logical block; does not change.
     pub(crate) block_size: u32,
     /// log2 of physical block size / logical block size.
@@ -128,6 +180,8 @@ pub struct LunShared {
     num_blocks: AtomicU64,
     /// Counts LOGICAL UNIT RESETs.
     epoch: AtomicU32,
+    /// Nexuses that prevent the removal of the medium.
+    preventers: Arc<AtomicU32>,
     nexuses: Mutex<Vec<Weak<Nexus>>>,
 }
 
@@ -154,10 +208,12 @@ impl LunShared {
             serial,
             features,
             read_only: options.read_only || features.read_only,
+            removable: options.removable,
             block_size: geometry.block_size,
             physical_exponent: ratio.ilog2().min(15) as u8,
             num_blocks: AtomicU64::new(geometry.num_blocks),
             epoch: AtomicU32::new(0),
+            preventers: Arc::default(),
             nexuses: Mutex::new(Vec::new()),
             bdev,
         }))
@@ -173,10 +229,11 @@ impl LunShared {
         &self.serial
     }
 
-    /// A new session, with POWER ON pending. It ends when the last `Arc` of it is dropped.
-    /// Takes a lock: for control threads.
+    /// A new session, with POWER ON pending unless the unit is removable ([`Nexus`] says why). It
+    /// ends when the last `Arc` of it is dropped. Takes a lock: for control threads.
     pub fn connect(&self) -> Arc<Nexus> {
-        let nexus = Arc::new(Nexus::new());
+        let first = (!self.removable).then_some(UnitAttention::Reset);
+        let nexus = Arc::new(Nexus::new(first, Arc::clone(&self.preventers)));
         let mut nexuses = self.nexuses();
         nexuses.retain(|n| n.strong_count() > 0);
         nexuses.push(Arc::downgrade(&nexus));
@@ -188,9 +245,29 @@ impl LunShared {
         self.read_only
     }
 
+    /// Whether the medium is removable.
+    pub fn is_removable(&self) -> bool {
+        self.removable
+    }
+
+    /// Whether any initiator prevents the removal of the medium: Linux does while a removable disk
+    /// is open, a mounted one for instance.
+    pub fn removal_prevented(&self) -> bool {
+        self.preventers.load(Ordering::Acquire) != 0
+    }
+
+    /// When the first of the present sessions first asked for the capacity, since the epoch.
+    /// Takes a lock: for control threads.
+    pub fn seen_at(&self) -> Option<Duration> {
+        let nexuses = self.nexuses();
+        let seen = nexuses.iter().filter_map(Weak::upgrade);
+        let seen = seen.map(|n| n.seen_us.load(Ordering::Relaxed)).filter(|us| *us != 0);
+        seen.min().map(Duration::from_micros)
+    }
+
     /// The bdev's size may have changed: takes the new one and, if it did, tells every session
-    /// (2Ah/09h). Until then commands are checked against the old size. Takes a lock: for control
-    /// threads.
+    /// (2Ah/09h), unless the unit is removable. Until then commands are checked against the old
+    /// size. Takes a lock: for control threads.
     pub fn notify_resized(&self) {
         let now = self.bdev.geometry().num_blocks;
         if self.num_blocks.swap(now, Ordering::Release) != now {
@@ -198,20 +275,31 @@ impl LunShared {
         }
     }
 
-    /// Makes `attention` pending for every session. Takes a lock: for control threads.
+    /// Makes `attention` pending for every session; of a removable unit, only that of a reset.
+    /// Takes a lock: for control threads.
     pub fn post(&self, attention: UnitAttention) {
+        if self.removable && attention != UnitAttention::Reset {
+            return;
+        }
         for nexus in self.nexuses().iter().filter_map(Weak::upgrade) {
             nexus.post(attention);
         }
     }
 
     /// LOGICAL UNIT RESET (SAM-5 7.7): every task in flight, of every session, ends as TASK
-    /// ABORTED once its outstanding I/O has ended, and every session gets 29h/00h. The transport
-    /// answers the task management function when its own tasks are done. Takes a lock that is
-    /// held for microseconds.
+    /// ABORTED once its outstanding I/O has ended, every session gets 29h/00h, and none prevents
+    /// the removal of the medium any more (SBC-3 4.11). The transport answers the task management
+    /// function when its own tasks are done. Takes a lock that is held for microseconds.
     pub fn reset(&self) {
         self.epoch.fetch_add(1, Ordering::Release);
+        self.nexuses().iter().filter_map(Weak::upgrade).for_each(|n| n.forget_prevention());
         self.post(UnitAttention::Reset);
+    }
+
+    /// I_T NEXUS RESET (SAM-5 7.6) of `nexus`, whose tasks the transport ends.
+    pub fn reset_nexus(&self, nexus: &Nexus) {
+        nexus.forget_prevention();
+        nexus.post(UnitAttention::Reset);
     }
 
     /// Number of resets so far.

@@ -61,7 +61,9 @@ pub fn export(e: ExportError) -> Error {
         ExportError::Registry(e) => return registry(e.clone()),
         ExportError::NotExported(_) => Errno::NoDev,
         ExportError::OtherMode { .. } => Errno::Exist,
-        ExportError::Open { .. } | ExportError::DirInUse(_) => Errno::Busy,
+        ExportError::Open { .. } | ExportError::Changing { .. } | ExportError::DirInUse(_) => {
+            Errno::Busy
+        }
         ExportError::Channel(_) => Errno::Io,
         ExportError::ShortIo { .. } => Errno::NotSup,
         ExportError::Os { source, .. } => os(source),

@@ -279,14 +279,15 @@ impl Config {
         self.put(subsystem, key, call);
     }
 
-    /// Changes one parameter of a recorded call.
+    /// Changes one parameter of a recorded call; null takes it out.
     pub fn set_param(&mut self, key: &str, name: &str, value: Value) {
-        if let Some(item) = self.items.iter_mut().find(|i| i.key == key)
-            && item.call.params.get(name) != Some(&value)
-        {
-            item.call.params.insert(name.to_owned(), value);
-            self.dirty = true;
-        }
+        let Some(item) = self.items.iter_mut().find(|i| i.key == key) else { return };
+        let params = &mut item.call.params;
+        let before = match value.is_null() {
+            true => params.remove(name),
+            false => params.insert(name.to_owned(), value.clone()),
+        };
+        self.dirty |= before.unwrap_or_default() != value;
     }
 
     /// Forgets the items that `which` picks; whether there were any.

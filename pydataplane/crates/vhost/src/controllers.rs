@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use crate::controller::Controller;
 use crate::defs::MAX_TARGETS;
-use crate::lun::{Target, TargetOptions};
+use crate::lun::{Target, TargetOptions, Times};
 use crate::mailbox::Order;
 use crate::socket::{Listener, SocketError, SocketOptions};
 use crate::stats::{ControllerStats, LunStats};
@@ -49,6 +49,8 @@ pub struct ControllerOptions {
     /// Let VMs that connect wait until [`Controllers::start`]: for targets that must be there
     /// first, as after a restart.
     pub delay: bool,
+    /// Group that may connect, if not that of [`Settings`]; then the socket's mode is 0660.
+    pub socket_gid: Option<u32>,
 }
 
 /// Why a request about controllers was not done. Nothing changed.
@@ -131,7 +133,7 @@ pub enum ControllerError {
 }
 
 /// A controller, as `vhost_get_controllers` shows it (SPDK's names).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ControllerInfo {
     /// Name.
     pub ctrlr: String,
@@ -161,14 +163,14 @@ pub struct SessionInfo {
 }
 
 /// The SCSI part of [`ControllerInfo`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct BackendInfo {
     /// Its targets.
     pub scsi: Vec<TargetInfo>,
 }
 
 /// A target, as `vhost_get_controllers` shows it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TargetInfo {
     /// Number.
     pub scsi_dev_num: u8,
@@ -181,12 +183,29 @@ pub struct TargetInfo {
 }
 
 /// A logical unit, as `vhost_get_controllers` shows it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LunInfo {
     /// LUN.
     pub id: u16,
     /// The volume behind it.
     pub bdev_name: String,
+    /// Serial number that the guest sees.
+    pub serial: String,
+    /// Whether writes are refused.
+    pub read_only: bool,
+    /// Whether the guest sees a removable disk.
+    pub removable: bool,
+    /// Whether the guest prevents its removal: it is in use, mounted for instance.
+    pub removal_prevented: bool,
+    /// When it was put in place, in seconds since the epoch, as the times below.
+    pub attached_at: f64,
+    /// When the event that it came was put into the ring of the connected guest; none where the
+    /// guest was not there, or gave no buffers yet, or scans by itself.
+    pub event_at: Option<f64>,
+    /// When the connected guest first asked for its capacity.
+    pub guest_seen_at: Option<f64>,
+    /// When the last event that its size changed was put into the ring of the connected guest.
+    pub resize_event_at: Option<f64>,
 }
 
 /// A target as it was added, for saving the configuration.
@@ -274,9 +293,9 @@ impl Controllers {
         let settings = &self.inner.settings;
         let socket = SocketOptions {
             path: options.socket.clone().unwrap_or_else(|| settings.directory.join(name)),
-            mode: settings.mode,
+            mode: options.socket_gid.map_or(settings.mode, |_| 0o660),
             uid: settings.uid,
-            gid: settings.gid,
+            gid: options.socket_gid.or(settings.gid),
         };
         let listener = Listener::bind(&socket)?;
         let (controller, thread) =
@@ -329,14 +348,18 @@ impl Controllers {
         };
         let owner = format!("target {number} of controller {name}");
         let claim = self.inner.registry.claim_as(bdev_name, &owner, mode)?;
-        let lun_options =
-            LunOptions { serial: options.serial.clone(), read_only: options.read_only };
+        let lun_options = LunOptions {
+            serial: options.serial.clone(),
+            read_only: options.read_only,
+            removable: options.removable,
+        };
         let shared = LunShared::new(Arc::clone(claim.bdev()), lun_options)?;
         let counters = controller.reactors.iter().map(|_| Arc::default()).collect();
         // A volume that cannot be opened is refused now, not when a VM connects.
         let bdev = Arc::clone(claim.bdev());
         controller.reactors[0].call(move |cx| bdev.open(cx.io()).map(drop))?;
-        let target = Target { number, shared, options, leaving: false, counters, claim };
+        let times = Times::new();
+        let target = Target { number, shared, options, times, leaving: false, counters, claim };
         let (reply, answer) = channel();
         controller.mailbox.send(Order::Add { target: Box::new(target), reply });
         answer.recv().map_err(|_| ControllerError::NotFound(name.into()))??;
@@ -570,13 +593,28 @@ fn mask_of(cpus: impl Iterator<Item = usize>) -> String {
     format!("0x{text}")
 }
 
+fn lun_info(t: &Target) -> LunInfo {
+    LunInfo {
+        id: 0,
+        bdev_name: t.bdev_name().into(),
+        serial: t.shared.serial().into(),
+        read_only: t.shared.is_read_only(),
+        removable: t.shared.is_removable(),
+        removal_prevented: t.shared.removal_prevented(),
+        attached_at: t.times.attached_at(),
+        event_at: t.times.event_at(),
+        guest_seen_at: t.shared.seen_at().map(|at| at.as_secs_f64()),
+        resize_event_at: t.times.resize_event_at(),
+    }
+}
+
 fn info(controller: &Controller) -> ControllerInfo {
     let targets = controller.targets();
     let target = |t: &Target| TargetInfo {
         scsi_dev_num: t.number,
         id: t.number,
         target_name: format!("Target {}", t.number),
-        luns: vec![LunInfo { id: 0, bdev_name: t.bdev_name().into() }],
+        luns: vec![lun_info(t)],
     };
     let session = controller.session();
     ControllerInfo {

@@ -1,8 +1,10 @@
 //! Events that wait for a buffer in the guest's event queue.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use crate::defs::{EventRecord, F_CHANGE, F_HOTPLUG, LunAddress, event};
+use crate::lun::Times;
 
 /// Events that wait at most; Linux posts 8 buffers.
 pub(crate) const MAX_PENDING: usize = 64;
@@ -19,6 +21,13 @@ pub(crate) enum Event {
 }
 
 impl Event {
+    /// The target that it is about.
+    pub(crate) fn target(self) -> u8 {
+        match self {
+            Event::Added(target) | Event::Removed(target) | Event::Resized(target) => target,
+        }
+    }
+
     /// The record of virtio 1.2 5.6.6.3.
     fn record(self) -> EventRecord {
         let (kind, target, reason) = match self {
@@ -40,16 +49,34 @@ impl Event {
     }
 }
 
+/// A record for the guest, and whose clock is to note that it was given.
+pub(crate) struct Pending {
+    pub(crate) record: EventRecord,
+    event: Option<(Event, Arc<Times>)>,
+}
+
+impl Pending {
+    /// The record is in the guest's ring.
+    pub(crate) fn told(&self) {
+        match &self.event {
+            Some((Event::Added(_), times)) => times.told(),
+            Some((Event::Resized(_), times)) => times.told_of_resize(),
+            Some((Event::Removed(_), _)) | None => {}
+        }
+    }
+}
+
 /// Events in order, bounded; what does not fit is lost, and the guest is told that it was.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct PendingEvents {
-    queue: VecDeque<EventRecord>,
+    queue: VecDeque<Pending>,
     missed: bool,
 }
 
 impl PendingEvents {
-    /// Adds `event` if the driver negotiated it. Returns `false` if it was lost.
-    pub(crate) fn push(&mut self, event: Event, features: u64) -> bool {
+    /// Adds `event`, of the target with `times`, if the driver negotiated it. Returns `false` if it
+    /// was lost.
+    pub(crate) fn push(&mut self, event: Event, times: Option<Arc<Times>>, features: u64) -> bool {
         if features & event.feature() == 0 {
             return true;
         }
@@ -57,7 +84,8 @@ impl PendingEvents {
             self.missed = true;
             return false;
         }
-        self.queue.push_back(event.record());
+        let record = event.record();
+        self.queue.push_back(Pending { record, event: times.map(|times| (event, times)) });
         true
     }
 
@@ -67,17 +95,18 @@ impl PendingEvents {
     }
 
     /// The next record for the guest; the first one after a loss carries EVENTS_MISSED.
-    pub(crate) fn pop(&mut self) -> Option<EventRecord> {
+    pub(crate) fn pop(&mut self) -> Option<Pending> {
         let missed = std::mem::take(&mut self.missed);
-        let mut record = match self.queue.pop_front() {
-            Some(record) => record,
-            None if missed => EventRecord { event: event::T_NO_EVENT.into(), ..Default::default() },
+        let nothing = || EventRecord { event: event::T_NO_EVENT.into(), ..Default::default() };
+        let mut next = match self.queue.pop_front() {
+            Some(next) => next,
+            None if missed => Pending { record: nothing(), event: None },
             None => return None,
         };
         if missed {
-            record.event = (record.event.get() | event::T_EVENTS_MISSED).into();
+            next.record.event = (next.record.event.get() | event::T_EVENTS_MISSED).into();
         }
-        Some(record)
+        Some(next)
     }
 
     /// Forgets everything: the driver starts afresh and scans by itself.
@@ -97,22 +126,22 @@ mod tests {
     #[test]
     fn records_are_what_linux_decodes() {
         let mut pending = PendingEvents::default();
-        assert!(pending.push(Event::Added(3), BOTH));
-        assert!(pending.push(Event::Removed(4), BOTH));
-        assert!(pending.push(Event::Resized(5), BOTH));
-        let mut next = || pending.pop().unwrap();
+        assert!(pending.push(Event::Added(3), None, BOTH));
+        assert!(pending.push(Event::Removed(4), None, BOTH));
+        assert!(pending.push(Event::Resized(5), None, BOTH));
+        let mut next = || pending.pop().unwrap().record;
         assert_eq!(next().as_bytes(), [1, 0, 0, 0, 1, 3, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0]);
         assert_eq!(next().as_bytes(), [1, 0, 0, 0, 1, 4, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0]);
         assert_eq!(next().as_bytes(), [3, 0, 0, 0, 1, 5, 0, 0, 0, 0, 0, 0, 0x2a, 9, 0, 0]);
-        assert_eq!(pending.pop(), None);
+        assert!(pending.pop().is_none());
     }
 
     #[test]
     fn what_was_not_negotiated_is_not_told() {
         let mut pending = PendingEvents::default();
-        assert!(pending.push(Event::Added(1), F_CHANGE));
-        assert!(pending.push(Event::Removed(1), F_CHANGE));
-        assert!(pending.push(Event::Resized(1), F_HOTPLUG));
+        assert!(pending.push(Event::Added(1), None, F_CHANGE));
+        assert!(pending.push(Event::Removed(1), None, F_CHANGE));
+        assert!(pending.push(Event::Resized(1), None, F_HOTPLUG));
         assert!(pending.is_empty());
     }
 
@@ -120,20 +149,34 @@ mod tests {
     fn loss_is_told_with_the_next_record() {
         let mut pending = PendingEvents::default();
         for _ in 0..MAX_PENDING {
-            assert!(pending.push(Event::Added(1), BOTH));
+            assert!(pending.push(Event::Added(1), None, BOTH));
         }
-        assert!(!pending.push(Event::Added(2), BOTH));
-        let first = pending.pop().unwrap();
+        assert!(!pending.push(Event::Added(2), None, BOTH));
+        let first = pending.pop().unwrap().record;
         assert_eq!(first.event.get(), event::T_TRANSPORT_RESET | event::T_EVENTS_MISSED);
-        assert_eq!(pending.pop().unwrap().event.get(), event::T_TRANSPORT_RESET);
+        assert_eq!(pending.pop().unwrap().record.event.get(), event::T_TRANSPORT_RESET);
         while pending.pop().is_some() {}
         for _ in 0..=MAX_PENDING {
-            pending.push(Event::Added(1), BOTH);
+            pending.push(Event::Added(1), None, BOTH);
         }
         pending.queue.clear();
         assert!(!pending.is_empty());
-        let alone = pending.pop().unwrap();
+        let alone = pending.pop().unwrap().record;
         assert_eq!(alone.event.get(), event::T_NO_EVENT | event::T_EVENTS_MISSED);
         assert!(pending.is_empty());
+    }
+    #[test]
+    fn what_was_told_is_noted_when_it_was_not_before() {
+        let (times, other) = (Times::new(), Times::new());
+        let mut pending = PendingEvents::default();
+        assert!(pending.push(Event::Added(1), Some(times.clone()), BOTH));
+        assert!(pending.push(Event::Resized(1), Some(times.clone()), BOTH));
+        pending.pop().unwrap().told();
+        assert!(times.event_at().unwrap() >= times.attached_at());
+        assert_eq!((times.resize_event_at(), other.event_at()), (None, None));
+        pending.pop().unwrap().told();
+        assert!(times.resize_event_at() >= times.event_at());
+        times.begin();
+        assert_eq!((times.event_at(), times.resize_event_at()), (None, None));
     }
 }

@@ -1,6 +1,8 @@
 //! A target of a controller: its volume, its logical unit 0 and what was done with it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use bdev::{Claim, OpenError};
 use reactor::Cx;
@@ -18,6 +20,66 @@ pub struct TargetOptions {
     pub read_only: bool,
     /// Other controllers may show the same volume, if they ask for it too.
     pub shareable: bool,
+    /// The guest sees a removable disk, and can prevent its removal.
+    pub removable: bool,
+}
+
+/// A moment, in seconds since the epoch.
+pub(crate) type Moment = f64;
+
+/// When a target came, and when the guest was told of it; each by the clock of the host.
+pub(crate) struct Times {
+    attached: Moment,
+    /// Bits of a [`Moment`]; 0: not yet.
+    event: AtomicU64,
+    resize_event: AtomicU64,
+}
+
+fn now() -> Moment {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
+fn moment(bits: &AtomicU64) -> Option<Moment> {
+    Some(f64::from_bits(bits.load(Ordering::Relaxed))).filter(|at| *at != 0.0)
+}
+
+impl Times {
+    /// Of a target that comes now.
+    pub(crate) fn new() -> Arc<Self> {
+        let times = Times { attached: now(), event: 0.into(), resize_event: 0.into() };
+        Arc::new(times)
+    }
+
+    /// A new session: nothing was told yet.
+    pub(crate) fn begin(&self) {
+        self.event.store(0, Ordering::Relaxed);
+        self.resize_event.store(0, Ordering::Relaxed);
+    }
+
+    /// The guest was told that the target came, now.
+    pub(crate) fn told(&self) {
+        self.event.store(now().to_bits(), Ordering::Relaxed);
+    }
+
+    /// The guest was told that its size changed, now.
+    pub(crate) fn told_of_resize(&self) {
+        self.resize_event.store(now().to_bits(), Ordering::Relaxed);
+    }
+
+    /// When it was put in place.
+    pub(crate) fn attached_at(&self) -> Moment {
+        self.attached
+    }
+
+    /// When the event that it came was put into the ring of the present session.
+    pub(crate) fn event_at(&self) -> Option<Moment> {
+        moment(&self.event)
+    }
+
+    /// When the last event that its size changed was.
+    pub(crate) fn resize_event_at(&self) -> Option<Moment> {
+        moment(&self.resize_event)
+    }
 }
 
 /// A target with its logical unit 0.
@@ -25,6 +87,7 @@ pub(crate) struct Target {
     pub(crate) number: u8,
     pub(crate) shared: Arc<LunShared>,
     pub(crate) options: TargetOptions,
+    pub(crate) times: Arc<Times>,
     /// Being removed.
     pub(crate) leaving: bool,
     /// One for each reactor of the controller.

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use reactor::IoContext;
+use reactor::{IoContext, Waker};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -68,6 +68,10 @@ struct State {
     flushes: u64,
     /// Seed of the order of completions, when they are deferred.
     deferred: Option<u64>,
+    /// Deferred I/Os do not end, and how many wait.
+    holding: bool,
+    held: usize,
+    wakers: Vec<Waker>,
 }
 
 /// A disk in memory that can lose its power and fail on purpose.
@@ -118,6 +122,9 @@ impl FaultBdev {
             changes: 0,
             flushes: 0,
             deferred: None,
+            holding: false,
+            held: 0,
+            wakers: Vec::new(),
         };
         Arc::new(FaultBdev {
             name: name.to_owned(),
@@ -234,6 +241,23 @@ impl FaultBdev {
     pub fn defer(&self, seed: Option<u64>) {
         self.lock().deferred = seed;
     }
+
+    /// From now on deferred I/Os ([`FaultBdev::defer`]) do not end until [`FaultBdev::release`].
+    pub fn hold(&self) {
+        self.lock().holding = true;
+    }
+
+    /// Lets deferred I/Os end.
+    pub fn release(&self) {
+        let mut s = self.lock();
+        s.holding = false;
+        s.wakers.iter().for_each(Waker::wake);
+    }
+
+    /// Deferred I/Os that have not ended.
+    pub fn held(&self) -> usize {
+        self.lock().held
+    }
 }
 
 impl State {
@@ -348,7 +372,8 @@ impl Bdev for FaultBdev {
     fn features(&self) -> Features {
         self.features
     }
-    fn open(&self, _io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
+    fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
+        self.lock().wakers.push(io.waker());
         Ok(Box::new(FaultChannel {
             block_size: self.block_size,
             features: self.features,
@@ -376,6 +401,10 @@ struct FaultChannel {
 }
 
 impl FaultChannel {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn run(&mut self, io: &Io) -> Result<(), IoError> {
         let begun = self.stats.begin();
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -394,6 +423,7 @@ impl Channel for FaultChannel {
             return Submit::Full;
         }
         self.waiting.push_back(*io);
+        self.lock().held += 1;
         Submit::Pending
     }
     fn poll(&mut self, done: &mut Vec<Completion>) -> u32 {
@@ -401,6 +431,12 @@ impl Channel for FaultChannel {
         if self.waiting.is_empty() || done.len() == done.capacity() {
             return 0;
         }
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.holding {
+            return 0;
+        }
+        state.held -= 1;
+        drop(state);
         let at = random.below(self.waiting.len() as u64) as usize;
         let Some(io) = self.waiting.swap_remove_back(at) else { return 0 };
         done.push(Completion { tag: io.tag, result: self.run(&io) });

@@ -8,6 +8,7 @@ mod fuzz;
 mod identity;
 mod mode;
 mod provisioning;
+mod removable;
 mod report;
 mod rig;
 mod tasks;

@@ -329,6 +329,13 @@ impl Rig {
         Setup::default().build()
     }
 
+    /// Another session of the same unit.
+    pub fn another(&self) -> Rig {
+        let channel = DiskChannel { disk: self.disk.clone(), state: self.state.clone() };
+        let lun = Lun::new(self.shared.clone(), self.shared.connect(), Box::new(channel));
+        Rig { disk: self.disk.clone(), state: self.state.clone(), shared: self.shared.clone(), lun }
+    }
+
     /// A command without data.
     pub fn run(&mut self, cdb: &[u8]) -> Answer {
         self.io(cdb, &[], 0)

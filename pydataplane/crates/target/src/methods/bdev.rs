@@ -66,9 +66,10 @@ struct RateLimits {
 fn info(app: &App, bdev: &dyn Bdev) -> BdevInfo {
     let (geometry, features) = (bdev.geometry(), bdev.features());
     let holders = app.registry.owners(bdev.name());
-    let claim_type = holders.first().map(|(_, mode)| match mode {
-        ClaimMode::Exclusive => "exclusive_write",
-        ClaimMode::Shared => "read_many_write_shared",
+    let claim_type = holders.iter().find_map(|(_, mode)| match mode {
+        ClaimMode::Exclusive => Some("exclusive_write"),
+        ClaimMode::Shared => Some("read_many_write_shared"),
+        ClaimMode::Reader => None,
     });
     let supported = [
         ("read", true),

@@ -7,6 +7,7 @@ use ::export::Info;
 use rpc::{Errno, Error, Flags, Methods, NoParams};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use std::sync::Arc;
 
 #[derive(Deserialize, Serialize, JsonSchema)]
@@ -17,6 +18,17 @@ struct Create {
     /// Refuse writes. Default: false, or as the bdev is
     #[serde(default)]
     read_only: Option<bool>,
+    /// Make it parked, as virtlun_export_park does: for a recorded configuration. One that is
+    /// parked stays so either way. Default: false
+    #[serde(default)]
+    parked: Option<bool>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Exported {
+    /// Exported bdev: name, alias or UUID.
+    bdev_name: String,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -45,6 +57,8 @@ struct Export {
     path: String,
     /// Whether writes are refused.
     read_only: bool,
+    /// Whether another face may have the bdev, and writes are refused for now.
+    parked: bool,
     /// How often the file is open, by a loop device for instance.
     opens: u32,
     /// Size in bytes, now.
@@ -58,6 +72,7 @@ impl From<Info> for Export {
             uuid: i.uuid.to_string(),
             path: i.path.display().to_string(),
             read_only: i.read_only,
+            parked: i.parked,
             opens: i.opens,
             size: i.size,
         }
@@ -66,11 +81,17 @@ impl From<Info> for Export {
 
 fn create(app: &App, mut p: Create) -> Result<Created, Error> {
     let bdev = app.bdev(&p.bdev_name)?;
-    let path = app.exports.create(bdev.name(), p.read_only.unwrap_or(false));
+    let read_only = p.read_only.unwrap_or(false);
+    let path = match p.parked.unwrap_or(false) {
+        true => app.exports.create_parked(bdev.name(), read_only),
+        false => app.exports.create(bdev.name(), read_only),
+    };
     let path = path.map_err(errors::export)?;
     // An alias can change; the name stays.
     p.bdev_name = bdev.name().to_owned();
     p.read_only = p.read_only.filter(|read_only| *read_only);
+    let now = app.exports.list().into_iter().find(|e| e.bdev_name == p.bdev_name);
+    p.parked = now.map(|export| export.parked).filter(|parked| *parked);
     app.config().record("virtlun_export_create", &p);
     Ok(Created { path: path.display().to_string() })
 }
@@ -95,6 +116,20 @@ fn delete(app: &App, p: &Delete) -> Result<bool, Error> {
     Ok(true)
 }
 
+/// Parks an export, or unparks it, and records that.
+fn park(app: &App, p: &Exported, parked: bool) -> Result<bool, Error> {
+    let name = app.registry.get(&p.bdev_name).map(|b| b.name().to_owned());
+    let name = name.unwrap_or_else(|| p.bdev_name.clone());
+    let done = match parked {
+        true => app.exports.park(&name),
+        false => app.exports.unpark(&name),
+    };
+    done.map_err(errors::export)?;
+    let value = if parked { json!(true) } else { Value::Null };
+    app.config().set_param(&state::export_key(&name), "parked", value);
+    Ok(true)
+}
+
 /// Adds the methods.
 pub fn add(methods: &mut Methods, app: &Arc<App>) {
     let a = app.clone();
@@ -115,6 +150,29 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             "Take the file of a bdev away. Refused while it is open, after a wait of 2 s.",
             Flags::WRITE,
             move |p: Delete| delete(&a, &p),
+        )
+        .errors(&[Errno::NoDev, Errno::Busy]);
+    let a = app.clone();
+    methods
+        .add(
+            "virtlun_export_park",
+            "Let another face have an exported bdev, a target of a controller for instance, which \
+             an export else prevents. Its file stays, with whatever has it open: reads are served, \
+             writes fail with EROFS. Returns when the writes in flight have ended, or is refused \
+             after 10 s and changes nothing. Repeating it changes nothing.",
+            Flags::WRITE,
+            move |p: Exported| park(&a, &p, true),
+        )
+        .errors(&[Errno::NoDev, Errno::Busy]);
+    let a = app.clone();
+    methods
+        .add(
+            "virtlun_export_unpark",
+            "Take the bdev of a parked export back: its file takes writes again. Refused while \
+             another face has it, and then it stays parked. What the kernel cached of the file \
+             meanwhile is stale (BLKFLSBUF drops it). Repeating it changes nothing.",
+            Flags::WRITE,
+            move |p: Exported| park(&a, &p, false),
         )
         .errors(&[Errno::NoDev, Errno::Busy]);
     let a = app.clone();

@@ -3,7 +3,9 @@
 use crate::app::App;
 use crate::errors;
 use crate::state;
-use ::vhost_scsi::{ControllerError, ControllerInfo, ControllerOptions, StatsInfo, TargetOptions};
+use ::vhost_scsi::{
+    ControllerError, ControllerInfo, ControllerOptions, LunInfo, StatsInfo, TargetOptions,
+};
 use rpc::{Errno, Error, Flags, Methods, NoParams};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -27,6 +29,10 @@ struct Create {
     /// and stays when the target restarts, to be mounted elsewhere (ours). Default: false
     #[serde(default, skip_serializing_if = "Option::is_none")]
     own_folder: Option<bool>,
+    /// Number of the group that may connect, besides the target's user: the socket gets this group
+    /// and mode 0660 (ours). Default: as the target's options say
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    socket_gid: Option<u32>,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -54,6 +60,10 @@ struct AddTarget {
     /// Let other controllers show the same bdev if they ask for it too (ours). Default: false
     #[serde(default)]
     shareable: Option<bool>,
+    /// Show a removable disk: the guest says with PREVENT ALLOW MEDIUM REMOVAL while it uses it (ours).
+    /// Default: false
+    #[serde(default)]
+    removable: Option<bool>,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -135,6 +145,40 @@ struct Target {
 struct Lun {
     id: u16,
     bdev_name: String,
+    /// Unit serial number that the guest sees (ours, as all that follows).
+    serial: String,
+    /// Whether writes are refused.
+    read_only: bool,
+    /// Whether the guest sees a removable disk.
+    removable: bool,
+    /// Whether the guest prevents its removal: Linux does while the disk is open or mounted.
+    removal_prevented: bool,
+    /// When it was put in place, in seconds since the epoch, as all times.
+    attached_at: f64,
+    /// When the event that it came was put into the connected guest's ring; null if it was not:
+    /// the guest gave no buffers yet, or started later and scans by itself.
+    event_at: Option<f64>,
+    /// When the connected guest first asked for its capacity; null if it did not.
+    guest_seen_at: Option<f64>,
+    /// When the last event that its size changed was put into the connected guest's ring.
+    resize_event_at: Option<f64>,
+}
+
+impl From<LunInfo> for Lun {
+    fn from(i: LunInfo) -> Lun {
+        Lun {
+            id: i.id,
+            bdev_name: i.bdev_name,
+            serial: i.serial,
+            read_only: i.read_only,
+            removable: i.removable,
+            removal_prevented: i.removal_prevented,
+            attached_at: i.attached_at,
+            event_at: i.event_at,
+            guest_seen_at: i.guest_seen_at,
+            resize_event_at: i.resize_event_at,
+        }
+    }
 }
 
 impl From<ControllerInfo> for Controller {
@@ -145,7 +189,7 @@ impl From<ControllerInfo> for Controller {
             scsi_dev_num: t.scsi_dev_num,
             id: t.id,
             target_name: t.target_name,
-            luns: t.luns.into_iter().map(|l| Lun { id: l.id, bdev_name: l.bdev_name }).collect(),
+            luns: t.luns.into_iter().map(Lun::from).collect(),
         };
         Controller {
             ctrlr: i.ctrlr,
@@ -263,6 +307,7 @@ fn create(app: &App, mut p: Create) -> Result<bool, Error> {
         cpumask: p.cpumask.clone(),
         delay: p.delay.unwrap_or(false),
         socket: folder.map(|folder| folder.join(OWN_SOCKET)),
+        socket_gid: p.socket_gid,
     };
     app.controllers.create(&p.ctrlr, options).map_err(errors::controller)?;
     // Whether it was delayed is of this run only: a restart delays all until they are complete.
@@ -276,6 +321,7 @@ fn add_target(app: &App, mut p: AddTarget) -> Result<u8, Error> {
         serial: p.serial.clone(),
         read_only: p.read_only.unwrap_or(false),
         shareable: p.shareable.unwrap_or(false),
+        removable: p.removable.unwrap_or(false),
     };
     let bdev = app.bdev(&p.bdev_name)?;
     let added =

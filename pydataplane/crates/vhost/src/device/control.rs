@@ -6,7 +6,6 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use scsi::UnitAttention;
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U32;
 
@@ -160,7 +159,7 @@ impl Device {
             control::TMF_I_T_NEXUS_RESET => {
                 let verdict = self.abort(all, response::RESET);
                 if let Some(seat) = &self.seats[usize::from(target)] {
-                    seat.shared.post(UnitAttention::Reset);
+                    seat.shared.reset_nexus(&seat.nexus);
                 }
                 verdict
             }

@@ -1,6 +1,7 @@
 //! The event queue: telling the guest that a target came, went or changed.
 
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use zerocopy::IntoBytes;
 
@@ -15,7 +16,9 @@ impl Device {
         if self.events.is_none() {
             return;
         }
-        if !self.pending_events.push(event, self.features) {
+        let seat = self.seats[usize::from(event.target())].as_ref();
+        let times = seat.map(|seat| Arc::clone(&seat.times));
+        if !self.pending_events.push(event, times, self.features) {
             self.counters.events_missed.add(1);
         }
         self.send_events();
@@ -45,8 +48,9 @@ impl Device {
             }
             match queue.take() {
                 Ok(Some(chain)) if chain.segments.writable_len() as usize >= RECORD => {
-                    if let Some(record) = self.pending_events.pop() {
-                        queue.answer(&chain, record.as_bytes());
+                    if let Some(next) = self.pending_events.pop() {
+                        queue.answer(&chain, next.record.as_bytes());
+                        next.told();
                         self.counters.events_sent.add(1);
                     }
                 }

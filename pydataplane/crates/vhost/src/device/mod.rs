@@ -24,7 +24,7 @@ use crate::defs::{
     MAX_TARGETS, OFFERED_FEATURES,
 };
 use crate::events::PendingEvents;
-use crate::lun::{self, Target};
+use crate::lun::{self, Target, Times};
 use crate::mailbox::{Countdown, Mailbox, Notice};
 use crate::poller::{DevicePoller, Failure, RequestQueue, Selector};
 use crate::stats::ControllerCounters;
@@ -61,6 +61,8 @@ struct Worker {
 /// A target as the session has it.
 struct Seat {
     shared: Arc<LunShared>,
+    nexus: Arc<Nexus>,
+    times: Arc<Times>,
     leaving: bool,
 }
 
@@ -168,8 +170,9 @@ impl Device {
                 return Err(why);
             }
         }
-        let shared = Arc::clone(&target.shared);
-        self.seats[usize::from(number)] = Some(Seat { shared, leaving: false });
+        let (shared, times) = (Arc::clone(&target.shared), Arc::clone(&target.times));
+        times.begin();
+        self.seats[usize::from(number)] = Some(Seat { shared, nexus, times, leaving: false });
         Ok(())
     }
 
@@ -187,6 +190,11 @@ impl Device {
     pub(crate) fn close(&mut self, target: u8) {
         self.workers.iter().for_each(|w| w.call(move |p| p.remove_unit(target)));
         self.seats[usize::from(target)] = None;
+    }
+
+    /// The driver started afresh, as after a reboot of the guest: what it prevented is over.
+    fn driver_restarted(&self) {
+        self.seats.iter().flatten().for_each(|seat| seat.nexus.forget_prevention());
     }
 
     /// Whether the peer speaks protocol features: then rings start disabled.

@@ -87,6 +87,10 @@ impl Device {
         let (at, _) = self.ring(index)?;
         let base = u16::try_from(base).map_err(|_| DeviceError::Base(base))?;
         self.stop(at);
+        // A paused guest goes on where its rings stopped; a driver that starts afresh does not.
+        if self.rings[at].base != base {
+            self.driver_restarted();
+        }
         self.rings[at].base = base;
         self.try_settle(at);
         Ok(())
@@ -149,6 +153,7 @@ impl Device {
 
     /// RESET_OWNER, RESET_DEVICE: stops and disables every ring.
     pub(crate) fn reset(&mut self) {
+        self.driver_restarted();
         for at in 0..self.rings.len() {
             self.stop(at);
             let ring = &mut self.rings[at];
