@@ -8,6 +8,7 @@ here. Without a document, or where a volume was left, the domain stays as KubeVi
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -127,9 +128,10 @@ class Info:
 class Callbacks:
     """kubevirt.hooks.v1alpha3.Callbacks."""
 
-    def __init__(self, folder: Folder) -> None:
-        """Serves the pod that has `folder`."""
+    def __init__(self, folder: Folder, end: Callable[[], None]) -> None:
+        """Serves the pod that has `folder`; `end` lets the sidecar end, as the pod wants it."""
         self._folder = folder
+        self._end = end
         self._mutex = threading.Lock()
         self._vmi = b""
 
@@ -156,6 +158,10 @@ class Callbacks:
         """Gives the volumes back: the machine has ended, its launcher is about to."""
         with self._mutex:
             vmi = self._vmi
-        if vmi:
-            self._folder.node_hook("PostVMStop", vmi)
+        try:
+            if vmi:
+                self._folder.node_hook("PostVMStop", vmi)
+        except Failure as error:  # the end of the pod does the same
+            log.warning("not given back yet", reason=str(error))
+        self._end()
         return callbacks.ShutdownResult()
