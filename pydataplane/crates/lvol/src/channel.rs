@@ -13,12 +13,13 @@
 use crate::map::Map;
 use crate::parts::Parts;
 use crate::pins::{Pin, Pins};
-use crate::volume::{Request, SLOTS, Volume, Want};
+use crate::volume::{Reply, Request, SLOTS, Volume, Want};
 use bdev::{Channel, ChannelStats, Completion, Features, Geometry, Io, IoError, Op, Submit};
 use guestmem::Sg;
 use reactor::{Waker, ticks};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 /// Completions taken from the base bdev at a time.
 const BASE_DONE: usize = 64;
@@ -312,6 +313,12 @@ impl LvolChannel {
         self.slots[usize::from(request.slot)].pending += 1;
         self.asked += 1;
         self.volume.bell.ring();
+        // The metadata thread marks a volume as removed, then answers what was asked for the last
+        // time; here it is the other way round, so one of the two sees the other.
+        fence(Ordering::SeqCst);
+        if self.volume.is_removed() {
+            self.pins.shared().waker.wake();
+        }
         Step::Parked
     }
 
@@ -363,31 +370,46 @@ impl LvolChannel {
         }
     }
 
-    /// Takes what the base bdev finished.
+    /// Takes all that the base bdev finished: what stayed there would not keep a thread awake whose
+    /// I/Os have further pieces under way.
     fn poll_base(&mut self, done: &mut Vec<Completion>) {
         let mut base_done = std::mem::take(&mut self.base_done);
-        base_done.clear();
-        self.base.poll(&mut base_done);
-        for c in &base_done {
-            let at = if c.tag & PART_TAG == 0 {
-                let at = c.tag as u16;
-                self.pins.end(self.slots[usize::from(at)].pin);
-                at
-            } else {
-                let (at, pin) = self.parts.give_back(c.tag as u16);
-                self.pins.end(pin);
-                at
-            };
-            let index = usize::from(at);
-            self.slots[index].pending -= 1;
-            self.merge(index, c.result);
-            self.finish(at, done);
+        loop {
+            base_done.clear();
+            self.base.poll(&mut base_done);
+            for c in &base_done {
+                self.ended(c, done);
+            }
+            if base_done.len() < BASE_DONE {
+                break;
+            }
         }
         self.base_done = base_done;
     }
 
+    /// The base bdev finished an I/O, or a piece of one.
+    #[inline]
+    fn ended(&mut self, c: &Completion, done: &mut Vec<Completion>) {
+        let at = if c.tag & PART_TAG == 0 {
+            let at = c.tag as u16;
+            self.pins.end(self.slots[usize::from(at)].pin);
+            at
+        } else {
+            let (at, pin) = self.parts.give_back(c.tag as u16);
+            self.pins.end(pin);
+            at
+        };
+        let index = usize::from(at);
+        self.slots[index].pending -= 1;
+        self.merge(index, c.result);
+        self.finish(at, done);
+    }
+
     /// Goes on with what the metadata thread answered.
     fn poll_replies(&mut self, done: &mut Vec<Completion>) {
+        if self.volume.is_removed() {
+            self.answer_removed();
+        }
         while let Some(reply) = self.pins.shared().replies.pop() {
             let index = usize::from(reply.slot);
             self.asked -= 1;
@@ -396,6 +418,17 @@ impl LvolChannel {
             self.settle();
             self.advance(reply.slot);
             self.finish(reply.slot, done);
+        }
+    }
+
+    /// Ends what was asked for a volume that is gone: its metadata thread may look no more.
+    #[cold]
+    fn answer_removed(&self) {
+        let shared = self.pins.shared();
+        while let Some(request) = shared.requests.pop() {
+            let reply = Reply { slot: request.slot, result: Err(IoError::Removed) };
+            let pushed = shared.replies.push(reply);
+            assert!(pushed.is_ok(), "the queue has room for every slot");
         }
     }
 
@@ -491,3 +524,6 @@ impl Channel for Closed {
         0
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,93 @@
+//! A channel against a base that keeps what it was given until the test lets go of it.
+
+use super::*;
+use crate::map::Map;
+use crate::meta::Bell;
+use crate::volume::{Identity, Names};
+use bdev::{Bdev, Null};
+use blobstore::{BlobOptions, MemDisk, Store, StoreOptions};
+use guestmem::Bounce;
+use reactor::IoContext;
+use uuid::Uuid;
+
+/// Clusters of the volume, of one block each.
+const CLUSTERS: u64 = 128;
+
+/// Every I/O is pending, and over at the next poll.
+#[derive(Default)]
+struct Held(Vec<u64>);
+
+impl Channel for Held {
+    fn submit(&mut self, io: &Io) -> Submit {
+        self.0.push(io.tag);
+        Submit::Pending
+    }
+    fn poll(&mut self, done: &mut Vec<Completion>) -> u32 {
+        let room = done.capacity() - done.len();
+        let over = self.0.drain(..room.min(self.0.len()));
+        done.extend(over.map(|tag| Completion { tag, result: Ok(()) }));
+        done.len() as u32
+    }
+}
+
+/// A thin volume without a metadata thread, and a channel of it on a [`Held`] base.
+fn channel() -> (Arc<Volume>, LvolChannel, IoContext) {
+    let options = StoreOptions { name: "s".into(), uuid: Uuid::nil(), cluster_size: 64 << 10 };
+    let mut store = Store::create_store(MemDisk::new(8 << 20), &options).unwrap();
+    let blob = BlobOptions { name: "b".into(), uuid: Uuid::nil(), size: CLUSTERS, thin: true };
+    let blob = store.create(&blob).unwrap();
+    let id = Identity { blob, uuid: Uuid::nil(), lvstore: Uuid::nil(), thin: true, shift: 0 };
+    let names = Names { lvstore: "s".into(), lvol: "b".into() };
+    let base: Arc<dyn Bdev> = Null::create("n", 512, 1 << 20, None).unwrap();
+    let volume = Volume::new(id, names, false, base, Map::new(CLUSTERS), Bell::default());
+    let io = IoContext::new().unwrap();
+    let channel = LvolChannel::new(volume.clone(), Box::new(Held::default()), io.waker());
+    (volume, channel, io)
+}
+
+/// A write of the first `blocks` blocks.
+fn write(buf: &Bounce, blocks: u64) -> Io {
+    let sg = buf.sg(blocks as usize * 512).unwrap();
+    Io { op: Op::Write, fua: false, lba: 0, blocks, sg, tag: 9 }
+}
+
+#[test]
+fn one_poll_takes_all_that_the_base_finished() {
+    let (volume, mut channel, _io) = channel();
+    // Every cluster alone, so that each is a piece; more pieces than one poll of the base takes.
+    (0..CLUSTERS).for_each(|c| volume.map().set(c, 2 * (CLUSTERS - c) as u32));
+    let buf = Bounce::new();
+    let io = write(&buf, BASE_DONE as u64 + 36);
+    assert_eq!(channel.submit(&io), Submit::Pending);
+    let mut done = Vec::with_capacity(4);
+    assert_eq!(channel.poll(&mut done), 1, "pieces were left with the base");
+    assert_eq!(done, [Completion { tag: 9, result: Ok(()) }]);
+}
+
+#[test]
+fn what_was_asked_for_a_volume_that_goes_away_ends() {
+    let (volume, mut channel, io) = channel();
+    let buf = Bounce::new();
+    let mut done = Vec::with_capacity(4);
+    let removed = [Completion { tag: 9, result: Err(IoError::Removed) }];
+
+    // Parked, then the volume goes and its metadata thread with it.
+    assert_eq!(channel.submit(&write(&buf, 4)), Submit::Pending);
+    assert_eq!(channel.poll(&mut done), 0);
+    volume.remove();
+    assert_eq!(channel.poll(&mut done), 1);
+    assert_eq!(done, removed);
+
+    // Parked by a channel that had looked at the volume just before it went: it wakes itself,
+    // because nobody else will.
+    done.clear();
+    io.wait(0).unwrap();
+    let at = channel.free.pop().unwrap();
+    channel.slots[usize::from(at)] = Slot { io: write(&buf, 4), ..channel.slots[0] };
+    channel.ask(Request { slot: at, want: Want::Allocate, first: 0, count: 4 });
+    let begun = std::time::Instant::now();
+    io.wait(600_000_000).unwrap();
+    assert!(begun.elapsed().as_secs() < 60, "nobody woke the thread");
+    assert_eq!(channel.poll(&mut done), 1);
+    assert_eq!(done, removed);
+}
