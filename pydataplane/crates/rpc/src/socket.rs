@@ -1,13 +1,14 @@
 //! Where the server listens: permissions, stale sockets, and what can be wrong with a path.
 
 use rustix::fs::{Gid, Mode};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::fmt::Display;
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 /// Longest path of a socket, in bytes: `sun_path` of 108 bytes with its terminator, and one more
@@ -99,10 +100,16 @@ impl Listener {
             Ok(m) if !m.file_type().is_socket() => {
                 return Err(SocketError::NotASocket { path: shown() });
             }
-            Ok(_) if UnixStream::connect(path).is_ok() => {
-                return Err(SocketError::InUse { path: shown() });
-            }
-            _ => {}
+            Ok(_) => match knock(path) {
+                // Nobody listens there any more.
+                Err(Errno::CONNREFUSED | Errno::NOENT) => {}
+                // AGAIN: somebody is too busy to answer; PROTOTYPE: a socket of another type.
+                Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => {
+                    return Err(SocketError::InUse { path: shown() });
+                }
+                Err(e) => return Err(failed("examine")(&e)),
+            },
+            Err(_) => {}
         }
         let prepared = prepared_name(path);
         if let Err(e) = fs::remove_file(&prepared)
@@ -141,6 +148,13 @@ fn prepared_name(path: &Path) -> PathBuf {
     let mut name = std::ffi::OsString::from(".");
     name.push(path.file_name().unwrap_or_default());
     path.with_file_name(name)
+}
+
+/// Whether somebody listens at `path`, without waiting for an answer.
+fn knock(path: &Path) -> Result<(), Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)
 }
 
 fn listen(

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -270,6 +270,33 @@ fn a_stale_socket_is_replaced_and_one_in_use_is_not() {
     assert!(long.contains("too long") && long.contains("at most 106"), "{long}");
     let missing = start("no/such/dir").unwrap_err();
     assert!(missing.contains("No such file or directory"), "{missing}");
+}
+
+#[test]
+fn a_socket_of_a_busy_program_or_of_another_type_is_in_use() {
+    let f = Fixture::new();
+    let start = |name: &str| {
+        let path = f.dir.join(name);
+        let started = Server::start(&path, SocketOptions::default(), f.methods.clone());
+        started.map(drop).unwrap_err().to_string()
+    };
+    let _datagrams = UnixDatagram::bind(f.dir.join("datagrams")).unwrap();
+    let text = start("datagrams");
+    assert!(text.contains("is in use by another process"), "{text}");
+
+    // Somebody who accepts nothing (stopped, or hung): its queue is full, and nobody waits for it.
+    let busy = UnixListener::bind(f.dir.join("busy")).unwrap();
+    rustix::net::listen(&busy, 0).unwrap();
+    let knock = || {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
+        let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+        let fd = socket_with(family, kind, SocketFlags::NONBLOCK, None).unwrap();
+        let address = rustix::net::SocketAddrUnix::new(f.dir.join("busy")).unwrap();
+        connect(&fd, &address).map(|()| fd)
+    };
+    let _waiting: Vec<_> = std::iter::from_fn(|| knock().ok()).take(100).collect();
+    let text = start("busy");
+    assert!(text.contains("is in use by another process"), "{text}");
 }
 
 #[test]
