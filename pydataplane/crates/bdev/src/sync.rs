@@ -204,7 +204,12 @@ impl SyncChannel {
             match self.channel.submit(&io) {
                 Submit::Done(result) => break result,
                 Submit::Pending => break self.finish(),
-                Submit::Full => self.idle(),
+                // Nothing of ours is in flight, but what lies below may wait for being polled.
+                Submit::Full => {
+                    self.done.clear();
+                    self.channel.poll(&mut self.done);
+                    self.idle();
+                }
             }
         };
         result.map_err(|cause| self.failed(op, lba, blocks, cause))

@@ -247,13 +247,15 @@ impl Slot {
 fn entry(slot: &Slot, shared: &Shared, bounces: &mut Bounces, zeroes: &Ram) -> squeue::Entry {
     let fd = types::Fd(shared.fd.as_raw_fd());
     let io = &slot.io;
+    if io.op == Op::Flush || slot.step == Step::Syncing {
+        return opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build();
+    }
     let block = u64::from(shared.block_size);
     let offset = io.lba * block + slot.done;
     let left = io.blocks * block - slot.done;
     let dsync = if io.fua { libc::RWF_DSYNC } else { 0 };
-    let sync = || opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build();
     match (io.op, slot.step) {
-        (Op::Flush, _) | (_, Step::Syncing) => sync(),
+        (Op::Flush, _) => unreachable!("see above"),
         (Op::Unmap, _) => {
             let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
             opcode::Fallocate::new(fd, left).offset(offset).mode(mode).build()

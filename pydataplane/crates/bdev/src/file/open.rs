@@ -24,6 +24,9 @@ const PHYSICAL_MAX: u32 = 4096;
 /// How long a lock that outlives its process is waited for, and how often it is tried.
 const DEAD_OWNER_WAIT: Duration = Duration::from_secs(10);
 const DEAD_OWNER_POLL: Duration = Duration::from_millis(2);
+/// How long a lock of a living process on a block device is waited for: udev holds one for a moment
+/// whenever somebody closed the device after writing, a target that is started again for instance.
+const UDEV_WAIT: Duration = Duration::from_secs(1);
 
 /// Opens, checks and locks `path`; an error is a clause that goes after "cannot open NAME:".
 pub(super) fn open(
@@ -39,7 +42,7 @@ pub(super) fn open(
     }
     let block_device = check_type(path)?;
     let (file, mut direct) = open_file(path, read_only, block_device)?;
-    lock(&file, path, read_only)?;
+    lock(&file, path, read_only, block_device)?;
     let mut align = if direct { alignment(&file, block_device) } else { None };
     // Blocks smaller than direct I/O takes, or no direct I/O after all: through the page cache.
     let too_small = align.is_some_and(|a| block_size.is_some_and(|b| b < a.offset));
@@ -178,7 +181,7 @@ fn open_file(path: &Path, read_only: bool, block_device: bool) -> Result<(File, 
 }
 
 /// Locks out other processes, and other devices of this one. Readers share.
-fn lock(file: &File, path: &Path, read_only: bool) -> Result<(), String> {
+fn lock(file: &File, path: &Path, read_only: bool, block_device: bool) -> Result<(), String> {
     let how = if read_only {
         FlockOperation::NonBlockingLockShared
     } else {
@@ -187,10 +190,17 @@ fn lock(file: &File, path: &Path, read_only: bool) -> Result<(), String> {
     let begun = Instant::now();
     let mut locked = flock(file, how);
     // The kernel ends a killed process's io_uring, and with it the lock, after the process itself.
-    while locked == Err(Errno::WOULDBLOCK)
-        && begun.elapsed() < DEAD_OWNER_WAIT
-        && lock_owner(file).is_none_or(is_dead)
-    {
+    let patience = || match lock_owner(file) {
+        Some(pid) if !is_dead(pid) => {
+            if block_device {
+                UDEV_WAIT
+            } else {
+                Duration::ZERO
+            }
+        }
+        _ => DEAD_OWNER_WAIT,
+    };
+    while locked == Err(Errno::WOULDBLOCK) && begun.elapsed() < patience() {
         std::thread::sleep(DEAD_OWNER_POLL);
         locked = flock(file, how);
     }

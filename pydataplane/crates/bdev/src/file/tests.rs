@@ -297,6 +297,51 @@ fn a_file_in_use_names_who_uses_it_and_readers_share() {
     assert!(why(options(&path, 512)).contains("in use"));
 }
 
+/// A block device of a file, gone at the end of the test. Needs root.
+struct Loop(PathBuf);
+
+impl Loop {
+    fn over(file: &Path) -> Self {
+        let losetup = Command::new("losetup").args(["--find", "--show"]).arg(file).output();
+        let out = losetup.unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        Loop(String::from_utf8(out.stdout).unwrap().trim().into())
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_short_lock_on_a_block_device_is_waited_for_and_a_long_one_named() {
+    let dir = &dirs()[0];
+    let device = Loop::over(&file(dir, 1 << 20));
+    let lock = |seconds: &str| {
+        let mut holder = Command::new("flock")
+            .args(["-s", device.0.to_str().unwrap(), "-c", &format!("echo held; sleep {seconds}")])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut held = [0; 4];
+        std::io::Read::read_exact(holder.stdout.as_mut().unwrap(), &mut held).unwrap();
+        holder
+    };
+    // As udev does when somebody closed the device.
+    let mut udev = lock("0.1");
+    let d = FileBdev::create(options(&device.0, 512)).unwrap();
+    assert_eq!(d.geometry().num_blocks, 2048);
+    udev.wait().unwrap();
+    drop(d);
+    let mut other = lock("60");
+    let text = why(options(&device.0, 512));
+    assert!(text.contains("is in use by process "), "{text}");
+    other.kill().unwrap();
+    other.wait().unwrap();
+}
+
 #[test]
 fn a_read_only_device_refuses_writes_and_works_on_a_read_only_file() {
     let dir = &dirs()[0];
