@@ -33,9 +33,12 @@ impl Ram {
         let base = unsafe {
             mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags)
         }?;
-        // SAFETY: the mapping made above; the advice does not change its content. A kernel
-        // without huge pages refuses, and then small ones do.
-        let _ = unsafe { madvise(base, len, Advice::LinuxHugepage) };
+        // Miri does not know the advice.
+        if !cfg!(miri) {
+            // SAFETY: the mapping made above; the advice does not change its content. A kernel
+            // without huge pages refuses, and then small ones do.
+            let _ = unsafe { madvise(base, len, Advice::LinuxHugepage) };
+        }
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Ram { base, len })
     }
@@ -89,9 +92,10 @@ impl Ram {
         };
         fill(0, head);
         if body > 0 {
-            // SAFETY: whole pages of this private anonymous mapping; they read as zeros next.
-            let given = unsafe { madvise(start.add(head).cast(), body, Advice::LinuxDontNeed) };
-            if given.is_err() {
+            let given = !cfg!(miri)
+                // SAFETY: whole pages of this private anonymous mapping; they read as zeros next.
+                && unsafe { madvise(start.add(head).cast(), body, Advice::LinuxDontNeed) }.is_ok();
+            if !given {
                 fill(head, body);
             }
         }

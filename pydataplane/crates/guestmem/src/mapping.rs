@@ -135,6 +135,25 @@ impl Mapping {
         Ok(mapping)
     }
 
+    /// Memory of our own for Miri, which maps no files and knows no signals.
+    #[cfg(miri)]
+    pub(crate) fn anonymous(len: usize) -> Result<Mapping, Failure> {
+        let len = len.next_multiple_of(PAGE);
+        let share = Share::new(len).ok_or(Failure::TooMuch)?;
+        // SAFETY: a new mapping at a place of the kernel's choice.
+        let base = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )
+        }
+        .map_err(|e| Failure::Os(e.into()))?;
+        let base = NonNull::new(base.cast::<u8>()).ok_or(Failure::Overflow)?;
+        Ok(Mapping { base, len, data: base, guard: None, _share: share })
+    }
+
     /// The first byte that was asked for.
     #[inline]
     pub(crate) fn data(&self) -> NonNull<u8> {

@@ -174,6 +174,7 @@ impl GuestMemory {
     }
 
     /// Memory of our own, one memfd for each (guest address, bytes): tests and the initiator.
+    #[cfg(not(miri))]
     pub fn memfd(areas: &[(u64, u64)]) -> Result<GuestMemory, MapError> {
         let mut table = Vec::with_capacity(areas.len());
         for (guest_addr, size) in areas {
@@ -185,6 +186,21 @@ impl GuestMemory {
             table.push((spec, fd));
         }
         GuestMemory::map(table)
+    }
+
+    /// As above, without a file.
+    #[cfg(miri)]
+    pub fn memfd(areas: &[(u64, u64)]) -> Result<GuestMemory, MapError> {
+        let mut regions = Vec::with_capacity(areas.len());
+        for (at, size) in areas {
+            let spec = RegionSpec { guest_addr: *at, size: *size, user_addr: *at, mmap_offset: 0 };
+            check(&spec)?;
+            let mapping = Mapping::anonymous(*size as usize)
+                .map_err(|e| MapError::Map { at: *at, why: io::Error::other(format!("{e:?}")) })?;
+            regions.push(Region { spec, mapping: Arc::new(mapping) });
+        }
+        regions.sort_by_key(|r| r.spec.guest_addr);
+        Ok(GuestMemory::build(regions, None))
     }
 
     fn build(regions: Vec<Region>, log: Option<Arc<DirtyLog>>) -> GuestMemory {

@@ -11,7 +11,7 @@
 
 use std::sync::Mutex;
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
 /// Mappings that can be guarded at a time, over all guests.
 pub(crate) const MAX_GUARDED: usize = 8192;
@@ -54,10 +54,15 @@ pub(crate) struct Guard(usize);
 impl Guard {
     /// Guards `len` bytes at `start`, whose pages have `page` bytes. `None`: the table is full.
     pub(crate) fn new(start: usize, len: usize, page: usize) -> Option<Guard> {
-        INSTALL.call_once(install);
+        // Miri knows no signals.
+        if !cfg!(miri) {
+            INSTALL.call_once(install);
+        }
         let _one = ALLOC.lock().unwrap_or_else(|e| e.into_inner());
         let index = SLOTS.iter().position(|s| s.start.load(Ordering::Relaxed) == 0)?;
         let slot = &SLOTS[index];
+        // Whoever sees one of these stores sees that the slot was free: see `find`.
+        fence(Ordering::Release);
         slot.end.store(start + len, Ordering::Relaxed);
         slot.page.store(page, Ordering::Relaxed);
         slot.broken.store(false, Ordering::Relaxed);
@@ -90,24 +95,32 @@ fn install() {
     }
 }
 
-/// Whether `addr` belongs to a guarded mapping, which could be replaced.
-fn replace(addr: usize) -> bool {
-    for slot in &SLOTS[..HIGH.load(Ordering::Acquire)] {
+/// The guarded mapping that `addr` lies in: slot, first byte, bytes, bytes of a page.
+///
+/// Other threads free and fill slots meanwhile. The mapping of `addr` itself stays, because the
+/// thread that faulted uses it; but the start of one mapping must not be taken together with the
+/// end of the next one in the same slot, or all between them would be replaced.
+fn find(addr: usize) -> Option<(&'static Slot, usize, usize, usize)> {
+    SLOTS[..HIGH.load(Ordering::Acquire)].iter().find_map(|slot| {
         let start = slot.start.load(Ordering::Acquire);
         let end = slot.end.load(Ordering::Relaxed);
-        if start == 0 || addr < start || addr >= end {
-            continue;
-        }
         let page = slot.page.load(Ordering::Relaxed);
-        // The page alone where the system does not promise that much memory.
-        if !put_zeros(start, end - start) && !put_zeros(addr & !(page - 1), page) {
-            return false;
-        }
-        slot.broken.store(true, Ordering::Relaxed);
-        FAULTS.fetch_add(1, Ordering::Relaxed);
-        return true;
+        fence(Ordering::Acquire);
+        let whole = start != 0 && slot.start.load(Ordering::Relaxed) == start;
+        (whole && (start..end).contains(&addr)).then(|| (slot, start, end - start, page))
+    })
+}
+
+/// Whether `addr` belongs to a guarded mapping, which could be replaced.
+fn replace(addr: usize) -> bool {
+    let Some((slot, start, len, page)) = find(addr) else { return false };
+    // The page alone where the system does not promise that much memory.
+    if !put_zeros(start, len) && !put_zeros(addr & !(page - 1), page) {
+        return false;
     }
-    false
+    slot.broken.store(true, Ordering::Relaxed);
+    FAULTS.fetch_add(1, Ordering::Relaxed);
+    true
 }
 
 /// Replaces `len` bytes at `start`, which lie in a guarded mapping.
@@ -143,5 +156,39 @@ extern "C" fn on_sigbus(
             libc::signal(signal, libc::SIG_DFL);
         }
         *errno = saved;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mapping_is_found_as_it_is_while_others_come_and_go() {
+        // Numbers only: nothing is mapped there, and nothing faults.
+        const LOW: usize = 0x10_0000_0000;
+        const MINE: usize = 0x20_0000_0000;
+        const HIGH: usize = 0x30_0000_0000;
+        let rounds = if cfg!(miri) { 20 } else { 100_000 };
+        let done = AtomicBool::new(false);
+        std::thread::scope(|threads| {
+            // The others fill the slots before mine.
+            let spare: Vec<_> = (0..2).map(|_| Guard::new(1, 1, 1)).collect();
+            let mine = Guard::new(MINE, 0x2000, 0x1000).expect("a slot");
+            drop(spare);
+            threads.spawn(|| {
+                for _ in 0..rounds {
+                    drop(Guard::new(LOW, 0x1000, 0x1000));
+                    drop(Guard::new(HIGH, 0x1000, 0x1000));
+                }
+                done.store(true, Ordering::Relaxed);
+            });
+            while !done.load(Ordering::Relaxed) {
+                let found = find(MINE + 0x1fff).map(|(_, start, len, page)| (start, len, page));
+                assert_eq!(found, Some((MINE, 0x2000, 0x1000)));
+            }
+            drop(mine);
+        });
+        assert!(find(MINE).is_none());
     }
 }

@@ -6,8 +6,14 @@ mod harness;
 
 use proptest::prelude::*;
 
+/// Miri runs the same harness, some ten thousand times slower.
+fn cases() -> ProptestConfig {
+    let config = ProptestConfig::with_cases(if cfg!(miri) { 20 } else { 3000 });
+    if cfg!(miri) { ProptestConfig { failure_persistence: None, ..config } } else { config }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(3000))]
+    #![proptest_config(cases())]
 
     #[test]
     fn no_guest_memory_harms_the_ring(data in prop::collection::vec(any::<u8>(), 0..1500)) {

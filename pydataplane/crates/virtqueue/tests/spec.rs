@@ -430,6 +430,7 @@ fn clause_2_7_10_kicks_by_event_index() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri maps no files")]
 fn used_ring_writes_are_logged_under_their_log_address() {
     let mut driver = Driver::with_event_idx(16);
     let fd = memfd_create("log", MemfdFlags::CLOEXEC).expect("memfd");
