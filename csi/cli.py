@@ -85,7 +85,7 @@ MAX_VOLUMES = 250
 @click.option(
     "--node-hook-socket",
     type=click.Path(path_type=Path),
-    default=Path("/var/run/kubevirt/plugins/virtlun.sock"),
+    default=Path(f"/var/lib/kubelet/plugins/{DRIVER_NAME}/node-hook.sock"),
     help="Socket of the node hooks, as the Plugin names it; with --kubevirt.",
 )
 @click.option(
@@ -131,7 +131,8 @@ def main(
         controllers = VmControllers(client, devices, locks)
         machines = None
         if kubevirt:
-            machines = VirtualMachines(controllers, _cluster(kubeconfig), node_id, metrics)
+            cluster = _cluster(kubeconfig)
+            machines = VirtualMachines(controllers, cluster, node_id, metrics, volumes, locks)
         inline = InlineVolumes(controllers, machines.pod_hooks if machines else None)
         faces = devices, VhostFace(client)
         parts["Node"] = Node(volumes, *faces, locks, node_id, max_volumes, inline)

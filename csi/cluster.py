@@ -20,7 +20,7 @@ import hashlib
 import random
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -53,6 +53,8 @@ WATCH_S = 300
 """The server ends a watch after so many seconds; it is taken up where it ended."""
 IDLE_S = 300.0
 """A connection is kept so long for the next call, which then needs no TLS handshake."""
+LIST_CHUNK = 500
+"""Objects that the server sends at a time."""
 ATTEMPTS_MAX = 5
 """How often a change is tried that another one got in the way of."""
 RETRY_S = (0.2, 10.0)
@@ -137,11 +139,11 @@ VM_VOLUME = Kind(
 class Change(NamedTuple):
     """What a watch tells: an object is `present`, or `gone`.
 
-    `restarted` stands before the first object, and again after a gap in which changes may have
-    been missed: what is not told as present before the next `complete` is gone.
+    `complete` follows once all that there is was told, at the beginning and again after a gap in
+    which changes may have been missed. Of what vanished in a gap only the name is known.
     """
 
-    what: Literal["restarted", "present", "complete", "gone"]
+    what: Literal["present", "gone", "complete"]
     object: Object
 
 
@@ -211,7 +213,7 @@ class Cluster:
             found = self._client.list(
                 kind.resource,
                 **_all(kind, namespace),
-                chunk_size=500,
+                chunk_size=LIST_CHUNK,
                 labels=dict(labels) if labels else None,
                 fields=dict(fields) if fields else None,
             )
@@ -223,33 +225,38 @@ class Cluster:
         stop: threading.Event,
         *,
         labels: Mapping[str, str] | None = None,
-        lists: bool = True,
     ) -> Iterator[Change]:
         """Yields the objects of a kind in all namespaces, then every change, until `stop` is set.
 
         It goes on from where it was when the server ends it, restarts or is away for a while, and
-        begins anew (`restarted`) when the server no longer knows what happened since. Without
-        `lists` only changes are told, and `complete` follows `restarted` at once.
+        lists anew when the server no longer knows what happened since.
 
         It never ends by itself; what goes wrong is logged, and tried again after 0.2 to 10 s.
         It sees `stop` at the next change, and after WATCH_S seconds at the latest.
         """
         words = log.bind(kind=kind.plural)
+        selected = {**_all(kind, None), "labels": dict(labels) if labels else None}
+        known: set[tuple[str, str]] = set()
         version, failed = "", 0
         while not stop.is_set():
             try:
                 if not version:
-                    yield Change("restarted", {})
-                    version, found = self._present(kind, labels, lists=lists)
-                    yield from (Change("present", each) for each in found)
+                    with _sentences("list", kind):
+                        found = self._client.list(kind.resource, chunk_size=LIST_CHUNK, **selected)
+                        listed: set[tuple[str, str]] = set()
+                        for each in found:
+                            listed.add(_name(each))
+                            yield Change("present", _plain(each))
+                        version = found.resourceVersion
+                    yield from (Change("gone", _named(*name)) for name in known - listed)
+                    known = listed
                     yield Change("complete", {})
                 with _sentences("watch", kind):
                     for what, each in self._client.watch(
                         kind.resource,
-                        **_all(kind, None),
-                        labels=dict(labels) if labels else None,
                         server_timeout=WATCH_S,
                         resource_version=version,
+                        **selected,
                     ):
                         if failed:
                             words.info("watching again", failures=failed)
@@ -257,8 +264,9 @@ class Cluster:
                         version = each["metadata"]["resourceVersion"]
                         if stop.is_set():
                             return
-                        if what != "BOOKMARK":
-                            yield Change("gone" if what == "DELETED" else "present", _plain(each))
+                        gone = what == "DELETED"
+                        (known.discard if gone else known.add)(_name(each))
+                        yield Change("gone" if gone else "present", _plain(each))
             except _ExpiredError:
                 version = ""
             except ClusterError as error:
@@ -268,22 +276,6 @@ class Cluster:
                 if isinstance(error, NotFoundError):
                     version = ""
                 stop.wait(backoff(failed, *RETRY_S))
-
-    def _present(
-        self, kind: Kind, labels: Mapping[str, str] | None, *, lists: bool
-    ) -> tuple[str, list[Object]]:
-        """Returns the version to watch from, and the objects if they are wanted."""
-        with _sentences("list", kind):
-            found = self._client.list(
-                kind.resource,
-                **_all(kind, None),
-                chunk_size=500 if lists else 1,
-                labels=dict(labels) if labels else None,
-            )
-            objects = [_plain(each) for each in found] if lists else []
-            if not lists:
-                next(iter(found), None)
-            return found.resourceVersion, objects
 
     def patch(
         self,
@@ -403,37 +395,38 @@ class Cluster:
 
     def set_finalizer(
         self, kind: Kind, name: str, namespace: str, finalizer: str, *, present: bool
-    ) -> None:
-        """Adds a finalizer to an object, or takes it away; an object that is gone has none.
+    ) -> Object | None:
+        """Adds a finalizer to an object or takes it away; returns the object, None if it is gone.
 
         None is added to an object that is being deleted (the server refuses that): NotFoundError.
         """
         for attempt in range(1, ATTEMPTS_MAX + 1):
             try:
-                meta = self.get(kind, name, namespace)["metadata"]
-            except NotFoundError:
-                if present:
-                    raise
-                return
-            found = list(meta.get("finalizers") or ())
-            if (finalizer in found) == present:
-                return
-            if present and "deletionTimestamp" in meta:
-                raise NotFoundError(
-                    f"{kind.name} {namespace}/{name} is being deleted: use another one"
-                )
-            wanted = [each for each in found if each != finalizer] + [finalizer] * present
-            change = {"resourceVersion": meta["resourceVersion"], "finalizers": wanted}
-            try:
-                self.patch(kind, name, namespace, {"metadata": change})
+                found = self.get(kind, name, namespace)
+                meta = found["metadata"]
+                have = list(meta.get("finalizers") or ())
+                if (finalizer in have) == present:
+                    return found
+                if present and "deletionTimestamp" in meta:
+                    raise NotFoundError(
+                        f"{kind.name} {namespace}/{name} is being deleted: use another one"
+                    )
+                wanted = [each for each in have if each != finalizer] + [finalizer] * present
+                return self.set_finalizers(kind, found, wanted)
             except ConflictError:
                 if attempt == ATTEMPTS_MAX:
                     raise
             except NotFoundError:
                 if present:
                     raise
-            else:
-                return
+                return None
+        raise AssertionError("the last attempt returns or raises")
+
+    def set_finalizers(self, kind: Kind, found: Object, wanted: Sequence[str]) -> Object:
+        """Replaces an object's finalizers and returns it; ConflictError if it is not the latest."""
+        meta = found["metadata"]
+        given = {"resourceVersion": meta["resourceVersion"], "finalizers": list(wanted)}
+        return self.patch(kind, meta["name"], meta["namespace"], {"metadata": given})
 
     def event(
         self,
@@ -540,6 +533,15 @@ def backoff(failures: int, first_s: float, most_s: float) -> float:
 
 def _plain(found: Any) -> Object:
     return dict(found)
+
+
+def _name(found: Any) -> tuple[str, str]:
+    meta = found["metadata"]
+    return meta.get("namespace", ""), meta["name"]
+
+
+def _named(namespace: str, name: str) -> Object:
+    return {"metadata": {"namespace": namespace, "name": name}}
 
 
 def _in(namespace: str | None) -> dict[str, str]:

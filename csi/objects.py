@@ -20,8 +20,9 @@ Object = Mapping[str, Any]
 
 SELECTED_NODE = "volume.kubernetes.io/selected-node"
 """On a claim: the node that its first consumer is on, for which the provisioner waits."""
+EXPANDING = "FileSystemResizePending"
 RESIZE_CONDITIONS = {
-    "FileSystemResizePending",
+    EXPANDING,
     "Resizing",
     "ControllerResizeError",
     "NodeResizeError",
@@ -93,13 +94,16 @@ class Claim:
     """Pending, Bound or Lost."""
     block: bool
     """Whether its mode is Block; else Filesystem."""
+    read_only: bool
+    """Whether ReadOnlyMany is all that it asks for."""
     storage_class: str | None
     capacity: int
     """Bytes that the claim's status tells; 0 until it is bound."""
     selected_node: str | None
     """The node of its first consumer, where somebody chose one."""
-    resizing: bool
-    """An expansion has begun and the claim's status does not tell its end yet."""
+    expanding: bool
+    """Its volume is to take a new size on its node, and the claim's status does not tell the end
+    of that yet (FileSystemResizePending, which there is without a file system, too)."""
     deleting: bool
     finalizers: tuple[str, ...]
     resource_version: str
@@ -127,17 +131,19 @@ class Claim:
     def of(cls, found: Object, volume: PersistentVolume | None) -> Claim:
         """Reads a core/v1 PersistentVolumeClaim and takes the volume that it names."""
         meta, spec, status = found["metadata"], found["spec"], found.get("status") or {}
-        kinds = {each["type"] for each in status.get("conditions") or ()}
+        conditions = status.get("conditions") or ()
+        kinds = {each["type"] for each in conditions if each.get("status") == "True"}
         return cls(
             namespace=meta["namespace"],
             name=meta["name"],
             uid=meta["uid"],
             phase=status.get("phase", "Pending"),
             block=spec.get("volumeMode") == "Block",
+            read_only=set(spec.get("accessModes") or ()) == {"ReadOnlyMany"},
             storage_class=spec.get("storageClassName"),
             capacity=quantity_bytes((status.get("capacity") or {}).get("storage", "0")),
             selected_node=(meta.get("annotations") or {}).get(SELECTED_NODE),
-            resizing=bool(kinds & RESIZE_CONDITIONS),
+            expanding=EXPANDING in kinds,
             deleting="deletionTimestamp" in meta,
             finalizers=tuple(meta.get("finalizers") or ()),
             resource_version=meta["resourceVersion"],
@@ -154,6 +160,11 @@ class StorageClass:
     provisioner: str
     waits: bool
     """Its volumes are made when their first consumer is placed (WaitForFirstConsumer)."""
+
+    @property
+    def ours(self) -> bool:
+        """Whether its volumes are of this driver."""
+        return self.provisioner == DRIVER_NAME
 
     @classmethod
     def of(cls, found: Object) -> StorageClass:

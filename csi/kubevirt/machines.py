@@ -11,23 +11,35 @@ from csi.kubevirt.controllers import VmControllers
 from csi.kubevirt.nodehook import NodeHook
 from csi.kubevirt.podhook import PodHooks
 from csi.kubevirt.pods import Pod
+from csi.kubevirt.vmvolume_controller import VmVolumeController
+from csi.locks import VolumeLocks
 from csi.metrics import Metrics
 from csi.proto import kubevirt_plugin_pb2
 from csi.server import handlers, serve_until
+from csi.volumes import OwnedVolumes
 
 
 class VirtualMachines:
-    """The node hooks, on the host's socket and in the folders of pods that ask for it."""
+    """The node hooks, on the host's socket and in the folders of pods, and the VmVolumes."""
 
     def __init__(
-        self, controllers: VmControllers, cluster: Cluster, node: str, metrics: Metrics
+        self,
+        controllers: VmControllers,
+        cluster: Cluster,
+        node: str,
+        metrics: Metrics,
+        volumes: OwnedVolumes,
+        locks: VolumeLocks,
     ) -> None:
-        """For the virtual machines of `node`."""
+        """For the virtual machines of `node`; the locks are those of the driver's services."""
         self._controllers = controllers
         self._cluster = cluster
         self._node = node
         self._metrics = metrics
         self.pod_hooks = PodHooks(controllers, self._hook, metrics)
+        self._vm_volumes = VmVolumeController(
+            cluster, controllers, volumes, locks, node, metrics.registry
+        )
 
     def start(self, running: ExitStack, node_hook: Path) -> None:
         """Serves until `running` ends; `node_hook` is the socket for virt-handler.
@@ -40,6 +52,8 @@ class VirtualMachines:
         serve_until(running, node_hook, [handlers(described, self._hook(), self._metrics)])
         running.callback(self.pod_hooks.stop)
         self.pod_hooks.start()
+        running.callback(self._vm_volumes.stop)
+        self._vm_volumes.start()
 
     def _hook(self, only: Pod | None = None) -> NodeHook:
         return NodeHook(self._controllers, self._cluster, self._node, probe.find, only)

@@ -88,7 +88,7 @@ def test_a_bound_claim_tells_its_lvol() -> None:
     bound = Claim.of(
         claim(phase="Bound", capacity={"storage": "2Gi"}), PersistentVolume.of(volume())
     )
-    assert (bound.handle, bound.node, bound.capacity, bound.resizing) == (
+    assert (bound.handle, bound.node, bound.capacity, bound.expanding) == (
         HANDLE,
         "n1",
         2 * GIB,
@@ -98,7 +98,9 @@ def test_a_bound_claim_tells_its_lvol() -> None:
 
 def test_a_claim_that_is_being_expanded_says_so() -> None:
     condition = {"type": "FileSystemResizePending", "status": "True"}
-    assert Claim.of(claim(phase="Bound", conditions=[condition]), None).resizing
+    assert Claim.of(claim(phase="Bound", conditions=[condition]), None).expanding
+    condition["type"] = "Resizing"  # the controller's part, which is not over
+    assert not Claim.of(claim(phase="Bound", conditions=[condition]), None).expanding
 
 
 def test_a_waiting_claim_tells_the_node_chosen_for_it() -> None:
@@ -110,6 +112,7 @@ def test_a_waiting_claim_tells_the_node_chosen_for_it() -> None:
 
 def test_a_class_says_whether_its_volumes_wait() -> None:
     found = {"metadata": {"name": "fast"}, "provisioner": "csi.virtlun.dev"}
+    assert StorageClass.of(found).ours
     assert not StorageClass.of(found).waits
     assert StorageClass.of({**found, "volumeBindingMode": "WaitForFirstConsumer"}).waits
 

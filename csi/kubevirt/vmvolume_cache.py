@@ -1,0 +1,120 @@
+"""What the watches have told: the VmVolumes of the cluster, and the machines of this node.
+
+A change that this program made itself is put here from the server's answer; the watch tells of it
+again, which is then no news.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from csi.kubevirt.vmvolume import VmVolume
+from csi.objects import Vmi
+
+Name = tuple[str, str]
+"""Namespace and name."""
+
+
+class Cache:
+    """The latest of each object; of the size of the number of VmVolumes and of machines here."""
+
+    def __init__(self) -> None:
+        """Begins empty."""
+        self._mutex = threading.Lock()
+        self._volumes: dict[Name, VmVolume] = {}
+        self._of_claim: dict[Name, set[Name]] = {}
+        self._of_machine: dict[Name, set[Name]] = {}
+        self._machines: dict[Name, Vmi] = {}
+
+    # VmVolumes
+
+    def put_volume(self, volume: VmVolume) -> bool:
+        """Keeps a VmVolume; whether it is news, and not what is here or older."""
+        with self._mutex:
+            known = self._volumes.get(volume.key)
+            if known and known.uid == volume.uid and not _later(volume, known):
+                return False
+            if known:
+                self._forget(known)
+            self._volumes[volume.key] = volume
+            self._of_claim.setdefault(volume.claim_key, set()).add(volume.key)
+            self._of_machine.setdefault(volume.vm_key, set()).add(volume.key)
+            return True
+
+    def drop_volume(self, key: Name) -> VmVolume | None:
+        """Forgets a VmVolume and returns what was known of it."""
+        with self._mutex:
+            known = self._volumes.pop(key, None)
+            if known:
+                self._forget(known)
+            return known
+
+    def volume(self, key: Name) -> VmVolume | None:
+        """Returns a VmVolume."""
+        with self._mutex:
+            return self._volumes.get(key)
+
+    def volumes(self) -> list[VmVolume]:
+        """Returns all of them."""
+        with self._mutex:
+            return list(self._volumes.values())
+
+    def of_claim(self, claim: Name) -> list[VmVolume]:
+        """Returns those that name a claim."""
+        with self._mutex:
+            return [self._volumes[key] for key in sorted(self._of_claim.get(claim, ()))]
+
+    def of_machine(self, machine: Name) -> list[VmVolume]:
+        """Returns those that name a machine."""
+        with self._mutex:
+            return [self._volumes[key] for key in sorted(self._of_machine.get(machine, ()))]
+
+    def _forget(self, volume: VmVolume) -> None:
+        for index, name in (
+            (self._of_claim, volume.claim_key),
+            (self._of_machine, volume.vm_key),
+        ):
+            keys = index.get(name, set())
+            keys.discard(volume.key)
+            if not keys:
+                index.pop(name, None)
+
+    # Machines of this node
+
+    def put_machine(self, machine: Vmi) -> bool:
+        """Keeps a machine; whether anything changed that a VmVolume depends on."""
+        key = machine.namespace, machine.name
+        with self._mutex:
+            known = self._machines.get(key)
+            self._machines[key] = machine
+        return known is None or _matters(known) != _matters(machine)
+
+    def drop_machine(self, key: Name) -> None:
+        """Forgets a machine."""
+        with self._mutex:
+            self._machines.pop(key, None)
+
+    def machine(self, key: Name) -> Vmi | None:
+        """Returns a machine of this node."""
+        with self._mutex:
+            return self._machines.get(key)
+
+
+def _later(one: VmVolume, other: VmVolume) -> bool:
+    """Whether one version of an object is later: they are numbers that grow (KEP-5504)."""
+    try:
+        return int(one.resource_version) > int(other.resource_version)
+    except ValueError:
+        return one.resource_version != other.resource_version
+
+
+def _matters(machine: Vmi) -> tuple[object, ...]:
+    spec = machine.object.get("spec") or {}
+    return (
+        machine.uid,
+        machine.phase,
+        machine.node,
+        dict(machine.pods),
+        machine.deleting,
+        spec.get("volumes"),
+    )
