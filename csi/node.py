@@ -201,18 +201,30 @@ class Node:
     def _stage(self, owned: Owned, staging: Path, capability: pb.VolumeCapability) -> Path:
         """Makes sure that the volume has a working device, mounted at `staging` if it is to be."""
         handle, parameters = owned.volume.uuid, owned.parameters
+        present = self._devices.device(handle)
         device = self._devices.attach(handle, block_size=int(parameters.block_size))
         if capability.HasField("block"):
             return device
-        fs_type = capability.mount.fs_type or parameters.fs_type
+        try:
+            self._mount(owned, device, staging, capability)
+        except Exception:
+            if present is None:  # kubelet does not unstage what was refused
+                self._devices.detach(handle)
+            raise
+        return device
+
+    def _mount(
+        self, owned: Owned, device: Path, staging: Path, capability: pb.VolumeCapability
+    ) -> None:
+        """Makes sure that the file system of a device is mounted at `staging`."""
+        fs_type = capability.mount.fs_type or owned.parameters.fs_type
         present = mounts.at(staging)
         if present is not None and mounts.numbers(device) == present.device:
-            return device
+            return
         mounts.unmount(staging)  # of a device that is dead
         self._format(owned, device, fs_type)
         staging.mkdir(parents=True, exist_ok=True)
         filesystems.mount(device, staging, fs_type, list(capability.mount.mount_flags))
-        return device
 
     def _format(self, owned: Owned, device: Path, fs_type: str) -> None:
         """Makes the file system on an empty volume, or anew where an earlier mkfs was cut off."""

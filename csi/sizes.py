@@ -41,7 +41,8 @@ def size_within(wanted: pb.CapacityRange, store: Lvstore, least: int = 0) -> int
     if size > store.total:
         raise Failure(
             Code.RESOURCE_EXHAUSTED,
-            f"{size} bytes do not fit in lvstore {store.name}, which has {store.total}",
+            f"{size} bytes do not fit in lvstore {store.name}, which has {store.total}: "
+            "ask for less, or add to the lvstore",
         )
     return size
 

@@ -33,6 +33,7 @@ from pydataplane.volumes import (
 NAMESPACE = uuid.UUID("6a3e1f0c-0d4b-5c8e-9b55-76697274756c")
 OWNER_XATTR = "csi.volume"
 FORMATTING_XATTR = "csi.formatting"
+NO_SPACE = -28
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,15 @@ class OwnedVolumes:
                 volume = self.volumes.create(f"{store.name}/{name}", size, thin=thin, uuid=handle)
             except VolumeError as error:
                 raise Failure(Code.ALREADY_EXISTS, str(error)) from error
+            except RpcError as error:
+                if error.code != NO_SPACE:
+                    raise
+                raise Failure(
+                    Code.RESOURCE_EXHAUSTED,
+                    f"lvstore {store.name} of node {self._node} has {store.free} bytes free, and "
+                    f"volume {owner.name} needs {size}: ask for less, delete volumes there or add "
+                    "to the lvstore",
+                ) from error
         elif self._owner(handle) is None and not _is(volume, size, store, thin=thin):
             self.volumes.delete(handle)  # begun by a call that was never answered; nobody has it
             return self.create(owner, size, store, thin=thin)

@@ -333,7 +333,8 @@ def test_health_and_metrics(driver: Driver) -> None:
 def test_each_call_is_a_line_in_the_log_with_its_volume(driver: Driver) -> None:
     handle = driver.create("pvc-1", 64 * MIB, block())
     driver.delete(handle)
-    (entry,) = [each for each in driver.entries() if each.get("method") == "DeleteVolume"]
+    begun, entry = [each for each in driver.entries() if each.get("method") == "DeleteVolume"]
+    assert (begun["event"], begun["request"]) == ("begun", entry["request"])
     assert (entry["volume_id"], entry["code"], entry["level"]) == (handle, "OK", "info")
     assert entry["request"] > 0
 

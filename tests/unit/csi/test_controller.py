@@ -331,7 +331,6 @@ def test_twenty_threads_make_one_volume(world: World) -> None:
 @pytest.mark.parametrize(
     ("errno", "code"),
     [
-        (-28, Code.RESOURCE_EXHAUSTED),
         (-16, Code.FAILED_PRECONDITION),
         (-22, Code.INVALID_ARGUMENT),
         (-5, Code.INTERNAL),
