@@ -56,13 +56,16 @@ def driver(make_target: MakeTarget) -> Iterator[Driver]:
 
 
 @pytest.mark.root
-@pytest.mark.parametrize(("kind", "fs_type"), [("mount", "xfs"), ("mount", "ext4"), ("block", "")])
+@pytest.mark.parametrize(
+    ("kind", "parameter"),
+    [("mount", "fsType: xfs"), ("mount", "fsType: ext4"), ("block", ""), ("mount", "face: vhost")],
+)
 def test_csi_sanity(
-    program: Path, driver: Driver, kind: str, fs_type: str, capsys: pytest.CaptureFixture[str]
+    program: Path, driver: Driver, kind: str, parameter: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = driver.directory
     parameters = directory / "parameters.yaml"
-    parameters.write_text("lvstore: lvs0\n" + (f"fsType: {fs_type}\n" if fs_type else ""))
+    parameters.write_text(f"lvstore: lvs0\n{parameter}\n")
     report = directory / "report.xml"
     done = subprocess.run(
         [
@@ -83,13 +86,14 @@ def test_csi_sanity(
     )
     counts, reasons = results(done.stdout), _skips(report)
     with capsys.disabled():
-        print(f"\ncsi-sanity {kind} {fs_type}: {counts}")
+        print(f"\ncsi-sanity {kind} {parameter}: {counts}")
         for reason, number in reasons.most_common():
             print(f"  {number:2} skipped: {reason}")
     assert done.returncode == 0, done.stdout[-6000:]
     assert (counts["passed"], counts["failed"]) == (CLAIMED_SPECS, 0)
     assert [reason for reason in reasons if not reason.startswith(NOT_CLAIMED)] == []
     assert driver.left() == NOTHING
+    assert driver.target.rpc("vhost_get_controllers") == []
 
 
 def _skips(report: Path) -> Counter[str]:
