@@ -97,9 +97,11 @@ class HookSection(Section):
 
     deadline_s: float = Field(default=10.0, gt=0, le=3600)
     """The longest that libvirtd is made to wait, seconds."""
-    create_missing_mib: int = Field(default=0, ge=0)
-    """Size in MiB of the empty thin volume made for a disk whose volume is missing at start; 0: the
-    start fails, which is what to want unless volumes are scratch space."""
+    create_missing_mib: int = Field(default=10240, ge=0)
+    """Size in MiB of the thin volume made at start, by the gateway too, for a disk whose volume
+    never existed; 0: the start fails. A volume that was there and is lost fails it always."""
+    state_dir: Path = Path("/var/lib/virtlun/hook")
+    """Where the hook records which volumes a domain had that was started without the gateway."""
 
 
 class Config(Section):

@@ -133,11 +133,11 @@ def clearance(controller: str, state: State) -> list[Action]:
 
 
 def bdev_of(lun: LunPlan, state: State) -> str:
-    """Returns the name of a disk's bdev: by UUID, else by LVSTORE/LVOL, else what to ask for."""
-    for name in (lun.uuid, lun.volume.alias):
-        if name is not None and name in state.names:
-            return state.names[name]
-    return lun.volume.alias
+    """Returns the name of a disk's bdev, or what to ask for if the target has none.
+
+    Where the UUID is known it decides: another volume under the old name is not this disk's.
+    """
+    return state.names.get(lun.bdev_name, lun.bdev_name)
 
 
 def observe(client: Client, *, bdevs: bool = True) -> State:

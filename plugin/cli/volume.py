@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from uuid import UUID
 
 import click
 
@@ -44,12 +45,17 @@ def list_(socket: Path, lvstore: str | None, as_json: bool) -> None:
 @click.argument("volume")
 @click.argument("size_text", metavar="SIZE")
 @click.option("--thin", is_flag=True, help="Allocate clusters when they are first written.")
+@click.option("--uuid", type=click.UUID, help="In place of a lost volume of this UUID.")
 @json_option
 @click.pass_obj
 @errors_as_sentences
-def create(socket: Path, volume: str, size_text: str, thin: bool, as_json: bool) -> None:
+def create(
+    socket: Path, volume: str, size_text: str, thin: bool, uuid: UUID | None, as_json: bool
+) -> None:
     """Make VOLUME (LVSTORE/NAME) of SIZE, such as 10G; it reads as zeros."""
-    made = Volumes(Client(socket)).create(volume, parse_size(size_text), thin=thin)
+    made = Volumes(Client(socket)).create(
+        volume, parse_size(size_text), thin=thin, uuid=str(uuid) if uuid else None
+    )
     _show([made], as_json)
 
 

@@ -173,6 +173,13 @@ def pack_params(params: list[TypedParam]) -> bytes:
     return bytes(writer.array(params, lambda param: param.write(writer)))
 
 
+def read_params(payload: bytes) -> dict[str, TypedValue]:
+    """Reads the remote_typed_param<> with which `payload` begins, by name."""
+    reader = Reader(payload)
+    params = reader.array(lambda: TypedParam.read(reader), 64)
+    return {param.field: param.value for param in params}
+
+
 @dataclass(frozen=True)
 class StatsRecord:
     """remote_domain_stats_record."""

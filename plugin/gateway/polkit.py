@@ -1,22 +1,29 @@
-"""The check that libvirtd leaves out because it sees the gateway's uid 0: polkit, for UNIX sockets.
+"""What the gateway asks polkit itself, with the actions and subjects that libvirtd would use.
 
-libvirtd exempts root from polkit. Every client of the gateway arrives there as root, so where
-libvirtd.conf asks for polkit the gateway asks it, with the actions and the subject that libvirtd
-would use (remote_daemon_dispatch.c, remoteDispatchAuthPolkit).
+- Whether a client may connect (`check`). libvirtd exempts root from this, and every client of the
+  gateway arrives there as root (remote_daemon_dispatch.c, remoteDispatchAuthPolkit).
+- Whether a client may start a domain (`may`), where libvirtd.conf has the access driver polkit.
+  libvirtd judges that itself, and its word counts; but the controller has to be there before it
+  does, and for somebody who may not start the domain nothing is to happen on the target
+  (viraccessdriverpolkit.c, virAccessDriverPolkitCheckDomain).
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 
 from plugin.gateway.errors import Code, Refused
+from plugin.gateway.messages import read_params
 from plugin.gateway.peer import Peer
 
 MANAGE = "org.libvirt.unix.manage"
 MONITOR = "org.libvirt.unix.monitor"
+START = "org.libvirt.api.domain.start"
+WRITE = "org.libvirt.api.domain.write"
 
 ANSWER_S = 300.0
 """How long a person may take to type a password into polkit's agent, seconds."""
@@ -48,6 +55,22 @@ def configured(libvirtd_conf: Path, *, read_only: bool) -> Auth:
         return Auth.POLKIT
 
 
+def judges_calls(libvirtd_conf: Path) -> bool:
+    """Whether libvirtd asks polkit about each call: `access_drivers` in libvirtd.conf has it.
+
+    libvirtd's default is that it does not. A file that is there but cannot be read counts as yes.
+    """
+    try:
+        text = libvirtd_conf.read_text()
+    except FileNotFoundError:
+        return False
+    except (OSError, UnicodeDecodeError):
+        return True
+    plain = re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)
+    found = re.findall(r"^\s*access_drivers\s*=\s*(\[[^\]]*\]|\S+)", plain, re.MULTILINE)
+    return bool(found) and "polkit" in found[-1]
+
+
 async def check(peer: Peer, action: str, pkcheck: str = "pkcheck") -> None:
     """Asks polkit whether the peer may do `action`.
 
@@ -57,7 +80,48 @@ async def check(peer: Peer, action: str, pkcheck: str = "pkcheck") -> None:
     if not peer.start_time:
         raise Refused(Code.AUTH_FAILED, f"process {peer.pid} is gone: polkit cannot be asked")
     subject = f"{peer.pid},{peer.start_time},{peer.uid}"
-    words = ["--action-id", action, "--process", subject, "--allow-user-interaction"]
+    status = await _ask(pkcheck, action, subject, "--allow-user-interaction")
+    if status == 0:
+        return
+    if status == 2:
+        raise Refused(
+            Code.AUTH_UNAVAILABLE, f"no polkit agent available to authenticate action '{action}'"
+        )
+    if status == 3:
+        raise Refused(Code.AUTH_CANCELLED, "user cancelled authentication process")
+    raise Refused(Code.AUTH_FAILED, f"access denied by policy for action '{action}'")
+
+
+async def may(
+    identity: bytes, actions: Sequence[str], name: str, uuid: str, pkcheck: str = "pkcheck"
+) -> bool:
+    """Asks polkit whether a client may do all of `actions` to the domain with this name and UUID.
+
+    `identity` is what libvirtd was told of the client (arguments of CONNECT_SET_IDENTITY). False
+    as well where polkit cannot be asked; libvirtd's answer to the call then says why.
+    """
+    known = read_params(identity)
+    pid, since, uid = (known.get(k) for k in ("process-id", "process-time", "unix-user-id"))
+    if pid is None or since is None or uid is None:
+        return False
+    details = {"connect_driver": "QEMU", "domain_name": name, "domain_uuid": uuid}
+    words = [word for key, value in details.items() for word in ("--detail", key, value)]
+    try:
+        for action in actions:
+            if await _ask(pkcheck, action, f"{pid},{since},{uid}", *words) != 0:
+                return False
+    except Refused:
+        return False
+    return True
+
+
+async def _ask(pkcheck: str, action: str, subject: str, *more: str) -> int:
+    """Returns pkcheck's status.
+
+    Raises:
+        Refused: it cannot be run.
+    """
+    words = ["--action-id", action, "--process", subject, *more]
     try:
         process = await asyncio.create_subprocess_exec(
             pkcheck,
@@ -78,12 +142,4 @@ async def check(peer: Peer, action: str, pkcheck: str = "pkcheck") -> None:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    if status == 0:
-        return
-    if status == 2:
-        raise Refused(
-            Code.AUTH_UNAVAILABLE, f"no polkit agent available to authenticate action '{action}'"
-        )
-    if status == 3:
-        raise Refused(Code.AUTH_CANCELLED, "user cancelled authentication process")
-    raise Refused(Code.AUTH_FAILED, f"access denied by policy for action '{action}'")
+    return status

@@ -1,7 +1,8 @@
 """Makes the target's LUNs follow what the domains' metadata says; run when the gateway starts.
 
 It finishes or takes back what a gateway that died in between left half done, and gives running
-domains their LUNs again after a target came back empty.
+domains their LUNs again after a target came back empty. And it takes over what the hook recorded
+while there was no gateway: see plugin.gateway.records.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import structlog
 
 from plugin import translate
 from plugin.errors import TranslateError
+from plugin.gateway import records
 from plugin.gateway.errors import GatewayError
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ async def reconcile(gateway: Gateway) -> None:
     for dom in domains:
         try:
             async with gateway.locks.hold(f"domain:{dom.uuid.hex()}"):
+                await records.take_over(gateway, dom)
                 await _reconcile(gateway, dom)
         except (GatewayError, TranslateError) as error:
             _log.warning("not reconciled", domain=dom.name, error=str(error))

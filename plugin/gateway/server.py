@@ -48,6 +48,7 @@ class Gateway:
 
     def __init__(self, config: Config, target: Target | None = None) -> None:
         self.config = config.gateway
+        self.hook = config.hook
         self.settings = config.settings()
         self.locks = Locks()
         self.target = target or Target(Client(config.target.rpc_socket, config.target.timeout_s))

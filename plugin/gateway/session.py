@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -137,6 +138,13 @@ class Session:
                 self._upstream.close()
             if self._own is not None:
                 await self._own.close()
+
+    async def may(self, actions: Sequence[str], name: str, uuid: str) -> bool:
+        """Whether libvirtd would let the client do these polkit actions to a domain."""
+        config = self.gateway.config
+        if not polkit.judges_calls(config.libvirtd_conf):
+            return True
+        return await polkit.may(self._identity, actions, name, uuid, config.pkcheck)
 
     async def _speaks(self) -> bool:
         """Waits for the client's first byte; False if it leaves, or the gateway stops, before."""

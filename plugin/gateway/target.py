@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from typing import TypeVar
 
-from plugin import reconcile
+from plugin import missing, reconcile
 from plugin.errors import Refusal
 from plugin.gateway.errors import GatewayError, Refused
 from plugin.reconcile import AddTarget, DeleteController, RemoveTarget
@@ -127,6 +127,14 @@ class Target:
         """Whether the target has a controller of this name."""
         state = await self._run(lambda: reconcile.observe(self._client, bdevs=False))
         return controller in state.controllers
+
+    async def find_volumes(self, plan: Plan, known: dict[str, str]) -> Plan:
+        """Returns the plan with the UUIDs of the volumes that are there; see plugin.missing."""
+        return await self._run(lambda: missing.find(self._client, plan, known))
+
+    async def make_volumes(self, plan: Plan, mib: int) -> Plan:
+        """Makes those volumes of the plan that have no UUID; returns it with all of them."""
+        return await self._run(lambda: missing.make(self._client, plan, mib))
 
     async def ensure(self, plan: Plan, *, whole: bool = True) -> list[LunPlan]:
         """Makes the controller exist with exactly the plan's LUNs; safe to repeat.

@@ -7,10 +7,16 @@ longer than its deadline.
 
 - prepare begin: controller and LUNs exist, with the right volumes, before QEMU starts. If not, exit
   status 1 and one sentence: libvirtd shows it and does not start the domain.
-- reconnect begin (libvirtd was restarted): the same, but always exit status 0, for libvirtd kills a
-  running domain whose hook fails here.
+- migrate begin, restore begin (the guest has run before, on another host or from its saved state):
+  all its volumes are there, or exit status 1. Nothing is made and nothing is printed.
+- reconnect begin (libvirtd was restarted): as prepare, but no volume is made, and always exit
+  status 0, for libvirtd kills a running domain whose hook fails here.
 - release end: the controller goes.
 - anything else, and domains without our metadata: exit status 0 at once.
+
+A volume that is not there (`judge`): one that never was is made, thin; one that is lost is never
+replaced. What tells them apart is the UUID, recorded at define, attach and start in the domain's
+metadata by the gateway, and in a file of its own by the hook (it cannot change the domain's XML).
 
 Standard library only, and this one file only: it runs in the system's Python, wherever it was
 copied. What it reads is what plugin.translate.metadata writes; a test holds the two together.
@@ -23,7 +29,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from typing import Any, BinaryIO, NoReturn
     from xml.etree.ElementTree import Element
 
@@ -37,6 +43,8 @@ CONTROLLER_PREFIX = "vm-"
 DEFAULT_CONFIG = "/etc/virtlun/virtlun.toml"
 DEFAULT_RPC_SOCKET = "/run/virtlun/target.sock"
 DEFAULT_DEADLINE_S = 10.0
+DEFAULT_CREATE_MISSING_MIB = 10240
+DEFAULT_STATE_DIR = "/var/lib/virtlun/hook"
 
 MAX_XML_BYTES = 16 << 20
 MAX_ANSWER_BYTES = 64 << 20
@@ -272,35 +280,172 @@ def luns_of(controller: dict[str, Any]) -> dict[int, str]:
     return result
 
 
-def find_bdev(target: Target, lun: Lun, create_mib: int) -> str:
-    """Returns the name of a disk's bdev: its UUID decides, so that a renamed volume is found.
+def judge(
+    dev: str,
+    alias: str,
+    uuid: str | None,
+    there: Callable[[str], str | None],
+    stores: Callable[[], Collection[str]],
+) -> str | None:
+    """Returns the bdev of a disk's volume; None if that never existed, and may be made.
+
+    The gateway uses it, too. The UUID decides: a renamed volume is found, and another one under the
+    old name is not taken for it.
+
+    Args:
+        dev: the disk's target dev, for messages.
+        alias: LVSTORE/LVOL.
+        uuid: of the volume that the disk is known to have had, None if it never had one.
+        there: from a bdev's name or alias to its name, None if there is none.
+        stores: gives the names of the lvstores that are loaded.
 
     Raises:
-        HookError: there is no such volume, and none is to be made (`create_mib` 0).
+        HookError: the volume is lost, or another has its name, or its lvstore is not loaded.
     """
-    for name in (lun.uuid, lun.alias):
-        if name is None:
-            continue
+    bdev = there(uuid or alias)
+    if bdev is not None:
+        return bdev
+    store = alias.partition("/")[0]
+    volume = f"volume {alias} (UUID {uuid})" if uuid is not None else f"volume {alias}"
+    if store not in stores():
+        raise HookError(
+            f"disk {dev}: lvstore {store} with {volume} is not loaded; bring back the file or"
+            " device that it is on (`virtlun lvstore list` shows what is loaded), then start the"
+            " domain again"
+        )
+    if uuid is None:
+        return None
+    other = there(alias)
+    if other is not None:
+        raise HookError(
+            f"disk {dev}: {volume} is lost, and another one has its name (UUID {other}); to use"
+            " that one, detach the disk and attach it again, or else rename it and restore the lost"
+            " one under its UUID"
+        )
+    raise HookError(
+        f"disk {dev}: {volume} is lost: lvstore {store} has no volume of this UUID; make it again"
+        f" with `virtlun volume create {alias} SIZE --uuid {uuid}` and restore its data, or detach"
+        " the disk"
+    )
+
+
+def absent(dev: str, alias: str) -> str:
+    """Returns the sentence about a volume that never existed and is not to be made."""
+    return (
+        f"disk {dev}: there is no volume {alias}; create it with"
+        f" `virtlun volume create {alias} SIZE`, or detach the disk"
+    )
+
+
+def find_volumes(
+    target: Target, plan: Plan, known: Mapping[str, str], create_mib: int
+) -> dict[int, str]:
+    """Returns the name of each disk's bdev by target number; makes those that never existed.
+
+    All are looked at before the first is made. `known` has the UUIDs (by LVSTORE/LVOL) of which the
+    metadata does not know; with `create_mib` 0 none is made.
+
+    Raises:
+        HookError: a volume is lost or missing, or its lvstore is not loaded.
+    """
+
+    def there(name: str) -> str | None:
         try:
             return str(target.call("bdev_get_bdevs", name=name)[0]["name"])
         except RpcFailure as failure:
             if failure.code != NO_SUCH_DEVICE:
                 raise
-    if create_mib <= 0:
+        return None
+
+    def stores() -> set[str]:
+        return {str(store["name"]) for store in target.call("bdev_lvol_get_lvstores")}
+
+    def bdev_of(lun: Lun) -> str | None:
+        uuid = lun.uuid or known.get(lun.alias)
+        found = there(uuid or lun.alias)
+        if found is None:
+            target.call("bdev_wait_for_examine")  # it may have been started just now
+            found = judge(lun.dev, lun.alias, uuid, there, stores)
+        return found
+
+    found = {lun.target: bdev_of(lun) for lun in plan.luns}
+    missing = [lun for lun in plan.luns if found[lun.target] is None]
+    if missing and create_mib <= 0:
+        raise HookError(absent(missing[0].dev, missing[0].alias))
+    for lun in missing:
+        store, _, name = lun.alias.partition("/")
+        try:
+            made = target.call(
+                "bdev_lvol_create",
+                lvs_name=store,
+                lvol_name=name,
+                size_in_mib=create_mib,
+                thin_provision=True,
+            )
+        except RpcFailure as failure:
+            if failure.code != EXISTS:  # another start was faster
+                raise HookError(
+                    f"disk {lun.dev}: volume {lun.alias} of {create_mib} MiB cannot be made:"
+                    f" {failure}"
+                ) from failure
+            made = there(lun.alias)
+        found[lun.target] = str(made)
+    return {number: bdev for number, bdev in found.items() if bdev is not None}
+
+
+def recall(folder: str, controller: str) -> dict[str, str]:
+    """Returns the volumes' UUIDs (by LVSTORE/LVOL) that `remember` recorded for a controller.
+
+    Raises:
+        HookError: there is a record, but it cannot be read: to go on might hide a loss.
+    """
+    import json  # noqa: PLC0415
+
+    path = f"{folder}/{controller}.json"
+    try:
+        with open(path, "rb") as stream:  # noqa: PTH123 - pathlib is slow to import
+            volumes = json.load(stream)["volumes"]
+        return {str(alias): str(uuid) for alias, uuid in volumes.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise HookError(
-            f"disk {lun.dev}: there is no volume {lun.alias}; create it with"
-            f" `virtlun volume create {lun.alias} SIZE`, load its lvstore, or detach the disk"
-        )
-    store, _, name = lun.alias.partition("/")
-    return str(
-        target.call(
-            "bdev_lvol_create",
-            lvs_name=store,
-            lvol_name=name,
-            size_in_mib=create_mib,
-            thin_provision=True,
-        )
-    )
+            f"{path}, which records the volumes that the domain had, cannot be read ({error!r});"
+            " remove it if all of them are there"
+        ) from error
+
+
+def remember(folder: str, controller: str, uuids: Mapping[str, str]) -> None:
+    """Records the volumes' UUIDs (by LVSTORE/LVOL) of a controller, durably; none: no record.
+
+    Raises:
+        HookError: that cannot be written.
+    """
+    import json  # noqa: PLC0415
+    import os  # noqa: PLC0415
+
+    path = f"{folder}/{controller}.json"
+    try:
+        if not uuids:
+            if os.path.exists(path):  # noqa: PTH110
+                os.unlink(path)  # noqa: PTH108
+            return
+        os.makedirs(folder, mode=0o755, exist_ok=True)  # noqa: PTH103
+        with open(f"{path}.new", "w") as stream:  # noqa: PTH123
+            json.dump({"version": 1, "volumes": dict(uuids)}, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.rename(f"{path}.new", path)  # noqa: PTH104
+        directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        raise HookError(
+            f"{path}: the domain's volumes cannot be recorded ({error.strerror or error});"
+            " make hook.state_dir of virtlun.toml a folder that can be written"
+        ) from error
 
 
 def find_controller(target: Target, name: str) -> dict[str, Any] | None:
@@ -311,15 +456,16 @@ def find_controller(target: Target, name: str) -> dict[str, Any] | None:
     return None
 
 
-def ensure(target: Target, plan: Plan, create_mib: int = 0) -> None:
+def ensure(target: Target, plan: Plan, wanted: Mapping[int, str]) -> None:
     """Makes the controller exist with exactly the plan's LUNs; safe to repeat.
+
+    `wanted` has the bdev of each, by target number.
 
     Raises:
         HookError, RpcFailure: it cannot be done; the sentence says why.
     """
     import os  # noqa: PLC0415
 
-    wanted = {lun.target: find_bdev(target, lun, create_mib) for lun in plan.luns}
     controller = find_controller(target, plan.controller)
     if controller is None:
         target.call("vhost_create_scsi_controller", ctrlr=plan.controller)
@@ -392,11 +538,16 @@ class Config:
         try:
             self.rpc_socket = str(target.get("rpc_socket", DEFAULT_RPC_SOCKET))
             self.deadline_s = float(hook.get("deadline_s", DEFAULT_DEADLINE_S))
-            self.create_missing_mib = int(hook.get("create_missing_mib", 0))
+            self.create_missing_mib = int(
+                hook.get("create_missing_mib", DEFAULT_CREATE_MISSING_MIB)
+            )
+            self.state_dir = str(hook.get("state_dir", DEFAULT_STATE_DIR))
         except (AttributeError, TypeError, ValueError) as error:
             raise HookError(f"{file}: sections [target] and [hook]: {error}") from error
         if not 0 < self.deadline_s <= 3600:
             raise HookError(f"{file}: hook.deadline_s is not between 0 and 3600 seconds")
+        if self.create_missing_mib < 0:
+            raise HookError(f"{file}: hook.create_missing_mib is below 0")
 
 
 def run(operation: str, xml: bytes, config_path: str | None) -> None:
@@ -419,8 +570,8 @@ def run(operation: str, xml: bytes, config_path: str | None) -> None:
         end = time.monotonic() + config.deadline_s
         if operation == "release":
             release(Target(config.rpc_socket, end), plan)
-        else:
-            ensure(Target(config.rpc_socket, end), plan, config.create_missing_mib)
+        elif plan.luns or operation not in INCOMING:
+            _bring_up(Target(config.rpc_socket, end), plan, operation, config)
     except DeadlineError:
         raise HookError(
             f"the virtlun target did not answer within {config.deadline_s:g} s; see its log"
@@ -429,11 +580,32 @@ def run(operation: str, xml: bytes, config_path: str | None) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
+def _bring_up(target: Target, plan: Plan, operation: str, config: Config) -> None:
+    """Does what comes before a start, and after libvirtd's own restart."""
+    create_mib = config.create_missing_mib if operation == "prepare" else 0
+    known = recall(config.state_dir, plan.controller)
+    bdevs = find_volumes(target, plan, known, create_mib)
+    new = {lun.alias: bdevs[lun.target] for lun in plan.luns if lun.uuid is None}
+    if new != known:
+        remember(config.state_dir, plan.controller, new)
+    if operation not in INCOMING:
+        ensure(target, plan, bdevs)
+
+
 def _alarm(*_: object) -> NoReturn:
     raise DeadlineError
 
 
-OPERATIONS = {("prepare", "begin"), ("reconnect", "begin"), ("release", "end")}
+INCOMING = ("migrate", "restore")
+"""Before these, `prepare` follows; what it would make as if new must be there already."""
+
+OPERATIONS = {
+    ("prepare", "begin"),
+    ("migrate", "begin"),
+    ("restore", "begin"),
+    ("reconnect", "begin"),
+    ("release", "end"),
+}
 
 
 def main(arguments: Sequence[str] | None = None, stdin: BinaryIO | None = None) -> int:

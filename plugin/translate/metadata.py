@@ -13,7 +13,7 @@ namespace into ours, and libvirt reformats elements. schemas/domain-metadata.rng
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from plugin.errors import Refusal, TranslateError
@@ -79,6 +79,16 @@ class Metadata:
             if e is not entry
         )
         return replace(self, entries=kept)
+
+    def identified(self, uuids: Mapping[str, str]) -> Metadata:
+        """Returns a copy in which disks without a UUID have those of `uuids` (by LVSTORE/LVOL)."""
+        entries = tuple(
+            e
+            if e.lun.uuid is not None
+            else replace(e, lun=replace(e.lun, uuid=uuids.get(e.lun.volume.alias)))
+            for e in self.entries
+        )
+        return replace(self, entries=entries)
 
 
 def places(entries: Iterable[Entry], theirs: Sequence[str | None]) -> list[tuple[int, Entry]]:

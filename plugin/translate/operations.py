@@ -215,7 +215,7 @@ def update(
         target=old.target,
         dev=old.dev,
         volume=ref,
-        uuid=(uuids or {}).get(ref.alias, old.uuid if ref == old.volume else None),
+        uuid=(old.uuid if ref == old.volume else None) or (uuids or {}).get(ref.alias),
         serial=disk.serial,
         read_only=disk.read_only,
         shareable=disk.shareable,
@@ -233,6 +233,27 @@ def update(
     check_new(others, disk, ref, Refusal.TARGET_EXISTS)
     new = Entry(lun, entry.order, entry.before, disks.stored_text(document, document.root))
     return _change(view, rest.with_entry(new), new, settings, live=live)
+
+
+def identify(domain_xml: str, uuids: Mapping[str, str]) -> str | None:
+    """Records volumes' UUIDs in one side of a domain, where it does not know them.
+
+    Args:
+        domain_xml: libvirtd's XML (untranslated) of that side.
+        uuids: LVSTORE/LVOL to volume UUID.
+
+    Returns:
+        The element for virDomainSetMetadata, as `Change.metadata_xml`; None if nothing is new.
+
+    Raises:
+        TranslateError: BAD_XML, our metadata is damaged.
+    """
+    view = views.parse(domain_xml) if NAMESPACE in domain_xml else None
+    metadata = view.metadata if view is not None else None
+    if metadata is None:
+        return None
+    known = metadata.identified(uuids)
+    return None if known == metadata else layout(metadatas.lines(known, bare=True), "\n")
 
 
 def plan(domain_xml: str) -> Plan | None:

@@ -40,6 +40,9 @@ listen_ro = "{listen_ro}"
 upstream = "{upstream}"
 upstream_ro = "{upstream_ro}"
 libvirtd_conf = "{libvirtd_conf}"
+
+[hook]
+state_dir = "{hook_state}"
 """
 
 
@@ -82,6 +85,7 @@ class Host:
                     upstream=self.libvirtd.socket,
                     upstream_ro=self.libvirtd.socket_ro,
                     libvirtd_conf=self.libvirtd.scratch / "etc/libvirtd.conf",
+                    hook_state=self.scratch / "hook",
                 )
             )
             self._install_hook()

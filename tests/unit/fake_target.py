@@ -18,6 +18,7 @@ class FakeTarget:
 
     def __init__(self, bdevs: dict[str, str]) -> None:
         self.bdevs = bdevs  # alias -> name
+        self.lvstores = {"lvs0"}
         self.controllers: dict[str, dict[int, str]] = {}
         self.options: dict[tuple[str, int], dict[str, Any]] = {}
         self.calls: list[str] = []
@@ -42,8 +43,16 @@ class FakeTarget:
         self, lvs_name: str, lvol_name: str, size_in_mib: int, thin_provision: bool
     ) -> str:
         """Makes a bdev."""
+        if f"{lvs_name}/{lvol_name}" in self.bdevs:
+            raise RpcError(-17, "File exists")
         self.bdevs[f"{lvs_name}/{lvol_name}"] = f"made-{size_in_mib}-{thin_provision}"
         return self.bdevs[f"{lvs_name}/{lvol_name}"]
+
+    def bdev_lvol_get_lvstores(self) -> list[dict[str, Any]]:
+        return [{"name": name} for name in sorted(self.lvstores)]
+
+    def bdev_wait_for_examine(self) -> bool:
+        return True
 
     def vhost_get_controllers(self) -> list[dict[str, Any]]:
         return [

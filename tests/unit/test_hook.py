@@ -7,15 +7,19 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 
 from plugin import hook
+from plugin.config import HookSection
 from plugin.errors import TranslateError
 from plugin.hook import script
 from plugin.translate import LunPlan, Plan, Settings, VolumeRef, define, plan
+from pydataplane.errors import RpcError
 from tests.unit.fake_target import HostTarget, Server
 from tests.unit.translate.domains import (
     FILES,
@@ -129,7 +133,8 @@ class Host:
     def configure(self, more: str = "") -> None:
         """Writes virtlun.toml."""
         (self.folder / "virtlun.toml").write_text(
-            f"[target]\nrpc_socket = '{self.folder}/rpc'\n[hook]\n{more}\n"
+            f"[target]\nrpc_socket = '{self.folder}/rpc'\n"
+            f"[hook]\nstate_dir = '{self.folder}/state'\n{more}\n"
         )
 
     def serve(self, *, mute: bool = False) -> Server:
@@ -138,15 +143,17 @@ class Host:
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Host:
-    target = HostTarget(
-        {"lvs0/a": "uuid-a", "lvs0/b": "uuid-b", "lvs0/c": "uuid-c"}, tmp_path / "vhost"
-    )
-    # A copy, far from the package: the hook is one file.
-    shutil.copy(hook.SCRIPT, tmp_path / "virtlun")
-    made = Host(tmp_path, target)
-    made.configure()
-    return made
+def host() -> Iterator[Host]:
+    with tempfile.TemporaryDirectory(prefix="vh-") as name:  # short, for socket paths
+        folder = Path(name)
+        target = HostTarget(
+            {"lvs0/a": "uuid-a", "lvs0/b": "uuid-b", "lvs0/c": "uuid-c"}, folder / "vhost"
+        )
+        # A copy, far from the package: the hook is one file.
+        shutil.copy(hook.SCRIPT, folder / "virtlun")
+        made = Host(folder, target)
+        made.configure()
+        yield made
 
 
 def test_prepare_makes_the_controller_and_its_luns(host: Host) -> None:
@@ -199,8 +206,26 @@ def test_without_a_target_the_start_fails_with_a_sentence(host: Host) -> None:
     )
 
 
-def test_a_missing_volume_fails_the_start_unless_configured(host: Host) -> None:
+def record(host: Host) -> dict[str, str]:
+    """Returns what the hook recorded of the domain's volumes."""
+    return script.recall(str(host.folder / "state"), CONTROLLER)
+
+
+def test_a_volume_that_never_was_is_made_thin_and_recorded(host: Host) -> None:
     del host.target.bdevs["lvs0/b"]
+    with host.serve():
+        for _ in range(2):
+            done = host.run("prepare", "begin", "-")
+            assert (done.returncode, done.stderr) == (0, "")
+    made = f"made-{script.DEFAULT_CREATE_MISSING_MIB}-True"
+    assert host.target.controllers == {CONTROLLER: {0: "uuid-a", 1: made}}
+    assert host.target.calls.count("bdev_lvol_create") == 1
+    assert record(host) == {"lvs0/a": "uuid-a", "lvs0/b": made}
+
+
+def test_the_configuration_says_how_large_or_that_none_is_made(host: Host) -> None:
+    del host.target.bdevs["lvs0/b"]
+    host.configure("create_missing_mib = 0")
     with host.serve():
         done = host.run("prepare", "begin", "-")
         assert done.returncode == 1
@@ -209,6 +234,130 @@ def test_a_missing_volume_fails_the_start_unless_configured(host: Host) -> None:
         host.configure("create_missing_mib = 64")
         assert host.run("prepare", "begin", "-").returncode == 0
     assert host.target.controllers == {CONTROLLER: {0: "uuid-a", 1: "made-64-True"}}
+
+
+def known_by_uuid(host: Host) -> str:
+    """Returns the domain with the second volume's UUID in its metadata."""
+    return host.xml.replace('lvol="b"', 'lvol="b" uuid="uuid-b"')
+
+
+def known_by_record(host: Host) -> str:
+    """Returns the domain without UUIDs, after a start that recorded them."""
+    assert host.run("prepare", "begin", "-").returncode == 0
+    host.run("release", "end", "-")
+    assert record(host) == {"lvs0/a": "uuid-a", "lvs0/b": "uuid-b"}
+    return host.xml
+
+
+@pytest.mark.parametrize("known", [known_by_uuid, known_by_record])
+@pytest.mark.parametrize("operation", ["prepare", "migrate", "restore"])
+@pytest.mark.parametrize("instead", [None, "uuid-new"])
+def test_a_lost_volume_is_never_replaced(
+    host: Host, known: Callable[[Host], str], operation: str, instead: str | None
+) -> None:
+    """A volume that was there fails the start; neither a new one nor a namesake replaces it."""
+    with host.serve():
+        xml = known(host)
+        del host.target.bdevs["lvs0/b"]
+        if instead is not None:
+            host.target.bdevs["lvs0/b"] = instead
+        before = dict(host.target.bdevs)
+        for _ in range(2):
+            done = host.run(operation, "begin", "-", xml=xml)
+            assert done.returncode == 1
+            assert done.stdout == ""
+            assert "disk sdb: volume lvs0/b (UUID uuid-b) is lost" in done.stderr
+            assert ("UUID uuid-new" in done.stderr) == (instead is not None)
+            assert done.stderr.count("\n") == 1
+    assert host.target.controllers == {}
+    assert host.target.bdevs == before
+
+
+def test_a_volume_restored_under_its_uuid_is_the_disks_again(host: Host) -> None:
+    with host.serve():
+        xml = known_by_uuid(host)
+        del host.target.bdevs["lvs0/b"]
+        assert host.run("prepare", "begin", "-", xml=xml).returncode == 1
+        host.target.bdevs["lvs0/restored"] = "uuid-b"
+        assert host.run("prepare", "begin", "-", xml=xml).returncode == 0
+    assert host.target.controllers[CONTROLLER][1] == "uuid-b"
+
+
+@pytest.mark.parametrize("uuid", [False, True])
+def test_an_lvstore_that_is_not_loaded_fails_the_start(host: Host, uuid: bool) -> None:
+    host.target.bdevs.clear()
+    host.target.lvstores.clear()
+    with host.serve():
+        done = host.run("prepare", "begin", "-", xml=known_by_uuid(host) if uuid else None)
+    assert done.returncode == 1
+    assert "lvstore lvs0 with volume lvs0/" in done.stderr
+    assert "is not loaded" in done.stderr
+    assert "bdev_lvol_create" not in host.target.calls
+
+
+@pytest.mark.parametrize("operation", ["migrate", "restore", "reconnect"])
+def test_a_guest_that_has_run_before_gets_no_empty_volume(host: Host, operation: str) -> None:
+    del host.target.bdevs["lvs0/b"]
+    with host.serve():
+        done = host.run(operation, "begin", "-")
+    assert done.returncode == (0 if operation == "reconnect" else 1)
+    assert "there is no volume lvs0/b" in done.stderr
+    assert "bdev_lvol_create" not in host.target.calls
+
+
+@pytest.mark.parametrize("operation", ["migrate", "restore"])
+def test_a_guest_that_comes_with_all_its_volumes_is_let_in(host: Host, operation: str) -> None:
+    with host.serve():
+        done = host.run(operation, "begin", "-")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert host.target.controllers == {}, "prepare comes next"
+
+
+def test_the_record_goes_when_the_metadata_says_it(host: Host) -> None:
+    with host.serve():
+        known_by_record(host)
+        xml = known_by_uuid(host).replace('lvol="a"', 'lvol="a" uuid="uuid-a"')
+        assert host.run("prepare", "begin", "-", xml=xml).returncode == 0
+    assert record(host) == {}
+    assert list((host.folder / "state").iterdir()) == []
+
+
+def test_without_a_record_there_is_no_start(host: Host) -> None:
+    """A volume made by a start that fails then is found, not made again, by the next."""
+    del host.target.bdevs["lvs0/b"]
+    (host.folder / f"state/{CONTROLLER}.json.new").mkdir(parents=True)
+    with host.serve():
+        done = host.run("prepare", "begin", "-")
+        assert done.returncode == 1
+        assert "cannot be recorded" in done.stderr
+        assert host.target.controllers == {}
+        (host.folder / f"state/{CONTROLLER}.json.new").rmdir()
+        assert host.run("prepare", "begin", "-").returncode == 0
+    assert host.target.calls.count("bdev_lvol_create") == 1
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"volumes": 1}', "{"])
+def test_a_damaged_record_fails_the_start(host: Host, text: str) -> None:
+    (host.folder / "state").mkdir()
+    (host.folder / f"state/{CONTROLLER}.json").write_text(text)
+    with host.serve():
+        done = host.run("prepare", "begin", "-")
+    assert done.returncode == 1
+    assert f"{CONTROLLER}.json, which records the volumes" in done.stderr
+    assert host.target.controllers == {}
+
+
+def test_a_store_that_is_full_is_one_sentence(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: object) -> str:
+        raise RpcError(-28, "No space left on device")
+
+    del host.target.bdevs["lvs0/b"]
+    monkeypatch.setattr(host.target, "bdev_lvol_create", full)
+    with host.serve():
+        done = host.run("prepare", "begin", "-")
+    assert done.returncode == 1
+    assert "disk sdb: volume lvs0/b of 10240 MiB cannot be made: " in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_renamed_volume_is_found_by_its_uuid(host: Host) -> None:
@@ -251,8 +400,7 @@ def test_a_target_that_does_not_answer_costs_the_deadline_only(host: Host) -> No
         ("start", "begin", "-"),
         ("started", "begin", "-"),
         ("stopped", "end", "-"),
-        ("migrate", "begin", "-"),
-        ("restore", "begin", "-"),
+        ("migrate", "end", "-"),
         ("prepare", "end", "-"),
     ],
 )
@@ -276,6 +424,7 @@ def test_other_domains_start_without_a_target_and_a_configuration(
         ("= x", "virtlun.toml"),
         ("[hook]\ndeadline_s = 'a'", "hook"),
         ("[hook]\ndeadline_s = 0", "deadline_s"),
+        ("[hook]\ncreate_missing_mib = -1", "create_missing_mib"),
         ("hook = 1", "hook"),
         (None, "no such file"),
     ],
@@ -321,6 +470,10 @@ def test_the_hook_knows_the_same_names_as_the_translation() -> None:
 
     for name in ("NAMESPACE", "QEMU_NAMESPACE", "CARRIER_ALIAS", "MAX_TARGETS"):
         assert getattr(script, name) == getattr(model, name)
+    section = HookSection()
+    assert section.create_missing_mib == script.DEFAULT_CREATE_MISSING_MIB
+    assert str(section.state_dir) == script.DEFAULT_STATE_DIR
+    assert section.deadline_s == script.DEFAULT_DEADLINE_S
     first = hook.SCRIPT.read_text().splitlines()[0]
     assert re.fullmatch(r"#!/usr/bin/python3 -IS", first)
     assert os.access(hook.SCRIPT, os.X_OK)

@@ -161,7 +161,8 @@ def test_the_hook_makes_what_reconciliation_makes(
         ],
     )
     try:
-        script.ensure(hooks, theirs)  # type: ignore[arg-type]
+        found = script.find_volumes(hooks, theirs, {}, 0)  # type: ignore[arg-type]
+        script.ensure(hooks, theirs, found)  # type: ignore[arg-type]
     except script.HookError:
         assert failures  # the volume is another controller's
         return

@@ -2,58 +2,110 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from uuid import uuid4
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from uuid import UUID, uuid4
 
 from plugin import translate
+from plugin.gateway import polkit, records
 from plugin.gateway.call import Call
 from plugin.gateway.domains import current_xml, identity_of
-from plugin.gateway.errors import GatewayError
+from plugin.gateway.errors import Code, GatewayError, UpstreamError
 from plugin.gateway.handlers.start import prepared
 from plugin.gateway.messages import XmlCall
 from plugin.gateway.procs import Proc
-from plugin.translate import Definition
+from plugin.gateway.upstream import Upstream
+from plugin.translate import Definition, Settings, controller_name
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A client's domain with what decides its translation."""
+
+    xml: str
+    settings: Settings
+    new_uuid: UUID
+    """What the domain gets if it has none."""
+    current: str | None
+    """libvirtd's present definition, None if there is none."""
+
+    def with_uuids(self, uuids: Mapping[str, str] | None = None) -> Definition:
+        """Translates it, with the UUIDs of volumes (by LVSTORE/LVOL) in its metadata."""
+        return translate.define(
+            self.xml,
+            self.settings,
+            new_uuid=self.new_uuid,
+            current_xml=self.current,
+            uuids=uuids,
+        )
 
 
 async def define(call: Call) -> None:
     """DEFINE_XML and DEFINE_XML_FLAGS."""
+    gateway = call.session.gateway
     args = XmlCall.read(call.payload, flags=call.header.procedure == Proc.DEFINE_XML_FLAGS)
     uuid = identity_of(args.xml)[1]
-    async with call.session.gateway.locks.hold(f"domain:{uuid.hex() if uuid else args.xml[:64]}"):
-        definition = await _translated(call, args.xml)
+    async with gateway.locks.hold(f"domain:{uuid.hex() if uuid else args.xml[:64]}"):
+        new = uuid is not None and await _is_new(await gateway.admin(), uuid)
+        _, definition = await _translated(call, args.xml, new=new)
         reply = await call.forward(replace(args, xml=definition.xml).pack())
+        if new and uuid is not None and reply.ok:
+            await records.forget(gateway.hook, controller_name(UUID(bytes=uuid)))
     await call.respond(reply)
 
 
 async def create(call: Call) -> None:
     """CREATE_XML and CREATE_XML_WITH_FILES: define and start at once."""
     args = XmlCall.read(call.payload, flags=True, descriptors=call.header.with_fds)
-    definition = await _translated(call, args.xml)
+    translation, definition = await _translated(call, args.xml, new=False)
     payload = replace(args, xml=definition.xml).pack()
-    if definition.plan is None:
+    plan = definition.plan
+    name, uuid = identity_of(definition.xml)
+    rights = (polkit.WRITE, polkit.START)
+    if (
+        plan is None
+        or uuid is None
+        or not await call.session.may(rights, name or "", str(UUID(bytes=uuid)))
+    ):
+        await call.respond(await call.forward(payload))  # libvirtd says why not
+        return
+    async with prepared(call, plan, uuid) as attempt:
+        known = records.uuids_of(attempt.plan)
+        payload = replace(args, xml=translation.with_uuids(known).xml).pack()
         reply = await call.forward(payload)
-    else:
-        uuid = identity_of(definition.xml)[1]
-        async with prepared(call, definition.plan, uuid) as attempt:
-            reply = await call.forward(payload)
-            attempt.started = reply.ok
+        attempt.started = reply.ok
     await call.respond(reply)
 
 
-async def _translated(call: Call, xml: str) -> Definition:
-    """Translates a client's domain, keeping what libvirtd's present definition has assigned."""
+async def _is_new(admin: Upstream, uuid: bytes) -> bool:
+    """Whether libvirtd has no domain of this UUID."""
+    try:
+        await admin.lookup(uuid)
+    except UpstreamError as error:
+        return error.code == Code.NO_DOMAIN
+    return False
+
+
+async def _translated(call: Call, xml: str, *, new: bool) -> tuple[Translation, Definition]:
+    """Translates a client's domain, keeping what libvirtd's present definition has assigned.
+
+    That is read under the gateway's own identity: a client that may change a domain need not be
+    allowed to read it, and it is not shown what is kept. `new`: records of old are not its own.
+    """
     gateway = call.session.gateway
     name, uuid = identity_of(xml)
     try:
-        current = await current_xml(await call.session.own(), name, uuid)
+        current = await current_xml(await gateway.admin(), name, uuid)
     except GatewayError:
         current = None  # libvirtd's answer to the call itself says why
-    new_uuid = uuid4()
-    definition = translate.define(xml, gateway.settings, new_uuid=new_uuid, current_xml=current)
-    luns = definition.plan.luns if definition.plan is not None else ()
-    unknown = [lun.volume.alias for lun in luns if lun.uuid is None]
-    if unknown and (uuids := await gateway.target.uuids(unknown)):
-        definition = translate.define(
-            xml, gateway.settings, new_uuid=new_uuid, current_xml=current, uuids=uuids
-        )
-    return definition
+    translation = Translation(xml, gateway.settings, uuid4(), current)
+    definition = translation.with_uuids()
+    plan = definition.plan
+    unknown = [lun.volume.alias for lun in plan.luns if lun.uuid is None] if plan else []
+    if plan is not None and unknown:
+        recorded = {} if new else await records.known(gateway.hook, plan.controller)
+        found = await gateway.target.uuids([alias for alias in unknown if alias not in recorded])
+        uuids = found | {alias: recorded[alias] for alias in unknown if alias in recorded}
+        if uuids:
+            definition = translation.with_uuids(uuids)
+    return translation, definition

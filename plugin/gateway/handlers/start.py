@@ -1,8 +1,8 @@
-"""Starting a domain: its controller and LUNs exist before QEMU looks for them.
+"""Starting a domain: its volumes, controller and LUNs exist before QEMU looks for them.
 
-libvirt's `prepare` hook does the same where it is installed; both are safe to repeat. What this
-makes is only what an authorised client has put into the domain's definition, and it is taken away
-again if libvirtd refuses the start.
+libvirt's `prepare` hook does the same where it is installed; both are safe to repeat. Nothing is
+done for a client that libvirtd is going to refuse: where libvirtd asks polkit about each call, the
+gateway asks first. The controller is taken away again if the start fails.
 """
 
 from __future__ import annotations
@@ -14,19 +14,25 @@ from uuid import UUID
 
 from plugin import translate
 from plugin.errors import Refusal
+from plugin.gateway import polkit, records
 from plugin.gateway.call import Call
 from plugin.gateway.errors import GatewayError, Refused, UpstreamError
-from plugin.gateway.messages import DomainCall, read_string
+from plugin.gateway.messages import Domain, DomainCall, read_string
 from plugin.gateway.procs import Proc
-from plugin.gateway.upstream import XML_INACTIVE, Upstream
+from plugin.gateway.upstream import AFFECT_CONFIG, XML_INACTIVE, Upstream
 from plugin.translate import LunPlan, Plan, controller_name
 from pydataplane.volumes import Volume
+
+FORCE_BOOT = 8
+"""VIR_DOMAIN_START_FORCE_BOOT."""
 
 
 @dataclass
 class Attempt:
-    """Whether the body of `prepared` started the domain."""
+    """What the body of `prepared` starts, and whether it did."""
 
+    plan: Plan
+    """With the UUIDs of all volumes."""
     started: bool = False
 
 
@@ -36,7 +42,12 @@ async def start(call: Call) -> None:
     flags = call.header.procedure != Proc.CREATE
     args = DomainCall.read(call.payload[offset:], flags=flags)
     try:
-        xml = await _xml_to_start(await call.session.own(), args)
+        admin = await call.session.gateway.admin()
+        dom = await admin.lookup(args.dom.uuid)
+        if not await call.session.may((polkit.START,), dom.name, dom.uuid_text):
+            raise Refused(Refusal.DENIED, "libvirtd is going to say so")
+        # Whoever may start a domain need not be allowed to read it, and is not shown this.
+        xml, saved = await _xml_to_start(admin, dom, force=bool(args.flags & FORCE_BOOT))
     except GatewayError:
         await call.pass_on()  # libvirtd says why
         return
@@ -44,49 +55,63 @@ async def start(call: Call) -> None:
     if plan is None:
         await call.pass_on()
         return
-    async with prepared(call, plan, args.dom.uuid) as attempt:
+    async with prepared(call, plan, dom.uuid, saved=saved) as attempt:
+        if await admin.persistent(dom):
+            await records.write(admin, dom, records.uuids_of(attempt.plan), AFFECT_CONFIG)
         reply = await call.forward()
         attempt.started = reply.ok
     await call.respond(reply)
 
 
-async def _xml_to_start(own: Upstream, args: DomainCall) -> str:
-    """Returns what libvirtd will start: the saved state's definition if there is one."""
-    payload = DomainCall(args.dom).pack(flags=True)
-    with suppress(UpstreamError):
-        return read_string(await own.call(Proc.MANAGED_SAVE_GET_XML_DESC, payload))
-    return await own.xml(args.dom, XML_INACTIVE)
+async def _xml_to_start(admin: Upstream, dom: Domain, *, force: bool) -> tuple[str, bool]:
+    """Returns what libvirtd will start: a saved state's definition (True) if there is one.
+
+    `force` is the client's wish that the saved state be thrown away.
+    """
+    if not force:
+        with suppress(UpstreamError):
+            payload = DomainCall(dom).pack(flags=True)
+            return read_string(await admin.call(Proc.MANAGED_SAVE_GET_XML_DESC, payload)), True
+    return await admin.xml(dom, XML_INACTIVE), False
 
 
 @asynccontextmanager
-async def prepared(call: Call, plan: Plan, uuid: bytes | None) -> AsyncIterator[Attempt]:
+async def prepared(
+    call: Call, plan: Plan, uuid: bytes, *, saved: bool = False
+) -> AsyncIterator[Attempt]:
     """Holds the domain with all of `plan` in the target for the body, which starts the domain.
 
+    Volumes that never existed are made; not for a `saved` guest, which has seen its disks.
+
     Raises:
-        Refused: a volume is missing or in use, or there is no target; nothing is left behind.
+        Refused: a volume is lost or in use, or there is no target; nothing is left behind, but
+            volumes that were made stay.
     """
     gateway = call.session.gateway
-    async with gateway.locks.hold(f"domain:{uuid.hex() if uuid else plan.controller}"):
-        attempt = Attempt()
-        running = uuid is not None and await _is_active(await call.session.own(), uuid)
-        if running:
-            yield attempt  # libvirtd refuses to start it again
+    async with gateway.locks.hold(f"domain:{uuid.hex()}"):
+        if await _is_active(await gateway.admin(), uuid):
+            yield Attempt(plan)  # libvirtd refuses to start it again
             return
+        known = await records.known(gateway.hook, plan.controller)
+        plan = await gateway.target.find_volumes(plan, known)
         for lun in plan.luns:
-            await check_free(call, plan, lun, await gateway.target.volume(lun.bdev_name))
-        await gateway.target.ensure(plan)
+            if lun.uuid is not None:
+                await check_free(call, plan, lun, await gateway.target.volume(lun.uuid))
+        mib = 0 if saved else gateway.hook.create_missing_mib
+        attempt = Attempt(await gateway.target.make_volumes(plan, mib))
+        await gateway.target.ensure(attempt.plan)
         try:
             yield attempt
         finally:
-            own = await call.session.own()
-            if not attempt.started and not (uuid and await _is_active(own, uuid)):
+            admin = await gateway.admin()
+            if not attempt.started and not await _is_active(admin, uuid):
                 with suppress(GatewayError):
                     await gateway.target.release(plan.controller)
 
 
-async def _is_active(own: Upstream, uuid: bytes) -> bool:
+async def _is_active(admin: Upstream, uuid: bytes) -> bool:
     try:
-        return await own.active(await own.lookup(uuid))
+        return await admin.active(await admin.lookup(uuid))
     except GatewayError:
         return False
 

@@ -124,6 +124,16 @@ class FakeTarget:
             }
         ]
 
+    def bdev_wait_for_examine(self) -> bool:
+        return True
+
+    def bdev_lvol_create(
+        self, lvs_name: str, lvol_name: str, size_in_mib: int, thin_provision: bool
+    ) -> str:
+        if not thin_provision or f"{lvs_name}/{lvol_name}" in self.volumes:
+            raise RefusedError(-17, "File exists")
+        return self.add_volume(f"{lvs_name}/{lvol_name}", size_in_mib)
+
     def bdev_lvol_resize(self, name: str, size_in_mib: int) -> bool:
         volume = next(v for v in self.volumes.values() if v["uuid"] == name)
         if size_in_mib - volume["mib"] > self.free_mib:

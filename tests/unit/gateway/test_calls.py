@@ -137,18 +137,6 @@ def test_start_puts_the_controller_right(tmp_path: Path, proc: Proc) -> None:
     play(tmp_path, body)
 
 
-def test_start_with_a_missing_volume_is_refused_by_name(tmp_path: Path) -> None:
-    async def body(world: World) -> None:
-        dom = world.domain(running=False, disks=disk())
-        del world.target.volumes["lvs0/data"]
-        client = await world.client()
-        with pytest.raises(ReplyError, match="lvs0/data"):
-            await client.call(Proc.CREATE, bytes(dom.ref.write(Writer())))
-        assert dom.live is None and world.target.controllers == {}
-
-    play(tmp_path, body)
-
-
 def test_start_without_a_target_is_refused(tmp_path: Path) -> None:
     async def body(world: World) -> None:
         dom = world.domain(running=False, disks=disk())

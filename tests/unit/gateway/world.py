@@ -11,7 +11,7 @@ from pathlib import Path
 from uuid import UUID
 
 from plugin import translate
-from plugin.config import Config, GatewaySection, TargetSection
+from plugin.config import Config, GatewaySection, HookSection, TargetSection
 from plugin.gateway.channel import Channel
 from plugin.gateway.events import DeviceEvent
 from plugin.gateway.messages import Domain, DomainCall, read_string
@@ -171,6 +171,7 @@ class World:
             target=TargetSection(
                 rpc_socket=self.target.path, vhost_dir=Path("/run/virtlun/vhost"), timeout_s=10
             ),
+            hook=HookSection(state_dir=folder / "hook"),
             gateway=GatewaySection.model_validate(
                 {
                     **values,

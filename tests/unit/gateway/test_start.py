@@ -1,0 +1,249 @@
+"""What a start makes, what it records, and that nothing is done for those who may not start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plugin import translate
+from plugin.gateway.errors import Code, Refused
+from plugin.gateway.messages import XmlCall
+from plugin.gateway.polkit import judges_calls
+from plugin.gateway.procs import Proc
+from plugin.gateway.reconcile import reconcile
+from plugin.gateway.xdr import Writer
+from plugin.hook import script
+from tests.unit.gateway.fake_libvirtd import FakeDomain
+from tests.unit.gateway.world import (
+    NOBODY,
+    UUID_1,
+    ReplyError,
+    World,
+    disk,
+    plain,
+    play,
+)
+
+CONTROLLER = f"vm-{UUID_1}"
+NEW = disk("lvs0/new")
+
+
+async def start(world: World, dom: FakeDomain) -> None:
+    """Starts a domain as a client does."""
+    client = await world.client()
+    await client.call(Proc.CREATE, bytes(dom.ref.write(Writer())))
+
+
+def recorded(xml: str | None) -> list[str | None]:
+    """Returns the UUIDs in a domain's metadata."""
+    plan = translate.plan(xml or "")
+    return [lun.uuid for lun in plan.luns] if plan is not None else []
+
+
+def nothing_done(world: World) -> bool:
+    """Whether the target has seen only questions."""
+    return all("_get_" in method for method, _ in world.target.calls)
+
+
+def test_a_volume_that_never_was_is_made_and_recorded(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(running=False, disks=NEW)
+        await start(world, dom)
+        made = world.target.volumes["lvs0/new"]
+        assert made["mib"] == 10240
+        assert world.target.luns(CONTROLLER) == {0: made["uuid"]}
+        assert recorded(dom.config) == [made["uuid"]]
+        assert dom.live is not None
+
+    play(tmp_path, body)
+
+
+def test_the_volume_of_a_transient_domain_is_in_what_libvirtd_gets(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        client = await world.client()
+        await client.call(Proc.CREATE_XML, XmlCall(plain(devices=NEW), 0).pack())
+        (dom,) = world.libvirtd.domains.values()
+        assert recorded(dom.live) == [world.target.volumes["lvs0/new"]["uuid"]]
+
+    play(tmp_path, body)
+
+
+def test_none_is_made_where_the_configuration_says_so(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        hook = world.gateway.hook
+        world.gateway.hook = hook.model_copy(update={"create_missing_mib": 0})
+        dom = world.domain(running=False, disks=NEW)
+        with pytest.raises(ReplyError, match="sdb: there is no volume lvs0/new; create it with"):
+            await start(world, dom)
+        assert dom.live is None and world.target.controllers == {}
+        assert "lvs0/new" not in world.target.volumes
+
+    play(tmp_path, body)
+
+
+@pytest.mark.parametrize("namesake", [False, True])
+@pytest.mark.parametrize("by_hook", [False, True])
+def test_a_lost_volume_fails_the_start(tmp_path: Path, namesake: bool, by_hook: bool) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(running=False, disks=disk())
+        old = "99999999-0000-4000-8000-000000000000"
+        if by_hook:
+            script.remember(str(tmp_path / "hook"), CONTROLLER, {"lvs0/data": old})
+        else:
+            element = 'lvol="data" uuid="' + old + '"'
+            dom.config = (dom.config or "").replace('lvol="data"', element)
+            assert recorded(dom.config) == [old]
+        if not namesake:
+            del world.target.volumes["lvs0/data"]
+        before = dict(world.target.volumes)
+        with pytest.raises(ReplyError) as error:
+            await start(world, dom)
+        assert f"volume lvs0/data (UUID {old}) is lost" in str(error.value)
+        assert ("another one has its name" in str(error.value)) == namesake
+        assert error.value.code == Code.NO_STORAGE_VOL
+        assert dom.live is None and world.target.controllers == {}
+        assert world.target.volumes == before
+
+    play(tmp_path, body)
+
+
+def test_a_store_that_is_not_loaded_fails_the_start(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(running=False, disks=disk("elsewhere/new"))
+        with pytest.raises(ReplyError, match=r"lvstore elsewhere with volume .* is not loaded"):
+            await start(world, dom)
+        assert set(world.target.volumes) == {"lvs0/data"}
+
+    play(tmp_path, body)
+
+
+def test_before_one_is_made_all_are_looked_at(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        both = NEW + disk("elsewhere/gone", "sdc")
+        dom = world.domain(running=False, disks=both)
+        with pytest.raises(ReplyError, match="not loaded"):
+            await start(world, dom)
+        assert set(world.target.volumes) == {"lvs0/data"}
+
+    play(tmp_path, body)
+
+
+def test_what_the_hook_recorded_is_taken_over(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(running=False, disks=disk())
+        script.remember(str(tmp_path / "hook"), CONTROLLER, {"lvs0/data": "of-old"})
+        await reconcile(world.gateway)
+        assert recorded(dom.config) == ["of-old"], "not that of the namesake there is now"
+        assert script.recall(str(tmp_path / "hook"), CONTROLLER) == {}
+
+    play(tmp_path, body)
+
+
+def test_a_definition_keeps_what_the_hook_recorded(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(running=False, disks=disk())
+        script.remember(str(tmp_path / "hook"), CONTROLLER, {"lvs0/data": "of-old"})
+        client = await world.client()
+        await client.call(Proc.DEFINE_XML, XmlCall(plain(devices=disk()), None).pack())
+        assert recorded(dom.config) == ["of-old"]
+
+    play(tmp_path, body)
+
+
+def test_a_new_domain_has_no_past(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        script.remember(str(tmp_path / "hook"), CONTROLLER, {"lvs0/data": "of-old"})
+        client = await world.client()
+        await client.call(Proc.DEFINE_XML, XmlCall(plain(devices=disk()), None).pack())
+        (dom,) = world.libvirtd.domains.values()
+        assert recorded(dom.config) == [world.target.volumes["lvs0/data"]["uuid"]]
+        assert script.recall(str(tmp_path / "hook"), CONTROLLER) == {}
+
+    play(tmp_path, body)
+
+
+def judged(folder: Path, allowed: str) -> dict[str, str]:
+    """Returns options under which libvirtd judges calls by polkit, which allows some actions.
+
+    A script stands for pkcheck; tests/libvirt/test_polkit.py has the real one.
+    """
+    conf = folder / "libvirtd.conf"
+    conf.write_text('access_drivers = [ "polkit" ]\n')
+    program = folder / "pkcheck"
+    program.write_text(
+        f'#!/bin/sh\necho "$@" >> {folder}/asked\n'
+        f'echo " {allowed} " | grep -q " ${{2#org.libvirt.api.domain.}} "\n'
+    )
+    program.chmod(0o755)
+    return {"libvirtd_conf": str(conf), "pkcheck": str(program)}
+
+
+@pytest.mark.usefixtures("as_nobody")
+@pytest.mark.parametrize("proc", [Proc.CREATE, Proc.CREATE_XML])
+@pytest.mark.parametrize("allowed", ["", "start", "write", "write start"])
+def test_nothing_is_done_for_whoever_may_not_start(
+    tmp_path: Path, proc: Proc, allowed: str
+) -> None:
+    async def body(world: World) -> None:
+        may = "start" in allowed and (proc == Proc.CREATE or "write" in allowed)
+        if not may:
+            world.libvirtd.refuse[proc] = Refused(Code.ACCESS_DENIED, "libvirtd's own words")
+        world.target.calls.clear()
+        client = await world.client()
+        if proc == Proc.CREATE:
+            dom = world.domain(running=False, disks=NEW)
+            work = client.call(proc, bytes(dom.ref.write(Writer())))
+        else:
+            work = client.call(proc, XmlCall(plain(devices=NEW), 0).pack())
+        if may:
+            await work
+            assert world.target.luns(CONTROLLER)
+        else:
+            with pytest.raises(ReplyError, match="libvirtd's own words"):
+                await work
+            assert nothing_done(world)
+        asked = (tmp_path / "asked").read_text()
+        assert f"--process {NOBODY.pid},{NOBODY.start_time},{NOBODY.uid} " in asked
+        assert f"--detail domain_name one --detail domain_uuid {UUID_1}" in asked
+
+    play(tmp_path, body, **judged(tmp_path, allowed))
+
+
+@pytest.mark.usefixtures("as_nobody")
+def test_the_name_that_a_client_gives_does_not_count(tmp_path: Path) -> None:
+    """libvirtd finds the domain by UUID and asks polkit about its real name."""
+
+    async def body(world: World) -> None:
+        dom = world.domain(running=False, disks=disk())
+        client = await world.client()
+        forged = Writer().string("mine").fixed(dom.ref.uuid).i32(-1)
+        await client.call(Proc.CREATE, bytes(forged))
+        asked = (tmp_path / "asked").read_text()
+        assert "domain_name one " in asked
+        assert "mine" not in asked
+
+    play(tmp_path, body, **judged(tmp_path, "start"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('access_drivers = [ "polkit" ]', True),
+        ("access_drivers=['polkit']", True),
+        ('access_drivers = [\n  "none",\n  "polkit",\n]\n', True),
+        ('#access_drivers = [ "polkit" ]', False),
+        ('access_drivers = [ ] # not "polkit"', False),
+        ('access_drivers = [\n# "polkit"\n]', False),
+        ('access_drivers = [ "polkit" ]\naccess_drivers = [ ]', False),
+        ('auth_unix_rw = "polkit"', False),
+        ("", False),
+    ],
+)
+def test_whether_libvirtd_judges_calls(tmp_path: Path, text: str, expected: bool) -> None:
+    conf = tmp_path / "libvirtd.conf"
+    assert judges_calls(conf) is False
+    conf.write_text(f"# comment\n{text}\n")
+    assert judges_calls(conf) is expected
+    conf.write_bytes(b"\xff\xfe")
+    assert judges_calls(conf) is True
