@@ -1,0 +1,550 @@
+"""Claims of virtual machines handed over to their controllers and back, on the real target.
+
+What is not real is said in tests.support.kubevirt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from csi.errors import Code, describe
+from csi.kubevirt import document
+from csi.kubevirt.controllers import LAUNCHER_GID
+from csi.kubevirt.domainhook import Folder
+from csi.kubevirt.pods import Pod
+from csi.proto import csi_pb2 as pb
+from pydataplane.client import Client
+from pydataplane.errors import TargetError
+from tests.support.initiator import Initiator
+from tests.support.kubevirt import (
+    MIB,
+    NOTHING,
+    OLD_QEMU,
+    POOR_QEMU,
+    Host,
+    Strike,
+    Struck,
+)
+from tests.target.conftest import MakeTarget
+
+pytestmark = pytest.mark.root
+BLOCK = 512
+
+
+@pytest.fixture
+def host(make_target: MakeTarget) -> Iterator[Host]:
+    """A node with an lvstore of 512 MiB; at the end nothing of any pod may be left."""
+    target = make_target().start()
+    target.make_lvstore(size=512 * MIB)
+    made = Host(target, target.directory)
+    yield made
+    made.close()
+    made.clear()
+
+
+def refused(call: Callable[[], object], code: grpc.StatusCode) -> str:
+    try:
+        call()
+    except Exception as error:
+        found, sentence = describe(error)
+        assert found is code, sentence
+        return sentence
+    raise AssertionError(f"it should have failed with {code.name}")
+
+
+def end(host: Host, pods: list[str], *claims: str) -> None:
+    """Does what kubelet does at the end of pods, and checks that nothing is left of them."""
+    for pod in pods:
+        for name in claims:
+            host.unpublish(name, pod)
+        host.unpublish_inline(pod)
+    for name in claims:
+        host.unstage(name)
+    assert host.left() == NOTHING
+
+
+def put(path: Path, data: bytes) -> None:
+    """Writes to a block device through its cache, as a pod may."""
+    with path.open("r+b", buffering=0) as device:
+        device.write(data)
+
+
+def get(path: Path, size: int) -> bytes:
+    with path.open("rb", buffering=0) as device:
+        return device.read(size)
+
+
+def controller_json(host: Host, pod: str) -> document.Controller:
+    found = document.read(host.inline_path(pod))
+    assert found is not None
+    return found
+
+
+def test_claims_become_luns_and_claims_again_with_all_that_was_written(host: Host) -> None:
+    pod = host.launcher()
+    for name in ("boot", "data"):
+        host.claim(name)
+        put(host.publish(name, pod), f"{name} of an importer".encode().ljust(BLOCK, b"."))
+    vmi = host.machine("boot", "data", pods=(pod,))
+
+    host.call("PreVMStart", vmi)
+    assert host.luns(pod) == {0: "boot", 1: "data"}
+    assert host.parked() == ["boot", "data"]
+    with pytest.raises(OSError, match=r"Read-only file system|Input/output error"):
+        write_through(host.block_path("boot", pod))
+    with Initiator(host.socket(pod)) as guest:
+        guest.send("connect")
+        for number, name in enumerate(("boot", "data")):
+            guest.ready(number)
+            assert guest.read(0, 1, target=number).startswith(f"{name} of an imp".encode())
+            guest.write(0, f"{name} of the guest".encode().ljust(BLOCK, b"."), target=number)
+
+    host.call("PostVMStop", vmi)
+    assert host.luns(pod) == {}
+    assert host.parked() == []
+    for name in ("boot", "data"):
+        path = host.block_path(name, pod)
+        assert get(path, BLOCK).startswith(f"{name} of the guest".encode())
+        put(path, b"mine again".ljust(BLOCK, b"."))
+    end(host, [pod], "boot", "data")
+
+
+def write_through(path: Path) -> None:
+    device = os.open(path, os.O_WRONLY | os.O_SYNC)
+    try:
+        os.write(device, bytes(4096))
+    finally:
+        os.close(device)
+
+
+def test_each_call_may_be_repeated(host: Host) -> None:
+    host.claim("boot")
+    pod = host.launcher()
+    vmi = host.machine("boot", pods=(pod,))
+    for _ in range(2):
+        host.publish_inline(pod)
+        host.publish("boot", pod)
+    for _ in range(3):
+        host.call("PreVMStart", vmi)
+        host.publish("boot", pod)  # kubelet started anew
+        host.publish_inline(pod)
+        assert host.luns(pod) == {0: "boot"}
+        assert controller_json(host, pod).luns["boot"].target == 0
+    for _ in range(2):
+        for point in ("PostVMStart", "PreVMStop", "PostMigrationSource", "ComesLater"):
+            host.call(point, vmi)
+        assert host.luns(pod) == {0: "boot"}
+    for _ in range(2):
+        host.call("PostVMStop", vmi)
+        assert host.luns(pod) == {}
+        assert document.read(host.inline_path(pod)) is None
+    for _ in range(2):
+        end(host, [pod], "boot")
+
+
+def test_the_pod_sees_its_socket_and_may_connect(host: Host) -> None:
+    pod = host.launcher()
+    found = host.socket(pod).stat()
+    assert stat.S_ISSOCK(found.st_mode)
+    assert (stat.S_IMODE(found.st_mode), found.st_gid) == (0o660, LAUNCHER_GID)
+    with pytest.raises(OSError, match="Read-only"):
+        (host.inline_path(pod) / "x").touch()
+    host.call("PreVMStart", host.machine(pods=(pod,)))
+    written = host.inline_path(pod) / "controller.json"
+    assert stat.S_IMODE(written.stat().st_mode) == 0o644
+    assert json.loads(written.read_text()) == {
+        "version": 1,
+        "socket": "vhost.sock",
+        "reconnect_s": 1,
+        "absent": None,
+        "luns": {},
+        "left": {},
+    }
+    end(host, [pod])
+
+
+@pytest.mark.parametrize("first", ["claim", "inline volume"])
+def test_a_pod_that_ends_without_a_word_leaves_nothing(host: Host, first: str) -> None:
+    host.claim("boot")
+    pod = host.launcher()
+    host.publish("boot", pod)
+    host.call("PreVMStart", host.machine("boot", pods=(pod,)))
+    if first == "claim":
+        host.unpublish("boot", pod)
+        assert host.luns(pod) == {}
+        assert host.parked() == []
+    else:
+        host.unpublish_inline(pod)
+        assert host.parked() == []
+        put(host.block_path("boot", pod), b"x")
+    end(host, [pod], "boot")
+
+
+def test_a_machine_that_is_connected_keeps_what_it_has(host: Host) -> None:
+    host.claim("boot")
+    pod = host.launcher()
+    host.publish("boot", pod)
+    host.call("PreVMStart", host.machine("boot", pods=(pod,)))
+    with Initiator(host.socket(pod)) as guest:
+        guest.send("connect")
+        guest.ready()
+        sentence = refused(lambda: host.unpublish_inline(pod), Code.FAILED_PRECONDITION)
+        assert "still connected" in sentence
+        guest.write(0, b"g" * BLOCK)
+        assert host.luns(pod) == {0: "boot"}
+    end(host, [pod], "boot")
+
+
+def test_a_claim_of_two_pods_stays_a_block_device_for_both(host: Host) -> None:
+    host.claim("shared")
+    pods = [host.launcher(), host.launcher()]
+    for pod in pods:
+        host.publish("shared", pod)
+    for pod in pods:
+        host.call("PreVMStart", host.machine("shared", pods=(pod,), name=f"vm-{pod[:4]}"))
+    for pod in pods:
+        assert host.luns(pod) == {}
+        assert "a claim of several pods" in controller_json(host, pod).left["shared"]
+        put(host.block_path("shared", pod), b"both write")
+    assert [reason for _, reason, _ in host.api.events] == ["VolumeStaysBlockDevice"] * 2
+    host.unpublish("shared", pods[0])
+    host.call(
+        "PreVMStart", host.machine("shared", pods=(pods[1],))
+    )  # its domain may be made already
+    assert host.luns(pods[1]) == {}
+    end(host, pods, "shared")
+
+
+def test_a_lun_of_one_pod_is_refused_to_another(host: Host) -> None:
+    host.claim("boot")
+    one, other = host.launcher(), host.launcher()
+    host.publish("boot", one)
+    host.call("PreVMStart", host.machine("boot", pods=(one,)))
+    host.publish("boot", other)
+    vmi = host.machine("boot", pods=(other,), name="second")
+    sentence = refused(lambda: host.call("PreVMStart", vmi), Code.FAILED_PRECONDITION)
+    assert f"is a LUN of controller pod-{one}" in sentence
+    assert document.read(host.inline_path(other)) is None
+    host.unpublish("boot", one)
+    host.call("PreVMStart", vmi)
+    assert host.luns(other) == {0: "boot"}
+    end(host, [one, other], "boot")
+
+
+def test_a_pod_gets_only_claims_that_kubelet_gave_to_it(host: Host) -> None:
+    host.claim("foreign")
+    owner, thief = host.launcher(), host.launcher()
+    host.publish("foreign", owner)
+    put(host.block_path("foreign", owner), b"secret")
+    vmi = host.machine("foreign", pods=(thief,))
+    sentence = refused(lambda: host.call("PreVMStart", vmi), Code.FAILED_PRECONDITION)
+    assert f"is not published to pod {thief}" in sentence
+    own = host.hook(Pod(thief, "default", "thief", hook_in_pod=True))
+    host.node_hook = own
+    for pods in ((thief,), (owner,)):
+        vmi = host.machine("foreign", pods=pods)
+        refused(lambda vmi=vmi: host.call("PreVMStart", vmi), Code.FAILED_PRECONDITION)  # type: ignore[misc]
+    elsewhere = host.machine("foreign", pods=(thief,))
+    elsewhere["metadata"]["namespace"] = "other"
+    refused(lambda: host.call("PreVMStart", elsewhere), Code.PERMISSION_DENIED)
+    assert (host.luns(owner), host.luns(thief), host.parked()) == ({}, {}, [])
+    end(host, [owner, thief], "foreign")
+
+
+def test_a_claim_that_is_published_read_only_cannot_be_written_by_the_guest(host: Host) -> None:
+    host.claim("image")
+    pod = host.launcher()
+    host.publish("image", pod, read_only=True)
+    host.call("PreVMStart", host.machine("image", pods=(pod,)))
+    (lun,) = host.controllers.luns(pod)
+    assert (lun.read_only, lun.handed_over, lun.removable) == (True, True, False)
+    end(host, [pod], "image")
+
+
+def test_the_serial_number_of_the_disk_is_that_of_the_lun(host: Host) -> None:
+    host.claim("boot")
+    pod = host.launcher()
+    host.publish("boot", pod)
+    vmi = host.machine("boot", pods=(pod,))
+    vmi["spec"]["domain"]["devices"]["disks"][0]["serial"] = "SN-0001"
+    host.call("PreVMStart", vmi)
+    (lun,) = host.controllers.luns(pod)
+    assert lun.serial == "SN-0001"
+    end(host, [pod], "boot")
+
+
+def test_without_the_device_in_qemu_the_claim_stays_and_that_is_said(host: Host) -> None:
+    host.claim("boot")
+    pod = host.launcher(POOR_QEMU)
+    path = host.publish("boot", pod)
+    vmi = host.machine("boot", pods=(pod,))
+    for _ in range(2):
+        host.call("PreVMStart", vmi)
+    found = controller_json(host, pod)
+    assert "/usr/libexec/qemu-kvm) has no vhost-user-scsi-pci device" in (found.absent or "")
+    assert "CONFIG_VHOST_USER_SCSI" in found.left["boot"]
+    assert [(name, reason) for name, reason, _ in host.api.events] == [
+        ("vm", "VolumeStaysBlockDevice")
+    ]
+    put(path, b"as ever")
+    assert host.luns(pod) == {}
+    end(host, [pod], "boot")
+
+
+def test_an_old_qemu_is_not_told_to_connect_again(host: Host) -> None:
+    pod = host.launcher(OLD_QEMU)
+    host.call("PreVMStart", host.machine(pods=(pod,)))
+    found = controller_json(host, pod)
+    assert (found.reconnect_s, found.absent) == (0, None)
+    end(host, [pod])
+
+
+def test_claims_that_are_not_ours_or_not_block_are_left(host: Host) -> None:
+    host.claim("files", mode="Filesystem")
+    host.claim("boot")
+    host.claim("iso")
+    pod = host.launcher()
+    for name in ("boot", "iso"):
+        host.publish(name, pod)
+    vmi = host.machine("boot", "files", "iso", "hot", pods=(pod,))
+    vmi["spec"]["domain"]["devices"]["disks"][2] = {"name": "iso", "cdrom": {"bus": "sata"}}
+    vmi["spec"]["volumes"][3]["persistentVolumeClaim"]["hotpluggable"] = True
+    host.call("PreVMStart", vmi)
+    found = controller_json(host, pod)
+    assert list(found.luns) == ["boot"]
+    assert sorted(found.left) == ["files", "iso"]
+    assert "volumeMode is Filesystem" in found.left["files"]
+    assert "CD-ROM" in found.left["iso"]
+    host.unpublish("iso", pod)
+    host.unstage("iso")
+    end(host, [pod], "boot")
+
+
+def test_a_machine_with_luns_is_not_migrated_and_one_without_is(host: Host) -> None:
+    host.claim("boot")
+    pod, empty = host.launcher(), host.launcher()
+    host.publish("boot", pod)
+    vmi = host.machine("boot", pods=(pod,))
+    host.call("PreVMStart", vmi)
+    sentence = refused(lambda: host.call("PreMigrationSource", vmi), Code.FAILED_PRECONDITION)
+    assert (
+        f"default/vm cannot be migrated: it has 1 volumes of node {host.name} as LUNs" in sentence
+    )
+    other = host.machine(pods=(empty,), name="other")
+    for point in ("PreMigrationTarget", "PreMigrationSource", "PostMigrationTarget"):
+        host.call(point, other)
+    assert controller_json(host, empty).luns == {}
+    end(host, [pod, empty], "boot")
+
+
+def test_hooks_of_machines_without_a_controller_do_nothing(host: Host) -> None:
+    host.claim("boot")
+    vmi = host.machine("boot", pods=("11111111-2222-4333-8444-555555555555", "no-uid"))
+    for point in ("PreVMStart", "PreMigrationSource", "PreMigrationTarget", "PostVMStop"):
+        host.call(point, vmi)
+    assert host.left() == NOTHING
+
+
+def crashes(
+    host: Host, what: str, when: str, act: Callable[[], None], undo: Callable[[], None]
+) -> int:
+    """Kills driver or target at each call of `act` that changes the target, one after the other.
+
+    What was begun is then done again by a new driver, and undone. Returns how many calls there are.
+    """
+
+    def blow() -> None:
+        if what == "driver":
+            raise Struck
+        host.target.kill9()
+
+    number = 0
+    while True:
+        number += 1
+        client = Strike(host.target.rpc_socket, when, number, blow)
+        host.restart(client)
+        with contextlib.suppress(Struck, TargetError):
+            act()
+        if host.target.process is None:
+            host.target.start()
+        host.restart()
+        act()
+        if len(client.calls) < number:
+            return number - 1
+        undo()
+
+
+@pytest.mark.parametrize("what", ["driver", "target"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_crash_at_any_point_is_mended_by_the_next_call(host: Host, what: str, when: str) -> None:
+    pod = host.launcher()
+    vmi = host.machine("boot", "data", pods=(pod,))
+
+    def start() -> None:
+        host.publish_inline(pod)
+        for name in ("boot", "data"):
+            host.publish(name, pod)
+        host.call("PreVMStart", vmi)
+        written = controller_json(host, pod).luns
+        assert {lun.target: name for name, lun in written.items()} == host.luns(pod)
+        assert sorted(host.luns(pod).values()) == host.parked() == ["boot", "data"]
+
+    def hand_over() -> None:
+        host.call("PreVMStart", vmi)
+        assert sorted(host.luns(pod).values()) == host.parked() == ["boot", "data"]
+
+    def stop() -> None:
+        host.call("PostVMStop", vmi)
+        assert host.luns(pod) == {}
+        assert host.parked() == []
+
+    def gone() -> None:
+        host.unpublish_inline(pod)
+        assert host.parked() == []
+        assert host.left()["controllers"] == host.left()["folders"] == []
+
+    for name in ("boot", "data"):
+        host.claim(name)
+        host.publish(name, pod)
+    assert crashes(host, what, when, hand_over, stop) == 4  # park and add, twice
+    assert crashes(host, what, when, stop, start) == 4  # remove and unpark, twice
+    start()
+    assert crashes(host, what, when, gone, start) == 5  # the same, and the controller
+    end(host, [pod], "boot", "data")
+
+
+def test_an_export_that_a_dead_driver_parked_takes_writes_again(host: Host) -> None:
+    host.claim("boot")
+    pod, next_pod = host.launcher(), host.launcher()
+    host.publish("boot", pod)
+
+    def blow() -> None:
+        raise Struck
+
+    host.restart(Strike(host.target.rpc_socket, "after", 1, blow))
+    with pytest.raises(Struck):
+        host.call("PreVMStart", host.machine("boot", pods=(pod,)))
+    host.restart()
+    assert host.parked() == ["boot"]
+    host.call("PostVMStop", host.machine(pods=(next_pod,), name="other"))
+    assert host.parked() == []
+    put(host.block_path("boot", pod), b"writes")
+    end(host, [pod, next_pod], "boot")
+
+
+def test_a_target_that_starts_again_still_has_the_luns(host: Host) -> None:
+    host.claim("boot")
+    pod = host.launcher()
+    host.publish("boot", pod)
+    vmi = host.machine("boot", pods=(pod,))
+    host.call("PreVMStart", vmi)
+    host.target.kill9()
+    host.target.start()
+    assert host.luns(pod) == {0: "boot"}
+    found = host.socket(pod).stat()
+    assert (stat.S_IMODE(found.st_mode), found.st_gid) == (0o660, LAUNCHER_GID)
+    host.call("PreVMStart", vmi)
+    host.publish("boot", pod)
+    with Initiator(host.socket(pod)) as guest:
+        guest.send("connect")
+        guest.ready()
+        guest.write(7, b"w" * BLOCK)
+    host.call("PostVMStop", vmi)
+    assert get(host.block_path("boot", pod), 8 * BLOCK)[-BLOCK:] == b"w" * BLOCK
+    end(host, [pod], "boot")
+
+
+def test_volumes_are_attached_and_detached_beside_the_claims(host: Host) -> None:
+    host.claim("boot")
+    extra = host.claim("extra")
+    pod, other = host.launcher(), host.launcher()
+    host.publish("boot", pod)
+    host.call("PreVMStart", host.machine("boot", pods=(pod,)))
+    for _ in range(2):
+        assert host.controllers.attach(pod, extra, serial="EXTRA") == 1
+    boot, added = host.controllers.luns(pod)
+    assert (boot.handed_over, added.handed_over) == (True, False)
+    assert (added.serial, added.removable, added.read_only) == ("EXTRA", True, False)
+    sentence = refused(lambda: host.controllers.attach(other, extra), Code.FAILED_PRECONDITION)
+    assert f"is a LUN of controller pod-{pod}" in sentence
+    refused(lambda: host.publish("extra", other), Code.FAILED_PRECONDITION)
+    for _ in range(2):
+        host.controllers.detach(pod, extra)
+    assert host.luns(pod) == {0: "boot"}
+    host.publish("extra", other)
+    sentence = refused(lambda: host.controllers.attach(pod, extra), Code.FAILED_PRECONDITION)
+    assert str(host.block_path("extra", other)) in sentence
+    host.unpublish("extra", other)
+    host.unstage("extra")
+    host.controllers.attach(pod, extra)
+    end(host, [pod, other], "boot")
+
+
+def test_the_driver_serves_the_hooks_in_the_folder_of_a_pod_that_asks(host: Host) -> None:
+    host.claim("boot")
+    pod = host.launcher()
+    host.unpublish_inline(pod)
+    folder = host.publish_inline(pod, nodeHook="pod")
+    host.publish("boot", pod)
+    found = (folder / "hook.sock").stat()
+    assert (stat.S_IMODE(found.st_mode), found.st_gid) == (0o660, LAUNCHER_GID)
+    vmi = json.dumps(host.machine("boot")).encode()  # whatever it says of pods
+    short = host.folder(pod)
+    wait_served(short)
+    for _ in range(2):
+        Folder(short).node_hook("PreVMStart", vmi)
+        assert host.luns(pod) == {0: "boot"}
+        host.restart()
+        wait_served(short)
+    Folder(short).node_hook("PostVMStop", vmi)
+    assert host.luns(pod) == {}
+    end(host, [pod], "boot")
+
+
+def wait_served(folder: Path) -> None:
+    with grpc.insecure_channel(f"unix://{folder / 'hook.sock'}") as channel:
+        grpc.channel_ready_future(channel).result(timeout=30)
+
+
+def test_one_inline_volume_a_pod_and_no_unknown_wishes(host: Host) -> None:
+    pod = host.launcher()
+    sentence = refused(lambda: host.publish_inline(pod, "second"), Code.FAILED_PRECONDITION)
+    assert str(host.inline_path(pod)) in sentence
+    host.unpublish_inline(pod, "second")
+    assert host.controllers.exists(pod) is False
+    end(host, [pod])
+    refused(lambda: host.publish_inline(pod, size="1Gi"), Code.INVALID_ARGUMENT)
+    refused(lambda: host.publish_inline(pod, nodeHook="both"), Code.INVALID_ARGUMENT)
+    refused(lambda: host.publish_inline("../../etc"), Code.INVALID_ARGUMENT)
+    assert host.left() == NOTHING
+
+
+def test_kubelet_can_ask_for_the_inline_volume_s_size(host: Host) -> None:
+    pod = host.launcher()
+    path = host.inline_path(pod)
+    answer = host.node.node_get_volume_stats(
+        pb.NodeGetVolumeStatsRequest(volume_id=f"csi-{'0' * 64}", volume_path=str(path))
+    )
+    assert [usage.unit for usage in answer.usage] == [pb.VolumeUsage.BYTES]
+    end(host, [pod])
+
+
+def test_a_volume_that_is_being_worked_on_is_tried_again(host: Host) -> None:
+    handle = host.claim("boot")
+    pod = host.launcher()
+    host.publish("boot", pod)
+    vmi = host.machine("boot", pods=(pod,))
+    with host.locks.hold(handle):
+        refused(lambda: host.call("PreVMStart", vmi), Code.ABORTED)
+    assert host.parked() == []
+    host.call("PreVMStart", vmi)
+    assert isinstance(host.target.client, Client)
+    end(host, [pod], "boot")
