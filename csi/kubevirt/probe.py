@@ -31,6 +31,10 @@ CHUNK_BYTES = 1 << 20
 OVERLAP_BYTES = 64
 """More than the longest of what is searched for."""
 PROGRAM_BYTES_MAX = 256 << 20
+KUBELET_FILES = (b"/etc/hosts", b"/dev/termination-log")
+"""Of a pod's folder on the node, mounted into every container."""
+ROOT, MOUNT_POINT = 3, 4
+"""Fields of mountinfo (proc_pid_mountinfo(5))."""
 
 
 @dataclass(frozen=True)
@@ -76,17 +80,35 @@ def find(pod: str, proc: Path = PROC) -> Qemu:
 
 
 def _processes(pod: str, proc: Path) -> Iterator[Path]:
-    """Yields the folders of the pod's processes; kubelet names their cgroup after its UID."""
+    """Yields the folders of the pod's processes.
+
+    kubelet names their control groups after the pod's UID, unless its cgroupsPerQOS is off; then
+    they are told by the files of the pod's folder that kubelet mounts into each container.
+    """
     names = (pod.encode(), pod.replace("-", "_").encode())  # the latter: systemd's slices
-    for folder in proc.iterdir():
-        if not folder.name.isdecimal():
-            continue
-        try:
-            group = (folder / "cgroup").read_bytes()
-        except OSError:
-            continue
-        if any(name in group for name in names):
-            yield folder
+    folders = [folder for folder in proc.iterdir() if folder.name.isdecimal()]
+    found = [
+        folder for folder in folders if any(name in _words(folder / "cgroup") for name in names)
+    ]
+    place = f"/pods/{pod}/".encode()
+    yield from found or (
+        folder
+        for folder in folders
+        if any(
+            len(fields := line.split()) > MOUNT_POINT
+            and fields[MOUNT_POINT] in KUBELET_FILES
+            and place in fields[ROOT]
+            for line in _words(folder / "mountinfo").splitlines()
+        )
+    )
+
+
+def _words(file: Path) -> bytes:
+    """Returns a file of a process; nothing if that has ended."""
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""
 
 
 def _read(root: Path, path: str) -> Qemu | None:
