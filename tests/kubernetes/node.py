@@ -107,8 +107,12 @@ class Node:
             busybox_image(self.folder / "busybox.tar"),
         ]
         for file in files:
-            self._box.run(*self._ctr(), "images", "import", file)
-            file.unlink()
+            self.import_image(file)
+
+    def import_image(self, file: Path) -> None:
+        """Gives containerd an image, of the format of `docker save`, and removes the file."""
+        self._box.run(*self._ctr(), "images", "import", file)
+        file.unlink()
 
     def start_kubelet(self, kubeconfig: Callable[[Path, dict[str, str]], None]) -> Process:
         """Starts kubelet; `kubeconfig` writes a file for a user of the API server."""

@@ -1,0 +1,73 @@
+"""virtlun installed on KubeVirt: the driver's patch, the kinds, the plugin and its image.
+
+Each is what a user applies from examples/kubernetes/kubevirt; of the DaemonSet's patch the API
+server makes the new manifest, and the driver's process gets the arguments that are more in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tests.kubernetes.driver import DRIVER, EXAMPLES, Deployment, documents
+from tests.kubernetes.kubevirt.program_image import program_image
+from tests.kubernetes.sandbox import wait_for
+
+FOLDER = EXAMPLES / "kubevirt"
+PART = "virtlun-csi"
+#: What is applied, in the order of its README.
+MANIFESTS = ("vmvolume-crd.yaml", "plugin.yaml", "legacy.yaml")
+
+
+@contextlib.contextmanager
+def installed(deployment: Deployment) -> Iterator[None]:
+    """Installs it for the duration of a block. KubeVirt's own kinds have to be there."""
+    cluster = deployment.cluster
+    image = deployment.node.folder / "virtlun.tar"
+    deployment.node.import_image(program_image(image))
+    for manifest in MANIFESTS:
+        cluster.apply(FOLDER / manifest)
+    cluster.wait("crd/vmvolumes.virtlun.dev", "condition=Established")
+    part = deployment.parts[PART]
+    plain = part.container
+    part.container = replace(plain, arguments=[*plain.arguments, *_more(deployment)])
+    _restart(deployment)
+    try:
+        yield
+    finally:
+        part.container = plain
+        _restart(deployment)
+        for manifest in reversed(MANIFESTS):
+            cluster.kubectl("delete", "--ignore-not-found", "-f", FOLDER / manifest)
+
+
+def _more(deployment: Deployment) -> list[str]:
+    """Returns the arguments that the patch adds, with the node's paths."""
+    cluster = deployment.cluster
+    listed = cluster.kubectl(
+        *("create", "--dry-run=client", "-o", "json", "-f", EXAMPLES / "daemonset.yaml")
+    )
+    before = next(one for one in documents(listed) if one["metadata"]["name"] == PART)
+    patched = cluster.kubectl(
+        *("patch", "--local", "-f", "-", "--type=json", "-o", "json"),
+        *("--patch-file", FOLDER / "driver.patch.yaml"),
+        stdin=json.dumps(before),
+    )
+    spec = json.loads(patched)["spec"]["template"]["spec"]
+    assert spec["hostPID"] is True, "the driver cannot look at launchers' processes"
+    old = before["spec"]["template"]["spec"]["containers"][0]["args"]
+    new = spec["containers"][0]["args"]
+    assert new[: len(old)] == old
+    plugin = deployment.node.kubelet_dir / "plugins" / DRIVER
+    return [word.replace("=/csi/", f"={plugin}/") for word in new[len(old) :]]
+
+
+def _restart(deployment: Deployment) -> None:
+    """Ends the driver, which comes back with the arguments that it has now."""
+    restarts = deployment.parts[PART].restarts
+    deployment.parts[PART].process.send(signal.SIGTERM)
+    wait_for(lambda: deployment.parts[PART].restarts > restarts, "its restart", seconds=30)
+    deployment.wait_ready()
