@@ -42,7 +42,7 @@ class Seen:
     storage_class: StorageClass | None = None
     """The claim's, while it is not bound."""
     rival: str | None = None
-    """Name of another VmVolume that has the claim."""
+    """Name of another VmVolume that has the claim, or gets it first. Not for one with finalizer."""
     pod: str | None = None
     """The machine's pod on this node, if it has a controller."""
     luns: tuple[tuple[str, Lun], ...] = ()
@@ -320,7 +320,7 @@ def _unbound(seen: Seen, claim: Claim) -> Decision:  # noqa: PLR0911 - a table o
     if kind is None:
         about = f"of class {claim.storage_class}, which is not there" if claim.storage_class else ""
         text = f"claim {claim.name} is not bound{' and ' * bool(about)}{about}: see its events"
-        return _pending(seen, "ClaimNotBound", text, retry=True)
+        return _pending(seen, "ClaimNotBound", text, warning=True, retry=True)
     if not kind.ours:
         text = f"claim {claim.name} is of class {kind.name}, whose volumes are {kind.provisioner}'s"
         return _failed(seen, "NotOurs", text)
@@ -370,7 +370,9 @@ def _bound(seen: Seen, claim: Claim) -> Decision:
 
 
 def _ours(seen: Seen) -> list[tuple[str, Lun]]:
-    """Returns the LUNs that are not a machine's own claims, handed over at its start."""
+    """Returns the LUNs that are this VmVolume's: not another one's, nor a machine's own claims."""
+    if seen.rival is not None:
+        return []
     return [(pod, lun) for pod, lun in seen.luns if not lun.handed_over]
 
 

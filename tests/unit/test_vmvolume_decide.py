@@ -119,12 +119,12 @@ PENDING: list[tuple[str, dict[str, Any], str, str]] = [
     ("ClaimTaken", {"rival": "first"}, "VmVolume first has claim data", "warning"),
     ("ClaimNotFound", {"claim": None}, "there is no claim data: create it", "warning"),
     ("ClaimDeleted", {"claim": claim(pv(), deleting=True)}, "is being deleted", "warning"),
-    ("ClaimNotBound", {"claim": claim(None)}, "of class fast, which is not there", "retry"),
+    ("ClaimNotBound", {"claim": claim(None)}, "class fast, which is not there", "warning retry"),
     (
         "ClaimNotBound",
         {"claim": claim(None, storage_class=None)},
         "claim data is not bound: see its events",
-        "retry",
+        "warning retry",
     ),
     ("ClaimNotBound", {"claim": claim(None), "storage_class": EARLY}, "not bound yet", ""),
     (
@@ -318,6 +318,14 @@ def test_a_lun_of_the_machine_s_pod_from_before_is_taken_away_first() -> None:
     assert decide(old).actions == (Detach(OLD_POD, HANDLE),)
 
 
+def test_the_lun_of_another_one_is_left_alone() -> None:
+    mine = vm_volume({"phase": "Pending", "node": NODE}, name="second")
+    taken = seen(volume=mine, rival="first", claim=HELD["claim"], luns=((POD, lun()),))
+    assert said(decide(taken)).reason == "ClaimTaken"
+    for gone in (None, machine("Succeeded"), machine(node=OTHER)):
+        assert said(decide(replace(taken, machine=gone))).reason == "VmNotRunning"
+
+
 def test_a_claim_made_anew_is_another_disk() -> None:
     before = seen(**HELD | {"claim": claim(None)}, luns=((POD, lun()),))
     assert decide(before).actions == (HoldClaim(),)
@@ -402,7 +410,7 @@ def test_no_state_leads_to_a_step_that_is_unsafe() -> None:
 def check(state: Seen, decision: Decision) -> None:
     """Raises AssertionError if a decision could lose or leak something."""
     volume, bound = state.volume, state.claim
-    ours = {pod for pod, each in state.luns if not each.handed_over}
+    ours = {pod for pod, each in state.luns if not each.handed_over and not state.rival}
     assert not (decision.actions and decision.say), state
     held = volume.finalizer
     claim_held = bound is not None and FINALIZER in bound.finalizers
