@@ -1,0 +1,274 @@
+"""The sidecar as virt-launcher meets it: the real program, called over its sockets."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from csi.kubevirt import document
+from csi.kubevirt.document import Controller, LunOf
+from csi.proto import kubevirt_callbacks_pb2 as callbacks
+from csi.proto import kubevirt_info_pb2 as info
+from csi.proto import kubevirt_plugin_pb2 as pb
+from tests.support.kubevirt import machine
+from tests.unit.translate.test_carry import CLOUD_INIT, DOMAIN, disks, properties
+
+VMI = json.dumps(machine("node1", "rootdisk", "data")).encode()
+LUNS = {
+    "rootdisk": LunOf(target=4, volume="0f0e0d0c-0b0a-4908-8706-050403020100"),
+    "data": LunOf(target=0, volume="1f0e0d0c-0b0a-4908-8706-050403020100"),
+}
+CLIENT_S = 30.0
+METHODS = {
+    method.input_type.full_name: (
+        f"/{service.full_name}/{method.name}",
+        GetMessageClass(method.output_type),
+    )
+    for module in (pb, info, callbacks)
+    for service in module.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+
+
+class Sidecar:
+    """A running sidecar and the folder of its controller."""
+
+    def __init__(self, scratch: Path, flavour: str) -> None:
+        self.scratch = scratch
+        self.folder = scratch / "virtlun"
+        self.folder.mkdir()
+        if flavour == "plugin":
+            self.socket = scratch / "plugin/virtlun/domain.sock"
+            option = f"--plugin-socket={self.socket}"
+        else:
+            self.socket = scratch / "hooks/virtlun.sock"
+            option = f"--hook-folder={self.socket.parent}"
+        command = [sys.executable, "-m", "csi.kubevirt.sidecar", option, "--log-json"]
+        self.process = subprocess.Popen(
+            [*command, f"--folder={self.folder}"], stderr=subprocess.PIPE, text=True
+        )
+        self.channel = grpc.insecure_channel(f"unix://{self.socket}")
+        grpc.channel_ready_future(self.channel).result(timeout=CLIENT_S)
+
+    def call(self, request: Message) -> Any:
+        path, answer = METHODS[request.DESCRIPTOR.full_name]
+        method: grpc.UnaryUnaryMultiCallable[Any, Any] = self.channel.unary_unary(
+            path,
+            request_serializer=lambda given: given.SerializeToString(),
+            response_deserializer=answer.FromString,
+        )
+        return method(request, timeout=CLIENT_S)
+
+    def mutate(self, **changes: Any) -> str:
+        context = pb.SidecarContext(invocation_context=changes.pop("context", "Boot"))
+        given = {"domain_type": "libvirt", "domain": DOMAIN.encode(), "vmi": VMI, **changes}
+        answer = self.call(pb.MutateDomainRequest(sidecar_context=context, **given))
+        text: str = answer.domain.decode()
+        return text
+
+    def end(self) -> list[dict[str, Any]]:
+        """Ends it and returns its log."""
+        self.channel.close()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        _, words = self.process.communicate(timeout=CLIENT_S)
+        assert self.process.returncode == 0, words
+        assert not self.socket.exists()
+        return [json.loads(line) for line in words.splitlines()]
+
+
+class NodeHooks:
+    """The driver's end in the folder; NOT the driver's: it notes what it is asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.asked: list[tuple[str, bytes]] = []
+        self.refusal = ""
+        self._server = grpc.server(ThreadPoolExecutor(1))
+        service = pb.DESCRIPTOR.services_by_name["NodeHookService"].full_name
+        handler: grpc.RpcMethodHandler[Any, Any] = grpc.unary_unary_rpc_method_handler(
+            self._answer,
+            request_deserializer=pb.ExecuteNodeHookRequest.FromString,
+            response_serializer=lambda answer: answer.SerializeToString(),
+        )
+        handlers = grpc.method_handlers_generic_handler(service, {"ExecuteNodeHook": handler})
+        self._server.add_generic_rpc_handlers((handlers,))
+        self._server.add_insecure_port(f"unix://{folder / document.HOOK_SOCKET}")
+        self._server.start()
+
+    def _answer(
+        self, request: pb.ExecuteNodeHookRequest, context: grpc.ServicerContext
+    ) -> pb.ExecuteNodeHookResponse:
+        self.asked.append((request.hookPoint, request.vmi))
+        if self.refusal:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refusal)
+        return pb.ExecuteNodeHookResponse()
+
+    def stop(self) -> None:
+        self._server.stop(None).wait()
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """A directory with a path short enough for sockets."""
+    path = Path(tempfile.mkdtemp(prefix="vs-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def plugin(scratch: Path) -> Iterator[Sidecar]:
+    """A sidecar of a Plugin."""
+    made = Sidecar(scratch, "plugin")
+    yield made
+    made.process.kill()
+    made.process.wait()
+
+
+@pytest.fixture
+def legacy(scratch: Path) -> Iterator[Sidecar]:
+    """A hook sidecar."""
+    made = Sidecar(scratch, "legacy")
+    yield made
+    made.process.kill()
+    made.process.wait()
+
+
+def test_a_plugin_s_domain_gets_the_controller_for_its_luns(plugin: Sidecar) -> None:
+    document.write(plugin.folder, Controller(reconnect_s=1, luns=LUNS))
+    xml = plugin.mutate()
+    assert disks(xml) == ["ua-virtlun-scsi0", "ua-cloudinit"]
+    assert properties(xml)["boot_tpgt"] == "4"
+    assert f"{plugin.folder}/vhost.sock" in xml
+    assert "<reconnect enabled='yes' timeout='1'/>" in xml
+    again = plugin.mutate(domain=xml.encode())
+    assert (disks(again), properties(again)) == (disks(xml), properties(xml))
+    assert any(entry.get("luns") == {"rootdisk": 4, "data": 0} for entry in plugin.end())
+
+
+@pytest.mark.parametrize("context", ["Boot", "MigrationSource", "MigrationTarget", ""])
+def test_every_context_gives_the_same_domain(plugin: Sidecar, context: str) -> None:
+    document.write(plugin.folder, Controller(luns=LUNS))
+    assert plugin.mutate(context=context) == plugin.mutate()
+
+
+def test_without_a_document_the_domain_keeps_every_byte(plugin: Sidecar) -> None:
+    assert plugin.mutate() == DOMAIN
+    entries = plugin.end()
+    assert any("there is no" in entry.get("reason", "") for entry in entries)
+
+
+def test_volumes_that_were_left_stay_and_the_log_says_why(plugin: Sidecar) -> None:
+    found = Controller(luns={"data": LUNS["data"]}, left={"rootdisk": "it is a CD-ROM"})
+    document.write(plugin.folder, found)
+    assert disks(plugin.mutate()) == ["ua-rootdisk", "ua-cloudinit", "ua-virtlun-scsi0"]
+    assert {"volume": "rootdisk", "reason": "it is a CD-ROM"}.items() <= next(
+        entry for entry in plugin.end() if entry["event"] == "left as it is"
+    ).items()
+
+
+def test_a_qemu_without_the_device_leaves_the_domain(plugin: Sidecar) -> None:
+    document.write(plugin.folder, Controller(absent="QEMU has no such device", left={"a": "b"}))
+    assert plugin.mutate() == DOMAIN
+    assert any(entry.get("reason") == "QEMU has no such device" for entry in plugin.end())
+
+
+def test_another_hypervisor_s_domain_is_left(plugin: Sidecar) -> None:
+    document.write(plugin.folder, Controller(luns=LUNS))
+    answer = plugin.call(pb.MutateDomainRequest(domain_type="other", domain=b"{\xff}"))
+    assert answer.domain == b"{\xff}"
+
+
+@pytest.mark.parametrize(
+    ("domain", "text", "words"),
+    [
+        (DOMAIN.replace("ua-data", "ua-x").encode(), None, "has no disk ua-data"),
+        (b"\xff", None, "utf-8"),
+        (b"<domain", None, "not given the XML"),
+        (DOMAIN.encode(), '{"version": 9}', "of the same version"),
+    ],
+)
+def test_a_machine_whose_luns_have_no_controller_must_not_start(
+    plugin: Sidecar, domain: bytes, text: str | None, words: str
+) -> None:
+    document.write(plugin.folder, Controller(luns=LUNS))
+    if text is not None:
+        (plugin.folder / document.FILE).write_text(text)
+    with pytest.raises(grpc.RpcError) as error:
+        plugin.mutate(domain=domain)
+    assert isinstance(error.value, grpc.Call)
+    assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert words in (error.value.details() or "")
+
+
+def test_a_hook_sidecar_tells_what_it_is_and_changes_the_domain(legacy: Sidecar) -> None:
+    told = legacy.call(info.InfoParams())
+    assert (told.name, list(told.versions)) == ("virtlun", ["v1alpha3"])
+    assert [point.name for point in told.hookPoints] == ["OnDefineDomain", "Shutdown"]
+    document.write(legacy.folder, Controller(luns=LUNS))
+    answer = legacy.call(callbacks.OnDefineDomainParams(domainXML=DOMAIN.encode(), vmi=VMI))
+    xml = answer.domainXML.decode()
+    assert disks(xml) == ["ua-virtlun-scsi0", "ua-cloudinit"]
+    assert CLOUD_INIT.strip() in xml
+    data = legacy.call(
+        callbacks.PreCloudInitIsoParams(cloudInitData=b"{1}", cloudInitNoCloudSource=b"{2}")
+    )
+    assert (data.cloudInitData, data.cloudInitNoCloudSource) == (b"{1}", b"{2}")
+
+
+def test_a_hook_sidecar_calls_the_node_itself_and_ends_with_the_machine(legacy: Sidecar) -> None:
+    node = NodeHooks(legacy.folder)
+    document.write(legacy.folder, Controller(luns=LUNS))
+    for _ in range(2):
+        legacy.call(callbacks.OnDefineDomainParams(domainXML=DOMAIN.encode(), vmi=VMI))
+    legacy.call(callbacks.ShutdownParams())
+    assert legacy.process.wait(CLIENT_S) == 0
+    assert node.asked == [("PreVMStart", VMI), ("PreVMStart", VMI), ("PostVMStop", VMI)]
+    node.stop()
+
+
+def test_what_the_node_refuses_the_launcher_hears(legacy: Sidecar) -> None:
+    node = NodeHooks(legacy.folder)
+    node.refusal = "volume v is a LUN of another controller"
+    params = callbacks.OnDefineDomainParams(domainXML=DOMAIN.encode(), vmi=VMI)
+    with pytest.raises(grpc.RpcError) as error:
+        legacy.call(params)
+    assert isinstance(error.value, grpc.Call)
+    assert error.value.details() == node.refusal
+    legacy.call(callbacks.ShutdownParams())  # the pod must end all the same
+    assert legacy.process.wait(CLIENT_S) == 0
+    assert any(entry.get("reason") == node.refusal for entry in legacy.end())
+    node.stop()
+
+
+def test_a_machine_that_was_never_defined_ends_without_the_node(legacy: Sidecar) -> None:
+    node = NodeHooks(legacy.folder)
+    legacy.call(callbacks.ShutdownParams())
+    assert legacy.process.wait(CLIENT_S) == 0
+    assert node.asked == []
+    node.stop()
+
+
+@pytest.mark.parametrize("options", [[], ["--plugin-socket=/tmp/a.sock", "--hook-folder=/tmp/b"]])
+def test_exactly_one_flavour_is_to_be_chosen(options: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "csi.kubevirt.sidecar", *options],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "give one of --plugin-socket and --hook-folder" in done.stderr
