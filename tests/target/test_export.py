@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from pydataplane.errors import RpcError
+from tests.support.initiator import Initiator
 from tests.support.target import Target
 from tests.target.conftest import MakeTarget
 
@@ -322,6 +323,80 @@ def test_a_volume_has_one_face_at_a_time(target: Target) -> None:
     assert target.rpc("virtlun_export_create", bdev_name="lvs0/v0") == {"path": path}
 
 
+def parked(target: Target) -> bool:
+    """Whether the only export is parked."""
+    (shown,) = target.rpc("virtlun_export_list")
+    return bool(shown["parked"])
+
+
+def test_a_parked_volume_is_read_and_not_written(target: Target, loops: Loops) -> None:
+    uuid, path = volume(target, 8)
+    source, expected = noise(target, 8)
+    loop = loops(path)
+    copy(source, loop, "oflag=direct", "conv=fsync")
+    for _ in range(2):
+        assert target.rpc("virtlun_export_park", bdev_name="lvs0/v0") is True
+        assert parked(target)
+    assert md5(loop) == expected == md5(path)
+    with Path(path).open("r+b", buffering=0) as file, pytest.raises(OSError) as caught:
+        os.pwrite(file.fileno(), bytes(512), 0)
+    assert caught.value.errno == errno.EROFS
+    words = run("dd", "if=/dev/zero", f"of={loop}", "bs=4k", "count=1", "oflag=direct", check=False)
+    assert "Input/output error" in words
+    refused = target.fails("bdev_lvol_delete", name="lvs0/v0")
+    assert isinstance(refused, RpcError)
+    assert (refused.code, path in str(refused)) == (-errno.EBUSY, True)
+    for _ in range(2):
+        assert target.rpc("virtlun_export_unpark", bdev_name=uuid) is True
+        assert not parked(target)
+    run("dd", "if=/dev/zero", f"of={loop}", "bs=4k", "count=1", "oflag=direct")
+    detach(loop)
+    target.rpc("virtlun_export_delete", bdev_name=uuid)
+    for method in ("virtlun_export_park", "virtlun_export_unpark"):
+        refused = target.fails(method, bdev_name=uuid)
+        assert isinstance(refused, RpcError)
+        assert refused.code == -errno.ENODEV
+
+
+def test_a_volume_is_handed_over_to_a_vm_and_back_with_crashes(target: Target) -> None:
+    uuid, path = volume(target, 8)
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
+    lun = {"ctrlr": "vm-1", "scsi_target_num": 0, "bdev_name": "lvs0/v0"}
+    target.rpc("virtlun_export_park", bdev_name=uuid)
+    target.kill9()
+    target.start()
+    assert parked(target)
+    target.rpc("vhost_scsi_controller_add_target", **lun)
+    with Initiator(target.vhost_dir / "vm-1") as guest:
+        guest.send("connect")
+        guest.ready()
+        guest.write(0, b"g" * 512)
+    assert Path(path).read_bytes()[:512] == b"g" * 512
+    target.kill9()
+    target.start()
+    assert target.rpc("virtlun_get_status")["restore_problems"] == []
+    assert parked(target)
+    assert target.rpc("virtlun_export_create", bdev_name=uuid) == {"path": path}
+    assert parked(target)
+    refused = target.fails("virtlun_export_unpark", bdev_name=uuid)
+    assert isinstance(refused, RpcError)
+    assert refused.code == -errno.EBUSY
+    assert f"bdev {uuid} is in use by target 0 of controller vm-1" in str(refused)
+    assert parked(target)
+
+    target.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-1", scsi_target_num=0)
+    target.rpc("virtlun_export_unpark", bdev_name="lvs0/v0")
+    refused = target.fails("vhost_scsi_controller_add_target", **lun)
+    assert isinstance(refused, RpcError)
+    assert refused.code == -errno.EBUSY
+    target.kill9()
+    target.start()
+    assert not parked(target)
+    with Path(path).open("r+b", buffering=0) as file:
+        assert os.pread(file.fileno(), 512, 0) == b"g" * 512
+        assert os.pwrite(file.fileno(), b"k" * 512, 0) == 512
+
+
 def test_what_is_exported_stays(target: Target) -> None:
     uuid, path = volume(target)
     target.rpc("bdev_malloc_create", name="m0", num_blocks=8, block_size=4096)
@@ -370,6 +445,7 @@ def test_repeating_changes_nothing_and_read_only_is_kept(target: Target, loops: 
             "uuid": uuid,
             "path": first["path"],
             "read_only": True,
+            "parked": False,
             "opens": 0,
             "size": 32 * MIB,
         }

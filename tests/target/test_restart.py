@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pydataplane.errors import TargetError
+from tests.support.initiator import Initiator
 from tests.support.target import Target
 from tests.target.conftest import MakeTarget
 
@@ -42,6 +43,16 @@ def configure(target: Target) -> dict[str, Any]:
     return shown(target)
 
 
+def controllers(target: Target) -> list[dict[str, Any]]:
+    """Returns the controllers, without the times at which they got their targets."""
+    found: list[dict[str, Any]] = target.rpc("vhost_get_controllers")
+    for controller in found:
+        for each in controller["backend_specific"]["scsi"]:
+            for lun in each["luns"]:
+                assert lun.pop("attached_at") > 0
+    return found
+
+
 def shown(target: Target) -> dict[str, Any]:
     """Returns all that a client can see of the configuration."""
     return {
@@ -49,7 +60,7 @@ def shown(target: Target) -> dict[str, Any]:
         "lvstores": target.rpc("bdev_lvol_get_lvstores"),
         "lvols": target.rpc("bdev_lvol_get_lvols"),
         "xattrs": target.rpc("virtlun_lvol_get_xattrs", name="lvs0/renamed"),
-        "controllers": target.rpc("vhost_get_controllers"),
+        "controllers": controllers(target),
         "problems": target.rpc("virtlun_get_status")["restore_problems"],
         "vhost": target.rpc("framework_get_config", name="vhost_scsi"),
     }
@@ -168,11 +179,8 @@ def test_what_could_not_be_restored_can_be_made_anew_or_forgotten(target: Target
     target.start()
     (target.directory / "elsewhere").rename(image)
     (item,) = [c for c in target.configuration()["bdev"] if c["method"] == "bdev_uring_create"]
+    # And with it what was on it.
     target.rpc(item["method"], **item["params"])
-    (item,) = [
-        c for c in target.configuration()["vhost_scsi"] if c["params"].get("serial") == "s-1"
-    ]
-    assert target.rpc(item["method"], **item["params"]) == 0
     assert by_name(shown(target)) == by_name(before)
     assert target.stop() == 0
     image.unlink()
@@ -182,6 +190,39 @@ def test_what_could_not_be_restored_can_be_made_anew_or_forgotten(target: Target
     target.rpc("bdev_uring_delete", name="lvs0-base")
     assert target.rpc("virtlun_get_status")["restore_problems"] == []
     assert target.fails("bdev_uring_delete", name="lvs0-base").code == -19  # type: ignore[attr-defined]
+
+
+def test_what_waits_for_a_bdev_comes_back_with_it(target: Target) -> None:
+    """Exports and LUNs of a disk that was plugged in late; a guest that waits is told."""
+    path = target.make_lvstore()
+    lun = {"ctrlr": "vm-1", "scsi_target_num": 3}
+    volume, exported = (
+        target.rpc("bdev_lvol_create", lvol_name=name, size_in_mib=4, lvs_name="lvs0")
+        for name in ("v0", "v1")
+    )
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
+    target.rpc("vhost_scsi_controller_add_target", **lun, bdev_name=volume, serial="s-3")
+    target.rpc("virtlun_export_create", bdev_name=exported)
+    target.rpc("virtlun_export_park", bdev_name=exported)
+    before = controllers(target)
+    assert target.stop() == 0
+    path.rename(path.with_suffix(".away"))
+    target.start()
+    assert len(target.rpc("virtlun_get_status")["restore_problems"]) == 3
+    with Initiator(target.vhost_dir / "vm-1") as guest:
+        guest.send("connect")
+        path.with_suffix(".away").rename(path)
+        # One that has nothing to do with it brings nothing back.
+        target.rpc("bdev_null_create", name="n0", num_blocks=8, block_size=512)
+        assert len(target.rpc("virtlun_get_status")["restore_problems"]) == 3
+        target.rpc("bdev_uring_create", name="lvs0-base", filename=str(path), block_size=512)
+        assert target.rpc("virtlun_get_status")["restore_problems"] == []
+        guest.ready(3)
+    (export,) = target.rpc("virtlun_export_list")
+    assert (export["bdev_name"], export["parked"]) == (exported, True)
+    target.restart()
+    assert controllers(target) == before
+    assert target.rpc("virtlun_get_status")["restore_problems"] == []
 
 
 def test_a_damaged_record_stops_the_start_and_is_left_alone(target: Target) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import socket
+import stat
 import struct
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pydataplane.errors import RpcError
+from tests.support.initiator import Initiator
 from tests.support.target import Target
 
 # vhost-user: request, flags (version 1), size of the payload.
@@ -93,3 +97,63 @@ def test_a_volume_is_shared_only_if_both_ask_for_it(target: Target) -> None:
     assert bdev["claimed_by"] == ["target 0 of controller vm-1", "target 0 of controller vm-2"]
     target.restart()
     assert target.rpc("bdev_get_bdevs") == [bdev]
+
+
+def test_a_lun_is_shown_as_it_was_asked_for_and_as_the_guest_knows_it(target: Target) -> None:
+    for name in ("n0", "n1"):
+        target.rpc("bdev_null_create", name=name, num_blocks=8, block_size=512)
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
+
+    def luns() -> list[dict[str, Any]]:
+        (controller,) = target.rpc("vhost_get_controllers")
+        return [each["luns"][0] for each in controller["backend_specific"]["scsi"]]
+
+    began = time.time()
+    with Initiator(target.vhost_dir / "vm-1") as guest:
+        guest.send("connect")
+        add = {"ctrlr": "vm-1", "scsi_target_num": -1}
+        target.rpc("vhost_scsi_controller_add_target", **add, bdev_name="n0", serial="s0")
+        target.rpc(
+            "vhost_scsi_controller_add_target",
+            **add,
+            bdev_name="n1",
+            read_only=True,
+            removable=True,
+        )
+        guest.ready(0)
+        first, second = luns()
+        (n1,) = target.rpc("bdev_get_bdevs", name="n1")
+        assert (first["serial"], first["read_only"], first["removable"]) == ("s0", False, False)
+        assert second["serial"] == n1["uuid"]
+        assert (second["read_only"], second["removable"]) == (True, True)
+        assert began <= first["attached_at"] <= second["attached_at"] <= time.time()
+        assert first["guest_seen_at"] is first["resize_event_at"] is None
+        inquiry = guest.cdb(bytes([0x12, 0, 0, 0, 36, 0]), target=1, data_in_len=36)
+        assert inquiry["data_in"][1] == 0x80
+        for prevent in (1, 0):
+            guest.cdb(bytes([0x1E, 0, 0, 0, prevent, 0]), target=1)
+            assert [lun["removal_prevented"] for lun in luns()] == [False, bool(prevent)]
+        guest.cdb(bytes([0x1E, 0, 0, 0, 1, 0]), target=1)
+        guest.cdb(bytes([0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0]), target=1, data_in_len=8)
+        assert second["attached_at"] <= luns()[1]["guest_seen_at"] <= time.time()
+    target.restart()
+    again = luns()
+    for lun in again:
+        assert lun["attached_at"] > first["attached_at"]
+        del lun["attached_at"]
+    same = {"removal_prevented": False, "event_at": None, "guest_seen_at": None}
+    expected = [{**lun, **same} for lun in (first, second)]
+    for lun in expected:
+        del lun["attached_at"]
+    assert again == expected
+
+
+def test_the_group_of_a_socket_is_kept(target: Target) -> None:
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm-1", socket_gid=4242, own_folder=True)
+    socket_path = target.vhost_dir / "vm-1" / "vhost.sock"
+    for _ in range(2):
+        made = socket_path.stat()
+        assert (made.st_gid, stat.S_IMODE(made.st_mode)) == (4242, 0o660)
+        assert stat.S_IMODE(socket_path.parent.stat().st_mode) == 0o755
+        target.kill9()
+        target.start()

@@ -180,6 +180,8 @@ fn welcome(id: u64, stream: UnixStream, clients: &Arc<Clients>, methods: &Arc<Me
             tracing::debug!("an RPC client left: {e}");
         }
         let _ = own.shutdown(Shutdown::Both);
+        // First: who waits for the last client takes apart what the methods hold.
+        drop(methods);
         for_thread.remove(id);
     });
     if let Err(e) = spawned {

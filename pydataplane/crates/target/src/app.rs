@@ -6,12 +6,12 @@ use crate::logging::LogControl;
 use crate::notices::Notices;
 use crate::restore;
 use crate::state::{self, Config, Item};
-use bdev::{Bdev, Registry, Subscription};
+use bdev::{Bdev, Event, Registry, Subscription};
 use export::Exports;
 use lvol::Lvstores;
 use reactor::{Idle, Reactors};
 use rpc::{Error, Methods, Phase};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -60,6 +60,8 @@ pub struct App {
     config: Mutex<Config>,
     /// By bdev: why the lvstore on it cannot be loaded.
     lvstore_problems: Mutex<BTreeMap<String, String>>,
+    /// Bdevs that came since the last change was recorded.
+    appeared: Arc<Mutex<BTreeSet<String>>>,
     /// The method table, once it is made; through it what is recorded comes back.
     methods: OnceLock<Weak<Methods>>,
     initialised: Mutex<bool>,
@@ -93,6 +95,14 @@ impl App {
         };
         let notices = Arc::new(Notices::default());
         let noted = notices.clone();
+        let appeared: Arc<Mutex<BTreeSet<String>>> = Arc::default();
+        let came = appeared.clone();
+        let on_event = move |event: &Event| {
+            noted.note(event);
+            if let Event::Registered(bdev) = event {
+                lock(&came).insert(bdev.name().to_owned());
+            }
+        };
         Ok(App {
             lvstores: Lvstores::new(registry.clone()),
             controllers: Controllers::new(registry.clone(), reactors.handles(), settings),
@@ -111,10 +121,11 @@ impl App {
             config_file: cli.config.clone(),
             config: Mutex::new(config),
             lvstore_problems: Mutex::default(),
+            appeared,
             methods: OnceLock::new(),
             initialised: Mutex::new(false),
             initialisation: Condvar::new(),
-            _events: registry.subscribe(move |event| noted.note(event)),
+            _events: registry.subscribe(on_event),
             notices,
             registry,
         })
@@ -127,7 +138,7 @@ impl App {
 
     /// Restores what was configured and lets all methods be called. Safe to repeat.
     pub fn initialise(&self) -> Result<(), String> {
-        let mut initialised = self.initialised.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut initialised = lock(&self.initialised);
         let methods = self.methods.get().and_then(Weak::upgrade);
         let methods = methods.ok_or("the methods are not there yet")?;
         if !*initialised {
@@ -139,6 +150,7 @@ impl App {
             if let Some(path) = &self.config_file {
                 restore::file(self, &methods, path)?;
             }
+            lock(&self.appeared).clear();
             methods.set_phase(Phase::Runtime);
             *initialised = true;
             self.initialisation.notify_all();
@@ -148,7 +160,7 @@ impl App {
 
     /// Waits until [`App::initialise`] is done.
     pub fn wait_initialised(&self) {
-        let mut initialised = self.initialised.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut initialised = lock(&self.initialised);
         while !*initialised {
             initialised =
                 self.initialisation.wait(initialised).unwrap_or_else(PoisonError::into_inner);
@@ -157,7 +169,17 @@ impl App {
 
     /// What is configured.
     pub fn config(&self) -> MutexGuard<'_, Config> {
-        self.config.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.config)
+    }
+
+    /// Brings back what waits for a bdev that came meanwhile; called after each mutating method, the
+    /// only thing that makes bdevs.
+    pub fn restore_appeared(&self) {
+        let appeared = std::mem::take(&mut *lock(&self.appeared));
+        let methods = self.methods.get().and_then(Weak::upgrade);
+        if let Some(methods) = methods.filter(|_| !appeared.is_empty()) {
+            restore::of_bdevs(self, &methods, &appeared);
+        }
     }
 
     /// Records what changed; called after each mutating method that succeeded.
@@ -245,7 +267,7 @@ impl App {
 
     /// By bdev: why the lvstore on it cannot be loaded.
     pub fn lvstore_problems(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
-        self.lvstore_problems.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.lvstore_problems)
     }
 
     /// Stops in order: nothing is served any more, then the lvstores let go of their bdevs with
@@ -265,4 +287,8 @@ impl App {
         }
         self.reactors.stop();
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

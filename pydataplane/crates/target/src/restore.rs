@@ -1,9 +1,10 @@
 //! Brings back what was configured.
 
 use crate::app::App;
-use crate::state::{self, Call, ConfigFile, Subsystem};
+use crate::state::{self, Call, ConfigFile, Item, Subsystem};
 use rpc::Methods;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -14,17 +15,9 @@ pub fn recorded(app: &App, methods: &Methods) {
     let items: Vec<_> = app.config().items().cloned().collect();
     let (mut restored, mut failed) = (0, 0);
     for item in &items {
-        let mut params = Value::Object(item.call.params.clone());
-        if item.call.method == "vhost_create_scsi_controller" {
-            params["delay"] = json!(true);
-        }
-        match methods.call(&item.call.method, params) {
-            Ok(_) => restored += 1,
-            Err(e) => {
-                failed += 1;
-                tracing::error!("{} could not be restored: {e}", item.key);
-                app.config().set_problem(&item.key, e.message);
-            }
+        match restore(app, methods, item) {
+            true => restored += 1,
+            false => failed += 1,
         }
     }
     for item in items.iter().filter(|i| i.subsystem == Subsystem::VhostScsi) {
@@ -34,6 +27,35 @@ pub fn recorded(app: &App, methods: &Methods) {
     }
     if restored + failed > 0 {
         tracing::info!(restored, failed, "configuration restored");
+    }
+}
+
+/// Restores one item; what fails is logged and noted.
+fn restore(app: &App, methods: &Methods, item: &Item) -> bool {
+    let mut params = Value::Object(item.call.params.clone());
+    if item.call.method == "vhost_create_scsi_controller" {
+        params["delay"] = json!(true);
+    }
+    let restored = methods.call(&item.call.method, params);
+    if let Err(e) = &restored {
+        tracing::error!("{} could not be restored: {e}", item.key);
+        app.config().set_problem(&item.key, e.message.clone());
+    }
+    restored.is_ok()
+}
+
+/// Restores what could not be at the start because its bdev was not there, and is now: exports,
+/// then targets, of which a connected guest is told.
+pub fn of_bdevs(app: &App, methods: &Methods, appeared: &BTreeSet<String>) {
+    let waits = |item: &Item| {
+        let bdev = item.call.params.get("bdev_name").and_then(Value::as_str);
+        item.problem.is_some() && bdev.is_some_and(|name| appeared.contains(name))
+    };
+    let items: Vec<_> = app.config().items().filter(|item| waits(item)).cloned().collect();
+    for item in items {
+        if restore(app, methods, &item) {
+            tracing::info!("{} restored: its bdev is there now", item.key);
+        }
     }
 }
 

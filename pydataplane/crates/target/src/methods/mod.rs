@@ -45,7 +45,10 @@ pub fn table(app: &Arc<App>) -> Arc<Methods> {
         add(&mut methods, app);
     }
     let recorder = app.clone();
-    methods.on_commit(move || recorder.commit());
+    methods.on_commit(move || {
+        recorder.restore_appeared();
+        recorder.commit()
+    });
     let methods = methods.finish();
     app.set_methods(&methods);
     methods

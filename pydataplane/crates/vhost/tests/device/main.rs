@@ -12,3 +12,4 @@ mod io;
 mod lifecycle;
 mod migration;
 mod peer;
+mod removable;
