@@ -89,7 +89,11 @@ class GatewaySection(Section):
     always_controller: bool = True
     """Whether a define adds the controller even to a domain without a disk of ours."""
     reconcile: bool = True
-    """Whether the running domains' LUNs are put right when the gateway starts."""
+    """Whether the gateway keeps the target's controllers and LUNs as the domains need them."""
+    reconcile_s: float = Field(default=60.0, ge=1, le=86400)
+    """How often it looks at all of them, seconds; besides when it starts and when libvirtd does."""
+    state_dir: Path = Path("/run/virtlun/gateway")
+    """Where it notes changes under way, so that one that is cut off can be settled."""
 
 
 class HookSection(Section):

@@ -7,7 +7,7 @@ the same for one domain with a program of its own; a test holds the two together
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from plugin.translate import CONTROLLER_PREFIX, LunPlan, Plan
@@ -49,14 +49,25 @@ Action = CreateController | AddTarget | RemoveTarget | DeleteController
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """What the target has: controllers to target numbers to bdev names, and what bdevs are called.
+class Shown:
+    """A LUN as the target has it; what a target that is SPDK's own does not tell is None."""
 
-    `names` maps each alias (LVSTORE/LVOL) and each name to the bdev's name.
+    bdev: str
+    serial: str | None = None
+    read_only: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the target has: controllers to target numbers to LUNs, and what bdevs are called.
+
+    `names` maps each alias (LVSTORE/LVOL) and each name to the bdev's name. `connected` are the
+    controllers that a QEMU is connected to now, or for which the target does not tell.
     """
 
-    controllers: Mapping[str, Mapping[int, str]]
+    controllers: Mapping[str, Mapping[int, Shown]]
     names: Mapping[str, str]
+    connected: frozenset[str] = frozenset()
 
     @classmethod
     def of(
@@ -67,11 +78,13 @@ class State:
         for bdev in bdevs:
             for name in (bdev["name"], *bdev.get("aliases", ())):
                 names[name] = bdev["name"]
-        return cls({c["ctrlr"]: _luns(c) for c in controllers}, names)
+        known = list(controllers)
+        connected = frozenset(c["ctrlr"] for c in known if c.get("sessions", True))
+        return cls({c["ctrlr"]: _luns(c) for c in known}, names, connected)
 
     def with_bdev(self, alias: str, name: str) -> State:
         """Returns the state with one more name of a bdev."""
-        return State(self.controllers, {**self.names, alias: name})
+        return replace(self, names={**self.names, alias: name})
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +95,28 @@ class Failure:
     why: str
 
 
-def _luns(controller: Mapping[str, Any]) -> dict[int, str]:
+def _luns(controller: Mapping[str, Any]) -> dict[int, Shown]:
     result = {}
     for target in controller.get("backend_specific", {}).get("scsi", ()):
         luns = target.get("luns", ())
-        result[int(target["scsi_dev_num"])] = str(luns[0]["bdev_name"]) if luns else ""
+        lun = luns[0] if luns else {}
+        result[int(target["scsi_dev_num"])] = Shown(
+            str(lun.get("bdev_name", "")), lun.get("serial"), lun.get("read_only")
+        )
     return result
+
+
+def is_right(lun: LunPlan, shown: Shown | None, state: State) -> bool:
+    """Whether the target shows the LUN as it is wanted, as far as it tells.
+
+    Without a serial of the client's the target takes the volume's UUID, which is the bdev's name.
+    One that is read-only need not be so by our doing: the volume itself may be.
+    """
+    bdev = bdev_of(lun, state)
+    if shown is None or shown.bdev != bdev:
+        return False
+    writable = shown.read_only is False and lun.read_only
+    return shown.serial in (None, lun.serial or bdev) and not writable
 
 
 def actions(desired: Sequence[Plan], state: State, *, complete: bool) -> list[Action]:
@@ -104,16 +133,12 @@ def actions(desired: Sequence[Plan], state: State, *, complete: bool) -> list[Ac
         if present is None:
             additions.append(CreateController(plan.controller))
             present = {}
-        wanted = {lun.target: bdev_of(lun, state) for lun in plan.luns}
+        right = {lun.target for lun in plan.luns if is_right(lun, present.get(lun.target), state)}
         removals += [
-            RemoveTarget(plan.controller, number)
-            for number, bdev in sorted(present.items())
-            if wanted.get(number) != bdev
+            RemoveTarget(plan.controller, number) for number in sorted(present.keys() - right)
         ]
         additions += [
-            AddTarget(plan.controller, lun)
-            for lun in plan.luns
-            if present.get(lun.target) != wanted[lun.target]
+            AddTarget(plan.controller, lun) for lun in plan.luns if lun.target not in right
         ]
     if complete:
         known = {plan.controller for plan in desired}
@@ -218,12 +243,14 @@ __all__ = [
     "DeleteController",
     "Failure",
     "RemoveTarget",
+    "Shown",
     "State",
     "TargetError",
     "actions",
     "bdev_of",
     "clearance",
     "execute",
+    "is_right",
     "observe",
     "perform",
     "reconcile",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from plugin.gateway.wire import Header, MessageType, Status, message
@@ -33,7 +34,13 @@ class Call:
     session: Session
     header: Header
     payload: bytes
-    descriptors: tuple[int, ...] = ()
+    descriptors: list[int] = field(default_factory=list)
+    """What came with the call, until it is passed on."""
+
+    def drop(self) -> None:
+        """Closes the descriptors that were not passed on; the session does it at the end."""
+        while self.descriptors:
+            os.close(self.descriptors.pop())
 
     async def forward(self, payload: bytes | None = None) -> Reply:
         """Passes the call on to libvirtd, with another payload if given; returns the reply.
@@ -42,7 +49,9 @@ class Call:
             UpstreamGone: libvirtd closed the connection first.
         """
         body = self.payload if payload is None else payload
-        return await self.session.exchange(self.header, body, self.descriptors)
+        given = tuple(self.descriptors)
+        self.descriptors.clear()
+        return await self.session.exchange(self.header, body, given)
 
     async def respond(self, reply: Reply, payload: bytes | None = None) -> None:
         """Gives libvirtd's reply to the client, with another payload if given."""

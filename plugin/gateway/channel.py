@@ -34,12 +34,20 @@ class PeerGone(ConnectionError):
     """The channel that a message was passed on to is closed; the one it came from is not."""
 
 
-class Channel:
-    """Messages in both directions over `sock`, which it owns. One task reads; any may write."""
+class Stalled(ConnectionError):
+    """The other end took nothing for too long; the connection is ended, for it broke off."""
 
-    def __init__(self, sock: socket.socket) -> None:
+
+class Channel:
+    """Messages in both directions over `sock`, which it owns. One task reads; any may write.
+
+    With `stall_s` the other end is given so many seconds to take at least a byte.
+    """
+
+    def __init__(self, sock: socket.socket, stall_s: float | None = None) -> None:
         sock.setblocking(False)
         self._sock = sock
+        self._stall_s = stall_s
         # Anonymous pages: a connection that is idle or sends little takes no more of them.
         self._buffer = mmap.mmap(-1, CHUNK_BYTES)
         self._view = memoryview(self._buffer)
@@ -314,7 +322,12 @@ class Channel:
 
     async def _writable(self) -> None:
         loop = asyncio.get_running_loop()
-        await self._ready(loop.add_writer, loop.remove_writer)
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await self._ready(loop.add_writer, loop.remove_writer)
+        except TimeoutError:
+            self.shutdown()
+            raise Stalled("the other end does not read") from None
 
     async def _ready(
         self, add: Callable[..., object], remove: Callable[[socket.socket], object]

@@ -36,8 +36,23 @@ def identity_of(xml: str) -> tuple[str | None, bytes | None]:
     return (name.strip() if name else None), (bytes.fromhex(digits) if valid else None)
 
 
-def carrier_dev(xml: str) -> str | None:
+def disk_dev(xml: str) -> str | None:
+    """Returns the target dev in a client's <disk>; None if it is something else or has none."""
+    if "<disk" not in xml:
+        return None
+    parser = etree.XMLParser(resolve_entities=False, no_network=True)
+    try:
+        root = etree.fromstring(xml.encode(), parser)
+    except (etree.XMLSyntaxError, ValueError):
+        return None
+    target = root.find("target") if root.tag == "disk" else None
+    return None if target is None else target.get("dev")
+
+
+def carrier_dev(xml: str | None) -> str | None:
     """Returns the target dev of the disk that stands for our controller, if any."""
+    if xml is None or CARRIER_ALIAS not in xml:
+        return None
     root = _parse(xml)
     for disk in root.iterfind("devices/disk"):
         alias, target = disk.find("alias"), disk.find("target")
@@ -88,10 +103,12 @@ class Sides:
     to_config: bool
     """Whether it is for the persistent definition."""
 
-    def running(self, dom: Domain) -> Domain:
-        """Returns `dom` with the id that the domain has now: the client's may be an old one."""
-        found = _RUNNING.search(self.live or "")
-        return replace(dom, id=int(found[1]) if found else -1)
+
+def running_as(xml: str, dom: Domain) -> Domain:
+    """Returns `dom` with name and id of libvirtd's XML: the client's may be old, or made up."""
+    found = _RUNNING.search(xml)
+    name = _parse(xml).findtext("name") or dom.name
+    return replace(dom, name=name, id=int(found[1]) if found else -1)
 
 
 async def sides(own: Upstream, dom: Domain, flags: int) -> Sides:

@@ -52,6 +52,7 @@ _PREFIXES: dict[int, str] = {
     Code.AUTH_FAILED: "authentication failed: ",
     Code.AUTH_CANCELLED: "authentication cancelled: ",
     Code.AUTH_UNAVAILABLE: "authentication unavailable: ",
+    Code.NO_DOMAIN_METADATA: "metadata not found: ",
     Code.NO_STORAGE_VOL: "Storage volume not found: ",
     Code.OPERATION_INVALID: "Requested operation is not valid: ",
     Code.CONFIG_UNSUPPORTED: "unsupported configuration: ",

@@ -1,4 +1,4 @@
-"""Device events of our disks: libvirtd knows nothing of them, so the gateway sends them itself."""
+"""Events: those of our disks, which libvirtd knows nothing of, and those that are about us only."""
 
 from __future__ import annotations
 
@@ -7,8 +7,34 @@ from enum import Enum
 
 from plugin.gateway.messages import Domain
 from plugin.gateway.procs import Proc
-from plugin.gateway.wire import MessageType, message
+from plugin.gateway.wire import REMOTE_PROGRAM, Header, MessageType, WireError, message
 from plugin.gateway.xdr import Reader, Writer
+from plugin.translate import PREFIX
+
+OUR_NAMESPACES = f"https://{PREFIX}.dev/xmlns/"
+"""How the URIs of all metadata begin that is the gateway's own."""
+
+
+def is_event_of_metadata(header: Header) -> bool:
+    """Whether libvirtd tells of changed metadata."""
+    return (header.program, header.type, header.procedure) == (
+        REMOTE_PROGRAM,
+        MessageType.MESSAGE,
+        Proc.CALLBACK_METADATA_CHANGE,
+    )
+
+
+def is_ours(payload: bytes) -> bool:
+    """Whether an event of changed metadata is about an element of ours."""
+    reader = Reader(payload)
+    try:
+        reader.i32()  # the callback
+        Domain.read(reader)
+        reader.i32()  # description, title or element
+        uri = reader.optional(reader.string)
+    except WireError:
+        return False
+    return uri is not None and uri.startswith(OUR_NAMESPACES)
 
 
 class DeviceEvent(Enum):

@@ -1,20 +1,22 @@
-"""Makes the target's LUNs follow what the domains' metadata says; run when the gateway starts.
+"""Makes the target follow what the domains' metadata says, when plugin.gateway.care asks for it.
 
-It finishes or takes back what a gateway that died in between left half done, and gives running
-domains their LUNs again after a target came back empty. And it takes over what the hook recorded
-while there was no gateway: see plugin.gateway.records.
+It gives running domains their LUNs again after a target came back without them, and takes away what
+nobody uses any more: controllers of domains that do not run, or are gone. A controller that a QEMU
+is connected to is never taken away, whatever libvirtd says, nor one whose name is not `vm-UUID`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import structlog
 
 from plugin import translate
 from plugin.errors import TranslateError
 from plugin.gateway import records
-from plugin.gateway.errors import GatewayError
+from plugin.gateway.errors import Code, GatewayError, UpstreamError
+from plugin.translate import CONTROLLER_PREFIX, controller_name
 
 if TYPE_CHECKING:
     from plugin.gateway.messages import Domain
@@ -23,33 +25,93 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 
-async def reconcile(gateway: Gateway) -> None:
-    """Goes through all domains once. A domain that cannot be put right is logged and left."""
-    try:
-        domains = await (await gateway.admin()).domains(0)
-    except GatewayError as error:
-        _log.warning("not reconciled: libvirtd cannot be asked", error=str(error))
-        return
-    for dom in domains:
+class Reconciler:
+    """Goes through all domains and controllers; remembers what it has said and seen."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._said: dict[str, str] = {}
+        self._strays: set[str] = set()
+
+    async def run(self) -> None:
+        """Goes through all once. What cannot be put right is logged and left.
+
+        Raises:
+            GatewayError: libvirtd cannot be asked.
+        """
+        gateway = self._gateway
         try:
-            async with gateway.locks.hold(f"domain:{dom.uuid.hex()}"):
-                await records.take_over(gateway, dom)
-                await _reconcile(gateway, dom)
-        except (GatewayError, TranslateError) as error:
-            _log.warning("not reconciled", domain=dom.name, error=str(error))
+            # Before the domains: a controller made for one that starts meanwhile is not among them.
+            idle = await gateway.target.idle_controllers()
+        except GatewayError as error:
+            self._say("target", str(error))
+            return
+        self._said.pop("target", None)
+        domains = await (await gateway.admin()).domains(0)
+        for dom in domains:
+            try:
+                async with gateway.locks.hold(f"domain:{dom.uuid.hex()}"):
+                    await records.take_over(gateway, dom)
+                    await put_right(gateway, dom)
+                self._said.pop(dom.uuid_text, None)
+            except (GatewayError, TranslateError) as error:
+                self._say(dom.uuid_text, str(error), domain=dom.name)
+        known = {controller_name(dom.uuid_text) for dom in domains}
+        strays = {name for name in idle if name.startswith(CONTROLLER_PREFIX)} - known
+        for name in strays & self._strays:  # another libvirtd of this host may just make it
+            await self._remove_stray(name)
+        self._strays = strays
+
+    async def _remove_stray(self, controller: str) -> None:
+        """Removes the controller of a domain that libvirtd does not know at all."""
+        gateway = self._gateway
+        try:
+            uuid = UUID(controller.removeprefix(CONTROLLER_PREFIX)).bytes
+        except ValueError:
+            return
+        try:
+            async with gateway.locks.hold(f"domain:{uuid.hex()}"):
+                try:
+                    await (await gateway.admin()).lookup(uuid)
+                except UpstreamError as error:
+                    if error.code != Code.NO_DOMAIN:
+                        raise
+                    if await gateway.target.release_idle(controller) == "released":
+                        _log.info("controller of a domain that is gone released", name=controller)
+        except GatewayError as error:
+            self._say(controller, str(error))
+
+    def _say(self, what: str, text: str, **more: str) -> None:
+        """Logs a sentence once, until it is another."""
+        if self._said.get(what) != text:
+            self._said[what] = text
+            _log.warning("not reconciled", error=text, **more)
 
 
-async def _reconcile(gateway: Gateway, dom: Domain) -> None:
+async def put_right(gateway: Gateway, dom: Domain) -> bool:
+    """Makes one domain's controller what it should be; the caller holds the domain's lock.
+
+    Returns False if the domain has stopped and its QEMU is connected still.
+
+    Raises:
+        GatewayError, TranslateError: it cannot be done.
+    """
     admin = await gateway.admin()
-    if not await admin.active(dom):
-        controller = translate.controller_name(dom.uuid_text)
-        if await gateway.target.exists(controller):
-            await gateway.target.release(controller)
+    try:
+        active = await admin.active(dom)
+    except UpstreamError as error:
+        if error.code != Code.NO_DOMAIN:
+            raise
+        active = False
+    if not active:
+        outcome = await gateway.target.release_idle(controller_name(dom.uuid_text))
+        if outcome == "released":
             _log.info("controller of a stopped domain released", domain=dom.name)
-        return
+        return outcome != "busy"
     plan = translate.plan(await admin.xml(dom, 0))
     if plan is None:
-        return
+        return True
     added = await gateway.target.ensure(plan, whole=False)
     if added:
         _log.info("LUNs put right", domain=dom.name, devs=[lun.dev for lun in added])
+    return True

@@ -13,10 +13,11 @@ import structlog
 
 from plugin.config import AuthSetting, Config
 from plugin.gateway import polkit
+from plugin.gateway.care import Care
 from plugin.gateway.events import Happening
 from plugin.gateway.listen import handed_over, listen
 from plugin.gateway.locks import Locks
-from plugin.gateway.reconcile import reconcile
+from plugin.gateway.notes import Kept, Notes
 from plugin.gateway.session import Session
 from plugin.gateway.target import Target
 from plugin.gateway.upstream import Upstream, open_arguments
@@ -53,6 +54,10 @@ class Gateway:
         self.locks = Locks()
         self.target = target or Target(Client(config.target.rpc_socket, config.target.timeout_s))
         self.sessions: set[Session] = set()
+        self.notes = Notes(config.gateway.state_dir)
+        self.unsettled: list[Kept] = []
+        """Changes that failed and could not be taken back yet."""
+        self.care = Care(self)
         self._admin: Upstream | None = None
         self._admin_lock = asyncio.Lock()
         self._stopping = asyncio.Event()
@@ -107,7 +112,7 @@ class Gateway:
         """Serves clients until `stop` is called, then lets calls begun finish."""
         accepting = [asyncio.create_task(self._accept(item)) for item in self._listeners]
         if self.config.reconcile:
-            self._spawn(reconcile(self))
+            accepting.append(asyncio.create_task(self.care.run()))
         try:
             await self._stopping.wait()
         finally:
@@ -182,9 +187,15 @@ class Gateway:
             if self._admin is None or not self._admin.alive:
                 if self._admin is not None:
                     await self._admin.close()
-                self._admin = await Upstream.open(
+                admin = await Upstream.open(
                     self.config.upstream, open_arguments(self.config.uri), None
                 )
+                try:
+                    await admin.watch(self.care.happened, self.care.lost)
+                except BaseException:
+                    await admin.close()
+                    raise
+                self._admin = admin
             return self._admin
 
     def announce(self, happening: Happening) -> None:

@@ -31,7 +31,7 @@ from plugin.gateway.errors import (
     UpstreamGone,
     error_payload,
 )
-from plugin.gateway.events import Happening, Subscriptions
+from plugin.gateway.events import Happening, Subscriptions, is_event_of_metadata, is_ours
 from plugin.gateway.handlers import HANDLERS, WRITING, payload_limit
 from plugin.gateway.messages import SMALL_CALL_MAX_BYTES, XML_CALL_MAX_BYTES
 from plugin.gateway.peer import peer_of
@@ -57,6 +57,13 @@ CALLS_MAX = 32
 """Calls of one client that the gateway works on at a time, waiting for libvirtd or each other.
 
 With one more it stops reading from the client, keepalive included; libvirtd does so at 5.
+"""
+
+STALL_S = 60.0
+"""How long a client may take nothing of what is sent to it, seconds.
+
+Replies wait behind it, and with them the calls that hold a domain's lock. libvirtd's own keepalive
+gives up after half of that.
 """
 
 EVENTS_MAX = 1024
@@ -88,7 +95,7 @@ class Session:
         self.gateway = gateway
         self.read_only = listener.read_only
         self.peer = peer_of(sock)
-        self.client = Channel(sock)
+        self.client = Channel(sock, STALL_S)
         self.subscriptions = Subscriptions()
         self._listener = listener
         self._upstream: Channel | None = None
@@ -175,8 +182,9 @@ class Session:
         with suppress(TimeoutError, OSError, WireError):
             header = await asyncio.wait_for(self.client.header(), 2.0)
             if header is not None and header.type in CALLS:
-                payload, _ = await self.client.payload(header, XML_CALL_MAX_BYTES)
-                call = Call(self, header, payload)
+                payload, descriptors = await self.client.payload(header, XML_CALL_MAX_BYTES)
+                call = Call(self, header, payload, descriptors)
+                call.drop()
                 await call.answer(error.payload(), status=Status.ERROR)
         self.log.warning("no libvirtd", error=str(error))
 
@@ -194,7 +202,7 @@ class Session:
             limit = payload_limit(header.procedure)
             payload, descriptors = await self.client.payload(header, limit)
             await self._slots.acquire()
-            call = Call(self, header, payload, tuple(descriptors))
+            call = Call(self, header, payload, descriptors)
             task = asyncio.create_task(self._handle(handler, call))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -223,6 +231,7 @@ class Session:
             self.log.exception("a call failed by a defect", call=name_of(call.header.procedure))
             refusal = error_payload(Code.INTERNAL_ERROR, "virtlun-gateway failed: see its log")
         finally:
+            call.drop()
             self._slots.release()
         if refusal is not None:
             with suppress(OSError):
@@ -316,16 +325,25 @@ class Session:
                 reply = None
                 if header.program == REMOTE_PROGRAM and header.type in REPLIES:
                     reply = self._awaited.get((header.serial, header.procedure))
-                if reply is None or reply.done():
+                if is_event_of_metadata(header):
+                    await self._pass_metadata_event(header, upstream)
+                elif reply is None or reply.done():
                     with suppress(PeerGone):
                         await upstream.relay(header, None if self.client.closed else self.client)
-                    continue
-                payload, descriptors = await upstream.payload(header, MESSAGE_MAX_BYTES)
-                reply.set_result(Reply(header, payload, tuple(descriptors)))
+                else:
+                    payload, descriptors = await upstream.payload(header, MESSAGE_MAX_BYTES)
+                    reply.set_result(Reply(header, payload, tuple(descriptors)))
         finally:
             for waiting in self._awaited.values():
                 if not waiting.done():
                     waiting.set_exception(UpstreamGone("libvirtd closed the connection"))
+
+    async def _pass_metadata_event(self, header: Header, upstream: Channel) -> None:
+        """Passes an event of changed metadata on, unless the change is one of our own."""
+        payload, _ = await upstream.payload(header, MESSAGE_MAX_BYTES)
+        if not is_ours(payload):
+            with suppress(OSError):
+                await self.client.send(header.pack() + payload)
 
     async def own(self) -> Upstream:
         """Returns the connection for calls of our own in this client's name.

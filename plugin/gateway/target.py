@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from plugin import missing, reconcile
 from plugin.errors import Refusal
@@ -20,6 +20,9 @@ from pydataplane.errors import RpcError, TargetError, TargetTimeout, TargetUnava
 from pydataplane.volumes import Volume, VolumeError, VolumeNotFoundError, Volumes
 
 T = TypeVar("T")
+
+Release = Literal["released", "busy", "none"]
+"""What became of a controller that was to go."""
 
 NO_SPACE = -28
 EMPTY = reconcile.State({}, {})
@@ -118,15 +121,21 @@ class Target:
             return [
                 name.removeprefix(CONTROLLER_PREFIX)
                 for name, luns in present.items()
-                if name != besides and uuid in luns.values()
+                if name != besides and any(lun.bdev == uuid for lun in luns.values())
             ]
 
         return await self._run(work)
 
-    async def exists(self, controller: str) -> bool:
-        """Whether the target has a controller of this name."""
+    async def idle_controllers(self) -> set[str]:
+        """Returns the names of the controllers that no QEMU is connected to."""
         state = await self._run(lambda: reconcile.observe(self._client, bdevs=False))
-        return controller in state.controllers
+        return set(state.controllers) - state.connected
+
+    async def has_lun(self, controller: str, target: int, bdev: str) -> bool:
+        """Whether a controller shows this bdev as this target."""
+        state = await self._run(lambda: reconcile.observe(self._client, bdevs=False))
+        shown = state.controllers.get(controller, {}).get(target)
+        return shown is not None and shown.bdev == bdev
 
     async def find_volumes(self, plan: Plan, known: dict[str, str]) -> Plan:
         """Returns the plan with the UUIDs of the volumes that are there; see plugin.missing."""
@@ -155,13 +164,22 @@ class Target:
 
     async def release(self, controller: str) -> None:
         """Deletes a controller with its LUNs; safe to repeat."""
+        await self._run(lambda: _release(self._client, controller, idle=False))
 
-        def work() -> None:
-            state = reconcile.observe(self._client, bdevs=False)
-            for action in reconcile.clearance(controller, state):
-                reconcile.perform(self._client, action, state)
+    async def release_idle(self, controller: str) -> Release:
+        """Deletes a controller with its LUNs unless a QEMU is connected to it."""
+        return await self._run(lambda: _release(self._client, controller, idle=True))
 
-        await self._run(work)
+
+def _release(client: Client, controller: str, *, idle: bool) -> Release:
+    state = reconcile.observe(client, bdevs=False)
+    if controller not in state.controllers:
+        return "none"
+    if idle and controller in state.connected:
+        return "busy"
+    for action in reconcile.clearance(controller, state):
+        reconcile.perform(client, action, state)
+    return "released"
 
 
 def _ensure(client: Client, plan: Plan, *, whole: bool) -> list[LunPlan]:
@@ -189,15 +207,16 @@ def _add(client: Client, volumes: Volumes, plan: Plan, lun: LunPlan) -> bool:
             "was the target started after it? Stop and start the domain"
         )
     present = luns.get(lun.target)
-    if present == bdev:
+    state = state.with_bdev(lun.bdev_name, bdev)
+    if reconcile.is_right(lun, present, state):
         return False
     if present is not None:
         raise VolumeError(
-            f"domain {plan.domain}: SCSI target {lun.target} is taken by {present}: "
+            f"domain {plan.domain}: SCSI target {lun.target} is taken by {present.bdev}: "
             "restart virtlun-gateway, which puts this right"
         )
     action = AddTarget(plan.controller, lun)
-    reconcile.perform(client, action, state.with_bdev(lun.bdev_name, bdev))
+    reconcile.perform(client, action, state)
     return True
 
 

@@ -12,14 +12,14 @@ import asyncio
 import itertools
 import socket
 import time
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
 
 from plugin.gateway.channel import Channel
 from plugin.gateway.errors import UpstreamError, UpstreamGone
-from plugin.gateway.messages import Domain, DomainCall, read_string
+from plugin.gateway.messages import SMALL_CALL_MAX_BYTES, Domain, DomainCall, read_string
 from plugin.gateway.procs import Proc, name_of
 from plugin.gateway.wire import (
     MESSAGE_MAX_BYTES,
@@ -46,6 +46,7 @@ XML_SECURE = 1
 XML_INACTIVE = 2
 
 _METADATA_ELEMENT = 2
+_EVENT_LIFECYCLE = 0
 
 _log = structlog.get_logger(__name__)
 
@@ -89,6 +90,8 @@ class Upstream:
 
     def __init__(self, sock: socket.socket) -> None:
         self._channel = Channel(sock)
+        self._lifecycle: Callable[[bytes], None] | None = None
+        self._lost: Callable[[], None] | None = None
         self._serials = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
         self._reader = asyncio.create_task(self._read())
@@ -123,8 +126,7 @@ class Upstream:
     async def close(self) -> None:
         """Closes the connection; calls still waiting fail."""
         self._reader.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._reader
+        await asyncio.wait([self._reader])  # where we are cancelled ourselves, that is not lost
         self._channel.close()
         self._fail("the gateway closed its connection to libvirtd")
 
@@ -142,7 +144,8 @@ class Upstream:
             if not self.alive:
                 raise ConnectionResetError
             await self._channel.send(message(MessageType.CALL, proc, serial, payload))
-            return await asyncio.wait_for(reply, deadline_s)
+            async with asyncio.timeout(deadline_s):
+                return await reply
         except TimeoutError as error:
             raise UpstreamGone(f"libvirtd does not answer {name_of(proc)}") from error
         except OSError as error:
@@ -154,6 +157,10 @@ class Upstream:
         try:
             while (header := await self._channel.header()) is not None:
                 reply = self._waiting.get(header.serial) if self._is_reply(header) else None
+                if self._lifecycle is not None and self._is_lifecycle(header):
+                    payload, _ = await self._channel.payload(header, SMALL_CALL_MAX_BYTES)
+                    self._lifecycle(payload)
+                    continue
                 if reply is None or reply.done():
                     await self._channel.discard(header)
                     continue
@@ -166,10 +173,20 @@ class Upstream:
             _log.warning("libvirtd's end broke", error=str(error))
         finally:
             self._fail("libvirtd closed the connection")
+            if self._lost is not None:
+                self._lost()
 
     @staticmethod
     def _is_reply(header: Header) -> bool:
         return header.program == REMOTE_PROGRAM and header.type in REPLIES
+
+    @staticmethod
+    def _is_lifecycle(header: Header) -> bool:
+        return (header.program, header.type, header.procedure) == (
+            REMOTE_PROGRAM,
+            MessageType.MESSAGE,
+            Proc.CALLBACK_LIFECYCLE,
+        )
 
     def _fail(self, text: str) -> None:
         for reply in self._waiting.values():
@@ -177,6 +194,12 @@ class Upstream:
                 reply.set_exception(UpstreamGone(text))
 
     # The calls, by name
+
+    async def watch(self, lifecycle: Callable[[bytes], None], lost: Callable[[], None]) -> None:
+        """Has `lifecycle` called with each lifecycle event, and `lost` when the connection ends."""
+        self._lifecycle, self._lost = lifecycle, lost
+        args = bytes(Writer().i32(_EVENT_LIFECYCLE).u32(0))  # of all domains
+        await self.call(Proc.CALLBACK_REGISTER_ANY, args)
 
     async def xml(self, dom: Domain, flags: int) -> str:
         """Returns the domain's XML (needs domain:read, with XML_SECURE read_secure)."""

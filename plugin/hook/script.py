@@ -280,6 +280,23 @@ def luns_of(controller: dict[str, Any]) -> dict[int, str]:
     return result
 
 
+def is_right(lun: Lun, wanted: Mapping[int, str], controller: dict[str, Any]) -> bool:
+    """Whether a controller shows a disk as it is wanted, as far as the target tells.
+
+    Without a serial of the client's the target takes the volume's UUID, which is the bdev's name.
+    """
+    for target in controller.get("backend_specific", {}).get("scsi", []):
+        if target["scsi_dev_num"] == lun.target and target.get("luns"):
+            shown = target["luns"][0]
+            bdev = wanted[lun.target]
+            return (
+                shown.get("bdev_name") == bdev
+                and shown.get("serial") in (None, lun.serial or bdev)
+                and not (shown.get("read_only") is False and lun.read_only)
+            )
+    return False
+
+
 def judge(
     dev: str,
     alias: str,
@@ -470,16 +487,16 @@ def ensure(target: Target, plan: Plan, wanted: Mapping[int, str]) -> None:
     if controller is None:
         target.call("vhost_create_scsi_controller", ctrlr=plan.controller)
     present = luns_of(controller or {})
-    for number, bdev in present.items():
-        if wanted.get(number) != bdev:
+    right = {lun.target for lun in plan.luns if is_right(lun, wanted, controller or {})}
+    for number in present:
+        if number not in right:
             target.call(
                 "vhost_scsi_controller_remove_target",
                 ctrlr=plan.controller,
                 scsi_target_num=number,
             )
     for lun in plan.luns:
-        bdev = wanted[lun.target]
-        if present.get(lun.target) == bdev:
+        if lun.target in right:
             continue
         try:
             target.retry(
@@ -487,7 +504,7 @@ def ensure(target: Target, plan: Plan, wanted: Mapping[int, str]) -> None:
                 "vhost_scsi_controller_add_target",
                 ctrlr=plan.controller,
                 scsi_target_num=lun.target,
-                bdev_name=bdev,
+                bdev_name=wanted[lun.target],
                 serial=lun.serial,
                 read_only=True if lun.read_only else None,
                 shareable=True if lun.shareable else None,

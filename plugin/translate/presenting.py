@@ -16,11 +16,12 @@ def restore(document: Document, views: Iterable[View], *, live: bool) -> str:
     """Takes our traces out of domains of one document and puts the client's disks back."""
     edits = Edits(document)
     for view in views:
-        _restore(view, edits, live=live)
+        take_out(view, edits, live=live)
     return edits.apply()
 
 
-def _restore(view: View, edits: Edits, *, live: bool) -> None:
+def take_out(view: View, edits: Edits, *, live: bool) -> None:
+    """Takes our traces out of one domain and puts the client's disks back."""
     document, domain = view.document, view.domain
     metadata = view.salvaged
     carrier = carriers.disk(domain)

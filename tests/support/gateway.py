@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,24 +13,30 @@ from types import TracebackType
 DEADLINE_S = 30.0
 
 
-class GatewayProcess:
-    """`virtlun-gateway` with `options`, listening on `socket`; a context manager that ends it."""
+def listens(path: Path) -> bool:
+    """Whether somebody listens on a socket: there is a moment when only its file is there."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
 
-    def __init__(self, config: Path, socket: Path, log: Path, *options: str) -> None:
+
+class GatewayProcess:
+    """`virtlun-gateway` with `options`, listening on `path`; a context manager that ends it."""
+
+    def __init__(self, config: Path, path: Path, log: Path, *options: str) -> None:
         """Starts it and waits for its socket."""
-        self.socket = socket
+        self.socket = path
         self._process = subprocess.Popen(
             [
                 str(Path(sys.executable).parent / "virtlun-gateway"),
-                *("--config", str(config), "--listen", str(socket)),
-                *("--listen-ro", f"{socket}-ro", *options),
+                *("--config", str(config), "--listen", str(path)),
+                *("--listen-ro", f"{path}-ro", *options),
             ],
             stdin=subprocess.DEVNULL,
             stdout=log.open("ab"),
             stderr=subprocess.STDOUT,
         )
         end = time.monotonic() + DEADLINE_S
-        while not socket.exists():
+        while not listens(path):
             if self._process.poll() is not None or time.monotonic() > end:
                 text = log.read_text(errors="replace")
                 raise RuntimeError(f"the gateway did not start:\n{text[-2000:]}")

@@ -25,6 +25,7 @@ from pydataplane.volumes import Volumes
 from tests.guest.image import Image, build
 from tests.support.agent import Agent, GuestError
 from tests.support.domain import domain_xml, publish
+from tests.support.gateway import listens
 from tests.support.libvirtd import Libvirtd, virsh
 
 GATEWAY_DEADLINE_S = 30.0
@@ -40,6 +41,7 @@ listen_ro = "{listen_ro}"
 upstream = "{upstream}"
 upstream_ro = "{upstream_ro}"
 libvirtd_conf = "{libvirtd_conf}"
+state_dir = "{state_dir}"
 
 [hook]
 state_dir = "{hook_state}"
@@ -85,6 +87,7 @@ class Host:
                     upstream=self.libvirtd.socket,
                     upstream_ro=self.libvirtd.socket_ro,
                     libvirtd_conf=self.libvirtd.scratch / "etc/libvirtd.conf",
+                    state_dir=self.scratch / "notes",
                     hook_state=self.scratch / "hook",
                 )
             )
@@ -148,7 +151,7 @@ class Host:
             stderr=subprocess.STDOUT,
         )
         end = time.monotonic() + GATEWAY_DEADLINE_S
-        while not self.gateway_socket.exists():
+        while not listens(self.gateway_socket):
             if self._gateway.poll() is not None or time.monotonic() > end:
                 log = (self.scratch / "gateway.log").read_text(errors="replace")
                 raise RuntimeError(f"the gateway did not start:\n{log[-2000:]}")

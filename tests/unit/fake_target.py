@@ -22,6 +22,8 @@ class FakeTarget:
         self.controllers: dict[str, dict[int, str]] = {}
         self.options: dict[tuple[str, int], dict[str, Any]] = {}
         self.calls: list[str] = []
+        self.tells_options = True
+        """Whether LUNs show serial and read_only, as our target's do and SPDK's do not."""
 
     def call(self, method: str, **params: Any) -> Any:
         given = {key: value for key, value in params.items() if value is not None}
@@ -58,15 +60,26 @@ class FakeTarget:
         return [
             {
                 "ctrlr": name,
+                "sessions": [],
                 "backend_specific": {
                     "scsi": [
-                        {"scsi_dev_num": number, "luns": [{"id": 0, "bdev_name": bdev}]}
+                        {"scsi_dev_num": number, "luns": [self._lun(name, number, bdev)]}
                         for number, bdev in luns.items()
                     ]
                 },
             }
             for name, luns in self.controllers.items()
         ]
+
+    def _lun(self, controller: str, number: int, bdev: str) -> dict[str, Any]:
+        lun: dict[str, Any] = {"id": 0, "bdev_name": bdev}
+        if self.tells_options:
+            options = self.options.get((controller, number), {})
+            lun |= {
+                "serial": options.get("serial", bdev),
+                "read_only": options.get("read_only", False),
+            }
+        return lun
 
     def vhost_create_scsi_controller(self, ctrlr: str) -> bool:
         if ctrlr in self.controllers:
@@ -100,6 +113,7 @@ class FakeTarget:
         if scsi_target_num not in self.controllers.get(ctrlr, {}):
             raise RpcError(-19, "No such device")
         del self.controllers[ctrlr][scsi_target_num]
+        self.options.pop((ctrlr, scsi_target_num), None)
         return True
 
 

@@ -173,7 +173,8 @@ def test_prepare_corrects_what_is_wrong(host: Host) -> None:
     with host.serve():
         assert host.run("prepare", "begin", "-").returncode == 0
     assert host.target.controllers == {CONTROLLER: {0: "uuid-a", 1: "uuid-b"}}
-    assert host.target.calls.count("vhost_scsi_controller_remove_target") == 2
+    assert host.target.options[CONTROLLER, 1] == {"read_only": True}
+    assert host.target.calls.count("vhost_scsi_controller_remove_target") == 3
 
 
 def test_release_removes_the_controller(host: Host) -> None:

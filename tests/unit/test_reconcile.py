@@ -15,6 +15,7 @@ from plugin.reconcile import (
     CreateController,
     DeleteController,
     RemoveTarget,
+    Shown,
     State,
     actions,
     clearance,
@@ -43,8 +44,36 @@ def target() -> FakeTarget:
 
 
 def test_nothing_to_do_is_no_action() -> None:
-    state = State({A: {0: "uuid-0"}}, {"lvs0/v0": "uuid-0", "uuid-0": "uuid-0"})
+    state = State({A: {0: Shown("uuid-0")}}, {"lvs0/v0": "uuid-0", "uuid-0": "uuid-0"})
     assert actions([plan(A, lun(0, "v0"))], state, complete=True) == []
+
+
+def test_what_a_lun_shows_of_itself_is_corrected_too(target: FakeTarget) -> None:
+    plain = lun(0, "v0", "uuid-0")
+    named, fixed = (lun(0, "v0", "uuid-0", serial=serial) for serial in ("S", None))
+    safe = lun(0, "v0", "uuid-0", read_only=True)
+    for before, after, calls in (
+        (plain, named, 1),
+        (named, fixed, 1),
+        (plain, safe, 1),
+        (named, named, 0),
+        (safe, plain, 0),  # the volume itself may be read-only
+    ):
+        target.controllers = {}
+        assert reconcile(target, [plan(A, before)], complete=False) == []  # type: ignore[arg-type]
+        target.calls.clear()
+        assert reconcile(target, [plan(A, after)], complete=False) == []  # type: ignore[arg-type]
+        assert target.calls.count("vhost_scsi_controller_remove_target") == calls
+        assert target.calls.count("vhost_scsi_controller_add_target") == calls
+
+
+def test_a_target_that_does_not_tell_is_believed(target: FakeTarget) -> None:
+    assert reconcile(target, [plan(A, lun(0, "v0"))], complete=False) == []  # type: ignore[arg-type]
+    target.tells_options = False
+    target.calls.clear()
+    wanted = [plan(A, lun(0, "v0", serial="S", read_only=True))]
+    assert reconcile(target, wanted, complete=False) == []  # type: ignore[arg-type]
+    assert set(target.calls) == {"vhost_get_controllers", "bdev_get_bdevs"}
 
 
 def test_what_is_missing_is_made() -> None:
@@ -58,7 +87,7 @@ def test_what_is_missing_is_made() -> None:
 
 def test_what_is_wrong_is_corrected_and_what_is_right_stays() -> None:
     names = {f"lvs0/v{n}": f"uuid-{n}" for n in range(4)}
-    state = State({A: {0: "uuid-0", 1: "uuid-9", 7: "uuid-3"}}, names)
+    state = State({A: {0: Shown("uuid-0"), 1: Shown("uuid-9"), 7: Shown("uuid-3")}}, names)
     wanted = plan(A, lun(0, "v0"), lun(1, "v1"))
     assert actions([wanted], state, complete=False) == [
         RemoveTarget(A, 1),
@@ -75,12 +104,12 @@ def test_a_volume_is_let_go_before_another_controller_takes_it(target: FakeTarge
 
 
 def test_a_renamed_volume_is_found_by_its_uuid() -> None:
-    state = State({A: {0: "uuid-0"}}, {"lvs0/new-name": "uuid-0", "uuid-0": "uuid-0"})
+    state = State({A: {0: Shown("uuid-0")}}, {"lvs0/new-name": "uuid-0", "uuid-0": "uuid-0"})
     assert actions([plan(A, lun(0, "old-name", "uuid-0"))], state, complete=True) == []
 
 
 def test_strays_go_only_when_the_list_is_complete() -> None:
-    state = State({A: {0: "x", 1: "y"}, "by-hand": {0: "z"}}, {})
+    state = State({A: {0: Shown("x"), 1: Shown("y")}, "by-hand": {0: Shown("z")}}, {})
     assert actions([], state, complete=False) == []
     assert actions([], state, complete=True) == [
         RemoveTarget(A, 0),
@@ -176,7 +205,7 @@ def test_the_hook_makes_what_reconciliation_makes(
 
 
 def test_what_somebody_else_took_away_is_no_failure(target: FakeTarget) -> None:
-    stale = State({A: {0: "uuid-0"}, B: {1: "uuid-1"}}, {})
+    stale = State({A: {0: Shown("uuid-0")}, B: {1: Shown("uuid-1")}}, {})
     target.controllers = {A: {}}
     todo = [*clearance(A, stale), *clearance(B, stale)]
     assert execute(target, todo, stale) == []  # type: ignore[arg-type]

@@ -1,26 +1,38 @@
 """Attach, detach and update of our disks, live and persistent.
 
-Order of a live attach: libvirtd's permission, the volume, the metadata (live and persistent), the
-LUN, the event, the reply. Whatever fails takes back what was done before it. If the gateway itself
-dies in between, the metadata is the truth and `reconcile` makes the LUNs follow at its next start.
+Order of a live attach: libvirtd's permission, the volume, the metadata (persistent and live), the
+LUN, the event, the reply. Whatever fails takes back what was done before it. Before the first step
+a note is written (plugin.gateway.notes): if the gateway or libvirtd dies in between, the change is
+settled later.
+
+Disks that are libvirtd's own pass, unless they would take the place of one of ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import structlog
 
 from plugin import translate
-from plugin.errors import Refusal
+from plugin.errors import Refusal, TranslateError
 from plugin.gateway.call import Call
-from plugin.gateway.domains import Sides, check_may_change, sides, without_prefixes
+from plugin.gateway.domains import (
+    Sides,
+    carrier_dev,
+    check_may_change,
+    disk_dev,
+    running_as,
+    sides,
+)
 from plugin.gateway.errors import Code, GatewayError, Refused
 from plugin.gateway.events import DeviceEvent, Happening
 from plugin.gateway.handlers.start import check_free
 from plugin.gateway.messages import Domain, DomainCall
+from plugin.gateway.notes import Note, Operation
 from plugin.gateway.procs import Proc
+from plugin.gateway.recovery import settle
 from plugin.gateway.upstream import (
     AFFECT_CONFIG,
     AFFECT_LIVE,
@@ -39,21 +51,6 @@ _WITHOUT_FLAGS = {Proc.ATTACH_DEVICE, Proc.DETACH_DEVICE}
 
 Compute = Callable[[str, bool], Change | None]
 """From one side's XML and whether it is the live one to the change."""
-
-
-@dataclass
-class Undo:
-    """What takes back the steps done so far, last first."""
-
-    steps: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
-
-    async def run(self) -> None:
-        """Takes everything back; a step that fails is logged, reconcile repairs it later."""
-        for step in reversed(self.steps):
-            try:
-                await step()
-            except GatewayError as error:
-                _log.error("a failed change could not be taken back", error=str(error))
 
 
 def _arguments(call: Call) -> DomainCall:
@@ -76,11 +73,10 @@ async def attach(call: Call) -> None:
     args = _arguments(call)
     reference = translate.recognise(args.text, settings)
     if reference is None:
-        await call.pass_on()
+        await _attach_theirs(call, args)
         return
     _check_flags(args)
     own = await call.session.own()
-    undo = Undo()
     async with gateway.locks.hold(f"domain:{args.dom.uuid.hex()}"):
         await check_may_change(own, args.dom, args.flags)
         both = await sides(own, args.dom, args.flags)
@@ -93,20 +89,50 @@ async def attach(call: Call) -> None:
 
         live, config = await _changes(own, args.dom, both, compute)
         async with gateway.locks.hold(f"volume:{volume.uuid}"):
-            try:
-                if live is not None and live.plan is not None:
-                    await check_free(call, live.plan, live.lun, volume)
-                await _write(own, args.dom, live, config, undo)
-                if live is not None and live.plan is not None:
-                    await gateway.target.add(live.plan, live.lun)
-            except BaseException:
-                await undo.run()
-                raise
-    if live is not None:
+            if live is not None and live.plan is not None:
+                await check_free(call, live.plan, live.lun, volume)
+
+            async def add(change: Change) -> None:
+                if change.plan is not None:
+                    await gateway.target.add(change.plan, change.lun)
+
+            await _carry_out(call, args.dom, "attach", live, config, add)
+    if live is not None and both.live is not None:
+        dom = running_as(both.live, args.dom)
         # Before the answer: whoever waits for it must not depend on this client reading its own.
-        gateway.announce(Happening(DeviceEvent.ADDED, both.running(args.dom), live.alias))
-        _log.info("attached", domain=args.dom.name, dev=live.lun.dev, volume=reference.alias)
+        gateway.announce(Happening(DeviceEvent.ADDED, dom, live.alias))
+        _log.info("attached", domain=dom.name, dev=live.lun.dev, volume=reference.alias)
     await call.answer()
+
+
+async def _attach_theirs(call: Call, args: DomainCall) -> None:
+    """Lets libvirtd attach a device, but no disk under the target dev of one of ours."""
+    dev = disk_dev(args.text)
+    if dev is None:
+        await call.pass_on()
+        return
+    async with call.session.gateway.locks.hold(f"domain:{args.dom.uuid.hex()}"):
+        if await _has_ours(call, args, dev):
+            raise TranslateError(Refusal.TARGET_EXISTS, f"target {dev} already exists")
+        reply = await call.forward()
+    await call.respond(reply)
+
+
+async def _has_ours(call: Call, args: DomainCall, dev: str) -> bool:
+    """Whether a side that the call is for has a disk of ours with this target dev.
+
+    No, where the client may not know: libvirtd's answer to the call itself says why.
+    """
+    own = await _own_if_ours(call, args.dom)
+    if own is None:
+        return False
+    try:
+        both = await sides(own, args.dom, args.flags)
+        texts = (both.live if both.to_live else None, both.config if both.to_config else None)
+        plans = [translate.plan(text) for text in texts if text is not None]
+    except (GatewayError, TranslateError):
+        return False
+    return any(lun.dev == dev for plan in plans if plan is not None for lun in plan.luns)
 
 
 async def detach(call: Call) -> None:
@@ -125,13 +151,17 @@ async def detach_alias(call: Call) -> None:
     """DETACH_DEVICE_ALIAS."""
     args = _arguments(call)
     if args.text == CARRIER_ALIAS:
-        raise Refused(
-            Code.OPERATION_DENIED,
-            f"{CARRIER_ALIAS} carries the virtlun disks of {args.dom.name}: detach those instead",
-        )
+        raise _carries(args.dom)
     settings = call.session.gateway.settings
     await _detach(
         call, args, lambda xml, live: translate.detach_alias(xml, args.text, settings, live=live)
+    )
+
+
+def _carries(dom: Domain) -> Refused:
+    return Refused(
+        Code.OPERATION_DENIED,
+        f"{CARRIER_ALIAS} carries the virtlun disks of {dom.name}: detach those instead",
     )
 
 
@@ -143,14 +173,14 @@ async def _detach(call: Call, args: DomainCall, compute: Compute) -> None:
         await gateway.target.remove(controller, change.lun.target)
 
     # Asked first, so that a target that is down fails the call before anything changes.
-    altered = await _alter(call, args, compute, before=gateway.target.ping, after=remove)
+    altered = await _alter(call, args, "detach", compute, before=gateway.target.ping, after=remove)
     if altered is None:
         await call.pass_on()
         return
     live = altered.change
     if live is not None:
         gateway.announce(Happening(DeviceEvent.REMOVED, altered.dom, live.alias))
-        _log.info("detached", domain=args.dom.name, dev=live.lun.dev)
+        _log.info("detached", domain=altered.dom.name, dev=live.lun.dev)
     await call.answer()
 
 
@@ -169,6 +199,7 @@ async def update(call: Call) -> None:
     altered = await _alter(
         call,
         args,
+        "update",
         lambda xml, live: translate.update(xml, args.text, settings, live=live, uuids=uuids),
     )
     if altered is None:
@@ -179,7 +210,7 @@ async def update(call: Call) -> None:
 
 @dataclass(frozen=True)
 class Altered:
-    """What `_alter` did to the running domain, and the domain with its present id."""
+    """What `_alter` did to the running domain, and the domain as libvirtd knows it."""
 
     change: Change | None
     dom: Domain
@@ -188,6 +219,7 @@ class Altered:
 async def _alter(
     call: Call,
     args: DomainCall,
+    operation: Operation,
     compute: Compute,
     *,
     before: Callable[[], Awaitable[None]] | None = None,
@@ -196,8 +228,10 @@ async def _alter(
     """Changes a disk that the domain has; None if it is not ours and libvirtd is to answer.
 
     `before` and `after` are done for a change of the running domain, around that of its metadata.
+
+    Raises:
+        Refused: also where the disk is the carrier of ours: it stays as long as the domain.
     """
-    undo = Undo()
     async with call.session.gateway.locks.hold(f"domain:{args.dom.uuid.hex()}"):
         own = await _own_if_ours(call, args.dom)
         if own is None:
@@ -205,19 +239,17 @@ async def _alter(
         both = await sides(own, args.dom, args.flags)
         live, config = await _changes(own, args.dom, both, compute)
         if live is None and config is None:
+            dev = disk_dev(args.text)
+            if dev is not None and dev in (carrier_dev(both.live), carrier_dev(both.config)):
+                raise _carries(args.dom)
             return None
         _check_flags(args)
         await check_may_change(own, args.dom, args.flags)
         if live is not None and before is not None:
             await before()
-        try:
-            await _write(own, args.dom, live, config, undo)
-            if live is not None and after is not None:
-                await after(live)
-        except BaseException:
-            await undo.run()
-            raise
-        return Altered(live, both.running(args.dom))
+        await _carry_out(call, args.dom, operation, live, config, after)
+        dom = running_as(both.live, args.dom) if both.live is not None else args.dom
+        return Altered(live, dom)
 
 
 async def _own_if_ours(call: Call, dom: Domain) -> Upstream | None:
@@ -262,33 +294,50 @@ async def _changes(
     return live, config
 
 
-async def _write(
-    own: Upstream, dom: Domain, live: Change | None, config: Change | None, undo: Undo
+async def _carry_out(
+    call: Call,
+    dom: Domain,
+    operation: Operation,
+    live: Change | None,
+    config: Change | None,
+    act: Callable[[Change], Awaitable[None]] | None,
 ) -> None:
-    """Puts the changes into libvirtd, the persistent side first; `undo` learns the way back."""
+    """Writes the changes of metadata and then does `act` on the target, or nothing of it all."""
+    gateway, own = call.session.gateway, await call.session.own()
+    if live is None:  # one change, which libvirtd makes whole or not at all
+        await _write(own, dom, live, config)
+        return
+    redefine = config is not None and config.redefine
+    kept = gateway.notes.keep(
+        Note(
+            operation=operation,
+            uuid=dom.uuid_text,
+            name=dom.name,
+            dev=live.lun.dev,
+            target=live.lun.target,
+            bdev=live.lun.bdev_name,
+            to_config=config is not None,
+            live=await own.metadata(dom, AFFECT_LIVE),
+            config=await own.metadata(dom, AFFECT_CONFIG) if config is not None else None,
+            config_xml=await own.xml(dom, XML_INACTIVE | XML_SECURE) if redefine else None,
+        )
+    )
+    try:
+        await _write(own, dom, live, config)
+        if act is not None:
+            await act(live)
+    except BaseException:
+        await settle(gateway, kept, back=True)
+        raise
+    gateway.notes.drop(kept)
+
+
+async def _write(own: Upstream, dom: Domain, live: Change | None, config: Change | None) -> None:
+    """Puts the changes into libvirtd, the persistent side first."""
     if config is not None:
-        before = await own.metadata(dom, AFFECT_CONFIG)
         if config.redefine and config.domain_xml is not None:
-            old = await own.xml(dom, XML_INACTIVE | XML_SECURE)
-
-            async def define_old() -> None:
-                await own.define(old)
-
             await own.define(config.domain_xml)
-            undo.steps.append(define_old)
         else:
             await own.set_metadata(dom, config.metadata_xml, AFFECT_CONFIG)
-            undo.steps.append(_restore(own, dom, before, AFFECT_CONFIG))
     if live is not None:
-        before = await own.metadata(dom, AFFECT_LIVE)
         await own.set_metadata(dom, live.metadata_xml, AFFECT_LIVE)
-        undo.steps.append(_restore(own, dom, before, AFFECT_LIVE))
-
-
-def _restore(
-    own: Upstream, dom: Domain, before: str | None, flags: int
-) -> Callable[[], Awaitable[None]]:
-    async def step() -> None:
-        await own.set_metadata(dom, without_prefixes(before) if before else None, flags)
-
-    return step

@@ -1,10 +1,10 @@
-"""Block calls on our disks: size, statistics, resize, and what is not possible."""
+"""Block calls on our disks: size, statistics, resize."""
 
 from __future__ import annotations
 
 from plugin import translate
 from plugin.errors import Refusal
-from plugin.gateway.call import Call
+from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import is_running
 from plugin.gateway.errors import Code, GatewayError, Refused, UpstreamError
 from plugin.gateway.messages import (
@@ -15,7 +15,6 @@ from plugin.gateway.messages import (
     TypedParam,
     pack_params,
 )
-from plugin.gateway.procs import Proc
 from plugin.gateway.target import Usage
 from plugin.gateway.xdr import Reader, Writer
 from plugin.translate import LunPlan
@@ -30,7 +29,7 @@ RESIZE_EXTEND = 4
 U64_MAX = (1 << 64) - 1
 
 
-async def _find(call: Call, dom: Domain, path: str) -> tuple[LunPlan | None, str | None]:
+async def find(call: Call, dom: Domain, path: str) -> tuple[LunPlan | None, str | None]:
     """Returns the disk of ours that `path` means, and libvirtd's XML if the domain has any.
 
     The questions are asked in the client's name, so libvirtd's rules for reading hold.
@@ -48,7 +47,7 @@ async def _find(call: Call, dom: Domain, path: str) -> tuple[LunPlan | None, str
 async def info(call: Call) -> None:
     """GET_BLOCK_INFO: allocation, capacity and physical size in bytes."""
     args = DomainCall.read(call.payload, text=True, flags=True)
-    lun, _ = await _find(call, args.dom, args.text)
+    lun, _ = await find(call, args.dom, args.text)
     if lun is None:
         await call.pass_on()
         return
@@ -112,10 +111,10 @@ async def _usage(call: Call, args: DomainCall) -> Usage | None:
     None where libvirtd is to answer: the disk is not ours, or the domain does not run.
     """
     if args.text:
-        lun, xml = await _find(call, args.dom, args.text)
+        lun, xml = await find(call, args.dom, args.text)
         luns: tuple[LunPlan, ...] = (lun,) if lun is not None else ()
     else:
-        _, xml = await _find(call, args.dom, "")
+        _, xml = await find(call, args.dom, "")
         plan = translate.plan(xml) if xml else None
         luns = plan.luns if plan is not None else ()
     if not luns or xml is None or not is_running(xml):
@@ -152,10 +151,20 @@ async def resize(call: Call) -> None:
     a volume always is.
     """
     args = ResizeCall.read(call.payload)
-    lun, _ = await _find(call, args.dom, args.disk)
+    # Nobody detaches the disk meanwhile: the volume might be another domain's by then.
+    async with call.session.gateway.locks.hold(f"domain:{args.dom.uuid.hex()}"):
+        answer = await _resize(call, args)
+    if answer is None:
+        await call.answer()
+    else:
+        await call.respond(answer)
+
+
+async def _resize(call: Call, args: ResizeCall) -> Reply | None:
+    """Resizes a disk of ours; returns libvirtd's reply where that is the answer."""
+    lun, _ = await find(call, args.dom, args.disk)
     if lun is None:
-        await call.pass_on()
-        return
+        return await call.forward()
     unknown = args.flags & ~(RESIZE_BYTES | RESIZE_CAPACITY | RESIZE_EXTEND)
     if unknown:
         raise Refused(Code.INVALID_ARG, f"unsupported flags (0x{unknown:x})")
@@ -168,13 +177,13 @@ async def resize(call: Call) -> None:
         bytes(args.dom.write(Writer()).string(args.disk).u64(size).u32(RESIZE_BYTES))
     )
     if judged.ok or UpstreamError(judged.payload).code != Code.INVALID_ARG:
-        await call.respond(judged)
-        return
+        return judged
     gateway = call.session.gateway
     if lun.read_only:
         raise Refused(Refusal.CANNOT_CHANGE, f"can't resize empty or readonly disk '{lun.dev}'")
-    async with gateway.locks.hold(f"volume:{lun.bdev_name}"):
-        volume = await gateway.target.volume(lun.bdev_name)
+    uuid = (await gateway.target.volume(lun.bdev_name)).uuid
+    async with gateway.locks.hold(f"volume:{uuid}"):
+        volume = await gateway.target.volume(uuid)
         if args.flags & RESIZE_CAPACITY:
             if args.size:
                 raise Refused(Code.INVALID_ARG, "size must be zero when resizing to capacity")
@@ -193,34 +202,4 @@ async def resize(call: Call) -> None:
             )
         if rounded != volume.size:
             await gateway.target.resize(volume, rounded)
-    await call.answer()
-
-
-async def peek(call: Call) -> None:
-    """BLOCK_PEEK: the gateway touches no I/O."""
-    args = DomainCall.read(call.payload[:-16] + call.payload[-4:], text=True, flags=True)
-    lun, _ = await _find(call, args.dom, args.text)
-    if lun is None:
-        await call.pass_on()
-        return
-    raise Refused(
-        Refusal.CANNOT_CHANGE, f"disk {lun.dev}: block peek is not supported for virtlun volumes"
-    )
-
-
-async def io_tune(call: Call) -> None:
-    """SET_BLOCK_IO_TUNE and GET_BLOCK_IO_TUNE: limits are not there yet."""
-    reader = Reader(call.payload)
-    dom = Domain.read(reader)
-    if call.header.procedure == Proc.SET_BLOCK_IO_TUNE:
-        disk: str | None = reader.string()
-    else:
-        disk = reader.optional(reader.string)
-    lun, _ = await _find(call, dom, disk) if disk else (None, None)
-    if lun is None:
-        await call.pass_on()
-        return
-    raise Refused(
-        Refusal.CANNOT_CHANGE,
-        f"disk {lun.dev}: I/O limits of virtlun volumes are not supported yet",
-    )
+    return None

@@ -39,6 +39,16 @@ INACTIVE = 2
 
 
 @dataclass
+class Hang:
+    """A call that gets no answer any more: the `nth` one of `proc`, done or not before that."""
+
+    proc: int
+    nth: int
+    done: bool
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass
 class FakeDomain:
     """A domain: `live` is set while it runs, `config` if it is persistent."""
 
@@ -76,6 +86,7 @@ class FakeLibvirtd:
         self.delay_s: dict[int, float] = {}
         self.answers: dict[int, Callable[[bytes], bytes]] = {}
         self.dropped_fds: list[int] = []
+        self.hang: Hang | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._sockets: list[socket.socket] = []
 
@@ -108,11 +119,19 @@ class FakeLibvirtd:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for connection in self.connections:
             connection.channel.close()
+        self._tasks.clear()
         for sock in self._sockets:
             sock.close()
         self._sockets.clear()
         self.path.unlink(missing_ok=True)
         self.path_ro.unlink(missing_ok=True)
+
+    async def event(self, proc: int, payload: bytes) -> None:
+        """Sends an event to every connection that registered for any."""
+        for connection in self.connections:
+            called = {called for called, _ in connection.calls}
+            if Proc.CALLBACK_REGISTER_ANY in called and not connection.channel.closed:
+                await connection.channel.send(message(MessageType.MESSAGE, proc, 0, payload))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -153,6 +172,14 @@ class FakeLibvirtd:
         connection.calls.append((proc, dict(connection.identity)))
         if header.type == MessageType.CALL_WITH_FDS:
             payload = payload[4:]
+        hang = self.hang
+        if hang is not None and hang.proc == proc:
+            hang.nth -= 1
+            if hang.nth == 0:
+                if hang.done:
+                    self._call(connection, proc, payload)
+                hang.reached.set()
+                await asyncio.get_running_loop().create_future()
         try:
             if proc in self.refuse:
                 raise self.refuse[proc]

@@ -32,6 +32,8 @@ class FakeTarget:
         self.gate: dict[str, threading.Event] = {}
         self.free_mib = 1024
         self.waiting: set[str] = set()
+        self.connected: set[str] = set()
+        """Controllers that a QEMU is connected to."""
         self._server: socketserver.ThreadingUnixStreamServer | None = None
 
     def add_volume(self, alias: str, mib: int = 64) -> str:
@@ -157,6 +159,7 @@ class FakeTarget:
         return [
             {
                 "ctrlr": name,
+                "sessions": [{"vid": 1}] if name in self.connected else [],
                 "backend_specific": {
                     "scsi": [
                         {"scsi_dev_num": n, "luns": [{"id": 0, "bdev_name": item["bdev"]}]}

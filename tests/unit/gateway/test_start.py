@@ -11,7 +11,7 @@ from plugin.gateway.errors import Code, Refused
 from plugin.gateway.messages import XmlCall
 from plugin.gateway.polkit import judges_calls
 from plugin.gateway.procs import Proc
-from plugin.gateway.reconcile import reconcile
+from plugin.gateway.reconcile import Reconciler
 from plugin.gateway.xdr import Writer
 from plugin.hook import script
 from tests.unit.gateway.fake_libvirtd import FakeDomain
@@ -133,7 +133,7 @@ def test_what_the_hook_recorded_is_taken_over(tmp_path: Path) -> None:
     async def body(world: World) -> None:
         dom = world.domain(running=False, disks=disk())
         script.remember(str(tmp_path / "hook"), CONTROLLER, {"lvs0/data": "of-old"})
-        await reconcile(world.gateway)
+        await Reconciler(world.gateway).run()
         assert recorded(dom.config) == ["of-old"], "not that of the namesake there is now"
         assert script.recall(str(tmp_path / "hook"), CONTROLLER) == {}
 

@@ -179,6 +179,7 @@ class World:
                     "listen_ro": self.path_ro,
                     "upstream": self.libvirtd.path,
                     "upstream_ro": self.libvirtd.path_ro,
+                    "state_dir": folder / "notes",
                     **options,
                 }
             ),

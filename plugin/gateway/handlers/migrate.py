@@ -1,0 +1,161 @@
+"""Migration: XML that a client gives is translated, and the destination has the LUNs first.
+
+The source's libvirtd makes the XML for the destination from its own, which has the controller in
+it. `begin` and `perform` take a client's instead (`virsh migrate --xml`, Nova), written from what
+dumpxml shows. `prepare` is called on the destination: the controller's socket is moved to where it
+is on that host, and controller and LUNs are there before QEMU is. Versions of libvirt before 1.1.0
+(begin without parameters) and after are served alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from uuid import UUID
+
+from plugin import translate
+from plugin.gateway import polkit
+from plugin.gateway.call import Call
+from plugin.gateway.domains import identity_of
+from plugin.gateway.errors import GatewayError
+from plugin.gateway.handlers.start import prepared
+from plugin.gateway.messages import STRING, Domain, TypedParam
+from plugin.gateway.procs import Proc
+from plugin.gateway.upstream import XML_INACTIVE, XML_SECURE
+from plugin.gateway.xdr import Reader, Writer
+
+PARAMS_MAX = 64
+"""REMOTE_DOMAIN_MIGRATE_PARAM_LIST_MAX."""
+
+COOKIE_MAX_BYTES = 4_194_304
+"""REMOTE_MIGRATE_COOKIE_MAX."""
+
+DEST_XML = "destination_xml"
+PERSIST_XML = "persistent_xml"
+"""VIR_MIGRATE_PARAM_DEST_XML and _PERSIST_XML."""
+
+_NO_UUID = UUID(int=0)
+
+
+async def begin(call: Call) -> None:
+    """MIGRATE_BEGIN3: {dom, xml or nothing, flags, name or nothing, bandwidth}."""
+    await _with_xml(call)
+
+
+async def perform(call: Call) -> None:
+    """MIGRATE_PERFORM3: {dom, xml or nothing, cookie, URIs, flags, name or nothing, bandwidth}."""
+    await _with_xml(call)
+
+
+async def _with_xml(call: Call) -> None:
+    reader = Reader(call.payload)
+    dom, xml = Domain.read(reader), reader.optional(reader.string)
+    if xml is None:
+        await call.pass_on()
+        return
+    writer = dom.write(Writer())
+    writer.optional(_translated(call, xml, await _current(call, dom, XML_SECURE)), writer.string)
+    await call.respond(await call.forward(bytes(writer) + call.payload[reader.offset :]))
+
+
+async def begin_params(call: Call) -> None:
+    """MIGRATE_BEGIN3_PARAMS: {dom, params, flags}."""
+    reader = Reader(call.payload)
+    dom = Domain.read(reader)
+    await _with_params(call, dom, reader, bytes(dom.write(Writer())))
+
+
+async def perform_params(call: Call) -> None:
+    """MIGRATE_PERFORM3_PARAMS: {dom, URI or nothing, params, cookie, flags}."""
+    reader = Reader(call.payload)
+    dom = Domain.read(reader)
+    reader.optional(reader.string)
+    await _with_params(call, dom, reader, call.payload[: reader.offset])
+
+
+async def _with_params(call: Call, dom: Domain, reader: Reader, before: bytes) -> None:
+    """Translates the XML among the parameters that `reader` has come to."""
+    params = reader.array(lambda: TypedParam.read(reader), PARAMS_MAX)
+    if not {item.field for item in params} & {DEST_XML, PERSIST_XML}:
+        await call.pass_on()
+        return
+    sides = {DEST_XML: XML_SECURE, PERSIST_XML: XML_SECURE | XML_INACTIVE}
+    writer = Writer()
+    writer.u32(len(params))
+    for item in params:
+        if item.field in sides and item.kind == STRING:
+            current = await _current(call, dom, sides[item.field])
+            item = replace(item, value=_translated(call, str(item.value), current))  # noqa: PLW2901
+        item.write(writer)
+    rest = call.payload[reader.offset :]
+    await call.respond(await call.forward(before + bytes(writer) + rest))
+
+
+async def prepare(call: Call) -> None:
+    """MIGRATE_PREPARE3 and _PREPARE_TUNNEL3: {cookie, ..., xml}; XML is all that counts here."""
+    reader = Reader(call.payload)
+    reader.opaque(COOKIE_MAX_BYTES)
+    if call.header.procedure == Proc.MIGRATE_PREPARE3:
+        reader.optional(reader.string)  # the URI
+    reader.u64()
+    reader.optional(reader.string)  # the new name
+    reader.u64()
+    before = call.payload[: reader.offset]
+    xml = reader.string()
+    reader.end()
+    await _prepare(call, xml, lambda new: before + bytes(Writer().string(new)))
+
+
+async def prepare_params(call: Call) -> None:
+    """MIGRATE_PREPARE3_PARAMS and _PREPARE_TUNNEL3_PARAMS: {params, cookie, flags}."""
+    reader = Reader(call.payload)
+    params = reader.array(lambda: TypedParam.read(reader), PARAMS_MAX)
+    rest = call.payload[reader.offset :]
+    xml = next((str(p.value) for p in params if p.field == DEST_XML and p.kind == STRING), None)
+    if xml is None:
+        await call.pass_on()
+        return
+
+    def payload(new: str) -> bytes:
+        writer = Writer()
+        given = [replace(p, value=new) if p.field == DEST_XML else p for p in params]
+        return bytes(writer.array(given, lambda item: item.write(writer))) + rest
+
+    await _prepare(call, xml, payload)
+
+
+async def _prepare(call: Call, xml: str, payload: Callable[[str], bytes]) -> None:
+    """Makes the destination ready for the domain in `xml` and passes on the call with it."""
+    if translate.plan(xml) is None:
+        await call.pass_on()  # without a controller on the source there is none here
+        return
+    definition = translate.define(xml, call.session.gateway.settings, new_uuid=_NO_UUID)
+    plan = definition.plan
+    name, uuid = identity_of(definition.xml)
+    rights = (polkit.START, polkit.WRITE)
+    if (
+        plan is None
+        or uuid is None
+        or not await call.session.may(rights, name or "", str(UUID(bytes=uuid)))
+    ):
+        await call.respond(await call.forward(payload(definition.xml)))
+        return
+    async with prepared(call, plan, uuid, saved=True) as attempt:
+        reply = await call.forward(payload(definition.xml))
+        attempt.started = reply.ok
+    await call.respond(reply)
+
+
+async def _current(call: Call, dom: Domain, flags: int) -> str | None:
+    """Returns libvirtd's XML of the domain; None where the client may not read it."""
+    try:
+        return await (await call.session.own()).xml(dom, flags)
+    except GatewayError:
+        return None
+
+
+def _translated(call: Call, xml: str, current: str | None) -> str:
+    if current is None or translate.plan(current) is None:
+        return xml  # without a controller on the source there is none on the destination
+    settings = call.session.gateway.settings
+    return translate.define(xml, settings, new_uuid=_NO_UUID, current_xml=current).xml

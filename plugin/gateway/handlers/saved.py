@@ -1,0 +1,152 @@
+"""Saved guests: the definition in a save image is the client's to see and to change, too.
+
+libvirt keeps a domain's whole XML in the image. A guest that is restored has its controller and
+LUNs before libvirtd is asked, as one that is started.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+from plugin import translate
+from plugin.gateway import polkit
+from plugin.gateway.call import Call
+from plugin.gateway.domains import identity_of
+from plugin.gateway.errors import GatewayError
+from plugin.gateway.handlers.describe import presented
+from plugin.gateway.handlers.start import prepared
+from plugin.gateway.messages import STRING, Domain, TypedParam, read_string
+from plugin.gateway.procs import Proc
+from plugin.gateway.upstream import XML_SECURE
+from plugin.gateway.xdr import Reader, Writer
+
+PARAMS_MAX = 16
+"""REMOTE_DOMAIN_SAVE_PARAMETERS_MAX and its likes."""
+
+_FILE, _XML = "file", "dxml"
+"""VIR_DOMAIN_SAVE_PARAM_FILE and _DXML."""
+
+_NO_UUID = UUID(int=0)
+
+
+async def image_xml(call: Call) -> None:
+    """SAVE_IMAGE_GET_XML_DESC and MANAGED_SAVE_GET_XML_DESC."""
+    await presented(call)
+
+
+async def define_image(call: Call) -> None:
+    """SAVE_IMAGE_DEFINE_XML: {file, xml, flags}."""
+    reader = Reader(call.payload)
+    file, xml, flags = reader.string(), reader.string(), reader.u32()
+    xml = _translated(call, xml, await _xml_of(call, file))
+    await call.respond(await call.forward(bytes(Writer().string(file).string(xml).u32(flags))))
+
+
+async def define_managed(call: Call) -> None:
+    """MANAGED_SAVE_DEFINE_XML: {dom, xml or nothing, flags}."""
+    reader = Reader(call.payload)
+    dom, xml, flags = Domain.read(reader), reader.optional(reader.string), reader.u32()
+    if xml is not None:
+        own = await call.session.own()
+        args = bytes(dom.write(Writer()).u32(0))
+        try:
+            current = read_string(await own.call(Proc.MANAGED_SAVE_GET_XML_DESC, args))
+        except GatewayError:
+            current = None  # libvirtd's answer to the call itself says why
+        xml = _translated(call, xml, current)
+    writer = dom.write(Writer())
+    await call.respond(await call.forward(bytes(writer.optional(xml, writer.string).u32(flags))))
+
+
+async def save(call: Call) -> None:
+    """SAVE_FLAGS and SAVE_PARAMS: with XML for the image."""
+    reader = Reader(call.payload)
+    dom = Domain.read(reader)
+    saving = _Saving.read(reader, params=call.header.procedure == Proc.SAVE_PARAMS)
+    if saving.xml is None:
+        await call.pass_on()
+        return
+    try:
+        current = await (await call.session.own()).xml(dom, XML_SECURE)
+    except GatewayError:
+        current = None
+    saving = replace(saving, xml=_translated(call, saving.xml, current))
+    await call.respond(await call.forward(bytes(saving.write(dom.write(Writer())))))
+
+
+async def restore(call: Call) -> None:
+    """RESTORE, RESTORE_FLAGS and RESTORE_PARAMS."""
+    reader = Reader(call.payload)
+    if call.header.procedure == Proc.RESTORE:
+        saving = _Saving(reader.string(), None, None)
+    else:
+        saving = _Saving.read(reader, params=call.header.procedure == Proc.RESTORE_PARAMS)
+    image = await _xml_of(call, saving.file) if saving.file is not None else None
+    payload = call.payload
+    if saving.xml is not None:
+        saving = replace(saving, xml=_translated(call, saving.xml, image))
+        payload = bytes(saving.write(Writer()))
+    xml = saving.xml or image
+    plan = translate.plan(xml) if xml is not None else None
+    name, uuid = identity_of(xml) if xml is not None else (None, None)
+    if (
+        plan is None
+        or uuid is None
+        or not await call.session.may((polkit.START,), name or "", str(UUID(bytes=uuid)))
+    ):
+        await call.respond(await call.forward(payload))
+        return
+    async with prepared(call, plan, uuid, saved=True) as attempt:
+        reply = await call.forward(payload)
+        attempt.started = reply.ok
+    await call.respond(reply)
+
+
+@dataclass(frozen=True)
+class _Saving:
+    """File, XML and flags of the calls that have them, as words or as typed parameters."""
+
+    file: str | None
+    xml: str | None
+    flags: int | None
+    params: tuple[TypedParam, ...] | None = None
+
+    @staticmethod
+    def read(reader: Reader, *, params: bool) -> _Saving:
+        """Reads {file, xml or nothing, flags} or {params, flags}."""
+        if not params:
+            file, xml = reader.string(), reader.optional(reader.string)
+            return _Saving(file, xml, reader.u32())
+        given = tuple(reader.array(lambda: TypedParam.read(reader), PARAMS_MAX))
+        texts = {item.field: str(item.value) for item in given if item.kind == STRING}
+        return _Saving(texts.get(_FILE), texts.get(_XML), reader.u32(), given)
+
+    def write(self, writer: Writer) -> Writer:
+        """Appends it; not for what has no flags."""
+        assert self.flags is not None
+        if self.params is None:
+            writer.string(self.file or "").optional(self.xml, writer.string)
+            return writer.u32(self.flags)
+        params = [
+            replace(item, value=self.xml) if item.field == _XML and self.xml is not None else item
+            for item in self.params
+        ]
+        return writer.array(params, lambda item: item.write(writer)).u32(self.flags)
+
+
+async def _xml_of(call: Call, file: str) -> str | None:
+    """Returns libvirtd's XML in a save image; None where the client may not read it."""
+    args = bytes(Writer().string(file).u32(XML_SECURE))
+    try:
+        own = await call.session.own()
+        return read_string(await own.call(Proc.SAVE_IMAGE_GET_XML_DESC, args))
+    except GatewayError:
+        return None
+
+
+def _translated(call: Call, xml: str, current: str | None) -> str:
+    settings = call.session.gateway.settings
+    if current is not None and translate.plan(current) is None:
+        return xml  # the guest was saved without a controller, so it is restored without one
+    return translate.define(xml, settings, new_uuid=_NO_UUID, current_xml=current).xml

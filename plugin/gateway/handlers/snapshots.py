@@ -1,0 +1,106 @@
+"""Snapshots, checkpoints and backups are of libvirtd's own disks; ours must be left out."""
+
+from __future__ import annotations
+
+import time
+
+from plugin.errors import Refusal
+from plugin.gateway.call import Call
+from plugin.gateway.errors import GatewayError, Refused
+from plugin.gateway.messages import Domain, DomainCall, pack_string, read_string
+from plugin.gateway.upstream import XML_INACTIVE, XML_SECURE
+from plugin.gateway.xdr import Reader, Writer
+from plugin.translate import PREFIX, listing, plan
+
+REDEFINE = 1
+DISK_ONLY = 16
+"""VIR_DOMAIN_SNAPSHOT_CREATE_REDEFINE and _DISK_ONLY; the first also of checkpoints."""
+
+
+async def create(call: Call) -> None:
+    """SNAPSHOT_CREATE_XML: {dom, xml, flags}."""
+    args = DomainCall.read(call.payload, text=True, flags=True)
+    internal = not args.flags & (REDEFINE | DISK_ONLY) and listing.is_internal(args.text)
+    await _create(call, args, internal=internal)
+
+
+async def create_checkpoint(call: Call) -> None:
+    """CHECKPOINT_CREATE_XML: {dom, xml, flags}."""
+    await _create(call, DomainCall.read(call.payload, text=True, flags=True), internal=False)
+
+
+async def _create(call: Call, args: DomainCall, *, internal: bool) -> None:
+    again = bool(args.flags & REDEFINE)
+    current = await _xml(call, args.dom, XML_INACTIVE | XML_SECURE if again else 0)
+    if current is None:
+        await call.pass_on()
+        return
+    if internal:
+        raise Refused(
+            Refusal.UNSUPPORTED,
+            f"domain '{args.dom.name}' has a virtlun controller, so a snapshot inside of its "
+            "disks' files is not possible: take an external one of its other disks "
+            "(`virsh snapshot-create-as --disk-only`)",
+        )
+    change = listing.define_inside if again else listing.leave_out
+    settings = call.session.gateway.settings
+    text = change(args.text, current, settings)
+    payload = DomainCall(args.dom, text, args.flags).pack(text=True, flags=True)
+    await call.respond(await call.forward(payload))
+
+
+async def begin_backup(call: Call) -> None:
+    """BACKUP_BEGIN: {dom, backup XML, checkpoint XML or nothing, flags}."""
+    reader = Reader(call.payload)
+    dom, backup = Domain.read(reader), reader.string()
+    checkpoint, flags = reader.optional(reader.string), reader.u32()
+    xml = await _xml(call, dom, 0)
+    if xml is None:
+        await call.pass_on()
+        return
+    settings = call.session.gateway.settings
+    writer = dom.write(Writer()).string(
+        listing.leave_out(backup, xml, settings, str(int(time.time())))
+    )
+    if checkpoint is not None:
+        checkpoint = listing.leave_out(checkpoint, xml, settings)
+    writer.optional(checkpoint, writer.string).u32(flags)
+    await call.respond(await call.forward(bytes(writer)))
+
+
+async def xml(call: Call) -> None:
+    """SNAPSHOT_GET_XML_DESC and CHECKPOINT_GET_XML_DESC: {{name, dom}, flags}."""
+    reader = Reader(call.payload)
+    reader.string()
+    await _show(call, Domain.read(reader))
+
+
+async def backup_xml(call: Call) -> None:
+    """BACKUP_GET_XML_DESC: {dom, flags}."""
+    await _show(call, Domain.read(Reader(call.payload)))
+
+
+async def _show(call: Call, dom: Domain) -> None:
+    reply = await call.forward()
+    if not reply.ok:
+        await call.respond(reply)
+        return
+    current = await _xml(call, dom, 0)
+    if current is None and PREFIX.encode() not in reply.payload:
+        await call.respond(reply)
+        return
+    settings = call.session.gateway.settings
+    shown = listing.present_listing(read_string(reply.payload), settings, domain_xml=current)
+    await call.respond(reply, pack_string(shown))
+
+
+async def _xml(call: Call, dom: Domain, flags: int) -> str | None:
+    """Returns libvirtd's XML of a domain with a controller of ours; None of another one.
+
+    None as well if the client may not read it: libvirtd's answer to the call itself says why.
+    """
+    try:
+        found = await (await call.session.own()).xml(dom, flags)
+    except GatewayError:
+        return None
+    return found if plan(found) is not None else None

@@ -1,0 +1,137 @@
+"""Notes of changes under way, on disk, so that one that is cut off can be settled.
+
+Attach and detach change three things one after the other: the persistent definition, the running
+domain, the target. Each changes whole or not at all; a note of what was before stands in a file
+from before the first step until after the last. If the gateway dies in between, or libvirtd, so
+that nothing can be taken back at once, `settle` in plugin.gateway.recovery does it later.
+
+The folder is for root alone and is lost with the host's memory, as the running domains are: a note
+may hold a domain's definition with its passwords.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+from uuid import UUID
+
+from plugin.errors import Refusal
+from plugin.gateway.errors import Refused
+from plugin.gateway.peer import start_time
+from plugin.translate import controller_name
+
+VERSION = 1
+
+Operation = Literal["attach", "detach", "update"]
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Note:
+    """A change of a running domain under way, and what was before it."""
+
+    operation: Operation
+    uuid: str
+    """The domain's."""
+    name: str
+    """Of the domain, for messages."""
+    dev: str
+    """Target dev of the disk."""
+    target: int
+    """SCSI target number on the running side."""
+    bdev: str
+    """The volume's bdev: its UUID."""
+    to_config: bool
+    """Whether the persistent definition changes, too."""
+    live: str | None
+    """Our metadata in the running domain before; None if it had none."""
+    config: str | None
+    """The same of the persistent definition."""
+    config_xml: str | None
+    """The whole persistent definition before, where more than metadata changes."""
+
+    @property
+    def controller(self) -> str:
+        """The name of the domain's controller."""
+        return controller_name(self.uuid)
+
+    @property
+    def dom_uuid(self) -> bytes:
+        """The domain's UUID as the protocol has it."""
+        return UUID(self.uuid).bytes
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A note and its file."""
+
+    note: Note
+    path: Path
+
+
+class Notes:
+    """The notes of one folder. The folder is made with the first of them."""
+
+    def __init__(self, folder: Path) -> None:
+        """Uses `folder`, which other gateways may use, too."""
+        self._folder = folder
+
+    def keep(self, note: Note) -> Kept:
+        """Writes a note; nothing may be changed before this has returned.
+
+        Raises:
+            Refused: it cannot be written.
+        """
+        pid = os.getpid()
+        name = f"{pid}-{start_time(pid)}-{next(_numbers)}.json"
+        path = self._folder / name
+        new = path.with_suffix(".new")
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            new.touch(mode=0o600)
+            new.write_text(json.dumps({"version": VERSION, **asdict(note)}))
+            new.rename(path)
+        except OSError as error:
+            raise Refused(
+                Refusal.INTERNAL,
+                f"{note.operation} of disk {note.dev}: {path} cannot be written "
+                f"({error.strerror}): make gateway.state_dir of virtlun.toml a folder with space",
+            ) from error
+        return Kept(note, path)
+
+    def drop(self, kept: Kept) -> None:
+        """Removes a note: the change is whole, or taken back."""
+        kept.path.unlink(missing_ok=True)
+
+    def left(self) -> Iterator[Kept]:
+        """Yields the notes that no running gateway is at work on, oldest first; not our own."""
+        found = []
+        for path in self._folder.glob("*.json"):
+            with suppress(OSError, ValueError):
+                pid, since, number = (int(part) for part in path.stem.split("-"))
+                if start_time(pid) != since:
+                    found.append((path.stat().st_mtime_ns, number, path))
+        for _, _, path in sorted(found):
+            note = _read(path)
+            if note is not None:
+                yield Kept(note, path)
+
+
+def _read(path: Path) -> Note | None:
+    """Returns the note in a file; None for one that is of another version or damaged."""
+    try:
+        values = json.loads(path.read_text())
+        if values.pop("version") != VERSION:
+            return None
+        note = Note(**values)
+        UUID(note.uuid)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return note

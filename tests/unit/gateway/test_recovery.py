@@ -1,0 +1,303 @@
+"""A change that is cut off between two of its steps: afterwards it has happened, or it has not."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from plugin import translate
+from plugin.gateway.messages import Domain, DomainCall
+from plugin.gateway.notes import Note, Notes
+from plugin.gateway.procs import Proc
+from plugin.gateway.wire import WireError
+from plugin.gateway.xdr import Writer
+from tests.support.gateway import listens
+from tests.unit.gateway.fake_libvirtd import FakeDomain, Hang
+from tests.unit.gateway.fake_target import RefusedError
+from tests.unit.gateway.world import UUID_1, UUID_2, ReplyError, World, disk, play, until
+
+LIVE, CONFIG = 1, 2
+CONTROLLER = f"vm-{UUID_1}"
+ADD = "vhost_scsi_controller_add_target"
+REMOVE = "vhost_scsi_controller_remove_target"
+
+
+def devs(xml: str | None) -> set[str]:
+    plan = translate.plan(xml or "")
+    return {lun.dev for lun in plan.luns} if plan else set()
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where a change is cut off: at libvirtd's `nth` call of `proc`, or at a call of the target."""
+
+    text: str
+    proc: int = 0
+    nth: int = 0
+    done: bool = False
+    target: str = ""
+    only: bool = False
+    """The disk is the only one of ours, so the whole persistent side is defined anew: it boots."""
+
+
+# An attach or detach makes SET_METADATA calls: the one that only asks for permission, the
+# persistent side, the running one.
+STEPS = [
+    Cut("asking", Proc.SET_METADATA, 1, done=True),
+    Cut("before the persistent side", Proc.SET_METADATA, 2),
+    Cut("after the persistent side", Proc.SET_METADATA, 2, done=True),
+    Cut("before the running side", Proc.SET_METADATA, 3),
+    Cut("after the running side", Proc.SET_METADATA, 3, done=True),
+    Cut("before the definition", Proc.DEFINE_XML, 1, only=True),
+    Cut("after the definition", Proc.DEFINE_XML, 1, done=True, only=True),
+    Cut("before the running side, defined", Proc.SET_METADATA, 2, only=True),
+]
+LUN = {Proc.ATTACH_DEVICE_FLAGS: ADD, Proc.DETACH_DEVICE_FLAGS: REMOVE}
+CASES = [(proc, where) for proc in LUN for where in STEPS]
+
+
+def name(item: object) -> str:
+    """Returns a case's name for pytest."""
+    if isinstance(item, Cut):
+        return item.text
+    return item.name.lower().removesuffix("_device_flags") if isinstance(item, Proc) else ""
+
+
+def make_domain(world: World, proc: Proc, where: Cut) -> FakeDomain:
+    """Returns a running domain before the change."""
+    world.target.add_volume("lvs0/boot")
+    disks = "" if where.only else disk("lvs0/boot", "sda")
+    return world.domain(disks=disks if proc == Proc.ATTACH_DEVICE_FLAGS else disks + disk())
+
+
+async def cut(world: World, dom: FakeDomain, proc: Proc, where: Cut) -> None:
+    """Begins a change of both sides and returns when it has come to `where`."""
+    client = await world.client()
+    if where.target:
+        world.target.gate[where.target] = threading.Event()
+    else:
+        world.libvirtd.hang = Hang(where.proc, where.nth, where.done)
+    await client.send(proc, DomainCall(dom.ref, disk(), LIVE | CONFIG).pack(text=True, flags=True))
+    if where.target:
+        await until(lambda: any(method == where.target for method, _ in world.target.calls))
+    else:
+        assert world.libvirtd.hang is not None
+        async with asyncio.timeout(10):
+            await world.libvirtd.hang.reached.wait()
+
+
+def whole(world: World, dom: FakeDomain) -> bool:
+    """Whether all three agree."""
+    return (
+        devs(dom.live) == devs(dom.config)
+        and len(world.target.controllers[CONTROLLER]) == len(devs(dom.live))
+        and not list((world.path.parent / "notes").glob("*"))
+    )
+
+
+@contextmanager
+def gateway_process(world: World) -> Iterator[subprocess.Popen[bytes]]:
+    """A gateway that can be killed, in the place of the world's own."""
+    config = world.path.parent / "virtlun.toml"
+    section = world.config.gateway
+    config.write_text(
+        f'[target]\nrpc_socket = "{world.target.path}"\n[gateway]\nsocket_group = ""\n'
+        f'upstream = "{section.upstream}"\nupstream_ro = "{section.upstream_ro}"\n'
+        f'auth = "none"\nauth_ro = "none"\nstate_dir = "{section.state_dir}"\n'
+        f'listen = "{section.listen}2"\nlisten_ro = "{section.listen}2-ro"\nreconcile_s = 1\n'
+    )
+    program = str(Path(sys.executable).parent / "virtlun-gateway")
+    process = subprocess.Popen(
+        [program, "--config", str(config)],
+        stderr=(world.path.parent / "gateway.log").open("ab"),
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("proc", "where"),
+    [*CASES, *((proc, Cut("before the LUN", target=call)) for proc, call in LUN.items())],
+    ids=name,
+)
+def test_a_gateway_killed_at_any_step(tmp_path: Path, proc: Proc, where: Cut) -> None:
+    async def body(world: World) -> None:
+        dom = make_domain(world, proc, where)
+        ours, world.path = world.path, world.path.with_name("gw2")
+        with gateway_process(world) as process:
+            await until(lambda: listens(world.path))
+            await cut(world, dom, proc, where)
+            process.kill()
+            await asyncio.to_thread(process.wait)
+        world.libvirtd.hang = None
+        for gate in world.target.gate.values():
+            gate.set()
+        world.target.gate.clear()
+        world.path.unlink()
+        world.path.with_name("gw2-ro").unlink()
+        with gateway_process(world):
+            await until(lambda: whole(world, dom))
+            world.path = ours
+
+    play(tmp_path, body)
+
+
+@pytest.mark.parametrize(("proc", "where"), CASES, ids=name)
+def test_a_libvirtd_that_dies_at_any_step(tmp_path: Path, proc: Proc, where: Cut) -> None:
+    async def body(world: World) -> None:
+        dom = make_domain(world, proc, where)
+        await cut(world, dom, proc, where)
+        await world.libvirtd.stop()
+        world.libvirtd.hang = None
+        await world.libvirtd.start()
+        await until(lambda: whole(world, dom))
+        attached = proc == Proc.DETACH_DEVICE_FLAGS
+        assert ("sdb" in devs(dom.live)) == attached, "a call that failed has done nothing"
+
+    play(tmp_path, body, reconcile=True)
+
+
+def test_a_target_that_answers_too_late_leaves_no_lun_behind(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain()
+        client = await world.client()
+        real = world.target.vhost_scsi_controller_add_target
+
+        def late(**params: object) -> int:
+            real(**params)  # type: ignore[arg-type]
+            raise RefusedError(-110, "Connection timed out")
+
+        world.target.vhost_scsi_controller_add_target = late  # type: ignore[method-assign, assignment]
+        with pytest.raises(ReplyError, match="timed out"):
+            await client.attach(dom.ref, disk(), LIVE | CONFIG)
+        assert whole(world, dom)
+        assert devs(dom.live) == set()
+
+    play(tmp_path, body)
+
+
+def test_a_note_that_cannot_be_written_refuses_the_call(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain()
+        client = await world.client()
+        (tmp_path / "file").touch()
+        world.gateway.notes = Notes(tmp_path / "file/notes")
+        with pytest.raises(ReplyError, match=r"gateway\.state_dir"):
+            await client.attach(dom.ref, disk(), LIVE | CONFIG)
+        assert devs(dom.live) == devs(dom.config) == set()
+
+    play(tmp_path, body)
+
+
+def test_notes_are_for_root_alone_and_strange_files_are_left_alone(tmp_path: Path) -> None:
+    notes = Notes(tmp_path / "a/notes")
+    assert list(notes.left()) == []
+    note = Note("attach", UUID_1, "one", "sdb", 0, "bdev", True, None, "<x/>", "<domain/>")
+    kept = notes.keep(note)
+    assert kept.path.parent.stat().st_mode & 0o777 == 0o700
+    assert kept.path.stat().st_mode & 0o777 == 0o600
+    assert list(notes.left()) == [], "of a process that runs"
+    dead = kept.path.with_name("1-1-1.json")
+    kept.path.rename(dead)
+    for name, text in (("2-2-2.json", "{"), ("x.json", "{}"), ("3-3-3.json", "[]")):
+        (tmp_path / "a/notes" / name).write_text(text)
+    (found,) = notes.left()
+    assert (found.note, found.path) == (note, dead)
+    notes.drop(found)
+    notes.drop(found)
+    assert not dead.exists()
+
+
+def lifecycle(dom: Domain, event: int) -> bytes:
+    """remote_domain_event_callback_lifecycle_msg."""
+    return bytes(dom.write(Writer().i32(1)).i32(event).i32(0))
+
+
+def test_a_domain_that_stops_loses_its_controller_once_its_qemu_has_let_go(
+    tmp_path: Path,
+) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk())
+        world.target.connected = {CONTROLLER}
+        await until(lambda: world.gateway._admin is not None)
+        dom.live = None
+        world.gateway.care.happened(lifecycle(dom.ref, 5))
+        await asyncio.sleep(0.5)
+        assert CONTROLLER in world.target.controllers, "a QEMU is connected to it"
+        world.target.connected = set()
+        await until(lambda: CONTROLLER not in world.target.controllers)
+
+    play(tmp_path, body, reconcile=True)
+
+
+def test_libvirtds_own_event_arrives(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk())
+        await until(lambda: Proc.CALLBACK_REGISTER_ANY in world.libvirtd.calls())
+        dom.live = None
+        await world.libvirtd.event(Proc.CALLBACK_LIFECYCLE, lifecycle(dom.ref, 5))
+        await until(lambda: CONTROLLER not in world.target.controllers)
+        for garbage in (b"", b"\xff" * 40):
+            await world.libvirtd.event(Proc.CALLBACK_LIFECYCLE, garbage)
+        client = await world.client()
+        assert await client.xml(dom.ref)
+
+    play(tmp_path, body, reconcile=True)
+
+
+def test_controllers_of_nobody_go_in_time_and_others_stay(tmp_path: Path) -> None:
+    gone, busy = (f"vm-{digit * 8}-0000-4000-8000-000000000000" for digit in "89")
+    others = ["pod-1234", "csi-1234", "by-hand", "vm-no-uuid"]
+
+    async def body(world: World) -> None:
+        dom = world.domain("two", UUID_2, disks=disk())
+        uuid = world.target.add_volume("lvs0/more")
+        world.target.controllers |= {gone: {0: {"bdev": uuid}}, busy: {}}
+        world.target.controllers |= {name: {} for name in others}
+        world.target.connected = {busy}
+        await until(lambda: gone not in world.target.controllers)
+        assert set(world.target.controllers) == {busy, *others, f"vm-{UUID_2}"}
+        assert devs(dom.live) == {"sdb"}
+
+    play(tmp_path, body, reconcile=True, reconcile_s=1)
+
+
+def test_without_an_answer_about_the_domain_nothing_is_removed(tmp_path: Path) -> None:
+    gone = "vm-88888888-0000-4000-8000-000000000000"
+
+    async def body(world: World) -> None:
+        world.target.controllers[gone] = {}
+
+        def broken(_: bytes) -> bytes:
+            raise WireError("no")
+
+        world.libvirtd.answers[Proc.LOOKUP_BY_UUID] = broken
+        await until(lambda: world.libvirtd.calls().count(Proc.LOOKUP_BY_UUID) >= 2)
+        assert gone in world.target.controllers
+
+    play(tmp_path, body, reconcile=True, reconcile_s=1)
+
+
+def test_what_the_target_lost_comes_back(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk())
+        await until(lambda: world.gateway._admin is not None)
+        world.target.stop()
+        world.target.controllers.clear()
+        await asyncio.sleep(1.2)
+        world.target.start()
+        await until(lambda: len(world.target.controllers.get(CONTROLLER, {})) == 1)
+        assert devs(dom.live) == {"sdb"}
+
+    play(tmp_path, body, reconcile=True, reconcile_s=1)
