@@ -76,9 +76,9 @@ class InlineVolumes:
         pod = _pod_at(volume, target)
         if pod is None:
             return False
+        self._controllers.unpublish(pod)
         if self._hooks is not None:
             self._hooks.leave(pod)
-        self._controllers.unpublish(pod)
         mounts.remove(target)
         return True
 

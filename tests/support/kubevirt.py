@@ -246,6 +246,18 @@ class Host:
         """Returns the VMI of a machine on this node; see the function."""
         return machine(self.name, *claims, pods=pods, name=name)
 
+    def expand(self, name: str, size: int) -> None:
+        """Grows a claim, and what kubelet has of it."""
+        handle = self.handles[name]
+        grown = pb.CapacityRange(required_bytes=size)
+        self.csi.controller_expand_volume(
+            pb.ControllerExpandVolumeRequest(volume_id=handle, capacity_range=grown)
+        )
+        (path,) = (self.kubelet / "plugins/volumeDevices/publish" / f"pv-{name}").iterdir()
+        self.node.node_expand_volume(
+            pb.NodeExpandVolumeRequest(volume_id=handle, volume_path=str(path))
+        )
+
     def call(self, point: str, vmi: Object) -> None:
         """Calls a node hook as virt-handler does."""
         self.node_hook.execute_node_hook(

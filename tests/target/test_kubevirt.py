@@ -462,6 +462,29 @@ def test_a_target_that_starts_again_still_has_the_luns(host: Host) -> None:
     end(host, [pod], "boot")
 
 
+def test_a_claim_grows_while_it_is_a_lun(host: Host) -> None:
+    handle = host.claim("boot")
+    pod = host.launcher()
+    path = host.publish("boot", pod)
+    vmi = host.machine("boot", pods=(pod,))
+    host.call("PreVMStart", vmi)
+    with Initiator(host.socket(pod)) as guest:
+        guest.send("connect")
+        guest.ready()
+        host.expand("boot", 96 * MIB)
+        guest.ready()
+        answer = guest.cdb(bytes([0x25, *bytes(9)]), data_in_len=8)  # READ CAPACITY(10)
+        assert (int.from_bytes(answer["data_in"][:4], "big") + 1) * BLOCK == 96 * MIB
+        guest.write(96 * MIB // BLOCK - 1, b"e" * BLOCK)
+    host.call("PostVMStop", vmi)
+    with path.open("rb", buffering=0) as device:
+        assert device.seek(0, os.SEEK_END) == 96 * MIB
+        device.seek(-BLOCK, os.SEEK_END)
+        assert device.read(BLOCK) == b"e" * BLOCK
+    assert host.target.rpc("bdev_get_bdevs", name=handle)[0]["num_blocks"] == 96 * MIB // BLOCK
+    end(host, [pod], "boot")
+
+
 def test_volumes_are_attached_and_detached_beside_the_claims(host: Host) -> None:
     host.claim("boot")
     extra = host.claim("extra")

@@ -104,6 +104,22 @@ def test_what_is_no_file_below_the_root_is_not_opened(tmp_path: Path, kind: str)
     assert error.value.code is Code.UNAVAILABLE
 
 
+def test_a_pod_is_told_by_kubelet_s_files_where_control_groups_have_no_names(
+    tmp_path: Path,
+) -> None:
+    for number, pod in ((1, OTHER), (2, POD)):
+        root = process(tmp_path, number, pod)
+        program(root, SCSI + pod.encode())
+        (tmp_path / str(number) / "cgroup").write_text("0::/\n")
+        hosts = f"/kubelet/pods/{pod}/etc-hosts /etc/hosts"
+        fields = f"36 35 98:0 {hosts} rw,noatime - ext4 /dev/root rw\n1 2\n"
+        (tmp_path / str(number) / "mountinfo").write_text(fields)
+    assert probe.find(POD, tmp_path).vhost_user_scsi
+    (tmp_path / "2/root/usr/libexec/qemu-kvm").unlink()
+    with pytest.raises(Failure, match="1 processes"):
+        probe.find(POD, tmp_path)
+
+
 def test_a_pod_without_processes_is_tried_again_and_the_cause_named(tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()  # it has just ended
     with pytest.raises(Failure, match="hostPID: true"):
