@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -158,6 +158,8 @@ class Deployment:
             "KUBERNETES_SERVICE_PORT": "6443",
             "PYTHONPATH": str(ROOT),
         }
+        if container.program == "virtlun-csi":
+            arguments.append("--log-level=debug")
         # and a host name, which csi-resizer takes for its name in the election
         words = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.pod)
         log = container.name
@@ -219,6 +221,17 @@ class Deployment:
         except SandboxError as error:
             words = self.parts["virtlun-csi"].process.words()
             raise SandboxError(f"{error}\n{words}") from None
+
+    def asked(self, method: str) -> Callable[[], bool]:
+        """Returns what tells whether the driver has begun a call of a method since."""
+        log = self.parts["virtlun-csi"].process.log
+        end = log.stat().st_size
+
+        def begun() -> bool:
+            said = log.read_bytes()[end:].decode(errors="replace").splitlines()
+            return any('"begun"' in line and f'"{method}"' in line for line in said)
+
+        return begun
 
     def _target_answers(self) -> bool:
         try:

@@ -42,9 +42,11 @@ int main(void) {
 }
 """
 
-#: What hides the host's directories that Kubernetes' programs write to without asking.
+#: What hides the host's directories that Kubernetes' programs write to without asking, and what
+#: other tests have mounted just now: a loop device of theirs may become one of ours.
 SETUP = """\
 hostname {name}
+awk '$5 ~ "^/(var/)?tmp/" {{print $5}}' /proc/self/mountinfo | tac | xargs -r -n 1 umount --lazy
 mount --make-rshared /
 mount -t tmpfs -o mode=755 run /run
 mkdir -p /run/lock

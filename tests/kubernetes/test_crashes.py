@@ -1,18 +1,17 @@
 """Killed: the driver in the middle of each operation, and the target. It converges.
 
-Two moments for each operation: `asked`, when the driver waits for the target's answer to its first
-call (the target is frozen meanwhile, so this cannot be missed), and `begun`, as soon as the first
+Two moments for each operation: `asked`, when the driver was called and waits for the target's first
+answer (the target is frozen meanwhile, so this cannot be missed), and `begun`, as soon as the first
 effect is seen. After each, the operation ends well by itself and nothing is left behind.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.cluster import NODE, Cluster
 from tests.kubernetes.driver import Deployment
 from tests.kubernetes.sandbox import SandboxError, wait_for
 from tests.kubernetes.test_volumes import (
@@ -27,7 +26,6 @@ from tests.kubernetes.test_volumes import (
 )
 
 MOMENTS = ("asked", "begun")
-ASKED_S = 2.0
 CONVERGE_S = 120.0
 POD = documents_of(example("pod-filesystem"))[1]
 RAW = documents_of(example("pod-block"))[1]
@@ -47,14 +45,19 @@ def nothing_left(deployment: Deployment) -> Iterator[None]:
 
 
 def crash(
-    deployment: Deployment, moment: str, act: Callable[[], object], begun: Callable[[], object]
+    deployment: Deployment,
+    moment: str,
+    act: Callable[[], object],
+    begun: Callable[[], object],
+    method: str,
 ) -> None:
-    """Acts, and kills the driver at this moment of what follows."""
+    """Acts, and kills the driver at this moment of what follows, in a call of `method`."""
     restarts = deployment.parts["virtlun-csi"].restarts
     if moment == "asked":
+        asked = deployment.asked(method)
         with deployment.frozen("virtlun-target"):
             act()
-            time.sleep(ASKED_S)
+            wait_for(asked, f"a call of {method}", seconds=60)
             deployment.kill("virtlun-csi")
     else:
         act()
@@ -65,11 +68,15 @@ def crash(
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_killed_while_it_creates(cluster: Cluster, deployment: Deployment, moment: str) -> None:
+    """A claim whose node is chosen: for others the provisioner asks for capacity first."""
+    node = f"annotations: {{volume.kubernetes.io/selected-node: {NODE}}}"
+    placed = claim("disk", "virtlun-thick").replace("{name: disk}", f"{{name: disk, {node}}}")
     crash(
         deployment,
         moment,
-        lambda: cluster.apply(DISK),
+        lambda: cluster.apply(placed),
         deployment.volumes.volumes,
+        "CreateVolume",
     )
     cluster.wait_phase("pvc/disk", "Bound", CONVERGE_S)
     assert len(deployment.volumes.volumes()) == 1
@@ -80,7 +87,9 @@ def test_killed_while_it_creates(cluster: Cluster, deployment: Deployment, momen
 def test_killed_while_it_stages(cluster: Cluster, deployment: Deployment, moment: str) -> None:
     with cluster.applied(FILES):
         cluster.wait_phase("pvc/data", "Bound")
-        crash(deployment, moment, lambda: cluster.apply(POD), deployment.box.loops)
+        crash(
+            deployment, moment, lambda: cluster.apply(POD), deployment.box.loops, "NodeStageVolume"
+        )
         cluster.wait("pod/writer", "condition=Ready", CONVERGE_S)
         assert cluster.execute("writer", "cat", "/data/started")
         assert len(deployment.census().exports) == 1
@@ -98,7 +107,7 @@ def test_killed_while_it_publishes(cluster: Cluster, deployment: Deployment, mom
 
     with cluster.applied(FILES), cluster.applied(POD):
         cluster.wait("pod/writer", "condition=Ready")
-        crash(deployment, moment, lambda: cluster.apply(second), published)
+        crash(deployment, moment, lambda: cluster.apply(second), published, "NodePublishVolume")
         cluster.wait("pod/second", "condition=Ready", CONVERGE_S)
         assert cluster.execute("second", "cat", "/data/started")
         assert cluster.execute("writer", "cat", "/data/again")
@@ -107,13 +116,23 @@ def test_killed_while_it_publishes(cluster: Cluster, deployment: Deployment, mom
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_killed_while_it_expands(cluster: Cluster, deployment: Deployment, moment: str) -> None:
-    def grown() -> bool:
-        return deployment.volumes.volumes()[0].size == 128 * MIB
+    """Of the second growth: csi-resizer ends at its first call if there is a new driver."""
+
+    def grown(to_mib: int = 128) -> bool:
+        return deployment.volumes.volumes()[0].size == to_mib * MIB
 
     with cluster.applied(DISK), cluster.applied(RAW):
         cluster.wait("pod/raw", "condition=Ready")
         write(cluster, "raw", "before")
-        crash(deployment, moment, lambda: grow(cluster, "disk", "128Mi"), grown)
+        grow(cluster, "disk", "80Mi")
+        cluster.wait("pvc/disk", "jsonpath={.status.capacity.storage}=80Mi", CONVERGE_S)
+        crash(
+            deployment,
+            moment,
+            lambda: grow(cluster, "disk", "128Mi"),
+            grown,
+            "ControllerExpandVolume",
+        )
         cluster.wait("pvc/disk", "jsonpath={.status.capacity.storage}=128Mi", CONVERGE_S)
         assert device_bytes(cluster, "raw") == 128 * MIB
         assert read(cluster, "raw") == "before"
@@ -127,7 +146,7 @@ def test_killed_while_it_deletes(cluster: Cluster, deployment: Deployment, momen
 
     with cluster.applied(FILES), cluster.applied(POD):
         cluster.wait("pod/writer", "condition=Ready")
-        crash(deployment, moment, delete, lambda: not deployment.box.loops())
+        crash(deployment, moment, delete, lambda: not deployment.box.loops(), "NodeUnstageVolume")
         deployment.wait_clean(CONVERGE_S)
 
 
