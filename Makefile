@@ -11,10 +11,10 @@ CARGO := cargo --config net.retry=5
 MANIFEST := pydataplane/Cargo.toml
 RUST_SOURCES := $(shell find pydataplane/Cargo.toml pydataplane/Cargo.lock pydataplane/crates -name '*.rs' -o -name 'Cargo.*' 2>/dev/null)
 
-# What the demo and the tests need of Debian 12: QEMU, libvirt, a compiler, tools for the guest.
-APT_PACKAGES := build-essential busybox-static cpio e2fsprogs kmod libvirt-clients \
-	libvirt-daemon-system libvirt-dev linux-libc-dev mount pkg-config python3-dev python3-venv \
-	qemu-system-x86 qemu-utils sg3-utils systemd util-linux xfsprogs xz-utils
+# What the demo and the tests need of Debian 12: QEMU, libvirt, polkit, a compiler, tools for the guest.
+APT_PACKAGES := build-essential busybox-static ca-certificates cpio dbus-daemon e2fsprogs kmod \
+	libvirt-clients libvirt-daemon-system libvirt-dev linux-libc-dev mount pkg-config polkitd \
+	python3-dev python3-venv qemu-system-x86 qemu-utils sg3-utils systemd util-linux xfsprogs xz-utils
 
 say = @printf '\033[1m==> %s\033[0m\n' "$(1)"
 
@@ -103,7 +103,8 @@ endef
 $(CACHE)/apt.stamp: Makefile
 	$(call apt,$(APT_PACKAGES))
 
-$(CACHE)/apt-kubernetes.stamp: Makefile tests/kubernetes/tools/__init__.py
+# Python, which knows what they are, comes with the others.
+$(CACHE)/apt-kubernetes.stamp: Makefile tests/kubernetes/tools/__init__.py | $(CACHE)/apt.stamp
 	$(call apt,$(shell python3 -m tests.kubernetes.tools --apt))
 
 $(CACHE)/venv.stamp: requirements.lock | $(CACHE)/apt.stamp
