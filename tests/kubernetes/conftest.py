@@ -8,6 +8,8 @@ import pytest
 
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.driver import LEASE, NAMESPACE, Deployment
+from tests.kubernetes.kubevirt.installed import installed
+from tests.kubernetes.kubevirt.simulator import KubeVirt
 from tests.kubernetes.tools import Tools, build
 
 
@@ -57,3 +59,11 @@ def second(cluster: Cluster, deployment: Deployment) -> Iterator[Deployment]:
     if led:
         cluster.kubectl("delete", "lease", LEASE, "-n", NAMESPACE)
     cluster.remove_node(node)
+
+
+@pytest.fixture(scope="module")
+def kubevirt(cluster: Cluster, deployment: Deployment) -> Iterator[KubeVirt]:
+    """KubeVirt with our plugin, for the tests of one module."""
+    made = KubeVirt(cluster, deployment)
+    with installed(deployment):
+        yield made

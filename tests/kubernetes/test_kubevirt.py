@@ -1,47 +1,290 @@
-"""Virtual machines of KubeVirt on our claims.
+"""Virtual machines of KubeVirt on our claims, from boot to the end of them.
 
-What of KubeVirt is simulated, and what is real, is said in tests/kubernetes/kubevirt.
+What of KubeVirt is simulated, and what is real, is said in tests/kubernetes/kubevirt. Every test
+begins and ends with nothing of any machine or volume left anywhere.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.driver import EXAMPLES, Deployment
+from tests.kubernetes.driver import EXAMPLES
+from tests.kubernetes.kubevirt import census
 from tests.kubernetes.kubevirt.bootdisk import boot_disk
+from tests.kubernetes.kubevirt.claims import (
+    CLAIM,
+    MIB,
+    claim,
+    condition,
+    events,
+    grow,
+    vm_volume,
+    wait_phase,
+)
 from tests.kubernetes.kubevirt.importer import fill
+from tests.kubernetes.kubevirt.objects import QEMU
 from tests.kubernetes.kubevirt.simulator import KubeVirt, Machine
+from tests.kubernetes.sandbox import wait_for
+from tests.support.agent import Agent
 
-MIB = 1 << 20
 KUBEVIRT = EXAMPLES / "kubevirt"
-CLAIM = (KUBEVIRT / "claim.yaml").read_text()
 VM = (KUBEVIRT / "vm.yaml").read_text()
+LEGACY_VM = (KUBEVIRT / "vm-legacy.yaml").read_text()
+OURS = "VIRTLUN"
+LABEL = 'virtlun.dev/controller: "true"'
+#: The data disk as a second volume of the example's machine.
+SECOND_DISK = """\
+            - name: files
+              disk: {bus: virtio}
+          interfaces:
+"""
+SECOND_VOLUME = """\
+        - name: files
+          persistentVolumeClaim:
+            claimName: files
+"""
 
 
-@pytest.fixture(scope="module")
-def plain(cluster: Cluster, deployment: Deployment) -> KubeVirt:
-    """KubeVirt without any plugin."""
-    return KubeVirt(cluster, deployment)
+@pytest.fixture(autouse=True)
+def nothing_left(kubevirt: KubeVirt) -> Iterator[None]:
+    """Nothing is there before a test, and nothing after it."""
+    deployment = kubevirt.deployment
+    deployment.wait_clean()
+    census.wait_nothing(deployment)
+    yield
+    kubevirt.cluster.kubectl("delete", "vmvolume", "--all", "--wait=false")
+    deployment.sweep()
+    deployment.wait_clean()
+    census.wait_nothing(deployment)
 
 
-@pytest.fixture
-def machine(plain: KubeVirt) -> Iterator[Machine]:
-    """The example's virtual machine, with its claim filled, before it is started."""
-    cluster = plain.cluster
-    plain.deployment.wait_clean()
-    with cluster.applied(CLAIM), cluster.applied(VM):
+@contextlib.contextmanager
+def machine(
+    kubevirt: KubeVirt, manifest: str = VM, name: str = "vm", qemu: Path = QEMU
+) -> Iterator[Machine]:
+    """The example's machine, its claim filled, before it is started."""
+    cluster = kubevirt.cluster
+    with cluster.applied(CLAIM), cluster.applied(manifest):
         fill(cluster, "boot", boot_disk())
-        made = Machine(plain, "vm")
-        yield made
-        made.close()
-    plain.deployment.wait_clean()
+        made = Machine(kubevirt, name, qemu=qemu)
+        try:
+            yield made
+        finally:
+            made.close()
 
 
-def test_a_machine_without_the_plugin_boots_from_the_block_device(machine: Machine) -> None:
-    agent = machine.start()
-    assert agent.run("cat /sys/block/sda/device/vendor").strip() == "QEMU"
-    assert int(agent.run("cat /sys/block/sda/size")) * 512 == 64 * MIB
-    machine.stop()
+def vendor(agent: Agent, disk: str) -> str:
+    """Returns the vendor that the guest read of a SCSI disk."""
+    return agent.run(f"cat /sys/block/{disk}/device/vendor").strip()
+
+
+def size(agent: Agent, disk: str) -> int:
+    """Returns the size of a disk as the guest's kernel has it, MiB."""
+    return int(agent.run(f"cat /sys/block/{disk}/size")) * 512 // MIB
+
+
+def wait_size(agent: Agent, disk: str, mib: int) -> None:
+    """Waits until the guest has noticed a disk's size; nobody tells it to look."""
+    agent.wait_for(f"grep -x {mib * MIB // 512} /sys/block/{disk}/size")
+
+
+def disk_at(agent: Agent, target: int) -> str:
+    """Returns the guest's name of the disk at a target of our controller, once it is there."""
+    found = agent.wait_for(f"ls -d /sys/bus/scsi/devices/*:0:{target}:0/block/*").split()
+    (name,) = [Path(path).name for path in found if vendor(agent, Path(path).name) == OURS]
+    return name
+
+
+def write(agent: Agent, disk: str, mib: int = 4) -> str:
+    """Writes random data at the end of a disk, past the page cache; returns its checksum."""
+    at = size(agent, disk) - mib
+    agent.run(f"dd if=/dev/urandom of=/tmp/data bs=1M count={mib} 2>/dev/null")
+    agent.run(f"dd if=/tmp/data of=/dev/{disk} bs=1M seek={at} oflag=direct")
+    return agent.run("md5sum < /tmp/data").split()[0]
+
+
+READ_BACK = """\
+apiVersion: v1
+kind: Pod
+metadata: {{name: reader}}
+spec:
+  restartPolicy: Never
+  terminationGracePeriodSeconds: 1
+  containers:
+    - name: shell
+      image: busybox:stable
+      imagePullPolicy: IfNotPresent
+      command: [sh, -c, "dd if=/dev/disk bs=1M skip={at} count={mib} 2>/dev/null | md5sum"]
+      volumeDevices: [{{name: disk, devicePath: /dev/disk}}]
+  volumes: [{{name: disk, persistentVolumeClaim: {{claimName: {claim}}}}}]
+"""
+
+
+def read_in_a_pod(cluster: Cluster, claim_name: str, at: int, mib: int = 4) -> str:
+    """Returns the checksum of a part of a claim, as an ordinary pod reads it."""
+    with cluster.applied(READ_BACK.format(claim=claim_name, at=at, mib=mib)):
+        cluster.wait_phase("pod/reader", "Succeeded")
+        said = cluster.kubectl("logs", "reader").split()[0]
+    cluster.wait("pod/reader", "delete")
+    return said
+
+
+def test_a_machine_boots_from_its_claim_and_gets_grows_and_loses_another(
+    kubevirt: KubeVirt,
+) -> None:
+    """The whole life: the claims are LUNs of one controller, and ordinary claims afterwards."""
+    cluster, deployment = kubevirt.cluster, kubevirt.deployment
+    with machine(kubevirt) as vm, cluster.applied(claim("data")):
+        agent = vm.start()
+        assert vm.failures == []
+        assert (vendor(agent, "sda"), size(agent, "sda")) == (OURS, 64)
+        written = write(agent, "sda")
+        disks = vm.xml().findall("devices/disk")
+        assert [disk.get("type") for disk in disks] == ["vhostuser"], "no disk but the carrier"
+        counted = census.census(deployment)
+        assert counted.controllers == (f"pod-{vm.pod_uid}",)
+        assert len(counted.luns) == len(counted.parked) == 1
+
+        cluster.apply(vm_volume("more", "vm", "data", serial="a-second-disk"))
+        told = wait_phase(cluster, "more", "Attached")
+        assert (told["node"], told["pod"], told["target"]) == ("node1", vm.pod_uid, 1)
+        second = disk_at(agent, told["target"])
+        assert size(agent, second) == 64
+        assert "a-second-disk" in agent.run(f"sg_vpd -p 0x80 /dev/{second}")
+        wait_for(
+            lambda: condition(cluster, "more", "SeenByGuest").startswith("True"),
+            "the condition SeenByGuest",
+            seconds=30,
+        )
+        in_second = write(agent, second)
+
+        for name, disk in (("boot", "sda"), ("data", second)):
+            grow(cluster, name, 96)
+            wait_size(agent, disk, 96)
+            wait = f"pvc/{name}", "jsonpath={.status.capacity.storage}=96Mi"
+            cluster.wait(*wait)
+        vm.update_volumes()
+        vm.launch()  # virt-handler passes on what the claims are now; nothing is to be done
+        assert vm.runs == 1
+
+        cluster.delete("vmvolume", "more", wait=False)
+        agent.wait_for(f"! [ -e /sys/block/{second} ]")
+        cluster.wait("vmvolume/more", "delete")
+        assert read_in_a_pod(cluster, "data", 60) == in_second
+
+        cluster.delete("virtualmachine", "vm", wait=False)
+        vm.stop()
+        census.wait_nothing(deployment)
+        assert deployment.exports() == []
+        assert read_in_a_pod(cluster, "boot", 60) == written
+
+
+def test_a_disk_in_use_is_waited_for_and_then_taken_away(kubevirt: KubeVirt) -> None:
+    """A guest that lets go in time loses nothing; one that does not is told about."""
+    cluster = kubevirt.cluster
+    with machine(kubevirt) as vm, cluster.applied(claim("data")):
+        agent = vm.start()
+        for timeout, lets_go in ((60, True), (3, False)):
+            manifest = vm_volume("more", "vm", "data", releaseTimeoutSeconds=timeout)
+            cluster.apply(manifest)
+            told = wait_phase(cluster, "more", "Attached")
+            disk = disk_at(agent, told["target"])
+            agent.run(f"mkfs.ext4 -q -F /dev/{disk} && mount /dev/{disk} /mnt")
+            cluster.delete("vmvolume", "more", wait=False)
+            told = wait_phase(cluster, "more", "Releasing")
+            assert "in use" in told["message"]
+            assert agent.run(f"ls /sys/block/{disk}/size")
+            if lets_go:
+                agent.run("umount /mnt")
+            cluster.wait("vmvolume/more", "delete")
+            agent.wait_for(f"! [ -e /sys/block/{disk} ]")
+            forced = "ForcedRelease" in events(cluster, "more")
+            assert forced is not lets_go
+        agent.run("umount -l /mnt")
+        assert size(agent, "sda") == 64, "the other disk is as it was"
+        cluster.delete("virtualmachine", "vm", wait=False)
+        vm.stop()
+
+
+def test_a_machine_of_an_older_kubevirt_boots_with_its_own_sidecar(kubevirt: KubeVirt) -> None:
+    """KubeVirt 1.8 has no plugins: the sidecar calls the node hooks in the pod's own folder."""
+    cluster = kubevirt.cluster
+    kubevirt.legacy = True
+    try:
+        with machine(kubevirt, LEGACY_VM, "vm-legacy") as vm, cluster.applied(claim("data")):
+            agent = vm.start()
+            assert (vendor(agent, "sda"), vm.failures) == (OURS, [])
+            cluster.apply(vm_volume("more", "vm-legacy", "data"))
+            told = wait_phase(cluster, "more", "Attached")
+            assert disk_at(agent, told["target"])
+            cluster.delete("vmvolume", "more")
+            cluster.delete("virtualmachine", "vm-legacy", wait=False)
+            vm.stop()
+    finally:
+        kubevirt.legacy = False
+
+
+def test_a_qemu_without_the_device_boots_from_the_block_device(
+    kubevirt: KubeVirt, tmp_path: Path
+) -> None:
+    """As some distributions build it; one sentence says so, and a VmVolume that it cannot."""
+    cluster = kubevirt.cluster
+    lesser = tmp_path / "qemu-without-vhost-user-scsi"
+    program = QEMU.read_bytes()
+    assert b"vhost-user-scsi-pci\0" in program
+    lesser.write_bytes(program.replace(b"vhost-user-scsi-pci\0", b"vhost-user-gone-pci\0"))
+    lesser.chmod(0o755)
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    with machine(kubevirt, qemu=lesser) as vm, cluster.applied(claim("data")):
+        agent = vm.start()
+        assert (vendor(agent, "sda"), size(agent, "sda")) == ("QEMU", 64)
+        said = [line for line in events(cluster, "vm").splitlines() if "VolumeStays" in line]
+        assert len(said) == 1
+        assert "vhost-user-scsi-pci" in said[0]
+        assert "volume boot" in said[0]
+        cluster.apply(vm_volume("more", "vm", "data"))
+        told = wait_phase(cluster, "more", "Failed")
+        assert "vhost-user-scsi-pci" in told["message"]
+        cluster.delete("vmvolume", "more")
+        cluster.delete("virtualmachine", "vm", wait=False)
+        vm.stop()
+
+
+def test_a_claim_of_mode_filesystem_stays_as_kubevirt_gives_it(kubevirt: KubeVirt) -> None:
+    """Beside a LUN, in the same machine, with a sentence why."""
+    cluster = kubevirt.cluster
+    manifest = VM.replace("          interfaces:\n", SECOND_DISK) + SECOND_VOLUME
+    files = claim("files", mode="Filesystem", storage_class="virtlun-thick")
+    with cluster.applied(files), machine(kubevirt, manifest) as vm:
+        agent = vm.start()
+        assert vendor(agent, "sda") == OURS
+        assert agent.run("cat /sys/block/vda/size").strip() != "0"
+        assert "volumeMode is Filesystem" in events(cluster, "vm")
+        cluster.delete("virtualmachine", "vm", wait=False)
+        vm.stop()
+
+
+def test_a_machine_without_the_label_boots_from_the_block_device(kubevirt: KubeVirt) -> None:
+    """It has nothing of ours but the claim, and no sidecar."""
+    cluster = kubevirt.cluster
+    with machine(kubevirt, VM.replace(LABEL, 'example: "1"')) as vm:
+        agent = vm.start()
+        assert (vendor(agent, "sda"), size(agent, "sda")) == ("QEMU", 64)
+        names = [one["name"] for one in vm.pod["spec"]["containers"]]
+        assert (names, vm.pod["spec"].get("initContainers", [])) == (["compute"], [])
+        cluster.delete("virtualmachine", "vm", wait=False)
+        vm.stop()
+
+
+def test_every_example_is_applied_by_a_test() -> None:
+    """A manifest that nobody applies is not shipped."""
+    here = Path(__file__).parent
+    text = "".join(path.read_text() for path in [*here.glob("*.py"), *here.glob("kubevirt/*.py")])
+    for path in KUBEVIRT.glob("*.yaml"):
+        assert f'{path.name}"' in text, path.name

@@ -13,5 +13,7 @@ their order and with their arguments, read from the source of v1.9 (and 1.8 for 
 `objects` are its kinds and pods, `domain` the XML, `compute` the container's libvirtd, `wire` its
 side of the hook protocols, `simulator` the loops, `importer` CDI, `bootdisk` an image that boots.
 
-Not simulated: Plugin conditions (CEL), migration, KubeVirt's own hot-plug, guest agent, networks.
+`installed` is virtlun on it, from the examples; a plugin's condition is evaluated by the API
+server's CEL (`conditions`). Not simulated: migration, KubeVirt's own hot-plug, the guest agent,
+networks.
 """  # noqa: E501

@@ -11,6 +11,7 @@ import json
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from tests.kubernetes.driver import DRIVER, EXAMPLES, Deployment, documents
 from tests.kubernetes.kubevirt.program_image import program_image
@@ -20,6 +21,8 @@ FOLDER = EXAMPLES / "kubevirt"
 PART = "virtlun-csi"
 #: What is applied, in the order of its README.
 MANIFESTS = ("vmvolume-crd.yaml", "plugin.yaml", "legacy.yaml")
+#: Of nodes that have the image already.
+_imported: set[Path] = set()
 
 
 @contextlib.contextmanager
@@ -27,7 +30,9 @@ def installed(deployment: Deployment) -> Iterator[None]:
     """Installs it for the duration of a block. KubeVirt's own kinds have to be there."""
     cluster = deployment.cluster
     image = deployment.node.folder / "virtlun.tar"
-    deployment.node.import_image(program_image(image))
+    if image not in _imported:
+        deployment.node.import_image(program_image(image))
+        _imported.add(image)
     for manifest in MANIFESTS:
         cluster.apply(FOLDER / manifest)
     cluster.wait("crd/vmvolumes.virtlun.dev", "condition=Established")

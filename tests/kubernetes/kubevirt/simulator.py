@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shlex
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -23,6 +24,7 @@ from tests.kubernetes.images import BUSYBOX_IMAGE
 from tests.kubernetes.kubevirt import domain as domains
 from tests.kubernetes.kubevirt import objects, wire
 from tests.kubernetes.kubevirt.compute import Compute
+from tests.kubernetes.kubevirt.conditions import Conditions
 from tests.kubernetes.kubevirt.wire import HookError
 from tests.kubernetes.sandbox import wait_for
 from tests.support.agent import Agent, GuestError
@@ -40,23 +42,32 @@ QEMU_LOG_BYTES = 3000
 class KubeVirt:
     """KubeVirt on a cluster."""
 
-    def __init__(self, cluster: Cluster, deployment: Deployment, *, legacy: bool = False) -> None:
+    def __init__(self, cluster: Cluster, deployment: Deployment) -> None:
         """Installs its kinds, and makes the node one that virtual machines may run on."""
         self.cluster = cluster
         self.deployment = deployment
-        self.legacy = legacy
+        #: It is 1.8, which knows no plugins.
+        self.legacy = False
+        self._conditions = Conditions(cluster)
         for definition in objects.definitions():
             cluster.apply(json.dumps(definition))
             name = definition["metadata"]["name"]
             cluster.wait(f"crd/{name}", "condition=Established")
         cluster.kubectl("label", "node", NODE, "kubevirt.io/schedulable=true", "--overwrite")
 
-    def plugins(self) -> list[dict[str, Any]]:
-        """Returns the plugins in the order in which their hooks are called."""
+    def hooks(self, kind: str, vmi: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yields plugins' names and their hooks for an instance, in the order of their calls.
+
+        `kind` is nodeHooks or domainHooks.
+        """
         if self.legacy:
-            return []
+            return
         found = self.cluster.items(f"plugins.{objects.PLUGIN_GROUP}")
-        return sorted(found, key=lambda plugin: str(plugin["metadata"]["name"]))
+        for plugin in sorted(found, key=lambda plugin: str(plugin["metadata"]["name"])):
+            for hook in plugin["spec"].get(kind, []):
+                wanted = (plugin["spec"].get("condition", ""), hook.get("condition", ""))
+                if all(self._conditions.hold(one, vmi) for one in wanted):
+                    yield plugin["metadata"]["name"], hook
 
     def place(self, path: str) -> Path:
         """Returns where a path of the node is in truth; KeyError where it is not known."""
@@ -73,22 +84,17 @@ class KubeVirt:
 
     def node_hooks(self, point: str, vmi: dict[str, Any]) -> None:
         """Calls the node hooks of every plugin; HookError where one fails that must not."""
-        for plugin in self.plugins():
-            for hook in plugin["spec"].get("nodeHooks", []):
-                if point not in hook["permittedHooks"]:
-                    continue
-                try:
-                    wire.execute_node_hook(
-                        self.place(hook["socket"]),
-                        point,
-                        json.dumps(vmi).encode(),
-                        NODE,
-                        _seconds(hook),
-                    )
-                except HookError as error:
-                    if hook.get("failureStrategy") != "Ignore":
-                        name = plugin["metadata"]["name"]
-                        raise HookError(f"node hook {point} from plugin {name}: {error}") from None
+        for name, hook in self.hooks("nodeHooks", vmi):
+            if point not in hook["permittedHooks"]:
+                continue
+            socket = self.place(hook["socket"])
+            try:
+                wire.execute_node_hook(
+                    socket, point, json.dumps(vmi).encode(), NODE, _seconds(hook)
+                )
+            except HookError as error:
+                if hook.get("failureStrategy") != "Ignore":
+                    raise HookError(f"node hook {point} from plugin {name}: {error}") from None
 
 
 class Machine:
@@ -260,10 +266,26 @@ class Machine:
                 link = self.links / Path(place).name
                 link.unlink(missing_ok=True)
                 link.symlink_to(source)
-            (self.links / "kubevirt-private" / self.uid).mkdir(exist_ok=True)
-            os.chown(self.links / "kubevirt-private" / self.uid, objects.NON_ROOT, objects.NON_ROOT)
+            private = self.links / "kubevirt-private" / self.uid
+            private.mkdir(exist_ok=True)
+            os.chown(private, objects.NON_ROOT, objects.NON_ROOT)
+            self._make_host_disks()
             self._hooks_found = self._collect() if self.kubevirt.legacy else []
         return self.compute
+
+    def _make_host_disks(self) -> None:
+        """Makes disk.img, sparse, in claims of mode Filesystem that have none (pkg/host-disk)."""
+        assert self.compute is not None
+        for volume in self.handled()["spec"].get("volumes", []):
+            if "hostDisk" not in volume:
+                continue
+            inside = Path(volume["hostDisk"]["path"])
+            folder = self.compute.mounted[str(inside.parent)]
+            file = shlex.quote(str(folder / inside.name))
+            free = f"$(($(stat -f -c '%a * %S' {shlex.quote(str(folder))})))"
+            owner = f"{objects.NON_ROOT}:{objects.NON_ROOT}"
+            script = f"[ -e {file} ] || truncate -s {free} {file}; chown {owner} {file}"
+            self.kubevirt.deployment.box.run("sh", "-ec", script)
 
     def _collect(self) -> list[Path]:
         """Asks each legacy sidecar for its hook points; virt-launcher is not ready before."""
@@ -298,7 +320,7 @@ class Machine:
         words = json.dumps(vmi).encode()
         for socket in self._hooks_found:
             text = wire.on_define_domain(socket, text, words)
-        for name, hook in self._domain_hooks():
+        for name, hook in self.kubevirt.hooks("domainHooks", vmi):
             inside = Path(hook["sidecar"]["socketPath"])
             base = Path(objects.PLUGIN_SOCKETS) / name
             if not inside.is_relative_to(base):
@@ -314,11 +336,6 @@ class Machine:
         # legacy: what the sidecar said is defined as it is; plugins: as libvirtxml writes it
         self.container().define(text if self._hooks_found else domains.encode(mutated))
         return domains.as_spec(mutated)
-
-    def _domain_hooks(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        for plugin in self.kubevirt.plugins():
-            for hook in plugin["spec"].get("domainHooks", []):
-                yield plugin["metadata"]["name"], hook
 
     def _inactive(self) -> str:
         return self.container().virsh("dumpxml", "--inactive", self.domain)

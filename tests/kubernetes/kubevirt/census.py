@@ -1,0 +1,79 @@
+"""What there is of virtual machines' storage, everywhere that something could be left behind."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from tests.kubernetes.driver import Deployment
+from tests.kubernetes.sandbox import SandboxError
+
+FINALIZER = "virtlun.dev/"
+
+
+@dataclass(frozen=True)
+class MachineCensus:
+    """By name; `Deployment.census` has volumes, exports, loops and mounts."""
+
+    controllers: tuple[str, ...]
+    luns: tuple[str, ...]
+    folders: tuple[str, ...]
+    parked: tuple[str, ...]
+    vm_volumes: tuple[str, ...]
+    instances: tuple[str, ...]
+    finalizers: tuple[str, ...]
+    """Objects that hold one of ours."""
+
+
+NOTHING = MachineCensus((), (), (), (), (), (), ())
+
+
+def census(deployment: Deployment) -> MachineCensus:
+    """Counts it."""
+    client, cluster = deployment.client, deployment.cluster
+    controllers = client.call("vhost_get_controllers")
+    kinds = ("pvc", "vmvolumes.virtlun.dev", "virtualmachineinstances", "pod")
+    objects: dict[str, list[dict[str, Any]]] = {}
+    for kind in kinds:
+        try:
+            objects[kind] = cluster.items(kind, "--all-namespaces")
+        except SandboxError:  # the kind is not installed
+            objects[kind] = []
+    held = [
+        f"{kind}/{one['metadata']['name']}"
+        for kind, found in objects.items()
+        for one in found
+        if any(FINALIZER in name for name in one["metadata"].get("finalizers", []))
+    ]
+    folder = deployment.run_dir / "vhost"
+    return MachineCensus(
+        controllers=tuple(sorted(str(one["ctrlr"]) for one in controllers)),
+        luns=tuple(
+            sorted(
+                str(lun["bdev_name"])
+                for one in controllers
+                for target in one["backend_specific"]["scsi"]
+                for lun in target["luns"]
+            )
+        ),
+        folders=tuple(sorted(path.name for path in folder.iterdir())),
+        parked=tuple(
+            str(one["bdev_name"]) for one in client.call("virtlun_export_list") if one["parked"]
+        ),
+        vm_volumes=_names(objects["vmvolumes.virtlun.dev"]),
+        instances=_names(objects["virtualmachineinstances"]),
+        finalizers=tuple(sorted(held)),
+    )
+
+
+def wait_nothing(deployment: Deployment, deadline_s: float = 60.0) -> None:
+    """Waits until nothing of any machine is left; AssertionError with what is."""
+    end = time.monotonic() + deadline_s
+    while (left := census(deployment)) != NOTHING:
+        assert time.monotonic() < end, f"left behind: {left}"
+        time.sleep(0.2)
+
+
+def _names(items: list[dict[str, Any]]) -> tuple[str, ...]:
+    return tuple(sorted(str(item["metadata"]["name"]) for item in items))

@@ -1,0 +1,68 @@
+"""Claims and VmVolumes of tests, and waiting for what becomes of them."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.driver import EXAMPLES
+
+MIB = 1 << 20
+CLAIM = (EXAMPLES / "kubevirt/claim.yaml").read_text()
+DEADLINE_S = 60.0
+
+
+def claim(name: str, *, mode: str = "Block", storage_class: str = "virtlun-thin") -> str:
+    """Returns the example's claim with another name, of 64 MiB."""
+    text = CLAIM.replace("name: boot", f"name: {name}")
+    text = text.replace("volumeMode: Block", f"volumeMode: {mode}")
+    return text.replace("virtlun-thin", storage_class)
+
+
+def vm_volume(name: str, vm: str, claim_name: str, **spec: object) -> str:
+    """Returns a VmVolume's manifest."""
+    return json.dumps(
+        {
+            "apiVersion": "virtlun.dev/v1alpha1",
+            "kind": "VmVolume",
+            "metadata": {"name": name},
+            "spec": {"vmName": vm, "claimName": claim_name, **spec},
+        }
+    )
+
+
+def grow(cluster: Cluster, name: str, mib: int) -> None:
+    """Asks for a larger claim."""
+    patch = {"spec": {"resources": {"requests": {"storage": f"{mib}Mi"}}}}
+    cluster.kubectl("patch", "pvc", name, "-p", json.dumps(patch))
+
+
+def status(cluster: Cluster, name: str) -> dict[str, Any]:
+    """Returns a VmVolume's status; nothing where it has none, or is gone."""
+    text = cluster.kubectl("get", "vmvolume", name, "-o", "json", check=False)
+    return dict(json.loads(text).get("status", {})) if text else {}
+
+
+def condition(cluster: Cluster, name: str, kind: str) -> str:
+    """Returns "STATUS: MESSAGE" of a VmVolume's condition; nothing where it has none."""
+    for one in status(cluster, name).get("conditions", []):
+        if one["type"] == kind:
+            return f"{one['status']}: {one['message']}"
+    return ""
+
+
+def wait_phase(cluster: Cluster, name: str, phase: str) -> dict[str, Any]:
+    """Waits for a VmVolume's phase and returns its status; AssertionError with what it is."""
+    end = time.monotonic() + DEADLINE_S
+    while (found := status(cluster, name)).get("phase") != phase:
+        assert time.monotonic() < end, f"VmVolume {name} is not {phase}: {found}"
+        time.sleep(0.05)
+    return found
+
+
+def events(cluster: Cluster, name: str) -> str:
+    """Returns the events of an object, a line each."""
+    found = cluster.items("events", "--field-selector", f"involvedObject.name={name}")
+    return "\n".join(f"{event['reason']}: {event['message']}" for event in found)
