@@ -10,9 +10,11 @@ Three views of one domain:
 
 `define` goes from the first to the second and the third, `present` from the second back to the
 first, `plan` from the second to the third. `attach`, `detach` and `update` change the second.
+`carry` is for KubeVirt, where the account of our disks is kept outside of the domain.
 
 Callers: plugin.gateway for every call that shows or takes XML, plugin.reconcile and plugin.cli for
-plans. plugin.hook reads the same format with a reader of its own (standard library only).
+plans, csi.kubevirt for `carry`. plugin.hook reads the same format with a reader of its own
+(standard library only).
 
 Text is edited in place by byte position: what needs no change keeps every byte, quote, comment,
 CDATA section, entity and namespace prefix. XML that is not well formed, or not a <domain> of type
@@ -21,6 +23,7 @@ qemu or kvm, is handed back as it is, so that libvirtd's own error reaches the c
 
 from __future__ import annotations
 
+from plugin.translate.carrying import carry
 from plugin.translate.model import (
     CARRIER_ALIAS,
     CONTROLLER_PREFIX,
@@ -61,6 +64,7 @@ __all__ = [
     "Settings",
     "VolumeRef",
     "attach",
+    "carry",
     "controller_name",
     "define",
     "detach",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plugin.errors import Refusal, TranslateError
-from plugin.translate import Settings
-from plugin.translate.carrying import carry
+from plugin.translate import Settings, carry
 from tests.unit.translate.domains import tree
 
 SOCKET = "/var/run/virtlun/vhost.sock"
