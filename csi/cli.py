@@ -28,6 +28,7 @@ from csi.registration import Registration
 from csi.server import handlers, serve_until, wait
 from csi.vhostface import VhostFace
 from csi.volumes import OwnedVolumes
+from csi.waiting import WaitingClaims
 from csi.whereabouts import Whereabouts
 from pydataplane.client import DEFAULT_SOCKET, Client
 from pydataplane.errors import TargetError
@@ -125,7 +126,8 @@ def main(
     registration = Registration(kubelet_registration_path or "")
     parts: dict[str, object] = {"Identity": Identity(client, controller=mode != "node")}
     if mode != "node":
-        parts["Controller"] = Controller(volumes, locks, node_id, Whereabouts().node_of)
+        whereabouts, waiting = Whereabouts(), WaitingClaims(node_id)
+        parts["Controller"] = Controller(volumes, locks, node_id, whereabouts.node_of, waiting)
     if mode != "controller":
         devices = LoopDevices(client)
         controllers = VmControllers(client, devices, locks)

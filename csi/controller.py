@@ -17,6 +17,7 @@ from csi.parameters import claim, read
 from csi.proto import csi_pb2 as pb
 from csi.sizes import size_within, wanted_bytes
 from csi.volumes import Owned, OwnedVolumes, Owner
+from csi.waiting import WaitingClaims
 
 Rpc = pb.ControllerServiceCapability.RPC
 CAPABILITIES = [
@@ -38,15 +39,18 @@ class Controller:
         locks: VolumeLocks,
         node: str,
         node_of: Callable[[str], str | None] | None = None,
+        waiting: WaitingClaims | None = None,
     ) -> None:
         """Serves the volumes of `node`; the locks are shared with the Node service.
 
-        `node_of` tells which node has the volume of a handle, None if nobody knows of it.
+        `node_of` tells which node has the volume of a handle, None if nobody knows of it; `waiting`
+        looks after claims for which there is no room.
         """
         self._volumes = volumes
         self._locks = locks
         self._node = node
         self._node_of = node_of or (lambda _: None)
+        self._waiting = waiting
 
     def create_volume(self, request: pb.CreateVolumeRequest) -> pb.CreateVolumeResponse:
         """Makes a volume, or returns the one of this name if it is as asked for."""
@@ -70,7 +74,11 @@ class Controller:
         """Deletes a volume; one that is gone already is fine, one in use is refused."""
         _check_id(request.volume_id)
         with self._locks.hold(request.volume_id):
+            found = self._volumes.find(request.volume_id)
             self._volumes.delete(request.volume_id)
+        if self._waiting and found is not None:
+            store = self._volumes.lvstore(found.volume.lvstore)
+            self._waiting.room(found.parameters.lvstore, store.free)
         return pb.DeleteVolumeResponse()
 
     def validate_volume_capabilities(
@@ -119,6 +127,11 @@ class Controller:
         wanted = parameters.lvstore if parameters else None
         frees = [store.free for store in stores if wanted in (None, store.name, store.uuid)]
         free = max(frees, default=0)
+        if self._waiting and wanted is not None:
+            if asked := claim(request.parameters):
+                self._waiting.asked(asked, wanted, free)
+            else:
+                self._waiting.room(wanted, free)
         answer = pb.GetCapacityResponse(available_capacity=free)
         answer.maximum_volume_size.value = free
         return answer

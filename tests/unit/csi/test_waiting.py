@@ -1,0 +1,131 @@
+"""Claims that wait for room: what is told of them, and when they are looked at again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from csi.cluster import Cluster, NotFoundError, UnreachableError
+from csi.objects import SELECTED_NODE
+from csi.waiting import ROOM, WaitingClaims
+
+GIB = 1 << 30
+
+
+class FakeCluster:
+    """NOT an API server: claims in a dictionary; notes what is said of them."""
+
+    def __init__(self) -> None:
+        self.claims: dict[str, dict[str, Any]] = {}
+        self.said: list[tuple[str, str]] = []
+        self.down = 0
+
+    def connect(self) -> Cluster:
+        return cast("Cluster", self)
+
+    def add(self, name: str, size: str, **spec: str) -> dict[str, Any]:
+        requests = {"resources": {"requests": {"storage": size}}}
+        made: dict[str, Any] = {"metadata": {"name": name}, "spec": {**requests, **spec}}
+        self.claims[name] = made
+        return made
+
+    def get(self, _: object, name: str, namespace: str) -> dict[str, Any]:
+        assert namespace == "shop"
+        if self.down:
+            self.down -= 1
+            raise UnreachableError("cannot read it: it is tried again")
+        if name not in self.claims:
+            raise NotFoundError("is it there?")
+        return self.claims[name]
+
+    def event(
+        self, about: dict[str, Any], reason: str, message: str, *, warning: bool, node: str
+    ) -> None:
+        assert (reason, warning, node) == ("WaitForRoom", True, "node1")
+        self.said.append((about["metadata"]["name"], message))
+
+    def patch(self, _: object, name: str, namespace: str, change: dict[str, Any]) -> None:
+        self.get(_, name, namespace)["metadata"].update(change["metadata"])
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    return FakeCluster()
+
+
+@pytest.fixture
+def waiting(cluster: FakeCluster) -> WaitingClaims:
+    return WaitingClaims("node1", cluster.connect, patience_s=0.0)
+
+
+def until(ready: Callable[[], object]) -> None:
+    end = time.monotonic() + 20
+    while not ready():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def touched(claim: dict[str, Any]) -> bool:
+    return ROOM in claim["metadata"].get("annotations", {})
+
+
+def test_a_claim_without_room_is_told_why_and_looked_at_when_there_is(
+    cluster: FakeCluster, waiting: WaitingClaims
+) -> None:
+    claim = cluster.add("data", "2Gi")
+    waiting.asked("shop/data", "lvs0", GIB)
+    until(lambda: cluster.said)
+    ((name, message),) = cluster.said
+    assert name == "data"
+    assert message.startswith(f"waiting for a node with {2 * GIB} bytes free in lvstore lvs0: ")
+    waiting.room("lvs0", 2 * GIB - 1)
+    waiting.room("lvs1", 4 * GIB)
+    other = cluster.add("other", "3Gi")
+    waiting.asked("shop/other", "lvs0", GIB)
+    until(lambda: len(cluster.said) == 2)
+    assert not touched(claim)
+    waiting.room("lvs0", 2 * GIB)
+    until(lambda: touched(claim))
+    assert claim["metadata"]["annotations"][ROOM].startswith("node1 ")
+    assert not touched(other)
+
+
+def test_a_claim_that_was_taken_or_has_room_or_is_gone_is_left_alone(
+    cluster: FakeCluster, waiting: WaitingClaims
+) -> None:
+    cluster.add("taken", "2Gi")["metadata"]["annotations"] = {SELECTED_NODE: "node2"}
+    cluster.add("bound", "2Gi", volumeName="pvc-1")
+    cluster.add("fits", "1Gi")
+    last = cluster.add("last", "2Gi")
+    for name in ("taken", "bound", "fits", "gone", "last"):
+        waiting.asked(f"shop/{name}", "lvs0", GIB)
+    until(lambda: cluster.said)
+    assert [name for name, _ in cluster.said] == ["last"]
+    del cluster.claims["last"]
+    waiting.room("lvs0", 2 * GIB)  # gone meanwhile
+    cluster.add("next", "2Gi")
+    waiting.asked("shop/next", "lvs0", GIB)
+    until(lambda: len(cluster.said) == 2)
+    assert not touched(last)
+
+
+def test_an_api_server_that_is_away_harms_nobody(
+    cluster: FakeCluster, waiting: WaitingClaims
+) -> None:
+    cluster.down = 1
+    for name in ("first", "second"):
+        cluster.add(name, "2Gi")
+        waiting.asked(f"shop/{name}", "lvs0", GIB)
+    until(lambda: cluster.said)
+    assert [name for name, _ in cluster.said] == ["second"]
+
+
+def test_outside_a_pod_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    waiting = WaitingClaims("node1")
+    waiting.asked("shop/data", "lvs0", GIB)
+    waiting.room("lvs0", 4 * GIB)
+    assert not waiting._looked_at
