@@ -86,11 +86,11 @@ impl UnitAttention {
 
 /// One initiator session (I_T nexus) of a logical unit.
 ///
-/// A removable unit tells of nothing but its reset by unit attention. Linux takes any other one
-/// from a removable unit as a changed medium (`scsi_io_completion_action`): it fails the command
-/// and drops what it has cached, or, since 6.6, shuts the mounted file system down; so a restart
-/// of the target (POWER ON) or growth would destroy what a mounted disk has in flight. Growth
-/// reaches the driver by the transport's event.
+/// A removable unit has no unit attentions, against SAM-5. Linux takes each one from a removable
+/// unit as a changed medium (`scsi_io_completion_action`): it fails the command and drops what it
+/// has cached, or, since 6.6, shuts the mounted file system down; so growth, a restart of the
+/// target or a reset by the guest itself would take a mounted disk away from it (tests/guest has
+/// all but the restart). Growth reaches the driver by the transport's event, and who resets knows.
 pub struct Nexus {
     /// Bits of [`UnitAttention`].
     pending: AtomicU32,
@@ -275,10 +275,10 @@ impl LunShared {
         }
     }
 
-    /// Makes `attention` pending for every session; of a removable unit, only that of a reset.
-    /// Takes a lock: for control threads.
+    /// Makes `attention` pending for every session, unless the unit is removable. Takes a lock: for
+    /// control threads.
     pub fn post(&self, attention: UnitAttention) {
-        if self.removable && attention != UnitAttention::Reset {
+        if self.removable {
             return;
         }
         for nexus in self.nexuses().iter().filter_map(Weak::upgrade) {
@@ -287,9 +287,10 @@ impl LunShared {
     }
 
     /// LOGICAL UNIT RESET (SAM-5 7.7): every task in flight, of every session, ends as TASK
-    /// ABORTED once its outstanding I/O has ended, every session gets 29h/00h, and none prevents
-    /// the removal of the medium any more (SBC-3 4.11). The transport answers the task management
-    /// function when its own tasks are done. Takes a lock that is held for microseconds.
+    /// ABORTED once its outstanding I/O has ended, every session gets 29h/00h (not of a removable
+    /// unit), and none prevents the removal of the medium any more (SBC-3 4.11). The transport
+    /// answers the task management function when its own tasks are done. Takes a lock that is held
+    /// for microseconds.
     pub fn reset(&self) {
         self.epoch.fetch_add(1, Ordering::Release);
         self.nexuses().iter().filter_map(Weak::upgrade).for_each(|n| n.forget_prevention());
@@ -299,7 +300,9 @@ impl LunShared {
     /// I_T NEXUS RESET (SAM-5 7.6) of `nexus`, whose tasks the transport ends.
     pub fn reset_nexus(&self, nexus: &Nexus) {
         nexus.forget_prevention();
-        nexus.post(UnitAttention::Reset);
+        if !self.removable {
+            nexus.post(UnitAttention::Reset);
+        }
     }
 
     /// Number of resets so far.

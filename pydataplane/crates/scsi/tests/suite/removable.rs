@@ -71,10 +71,6 @@ fn sbc3_4_11_a_reset_ends_it_for_all() {
     other.run(&PREVENT).good();
     rig.shared.reset();
     assert!(!rig.shared.removal_prevented());
-    for session in [&mut rig, &mut other] {
-        assert_eq!(session.run(&[0; 6]).sense(), (0x6, 0x2900));
-        session.run(&[0; 6]).good();
-    }
     // And it counts from zero again.
     rig.run(&PREVENT).good();
     rig.run(&ALLOW).good();
@@ -88,14 +84,17 @@ fn a_nexus_reset_is_of_that_nexus_alone() {
     rig.run(&PREVENT).good();
     rig.shared.reset_nexus(&nexus);
     assert!(rig.shared.removal_prevented());
-    rig.run(&[0; 6]).good();
+    drop(nexus);
+    assert!(rig.shared.removal_prevented());
 }
 
 /// Linux takes one as a changed medium and fails the command that met it.
 #[test]
-fn no_attention_but_a_reset_meets_a_removable_unit() {
+fn no_attention_meets_a_removable_unit() {
     let mut rig = removable();
     rig.run(&[0; 6]).good(); // no POWER ON
+    rig.shared.reset();
+    rig.run(&[0; 6]).good();
     rig.disk.num_blocks.store(2 * BLOCKS, Ordering::Relaxed);
     rig.shared.notify_resized();
     rig.shared.post(UnitAttention::InquiryChanged);
