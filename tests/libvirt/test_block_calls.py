@@ -1,0 +1,188 @@
+"""Each block call that virsh, virt-manager and their likes make, on a disk of ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+from xml.etree import ElementTree
+
+import libvirt
+import pytest
+
+from tests.support.host import Host
+from tests.support.libvirtd import VirshError
+
+pytestmark = [pytest.mark.root, pytest.mark.vm]
+
+NAME = "calls"
+MIB = 1 << 20
+SIZE = 16 * MIB
+PATH = "/dev/virtlun/lvs0/calls"
+
+
+@pytest.fixture(scope="module")
+def running(host: Host) -> Iterator[Host]:
+    """A running domain with one thin volume."""
+    host.volumes.create("lvs0/calls", SIZE, thin=True)
+    disk = f"<disk type='file'><source file='{PATH}'/><target dev='sda' bus='scsi'/></disk>"
+    host.define(NAME, devices=disk)
+    host.virsh("start", NAME)
+    agent = host.agent(NAME)
+    agent.wait_for("[ -b /dev/sda ]")
+    agent.run("dd if=/dev/zero of=/dev/sda bs=1M count=2 oflag=direct", 60)
+    agent.close()
+    yield host
+    host.virsh("destroy", NAME)
+
+
+@pytest.fixture
+def domain(running: Host) -> Iterator[Any]:
+    """libvirt-python's own object of the domain."""
+    libvirt.registerErrorHandler(lambda _context, _error: None, None)
+    connection = libvirt.open(running.uri)
+    yield connection.lookupByName(NAME)
+    connection.close()
+
+
+@pytest.mark.parametrize("disk", ["sda", PATH])
+def test_virsh_says_size_and_statistics(running: Host, disk: str) -> None:
+    info = running.virsh("domblkinfo", NAME, disk)
+    assert re.search(rf"Capacity:\s+{SIZE}\n", info)
+    assert re.search(rf"Allocation:\s+{2 * MIB}\n", info)
+    assert re.search(r"wr_bytes 2097152", running.virsh("domblkstat", NAME, disk))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("domblklist calls", f"sda {PATH}"),
+        ("domblklist calls --details", f"file disk sda {PATH}"),
+        ("domblklist calls --inactive", f"sda {PATH}"),
+        ("domblkinfo calls --all", f"sda {SIZE} {2 * MIB} {2 * MIB}"),
+        ("domblkerror calls", "No errors found"),
+        ("domiflist calls", ""),
+        ("blockjob calls sda", ""),
+    ],
+)
+def test_what_virsh_shows(running: Host, words: str, says: str) -> None:
+    assert " ".join(running.virsh(*words.split()).split()) == says
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("blkdeviotune calls sda", "I/O limits of virtlun volumes are not supported yet"),
+        ("blkdeviotune calls sda --read-iops-sec 9", "are not supported yet"),
+        ("domblkthreshold calls sda 1M", "write thresholds are not supported"),
+        ("blockcopy calls sda /var/tmp/none", "block jobs"),
+        ("blockpull calls sda", "block jobs"),
+        ("blockcommit calls sda", "block jobs"),
+        ("blockjob calls sda --abort", "block jobs"),
+        ("blockjob calls sda --bandwidth 9", "block jobs"),
+        ("blockresize calls sda 1M", "would cut off data"),
+        ("domblkinfo calls sdq", "sdq"),
+        ("domblkstat calls sdq", "sdq"),
+        ("change-media calls sda --eject", "sda"),
+    ],
+)
+def test_what_is_not_possible_is_one_sentence(running: Host, words: str, says: str) -> None:
+    with pytest.raises(VirshError) as caught:
+        running.virsh(*words.split())
+    said = str(caught.value)
+    assert says in said
+    assert "sda" in said or "sdq" in said
+    assert "not found in domain" not in said
+    assert "vdzz" not in said
+
+
+def test_memory_statistics_are_libvirts_own(running: Host) -> None:
+    assert "rss " in running.virsh("dommemstat", NAME)
+
+
+def test_the_pattern_of_virt_manager(domain: Any) -> None:
+    """virt-manager polls blockStats and blockInfo of every disk in the XML."""
+    assert domain.blockStats("sda")[3] == 2 * MIB
+    assert domain.blockStats("")[3] == 2 * MIB, "all disks together"
+    assert domain.blockInfo("sda") == domain.blockInfo(PATH) == [SIZE, 2 * MIB, 2 * MIB]
+    assert domain.blockJobInfo("sda") == {}
+    assert domain.diskErrors() == {}
+
+
+def test_the_pattern_of_collectors(domain: Any) -> None:
+    """collectd, telegraf and Prometheus' exporter take all statistics at once."""
+    connection = domain.connect()
+    flags = libvirt.VIR_DOMAIN_STATS_BLOCK
+    whole = connection.getAllDomainStats(flags, 0)
+    listed = connection.domainListGetStats([domain], flags, 0)
+    for found in (whole, listed):
+        ((_, stats),) = [item for item in found if item[0].name() == NAME]
+        assert stats["block.count"] == 1
+        assert stats["block.0.name"] == "sda"
+        assert stats["block.0.path"] == PATH
+        assert stats["block.0.wr.bytes"] == 2 * MIB
+        assert stats["block.0.capacity"] == SIZE
+    params = domain.blockStatsFlags("sda")
+    assert params["wr_bytes"] == 2 * MIB
+    assert set(params) == {
+        *("rd_bytes", "rd_operations", "rd_total_times"),
+        *("wr_bytes", "wr_operations", "wr_total_times"),
+        *("flush_operations", "flush_total_times"),
+    }
+    assert domain.blockStatsFlags("")["wr_bytes"] == 2 * MIB
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda d: d.blockPeek("sda", 0, 512), "block peek is not supported"),
+        (lambda d: d.blockIoTune("sda"), "not supported yet"),
+        (lambda d: d.setBlockThreshold("sda", 1, 0), "write thresholds"),
+        (lambda d: d.blockRebase("sda", None, 0), "block jobs"),
+        (lambda d: d.blockJobSetSpeed("sda", 1), "block jobs"),
+    ],
+)
+def test_what_python_is_told(domain: Any, call: Any, says: str) -> None:
+    with pytest.raises(libvirt.libvirtError, match=says) as caught:
+        call(domain)
+    assert caught.value.get_error_code() == libvirt.VIR_ERR_OPERATION_UNSUPPORTED
+
+
+def test_metadata_of_ours_is_hidden_and_kept(domain: Any) -> None:
+    uri = "https://virtlun.dev/xmlns/domain/1"
+    kind = libvirt.VIR_DOMAIN_METADATA_ELEMENT
+    with pytest.raises(libvirt.libvirtError) as caught:
+        domain.metadata(kind, uri)
+    assert caught.value.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN_METADATA
+    with pytest.raises(libvirt.libvirtError, match="virtlun's own"):
+        domain.setMetadata(kind, None, "virtlun", uri)
+    domain.setMetadata(kind, "<note/>", "n", "https://example.org/n")
+    assert domain.metadata(kind, "https://example.org/n") == "<note/>"
+    assert "sda" in domain.XMLDesc()
+
+
+def test_the_carrier_is_nobodys_to_detach(running: Host, domain: Any) -> None:
+    inside = running.virsh_direct("dumpxml", NAME)
+    target = ElementTree.fromstring(inside).find("devices/disk[@type='vhostuser']/target")
+    assert target is not None
+    dev = target.get("dev")
+    xml = f"<disk type='vhostuser' device='disk'><target dev='{dev}' bus='virtio'/></disk>"
+    with pytest.raises(libvirt.libvirtError, match="carries the virtlun disks"):
+        domain.detachDeviceFlags(xml, libvirt.VIR_DOMAIN_AFFECT_LIVE)
+    with pytest.raises(libvirt.libvirtError, match="carries the virtlun disks"):
+        domain.detachDeviceAlias("ua-virtlun-scsi0", libvirt.VIR_DOMAIN_AFFECT_LIVE)
+    assert running.virsh_direct("dumpxml", NAME) == inside
+
+
+def test_an_ordinary_disk_cannot_take_the_place_of_ours(running: Host, domain: Any) -> None:
+    image = running.scratch / "ordinary.img"
+    image.write_bytes(b"\0" * MIB)
+    image.chmod(0o666)
+    xml = (
+        f"<disk type='file' device='disk'><source file='{image}'/>"
+        "<target dev='sda' bus='scsi'/></disk>"
+    )
+    for flags in (libvirt.VIR_DOMAIN_AFFECT_LIVE, libvirt.VIR_DOMAIN_AFFECT_CONFIG):
+        with pytest.raises(libvirt.libvirtError, match="target sda already exists"):
+            domain.attachDeviceFlags(xml, flags)
+    assert running.virsh("domblklist", NAME).split() == ["sda", PATH]
