@@ -1,4 +1,4 @@
-"""`make demo-kubernetes`: claims and pods on a real Kubernetes node, told as it goes."""
+"""`make demo-kubernetes`: claims, pods and a virtual machine on a real node, told as it goes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rich.console import Console
 
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.driver import EXAMPLES, Deployment
+from tests.kubernetes.kubevirt.demo import MachineStory
 from tests.kubernetes.sandbox import wait_for
 from tests.kubernetes.tools import ToolsError, build
 
@@ -85,11 +86,12 @@ def main() -> int:
         OUT.print(f"[bold]Kubernetes[/] is up in {cluster.scratch} (ready after: {parts})\n")
         with OUT.status("starting virtlun on it"):
             deployment = Deployment(cluster)
-        with deployment:
+        with deployment, MachineStory(cluster, deployment) as machine:
             story = Story(cluster, deployment)
             steps = (
                 *(story.file_system, story.growth, story.block, story.crash),
-                *(story.look, story.end),
+                *(machine.install, machine.fill, machine.boot, machine.attach),
+                *(machine.growth, machine.release, machine.end, story.look, story.end),
             )
             for number, step in enumerate(steps, 1):
                 OUT.print(f"[bold cyan]{number}. {step.__doc__}[/]")

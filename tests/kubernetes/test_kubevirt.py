@@ -6,38 +6,29 @@ begins and ends with nothing of any machine or volume left anywhere.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.driver import EXAMPLES
 from tests.kubernetes.kubevirt import census
-from tests.kubernetes.kubevirt.bootdisk import boot_disk
 from tests.kubernetes.kubevirt.claims import (
-    CLAIM,
-    MIB,
     claim,
     condition,
     events,
     grow,
+    read_in_a_pod,
     vm_volume,
     wait_phase,
 )
-from tests.kubernetes.kubevirt.importer import fill
+from tests.kubernetes.kubevirt.examples import FOLDER, LEGACY_VM, VM, machine, nothing_left
+from tests.kubernetes.kubevirt.guest import OURS, disk_at, size, vendor, wait_size, write
 from tests.kubernetes.kubevirt.objects import QEMU
-from tests.kubernetes.kubevirt.simulator import KubeVirt, Machine
+from tests.kubernetes.kubevirt.simulator import KubeVirt
 from tests.kubernetes.sandbox import wait_for
-from tests.support.agent import Agent
 
-KUBEVIRT = EXAMPLES / "kubevirt"
-VM = (KUBEVIRT / "vm.yaml").read_text()
-LEGACY_VM = (KUBEVIRT / "vm-legacy.yaml").read_text()
-OURS = "VIRTLUN"
 LABEL = 'virtlun.dev/controller: "true"'
-#: The data disk as a second volume of the example's machine.
+#: A second volume of the example's machine.
 SECOND_DISK = """\
             - name: files
               disk: {bus: virtio}
@@ -51,87 +42,10 @@ SECOND_VOLUME = """\
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(kubevirt: KubeVirt) -> Iterator[None]:
+def clean(kubevirt: KubeVirt) -> Iterator[None]:
     """Nothing is there before a test, and nothing after it."""
-    deployment = kubevirt.deployment
-    deployment.wait_clean()
-    census.wait_nothing(deployment)
-    yield
-    kubevirt.cluster.kubectl("delete", "vmvolume", "--all", "--wait=false")
-    deployment.sweep()
-    deployment.wait_clean()
-    census.wait_nothing(deployment)
-
-
-@contextlib.contextmanager
-def machine(
-    kubevirt: KubeVirt, manifest: str = VM, name: str = "vm", qemu: Path = QEMU
-) -> Iterator[Machine]:
-    """The example's machine, its claim filled, before it is started."""
-    cluster = kubevirt.cluster
-    with cluster.applied(CLAIM), cluster.applied(manifest):
-        fill(cluster, "boot", boot_disk())
-        made = Machine(kubevirt, name, qemu=qemu)
-        try:
-            yield made
-        finally:
-            made.close()
-
-
-def vendor(agent: Agent, disk: str) -> str:
-    """Returns the vendor that the guest read of a SCSI disk."""
-    return agent.run(f"cat /sys/block/{disk}/device/vendor").strip()
-
-
-def size(agent: Agent, disk: str) -> int:
-    """Returns the size of a disk as the guest's kernel has it, MiB."""
-    return int(agent.run(f"cat /sys/block/{disk}/size")) * 512 // MIB
-
-
-def wait_size(agent: Agent, disk: str, mib: int) -> None:
-    """Waits until the guest has noticed a disk's size; nobody tells it to look."""
-    agent.wait_for(f"grep -x {mib * MIB // 512} /sys/block/{disk}/size")
-
-
-def disk_at(agent: Agent, target: int) -> str:
-    """Returns the guest's name of the disk at a target of our controller, once it is there."""
-    found = agent.wait_for(f"ls -d /sys/bus/scsi/devices/*:0:{target}:0/block/*").split()
-    (name,) = [Path(path).name for path in found if vendor(agent, Path(path).name) == OURS]
-    return name
-
-
-def write(agent: Agent, disk: str, mib: int = 4) -> str:
-    """Writes random data at the end of a disk, past the page cache; returns its checksum."""
-    at = size(agent, disk) - mib
-    agent.run(f"dd if=/dev/urandom of=/tmp/data bs=1M count={mib} 2>/dev/null")
-    agent.run(f"dd if=/tmp/data of=/dev/{disk} bs=1M seek={at} oflag=direct")
-    return agent.run("md5sum < /tmp/data").split()[0]
-
-
-READ_BACK = """\
-apiVersion: v1
-kind: Pod
-metadata: {{name: reader}}
-spec:
-  restartPolicy: Never
-  terminationGracePeriodSeconds: 1
-  containers:
-    - name: shell
-      image: busybox:stable
-      imagePullPolicy: IfNotPresent
-      command: [sh, -c, "dd if=/dev/disk bs=1M skip={at} count={mib} 2>/dev/null | md5sum"]
-      volumeDevices: [{{name: disk, devicePath: /dev/disk}}]
-  volumes: [{{name: disk, persistentVolumeClaim: {{claimName: {claim}}}}}]
-"""
-
-
-def read_in_a_pod(cluster: Cluster, claim_name: str, at: int, mib: int = 4) -> str:
-    """Returns the checksum of a part of a claim, as an ordinary pod reads it."""
-    with cluster.applied(READ_BACK.format(claim=claim_name, at=at, mib=mib)):
-        cluster.wait_phase("pod/reader", "Succeeded")
-        said = cluster.kubectl("logs", "reader").split()[0]
-    cluster.wait("pod/reader", "delete")
-    return said
+    with nothing_left(kubevirt):
+        yield
 
 
 def test_a_machine_boots_from_its_claim_and_gets_grows_and_loses_another(
@@ -139,7 +53,7 @@ def test_a_machine_boots_from_its_claim_and_gets_grows_and_loses_another(
 ) -> None:
     """The whole life: the claims are LUNs of one controller, and ordinary claims afterwards."""
     cluster, deployment = kubevirt.cluster, kubevirt.deployment
-    with machine(kubevirt) as vm, cluster.applied(claim("data")):
+    with machine(kubevirt) as vm:
         agent = vm.start()
         assert vm.failures == []
         assert (vendor(agent, "sda"), size(agent, "sda")) == (OURS, 64)
@@ -150,7 +64,7 @@ def test_a_machine_boots_from_its_claim_and_gets_grows_and_loses_another(
         assert counted.controllers == (f"pod-{vm.pod_uid}",)
         assert len(counted.luns) == len(counted.parked) == 1
 
-        cluster.apply(vm_volume("more", "vm", "data", serial="a-second-disk"))
+        cluster.apply(FOLDER / "vmvolume.yaml")
         told = wait_phase(cluster, "more", "Attached")
         assert (told["node"], told["pod"], told["target"]) == ("node1", vm.pod_uid, 1)
         second = disk_at(agent, told["target"])
@@ -286,5 +200,5 @@ def test_every_example_is_applied_by_a_test() -> None:
     """A manifest that nobody applies is not shipped."""
     here = Path(__file__).parent
     text = "".join(path.read_text() for path in [*here.glob("*.py"), *here.glob("kubevirt/*.py")])
-    for path in KUBEVIRT.glob("*.yaml"):
+    for path in FOLDER.glob("*.yaml"):
         assert f'{path.name}"' in text, path.name

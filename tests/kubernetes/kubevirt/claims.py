@@ -12,6 +12,21 @@ from tests.kubernetes.driver import EXAMPLES
 MIB = 1 << 20
 CLAIM = (EXAMPLES / "kubevirt/claim.yaml").read_text()
 DEADLINE_S = 60.0
+READ_BACK = """\
+apiVersion: v1
+kind: Pod
+metadata: {{name: reader}}
+spec:
+  restartPolicy: Never
+  terminationGracePeriodSeconds: 1
+  containers:
+    - name: shell
+      image: busybox:stable
+      imagePullPolicy: IfNotPresent
+      command: [sh, -c, "dd if=/dev/disk bs=1M skip={at} count={mib} 2>/dev/null | md5sum"]
+      volumeDevices: [{{name: disk, devicePath: /dev/disk}}]
+  volumes: [{{name: disk, persistentVolumeClaim: {{claimName: {claim}}}}}]
+"""
 
 
 def claim(name: str, *, mode: str = "Block", storage_class: str = "virtlun-thin") -> str:
@@ -66,3 +81,12 @@ def events(cluster: Cluster, name: str) -> str:
     """Returns the events of an object, a line each."""
     found = cluster.items("events", "--field-selector", f"involvedObject.name={name}")
     return "\n".join(f"{event['reason']}: {event['message']}" for event in found)
+
+
+def read_in_a_pod(cluster: Cluster, claim_name: str, at: int, mib: int = 4) -> str:
+    """Returns the checksum of a part of a claim, as an ordinary pod reads it."""
+    with cluster.applied(READ_BACK.format(claim=claim_name, at=at, mib=mib)):
+        cluster.wait_phase("pod/reader", "Succeeded")
+        said = cluster.kubectl("logs", "reader").split()[0]
+    cluster.wait("pod/reader", "delete")
+    return said

@@ -1,0 +1,49 @@
+"""The virtual machines of examples/kubernetes/kubevirt, with what they need to boot."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.kubernetes.driver import EXAMPLES
+from tests.kubernetes.kubevirt import census
+from tests.kubernetes.kubevirt.bootdisk import boot_disk
+from tests.kubernetes.kubevirt.claims import CLAIM
+from tests.kubernetes.kubevirt.importer import fill
+from tests.kubernetes.kubevirt.objects import QEMU
+from tests.kubernetes.kubevirt.simulator import KubeVirt, Machine
+
+FOLDER = EXAMPLES / "kubevirt"
+VM = (FOLDER / "vm.yaml").read_text()
+LEGACY_VM = (FOLDER / "vm-legacy.yaml").read_text()
+
+
+@contextlib.contextmanager
+def machine(
+    kubevirt: KubeVirt, manifest: str = VM, name: str = "vm", qemu: Path = QEMU
+) -> Iterator[Machine]:
+    """The example's machine, its claim filled, before it is started."""
+    cluster = kubevirt.cluster
+    with cluster.applied(CLAIM), cluster.applied(manifest):
+        fill(cluster, "boot", boot_disk())
+        made = Machine(kubevirt, name, qemu=qemu)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+@contextlib.contextmanager
+def nothing_left(kubevirt: KubeVirt, deadline_s: float = 60.0) -> Iterator[None]:
+    """Nothing of any machine or volume is there before a block, nothing after it."""
+    deployment = kubevirt.deployment
+    deployment.wait_ready()
+    deployment.wait_clean()
+    census.wait_nothing(deployment)
+    yield
+    deployment.wait_ready()
+    kubevirt.cluster.kubectl("delete", "vmvolume", "--all", "--wait=false")
+    deployment.sweep()
+    deployment.wait_clean(deadline_s)
+    census.wait_nothing(deployment, deadline_s)
