@@ -1,4 +1,4 @@
-"""The sidecar as virt-launcher meets it: the real program, called over its sockets."""
+"""The sidecar as virt-launcher meets it, over its sockets; once for each kind the real program."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,14 +16,19 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
+from structlog.testing import capture_logs
 
 from csi.kubevirt import document
 from csi.kubevirt.document import Controller, LunOf
+from csi.kubevirt.domainhook import Callbacks, DomainHook, Folder, Info
+from csi.metrics import Metrics
 from csi.proto import kubevirt_callbacks_pb2 as callbacks
 from csi.proto import kubevirt_info_pb2 as info
 from csi.proto import kubevirt_plugin_pb2 as pb
+from csi.server import handlers, serve
 from tests.support.kubevirt import machine
 from tests.unit.translate.test_carry import CLOUD_INIT, DOMAIN, disks, properties
 
@@ -31,7 +37,7 @@ LUNS = {
     "rootdisk": LunOf(target=4, volume="0f0e0d0c-0b0a-4908-8706-050403020100"),
     "data": LunOf(target=0, volume="1f0e0d0c-0b0a-4908-8706-050403020100"),
 }
-CLIENT_S = 30.0
+CLIENT_S = 120.0
 METHODS = {
     method.input_type.full_name: (
         f"/{service.full_name}/{method.name}",
@@ -44,24 +50,17 @@ METHODS = {
 
 
 class Sidecar:
-    """A running sidecar and the folder of its controller."""
+    """What the sidecar serves, on a socket of this process, and the folder of its controller."""
 
-    def __init__(self, scratch: Path, flavour: str) -> None:
-        self.scratch = scratch
+    def __init__(self, scratch: Path, *services: tuple[ServiceDescriptor, object]) -> None:
         self.folder = scratch / "virtlun"
         self.folder.mkdir()
-        if flavour == "plugin":
-            self.socket = scratch / "plugin/virtlun/domain.sock"
-            option = f"--plugin-socket={self.socket}"
-        else:
-            self.socket = scratch / "hooks/virtlun.sock"
-            option = f"--hook-folder={self.socket.parent}"
-        command = [sys.executable, "-m", "csi.kubevirt.sidecar", option, "--log-json"]
-        self.process = subprocess.Popen(
-            [*command, f"--folder={self.folder}"], stderr=subprocess.PIPE, text=True
-        )
+        self.socket = scratch / "hook.sock"
+        metrics = Metrics()
+        self._server = serve(self.socket, [handlers(*each, metrics) for each in services])
+        self.log: list[Any] = []
+        self.ended = threading.Event()
         self.channel = grpc.insecure_channel(f"unix://{self.socket}")
-        grpc.channel_ready_future(self.channel).result(timeout=CLIENT_S)
 
     def call(self, request: Message) -> Any:
         path, answer = METHODS[request.DESCRIPTOR.full_name]
@@ -79,15 +78,34 @@ class Sidecar:
         text: str = answer.domain.decode()
         return text
 
-    def end(self) -> list[dict[str, Any]]:
-        """Ends it and returns its log."""
+    def close(self) -> None:
+        self.channel.close()
+        self._server.stop(None).wait()
+
+
+class Program(Sidecar):
+    """The same as a program of its own."""
+
+    def __init__(self, scratch: Path, socket: str, option: str) -> None:
+        self.folder = scratch / "virtlun"
+        self.folder.mkdir()
+        self.socket = scratch / socket
+        command = [sys.executable, "-m", "csi.kubevirt.sidecar", f"{option.format(scratch)}"]
+        self.process = subprocess.Popen(
+            [*command, f"--folder={self.folder}", "--log-json"], stderr=subprocess.PIPE, text=True
+        )
+        self.channel = grpc.insecure_channel(f"unix://{self.socket}")
+        grpc.channel_ready_future(self.channel).result(timeout=CLIENT_S)
+
+    def close(self) -> None:
+        """Ends it, and keeps its log."""
         self.channel.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         _, words = self.process.communicate(timeout=CLIENT_S)
         assert self.process.returncode == 0, words
         assert not self.socket.exists()
-        return [json.loads(line) for line in words.splitlines()]
+        self.log = [json.loads(line) for line in words.splitlines()]
 
 
 class NodeHooks:
@@ -131,19 +149,51 @@ def scratch() -> Iterator[Path]:
 @pytest.fixture
 def plugin(scratch: Path) -> Iterator[Sidecar]:
     """A sidecar of a Plugin."""
-    made = Sidecar(scratch, "plugin")
-    yield made
-    made.process.kill()
-    made.process.wait()
+    service = pb.DESCRIPTOR.services_by_name["DomainHookService"]
+    made = Sidecar(scratch, (service, DomainHook(Folder(scratch / "virtlun"))))
+    with capture_logs() as made.log:
+        yield made
+    made.close()
 
 
 @pytest.fixture
 def legacy(scratch: Path) -> Iterator[Sidecar]:
     """A hook sidecar."""
-    made = Sidecar(scratch, "legacy")
-    yield made
-    made.process.kill()
-    made.process.wait()
+    ended = threading.Event()
+    made = Sidecar(
+        scratch,
+        (info.DESCRIPTOR.services_by_name["Info"], Info()),
+        (
+            callbacks.DESCRIPTOR.services_by_name["Callbacks"],
+            Callbacks(Folder(scratch / "virtlun"), ended.set),
+        ),
+    )
+    made.ended = ended
+    with capture_logs() as made.log:
+        yield made
+    made.close()
+
+
+def test_the_program_serves_a_plugin(scratch: Path) -> None:
+    option = "--plugin-socket={}/plugin/virtlun/domain.sock"
+    program = Program(scratch, "plugin/virtlun/domain.sock", option)
+    document.write(program.folder, Controller(luns=LUNS))
+    assert disks(program.mutate()) == ["ua-virtlun-scsi0", "ua-cloudinit"]
+    program.close()
+    assert any(entry.get("luns") == {"rootdisk": 4, "data": 0} for entry in program.log)
+
+
+def test_the_program_serves_a_hook_sidecar_and_ends_with_the_machine(scratch: Path) -> None:
+    program = Program(scratch, "hooks/virtlun.sock", "--hook-folder={}/hooks")
+    node = NodeHooks(program.folder)
+    document.write(program.folder, Controller(luns=LUNS))
+    program.call(info.InfoParams())
+    program.call(callbacks.OnDefineDomainParams(domainXML=DOMAIN.encode(), vmi=VMI))
+    program.call(callbacks.ShutdownParams())
+    assert program.process.wait(CLIENT_S) == 0
+    assert [point for point, _ in node.asked] == ["PreVMStart", "PostVMStop"]
+    program.close()
+    node.stop()
 
 
 def test_a_plugin_s_domain_gets_the_controller_for_its_luns(plugin: Sidecar) -> None:
@@ -155,7 +205,7 @@ def test_a_plugin_s_domain_gets_the_controller_for_its_luns(plugin: Sidecar) -> 
     assert "<reconnect enabled='yes' timeout='1'/>" in xml
     again = plugin.mutate(domain=xml.encode())
     assert (disks(again), properties(again)) == (disks(xml), properties(xml))
-    assert any(entry.get("luns") == {"rootdisk": 4, "data": 0} for entry in plugin.end())
+    assert any(entry.get("luns") == {"rootdisk": 4, "data": 0} for entry in plugin.log)
 
 
 @pytest.mark.parametrize("context", ["Boot", "MigrationSource", "MigrationTarget", ""])
@@ -166,7 +216,7 @@ def test_every_context_gives_the_same_domain(plugin: Sidecar, context: str) -> N
 
 def test_without_a_document_the_domain_keeps_every_byte(plugin: Sidecar) -> None:
     assert plugin.mutate() == DOMAIN
-    entries = plugin.end()
+    entries = plugin.log
     assert any("there is no" in entry.get("reason", "") for entry in entries)
 
 
@@ -174,15 +224,14 @@ def test_volumes_that_were_left_stay_and_the_log_says_why(plugin: Sidecar) -> No
     found = Controller(luns={"data": LUNS["data"]}, left={"rootdisk": "it is a CD-ROM"})
     document.write(plugin.folder, found)
     assert disks(plugin.mutate()) == ["ua-rootdisk", "ua-cloudinit", "ua-virtlun-scsi0"]
-    assert {"volume": "rootdisk", "reason": "it is a CD-ROM"}.items() <= next(
-        entry for entry in plugin.end() if entry["event"] == "left as it is"
-    ).items()
+    said = next(entry for entry in plugin.log if entry["event"] == "left as it is")
+    assert (said["volume"], said["reason"]) == ("rootdisk", "it is a CD-ROM")
 
 
 def test_a_qemu_without_the_device_leaves_the_domain(plugin: Sidecar) -> None:
     document.write(plugin.folder, Controller(absent="QEMU has no such device", left={"a": "b"}))
     assert plugin.mutate() == DOMAIN
-    assert any(entry.get("reason") == "QEMU has no such device" for entry in plugin.end())
+    assert any(entry.get("reason") == "QEMU has no such device" for entry in plugin.log)
 
 
 def test_another_hypervisor_s_domain_is_left(plugin: Sidecar) -> None:
@@ -234,7 +283,7 @@ def test_a_hook_sidecar_calls_the_node_itself_and_ends_with_the_machine(legacy: 
     for _ in range(2):
         legacy.call(callbacks.OnDefineDomainParams(domainXML=DOMAIN.encode(), vmi=VMI))
     legacy.call(callbacks.ShutdownParams())
-    assert legacy.process.wait(CLIENT_S) == 0
+    assert legacy.ended.is_set()
     assert node.asked == [("PreVMStart", VMI), ("PreVMStart", VMI), ("PostVMStop", VMI)]
     node.stop()
 
@@ -248,15 +297,15 @@ def test_what_the_node_refuses_the_launcher_hears(legacy: Sidecar) -> None:
     assert isinstance(error.value, grpc.Call)
     assert error.value.details() == node.refusal
     legacy.call(callbacks.ShutdownParams())  # the pod must end all the same
-    assert legacy.process.wait(CLIENT_S) == 0
-    assert any(entry.get("reason") == node.refusal for entry in legacy.end())
+    assert legacy.ended.is_set()
+    assert any(entry.get("reason") == node.refusal for entry in legacy.log)
     node.stop()
 
 
 def test_a_machine_that_was_never_defined_ends_without_the_node(legacy: Sidecar) -> None:
     node = NodeHooks(legacy.folder)
     legacy.call(callbacks.ShutdownParams())
-    assert legacy.process.wait(CLIENT_S) == 0
+    assert legacy.ended.is_set()
     assert node.asked == []
     node.stop()
 
