@@ -53,7 +53,7 @@ def test_a_machine_boots_from_its_claim_and_gets_grows_and_loses_another(
 ) -> None:
     """The whole life: the claims are LUNs of one controller, and ordinary claims afterwards."""
     cluster, deployment = kubevirt.cluster, kubevirt.deployment
-    with machine(kubevirt) as vm:
+    with machine(kubevirt) as vm, cluster.applied(claim("data")):
         agent = vm.start()
         assert vm.failures == []
         assert (vendor(agent, "sda"), size(agent, "sda")) == (OURS, 64)
@@ -65,13 +65,13 @@ def test_a_machine_boots_from_its_claim_and_gets_grows_and_loses_another(
         assert len(counted.luns) == len(counted.parked) == 1
 
         cluster.apply(FOLDER / "vmvolume.yaml")
-        told = wait_phase(cluster, "more", "Attached")
+        told = wait_phase(cluster, "extra", "Attached")
         assert (told["node"], told["pod"], told["target"]) == ("node1", vm.pod_uid, 1)
         second = disk_at(agent, told["target"])
         assert size(agent, second) == 64
-        assert "a-second-disk" in agent.run(f"sg_vpd -p 0x80 /dev/{second}")
+        assert "scratch-1" in agent.run(f"sg_vpd -p 0x80 /dev/{second}")
         wait_for(
-            lambda: condition(cluster, "more", "SeenByGuest").startswith("True"),
+            lambda: condition(cluster, "extra", "SeenByGuest").startswith("True"),
             "the condition SeenByGuest",
             seconds=30,
         )
@@ -86,9 +86,9 @@ def test_a_machine_boots_from_its_claim_and_gets_grows_and_loses_another(
         vm.launch()  # virt-handler passes on what the claims are now; nothing is to be done
         assert vm.runs == 1
 
-        cluster.delete("vmvolume", "more", wait=False)
+        cluster.delete("vmvolume", "extra", wait=False)
         agent.wait_for(f"! [ -e /sys/block/{second} ]")
-        cluster.wait("vmvolume/more", "delete")
+        cluster.wait("vmvolume/extra", "delete")
         assert read_in_a_pod(cluster, "data", 60) == in_second
 
         cluster.delete("virtualmachine", "vm", wait=False)

@@ -9,7 +9,7 @@ from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.driver import Deployment
 from tests.kubernetes.kubevirt import census
 from tests.kubernetes.kubevirt.bootdisk import boot_disk
-from tests.kubernetes.kubevirt.claims import MIB, grow, status, wait_phase
+from tests.kubernetes.kubevirt.claims import MIB, claim, grow, status, wait_phase
 from tests.kubernetes.kubevirt.examples import FOLDER
 from tests.kubernetes.kubevirt.guest import disk_at, vendor, wait_size
 from tests.kubernetes.kubevirt.importer import fill
@@ -62,8 +62,9 @@ class MachineStory(contextlib.ExitStack):
 
     def attach(self) -> str:
         """kubectl apply -f vmvolume.yaml: another claim is a disk of the running machine"""
+        self.cluster.apply(claim("data"))
         self.cluster.apply(FOLDER / "vmvolume.yaml")
-        told = wait_phase(self.cluster, "more", "Attached")
+        told = wait_phase(self.cluster, "extra", "Attached")
         assert self.agent is not None
         disk = disk_at(self.agent, told["target"])
         log = self.guest(f"dmesg | grep -F '[{disk}]' | tail -n 4")
@@ -72,16 +73,16 @@ class MachineStory(contextlib.ExitStack):
     def growth(self) -> str:
         """Both claims ask for more: the guest has the new sizes without looking for them"""
         assert self.agent is not None
-        target = status(self.cluster, "more")["target"]
+        target = status(self.cluster, "extra")["target"]
         for name, disk in (("boot", "sda"), ("data", disk_at(self.agent, target))):
             grow(self.cluster, name, 96)
             wait_size(self.agent, disk, 96)
         return self.guest(f"dmesg | grep 'capacity change'; {LOOK}")
 
     def release(self) -> str:
-        """kubectl delete vmvolume more: the guest lets go of the disk"""
+        """kubectl delete vmvolume extra: the guest lets go of the disk"""
         assert self.agent is not None
-        self.cluster.delete("vmvolume", "more")
+        self.cluster.delete("vmvolume", "extra")
         self.agent.wait_for("! [ -e /sys/block/sdb ]")
         return self.guest(LOOK)
 
