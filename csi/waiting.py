@@ -63,12 +63,14 @@ class WaitingClaims:
             str, tuple[str, int]
         ] = {}  # claim -> lvstore and bytes that it asks for
         self._looked_at: set[str] = set()
+        self._free: dict[str, int] = {}  # lvstore -> what was told last; of the size of the classes
         if self._connect is not None:
             threading.Thread(target=self._work, name="waiting claims", daemon=True).start()
 
     def asked(self, claim: str, lvstore: str, free: int) -> None:
         """Notes that a provisioner asked whether `claim` has room, and was told `free` bytes."""
         with self._mutex:
+            self._free[lvstore] = free
             if self._connect is None or claim in self._looked_at:
                 return
             self._looked_at.add(claim)
@@ -77,6 +79,7 @@ class WaitingClaims:
     def room(self, lvstore: str, free: int) -> None:
         """Notes that an lvstore has so many bytes free."""
         with self._mutex:
+            self._free[lvstore] = free
             found = [
                 claim
                 for claim, (store, wanted) in self._waiting.items()
@@ -117,7 +120,12 @@ class WaitingClaims:
         if wanted <= job.free:
             return
         with self._mutex:
-            self._waiting[job.claim] = job.lvstore, wanted
+            meanwhile = wanted <= self._free[job.lvstore]
+            if not meanwhile:
+                self._waiting[job.claim] = job.lvstore, wanted
+        if meanwhile:
+            self._touch(cluster, job.claim)
+            return
         cluster.event(
             found,
             "WaitForRoom",

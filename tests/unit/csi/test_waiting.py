@@ -93,6 +93,17 @@ def test_a_claim_without_room_is_told_why_and_looked_at_when_there_is(
     assert not touched(other)
 
 
+def test_room_that_came_while_others_had_time_is_not_missed(
+    cluster: FakeCluster, waiting: WaitingClaims
+) -> None:
+    waiting._patience_s = 0.2
+    claim = cluster.add("data", "2Gi")
+    waiting.asked("shop/data", "lvs0", GIB)
+    waiting.room("lvs0", 2 * GIB)
+    until(lambda: touched(claim))
+    assert not cluster.said
+
+
 def test_a_claim_that_was_taken_or_has_room_or_is_gone_is_left_alone(
     cluster: FakeCluster, waiting: WaitingClaims
 ) -> None:
