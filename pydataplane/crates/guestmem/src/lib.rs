@@ -24,5 +24,5 @@ pub use bounce::Bounce;
 pub use iov::{IoVec, Sg};
 pub use log::{DirtyLog, LOG_PAGE, LogError};
 pub use memory::{GuestMemory, MAX_BYTES, MAX_REGIONS, MapError, RegionSpec};
-pub use range::{BadAccess, GuestRange, prefetch};
+pub use range::{BadAccess, GuestRange, prefetch, prefetch_write};
 pub use sigbus::faults;

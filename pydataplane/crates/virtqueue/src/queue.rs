@@ -113,7 +113,9 @@ pub struct SplitQueue {
     seen_avail: u16,
     /// Next entry of the used ring to fill.
     next_used: u16,
-    /// The used index as last published.
+    /// The used index as the driver sees it.
+    shown: u16,
+    /// The used index when a call was last decided on.
     published: u16,
     /// No call was decided on yet: the first one is always made.
     fresh: bool,
@@ -157,6 +159,7 @@ impl SplitQueue {
             next_avail: config.next_avail,
             seen_avail: config.next_avail,
             next_used,
+            shown: next_used,
             published: next_used,
             fresh: true,
             used_log: config.used_log,
@@ -197,6 +200,7 @@ impl SplitQueue {
         let config = QueueConfig { next_avail: self.next_avail, ..*config };
         let mut queue = SplitQueue::new(memory, &config)?;
         queue.next_used = self.next_used;
+        queue.shown = self.shown;
         queue.published = self.published;
         queue.fresh = self.fresh;
         Ok(queue)
@@ -283,6 +287,17 @@ impl SplitQueue {
         self.next_used = self.next_used.wrapping_add(1);
     }
 
+    /// Lets a driver that looks by itself see what was pushed. [`SplitQueue::publish`] follows, and
+    /// decides whether to call for this too.
+    #[inline]
+    pub fn show(&mut self) {
+        if self.next_used != self.shown {
+            self.used.store_release_u16(IDX, self.next_used).expect(CHECKED);
+            self.shown = self.next_used;
+            self.mark_used(IDX, 2);
+        }
+    }
+
     /// Lets the driver see what was pushed. Returns whether it wants to be called (2.7.7,
     /// 2.7.10); `false` where nothing was pushed since the last time.
     #[inline]
@@ -291,8 +306,7 @@ impl SplitQueue {
         if self.next_used == self.published {
             return false;
         }
-        self.used.store_release_u16(IDX, self.next_used).expect(CHECKED);
-        self.mark_used(IDX, 2);
+        self.show();
         let (old, new) = (self.published, self.next_used);
         self.published = new;
         // The index must be visible before the driver's wish is read: it writes its wish, then

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use guestmem::{GuestMemory, IoVec, Sg, prefetch};
+use guestmem::{GuestMemory, IoVec, Sg, prefetch, prefetch_write};
 
 /// Runs that one chain may have: virtio-scsi's seg_max of 126 data runs, header and response,
 /// and room for runs that cross regions.
@@ -114,7 +114,7 @@ impl Segments {
             prefetch(run.base());
         }
         if let Some(run) = self.iov.get(self.writable.start as usize) {
-            prefetch(run.base());
+            prefetch_write(run.base());
         }
     }
 

@@ -361,6 +361,37 @@ fn clause_2_7_8_used_entries_carry_head_and_length() {
 }
 
 #[test]
+fn what_is_shown_early_is_called_for_once_at_the_end() {
+    let driver = Driver::with_event_idx(8);
+    let mut queue = driver.queue();
+    queue.push_used(0, 0);
+    assert!(queue.publish(), "the first one always");
+    // It wants to hear of the second.
+    driver.set_used_event(1);
+    queue.push_used(1, 10);
+    queue.show();
+    assert_eq!((driver.used_idx(), driver.used(1)), (2, (1, 10)));
+    queue.show();
+    queue.push_used(2, 20);
+    assert_eq!(driver.used_idx(), 2);
+    assert!(queue.publish(), "for what was shown before too");
+    assert_eq!((driver.used_idx(), driver.used(2)), (3, (2, 20)));
+    // Shown, seen, and not to be called for any more.
+    queue.push_used(3, 0);
+    queue.show();
+    driver.set_used_event(5);
+    assert!(!queue.publish());
+    assert!(!queue.publish());
+    // In new memory it goes on where it stood, with the call still to be decided on.
+    queue.push_used(4, 0);
+    queue.push_used(5, 0);
+    queue.show();
+    let mut queue = queue.remap(driver.memory.clone(), &driver.config).expect("a queue");
+    assert!(queue.publish());
+    assert_eq!(driver.used_idx(), 6);
+}
+
+#[test]
 fn clause_2_7_7_2_no_interrupt_is_honoured_without_event_idx() {
     let driver = Driver::new(4);
     let mut queue = driver.queue();

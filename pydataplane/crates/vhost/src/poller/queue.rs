@@ -6,9 +6,10 @@ use std::sync::Arc;
 use guestmem::GuestMemory;
 use reactor::eventfd::Blocked;
 use scsi::Task;
-use virtqueue::{ChainError, ConfigError, QueueConfig, Segments, SplitQueue};
+use virtqueue::{ChainError, ConfigError, Head, QueueConfig, Segments, SplitQueue};
 use zerocopy::IntoBytes;
 
+use super::Failure;
 use crate::defs::{ResponseHeader, response};
 use crate::stats::Kind;
 
@@ -54,6 +55,8 @@ pub(super) struct Slot {
     pub(super) ended_by: u8,
     pub(super) kind: Kind,
     busy: bool,
+    /// Its chain was walked, and it is about to begin.
+    ready: bool,
 }
 
 impl Slot {
@@ -68,6 +71,7 @@ impl Slot {
             ended_by: response::OK,
             kind: Kind::Other,
             busy: false,
+            ready: false,
         }
     }
 
@@ -80,6 +84,12 @@ impl Slot {
     #[inline]
     pub(super) fn is_busy(&self) -> bool {
         self.busy
+    }
+
+    /// Whether its chain was walked; from now on it is not.
+    #[inline]
+    pub(super) fn begin(&mut self) {
+        self.ready = false;
     }
 
     #[inline]
@@ -122,15 +132,30 @@ impl RequestQueue {
         self.open && self.ring.has_work()
     }
 
+    /// Walks the chain of `head` into its slot, which makes the processor fetch its header.
+    #[inline(always)]
+    pub(super) fn look(&mut self, head: &Head) -> Result<(), Failure> {
+        let index = head.index();
+        let Some(slot) = self.slots.get_mut(usize::from(index)) else {
+            let size = self.ring.size();
+            return Err(Failure::Chain(ChainError::BadHead { head: index, size }));
+        };
+        if slot.busy || slot.ready {
+            return Err(Failure::HeadInUse(index));
+        }
+        self.ring.walk(head, &mut slot.segments).map_err(Failure::Chain)?;
+        slot.ready = true;
+        Ok(())
+    }
+
     /// Answers a chain that is whole but too short to be a request.
     #[cold]
-    pub(super) fn refuse(&mut self, index: u16) -> Result<(), ChainError> {
+    pub(super) fn refuse(&mut self, index: u16) {
         let segments = &self.slots[usize::from(index)].segments;
         let header = ResponseHeader { response: response::FAILURE, ..Default::default() };
         let written = segments.writable().copy_from_slice(0, header.as_bytes());
         segments.mark_written(0, written);
         self.ring.push_used(index, written as u32);
-        Ok(())
     }
 
     /// Calls the guest.

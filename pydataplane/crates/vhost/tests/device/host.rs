@@ -70,6 +70,12 @@ impl Host {
         gate
     }
 
+    pub fn turnstile(&self, name: &str) -> Arc<Turnstile> {
+        let turnstile = Turnstile::new(name);
+        self.registry.register(turnstile.clone()).unwrap();
+        turnstile
+    }
+
     pub fn add(&self, target: u8, bdev: &str) {
         let options = TargetOptions::default();
         assert_eq!(
@@ -220,5 +226,84 @@ impl Channel for GateChannel {
             done.push(Completion { tag: io.tag, result });
         }
         count as u32
+    }
+}
+
+/// A disk whose every I/O is over within `submit`, which waits for the test to let it through: the
+/// reactor stands still meanwhile.
+pub struct Turnstile {
+    name: String,
+    uuid: Uuid,
+    shared: Arc<Mutex<Passes>>,
+}
+
+#[derive(Default)]
+struct Passes {
+    waiting: usize,
+    allowed: usize,
+}
+
+impl Turnstile {
+    fn new(name: &str) -> Arc<Turnstile> {
+        let uuid = Uuid::new_v5(&Uuid::NAMESPACE_OID, name.as_bytes());
+        Arc::new(Turnstile { name: name.into(), uuid, shared: Arc::default() })
+    }
+
+    /// Waits until that many I/Os (one a reactor) stand before it.
+    pub fn wait_for(&self, waiting: usize) {
+        wait_until("an I/O waits", || self.shared.lock().unwrap().waiting == waiting);
+    }
+
+    /// Lets so many more through.
+    pub fn let_through(&self, count: usize) {
+        self.shared.lock().unwrap().allowed += count;
+    }
+}
+
+impl Bdev for Turnstile {
+    fn name(&self) -> &str {
+        &self.name
+    }
+    fn aliases(&self) -> Vec<String> {
+        Vec::new()
+    }
+    fn uuid(&self) -> Uuid {
+        self.uuid
+    }
+    fn product_name(&self) -> &'static str {
+        "Turnstile"
+    }
+    fn geometry(&self) -> Geometry {
+        let block_size = BLOCK as u32;
+        Geometry { block_size, physical_block_size: block_size, num_blocks: BLOCKS }
+    }
+    fn features(&self) -> Features {
+        Features::default()
+    }
+    fn open(&self, _io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
+        Ok(Box::new(TurnstileChannel(self.shared.clone())))
+    }
+    fn driver_specific(&self) -> serde_json::Value {
+        serde_json::Value::Null
+    }
+}
+
+struct TurnstileChannel(Arc<Mutex<Passes>>);
+
+impl Channel for TurnstileChannel {
+    fn submit(&mut self, _io: &Io) -> Submit {
+        self.0.lock().unwrap().waiting += 1;
+        wait_until("it is let through", || {
+            let mut passes = self.0.lock().unwrap();
+            let through = passes.allowed > 0;
+            passes.allowed -= usize::from(through);
+            passes.waiting -= usize::from(through);
+            through
+        });
+        Submit::Done(Ok(()))
+    }
+
+    fn poll(&mut self, _done: &mut Vec<Completion>) -> u32 {
+        0
     }
 }

@@ -102,10 +102,10 @@ fn only_eventfds_are_taken_for_rings() {
     panic!("a peer whose every message is refused stays");
 }
 
-/// Makes `head` available for ever: whenever the device has taken some, there are more.
-fn flood(guest: &Guest, queue: usize, head: u16, stop: &AtomicBool) {
+/// Makes `heads` available for ever, in turn: whenever the device has taken some, there are more.
+fn flood(guest: &Guest, queue: usize, heads: &[u16], stop: &AtomicBool) {
     let rings = Guest::rings_at(queue);
-    for slot in 0..u64::from(SIZE) {
+    for (slot, head) in (0..u64::from(SIZE)).zip(heads.iter().cycle()) {
         guest.write(rings + 0x4004 + 2 * slot, &head.to_le_bytes());
     }
     let avail = guest.memory.range(rings + 0x4000, 4).unwrap();
@@ -115,22 +115,27 @@ fn flood(guest: &Guest, queue: usize, head: u16, stop: &AtomicBool) {
     }
 }
 
-/// Runs `flood` of one chain while the controller is asked to work.
+/// Runs `flood` of chains of the same buffers while the controller is asked to work. In a request
+/// queue each chain has a head of its own, as one that is in flight may not come again.
 fn flooded(queue: usize, buffers: impl FnOnce(&mut Guest) -> Vec<Buffer>) {
     let host = Host::with_disk(1);
     let mut other = bystander(&host);
     let mut guest = Guest::start(&host.socket(), LINUX, 1);
     guest.ready(0);
     let buffers = buffers(&mut guest);
-    let head = guest.chain(queue, &buffers);
+    let heads: Vec<u16> = match queue {
+        0 | 1 => vec![guest.chain(queue, &buffers)],
+        _ => (0..SIZE).map(|_| guest.indirect(queue, &buffers)).collect(),
+    };
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        scope.spawn(|| flood(&guest, queue, head, &stop));
+        scope.spawn(|| flood(&guest, queue, &heads, &stop));
         all_is_well(&host, &mut other);
         all_is_well(&host, &mut other);
         stop.store(true, Ordering::Relaxed);
     });
     assert_eq!(guest.peer.base(queue as u32), u32::from(guest.used_index(queue)));
+    assert!(queue < 2 || host.stats().controller.malformed == 0);
 }
 
 #[test]

@@ -254,6 +254,49 @@ fn the_same_head_twice_stops_the_queue() {
 }
 
 #[test]
+fn the_same_head_twice_in_one_batch_is_served_once() {
+    let host = Host::new(1);
+    let turnstile = host.turnstile("slow");
+    host.add(0, "slow");
+    let mut guest = Guest::start(&host.socket(), LINUX, 1);
+    guest.ready(0);
+    let before = guest.used_index(2);
+    // The reactor is in the first one while the others come.
+    let first = guest.submit(2, flat(0), 1, &rw10(0x28, 0, 1), &[], 512);
+    turnstile.wait_for(1);
+    let second = guest.submit(2, flat(0), 2, &rw10(0x28, 1, 1), &[], 512);
+    guest.offer(2, second.head);
+    turnstile.let_through(2);
+    assert_eq!(guest.finish(&first).status, 0);
+    assert_eq!(guest.finish(&second).status, 0);
+    wait_until("it is counted", || host.stats().controller.malformed == 1);
+    assert_eq!(guest.used_index(2), before.wrapping_add(2), "nothing else came back");
+}
+
+#[test]
+fn what_ended_is_shown_before_the_rest_of_its_batch_ended() {
+    let host = Host::new(1);
+    let turnstile = host.turnstile("slow");
+    host.add(0, "slow");
+    let mut guest = Guest::start(&host.socket(), LINUX, 1);
+    guest.ready(0);
+    let mut submit = |nth| guest.submit(2, flat(0), nth, &rw10(0x28, nth as u32, 1), &[], 512);
+    let first = submit(0);
+    turnstile.wait_for(1);
+    // One batch, because the reactor is in the first one; it stays in the last of these.
+    let rest: Vec<_> = (1..=20).map(&mut submit).collect();
+    turnstile.let_through(20);
+    assert_eq!(guest.finish(&first).status, 0);
+    for request in &rest[..16] {
+        assert_eq!(guest.finish(request).status, 0);
+    }
+    turnstile.let_through(1);
+    for request in &rest[16..] {
+        assert_eq!(guest.finish(request).status, 0);
+    }
+}
+
+#[test]
 fn many_requests_in_flight_on_several_queues_and_reactors() {
     let host = Host::new(2);
     let gate = host.gate("gate");
