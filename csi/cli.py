@@ -25,7 +25,7 @@ from csi.metrics import Metrics, VolumeCollector
 from csi.node import Node
 from csi.proto import csi_pb2, pluginregistration_pb2
 from csi.registration import Registration
-from csi.server import handlers, serve_until, wait
+from csi.server import Ending, handlers, serve_until
 from csi.vhostface import VhostFace
 from csi.volumes import OwnedVolumes
 from csi.waiting import WaitingClaims
@@ -119,6 +119,7 @@ def main(
     answered; mounted volumes do not notice.
     """
     set_up(log_level, as_json=log_json or not sys.stderr.isatty())
+    ending = Ending()
     client = Client(target_socket)
     volumes = OwnedVolumes(client, node_id)
     locks, metrics = VolumeLocks(), Metrics()
@@ -160,7 +161,7 @@ def main(
         except (HostError, OSError, ValueError) as error:
             raise click.ClickException(str(error)) from error
         log.info("serving", target=str(target_socket))
-        log.info("stopping", reason=wait().name)
+        log.info("stopping", reason=ending.wait().name)
 
 
 def _cluster(kubeconfig: Path | None) -> Cluster:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import grpc
@@ -123,16 +122,21 @@ def serve_until(running: ExitStack, path: Path, services: Iterable[grpc.GenericR
     running.callback(lambda: server.stop(GRACE_S).wait())
 
 
-def wait() -> signal.Signals:
-    """Waits for SIGTERM or SIGINT and returns it."""
-    told = threading.Event()
-    found = [signal.SIGTERM]
+class Ending:
+    """SIGTERM and SIGINT, noted from the moment that this is made, in the main thread.
 
-    def note(number: int, _: FrameType | None) -> None:
-        found[0] = signal.Signals(number)
-        told.set()
+    The interpreter itself writes their numbers to a pipe, so it matters neither which thread a
+    signal finds nor what the main thread was about to do.
+    """
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, note)
-    told.wait()
-    return found[0]
+    def __init__(self) -> None:
+        """Takes both signals."""
+        self._pipe, into = os.pipe()
+        os.set_blocking(into, False)
+        signal.set_wakeup_fd(into)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda _number, _frame: None)
+
+    def wait(self) -> signal.Signals:
+        """Waits for one of them, or returns the one that came already."""
+        return signal.Signals(os.read(self._pipe, 1)[0])

@@ -17,7 +17,7 @@ from csi.kubevirt.domainhook import FOLDER, Callbacks, DomainHook, Folder, Info
 from csi.logs import LEVELS, set_up
 from csi.metrics import Metrics
 from csi.proto import kubevirt_callbacks_pb2, kubevirt_info_pb2, kubevirt_plugin_pb2
-from csi.server import handlers, serve_until, wait
+from csi.server import Ending, handlers, serve_until
 
 LEGACY_SOCKET = "virtlun.sock"
 
@@ -58,6 +58,7 @@ def main(
     if (plugin_socket is None) == (hook_folder is None):
         raise click.UsageError("give one of --plugin-socket and --hook-folder")
     set_up(log_level, as_json=log_json or not sys.stderr.isatty())
+    ending = Ending()
     metrics, place = Metrics(), Folder(folder)
     services: list[grpc.GenericRpcHandler] = []
     if plugin_socket is not None:
@@ -78,7 +79,7 @@ def main(
             raise click.ClickException(str(error)) from error
         log = structlog.get_logger().bind(socket=str(socket), folder=str(folder))
         log.info("serving")
-        log.info("stopping", reason=wait().name)
+        log.info("stopping", reason=ending.wait().name)
 
 
 def _end() -> None:
