@@ -27,6 +27,9 @@ MOMENTS = ("asked", "begun")
 ASKED_S = 2.0
 CONVERGE_S = 120.0
 
+#: A guest boots in software, on a machine that others may keep busy.
+pytestmark = pytest.mark.timeout(900)
+
 
 @pytest.fixture(autouse=True)
 def clean(kubevirt: KubeVirt) -> Iterator[None]:
@@ -83,7 +86,7 @@ def test_killed_while_it_hands_a_claim_over(kubevirt: KubeVirt, moment: str) -> 
 
     with machine(kubevirt) as vm:
         vm.create()
-        crash(deployment, moment, hook, lambda: census.census(deployment).parked)
+        crash(deployment, moment, hook, lambda: census.parked(deployment))
         boots(vm)
         end(vm)
 
@@ -146,7 +149,7 @@ def test_killed_while_disks_come_and_go(kubevirt: KubeVirt) -> None:
     cluster, deployment = kubevirt.cluster, kubevirt.deployment
 
     def two_luns() -> bool:
-        return len(census.census(deployment).luns) == 2
+        return len(census.luns(deployment)) == 2
 
     with machine(kubevirt) as vm, cluster.applied(claim("data")):
         agent = vm.start()

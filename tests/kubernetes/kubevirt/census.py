@@ -31,8 +31,8 @@ NOTHING = MachineCensus((), (), (), (), (), (), ())
 
 def census(deployment: Deployment) -> MachineCensus:
     """Counts it."""
-    client, cluster = deployment.client, deployment.cluster
-    controllers = client.call("vhost_get_controllers")
+    cluster = deployment.cluster
+    controllers = deployment.client.call("vhost_get_controllers")
     kinds = ("pvc", "vmvolumes.virtlun.dev", "virtualmachineinstances", "pod")
     objects: dict[str, list[dict[str, Any]]] = {}
     for kind in kinds:
@@ -49,22 +49,31 @@ def census(deployment: Deployment) -> MachineCensus:
     folder = deployment.run_dir / "vhost"
     return MachineCensus(
         controllers=tuple(sorted(str(one["ctrlr"]) for one in controllers)),
-        luns=tuple(
-            sorted(
-                str(lun["bdev_name"])
-                for one in controllers
-                for target in one["backend_specific"]["scsi"]
-                for lun in target["luns"]
-            )
-        ),
+        luns=luns(deployment),
         folders=tuple(sorted(path.name for path in folder.iterdir())),
-        parked=tuple(
-            str(one["bdev_name"]) for one in client.call("virtlun_export_list") if one["parked"]
-        ),
+        parked=parked(deployment),
         vm_volumes=_names(objects["vmvolumes.virtlun.dev"]),
         instances=_names(objects["virtualmachineinstances"]),
         finalizers=tuple(sorted(held)),
     )
+
+
+def luns(deployment: Deployment) -> tuple[str, ...]:
+    """Returns the volumes that are LUNs, as the target says at this moment."""
+    return tuple(
+        sorted(
+            str(lun["bdev_name"])
+            for one in deployment.client.call("vhost_get_controllers")
+            for target in one["backend_specific"]["scsi"]
+            for lun in target["luns"]
+        )
+    )
+
+
+def parked(deployment: Deployment) -> tuple[str, ...]:
+    """Returns the volumes whose exports are parked, as the target says at this moment."""
+    found = deployment.client.call("virtlun_export_list")
+    return tuple(sorted(str(one["bdev_name"]) for one in found if one["parked"]))
 
 
 def wait_nothing(deployment: Deployment, deadline_s: float = 60.0) -> None:

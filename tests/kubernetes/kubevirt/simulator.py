@@ -282,7 +282,7 @@ class Machine:
             inside = Path(volume["hostDisk"]["path"])
             folder = self.compute.mounted[str(inside.parent)]
             file = shlex.quote(str(folder / inside.name))
-            free = f"$(($(stat -f -c '%a * %S' {shlex.quote(str(folder))})))"
+            free = f"$(($(stat -f -c '%a * %S' {shlex.quote(str(folder))}) >> 20))M"
             owner = f"{objects.NON_ROOT}:{objects.NON_ROOT}"
             script = f"[ -e {file} ] || truncate -s {free} {file}; chown {owner} {file}"
             self.kubevirt.deployment.box.run("sh", "-ec", script)
