@@ -231,6 +231,21 @@ def test_capacity_objects_tell_what_is_free(cluster: Cluster, deployment: Deploy
         )
 
 
+def test_a_claim_bound_at_once_for_which_there_is_no_room_says_so_and_gets_it_later(
+    cluster: Cluster, deployment: Deployment
+) -> None:
+    """By itself the provisioner passes over it in silence, for 15 minutes."""
+    most = deployment.volumes.lvstore(LVSTORE).free // MIB - 128
+    said = f"waiting for a node with {512 * MIB} bytes free in lvstore {LVSTORE}"
+    with cluster.applied(claim("most", "virtlun-block", f"{most}Mi")):
+        cluster.wait_phase("pvc/most", "Bound")
+        cluster.apply(claim("waits", "virtlun-block", "512Mi"))
+        wait_for(lambda: said in events(cluster, "waits"), f"an event with: {said}", seconds=60)
+        assert cluster.get("pvc", "waits")["status"]["phase"] == "Pending"
+        cluster.delete("pvc", "most")
+        cluster.wait_phase("pvc/waits", "Bound")
+
+
 def quantity(text: str) -> int:
     """Returns a Kubernetes quantity of bytes, with a binary suffix or none."""
     units = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
