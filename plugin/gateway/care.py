@@ -2,7 +2,8 @@
 
 At the start, after libvirtd came back, and every `reconcile_s` seconds all is looked at. Between
 that, libvirtd's own events say which domain stopped; its controller is released, as the hook does
-where that is installed.
+where that is installed. They also say which came from another host, with a definition that has the
+controller's socket where it is there.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import structlog
 from plugin.errors import TranslateError
 from plugin.gateway.errors import GatewayError
 from plugin.gateway.messages import Domain
-from plugin.gateway.reconcile import Reconciler, put_right
+from plugin.gateway.reconcile import Reconciler, move_socket, put_right
 from plugin.gateway.recovery import settle_left
 from plugin.gateway.wire import WireError
 from plugin.gateway.xdr import Reader
@@ -32,8 +33,9 @@ LEAVE_S = 0.2
 LEAVE_TRIES = 25
 """How often, and how many seconds apart, a stopped domain's QEMU is given to let go."""
 
+_DEFINED = 0
 _STOPPED = {5, 6, 8}
-"""VIR_DOMAIN_EVENT_STOPPED, _SHUTDOWN, _CRASHED."""
+"""VIR_DOMAIN_EVENT_DEFINED, _STOPPED, _SHUTDOWN, _CRASHED."""
 
 _log = structlog.get_logger(__name__)
 
@@ -45,6 +47,7 @@ class Care:
         self._gateway = gateway
         self._reconciler = Reconciler(gateway)
         self._stopped: dict[bytes, tuple[Domain, int]] = {}
+        self._defined: dict[bytes, Domain] = {}
         self._wake = asyncio.Event()
 
     def happened(self, payload: bytes) -> None:
@@ -58,7 +61,9 @@ class Care:
             return
         if event in _STOPPED:
             self._stopped[dom.uuid] = (dom, LEAVE_TRIES)
-            self._wake.set()
+        elif event == _DEFINED:
+            self._defined[dom.uuid] = dom
+        self._wake.set()
 
     def lost(self) -> None:
         """Is told that libvirtd closed the connection: all is to be looked at again."""
@@ -92,8 +97,18 @@ class Care:
                 async with asyncio.timeout(min(LEAVE_S, remaining) if self._stopped else remaining):
                     await self._wake.wait()
             self._wake.clear()
+            while self._defined:
+                await self._move_socket(self._defined.popitem()[1])
             for dom, tries in list(self._stopped.values()):
                 await self._release(dom, tries)
+
+    async def _move_socket(self, dom: Domain) -> None:
+        """Puts right where a definition that came from another host has the controller's socket."""
+        try:
+            async with self._gateway.locks.hold(f"domain:{dom.uuid.hex()}"):
+                await move_socket(self._gateway, dom)
+        except (GatewayError, TranslateError) as error:
+            _log.warning("definition not looked at", domain=dom.name, error=str(error))
 
     async def _release(self, dom: Domain, tries: int) -> None:
         """Releases a stopped domain's controller, now or in one of the next rounds."""

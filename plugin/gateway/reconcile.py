@@ -16,6 +16,7 @@ from plugin import translate
 from plugin.errors import TranslateError
 from plugin.gateway import records
 from plugin.gateway.errors import Code, GatewayError, UpstreamError
+from plugin.gateway.upstream import XML_INACTIVE, XML_SECURE
 from plugin.translate import CONTROLLER_PREFIX, controller_name
 
 if TYPE_CHECKING:
@@ -115,3 +116,29 @@ async def put_right(gateway: Gateway, dom: Domain) -> bool:
     if added:
         _log.info("LUNs put right", domain=dom.name, devs=[lun.dev for lun in added])
     return True
+
+
+async def move_socket(gateway: Gateway, dom: Domain) -> None:
+    """Gives a persistent definition this host's socket; the caller holds the domain's lock.
+
+    libvirt brings the definition of a migrated domain along as it was.
+
+    Raises:
+        GatewayError, TranslateError: it cannot be done.
+    """
+    admin = await gateway.admin()
+    try:
+        if not await admin.persistent(dom):
+            return
+        xml = await admin.xml(dom, XML_INACTIVE | XML_SECURE)
+    except UpstreamError as error:
+        if error.code == Code.NO_DOMAIN:
+            return
+        raise
+    plan = translate.plan(xml)
+    if plan is None:
+        return
+    moved = translate.define(xml, gateway.settings, new_uuid=UUID(bytes=dom.uuid), current_xml=xml)
+    if moved.plan is not None and moved.plan.socket != plan.socket:
+        await admin.define(moved.xml)
+        _log.info("the controller's socket put right in a definition", domain=dom.name)

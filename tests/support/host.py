@@ -26,7 +26,7 @@ from tests.guest.image import Image, build
 from tests.support.agent import Agent, GuestError
 from tests.support.domain import domain_xml, publish
 from tests.support.gateway import listens
-from tests.support.libvirtd import Libvirtd, virsh
+from tests.support.libvirtd import HOST_UUID, Libvirtd, virsh
 
 GATEWAY_DEADLINE_S = 30.0
 
@@ -61,8 +61,13 @@ class Host:
     `keep` keeps the directory (its logs) where the body failed. Needs root.
     """
 
-    def __init__(self, scratch: Path | None = None, *, keep: bool = False) -> None:
-        """Starts libvirtd, the target with an empty file-backed lvstore `lvs0`, and the gateway."""
+    def __init__(
+        self, scratch: Path | None = None, *, keep: bool = False, host_uuid: str = HOST_UUID
+    ) -> None:
+        """Starts libvirtd, the target with an empty file-backed lvstore `lvs0`, and the gateway.
+
+        Two hosts between which guests migrate need two `host_uuid`.
+        """
         self.scratch = scratch or scratch_directory()
         self.keep = keep
         self.paths = supervise.TargetPaths(
@@ -76,7 +81,7 @@ class Host:
         self.config = self.scratch / "virtlun.toml"
         self.image: Image = publish(build(), self.scratch)
         self._gateway: subprocess.Popen[bytes] | None = None
-        self.libvirtd = Libvirtd(self.scratch / "l")
+        self.libvirtd = Libvirtd(self.scratch / "l", host_uuid=host_uuid)
         try:
             self.config.write_text(
                 CONFIG.format(

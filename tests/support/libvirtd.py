@@ -50,6 +50,9 @@ security_driver = "none"
 """
 
 
+HOST_UUID = "c0ffee00-0000-4000-8000-000000000001"
+
+
 class LibvirtdError(Exception):
     """libvirtd did not start; the text ends with its log."""
 
@@ -65,7 +68,7 @@ class Libvirtd:
         scratch: Path,
         *,
         config: str = "",
-        host_uuid: str = "c0ffee00-0000-4000-8000-000000000001",
+        host_uuid: str = HOST_UUID,
     ) -> None:
         """Makes the namespace and starts libvirtd; `config` is added to libvirtd.conf."""
         self.scratch = scratch

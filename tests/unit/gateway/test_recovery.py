@@ -301,3 +301,20 @@ def test_what_the_target_lost_comes_back(tmp_path: Path) -> None:
         assert devs(dom.live) == {"sdb"}
 
     play(tmp_path, body, reconcile=True, reconcile_s=1)
+
+
+def test_a_definition_from_another_host_gets_this_hosts_socket(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(running=False, disks=disk())
+        assert dom.config is not None
+        dom.config = dom.config.replace("/run/virtlun/vhost/", "/somewhere/else/")
+        await until(lambda: world.gateway._admin is not None)
+        await world.libvirtd.event(Proc.CALLBACK_LIFECYCLE, lifecycle(dom.ref, 0))
+        await until(lambda: "/run/virtlun/vhost/" in (dom.config or ""))
+        assert devs(dom.config) == {"sdb"} and "/somewhere/else/" not in dom.config
+        defined = world.libvirtd.calls().count(Proc.DEFINE_XML)
+        await world.libvirtd.event(Proc.CALLBACK_LIFECYCLE, lifecycle(dom.ref, 0))
+        await asyncio.sleep(0.2)
+        assert world.libvirtd.calls().count(Proc.DEFINE_XML) == defined == 1
+
+    play(tmp_path, body, reconcile=True)

@@ -1,0 +1,157 @@
+"""A running guest moves between two hosts, each with a libvirtd, a target and a gateway of its own.
+
+The hosts' folders differ, so the destination's gateway has to move the controller's socket. Volumes
+are not carried over: both hosts have one of the same name and UUID, with the same content.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.support.host import Host
+from tests.support.libvirtd import VirshError, virsh
+
+pytestmark = [pytest.mark.root, pytest.mark.vm]
+
+NAME = "moving"
+MIB = 1 << 20
+UUID = "5e1f0000-1111-4222-8333-444455556666"
+DISK = (
+    "<disk type='file' device='disk'><source file='/dev/virtlun/lvs0/moving'/>"
+    "<target dev='sda' bus='scsi'/></disk>"
+)
+
+
+@dataclass
+class Pair:
+    """The two hosts, and which one has the guest."""
+
+    source: Host
+    destination: Host
+    home: Host
+    """Where it was defined."""
+
+    def migrate(self, *words: str) -> str:
+        """Migrates with plain virsh through both gateways; returns what it says."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        said = self.source.virsh(
+            *("migrate", NAME, self.destination.uri, "--live", "--migrateuri"),
+            *(f"tcp://127.0.0.1:{port}", *words),
+            deadline_s=240,
+        )
+        self.source, self.destination = self.destination, self.source
+        return said
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    """Both hosts, with the same volume; the guest runs on the first."""
+    ids = [f"c0ffee00-0000-4000-8000-00000000000{n}" for n in (2, 3)]
+    with Host(keep=True, host_uuid=ids[0]) as first, Host(keep=True, host_uuid=ids[1]) as second:
+        for host in (first, second):
+            host.volumes.create("lvs0/moving", 16 * MIB, uuid=UUID)
+        first.define(NAME, devices=DISK)
+        first.virsh("start", NAME)
+        agent = first.agent(NAME)
+        agent.wait_for("[ -b /dev/sda ]")
+        agent.run(
+            "(while true; do dd if=/dev/sda of=/dev/null bs=1M count=4 iflag=direct 2>/dev/null;"
+            " read=$?; disks=$(ls /sys/block | grep '^sd' | tr '\\n' ' ');"
+            ' echo "beat [$disks] errors=$(dmesg | grep -c I/O.error) read=$read" > /dev/ttyS0;'
+            " sleep 0.2; done) > /dev/null 2>&1 &"
+        )
+        agent.close()
+        yield Pair(first, second, first)
+
+
+def controllers(host: Host) -> list[str]:
+    return [item["ctrlr"] for item in host.client.call("vhost_get_controllers")]
+
+
+def beat(pair: Pair) -> tuple[set[str], int]:
+    """Returns the disks and the count of I/O errors of the guest's next report.
+
+    It writes them to its console's log, which both QEMUs append to: its other serial port ends
+    with the QEMU that it began in.
+    """
+    log = pair.home.scratch / f"{NAME}-console.log"
+    seen = log.stat().st_size
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        said = log.read_bytes()[seen:].decode(errors="replace")
+        found = re.findall(r"beat \[([^\]]*)\] errors=(\d+) read=0\b", said)
+        if len(found) > 1:  # the first may be of before the call
+            return set(found[-1][0].split()), int(found[-1][1])
+        time.sleep(0.1)
+    raise AssertionError(f"the guest stands still:\n{said[-1000:]}")
+
+
+def check(pair: Pair) -> None:
+    """Checks that the guest runs where it should, with its disk, and left nothing behind."""
+    here, there = pair.source, pair.destination
+    assert here.virsh("domstate", NAME) == "running"
+    assert len(controllers(here)) == 1
+    end = time.monotonic() + 30
+    while controllers(there):
+        assert time.monotonic() < end, "the controller is left where the guest was"
+        time.sleep(0.1)
+    inside = here.virsh_direct("dumpxml", NAME)
+    assert str(here.paths.vhost_dir) in inside, "the socket of this host"
+    shown = here.virsh("dumpxml", NAME)
+    assert not re.search("vhostuser|virtlun.dev", shown)
+    assert "/dev/virtlun/lvs0/moving" in shown
+    assert beat(pair) == ({"sda"}, 0)
+
+
+def test_there_and_back_with_the_clients_own_xml(pair: Pair) -> None:
+    check(pair)
+    pair.migrate()
+    check(pair)
+    # As Nova does: XML from what dumpxml shows, with a change of its own.
+    path = pair.home.scratch / "there.xml"
+    xml = pair.source.virsh("dumpxml", "--migratable", NAME)
+    path.write_text(xml.replace("<on_crash>destroy", "<on_crash>restart"))
+    pair.migrate("--xml", str(path))
+    check(pair)
+    assert "<on_crash>restart" in pair.source.virsh("dumpxml", NAME)
+
+
+def test_a_guest_whose_volume_is_missing_there_stays(pair: Pair) -> None:
+    host = pair.source
+    host.volumes.create("lvs0/late", 8 * MIB)
+    host.virsh("attach-disk", NAME, "/dev/virtlun/lvs0/late", "sdb", "--live")
+    while len(beat(pair)[0]) != 2:
+        pass
+    with pytest.raises(VirshError, match="lvs0/late"):
+        pair.migrate()
+    assert controllers(pair.destination) == [], "what was made for a guest that does not come"
+    assert host.virsh("domstate", NAME) == "running"
+    host.virsh("detach-disk", NAME, "sdb", "--live")
+    while len(beat(pair)[0]) != 1:
+        pass
+    check(pair)
+
+
+def test_the_definition_goes_with_it(pair: Pair) -> None:
+    pair.migrate("--persistent", "--undefinesource")
+    check(pair)
+    listed = pair.source.virsh("domblklist", NAME, "--inactive").split()
+    assert listed == ["sda", "/dev/virtlun/lvs0/moving"]
+    assert virsh(pair.destination.uri, "list", "--all", "--name") == ""
+    host = pair.source
+    end = time.monotonic() + 30
+    while str(host.paths.vhost_dir) not in host.virsh_direct("dumpxml", NAME, "--inactive"):
+        assert time.monotonic() < end, "the socket of the other host"
+        time.sleep(0.1)
+    host.virsh("destroy", NAME)
+    host.virsh("start", NAME)
+    assert host.virsh("domstate", NAME) == "running"
+    host.virsh("destroy", NAME)
