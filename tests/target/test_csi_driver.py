@@ -161,7 +161,7 @@ def test_a_virtual_machine_gets_a_socket_that_outlives_a_restart_of_the_target(
     _connect(folder / "vhost.sock")
     (controller,) = driver.target.rpc("vhost_get_controllers")
     (target,) = controller["backend_specific"]["scsi"]
-    assert target["luns"] == [{"id": 0, "bdev_name": handle}]
+    assert [(lun["id"], lun["bdev_name"]) for lun in target["luns"]] == [(0, handle)]
     code, message = driver.refuses(
         pb.NodeUnstageVolumeRequest(volume_id=handle, staging_target_path="/nowhere")
     )
