@@ -21,6 +21,9 @@ pub const MAX_BATCH: usize = 1024;
 pub struct Flags {
     /// Changes the configuration: one at a time, and recorded.
     pub mutating: bool,
+    /// May take as long as a disk takes to be written: the others do not wait for it, and it has its
+    /// turn when its change is recorded. It keeps its own order with what it must not meet.
+    pub long: bool,
     /// Can be called before initialisation.
     pub startup: bool,
     /// Can be called after initialisation.
@@ -29,13 +32,15 @@ pub struct Flags {
 
 impl Flags {
     /// Looks only; after initialisation.
-    pub const READ: Flags = Flags { mutating: false, startup: false, runtime: true };
+    pub const READ: Flags = Flags { mutating: false, long: false, startup: false, runtime: true };
     /// Changes the configuration; after initialisation.
     pub const WRITE: Flags = Flags { mutating: true, ..Flags::READ };
+    /// As [`Flags::WRITE`], but others do not wait for it.
+    pub const LONG_WRITE: Flags = Flags { long: true, ..Flags::WRITE };
     /// Changes no configuration; at any time.
     pub const ALWAYS: Flags = Flags { startup: true, ..Flags::READ };
     /// Only before initialisation.
-    pub const STARTUP: Flags = Flags { startup: true, runtime: false, mutating: false };
+    pub const STARTUP: Flags = Flags { startup: true, runtime: false, ..Flags::READ };
 }
 
 /// Where the daemon is in its life.
@@ -242,10 +247,12 @@ impl Methods {
         if !method.flags.mutating {
             return run(name, method, params);
         }
-        let _serial = self.serial.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = || self.serial.lock().unwrap_or_else(PoisonError::into_inner);
+        let serial = (!method.flags.long).then(turn);
         let started = Instant::now();
         let shown = params.to_string();
         let outcome = run(name, method, params);
+        let _serial = serial.unwrap_or_else(turn);
         let committed = (self.commit)();
         let outcome = outcome.and_then(|result| committed.map(|()| result));
         let micros = started.elapsed().as_micros() as u64;

@@ -228,6 +228,24 @@ fn a_client_that_waits_for_a_method_holds_up_nobody() {
 }
 
 #[test]
+fn a_change_that_takes_long_holds_up_no_other_and_is_recorded_in_turn() {
+    let (go, wait) = mpsc::channel::<()>();
+    let wait = Mutex::new(wait);
+    let f = Fixture::with(|methods| {
+        methods.add("long", "Waits.", Flags::LONG_WRITE, move |_: NoParams| {
+            wait.lock().unwrap().recv().map_err(|e| Error::internal(e.to_string()))
+        });
+    });
+    let (mut one, mut other) = (f.connect(), f.connect());
+    one.send(r#"{"method":"long","id":1}"#);
+    assert_eq!(other.call(json!({"method":"change","id":2}))["result"], json!(true));
+    assert_eq!(f.commits.load(Ordering::SeqCst), 1);
+    go.send(()).unwrap();
+    assert_eq!(one.reply()["result"], Value::Null);
+    assert_eq!(f.commits.load(Ordering::SeqCst), 2);
+}
+
+#[test]
 fn one_client_too_many_is_told_so() {
     let f = Fixture::new();
     let mut clients: Vec<_> = (0..rpc::server::MAX_CONNECTIONS).map(|_| f.connect()).collect();

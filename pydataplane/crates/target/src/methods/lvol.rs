@@ -313,7 +313,7 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
         .add(
             "bdev_lvol_create",
             "Create an lvol and return its UUID, which is the name of its bdev.",
-            Flags::WRITE,
+            Flags::LONG_WRITE,
             move |p: CreateLvol| create_lvol(&a, p),
         )
         .errors(&[Errno::NoDev, Errno::Exist, Errno::NoSpc, Errno::Inval, Errno::Io]);
@@ -331,7 +331,7 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
         .add(
             "bdev_lvol_resize",
             "Grow or shrink an lvol, in use or not.",
-            Flags::WRITE,
+            Flags::LONG_WRITE,
             move |p: Resize| {
                 let size = mib_to_bytes(p.size_in_mib)?;
                 a.lvstores.resize_lvol(&p.name, size).map(|_| true).map_err(errors::lvol)
