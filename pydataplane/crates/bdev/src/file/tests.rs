@@ -315,6 +315,38 @@ impl Drop for Loop {
     }
 }
 
+impl Loop {
+    /// Flushes that the device has had (Documentation/block/stat.rst, field 16).
+    fn flushes(&self) -> u64 {
+        let name = self.0.file_name().unwrap().to_str().unwrap();
+        let stat = std::fs::read_to_string(format!("/sys/block/{name}/stat")).unwrap();
+        stat.split_whitespace().nth(15).unwrap().parse().unwrap()
+    }
+}
+
+#[test]
+fn flush_and_fua_reach_the_device_and_a_plain_write_does_not_wait_for_it() {
+    let dir = &dirs()[0];
+    let device = Loop::over(&file(dir, 1 << 20));
+    let d = FileBdev::create(options(&device.0, 512)).unwrap();
+    assert!(d.features().fua && d.features().volatile_cache);
+    let io = IoContext::new().unwrap();
+    let mut c = d.open(&io).unwrap();
+    let buf = guestmem::Bounce::new();
+    let mut run = |op, fua| {
+        let sg = if op == Op::Write { buf.sg(4096).unwrap() } else { guestmem::Sg::EMPTY };
+        let before = device.flushes();
+        assert_eq!(c.submit(&Io { op, fua, lba: 8, blocks: 8, sg, tag: 1 }), Submit::Pending);
+        assert_eq!(wait(&io, &mut *c).result, Ok(()));
+        device.flushes() - before
+    };
+    assert_eq!(run(Op::Write, false), 0);
+    assert_eq!(run(Op::Flush, false), 1);
+    assert_eq!(run(Op::Write, true), 1);
+    assert_eq!(run(Op::WriteZeroes, false), 0);
+    assert_eq!(run(Op::WriteZeroes, true), 1);
+}
+
 #[test]
 fn a_short_lock_on_a_block_device_is_waited_for_and_a_long_one_named() {
     let dir = &dirs()[0];
