@@ -1,4 +1,4 @@
-"""What the watches have told: the VmVolumes of the cluster, and the machines of this node.
+"""What is known without asking: VmVolumes of the cluster, machines of this node, claims in use.
 
 A change that this program made itself is put here from the server's answer; the watch tells of it
 again, which is then no news.
@@ -7,16 +7,17 @@ again, which is then no news.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from csi.kubevirt.vmvolume import VmVolume
-from csi.objects import Vmi
+from csi.objects import Claim, Vmi
 
 Name = tuple[str, str]
 """Namespace and name."""
 
 
 class Cache:
-    """The latest of each object; of the size of the number of VmVolumes and of machines here."""
+    """The latest of each object; of the size of VmVolumes, their claims, and machines here."""
 
     def __init__(self) -> None:
         """Begins empty."""
@@ -25,6 +26,8 @@ class Cache:
         self._of_claim: dict[Name, set[Name]] = {}
         self._of_machine: dict[Name, set[Name]] = {}
         self._machines: dict[Name, Vmi] = {}
+        self._claims: dict[Name, Claim | None] = {}
+        self._claim_changes = 0
 
     # VmVolumes
 
@@ -78,6 +81,32 @@ class Cache:
             keys.discard(volume.key)
             if not keys:
                 index.pop(name, None)
+        if volume.claim_key not in self._of_claim:
+            self._claims.pop(volume.claim_key, None)
+
+    # Claims that VmVolumes name
+
+    def claim(self, name: Name, ask: Callable[[], Claim | None]) -> Claim | None:
+        """Returns a claim: what `ask` returned since its last change, else what it returns now."""
+        with self._mutex:
+            if name in self._claims:
+                return self._claims[name]
+            changes = self._claim_changes
+        found = ask()
+        with self._mutex:
+            if changes == self._claim_changes and name in self._of_claim:
+                self._claims[name] = found
+        return found
+
+    def drop_claim(self, name: Name, version: str | None = None) -> bool:
+        """Forgets a claim, which changed; False if it is of this version, and so no news."""
+        with self._mutex:
+            known = self._claims.get(name)
+            if known is not None and known.resource_version == version:
+                return False
+            self._claims.pop(name, None)
+            self._claim_changes += 1
+            return True
 
     # Machines of this node
 

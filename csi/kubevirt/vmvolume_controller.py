@@ -2,7 +2,7 @@
 
     VmVolumes (all) ----------+
     machines of this node ----+--> cache, queue of keys --> Reconciler --> API server, target
-    claims (all, not kept) ---+
+    claims (all; few kept) ---+
 
 It is level-triggered: a key in the queue says only that something may be different. Nothing is
 done before VmVolumes and machines are known, so a controller that starts anew takes nothing away.
@@ -152,6 +152,9 @@ class VmVolumeController:
 
     def _claim_changed(self, change: Change) -> None:
         name = _name(change.object)
+        version = change.object["metadata"].get("resourceVersion")
+        if not self._cache.drop_claim(name, version if change.what == "present" else None):
+            return
         users = self._cache.of_claim(name)
         for volume in users:
             self._queue.put(Key("volume", volume.key))

@@ -97,7 +97,7 @@ class Attach:
 
 @dataclass(frozen=True)
 class Detach:
-    """Take the LUN away; `forced` while the guest has it in use, which is told."""
+    """Take the LUN away; `forced` while the guest has, or may have, it in use, which is told."""
 
     pod: str
     handle: str
@@ -194,22 +194,37 @@ def _delete(seen: Seen, deleted_at: float) -> Decision:
     if volume.spec.release_timeout_seconds:
         end += 1  # the server's time is rounded down
     for pod, lun in _ours(seen):
-        in_use = seen.here and lun.removal_prevented
-        if in_use and seen.now < end:
-            return Decision(
-                say=Say(
-                    "Releasing",
-                    "InUse",
-                    f"the guest has the disk in use (target {lun.target}): unmount it there; "
-                    f"{volume.spec.release_timeout_seconds} s after the deletion it is taken away "
-                    "by force",
-                    seen.node,
-                    lun=(pod, lun),
-                ),
-                again_s=min(_between((seen.now - deleted_at) / 10, RELEASE_POLL_S), end - seen.now),
+        why = _use(seen, pod, lun)
+        if why and seen.now < end:
+            text = (
+                f"{why} (target {lun.target}): unmount it there; "
+                f"{volume.spec.release_timeout_seconds} s after the deletion it is taken away by "
+                "force"
             )
-        return Decision(actions=(Detach(pod, lun.volume, forced=in_use),))
+            wait = _between((seen.now - deleted_at) / 10, RELEASE_POLL_S)
+            return Decision(
+                say=Say("Releasing", "InUse", text, seen.node, lun=(pod, lun)),
+                again_s=min(wait, end - seen.now),
+            )
+        return Decision(actions=(Detach(pod, lun.volume, forced=bool(why)),))
     return Decision(actions=(LetGoOfClaim(), LetGo()))
+
+
+def _use(seen: Seen, pod: str, lun: Lun) -> str:
+    """Returns why the guest's release of a disk is to be waited for, if it is.
+
+    What the guest said of its use is lost when the target restarts, as is that it saw the disk. A
+    guest does not say it again, so in doubt it is waited for, too.
+    """
+    status = seen.volume.status
+    if not seen.here:
+        return ""
+    if lun.removal_prevented:
+        return "the guest has the disk in use"
+    forgot = lun.guest_seen_at is None and status.guest_seen_at and status.tells_of(pod, lun)
+    if lun.removable and forgot:
+        return "the target restarted and cannot tell whether the guest has the disk in use"
+    return ""
 
 
 def _without_machine(seen: Seen) -> Decision:

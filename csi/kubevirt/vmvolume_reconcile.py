@@ -51,7 +51,6 @@ class Work:
     since: float
     """When the change came that it is looked at for, epoch seconds."""
     claim: Claim | None = None
-    claim_known: bool = False
     refused: str = ""
     not_grown: str = ""
 
@@ -114,7 +113,7 @@ class Reconciler:
                 if decision.say is not None:
                     self._say(work, decision.say)
             except ConflictError:
-                work.claim_known = False
+                self._cache.drop_claim(work.volume.claim_key)
                 try:
                     found = self._cluster.get(VM_VOLUME, work.volume.name, work.volume.namespace)
                 except NotFoundError:
@@ -175,12 +174,16 @@ class Reconciler:
             return None
 
     def _claim(self, work: Work) -> Claim | None:
-        if not work.claim_known:
+        """Returns the VmVolume's claim, and asks for it only after a change."""
+        name = work.volume.claim_key
+
+        def ask() -> Claim | None:
             try:
-                work.claim = self._cluster.claim(*work.volume.claim_key)
+                return self._cluster.claim(*name)
             except NotFoundError:
-                work.claim = None
-            work.claim_known = True
+                return None
+
+        work.claim = self._cache.claim(name, ask)
         return work.claim
 
     def _class(self, name: str | None) -> StorageClass | None:
@@ -242,7 +245,9 @@ class Reconciler:
                 assert claim is not None
                 wanted = [*claim.finalizers, FINALIZER]
                 found = self._cluster.set_finalizers(CLAIM, claim.object, wanted)
-                work.claim = Claim.of(found, claim.volume)
+                held = Claim.of(found, claim.volume)
+                self._cache.drop_claim(volume.claim_key)
+                work.claim = self._cache.claim(volume.claim_key, lambda: held)
             case step.Hold():
                 wanted = [*(volume.object["metadata"].get("finalizers") or ()), FINALIZER]
                 found = self._cluster.set_finalizers(VM_VOLUME, volume.object, wanted)
@@ -259,7 +264,7 @@ class Reconciler:
                     self._cluster.set_finalizer(
                         CLAIM, name, volume.namespace, FINALIZER, present=False
                     )
-                work.claim_known = False
+                self._cache.drop_claim(volume.claim_key)
             case step.LetGo():
                 left = self._cluster.set_finalizer(
                     VM_VOLUME, volume.name, volume.namespace, FINALIZER, present=False
@@ -273,13 +278,13 @@ class Reconciler:
                 self._cluster.select_node(claim, self._node)
                 count, _ = self._selected.get(claim.uid, (0, 0.0))
                 self._selected[claim.uid] = count + 1, time.time()
-                work.claim_known = False
+                self._cache.drop_claim(volume.claim_key)
             case step.Grow():
                 self._grow(action, work)
             case step.FinishExpansion():
                 assert claim is not None
                 self._cluster.finish_expansion(claim)
-                work.claim_known = False
+                self._cache.drop_claim(volume.claim_key)
 
     def _attach(self, action: step.Attach, work: Work) -> None:
         spec, claim = work.volume.spec, work.claim
@@ -326,8 +331,8 @@ class Reconciler:
             return
         self._metrics.forced.inc()
         text = (
-            f"the guest still had the disk in use {volume.spec.release_timeout_seconds} s after "
-            "the deletion: it was taken away by force, and what was not written there is lost"
+            f"the guest had not released the disk {volume.spec.release_timeout_seconds} s after "
+            "the deletion: it was taken away by force, and what the guest had not written is lost"
         )
         words.warning("released by force", reason=text)
         self._say(work, Say("Releasing", "ForcedRelease", text, self._node, warning=True))

@@ -1,8 +1,8 @@
 """VmVolumes on a real API server, with the real provisioner, kubelet and target.
 
-There is no virtual machine here: KubeVirt's object of one is written by the test, and its pod's
-controller in the target has no guest connected. So what only a guest does (seeing the disk, keeping
-it) is tested with one, in tests/kubernetes/kubevirt.
+There is no virtual machine here: KubeVirt's object of one is written by the test, and where a guest
+is needed our own vhost-user front end does what one would. The whole of it, with a guest that
+boots, is in test_kubevirt.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+import time
 import uuid
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -25,10 +27,12 @@ from tests.kubernetes.driver import EXAMPLES, ROOT, Deployment, driver_program
 from tests.kubernetes.kubevirt.objects import definitions
 from tests.kubernetes.sandbox import Process, SandboxError, wait_for
 from tests.kubernetes.test_volumes import MIB, claim, device_bytes, events, grow, volume_of
+from tests.support.initiator import Initiator
 
 HTTP = "127.0.0.1:9820"
 DEADLINE_S = 60.0
-EXAMPLE = EXAMPLES / "kubevirt" / "vmvolume.yaml"
+PREVENT, ALLOW = (bytes([0x1E, 0, 0, 0, way, 0]) for way in (1, 0))  # SPC-4 6.22
+READ_CAPACITY = bytes([0x25, *bytes(9)])
 
 
 def vm_volume(name: str = "extra", claim_name: str = "data", **spec: Any) -> str:
@@ -246,7 +250,7 @@ def test_a_claim_becomes_a_lun_and_stops_being_one(world: World, pod: str) -> No
     with cluster.applied(claim("data", "virtlun-block")):
         cluster.wait_phase("pvc/data", "Bound")
         handle = volume_of(cluster, "data")["spec"]["csi"]["volumeHandle"]
-        cluster.apply(EXAMPLE)
+        cluster.apply(vm_volume(serial="scratch-1"))
         status = world.until("Attached")
         assert (status["node"], status["pod"], status["volume"]) == (NODE, pod, handle)
         ((target, lun),) = world.luns(pod).items()
@@ -320,6 +324,95 @@ def test_two_of_one_claim_come_one_after_the_other(world: World, pod: str) -> No
         world.until("Attached", name="second")
         assert len(world.luns(pod)) == 1
         cluster.delete("vmvolume", "second")
+
+
+# Guests
+
+
+@pytest.fixture
+def guest(world: World, pod: str) -> Iterator[Initiator]:
+    """A front end on the machine's controller, connected as its guest."""
+    with Initiator(world.deployment.run_dir / "vhost" / f"pod-{pod}" / "vhost.sock") as made:
+        made.send("connect")
+        yield made
+
+
+def test_the_status_tells_when_the_guest_had_it(world: World, guest: Initiator) -> None:
+    cluster = world.cluster
+    before = world.metrics()
+    with cluster.applied(claim("data", "virtlun-block")):
+        cluster.wait_phase("pvc/data", "Bound")
+        began = time.time()
+        cluster.apply(vm_volume())
+        target = world.until("Attached")["target"]
+        guest.ready(target)
+        assert "guestSeenAt" not in world.status()
+        guest.cdb(READ_CAPACITY, target=target, data_in_len=8)
+        cluster.wait("vmvolume/extra", "condition=SeenByGuest", DEADLINE_S)
+        status = world.status()
+        had, seen = (
+            datetime.fromisoformat(status[name]).timestamp()
+            for name in ("attachedAt", "guestSeenAt")
+        )
+        assert began <= had <= seen <= time.time()
+        for name in ("event", "guest_seen"):
+            count = f"virtlun_csi_vmvolume_{name}_seconds_count"
+            assert world.metrics()[count] == before[count] + 1
+        cluster.delete("vmvolume", "extra")
+
+
+def test_a_disk_in_use_is_waited_for(world: World, pod: str, guest: Initiator) -> None:
+    cluster = world.cluster
+    with cluster.applied(claim("data", "virtlun-block")):
+        cluster.apply(vm_volume(releaseTimeoutSeconds=600))
+        target = world.until("Attached")["target"]
+        guest.ready(target)
+        guest.cdb(PREVENT, target=target)
+        cluster.delete("vmvolume", "extra", wait=False)
+        world.until("Releasing", "InUse", text="600 s after the deletion it is taken away by force")
+        assert world.luns(pod).keys() == {target}
+        guest.cdb(ALLOW, target=target)
+        world.gone()
+        assert world.luns(pod) == {}
+
+
+def test_a_disk_in_use_is_taken_away_by_force(world: World, pod: str, guest: Initiator) -> None:
+    """A timeout that is shortened while it runs counts as well."""
+    cluster = world.cluster
+    forced = world.metrics()["virtlun_csi_vmvolume_forced_releases_total"]
+    with cluster.applied(claim("data", "virtlun-block")):
+        cluster.apply(vm_volume("kept", releaseTimeoutSeconds=600))
+        target = world.until("Attached", name="kept")["target"]
+        guest.ready(target)
+        guest.cdb(PREVENT, target=target)
+        cluster.delete("vmvolume", "kept", wait=False)
+        world.until("Releasing", "InUse", name="kept")
+        patch(cluster, "vmvolume", "kept", {"spec": {"releaseTimeoutSeconds": 1}})
+        world.gone("kept")
+        assert world.luns(pod) == {}
+        assert FINALIZER not in world.finalizers("pvc", "data")
+        assert "ForcedRelease: the guest had not released the disk 1 s" in events(cluster, "kept")
+        assert world.metrics()["virtlun_csi_vmvolume_forced_releases_total"] == forced + 1
+
+
+def test_a_restart_of_the_target_leaves_the_use_in_doubt(world: World, guest: Initiator) -> None:
+    cluster, deployment = world.cluster, world.deployment
+    with cluster.applied(claim("data", "virtlun-block")):
+        cluster.apply(vm_volume(releaseTimeoutSeconds=600))
+        target = world.until("Attached")["target"]
+        guest.ready(target)
+        guest.cdb(READ_CAPACITY, target=target, data_in_len=8)
+        cluster.wait("vmvolume/extra", "condition=SeenByGuest", DEADLINE_S)
+        before = world.status()
+        deployment.kill("virtlun-target")
+        deployment.wait_ready()
+        cluster.delete("vmvolume", "extra", wait=False)
+        after = world.until("Releasing", "InUse", text="the target restarted and cannot tell")
+        assert {key: after[key] for key in ("attachedAt", "guestSeenAt", "target")} == {
+            key: before[key] for key in ("attachedAt", "guestSeenAt", "target")
+        }
+        patch(cluster, "vmvolume", "extra", {"spec": {"releaseTimeoutSeconds": 0}})
+        world.gone()
 
 
 # Machines

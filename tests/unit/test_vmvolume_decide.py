@@ -258,6 +258,18 @@ def test_a_disk_in_use_is_waited_for_and_then_forced() -> None:
     assert decide(replace(used, now=NOW + 30)).actions == (Detach(POD, HANDLE, forced=True),)
 
 
+def test_a_target_that_restarted_is_in_doubt_about_the_use() -> None:
+    status = ATTACHED | {"guestSeenAt": "2027-01-15T07:00:00Z"}
+    volume = vm_volume(status, finalizer=True, deleted_at=JUST_NOW)
+    forgot = lun(guest_seen_at=None, event_at=None)
+    state = seen(volume=volume, claim=DELETED["claim"], luns=((POD, forgot),))
+    assert "the target restarted" in said(decide(state)).message
+    assert decide(replace(state, now=NOW + 30)).actions == (Detach(POD, HANDLE, forced=True),)
+    for other in (replace(forgot, removable=False), lun()):
+        assert decide(replace(state, luns=((POD, other),))).actions == (Detach(POD, HANDLE),)
+    assert decide(replace(state, machine=None)).actions == (Detach(POD, HANDLE),)
+
+
 def test_without_a_timeout_it_is_forced_at_once() -> None:
     volume = vm_volume(ATTACHED, finalizer=True, deleted_at=JUST_NOW, releaseTimeoutSeconds=0)
     used = seen(
@@ -437,7 +449,11 @@ def check(state: Seen, decision: Decision) -> None:
                 staying = state.here and volume.deleted_at is None and action.pod == state.pod
                 assert not staying or (bound and bound.handle not in (None, HANDLE)), state
                 assert volume.status.node in (None, NODE), state
-                used = state.here and any(each.removal_prevented for _, each in state.luns)
+                used = state.here and any(
+                    each.removal_prevented
+                    or (each.guest_seen_at is None and volume.status.guest_seen_at)
+                    for _, each in state.luns
+                )
                 assert action.forced == (used and volume.deleted_at is not None), state
             case LetGoOfClaim() | LetGo():
                 assert not ours, state
