@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from csi import mounts
-from csi.errors import Code, Failure, invalid, not_found, precondition
+from csi.errors import Code, Failure, HostError, invalid, not_found, precondition
 from csi.hostdevice import HostDevice
 from csi.kubevirt.podlocks import PodLocks
 from csi.locks import VolumeLocks
@@ -53,7 +53,7 @@ class Lun:
     volume: str
     """UUID of the volume."""
     serial: str | None
-    """Serial number that was given with it; None: the guest sees the volume's UUID."""
+    """Serial number that the guest sees."""
     read_only: bool
     removable: bool
     removal_prevented: bool
@@ -317,7 +317,13 @@ class VmControllers:
         self._unpark(lun.volume)
 
     def _unpark(self, volume: str) -> None:
-        """Gives the volume to the kernel face again, if it is on it."""
+        """Gives the volume to the kernel face again, if it is on it.
+
+        What was written to the device meanwhile fails now, while it is parked: later it would
+        overtake what the guest wrote.
+        """
+        with suppress(HostError):
+            self._devices.flush(volume)
         try:
             self._client.call("virtlun_export_unpark", bdev_name=volume)
         except RpcError as error:
@@ -356,7 +362,7 @@ class VmControllers:
     def _exports(self) -> dict[str, bool]:
         """Returns the volumes on the kernel face, and whether each is parked."""
         found = self._client.call("virtlun_export_list")
-        return {each["bdev_name"]: bool(each.get("parked")) for each in found}
+        return {each["bdev_name"]: each["parked"] for each in found}
 
     def _mounts(self, volume: str, kinds: tuple[bool, ...] = (False, True)) -> list[Mount]:
         """Returns where the volume's devices are; `kinds`: the writable, the read-only one."""
@@ -388,13 +394,13 @@ def _lun(target: int, lun: dict[str, Any], exported: dict[str, bool]) -> Lun:
     return Lun(
         target=target,
         volume=lun["bdev_name"],
-        serial=lun.get("serial"),
-        read_only=lun.get("read_only", False),
-        removable=lun.get("removable", False),
-        removal_prevented=lun.get("removal_prevented", False),
+        serial=lun["serial"],
+        read_only=lun["read_only"],
+        removable=lun["removable"],
+        removal_prevented=lun["removal_prevented"],
         handed_over=lun["bdev_name"] in exported,
-        attached_at=lun.get("attached_at"),
-        event_at=lun.get("event_at"),
-        guest_seen_at=lun.get("guest_seen_at"),
-        resize_event_at=lun.get("resize_event_at"),
+        attached_at=lun["attached_at"],
+        event_at=lun["event_at"],
+        guest_seen_at=lun["guest_seen_at"],
+        resize_event_at=lun["resize_event_at"],
     )

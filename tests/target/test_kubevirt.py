@@ -117,6 +117,29 @@ def test_claims_become_luns_and_claims_again_with_all_that_was_written(host: Hos
     end(host, [pod], "boot", "data")
 
 
+def test_what_was_written_beside_the_guest_never_overtakes_it(host: Host) -> None:
+    host.claim("boot")
+    pod = host.launcher()
+    path = host.publish("boot", pod)
+    vmi = host.machine("boot", pods=(pod,))
+    host.call("PreVMStart", vmi)
+    get(path, BLOCK)
+    put(path, b"late".ljust(4096, b"."))  # into the kernel's cache, which cannot write it out
+    with Initiator(host.socket(pod)) as guest:
+        guest.send("connect")
+        guest.ready()
+        guest.write(0, b"g" * BLOCK)
+    host.call("PostVMStop", vmi)
+    assert get(path, BLOCK) == b"g" * BLOCK
+    os.sync()
+    with Initiator(host.socket(pod)) as guest:
+        host.call("PreVMStart", vmi)
+        guest.send("connect")
+        guest.ready()
+        assert guest.read(0, 1) == b"g" * BLOCK
+    end(host, [pod], "boot")
+
+
 def write_through(path: Path) -> None:
     device = os.open(path, os.O_WRONLY | os.O_SYNC)
     try:
