@@ -162,6 +162,12 @@ class Host:
                 raise RuntimeError(f"the gateway did not start:\n{log[-2000:]}")
             time.sleep(0.02)
 
+    @property
+    def gateway_pid(self) -> int:
+        """The gateway's process id."""
+        assert self._gateway is not None
+        return self._gateway.pid
+
     def stop_gateway(self, how: signal.Signals = signal.SIGTERM) -> None:
         """Ends the gateway and waits for it."""
         assert self._gateway is not None

@@ -1,0 +1,71 @@
+"""The gateway process after ten thousand calls and hundreds of clients is what it was before."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import libvirt
+import pytest
+
+from tests.support.host import Host
+
+pytestmark = [pytest.mark.root]
+
+CALLS = 10_000
+CLIENTS = 300
+GROWTH_MAX_KIB = 8 << 10
+DOMAIN = (
+    "<domain type='qemu'><name>{}</name><memory unit='MiB'>64</memory>"
+    "<os><type arch='x86_64' machine='q35'>hvm</type></os><devices>"
+    "<disk type='file'><source file='/dev/virtlun/lvs0/leaks'/><target dev='sda' bus='scsi'/>"
+    "</disk></devices></domain>"
+)
+OTHER = "<disk type='file'><source file='/dev/virtlun/lvs0/none'/><target dev='sdb'/></disk>"
+
+
+def open_files(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def memory_kib(pid: int) -> int:
+    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return int(found[1])
+
+
+def some(connection: Any, domain: Any, calls: int) -> None:
+    """Makes calls of every kind: answered here, changed on their way, refused, passed on."""
+    for _ in range(calls // 10):
+        for _ in range(3):
+            assert "sda" in domain.XMLDesc()
+            assert domain.blockInfo("sda")[0] == 8 << 20
+        connection.getAllDomainStats(libvirt.VIR_DOMAIN_STATS_BLOCK)
+        for flags, xml in ((2, OTHER), (2, "<disk"), (99, OTHER)):
+            with pytest.raises(libvirt.libvirtError):
+                domain.attachDeviceFlags(xml, flags)
+
+
+def test_ten_thousand_calls_and_hundreds_of_clients_leave_nothing_behind(host: Host) -> None:
+    libvirt.registerErrorHandler(lambda _context, _error: None, None)
+    host.volumes.create("lvs0/leaks", 8 << 20)
+    connection = libvirt.open(host.uri)
+    domain = connection.defineXML(DOMAIN.format("leaks"))
+    some(connection, domain, 1000)
+    pid = host.gateway_pid
+    files, memory = open_files(pid), memory_kib(pid)
+    some(connection, domain, CALLS)
+    assert open_files(pid) <= files
+    assert memory_kib(pid) - memory < GROWTH_MAX_KIB
+    for _ in range(CLIENTS):
+        passing = libvirt.open(host.uri)
+        assert passing.lookupByName("leaks").isActive() == 0
+        passing.close()
+    end = time.monotonic() + 20
+    while open_files(pid) > files and time.monotonic() < end:
+        time.sleep(0.1)
+    assert open_files(pid) <= files
+    assert memory_kib(pid) - memory < GROWTH_MAX_KIB
+    connection.close()

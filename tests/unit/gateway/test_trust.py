@@ -1,0 +1,231 @@
+"""What a client must not get by the gateway: its descriptors, its locks, another's identity."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+from plugin.gateway import session
+from plugin.gateway.channel import Channel, Stalled
+from plugin.gateway.errors import Code
+from plugin.gateway.events import DeviceEvent
+from plugin.gateway.messages import Domain, DomainCall
+from plugin.gateway.peer import Peer
+from plugin.gateway.procs import Proc
+from plugin.gateway.wire import MessageType, message
+from plugin.gateway.xdr import Reader, Writer
+from tests.unit.gateway.world import (
+    NOBODY,
+    ReplyError,
+    World,
+    disk,
+    plain,
+    play,
+    until,
+)
+
+LIVE, CONFIG = 1, 2
+OURS = "https://virtlun.dev/xmlns/domain/1"
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_descriptors_of_a_refused_call_are_closed(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        client = await world.client()
+        broken = plain(devices=disk() + disk())  # the same target dev twice
+        before = 0
+        for serial in range(1000, 1040):
+            fds = [os.open("/dev/null", os.O_RDONLY) for _ in range(8)]
+            payload = bytes(Writer().u32(len(fds)).string(broken).u32(0))
+            await client.channel.send(
+                message(MessageType.CALL_WITH_FDS, Proc.CREATE_XML_WITH_FILES, serial, payload), fds
+            )
+            with pytest.raises(ReplyError):
+                await client.reply(serial)
+            before = before or descriptors()  # with the connections that the first one makes
+        assert descriptors() <= before
+
+    play(tmp_path, body)
+
+
+def test_a_client_that_does_not_read_does_not_hold_a_domain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "STALL_S", 0.3)
+
+    async def body(world: World) -> None:
+        dom = world.domain()
+        lazy = await world.client()
+        world.libvirtd.answers[4242] = lambda payload: bytes(1 << 20)
+        for _ in range(4):
+            await lazy.send(4242)
+        ordinary = "<disk type='file'><source file='/x'/><target dev='vdx' bus='virtio'/></disk>"
+        attach = DomainCall(dom.ref, ordinary, LIVE).pack(text=True, flags=True)
+        await lazy.send(Proc.ATTACH_DEVICE_FLAGS, attach)
+        await until(lambda: Proc.ATTACH_DEVICE_FLAGS in world.libvirtd.calls())
+        client = await world.client()
+        await client.attach(dom.ref, disk(), LIVE | CONFIG)
+        assert "sdb" in await client.xml(dom.ref)
+
+    play(tmp_path, body)
+
+
+def test_a_write_that_nobody_takes_ends_the_connection() -> None:
+    async def body() -> None:
+        ours, theirs = socket.socketpair()
+        channel = Channel(ours, stall_s=0.1)
+        with pytest.raises(Stalled):
+            await channel.send(b"\0" * (8 << 20))
+        with pytest.raises(ConnectionError):
+            await channel.send(b"more")
+        channel.close()
+        theirs.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize("kind", [MessageType.CALL, MessageType.CALL_WITH_FDS])
+def test_only_root_takes_another_identity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_only: bool, kind: MessageType
+) -> None:
+    monkeypatch.setattr("plugin.gateway.session.peer_of", lambda _: NOBODY)
+
+    async def body(world: World) -> None:
+        client = await world.client(read_only=read_only)
+        payload = Peer(os.getpid(), 0, 0, 0).identity()
+        if kind is MessageType.CALL_WITH_FDS:
+            payload = bytes(Writer().u32(0)) + payload
+        await client.channel.send(message(kind, Proc.SET_IDENTITY, 77, payload))
+        with pytest.raises(ReplyError) as error:
+            await client.reply(77)
+        assert error.value.code == Code.OPERATION_DENIED
+        (connection,) = [c for c in world.libvirtd.connections if c.read_only == read_only]
+        assert connection.identity["unix-user-id"] == NOBODY.uid
+
+    play(tmp_path, body)
+
+
+def test_metadata_of_ours_cannot_be_seen_or_changed(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk())
+        client = await world.client()
+        args = dom.ref.write(Writer()).i32(2)
+        args.optional(OURS, args.string).u32(0)
+        with pytest.raises(ReplyError) as error:
+            await client.call(Proc.GET_METADATA, bytes(args))
+        assert error.value.code == Code.NO_DOMAIN_METADATA
+        before = dom.live
+        args = dom.ref.write(Writer()).i32(2)
+        args.optional("<disks/>", args.string).optional("virtlun", args.string)
+        args.optional(OURS, args.string).u32(LIVE)
+        with pytest.raises(ReplyError) as error:
+            await client.call(Proc.SET_METADATA, bytes(args))
+        assert error.value.code == Code.OPERATION_DENIED
+        assert dom.live == before
+
+    play(tmp_path, body)
+
+
+def test_events_of_our_own_metadata_are_kept_from_clients(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain()
+        client = await world.client()
+        await client.register(DeviceEvent.ADDED)
+
+        async def changed(uri: str | None) -> None:
+            args = dom.ref.write(Writer().i32(7)).i32(2)
+            args.optional(uri, args.string)
+            await world.libvirtd.event(Proc.CALLBACK_METADATA_CHANGE, bytes(args))
+
+        for uri in (OURS, "https://virtlun.dev/xmlns/probe/1", "https://example.org/x", None):
+            await changed(uri)
+        await client.xml(dom.ref)
+        seen = []
+        for proc, payload in client.messages:
+            assert proc == Proc.CALLBACK_METADATA_CHANGE
+            reader = Reader(payload)
+            reader.i32()
+            Domain.read(reader)
+            reader.i32()
+            seen.append(reader.optional(reader.string))
+        assert seen == ["https://example.org/x", None]
+
+    play(tmp_path, body)
+
+
+def test_an_event_has_libvirtds_name_of_the_domain_not_the_clients(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain()
+        watcher, liar = await world.client(), await world.client()
+        await watcher.register(DeviceEvent.ADDED)
+        await liar.attach(Domain("not-its-name", dom.uuid, 99), disk(), LIVE)
+        _, payload = await watcher.event()
+        reader = Reader(payload)
+        reader.i32()
+        assert Domain.read(reader) == Domain("one", dom.uuid, 1)
+
+    play(tmp_path, body)
+
+
+@pytest.mark.parametrize("call", ["xml", "alias"])
+def test_the_carrier_cannot_be_detached(tmp_path: Path, call: str) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk())
+        client = await world.client()
+        found = re.search(r"<target dev='(\w+)' bus='virtio'/>", dom.live or "")
+        assert found is not None
+        with pytest.raises(ReplyError, match="carries the virtlun disks"):
+            if call == "xml":
+                xml = f"<disk type='vhostuser'><target dev='{found[1]}' bus='virtio'/></disk>"
+                await client.detach(dom.ref, xml, LIVE)
+            else:
+                args = DomainCall(dom.ref, "ua-virtlun-scsi0", LIVE).pack(text=True, flags=True)
+                await client.call(Proc.DETACH_DEVICE_ALIAS, args)
+        assert Proc.DETACH_DEVICE_FLAGS not in world.libvirtd.calls()
+
+    play(tmp_path, body)
+
+
+@pytest.mark.parametrize(("flags", "taken"), [(LIVE, True), (CONFIG, True), (LIVE | CONFIG, True)])
+def test_libvirtds_disk_does_not_take_the_target_dev_of_ours(
+    tmp_path: Path, flags: int, taken: bool
+) -> None:
+    ordinary = "<disk type='file'><source file='/x'/><target dev='{}' bus='scsi'/></disk>"
+
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk())
+        client = await world.client()
+        with pytest.raises(ReplyError, match="target sdb already exists"):
+            await client.attach(dom.ref, ordinary.format("sdb"), flags)
+        assert (Proc.ATTACH_DEVICE_FLAGS in world.libvirtd.calls()) != taken
+        await client.attach(dom.ref, ordinary.format("sdc"), flags)
+        assert Proc.ATTACH_DEVICE_FLAGS in world.libvirtd.calls()
+
+    play(tmp_path, body)
+
+
+def test_a_resize_waits_for_a_detach_and_then_finds_no_disk(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk())
+        client, other = await world.client(), await world.client()
+        async with world.gateway.locks.hold(f"domain:{dom.uuid.hex()}"):
+            detach = asyncio.create_task(client.detach(dom.ref, disk(), LIVE | CONFIG))
+            await asyncio.sleep(0.1)
+            args = dom.ref.write(Writer()).string("sdb").u64(256 << 20).u32(1)
+            resize = asyncio.create_task(other.call(Proc.BLOCK_RESIZE, bytes(args)))
+            await asyncio.sleep(0.1)
+        await detach
+        with pytest.raises(ReplyError, match="was not found"):
+            await resize
+        assert world.target.volumes["lvs0/data"]["mib"] == 64
+
+    play(tmp_path, body)
