@@ -149,7 +149,8 @@ class VmControllers:
     def pods(self) -> list[str]:
         """Returns the pods that have a controller."""
         names = [found["ctrlr"] for found in self._client.call("vhost_get_controllers")]
-        return [name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)]
+        pods = [name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)]
+        return [pod for pod in pods if POD_UID.fullmatch(pod)]
 
     def luns(self, pod: str) -> list[Lun]:
         """Returns what the pod's controller has, by target number.

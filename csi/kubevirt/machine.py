@@ -15,6 +15,8 @@ JSON_BYTES_MAX = 4 << 20
 """Far above what the API server stores of one object."""
 SERIAL_BYTES_MAX = 255
 LOGICAL_BLOCK_BYTES = 512
+VOLUMES_MAX = 1024
+"""More than the disks that a machine can have; each is looked up."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ def volumes(vmi: Vmi) -> list[MachineVolume]:
             for each in (vmi.object.get("status") or {}).get("volumeStatus") or ()
         }
         found = []
+        if len(spec.get("volumes") or ()) > VOLUMES_MAX:
+            raise ValueError(f"it has more than {VOLUMES_MAX} volumes")
         for volume in spec.get("volumes") or ():
             name = volume["name"]
             status = told.get(name) or {}

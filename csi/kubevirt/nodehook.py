@@ -131,7 +131,7 @@ class NodeHook:
         luns: dict[str, LunOf] = {}
         left: dict[str, str] = {}
         for volume in machine.volumes(vmi):
-            claim = self._cluster.claim(vmi.namespace, volume.claim)
+            claim = self._claim(vmi, volume)
             if claim.handle is None:  # not of ours
                 continue
             why = controller.absent or _unfit(volume, claim)
@@ -146,6 +146,16 @@ class NodeHook:
                     f"{vmi.name} and stays as KubeVirt gives it: {why}"
                 )
         return controller.model_copy(update={"luns": luns, "left": left})
+
+    def _claim(self, vmi: Vmi, volume: MachineVolume) -> Claim:
+        try:
+            return self._cluster.claim(vmi.namespace, volume.claim)
+        except ClusterError as error:
+            raise Failure(
+                Code.UNAVAILABLE,
+                f"volume {volume.name} of virtual machine {vmi.namespace}/{vmi.name} is not known: "
+                f"{error}",
+            ) from error
 
     def _repeat(self, present: Controller, vmi: Vmi, pod: str) -> Controller:
         """Makes sure of what was decided for this pod; the domain may have been made by it."""

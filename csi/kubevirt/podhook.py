@@ -13,7 +13,7 @@ from collections.abc import Callable
 import grpc
 import structlog
 
-from csi.errors import HostError
+from csi.errors import Failure, HostError
 from csi.kubevirt import pods
 from csi.kubevirt.controllers import LAUNCHER_GID, VmControllers
 from csi.kubevirt.document import HOOK_SOCKET
@@ -25,8 +25,8 @@ from csi.server import handlers, serve
 from pydataplane.errors import TargetError
 
 THREADS = 2
-RESUME_S = 2.0
-"""How long to wait for a target before it is asked again."""
+RESUME_S = (1.0, 60.0)
+"""How long to wait for a target before it is asked again: at first, and at most."""
 
 log = structlog.get_logger()
 
@@ -86,20 +86,25 @@ class PodHooks:
             server.stop(None)
 
     def _resume(self) -> None:
+        pause = RESUME_S[0]
         while not self._ended.is_set():
             try:
-                for uid in self._controllers.pods():
-                    self._take_up(uid)
-            except TargetError:
-                self._ended.wait(RESUME_S)
-            else:
-                return
+                settled = [self._take_up(uid) for uid in self._controllers.pods()]
+                if all(settled):
+                    return
+            except TargetError as error:
+                log.warning("pods' hooks are not served yet", reason=str(error))
+            self._ended.wait(pause)
+            pause = min(2 * pause, RESUME_S[1])
 
-    def _take_up(self, uid: str) -> None:
+    def _take_up(self, uid: str) -> bool:
+        """Serves a pod that is to be; whether that is settled."""
         try:
             with self._controllers.hold(uid):
                 pod = pods.noted(self._controllers.folder(uid))
                 if pod is not None and pod.hook_in_pod:
                     self.serve(pod)
-        except (HostError, OSError) as error:
+        except (Failure, HostError, OSError) as error:
             log.error("the pod's hook is not served", pod=uid, reason=str(error))
+            return False
+        return True

@@ -368,6 +368,21 @@ def test_a_machine_with_luns_is_not_migrated_and_one_without_is(host: Host) -> N
     end(host, [pod, empty], "boot")
 
 
+def test_a_claim_that_the_api_server_does_not_tell_is_asked_for_again(host: Host) -> None:
+    pod = host.launcher()
+    host.claim("boot")
+    claims, host.api.claims = host.api.claims, {}
+    vmi = host.machine("boot", pods=(pod,))
+    sentence = refused(lambda: host.call("PreVMStart", vmi), Code.UNAVAILABLE)
+    assert "volume boot of virtual machine default/vm" in sentence
+    assert document.read(host.inline_path(pod)) is None
+    host.api.claims = claims
+    host.publish("boot", pod)
+    host.call("PreVMStart", vmi)
+    assert host.luns(pod) == {0: "boot"}
+    end(host, [pod], "boot")
+
+
 def test_hooks_of_machines_without_a_controller_do_nothing(host: Host) -> None:
     host.claim("boot")
     vmi = host.machine("boot", pods=("11111111-2222-4333-8444-555555555555", "no-uid"))

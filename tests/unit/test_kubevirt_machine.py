@@ -125,6 +125,7 @@ def test_what_is_no_machine_is_refused(text: bytes) -> None:
         ("spec", []),
         ("spec", {"volumes": [{}]}),
         ("spec", {"volumes": 7}),
+        ("spec", {"volumes": [{"name": "v"}] * 1025}),
         ("spec", {"domain": {"devices": {"disks": [{}]}}}),
         ("status", {"volumeStatus": [{}]}),
     ],
