@@ -50,6 +50,8 @@ class Cache:
             known = self._volumes.pop(key, None)
             if known:
                 self._forget(known)
+                if known.claim_key not in self._of_claim:
+                    self._claims.pop(known.claim_key, None)
             return known
 
     def volume(self, key: Name) -> VmVolume | None:
@@ -81,8 +83,6 @@ class Cache:
             keys.discard(volume.key)
             if not keys:
                 index.pop(name, None)
-        if volume.claim_key not in self._of_claim:
-            self._claims.pop(volume.claim_key, None)
 
     # Claims that VmVolumes name
 

@@ -1,0 +1,485 @@
+"""One VmVolume brought to rest, over doubles of the API server and the target.
+
+They are for what the real ones do not do on demand: to be away, to be faster, to refuse. The rest
+is tested on the real ones in tests/kubernetes/test_vmvolume.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from csi.cluster import CLAIM, VM_VOLUME, Cluster, ConflictError, Kind, NotFoundError
+from csi.errors import Code, Failure
+from csi.kubevirt.controllers import Lun, VmControllers
+from csi.kubevirt.vmvolume import FINALIZER, VmVolume
+from csi.kubevirt.vmvolume_cache import Cache
+from csi.kubevirt.vmvolume_decide import Decision
+from csi.kubevirt.vmvolume_metrics import VmVolumeMetrics
+from csi.kubevirt.vmvolume_reconcile import Reconciler
+from csi.locks import VolumeLocks
+from csi.objects import Claim, Object, PersistentVolume, StorageClass, Vmi
+from csi.proto import csi_pb2 as pb
+from csi.volumes import OwnedVolumes
+from pydataplane.errors import RpcError, TargetUnavailable
+from tests.unit.vmvolumes import HANDLE, LATE, MIB, NODE, POD, claim, lun, machine, pv, vm_volume
+
+PLACES = {CLAIM.name: ("ns", "data")}
+
+
+class FakeCluster(Cluster):
+    """An API server that is a dictionary; `calls` tells what was asked of it."""
+
+    def __init__(self, volume: PersistentVolume | None = None) -> None:
+        self.objects: dict[tuple[str, str], dict[str, Any]] = {}
+        self.bound = volume or pv()
+        self.classes = {"fast": LATE}
+        self.machines: dict[str, Vmi] = {}
+        self.pods: list[str] = []
+        self.calls: list[str] = []
+        self.events: list[str] = []
+        self.version = 100
+        self.conflicts = 0
+        self.put(CLAIM, dict(claim(self.bound).object))
+
+    def put(self, kind: Kind, found: dict[str, Any]) -> Object:
+        """Keeps an object under a new version; one being deleted goes with its last finalizer."""
+        self.version += 1
+        found["metadata"]["resourceVersion"] = str(self.version)
+        meta = found["metadata"]
+        key = kind.name, meta["name"]
+        self.objects[key] = copy.deepcopy(found)
+        if "deletionTimestamp" in meta and not meta.get("finalizers"):
+            del self.objects[key]
+        return copy.deepcopy(found)
+
+    def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
+        self.calls.append(f"get {kind.name}")
+        if (kind.name, name) not in self.objects:
+            raise NotFoundError(f"cannot read {kind.name} {name}")
+        return copy.deepcopy(self.objects[kind.name, name])
+
+    def patch(
+        self,
+        kind: Kind,
+        name: str,
+        namespace: str | None,
+        change: Any,
+        *,
+        status: bool = False,
+    ) -> Object:
+        found = dict(self.get(kind, name, namespace))
+        self.calls[-1] = f"patch {kind.name}{'/status' * status} {name}"
+        if self.conflicts:
+            self.conflicts -= 1
+            self.put(kind, found)
+        version = change.get("metadata", {}).get("resourceVersion")
+        if version not in (None, self.objects[kind.name, name]["metadata"]["resourceVersion"]):
+            raise ConflictError("the object has been modified")
+        return self.put(kind, merged(found, change))
+
+    def items(self, kind: Kind, namespace: str | None = None, **_: Any) -> list[Object]:
+        self.calls.append(f"list {kind.name}")
+        return [each for (name, _), each in self.objects.items() if name == kind.name]
+
+    def claim(self, namespace: str, name: str) -> Claim:
+        found = self.get(CLAIM, name, namespace)
+        bound = found["status"]["phase"] == "Bound"
+        return Claim.of(found, self.bound if bound else None)
+
+    def storage_class(self, name: str) -> StorageClass:
+        return self.classes[name]
+
+    def pods_of_claim(self, namespace: str, name: str) -> list[str]:
+        return self.pods
+
+    def vmi(self, namespace: str, name: str) -> Vmi:
+        self.calls.append("get VirtualMachineInstance")
+        if name not in self.machines:
+            raise NotFoundError(f"cannot read {name}")
+        return self.machines[name]
+
+    def event(self, about: Object, reason: str, message: str, **_: Any) -> None:
+        self.events.append(f"{reason}: {message}")
+
+
+def merged(found: Any, change: Any) -> Any:
+    """Merges as RFC 7386 says."""
+    if not isinstance(change, dict):
+        return change
+    made = dict(found) if isinstance(found, dict) else {}
+    for key, value in change.items():
+        if value is None:
+            made.pop(key, None)
+        else:
+            made[key] = merged(made.get(key), value)
+    return made
+
+
+class FakeControllers(VmControllers):
+    """A target's controllers of pods; `fail` names what raises, and what."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, list[Lun]] = {POD: []}
+        self.fail: dict[str, Exception] = {}
+        self.given: dict[str, Any] = {}
+
+    def luns(self, pod: str) -> list[Lun]:
+        self._check("luns")
+        if pod not in self.found:
+            raise Failure(Code.NOT_FOUND, "no controller")
+        return list(self.found[pod])
+
+    def pods(self) -> list[str]:
+        return list(self.found)
+
+    def attach(self, pod: str, volume: str, **given: Any) -> int:
+        self._check("attach")
+        self.given = given
+        made = lun(target=4, event_at=time.time(), guest_seen_at=None)
+        self.found[pod].append(made)
+        return made.target
+
+    def detach(self, pod: str, volume: str) -> None:
+        self._check("detach")
+        self.found[pod] = [each for each in self.found[pod] if each.volume != volume]
+
+    def _check(self, name: str) -> None:
+        if name in self.fail:
+            raise self.fail[name]
+
+
+class FakeVolumes(OwnedVolumes):
+    """The target's one volume."""
+
+    def __init__(self) -> None:
+        self.size = 64 * MIB
+        self.exported = False
+        self.fail: Exception | None = None
+
+    def find(self, handle: str) -> Any:
+        return SimpleNamespace(volume=SimpleNamespace(size=self.size)) if handle == HANDLE else None
+
+    def has_kernel_face(self, handle: str) -> bool:
+        return self.exported
+
+    def grow(self, handle: str, wanted: pb.CapacityRange) -> Any:
+        if self.fail:
+            raise self.fail
+        self.size = wanted.required_bytes
+
+
+class World:
+    """All of them, with a machine that runs and a VmVolume."""
+
+    def __init__(self) -> None:
+        self.cluster = FakeCluster()
+        self.controllers = FakeControllers()
+        self.volumes = FakeVolumes()
+        self.cache = Cache()
+        self.cache.put_machine(machine())
+        self.registry = CollectorRegistry()
+        self.looked_at: list[tuple[str, str]] = []
+        self.restart()
+
+    def restart(self) -> None:
+        """Begins anew with what the watches would tell."""
+        self.reconciler = Reconciler(
+            *(self.cluster, self.controllers, self.volumes, VolumeLocks(), NODE, self.cache),
+            VmVolumeMetrics(CollectorRegistry() if self.looked_at else self.registry),
+            self.looked_at.append,
+        )
+
+    def make(self, volume: VmVolume | None = None) -> None:
+        """Makes a VmVolume, of which the watch tells."""
+        found = dict((volume or vm_volume()).object)
+        self.cache.put_volume(VmVolume.of(self.cluster.put(VM_VOLUME, found)))
+
+    def settle(self, name: str = "extra") -> Decision:
+        """Looks at a VmVolume once."""
+        volume = self.cache.volume(("ns", name))
+        assert volume is not None
+        return self.reconciler.volume(volume, time.time())
+
+    def delete(self, at: float | None = None, name: str = "extra") -> None:
+        """Deletes a VmVolume as a user does."""
+        found = dict(self.cluster.objects[VM_VOLUME.name, name])
+        text = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at or time.time()))
+        found["metadata"]["deletionTimestamp"] = text
+        self.cache.put_volume(VmVolume.of(self.cluster.put(VM_VOLUME, found)))
+
+    def status(self, name: str = "extra") -> dict[str, Any]:
+        """Returns what the server has as status."""
+        return dict(self.cluster.objects[VM_VOLUME.name, name]["status"])
+
+    def finalizers(self) -> tuple[bool, bool]:
+        """Returns whether VmVolume and claim have ours."""
+        held = (self.cluster.objects.get(key) for key in self._keys())
+        found = [
+            FINALIZER in (each or {"metadata": {}})["metadata"].get("finalizers", [])
+            for each in held
+        ]
+        return found[0], found[1]
+
+    def _keys(self) -> Sequence[tuple[str, str]]:
+        return (VM_VOLUME.name, "extra"), (CLAIM.name, "data")
+
+    @contextmanager
+    def failing(self, method: str, error: Exception) -> Iterator[None]:
+        """Lets a method of the target fail."""
+        self.controllers.fail[method] = error
+        yield
+        del self.controllers.fail[method]
+
+    def metric(self, name: str) -> float:
+        """Returns a metric's value."""
+        return self.registry.get_sample_value(f"virtlun_csi_vmvolume_{name}") or 0.0
+
+
+@pytest.fixture
+def world() -> World:
+    """A world with one VmVolume that can be attached."""
+    made = World()
+    made.make()
+    made.cluster.calls.clear()
+    return made
+
+
+def test_the_way_in_holds_claim_and_vmvolume_first(world: World) -> None:
+    decision = world.settle()
+    assert world.cluster.calls[:3] == [
+        "get PersistentVolumeClaim",
+        "patch PersistentVolumeClaim data",
+        "patch VmVolume extra",
+    ]
+    assert world.cluster.calls[3:] == ["patch VmVolume/status extra"]
+    assert world.finalizers() == (True, True)
+    assert world.controllers.given == {"serial": None, "read_only": False, "removable": True}
+    status = world.status()
+    assert (status["phase"], status["target"], status["pod"]) == ("Attached", 4, POD)
+    assert world.cluster.events == ["Attached: target 4, LUN 0 of the machine's controller"]
+    assert world.metric("event_seconds_count") == 1
+    assert decision.again_s is not None
+
+
+def test_waiting_for_the_guest_asks_nothing_of_the_server(world: World) -> None:
+    world.settle()
+    world.cluster.calls.clear()
+    assert world.settle().again_s is not None
+    assert world.cluster.calls == []
+    seen = lun(target=4, guest_seen_at=time.time())
+    world.controllers.found[POD] = [seen]
+    assert world.settle().again_s is None
+    assert world.cluster.calls == ["patch VmVolume/status extra"]
+    assert world.metric("guest_seen_seconds_count") == 1
+    assert world.settle().again_s is None
+    assert world.metric("guest_seen_seconds_count") == 1
+    assert len(world.cluster.events) == 1
+
+
+def test_a_claim_is_read_again_after_it_changed(world: World) -> None:
+    world.settle()
+    world.cluster.bound = replace(world.cluster.bound, capacity=128 * MIB)
+    world.settle()
+    assert world.volumes.size == 64 * MIB, "nobody said so yet"
+    world.cache.drop_claim(("ns", "data"))
+    world.settle()
+    assert world.volumes.size == 128 * MIB
+
+
+def test_a_change_of_somebody_else_is_taken_in(world: World) -> None:
+    world.cluster.conflicts = 3
+    world.settle()
+    assert world.status()["phase"] == "Attached"
+    assert len(world.controllers.found[POD]) == 1
+
+
+def test_a_refusal_of_the_target_is_told_and_leaves_no_finalizers(world: World) -> None:
+    with world.failing("attach", Failure(Code.FAILED_PRECONDITION, "volume x is elsewhere")):
+        assert world.settle().retry
+    assert world.finalizers() == (False, False)
+    assert (world.status()["phase"], world.status()["message"]) == (
+        "Pending",
+        "volume x is elsewhere",
+    )
+    with world.failing("attach", RpcError(-28, "no target is free", "add_target")):
+        assert world.settle().retry
+    assert "no target is free" in world.status()["message"]
+    world.settle()
+    assert world.status()["phase"] == "Attached"
+
+
+def test_another_call_on_the_volume_is_no_news(world: World) -> None:
+    busy = Failure(Code.ABORTED, "another operation is in progress")
+    with world.failing("attach", busy), pytest.raises(Failure, match="another operation"):
+        world.settle()
+    assert world.status() == {}
+    world.settle()
+    assert world.status()["phase"] == "Attached"
+
+
+def test_a_target_that_is_away_is_said_of_what_waits_for_it(world: World) -> None:
+    with world.failing("luns", TargetUnavailable("no target answers")):
+        with pytest.raises(TargetUnavailable):
+            world.settle()
+        assert world.status()["phase"] == "Pending"
+        assert world.status()["message"] == "no target answers"
+    world.settle()
+    before = world.status()
+    with (
+        world.failing("luns", TargetUnavailable("no target answers")),
+        pytest.raises(TargetUnavailable),
+    ):
+        world.settle()
+    assert world.status() == before, "the guest keeps the disk meanwhile"
+
+
+def test_a_claim_in_use_is_not_touched(world: World) -> None:
+    world.volumes.exported = True
+    world.cluster.pods = ["left", "right"]
+    assert world.settle().retry
+    assert "in use by pod left, right" in world.status()["message"]
+    assert not any("patch PersistentVolumeClaim" in call for call in world.cluster.calls)
+    world.cluster.pods = []
+    world.settle()
+    assert "its pod has not ended yet" in world.status()["message"]
+
+
+def test_growth_that_fails_is_told_and_tried_again(world: World) -> None:
+    world.settle()
+    world.cluster.bound = replace(world.cluster.bound, capacity=128 * MIB)
+    world.cache.drop_claim(("ns", "data"))
+    world.volumes.fail = Failure(Code.OUT_OF_RANGE, "lvstore lvs0 is full")
+    assert world.settle().retry
+    assert "it does not grow: lvstore lvs0 is full" in world.status()["message"]
+    assert world.status()["phase"] == "Attached"
+    world.volumes.fail = None
+    assert not world.settle().retry
+    assert world.volumes.size == 128 * MIB
+
+
+def test_the_way_out(world: World) -> None:
+    world.settle()
+    world.delete()
+    world.settle()
+    assert world.controllers.found[POD] == []
+    assert world.finalizers() == (False, False)
+    assert (VM_VOLUME.name, "extra") not in world.cluster.objects
+    assert world.metric("forced_releases_total") == 0
+
+
+def test_a_release_by_force_is_an_event_a_status_and_a_number(world: World) -> None:
+    world.settle()
+    world.controllers.found[POD] = [lun(target=4, removal_prevented=True)]
+    world.delete()
+    assert world.settle().again_s is not None
+    assert world.status()["phase"] == "Releasing"
+    late = dict(world.cluster.objects[VM_VOLUME.name, "extra"])
+    late["metadata"]["finalizers"].append("example.org/keep")  # to see the last status
+    world.cluster.put(VM_VOLUME, late)
+    world.delete(at=time.time() - 60)
+    world.settle()
+    assert world.controllers.found[POD] == []
+    assert "taken away by force" in world.status()["message"]
+    assert world.cluster.events[-1].startswith("ForcedRelease: ")
+    assert world.metric("forced_releases_total") == 1
+    assert world.finalizers() == (False, False)
+
+
+@pytest.mark.parametrize("step", range(1, 9))
+def test_a_crash_after_any_call_of_the_server_is_made_good(step: int) -> None:
+    """Both on the way in and out: what was begun is finished by the next one."""
+    world = World()
+    world.make()
+
+    class Killed(Exception):
+        pass
+
+    left = [step]
+    patch = world.cluster.patch
+
+    def dying(*args: Any, **given: Any) -> Object:
+        found = patch(*args, **given)
+        left[0] -= 1
+        if left[0] == 0:
+            raise Killed
+        return found
+
+    world.cluster.patch = dying  # type: ignore[method-assign]
+    for deleted in (False, True):
+        if deleted:
+            world.delete()
+        try:
+            world.settle()
+        except Killed:
+            told = world.cluster.objects.get((VM_VOLUME.name, "extra"))
+            world.cache = Cache()
+            world.cache.put_machine(machine())
+            world.looked_at.append(("ns", "restarted"))
+            world.restart()
+            if told is not None:
+                world.cache.put_volume(VmVolume.of(told))
+                world.settle()
+            world.reconciler.orphan(("ns", "data"))
+    assert world.controllers.found[POD] == []
+    assert (VM_VOLUME.name, "extra") not in world.cluster.objects
+    assert world.finalizers() == (False, False)
+
+
+def test_a_machine_that_the_watch_does_not_know_is_asked_for_first(world: World) -> None:
+    """Before a LUN is taken away for the want of its machine."""
+    world.settle()
+    world.cache.drop_machine(("ns", "vm"))
+    world.cluster.machines["vm"] = machine()
+    world.settle()
+    assert len(world.controllers.found[POD]) == 1
+    del world.cluster.machines["vm"]
+    world.settle()
+    assert world.controllers.found[POD] == []
+    assert world.status()["phase"] == "Pending"
+    assert "node" not in world.status()
+
+
+def test_a_node_is_not_selected_again_at_once(world: World) -> None:
+    found = dict(world.cluster.objects[CLAIM.name, "data"])
+    found["status"] = {"phase": "Pending"}
+    world.cluster.put(CLAIM, found)
+    world.settle()
+    chosen = world.cluster.objects[CLAIM.name, "data"]["metadata"]
+    assert chosen["annotations"] == {"volume.kubernetes.io/selected-node": NODE}
+    again = dict(world.cluster.objects[CLAIM.name, "data"])
+    again["metadata"]["annotations"] = {}  # the provisioner could not
+    world.cluster.put(CLAIM, again)
+    world.cache.drop_claim(("ns", "data"))
+    wait = world.settle().again_s
+    assert wait is not None and 1.0 < wait <= 2.0
+    assert "could not be made on node" in world.status()["message"]
+
+
+def test_letting_go_lets_the_next_one_look(world: World) -> None:
+    world.settle()
+    world.make(vm_volume(name="second"))
+    world.settle("second")
+    assert "VmVolume extra has claim data" in world.status("second")["message"]
+    world.delete()
+    world.settle()
+    assert world.looked_at == [("ns", "second")]
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_only_a_claim_that_nobody_names_is_freed(world: World, named: bool) -> None:
+    world.settle()
+    if not named:
+        del world.cluster.objects[VM_VOLUME.name, "extra"]
+    world.cache.drop_volume(("ns", "extra"))
+    world.reconciler.orphan(("ns", "data"))
+    assert (world.controllers.found[POD] == []) == (not named)
+    assert world.finalizers()[1] == named
