@@ -16,7 +16,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Instant;
-use vhost_scsi::{Controllers, Settings};
+use vhost_scsi::{Controllers, Patience, Settings};
 
 /// Where the process keeps what it needs.
 #[derive(Clone, Debug)]
@@ -92,6 +92,7 @@ impl App {
             mode: cli.socket_mode,
             uid: None,
             gid: cli.socket_group,
+            patience: Patience::default(),
         };
         let notices = Arc::new(Notices::default());
         let noted = notices.clone();
@@ -271,9 +272,13 @@ impl App {
     }
 
     /// Stops in order: nothing is served any more, then the lvstores let go of their bdevs with
-    /// everything durable, then the threads end.
+    /// everything durable, then the threads end. Where I/O of a VM does not end, the process ends
+    /// as if it was killed: the kernel holds what that I/O needs, and the lvstores are recovered.
     pub fn stop(self) {
-        self.controllers.stop();
+        if !self.controllers.stop() {
+            tracing::error!("not stopped in order: I/O of a VM has not ended");
+            std::process::exit(1);
+        }
         self.exports.stop();
         for lvs in self.lvstores.lvstores() {
             if let Err(e) = self.lvstores.unload(&lvs.uuid.to_string()) {

@@ -88,7 +88,10 @@ pub fn controller(e: ControllerError) -> Error {
     let errno = match &e {
         ControllerError::Exists(_) | ControllerError::TargetTaken { .. } => Errno::Exist,
         ControllerError::NotFound(_) | ControllerError::NoTarget { .. } => Errno::NoDev,
-        ControllerError::Connected(_) | ControllerError::StillBusy { .. } => Errno::Busy,
+        ControllerError::Connected(_)
+        | ControllerError::Waiting { .. }
+        | ControllerError::StillBusy { .. }
+        | ControllerError::StillEnding { .. } => Errno::Busy,
         ControllerError::Full(_) => Errno::NoSpc,
         ControllerError::Name(_)
         | ControllerError::CpuMask(_)

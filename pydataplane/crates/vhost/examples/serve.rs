@@ -16,7 +16,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let reactors = Reactors::start(&[None], Idle::Adaptive { spin_us: 50 })?;
     let registry = Registry::new();
-    let settings = Settings { directory: directory.into(), mode: 0o660, uid: None, gid: None };
+    let settings = Settings {
+        directory: directory.into(),
+        mode: 0o660,
+        uid: None,
+        gid: None,
+        patience: vhost_scsi::Patience::default(),
+    };
     let controllers = Controllers::new(registry.clone(), reactors.handles(), settings);
     controllers.create("vm0", ControllerOptions::default())?;
     let malloc = |n: u64, mib: u64| -> Result<(), Box<dyn std::error::Error>> {
@@ -64,7 +70,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         };
         println!("{}", done.map_or_else(|e| format!("error: {e}"), |()| "ok".into()));
     }
-    controllers.stop();
+    assert!(controllers.stop(), "I/O does not end");
     reactors.stop();
     Ok(())
 }

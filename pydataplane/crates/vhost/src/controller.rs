@@ -11,6 +11,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -38,6 +39,10 @@ const BAN: Duration = Duration::from_secs(30);
 /// come and go keep the reactors from other guests for a small part of the time.
 const REST: u32 = 4;
 
+/// How long peers may wait in the socket's backlog until the I/O of the one before them has ended;
+/// then they are refused.
+const SUCCESSION: Duration = Duration::from_secs(5);
+
 /// A controller as all threads see it.
 pub(crate) struct Controller {
     pub(crate) name: String,
@@ -53,6 +58,8 @@ pub(crate) struct Controller {
     session: AtomicU64,
     started: AtomicBool,
     pub(crate) mailbox: Mailbox,
+    /// How long a message of a peer may wait for I/O in flight.
+    patience: Duration,
 }
 
 impl Controller {
@@ -64,7 +71,8 @@ impl Controller {
         listener: Listener,
         reactors: Vec<Handle>,
         accepts: bool,
-    ) -> io::Result<(Arc<Self>, JoinHandle<()>)> {
+        patience: Duration,
+    ) -> io::Result<(Arc<Self>, JoinHandle<()>, Receiver<()>)> {
         let (mailbox, inbox) = mailbox()?;
         let controller = Arc::new(Controller {
             name: name.to_owned(),
@@ -76,13 +84,17 @@ impl Controller {
             session: AtomicU64::new(0),
             started: AtomicBool::new(false),
             mailbox,
+            patience,
         });
         let server = Server {
             controller: Arc::clone(&controller),
-            listener,
+            listener: Some(listener),
             accepts,
             inbox,
             peer: None,
+            ending: None,
+            successor: None,
+            stopping: false,
             sessions: 0,
             removals: HashMap::new(),
             next_removal: 0,
@@ -91,8 +103,13 @@ impl Controller {
         };
         // The kernel keeps 15 bytes of a thread's name.
         let thread = std::thread::Builder::new().name(format!("vhost {name}"));
-        let thread = thread.spawn(move || server.run())?;
-        Ok((controller, thread))
+        let (runs, ended) = channel();
+        let thread = thread.spawn(move || {
+            server.run();
+            // Closed when all of it is gone.
+            drop(runs);
+        })?;
+        Ok((controller, thread, ended))
     }
 
     /// Numbers of targets that are being added; locked before [`Controller::targets`].
@@ -125,14 +142,31 @@ struct Removal {
     reply: Option<Reply<()>>,
 }
 
+/// A session whose peer is gone and whose I/O has not all ended.
+struct Ending {
+    device: Device,
+    /// Of the countdown of its I/O.
+    id: u64,
+    since: Instant,
+    /// How long its end kept the reactors, so far.
+    took: Duration,
+}
+
 /// The controller's thread.
 struct Server {
     controller: Arc<Controller>,
-    listener: Listener,
+    /// `None`: it is being deleted.
+    listener: Option<Listener>,
     /// Whether peers are taken; until then they wait in the socket's backlog.
     accepts: bool,
     inbox: Inbox,
     peer: Option<Peer>,
+    /// The session before; while it is there, there is no peer.
+    ending: Option<Ending>,
+    /// Who takes its place then.
+    successor: Option<UnixStream>,
+    /// To end as soon as no session is left.
+    stopping: bool,
     /// Peers so far; names the session of the present one.
     sessions: u64,
     removals: HashMap<u64, Removal>,
@@ -159,10 +193,10 @@ impl Server {
             // Orders first: a removal is to be seen before more I/O is set up.
             self.inbox.rest();
             while let Some(order) = self.inbox.next() {
-                if !self.obey(order) {
-                    self.end(&End::Disconnected);
-                    return;
-                }
+                self.obey(order);
+            }
+            if self.stopping && self.ending.is_none() {
+                return;
             }
             if ready.control {
                 self.with_device(Device::control_kick);
@@ -185,7 +219,8 @@ impl Server {
             }
             // One that hung up is heard to its end first: it has left, and is no reason to refuse
             // its successor.
-            if ready.connection && !self.peer.as_ref().is_some_and(Peer::has_hung_up) {
+            let succeeds = self.ending.as_ref().is_none_or(|e| e.since.elapsed() >= SUCCESSION);
+            if ready.connection && succeeds && !self.peer.as_ref().is_some_and(Peer::has_hung_up) {
                 self.accept();
             }
         }
@@ -202,9 +237,11 @@ impl Server {
             (fds.len() > at).then_some(at)
         };
         let ban = self.banned.map(|end| end.saturating_duration_since(Instant::now()));
-        let ban = ban.filter(|left| !left.is_zero());
-        let accepts = self.accepts && ban.is_none();
-        let connection = add(accepts.then(|| self.listener.as_fd()));
+        let ending = self.ending.as_ref().map(|e| SUCCESSION.saturating_sub(e.since.elapsed()));
+        let closed = [ban, ending].into_iter().flatten().filter(|left| !left.is_zero()).max();
+        let accepts = self.accepts && closed.is_none();
+        let listener = self.listener.as_ref().filter(|_| accepts);
+        let connection = add(listener.map(AsFd::as_fd));
         let message = add(self.peer.as_ref().map(Peer::fd));
         let control = add(device.and_then(Device::control_fd));
         let event = add(device.and_then(Device::event_fd));
@@ -213,7 +250,7 @@ impl Server {
         let pause = match (backlog, polled) {
             (true, _) => Some(Duration::ZERO),
             (false, true) => Some(POLLED_CONTROL),
-            (false, false) => ban,
+            (false, false) => closed,
         };
         let timeout = pause.map(|pause| Timespec {
             tv_sec: pause.as_secs() as i64,
@@ -238,19 +275,22 @@ impl Server {
         }
     }
 
-    fn with_device(&mut self, f: impl FnOnce(&mut Device)) {
-        if let Some(peer) = &self.peer {
-            f(&mut peer.handler().device);
+    /// Calls `f` with the device, if there is one: of the peer, or of the one before.
+    fn with_device<R>(&mut self, f: impl FnOnce(&mut Device) -> R) -> Option<R> {
+        match (&self.peer, &mut self.ending) {
+            (Some(peer), _) => Some(f(&mut peer.handler().device)),
+            (None, Some(ending)) => Some(f(&mut ending.device)),
+            (None, None) => None,
         }
     }
 
     /// Takes the connection that waits.
     fn accept(&mut self) {
         let name = &self.controller.name;
-        let stream = match self.listener.accept() {
-            Ok(Some(stream)) => stream,
-            Ok(None) => return,
-            Err(why) => {
+        let stream = match self.listener.as_ref().map(Listener::accept) {
+            Some(Ok(Some(stream))) => stream,
+            None | Some(Ok(None)) => return,
+            Some(Err(why)) => {
                 tracing::error!(controller = name, "cannot accept a connection: {why}");
                 // Out of descriptors, most likely: do not spin.
                 std::thread::sleep(POLLED_CONTROL);
@@ -268,7 +308,14 @@ impl Server {
             }
             Some(_) => {
                 self.end(&End::Broken("it never said anything, and another came".into()));
-                self.begin(stream);
+                self.successor = Some(stream);
+            }
+            None if self.ending.is_some() => {
+                tracing::warn!(
+                    controller = name,
+                    "refused a peer: I/O of the one before has not ended; see what its volumes are on"
+                );
+                self.banned = Some(Instant::now() + POLLED_CONTROL);
             }
             None => self.begin(stream),
         }
@@ -284,6 +331,7 @@ impl Server {
             reactors: &controller.reactors,
             counters: &controller.counters,
             mailbox: &controller.mailbox,
+            patience: controller.patience,
         };
         let targets = controller.targets();
         let there = targets.iter().flatten().filter(|t| !t.leaving);
@@ -300,37 +348,70 @@ impl Server {
         self.setup = since.elapsed();
     }
 
-    /// Ends the session: its I/O, its rings, its memory. Targets that were being removed are free.
+    /// Ends the session: closes the connection at once, and the rest ([`Server::ended`]) when its
+    /// I/O has ended. Memory that I/O may go to is never unmapped before, however long it takes.
     fn end(&mut self, why: &End) {
         let Some(peer) = self.peer.take() else { return };
         let since = Instant::now();
-        peer.handler().device.disconnect();
-        drop(peer);
-        // Not for the time that its I/O took.
-        let pause = (self.setup + since.elapsed().min(self.setup)) * REST;
-        self.banned = Some(Instant::now() + pause);
-        self.controller.session.store(0, Ordering::Relaxed);
+        self.next_removal += 1;
+        let id = self.next_removal;
+        let mut device = peer.into_device();
+        device.disconnect(id, matches!(why, End::Stuck(_)));
+        self.ending = Some(Ending { device, id, since, took: since.elapsed() });
         self.controller.started.store(false, Ordering::Relaxed);
         let name = &self.controller.name;
         match why {
             End::Disconnected => tracing::info!(controller = name, "{why}"),
             End::Broken(_) => tracing::warn!(controller = name, "the session ended: {why}"),
-        }
-        for (_, removal) in std::mem::take(&mut self.removals) {
-            self.removed(removal);
+            End::Stuck(_) => tracing::error!(controller = name, "the session ended: {why}"),
         }
     }
 
-    /// Does what was asked; `false`: to end.
-    fn obey(&mut self, order: Order) -> bool {
+    /// The last I/O of a session has ended: its rings and its memory go, targets that were being
+    /// removed are free, and the next peer may come.
+    fn ended(&mut self) {
+        let Some(mut ending) = self.ending.take() else { return };
+        let since = Instant::now();
+        ending.device.close_all();
+        let took = ending.took + since.elapsed();
+        drop(ending);
+        // Not for the time that its I/O took.
+        let pause = (self.setup + took.min(self.setup)) * REST;
+        self.banned = self.banned.max(Some(Instant::now() + pause));
+        self.controller.session.store(0, Ordering::Relaxed);
+        for (_, removal) in std::mem::take(&mut self.removals) {
+            self.removed(removal);
+        }
+        if let Some(stream) = self.successor.take().filter(|_| !self.stopping) {
+            self.begin(stream);
+        }
+    }
+
+    /// Does what was asked.
+    fn obey(&mut self, order: Order) {
         match order {
-            Order::Add { target, reply } => _ = reply.send(self.add(*target)),
+            // Whoever waits for the reply sees that there is none.
+            Order::Add { .. } if self.stopping => {}
+            Order::Add { target, reply } => {
+                if let Some(target) = target.take() {
+                    _ = reply.send(self.add(target));
+                }
+            }
             Order::Remove { target, reply } => self.remove(target, reply),
-            Order::Resized { target } => self.with_device(|d| d.tell(Event::Resized(target))),
+            Order::Resized { target } => _ = self.with_device(|d| d.tell(Event::Resized(target))),
             Order::Accept => self.accepts = true,
             Order::IsConnected { reply } => _ = reply.send(self.peer.is_some()),
-            Order::Stop => return false,
-            Order::Drained { id } if id & TMF_ID != 0 => self.with_device(|d| d.tmf_drained(id)),
+            Order::Stop => {
+                self.stopping = true;
+                self.listener = None;
+                self.end(&End::Disconnected);
+            }
+            Order::Drained { id } if id & TMF_ID != 0 => {
+                self.with_device(|d| d.tmf_drained(id));
+            }
+            Order::Drained { id } if self.ending.as_ref().is_some_and(|e| e.id == id) => {
+                self.ended();
+            }
             Order::Drained { id } => {
                 if let Some(removal) = self.removals.remove(&id) {
                     self.with_device(|d| d.close(removal.target));
@@ -353,7 +434,6 @@ impl Server {
             // Of a session that is over.
             Order::QueueFailed { .. } | Order::MemoryFault { .. } | Order::Blocked { .. } => {}
         }
-        true
     }
 
     fn add(&mut self, target: Target) -> Result<(), bdev::OpenError> {
@@ -377,8 +457,7 @@ impl Server {
         }
         self.next_removal += 1;
         let (id, removal) = (self.next_removal, Removal { target: number, reply });
-        let drains = self.peer.as_ref().is_some_and(|p| p.handler().device.leave(number, id));
-        match drains {
+        match self.with_device(|d| d.leave(number, id)) == Some(true) {
             true => _ = self.removals.insert(id, removal),
             false => self.removed(removal),
         }

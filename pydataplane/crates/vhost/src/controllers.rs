@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -16,14 +16,28 @@ use serde::Serialize;
 use crate::controller::Controller;
 use crate::defs::MAX_TARGETS;
 use crate::lun::{Target, TargetOptions, Times};
-use crate::mailbox::Order;
+use crate::mailbox::{Order, Parcel};
 use crate::socket::{Listener, SocketError, SocketOptions};
 use crate::stats::{ControllerStats, LunStats};
 
 /// Bytes of a controller's name, at most.
 pub const MAX_NAME: usize = 64;
-/// How long [`Controllers::remove_target`] waits for I/O in flight.
-pub const REMOVE_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long is waited for I/O in flight. When it does not end, whoever waited goes on, and the I/O
+/// keeps what it needs: memory of a VM is never unmapped, and a bdev never closed, before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// By a method of [`Controllers`].
+    pub method: Duration,
+    /// By a message of a VM: a stop of its rings, a change of its memory. Its QEMU stands still
+    /// meanwhile; then its session ends. Longer than disks take to give a request up.
+    pub message: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Patience { method: Duration::from_secs(30), message: Duration::from_secs(120) }
+    }
+}
 
 /// Where the sockets are and who may connect.
 #[derive(Clone, Debug)]
@@ -36,6 +50,8 @@ pub struct Settings {
     pub uid: Option<u32>,
     /// Group of a socket, if not the process's group.
     pub gid: Option<u32>,
+    /// How long is waited for I/O in flight.
+    pub patience: Patience,
 }
 
 /// How a controller is made.
@@ -102,13 +118,37 @@ pub enum ControllerError {
     /// I/O of the guest did not end in time; the target goes away when it does.
     #[error(
         "target {target} of controller {controller} still has I/O in flight after {} s; it will be removed when that ends",
-        REMOVE_TIMEOUT.as_secs()
+        waited.as_secs()
     )]
     StillBusy {
         /// Name of the controller.
         controller: String,
         /// The number.
         target: u8,
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// The thread of the controller waits for I/O of its guest. Nothing was done.
+    #[error(
+        "controller {controller} still waits for I/O of its VM after {} s; see what its bdevs are on, and try again",
+        waited.as_secs()
+    )]
+    Waiting {
+        /// Name of the controller.
+        controller: String,
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// I/O of the guest did not end in time; the controller is gone but for that.
+    #[error(
+        "controller {controller} is deleted, but still has I/O in flight after {} s; its bdevs stay in use until that ends",
+        waited.as_secs()
+    )]
+    StillEnding {
+        /// Name of the controller.
+        controller: String,
+        /// How long was waited.
+        waited: Duration,
     },
     /// The volume is not there, or somebody else holds it.
     #[error(transparent)]
@@ -234,6 +274,8 @@ struct Entry {
     controller: Arc<Controller>,
     options: ControllerOptions,
     thread: JoinHandle<()>,
+    /// Closed by the thread when it ends.
+    ended: Receiver<()>,
 }
 
 struct Inner {
@@ -273,6 +315,10 @@ impl Controllers {
         self.inner.entries()
     }
 
+    fn patience(&self) -> Duration {
+        self.inner.settings.patience.method
+    }
+
     fn find(&self, name: &str) -> Result<Arc<Controller>, ControllerError> {
         let entries = self.entries();
         let entry = entries.get(name).ok_or_else(|| ControllerError::NotFound(name.into()))?;
@@ -298,10 +344,11 @@ impl Controllers {
             gid: options.socket_gid.or(settings.gid),
         };
         let listener = Listener::bind(&socket)?;
-        let (controller, thread) =
-            Controller::start(name, socket, listener, reactors, !options.delay)
+        let patience = settings.patience.message;
+        let (controller, thread, ended) =
+            Controller::start(name, socket, listener, reactors, !options.delay, patience)
                 .map_err(|why| ControllerError::Start { name: name.into(), why })?;
-        entries.insert(name.into(), Entry { controller, options, thread });
+        entries.insert(name.into(), Entry { controller, options, thread, ended });
         Ok(())
     }
 
@@ -312,20 +359,26 @@ impl Controllers {
     }
 
     /// Deletes a controller with its targets and its socket. One that a VM is connected to is
-    /// left alone, unless `force`: then the VM loses its disks.
+    /// left alone, unless `force`: then the VM loses its disks. I/O that does not end keeps the VM's
+    /// memory and the bdevs, not the controller ([`ControllerError::StillEnding`]).
     pub fn delete(&self, name: &str, force: bool) -> Result<(), ControllerError> {
         let controller = self.find(name)?;
         if !force {
             let (reply, answer) = channel();
             controller.mailbox.send(Order::IsConnected { reply });
-            if answer.recv().unwrap_or(false) {
+            // A thread that does not answer waits for I/O of a peer's.
+            let connected = answer.recv_timeout(self.patience());
+            if matches!(connected, Ok(true) | Err(RecvTimeoutError::Timeout)) {
                 return Err(ControllerError::Connected(name.into()));
             }
         }
         let entry = self.entries().remove(name);
         let entry = entry.ok_or_else(|| ControllerError::NotFound(name.into()))?;
-        entry.stop();
-        Ok(())
+        let waited = self.patience();
+        match entry.stop(waited) {
+            true => Ok(()),
+            false => Err(ControllerError::StillEnding { controller: name.into(), waited }),
+        }
     }
 
     /// Shows the bdev `bdev_name` as target `number`, or the lowest free one for -1. A connected
@@ -361,8 +414,19 @@ impl Controllers {
         let times = Times::new();
         let target = Target { number, shared, options, times, leaving: false, counters, claim };
         let (reply, answer) = channel();
-        controller.mailbox.send(Order::Add { target: Box::new(target), reply });
-        answer.recv().map_err(|_| ControllerError::NotFound(name.into()))??;
+        let parcel = Parcel::new(target);
+        controller.mailbox.send(Order::Add { target: parcel.clone(), reply });
+        let waited = self.patience();
+        let added = match answer.recv_timeout(waited) {
+            Err(RecvTimeoutError::Timeout) if parcel.take().is_some() => {
+                return Err(ControllerError::Waiting { controller: name.into(), waited });
+            }
+            // It is being carried out.
+            Err(RecvTimeoutError::Timeout) => answer.recv().ok(),
+            Err(RecvTimeoutError::Disconnected) => None,
+            Ok(added) => Some(added),
+        };
+        added.ok_or_else(|| ControllerError::NotFound(name.into()))??;
         Ok(number)
     }
 
@@ -377,9 +441,12 @@ impl Controllers {
         }
         let (reply, answer) = channel();
         controller.mailbox.send(Order::Remove { target, reply: Some(reply) });
-        answer
-            .recv_timeout(REMOVE_TIMEOUT)
-            .map_err(|_| ControllerError::StillBusy { controller: name.into(), target })
+        let waited = self.patience();
+        answer.recv_timeout(waited).map_err(|_| ControllerError::StillBusy {
+            controller: name.into(),
+            target,
+            waited,
+        })
     }
 
     /// All controllers, or the one named.
@@ -428,11 +495,13 @@ impl Controllers {
         Ok(wanted.map(one).collect())
     }
 
-    /// Ends all sessions and removes all controllers: before the reactors stop.
-    pub fn stop(&self) {
+    /// Ends all sessions and removes all controllers: before the reactors stop. `false`: I/O of some
+    /// does not end, so that reactors and bdevs must be left as they are.
+    #[must_use]
+    pub fn stop(&self) -> bool {
         let all = std::mem::take(&mut *self.entries());
         all.values().for_each(|e| e.controller.mailbox.send(Order::Stop));
-        all.into_values().for_each(Entry::stop);
+        all.into_values().fold(true, |all, entry| entry.stop(self.patience()) && all)
     }
 
     fn reactors_of(&self, cpumask: Option<&str>) -> Result<Vec<Handle>, ControllerError> {
@@ -449,11 +518,19 @@ impl Controllers {
 }
 
 impl Entry {
-    fn stop(self) {
+    /// Ends its session and its thread; `false`: not in time, and the thread goes on until the I/O
+    /// has ended.
+    fn stop(self, patience: Duration) -> bool {
         self.controller.mailbox.send(Order::Stop);
-        if self.thread.join().is_err() {
-            tracing::error!(controller = self.controller.name, "its thread panicked");
+        let name = &self.controller.name;
+        if self.ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
+            tracing::error!(controller = name, "deleted, but I/O of its VM has not ended");
+            return false;
         }
+        if self.thread.join().is_err() {
+            tracing::error!(controller = name, "its thread panicked");
+        }
+        true
     }
 }
 

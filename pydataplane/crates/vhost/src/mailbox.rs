@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -16,8 +16,8 @@ pub(crate) type Reply<T> = Sender<T>;
 
 /// What a controller's thread is asked or told.
 pub(crate) enum Order {
-    /// Put a target in place; the place is free and reserved.
-    Add { target: Box<Target>, reply: Reply<Result<(), bdev::OpenError>> },
+    /// Put a target in place, if it is still wanted; the place is free and reserved.
+    Add { target: Parcel<Target>, reply: Reply<Result<(), bdev::OpenError>> },
     /// Take a target away; the answer comes when nothing is in flight on it.
     Remove { target: u8, reply: Option<Reply<()>> },
     /// The size of the bdev behind a target changed.
@@ -36,6 +36,26 @@ pub(crate) enum Order {
     MemoryFault { session: u64 },
     /// The peer's eventfd blocked a reactor.
     Blocked { session: u64 },
+}
+
+/// Something that is handed over, which the giver may take back until it is taken.
+pub(crate) struct Parcel<T>(Arc<Mutex<Option<T>>>);
+
+impl<T> Clone for Parcel<T> {
+    fn clone(&self) -> Self {
+        Parcel(Arc::clone(&self.0))
+    }
+}
+
+impl<T> Parcel<T> {
+    pub(crate) fn new(what: T) -> Self {
+        Parcel(Arc::new(Mutex::new(Some(what))))
+    }
+
+    /// What is in it, for the first who asks.
+    pub(crate) fn take(&self) -> Option<T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
 }
 
 /// Sends orders to a controller's thread, from any thread.
@@ -137,18 +157,25 @@ impl Countdown {
         }
     }
 
-    /// Waits for zero. Says what it waits for, as `what` completes it, while it takes long.
-    pub(crate) fn wait(&self, what: &str) {
+    /// Waits for zero, but not longer than `most`; whether it came. Says what it waits for, as `what`
+    /// completes it, while it takes long.
+    pub(crate) fn wait(&self, what: &str, most: Duration) -> bool {
         /// How often a long wait is logged.
         const PATIENCE: Duration = Duration::from_secs(5);
+        let end = Instant::now() + most;
         let mut left = self.lock();
         while *left > 0 {
+            let pause = PATIENCE.min(end.saturating_duration_since(Instant::now()));
+            if pause.is_zero() {
+                return false;
+            }
             let (now, timeout) =
-                self.zero.wait_timeout(left, PATIENCE).unwrap_or_else(PoisonError::into_inner);
+                self.zero.wait_timeout(left, pause).unwrap_or_else(PoisonError::into_inner);
             left = now;
             if timeout.timed_out() && *left > 0 {
                 tracing::warn!("still waiting for I/O in flight: {what}");
             }
         }
+        true
     }
 }

@@ -28,7 +28,7 @@ use vhost::vhost_user::{
 use vhost::VhostUserMemoryRegionBase;
 
 use crate::defs::{Config, MAX_QUEUES, MAX_REQUEST_QUEUES, OFFERED_FEATURES};
-use crate::device::{Addresses, Device};
+use crate::device::{Addresses, Device, DeviceError};
 
 /// How long a peer may take over the rest of a message that it began, or over taking a reply.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -61,6 +61,9 @@ pub(crate) enum End {
     /// The peer broke the protocol, or cannot be answered.
     #[error("{0}")]
     Broken(String),
+    /// What the peer waits for does not end.
+    #[error("{0}; the VM loses its disks")]
+    Stuck(String),
 }
 
 impl Peer {
@@ -85,6 +88,14 @@ impl Peer {
     /// Whether the peer has sent at least one message.
     pub(crate) fn spoke(&self) -> bool {
         self.spoke
+    }
+
+    /// Closes the connection and leaves the device.
+    pub(crate) fn into_device(self) -> Device {
+        let Peer { requests, handler, .. } = self;
+        drop(requests);
+        let handler = Arc::into_inner(handler).expect("the connection had the only other one");
+        handler.into_inner().unwrap_or_else(PoisonError::into_inner).device
     }
 
     /// The device. Only the controller's thread takes this lock, never while it handles a message.
@@ -154,7 +165,7 @@ impl Peer {
         self.wait_until_whole()?;
         let result = self.requests.handle_request();
         if let Some(why) = self.handler().fatal.take() {
-            return Err(End::Broken(why));
+            return Err(why);
         }
         match result {
             Ok(()) => {
@@ -183,14 +194,27 @@ impl Peer {
 pub(crate) struct Handler {
     pub(crate) device: Device,
     /// The session must end: an error that could not be answered.
-    fatal: Option<String>,
+    fatal: Option<End>,
 }
 
 impl Handler {
     /// An error of a message whose sender waits for a reply that will not come.
     fn fatal<T>(&mut self, why: impl ToString) -> Result<T> {
-        self.fatal = Some(why.to_string());
+        self.fatal = Some(End::Broken(why.to_string()));
         Err(Error::BackendInternalError)
+    }
+
+    /// What the device says to a message. The session does not survive a wait that did not end: the
+    /// message was half done.
+    fn did<T>(&mut self, outcome: std::result::Result<T, DeviceError>) -> Result<T> {
+        match outcome {
+            Ok(done) => Ok(done),
+            Err(why @ DeviceError::Stuck { .. }) => {
+                self.fatal = Some(End::Stuck(why.to_string()));
+                Err(Error::BackendInternalError)
+            }
+            Err(why) => Err(refuse(why)),
+        }
     }
 }
 
@@ -233,13 +257,13 @@ impl VhostUserBackendReqHandlerMut for Handler {
     }
 
     fn reset_owner(&mut self) -> Result<()> {
-        self.device.reset();
-        Ok(())
+        let outcome = self.device.reset();
+        self.did(outcome)
     }
 
     fn reset_device(&mut self) -> Result<()> {
-        self.device.reset();
-        Ok(())
+        let outcome = self.device.reset();
+        self.did(outcome)
     }
 
     fn get_features(&mut self) -> Result<u64> {
@@ -247,7 +271,8 @@ impl VhostUserBackendReqHandlerMut for Handler {
     }
 
     fn set_features(&mut self, features: u64) -> Result<()> {
-        self.device.set_features(features).map_err(refuse)
+        let outcome = self.device.set_features(features);
+        self.did(outcome)
     }
 
     fn set_mem_table(
@@ -258,12 +283,13 @@ impl VhostUserBackendReqHandlerMut for Handler {
     ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
         let table: Vec<_> =
             regions.iter().map(region).zip(files.into_iter().map(OwnedFd::from)).collect();
-        self.device.change_memory(|_| GuestMemory::map(table)).map_err(refuse)?;
-        Ok(None)
+        let outcome = self.device.change_memory(|_| GuestMemory::map(table));
+        self.did(outcome).map(|()| None)
     }
 
     fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
-        self.device.set_size(index, num).map_err(refuse)
+        let outcome = self.device.set_size(index, num);
+        self.did(outcome)
     }
 
     fn set_vring_addr(
@@ -278,30 +304,36 @@ impl VhostUserBackendReqHandlerMut for Handler {
         let logged = flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG);
         let addresses =
             Addresses { desc: descriptor, avail: available, used, log: logged.then_some(log) };
-        self.device.set_addresses(index, addresses).map_err(refuse)
+        let outcome = self.device.set_addresses(index, addresses);
+        self.did(outcome)
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
-        self.device.set_base(index, base).map_err(refuse)
+        let outcome = self.device.set_base(index, base);
+        self.did(outcome)
     }
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
         match self.device.take_base(index) {
             Ok(base) => Ok(VhostUserVringState::new(index, u32::from(base))),
+            Err(why @ DeviceError::Stuck { .. }) => self.did(Err(why)),
             Err(why) => self.fatal(why),
         }
     }
 
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        self.device.set_kick(u32::from(index), eventfd(fd)?).map_err(refuse)
+        let outcome = self.device.set_kick(u32::from(index), eventfd(fd)?);
+        self.did(outcome)
     }
 
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        self.device.set_call(u32::from(index), eventfd(fd)?).map_err(refuse)
+        let outcome = self.device.set_call(u32::from(index), eventfd(fd)?);
+        self.did(outcome)
     }
 
     fn set_vring_err(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        self.device.set_err(u32::from(index), eventfd(fd)?).map_err(refuse)
+        let outcome = self.device.set_err(u32::from(index), eventfd(fd)?);
+        self.did(outcome)
     }
 
     fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
@@ -322,7 +354,8 @@ impl VhostUserBackendReqHandlerMut for Handler {
     }
 
     fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
-        self.device.set_enabled(index, enable).map_err(refuse)
+        let outcome = self.device.set_enabled(index, enable);
+        self.did(outcome)
     }
 
     fn get_config(
@@ -358,21 +391,22 @@ impl VhostUserBackendReqHandlerMut for Handler {
         _postcopy_listening: Option<bool>,
     ) -> Result<Option<VhostUserMemoryRegionBase>> {
         let (spec, fd) = (region(spec), OwnedFd::from(fd));
-        self.device.change_memory(|old| old.with_region(spec, &fd)).map_err(refuse)?;
-        Ok(None)
+        let outcome = self.device.change_memory(|old| old.with_region(spec, &fd));
+        self.did(outcome).map(|()| None)
     }
 
     fn remove_mem_region(&mut self, spec: &VhostUserSingleMemoryRegion) -> Result<()> {
         let spec = region(spec);
-        self.device.change_memory(|old| old.without_region(spec)).map_err(refuse)
+        let outcome = self.device.change_memory(|old| old.without_region(spec));
+        self.did(outcome)
     }
 
     fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
         let (offset, size) = (log.mmap_offset, log.mmap_size);
         match DirtyLog::new(file.as_fd(), offset, size) {
             Ok(log) => {
-                self.device.set_log(log);
-                Ok(())
+                let outcome = self.device.set_log(log);
+                self.did(outcome)
             }
             // QEMU waits for a reply that a failure does not get.
             Err(why) => self.fatal(why),

@@ -355,17 +355,24 @@ fn remove_target(app: &App, p: &RemoveTarget) -> Result<bool, Error> {
 
 fn delete(app: &App, p: &Delete) -> Result<bool, Error> {
     let key = state::controller_key(&p.ctrlr);
-    if let Err(e) = app.controllers.delete(&p.ctrlr, p.force.unwrap_or(false))
+    let deleted = app.controllers.delete(&p.ctrlr, p.force.unwrap_or(false));
+    // It is gone but for the I/O, and does not come back.
+    let lingers = matches!(deleted, Err(ControllerError::StillEnding { .. }));
+    if deleted.is_err()
+        && !lingers
         && app.config().get(&key).is_none_or(|item| item.problem.is_none())
     {
-        return Err(errors::controller(e));
+        return deleted.map(|()| true).map_err(errors::controller);
     }
     app.config().forget(|item| {
         item.call.params.get("ctrlr").and_then(|v| v.as_str()) == Some(p.ctrlr.as_str())
     });
     // Only an empty folder is removed, and a socket that is none is left alone.
     _ = own_folder(app, &p.ctrlr).map(fs::remove_dir);
-    Ok(true)
+    match deleted {
+        Err(e) if lingers => Err(errors::controller(e)),
+        _ => Ok(true),
+    }
 }
 
 fn set_coalescing(app: &App, p: &Coalescing) -> Result<bool, Error> {

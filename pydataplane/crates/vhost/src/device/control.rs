@@ -9,8 +9,8 @@ use std::sync::Arc;
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U32;
 
-use super::Device;
 use super::side::Chain;
+use super::{Device, DeviceError};
 use crate::defs::{AnRequest, CONTROL_QUEUE, LunAddress, TmfRequest, control, response};
 use crate::mailbox::Countdown;
 use crate::poller::Selector;
@@ -204,10 +204,12 @@ impl Device {
     }
 
     /// Waits for all task management functions and answers them: the control queue stops.
-    pub(super) fn finish_tmfs(&mut self) {
-        for tmf in std::mem::take(&mut self.tmfs) {
-            tmf.countdown.wait(&format!("a task management function of {}", self.name));
+    pub(super) fn finish_tmfs(&mut self) -> Result<(), DeviceError> {
+        while let Some(tmf) = self.tmfs.first() {
+            self.wait(&tmf.countdown, "a task management function")?;
+            let tmf = self.tmfs.swap_remove(0);
             self.answer(&tmf.chain, &[response::OK]);
         }
+        Ok(())
     }
 }

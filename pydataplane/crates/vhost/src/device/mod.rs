@@ -12,6 +12,7 @@ mod side;
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bdev::OpenError;
 use guestmem::{DirtyLog, GuestMemory, LogError, MapError};
@@ -50,6 +51,9 @@ pub(crate) enum DeviceError {
     Memory(#[from] MapError),
     #[error(transparent)]
     Log(#[from] LogError),
+    /// The session must end: nothing more can be done in its order.
+    #[error("{what} still waits for I/O in flight after {} s", waited.as_secs())]
+    Stuck { what: &'static str, waited: Duration },
 }
 
 /// The session's part on one reactor.
@@ -77,6 +81,8 @@ pub(crate) struct Place<'a> {
     /// Counters of the controller: one for each reactor, then one for the controller's thread.
     pub(crate) counters: &'a [Arc<ControllerCounters>],
     pub(crate) mailbox: &'a Mailbox,
+    /// How long a message of the peer may wait for I/O in flight.
+    pub(crate) patience: Duration,
 }
 
 /// The device of one session.
@@ -85,6 +91,7 @@ pub(crate) struct Device {
     workers: Vec<Worker>,
     counters: Arc<ControllerCounters>,
     mailbox: Mailbox,
+    patience: Duration,
     seats: Box<[Option<Seat>]>,
 
     features: u64,
@@ -122,6 +129,7 @@ impl Device {
             workers: workers.collect(),
             counters: Arc::clone(&place.counters[place.reactors.len()]),
             mailbox: place.mailbox.clone(),
+            patience: place.patience,
             seats: (0..MAX_TARGETS).map(|_| None).collect(),
             features: 0,
             table: GuestMemory::empty(),
@@ -164,12 +172,12 @@ impl Device {
                 Ok(())
             });
             if let Err(why) = opened {
-                self.workers.iter().for_each(|w| w.call(move |p| p.leave_unit(number)));
-                self.drain(Selector::Target(number), "a target that failed to open");
+                // No request has found it yet on any of them.
                 self.workers.iter().for_each(|w| w.call(move |p| p.remove_unit(number)));
                 return Err(why);
             }
         }
+        self.workers.iter().for_each(|w| w.call(move |p| p.show_unit(number)));
         let (shared, times) = (Arc::clone(&target.shared), Arc::clone(&target.times));
         times.begin();
         self.seats[usize::from(number)] = Some(Seat { shared, nexus, times, leaving: false });
@@ -212,12 +220,12 @@ impl Device {
         let changed = self.features ^ features;
         self.features = features;
         if changed & F_LOG_ALL != 0 {
-            self.apply_memory();
+            self.apply_memory()?;
         }
         if changed & OF_RINGS != 0 {
             for index in 0..self.rings.len() {
-                self.stop(index);
-                self.try_settle(index);
+                self.stop(index)?;
+                self.try_settle(index)?;
             }
         }
         Ok(())
@@ -229,15 +237,15 @@ impl Device {
         change: impl FnOnce(&GuestMemory) -> Result<GuestMemory, MapError>,
     ) -> Result<(), DeviceError> {
         self.table = change(&self.table)?;
-        self.apply_memory();
-        Ok(())
+        self.apply_memory()
     }
 
     /// SET_LOG_BASE.
-    pub(crate) fn set_log(&mut self, log: DirtyLog) {
+    pub(crate) fn set_log(&mut self, log: DirtyLog) -> Result<(), DeviceError> {
         self.log = Some(Arc::new(log));
-        if self.features & F_LOG_ALL != 0 {
-            self.apply_memory();
+        match self.features & F_LOG_ALL {
+            0 => Ok(()),
+            _ => self.apply_memory(),
         }
     }
 
@@ -254,13 +262,13 @@ impl Device {
     /// Lets every queue go on in the table and log as they are now: none takes requests, all
     /// drain, all swap. A queue whose rings are not in the new table stops; it goes on where it
     /// was once they are back.
-    fn apply_memory(&mut self) {
+    fn apply_memory(&mut self) -> Result<(), DeviceError> {
         let log = self.log.clone().filter(|_| self.features & F_LOG_ALL != 0);
         let memory = Arc::new(self.table.with_log(log));
         self.workers.iter().for_each(|w| w.call(DevicePoller::pause));
-        self.drain(Selector::All, "the memory table changes");
+        self.drain(Selector::All, "a change of the memory table")?;
         // Their requests have ended too; the answers belong into the memory that they came from.
-        self.finish_tmfs();
+        self.finish_tmfs()?;
         let mut lost = Vec::new();
         for worker in &self.workers {
             let memory = Arc::clone(&memory);
@@ -274,10 +282,11 @@ impl Device {
         }
         self.remap_side_queues();
         for index in 0..self.rings.len() {
-            self.try_settle(index);
+            self.try_settle(index)?;
         }
         // What waited for the functions that were answered above.
         self.serve_control();
+        Ok(())
     }
 
     fn lost(&mut self, queue: RequestQueue, why: Failure) {
@@ -288,9 +297,16 @@ impl Device {
     }
 
     /// Waits until the selected requests have ended.
-    fn drain(&self, selector: Selector, why: &str) {
+    fn drain(&self, selector: Selector, what: &'static str) -> Result<(), DeviceError> {
         let countdown = self.start_drain(selector, None);
-        countdown.wait(&format!("{} of {}", why, self.name));
+        self.wait(&countdown, what)
+    }
+
+    fn wait(&self, countdown: &Countdown, what: &'static str) -> Result<(), DeviceError> {
+        match countdown.wait(&format!("{what} of {}", self.name), self.patience) {
+            true => Ok(()),
+            false => Err(DeviceError::Stuck { what, waited: self.patience }),
+        }
     }
 
     fn start_drain(&self, selector: Selector, tell: Option<u64>) -> Arc<Countdown> {
@@ -303,11 +319,23 @@ impl Device {
         countdown
     }
 
-    /// The peer is gone: ends all I/O, closes everything and lets go of its memory.
-    pub(crate) fn disconnect(&mut self) {
+    /// The peer is gone: no request is taken any more. Memory stays mapped and volumes stay open
+    /// until the last one in flight has ended; [`crate::mailbox::Order::Drained`] with `id` follows
+    /// then, and [`Device::close_all`]. `muted`: what ends is not told to the guest, which was told
+    /// or has to assume that the rings are its own again.
+    pub(crate) fn disconnect(&mut self, id: u64, muted: bool) {
         self.workers.iter().for_each(|w| w.call(DevicePoller::pause));
-        self.drain(Selector::All, "the peer disconnected");
-        self.finish_tmfs();
+        if muted {
+            self.workers.iter().for_each(|w| w.call(DevicePoller::mute));
+        }
+        self.control = None;
+        self.events = None;
+        self.tmfs.clear();
+        self.start_drain(Selector::All, Some(id));
+    }
+
+    /// Closes everything and lets go of the memory, with nothing in flight.
+    pub(crate) fn close_all(&mut self) {
         for Worker { reactor, poller } in self.workers.drain(..) {
             reactor.call(move |cx| {
                 let kicks = cx.poller_mut::<DevicePoller>(poller).map(|p| p.kick_fds());
@@ -316,8 +344,6 @@ impl Device {
                 drop(cx.remove_poller(poller));
             });
         }
-        self.control = None;
-        self.events = None;
     }
 }
 

@@ -65,10 +65,9 @@ impl Device {
         if !size.is_power_of_two() || size > virtqueue::MAX_QUEUE_SIZE {
             return Err(bad(size));
         }
-        self.stop(at);
+        self.stop(at)?;
         self.rings[at].size = size;
-        self.try_settle(at);
-        Ok(())
+        self.try_settle(at)
     }
 
     /// SET_VRING_ADDR.
@@ -77,7 +76,7 @@ impl Device {
         if ring.addresses == Some(to) {
             return Ok(());
         }
-        self.stop(at);
+        self.stop(at)?;
         self.rings[at].addresses = Some(to);
         self.settle(at)
     }
@@ -86,21 +85,20 @@ impl Device {
     pub(crate) fn set_base(&mut self, index: u32, base: u32) -> Result<(), DeviceError> {
         let (at, _) = self.ring(index)?;
         let base = u16::try_from(base).map_err(|_| DeviceError::Base(base))?;
-        self.stop(at);
+        self.stop(at)?;
         // A paused guest goes on where its rings stopped; a driver that starts afresh does not.
         if self.rings[at].base != base {
             self.driver_restarted();
         }
         self.rings[at].base = base;
-        self.try_settle(at);
-        Ok(())
+        self.try_settle(at)
     }
 
     /// GET_VRING_BASE: stops the ring and returns when its I/O has ended. It starts again with
     /// the next SET_VRING_KICK.
     pub(crate) fn take_base(&mut self, index: u32) -> Result<u16, DeviceError> {
         let (at, _) = self.ring(index)?;
-        self.stop(at);
+        self.stop(at)?;
         let ring = &mut self.rings[at];
         ring.kick = None;
         Ok(ring.base)
@@ -109,7 +107,7 @@ impl Device {
     /// SET_VRING_KICK; `None`: the peer will not kick.
     pub(crate) fn set_kick(&mut self, index: u32, fd: Option<OwnedFd>) -> Result<(), DeviceError> {
         let (at, _) = self.ring(index)?;
-        self.stop(at);
+        self.stop(at)?;
         if let Some(fd) = &fd {
             set_nonblocking(fd);
         }
@@ -152,14 +150,15 @@ impl Device {
     }
 
     /// RESET_OWNER, RESET_DEVICE: stops and disables every ring.
-    pub(crate) fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) -> Result<(), DeviceError> {
         self.driver_restarted();
         for at in 0..self.rings.len() {
-            self.stop(at);
+            self.stop(at)?;
             let ring = &mut self.rings[at];
             ring.enabled = false;
             ring.kick = None;
         }
+        Ok(())
     }
 
     /// Starts or stops a ring as its description says.
@@ -171,19 +170,19 @@ impl Device {
             (true, false) if self.memory.regions().len() != 0 => {
                 self.start(at).map_err(|why| DeviceError::Queue { index: at, why })
             }
-            (false, true) => {
-                self.stop(at);
-                Ok(())
-            }
+            (false, true) => self.stop(at),
             _ => Ok(()),
         }
     }
 
     /// As `settle`, where another message than the present one is to blame if the ring cannot run.
-    pub(super) fn try_settle(&mut self, at: usize) {
-        if let Err(why) = self.settle(at) {
-            tracing::debug!(controller = self.name, "not started: {why}");
+    pub(super) fn try_settle(&mut self, at: usize) -> Result<(), DeviceError> {
+        match self.settle(at) {
+            Err(why @ DeviceError::Stuck { .. }) => return Err(why),
+            Err(why) => tracing::debug!(controller = self.name, "not started: {why}"),
+            Ok(()) => {}
         }
+        Ok(())
     }
 
     fn start(&mut self, at: usize) -> Result<(), ConfigError> {
@@ -216,13 +215,13 @@ impl Device {
     }
 
     /// Stops a ring and waits until its I/O has ended; its base is then where to go on.
-    pub(super) fn stop(&mut self, at: usize) {
+    pub(super) fn stop(&mut self, at: usize) -> Result<(), DeviceError> {
         if !self.rings[at].running {
-            return;
+            return Ok(());
         }
         match at {
             CONTROL_QUEUE => {
-                self.finish_tmfs();
+                self.finish_tmfs()?;
                 if let Some(queue) = self.control.take() {
                     self.rings[at].base = queue.next_avail();
                 }
@@ -236,7 +235,7 @@ impl Device {
                 let index = at as u16;
                 let worker = self.worker(at);
                 worker.call(move |p| p.close_queue(index));
-                self.drain(Selector::Queue(index), "a queue stops");
+                self.drain(Selector::Queue(index), "the stop of a queue")?;
                 let worker = self.worker(at);
                 if let Some(queue) = worker.call(move |p| p.remove_queue(index)) {
                     worker.unwatch(queue.kick_fd());
@@ -246,6 +245,7 @@ impl Device {
         }
         self.rings[at].running = false;
         tracing::debug!(controller = self.name, queue = at, base = self.rings[at].base, "stopped");
+        Ok(())
     }
 
     /// How to set up a ring where it was left.

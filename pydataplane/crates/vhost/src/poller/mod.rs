@@ -264,6 +264,12 @@ impl DevicePoller {
     ) {
         let queue = &mut self.queues[at];
         let slot = &mut queue.slots[usize::from(index)];
+        if queue.muted {
+            // Paused: this one was in flight.
+            queue.in_flight -= 1;
+            slot.free();
+            return;
+        }
         let data = slot.segments.readable_tail().len() + slot.segments.writable_tail().len();
         let mut header = ResponseHeader::default();
         let mut sense: &[u8] = &[];
@@ -317,7 +323,7 @@ impl DevicePoller {
     #[inline]
     fn publish(&mut self, at: usize) {
         let queue = &mut self.queues[at];
-        if queue.ring.publish() {
+        if !queue.muted && queue.ring.publish() {
             let called = queue.call();
             self.counters.interrupts.add(1);
             if called.is_err() {

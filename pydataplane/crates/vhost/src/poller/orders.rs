@@ -136,6 +136,11 @@ impl DevicePoller {
         self.paused = true;
     }
 
+    /// Tells the guest nothing more: requests that end are forgotten. Paused.
+    pub(crate) fn mute(&mut self) {
+        self.queues.iter_mut().for_each(RequestQueue::mute);
+    }
+
     /// Goes on in another memory table; paused and drained. Returns the queues that are not in
     /// it: they were closed and removed.
     pub(crate) fn remap(&mut self, memory: &Arc<GuestMemory>) -> Vec<(RequestQueue, Failure)> {
@@ -150,9 +155,14 @@ impl DevicePoller {
         lost
     }
 
-    /// Puts a unit in place.
+    /// Puts a unit in place, which requests do not find until [`DevicePoller::show_unit`].
     pub(crate) fn add_unit(&mut self, target: u8, unit: Unit) {
         self.units.insert(target, unit);
+    }
+
+    /// New requests find a unit from now on.
+    pub(crate) fn show_unit(&mut self, target: u8) {
+        self.units.show(target);
     }
 
     /// New requests for `target` no longer find it.

@@ -35,6 +35,8 @@ pub(crate) struct RequestQueue {
     pub(super) in_flight: u32,
     /// Takes requests. Not while it is being stopped, nor after the guest broke the rules.
     open: bool,
+    /// What ends is not told to the guest.
+    pub(super) muted: bool,
     config: QueueConfig,
     kick: Option<OwnedFd>,
     call: Option<OwnedFd>,
@@ -120,6 +122,7 @@ impl RequestQueue {
             slots,
             in_flight: 0,
             open: true,
+            muted: false,
             config: setup.config,
             kick: setup.kick,
             call: setup.call,
@@ -195,6 +198,13 @@ impl RequestQueue {
     /// Takes no more requests.
     pub(super) fn close(&mut self) {
         self.open = false;
+    }
+
+    /// Writes nothing into the guest's rings any more. What was pushed and not published stays so.
+    pub(super) fn mute(&mut self) {
+        self.muted = true;
+        self.open = false;
+        self.call = None;
     }
 
     /// Index of the virtqueue.

@@ -14,13 +14,14 @@ pub(crate) struct Unit {
     pub(super) counters: Arc<LunCounters>,
     /// Requests that wait for the device.
     in_flight: u32,
-    /// Being removed: new requests do not find it.
-    leaving: bool,
+    /// Not yet to be found by new requests, or no longer.
+    hidden: bool,
 }
 
 impl Unit {
+    /// Hidden until [`Units::show`].
     pub(crate) fn new(lun: Lun, counters: Arc<LunCounters>) -> Self {
-        Unit { lun, counters, in_flight: 0, leaving: false }
+        Unit { lun, counters, in_flight: 0, hidden: true }
     }
 }
 
@@ -42,7 +43,7 @@ impl Units {
     /// The unit that new requests for `target` go to.
     #[inline]
     pub(super) fn find(&mut self, target: u8) -> Option<&mut Unit> {
-        self.at(target).filter(|unit| !unit.leaving)
+        self.at(target).filter(|unit| !unit.hidden)
     }
 
     /// The unit of `target`, even if it is being removed.
@@ -93,10 +94,17 @@ impl Units {
         *place = Some(unit);
     }
 
+    /// New requests find `target` from now on.
+    pub(super) fn show(&mut self, target: u8) {
+        if let Some(unit) = self.at(target) {
+            unit.hidden = false;
+        }
+    }
+
     /// New requests no longer find `target`.
     pub(super) fn leave(&mut self, target: u8) {
         if let Some(unit) = self.at(target) {
-            unit.leaving = true;
+            unit.hidden = true;
         }
     }
 
@@ -134,7 +142,7 @@ impl Units {
             REPORT_LUNS => {
                 allocation = u32::from_be_bytes([cdb[6], cdb[7], cdb[8], cdb[9]]) as usize;
                 let there = self.units.iter().enumerate();
-                let there = there.filter(|(_, u)| u.as_ref().is_some_and(|u| !u.leaving));
+                let there = there.filter(|(_, u)| u.as_ref().is_some_and(|u| !u.hidden));
                 let list: Vec<u8> =
                     there.flat_map(|(target, _)| LunAddress::flat(target as u8, 0)).collect();
                 data.extend_from_slice(&(list.len() as u32).to_be_bytes());

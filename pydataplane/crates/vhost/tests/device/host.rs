@@ -1,17 +1,17 @@
 //! The side under test: reactors, bdevs and one controller `vm0`.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use bdev::testing::FaultBdev;
 use bdev::{
-    Bdev, Channel, Completion, Features, Geometry, Io, IoError, Malloc, MallocOptions, Null, Op,
-    OpenError, Registry, Submit,
+    Bdev, Channel, Completion, Features, Geometry, Io, Malloc, MallocOptions, Null, OpenError,
+    Registry, Submit,
 };
-use reactor::{Idle, IoContext, Reactors, Waker};
+use reactor::{Idle, IoContext, Reactors};
 use uuid::Uuid;
-use vhost_scsi::{ControllerOptions, Controllers, Settings, TargetOptions};
+use vhost_scsi::{ControllerOptions, Controllers, Patience, Settings, TargetOptions};
 
 use crate::guest::PATIENCE;
 
@@ -25,11 +25,17 @@ pub struct Host {
 impl Host {
     /// Reactors that go to sleep soon, and the controller `vm0` without targets.
     pub fn new(reactors: usize) -> Host {
+        Host::with_patience(reactors, Patience::default())
+    }
+
+    /// As `new`, waiting for I/O no longer than that.
+    pub fn with_patience(reactors: usize, patience: Patience) -> Host {
         let dir = tempfile::tempdir().unwrap();
         let reactors =
             Reactors::start(&vec![None; reactors], Idle::Adaptive { spin_us: 20 }).unwrap();
         let registry = Registry::new();
-        let settings = Settings { directory: dir.path().into(), mode: 0o660, uid: None, gid: None };
+        let directory = dir.path().into();
+        let settings = Settings { directory, mode: 0o660, uid: None, gid: None, patience };
         let controllers = Controllers::new(registry.clone(), reactors.handles(), settings);
         controllers.create("vm0", ControllerOptions::default()).unwrap();
         Host { controllers, registry, reactors: Some(reactors), dir }
@@ -64,10 +70,11 @@ impl Host {
         null
     }
 
-    pub fn gate(&self, name: &str) -> Arc<Gate> {
-        let gate = Gate::new(name);
-        self.registry.register(gate.clone()).unwrap();
-        gate
+    pub fn gate(&self, name: &str) -> Gate {
+        let disk = FaultBdev::new(name, 512, 8192);
+        disk.defer(Some(1));
+        self.registry.register(disk.clone()).unwrap();
+        Gate(disk)
     }
 
     pub fn turnstile(&self, name: &str) -> Arc<Turnstile> {
@@ -98,7 +105,8 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        self.controllers.stop();
+        let stopped = self.controllers.stop();
+        assert!(stopped || std::thread::panicking(), "no I/O is left");
         self.reactors.take().unwrap().stop();
     }
 }
@@ -111,121 +119,22 @@ pub fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
-/// A RAM disk of 4 MiB that keeps every I/O waiting while its gate is shut.
-pub struct Gate {
-    name: String,
-    uuid: Uuid,
-    shared: Arc<Shared>,
-}
-
-struct Shared {
-    data: Mutex<Vec<u8>>,
-    open: AtomicBool,
-    waiting: AtomicUsize,
-    wakers: Mutex<Vec<Waker>>,
-}
-
-const BLOCK: usize = 512;
-const BLOCKS: u64 = 8192;
+/// A disk of 4 MiB that keeps every I/O waiting while its gate is shut.
+#[derive(Clone)]
+pub struct Gate(Arc<FaultBdev>);
 
 impl Gate {
-    fn new(name: &str) -> Arc<Gate> {
-        let shared = Shared {
-            data: Mutex::new(vec![0; BLOCK * BLOCKS as usize]),
-            open: AtomicBool::new(true),
-            waiting: AtomicUsize::new(0),
-            wakers: Mutex::default(),
-        };
-        let uuid = Uuid::new_v5(&Uuid::NAMESPACE_OID, name.as_bytes());
-        Arc::new(Gate { name: name.into(), uuid, shared: Arc::new(shared) })
-    }
-
     pub fn shut(&self) {
-        self.shared.open.store(false, Ordering::SeqCst);
+        self.0.hold();
     }
 
     pub fn open(&self) {
-        self.shared.open.store(true, Ordering::SeqCst);
-        self.shared.wakers.lock().unwrap().iter().for_each(Waker::wake);
+        self.0.release();
     }
 
-    /// I/Os that wait at the gate.
-    pub fn waiting(&self) -> usize {
-        self.shared.waiting.load(Ordering::SeqCst)
-    }
-
+    /// Waits until so many I/Os wait at the gate.
     pub fn wait_for(&self, waiting: usize) {
-        wait_until(&format!("{waiting} I/Os wait"), || self.waiting() == waiting);
-    }
-}
-
-impl Bdev for Gate {
-    fn name(&self) -> &str {
-        &self.name
-    }
-    fn aliases(&self) -> Vec<String> {
-        Vec::new()
-    }
-    fn uuid(&self) -> Uuid {
-        self.uuid
-    }
-    fn product_name(&self) -> &'static str {
-        "Gate"
-    }
-    fn geometry(&self) -> Geometry {
-        let block_size = BLOCK as u32;
-        Geometry { block_size, physical_block_size: block_size, num_blocks: BLOCKS }
-    }
-    fn features(&self) -> Features {
-        Features::default()
-    }
-    fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
-        self.shared.wakers.lock().unwrap().push(io.waker());
-        Ok(Box::new(GateChannel { shared: self.shared.clone(), waiting: Vec::new() }))
-    }
-    fn driver_specific(&self) -> serde_json::Value {
-        serde_json::Value::Null
-    }
-}
-
-struct GateChannel {
-    shared: Arc<Shared>,
-    waiting: Vec<Io>,
-}
-
-impl Channel for GateChannel {
-    fn submit(&mut self, io: &Io) -> Submit {
-        self.waiting.push(*io);
-        self.shared.waiting.fetch_add(1, Ordering::SeqCst);
-        Submit::Pending
-    }
-
-    fn poll(&mut self, done: &mut Vec<Completion>) -> u32 {
-        if !self.shared.open.load(Ordering::SeqCst) {
-            return 0;
-        }
-        let mut data = self.shared.data.lock().unwrap();
-        let room = done.capacity() - done.len();
-        let count = room.min(self.waiting.len());
-        for io in self.waiting.drain(..count) {
-            let at = io.lba as usize * BLOCK;
-            let result = match io.op {
-                Op::Read => {
-                    io.sg.copy_from_slice(0, &data[at..at + io.sg.len()]);
-                    Ok(())
-                }
-                Op::Write => {
-                    let end = at + io.sg.len();
-                    io.sg.copy_to_slice(0, &mut data[at..end]);
-                    Ok(())
-                }
-                Op::Flush => Ok(()),
-                Op::Unmap | Op::WriteZeroes => Err(IoError::Unsupported),
-            };
-            self.shared.waiting.fetch_sub(1, Ordering::SeqCst);
-            done.push(Completion { tag: io.tag, result });
-        }
-        count as u32
+        wait_until(&format!("{waiting} I/Os wait"), || self.0.held() == waiting);
     }
 }
 
@@ -274,8 +183,7 @@ impl Bdev for Turnstile {
         "Turnstile"
     }
     fn geometry(&self) -> Geometry {
-        let block_size = BLOCK as u32;
-        Geometry { block_size, physical_block_size: block_size, num_blocks: BLOCKS }
+        Geometry { block_size: 512, physical_block_size: 512, num_blocks: 8192 }
     }
     fn features(&self) -> Features {
         Features::default()

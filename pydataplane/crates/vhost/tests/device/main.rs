@@ -13,3 +13,4 @@ mod lifecycle;
 mod migration;
 mod peer;
 mod removable;
+mod stuck;
