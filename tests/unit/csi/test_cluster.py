@@ -1,0 +1,301 @@
+"""The Kubernetes client where the server misbehaves; a double answers, no server does so on demand.
+
+What a server does otherwise is tested with a real one, in tests/kubernetes.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from lightkube import Client, KubeConfig
+from lightkube.config.models import Cluster as ServerConfig
+from lightkube.config.models import User
+
+import csi.cluster
+from csi.cluster import (
+    CLAIM,
+    VM_VOLUME,
+    VMI,
+    Change,
+    Cluster,
+    ClusterError,
+    ConflictError,
+    ForbiddenError,
+    NotFoundError,
+    RefusedError,
+    UnreachableError,
+)
+
+Answer = httpx2.Response | Exception
+
+
+class Server:
+    """Gives prepared answers one after the other, and remembers what it was asked."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = list(answers)
+        self.asked: list[str] = []
+        self.bodies: list[Any] = []
+
+    def __call__(self, request: httpx2.Request) -> httpx2.Response:
+        self.asked.append(f"{request.method} {request.url.path}?{request.url.query.decode()}")
+        self.bodies.append(json.loads(request.content) if request.content else None)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def cluster(server: Server) -> Cluster:
+    """Returns a client of it."""
+    config = KubeConfig.from_one(cluster=ServerConfig(server="http://server"), user=User()).get()
+    assert config is not None
+    return Cluster(Client(config, transport=httpx2.MockTransport(server)))
+
+
+def status(code: int, message: str, name: str = "data") -> httpx2.Response:
+    """Returns a refusal as the API server sends it."""
+    body = {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "code": code,
+        "message": message,
+        "details": {"name": name} if name else {},
+    }
+    return httpx2.Response(code, json=body)
+
+
+def volume(name: str, version: int) -> dict[str, Any]:
+    """Returns an object."""
+    meta = {"namespace": "ns", "name": name, "resourceVersion": str(version)}
+    return {"metadata": meta, "spec": {}}
+
+
+def listed(version: int, *names: str) -> httpx2.Response:
+    """Returns a list's answer."""
+    meta = {"resourceVersion": str(version)}
+    items = [volume(name, version) for name in names]
+    return httpx2.Response(200, json={"metadata": meta, "items": items})
+
+
+def told(*events: tuple[str, dict[str, Any]], then: Exception | None = None) -> httpx2.Response:
+    """Returns a watch's answer, which ends or breaks after these."""
+
+    def lines() -> Iterator[bytes]:
+        for what, found in events:
+            yield json.dumps({"type": what, "object": found}).encode() + b"\n"
+        if then is not None:
+            raise then
+
+    return httpx2.Response(200, content=lines())
+
+
+def watched(server: Server, count: int) -> list[tuple[str, str]]:
+    """Returns the first changes of a watch, as kind and name."""
+    stop = threading.Event()
+    found: list[tuple[str, str]] = []
+    for change in cluster(server).watch(VM_VOLUME, stop):
+        found.append(_short(change))
+        if len(found) == count:
+            stop.set()
+            break
+    return found
+
+
+def _short(change: Change) -> tuple[str, str]:
+    return change.what, change.object["metadata"]["name"] if change.object else ""
+
+
+@pytest.fixture(autouse=True)
+def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csi.cluster, "RETRY_S", (0.001, 0.001))
+
+
+# Failures
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "text"),
+    [
+        (status(404, 'pvc "data" not found'), NotFoundError, 'ns/data: pvc "data" not found; is'),
+        (status(403, "no rights."), ForbiddenError, "no rights; compare the account's rights"),
+        (status(401, "Unauthorized"), ForbiddenError, "check the service account"),
+        (status(409, "modified"), ConflictError, "modified; it is looked at again"),
+        (status(422, "spec is wrong"), RefusedError, "spec is wrong; see the message"),
+        (status(500, "etcd is away"), UnreachableError, "etcd is away; it is tried again"),
+        (status(429, "too many"), UnreachableError, "it is tried again"),
+        (httpx2.Response(502, text="<html>"), UnreachableError, "HTTP status 502"),
+        (httpx2.ConnectError("refused"), UnreachableError, "does not answer (refused)"),
+        (httpx2.ReadTimeout(""), UnreachableError, "does not answer (ReadTimeout)"),
+        (httpx2.Response(200, text="garbage"), UnreachableError, "does not answer"),
+    ],
+)
+def test_every_failure_is_one_sentence_of_its_own_kind(
+    answer: Answer, kind: type[ClusterError], text: str
+) -> None:
+    with pytest.raises(ClusterError) as caught:
+        cluster(Server(answer)).claim("ns", "data")
+    assert type(caught.value) is kind
+    assert str(caught.value).startswith("cannot read PersistentVolumeClaim ns/data: ")
+    assert text in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_kind_that_the_server_does_not_know_is_said_with_what_to_do() -> None:
+    for answer in (status(404, "not found", name=""), httpx2.Response(404, text="404 page")):
+        with pytest.raises(NotFoundError, match="knows no virtualmachineinstances; install Kube"):
+            cluster(Server(answer)).vmi("ns", "vm")
+
+
+def test_no_configuration_is_said_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="no Kubernetes API server is configured"):
+        Cluster.connect(tmp_path / "none")
+    (tmp_path / "config").write_text("clusters: 7")
+    with pytest.raises(ClusterError, match="is configured"):
+        Cluster.connect(tmp_path / "config")
+
+
+# Watches
+
+
+def test_a_watch_lists_and_goes_on_from_there() -> None:
+    server = Server(listed(5, "a", "b"), told(("MODIFIED", volume("a", 6))))
+    expected = [("present", "a"), ("present", "b"), ("complete", ""), ("present", "a")]
+    assert watched(server, 4) == expected
+    assert "watch=true" in server.asked[1]
+    assert "resourceVersion=5" in server.asked[1]
+
+
+def test_a_watch_that_breaks_or_ends_goes_on_where_it_was() -> None:
+    server = Server(
+        listed(5, "a"),
+        told(("ADDED", volume("b", 6)), then=httpx2.RemoteProtocolError("cut off")),
+        httpx2.ConnectError("refused"),
+        told(("DELETED", volume("a", 7))),
+        told(("ADDED", volume("c", 8))),
+    )
+    expected = [
+        ("present", "a"),
+        ("complete", ""),
+        ("present", "b"),
+        ("gone", "a"),
+        ("present", "c"),
+    ]
+    assert watched(server, 5) == expected
+    assert [ask.split("resourceVersion=")[1][0] for ask in server.asked[1:]] == list("5667")
+
+
+@pytest.mark.parametrize("how", ["answer", "event"])
+def test_a_watch_lists_anew_after_a_gap_and_tells_what_vanished(how: str) -> None:
+    expired = {"kind": "Status", "code": 410, "message": "too old", "status": "Failure"}
+    gap = status(410, "too old", name="") if how == "answer" else told(("ERROR", expired))
+    server = Server(listed(5, "a", "b"), gap, listed(9, "b", "c"), told(("ADDED", volume("d", 10))))
+    assert watched(server, 8) == [
+        ("present", "a"),
+        ("present", "b"),
+        ("complete", ""),
+        ("present", "b"),
+        ("present", "c"),
+        ("gone", "a"),
+        ("complete", ""),
+        ("present", "d"),
+    ]
+
+
+def test_a_list_that_breaks_in_the_middle_is_begun_again() -> None:
+    half = listed(5, "a")
+    half = httpx2.Response(
+        200,
+        json={
+            "metadata": {"resourceVersion": "5", "continue": "more"},
+            "items": [volume("a", 5)],
+        },
+    )
+    server = Server(half, status(500, "away"), listed(6, "b"))
+    assert watched(server, 3) == [("present", "a"), ("present", "b"), ("complete", "")]
+
+
+def test_a_kind_that_comes_later_is_waited_for() -> None:
+    server = Server(status(404, "no", name=""), status(404, "no", name=""), listed(5, "a"))
+    assert watched(server, 2) == [("present", "a"), ("complete", "")]
+
+
+# Changes
+
+
+def test_a_finalizer_is_set_again_when_somebody_was_faster() -> None:
+    first, second = volume("data", 5), volume("data", 6)
+    second["metadata"]["finalizers"] = ["other"]
+    done = httpx2.Response(200, json=second)
+    server = Server(
+        httpx2.Response(200, json=first),
+        status(409, "modified"),
+        done,
+        httpx2.Response(200, json={}),
+    )
+    cluster(server).set_finalizer(CLAIM, "data", "ns", "ours", present=True)
+    assert server.bodies[1]["metadata"] == {"resourceVersion": "5", "finalizers": ["ours"]}
+    assert server.bodies[3]["metadata"] == {"resourceVersion": "6", "finalizers": ["other", "ours"]}
+
+
+def test_a_finalizer_of_what_is_gone_is_gone() -> None:
+    take: Callable[[Server], object] = lambda server: cluster(server).set_finalizer(  # noqa: E731
+        CLAIM, "data", "ns", "ours", present=False
+    )
+    assert take(Server(status(404, "gone"))) is None
+    held = volume("data", 5)
+    held["metadata"]["finalizers"] = ["ours"]
+    assert take(Server(httpx2.Response(200, json=held), status(404, "gone"))) is None
+    with pytest.raises(NotFoundError):
+        cluster(Server(status(404, "gone"))).set_finalizer(
+            CLAIM, "data", "ns", "ours", present=True
+        )
+
+
+def test_what_is_being_deleted_gets_no_finalizer() -> None:
+    going = volume("data", 5)
+    going["metadata"]["deletionTimestamp"] = "2026-11-21T00:00:00Z"
+    server = Server(httpx2.Response(200, json=going))
+    with pytest.raises(NotFoundError, match="is being deleted"):
+        cluster(server).set_finalizer(CLAIM, "data", "ns", "ours", present=True)
+
+
+def test_an_event_said_again_is_counted() -> None:
+    about = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "uid": "u"}}
+    ok = httpx2.Response(201, json={})
+    server = Server(ok, status(409, "exists"), httpx2.Response(200, json={"count": 4}), ok)
+    for _ in range(2):
+        cluster(server).event(about, "Said", "x" * 2000)
+    assert server.bodies[0]["metadata"]["name"] == server.bodies[1]["metadata"]["name"]
+    assert len(server.bodies[0]["message"]) == 1024
+    assert server.bodies[3]["count"] == 5
+
+
+def test_a_volume_s_name_is_looked_for_once() -> None:
+    def made(name: str, handle: str) -> dict[str, Any]:
+        csi_part = {"driver": "csi.virtlun.dev", "volumeHandle": handle}
+        spec = {"csi": csi_part, "capacity": {"storage": "1Gi"}}
+        return {"metadata": {"name": name}, "spec": spec}
+
+    one = httpx2.Response(200, json=made("pv1", "h1"))
+    everything = {"metadata": {"resourceVersion": "1"}, "items": [made("pv1", "h1")]}
+    server = Server(httpx2.Response(200, json=everything), one, one, status(404, "gone"))
+    server.answers.append(httpx2.Response(200, json={"metadata": {}, "items": []}))
+    asking = cluster(server)
+    assert asking.volume_by_handle("h1").name == "pv1"
+    assert asking.volume_by_handle("h1").name == "pv1"
+    with pytest.raises(NotFoundError, match="has the handle h1"):
+        asking.volume_by_handle("h1")
+    assert [ask.split("?")[0].rsplit("/", 1)[1] for ask in server.asked] == [
+        "persistentvolumes",
+        *["pv1"] * 3,
+        "persistentvolumes",
+    ]
+    assert VMI.plural == "virtualmachineinstances"
