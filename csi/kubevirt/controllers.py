@@ -192,20 +192,21 @@ class VmControllers:
         """
         with self.hold(pod), self._volumes.hold(volume):
             present = _of(self.luns(pod), volume)
-            if not self.published(pod, volume):
+            writable = self._mounts(volume, kinds=(False,))
+            found = writable + self._mounts(volume, kinds=(True,))
+            if not any(_is_block_of(pod, mount) for mount in found):
                 raise precondition(
                     f"volume {volume} is not published to pod {pod} as a block device"
                 )
             if present is not None:
                 return present.target
             self._check_no_lun(pod, volume)
-            others = {m.target for m in self._mounts(volume) if not _is_block_of(pod, m)}
-            if others:
+            if others := {mount.target for mount in found if not _is_block_of(pod, mount)}:
                 raise StaysOnKernelFace(
                     f"volume {volume} is published at {', '.join(sorted(others))}, too: a claim of "
                     "several pods of one node cannot become a LUN of one of them"
                 )
-            read_only = read_only or not self._mounts(volume, kinds=(False,))
+            read_only = read_only or not writable
             self._devices.flush(volume)
             self._client.call("virtlun_export_park", bdev_name=volume)
             try:
