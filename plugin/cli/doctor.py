@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import grp
 import json
 import os
+import pwd
 import re
 import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
 
-from plugin.cli.output import config, console, json_option
+from plugin.cli.output import busy, config, console, json_option
+from plugin.config import Config
 from plugin.hook import SCRIPT
 from pydataplane import supervise
 from pydataplane.errors import TargetError
@@ -26,6 +28,13 @@ HOOK = Path("/etc/libvirt/hooks/qemu.d/virtlun")
 LIBVIRT_OVERRIDE = (8, 2)
 QEMU_RECONNECT = (8, 2)
 KVM_PROBE_S = 5.0
+QEMU_USERS = ("libvirt-qemu", "qemu")
+"""Of Debian and Ubuntu, of Fedora and RHEL."""
+APPARMOR = Path("/sys/module/apparmor/parameters/enabled")
+APPARMOR_RULES = (
+    Path("/etc/apparmor.d/local/abstractions/libvirt-qemu"),
+    Path("/etc/apparmor.d/abstractions/libvirt-qemu"),
+)
 MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "failed": "[red]failed[/]"}
 
 
@@ -39,7 +48,7 @@ class Finding:
     advice: str = ""
 
 
-@click.command()
+@click.command(short_help="Check what on this host works, and say what to do.")
 @json_option
 @click.pass_obj
 def doctor(socket: Path, as_json: bool) -> None:
@@ -47,36 +56,39 @@ def doctor(socket: Path, as_json: bool) -> None:
 
     The exit status is 1 if something failed that attaching a volume needs.
     """
-    findings = list(examine(socket, config().gateway.listen))
+    out = console()
+    findings = []
+    for what, check in examinations(socket, config()):
+        with busy(f"looking at {what}"):
+            finding = check()
+        findings.append(finding)
+        if as_json:
+            continue
+        out.print(f"{MARKS[finding.state]:<16} {finding.what}: {finding.found}")
+        if finding.advice:
+            out.print(f"         [dim]{finding.advice}[/]")
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
-    else:
-        out = console()
-        for finding in findings:
-            out.print(f"{MARKS[finding.state]:<16} {finding.what}: {finding.found}")
-            if finding.advice:
-                out.print(f"         [dim]{finding.advice}[/]")
     if any(finding.state == "failed" for finding in findings):
         raise SystemExit(1)
 
 
-def examine(socket: Path, gateway: Path) -> Iterator[Finding]:
-    """Yields a finding for each thing that the way from virsh to a guest's disk stands on."""
-    checks: tuple[Callable[[], Finding], ...] = (
-        _kvm,
-        _qemu,
-        _qemu_device,
-        _libvirt,
-        _io_uring,
-        _memory,
-        _huge_pages,
-        _group,
-        lambda: _target(socket),
-        lambda: _gateway(gateway),
-        _hook,
-    )
-    for check in checks:
-        yield check()
+def examinations(socket: Path, settings: Config) -> list[tuple[str, Callable[[], Finding]]]:
+    """Returns a check for each thing that the way from virsh to a guest's disk stands on."""
+    return [
+        ("KVM", _kvm),
+        ("QEMU", _qemu),
+        ("QEMU's devices", _qemu_device),
+        ("libvirt", _libvirt),
+        ("io_uring", _io_uring),
+        ("shared memory", _memory),
+        ("huge pages", _huge_pages),
+        ("permissions", lambda: _permissions(settings.target.vhost_dir)),
+        ("AppArmor", lambda: _apparmor(settings.target.vhost_dir)),
+        ("target", lambda: _target(socket)),
+        ("gateway", lambda: _gateway(settings.gateway.listen)),
+        ("hook", _hook),
+    ]
 
 
 def _run(*words: str, timeout_s: float = 10.0) -> str | None:
@@ -223,17 +235,78 @@ def _huge_pages() -> Finding:
     return Finding("huge pages", "ok", f"{free} of {total} free")
 
 
-def _group() -> Finding:
-    try:
-        grp.getgrnam("kvm")
-    except KeyError:
+def _permissions(vhost_dir: Path) -> Finding:
+    """Whether QEMU's user can enter the folder of the controllers' sockets, and open those."""
+    what = "permissions"
+    user = next((name for name in QEMU_USERS if _ids(name)), None)
+    if user is None:
         return Finding(
-            "group kvm",
+            what,
             "warning",
-            "missing: QEMU's user cannot open controller sockets by group",
-            "give virtlun-target --socket-group with QEMU's group",
+            f"no user of libvirt's QEMU here ({', '.join(QEMU_USERS)})",
+            "give virtlun-target --socket-group with the group in /etc/libvirt/qemu.conf",
         )
-    return Finding("group kvm", "ok", "controller sockets can be given to it")
+    if not vhost_dir.is_dir():
+        return Finding(what, "ok", f"{vhost_dir} is not there yet: the target makes it")
+    for folder in (*reversed(vhost_dir.parents), vhost_dir):
+        if not _allowed(folder, user, 0o1):
+            return Finding(
+                what, "failed", f"{user} cannot enter {folder}", f"chmod o+x {folder}, or its group"
+            )
+    closed = [path for path in vhost_dir.iterdir() if not _allowed(path, user, 0o6)]
+    if closed:
+        return Finding(
+            what,
+            "failed",
+            f"{user} cannot open {closed[0]}",
+            "start virtlun-target with --socket-group kvm, or another group of that user",
+        )
+    return Finding(what, "ok", f"{user} reaches the controllers' sockets in {vhost_dir}")
+
+
+def _ids(user: str) -> tuple[int, frozenset[int]] | None:
+    """Returns a user's id and those of its groups, or None."""
+    try:
+        entry = pwd.getpwnam(user)
+    except KeyError:
+        return None
+    return entry.pw_uid, frozenset(os.getgrouplist(user, entry.pw_gid))
+
+
+def _allowed(path: Path, user: str, bits: int) -> bool:
+    """Whether a user has these of the bits rwx (octal 7) on `path`."""
+    ids = _ids(user)
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    assert ids is not None
+    if ids[0] in (0, status.st_uid):
+        return ids[0] == 0 or status.st_mode >> 6 & bits == bits
+    shift = 3 if status.st_gid in ids[1] else 0
+    return status.st_mode >> shift & bits == bits
+
+
+def _apparmor(vhost_dir: Path) -> Finding:
+    what = "AppArmor"
+    try:
+        enabled = APPARMOR.read_text().strip() == "Y"
+    except OSError:
+        enabled = False
+    if not enabled:
+        return Finding(what, "ok", "not in use")
+    rules = ""
+    for file in APPARMOR_RULES:
+        with suppress(OSError):
+            rules += file.read_text()
+    if str(vhost_dir) in rules:
+        return Finding(what, "ok", f"QEMU may use {vhost_dir}")
+    return Finding(
+        what,
+        "warning",
+        f"no rule lets QEMU use {vhost_dir}",
+        f"add the line `{vhost_dir}/** rw,` to {APPARMOR_RULES[0]}, where libvirt confines QEMU",
+    )
 
 
 def _target(socket: Path) -> Finding:

@@ -12,7 +12,7 @@ from typing import IO, Any
 import click
 
 from plugin import translate
-from plugin.cli.output import config, errors_as_sentences, json_option, show, text
+from plugin.cli.output import busy, config, errors_as_sentences, json_option, show, text
 from plugin.errors import TranslateError
 from pydataplane.client import Client
 from pydataplane.errors import TargetError
@@ -41,7 +41,7 @@ def domain() -> None:
     """VMs and their volumes."""
 
 
-@domain.command("list")
+@domain.command("list", short_help="List the disks of ours in all domains.")
 @URI
 @json_option
 @click.pass_obj
@@ -77,7 +77,7 @@ def show_(socket: Path, name: str, uri: str, as_json: bool) -> None:
     show(rows, COLUMNS[2:], as_json=False, empty="no disks of ours")
 
 
-@domain.command("translate")
+@domain.command("translate", short_help="Print what libvirtd would get of a domain's XML.")
 @click.argument("file", type=click.File("r"))
 @click.option("--plan", "only_plan", is_flag=True, help="Print the plan as JSON instead of XML.")
 @errors_as_sentences
@@ -105,7 +105,8 @@ def _domains(uri: str) -> list[Any]:
         ) from error
     libvirt.registerErrorHandler(lambda _context, _error: None, None)
     try:
-        return list(libvirt.openReadOnly(uri).listAllDomains())
+        with busy(f"asking libvirt at {uri}"):
+            return list(libvirt.openReadOnly(uri).listAllDomains())
     except libvirt.libvirtError as error:
         raise click.ClickException(f"libvirt at {uri}: {error}") from error
 

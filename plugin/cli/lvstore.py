@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from plugin.cli.output import errors_as_sentences, json_option, show, size, text
+from plugin.cli.output import busy, errors_as_sentences, json_option, show, size, text
 from pydataplane.client import Client
 from pydataplane.volumes import Lvstore, Volumes, parse_size
 
@@ -57,16 +57,14 @@ def create(
     as_json: bool,
 ) -> None:
     """Make an lvstore called NAME. What is on the device is lost."""
-    made = Volumes(Client(socket)).create_lvstore(
-        name,
-        file,
-        parse_size(size_text) if size_text else None,
-        parse_size(cluster_size) if cluster_size else None,
-    )
+    total = parse_size(size_text) if size_text else None
+    cluster = parse_size(cluster_size) if cluster_size else None
+    with busy(f"making lvstore {name}"):
+        made = Volumes(Client(socket)).create_lvstore(name, file, total, cluster)
     _show([made], as_json)
 
 
-@lvstore.command()
+@lvstore.command(short_help="Destroy an lvstore with all volumes in it.")
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_obj
@@ -77,7 +75,8 @@ def delete(socket: Path, name: str, yes: bool) -> None:
     count = len(volumes.volumes(volumes.lvstore(name).uuid))
     if not yes:
         click.confirm(f"Destroy lvstore {name} and its {count} volumes?", abort=True)
-    volumes.delete_lvstore(name)
+    with busy(f"destroying lvstore {name}"):
+        volumes.delete_lvstore(name)
 
 
 def _show(stores: list[Lvstore], as_json: bool) -> None:

@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import click
 from rich.console import Console
+from rich.status import Status
 from rich.table import Table
 
 from plugin.config import Config
@@ -81,6 +82,11 @@ def console() -> Console:
     """Returns the terminal, or a wide page where the output is not one (so nothing is cut)."""
     terminal = Console(highlight=False)
     return terminal if terminal.is_terminal else Console(highlight=False, width=200)
+
+
+def busy(what: str) -> Status:
+    """Returns a context manager that shows what takes its time, on a terminal's stderr only."""
+    return Status(what, console=Console(stderr=True, highlight=False))
 
 
 def size(value: Any) -> str:

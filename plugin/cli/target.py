@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 
 import click
-from rich.status import Status
 
-from plugin.cli.output import config, console, errors_as_sentences, json_option
+from plugin.cli.output import busy, config, errors_as_sentences, json_option
 from pydataplane import supervise
 
 
@@ -24,6 +23,7 @@ def target() -> None:
 )
 @click.option("--log", type=click.Path(path_type=Path), help="Log file.")
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
+@json_option
 @click.pass_obj
 @errors_as_sentences
 def start(
@@ -32,6 +32,7 @@ def start(
     state_dir: Path | None,
     log: Path | None,
     options: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Start the target in the background, unless it runs.
 
@@ -44,12 +45,15 @@ def start(
         state_dir=state_dir or packaged.state_dir,
         log=log or packaged.log,
     )
-    with Status("starting the target", console=console()):
+    with busy("starting the target"):
         pid = supervise.start(paths, options)
-    click.echo(f"the target runs: pid {pid}, RPC socket {socket}")
+    if as_json:
+        click.echo(json.dumps({"pid": pid, "rpc_socket": str(socket)}))
+    else:
+        click.echo(f"the target runs: pid {pid}, RPC socket {socket}")
 
 
-@target.command()
+@target.command(short_help="Show whether the target runs, and how busy it is.")
 @json_option
 @click.pass_obj
 @errors_as_sentences
@@ -70,11 +74,11 @@ def status(socket: Path, as_json: bool) -> None:
         click.echo(f"problem  {problem}")
 
 
-@target.command()
+@target.command(short_help="Stop the target in order.")
 @click.pass_obj
 @errors_as_sentences
 def stop(socket: Path) -> None:
     """Stop the target in order: volumes are flushed, VMs that use it wait for its return."""
-    with Status("stopping the target", console=console()):
+    with busy("stopping the target"):
         supervise.stop(socket)
     click.echo("the target has stopped")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +30,29 @@ def top(socket: Path, interval: float, count: int | None, as_json: bool) -> None
     """Show reactor load and the I/O of each volume, per second."""
     if interval <= 0:
         raise click.BadParameter("must be more than 0", param_hint="--interval")
-    before = sample(socket)
-    done = 0
-    with Live(console=console(), auto_refresh=False, transient=False) as live:
-        while count is None or done < count:
-            time.sleep(interval)
-            after = sample(socket)
-            rates = difference(before, after)
+    out = console()
+    if as_json or not out.is_terminal:
+        for rates in _samples(socket, interval, count):
             if as_json:
                 click.echo(json.dumps(rates))
             else:
-                live.update(_tables(rates), refresh=True)
-            before = after
-            done += 1
+                out.print(_tables(rates))
+        return
+    with Live(console=out, auto_refresh=False, transient=False) as live:
+        for rates in _samples(socket, interval, count):
+            live.update(_tables(rates), refresh=True)
+
+
+def _samples(socket: Path, interval: float, count: int | None) -> Iterator[dict[str, Any]]:
+    """Yields the rates of `count` intervals, without end if that is None."""
+    before = sample(socket)
+    done = 0
+    while count is None or done < count:
+        time.sleep(interval)
+        after = sample(socket)
+        yield difference(before, after)
+        before = after
+        done += 1
 
 
 def sample(socket: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import click
 
-from plugin.cli.output import errors_as_sentences, json_option, show, size, text
+from plugin.cli.output import busy, errors_as_sentences, json_option, show, size, text
 from pydataplane.client import Client
 from pydataplane.volumes import Volume, VolumeError, Volumes, parse_size
 
@@ -41,7 +41,7 @@ def list_(socket: Path, lvstore: str | None, as_json: bool) -> None:
     _show(volumes.volumes(lvstore), as_json)
 
 
-@volume.command()
+@volume.command(short_help="Make a volume, such as lvs0/data of 10G.")
 @click.argument("volume")
 @click.argument("size_text", metavar="SIZE")
 @click.option("--thin", is_flag=True, help="Allocate clusters when they are first written.")
@@ -53,13 +53,15 @@ def create(
     socket: Path, volume: str, size_text: str, thin: bool, uuid: UUID | None, as_json: bool
 ) -> None:
     """Make VOLUME (LVSTORE/NAME) of SIZE, such as 10G; it reads as zeros."""
-    made = Volumes(Client(socket)).create(
-        volume, parse_size(size_text), thin=thin, uuid=str(uuid) if uuid else None
-    )
+    wanted = parse_size(size_text)
+    with busy(f"making {volume}"):
+        made = Volumes(Client(socket)).create(
+            volume, wanted, thin=thin, uuid=str(uuid) if uuid else None
+        )
     _show([made], as_json)
 
 
-@volume.command()
+@volume.command(short_help="Give a volume another size, also while it is in use.")
 @click.argument("volume")
 @click.argument("size_text", metavar="SIZE")
 @click.option("--shrink", is_flag=True, help="Allow a smaller size: data beyond it is lost.")
@@ -75,17 +77,20 @@ def resize(socket: Path, volume: str, size_text: str, shrink: bool, as_json: boo
             f"volume {volume} has {present.size} bytes, {wanted} are fewer: "
             "add --shrink if the data beyond may be lost"
         )
-    _show([volumes.resize(volume, wanted)], as_json)
+    with busy(f"resizing {volume}"):
+        resized = volumes.resize(volume, wanted)
+    _show([resized], as_json)
 
 
 @volume.command()
 @click.argument("volume")
 @click.argument("name")
+@json_option
 @click.pass_obj
 @errors_as_sentences
-def rename(socket: Path, volume: str, name: str) -> None:
+def rename(socket: Path, volume: str, name: str, as_json: bool) -> None:
     """Rename VOLUME to NAME within its lvstore."""
-    Volumes(Client(socket)).rename(volume, name)
+    _show([Volumes(Client(socket)).rename(volume, name)], as_json)
 
 
 @volume.command()
@@ -99,7 +104,8 @@ def delete(socket: Path, volume: str, yes: bool) -> None:
     present = volumes.volume(volume)
     if not yes:
         click.confirm(f"Delete {present.path} ({size(present.size)})?", abort=True)
-    volumes.delete(present.uuid)
+    with busy(f"deleting {present.path}"):
+        volumes.delete(present.uuid)
 
 
 def _show(found: list[Volume], as_json: bool) -> None:

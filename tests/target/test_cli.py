@@ -62,7 +62,8 @@ def test_lvstores_and_volumes_are_made_listed_changed_and_deleted(store: Target)
     assert table[0].split() == ["VOLUME", "SIZE", "ALLOCATED", "THIN", "UUID"]
     assert "8 MiB" in table[1]
     done(store, "volume", "resize", "lvs0/data", "16M")
-    done(store, "volume", "rename", "lvs0/data", "renamed")
+    renamed = json.loads(done(store, "volume", "rename", "lvs0/data", "renamed", "--json"))
+    assert renamed[0]["path"] == "lvs0/renamed"
     shown = json.loads(done(store, "volume", "list", "--json"))
     assert (shown[0]["path"], shown[0]["size"]) == ("lvs0/renamed", 16 * MIB)
     done(store, "volume", "delete", "lvs0/renamed", "--yes")
@@ -130,6 +131,8 @@ def test_status_top_and_doctor_show_the_target(store: Target) -> None:
     assert "reactor  0" in done(store, "target", "status")
     rates = json.loads(done(store, "top", "--count", "1", "--interval", "0.05", "--json"))
     assert 0 <= rates["reactors"][0]["busy"] <= 1
+    shown = done(store, "top", "--count", "2", "--interval", "0.05")
+    assert shown.count("REACTOR") == 2 and shown.endswith("\n"), "off a terminal, one by one"
     found = {item["what"]: item for item in json.loads(run(store, "doctor", "--json").stdout)}
     assert found["target"]["state"] == "ok"
     assert str(store.process.pid) in found["target"]["found"]

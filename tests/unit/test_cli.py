@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
-from plugin.cli import main
+from plugin.cli import doctor, main
 from plugin.config import Config
 from pydataplane import supervise
 from tests.unit.translate.domains import domain
@@ -76,3 +79,93 @@ def test_a_wrong_configuration_is_one_sentence(tmp_path: Path) -> None:
 def test_the_targets_own_defaults_are_those_of_the_configuration() -> None:
     paths, section = supervise.TargetPaths(), Config().target
     assert (paths.rpc_socket, paths.vhost_dir) == (section.rpc_socket, section.vhost_dir)
+
+
+def commands(group: click.Command, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yields the words of each command, groups included."""
+    yield words
+    if isinstance(group, click.Group):
+        for name, command in group.commands.items():
+            yield from commands(command, (*words, name))
+
+
+@pytest.mark.parametrize("words", commands(main), ids=" ".join)
+def test_each_command_says_what_it_does_and_in_lists_nothing_is_cut(words: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(main, [*words, "--help"])
+    assert done.exit_code == 0
+    said = done.stdout.splitlines()
+    assert said[0].startswith("Usage: ") and said[2].strip()
+    assert not [line for line in said[1:] if line.endswith("...")]
+
+
+def test_a_wrong_call_is_status_2_and_says_how_to_get_help() -> None:
+    for words in (["volume", "frob"], ["volume", "create"], ["top", "--count", "x"]):
+        done = CliRunner().invoke(main, words)
+        assert done.exit_code == 2
+        assert "--help" in done.stderr
+
+
+@pytest.fixture
+def vhost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the controllers' sockets, and a user of QEMU's who may enter all above it."""
+    monkeypatch.setattr(doctor, "_ids", lambda user: (64055, frozenset({64055, 108})))
+    folder = tmp_path / "vhost"
+    folder.mkdir()
+    for path in (folder, *folder.parents):
+        if not path.stat().st_mode & 0o001:
+            path.chmod(path.stat().st_mode | 0o011)
+    return folder
+
+
+def test_doctor_tells_whether_qemu_reaches_its_sockets(vhost: Path) -> None:
+    def found() -> tuple[str, str]:
+        finding = doctor._permissions(vhost)
+        return finding.state, finding.found
+
+    assert found()[0] == "ok"
+    socket = vhost / "vm-1"
+    socket.touch()
+    socket.chmod(0o600)
+    assert found() == ("failed", f"libvirt-qemu cannot open {socket}")
+    os.chown(socket, 0, 108)
+    socket.chmod(0o660)
+    assert found()[0] == "ok"
+    vhost.chmod(0o700)
+    assert found() == ("failed", f"libvirt-qemu cannot enter {vhost}")
+    assert doctor._permissions(vhost / "none").state == "ok"
+
+
+def test_doctor_without_qemus_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_ids", lambda user: None)
+    assert "--socket-group" in doctor._permissions(tmp_path).advice
+
+
+def test_doctor_tells_whether_apparmor_lets_qemu_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules, enabled = tmp_path / "rules", tmp_path / "enabled"
+    monkeypatch.setattr(doctor, "APPARMOR", enabled)
+    monkeypatch.setattr(doctor, "APPARMOR_RULES", (rules,))
+    folder = Path("/run/virtlun/vhost")
+    assert doctor._apparmor(folder).state == "ok"
+    enabled.write_text("Y\n")
+    finding = doctor._apparmor(folder)
+    assert finding.state == "warning" and "/run/virtlun/vhost/** rw," in finding.advice
+    rules.write_text("  /run/virtlun/vhost/** rw,\n")
+    assert doctor._apparmor(folder).state == "ok"
+
+
+def test_doctor_looks_at_all_that_attaching_stands_on(config: Path) -> None:
+    done = CliRunner().invoke(main, ["--config", str(config), "doctor", "--json"])
+    assert done.exit_code == 1, "there is no target"
+    found = {item["what"]: item for item in json.loads(done.stdout)}
+    for what in ("KVM", "QEMU", "vhost-user-scsi in QEMU", "libvirt", "shared memory"):
+        assert what in found
+    for what in ("huge pages", "permissions", "AppArmor", "gateway", "libvirt hook", "io_uring"):
+        assert what in found
+    assert found["target"]["state"] == "failed"
+    for item in found.values():
+        assert item["state"] == "ok" or item["advice"] or item["what"] == "target"
+    shown = CliRunner().invoke(main, ["--config", str(config), "doctor"])
+    assert shown.exit_code == 1
+    assert "failed" in shown.stdout and "virtlun target start" in shown.stdout
