@@ -8,6 +8,8 @@ One program, `virtlun-csi` (cli), serves CSI 1.13 on a UNIX socket beside the no
                                                                         |
        hostdevice (an lvol as a block device), vhostface (as a socket), mounts, filesystems
 
+With --kubevirt it serves virtual machines as well: see the package kubevirt.
+
 Every method of a service reads: validate, look up, act idempotently, respond. The driver keeps
 no state: what a volume is stands in the lvol, what is attached and mounted is asked of the kernel.
 It never talks to libvirt, and never touches an I/O.

@@ -176,10 +176,6 @@ class VmControllers:
 
     # Claims of the pod, which are on the kernel face
 
-    def published(self, pod: str, volume: str) -> bool:
-        """Whether kubelet has published the volume as a block device to this very pod."""
-        return any(_is_block_of(pod, mount) for mount in self._mounts(volume))
-
     def hand_over(
         self, pod: str, volume: str, *, serial: str | None = None, read_only: bool = False
     ) -> int:
