@@ -7,6 +7,7 @@ again, which is then no news.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from csi.kubevirt.vmvolume import VmVolume
@@ -14,6 +15,8 @@ from csi.objects import Claim, Vmi
 
 Name = tuple[str, str]
 """Namespace and name."""
+CLAIM_S = 240.0
+"""So long a claim is taken for what it was while nothing tells of a change."""
 
 
 class Cache:
@@ -26,16 +29,25 @@ class Cache:
         self._of_claim: dict[Name, set[Name]] = {}
         self._of_machine: dict[Name, set[Name]] = {}
         self._machines: dict[Name, Vmi] = {}
-        self._claims: dict[Name, Claim | None] = {}
+        self._claims: dict[Name, tuple[Claim | None, float]] = {}  # and until when, monotonic
         self._claim_changes = 0
 
     # VmVolumes
 
     def put_volume(self, volume: VmVolume) -> bool:
         """Keeps a VmVolume; whether it is news, and not what is here or older."""
+        return self._put(volume, anew=True)
+
+    def refresh_volume(self, volume: VmVolume) -> None:
+        """Keeps what the server answered to a change, unless the watch told that it is gone."""
+        self._put(volume, anew=False)
+
+    def _put(self, volume: VmVolume, *, anew: bool) -> bool:
         with self._mutex:
             known = self._volumes.get(volume.key)
             if known and known.uid == volume.uid and not _later(volume, known):
+                return False
+            if not anew and (known is None or known.uid != volume.uid):
                 return False
             if known:
                 self._forget(known)
@@ -87,21 +99,25 @@ class Cache:
     # Claims that VmVolumes name
 
     def claim(self, name: Name, ask: Callable[[], Claim | None]) -> Claim | None:
-        """Returns a claim: what `ask` returned since its last change, else what it returns now."""
+        """Returns a claim: what `ask` returned since its last change, else what it returns now.
+
+        After CLAIM_S it is asked for again, should a change have been missed.
+        """
         with self._mutex:
-            if name in self._claims:
-                return self._claims[name]
+            known, end = self._claims.get(name, (None, 0.0))
+            if time.monotonic() < end:
+                return known
             changes = self._claim_changes
         found = ask()
         with self._mutex:
             if changes == self._claim_changes and name in self._of_claim:
-                self._claims[name] = found
+                self._claims[name] = found, time.monotonic() + CLAIM_S
         return found
 
     def drop_claim(self, name: Name, version: str | None = None) -> bool:
         """Forgets a claim, which changed; False if it is of this version, and so no news."""
         with self._mutex:
-            known = self._claims.get(name)
+            known, _ = self._claims.get(name, (None, 0.0))
             if known is not None and known.resource_version == version:
                 return False
             self._claims.pop(name, None)

@@ -372,7 +372,7 @@ class Reconciler:
 
     def _took(self, work: Work, volume: VmVolume) -> None:
         work.volume = volume
-        self._cache.put_volume(volume)
+        self._cache.refresh_volume(volume)
 
     # What was left behind
 
