@@ -10,9 +10,11 @@ here, or rewritten on their way by `plugin.translate`.
     upstream                     a small libvirt client, for calls of our own
     handlers, domains            what we do with which call
     target, locks, events        LUNs and volumes; one operation at a time; device events
+    care, reconcile, recovery    what is put right while it runs; changes that were cut off
+    notes, records               changes under way on disk; which volumes a domain has had
     server, listen, config       the process
 
-It owns no state: a domain's disks stand in its metadata, the LUNs in the target. It never touches
-an I/O, and it never decides what a client may do: libvirtd does, for each call, under the client's
-own identity.
+It owns no state but the notes of what is under way: a domain's disks stand in its metadata, the
+LUNs in the target. It never touches an I/O, and it never decides what a client may do: libvirtd
+does, for each call, under the client's own identity.
 """

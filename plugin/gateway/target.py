@@ -74,6 +74,12 @@ class Target:
         """Returns a volume by LVSTORE/LVOL or UUID."""
         return await self._run(lambda: self._volumes.volume(reference))
 
+    async def volumes(self, references: list[str]) -> dict[str, Volume]:
+        """Returns those of these volumes (LVSTORE/LVOL or UUID) that are there, in few calls."""
+        wanted = set(references)
+        every = await self._run(self._volumes.volumes)
+        return {name: item for item in every for name in (item.uuid, item.path) if name in wanted}
+
     async def ping(self) -> None:
         """Raises a refusal if the target does not answer."""
         await self._run(lambda: self._client.call("vhost_get_controllers"))

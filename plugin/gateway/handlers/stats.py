@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 
 from plugin import translate
@@ -15,6 +17,9 @@ from plugin.gateway.target import Usage
 from plugin.translate import LunPlan
 from pydataplane.volumes import Volume
 
+AT_A_TIME = 5
+"""Domains asked about at a time: libvirtd's own limit for one client (max_client_requests)."""
+
 _BLOCK = re.compile(r"block\.(\d+)\.(.+)")
 _COUNT = "block.count"
 
@@ -25,36 +30,76 @@ async def all_domains(call: Call) -> None:
     if not reply.ok or _COUNT.encode() not in reply.payload:
         await call.respond(reply)
         return
-    records = [await _completed(call, item) for item in StatsRecord.read_all(reply.payload)]
-    await call.respond(reply, StatsRecord.pack_all(records))
-
-
-async def _completed(call: Call, record: StatsRecord) -> StatsRecord:
-    """Returns the record with our disks; unchanged if there are none or they cannot be asked for.
-
-    One domain that stops in between, or a target that is down, must not spoil the others' numbers.
-    """
-    try:
-        own = await call.session.own()
-        if await own.metadata(record.dom, 0) is None:
-            return record
-        xml = await own.xml(record.dom, 0)
-        plan = translate.plan(xml)
-    except (GatewayError, TranslateError):
-        return record
-    luns = plan.luns if plan is not None else ()
-    target = call.session.gateway.target
-    usages: dict[str, Usage] = {}
-    volumes: dict[str, Volume] = {}
-    try:
-        if luns and is_running(xml):
-            usages = await target.usage([lun.bdev_name for lun in luns])
-        volumes = {lun.bdev_name: await target.volume(lun.bdev_name) for lun in luns}
-    except GatewayError:
-        pass  # names alone, as libvirt does for a disk that cannot be read
-    ours = [Block(lun, usages.get(lun.bdev_name), volumes.get(lun.bdev_name)) for lun in luns]
+    records = StatsRecord.read_all(reply.payload)
+    slots = asyncio.Semaphore(AT_A_TIME)
+    found = await asyncio.gather(*(_disks(call, item, slots) for item in records))
+    numbers = await _numbers(call, [disks for disks in found if disks is not None])
     prefix = call.session.gateway.settings.path_prefix
-    return StatsRecord(record.dom, merged(record.params, carrier_dev(xml), ours, prefix))
+    completed = [
+        item
+        if disks is None
+        else StatsRecord(
+            item.dom, merged(item.params, disks.carrier, numbers.blocks(disks), prefix)
+        )
+        for item, disks in zip(records, found, strict=True)
+    ]
+    await call.respond(reply, StatsRecord.pack_all(completed))
+
+
+@dataclass(frozen=True)
+class Disks:
+    """What a domain's XML says of ours."""
+
+    carrier: str | None
+    luns: tuple[LunPlan, ...]
+    running: bool
+
+
+async def _disks(call: Call, record: StatsRecord, slots: asyncio.Semaphore) -> Disks | None:
+    """Returns a domain's disks of ours; None if there are none or they cannot be asked for.
+
+    One domain that stops in between must not spoil the others' numbers.
+    """
+    async with slots:
+        try:
+            own = await call.session.own()
+            if await own.metadata(record.dom, 0) is None:
+                return None
+            xml = await own.xml(record.dom, 0)
+            plan = translate.plan(xml)
+        except (GatewayError, TranslateError):
+            return None
+    return Disks(carrier_dev(xml), plan.luns if plan is not None else (), is_running(xml))
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What the target knows of the volumes, by their bdevs' names."""
+
+    usages: dict[str, Usage]
+    volumes: dict[str, Volume]
+
+    def blocks(self, disks: Disks) -> list[Block]:
+        """Returns a domain's disks with their numbers; those of I/O only while it runs."""
+        return [
+            Block(
+                lun,
+                self.usages.get(lun.bdev_name) if disks.running else None,
+                self.volumes.get(lun.bdev_name),
+            )
+            for lun in disks.luns
+        ]
+
+
+async def _numbers(call: Call, found: list[Disks]) -> Numbers:
+    """Asks the target once for all; without one there are names alone, as libvirt does it."""
+    names = [lun.bdev_name for disks in found for lun in disks.luns]
+    target = call.session.gateway.target
+    numbers = Numbers({}, {})
+    with suppress(GatewayError):
+        if names:
+            numbers = Numbers(await target.usage(names), await target.volumes(names))
+    return numbers
 
 
 @dataclass(frozen=True)

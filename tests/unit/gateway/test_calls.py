@@ -339,6 +339,28 @@ def test_all_domain_stats_show_our_disks_and_hide_the_carrier(tmp_path: Path) ->
     play(tmp_path, body)
 
 
+def test_statistics_of_many_domains_ask_the_target_once(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        records = []
+        for number in range(12):
+            world.target.add_volume(f"lvs0/v{number}")
+            uuid = f"{number:08d}-1111-4111-8111-111111111111"
+            dom = world.domain(f"d{number}", uuid, disks=disk(f"lvs0/v{number}"))
+            records.append(StatsRecord(dom.ref, [TypedParam("block.count", UINT, 0)]))
+        world.libvirtd.answers[Proc.GET_ALL_DOMAIN_STATS] = lambda _: StatsRecord.pack_all(records)
+        client = await world.client()
+        world.target.calls.clear()
+        result = StatsRecord.read_all(await client.call(Proc.GET_ALL_DOMAIN_STATS))
+        for number, record in enumerate(result):
+            values = {param.field: param.value for param in record.params}
+            assert values["block.count"] == 1
+            assert values["block.0.path"] == f"/dev/virtlun/lvs0/v{number}"
+            assert values["block.0.rd.reqs"] == 10 and values["block.0.capacity"] == 64 << 20
+        assert len(world.target.calls) <= 4
+
+    play(tmp_path, body)
+
+
 def test_usages_add_up() -> None:
     one = Usage(1, 2, 3, 4, 5, 6, 7, 8)
     assert one + one == Usage(2, 4, 6, 8, 10, 12, 14, 16)
