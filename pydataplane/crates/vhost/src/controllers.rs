@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bdev::{ClaimMode, Event, OpenError, Registry, RegistryError, Subscription};
 use reactor::Handle;
@@ -501,7 +501,12 @@ impl Controllers {
     pub fn stop(&self) -> bool {
         let all = std::mem::take(&mut *self.entries());
         all.values().for_each(|e| e.controller.mailbox.send(Order::Stop));
-        all.into_values().fold(true, |all, entry| entry.stop(self.patience()) && all)
+        let end = Instant::now() + self.patience();
+        let mut ended = true;
+        for entry in all.into_values() {
+            ended &= entry.stop(end.saturating_duration_since(Instant::now()));
+        }
+        ended
     }
 
     fn reactors_of(&self, cpumask: Option<&str>) -> Result<Vec<Handle>, ControllerError> {
