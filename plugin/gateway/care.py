@@ -99,8 +99,7 @@ class Care:
             self._wake.clear()
             while self._defined:
                 await self._move_socket(self._defined.popitem()[1])
-            for dom, tries in list(self._stopped.values()):
-                await self._release(dom, tries)
+            await self._release_stopped()
 
     async def _move_socket(self, dom: Domain) -> None:
         """Puts right where a definition that came from another host has the controller's socket."""
@@ -110,17 +109,20 @@ class Care:
         except (GatewayError, TranslateError) as error:
             _log.warning("definition not looked at", domain=dom.name, error=str(error))
 
+    async def _release_stopped(self) -> None:
+        """Looks once at each domain that stopped; one that does so again meanwhile is kept."""
+        for uuid in list(self._stopped):
+            await self._release(*self._stopped.pop(uuid))
+
     async def _release(self, dom: Domain, tries: int) -> None:
         """Releases a stopped domain's controller, now or in one of the next rounds."""
         gateway = self._gateway
         done = tries <= 1
         try:
             async with gateway.locks.hold(f"domain:{dom.uuid.hex()}"):
-                done = await put_right(gateway, dom) or done
+                done = await put_right(gateway, dom, only_stopped=True) or done
         except (GatewayError, TranslateError) as error:
             _log.warning("not released", domain=dom.name, error=str(error))
             done = True
-        if done:
-            self._stopped.pop(dom.uuid, None)
-        else:
-            self._stopped[dom.uuid] = (dom, tries - 1)
+        if not done:
+            self._stopped.setdefault(dom.uuid, (dom, tries - 1))

@@ -89,8 +89,11 @@ class Reconciler:
             _log.warning("not reconciled", error=text, **more)
 
 
-async def put_right(gateway: Gateway, dom: Domain) -> bool:
+async def put_right(gateway: Gateway, dom: Domain, *, only_stopped: bool = False) -> bool:
     """Makes one domain's controller what it should be; the caller holds the domain's lock.
+
+    `only_stopped` leaves a domain alone that runs: it may just be stopping, and what is made for it
+    now would stay.
 
     Returns False if the domain has stopped and its QEMU is connected still.
 
@@ -109,6 +112,8 @@ async def put_right(gateway: Gateway, dom: Domain) -> bool:
         if outcome == "released":
             _log.info("controller of a stopped domain released", domain=dom.name)
         return outcome != "busy"
+    if only_stopped:
+        return True
     plan = translate.plan(await admin.xml(dom, 0))
     if plan is None:
         return True

@@ -149,7 +149,7 @@ def _gateway(host: Host, lines: str) -> Iterator[GatewayProcess]:
 def test_polkit_decides_where_libvirtd_conf_says_so(
     host: Host, tmp_path: Path, status: int, works: bool
 ) -> None:
-    """No polkit daemon runs here, so a script stands for pkcheck; the rest is real."""
+    """A script stands for pkcheck: what it is asked. test_polkit.py has a real polkitd."""
     asked = tmp_path / "asked"
     pkcheck = tmp_path / "pkcheck"
     pkcheck.write_text(f'#!/bin/sh\necho "$@" >> {asked}\nexit {status}\n')

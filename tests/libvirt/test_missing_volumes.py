@@ -23,6 +23,7 @@ from tests.support.libvirtd import VirshError
 pytestmark = [pytest.mark.root, pytest.mark.vm]
 
 MIB = 1 << 20
+DEADLINE_S = 20.0
 WAYS = ("virsh", "virsh_direct")
 """Methods of Host: through the gateway, and behind its back."""
 
@@ -57,12 +58,12 @@ def known(host: Host, name: str, uuid: str) -> str | None:
     return None
 
 
-def unused(host: Host) -> bool:
-    """Whether all controllers are gone; the gateway too may have looked at a domain that ended."""
-    end = time.monotonic() + 20
-    while host.client.call("vhost_get_controllers") and time.monotonic() < end:
+def assert_unused(host: Host) -> None:
+    """Waits until all controllers are gone; the gateway too may look at a domain that ended."""
+    end = time.monotonic() + DEADLINE_S
+    while (left := host.client.call("vhost_get_controllers")) and time.monotonic() < end:
         time.sleep(0.05)
-    return bool(host.client.call("vhost_get_controllers") == [])
+    assert left == []
 
 
 def refused(host: Host, way: str, name: str, *words: str) -> str:
@@ -71,7 +72,7 @@ def refused(host: Host, way: str, name: str, *words: str) -> str:
     with pytest.raises(VirshError) as error:
         getattr(host, way)("start", name, *words)
     assert host.virsh("domstate", name) == "shut off"
-    assert unused(host)
+    assert_unused(host)
     assert [(v.path, v.uuid) for v in host.volumes.volumes()] == before
     return str(error.value)
 
@@ -96,7 +97,7 @@ def test_a_volume_that_never_was_is_made_and_its_loss_is_seen(host: Host, way: s
     start("start", name)
     assert volume(host, name) == host.volumes.volume(made.uuid), "the same one again"
     start("destroy", name)
-    assert unused(host)
+    assert_unused(host)
 
     host.volumes.delete(made.uuid)
     for other in WAYS:
@@ -188,7 +189,7 @@ def test_what_the_hook_recorded_goes_into_the_metadata_with_the_next_gateway(hos
         assert made is not None
         assert json.loads(record.read_text())["volumes"] == {"lvs0/behind": made.uuid}
         host.virsh_direct("destroy", "behind")
-        assert unused(host)
+        assert_unused(host)
         host.volumes.delete(made.uuid)
     finally:
         host.start_gateway()
@@ -206,7 +207,7 @@ def test_a_new_domain_of_an_old_uuid_has_no_past(host: Host) -> None:
     host.virsh_direct("start", "again")
     host.virsh_direct("destroy", "again")
     host.virsh("undefine", "again")
-    assert unused(host)
+    assert_unused(host)
     made = volume(host, "again")
     assert made is not None
     host.volumes.delete(made.uuid)
@@ -239,7 +240,7 @@ def test_a_saved_guest_does_not_wake_up_with_an_empty_disk(host: Host, way: str)
     host.virsh_direct("start", name)  # the metadata of the running side has no UUID
     host.agent(name).close()
     host.virsh_direct("managedsave", name)
-    assert unused(host)
+    assert_unused(host)
     made = volume(host, name)
     assert made is not None
     host.volumes.delete(made.uuid)
@@ -293,7 +294,7 @@ def test_a_target_killed_in_the_middle_of_a_start(host: Host, way: str) -> None:
         assert [v.path for v in host.volumes.volumes()].count(after.path) == 1
         host.virsh_direct("destroy", name)
         host.virsh("undefine", name)
-        assert unused(host)
+        assert_unused(host)
         host.volumes.delete(after.uuid)
 
 

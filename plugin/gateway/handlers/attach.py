@@ -79,7 +79,8 @@ async def attach(call: Call) -> None:
     own = await call.session.own()
     async with gateway.locks.hold(f"domain:{args.dom.uuid.hex()}"):
         await check_may_change(own, args.dom, args.flags)
-        both = await sides(own, args.dom, args.flags)
+        admin = await gateway.admin()  # whoever may change a domain need not be allowed to read it
+        both = await sides(admin, args.dom, args.flags)
         volume = await gateway.target.volume(reference.alias)
         uuids = {reference.alias: volume.uuid}
 
@@ -87,7 +88,7 @@ async def attach(call: Call) -> None:
             peer = both.config if live else both.live
             return translate.attach(xml, args.text, settings, live=live, peer_xml=peer, uuids=uuids)
 
-        live, config = await _changes(own, args.dom, both, compute)
+        live, config = await _changes(admin, args.dom, both, compute)
         async with gateway.locks.hold(f"volume:{volume.uuid}"):
             if live is not None and live.plan is not None:
                 await check_free(call, live.plan, live.lun, volume)
@@ -113,6 +114,7 @@ async def _attach_theirs(call: Call, args: DomainCall) -> None:
         return
     async with call.session.gateway.locks.hold(f"domain:{args.dom.uuid.hex()}"):
         if await _has_ours(call, args, dev):
+            await check_may_change(await call.session.own(), args.dom, args.flags)
             raise TranslateError(Refusal.TARGET_EXISTS, f"target {dev} already exists")
         reply = await call.forward()
     await call.respond(reply)
@@ -121,13 +123,13 @@ async def _attach_theirs(call: Call, args: DomainCall) -> None:
 async def _has_ours(call: Call, args: DomainCall, dev: str) -> bool:
     """Whether a side that the call is for has a disk of ours with this target dev.
 
-    No, where the client may not know: libvirtd's answer to the call itself says why.
+    No, where nobody can know: libvirtd's answer to the call itself says why.
     """
-    own = await _own_if_ours(call, args.dom)
-    if own is None:
+    admin = await _admin_if_ours(call, args.dom)
+    if admin is None:
         return False
     try:
-        both = await sides(own, args.dom, args.flags)
+        both = await sides(admin, args.dom, args.flags)
         texts = (both.live if both.to_live else None, both.config if both.to_config else None)
         plans = [translate.plan(text) for text in texts if text is not None]
     except (GatewayError, TranslateError):
@@ -233,16 +235,22 @@ async def _alter(
         Refused: also where the disk is the carrier of ours: it stays as long as the domain.
     """
     async with call.session.gateway.locks.hold(f"domain:{args.dom.uuid.hex()}"):
-        own = await _own_if_ours(call, args.dom)
-        if own is None:
+        admin = await _admin_if_ours(call, args.dom)
+        if admin is None:
             return None
-        both = await sides(own, args.dom, args.flags)
-        live, config = await _changes(own, args.dom, both, compute)
-        if live is None and config is None:
-            dev = disk_dev(args.text)
-            if dev is not None and dev in (carrier_dev(both.live), carrier_dev(both.config)):
-                raise _carries(args.dom)
-            return None
+        own = await call.session.own()
+        try:
+            both = await sides(admin, args.dom, args.flags)
+            live, config = await _changes(admin, args.dom, both, compute)
+            if live is None and config is None:
+                dev = disk_dev(args.text)
+                if dev is not None and dev in (carrier_dev(both.live), carrier_dev(both.config)):
+                    raise _carries(args.dom)
+                return None
+        except (Refused, TranslateError):
+            # Whoever may not change the domain is told that, and nothing else about it.
+            await check_may_change(own, args.dom, args.flags)
+            raise
         _check_flags(args)
         await check_may_change(own, args.dom, args.flags)
         if live is not None and before is not None:
@@ -252,23 +260,25 @@ async def _alter(
         return Altered(live, dom)
 
 
-async def _own_if_ours(call: Call, dom: Domain) -> Upstream | None:
-    """Returns the connection for our calls if either side of the domain has metadata of ours.
+async def _admin_if_ours(call: Call, dom: Domain) -> Upstream | None:
+    """Returns the gateway's connection if either side of the domain has metadata of ours.
 
-    None as well if the client may not know: libvirtd's answer to the call itself says why.
+    With it a domain is read for clients that may change it, which need not be allowed to read it;
+    nothing that it says may reach a client before libvirtd has judged that. None as well if the
+    domain is not there: libvirtd's answer to the call itself says why.
     """
     try:
-        own = await call.session.own()
-        ours = await own.metadata(dom, 0) is not None or (
-            await own.persistent(dom) and await own.metadata(dom, AFFECT_CONFIG) is not None
+        admin = await call.session.gateway.admin()
+        ours = await admin.metadata(dom, 0) is not None or (
+            await admin.persistent(dom) and await admin.metadata(dom, AFFECT_CONFIG) is not None
         )
     except GatewayError:
         return None
-    return own if ours else None
+    return admin if ours else None
 
 
 async def _changes(
-    own: Upstream, dom: Domain, both: Sides, compute: Compute
+    admin: Upstream, dom: Domain, both: Sides, compute: Compute
 ) -> tuple[Change | None, Change | None]:
     """Computes the change of each side the call is for; both have it or neither.
 
@@ -281,7 +291,7 @@ async def _changes(
         config = compute(both.config, False)
         if config is not None and config.redefine:
             # Passwords are left out of plain XML, and a definition made from it would lose them.
-            config = compute(await own.xml(dom, XML_INACTIVE | XML_SECURE), False)
+            config = compute(await admin.xml(dom, XML_INACTIVE | XML_SECURE), False)
     if both.to_live and both.to_config and (live is None) != (config is None):
         there, lacking = ("running domain", "persistent definition")
         if live is None:
@@ -304,6 +314,7 @@ async def _carry_out(
 ) -> None:
     """Writes the changes of metadata and then does `act` on the target, or nothing of it all."""
     gateway, own = call.session.gateway, await call.session.own()
+    admin = await gateway.admin()
     if live is None:  # one change, which libvirtd makes whole or not at all
         await _write(own, dom, live, config)
         return
@@ -317,9 +328,9 @@ async def _carry_out(
             target=live.lun.target,
             bdev=live.lun.bdev_name,
             to_config=config is not None,
-            live=await own.metadata(dom, AFFECT_LIVE),
-            config=await own.metadata(dom, AFFECT_CONFIG) if config is not None else None,
-            config_xml=await own.xml(dom, XML_INACTIVE | XML_SECURE) if redefine else None,
+            live=await admin.metadata(dom, AFFECT_LIVE),
+            config=await admin.metadata(dom, AFFECT_CONFIG) if config is not None else None,
+            config_xml=await admin.xml(dom, XML_INACTIVE | XML_SECURE) if redefine else None,
         )
     )
     try:

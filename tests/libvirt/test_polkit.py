@@ -1,0 +1,330 @@
+"""A real polkitd decides: through the gateway everybody gets what libvirtd itself grants, no more.
+
+libvirtd asks it who may connect (auth_unix_rw) and about each call (access_drivers). Each of the
+users does the same things twice, to libvirtd with disks of its own kind and through the gateway
+with ours; what is refused at one must be at the other, and then nothing has changed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.domain import domain_xml
+from tests.support.gateway import GatewayProcess
+from tests.support.host import Host, is_root, scratch_directory
+from tests.support.polkit import Polkit
+
+pytestmark = [pytest.mark.root, pytest.mark.vm]
+
+MIB = 1 << 20
+
+RIGHTS: dict[str, str] = {
+    "man": "connect.* domain.getattr domain.read",
+    "mail": "connect.* domain.getattr domain.read domain.write@mine domain.save@mine",
+    "news": "connect.* domain.getattr domain.read domain.write",
+    "uucp": "connect.* domain.getattr domain.start@mine",
+    "backup": "connect.* domain.getattr domain.block-write@mine",
+    "proxy": "connect.* domain.getattr domain.write@mine domain.save@mine",
+    "list": "connect.* domain.*@mine",
+    "www-data": "",
+}
+"""Debian's own users to what they may do; `@mine`: to domains whose name begins so."""
+
+CHANGING = [user for user in RIGHTS if user not in ("www-data", "uucp")]
+"""Those who may change something, and one who may only read."""
+
+RULES = """\
+var rights = {rights};
+polkit.addRule(function(action, subject) {{
+    var id = action.id.replace("org.libvirt.api.", "");
+    if (id == action.id && action.id.indexOf("org.libvirt.unix.") != 0)
+        return polkit.Result.NOT_HANDLED;
+    var granted = rights[subject.user];
+    if (granted === undefined)
+        return polkit.Result.NO;
+    if (id == action.id)
+        return granted ? polkit.Result.YES : polkit.Result.NO;
+    var mine = String(action.lookup("domain_name")).indexOf("mine") == 0;
+    var found = granted.split(" ").some(function(right) {{
+        var parts = right.split("@");
+        if (parts.length > 1 && !mine)
+            return false;
+        return parts[0] == id || parts[0] == id.split(".")[0] + ".*";
+    }});
+    return found ? polkit.Result.YES : polkit.Result.NO;
+}});
+"""
+
+LIBVIRTD_CONF = (
+    'unix_sock_rw_perms = "0777"\nauth_unix_rw = "polkit"\naccess_drivers = ["polkit"]\n'
+)
+
+
+@dataclass
+class Policed:
+    """A host whose libvirtd asks polkit, and a gateway that is open to all users."""
+
+    host: Host
+    gateway: Path
+
+    def uri(self, direct: bool) -> str:
+        return self.host.libvirtd.uri(None if direct else self.gateway)
+
+    def do(self, user: str, direct: bool, *words: str) -> str | None:
+        """Runs virsh as `user`; returns None if it worked, else what it said."""
+        name = self.uri(direct)
+        done = subprocess.run(
+            [
+                *("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"),
+                *("--reset-env", "virsh", "-q", "-c", name, *words),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120,
+            check=False,
+            start_new_session=True,
+        )
+        return None if done.returncode == 0 else done.stdout.strip()
+
+    def state(self, *names: str) -> Any:
+        """Returns all that a call could change: the target's state, and these domains."""
+        asked = [f"domstate {n}; dumpxml {n}; dumpxml {n} --inactive" for n in names]
+        return (
+            [(v.path, v.uuid, v.size) for v in self.host.volumes.volumes()],
+            {
+                controller["ctrlr"]: [
+                    (entry["scsi_dev_num"], entry["luns"][0]["bdev_name"])
+                    for entry in controller["backend_specific"]["scsi"]
+                ]
+                for controller in self.host.client.call("vhost_get_controllers")
+            },
+            self.host.virsh_direct("; ".join(["list --all", *asked]), check=False),
+        )
+
+
+@pytest.fixture(scope="module")
+def policed() -> Iterator[Policed]:
+    if not is_root():
+        pytest.fail("tests/libvirt need root: they run a libvirtd in a mount namespace")
+    polkit_folder = scratch_directory("pk-")
+    rights = repr(RIGHTS)
+    with Polkit(polkit_folder, RULES.format(rights=rights)) as polkit:
+        before = {key: os.environ.get(key) for key in polkit.environment}
+        os.environ.update(polkit.environment)  # for libvirtd, and for the gateway's pkcheck
+        try:
+            with Host(keep=True) as host:
+                yield from _policed(host)
+        finally:
+            for key, value in before.items():
+                os.environ.pop(key)
+                if value is not None:
+                    os.environ[key] = value
+    subprocess.run(["rm", "-rf", str(polkit_folder)], check=True)
+
+
+def _policed(host: Host) -> Iterator[Policed]:
+    conf = host.libvirtd.scratch / "etc/libvirtd.conf"
+    keys = {line.split()[0] for line in LIBVIRTD_CONF.splitlines()}
+    kept = [line for line in conf.read_text().splitlines() if line.split(" ")[0] not in keys]
+    conf.write_text("\n".join(kept) + "\n" + LIBVIRTD_CONF)
+    host.libvirtd.restart()
+    host.stop_gateway()
+    config = host.config.read_text().replace("[gateway]", '[gateway]\nsocket_mode = "0666"', 1)
+    host.config.write_text(config)
+    host.start_gateway()
+    for name in ("mine", "other"):
+        image = host.scratch / f"{name}.img"
+        image.write_bytes(b"\0" * MIB)
+        image.chmod(0o666)
+        own = (
+            f"<disk type='file' device='disk'><driver name='qemu' type='raw'/>"
+            f"<source file='{image}'/><target dev='vda' bus='virtio'/></disk>"
+        )
+        host.volumes.create(f"lvs0/{name}", 8 * MIB)
+        host.define(name, devices=own + ours(name, "sda"))
+        host.virsh("start", name)
+    yield Policed(host, host.gateway_socket)
+
+
+def ours(volume: str, dev: str) -> str:
+    """Returns a disk of ours."""
+    return (
+        f"<disk type='file' device='disk'><source file='/dev/virtlun/lvs0/{volume}'/>"
+        f"<target dev='{dev}' bus='scsi'/></disk>"
+    )
+
+
+def same(policed: Policed, user: str, direct: list[str], through: list[str]) -> bool:
+    """Does both, asserts that both work or both are denied; returns which, and undoes nothing.
+
+    What libvirtd denies, the gateway denies in libvirtd's words and without any effect.
+    """
+    names = [word for word in through if re.fullmatch(r"(mine|other)(-ours)?", word)]
+    libvirts = policed.do(user, True, *direct)
+    before = None if libvirts is None else policed.state(*names)
+    gateways = policed.do(user, False, *through)
+    if libvirts is None:
+        assert gateways is None, f"{user} may {direct} at libvirtd; the gateway says {gateways}"
+        return True
+    assert gateways is not None, f"{user} got {through} from the gateway; libvirtd says {libvirts}"
+    denied = "access denied|authentication (failed|unavailable)|failed to get domain"
+    assert re.search(denied, libvirts), libvirts
+    assert re.search(denied, gateways), gateways
+    assert policed.state(*names) == before, (
+        f"{user} was denied {through}, and yet something changed"
+    )
+    return False
+
+
+def may(user: str, *rights: str, name: str = "mine") -> bool:
+    """What the table says."""
+    granted = RIGHTS[user].split()
+    for right in rights:
+        all_of_it = right.split(".")[0] + ".*"
+        wanted = {right, all_of_it}
+        if name.startswith("mine"):
+            wanted |= {f"{right}@mine", f"{all_of_it}@mine"}
+        if not wanted & set(granted):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("user", RIGHTS)
+def test_who_sees_what(policed: Policed, user: str) -> None:
+    words = ["list", "--all", "--name"]
+    assert same(policed, user, words, words) == bool(RIGHTS[user])
+    for name in ("mine", "other"):
+        for words in (["domblkstat", name], ["domblkinfo", name, "vda"], ["dumpxml", name]):
+            seen = same(policed, user, words, words)
+            assert seen == may(user, "domain.getattr", "domain.read", name=name)
+        if RIGHTS[user]:
+            read = policed.do(user, False, "domblkinfo", name, "sda")
+            assert (read is None) == may(user, "domain.getattr", "domain.read", name=name)
+
+
+PLACES = [("mine", "--live"), ("mine", "--config"), ("other", "--live")]
+"""Domains, and sides of them."""
+
+
+@pytest.mark.parametrize(("name", "flag"), PLACES)
+@pytest.mark.parametrize("user", CHANGING)
+def test_who_attaches_and_detaches(policed: Policed, user: str, name: str, flag: str) -> None:
+    host = policed.host
+    image = host.scratch / "more.img"
+    image.write_bytes(b"\0" * MIB)
+    image.chmod(0o666)
+    if not any(v.path == "lvs0/more" for v in host.volumes.volumes()):
+        host.volumes.create("lvs0/more", 8 * MIB)
+    theirs, mine = host.scratch / "theirs.xml", host.scratch / "ours.xml"
+    theirs.write_text(
+        f"<disk type='file' device='disk'><driver name='qemu' type='raw'/>"
+        f"<source file='{image}'/><target dev='vdb' bus='virtio'/></disk>"
+    )
+    mine.write_text(ours("more", "sdb"))
+    for path in (theirs, mine):
+        path.chmod(0o644)
+    needed = ["domain.getattr", "domain.write"] + (["domain.save"] if flag == "--config" else [])
+    expected = may(user, *needed, name=name)
+    side = ("--inactive",) if flag == "--config" else ()
+    for verb in ("attach-device", "detach-device"):
+        if verb == "detach-device" and not expected:  # something to try it on
+            host.virsh_direct("attach-device", name, str(theirs), flag)
+            host.virsh("attach-device", name, str(mine), flag)
+        words = [[verb, name, str(path), flag] for path in (theirs, mine)]
+        assert same(policed, user, *words) == expected
+        there = (verb == "attach-device") == expected
+        assert ("sdb" in host.virsh("domblklist", name, *side)) == there
+    if not expected:
+        host.virsh_direct("detach-device", name, str(theirs), flag)
+        host.virsh("detach-device", name, str(mine), flag)
+
+
+@pytest.mark.parametrize("name", ["mine", "other"])
+@pytest.mark.parametrize("user", ["backup", "mail", "list"])
+def test_who_resizes(policed: Policed, user: str, name: str) -> None:
+    size = policed.host.volumes.volume(f"lvs0/{name}").size
+    larger = f"{size + 4 * MIB}B"
+    did = same(
+        policed,
+        user,
+        ["blockresize", name, "vda", f"{2 * MIB}B"],
+        ["blockresize", name, "sda", larger],
+    )
+    assert did == may(user, "domain.getattr", "domain.block-write", name=name)
+    assert policed.host.volumes.volume(f"lvs0/{name}").size == size + (4 * MIB if did else 0)
+
+
+@pytest.mark.parametrize(
+    ("user", "name"),
+    [*((user, "mine") for user in RIGHTS if user != "www-data"), ("list", "other")],
+)
+def test_who_defines_creates_and_starts(policed: Policed, user: str, name: str) -> None:
+    host = policed.host
+    plain, with_ours = f"{name}-plain", f"{name}-ours"
+    for domain, devices in ((plain, ""), (with_ours, ours(f"new-{user}-{name}", "sda"))):
+        path = host.scratch / f"{domain}.xml"
+        path.write_text(domain_xml(domain, host.image, host.scratch, devices=devices))
+        path.chmod(0o644)
+    files = [str(host.scratch / f"{domain}.xml") for domain in (plain, with_ours)]
+
+    def clean() -> None:
+        for domain in (plain, with_ours):
+            host.virsh("destroy", domain, check=False)
+            host.virsh("undefine", domain, check=False)
+
+    try:
+        did = same(policed, user, ["create", files[0]], ["create", files[1]])
+        assert did == may(user, "domain.getattr", "domain.write", "domain.start", name=name)
+        assert _has_volume(host, f"new-{user}-{name}") == did
+        clean()
+
+        did = same(policed, user, ["define", files[0]], ["define", files[1]])
+        assert did == may(user, "domain.getattr", "domain.write", "domain.save", name=name)
+        clean()
+
+        host.virsh_direct("define", files[0])
+        host.virsh("define", files[1])
+        did = same(policed, user, ["start", plain], ["start", with_ours])
+        assert did == may(user, "domain.getattr", "domain.start", name=name)
+        uuid = host.virsh("domuuid", with_ours)
+        controllers = [c["ctrlr"] for c in host.client.call("vhost_get_controllers")]
+        assert (f"vm-{uuid}" in controllers) == did
+        assert _has_volume(host, f"new-{user}-{name}") == did
+        if did:
+            recorded = host.volumes.volume(f"lvs0/new-{user}-{name}").uuid
+            assert recorded in host.virsh_direct("dumpxml", with_ours, "--inactive")
+    finally:
+        clean()
+        if _has_volume(host, f"new-{user}-{name}"):
+            host.volumes.delete(f"lvs0/new-{user}-{name}")
+
+
+def _has_volume(host: Host, name: str) -> bool:
+    return any(v.path == f"lvs0/{name}" for v in host.volumes.volumes())
+
+
+def test_without_polkit_the_gateway_refuses_as_libvirtd_does(policed: Policed) -> None:
+    """A gateway whose polkit does not answer: nothing is made, and nobody but root gets in."""
+    host = policed.host
+    config = host.scratch / "deaf.toml"
+    config.write_text(
+        host.config.read_text().replace("[gateway]", '[gateway]\npkcheck = "/bin/false"', 1)
+    )
+    host.define("mine-deaf", devices=ours("deaf", "sda"))
+    with GatewayProcess(config, host.scratch / "deaf", host.scratch / "deaf.log") as gateway:
+        said = Policed(host, gateway.socket).do("list", False, "start", "mine-deaf")
+        assert said is not None
+        assert "authentication failed" in said
+    assert not _has_volume(host, "deaf")
+    assert host.virsh("domstate", "mine-deaf") == "shut off"
+    host.virsh("undefine", "mine-deaf")
