@@ -1,0 +1,119 @@
+"""Each way to name a volume, with plain virsh: what the client gave comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.support.agent import Agent
+from tests.support.host import Host
+
+pytestmark = [pytest.mark.root, pytest.mark.vm]
+
+NAME = "ways"
+MIB = 1 << 20
+SIDES = ((), ("--inactive",))
+
+
+@pytest.fixture(scope="module")
+def guest(host: Host) -> Iterator[Agent]:
+    """A running guest, and the volume lvs0/v."""
+    host.volumes.create("lvs0/v", 8 * MIB)
+    host.define(NAME)
+    host.virsh("start", NAME)
+    agent = host.agent(NAME)
+    yield agent
+    agent.close()
+    host.virsh("destroy", NAME)
+
+
+def shown(host: Host, *words: str) -> ElementTree.Element:
+    """Returns the only <disk> that a client sees."""
+    xml = host.virsh("dumpxml", NAME, *words)
+    (disk,) = ElementTree.fromstring(xml).findall("devices/disk")
+    return disk
+
+
+def has(element: ElementTree.Element, given: ElementTree.Element) -> bool:
+    """Whether an element has all that `given` has, in any order."""
+    return (
+        given.tag == element.tag
+        and given.attrib.items() <= element.attrib.items()
+        and (given.text or "").strip() == (element.text or "").strip()
+        and all(any(has(mine, its) for mine in element) for its in given)
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "source"),
+    [
+        (["/dev/virtlun/lvs0/v"], {"file": "/dev/virtlun/lvs0/v"}),
+        (["/dev/virtlun/lvs0/v", "--sourcetype", "block"], {"dev": "/dev/virtlun/lvs0/v"}),
+        (
+            ["lvs0/v", "--sourcetype", "network", "--source-protocol", "lvol"],
+            {"protocol": "lvol", "name": "lvs0/v"},
+        ),
+        (
+            ["virtlun/lvs0/v", "--sourcetype", "network", "--source-protocol", "rbd"],
+            {"protocol": "rbd", "name": "virtlun/lvs0/v"},
+        ),
+    ],
+    ids=lambda item: " ".join(item) if isinstance(item, list) else "",
+)
+def test_attach_disk(host: Host, guest: Agent, words: list[str], source: dict[str, str]) -> None:
+    path, *more = words
+    host.virsh("attach-disk", NAME, path, "sdb", *more, "--live", "--config")
+    for side in SIDES:
+        found = shown(host, *side).find("source")
+        assert found is not None and source.items() <= found.attrib.items()
+    guest.wait_for(f"[ $(cat /sys/block/sda/size) = {8 * MIB // 512} ]")
+    host.virsh("detach-disk", NAME, "sdb", "--live", "--config")
+    guest.wait_for("[ ! -e /sys/block/sda ]")
+
+
+POOL = (
+    "<disk type='volume' device='disk'><driver name='qemu' type='raw' cache='none'/>"
+    "<source pool='virtlun-lvs0' volume='v'/><target dev='sdc' bus='scsi'/></disk>"
+)
+LUN = (
+    "<disk type='block' device='lun'><source dev='/dev/virtlun/lvs0/v'/>"
+    "<target dev='sdd' bus='scsi'/>"
+    "<address type='drive' controller='3' bus='0' target='1' unit='7'/></disk>"
+)
+NOVA = (
+    "<disk type='network' device='disk'><driver name='qemu' type='raw' cache='none'"
+    " discard='unmap'/><source protocol='rbd' name='virtlun/lvs0/v'/>"
+    "<target dev='vdb' bus='virtio'/><serial>0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9</serial>"
+    "<alias name='ua-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9'/></disk>"
+)
+SAFE = (
+    "<disk type='file' device='disk'><source file='/dev/virtlun/lvs0/v'/>"
+    "<target dev='sde' bus='scsi'/><readonly/><shareable/><serial>R3AD ONLY</serial></disk>"
+)
+
+
+@pytest.mark.parametrize("xml", [POOL, LUN, NOVA, SAFE], ids=["pool", "lun", "nova", "readonly"])
+def test_attach_device_gives_back_what_it_got(host: Host, guest: Agent, xml: str) -> None:
+    path = host.scratch / "device.xml"
+    path.write_text(xml)
+    given = ElementTree.fromstring(xml)
+    host.virsh("attach-device", NAME, str(path), "--live", "--config")
+    for side in (*SIDES, ("--security-info",), ("--migratable",)):
+        disk = shown(host, *side)
+        assert has(disk, given), ElementTree.tostring(disk)
+    guest.wait_for("[ -b /dev/sda ]")
+    serial = given.findtext("serial")
+    if serial is not None:
+        guest.wait_for(f"grep -aq '{serial}' /sys/block/sda/device/vpd_pg80")
+        guest.wait_for(f"grep -aq '{serial}' /sys/block/sda/device/vpd_pg83")
+    read_only = given.find("readonly") is not None
+    assert guest.run("cat /sys/block/sda/ro").strip() == str(int(read_only))
+    write = guest.run("dd if=/dev/zero of=/dev/sda bs=64k count=1 oflag=direct", check=False)
+    assert ("not permitted" in write or "Read-only" in write) == read_only
+    # The way virsh and Nova detach: with the element that dumpxml shows.
+    path.write_text(ElementTree.tostring(shown(host), encoding="unicode"))
+    host.virsh("detach-device", NAME, str(path), "--live", "--config")
+    guest.wait_for("[ ! -e /sys/block/sda ]")
+    assert host.virsh("domblklist", NAME) == host.virsh("domblklist", NAME, "--inactive") == ""
