@@ -76,10 +76,12 @@ class InlineVolumes:
         pod = _pod_at(volume, target)
         if pod is None:
             return False
-        self._controllers.unpublish(pod)
-        if self._hooks is not None:
-            self._hooks.leave(pod)
-        mounts.remove(target)
+        with self._controllers.hold(pod):
+            if not _mounted(pod) - {mounts.real(target)}:  # else: one that was refused
+                self._controllers.unpublish(pod)
+                if self._hooks is not None:
+                    self._hooks.leave(pod)
+            mounts.remove(target)
         return True
 
     def released(self, volume: str, target: Path) -> None:

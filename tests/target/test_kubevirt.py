@@ -580,8 +580,10 @@ def test_one_inline_volume_a_pod_and_no_unknown_wishes(host: Host) -> None:
     sentence = refused(lambda: host.publish_inline(pod, "second"), Code.FAILED_PRECONDITION)
     assert str(host.inline_path(pod)) in sentence
     host.unpublish_inline(pod, "second")
-    assert host.controllers.exists(pod) is False
+    assert host.controllers.exists(pod)
+    assert host.socket(pod).exists()
     end(host, [pod])
+    assert not host.controllers.exists(pod)
     refused(lambda: host.publish_inline(pod, size="1Gi"), Code.INVALID_ARGUMENT)
     refused(lambda: host.publish_inline(pod, nodeHook="both"), Code.INVALID_ARGUMENT)
     refused(lambda: host.publish_inline("../../etc"), Code.INVALID_ARGUMENT)
