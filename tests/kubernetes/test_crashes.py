@@ -146,6 +146,9 @@ def test_killed_while_it_deletes(cluster: Cluster, deployment: Deployment, momen
 
     with cluster.applied(FILES), cluster.applied(POD):
         cluster.wait("pod/writer", "condition=Ready")
+        # a pod that waits for its device cannot end
+        written = "until test -s /data/started; do sleep 0.1; done; sync"
+        cluster.execute("writer", "sh", "-c", written)
         crash(deployment, moment, delete, lambda: not deployment.box.loops(), "NodeUnstageVolume")
         deployment.wait_clean(CONVERGE_S)
 
