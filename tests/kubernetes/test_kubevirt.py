@@ -58,7 +58,7 @@ def test_a_machine_boots_from_its_claim_and_gets_grows_and_loses_another(
     cluster, deployment = kubevirt.cluster, kubevirt.deployment
     with machine(kubevirt) as vm, cluster.applied(claim("data")):
         agent = vm.start()
-        assert vm.failures == []
+        assert vm.failures == [], vm.failures
         assert (vendor(agent, "sda"), size(agent, "sda")) == (OURS, 64)
         written = write(agent, "sda")
         disks = vm.xml().findall("devices/disk")
@@ -161,7 +161,9 @@ def test_a_qemu_without_the_device_boots_from_the_block_device(
     with machine(kubevirt, qemu=lesser) as vm, cluster.applied(claim("data")):
         agent = vm.start()
         assert (vendor(agent, "sda"), size(agent, "sda")) == ("QEMU", 64)
-        said = [line for line in events(cluster, "vm").splitlines() if "VolumeStays" in line]
+        said = [
+            line for line in events(cluster, "vm", vm.uid).splitlines() if "VolumeStays" in line
+        ]
         assert len(said) == 1
         assert "vhost-user-scsi-pci" in said[0]
         assert "boot" in said[0]
@@ -182,7 +184,7 @@ def test_a_claim_of_mode_filesystem_stays_as_kubevirt_gives_it(kubevirt: KubeVir
         agent = vm.start()
         assert vendor(agent, "sda") == OURS
         assert agent.run("cat /sys/block/vda/size").strip() != "0"
-        assert "volumeMode is Filesystem" in events(cluster, "vm")
+        assert "volumeMode is Filesystem" in events(cluster, "vm", vm.uid)
         cluster.delete("virtualmachine", "vm", wait=False)
         vm.stop()
 

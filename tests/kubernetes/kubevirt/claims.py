@@ -77,9 +77,10 @@ def wait_phase(cluster: Cluster, name: str, phase: str) -> dict[str, Any]:
     return found
 
 
-def events(cluster: Cluster, name: str) -> str:
-    """Returns the events of an object, a line each."""
-    found = cluster.items("events", "--field-selector", f"involvedObject.name={name}")
+def events(cluster: Cluster, name: str, uid: str = "") -> str:
+    """Returns the events of an object, a line each; with `uid` of no earlier one of its name."""
+    wanted = f"involvedObject.name={name}" + (f",involvedObject.uid={uid}" if uid else "")
+    found = cluster.items("events", "--field-selector", wanted)
     return "\n".join(f"{event['reason']}: {event['message']}" for event in found)
 
 
