@@ -98,13 +98,19 @@ def call(
     fields: Mapping[str, Any],
     *,
     deadline_s: float,
+    dial_s: float = 1.0,
 ) -> Any:
     """Calls PACKAGE.SERVICE/METHOD on a UNIX socket and returns its answer.
 
-    HookError with the status, as KubeVirt words it, where it fails.
+    As KubeVirt does, it waits `dial_s` for someone to listen. HookError with the status where it
+    fails.
     """
     package = method.rpartition(".")[0]
     with grpc.insecure_channel(f"unix://{socket}") as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=dial_s)
+        except grpc.FutureTimeoutError:
+            raise HookError(f"{method}: nobody listens on {socket}") from None
         function = channel.unary_unary(
             f"/{method}",
             request_serializer=_message(package, request).SerializeToString,
@@ -142,6 +148,7 @@ def mutate_domain(socket: Path, domain: bytes, vmi: bytes, deadline_s: float) ->
             "sidecar_context": {"invocation_context": "Boot"},
         },
         deadline_s=deadline_s,
+        dial_s=5.0,
     )
     return bytes(answer.domain)
 
