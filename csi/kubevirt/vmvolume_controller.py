@@ -75,6 +75,7 @@ class VmVolumeController:
         self._reconciler = Reconciler(
             *(cluster, controllers, volumes, locks, node, self._cache, self._metrics),
             lambda name: self._queue.put(Key("volume", name)),
+            self._queue.waiting,
         )
         self._stop = threading.Event()
         self._known = {VM_VOLUME: threading.Event(), VMI: threading.Event()}

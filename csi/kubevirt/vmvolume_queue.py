@@ -75,6 +75,12 @@ class Queue(Generic[Key]):
                 return Due(key, time.time() - (time.monotonic() - at))
         return None
 
+    def waiting(self) -> bool:
+        """Whether a key is due."""
+        with self._changed:
+            wait = self._until_next()
+            return wait is not None and wait <= 0
+
     def close(self) -> None:
         """Lets `get` return None, from now on."""
         with self._changed:

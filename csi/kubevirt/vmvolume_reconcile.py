@@ -51,6 +51,8 @@ class Work:
     since: float
     """When the change came that it is looked at for, epoch seconds."""
     claim: Claim | None = None
+    attached: bool = False
+    """Its LUN was made just now."""
     refused: str = ""
     not_grown: str = ""
 
@@ -68,8 +70,12 @@ class Reconciler:
         cache: Cache,
         metrics: VmVolumeMetrics,
         look_at: Callable[[Name], None],
+        others_wait: Callable[[], bool],
     ) -> None:
-        """Uses them; `look_at` asks for a look at another VmVolume, which this one let go for."""
+        """Uses them; `look_at` asks for a look at another VmVolume, which this one let go for.
+
+        While `others_wait` a new LUN's status is left for later: they get their LUNs first.
+        """
         self._cluster = cluster
         self._controllers = controllers
         self._volumes = volumes
@@ -78,6 +84,7 @@ class Reconciler:
         self._cache = cache
         self._metrics = metrics
         self._look_at = look_at
+        self._others_wait = others_wait
         #: By VmVolume's UID: when what made it possible came. Of those that the guest has not seen.
         self._begun: dict[str, float] = {}
         #: By claim's UID: how often this node was selected for it, and when. Of unbound claims.
@@ -122,6 +129,8 @@ class Reconciler:
                 continue
             if not decision.actions:
                 return decision
+            if work.attached and self._others_wait():
+                return Decision(again_s=0.0)
         raise ClusterError(
             f"VmVolume {'/'.join(work.volume.key)} does not come to rest: somebody undoes what "
             "its controller does"
@@ -303,6 +312,7 @@ class Reconciler:
                 raise
             work.refused = describe(error)[1]
             return
+        work.attached = True
         self._begun[work.volume.uid] = work.since
         log.info(
             "attached",

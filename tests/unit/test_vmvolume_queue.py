@@ -26,6 +26,17 @@ def test_a_key_is_in_it_once_in_the_order_of_time() -> None:
     assert len(queue) == 0
 
 
+def test_it_says_whether_a_key_is_due() -> None:
+    queue: Queue[str] = Queue()
+    assert not queue.waiting()
+    queue.put("late", 1000)
+    assert not queue.waiting()
+    queue.put("now")
+    assert queue.waiting()
+    assert keys(queue, 1) == ["now"]
+    assert not queue.waiting()
+
+
 def test_the_earlier_time_counts() -> None:
     queue: Queue[str] = Queue()
     queue.put("a", 1000)

@@ -188,6 +188,7 @@ class World:
         self.cache.put_machine(machine())
         self.registry = CollectorRegistry()
         self.looked_at: list[tuple[str, str]] = []
+        self.others_wait = False
         self.restart()
 
     def restart(self) -> None:
@@ -196,6 +197,7 @@ class World:
             *(self.cluster, self.controllers, self.volumes, VolumeLocks(), NODE, self.cache),
             VmVolumeMetrics(CollectorRegistry() if self.looked_at else self.registry),
             self.looked_at.append,
+            lambda: self.others_wait,
         )
 
     def make(self, volume: VmVolume | None = None) -> None:
@@ -268,6 +270,16 @@ def test_the_way_in_holds_claim_and_vmvolume_first(world: World) -> None:
     assert world.cluster.events == ["Attached: target 4, LUN 0 of the machine's controller"]
     assert world.metric("event_seconds_count") == 1
     assert decision.again_s is not None
+
+
+def test_others_that_wait_get_their_luns_before_the_status_is_written(world: World) -> None:
+    world.others_wait = True
+    assert world.settle() == Decision(again_s=0.0)
+    assert len(world.controllers.found[POD]) == 1
+    assert world.status() == {}
+    world.settle()
+    assert world.status()["phase"] == "Attached"
+    assert world.metric("event_seconds_count") == 1
 
 
 def test_waiting_for_the_guest_asks_nothing_of_the_server(world: World) -> None:
