@@ -123,6 +123,7 @@ class Kind:
 
 CLAIM = Kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 VOLUME = Kind("", "v1", "PersistentVolume", "persistentvolumes", namespaced=False)
+NODE = Kind("", "v1", "Node", "nodes", namespaced=False)
 POD = Kind("", "v1", "Pod", "pods")
 EVENT = Kind("", "v1", "Event", "events")
 STORAGE_CLASS = Kind("storage.k8s.io", "v1", "StorageClass", "storageclasses", namespaced=False)
@@ -384,6 +385,14 @@ class Cluster:
             for each in pod["spec"].get("volumes") or ()
             if (each.get("persistentVolumeClaim") or {}).get("claimName") == name
         )
+
+    def has_node(self, name: str) -> bool:
+        """Whether there is a node of this name, ready or not."""
+        try:
+            self.get(NODE, name)
+        except NotFoundError:
+            return False
+        return True
 
     # Virtual machines
 

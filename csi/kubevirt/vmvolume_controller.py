@@ -37,6 +37,8 @@ RESYNC_S = 300.0
 """What this node has is looked at so often although nothing told of a change."""
 STRANGER_S = (0.2, 1.0)
 """A VmVolume of a machine that is not here is looked at after so long: most likely by another."""
+LEFT_S = (60.0, 120.0)
+"""One that another node is to let go of is looked at after so long: that node may be gone."""
 ORPHAN_S = 2.0
 """A claim with our finalizer and no VmVolume is looked at after so long."""
 BROKEN_S = 5.0
@@ -138,9 +140,15 @@ class VmVolumeController:
         volume = VmVolume.of(change.object)
         if not self._cache.put_volume(volume):
             return
-        strange = volume.status.phase is None and not self._cache.machine(volume.vm_key)
-        wait = random.uniform(*STRANGER_S) if strange else 0.0  # noqa: S311 - not a secret
-        self._queue.put(Key("volume", volume.key), wait)
+        self._queue.put(Key("volume", volume.key), self._delay(volume))
+
+    def _delay(self, volume: VmVolume) -> float:
+        """Returns how long to leave a VmVolume to the node that has most to do with it."""
+        if volume.deleted_at is not None and volume.status.node not in (None, self._node):
+            return random.uniform(*LEFT_S)  # noqa: S311 - not a secret
+        if volume.status.phase is None and not self._cache.machine(volume.vm_key):
+            return random.uniform(*STRANGER_S)  # noqa: S311 - not a secret
+        return 0.0
 
     def _machine_changed(self, change: Change) -> None:
         name = _name(change.object)

@@ -22,6 +22,8 @@ RELEASE_POLL_S = (0.05, 0.5)
 """While the guest has a disk in use that is to go: the shortest and the longest wait."""
 SEEN_POLL_S = (0.02, 30.0)
 """While the guest has not looked at a new disk: likewise."""
+OTHER_NODE_S = 300.0
+"""While another node is to let go: whether that one is still there."""
 STARTING = ("Pending", "Scheduling", "Scheduled")
 ENDED = ("Succeeded", "Failed")
 
@@ -56,16 +58,25 @@ class Seen:
     """So long the provisioner is left alone, which could not make the volume here before."""
     not_grown: str = ""
     """Why the volume did not grow just now."""
+    gone_node: str | None = None
+    """The node that the status names, if the cluster has it no longer; its LUNs went with it."""
 
     @property
     def concerns_us(self) -> bool:
         """Whether this node may have to do something, and has to look at claim and target."""
         volume = self.volume
-        return (
-            self.here
-            or volume.status.node == self.node
-            or (volume.finalizer and volume.status.node is None)
-        )
+        if volume.status.node not in (None, self.node, self.gone_node):
+            return False
+        return self.here or volume.status.node == self.node or volume.finalizer
+
+    @property
+    def waits_for(self) -> str | None:
+        """The node that has to let go before anything else can be done about it here."""
+        other = self.volume.status.node
+        if other in (None, self.node):
+            return None
+        deleting = self.volume.deleted_at is not None and self.volume.finalizer
+        return other if self.here or deleting else None
 
     @property
     def here(self) -> bool:
@@ -167,6 +178,7 @@ class Decision:
 
 
 NOTHING = Decision()
+LATER = Decision(again_s=OTHER_NODE_S)
 
 
 def decide(seen: Seen) -> Decision:
@@ -175,8 +187,8 @@ def decide(seen: Seen) -> Decision:
         return _delete(seen, seen.volume.deleted_at)
     if not seen.here:
         return _without_machine(seen)
-    if seen.volume.status.node not in (None, seen.node):
-        return NOTHING  # the node that it was on lets go first, and then says so
+    if seen.volume.status.node not in (None, seen.node, seen.gone_node):
+        return LATER  # the node that it was on lets go first, and then says so
     wrong = [Detach(pod, lun.volume) for pod, lun in _ours(seen) if not _is_right(seen, pod, lun)]
     if wrong:
         return Decision(actions=tuple(wrong))
@@ -188,8 +200,10 @@ def _delete(seen: Seen, deleted_at: float) -> Decision:
     """The VmVolume is being deleted."""
     volume, claim = seen.volume, seen.claim
     in_charge = volume.status.node or (claim.node if claim else None)
-    if not volume.finalizer or in_charge not in (None, seen.node):
+    if not volume.finalizer:
         return NOTHING
+    if in_charge not in (None, seen.node, seen.gone_node):
+        return LATER
     end = deleted_at + volume.spec.release_timeout_seconds
     if volume.spec.release_timeout_seconds:
         end += 1  # the server's time is rounded down

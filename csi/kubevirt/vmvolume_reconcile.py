@@ -141,6 +141,9 @@ class Reconciler:
     def _look(self, work: Work) -> Seen:
         volume = work.volume
         seen = Seen(self._node, time.time(), volume, self._machine(volume))
+        other = seen.waits_for
+        if other is not None and not self._cluster.has_node(other):
+            seen = replace(seen, gone_node=other)
         if not seen.concerns_us:
             return seen
         claim = self._claim(work)

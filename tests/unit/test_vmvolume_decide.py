@@ -11,6 +11,7 @@ import pytest
 
 from csi.kubevirt.vmvolume import FINALIZER
 from csi.kubevirt.vmvolume_decide import (
+    LATER,
     NOTHING,
     Attach,
     Decision,
@@ -290,12 +291,30 @@ def test_one_that_never_had_a_lun_goes_without_us() -> None:
 
 def test_only_the_node_in_charge_lets_go() -> None:
     other = vm_volume(ATTACHED | {"node": OTHER}, finalizer=True, deleted_at=JUST_NOW)
-    assert decide(seen(volume=other)) == NOTHING
+    assert decide(seen(volume=other)) == LATER
     unsaid = vm_volume(finalizer=True, deleted_at=JUST_NOW)
-    assert decide(seen(volume=unsaid, claim=claim(pv(OTHER), finalizer=True))) == NOTHING
+    assert decide(seen(volume=unsaid, claim=claim(pv(OTHER), finalizer=True))) == LATER
     mine = seen(volume=unsaid, claim=claim(pv(), finalizer=True))
     assert decide(mine).actions == (LetGoOfClaim(), LetGo())
     assert decide(replace(mine, claim=None)).actions == (LetGoOfClaim(), LetGo())
+
+
+def test_a_node_that_is_gone_for_good_holds_nothing_up() -> None:
+    status = ATTACHED | {"node": OTHER}
+    left = claim(pv(OTHER), finalizer=True)
+    going = seen(volume=vm_volume(status, finalizer=True, deleted_at=JUST_NOW), claim=left)
+    assert (going.waits_for, going.concerns_us, decide(going)) == (OTHER, False, LATER)
+    free = replace(going, gone_node=OTHER)
+    assert free.concerns_us
+    assert decide(free).actions == (LetGoOfClaim(), LetGo())
+    moved = seen(volume=vm_volume(status, finalizer=True), claim=left)
+    assert (moved.waits_for, decide(moved)) == (OTHER, LATER)
+    taken = replace(moved, gone_node=OTHER)
+    assert decide(taken).actions == (LetGoOfClaim(), LetGo())
+    bare = replace(taken, volume=vm_volume(status))
+    assert (said(decide(bare)).reason, said(decide(bare)).node) == ("OtherNode", NODE)
+    elsewhere = replace(moved, machine=machine(node=OTHER))
+    assert (elsewhere.waits_for, elsewhere.concerns_us) == (None, False)
 
 
 # A machine that stops or moves
@@ -320,7 +339,7 @@ def test_a_machine_that_moved_is_the_other_node_s_after_this_one_let_go() -> Non
     bare = seen(volume=vm_volume(ATTACHED), machine=moved)
     assert "runs on node node2 now" in said(decide(bare)).message
     there = replace(bare, node=OTHER, machine=moved)
-    assert decide(there) == NOTHING, "not before the first has let go"
+    assert decide(there) == LATER, "not before the first has let go"
     free = replace(there, volume=vm_volume({"phase": "Pending"}))
     assert said(decide(free)).reason == "OtherNode"
 
@@ -461,7 +480,7 @@ def check(state: Seen, decision: Decision) -> None:
             case Grow() | FinishExpansion():
                 assert ours, state
     if volume.status.node == OTHER:
-        assert decision == NOTHING, state
+        assert decision in (NOTHING, LATER), state
     if decision.say and decision.say.phase == "Attached":
         assert ours == {state.pod}, state
     if decision.say and decision.say.node is not None:

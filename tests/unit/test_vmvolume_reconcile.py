@@ -44,6 +44,7 @@ class FakeCluster(Cluster):
         self.classes = {"fast": LATE}
         self.machines: dict[str, Vmi] = {}
         self.pods: list[str] = []
+        self.nodes = {NODE}
         self.calls: list[str] = []
         self.events: list[str] = []
         self.version = 100
@@ -100,6 +101,10 @@ class FakeCluster(Cluster):
 
     def pods_of_claim(self, namespace: str, name: str) -> list[str]:
         return self.pods
+
+    def has_node(self, name: str) -> bool:
+        self.calls.append(f"get Node {name}")
+        return name in self.nodes
 
     def vmi(self, namespace: str, name: str) -> Vmi:
         self.calls.append("get VirtualMachineInstance")
@@ -458,6 +463,21 @@ def test_a_machine_that_the_watch_does_not_know_is_asked_for_first(world: World)
     assert world.controllers.found[POD] == []
     assert world.status()["phase"] == "Pending"
     assert "node" not in world.status()
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_only_a_node_that_is_gone_is_stood_in_for(gone: bool) -> None:
+    world = World()
+    world.cluster.nodes |= set() if gone else {"node2"}
+    world.make(vm_volume({"phase": "Attached", "node": "node2"}, finalizer=True))
+    world.cache.drop_machine(("ns", "vm"))
+    world.cluster.calls.clear()
+    world.settle()
+    assert world.cluster.calls == [], "it is not being deleted, and its machine is not here"
+    world.delete()
+    world.settle()
+    assert world.cluster.calls[:1] == ["get Node node2"]
+    assert ((VM_VOLUME.name, "extra") in world.cluster.objects) == (not gone)
 
 
 def test_a_node_is_not_selected_again_at_once(world: World) -> None:
