@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jsonschema
@@ -12,6 +13,7 @@ from csi.kubevirt.vmvolume import Spec
 from csi.kubevirt.vmvolume_crd import (
     CRD,
     IMMUTABLE,
+    ROOT,
     SCHEMA,
     crd,
     crd_text,
@@ -76,6 +78,22 @@ def test_defaults_are_the_model_s() -> None:
     given = {name: each["default"] for name, each in properties.items() if "default" in each}
     assert Spec.model_validate(LEAST).plain() == LEAST | given
     assert given == {"readOnly": False, "removable": True, "releaseTimeoutSeconds": 30}
+
+
+def test_the_contract_names_every_reason_and_metric() -> None:
+    contract = (ROOT / "schemas/csi/README.md").read_text()
+    code = "".join(
+        (ROOT / f"csi/kubevirt/vmvolume_{name}.py").read_text()
+        for name in ("decide", "reconcile", "metrics")
+    )
+    phases = "Pending|Attached|Releasing|Failed"
+    said = rf'Say\(\s*"(?:{phases})",\s*"(\w+)"|(?:_pending|_failed)\(seen, "(\w+)"'
+    reasons = {one or other for one, other in re.findall(said, code)}
+    assert {"ClaimTaken", "NotOurs", "ForcedRelease", "TargetFailed", "OwnDisk"} <= reasons
+    metrics = set(re.findall(r'"(virtlun_csi_vmvolumes?\w*)"', code))
+    assert len(metrics) == 5
+    for word in reasons | metrics:
+        assert re.search(rf"\b{word}(_total)?\b", contract), word
 
 
 def test_every_status_that_is_written_is_of_the_schema() -> None:
