@@ -355,8 +355,9 @@ impl Server {
         let since = Instant::now();
         self.next_removal += 1;
         let id = self.next_removal;
-        let mut device = peer.into_device();
-        device.disconnect(id, matches!(why, End::Stuck(_)));
+        // Before the peer sees that it is alone with its rings.
+        peer.handler().device.disconnect(id, matches!(why, End::Stuck(_)));
+        let device = peer.into_device();
         self.ending = Some(Ending { device, id, since, took: since.elapsed() });
         self.controller.started.store(false, Ordering::Relaxed);
         let name = &self.controller.name;

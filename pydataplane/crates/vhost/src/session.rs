@@ -337,7 +337,9 @@ impl VhostUserBackendReqHandlerMut for Handler {
     }
 
     fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
-        // The library adds REPLY_ACK.
+        // The library adds REPLY_ACK. CONFIG is for front ends that ask what the device's limits are;
+        // QEMU knows them itself, and since 7.1 says once that it ignores CONFIG for SCSI. Nothing
+        // before this message tells who asks.
         Ok(VhostUserProtocolFeatures::MQ
             | VhostUserProtocolFeatures::LOG_SHMFD
             | VhostUserProtocolFeatures::CONFIG

@@ -22,7 +22,7 @@ use virtqueue::ConfigError;
 
 use crate::defs::{
     F_EVENT_IDX, F_INDIRECT_DESC, F_LOG_ALL, F_PROTOCOL_FEATURES, FIRST_REQUEST_QUEUE, MAX_QUEUES,
-    MAX_TARGETS, OFFERED_FEATURES,
+    MAX_TARGETS, OFFERED_FEATURES, response,
 };
 use crate::events::PendingEvents;
 use crate::lun::{self, Target, Times};
@@ -324,9 +324,20 @@ impl Device {
     /// then, and [`Device::close_all`]. `muted`: what ends is not told to the guest, which was told
     /// or has to assume that the rings are its own again.
     pub(crate) fn disconnect(&mut self, id: u64, muted: bool) {
-        self.workers.iter().for_each(|w| w.call(DevicePoller::pause));
-        if muted {
-            self.workers.iter().for_each(|w| w.call(DevicePoller::mute));
+        for Worker { reactor, poller } in &self.workers {
+            let poller = *poller;
+            reactor.call(move |cx| {
+                let ended = cx.poller_mut::<DevicePoller>(poller).map(|p| {
+                    p.pause();
+                    if muted {
+                        p.mute();
+                    }
+                    // A guest can have given work for minutes; each request ends with its next I/O.
+                    p.abort(Selector::All, response::ABORTED);
+                    p.kick_fds()
+                });
+                ended.into_iter().flatten().for_each(|fd| cx.unwatch(fd));
+            });
         }
         self.control = None;
         self.events = None;
@@ -338,8 +349,6 @@ impl Device {
     pub(crate) fn close_all(&mut self) {
         for Worker { reactor, poller } in self.workers.drain(..) {
             reactor.call(move |cx| {
-                let kicks = cx.poller_mut::<DevicePoller>(poller).map(|p| p.kick_fds());
-                kicks.into_iter().flatten().for_each(|fd| cx.unwatch(fd));
                 // Dropped here: channels belong to this thread.
                 drop(cx.remove_poller(poller));
             });

@@ -10,8 +10,6 @@ const ABORT_TASK: u32 = 0;
 const ABORT_TASK_SET: u32 = 1;
 const CLEAR_ACA: u32 = 2;
 const CLEAR_TASK_SET: u32 = 3;
-const I_T_NEXUS_RESET: u32 = 4;
-const LOGICAL_UNIT_RESET: u32 = 5;
 const QUERY_TASK: u32 = 6;
 const QUERY_TASK_SET: u32 = 7;
 

@@ -443,6 +443,9 @@ pub fn flat(target: u8) -> [u8; 8] {
     [1, target, 0x40, 0, 0, 0, 0, 0]
 }
 
+pub const I_T_NEXUS_RESET: u32 = 4;
+pub const LOGICAL_UNIT_RESET: u32 = 5;
+
 /// `struct virtio_scsi_ctrl_tmf` for LUN 0 of a target.
 pub fn tmf(subtype: u32, lun: [u8; 8], id: u64) -> Vec<u8> {
     let mut message = words(&[0, subtype]);

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use bdev::testing::FaultBdev;
 use bdev::{
-    Bdev, Channel, Completion, Features, Geometry, Io, Malloc, MallocOptions, Null, OpenError,
+    Bdev, Channel, Completion, Features, Geometry, Io, Malloc, MallocOptions, Null, Op, OpenError,
     Registry, Submit,
 };
 use reactor::{Idle, IoContext, Reactors};
@@ -130,6 +130,11 @@ impl Gate {
 
     pub fn open(&self) {
         self.0.release();
+    }
+
+    /// Reads that went through.
+    pub fn reads(&self) -> u64 {
+        self.0.stats().unwrap().snapshot().op(Op::Read).ops
     }
 
     /// Waits until so many I/Os wait at the gate.

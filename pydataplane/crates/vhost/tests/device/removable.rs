@@ -11,8 +11,6 @@ use crate::host::*;
 const PREVENT: [u8; 6] = [0x1e, 0, 0, 0, 1, 0];
 const ALLOW: [u8; 6] = [0x1e, 0, 0, 0, 0, 0];
 const READ_CAPACITY: [u8; 10] = [0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-const I_T_NEXUS_RESET: u32 = 4;
-const LOGICAL_UNIT_RESET: u32 = 5;
 
 fn lun(host: &Host) -> LunInfo {
     let controller = host.controllers.list(Some("vm0")).unwrap().remove(0);

@@ -122,18 +122,37 @@ fn while_a_message_waits_methods_give_up_and_leave_nothing_behind() {
     let patience = Patience { method: SHORT, message: Duration::from_secs(60) };
     let (host, gate, mut guest, _) = stuck(patience);
     guest.peer.send(GET_VRING_BASE, &words(&[2, 0]), &[]);
-    host.malloc("late");
-    let add = || host.controllers.add_target("vm0", 2, "late", TargetOptions::default());
-    wait_until("the thread waits", || {
-        matches!(add(), Err(ControllerError::Waiting { .. })) || {
-            host.controllers.remove_target("vm0", 2).unwrap();
-            false
-        }
-    });
-    assert!(host.registry.owners("late").is_empty());
+    let add = |bdev: &str| host.controllers.add_target("vm0", -1, bdev, TargetOptions::default());
+    // Some may be added before the thread has seen the message.
+    let (late, refused) = (0..100)
+        .map(|n| {
+            let name = format!("late{n}");
+            host.malloc(&name);
+            let added = add(&name);
+            (name, added)
+        })
+        .find_map(|(name, added)| added.err().map(|why| (name, why)))
+        .expect("the message waits");
+    assert!(matches!(refused, ControllerError::Waiting { .. }), "{refused}");
+    assert!(host.registry.owners(&late).is_empty());
     let e = host.controllers.delete("vm0", false).unwrap_err();
     assert!(matches!(e, ControllerError::Connected(_)), "{e}");
     gate.open();
     assert!(guest.peer.reply(GET_VRING_BASE).is_some());
-    assert_eq!(add().unwrap(), 2);
+    add(&late).unwrap();
+}
+
+#[test]
+fn a_request_of_many_ios_ends_with_the_next_one_when_its_session_ends() {
+    let (host, gate, mut guest, _) = stuck(Patience { method: SHORT, ..Patience::default() });
+    let before = gate.reads();
+    // VERIFY (10) of 4 MiB.
+    guest.submit(2, flat(0), 3, &rw10(0x2f, 0, 8192), &[], 0);
+    gate.wait_for(3);
+    assert!(host.controllers.delete("vm0", true).is_err());
+    assert!(guest.peer.is_closed());
+    gate.open();
+    wait_until("the bdev is free", || host.registry.owners("gate").is_empty());
+    // The one that was there before, and the first piece of this.
+    assert_eq!(gate.reads(), before + 2);
 }
