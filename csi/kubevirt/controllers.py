@@ -22,6 +22,7 @@ from typing import Any
 from csi import mounts
 from csi.errors import Code, Failure, HostError, invalid, not_found, precondition
 from csi.hostdevice import HostDevice
+from csi.kubevirt import document
 from csi.kubevirt.podlocks import PodLocks
 from csi.locks import VolumeLocks
 from csi.mounts import Mount
@@ -238,11 +239,15 @@ class VmControllers:
 
         Raises:
             Failure: FAILED_PRECONDITION, another pod has the volume, on the kernel face or as a
-                LUN; NOT_FOUND, no controller or no volume; ABORTED, the volume is being worked on.
+                LUN, or the machine runs without the controller; NOT_FOUND, no controller or no
+                volume; ABORTED, the volume is being worked on.
         """
         with self.hold(pod), self._volumes.hold(volume):
             if (present := _of(self.luns(pod), volume)) is not None:
                 return present.target
+            told = document.read(self.folder(pod))
+            if told is not None and told.absent is not None:
+                raise precondition(f"the virtual machine has no controller: {told.absent}")
             self._check_no_lun(pod, volume)
             if volume in self._exports():
                 users = sorted({mount.target for mount in self._mounts(volume)})

@@ -318,6 +318,9 @@ def test_without_the_device_in_qemu_the_claim_stays_and_that_is_said(host: Host)
         ("vm", "VolumeStaysBlockDevice")
     ]
     put(path, b"as ever")
+    extra = host.claim("extra")
+    sentence = refused(lambda: host.controllers.attach(pod, extra), Code.FAILED_PRECONDITION)
+    assert "has no vhost-user-scsi-pci device" in sentence
     assert host.luns(pod) == {}
     end(host, [pod], "boot")
 
