@@ -28,12 +28,13 @@ unsafe impl Sync for Ram {}
 impl Ram {
     /// Maps `len` bytes (at least one).
     pub(crate) fn new(len: usize) -> io::Result<Self> {
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // Miri knows neither this flag nor the advice below.
+        let more = if cfg!(miri) { MapFlags::empty() } else { MapFlags::NORESERVE };
+        let flags = MapFlags::PRIVATE | more;
         // SAFETY: a new anonymous mapping at an address of the kernel's choice.
         let base = unsafe {
             mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags)
         }?;
-        // Miri does not know the advice.
         if !cfg!(miri) {
             // SAFETY: the mapping made above; the advice does not change its content. A kernel
             // without huge pages refuses, and then small ones do.

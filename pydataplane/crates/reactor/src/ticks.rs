@@ -1,13 +1,13 @@
 //! A cheap monotonic clock for statistics and idle decisions: the time stamp counter where the
-//! processor keeps it constant (a few nanoseconds to read), else `CLOCK_MONOTONIC`.
+//! processor keeps it constant (a few nanoseconds to read), else, and under Miri, `CLOCK_MONOTONIC`.
 //!
 //! Not ordered against memory accesses: good to some tens of nanoseconds.
 
 use std::sync::OnceLock;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 use std::time::{Duration, Instant};
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 /// How long the counter is compared with the system clock, once in the life of the process.
 const CALIBRATION: Duration = Duration::from_millis(10);
 
@@ -33,7 +33,7 @@ pub fn from_us(us: u64) -> u64 {
     u64::try_from(u128::from(us) * u128::from(hz()) / 1_000_000).unwrap_or(u64::MAX)
 }
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 mod counter {
     use std::arch::x86_64::{__cpuid, _rdtsc};
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -71,7 +71,7 @@ mod counter {
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
 mod counter {
     pub(super) use super::system::now;
 
