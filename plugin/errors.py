@@ -16,8 +16,6 @@ from dataclasses import dataclass
 VIR_ERR_ERROR_LEVEL = 2
 """libvirt's virErrorLevel VIR_ERR_ERROR."""
 
-VIR_FROM_NONE = 0
-VIR_FROM_XML = 5
 VIR_FROM_QEMU = 10
 VIR_FROM_STORAGE = 18
 VIR_FROM_DOMAIN = 20

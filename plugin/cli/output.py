@@ -19,7 +19,6 @@ from pydataplane.volumes import VolumeError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-EXIT_FAILED = 1
 CONFIG_KEY = "plugin.config"
 """Where the root command leaves the configuration for the others, in click's context."""
 

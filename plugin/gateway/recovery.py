@@ -44,29 +44,19 @@ async def settle(gateway: Gateway, kept: Kept, *, back: bool = False) -> None:
     What cannot be done now (libvirtd is away) is logged and stays to be done.
     """
     note = kept.note
+    log = _log.bind(operation=note.operation, domain=note.name, dev=note.dev)
     try:
         finished = await _settle(gateway, note, back=back)
     except (GatewayError, TranslateError) as error:
         if kept not in gateway.unsettled:
             gateway.unsettled.append(kept)
-            _log.error(
-                "a change that was cut off cannot be settled yet",
-                operation=note.operation,
-                domain=note.name,
-                dev=note.dev,
-                error=str(error),
-            )
+            log.error("a change that was cut off cannot be settled yet", error=str(error))
         return
     if kept in gateway.unsettled:
         gateway.unsettled.remove(kept)
     gateway.notes.drop(kept)
-    _log.info(
-        "a change that was cut off is settled",
-        operation=note.operation,
-        domain=note.name,
-        dev=note.dev,
-        outcome="finished" if finished else "taken back",
-    )
+    outcome = "finished" if finished else "taken back"
+    log.info("a change that was cut off is settled", outcome=outcome)
 
 
 async def _settle(gateway: Gateway, note: Note, *, back: bool) -> bool:

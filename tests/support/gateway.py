@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 
 DEADLINE_S = 30.0
 
@@ -56,12 +55,7 @@ class GatewayProcess:
         """Returns the running gateway."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Ends it."""
         if self._process.poll() is None:
             self.stop()

@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 
 from plugin import hook
 from pydataplane import supervise
@@ -229,12 +228,7 @@ class Host:
         """Returns the running host."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Ends it; removes the directory unless the body failed and it is to be kept."""
         self.close()
         if error is None or not self.keep:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tests.support.target import binary
@@ -36,12 +35,7 @@ class Initiator:
     def __enter__(self) -> Initiator:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill()
 
     @property

@@ -18,7 +18,6 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from types import TracebackType
 
 from tests.guest.image import CACHE
 
@@ -153,11 +152,6 @@ class Libvirtd:
         self.kill()
         self.start()
 
-    def reload(self) -> None:
-        """Makes libvirtd read its hooks again (SIGHUP)."""
-        assert self._daemon is not None
-        self._daemon.send_signal(signal.SIGHUP)
-
     def uri(self, socket: Path | None = None) -> str:
         """Returns the connection URI for `socket`, by default libvirtd's own."""
         return f"qemu+unix:///system?socket={socket or self.socket}"
@@ -182,12 +176,7 @@ class Libvirtd:
         """Returns the running libvirtd."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stops it."""
         self.stop()
 

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tests.guest.image import Image
@@ -155,11 +154,6 @@ class Guest:
         """Returns the running guest."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stops it."""
         self.stop()

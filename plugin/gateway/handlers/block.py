@@ -71,11 +71,7 @@ async def stats(call: Call) -> None:
         return
     values = [usage.reads, usage.read_bytes, usage.writes, usage.written_bytes]
     if not args.text:
-        reply = await call.forward()
-        if not reply.ok:
-            await call.respond(reply)
-            return
-        theirs = Reader(reply.payload)
+        theirs = await _others(call)
         values = [value + theirs.i64() for value in values]
     result = Writer()
     for value in (*values, -1):  # as libvirt's QEMU driver: errors are not counted
@@ -94,11 +90,7 @@ async def stats_flags(call: Call) -> None:
         return
     values = _fields(usage)
     if not args.text:
-        reply = await call.forward()
-        if not reply.ok:
-            await call.respond(reply)
-            return
-        theirs = Reader(reply.payload)
+        theirs = await _others(call)
         for param in theirs.array(lambda: TypedParam.read(theirs), STATS_PARAMS_MAX):
             values[param.field] = values.get(param.field, 0) + int(param.value)
     params = [TypedParam(name, LLONG, value) for name, value in values.items()]
@@ -107,6 +99,18 @@ async def stats_flags(call: Call) -> None:
         return
     params = params[: max(0, wanted)]
     await call.answer(pack_params(params) + bytes(Writer().i32(len(params))))
+
+
+async def _others(call: Call) -> Reader:
+    """Returns libvirtd's result of the call: the statistics of all disks that are its own.
+
+    Raises:
+        UpstreamError: its refusal.
+    """
+    reply = await call.forward()
+    if not reply.ok:
+        raise UpstreamError(reply.payload)
+    return Reader(reply.payload)
 
 
 async def _usage(call: Call, args: DomainCall) -> Usage | None:

@@ -21,7 +21,6 @@ from plugin.gateway.procs import Proc
 from plugin.gateway.upstream import open_arguments
 from plugin.gateway.wire import (
     KEEPALIVE_PROGRAM,
-    QEMU_PROGRAM,
     MessageType,
     message,
 )
@@ -89,7 +88,7 @@ def test_a_call_before_open_ends_the_connection(tmp_path: Path, proc: Proc) -> N
 def test_another_program_before_open_ends_the_connection(tmp_path: Path) -> None:
     async def body(world: World) -> None:
         client = world.raw_client()
-        await client.channel.send(message(MessageType.CALL, 1, 1, program=QEMU_PROGRAM))
+        await client.channel.send(message(MessageType.CALL, 1, 1, program=0x20008087))
         assert await client.closed()
         assert world.libvirtd.calls() == []
 
