@@ -18,7 +18,6 @@ from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from tests.kubernetes.cluster import API, TOKEN, Cluster
 from tests.kubernetes.driver import Deployment
@@ -137,11 +136,10 @@ class Bench:
 
 def show(figures: Figures) -> None:
     """Prints them."""
-    table = Table("what", "median ms", "least ms", "most ms", "rounds")
+    OUT.print(f"{'milliseconds':<48}{'median':>8}{'least':>8}{'most':>8}{'rounds':>8}")
     for name, found in figures.items():
         middle, least, most = statistics.median(found), min(found), max(found)
-        table.add_row(name, f"{middle:.0f}", f"{least:.0f}", f"{most:.0f}", str(len(found)))
-    OUT.print(table)
+        OUT.print(f"{name:<48}{middle:>8.0f}{least:>8.0f}{most:>8.0f}{len(found):>8}")
 
 
 def main() -> int:
