@@ -147,6 +147,15 @@ class VmControllers:
         status = self._client.call("virtlun_get_status")
         return Path(status["vhost_dir"]) / _name(pod)
 
+    def absent(self, pod: str) -> str | None:
+        """Returns why the pod's machine runs without the controller; None if it has it, or may.
+
+        Raises:
+            HostError: the document in the folder cannot be read.
+        """
+        told = document.read(self.folder(pod))
+        return told.absent if told is not None else None
+
     def pods(self) -> list[str]:
         """Returns the pods that have a controller."""
         names = [found["ctrlr"] for found in self._client.call("vhost_get_controllers")]
@@ -245,9 +254,8 @@ class VmControllers:
         with self.hold(pod), self._volumes.hold(volume):
             if (present := _of(self.luns(pod), volume)) is not None:
                 return present.target
-            told = document.read(self.folder(pod))
-            if told is not None and told.absent is not None:
-                raise precondition(f"the virtual machine has no controller: {told.absent}")
+            if (why := self.absent(pod)) is not None:
+                raise precondition(f"the virtual machine has no controller: {why}")
             self._check_no_lun(pod, volume)
             if volume in self._exports():
                 users = sorted({mount.target for mount in self._mounts(volume)})

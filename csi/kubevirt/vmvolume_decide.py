@@ -60,6 +60,8 @@ class Seen:
     """Why the volume did not grow just now."""
     gone_node: str | None = None
     """The node that the status names, if the cluster has it no longer; its LUNs went with it."""
+    absent: str | None = None
+    """Why the machine runs without the controller that its pod has."""
 
     @property
     def concerns_us(self) -> bool:
@@ -381,11 +383,9 @@ def _bound(seen: Seen, claim: Claim) -> Decision:
             f"{seen.node}: start it there"
         )
         return _pending(seen, "OtherNode", text, warning=True)
-    if seen.pod is None:
-        text = (
-            f"virtual machine {seen.volume.spec.vm_name} has no controller: label its template "
-            'virtlun.dev/controller: "true" and start it anew'
-        )
+    if seen.pod is None or seen.absent is not None:
+        why = seen.absent or 'label its template virtlun.dev/controller: "true" and start it anew'
+        text = f"virtual machine {seen.volume.spec.vm_name} has no controller: {why}"
         return _failed(seen, "NoController", text)
     if seen.size is None:
         text = (

@@ -161,6 +161,7 @@ class Reconciler:
             storage_class=self._class(unbound.storage_class) if unbound else None,
             rival=self._rival(volume),
             pod=pod,
+            absent=self._controllers.absent(pod) if pod and not luns else None,
             luns=luns,
             size=owned.volume.size if owned else None,
             refused=refused,

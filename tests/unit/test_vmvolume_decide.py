@@ -153,6 +153,7 @@ FAILED: list[tuple[str, dict[str, Any], str]] = [
     ("NotOurs", {"claim": claim(pv(driver="other.example.org"))}, "of other.example.org"),
     ("NotOurs", {"claim": claim(pv(driver=""))}, "of another driver"),
     ("NoController", {"pod": None}, "virtlun.dev/controller"),
+    ("NoController", {"absent": "QEMU has no such device"}, "controller: QEMU has no such"),
     (
         "OwnDisk",
         {

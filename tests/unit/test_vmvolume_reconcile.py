@@ -146,6 +146,9 @@ class FakeControllers(VmControllers):
     def pods(self) -> list[str]:
         return list(self.found)
 
+    def absent(self, pod: str) -> str | None:
+        return None
+
     def attach(self, pod: str, volume: str, **given: Any) -> int:
         self._check("attach")
         self.given = given
