@@ -141,15 +141,8 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
         ("bdev_aio_delete", "bdev_aio_rescan", "AIO disk"),
         ("bdev_uring_delete", "bdev_uring_rescan", "URING bdev"),
     ] {
-        let a = app.clone();
-        methods
-            .add(
-                delete,
-                "Delete a bdev; an lvstore on it is unloaded first. The file stays.",
-                Flags::WRITE,
-                move |p: BdevName| super::delete(&a, &p.name, kind),
-            )
-            .errors(&[Errno::NoDev, Errno::Busy]);
+        let doc = "Delete a bdev; an lvstore on it is unloaded first. The file stays.";
+        super::add_delete(methods, app, delete, doc, kind);
         let a = app.clone();
         methods
             .add(

@@ -1,6 +1,6 @@
 //! Bdevs in memory.
 
-use super::{BdevName, UuidText, unsupported};
+use super::{UuidText, unsupported};
 use crate::app::App;
 use crate::errors;
 use bdev::{Bdev, Malloc, MallocOptions};
@@ -77,11 +77,9 @@ fn create(app: &App, mut p: Create) -> Result<String, Error> {
         uuid: p.uuid.map(|u| u.0),
     })
     .map_err(errors::open)?;
-    p.name = Some(name.clone());
+    p.name = Some(name);
     p.uuid = Some(UuidText(malloc.uuid()));
-    app.add_bdev(malloc)?;
-    app.config().record("bdev_malloc_create", &p);
-    Ok(name)
+    super::created(app, malloc, "bdev_malloc_create", &p)
 }
 
 /// Adds the methods.
@@ -95,10 +93,11 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             move |p: Create| create(&a, p),
         )
         .errors(&[Errno::Exist, Errno::Inval, Errno::NotSup]);
-    let a = app.clone();
-    methods
-        .add("bdev_malloc_delete", "Delete a bdev in memory.", Flags::WRITE, move |p: BdevName| {
-            super::delete(&a, &p.name, "Malloc disk")
-        })
-        .errors(&[Errno::NoDev, Errno::Busy]);
+    super::add_delete(
+        methods,
+        app,
+        "bdev_malloc_delete",
+        "Delete a bdev in memory.",
+        "Malloc disk",
+    );
 }

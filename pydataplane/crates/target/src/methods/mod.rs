@@ -18,7 +18,7 @@ mod vhost;
 mod xattr;
 
 use crate::app::App;
-use rpc::{Errno, Error, Methods};
+use rpc::{Errno, Error, Flags, Methods};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -118,6 +118,19 @@ fn of_kind(app: &App, name: &str, kind: &str) -> Result<Arc<dyn ::bdev::Bdev>, E
     }
 }
 
+/// Makes a new bdev known and records the call that made it; returns its name.
+fn created(
+    app: &App,
+    bdev: Arc<dyn ::bdev::Bdev>,
+    method: &str,
+    params: &impl Serialize,
+) -> Result<String, Error> {
+    let name = bdev.name().to_owned();
+    app.add_bdev(bdev)?;
+    app.config().record(method, params);
+    Ok(name)
+}
+
 /// Deletes the bdev `name` of the product `kind`, or forgets one that could not be restored.
 fn delete(app: &App, name: &str, kind: &str) -> Result<bool, Error> {
     if app.registry.get(name).is_some() {
@@ -125,4 +138,18 @@ fn delete(app: &App, name: &str, kind: &str) -> Result<bool, Error> {
     }
     app.remove_bdev(name)?;
     Ok(true)
+}
+
+/// Adds the method that deletes bdevs of the product `kind`.
+fn add_delete(
+    methods: &mut Methods,
+    app: &Arc<App>,
+    method: &'static str,
+    doc: &'static str,
+    kind: &'static str,
+) {
+    let a = app.clone();
+    methods
+        .add(method, doc, Flags::WRITE, move |p: BdevName| delete(&a, &p.name, kind))
+        .errors(&[Errno::NoDev, Errno::Busy]);
 }

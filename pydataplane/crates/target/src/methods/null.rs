@@ -1,6 +1,6 @@
 //! Bdevs that keep nothing.
 
-use super::{BdevName, MIB, UuidText, mib_to_bytes, unsupported};
+use super::{MIB, UuidText, mib_to_bytes, unsupported};
 use crate::app::App;
 use crate::errors;
 use crate::state;
@@ -88,9 +88,7 @@ fn create(app: &App, mut p: Create) -> Result<String, Error> {
     let uuid = p.uuid.map(|u| u.0);
     let null = Null::create(&p.name, p.block_size, p.num_blocks, uuid).map_err(errors::open)?;
     p.uuid = Some(UuidText(null.uuid()));
-    app.add_bdev(null)?;
-    app.config().record("bdev_null_create", &p);
-    Ok(p.name)
+    super::created(app, null, "bdev_null_create", &p)
 }
 
 fn resize(app: &App, p: &Resize) -> Result<bool, Error> {
@@ -118,12 +116,7 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             move |p: Create| create(&a, p),
         )
         .errors(&[Errno::Exist, Errno::Inval, Errno::NotSup]);
-    let a = app.clone();
-    methods
-        .add("bdev_null_delete", "Delete a null bdev.", Flags::WRITE, move |p: BdevName| {
-            super::delete(&a, &p.name, "Null disk")
-        })
-        .errors(&[Errno::NoDev, Errno::Busy]);
+    super::add_delete(methods, app, "bdev_null_delete", "Delete a null bdev.", "Null disk");
     let a = app.clone();
     methods
         .add(
