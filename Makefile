@@ -16,6 +16,9 @@ APT_PACKAGES := build-essential busybox-static ca-certificates cpio dbus-daemon 
 	libvirt-clients libvirt-daemon-system libvirt-dev linux-libc-dev mount pkg-config polkitd \
 	python3-dev python3-venv qemu-system-x86 qemu-utils sg3-utils systemd util-linux xfsprogs xz-utils
 
+# Of pytest: much of a test's time is waiting for a guest or a server, so two at a time.
+SIDE_BY_SIDE := -n 2 --dist loadgroup --no-loadscope-reorder
+
 say = @printf '\033[1m==> %s\033[0m\n' "$(1)"
 
 .PHONY: help
@@ -41,7 +44,7 @@ test-rust: $(CACHE)/apt.stamp toolchain ## The data plane's own tests
 .PHONY: test-python
 test-python: setup $(if $(ARGS),,kubernetes) ## The Python tests; with ARGS='tests/unit -k name' some of them
 	$(call say,pytest)
-	@$(BIN)/python -m pytest -m '' $(ARGS)
+	@$(BIN)/python -m pytest -m '' $(if $(ARGS),,$(SIDE_BY_SIDE)) $(ARGS)
 
 .PHONY: test-kubernetes
 test-kubernetes: kubernetes ## Of these, the CSI driver on real Kubernetes nodes, built from source the first time
