@@ -89,7 +89,7 @@ def commands(group: click.Command, words: tuple[str, ...] = ()) -> Iterator[tupl
             yield from commands(command, (*words, name))
 
 
-@pytest.mark.parametrize("words", commands(main), ids=" ".join)
+@pytest.mark.parametrize("words", list(commands(main)), ids=" ".join)
 def test_each_command_says_what_it_does_and_in_lists_nothing_is_cut(words: tuple[str, ...]) -> None:
     done = CliRunner().invoke(main, [*words, "--help"])
     assert done.exit_code == 0
