@@ -34,6 +34,8 @@ VMI = "virtualmachineinstance"
 NAMESPACE = "default"
 RETRY_S = 1.0
 START_DEADLINE_S = 120.0
+#: The guest's firmware and kernel run in software.
+BOOT_DEADLINE_S = 300.0
 HOOK_S = 30.0
 READY_S = 30.0
 QEMU_LOG_BYTES = 3000
@@ -370,7 +372,7 @@ class Machine:
         """Returns the command channel into the guest, once it has booted."""
         agent = Agent(self.links / "kubevirt-private" / self.uid / "agent")
         try:
-            agent.wait_ready()
+            agent.wait_ready(BOOT_DEADLINE_S)
         except GuestError as error:
             log = self.container().qemu_log(self.domain)[-QEMU_LOG_BYTES:]
             raise GuestError(f"{error}\nIts console:\n{self.console()}\nQEMU:\n{log}") from error
