@@ -17,7 +17,9 @@ from tests.kubernetes.kubevirt.installed import installed
 from tests.kubernetes.kubevirt.simulator import KubeVirt, Machine
 from tests.support.agent import Agent
 
-LOOK = "lsblk -o NAME,SIZE,VENDOR,SERIAL"
+LOOK = "lsblk -o NAME,SIZE,VENDOR,MODEL"
+#: The claim `data` is another step's.
+SECOND = "disk2"
 
 
 class MachineStory(contextlib.ExitStack):
@@ -62,8 +64,9 @@ class MachineStory(contextlib.ExitStack):
 
     def attach(self) -> str:
         """kubectl apply -f vmvolume.yaml: another claim is a disk of the running machine"""
-        self.cluster.apply(claim("data"))
-        self.cluster.apply(FOLDER / "vmvolume.yaml")
+        self.cluster.apply(claim(SECOND))
+        text = (FOLDER / "vmvolume.yaml").read_text()
+        self.cluster.apply(text.replace("claimName: data", f"claimName: {SECOND}"))
         told = wait_phase(self.cluster, "extra", "Attached")
         assert self.agent is not None
         disk = disk_at(self.agent, told["target"])
@@ -74,7 +77,7 @@ class MachineStory(contextlib.ExitStack):
         """Both claims ask for more: the guest has the new sizes without looking for them"""
         assert self.agent is not None
         target = status(self.cluster, "extra")["target"]
-        for name, disk in (("boot", "sda"), ("data", disk_at(self.agent, target))):
+        for name, disk in (("boot", "sda"), (SECOND, disk_at(self.agent, target))):
             grow(self.cluster, name, 96)
             wait_size(self.agent, disk, 96)
         return self.guest(f"dmesg | grep 'capacity change'; {LOOK}")
