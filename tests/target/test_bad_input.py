@@ -103,6 +103,8 @@ def busy(target: Target) -> Target:
         ("bdev_lvol_resize", {"name": "lvs0/none", "size_in_mib": 1}, -19, "does not exist"),
         ("bdev_lvol_delete", {"name": "lvs0/v0"}, -16, "in use by target 0 of controller vm-1"),
         ("bdev_lvol_delete_lvstore", {"lvs_name": "lvs0"}, -16, "in use"),
+        ("bdev_lvol_grow_lvstore", {}, -22, "is not named"),
+        ("bdev_lvol_grow_lvstore", {"lvs_name": "none"}, -19, "does not exist"),
         (
             "bdev_lvol_create_lvstore",
             {"bdev_name": "none", "lvs_name": "l"},
@@ -182,6 +184,31 @@ def test_an_lvstore_in_a_truncated_file_is_a_problem_and_not_touched(target: Tar
     os.truncate(image, 64 * MIB)
     target.restart()
     assert [s["name"] for s in target.rpc("bdev_lvol_get_lvstores")] == ["lvs0"]
+
+
+@pytest.mark.parametrize(
+    ("size", "code", "words"),
+    [
+        (48 * MIB, -84, "the store cannot become smaller: the device has 50331648 bytes"),
+        (1 << 40, -28, "the metadata that the store was created with is good for"),
+    ],
+)
+def test_an_lvstore_on_a_device_of_a_size_that_it_cannot_have_does_not_grow(
+    target: Target, size: int, code: int, words: str
+) -> None:
+    image = target.make_lvstore()
+    before = target.rpc("bdev_lvol_get_lvstores")
+    os.truncate(image, size)
+    target.rpc("bdev_uring_rescan", name="lvs0-base")
+    error = target.fails("bdev_lvol_grow_lvstore", lvs_name="lvs0")
+    assert isinstance(error, RpcError)
+    assert (error.code, words in error.message) == (code, True), error.message
+    assert target.rpc("bdev_lvol_get_lvstores") == before
+    os.truncate(image, 96 * MIB)
+    target.rpc("bdev_uring_rescan", name="lvs0-base")
+    assert target.rpc("bdev_lvol_grow_lvstore", lvs_name="lvs0") is True
+    (after,) = target.rpc("bdev_lvol_get_lvstores")
+    assert after["total_data_clusters"] == before[0]["total_data_clusters"] + 32
 
 
 def test_a_file_of_another_process_is_refused(make_target: MakeTarget) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import pkgutil
 import re
 import subprocess
@@ -129,6 +130,34 @@ def file_cases(kind: str, product: str) -> list[Case]:
     ]
 
 
+def grow_cases(kind: str) -> list[Case]:
+    """Growing an lvstore on FILE, which has 8 MiB, after the file has grown."""
+    base: Call = (f"bdev_{kind}_create", {"filename": "FILE", "name": "f0", "block_size": 512})
+    made: Call = (
+        "bdev_lvol_create_lvstore",
+        {"bdev_name": "f0", "lvs_name": "lvs0", "cluster_sz": 65536},
+    )
+
+    def clusters(target: Target) -> tuple[int, int]:
+        (store,) = target.rpc("bdev_lvol_get_lvstores")
+        return store["total_data_clusters"], store["free_clusters"]
+
+    def grown(result: Any, target: Target) -> None:
+        assert result is True, "there was nothing to grow"
+        total, free = clusters(target)
+        (store,) = target.rpc("bdev_lvol_get_lvstores")
+        os.truncate(target.directory / "file", 16 * MIB)
+        rescan = (f"bdev_{kind}_rescan", "f0")
+        for words in (rescan, ("bdev_lvol_grow_lvstore", "-u", store["uuid"])):
+            done = target.spdk_rpc(*words)
+            assert done.returncode == 0, done.stderr
+            assert _output(done) is True
+        assert clusters(target) == (total + 128, free + 128)
+        assert target.restart() and clusters(target) == (total + 128, free + 128)
+
+    return [Case("bdev_lvol_grow_lvstore", ("-l", "lvs0"), (base, made, LVOL), grown)]
+
+
 CASES = [
     Case("rpc_get_methods", check=lambda r, _: None if "bdev_get_bdevs" in r else pytest.fail()),
     Case("rpc_get_methods", ("-c", "-i")),
@@ -222,6 +251,8 @@ CASES = [
         (MALLOC, STORE, LVOL),
         then("bdev_get_bdevs", lvol, ("lvs1/v0", 4 * MIB)),
     ),
+    *grow_cases("aio"),
+    *grow_cases("uring"),
     Case(
         "bdev_lvol_get_lvstores",
         (),

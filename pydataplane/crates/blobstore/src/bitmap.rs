@@ -19,6 +19,13 @@ impl Bitmap {
         Bitmap { words, bits, used: 0, cursor: 0, lowest: 0 }
     }
 
+    /// `bits` bits, as many as before or more; the new ones are free.
+    pub fn grow(&mut self, bits: u64) {
+        assert!(bits >= self.bits, "from {} to {bits} bits", self.bits);
+        self.words.resize(bits.div_ceil(64) as usize, 0);
+        self.bits = bits;
+    }
+
     pub fn len(&self) -> u64 {
         self.bits
     }
@@ -146,6 +153,10 @@ mod tests {
         b.clear(100);
         b.clear(2);
         assert_eq!([b.take_lowest(), b.take_lowest(), b.take_lowest()], [Some(2), Some(100), None]);
+        b.grow(190);
+        assert_eq!((b.free(), b.take_lowest()), (60, Some(130)));
+        assert_eq!(b.take_runs(59).unwrap(), [Run { first: 131, count: 59 }]);
+        assert_eq!((b.len(), b.take_one()), (190, None));
     }
 
     #[test]

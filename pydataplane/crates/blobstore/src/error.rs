@@ -12,10 +12,10 @@ pub enum Error {
         /// What was found instead, as a clause.
         why: String,
     },
-    /// The device is smaller than it was when the store was created.
+    /// The device is smaller than it was when the store was created or grown last.
     #[error(
         "store {name} cannot be loaded: the device has {have} bytes but had {need} bytes when the \
-         store was created, so it was truncated; give the whole device back"
+         store was created or grown, so it was truncated; give the whole device back"
     )]
     Truncated {
         /// Name of the store.
@@ -24,6 +24,32 @@ pub enum Error {
         need: u64,
         /// Bytes that the device has.
         have: u64,
+    },
+    /// The device under a store in use has become smaller.
+    #[error(
+        "the store cannot become smaller: the device has {have} bytes but the store needs {need}; \
+         give the whole device back"
+    )]
+    Shrunk {
+        /// Name of the store.
+        name: String,
+        /// Bytes that the store needs.
+        need: u64,
+        /// Bytes that the device has.
+        have: u64,
+    },
+    /// The device is larger than the metadata region, whose size stays, is good for.
+    #[error(
+        "the device has {have} bytes, but the metadata that the store was created with is good for \
+         {max} at most; make the device no larger, or create another store"
+    )]
+    CannotGrow {
+        /// Name of the store.
+        name: String,
+        /// Bytes that the device has.
+        have: u64,
+        /// Bytes that it may have.
+        max: u64,
     },
     /// Made by a newer version, or with features that this one does not know.
     #[error("the store cannot be loaded: {why}; use the version that created it, or a newer one")]

@@ -17,6 +17,7 @@
 //! | `load` | from the medium to a [`Store`], refusing what is damaged |
 //! | `ops` | create, delete, resize, rename, xattrs: one transaction each |
 //! | `thin` | allocation on demand and unmapping |
+//! | `grow` | taking over what the device has gained |
 //! | `data` | reading and writing a blob's contents |
 //!
 //! Errors: one sentence that names object, operation, cause and next step. After a metadata write
@@ -30,6 +31,7 @@ mod data;
 mod disk;
 mod error;
 mod format;
+mod grow;
 mod layout;
 mod load;
 mod ops;

@@ -105,6 +105,8 @@ pub struct StoreInfo {
     pub free_clusters: u64,
     /// Metadata pages that are nobody's.
     pub free_pages: u64,
+    /// Bytes of the largest device that [`Store::grow`] can take over.
+    pub max_device_size: u64,
     /// Why the store takes no more changes, if it does not.
     pub stopped: Option<String>,
 }
@@ -264,9 +266,10 @@ impl<D: Disk> Store<D> {
             name: self.sb.name.clone(),
             cluster_size: self.sb.cluster_size,
             first_data_cluster: self.sb.first_data_cluster,
-            data_clusters: self.sb.data_clusters,
+            data_clusters: self.clusters.len(),
             free_clusters: self.clusters.free(),
             free_pages: self.pages.free(),
+            max_device_size: self.max_device_size(),
             stopped: self.stopped.clone(),
         }
     }

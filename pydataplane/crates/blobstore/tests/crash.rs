@@ -70,6 +70,34 @@ fn crash_in_resize_leaves_the_old_size_or_the_new_one_and_the_data() {
 }
 
 #[test]
+fn crash_in_growth_leaves_the_old_size_or_the_new_one_and_every_blob() {
+    let r = survives(&[
+        create(0, 30, false),
+        create(1, 60, true),
+        Step::Write(0, 0, 30 * PER_CLUSTER),
+        Step::Write(1, 50 * PER_CLUSTER - 1, 2),
+        Step::Sync,
+        create(2, 12, false),
+        Step::Grow(10),
+        create(2, 12, false),
+        Step::Rename(0, "other".into()),
+        Step::Grow(0),
+        Step::Delete(0),
+        Step::Grow(1),
+        Step::Grow(40),
+        create(3, 40, false),
+        Step::Write(3, 39 * PER_CLUSTER, PER_CLUSTER),
+        Step::Sync,
+        Step::Resize(1, 5),
+    ]);
+    let sizes: Vec<_> = r.states.iter().map(|s| s.2).collect();
+    assert_eq!(sizes[6..], [41, 51, 51, 51, 51, 51, 52, 65, 65, 65, 65, 65]);
+    let last = &r.states.last().unwrap().1;
+    let there: Vec<_> = last.keys().copied().collect();
+    assert_eq!(there, [1, 2, 3].map(power::uuid_of), "blob 2 fit after the growth only");
+}
+
+#[test]
 fn crash_in_rename_leaves_the_old_name_or_the_new_one() {
     survives(&[
         create(0, 1, false),

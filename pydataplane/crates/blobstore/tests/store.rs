@@ -63,6 +63,63 @@ fn a_large_thin_blob_uses_index_pages_and_comes_back() {
     assert_eq!(s.info().free_pages, pages + 1 + 7 + 3, "root, extents and index pages");
 }
 
+/// A device that says it has another size than the memory behind it.
+struct Sized(MemDisk, u64);
+
+impl Disk for Sized {
+    fn size(&self) -> u64 {
+        self.1
+    }
+    fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<(), DiskError> {
+        self.0.read(offset, buf)
+    }
+    fn write(&mut self, offset: u64, buf: &[u8]) -> Result<(), DiskError> {
+        self.0.write(offset, buf)
+    }
+    fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), DiskError> {
+        self.0.write_zeroes(offset, len)
+    }
+    fn flush(&mut self) -> Result<(), DiskError> {
+        self.0.flush()
+    }
+}
+
+#[test]
+fn a_store_grows_to_its_device_up_to_what_its_metadata_is_good_for_and_never_shrinks() {
+    let mut s = Store::create_store(Sized(MemDisk::new(4 << 20), 4 << 20), &options()).unwrap();
+    s.create(&blob("a", 5, false)).unwrap();
+    let before = s.info();
+    assert_eq!((before.data_clusters, before.free_clusters), (41, 36));
+    let medium = s.disk_mut().0.bytes().to_vec();
+    assert_eq!(s.grow(), Ok(false), "the device is as it was");
+    s.disk_mut().1 += CLUSTER - 4096;
+    assert_eq!(s.grow(), Ok(false), "it gained no whole cluster");
+    s.disk_mut().1 = (4 << 20) - 4096;
+    let e = s.grow().unwrap_err();
+    assert!(matches!(e, Error::Shrunk { need: 0x40_0000, have: 0x3f_f000, .. }), "{e:?}");
+    // 260 metadata pages are good for 252 clusters each, and 23 clusters are before them.
+    let most = (23 + 260 * 252 + 1) * CLUSTER - 4096;
+    assert_eq!(before.max_device_size, most);
+    s.disk_mut().1 = most + 4096;
+    let e = s.grow().unwrap_err();
+    assert!(matches!(e, Error::CannotGrow { max, .. } if max == most), "{e:?}");
+    assert_eq!(s.info(), before);
+    assert!(s.disk_mut().0.bytes() == medium, "a refused growth wrote something");
+    s.disk_mut().1 = 6 << 20;
+    assert_eq!((s.grow(), s.grow()), (Ok(true), Ok(false)));
+    let grown = s.info();
+    assert_eq!((grown.data_clusters, grown.free_clusters), (41 + 32, 36 + 32));
+    assert_eq!(grown.max_device_size, most, "the limit is the metadata's");
+    s.disk_mut().1 = most;
+    assert_eq!(s.grow(), Ok(true));
+    assert_eq!(s.info().data_clusters, 260 * 252);
+    let medium = s.disk_mut().0.bytes().to_vec();
+    let again = Store::load(Sized(MemDisk::from_bytes(medium.clone()), most + CLUSTER)).unwrap();
+    assert_eq!(again.info().free_clusters, 260 * 252 - 5, "on a device that has grown further");
+    let e = Store::load(Sized(MemDisk::from_bytes(medium), most - 4096)).err().unwrap();
+    assert!(matches!(e, Error::Truncated { .. }), "{e:?}");
+}
+
 #[test]
 fn metadata_room_runs_out_with_an_error_and_nothing_half_done() {
     let mut s = store(4 << 20);

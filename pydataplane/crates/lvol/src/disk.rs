@@ -29,6 +29,11 @@ impl BdevDisk {
         Ok(BdevDisk { channel, features, size: geometry.num_blocks * block, block, longest })
     }
 
+    /// The bdev has another size.
+    pub fn resized(&mut self, num_blocks: u64) {
+        self.size = num_blocks * self.block;
+    }
+
     /// Runs `f` on (first block, blocks) pieces of a range that one submit can take.
     fn pieces(
         &mut self,

@@ -77,6 +77,22 @@ pub enum Error {
         /// Bytes that are free.
         free: u64,
     },
+    /// The bdev under an lvstore in use has become smaller.
+    #[error("cannot {op}: {why}")]
+    Shrunk {
+        /// The operation.
+        op: String,
+        /// The cause with the sizes, as a clause.
+        why: String,
+    },
+    /// The bdev is larger than the lvstore can become.
+    #[error("cannot {op}: {why}")]
+    CannotGrow {
+        /// The operation.
+        op: String,
+        /// The cause with the limit, as a clause.
+        why: String,
+    },
     /// Somebody uses the object.
     #[error("cannot {op}: it is in use by {by}; detach it there first")]
     InUse {
@@ -157,9 +173,9 @@ impl Error {
             Error::NameTooLong { .. } | Error::BadName { .. } | Error::BadParameter { .. } => {
                 EINVAL
             }
-            Error::NoSpace { .. } => ENOSPC,
+            Error::NoSpace { .. } | Error::CannotGrow { .. } => ENOSPC,
             Error::InUse { .. } => EBUSY,
-            Error::Damaged { .. } => EILSEQ,
+            Error::Damaged { .. } | Error::Shrunk { .. } => EILSEQ,
             Error::ReadOnly { .. } => EPERM,
             Error::Stopped { .. } | Error::Io { .. } => EIO,
         }

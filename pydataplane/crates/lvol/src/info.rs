@@ -69,6 +69,8 @@ pub struct LvstoreInfo {
     pub block_size: u32,
     /// Bytes of a cluster.
     pub cluster_size: u32,
+    /// Bytes of the largest bdev that it can be grown to (ours, not SPDK's).
+    pub max_bdev_size: u64,
     /// Why it takes no more changes, if it does not (ours, not SPDK's).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped: Option<String>,

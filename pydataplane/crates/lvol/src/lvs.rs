@@ -19,6 +19,7 @@ pub(crate) struct Lvs {
     pub uuid: Uuid,
     pub base: Arc<dyn Bdev>,
     name: Mutex<String>,
+    /// As it was loaded or created.
     info: StoreInfo,
     registry: Registry,
     volumes: Mutex<BTreeMap<Uuid, Arc<Volume>>>,
@@ -123,10 +124,11 @@ impl Lvs {
             uuid: self.uuid,
             name: self.name(),
             base_bdev: self.base.name().to_owned(),
-            total_data_clusters: self.info.data_clusters,
+            total_data_clusters: self.gauges.data_clusters.load(Ordering::Relaxed),
             free_clusters: self.gauges.free_clusters.load(Ordering::Relaxed),
             block_size: self.base.geometry().block_size,
             cluster_size: self.info.cluster_size,
+            max_bdev_size: self.info.max_device_size,
             stopped: self.gauges.stopped.get().cloned(),
         }
     }
@@ -329,6 +331,18 @@ impl Lvs {
             volume.rename(|names| names.lvstore = new_name.to_owned());
         }
         Ok(())
+    }
+
+    /// Takes over what the bdev has gained. Returns whether there was anything.
+    pub fn grow(&self) -> Result<bool, Error> {
+        let _control = self.control();
+        let op = format!("grow lvstore {}", self.name());
+        let (base, cluster_size) = (self.base.clone(), self.info.cluster_size);
+        self.meta(&op.clone(), move |meta| {
+            let store = meta.store(&op)?;
+            store.disk_mut().resized(base.geometry().num_blocks);
+            store.grow().map_err(|e| refused(e, &op, cluster_size))
+        })
     }
 
     /// Takes the lvstore out of use; `destroy` deletes it, and then its volumes must not be in use.

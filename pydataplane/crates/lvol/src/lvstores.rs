@@ -153,6 +153,23 @@ impl Lvstores {
         }
     }
 
+    /// Grows an lvstore, in use or not, to the present size of its bdev; nothing changes where that
+    /// is the same.
+    ///
+    /// # Errors
+    /// [`Error::NoLvstore`], [`Error::Shrunk`], [`Error::CannotGrow`], [`Error::Stopped`],
+    /// [`Error::Io`].
+    pub fn grow_lvstore(&self, lvstore: &str) -> Result<LvstoreInfo, Error> {
+        let lvs = self.shared.find(lvstore)?;
+        let grown = lvs.grow()?;
+        let info = lvs.info();
+        if grown {
+            let clusters = info.total_data_clusters;
+            tracing::info!(lvstore = info.name, clusters, bdev = info.base_bdev, "lvstore grown");
+        }
+        Ok(info)
+    }
+
     /// One lvstore.
     ///
     /// # Errors

@@ -50,6 +50,7 @@ impl Bell {
 /// What everybody may know of an lvstore without asking its thread.
 #[derive(Default)]
 pub(crate) struct Gauges {
+    pub data_clusters: AtomicU64,
     pub free_clusters: AtomicU64,
     pub stopped: OnceLock<String>,
 }
@@ -229,6 +230,7 @@ impl Meta {
         let info = store.info();
         let waiting = self.retiring.iter().flat_map(|r| r.freed.runs()).map(|r| r.count);
         let free = info.free_clusters + waiting.sum::<u64>();
+        self.gauges.data_clusters.store(info.data_clusters, Ordering::Relaxed);
         self.gauges.free_clusters.store(free, Ordering::Relaxed);
         if let Some(cause) = info.stopped
             && self.gauges.stopped.set(cause.clone()).is_ok()

@@ -28,6 +28,8 @@ pub(crate) fn refused(e: StoreError, op: &str, cluster_size: u32) -> Error {
         e @ (StoreError::TooLarge { .. } | StoreError::OutOfRange { .. }) => {
             Error::BadParameter { op, why: e.to_string() }
         }
+        e @ StoreError::Shrunk { .. } => Error::Shrunk { op, why: e.to_string() },
+        e @ StoreError::CannotGrow { .. } => Error::CannotGrow { op, why: e.to_string() },
         StoreError::Stopped { cause } => Error::Stopped { op, cause },
         StoreError::Data(e) | StoreError::Metadata(e) => Error::Io { op, cause: e.to_string() },
         e @ (StoreError::NotAStore { .. }
@@ -60,6 +62,8 @@ pub(crate) fn io_error(e: &StoreError) -> IoError {
         | StoreError::Truncated { .. }
         | StoreError::Unsupported { .. }
         | StoreError::Damaged { .. }
+        | StoreError::Shrunk { .. }
+        | StoreError::CannotGrow { .. }
         | StoreError::BadOption { .. }
         | StoreError::NameTooLong { .. }
         | StoreError::BadName { .. }

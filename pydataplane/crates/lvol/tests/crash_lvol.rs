@@ -190,6 +190,32 @@ fn crash_by_a_killed_process_loses_nothing_that_was_written() {
 }
 
 #[test]
+fn crash_while_an_lvstore_grows_leaves_the_old_size_or_the_new_one() {
+    for changes in 0..8 {
+        for seed in [0, 5, u64::MAX] {
+            let rig = Rig::with_lvs(60);
+            rig.create("a", 2, false).unwrap();
+            let before = rig.lvstores.lvstore("lvs0").unwrap().total_data_clusters;
+            let disk = rig.disk.clone();
+            disk.resize(80 * PER_CLUSTER);
+            disk.die_after(changes);
+            let grown = rig.lvstores.grow_lvstore("lvs0");
+            drop(rig);
+            disk.power_cut(seed);
+            let rig = Rig::on(disk);
+            rig.lvstores.examine("disk0").unwrap().unwrap();
+            let found = rig.lvstores.lvstore("lvs0").unwrap().total_data_clusters;
+            assert!(found == before + 20 || (found == before && grown.is_err()), "{found}");
+            let again = rig.lvstores.grow_lvstore("lvs0").unwrap();
+            assert_eq!(
+                (again.total_data_clusters, again.free_clusters),
+                (before + 20, before + 18)
+            );
+        }
+    }
+}
+
+#[test]
 fn crash_while_an_lvstore_is_deleted_leaves_it_or_none() {
     for changes in 0..8 {
         for seed in [0, 5, u64::MAX] {

@@ -321,6 +321,86 @@ fn a_data_write_error_while_zeroing_fails_the_operation_alone() {
 }
 
 #[test]
+fn an_lvstore_in_use_grows_with_its_bdev_while_its_lvols_do_io() {
+    let rig = Rig::with_lvs(64);
+    rig.create("thick", 5, false).unwrap();
+    rig.create("thin", 100, true).unwrap();
+    let l = &rig.lvstores;
+    assert_eq!(l.grow_lvstore("lvs0").unwrap(), l.lvstore("lvs0").unwrap());
+    assert_eq!(l.lvstore("lvs0").unwrap().free_clusters, 36);
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut channel = rig.open("lvs0/thick");
+            let mut rounds = 0;
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                rounds += 1;
+                channel.write(rounds % 600, &tagged(rounds, 3)).unwrap();
+                assert_eq!(read_tags(&mut channel, rounds % 600, 3), [rounds; 3]);
+            }
+            rounds
+        });
+        // A channel that was open before reaches the new clusters too.
+        let mut thin = rig.open("lvs0/thin");
+        thin.write(0, &tagged(1, 36 * PER_CLUSTER)).unwrap();
+        let full = thin.write(36 * PER_CLUSTER, &tagged(2, 1)).unwrap_err();
+        assert_eq!(full.cause, IoError::NoSpace);
+        rig.disk.resize(84 * PER_CLUSTER);
+        assert_eq!(l.lvstore("lvs0").unwrap().total_data_clusters, 41, "not unless it is told");
+        let uuid = l.lvstore("lvs0").unwrap().uuid.to_string();
+        let grown = l.grow_lvstore(&uuid).unwrap();
+        assert_eq!((grown.total_data_clusters, grown.free_clusters), (61, 20));
+        thin.write(36 * PER_CLUSTER, &tagged(2, 20 * PER_CLUSTER)).unwrap();
+        assert_eq!(read_tags(&mut thin, 56 * PER_CLUSTER - 1, 2), [2, 0]);
+        assert_eq!(l.lvstore("lvs0").unwrap().free_clusters, 0);
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(writer.join().unwrap() > 0);
+        thin.flush().unwrap();
+    });
+    let before = l.lvstores();
+    rig.disk.resize(70 * PER_CLUSTER);
+    let e = l.grow_lvstore("lvs0").unwrap_err();
+    assert_eq!(e.errno(), -84);
+    assert_eq!(
+        e.to_string(),
+        "cannot grow lvstore lvs0: the store cannot become smaller: the device has 4587520 bytes \
+         but the store needs 5505024; give the whole device back"
+    );
+    assert_eq!(l.grow_lvstore("none").unwrap_err().errno(), -19);
+    assert_eq!(l.lvstores(), before);
+}
+
+#[test]
+fn an_lvstore_on_a_bdev_that_has_grown_is_loaded_and_can_be_grown() {
+    let rig = Rig::with_lvs(64);
+    rig.create("a", 41, false).unwrap();
+    rig.open("lvs0/a").write(40 * PER_CLUSTER, &tagged(7, 1)).unwrap();
+    let rig = rig.restart();
+    rig.disk.resize(80 * PER_CLUSTER);
+    rig.lvstores.examine("disk0").unwrap().unwrap();
+    assert_eq!(rig.lvstores.lvstore("lvs0").unwrap().total_data_clusters, 41);
+    assert_eq!(rig.lvstores.grow_lvstore("lvs0").unwrap().free_clusters, 16);
+    let rig = rig.restart();
+    rig.lvstores.examine("disk0").unwrap().unwrap();
+    let info = rig.lvstores.lvstore("lvs0").unwrap();
+    assert_eq!((info.total_data_clusters, info.free_clusters), (57, 16));
+    assert_eq!(read_tags(&mut rig.open("lvs0/a"), 40 * PER_CLUSTER, 2), [7, 0]);
+    rig.create("b", 16, false).unwrap();
+}
+
+#[test]
+fn a_failure_while_an_lvstore_grows_stops_its_changes_and_shows_the_old_size() {
+    let rig = Rig::with_lvs(64);
+    rig.disk.resize(80 * PER_CLUSTER);
+    rig.disk.inject(Fault { count: 1, ..Fault::always(Op::Write, IoError::WriteMedium) });
+    assert_eq!(rig.lvstores.grow_lvstore("lvs0").unwrap_err().errno(), -5);
+    let info = rig.lvstores.lvstore("lvs0").unwrap();
+    assert_eq!((info.total_data_clusters, info.free_clusters), (41, 41));
+    assert!(info.stopped.is_some());
+    assert!(matches!(rig.lvstores.grow_lvstore("lvs0"), Err(Error::Stopped { .. })));
+}
+
+#[test]
 fn a_truncated_foreign_or_damaged_device_is_one_sentence_and_stays_as_it_is() {
     let rig = Rig::with_lvs(64);
     rig.create("a", 2, false).unwrap();

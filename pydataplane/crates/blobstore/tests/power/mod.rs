@@ -18,6 +18,8 @@ pub const CLUSTER: u32 = 64 << 10;
 pub const PER_CLUSTER: u64 = CLUSTER as u64 / SECTOR as u64;
 /// 41 data clusters beside 1.4 MiB of metadata.
 pub const DEVICE: usize = 4 << 20;
+/// What the device can grow to: 24 data clusters more, and the half of one.
+pub const GROWN: usize = DEVICE + 24 * CLUSTER as usize + CLUSTER as usize / 2;
 
 /// A reproducible source of chance (xorshift64*).
 pub struct Rng(pub u64);
@@ -43,13 +45,20 @@ const PAGE: usize = 4096;
 /// The contents of a device. A clone shares what neither changes: thousands are made.
 #[derive(Clone)]
 pub struct Image {
+    /// What of `base` the device has now.
+    size: u64,
     base: Rc<Vec<u8>>,
     changed: BTreeMap<usize, Box<[u8; PAGE]>>,
 }
 
 impl Image {
     pub fn new(size: usize) -> Self {
-        Image { base: Rc::new(vec![0; size]), changed: BTreeMap::new() }
+        Image { size: size as u64, base: Rc::new(vec![0; size]), changed: BTreeMap::new() }
+    }
+
+    /// Makes room for a device of `size` bytes, which holds somebody else's data past its present end.
+    pub fn reserve(&mut self, size: usize) {
+        Rc::make_mut(&mut self.base).resize(size, 0xa5);
     }
 
     /// Folds the changes into the shared part, which nobody else uses now.
@@ -79,7 +88,7 @@ impl Image {
 
 impl Disk for Image {
     fn size(&self) -> u64 {
-        self.base.len() as u64
+        self.size
     }
     fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<(), DiskError> {
         let (offset, mut done) = (offset as usize, 0);
@@ -172,6 +181,8 @@ pub enum Step {
     Unmap(u32, u64, u64),
     Sync,
     RenameStore(String),
+    /// Clusters that the device gains before the store takes them over.
+    Grow(u64),
 }
 
 /// What a blob is, apart from its contents.
@@ -183,8 +194,8 @@ pub struct Face {
     pub xattrs: BTreeMap<String, Vec<u8>>,
 }
 
-/// The faces of all blobs and the store's name.
-pub type State = (String, BTreeMap<Uuid, Face>);
+/// The store's name, the faces of all blobs, and the data clusters.
+pub type State = (String, BTreeMap<Uuid, Face>, u64);
 
 /// From when on a sector may have, and from when on it has, some contents. In trace positions.
 #[derive(Clone, Copy, Debug)]
@@ -212,7 +223,9 @@ pub fn uuid_of(serial: u32) -> Uuid {
 pub fn empty_store() -> Image {
     let options =
         StoreOptions { name: "lvs".into(), uuid: Uuid::from_u128(1), cluster_size: CLUSTER };
-    Store::create_store(Image::new(DEVICE), &options).unwrap().close().unwrap()
+    let mut image = Store::create_store(Image::new(DEVICE), &options).unwrap().close().unwrap();
+    image.reserve(GROWN);
+    image
 }
 
 pub fn state_of<D: Disk>(store: &Store<D>) -> State {
@@ -221,7 +234,8 @@ pub fn state_of<D: Disk>(store: &Store<D>) -> State {
         let xattrs = xattrs.map(|n| (n.clone(), store.xattr(b.id, &n).unwrap().to_vec())).collect();
         (b.uuid, Face { name: b.name, size: b.size, thin: b.thin, xattrs })
     });
-    (store.info().name, faces.collect())
+    let info = store.info();
+    (info.name, faces.collect(), info.data_clusters)
 }
 
 fn sectors(tag: u64, count: u64) -> Vec<u8> {
@@ -275,8 +289,8 @@ pub fn record(before: Image, steps: &[Step]) -> Recorded {
     Recorded { before, trace, states, versions }
 }
 
-fn run<D: Disk>(store: &mut Store<D>, step: &Step, tag: &mut u64) -> Result<(), Error> {
-    let id = |store: &Store<D>, serial: u32| {
+fn run(store: &mut Store<TraceDisk>, step: &Step, tag: &mut u64) -> Result<(), Error> {
+    let id = |store: &Store<TraceDisk>, serial: u32| {
         store.by_uuid(uuid_of(serial)).ok_or(Error::NoBlob { id: u64::from(serial) })
     };
     match step {
@@ -314,6 +328,11 @@ fn run<D: Disk>(store: &mut Store<D>, step: &Step, tag: &mut u64) -> Result<(), 
         }
         Step::Sync => store.sync(),
         Step::RenameStore(name) => store.rename_store(name),
+        Step::Grow(clusters) => {
+            let now = &mut store.disk_mut().now;
+            now.size = (now.size + clusters * u64::from(CLUSTER)).min(GROWN as u64);
+            store.grow().map(drop)
+        }
     }
 }
 
@@ -385,7 +404,9 @@ impl Recorded {
     }
 
     /// Loads an image made by a cut after `at` events and compares it with what may be there.
-    pub fn check(&self, image: Image, at: usize, thorough: bool) -> Result<(), String> {
+    pub fn check(&self, mut image: Image, at: usize, thorough: bool) -> Result<(), String> {
+        // The device keeps what it gained, and may have gained more before the store is loaded again.
+        image.size = GROWN as u64;
         let acked = self.trace[..at].iter().filter(|e| matches!(e, Event::Mark)).count();
         let disk = TraceDisk::new(image.clone());
         let load_trace = disk.trace.clone();
@@ -461,8 +482,12 @@ fn check_owners<D: Disk>(store: &Store<D>) -> Result<(), String> {
     Ok(())
 }
 
-/// The recovered store takes a blob of all that is free; it is zero, writable and there after a load.
+/// The recovered store takes over the whole device and a blob of all that is free; it is zero, writable and there after a load.
 fn check_goes_on(mut store: Store<TraceDisk>) -> Result<(), String> {
+    let grown = store.info().data_clusters < 41 + 24;
+    if store.grow() != Ok(grown) || store.info().data_clusters != 41 + 24 {
+        return Err(format!("it did not grow to the device: {:?}", store.info()));
+    }
     let size = store.info().free_clusters;
     let options = BlobOptions { name: "after".into(), uuid: Uuid::from_u128(2), size, thin: false };
     let id = store.create(&options).map_err(|e| format!("create after the cut: {e}"))?;
@@ -492,7 +517,7 @@ pub fn random_steps(seed: u64, len: usize) -> Vec<Step> {
         let any = rng.below(u64::from(next_serial.max(1))) as u32;
         // Rather recent ones: they are more likely to exist.
         let serial = any.max(rng.below(u64::from(next_serial.max(1))) as u32);
-        steps.push(match rng.below(20) {
+        steps.push(match rng.below(21) {
             0..=3 => {
                 next_serial += 1;
                 let thin = rng.below(2) == 0;
@@ -510,6 +535,7 @@ pub fn random_steps(seed: u64, len: usize) -> Vec<Step> {
             11 => Step::Unmap(serial, rng.below(8), 1 + rng.below(4)),
             12 | 13 => Step::Sync,
             14 => Step::RenameStore(format!("lvs{}", rng.below(3))),
+            20 => Step::Grow(rng.below(5)),
             _ => Step::Write(serial, rng.below(8 * PER_CLUSTER), 1 + rng.below(2 * PER_CLUSTER)),
         });
     }

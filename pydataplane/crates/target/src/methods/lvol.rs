@@ -128,6 +128,8 @@ struct Lvstore {
     block_size: u32,
     /// Bytes of a cluster.
     cluster_size: u32,
+    /// Bytes of the largest bdev that it can be grown to (ours).
+    max_bdev_size: u64,
     /// Why it takes no more changes, if so (ours).
     #[serde(skip_serializing_if = "Option::is_none")]
     stopped: Option<String>,
@@ -143,6 +145,7 @@ impl From<LvstoreInfo> for Lvstore {
             free_clusters: i.free_clusters,
             block_size: i.block_size,
             cluster_size: i.cluster_size,
+            max_bdev_size: i.max_bdev_size,
             stopped: i.stopped,
         }
     }
@@ -294,6 +297,18 @@ fn add_lvstores(methods: &mut Methods, app: &Arc<App>) {
             },
         )
         .errors(&[Errno::NoDev, Errno::Exist, Errno::Inval, Errno::Io]);
+    let a = app.clone();
+    methods
+        .add(
+            "bdev_lvol_grow_lvstore",
+            "Grow an lvstore, in use or not, to the size that its bdev has now.",
+            Flags::WRITE,
+            move |p: LvstoreRef| {
+                let lvstore = required(p.uuid, p.lvs_name)?;
+                a.lvstores.grow_lvstore(&lvstore).map(|_| true).map_err(errors::lvol)
+            },
+        )
+        .errors(&[Errno::NoDev, Errno::NoSpc, Errno::IlSeq, Errno::Inval, Errno::Io]);
     let a = app.clone();
     methods
         .add(
