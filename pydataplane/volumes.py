@@ -5,8 +5,13 @@ A thin reading of SPDK's lvol methods. The lvstore is the truth; nothing is kept
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
+import stat
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +45,8 @@ class Lvstore:
     cluster_size: int
     total: int
     free: int
+    max_device: int | None = None
+    """The largest file or device that it can grow to; None where the target does not say."""
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields for `--json`."""
@@ -109,6 +116,7 @@ class Volumes:
                 cluster_size=item["cluster_size"],
                 total=item["total_data_clusters"] * item["cluster_size"],
                 free=item["free_clusters"] * item["cluster_size"],
+                max_device=item.get("max_bdev_size"),
             )
             for item in self.client.call("bdev_lvol_get_lvstores")
         ]
@@ -166,6 +174,35 @@ class Volumes:
                 path.unlink()
             raise
         return self.lvstore(name)
+
+    def resize_lvstore(self, name: str, size: int | None = None) -> Lvstore:
+        """Grows an lvstore, in use or not, with the file or block device that it lies on.
+
+        A regular file is made `size` bytes long first (sparse); without `size` the lvstore takes
+        what the file or device has now. Safe to repeat after a crash at any point: a file that
+        has the size already stays as it is.
+
+        Raises:
+            VolumeError: a smaller size, one that the lvstore's metadata is not good for, one that
+                a block device does not have, or no file or block device at all; nothing changed.
+        """
+        store = self.lvstore(name)
+        driver, file = self._backing(store.base_bdev)
+        if driver is None:
+            raise VolumeError(
+                f"lvstore {store.name} lies on bdev {store.base_bdev}, which is neither a file nor "
+                "a block device: grow that bdev, then call bdev_lvol_grow_lvstore"
+            )
+        with _grown(store, Path(file), size) as length:
+            self.client.call(f"bdev_{driver}_rescan", name=store.base_bdev)
+            (base,) = self.client.call("bdev_get_bdevs", name=store.base_bdev)
+            if base["num_blocks"] != length // base["block_size"]:
+                raise VolumeError(
+                    f"lvstore {store.name} is not grown: {file} is not the file that the target "
+                    "has open as its device; put that one back"
+                )
+            self.client.call("bdev_lvol_grow_lvstore", uuid=store.uuid)
+        return self.lvstore(store.uuid)
 
     def delete_lvstore(self, name: str) -> None:
         """Destroys an lvstore with all its volumes and lets go of its device (the file stays)."""
@@ -285,12 +322,51 @@ class Volumes:
 
     def _file_of(self, bdev: str) -> str | None:
         """Returns the file under a file-backed bdev, else None."""
+        driver, file = self._backing(bdev)
+        return file if driver else None
+
+    def _backing(self, bdev: str) -> tuple[str | None, str]:
+        """Returns a file-backed bdev's driver (`uring` or `aio`) and file, else None."""
         for item in self.client.call("bdev_get_bdevs", name=bdev):
             specific = item.get("driver_specific", {})
             for driver in ("uring", "aio"):
                 if driver in specific:
-                    return str(specific[driver]["filename"])
-        return None
+                    return driver, str(specific[driver]["filename"])
+        return None, ""
+
+
+@contextmanager
+def _grown(store: Lvstore, path: Path, size: int | None) -> Iterator[int]:
+    """Makes the file under `store` `size` bytes long, and yields its length or the device's.
+
+    Who grows the same file at the same time waits, so that none is ever made shorter.
+    """
+    regular = stat.S_ISREG(path.stat().st_mode)
+    with path.open("r+b" if regular else "rb") as file:
+        if regular:
+            # Not flock, which the target holds.
+            fcntl.lockf(file, fcntl.LOCK_EX)
+        present = os.lseek(file.fileno(), 0, os.SEEK_END)
+        wanted = present if size is None else size
+        if wanted < present:
+            raise VolumeError(
+                f"lvstore {store.name} cannot be made smaller: {path} has {present} bytes, "
+                f"{wanted} are fewer; give a larger size"
+            )
+        if store.max_device is not None and wanted > store.max_device:
+            raise VolumeError(
+                f"lvstore {store.name} cannot grow to {wanted} bytes: the metadata that it was "
+                f"made with is good for {store.max_device} at most; make another lvstore"
+            )
+        if wanted > present and not regular:
+            raise VolumeError(
+                f"lvstore {store.name} lies on the device {path} of {present} bytes, not {wanted}: "
+                "grow the device itself first, then leave the size out"
+            )
+        if wanted > present:
+            os.truncate(path, wanted)
+            os.fsync(file.fileno())
+        yield wanted
 
 
 def _volume(item: dict[str, Any], store: Lvstore) -> Volume:

@@ -64,6 +64,25 @@ def create(
     _show([made], as_json)
 
 
+@lvstore.command(short_help="Grow an lvstore, also while it is in use.")
+@click.argument("lvstore")
+@click.argument("size_text", metavar="[SIZE]", required=False)
+@json_option
+@click.pass_obj
+@errors_as_sentences
+def resize(socket: Path, lvstore: str, size_text: str | None, as_json: bool) -> None:
+    """Grow LVSTORE to a file of SIZE, such as 200G, also while its volumes are in use.
+
+    SIZE is that of the file, metadata included, as `create --size` takes it. Without SIZE the
+    lvstore takes what its file or block device has now: grow a block device itself first.
+    An lvstore never becomes smaller.
+    """
+    wanted = parse_size(size_text) if size_text else None
+    with busy(f"growing lvstore {lvstore}"):
+        grown = Volumes(Client(socket)).resize_lvstore(lvstore, wanted)
+    _show([grown], as_json)
+
+
 @lvstore.command(short_help="Destroy an lvstore with all volumes in it.")
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +93,97 @@ def test_a_shrink_has_to_be_asked_for(store: Target) -> None:
     assert "--shrink" in refused(store, "volume", "resize", "lvs0/data", "4M")
     done(store, "volume", "resize", "lvs0/data", "4M", "--shrink")
     assert json.loads(done(store, "volume", "list", "--json"))[0]["size"] == 4 * MIB
+
+
+def sizes(target: Target) -> tuple[int, int]:
+    """Total and free bytes of the one lvstore, as a program reads them."""
+    (shown,) = json.loads(done(target, "lvstore", "list", "--json"))
+    return shown["total"], shown["free"]
+
+
+def test_an_lvstore_in_a_file_grows_while_a_volume_of_it_is_used(store: Target) -> None:
+    file = store.directory / "store.img"
+    done(store, "volume", "create", "lvs0/data", "8M")
+    store.rpc("virtlun_export_create", bdev_name="lvs0/data")
+    (export,) = store.rpc("virtlun_export_list")
+    with Path(export["path"]).open("r+b", buffering=0) as volume:
+        volume.write(b"before" + bytes(4090))
+        os.fsync(volume.fileno())
+        total, free = sizes(store)
+        (grown,) = json.loads(done(store, "lvstore", "resize", "lvs0", "192M", "--json"))
+        assert (grown["name"], grown["total"]) == ("lvs0", total + 128 * MIB)
+        assert sizes(store) == (total + 128 * MIB, free + 128 * MIB)
+        assert file.stat().st_size == 192 * MIB
+        done(store, "volume", "resize", "lvs0/data", "150M")
+        volume.seek(149 * MIB)
+        volume.write(b"after" + bytes(4091))
+        os.fsync(volume.fileno())
+        volume.seek(0)
+        assert volume.read(4096) == b"before" + bytes(4090)
+    store.rpc("virtlun_export_delete", bdev_name="lvs0/data")
+    table = done(store, "lvstore", "resize", "lvs0", "192M").splitlines()
+    assert table[0].split() == ["NAME", "SIZE", "FREE", "CLUSTER", "DEVICE", "UUID"]
+    assert sizes(store) == (total + 128 * MIB, free - 14 * MIB)
+    assert store.restart() and sizes(store) == (total + 128 * MIB, free - 14 * MIB)
+
+
+@pytest.mark.parametrize("rescanned", [False, True])
+def test_a_growth_that_a_crash_cut_short_is_finished_by_the_same_command(
+    store: Target, rescanned: bool
+) -> None:
+    total, _ = sizes(store)
+    os.truncate(store.directory / "store.img", 192 * MIB)
+    if rescanned:
+        store.rpc("bdev_uring_rescan", name="lvs-lvs0")
+    store.kill9()
+    store.start()
+    assert sizes(store)[0] == total, "not unless it is told"
+    done(store, "lvstore", "resize", "lvs0", "192M")
+    assert sizes(store)[0] == total + 128 * MIB
+    os.truncate(store.directory / "store.img", 256 * MIB)
+    done(store, "lvstore", "resize", "lvs0")
+    assert sizes(store)[0] == total + 192 * MIB
+
+
+def test_an_lvstore_on_a_block_device_grows_with_it(target: Target) -> None:
+    file = target.make_file("disk.img", 64 * MIB)
+    loop = subprocess.check_output(["losetup", "--find", "--show", file], text=True).strip()
+    try:
+        done(target, "lvstore", "create", "lvs0", "--file", loop)
+        total, _ = sizes(target)
+        assert "leave the size out" in refused(target, "lvstore", "resize", "lvs0", "128M")
+        os.truncate(file, 128 * MIB)
+        subprocess.run(["losetup", "-c", loop], check=True)
+        assert "cannot be made smaller" in refused(target, "lvstore", "resize", "lvs0", "64M")
+        assert sizes(target)[0] == total
+        done(target, "lvstore", "resize", "lvs0")
+        assert sizes(target)[0] == total + 64 * MIB
+        done(target, "lvstore", "resize", "lvs0", "128M")
+        assert sizes(target)[0] == total + 64 * MIB
+        done(target, "lvstore", "delete", "lvs0", "--yes")
+    finally:
+        target.stop()
+        subprocess.run(["losetup", "-d", loop], check=True)
+
+
+def test_an_lvstore_that_cannot_be_resized_says_why_and_stays(store: Target) -> None:
+    file = store.directory / "store.img"
+    before = done(store, "lvstore", "list", "--json"), file.stat().st_size
+    said = refused(store, "lvstore", "resize", "lvs0", "32M")
+    assert f"{file} has {64 * MIB} bytes, {32 * MIB} are fewer" in said
+    assert "is good for" in refused(store, "lvstore", "resize", "lvs0", "1T")
+    assert "there is no lvstore none" in refused(store, "lvstore", "resize", "none", "1G")
+    assert "is not a size" in refused(store, "lvstore", "resize", "lvs0", "large")
+    away = file.rename(file.with_name("away.img"))
+    assert "store.img" in refused(store, "lvstore", "resize", "lvs0", "128M")
+    with file.open("xb") as other:
+        other.truncate(100 * MIB)
+    assert "not the file that the target has" in refused(store, "lvstore", "resize", "lvs0")
+    away.rename(file)
+    assert (done(store, "lvstore", "list", "--json"), file.stat().st_size) == before
+    store.rpc("bdev_malloc_create", name="m0", num_blocks=65536, block_size=512)
+    store.rpc("bdev_lvol_create_lvstore", bdev_name="m0", lvs_name="ram")
+    assert "neither a file nor a block device" in refused(store, "lvstore", "resize", "ram", "1G")
 
 
 @pytest.mark.parametrize(
