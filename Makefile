@@ -17,7 +17,7 @@ APT_PACKAGES := build-essential busybox-static ca-certificates cpio dbus-daemon 
 	python3-dev python3-venv qemu-system-x86 qemu-utils sg3-utils systemd util-linux xfsprogs xz-utils
 
 # Of pytest: much of a test's time is waiting for a guest or a server, so two at a time.
-SIDE_BY_SIDE := -n 2 --dist loadgroup --no-loadscope-reorder
+SIDE_BY_SIDE := -n 2 --dist loadscope --no-loadscope-reorder
 
 say = @printf '\033[1m==> %s\033[0m\n' "$(1)"
 
