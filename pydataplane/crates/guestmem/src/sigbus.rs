@@ -17,6 +17,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 pub(crate) const MAX_GUARDED: usize = 8192;
 
 struct Slot {
+    /// Counts the changes, twice each: odd while one is being made (a sequence lock, whose reader
+    /// never waits).
+    version: AtomicUsize,
     /// First byte; 0 while the slot is free.
     start: AtomicUsize,
     /// One beyond the last byte.
@@ -28,6 +31,7 @@ struct Slot {
 
 static SLOTS: [Slot; MAX_GUARDED] = [const {
     Slot {
+        version: AtomicUsize::new(0),
         start: AtomicUsize::new(0),
         end: AtomicUsize::new(0),
         page: AtomicUsize::new(0),
@@ -47,6 +51,21 @@ pub fn faults() -> u64 {
     FAULTS.load(Ordering::Relaxed)
 }
 
+impl Slot {
+    /// Changes what the slot says, under [`ALLOC`].
+    fn set(&self, start: usize, end: usize, page: usize) {
+        let version = self.version.load(Ordering::Relaxed);
+        self.version.store(version + 1, Ordering::Relaxed);
+        // Whoever sees one of these stores sees that the slot was being changed: see `find`.
+        fence(Ordering::Release);
+        self.start.store(start, Ordering::Relaxed);
+        self.end.store(end, Ordering::Relaxed);
+        self.page.store(page, Ordering::Relaxed);
+        self.broken.store(false, Ordering::Relaxed);
+        self.version.store(version + 2, Ordering::Release);
+    }
+}
+
 /// A registered mapping; free it before the memory is unmapped.
 #[derive(Debug)]
 pub(crate) struct Guard(usize);
@@ -60,13 +79,7 @@ impl Guard {
         }
         let _one = ALLOC.lock().unwrap_or_else(|e| e.into_inner());
         let index = SLOTS.iter().position(|s| s.start.load(Ordering::Relaxed) == 0)?;
-        let slot = &SLOTS[index];
-        // Whoever sees one of these stores sees that the slot was free: see `find`.
-        fence(Ordering::Release);
-        slot.end.store(start + len, Ordering::Relaxed);
-        slot.page.store(page, Ordering::Relaxed);
-        slot.broken.store(false, Ordering::Relaxed);
-        slot.start.store(start, Ordering::Release);
+        SLOTS[index].set(start, start + len, page);
         HIGH.fetch_max(index + 1, Ordering::Release);
         Some(Guard(index))
     }
@@ -79,7 +92,8 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        SLOTS[self.0].start.store(0, Ordering::Release);
+        let _one = ALLOC.lock().unwrap_or_else(|e| e.into_inner());
+        SLOTS[self.0].set(0, 0, 0);
     }
 }
 
@@ -99,14 +113,15 @@ fn install() {
 ///
 /// Other threads free and fill slots meanwhile. The mapping of `addr` itself stays, because the
 /// thread that faulted uses it; but the start of one mapping must not be taken together with the
-/// end of the next one in the same slot, or all between them would be replaced.
+/// end of another one in the same slot, or all between them would be replaced.
 fn find(addr: usize) -> Option<(&'static Slot, usize, usize, usize)> {
     SLOTS[..HIGH.load(Ordering::Acquire)].iter().find_map(|slot| {
-        let start = slot.start.load(Ordering::Acquire);
+        let version = slot.version.load(Ordering::Acquire);
+        let start = slot.start.load(Ordering::Relaxed);
         let end = slot.end.load(Ordering::Relaxed);
         let page = slot.page.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
-        let whole = start != 0 && slot.start.load(Ordering::Relaxed) == start;
+        let whole = version.is_multiple_of(2) && slot.version.load(Ordering::Relaxed) == version;
         (whole && (start..end).contains(&addr)).then(|| (slot, start, end - start, page))
     })
 }
