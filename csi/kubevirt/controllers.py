@@ -26,10 +26,9 @@ from csi.kubevirt import document
 from csi.kubevirt.podlocks import PodLocks
 from csi.locks import VolumeLocks
 from csi.mounts import Mount
-from csi.volumes import owner_of
 from pydataplane.client import Client
 from pydataplane.errors import RpcError
-from pydataplane.volumes import EXISTS, NO_DEVICE, Volumes
+from pydataplane.volumes import EXISTS, NO_DEVICE
 
 PREFIX = "pod-"
 SOCKET = "vhost.sock"
@@ -195,8 +194,7 @@ class VmControllers:
         Raises:
             Failure: FAILED_PRECONDITION, it is not published to the pod, or another pod has it as a
                 LUN; NOT_FOUND, no controller; ABORTED, the volume is being worked on.
-            StaysOnKernelFace: another pod has it on the kernel face, too, or it has other blocks
-                than a LUN.
+            StaysOnKernelFace: another pod has it on the kernel face, too.
         """
         with self.hold(pod), self._volumes.hold(volume):
             present = _of(self.luns(pod), volume)
@@ -214,8 +212,6 @@ class VmControllers:
                     f"volume {volume} is published at {', '.join(sorted(others))}, too: a claim of "
                     "several pods of one node cannot become a LUN of one of them"
                 )
-            if why := self._other_blocks(volume):
-                raise StaysOnKernelFace(why)
             read_only = read_only or not writable
             self._devices.flush(volume)
             self._client.call("virtlun_export_park", bdev_name=volume)
@@ -252,8 +248,8 @@ class VmControllers:
 
         Raises:
             Failure: FAILED_PRECONDITION, another pod has the volume, on the kernel face or as a
-                LUN, it has other blocks than a LUN, or the machine runs without the controller;
-                NOT_FOUND, no controller or no volume; ABORTED, the volume is being worked on.
+                LUN, or the machine runs without the controller; NOT_FOUND, no controller or no
+                volume; ABORTED, the volume is being worked on.
         """
         with self.hold(pod), self._volumes.hold(volume):
             if (present := _of(self.luns(pod), volume)) is not None:
@@ -268,8 +264,6 @@ class VmControllers:
                     f"{', '.join(users) or 'no path any more'}: delete that pod, then it can be "
                     "attached"
                 )
-            if why := self._other_blocks(volume):
-                raise precondition(why)
             return self._add(pod, volume, serial, read_only=read_only, removable=removable)
 
     def detach(self, pod: str, volume: str) -> None:
@@ -357,18 +351,6 @@ class VmControllers:
                     f"volume {volume} is a LUN of controller {name} and cannot be one of pod "
                     f"{pod}: stop the virtual machine that has it, or detach it there"
                 )
-
-    def _other_blocks(self, volume: str) -> str | None:
-        """Returns why a volume cannot be a LUN, whose blocks are not those that pods see."""
-        owner = owner_of(Volumes(self._client), volume)
-        size = "512" if owner is None else owner.read().block_size
-        if size == "512":
-            return None
-        return (
-            f"pods see volume {volume} with blocks of {size} bytes, a LUN has 512, so a partition "
-            "table that one wrote would mean nothing to the other; use a StorageClass without "
-            "blockSize"
-        )
 
     def _controller(self, pod: str) -> Any:
         try:

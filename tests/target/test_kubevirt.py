@@ -246,20 +246,6 @@ def test_a_claim_of_two_pods_stays_a_block_device_for_both(host: Host) -> None:
     end(host, pods, "shared")
 
 
-def test_a_volume_whose_blocks_pods_see_otherwise_is_no_lun(host: Host) -> None:
-    large = host.claim("large", blockSize="4096")
-    idle = host.claim("idle", blockSize="4096")
-    pod = host.launcher()
-    host.publish("large", pod)
-    host.call("PreVMStart", host.machine("large", pods=(pod,)))
-    assert host.luns(pod) == {}
-    assert f"volume {large} with blocks of 4096 bytes" in controller_json(host, pod).left["large"]
-    put(host.block_path("large", pod), b"still its own")
-    sentence = refused(lambda: host.controllers.attach(pod, idle), Code.FAILED_PRECONDITION)
-    assert "use a StorageClass without blockSize" in sentence
-    end(host, [pod], "large")
-
-
 def test_a_lun_of_one_pod_is_refused_to_another(host: Host) -> None:
     host.claim("boot")
     one, other = host.launcher(), host.launcher()
