@@ -57,7 +57,8 @@ def test_descriptors_from_libvirtd_reach_the_client(domain: Any) -> None:
 
 def test_keepalive_is_answered(host: Host) -> None:
     done = subprocess.run(
-        ["virsh", "-k", "1", "-K", "2", "-c", host.uri, "event", "--all", "--timeout", "5"],
+        # --loop: an event of the test before must not end it
+        f"virsh -k 1 -K 2 -c {host.uri} event --all --loop --timeout 5".split(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -154,7 +155,8 @@ class Server:
                 connection, _ = self._socket.accept()
             except OSError:
                 return
-            with connection:
+            # A client that goes, with the end of an answer unread, is the last one's matter only.
+            with connection, contextlib.suppress(ConnectionError):
                 self._talk(connection)
 
     def _talk(self, connection: socket.socket) -> None:
