@@ -45,9 +45,10 @@ class Cache:
     def _put(self, volume: VmVolume, *, anew: bool) -> bool:
         with self._mutex:
             known = self._volumes.get(volume.key)
-            if known and known.uid == volume.uid and not _later(volume, known):
+            same = known is not None and known.uid == volume.uid
+            if known and same and not _later(volume.resource_version, known.resource_version):
                 return False
-            if not anew and (known is None or known.uid != volume.uid):
+            if not anew and not same:
                 return False
             if known:
                 self._forget(known)
@@ -115,10 +116,10 @@ class Cache:
         return found
 
     def drop_claim(self, name: Name, version: str | None = None) -> bool:
-        """Forgets a claim, which changed; False if it is of this version, and so no news."""
+        """Forgets a claim, which changed; False if what is here is as new as `version`: no news."""
         with self._mutex:
             known, _ = self._claims.get(name, (None, 0.0))
-            if known is not None and known.resource_version == version:
+            if known is not None and version and not _later(version, known.resource_version):
                 return False
             self._claims.pop(name, None)
             self._claim_changes += 1
@@ -145,12 +146,12 @@ class Cache:
             return self._machines.get(key)
 
 
-def _later(one: VmVolume, other: VmVolume) -> bool:
+def _later(one: str, other: str) -> bool:
     """Whether one version of an object is later: they are numbers that grow (KEP-5504)."""
     try:
-        return int(one.resource_version) > int(other.resource_version)
+        return int(one) > int(other)
     except ValueError:
-        return one.resource_version != other.resource_version
+        return one != other
 
 
 def _matters(machine: Vmi) -> tuple[object, ...]:

@@ -29,7 +29,7 @@ from csi.kubevirt.vmvolume_decide import Decision, Say, Seen, decide
 from csi.kubevirt.vmvolume_metrics import VmVolumeMetrics
 from csi.kubevirt.vmvolume_status import change, is_news, status
 from csi.locks import VolumeLocks
-from csi.objects import Claim, StorageClass, Vmi
+from csi.objects import Claim, Object, StorageClass, Vmi
 from csi.proto import csi_pb2 as pb
 from csi.volumes import OwnedVolumes
 from pydataplane.errors import RpcError, TargetError
@@ -257,10 +257,7 @@ class Reconciler:
             case step.HoldClaim():
                 assert claim is not None
                 wanted = [*claim.finalizers, FINALIZER]
-                found = self._cluster.set_finalizers(CLAIM, claim.object, wanted)
-                held = Claim.of(found, claim.volume)
-                self._cache.drop_claim(volume.claim_key)
-                work.claim = self._cache.claim(volume.claim_key, lambda: held)
+                self._took_claim(work, self._cluster.set_finalizers(CLAIM, claim.object, wanted))
             case step.Hold():
                 wanted = [*(volume.object["metadata"].get("finalizers") or ()), FINALIZER]
                 found = self._cluster.set_finalizers(VM_VOLUME, volume.object, wanted)
@@ -274,10 +271,12 @@ class Reconciler:
                 others = self._cache.of_claim(volume.claim_key)
                 if not any(other.finalizer for other in others if other.key != volume.key):
                     name = volume.spec.claim_name
-                    self._cluster.set_finalizer(
-                        CLAIM, name, volume.namespace, FINALIZER, present=False
+                    self._took_claim(
+                        work,
+                        self._cluster.set_finalizer(
+                            CLAIM, name, volume.namespace, FINALIZER, present=False
+                        ),
                     )
-                self._cache.drop_claim(volume.claim_key)
             case step.LetGo():
                 left = self._cluster.set_finalizer(
                     VM_VOLUME, volume.name, volume.namespace, FINALIZER, present=False
@@ -387,6 +386,13 @@ class Reconciler:
     def _took(self, work: Work, volume: VmVolume) -> None:
         work.volume = volume
         self._cache.refresh_volume(volume)
+
+    def _took_claim(self, work: Work, found: Object | None) -> None:
+        """Keeps what the server answered to a change, so that the watch's word of it is no news."""
+        self._cache.drop_claim(work.volume.claim_key)
+        if found is not None and work.claim is not None:
+            taken = Claim.of(found, work.claim.volume)
+            work.claim = self._cache.claim(work.volume.claim_key, lambda: taken)
 
     # What was left behind
 

@@ -48,6 +48,8 @@ class FakeCluster(Cluster):
         self.calls: list[str] = []
         self.events: list[str] = []
         self.version = 100
+        #: What the claim's versions were.
+        self.versions: list[str] = []
         self.conflicts = 0
         self.put(CLAIM, dict(claim(self.bound).object))
 
@@ -58,6 +60,8 @@ class FakeCluster(Cluster):
         meta = found["metadata"]
         key = kind.name, meta["name"]
         self.objects[key] = copy.deepcopy(found)
+        if kind is CLAIM:
+            self.versions.append(meta["resourceVersion"])
         if "deletionTimestamp" in meta and not meta.get("finalizers"):
             del self.objects[key]
         return copy.deepcopy(found)
@@ -335,6 +339,16 @@ def test_a_refusal_of_the_target_is_told_and_leaves_no_finalizers(world: World) 
     assert "no target is free" in world.status()["message"]
     world.settle()
     assert world.status()["phase"] == "Attached"
+
+
+def test_what_the_watch_tells_of_its_own_doing_is_no_reason_to_try_again(world: World) -> None:
+    before = len(world.cluster.versions)
+    with world.failing("attach", Failure(Code.FAILED_PRECONDITION, "volume x is elsewhere")):
+        assert world.settle().retry
+    own = world.cluster.versions[before:]
+    assert len(own) == 2  # the finalizer, on and off
+    assert not any(world.cache.drop_claim(("ns", "data"), version) for version in own)
+    assert world.cache.drop_claim(("ns", "data"), str(world.cluster.version + 1))
 
 
 def test_another_call_on_the_volume_is_no_news(world: World) -> None:
