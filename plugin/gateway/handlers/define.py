@@ -11,7 +11,7 @@ from plugin.gateway import polkit, records
 from plugin.gateway.call import Call
 from plugin.gateway.domains import current_xml, identity_of
 from plugin.gateway.errors import Code, GatewayError, UpstreamError
-from plugin.gateway.handlers.start import prepared
+from plugin.gateway.handlers.start import prepared, startable
 from plugin.gateway.messages import XmlCall
 from plugin.gateway.procs import Proc
 from plugin.gateway.upstream import Upstream
@@ -59,17 +59,11 @@ async def create(call: Call) -> None:
     args = XmlCall.read(call.payload, flags=True, descriptors=call.header.with_fds)
     translation, definition = await _translated(call, args.xml, new=False)
     payload = replace(args, xml=definition.xml).pack()
-    plan = definition.plan
-    name, uuid = identity_of(definition.xml)
-    rights = (polkit.WRITE, polkit.START)
-    if (
-        plan is None
-        or uuid is None
-        or not await call.session.may(rights, name or "", str(UUID(bytes=uuid)))
-    ):
+    found = await startable(call, definition.plan, definition.xml, (polkit.WRITE, polkit.START))
+    if found is None:
         await call.respond(await call.forward(payload))  # libvirtd says why not
         return
-    async with prepared(call, plan, uuid) as attempt:
+    async with prepared(call, *found) as attempt:
         known = records.uuids_of(attempt.plan)
         payload = replace(args, xml=translation.with_uuids(known).xml).pack()
         reply = await call.forward(payload)

@@ -16,9 +16,8 @@ from uuid import UUID
 from plugin import translate
 from plugin.gateway import polkit
 from plugin.gateway.call import Call
-from plugin.gateway.domains import identity_of
 from plugin.gateway.errors import GatewayError
-from plugin.gateway.handlers.start import prepared
+from plugin.gateway.handlers.start import prepared, startable
 from plugin.gateway.messages import STRING, Domain, TypedParam
 from plugin.gateway.procs import Proc
 from plugin.gateway.upstream import XML_INACTIVE, XML_SECURE
@@ -130,17 +129,11 @@ async def _prepare(call: Call, xml: str, payload: Callable[[str], bytes]) -> Non
         await call.pass_on()  # without a controller on the source there is none here
         return
     definition = translate.define(xml, call.session.gateway.settings, new_uuid=_NO_UUID)
-    plan = definition.plan
-    name, uuid = identity_of(definition.xml)
-    rights = (polkit.START, polkit.WRITE)
-    if (
-        plan is None
-        or uuid is None
-        or not await call.session.may(rights, name or "", str(UUID(bytes=uuid)))
-    ):
+    found = await startable(call, definition.plan, definition.xml, (polkit.START, polkit.WRITE))
+    if found is None:
         await call.respond(await call.forward(payload(definition.xml)))
         return
-    async with prepared(call, plan, uuid, saved=True) as attempt:
+    async with prepared(call, *found, saved=True) as attempt:
         reply = await call.forward(payload(definition.xml))
         attempt.started = reply.ok
     await call.respond(reply)

@@ -12,10 +12,9 @@ from uuid import UUID
 from plugin import translate
 from plugin.gateway import polkit
 from plugin.gateway.call import Call
-from plugin.gateway.domains import identity_of
 from plugin.gateway.errors import GatewayError
 from plugin.gateway.handlers.describe import presented
-from plugin.gateway.handlers.start import prepared
+from plugin.gateway.handlers.start import prepared, startable
 from plugin.gateway.messages import STRING, Domain, TypedParam, read_string
 from plugin.gateway.procs import Proc
 from plugin.gateway.upstream import XML_SECURE
@@ -89,15 +88,11 @@ async def restore(call: Call) -> None:
         payload = bytes(saving.write(Writer()))
     xml = saving.xml or image
     plan = translate.plan(xml) if xml is not None else None
-    name, uuid = identity_of(xml) if xml is not None else (None, None)
-    if (
-        plan is None
-        or uuid is None
-        or not await call.session.may((polkit.START,), name or "", str(UUID(bytes=uuid)))
-    ):
+    found = await startable(call, plan, xml, (polkit.START,))
+    if found is None:
         await call.respond(await call.forward(payload))
         return
-    async with prepared(call, plan, uuid, saved=True) as attempt:
+    async with prepared(call, *found, saved=True) as attempt:
         reply = await call.forward(payload)
         attempt.started = reply.ok
     await call.respond(reply)

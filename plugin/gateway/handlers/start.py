@@ -16,6 +16,7 @@ from plugin import translate
 from plugin.errors import Refusal
 from plugin.gateway import polkit, records
 from plugin.gateway.call import Call
+from plugin.gateway.domains import identity_of
 from plugin.gateway.errors import GatewayError, Refused, UpstreamError
 from plugin.gateway.messages import Domain, DomainCall, read_string
 from plugin.gateway.procs import Proc
@@ -61,6 +62,21 @@ async def start(call: Call) -> None:
         reply = await call.forward()
         attempt.started = reply.ok
     await call.respond(reply)
+
+
+async def startable(
+    call: Call, plan: Plan | None, xml: str | None, rights: tuple[str, ...]
+) -> tuple[Plan, bytes] | None:
+    """Returns what to prepare for the domain in `xml`, and its UUID, if the client has `rights`.
+
+    None: it is libvirtd's alone, which says why not.
+    """
+    if plan is None or xml is None:
+        return None
+    name, uuid = identity_of(xml)
+    if uuid is None or not await call.session.may(rights, name or "", str(UUID(bytes=uuid))):
+        return None
+    return plan, uuid
 
 
 async def _xml_to_start(admin: Upstream, dom: Domain, *, force: bool) -> tuple[str, bool]:
