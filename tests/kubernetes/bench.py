@@ -27,7 +27,7 @@ from csi.cluster import CLAIM, VOLUME, Cluster
 from csi.objects import SELECTED_NODE
 from tests.kubernetes.cluster import NODE
 from tests.kubernetes.cluster import Cluster as Machine
-from tests.kubernetes.driver import Deployment
+from tests.kubernetes.driver import ROOT, Deployment
 from tests.kubernetes.sandbox import Process
 
 NAMESPACE = "default"
@@ -137,7 +137,12 @@ def main() -> int:
         parts = [deployment.parts[name].process for name in ("virtlun-target", "virtlun-csi")]
         idle = [memory_mib(part) for part in parts]
         words = (sys.executable, "-m", __spec__.name, "--inside", machine.kubeconfig)
-        done = machine.box.run(*words, "--count", str(given.count), deadline_s=1200)
+        done = machine.box.run(
+            *words,
+            *("--count", str(given.count)),
+            deadline_s=1200,
+            env={"PYTHONPATH": str(ROOT)},
+        )
         print(f"{'claim to bound':34} {'n':>5} {'p50 ms':>8} {'p99 ms':>8} {'most ms':>8}")
         for what, seconds in json.loads(done.stdout).items():
             figures = Figures(seconds)
