@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,6 +60,9 @@ ATTEMPTS_MAX = 5
 """How often a change is tried that another one got in the way of."""
 RETRY_S = (0.2, 10.0)
 """Waits of a watch that failed: the first, and the longest, seconds."""
+NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
+"""What an object's name can be (RFC 1123). Names become parts of paths, and some are users' words:
+with `..` in it one would lead to another user's object."""
 COMPONENT = "virtlun-csi"
 EVENT_BYTES_MAX = 1024  # of an Event's message; core/v1 refuses more
 #: A peer that went away without a word is noticed after 30 s + 3 * 10 s: a watch has no deadline.
@@ -503,6 +507,11 @@ def _sentences(
     """Turns the library's failures of a `with` block into ours."""
     about = "/".join(part for part in (namespace, name) if part)
     subject = f"cannot {verb} {kind.name} {about}" if about else f"cannot {verb} {kind.plural}"
+    for part in (namespace, name):
+        if part and not NAME.fullmatch(part):
+            raise NotFoundError(
+                f"cannot {verb} {kind.name} {part[:64]!r}: no object has such a name; correct it"
+            )
     try:
         yield
     except httpx2.HTTPStatusError as error:

@@ -19,7 +19,8 @@ from csi.objects import Object
 FINALIZER = "virtlun.dev/lun"
 """On a VmVolume from before its LUN is made until after it is gone; on its claim likewise."""
 Phase = Literal["Pending", "Attached", "Releasing", "Failed"]
-CONDITIONS = ("Attached", "SeenByGuest")
+NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+"""An object's name (RFC 1123)."""
 
 
 class Model(BaseModel):
@@ -37,10 +38,10 @@ class Model(BaseModel):
 class Spec(Model):
     """What the user wants. Only releaseTimeoutSeconds can be changed later."""
 
-    vm_name: str = Field(min_length=1, max_length=63)
+    vm_name: str = Field(min_length=1, max_length=63, pattern=NAME)
     """Name of the VirtualMachine (and so of its VirtualMachineInstance) in this namespace that
     gets the disk. It has to have a controller: see the label virtlun.dev/controller."""
-    claim_name: str = Field(min_length=1, max_length=253)
+    claim_name: str = Field(min_length=1, max_length=253, pattern=NAME)
     """Name of the PersistentVolumeClaim in this namespace: Block mode, of a StorageClass of
     csi.virtlun.dev, used by no pod."""
     read_only: bool = False

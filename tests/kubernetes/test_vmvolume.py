@@ -230,6 +230,7 @@ def test_the_server_guards_what_the_definition_says(world: World) -> None:
         (vm_volume("bad", serial=""), "serial"),
         (vm_volume("bad", releaseTimeoutSeconds=-1), "releaseTimeoutSeconds"),
         (vm_volume("bad", claim_name=""), "claimName"),
+        (vm_volume("bad", claim_name="../../other/persistentvolumeclaims/data"), "claimName"),
         (vm_volume("bad", colour="red"), "colour"),
     ):
         with pytest.raises(SandboxError, match=said):

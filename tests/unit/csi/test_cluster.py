@@ -162,6 +162,25 @@ def test_no_configuration_is_said_with_what_to_do(tmp_path: Path) -> None:
         Cluster.connect(tmp_path / "config")
 
 
+@pytest.mark.parametrize("name", ["..", "../../other/secrets/key", "a?watch=1", "a#b", "A", "a\n"])
+def test_a_name_never_leads_to_another_object(name: str) -> None:
+    """The server's answer would be about an object that the user may have no right to."""
+    server = Server()
+    asking = cluster(server)
+    asks: list[Callable[[], object]] = [
+        lambda: asking.claim("ns", name),
+        lambda: asking.claim(name, "data"),
+        lambda: asking.patch(CLAIM, name, "ns", {}),
+        lambda: asking.delete(CLAIM, name, "ns"),
+    ]
+    for ask in asks:
+        with pytest.raises(NotFoundError, match="no object has such a name") as caught:
+            ask()
+        assert "\n" not in str(caught.value)
+    assert not asking.has_node(name)
+    assert server.asked == []
+
+
 # Watches
 
 
