@@ -21,6 +21,7 @@ import random
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -60,6 +61,8 @@ ATTEMPTS_MAX = 5
 """How often a change is tried that another one got in the way of."""
 RETRY_S = (0.2, 10.0)
 """Waits of a watch that failed: the first, and the longest, seconds."""
+SHORT_S = 1.0
+"""A watch is not asked for again sooner than so long after it was last."""
 NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 """What an object's name can be (RFC 1123). Names become parts of paths, and some are users' words:
 with `..` in it one would lead to another user's object."""
@@ -152,6 +155,32 @@ class Change(NamedTuple):
     object: Object
 
 
+class PacedWatches(httpx2.BaseTransport):
+    """Lets a watch begin no sooner than SHORT_S after the last one of its kind.
+
+    The library takes a watch up again as soon as the server has ended it, so a server or proxy that
+    ends each at once would be asked without a pause.
+    """
+
+    def __init__(self, transport: httpx2.BaseTransport) -> None:
+        """Sends with `transport`."""
+        self._transport = transport
+        self._begun: dict[str, float] = {}  # by path, monotonic; of the size of the kinds
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Sends a request, if need be after a wait."""
+        if "watch" in request.url.params:
+            last = self._begun.get(request.url.path)
+            if last is not None:
+                time.sleep(max(0.0, last + SHORT_S - time.monotonic()))
+            self._begun[request.url.path] = time.monotonic()
+        return self._transport.handle_request(request)
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._transport.close()
+
+
 class Cluster:
     """The API server, asked with this program's own account."""
 
@@ -184,7 +213,7 @@ class Cluster:
                 config._replace(user=config.user or User()),
                 timeout=httpx2.Timeout(ANSWER_S),
                 field_manager=COMPONENT,
-                transport=transport,
+                transport=PacedWatches(transport),
             )
         except (ConfigError, OSError, KeyError, ValueError, TypeError) as error:
             where = kubeconfig or "in a pod, $KUBECONFIG or ~/.kube/config"
@@ -237,7 +266,7 @@ class Cluster:
         lists anew when the server no longer knows what happened since.
 
         It never ends by itself; what goes wrong is logged, and tried again after 0.2 to 10 s.
-        It sees `stop` at the next change, and after WATCH_S seconds at the latest.
+        It sees `stop` at the next change.
         """
         words = log.bind(kind=kind.plural)
         selected = {**_all(kind, None), "labels": dict(labels) if labels else None}
@@ -251,6 +280,7 @@ class Cluster:
                         listed: set[tuple[str, str]] = set()
                         for each in found:
                             listed.add(_name(each))
+                            known.add(_name(each))  # now: this list may break in the middle
                             yield Change("present", _plain(each))
                         version = found.resourceVersion
                     yield from (Change("gone", _named(*name)) for name in known - listed)
@@ -274,7 +304,11 @@ class Cluster:
                         yield Change("gone" if gone else "present", _plain(each))
             except _ExpiredError:
                 version = ""
+                failed += 1
+                stop.wait(backoff(failed, *RETRY_S))
             except ClusterError as error:
+                if stop.is_set():
+                    return
                 failed += 1
                 if failed == 1 or failed % 100 == 0:
                     words.warning("cannot watch", reason=str(error), failures=failed)
@@ -457,7 +491,8 @@ class Cluster:
         meta = about["metadata"]
         text = _cut(message)
         said = f"{meta['uid']}/{reason}/{text}".encode()
-        name = f"{meta['name'][:200]}.{hashlib.sha256(said).hexdigest()[:16]}"
+        cut = meta["name"][:200].rstrip("-.")
+        name = f"{cut}.{hashlib.sha256(said).hexdigest()[:16]}"
         namespace = meta.get("namespace") or "default"
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         given = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from csi.cluster import (
     ConflictError,
     ForbiddenError,
     NotFoundError,
+    PacedWatches,
     RefusedError,
     UnreachableError,
 )
@@ -52,11 +54,11 @@ class Server:
         return answer
 
 
-def cluster(server: Server) -> Cluster:
+def cluster(server: Server, transport: httpx2.BaseTransport | None = None) -> Cluster:
     """Returns a client of it."""
     config = KubeConfig.from_one(cluster=ServerConfig(server="http://server"), user=User()).get()
     assert config is not None
-    return Cluster(Client(config, transport=httpx2.MockTransport(server)))
+    return Cluster(Client(config, transport=transport or httpx2.MockTransport(server)))
 
 
 def status(code: int, message: str, name: str = "data") -> httpx2.Response:
@@ -238,7 +240,44 @@ def test_a_list_that_breaks_in_the_middle_is_begun_again() -> None:
         },
     )
     server = Server(half, status(500, "away"), listed(6, "b"))
-    assert watched(server, 3) == [("present", "a"), ("present", "b"), ("complete", "")]
+    assert watched(server, 4) == [
+        ("present", "a"),
+        ("present", "b"),
+        ("gone", "a"),
+        ("complete", ""),
+    ]
+
+
+def test_a_gap_at_once_after_a_gap_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[int] = []
+
+    def backoff(failures: int, *_: float) -> float:
+        waits.append(failures)
+        return 0.0
+
+    monkeypatch.setattr(csi.cluster, "backoff", backoff)
+    gap = status(410, "too old", name="")
+    server = Server(listed(5), gap, listed(6), gap, listed(7), told(("ADDED", volume("a", 8))))
+    assert watched(server, 4) == [*[("complete", "")] * 3, ("present", "a")]
+    assert waits == [1, 2]
+
+
+def test_watches_that_end_at_once_do_not_come_thick_and_fast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    server = Server(listed(5), told(), told(), told(("ADDED", volume("a", 6))))
+    paced = cluster(server, PacedWatches(httpx2.MockTransport(server)))
+    found = []
+    for change in paced.watch(VM_VOLUME, threading.Event()):
+        found.append(_short(change))
+        if len(found) == 2:
+            break
+    assert found == [("complete", ""), ("present", "a")]
+    assert len(waits) == 2
+    assert all(0.5 < wait <= 1.0 for wait in waits)
+    paced.close()
 
 
 def test_a_kind_that_comes_later_is_waited_for() -> None:
@@ -295,6 +334,13 @@ def test_an_event_said_again_is_counted() -> None:
     assert server.bodies[0]["metadata"]["name"] == server.bodies[1]["metadata"]["name"]
     assert len(server.bodies[0]["message"]) == 1024
     assert server.bodies[3]["count"] == 5
+
+
+def test_an_event_of_an_object_with_a_long_name_has_a_name_too() -> None:
+    server = Server(httpx2.Response(201, json={}))
+    meta = {"name": "a" * 199 + "-" + "b", "uid": "u"}
+    cluster(server).event({"apiVersion": "v1", "kind": "Pod", "metadata": meta}, "Said", "it")
+    assert server.bodies[0]["metadata"]["name"].startswith("a" * 199 + ".")
 
 
 def test_a_volume_s_name_is_looked_for_once() -> None:
