@@ -16,6 +16,7 @@ from csi.cluster import backoff
 Key = TypeVar("Key")
 RETRY_S = (0.02, 10.0)
 """Waits after a failure: the first, and the longest, seconds."""
+SLACK = 16  # entries that are no longer due, above as many as there are keys
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,9 @@ class Queue(Generic[Key]):
                 return
             self._due[key] = at
             self._order += 1
+            if len(self._heap) > 2 * len(self._due) + SLACK:
+                self._heap = [entry for entry in self._heap if self._due.get(entry[2]) == entry[0]]
+                heapq.heapify(self._heap)
             heapq.heappush(self._heap, (at, self._order, key))
             self._changed.notify()
 

@@ -47,6 +47,19 @@ def test_the_earlier_time_counts() -> None:
     assert len(queue) == 0
 
 
+def test_it_stays_of_the_size_of_its_keys() -> None:
+    queue: Queue[str] = Queue()
+    for _ in range(1000):
+        queue.put("a", 1000)
+        queue.put("b", 1000)
+        queue.put("a")
+        assert keys(queue, 1) == ["a"]
+    assert len(queue) == 1
+    assert len(queue._heap) < 64
+    queue.put("b")
+    assert keys(queue, 1) == ["b"]
+
+
 def test_it_says_since_when_a_key_was_due() -> None:
     queue: Queue[str] = Queue()
     before = time.time()
