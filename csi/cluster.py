@@ -57,8 +57,6 @@ IDLE_S = 300.0
 """A connection is kept so long for the next call, which then needs no TLS handshake."""
 LIST_CHUNK = 500
 """Objects that the server sends at a time."""
-ATTEMPTS_MAX = 5
-"""How often a change is tried that another one got in the way of."""
 RETRY_S = (0.2, 10.0)
 """Waits of a watch that failed: the first, and the longest, seconds."""
 SHORT_S = 1.0
@@ -439,35 +437,6 @@ class Cluster:
         return Vmi.of(self.get(VMI, name, namespace))
 
     # Finalizers and events
-
-    def set_finalizer(
-        self, kind: Kind, name: str, namespace: str, finalizer: str, *, present: bool
-    ) -> Object | None:
-        """Adds a finalizer to an object or takes it away; returns the object, None if it is gone.
-
-        None is added to an object that is being deleted (the server refuses that): NotFoundError.
-        """
-        for attempt in range(1, ATTEMPTS_MAX + 1):
-            try:
-                found = self.get(kind, name, namespace)
-                meta = found["metadata"]
-                have = list(meta.get("finalizers") or ())
-                if (finalizer in have) == present:
-                    return found
-                if present and "deletionTimestamp" in meta:
-                    raise NotFoundError(
-                        f"{kind.name} {namespace}/{name} is being deleted: use another one"
-                    )
-                wanted = [each for each in have if each != finalizer] + [finalizer] * present
-                return self.set_finalizers(kind, found, wanted)
-            except ConflictError:
-                if attempt == ATTEMPTS_MAX:
-                    raise
-            except NotFoundError:
-                if present:
-                    raise
-                return None
-        raise AssertionError("the last attempt returns or raises")
 
     def set_finalizers(self, kind: Kind, found: Object, wanted: Sequence[str]) -> Object:
         """Replaces an object's finalizers and returns it; ConflictError if it is not the latest."""

@@ -186,6 +186,8 @@ class Vmi:
     """The node that it runs on, or was given to."""
     pods: Mapping[str, str]
     """Its launcher pods: uid to node; two of them during a migration."""
+    migrating: bool
+    """It is about to leave its node, or on its way."""
     deleting: bool
     object: Object
     """The VMI as JSON."""
@@ -198,6 +200,8 @@ class Vmi:
     def of(cls, found: Object) -> Vmi:
         """Reads a kubevirt.io/v1 VirtualMachineInstance."""
         meta, status = found["metadata"], found.get("status") or {}
+        migration = status.get("migrationState") or {}
+        over = any(migration.get(how) for how in ("completed", "failed", "endTimestamp"))
         return cls(
             namespace=meta["namespace"],
             name=meta["name"],
@@ -205,6 +209,7 @@ class Vmi:
             phase=status.get("phase") or "Pending",
             node=status.get("nodeName") or None,
             pods=dict(status.get("activePods") or {}),
+            migrating=bool(migration) and not over,
             deleting="deletionTimestamp" in meta,
             object=found,
         )

@@ -79,8 +79,8 @@ class Status(Model):
 
     phase: Phase | None = None
     """Pending: it waits for what the message says. Attached: the guest has the disk. Releasing: it
-    is being deleted, and the guest has it in use. Failed: it does not come to be unless the claim,
-    the machine or this object changes."""
+    is being deleted and waits for what the message says, most often for the guest, which has it in
+    use. Failed: it does not come to be unless the claim, the machine or this object changes."""
     message: str | None = None
     """The same as one sentence, with what to do."""
     node: str | None = None
@@ -123,7 +123,8 @@ class VmVolume:
     created: str
     """As metadata.creationTimestamp: RFC 3339, whole seconds."""
     deleted_at: float | None
-    """When its deletion was asked for, seconds since the epoch, rounded down; None: it was not."""
+    """When its deletion was asked for, seconds since the epoch; None: it was not. It is the
+    server's time, rounded down, or this node's if this program saw it come."""
     finalizer: bool
     """Whether it has ours."""
     resource_version: str

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from csi.kubevirt.vmvolume import VmVolume
 from csi.objects import Claim, Vmi
@@ -30,32 +31,41 @@ class Cache:
         self._of_machine: dict[Name, set[Name]] = {}
         self._machines: dict[Name, Vmi] = {}
         self._claims: dict[Name, tuple[Claim | None, float]] = {}  # and until when, monotonic
-        self._claim_changes = 0
+        self._told: dict[Name, str] = {}  # the watch's last version of claims that VmVolumes name
 
     # VmVolumes
 
     def put_volume(self, volume: VmVolume) -> bool:
         """Keeps a VmVolume; whether it is news, and not what is here or older."""
-        return self._put(volume, anew=True)
-
-    def refresh_volume(self, volume: VmVolume) -> None:
-        """Keeps what the server answered to a change, unless the watch told that it is gone."""
-        self._put(volume, anew=False)
-
-    def _put(self, volume: VmVolume, *, anew: bool) -> bool:
         with self._mutex:
             known = self._volumes.get(volume.key)
-            same = known is not None and known.uid == volume.uid
-            if known and same and not _later(volume.resource_version, known.resource_version):
-                return False
-            if not anew and not same:
-                return False
-            if known:
+            if known and known.uid != volume.uid:  # made anew
                 self._forget(known)
-            self._volumes[volume.key] = volume
-            self._of_claim.setdefault(volume.claim_key, set()).add(volume.key)
-            self._of_machine.setdefault(volume.vm_key, set()).add(volume.key)
-            return True
+                known = None
+            return self._keep(known, _timed(known, volume))
+
+    def refresh_volume(self, volume: VmVolume) -> VmVolume:
+        """Keeps what the server answered to a change, unless the watch told that it is gone.
+
+        Returns it with the time of its deletion as it is known here.
+        """
+        with self._mutex:
+            known = self._volumes.get(volume.key)
+            if known is None or known.uid != volume.uid:
+                return volume
+            volume = _timed(known, volume)
+            self._keep(known, volume)
+            return volume
+
+    def _keep(self, known: VmVolume | None, volume: VmVolume) -> bool:
+        if known and not _later(volume.resource_version, known.resource_version):
+            return False
+        if known and (known.claim_key, known.vm_key) != (volume.claim_key, volume.vm_key):
+            self._forget(known)
+        self._volumes[volume.key] = volume
+        self._of_claim.setdefault(volume.claim_key, set()).add(volume.key)
+        self._of_machine.setdefault(volume.vm_key, set()).add(volume.key)
+        return True
 
     def drop_volume(self, key: Name) -> VmVolume | None:
         """Forgets a VmVolume and returns what was known of it."""
@@ -63,8 +73,6 @@ class Cache:
             known = self._volumes.pop(key, None)
             if known:
                 self._forget(known)
-                if known.claim_key not in self._of_claim:
-                    self._claims.pop(known.claim_key, None)
             return known
 
     def volume(self, key: Name) -> VmVolume | None:
@@ -96,6 +104,9 @@ class Cache:
             keys.discard(volume.key)
             if not keys:
                 index.pop(name, None)
+        if volume.claim_key not in self._of_claim:
+            self._claims.pop(volume.claim_key, None)
+            self._told.pop(volume.claim_key, None)
 
     # Claims that VmVolumes name
 
@@ -108,21 +119,32 @@ class Cache:
             known, end = self._claims.get(name, (None, 0.0))
             if time.monotonic() < end:
                 return known
-            changes = self._claim_changes
         found = ask()
-        with self._mutex:
-            if changes == self._claim_changes and name in self._of_claim:
-                self._claims[name] = found, time.monotonic() + CLAIM_S
+        self.keep_claim(name, found)
         return found
 
-    def drop_claim(self, name: Name, version: str | None = None) -> bool:
-        """Forgets a claim, which changed; False if what is here is as new as `version`: no news."""
+    def keep_claim(self, name: Name, claim: Claim | None) -> None:
+        """Keeps what the server answered, unless the watch told of a later version meanwhile."""
         with self._mutex:
+            told = self._told.get(name)
+            old = told is not None and (claim is None or _later(told, claim.resource_version))
+            if name in self._of_claim and not old:
+                self._claims[name] = claim, time.monotonic() + CLAIM_S
+            else:
+                self._claims.pop(name, None)
+
+    def drop_claim(self, name: Name, version: str | None = None) -> bool:
+        """Forgets a claim, which changed; False if what is here is as new as `version`: no news.
+
+        `version` is the watch's word of it, also of its end; None: ask anew in any case.
+        """
+        with self._mutex:
+            if version and name in self._of_claim:
+                self._told[name] = version
             known, _ = self._claims.get(name, (None, 0.0))
             if known is not None and version and not _later(version, known.resource_version):
                 return False
             self._claims.pop(name, None)
-            self._claim_changes += 1
             return True
 
     # Machines of this node
@@ -154,6 +176,17 @@ def _later(one: str, other: str) -> bool:
         return one != other
 
 
+def _timed(known: VmVolume | None, volume: VmVolume) -> VmVolume:
+    """Returns it with the time at which its deletion was seen here, where that was.
+
+    The server's time may be ahead of this node's or behind it, and a guest has the disk in use.
+    """
+    if known is None or volume.deleted_at is None:
+        return volume
+    seen = time.time() if known.deleted_at is None else known.deleted_at
+    return replace(volume, deleted_at=seen)
+
+
 def _matters(machine: Vmi) -> tuple[object, ...]:
     spec = machine.object.get("spec") or {}
     return (
@@ -162,5 +195,6 @@ def _matters(machine: Vmi) -> tuple[object, ...]:
         machine.node,
         dict(machine.pods),
         machine.deleting,
+        machine.migrating,
         spec.get("volumes"),
     )

@@ -36,7 +36,8 @@ NODE_LABEL = "kubevirt.io/nodeName"
 RESYNC_S = 300.0
 """What this node has is looked at so often although nothing told of a change."""
 STRANGER_S = (0.2, 1.0)
-"""A VmVolume of a machine that is not here is looked at after so long: most likely by another."""
+"""A VmVolume of a machine that is not here is looked at after so long: most likely another node
+says whose it is until then."""
 LEFT_S = (60.0, 120.0)
 """One that another node is to let go of is looked at after so long: that node may be gone."""
 ORPHAN_S = 2.0
@@ -146,7 +147,8 @@ class VmVolumeController:
         """Returns how long to leave a VmVolume to the node that has most to do with it."""
         if volume.deleted_at is not None and volume.status.node not in (None, self._node):
             return random.uniform(*LEFT_S)  # noqa: S311 - not a secret
-        if volume.status.phase is None and not self._cache.machine(volume.vm_key):
+        unsaid = volume.status.node is None and (volume.status.phase is None or volume.finalizer)
+        if unsaid and not self._cache.machine(volume.vm_key):
             return random.uniform(*STRANGER_S)  # noqa: S311 - not a secret
         return 0.0
 
@@ -162,7 +164,7 @@ class VmVolumeController:
     def _claim_changed(self, change: Change) -> None:
         name = _name(change.object)
         version = change.object["metadata"].get("resourceVersion")
-        if not self._cache.drop_claim(name, version if change.what == "present" else None):
+        if not self._cache.drop_claim(name, version):
             return
         users = self._cache.of_claim(name)
         for volume in users:

@@ -30,7 +30,10 @@ COLUMNS = [
     ("Target", "integer", ".status.target", "SCSI target in the guest"),
     ("Phase", "string", ".status.phase", "Pending, Attached, Releasing or Failed"),
     ("Age", "date", ".metadata.creationTimestamp", ""),
+    ("Message", "string", ".status.message", "Why, and what to do"),
 ]
+WIDE = ("Message",)
+"""Columns of `kubectl get -o wide` alone."""
 
 
 def object_schema() -> dict[str, Any]:
@@ -80,6 +83,7 @@ def crd() -> dict[str, Any]:
         "additionalPrinterColumns": [
             {"name": name, "type": kind, "jsonPath": path}
             | ({"description": about} if about else {})
+            | ({"priority": 1} if name in WIDE else {})
             for name, kind, path, about in COLUMNS
         ],
         "schema": {"openAPIV3Schema": found},

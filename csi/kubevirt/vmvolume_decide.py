@@ -2,8 +2,8 @@
 
 `decide` looks at everything anew each time (it is level-triggered) and either names the next
 actions, after which it is asked again, or what the status is to say and when to look again. Which
-node acts: the one that the machine runs on; without one, the node that the status names, until it
-has let go of everything.
+node acts: the one that the machine runs on. While the VmVolume has its finalizer, the node that
+the status names (or, before it names one, the one of the claim's volume) has to let go of it first.
 
 Before a LUN is made the claim and the VmVolume get a finalizer, in this order, and they lose it in
 the same order after the LUN is gone. So whatever was cut off, a claim's finalizer is there for
@@ -59,26 +59,38 @@ class Seen:
     not_grown: str = ""
     """Why the volume did not grow just now."""
     gone_node: str | None = None
-    """The node that the status names, if the cluster has it no longer; its LUNs went with it."""
+    """The node in charge, if the cluster has it no longer; its LUNs went with it."""
     absent: str | None = None
     """Why the machine runs without the controller that its pod has."""
 
     @property
     def concerns_us(self) -> bool:
         """Whether this node may have to do something, and has to look at claim and target."""
-        volume = self.volume
-        if volume.status.node not in (None, self.node, self.gone_node):
+        if self.other is not None:
             return False
-        return self.here or volume.status.node == self.node or volume.finalizer
+        return self.here or self.volume.status.node == self.node or self.volume.finalizer
+
+    @property
+    def in_charge(self) -> str | None:
+        """The node whose target may have its LUN: that of its status, else that of its claim."""
+        return self.volume.status.node or (self.claim.node if self.claim else None)
+
+    @property
+    def other(self) -> str | None:
+        """Another node, if that one has to let go of it first."""
+        node = self.in_charge
+        done = not self.volume.finalizer or node in (self.node, self.gone_node)
+        return None if done else node
 
     @property
     def waits_for(self) -> str | None:
-        """The node that has to let go before anything else can be done about it here."""
-        other = self.volume.status.node
-        if other in (None, self.node):
-            return None
-        deleting = self.volume.deleted_at is not None and self.volume.finalizer
-        return other if self.here or deleting else None
+        """The other node, if nothing can be done here before it has let go."""
+        return self.other if self.here or self.volume.deleted_at is not None else None
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the guest may not write."""
+        return self.volume.spec.read_only or (self.claim is not None and self.claim.read_only)
 
     @property
     def here(self) -> bool:
@@ -88,6 +100,11 @@ class Seen:
 
 
 # What can be done; each may be repeated
+
+
+@dataclass(frozen=True)
+class TakeCharge:
+    """Let the status name this node, before it has anything that another one could let go of."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +123,7 @@ class Attach:
 
     pod: str
     handle: str
+    read_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -146,7 +164,16 @@ class FinishExpansion:
 
 
 Action = (
-    HoldClaim | Hold | Attach | Detach | LetGoOfClaim | LetGo | SelectNode | Grow | FinishExpansion
+    TakeCharge
+    | HoldClaim
+    | Hold
+    | Attach
+    | Detach
+    | LetGoOfClaim
+    | LetGo
+    | SelectNode
+    | Grow
+    | FinishExpansion
 )
 
 
@@ -164,6 +191,8 @@ class Say:
     """Somebody has to do something."""
     lun: tuple[str, Lun] | None = None
     """Pod and LUN, where there is one."""
+    keeps_lun: bool = False
+    """What the status tells of the LUN stays: now it cannot be asked for."""
 
 
 @dataclass(frozen=True)
@@ -189,8 +218,10 @@ def decide(seen: Seen) -> Decision:
         return _delete(seen, seen.volume.deleted_at)
     if not seen.here:
         return _without_machine(seen)
-    if seen.volume.status.node not in (None, seen.node, seen.gone_node):
-        return LATER  # the node that it was on lets go first, and then says so
+    if seen.other is not None:
+        return LATER  # it lets go first, and then says so
+    if seen.volume.status.node not in (None, seen.node):
+        return Decision(actions=(TakeCharge(),))
     wrong = [Detach(pod, lun.volume) for pod, lun in _ours(seen) if not _is_right(seen, pod, lun)]
     if wrong:
         return Decision(actions=tuple(wrong))
@@ -200,11 +231,10 @@ def decide(seen: Seen) -> Decision:
 
 def _delete(seen: Seen, deleted_at: float) -> Decision:
     """The VmVolume is being deleted."""
-    volume, claim = seen.volume, seen.claim
-    in_charge = volume.status.node or (claim.node if claim else None)
+    volume = seen.volume
     if not volume.finalizer:
         return NOTHING
-    if in_charge not in (None, seen.node, seen.gone_node):
+    if seen.other is not None:
         return LATER
     end = deleted_at + volume.spec.release_timeout_seconds
     if volume.spec.release_timeout_seconds:
@@ -248,14 +278,14 @@ def _without_machine(seen: Seen) -> Decision:
     volume = seen.volume
     if volume.status.node not in (None, seen.node):
         return NOTHING
-    in_charge = volume.status.node == seen.node
-    if in_charge or volume.finalizer:
+    named = volume.status.node == seen.node
+    if (named or volume.finalizer) and seen.other is None:
         if found := [Detach(pod, lun.volume) for pod, lun in _ours(seen)]:
             return Decision(actions=tuple(found))
-        if volume.finalizer and (in_charge or _claim_is_here(seen)):
+        if volume.finalizer:
             return Decision(actions=(LetGoOfClaim(), LetGo()))
     elsewhere = seen.machine is not None and seen.machine.phase not in ENDED and seen.machine.node
-    if not in_charge and (elsewhere or volume.status.phase is not None):
+    if not named and (elsewhere or volume.status.phase is not None):
         return NOTHING
     name = f"virtual machine {volume.spec.vm_name}"
     if elsewhere:
@@ -319,6 +349,9 @@ def _absent(seen: Seen) -> Decision:
         doing = "is being stopped" if machine.deleting else doing
         text = f"virtual machine {machine.name} {doing}: it gets no disk now"
         return _pending(seen, "VmNotRunning", text)
+    if machine.migrating:  # the disk would stay behind
+        text = f"virtual machine {machine.name} is being migrated: it gets no disk before the end"
+        return _pending(seen, "VmMigrating", text)
     name = seen.volume.spec.claim_name
     if seen.rival is not None:
         text = f"VmVolume {seen.rival} has claim {name}: delete that one"
@@ -395,7 +428,7 @@ def _bound(seen: Seen, claim: Claim) -> Decision:
         return _pending(seen, "VolumeNotFound", text, warning=True, retry=True)
     if seen.refused:
         return _pending(seen, "InUse", seen.refused, warning=True, retry=True)
-    return Decision(actions=(*_held(seen, claim), Attach(seen.pod, volume.handle)))
+    return Decision(actions=(*_held(seen, claim), Attach(seen.pod, volume.handle, seen.read_only)))
 
 
 def _ours(seen: Seen) -> list[tuple[str, Lun]]:
@@ -406,12 +439,13 @@ def _ours(seen: Seen) -> list[tuple[str, Lun]]:
 
 
 def _is_right(seen: Seen, pod: str, lun: Lun) -> bool:
-    """Whether it is the LUN that there is to be; else it is of a pod or a claim from before."""
+    """Whether it is the LUN that there is to be; else it is of a pod or a claim from before.
+
+    A VmVolume before this one, whose finalizer somebody took off, may have left it writable.
+    """
+    if seen.read_only and not lun.read_only:
+        return False
     return pod == seen.pod and (seen.claim is None or seen.claim.handle in (None, lun.volume))
-
-
-def _claim_is_here(seen: Seen) -> bool:
-    return seen.claim is None or seen.claim.node in (None, seen.node)
 
 
 def _disk_of(machine: Vmi, claim: str) -> str | None:

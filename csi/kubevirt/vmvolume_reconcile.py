@@ -17,6 +17,7 @@ from csi.cluster import (
     Cluster,
     ClusterError,
     ConflictError,
+    Kind,
     NotFoundError,
     backoff,
 )
@@ -51,6 +52,8 @@ class Work:
     since: float
     """When the change came that it is looked at for, epoch seconds."""
     claim: Claim | None = None
+    ours: bool = False
+    """It is this node's: its machine is here, or its LUN may be."""
     attached: bool = False
     """Its LUN was made just now."""
     refused: str = ""
@@ -87,7 +90,8 @@ class Reconciler:
         self._others_wait = others_wait
         #: By VmVolume's UID: when what made it possible came. Of those that the guest has not seen.
         self._begun: dict[str, float] = {}
-        #: By claim's UID: how often this node was selected for it, and when. Of unbound claims.
+        #: By VmVolume's UID: how often this node was selected for its claim, and not before when
+        #: again, monotonic. Of those whose claims are not bound yet.
         self._selected: dict[str, tuple[int, float]] = {}
 
     def volume(self, volume: VmVolume, since: float) -> Decision:
@@ -100,16 +104,15 @@ class Reconciler:
         try:
             return self._settle(work)
         except (TargetError, Failure, HostError) as error:
-            if work.volume.status.phase in (None, "Pending", "Failed"):
-                code, text = describe(error)
-                if code is not Code.ABORTED and work.volume.deleted_at is None:
-                    say = Say("Pending", "TargetFailed", text, self._node, warning=True)
-                    self._say(work, say)
+            code, text = describe(error)
+            if work.ours and code is not Code.ABORTED:
+                self._say_failure(work, text)
             raise
 
     def forget(self, volume: VmVolume) -> None:
         """Forgets a VmVolume that is gone."""
         self._begun.pop(volume.uid, None)
+        self._selected.pop(volume.uid, None)
 
     def _settle(self, work: Work) -> Decision:
         for _ in range(ROUNDS_MAX):
@@ -141,12 +144,14 @@ class Reconciler:
     def _look(self, work: Work) -> Seen:
         volume = work.volume
         seen = Seen(self._node, time.time(), volume, self._machine(volume))
-        other = seen.waits_for
-        if other is not None and not self._cluster.has_node(other):
-            seen = replace(seen, gone_node=other)
+        seen = self._without_gone(seen)
         if not seen.concerns_us:
             return seen
         claim = self._claim(work)
+        seen = self._without_gone(replace(seen, claim=claim))
+        if seen.other is not None:
+            return seen
+        work.ours = seen.here or seen.in_charge == self._node
         handle = claim.handle if claim else None
         pod, luns = self._luns(seen, {handle, volume.status.volume})
         here = claim is not None and claim.node == self._node
@@ -157,7 +162,6 @@ class Reconciler:
         unbound = claim if claim and claim.volume is None else None
         return replace(
             seen,
-            claim=claim,
             storage_class=self._class(unbound.storage_class) if unbound else None,
             rival=self._rival(volume),
             pod=pod,
@@ -166,8 +170,15 @@ class Reconciler:
             size=owned.volume.size if owned else None,
             refused=refused,
             not_grown=work.not_grown,
-            select_wait_s=self._select_wait(unbound) if unbound else 0.0,
+            select_wait_s=self._select_wait(volume) if unbound else 0.0,
         )
+
+    def _without_gone(self, seen: Seen) -> Seen:
+        """Returns it with the node that there is no use in waiting for."""
+        other = seen.waits_for
+        if other is None or self._cluster.has_node(other):
+            return seen
+        return replace(seen, gone_node=other)
 
     def _machine(self, volume: VmVolume) -> Vmi | None:
         """Returns the VmVolume's machine.
@@ -208,20 +219,37 @@ class Reconciler:
     def _luns(
         self, seen: Seen, handles: set[str | None]
     ) -> tuple[str | None, tuple[tuple[str, Lun], ...]]:
-        """Returns the machine's pod here that has a controller, and the volumes' LUNs."""
+        """Returns the machine's pod here that has a controller, and the volumes' LUNs.
+
+        Where a LUN may have been made of which the status does not tell (whoever made it has died
+        before), every pod here is looked at.
+        """
         pods = seen.machine.pods_on(self._node) if seen.machine else ()
-        before = seen.volume.status.pod
-        main, found = None, []
-        for pod in [*pods, *([before] if before and before not in pods else [])]:
-            try:
-                luns = self._controllers.luns(pod)
-            except Failure as failure:
-                if failure.code not in (Code.NOT_FOUND, Code.INVALID_ARGUMENT):
-                    raise
-                continue
-            main = pod if main is None and pod in pods else main
-            found += [(pod, lun) for lun in luns if lun.volume in handles]
+        named = seen.volume.status.pod
+        main: str | None = None
+        found: list[tuple[str, Lun]] = []
+        for pod in [*pods, *([named] if named and named not in pods else [])]:
+            luns = self._luns_of(pod)
+            main = pod if main is None and luns is not None and pod in pods else main
+            found += [(pod, lun) for lun in luns or () if lun.volume in handles]
+        if not found and named is None and seen.volume.finalizer and seen.in_charge == self._node:
+            found = self._anywhere(handles)
         return main, tuple(found)
+
+    def _luns_of(self, pod: str) -> list[Lun] | None:
+        """Returns the LUNs of a pod's controller; None if it has none."""
+        try:
+            return self._controllers.luns(pod)
+        except Failure as failure:
+            if failure.code not in (Code.NOT_FOUND, Code.INVALID_ARGUMENT):
+                raise
+            return None
+
+    def _anywhere(self, handles: set[str | None]) -> list[tuple[str, Lun]]:
+        """Returns the LUNs of volumes in all pods of this node."""
+        pods = self._controllers.pods() if any(handles) else []
+        luns = [(pod, lun) for pod in pods for lun in self._luns_of(pod) or ()]
+        return [(pod, lun) for pod, lun in luns if lun.volume in handles]
 
     def _rival(self, volume: VmVolume) -> str | None:
         """Returns another VmVolume that has the claim, or would be first to get it here."""
@@ -244,9 +272,9 @@ class Reconciler:
             return f"claim {claim.name} is still in use on this node: its pod has not ended yet"
         return f"claim {claim.name} is in use by pod {', '.join(pods)}: delete it first"
 
-    def _select_wait(self, claim: Claim) -> float:
-        count, last = self._selected.get(claim.uid, (0, 0.0))
-        return max(0.0, last + backoff(count, *SELECT_S) - time.time()) if count else 0.0
+    def _select_wait(self, volume: VmVolume) -> float:
+        _, due = self._selected.get(volume.uid, (0, 0.0))
+        return max(0.0, due - time.monotonic())
 
     # What is done about it
 
@@ -254,43 +282,24 @@ class Reconciler:
         log.debug("vmvolume", name=work.volume.name, action=str(action))
         volume, claim = work.volume, work.claim
         match action:
+            case step.TakeCharge():
+                self._took(work, self._write(volume, {"node": self._node}))
             case step.HoldClaim():
                 assert claim is not None
-                wanted = [*claim.finalizers, FINALIZER]
-                self._took_claim(work, self._cluster.set_finalizers(CLAIM, claim.object, wanted))
+                self._took_claim(work, self._held(CLAIM, claim.object))
             case step.Hold():
-                wanted = [*(volume.object["metadata"].get("finalizers") or ()), FINALIZER]
-                found = self._cluster.set_finalizers(VM_VOLUME, volume.object, wanted)
-                self._took(work, VmVolume.of(found))
+                self._took(work, VmVolume.of(self._held(VM_VOLUME, volume.object)))
             case step.Attach():
                 self._attach(action, work)
             case step.Detach():
                 self._controllers.detach(action.pod, action.handle)
                 self._tell_of_release(action, work)
             case step.LetGoOfClaim():
-                others = self._cache.of_claim(volume.claim_key)
-                if not any(other.finalizer for other in others if other.key != volume.key):
-                    name = volume.spec.claim_name
-                    self._took_claim(
-                        work,
-                        self._cluster.set_finalizer(
-                            CLAIM, name, volume.namespace, FINALIZER, present=False
-                        ),
-                    )
+                self._let_go_of_claim(work)
             case step.LetGo():
-                left = self._cluster.set_finalizer(
-                    VM_VOLUME, volume.name, volume.namespace, FINALIZER, present=False
-                )
-                self._took(work, VmVolume.of(left) if left else replace(volume, finalizer=False))
-                for other in self._cache.of_claim(volume.claim_key):
-                    if other.key != volume.key:
-                        self._look_at(other.key)
+                self._let_go(work)
             case step.SelectNode():
-                assert claim is not None
-                self._cluster.select_node(claim, self._node)
-                count, _ = self._selected.get(claim.uid, (0, 0.0))
-                self._selected[claim.uid] = count + 1, time.time()
-                self._cache.drop_claim(volume.claim_key)
+                self._select_node(work)
             case step.Grow():
                 self._grow(action, work)
             case step.FinishExpansion():
@@ -298,16 +307,52 @@ class Reconciler:
                 self._cluster.finish_expansion(claim)
                 self._cache.drop_claim(volume.claim_key)
 
+    def _let_go_of_claim(self, work: Work) -> None:
+        """Takes the finalizer off the claim, unless another VmVolume has its LUN."""
+        others = self._cache.of_claim(work.volume.claim_key)
+        if not any(other.finalizer for other in others if other.key != work.volume.key):
+            left = self._released(CLAIM, work.claim.object) if work.claim else None
+            self._took_claim(work, left)
+
+    def _let_go(self, work: Work) -> None:
+        """Takes the finalizer off the VmVolume, and lets the next one of its claim look."""
+        volume = work.volume
+        left = self._released(VM_VOLUME, volume.object)
+        self._took(work, VmVolume.of(left) if left else replace(volume, finalizer=False))
+        for other in self._cache.of_claim(volume.claim_key):
+            if other.key != volume.key:
+                self._look_at(other.key)
+
+    def _select_node(self, work: Work) -> None:
+        assert work.claim is not None
+        self._cluster.select_node(work.claim, self._node)
+        count = self._selected.get(work.volume.uid, (0, 0.0))[0] + 1
+        self._selected[work.volume.uid] = count, time.monotonic() + backoff(count, *SELECT_S)
+        self._cache.drop_claim(work.volume.claim_key)
+
+    def _held(self, kind: Kind, found: Object) -> Object:
+        """Puts our finalizer onto an object and returns it."""
+        return self._cluster.set_finalizers(kind, found, [*_finalizers(found), FINALIZER])
+
+    def _released(self, kind: Kind, found: Object) -> Object | None:
+        """Takes our finalizer off an object and returns it; None if it is gone."""
+        left = [each for each in _finalizers(found) if each != FINALIZER]
+        if left == _finalizers(found):
+            return found
+        try:
+            return self._cluster.set_finalizers(kind, found, left)
+        except NotFoundError:
+            return None
+
     def _attach(self, action: step.Attach, work: Work) -> None:
-        spec, claim = work.volume.spec, work.claim
-        assert claim is not None
-        self._selected.pop(claim.uid, None)
+        spec = work.volume.spec
+        self._selected.pop(work.volume.uid, None)
         try:
             target = self._controllers.attach(
                 action.pod,
                 action.handle,
                 serial=spec.serial,
-                read_only=spec.read_only or claim.read_only,
+                read_only=action.read_only,
                 removable=spec.removable,
             )
         except (Failure, RpcError) as error:
@@ -357,20 +402,40 @@ class Reconciler:
         made = status(old, say, time.time())
         different = change(old.status, made)
         if different:
-            given = {
-                "metadata": {"resourceVersion": old.resource_version},
-                "status": different,
-            }
             try:
-                found = self._cluster.patch(VM_VOLUME, old.name, old.namespace, given, status=True)
+                self._took(work, self._write(old, different))
             except NotFoundError:
                 return
-            self._took(work, VmVolume.of(found))
-        if is_news(old.status, say) and (say.warning or say.phase in ("Attached", "Releasing")):
-            self._cluster.event(
-                old.object, say.reason, say.message, warning=say.warning, node=self._node
-            )
         self._measure(old, say)
+        if is_news(old.status, say) and (say.warning or say.phase in ("Attached", "Releasing")):
+            self._tell(old, say)
+
+    def _write(self, volume: VmVolume, different: Object) -> VmVolume:
+        """Merges what is different into a VmVolume's status; ConflictError if it has changed."""
+        meta = {"resourceVersion": volume.resource_version}
+        given = {"metadata": meta, "status": different}
+        found = self._cluster.patch(VM_VOLUME, volume.name, volume.namespace, given, status=True)
+        return VmVolume.of(found)
+
+    def _say_failure(self, work: Work, text: str) -> None:
+        """Says why nothing can be done, unless the guest has the disk and is to keep it."""
+        phase = work.volume.status.phase
+        if work.volume.deleted_at is not None and work.volume.finalizer:
+            self._say(
+                work,
+                Say("Releasing", "TargetFailed", text, self._node, warning=True, keeps_lun=True),
+            )
+        elif phase in (None, "Pending", "Failed"):
+            self._say(work, Say("Pending", "TargetFailed", text, self._node, warning=True))
+
+    def _tell(self, volume: VmVolume, say: Say) -> None:
+        """Makes it an Event; the status says the same, so without one nothing is amiss."""
+        try:
+            self._cluster.event(
+                volume.object, say.reason, say.message, warning=say.warning, node=self._node
+            )
+        except ClusterError as error:
+            log.warning("no event", vmvolume="/".join(volume.key), reason=str(error))
 
     def _measure(self, old: VmVolume, say: Say) -> None:
         begun = self._begun.get(old.uid)
@@ -384,15 +449,13 @@ class Reconciler:
             self._begun.pop(old.uid, None)
 
     def _took(self, work: Work, volume: VmVolume) -> None:
-        work.volume = volume
-        self._cache.refresh_volume(volume)
+        work.volume = self._cache.refresh_volume(volume)
 
     def _took_claim(self, work: Work, found: Object | None) -> None:
         """Keeps what the server answered to a change, so that the watch's word of it is no news."""
-        self._cache.drop_claim(work.volume.claim_key)
-        if found is not None and work.claim is not None:
-            taken = Claim.of(found, work.claim.volume)
-            work.claim = self._cache.claim(work.volume.claim_key, lambda: taken)
+        name = work.volume.claim_key
+        work.claim = Claim.of(found, work.claim.volume) if found and work.claim else None
+        self._cache.keep_claim(name, work.claim)
 
     # What was left behind
 
@@ -408,14 +471,19 @@ class Reconciler:
             claim = self._cluster.claim(namespace, name)
         except NotFoundError:
             return
-        if FINALIZER not in claim.finalizers or claim.node not in (None, self._node):
+        if FINALIZER not in claim.finalizers:
+            return
+        if claim.node not in (None, self._node) and self._cluster.has_node(claim.node):
             return
         for found in self._cluster.items(VM_VOLUME, namespace):
             if found["spec"].get("claimName") == name:
                 return  # the watch is about to tell
-        for pod in self._controllers.pods() if claim.handle else ():
-            for lun in self._controllers.luns(pod):
-                if lun.volume == claim.handle and not lun.handed_over:
-                    self._controllers.detach(pod, lun.volume)
-        self._cluster.set_finalizer(CLAIM, name, namespace, FINALIZER, present=False)
+        for pod, lun in self._anywhere({claim.handle}):
+            if not lun.handed_over:
+                self._controllers.detach(pod, lun.volume)
+        self._released(CLAIM, claim.object)
         log.warning("freed a claim that no VmVolume names", claim="/".join(claim_key))
+
+
+def _finalizers(found: Object) -> list[str]:
+    return list(found["metadata"].get("finalizers") or ())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from csi.kubevirt.vmvolume import Condition, Status, VmVolume, time_text
 from csi.kubevirt.vmvolume_decide import Say
+
+OF_LUN = ("pod", "volume", "target", "attached_at", "guest_seen_at")
 
 
 def status(volume: VmVolume, say: Say, now: float) -> Status:
@@ -15,6 +17,8 @@ def status(volume: VmVolume, say: Say, now: float) -> Status:
     """
     old = volume.status
     made: dict[str, Any] = {}
+    if say.keeps_lun:
+        made = {name: getattr(old, name) for name in OF_LUN}
     if say.lun is not None:
         pod, lun = say.lun
         same = old.tells_of(pod, lun)
@@ -27,7 +31,7 @@ def status(volume: VmVolume, say: Say, now: float) -> Status:
             "attached_at": time_text(attached) if attached else old.attached_at,
             "guest_seen_at": seen or (old.guest_seen_at if same else None),
         }
-    has_it = say.lun is not None
+    has_it = None if made.get("target") is not None and say.keeps_lun else say.lun is not None
     looked = bool(made.get("guest_seen_at"))
     conditions = (
         _condition(volume, "Attached", has_it, say.reason, say.message, now),
@@ -35,7 +39,7 @@ def status(volume: VmVolume, say: Say, now: float) -> Status:
             volume,
             "SeenByGuest",
             looked,
-            "Seen" if looked else "NotSeenYet" if has_it else "NotAttached",
+            "Seen" if looked else "NotAttached" if has_it is False else "NotSeenYet",
             "the guest has read the disk's size" if looked else "the guest has not looked at it",
             now,
         ),
@@ -64,14 +68,15 @@ def is_news(old: Status, say: Say) -> bool:
 
 
 def _condition(
-    volume: VmVolume, kind: str, holds: bool, reason: str, message: str, now: float
+    volume: VmVolume, kind: str, holds: bool | None, reason: str, message: str, now: float
 ) -> Condition:
-    text = "True" if holds else "False"
+    text: Literal["True", "False", "Unknown"]
+    text = "Unknown" if holds is None else "True" if holds else "False"
     old = next((each for each in volume.status.conditions if each.type == kind), None)
     same = old is not None and old.status == text
     return Condition(
         type=kind,
-        status="True" if holds else "False",
+        status=text,
         reason=reason,
         message=message,
         last_transition_time=old.last_transition_time if old and same else time_text(now),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -58,6 +59,7 @@ def test_a_machine_is_news_when_something_changed_that_matters() -> None:
         machine("Succeeded"),
         machine(node=OTHER),
         machine(deleting=True),
+        replace(machine(), migrating=True),
         machine(pods={"another": "node1"}),
         machine(volumes=[{"name": "root"}]),
     ):
@@ -104,12 +106,60 @@ def test_a_claim_that_changes_while_it_is_read_is_read_again() -> None:
     ask = Asked(claim(pv()))
 
     def changing() -> Claim | None:
-        cache.drop_claim(CLAIM)
+        cache.drop_claim(CLAIM, "8")
         return ask()
 
     cache.claim(CLAIM, changing)
     cache.claim(CLAIM, ask)
     assert ask.times == 2
+
+
+def test_an_answer_older_than_the_watch_s_word_is_not_kept() -> None:
+    cache, ask = Cache(), Asked(claim(pv(), resource_version="9"))
+    cache.put_volume(vm_volume())
+    cache.drop_claim(CLAIM, "9")
+    cache.keep_claim(CLAIM, claim(pv(), resource_version="8"))
+    cache.claim(CLAIM, ask)
+    cache.claim(CLAIM, ask)
+    assert ask.times == 1
+    cache.drop_claim(CLAIM, "10")  # its end
+    cache.keep_claim(CLAIM, claim(pv(), resource_version="9"))
+    ask.found = None
+    assert cache.claim(CLAIM, ask) is None
+
+
+def test_other_claims_of_the_cluster_are_no_concern() -> None:
+    cache, ask = Cache(), Asked(claim(pv()))
+    cache.put_volume(vm_volume())
+
+    def busy() -> Claim | None:
+        cache.drop_claim(("ns", "other"), "99")
+        return ask()
+
+    cache.claim(CLAIM, busy)
+    cache.claim(CLAIM, ask)
+    assert ask.times == 1
+    cache.drop_claim(CLAIM, "100")
+    cache.drop_volume(KEY)
+    assert cache._told == {}
+    assert cache._claims == {}
+
+
+def test_a_deletion_is_as_old_as_it_was_seen_here() -> None:
+    cache, before = Cache(), time.time()
+    server = "2027-01-15T07:00:00Z"
+    cache.put_volume(vm_volume(version=5))
+    answer = cache.refresh_volume(vm_volume(version=6, deleted_at=server))
+    assert answer.deleted_at is not None
+    assert before <= answer.deleted_at <= time.time()
+    cache.put_volume(vm_volume(version=7, deleted_at=server))
+    known = cache.volume(KEY)
+    assert known is not None
+    assert known.deleted_at == answer.deleted_at
+    again = vm_volume(version=7, deleted_at=server)
+    fresh = Cache()
+    fresh.put_volume(again)
+    assert fresh.volume(KEY) == again, "the server's, where nobody saw it come"
 
 
 def test_a_claim_is_not_kept_for_ever_nor_without_a_vmvolume(

@@ -117,13 +117,15 @@ def test_only_the_timeout_can_be_changed() -> None:
 def test_the_columns_are_fields_that_there_are() -> None:
     (version,) = crd()["spec"]["versions"]
     root = version["schema"]["openAPIV3Schema"]["properties"]
-    names = []
+    names: list[str] = []
+    wide: list[str] = []
     for column in version["additionalPrinterColumns"]:
-        names.append(column["name"].upper())
+        (wide if column.get("priority") else names).append(column["name"].upper())
         part, field = column["jsonPath"].split(".")[1:]
         if part != "metadata":
             assert root[part]["properties"][field]["type"] == column["type"]
     assert names == ["VM", "CLAIM", "NODE", "TARGET", "PHASE", "AGE"]
+    assert wide == ["MESSAGE"]
     assert version["subresources"] == {"status": {}}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from csi.kubevirt.vmvolume import FINALIZER
+from csi.kubevirt.vmvolume import FINALIZER, Status
 from csi.kubevirt.vmvolume_decide import (
     LATER,
     NOTHING,
@@ -25,6 +25,7 @@ from csi.kubevirt.vmvolume_decide import (
     Say,
     Seen,
     SelectNode,
+    TakeCharge,
     decide,
 )
 from csi.kubevirt.vmvolume_reconcile import ROUNDS_MAX
@@ -117,6 +118,12 @@ PENDING: list[tuple[str, dict[str, Any], str, str]] = [
     ("VmNotRunning", {"machine": machine("Scheduled")}, "is starting", ""),
     ("VmNotRunning", {"machine": machine("Unknown")}, "is not running properly", ""),
     ("VmNotRunning", {"machine": machine(deleting=True)}, "is being stopped", ""),
+    (
+        "VmMigrating",
+        {"machine": replace(machine(), migrating=True)},
+        "is being migrated: it gets no disk before",
+        "",
+    ),
     ("ClaimTaken", {"rival": "first"}, "VmVolume first has claim data", "warning"),
     ("ClaimNotFound", {"claim": None}, "there is no claim data: create it", "warning"),
     ("ClaimDeleted", {"claim": claim(pv(), deleting=True)}, "is being deleted", "warning"),
@@ -198,8 +205,20 @@ ABSENT = [changes for _, changes, _, _ in PENDING] + [changes for _, changes, _ 
 
 @pytest.mark.parametrize("changes", ABSENT)
 def test_finalizers_of_a_lun_that_is_gone_are_taken_off_first(changes: dict[str, Any]) -> None:
-    before = seen(volume=vm_volume(finalizer=True), **changes)
+    before = seen(volume=vm_volume({"node": NODE}, finalizer=True), **changes)
     assert decide(before).actions == (LetGoOfClaim(), LetGo())
+
+
+def test_a_lun_that_nobody_told_of_is_the_one_of_the_claim_s_node() -> None:
+    """Whoever made it died before it wrote the status."""
+    unsaid = seen(volume=vm_volume(finalizer=True), claim=claim(pv(OTHER), finalizer=True))
+    assert (unsaid.other, decide(unsaid)) == (OTHER, LATER)
+    there = replace(unsaid, node=OTHER, luns=((OLD_POD, lun()),))
+    assert decide(there).actions == (Detach(OLD_POD, HANDLE),)
+    assert decide(replace(there, luns=())).actions == (LetGoOfClaim(), LetGo())
+    going = replace(unsaid, volume=vm_volume(finalizer=True, deleted_at=JUST_NOW), machine=None)
+    assert (going.waits_for, decide(going)) == (OTHER, LATER)
+    assert decide(replace(going, gone_node=OTHER)).actions == (LetGoOfClaim(), LetGo())
 
 
 def test_a_claim_that_waits_for_its_first_consumer_gets_this_node() -> None:
@@ -311,8 +330,10 @@ def test_a_node_that_is_gone_for_good_holds_nothing_up() -> None:
     moved = seen(volume=vm_volume(status, finalizer=True), claim=left)
     assert (moved.waits_for, decide(moved)) == (OTHER, LATER)
     taken = replace(moved, gone_node=OTHER)
+    assert decide(taken).actions == (TakeCharge(),)
+    taken = replace(taken, volume=vm_volume(ATTACHED, finalizer=True))
     assert decide(taken).actions == (LetGoOfClaim(), LetGo())
-    bare = replace(taken, volume=vm_volume(status))
+    bare = replace(taken, volume=vm_volume(ATTACHED))
     assert (said(decide(bare)).reason, said(decide(bare)).node) == ("OtherNode", NODE)
     elsewhere = replace(moved, machine=machine(node=OTHER))
     assert (elsewhere.waits_for, elsewhere.concerns_us) == (None, False)
@@ -339,9 +360,11 @@ def test_a_machine_that_moved_is_the_other_node_s_after_this_one_let_go() -> Non
     assert decide(here).actions == (Detach(POD, HANDLE),)
     bare = seen(volume=vm_volume(ATTACHED), machine=moved)
     assert "runs on node node2 now" in said(decide(bare)).message
-    there = replace(bare, node=OTHER, machine=moved)
-    assert decide(there) == LATER, "not before the first has let go"
-    free = replace(there, volume=vm_volume({"phase": "Pending"}))
+    there = replace(here, node=OTHER, luns=())
+    assert (there.concerns_us, decide(there)) == (False, LATER), "not before the first has let go"
+    free = replace(bare, node=OTHER)
+    assert (free.concerns_us, decide(free).actions) == (True, (TakeCharge(),))
+    free = replace(free, volume=vm_volume({"phase": "Pending"}))
     assert said(decide(free)).reason == "OtherNode"
 
 
@@ -356,6 +379,18 @@ def test_the_lun_of_another_one_is_left_alone() -> None:
     assert said(decide(taken)).reason == "ClaimTaken"
     for gone in (None, machine("Succeeded"), machine(node=OTHER)):
         assert said(decide(replace(taken, machine=gone))).reason == "VmNotRunning"
+
+
+def test_a_writable_lun_is_not_what_a_read_only_one_is() -> None:
+    for read_only in (
+        {"volume": vm_volume(finalizer=True, readOnly=True)},
+        {"claim": claim(pv(), finalizer=True, read_only=True)},
+    ):
+        left = seen(**HELD | read_only, luns=((POD, lun()),))
+        assert decide(left).actions == (Detach(POD, HANDLE),)
+        assert decide(replace(left, luns=())).actions == (Attach(POD, HANDLE, read_only=True),)
+        right = replace(left, luns=((POD, lun(read_only=True)),))
+        assert said(decide(right)).phase == "Attached"
 
 
 def test_a_claim_made_anew_is_another_disk() -> None:
@@ -388,6 +423,7 @@ STATUSES: list[dict[str, Any]] = [
 MACHINES = [
     None,
     *(machine(phase) for phase in ("Scheduled", "Running", "Succeeded", "Failed", "Unknown")),
+    replace(machine(), migrating=True),
     machine(node=OTHER),
     machine(node=None),
     machine(deleting=True),
@@ -448,7 +484,12 @@ def check(state: Seen, decision: Decision) -> None:
     claim_held = bound is not None and FINALIZER in bound.finalizers
     for action in decision.actions:
         match action:
+            case TakeCharge():
+                assert state.here, state
+                assert state.other is None, state
+                assert len(decision.actions) == 1, state
             case HoldClaim():
+                assert volume.status.node in (None, NODE), state
                 assert bound and not bound.deleting
                 claim_held = True
             case Hold():
@@ -460,6 +501,7 @@ def check(state: Seen, decision: Decision) -> None:
                 assert claim_held, state
                 assert state.here, state
                 assert state.machine and state.machine.phase == "Running", state
+                assert not state.machine.migrating, state
                 assert bound and bound.block and bound.node == NODE, state
                 assert action.pod == state.pod, state
                 assert not ours and not state.rival and not state.refused, state
@@ -468,7 +510,7 @@ def check(state: Seen, decision: Decision) -> None:
                 assert action.pod in ours, state
                 staying = state.here and volume.deleted_at is None and action.pod == state.pod
                 assert not staying or (bound and bound.handle not in (None, HANDLE)), state
-                assert volume.status.node in (None, NODE), state
+                assert state.other is None, state
                 used = state.here and any(
                     each.removal_prevented
                     or (each.guest_seen_at is None and volume.status.guest_seen_at)
@@ -477,10 +519,10 @@ def check(state: Seen, decision: Decision) -> None:
                 assert action.forced == (used and volume.deleted_at is not None), state
             case LetGoOfClaim() | LetGo():
                 assert not ours, state
-                assert volume.status.node in (None, NODE), state
+                assert state.other is None, state
             case Grow() | FinishExpansion():
                 assert ours, state
-    if volume.status.node == OTHER:
+    if volume.status.node == OTHER and volume.finalizer:
         assert decision in (NOTHING, LATER), state
     if decision.say and decision.say.phase == "Attached":
         assert ours == {state.pod}, state
@@ -506,6 +548,8 @@ def after(state: Seen, action: object) -> Seen:  # noqa: PLR0911 - one for each 
     """Returns the state after an action took effect."""
     volume, bound = state.volume, state.claim
     match action:
+        case TakeCharge():
+            return replace(state, volume=replace(volume, status=Status(phase="Pending", node=NODE)))
         case HoldClaim():
             assert bound
             return replace(state, claim=replace(bound, finalizers=(*bound.finalizers, FINALIZER)))

@@ -17,7 +17,15 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from csi.cluster import CLAIM, VM_VOLUME, Cluster, ConflictError, Kind, NotFoundError
+from csi.cluster import (
+    CLAIM,
+    VM_VOLUME,
+    Cluster,
+    ConflictError,
+    ForbiddenError,
+    Kind,
+    NotFoundError,
+)
 from csi.errors import Code, Failure
 from csi.kubevirt.controllers import Lun, VmControllers
 from csi.kubevirt.vmvolume import FINALIZER, VmVolume
@@ -47,6 +55,7 @@ class FakeCluster(Cluster):
         self.nodes = {NODE}
         self.calls: list[str] = []
         self.events: list[str] = []
+        self.refuses_events = False
         self.version = 100
         #: What the claim's versions were.
         self.versions: list[str] = []
@@ -117,6 +126,8 @@ class FakeCluster(Cluster):
         return self.machines[name]
 
     def event(self, about: Object, reason: str, message: str, **_: Any) -> None:
+        if self.refuses_events:
+            raise ForbiddenError("the namespace is being terminated")
         self.events.append(f"{reason}: {message}")
 
 
@@ -418,14 +429,98 @@ def test_a_release_by_force_is_an_event_a_status_and_a_number(world: World) -> N
     assert world.status()["phase"] == "Releasing"
     late = dict(world.cluster.objects[VM_VOLUME.name, "extra"])
     late["metadata"]["finalizers"].append("example.org/keep")  # to see the last status
-    world.cluster.put(VM_VOLUME, late)
-    world.delete(at=time.time() - 60)
+    late["spec"]["releaseTimeoutSeconds"] = 0
+    world.cache.put_volume(VmVolume.of(world.cluster.put(VM_VOLUME, late)))
     world.settle()
     assert world.controllers.found[POD] == []
     assert "taken away by force" in world.status()["message"]
     assert world.cluster.events[-1].startswith("ForcedRelease: ")
     assert world.metric("forced_releases_total") == 1
     assert world.finalizers() == (False, False)
+
+
+@pytest.mark.parametrize("ahead", [-3600.0, 3600.0])
+def test_the_server_s_clock_neither_hastens_nor_delays_a_release_by_force(ahead: float) -> None:
+    """This node saw the deletion come, so its own clock counts."""
+    world = World()
+    world.make()
+    world.settle()
+    world.controllers.found[POD] = [lun(target=4, removal_prevented=True)]
+    world.delete(at=time.time() + ahead)
+    assert world.settle().again_s == pytest.approx(0.05)
+    assert world.status()["phase"] == "Releasing"
+    assert world.controllers.found[POD] != []
+
+
+def test_after_a_restart_the_server_s_time_of_the_deletion_counts(world: World) -> None:
+    world.settle()
+    world.controllers.found[POD] = [lun(target=4, removal_prevented=True)]
+    world.cache.drop_volume(("ns", "extra"))
+    world.delete(at=time.time() - 60)
+    world.settle()
+    assert world.controllers.found[POD] == []
+
+
+def test_an_event_that_the_server_refuses_stops_nothing(world: World) -> None:
+    world.cluster.refuses_events = True
+    world.settle()
+    assert world.status()["phase"] == "Attached"
+    assert world.metric("event_seconds_count") == 1
+    world.delete()
+    world.settle()
+    assert world.finalizers() == (False, False)
+
+
+def test_a_deletion_says_that_the_target_is_away(world: World) -> None:
+    world.settle()
+    before = world.status()
+    world.delete()
+    away = TargetUnavailable("no target answers")
+    with world.failing("luns", away), pytest.raises(TargetUnavailable):
+        world.settle()
+    after = world.status()
+    assert (after["phase"], after["message"]) == ("Releasing", "no target answers")
+    assert {key: after[key] for key in ("node", "pod", "target", "volume")} == {
+        key: before[key] for key in ("node", "pod", "target", "volume")
+    }
+    (attached,) = (each for each in after["conditions"] if each["type"] == "Attached")
+    assert (attached["status"], attached["reason"]) == ("Unknown", "TargetFailed")
+    assert world.cluster.events[-1] == "TargetFailed: no target answers"
+    world.settle()
+    assert world.finalizers() == (False, False)
+
+
+def test_a_node_without_a_target_says_nothing_of_another_s_vmvolume() -> None:
+    world = World()
+    world.cluster.bound = pv("node2")
+    world.cluster.nodes.add("node2")
+    world.make(vm_volume({"phase": "Pending"}, finalizer=True))
+    before = world.status()
+    with world.failing("luns", TargetUnavailable("no target answers")):
+        assert world.settle().again_s is not None
+    assert world.status() == before
+
+
+def test_a_lun_that_the_status_does_not_tell_of_is_found(world: World) -> None:
+    """Its maker died at once, and its machine is gone."""
+    world.make(vm_volume({"phase": "Pending"}, finalizer=True, name="unsaid"))
+    world.cache.drop_volume(("ns", "extra"))
+    world.cache.drop_machine(("ns", "vm"))
+    world.controllers.found["another"] = [lun()]
+    world.settle("unsaid")
+    assert world.controllers.found["another"] == []
+    assert FINALIZER not in world.cluster.objects[VM_VOLUME.name, "unsaid"]["metadata"].get(
+        "finalizers", []
+    )
+
+
+def test_a_node_that_let_go_is_not_waited_for() -> None:
+    """It may be away for long: what it said last is of no use to anyone."""
+    world = World()
+    world.cluster.nodes.add("node2")
+    world.make(vm_volume({"phase": "Pending", "node": "node2"}))
+    world.settle()
+    assert (world.status()["phase"], world.status()["node"]) == ("Attached", NODE)
 
 
 @pytest.mark.parametrize("step", range(1, 9))
@@ -511,6 +606,11 @@ def test_a_node_is_not_selected_again_at_once(world: World) -> None:
     wait = world.settle().again_s
     assert wait is not None and 1.0 < wait <= 2.0
     assert "could not be made on node" in world.status()["message"]
+    assert len(world.reconciler._selected) == 1
+    volume = world.cache.volume(("ns", "extra"))
+    assert volume is not None
+    world.reconciler.forget(volume)
+    assert world.reconciler._selected == {}
 
 
 def test_letting_go_lets_the_next_one_look(world: World) -> None:
@@ -532,3 +632,14 @@ def test_only_a_claim_that_nobody_names_is_freed(world: World, named: bool) -> N
     world.reconciler.orphan(("ns", "data"))
     assert (world.controllers.found[POD] == []) == (not named)
     assert world.finalizers()[1] == named
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_only_a_claim_of_a_node_that_is_gone_is_freed_by_another(world: World, gone: bool) -> None:
+    world.settle()
+    del world.cluster.objects[VM_VOLUME.name, "extra"]
+    world.cache.drop_volume(("ns", "extra"))
+    world.cluster.bound = pv("node2")
+    world.cluster.nodes |= set() if gone else {"node2"}
+    world.reconciler.orphan(("ns", "data"))
+    assert world.finalizers()[1] == (not gone)

@@ -110,3 +110,14 @@ def test_what_is_no_more_is_taken_out() -> None:
     gone = {key for key, value in found.items() if value is None}
     assert gone == {"pod", "target", "volume", "attachedAt", "guestSeenAt"}
     assert found["phase"] == "Pending"
+
+
+def test_what_cannot_be_asked_for_is_kept_and_unknown() -> None:
+    away = Say("Releasing", "TargetFailed", "no target answers", NODE, keeps_lun=True)
+    volume = after(vm_volume(), attached())
+    found = change(volume.status, status(volume, away, NOW))
+    assert found.keys() == {"phase", "message", "conditions"}
+    known = status(volume, away, NOW)
+    assert conditions(known) == {"Attached": "Unknown TargetFailed", "SeenByGuest": "True Seen"}
+    nothing = status(vm_volume(), away, NOW)
+    assert conditions(nothing)["Attached"] == "False TargetFailed"

@@ -288,41 +288,15 @@ def test_a_kind_that_comes_later_is_waited_for() -> None:
 # Changes
 
 
-def test_a_finalizer_is_set_again_when_somebody_was_faster() -> None:
-    first, second = volume("data", 5), volume("data", 6)
-    second["metadata"]["finalizers"] = ["other"]
-    done = httpx2.Response(200, json=second)
-    server = Server(
-        httpx2.Response(200, json=first),
-        status(409, "modified"),
-        done,
-        httpx2.Response(200, json={}),
-    )
-    cluster(server).set_finalizer(CLAIM, "data", "ns", "ours", present=True)
-    assert server.bodies[1]["metadata"] == {"resourceVersion": "5", "finalizers": ["ours"]}
-    assert server.bodies[3]["metadata"] == {"resourceVersion": "6", "finalizers": ["other", "ours"]}
-
-
-def test_a_finalizer_of_what_is_gone_is_gone() -> None:
-    take: Callable[[Server], object] = lambda server: cluster(server).set_finalizer(  # noqa: E731
-        CLAIM, "data", "ns", "ours", present=False
-    )
-    assert take(Server(status(404, "gone"))) is None
-    held = volume("data", 5)
-    held["metadata"]["finalizers"] = ["ours"]
-    assert take(Server(httpx2.Response(200, json=held), status(404, "gone"))) is None
-    with pytest.raises(NotFoundError):
-        cluster(Server(status(404, "gone"))).set_finalizer(
-            CLAIM, "data", "ns", "ours", present=True
-        )
-
-
-def test_what_is_being_deleted_gets_no_finalizer() -> None:
-    going = volume("data", 5)
-    going["metadata"]["deletionTimestamp"] = "2026-11-21T00:00:00Z"
-    server = Server(httpx2.Response(200, json=going))
-    with pytest.raises(NotFoundError, match="is being deleted"):
-        cluster(server).set_finalizer(CLAIM, "data", "ns", "ours", present=True)
+def test_finalizers_are_those_of_the_object_that_was_looked_at() -> None:
+    """Another one of its name that was made meanwhile keeps its own."""
+    found = volume("data", 5)
+    server = Server(httpx2.Response(200, json=found), status(409, "modified"))
+    asking = cluster(server)
+    asking.set_finalizers(CLAIM, found, ["ours"])
+    assert server.bodies[0]["metadata"] == {"resourceVersion": "5", "finalizers": ["ours"]}
+    with pytest.raises(ConflictError):
+        asking.set_finalizers(CLAIM, found, [])
 
 
 def test_an_event_said_again_is_counted() -> None:

@@ -125,3 +125,22 @@ def test_a_virtual_machine_tells_its_pods_on_a_node() -> None:
     assert found.pods_on("n1") == ("b",)
     assert found.pods_on("n3") == ()
     assert Vmi.of({"metadata": meta}).phase == "Pending"
+
+
+@pytest.mark.parametrize(
+    ("state", "migrating"),
+    [
+        (None, False),
+        ({"targetNode": "n2"}, True),
+        ({"startTimestamp": "2026-11-21T00:00:00Z"}, True),
+        ({"targetNode": "n2", "completed": True}, False),
+        ({"targetNode": "n2", "completed": True, "failed": True}, False),
+        ({"targetNode": "n2", "endTimestamp": "2026-11-21T00:00:00Z"}, False),
+    ],
+)
+def test_a_virtual_machine_tells_whether_it_is_about_to_move(
+    state: dict[str, Any] | None, migrating: bool
+) -> None:
+    meta = {"namespace": "ns", "name": "vm", "uid": "u"}
+    found = {"metadata": meta, "status": {"phase": "Running", "migrationState": state}}
+    assert Vmi.of(found).migrating == migrating
