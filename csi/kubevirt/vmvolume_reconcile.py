@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import structlog
 
@@ -23,14 +23,15 @@ from csi.cluster import (
 )
 from csi.errors import Code, Failure, HostError, describe
 from csi.kubevirt import vmvolume_decide as step
-from csi.kubevirt.controllers import Lun, VmControllers
+from csi.kubevirt.controllers import VmControllers
 from csi.kubevirt.vmvolume import FINALIZER, VmVolume
 from csi.kubevirt.vmvolume_cache import Cache, Name
 from csi.kubevirt.vmvolume_decide import Decision, Say, Seen, decide
+from csi.kubevirt.vmvolume_look import Observer, Work
 from csi.kubevirt.vmvolume_metrics import VmVolumeMetrics
 from csi.kubevirt.vmvolume_status import change, is_news, status
 from csi.locks import VolumeLocks
-from csi.objects import Claim, Object, StorageClass, Vmi
+from csi.objects import Claim, Object
 from csi.proto import csi_pb2 as pb
 from csi.volumes import OwnedVolumes
 from pydataplane.errors import RpcError, TargetError
@@ -42,22 +43,6 @@ SELECT_S = (2.0, 60.0)
 KEEP_REFUSAL = (Code.FAILED_PRECONDITION, Code.NOT_FOUND, Code.ALREADY_EXISTS)
 
 log = structlog.get_logger()
-
-
-@dataclass
-class Work:
-    """One VmVolume while it is worked on."""
-
-    volume: VmVolume
-    since: float
-    """When the change came that it is looked at for, epoch seconds."""
-    claim: Claim | None = None
-    ours: bool = False
-    """It is this node's: its machine is here, or its LUN may be."""
-    attached: bool = False
-    """Its LUN was made just now."""
-    refused: str = ""
-    not_grown: str = ""
 
 
 class Reconciler:
@@ -79,6 +64,7 @@ class Reconciler:
 
         While `others_wait` a new LUN's status is left for later: they get their LUNs first.
         """
+        self._observer = Observer(cluster, controllers, volumes, node, cache)
         self._cluster = cluster
         self._controllers = controllers
         self._volumes = volumes
@@ -117,7 +103,7 @@ class Reconciler:
     def _settle(self, work: Work) -> Decision:
         for _ in range(ROUNDS_MAX):
             try:
-                decision = decide(self._look(work))
+                decision = decide(self._seen(work))
                 for action in decision.actions:
                     self._do(action, work)
                 if decision.say is not None:
@@ -139,142 +125,10 @@ class Reconciler:
             "its controller does"
         )
 
-    # What is the case
-
-    def _look(self, work: Work) -> Seen:
-        volume = work.volume
-        seen = Seen(self._node, time.time(), volume, self._machine(volume))
-        seen = self._without_gone(seen)
-        if not seen.concerns_us:
-            return seen
-        claim = self._claim(work)
-        seen = self._without_gone(replace(seen, claim=claim))
-        if seen.other is not None:
-            return seen
-        work.ours = seen.here or seen.in_charge == self._node
-        handle = claim.handle if claim else None
-        pod, luns = self._luns(seen, {handle, volume.status.volume})
-        here = claim is not None and claim.node == self._node
-        owned = self._volumes.find(handle) if handle and here else None
-        refused = work.refused
-        if claim and handle and seen.here and not luns and not refused and owned:
-            refused = self._users(claim, handle)
-        unbound = claim if claim and claim.volume is None else None
-        return replace(
-            seen,
-            storage_class=self._class(unbound.storage_class) if unbound else None,
-            rival=self._rival(volume),
-            pod=pod,
-            absent=self._controllers.absent(pod) if pod and not luns else None,
-            luns=luns,
-            size=owned.volume.size if owned else None,
-            refused=refused,
-            not_grown=work.not_grown,
-            select_wait_s=self._select_wait(volume) if unbound else 0.0,
-        )
-
-    def _without_gone(self, seen: Seen) -> Seen:
-        """Returns it with the node that there is no use in waiting for."""
-        other = seen.waits_for
-        if other is None or self._cluster.has_node(other):
-            return seen
-        return replace(seen, gone_node=other)
-
-    def _machine(self, volume: VmVolume) -> Vmi | None:
-        """Returns the VmVolume's machine.
-
-        One that is not among this node's is asked for where an answer matters: before a LUN is
-        taken away because its machine is not here any more, and for a VmVolume that nobody has
-        said anything about yet.
-        """
-        known = self._cache.machine(volume.vm_key)
-        if known is not None:
-            return known
-        if volume.status.node != self._node and volume.status.phase is not None:
-            return None
-        try:
-            return self._cluster.vmi(*volume.vm_key)
-        except NotFoundError:
-            return None
-
-    def _claim(self, work: Work) -> Claim | None:
-        """Returns the VmVolume's claim, and asks for it only after a change."""
-        name = work.volume.claim_key
-
-        def ask() -> Claim | None:
-            try:
-                return self._cluster.claim(*name)
-            except NotFoundError:
-                return None
-
-        work.claim = self._cache.claim(name, ask)
-        return work.claim
-
-    def _class(self, name: str | None) -> StorageClass | None:
-        try:
-            return self._cluster.storage_class(name) if name else None
-        except NotFoundError:
-            return None
-
-    def _luns(
-        self, seen: Seen, handles: set[str | None]
-    ) -> tuple[str | None, tuple[tuple[str, Lun], ...]]:
-        """Returns the machine's pod here that has a controller, and the volumes' LUNs.
-
-        Where a LUN may have been made of which the status does not tell (whoever made it has died
-        before), every pod here is looked at.
-        """
-        pods = seen.machine.pods_on(self._node) if seen.machine else ()
-        named = seen.volume.status.pod
-        main: str | None = None
-        found: list[tuple[str, Lun]] = []
-        for pod in [*pods, *([named] if named and named not in pods else [])]:
-            luns = self._luns_of(pod)
-            main = pod if main is None and luns is not None and pod in pods else main
-            found += [(pod, lun) for lun in luns or () if lun.volume in handles]
-        if not found and named is None and seen.volume.finalizer and seen.in_charge == self._node:
-            found = self._anywhere(handles)
-        return main, tuple(found)
-
-    def _luns_of(self, pod: str) -> list[Lun] | None:
-        """Returns the LUNs of a pod's controller; None if it has none."""
-        try:
-            return self._controllers.luns(pod)
-        except Failure as failure:
-            if failure.code not in (Code.NOT_FOUND, Code.INVALID_ARGUMENT):
-                raise
-            return None
-
-    def _anywhere(self, handles: set[str | None]) -> list[tuple[str, Lun]]:
-        """Returns the LUNs of volumes in all pods of this node."""
-        pods = self._controllers.pods() if any(handles) else []
-        luns = [(pod, lun) for pod in pods for lun in self._luns_of(pod) or ()]
-        return [(pod, lun) for pod, lun in luns if lun.volume in handles]
-
-    def _rival(self, volume: VmVolume) -> str | None:
-        """Returns another VmVolume that has the claim, or would be first to get it here."""
-        for other in self._cache.of_claim(volume.claim_key):
-            if other.key == volume.key or volume.finalizer:
-                continue
-            machine = self._cache.machine(other.vm_key)
-            waits = machine is not None and machine.phase == "Running" and not other.deleted_at
-            first = (other.created, other.uid) < (volume.created, volume.uid)
-            if other.finalizer or (waits and first):
-                return other.name
-        return None
-
-    def _users(self, claim: Claim, handle: str) -> str:
-        """Returns why a claim cannot become a LUN, if it is in use by pods."""
-        if not self._volumes.has_kernel_face(handle):
-            return ""
-        pods = self._cluster.pods_of_claim(claim.namespace, claim.name)
-        if not pods:
-            return f"claim {claim.name} is still in use on this node: its pod has not ended yet"
-        return f"claim {claim.name} is in use by pod {', '.join(pods)}: delete it first"
-
-    def _select_wait(self, volume: VmVolume) -> float:
-        _, due = self._selected.get(volume.uid, (0, 0.0))
-        return max(0.0, due - time.monotonic())
+    def _seen(self, work: Work) -> Seen:
+        _, selected_again = self._selected.get(work.volume.uid, (0, 0.0))
+        wait = max(0.0, selected_again - time.monotonic())
+        return replace(self._observer.seen(work), select_wait_s=wait)
 
     # What is done about it
 
@@ -478,7 +332,7 @@ class Reconciler:
         for found in self._cluster.items(VM_VOLUME, namespace):
             if found["spec"].get("claimName") == name:
                 return  # the watch is about to tell
-        for pod, lun in self._anywhere({claim.handle}):
+        for pod, lun in self._observer.luns_anywhere({claim.handle}):
             if not lun.handed_over:
                 self._controllers.detach(pod, lun.volume)
         self._released(CLAIM, claim.object)

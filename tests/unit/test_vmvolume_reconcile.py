@@ -514,6 +514,19 @@ def test_a_lun_that_the_status_does_not_tell_of_is_found(world: World) -> None:
     )
 
 
+def test_a_lun_of_which_nobody_told_stays_with_a_machine_that_the_server_knows(
+    world: World,
+) -> None:
+    world.make(vm_volume({"phase": "Pending"}, finalizer=True, name="unsaid"))
+    world.cache.drop_volume(("ns", "extra"))
+    world.cache.drop_machine(("ns", "vm"))
+    world.cluster.machines["vm"] = machine()
+    world.controllers.found[POD] = [lun()]
+    world.settle("unsaid")
+    assert world.controllers.found[POD] == [lun()]
+    assert world.status("unsaid")["phase"] == "Attached"
+
+
 def test_a_node_that_let_go_is_not_waited_for() -> None:
     """It may be away for long: what it said last is of no use to anyone."""
     world = World()
