@@ -1,8 +1,12 @@
 """KubeVirt's node hooks: what happens on the node around a virtual machine's life.
 
-PreVMStart makes LUNs of the machine's claims and writes the document; virt-handler calls it on
-every sync until the machine runs. PostVMStop makes ordinary claims of them again. The rest is
-nothing to us, except that a machine with LUNs cannot be migrated: its volumes are on this node.
+| hook point | what is done |
+| --- | --- |
+| PreVMStart | makes LUNs of its claims and writes the document; on every sync until it runs |
+| PostVMStop | makes ordinary claims of them again |
+| PreMigrationSource | refuses a machine with LUNs: their volumes are on this node |
+| PreMigrationTarget | writes the document, without LUNs, for the pod that it is to move to |
+| PostVMStart, PreVMStop, PostMigrationTarget, others | nothing; our Plugin does not ask for it |
 """
 
 from __future__ import annotations
@@ -100,11 +104,27 @@ class NodeHook:
     def _pre_start(self, vmi: Vmi, pod: str) -> None:
         folder = self._controllers.folder(pod)
         present = document.read(folder)
+        if present is None and self._only is not None:
+            self._check_stays(vmi, pod)
         found = self._decide(vmi, pod) if present is None else self._repeat(present, vmi, pod)
         if found != present:
             document.write(folder, found)
         if present is None:
             self._tell(vmi, pod, found)
+
+    def _check_stays(self, vmi: Vmi, pod: str) -> None:
+        """Refuses a migration where KubeVirt has none of our hooks at its source.
+
+        It asks a sidecar at the target as for a start. Whether the machine has LUNs is not known
+        there, and if it has, its guest would lose them.
+        """
+        state = (vmi.object.get("status") or {}).get("migrationState") or {}
+        if state and not state.get("completed") and self._find_qemu(pod).vhost_user_scsi:
+            raise precondition(
+                f"virtual machine {vmi.namespace}/{vmi.name} cannot be migrated: this KubeVirt "
+                "asks no node whether the machine has its volumes as LUNs; stop it and start it "
+                "anew"
+            )
 
     def _post_stop(self, _: Vmi, pod: str) -> None:
         self._controllers.clear(pod)
@@ -114,9 +134,9 @@ class NodeHook:
         luns = self._controllers.luns(pod)
         if luns:
             raise precondition(
-                f"virtual machine {vmi.namespace}/{vmi.name} cannot be migrated: it has "
-                f"{len(luns)} volumes of node {self._node} as LUNs, which no other node can reach; "
-                "stop it, or detach them"
+                f"virtual machine {vmi.namespace}/{vmi.name} cannot be migrated: it has LUNs "
+                f"({len(luns)}), whose volumes are on node {self._node} and which no other one "
+                "can reach; delete the migration, or the VmVolumes of a machine without claims"
             )
 
     def _pre_migration_target(self, _: Vmi, pod: str) -> None:

@@ -362,13 +362,34 @@ def test_a_machine_with_luns_is_not_migrated_and_one_without_is(host: Host) -> N
     host.call("PreVMStart", vmi)
     sentence = refused(lambda: host.call("PreMigrationSource", vmi), Code.FAILED_PRECONDITION)
     assert (
-        f"default/vm cannot be migrated: it has 1 volumes of node {host.name} as LUNs" in sentence
+        f"default/vm cannot be migrated: it has LUNs (1), whose volumes are on node {host.name}"
+        in sentence
     )
     other = host.machine(pods=(empty,), name="other")
     for point in ("PreMigrationTarget", "PreMigrationSource", "PostMigrationTarget"):
         host.call(point, other)
     assert controller_json(host, empty).luns == {}
     end(host, [pod, empty], "boot")
+
+
+def test_a_kubevirt_that_asks_no_node_may_not_migrate(host: Host) -> None:
+    """It asks the sidecar at the target as for a start; only there can it be refused."""
+    pods = [host.launcher() for _ in range(2)] + [host.launcher(POOR_QEMU)]
+    vmi = host.machine()
+    host.node_hook = host.hook(Pod(pods[0], "default", "target", hook_in_pod=True))
+    vmi["status"]["migrationState"] = {"migrationUid": "m", "targetNode": host.name}
+    sentence = refused(lambda: host.call("PreVMStart", vmi), Code.FAILED_PRECONDITION)
+    assert "default/vm cannot be migrated: this KubeVirt asks no node" in sentence
+    assert document.read(host.inline_path(pods[0])) is None
+    host.node_hook = host.hook(Pod(pods[1], "default", "later", hook_in_pod=True))
+    vmi["status"]["migrationState"]["completed"] = True
+    host.call("PreVMStart", vmi)
+    assert controller_json(host, pods[1]).absent is None
+    host.node_hook = host.hook(Pod(pods[2], "default", "poor", hook_in_pod=True))
+    vmi["status"]["migrationState"]["completed"] = False
+    host.call("PreVMStart", vmi)
+    assert controller_json(host, pods[2]).absent is not None
+    end(host, pods)
 
 
 def test_a_claim_that_the_api_server_does_not_tell_is_asked_for_again(host: Host) -> None:
