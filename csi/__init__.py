@@ -17,3 +17,5 @@ It never talks to libvirt, and never touches an I/O.
 
 DRIVER_NAME = "csi.virtlun.dev"
 TOPOLOGY_KEY = f"{DRIVER_NAME}/node"
+POD = "csi.storage.k8s.io/pod."
+"""Begins the keys by which kubelet tells of the pod in a volume context (podInfoOnMount)."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from csi import mounts
 from csi.commands import run
-from csi.errors import HostError, precondition
+from csi.errors import Failure, HostError, precondition
 
 XFS_BYTES_MIN = 300 << 20  # mkfs.xfs of xfsprogs 5.19 and newer
 BLKID_NOTHING = 2
@@ -49,13 +49,21 @@ def make(device: Path, fs_type: str) -> None:
 
 
 def mount(device: Path, target: Path, fs_type: str, options: list[str]) -> None:
-    """Mounts a file system, grown to its device first where that is possible only so."""
-    if fs_type == "ext4" and _ext4_bytes(device) < size_of(device):
+    """Mounts a file system, and grows it to its device.
+
+    Mounted, since the kernel's growth survives a crash; before that only where it refuses.
+    """
+    every = [*MOUNT_OPTIONS[fs_type], *options]
+    mounts.mount(device, target, fs_type, every)
+    if "ro" in options or (fs_type == "ext4" and _ext4_bytes(device) >= size_of(device)):
+        return
+    try:
+        grow(device, target, fs_type)
+    except Failure:
+        mounts.unmount(target)
         run("e2fsck", "-f", "-p", "--", str(device), ok=(0, 1))
         run("resize2fs", str(device))
-    mounts.mount(device, target, fs_type, [*MOUNT_OPTIONS[fs_type], *options])
-    if fs_type == "xfs" and "ro" not in options:
-        run("xfs_growfs", "-d", str(target))
+        mounts.mount(device, target, fs_type, every)
 
 
 def grow(device: Path, target: Path, fs_type: str) -> None:

@@ -68,14 +68,24 @@ def mount(source: Path, target: Path, fs_type: str, options: list[str]) -> None:
 
 
 def bind(source: Path, target: Path, *, read_only: bool) -> None:
-    """Makes a file or directory appear at another path; HostError if the kernel refuses."""
+    """Makes a file or directory appear at another path; HostError if the kernel refuses.
+
+    A read-only one is writable for a moment: who finds one, after a crash perhaps, seals it.
+    """
     run("mount", "--bind", "--", str(source), str(target))
     if read_only:
         try:
-            run("mount", "-o", "remount,bind,ro", "--", str(target))
+            seal(target)
         except HostError:
             unmount(target)
             raise
+
+
+def seal(target: Path) -> None:
+    """Makes what is mounted at a path read-only there, if it is not."""
+    present = at(target)
+    if present is not None and not present.read_only:
+        run("mount", "-o", "remount,bind,ro", "--", str(target))
 
 
 def unmount(target: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from csi import TOPOLOGY_KEY, filesystems, mounts
+from csi import POD, TOPOLOGY_KEY, filesystems, mounts
 from csi.capabilities import FILE_SYSTEMS, Mode, check
 from csi.errors import Code, Failure, invalid, not_found, precondition
 from csi.hostdevice import HostDevice
@@ -17,6 +17,8 @@ from csi.locks import VolumeLocks
 from csi.proto import csi_pb2 as pb
 from csi.vhostface import VhostFace
 from csi.volumes import Owned, OwnedVolumes
+from pydataplane.errors import RpcError
+from pydataplane.volumes import NO_DEVICE
 
 Rpc = pb.NodeServiceCapability.RPC
 CAPABILITIES = [
@@ -80,8 +82,9 @@ class Node:
                     "unpublish it first"
                 )
             mounts.unmount(staging)
-            self._devices.detach(request.volume_id)
-            self._vhost.detach(request.volume_id)
+            if not self._is_of_others(request.volume_id):
+                self._devices.detach(request.volume_id)
+                self._vhost.detach(request.volume_id)
         return pb.NodeUnstageVolumeResponse()
 
     def node_publish_volume(
@@ -100,7 +103,7 @@ class Node:
             owned = self._volumes.get(request.volume_id)
             check(request.volume_capability, face=owned.parameters.face)
             self._check_staged(owned, staging, request.volume_capability)
-            self._check_sole(owned, staging, target, request.volume_capability)
+            self._check_sole(request)
             if owned.parameters.face == "vhost":
                 self._publish_folder(owned, target)
                 return pb.NodePublishVolumeResponse()
@@ -220,6 +223,12 @@ class Node:
         fs_type = capability.mount.fs_type or owned.parameters.fs_type
         present = mounts.at(staging)
         if present is not None and mounts.numbers(device) == present.device:
+            if present.fs_type != fs_type:
+                raise Failure(
+                    Code.ALREADY_EXISTS,
+                    f"volume {owned.volume.uuid} is staged as {present.fs_type}, not {fs_type}: "
+                    "ask for the file system that it has",
+                )
             return
         mounts.unmount(staging)  # of a device that is dead
         self._format(owned, device, fs_type)
@@ -262,6 +271,7 @@ class Node:
         """Makes the folder of the volume's socket appear at a path."""
         folder = self._vhost.attach(owned.volume.uuid)
         if mounts.real(target) in self._vhost.mounted(owned.volume.uuid):
+            mounts.seal(target)
             return
         mounts.unmount(target)
         target.mkdir(parents=True, exist_ok=True)
@@ -277,18 +287,34 @@ class Node:
         if not staged:
             raise precondition(f"volume {handle} is not staged at {staging}: stage it first")
 
-    def _check_sole(
-        self, owned: Owned, staging: Path, target: Path, capability: pb.VolumeCapability
-    ) -> None:
-        """Raises FAILED_PRECONDITION if a volume for one pod is published to another."""
-        if capability.access_mode.mode != Mode.SINGLE_NODE_SINGLE_WRITER:
+    def _check_sole(self, request: pb.NodePublishVolumeRequest) -> None:
+        """Raises FAILED_PRECONDITION if a volume for one pod is published to another.
+
+        What kubelet itself has mounted of it for this pod (a block device once more, a subPath) is
+        at paths with the pod's UID.
+        """
+        if request.volume_capability.access_mode.mode != Mode.SINGLE_NODE_SINGLE_WRITER:
             return
-        own = {mounts.real(staging), mounts.real(target)}
-        if others := self._mounted(owned.volume.uuid) - own:
+        own = {mounts.real(Path(request.staging_target_path))}
+        own.add(mounts.real(Path(request.target_path)))
+        pod = request.volume_context.get(f"{POD}uid")
+        others = self._mounted(request.volume_id) - own
+        if others := {path for path in others if pod not in Path(path).parts}:
             raise precondition(
-                f"volume {owned.volume.uuid} is for one pod (ReadWriteOncePod) and is published "
-                f"at {', '.join(others)}"
+                f"volume {request.volume_id} is for one pod (ReadWriteOncePod) and is published "
+                f"at {', '.join(sorted(others))}: delete that pod first"
             )
+
+    def _is_of_others(self, handle: str) -> bool:
+        """Whether a handle names something of the target that is not the driver's."""
+        if self._volumes.find(handle) is not None:
+            return False
+        try:
+            return bool(self._volumes.volumes.client.call("bdev_get_bdevs", name=handle))
+        except RpcError as error:
+            if error.code != NO_DEVICE:
+                raise
+            return False
 
     def _mounted(self, handle: str) -> set[str]:
         """Returns where the volume's devices are mounted or bound, or its folder."""
@@ -302,8 +328,10 @@ def _publish_mount(device: Path, staging: Path, target: Path, *, read_only: bool
     """Binds a mounted file system to a path, in place of a dead one if need be."""
     present = mounts.at(target)
     if present is not None and present.device == mounts.numbers(device):
-        if present.read_only != read_only:
+        if present.read_only and not read_only:
             raise Failure(Code.ALREADY_EXISTS, f"{target} is published with other options")
+        if read_only:
+            mounts.seal(target)
         return
     mounts.unmount(target)
     target.mkdir(parents=True, exist_ok=True)

@@ -66,6 +66,7 @@ class InlineVolumes:
                 mounts.unmount(target)
                 target.mkdir(parents=True, exist_ok=True)
                 mounts.bind(folder, target, read_only=True)
+            mounts.seal(target)
 
     def unpublish(self, volume: str, target: Path) -> bool:
         """Takes the controller away and what of the pod's claims it has; whether it was one.

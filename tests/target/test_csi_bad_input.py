@@ -197,6 +197,12 @@ def test_a_handle_that_is_not_ours_is_not_touched(driver: Driver, kind: str) -> 
     ]
     for request in requests:
         refuses(driver, lambda _, request=request: request, Code.NOT_FOUND, ours)  # type: ignore[misc]
+    target.rpc("virtlun_export_create", bdev_name=foreign, read_only=False)
+    nowhere = str(driver.directory / "nowhere")
+    driver.call(pb.NodeUnpublishVolumeRequest(volume_id=handle, target_path=nowhere))
+    driver.call(pb.NodeUnstageVolumeRequest(volume_id=handle, staging_target_path=nowhere))
+    assert [each["bdev_name"] for each in target.rpc("virtlun_export_list")] == [foreign]
+    target.rpc("virtlun_export_delete", bdev_name=foreign)
     delete = pb.DeleteVolumeRequest(volume_id=handle)
     if kind == "foreign":
         said = r"^lvol lvs0/own is not of csi.virtlun.dev: delete it with `virtlun volume`$"
@@ -217,7 +223,8 @@ def test_a_volume_has_one_face_at_a_time(driver: Driver) -> None:
         driver,
         lambda driver: driver.stage_request(kernel, block()),
         Code.FAILED_PRECONDITION,
-        rf"^the target refused virtlun_export_create: .*{kernel}",
+        r"^the target refused virtlun_export_create: Device or resource busy: "
+        rf"bdev {kernel} is in use by target 0 of controller vm: release it there first$",
     )
     refuses(
         driver,
@@ -232,7 +239,8 @@ def test_a_volume_has_one_face_at_a_time(driver: Driver) -> None:
         driver,
         lambda driver: driver.stage_request(machine, mount("ext4")),
         Code.FAILED_PRECONDITION,
-        r"^the target refused vhost_scsi_controller_add_target: ",
+        r"^the target refused vhost_scsi_controller_add_target: .*in use by the export \S+: "
+        r"release it there first$",
     )
     assert [each["ctrlr"] for each in target.rpc("vhost_get_controllers")] == ["vm"]
     target.rpc("virtlun_export_delete", bdev_name=machine)

@@ -5,6 +5,7 @@ What the real ones do is tested by tests/target/test_csi_sanity.py and tests/kub
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,12 @@ class FakeHost:
             self.mounted.append(Mount(str(target), (0, 5), f"/{source.name}", False, "devtmpfs"))
         else:
             self.mounted.append(Mount(str(target), below.device, "/", read_only, below.fs_type))
+
+    def seal(self, target: Path) -> None:
+        self.mounted = [
+            replace(each, read_only=True) if each.target == str(target) else each
+            for each in self.mounted
+        ]
 
     def unmount(self, target: Path) -> None:
         self.mounted = [each for each in self.mounted if each.target != str(target)]
