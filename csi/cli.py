@@ -25,7 +25,7 @@ from csi.metrics import Metrics, VolumeCollector
 from csi.node import Node
 from csi.proto import csi_pb2, pluginregistration_pb2
 from csi.registration import Registration
-from csi.server import Ending, handlers, serve_until
+from csi.server import Ending, handlers, listens, serve_until
 from csi.vhostface import VhostFace
 from csi.volumes import OwnedVolumes
 from csi.waiting import WaitingClaims
@@ -140,11 +140,12 @@ def main(
         faces = devices, VhostFace(client)
         parts["Node"] = Node(volumes, *faces, locks, node_id, max_volumes, inline)
     described = csi_pb2.DESCRIPTOR.services_by_name
+    path = Path(endpoint.removeprefix("unix://"))
     log = structlog.get_logger().bind(endpoint=endpoint, mode=mode, node=node_id)
     with ExitStack() as running:
         try:
             services = [handlers(described[name], part, metrics) for name, part in parts.items()]
-            serve_until(running, Path(endpoint.removeprefix("unix://")), services)
+            serve_until(running, path, services)
             if kubelet_registration_path:
                 kubelet = pluginregistration_pb2.DESCRIPTOR.services_by_name["Registration"]
                 socket = plugin_registry / f"{DRIVER_NAME}-reg.sock"
@@ -154,7 +155,10 @@ def main(
                 log = log.bind(node_hook=str(node_hook_socket))
             if http_address:
                 address = _address(http_address)
-                checks = (lambda: registration.error or None, lambda: _target_problem(client))
+                checks = (
+                    lambda: registration.error or _socket_problem(path),
+                    lambda: _target_problem(client),
+                )
                 http = Server(address, metrics.registry, *checks)
                 running.callback(http.stop)
                 log = log.bind(http=http.port)
@@ -181,6 +185,12 @@ def _address(text: str) -> tuple[str, int]:
     if not port.isdecimal():
         raise ValueError(f"--http: '{text}' is not ADDRESS:PORT, such as 127.0.0.1:9810")
     return host.strip("[]"), int(port)
+
+
+def _socket_problem(path: Path) -> str | None:
+    if listens(path):
+        return None
+    return f"the driver's socket {path} is gone: restart the driver, which makes it anew"
 
 
 def _target_problem(client: Client) -> str | None:

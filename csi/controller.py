@@ -59,11 +59,12 @@ class Controller:
         check_all(request.volume_capabilities, face=parameters.face)
         _refuse_unsupported(request)
         self._check_topology(request.accessibility_requirements)
-        store = self._volumes.lvstore(parameters.lvstore)
-        size = size_within(request.capacity_range, store)
         owner = Owner(DRIVER_NAME, request.name, claim(request.parameters), parameters.kept())
-        with self._locks.hold(self._volumes.handle(request.name)):
-            found = self._volumes.find(self._volumes.handle(request.name))
+        handle = self._volumes.handle(request.name)
+        with self._locks.hold(handle):
+            store = self._volumes.lvstore(parameters.lvstore)
+            size = size_within(request.capacity_range, store)
+            found = self._volumes.find(handle)
             if found is None:
                 thin = parameters.thin == "true"
                 found = self._volumes.create(owner, size, store, thin=thin)

@@ -26,7 +26,11 @@ class _HttpServer6(_HttpServer):
 
 
 class Server:
-    """Answers /healthz (the driver serves), /readyz (so does its target) and /metrics."""
+    """Answers /healthz, /readyz and /metrics.
+
+    Unhealthy is what a restart of the driver mends: kubelet refused it, or its socket is gone. A
+    target that does not answer makes it unready only.
+    """
 
     def __init__(
         self, address: tuple[str, int], registry: CollectorRegistry, healthy: Check, ready: Check

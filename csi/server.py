@@ -19,6 +19,7 @@ import structlog
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
+from csi import POD
 from csi.errors import Code, HostError, describe
 from csi.metrics import Metrics
 from pydataplane.errors import RpcError
@@ -44,12 +45,7 @@ class Call:
 
     def __call__(self, request: Any, context: grpc.ServicerContext) -> Any:
         """Answers one request."""
-        ids = {field: getattr(request, field, None) for field in ID_FIELDS}
-        words = log.bind(
-            request=next(_request_ids),
-            method=self._name,
-            **{field: text for field, text in ids.items() if text},
-        )
+        words = log.bind(request=next(_request_ids), method=self._name, **_names(request))
         words.debug("begun")
         begin = time.monotonic()
         code, message, answer = Code.OK, "", None
@@ -65,8 +61,18 @@ class Call:
         if answer is None:
             (words.info if code in EXPECTED else words.warning)("refused", reason=message)
             context.abort(code, message)
+        if made := getattr(getattr(answer, "volume", None), "volume_id", ""):
+            words = words.bind(volume_id=made)
         (words.debug if self._name in QUIET else words.info)("done")
         return answer
+
+
+def _names(request: Any) -> dict[str, str]:
+    """Returns what a request is about: the volume, its paths, and the pod where kubelet tells."""
+    found = {field: getattr(request, field, "") for field in ID_FIELDS}
+    pod = getattr(request, "volume_context", {})
+    found["pod"] = "/".join(pod[key] for key in (f"{POD}namespace", f"{POD}name") if key in pod)
+    return {field: text for field, text in found.items() if text}
 
 
 def handlers(
@@ -86,6 +92,12 @@ def handlers(
     return grpc.method_handlers_generic_handler(descriptor.full_name, found)
 
 
+def listens(path: Path) -> bool:
+    """Whether a program listens on a UNIX socket."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
 def serve(
     path: Path, services: Iterable[grpc.GenericRpcHandler], *, threads: int = THREADS
 ) -> grpc.Server:
@@ -95,10 +107,9 @@ def serve(
         HostError: another program listens there, or the socket cannot be made.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    if listens(path):
+        raise HostError(f"{path}: another program listens there already")
     if path.is_socket():
-        with socket.socket(socket.AF_UNIX) as probe:
-            if probe.connect_ex(str(path)) == 0:
-                raise HostError(f"{path}: another program listens there already")
         path.unlink()
     server = grpc.server(ThreadPoolExecutor(threads, thread_name_prefix="csi"))
     server.add_generic_rpc_handlers(tuple(services))

@@ -18,12 +18,13 @@ from google.protobuf.message_factory import GetMessageClass
 from csi.hostdevice import loopctl
 from csi.mounts import table
 from csi.proto import csi_pb2 as pb
-from tests.support.target import Target
+from tests.support.target import ROOT, Target
 
 START_DEADLINE_S = 30.0
 STOP_DEADLINE_S = 30.0
 CALL_DEADLINE_S = 120.0
 MIB = 1 << 20
+CAP_SYS_RESOURCE = 24
 Mode = pb.VolumeCapability.AccessMode
 
 METHODS = {
@@ -49,6 +50,8 @@ class Driver:
         self.registry = directory / "plugins_registry"
         self.staging = directory / "staging"
         self.log = directory / "driver.log"
+        #: Where to end in the middle, for a driver that may: see `killed`.
+        self.fuse: Path | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self.handles: set[str] = set()
         self._channel: grpc.Channel | None = None
@@ -56,15 +59,16 @@ class Driver:
     def start(self, *options: str) -> Driver:
         """Starts the process and waits until it serves."""
         assert self.process is None, "it runs already"
+        program = ["csi.cli"] if self.fuse is None else ["tests.support.killed", str(self.fuse)]
         command = [
-            *(sys.executable, "-m", "csi.cli", "--log-json", "--log-level", "debug"),
+            *(sys.executable, "-m", *program, "--log-json", "--log-level", "debug"),
             *("--endpoint", f"unix://{self.socket}", "--node-id", self.node),
             *("--target-socket", str(self.target.rpc_socket), "--http", ""),
             *options,
         ]
         with self.log.open("ab") as log:
             begin = log.tell()
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
         end = time.monotonic() + START_DEADLINE_S
         while '"serving"' not in self.log.read_text()[begin:]:
             if self.process.poll() is not None or time.monotonic() > end:
@@ -92,7 +96,18 @@ class Driver:
 
     def entries(self) -> list[dict[str, Any]]:
         """Returns the log's lines."""
-        return [json.loads(line) for line in self.words().splitlines() if line.startswith("{")]
+        whole = self.words().rpartition("\n")[0]
+        return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
+
+    def wait_entry(self, event: str, method: str | None = None) -> None:
+        """Waits for a line of the log, of a call of `method`."""
+        end = time.monotonic() + START_DEADLINE_S
+        while not any(
+            each["event"] == event and method in (None, each.get("method"))
+            for each in self.entries()
+        ):
+            assert time.monotonic() < end, f"no {event} {method or ''} in the log:\n{self.words()}"
+            time.sleep(0.01)
 
     def call(self, request: Message) -> Any:
         """Calls the method of a request; grpc.RpcError if it is refused."""
@@ -205,6 +220,8 @@ class Driver:
         """Returns what there is of volumes anywhere, by kind; without the target's own mount."""
         below = f"{self.directory}/"
         export = str(self.target.export_dir)
+        controllers = self.target.rpc("vhost_get_controllers")
+        targets = [each for one in controllers for each in one["backend_specific"]["scsi"]]
         return {
             "mounts": [
                 m.target for m in table() if m.target.startswith(below) and m.target != export
@@ -212,10 +229,14 @@ class Driver:
             "loops": [loop.name for loop in self._loops()],
             "exports": [each["path"] for each in self.target.rpc("virtlun_export_list")],
             "lvols": [each["name"] for each in self.target.rpc("bdev_lvol_get_lvols")],
+            "controllers": [each["ctrlr"] for each in controllers],
+            "luns": [lun["bdev_name"] for each in targets for lun in each["luns"]],
         }
 
 
-NOTHING: dict[str, list[str]] = {"mounts": [], "loops": [], "exports": [], "lvols": []}
+NOTHING: dict[str, list[str]] = {
+    kind: [] for kind in ("mounts", "loops", "exports", "lvols", "controllers", "luns")
+}
 
 
 def mount(fs_type: str = "xfs", mode: int = Mode.SINGLE_NODE_WRITER) -> pb.VolumeCapability:
@@ -231,6 +252,12 @@ def block(mode: int = Mode.SINGLE_NODE_WRITER) -> pb.VolumeCapability:
     return pb.VolumeCapability(
         block=pb.VolumeCapability.BlockVolume(), access_mode=Mode(mode=Mode.Mode.Name(mode))
     )
+
+
+def may_grow_ext4() -> bool:
+    """Whether this process may grow a mounted ext4: Linux asks for CAP_SYS_RESOURCE."""
+    status = Path("/proc/self/status").read_text()
+    return bool(int(status.split("CapEff:")[1].split()[0], 16) >> CAP_SYS_RESOURCE & 1)
 
 
 def results(words: str) -> dict[str, int]:
