@@ -1,0 +1,162 @@
+"""The driver killed with -9 before each step of a volume's life, which then goes on where it was.
+
+A step is whatever changes something: a call of the target, a command of the host, a loop device
+(see tests/support/killed.py). Whoever made the call that was cut off makes it again, to the driver
+that runs then, as kubelet and the sidecars do; nothing else is repeated, and nothing stays behind.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+
+from tests.support.csi import MIB, NOTHING, Driver, mount
+from tests.support.killed import STEP
+from tests.target.conftest import MakeTarget
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
+
+SIZE = 320 * MIB
+LARGER = 400 * MIB
+SOME = b"some" * 1024
+FILES = {
+    "bdev_lvol_create",
+    "virtlun_lvol_set_xattr csi.volume",
+    "virtlun_export_create",
+    "loop attach",
+    "virtlun_lvol_set_xattr csi.formatting",
+    "mkfs.xfs",
+    "virtlun_lvol_remove_xattr csi.formatting",
+    "mount",
+    "mount --bind",
+    "bdev_lvol_resize",
+    "loop grow",
+    "xfs_growfs",
+    "umount",
+    "loop release",
+    "virtlun_export_delete",
+    "bdev_lvol_delete",
+}
+SOCKET = {
+    "bdev_lvol_create",
+    "virtlun_lvol_set_xattr csi.volume",
+    "vhost_create_scsi_controller",
+    "vhost_scsi_controller_add_target",
+    "mount --bind",
+    "mount",
+    "umount",
+    "vhost_delete_controller",
+    "bdev_lvol_delete",
+}
+"""The steps of a life, which the driver is killed before."""
+
+
+class Stubborn(Driver):
+    """A driver whose caller makes a call again if the driver dies of it."""
+
+    deaths = 0
+
+    def call(self, request: Message) -> Any:
+        """Makes a call, twice if need be."""
+        try:
+            return super().call(request)
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise
+        assert self.stop() == -signal.SIGKILL
+        self.deaths += 1
+        self.start()
+        return super().call(request)
+
+
+@pytest.fixture
+def driver(make_target: MakeTarget) -> Iterator[Stubborn]:
+    """A running driver with an lvstore of 1 GiB."""
+    target = make_target().start()
+    target.make_lvstore(size=1024 * MIB)
+    made = Stubborn(target, target.directory)
+    made.fuse = target.directory / "kill-at"
+    made.start()
+    yield made
+    status = made.stop()
+    made.clear()
+    assert status == 0, made.words()
+
+
+def test_a_driver_killed_before_any_step_leaves_what_its_callers_complete(
+    driver: Stubborn,
+) -> None:
+    def live(name: str, fuse: Path, point: str) -> None:
+        """A volume from its creation to its end, with a file in it that must not get lost."""
+        fuse.write_text(point)
+        handle = driver.create(name, SIZE, mount("xfs"), thin="true")
+        file = driver.publish(handle, mount("xfs")) / "file"
+        _write_through(file)
+        driver.expand(handle, LARGER)
+        assert file.read_bytes() == SOME
+        found = os.statvfs(file)
+        assert SIZE < found.f_blocks * found.f_frsize <= LARGER
+        reader = driver.publish(handle, mount("xfs"), "reader", readonly=True) / "file"
+        assert reader.read_bytes() == SOME
+        with pytest.raises(OSError, match="Read-only file system"):
+            _write_through(reader)
+        driver.unpublish(handle, "reader")
+        driver.unpublish(handle)
+        driver.unstage(handle)
+        driver.delete(handle)
+
+    assert _kill_everywhere(driver, live) == FILES
+
+
+def test_so_does_one_killed_over_the_socket_of_a_virtual_machine(driver: Stubborn) -> None:
+    def live(name: str, fuse: Path, point: str) -> None:
+        """A volume of the vhost face."""
+        fuse.write_text(point)
+        handle = driver.create(name, SIZE, mount("ext4"), face="vhost")
+        folder = driver.publish(handle, mount("ext4"))
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(folder / "vhost.sock"))
+        with pytest.raises(OSError, match="Read-only file system"):
+            (folder / "vhost.sock").unlink()
+        driver.unpublish(handle)
+        driver.unstage(handle)
+        driver.delete(handle)
+
+    assert _kill_everywhere(driver, live) == SOCKET
+
+
+def _kill_everywhere(driver: Stubborn, live: Callable[[str, Path, str], None]) -> set[str]:
+    """Kills the driver before each step of a life, one after the other, until there are no more.
+
+    Returns the names of the steps. There is nothing left after any of the lives.
+    """
+    assert driver.fuse is not None
+    before = driver.target.rpc("bdev_lvol_get_lvstores")
+    for number in itertools.count(1):
+        seen = len(driver.entries())
+        live(f"pvc-{number}", driver.fuse, f"before {number}")
+        assert driver.left() == NOTHING
+        assert driver.target.rpc("bdev_lvol_get_lvstores") == before
+        if driver.fuse.exists():
+            break
+    driver.fuse.unlink()
+    assert driver.deaths == number - 1
+    steps = {each[STEP] for each in driver.entries()[seen:] if each["event"] == STEP}
+    assert driver.deaths >= len(steps)
+    return steps
+
+
+def _write_through(path: Path) -> None:
+    with path.open("wb") as opened:
+        opened.write(SOME)
+        opened.flush()
+        os.fsync(opened.fileno())
