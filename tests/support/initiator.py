@@ -80,17 +80,21 @@ class Initiator:
             assert answer["sense"][2] & 15 == 6, answer
         raise AssertionError("unit attentions do not end")
 
-    def read(self, lba: int, blocks: int, *, target: int = 0, **given: Any) -> bytes:
-        """READ(10) of 512-byte blocks that must end well."""
+    def read(
+        self, lba: int, blocks: int, *, target: int = 0, block_size: int = 512, **given: Any
+    ) -> bytes:
+        """READ(10) of blocks of `block_size` bytes that must end well."""
         cdb = bytes([0x28, 0, *lba.to_bytes(4, "big"), 0, *blocks.to_bytes(2, "big"), 0])
-        answer = self.cdb(cdb, target=target, data_in_len=blocks * 512, **given)
+        answer = self.cdb(cdb, target=target, data_in_len=blocks * block_size, **given)
         assert (answer["response"], answer["status"], answer["residual"]) == (0, 0, 0), answer
         data: bytes = answer["data_in"]
         return data
 
-    def write(self, lba: int, data: bytes, *, target: int = 0, **given: Any) -> None:
-        """WRITE(10) of 512-byte blocks that must end well."""
-        blocks = len(data) // 512
+    def write(
+        self, lba: int, data: bytes, *, target: int = 0, block_size: int = 512, **given: Any
+    ) -> None:
+        """WRITE(10) of blocks of `block_size` bytes that must end well."""
+        blocks = len(data) // block_size
         cdb = bytes([0x2A, 0, *lba.to_bytes(4, "big"), 0, *blocks.to_bytes(2, "big"), 0])
         answer = self.cdb(cdb, target=target, data_out=data, **given)
         assert (answer["response"], answer["status"], answer["residual"]) == (0, 0, 0), answer

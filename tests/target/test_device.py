@@ -54,12 +54,13 @@ def drive(disk: Target) -> Iterator[Drive]:
         initiator.kill()
 
 
-def attach(target: Target, controller: str, number: int, bdev: str) -> None:
+def attach(target: Target, controller: str, number: int, bdev: str, **options: Any) -> None:
     target.rpc(
         "vhost_scsi_controller_add_target",
         ctrlr=controller,
         scsi_target_num=number,
         bdev_name=bdev,
+        **options,
     )
 
 
@@ -107,7 +108,7 @@ def test_every_request_is_answered_with_a_call_when_the_target_sleeps(drive: Dri
         guest.read(0, 1)
 
 
-@pytest.mark.parametrize("kind", ["malloc", "file", "lvol"])
+@pytest.mark.parametrize("kind", ["malloc", "file", "lvol", "lvol with larger blocks"])
 @pytest.mark.parametrize("rw", ["randrw", "write"])
 def test_a_disk_under_load_returns_what_was_written(
     disk: Target, tmp_path: Path, kind: str, rw: str
@@ -119,7 +120,7 @@ def test_a_disk_under_load_returns_what_was_written(
         path.open("r+b").truncate(64 * MIB)
         disk.rpc("bdev_uring_create", name="f", filename=str(path), block_size=512)
         bdev = "f"
-    elif kind == "lvol":
+    elif kind.startswith("lvol"):
         disk.rpc("bdev_malloc_create", name="base", num_blocks=2 * BLOCKS, block_size=512)
         disk.rpc("bdev_lvol_create_lvstore", bdev_name="base", lvs_name="lvs")
         disk.rpc(
@@ -127,7 +128,7 @@ def test_a_disk_under_load_returns_what_was_written(
         )
         bdev = "lvs/v"
     if bdev != "m-c0":
-        attach(disk, "c0", 1, bdev)
+        attach(disk, "c0", 1, bdev, block_size=4096 if kind.endswith("larger blocks") else None)
     number = "0" if bdev == "m-c0" else "1"
     done = subprocess.run(
         [

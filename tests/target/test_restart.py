@@ -28,7 +28,7 @@ def configure(target: Target) -> dict[str, Any]:
     target.rpc("bdev_null_resize", name="n0", new_size=3)
     target.rpc("vhost_create_scsi_controller", ctrlr="vm-1", cpumask="0x1")
     for bdev, options in (
-        ("lvs0/v0", {"serial": "s-1", "shareable": True}),
+        ("lvs0/v0", {"serial": "s-1", "shareable": True, "block_size": 4096}),
         ("m0", {"read_only": True}),
     ):
         target.rpc(

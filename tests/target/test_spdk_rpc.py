@@ -402,6 +402,7 @@ def test_a_saved_configuration_loads_into_another_target(make_target: MakeTarget
         bdev_name="lvs0/v0",
         serial="disk-1",
         read_only=True,
+        block_size=4096,
     )
     saved = first.spdk_rpc("save_config")
     assert saved.returncode == 0, saved.stderr

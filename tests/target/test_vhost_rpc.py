@@ -148,6 +148,64 @@ def test_a_lun_is_shown_as_it_was_asked_for_and_as_the_guest_knows_it(target: Ta
     assert again == expected
 
 
+def test_a_lun_has_the_blocks_that_were_asked_for(target: Target) -> None:
+    target.rpc("bdev_malloc_create", name="small", num_blocks=2047, block_size=512)
+    target.rpc("bdev_null_create", name="large", num_blocks=8, block_size=4096)
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
+    add = {"ctrlr": "vm-1", "scsi_target_num": -1}
+    for bdev, own, asked in (("small", 512, 1024), ("small", 512, 0), ("large", 4096, 512)):
+        error = target.fails(
+            "vhost_scsi_controller_add_target", **add, bdev_name=bdev, block_size=asked
+        )
+        assert isinstance(error, RpcError)
+        assert error.code == -22
+        assert error.message == (
+            f"Invalid argument: bdev {bdev} with blocks of {own} bytes cannot be a SCSI disk with"
+            f" blocks of {asked}: ask for 512 or 4096, and for no less than the bdev has"
+        )
+    for wrong in (-1, "4096", 4096.5, True):
+        error = target.fails(
+            "vhost_scsi_controller_add_target", **add, bdev_name="small", block_size=wrong
+        )
+        assert isinstance(error, RpcError)
+        assert error.code == -32602
+    for options in ({"bdev_name": "small", "block_size": 4096}, {"bdev_name": "large"}):
+        target.rpc("vhost_scsi_controller_add_target", **add, **options)
+
+    def sizes() -> list[int]:
+        (controller,) = target.rpc("vhost_get_controllers")
+        return [each["luns"][0]["block_size"] for each in controller["backend_specific"]["scsi"]]
+
+    data = bytes(range(256)) * 32
+    for stop in (target.stop, target.kill9):
+        assert sizes() == [4096, 4096]
+        with Initiator(target.vhost_dir / "vm-1") as guest:
+            guest.send("connect")
+            guest.ready()
+            # 255 blocks; of the 256th there is only a part.
+            capacity = guest.cdb(bytes([0x25, *bytes(9)]), data_in_len=8)["data_in"]
+            assert capacity == struct.pack(">II", 254, 4096)
+            guest.write(253, data, block_size=4096)
+            assert guest.read(253, 2, block_size=4096) == data
+            beyond = guest.cdb(bytes([0x28, 0, 0, 0, 0, 255, 0, 0, 1, 0]), data_in_len=4096)
+            assert (beyond["status"], beyond["sense"][12]) == (2, 0x21)
+        stop()
+        target.start()
+    assert sizes() == [4096, 4096]
+    # The same bytes are there for who counts them otherwise.
+    with Initiator(target.vhost_dir / "vm-1") as guest:
+        guest.send("connect")
+        guest.ready()
+        guest.write(253, data, block_size=4096)
+    target.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-1", scsi_target_num=0)
+    target.rpc("vhost_scsi_controller_add_target", **add, bdev_name="small")
+    assert sizes() == [512, 4096]
+    with Initiator(target.vhost_dir / "vm-1") as guest:
+        guest.send("connect")
+        guest.ready()
+        assert guest.read(253 * 8, 16) == data
+
+
 def test_the_group_of_a_socket_is_kept(target: Target) -> None:
     target.rpc("vhost_create_scsi_controller", ctrlr="vm-1", socket_gid=4242, own_folder=True)
     socket_path = target.vhost_dir / "vm-1" / "vhost.sock"

@@ -27,6 +27,10 @@
 //! `[flush] [step ...] [flush]`, each a bdev I/O, one after the other. READ and WRITE are one
 //! step straight between the initiator's buffers and the bdev.
 //!
+//! # Blocks
+//! A unit's logical blocks may be larger than the bdev's ([`LunOptions::block_size`]). Everything
+//! here counts the unit's; [`Lun`] turns them into the bdev's where it makes an I/O.
+//!
 //! # Errors
 //! Every [`bdev::IoError`] has its sense in one exhaustive match; none becomes GOOD. A full channel
 //! is TASK SET FULL, an internal buffer in use is BUSY, a reset or abort is TASK ABORTED.

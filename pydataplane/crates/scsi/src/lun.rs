@@ -235,7 +235,7 @@ impl Lun {
                 Submit::Full => Err(Fail::Bare(Status::TaskSetFull)),
                 Submit::Done(Err(error)) => Err(Fail::Check(of_io_error(error))),
                 Submit::Done(Ok(())) => {
-                    at_once += io.blocks * u64::from(self.shared.block_size);
+                    at_once += task.job.step * u64::from(self.shared.block_size);
                     self.stepped(task)
                 }
             };
@@ -316,8 +316,9 @@ impl Lun {
                 }
             }
         }
-        io.lba = job.lba;
-        io.blocks = job.step;
+        // Everything else counts the unit's blocks; a bdev counts its own.
+        io.lba = job.lba << self.shared.bdev_shift;
+        io.blocks = job.step << self.shared.bdev_shift;
         Ok(Next::Submit(io))
     }
 

@@ -31,6 +31,9 @@ pub struct LunOptions {
     /// The medium is removable (RMB): initiators say with PREVENT ALLOW MEDIUM REMOVAL while they
     /// use it, and [`LunShared::removal_prevented`] tells. See [`Nexus`] for its unit attentions.
     pub removable: bool,
+    /// Bytes of a logical block, 512 or 4096, not less than the bdev's. `None`: the bdev's. Of a
+    /// bdev that does not end with a whole block, the rest is out of reach.
+    pub block_size: Option<u32>,
 }
 
 /// Why a bdev cannot be a logical unit as asked.
@@ -48,6 +51,34 @@ pub enum LunError {
         name: String,
         /// Its block size in bytes.
         block_size: u32,
+    },
+    /// The unit's blocks cannot be made of the bdev's.
+    #[error(
+        "bdev {name} with blocks of {block_size} bytes cannot be a SCSI disk with blocks of {asked}: \
+         ask for 512 or 4096, and for no less than the bdev has"
+    )]
+    LogicalBlockSize {
+        /// Name of the bdev.
+        name: String,
+        /// Its block size in bytes.
+        block_size: u32,
+        /// The unit's, as asked for, in bytes.
+        asked: u32,
+    },
+    /// The bdev does less than one of the unit's blocks at a time.
+    #[error(
+        "bdev {name} does {max_blocks} of its blocks of {block_size} bytes at a time, which is less \
+         than one of {asked} bytes: ask for no other block size than its own"
+    )]
+    Transfer {
+        /// Name of the bdev.
+        name: String,
+        /// Its block size in bytes.
+        block_size: u32,
+        /// Its longest I/O in its blocks.
+        max_blocks: u32,
+        /// The unit's block size in bytes.
+        asked: u32,
     },
 }
 
@@ -169,11 +200,14 @@ impl Drop for Nexus {
 pub struct LunShared {
     bdev: Arc<dyn Bdev>,
     serial: String,
+    /// The bdev's; what counts blocks counts the unit's.
     pub(crate) features: Features,
     pub(crate) read_only: bool,
     pub(crate) removable: bool,
     /// Bytes of a logical block; does not change.
     pub(crate) block_size: u32,
+    /// log2 of logical block size / block size of the bdev.
+    pub(crate) bdev_shift: u32,
     /// log2 of physical block size / logical block size.
     pub(crate) physical_exponent: u8,
     /// Capacity as the initiators know it.
@@ -202,16 +236,19 @@ impl LunShared {
         if serial.len() > MAX_SERIAL || !serial.bytes().all(|b| (0x20..0x7F).contains(&b)) {
             return Err(LunError::Serial(serial));
         }
-        let features = bdev.features();
-        let ratio = (geometry.physical_block_size / geometry.block_size).max(1);
+        let block_size = options.block_size.unwrap_or(geometry.block_size);
+        let bdev_shift = shift_of(&*bdev, block_size)?;
+        let features = in_units(bdev.features(), bdev_shift);
+        let ratio = (geometry.physical_block_size / block_size).max(1);
         Ok(Arc::new(LunShared {
             serial,
             features,
             read_only: options.read_only || features.read_only,
             removable: options.removable,
-            block_size: geometry.block_size,
+            block_size,
+            bdev_shift,
             physical_exponent: ratio.ilog2().min(15) as u8,
-            num_blocks: AtomicU64::new(geometry.num_blocks),
+            num_blocks: AtomicU64::new(geometry.num_blocks >> bdev_shift),
             epoch: AtomicU32::new(0),
             preventers: Arc::default(),
             nexuses: Mutex::new(Vec::new()),
@@ -238,6 +275,11 @@ impl LunShared {
         nexuses.retain(|n| n.strong_count() > 0);
         nexuses.push(Arc::downgrade(&nexus));
         nexus
+    }
+
+    /// Bytes of a logical block.
+    pub fn block_size(&self) -> u32 {
+        self.block_size
     }
 
     /// Whether writes are refused.
@@ -269,7 +311,7 @@ impl LunShared {
     /// (2Ah/09h), unless the unit is removable. Until then commands are checked against the old
     /// size. Takes a lock: for control threads.
     pub fn notify_resized(&self) {
-        let now = self.bdev.geometry().num_blocks;
+        let now = self.bdev.geometry().num_blocks >> self.bdev_shift;
         if self.num_blocks.swap(now, Ordering::Release) != now {
             self.post(UnitAttention::CapacityChanged);
         }
@@ -333,5 +375,38 @@ impl LunShared {
 
     fn nexuses(&self) -> MutexGuard<'_, Vec<Weak<Nexus>>> {
         self.nexuses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// log2 of how many blocks of `bdev` a logical block of `block_size` bytes is.
+fn shift_of(bdev: &dyn Bdev, block_size: u32) -> Result<u32, LunError> {
+    let (own, max_blocks) = (bdev.geometry().block_size, bdev.features().max_blocks);
+    if !matches!(block_size, 512 | 4096) || block_size < own {
+        return Err(LunError::LogicalBlockSize {
+            name: bdev.name().to_owned(),
+            block_size: own,
+            asked: block_size,
+        });
+    }
+    let ratio = block_size / own;
+    if max_blocks != 0 && max_blocks < ratio {
+        return Err(LunError::Transfer {
+            name: bdev.name().to_owned(),
+            block_size: own,
+            max_blocks,
+            asked: block_size,
+        });
+    }
+    Ok(ratio.ilog2())
+}
+
+/// A bdev's features, with blocks of 2^`shift` of its own. The best alignment of unmap is one for
+/// both.
+fn in_units(bdev: Features, shift: u32) -> Features {
+    let granularity = bdev.unmap_granularity;
+    Features {
+        max_blocks: bdev.max_blocks >> shift,
+        unmap_granularity: granularity >> shift.min(granularity.trailing_zeros()),
+        ..bdev
     }
 }

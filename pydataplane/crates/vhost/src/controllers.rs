@@ -235,6 +235,8 @@ pub struct LunInfo {
     pub read_only: bool,
     /// Whether the guest sees a removable disk.
     pub removable: bool,
+    /// Bytes of a logical block, as the guest sees it.
+    pub block_size: u32,
     /// Whether the guest prevents its removal: it is in use, mounted for instance.
     pub removal_prevented: bool,
     /// When it was put in place, in seconds since the epoch, as the times below.
@@ -405,6 +407,7 @@ impl Controllers {
             serial: options.serial.clone(),
             read_only: options.read_only,
             removable: options.removable,
+            block_size: options.block_size,
         };
         let shared = LunShared::new(Arc::clone(claim.bdev()), lun_options)?;
         let counters = controller.reactors.iter().map(|_| Arc::default()).collect();
@@ -682,6 +685,7 @@ fn lun_info(t: &Target) -> LunInfo {
         serial: t.shared.serial().into(),
         read_only: t.shared.is_read_only(),
         removable: t.shared.is_removable(),
+        block_size: t.shared.block_size(),
         removal_prevented: t.shared.removal_prevented(),
         attached_at: t.times.attached_at(),
         event_at: t.times.event_at(),

@@ -22,6 +22,8 @@ pub struct TargetOptions {
     pub shareable: bool,
     /// The guest sees a removable disk, and can prevent its removal.
     pub removable: bool,
+    /// Bytes of a logical block; `None`: the volume's.
+    pub block_size: Option<u32>,
 }
 
 /// A moment, in seconds since the epoch.

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use scsi::{Outcome, Status, missing_lun};
 
 /// Any CDB, mostly with an operation code that the unit knows and small numbers in it.
-fn cdbs() -> impl Strategy<Value = [u8; 32]> {
+pub fn cdbs() -> impl Strategy<Value = [u8; 32]> {
     let known = prop::sample::select(vec![
         0x00u8, 0x03, 0x08, 0x0A, 0x12, 0x1A, 0x1B, 0x1E, 0x25, 0x28, 0x2A, 0x2F, 0x35, 0x41, 0x42,
         0x5A, 0x88, 0x8A, 0x8F, 0x91, 0x93, 0x9E, 0xA0, 0xA3, 0xA8, 0xAA, 0xAF,
@@ -20,7 +20,7 @@ fn cdbs() -> impl Strategy<Value = [u8; 32]> {
 }
 
 /// Data of any length; sometimes zeros, sometimes whole blocks.
-fn data() -> impl Strategy<Value = Vec<u8>> {
+pub fn data() -> impl Strategy<Value = Vec<u8>> {
     let length = prop_oneof![0usize..1100, (0usize..20).prop_map(|n| n * 512), 0usize..70_000];
     (length, any::<u64>(), any::<bool>()).prop_map(|(length, seed, zero)| {
         let byte = |i: usize| (seed.rotate_left(i as u32) as u8) >> (i % 5);
@@ -28,7 +28,7 @@ fn data() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-fn features() -> impl Strategy<Value = Features> {
+pub fn features() -> impl Strategy<Value = Features> {
     let flags = any::<[bool; 7]>();
     let limit = prop_oneof![Just(0u32), Just(1), 1u32..300];
     (flags, limit, 0u32..3).prop_map(|(f, max_blocks, unmap_granularity)| Features {

@@ -2,6 +2,7 @@
 
 mod attention;
 mod backends;
+mod block_size;
 mod blocks;
 mod errors;
 mod fuzz;

@@ -336,6 +336,16 @@ impl Rig {
         Rig { disk: self.disk.clone(), state: self.state.clone(), shared: self.shared.clone(), lun }
     }
 
+    /// Another unit of the same disk, past its first unit attention.
+    pub fn another_unit(&self, options: LunOptions) -> Rig {
+        let shared = LunShared::new(self.disk.clone(), options).unwrap();
+        let channel = DiskChannel { disk: self.disk.clone(), state: self.state.clone() };
+        let lun = Lun::new(shared.clone(), shared.connect(), Box::new(channel));
+        let mut rig = Rig { disk: self.disk.clone(), state: self.state.clone(), shared, lun };
+        assert_eq!(rig.run(&[0; 6]).sense(), (0x6, 0x2900));
+        rig
+    }
+
     /// A command without data.
     pub fn run(&mut self, cdb: &[u8]) -> Answer {
         self.io(cdb, &[], 0)

@@ -64,6 +64,10 @@ struct AddTarget {
     /// Default: false
     #[serde(default)]
     removable: Option<bool>,
+    /// Bytes of a logical block that the guest sees, 512 or 4096, and no less than the bdev's (ours).
+    /// Default: the bdev's
+    #[serde(default)]
+    block_size: Option<u32>,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -151,6 +155,8 @@ struct Lun {
     read_only: bool,
     /// Whether the guest sees a removable disk.
     removable: bool,
+    /// Bytes of a logical block, as the guest sees it.
+    block_size: u32,
     /// Whether the guest prevents its removal: Linux does while the disk is open or mounted.
     removal_prevented: bool,
     /// When it was put in place, in seconds since the epoch, as all times.
@@ -172,6 +178,7 @@ impl From<LunInfo> for Lun {
             serial: i.serial,
             read_only: i.read_only,
             removable: i.removable,
+            block_size: i.block_size,
             removal_prevented: i.removal_prevented,
             attached_at: i.attached_at,
             event_at: i.event_at,
@@ -322,6 +329,7 @@ fn add_target(app: &App, mut p: AddTarget) -> Result<u8, Error> {
         read_only: p.read_only.unwrap_or(false),
         shareable: p.shareable.unwrap_or(false),
         removable: p.removable.unwrap_or(false),
+        block_size: p.block_size,
     };
     let bdev = app.bdev(&p.bdev_name)?;
     let added =

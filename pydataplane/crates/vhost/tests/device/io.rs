@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use vhost_scsi::{ControllerError, TargetOptions};
+
 use crate::guest::*;
 use crate::host::*;
 
@@ -48,6 +50,43 @@ fn both_lun_formats_reach_the_disk() {
         assert_eq!((reply.response, reply.status, reply.data[0]), (0, 0, 0), "{lun:?}");
         assert_eq!(reply.data.len(), 36);
     }
+}
+
+#[test]
+fn a_target_may_have_larger_blocks_than_its_volume_and_grows_by_whole_ones() {
+    let host = Host::with_disk(1);
+    let null = host.null("null");
+    let add = |size: u32| {
+        let options = TargetOptions { block_size: Some(size), ..Default::default() };
+        host.controllers.add_target("vm0", 5, "null", options)
+    };
+    for wrong in [0, 1024, 8192] {
+        assert!(matches!(add(wrong), Err(ControllerError::Lun(_))), "{wrong}");
+    }
+    assert!(host.registry.owners("null").is_empty(), "nothing is held");
+    add(4096).unwrap();
+    let shown = host.controllers.list(Some("vm0")).unwrap().remove(0).backend_specific.scsi;
+    assert_eq!(shown.iter().map(|t| t.luns[0].block_size).collect::<Vec<_>>(), [512, 4096]);
+
+    let mut guest = Guest::start(&host.socket(), LINUX, 1);
+    guest.ready(5);
+    let capacity = |guest: &mut Guest| {
+        let reply = guest.scsi(5, &[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[], 8);
+        let (last, size) = reply.data.split_at(4);
+        assert_eq!(size, 4096u32.to_be_bytes());
+        u32::from_be_bytes(last.try_into().unwrap())
+    };
+    assert_eq!(capacity(&mut guest), 8192 / 8 - 1);
+    let read = guest.scsi(5, &rw10(0x28, 1023, 1), &[], 4096);
+    assert_eq!((read.status, read.residual), (0, 0));
+    assert_eq!(guest.scsi(5, &rw10(0x28, 1024, 1), &[], 4096).sense[12], 0x21);
+
+    let buffer = guest.give_event_buffer();
+    null.resize(16384 + 7).unwrap();
+    host.registry.notify_resized("null");
+    assert_eq!(guest.event(buffer).2, 0x2a | 0x09 << 8);
+    guest.ready(5);
+    assert_eq!(capacity(&mut guest), 16384 / 8 - 1);
 }
 
 #[test]
