@@ -21,10 +21,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::defs::MAX_TARGETS;
 use crate::device::{Device, Place, TMF_ID};
-use crate::events::Event;
+use crate::events::{Event, Unheard};
 use crate::lun::Target;
 use crate::mailbox::{Inbox, Mailbox, Order, Reply, mailbox};
-use crate::session::{End, Peer};
+use crate::session::{Connection, End, Peer};
 use crate::socket::{Listener, SocketOptions};
 use crate::stats::{ControllerCounters, ControllerStats};
 
@@ -94,6 +94,7 @@ impl Controller {
             peer: None,
             ending: None,
             successor: None,
+            unheard: None,
             stopping: false,
             sessions: 0,
             removals: HashMap::new(),
@@ -165,6 +166,8 @@ struct Server {
     ending: Option<Ending>,
     /// Who takes its place then.
     successor: Option<UnixStream>,
+    /// What the driver of the session before has not heard: while there is none.
+    unheard: Option<Unheard>,
     /// To end as soon as no session is left.
     stopping: bool,
     /// Peers so far; names the session of the present one.
@@ -284,6 +287,15 @@ impl Server {
         }
     }
 
+    /// Tells the guest, or keeps it for one that may come back.
+    fn tell(&mut self, event: Event) {
+        if self.with_device(|device| device.tell(event)).is_none()
+            && let Some(unheard) = &mut self.unheard
+        {
+            unheard.push(event, None);
+        }
+    }
+
     /// Takes the connection that waits.
     fn accept(&mut self) {
         let name = &self.controller.name;
@@ -324,6 +336,13 @@ impl Server {
     fn begin(&mut self, stream: UnixStream) {
         let since = Instant::now();
         let controller = Arc::clone(&self.controller);
+        let connection = match Connection::new(stream) {
+            Ok(connection) => connection,
+            Err(why) => {
+                tracing::error!(controller = controller.name, "cannot serve a peer: {why}");
+                return;
+            }
+        };
         self.sessions += 1;
         let place = Place {
             name: &controller.name,
@@ -335,16 +354,11 @@ impl Server {
         };
         let targets = controller.targets();
         let there = targets.iter().flatten().filter(|t| !t.leaving);
-        let device = Device::new(&place, there);
+        let device = Device::new(&place, there, self.unheard.take());
         drop(targets);
-        match Peer::new(stream, device) {
-            Ok(peer) => {
-                tracing::info!(controller = controller.name, "a peer connected");
-                self.peer = Some(peer);
-                self.controller.session.store(self.sessions, Ordering::Relaxed);
-            }
-            Err(why) => tracing::error!(controller = controller.name, "cannot serve a peer: {why}"),
-        }
+        tracing::info!(controller = controller.name, "a peer connected");
+        self.peer = Some(Peer::new(connection, device));
+        self.controller.session.store(self.sessions, Ordering::Relaxed);
         self.setup = since.elapsed();
     }
 
@@ -374,6 +388,7 @@ impl Server {
         let Some(mut ending) = self.ending.take() else { return };
         let since = Instant::now();
         ending.device.close_all();
+        self.unheard = ending.device.take_unheard();
         let took = ending.took + since.elapsed();
         drop(ending);
         // Not for the time that its I/O took.
@@ -399,7 +414,7 @@ impl Server {
                 }
             }
             Order::Remove { target, reply } => self.remove(target, reply),
-            Order::Resized { target } => _ = self.with_device(|d| d.tell(Event::Resized(target))),
+            Order::Resized { target } => self.tell(Event::Resized(target)),
             Order::Accept => self.accepts = true,
             Order::IsConnected { reply } => _ = reply.send(self.peer.is_some()),
             Order::Stop => {
@@ -443,7 +458,7 @@ impl Server {
             peer.handler().device.open(&target)?;
         }
         self.controller.targets()[usize::from(number)] = Some(target);
-        self.with_device(|d| d.tell(Event::Added(number)));
+        self.tell(Event::Added(number));
         Ok(())
     }
 
@@ -466,7 +481,7 @@ impl Server {
 
     /// Nothing uses the target any more: it is forgotten, and the guest told.
     fn removed(&mut self, removal: Removal) {
-        self.with_device(|d| d.tell(Event::Removed(removal.target)));
+        self.tell(Event::Removed(removal.target));
         let target = self.controller.targets()[usize::from(removal.target)].take();
         drop(target);
         if let Some(reply) = removal.reply {

@@ -73,6 +73,22 @@ pub(crate) struct PendingEvents {
     missed: bool,
 }
 
+/// What a driver has not heard whose event queue is stopped, and which may go on: its VM is paused,
+/// or its QEMU lost the connection.
+#[derive(Default)]
+pub(crate) struct Unheard {
+    pub(crate) events: PendingEvents,
+    /// What the driver negotiated.
+    pub(crate) features: u64,
+}
+
+impl Unheard {
+    /// Adds `event`, of the target with `times`; `false` if it was lost.
+    pub(crate) fn push(&mut self, event: Event, times: Option<Arc<Times>>) -> bool {
+        self.events.push(event, times, self.features)
+    }
+}
+
 impl PendingEvents {
     /// Adds `event`, of the target with `times`, if the driver negotiated it. Returns `false` if it
     /// was lost.
@@ -107,12 +123,6 @@ impl PendingEvents {
             next.record.event = (next.record.event.get() | event::T_EVENTS_MISSED).into();
         }
         Some(next)
-    }
-
-    /// Forgets everything: the driver starts afresh and scans by itself.
-    pub(crate) fn clear(&mut self) {
-        self.queue.clear();
-        self.missed = false;
     }
 }
 

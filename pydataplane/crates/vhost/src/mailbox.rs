@@ -162,20 +162,51 @@ impl Countdown {
     pub(crate) fn wait(&self, what: &str, most: Duration) -> bool {
         /// How often a long wait is logged.
         const PATIENCE: Duration = Duration::from_secs(5);
+        self.wait_saying(most, PATIENCE, || {
+            tracing::warn!("still waiting for I/O in flight: {what}");
+        })
+    }
+
+    fn wait_saying(&self, most: Duration, every: Duration, say: impl Fn()) -> bool {
         let end = Instant::now() + most;
-        let mut left = self.lock();
-        while *left > 0 {
-            let pause = PATIENCE.min(end.saturating_duration_since(Instant::now()));
-            if pause.is_zero() {
+        loop {
+            let pause = every.min(end.saturating_duration_since(Instant::now()));
+            let left = self.lock();
+            let left = self.zero.wait_timeout_while(left, pause, |left| *left > 0);
+            let (left, timeout) = left.unwrap_or_else(PoisonError::into_inner);
+            if !timeout.timed_out() {
+                return true;
+            }
+            // Reactors take the lock to count, and a line in the log may take its time.
+            drop(left);
+            if Instant::now() >= end {
                 return false;
             }
-            let (now, timeout) =
-                self.zero.wait_timeout(left, pause).unwrap_or_else(PoisonError::into_inner);
-            left = now;
-            if timeout.timed_out() && *left > 0 {
-                tracing::warn!("still waiting for I/O in flight: {what}");
-            }
+            say();
         }
-        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_counts_does_not_wait_for_what_is_said_meanwhile() {
+        let countdown = Countdown::new(1, None);
+        // Counting in the midst of it would never return if the lock were held.
+        let counter = Arc::clone(&countdown);
+        let say = move || {
+            let counter = Arc::clone(&counter);
+            let (done, counted) = channel();
+            std::thread::spawn(move || {
+                counter.count();
+                _ = done.send(());
+            });
+            counted.recv_timeout(Duration::from_secs(20)).expect("it counts");
+        };
+        assert!(countdown.wait_saying(Duration::from_secs(60), Duration::from_millis(1), say));
+        let never = Countdown::new(1, None);
+        assert!(!never.wait_saying(Duration::from_millis(5), Duration::from_millis(1), || ()));
     }
 }

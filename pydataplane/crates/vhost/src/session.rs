@@ -66,13 +66,29 @@ pub(crate) enum End {
     Stuck(String),
 }
 
-impl Peer {
-    /// A session for a connection that was just accepted.
-    pub(crate) fn new(stream: UnixStream, device: Device) -> io::Result<Self> {
+/// A connection as a session needs it. What can fail is done before the session has a device, whose
+/// pollers and channels would stay on the reactors without an owner.
+pub(crate) struct Connection {
+    stream: UnixStream,
+    copy: UnixStream,
+}
+
+impl Connection {
+    /// Of one that was just accepted.
+    pub(crate) fn new(stream: UnixStream) -> io::Result<Self> {
         stream.set_nonblocking(false)?;
+        let copy = stream.try_clone()?;
+        Ok(Connection { stream, copy })
+    }
+}
+
+impl Peer {
+    /// A session.
+    pub(crate) fn new(connection: Connection, device: Device) -> Self {
+        let Connection { stream, copy } = connection;
         let handler = Arc::new(Mutex::new(Handler { device, fatal: None }));
-        let requests = BackendReqHandler::from_stream(stream.try_clone()?, Arc::clone(&handler));
-        Ok(Peer { requests, handler, stream, spoke: false, refused: 0 })
+        let requests = BackendReqHandler::from_stream(copy, Arc::clone(&handler));
+        Peer { requests, handler, stream, spoke: false, refused: 0 }
     }
 
     /// Readable when there is a message.

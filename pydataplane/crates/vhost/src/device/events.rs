@@ -6,22 +6,47 @@ use std::sync::Arc;
 use zerocopy::IntoBytes;
 
 use super::Device;
+use super::side::SideQueue;
 use crate::defs::{EVENT_QUEUE, EventRecord};
-use crate::events::{Event, MAX_PENDING};
+use crate::events::{Event, MAX_PENDING, Unheard};
 
 impl Device {
-    /// Tells the guest, now or when it has given a buffer. A guest whose event queue does not
-    /// run yet scans by itself when it starts.
+    /// Tells the guest, now or when it has given a buffer, or when it is no longer paused. A guest
+    /// whose event queue does not run yet scans by itself when it starts.
     pub(crate) fn tell(&mut self, event: Event) {
-        if self.events.is_none() {
-            return;
-        }
         let seat = self.seats[usize::from(event.target())].as_ref();
         let times = seat.map(|seat| Arc::clone(&seat.times));
-        if !self.pending_events.push(event, times, self.features) {
+        let kept = match &mut self.unheard {
+            Some(unheard) => unheard.push(event, times),
+            None if self.events.is_none() => return,
+            None => self.pending_events.push(event, times, self.features),
+        };
+        if !kept {
             self.counters.events_missed.add(1);
         }
         self.send_events();
+    }
+
+    /// The event queue is about to run. A driver that goes on where it was is told what it has not
+    /// heard; one that starts afresh scans by itself, and its queue begins at 0, without buffers:
+    /// it gives them when the device runs.
+    pub(super) fn begin_events(&mut self, queue: SideQueue) {
+        let unheard = self.unheard.take().filter(|_| queue.next_avail() != 0 || queue.has_work());
+        self.pending_events = unheard.map(|unheard| unheard.events).unwrap_or_default();
+        self.events = Some(queue);
+    }
+
+    /// The event queue runs no longer; returns it. Its driver may go on with it.
+    pub(super) fn end_events(&mut self) -> Option<SideQueue> {
+        let queue = self.events.take()?;
+        let events = std::mem::take(&mut self.pending_events);
+        self.unheard = Some(Unheard { events, features: self.features });
+        Some(queue)
+    }
+
+    /// What the driver has not heard, for a session that it may go on in.
+    pub(crate) fn take_unheard(&mut self) -> Option<Unheard> {
+        self.unheard.take()
     }
 
     /// The guest gave buffers.
@@ -38,7 +63,7 @@ impl Device {
     }
 
     /// Puts what waits into the buffers that are there.
-    fn send_events(&mut self) {
+    pub(super) fn send_events(&mut self) {
         self.event_backlog = false;
         let Some(queue) = &mut self.events else { return };
         // Bounded, as a guest can add buffers that are too small for ever.

@@ -24,7 +24,7 @@ use crate::defs::{
     F_EVENT_IDX, F_INDIRECT_DESC, F_LOG_ALL, F_PROTOCOL_FEATURES, FIRST_REQUEST_QUEUE, MAX_QUEUES,
     MAX_TARGETS, OFFERED_FEATURES, response,
 };
-use crate::events::PendingEvents;
+use crate::events::{PendingEvents, Unheard};
 use crate::lun::{self, Target, Times};
 use crate::mailbox::{Countdown, Mailbox, Notice};
 use crate::poller::{DevicePoller, Failure, RequestQueue, Selector};
@@ -104,7 +104,10 @@ pub(crate) struct Device {
     rings: Box<[Ring]>,
     control: Option<SideQueue>,
     events: Option<SideQueue>,
+    /// Events that wait for buffers, while the event queue runs.
     pending_events: PendingEvents,
+    /// While it does not, and its driver may go on with it.
+    unheard: Option<Unheard>,
     tmfs: Vec<PendingTmf>,
     next_tmf: u64,
     /// A queue has more than was taken in one turn.
@@ -114,8 +117,12 @@ pub(crate) struct Device {
 
 impl Device {
     /// A device for a peer that just connected, with `targets`. A volume that cannot be opened is
-    /// left out, and logged.
-    pub(crate) fn new<'t>(place: &Place<'_>, targets: impl Iterator<Item = &'t Target>) -> Self {
+    /// left out, and logged. `unheard`: by the driver of the session before, which this may be.
+    pub(crate) fn new<'t>(
+        place: &Place<'_>,
+        targets: impl Iterator<Item = &'t Target>,
+        unheard: Option<Unheard>,
+    ) -> Self {
         let workers = place.reactors.iter().zip(place.counters).map(|(reactor, counters)| {
             let name = format!("vhost {}", place.name);
             let notice = Notice { mailbox: place.mailbox.clone(), session: place.session };
@@ -139,6 +146,7 @@ impl Device {
             control: None,
             events: None,
             pending_events: PendingEvents::default(),
+            unheard,
             tmfs: Vec::new(),
             next_tmf: place.session << 32,
             control_backlog: false,
@@ -200,9 +208,11 @@ impl Device {
         self.seats[usize::from(target)] = None;
     }
 
-    /// The driver started afresh, as after a reboot of the guest: what it prevented is over.
-    fn driver_restarted(&self) {
+    /// The driver started afresh, as after a reboot of the guest: what it prevented is over, and it
+    /// scans by itself.
+    fn driver_restarted(&mut self) {
         self.seats.iter().flatten().for_each(|seat| seat.nexus.forget_prevention());
+        self.unheard = None;
     }
 
     /// Whether the peer speaks protocol features: then rings start disabled.
@@ -340,7 +350,7 @@ impl Device {
             });
         }
         self.control = None;
-        self.events = None;
+        self.end_events();
         self.tmfs.clear();
         self.start_drain(Selector::All, Some(id));
     }

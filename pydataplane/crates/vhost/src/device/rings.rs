@@ -48,6 +48,8 @@ pub(super) struct Ring {
     err: Option<OwnedFd>,
     enabled: bool,
     pub(super) running: bool,
+    /// Has run in this session, up to `base`.
+    ran: bool,
 }
 
 impl Device {
@@ -87,7 +89,7 @@ impl Device {
         let base = u16::try_from(base).map_err(|_| DeviceError::Base(base))?;
         self.stop(at)?;
         // A paused guest goes on where its rings stopped; a driver that starts afresh does not.
-        if self.rings[at].base != base {
+        if self.rings[at].ran && self.rings[at].base != base {
             self.driver_restarted();
         }
         self.rings[at].base = base;
@@ -151,13 +153,13 @@ impl Device {
 
     /// RESET_OWNER, RESET_DEVICE: stops and disables every ring.
     pub(crate) fn reset(&mut self) -> Result<(), DeviceError> {
-        self.driver_restarted();
         for at in 0..self.rings.len() {
             self.stop(at)?;
             let ring = &mut self.rings[at];
             ring.enabled = false;
             ring.kick = None;
         }
+        self.driver_restarted();
         Ok(())
     }
 
@@ -197,9 +199,8 @@ impl Device {
         match at {
             CONTROL_QUEUE => self.control = Some(SideQueue::new(memory, config, kick, call)?),
             EVENT_QUEUE => {
-                // The driver that starts here scans by itself.
-                self.pending_events.clear();
-                self.events = Some(SideQueue::new(memory, config, kick, call)?);
+                let queue = SideQueue::new(memory, config, kick, call)?;
+                self.begin_events(queue);
             }
             _ => {
                 let setup = QueueSetup { index: at as u16, config, memory, kick, call };
@@ -207,9 +208,12 @@ impl Device {
             }
         }
         self.rings[at].running = true;
+        self.rings[at].ran = true;
         tracing::debug!(controller = self.name, queue = at, base = config.next_avail, "started");
-        if at == CONTROL_QUEUE {
-            self.serve_control();
+        match at {
+            CONTROL_QUEUE => self.serve_control(),
+            EVENT_QUEUE => self.send_events(),
+            _ => {}
         }
         Ok(())
     }
@@ -227,7 +231,7 @@ impl Device {
                 }
             }
             EVENT_QUEUE => {
-                if let Some(queue) = self.events.take() {
+                if let Some(queue) = self.end_events() {
                     self.rings[at].base = queue.next_avail();
                 }
             }
@@ -295,8 +299,13 @@ impl Device {
                 tracing::debug!(controller = self.name, queue = at, "stopped: {why}");
                 self.rings[at].base = side.next_avail();
                 self.rings[at].running = false;
-                *queue = None;
             }
+        }
+        if !self.rings[CONTROL_QUEUE].running {
+            self.control = None;
+        }
+        if !self.rings[EVENT_QUEUE].running {
+            self.end_events();
         }
     }
 }

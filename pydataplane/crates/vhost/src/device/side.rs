@@ -47,6 +47,11 @@ impl SideQueue {
         self.ring.next_avail()
     }
 
+    /// Whether the guest added something that was not taken.
+    pub(super) fn has_work(&self) -> bool {
+        self.ring.has_work()
+    }
+
     /// Readable after the guest added something.
     pub(super) fn kick(&self) -> Option<BorrowedFd<'_>> {
         self.kick.as_ref().map(AsFd::as_fd)

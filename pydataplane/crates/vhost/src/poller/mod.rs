@@ -62,6 +62,8 @@ pub(crate) struct DevicePoller {
     /// Requests taken so far; tells those before a [`Drain`] from those after it.
     taken: u64,
     drains: Vec<Drain>,
+    /// The last request of a drain has ended.
+    drained: bool,
     counters: Arc<ControllerCounters>,
     notice: Notice,
     /// Value of [`guestmem::faults`] last seen.
@@ -101,7 +103,7 @@ impl Poller for DevicePoller {
         if self.units.any_active() {
             events += self.reap();
         }
-        if !self.drains.is_empty() {
+        if self.drained {
             self.settle();
         }
         if events != 0 && guestmem::faults() != self.faults {
@@ -266,8 +268,7 @@ impl DevicePoller {
         let slot = &mut queue.slots[usize::from(index)];
         if queue.muted {
             // Paused: this one was in flight.
-            queue.in_flight -= 1;
-            slot.free();
+            self.drained |= queue.vacate(index, &mut self.drains);
             return;
         }
         let data = slot.segments.readable_tail().len() + slot.segments.writable_tail().len();
@@ -304,18 +305,17 @@ impl DevicePoller {
         let longest = MAX_WRITTEN.min(slot.segments.writable_len() as usize);
         slot.segments.mark_written(0, longest);
 
+        let data_in = slot.segments.writable_tail().len() as u32;
         if slot.is_busy() {
-            queue.in_flight -= 1;
             if let Some(unit) = self.units.at(slot.target) {
                 unit.counters.count(slot.kind, transferred, timed, good);
             }
-            slot.free();
+            self.drained |= queue.vacate(index, &mut self.drains);
         }
         if !good {
             self.counters.errors.add(1);
         }
         // The whole response area counts as written, as with QEMU's and the kernel's devices.
-        let data_in = slot.segments.writable_tail().len() as u32;
         queue.ring.push_used(index, RESPONSE_SIZE as u32 + transferred.min(data_in));
     }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use guestmem::GuestMemory;
 use virtqueue::{ChainError, ConfigError, Head, QueueError};
 
-use super::queue::RequestQueue;
+use super::queue::{RequestQueue, Slot};
 use super::units::{Unit, Units};
 use super::{BATCH, COMPLETIONS, DevicePoller, TURN_US};
 use crate::defs::MAX_QUEUES;
@@ -35,7 +35,21 @@ pub(crate) struct Drain {
     selector: Selector,
     /// Only those taken before.
     before: u64,
+    /// How many of them are in flight. Counted once: a guest with many queues, whose requests take
+    /// their time, must not have the reactor look through all their slots in each turn.
+    left: u32,
     then: Box<dyn FnOnce() + Send>,
+}
+
+impl Drain {
+    /// A request has ended, whose slot is not free yet. Whether it was the last one.
+    #[cold]
+    pub(super) fn note(&mut self, queue: u16, slot: &Slot) -> bool {
+        if slot.order < self.before && self.selector.has(queue, slot) {
+            self.left -= 1;
+        }
+        self.left == 0
+    }
 }
 
 /// Why a queue was closed: the guest broke the rules. Nothing else is affected.
@@ -67,6 +81,7 @@ impl DevicePoller {
             done: Vec::with_capacity(COMPLETIONS),
             taken: 0,
             drains: Vec::new(),
+            drained: false,
             counters,
             notice,
             faults: guestmem::faults(),
@@ -200,25 +215,24 @@ impl DevicePoller {
     /// Calls `then` as soon as the selected requests that are in flight now have ended, perhaps
     /// at once.
     pub(crate) fn drain(&mut self, selector: Selector, then: impl FnOnce() + Send + 'static) {
-        self.drains.push(Drain { selector, before: self.taken, then: Box::new(then) });
-        self.settle();
+        match self.count(selector) {
+            0 => then(),
+            left => {
+                let (before, then) = (self.taken, Box::new(then));
+                self.drains.push(Drain { selector, before, left, then });
+            }
+        }
     }
 
-    /// Answers the drains whose requests have all ended.
+    /// Answers the drains whose requests have all ended; after these were published.
     #[cold]
     pub(super) fn settle(&mut self) {
+        self.drained = false;
         let mut at = 0;
         while let Some(drain) = self.drains.get(at) {
-            let waits = |q: &RequestQueue| {
-                q.in_flight != 0
-                    && q.slots
-                        .iter()
-                        .any(|s| drain.selector.has(q.index, s) && s.order < drain.before)
-            };
-            if self.queues.iter().any(waits) {
-                at += 1;
-            } else {
-                (self.drains.swap_remove(at).then)();
+            match drain.left {
+                0 => (self.drains.swap_remove(at).then)(),
+                _ => at += 1,
             }
         }
     }
@@ -245,7 +259,7 @@ impl DevicePoller {
 }
 
 impl Selector {
-    fn has(self, queue: u16, slot: &super::queue::Slot) -> bool {
+    fn has(self, queue: u16, slot: &Slot) -> bool {
         slot.is_busy()
             && match self {
                 Selector::All => true,

@@ -9,7 +9,7 @@ use scsi::Task;
 use virtqueue::{ChainError, ConfigError, Head, QueueConfig, Segments, SplitQueue};
 use zerocopy::IntoBytes;
 
-use super::Failure;
+use super::{Drain, Failure};
 use crate::defs::{ResponseHeader, response};
 use crate::stats::Kind;
 
@@ -103,11 +103,6 @@ impl Slot {
         self.ended_by = response::OK;
         self.busy = true;
     }
-
-    #[inline]
-    pub(super) fn free(&mut self) {
-        self.busy = false;
-    }
 }
 
 impl RequestQueue {
@@ -149,6 +144,20 @@ impl RequestQueue {
         self.ring.walk(head, &mut slot.segments).map_err(Failure::Chain)?;
         slot.ready = true;
         Ok(())
+    }
+
+    /// The request of a slot has ended: the slot is free. Whether one of `drains`, of which there is
+    /// none most of the time, has waited for it as the last one.
+    #[inline]
+    pub(super) fn vacate(&mut self, index: u16, drains: &mut [Drain]) -> bool {
+        self.in_flight -= 1;
+        let slot = &mut self.slots[usize::from(index)];
+        let mut last = false;
+        for drain in drains {
+            last |= drain.note(self.index, slot);
+        }
+        slot.busy = false;
+        last
     }
 
     /// Answers a chain that is whole but too short to be a request.

@@ -6,6 +6,7 @@ use vhost_scsi::{ControllerError, TargetOptions};
 
 use crate::guest::*;
 use crate::host::*;
+use crate::peer::*;
 
 const TRANSPORT_RESET: u32 = 1;
 const PARAM_CHANGE: u32 = 3;
@@ -97,6 +98,116 @@ fn a_driver_that_starts_afresh_gets_no_old_events() {
     let buffer = guest.give_event_buffer();
     host.controllers.remove_target("vm0", 1).unwrap();
     assert_eq!(guest.event(buffer), (TRANSPORT_RESET, lun(1), REMOVED));
+}
+
+#[test]
+fn a_paused_guest_is_told_when_it_goes_on() {
+    for heard in 0..3 {
+        let host = Host::new(1);
+        let null = host.null("null");
+        host.malloc("disk");
+        let mut guest = Guest::start(&host.socket(), LINUX, 1);
+        let buffers: Vec<_> = (0..8).map(|_| guest.give_event_buffer()).collect();
+        let mut buffers = buffers.into_iter();
+        for _ in 0..heard {
+            host.add(9, "disk");
+            assert_eq!(guest.event(buffers.next().unwrap()), (TRANSPORT_RESET, lun(9), RESCAN));
+            host.controllers.remove_target("vm0", 9).unwrap();
+            assert_eq!(guest.event(buffers.next().unwrap()), (TRANSPORT_RESET, lun(9), REMOVED));
+        }
+        let taken: Vec<_> = (0..3).map(|queue| guest.peer.base(queue)).collect();
+        assert_eq!(taken[1], 2 * heard);
+        host.add(1, "null");
+        null.resize(16384).unwrap();
+        host.registry.notify_resized("null");
+        host.controllers.remove_target("vm0", 1).unwrap();
+        host.add(2, "disk");
+        assert_eq!(guest.try_used(1), None, "it is paused");
+        for (queue, base) in taken.into_iter().enumerate() {
+            guest.describe_queue(queue, base as u16, false);
+        }
+        let expected = [
+            (TRANSPORT_RESET, lun(1), RESCAN),
+            (PARAM_CHANGE, lun(1), 0x2a | 0x09 << 8),
+            (TRANSPORT_RESET, lun(1), REMOVED),
+            (TRANSPORT_RESET, lun(2), RESCAN),
+        ];
+        for event in expected {
+            assert_eq!(guest.event(buffers.next().unwrap()), event, "{heard} heard before");
+        }
+        assert!(guest.called(1, PATIENCE));
+        guest.ready(2);
+    }
+}
+
+#[test]
+fn events_that_wait_for_buffers_outlive_a_ring_that_is_set_up_again() {
+    let host = Host::new(1);
+    host.malloc("disk");
+    let mut guest = Guest::start(&host.socket(), LINUX, 1);
+    let buffer = guest.give_event_buffer();
+    host.add(1, "disk");
+    assert_eq!(guest.event(buffer), (TRANSPORT_RESET, lun(1), RESCAN));
+    host.controllers.remove_target("vm0", 1).unwrap();
+    // As a migration does, to have the used ring logged.
+    guest.peer.ask(SET_VRING_ADDR, &address_body(1, true), &[]);
+    let buffer = guest.give_event_buffer();
+    assert_eq!(guest.event(buffer), (TRANSPORT_RESET, lun(1), REMOVED));
+}
+
+#[test]
+fn a_guest_that_comes_back_is_told_what_happened_meanwhile() {
+    let host = Host::with_disk(1);
+    host.malloc("disk1");
+    host.malloc("disk2");
+    let mut guest = Guest::start(&host.socket(), LINUX, 1);
+    let buffers: Vec<_> = (0..4).map(|_| guest.give_event_buffer()).collect();
+    host.add(1, "disk1");
+    assert_eq!(guest.event(buffers[0]), (TRANSPORT_RESET, lun(1), RESCAN));
+    guest.ready(0);
+    let taken = [0, guest.used_index(1), guest.used_index(2)];
+    guest.peer.shutdown();
+    host.wait_until_free();
+    host.controllers.remove_target("vm0", 1).unwrap();
+    host.add(2, "disk2");
+    // One that goes away before its rings run changes nothing.
+    Guest::connect(&host.socket(), LINUX).peer.shutdown();
+    host.wait_until_free();
+    guest.reconnect(&host.socket());
+    for (queue, base) in taken.into_iter().enumerate() {
+        guest.describe_queue(queue, base, false);
+    }
+    assert_eq!(guest.event(buffers[1]), (TRANSPORT_RESET, lun(1), REMOVED));
+    assert_eq!(guest.event(buffers[2]), (TRANSPORT_RESET, lun(2), RESCAN));
+    guest.ready(2);
+    // The next is another, which scans by itself.
+    guest.peer.shutdown();
+    host.wait_until_free();
+    host.controllers.remove_target("vm0", 2).unwrap();
+    let mut guest = Guest::start(&host.socket(), LINUX, 1);
+    let buffer = guest.give_event_buffer();
+    host.add(2, "disk2");
+    assert_eq!(guest.event(buffer), (TRANSPORT_RESET, lun(2), RESCAN));
+}
+
+#[test]
+fn a_guest_that_reboots_gets_no_events_of_its_life_before() {
+    let host = Host::with_disk(1);
+    host.malloc("disk1");
+    let mut guest = Guest::start(&host.socket(), LINUX, 1);
+    let buffer = guest.give_event_buffer();
+    host.add(1, "disk1");
+    assert_eq!(guest.event(buffer), (TRANSPORT_RESET, lun(1), RESCAN));
+    for queue in 0..3 {
+        guest.peer.base(queue);
+    }
+    host.controllers.remove_target("vm0", 1).unwrap();
+    for queue in 0..3 {
+        guest.start_queue(queue);
+    }
+    let buffer = guest.give_event_buffer();
+    host.add(1, "disk1");
+    assert_eq!(guest.event(buffer), (TRANSPORT_RESET, lun(1), RESCAN));
 }
 
 #[test]

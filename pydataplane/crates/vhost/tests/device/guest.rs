@@ -78,6 +78,19 @@ pub fn spec_bytes(spec: &RegionSpec) -> Vec<u8> {
     longs(&[spec.guest_addr, spec.size, spec.user_addr, spec.mmap_offset])
 }
 
+/// A connection after the handshake.
+fn shake_hands(path: &Path, features: u64) -> Peer {
+    let mut peer = Peer::connect(path);
+    peer.send(SET_OWNER, &[], &[]);
+    let offered = peer.get_u64(GET_FEATURES);
+    assert_eq!(features & !offered, 0, "not offered: {:#x}", features & !offered);
+    let protocol = peer.get_u64(GET_PROTOCOL_FEATURES);
+    peer.send(SET_PROTOCOL_FEATURES, &protocol.to_le_bytes(), &[]);
+    // What QEMU does: the ring features follow when the driver has chosen.
+    peer.send(SET_FEATURES, &features.to_le_bytes(), &[]);
+    peer
+}
+
 impl Guest {
     /// A guest after the handshake, with control, event and `request_queues` request queues.
     pub fn start(path: &Path, features: u64, request_queues: usize) -> Guest {
@@ -90,14 +103,7 @@ impl Guest {
 
     /// A guest after the handshake, without queues.
     pub fn connect(path: &Path, features: u64) -> Guest {
-        let mut peer = Peer::connect(path);
-        peer.send(SET_OWNER, &[], &[]);
-        let offered = peer.get_u64(GET_FEATURES);
-        assert_eq!(features & !offered, 0, "not offered: {:#x}", features & !offered);
-        let protocol = peer.get_u64(GET_PROTOCOL_FEATURES);
-        peer.send(SET_PROTOCOL_FEATURES, &protocol.to_le_bytes(), &[]);
-        // What QEMU does: the ring features follow when the driver has chosen.
-        peer.send(SET_FEATURES, &features.to_le_bytes(), &[]);
+        let peer = shake_hands(path, features);
         let regions = vec![region(0, LOW)];
         let copies = regions.iter().map(|(s, fd)| (*s, fd.try_clone().unwrap())).collect();
         let memory = GuestMemory::map(copies).unwrap();
@@ -105,6 +111,12 @@ impl Guest {
         let mut guest = Guest { peer, memory, features, regions, rings, next_buffer: BUFFERS };
         guest.tell_memory();
         guest
+    }
+
+    /// The same guest, whose QEMU connects anew: without queues until they are described.
+    pub fn reconnect(&mut self, path: &Path) {
+        self.peer = shake_hands(path, self.features);
+        self.tell_memory();
     }
 
     /// A guest that has said nothing yet, but has rings.
