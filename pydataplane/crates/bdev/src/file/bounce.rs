@@ -40,6 +40,11 @@ impl Bounces {
         self.memory.at(usize::from(b.0) * BOUNCE_SIZE, BOUNCE_SIZE)
     }
 
+    #[cfg(test)]
+    pub(super) fn base_of_all(&self) -> *mut u8 {
+        self.base(Bounce(0))
+    }
+
     /// Copies `len` bytes of `sg` from `offset` on into `b`.
     pub(super) fn fill(&mut self, b: Bounce, sg: &Sg, offset: usize, len: usize) {
         sg.copy_to_slice(offset, self.bytes(b, len));

@@ -87,6 +87,9 @@ pub(super) struct FileChannel {
     zeroes: &'static Ram,
     stats: ChannelStats,
     shared: Arc<Shared>,
+    /// All that went to the kernel.
+    #[cfg(test)]
+    pushed: Vec<tests::Pushed>,
 }
 
 impl FileChannel {
@@ -104,6 +107,8 @@ impl FileChannel {
             zeroes: zeroes()?,
             stats,
             shared,
+            #[cfg(test)]
+            pushed: Vec::new(),
         })
     }
 
@@ -124,6 +129,8 @@ impl FileChannel {
             slot.bounce = Some(self.bounces.take().ok_or(Full)?);
         }
         let entry = entry(slot, &self.shared, &mut self.bounces, self.zeroes);
+        #[cfg(test)]
+        self.pushed.push(tests::Pushed::of(&entry));
         // SAFETY: the caller's memory is valid until the I/O completes (`Sg::new`); bounce
         // buffers, zeros and the file live as long as this channel, whose client waits in its
         // drop, which comes first.
@@ -356,3 +363,6 @@ impl Channel for FileChannel {
         (done.len() - before) as u32
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -14,3 +14,4 @@ mod migration;
 mod peer;
 mod removable;
 mod stuck;
+mod zero_copy;

@@ -1,0 +1,164 @@
+//! What goes to the kernel: the caller's own memory where direct I/O takes it, else a copy.
+
+use guestmem::{GuestMemory, GuestRange, IoVec, Sg};
+
+use super::super::open::open;
+use super::*;
+use crate::Stats;
+
+/// The fields of a submission that say where its data is (`struct io_uring_sqe`, io_uring.h).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Pushed {
+    opcode: u8,
+    /// Of the data, or of the `struct iovec`s.
+    addr: u64,
+    /// Bytes, or `struct iovec`s.
+    len: u32,
+}
+
+impl Pushed {
+    pub(super) fn of(entry: &squeue::Entry) -> Pushed {
+        const { assert!(size_of::<squeue::Entry>() == 64) }
+        // SAFETY: an entry is the 64 bytes of the kernel's structure, without padding.
+        let bytes: &[u8; 64] = unsafe { &*std::ptr::from_ref(entry).cast() };
+        let field = |at: usize| &bytes[at..];
+        Pushed {
+            opcode: bytes[0],
+            addr: u64::from_ne_bytes(*field(16).first_chunk().expect("64 bytes")),
+            len: u32::from_ne_bytes(*field(24).first_chunk().expect("64 bytes")),
+        }
+    }
+
+    fn at(opcode: u8, range: &GuestRange<'_>) -> Pushed {
+        Pushed { opcode, addr: range.as_ptr() as u64, len: range.len() as u32 }
+    }
+}
+
+const BLOCK: usize = 512;
+/// Guest address of the memory of these tests.
+const GUEST: u64 = 0x10_0000;
+
+struct Rig {
+    channel: FileChannel,
+    io: IoContext,
+    memory: GuestMemory,
+    _file: tempfile::NamedTempFile,
+}
+
+/// A channel on a file where direct I/O wants memory that is aligned to 512 bytes, and a guest.
+fn rig() -> Rig {
+    let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+    file.as_file().set_len(1 << 20).unwrap();
+    let mut shared = open(file.path(), Some(BLOCK as u32), false).unwrap();
+    // Whatever the file system of this machine wants.
+    shared.mem_align = BLOCK;
+    shared.in_memory = false;
+    let io = IoContext::new().unwrap();
+    let channel = FileChannel::new(Arc::new(shared), Stats::new().channel(), &io).unwrap();
+    let memory = GuestMemory::memfd(&[(GUEST, 1 << 20)]).unwrap();
+    Rig { channel, io, memory, _file: file }
+}
+
+impl Rig {
+    fn range(&self, offset: usize, len: usize) -> GuestRange<'static> {
+        let range = self.memory.range(GUEST + offset as u64, len as u64).unwrap();
+        // SAFETY: the rig keeps the memory longer than the test keeps the range.
+        unsafe { range.detach() }
+    }
+
+    /// Runs `op` from block 1 on with these parts of the guest's memory. Returns what was pushed,
+    /// and the list as it was given.
+    fn run(&mut self, op: Op, parts: &[GuestRange<'_>]) -> (Vec<Pushed>, Vec<IoVec>) {
+        // SAFETY: the memory outlives the I/O, which ends below.
+        let runs: Vec<IoVec> = parts.iter().map(|part| unsafe { part.to_iovec() }).collect();
+        // SAFETY: so does the list.
+        let sg = unsafe { Sg::new(&runs) };
+        let blocks = (sg.len() / BLOCK) as u64;
+        let io = Io { op, fua: false, lba: 1, blocks, sg, tag: 3 };
+        assert_eq!(self.channel.submit(&io), Submit::Pending);
+        let mut done = Vec::with_capacity(1);
+        while self.channel.poll(&mut done) == 0 {
+            self.io.wait(600_000_000).unwrap();
+        }
+        assert_eq!(done[..], [Completion { tag: 3, result: Ok(()) }]);
+        (std::mem::take(&mut self.channel.pushed), runs)
+    }
+
+    fn bounce_buffers(&self) -> std::ops::Range<u64> {
+        let base = self.channel.bounces.base_of_all() as u64;
+        base..base + 16 * BOUNCE_SIZE as u64
+    }
+}
+
+fn fill(range: &GuestRange<'_>, seed: usize) -> Vec<u8> {
+    let bytes: Vec<u8> = (0..range.len()).map(|i| ((i + seed) * 7 % 251) as u8).collect();
+    range.write_slice(0, &bytes).unwrap();
+    bytes
+}
+
+fn bytes(range: &GuestRange<'_>) -> Vec<u8> {
+    let mut bytes = vec![0; range.len()];
+    range.read_slice(0, &mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn the_guests_own_pages_go_to_the_kernel() {
+    let mut rig = rig();
+    let (out, back) = (rig.range(0x1000, 0x4000), rig.range(0x8200, 0x4000));
+    let data = fill(&out, 1);
+    assert_eq!(rig.run(Op::Write, &[out]).0, [Pushed::at(opcode::Write::CODE, &out)]);
+    assert_eq!(rig.run(Op::Read, &[back]).0, [Pushed::at(opcode::Read::CODE, &back)]);
+    assert_eq!(bytes(&back), data);
+}
+
+#[test]
+fn scattered_pages_go_to_the_kernel_as_the_list_that_the_caller_made() {
+    let mut rig = rig();
+    let parts = [rig.range(0x2000, 0x200), rig.range(0x9000, 0x1000), rig.range(0x600, 0x600)];
+    let data: Vec<_> = parts.iter().zip(1..).map(|(part, seed)| fill(part, seed)).collect();
+    for (op, code) in [(Op::Write, opcode::Writev::CODE), (Op::Read, opcode::Readv::CODE)] {
+        let (pushed, runs) = rig.run(op, &parts);
+        let list = Pushed { opcode: code, addr: runs.as_ptr() as u64, len: 3 };
+        assert_eq!(pushed, [list], "{op:?}");
+        for (run, part) in runs.iter().zip(&parts) {
+            assert_eq!((run.base(), run.len()), (part.as_ptr(), part.len()));
+        }
+        if op == Op::Write {
+            parts.iter().for_each(|part| part.fill(0));
+        }
+    }
+    assert!(parts.iter().zip(&data).all(|(part, data)| bytes(part) == *data));
+}
+
+#[test]
+fn what_is_not_aligned_goes_through_a_bounce_buffer_and_gives_it_back() {
+    let mut rig = rig();
+    let bounce = rig.bounce_buffers();
+    // At an odd address; in two runs that are cut within a block; longer than a bounce buffer.
+    let cases: [Vec<GuestRange<'_>>; 3] = [
+        vec![rig.range(0x1001, 0x1000)],
+        vec![rig.range(0x3000, 0x100), rig.range(0x5100, 0xf00)],
+        vec![rig.range(0x11, 0x2_0000)],
+    ];
+    for parts in cases {
+        let data: Vec<_> = parts.iter().zip(1..).map(|(part, seed)| fill(part, seed)).collect();
+        let total: usize = parts.iter().map(GuestRange::len).sum();
+        for (op, code) in [(Op::Write, opcode::Write::CODE), (Op::Read, opcode::Read::CODE)] {
+            let (pushed, _) = rig.run(op, &parts);
+            assert_eq!(pushed.len(), total.div_ceil(BOUNCE_SIZE), "{op:?}");
+            for step in pushed {
+                assert_eq!(step.opcode, code);
+                assert!(bounce.contains(&step.addr), "{step:?} is not in {bounce:?}");
+            }
+            if op == Op::Write {
+                parts.iter().for_each(|part| part.fill(0));
+            }
+        }
+        assert!(parts.iter().zip(&data).all(|(part, data)| bytes(part) == *data));
+        // None is kept: so many can be taken again.
+        let all: Vec<_> = std::iter::from_fn(|| rig.channel.bounces.take()).collect();
+        assert_eq!(all.len(), 16);
+        all.into_iter().for_each(|b| rig.channel.bounces.give_back(b));
+    }
+}
