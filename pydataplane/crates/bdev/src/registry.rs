@@ -203,8 +203,9 @@ impl Registry {
     /// Never call it on a reactor thread or inside a subscriber.
     ///
     /// # Errors
-    /// [`RegistryError::NotFound`]; [`RegistryError::StillHeld`] after [`UNREGISTER_TIMEOUT`],
-    /// and then a second call goes on waiting.
+    /// [`RegistryError::NotFound`]; [`RegistryError::StillHeld`] after [`UNREGISTER_TIMEOUT`]: then
+    /// the device goes, and its name is free, when the last claim is dropped; until then a second
+    /// call goes on waiting.
     pub fn unregister(&self, key: &str) -> Result<Arc<dyn Bdev>, RegistryError> {
         self.unregister_within(key, UNREGISTER_TIMEOUT)
     }
@@ -391,10 +392,16 @@ impl fmt::Debug for Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         let mut state = self.registry.lock();
+        let mut gone = None;
         if let Some(e) = state.entries.get_mut(self.bdev.name()) {
             e.holders.retain(|h| h.id != self.id);
+            // Whoever removed it may have given up waiting.
+            if e.removing && e.holders.is_empty() {
+                gone = state.entries.remove(self.bdev.name());
+            }
         }
         drop(state);
+        drop(gone);
         self.registry.inner.released.notify_all();
     }
 }
@@ -421,6 +428,7 @@ impl Drop for Subscription {
 mod tests {
     use super::*;
     use crate::Null;
+    use std::thread;
 
     fn null(name: &str) -> Arc<Null> {
         Null::create(name, 512, 8, None).unwrap()
@@ -509,8 +517,31 @@ mod tests {
         );
         assert!(r.get("a").is_none());
         assert!(r.register(null("a")).is_err(), "the name is taken until the removal ends");
-        drop(held);
-        assert!(r.unregister_within("a", Duration::ZERO).is_ok());
+        let e = r.unregister_within("a", Duration::ZERO).unwrap_err();
+        assert!(matches!(e, RegistryError::StillHeld { .. }), "{e}");
+        thread::scope(|s| {
+            let waits = s.spawn(|| r.unregister_within("a", Duration::from_secs(60)));
+            drop(held);
+            // It may have come too late to wait.
+            if let Err(e) = waits.join().unwrap() {
+                assert!(matches!(e, RegistryError::NotFound(_)), "{e}");
+            }
+        });
         assert!(matches!(r.unregister("a"), Err(RegistryError::NotFound(_))));
+    }
+
+    #[test]
+    fn a_device_whose_removal_was_given_up_goes_with_its_last_holder() {
+        let r = Registry::new();
+        r.register(null("a")).unwrap();
+        let held = [r.claim_shared("a", "one").unwrap(), r.claim_shared("a", "two").unwrap()];
+        assert!(r.unregister_within("a", Duration::ZERO).is_err());
+        let [one, two] = held;
+        drop(one);
+        assert!(r.register(null("a")).is_err(), "the second has it");
+        drop(two);
+        r.register(null("a")).unwrap();
+        let _held = r.claim("a", "three").unwrap();
+        assert!(r.get("a").is_some());
     }
 }

@@ -32,6 +32,17 @@ pub enum ExportError {
         /// How often its file is open.
         opens: u32,
     },
+    /// It is deleted, and I/O of its file does not end.
+    #[error(
+        "the export of bdev {name} is deleted, but still has I/O in flight after {seconds} s; the bdev \
+         stays in use until that ends"
+    )]
+    StillEnding {
+        /// Name of the bdev.
+        name: String,
+        /// How long was waited, in seconds.
+        seconds: u64,
+    },
     /// What is written to its file does not end.
     #[error(
         "the export of bdev {name} still writes after {seconds} s and was not parked; stop what \

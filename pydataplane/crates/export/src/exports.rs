@@ -21,6 +21,9 @@ pub const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long [`Exports::park`] waits for what is being written.
 pub const PARK_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How long [`Exports::delete`] and [`Exports::stop`] wait for I/O in flight to end.
+pub const END_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// How often it looks meanwhile.
 const RELEASE_POLL: Duration = Duration::from_millis(5);
 
@@ -109,6 +112,11 @@ impl Exports {
         let mut control = inner.control();
         let bdev = inner.registry.require(key)?;
         let path = inner.dir.join(bdev.uuid().to_string());
+        // Files that are open through one that was unmounted are served by it until they are closed.
+        if control.mount.take_if(|mount| !mount.is_there()).is_some() {
+            tracing::warn!(dir = %inner.dir.display(), "the exports were unmounted: mounted again");
+            control.mount = Some(inner.mount()?);
+        }
         if let Some(there) = inner.named(bdev.name()) {
             if there.read_only != (read_only || bdev.features().read_only) {
                 let how = if there.read_only { "read-only" } else { "for writing" };
@@ -117,7 +125,7 @@ impl Exports {
             return Ok(path);
         }
         if control.mount.is_none() {
-            control.mount = Some(Mount::new(&inner.dir, Files::new(Table::clone(&inner.table)))?);
+            control.mount = Some(inner.mount()?);
         }
         let ino = INodeNo(control.next_ino);
         let owner = format!("the export {}", path.display());
@@ -131,10 +139,15 @@ impl Exports {
     /// open gets errors.
     ///
     /// # Errors
-    /// [`ExportError::NotExported`]; [`ExportError::Open`] after [`RELEASE_TIMEOUT`].
+    /// [`ExportError::NotExported`]; [`ExportError::Open`] after [`RELEASE_TIMEOUT`];
+    /// [`ExportError::StillEnding`] after [`END_TIMEOUT`], and then it is deleted.
     pub fn delete(&self, key: &str, force: bool) -> Result<(), ExportError> {
+        self.delete_within(key, force, END_TIMEOUT)
+    }
+
+    fn delete_within(&self, key: &str, force: bool, patience: Duration) -> Result<(), ExportError> {
         let inner = &self.inner;
-        let _control = inner.control();
+        let control = inner.control();
         let name = inner.registry.get(key).map_or_else(|| key.to_owned(), |b| b.name().to_owned());
         let end = Instant::now() + RELEASE_TIMEOUT;
         loop {
@@ -146,8 +159,12 @@ impl Exports {
                 if opens == 0 || force {
                     table.remove(&volume.ino.0);
                     drop(table);
-                    volume.stop();
-                    return Ok(());
+                    drop(control);
+                    let seconds = patience.as_secs();
+                    return match volume.end().wait(patience) {
+                        true => Ok(()),
+                        false => Err(ExportError::StillEnding { name, seconds }),
+                    };
                 }
                 if Instant::now() > end {
                     return Err(ExportError::Open { name, opens });
@@ -200,19 +217,26 @@ impl Exports {
     }
 
     /// Ends all exports and the mount: before lvstores are unloaded. Open files give errors.
-    pub fn stop(&self) {
+    /// `false`: I/O of some has not ended after [`END_TIMEOUT`], so that bdevs must be left as they
+    /// are.
+    #[must_use]
+    pub fn stop(&self) -> bool {
         let mut control = self.inner.control();
         let all = std::mem::take(&mut *self.inner.write());
-        all.into_values().for_each(|volume| volume.stop());
+        let endings: Vec<_> = all.values().map(|volume| volume.end()).collect();
+        let end = Instant::now() + END_TIMEOUT;
+        let left = || end.saturating_duration_since(Instant::now());
+        let ended = endings.into_iter().all(|ending| ending.wait(left()));
         if let Some(mount) = control.mount.take() {
             mount.end();
         }
+        ended
     }
 }
 
 impl Drop for Exports {
     fn drop(&mut self) {
-        self.stop();
+        _ = self.stop();
     }
 }
 
@@ -227,22 +251,23 @@ impl Inner {
         self.table.write().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn mount(&self) -> Result<Mount, ExportError> {
+        Mount::new(&self.dir, Files::new(Table::clone(&self.table)))
+    }
+
     fn named(&self, name: &str) -> Option<Arc<Volume>> {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         table.values().find(|v| v.bdev.name() == name).cloned()
     }
 }
 
-/// A bdev that goes away takes its file with it; on another thread, because it waits for I/O.
+/// A bdev that goes away takes its file with it; nobody waits here for I/O in flight.
 fn on_event(inner: &Weak<Inner>, event: &Event) {
     let Event::Removed(bdev) = event else { return };
     let Some(inner) = inner.upgrade() else { return };
     let Some(volume) = inner.named(bdev.name()) else { return };
     inner.write().remove(&volume.ino.0);
-    let stopped = thread::Builder::new().name("export-gone".into()).spawn(move || volume.stop());
-    if let Err(e) = stopped {
-        tracing::error!(bdev = bdev.name(), "no thread to end an export on: {e}");
-    }
+    _ = volume.end();
 }
 
 #[cfg(test)]
@@ -480,6 +505,69 @@ mod tests {
         let io = bdev.stats().unwrap().snapshot();
         let done = io.op(Op::WriteZeroes);
         assert_eq!((done.ops, done.bytes), (256 * 2, 128 * (7 << 29)));
+    }
+
+    #[test]
+    fn io_that_does_not_end_keeps_the_bdev_and_nobody_waiting() {
+        let (_dir, registry, exports) = exports();
+        let bdev = FaultBdev::new("f0", BLOCK as u32, 64);
+        registry.register(bdev.clone()).unwrap();
+        bdev.defer(Some(1));
+        bdev.hold();
+        let path = exports.create(bdev.name(), false).unwrap();
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        thread::scope(|s| {
+            let write = s.spawn(|| file.write_all_at(&[7; BLOCK], 0));
+            while bdev.held() == 0 {
+                thread::yield_now();
+            }
+            let e = exports.delete_within(bdev.name(), true, Duration::from_millis(5)).unwrap_err();
+            assert!(matches!(e, ExportError::StillEnding { .. }), "{e}");
+            assert!(exports.list().is_empty());
+            assert_eq!(fs::metadata(&path).unwrap_err().kind(), ErrorKind::NotFound);
+            // Others are served, and it can be made anew when it is free.
+            malloc(&registry, "m0", 8);
+            fs::read(exports.create("m0", false).unwrap()).unwrap();
+            let e = exports.create(bdev.name(), false).unwrap_err().to_string();
+            assert!(e.contains("is in use by the export"), "{e}");
+            bdev.release();
+            write.join().unwrap().unwrap();
+        });
+        while exports.create(bdev.name(), false).is_err() {
+            thread::yield_now();
+        }
+        // The one that was deleted stays so for whoever has it open.
+        assert!(file.read_at(&mut [0; BLOCK], 0).is_err());
+        assert_eq!(fs::read(&path).unwrap()[..BLOCK], [7; BLOCK]);
+    }
+
+    #[test]
+    fn what_was_unmounted_behind_our_back_is_mounted_again() {
+        let (dir, registry, exports) = exports();
+        malloc(&registry, "m0", 8);
+        malloc(&registry, "m1", 8);
+        let path = exports.create("m0", false).unwrap();
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        let mount = dir.path().join("e");
+        for (key, held) in [("m0", true), ("m1", false), ("m0", false)] {
+            rustix::mount::unmount(&mount, rustix::mount::UnmountFlags::DETACH).unwrap();
+            assert!(!path.exists());
+            let made = exports.create(key, false).unwrap();
+            File::options().write(true).open(&made).unwrap().write_all_at(&[5; BLOCK], 0).unwrap();
+            assert_eq!(fs::read(&made).unwrap()[..BLOCK], [5; BLOCK]);
+            if held {
+                file.write_all_at(&[4; BLOCK], 0).unwrap();
+                assert_eq!(fs::read(&path).unwrap()[..BLOCK], [4; BLOCK]);
+            }
+        }
+        // None of the closes that the kernel did not tell of is left.
+        let since = Instant::now();
+        while exports.list()[0].opens != 1 || exports.list()[1].opens != 0 {
+            assert!(since.elapsed() < Duration::from_secs(20), "{:?}", exports.list());
+            thread::yield_now();
+        }
+        drop(file);
+        exports.delete("m0", false).unwrap();
     }
 
     #[test]

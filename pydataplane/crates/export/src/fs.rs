@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 use uuid::Uuid;
 
@@ -28,16 +28,22 @@ const NO_TTL: Duration = Duration::ZERO;
 /// The files, by inode.
 pub(crate) type Table = Arc<RwLock<BTreeMap<u64, Arc<Volume>>>>;
 
-/// The file system.
+/// The file system, of one mount.
 pub(crate) struct Files {
     table: Table,
     made: SystemTime,
+    /// How often each file is open through this mount, by inode.
+    opens: Mutex<BTreeMap<u64, u32>>,
 }
 
 impl Files {
     /// Of the volumes in `table`, now and later.
     pub fn new(table: Table) -> Files {
-        Files { table, made: SystemTime::now() }
+        Files { table, made: SystemTime::now(), opens: Mutex::default() }
+    }
+
+    fn opens(&self) -> MutexGuard<'_, BTreeMap<u64, u32>> {
+        self.opens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn volume(&self, ino: INodeNo) -> Option<Arc<Volume>> {
@@ -130,6 +136,7 @@ impl Filesystem for Files {
             }
             Some(v) => {
                 v.opens.fetch_add(1, Ordering::Relaxed);
+                *self.opens().entry(ino.0).or_default() += 1;
                 let flags = FopenFlags::FOPEN_DIRECT_IO
                     | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
                     | FopenFlags::FOPEN_NOFLUSH;
@@ -148,10 +155,27 @@ impl Filesystem for Files {
         _: bool,
         reply: ReplyEmpty,
     ) {
-        if let Some(volume) = self.volume(ino) {
-            volume.opens.fetch_sub(1, Ordering::Relaxed);
+        let mut opens = self.opens();
+        if let Some(count) = opens.get_mut(&ino.0) {
+            *count -= 1;
+            if *count == 0 {
+                opens.remove(&ino.0);
+            }
+            if let Some(volume) = self.volume(ino) {
+                volume.opens.fetch_sub(1, Ordering::Relaxed);
+            }
         }
+        drop(opens);
         reply.ok();
+    }
+
+    fn destroy(&mut self) {
+        // The kernel does not tell of each close when a mount goes, or its connection is aborted.
+        for (ino, count) in std::mem::take(&mut *self.opens()) {
+            if let Some(volume) = self.volume(INodeNo(ino)) {
+                volume.opens.fetch_sub(count, Ordering::Relaxed);
+            }
+        }
     }
 
     fn read(

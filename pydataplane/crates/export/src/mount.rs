@@ -69,6 +69,13 @@ impl Mount {
         }
     }
 
+    /// Whether it is what one finds at its folder, and somebody answers. Not when it was unmounted, or
+    /// its connection aborted, behind our back.
+    pub fn is_there(&self) -> bool {
+        // Where the table cannot be read, it is taken to be as it was.
+        !self.session.guard.is_finished() && is_mounted(&self.dir).unwrap_or(true)
+    }
+
     /// Detaches it. A file that is still open keeps the session: it ends with the process.
     pub fn end(self) {
         if let Err(e) = unmount(&self.dir, UnmountFlags::DETACH) {
@@ -94,13 +101,8 @@ impl Mount {
 /// [`ExportError::DirInUse`] when the process lives; the kernel refuses.
 pub(crate) fn detach_dead(dir: &Path) -> Result<(), ExportError> {
     for _ in 0..MAX_STALE {
-        // The kernel lists canonical paths, and below the mount itself nothing may be looked at.
-        let (Some(parent), Some(name)) = (dir.parent(), dir.file_name()) else { return Ok(()) };
-        let Ok(parent) = parent.canonicalize() else { return Ok(()) };
-        let dir = parent.join(name);
-        let table = fs::read_to_string("/proc/self/mountinfo")
-            .map_err(os("read", Path::new("/proc/self/mountinfo")))?;
-        if !mounted(&table, &dir) {
+        let Some(dir) = canonical(dir) else { return Ok(()) };
+        if !is_mounted(&dir)? {
             return Ok(());
         }
         match fs::metadata(&dir) {
@@ -112,6 +114,19 @@ pub(crate) fn detach_dead(dir: &Path) -> Result<(), ExportError> {
         }
     }
     Ok(())
+}
+
+/// As the kernel lists it. Below the mount itself nothing may be looked at.
+fn canonical(dir: &Path) -> Option<PathBuf> {
+    let (parent, name) = (dir.parent()?, dir.file_name()?);
+    Some(parent.canonicalize().ok()?.join(name))
+}
+
+/// Whether one of our mounts is on top at `dir`.
+fn is_mounted(dir: &Path) -> Result<bool, ExportError> {
+    let path = Path::new("/proc/self/mountinfo");
+    let table = fs::read_to_string(path).map_err(os("read", path))?;
+    Ok(canonical(dir).is_some_and(|dir| mounted(&table, &dir)))
 }
 
 /// Whether one of our mounts is on top at `dir`, by the text of mountinfo (proc_pid_mountinfo(5)).

@@ -5,8 +5,9 @@ use fuser::{FileAttr, FileType, INodeNo};
 use reactor::Waker;
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 use uuid::Uuid;
 
@@ -130,9 +131,22 @@ pub(crate) struct Volume {
     made: SystemTime,
     /// Who holds the bdev, as claims name it.
     owner: String,
-    /// Taken when it ends: first the thread with its channel, then the claim. Held while the claim
-    /// changes hands.
-    service: Mutex<Option<(JoinHandle<()>, Claim)>>,
+    /// Taken when it ends. Held while the claim changes hands.
+    service: Mutex<Option<Service>>,
+}
+
+/// The claim of an export. Its thread lets go of it, after its channel, when all I/O has ended.
+type Hold = Arc<Mutex<Option<Claim>>>;
+
+/// What an export has while it is served.
+struct Service {
+    hold: Hold,
+    /// Closed when the thread has let go of everything.
+    ended: Receiver<()>,
+}
+
+fn held(hold: &Hold) -> MutexGuard<'_, Option<Claim>> {
+    hold.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The claim of an export, parked or not, under the name `owner`.
@@ -171,17 +185,25 @@ impl Volume {
         let mailbox = Arc::new(Mailbox::default());
         mailbox.lock().parked = parked;
         let (ready, opened) = mpsc::sync_channel(1);
-        let (served, from) = (Arc::clone(&bdev), Arc::clone(&mailbox));
-        let thread = thread::Builder::new()
+        let hold: Hold = Arc::new(Mutex::new(Some(claim)));
+        let (serves, ended) = mpsc::channel::<()>();
+        let (served, from, holds) = (Arc::clone(&bdev), Arc::clone(&mailbox), Arc::clone(&hold));
+        thread::Builder::new()
             .name(format!("export-{}", &bdev.uuid().to_string()[..8]))
-            .spawn(move || worker::run(&served, &from, &ready))
+            .spawn(move || {
+                worker::run(&served, &from, &ready);
+                drop((served, from));
+                drop(held(&holds).take());
+                drop(serves);
+            })
             .map_err(|source| ExportError::Os {
                 operation: "start a thread for",
                 path: bdev.name().into(),
                 source,
             })?;
         let gone = || bdev::OpenError { name: bdev.name().into(), why: "its thread ended".into() };
-        let waker = opened.recv().map_err(|_| gone())??;
+        let opened = opened.recv().map_err(|_| gone()).and_then(|opened| opened);
+        let waker = opened.inspect_err(|_| drop(held(&hold).take()))?;
         Ok(Volume {
             ino,
             uuid: bdev.uuid(),
@@ -192,7 +214,7 @@ impl Volume {
             waker,
             made: SystemTime::now(),
             owner,
-            service: Mutex::new(Some((thread, claim))),
+            service: Mutex::new(Some(Service { hold, ended })),
         })
     }
 
@@ -215,7 +237,7 @@ impl Volume {
         self.mailbox.is_parked()
     }
 
-    fn service(&self) -> MutexGuard<'_, Option<(JoinHandle<()>, Claim)>> {
+    fn service(&self) -> MutexGuard<'_, Option<Service>> {
         self.service.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -228,7 +250,7 @@ impl Volume {
     pub fn park(&self, registry: &Registry, timeout: Duration) -> Result<(), ExportError> {
         let mut service = self.service();
         let name = || self.bdev.name().to_owned();
-        let (_, held) = service.as_mut().ok_or_else(|| ExportError::NotExported(name()))?;
+        let hold = &service.as_mut().ok_or_else(|| ExportError::NotExported(name()))?.hold;
         if self.mailbox.is_parked() {
             return Ok(());
         }
@@ -237,7 +259,7 @@ impl Volume {
         }
         match claim(registry, self.bdev.name(), &self.owner, true) {
             // In this order: at no moment is the bdev without a holder.
-            Ok(reader) => *held = reader,
+            Ok(reader) => *held(hold) = Some(reader),
             Err(e) => {
                 self.mailbox.unpark();
                 return Err(e.into());
@@ -253,25 +275,24 @@ impl Volume {
     pub fn unpark(&self, registry: &Registry) -> Result<(), ExportError> {
         let mut service = self.service();
         let name = || self.bdev.name().to_owned();
-        let (_, held) = service.as_mut().ok_or_else(|| ExportError::NotExported(name()))?;
+        let hold = &service.as_mut().ok_or_else(|| ExportError::NotExported(name()))?.hold;
         if self.mailbox.is_parked() {
-            *held = claim(registry, self.bdev.name(), &self.owner, false)?;
+            let alone = claim(registry, self.bdev.name(), &self.owner, false)?;
+            *held(hold) = Some(alone);
             self.mailbox.unpark();
         }
         Ok(())
     }
 
-    /// Answers what is in flight, closes the channel and lets go of the bdev. Safe to repeat.
-    pub fn stop(&self) {
+    /// Takes no more requests. The thread answers what is in flight, closes the channel and lets go of
+    /// the bdev, whether or not somebody waits for that with the result. Safe to repeat.
+    pub fn end(&self) -> Ending {
         let service = self.service().take();
-        if let Some((thread, claim)) = service {
+        if service.is_some() {
             self.mailbox.close();
             self.waker.wake();
-            if thread.join().is_err() {
-                tracing::error!(bdev = self.bdev.name(), "the thread of an export panicked");
-            }
-            drop(claim);
         }
+        Ending(service.map(|service| service.ended))
     }
 
     /// Attributes now; the size follows the bdev.
@@ -291,7 +312,19 @@ impl Volume {
 
 impl Drop for Volume {
     fn drop(&mut self) {
-        self.stop();
+        _ = self.end();
+    }
+}
+
+/// An export whose I/O in flight has to end.
+#[must_use = "its bdev is in use until then"]
+pub(crate) struct Ending(Option<Receiver<()>>);
+
+impl Ending {
+    /// Waits until the bdev was let go of; `false`: not within `patience`.
+    pub fn wait(self, patience: Duration) -> bool {
+        let waited = self.0.map(|ended| ended.recv_timeout(patience));
+        waited != Some(Err(RecvTimeoutError::Timeout))
     }
 }
 

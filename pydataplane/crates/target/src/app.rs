@@ -6,7 +6,7 @@ use crate::logging::LogControl;
 use crate::notices::Notices;
 use crate::restore;
 use crate::state::{self, Config, Item};
-use bdev::{Bdev, Event, Registry, Subscription};
+use bdev::{Bdev, Event, Registry, RegistryError, Subscription};
 use export::Exports;
 use lvol::Lvstores;
 use reactor::{Idle, Reactors};
@@ -245,10 +245,13 @@ impl App {
             self.lvstores.unload(&lvs).map_err(errors::lvol)?;
         }
         self.check_not_exported(&gone)?;
-        self.registry.unregister(&name).map_err(errors::registry)?;
-        self.lvstore_problems().remove(&name);
-        self.forget_bdevs(&gone);
-        Ok(())
+        let removed = self.registry.unregister(&name);
+        // One that somebody still holds goes when that lets go, and does not come back.
+        if let Ok(_) | Err(RegistryError::StillHeld { .. }) = &removed {
+            self.lvstore_problems().remove(&name);
+            self.forget_bdevs(&gone);
+        }
+        removed.map(drop).map_err(errors::registry)
     }
 
     fn check_not_exported(&self, bdevs: &[String]) -> Result<(), Error> {
@@ -272,14 +275,17 @@ impl App {
     }
 
     /// Stops in order: nothing is served any more, then the lvstores let go of their bdevs with
-    /// everything durable, then the threads end. Where I/O of a VM does not end, the process ends
+    /// everything durable, then the threads end. Where I/O does not end, the process ends
     /// as if it was killed: the kernel holds what that I/O needs, and the lvstores are recovered.
     pub fn stop(self) {
         if !self.controllers.stop() {
             tracing::error!("not stopped in order: I/O of a VM has not ended");
             std::process::exit(1);
         }
-        self.exports.stop();
+        if !self.exports.stop() {
+            tracing::error!("not stopped in order: I/O of an export has not ended");
+            std::process::exit(1);
+        }
         for lvs in self.lvstores.lvstores() {
             if let Err(e) = self.lvstores.unload(&lvs.uuid.to_string()) {
                 tracing::error!(lvstore = lvs.name, "not unloaded in order: {e}");

@@ -61,9 +61,10 @@ pub fn export(e: ExportError) -> Error {
         ExportError::Registry(e) => return registry(e.clone()),
         ExportError::NotExported(_) => Errno::NoDev,
         ExportError::OtherMode { .. } => Errno::Exist,
-        ExportError::Open { .. } | ExportError::Changing { .. } | ExportError::DirInUse(_) => {
-            Errno::Busy
-        }
+        ExportError::Open { .. }
+        | ExportError::StillEnding { .. }
+        | ExportError::Changing { .. }
+        | ExportError::DirInUse(_) => Errno::Busy,
         ExportError::Channel(_) => Errno::Io,
         ExportError::ShortIo { .. } => Errno::NotSup,
         ExportError::Os { source, .. } => os(source),

@@ -3,7 +3,7 @@
 use crate::app::App;
 use crate::errors;
 use crate::state::{self, Item};
-use ::export::Info;
+use ::export::{ExportError, Info};
 use rpc::{Errno, Error, Flags, Methods, NoParams};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -104,6 +104,11 @@ fn delete(app: &App, p: &Delete) -> Result<bool, Error> {
     let deleted = app.exports.delete(&name, p.force.unwrap_or(false));
     let forgotten = match deleted {
         Ok(()) => app.config().forget(|item| item.key == key),
+        // It is gone but for the I/O, and does not come back.
+        Err(e @ ExportError::StillEnding { .. }) => {
+            app.config().forget(|item| item.key == key);
+            return Err(errors::export(e));
+        }
         Err(e) => {
             let unrestored = |item: &Item| item.key == key && item.problem.is_some();
             if !app.config().forget(unrestored) {
