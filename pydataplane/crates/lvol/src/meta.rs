@@ -17,6 +17,9 @@ use std::time::{Duration, Instant};
 
 /// Bytes zeroed for a new thick volume between two looks at the channels' requests.
 const ZERO_STEP: u64 = 64 << 20;
+/// Bytes of freed clusters that the bdev is told of between two such looks: giving back a whole disk
+/// takes a while.
+const UNMAP_STEP: u64 = 1 << 30;
 /// How long a change that lacks room waits for channels to let go of clusters that were freed.
 const QUIET_WAIT: Duration = Duration::from_secs(1);
 /// How often channels are looked at while freed clusters wait for them.
@@ -173,6 +176,22 @@ struct Retiring {
     volume: Arc<Volume>,
     version: u64,
     freed: Freed,
+    /// Those that the bdev does not know of yet.
+    untold: Vec<Run>,
+}
+
+impl Retiring {
+    /// Takes at most `most` clusters of those that the bdev does not know of.
+    fn next(&mut self, most: u64) -> Option<Run> {
+        let run = self.untold.last_mut()?;
+        let piece = Run { first: run.first, count: run.count.min(most) };
+        run.first += piece.count;
+        run.count -= piece.count;
+        if run.count == 0 {
+            self.untold.pop();
+        }
+        Some(piece)
+    }
 }
 
 /// The thread's own state.
@@ -201,8 +220,8 @@ impl Meta {
                 bell.ring();
             }
             self.serve();
-            self.reap();
-            if bell.0.rung.load(Ordering::Acquire) {
+            let more = self.reap();
+            if more || bell.0.rung.load(Ordering::Acquire) {
                 continue;
             }
             if self.retiring.is_empty() {
@@ -255,14 +274,19 @@ impl Meta {
     /// Takes clusters, waiting for those that channels still use if there are too few others.
     pub fn reserve(&mut self, op: &str, count: u64) -> Result<Reservation, Error> {
         let deadline = Instant::now() + QUIET_WAIT;
+        let mut more = false;
         loop {
             let cluster_size = self.store(op)?.info().cluster_size;
             match self.store(op)?.reserve(count) {
                 Err(StoreError::NoSpace { .. })
-                    if !self.retiring.is_empty() && Instant::now() < deadline =>
+                    if !self.retiring.is_empty() && (more || Instant::now() < deadline) =>
                 {
-                    self.reap();
-                    thread::sleep(QUIET_POLL / 10);
+                    more = self.reap();
+                    if more {
+                        self.serve();
+                    } else {
+                        thread::sleep(QUIET_POLL / 10);
+                    }
                 }
                 reserved => return reserved.map_err(|e| refused(e, op, cluster_size)),
             }
@@ -294,26 +318,39 @@ impl Meta {
     pub fn retire(&mut self, volume: &Arc<Volume>, version: u64, freed: Freed) {
         self.publish_volume(volume);
         if !freed.is_empty() {
-            self.retiring.push(Retiring { volume: volume.clone(), version, freed });
+            let untold = freed.runs().to_vec();
+            self.retiring.push(Retiring { volume: volume.clone(), version, freed, untold });
         }
         self.reap();
         self.publish();
     }
 
     /// Hands clusters back that nobody uses any more, after telling the bdev that they are not needed.
-    fn reap(&mut self) {
-        let Some(store) = &mut self.store else { return };
+    /// Whether there is more of that to do at once: not all is done in one go.
+    fn reap(&mut self) -> bool {
+        let Some(store) = &mut self.store else { return false };
         let cluster = u64::from(store.info().cluster_size);
-        for r in self.retiring.extract_if(.., |r| r.volume.quiet(r.version)) {
-            for run in r.freed.runs() {
+        let mut left = (UNMAP_STEP / cluster).max(1);
+        for r in self.retiring.iter_mut().filter(|r| r.volume.quiet(r.version)) {
+            while let Some(run) = r.next(left) {
                 let unmapped = store.disk_mut().unmap(run.first * cluster, run.count * cluster);
                 if let Err(e) = unmapped {
                     // Only room on the bdev: whoever gets the cluster zeroes it first.
                     tracing::warn!("freed clusters could not be unmapped: {e}");
                 }
+                left -= run.count;
+                if left == 0 {
+                    break;
+                }
             }
+            if left == 0 {
+                break;
+            }
+        }
+        for r in self.retiring.extract_if(.., |r| r.untold.is_empty()) {
             store.release(r.freed);
         }
+        left == 0
     }
 
     /// Answers the channels' requests: all allocations in one transaction, then each unmap.
@@ -380,12 +417,15 @@ impl Meta {
     /// Waits, for a while, until freed clusters that channels still use make `count` free ones.
     fn wait_for_quiet(&mut self, count: u64) {
         let deadline = Instant::now() + QUIET_WAIT;
-        while !self.retiring.is_empty() && Instant::now() < deadline {
-            self.reap();
+        let mut more = false;
+        while !self.retiring.is_empty() && (more || Instant::now() < deadline) {
+            more = self.reap();
             if self.store.as_ref().is_none_or(|s| s.info().free_clusters >= count) {
                 return;
             }
-            thread::sleep(QUIET_POLL / 10);
+            if !more {
+                thread::sleep(QUIET_POLL / 10);
+            }
         }
     }
 
@@ -452,6 +492,7 @@ impl Meta {
                 answer(channel, Reply { slot: r.slot, result: Err(bdev::IoError::Removed) });
             });
         }
+        while self.reap() {}
         self.retiring.clear();
         let Some(store) = self.store.take() else { return Ok(()) };
         let cluster_size = store.info().cluster_size;
