@@ -11,7 +11,7 @@
 //! without delimiters has no place to start again.
 //!
 //! Bounds: [`frame::MAX_REQUEST_BYTES`], [`frame::MAX_DEPTH`], [`server::MAX_CONNECTIONS`],
-//! [`methods::MAX_BATCH`].
+//! [`methods::MAX_BATCH`], [`methods::MAX_BATCH_REPLY`].
 
 #![forbid(unsafe_code)]
 

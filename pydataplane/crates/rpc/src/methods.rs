@@ -16,6 +16,10 @@ use std::time::Instant;
 /// Requests in one batch.
 pub const MAX_BATCH: usize = 1024;
 
+/// Bytes of the replies to one batch from which on its further requests are refused: each may list
+/// everything there is.
+pub const MAX_BATCH_REPLY: usize = 16 << 20;
+
 /// What kind of method it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flags {
@@ -202,14 +206,35 @@ impl Methods {
                     requests.len()
                 )),
             )),
-            Value::Array(requests) => {
-                let replies: Vec<_> =
-                    requests.into_iter().filter_map(|r| self.request(r)).collect();
-                (!replies.is_empty()).then_some(Value::Array(replies))
-            }
+            Value::Array(requests) => return self.batch(requests),
             request => self.request(request),
         };
         reply.map(|reply| encode(&reply))
+    }
+
+    fn batch(&self, requests: Vec<Value>) -> Option<Vec<u8>> {
+        let mut replies = Vec::new();
+        for request in requests {
+            let reply = match replies.len() {
+                ..MAX_BATCH_REPLY => self.request(request),
+                _ => {
+                    let id = parse(request).map_or_else(|(id, _)| id, |request| request.id);
+                    let why = format!(
+                        "the replies to the batch have more than {MAX_BATCH_REPLY} bytes, and this \
+                         request of it was not looked at; ask for less at a time"
+                    );
+                    Some(failure(id, &Error::request(why)))
+                }
+            };
+            let Some(reply) = reply else { continue };
+            replies.push(if replies.is_empty() { b'[' } else { b',' });
+            replies.extend(ascii::to_vec(&reply));
+        }
+        if replies.is_empty() {
+            return None;
+        }
+        replies.extend(b"]\n");
+        Some(replies)
     }
 
     /// Answers one request. A success without an id is a notification and has no answer; a failure

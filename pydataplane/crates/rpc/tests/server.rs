@@ -145,6 +145,25 @@ fn a_success_without_id_is_not_answered_but_a_failure_is() {
 }
 
 #[test]
+fn the_replies_to_a_batch_have_a_bound() {
+    let f = Fixture::new();
+    let echo = json!({"text": "x".repeat(1024), "times": 4096});
+    let mut batch: Vec<_> = (0..8)
+        .map(|id| json!({"jsonrpc": "2.0", "id": id, "method": "echo", "params": echo}))
+        .collect();
+    batch.push(json!({"jsonrpc": "2.0", "id": 8, "method": "change"}));
+    let replies = f.methods.answer(batch.into()).unwrap();
+    let replies: Vec<Value> = serde_json::from_slice(&replies).unwrap();
+    let (done, refused) = replies.split_at(4);
+    assert!(done.iter().all(|r| r["result"].as_str().is_some_and(|text| text.len() == 4 << 20)));
+    for (reply, id) in refused.iter().zip(4..) {
+        assert_eq!((&reply["id"], &reply["error"]["code"]), (&json!(id), &json!(-32600)));
+        assert!(reply["error"]["message"].as_str().unwrap().contains("ask for less at a time"));
+    }
+    assert_eq!((replies.len(), f.commits.load(Ordering::Relaxed)), (9, 0));
+}
+
+#[test]
 fn a_batch_is_answered_with_an_array() {
     let f = Fixture::new();
     let mut c = f.connect();
