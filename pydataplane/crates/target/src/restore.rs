@@ -59,6 +59,25 @@ pub fn of_bdevs(app: &App, methods: &Methods, appeared: &BTreeSet<String>) {
     }
 }
 
+/// Whether what a call makes is configured already. A target whose number is to be chosen is the one
+/// of that controller with that bdev.
+fn is_there(app: &App, call: &Call) -> bool {
+    let text = |call: &Call, name: &str| Some(call.params.get(name)?.as_str()?.to_owned());
+    let chosen = call.params.get("scsi_target_num").and_then(Value::as_i64) == Some(-1);
+    if call.method != "vhost_scsi_controller_add_target" || !chosen {
+        let (_, key) = state::identify(call);
+        return app.config().get(&key).is_some();
+    }
+    let (ctrlr, bdev) = (text(call, "ctrlr"), text(call, "bdev_name"));
+    let bdev = bdev.map(|name| app.registry.get(&name).map_or(name, |b| b.name().to_owned()));
+    let same = |item: &Item| {
+        item.call.method == call.method
+            && text(&item.call, "ctrlr") == ctrlr
+            && text(&item.call, "bdev_name") == bdev
+    };
+    app.config().items().any(same)
+}
+
 fn start_controller(app: &App, methods: &Methods, ctrlr: Option<&Value>) {
     let Some(ctrlr) = ctrlr.and_then(Value::as_str) else { return };
     let key = state::controller_key(ctrlr);
@@ -79,8 +98,7 @@ pub fn file(app: &App, methods: &Methods, path: &Path) -> Result<(), String> {
     let calls =
         ConfigFile::parse(&text).map_err(|e| format!("{shown} is no configuration: {e}"))?;
     for call in calls {
-        let (_, key) = state::identify(&call);
-        if app.config().get(&key).is_some() {
+        if is_there(app, &call) {
             continue;
         }
         let Call { method, params } = call;
