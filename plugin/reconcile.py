@@ -7,9 +7,10 @@ the same for one domain with a program of its own; a test holds the two together
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from plugin.hook import script
 from plugin.translate import CONTROLLER_PREFIX, LunPlan, Plan
 from pydataplane.client import Client
 from pydataplane.errors import RpcError, TargetError
@@ -55,6 +56,7 @@ class Shown:
     bdev: str
     serial: str | None = None
     read_only: bool | None = None
+    block_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class State:
     controllers: Mapping[str, Mapping[int, Shown]]
     names: Mapping[str, str]
     connected: frozenset[str] = frozenset()
+    block_sizes: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of a bdev's own blocks, by its name."""
 
     @classmethod
     def of(
@@ -75,16 +79,22 @@ class State:
     ) -> State:
         """Reads the answers of vhost_get_controllers and bdev_get_bdevs."""
         names: dict[str, str] = {}
+        block_sizes: dict[str, int] = {}
         for bdev in bdevs:
+            block_sizes[bdev["name"]] = bdev.get("block_size", script.BLOCK_BYTES)
             for name in (bdev["name"], *bdev.get("aliases", ())):
                 names[name] = bdev["name"]
         known = list(controllers)
         connected = frozenset(c["ctrlr"] for c in known if c.get("sessions", True))
-        return cls({c["ctrlr"]: _luns(c) for c in known}, names, connected)
+        return cls({c["ctrlr"]: _luns(c) for c in known}, names, connected, block_sizes)
 
-    def with_bdev(self, alias: str, name: str) -> State:
-        """Returns the state with one more name of a bdev."""
-        return replace(self, names={**self.names, alias: name})
+    def with_bdev(self, alias: str, name: str, block_size: int) -> State:
+        """Returns the state with one more name of a bdev, and the size of its blocks."""
+        return replace(
+            self,
+            names={**self.names, alias: name},
+            block_sizes={**self.block_sizes, name: block_size},
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +111,10 @@ def _luns(controller: Mapping[str, Any]) -> dict[int, Shown]:
         luns = target.get("luns", ())
         lun = luns[0] if luns else {}
         result[int(target["scsi_dev_num"])] = Shown(
-            str(lun.get("bdev_name", "")), lun.get("serial"), lun.get("read_only")
+            str(lun.get("bdev_name", "")),
+            lun.get("serial"),
+            lun.get("read_only"),
+            lun.get("block_size"),
         )
     return result
 
@@ -110,13 +123,19 @@ def is_right(lun: LunPlan, shown: Shown | None, state: State) -> bool:
     """Whether the target shows the LUN as it is wanted, as far as it tells.
 
     Without a serial of the client's the target takes the volume's UUID, which is the bdev's name.
-    One that is read-only need not be so by our doing: the volume itself may be.
+    One that is read-only need not be so by our doing: the volume itself may be. Its blocks are
+    never smaller than the volume's.
     """
     bdev = bdev_of(lun, state)
     if shown is None or shown.bdev != bdev:
         return False
     writable = shown.read_only is False and lun.read_only
-    return shown.serial in (None, lun.serial or bdev) and not writable
+    blocks = max(lun.block_size or 0, state.block_sizes.get(bdev, script.BLOCK_BYTES))
+    return (
+        shown.serial in (None, lun.serial or bdev)
+        and not writable
+        and shown.block_size in (None, blocks)
+    )
 
 
 def actions(desired: Sequence[Plan], state: State, *, complete: bool) -> list[Action]:
@@ -215,14 +234,17 @@ def perform(client: Client, action: Action, state: State) -> None:
                     raise
         case AddTarget(controller, lun):
             # A target that is SPDK's own is not sent the extensions that it does not know.
+            bdev = bdev_of(lun, state)
+            own_blocks = state.block_sizes.get(bdev, script.BLOCK_BYTES)
             client.call(
                 "vhost_scsi_controller_add_target",
                 ctrlr=controller,
                 scsi_target_num=lun.target,
-                bdev_name=bdev_of(lun, state),
+                bdev_name=bdev,
                 serial=lun.serial,
                 read_only=True if lun.read_only else None,
                 shareable=True if lun.shareable else None,
+                block_size=lun.block_size if lun.block_size != own_blocks else None,
             )
 
 

@@ -204,7 +204,7 @@ def _ensure(client: Client, plan: Plan, *, whole: bool) -> list[LunPlan]:
 
 
 def _add(client: Client, volumes: Volumes, plan: Plan, lun: LunPlan) -> bool:
-    bdev = volumes.volume(lun.bdev_name).uuid
+    volume = volumes.volume(lun.bdev_name)
     state = reconcile.observe(client, bdevs=False)
     luns = state.controllers.get(plan.controller)
     if luns is None:
@@ -213,7 +213,7 @@ def _add(client: Client, volumes: Volumes, plan: Plan, lun: LunPlan) -> bool:
             "was the target started after it? Stop and start the domain"
         )
     present = luns.get(lun.target)
-    state = state.with_bdev(lun.bdev_name, bdev)
+    state = state.with_bdev(lun.bdev_name, volume.uuid, volume.block_size)
     if reconcile.is_right(lun, present, state):
         return False
     if present is not None:

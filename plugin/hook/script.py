@@ -39,6 +39,8 @@ CARRIER_ALIAS = "ua-virtlun-scsi0"
 VERSION = "1"
 MAX_TARGETS = 255
 CONTROLLER_PREFIX = "vm-"
+BLOCK_BYTES = 512
+"""Logical block of a volume of which nothing else is known."""
 
 DEFAULT_CONFIG = "/etc/virtlun/virtlun.toml"
 DEFAULT_RPC_SOCKET = "/run/virtlun/target.sock"
@@ -90,6 +92,12 @@ class Lun:
         self.serial = node.get("serial")
         self.read_only = node.get("readonly") == "yes"
         self.shareable = node.get("shareable") == "yes"
+        blocks = node.get("blocksize")
+        if blocks not in (None, "512", "4096"):
+            raise HookError(f"blocksize {blocks} of the virtlun metadata is not one of a disk's")
+        self.block_size = int(blocks) if blocks is not None else None
+        self.own_block_size = BLOCK_BYTES
+        """The volume's, as soon as that is found."""
 
 
 class Plan:
@@ -293,6 +301,7 @@ def is_right(lun: Lun, wanted: Mapping[int, str], controller: dict[str, Any]) ->
                 shown.get("bdev_name") == bdev
                 and shown.get("serial") in (None, lun.serial or bdev)
                 and not (shown.get("read_only") is False and lun.read_only)
+                and shown.get("block_size") in (None, max(lun.block_size or 0, lun.own_block_size))
             )
     return False
 
@@ -365,14 +374,18 @@ def find_volumes(
     Raises:
         HookError: a volume is lost or missing, or its lvstore is not loaded.
     """
+    block_sizes: dict[str, int] = {}
 
     def there(name: str) -> str | None:
         try:
-            return str(target.call("bdev_get_bdevs", name=name)[0]["name"])
+            bdev = target.call("bdev_get_bdevs", name=name)[0]
         except RpcFailure as failure:
             if failure.code != NO_SUCH_DEVICE:
                 raise
-        return None
+            return None
+        found = str(bdev["name"])
+        block_sizes[found] = bdev.get("block_size", BLOCK_BYTES)
+        return found
 
     def stores() -> set[str]:
         return {str(store["name"]) for store in target.call("bdev_lvol_get_lvstores")}
@@ -392,7 +405,7 @@ def find_volumes(
     for lun in missing:
         store, _, name = lun.alias.partition("/")
         try:
-            made = target.call(
+            target.call(
                 "bdev_lvol_create",
                 lvs_name=store,
                 lvol_name=name,
@@ -405,8 +418,9 @@ def find_volumes(
                     f"disk {lun.dev}: volume {lun.alias} of {create_mib} MiB cannot be made:"
                     f" {failure}"
                 ) from failure
-            made = there(lun.alias)
-        found[lun.target] = str(made)
+        found[lun.target] = str(there(lun.alias))
+    for lun in plan.luns:
+        lun.own_block_size = block_sizes.get(found[lun.target] or "", BLOCK_BYTES)
     return {number: bdev for number, bdev in found.items() if bdev is not None}
 
 
@@ -508,6 +522,7 @@ def ensure(target: Target, plan: Plan, wanted: Mapping[int, str]) -> None:
                 serial=lun.serial,
                 read_only=True if lun.read_only else None,
                 shareable=True if lun.shareable else None,
+                block_size=lun.block_size if lun.block_size != lun.own_block_size else None,
             )
         except RpcFailure as failure:
             raise HookError(f"disk {lun.dev} (volume {lun.alias}): {failure}") from failure

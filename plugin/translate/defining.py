@@ -260,6 +260,7 @@ def _number(ours: Sequence[_Ours], current: Current, uuids: Mapping[str, str]) -
                 serial=item.disk.serial,
                 read_only=item.disk.read_only,
                 shareable=item.disk.shareable,
+                block_size=item.disk.block_size,
             )
         )
     return result

@@ -16,6 +16,8 @@ _SERIAL = re.compile(r"[A-Za-z0-9_. +-]{1,255}")
 _DEV_NAME = re.compile(r"(hd|sd|vd|xvd|ubd)[A-Za-z0-9_]{1,60}")
 """libvirt's own rule for <target dev=>, and a bound."""
 _DEV = re.compile(r"(fd|hd|sd|vd|xvd|ubd)([a-z]+)")
+BLOCK_SIZES = {"512": 512, "4096": 4096}
+"""Bytes of a logical block that a disk of ours can have, as written."""
 _UNSUPPORTED = {
     "encryption": "encryption",
     "iotune": "I/O limits (iotune)",
@@ -40,6 +42,8 @@ class Disk:
     """<boot order=>."""
     read_only: bool
     shareable: bool
+    block_size: int | None = None
+    """<blockio logical_block_size=>, if it is one of BLOCK_SIZES."""
 
 
 def read(node: Node) -> Disk:
@@ -56,6 +60,7 @@ def read(node: Node) -> Disk:
         boot=int(order) if order.isascii() and order.isdigit() else None,
         read_only=node.child("readonly") is not None,
         shareable=node.child("shareable") is not None,
+        block_size=BLOCK_SIZES.get(node.value("blockio", "logical_block_size") or ""),
     )
 
 
@@ -156,14 +161,35 @@ def check(node: Node, disk: Disk, ref: VolumeRef) -> None:
             raise _unsupported(
                 f"{what}: {words} are not possible on virtlun disks; remove <{name}>"
             )
-    for name in ("logical_block_size", "physical_block_size"):
-        size = node.value("blockio", name)
-        if size not in (None, "512"):
-            raise _unsupported(f"{what}: {name} {size} is not possible; remove <blockio>")
+    _check_blockio(node, what)
     if disk.serial is not None and not _SERIAL.fullmatch(disk.serial):
         raise TranslateError(
             Refusal.BAD_XML,
             f"{what}: the serial may have letters, digits, space and _.+- only, up to 255",
+        )
+
+
+def _check_blockio(node: Node, what: str) -> None:
+    """Refuses block sizes that no disk of ours has.
+
+    Whether the volume's own blocks are small enough for the logical ones, the target says.
+
+    Raises:
+        TranslateError: UNSUPPORTED.
+    """
+    sizes = {}
+    for name in ("logical_block_size", "physical_block_size"):
+        size = node.value("blockio", name)
+        if size is not None and size not in BLOCK_SIZES:
+            raise _unsupported(
+                f"{what}: {name} {size} is not possible; use 512 or 4096, or remove it"
+            )
+        sizes[name] = BLOCK_SIZES.get(size or "")
+    logical, physical = sizes.values()
+    if logical is not None and physical is not None and physical < logical:
+        raise _unsupported(
+            f"{what}: a physical_block_size of {physical} is less than the logical_block_size of"
+            f" {logical}; make it {logical}, or remove it"
         )
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from plugin.errors import Refusal, TranslateError
-from plugin.translate.disk import Disk, parse_device, read
+from plugin.translate.disk import BLOCK_SIZES, Disk, parse_device, read
 from plugin.translate.document import Edits, Lines, Node, attributes, escape
 from plugin.translate.model import (
     CONTROLLER_PREFIX,
@@ -164,8 +164,17 @@ def _entry(node: Node) -> Entry:
         serial=attrs.get("serial"),
         read_only=attrs.get("readonly") == "yes",
         shareable=attrs.get("shareable") == "yes",
+        block_size=_block_size(attrs.get("blocksize")),
     )
     return Entry(lun, int(order), attrs.get("before"), node.text)
+
+
+def _block_size(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if text not in BLOCK_SIZES:
+        raise _damaged(f"blocksize {text} is not one of a disk's")
+    return BLOCK_SIZES[text]
 
 
 def _damaged(why: str) -> TranslateError:
@@ -207,6 +216,7 @@ def _entry_text(entry: Entry, prefix: str) -> str:
             "serial": lun.serial,
             "readonly": "yes" if lun.read_only else None,
             "shareable": "yes" if lun.shareable else None,
+            "blocksize": str(lun.block_size) if lun.block_size is not None else None,
         }
     )
     plain = "]]>" in entry.text or "\r" in entry.text

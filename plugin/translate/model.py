@@ -75,6 +75,8 @@ class LunPlan:
     serial: str | None = None
     read_only: bool = False
     shareable: bool = False
+    block_size: int | None = None
+    """Bytes of a logical block, 512 or 4096; None: the volume's own."""
 
     @property
     def bdev_name(self) -> str:

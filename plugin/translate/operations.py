@@ -148,6 +148,7 @@ def attach(
         serial=disk.serial,
         read_only=disk.read_only,
         shareable=disk.shareable,
+        block_size=disk.block_size,
     )
     order = place([d for d, _ in seen], disk)
     before = next((d.dev for d, ours in seen[order:] if ours is None), None)
@@ -195,8 +196,9 @@ def update(
     The persistent side takes any change. The running side takes only what the guest does not see.
 
     Raises:
-        TranslateError: CANNOT_CHANGE: volume, serial, readonly or shareable of a running domain's
-            disk, or to a disk that is not of ours; DISK_MISSING; and as `recognise`.
+        TranslateError: CANNOT_CHANGE: volume, serial, readonly, shareable or block size of a
+            running domain's disk, or to a disk that is not of ours; DISK_MISSING; and as
+            `recognise`.
     """
     found = _existing(domain_xml, disk_xml, settings)
     if found is None:
@@ -219,20 +221,38 @@ def update(
         serial=disk.serial,
         read_only=disk.read_only,
         shareable=disk.shareable,
+        block_size=disk.block_size,
     )
-    for field in ("volume", "serial", "read_only", "shareable") if live else ():
-        if getattr(lun, field) != getattr(old, field):
-            name = field.replace("volume", "source").replace("_", "")
-            raise TranslateError(
-                Refusal.CANNOT_CHANGE,
-                f"cannot modify field '{name}' of the disk '{old.dev}' while the domain runs;"
-                " change it with --config, or detach and attach the disk",
-            )
+    if live:
+        _check_kept(old, lun)
     rest = metadata.without(entry)
     others = [item for item in view.client_disks(metadata) if item[0].dev != old.dev]
     check_new(others, disk, ref, Refusal.TARGET_EXISTS)
     new = Entry(lun, entry.order, entry.before, disks.stored_text(document, document.root))
     return _change(view, rest.with_entry(new), new, settings, live=live)
+
+
+def _check_kept(old: LunPlan, new: LunPlan) -> None:
+    """Refuses a change that the guest of a running domain would see.
+
+    Blocks of 512 bytes are what a disk has that says nothing, too.
+
+    Raises:
+        TranslateError: CANNOT_CHANGE.
+    """
+    for name, before, after in (
+        ("source", old.volume, new.volume),
+        ("serial", old.serial, new.serial),
+        ("readonly", old.read_only, new.read_only),
+        ("shareable", old.shareable, new.shareable),
+        ("blockio logical_block_size", old.block_size or 512, new.block_size or 512),
+    ):
+        if before != after:
+            raise TranslateError(
+                Refusal.CANNOT_CHANGE,
+                f"cannot modify field '{name}' of the disk '{old.dev}' while the domain runs;"
+                " change it with --config, or detach and attach the disk",
+            )
 
 
 def identify(domain_xml: str, uuids: Mapping[str, str]) -> str | None:

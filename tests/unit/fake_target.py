@@ -23,8 +23,10 @@ class FakeTarget:
         self.controllers: dict[str, dict[int, str]] = {}
         self.options: dict[tuple[str, int], dict[str, Any]] = {}
         self.calls: list[str] = []
+        self.block_sizes: dict[str, int] = {}
+        """Of bdevs by name, where it is not 512."""
         self.tells_options = True
-        """Whether LUNs show serial and read_only, as our target's do and SPDK's do not."""
+        """Whether LUNs show serial and the like, as our target's do and SPDK's do not."""
 
     def call(self, method: str, **params: Any) -> Any:
         given = {key: value for key, value in params.items() if value is not None}
@@ -34,7 +36,7 @@ class FakeTarget:
     def bdev_get_bdevs(self, name: str | None = None) -> list[dict[str, Any]]:
         """Lists bdevs, or the one with this name or alias."""
         found = [
-            {"name": bdev, "aliases": [alias]}
+            {"name": bdev, "aliases": [alias], "block_size": self.block_sizes.get(bdev, 512)}
             for alias, bdev in self.bdevs.items()
             if name in (None, bdev, alias)
         ]
@@ -79,6 +81,7 @@ class FakeTarget:
             lun |= {
                 "serial": options.get("serial", bdev),
                 "read_only": options.get("read_only", False),
+                "block_size": options.get("block_size", self.block_sizes.get(bdev, 512)),
             }
         return lun
 
@@ -106,6 +109,8 @@ class FakeTarget:
             raise RpcError(-17, "File exists")
         if any(name in luns.values() for luns in self.controllers.values()):
             raise RpcError(-16, f"bdev {name} is in use")
+        if options.get("block_size", 4096) < self.block_sizes.get(name, 512):
+            raise RpcError(-22, f"bdev {name} has larger blocks")
         self.controllers[ctrlr][scsi_target_num] = name
         self.options[ctrlr, scsi_target_num] = options
         return scsi_target_num

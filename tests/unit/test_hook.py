@@ -51,6 +51,7 @@ def as_plan(read: script.Plan | None) -> Plan | None:
             item.serial,
             item.read_only,
             item.shareable,
+            item.block_size,
         )
         for item in read.luns
     ]
@@ -85,10 +86,12 @@ def test_the_hook_reads_the_same_plan_of_any_domain(client: str) -> None:
         ('version="1"', 'version="9"'),
         ('controller="vm-', 'controller="vm-../'),
         ("ua-virtlun-scsi0", "ua-else"),
+        ('blocksize="4096"', 'blocksize="1024"'),
     ],
 )
 def test_hook_and_translation_agree_on_what_is_damaged(old: str, new: str) -> None:
-    there = translated(domain(lvol("sda", "a") + lvol("sdb", "b"))).xml
+    large = "<blockio logical_block_size='4096'/>"
+    there = translated(domain(lvol("sda", "a") + lvol("sdb", "b", more=large))).xml
     assert old in there
     broken = there.replace(old, new)
     with pytest.raises(TranslateError):
@@ -165,6 +168,21 @@ def test_prepare_makes_the_controller_and_its_luns(host: Host) -> None:
         assert host.target.options[CONTROLLER, 0] == {"serial": "S"}
         assert host.target.options[CONTROLLER, 1] == {"read_only": True}
         assert host.target.calls.count("vhost_create_scsi_controller") == 1
+
+
+def test_prepare_makes_the_blocks_that_the_disk_asks_for(host: Host) -> None:
+    large = "<blockio logical_block_size='4096'/>"
+    client = domain("".join(lvol(f"sd{name}", name, more=large) for name in "abc"))
+    xml = translated(client, Settings(vhost_dir=str(host.folder / "vhost"))).xml
+    host.target.block_sizes["uuid-b"] = 4096
+    del host.target.bdevs["lvs0/c"]
+    with host.serve():
+        for _ in range(2):  # the second time there is nothing to do
+            assert host.run("prepare", "begin", "-", xml=xml).stderr == ""
+    assert host.target.options[CONTROLLER, 0] == {"block_size": 4096}
+    assert host.target.options[CONTROLLER, 1] == {}, "they are the volume's own"
+    assert host.target.options[CONTROLLER, 2] == {"block_size": 4096}, "of a volume made just now"
+    assert host.target.calls.count("vhost_scsi_controller_add_target") == 3
 
 
 def test_prepare_corrects_what_is_wrong(host: Host) -> None:

@@ -67,11 +67,35 @@ def test_what_a_lun_shows_of_itself_is_corrected_too(target: FakeTarget) -> None
         assert target.calls.count("vhost_scsi_controller_add_target") == calls
 
 
+def test_blocks_are_corrected_and_asked_for_only_where_they_are_not_the_volumes_own(
+    target: FakeTarget,
+) -> None:
+    def made(volume: str, size: int | None) -> tuple[list[str], dict[str, Any]]:
+        target.calls.clear()
+        wanted = [plan(A, lun(0, volume, f"uuid-{volume[1]}", block_size=size))]
+        failures = reconcile(target, wanted, complete=False)  # type: ignore[arg-type]
+        changes = [call.split("_")[3] for call in target.calls if call.endswith("_target")]
+        return [*changes, *(failure.why for failure in failures)], target.options.get((A, 0), {})
+
+    target.block_sizes["uuid-1"] = 4096
+    assert made("v0", None) == (["add"], {})
+    assert made("v0", 512) == ([], {})
+    assert made("v0", 4096) == (["remove", "add"], {"block_size": 4096})
+    assert made("v0", 4096) == ([], {"block_size": 4096})
+    assert made("v0", None) == (["remove", "add"], {})
+    assert made("v1", 4096) == (["remove", "add"], {})
+    assert made("v1", None) == ([], {})
+    # What is there stays, and what cannot be is refused by the target.
+    assert made("v1", 512) == ([], {})
+    target.controllers[A] = {}
+    assert made("v1", 512) == (["add", "bdev uuid-1 has larger blocks"], {})
+
+
 def test_a_target_that_does_not_tell_is_believed(target: FakeTarget) -> None:
     assert reconcile(target, [plan(A, lun(0, "v0"))], complete=False) == []  # type: ignore[arg-type]
     target.tells_options = False
     target.calls.clear()
-    wanted = [plan(A, lun(0, "v0", serial="S", read_only=True))]
+    wanted = [plan(A, lun(0, "v0", serial="S", read_only=True, block_size=4096))]
     assert reconcile(target, wanted, complete=False) == []  # type: ignore[arg-type]
     assert set(target.calls) == {"vhost_get_controllers", "bdev_get_bdevs"}
 
@@ -162,11 +186,18 @@ def test_the_hook_makes_what_reconciliation_makes(
     bdevs = {f"lvs0/v{n}": f"uuid-{n}" for n in range(6)}
     ours, hooks = FakeTarget(bdevs), HookTarget(bdevs)
     for target in (ours, hooks):
+        target.block_sizes["uuid-1"] = 4096
         target.controllers = {
             c: {t: f"uuid-{v}" for t, v in luns.items()} for c, luns in before.items()
         }
     luns = [
-        lun(t, f"v{v}", serial=f"S{v}" if v % 2 else None, read_only=v == 2)
+        lun(
+            t,
+            f"v{v}",
+            serial=f"S{v}" if v % 2 else None,
+            read_only=v == 2,
+            block_size={1: 4096, 2: 4096, 3: 512}.get(v),
+        )
         for t, v in sorted(after.get(A, {}).items())
     ]
     failures = reconcile(ours, [plan(A, *luns)], complete=False)  # type: ignore[arg-type]
@@ -183,7 +214,8 @@ def test_the_hook_makes_what_reconciliation_makes(
                     {"target": str(item.target), "dev": item.dev, "lvstore": "lvs0"}
                     | {"lvol": item.volume.lvol}
                     | ({"serial": item.serial} if item.serial else {})
-                    | ({"readonly": "yes"} if item.read_only else {}),
+                    | ({"readonly": "yes"} if item.read_only else {})
+                    | ({"blocksize": str(item.block_size)} if item.block_size else {}),
                 )
             )
             for item in luns

@@ -35,6 +35,7 @@ from tests.unit.translate.domains import (
     tree,
 )
 
+LARGE = "<blockio logical_block_size='4096'/>"
 BASE = translated(domain(plain("vda", "virtio") + lvol("sdb", "b"))).xml
 VIRSH = """\
 <disk type='file' device='disk'>
@@ -250,12 +251,36 @@ def test_update_of_a_running_domain_takes_what_the_guest_does_not_see() -> None:
         (lvol("sdb", "b", more="<readonly/>"), "readonly"),
         (lvol("sdb", "b", more="<shareable/>"), "shareable"),
         (lvol("sdb", "b", more="<serial>s</serial>"), "serial"),
+        (lvol("sdb", "b", more=LARGE), "blockio logical_block_size"),
     ):
         with pytest.raises(TranslateError, match=f"cannot modify field '{field}'") as caught:
             update(BASE, disk, SETTINGS, live=True)
         assert caught.value.libvirt.code == 84
     with pytest.raises(TranslateError, match="no virtlun volume; detach the disk"):
         update(BASE, plain("sdb", "scsi"), SETTINGS, live=True)
+
+
+def test_the_block_size_of_a_disk_that_was_attached_stays() -> None:
+    change = attached(BASE, lvol("sdc", "new", more=LARGE))
+    assert change.lun.block_size == 4096
+    assert 'blocksize="4096"' in change.metadata_xml
+    xml = set_metadata(BASE, change)
+    assert plan(xml) == change.plan
+    assert LARGE in present(xml, live=False, settings=SETTINGS)
+    same = update(xml, lvol("sdc", "new", more=LARGE + "<boot order='9'/>"), SETTINGS, live=True)
+    assert same is not None
+    assert same.lun.block_size == 4096
+    for other in ("", "<blockio logical_block_size='512'/>"):
+        with pytest.raises(TranslateError, match="field 'blockio logical_block_size'"):
+            update(xml, lvol("sdc", "new", more=other), SETTINGS, live=True)
+        config = update(xml, lvol("sdc", "new", more=other), SETTINGS, live=False)
+        assert config is not None
+        assert config.lun.block_size == (512 if other else None)
+    # Where there was none, 512 says the same.
+    small = lvol("sdb", "b", more="<blockio logical_block_size='512'/>")
+    change = update(BASE, small, SETTINGS, live=True)  # type: ignore[assignment]
+    assert change is not None
+    assert change.lun.block_size == 512
 
 
 def test_update_of_the_persistent_side_takes_any_change() -> None:

@@ -284,6 +284,8 @@ def test_lun_options_come_from_the_disk() -> None:
     assert by_dev["vdb"].shareable
     assert by_dev["vdb"].serial == "2f6f2c8a-1111-4222-8333-444455556666"
     assert by_dev["sdd"].volume.alias == "lvs0/as-volume"
+    blocks = [by_dev[dev].block_size for dev in ("sda", "sdb", "vdb", "sdc", "sdd")]
+    assert blocks == [None, None, None, 4096, 512]
 
 
 BOOT_HD = "<boot dev='hd'/>"
@@ -531,6 +533,7 @@ def domains(draw: st.DrawFn) -> str:
                     [
                         "<readonly/>",
                         "<shareable/>",
+                        "<blockio logical_block_size='4096'/>",
                         "<x:y xmlns:x='u'/>",
                         "<!-- c -->",
                         "<note><![CDATA[<&]]></note>",

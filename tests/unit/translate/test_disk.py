@@ -82,6 +82,10 @@ def test_names_may_be_as_long_as_the_store_allows() -> None:
 OURS = "dev='/dev/virtlun/lvs0/v'"
 
 
+def blockio(attributes: str) -> str:
+    return disk(OURS, "block", more=f"<blockio {attributes}/>")
+
+
 @pytest.mark.parametrize(
     ("xml", "words"),
     [
@@ -93,7 +97,12 @@ OURS = "dev='/dev/virtlun/lvs0/v'"
         (disk(OURS, "block", more="<iotune/>"), "I/O limits .*remove <iotune>"),
         (disk(OURS, "block", more="<transient/>"), "transient"),
         (disk(OURS, "block", more="<encryption format='luks'/>"), "encryption"),
-        (disk(OURS, "block", more="<blockio logical_block_size='4096'/>"), "4096 is not possible"),
+        (blockio("logical_block_size='1024'"), "logical_block_size 1024 is not possible; use 512"),
+        (blockio("physical_block_size='8192'"), "physical_block_size 8192 is not possible; use"),
+        (
+            blockio("logical_block_size='4096' physical_block_size='512'"),
+            "physical_block_size of 512 is less than the logical_block_size of 4096",
+        ),
     ],
 )
 def test_what_our_disks_cannot_be_is_refused_with_a_sentence(xml: str, words: str) -> None:
@@ -124,6 +133,21 @@ def test_what_does_not_concern_us_is_tolerated() -> None:
         "<blockio logical_block_size='512'/><address type='drive' controller='0' unit='1'/>"
     )
     assert recognise(lvol("sda", more=more), SETTINGS) is not None
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        "logical_block_size='512' physical_block_size='512'",
+        "logical_block_size='512' physical_block_size='4096'",
+        "logical_block_size='4096' physical_block_size='4096'",
+        "logical_block_size='4096'",
+        "physical_block_size='4096'",
+        "discard_granularity='65536'",
+    ],
+)
+def test_block_sizes_that_a_disk_can_have(attributes: str) -> None:
+    assert recognise(blockio(attributes), SETTINGS) == VolumeRef("lvs0", "v")
 
 
 def of(dev: str, bus: str) -> Disk:
