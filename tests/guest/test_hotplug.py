@@ -82,3 +82,22 @@ def test_a_volume_that_is_deleted_leaves_the_guest(target: Target, boot: BootGue
     disk(guest, 2)
     target.rpc("bdev_malloc_delete", name=name)
     guest.agent.wait_for("! ls /sys/bus/scsi/devices | grep -q 0:0:2:0")
+
+
+def test_a_paused_guest_sees_what_happened_when_it_goes_on(target: Target, boot: BootGuest) -> None:
+    """QEMU stops the rings of a paused guest, whose driver does not scan when it goes on."""
+    add_malloc(target, 1, 4)
+    guest = boot()
+    disk(guest, 1)
+    target.make_lvstore(size=96 << 20)
+    target.rpc("bdev_lvol_create", lvol_name="v0", size_in_mib=16, lvs_name="lvs0")
+    add(target, 3, "lvs0/v0")
+    grown = disk(guest, 3)
+    guest.qmp("stop")
+    add_malloc(target, 4, 8)
+    remove(target, 1)
+    target.rpc("bdev_lvol_resize", name="lvs0/v0", size_in_mib=40)
+    guest.qmp("cont")
+    guest.agent.wait_for(f"grep -x {40 * MIB // 512} /sys/block/{grown}/size")
+    guest.agent.wait_for("! ls /sys/bus/scsi/devices | grep -q 0:0:1:0")
+    disk(guest, 4)
