@@ -13,7 +13,7 @@ from csi import DRIVER_NAME
 from csi.cluster import Cluster, ClusterError
 from csi.controller import Controller
 from csi.errors import HostError
-from csi.health import Server
+from csi.health import Check, Server
 from csi.hostdevice.loop import LoopDevices
 from csi.identity import Identity
 from csi.kubevirt.controllers import VmControllers
@@ -34,6 +34,8 @@ from pydataplane.client import DEFAULT_SOCKET, Client
 from pydataplane.errors import TargetError
 
 MAX_VOLUMES = 250
+UNIX = "unix://"
+PORT_MAX = 65535
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -118,6 +120,7 @@ def main(
     Runs on every node beside its target. Stops on SIGTERM or SIGINT once the calls begun are
     answered; mounted volumes do not notice.
     """
+    _check(node_id, endpoint)
     set_up(log_level, as_json=log_json or not sys.stderr.isatty())
     ending = Ending()
     client = Client(target_socket)
@@ -140,7 +143,7 @@ def main(
         faces = devices, VhostFace(client)
         parts["Node"] = Node(volumes, *faces, locks, node_id, max_volumes, inline)
     described = csi_pb2.DESCRIPTOR.services_by_name
-    path = Path(endpoint.removeprefix("unix://"))
+    path = Path(endpoint.removeprefix(UNIX))
     log = structlog.get_logger().bind(endpoint=endpoint, mode=mode, node=node_id)
     with ExitStack() as running:
         try:
@@ -154,18 +157,31 @@ def main(
                 machines.start(running, node_hook_socket)
                 log = log.bind(node_hook=str(node_hook_socket))
             if http_address:
-                address = _address(http_address)
                 checks = (
                     lambda: registration.error or _socket_problem(path),
                     lambda: _target_problem(client),
                 )
-                http = Server(address, metrics.registry, *checks)
+                http = _http(http_address, metrics, checks)
                 running.callback(http.stop)
                 log = log.bind(http=http.port)
         except (HostError, OSError, ValueError) as error:
             raise click.ClickException(str(error)) from error
         log.info("serving", target=str(target_socket))
         log.info("stopping", reason=ending.wait().name)
+
+
+def _check(node_id: str, endpoint: str) -> None:
+    if not node_id:
+        raise click.UsageError("--node-id is empty: give this node's name")
+    if "://" in endpoint and not endpoint.startswith(UNIX):
+        raise click.UsageError(f"--endpoint {endpoint}: only a UNIX socket, {UNIX}PATH, is served")
+
+
+def _http(address: str, metrics: Metrics, checks: tuple[Check, Check]) -> Server:
+    try:
+        return Server(_address(address), metrics.registry, *checks)
+    except OSError as error:
+        raise HostError(f"--http {address}: {error.strerror}") from error
 
 
 def _cluster(kubeconfig: Path | None) -> Cluster:
@@ -182,7 +198,7 @@ def _address(text: str) -> tuple[str, int]:
         ValueError: it is not of that form.
     """
     host, _, port = text.rpartition(":")
-    if not port.isdecimal():
+    if not port.isdecimal() or int(port) > PORT_MAX:
         raise ValueError(f"--http: '{text}' is not ADDRESS:PORT, such as 127.0.0.1:9810")
     return host.strip("[]"), int(port)
 

@@ -26,6 +26,8 @@ from pydataplane.errors import RpcError
 
 THREADS = 16
 GRACE_S = 20.0
+PATH_BYTES_MAX = 107
+"""sockaddr_un.sun_path without its NUL."""
 EXPECTED = {Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.ALREADY_EXISTS, Code.ABORTED}
 QUIET = {"Probe", "GetPluginInfo", "NodeGetCapabilities", "ControllerGetCapabilities", "GetInfo"}
 ID_FIELDS = ("volume_id", "name", "target_path", "staging_target_path", "volume_path")
@@ -106,6 +108,8 @@ def serve(
     Raises:
         HostError: another program listens there, or the socket cannot be made.
     """
+    if len(os.fsencode(path)) > PATH_BYTES_MAX:
+        raise HostError(f"{path}: a socket's path has {PATH_BYTES_MAX} bytes at most")
     path.parent.mkdir(parents=True, exist_ok=True)
     if listens(path):
         raise HostError(f"{path}: another program listens there already")
