@@ -64,7 +64,8 @@ class Node:
             owned = self._volumes.get(request.volume_id)
             check(request.volume_capability, face=owned.parameters.face)
             if owned.parameters.face == "vhost":
-                self._vhost.attach(request.volume_id)
+                size = int(owned.parameters.block_size)
+                self._vhost.attach(request.volume_id, block_size=size)
             else:
                 self._stage(owned, Path(request.staging_target_path), request.volume_capability)
         return pb.NodeStageVolumeResponse()
@@ -269,7 +270,8 @@ class Node:
 
     def _publish_folder(self, owned: Owned, target: Path) -> None:
         """Makes the folder of the volume's socket appear at a path."""
-        folder = self._vhost.attach(owned.volume.uuid)
+        size = int(owned.parameters.block_size)
+        folder = self._vhost.attach(owned.volume.uuid, block_size=size)
         if mounts.real(target) in self._vhost.mounted(owned.volume.uuid):
             mounts.seal(target)
             return

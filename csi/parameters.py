@@ -39,7 +39,8 @@ class Parameters(BaseModel):
     """File system of volumes for which neither claim nor class's csi.storage.k8s.io/fstype has
     one."""
     block_size: Literal["512", "4096"] = Field(default="512", alias="blockSize")
-    """Logical block size of the device that pods get, bytes."""
+    """Logical block size of the device that pods get, and of the disk that a virtual machine gets,
+    bytes. SeaBIOS boots from 512 only."""
     face: Face = "kernel"
     """What a node publishes: a kernel block device, or a directory with a vhost-user socket for a
     virtual machine."""

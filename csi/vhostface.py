@@ -17,6 +17,8 @@ from pydataplane.volumes import EXISTS, NO_DEVICE
 
 PREFIX = "csi-"
 SOCKET = "vhost.sock"
+BLOCK_BYTES = 512
+"""Logical block of what nobody asked for anything else."""
 
 
 class VhostFace:
@@ -30,8 +32,12 @@ class VhostFace:
         """Uses `client` for every call to the target."""
         self._client = client
 
-    def attach(self, volume: str) -> Path:
-        """Returns the folder of the volume's socket, made with its controller if need be."""
+    def attach(self, volume: str, *, block_size: int = BLOCK_BYTES) -> Path:
+        """Returns the folder of the volume's socket, made with its controller if need be.
+
+        The machine's disk has logical blocks of `block_size` bytes, or of the volume's own if
+        those are larger.
+        """
         name = _name(volume)
         made = self._create(name)
         try:
@@ -40,6 +46,7 @@ class VhostFace:
                 ctrlr=name,
                 scsi_target_num=0,
                 bdev_name=volume,
+                block_size=block_size if block_size != BLOCK_BYTES else None,
             )
         except RpcError as error:
             if error.code != EXISTS:

@@ -48,6 +48,10 @@ class Owner:
     parameters: str
     """Parameters.kept()."""
 
+    def read(self) -> Parameters:
+        """Returns the class's parameters at creation."""
+        return Parameters.model_validate_json(self.parameters, by_alias=True)
+
 
 @dataclass(frozen=True)
 class Owned:
@@ -59,7 +63,7 @@ class Owned:
     @property
     def parameters(self) -> Parameters:
         """The class's parameters at creation."""
-        return Parameters.model_validate_json(self.owner.parameters, by_alias=True)
+        return self.owner.read()
 
 
 class OwnedVolumes:
@@ -228,19 +232,22 @@ class OwnedVolumes:
         owner = self._owners.get(handle)
         if owner is not None:
             return owner
-        try:
-            text = self.volumes.xattrs(handle).get(OWNER_XATTR)
-        except RpcError as error:
-            if error.code != NO_DEVICE:
-                raise
-            return None
-        if text is None:
-            return None
-        owner = Owner(**json.loads(text))
-        if owner.driver != DRIVER_NAME:
-            return None
-        self._owners[handle] = owner
+        owner = owner_of(self.volumes, handle)
+        if owner is not None:
+            self._owners[handle] = owner
         return owner
+
+
+def owner_of(volumes: Volumes, handle: str) -> Owner | None:
+    """Returns what a volume keeps of its owner, or None where it is not the driver's, or gone."""
+    try:
+        text = volumes.xattrs(handle).get(OWNER_XATTR)
+    except RpcError as error:
+        if error.code != NO_DEVICE:
+            raise
+        return None
+    owner = Owner(**json.loads(text)) if text is not None else None
+    return owner if owner is not None and owner.driver == DRIVER_NAME else None
 
 
 def _is(volume: Volume, size: int, store: Lvstore, *, thin: bool) -> bool:

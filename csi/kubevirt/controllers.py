@@ -26,9 +26,11 @@ from csi.kubevirt import document
 from csi.kubevirt.podlocks import PodLocks
 from csi.locks import VolumeLocks
 from csi.mounts import Mount
+from csi.vhostface import BLOCK_BYTES
+from csi.volumes import owner_of
 from pydataplane.client import Client
 from pydataplane.errors import RpcError
-from pydataplane.volumes import EXISTS, NO_DEVICE
+from pydataplane.volumes import EXISTS, NO_DEVICE, Volumes
 
 PREFIX = "pod-"
 SOCKET = "vhost.sock"
@@ -57,6 +59,8 @@ class Lun:
     """Serial number that the guest sees."""
     read_only: bool
     removable: bool
+    block_size: int
+    """Bytes of a logical block, as the guest sees it."""
     removal_prevented: bool
     """The guest has it in use: PREVENT ALLOW MEDIUM REMOVAL (SPC-4 6.22) is in force."""
     handed_over: bool
@@ -187,14 +191,24 @@ class VmControllers:
     # Claims of the pod, which are on the kernel face
 
     def hand_over(
-        self, pod: str, volume: str, *, serial: str | None = None, read_only: bool = False
+        self,
+        pod: str,
+        volume: str,
+        *,
+        serial: str | None = None,
+        read_only: bool = False,
+        block_size: int | None = None,
     ) -> int:
         """Makes a claim of the pod a LUN of its controller, and returns the target's number.
+
+        Its logical blocks are those that pods see; `block_size` is what the machine's disk asks
+        for, in bytes, if it does.
 
         Raises:
             Failure: FAILED_PRECONDITION, it is not published to the pod, or another pod has it as a
                 LUN; NOT_FOUND, no controller; ABORTED, the volume is being worked on.
-            StaysOnKernelFace: another pod has it on the kernel face, too.
+            StaysOnKernelFace: another pod has it on the kernel face, too, the disk asks for other
+                blocks than pods see, or a LUN cannot have those.
         """
         with self.hold(pod), self._volumes.hold(volume):
             present = _of(self.luns(pod), volume)
@@ -212,11 +226,18 @@ class VmControllers:
                     f"volume {volume} is published at {', '.join(sorted(others))}, too: a claim of "
                     "several pods of one node cannot become a LUN of one of them"
                 )
+            blocks = self._block_size(volume)
+            if block_size not in (None, blocks):
+                raise StaysOnKernelFace(
+                    f"its disk asks for blocks of {block_size} bytes, and every pod sees volume "
+                    f"{volume} with blocks of {blocks}, as the StorageClass says; leave blockSize "
+                    "out of the disk, or use another class"
+                )
             read_only = read_only or not writable
             self._devices.flush(volume)
             self._client.call("virtlun_export_park", bdev_name=volume)
             try:
-                return self._add(pod, volume, serial, read_only=read_only, removable=False)
+                return self._add(pod, volume, serial, blocks, read_only=read_only, removable=False)
             except RpcError:
                 self._unpark(volume)
                 raise
@@ -244,12 +265,14 @@ class VmControllers:
     ) -> int:
         """Makes a volume a LUN of the pod's controller, and returns the target's number.
 
-        A connected guest is told at once. One that is there already is left as it is.
+        A connected guest is told at once. One that is there already is left as it is. Its logical
+        blocks are those that a pod would see.
 
         Raises:
             Failure: FAILED_PRECONDITION, another pod has the volume, on the kernel face or as a
-                LUN, or the machine runs without the controller; NOT_FOUND, no controller or no
-                volume; ABORTED, the volume is being worked on.
+                LUN, a LUN cannot have the blocks that pods see, or the machine runs without the
+                controller; NOT_FOUND, no controller or no volume; ABORTED, the volume is being
+                worked on.
         """
         with self.hold(pod), self._volumes.hold(volume):
             if (present := _of(self.luns(pod), volume)) is not None:
@@ -264,7 +287,8 @@ class VmControllers:
                     f"{', '.join(users) or 'no path any more'}: delete that pod, then it can be "
                     "attached"
                 )
-            return self._add(pod, volume, serial, read_only=read_only, removable=removable)
+            blocks = self._block_size(volume)
+            return self._add(pod, volume, serial, blocks, read_only=read_only, removable=removable)
 
     def detach(self, pod: str, volume: str) -> None:
         """Takes a LUN away, in use or not, and tells a connected guest; none is fine.
@@ -301,8 +325,32 @@ class VmControllers:
                 if volume not in {lun for _, lun in self._all_luns()}:
                     self._unpark(volume)
 
+    def _block_size(self, volume: str) -> int:
+        """Returns the logical block size that pods see, bytes, which is the LUN's, too.
+
+        Raises:
+            StaysOnKernelFace: the volume's own blocks are larger, so that no LUN can have it.
+        """
+        owner = owner_of(Volumes(self._client), volume)
+        size = int(owner.read().block_size) if owner is not None else BLOCK_BYTES
+        (bdev,) = self._client.call("bdev_get_bdevs", name=volume)
+        if size < bdev["block_size"]:
+            raise StaysOnKernelFace(
+                f"pods see volume {volume} with blocks of {size} bytes, and a LUN has no smaller "
+                f"ones than its lvstore's device, {bdev['block_size']}; use a StorageClass with "
+                f'blockSize "{bdev["block_size"]}"'
+            )
+        return size
+
     def _add(
-        self, pod: str, volume: str, serial: str | None, *, read_only: bool, removable: bool
+        self,
+        pod: str,
+        volume: str,
+        serial: str | None,
+        block_size: int,
+        *,
+        read_only: bool,
+        removable: bool,
     ) -> int:
         target: int = self._client.call(
             "vhost_scsi_controller_add_target",
@@ -312,6 +360,7 @@ class VmControllers:
             serial=serial,
             read_only=read_only,
             removable=removable,
+            block_size=block_size if block_size != BLOCK_BYTES else None,
         )
         return target
 
@@ -408,6 +457,7 @@ def _lun(target: int, lun: dict[str, Any], exported: dict[str, bool]) -> Lun:
         serial=lun["serial"],
         read_only=lun["read_only"],
         removable=lun["removable"],
+        block_size=lun["block_size"],
         removal_prevented=lun["removal_prevented"],
         handed_over=lun["bdev_name"] in exported,
         attached_at=lun["attached_at"],

@@ -14,7 +14,6 @@ from csi.objects import Object, Vmi
 JSON_BYTES_MAX = 4 << 20
 """Far above what the API server stores of one object."""
 SERIAL_BYTES_MAX = 255
-LOGICAL_BLOCK_BYTES = 512
 VOLUMES_MAX = 1024
 """More than the disks that a machine can have; each is looked up."""
 
@@ -29,6 +28,8 @@ class MachineVolume:
     """The claim's name, in the machine's namespace."""
     serial: str | None
     read_only: bool
+    block_size: int | None
+    """Bytes of a logical block that the disk asks for; None: as the claim has it."""
     unsuited: str | None
     """Why its disk cannot be a LUN, whatever the claim is; None if it can."""
 
@@ -121,8 +122,6 @@ def _volume(name: str, claim: str, disk: Object, *, read_only: bool) -> MachineV
         unsuited = f"disk {name} is a CD-ROM, which the controller does not have"
     elif disk.get("shareable"):
         unsuited = f"disk {name} is shareable, and a LUN is of one virtual machine alone"
-    elif size not in (None, LOGICAL_BLOCK_BYTES):
-        unsuited = f"disk {name} asks for blocks of {size} bytes, and a LUN has 512"
     elif serial and (len(serial.encode()) > SERIAL_BYTES_MAX or not serial.isascii()):
         unsuited = f"disk {name} has a serial number that SCSI cannot carry"
     return MachineVolume(
@@ -130,5 +129,7 @@ def _volume(name: str, claim: str, disk: Object, *, read_only: bool) -> MachineV
         claim=claim,
         serial=serial,
         read_only=read_only or bool(device.get("readonly")),
+        # Else nothing, or matchVolume: what pods see, which is what a LUN has anyway.
+        block_size=size,
         unsuited=unsuited,
     )

@@ -191,7 +191,11 @@ class NodeHook:
 
     def _hand_over(self, pod: str, volume: MachineVolume, handle: str) -> LunOf:
         target = self._controllers.hand_over(
-            pod, handle, serial=volume.serial, read_only=volume.read_only
+            pod,
+            handle,
+            serial=volume.serial,
+            read_only=volume.read_only,
+            block_size=volume.block_size,
         )
         return LunOf(target=target, volume=handle)
 

@@ -144,13 +144,15 @@ class Host:
 
     # What a cluster does
 
-    def claim(self, name: str, size: int = 64 * MIB, *, mode: str = "Block") -> str:
-        """Makes a claim with its volume and returns the volume's UUID."""
+    def claim(
+        self, name: str, size: int = 64 * MIB, *, mode: str = "Block", **parameters: str
+    ) -> str:
+        """Makes a claim with its volume, of a class with `parameters`; returns its UUID."""
         request = pb.CreateVolumeRequest(
             name=f"pvc-{name}",
             capacity_range=pb.CapacityRange(required_bytes=size),
             volume_capabilities=[block()],
-            parameters={"lvstore": "lvs0"},
+            parameters={"lvstore": "lvs0", **parameters},
         )
         handle: str = self.csi.create_volume(request).volume.volume_id
         self.handles[name] = handle

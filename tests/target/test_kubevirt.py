@@ -6,9 +6,11 @@ What is not real is said in tests.support.kubevirt.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import stat
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -37,6 +39,8 @@ from tests.target.conftest import MakeTarget
 
 pytestmark = pytest.mark.root
 BLOCK = 512
+BLKSSZGET = 0x1268
+"""ioctl that tells a device's logical block size (linux/fs.h)."""
 
 
 @pytest.fixture
@@ -244,6 +248,96 @@ def test_a_claim_of_two_pods_stays_a_block_device_for_both(host: Host) -> None:
     )  # its domain may be made already
     assert host.luns(pods[1]) == {}
     end(host, pods, "shared")
+
+
+def test_pod_and_guest_count_the_same_blocks(host: Host) -> None:
+    pod, large = host.launcher(), 4096
+    for name in ("boot", "extra"):
+        host.claim(name, blockSize=str(large))
+    path = host.publish("boot", pod)
+    header = b"EFI PART of a pod".ljust(large, b".")
+
+    def block_of_pod(size: int) -> bytes:
+        with path.open("rb", buffering=0) as device:
+            (found,) = struct.unpack("i", fcntl.ioctl(device, BLKSSZGET, bytes(4)))
+            assert found == size
+            return os.pread(device.fileno(), size, size)
+
+    with path.open("r+b", buffering=0) as device:  # where a GPT has its header: block 1
+        os.pwrite(device.fileno(), header, large)
+    vmi = host.machine("boot", pods=(pod,))
+    for _ in range(2):
+        host.call("PreVMStart", vmi)
+        assert host.controllers.attach(pod, host.handles["extra"]) == 1
+        assert [lun.block_size for lun in host.controllers.luns(pod)] == [large, large]
+        host.target.kill9()
+        host.target.start()
+        host.restart()
+    with Initiator(host.socket(pod)) as guest:
+        guest.send("connect")
+        guest.ready()
+        assert guest.read(1, 1, block_size=large) == header
+        header = header.replace(b"pod", b"vm.")
+        guest.write(1, header, block_size=large)
+    host.call("PostVMStop", vmi)
+    host.publish("boot", pod)  # its device is another one since the target was killed
+    assert block_of_pod(large) == header
+    host.call("PreVMStart", vmi)
+    assert [lun.block_size for lun in host.controllers.luns(pod)] == [large]
+    end(host, [pod], "boot")
+
+
+@pytest.mark.parametrize(
+    ("of_class", "asked", "left"),
+    [
+        ("4096", {"custom": {"logical": 4096, "physical": 4096}}, None),
+        ("4096", {"matchVolume": {"enabled": True}}, None),
+        ("512", {"custom": {"logical": 512, "physical": 4096}}, None),
+        ("4096", {"custom": {"logical": 512, "physical": 512}}, "asks for blocks of 512 bytes"),
+        ("512", {"custom": {"logical": 4096, "physical": 4096}}, "asks for blocks of 4096 bytes"),
+    ],
+)
+def test_a_disk_that_asks_for_other_blocks_than_its_class_stays_a_block_device(
+    host: Host, of_class: str, asked: dict[str, object], left: str | None
+) -> None:
+    pod = host.launcher()
+    handle = host.claim("boot", blockSize=of_class)
+    path = host.publish("boot", pod)
+    vmi = host.machine("boot", pods=(pod,))
+    vmi["spec"]["domain"]["devices"]["disks"][0]["blockSize"] = asked
+    for _ in range(2):
+        host.call("PreVMStart", vmi)
+    found = controller_json(host, pod).left.get("boot")
+    if left is None:
+        assert found is None
+        (lun,) = host.controllers.luns(pod)
+        assert lun.block_size == int(of_class)
+    else:
+        assert host.luns(pod) == {}
+        assert found is not None
+        assert left in found
+        assert f"sees volume {handle} with blocks of {of_class}, as the StorageClass" in found
+        put(path, b"as ever")
+    end(host, [pod], "boot")
+
+
+def test_a_volume_whose_own_blocks_are_larger_than_its_class_says_is_no_lun(host: Host) -> None:
+    host.target.rpc("bdev_malloc_create", name="m", num_blocks=40960, block_size=4096)
+    host.target.rpc("bdev_lvol_create_lvstore", bdev_name="m", lvs_name="lvs4k")
+    pod = host.launcher()
+    small = host.claim("small", lvstore="lvs4k")
+    large = host.claim("large", 32 * MIB, lvstore="lvs4k", blockSize="4096")
+    path = host.publish("small", pod)
+    host.call("PreVMStart", host.machine("small", pods=(pod,)))
+    assert host.luns(pod) == {}
+    assert 'use a StorageClass with blockSize "4096"' in controller_json(host, pod).left["small"]
+    put(path, b"as ever")
+    host.unpublish("small", pod)
+    host.unstage("small")
+    sentence = refused(lambda: host.controllers.attach(pod, small), Code.FAILED_PRECONDITION)
+    assert f"pods see volume {small} with blocks of 512 bytes" in sentence
+    assert host.controllers.attach(pod, large) == 0
+    end(host, [pod])
 
 
 def test_a_lun_of_one_pod_is_refused_to_another(host: Host) -> None:

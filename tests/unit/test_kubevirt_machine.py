@@ -88,10 +88,8 @@ def test_serial_and_read_only_come_from_disk_and_volume() -> None:
     [
         ({"disk": None, "cdrom": {"bus": "sata"}}, "is a CD-ROM"),
         ({"shareable": True}, "is shareable"),
-        ({"blockSize": {"custom": {"logical": 4096, "physical": 4096}}}, "blocks of 4096 bytes"),
         ({"serial": "ä"}, "serial number"),
         ({"serial": "x" * 256}, "serial number"),
-        ({"blockSize": {"custom": {"logical": 512, "physical": 4096}}}, None),
         ({"disk": None, "lun": {"bus": "scsi"}}, None),
     ],
 )
@@ -100,6 +98,23 @@ def test_disks_that_a_lun_cannot_be_are_told(changes: dict[str, Any], words: str
     disk(found).update(changes)
     why = only(found).unsuited
     assert why is None if words is None else why is not None and words in why
+
+
+@pytest.mark.parametrize(
+    ("asked", "size"),
+    [
+        (None, None),
+        ({"custom": {"logical": 4096, "physical": 4096}}, 4096),
+        ({"custom": {"logical": 512, "physical": 4096}}, 512),
+        ({"custom": {"logical": 1024, "physical": 1024}}, 1024),
+        ({"matchVolume": {"enabled": True}}, None),
+        ({"custom": None, "matchVolume": {}}, None),
+    ],
+)
+def test_the_blocks_that_a_disk_asks_for(asked: dict[str, Any] | None, size: int | None) -> None:
+    found = vmi("v")
+    disk(found)["blockSize"] = asked
+    assert (only(found).block_size, only(found).unsuited) == (size, None)
 
 
 def test_the_pods_of_a_node_are_its_own() -> None:

@@ -108,6 +108,7 @@ def lun(target: int = 1, **changes: Any) -> Lun:
         serial=None,
         read_only=False,
         removable=True,
+        block_size=512,
         removal_prevented=False,
         handed_over=False,
         attached_at=NOW - 1,

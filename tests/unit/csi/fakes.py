@@ -28,6 +28,7 @@ class FakeTarget(Client):
         self.notes: dict[str, dict[str, str]] = {}
         self.exports: dict[str, str] = {}
         self.luns: dict[str, str] = {}
+        self.block_size: int | None = None  # of the LUN added last
         self.calls: list[str] = []
         self.fail: dict[str, Exception] = {}
 
@@ -112,8 +113,9 @@ class FakeTarget(Client):
         return True
 
     def vhost_scsi_controller_add_target(
-        self, ctrlr: str, scsi_target_num: int, bdev_name: str
+        self, ctrlr: str, scsi_target_num: int, bdev_name: str, block_size: int | None = None
     ) -> int:
+        self.block_size = block_size
         method = "vhost_scsi_controller_add_target"
         if self.luns[ctrlr]:
             raise RpcError(-17, "File exists", method)

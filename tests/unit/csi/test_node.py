@@ -218,6 +218,13 @@ def test_the_life_of_a_volume_of_the_vhost_face_with_each_call_twice(world: Worl
     assert (world.target.luns, world.target.exports, world.host.mounted) == ({}, {}, [])
 
 
+def test_a_machine_on_the_vhost_face_gets_the_blocks_of_the_class(world: World) -> None:
+    for size, given in (("4096", 4096), ("512", None)):  # SPDK's own target knows no such option
+        handle = world.create(f"of-{size}", parameters={"face": "vhost", "blockSize": size})
+        world.stage(handle.volume_id)
+        assert world.target.block_size == given
+
+
 def test_the_vhost_face_is_a_folder_for_one_pod_that_is_staged(world: World) -> None:
     handle = world.create(parameters={"face": "vhost"}).volume_id
     assert "stage it first" in refused(lambda: world.publish(handle), Code.FAILED_PRECONDITION)
