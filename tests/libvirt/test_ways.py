@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.agent import Agent
 from tests.support.host import Host
+from tests.support.libvirtd import VirshError
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
 
@@ -117,3 +118,57 @@ def test_attach_device_gives_back_what_it_got(host: Host, guest: Agent, xml: str
     host.virsh("detach-device", NAME, str(path), "--live", "--config")
     guest.wait_for("[ ! -e /sys/block/sda ]")
     assert host.virsh("domblklist", NAME) == host.virsh("domblklist", NAME, "--inactive") == ""
+
+
+def test_a_disk_has_the_blocks_that_its_blockio_asks_for(host: Host, guest: Agent) -> None:
+    disk = (
+        "<disk type='block' device='disk'><source dev='/dev/virtlun/lvs0/v'/>"
+        "<blockio logical_block_size='{0}' physical_block_size='4096'/>"
+        "<target dev='sdb' bus='scsi'/></disk>"
+    )
+    path = host.scratch / "device.xml"
+
+    def attach(size: int) -> None:
+        path.write_text(disk.format(size))
+        host.virsh("attach-device", NAME, str(path), "--live", "--config")
+        for side in SIDES:
+            assert has(shown(host, *side), ElementTree.fromstring(disk.format(size)))
+        guest.wait_for("[ -b /dev/sda ]")
+        assert guest.run("cat /sys/block/sda/queue/logical_block_size").strip() == str(size)
+        (controller,) = host.client.call("vhost_get_controllers")
+        ((lun,),) = [each["luns"] for each in controller["backend_specific"]["scsi"]]
+        assert lun["block_size"] == size
+
+    def detach() -> None:
+        host.virsh("detach-disk", NAME, "sdb", "--live", "--config")
+        guest.wait_for("[ ! -e /sys/block/sda ]")
+
+    def checksum(blocks: str) -> str:
+        read = f"dd if=/dev/sda iflag=direct {blocks} 2>/dev/null | md5sum"
+        return guest.run(read).split()[0]
+
+    attach(4096)
+    assert guest.run("cat /sys/block/sda/queue/physical_block_size").strip() == "4096"
+    guest.run("dd if=/dev/urandom of=/dev/sda bs=4096 seek=3 count=64 oflag=direct")
+    written = checksum("bs=4096 skip=3 count=64")
+    assert checksum("bs=4096 skip=67 count=64") != written
+    # The gateway starts again, and nothing is found wrong with the disk.
+    host.stop_gateway()
+    host.start_gateway()
+    host.virsh("blockresize", NAME, "sdb", f"{16 * MIB}B")
+    guest.wait_for(f"[ $(cat /sys/block/sda/size) = {16 * MIB // 512} ]")
+    last = 16 * MIB // 4096 - 1
+    guest.run(f"dd if=/dev/zero of=/dev/sda bs=4096 seek={last} count=1 oflag=direct")
+    assert checksum("bs=4096 skip=3 count=64") == written
+    for wrong in ("1024", "8192"):
+        path.write_text(disk.format(wrong).replace("sdb", "sdc"))
+        with pytest.raises(VirshError, match=f"logical_block_size {wrong} is not possible"):
+            host.virsh("attach-device", NAME, str(path), "--live", "--config")
+    path.write_text(disk.format(512))
+    with pytest.raises(VirshError, match="cannot modify field 'blockio logical_block_size'"):
+        host.virsh("update-device", NAME, str(path), "--live")
+    detach()
+    attach(512)
+    assert checksum("bs=512 skip=24 count=512") == written, "the same bytes"
+    detach()
+    host.volumes.resize("lvs0/v", 8 * MIB)
