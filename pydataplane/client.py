@@ -16,7 +16,7 @@ from typing import Any
 
 from spdk.rpc.client import JSONRPCClient, JSONRPCException
 
-from pydataplane.errors import RpcError, TargetTimeout, TargetUnavailable
+from pydataplane.errors import RpcError, TargetForbidden, TargetTimeout, TargetUnavailable
 
 DEFAULT_SOCKET = Path("/run/virtlun/target.sock")
 DEFAULT_TIMEOUT_S = 30.0
@@ -65,11 +65,17 @@ class Client:
             RpcError: the target refused; `code` and `message` are its own.
             TargetTimeout: no answer in time; the call may still take effect.
             TargetUnavailable: no target, or it went away before it answered.
+            TargetForbidden: the socket is not for this user.
         """
         given = {name: value for name, value in params.items() if value is not None}
         try:
             connection = _Connection(str(self.path), self.timeout_s)
         except (JSONRPCException, OSError) as error:
+            if isinstance(error.__cause__, PermissionError):
+                raise TargetForbidden(
+                    f"{self.path} is not for this user: run as root, or start virtlun-target with "
+                    "--rpc-group and a group of this user"
+                ) from error
             raise TargetUnavailable(
                 f"no target answers on {self.path}: start it with `virtlun target start`"
             ) from error

@@ -2,6 +2,7 @@
 
 TargetError
 |-- TargetUnavailable   no target answers on the socket, or it went away
+|   `-- TargetForbidden the socket is there, but not for this user
 |-- TargetTimeout       it did not answer in time
 `-- RpcError            it answered with an error; `code` says which
 """
@@ -15,6 +16,10 @@ class TargetError(Exception):
 
 class TargetUnavailable(TargetError):
     """Nothing listens on the RPC socket, or the connection broke before the answer."""
+
+
+class TargetForbidden(TargetUnavailable):
+    """The RPC socket is there, but this user may not use it."""
 
 
 class TargetTimeout(TargetError):

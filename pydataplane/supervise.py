@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pydataplane.client import DEFAULT_SOCKET, Client
-from pydataplane.errors import TargetError, TargetUnavailable
+from pydataplane.errors import TargetError, TargetForbidden, TargetUnavailable
 
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 30.0
@@ -56,6 +56,8 @@ def start(paths: TargetPaths, options: Sequence[str] = ()) -> int:
     """
     try:
         return int(status(paths.rpc_socket)["pid"])
+    except TargetForbidden:
+        raise
     except TargetUnavailable:
         pass
     for folder in (paths.rpc_socket.parent, paths.vhost_dir, paths.log.parent, paths.state_dir):
@@ -79,8 +81,9 @@ def start(paths: TargetPaths, options: Sequence[str] = ()) -> int:
     while time.monotonic() < end:
         if process.poll() is not None:
             words = paths.log.read_bytes()[begin:].decode(errors="replace").strip()
-            last = words.splitlines()[-1] if words else f"status {process.returncode}"
-            raise TargetUnavailable(f"the target did not start: {last}")
+            raise TargetUnavailable(
+                f"the target did not start: {_reason(words) or f'status {process.returncode}'}"
+            )
         try:
             status(paths.rpc_socket)
         except TargetError:
@@ -92,6 +95,13 @@ def start(paths: TargetPaths, options: Sequence[str] = ()) -> int:
     raise TargetUnavailable(
         f"the target did not answer within {START_DEADLINE_S:.0f} s: see {paths.log}"
     )
+
+
+def _reason(words: str) -> str:
+    """Returns the line of a program's last words that says why it ended."""
+    lines = words.splitlines()
+    said = [line for line in lines if line.startswith(("error: ", "virtlun-target: "))]
+    return (said or lines or [""])[-1]
 
 
 def status(rpc_socket: Path = DEFAULT_SOCKET) -> dict[str, Any]:

@@ -23,6 +23,8 @@ MIB = 1 << 20
 NO_DEVICE = -19
 EXISTS = -17
 NO_DATA = -61
+BYTES_MAX = (1 << 63) - (1 << 40)
+"""Of a file (off_t), in whole TiB."""
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -81,10 +83,13 @@ def parse_size(text: str) -> int:
     Raises:
         VolumeError: it is not a size; the text says what one looks like.
     """
-    found = re.fullmatch(r"(\d+)\s*([KMGT]?)(i?B)?", text.strip(), re.IGNORECASE)
+    found = re.fullmatch(r"([0-9]{1,40})\s*([KMGT]?)(i?B)?", text.strip(), re.IGNORECASE)
     if not found or int(found[1]) == 0:
         raise VolumeError(f"'{text}' is not a size: give a whole number such as 512M, 10G or 2T")
-    return int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}[found[2].upper()]
+    size = int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}[found[2].upper()]
+    if size > BYTES_MAX:
+        raise VolumeError(f"'{text}' is more than any device has: give {BYTES_MAX >> 40}T at most")
+    return size
 
 
 def split_path(path: str) -> tuple[str, str]:
@@ -134,33 +139,39 @@ class Volumes:
     ) -> Lvstore:
         """Makes an lvstore on a file or block device, and the file of `size` bytes where asked.
 
-        Safe to repeat: an lvstore of that name on that file is returned as it is.
+        What is on a file or device that is there already is lost, unless it is an lvstore. Safe to
+        repeat: an lvstore of that name on that file is returned as it is.
 
         Raises:
-            VolumeError: no such file and no size given, or the name is taken by another one.
+            VolumeError: no such file and no size given, or one with another size, or the name is
+                taken by another one, or the file or device holds an lvstore.
         """
         if not NAME.fullmatch(name):
             raise VolumeError(f"'{name}' is not a name: use letters, digits and . _ - (63 at most)")
         path = file.absolute()
-        for store in self.lvstores():
-            if store.name == name:
-                if self._file_of(store.base_bdev) == str(path):
-                    return store
-                raise VolumeError(f"lvstore {name} exists already, on another device")
+        present = self._lvstore_on(path, name)
+        if present is not None:
+            return present
         made = False
-        if not path.exists():
-            if size is None:
-                raise VolumeError(f"{path} does not exist: name a block device, or give --size")
-            with path.open("xb") as created:
-                created.truncate(size)
-            path.chmod(0o600)
+        if size is not None and (not path.exists() or _is_empty_file(path)):
+            path.touch(0o600)
             made = True
+        elif not path.exists():
+            raise VolumeError(f"{path} does not exist: name a block device, or give --size")
+        elif size is not None and (length := _length(path)) != size:
+            raise VolumeError(
+                f"{path} is there already, with {length} bytes, not {size}: "
+                "leave the size out to use it as it is, or give another file"
+            )
         base = f"lvs-{name}"
         attached = False
         try:
+            if made and size is not None:
+                os.truncate(path, size)
             try:
                 self.client.call("bdev_uring_create", filename=str(path), name=base)
                 attached = True
+                self._refuse_lvstore_on(base, path)
             except RpcError as error:
                 if error.code != EXISTS:
                     raise
@@ -174,6 +185,61 @@ class Volumes:
                 path.unlink()
             raise
         return self.lvstore(name)
+
+    def _lvstore_on(self, path: Path, name: str) -> Lvstore | None:
+        """Returns the loaded lvstore of this name on this file; VolumeError if one of both is."""
+        for store in self.lvstores():
+            file_of_it = self.file_of(store)
+            if store.name == name:
+                if file_of_it == str(path):
+                    return store
+                raise VolumeError(
+                    f"lvstore {name} exists already, on {file_of_it or store.base_bdev}: "
+                    "choose another name"
+                )
+            if file_of_it == str(path):
+                raise VolumeError(
+                    f"{path} holds the lvstore {store.name} already: use that one, or delete it "
+                    "with all its volumes first"
+                )
+        return None
+
+    def _refuse_lvstore_on(self, base: str, path: Path) -> None:
+        """Raises VolumeError if there was an lvstore on a bdev, which loaded it just now."""
+        for store in self.lvstores():
+            if store.base_bdev == base:
+                raise VolumeError(
+                    f"{path} holds the lvstore {store.name} already: load it with "
+                    f"`virtlun lvstore import {path}`; to destroy it, delete it then"
+                )
+
+    def import_lvstore(self, file: Path) -> Lvstore:
+        """Loads the lvstore that a file or block device holds, with all its volumes.
+
+        For one that another target has made. Safe to repeat: one that is loaded is returned.
+
+        Raises:
+            VolumeError: there is no lvstore on it, or it cannot be loaded; nothing changed.
+        """
+        path = file.absolute()
+        for store in self.lvstores():
+            if self.file_of(store) == str(path):
+                return store
+        base = f"lvs-{uuid.uuid4()}"
+        self.client.call("bdev_uring_create", filename=str(path), name=base)
+        try:
+            self.client.call("bdev_examine", name=base)
+            for store in self.lvstores():
+                if store.base_bdev == base:
+                    return store
+            raise VolumeError(f"there is no lvstore on {path}: make one, or name the right device")
+        except Exception as error:
+            self.client.call("bdev_uring_delete", name=base)
+            if isinstance(error, RpcError):
+                raise VolumeError(
+                    f"the lvstore on {path} is not loaded: {error.message}"
+                ) from error
+            raise
 
     def resize_lvstore(self, name: str, size: int | None = None) -> Lvstore:
         """Grows an lvstore, in use or not, with the file or block device that it lies on.
@@ -208,7 +274,7 @@ class Volumes:
         """Destroys an lvstore with all its volumes and lets go of its device (the file stays)."""
         store = self.lvstore(name)
         self.client.call("bdev_lvol_delete_lvstore", uuid=store.uuid)
-        if self._file_of(store.base_bdev) is not None:
+        if self.file_of(store) is not None:
             self.client.call("bdev_uring_delete", name=store.base_bdev)
 
     def volumes(self, lvstore: str | None = None) -> list[Volume]:
@@ -320,9 +386,9 @@ class Volumes:
             if error.code != NO_DATA:
                 raise
 
-    def _file_of(self, bdev: str) -> str | None:
-        """Returns the file under a file-backed bdev, else None."""
-        driver, file = self._backing(bdev)
+    def file_of(self, store: Lvstore) -> str | None:
+        """Returns the file or block device that an lvstore lies on; None: another kind of bdev."""
+        driver, file = self._backing(store.base_bdev)
         return file if driver else None
 
     def _backing(self, bdev: str) -> tuple[str | None, str]:
@@ -333,6 +399,17 @@ class Volumes:
                 if driver in specific:
                     return driver, str(specific[driver]["filename"])
         return None, ""
+
+
+def _is_empty_file(path: Path) -> bool:
+    """Whether it is what is left where making an lvstore was cut off at the very beginning."""
+    return path.is_file() and path.stat().st_size == 0
+
+
+def _length(path: Path) -> int:
+    """Returns the bytes of a file or block device."""
+    with path.open("rb") as file:
+        return os.lseek(file.fileno(), 0, os.SEEK_END)
 
 
 @contextmanager

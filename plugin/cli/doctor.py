@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import re
 import shutil
+import socket as sockets
 import stat
 import subprocess
 import tempfile
@@ -16,8 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
+from rich.text import Text
 
-from plugin.cli.output import busy, config, console, json_option
+from plugin.cli import qemu_user
+from plugin.cli.output import busy, client, config, console, json_option, size
 from plugin.config import Config
 from plugin.hook import SCRIPT
 from pydataplane import supervise
@@ -28,14 +30,17 @@ HOOK = Path("/etc/libvirt/hooks/qemu.d/virtlun")
 LIBVIRT_OVERRIDE = (8, 2)
 QEMU_RECONNECT = (8, 2)
 KVM_PROBE_S = 5.0
-QEMU_USERS = ("libvirt-qemu", "qemu")
-"""Of Debian and Ubuntu, of Fedora and RHEL."""
+FREE_AND_TOTAL = ("free_clusters", "total_data_clusters")
+LOW_SHARE = 0.05
+"""Less of an lvstore free than this is worth a word."""
+FACE_DEVICES = (Path("/dev/fuse"), Path("/dev/loop-control"))
 APPARMOR = Path("/sys/module/apparmor/parameters/enabled")
 APPARMOR_RULES = (
     Path("/etc/apparmor.d/local/abstractions/libvirt-qemu"),
     Path("/etc/apparmor.d/abstractions/libvirt-qemu"),
 )
-MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "failed": "[red]failed[/]"}
+STYLES = {"ok": "green", "warning": "yellow", "failed": "red"}
+INDENT = " " * 9
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,8 @@ class Finding:
 def doctor(socket: Path, as_json: bool) -> None:
     """Check this host: KVM, QEMU, libvirt, memory, permissions, target and gateway.
 
-    The exit status is 1 if something failed that attaching a volume needs.
+    `failed` is what a VM's disk needs, `warning` what some uses need. The exit status is 1 if
+    something failed.
     """
     out = console()
     findings = []
@@ -64,9 +70,10 @@ def doctor(socket: Path, as_json: bool) -> None:
         findings.append(finding)
         if as_json:
             continue
-        out.print(f"{MARKS[finding.state]:<16} {finding.what}: {finding.found}")
+        mark = Text(finding.state.ljust(len(INDENT)), style=STYLES[finding.state])
+        out.print(mark + Text(f"{finding.what}: {finding.found}", style="none"), soft_wrap=True)
         if finding.advice:
-            out.print(f"         [dim]{finding.advice}[/]")
+            out.print(Text(INDENT + finding.advice, style="dim"), soft_wrap=True)
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     if any(finding.state == "failed" for finding in findings):
@@ -76,16 +83,20 @@ def doctor(socket: Path, as_json: bool) -> None:
 def examinations(socket: Path, settings: Config) -> list[tuple[str, Callable[[], Finding]]]:
     """Returns a check for each thing that the way from virsh to a guest's disk stands on."""
     return [
+        ("the user", _user),
         ("KVM", _kvm),
         ("QEMU", _qemu),
         ("QEMU's devices", _qemu_device),
         ("libvirt", _libvirt),
+        ("libvirtd", lambda: _libvirtd(settings.gateway.upstream)),
         ("io_uring", _io_uring),
         ("shared memory", _memory),
         ("huge pages", _huge_pages),
         ("permissions", lambda: _permissions(settings.target.vhost_dir)),
         ("AppArmor", lambda: _apparmor(settings.target.vhost_dir)),
+        ("pods' block devices", _kernel_face),
         ("target", lambda: _target(socket)),
+        ("lvstores", lambda: _lvstores(socket)),
         ("gateway", lambda: _gateway(settings.gateway.listen)),
         ("hook", _hook),
     ]
@@ -109,6 +120,14 @@ def _version(text: str | None) -> tuple[int, ...] | None:
 
 def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(str(part) for part in version)
+
+
+def _user() -> Finding:
+    if os.geteuid() == 0:
+        return Finding("user", "ok", "root")
+    return Finding(
+        "user", "warning", "not root: some of what follows cannot be looked at", "run it as root"
+    )
 
 
 def _kvm() -> Finding:
@@ -196,6 +215,20 @@ def _libvirt() -> Finding:
     return Finding("libvirt", "ok", _dotted(version))
 
 
+def _libvirtd(path: Path) -> Finding:
+    """Whether libvirtd takes connections where the gateway looks for it."""
+    what = "libvirtd"
+    advice = "systemctl start libvirtd, or name its socket in gateway.upstream of virtlun.toml"
+    try:
+        with sockets.socket(sockets.AF_UNIX) as probe:
+            probe.connect(str(path))
+    except PermissionError:
+        return Finding(what, "warning", f"{path} is not for this user", "run it as root")
+    except OSError as error:
+        return Finding(what, "failed", f"{path}: {error.strerror or error}", advice)
+    return Finding(what, "ok", f"listens on {path}")
+
+
 def _io_uring() -> Finding:
     setting = Path("/proc/sys/kernel/io_uring_disabled")
     disabled = setting.read_text().strip() if setting.exists() else "0"
@@ -238,12 +271,12 @@ def _huge_pages() -> Finding:
 def _permissions(vhost_dir: Path) -> Finding:
     """Whether QEMU's user can enter the folder of the controllers' sockets, and open those."""
     what = "permissions"
-    user = next((name for name in QEMU_USERS if _ids(name)), None)
+    user = next((name for name in qemu_user.NAMES if _ids(name)), None)
     if user is None:
         return Finding(
             what,
             "warning",
-            f"no user of libvirt's QEMU here ({', '.join(QEMU_USERS)})",
+            f"no user of libvirt's QEMU here ({', '.join(qemu_user.NAMES)})",
             "give virtlun-target --socket-group with the group in /etc/libvirt/qemu.conf",
         )
     if not vhost_dir.is_dir():
@@ -267,7 +300,7 @@ def _permissions(vhost_dir: Path) -> Finding:
 def _ids(user: str) -> tuple[int, frozenset[int]] | None:
     """Returns a user's id and those of its groups, or None."""
     try:
-        entry = pwd.getpwnam(user)
+        entry = qemu_user.entry(user)
     except KeyError:
         return None
     return entry.pw_uid, frozenset(os.getgrouplist(user, entry.pw_gid))
@@ -318,6 +351,58 @@ def _target(socket: Path) -> Finding:
     if problems:
         return Finding("target", "warning", f"runs; not restored: {'; '.join(map(str, problems))}")
     return Finding("target", "ok", f"runs: pid {found['pid']}, version {found['version']}")
+
+
+def _kernel_face() -> Finding:
+    """Whether a volume can be a block device of this host, for pods and claims before a VM."""
+    what = "block devices for pods"
+    missing = [str(path) for path in FACE_DEVICES if not path.exists()]
+    if missing:
+        return Finding(
+            what,
+            "warning",
+            f"no {' and no '.join(missing)}: claims of pods cannot be published here",
+            "modprobe fuse loop; VMs through libvirt do not need it",
+        )
+    return Finding(what, "ok", "FUSE and loop devices are there")
+
+
+def _lvstores(socket: Path) -> Finding:
+    """Whether there is a store to cut volumes from, that works and has room."""
+    what = "lvstores"
+    try:
+        stores = client(socket).call("bdev_lvol_get_lvstores")
+    except TargetError:
+        return Finding(what, "warning", "not known, for the target does not tell", "start it first")
+    stopped = [f"{store['name']} ({store['stopped']})" for store in stores if store.get("stopped")]
+    if stopped:
+        return Finding(
+            what,
+            "failed",
+            f"{', '.join(stopped)}: takes no more changes",
+            "mend the file or device that it is on, then restart the target",
+        )
+    if not stores:
+        return Finding(
+            what,
+            "warning",
+            "none: there is nothing to cut volumes from",
+            "virtlun lvstore create lvs0 --file FILE-OR-DEVICE, with --size for a new file",
+        )
+    rooms = [
+        (store["name"], *(store["cluster_size"] * store[key] for key in FREE_AND_TOTAL))
+        for store in stores
+    ]
+    found = ", ".join(f"{name} with {size(free)} free" for name, free, _ in rooms)
+    full = [name for name, free, total in rooms if free < LOW_SHARE * total]
+    if full:
+        return Finding(
+            what,
+            "warning",
+            f"{found}: writes to thin volumes fail when nothing is left",
+            f"virtlun lvstore resize {full[0]} SIZE, or delete volumes",
+        )
+    return Finding(what, "ok", found)
 
 
 def _gateway(socket: Path) -> Finding:

@@ -12,9 +12,8 @@ from typing import IO, Any
 import click
 
 from plugin import translate
-from plugin.cli.output import busy, config, errors_as_sentences, json_option, show, text
+from plugin.cli.output import busy, client, config, errors_as_sentences, json_option, show, text
 from plugin.errors import TranslateError
-from pydataplane.client import Client
 from pydataplane.errors import TargetError
 
 URI = click.option(
@@ -32,8 +31,11 @@ COLUMNS = [
     ("DEV", "dev", text),
     ("VOLUME", "volume", text),
     ("TARGET", "target", text),
-    ("SERVED", "served", text),
+    ("SERVED", "served", lambda served: "unknown" if served is None else text(served)),
 ]
+
+Served = dict[str, dict[str, int]]
+"""For each controller of the target, bdev names with their target numbers."""
 
 
 @click.group()
@@ -49,7 +51,7 @@ def domain() -> None:
 def list_(socket: Path, uri: str, as_json: bool) -> None:
     """List the disks of ours in all domains; SERVED says whether the target has the LUN now."""
     served = _served(socket)
-    rows = [row for handle in _domains(uri) for row in _rows(handle, served)]
+    rows = [row for handle in _domains(uri) for row in _rows_if_there(handle, served)]
     show(rows, COLUMNS, as_json=as_json, empty="no domain has a disk of ours")
 
 
@@ -111,6 +113,18 @@ def _domains(uri: str) -> list[Any]:
         raise click.ClickException(f"libvirt at {uri}: {error}") from error
 
 
+def _rows_if_there(handle: Any, served: Served | None) -> list[dict[str, Any]]:
+    """Returns a domain's rows; none for one that is gone since it was listed."""
+    import libvirt  # noqa: PLC0415 (as above)
+
+    try:
+        return _rows(handle, served)
+    except libvirt.libvirtError as error:
+        if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+            return []
+        raise click.ClickException(f"domain {handle.name()}: {error}") from error
+
+
 def _plan(handle: Any) -> translate.Plan | None:
     """Returns the domain's plan; through a gateway, the one that its XML would be given."""
     xml = handle.XMLDesc(0)
@@ -122,12 +136,12 @@ def _plan(handle: Any) -> translate.Plan | None:
         raise click.ClickException(f"domain {handle.name()}: {error}") from error
 
 
-def _served(socket: Path) -> dict[str, dict[str, int]]:
-    """Returns, for each controller of the target, bdev names with their target numbers."""
+def _served(socket: Path) -> Served | None:
+    """Returns what the target serves; None, with a word about it, if the target does not tell."""
+    target = client(socket)
     try:
-        client = Client(socket)
         aliases = {
-            item["name"]: [item["name"], *item["aliases"]] for item in client.call("bdev_get_bdevs")
+            item["name"]: [item["name"], *item["aliases"]] for item in target.call("bdev_get_bdevs")
         }
         return {
             controller["ctrlr"]: {
@@ -136,17 +150,18 @@ def _served(socket: Path) -> dict[str, dict[str, int]]:
                 for lun in entry["luns"]
                 for alias in aliases.get(lun["bdev_name"], [lun["bdev_name"]])
             }
-            for controller in client.call("vhost_get_controllers")
+            for controller in target.call("vhost_get_controllers")
         }
-    except TargetError:
-        return {}
+    except TargetError as error:
+        click.echo(f"Warning: what the target serves is not known: {error}", err=True)
+        return None
 
 
-def _rows(handle: Any, served: dict[str, dict[str, int]]) -> list[dict[str, Any]]:
+def _rows(handle: Any, served: Served | None) -> list[dict[str, Any]]:
     plan = _plan(handle)
     if plan is None:
         return []
-    here = served.get(plan.controller, {})
+    here = (served or {}).get(plan.controller, {})
     return [
         {
             "domain": handle.name(),
@@ -154,7 +169,7 @@ def _rows(handle: Any, served: dict[str, dict[str, int]]) -> list[dict[str, Any]
             "dev": lun.dev,
             "volume": lun.volume.alias,
             "target": here.get(lun.volume.alias, lun.target),
-            "served": lun.volume.alias in here,
+            "served": None if served is None else lun.volume.alias in here,
         }
         for lun in plan.luns
     ]

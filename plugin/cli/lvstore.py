@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import click
 
-from plugin.cli.output import busy, errors_as_sentences, json_option, show, size, text
-from pydataplane.client import Client
-from pydataplane.volumes import Lvstore, Volumes, parse_size
+from plugin.cli.contents import UnknownContentsError, contents
+from plugin.cli.output import (
+    busy,
+    client,
+    confirm,
+    errors_as_sentences,
+    json_option,
+    show,
+    size,
+    text,
+)
+from pydataplane.volumes import Lvstore, VolumeError, Volumes, parse_size
 
 COLUMNS = [
     ("NAME", "name", text),
     ("SIZE", "total", size),
     ("FREE", "free", size),
     ("CLUSTER", "cluster_size", size),
-    ("DEVICE", "base_bdev", text),
+    ("ON", "file", text),
     ("UUID", "uuid", text),
 ]
 
@@ -31,10 +41,11 @@ def lvstore() -> None:
 @errors_as_sentences
 def list_(socket: Path, as_json: bool) -> None:
     """List the lvstores with their size and what is free."""
-    _show(Volumes(Client(socket)).lvstores(), as_json)
+    volumes = Volumes(client(socket))
+    _show(volumes, volumes.lvstores(), as_json)
 
 
-@lvstore.command()
+@lvstore.command(short_help="Make an lvstore on a file or block device.")
 @click.argument("name")
 @click.option(
     "--file",
@@ -45,6 +56,7 @@ def list_(socket: Path, as_json: bool) -> None:
 )
 @click.option("--size", "size_text", help="Size of a new file, such as 100G.")
 @click.option("--cluster-size", help="Allocation unit, such as 1M (the default) or 4M.")
+@click.option("--force", is_flag=True, help="Overwrite a file system or whatever is there.")
 @json_option
 @click.pass_obj
 @errors_as_sentences
@@ -54,14 +66,70 @@ def create(
     file: Path,
     size_text: str | None,
     cluster_size: str | None,
+    force: bool,
     as_json: bool,
 ) -> None:
-    """Make an lvstore called NAME. What is on the device is lost."""
+    """Make an lvstore called NAME.
+
+    A file or device on which something is already is refused, unless --force is given: then that
+    is lost. An lvstore is never overwritten: `lvstore import` loads it.
+    """
     total = parse_size(size_text) if size_text else None
     cluster = parse_size(cluster_size) if cluster_size else None
+    volumes = Volumes(client(socket))
+    if not force and name not in (store.name for store in volumes.lvstores()):
+        _refuse_what_is_not_empty(file)
+    new = not file.exists()
     with busy(f"making lvstore {name}"):
-        made = Volumes(Client(socket)).create_lvstore(name, file, total, cluster)
-    _show([made], as_json)
+        made = volumes.create_lvstore(name, file, total, cluster)
+    if new and total is not None:
+        _warn_of_too_little_room(file, total)
+    _show(volumes, [made], as_json)
+
+
+def _warn_of_too_little_room(file: Path, total: int) -> None:
+    """Says if a new file, which is sparse, can become larger than its file system has room for."""
+    room = shutil.disk_usage(file).free
+    if total > room:
+        click.echo(
+            f"Warning: {file} of {size(total)} is on a file system with {size(room)} free: writes "
+            "to volumes fail when that is full",
+            err=True,
+        )
+
+
+def _refuse_what_is_not_empty(file: Path) -> None:
+    if not file.exists():
+        return
+    try:
+        found = contents(file)
+    except UnknownContentsError as error:
+        raise VolumeError(
+            f"it cannot be told whether {file} is empty: {error}; add --force if all on it may be "
+            "lost"
+        ) from error
+    if found:
+        raise VolumeError(
+            f"{file} is not empty, it holds {found}: name another one, or add --force if all on it "
+            "may be lost"
+        )
+
+
+@lvstore.command("import", short_help="Load an lvstore that is on a file or block device already.")
+@click.argument("file", type=click.Path(path_type=Path))
+@json_option
+@click.pass_obj
+@errors_as_sentences
+def import_(socket: Path, file: Path, as_json: bool) -> None:
+    """Load the lvstore on FILE, a file or block device, with all its volumes.
+
+    For a disk that comes from another host, or after this target's state folder was lost. What was
+    made or imported once comes back by itself when the target starts.
+    """
+    volumes = Volumes(client(socket))
+    with busy(f"loading the lvstore on {file}"):
+        found = volumes.import_lvstore(file)
+    _show(volumes, [found], as_json)
 
 
 @lvstore.command(short_help="Grow an lvstore, also while it is in use.")
@@ -78,9 +146,10 @@ def resize(socket: Path, lvstore: str, size_text: str | None, as_json: bool) -> 
     An lvstore never becomes smaller.
     """
     wanted = parse_size(size_text) if size_text else None
+    volumes = Volumes(client(socket))
     with busy(f"growing lvstore {lvstore}"):
-        grown = Volumes(Client(socket)).resize_lvstore(lvstore, wanted)
-    _show([grown], as_json)
+        grown = volumes.resize_lvstore(lvstore, wanted)
+    _show(volumes, [grown], as_json)
 
 
 @lvstore.command(short_help="Destroy an lvstore with all volumes in it.")
@@ -90,17 +159,21 @@ def resize(socket: Path, lvstore: str, size_text: str | None, as_json: bool) -> 
 @errors_as_sentences
 def delete(socket: Path, name: str, yes: bool) -> None:
     """Destroy the lvstore NAME with all volumes in it (a file stays, its content does not)."""
-    volumes = Volumes(Client(socket))
+    volumes = Volumes(client(socket))
     count = len(volumes.volumes(volumes.lvstore(name).uuid))
     if not yes:
-        click.confirm(f"Destroy lvstore {name} and its {count} volumes?", abort=True)
+        confirm(f"Destroy lvstore {name} and its {count} volumes?")
     with busy(f"destroying lvstore {name}"):
         volumes.delete_lvstore(name)
+    click.echo(f"lvstore {name} is destroyed")
 
 
-def _show(stores: list[Lvstore], as_json: bool) -> None:
+def _show(volumes: Volumes, stores: list[Lvstore], as_json: bool) -> None:
+    def other(store: Lvstore) -> str | None:
+        return None if as_json else f"bdev {store.base_bdev}"
+
     show(
-        [store.as_dict() for store in stores],
+        [{**store.as_dict(), "file": volumes.file_of(store) or other(store)} for store in stores],
         COLUMNS,
         as_json=as_json,
         empty="no lvstores: make one with `virtlun lvstore create NAME --file FILE --size SIZE`",

@@ -22,7 +22,7 @@ from plugin.errors import ConfigError
 )
 @click.option(
     "--socket",
-    type=click.Path(path_type=Path),
+    type=click.Path(readable=False, path_type=Path),  # the target's answer tells more
     envvar="VIRTLUN_TARGET_SOCKET",
     help="The target's RPC socket.  [default: the configuration's rpc_socket]",
 )
@@ -39,7 +39,7 @@ def main(context: click.Context, config_path: Path | None, socket: Path | None) 
       virtlun lvstore create lvs0 --file /var/lib/virtlun/lvs0.img --size 100G
       virtlun volume create lvs0/data 10G
       virsh -c 'qemu+unix:///system?socket=/run/virtlun/libvirt-sock' \\
-          attach-disk VM /dev/virtlun/lvs0/data sdb
+          attach-disk VM /dev/virtlun/lvs0/data sdb --live --config
     """  # noqa: D301 (click's mark)
     try:
         config = load(config_path)

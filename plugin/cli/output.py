@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import click
 from rich.console import Console
 from rich.status import Status
 from rich.table import Table
+from rich.text import Text
 
 from plugin.config import Config
+from pydataplane.client import Client
 from pydataplane.errors import TargetError
 from pydataplane.volumes import VolumeError
 
@@ -22,11 +26,19 @@ R = TypeVar("R")
 CONFIG_KEY = "plugin.config"
 """Where the root command leaves the configuration for the others, in click's context."""
 
+WIDE = 10_000
+"""Columns of a page on which no table's row is cut: a name that lost its end is none."""
+
 
 def config() -> Config:
     """Returns the configuration that the command line names."""
     found: Config = click.get_current_context().meta[CONFIG_KEY]
     return found
+
+
+def client(socket: Path) -> Client:
+    """Returns a client of the target on `socket`, as patient as the configuration says."""
+    return Client(socket, config().target.timeout_s)
 
 
 def json_option(function: Callable[P, R]) -> Callable[P, R]:
@@ -45,6 +57,8 @@ def errors_as_sentences(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         except (TargetError, VolumeError) as error:
             raise click.ClickException(str(error)) from error
+        except BrokenPipeError:
+            raise  # click's: who reads, such as head, has seen enough
         except OSError as error:
             raise click.ClickException(
                 f"{error.filename or 'system'}: {error.strerror or error}"
@@ -73,14 +87,25 @@ def show(
         right = isinstance(rows[0].get(key), int) and not isinstance(rows[0].get(key), bool)
         table.add_column(title, justify="right" if right else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*(form(row.get(key)) for _, key, form in chosen))
-    console().print(table)
+        table.add_row(*(Text(form(row.get(key))) for _, key, form in chosen))
+    Console(highlight=False, width=WIDE).print(table)
 
 
 def console() -> Console:
     """Returns the terminal, or a wide page where the output is not one (so nothing is cut)."""
     terminal = Console(highlight=False)
     return terminal if terminal.is_terminal else Console(highlight=False, width=200)
+
+
+def confirm(question: str) -> None:
+    """Goes on if the person says yes; without one, says how to go on."""
+    try:
+        click.confirm(question, abort=True)
+    except click.Abort as error:
+        if sys.stdin.isatty():
+            raise
+        click.echo(err=True)
+        raise click.ClickException("nothing is changed: nobody said yes; add --yes") from error
 
 
 def busy(what: str) -> Status:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import grp
 import json
+import os
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
+from plugin.cli import qemu_user
 from plugin.cli.output import busy, config, errors_as_sentences, json_option
 from pydataplane import supervise
+from pydataplane.errors import TargetForbidden, TargetUnavailable
+
+SOCKET_GROUP = "--socket-group"
 
 
 @click.group()
@@ -16,7 +23,11 @@ def target() -> None:
     """The polling process that serves the volumes."""
 
 
-@target.command()
+@target.command(short_help="Start the target in the background, unless it runs.")
+@click.option(
+    SOCKET_GROUP,
+    help="Group that may open controller sockets.  [default: that of libvirt's QEMU]",
+)
 @click.option("--vhost-dir", type=click.Path(path_type=Path), help="Where controller sockets go.")
 @click.option(
     "--state-dir", type=click.Path(path_type=Path), help="Where its configuration is kept."
@@ -28,6 +39,7 @@ def target() -> None:
 @errors_as_sentences
 def start(
     socket: Path,
+    socket_group: str | None,
     vhost_dir: Path | None,
     state_dir: Path | None,
     log: Path | None,
@@ -36,8 +48,12 @@ def start(
 ) -> None:
     """Start the target in the background, unless it runs.
 
-    OPTIONS after `--` go to virtlun-target.
+    OPTIONS after `--` go to virtlun-target. It comes back as it was: what was configured is kept
+    in the state folder. On a host with systemd use examples/systemd instead.
     """
+    group = socket_group or _group_of_qemu()
+    if group and not any(option.startswith(SOCKET_GROUP) for option in options):
+        options = (SOCKET_GROUP, group, *options)
     packaged = supervise.TargetPaths()
     paths = supervise.TargetPaths(
         rpc_socket=socket,
@@ -78,7 +94,26 @@ def status(socket: Path, as_json: bool) -> None:
 @click.pass_obj
 @errors_as_sentences
 def stop(socket: Path) -> None:
-    """Stop the target in order: volumes are flushed, VMs that use it wait for its return."""
+    """Stop the target in order: volumes are flushed, VMs that use it wait for its return.
+
+    One that does not run is no error.
+    """
+    try:
+        supervise.status(socket)
+    except TargetForbidden:
+        raise
+    except TargetUnavailable:
+        click.echo(f"no target runs on {socket}: nothing to stop")
+        return
     with busy("stopping the target"):
         supervise.stop(socket)
     click.echo("the target has stopped")
+
+
+def _group_of_qemu() -> str | None:
+    """Returns the group to which sockets are given; None if only root can give it, or none is."""
+    if os.geteuid() == 0:
+        for user in qemu_user.NAMES:
+            with suppress(KeyError):
+                return grp.getgrgid(qemu_user.entry(user).pw_gid).gr_name
+    return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,61 +14,70 @@ from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 
-from plugin.cli.output import console, errors_as_sentences, json_option, size
+from plugin.cli.output import client, console, errors_as_sentences, json_option, size
 from pydataplane import supervise
 from pydataplane.client import Client
 
+INTERVAL_MAX_S = 3600
 COUNTERS = ("num_read_ops", "num_write_ops", "bytes_read", "bytes_written")
 
 
 @click.command()
 @click.option("--interval", default=1.0, show_default=True, help="Seconds between samples.")
-@click.option("--count", type=int, help="Stop after that many samples (else: until ^C).")
+@click.option(
+    "--count", type=click.IntRange(min=1), help="Stop after that many samples (else: until ^C)."
+)
 @json_option
 @click.pass_obj
 @errors_as_sentences
 def top(socket: Path, interval: float, count: int | None, as_json: bool) -> None:
     """Show reactor load and the I/O of each volume, per second."""
-    if interval <= 0:
-        raise click.BadParameter("must be more than 0", param_hint="--interval")
+    if not 0 < interval <= INTERVAL_MAX_S:
+        raise click.BadParameter(
+            f"must be more than 0 and at most {INTERVAL_MAX_S}", param_hint="--interval"
+        )
+    with suppress(KeyboardInterrupt):  # how it is meant to be ended
+        _show(_samples(client(socket), interval, count), as_json=as_json)
+
+
+def _show(samples: Iterator[dict[str, Any]], *, as_json: bool) -> None:
     out = console()
     if as_json or not out.is_terminal:
-        for rates in _samples(socket, interval, count):
+        for rates in samples:
             if as_json:
                 click.echo(json.dumps(rates))
             else:
                 out.print(_tables(rates))
         return
     with Live(console=out, auto_refresh=False, transient=False) as live:
-        for rates in _samples(socket, interval, count):
+        for rates in samples:
             live.update(_tables(rates), refresh=True)
 
 
-def _samples(socket: Path, interval: float, count: int | None) -> Iterator[dict[str, Any]]:
+def _samples(target: Client, interval: float, count: int | None) -> Iterator[dict[str, Any]]:
     """Yields the rates of `count` intervals, without end if that is None."""
-    before = sample(socket)
+    before = sample(target)
     done = 0
     while count is None or done < count:
         time.sleep(interval)
-        after = sample(socket)
+        after = sample(target)
         yield difference(before, after)
         before = after
         done += 1
 
 
-def sample(socket: Path) -> dict[str, Any]:
-    """Returns the counters of the target on `socket` now."""
-    client = Client(socket)
+def sample(target: Client) -> dict[str, Any]:
+    """Returns the counters of a target now."""
     names = {
         item["name"]: item["aliases"][0] if item["aliases"] else item["name"]
-        for item in client.call("bdev_get_bdevs")
+        for item in target.call("bdev_get_bdevs")
     }
     return {
         "at": time.monotonic(),
-        "reactors": supervise.status(socket)["reactors"],
+        "reactors": supervise.status(target.path)["reactors"],
         "bdevs": {
             names.get(item["name"], item["name"]): item
-            for item in client.call("bdev_get_iostat")["bdevs"]
+            for item in target.call("bdev_get_iostat")["bdevs"]
         },
     }
 

@@ -7,8 +7,16 @@ from uuid import UUID
 
 import click
 
-from plugin.cli.output import busy, errors_as_sentences, json_option, show, size, text
-from pydataplane.client import Client
+from plugin.cli.output import (
+    busy,
+    client,
+    confirm,
+    errors_as_sentences,
+    json_option,
+    show,
+    size,
+    text,
+)
 from pydataplane.volumes import Volume, VolumeError, Volumes, parse_size
 
 COLUMNS = [
@@ -35,7 +43,7 @@ def volume() -> None:
 @errors_as_sentences
 def list_(socket: Path, lvstore: str | None, as_json: bool) -> None:
     """List all volumes, or those of one LVSTORE."""
-    volumes = Volumes(Client(socket))
+    volumes = Volumes(client(socket))
     if lvstore is not None:
         volumes.lvstore(lvstore)
     _show(volumes.volumes(lvstore), as_json)
@@ -55,8 +63,19 @@ def create(
     """Make VOLUME (LVSTORE/NAME) of SIZE, such as 10G; it reads as zeros."""
     wanted = parse_size(size_text)
     with busy(f"making {volume}"):
-        made = Volumes(Client(socket)).create(
+        made = Volumes(client(socket)).create(
             volume, wanted, thin=thin, uuid=str(uuid) if uuid else None
+        )
+    # One that was there already and is not what was asked for.
+    if uuid is not None and made.uuid != str(uuid):
+        raise VolumeError(
+            f"volume {made.path} exists already, with the UUID {made.uuid}: rename that one first "
+            f"to make the one of UUID {uuid}"
+        )
+    if made.thin != thin:
+        raise VolumeError(
+            f"volume {made.path} exists already, and is {'thin' if made.thin else 'thick'}: "
+            "use it as it is, or choose another name"
         )
     _show([made], as_json)
 
@@ -70,7 +89,7 @@ def create(
 @errors_as_sentences
 def resize(socket: Path, volume: str, size_text: str, shrink: bool, as_json: bool) -> None:
     """Give VOLUME another SIZE, also while a VM uses it: the guest is told at once."""
-    volumes = Volumes(Client(socket))
+    volumes = Volumes(client(socket))
     present, wanted = volumes.volume(volume), parse_size(size_text)
     if wanted < present.size and not shrink:
         raise VolumeError(
@@ -90,7 +109,7 @@ def resize(socket: Path, volume: str, size_text: str, shrink: bool, as_json: boo
 @errors_as_sentences
 def rename(socket: Path, volume: str, name: str, as_json: bool) -> None:
     """Rename VOLUME to NAME within its lvstore."""
-    _show([Volumes(Client(socket)).rename(volume, name)], as_json)
+    _show([Volumes(client(socket)).rename(volume, name)], as_json)
 
 
 @volume.command()
@@ -100,12 +119,13 @@ def rename(socket: Path, volume: str, name: str, as_json: bool) -> None:
 @errors_as_sentences
 def delete(socket: Path, volume: str, yes: bool) -> None:
     """Delete VOLUME and its data; one that a VM uses is refused."""
-    volumes = Volumes(Client(socket))
+    volumes = Volumes(client(socket))
     present = volumes.volume(volume)
     if not yes:
-        click.confirm(f"Delete {present.path} ({size(present.size)})?", abort=True)
+        confirm(f"Delete {present.path} ({size(present.size)})?")
     with busy(f"deleting {present.path}"):
         volumes.delete(present.uuid)
+    click.echo(f"volume {present.path} is deleted")
 
 
 def _show(found: list[Volume], as_json: bool) -> None:

@@ -15,6 +15,7 @@ from plugin.cli import main
 from pydataplane import supervise
 from pydataplane.errors import TargetUnavailable
 from tests.support.target import Target
+from tests.target.conftest import MakeTarget
 
 MIB = 1 << 20
 
@@ -88,6 +89,86 @@ def test_creating_the_same_again_changes_nothing(store: Target) -> None:
     assert not Path(other).exists()
 
 
+def test_an_lvstore_shows_the_file_that_it_is_on(store: Target) -> None:
+    file = str(store.directory / "store.img")
+    (shown,) = json.loads(done(store, "lvstore", "list", "--json"))
+    assert shown["file"] == file
+    assert done(store, "lvstore", "list").splitlines()[1].split()[-2] == file
+    store.rpc("bdev_malloc_create", name="m0", num_blocks=65536, block_size=512)
+    store.rpc("bdev_lvol_create_lvstore", bdev_name="m0", lvs_name="ram")
+    assert [s["file"] for s in json.loads(done(store, "lvstore", "list", "--json"))] == [file, None]
+    assert "bdev m0" in done(store, "lvstore", "list")
+
+
+def test_nobodys_data_is_overwritten_unasked(target: Target) -> None:
+    disk = target.make_file("disk.img", 64 * MIB)
+    subprocess.run(["mkfs.ext4", "-q", "-F", str(disk)], check=True)
+    before = disk.read_bytes()
+    said = refused(target, "lvstore", "create", "lvs0", "--file", str(disk))
+    assert "it holds ext4" in said and "--force" in said
+    assert disk.read_bytes() == before
+    done(target, "lvstore", "create", "lvs0", "--file", str(disk), "--force")
+    done(target, "lvstore", "create", "lvs0", "--file", str(disk))
+    said = refused(target, "lvstore", "create", "lvs1", "--file", str(disk), "--force")
+    assert "holds the lvstore lvs0 already" in said
+    done(target, "lvstore", "delete", "lvs0", "--yes")
+    done(target, "lvstore", "create", "lvs1", "--file", str(disk))
+
+
+def test_a_size_that_a_file_does_not_have_is_not_passed_over(target: Target) -> None:
+    disk = target.make_file("disk.img", 64 * MIB)
+    said = refused(target, "lvstore", "create", "lvs0", "--file", str(disk), "--size", "128M")
+    assert f"with {64 * MIB} bytes, not {128 * MIB}" in said
+    done(target, "lvstore", "create", "lvs0", "--file", str(disk), "--size", "64M")
+    begun = target.make_file("begun.img", 0)
+    done(target, "lvstore", "create", "lvs1", "--file", str(begun), "--size", "64M")
+
+
+def test_a_disk_with_an_lvstore_moves_to_another_target(
+    store: Target, make_target: MakeTarget
+) -> None:
+    done(store, "volume", "create", "lvs0/data", "8M")
+    volumes = json.loads(done(store, "volume", "list", "--json"))
+    file = str(store.directory / "store.img")
+    other = make_target().start()
+    said = refused(other, "lvstore", "import", file)
+    assert "in use by process" in said
+    assert store.stop() == 0
+    for words in (("create", "lvs0", "--file", file), ("create", "new", "--file", file, "--force")):
+        said = refused(other, "lvstore", *words)
+        assert f"virtlun lvstore import {file}" in said
+    imported = json.loads(done(other, "lvstore", "import", file, "--json"))
+    assert [(item["name"], item["file"]) for item in imported] == [("lvs0", file)]
+    assert json.loads(done(other, "lvstore", "import", file, "--json")) == imported
+    assert json.loads(done(other, "volume", "list", "--json")) == volumes
+    other.restart()
+    assert json.loads(done(other, "volume", "list", "--json")) == volumes
+
+
+def test_what_holds_no_lvstore_is_not_imported(target: Target) -> None:
+    empty = target.make_file("empty.img", 64 * MIB)
+    assert "there is no lvstore on" in refused(target, "lvstore", "import", str(empty))
+    none = str(target.directory / "none")
+    assert "does not exist" in refused(target, "lvstore", "import", none)
+    assert "is a directory" in refused(target, "lvstore", "import", str(target.directory))
+    assert target.rpc("bdev_get_bdevs") == []
+
+
+def test_a_namesake_is_not_taken_for_what_was_asked_for(store: Target) -> None:
+    done(store, "volume", "create", "lvs0/data", "8M")
+    (present,) = json.loads(done(store, "volume", "list", "--json"))
+    lost = "11111111-2222-4333-8444-555555555555"
+    said = refused(store, "volume", "create", "lvs0/data", "8M", "--uuid", lost)
+    assert present["uuid"] in said and "rename that one first" in said
+    assert "is thick" in refused(store, "volume", "create", "lvs0/data", "8M", "--thin")
+    done(store, "volume", "create", "lvs0/data", "8M", "--uuid", present["uuid"])
+    done(store, "volume", "rename", "lvs0/data", "other")
+    (made,) = json.loads(
+        done(store, "volume", "create", "lvs0/data", "8M", "--uuid", lost, "--json")
+    )
+    assert made["uuid"] == lost
+
+
 def test_a_shrink_has_to_be_asked_for(store: Target) -> None:
     done(store, "volume", "create", "lvs0/data", "8M")
     assert "--shrink" in refused(store, "volume", "resize", "lvs0/data", "4M")
@@ -122,7 +203,7 @@ def test_an_lvstore_in_a_file_grows_while_a_volume_of_it_is_used(store: Target) 
         assert volume.read(4096) == b"before" + bytes(4090)
     store.rpc("virtlun_export_delete", bdev_name="lvs0/data")
     table = done(store, "lvstore", "resize", "lvs0", "192M").splitlines()
-    assert table[0].split() == ["NAME", "SIZE", "FREE", "CLUSTER", "DEVICE", "UUID"]
+    assert table[0].split() == ["NAME", "SIZE", "FREE", "CLUSTER", "ON", "UUID"]
     assert sizes(store) == (total + 128 * MIB, free - 14 * MIB)
     assert store.restart() and sizes(store) == (total + 128 * MIB, free - 14 * MIB)
 
@@ -209,9 +290,10 @@ def test_bad_input_is_one_sentence_and_changes_nothing(
     assert [done(store, noun, "list", "--json") for noun in ("lvstore", "volume")] == before
 
 
-def test_a_file_too_small_for_a_store_is_not_left_behind(target: Target) -> None:
+def test_a_file_of_no_good_size_is_not_left_behind(target: Target) -> None:
     path = target.directory / "small.img"
-    refused(target, "lvstore", "create", "small", "--file", str(path), "--size", "4K")
+    for size in ("4K", "8000000T"):
+        refused(target, "lvstore", "create", "small", "--file", str(path), "--size", size)
     assert not path.exists()
     assert json.loads(done(target, "lvstore", "list", "--json")) == []
 

@@ -17,9 +17,15 @@ def test_sizes_are_powers_of_1024(text: str, bytes_: int) -> None:
     assert parse_size(text) == bytes_
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "1.5G", "10X", "G", "1e9"])
+@pytest.mark.parametrize("text", ["", "0", "-1", "1.5G", "10X", "10Q", "G", "1e9", "9" * 5000])
 def test_what_is_no_size_is_refused_in_one_sentence(text: str) -> None:
     with pytest.raises(VolumeError, match="is not a size: give a whole number such as"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize("text", ["8388608T", "9" * 40, "99999999999G"])
+def test_a_size_that_no_device_has_is_refused_in_one_sentence(text: str) -> None:
+    with pytest.raises(VolumeError, match="is more than any device has: give 8388607T at most"):
         parse_size(text)
 
 
