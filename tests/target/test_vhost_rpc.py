@@ -215,3 +215,19 @@ def test_the_group_of_a_socket_is_kept(target: Target) -> None:
         assert stat.S_IMODE(socket_path.parent.stat().st_mode) == 0o755
         target.kill9()
         target.start()
+
+
+def test_a_controller_that_is_refused_leaves_no_folder(target: Target) -> None:
+    folder = target.vhost_dir / "vm-1"
+    refused = {"ctrlr": "vm-1", "own_folder": True, "cpumask": "0x8000000000000000"}
+    with pytest.raises(RpcError):
+        target.rpc("vhost_create_scsi_controller", **refused)
+    assert not folder.exists()
+    # Not one that is mounted elsewhere, perhaps.
+    folder.mkdir()
+    with pytest.raises(RpcError):
+        target.rpc("vhost_create_scsi_controller", **refused)
+    assert folder.is_dir()
+    folder.rmdir()
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
+    assert folder.is_socket()

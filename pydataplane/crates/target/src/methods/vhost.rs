@@ -307,6 +307,8 @@ fn make_folder(folder: &Path) -> Result<(), Error> {
 
 fn create(app: &App, mut p: Create) -> Result<bool, Error> {
     let folder = own_folder(app, &p.ctrlr).filter(|_| p.own_folder == Some(true));
+    // One that was there may be mounted elsewhere.
+    let made = folder.clone().filter(|folder| !folder.exists());
     if let Some(folder) = &folder {
         make_folder(folder)?;
     }
@@ -316,7 +318,10 @@ fn create(app: &App, mut p: Create) -> Result<bool, Error> {
         socket: folder.map(|folder| folder.join(OWN_SOCKET)),
         socket_gid: p.socket_gid,
     };
-    app.controllers.create(&p.ctrlr, options).map_err(errors::controller)?;
+    if let Err(e) = app.controllers.create(&p.ctrlr, options) {
+        _ = made.map(fs::remove_dir);
+        return Err(errors::controller(e));
+    }
     // Whether it was delayed is of this run only: a restart delays all until they are complete.
     p.delay = None;
     app.config().record("vhost_create_scsi_controller", &p);

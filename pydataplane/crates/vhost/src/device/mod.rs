@@ -110,6 +110,8 @@ pub(crate) struct Device {
     unheard: Option<Unheard>,
     tmfs: Vec<PendingTmf>,
     next_tmf: u64,
+    /// Queues that were closed because the guest broke the rules.
+    failures: u32,
     /// A queue has more than was taken in one turn.
     control_backlog: bool,
     event_backlog: bool,
@@ -149,6 +151,7 @@ impl Device {
             unheard,
             tmfs: Vec::new(),
             next_tmf: place.session << 32,
+            failures: 0,
             control_backlog: false,
             event_backlog: false,
         };

@@ -18,6 +18,10 @@ use super::{Device, DeviceError, Worker};
 use crate::defs::{CONTROL_QUEUE, EVENT_QUEUE, F_EVENT_IDX, F_INDIRECT_DESC, FIRST_REQUEST_QUEUE};
 use crate::poller::{Failure, QueueSetup, RequestQueue, Selector};
 
+/// Queues of one session whose end is a line in the log: a guest can reset its device, and break the
+/// rules again, as often as it likes.
+const MAX_FAILURES_LOGGED: u32 = 16;
+
 /// Where a ring lies, in the peer's own addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Addresses {
@@ -276,11 +280,17 @@ impl Device {
 
     /// A queue was closed because the guest broke the rules: tells the peer.
     pub(crate) fn queue_failed(&mut self, queue: u16, why: Failure) {
-        tracing::warn!(
-            controller = self.name,
-            queue,
-            "the guest broke virtio's rules, its queue is stopped until the driver resets: {why}"
-        );
+        self.failures = self.failures.saturating_add(1);
+        if self.failures <= MAX_FAILURES_LOGGED {
+            let last =
+                if self.failures == MAX_FAILURES_LOGGED { "; more are only counted" } else { "" };
+            tracing::warn!(
+                controller = self.name,
+                queue,
+                "the guest broke virtio's rules, its queue is stopped until the driver resets: \
+                 {why}{last}"
+            );
+        }
         if let Some(ring) = self.rings.get_mut(usize::from(queue))
             && let Some(fd) = &ring.err
             && reactor::eventfd::signal(fd.as_fd()).is_err()
