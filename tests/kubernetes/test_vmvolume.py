@@ -242,6 +242,32 @@ def patch(cluster: Cluster, what: str, name: str, change: dict[str, Any], *words
     cluster.kubectl("patch", what, name, "--type=merge", "-p", json.dumps(change), *words)
 
 
+def test_who_edits_a_namespace_may_make_one_but_not_say_how_it_is(world: World) -> None:
+    """Through the roles that every cluster has; the status says which LUNs are to be taken away."""
+    cluster = world.cluster
+    user = "--as=jane"
+
+    def may(*words: str) -> bool:
+        return cluster.kubectl("auth", "can-i", *words, user, check=False).strip() == "yes"
+
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": "jane"},
+        "subjects": [
+            {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "jane"},
+        ],
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "edit"},
+    }
+    with cluster.applied(json.dumps(binding)):
+        wait_for(lambda: may("create", "vmvolumes"), "jane's rights", seconds=DEADLINE_S)
+        assert may("delete", "vmvolumes")
+        assert not may("patch", "vmvolumes", "--subresource=status")
+        cluster.kubectl("apply", "-f", "-", user, stdin=vm_volume())
+        with pytest.raises(SandboxError, match="forbidden"):
+            patch(cluster, "vmvolume", "extra", {"status": {}}, "--subresource=status", user)
+
+
 # The way in and out
 
 
@@ -454,6 +480,22 @@ def test_a_machine_on_another_node_is_told_where_the_claim_is(world: World, pod:
         cluster.delete("vmvolume", "extra")
 
 
+def test_a_machine_that_is_being_migrated_gets_its_disk_afterwards(world: World, pod: str) -> None:
+    """The disk would stay behind with the node that it leaves."""
+    cluster = world.cluster
+    with cluster.applied(claim("data", "virtlun-block")):
+        cluster.wait_phase("pvc/data", "Bound")
+        state: dict[str, Any] = {"targetNode": "elsewhere"}
+        patch(cluster, "virtualmachineinstances", "vm", {"status": {"migrationState": state}})
+        cluster.apply(vm_volume())
+        world.until("Pending", "VmMigrating", text="is being migrated")
+        assert world.luns(pod) == {}
+        state |= {"completed": True, "failed": True}
+        patch(cluster, "virtualmachineinstances", "vm", {"status": {"migrationState": state}})
+        world.until("Attached")
+        cluster.delete("vmvolume", "extra")
+
+
 def test_a_machine_without_a_controller_is_told_what_it_lacks(world: World) -> None:
     cluster = world.cluster
     with cluster.applied(claim("data", "virtlun-block")):
@@ -601,6 +643,7 @@ def test_a_target_that_dies_and_comes_back_has_the_lun(world: World, pod: str) -
             cluster.delete("vmvolume", "extra", wait=False)
             world.until("Pending", "TargetFailed", name="other", text="no target answers")
             assert FINALIZER in world.finalizers("vmvolume", "extra")
+            world.until("Releasing", "TargetFailed", text="no target answers")
         deployment.wait_ready()
         world.gone()
         world.until("Pending", "ClaimNotFound", name="other")
