@@ -42,6 +42,8 @@ LEFT_S = (60.0, 120.0)
 """One that another node is to let go of is looked at after so long: that node may be gone."""
 ORPHAN_S = 2.0
 """A claim with our finalizer and no VmVolume is looked at after so long."""
+REMIND = 30
+"""A failure is a warning the first time, and then each so many times, which is 5 minutes."""
 BROKEN_S = 5.0
 """A watch that failed in a way that nobody thought of begins anew after so long."""
 STOP_S = 5.0
@@ -215,9 +217,11 @@ class VmVolumeController:
     def _fail(self, key: Key, reason: str) -> None:
         self._metrics.reconciles.labels("error").inc()
         wait = self._queue.retry(key)
-        log.warning(
-            "cannot look after it now", what=key.what, name=key.name, reason=reason, again_s=wait
-        )
+        failures = self._queue.failures(key)
+        loud = failures == 1 or failures % REMIND == 0
+        words = log.bind(what=key.what, name=key.name, reason=reason)
+        say = words.warning if loud else words.debug
+        say("cannot look after it now", failures=failures, again_s=round(wait, 3))
 
 
 def _name(found: Object) -> Name:

@@ -62,6 +62,10 @@ class Queue(Generic[Key]):
         self.put(key, wait)
         return wait
 
+    def failures(self, key: Key) -> int:
+        """Returns how often in a row a key has failed."""
+        return self._failures.get(key, 0)
+
     def done(self, key: Key) -> None:
         """Forgets the failures of a key."""
         self._failures.pop(key, None)

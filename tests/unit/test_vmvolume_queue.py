@@ -86,6 +86,7 @@ def test_retries_wait_longer_each_time_until_it_is_done() -> None:
     assert 0.015 <= waits[0] <= 0.02
     assert all(7.5 <= wait <= 10 for wait in waits[-2:])
     assert waits[4] > waits[0]
+    assert queue.failures("a") == 12
     queue.done("a")
     assert queue.retry("a") <= 0.02
 
