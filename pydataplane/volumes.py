@@ -306,6 +306,8 @@ class Volumes:
             lvol = item.get("driver_specific", {}).get("lvol")
             if lvol is not None:
                 return _volume(item, self.lvstore(lvol["lvol_store_uuid"]))
+        if not _is_uuid(reference):
+            self.lvstore(name.split("/")[0])
         raise VolumeNotFoundError(
             f"there is no volume {reference}: see `virtlun volume list`, or create it"
         )

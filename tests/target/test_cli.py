@@ -276,6 +276,7 @@ def test_an_lvstore_that_cannot_be_resized_says_why_and_stays(store: Target) -> 
         (("volume", "create", "data", "1M"), "write LVSTORE/VOLUME"),
         (("volume", "resize", "lvs0/none", "1M"), "there is no volume lvs0/none"),
         (("volume", "delete", "lvs0/none", "--yes"), "there is no volume lvs0/none"),
+        (("volume", "delete", "none/none", "--yes"), "there is no lvstore none"),
         (("volume", "list", "none"), "there is no lvstore none"),
         (("lvstore", "create", "x", "--file", "/nonexistent/store"), "give --size"),
         (("lvstore", "create", "a b", "--file", "/dev/null"), "is not a name"),
