@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from uuid import UUID
 
+import click
 import pytest
 
+from plugin.cli import main
 from plugin.config import Config
 from tests.unit.translate.domains import ROOT
 
@@ -19,35 +23,137 @@ PROGRAMS = Path(sys.executable).parent
 INSTALLED = "/opt/virtlun/bin"
 UNITS = sorted(path for path in SYSTEMD.iterdir() if path.suffix != ".md")
 
-TESTED_BY = {
-    "README.md": "tests/unit/test_examples.py",
-    ".service": "tests/unit/test_examples.py",
-    ".socket": "tests/unit/test_examples.py",
-    "virtlun.toml": "tests/unit/test_plugin_config.py",
-    "transparent/": "tests/libvirt/test_gateway_trust.py",
-    "vm.xml": "tests/unit/translate/domains.py",
-    "libvirt/disk": "tests/unit/test_plugin_config.py",
-    "kubernetes/": "tests/kubernetes/test_volumes.py",
+HERE = "tests/unit/test_examples.py"
+README = "tests/libvirt/test_readme.py"
+TRUST = "tests/libvirt/test_gateway_trust.py"
+VOLUMES = "tests/kubernetes/test_volumes.py"
+DEPLOYMENT = "tests/kubernetes/driver.py"
+MACHINES = "tests/kubernetes/kubevirt"
+
+USED_BY = {
+    "virtlun.toml": ("tests/unit/test_plugin_config.py", "examples/virtlun.toml"),
+    "libvirt/README.md": (README, 'LIBVIRT / "README.md"'),
+    "libvirt/vm.xml": (README, "examples/libvirt/vm.xml"),
+    "libvirt/disk.xml": (README, 'glob("disk*.xml")'),
+    "libvirt/disk-nova.xml": (README, 'glob("disk*.xml")'),
+    "libvirt/disk-pool.xml": (README, 'glob("disk*.xml")'),
+    "libvirt/transparent/virtlun.toml": (TRUST, 'TRANSPARENT / "virtlun.toml"'),
+    "libvirt/transparent/libvirtd.conf": (TRUST, 'TRANSPARENT / "libvirtd.conf"'),
+    "libvirt/transparent/libvirtd.socket.d/virtlun.conf": (TRUST, '"libvirtd.socket"'),
+    "libvirt/transparent/libvirtd-ro.socket.d/virtlun.conf": (TRUST, '"libvirtd-ro.socket"'),
+    "systemd/README.md": (HERE, 'SYSTEMD / "README.md"'),
+    "systemd/virtlun-target.service": (HERE, "SYSTEMD.glob"),
+    "systemd/virtlun-gateway.service": (HERE, "SYSTEMD.glob"),
+    "systemd/virtlun-gateway.socket": (HERE, 'SYSTEMD / "virtlun-gateway.socket"'),
+    "kubernetes/README.md": (HERE, "KUBERNETES_READMES"),
+    "kubernetes/Containerfile": (HERE, 'EXAMPLES / "kubernetes/Containerfile"'),
+    "kubernetes/csidriver.yaml": (DEPLOYMENT, '"csidriver"'),
+    "kubernetes/rbac.yaml": (DEPLOYMENT, '"rbac"'),
+    "kubernetes/storageclasses.yaml": (DEPLOYMENT, '"storageclasses"'),
+    "kubernetes/daemonset.yaml": (DEPLOYMENT, '"daemonset.yaml"'),
+    "kubernetes/pod-filesystem.yaml": (VOLUMES, 'example("pod-filesystem")'),
+    "kubernetes/pod-block.yaml": (VOLUMES, 'example("pod-block")'),
+    "kubernetes/pods-shared-block.yaml": (VOLUMES, 'example("pods-shared-block")'),
+    "kubernetes/pod-ephemeral.yaml": (VOLUMES, 'example("pod-ephemeral")'),
+    "kubernetes/kubevirt/README.md": (HERE, "KUBERNETES_READMES"),
+    "kubernetes/kubevirt/vmvolume-crd.yaml": (f"{MACHINES}/installed.py", '"vmvolume-crd.yaml"'),
+    "kubernetes/kubevirt/plugin.yaml": (f"{MACHINES}/installed.py", '"plugin.yaml"'),
+    "kubernetes/kubevirt/legacy.yaml": (f"{MACHINES}/installed.py", '"legacy.yaml"'),
+    "kubernetes/kubevirt/driver.patch.yaml": (f"{MACHINES}/installed.py", '"driver.patch.yaml"'),
+    "kubernetes/kubevirt/claim.yaml": (f"{MACHINES}/claims.py", "kubevirt/claim.yaml"),
+    "kubernetes/kubevirt/vm.yaml": (f"{MACHINES}/examples.py", '"vm.yaml"'),
+    "kubernetes/kubevirt/vm-legacy.yaml": (f"{MACHINES}/examples.py", '"vm-legacy.yaml"'),
+    "kubernetes/kubevirt/vmvolume.yaml": ("tests/kubernetes/test_kubevirt.py", '"vmvolume.yaml"'),
 }
-"""Parts of examples' paths, and the test that uses what has them."""
+"""Each example, the test or the part of one that uses it, and the words in which it does."""
+
+KUBERNETES_READMES = sorted((EXAMPLES / "kubernetes").rglob("README.md"))
 
 
 def test_each_example_is_used_by_a_test() -> None:
-    for path in (path for path in EXAMPLES.rglob("*") if path.is_file()):
-        name = str(path.relative_to(EXAMPLES))
-        tests = {test for part, test in TESTED_BY.items() if part in name}
-        assert tests, f"no test uses examples/{name}"
-        for test in tests:
-            assert "examples" in (ROOT / test).read_text()
+    there = {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*") if path.is_file()}
+    assert there == set(USED_BY), "each example has a test that runs it, named in USED_BY"
+    for name, (test, words) in USED_BY.items():
+        assert words in (ROOT / test).read_text(), f"{test} does not use examples/{name}"
 
 
-@pytest.mark.parametrize("readme", sorted(EXAMPLES.rglob("README.md")), ids=lambda p: p.parent.name)
-def test_links_lead_somewhere(readme: Path) -> None:
-    text = readme.read_text()
-    links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
-    assert links
-    for link in links:
-        assert (readme.parent / link).exists(), link
+@pytest.mark.parametrize("readme", KUBERNETES_READMES, ids=lambda path: path.parent.name)
+def test_what_a_readme_of_kubernetes_applies_is_there(readme: Path) -> None:
+    """That the API server takes it is for tests/kubernetes, which apply the same files."""
+    commands = re.findall(r"^```sh\n(.+?)^```", readme.read_text(), re.DOTALL | re.MULTILINE)
+    named = re.findall(r"(?:-f |--patch-file=)(\S+)", "".join(commands))
+    assert named
+    for name in named:
+        assert (readme.parent / name).is_file(), f"{readme}: {name}"
+
+
+def test_the_image_has_what_its_containers_run() -> None:
+    """No registry is in reach of the tests, so nobody builds it here; its parts are looked at."""
+    text = (EXAMPLES / "kubernetes/Containerfile").read_text()
+    build, final = text.split("\nFROM ")[1:]
+    assert "AS build\nRUN apt-get" in build and "pip install --no-cache-dir /src" in build
+    cargo = (ROOT / "pydataplane/Cargo.toml").read_text()
+    needed = re.search(r'^rust-version = "([\d.]+)"', cargo, re.MULTILINE)
+    assert needed and f"rust:{needed[1].removesuffix('.0')}-bookworm" in build
+    (packages,) = re.findall(r"--no-install-recommends (.+?) \\\n", final)
+    have = set(packages.split())
+    sources = "".join(path.read_text() for path in (ROOT / "csi").rglob("*.py"))
+    commands = set(re.findall(r'\brun\(\s*"([a-z0-9._]+)"', sources))
+    commands |= set(re.findall(r'\["(mkfs\.[a-z0-9]+)"', sources)) | {"blkid"}
+    assert {"mount", "umount", "resize2fs", "xfs_growfs", "mkfs.ext4"} <= commands
+    for command in sorted(commands):
+        path = shutil.which(command, path="/usr/sbin:/usr/bin:/sbin:/bin")
+        assert path, command
+        owner = _package(path) or _package(path.removeprefix("/usr"))
+        assert owner in have, f"{command} is of the package {owner}"
+    for manifest in sorted((EXAMPLES / "kubernetes").rglob("*.yaml")):
+        for program in re.findall(r"command: \[(virtlun[a-z-]*)\]", manifest.read_text()):
+            assert (PROGRAMS / program).exists(), program
+
+
+def _package(path: str) -> str | None:
+    done = subprocess.run(["dpkg", "-S", path], capture_output=True, text=True, check=False)
+    return done.stdout.split(":")[0] if done.returncode == 0 else None
+
+
+LINE = re.compile(r"(?<![\w/.-])virtlun ((?:doctor|domain|lvstore|target|top|volume)\b[^#`|)\n]*)")
+TEXTS = sorted([*EXAMPLES.rglob("*.md"), *EXAMPLES.rglob("*.yaml"), ROOT / "README.md"])
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_each_virtlun_command_in_a_text_is_one(path: Path) -> None:
+    """Its words are parsed by the program itself, and nothing is done."""
+    for line in LINE.findall(path.read_text()):
+        words = shlex.split(line.replace("--uuid UUID", f"--uuid {UUID(int=1)}"))
+        command: click.Command = main
+        while isinstance(command, click.Group) and words and words[0] in command.commands:
+            command = command.commands[words.pop(0)]
+        assert not isinstance(command, click.Group) or not words, f"{path}: virtlun {line}"
+        if words:
+            command.make_context(command.name, words)
+
+
+TEXTS_WITH_LINKS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+    *sorted((ROOT / "schemas").rglob("*.md")),
+    *sorted(EXAMPLES.rglob("*.md")),
+]
+
+
+def anchors(path: Path) -> set[str]:
+    """Returns what a link to a part of a Markdown file can name, as GitHub makes it."""
+    titles = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("text", TEXTS_WITH_LINKS, ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_links_lead_somewhere(text: Path) -> None:
+    links = re.findall(r"\]\(([^)]+)\)", text.read_text())
+    for link in (link for link in links if "://" not in link):
+        path, _, anchor = link.partition("#")
+        target = text.parent / path if path else text
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
