@@ -284,6 +284,7 @@ def test_a_claim_becomes_a_lun_and_stops_being_one(world: World, pod: str) -> No
         assert target == status["target"]
         assert (lun["bdev_name"], lun["serial"]) == (handle, "scratch-1")
         assert (lun["read_only"], lun["removable"]) == (False, True)
+        assert lun["block_size"] == 4096, "as pods see a volume of this class"
         assert status["attachedAt"].endswith("Z")
         seen = {each["type"]: each["status"] for each in status["conditions"]}
         assert seen == {"Attached": "True", "SeenByGuest": "False"}, "there is no guest"
