@@ -1,7 +1,7 @@
 """Claims, pods and growth, as users see them: through the API server, kubelet and containerd.
 
 Every test begins and ends with nothing of any volume left anywhere: lvols, exports, loop devices,
-mounts, claims and persistent volumes are counted.
+mounts, LUNs, controllers, claims and persistent volumes are counted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import pytest
 
 from tests.kubernetes.cluster import NODE, Cluster
 from tests.kubernetes.driver import DRIVER, EXAMPLES, LVSTORE, NAMESPACE, Deployment
+from tests.kubernetes.kubevirt.census import luns
 from tests.kubernetes.sandbox import wait_for
+from tests.support.csi import may_grow_ext4
 
 MIB = 1 << 20
 TOPOLOGY = "csi.virtlun.dev/node"
@@ -35,7 +37,23 @@ kind: StorageClass
 metadata: {{name: {name}}}
 provisioner: csi.virtlun.dev
 volumeBindingMode: {binding}
+allowVolumeExpansion: true
 parameters: {parameters}
+"""
+SOCKET = CLASS.format(
+    name="socket", binding="Immediate", parameters=f"{{lvstore: {LVSTORE}, face: vhost}}"
+)
+VOLUME = """\
+apiVersion: v1
+kind: PersistentVolume
+metadata: {{name: {name}}}
+spec:
+  capacity: {{storage: 64Mi}}
+  accessModes: [ReadWriteOnce]
+  volumeMode: Block
+  storageClassName: virtlun-block
+  persistentVolumeReclaimPolicy: Retain
+  csi: {{driver: csi.virtlun.dev, volumeHandle: {handle}}}
 """
 
 
@@ -55,13 +73,19 @@ def example(name: str) -> str:
     return (EXAMPLES / f"{name}.yaml").read_text()
 
 
+def wait_nothing(deployment: Deployment, deadline_s: float = 60.0) -> None:
+    """Waits until nothing of any volume is left on a node, for pods or for virtual machines."""
+    deployment.wait_clean(deadline_s)
+    assert deployment.client.call("vhost_get_controllers") == []
+
+
 @pytest.fixture(autouse=True)
 def nothing_left(deployment: Deployment) -> Iterator[None]:
     """Nothing is there before a test, and nothing after it."""
-    deployment.wait_clean()
+    wait_nothing(deployment)
     yield
     deployment.sweep()
-    deployment.wait_clean()
+    wait_nothing(deployment)
 
 
 def volume_of(cluster: Cluster, name: str) -> dict[str, Any]:
@@ -96,6 +120,13 @@ def read(cluster: Cluster, pod: str, at_mib: int = 0) -> str:
 # Claims
 
 
+def test_the_node_says_where_its_volumes_are_and_how_many_it_takes(cluster: Cluster) -> None:
+    [told] = cluster.get("csinode", NODE)["spec"]["drivers"]
+    assert (told["name"], told["nodeID"], told["topologyKeys"]) == (DRIVER, NODE, [TOPOLOGY])
+    assert told["allocatable"] == {"count": 250}
+    assert cluster.get("node", NODE)["metadata"]["labels"][TOPOLOGY] == NODE
+
+
 def test_a_claim_with_immediate_binding_is_bound_at_once(
     cluster: Cluster, deployment: Deployment
 ) -> None:
@@ -106,6 +137,9 @@ def test_a_claim_with_immediate_binding_is_bound_at_once(
         assert volume["spec"]["capacity"]["storage"] == "64Mi"
         lvol = deployment.volumes.volume(volume["spec"]["csi"]["volumeHandle"])
         assert (lvol.lvstore, lvol.size, lvol.thin) == (LVSTORE, 64 * MIB, False)
+        owner = json.loads(deployment.volumes.xattrs(lvol.uuid)["csi.volume"])
+        assert (owner["driver"], owner["claim"]) == (DRIVER, "default/now")
+        assert owner["name"] == volume["metadata"]["name"]
 
 
 def test_a_claim_waits_for_its_first_pod_and_is_bound_on_that_node(cluster: Cluster) -> None:
@@ -151,6 +185,34 @@ def test_a_file_system_keeps_its_data_and_grows_under_its_pod(cluster: Cluster) 
         assert cluster.execute("writer", "md5sum", "/data/file").split()[0] == digest.split()[0]
 
 
+def test_ext4_grows_under_its_pod_or_says_that_it_grows_with_the_next(cluster: Cluster) -> None:
+    """Linux lets only CAP_SYS_RESOURCE grow a mounted ext4; the node may run without it."""
+    pod = documents_of(example("pod-filesystem"))[1]
+    with cluster.applied(claim("data", "virtlun-thick", "64Mi", "Filesystem")):
+        cluster.apply(pod)
+        cluster.wait("pod/writer", "condition=Ready")
+        assert "ext4" in cluster.execute("writer", "grep", "/data", "/proc/mounts")
+        before = free_mib(cluster, "writer")
+        grow(cluster, "data", "128Mi")
+        if not may_grow_ext4():
+            said = "it grows when the volume is staged next; xfs grows at once"
+            wait_for(
+                lambda: said in conditions(cluster, "data"), f"a condition: {said}", seconds=60
+            )
+            assert free_mib(cluster, "writer") == before
+            cluster.delete("pod", "writer")
+            cluster.apply(pod)
+            cluster.wait("pod/writer", "condition=Ready")
+        cluster.wait("pvc/data", "jsonpath={.status.capacity.storage}=128Mi")
+        assert free_mib(cluster, "writer") > before + 50
+
+
+def conditions(cluster: Cluster, name: str) -> str:
+    """Returns the conditions of a claim, as text."""
+    found = cluster.get("pvc", name)["status"].get("conditions", [])
+    return "\n".join(f"{each['type']}: {each.get('message', '')}" for each in found)
+
+
 def free_mib(cluster: Cluster, pod: str) -> int:
     """Returns what df says of /data."""
     return int(cluster.execute(pod, "df", "-m", "/data").splitlines()[-1].split()[3])
@@ -193,6 +255,22 @@ def test_an_ephemeral_volume_lives_and_dies_with_its_pod(
         assert (owner["kind"], owner["name"]) == ("Pod", "scratch")
         cluster.delete("pod", "scratch")
         deployment.wait_clean()
+
+
+def test_a_pod_gets_the_folder_of_a_socket_for_a_virtual_machine(
+    cluster: Cluster, deployment: Deployment
+) -> None:
+    pod = documents_of(example("pod-filesystem"))[1].replace("date > /data/started && sync && ", "")
+    files = claim("data", "socket", mode="Filesystem")
+    with cluster.applied(SOCKET), cluster.applied(files), cluster.applied(pod):
+        cluster.wait("pod/writer", "condition=Ready")
+        assert cluster.execute("writer", "ls", "/data").split() == ["vhost.sock"]
+        cluster.execute("writer", "test", "-S", "/data/vhost.sock")
+        handle = volume_of(cluster, "data")["spec"]["csi"]["volumeHandle"]
+        assert luns(deployment) == (handle,)
+        grow(cluster, "data", "128Mi")
+        cluster.wait("pvc/data", "jsonpath={.status.capacity.storage}=128Mi")
+        assert deployment.volumes.volume(handle).size == 128 * MIB
 
 
 # Capacity and metrics
@@ -256,18 +334,21 @@ def quantity(text: str) -> int:
 
 
 NO_ROOM = "did not have enough free storage"
+INVALID = "rpc error: code = InvalidArgument desc"
 
 
 @pytest.mark.parametrize(
     ("name", "parameters", "said"),
     [
-        ("no-lvstore", {}, "parameter lvstore is missing"),
-        ("unknown", {"lvstore": LVSTORE, "colour": "red"}, "parameter colour is not known"),
+        ("no-lvstore", {}, "lvstore is missing: name it, for example lvs0"),
+        ("unknown", {"lvstore": LVSTORE, "colour": "red"}, "colour is not known: the parameters "),
     ],
+    ids=["no lvstore", "unknown parameter"],
 )
 def test_a_bad_class_says_why_in_the_claims_events(
     cluster: Cluster, name: str, parameters: dict[str, str], said: str
 ) -> None:
+    said = f"rpc error: code = InvalidArgument desc = StorageClass parameter {said}"
     bad = CLASS.format(name=name, binding="Immediate", parameters=json.dumps(parameters))
     with cluster.applied(bad), cluster.applied(claim(name, name)):
         wait_for(lambda: said in events(cluster, name), f"an event with: {said}", seconds=60)
@@ -284,16 +365,18 @@ def test_a_bad_class_says_why_in_the_claims_events(
             {"lvstore": LVSTORE, "csi.storage.k8s.io/fstype": "ntfs"},
             "400Mi",
             "ReadWriteOnce",
-            "file system 'ntfs' is not supported",
+            f"{INVALID} = file system 'ntfs' is not supported: there are ext4 and xfs",
         ),
         (
             "shared-files",
             {"lvstore": LVSTORE},
             "400Mi",
             "ReadWriteMany",
-            "use volumeMode Block, or ReadWriteOnce",
+            f"{INVALID} = access mode MULTI_NODE_MULTI_WRITER is not possible with volumeMode "
+            "Filesystem: use volumeMode Block, or ReadWriteOnce",
         ),
     ],
+    ids=["other lvstore", "too large", "unknown file system", "files for many nodes"],
 )
 def test_a_claim_that_cannot_be_served_says_why(
     cluster: Cluster, name: str, parameters: dict[str, str], size: str, access: str, said: str
@@ -313,6 +396,50 @@ def test_a_claim_that_cannot_be_served_says_why(
         wait_for(lambda: said in events(cluster, name), f"an event with: {said}", seconds=60)
         assert cluster.get("pvc", name)["status"]["phase"] == "Pending"
         assert cluster.get("pod", name)["status"]["phase"] == "Pending"
+
+
+def test_a_volume_that_a_virtual_machine_has_is_refused_to_a_pod_until_it_is_free(
+    cluster: Cluster, deployment: Deployment
+) -> None:
+    disk, pod = documents_of(example("pod-block"))
+    target = deployment.client
+    with cluster.applied(disk):
+        cluster.wait_phase("pvc/disk", "Bound")
+        handle = volume_of(cluster, "disk")["spec"]["csi"]["volumeHandle"]
+        target.call("vhost_create_scsi_controller", ctrlr="vm")
+        target.call(
+            "vhost_scsi_controller_add_target", ctrlr="vm", scsi_target_num=0, bdev_name=handle
+        )
+        with cluster.applied(pod):
+            said = (
+                "rpc error: code = FailedPrecondition desc = the target refused "
+                f"virtlun_export_create: Device or resource busy: bdev {handle} is in use by "
+                "target 0 of controller vm: release it there first"
+            )
+            wait_for(lambda: said in events(cluster, "raw"), f"an event with: {said}", seconds=60)
+            assert deployment.census().exports == deployment.census().loops == ()
+            target.call("vhost_delete_controller", ctrlr="vm")
+            cluster.wait("pod/raw", "condition=Ready")
+
+
+def test_a_volume_that_is_not_ours_is_left_alone(cluster: Cluster, deployment: Deployment) -> None:
+    """As the volume of a claim, made by hand with the UUID of somebody else's lvol."""
+    handle = deployment.volumes.create(f"{LVSTORE}/foreign", 64 * MIB).uuid
+    disk, pod = documents_of(example("pod-block"))
+    bound = disk.replace("spec:\n", "spec:\n  volumeName: foreign\n", 1)
+    with (
+        cluster.applied(VOLUME.format(name="foreign", handle=handle)),
+        cluster.applied(bound),
+        cluster.applied(pod),
+    ):
+        said = f"code = NotFound desc = volume {handle} is not one of {DRIVER} on node {NODE}"
+        wait_for(lambda: said in events(cluster, "raw"), f"an event with: {said}", seconds=60)
+        left = deployment.census()
+        assert (left.lvols, left.exports, left.loops) == (("foreign",), (), ())
+        cluster.delete("pod", "raw")
+        cluster.delete("pvc", "disk")
+        cluster.delete("pv", "foreign")
+    deployment.volumes.delete(handle)
 
 
 def documents_of(manifest: str) -> list[str]:
