@@ -20,6 +20,7 @@ URI = click.option(
     "--connect",
     "uri",
     envvar="LIBVIRT_DEFAULT_URI",
+    show_envvar=True,
     default="qemu:///system",
     show_default=True,
     help="libvirt URI: libvirtd's own or the gateway's.",
@@ -43,16 +44,16 @@ def domain() -> None:
     """VMs and their volumes."""
 
 
-@domain.command("list", short_help="List the disks of ours in all domains.")
+@domain.command("list", short_help="List the virtlun disks of all domains.")
 @URI
 @json_option
 @click.pass_obj
 @errors_as_sentences
 def list_(socket: Path, uri: str, as_json: bool) -> None:
-    """List the disks of ours in all domains; SERVED says whether the target has the LUN now."""
+    """List the virtlun disks of all domains; SERVED says whether the target has the LUN now."""
     served = _served(socket)
     rows = [row for handle in _domains(uri) for row in _rows_if_there(handle, served)]
-    show(rows, COLUMNS, as_json=as_json, empty="no domain has a disk of ours")
+    show(rows, COLUMNS, as_json=as_json, empty="no domain has a virtlun disk")
 
 
 @domain.command("show")
@@ -72,11 +73,11 @@ def show_(socket: Path, name: str, uri: str, as_json: bool) -> None:
         click.echo(json.dumps({"plan": asdict(plan) if plan else None, "disks": rows}, indent=2))
         return
     if plan is None:
-        click.echo(f"{name} has no controller of ours: define it again through the gateway")
+        click.echo(f"{name} has no virtlun controller: define it again through the gateway")
         return
     click.echo(f"controller  {plan.controller}\nsocket      {plan.socket}")
     click.echo(f"queues      {plan.num_queues}\n")
-    show(rows, COLUMNS[2:], as_json=False, empty="no disks of ours")
+    show(rows, COLUMNS[2:], as_json=False, empty="no virtlun disks")
 
 
 @domain.command("translate", short_help="Print what libvirtd would get of a domain's XML.")

@@ -18,12 +18,14 @@ from plugin.errors import ConfigError
     "config_path",
     type=click.Path(path_type=Path),
     envvar="VIRTLUN_CONFIG",
+    show_envvar=True,
     help=f"Configuration file.  [default: {DEFAULT_PATH}, if it exists]",
 )
 @click.option(
     "--socket",
     type=click.Path(readable=False, path_type=Path),  # the target's answer tells more
     envvar="VIRTLUN_TARGET_SOCKET",
+    show_envvar=True,
     help="The target's RPC socket.  [default: the configuration's rpc_socket]",
 )
 @click.version_option(package_name="virtlun")

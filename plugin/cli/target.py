@@ -10,8 +10,16 @@ from pathlib import Path
 
 import click
 
+from plugin import reconcile
 from plugin.cli import qemu_user
-from plugin.cli.output import busy, config, errors_as_sentences, json_option
+from plugin.cli.output import (
+    busy,
+    client,
+    config,
+    confirm,
+    errors_as_sentences,
+    json_option,
+)
 from pydataplane import supervise
 from pydataplane.errors import TargetForbidden, TargetUnavailable
 
@@ -33,7 +41,7 @@ def target() -> None:
     "--state-dir", type=click.Path(path_type=Path), help="Where its configuration is kept."
 )
 @click.option("--log", type=click.Path(path_type=Path), help="Log file.")
-@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+@click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[-- TARGET-OPTION...]")
 @json_option
 @click.pass_obj
 @errors_as_sentences
@@ -48,8 +56,8 @@ def start(
 ) -> None:
     """Start the target in the background, unless it runs.
 
-    OPTIONS after `--` go to virtlun-target. It comes back as it was: what was configured is kept
-    in the state folder. On a host with systemd use examples/systemd instead.
+    What stands after `--` goes to virtlun-target (see its --help). It comes back as it was: what
+    was configured is kept in the state folder. On a host with systemd use examples/systemd instead.
     """
     group = socket_group or _group_of_qemu()
     if group and not any(option.startswith(SOCKET_GROUP) for option in options):
@@ -91,12 +99,14 @@ def status(socket: Path, as_json: bool) -> None:
 
 
 @target.command(short_help="Stop the target in order.")
+@click.option("--yes", is_flag=True, help="Do not ask, even if VMs use it.")
 @click.pass_obj
 @errors_as_sentences
-def stop(socket: Path) -> None:
-    """Stop the target in order: volumes are flushed, VMs that use it wait for its return.
+def stop(socket: Path, yes: bool) -> None:
+    """Stop the target in order: volumes are flushed.
 
-    One that does not run is no error.
+    VMs that use it wait for its return; with QEMU before 8.2 they wait in vain, and have to be
+    stopped and started. One that does not run is no error.
     """
     try:
         supervise.status(socket)
@@ -105,6 +115,9 @@ def stop(socket: Path) -> None:
     except TargetUnavailable:
         click.echo(f"no target runs on {socket}: nothing to stop")
         return
+    users = len(reconcile.observe(client(socket), bdevs=False).connected)
+    if users and not yes:
+        confirm(f"VMs that use the target: {users}; they do no I/O until it is back. Stop it?")
     with busy("stopping the target"):
         supervise.stop(socket)
     click.echo("the target has stopped")

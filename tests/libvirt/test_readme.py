@@ -120,7 +120,7 @@ def session(checkout: Checkout) -> Iterator[str]:
         pid = checkout.folder / "gateway.pid"
         if pid.exists():
             os.kill(int(pid.read_text()), signal.SIGTERM)
-        checkout.run('export PATH="$PWD/.venv/bin:$PATH"\nvirtlun target stop')
+        checkout.run('export PATH="$PWD/.venv/bin:$PATH"\nvirtlun target stop --yes')
 
 
 @pytest.mark.root
@@ -175,3 +175,12 @@ def test_each_example_disk_can_be_attached_to_the_example_vm(
         assert "Device attached successfully" in said and "Device detached successfully" in said
         assert volume in said, said
         assert re.search(r"vm +running +sda +lvs0/vm-root +0 +yes", said), said
+
+
+@pytest.mark.root
+@pytest.mark.vm
+def test_a_target_in_use_is_not_stopped_unasked(session: str, checkout: Checkout) -> None:
+    path = 'export PATH="$PWD/.venv/bin:$PATH"\n'
+    said = checkout.run(f"{path}virtlun target stop 2>&1 || virtlun target status")
+    assert "VMs that use the target: 1;" in said and "add --yes" in said
+    assert re.search(r"^pid +\d+$", said, re.MULTILINE), said
