@@ -20,6 +20,9 @@ class Agent:
     mode, so an agent can be made again after a reboot or by another process.
     """
 
+    #: What the guest's side says first.
+    BANNER = b"AGENT-READY\n"
+
     def __init__(self, path: Path, deadline_s: float = 60.0) -> None:
         """Connects to the UNIX socket `path`, waiting up to `deadline_s` seconds for QEMU."""
         end = time.monotonic() + deadline_s
@@ -55,7 +58,8 @@ class Agent:
         """Runs a shell command in the guest and returns its output (stdout and stderr).
 
         Raises:
-            GuestError: no answer within `deadline_s` seconds, or, with `check`, exit status not 0.
+            GuestError: no answer within `deadline_s` seconds, or the guest has just booted and may
+                never have seen the command, or, with `check`, exit status not 0.
         """
         name = f"c{next(self._ids)}-{time.monotonic_ns() % 1_000_000}"
         self._buffer = b""
@@ -70,6 +74,8 @@ class Agent:
                 at = self._buffer.find(finish)
                 if at >= 0 and b"\n" in self._buffer[at:]:
                     break
+                if self.BANNER in self._buffer:
+                    raise GuestError(f"the guest has just booted, and may not have seen: {command}")
                 self._socket.settimeout(max(0.01, end - time.monotonic()))
                 data = self._socket.recv(65536)
                 if not data:
