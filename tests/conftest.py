@@ -3,8 +3,9 @@
 Property tests take the same examples each time, without a clock. `HYPOTHESIS_PROFILE=random`
 searches with new examples at each run, and remembers what failed.
 
-`pytest -n 2 --dist loadscope --no-loadscope-reorder`, as `make test` does, lets two files run at a
-time; those on Kubernetes share a cluster, so they stay together, and come first as they take most.
+`pytest -n 3 --dist loadscope --no-loadscope-reorder`, as `make test` does, lets three files run at
+a time. Those on Kubernetes share a cluster, so they stay together, in two parts as they take most:
+virtual machines, and what needs none. Both come first.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 KUBERNETES = "tests/kubernetes/"
+MACHINES = f"{KUBERNETES}test_kubevirt"
 
 settings.register_profile(
     "same",
@@ -33,7 +35,10 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc]
     """What stays together where several tests run at a time."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return KUBERNETES if nodeid.startswith(KUBERNETES) else nodeid.split("::", 1)[0]
+        for part in (MACHINES, KUBERNETES):
+            if nodeid.startswith(part):
+                return part
+        return nodeid.split("::", 1)[0]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
