@@ -168,13 +168,9 @@ class Volumes:
         try:
             if made and size is not None:
                 os.truncate(path, size)
-            try:
-                self.client.call("bdev_uring_create", filename=str(path), name=base)
-                attached = True
+            attached = self._open(path, base)
+            if attached:
                 self._refuse_lvstore_on(base, path)
-            except RpcError as error:
-                if error.code != EXISTS:
-                    raise
             self.client.call(
                 "bdev_lvol_create_lvstore", bdev_name=base, lvs_name=name, cluster_sz=cluster_size
             )
@@ -203,6 +199,17 @@ class Volumes:
                     "with all its volumes first"
                 )
         return None
+
+    def _open(self, path: Path, base: str) -> bool:
+        """Makes the bdev `base` of a file; False: it is there, of a call that was cut off."""
+        try:
+            if self._backing(base)[1] == str(path):
+                return False
+        except RpcError as error:
+            if error.code != NO_DEVICE:
+                raise
+        self.client.call("bdev_uring_create", filename=str(path), name=base)
+        return True
 
     def _refuse_lvstore_on(self, base: str, path: Path) -> None:
         """Raises VolumeError if there was an lvstore on a bdev, which loaded it just now."""

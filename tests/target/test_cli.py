@@ -115,6 +115,14 @@ def test_nobodys_data_is_overwritten_unasked(target: Target) -> None:
     done(target, "lvstore", "create", "lvs1", "--file", str(disk))
 
 
+def test_what_was_cut_off_is_finished_and_another_files_is_not_used(target: Target) -> None:
+    begun, other = target.make_file("begun.img", 64 * MIB), target.directory / "other.img"
+    target.rpc("bdev_uring_create", filename=str(begun), name="lvs-lvs0")
+    refused(target, "lvstore", "create", "lvs0", "--file", str(other), "--size", "64M")
+    assert not other.exists()
+    done(target, "lvstore", "create", "lvs0", "--file", str(begun), "--size", "64M")
+
+
 def test_a_size_that_a_file_does_not_have_is_not_passed_over(target: Target) -> None:
     disk = target.make_file("disk.img", 64 * MIB)
     said = refused(target, "lvstore", "create", "lvs0", "--file", str(disk), "--size", "128M")
