@@ -631,6 +631,12 @@ def _alarm(*_: object) -> NoReturn:
 INCOMING = ("migrate", "restore")
 """Before these, `prepare` follows; what it would make as if new must be there already."""
 
+USAGE = """\
+usage: virtlun-hook [--config FILE] DOMAIN OPERATION SUBOPERATION EXTRA
+libvirtd runs this, with the domain's XML on standard input: install it as
+/etc/libvirt/hooks/qemu.d/virtlun
+"""
+
 OPERATIONS = {
     ("prepare", "begin"),
     ("migrate", "begin"),
@@ -647,10 +653,11 @@ def main(arguments: Sequence[str] | None = None, stdin: BinaryIO | None = None) 
     if given[:1] == ["--config"] and len(given) > 1:
         config_path = given[1]
         given = given[2:]
+    if given in (["-h"], ["--help"]):
+        sys.stdout.write(USAGE)
+        return 0
     if len(given) < 3:
-        sys.stderr.write(
-            "usage: virtlun-hook [--config FILE] DOMAIN OPERATION SUBOPERATION EXTRA\n"
-        )
+        sys.stderr.write(USAGE)
         return 2
     domain, operation, suboperation = given[:3]
     xml = (stdin or sys.stdin.buffer).read(MAX_XML_BYTES)

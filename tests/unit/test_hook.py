@@ -496,3 +496,10 @@ def test_the_hook_knows_the_same_names_as_the_translation() -> None:
     first = hook.SCRIPT.read_text().splitlines()[0]
     assert re.fullmatch(r"#!/usr/bin/python3 -IS", first)
     assert os.access(hook.SCRIPT, os.X_OK)
+
+
+def test_help_is_for_whoever_asks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert script.main(["--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: virtlun-hook ")
+    assert script.main(["vm", "prepare"]) == 2
+    assert capsys.readouterr().err.startswith("usage: virtlun-hook ")

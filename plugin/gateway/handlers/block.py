@@ -206,7 +206,7 @@ async def _resize(call: Call, args: ResizeCall) -> Reply | None:
             raise Refused(
                 Refusal.BAD_ARGUMENT,
                 f"disk {lun.dev} has {volume.size} bytes, and {size} would cut off data: to shrink "
-                f"it all the same, use `virtlun volume resize {volume.path}`",
+                f"it all the same, use `virtlun volume resize {volume.path} SIZE --shrink`",
             )
         if rounded != volume.size:
             await gateway.target.resize(volume, rounded)
