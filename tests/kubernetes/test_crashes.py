@@ -1,31 +1,41 @@
 """Killed: the driver in the middle of each operation, and the target. It converges.
 
-Two moments for each operation: `asked`, when the driver was called and waits for the target's first
-answer (the target is frozen meanwhile, so this cannot be missed), and `begun`, as soon as the first
-effect is seen. After each, the operation ends well by itself and nothing is left behind.
+The driver of these tests ends by SIGKILL at a step that a test names (tests/support/killed.py):
+with half of the operation done, or all of it and nobody told. It comes back as kubelet would start
+it again, the operation ends well by itself, and nothing is left behind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+import tests.kubernetes.driver
 from tests.kubernetes.cluster import NODE, Cluster
 from tests.kubernetes.driver import Deployment
+from tests.kubernetes.kubevirt.census import luns
 from tests.kubernetes.sandbox import SandboxError, wait_for
 from tests.kubernetes.test_volumes import (
     MIB,
+    SOCKET,
     claim,
     device_bytes,
     documents_of,
     example,
     grow,
     read,
+    wait_nothing,
     write,
 )
 
-MOMENTS = ("asked", "begun")
+CSI = "virtlun-csi"
+PUBLISH = "NodePublishVolume"
 CONVERGE_S = 120.0
 POD = documents_of(example("pod-filesystem"))[1]
 RAW = documents_of(example("pod-block"))[1]
@@ -33,135 +43,165 @@ FILES = claim("data", "virtlun-immediate", "320Mi", "Filesystem")
 DISK = documents_of(example("pod-block"))[0]
 
 
+@pytest.fixture(scope="module")
+def fuse(deployment: Deployment) -> Iterator[Path]:
+    """The file that says where the driver is to end; it is such a driver for the whole module."""
+    file = deployment.node.folder / "kill-at"
+    program = [sys.executable, "-m", "tests.support.killed", file]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tests.kubernetes.driver, "driver_program", lambda: program)
+        restart(deployment)
+        yield file
+    restart(deployment)
+
+
+def restart(deployment: Deployment) -> None:
+    """Ends the driver in order; it comes back by itself."""
+    restarts = deployment.parts[CSI].restarts
+    assert deployment.stop(CSI) == 0
+    wait_for(lambda: deployment.parts[CSI].restarts > restarts, "its restart", seconds=10)
+    deployment.wait_ready()
+
+
 @pytest.fixture(autouse=True)
-def nothing_left(deployment: Deployment) -> Iterator[None]:
+def nothing_left(deployment: Deployment, fuse: Path) -> Iterator[None]:
     """Nothing is there before a test, nothing after it, and everything runs."""
     deployment.wait_ready()
-    deployment.wait_clean()
+    wait_nothing(deployment)
     yield
+    fuse.unlink(missing_ok=True)
     deployment.wait_ready()
     deployment.sweep()
-    deployment.wait_clean(CONVERGE_S)
+    wait_nothing(deployment, CONVERGE_S)
 
 
-def crash(
-    deployment: Deployment,
-    moment: str,
-    act: Callable[[], object],
-    begun: Callable[[], object],
-    method: str,
+@contextmanager
+def killed(deployment: Deployment, fuse: Path, point: str) -> Iterator[None]:
+    """The driver dies at this point of what the block begins, and starts again."""
+    part = deployment.parts[CSI]
+    restarts = part.restarts
+    fuse.write_text(point)
+    yield
+    wait_for(lambda: not fuse.exists(), f"the driver to die {point}", seconds=60)
+    wait_for(lambda: part.restarts > restarts, "its restart", seconds=10)
+
+
+@pytest.mark.parametrize("point", ["after bdev_lvol_create", "after virtlun_lvol_set_xattr"])
+def test_killed_while_it_creates(
+    cluster: Cluster, deployment: Deployment, fuse: Path, point: str
 ) -> None:
-    """Acts, and kills the driver at this moment of what follows, in a call of `method`."""
-    restarts = deployment.parts["virtlun-csi"].restarts
-    if moment == "asked":
-        asked = deployment.asked(method)
-        with deployment.frozen("virtlun-target"):
-            act()
-            wait_for(asked, f"a call of {method}", seconds=60)
-            deployment.kill("virtlun-csi")
-    else:
-        act()
-        wait_for(begun, "the first effect", seconds=60, pause_s=0.002)
-        deployment.kill("virtlun-csi")
-    wait_for(lambda: deployment.parts["virtlun-csi"].restarts > restarts, "its restart", seconds=10)
-
-
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_killed_while_it_creates(cluster: Cluster, deployment: Deployment, moment: str) -> None:
     """A claim whose node is chosen: for others the provisioner asks for capacity first."""
     node = f"annotations: {{volume.kubernetes.io/selected-node: {NODE}}}"
     placed = claim("disk", "virtlun-thick").replace("{name: disk}", f"{{name: disk, {node}}}")
-    crash(
-        deployment,
-        moment,
-        lambda: cluster.apply(placed),
-        deployment.volumes.volumes,
-        "CreateVolume",
-    )
+    with killed(deployment, fuse, point):
+        cluster.apply(placed)
     cluster.wait_phase("pvc/disk", "Bound", CONVERGE_S)
     assert len(deployment.volumes.volumes()) == 1
     cluster.delete("pvc", "disk")
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_killed_while_it_stages(cluster: Cluster, deployment: Deployment, moment: str) -> None:
+@pytest.mark.parametrize("point", ["before loop attach", "before mkfs.xfs", "after mkfs.xfs"])
+def test_killed_while_it_stages(
+    cluster: Cluster, deployment: Deployment, fuse: Path, point: str
+) -> None:
     with cluster.applied(FILES):
         cluster.wait_phase("pvc/data", "Bound")
-        crash(
-            deployment, moment, lambda: cluster.apply(POD), deployment.box.loops, "NodeStageVolume"
-        )
+        with killed(deployment, fuse, point):
+            cluster.apply(POD)
         cluster.wait("pod/writer", "condition=Ready", CONVERGE_S)
         assert cluster.execute("writer", "cat", "/data/started")
-        assert len(deployment.census().exports) == 1
+        assert len(deployment.census().exports) == len(deployment.census().loops) == 1
         cluster.delete("pod", "writer")
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_killed_while_it_publishes(cluster: Cluster, deployment: Deployment, moment: str) -> None:
+@pytest.mark.parametrize("point", ["before mount --bind", "after mount --bind"])
+def test_killed_while_it_publishes(
+    cluster: Cluster, deployment: Deployment, fuse: Path, point: str
+) -> None:
     """A second pod of the node: the volume is staged, and has only to be published."""
     second = POD.replace("writer", "second").replace("/data/started", "/data/again")
-
-    def published() -> bool:
-        places = deployment.box.mounts(cluster.kubelet_dir / "pods")
-        return sum("kubernetes.io~csi" in place for place in places) > 1
-
     with cluster.applied(FILES), cluster.applied(POD):
         cluster.wait("pod/writer", "condition=Ready")
-        crash(deployment, moment, lambda: cluster.apply(second), published, "NodePublishVolume")
+        with killed(deployment, fuse, point):
+            cluster.apply(second)
         cluster.wait("pod/second", "condition=Ready", CONVERGE_S)
         assert cluster.execute("second", "cat", "/data/started")
         assert cluster.execute("writer", "cat", "/data/again")
         cluster.delete("pod", "second")
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_killed_while_it_expands(cluster: Cluster, deployment: Deployment, moment: str) -> None:
+@pytest.mark.parametrize("point", ["after bdev_lvol_resize", "before loop grow"])
+def test_killed_while_it_expands(
+    cluster: Cluster, deployment: Deployment, fuse: Path, point: str
+) -> None:
     """Of the second growth: csi-resizer ends at its first call if there is a new driver."""
-
-    def grown(to_mib: int = 128) -> bool:
-        return deployment.volumes.volumes()[0].size == to_mib * MIB
-
     with cluster.applied(DISK), cluster.applied(RAW):
         cluster.wait("pod/raw", "condition=Ready")
         write(cluster, "raw", "before")
         grow(cluster, "disk", "80Mi")
         cluster.wait("pvc/disk", "jsonpath={.status.capacity.storage}=80Mi", CONVERGE_S)
-        crash(
-            deployment,
-            moment,
-            lambda: grow(cluster, "disk", "128Mi"),
-            grown,
-            "ControllerExpandVolume",
-        )
+        with killed(deployment, fuse, point):
+            grow(cluster, "disk", "128Mi")
         cluster.wait("pvc/disk", "jsonpath={.status.capacity.storage}=128Mi", CONVERGE_S)
         assert device_bytes(cluster, "raw") == 128 * MIB
         assert read(cluster, "raw") == "before"
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_killed_while_it_deletes(cluster: Cluster, deployment: Deployment, moment: str) -> None:
-    def delete() -> None:
-        cluster.delete("pod", "writer", wait=False)
-        cluster.delete("pvc", "data", wait=False)
-
+@pytest.mark.parametrize("point", ["after loop release", "after bdev_lvol_delete"])
+def test_killed_while_it_deletes(
+    cluster: Cluster, deployment: Deployment, fuse: Path, point: str
+) -> None:
     with cluster.applied(FILES), cluster.applied(POD):
         cluster.wait("pod/writer", "condition=Ready")
-        # a pod that waits for its device cannot end
-        written = "until test -s /data/started; do sleep 0.1; done; sync"
-        cluster.execute("writer", "sh", "-c", written)
-        crash(deployment, moment, delete, lambda: not deployment.box.loops(), "NodeUnstageVolume")
-        deployment.wait_clean(CONVERGE_S)
+        with killed(deployment, fuse, point):
+            cluster.delete("pod", "writer", wait=False)
+            cluster.delete("pvc", "data", wait=False)
+        wait_nothing(deployment, CONVERGE_S)
+
+
+def test_killed_while_it_makes_and_removes_a_controller(
+    cluster: Cluster, deployment: Deployment, fuse: Path
+) -> None:
+    pod = POD.replace("date > /data/started && sync && ", "")
+    with cluster.applied(SOCKET), cluster.applied(claim("data", "socket", mode="Filesystem")):
+        cluster.wait_phase("pvc/data", "Bound")
+        with killed(deployment, fuse, "after vhost_create_scsi_controller"):
+            cluster.apply(pod)
+        cluster.wait("pod/writer", "condition=Ready", CONVERGE_S)
+        cluster.execute("writer", "test", "-S", "/data/vhost.sock")
+        assert len(luns(deployment)) == 1
+        with killed(deployment, fuse, "after vhost_delete_controller"):
+            cluster.delete("pod", "writer", wait=False)
+            cluster.delete("pvc", "data", wait=False)
+        wait_nothing(deployment, CONVERGE_S)
+
+
+def calls(deployment: Deployment, since: int) -> list[dict[str, Any]]:
+    """Returns what the driver's log has of calls since a place in it."""
+    text = deployment.parts[CSI].process.log.read_bytes()[since:].decode(errors="replace")
+    whole = text.rpartition("\n")[0].splitlines()
+    found = (json.loads(line) for line in whole if line.startswith("{"))
+    return [each for each in found if "code" in each]
 
 
 def test_pods_do_not_notice_a_new_driver_or_kubelet(
     cluster: Cluster, deployment: Deployment
 ) -> None:
-    with cluster.applied(FILES), cluster.applied(POD):
+    """The new kubelet publishes what they have once more, also what is for one pod."""
+    sole = DISK.replace("ReadWriteOnce", "ReadWriteOncePod")
+    with (
+        cluster.applied(FILES),
+        cluster.applied(POD),
+        cluster.applied(sole),
+        cluster.applied(RAW),
+    ):
         cluster.wait("pod/writer", "condition=Ready")
+        cluster.wait("pod/raw", "condition=Ready")
         write_once = "echo {0} > /data/{0} && sync && cat /data/{0}"
-        assert deployment.stop("virtlun-csi") == 0
+        assert deployment.stop(CSI) == 0
         assert cluster.execute("writer", "sh", "-c", write_once.format("without")) == "without\n"
         deployment.wait_ready()
+        since = deployment.parts[CSI].process.log.stat().st_size
         cluster.restart_kubelet()
         cluster.wait("pod/writer", "condition=Ready")
         words = ("writer", "sh", "-c", write_once.format("after"))
@@ -170,7 +210,19 @@ def test_pods_do_not_notice_a_new_driver_or_kubelet(
             "the new kubelet to know the pod",
             seconds=60,
         )
-        assert cluster.get("pod", "writer")["status"]["containerStatuses"][0]["restartCount"] == 0
+        for pod in ("writer", "raw"):
+            again = (PUBLISH, f"default/{pod}")
+            wait_for(
+                lambda again=again: any(  # type: ignore[misc]
+                    (each["method"], each.get("pod")) == again for each in calls(deployment, since)
+                ),
+                f"the volume of {pod} to be published again",
+                seconds=60,
+            )
+            containers = cluster.get("pod", pod)["status"]["containerStatuses"]
+            assert [each["restartCount"] for each in containers] == [0]
+        published = [each for each in calls(deployment, since) if each["method"] == PUBLISH]
+        assert {each["code"] for each in published} == {"OK"}
 
 
 def test_a_dead_target_gives_errors_and_a_new_pod_gets_the_data_again(
