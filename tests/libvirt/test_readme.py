@@ -184,3 +184,22 @@ def test_a_target_in_use_is_not_stopped_unasked(session: str, checkout: Checkout
     said = checkout.run(f"{path}virtlun target stop 2>&1 || virtlun target status")
     assert "VMs that use the target: 1;" in said and "add --yes" in said
     assert re.search(r"^pid +\d+$", said, re.MULTILINE), said
+
+
+@pytest.mark.root
+@pytest.mark.vm
+def test_a_domain_goes_without_virtlun_again(session: str, checkout: Checkout) -> None:
+    own = checkout.libvirtd.uri()
+    (block,) = [block for block in blocks(LIBVIRT / "README.md") if "plain.xml" in block]
+    assert "-c qemu:///system define" in block
+    checkout.run(
+        f"export LIBVIRT_DEFAULT_URI='{GATEWAY}'\nvirsh detach-disk vm sda --config\n"
+        + block.replace("qemu:///system", f"'{own}'")
+    )
+    left = checkout.run(f"virsh -c '{own}' dumpxml --inactive vm")
+    assert "<name>vm</name>" in left
+    assert not re.search("virtlun|vhost|override", left), left
+    checkout.run(
+        f"virsh -c '{own}' destroy vm\nvirsh -c '{own}' start vm\n"
+        f'until [ -z "$(ls /run/virtlun/vhost)" ]; do sleep 0.2; done'
+    )
