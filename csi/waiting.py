@@ -19,7 +19,7 @@ from queue import SimpleQueue
 import structlog
 
 from csi import DRIVER_NAME
-from csi.cluster import CLAIM, Cluster, ClusterError, NotFoundError
+from csi.cluster import CLAIM, Cluster, ClusterError, NotFoundError, UnreachableError
 from csi.objects import SELECTED_NODE, quantity_bytes
 from csi.whereabouts import IN_POD
 
@@ -27,6 +27,8 @@ ROOM = f"{DRIVER_NAME}/room"
 """On a claim: the node that has got room for it, and when."""
 PATIENCE_S = 5.0
 """How long another node may take to find that it has room, seconds."""
+RETRY_S = 5.0
+"""How long to wait for an API server that does not answer, seconds."""
 
 log = structlog.get_logger()
 
@@ -52,11 +54,13 @@ class WaitingClaims:
         node: str,
         connect: Callable[[], Cluster] | None = None,
         patience_s: float = PATIENCE_S,
+        retry_s: float = RETRY_S,
     ) -> None:
         """Begins; `connect` is by default of the pod that it runs in, elsewhere it does nothing."""
         self._node = node
         self._connect = connect or (Cluster.connect if IN_POD in os.environ else None)
         self._patience_s = patience_s
+        self._retry_s = retry_s
         self._queue: SimpleQueue[Asked | str] = SimpleQueue()
         self._mutex = threading.Lock()
         self._waiting: dict[
@@ -105,6 +109,9 @@ class WaitingClaims:
                 pass  # it was deleted
             except ClusterError as error:
                 log.warning("cannot look after a claim that waits for room", reason=str(error))
+                if isinstance(error, UnreachableError):
+                    time.sleep(self._retry_s)
+                    self._queue.put(job)
 
     def _look(self, cluster: Cluster, job: Asked) -> None:
         """Tells why, if nobody took the claim and it asks for more than there was."""

@@ -58,7 +58,7 @@ def cluster() -> FakeCluster:
 
 @pytest.fixture
 def waiting(cluster: FakeCluster) -> WaitingClaims:
-    return WaitingClaims("node1", cluster.connect, patience_s=0.0)
+    return WaitingClaims("node1", cluster.connect, patience_s=0.0, retry_s=0.0)
 
 
 def until(ready: Callable[[], object]) -> None:
@@ -123,15 +123,18 @@ def test_a_claim_that_was_taken_or_has_room_or_is_gone_is_left_alone(
     assert not touched(last)
 
 
-def test_an_api_server_that_is_away_harms_nobody(
+def test_a_claim_is_looked_at_again_when_the_api_server_is_back(
     cluster: FakeCluster, waiting: WaitingClaims
 ) -> None:
     cluster.down = 1
     for name in ("first", "second"):
         cluster.add(name, "2Gi")
         waiting.asked(f"shop/{name}", "lvs0", GIB)
-    until(lambda: cluster.said)
-    assert [name for name, _ in cluster.said] == ["second"]
+    until(lambda: len(cluster.said) == 2)
+    assert {name for name, _ in cluster.said} == {"first", "second"}
+    cluster.down = 2
+    waiting.room("lvs0", 2 * GIB)
+    until(lambda: all(touched(claim) for claim in cluster.claims.values()))
 
 
 def test_outside_a_pod_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
