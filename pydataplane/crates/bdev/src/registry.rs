@@ -263,6 +263,25 @@ impl Registry {
         }
     }
 
+    /// As [`Registry::unregister`], if nobody holds the device; nobody can claim it in between.
+    ///
+    /// # Errors
+    /// [`RegistryError::NotFound`]; [`RegistryError::Claimed`] naming a holder, and nothing changed.
+    pub fn unregister_unused(&self, key: &str) -> Result<Arc<dyn Bdev>, RegistryError> {
+        let missing = || RegistryError::NotFound(key.to_owned());
+        let name = self.find(key).ok_or_else(missing)?.name().to_owned();
+        let bdev = {
+            let mut state = self.lock();
+            let entry = state.named(&name).ok_or_else(missing)?;
+            if let Some(h) = entry.holders.first() {
+                return Err(RegistryError::Claimed { name, owner: h.owner.clone() });
+            }
+            state.entries.remove(&name).ok_or_else(missing)?.bdev
+        };
+        self.emit(&Event::Removed(bdev.clone()));
+        Ok(bdev)
+    }
+
     /// Emits [`Event::Resized`]; whoever changed a device's size calls it afterwards.
     pub fn notify_resized(&self, key: &str) {
         if let Some(bdev) = self.get(key) {
@@ -528,6 +547,24 @@ mod tests {
             }
         });
         assert!(matches!(r.unregister("a"), Err(RegistryError::NotFound(_))));
+    }
+
+    #[test]
+    fn a_device_in_use_is_not_removed_by_who_asks_for_an_unused_one() {
+        let r = Registry::new();
+        r.register(null("a")).unwrap();
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let notes = seen.clone();
+        let _sub = r.subscribe(move |e| notes.lock().unwrap().push(format!("{e:?}")));
+        let held = r.claim_as("a", "export e", ClaimMode::Reader).unwrap();
+        let e = r.unregister_unused("a").unwrap_err();
+        assert!(matches!(&e, RegistryError::Claimed { owner, .. } if owner == "export e"), "{e}");
+        assert!(r.get("a").is_some() && seen.lock().unwrap().is_empty());
+        drop(held);
+        assert_eq!(r.unregister_unused("a").unwrap().name(), "a");
+        assert_eq!(*seen.lock().unwrap(), ["Removed(\"a\")"]);
+        assert!(matches!(r.unregister_unused("a"), Err(RegistryError::NotFound(_))));
+        r.register(null("a")).unwrap();
     }
 
     #[test]

@@ -101,6 +101,19 @@ pub enum Error {
         /// Who uses it.
         by: String,
     },
+    /// The lvstore is busy with another operation, or its bdev does not answer. Nothing was done.
+    #[error(
+        "cannot {op}: the lvstore is still busy with another change after {seconds} s; see whether \
+         bdev {bdev} answers, and try again"
+    )]
+    Waiting {
+        /// The operation.
+        op: String,
+        /// The bdev under the lvstore.
+        bdev: String,
+        /// How long was waited, in seconds.
+        seconds: u64,
+    },
     /// The bdev holds no lvstore.
     #[error("bdev {bdev} holds no lvstore: {why}; create one with bdev_lvol_create_lvstore")]
     NotAnLvstore {
@@ -174,7 +187,7 @@ impl Error {
                 EINVAL
             }
             Error::NoSpace { .. } | Error::CannotGrow { .. } => ENOSPC,
-            Error::InUse { .. } => EBUSY,
+            Error::InUse { .. } | Error::Waiting { .. } => EBUSY,
             Error::Damaged { .. } | Error::Shrunk { .. } => EILSEQ,
             Error::ReadOnly { .. } => EPERM,
             Error::Stopped { .. } | Error::Io { .. } => EIO,

@@ -4,14 +4,15 @@ use crate::disk::BdevDisk;
 use crate::error::Error;
 use crate::info::{ClearMethod, LvolInfo, LvolOptions, LvsRef, LvstoreInfo, LvstoreOptions};
 use crate::map::Map;
-use crate::meta::{Bell, Gauges, Meta, MetaThread};
+use crate::meta::{Bell, Gauges, Meta, MetaThread, NotRun};
 use crate::translate::{not_loaded, refused};
 use crate::volume::{Identity, Lvol, Names, Volume, lock};
 use bdev::{Bdev, Claim, Registry, RegistryError};
 use blobstore::{BlobInfo, BlobOptions, Disk, Store, StoreInfo, StoreOptions};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
 use uuid::Uuid;
 
 /// A loaded lvstore.
@@ -24,11 +25,42 @@ pub(crate) struct Lvs {
     registry: Registry,
     volumes: Mutex<BTreeMap<Uuid, Arc<Volume>>>,
     gauges: Arc<Gauges>,
-    /// Held by one control operation at a time.
-    control: Mutex<()>,
+    control: Turns,
+    /// How long an operation waits for its turn, and for the thread's.
+    patience: Duration,
     thread: MetaThread,
     /// Let go last.
     _claim: Claim,
+}
+
+/// One control operation at a time. The one whose turn it is may wait for I/O that does not end; the
+/// others do not wait with it for ever.
+#[derive(Default)]
+struct Turns {
+    taken: Mutex<bool>,
+    free: Condvar,
+}
+
+/// The right of a control operation to go on.
+pub(crate) struct Turn<'a>(&'a Turns);
+
+impl Turns {
+    fn take(&self, patience: Duration) -> Option<Turn<'_>> {
+        let taken = self.free.wait_timeout_while(lock(&self.taken), patience, |taken| *taken);
+        let (mut taken, waited) = taken.unwrap_or_else(PoisonError::into_inner);
+        if waited.timed_out() {
+            return None;
+        }
+        *taken = true;
+        Some(Turn(self))
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        *lock(&self.0.taken) = false;
+        self.0.free.notify_one();
+    }
 }
 
 /// What the metadata thread found when it started.
@@ -41,11 +73,12 @@ impl Lvs {
         claim: Claim,
         name: &str,
         options: &LvstoreOptions,
+        patience: Duration,
     ) -> Result<Lvs, Error> {
         let op = format!("create lvstore {name}");
         let uuid = options.uuid.unwrap_or_else(Uuid::new_v4);
         let (name, options) = (name.to_owned(), *options);
-        Lvs::start(registry, claim, move |disk| {
+        Lvs::start(registry, claim, patience, move |disk| {
             let how = StoreOptions { name, uuid, cluster_size: options.cluster_size };
             let say = |e| refused(e, &op, options.cluster_size);
             let mut store = Store::create_store(disk, &how).map_err(say)?;
@@ -66,14 +99,17 @@ impl Lvs {
     }
 
     /// Loads the lvstore on a claimed bdev.
-    pub fn load(registry: &Registry, claim: Claim) -> Result<Lvs, Error> {
+    pub fn load(registry: &Registry, claim: Claim, patience: Duration) -> Result<Lvs, Error> {
         let bdev = claim.bdev().name().to_owned();
-        Lvs::start(registry, claim, move |disk| Store::load(disk).map_err(|e| not_loaded(e, &bdev)))
+        Lvs::start(registry, claim, patience, move |disk| {
+            Store::load(disk).map_err(|e| not_loaded(e, &bdev))
+        })
     }
 
     fn start(
         registry: &Registry,
         claim: Claim,
+        patience: Duration,
         open: impl FnOnce(BdevDisk) -> Result<Store<BdevDisk>, Error> + Send + 'static,
     ) -> Result<Lvs, Error> {
         let base = claim.bdev().clone();
@@ -100,7 +136,8 @@ impl Lvs {
             registry: registry.clone(),
             volumes: Mutex::default(),
             gauges,
-            control: Mutex::default(),
+            control: Turns::default(),
+            patience,
             thread,
             _claim: claim,
         };
@@ -111,7 +148,7 @@ impl Lvs {
     /// Makes the volumes that were found bdevs. Not part of [`Lvs::load`], so that subscribers of
     /// the registry find the lvstore already.
     pub fn register_all(&self) -> Result<(), Error> {
-        let _control = self.control();
+        let _turn = self.turn("register lvols")?;
         self.volumes().iter().try_for_each(|volume| self.register(volume))
     }
 
@@ -133,9 +170,13 @@ impl Lvs {
         }
     }
 
-    /// One control operation at a time.
-    pub fn control(&self) -> MutexGuard<'_, ()> {
-        lock(&self.control)
+    fn turn(&self, op: &str) -> Result<Turn<'_>, Error> {
+        self.control.take(self.patience).ok_or_else(|| self.waiting(op))
+    }
+
+    fn waiting(&self, op: &str) -> Error {
+        let (bdev, seconds) = (self.base.name().to_owned(), self.patience.as_secs());
+        Error::Waiting { op: op.to_owned(), bdev, seconds }
     }
 
     pub fn volumes(&self) -> Vec<Arc<Volume>> {
@@ -165,8 +206,21 @@ impl Lvs {
         op: &str,
         f: impl FnOnce(&mut Meta) -> Result<R, Error> + Send + 'static,
     ) -> Result<R, Error> {
-        self.thread.call(f).unwrap_or_else(|| {
-            Err(Error::Stopped { op: op.to_owned(), cause: "its thread ended".into() })
+        self.meta_within(self.patience, op, f)
+    }
+
+    /// As [`Lvs::meta`], with a limit of the caller's.
+    fn meta_within<R: Send + 'static>(
+        &self,
+        patience: Duration,
+        op: &str,
+        f: impl FnOnce(&mut Meta) -> Result<R, Error> + Send + 'static,
+    ) -> Result<R, Error> {
+        self.thread.call(patience, f).unwrap_or_else(|why| match why {
+            NotRun::Busy => Err(self.waiting(op)),
+            NotRun::Gone => {
+                Err(Error::Stopped { op: op.to_owned(), cause: "its thread ended".into() })
+            }
         })
     }
 
@@ -199,6 +253,17 @@ impl Lvs {
         Ok(())
     }
 
+    /// Takes a volume that nobody claims out of the registry.
+    fn hide(&self, op: &str, volume: &Volume) -> Result<(), Error> {
+        match self.registry.unregister_unused(&volume.id.uuid.to_string()) {
+            Ok(_) | Err(RegistryError::NotFound(_)) => Ok(()),
+            Err(RegistryError::Claimed { owner, .. }) => {
+                Err(Error::InUse { op: op.to_owned(), by: owner })
+            }
+            Err(e) => Err(Error::InUse { op: op.to_owned(), by: e.to_string() }),
+        }
+    }
+
     fn unregister(&self, op: &str, volume: &Volume) -> Result<(), Error> {
         match self.registry.unregister(&volume.id.uuid.to_string()) {
             Ok(_) | Err(RegistryError::NotFound(_)) => Ok(()),
@@ -215,9 +280,9 @@ impl Lvs {
     }
 
     pub fn create_lvol(&self, options: &LvolOptions) -> Result<LvolInfo, Error> {
-        let _control = self.control();
         let alias = format!("{}/{}", self.name(), options.name);
         let op = format!("create lvol {alias}");
+        let _turn = self.turn(&op)?;
         let uuid = options.uuid.unwrap_or_else(Uuid::new_v4);
         for key in [&alias, &uuid.to_string()] {
             if self.registry.get(key).is_some() {
@@ -244,7 +309,7 @@ impl Lvs {
             Ok(volume)
         })?;
         if let Err(e) = self.register(&volume) {
-            self.meta(&op.clone(), move |meta| meta.delete(&op, &volume))?;
+            self.meta_within(Duration::MAX, &op.clone(), move |meta| meta.delete(&op, &volume))?;
             return Err(e);
         }
         let info = self.volume_info(&volume);
@@ -253,10 +318,9 @@ impl Lvs {
     }
 
     pub fn delete_lvol(&self, volume: &Arc<Volume>) -> Result<(), Error> {
-        let _control = self.control();
         let op = format!("delete lvol {}", volume.alias());
-        self.unused(&op, std::slice::from_ref(volume))?;
-        self.unregister(&op, volume)?;
+        let _turn = self.turn(&op)?;
+        self.hide(&op, volume)?;
         let deleted = {
             let (op, volume) = (op.clone(), volume.clone());
             self.meta(&op.clone(), move |meta| meta.delete(&op, &volume))
@@ -272,8 +336,8 @@ impl Lvs {
 
     /// Returns whether the size changed.
     pub fn resize_lvol(&self, volume: &Arc<Volume>, size: u64) -> Result<bool, Error> {
-        let _control = self.control();
         let op = format!("resize lvol {} to {size} bytes", volume.alias());
+        let _turn = self.turn(&op)?;
         let clusters = self.clusters(&op, size)?;
         let before = volume.size();
         let job = volume.clone();
@@ -282,8 +346,8 @@ impl Lvs {
     }
 
     pub fn rename_lvol(&self, volume: &Arc<Volume>, new_name: &str) -> Result<(), Error> {
-        let _control = self.control();
         let op = format!("rename lvol {} to {new_name}", volume.alias());
+        let _turn = self.turn(&op)?;
         let alias = format!("{}/{new_name}", self.name());
         if let Some(other) = self.registry.get(&alias)
             && other.uuid() != volume.id.uuid
@@ -300,13 +364,12 @@ impl Lvs {
     }
 
     pub fn set_read_only(&self, volume: &Arc<Volume>) -> Result<(), Error> {
-        let _control = self.control();
         let op = format!("make lvol {} read-only", volume.alias());
+        let _turn = self.turn(&op)?;
         if volume.is_read_only() {
             return Ok(());
         }
-        self.unused(&op, std::slice::from_ref(volume))?;
-        self.unregister(&op, volume)?;
+        self.hide(&op, volume)?;
         let (job, cluster_size) = (volume.id.blob, self.info.cluster_size);
         let done = self.meta(&op.clone(), move |meta| {
             meta.store(&op)?.set_read_only(job).map_err(|e| refused(e, &op, cluster_size))
@@ -320,8 +383,8 @@ impl Lvs {
     }
 
     pub fn rename(&self, new_name: &str) -> Result<(), Error> {
-        let _control = self.control();
         let op = format!("rename lvstore {} to {new_name}", self.name());
+        let _turn = self.turn(&op)?;
         let (name, cluster_size) = (new_name.to_owned(), self.info.cluster_size);
         self.meta(&op.clone(), move |meta| {
             meta.store(&op)?.rename_store(&name).map_err(|e| refused(e, &op, cluster_size))
@@ -335,8 +398,8 @@ impl Lvs {
 
     /// Takes over what the bdev has gained. Returns whether there was anything.
     pub fn grow(&self) -> Result<bool, Error> {
-        let _control = self.control();
         let op = format!("grow lvstore {}", self.name());
+        let _turn = self.turn(&op)?;
         let (base, cluster_size) = (self.base.clone(), self.info.cluster_size);
         self.meta(&op.clone(), move |meta| {
             let store = meta.store(&op)?;
@@ -347,14 +410,15 @@ impl Lvs {
 
     /// Takes the lvstore out of use; `destroy` deletes it, and then its volumes must not be in use.
     pub fn close(&self, destroy: bool) -> Result<(), Error> {
-        let _control = self.control();
         let op = format!("{} lvstore {}", if destroy { "delete" } else { "unload" }, self.name());
+        let _turn = self.turn(&op)?;
         if destroy {
             self.unused(&op, &self.volumes())?;
         }
         self.unregister_all();
         lock(&self.volumes).clear();
-        self.meta(&op.clone(), move |meta| meta.close(&op, destroy))
+        // There is no way back.
+        self.meta_within(Duration::MAX, &op.clone(), move |meta| meta.close(&op, destroy))
     }
 }
 

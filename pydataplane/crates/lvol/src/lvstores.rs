@@ -9,10 +9,16 @@ use crate::volume::{Volume, lock};
 use bdev::{Claim, Event, Registry, RegistryError, Subscription};
 use blobstore::{Error as StoreError, Identity, Store};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 use uuid::Uuid;
+
+/// How long an operation on an lvstore waits for those before it: longer than a disk takes to give an
+/// I/O up.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Shared {
     registry: Registry,
+    patience: Duration,
     stores: Mutex<Vec<Arc<Lvs>>>,
     /// Held while lvstores come and go.
     coming: Mutex<()>,
@@ -22,6 +28,9 @@ struct Shared {
 /// never for reactors.
 ///
 /// An `lvstore` argument is a name or a UUID; an `lvol` argument is a UUID or `LVSTORE/LVOL`.
+///
+/// Operations on an lvstore, of which one is done at a time, give up with [`Error::Waiting`] when those
+/// before them do not end: the bdev under it does not answer, for instance.
 ///
 /// When the bdev under an lvstore is unregistered, the lvstore is unloaded: its lvols leave the
 /// registry and the claim on the bdev ends.
@@ -33,8 +42,14 @@ pub struct Lvstores {
 impl Lvstores {
     /// A manager without lvstores, whose lvols will be bdevs of `registry`.
     pub fn new(registry: Registry) -> Self {
+        Lvstores::with_patience(registry, PATIENCE)
+    }
+
+    /// As [`Lvstores::new`]; an operation on an lvstore waits for those before it no longer than that.
+    pub fn with_patience(registry: Registry, patience: Duration) -> Self {
         let shared = Arc::new(Shared {
             registry: registry.clone(),
+            patience,
             stores: Mutex::default(),
             coming: Mutex::default(),
         });
@@ -76,7 +91,8 @@ impl Lvstores {
             let bdev = claim.bdev().name().to_owned();
             return Err(Error::HoldsLvstore { bdev, name: found.name, uuid: found.uuid });
         }
-        let lvs = Lvs::create(&self.shared.registry, claim, name, options)?;
+        let patience = self.shared.patience;
+        let lvs = Lvs::create(&self.shared.registry, claim, name, options, patience)?;
         let uuid = lvs.uuid;
         lock(&self.shared.stores).push(Arc::new(lvs));
         tracing::info!(lvstore = name, %uuid, bdev, "lvstore created");
@@ -110,7 +126,7 @@ impl Lvstores {
         if claim.bdev().features().read_only {
             return Err(Error::ReadOnly { op });
         }
-        let lvs = Arc::new(Lvs::load(&self.shared.registry, claim)?);
+        let lvs = Arc::new(Lvs::load(&self.shared.registry, claim, self.shared.patience)?);
         lock(&self.shared.stores).push(lvs.clone());
         drop(coming);
         if let Err(e) = lvs.register_all() {
@@ -373,7 +389,7 @@ impl Shared {
         let _coming = lock(&self.coming);
         let lvs = self.find(lvstore)?;
         let closed = lvs.close(destroy);
-        if matches!(closed, Err(Error::InUse { .. })) {
+        if matches!(closed, Err(Error::InUse { .. } | Error::Waiting { .. })) {
             return closed;
         }
         lock(&self.stores).retain(|other| other.uuid != lvs.uuid);

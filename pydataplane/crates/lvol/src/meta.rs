@@ -11,7 +11,8 @@ use crate::volume::{ChannelShared, Reply, Request, Volume, Want};
 use blobstore::{Disk, Error as StoreError, Freed, Reservation, Run, Store};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
@@ -91,6 +92,15 @@ impl Drop for EndOfJobs {
     }
 }
 
+/// Why a job was not run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotRun {
+    /// The thread was busy with another one all the time.
+    Busy,
+    /// The thread has ended.
+    Gone,
+}
+
 /// The thread as others see it.
 pub(crate) struct MetaThread {
     jobs: Jobs,
@@ -130,21 +140,36 @@ impl MetaThread {
         }
     }
 
-    /// Runs `f` on the thread and returns its result; `None` when the thread is gone.
+    /// Runs `f` on the thread and returns its result. Waits as long as it takes once it has begun: the
+    /// caller must know what became of it.
     pub fn call<R: Send + 'static>(
         &self,
+        patience: Duration,
         f: impl FnOnce(&mut Meta) -> R + Send + 'static,
-    ) -> Option<R> {
+    ) -> Result<R, NotRun> {
         let (tell, told) = mpsc::channel();
-        let job: Job = Box::new(move |meta| {
-            let result = f(meta);
-            // The caller may look at the gauges at once.
-            meta.publish();
-            let _ = tell.send(result);
-        });
+        let parcel = Arc::new(Mutex::new(Some(f)));
+        let take = |parcel: &Mutex<Option<_>>| {
+            parcel.lock().unwrap_or_else(PoisonError::into_inner).take()
+        };
+        let job: Job = {
+            let parcel = parcel.clone();
+            Box::new(move |meta| {
+                let Some(f) = take(&parcel) else { return };
+                let result = f(meta);
+                // The caller may look at the gauges at once.
+                meta.publish();
+                let _ = tell.send(result);
+            })
+        };
         self.jobs.push(job);
         self.bell.ring();
-        told.recv().ok()
+        match told.recv_timeout(patience) {
+            Ok(result) => Ok(result),
+            Err(RecvTimeoutError::Timeout) if take(&parcel).is_some() => Err(NotRun::Busy),
+            Err(RecvTimeoutError::Timeout) => told.recv().map_err(|_| NotRun::Gone),
+            Err(RecvTimeoutError::Disconnected) => Err(NotRun::Gone),
+        }
     }
 
     /// Wakes the thread; for channels.

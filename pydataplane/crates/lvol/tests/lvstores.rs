@@ -3,10 +3,11 @@
 mod common;
 
 use bdev::testing::{Fault, FaultBdev};
-use bdev::{Event, IoError, Malloc, MallocOptions, Op, SyncChannel};
+use bdev::{Event, IoError, Malloc, MallocOptions, Op, Registry, SyncChannel};
 use common::{BLOCK, CLUSTER, PER_CLUSTER, Rig, options, read_tags, tagged};
-use lvol::{Error, LvolOptions, LvstoreOptions};
+use lvol::{Error, LvolOptions, LvstoreOptions, Lvstores};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use uuid::Uuid;
 
 #[test]
@@ -491,4 +492,53 @@ fn a_subscriber_may_examine_every_new_bdev() {
     };
     registry.register(disk).unwrap();
     assert!(registry.get("lvs0/a").is_some());
+}
+
+#[test]
+fn operations_do_not_wait_for_ever_behind_one_whose_bdev_does_not_answer() {
+    let disk = FaultBdev::new("disk0", BLOCK as u32, 400 * PER_CLUSTER);
+    disk.defer(Some(1));
+    let registry = Registry::new();
+    registry.register(disk.clone()).unwrap();
+    let lvstores = Lvstores::with_patience(registry.clone(), Duration::from_millis(50));
+    lvstores.create_lvstore("disk0", "lvs0", &options()).unwrap();
+    let rig = Rig { registry, disk, lvstores };
+    for name in ["a", "b", "c"] {
+        rig.create(name, 1, true).unwrap();
+    }
+    let all = rig.lvstores.lvols(None).unwrap();
+    rig.disk.hold();
+    std::thread::scope(|scope| {
+        let stuck = scope.spawn(|| rig.lvstores.delete_lvol("lvs0/a"));
+        while rig.disk.held() == 0 {
+            std::thread::yield_now();
+        }
+        let lvs = &rig.lvstores;
+        let refused = [
+            lvs.delete_lvol("lvs0/b"),
+            lvs.rename_lvol("lvs0/b", "d").map(drop),
+            lvs.resize_lvol("lvs0/b", 5 * CLUSTER).map(drop),
+            lvs.set_read_only("lvs0/b").map(drop),
+            lvs.set_xattr("lvs0/b", "owner", b"me"),
+            lvs.xattrs("lvs0/b").map(drop),
+            lvs.grow_lvstore("lvs0").map(drop),
+            lvs.rename_lvstore("lvs0", "lvs1"),
+            lvs.unload("lvs0"),
+            rig.create("d", 1, true).map(drop),
+        ];
+        for (nth, refused) in refused.into_iter().enumerate() {
+            let e = refused.unwrap_err();
+            assert!(matches!(e, Error::Waiting { .. }), "{nth}: {e}");
+            assert_eq!(e.errno(), -16);
+        }
+        assert!(!stuck.is_finished());
+        rig.disk.release();
+        stuck.join().unwrap().unwrap();
+    });
+    // Nothing of what was refused was done, then or later.
+    assert_eq!(rig.lvstores.lvols(None).unwrap(), all[1..]);
+    assert!(rig.lvstores.xattrs("lvs0/b").unwrap().is_empty());
+    assert!(rig.registry.get("lvs0/b").is_some());
+    rig.lvstores.delete_lvol("lvs0/b").unwrap();
+    rig.lvstores.unload("lvs0").unwrap();
 }

@@ -289,6 +289,9 @@ impl App {
         for lvs in self.lvstores.lvstores() {
             if let Err(e) = self.lvstores.unload(&lvs.uuid.to_string()) {
                 tracing::error!(lvstore = lvs.name, "not unloaded in order: {e}");
+                if matches!(e, lvol::Error::Waiting { .. }) {
+                    std::process::exit(1);
+                }
             }
         }
         for bdev in self.registry.list().into_iter().rev() {

@@ -302,7 +302,7 @@ fn add_lvstores(methods: &mut Methods, app: &Arc<App>) {
         .add(
             "bdev_lvol_grow_lvstore",
             "Grow an lvstore, in use or not, to the size that its bdev has now.",
-            Flags::WRITE,
+            Flags::LONG_WRITE,
             move |p: LvstoreRef| {
                 let lvstore = required(p.uuid, p.lvs_name)?;
                 a.lvstores.grow_lvstore(&lvstore).map(|_| true).map_err(errors::lvol)
@@ -337,7 +337,7 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
         .add(
             "bdev_lvol_delete",
             "Delete an lvol and its data; refused while it is in use.",
-            Flags::WRITE,
+            Flags::LONG_WRITE,
             move |p: BdevName| a.lvstores.delete_lvol(&p.name).map(|()| true).map_err(errors::lvol),
         )
         .errors(&[Errno::NoDev, Errno::Busy, Errno::Io]);
@@ -358,7 +358,7 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
         .add(
             "bdev_lvol_rename",
             "Rename an lvol. Its UUID, the name of its bdev, stays.",
-            Flags::WRITE,
+            Flags::LONG_WRITE,
             move |p: Rename| {
                 let renamed = a.lvstores.rename_lvol(&p.old_name, &p.new_name);
                 renamed.map(|_| true).map_err(errors::lvol)
@@ -370,7 +370,7 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
         .add(
             "bdev_lvol_set_read_only",
             "Make an lvol read-only for good; refused while it is in use.",
-            Flags::WRITE,
+            Flags::LONG_WRITE,
             move |p: BdevName| {
                 a.lvstores.set_read_only(&p.name).map(|_| true).map_err(errors::lvol)
             },

@@ -56,11 +56,16 @@ fn get(app: &App, lvol: &str) -> Result<BTreeMap<String, String>, Error> {
 pub fn add(methods: &mut Methods, app: &Arc<App>) {
     let a = app.clone();
     methods
-        .add("virtlun_lvol_set_xattr", "Set an xattr of an lvol.", Flags::WRITE, move |p: Set| {
-            let value = p.xattr_value.as_bytes();
-            let set = a.lvstores.set_xattr(&p.name, &p.xattr_name, value);
-            set.map(|()| true).map_err(errors::lvol)
-        })
+        .add(
+            "virtlun_lvol_set_xattr",
+            "Set an xattr of an lvol.",
+            Flags::LONG_WRITE,
+            move |p: Set| {
+                let value = p.xattr_value.as_bytes();
+                let set = a.lvstores.set_xattr(&p.name, &p.xattr_name, value);
+                set.map(|()| true).map_err(errors::lvol)
+            },
+        )
         .errors(&[Errno::NoDev, Errno::Inval, Errno::NoSpc, Errno::Io]);
     let a = app.clone();
     methods
@@ -76,7 +81,7 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
         .add(
             "virtlun_lvol_remove_xattr",
             "Remove an xattr of an lvol.",
-            Flags::WRITE,
+            Flags::LONG_WRITE,
             move |p: Remove| {
                 let removed = a.lvstores.remove_xattr(&p.name, &p.xattr_name);
                 removed.map(|()| true).map_err(errors::lvol)

@@ -1,0 +1,65 @@
+"""A disk that does not answer: whoever is not on it goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.support.target import Target
+from tests.target.conftest import MakeTarget
+
+MIB = 1 << 20
+
+
+def disk_of(backing: Target, size_in_mib: int = 64) -> str:
+    """Exports a RAM disk of one target, as a file for another; needs root and /dev/fuse."""
+    name = backing.rpc("bdev_malloc_create", num_blocks=size_in_mib * MIB // 512, block_size=512)
+    path: str = backing.rpc("virtlun_export_create", bdev_name=name)["path"]
+    return path
+
+
+@contextmanager
+def without_answers(backing: Target) -> Iterator[None]:
+    """Stops the process that serves a disk: all I/O to it waits."""
+    os.kill(backing.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(backing.pid, signal.SIGCONT)
+
+
+def test_an_lvstore_whose_disk_does_not_answer_keeps_nobody_else_waiting(
+    make_target: MakeTarget,
+) -> None:
+    backing, target = make_target().start(), make_target().start()
+    target.rpc("bdev_aio_create", name="slow", filename=disk_of(backing), block_size=512)
+    target.rpc("bdev_lvol_create_lvstore", bdev_name="slow", lvs_name="slow")
+    for name in ("v0", "v1"):
+        target.rpc("bdev_lvol_create", lvs_name="slow", lvol_name=name, size_in_mib=4)
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
+    with without_answers(backing):
+        delete = threading.Thread(
+            target=lambda: target.rpc("bdev_lvol_delete", name="slow/v0"), daemon=True
+        )
+        delete.start()
+        end = time.monotonic() + 20
+        while "slow/v0" in str(target.rpc("bdev_get_bdevs")):
+            assert time.monotonic() < end, "the delete does not begin"
+            time.sleep(0.01)
+        target.rpc("bdev_malloc_create", name="m0", num_blocks=2048, block_size=512)
+        add = {"ctrlr": "vm-1", "scsi_target_num": 0}
+        target.rpc("vhost_scsi_controller_add_target", **add, bdev_name="m0")
+        target.rpc("vhost_scsi_controller_remove_target", **add)
+        target.rpc("virtlun_export_create", bdev_name="m0")
+        target.rpc("virtlun_export_delete", bdev_name="m0")
+        assert delete.is_alive()
+    delete.join(60)
+    assert not delete.is_alive()
+    (left,) = target.rpc("bdev_lvol_get_lvols", lvs_name="slow")
+    assert left["name"] == "v1"
+    target.rpc("bdev_lvol_delete", name="slow/v1")
+    assert target.stop() == 0
