@@ -45,19 +45,19 @@ struct Run {
     #[arg(long, default_value = "4k", value_parser = size)]
     bs: u64,
     /// I/Os in flight on each queue
-    #[arg(long, default_value_t = 32)]
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..))]
     iodepth: u16,
     /// Request queues, all driven by one thread
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value = "1", value_parser = queues)]
     queues: usize,
     /// Descriptors of each queue
-    #[arg(long, default_value_t = 256)]
+    #[arg(long, default_value = "256", value_parser = queue_size)]
     queue_size: u16,
     /// Seconds to measure
-    #[arg(long, default_value_t = 2.0)]
+    #[arg(long, default_value = "2", value_parser = seconds_more_than_0)]
     time: f64,
     /// Seconds to run before that
-    #[arg(long, default_value_t = 0.2)]
+    #[arg(long, default_value = "0.2", value_parser = seconds)]
     warmup: f64,
     /// Write every block once before measuring
     #[arg(long)]
@@ -115,6 +115,30 @@ fn size(text: &str) -> Result<u64, String> {
     };
     let number: u64 = digits.parse().map_err(|_| format!("{text:?} is not a size"))?;
     number.checked_mul(1 << shift).ok_or_else(|| format!("{text} is too big"))
+}
+
+/// Request queues: more than any target has.
+fn queues(text: &str) -> Result<usize, String> {
+    const MOST: usize = 128;
+    let number = text.parse().ok().filter(|n| (1..=MOST).contains(n));
+    number.ok_or_else(|| format!("give a number from 1 to {MOST}"))
+}
+
+/// Descriptors of a split virtqueue (virtio 1.2, 2.7).
+fn queue_size(text: &str) -> Result<u16, String> {
+    let number = text.parse().ok().filter(|n: &u16| *n >= 2 && n.is_power_of_two());
+    number.ok_or_else(|| "give a power of two from 2 to 32768".into())
+}
+
+/// Seconds, a day at most.
+fn seconds(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|s| (0.0..=86_400.0).contains(s));
+    number.ok_or_else(|| "give seconds from 0 to 86400".into())
+}
+
+/// Seconds in which something is measured.
+fn seconds_more_than_0(text: &str) -> Result<f64, String> {
+    seconds(text).and_then(|s| if s > 0.0 { Ok(s) } else { Err("give more than 0 seconds".into()) })
 }
 
 /// `0,1` as two CPUs.
@@ -184,4 +208,33 @@ fn main() -> ExitCode {
         eprintln!("virtlun-bench: {e}");
         ExitCode::FAILURE
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn numbers_that_mean_nothing_are_refused() {
+        assert_eq!(queues("2"), Ok(2));
+        assert_eq!(queue_size("256"), Ok(256));
+        assert_eq!(seconds("0"), Ok(0.0));
+        assert_eq!(seconds_more_than_0("0.5"), Ok(0.5));
+        for text in ["0", "129", "-1", "x"] {
+            assert!(queues(text).is_err(), "{text}");
+        }
+        for text in ["0", "1", "3", "65536"] {
+            assert!(queue_size(text).is_err(), "{text}");
+        }
+        for text in ["nan", "inf", "-1", "1e300", "0"] {
+            assert!(seconds_more_than_0(text).is_err(), "{text}");
+        }
+        assert!(Cli::try_parse_from(["virtlun-bench", "run", "s", "--iodepth", "0"]).is_err());
+    }
 }
