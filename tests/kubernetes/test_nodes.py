@@ -17,6 +17,7 @@ from tests.kubernetes.test_volumes import (
     MIB,
     TOPOLOGY,
     claim,
+    conditions,
     device_bytes,
     events,
     free_mib,
@@ -24,6 +25,7 @@ from tests.kubernetes.test_volumes import (
     quantity,
     read,
     volume_of,
+    wait_nothing,
     write,
 )
 
@@ -65,12 +67,12 @@ def nothing_left(deployment: Deployment, second: Deployment) -> Iterator[None]:
     """Nothing is there before a test, and nothing after it, on both nodes."""
     for each in (deployment, second):
         each.wait_ready()
-        each.wait_clean()
+        wait_nothing(each)
     yield
     deployment.sweep()
     for each in (deployment, second):
         each.wait_ready()
-        each.wait_clean(CONVERGE_S)
+        wait_nothing(each, CONVERGE_S)
 
 
 @pytest.fixture
@@ -219,10 +221,7 @@ def test_growth_without_room_on_another_node_says_why_and_goes_on_when_there_is(
         grow(cluster, "grows", "512Mi")
         said = f"cannot grow from {64 * MIB} to {512 * MIB} bytes: lvstore {LVSTORE}"
         wait_for(
-            lambda: any(
-                said in condition.get("message", "")
-                for condition in cluster.get("pvc", "grows")["status"].get("conditions", [])
-            ),
+            lambda: said in conditions(cluster, "grows"),
             f"a condition of the claim with: {said}",
             seconds=60,
             pause_s=0.2,
