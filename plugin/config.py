@@ -49,7 +49,7 @@ class DisksSection(Section):
     """<source protocol=> that is ours; empty: none is."""
     pool_prefix: str = "virtlun-"
     """<source pool=> that begins so names an lvstore; empty: none does."""
-    max_queues: int = Field(default=8, ge=1, le=128)
+    max_queues: int = Field(default=8, ge=1, le=64)
     """Most request queues of a controller; it gets one for each vCPU of the domain."""
     reconnect_s: int = Field(default=0, ge=0, le=3600)
     """QEMU's reconnect interval, seconds; 0 for none. QEMU below 8.2 refuses to start with it."""

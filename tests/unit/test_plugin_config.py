@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from dataclasses import fields
 from pathlib import Path
@@ -70,6 +71,7 @@ def test_every_setting_of_the_file_reaches_gateway_and_translation() -> None:
     [
         ("[target]\nrpc_sockt = 'x'", "target.rpc_sockt: Extra inputs"),
         ("[disks]\nmax_queues = 0", "disks.max_queues: .*greater than or equal to 1"),
+        ("[disks]\nmax_queues = 65", "disks.max_queues: .*less than or equal to 64"),
         ("[hook]\ndeadline_s = 'soon'", "hook.deadline_s: "),
         ("[disks]\npath_prefix = 'dev/'", "disks.path_prefix: "),
         ("[typo]", "typo: Extra inputs"),
@@ -96,6 +98,13 @@ def test_each_example_disk_is_recognised(path: Path) -> None:
     ref = recognise(path.read_text(), Config().settings())
     assert ref is not None
     assert ref.lvstore == "lvs0"
+
+
+def test_a_controller_may_have_no_more_queues_than_the_target_serves() -> None:
+    source = (ROOT / "pydataplane/crates/vhost/src/defs.rs").read_text()
+    (most,) = re.findall(r"MAX_REQUEST_QUEUES: usize = (\d+);", source)
+    config = json.loads((ROOT / "schemas/config/plugin.schema.json").read_text())
+    assert config["$defs"]["DisksSection"]["properties"]["max_queues"]["maximum"] == int(most)
 
 
 def test_each_refusal_has_a_libvirt_code() -> None:
