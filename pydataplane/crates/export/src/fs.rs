@@ -155,13 +155,14 @@ impl Filesystem for Files {
         _: bool,
         reply: ReplyEmpty,
     ) {
+        let volume = self.volume(ino);
         let mut opens = self.opens();
         if let Some(count) = opens.get_mut(&ino.0) {
             *count -= 1;
             if *count == 0 {
                 opens.remove(&ino.0);
             }
-            if let Some(volume) = self.volume(ino) {
+            if let Some(volume) = volume {
                 volume.opens.fetch_sub(1, Ordering::Relaxed);
             }
         }
@@ -171,7 +172,8 @@ impl Filesystem for Files {
 
     fn destroy(&mut self) {
         // The kernel does not tell of each close when a mount goes, or its connection is aborted.
-        for (ino, count) in std::mem::take(&mut *self.opens()) {
+        let opens = std::mem::take(&mut *self.opens());
+        for (ino, count) in opens {
             if let Some(volume) = self.volume(INodeNo(ino)) {
                 volume.opens.fetch_sub(count, Ordering::Relaxed);
             }
