@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.root, pytest.mark.vm]
 NAME = "hooked"
 DISK = (
     "<disk type='file' device='disk'><source file='/dev/virtlun/lvs0/hooked'/>"
-    "<target dev='sda' bus='scsi'/></disk>"
+    "<blockio logical_block_size='4096'/><target dev='sda' bus='scsi'/></disk>"
 )
 MIB = 1 << 20
 RECONNECT_DEADLINE_S = 20.0
@@ -31,9 +31,15 @@ def hooked(host: Host) -> Host:
 
 
 def controllers(host: Host) -> list[Any]:
-    """Returns the target's controllers with their LUNs."""
+    """Returns the target's controllers with their LUNs and the sizes of their blocks."""
     return [
-        (item["ctrlr"], [entry["scsi_dev_num"] for entry in item["backend_specific"]["scsi"]])
+        (
+            item["ctrlr"],
+            [
+                (entry["scsi_dev_num"], entry["luns"][0]["block_size"])
+                for entry in item["backend_specific"]["scsi"]
+            ],
+        )
         for item in host.client.call("vhost_get_controllers")
     ]
 
@@ -42,9 +48,10 @@ def test_prepare_makes_the_controller_and_the_guest_has_its_disk(hooked: Host) -
     assert controllers(hooked) == []
     hooked.virsh_direct("start", NAME)
     uuid = hooked.virsh_direct("domuuid", NAME)
-    assert controllers(hooked) == [(f"vm-{uuid}", [0])]
+    assert controllers(hooked) == [(f"vm-{uuid}", [(0, 4096)])]
     agent = hooked.agent(NAME)
     assert agent.wait_for("cat /sys/block/sda/size").strip() == str(32 * MIB // 512)
+    assert agent.run("cat /sys/block/sda/queue/logical_block_size").strip() == "4096"
     agent.run("dd if=/dev/zero of=/dev/sda bs=1M count=4 conv=fsync")
     agent.close()
 
