@@ -481,6 +481,19 @@ def test_a_machine_on_another_node_is_told_where_the_claim_is(world: World, pod:
         cluster.delete("vmvolume", "extra")
 
 
+def test_a_node_that_holds_nothing_is_not_waited_for(world: World) -> None:
+    """It was the machine's before, and is away now."""
+    cluster = world.cluster
+    with cluster.applied(claim("data", "virtlun-block")):
+        cluster.apply(vm_volume())
+        world.until("Pending", "VmNotRunning", text="does not run")
+        patch(cluster, "vmvolume", "extra", {"status": {"node": "away"}}, "--subresource=status")
+        pod = world.run_machine()
+        status = world.until("Attached")
+        assert (status["node"], status["pod"]) == (NODE, pod)
+        cluster.delete("vmvolume", "extra")
+
+
 def test_a_machine_that_is_being_migrated_gets_its_disk_afterwards(world: World, pod: str) -> None:
     """The disk would stay behind with the node that it leaves."""
     cluster = world.cluster
