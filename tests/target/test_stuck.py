@@ -6,9 +6,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
+from tests.support.initiator import Initiator
 from tests.support.target import Target
 from tests.target.conftest import MakeTarget
 
@@ -62,4 +63,63 @@ def test_an_lvstore_whose_disk_does_not_answer_keeps_nobody_else_waiting(
     (left,) = target.rpc("bdev_lvol_get_lvols", lvs_name="slow")
     assert left["name"] == "v1"
     target.rpc("bdev_lvol_delete", name="slow/v1")
+    assert target.stop() == 0
+
+
+def test_guests_on_a_disk_that_does_not_answer_keep_no_other_guest_waiting(
+    make_target: MakeTarget,
+) -> None:
+    """All of them are served by one reactor."""
+    backing, target = make_target().start(), make_target().start()
+    target.rpc("bdev_aio_create", name="slow", filename=disk_of(backing), block_size=512)
+    target.rpc("bdev_lvol_create_lvstore", bdev_name="slow", lvs_name="slow")
+    target.rpc("bdev_malloc_create", name="m0", num_blocks=2048, block_size=512)
+    zero = bytes([0x93, 8, *(0).to_bytes(8, "big"), *(2048).to_bytes(4, "big"), 0, 0])
+    work: dict[str, Callable[[Initiator], object]] = {
+        "read": lambda guest: guest.read(0, 8),
+        "write": lambda guest: guest.write(8, bytes(4096)),
+        "allocate": lambda guest: guest.write(4096, bytes(4096)),
+        "flush": lambda guest: guest.cdb(bytes([0x35, *bytes(9)])),
+        "unmap": lambda guest: guest.cdb(zero, data_out=bytes(512)),
+    }
+
+    def controller(name: str, bdev: str) -> Initiator:
+        target.rpc("vhost_create_scsi_controller", ctrlr=name)
+        target.rpc(
+            "vhost_scsi_controller_add_target", ctrlr=name, scsi_target_num=0, bdev_name=bdev
+        )
+        guest = stack.enter_context(Initiator(target.vhost_dir / name))
+        guest.send("connect")
+        guest.ready()
+        guest.write(0, bytes(8192))
+        return guest
+
+    with ExitStack() as stack:
+        bystander = controller("other", "m0")
+        guests = {}
+        for name in work:
+            target.rpc(
+                "bdev_lvol_create",
+                lvs_name="slow",
+                lvol_name=name,
+                size_in_mib=4,
+                thin_provision=True,
+            )
+            guests[name] = controller(name, f"slow/{name}")
+        with without_answers(backing):
+            threads = [
+                threading.Thread(target=work[name], args=(guest,)) for name, guest in guests.items()
+            ]
+            for thread in threads:
+                thread.start()
+            for n in range(64):
+                bystander.write(16, bytes([n]) * 512)
+                assert bystander.read(16, 1) == bytes([n]) * 512
+                time.sleep(0.005)
+            assert all(thread.is_alive() for thread in threads)
+            target.rpc("vhost_create_scsi_controller", ctrlr="late")
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        assert guests["write"].read(8, 8) == bytes(4096)
     assert target.stop() == 0
