@@ -24,7 +24,7 @@ MIB = 1 << 20
 UUID = "5e1f0000-1111-4222-8333-444455556666"
 DISK = (
     "<disk type='file' device='disk'><source file='/dev/virtlun/lvs0/moving'/>"
-    "<target dev='sda' bus='scsi'/></disk>"
+    "<blockio logical_block_size='4096'/><target dev='sda' bus='scsi'/></disk>"
 )
 
 
@@ -108,6 +108,9 @@ def check(pair: Pair) -> None:
     shown = here.virsh("dumpxml", NAME)
     assert not re.search("vhostuser|virtlun.dev", shown)
     assert "/dev/virtlun/lvs0/moving" in shown
+    assert "logical_block_size='4096'" in shown
+    (controller,) = here.client.call("vhost_get_controllers")
+    assert controller["backend_specific"]["scsi"][0]["luns"][0]["block_size"] == 4096
     assert beat(pair) == ({"sda"}, 0)
 
 
