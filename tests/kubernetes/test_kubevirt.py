@@ -7,6 +7,7 @@ begins and ends with nothing of any machine or volume left anywhere.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,14 @@ from tests.kubernetes.kubevirt.claims import (
     events,
     grow,
     read_in_a_pod,
+    status,
     vm_volume,
     wait_phase,
 )
 from tests.kubernetes.kubevirt.examples import FOLDER, LEGACY_VM, VM, machine, nothing_left
 from tests.kubernetes.kubevirt.guest import OURS, disk_at, size, vendor, wait_size, write
 from tests.kubernetes.kubevirt.objects import QEMU
-from tests.kubernetes.kubevirt.simulator import KubeVirt
+from tests.kubernetes.kubevirt.simulator import KubeVirt, Machine
 from tests.kubernetes.sandbox import wait_for
 
 LABEL = 'virtlun.dev/controller: "true"'
@@ -61,8 +63,11 @@ def test_a_machine_boots_from_its_claim_and_gets_grows_and_loses_another(
         assert vm.failures == [], vm.failures
         assert (vendor(agent, "sda"), size(agent, "sda")) == (OURS, 64)
         written = write(agent, "sda")
-        disks = vm.xml().findall("devices/disk")
+        domain = vm.xml()
+        disks = domain.findall("devices/disk")
         assert [disk.get("type") for disk in disks] == ["vhostuser"], "no disk but the carrier"
+        assert domain.find("memoryBacking/source[@type='memfd']") is not None
+        assert domain.find("memoryBacking/access[@mode='shared']") is not None
         counted = census.census(deployment)
         assert counted.controllers == (f"pod-{vm.pod_uid}",)
         assert len(counted.luns) == len(counted.parked) == 1
@@ -78,13 +83,19 @@ def test_a_machine_boots_from_its_claim_and_gets_grows_and_loses_another(
             "the condition SeenByGuest",
             seconds=30,
         )
+        told = status(cluster, "extra")
+        assert (told["phase"], told["message"][:9]) == ("Attached", "target 1,")
+        had, seen = (datetime.fromisoformat(told[name]) for name in ("attachedAt", "guestSeenAt"))
+        assert had <= seen <= datetime.now(UTC), "when the guest had it"
         in_second = write(agent, second)
 
+        assert told_of_growth(vm) == []
         for name, disk in (("boot", "sda"), ("data", second)):
             grow(cluster, name, 96)
             wait_size(agent, disk, 96)
             wait = f"pvc/{name}", "jsonpath={.status.capacity.storage}=96Mi"
             cluster.wait(*wait)
+        assert told_of_growth(vm) == [0, 1], "by PARAM_CHANGE in the guest's event queue"
         vm.update_volumes()
         vm.launch()  # virt-handler passes on what the claims are now; nothing is to be done
         assert vm.runs == 1
@@ -99,6 +110,16 @@ def test_a_machine_boots_from_its_claim_and_gets_grows_and_loses_another(
         census.wait_nothing(deployment)
         assert deployment.exports() == []
         assert read_in_a_pod(cluster, "boot", 60) == written
+
+
+def told_of_growth(vm: Machine) -> list[int]:
+    """Returns the targets for which the guest's event queue had PARAM_CHANGE."""
+    (found,) = vm.kubevirt.deployment.client.call("vhost_get_controllers", name=f"pod-{vm.pod_uid}")
+    return [
+        one["scsi_dev_num"]
+        for one in found["backend_specific"]["scsi"]
+        if one["luns"][0]["resize_event_at"] is not None
+    ]
 
 
 def test_a_disk_in_use_is_waited_for_and_then_taken_away(kubevirt: KubeVirt) -> None:

@@ -36,6 +36,12 @@ def claim(name: str, *, mode: str = "Block", storage_class: str = "virtlun-thin"
     return text.replace("virtlun-thin", storage_class)
 
 
+def made_on(manifest: str, node: str) -> str:
+    """Returns a claim's manifest as the scheduler leaves it that has chosen a node."""
+    chosen = f"  annotations: {{volume.kubernetes.io/selected-node: {node}}}\n"
+    return manifest.replace("spec:\n", f"{chosen}spec:\n", 1)
+
+
 def vm_volume(name: str, vm: str, claim_name: str, **spec: object) -> str:
     """Returns a VmVolume's manifest."""
     return json.dumps(

@@ -10,6 +10,7 @@ import copy
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from tests.kubernetes.cluster import Cluster
@@ -28,7 +29,7 @@ class Conditions:
         self._cluster = cluster
         self._known: dict[tuple[str, str], bool] = {}
 
-    def hold(self, expression: str, vmi: dict[str, Any]) -> bool:
+    def hold(self, expression: str, vmi: Mapping[str, Any]) -> bool:
         """Whether an expression is true of an instance; SandboxError if it is none."""
         if not expression:
             return True
@@ -38,11 +39,11 @@ class Conditions:
             self._known[asked] = self._ask(key, expression, vmi)
         return self._known[asked]
 
-    def _ask(self, key: str, expression: str, vmi: dict[str, Any]) -> bool:
+    def _ask(self, key: str, expression: str, vmi: Mapping[str, Any]) -> bool:
         name = f"condition-{key}"
         for manifest in _policy(name, key, expression):
             self._cluster.apply(json.dumps(manifest))
-        tried = copy.deepcopy(vmi)
+        tried = copy.deepcopy(dict(vmi))
         labels = {**vmi["metadata"].get("labels", {}), LABEL: key}
         tried["metadata"] = {
             "name": f"{vmi['metadata']['name']}-{key}",

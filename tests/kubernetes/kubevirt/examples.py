@@ -21,12 +21,18 @@ LEGACY_VM = (FOLDER / "vm-legacy.yaml").read_text()
 
 @contextlib.contextmanager
 def machine(
-    kubevirt: KubeVirt, manifest: str = VM, name: str = "vm", qemu: Path = QEMU
+    kubevirt: KubeVirt,
+    manifest: str = VM,
+    name: str = "vm",
+    qemu: Path = QEMU,
+    *,
+    boot: str = CLAIM,
+    node: str | None = None,
 ) -> Iterator[Machine]:
-    """The example's machine, its claim filled, before it is started."""
+    """The example's machine, its claim filled (on a node, if one is named), before its start."""
     cluster = kubevirt.cluster
-    with cluster.applied(CLAIM), cluster.applied(manifest):
-        fill(cluster, "boot", boot_disk())
+    with cluster.applied(boot), cluster.applied(manifest):
+        fill(cluster, "boot", boot_disk(), node)
         made = Machine(kubevirt, name, qemu=qemu)
         try:
             yield made
@@ -36,14 +42,17 @@ def machine(
 
 @contextlib.contextmanager
 def nothing_left(kubevirt: KubeVirt, deadline_s: float = 60.0) -> Iterator[None]:
-    """Nothing of any machine or volume is there before a block, nothing after it."""
-    deployment = kubevirt.deployment
-    deployment.wait_ready()
-    deployment.wait_clean()
-    census.wait_nothing(deployment)
+    """Nothing of any machine or volume is there before a block, nothing after it, on any node."""
+    deployments = kubevirt.deployments.values()
+    for each in deployments:
+        each.wait_ready()
+        each.wait_clean()
+        census.wait_nothing(each)
     yield
-    deployment.wait_ready()
+    for each in deployments:
+        each.wait_ready()
     kubevirt.cluster.kubectl("delete", "vmvolume", "--all", "--wait=false")
-    deployment.sweep()
-    deployment.wait_clean(deadline_s)
-    census.wait_nothing(deployment, deadline_s)
+    kubevirt.deployment.sweep()
+    for each in deployments:
+        each.wait_clean(deadline_s)
+        census.wait_nothing(each, deadline_s)

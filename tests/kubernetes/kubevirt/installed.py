@@ -26,27 +26,36 @@ _imported: set[Path] = set()
 
 
 @contextlib.contextmanager
-def installed(deployment: Deployment) -> Iterator[None]:
-    """Installs it for the duration of a block. KubeVirt's own kinds have to be there."""
-    cluster = deployment.cluster
+def installed(*deployments: Deployment) -> Iterator[None]:
+    """Installs it on these nodes for the duration of a block. KubeVirt's kinds have to be there."""
+    cluster = deployments[0].cluster
+    for deployment in deployments:
+        _import(deployment)
+    for manifest in MANIFESTS:
+        cluster.apply(FOLDER / manifest)
+    cluster.wait("crd/vmvolumes.virtlun.dev", "condition=Established")
+    parts = [deployment.parts[PART] for deployment in deployments]
+    plain = [part.container for part in parts]
+    for deployment, part in zip(deployments, parts, strict=True):
+        arguments = [*part.container.arguments, *_more(deployment)]
+        part.container = replace(part.container, arguments=arguments)
+        _restart(deployment)
+    try:
+        yield
+    finally:
+        for deployment, part, before in zip(deployments, parts, plain, strict=True):
+            part.container = before
+            _restart(deployment)
+        for manifest in reversed(MANIFESTS):
+            cluster.kubectl("delete", "--ignore-not-found", "-f", FOLDER / manifest)
+
+
+def _import(deployment: Deployment) -> None:
+    """Gives a node the sidecar's image, once."""
     image = deployment.node.folder / "virtlun.tar"
     if image not in _imported:
         deployment.node.import_image(program_image(image))
         _imported.add(image)
-    for manifest in MANIFESTS:
-        cluster.apply(FOLDER / manifest)
-    cluster.wait("crd/vmvolumes.virtlun.dev", "condition=Established")
-    part = deployment.parts[PART]
-    plain = part.container
-    part.container = replace(plain, arguments=[*plain.arguments, *_more(deployment)])
-    _restart(deployment)
-    try:
-        yield
-    finally:
-        part.container = plain
-        _restart(deployment)
-        for manifest in reversed(MANIFESTS):
-            cluster.kubectl("delete", "--ignore-not-found", "-f", FOLDER / manifest)
 
 
 def _more(deployment: Deployment) -> list[str]:

@@ -7,6 +7,7 @@ is a busybox with the machine's own QEMU bound into it; the launcher itself is t
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -173,7 +174,10 @@ def launcher_pod(
             "restartPolicy": "Never",
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": grace + 2 * GRACE_PADDING_S,
-            "nodeSelector": {"kubevirt.io/schedulable": "true"},
+            "nodeSelector": {
+                "kubevirt.io/schedulable": "true",
+                **vmi["spec"].get("nodeSelector", {}),
+            },
             "securityContext": {
                 "fsGroup": NON_ROOT,
                 "runAsUser": NON_ROOT,
@@ -184,6 +188,24 @@ def launcher_pod(
             "volumes": volumes,
         },
     }
+
+
+def migration_target(pod: Mapping[str, Any], vmi: Mapping[str, Any], migration: str) -> Any:
+    """Returns a launcher pod as the one that a running VM is to migrate to, on another node.
+
+    `migration` is the name and, here, the uid of the VirtualMachineInstanceMigration.
+    """
+    made = copy.deepcopy(dict(pod))
+    made["metadata"]["labels"]["kubevirt.io/migrationJobUID"] = migration
+    made["metadata"]["annotations"]["kubevirt.io/migrationJobName"] = migration
+    apart = {
+        "labelSelector": {"matchLabels": {"kubevirt.io/created-by": vmi["metadata"]["uid"]}},
+        "topologyKey": "kubernetes.io/hostname",
+    }
+    made["spec"]["affinity"] = {
+        "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}
+    }
+    return made
 
 
 def _sidecars(requested: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -1,79 +1,88 @@
-"""virt-controller, virt-handler and virt-launcher, as far as a storage driver meets them.
+"""virt-controller and virt-handler, as far as a storage driver meets them.
 
 `KubeVirt` is the installation: its kinds, its plugins, its node hooks. `Machine` is one VM, moved
 step by step as KubeVirt's control loops do, so that a test can stop or crash anything between two
-steps. The order and the arguments are KubeVirt v1.9's (pkg/virt-handler/vm.go,
-pkg/virt-launcher/virtwrap/manager.go); `legacy` is 1.8 without plugins, with a v1alpha3 sidecar.
+steps. The order and the arguments are KubeVirt v1.9's (pkg/virt-handler/vm.go); `legacy` is 1.8
+without plugins, with a v1alpha3 sidecar. When a node hook is called, and with which instance:
+
+| hook point | when | instance |
+| --- | --- | --- |
+| PreVMStart | in each pass, before virt-launcher's SyncVMI, until it is Running | `handled` |
+| PostVMStart | once, after the status became Running; a failure does not undo that | as it is |
+| PreVMStop | in each pass over a domain that is to end, before it is told to | as it is |
+| PostVMStop | in each pass over an instance that has ended and has no live domain | as it is |
+| the three of migrations | see `migration` | |
 """
 
 from __future__ import annotations
 
 import copy
 import json
-import os
-import shlex
 import time
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.kubernetes.cluster import NODE, Cluster
+from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.driver import Deployment
 from tests.kubernetes.images import BUSYBOX_IMAGE
 from tests.kubernetes.kubevirt import domain as domains
 from tests.kubernetes.kubevirt import objects, wire
-from tests.kubernetes.kubevirt.compute import Compute
 from tests.kubernetes.kubevirt.conditions import Conditions
+from tests.kubernetes.kubevirt.launcher import Launcher, seconds
 from tests.kubernetes.kubevirt.wire import HookError
-from tests.kubernetes.sandbox import wait_for
-from tests.support.agent import Agent, GuestError
+from tests.support.agent import Agent
 from tests.support.libvirtd import VirshError
 
 VMI = "virtualmachineinstance"
-NAMESPACE = "default"
 RETRY_S = 1.0
 START_DEADLINE_S = 120.0
-#: The guest's firmware and kernel run in software.
-BOOT_DEADLINE_S = 300.0
-HOOK_S = 30.0
-READY_S = 30.0
-QEMU_LOG_BYTES = 3000
 
 
 class KubeVirt:
     """KubeVirt on a cluster."""
 
-    def __init__(self, cluster: Cluster, deployment: Deployment) -> None:
-        """Installs its kinds, and makes the node one that virtual machines may run on."""
+    def __init__(self, cluster: Cluster, *deployments: Deployment) -> None:
+        """Installs its kinds, and makes our driver's nodes ones that virtual machines may run on.
+
+        The first node is the cluster's own.
+        """
         self.cluster = cluster
-        self.deployment = deployment
+        self.deployment = deployments[0]
+        self.deployments = {one.node.name: one for one in deployments}
         #: It is 1.8, which knows no plugins.
         self.legacy = False
+        #: The node hooks that virt-handlers have called: hook point and node.
+        self.called: list[tuple[str, str]] = []
         self._conditions = Conditions(cluster)
         for definition in objects.definitions():
             cluster.apply(json.dumps(definition))
             name = definition["metadata"]["name"]
             cluster.wait(f"crd/{name}", "condition=Established")
-        cluster.kubectl("label", "node", NODE, "kubevirt.io/schedulable=true", "--overwrite")
+        for node in self.deployments:
+            cluster.kubectl("label", "node", node, "kubevirt.io/schedulable=true", "--overwrite")
 
-    def hooks(self, kind: str, vmi: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yields plugins' names and their hooks for an instance, in the order of their calls.
+    def hooks(self, kind: str, vmi: Mapping[str, Any]) -> Iterator[tuple[str, int, dict[str, Any]]]:
+        """Yields plugins' names and their numbered hooks for an instance, in their calls' order.
 
-        `kind` is nodeHooks or domainHooks.
+        `kind` is nodeHooks or domainHooks. Each hook has its failureStrategy, which a domain hook
+        may have from its plugin.
         """
         if self.legacy:
             return
         found = self.cluster.items(f"plugins.{objects.PLUGIN_GROUP}")
         for plugin in sorted(found, key=lambda plugin: str(plugin["metadata"]["name"])):
-            for hook in plugin["spec"].get(kind, []):
-                wanted = (plugin["spec"].get("condition", ""), hook.get("condition", ""))
+            spec = plugin["spec"]
+            otherwise = spec.get("failureStrategy") if kind == "domainHooks" else None
+            for number, hook in enumerate(spec.get(kind, [])):
+                wanted = (spec.get("condition", ""), hook.get("condition", ""))
                 if all(self._conditions.hold(one, vmi) for one in wanted):
-                    yield plugin["metadata"]["name"], hook
+                    strategy = hook.get("failureStrategy") or otherwise or "Fail"
+                    yield plugin["metadata"]["name"], number, {**hook, "failureStrategy": strategy}
 
-    def place(self, path: str) -> Path:
-        """Returns where a path of the node is in truth; KeyError where it is not known."""
-        deployment = self.deployment
+    def place(self, path: str, node: str) -> Path:
+        """Returns where a path of a node is in truth; KeyError where it is not known."""
+        deployment = self.deployments[node]
         host = {
             "/var/lib/kubelet": deployment.node.kubelet_dir,
             "/run/virtlun": deployment.run_dir,
@@ -84,19 +93,20 @@ class KubeVirt:
                 return Path(place) / Path(path).relative_to(prefix)
         raise KeyError(f"there is no place here for {path}")
 
-    def node_hooks(self, point: str, vmi: dict[str, Any]) -> None:
-        """Calls the node hooks of every plugin; HookError where one fails that must not."""
-        for name, hook in self.hooks("nodeHooks", vmi):
+    def node_hooks(self, point: str, vmi: Mapping[str, Any], node: str) -> None:
+        """Calls every plugin's node hooks of a node; HookError where one fails that must not."""
+        words = json.dumps(vmi).encode()
+        for name, _, hook in self.hooks("nodeHooks", vmi):
             if point not in hook["permittedHooks"]:
                 continue
-            socket = self.place(hook["socket"])
+            socket = self.place(hook["socket"], node)
+            self.called.append((point, node))
             try:
-                wire.execute_node_hook(
-                    socket, point, json.dumps(vmi).encode(), NODE, _seconds(hook)
-                )
+                wire.execute_node_hook(socket, point, words, node, seconds(hook))
             except HookError as error:
-                if hook.get("failureStrategy") != "Ignore":
-                    raise HookError(f"node hook {point} from plugin {name}: {error}") from None
+                if hook["failureStrategy"] != "Ignore":
+                    text = f"node hook {point} from plugin {name} failed: {error}"
+                    raise HookError(text) from None
 
 
 class Machine:
@@ -108,14 +118,10 @@ class Machine:
         self.cluster = kubevirt.cluster
         self.name = name
         self.qemu = qemu
-        #: Short paths of what has long ones (108 bytes at most, unix(7)).
-        self.links = self.cluster.scratch / f"l-{name}"
-        self.compute: Compute | None = None
-        self.pod: dict[str, Any] = {}
+        self.launchers: list[Launcher] = []
+        """The one that the machine runs in is the last; a migration puts another one there."""
         self.failures: list[str] = []
         """What virt-handler said of passes that failed (its SyncFailed events)."""
-        self.runs = 0
-        self._hooks_found: list[Path] = []
 
     # virt-controller
 
@@ -127,25 +133,35 @@ class Machine:
 
     def create_pod(self) -> None:
         """Makes the launcher pod of the instance, and moves the instance on to Scheduled."""
-        vmi = self.vmi()
+        pod = self.pod_of(self.vmi())
+        made = self.cluster.kubectl(
+            *("create", "-f", "-", "-o", "name"), stdin=json.dumps(pod)
+        ).strip()
+        self.set(phase="Scheduling")
+        launcher = self.launched(made)
+        self.launchers.append(launcher)
+        self.set(
+            phase="Scheduled", nodeName=launcher.node, activePods={launcher.uid: launcher.node}
+        )
+        self.label("kubevirt.io/nodeName", launcher.node)
+        self.update_volumes()
+
+    def pod_of(self, vmi: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a launcher pod for an instance as virt-controller makes it."""
         modes = {claim: self._claim(claim)["spec"]["volumeMode"] for claim in self.claims()}
-        pod = objects.launcher_pod(
+        return objects.launcher_pod(
             vmi,
             modes,
             qemu=self.qemu,
             plugins=not self.kubevirt.legacy,
             image=BUSYBOX_IMAGE,
         )
-        made = self.cluster.kubectl(
-            *("create", "-f", "-", "-o", "name"), stdin=json.dumps(pod)
-        ).strip()
-        self._set(phase="Scheduling")
-        self.cluster.wait(made, "condition=Ready")
-        self.pod = self.cluster.get(made)
-        uid = self.pod["metadata"]["uid"]
-        self._set(phase="Scheduled", nodeName=NODE, activePods={uid: NODE})
-        self.cluster.kubectl("label", VMI, self.name, f"kubevirt.io/nodeName={NODE}", "--overwrite")
-        self.update_volumes()
+
+    def launched(self, pod: str) -> Launcher:
+        """Waits for a launcher pod (pod/NAME) to run."""
+        self.cluster.wait(pod, "condition=Ready")
+        volumes = {claim: self._claim(claim)["spec"]["volumeName"] for claim in self.claims()}
+        return Launcher(self.kubevirt, self.cluster.get(pod), volumes, self.qemu)
 
     def update_volumes(self) -> None:
         """Puts into the instance's status what its claims are now."""
@@ -166,7 +182,7 @@ class Machine:
                     },
                 }
             )
-        self._set(volumeStatus=status)
+        self.set(volumeStatus=status)
 
     def vmi(self) -> dict[str, Any]:
         """Returns the instance."""
@@ -179,14 +195,19 @@ class Machine:
     def _claim(self, name: str) -> dict[str, Any]:
         return dict(self.cluster.get("pvc", name))
 
-    def _set(self, **status: Any) -> None:
+    def set(self, **status: Any) -> None:
+        """Merges something into the instance's status; None takes a key away."""
         patch = json.dumps({"status": status})
         self.cluster.kubectl("patch", VMI, self.name, "--type=merge", "-p", patch)
+
+    def label(self, key: str, value: str) -> None:
+        """Gives the instance a label."""
+        self.cluster.kubectl("label", VMI, self.name, f"{key}={value}", "--overwrite")
 
     # virt-handler
 
     def handled(self) -> dict[str, Any]:
-        """Returns the instance as virt-handler gives it to hooks and to virt-launcher.
+        """Returns the instance as virt-handler gives it to virt-launcher, and to some hooks.
 
         Claims of mode Filesystem have become hostDisks in it (pkg/host-disk).
         """
@@ -207,14 +228,17 @@ class Machine:
 
     def pre_start(self) -> None:
         """The node hook of a pass over an instance that does not run yet."""
-        self.kubevirt.node_hooks("PreVMStart", self.handled())
+        self.kubevirt.node_hooks("PreVMStart", self.handled(), self.node)
 
     def sync(self) -> None:
         """One pass over an instance that does not run yet; HookError or VirshError if it fails."""
         self.pre_start()
         self.launch()
-        self._set(phase="Running")
-        self.kubevirt.node_hooks("PostVMStart", self.handled())
+        self.set(phase="Running")
+        try:
+            self.kubevirt.node_hooks("PostVMStart", self.vmi(), self.node)
+        except HookError as error:  # the next pass finds it running, and does not call it again
+            self.failures.append(str(error))
 
     def start(self, deadline_s: float = START_DEADLINE_S) -> Agent:
         """Makes all of it and passes over it until it runs; returns the booted guest's agent."""
@@ -223,195 +247,78 @@ class Machine:
 
     def run(self, deadline_s: float = START_DEADLINE_S) -> Agent:
         """Passes over the instance until it runs, as virt-handler does, and waits for its guest."""
+        self.run_domain(deadline_s)
+        return self.agent()
+
+    def run_domain(self, deadline_s: float = START_DEADLINE_S) -> None:
+        """Passes over the instance until its domain runs, with a guest in it or without."""
         end = time.monotonic() + deadline_s
         while True:
             try:
                 self.sync()
-                break
+                return
             except (HookError, VirshError) as error:
                 self.failures.append(str(error))
                 if time.monotonic() > end:
                     raise
                 time.sleep(RETRY_S)
-        return self.agent()
-
-    # virt-launcher
 
     def launch(self) -> None:
-        """What virt-launcher does when it is told to sync: define the domain, then start it."""
-        compute = self.container()
-        vmi = self.handled()
-        state = compute.state(self.domain)
-        if not state:
-            self._define(vmi)
-            state = compute.state(self.domain)
-        if state == "shut off":
-            compute.virsh("start", self.domain)
-            self.runs += 1
-
-    def container(self) -> Compute:
-        """Returns the compute container with its libvirtd, started if it does not run."""
-        if self.compute is None:
-            folder = self.folder
-            volumes = {claim: self._claim(claim)["spec"]["volumeName"] for claim in self.claims()}
-            self.links.mkdir(exist_ok=True)
-            number = len(list(self.cluster.scratch.glob(f"c-{self.name}-*")))
-            self.compute = Compute(
-                self.kubevirt.deployment.box,
-                self.cluster.scratch / f"c-{self.name}-{number}",
-                self.pod,
-                folder,
-                volumes,
-                self.qemu,
-            )
-            for place, source in self.compute.mounted.items():
-                link = self.links / Path(place).name
-                link.unlink(missing_ok=True)
-                link.symlink_to(source)
-            private = self.links / "kubevirt-private" / self.uid
-            private.mkdir(exist_ok=True)
-            os.chown(private, objects.NON_ROOT, objects.NON_ROOT)
-            self._make_host_disks()
-            self._hooks_found = self._collect() if self.kubevirt.legacy else []
-        return self.compute
-
-    def _make_host_disks(self) -> None:
-        """Makes disk.img, sparse, in claims of mode Filesystem that have none (pkg/host-disk)."""
-        assert self.compute is not None
-        for volume in self.handled()["spec"].get("volumes", []):
-            if "hostDisk" not in volume:
-                continue
-            inside = Path(volume["hostDisk"]["path"])
-            folder = self.compute.mounted[str(inside.parent)]
-            file = shlex.quote(str(folder / inside.name))
-            free = f"$(($(stat -f -c '%a * %S' {shlex.quote(str(folder))}) >> 20))M"
-            owner = f"{objects.NON_ROOT}:{objects.NON_ROOT}"
-            script = f"[ -e {file} ] || truncate -s {free} {file}; chown {owner} {file}"
-            self.kubevirt.deployment.box.run("sh", "-ec", script)
-
-    def _collect(self) -> list[Path]:
-        """Asks each legacy sidecar for its hook points; virt-launcher is not ready before."""
-        wanted = [one["name"] for one in self.pod["spec"]["containers"] if "hook-" in one["name"]]
-        found = []
-        for name in wanted:
-            folder = self.links / "kubevirt-hooks" / name
-            socket = wait_for(partial(_first, folder), f"the socket of {name}", seconds=READY_S)
-            info = wait_for(partial(_info, socket), f"{name} to answer", seconds=READY_S)
-            assert "v1alpha3" in info.versions, info
-            found.append(socket)
-        return found
-
-    def _define(self, vmi: dict[str, Any]) -> None:
-        """Makes the domain and defines it, two or three times, with the hooks each time."""
-        wanted = domains.convert(vmi)
-        interfaces = len(wanted.findall("devices/interface"))
-        compute = self.container()
-        count = domains.placeholders(interfaces)
-        if count:
-            self._define_once(domains.with_placeholders(wanted, count), vmi)
-            wanted = domains.read_back(wanted, self._inactive())
-        wanted = self._define_once(wanted, vmi)
-        if not count:
-            wanted = domains.read_back(wanted, self._inactive())
-        self._define_once(domains.with_ports(wanted, interfaces), vmi)
-        assert compute.state(self.domain) == "shut off"
-
-    def _define_once(self, wanted: domains.Element, vmi: dict[str, Any]) -> domains.Element:
-        """Calls the domain hooks and defines the result; returns what KubeVirt keeps of it."""
-        text = domains.encode(wanted)
-        words = json.dumps(vmi).encode()
-        for socket in self._hooks_found:
-            text = wire.on_define_domain(socket, text, words)
-        for name, hook in self.kubevirt.hooks("domainHooks", vmi):
-            inside = Path(hook["sidecar"]["socketPath"])
-            base = Path(objects.PLUGIN_SOCKETS) / name
-            if not inside.is_relative_to(base):
-                raise HookError(f"invalid socket path: {inside} is outside {base}")
-            socket = self.links / "kubevirt-plugin" / inside.relative_to(objects.PLUGIN_SOCKETS)
-            wire.wait_for_socket(socket, READY_S)
-            try:
-                text = wire.mutate_domain(socket, text, words, _seconds(hook))
-            except HookError as error:
-                if hook.get("failureStrategy") != "Ignore":
-                    raise HookError(f"plugin {name}: {error}") from None
-        mutated = domains.parse(text)
-        # legacy: what the sidecar said is defined as it is; plugins: as libvirtxml writes it
-        self.container().define(text if self._hooks_found else domains.encode(mutated))
-        return domains.as_spec(mutated)
-
-    def _inactive(self) -> str:
-        return self.container().virsh("dumpxml", "--inactive", self.domain)
+        """What virt-launcher does when it is told to sync."""
+        self.launcher.sync(self.handled())
 
     # What there is
 
     @property
+    def launcher(self) -> Launcher:
+        """What it runs in."""
+        return self.launchers[-1]
+
+    @property
+    def pod(self) -> dict[str, Any]:
+        """The launcher pod."""
+        return self.launcher.pod
+
+    @property
     def uid(self) -> str:
         """The instance's uid."""
-        return str(self.pod["metadata"]["labels"]["kubevirt.io/created-by"])
+        return self.launcher.machine_uid
 
     @property
     def pod_uid(self) -> str:
         """The launcher pod's uid."""
-        return str(self.pod["metadata"]["uid"])
+        return self.launcher.uid
 
     @property
-    def domain(self) -> str:
-        """The domain's name."""
-        return f"{NAMESPACE}_{self.name}"
+    def node(self) -> str:
+        """The node that it runs on."""
+        return self.launcher.node
 
     @property
-    def folder(self) -> Path:
-        """kubelet's directory of the launcher pod."""
-        return self.cluster.kubelet_dir / "pods" / self.pod_uid
+    def runs(self) -> int:
+        """How often its launcher has started it."""
+        return self.launcher.runs
 
     def xml(self) -> domains.Element:
         """Returns the running domain."""
-        return domains.parse(self.container().virsh("dumpxml", self.domain).encode())
+        return self.launcher.xml()
 
     def agent(self) -> Agent:
         """Returns the command channel into the guest, once it has booted."""
-        agent = Agent(self.links / "kubevirt-private" / self.uid / "agent")
-        try:
-            agent.wait_ready(BOOT_DEADLINE_S)
-        except GuestError as error:
-            log = self.container().qemu_log(self.domain)[-QEMU_LOG_BYTES:]
-            raise GuestError(f"{error}\nIts console:\n{self.console()}\nQEMU:\n{log}") from error
-        return agent
-
-    def console(self) -> str:
-        """Returns the end of what the guest printed."""
-        path = self.links / "kubevirt-private" / self.uid / "virt-serial0-log"
-        return path.read_text(errors="replace")[-2000:] if path.exists() else ""
+        return self.launcher.agent()
 
     # Its end
 
     def stop(self) -> None:
         """What follows when its VirtualMachine has been deleted; returns when nothing is left."""
         for _ in range(2):  # virt-handler says it on each pass, until the domain is gone
-            self.kubevirt.node_hooks("PreVMStop", self.handled())
-        self.end_domain()
-        self._set(phase="Succeeded")
-        self.kubevirt.node_hooks("PostVMStop", self.handled())
-        self.end_launcher()
+            self.kubevirt.node_hooks("PreVMStop", self.vmi(), self.node)
+        self.launcher.end_domain()
+        self.set(phase="Succeeded")
+        for _ in range(2):  # and this one, until the instance is gone
+            self.kubevirt.node_hooks("PostVMStop", self.vmi(), self.node)
+        self.launcher.end()
         self.finish()
-
-    def end_domain(self) -> None:
-        """Ends the guest; it has no ACPI daemon, so it is the grace period's end that does it."""
-        assert self.compute is not None
-        if self.compute.state(self.domain) == "running":
-            self.compute.virsh("destroy", self.domain)
-        self.compute.virsh("undefine", self.domain)
-        for socket in self._hooks_found:
-            wire.shutdown(socket)
-
-    def end_launcher(self) -> None:
-        """Ends the compute container, and with it QEMU if that still runs; deletes the pod."""
-        if self.compute is not None:
-            self.compute.stop()
-            self.compute = None
-        if self.pod:
-            self.cluster.delete("pod", self.pod["metadata"]["name"], wait=False)
-            self.cluster.wait(f"pod/{self.pod['metadata']['name']}", "delete")
 
     def finish(self) -> None:
         """Lets the instance go, which virt-controller does when the pod is gone."""
@@ -422,28 +329,9 @@ class Machine:
     def close(self) -> None:
         """Ends whatever is left of it; safe at any point."""
         self.cluster.delete("virtualmachine", self.name, wait=False)
-        if self.compute is not None:
-            self.compute.stop()
-            self.compute = None
+        for launcher in self.launchers:
+            launcher.stop()
         selector = f"vm.kubevirt.io/name={self.name}"
         words = ("pod", "-l", selector, "--grace-period=1")
         self.cluster.kubectl("delete", *words, check=False)
         self.finish()
-
-
-def _seconds(hook: dict[str, Any]) -> float:
-    """Returns a hook's time, of a form such as 30s or 1m30s."""
-    text = hook.get("timeout", "")
-    minutes, _, rest = text.rpartition("m")
-    return (float(minutes or 0) * 60 + float(rest.removesuffix("s") or 0)) if text else HOOK_S
-
-
-def _first(folder: Path) -> Path | None:
-    return next(folder.glob("*"), None)
-
-
-def _info(socket: Path) -> Any:
-    try:
-        return wire.info(socket)
-    except HookError:
-        return None

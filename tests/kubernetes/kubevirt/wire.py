@@ -134,8 +134,13 @@ def execute_node_hook(socket: Path, point: str, vmi: bytes, node: str, deadline_
     )
 
 
-def mutate_domain(socket: Path, domain: bytes, vmi: bytes, deadline_s: float) -> bytes:
-    """What virt-launcher asks of a plugin's sidecar before it defines a domain to boot."""
+def mutate_domain(
+    socket: Path, domain: bytes, vmi: bytes, context: str, deadline_s: float
+) -> bytes:
+    """What virt-launcher asks of a plugin's sidecar before it defines a domain.
+
+    `context` is Boot, or MigrationTarget where it only gets ready for one that comes.
+    """
     answer = call(
         socket,
         f"{PLUGIN}.DomainHookService/MutateDomain",
@@ -145,7 +150,7 @@ def mutate_domain(socket: Path, domain: bytes, vmi: bytes, deadline_s: float) ->
             "domain_type": "libvirt",
             "domain": domain,
             "vmi": vmi,
-            "sidecar_context": {"invocation_context": "Boot"},
+            "sidecar_context": {"invocation_context": context},
         },
         deadline_s=deadline_s,
         dial_s=5.0,
