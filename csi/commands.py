@@ -15,7 +15,7 @@ def run(*command: str, ok: tuple[int, ...] = (0,)) -> subprocess.CompletedProces
 
     Raises:
         HostError: a status not in `ok`, no end within DEADLINE_S seconds, or no such program; the
-            text carries its last words.
+            text carries its last words, in one line.
     """
     try:
         done = subprocess.run(
@@ -32,6 +32,6 @@ def run(*command: str, ok: tuple[int, ...] = (0,)) -> subprocess.CompletedProces
     except OSError as error:
         raise HostError(f"{command[0]} cannot be run: {error}") from error
     if done.returncode not in ok:
-        words = (done.stderr.strip() or done.stdout.strip())[-WORDS_BYTES_MAX:]
+        words = " ".join((done.stderr.strip() or done.stdout).split())[-WORDS_BYTES_MAX:]
         raise HostError(f"`{' '.join(command)}` ended with status {done.returncode}: {words}")
     return done

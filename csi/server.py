@@ -29,7 +29,17 @@ GRACE_S = 20.0
 PATH_BYTES_MAX = 107
 """sockaddr_un.sun_path without its NUL."""
 EXPECTED = {Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.ALREADY_EXISTS, Code.ABORTED}
-QUIET = {"Probe", "GetPluginInfo", "NodeGetCapabilities", "ControllerGetCapabilities", "GetInfo"}
+QUIET = {
+    "ControllerGetCapabilities",
+    "GetCapacity",
+    "GetInfo",
+    "GetPluginCapabilities",
+    "GetPluginInfo",
+    "NodeGetCapabilities",
+    "NodeGetVolumeStats",
+    "Probe",
+}
+"""Asked all the time, of nothing that happens: done is worth a line at level debug only."""
 ID_FIELDS = ("volume_id", "name", "target_path", "staging_target_path", "volume_path")
 
 log = structlog.get_logger()

@@ -79,6 +79,8 @@ def test_what_a_device_holds(tmp_path: Path) -> None:
 def test_a_failed_command_says_its_last_words() -> None:
     with pytest.raises(HostError, match=r"ls.*status 2.*/nonexistent"):
         run("ls", "/nonexistent")
+    with pytest.raises(HostError, match=r"one two$"):
+        run("sh", "-c", "printf 'one\n\ttwo\n' >&2; exit 1")
     with pytest.raises(HostError, match="nonsense"):
         run("nonsense")
 
