@@ -9,12 +9,22 @@ import time
 from rich.console import Console
 
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.driver import EXAMPLES, Deployment
+from tests.kubernetes.driver import EXAMPLES, NAMESPACE, Deployment
+from tests.kubernetes.kubevirt.claims import claim, events
 from tests.kubernetes.kubevirt.demo import MachineStory
 from tests.kubernetes.sandbox import wait_for
 from tests.kubernetes.tools import ToolsError, build
 
 OUT = Console(highlight=False, soft_wrap=True)
+SIZE = ("blockdev", "--getsize64", "/dev/virtlun")
+WRITE = "yes '{}' | dd of=/dev/virtlun bs=4096 count=1 conv=fsync iflag=fullblock"
+READ = "dd if=/dev/virtlun bs=4096 count=1 iflag=direct 2>/dev/null | head -n 1"
+BAD_CLASS = """\
+apiVersion: storage.k8s.io/v1
+kind: StorageClass
+metadata: {name: bad}
+provisioner: csi.virtlun.dev
+"""
 
 
 class Story:
@@ -33,24 +43,104 @@ class Story:
 
     def growth(self) -> str:
         """The claim asks for more: the file system grows under the running pod"""
-        patch = '{"spec":{"resources":{"requests":{"storage":"600Mi"}}}}'
-        self.cluster.kubectl("patch", "pvc", "data", "-p", patch)
-        self.cluster.wait("pvc/data", "jsonpath={.status.capacity.storage}=600Mi")
+        self.grow("data", "600Mi")
         return self.cluster.execute("writer", "df", "-h", "/data")
 
+    def grow(self, name: str, size: str) -> None:
+        """Asks for more and waits until it is there."""
+        patch = f'{{"spec":{{"resources":{{"requests":{{"storage":"{size}"}}}}}}}}'
+        self.cluster.kubectl("patch", "pvc", name, "-p", patch)
+        self.cluster.wait(f"pvc/{name}", f"jsonpath={{.status.capacity.storage}}={size}")
+
     def block(self) -> str:
-        """A raw block device in a pod"""
+        """A claim that is bound at once, a raw block device in a pod; it grows there"""
         self.cluster.apply(EXAMPLES / "pod-block.yaml")
+        self.cluster.wait_phase("pvc/disk", "Bound")
         self.cluster.wait("pod/raw", "condition=Ready")
-        size = self.cluster.execute("raw", "blockdev", "--getsize64", "/dev/virtlun")
-        return f"/dev/virtlun has {size.strip()} bytes"
+        before = self.cluster.execute("raw", *SIZE).strip()
+        self.grow("disk", "128Mi")
+        after = self.cluster.execute("raw", *SIZE).strip()
+        return f"/dev/virtlun had {before} bytes and has {after}"
+
+    def ephemeral(self) -> str:
+        """A volume that is a part of its pod: it comes and goes with it"""
+        manifest = EXAMPLES / "pod-ephemeral.yaml"
+        self.cluster.apply(manifest)
+        self.cluster.wait("pod/scratch", "condition=Ready")
+        said = self.cluster.kubectl("get", "pvc", "scratch-scratch")
+        self.cluster.delete("-f", str(manifest))
+        self.cluster.wait("pvc/scratch-scratch", "delete")
+        return f"{said}gone with the pod"
+
+    def shared(self) -> str:
+        """One block device in two pods at once (ReadWriteMany)"""
+        manifest = EXAMPLES / "pods-shared-block.yaml"
+        self.cluster.apply(manifest)
+        for pod in ("left", "right"):
+            self.cluster.wait(f"pod/{pod}", "condition=Ready")
+        self.cluster.execute("left", "sh", "-c", WRITE.format("from the left"))
+        said = self.cluster.execute("right", "sh", "-c", READ)
+        self.cluster.delete("-f", str(manifest))
+        return f"the right one reads: {said}"
+
+    def capacity(self) -> str:
+        """What the scheduler is told of the node's free space"""
+        columns = "CLASS:.storageClassName,FREE:.capacity,NODE:.nodeTopology.matchLabels"
+        words = ("get", "csistoragecapacities", "-n", NAMESPACE, "-o", f"custom-columns={columns}")
+        found = wait_for(
+            lambda: self.cluster.kubectl(*words, check=False).splitlines()[1:],
+            "the capacity objects",
+            seconds=60,
+        )
+        return "\n".join(found)
+
+    def refused(self) -> str:
+        """A class without lvstore: the claim's events say what is wrong"""
+        with (
+            self.cluster.applied(BAD_CLASS),
+            self.cluster.applied(claim("bad", storage_class="bad")),
+        ):
+            return str(
+                wait_for(
+                    lambda: next(
+                        (
+                            line
+                            for line in events(self.cluster, "bad").splitlines()
+                            if "lvstore" in line
+                        ),
+                        "",
+                    ),
+                    "the event",
+                    seconds=60,
+                )
+            )
 
     def crash(self) -> str:
-        """The driver is killed with -9: pods do not notice, and it comes back"""
+        """The driver is killed with -9 while it makes a volume: no pod notices, the claim is bound"""  # noqa: E501
+        driver = self.deployment.parts["virtlun-csi"]
+        before = driver.restarts
+        begun = self.deployment.asked("CreateVolume")
+        self.cluster.apply(claim("made", storage_class="virtlun-immediate"))
+        wait_for(begun, "the call", seconds=60, pause_s=0.002)
         self.deployment.kill("virtlun-csi")
         said = self.cluster.execute("writer", "sh", "-c", "echo still here > /data/f; cat /data/f")
         self.deployment.wait_ready()
-        return said
+        self.cluster.wait_phase("pvc/made", "Bound")
+        return f"the pod: {said}restarts of the driver: {driver.restarts - before}; pvc/made: Bound"
+
+    def target(self) -> str:
+        """The target is killed: I/O errors, no hang; what was written is there for a new pod"""
+        self.cluster.execute("raw", "sh", "-c", WRITE.format("safe"))
+        with self.deployment.without("virtlun-target"):
+            lost = self.cluster.execute(
+                "raw", "sh", "-c", f"{{ {WRITE.format('lost')}; }} 2>&1 | tail -n 1", check=False
+            )
+        self.deployment.wait_ready()
+        self.cluster.delete("pod", "raw")
+        _, pod = (EXAMPLES / "pod-block.yaml").read_text().split("\n---\n")
+        self.cluster.apply(pod)
+        self.cluster.wait("pod/raw", "condition=Ready")
+        return f"{lost}the new pod reads: {self.cluster.execute('raw', 'sh', '-c', READ)}"
 
     def look(self) -> str:
         """What Kubernetes and the target say of it"""
@@ -89,7 +179,8 @@ def main() -> int:
         with deployment, MachineStory(cluster, deployment) as machine:
             story = Story(cluster, deployment)
             steps = (
-                *(story.file_system, story.growth, story.block, story.crash),
+                *(story.file_system, story.growth, story.block, story.ephemeral, story.shared),
+                *(story.capacity, story.refused, story.crash, story.target),
                 *(machine.install, machine.fill, machine.boot, machine.attach),
                 *(machine.growth, machine.release, machine.end, story.look, story.end),
             )
