@@ -12,9 +12,9 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use uuid::Uuid;
 
-/// How long an operation on an lvstore waits for those before it: longer than a disk takes to give an
-/// I/O up.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long an operation on an lvstore waits for those before it: clients wait 30 s for an answer, and
+/// are to hear that nothing was done.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Shared {
     registry: Registry,

@@ -26,7 +26,7 @@ pub const MAX_NAME: usize = 64;
 /// keeps what it needs: memory of a VM is never unmapped, and a bdev never closed, before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
-    /// By a method of [`Controllers`].
+    /// By a method of [`Controllers`]. Shorter than its caller's, who is to hear how it went.
     pub method: Duration,
     /// By a message of a VM: a stop of its rings, a change of its memory. Its QEMU stands still
     /// meanwhile; then its session ends. Longer than disks take to give a request up.
@@ -35,7 +35,7 @@ pub struct Patience {
 
 impl Default for Patience {
     fn default() -> Self {
-        Patience { method: Duration::from_secs(30), message: Duration::from_secs(120) }
+        Patience { method: Duration::from_secs(25), message: Duration::from_secs(120) }
     }
 }
 
