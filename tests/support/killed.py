@@ -4,6 +4,7 @@ A step is what changes something outside of the driver: a call of the target, a 
 a loop device made, grown or given up. FILE says where to end, once: `before STEP` or `after STEP`
 with the first words of a step's name, or `before N` for the Nth step from now on. It is removed
 then, and may be written again at any time. So a test needs no luck to hit the middle of a call.
+With `before N PID` another process is killed at that moment, such as the target.
 
 The driver itself is the one that users run; only what it calls is watched.
 """
@@ -25,7 +26,7 @@ from csi.hostdevice import loopctl
 from pydataplane.client import Client
 
 READS = re.compile(r"_get_|_list$|^blkid$")
-COUNTED = re.compile(r"before ([0-9]+)")
+COUNTED = re.compile(r"before (?P<more>[0-9]+)(?P<victim> [0-9]+)?")
 STEP = "step"
 
 
@@ -74,11 +75,12 @@ class Fuse:
         except FileNotFoundError:
             return
         counted = COUNTED.fullmatch(wanted)
-        if counted and point.startswith("before ") and (more := int(counted[1])) > 1:
-            self._file.write_text(f"before {more - 1}")
+        victim = (counted and counted["victim"]) or ""
+        if counted and point.startswith("before ") and (more := int(counted["more"])) > 1:
+            self._file.write_text(f"before {more - 1}{victim}")
         elif point.startswith("before ") if counted else f"{point} ".startswith(f"{wanted} "):
             self._file.unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(int(victim or os.getpid()), signal.SIGKILL)
 
 
 def main() -> None:

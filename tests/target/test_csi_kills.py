@@ -1,4 +1,4 @@
-"""The driver killed with -9 before each step of a volume's life, which then goes on where it was.
+"""Driver or target killed with -9 before each step of a volume's life, which then goes on.
 
 A step is whatever changes something: a call of the target, a command of the host, a loop device
 (see tests/support/killed.py). Whoever made the call that was cut off makes it again, to the driver
@@ -11,9 +11,10 @@ import itertools
 import os
 import signal
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import pytest
@@ -27,6 +28,7 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
 
 SIZE = 320 * MIB
 LARGER = 400 * MIB
+DEATH_S = 10.0
 SOME = b"some" * 1024
 FILES = {
     "bdev_lvol_create",
@@ -78,18 +80,59 @@ class Stubborn(Driver):
         return super().call(request)
 
 
-@pytest.fixture
-def driver(make_target: MakeTarget) -> Iterator[Stubborn]:
-    """A running driver with an lvstore of 1 GiB."""
+class Faithful(Driver):
+    """A driver whose caller makes a call again when the target runs again that it failed of."""
+
+    deaths = 0
+
+    def call(self, request: Message) -> Any:
+        """Makes a call, twice if need be."""
+        try:
+            return super().call(request)
+        except grpc.RpcError as error:
+            self.revive(error)
+        return super().call(request)
+
+    def revive(self, error: grpc.RpcError | None = None) -> None:
+        """Starts the target again if it is dead, else raises the error."""
+        assert self.target.process is not None
+        try:
+            self.target.process.wait(DEATH_S if error else 0)
+        except subprocess.TimeoutExpired:
+            if error:
+                raise error from None
+            return
+        self.target.kill9()
+        self.deaths += 1
+        self.target.start()
+
+
+Made = TypeVar("Made", Stubborn, Faithful)
+
+
+def run(make_target: MakeTarget, kind: type[Made]) -> Iterator[Made]:
+    """Runs a driver with an lvstore of 1 GiB."""
     target = make_target().start()
     target.make_lvstore(size=1024 * MIB)
-    made = Stubborn(target, target.directory)
+    made = kind(target, target.directory)
     made.fuse = target.directory / "kill-at"
     made.start()
     yield made
     status = made.stop()
     made.clear()
     assert status == 0, made.words()
+
+
+@pytest.fixture
+def driver(make_target: MakeTarget) -> Iterator[Stubborn]:
+    """A running driver that may die."""
+    yield from run(make_target, Stubborn)
+
+
+@pytest.fixture
+def faithful(make_target: MakeTarget) -> Iterator[Faithful]:
+    """A running driver whose target may die."""
+    yield from run(make_target, Faithful)
 
 
 def test_a_driver_killed_before_any_step_leaves_what_its_callers_complete(
@@ -134,8 +177,35 @@ def test_so_does_one_killed_over_the_socket_of_a_virtual_machine(driver: Stubbor
     assert _kill_everywhere(driver, live) == SOCKET
 
 
-def _kill_everywhere(driver: Stubborn, live: Callable[[str, Path, str], None]) -> set[str]:
-    """Kills the driver before each step of a life, one after the other, until there are no more.
+def test_a_target_killed_before_any_step_comes_back_to_what_the_same_calls_complete(
+    faithful: Faithful,
+) -> None:
+    """What a pod has of a volume when its target dies is lost to it: the next one gets the file."""
+
+    def live(name: str, fuse: Path, point: str) -> None:
+        faithful.revive()
+        fuse.write_text(f"{point} {faithful.target.pid}")
+        handle = faithful.create(name, SIZE, mount("xfs"), thin="true")
+        faithful.publish(handle, mount("xfs"))
+        faithful.revive()
+        _write_through(faithful.publish(handle, mount("xfs")) / "file")
+        faithful.unpublish(handle)
+        faithful.publish(handle, mount("xfs"), "next")
+        faithful.revive()
+        path = faithful.publish(handle, mount("xfs"), "next") / "file"
+        assert path.read_bytes() == SOME
+        faithful.unpublish(handle, "next")
+        faithful.unstage(handle)
+        faithful.delete(handle)
+        faithful.revive()
+
+    _kill_everywhere(faithful, live)
+
+
+def _kill_everywhere(
+    driver: Stubborn | Faithful, live: Callable[[str, Path, str], None]
+) -> set[str]:
+    """Kills before each step of a life, one after the other, until there are no more.
 
     Returns the names of the steps. There is nothing left after any of the lives.
     """
