@@ -41,10 +41,10 @@ def main(words: list[str] | None = None) -> int:
     scratch = scratch_directory()
     try:
         _tell(scratch, with_shell=arguments.shell)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as end:  # ^C, or one of the signals above
         shutil.rmtree(scratch, ignore_errors=True)
         OUT.print("\n[yellow]interrupted[/]; everything is removed")
-        return INTERRUPTED
+        return int(str(end.code)) if isinstance(end, SystemExit) else INTERRUPTED
     except Exception as error:
         _failed(scratch, error)
         return 1

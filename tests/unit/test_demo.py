@@ -129,14 +129,19 @@ def test_logs_are_kept_when_the_host_does_not_come_up(
     assert str(tmp_path / "demo/gateway.log") in said()
 
 
+@pytest.mark.parametrize(("how", "status"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
 def test_an_interrupt_leaves_nothing(
-    life: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    life: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    how: BaseException,
+    status: int,
 ) -> None:
     def interrupted(_: Story) -> str:
         """a step"""
-        raise KeyboardInterrupt
+        raise how
 
     monkeypatch.setattr(demo, "STEPS", (interrupted,))
-    assert demo.main([]) == 130
+    assert demo.main([]) == status
     assert life == ["closed"]
     assert not (tmp_path / "demo").exists()
