@@ -118,8 +118,7 @@ class NodeHook:
         It asks a sidecar at the target as for a start. Whether the machine has LUNs is not known
         there, and if it has, its guest would lose them.
         """
-        state = (vmi.object.get("status") or {}).get("migrationState") or {}
-        if state and not state.get("completed") and self._find_qemu(pod).vhost_user_scsi:
+        if vmi.migrating and self._find_qemu(pod).vhost_user_scsi:
             raise precondition(
                 f"virtual machine {vmi.namespace}/{vmi.name} cannot be migrated: this KubeVirt "
                 "asks no node whether the machine has its volumes as LUNs; stop it and start it "

@@ -188,6 +188,10 @@ def test_a_machine_migrates_when_it_has_no_luns_and_every_hook_point_is_called(
                 assert len(census.luns(source)) == 1
                 cluster.delete("vmvolume", "extra")
 
+            cluster.apply(claim("data2"))
+            cluster.apply(vm_volume("after", "bare", "data2"))
+            told = wait_phase(cluster, "after", "Pending")
+            assert "virtual machine bare is being migrated" in told["message"]
             migration.migrate()
             migration.finish()
             assert (vm.node, vm.launcher.state()) == (there, "running")
@@ -195,10 +199,9 @@ def test_a_machine_migrates_when_it_has_no_luns_and_every_hook_point_is_called(
             assert disk.get("type") == "vhostuser"
             assert census.census(source).controllers == ()
 
-            with cluster.applied(claim("data2")):
-                cluster.apply(vm_volume("after", "bare", "data2"))
-                assert wait_phase(cluster, "after", "Attached")["node"] == there
-                cluster.delete("vmvolume", "after")
+            assert wait_phase(cluster, "after", "Attached")["node"] == there
+            cluster.delete("vmvolume", "after")
+            cluster.delete("pvc", "data2")
             cluster.delete("virtualmachine", "bare", wait=False)
             vm.stop()
         finally:
