@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -155,6 +156,68 @@ def test_doctor_tells_whether_apparmor_lets_qemu_in(
     assert doctor._apparmor(folder).state == "ok"
 
 
+class Lvstores:
+    """A target that has these lvstores."""
+
+    def __init__(self, *stores: dict[str, object]) -> None:
+        self.stores = list(stores)
+
+    def call(self, method: str) -> list[dict[str, object]]:
+        assert method == "bdev_lvol_get_lvstores"
+        return self.stores
+
+
+def store(free: int, **more: object) -> dict[str, object]:
+    return {
+        "name": "lvs0",
+        "cluster_size": 1 << 20,
+        "free_clusters": free,
+        "total_data_clusters": 1024,
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("stores", "state", "words"),
+    [
+        ((store(512),), "ok", "lvs0 with 512 MiB free"),
+        ((store(8),), "warning", "virtlun lvstore resize lvs0 SIZE"),
+        ((), "warning", "virtlun lvstore create"),
+        ((store(512, stopped="a write failed"),), "failed", "lvs0 (a write failed)"),
+    ],
+)
+def test_doctor_tells_what_volumes_are_cut_from(
+    monkeypatch: pytest.MonkeyPatch, stores: tuple[dict[str, object], ...], state: str, words: str
+) -> None:
+    monkeypatch.setattr(doctor, "client", lambda _: Lvstores(*stores))
+    finding = doctor._lvstores(Path("/none"))
+    assert finding.state == state
+    assert words in finding.found + finding.advice
+
+
+def test_doctor_tells_whether_libvirtd_listens(tmp_path: Path) -> None:
+    path = tmp_path / "libvirt-sock"
+    finding = doctor._libvirtd(path)
+    assert finding.state == "failed" and "systemctl start libvirtd" in finding.advice
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen(1)
+        assert doctor._libvirtd(path).state == "ok"
+
+
+def test_doctor_tells_what_pods_block_devices_lack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = tmp_path / "fuse"
+    there.touch()
+    monkeypatch.setattr(doctor, "FACE_DEVICES", (there, tmp_path / "loop-control"))
+    finding = doctor._kernel_face()
+    assert finding.state == "warning" and "modprobe fuse loop" in finding.advice
+    assert "loop-control" in finding.found and str(there) not in finding.found
+    monkeypatch.setattr(doctor, "FACE_DEVICES", (there,))
+    assert doctor._kernel_face().state == "ok"
+
+
 def test_doctor_looks_at_all_that_attaching_stands_on(config: Path) -> None:
     done = CliRunner().invoke(main, ["--config", str(config), "doctor", "--json"])
     assert done.exit_code == 1, "there is no target"
@@ -162,6 +225,8 @@ def test_doctor_looks_at_all_that_attaching_stands_on(config: Path) -> None:
     for what in ("KVM", "QEMU", "vhost-user-scsi in QEMU", "libvirt", "shared memory"):
         assert what in found
     for what in ("huge pages", "permissions", "AppArmor", "gateway", "libvirt hook", "io_uring"):
+        assert what in found
+    for what in ("user", "libvirtd", "block devices for pods", "lvstores"):
         assert what in found
     assert found["target"]["state"] == "failed"
     for item in found.values():
