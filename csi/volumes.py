@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 from csi import DRIVER_NAME
 from csi.errors import Code, Failure, describe, not_found, precondition
@@ -47,6 +47,12 @@ class Owner:
     """NAMESPACE/NAME of the claim, or nothing."""
     parameters: str
     """Parameters.kept()."""
+
+    @classmethod
+    def parse(cls, text: str) -> Owner:
+        """Returns what a xattr says; what a newer driver wrote beside it is left out."""
+        found = json.loads(text)
+        return cls(**{field.name: found[field.name] for field in fields(cls)})
 
     def read(self) -> Parameters:
         """Returns the class's parameters at creation."""
@@ -246,7 +252,7 @@ def owner_of(volumes: Volumes, handle: str) -> Owner | None:
         if error.code != NO_DEVICE:
             raise
         return None
-    owner = Owner(**json.loads(text)) if text is not None else None
+    owner = Owner.parse(text) if text is not None else None
     return owner if owner is not None and owner.driver == DRIVER_NAME else None
 
 

@@ -112,6 +112,8 @@ class WaitingClaims:
                 if isinstance(error, UnreachableError):
                     time.sleep(self._retry_s)
                     self._queue.put(job)
+            except (LookupError, TypeError, ValueError):  # the others are still looked after
+                log.exception("a claim that waits for room makes no sense", job=str(job))
 
     def _look(self, cluster: Cluster, job: Asked) -> None:
         """Tells why, if nobody took the claim and it asks for more than there was."""

@@ -35,6 +35,14 @@ def test_its_owner_and_claim_stand_in_the_lvol(world: World) -> None:
     assert json.loads(noted["parameters"])["lvstore"] == LVSTORE
 
 
+def test_what_a_newer_driver_noted_beside_it_is_left_out(world: World) -> None:
+    volume = world.create()
+    notes = world.target.notes[volume.volume_id]
+    notes[OWNER_XATTR] = json.dumps(json.loads(notes[OWNER_XATTR]) | {"mood": "good"})
+    world.restart()
+    assert world.create() == volume
+
+
 @pytest.mark.parametrize("method", ["bdev_lvol_create", "virtlun_lvol_set_xattr"])
 def test_a_create_cut_off_anywhere_is_completed_by_the_next(world: World, method: str) -> None:
     world.target.fail[method] = TargetUnavailable("gone")

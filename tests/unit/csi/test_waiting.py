@@ -143,3 +143,14 @@ def test_outside_a_pod_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting.asked("shop/data", "lvs0", GIB)
     waiting.room("lvs0", 4 * GIB)
     assert not waiting._looked_at
+
+
+def test_a_claim_that_makes_no_sense_stops_nobody_else(
+    cluster: FakeCluster, waiting: WaitingClaims
+) -> None:
+    cluster.add("odd", "a lot")
+    cluster.add("data", "2Gi")
+    waiting.asked("shop/odd", "lvs0", GIB)
+    waiting.asked("shop/data", "lvs0", GIB)
+    until(lambda: cluster.said)
+    assert [name for name, _ in cluster.said] == ["data"]
