@@ -8,6 +8,7 @@ that libvirtd's socket, and where KVM does not work the example's VM runs withou
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -175,6 +176,24 @@ def test_each_example_disk_can_be_attached_to_the_example_vm(
         assert "Device attached successfully" in said and "Device detached successfully" in said
         assert volume in said, said
         assert re.search(r"vm +running +sda +lvs0/vm-root +0 +yes", said), said
+
+
+@pytest.mark.root
+@pytest.mark.vm
+def test_virtlun_domain_tells_of_a_vm_and_what_it_cannot_know(
+    session: str, checkout: Checkout
+) -> None:
+    path = f"export PATH=\"$PWD/.venv/bin:$PATH\" LIBVIRT_DEFAULT_URI='{GATEWAY}'\n"
+    shown = checkout.run(f"{path}virtlun domain show vm")
+    assert re.search(r"^controller +vm-", shown, re.MULTILINE), shown
+    assert re.search(r"^sda +lvs0/vm-root +0 +yes", shown, re.MULTILINE), shown
+    blind = checkout.run(f"{path}virtlun --socket /none domain list 2>&1")
+    assert "Warning: what the target serves is not known: no target answers on /none" in blind
+    assert re.search(r"lvs0/vm-root +0 +unknown", blind), blind
+    rows = json.loads(checkout.run(f"{path}virtlun --socket /none domain list --json 2>/dev/null"))
+    assert {(row["domain"], row["served"]) for row in rows} == {("vm", None)}
+    missing = checkout.run(f"{path}virtlun domain show none 2>&1 || true")
+    assert missing == "Error: there is no domain none: see `virsh list --all`\n"
 
 
 @pytest.mark.root
