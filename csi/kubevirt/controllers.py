@@ -32,6 +32,7 @@ from pydataplane.client import Client
 from pydataplane.errors import RpcError
 from pydataplane.volumes import EXISTS, NO_DEVICE, Volumes
 
+BUSY = -16
 PREFIX = "pod-"
 SOCKET = "vhost.sock"
 LAUNCHER_GID = 107
@@ -41,6 +42,14 @@ POD_UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 class StaysOnKernelFace(Failure):
     """A claim that cannot become a LUN now, and that the machine can use as a block device."""
+
+    def __init__(self, message: str) -> None:
+        """Keeps the sentence."""
+        super().__init__(Code.FAILED_PRECONDITION, message)
+
+
+class InUse(Failure):
+    """A LUN that the guest has in use, so that it was not taken away."""
 
     def __init__(self, message: str) -> None:
         """Keeps the sentence."""
@@ -290,17 +299,20 @@ class VmControllers:
             blocks = self._block_size(volume)
             return self._add(pod, volume, serial, blocks, read_only=read_only, removable=removable)
 
-    def detach(self, pod: str, volume: str) -> None:
+    def detach(self, pod: str, volume: str, *, unless_used: bool = False) -> None:
         """Takes a LUN away, in use or not, and tells a connected guest; none is fine.
 
-        One that was handed over is given back.
+        One that was handed over is given back. With `unless_used` the guest either keeps it, or
+        cannot begin to use it any more.
 
         Raises:
+            InUse: with `unless_used`, the guest prevents the removal; nothing was done.
             Failure: ABORTED, the volume is being worked on.
         """
         with self.hold(pod), self._volumes.hold(volume):
             if self.exists(pod) and (lun := _of(self.luns(pod), volume)):
-                self._remove(pod, lun)
+                # Only a removable disk can be prevented from going, and SPDK has none.
+                self._remove(pod, lun, unless_prevented=unless_used and lun.removable)
 
     def clear(self, pod: str) -> None:
         """Takes every LUN of the pod away, and unparks what was handed over; nothing is fine.
@@ -364,14 +376,18 @@ class VmControllers:
         )
         return target
 
-    def _remove(self, pod: str, lun: Lun) -> None:
+    def _remove(self, pod: str, lun: Lun, *, unless_prevented: bool = False) -> None:
         try:
             self._client.call(
                 "vhost_scsi_controller_remove_target",
                 ctrlr=_name(pod),
                 scsi_target_num=lun.target,
+                unless_prevented=unless_prevented or None,
             )
         except RpcError as error:
+            # One that only waits for its I/O is on its way out, and shown no longer.
+            if error.code == BUSY and unless_prevented and _of(self.luns(pod), lun.volume):
+                raise InUse(error.message) from error
             if error.code != NO_DEVICE:
                 raise
         self._unpark(lun.volume)

@@ -128,11 +128,14 @@ class Attach:
 
 @dataclass(frozen=True)
 class Detach:
-    """Take the LUN away; `forced` while the guest has, or may have, it in use, which is told."""
+    """Take the LUN away."""
 
     pod: str
     handle: str
     forced: bool = False
+    """The guest has, or may have, it in use, which is told."""
+    unless_used: bool = False
+    """Leave it if the guest has begun to use it meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +255,8 @@ def _delete(seen: Seen, deleted_at: float) -> Decision:
                 say=Say("Releasing", "InUse", text, seen.node, lun=(pod, lun)),
                 again_s=min(wait, end - seen.now),
             )
-        return Decision(actions=(Detach(pod, lun.volume, forced=bool(why)),))
+        spare = seen.here and not why
+        return Decision(actions=(Detach(pod, lun.volume, forced=bool(why), unless_used=spare),))
     return Decision(actions=(LetGoOfClaim(), LetGo()))
 
 

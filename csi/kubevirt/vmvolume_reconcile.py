@@ -23,7 +23,7 @@ from csi.cluster import (
 )
 from csi.errors import Code, Failure, HostError, describe
 from csi.kubevirt import vmvolume_decide as step
-from csi.kubevirt.controllers import VmControllers
+from csi.kubevirt.controllers import InUse, VmControllers
 from csi.kubevirt.vmvolume import FINALIZER, VmVolume
 from csi.kubevirt.vmvolume_cache import Cache, Name
 from csi.kubevirt.vmvolume_decide import Decision, Say, Seen, decide
@@ -146,8 +146,7 @@ class Reconciler:
             case step.Attach():
                 self._attach(action, work)
             case step.Detach():
-                self._controllers.detach(action.pod, action.handle)
-                self._tell_of_release(action, work)
+                self._detach(action, work)
             case step.LetGoOfClaim():
                 self._let_go_of_claim(work)
             case step.LetGo():
@@ -224,6 +223,15 @@ class Reconciler:
             target=target,
             milliseconds=round((time.time() - work.since) * 1000, 1),
         )
+
+    def _detach(self, action: step.Detach, work: Work) -> None:
+        try:
+            self._controllers.detach(action.pod, action.handle, unless_used=action.unless_used)
+        except InUse as error:  # since it was looked at; the next look sees it
+            name = "/".join(work.volume.key)
+            log.debug("not released", vmvolume=name, pod=action.pod, reason=str(error))
+            return
+        self._tell_of_release(action, work)
 
     def _grow(self, action: step.Grow, work: Work) -> None:
         try:

@@ -19,7 +19,7 @@ import pytest
 
 from csi.errors import Code, describe
 from csi.kubevirt import document
-from csi.kubevirt.controllers import LAUNCHER_GID
+from csi.kubevirt.controllers import LAUNCHER_GID, InUse
 from csi.kubevirt.domainhook import Folder
 from csi.kubevirt.pods import Pod
 from csi.proto import csi_pb2 as pb
@@ -665,6 +665,36 @@ def test_volumes_are_attached_and_detached_beside_the_claims(host: Host) -> None
     host.unstage("extra")
     host.controllers.attach(pod, extra)
     end(host, [pod, other], "boot")
+
+
+def test_a_disk_that_the_guest_has_in_use_goes_only_without_regard(host: Host) -> None:
+    pod = host.launcher()
+    extra, fixed = host.claim("extra"), host.claim("fixed")
+    host.controllers.attach(pod, extra)
+    host.controllers.attach(pod, fixed, removable=False)
+    with Initiator(host.socket(pod)) as guest:
+        guest.send("connect")
+
+        def prevent(value: int) -> None:
+            for target in host.luns(pod):
+                guest.ready(target)
+                assert guest.cdb(bytes([0x1E, 0, 0, 0, value, 0]), target=target)["status"] == 0
+
+        prevent(1)
+        with pytest.raises(InUse, match="prevents its removal"):
+            host.controllers.detach(pod, extra, unless_used=True)
+        guest.write(0, b"g" * BLOCK)
+        assert [lun.removal_prevented for lun in host.controllers.luns(pod)] == [True, False]
+        host.controllers.detach(pod, fixed, unless_used=True)
+        prevent(0)
+        for _ in range(2):
+            host.controllers.detach(pod, extra, unless_used=True)
+        assert host.luns(pod) == {}
+        host.controllers.attach(pod, extra)
+        prevent(1)
+        host.controllers.detach(pod, extra)
+        assert host.luns(pod) == {}
+    end(host, [pod])
 
 
 def test_the_driver_serves_the_hooks_in_the_folder_of_a_pod_that_asks(host: Host) -> None:

@@ -6,6 +6,7 @@ import socket
 import stat
 import struct
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,46 @@ def test_a_lun_is_shown_as_it_was_asked_for_and_as_the_guest_knows_it(target: Ta
     for lun in expected:
         del lun["attached_at"]
     assert again == expected
+
+
+def test_a_disk_in_use_is_not_removed_unless_by_force(target: Target) -> None:
+    target.rpc("bdev_null_create", name="n0", num_blocks=8, block_size=512)
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
+    place = {"ctrlr": "vm-1", "scsi_target_num": 7}
+    add = partial(target.rpc, "vhost_scsi_controller_add_target", bdev_name="n0", removable=True)
+    remove = "vhost_scsi_controller_remove_target"
+    add(**place)
+    with Initiator(target.vhost_dir / "vm-1") as guest:
+        guest.send("connect")
+
+        def prevent(value: int) -> None:
+            assert guest.cdb(bytes([0x1E, 0, 0, 0, value, 0]), target=7)["status"] == 0
+
+        prevent(1)
+        error = target.fails(remove, **place, unless_prevented=True)
+        assert isinstance(error, RpcError)
+        assert error.code == -16
+        assert error.message == (
+            "Device or resource busy: the guest of controller vm-1 has target 7 in use and prevents"
+            " its removal; unmount the disk in the guest, or remove it without unless_prevented"
+        )
+        guest.read(0, 1, target=7)
+    target.restart()  # it is still in the journal
+    with Initiator(target.vhost_dir / "vm-1") as guest:
+        guest.send("connect")
+        guest.ready(7)
+        prevent(1)
+        target.fails(remove, **place, unless_prevented=True)
+        prevent(0)
+        assert target.rpc(remove, **place, unless_prevented=True) is True
+        for given in ({}, {"unless_prevented": False}):
+            add(**place)
+            guest.ready(7)
+            prevent(1)
+            assert target.rpc(remove, **place, **given) is True
+    error = target.fails(remove, **place, unless_prevented=True)
+    assert isinstance(error, RpcError)
+    assert error.code == -19
 
 
 def test_a_lun_has_the_blocks_that_were_asked_for(target: Target) -> None:

@@ -264,7 +264,9 @@ def test_nobody_but_the_user_of_a_volume_grows_it() -> None:
 
 
 def test_a_disk_that_is_not_in_use_goes_at_once() -> None:
-    assert decide(seen(**DELETED, luns=((POD, lun()),))).actions == (Detach(POD, HANDLE),)
+    assert decide(seen(**DELETED, luns=((POD, lun()),))).actions == (
+        Detach(POD, HANDLE, unless_used=True),
+    )
     assert decide(seen(**DELETED)).actions == (LetGoOfClaim(), LetGo())
 
 
@@ -287,7 +289,8 @@ def test_a_target_that_restarted_is_in_doubt_about_the_use() -> None:
     assert "the target restarted" in said(decide(state)).message
     assert decide(replace(state, now=NOW + 30)).actions == (Detach(POD, HANDLE, forced=True),)
     for other in (replace(forgot, removable=False), lun()):
-        assert decide(replace(state, luns=((POD, other),))).actions == (Detach(POD, HANDLE),)
+        unused = replace(state, luns=((POD, other),))
+        assert decide(unused).actions == (Detach(POD, HANDLE, unless_used=True),)
     assert decide(replace(state, machine=None)).actions == (Detach(POD, HANDLE),)
 
 
@@ -517,6 +520,8 @@ def check(state: Seen, decision: Decision) -> None:
                     for _, each in state.luns
                 )
                 assert action.forced == (used and volume.deleted_at is not None), state
+                spare = state.here and volume.deleted_at is not None and not used
+                assert action.unless_used == spare, state
             case LetGoOfClaim() | LetGo():
                 assert not ours, state
                 assert state.other is None, state

@@ -27,7 +27,7 @@ from csi.cluster import (
     NotFoundError,
 )
 from csi.errors import Code, Failure
-from csi.kubevirt.controllers import Lun, VmControllers
+from csi.kubevirt.controllers import InUse, Lun, VmControllers
 from csi.kubevirt.vmvolume import FINALIZER, VmVolume
 from csi.kubevirt.vmvolume_cache import Cache
 from csi.kubevirt.vmvolume_decide import Decision
@@ -151,6 +151,8 @@ class FakeControllers(VmControllers):
         self.found: dict[str, list[Lun]] = {POD: []}
         self.fail: dict[str, Exception] = {}
         self.given: dict[str, Any] = {}
+        self.mounts_at_once = False
+        """The guest begins to use a disk just before it goes."""
 
     def luns(self, pod: str) -> list[Lun]:
         self._check("luns")
@@ -171,8 +173,12 @@ class FakeControllers(VmControllers):
         self.found[pod].append(made)
         return made.target
 
-    def detach(self, pod: str, volume: str) -> None:
+    def detach(self, pod: str, volume: str, *, unless_used: bool = False) -> None:
         self._check("detach")
+        if self.mounts_at_once:
+            self.found[pod] = [replace(each, removal_prevented=True) for each in self.found[pod]]
+        if unless_used and any(each.removal_prevented for each in self.found[pod]):
+            raise InUse("the guest has it in use")
         self.found[pod] = [each for each in self.found[pod] if each.volume != volume]
 
     def _check(self, name: str) -> None:
@@ -419,6 +425,24 @@ def test_the_way_out(world: World) -> None:
     assert world.finalizers() == (False, False)
     assert (VM_VOLUME.name, "extra") not in world.cluster.objects
     assert world.metric("forced_releases_total") == 0
+
+
+def test_a_disk_that_is_mounted_at_the_last_moment_is_waited_for(world: World) -> None:
+    world.settle()
+    world.delete()
+    world.controllers.mounts_at_once = True
+    assert world.settle().again_s is not None
+    assert world.controllers.found[POD] != []
+    assert (world.status()["phase"], world.finalizers()) == ("Releasing", (True, True))
+    assert world.cluster.events[-1].startswith("InUse: ")
+    assert world.metric("forced_releases_total") == 0
+    late = dict(world.cluster.objects[VM_VOLUME.name, "extra"])
+    late["spec"]["releaseTimeoutSeconds"] = 0
+    world.cache.put_volume(VmVolume.of(world.cluster.put(VM_VOLUME, late)))
+    world.settle()
+    assert world.controllers.found[POD] == []
+    assert world.metric("forced_releases_total") == 1
+    assert world.finalizers() == (False, False)
 
 
 def test_a_release_by_force_is_an_event_a_status_and_a_number(world: World) -> None:

@@ -169,13 +169,17 @@ pub(crate) fn start_stop(unit: &LunShared, cdb: &Cdb) -> Result<Job, Sense> {
 
 /// PREVENT ALLOW MEDIUM REMOVAL (SBC-3 5.10) of one nexus. Without a removable medium there is
 /// nothing to prevent. ALLOW flushes (SBC-3 4.11): a unit is only taken away when that has ended.
-pub(crate) fn prevent_allow(unit: &LunShared, nexus: &Nexus, cdb: &Cdb) -> Job {
+/// PREVENT is refused once it is decided that the unit goes.
+pub(crate) fn prevent_allow(unit: &LunShared, nexus: &Nexus, cdb: &Cdb) -> Result<Job, Sense> {
     if !unit.removable {
-        return Job::IDLE;
+        return Ok(Job::IDLE);
     }
-    let prevent = cdb.bit(4, 0);
-    nexus.set_prevents(prevent);
-    if prevent || unit.read_only { Job::IDLE } else { flush() }
+    if cdb.bit(4, 0) {
+        let refused = Sense::illegal(Code::LOGICAL_UNIT_NOT_SUPPORTED);
+        return if nexus.prevent() { Ok(Job::IDLE) } else { Err(refused) };
+    }
+    nexus.forget_prevention();
+    Ok(if unit.read_only { Job::IDLE } else { flush() })
 }
 
 /// VERIFY (SBC-3 5.29 to 5.31): the blocks are read; with BYTCHK they are compared, too.

@@ -188,7 +188,7 @@ impl Lun {
             }
             Command::Unmap => block::unmap(unit, cdb, data_out)?,
             Command::StartStopUnit => block::start_stop(unit, cdb)?,
-            Command::PreventAllow => block::prevent_allow(unit, &self.nexus, cdb),
+            Command::PreventAllow => block::prevent_allow(unit, &self.nexus, cdb)?,
             Command::TestUnitReady => Job::IDLE,
             Command::Inquiry => return inquiry::inquiry(unit, cdb, data_in).map(Plan::Done),
             Command::ModeSense6 => return mode::sense6(unit, cdb, data_in).map(Plan::Done),

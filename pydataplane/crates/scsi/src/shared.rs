@@ -127,14 +127,14 @@ pub struct Nexus {
     pending: AtomicU32,
     /// Whether it prevents the removal of the medium (SBC-3 4.11).
     prevents: AtomicBool,
-    /// How many nexuses of the unit do.
-    preventers: Arc<AtomicU32>,
+    /// Those of the unit that do.
+    preventers: Arc<Preventers>,
     /// First READ CAPACITY, in microseconds since the epoch; 0: not yet.
     seen_us: AtomicU64,
 }
 
 impl Nexus {
-    fn new(first: Option<UnitAttention>, preventers: Arc<AtomicU32>) -> Self {
+    fn new(first: Option<UnitAttention>, preventers: Arc<Preventers>) -> Self {
         Nexus {
             pending: AtomicU32::new(first.map_or(0, |attention| attention as u32)),
             prevents: AtomicBool::new(false),
@@ -147,18 +147,23 @@ impl Nexus {
         self.pending.fetch_or(attention as u32, Ordering::Release);
     }
 
-    /// The nexus prevents the removal of the medium from now on, or allows it.
-    pub(crate) fn set_prevents(&self, prevents: bool) {
-        match (self.prevents.swap(prevents, Ordering::AcqRel), prevents) {
-            (false, true) => _ = self.preventers.fetch_add(1, Ordering::AcqRel),
-            (true, false) => _ = self.preventers.fetch_sub(1, Ordering::AcqRel),
-            _ => {}
+    /// The nexus prevents the removal of the medium from now on; `false`: it is decided that the
+    /// unit goes.
+    pub(crate) fn prevent(&self) -> bool {
+        // Counted first: what was answered is counted, whatever other reactors do meanwhile.
+        let counted = self.preventers.add();
+        if counted && self.prevents.swap(true, Ordering::AcqRel) {
+            self.preventers.sub();
         }
+        counted
     }
 
-    /// The initiator lost the nexus or started afresh: what it prevented is over (SBC-3 4.11).
+    /// The initiator allows the removal, lost the nexus or started afresh: what it prevented is
+    /// over (SBC-3 4.11).
     pub fn forget_prevention(&self) {
-        self.set_prevents(false);
+        if self.prevents.swap(false, Ordering::AcqRel) {
+            self.preventers.sub();
+        }
     }
 
     /// The initiator looked how big the unit is: whoever scans does.
@@ -196,6 +201,36 @@ impl Drop for Nexus {
     }
 }
 
+/// How many nexuses of a unit prevent the removal of its medium, until it is decided that the unit
+/// goes: then none does, and none can any more.
+#[derive(Default)]
+struct Preventers(AtomicU32);
+
+impl Preventers {
+    const CLOSED: u32 = u32::MAX;
+
+    /// One more; `false`: closed.
+    fn add(&self) -> bool {
+        let more = |count| (count != Self::CLOSED).then(|| count + 1);
+        self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
+    }
+
+    /// One of those that were added less.
+    fn sub(&self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    fn any(&self) -> bool {
+        !matches!(self.0.load(Ordering::Acquire), 0 | Self::CLOSED)
+    }
+
+    /// Closes it if there is none; whether it is closed now.
+    fn close(&self) -> bool {
+        let closed = self.0.compare_exchange(0, Self::CLOSED, Ordering::AcqRel, Ordering::Acquire);
+        matches!(closed, Ok(_) | Err(Self::CLOSED))
+    }
+}
+
 /// A logical unit as all threads see it.
 pub struct LunShared {
     bdev: Arc<dyn Bdev>,
@@ -215,7 +250,7 @@ pub struct LunShared {
     /// Counts LOGICAL UNIT RESETs.
     epoch: AtomicU32,
     /// Nexuses that prevent the removal of the medium.
-    preventers: Arc<AtomicU32>,
+    preventers: Arc<Preventers>,
     nexuses: Mutex<Vec<Weak<Nexus>>>,
 }
 
@@ -295,7 +330,15 @@ impl LunShared {
     /// Whether any initiator prevents the removal of the medium: Linux does while a removable disk
     /// is open, a mounted one for instance.
     pub fn removal_prevented(&self) -> bool {
-        self.preventers.load(Ordering::Acquire) != 0
+        self.preventers.any()
+    }
+
+    /// Decides that the unit goes, for good, unless an initiator prevents the removal of the medium
+    /// (`false`). Nobody can prevent it afterwards: to PREVENT ALLOW MEDIUM REMOVAL (SPC-4 6.22)
+    /// there is no such unit any more (25h/00h). Other commands are served until the transport has
+    /// taken it away.
+    pub fn leave_unless_prevented(&self) -> bool {
+        self.preventers.close()
     }
 
     /// When the first of the present sessions first asked for the capacity, since the epoch.

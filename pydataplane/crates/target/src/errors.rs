@@ -91,6 +91,7 @@ pub fn controller(e: ControllerError) -> Error {
         ControllerError::NotFound(_) | ControllerError::NoTarget { .. } => Errno::NoDev,
         ControllerError::Connected(_)
         | ControllerError::Waiting { .. }
+        | ControllerError::Prevented { .. }
         | ControllerError::StillBusy { .. }
         | ControllerError::StillEnding { .. } => Errno::Busy,
         ControllerError::Full(_) => Errno::NoSpc,

@@ -115,6 +115,16 @@ pub enum ControllerError {
         /// The number.
         target: i64,
     },
+    /// The guest prevents the removal. Nothing was done.
+    #[error(
+        "the guest of controller {controller} has target {target} in use and prevents its removal; unmount the disk in the guest, or remove it without unless_prevented"
+    )]
+    Prevented {
+        /// Name of the controller.
+        controller: String,
+        /// The number.
+        target: u8,
+    },
     /// I/O of the guest did not end in time; the target goes away when it does.
     #[error(
         "target {target} of controller {controller} still has I/O in flight after {} s; it will be removed when that ends",
@@ -436,14 +446,38 @@ impl Controllers {
     /// Takes a target away: waits for its I/O in flight, tells a connected guest, and lets go of
     /// the volume.
     pub fn remove_target(&self, name: &str, number: i64) -> Result<(), ControllerError> {
+        self.remove(name, number, |_| true)
+    }
+
+    /// The same, unless the guest prevents the removal (PREVENT ALLOW MEDIUM REMOVAL, SPC-4 6.22):
+    /// it either did before, and keeps the target, or cannot any more.
+    pub fn remove_target_unless_prevented(
+        &self,
+        name: &str,
+        number: i64,
+    ) -> Result<(), ControllerError> {
+        self.remove(name, number, LunShared::leave_unless_prevented)
+    }
+
+    fn remove(
+        &self,
+        name: &str,
+        number: i64,
+        may_go: impl FnOnce(&LunShared) -> bool,
+    ) -> Result<(), ControllerError> {
         let controller = self.find(name)?;
         let none = || ControllerError::NoTarget { controller: name.into(), target: number };
         let target = u8::try_from(number).map_err(|_| none())?;
-        if !controller.targets().get(usize::from(target)).is_some_and(Option::is_some) {
-            return Err(none());
-        }
         let (reply, answer) = channel();
-        controller.mailbox.send(Order::Remove { target, reply: Some(reply) });
+        {
+            let targets = controller.targets();
+            let there = targets.get(usize::from(target)).and_then(Option::as_ref);
+            if !may_go(&there.ok_or_else(none)?.shared) {
+                return Err(ControllerError::Prevented { controller: name.into(), target });
+            }
+            // While it is there for sure: the number may be another target's at once.
+            controller.mailbox.send(Order::Remove { target, reply: Some(reply) });
+        }
         let waited = self.patience();
         answer.recv_timeout(waited).map_err(|_| ControllerError::StillBusy {
             controller: name.into(),

@@ -78,6 +78,29 @@ fn sbc3_4_11_a_reset_ends_it_for_all() {
 }
 
 #[test]
+fn a_unit_goes_unless_it_is_prevented_and_then_nobody_prevents_it() {
+    let mut first = removable();
+    let mut second = first.another();
+    first.run(&PREVENT).good();
+    first.run(&PREVENT).good();
+    second.run(&PREVENT).good();
+    assert!(!first.shared.leave_unless_prevented());
+    first.run(&ALLOW).good();
+    assert!(!first.shared.leave_unless_prevented());
+    second.run(&ALLOW).good();
+    for _ in 0..2 {
+        assert!(first.shared.leave_unless_prevented());
+        for rig in [&mut first, &mut second] {
+            assert_eq!(rig.run(&PREVENT).sense(), (5, 0x2500));
+            assert!(!rig.shared.removal_prevented());
+            rig.run(&ALLOW).good();
+        }
+        first.shared.reset();
+    }
+    first.input(&cdb10(0x28, 0, 0, 1), 512).good();
+}
+
+#[test]
 fn a_nexus_reset_is_of_that_nexus_alone() {
     let mut rig = removable();
     let nexus = rig.shared.connect();

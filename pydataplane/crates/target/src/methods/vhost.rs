@@ -77,6 +77,10 @@ struct RemoveTarget {
     ctrlr: String,
     /// Number of the target.
     scsi_target_num: u32,
+    /// Refuse while the guest prevents the removal of a removable disk, which it has in use (ours).
+    /// Default: false
+    #[serde(default)]
+    unless_prevented: Option<bool>,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -349,7 +353,12 @@ fn add_target(app: &App, mut p: AddTarget) -> Result<u8, Error> {
 
 fn remove_target(app: &App, p: &RemoveTarget) -> Result<bool, Error> {
     let key = state::target_key(&p.ctrlr, u64::from(p.scsi_target_num));
-    match app.controllers.remove_target(&p.ctrlr, i64::from(p.scsi_target_num)) {
+    let number = i64::from(p.scsi_target_num);
+    let removed = match p.unless_prevented {
+        Some(true) => app.controllers.remove_target_unless_prevented(&p.ctrlr, number),
+        _ => app.controllers.remove_target(&p.ctrlr, number),
+    };
+    match removed {
         Ok(()) => _ = app.config().forget(|item| item.key == key),
         // It goes when its I/O ends, and does not come back.
         Err(e @ ControllerError::StillBusy { .. }) => {

@@ -3,7 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use vhost_scsi::{ControllerOptions, LunInfo, TargetOptions};
+use vhost_scsi::{ControllerError, ControllerOptions, LunInfo, TargetOptions};
 
 use crate::guest::*;
 use crate::host::*;
@@ -69,6 +69,66 @@ fn prevention_is_shown_until_the_guest_allows_resets_or_leaves() {
     drop(guest);
     host.wait_until_free();
     assert!(!lun(&host).removal_prevented);
+}
+
+#[test]
+fn a_disk_in_use_is_removed_only_by_force() {
+    let host = with_removable();
+    host.malloc("fixed");
+    host.controllers.add_target("vm0", 4, "fixed", TargetOptions::default()).unwrap();
+    let mut guest = Guest::start(&host.socket(), LINUX, 1);
+    let remove = |number| host.controllers.remove_target_unless_prevented("vm0", number);
+    guest.ready(3);
+    guest.ready(4);
+    for target in [3, 4] {
+        assert_eq!(guest.scsi(target, &PREVENT, &[], 0).status, 0);
+    }
+    remove(4).unwrap();
+    let e = remove(3).unwrap_err();
+    assert!(matches!(e, ControllerError::Prevented { target: 3, .. }), "{e}");
+    assert_eq!(guest.read_blocks(3, 0, 1).status, 0);
+    assert!(lun(&host).removal_prevented);
+    assert_eq!(guest.scsi(3, &ALLOW, &[], 0).status, 0);
+    remove(3).unwrap();
+    assert_eq!(guest.scsi(3, &PREVENT, &[], 0).response, 3, "BAD TARGET");
+    for number in [3, 255, -1] {
+        let e = remove(number).unwrap_err();
+        assert!(matches!(e, ControllerError::NoTarget { .. }), "{e}");
+    }
+
+    let options = TargetOptions { removable: true, ..Default::default() };
+    host.controllers.add_target("vm0", 3, "disk", options).unwrap();
+    assert_eq!(guest.scsi(3, &PREVENT, &[], 0).status, 0);
+    remove(3).unwrap_err();
+    host.controllers.remove_target("vm0", 3).unwrap();
+}
+
+/// However they meet: a guest that was told that it prevents the removal keeps its disk.
+#[test]
+fn a_removal_and_a_prevention_at_the_same_time_end_as_one_of_them_says() {
+    let host = Host::new(1);
+    host.malloc("disk");
+    let mut guest = Guest::start(&host.socket(), LINUX, 1);
+    for round in 0..300 {
+        let options = TargetOptions { removable: true, ..Default::default() };
+        host.controllers.add_target("vm0", 3, "disk", options).unwrap();
+        let controllers = host.controllers.clone();
+        let remover = std::thread::spawn(move || {
+            (0..round % 30 * 200).for_each(|_| std::hint::spin_loop());
+            controllers.remove_target_unless_prevented("vm0", 3)
+        });
+        let answer = guest.scsi(3, &PREVENT, &[], 0);
+        let prevented = (answer.response, answer.status) == (0, 0);
+        let removed = remover.join().unwrap();
+        assert_eq!(prevented, matches!(removed, Err(ControllerError::Prevented { .. })));
+        assert_eq!(prevented, removed.is_err(), "{removed:?}");
+        if prevented {
+            assert!(lun(&host).removal_prevented);
+            host.controllers.remove_target("vm0", 3).unwrap();
+        } else if answer.response == 0 {
+            assert_eq!((answer.sense[2] & 15, answer.sense[12], answer.sense[13]), (5, 0x25, 0));
+        }
+    }
 }
 
 #[test]
