@@ -26,15 +26,14 @@ from csi.kubevirt import document
 from csi.kubevirt.podlocks import PodLocks
 from csi.locks import VolumeLocks
 from csi.mounts import Mount
-from csi.vhostface import BLOCK_BYTES
+from csi.vhostcontroller import BLOCK_BYTES, SOCKET, VhostControllers
 from csi.volumes import owner_of
 from pydataplane.client import Client
 from pydataplane.errors import RpcError
-from pydataplane.volumes import EXISTS, NO_DEVICE, Volumes
+from pydataplane.volumes import NO_DEVICE, Volumes
 
 BUSY = -16
 PREFIX = "pod-"
-SOCKET = "vhost.sock"
 LAUNCHER_GID = 107
 """Group of KubeVirt's virt-launcher and its QEMU."""
 POD_UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -92,6 +91,7 @@ class VmControllers:
     def __init__(self, client: Client, devices: HostDevice, volumes: VolumeLocks) -> None:
         """Uses `client` for every call; `devices` are the kernel face, `volumes` its locks."""
         self._client = client
+        self._controllers = VhostControllers(client)
         self._devices = devices
         self._volumes = volumes
         self._pods = PodLocks()
@@ -111,16 +111,7 @@ class VmControllers:
     def publish(self, pod: str) -> Path:
         """Makes the pod's controller without LUNs, if it is not there, and returns its folder."""
         with self.hold(pod):
-            try:
-                self._client.call(
-                    "vhost_create_scsi_controller",
-                    ctrlr=_name(pod),
-                    own_folder=True,
-                    socket_gid=LAUNCHER_GID,
-                )
-            except RpcError as error:
-                if error.code != EXISTS:
-                    raise
+            self._controllers.create(_name(pod), socket_gid=LAUNCHER_GID)
             return self.folder(pod)
 
     def unpublish(self, pod: str) -> None:
@@ -130,7 +121,7 @@ class VmControllers:
             Failure: FAILED_PRECONDITION, a virtual machine is still connected.
         """
         with self.hold(pod):
-            found = self._controller(pod)
+            found = self._controllers.find(_name(pod))
             if found is not None and found["sessions"]:
                 raise precondition(
                     f"the virtual machine of pod {pod} is still connected to its controller: it "
@@ -142,23 +133,18 @@ class VmControllers:
                 for entry in folder.iterdir():
                     if entry.name != SOCKET:
                         entry.unlink(missing_ok=True)
-            try:
-                self._client.call("vhost_delete_controller", ctrlr=_name(pod))
-            except RpcError as error:
-                if error.code != NO_DEVICE:
-                    raise
+            self._controllers.delete(_name(pod))
             with suppress(FileNotFoundError):
                 (folder / SOCKET).unlink(missing_ok=True)
                 folder.rmdir()
 
     def exists(self, pod: str) -> bool:
         """Whether the pod has a controller."""
-        return self._controller(pod) is not None
+        return self._controllers.find(_name(pod)) is not None
 
     def folder(self, pod: str) -> Path:
         """Returns where the folder of the pod's controller is, whether there is one or not."""
-        status = self._client.call("virtlun_get_status")
-        return Path(status["vhost_dir"]) / _name(pod)
+        return self._controllers.folder(_name(pod))
 
     def absent(self, pod: str) -> str | None:
         """Returns why the pod's machine runs without the controller; None if it has it, or may.
@@ -171,7 +157,7 @@ class VmControllers:
 
     def pods(self) -> list[str]:
         """Returns the pods that have a controller."""
-        names = [found["ctrlr"] for found in self._client.call("vhost_get_controllers")]
+        names = [found["ctrlr"] for found in self._controllers.all()]
         pods = [name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)]
         return [pod for pod in pods if POD_UID.fullmatch(pod)]
 
@@ -181,7 +167,7 @@ class VmControllers:
         Raises:
             Failure: NOT_FOUND, the pod has no controller.
         """
-        found = self._controller(pod)
+        found = self._controllers.find(_name(pod))
         if found is None:
             raise not_found(
                 f"pod {pod} has no controller on this node: it needs the inline volume of "
@@ -246,7 +232,14 @@ class VmControllers:
             self._devices.flush(volume)
             self._client.call("virtlun_export_park", bdev_name=volume)
             try:
-                return self._add(pod, volume, serial, blocks, read_only=read_only, removable=False)
+                return self._controllers.add(
+                    _name(pod),
+                    volume,
+                    block_size=blocks,
+                    serial=serial,
+                    read_only=read_only,
+                    removable=False,
+                )
             except RpcError:
                 self._unpark(volume)
                 raise
@@ -296,8 +289,14 @@ class VmControllers:
                     f"{', '.join(users) or 'no path any more'}: delete that pod, then it can be "
                     "attached"
                 )
-            blocks = self._block_size(volume)
-            return self._add(pod, volume, serial, blocks, read_only=read_only, removable=removable)
+            return self._controllers.add(
+                _name(pod),
+                volume,
+                block_size=self._block_size(volume),
+                serial=serial,
+                read_only=read_only,
+                removable=removable,
+            )
 
     def detach(self, pod: str, volume: str, *, unless_used: bool = False) -> None:
         """Takes a LUN away, in use or not, and tells a connected guest; none is fine.
@@ -354,28 +353,6 @@ class VmControllers:
             )
         return size
 
-    def _add(
-        self,
-        pod: str,
-        volume: str,
-        serial: str | None,
-        block_size: int,
-        *,
-        read_only: bool,
-        removable: bool,
-    ) -> int:
-        target: int = self._client.call(
-            "vhost_scsi_controller_add_target",
-            ctrlr=_name(pod),
-            scsi_target_num=-1,
-            bdev_name=volume,
-            serial=serial,
-            read_only=read_only,
-            removable=removable,
-            block_size=block_size if block_size != BLOCK_BYTES else None,
-        )
-        return target
-
     def _remove(self, pod: str, lun: Lun, *, unless_prevented: bool = False) -> None:
         try:
             self._client.call(
@@ -417,20 +394,11 @@ class VmControllers:
                     f"{pod}: stop the virtual machine that has it, or detach it there"
                 )
 
-    def _controller(self, pod: str) -> Any:
-        try:
-            (found,) = self._client.call("vhost_get_controllers", name=_name(pod))
-        except RpcError as error:
-            if error.code != NO_DEVICE:
-                raise
-            return None
-        return found
-
     def _all_luns(self) -> list[tuple[str, str]]:
         """Returns controller and bdev of every LUN of the target."""
         return [
             (found["ctrlr"], lun["bdev_name"])
-            for found in self._client.call("vhost_get_controllers")
+            for found in self._controllers.all()
             for target in found["backend_specific"]["scsi"]
             for lun in target["luns"]
         ]

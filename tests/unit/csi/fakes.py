@@ -36,7 +36,8 @@ class FakeTarget(Client):
         self.calls.append(method)
         if method in self.fail:
             raise self.fail.pop(method)
-        return getattr(self, method)(**params)
+        given = {name: value for name, value in params.items() if value is not None}
+        return getattr(self, method)(**given)
 
     def virtlun_get_status(self) -> dict[str, Any]:
         return {"pid": 1, "vhost_dir": "/vhost"}
