@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.guest.conftest import MIB, BootGuest, add, disk, remove
+from pydataplane.errors import RpcError
+from tests.guest.conftest import MIB, BootGuest, add, disk
 from tests.support.target import Target
 
 pytestmark = pytest.mark.vm
@@ -21,7 +22,8 @@ def lun(target: Target) -> dict[str, Any]:
 
 
 def test_linux_prevents_the_removal_of_a_mounted_disk(target: Target, boot: BootGuest) -> None:
-    """PREVENT at mount, ALLOW at unmount; an eject in between is refused."""
+    """PREVENT at mount, ALLOW at unmount; an eject in between is refused, and so is a removal."""
+    removal = {"ctrlr": "vm0", "scsi_target_num": 4, "unless_prevented": True}
     target.make_lvstore()
     target.rpc("bdev_lvol_create", lvol_name="v0", size_in_mib=16, lvs_name="lvs0")
     guest = boot()
@@ -41,10 +43,14 @@ def test_linux_prevents_the_removal_of_a_mounted_disk(target: Target, boot: Boot
         # START STOP UNIT with LOEJ, past the mount through the generic device.
         words = guest.run("sg_raw /dev/sg0 1b 00 00 00 02 00", check=False)
         assert "Medium removal prevented" in words
+        error = target.fails("vhost_scsi_controller_remove_target", **removal)
+        assert isinstance(error, RpcError)
+        assert error.code == -16
+        guest.run("touch /mnt/file && sync")
         guest.run("umount /mnt")
         assert not lun(target)["removal_prevented"]
     guest.run("sg_raw /dev/sg0 1b 00 00 00 02 00")
-    remove(target, 4)
+    target.rpc("vhost_scsi_controller_remove_target", **removal)
     guest.agent.wait_for(f"! grep -q {name} /proc/partitions")
 
 
