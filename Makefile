@@ -16,8 +16,8 @@ APT_PACKAGES := build-essential busybox-static ca-certificates cpio dbus-daemon 
 	libvirt-clients libvirt-daemon-system libvirt-dev linux-libc-dev mount pkg-config polkitd \
 	python3-dev python3-venv qemu-system-x86 qemu-utils sg3-utils systemd util-linux xfsprogs xz-utils
 
-# Of pytest: much of a test's time is waiting for a guest or a server, so three at a time.
-SIDE_BY_SIDE := -n 3 --durations=20 --durations-min=10 --dist loadscope --no-loadscope-reorder
+# Of pytest: much of a test's time is waiting for a guest or a server, so four at a time.
+SIDE_BY_SIDE := -n 4 --durations=20 --durations-min=10 --dist loadscope --no-loadscope-reorder
 
 say = @printf '\033[1m==> %s\033[0m\n' "$(1)"
 

@@ -76,7 +76,7 @@ def test_an_unknown_volume_is_named(running: Host) -> None:
 
 
 def test_an_unknown_lvstore_is_named(running: Host) -> None:
-    assert "nostore/a" in attach(running, "nostore/a", "sdc")
+    assert "there is no lvstore nostore" in attach(running, "nostore/a", "sdc")
 
 
 def test_a_path_that_is_no_volume_is_refused_as_such(running: Host) -> None:
