@@ -11,6 +11,7 @@ import hashlib
 import importlib.metadata
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -72,7 +73,7 @@ def _dependencies() -> Path:
     files = {file for file in files if file.is_file() and "__pycache__" not in file.parts}
     python = Path(sys.executable).resolve()
     linked = _libraries([python, *(file for file in files if ".so" in file.suffixes)])
-    partial = layer.with_suffix(".partial")
+    partial = layer.with_suffix(f".{os.getpid()}")  # several clusters may want it at a time
     with tarfile.open(partial, "w") as archive:
         for folder in ("tmp", "proc", "dev", "etc", "sys", "run", "var", "bin"):
             _add_folder(archive, folder)
