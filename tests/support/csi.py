@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -34,6 +35,11 @@ METHODS = {
 }
 
 
+#: A volume's handle is made of its node and name, and loop devices are the whole machine's: tests
+#: that run at the same time have different ones.
+NODE = f"node-{os.getpid()}"
+
+
 class DriverFailed(AssertionError):
     """The driver ended, or did not serve, when it should have; the text carries its log."""
 
@@ -41,7 +47,7 @@ class DriverFailed(AssertionError):
 class Driver:
     """One `virtlun-csi` at a time in `directory`, whose path must be short."""
 
-    def __init__(self, target: Target, directory: Path, node: str = "node1") -> None:
+    def __init__(self, target: Target, directory: Path, node: str = NODE) -> None:
         """Prepares a driver for the volumes of `target`."""
         self.target = target
         self.directory = directory

@@ -14,7 +14,7 @@ import pytest
 from google.protobuf.message import Message
 
 from csi.proto import csi_pb2 as pb
-from tests.support.csi import MIB, Driver, Mode, block, mount
+from tests.support.csi import MIB, NODE, Driver, Mode, block, mount
 from tests.target.conftest import MakeTarget
 
 pytestmark = pytest.mark.root
@@ -76,7 +76,7 @@ def refuses(driver: Driver, make: Make, code: grpc.StatusCode, said: str) -> Non
         pytest.param(
             create(lvstore="lvs9"),
             Code.RESOURCE_EXHAUSTED,
-            r"^node node1 has no lvstore lvs9: make one with `virtlun lvstore create`, or name ",
+            rf"^node {NODE} has no lvstore lvs9: make one with `virtlun lvstore create`, or name ",
             id="lvstore that is not there",
         ),
         pytest.param(
@@ -115,7 +115,9 @@ def test_a_volume_that_cannot_be_is_not_made(
 
 def test_a_volume_for_which_there_is_no_room_left_is_not_made(driver: Driver) -> None:
     driver.create("most", 400 * MIB, mount("ext4"))
-    said = r"^lvstore lvs0 of node node1 has \d+ bytes free, and volume bad needs \d+: ask for less"
+    said = (
+        rf"^lvstore lvs0 of node {NODE} has \d+ bytes free, and volume bad needs \d+: ask for less"
+    )
     refuses(driver, create(lvstore="lvs0", size=200 * MIB), Code.RESOURCE_EXHAUSTED, said)
     driver.create("bad", 64 * MIB, mount("ext4"))
 
@@ -182,7 +184,7 @@ def test_a_handle_that_is_not_ours_is_not_touched(driver: Driver, kind: str) -> 
     target = driver.target
     foreign = str(target.rpc("bdev_lvol_create", lvol_name="own", size_in_mib=16, lvs_name="lvs0"))
     handle = {"unknown": UNKNOWN, "name": "lvs0/own", "foreign": foreign}[kind]
-    ours = rf"^volume {handle} is not one of csi.virtlun.dev on node node1$"
+    ours = rf"^volume {handle} is not one of csi.virtlun.dev on node {NODE}$"
     capacity = pb.CapacityRange(required_bytes=64 * MIB)
     somewhere = str(driver.directory)
     requests: list[Message] = [

@@ -26,6 +26,7 @@ from csi.proto import pluginregistration_pb2 as registration
 from pydataplane.errors import RpcError
 from tests.support.csi import (
     MIB,
+    NODE,
     NOTHING,
     STOP_DEADLINE_S,
     Driver,
@@ -362,8 +363,8 @@ def test_each_role_can_be_served_alone(driver: Driver, role: str) -> None:
 
 def test_a_node_tells_its_name_topology_and_how_many_volumes_it_takes(driver: Driver) -> None:
     info = driver.call(pb.NodeGetInfoRequest())
-    assert (info.node_id, info.max_volumes_per_node) == ("node1", 250)
-    assert dict(info.accessible_topology.segments) == {"csi.virtlun.dev/node": "node1"}
+    assert (info.node_id, info.max_volumes_per_node) == (NODE, 250)
+    assert dict(info.accessible_topology.segments) == {"csi.virtlun.dev/node": NODE}
     driver.stop()
     driver.start("--max-volumes", "7")
     assert driver.call(pb.NodeGetInfoRequest()).max_volumes_per_node == 7
