@@ -145,7 +145,7 @@ impl Exports {
         self.delete_within(key, force, END_TIMEOUT)
     }
 
-    fn delete_within(&self, key: &str, force: bool, patience: Duration) -> Result<(), ExportError> {
+    fn delete_within(&self, key: &str, force: bool, timeout: Duration) -> Result<(), ExportError> {
         let inner = &self.inner;
         let control = inner.control();
         let name = inner.registry.get(key).map_or_else(|| key.to_owned(), |b| b.name().to_owned());
@@ -160,8 +160,8 @@ impl Exports {
                     table.remove(&volume.ino.0);
                     drop(table);
                     drop(control);
-                    let seconds = patience.as_secs();
-                    return match volume.end().wait(patience) {
+                    let seconds = timeout.as_secs();
+                    return match volume.end().wait(timeout) {
                         true => Ok(()),
                         false => Err(ExportError::StillEnding { name, seconds }),
                     };

@@ -321,9 +321,9 @@ impl Drop for Volume {
 pub(crate) struct Ending(Option<Receiver<()>>);
 
 impl Ending {
-    /// Waits until the bdev was let go of; `false`: not within `patience`.
-    pub fn wait(self, patience: Duration) -> bool {
-        let waited = self.0.map(|ended| ended.recv_timeout(patience));
+    /// Waits until the bdev was let go of; `false`: not within `timeout`.
+    pub fn wait(self, timeout: Duration) -> bool {
+        let waited = self.0.map(|ended| ended.recv_timeout(timeout));
         waited != Some(Err(RecvTimeoutError::Timeout))
     }
 }

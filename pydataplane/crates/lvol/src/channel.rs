@@ -274,14 +274,14 @@ impl LvolChannel {
                 }
                 self.send(at, cut.part, Io { lba, blocks: cut.blocks, sg: cut.sg, ..*io })
             }
-            (Op::Unmap | Op::WriteZeroes, Some(lba)) => self.give_up(at, io, run, lba),
+            (Op::Unmap | Op::WriteZeroes, Some(lba)) => self.unmap_step(at, io, run, lba),
             (Op::Flush, _) => unreachable!("a flush is passed on as a whole"),
         }
     }
 
     /// One step of an unmap or write of zeros over an allocated run: whole clusters of a thin volume
     /// go back to the store, the rest goes to the base bdev.
-    fn give_up(&mut self, at: u16, io: &Io, run: Run, lba: u64) -> Step {
+    fn unmap_step(&mut self, at: u16, io: &Io, run: Run, lba: u64) -> Step {
         let shift = self.volume.id.shift;
         let per_cluster = 1u64 << shift;
         let from = io.lba + self.slots[usize::from(at)].cursor;

@@ -27,7 +27,7 @@ pub(crate) struct Lvs {
     gauges: Arc<Gauges>,
     control: Turns,
     /// How long an operation waits for its turn, and for the thread's.
-    patience: Duration,
+    timeout: Duration,
     thread: MetaThread,
     /// Let go last.
     _claim: Claim,
@@ -45,8 +45,8 @@ struct Turns {
 pub(crate) struct Turn<'a>(&'a Turns);
 
 impl Turns {
-    fn take(&self, patience: Duration) -> Option<Turn<'_>> {
-        let taken = self.free.wait_timeout_while(lock(&self.taken), patience, |taken| *taken);
+    fn take(&self, timeout: Duration) -> Option<Turn<'_>> {
+        let taken = self.free.wait_timeout_while(lock(&self.taken), timeout, |taken| *taken);
         let (mut taken, waited) = taken.unwrap_or_else(PoisonError::into_inner);
         if waited.timed_out() {
             return None;
@@ -73,12 +73,12 @@ impl Lvs {
         claim: Claim,
         name: &str,
         options: &LvstoreOptions,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Lvs, Error> {
         let op = format!("create lvstore {name}");
         let uuid = options.uuid.unwrap_or_else(Uuid::new_v4);
         let (name, options) = (name.to_owned(), *options);
-        Lvs::start(registry, claim, patience, move |disk| {
+        Lvs::start(registry, claim, timeout, move |disk| {
             let how = StoreOptions { name, uuid, cluster_size: options.cluster_size };
             let say = |e| refused(e, &op, options.cluster_size);
             let mut store = Store::create_store(disk, &how).map_err(say)?;
@@ -99,9 +99,9 @@ impl Lvs {
     }
 
     /// Loads the lvstore on a claimed bdev.
-    pub fn load(registry: &Registry, claim: Claim, patience: Duration) -> Result<Lvs, Error> {
+    pub fn load(registry: &Registry, claim: Claim, timeout: Duration) -> Result<Lvs, Error> {
         let bdev = claim.bdev().name().to_owned();
-        Lvs::start(registry, claim, patience, move |disk| {
+        Lvs::start(registry, claim, timeout, move |disk| {
             Store::load(disk).map_err(|e| not_loaded(e, &bdev))
         })
     }
@@ -109,7 +109,7 @@ impl Lvs {
     fn start(
         registry: &Registry,
         claim: Claim,
-        patience: Duration,
+        timeout: Duration,
         open: impl FnOnce(BdevDisk) -> Result<Store<BdevDisk>, Error> + Send + 'static,
     ) -> Result<Lvs, Error> {
         let base = claim.bdev().clone();
@@ -137,7 +137,7 @@ impl Lvs {
             volumes: Mutex::default(),
             gauges,
             control: Turns::default(),
-            patience,
+            timeout,
             thread,
             _claim: claim,
         };
@@ -171,11 +171,11 @@ impl Lvs {
     }
 
     fn turn(&self, op: &str) -> Result<Turn<'_>, Error> {
-        self.control.take(self.patience).ok_or_else(|| self.waiting(op))
+        self.control.take(self.timeout).ok_or_else(|| self.waiting(op))
     }
 
     fn waiting(&self, op: &str) -> Error {
-        let (bdev, seconds) = (self.base.name().to_owned(), self.patience.as_secs());
+        let (bdev, seconds) = (self.base.name().to_owned(), self.timeout.as_secs());
         Error::Waiting { op: op.to_owned(), bdev, seconds }
     }
 
@@ -206,17 +206,17 @@ impl Lvs {
         op: &str,
         f: impl FnOnce(&mut Meta) -> Result<R, Error> + Send + 'static,
     ) -> Result<R, Error> {
-        self.meta_within(self.patience, op, f)
+        self.meta_within(self.timeout, op, f)
     }
 
     /// As [`Lvs::meta`], with a limit of the caller's.
     fn meta_within<R: Send + 'static>(
         &self,
-        patience: Duration,
+        timeout: Duration,
         op: &str,
         f: impl FnOnce(&mut Meta) -> Result<R, Error> + Send + 'static,
     ) -> Result<R, Error> {
-        self.thread.call(patience, f).unwrap_or_else(|why| match why {
+        self.thread.call(timeout, f).unwrap_or_else(|why| match why {
             NotRun::Busy => Err(self.waiting(op)),
             NotRun::Gone => {
                 Err(Error::Stopped { op: op.to_owned(), cause: "its thread ended".into() })

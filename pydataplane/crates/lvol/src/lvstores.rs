@@ -14,11 +14,11 @@ use uuid::Uuid;
 
 /// How long an operation on an lvstore waits for those before it: clients wait 30 s for an answer, and
 /// are to hear that nothing was done.
-const PATIENCE: Duration = Duration::from_secs(20);
+const OPERATION_TIMEOUT: Duration = Duration::from_secs(20);
 
 struct Shared {
     registry: Registry,
-    patience: Duration,
+    timeout: Duration,
     stores: Mutex<Vec<Arc<Lvs>>>,
     /// Held while lvstores come and go.
     coming: Mutex<()>,
@@ -42,14 +42,14 @@ pub struct Lvstores {
 impl Lvstores {
     /// A manager without lvstores, whose lvols will be bdevs of `registry`.
     pub fn new(registry: Registry) -> Self {
-        Lvstores::with_patience(registry, PATIENCE)
+        Lvstores::with_timeout(registry, OPERATION_TIMEOUT)
     }
 
     /// As [`Lvstores::new`]; an operation on an lvstore waits for those before it no longer than that.
-    pub fn with_patience(registry: Registry, patience: Duration) -> Self {
+    pub fn with_timeout(registry: Registry, timeout: Duration) -> Self {
         let shared = Arc::new(Shared {
             registry: registry.clone(),
-            patience,
+            timeout,
             stores: Mutex::default(),
             coming: Mutex::default(),
         });
@@ -91,8 +91,8 @@ impl Lvstores {
             let bdev = claim.bdev().name().to_owned();
             return Err(Error::HoldsLvstore { bdev, name: found.name, uuid: found.uuid });
         }
-        let patience = self.shared.patience;
-        let lvs = Lvs::create(&self.shared.registry, claim, name, options, patience)?;
+        let timeout = self.shared.timeout;
+        let lvs = Lvs::create(&self.shared.registry, claim, name, options, timeout)?;
         let uuid = lvs.uuid;
         lock(&self.shared.stores).push(Arc::new(lvs));
         tracing::info!(lvstore = name, %uuid, bdev, "lvstore created");
@@ -126,7 +126,7 @@ impl Lvstores {
         if claim.bdev().features().read_only {
             return Err(Error::ReadOnly { op });
         }
-        let lvs = Arc::new(Lvs::load(&self.shared.registry, claim, self.shared.patience)?);
+        let lvs = Arc::new(Lvs::load(&self.shared.registry, claim, self.shared.timeout)?);
         lock(&self.shared.stores).push(lvs.clone());
         drop(coming);
         if let Err(e) = lvs.register_all() {

@@ -144,7 +144,7 @@ impl MetaThread {
     /// caller must know what became of it.
     pub fn call<R: Send + 'static>(
         &self,
-        patience: Duration,
+        timeout: Duration,
         f: impl FnOnce(&mut Meta) -> R + Send + 'static,
     ) -> Result<R, NotRun> {
         let (tell, told) = mpsc::channel();
@@ -164,7 +164,7 @@ impl MetaThread {
         };
         self.jobs.push(job);
         self.bell.ring();
-        match told.recv_timeout(patience) {
+        match told.recv_timeout(timeout) {
             Ok(result) => Ok(result),
             Err(RecvTimeoutError::Timeout) if take(&parcel).is_some() => Err(NotRun::Busy),
             Err(RecvTimeoutError::Timeout) => told.recv().map_err(|_| NotRun::Gone),
@@ -201,19 +201,19 @@ struct Retiring {
     volume: Arc<Volume>,
     version: u64,
     freed: Freed,
-    /// Those that the bdev does not know of yet.
-    untold: Vec<Run>,
+    /// Those that the bdev was not yet told to unmap.
+    not_yet_unmapped: Vec<Run>,
 }
 
 impl Retiring {
-    /// Takes at most `most` clusters of those that the bdev does not know of.
+    /// Takes at most `most` clusters of those.
     fn next(&mut self, most: u64) -> Option<Run> {
-        let run = self.untold.last_mut()?;
+        let run = self.not_yet_unmapped.last_mut()?;
         let piece = Run { first: run.first, count: run.count.min(most) };
         run.first += piece.count;
         run.count -= piece.count;
         if run.count == 0 {
-            self.untold.pop();
+            self.not_yet_unmapped.pop();
         }
         Some(piece)
     }
@@ -343,8 +343,13 @@ impl Meta {
     pub fn retire(&mut self, volume: &Arc<Volume>, version: u64, freed: Freed) {
         self.publish_volume(volume);
         if !freed.is_empty() {
-            let untold = freed.runs().to_vec();
-            self.retiring.push(Retiring { volume: volume.clone(), version, freed, untold });
+            let not_yet_unmapped = freed.runs().to_vec();
+            self.retiring.push(Retiring {
+                volume: volume.clone(),
+                version,
+                freed,
+                not_yet_unmapped,
+            });
         }
         self.reap();
         self.publish();
@@ -372,7 +377,7 @@ impl Meta {
                 break;
             }
         }
-        for r in self.retiring.extract_if(.., |r| r.untold.is_empty()) {
+        for r in self.retiring.extract_if(.., |r| r.not_yet_unmapped.is_empty()) {
             store.release(r.freed);
         }
         left == 0

@@ -500,7 +500,7 @@ fn operations_do_not_wait_for_ever_behind_one_whose_bdev_does_not_answer() {
     disk.defer(Some(1));
     let registry = Registry::new();
     registry.register(disk.clone()).unwrap();
-    let lvstores = Lvstores::with_patience(registry.clone(), Duration::from_millis(50));
+    let lvstores = Lvstores::with_timeout(registry.clone(), Duration::from_millis(50));
     lvstores.create_lvstore("disk0", "lvs0", &options()).unwrap();
     let rig = Rig { registry, disk, lvstores };
     for name in ["a", "b", "c"] {

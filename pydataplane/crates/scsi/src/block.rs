@@ -63,8 +63,9 @@ impl Extent {
     }
 }
 
-/// What a job needs of the unit's thread: its bounce buffer, while it is free.
-pub(crate) struct Desk<'a> {
+/// What planning a command's job takes from the unit and its thread: limits, and the bounce buffer
+/// while it is free.
+pub(crate) struct PlanContext<'a> {
     pub(crate) unit: &'a LunShared,
     pub(crate) bounce: &'a Bounce,
     pub(crate) bounce_free: &'a mut bool,
@@ -72,7 +73,7 @@ pub(crate) struct Desk<'a> {
     pub(crate) max_transfer: u64,
 }
 
-impl Desk<'_> {
+impl PlanContext<'_> {
     /// The bounce buffer for `job`; BUSY while another task has it.
     fn take_bounce(&mut self, job: &mut Job) -> Result<(), Fail> {
         if !*self.bounce_free {
@@ -97,31 +98,36 @@ fn check_writable(unit: &LunShared) -> Result<(), Sense> {
 /// READ (SBC-3 5.11 to 5.13). With FUA the blocks come from the medium, so what a volatile cache
 /// holds of them goes there first.
 #[inline]
-pub(crate) fn read(desk: &mut Desk, at: Extent, fua: bool, data_in: &Sg) -> Result<Job, Fail> {
-    at.check_limit(desk.unit, desk.max_transfer)?;
-    let bytes = desk.bytes(at.blocks);
+pub(crate) fn read(cx: &mut PlanContext, at: Extent, fua: bool, data_in: &Sg) -> Result<Job, Fail> {
+    at.check_limit(cx.unit, cx.max_transfer)?;
+    let bytes = cx.bytes(at.blocks);
     let mut job = Job::new(Kind::Direct(Op::Read), at.lba, at.blocks);
     if data_in.len() != bytes {
         job.kind = Kind::ReadBounced;
-        transfer_partly(desk, &mut job, data_in, bytes)?;
+        transfer_partly(cx, &mut job, data_in, bytes)?;
     }
-    job.flush_before = fua && !desk.unit.read_only && at.blocks > 0;
+    job.flush_before = fua && !cx.unit.read_only && at.blocks > 0;
     Ok(job)
 }
 
 /// WRITE (SBC-3 5.33 to 5.35). FUA is the bdev's if it has it, else a flush after the write.
 #[inline]
-pub(crate) fn write(desk: &mut Desk, at: Extent, fua: bool, data_out: &Sg) -> Result<Job, Fail> {
-    check_writable(desk.unit)?;
-    at.check_limit(desk.unit, desk.max_transfer)?;
-    let bytes = desk.bytes(at.blocks);
+pub(crate) fn write(
+    cx: &mut PlanContext,
+    at: Extent,
+    fua: bool,
+    data_out: &Sg,
+) -> Result<Job, Fail> {
+    check_writable(cx.unit)?;
+    at.check_limit(cx.unit, cx.max_transfer)?;
+    let bytes = cx.bytes(at.blocks);
     let mut job = Job::new(Kind::Direct(Op::Write), at.lba, at.blocks);
     if data_out.len() != bytes {
         job.kind = Kind::WriteBounced;
-        transfer_partly(desk, &mut job, data_out, bytes)?;
+        transfer_partly(cx, &mut job, data_out, bytes)?;
     }
     if fua && at.blocks > 0 {
-        job.fua = desk.unit.features.fua;
+        job.fua = cx.unit.features.fua;
         job.flush_after = !job.fua;
     }
     Ok(job)
@@ -130,11 +136,16 @@ pub(crate) fn write(desk: &mut Desk, at: Extent, fua: bool, data_out: &Sg) -> Re
 /// The buffers are not as long as the transfer: shorter cannot be done, and longer goes through
 /// the bounce buffer, because a bdev takes lists of exactly the I/O's length.
 #[cold]
-fn transfer_partly(desk: &mut Desk, job: &mut Job, data: &Sg, bytes: usize) -> Result<(), Fail> {
+fn transfer_partly(
+    cx: &mut PlanContext,
+    job: &mut Job,
+    data: &Sg,
+    bytes: usize,
+) -> Result<(), Fail> {
     if data.len() < bytes {
         return Err(Fail::Overrun);
     }
-    if bytes > 0 { desk.take_bounce(job) } else { Ok(()) }
+    if bytes > 0 { cx.take_bounce(job) } else { Ok(()) }
 }
 
 /// SYNCHRONIZE CACHE (SBC-3 5.26, 5.27) of everything, whatever blocks were named. IMMED has no
@@ -183,23 +194,28 @@ pub(crate) fn prevent_allow(unit: &LunShared, nexus: &Nexus, cdb: &Cdb) -> Resul
 }
 
 /// VERIFY (SBC-3 5.29 to 5.31): the blocks are read; with BYTCHK they are compared, too.
-pub(crate) fn verify(desk: &mut Desk, at: Extent, cdb: &Cdb, data_out: &Sg) -> Result<Job, Fail> {
+pub(crate) fn verify(
+    cx: &mut PlanContext,
+    at: Extent,
+    cdb: &Cdb,
+    data_out: &Sg,
+) -> Result<Job, Fail> {
     let (compare, needed) = match (cdb.byte(1) >> 1) & 0b11 {
         0 => (Compare::Nothing, 0),
         1 => (Compare::Data, at.blocks),
         3 => (Compare::OneBlock, at.blocks.min(1)),
         _ => return Err(Sense::invalid_cdb(1, Some(2)).into()),
     };
-    at.check_limit(desk.unit, desk.max_transfer)?;
-    if data_out.len() < desk.bytes(needed) {
+    at.check_limit(cx.unit, cx.max_transfer)?;
+    if data_out.len() < cx.bytes(needed) {
         return Err(Fail::Overrun);
     }
     let mut job = Job::new(Kind::Verify(compare), at.lba, at.blocks);
     if at.blocks > 0 {
-        desk.take_bounce(&mut job)?;
+        cx.take_bounce(&mut job)?;
     }
     if compare == Compare::OneBlock {
-        job.moved = desk.bytes(needed) as u32;
+        job.moved = cx.bytes(needed) as u32;
     }
     Ok(job)
 }
@@ -207,13 +223,13 @@ pub(crate) fn verify(desk: &mut Desk, at: Extent, cdb: &Cdb, data_out: &Sg) -> R
 /// WRITE SAME (SBC-3 5.43, 5.44). Zeros become WriteZeroes, or Unmap where the initiator asks for
 /// that and unmapped blocks read as zeros; anything else is really written.
 pub(crate) fn write_same(
-    desk: &mut Desk,
+    cx: &mut PlanContext,
     at: Extent,
     cdb: &Cdb,
     no_data_out: bool,
     data_out: &Sg,
 ) -> Result<Job, Fail> {
-    let unit = desk.unit;
+    let unit = cx.unit;
     let unmap = cdb.bit(1, 3);
     if unmap && !unit.features.unmap {
         return Err(Sense::invalid_cdb(1, Some(3)).into());
@@ -238,8 +254,8 @@ pub(crate) fn write_same(
     let mut job = Job::new(op.map_or(Kind::Fill, Kind::Range), at.lba, at.blocks);
     job.moved = given as u32;
     if op.is_none() {
-        desk.take_bounce(&mut job)?;
-        fill(desk, if zero { None } else { Some(data_out) });
+        cx.take_bounce(&mut job)?;
+        fill(cx, if zero { None } else { Some(data_out) });
     }
     Ok(job)
 }
@@ -254,13 +270,13 @@ fn is_zero(sg: &Sg, len: usize) -> bool {
 }
 
 /// Fills the bounce buffer with copies of the block in `data`, or zeros.
-fn fill(desk: &Desk, data: Option<&Sg>) {
-    let all = desk.bounce.sg(Bounce::LEN).expect("a bounce buffer has its own length");
+fn fill(cx: &PlanContext, data: Option<&Sg>) {
+    let all = cx.bounce.sg(Bounce::LEN).expect("a bounce buffer has its own length");
     let Some(data) = data else {
         all.zero(0, Bounce::LEN);
         return;
     };
-    let block = desk.unit.block_size as usize;
+    let block = cx.unit.block_size as usize;
     let mut copy = [0u8; 4096];
     let copy = &mut copy[..block];
     data.copy_to_slice(0, copy);

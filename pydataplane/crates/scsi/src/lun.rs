@@ -1,6 +1,6 @@
 //! A logical unit as one thread sees it: from the CDB to bdev I/Os to the response.
 
-use crate::block::{self, Desk, Extent};
+use crate::block::{self, Extent, PlanContext};
 use crate::opcode::{Command, decode};
 use crate::reply::send;
 use crate::response::{Fail, Response, Status};
@@ -160,31 +160,31 @@ impl Lun {
         decoded.check(cdb)?;
         let (data_in, data_out) = (&task.data_in, &task.data_out);
         let fua = cdb.bit(1, 3);
-        let mut desk = Desk {
+        let mut cx = PlanContext {
             unit,
             bounce: &self.bounce,
             bounce_free: &mut self.bounce_free,
             max_transfer: self.max_transfer,
         };
         let job = match decoded.command {
-            Command::Read6 => block::read(&mut desk, Extent::of6(cdb), false, data_in)?,
-            Command::Read10 => block::read(&mut desk, Extent::of10(cdb), fua, data_in)?,
-            Command::Read12 => block::read(&mut desk, Extent::of12(cdb), fua, data_in)?,
-            Command::Read16 => block::read(&mut desk, Extent::of16(cdb), fua, data_in)?,
-            Command::Write6 => block::write(&mut desk, Extent::of6(cdb), false, data_out)?,
-            Command::Write10 => block::write(&mut desk, Extent::of10(cdb), fua, data_out)?,
-            Command::Write12 => block::write(&mut desk, Extent::of12(cdb), fua, data_out)?,
-            Command::Write16 => block::write(&mut desk, Extent::of16(cdb), fua, data_out)?,
+            Command::Read6 => block::read(&mut cx, Extent::of6(cdb), false, data_in)?,
+            Command::Read10 => block::read(&mut cx, Extent::of10(cdb), fua, data_in)?,
+            Command::Read12 => block::read(&mut cx, Extent::of12(cdb), fua, data_in)?,
+            Command::Read16 => block::read(&mut cx, Extent::of16(cdb), fua, data_in)?,
+            Command::Write6 => block::write(&mut cx, Extent::of6(cdb), false, data_out)?,
+            Command::Write10 => block::write(&mut cx, Extent::of10(cdb), fua, data_out)?,
+            Command::Write12 => block::write(&mut cx, Extent::of12(cdb), fua, data_out)?,
+            Command::Write16 => block::write(&mut cx, Extent::of16(cdb), fua, data_out)?,
             Command::SynchronizeCache10 => block::synchronize(unit, Extent::of10(cdb))?,
             Command::SynchronizeCache16 => block::synchronize(unit, Extent::of16(cdb))?,
-            Command::Verify10 => block::verify(&mut desk, Extent::of10(cdb), cdb, data_out)?,
-            Command::Verify12 => block::verify(&mut desk, Extent::of12(cdb), cdb, data_out)?,
-            Command::Verify16 => block::verify(&mut desk, Extent::of16(cdb), cdb, data_out)?,
+            Command::Verify10 => block::verify(&mut cx, Extent::of10(cdb), cdb, data_out)?,
+            Command::Verify12 => block::verify(&mut cx, Extent::of12(cdb), cdb, data_out)?,
+            Command::Verify16 => block::verify(&mut cx, Extent::of16(cdb), cdb, data_out)?,
             Command::WriteSame10 => {
-                block::write_same(&mut desk, Extent::of10(cdb), cdb, false, data_out)?
+                block::write_same(&mut cx, Extent::of10(cdb), cdb, false, data_out)?
             }
             Command::WriteSame16 => {
-                block::write_same(&mut desk, Extent::of16(cdb), cdb, cdb.bit(1, 0), data_out)?
+                block::write_same(&mut cx, Extent::of16(cdb), cdb, cdb.bit(1, 0), data_out)?
             }
             Command::Unmap => block::unmap(unit, cdb, data_out)?,
             Command::StartStopUnit => block::start_stop(unit, cdb)?,

@@ -16,7 +16,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Instant;
-use vhost_scsi::{Controllers, Patience, Settings};
+use vhost_scsi::{Controllers, Settings, Timeouts};
 
 /// Where the process keeps what it needs.
 #[derive(Clone, Debug)]
@@ -92,7 +92,7 @@ impl App {
             mode: cli.socket_mode,
             uid: None,
             gid: cli.socket_group,
-            patience: Patience::default(),
+            timeouts: Timeouts::default(),
         };
         let notices = Arc::new(Notices::default());
         let noted = notices.clone();

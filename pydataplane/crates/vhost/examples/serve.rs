@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         mode: 0o660,
         uid: None,
         gid: None,
-        patience: vhost_scsi::Patience::default(),
+        timeouts: vhost_scsi::Timeouts::default(),
     };
     let controllers = Controllers::new(registry.clone(), reactors.handles(), settings);
     controllers.create("vm0", ControllerOptions::default())?;

@@ -20,7 +20,7 @@ use reactor::Handle;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::defs::MAX_TARGETS;
-use crate::device::{Device, Place, TMF_ID};
+use crate::device::{Device, SessionContext, TMF_ID};
 use crate::events::{Event, Unheard};
 use crate::lun::Target;
 use crate::mailbox::{Inbox, Mailbox, Order, Reply, mailbox};
@@ -31,13 +31,13 @@ use crate::stats::{ControllerCounters, ControllerStats};
 /// How often a control queue without a kick is looked at.
 const POLLED_CONTROL: Duration = Duration::from_millis(10);
 
-/// How long nobody may connect after a peer had a reactor blocked: so it can be for a small part
-/// of the time only.
-const BAN: Duration = Duration::from_secs(30);
+/// How long no peer may connect after one blocked a reactor: its guests wait for a small part of
+/// the time only.
+const RECONNECT_BAN: Duration = Duration::from_secs(30);
 
 /// How many times as long as a session took to set up and to end nobody may connect: peers that
 /// come and go keep the reactors from other guests for a small part of the time.
-const REST: u32 = 4;
+const COOLDOWN_FACTOR: u32 = 4;
 
 /// How long peers may wait in the socket's backlog until the I/O of the one before them has ended;
 /// then they are refused.
@@ -59,7 +59,7 @@ pub(crate) struct Controller {
     started: AtomicBool,
     pub(crate) mailbox: Mailbox,
     /// How long a message of a peer may wait for I/O in flight.
-    patience: Duration,
+    message_timeout: Duration,
 }
 
 impl Controller {
@@ -71,7 +71,7 @@ impl Controller {
         listener: Listener,
         reactors: Vec<Handle>,
         accepts: bool,
-        patience: Duration,
+        message_timeout: Duration,
     ) -> io::Result<(Arc<Self>, JoinHandle<()>, Receiver<()>)> {
         let (mailbox, inbox) = mailbox()?;
         let controller = Arc::new(Controller {
@@ -84,7 +84,7 @@ impl Controller {
             session: AtomicU64::new(0),
             started: AtomicBool::new(false),
             mailbox,
-            patience,
+            message_timeout,
         });
         let server = Server {
             controller: Arc::clone(&controller),
@@ -194,7 +194,7 @@ impl Server {
         loop {
             let ready = self.wait();
             // Orders first: a removal is to be seen before more I/O is set up.
-            self.inbox.rest();
+            self.inbox.clear_wakeup();
             while let Some(order) = self.inbox.next() {
                 self.obey(order);
             }
@@ -344,17 +344,17 @@ impl Server {
             }
         };
         self.sessions += 1;
-        let place = Place {
+        let context = SessionContext {
             name: &controller.name,
             session: self.sessions,
             reactors: &controller.reactors,
             counters: &controller.counters,
             mailbox: &controller.mailbox,
-            patience: controller.patience,
+            message_timeout: controller.message_timeout,
         };
         let targets = controller.targets();
         let there = targets.iter().flatten().filter(|t| !t.leaving);
-        let device = Device::new(&place, there, self.unheard.take());
+        let device = Device::new(&context, there, self.unheard.take());
         drop(targets);
         tracing::info!(controller = controller.name, "a peer connected");
         self.peer = Some(Peer::new(connection, device));
@@ -392,7 +392,7 @@ impl Server {
         let took = ending.took + since.elapsed();
         drop(ending);
         // Not for the time that its I/O took.
-        let pause = (self.setup + took.min(self.setup)) * REST;
+        let pause = (self.setup + took.min(self.setup)) * COOLDOWN_FACTOR;
         self.banned = self.banned.max(Some(Instant::now() + pause));
         self.controller.session.store(0, Ordering::Relaxed);
         for (_, removal) in std::mem::take(&mut self.removals) {
@@ -445,7 +445,7 @@ impl Server {
             }
             Order::Blocked { session } if session == self.sessions => {
                 self.end(&End::Broken("its eventfd blocks whoever writes to it".into()));
-                self.banned = Some(Instant::now() + BAN);
+                self.banned = Some(Instant::now() + RECONNECT_BAN);
             }
             // Of a session that is over.
             Order::QueueFailed { .. } | Order::MemoryFault { .. } | Order::Blocked { .. } => {}

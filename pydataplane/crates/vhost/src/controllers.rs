@@ -25,7 +25,7 @@ pub const MAX_NAME: usize = 64;
 /// How long is waited for I/O in flight. When it does not end, whoever waited goes on, and the I/O
 /// keeps what it needs: memory of a VM is never unmapped, and a bdev never closed, before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Patience {
+pub struct Timeouts {
     /// By a method of [`Controllers`]. Shorter than its caller's, who is to hear how it went.
     pub method: Duration,
     /// By a message of a VM: a stop of its rings, a change of its memory. Its QEMU stands still
@@ -33,9 +33,9 @@ pub struct Patience {
     pub message: Duration,
 }
 
-impl Default for Patience {
+impl Default for Timeouts {
     fn default() -> Self {
-        Patience { method: Duration::from_secs(25), message: Duration::from_secs(120) }
+        Timeouts { method: Duration::from_secs(25), message: Duration::from_secs(120) }
     }
 }
 
@@ -51,7 +51,7 @@ pub struct Settings {
     /// Group of a socket, if not the process's group.
     pub gid: Option<u32>,
     /// How long is waited for I/O in flight.
-    pub patience: Patience,
+    pub timeouts: Timeouts,
 }
 
 /// How a controller is made.
@@ -327,8 +327,8 @@ impl Controllers {
         self.inner.entries()
     }
 
-    fn patience(&self) -> Duration {
-        self.inner.settings.patience.method
+    fn method_timeout(&self) -> Duration {
+        self.inner.settings.timeouts.method
     }
 
     fn find(&self, name: &str) -> Result<Arc<Controller>, ControllerError> {
@@ -356,9 +356,9 @@ impl Controllers {
             gid: options.socket_gid.or(settings.gid),
         };
         let listener = Listener::bind(&socket)?;
-        let patience = settings.patience.message;
+        let message_timeout = settings.timeouts.message;
         let (controller, thread, ended) =
-            Controller::start(name, socket, listener, reactors, !options.delay, patience)
+            Controller::start(name, socket, listener, reactors, !options.delay, message_timeout)
                 .map_err(|why| ControllerError::Start { name: name.into(), why })?;
         entries.insert(name.into(), Entry { controller, options, thread, ended });
         Ok(())
@@ -379,14 +379,14 @@ impl Controllers {
             let (reply, answer) = channel();
             controller.mailbox.send(Order::IsConnected { reply });
             // A thread that does not answer waits for I/O of a peer's.
-            let connected = answer.recv_timeout(self.patience());
+            let connected = answer.recv_timeout(self.method_timeout());
             if matches!(connected, Ok(true) | Err(RecvTimeoutError::Timeout)) {
                 return Err(ControllerError::Connected(name.into()));
             }
         }
         let entry = self.entries().remove(name);
         let entry = entry.ok_or_else(|| ControllerError::NotFound(name.into()))?;
-        let waited = self.patience();
+        let waited = self.method_timeout();
         match entry.stop(waited) {
             true => Ok(()),
             false => Err(ControllerError::StillEnding { controller: name.into(), waited }),
@@ -429,7 +429,7 @@ impl Controllers {
         let (reply, answer) = channel();
         let parcel = Parcel::new(target);
         controller.mailbox.send(Order::Add { target: parcel.clone(), reply });
-        let waited = self.patience();
+        let waited = self.method_timeout();
         let added = match answer.recv_timeout(waited) {
             Err(RecvTimeoutError::Timeout) if parcel.take().is_some() => {
                 return Err(ControllerError::Waiting { controller: name.into(), waited });
@@ -478,7 +478,7 @@ impl Controllers {
             // While it is there for sure: the number may be another target's at once.
             controller.mailbox.send(Order::Remove { target, reply: Some(reply) });
         }
-        let waited = self.patience();
+        let waited = self.method_timeout();
         answer.recv_timeout(waited).map_err(|_| ControllerError::StillBusy {
             controller: name.into(),
             target,
@@ -538,7 +538,7 @@ impl Controllers {
     pub fn stop(&self) -> bool {
         let all = std::mem::take(&mut *self.entries());
         all.values().for_each(|e| e.controller.mailbox.send(Order::Stop));
-        let end = Instant::now() + self.patience();
+        let end = Instant::now() + self.method_timeout();
         let mut ended = true;
         for entry in all.into_values() {
             ended &= entry.stop(end.saturating_duration_since(Instant::now()));
@@ -562,10 +562,10 @@ impl Controllers {
 impl Entry {
     /// Ends its session and its thread; `false`: not in time, and the thread goes on until the I/O
     /// has ended.
-    fn stop(self, patience: Duration) -> bool {
+    fn stop(self, timeout: Duration) -> bool {
         self.controller.mailbox.send(Order::Stop);
         let name = &self.controller.name;
-        if self.ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
+        if self.ended.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout) {
             tracing::error!(controller = name, "deleted, but I/O of its VM has not ended");
             return false;
         }

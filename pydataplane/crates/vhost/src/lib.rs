@@ -21,7 +21,7 @@
 //!
 //! Errors: a guest that breaks the rules of virtio has the queue in question stopped, is counted
 //! and logged once; a peer that breaks vhost-user is disconnected; neither harms anybody else.
-//! I/O that does not end ends the session that waits for it, after [`Patience`]; its memory stays
+//! I/O that does not end ends the session that waits for it, after [`Timeouts`]; its memory stays
 //! mapped and its volumes claimed until the I/O ends, and until then no other peer is served.
 
 #![forbid(unsafe_code)]
@@ -40,7 +40,7 @@ mod stats;
 
 pub use controllers::{
     BackendInfo, ControllerError, ControllerInfo, ControllerOptions, Controllers, LunInfo,
-    MAX_NAME, Patience, SessionInfo, Settings, StatsInfo, TargetConfig, TargetInfo,
+    MAX_NAME, SessionInfo, Settings, StatsInfo, TargetConfig, TargetInfo, Timeouts,
 };
 pub use lun::TargetOptions;
 pub use socket::{MAX_PATH, SocketError, SocketOptions};

@@ -93,8 +93,8 @@ impl Inbox {
         self.orders.try_recv().ok()
     }
 
-    /// Forgets that it was woken: before the orders are taken.
-    pub(crate) fn rest(&self) {
+    /// Clears the wake-up, before the orders are taken.
+    pub(crate) fn clear_wakeup(&self) {
         _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
     }
 }

@@ -190,7 +190,7 @@ fn lock(file: &File, path: &Path, read_only: bool, block_device: bool) -> Result
     let begun = Instant::now();
     let mut locked = flock(file, how);
     // The kernel ends a killed process's io_uring, and with it the lock, after the process itself.
-    let patience = || match lock_owner(file) {
+    let timeout = || match lock_owner(file) {
         Some(pid) if !is_dead(pid) => {
             if block_device {
                 UDEV_WAIT
@@ -200,7 +200,7 @@ fn lock(file: &File, path: &Path, read_only: bool, block_device: bool) -> Result
         }
         _ => DEAD_OWNER_WAIT,
     };
-    while locked == Err(Errno::WOULDBLOCK) && begun.elapsed() < patience() {
+    while locked == Err(Errno::WOULDBLOCK) && begun.elapsed() < timeout() {
         std::thread::sleep(DEAD_OWNER_POLL);
         locked = flock(file, how);
     }

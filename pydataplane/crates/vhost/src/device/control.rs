@@ -43,7 +43,7 @@ impl Device {
     /// The guest kicked the control queue.
     pub(crate) fn control_kick(&mut self) {
         if let Some(queue) = &mut self.control {
-            queue.rest();
+            queue.clear_kick();
         }
         self.serve_control();
     }
@@ -128,8 +128,8 @@ impl Device {
         let LunAddress::Unit { target, lun } = LunAddress::decode(lun) else {
             return Err(response::BAD_TARGET);
         };
-        match self.seats.get(usize::from(target)) {
-            Some(Some(seat)) if !seat.leaving => match lun {
+        match self.attached.get(usize::from(target)) {
+            Some(Some(attached)) if !attached.leaving => match lun {
                 0 => Ok(target),
                 _ => Err(response::INCORRECT_LUN),
             },
@@ -151,15 +151,15 @@ impl Device {
             }
             control::TMF_LOGICAL_UNIT_RESET => {
                 let verdict = self.abort(all, response::RESET);
-                if let Some(seat) = &self.seats[usize::from(target)] {
-                    seat.shared.reset();
+                if let Some(attached) = &self.attached[usize::from(target)] {
+                    attached.shared.reset();
                 }
                 verdict
             }
             control::TMF_I_T_NEXUS_RESET => {
                 let verdict = self.abort(all, response::RESET);
-                if let Some(seat) = &self.seats[usize::from(target)] {
-                    seat.shared.reset_nexus(&seat.nexus);
+                if let Some(attached) = &self.attached[usize::from(target)] {
+                    attached.shared.reset_nexus(&attached.nexus);
                 }
                 verdict
             }

@@ -14,8 +14,8 @@ impl Device {
     /// Tells the guest, now or when it has given a buffer, or when it is no longer paused. A guest
     /// whose event queue does not run yet scans by itself when it starts.
     pub(crate) fn tell(&mut self, event: Event) {
-        let seat = self.seats[usize::from(event.target())].as_ref();
-        let times = seat.map(|seat| Arc::clone(&seat.times));
+        let target = self.attached[usize::from(event.target())].as_ref();
+        let times = target.map(|target| Arc::clone(&target.times));
         let kept = match &mut self.unheard {
             Some(unheard) => unheard.push(event, times),
             None if self.events.is_none() => return,
@@ -52,7 +52,7 @@ impl Device {
     /// The guest gave buffers.
     pub(crate) fn event_kick(&mut self) {
         if let Some(queue) = &mut self.events {
-            queue.rest();
+            queue.clear_kick();
         }
         self.send_events();
     }

@@ -62,16 +62,16 @@ struct Worker {
     poller: PollerId,
 }
 
-/// A target as the session has it.
-struct Seat {
+/// A target with this session's nexus to it.
+struct AttachedTarget {
     shared: Arc<LunShared>,
     nexus: Arc<Nexus>,
     times: Arc<Times>,
     leaving: bool,
 }
 
-/// What a session is made for.
-pub(crate) struct Place<'a> {
+/// What a session's device needs of its controller.
+pub(crate) struct SessionContext<'a> {
     /// Name of the controller.
     pub(crate) name: &'a str,
     /// Number of the session, for late notices.
@@ -82,7 +82,7 @@ pub(crate) struct Place<'a> {
     pub(crate) counters: &'a [Arc<ControllerCounters>],
     pub(crate) mailbox: &'a Mailbox,
     /// How long a message of the peer may wait for I/O in flight.
-    pub(crate) patience: Duration,
+    pub(crate) message_timeout: Duration,
 }
 
 /// The device of one session.
@@ -91,8 +91,8 @@ pub(crate) struct Device {
     workers: Vec<Worker>,
     counters: Arc<ControllerCounters>,
     mailbox: Mailbox,
-    patience: Duration,
-    seats: Box<[Option<Seat>]>,
+    message_timeout: Duration,
+    attached: Box<[Option<AttachedTarget>]>,
 
     features: u64,
     /// The memory table as the peer gave it.
@@ -121,25 +121,25 @@ impl Device {
     /// A device for a peer that just connected, with `targets`. A volume that cannot be opened is
     /// left out, and logged. `unheard`: by the driver of the session before, which this may be.
     pub(crate) fn new<'t>(
-        place: &Place<'_>,
+        context: &SessionContext<'_>,
         targets: impl Iterator<Item = &'t Target>,
         unheard: Option<Unheard>,
     ) -> Self {
-        let workers = place.reactors.iter().zip(place.counters).map(|(reactor, counters)| {
-            let name = format!("vhost {}", place.name);
-            let notice = Notice { mailbox: place.mailbox.clone(), session: place.session };
+        let workers = context.reactors.iter().zip(context.counters).map(|(reactor, counters)| {
+            let name = format!("vhost {}", context.name);
+            let notice = Notice { mailbox: context.mailbox.clone(), session: context.session };
             let counters = Arc::clone(counters);
             let poller = reactor
                 .call(move |cx| cx.add_poller(Box::new(DevicePoller::new(name, counters, notice))));
             Worker { reactor: reactor.clone(), poller }
         });
         let mut device = Device {
-            name: place.name.to_owned(),
+            name: context.name.to_owned(),
             workers: workers.collect(),
-            counters: Arc::clone(&place.counters[place.reactors.len()]),
-            mailbox: place.mailbox.clone(),
-            patience: place.patience,
-            seats: (0..MAX_TARGETS).map(|_| None).collect(),
+            counters: Arc::clone(&context.counters[context.reactors.len()]),
+            mailbox: context.mailbox.clone(),
+            message_timeout: context.message_timeout,
+            attached: (0..MAX_TARGETS).map(|_| None).collect(),
             features: 0,
             table: GuestMemory::empty(),
             log: None,
@@ -150,7 +150,7 @@ impl Device {
             pending_events: PendingEvents::default(),
             unheard,
             tmfs: Vec::new(),
-            next_tmf: place.session << 32,
+            next_tmf: context.session << 32,
             failures: 0,
             control_backlog: false,
             event_backlog: false,
@@ -191,15 +191,16 @@ impl Device {
         self.workers.iter().for_each(|w| w.call(move |p| p.show_unit(number)));
         let (shared, times) = (Arc::clone(&target.shared), Arc::clone(&target.times));
         times.begin();
-        self.seats[usize::from(number)] = Some(Seat { shared, nexus, times, leaving: false });
+        self.attached[usize::from(number)] =
+            Some(AttachedTarget { shared, nexus, times, leaving: false });
         Ok(())
     }
 
     /// New requests no longer find `target`; [`crate::mailbox::Order::Drained`] with `id` follows
     /// when the last one in flight has ended. `false`: the session does not have it.
     pub(crate) fn leave(&mut self, target: u8, id: u64) -> bool {
-        let Some(seat) = &mut self.seats[usize::from(target)] else { return false };
-        seat.leaving = true;
+        let Some(attached) = &mut self.attached[usize::from(target)] else { return false };
+        attached.leaving = true;
         self.workers.iter().for_each(|w| w.call(move |p| p.leave_unit(target)));
         self.start_drain(Selector::Target(target), Some(id));
         true
@@ -208,13 +209,13 @@ impl Device {
     /// Closes the unit of a target that was left and has drained.
     pub(crate) fn close(&mut self, target: u8) {
         self.workers.iter().for_each(|w| w.call(move |p| p.remove_unit(target)));
-        self.seats[usize::from(target)] = None;
+        self.attached[usize::from(target)] = None;
     }
 
     /// The driver started afresh, as after a reboot of the guest: what it prevented is over, and it
     /// scans by itself.
     fn driver_restarted(&mut self) {
-        self.seats.iter().flatten().for_each(|seat| seat.nexus.forget_prevention());
+        self.attached.iter().flatten().for_each(|target| target.nexus.forget_prevention());
         self.unheard = None;
     }
 
@@ -316,9 +317,9 @@ impl Device {
     }
 
     fn wait(&self, countdown: &Countdown, what: &'static str) -> Result<(), DeviceError> {
-        match countdown.wait(&format!("{what} of {}", self.name), self.patience) {
+        match countdown.wait(&format!("{what} of {}", self.name), self.message_timeout) {
             true => Ok(()),
-            false => Err(DeviceError::Stuck { what, waited: self.patience }),
+            false => Err(DeviceError::Stuck { what, waited: self.message_timeout }),
         }
     }
 

@@ -11,8 +11,8 @@ use crate::poller::Failure;
 /// Runs of memory in a chain of these queues; the longest message has 24 bytes and a response.
 const SEGMENTS: usize = 16;
 
-/// Looks at an index that shows something and then nothing.
-const LOOKS: u32 = 16;
+/// Times that kicks are asked for again when the available index moved meanwhile.
+const MAX_REARM_RETRIES: u32 = 16;
 
 /// A control or event queue.
 pub(super) struct SideQueue {
@@ -57,9 +57,9 @@ impl SideQueue {
         self.kick.as_ref().map(AsFd::as_fd)
     }
 
-    /// Forgets that the guest kicked: before the ring is looked at. `false`: the descriptor is
+    /// Clears the kick, before the ring is looked at. `false`: the descriptor is
     /// not usable, and no longer waited for.
-    pub(super) fn rest(&mut self) {
+    pub(super) fn clear_kick(&mut self) {
         if let Some(fd) = &self.kick
             && reactor::eventfd::clear(fd.as_fd()).is_err()
         {
@@ -93,11 +93,11 @@ impl SideQueue {
 
     fn try_take(&mut self) -> Result<Option<Chain>, Failure> {
         let mut heads = [Head::default()];
-        let mut looks = 0;
+        let mut retries = 0;
         while self.ring.pop(&mut heads).map_err(Failure::Ring)? == 0 {
-            looks += 1;
+            retries += 1;
             // A driver whose index comes and goes only loses its own kick.
-            if !self.ring.enable_kick() || looks == LOOKS {
+            if !self.ring.enable_kick() || retries == MAX_REARM_RETRIES {
                 return Ok(None);
             }
         }

@@ -88,7 +88,7 @@ impl Slot {
         self.busy
     }
 
-    /// Whether its chain was walked; from now on it is not.
+    /// Clears `ready`: the request begins.
     #[inline]
     pub(super) fn begin(&mut self) {
         self.ready = false;

@@ -11,7 +11,7 @@ use bdev::{
 };
 use reactor::{Idle, IoContext, Reactors};
 use uuid::Uuid;
-use vhost_scsi::{ControllerOptions, Controllers, Patience, Settings, TargetOptions};
+use vhost_scsi::{ControllerOptions, Controllers, Settings, TargetOptions, Timeouts};
 
 use crate::guest::PATIENCE;
 
@@ -25,17 +25,17 @@ pub struct Host {
 impl Host {
     /// Reactors that go to sleep soon, and the controller `vm0` without targets.
     pub fn new(reactors: usize) -> Host {
-        Host::with_patience(reactors, Patience::default())
+        Host::with_timeouts(reactors, Timeouts::default())
     }
 
     /// As `new`, waiting for I/O no longer than that.
-    pub fn with_patience(reactors: usize, patience: Patience) -> Host {
+    pub fn with_timeouts(reactors: usize, timeouts: Timeouts) -> Host {
         let dir = tempfile::tempdir().unwrap();
         let reactors =
             Reactors::start(&vec![None; reactors], Idle::Adaptive { spin_us: 20 }).unwrap();
         let registry = Registry::new();
         let directory = dir.path().into();
-        let settings = Settings { directory, mode: 0o660, uid: None, gid: None, patience };
+        let settings = Settings { directory, mode: 0o660, uid: None, gid: None, timeouts };
         let controllers = Controllers::new(registry.clone(), reactors.handles(), settings);
         controllers.create("vm0", ControllerOptions::default()).unwrap();
         Host { controllers, registry, reactors: Some(reactors), dir }

@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use vhost_scsi::{ControllerError, Patience, TargetOptions};
+use vhost_scsi::{ControllerError, TargetOptions, Timeouts};
 
 use crate::guest::*;
 use crate::host::*;
@@ -13,8 +13,8 @@ const SHORT: Duration = Duration::from_millis(100);
 
 /// A host with a shut gate as target 0, a malloc disk as target 1, and a guest with one request of
 /// each queue at the gate.
-fn stuck(patience: Patience) -> (Host, Gate, Guest, Request) {
-    let host = Host::with_patience(2, patience);
+fn stuck(timeouts: Timeouts) -> (Host, Gate, Guest, Request) {
+    let host = Host::with_timeouts(2, timeouts);
     let gate = host.gate("gate");
     host.add(0, "gate");
     host.malloc("disk");
@@ -29,8 +29,8 @@ fn stuck(patience: Patience) -> (Host, Gate, Guest, Request) {
     (host, gate, guest, request)
 }
 
-fn impatient() -> Patience {
-    Patience { message: SHORT, ..Patience::default() }
+fn short_timeouts() -> Timeouts {
+    Timeouts { message: SHORT, ..Timeouts::default() }
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn a_message_that_waits_in_vain_ends_the_session_and_not_the_memory() {
         },
     ];
     for (nth, message) in messages.into_iter().enumerate() {
-        let (host, gate, mut guest, request) = stuck(impatient());
+        let (host, gate, mut guest, request) = stuck(short_timeouts());
         let used = [guest.used_index(2), guest.used_index(3)];
         assert!(message(&mut guest), "message {nth} is not done");
         assert!(guest.peer.is_closed());
@@ -82,7 +82,7 @@ fn a_message_that_waits_in_vain_ends_the_session_and_not_the_memory() {
 
 #[test]
 fn a_controller_with_io_that_does_not_end_is_deleted_and_its_bdevs_stay_in_use() {
-    let (host, gate, mut guest, _) = stuck(Patience { method: SHORT, message: SHORT });
+    let (host, gate, mut guest, _) = stuck(Timeouts { method: SHORT, message: SHORT });
     let delete = |force| host.controllers.delete("vm0", force);
     assert!(matches!(delete(false), Err(ControllerError::Connected(_))));
     let e = delete(true).unwrap_err();
@@ -104,7 +104,7 @@ fn a_controller_with_io_that_does_not_end_is_deleted_and_its_bdevs_stay_in_use()
 
 #[test]
 fn a_target_whose_io_does_not_end_goes_when_it_does_whatever_the_guest_does() {
-    let (host, gate, guest, _) = stuck(Patience { method: SHORT, message: SHORT });
+    let (host, gate, guest, _) = stuck(Timeouts { method: SHORT, message: SHORT });
     let e = host.controllers.remove_target("vm0", 0).unwrap_err();
     assert!(matches!(e, ControllerError::StillBusy { .. }), "{e}");
     drop(guest);
@@ -119,8 +119,8 @@ fn a_target_whose_io_does_not_end_goes_when_it_does_whatever_the_guest_does() {
 
 #[test]
 fn while_a_message_waits_methods_give_up_and_leave_nothing_behind() {
-    let patience = Patience { method: SHORT, message: Duration::from_secs(60) };
-    let (host, gate, mut guest, _) = stuck(patience);
+    let timeouts = Timeouts { method: SHORT, message: Duration::from_secs(60) };
+    let (host, gate, mut guest, _) = stuck(timeouts);
     guest.peer.send(GET_VRING_BASE, &words(&[2, 0]), &[]);
     let add = |bdev: &str| host.controllers.add_target("vm0", -1, bdev, TargetOptions::default());
     // Some may be added before the thread has seen the message.
@@ -144,7 +144,7 @@ fn while_a_message_waits_methods_give_up_and_leave_nothing_behind() {
 
 #[test]
 fn a_request_of_many_ios_ends_with_the_next_one_when_its_session_ends() {
-    let (host, gate, mut guest, _) = stuck(Patience { method: SHORT, ..Patience::default() });
+    let (host, gate, mut guest, _) = stuck(Timeouts { method: SHORT, ..Timeouts::default() });
     let before = gate.reads();
     // VERIFY (10) of 4 MiB.
     guest.submit(2, flat(0), 3, &rw10(0x2f, 0, 8192), &[], 0);
