@@ -1,8 +1,9 @@
 //! Names of devices, who holds them, and who wants to hear about changes.
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use uuid::Uuid;
@@ -254,12 +255,7 @@ impl Registry {
                 let seconds = timeout.as_secs();
                 return Err(RegistryError::StillHeld { name, owner, seconds });
             }
-            state = self
-                .inner
-                .released
-                .wait_timeout(state, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            self.inner.released.wait_for(&mut state, left);
         }
     }
 
@@ -383,7 +379,7 @@ impl Registry {
 impl Inner {
     fn lock(&self) -> MutexGuard<'_, State> {
         // A panic elsewhere leaves the maps whole: every change is one insert or remove.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -507,21 +503,21 @@ mod tests {
         let sub = {
             let (held, seen) = (held.clone(), seen.clone());
             r.subscribe(move |e| {
-                seen.lock().unwrap().push(format!("{e:?}"));
+                seen.lock().push(format!("{e:?}"));
                 if matches!(e, Event::Removed(_)) {
-                    let held = held.lock().unwrap().take();
+                    let held = held.lock().take();
                     std::thread::spawn(move || drop(held));
                 }
             })
         };
         assert_eq!(r.unregister("a").unwrap().name(), "a");
         assert!(r.get("a").is_none());
-        assert_eq!(*seen.lock().unwrap(), ["Removed(\"a\")"]);
+        assert_eq!(*seen.lock(), ["Removed(\"a\")"]);
         r.register(null("a")).unwrap();
         r.notify_resized("a");
         drop(sub);
         r.notify_resized("a");
-        assert_eq!(seen.lock().unwrap().len(), 3);
+        assert_eq!(seen.lock().len(), 3);
     }
 
     #[test]
@@ -555,14 +551,14 @@ mod tests {
         r.register(null("a")).unwrap();
         let seen = Arc::new(Mutex::new(Vec::new()));
         let notes = seen.clone();
-        let _sub = r.subscribe(move |e| notes.lock().unwrap().push(format!("{e:?}")));
+        let _sub = r.subscribe(move |e| notes.lock().push(format!("{e:?}")));
         let held = r.claim_as("a", "export e", ClaimMode::Reader).unwrap();
         let e = r.unregister_unused("a").unwrap_err();
         assert!(matches!(&e, RegistryError::Claimed { owner, .. } if owner == "export e"), "{e}");
-        assert!(r.get("a").is_some() && seen.lock().unwrap().is_empty());
+        assert!(r.get("a").is_some() && seen.lock().is_empty());
         drop(held);
         assert_eq!(r.unregister_unused("a").unwrap().name(), "a");
-        assert_eq!(*seen.lock().unwrap(), ["Removed(\"a\")"]);
+        assert_eq!(*seen.lock(), ["Removed(\"a\")"]);
         assert!(matches!(r.unregister_unused("a"), Err(RegistryError::NotFound(_))));
         r.register(null("a")).unwrap();
     }

@@ -3,8 +3,9 @@
 //! Each channel writes counters of its own with relaxed loads and stores (one writer, no locked
 //! instruction); readers add them up on demand. A reset moves a baseline and never touches them.
 
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{Io, IoError, Op};
 
@@ -160,7 +161,7 @@ impl Stats {
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.lock()
     }
 
     /// Counters for a new channel of the calling thread.

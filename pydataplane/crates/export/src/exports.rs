@@ -2,9 +2,10 @@
 
 use bdev::{Event, Registry, Subscription};
 use fuser::INodeNo;
+use parking_lot::{Mutex, MutexGuard};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
@@ -203,7 +204,7 @@ impl Exports {
 
     /// All exports, in the order in which they were made.
     pub fn list(&self) -> Vec<Info> {
-        let table = self.inner.table.read().unwrap_or_else(PoisonError::into_inner);
+        let table = self.inner.table.read();
         let info = |v: &Arc<Volume>| Info {
             bdev_name: v.bdev.name().to_owned(),
             uuid: v.uuid,
@@ -242,13 +243,13 @@ impl Drop for Exports {
 
 impl Inner {
     fn control(&self) -> MutexGuard<'_, Control> {
-        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+        self.control.lock()
     }
 
     fn write(
         &self,
-    ) -> std::sync::RwLockWriteGuard<'_, std::collections::BTreeMap<u64, Arc<Volume>>> {
-        self.table.write().unwrap_or_else(PoisonError::into_inner)
+    ) -> parking_lot::RwLockWriteGuard<'_, std::collections::BTreeMap<u64, Arc<Volume>>> {
+        self.table.write()
     }
 
     fn mount(&self) -> Result<Mount, ExportError> {
@@ -256,7 +257,7 @@ impl Inner {
     }
 
     fn named(&self, name: &str) -> Option<Arc<Volume>> {
-        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let table = self.table.read();
         table.values().find(|v| v.bdev.name() == name).cloned()
     }
 }

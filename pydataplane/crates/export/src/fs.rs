@@ -7,11 +7,12 @@ use fuser::{
     ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, TimeOrNow,
     WriteFlags,
 };
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 use uuid::Uuid;
 
@@ -43,11 +44,11 @@ impl Files {
     }
 
     fn opens(&self) -> MutexGuard<'_, BTreeMap<u64, u32>> {
-        self.opens.lock().unwrap_or_else(PoisonError::into_inner)
+        self.opens.lock()
     }
 
     fn volume(&self, ino: INodeNo) -> Option<Arc<Volume>> {
-        self.table.read().unwrap_or_else(PoisonError::into_inner).get(&ino.0).cloned()
+        self.table.read().get(&ino.0).cloned()
     }
 
     fn attributes(&self, ino: INodeNo) -> Option<FileAttr> {
@@ -76,7 +77,7 @@ impl Filesystem for Files {
     fn lookup(&self, _: &fuser::Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let uuid =
             name.to_str().and_then(|n| Uuid::try_parse(n).ok().filter(|u| u.to_string() == n));
-        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let table = self.table.read();
         let found = table.values().find(|v| parent == INodeNo::ROOT && Some(v.uuid) == uuid);
         match found {
             Some(volume) => reply.entry(&NO_TTL, &volume.attributes(), Generation(0)),
@@ -128,7 +129,7 @@ impl Filesystem for Files {
 
     fn open(&self, _: &fuser::Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         // Counted under the lock, so that an export that is being deleted is not opened.
-        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let table = self.table.read();
         match table.get(&ino.0) {
             None => reply.error(Errno::ESTALE),
             Some(v) if v.read_only && flags.acc_mode() != OpenAccMode::O_RDONLY => {
@@ -285,7 +286,7 @@ impl Filesystem for Files {
         if ino != INodeNo::ROOT {
             return reply.error(Errno::ENOTDIR);
         }
-        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let table = self.table.read();
         let files = table.values().map(|v| (v.ino, FileType::RegularFile, v.uuid.to_string()));
         let dots = [".", ".."].map(|n| (INodeNo::ROOT, FileType::Directory, n.to_owned()));
         let entries = dots.into_iter().chain(files).zip(1u64..);

@@ -58,7 +58,7 @@ impl Mount {
         // On a thread of its own, from which the session's inherits what it is to the kernel.
         let started = thread::spawn(start)
             .join()
-            .unwrap_or_else(|_| Err(io::Error::other("its thread panicked")))
+            .expect("a panic ends the process")
             .map_err(os("serve", dir));
         match started {
             Ok(session) => Ok(Mount { dir: dir.to_owned(), session }),

@@ -2,11 +2,12 @@
 
 use bdev::{AlignedBuf, Bdev, Claim, ClaimMode, IoError, Op, Registry, RegistryError};
 use fuser::{FileAttr, FileType, INodeNo};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use reactor::Waker;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 use uuid::Uuid;
@@ -44,7 +45,7 @@ fn changes(op: Op) -> bool {
 
 impl Mailbox {
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 
     /// Moves all requests to the end of `incoming`; whether no more will come.
@@ -99,8 +100,7 @@ impl Mailbox {
                 inner.parked = false;
                 return false;
             }
-            inner =
-                self.unchanged.wait_timeout(inner, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.unchanged.wait_for(&mut inner, left);
         }
         true
     }
@@ -146,7 +146,7 @@ struct Service {
 }
 
 fn held(hold: &Hold) -> MutexGuard<'_, Option<Claim>> {
-    hold.lock().unwrap_or_else(PoisonError::into_inner)
+    hold.lock()
 }
 
 /// The claim of an export, parked or not, under the name `owner`.
@@ -238,7 +238,7 @@ impl Volume {
     }
 
     fn service(&self) -> MutexGuard<'_, Option<Service>> {
-        self.service.lock().unwrap_or_else(PoisonError::into_inner)
+        self.service.lock()
     }
 
     /// Refuses changes from now on, waits for those in flight, and lets others claim the bdev;

@@ -1,9 +1,9 @@
 //! Host memory for the rare I/O that cannot use the guest's own buffers.
 
 use crate::iov::{IoVec, Sg};
+use parking_lot::Mutex;
 use std::alloc::{Layout, handle_alloc_error};
 use std::ptr;
-use std::sync::{Mutex, PoisonError};
 
 /// 64 KiB of page-aligned host memory, handed out as [`Sg`]s from its first byte.
 ///
@@ -28,7 +28,7 @@ impl Bounce {
     /// A buffer of zeros. Takes a lock and may map memory: for control paths. Ends the process,
     /// as any allocation does, when the system has no memory.
     pub fn new() -> Self {
-        let free = POOL.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let free = POOL.lock().pop();
         Bounce { runs: free.unwrap_or_else(map) }
     }
 
@@ -70,7 +70,7 @@ impl Drop for Bounce {
             // SAFETY: the mapping is LEN writable bytes.
             unsafe { ptr::write_bytes(base, 0, Self::LEN) };
         }
-        POOL.lock().unwrap_or_else(PoisonError::into_inner).push(self.runs);
+        POOL.lock().push(self.runs);
     }
 }
 

@@ -9,7 +9,7 @@
 //! The whole mapping, because page by page each lost one would split it, and a peer could use up
 //! what the kernel lets a process have of mappings (`vm.max_map_count`) before its session ends.
 
-use std::sync::Mutex;
+use parking_lot::Mutex;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
@@ -77,7 +77,7 @@ impl Guard {
         if !cfg!(miri) {
             INSTALL.call_once(install);
         }
-        let _one = ALLOC.lock().unwrap_or_else(|e| e.into_inner());
+        let _one = ALLOC.lock();
         let index = SLOTS.iter().position(|s| s.start.load(Ordering::Relaxed) == 0)?;
         SLOTS[index].set(start, start + len, page);
         HIGH.fetch_max(index + 1, Ordering::Release);
@@ -92,7 +92,7 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        let _one = ALLOC.lock().unwrap_or_else(|e| e.into_inner());
+        let _one = ALLOC.lock();
         SLOTS[self.0].set(0, 0, 0);
     }
 }

@@ -6,12 +6,13 @@ use crate::info::{ClearMethod, LvolInfo, LvolOptions, LvsRef, LvstoreInfo, Lvsto
 use crate::map::Map;
 use crate::meta::{Bell, Gauges, Meta, MetaThread, NotRun};
 use crate::translate::{not_loaded, refused};
-use crate::volume::{Identity, Lvol, Names, Volume, lock};
+use crate::volume::{Identity, Lvol, Names, Volume};
 use bdev::{Bdev, Claim, Registry, RegistryError};
 use blobstore::{BlobInfo, BlobOptions, Disk, Store, StoreInfo, StoreOptions};
+use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 use uuid::Uuid;
 
@@ -46,9 +47,9 @@ pub(crate) struct Turn<'a>(&'a Turns);
 
 impl Turns {
     fn take(&self, timeout: Duration) -> Option<Turn<'_>> {
-        let taken = self.free.wait_timeout_while(lock(&self.taken), timeout, |taken| *taken);
-        let (mut taken, waited) = taken.unwrap_or_else(PoisonError::into_inner);
-        if waited.timed_out() {
+        let mut taken = self.taken.lock();
+        self.free.wait_while_for(&mut taken, |taken| *taken, timeout);
+        if *taken {
             return None;
         }
         *taken = true;
@@ -58,7 +59,7 @@ impl Turns {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        *lock(&self.0.taken) = false;
+        *self.0.taken.lock() = false;
         self.0.free.notify_one();
     }
 }
@@ -141,7 +142,7 @@ impl Lvs {
             thread,
             _claim: claim,
         };
-        lock(&lvs.volumes).extend(found.into_iter().map(|v| (v.id.uuid, v)));
+        lvs.volumes.lock().extend(found.into_iter().map(|v| (v.id.uuid, v)));
         Ok(lvs)
     }
 
@@ -153,7 +154,7 @@ impl Lvs {
     }
 
     pub fn name(&self) -> String {
-        lock(&self.name).clone()
+        self.name.lock().clone()
     }
 
     pub fn info(&self) -> LvstoreInfo {
@@ -180,7 +181,7 @@ impl Lvs {
     }
 
     pub fn volumes(&self) -> Vec<Arc<Volume>> {
-        lock(&self.volumes).values().cloned().collect()
+        self.volumes.lock().values().cloned().collect()
     }
 
     pub fn volume_info(&self, volume: &Volume) -> LvolInfo {
@@ -313,7 +314,7 @@ impl Lvs {
             return Err(e);
         }
         let info = self.volume_info(&volume);
-        lock(&self.volumes).insert(uuid, volume);
+        self.volumes.lock().insert(uuid, volume);
         Ok(info)
     }
 
@@ -330,7 +331,7 @@ impl Lvs {
             self.register(volume)?;
             return Err(e);
         }
-        lock(&self.volumes).remove(&volume.id.uuid);
+        self.volumes.lock().remove(&volume.id.uuid);
         Ok(())
     }
 
@@ -389,7 +390,7 @@ impl Lvs {
         self.meta(&op.clone(), move |meta| {
             meta.store(&op)?.rename_store(&name).map_err(|e| refused(e, &op, cluster_size))
         })?;
-        *lock(&self.name) = new_name.to_owned();
+        *self.name.lock() = new_name.to_owned();
         for volume in self.volumes() {
             volume.rename(|names| names.lvstore = new_name.to_owned());
         }
@@ -416,7 +417,7 @@ impl Lvs {
             self.unused(&op, &self.volumes())?;
         }
         self.unregister_all();
-        lock(&self.volumes).clear();
+        self.volumes.lock().clear();
         // There is no way back.
         self.meta_within(Duration::MAX, &op.clone(), move |meta| meta.close(&op, destroy))
     }

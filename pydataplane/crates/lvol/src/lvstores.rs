@@ -5,10 +5,11 @@ use crate::error::Error;
 use crate::info::{LvolInfo, LvolOptions, LvstoreInfo, LvstoreOptions};
 use crate::lvs::Lvs;
 use crate::translate::{not_loaded, refused};
-use crate::volume::{Volume, lock};
+use crate::volume::Volume;
 use bdev::{Claim, Event, Registry, RegistryError, Subscription};
 use blobstore::{Error as StoreError, Identity, Store};
-use std::sync::{Arc, Mutex, Weak};
+use parking_lot::Mutex;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use uuid::Uuid;
 
@@ -74,7 +75,7 @@ impl Lvstores {
         name: &str,
         options: &LvstoreOptions,
     ) -> Result<Uuid, Error> {
-        let _coming = lock(&self.shared.coming);
+        let _coming = self.shared.coming.lock();
         let op = format!("create lvstore {name}");
         let taken = |id: &str| self.shared.find(id).is_ok();
         if taken(name) {
@@ -94,7 +95,7 @@ impl Lvstores {
         let timeout = self.shared.timeout;
         let lvs = Lvs::create(&self.shared.registry, claim, name, options, timeout)?;
         let uuid = lvs.uuid;
-        lock(&self.shared.stores).push(Arc::new(lvs));
+        self.shared.stores.lock().push(Arc::new(lvs));
         tracing::info!(lvstore = name, %uuid, bdev, "lvstore created");
         Ok(uuid)
     }
@@ -106,7 +107,7 @@ impl Lvstores {
     /// [`Error::NoBdev`], [`Error::InUse`], [`Error::Damaged`] (also for a truncated device),
     /// [`Error::AlreadyExists`] (another lvstore has its name or UUID), [`Error::Io`].
     pub fn examine(&self, bdev: &str) -> Result<Option<Uuid>, Error> {
-        let coming = lock(&self.shared.coming);
+        let coming = self.shared.coming.lock();
         let found = self.shared.registry.get(bdev);
         let name = found.ok_or_else(|| Error::NoBdev { bdev: bdev.to_owned() })?.name().to_owned();
         if let Some(lvs) = self.shared.on(&name) {
@@ -127,7 +128,7 @@ impl Lvstores {
             return Err(Error::ReadOnly { op });
         }
         let lvs = Arc::new(Lvs::load(&self.shared.registry, claim, self.shared.timeout)?);
-        lock(&self.shared.stores).push(lvs.clone());
+        self.shared.stores.lock().push(lvs.clone());
         drop(coming);
         if let Err(e) = lvs.register_all() {
             let _ = self.unload(&identity.uuid.to_string());
@@ -160,7 +161,7 @@ impl Lvstores {
     /// [`Error::NoLvstore`], [`Error::AlreadyExists`], [`Error::BadName`],
     /// [`Error::NameTooLong`], [`Error::Stopped`], [`Error::Io`].
     pub fn rename_lvstore(&self, lvstore: &str, new_name: &str) -> Result<(), Error> {
-        let _coming = lock(&self.shared.coming);
+        let _coming = self.shared.coming.lock();
         let lvs = self.shared.find(lvstore)?;
         match self.shared.find(new_name) {
             Ok(other) if other.uuid == lvs.uuid && other.name() == new_name => Ok(()),
@@ -196,7 +197,7 @@ impl Lvstores {
 
     /// All lvstores, by name.
     pub fn lvstores(&self) -> Vec<LvstoreInfo> {
-        let mut all: Vec<_> = lock(&self.shared.stores).iter().map(|lvs| lvs.info()).collect();
+        let mut all: Vec<_> = self.shared.stores.lock().iter().map(|lvs| lvs.info()).collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
     }
@@ -315,7 +316,7 @@ impl Lvstores {
     pub fn lvols(&self, lvstore: Option<&str>) -> Result<Vec<LvolInfo>, Error> {
         let stores = match lvstore {
             Some(id) => vec![self.shared.find(id)?],
-            None => lock(&self.shared.stores).clone(),
+            None => self.shared.stores.lock().clone(),
         };
         let of = |lvs: &Arc<Lvs>| {
             let volumes = lvs.volumes();
@@ -348,7 +349,7 @@ impl Shared {
     /// The lvstore of that name or UUID.
     fn find(&self, id: &str) -> Result<Arc<Lvs>, Error> {
         let uuid = Uuid::try_parse(id).ok();
-        let stores = lock(&self.stores);
+        let stores = self.stores.lock();
         let named = stores.iter().find(|lvs| lvs.name() == id);
         let found = named.or_else(|| stores.iter().find(|lvs| Some(lvs.uuid) == uuid));
         found.cloned().ok_or_else(|| Error::NoLvstore { id: id.to_owned() })
@@ -356,7 +357,7 @@ impl Shared {
 
     /// The lvstore on that bdev.
     fn on(&self, bdev: &str) -> Option<Arc<Lvs>> {
-        lock(&self.stores).iter().find(|lvs| lvs.base.name() == bdev).cloned()
+        self.stores.lock().iter().find(|lvs| lvs.base.name() == bdev).cloned()
     }
 
     fn find_lvol(&self, id: &str) -> Result<(Arc<Lvs>, Arc<Volume>), Error> {
@@ -367,7 +368,7 @@ impl Shared {
             return found.map(|v| (lvs, v)).ok_or_else(gone);
         }
         let uuid = Uuid::try_parse(id).map_err(|_| gone())?;
-        let stores = lock(&self.stores).clone();
+        let stores = self.stores.lock().clone();
         let of = |lvs: Arc<Lvs>| {
             let volume = lvs.volumes().into_iter().find(|v| v.id.uuid == uuid)?;
             Some((lvs, volume))
@@ -386,13 +387,13 @@ impl Shared {
     }
 
     fn close(&self, lvstore: &str, destroy: bool) -> Result<(), Error> {
-        let _coming = lock(&self.coming);
+        let _coming = self.coming.lock();
         let lvs = self.find(lvstore)?;
         let closed = lvs.close(destroy);
         if matches!(closed, Err(Error::InUse { .. } | Error::Waiting { .. })) {
             return closed;
         }
-        lock(&self.stores).retain(|other| other.uuid != lvs.uuid);
+        self.stores.lock().retain(|other| other.uuid != lvs.uuid);
         closed
     }
 }

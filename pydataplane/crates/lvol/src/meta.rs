@@ -9,10 +9,11 @@ use crate::error::Error;
 use crate::translate::{io_error, refused};
 use crate::volume::{ChannelShared, Reply, Request, Volume, Want};
 use blobstore::{Disk, Error as StoreError, Freed, Reservation, Run, Store};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
@@ -67,7 +68,7 @@ struct Jobs(Arc<Mutex<Option<VecDeque<Job>>>>);
 
 impl Jobs {
     fn lock(&self) -> MutexGuard<'_, Option<VecDeque<Job>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Appends a job; drops it when the thread is gone.
@@ -149,9 +150,7 @@ impl MetaThread {
     ) -> Result<R, NotRun> {
         let (tell, told) = mpsc::channel();
         let parcel = Arc::new(Mutex::new(Some(f)));
-        let take = |parcel: &Mutex<Option<_>>| {
-            parcel.lock().unwrap_or_else(PoisonError::into_inner).take()
-        };
+        let take = |parcel: &Mutex<Option<_>>| parcel.lock().take();
         let job: Job = {
             let parcel = parcel.clone();
             Box::new(move |meta| {
@@ -179,13 +178,11 @@ impl MetaThread {
 
     /// Ends the thread after what it was given before.
     pub fn stop(&self) {
-        let join = self.join.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let join = self.join.lock().take();
         if let Some(join) = join {
             self.jobs.push(Box::new(|meta| meta.stop = true));
             self.bell.ring();
-            if join.join().is_err() {
-                tracing::error!("an lvstore's metadata thread panicked");
-            }
+            _ = join.join();
         }
     }
 }

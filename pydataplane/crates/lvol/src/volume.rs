@@ -6,10 +6,11 @@ use crate::meta::Bell;
 use bdev::{Bdev, Channel, Features, Geometry, IoError, OpenError, Stats};
 use blobstore::BlobId;
 use crossbeam_queue::ArrayQueue;
+use parking_lot::Mutex;
 use reactor::{IoContext, Waker};
 use serde_json::{Value, json};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use uuid::Uuid;
 
 /// I/Os that a channel can have under way, and so the length of its request queue.
@@ -95,11 +96,6 @@ pub(crate) struct Volume {
     pub bell: Bell,
 }
 
-/// Takes a lock whose data stays whole when a holder panicked: all are single assignments.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Volume {
     pub fn new(
         id: Identity,
@@ -129,16 +125,16 @@ impl Volume {
     }
 
     pub fn names(&self) -> Names {
-        lock(&self.names).clone()
+        self.names.lock().clone()
     }
 
     pub fn rename(&self, change: impl FnOnce(&mut Names)) {
-        change(&mut lock(&self.names));
+        change(&mut self.names.lock());
     }
 
     /// `LVSTORE/LVOL`.
     pub fn alias(&self) -> String {
-        let names = lock(&self.names);
+        let names = self.names.lock();
         format!("{}/{}", names.lvstore, names.lvol)
     }
 
@@ -152,7 +148,7 @@ impl Volume {
     }
 
     pub fn map(&self) -> Arc<Map> {
-        lock(&self.map).clone()
+        self.map.lock().clone()
     }
 
     /// The version of the map to use now.
@@ -211,7 +207,7 @@ impl Volume {
     /// Gives the volume another map, and with it another size. Entries cut off were cleared before.
     pub fn replace_map(&self, map: Map) -> u64 {
         let clusters = map.clusters();
-        *lock(&self.map) = Arc::new(map);
+        *self.map.lock() = Arc::new(map);
         self.num_blocks.store(clusters << self.id.shift, Ordering::Release);
         self.bump()
     }
@@ -219,7 +215,7 @@ impl Volume {
     /// Ends all further I/O.
     pub fn remove(&self) -> u64 {
         self.removed.store(true, Ordering::Release);
-        *lock(&self.map) = Arc::new(Map::new(0));
+        *self.map.lock() = Arc::new(Map::new(0));
         self.num_blocks.store(0, Ordering::Release);
         self.bump()
     }
@@ -227,7 +223,7 @@ impl Volume {
     /// Whether no channel has I/O in flight that was translated before `version`.
     pub fn quiet(&self, version: u64) -> bool {
         fence(Ordering::SeqCst);
-        lock(&self.channels).iter().all(|c| {
+        self.channels.lock().iter().all(|c| {
             let active = c.active.load(Ordering::Acquire);
             active == 0 || active >= version
         })
@@ -235,7 +231,7 @@ impl Volume {
 
     /// Calls `f` for each request of each channel.
     pub fn requests(&self, mut f: impl FnMut(&Arc<ChannelShared>, Request)) {
-        for channel in lock(&self.channels).iter() {
+        for channel in self.channels.lock().iter() {
             while let Some(request) = channel.requests.pop() {
                 f(channel, request);
             }
@@ -249,12 +245,12 @@ impl Volume {
             replies: ArrayQueue::new(SLOTS),
             waker,
         });
-        lock(&self.channels).push(shared.clone());
+        self.channels.lock().push(shared.clone());
         shared
     }
 
     pub fn drop_channel(&self, shared: &Arc<ChannelShared>) {
-        lock(&self.channels).retain(|c| !Arc::ptr_eq(c, shared));
+        self.channels.lock().retain(|c| !Arc::ptr_eq(c, shared));
     }
 }
 

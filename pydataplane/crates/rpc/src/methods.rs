@@ -3,14 +3,15 @@
 use crate::ascii;
 use crate::check;
 use crate::code::{Code, Errno, Error};
+use parking_lot::Mutex;
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, Schema};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 /// Requests in one batch.
@@ -272,7 +273,7 @@ impl Methods {
         if !method.flags.mutating {
             return run(name, method, params);
         }
-        let turn = || self.serial.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = || self.serial.lock();
         let serial = (!method.flags.long).then(turn);
         let started = Instant::now();
         let shown = params.to_string();

@@ -4,6 +4,7 @@ use crate::code::{Code, Errno, Error};
 use crate::frame::Framer;
 use crate::methods::{Methods, encode_failure};
 use crate::socket::{Listener, SocketError, SocketOptions};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
@@ -11,7 +12,7 @@ use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -48,7 +49,7 @@ struct Clients {
 
 impl Clients {
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, UnixStream>> {
-        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+        self.streams.lock()
     }
 
     fn remove(&self, id: u64) {
@@ -107,12 +108,7 @@ impl Server {
                 tracing::warn!(clients = streams.len(), "RPC clients cut off while stopping");
                 break;
             };
-            streams = self
-                .clients
-                .changed
-                .wait_timeout(streams, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            self.clients.changed.wait_for(&mut streams, left);
         }
     }
 }

@@ -2,8 +2,9 @@
 
 use crate::sense::{Code, Key, Sense};
 use bdev::{Bdev, Features};
+use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
 /// Longest unit serial number, in bytes.
@@ -417,7 +418,7 @@ impl LunShared {
     }
 
     fn nexuses(&self) -> MutexGuard<'_, Vec<Weak<Nexus>>> {
-        self.nexuses.lock().unwrap_or_else(PoisonError::into_inner)
+        self.nexuses.lock()
     }
 }
 

@@ -9,12 +9,13 @@ use crate::state::{self, Config, Item};
 use bdev::{Bdev, Event, Registry, RegistryError, Subscription};
 use export::Exports;
 use lvol::Lvstores;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use reactor::{Idle, Reactors};
 use rpc::{Error, Methods, Phase};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 use vhost_scsi::{Controllers, Settings, Timeouts};
 
@@ -101,7 +102,7 @@ impl App {
         let on_event = move |event: &Event| {
             noted.note(event);
             if let Event::Registered(bdev) = event {
-                lock(&came).insert(bdev.name().to_owned());
+                came.lock().insert(bdev.name().to_owned());
             }
         };
         Ok(App {
@@ -139,7 +140,7 @@ impl App {
 
     /// Restores what was configured and lets all methods be called. Safe to repeat.
     pub fn initialise(&self) -> Result<(), String> {
-        let mut initialised = lock(&self.initialised);
+        let mut initialised = self.initialised.lock();
         let methods = self.methods.get().and_then(Weak::upgrade);
         let methods = methods.ok_or("the methods are not there yet")?;
         if !*initialised {
@@ -151,7 +152,7 @@ impl App {
             if let Some(path) = &self.config_file {
                 restore::file(self, &methods, path)?;
             }
-            lock(&self.appeared).clear();
+            self.appeared.lock().clear();
             methods.set_phase(Phase::Runtime);
             *initialised = true;
             self.initialisation.notify_all();
@@ -161,22 +162,21 @@ impl App {
 
     /// Waits until [`App::initialise`] is done.
     pub fn wait_initialised(&self) {
-        let mut initialised = lock(&self.initialised);
+        let mut initialised = self.initialised.lock();
         while !*initialised {
-            initialised =
-                self.initialisation.wait(initialised).unwrap_or_else(PoisonError::into_inner);
+            self.initialisation.wait(&mut initialised);
         }
     }
 
     /// What is configured.
     pub fn config(&self) -> MutexGuard<'_, Config> {
-        lock(&self.config)
+        self.config.lock()
     }
 
     /// Brings back what waits for a bdev that came meanwhile; called after each mutating method, the
     /// only thing that makes bdevs.
     pub fn restore_appeared(&self) {
-        let appeared = std::mem::take(&mut *lock(&self.appeared));
+        let appeared = std::mem::take(&mut *self.appeared.lock());
         let methods = self.methods.get().and_then(Weak::upgrade);
         if let Some(methods) = methods.filter(|_| !appeared.is_empty()) {
             restore::of_bdevs(self, &methods, &appeared);
@@ -271,7 +271,7 @@ impl App {
 
     /// By bdev: why the lvstore on it cannot be loaded.
     pub fn lvstore_problems(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
-        lock(&self.lvstore_problems)
+        self.lvstore_problems.lock()
     }
 
     /// Stops in order: nothing is served any more, then the lvstores let go of their bdevs with
@@ -301,8 +301,4 @@ impl App {
         }
         self.reactors.stop();
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

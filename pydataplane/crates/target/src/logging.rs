@@ -2,9 +2,9 @@
 
 use crate::cli::LogFormat;
 use clap::ValueEnum;
+use parking_lot::Mutex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::sync::Mutex;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::reload;
@@ -67,7 +67,7 @@ impl LogControl {
 
     /// The level now.
     pub fn level(&self) -> Level {
-        *self.level.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        *self.level.lock()
     }
 
     /// Logs what is at least as severe as `level` from now on.
@@ -75,7 +75,7 @@ impl LogControl {
         if let Some(handle) = &self.handle {
             handle.reload(level.filter()).map_err(|e| e.to_string())?;
         }
-        *self.level.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = level;
+        *self.level.lock() = level;
         Ok(())
     }
 }

@@ -1,10 +1,10 @@
 //! What `notify_get_notifications` shows: a ring of what happened to bdevs.
 
 use bdev::Event;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// Notices kept; older ones are overwritten (SPDK's number too).
@@ -40,7 +40,7 @@ pub struct Notices {
 
 impl Notices {
     fn lock(&self) -> MutexGuard<'_, Ring> {
-        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ring.lock()
     }
 
     /// Notes an event of the bdev registry.
@@ -81,7 +81,7 @@ impl Notices {
             let mut ring = self.lock();
             while ring.next_id == seen {
                 let left = deadline.checked_duration_since(Instant::now())?;
-                ring = self.more.wait_timeout(ring, left).unwrap_or_else(PoisonError::into_inner).0;
+                self.more.wait_for(&mut ring, left);
             }
             seen = ring.next_id;
         }

@@ -6,13 +6,14 @@
 //! main loop, and one that replaced the first would take the disks away under a running VM. Only
 //! a peer that never said anything gives way to the next.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -115,12 +116,12 @@ impl Controller {
 
     /// Numbers of targets that are being added; locked before [`Controller::targets`].
     pub(crate) fn reserved(&self) -> MutexGuard<'_, BTreeSet<u8>> {
-        self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
+        self.reserved.lock()
     }
 
     /// The targets, by number. Changed by the controller's thread only.
     pub(crate) fn targets(&self) -> MutexGuard<'_, Vec<Option<Target>>> {
-        self.targets.lock().unwrap_or_else(PoisonError::into_inner)
+        self.targets.lock()
     }
 
     /// The connected peer: its number, and whether any of its request queues runs.

@@ -1,9 +1,10 @@
 //! How other threads reach a controller's thread, and how it waits for reactors.
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -54,7 +55,7 @@ impl<T> Parcel<T> {
 
     /// What is in it, for the first who asks.
     pub(crate) fn take(&self) -> Option<T> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.0.lock().take()
     }
 }
 
@@ -142,7 +143,7 @@ impl Countdown {
     }
 
     fn lock(&self) -> MutexGuard<'_, usize> {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+        self.left.lock()
     }
 
     /// One less.
@@ -171,10 +172,9 @@ impl Countdown {
         let end = Instant::now() + most;
         loop {
             let pause = every.min(end.saturating_duration_since(Instant::now()));
-            let left = self.lock();
-            let left = self.zero.wait_timeout_while(left, pause, |left| *left > 0);
-            let (left, timeout) = left.unwrap_or_else(PoisonError::into_inner);
-            if !timeout.timed_out() {
+            let mut left = self.lock();
+            self.zero.wait_while_for(&mut left, |left| *left > 0, pause);
+            if *left == 0 {
                 return true;
             }
             // Reactors take the lock to count, and a line in the log may take its time.

@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use guestmem::{DirtyLog, GuestMemory, MAX_REGIONS, RegionSpec};
@@ -40,6 +40,9 @@ const HEADER: usize = 12;
 const MAX_BODY: usize = 4096;
 /// Messages of one session that may be refused: each is a line in the log.
 const MAX_REFUSED: u32 = 256;
+
+/// The library wants a lock of the standard library, which a panic poisons; a panic ends the process.
+const POISONED: &str = "no thread panicked with the session";
 
 /// A connected peer and its device.
 pub(crate) struct Peer {
@@ -111,12 +114,12 @@ impl Peer {
         let Peer { requests, handler, .. } = self;
         drop(requests);
         let handler = Arc::into_inner(handler).expect("the connection had the only other one");
-        handler.into_inner().unwrap_or_else(PoisonError::into_inner).device
+        handler.into_inner().expect(POISONED).device
     }
 
     /// The device. Only the controller's thread takes this lock, never while it handles a message.
     pub(crate) fn handler(&self) -> MutexGuard<'_, Handler> {
-        self.handler.lock().unwrap_or_else(PoisonError::into_inner)
+        self.handler.lock().expect(POISONED)
     }
 
     /// Waits until a message is there as a whole, and there is room for the reply. The library

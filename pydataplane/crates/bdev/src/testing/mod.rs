@@ -10,9 +10,10 @@
 #[cfg(test)]
 pub(crate) mod model;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use reactor::{IoContext, Waker};
 use serde_json::{Value, json};
@@ -137,7 +138,7 @@ impl FaultBdev {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Adds an error to inject.
@@ -402,12 +403,12 @@ struct FaultChannel {
 
 impl FaultChannel {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn run(&mut self, io: &Io) -> Result<(), IoError> {
         let begun = self.stats.begin();
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         let result = state.run(io, self.block_size, &self.features);
         self.stats.end(io, self.block_size, begun, result);
         result
@@ -431,7 +432,7 @@ impl Channel for FaultChannel {
         if self.waiting.is_empty() || done.len() == done.capacity() {
             return 0;
         }
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         if state.holding {
             return 0;
         }
