@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.guest.emulator import Emulator, newer, stock
 from tests.guest.image import Image, build
 from tests.support.qemu import Guest
 from tests.support.target import Target
@@ -22,6 +23,12 @@ BootGuest = Callable[..., Guest]
 def image() -> Image:
     """Debian's kernel and the test initramfs."""
     return build()
+
+
+@pytest.fixture(scope="session", params=["stock", "newer"])
+def emulator(request: pytest.FixtureRequest) -> Emulator:
+    """The machine's own QEMU, and one that reconnects: a test that takes it runs with both."""
+    return stock() if request.param == "stock" else newer()
 
 
 @pytest.fixture

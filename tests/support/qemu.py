@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.guest.emulator import PROGRAM, Emulator
 from tests.guest.image import Image
 from tests.support.agent import Agent, GuestError
 
@@ -31,10 +32,19 @@ def accelerator(image: Image, scratch: Path) -> str:
         return "tcg"
 
 
+def reconnect_option(emulator: Emulator | None, milliseconds: int) -> str:
+    """Returns the option of a character device; before QEMU 9.2 it counts whole seconds."""
+    if emulator and emulator.version >= (9, 2):
+        return f"reconnect-ms={milliseconds}"
+    return f"reconnect={max(1, milliseconds // 1000)}"
+
+
 class Guest:
     """A running QEMU with the test image; a context manager that kills it at the end.
 
-    `controllers` are paths of vhost-user-scsi sockets. `scratch` gets the sockets and the console
+    `controllers` are paths of vhost-user-scsi sockets, `emulator` is a QEMU other than the
+    machine's own. With `reconnect_ms` QEMU tries each so many milliseconds to connect again to a
+    target that went away. `scratch` gets the sockets and the console
     log. Raises GuestError, with the end of the console, if it is not up within `deadline_s`.
     With `incoming` (QEMU's -incoming) it waits for a migration instead of booting: call
     `arrived` when that is over.
@@ -52,7 +62,8 @@ class Guest:
         num_queues: int | None = None,
         extra: tuple[str, ...] = (),
         deadline_s: float = 120.0,
-        emulator: str = "qemu-system-x86_64",
+        emulator: Emulator | None = None,
+        reconnect_ms: int | None = None,
         incoming: str | None = None,
     ) -> None:
         """Starts QEMU and waits for the guest's agent."""
@@ -61,7 +72,7 @@ class Guest:
         self._qmp_path = scratch / "qmp"
         agent_path = scratch / "agent"
         command = [
-            shutil.which(emulator) or emulator,
+            str(emulator.path) if emulator else shutil.which(PROGRAM) or PROGRAM,
             *("-machine", "q35,memory-backend=ram0"),
             *("-accel", accel if accel == "kvm" else "tcg,thread=multi"),
             *("-cpu", "host" if accel == "kvm" else "qemu64"),
@@ -74,7 +85,8 @@ class Guest:
             *("-qmp", f"unix:{self._qmp_path},server=on,wait=off"),
         ]
         for index, path in enumerate(controllers):
-            command += ["-chardev", f"socket,id=vus{index},path={path}"]
+            again = f",{reconnect_option(emulator, reconnect_ms)}" if reconnect_ms else ""
+            command += ["-chardev", f"socket,id=vus{index},path={path}{again}"]
             queues = f",num_queues={num_queues}" if num_queues else ""
             command += ["-device", f"vhost-user-scsi-pci,id=scsi{index},chardev=vus{index}{queues}"]
         if incoming:

@@ -1,0 +1,164 @@
+"""The QEMUs that guests run in: Debian's own, and a newer one unpacked beside it.
+
+What a VM can do when its target restarts depends on its QEMU: only 8.2 and newer reconnect a
+vhost-user-scsi device. Debian 12 has 7.2, and 10.0 among its backports. `python -m
+tests.guest.emulator` downloads the latter from the mirror that this machine's apt uses and unpacks
+it into the cache; nothing is installed, and apt's own lists stay as they are. Needs apt and
+dpkg-deb; not root.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.guest.image import CACHE
+
+PROGRAM = "qemu-system-x86_64"
+#: What QEMU is made of. apt adds the libraries that the newer one needs and this machine lacks.
+PACKAGES = ("qemu-system-x86", "qemu-system-common", "qemu-system-data", "seabios")
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+#: Runs the unpacked QEMU with its own libraries, modules and firmware. `exec` keeps the PID.
+WRAPPER = """\
+#!/bin/sh
+root={root}
+export LD_LIBRARY_PATH="$root/usr/lib/x86_64-linux-gnu:$root/lib/x86_64-linux-gnu"
+export QEMU_MODULE_DIR="$root/usr/lib/x86_64-linux-gnu/qemu"
+exec "$root/usr/bin/{program}" -L "$root/usr/share/qemu" -L "$root/usr/share/seabios" "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Emulator:
+    """One QEMU: the path of its program and its version, such as (7, 2)."""
+
+    path: Path
+    version: tuple[int, int]
+
+    @property
+    def reconnects(self) -> bool:
+        """Whether its vhost-user-scsi device connects again to a target that restarted."""
+        return self.version >= (8, 2)
+
+    def __str__(self) -> str:
+        """Returns its name in tests."""
+        return "qemu-{}.{}".format(*self.version)
+
+
+def of(path: Path) -> Emulator:
+    """Asks the program at `path` for its version; RuntimeError if it does not run."""
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    found = re.search(r"version (\d+)\.(\d+)", done.stdout)
+    if done.returncode or not found:
+        raise RuntimeError(f"{path} does not run: {done.stderr.strip() or done.stdout.strip()}")
+    return Emulator(path, (int(found[1]), int(found[2])))
+
+
+def stock() -> Emulator:
+    """Returns the machine's own QEMU; RuntimeError if there is none."""
+    path = shutil.which(PROGRAM)
+    if path is None:
+        raise RuntimeError(f"{PROGRAM} is not installed: run `make setup`, then try again")
+    return of(Path(path))
+
+
+def newer() -> Emulator:
+    """Returns the newer QEMU, unpacking it where the cache has none.
+
+    Raises:
+        RuntimeError: it cannot be had; the text says why.
+    """
+    folder = CACHE / "emulators"
+    unpacked = sorted(folder.glob(f"qemu_*/{PROGRAM}"))
+    if unpacked:
+        return of(unpacked[-1])
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="partial-", dir=folder) as partial:
+        work = Path(partial)
+        packages = _download(work)
+        version = next(p.name.split("_")[1] for p in packages if p.name.startswith(PACKAGES[0]))
+        place = folder / f"qemu_{version.replace('%3a', '.')}"
+        tree = work / "tree"
+        tree.mkdir()
+        for package in packages:
+            subprocess.run(["dpkg-deb", "-x", package, tree / "root"], check=True)
+        wrapper = tree / PROGRAM
+        # Tried before it is moved: what is in the cache is whole.
+        wrapper.write_text(WRAPPER.format(root=tree / "root", program=PROGRAM))
+        wrapper.chmod(0o755)
+        emulator = of(wrapper)
+        if not emulator.reconnects:
+            raise RuntimeError(f"the newer QEMU is {emulator}, but 8.2 or newer is needed")
+        wrapper.write_text(WRAPPER.format(root=place / "root", program=PROGRAM))
+        try:
+            tree.rename(place)
+        except OSError:
+            if not place.exists():
+                raise
+            # Another process was faster.
+    return of(place / PROGRAM)
+
+
+def _download(work: Path) -> list[Path]:
+    """Downloads the packages with what they need; apt works on lists of its own in `work`."""
+    mirror, codename = _mirror()
+    suite = f"{codename}-backports"
+    signed = f" [signed-by={KEYRING}]" if KEYRING.exists() else ""
+    sources = work / "sources.list"
+    sources.write_text("".join(f"deb{signed} {mirror} {name} main\n" for name in (codename, suite)))
+    (work / "lists/partial").mkdir(parents=True)
+    (work / "cache/archives/partial").mkdir(parents=True)
+    apt = [
+        *("apt-get", "-q", "-y", "-o", f"Dir::Etc::SourceList={sources}"),
+        *("-o", "Dir::Etc::SourceParts=/dev/null", "-o", f"Dir::State::Lists={work}/lists"),
+        *(
+            "-o",
+            f"Dir::Cache={work}/cache",
+            "-o",
+            "APT::Sandbox::User=",
+            "-o",
+            "Acquire::Retries=5",
+        ),
+        *("-o", "Debug::NoLocking=1"),  # of dpkg's state, which is only read
+    ]
+    names = [f"{name}/{suite}" for name in PACKAGES]
+    download = ["install", "--download-only", "--reinstall", "--no-install-recommends", *names]
+    for words in (["update"], download):
+        done = subprocess.run([*apt, *words], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(
+                f"apt-get {words[0]} of QEMU from {mirror} {suite} failed; see that this machine "
+                f"reaches the mirror, then try again:\n{(done.stderr or done.stdout).strip()}"
+            )
+    return sorted((work / "cache/archives").glob("*.deb"))
+
+
+def _mirror() -> tuple[str, str]:
+    """Returns the Debian mirror that apt uses on this machine, and the release's code name."""
+    release = Path("/etc/os-release").read_text()
+    found = re.search(r"^VERSION_CODENAME=\"?(\w+)", release, re.MULTILINE)
+    codename = found[1] if found else "stable"
+    form = "$(REPO_URI) $(RELEASE) $(COMPONENT)"
+    lines = subprocess.run(
+        ["apt-get", "indextargets", "--format", form, "Created-By: Packages"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    for line in lines:
+        uri, suite, component = line.split()
+        if component == "main" and suite in (codename, "stable", "oldstable"):
+            return uri, codename
+    raise RuntimeError(
+        f"apt has no source of Debian {codename} main: add one, as /etc/apt/sources.list of a "
+        "fresh machine has it, then try again"
+    )
+
+
+if __name__ == "__main__":
+    for each in (stock(), newer()):
+        print(f"{each} {each.path}")
