@@ -96,7 +96,7 @@ pub fn controller(e: ControllerError) -> Error {
         | ControllerError::StillEnding { .. } => Errno::Busy,
         ControllerError::Full(_) => Errno::NoSpc,
         ControllerError::Name(_)
-        | ControllerError::CpuMask(_)
+        | ControllerError::NoReactor(_)
         | ControllerError::TargetNumber(_)
         | ControllerError::Lun(_) => Errno::Inval,
         ControllerError::Registry(e) => return registry(e.clone()),

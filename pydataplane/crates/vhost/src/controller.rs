@@ -138,6 +138,11 @@ impl Controller {
     }
 }
 
+/// The CPU of a reactor; one that is not pinned counts as the CPU of its index.
+pub(crate) fn cpu_of(reactor: &Handle) -> usize {
+    reactor.cpu().unwrap_or_else(|| reactor.index())
+}
+
 /// A target being removed: who waits for it.
 struct Removal {
     target: u8,

@@ -2,23 +2,22 @@
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use bdev::{ClaimMode, Event, OpenError, Registry, RegistryError, Subscription};
+use bdev::{ClaimMode, Event, Registry, Subscription};
 use reactor::Handle;
-use scsi::{LunError, LunOptions, LunShared};
-use serde::Serialize;
+use scsi::{LunOptions, LunShared};
 
-use crate::controller::Controller;
-use crate::defs::MAX_TARGETS;
+use crate::controller::{Controller, cpu_of};
+use crate::error::ControllerError;
+use crate::info::ControllerInfo;
 use crate::lun::{Target, TargetOptions, Times};
 use crate::mailbox::{Order, Parcel};
-use crate::socket::{Listener, SocketError, SocketOptions};
+use crate::socket::{Listener, SocketOptions};
 use crate::stats::{ControllerStats, LunStats};
 
 /// Bytes of a controller's name, at most.
@@ -60,205 +59,13 @@ pub struct Settings {
 pub struct ControllerOptions {
     /// Path of the socket, if not `<directory>/<name>`.
     pub socket: Option<PathBuf>,
-    /// CPUs on whose reactors its queues run, as SPDK's mask (`0x3`) or list (`[0,1]`); `None`: on
-    /// all reactors.
-    pub cpumask: Option<String>,
+    /// CPUs on whose reactors its queues run; `None`: on all reactors.
+    pub cpus: Option<Vec<usize>>,
     /// Let VMs that connect wait until [`Controllers::start`]: for targets that must be there
     /// first, as after a restart.
     pub delay: bool,
     /// Group that may connect, if not that of [`Settings`]; then the socket's mode is 0660.
     pub socket_gid: Option<u32>,
-}
-
-/// Why a request about controllers was not done. Nothing changed.
-#[derive(Debug, thiserror::Error)]
-pub enum ControllerError {
-    /// Empty, too long, or not a plain file name.
-    #[error(
-        "controller name {0:?} is not a file name of 1 to {MAX_NAME} bytes; choose letters, digits, '-', '_' and '.'"
-    )]
-    Name(String),
-    /// It is there already.
-    #[error("controller {0} exists already; delete it first or choose another name")]
-    Exists(String),
-    /// There is none.
-    #[error("there is no controller {0}")]
-    NotFound(String),
-    /// A VM uses it.
-    #[error("controller {0} is in use: a VM is connected; stop the VM first")]
-    Connected(String),
-    /// The mask names no reactor's CPU, or is not a mask.
-    #[error("cpumask {0:?} names no CPU that a reactor runs on")]
-    CpuMask(String),
-    /// Not 0 to 254.
-    #[error("target number {0} is not 0 to {max}, nor -1 for the lowest that is free", max = MAX_TARGETS - 1)]
-    TargetNumber(i64),
-    /// The number is taken.
-    #[error(
-        "target {target} of controller {controller} is taken by bdev {bdev}; choose another number"
-    )]
-    TargetTaken {
-        /// Name of the controller.
-        controller: String,
-        /// The number.
-        target: u8,
-        /// What it shows.
-        bdev: String,
-    },
-    /// All numbers are taken.
-    #[error("controller {0} has no free target number; all {MAX_TARGETS} are taken")]
-    Full(String),
-    /// There is no such target.
-    #[error("controller {controller} has no target {target}")]
-    NoTarget {
-        /// Name of the controller.
-        controller: String,
-        /// The number.
-        target: i64,
-    },
-    /// The guest prevents the removal. Nothing was done.
-    #[error(
-        "the guest of controller {controller} has target {target} in use and prevents its removal; unmount the disk in the guest, or remove it without unless_prevented"
-    )]
-    Prevented {
-        /// Name of the controller.
-        controller: String,
-        /// The number.
-        target: u8,
-    },
-    /// I/O of the guest did not end in time; the target goes away when it does.
-    #[error(
-        "target {target} of controller {controller} still has I/O in flight after {} s; it will be removed when that ends",
-        waited.as_secs()
-    )]
-    StillBusy {
-        /// Name of the controller.
-        controller: String,
-        /// The number.
-        target: u8,
-        /// How long was waited.
-        waited: Duration,
-    },
-    /// The thread of the controller waits for I/O of its guest. Nothing was done.
-    #[error(
-        "controller {controller} still waits for I/O of its VM after {} s; see what its bdevs are on, and try again",
-        waited.as_secs()
-    )]
-    Waiting {
-        /// Name of the controller.
-        controller: String,
-        /// How long was waited.
-        waited: Duration,
-    },
-    /// I/O of the guest did not end in time; the controller is gone but for that.
-    #[error(
-        "controller {controller} is deleted, but still has I/O in flight after {} s; its bdevs stay in use until that ends",
-        waited.as_secs()
-    )]
-    StillEnding {
-        /// Name of the controller.
-        controller: String,
-        /// How long was waited.
-        waited: Duration,
-    },
-    /// The volume is not there, or somebody else holds it.
-    #[error(transparent)]
-    Registry(#[from] RegistryError),
-    /// The volume cannot be a disk as asked.
-    #[error(transparent)]
-    Lun(#[from] LunError),
-    /// The volume cannot be opened.
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    /// The socket cannot be made.
-    #[error(transparent)]
-    Socket(#[from] SocketError),
-    /// A thread or a descriptor could not be had.
-    #[error("cannot start controller {name}: {why}")]
-    Start {
-        /// Name of the controller.
-        name: String,
-        /// The cause.
-        why: io::Error,
-    },
-}
-
-/// A controller, as `vhost_get_controllers` shows it (SPDK's names).
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct ControllerInfo {
-    /// Name.
-    pub ctrlr: String,
-    /// CPUs of its reactors, as a mask.
-    pub cpumask: String,
-    /// Interrupt coalescing: always 0, there is none.
-    pub delay_base_us: u32,
-    /// Interrupt coalescing: SPDK's default, without effect.
-    pub iops_threshold: u32,
-    /// Path of the socket.
-    pub socket: String,
-    /// Connected VMs: none or one.
-    pub sessions: Vec<SessionInfo>,
-    /// What SCSI adds.
-    pub backend_specific: BackendInfo,
-}
-
-/// A connected VM.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct SessionInfo {
-    /// Number of the session since the controller was created.
-    pub vid: u64,
-    /// Name of the session.
-    pub name: String,
-    /// Whether any of its request queues runs.
-    pub started: bool,
-}
-
-/// The SCSI part of [`ControllerInfo`].
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct BackendInfo {
-    /// Its targets.
-    pub scsi: Vec<TargetInfo>,
-}
-
-/// A target, as `vhost_get_controllers` shows it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct TargetInfo {
-    /// Number.
-    pub scsi_dev_num: u8,
-    /// SPDK's device id: the number.
-    pub id: u8,
-    /// SPDK's name of the device: `Target N`.
-    pub target_name: String,
-    /// Its logical units: 0.
-    pub luns: Vec<LunInfo>,
-}
-
-/// A logical unit, as `vhost_get_controllers` shows it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct LunInfo {
-    /// LUN.
-    pub id: u16,
-    /// The volume behind it.
-    pub bdev_name: String,
-    /// Serial number that the guest sees.
-    pub serial: String,
-    /// Whether writes are refused.
-    pub read_only: bool,
-    /// Whether the guest sees a removable disk.
-    pub removable: bool,
-    /// Bytes of a logical block, as the guest sees it.
-    pub block_size: u32,
-    /// Whether the guest prevents its removal: it is in use, mounted for instance.
-    pub removal_prevented: bool,
-    /// When it was put in place, in seconds since the epoch, as the times below.
-    pub attached_at: f64,
-    /// When the event that it came was put into the ring of the connected guest; none where the
-    /// guest was not there, or gave no buffers yet, or scans by itself.
-    pub event_at: Option<f64>,
-    /// When the connected guest first asked for its capacity.
-    pub guest_seen_at: Option<f64>,
-    /// When the last event that its size changed was put into the ring of the connected guest.
-    pub resize_event_at: Option<f64>,
 }
 
 /// A target as it was added, for saving the configuration.
@@ -345,7 +152,7 @@ impl Controllers {
         if entries.contains_key(name) {
             return Err(ControllerError::Exists(name.into()));
         }
-        let mut reactors = self.reactors_of(options.cpumask.as_deref())?;
+        let mut reactors = self.reactors_of(options.cpus.as_deref())?;
         // Each controller begins on another reactor, as most have few queues.
         let first = entries.len() % reactors.len();
         reactors.rotate_left(first);
@@ -492,9 +299,9 @@ impl Controllers {
         let entries = self.entries();
         if let Some(name) = name {
             let entry = entries.get(name).ok_or_else(|| ControllerError::NotFound(name.into()))?;
-            return Ok(vec![info(&entry.controller)]);
+            return Ok(vec![entry.controller.as_ref().into()]);
         }
-        Ok(entries.values().map(|e| info(&e.controller)).collect())
+        Ok(entries.values().map(|e| e.controller.as_ref().into()).collect())
     }
 
     /// Names of all controllers with their options and targets, for saving the configuration.
@@ -547,14 +354,12 @@ impl Controllers {
         ended
     }
 
-    fn reactors_of(&self, cpumask: Option<&str>) -> Result<Vec<Handle>, ControllerError> {
+    fn reactors_of(&self, cpus: Option<&[usize]>) -> Result<Vec<Handle>, ControllerError> {
         let all = &self.inner.reactors;
-        let Some(text) = cpumask else { return Ok(all.clone()) };
-        let bad = || ControllerError::CpuMask(text.into());
-        let cpus = parse_cpus(text).ok_or_else(bad)?;
+        let Some(cpus) = cpus else { return Ok(all.clone()) };
         let chosen: Vec<_> = all.iter().filter(|r| cpus.contains(&cpu_of(r))).cloned().collect();
         match chosen.is_empty() {
-            true => Err(bad()),
+            true => Err(ControllerError::NoReactor(cpus.to_vec())),
             false => Ok(chosen),
         }
     }
@@ -668,110 +473,9 @@ fn free_number(
     }
 }
 
-/// The CPU of a reactor; one that is not pinned counts as the CPU of its index.
-fn cpu_of(reactor: &Handle) -> usize {
-    reactor.cpu().unwrap_or_else(|| reactor.index())
-}
-
-/// CPUs of SPDK's mask (`0x5`, `5`) or list (`[0,2-3]`).
-fn parse_cpus(text: &str) -> Option<Vec<usize>> {
-    /// CPUs that a list may name.
-    const MAX_CPU: usize = 1023;
-    if let Some(list) = text.strip_prefix('[') {
-        let mut cpus = Vec::new();
-        for part in list.strip_suffix(']')?.split(',') {
-            let (low, high) = part.split_once('-').unwrap_or((part, part));
-            let (low, high): (usize, usize) = (low.trim().parse().ok()?, high.trim().parse().ok()?);
-            if low > high || high > MAX_CPU {
-                return None;
-            }
-            cpus.extend(low..=high);
-        }
-        return Some(cpus);
-    }
-    let digits = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")).unwrap_or(text);
-    let mut cpus = Vec::new();
-    for (nth, digit) in digits.chars().rev().enumerate() {
-        let digit = digit.to_digit(16)? as usize;
-        cpus.extend((0..4).filter(|bit| digit >> bit & 1 == 1).map(|bit| nth * 4 + bit));
-    }
-    Some(cpus)
-}
-
-/// The mask of CPUs, as SPDK writes it.
-fn mask_of(cpus: impl Iterator<Item = usize>) -> String {
-    let mut digits = vec![0u8; 1];
-    for cpu in cpus {
-        if digits.len() <= cpu / 4 {
-            digits.resize(cpu / 4 + 1, 0);
-        }
-        digits[cpu / 4] |= 1 << (cpu % 4);
-    }
-    let text: String = digits.iter().rev().map(|d| format!("{d:x}")).collect();
-    format!("0x{text}")
-}
-
-fn lun_info(t: &Target) -> LunInfo {
-    LunInfo {
-        id: 0,
-        bdev_name: t.bdev_name().into(),
-        serial: t.shared.serial().into(),
-        read_only: t.shared.is_read_only(),
-        removable: t.shared.is_removable(),
-        block_size: t.shared.block_size(),
-        removal_prevented: t.shared.removal_prevented(),
-        attached_at: t.times.attached_at(),
-        event_at: t.times.event_at(),
-        guest_seen_at: t.shared.seen_at().map(|at| at.as_secs_f64()),
-        resize_event_at: t.times.resize_event_at(),
-    }
-}
-
-fn info(controller: &Controller) -> ControllerInfo {
-    let targets = controller.targets();
-    let target = |t: &Target| TargetInfo {
-        scsi_dev_num: t.number,
-        id: t.number,
-        target_name: format!("Target {}", t.number),
-        luns: vec![lun_info(t)],
-    };
-    let session = controller.session();
-    ControllerInfo {
-        ctrlr: controller.name.clone(),
-        cpumask: mask_of(controller.reactors.iter().map(cpu_of)),
-        delay_base_us: 0,
-        iops_threshold: 60000,
-        socket: controller.socket.path.display().to_string(),
-        sessions: session
-            .map(|(vid, started)| SessionInfo {
-                vid,
-                name: format!("{}s{vid}", controller.name),
-                started,
-            })
-            .into_iter()
-            .collect(),
-        backend_specific: BackendInfo {
-            scsi: targets.iter().flatten().filter(|t| !t.leaving).map(target).collect(),
-        },
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn masks_and_lists_name_cpus() {
-        assert_eq!(parse_cpus("0x3"), Some(vec![0, 1]));
-        assert_eq!(parse_cpus("10"), Some(vec![4]));
-        assert_eq!(parse_cpus("[0,2-3]"), Some(vec![0, 2, 3]));
-        assert_eq!(parse_cpus("[3-2]"), None);
-        assert_eq!(parse_cpus("[0"), None);
-        assert_eq!(parse_cpus("0xg"), None);
-        assert_eq!(mask_of([0, 1].into_iter()), "0x3");
-        assert_eq!(mask_of([65].into_iter()), "0x20000000000000000");
-        assert_eq!(parse_cpus(&mask_of([0, 9, 65].into_iter())), Some(vec![0, 9, 65]));
-    }
 
     #[test]
     fn names_are_plain_file_names() {

@@ -12,7 +12,7 @@
 //!                         session: vhost-user messages  ──call──> poller: request queues,
 //!                         device: memory, rings, events <─notice─         units
 //! ```
-//! - `controllers`: the set of controllers ([`Controllers`]).
+//! - `controllers`: the set of controllers ([`Controllers`]); `info`: what is told of them.
 //! - `controller`: one controller and its thread; `socket`, `mailbox`: how it is reached.
 //! - `session`: messages of the peer. The only importer of the `vhost` crate.
 //! - `device`: what was negotiated; ring life cycle; control queue, event queue.
@@ -30,7 +30,9 @@ mod controller;
 mod controllers;
 mod defs;
 mod device;
+mod error;
 mod events;
+mod info;
 mod lun;
 mod mailbox;
 mod poller;
@@ -39,9 +41,10 @@ mod socket;
 mod stats;
 
 pub use controllers::{
-    BackendInfo, ControllerError, ControllerInfo, ControllerOptions, Controllers, LunInfo,
-    MAX_NAME, SessionInfo, Settings, StatsInfo, TargetConfig, TargetInfo, Timeouts,
+    ControllerOptions, Controllers, MAX_NAME, Settings, StatsInfo, TargetConfig, Timeouts,
 };
+pub use error::ControllerError;
+pub use info::{ControllerInfo, SessionInfo, TargetInfo};
 pub use lun::TargetOptions;
 pub use socket::{MAX_PATH, SocketError, SocketOptions};
 pub use stats::{ControllerStats, LunStats};

@@ -1,10 +1,12 @@
 //! vhost-user-scsi controllers and their targets.
 
 use crate::app::App;
+use crate::cpumask::CpuMask;
 use crate::errors;
 use crate::state;
 use ::vhost_scsi::{
-    ControllerError, ControllerInfo, ControllerOptions, LunInfo, StatsInfo, TargetOptions,
+    ControllerError, ControllerInfo, ControllerOptions, SessionInfo, StatsInfo, TargetInfo,
+    TargetOptions,
 };
 use rpc::{Errno, Error, Flags, Methods, NoParams};
 use schemars::JsonSchema;
@@ -112,6 +114,9 @@ struct OfController {
     name: Option<String>,
 }
 
+/// SPDK's default of a limit that has no effect while interrupts are not held back.
+const IOPS_THRESHOLD: u32 = 60_000;
+
 /// A controller, with SPDK's fields.
 #[derive(Serialize, JsonSchema)]
 struct Controller {
@@ -174,44 +179,45 @@ struct Lun {
     resize_event_at: Option<f64>,
 }
 
-impl From<LunInfo> for Lun {
-    fn from(i: LunInfo) -> Lun {
-        Lun {
-            id: i.id,
-            bdev_name: i.bdev_name,
-            serial: i.serial,
-            read_only: i.read_only,
-            removable: i.removable,
-            block_size: i.block_size,
-            removal_prevented: i.removal_prevented,
-            attached_at: i.attached_at,
-            event_at: i.event_at,
-            guest_seen_at: i.guest_seen_at,
-            resize_event_at: i.resize_event_at,
+impl From<TargetInfo> for Target {
+    fn from(t: TargetInfo) -> Target {
+        Target {
+            scsi_dev_num: t.number,
+            id: t.number,
+            target_name: format!("Target {}", t.number),
+            luns: vec![Lun {
+                id: 0,
+                bdev_name: t.bdev_name,
+                serial: t.serial,
+                read_only: t.read_only,
+                removable: t.removable,
+                block_size: t.block_size,
+                removal_prevented: t.removal_prevented,
+                attached_at: t.attached_at,
+                event_at: t.event_at,
+                guest_seen_at: t.guest_seen_at,
+                resize_event_at: t.resize_event_at,
+            }],
         }
     }
 }
 
 impl From<ControllerInfo> for Controller {
-    fn from(i: ControllerInfo) -> Controller {
-        let session =
-            |s: ::vhost_scsi::SessionInfo| Session { vid: s.vid, name: s.name, started: s.started };
-        let target = |t: ::vhost_scsi::TargetInfo| Target {
-            scsi_dev_num: t.scsi_dev_num,
-            id: t.id,
-            target_name: t.target_name,
-            luns: t.luns.into_iter().map(Lun::from).collect(),
+    fn from(c: ControllerInfo) -> Controller {
+        let session = |s: SessionInfo| Session {
+            vid: s.number,
+            name: format!("{}s{}", c.name, s.number),
+            started: s.started,
         };
+        let cpumask = CpuMask::of(c.cpus).expect("a controller has a reactor").to_string();
         Controller {
-            ctrlr: i.ctrlr,
-            cpumask: i.cpumask,
-            delay_base_us: i.delay_base_us,
-            iops_threshold: i.iops_threshold,
-            socket: i.socket,
-            sessions: i.sessions.into_iter().map(session).collect(),
-            backend_specific: Backend {
-                scsi: i.backend_specific.scsi.into_iter().map(target).collect(),
-            },
+            sessions: c.session.map(session).into_iter().collect(),
+            ctrlr: c.name,
+            cpumask,
+            delay_base_us: 0,
+            iops_threshold: IOPS_THRESHOLD,
+            socket: c.socket.display().to_string(),
+            backend_specific: Backend { scsi: c.targets.into_iter().map(Target::from).collect() },
         }
     }
 }
@@ -310,6 +316,9 @@ fn make_folder(folder: &Path) -> Result<(), Error> {
 }
 
 fn create(app: &App, mut p: Create) -> Result<bool, Error> {
+    let mask = p.cpumask.as_deref().map(str::parse::<CpuMask>).transpose();
+    let mask = mask.map_err(|e| Error::os(Errno::Inval, e))?;
+    let cpus = mask.map(|mask| mask.cpus().to_vec());
     let folder = own_folder(app, &p.ctrlr).filter(|_| p.own_folder == Some(true));
     // One that was there may be mounted elsewhere.
     let made = folder.clone().filter(|folder| !folder.exists());
@@ -317,7 +326,7 @@ fn create(app: &App, mut p: Create) -> Result<bool, Error> {
         make_folder(folder)?;
     }
     let options = ControllerOptions {
-        cpumask: p.cpumask.clone(),
+        cpus,
         delay: p.delay.unwrap_or(false),
         socket: folder.map(|folder| folder.join(OWN_SOCKET)),
         socket_gid: p.socket_gid,
@@ -509,9 +518,8 @@ fn add_targets(methods: &mut Methods, app: &Arc<App>) {
         move |_: NoParams| {
             let all = a.controllers.list(None).map_err(errors::controller)?;
             let devices = all.into_iter().flat_map(|c| {
-                let ctrlr = c.ctrlr;
-                let scsi = c.backend_specific.scsi.into_iter();
-                scsi.map(move |t| format!("{ctrlr} {}", t.target_name))
+                let name = c.name;
+                c.targets.into_iter().map(move |t| format!("{name} Target {}", t.number))
             });
             let numbered = devices.enumerate();
             Ok(numbered.map(|(id, device_name)| ScsiDevice { id, device_name }).collect::<Vec<_>>())

@@ -263,7 +263,7 @@ fn a_bdev_that_goes_away_takes_its_targets_with_it() {
     let buffer = guest.give_event_buffer();
     host.registry.unregister("disk0").unwrap();
     assert_eq!(guest.event(buffer), (TRANSPORT_RESET, lun(0), REMOVED));
-    assert!(host.controllers.list(None).unwrap()[0].backend_specific.scsi.is_empty());
+    assert!(host.controllers.list(None).unwrap()[0].targets.is_empty());
 }
 
 #[test]

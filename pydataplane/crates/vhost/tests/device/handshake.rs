@@ -183,7 +183,7 @@ fn a_second_peer_is_refused_at_once_and_the_first_is_not_disturbed() {
 fn a_peer_that_says_nothing_gives_way() {
     let host = Host::with_disk(1);
     let _silent = UnixStream::connect(host.socket()).unwrap();
-    wait_until("it is accepted", || !host.controllers.list(None).unwrap()[0].sessions.is_empty());
+    wait_until("it is accepted", || host.controllers.list(None).unwrap()[0].session.is_some());
     Guest::start(&host.socket(), LINUX, 1).ready(0);
 }
 

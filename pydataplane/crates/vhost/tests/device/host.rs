@@ -94,7 +94,7 @@ impl Host {
     /// Waits until nobody is connected.
     pub fn wait_until_free(&self) {
         wait_until("the peer is gone", || {
-            self.controllers.list(Some("vm0")).unwrap()[0].sessions.is_empty()
+            self.controllers.list(Some("vm0")).unwrap()[0].session.is_none()
         });
     }
 

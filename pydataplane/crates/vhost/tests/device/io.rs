@@ -65,8 +65,8 @@ fn a_target_may_have_larger_blocks_than_its_volume_and_grows_by_whole_ones() {
     }
     assert!(host.registry.owners("null").is_empty(), "nothing is held");
     add(4096).unwrap();
-    let shown = host.controllers.list(Some("vm0")).unwrap().remove(0).backend_specific.scsi;
-    assert_eq!(shown.iter().map(|t| t.luns[0].block_size).collect::<Vec<_>>(), [512, 4096]);
+    let shown = host.controllers.list(Some("vm0")).unwrap().remove(0).targets;
+    assert_eq!(shown.iter().map(|t| t.block_size).collect::<Vec<_>>(), [512, 4096]);
 
     let mut guest = Guest::start(&host.socket(), LINUX, 1);
     guest.ready(5);

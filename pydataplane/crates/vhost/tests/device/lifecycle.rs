@@ -281,13 +281,13 @@ fn controllers_come_and_go() {
         all.create("a/b", ControllerOptions::default()),
         Err(ControllerError::Name(_))
     ));
-    let mask = ControllerOptions { cpumask: Some("0x8000".into()), ..Default::default() };
-    assert!(matches!(all.create("vm1", mask), Err(ControllerError::CpuMask(_))));
-    let mask = ControllerOptions { cpumask: Some("[0]".into()), ..Default::default() };
+    let mask = ControllerOptions { cpus: Some(vec![15]), ..Default::default() };
+    assert!(matches!(all.create("vm1", mask), Err(ControllerError::NoReactor(_))));
+    let mask = ControllerOptions { cpus: Some(vec![0]), ..Default::default() };
     all.create("vm1", mask).unwrap();
     let info = all.list(Some("vm1")).unwrap().remove(0);
-    assert_eq!((info.ctrlr.as_str(), info.cpumask.as_str()), ("vm1", "0x1"));
-    assert!(info.backend_specific.scsi.is_empty() && info.sessions.is_empty());
+    assert_eq!((info.name.as_str(), info.cpus.as_slice()), ("vm1", &[0][..]));
+    assert!(info.targets.is_empty() && info.session.is_none());
     let path = host.socket().with_file_name("vm1");
     assert!(path.exists());
     all.delete("vm1", false).unwrap();
@@ -298,10 +298,9 @@ fn controllers_come_and_go() {
     let mut guest = Guest::start(&host.socket(), LINUX, 1);
     guest.ready(0);
     let info = all.list(Some("vm0")).unwrap().remove(0);
-    assert!(info.sessions[0].started);
-    let scsi = &info.backend_specific.scsi[0];
-    assert_eq!((scsi.scsi_dev_num, scsi.target_name.as_str()), (0, "Target 0"));
-    assert_eq!((scsi.luns[0].id, scsi.luns[0].bdev_name.as_str()), (0, "disk0"));
+    assert!(info.session.is_some_and(|s| s.started));
+    let shown = &info.targets[0];
+    assert_eq!((shown.number, shown.bdev_name.as_str()), (0, "disk0"));
     assert!(matches!(all.delete("vm0", false), Err(ControllerError::Connected(_))));
     guest.ready(0);
     all.delete("vm0", true).unwrap();

@@ -3,7 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use vhost_scsi::{ControllerError, ControllerOptions, LunInfo, TargetOptions};
+use vhost_scsi::{ControllerError, ControllerOptions, TargetInfo, TargetOptions};
 
 use crate::guest::*;
 use crate::host::*;
@@ -12,9 +12,9 @@ const PREVENT: [u8; 6] = [0x1e, 0, 0, 0, 1, 0];
 const ALLOW: [u8; 6] = [0x1e, 0, 0, 0, 0, 0];
 const READ_CAPACITY: [u8; 10] = [0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-fn lun(host: &Host) -> LunInfo {
+fn lun(host: &Host) -> TargetInfo {
     let controller = host.controllers.list(Some("vm0")).unwrap().remove(0);
-    controller.backend_specific.scsi[0].luns[0].clone()
+    controller.targets[0].clone()
 }
 
 /// A host with a removable disk as target 3.

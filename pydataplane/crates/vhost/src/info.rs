@@ -1,0 +1,90 @@
+//! What is told of controllers, their VMs and their targets: facts, in the field's units. How they
+//! look in JSON is the caller's.
+
+use std::path::PathBuf;
+
+use crate::controller::{Controller, cpu_of};
+use crate::lun::Target;
+
+/// A controller.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ControllerInfo {
+    /// Name.
+    pub name: String,
+    /// CPUs of the reactors that its request queues run on.
+    pub cpus: Vec<usize>,
+    /// Path of the socket.
+    pub socket: PathBuf,
+    /// The connected VM.
+    pub session: Option<SessionInfo>,
+    /// Its targets, by number; none that is being removed.
+    pub targets: Vec<TargetInfo>,
+}
+
+/// A connected VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionInfo {
+    /// Number of the session since the controller was created.
+    pub number: u64,
+    /// Whether any of its request queues runs.
+    pub started: bool,
+}
+
+/// A target with its logical unit 0.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TargetInfo {
+    /// Number.
+    pub number: u8,
+    /// The volume behind it.
+    pub bdev_name: String,
+    /// Serial number that the guest sees.
+    pub serial: String,
+    /// Whether writes are refused.
+    pub read_only: bool,
+    /// Whether the guest sees a removable disk.
+    pub removable: bool,
+    /// Bytes of a logical block, as the guest sees it.
+    pub block_size: u32,
+    /// Whether the guest prevents its removal: it is in use, mounted for instance.
+    pub removal_prevented: bool,
+    /// When it was put in place, in seconds since the epoch, as the times below.
+    pub attached_at: f64,
+    /// When the event that it came was put into the ring of the connected guest; none where the
+    /// guest was not there, or gave no buffers yet, or scans by itself.
+    pub event_at: Option<f64>,
+    /// When the connected guest first asked for its capacity.
+    pub guest_seen_at: Option<f64>,
+    /// When the last event that its size changed was put into the ring of the connected guest.
+    pub resize_event_at: Option<f64>,
+}
+
+impl From<&Target> for TargetInfo {
+    fn from(t: &Target) -> Self {
+        TargetInfo {
+            number: t.number,
+            bdev_name: t.bdev_name().into(),
+            serial: t.shared.serial().into(),
+            read_only: t.shared.is_read_only(),
+            removable: t.shared.is_removable(),
+            block_size: t.shared.block_size(),
+            removal_prevented: t.shared.removal_prevented(),
+            attached_at: t.times.attached_at(),
+            event_at: t.times.event_at(),
+            guest_seen_at: t.shared.seen_at().map(|at| at.as_secs_f64()),
+            resize_event_at: t.times.resize_event_at(),
+        }
+    }
+}
+
+impl From<&Controller> for ControllerInfo {
+    fn from(c: &Controller) -> Self {
+        let targets = c.targets();
+        ControllerInfo {
+            name: c.name.clone(),
+            cpus: c.reactors.iter().map(cpu_of).collect(),
+            socket: c.socket.path.clone(),
+            session: c.session().map(|(number, started)| SessionInfo { number, started }),
+            targets: targets.iter().flatten().filter(|t| !t.leaving).map(Into::into).collect(),
+        }
+    }
+}
