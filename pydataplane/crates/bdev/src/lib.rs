@@ -35,6 +35,10 @@ mod sync;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
+/// Bytes that a channel copies or zeroes at once, within `submit` or one `poll`: what is longer is done
+/// in pieces, so that nobody else on the thread waits for it (64 KiB take some ten microseconds).
+pub const COPY_AT_ONCE: usize = 64 << 10;
+
 pub use device::{Bdev, Features, Geometry, OpenError};
 pub use file::{FileBdev, FileKind, FileOptions};
 pub use io::{Channel, Completion, Io, IoError, Op, Submit};

@@ -1,16 +1,21 @@
-//! `malloc`: a disk in memory. Every I/O is over within `submit`.
+//! `malloc`: a disk in memory. A short I/O is over within `submit`; a long one is copied piece by
+//! piece, one piece a `poll`, so that nobody else on the thread waits for megabytes.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
-use reactor::IoContext;
+use reactor::{IoContext, Waker};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::ram::Ram;
+use crate::ram::{DISCARD_MIN, Ram};
 use crate::{
-    Bdev, Channel, ChannelStats, Completion, Features, Geometry, Io, IoError, Op, OpenError, Stats,
-    Submit,
+    Bdev, COPY_AT_ONCE, Channel, ChannelStats, Completion, Features, Geometry, Io, Op, OpenError,
+    Stats, Submit,
 };
+
+/// Long I/Os of one channel at a time.
+const LONG_MAX: usize = 256;
 
 /// What `bdev_malloc_create` asks for.
 #[derive(Clone, Debug)]
@@ -93,11 +98,13 @@ impl Bdev for Malloc {
     fn features(&self) -> Features {
         FEATURES
     }
-    fn open(&self, _io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
+    fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
         Ok(Box::new(MallocChannel {
             ram: self.ram.clone(),
             geometry: self.geometry,
             stats: self.stats.channel(),
+            long: VecDeque::with_capacity(LONG_MAX),
+            waker: io.waker(),
         }))
     }
     fn driver_specific(&self) -> Value {
@@ -112,41 +119,103 @@ struct MallocChannel {
     ram: Arc<Ram>,
     geometry: Geometry,
     stats: ChannelStats,
+    /// I/Os of more than one piece, in turn.
+    long: VecDeque<Long>,
+    /// Keeps the thread awake while there are any.
+    waker: Waker,
+}
+
+/// An I/O that is done piece by piece.
+struct Long {
+    io: Io,
+    /// Bytes done.
+    done: usize,
+    begun: u64,
 }
 
 impl MallocChannel {
+    /// Does `len` bytes of `io` from its byte `at` on.
     #[inline]
-    fn run(&self, io: &Io) -> Result<(), IoError> {
-        io.check(&self.geometry, &FEATURES)?;
-        let block = self.geometry.block_size as usize;
-        let offset = io.lba as usize * block;
+    fn run(&self, io: &Io, at: usize, len: usize) {
+        let offset = io.lba as usize * self.geometry.block_size as usize + at;
         match io.op {
-            Op::Read => self.ram.read(offset, &io.sg),
-            Op::Write => self.ram.write(offset, &io.sg),
-            Op::Unmap | Op::WriteZeroes => self.ram.zero(offset, io.blocks as usize * block),
+            Op::Read => self.ram.read(offset, &io.sg, at, len),
+            Op::Write => self.ram.write(offset, &io.sg, at, len),
+            Op::Unmap | Op::WriteZeroes => self.ram.zero(offset, len),
             Op::Flush => {}
         }
-        Ok(())
+    }
+
+    /// Bytes of the next piece of an I/O, `at` bytes of which are done.
+    #[inline]
+    fn piece(&self, io: &Io, at: usize) -> usize {
+        let left = io.bytes(self.geometry.block_size) as usize - at;
+        match io.op {
+            Op::Read | Op::Write | Op::Flush => left.min(COPY_AT_ONCE),
+            // A huge page is given back as a whole, which takes no longer than a copy.
+            Op::Unmap | Op::WriteZeroes => {
+                let start = io.lba as usize * self.geometry.block_size as usize + at;
+                match left.min(self.ram.to_huge_page(start)) {
+                    DISCARD_MIN => DISCARD_MIN,
+                    fill => fill.min(COPY_AT_ONCE),
+                }
+            }
+        }
     }
 }
 
 impl Channel for MallocChannel {
+    #[inline]
     fn submit(&mut self, io: &Io) -> Submit {
+        if let Err(error) = io.check(&self.geometry, &FEATURES) {
+            self.stats.error(error);
+            return Submit::Done(Err(error));
+        }
+        let (piece, all) = (self.piece(io, 0), io.bytes(self.geometry.block_size) as usize);
+        if piece < all {
+            if self.long.len() == LONG_MAX {
+                return Submit::Full;
+            }
+            self.long.push_back(Long { io: *io, done: 0, begun: reactor::ticks::now() });
+            self.waker.wake();
+            return Submit::Pending;
+        }
         let begun = self.stats.begin();
-        let result = self.run(io);
-        self.stats.end(io, self.geometry.block_size, begun, result);
-        Submit::Done(result)
+        self.run(io, 0, piece);
+        self.stats.end(io, self.geometry.block_size, begun, Ok(()));
+        Submit::Done(Ok(()))
     }
-    fn poll(&mut self, _done: &mut Vec<Completion>) -> u32 {
-        0
+
+    #[inline]
+    fn poll(&mut self, done: &mut Vec<Completion>) -> u32 {
+        if done.len() == done.capacity() {
+            return 0;
+        }
+        let Some(mut long) = self.long.pop_front() else { return 0 };
+        let piece = self.piece(&long.io, long.done);
+        self.run(&long.io, long.done, piece);
+        long.done += piece;
+        let bytes = long.io.bytes(self.geometry.block_size);
+        let over = long.done as u64 == bytes;
+        if over {
+            let ticks = reactor::ticks::now().saturating_sub(long.begun);
+            self.stats.record(long.io.op, bytes, ticks, Ok(()));
+            done.push(Completion { tag: long.io.tag, result: Ok(()) });
+        } else {
+            self.long.push_back(long);
+        }
+        if !self.long.is_empty() {
+            self.waker.wake();
+        }
+        u32::from(over)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::SyncChannel;
     use crate::testing::model;
+    use crate::{IoError, SyncChannel};
 
     fn disk(block_size: u32, num_blocks: u64) -> Arc<Malloc> {
         let name = "m0".to_owned();
@@ -196,6 +265,78 @@ mod tests {
         assert!(buf[..a].iter().all(|x| *x == 0xa5));
         assert!(buf[a..b].iter().all(|x| *x == 0));
         assert!(buf[b..].iter().all(|x| *x == 0xa5));
+    }
+
+    /// A list of runs of odd lengths over `memory`.
+    fn scattered(memory: &mut [u8]) -> Vec<guestmem::IoVec> {
+        let (base, len) = (memory.as_mut_ptr(), memory.len());
+        let cuts: Vec<usize> = (0..len).step_by(24_576 + 512).chain([len]).collect();
+        // SAFETY: parts of `memory`, which outlives the list in these tests.
+        cuts.windows(2)
+            .map(|w| unsafe { guestmem::IoVec::new(base.add(w[0]), w[1] - w[0]) })
+            .collect()
+    }
+
+    #[test]
+    fn a_long_transfer_takes_a_poll_a_piece_and_others_go_between() {
+        let d = disk(512, (4 << 20) / 512);
+        let io = IoContext::new().unwrap();
+        let mut c = d.open(&io).unwrap();
+        let pattern = |seed: usize| (0..1 << 20).map(|i| (i / 512 * 7 + seed + i) as u8).collect();
+        let (mut a, mut b): (Vec<u8>, Vec<u8>) = (pattern(1), pattern(2));
+        let (runs_a, runs_b) = (scattered(&mut a), scattered(&mut b));
+        let write = |runs: &[guestmem::IoVec], lba, tag| {
+            // SAFETY: the runs outlive the I/O, which ends below.
+            let sg = unsafe { guestmem::Sg::new(runs) };
+            Io { op: Op::Write, fua: false, lba, blocks: 2048, sg, tag }
+        };
+        let mut done = Vec::with_capacity(8);
+        assert_eq!(c.submit(&write(&runs_a, 0, 1)), Submit::Pending);
+        assert_eq!(c.submit(&write(&runs_b, 2048, 2)), Submit::Pending);
+        let mut polls = 0;
+        while done.len() < 2 {
+            // A short one is over at once, whatever else is under way.
+            let mut small = [0u8; 512];
+            // SAFETY: `small` outlives the list.
+            let run = [unsafe { guestmem::IoVec::new(small.as_mut_ptr(), 512) }];
+            // SAFETY: `run` outlives the I/O, which is over when `submit` returns.
+            let sg = unsafe { guestmem::Sg::new(&run) };
+            let read = Io { op: Op::Read, fua: false, lba: 8191, blocks: 1, sg, tag: 3 };
+            assert_eq!(c.submit(&read), Submit::Done(Ok(())));
+            assert!(io.wait(0).is_ok());
+            c.poll(&mut done);
+            polls += 1;
+        }
+        assert_eq!(polls, 2 * (1 << 20) / COPY_AT_ONCE);
+        let tags: Vec<u64> = done.iter().map(|c| c.tag).collect();
+        assert_eq!(tags, [1, 2], "in turn");
+        let mut c = SyncChannel::open(&*d).unwrap();
+        let mut read = crate::AlignedBuf::zeroed(2 << 20);
+        c.read(0, &mut read).unwrap();
+        assert!(read[..1 << 20] == a[..] && read[1 << 20..] == b[..]);
+    }
+
+    #[test]
+    fn more_long_transfers_than_fit_are_not_taken() {
+        let d = disk(512, (4 << 20) / 512);
+        let io = IoContext::new().unwrap();
+        let mut c = d.open(&io).unwrap();
+        let zero = |tag| Io {
+            op: Op::WriteZeroes,
+            fua: false,
+            lba: 1,
+            blocks: 8191,
+            sg: guestmem::Sg::EMPTY,
+            tag,
+        };
+        for tag in 0..LONG_MAX as u64 {
+            assert_eq!(c.submit(&zero(tag)), Submit::Pending);
+        }
+        assert_eq!(c.submit(&zero(9999)), Submit::Full);
+        let mut done = Vec::with_capacity(LONG_MAX);
+        while done.len() < LONG_MAX {
+            c.poll(&mut done);
+        }
     }
 
     #[test]

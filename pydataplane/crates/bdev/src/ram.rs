@@ -11,7 +11,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 /// Ranges from this size on are given back to the kernel instead of being overwritten, in bytes:
 /// the size of a huge page.
-const DISCARD_MIN: usize = 2 << 20;
+pub(crate) const DISCARD_MIN: usize = 2 << 20;
 
 /// Zero-initialised anonymous memory, huge pages preferred, allocated on first touch.
 pub(crate) struct Ram {
@@ -55,31 +55,43 @@ impl Ram {
         unsafe { self.base.as_ptr().add(offset) }
     }
 
-    /// Copies from `offset` on into `sg`, all of it.
+    /// Copies `len` bytes from `offset` on into `sg`, from its byte `at` on.
+    ///
+    /// # Panics
+    /// When they are not all within the memory.
     #[inline]
-    pub(crate) fn read(&self, offset: usize, sg: &Sg) {
-        let mut from = self.at(offset, sg.len());
-        for run in sg.as_slice() {
-            // SAFETY: the runs' lengths add up to `sg.len()`, which `at` checked; a run is valid
-            // memory (`Sg::new`) outside of this mapping.
+    pub(crate) fn read(&self, offset: usize, sg: &Sg, at: usize, len: usize) {
+        let mut from = self.at(offset, len);
+        parts(sg, at, len, |to, n| {
+            // SAFETY: the parts' lengths add up to `len` at most, which `Ram::at` checked; a part is
+            // valid memory (`Sg::new`) outside of this mapping.
             unsafe {
-                std::ptr::copy_nonoverlapping(from, run.base(), run.len());
-                from = from.add(run.len());
+                std::ptr::copy_nonoverlapping(from, to, n);
+                from = from.add(n);
             }
-        }
+        });
     }
 
-    /// Copies all of `sg` to `offset`.
+    /// Copies `len` bytes of `sg`, from its byte `at` on, to `offset`.
+    ///
+    /// # Panics
+    /// When they do not all fit into the memory.
     #[inline]
-    pub(crate) fn write(&self, offset: usize, sg: &Sg) {
-        let mut to = self.at(offset, sg.len());
-        for run in sg.as_slice() {
+    pub(crate) fn write(&self, offset: usize, sg: &Sg, at: usize, len: usize) {
+        let mut to = self.at(offset, len);
+        parts(sg, at, len, |from, n| {
             // SAFETY: as in `read`, the other way.
             unsafe {
-                std::ptr::copy_nonoverlapping(run.base(), to, run.len());
-                to = to.add(run.len());
+                std::ptr::copy_nonoverlapping(from, to, n);
+                to = to.add(n);
             }
-        }
+        });
+    }
+
+    /// Bytes from `offset` to the end of the huge page that it lies in.
+    #[inline]
+    pub(crate) fn to_huge_page(&self, offset: usize) -> usize {
+        DISCARD_MIN - (self.base.as_ptr() as usize + offset) % DISCARD_MIN
     }
 
     /// Makes `len` bytes from `offset` read as zeros; whole huge pages are given back.
@@ -101,6 +113,25 @@ impl Ram {
             }
         }
         fill(head + body, len - head - body);
+    }
+}
+
+/// Calls `f` with address and length of each run that has some of the `len` bytes of `sg` from its
+/// byte `at` on.
+#[inline]
+fn parts(sg: &Sg, mut at: usize, mut len: usize, mut f: impl FnMut(*mut u8, usize)) {
+    for run in sg.as_slice() {
+        if at >= run.len() {
+            at -= run.len();
+            continue;
+        }
+        let n = len.min(run.len() - at);
+        // SAFETY: `at` is within the run.
+        f(unsafe { run.base().add(at) }, n);
+        (at, len) = (0, len - n);
+        if len == 0 {
+            return;
+        }
     }
 }
 

@@ -14,7 +14,9 @@ use crate::map::Map;
 use crate::parts::Parts;
 use crate::pins::{Pin, Pins};
 use crate::volume::{Reply, Request, SLOTS, Volume, Want};
-use bdev::{Channel, ChannelStats, Completion, Features, Geometry, Io, IoError, Op, Submit};
+use bdev::{
+    COPY_AT_ONCE, Channel, ChannelStats, Completion, Features, Geometry, Io, IoError, Op, Submit,
+};
 use guestmem::Sg;
 use reactor::{Waker, ticks};
 use std::collections::VecDeque;
@@ -248,8 +250,15 @@ impl LvolChannel {
         let block = self.geometry.block_size as usize;
         match (io.op, run.lba) {
             (Op::Read, None) => {
-                io.sg.zero(cursor as usize * block, run.blocks as usize * block);
-                self.slots[usize::from(at)].cursor += run.blocks;
+                // A piece a turn: zeroing megabytes at once would keep everybody else waiting.
+                let blocks = run.blocks.min((COPY_AT_ONCE / block) as u64);
+                io.sg.zero(cursor as usize * block, blocks as usize * block);
+                let slot = &mut self.slots[usize::from(at)];
+                slot.cursor += blocks;
+                if blocks < run.blocks {
+                    self.pins.shared().waker.wake();
+                    return Step::Wait;
+                }
                 Step::On
             }
             (Op::Write, None) => {

@@ -159,7 +159,7 @@ mod tests {
             let ts = io_uring::types::Timespec::new().nsec(5_000_000);
             let entry = opcode::Timeout::new(&ts).build();
             // SAFETY: `ts` lives until the completion is collected below.
-            unsafe { c.push(entry, 3) }.unwrap();
+            unsafe { c.push(entry, 3, 0) }.unwrap();
             let mut seen = None;
             while seen.is_none() {
                 // Ten minutes: a lost wake-up would show as a hang.

@@ -304,7 +304,7 @@ impl PipeReader {
         let e = io_uring::opcode::Read::new(fd, self.byte.as_mut_ptr(), 1).build();
         // SAFETY: the byte and the pipe live as long as the client, which waits when dropped;
         // it is the first field.
-        unsafe { self.client.push(e, 0) }.unwrap();
+        unsafe { self.client.push(e, 0, 0) }.unwrap();
     }
 }
 

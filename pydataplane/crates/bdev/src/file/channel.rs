@@ -5,18 +5,19 @@
 //! system without ZERO_RANGE, EAGAIN) makes it go on in steps: a slot that cannot be pushed now
 //! waits in `again` for the next poll.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 
 use io_uring::{opcode, squeue, types};
-use reactor::{Full, IoContext, UringClient};
+use reactor::{Full, IoContext, UringClient, Waker};
 
 use super::bounce::{BOUNCE_SIZE, Bounce, Bounces};
 use super::{Shared, errno, memory};
 use crate::ram::Ram;
-use crate::{Channel, ChannelStats, Completion, Io, IoError, Op, Submit};
+use crate::{COPY_AT_ONCE, Channel, ChannelStats, Completion, Io, IoError, Op, Submit};
 
 /// I/Os in flight on one channel at most.
 pub(super) const DEPTH: u32 = 256;
@@ -48,6 +49,8 @@ fn zeroes() -> io::Result<&'static Ram> {
 enum Step {
     /// The I/O itself, with the caller's memory.
     Plain,
+    /// A long read or write of a file in memory, piece by piece.
+    Copying,
     /// A read or write through its bounce buffer.
     Bounced,
     /// Writing zeros.
@@ -83,6 +86,10 @@ pub(super) struct FileChannel {
     free: Vec<u32>,
     /// Slots whose next step could not be pushed yet.
     again: Vec<u32>,
+    /// Slots that copy, in turn.
+    copying: VecDeque<u32>,
+    /// Keeps the thread awake while there are any.
+    waker: Waker,
     bounces: Bounces,
     zeroes: &'static Ram,
     stats: ChannelStats,
@@ -90,6 +97,70 @@ pub(super) struct FileChannel {
     /// All that went to the kernel.
     #[cfg(test)]
     pushed: Vec<tests::Pushed>,
+}
+
+impl Channel for FileChannel {
+    fn submit(&mut self, io: &Io) -> Submit {
+        let checked = io.check(&self.shared.geometry(), &self.shared.features);
+        if let Err(e) = checked {
+            self.stats.error(e);
+            return Submit::Done(Err(e));
+        }
+        if io.blocks == 0 && io.op != Op::Flush {
+            return Submit::Done(Ok(()));
+        }
+        let Some(&n) = self.free.last() else { return Submit::Full };
+        let begun = reactor::ticks::now();
+        let step = match io.op {
+            Op::Read | Op::Write if !self.fits(io) => Step::Bounced,
+            Op::Read | Op::Write if self.shared.in_memory && io.sg.len() > COPY_AT_ONCE => {
+                Step::Copying
+            }
+            Op::Read | Op::Write
+                if self.shared.in_memory && memory::copy(io, 0, &self.shared).is_some() =>
+            {
+                let ticks = reactor::ticks::now().saturating_sub(begun);
+                self.stats.record(io.op, io.bytes(self.shared.block_size), ticks, Ok(()));
+                return Submit::Done(Ok(()));
+            }
+            Op::WriteZeroes if !self.shared.zero_range.load(Relaxed) => Step::Zeroing,
+            _ => Step::Plain,
+        };
+        self.slots[n as usize] = Slot { io: *io, begun, step, done: 0, tries: 0, bounce: None };
+        if step == Step::Copying {
+            self.free.pop();
+            self.copying.push_back(n);
+            self.waker.wake();
+            return Submit::Pending;
+        }
+        if self.push(n).is_err() {
+            if let Some(b) = self.slots[n as usize].bounce.take() {
+                self.bounces.give_back(b);
+            }
+            return Submit::Full;
+        }
+        self.free.pop();
+        Submit::Pending
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) -> u32 {
+        let before = done.len();
+        while done.len() < done.capacity() {
+            let Some((n, result)) = self.uring.next_completion() else { break };
+            if let Some(end) = self.stepped(n, result) {
+                let completion = self.finish(n, end);
+                done.push(completion);
+            }
+        }
+        if !self.copying.is_empty() && done.len() < done.capacity() {
+            self.copy_piece(done);
+            if !self.copying.is_empty() {
+                self.waker.wake();
+            }
+        }
+        self.go_on();
+        (done.len() - before) as u32
+    }
 }
 
 impl FileChannel {
@@ -103,6 +174,8 @@ impl FileChannel {
             slots: (0..DEPTH).map(|_| IDLE).collect(),
             free: (0..DEPTH).rev().collect(),
             again: Vec::with_capacity(DEPTH as usize),
+            copying: VecDeque::with_capacity(DEPTH as usize),
+            waker: io.waker(),
             bounces: Bounces::new()?,
             zeroes: zeroes()?,
             stats,
@@ -128,13 +201,40 @@ impl FileChannel {
         if slot.step == Step::Bounced && slot.bounce.is_none() {
             slot.bounce = Some(self.bounces.take().ok_or(Full)?);
         }
+        // What the kernel pins or copies before the call returns.
+        let weight = match (slot.io.op, slot.step) {
+            (Op::Read | Op::Write, Step::Bounced) => BOUNCE_SIZE as u32,
+            (Op::Read | Op::Write, _) => slot.io.sg.len() as u32,
+            // A fallocate or fsync goes to a worker by itself.
+            _ => 0,
+        };
         let entry = entry(slot, &self.shared, &mut self.bounces, self.zeroes);
         #[cfg(test)]
         self.pushed.push(tests::Pushed::of(&entry));
         // SAFETY: the caller's memory is valid until the I/O completes (`Sg::new`); bounce
         // buffers, zeros and the file live as long as this channel, whose client waits in its
         // drop, which comes first.
-        unsafe { self.uring.push(entry, n) }
+        unsafe { self.uring.push(entry, n, weight) }
+    }
+
+    /// The next piece of a read or write of a file in memory, of whichever has its turn.
+    fn copy_piece(&mut self, done: &mut Vec<Completion>) {
+        let Some(n) = self.copying.pop_front() else { return };
+        let slot = &mut self.slots[n as usize];
+        match memory::copy(&slot.io, slot.done as usize, &self.shared) {
+            Some(copied) => slot.done += copied as u64,
+            // From where it is, in the way that knows about errors.
+            None => {
+                slot.step = if slot.done == 0 { Step::Plain } else { Step::Bounced };
+                return self.again.push(n);
+            }
+        }
+        if slot.done < slot.io.bytes(self.shared.block_size) {
+            self.copying.push_back(n);
+        } else {
+            let completion = self.finish(n, Ok(()));
+            done.push(completion);
+        }
     }
 
     /// Pushes what waits in `again`, in this same poll, so that the kernel has it before the
@@ -314,53 +414,6 @@ fn whole(io: &Io, fd: types::Fd, offset: u64, dsync: i32) -> squeue::Entry {
                 opcode::Writev::new(fd, iov, count).offset(offset).rw_flags(dsync).build()
             }
         }
-    }
-}
-
-impl Channel for FileChannel {
-    fn submit(&mut self, io: &Io) -> Submit {
-        let checked = io.check(&self.shared.geometry(), &self.shared.features);
-        if let Err(e) = checked {
-            self.stats.error(e);
-            return Submit::Done(Err(e));
-        }
-        if io.blocks == 0 && io.op != Op::Flush {
-            return Submit::Done(Ok(()));
-        }
-        let Some(&n) = self.free.last() else { return Submit::Full };
-        let begun = reactor::ticks::now();
-        let step = match io.op {
-            Op::Read | Op::Write if !self.fits(io) => Step::Bounced,
-            Op::Read | Op::Write if self.shared.in_memory && memory::copy(io, &self.shared) => {
-                let ticks = reactor::ticks::now().saturating_sub(begun);
-                self.stats.record(io.op, io.bytes(self.shared.block_size), ticks, Ok(()));
-                return Submit::Done(Ok(()));
-            }
-            Op::WriteZeroes if !self.shared.zero_range.load(Relaxed) => Step::Zeroing,
-            _ => Step::Plain,
-        };
-        self.slots[n as usize] = Slot { io: *io, begun, step, done: 0, tries: 0, bounce: None };
-        if self.push(n).is_err() {
-            if let Some(b) = self.slots[n as usize].bounce.take() {
-                self.bounces.give_back(b);
-            }
-            return Submit::Full;
-        }
-        self.free.pop();
-        Submit::Pending
-    }
-
-    fn poll(&mut self, done: &mut Vec<Completion>) -> u32 {
-        let before = done.len();
-        while done.len() < done.capacity() {
-            let Some((n, result)) = self.uring.next_completion() else { break };
-            if let Some(end) = self.stepped(n, result) {
-                let completion = self.finish(n, end);
-                done.push(completion);
-            }
-        }
-        self.go_on();
-        (done.len() - before) as u32
     }
 }
 

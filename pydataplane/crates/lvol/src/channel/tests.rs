@@ -30,16 +30,20 @@ impl Channel for Held {
     }
 }
 
-/// A thin volume without a metadata thread, and a channel of it on a [`Held`] base.
 fn channel() -> (Arc<Volume>, LvolChannel, IoContext) {
+    channel_of(CLUSTERS)
+}
+
+/// A thin volume of so many clusters without a metadata thread, and a channel of it on a [`Held`] base.
+fn channel_of(clusters: u64) -> (Arc<Volume>, LvolChannel, IoContext) {
     let options = StoreOptions { name: "s".into(), uuid: Uuid::nil(), cluster_size: 64 << 10 };
     let mut store = Store::create_store(MemDisk::new(8 << 20), &options).unwrap();
-    let blob = BlobOptions { name: "b".into(), uuid: Uuid::nil(), size: CLUSTERS, thin: true };
+    let blob = BlobOptions { name: "b".into(), uuid: Uuid::nil(), size: clusters, thin: true };
     let blob = store.create(&blob).unwrap();
     let id = Identity { blob, uuid: Uuid::nil(), lvstore: Uuid::nil(), thin: true, shift: 0 };
     let names = Names { lvstore: "s".into(), lvol: "b".into() };
     let base: Arc<dyn Bdev> = Null::create("n", 512, 1 << 20, None).unwrap();
-    let volume = Volume::new(id, names, false, base, Map::new(CLUSTERS), Bell::default());
+    let volume = Volume::new(id, names, false, base, Map::new(clusters), Bell::default());
     let io = IoContext::new().unwrap();
     let channel = LvolChannel::new(volume.clone(), Box::new(Held::default()), io.waker());
     (volume, channel, io)
@@ -90,4 +94,34 @@ fn what_was_asked_for_a_volume_that_goes_away_ends() {
     assert!(begun.elapsed().as_secs() < 60, "nobody woke the thread");
     assert_eq!(channel.poll(&mut done), 1);
     assert_eq!(done, removed);
+}
+
+#[test]
+#[allow(unsafe_code)]
+fn a_long_read_of_unallocated_clusters_is_zeroed_a_piece_a_poll() {
+    const PIECES: usize = 4;
+    let (_volume, mut channel, io) = channel_of((PIECES * COPY_AT_ONCE / 512) as u64);
+    let mut memory = vec![0xa5u8; PIECES * COPY_AT_ONCE];
+    // SAFETY: `memory` outlives the list.
+    let run = [unsafe { guestmem::IoVec::new(memory.as_mut_ptr(), memory.len()) }];
+    // SAFETY: `run` and `memory` outlive the I/Os, which end below.
+    let sg = unsafe { Sg::new(&run) };
+    let blocks = (PIECES * COPY_AT_ONCE / 512) as u64;
+    let read = Io { op: Op::Read, fua: false, lba: 0, blocks, sg, tag: 1 };
+    assert_eq!(channel.submit(&read), Submit::Pending);
+    let mut done = Vec::with_capacity(4);
+    let mut polls = 0;
+    while done.is_empty() {
+        // It keeps its thread awake: ten minutes would be noticed.
+        io.wait(600_000_000).unwrap();
+        channel.poll(&mut done);
+        polls += 1;
+    }
+    assert_eq!(polls + 1, PIECES, "one piece was zeroed by submit");
+    assert_eq!(done, [Completion { tag: 1, result: Ok(()) }]);
+    assert!(memory.iter().all(|b| *b == 0));
+    // A short one is over at once.
+    let buf = Bounce::new();
+    let short = Io { blocks: 8, sg: buf.sg(4096).unwrap(), tag: 2, ..read };
+    assert_eq!(channel.submit(&short), Submit::Done(Ok(())));
 }
