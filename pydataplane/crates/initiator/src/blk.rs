@@ -12,7 +12,6 @@ pub const T_IN: u32 = 0;
 /// Write.
 pub const T_OUT: u32 = 1;
 /// Flush.
-pub const T_FLUSH: u32 = 4;
 /// Ask for the 20-byte serial.
 pub const T_GET_ID: u32 = 8;
 

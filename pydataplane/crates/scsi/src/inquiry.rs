@@ -22,6 +22,8 @@ const REVISION: &str =
 
 /// Peripheral device type of a direct access block device, and the qualifier "connected".
 const DISK: u8 = 0x00;
+/// A well-known logical unit.
+const WELL_KNOWN: u8 = 0x1E;
 /// Qualifier 011b, type 1Fh: there is no such logical unit.
 const NO_UNIT: u8 = 0x7F;
 
@@ -80,6 +82,14 @@ pub(crate) fn inquiry_missing(cdb: &Cdb, data_in: &Sg) -> Result<u32, Fail> {
         return Err(Sense::invalid_cdb(if cdb.bit(1, 0) { 1 } else { 2 }, None).into());
     }
     send(data_in, usize::from(cdb.be16(3)), &standard(NO_UNIT, false, ""))
+}
+
+/// INQUIRY of the REPORT LUNS well-known logical unit, which has no vital product data (SPC-4 8.2).
+pub(crate) fn inquiry_well_known(cdb: &Cdb, data_in: &Sg) -> Result<u32, Fail> {
+    if cdb.bit(1, 0) || cdb.byte(2) != 0 {
+        return Err(Sense::invalid_cdb(if cdb.bit(1, 0) { 1 } else { 2 }, None).into());
+    }
+    send(data_in, usize::from(cdb.be16(3)), &standard(WELL_KNOWN, false, "REPORT LUNS"))
 }
 
 /// Standard INQUIRY data (SPC-4 6.6.2).

@@ -50,6 +50,45 @@ impl Command {
     }
 }
 
+/// What a command counts as in statistics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// It gives the initiator blocks.
+    Read,
+    /// It changes blocks, with data of the initiator: WRITE and WRITE SAME.
+    Write,
+    /// SYNCHRONIZE CACHE.
+    Flush,
+    /// Any other, and those that are refused.
+    Other,
+}
+
+impl Kind {
+    /// Of an operation code.
+    #[inline]
+    pub fn of(opcode: u8) -> Kind {
+        KINDS[usize::from(opcode)]
+    }
+
+    const fn of_command(command: Command) -> Kind {
+        use Command as C;
+        match command {
+            C::Read6 | C::Read10 | C::Read12 | C::Read16 => Kind::Read,
+            C::Write6 | C::Write10 | C::Write12 | C::Write16 => Kind::Write,
+            C::WriteSame10 | C::WriteSame16 => Kind::Write,
+            C::SynchronizeCache10 | C::SynchronizeCache16 => Kind::Flush,
+            C::TestUnitReady | C::RequestSense | C::Inquiry | C::ModeSense6 | C::ModeSense10 => {
+                Kind::Other
+            }
+            C::StartStopUnit | C::PreventAllow | C::ReadCapacity10 | C::ReadCapacity16 => {
+                Kind::Other
+            }
+            C::Verify10 | C::Verify12 | C::Verify16 | C::Unmap => Kind::Other,
+            C::ReportLuns | C::ReportOpcodes => Kind::Other,
+        }
+    }
+}
+
 /// One command of the table.
 #[derive(Debug)]
 pub(crate) struct Entry {
@@ -171,6 +210,18 @@ static REJECT: [u128; TABLE_LEN] = {
         i += 1;
     }
     reject
+};
+
+/// [`Kind`] of each operation code; with service actions, of the first.
+static KINDS: [Kind; 256] = {
+    let table = &TABLE;
+    let mut kinds = [Kind::Other; 256];
+    let mut i = TABLE_LEN;
+    while i > 0 {
+        i -= 1;
+        kinds[table[i].opcode as usize] = Kind::of_command(table[i].command);
+    }
+    kinds
 };
 
 const TABLE_LEN: usize = 27;

@@ -15,8 +15,6 @@ pub enum Status {
     CheckCondition = 0x02,
     /// Try again later.
     Busy = 0x08,
-    /// Another initiator holds a reservation.
-    ReservationConflict = 0x18,
     /// Too many commands: try again when some finished.
     TaskSetFull = 0x28,
     /// Ended by a task management function.

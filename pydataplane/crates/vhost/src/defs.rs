@@ -140,7 +140,6 @@ pub mod control {
     pub const TMF_ABORT_TASK_SET: u32 = 1;
     /// Clear an auto contingent allegiance.
     #[allow(dead_code)]
-    pub const TMF_CLEAR_ACA: u32 = 2;
     /// Abort all tasks of the task set.
     pub const TMF_CLEAR_TASK_SET: u32 = 3;
     /// Abort all tasks of the nexus and tell unit attention.

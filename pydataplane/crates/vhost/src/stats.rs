@@ -5,6 +5,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use scsi::Kind;
+
 /// A counter with a single writing thread.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
@@ -114,28 +116,6 @@ impl LunStats {
         self.flush_ns += reactor::ticks::to_ns(counters.flush_ticks.get());
         self.others += counters.others.get();
         self.errors += counters.errors.get();
-    }
-}
-
-/// What a command counts as.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Read,
-    Write,
-    Flush,
-    Other,
-}
-
-impl Kind {
-    /// By operation code (SBC-4 table 35).
-    #[inline]
-    pub(crate) fn of(operation_code: u8) -> Self {
-        match operation_code {
-            0x08 | 0x28 | 0xa8 | 0x88 => Kind::Read,
-            0x0a | 0x2a | 0xaa | 0x8a | 0x2e | 0xae | 0x8e | 0x41 | 0x93 => Kind::Write,
-            0x35 | 0x91 => Kind::Flush,
-            _ => Kind::Other,
-        }
     }
 }
 

@@ -18,13 +18,13 @@ use std::sync::Arc;
 
 use bdev::{Completion, IoError};
 use reactor::Poller;
-use scsi::{Outcome, Status, missing_lun};
+use scsi::{Kind, Outcome, Status, missing_lun};
 use virtqueue::Head;
 use zerocopy::IntoBytes;
 
 use crate::defs::{LunAddress, RESPONSE_SIZE, RequestHeader, ResponseHeader, response};
 use crate::mailbox::Notice;
-use crate::stats::{ControllerCounters, Kind};
+use crate::stats::ControllerCounters;
 
 pub(crate) use orders::{Drain, Failure, Selector};
 pub(crate) use queue::{QueueSetup, RequestQueue};

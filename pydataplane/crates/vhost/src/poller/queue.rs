@@ -5,13 +5,12 @@ use std::sync::Arc;
 
 use guestmem::GuestMemory;
 use reactor::eventfd::Blocked;
-use scsi::Task;
+use scsi::{Kind, Task};
 use virtqueue::{ChainError, ConfigError, Head, QueueConfig, Segments, SplitQueue};
 use zerocopy::IntoBytes;
 
 use super::{Drain, Failure};
 use crate::defs::{ResponseHeader, response};
-use crate::stats::Kind;
 
 /// What a request queue is made of.
 #[derive(Debug)]

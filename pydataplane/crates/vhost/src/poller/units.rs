@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use guestmem::Sg;
-use scsi::{CDB_LEN, Lun, Outcome, Response, SENSE_LEN, Status};
+use scsi::{CDB_LEN, Lun, Outcome};
 
 use crate::defs::{LunAddress, MAX_TARGETS};
 use crate::stats::LunCounters;
@@ -115,56 +115,12 @@ impl Units {
         unit
     }
 
-    /// Answers the REPORT LUNS well-known logical unit (SPC-4 8.2): it lists the units of all
-    /// targets, in the addressing of virtio-scsi.
+    /// Answers the REPORT LUNS well-known logical unit: it lists LUN 0 of every target.
     #[cold]
     pub(super) fn well_known(&self, cdb: &[u8; CDB_LEN], data_in: &Sg) -> Outcome {
-        const TEST_UNIT_READY: u8 = 0x00;
-        const REQUEST_SENSE: u8 = 0x03;
-        const INQUIRY: u8 = 0x12;
-        const REPORT_LUNS: u8 = 0xa0;
-        let mut data = Vec::new();
-        let mut allocation = usize::MAX;
-        match cdb[0] {
-            TEST_UNIT_READY => {}
-            REQUEST_SENSE => {
-                allocation = usize::from(cdb[4]);
-                data = vec![0x70, 0, 0, 0, 0, 0, 0, 10];
-                data.resize(SENSE_LEN, 0);
-            }
-            // Vital product data pages are not there.
-            INQUIRY if cdb[1] & 1 == 0 => {
-                allocation = usize::from(u16::from_be_bytes([cdb[3], cdb[4]]));
-                // Peripheral device type 1Eh: well known logical unit; version SPC-4.
-                data = vec![0x1e, 0, 6, 2, 31, 0, 0, 2];
-                data.extend_from_slice(b"virtlun REPORT LUNS     0001");
-            }
-            REPORT_LUNS => {
-                allocation = u32::from_be_bytes([cdb[6], cdb[7], cdb[8], cdb[9]]) as usize;
-                let there = self.units.iter().enumerate();
-                let there = there.filter(|(_, u)| u.as_ref().is_some_and(|u| !u.hidden));
-                let list: Vec<u8> =
-                    there.flat_map(|(target, _)| LunAddress::flat(target as u8, 0)).collect();
-                data.extend_from_slice(&(list.len() as u32).to_be_bytes());
-                data.extend_from_slice(&[0; 4]);
-                data.extend_from_slice(&list);
-            }
-            _ => return Outcome::Done(illegal_request()),
-        }
-        data.truncate(allocation);
-        let transferred = data_in.copy_from_slice(0, &data) as u32;
-        let sense = [0; SENSE_LEN];
-        Outcome::Done(Response { status: Status::Good, transferred, sense_len: 0, sense })
+        let there = |(_, unit): &(usize, &Option<Unit>)| unit.as_ref().is_some_and(|u| !u.hidden);
+        let luns = self.units.iter().enumerate().filter(there);
+        let luns = luns.map(|(target, _)| LunAddress::flat(target as u8, 0));
+        scsi::report_luns_unit(cdb, data_in, luns)
     }
-}
-
-/// CHECK CONDITION, ILLEGAL REQUEST, INVALID COMMAND OPERATION CODE (20h/00h).
-fn illegal_request() -> Response {
-    let mut sense = [0; SENSE_LEN];
-    sense[0] = 0x70;
-    sense[2] = 0x05;
-    sense[7] = (SENSE_LEN - 8) as u8;
-    sense[12] = 0x20;
-    let status = Status::CheckCondition;
-    Response { status, transferred: 0, sense_len: SENSE_LEN as u8, sense }
 }
