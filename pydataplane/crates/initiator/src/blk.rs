@@ -11,7 +11,6 @@ pub const CONFIG_LEN: u32 = 60;
 pub const T_IN: u32 = 0;
 /// Write.
 pub const T_OUT: u32 = 1;
-/// Flush.
 /// Ask for the 20-byte serial.
 pub const T_GET_ID: u32 = 8;
 

@@ -138,8 +138,6 @@ pub mod control {
     pub const TMF_ABORT_TASK: u32 = 0;
     /// Abort all tasks of this I_T_L nexus.
     pub const TMF_ABORT_TASK_SET: u32 = 1;
-    /// Clear an auto contingent allegiance.
-    #[allow(dead_code)]
     /// Abort all tasks of the task set.
     pub const TMF_CLEAR_TASK_SET: u32 = 3;
     /// Abort all tasks of the nexus and tell unit attention.
