@@ -8,7 +8,7 @@ use reactor::IoContext;
 use serde_json::Value;
 use uuid::Uuid;
 
-use crate::{Channel, Stats};
+use crate::{Channel, FlushLatch, Stats};
 
 /// Size of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,6 +109,11 @@ pub trait Bdev: Any + Send + Sync {
     fn driver_specific(&self) -> Value;
     /// I/O statistics, where the device keeps any.
     fn stats(&self) -> Option<&Arc<Stats>> {
+        None
+    }
+    /// What remembers a failed flush, where one can fail: that of the device itself, so a device
+    /// on top of another has the other's.
+    fn flush_latch(&self) -> Option<&FlushLatch> {
         None
     }
 }

@@ -59,7 +59,8 @@ pub enum IoError {
     /// The medium failed to write.
     #[error("the medium could not be written")]
     WriteMedium,
-    /// A flush failed: earlier acknowledged writes may not be durable.
+    /// A flush failed, this one or an earlier one ([`crate::FlushLatch`]): acknowledged writes may
+    /// not be durable.
     #[error("the medium could not be flushed")]
     Flush,
     /// The operation is not one of this device's.

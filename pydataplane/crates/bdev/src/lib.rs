@@ -10,6 +10,7 @@
 //! | --- | --- |
 //! | `io` | [`Io`], [`IoError`], [`Channel`]: one I/O from submit to completion |
 //! | `device` | [`Bdev`], [`Geometry`], [`Features`] |
+//! | `latch` | [`FlushLatch`]: a failed flush, remembered |
 //! | `registry` | [`Registry`]: names, [`Claim`]s, [`Event`]s |
 //! | `stats` | [`Stats`]: what `bdev_get_iostat` shows |
 //! | `malloc`, `ram` | [`Malloc`]: a disk in memory |
@@ -25,6 +26,7 @@
 mod device;
 mod file;
 mod io;
+mod latch;
 mod malloc;
 mod null;
 mod owned;
@@ -42,6 +44,7 @@ pub const COPY_AT_ONCE: usize = 64 << 10;
 pub use device::{Bdev, Features, Geometry, OpenError};
 pub use file::{FileBdev, FileKind, FileOptions};
 pub use io::{Channel, Completion, Io, IoError, Op, Submit};
+pub use latch::{FlushCause, FlushFailure, FlushLatch};
 pub use malloc::{Malloc, MallocOptions};
 pub use null::Null;
 pub use owned::{Finished, OwnedChannel};

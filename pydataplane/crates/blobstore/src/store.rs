@@ -161,7 +161,7 @@ pub struct Store<D> {
     /// Zeros or pages were written in place since the last flush.
     pub(crate) unflushed: bool,
     /// The first metadata failure.
-    pub(crate) stopped: Option<String>,
+    pub(crate) stopped: Option<DiskError>,
 }
 
 /// Pages written with one call when they are neighbours.
@@ -270,7 +270,7 @@ impl<D: Disk> Store<D> {
             free_clusters: self.clusters.free(),
             free_pages: self.pages.free(),
             max_device_size: self.max_device_size(),
-            stopped: self.stopped.clone(),
+            stopped: self.stopped.as_ref().map(DiskError::to_string),
         }
     }
 
@@ -280,18 +280,44 @@ impl<D: Disk> Store<D> {
         &mut self.disk
     }
 
+    /// The failure after which the store takes no more changes, if there was one.
+    pub fn stopped(&self) -> Option<&DiskError> {
+        self.stopped.as_ref()
+    }
+
+    /// Marks clusters as taken that no blob owns but somebody still uses, in a store that was just
+    /// loaded. They are free after [`Store::release`].
+    ///
+    /// # Panics
+    /// When one of them has an owner or is outside of the data area.
+    pub fn hold(&mut self, clusters: impl IntoIterator<Item = u32>) -> Freed {
+        let mut held = Freed::default();
+        for cluster in clusters {
+            let bit = u64::from(cluster) - self.sb.first_data_cluster;
+            assert!(self.clusters.set(bit), "cluster {cluster} has an owner");
+            held.push(cluster);
+        }
+        held
+    }
+
+    /// Whether a cluster of the device belongs to no blob.
+    pub fn is_free(&self, cluster: u32) -> bool {
+        let bit = u64::from(cluster).checked_sub(self.sb.first_data_cluster);
+        bit.is_some_and(|bit| bit < self.clusters.len() && !self.clusters.get(bit))
+    }
+
     /// Refuses when an earlier failure stopped the store.
     pub(crate) fn alive(&self) -> Result<(), Error> {
         match &self.stopped {
             None => Ok(()),
-            Some(cause) => Err(Error::Stopped { cause: cause.clone() }),
+            Some(cause) => Err(Error::Stopped { cause: cause.to_string() }),
         }
     }
 
     /// Stops the store when a metadata access failed.
     pub(crate) fn must<T>(&mut self, result: Result<T, DiskError>) -> Result<T, Error> {
         result.map_err(|e| {
-            self.stopped.get_or_insert_with(|| e.to_string());
+            self.stopped.get_or_insert_with(|| e.clone());
             Error::Metadata(e)
         })
     }

@@ -3,7 +3,7 @@
 use crate::channel::LvolChannel;
 use crate::map::Map;
 use crate::meta::Bell;
-use bdev::{Bdev, Channel, Features, Geometry, IoError, OpenError, Stats};
+use bdev::{Bdev, Channel, Features, FlushLatch, Geometry, IoError, OpenError, Stats};
 use blobstore::BlobId;
 use crossbeam_queue::ArrayQueue;
 use parking_lot::Mutex;
@@ -304,5 +304,9 @@ impl Bdev for Lvol {
 
     fn stats(&self) -> Option<&Arc<Stats>> {
         Some(&self.0.stats)
+    }
+
+    fn flush_latch(&self) -> Option<&FlushLatch> {
+        self.0.base.flush_latch()
     }
 }

@@ -3,7 +3,8 @@
 //! An I/O is a slot. Usually it is pushed once and done: the caller's own iovecs go to the kernel.
 //! Everything else (a short transfer, an unaligned buffer, more runs than the kernel takes, a file
 //! system without ZERO_RANGE, EAGAIN) makes it go on in steps: a slot that cannot be pushed now
-//! waits in `again` for the next poll.
+//! waits in `again` for the next poll. Flushes go in groups (`flush`), and after one has failed no
+//! further one succeeds until the device's latch is cleared.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,9 +16,10 @@ use io_uring::{opcode, squeue, types};
 use reactor::{Full, IoContext, UringClient, Waker};
 
 use super::bounce::{BOUNCE_SIZE, Bounce, Bounces};
+use super::flush::Group;
 use super::{Shared, errno, memory};
 use crate::ram::Ram;
-use crate::{COPY_AT_ONCE, Channel, ChannelStats, Completion, Io, IoError, Op, Submit};
+use crate::{COPY_AT_ONCE, Channel, ChannelStats, Completion, FlushCause, Io, IoError, Op, Submit};
 
 /// I/Os in flight on one channel at most.
 pub(super) const DEPTH: u32 = 256;
@@ -55,7 +57,7 @@ enum Step {
     Bounced,
     /// Writing zeros.
     Zeroing,
-    /// An fdatasync that makes an unmap or write zeroes durable (FUA).
+    /// An fdatasync that makes what was written durable (FUA), where the write itself cannot.
     Syncing,
 }
 
@@ -79,6 +81,20 @@ const IDLE: Slot = Slot {
     bounce: None,
 };
 
+/// Flushes of a channel that are in the kernel, each a member of its file's group.
+struct Joined {
+    count: u32,
+    shared: Arc<Shared>,
+}
+
+impl Drop for Joined {
+    fn drop(&mut self) {
+        for _ in 0..self.count {
+            let _ = self.shared.flushes.leave();
+        }
+    }
+}
+
 pub(super) struct FileChannel {
     // First, because dropping it waits until the kernel has let go of all the rest.
     uring: UringClient,
@@ -88,11 +104,17 @@ pub(super) struct FileChannel {
     again: Vec<u32>,
     /// Slots that copy, in turn.
     copying: VecDeque<u32>,
-    /// Keeps the thread awake while there are any.
+    /// Keeps the thread awake while there are any, and wakes it at the end of a group of flushes.
     waker: Waker,
     bounces: Bounces,
     zeroes: &'static Ram,
     stats: ChannelStats,
+    /// Flushes that succeeded, until all that ran beside them have ended.
+    held: Vec<(u32, Group)>,
+    /// The group at whose end this thread is woken.
+    woken_after: Option<Group>,
+    /// After `uring`: what the kernel still does when it is dropped leaves its group then.
+    joined: Joined,
     shared: Arc<Shared>,
     /// All that went to the kernel.
     #[cfg(test)]
@@ -108,6 +130,10 @@ impl Channel for FileChannel {
         }
         if io.blocks == 0 && io.op != Op::Flush {
             return Submit::Done(Ok(()));
+        }
+        if io.op == Op::Flush && self.shared.latch.is_set() {
+            self.stats.error(IoError::Flush);
+            return Submit::Done(Err(IoError::Flush));
         }
         let Some(&n) = self.free.last() else { return Submit::Full };
         let begun = reactor::ticks::now();
@@ -134,6 +160,13 @@ impl Channel for FileChannel {
             return Submit::Pending;
         }
         if self.push(n).is_err() {
+            if io.op == Op::Flush {
+                // Its group is closed, or the ring is full.
+                self.free.pop();
+                self.again.push(n);
+                self.await_group();
+                return Submit::Pending;
+            }
             if let Some(b) = self.slots[n as usize].bounce.take() {
                 self.bounces.give_back(b);
             }
@@ -158,7 +191,13 @@ impl Channel for FileChannel {
                 self.waker.wake();
             }
         }
+        if !self.held.is_empty() {
+            self.end_held(done);
+        }
         self.go_on();
+        if !(self.held.is_empty() && self.again.is_empty()) {
+            self.await_group();
+        }
         (done.len() - before) as u32
     }
 }
@@ -179,6 +218,9 @@ impl FileChannel {
             bounces: Bounces::new()?,
             zeroes: zeroes()?,
             stats,
+            held: Vec::with_capacity(DEPTH as usize),
+            woken_after: None,
+            joined: Joined { count: 0, shared: shared.clone() },
             shared,
             #[cfg(test)]
             pushed: Vec::new(),
@@ -198,6 +240,9 @@ impl FileChannel {
     /// Pushes the next step of slot `n`.
     fn push(&mut self, n: u32) -> Result<(), Full> {
         let slot = &mut self.slots[n as usize];
+        if slot.is_flush() {
+            return self.push_flush(n);
+        }
         if slot.step == Step::Bounced && slot.bounce.is_none() {
             slot.bounce = Some(self.bounces.take().ok_or(Full)?);
         }
@@ -205,7 +250,7 @@ impl FileChannel {
         let weight = match (slot.io.op, slot.step) {
             (Op::Read | Op::Write, Step::Bounced) => BOUNCE_SIZE as u32,
             (Op::Read | Op::Write, _) => slot.io.sg.len() as u32,
-            // A fallocate or fsync goes to a worker by itself.
+            // A fallocate goes to a worker by itself.
             _ => 0,
         };
         let entry = entry(slot, &self.shared, &mut self.bounces, self.zeroes);
@@ -237,9 +282,97 @@ impl FileChannel {
         }
     }
 
+    /// Pushes the fdatasync of slot `n`, if its file's group is open.
+    fn push_flush(&mut self, n: u32) -> Result<(), Full> {
+        if !self.shared.flushes.join() {
+            return Err(Full);
+        }
+        let slot = &self.slots[n as usize];
+        let entry = entry(slot, &self.shared, &mut self.bounces, self.zeroes);
+        #[cfg(test)]
+        self.pushed.push(tests::Pushed::of(&entry));
+        // SAFETY: as in `push`: the file lives as long as this channel; there is no buffer.
+        let pushed = unsafe { self.uring.push(entry, n, 0) };
+        match pushed {
+            Ok(()) => self.joined.count += 1,
+            Err(Full) => drop(self.shared.flushes.leave()),
+        }
+        pushed
+    }
+
+    /// The kernel is through with the fdatasync of slot `n`: the end of its I/O, or `None` if that
+    /// has to wait.
+    fn flushed(&mut self, n: u32, result: i32) -> Option<Result<(), IoError>> {
+        self.joined.count -= 1;
+        let errno = result.wrapping_neg();
+        let slot = &mut self.slots[n as usize];
+        if result < 0 && errno::is_transient(errno) {
+            let _ = self.shared.flushes.leave();
+            let end = slot.try_again(IoError::Resources);
+            if end.is_none() {
+                self.again.push(n);
+            }
+            return end;
+        }
+        let failed = (result < 0).then(|| errno::to_error(Op::Flush, errno));
+        if failed == Some(IoError::Flush) {
+            self.shared.latch.set(FlushCause::Flush, Some(errno));
+        }
+        match (failed, self.shared.flushes.leave()) {
+            (Some(error), _) => Some(Err(error)),
+            (None, None) => Some(self.verdict()),
+            (None, Some(group)) => {
+                self.held.push((n, group));
+                None
+            }
+        }
+    }
+
+    /// What became of a flush that succeeded and beside which none runs any more.
+    fn verdict(&self) -> Result<(), IoError> {
+        if self.shared.latch.is_set() { Err(IoError::Flush) } else { Ok(()) }
+    }
+
+    /// Ends the flushes whose group is over.
+    #[cold]
+    fn end_held(&mut self, done: &mut Vec<Completion>) {
+        let mut i = 0;
+        while done.len() < done.capacity()
+            && let Some(&(n, group)) = self.held.get(i)
+        {
+            if self.shared.flushes.is_over(group) {
+                self.held.swap_remove(i);
+                let verdict = self.verdict();
+                let completion = self.finish(n, verdict);
+                done.push(completion);
+            } else {
+                i += 1;
+            }
+        }
+    }
+
+    /// Has the thread woken when the group is over that one of its flushes waits for.
+    #[cold]
+    fn await_group(&mut self) {
+        let flush = |n: &u32| self.slots[*n as usize].is_flush();
+        let flushes = &self.shared.flushes;
+        let group = flushes.group();
+        let waits = !self.held.is_empty() || self.again.iter().any(flush);
+        if !waits || self.woken_after == Some(group) {
+            return;
+        }
+        self.woken_after = Some(group);
+        flushes.wake_at_end(&self.waker);
+        // It may have ended in between, and then nobody wakes this thread.
+        if flushes.is_over(group) || !flushes.is_closed() {
+            self.waker.wake();
+        }
+    }
+
     /// Pushes what waits in `again`, in this same poll, so that the kernel has it before the
     /// thread can fall asleep. A slot stays only for want of a bounce buffer, which one that is in
-    /// flight gives back, or of room in the ring, which keeps the thread awake.
+    /// flight gives back, of room in the ring, which keeps the thread awake, or of an open group of
+    /// flushes, whose end wakes the thread.
     #[inline]
     fn go_on(&mut self) {
         let mut i = 0;
@@ -256,6 +389,9 @@ impl FileChannel {
     /// The kernel is through with a step of slot `n`: the end of its I/O, or `None` if there is
     /// more to do, and then it stands in `again`.
     fn stepped(&mut self, n: u32, result: i32) -> Option<Result<(), IoError>> {
+        if self.slots[n as usize].is_flush() {
+            return self.flushed(n, result);
+        }
         let end = match u32::try_from(result) {
             Ok(moved) => self.moved(n, moved),
             Err(_) => self.refused(n, result.wrapping_neg()),
@@ -287,8 +423,14 @@ impl FileChannel {
                 slot.step = Step::Bounced;
                 None
             }
-            (_, Step::Syncing) => Some(Err(errno::to_error(Op::Flush, errno))),
-            (op, _) => Some(Err(errno::to_error(op, errno))),
+            (op, _) => {
+                let error = errno::to_error(op, errno);
+                // RWF_DSYNC: it may have taken the one report of a writeback error.
+                if slot.io.fua && error == IoError::WriteMedium {
+                    self.shared.latch.set(FlushCause::DurableWrite, Some(errno));
+                }
+                Some(Err(error))
+            }
         }
     }
 
@@ -296,7 +438,6 @@ impl FileChannel {
         let slot = &mut self.slots[n as usize];
         let total = slot.io.bytes(self.shared.block_size);
         match (slot.io.op, slot.step) {
-            (Op::Flush, _) | (_, Step::Syncing) => return Some(Ok(())),
             (Op::Unmap | Op::WriteZeroes, Step::Plain) => slot.done = total,
             // The end of the file, before the end of the device: somebody truncated it.
             (Op::Read, _) if bytes == 0 => return Some(Err(IoError::ReadMedium)),
@@ -320,7 +461,7 @@ impl FileChannel {
             }
             return None;
         }
-        if slot.io.fua && slot.io.op != Op::Write && slot.io.op.is_write() {
+        if slot.io.fua && slot.io.op.is_write() && !self.shared.syncs(slot.io.op) {
             slot.step = Step::Syncing;
             return None;
         }
@@ -343,6 +484,12 @@ impl FileChannel {
 }
 
 impl Slot {
+    /// Whether its next step, or the one under way, is an fdatasync.
+    #[inline]
+    fn is_flush(&self) -> bool {
+        self.io.op == Op::Flush || self.step == Step::Syncing
+    }
+
     fn try_again(&mut self, give_up: IoError) -> Option<Result<(), IoError>> {
         self.tries += 1;
         (self.tries > TRIES_MAX).then_some(Err(give_up))
@@ -360,7 +507,7 @@ fn entry(slot: &Slot, shared: &Shared, bounces: &mut Bounces, zeroes: &Ram) -> s
     let block = u64::from(shared.block_size);
     let offset = io.lba * block + slot.done;
     let left = io.blocks * block - slot.done;
-    let dsync = if io.fua { libc::RWF_DSYNC } else { 0 };
+    let dsync = if io.fua && shared.syncs(io.op) { libc::RWF_DSYNC } else { 0 };
     match (io.op, slot.step) {
         (Op::Flush, _) => unreachable!("see above"),
         (Op::Unmap, _) => {

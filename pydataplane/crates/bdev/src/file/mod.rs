@@ -13,14 +13,17 @@
 //! | `channel` | the slots of I/Os in flight |
 //! | `bounce` | aligned copies of unaligned buffers |
 //! | `memory` | the short way into files that live in memory |
+//! | `flush` | flushes in groups, so that no success hides another's failure |
 //! | `errno` | the one table from errno to [`crate::IoError`] |
 
 mod bounce;
 mod channel;
 mod errno;
+mod flush;
 mod memory;
 mod open;
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -30,7 +33,10 @@ use reactor::IoContext;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::{Bdev, Channel, Features, Geometry, OpenError, Registry, Stats};
+use self::flush::Flushes;
+use crate::{
+    Bdev, Channel, Features, FlushFailure, FlushLatch, Geometry, Op, OpenError, Registry, Stats,
+};
 
 /// Which of SPDK's two file backends it answers for; they differ in name only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,9 +79,18 @@ struct Shared {
     in_memory: bool,
     /// The file system has not yet refused FALLOC_FL_ZERO_RANGE.
     zero_range: AtomicBool,
+    flushes: Flushes,
+    latch: FlushLatch,
 }
 
 impl Shared {
+    /// Whether the kernel makes `op` durable by itself (RWF_DSYNC). Through the page cache a write's
+    /// own failure could not be told from that of the fdatasync within it, which is everybody's.
+    #[inline]
+    fn syncs(&self, op: Op) -> bool {
+        op == Op::Write && self.direct
+    }
+
     #[inline]
     fn geometry(&self) -> Geometry {
         Geometry {
@@ -131,6 +146,16 @@ impl FileBdev {
             registry.notify_resized(&self.name);
         }
         Ok(changed)
+    }
+
+    /// Lets flushes through again after one has failed, if the file can be flushed now. Returns
+    /// what was latched. What was written before that failure may be lost all the same.
+    ///
+    /// # Errors
+    /// The flush fails again; then the latch stays.
+    pub fn clear_flush_failure(&self) -> io::Result<Option<FlushFailure>> {
+        rustix::fs::fdatasync(&self.shared.fd)?;
+        Ok(self.shared.latch.clear())
     }
 
     /// Which RPC made it.
@@ -197,6 +222,9 @@ impl Bdev for FileBdev {
     }
     fn stats(&self) -> Option<&Arc<Stats>> {
         Some(&self.stats)
+    }
+    fn flush_latch(&self) -> Option<&FlushLatch> {
+        Some(&self.shared.latch)
     }
 }
 

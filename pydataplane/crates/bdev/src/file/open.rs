@@ -15,8 +15,9 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::Shared;
+use super::flush::Flushes;
 use super::memory::is_in_memory;
-use crate::{AlignedBuf, Features};
+use crate::{AlignedBuf, Features, FlushLatch};
 
 /// Largest physical block that is reported, in bytes: what a page cache works with.
 const PHYSICAL_MAX: u32 = 4096;
@@ -96,6 +97,8 @@ pub(super) fn open(
         direct,
         mem_align: align.filter(|_| !in_memory).map_or(1, |a| a.memory as usize),
         zero_range: AtomicBool::new(true),
+        flushes: Flushes::new(),
+        latch: FlushLatch::default(),
     })
 }
 

@@ -4,7 +4,8 @@
 //! flush, and a write with FUA for its own sectors, makes what completed before durable. At a
 //! power cut each 512-byte sector that was written since keeps, independently, any one of the
 //! contents that it had since it was last durable; a sector is never torn. Unmap and write zeroes
-//! are writes of zeros. A killed process (unlike a cut) loses nothing that was written. One seed
+//! are writes of zeros. A flush that fails strikes once and is latched, as the kernel's report of a
+//! writeback error is. A killed process (unlike a cut) loses nothing that was written. One seed
 //! reproduces one outcome.
 
 #[cfg(test)]
@@ -20,8 +21,8 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::{
-    Bdev, Channel, ChannelStats, Completion, Features, Geometry, Io, IoError, Op, OpenError, Stats,
-    Submit,
+    Bdev, Channel, ChannelStats, Completion, Features, FlushCause, FlushLatch, Geometry, Io,
+    IoError, Op, OpenError, Stats, Submit,
 };
 
 /// The unit that a power cut keeps or loses, in bytes.
@@ -82,6 +83,7 @@ pub struct FaultBdev {
     block_size: u32,
     features: Features,
     stats: Arc<Stats>,
+    latch: Arc<FlushLatch>,
     state: Arc<Mutex<State>>,
 }
 
@@ -133,6 +135,7 @@ impl FaultBdev {
             block_size,
             features,
             stats: Stats::new(),
+            latch: Arc::default(),
             state: Arc::new(Mutex::new(state)),
         })
     }
@@ -197,11 +200,13 @@ impl FaultBdev {
         }
         s.volatile = s.durable.clone();
         s.revive();
+        self.latch.clear();
     }
 
     /// The process was killed and starts again: nothing that was written is lost.
     pub fn revive(&self) {
         self.lock().revive();
+        self.latch.clear();
     }
 
     /// What reads would see.
@@ -382,6 +387,7 @@ impl Bdev for FaultBdev {
             random: self.lock().deferred.map(Random),
             waiting: VecDeque::with_capacity(DEPTH),
             stats: self.stats.channel(),
+            latch: self.latch.clone(),
         }))
     }
     fn driver_specific(&self) -> Value {
@@ -389,6 +395,9 @@ impl Bdev for FaultBdev {
     }
     fn stats(&self) -> Option<&Arc<Stats>> {
         Some(&self.stats)
+    }
+    fn flush_latch(&self) -> Option<&FlushLatch> {
+        Some(&self.latch)
     }
 }
 
@@ -399,6 +408,7 @@ struct FaultChannel {
     random: Option<Random>,
     waiting: VecDeque<Io>,
     stats: ChannelStats,
+    latch: Arc<FlushLatch>,
 }
 
 impl FaultChannel {
@@ -409,7 +419,12 @@ impl FaultChannel {
     fn run(&mut self, io: &Io) -> Result<(), IoError> {
         let begun = self.stats.begin();
         let mut state = self.state.lock();
-        let result = state.run(io, self.block_size, &self.features);
+        let mut result = state.run(io, self.block_size, &self.features);
+        if io.op == Op::Flush && result == Err(IoError::Flush) {
+            self.latch.set(FlushCause::Flush, None);
+        } else if io.op == Op::Flush && self.latch.is_set() {
+            result = result.and(Err(IoError::Flush));
+        }
         self.stats.end(io, self.block_size, begun, result);
         result
     }
@@ -543,6 +558,9 @@ mod tests {
         d.inject(Fault::always(Op::Flush, IoError::Flush));
         assert_eq!(c.flush().unwrap_err().cause, IoError::Flush);
         d.clear_faults();
+        let mut other = SyncChannel::open(&*d).unwrap();
+        assert_eq!(other.flush().unwrap_err().cause, IoError::Flush, "it is latched for all");
+        assert!(d.flush_latch().unwrap().clear().is_some());
         c.flush().unwrap();
     }
 

@@ -54,6 +54,7 @@ impl Rig {
     pub fn restart(self) -> Rig {
         let disk = self.disk.clone();
         drop(self);
+        disk.revive();
         Rig::on(disk)
     }
 }

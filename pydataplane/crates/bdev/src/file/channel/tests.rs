@@ -90,6 +90,105 @@ impl Rig {
     }
 }
 
+fn flush(tag: u64) -> Io {
+    Io { op: Op::Flush, fua: false, lba: 0, blocks: 0, sg: Sg::EMPTY, tag }
+}
+
+/// Two channels on a file, as two threads have them, and their thread's I/O context.
+fn two_channels() -> ([FileChannel; 2], Arc<Shared>, IoContext, tempfile::NamedTempFile) {
+    let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+    file.as_file().set_len(1 << 20).unwrap();
+    let shared = Arc::new(open(file.path(), Some(BLOCK as u32), false).unwrap());
+    let io = IoContext::new().unwrap();
+    let channels =
+        [0, 1].map(|_| FileChannel::new(shared.clone(), Stats::new().channel(), &io).unwrap());
+    (channels, shared, io, file)
+}
+
+/// The completion of the one I/O that the kernel has of a channel.
+fn from_the_kernel(channel: &mut FileChannel, io: &IoContext) -> (u32, i32) {
+    loop {
+        io.flush();
+        match channel.uring.next_completion() {
+            Some(completion) => return completion,
+            None => io.wait(600_000_000).unwrap(),
+        };
+    }
+}
+
+fn polled(channel: &mut FileChannel, io: &IoContext) -> Completion {
+    let mut done = Vec::with_capacity(1);
+    while channel.poll(&mut done) == 0 {
+        io.wait(600_000_000).unwrap();
+    }
+    done[0]
+}
+
+#[test]
+fn a_failed_flush_fails_those_that_ran_beside_it_and_all_later_ones() {
+    let ([mut a, mut b], shared, io, _file) = two_channels();
+    assert_eq!(a.submit(&flush(1)), Submit::Pending);
+    assert_eq!(b.submit(&flush(2)), Submit::Pending);
+    let (of_a, of_b) = (from_the_kernel(&mut a, &io), from_the_kernel(&mut b, &io));
+    assert_eq!((of_a.1, of_b.1), (0, 0));
+    // The kernel reports a writeback error to one of the two, here a's, which is seen later.
+    assert_eq!(b.flushed(of_b.0, 0), None, "a's may have taken the report");
+    let mut done = Vec::with_capacity(1);
+    assert_eq!(b.poll(&mut done), 0);
+    // What comes meanwhile belongs to the next group.
+    assert_eq!(b.submit(&flush(3)), Submit::Pending);
+    assert_eq!(a.flushed(of_a.0, -libc::EIO), Some(Err(IoError::Flush)));
+    assert_eq!(polled(&mut b, &io), Completion { tag: 2, result: Err(IoError::Flush) });
+    assert_eq!(polled(&mut b, &io), Completion { tag: 3, result: Err(IoError::Flush) });
+    assert_eq!(b.submit(&flush(4)), Submit::Done(Err(IoError::Flush)));
+    let failure = shared.latch.clear().unwrap();
+    assert_eq!((failure.cause, failure.errno), (FlushCause::Flush, Some(libc::EIO)));
+    assert_eq!(b.submit(&flush(5)), Submit::Pending);
+    assert_eq!(polled(&mut b, &io), Completion { tag: 5, result: Ok(()) });
+}
+
+#[test]
+fn flushes_that_succeed_beside_one_another_end_together() {
+    let ([mut a, mut b], _shared, io, _file) = two_channels();
+    for tag in 0..4 {
+        assert_eq!(a.submit(&flush(tag)), Submit::Pending);
+        assert_eq!(b.submit(&flush(tag)), Submit::Pending);
+    }
+    let mut done = Vec::with_capacity(16);
+    while done.len() < 8 {
+        if a.poll(&mut done) + b.poll(&mut done) == 0 {
+            io.wait(600_000_000).unwrap();
+        }
+    }
+    assert!(done.iter().all(|c| c.result == Ok(())), "{done:?}");
+}
+
+#[test]
+fn what_the_kernel_says_of_a_flush_is_latched() {
+    let (reader, _writer) = std::io::pipe().unwrap();
+    let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+    file.as_file().set_len(1 << 20).unwrap();
+    let mut shared = open(file.path(), Some(BLOCK as u32), false).unwrap();
+    // A pipe cannot be flushed.
+    shared.fd = reader.into();
+    let (shared, io) = (Arc::new(shared), IoContext::new().unwrap());
+    let mut channel = FileChannel::new(shared.clone(), Stats::new().channel(), &io).unwrap();
+    assert_eq!(channel.submit(&flush(1)), Submit::Pending);
+    assert_eq!(polled(&mut channel, &io).result, Err(IoError::Flush));
+    assert_eq!(shared.latch.failure().unwrap().errno, Some(libc::EINVAL));
+}
+
+#[test]
+fn a_channel_that_goes_with_a_flush_in_the_kernel_holds_nobody_up() {
+    let ([mut a, mut b], _shared, io, _file) = two_channels();
+    assert_eq!(a.submit(&flush(1)), Submit::Pending);
+    assert_eq!(b.submit(&flush(2)), Submit::Pending);
+    let (n, result) = from_the_kernel(&mut b, &io);
+    assert_eq!(b.flushed(n, result), None);
+    drop(a);
+    assert_eq!(polled(&mut b, &io), Completion { tag: 2, result: Ok(()) });
+}
+
 fn fill(range: &GuestRange<'_>, seed: usize) -> Vec<u8> {
     let bytes: Vec<u8> = (0..range.len()).map(|i| ((i + seed) * 7 % 251) as u8).collect();
     range.write_slice(0, &bytes).unwrap();
