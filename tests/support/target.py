@@ -16,6 +16,8 @@ from pydataplane.errors import TargetError
 
 START_DEADLINE_S = 30.0
 STOP_DEADLINE_S = 30.0
+SANDBOX_REFUSED = "the sandbox refused the system call"
+"""In the log: the target made a call that is missing in crates/sandbox/src/calls.rs."""
 ROOT = Path(__file__).parents[2]
 
 

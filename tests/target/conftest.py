@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.target import Target
+from tests.support.target import SANDBOX_REFUSED, Target
 
 MakeTarget = Callable[..., Target]
 
@@ -38,6 +38,7 @@ def make_target(scratch: Path) -> Iterator[MakeTarget]:
     for target, status in statuses:
         assert status == 0, f"exit status {status} of the target:\n{target.words()}"
         assert "panicked" not in target.words(), target.words()
+        assert SANDBOX_REFUSED not in target.words(), target.words()
 
 
 @pytest.fixture

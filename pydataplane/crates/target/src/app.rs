@@ -48,6 +48,8 @@ pub struct App {
     pub reactor_tids: Vec<i32>,
     /// Whether they never sleep.
     pub polls: bool,
+    /// What happens to system calls that are not expected, as `--sandbox` says.
+    pub sandbox: &'static str,
     /// Where things are.
     pub paths: Paths,
     /// When the process started.
@@ -112,6 +114,7 @@ impl App {
             reactors,
             reactor_tids,
             polls: cli.poll,
+            sandbox: cli.sandbox().name(),
             paths: Paths {
                 rpc_socket: cli.rpc_socket.clone(),
                 vhost_dir: cli.vhost_dir.clone(),

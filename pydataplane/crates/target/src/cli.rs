@@ -31,6 +31,28 @@ pub enum LogFormat {
     Json,
 }
 
+/// What happens to a system call that the target is not known to make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SandboxMode {
+    /// It fails, and is logged with its name.
+    Enforce,
+    /// It succeeds, and the kernel's audit log names it by number.
+    Log,
+    /// It succeeds.
+    Off,
+}
+
+impl SandboxMode {
+    /// As the command line has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            SandboxMode::Enforce => "enforce",
+            SandboxMode::Log => "log",
+            SandboxMode::Off => "off",
+        }
+    }
+}
+
 /// The options of `virtlun-target`.
 #[derive(Debug, Parser)]
 #[command(name = "virtlun-target", version, about = "The virtlun data plane",
@@ -89,6 +111,19 @@ pub struct Cli {
     #[arg(long)]
     pub wait_for_rpc: bool,
 
+    /// User to become when root starts it, a name or UID[:GID]; `root` stays root, with few
+    /// capabilities  [default: virtlun, if there is that user]
+    #[arg(long, value_name = "USER")]
+    pub user: Option<String>,
+
+    /// What happens to a system call that the target is not known to make
+    #[arg(long, value_name = "MODE", value_enum, default_value = "enforce")]
+    pub sandbox: SandboxMode,
+
+    /// The same as --sandbox off: to find a fault, not to serve guests
+    #[arg(long, conflicts_with = "sandbox")]
+    pub no_sandbox: bool,
+
     /// How log lines are written, to standard error
     #[arg(long, value_name = "FORMAT", value_enum, default_value = "text")]
     pub log_format: LogFormat,
@@ -108,6 +143,13 @@ pub struct Cli {
     /// Write the schemas into the folder (rpc/ and config/ in it) and exit
     #[arg(long, value_name = "DIR")]
     pub dump_schemas: Option<PathBuf>,
+}
+
+impl Cli {
+    /// What happens to a system call that the target is not known to make.
+    pub fn sandbox(&self) -> SandboxMode {
+        if self.no_sandbox { SandboxMode::Off } else { self.sandbox }
+    }
 }
 
 fn parse_mode(text: &str) -> Result<u32, String> {

@@ -1,9 +1,10 @@
 //! Life of the process.
 
 use crate::app::App;
-use crate::cli::Cli;
+use crate::cli::{Cli, LogFormat};
 use crate::logging::LogControl;
 use crate::methods;
+use crate::privilege;
 use crate::schemas;
 use crate::state::Config;
 use crate::systemd;
@@ -47,7 +48,10 @@ fn serve(cli: &Cli) -> Result<(), Box<dyn Error>> {
     // Signals that come while starting are taken when it is done.
     let signals = Signals::new([SIGTERM, SIGINT, SIGQUIT, SIGHUP, SIGUSR1])?;
     let log = LogControl::start(cli.log_format, cli.log_level);
-    raise_descriptors();
+    if cli.log_format == LogFormat::Json {
+        sandbox::trap::log_as_json();
+    }
+    privilege::reduce(cli)?;
     let config = Config::open(&cli.state_dir)?;
     if let Some(dir) = cli.rpc_socket.parent() {
         fs::create_dir_all(dir).map_err(|e| format!("cannot create {}: {e}", dir.display()))?;
@@ -66,24 +70,6 @@ fn serve(cli: &Cli) -> Result<(), Box<dyn Error>> {
         tracing::info!("stopped");
     }
     outcome
-}
-
-/// Takes as many file descriptors as are allowed: a VM has some hundred (three and more for each of
-/// its queues), and one that cannot get its own must not be the fault of another's.
-fn raise_descriptors() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    /// Fewer are worth a word: about a dozen VMs.
-    const FEW: u64 = 4096;
-    let limit = getrlimit(Resource::Nofile);
-    if let Err(why) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
-        tracing::warn!("the limit of file descriptors stays {:?}: {why}", limit.current);
-    }
-    if limit.maximum.is_some_and(|most| most < FEW) {
-        tracing::warn!(
-            "only {:?} file descriptors are allowed, which is enough for few VMs; raise LimitNOFILE",
-            limit.maximum
-        );
-    }
 }
 
 fn serve_app(

@@ -1,9 +1,11 @@
 //! Errors of the layers below as JSON-RPC errors: the one place where their codes are chosen.
 
+use crate::privilege;
 use crate::state::StateError;
 use bdev::{OpenError, RegistryError};
 use export::ExportError;
 use rpc::{Errno, Error};
+use rustix::fs::Access;
 use std::path::Path;
 use vhost_scsi::{ControllerError, SocketError};
 
@@ -36,7 +38,10 @@ pub fn open_file(path: &Path, e: OpenError) -> Error {
         Ok(_) if e.why.contains("may not be opened") => Errno::Access,
         Ok(_) => Errno::Inval,
     };
-    Error::os(errno, e)
+    match privilege::may(path, Access::READ_OK | Access::WRITE_OK) {
+        Err(why) if errno == Errno::Access => Error::os(errno, format_args!("{e}; {why}")),
+        _ => Error::os(errno, e),
+    }
 }
 
 /// Of recording the configuration, when the change itself was made.

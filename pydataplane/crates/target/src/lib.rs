@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | `cli`, `cpumask` | the command line |
 //! | `daemon` | life of the process: start, restore, ready, signals, stop |
+//! | `privilege` | who the process is, and what it may still do |
 //! | `app` | everything of the process, as the methods see it |
 //! | `methods` | SPDK's methods and ours, a file per subsystem |
 //! | `errors` | errors of the layers below as JSON-RPC errors |
@@ -23,6 +24,7 @@ pub mod errors;
 pub mod logging;
 pub mod methods;
 pub mod notices;
+pub mod privilege;
 pub mod restore;
 pub mod schemas;
 pub mod state;

@@ -220,6 +220,20 @@ impl Dir {
     }
 }
 
+/// Whether a folder is one that a target recorded its configuration in.
+pub fn is_state_dir(path: &Path) -> bool {
+    path.join(LOCK).is_file()
+}
+
+/// Files and block devices that the configuration recorded in a state directory names; none where it
+/// cannot be read, which is said when it is opened.
+pub fn files_of_bdevs(path: &Path) -> Vec<PathBuf> {
+    let calls = fs::read_to_string(path.join(CONFIG)).ok();
+    let calls = calls.and_then(|text| ConfigFile::parse(&text).ok()).unwrap_or_default();
+    let file = |call: Call| Some(PathBuf::from(call.params.get("filename")?.as_str()?));
+    calls.into_iter().filter_map(file).collect()
+}
+
 /// The configuration of this process.
 #[derive(Debug, Default)]
 pub struct Config {

@@ -15,6 +15,12 @@ struct Status {
     rpc_socket: String,
     vhost_dir: String,
     state_dir: String,
+    user: User,
+    /// What happens to system calls that the target is not known to make: `enforce` (they fail),
+    /// `log` or `off`.
+    sandbox: &'static str,
+    /// Names of system calls that were refused; each is a fault of the target, or an intruder.
+    refused_calls: Vec<&'static str>,
     /// Whether reactors never sleep.
     poll: bool,
     reactors: Vec<Reactor>,
@@ -23,6 +29,14 @@ struct Status {
     controllers: usize,
     /// What was configured and is not there, each in a sentence.
     restore_problems: Vec<String>,
+}
+
+/// Whom the process runs as: files and block devices of bdevs must be this user's.
+#[derive(Serialize, JsonSchema)]
+struct User {
+    name: String,
+    uid: u32,
+    gid: u32,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -55,6 +69,7 @@ fn status(app: &App) -> Status {
         .filter_map(|i| i.problem.as_ref().map(|p| format!("{} is not restored: {p}", i.key)))
         .collect();
     problems.extend(app.lvstore_problems().values().cloned());
+    let uid = rustix::process::geteuid().as_raw();
     Status {
         version: env!("CARGO_PKG_VERSION"),
         pid: std::process::id(),
@@ -62,6 +77,13 @@ fn status(app: &App) -> Status {
         rpc_socket: app.paths.rpc_socket.display().to_string(),
         vhost_dir: app.paths.vhost_dir.display().to_string(),
         state_dir: app.paths.state_dir.display().to_string(),
+        user: User {
+            name: sandbox::user::name_of(uid),
+            uid,
+            gid: rustix::process::getegid().as_raw(),
+        },
+        sandbox: app.sandbox,
+        refused_calls: sandbox::trap::refused_calls(),
         poll: app.polls,
         reactors: reactors.collect(),
         bdevs: app.registry.list().len(),

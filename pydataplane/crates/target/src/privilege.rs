@@ -1,0 +1,285 @@
+//! Least privilege: who the process is, and what it may still do. Called once, by the daemon, while
+//! the process has one thread and nothing is open.
+//!
+//! Started by root the target becomes a user of its own ([`Cli::user`]), to which it gives the folders
+//! that it works in; so what an earlier release left as root's goes on working. Then it confines
+//! itself to the system calls that it makes. The crate `sandbox` does both.
+
+use crate::cli::Cli;
+use crate::cli::SandboxMode;
+use crate::state;
+use rustix::fs::{Access, AtFlags, CWD, Gid, Mode, Uid};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::CapabilitySet;
+use sandbox::{Account, Extra, user};
+use std::error::Error;
+use std::fs::{self, Metadata};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// The user that the target becomes where nobody names another and this one exists.
+const USER: &str = "virtlun";
+
+/// Folders that are the target's alone with all below them, so that it may give those away.
+const OWN: [&str; 2] = ["/run/virtlun", "/var/lib/virtlun"];
+
+/// The shared one of them: gateway and target make sockets in it, and neither may remove the
+/// other's, so the sticky bit is set.
+const SHARED_MODE: u32 = 0o1775;
+
+/// What root keeps where it does not become another user: it gives sockets to groups (CHOWN, FOWNER),
+/// opens what belongs to others (DAC_OVERRIDE), pins memory (IPC_LOCK), mounts exports (SYS_ADMIN),
+/// whose threads write back for the kernel (SYS_RESOURCE).
+const OF_ROOT: CapabilitySet = CapabilitySet::CHOWN
+    .union(CapabilitySet::FOWNER)
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::IPC_LOCK)
+    .union(CapabilitySet::SYS_ADMIN)
+    .union(CapabilitySet::SYS_RESOURCE);
+
+type Outcome<T> = Result<T, Box<dyn Error>>;
+
+/// Gives up what is not needed; there is no way back. Must come before the first thread.
+///
+/// # Errors
+/// A sentence; the process must end, for it may have given up half.
+pub fn reduce(cli: &Cli) -> Outcome<()> {
+    raise_limits();
+    let is_root = rustix::process::geteuid().is_root();
+    match account(cli, is_root)? {
+        Some(account) => {
+            let groups: Vec<u32> = cli.rpc_group.into_iter().chain(cli.socket_group).collect();
+            hand_over(cli, &account)?;
+            user::become_user(&account, &groups)?;
+            check_folders(cli)?;
+        }
+        None if is_root => user::keep_capabilities(OF_ROOT)?,
+        None => user::keep_capabilities(CapabilitySet::empty())?,
+    }
+    confine(cli)
+}
+
+fn confine(cli: &Cli) -> Outcome<()> {
+    let mode = match cli.sandbox() {
+        SandboxMode::Enforce => sandbox::Mode::Enforce,
+        SandboxMode::Log => sandbox::Mode::Log,
+        SandboxMode::Off => sandbox::Mode::Off,
+    };
+    match mode {
+        sandbox::Mode::Enforce => {}
+        sandbox::Mode::Log => tracing::warn!(
+            "--sandbox log: system calls that are not expected are allowed and only logged, by the \
+             kernel"
+        ),
+        sandbox::Mode::Off => tracing::warn!(
+            "--no-sandbox: a guest that finds a way to run code in this process can make any system \
+             call; use it to find a fault, not to serve guests"
+        ),
+    }
+    let mounts = rustix::thread::capabilities(None)
+        .is_ok_and(|have| have.effective.contains(CapabilitySet::SYS_ADMIN));
+    let extra: &[Extra] = if mounts { &[Extra::Mount] } else { &[] };
+    Ok(sandbox::confine(mode, extra)?)
+}
+
+/// Whom to become; `None`: nobody else.
+fn account(cli: &Cli, is_root: bool) -> Outcome<Option<Account>> {
+    let Some(name) = &cli.user else {
+        if !is_root {
+            return Ok(None);
+        }
+        let account = Account::find(USER);
+        if account.is_none() {
+            tracing::warn!(
+                "there is no user {USER}: the target runs as root with few capabilities; create it \
+                 (useradd --system {USER}), or give --user"
+            );
+        }
+        return Ok(account);
+    };
+    let account = Account::find(name).ok_or_else(|| user::UserError::NoUser(name.clone()))?;
+    let present = rustix::process::geteuid().as_raw();
+    match account.uid {
+        uid if uid == present => Ok(None),
+        _ if is_root => Ok(Some(account)),
+        _ => Err(format!(
+            "only root can start the target as user {name}, and this is user {}: leave --user out, \
+             or start it as root",
+            user::name_of(present)
+        )
+        .into()),
+    }
+}
+
+/// Takes what is allowed of descriptors and, as root, of memory that is pinned: another user could
+/// not raise those. A VM has some hundred descriptors (three and more for each of its queues), and
+/// one that cannot get its own must not be the fault of another's.
+fn raise_limits() {
+    /// Fewer are worth a word: about a dozen VMs.
+    const FEW: u64 = 4096;
+    let unlimited = Rlimit { current: None, maximum: None };
+    // Not allowed but to root, and io_uring goes with less.
+    let _ = setrlimit(Resource::Memlock, unlimited);
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(why) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        tracing::warn!("the limit of file descriptors stays {:?}: {why}", limit.current);
+    }
+    if limit.maximum.is_some_and(|most| most < FEW) {
+        tracing::warn!(
+            "only {:?} file descriptors are allowed, which is enough for few VMs; raise LimitNOFILE",
+            limit.maximum
+        );
+    }
+}
+
+/// Makes the folders and gives them to the account, with what an earlier release left as root's.
+fn hand_over(cli: &Cli, to: &Account) -> Outcome<()> {
+    for dir in folders(cli) {
+        make(dir, to)?;
+    }
+    let state = &cli.state_dir;
+    if state::is_state_dir(state) && owner(state)? == 0 {
+        // Root's alone until now, so what it says can be trusted; afterwards it is the account's.
+        let files = state::files_of_bdevs(state);
+        for file in files.iter().filter(|file| is_plain_file_of_root(file)) {
+            give(file, to)?;
+            tracing::info!(file = %file.display(), user = to.name, "given to the target's user");
+        }
+        give_below(state, to)?;
+    }
+    if is_own(&cli.vhost_dir) && owner(&cli.vhost_dir)? == 0 {
+        give(&cli.vhost_dir, to)?;
+    }
+    Ok(())
+}
+
+/// Folders that the target works in.
+fn folders(cli: &Cli) -> impl Iterator<Item = &Path> {
+    [cli.rpc_socket.parent(), Some(&cli.vhost_dir), Some(&cli.state_dir)].into_iter().flatten()
+}
+
+/// Makes a folder with those above it; the account's, if it is new. Of the target's own folders those
+/// that are there become ones that the account can enter and make things in.
+fn make(dir: &Path, to: &Account) -> Outcome<()> {
+    let missing = |at: &Path| !at.as_os_str().is_empty() && !at.exists();
+    let new: Vec<_> = dir.ancestors().take_while(|at| missing(at)).collect();
+    for at in new.into_iter().rev() {
+        fs::create_dir(at).map_err(|e| sentence("create", at, &e))?;
+        give(at, to)?;
+    }
+    for at in dir.ancestors().filter(|at| OWN.iter().any(|own| Path::new(own) == *at)) {
+        let meta = fs::symlink_metadata(at).map_err(|e| sentence("examine", at, &e))?;
+        if meta.is_dir() && meta.uid() == 0 && meta.gid() == 0 {
+            chown(at, None, Some(to.gid))?;
+            rustix::fs::chmod(at, Mode::from_raw_mode(SHARED_MODE))
+                .map_err(|e| sentence("open to its group", at, &e.into()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a folder is, or lies in, one that is the target's alone.
+fn is_own(dir: &Path) -> bool {
+    OWN.iter().any(|own| dir.starts_with(own))
+}
+
+fn owner(path: &Path) -> Outcome<u32> {
+    Ok(fs::symlink_metadata(path).map_err(|e| sentence("examine", path, &e))?.uid())
+}
+
+/// A regular file under one name: a link could be to anything.
+fn is_plain_file_of_root(path: &Path) -> bool {
+    let plain = |meta: Metadata| meta.is_file() && meta.nlink() == 1 && meta.uid() == 0;
+    fs::symlink_metadata(path).is_ok_and(plain)
+}
+
+/// Gives away a folder with the files in it, itself last.
+fn give_below(dir: &Path, to: &Account) -> Outcome<()> {
+    for entry in fs::read_dir(dir).map_err(|e| sentence("read", dir, &e))? {
+        let path = entry.map_err(|e| sentence("read", dir, &e))?.path();
+        let meta = fs::symlink_metadata(&path).map_err(|e| sentence("examine", &path, &e))?;
+        match meta.file_type() {
+            kind if kind.is_dir() => give_below(&path, to)?,
+            kind if kind.is_file() || kind.is_socket() => give(&path, to)?,
+            _ => {}
+        }
+    }
+    give(dir, to)
+}
+
+fn give(path: &Path, to: &Account) -> Outcome<()> {
+    chown(path, Some(to.uid), Some(to.gid))
+}
+
+fn chown(path: &Path, uid: Option<u32>, gid: Option<u32>) -> Outcome<()> {
+    let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
+    rustix::fs::chownat(CWD, path, uid, gid, AtFlags::SYMLINK_NOFOLLOW)
+        .map_err(|e| sentence("give away", path, &e.into()))
+}
+
+fn sentence(operation: &str, path: &Path, e: &io::Error) -> Box<dyn Error> {
+    format!("cannot {operation} {}: {e}", path.display()).into()
+}
+
+/// Says at start, rather than at the first socket, where the user may not make files.
+fn check_folders(cli: &Cli) -> Outcome<()> {
+    for dir in folders(cli) {
+        if let Err(why) = may(dir, Access::WRITE_OK | Access::EXEC_OK) {
+            return Err(format!("{} cannot be used: {why}", dir.display()).into());
+        }
+    }
+    Ok(())
+}
+
+/// Whether this process's user has `rights` on `path`.
+///
+/// # Errors
+/// A part of a sentence: what keeps it out, and the command that lets it in.
+pub fn may(path: &Path, rights: Access) -> Result<(), String> {
+    let who = user::name_of(rustix::process::geteuid().as_raw());
+    let denied = |at: &Path, rights| {
+        rustix::fs::accessat(CWD, at, rights, AtFlags::EACCESS) == Err(rustix::io::Errno::ACCESS)
+    };
+    let above: Vec<PathBuf> = path.ancestors().skip(1).map(Path::to_owned).collect();
+    for dir in above.iter().rev().filter(|dir| !dir.as_os_str().is_empty()) {
+        if denied(dir, Access::EXEC_OK) {
+            let dir = dir.display();
+            return Err(format!(
+                "user {who} may not enter the folder {dir}: setfacl -m u:{who}:x {dir}"
+            ));
+        }
+    }
+    if !denied(path, rights) {
+        return Ok(());
+    }
+    let p = path.display();
+    let device = fs::metadata(path).ok().filter(|meta| meta.file_type().is_block_device());
+    Err(match device {
+        Some(meta) => format!(
+            "user {who} may not open the block device {p}: add it to the device's group, number {} \
+             (usermod -aG disk {who}), and start the target again",
+            meta.gid()
+        ),
+        None if path.is_dir() => {
+            format!("user {who} may not make files in {p}: chown {who} {p}, or name another folder")
+        }
+        None => {
+            format!("user {who} may not open {p}: chown {who} {p}, or setfacl -m u:{who}:rw {p}")
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_targets_own_folders_are_its_own() {
+        assert!(is_own(Path::new("/run/virtlun/vhost")));
+        assert!(is_own(Path::new("/var/lib/virtlun")));
+        for other in ["/run", "/run/virtlun2", "/", "/tmp", "/var/lib"] {
+            assert!(!is_own(Path::new(other)), "{other}");
+        }
+    }
+}

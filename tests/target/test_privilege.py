@@ -1,0 +1,237 @@
+"""What the target may still do: its user, its capabilities, its system calls."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pydataplane.errors import RpcError
+from tests.support.initiator import Initiator
+from tests.support.target import SANDBOX_REFUSED, Target, binary
+from tests.target.conftest import MakeTarget
+
+UID, GID, SOCKET_GID = 54321, 54322, 54323
+"""An account by numbers: nothing is made in /etc/passwd."""
+NONE = "0000000000000000"
+WRITE_10, READ_10 = 0x2A, 0x28
+EACCES = -13
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
+def tasks(pid: int) -> Iterator[dict[str, str]]:
+    """Yields the fields of proc_pid_status(5) of each thread."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        lines = (task / "status").read_text().splitlines()
+        yield {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def make_user_target(make_target: MakeTarget, *options: str) -> Target:
+    """Prepares a target that becomes the account; what it works in is the account's to enter."""
+    target = make_target("--user", f"{UID}:{GID}", "--socket-group", str(SOCKET_GID), *options)
+    target.directory.parent.chmod(0o711)
+    os.chown(target.directory, UID, GID)
+    return target
+
+
+def write_and_read(target: Target, ctrlr: str) -> None:
+    """Writes a block of LUN 0 as a guest does, and reads it back."""
+    block = os.urandom(4096)
+    count = len(block) // 512
+    cdb = (0).to_bytes(4, "big") + b"\0" + count.to_bytes(2, "big") + b"\0"
+    with Initiator(target.vhost_dir / ctrlr) as guest:
+        guest.send("connect")
+        guest.ready()
+        answer = guest.cdb(bytes([WRITE_10, 0]) + cdb, data_out=block)
+        assert answer["status"] == 0, answer
+        answer = guest.cdb(bytes([READ_10, 0]) + cdb, data_in_len=len(block))
+        assert answer["data_in"] == block
+
+
+def test_every_thread_is_confined(target: Target) -> None:
+    target.make_lvstore()
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
+    found = list(tasks(target.pid))
+    assert len(found) > 3
+    for task in found:
+        assert (task["Seccomp"], task["NoNewPrivs"]) == ("2", "1"), task["Name"]
+        assert task["CapInh"] == task["CapAmb"] == NONE
+    status = target.rpc("virtlun_get_status")
+    assert (status["sandbox"], status["refused_calls"]) == ("enforce", [])
+
+
+def test_without_sandbox_there_is_a_warning(make_target: MakeTarget) -> None:
+    target = make_target("--no-sandbox").start()
+    assert {task["Seccomp"] for task in tasks(target.pid)} == {"0"}
+    assert target.rpc("virtlun_get_status")["sandbox"] == "off"
+    assert "--no-sandbox: a guest that finds a way to run code" in target.words()
+
+
+def test_system_calls_can_be_logged_only(make_target: MakeTarget) -> None:
+    target = make_target("--sandbox", "log").start()
+    assert {task["Seccomp"] for task in tasks(target.pid)} == {"2"}
+    assert target.rpc("virtlun_get_status")["sandbox"] == "log"
+
+
+def test_a_user_that_is_not_there_is_an_error(make_target: MakeTarget) -> None:
+    ended = make_target("--user", "no-such-user-here").run()
+    assert ended.returncode == 1
+    assert "there is no user no-such-user-here in /etc/passwd: create it" in ended.stderr
+
+
+@as_root
+def test_root_keeps_few_capabilities(make_target: MakeTarget) -> None:
+    target = make_target("--user", "root").start()
+    # CHOWN, DAC_OVERRIDE, FOWNER, IPC_LOCK, SYS_ADMIN, SYS_RESOURCE (linux/capability.h).
+    most = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 14 | 1 << 21 | 1 << 24
+    for task in tasks(target.pid):
+        for kind in ("CapPrm", "CapEff", "CapBnd"):
+            assert int(task[kind], 16) & ~most == 0, (task["Name"], kind)
+
+
+@as_root
+def test_another_user_has_no_capability_and_serves_a_guest(make_target: MakeTarget) -> None:
+    target = make_user_target(make_target).start()
+    for task in tasks(target.pid):
+        assert task["Uid"].split() == [str(UID)] * 4
+        assert task["Gid"].split() == [str(GID)] * 4
+        assert task["Groups"] == str(SOCKET_GID)
+        for kind in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+            assert task[kind] == NONE, (task["Name"], kind)
+    assert target.rpc("virtlun_get_status")["user"] == {"name": str(UID), "uid": UID, "gid": GID}
+    file = target.make_file("lvs0.img", 64 << 20)
+    os.chown(file, UID, GID)
+    file.chmod(0o600)
+    target.rpc("bdev_uring_create", filename=str(file), name="base", block_size=512)
+    target.rpc("bdev_lvol_create_lvstore", bdev_name="base", lvs_name="lvs0")
+    target.rpc("bdev_lvol_create", lvol_name="data", size_in_mib=8, lvs_name="lvs0")
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
+    target.rpc(
+        "vhost_scsi_controller_add_target",
+        ctrlr="vm-1",
+        scsi_target_num=0,
+        bdev_name="lvs0/data",
+    )
+    socket = (target.vhost_dir / "vm-1").stat()
+    assert (socket.st_uid, socket.st_gid) == (UID, SOCKET_GID)
+    assert stat.S_IMODE(socket.st_mode) == 0o660
+    write_and_read(target, "vm-1")
+    target.restart()
+    write_and_read(target, "vm-1")
+    target.kill9()
+    target.start()
+    write_and_read(target, "vm-1")
+    assert target.rpc("virtlun_get_status")["restore_problems"] == []
+
+
+@as_root
+def test_what_is_closed_to_the_user_is_named_with_the_cure(make_target: MakeTarget) -> None:
+    target = make_user_target(make_target).start()
+    file = target.make_file("root.img", 1 << 20)
+    file.chmod(0o600)
+    with pytest.raises(RpcError) as refused:
+        target.rpc("bdev_uring_create", filename=str(file), name="a")
+    assert refused.value.code == EACCES
+    cure = f"user {UID} may not open {file}: chown {UID} {file}, or setfacl -m u:{UID}:rw {file}"
+    assert cure in refused.value.message
+    closed = target.directory / "closed"
+    closed.mkdir(mode=0o700)
+    file = file.rename(closed / "b.img")
+    with pytest.raises(RpcError) as refused:
+        target.rpc("bdev_uring_create", filename=str(file), name="a")
+    assert refused.value.code == EACCES
+    cure = f"user {UID} may not enter the folder {closed}: setfacl -m u:{UID}:x {closed}"
+    assert cure in refused.value.message
+    closed.chmod(0o711)
+    os.chown(file, UID, GID)
+    target.rpc("bdev_uring_create", filename=str(file), name="a")
+
+
+@as_root
+def test_what_an_earlier_release_left_as_roots_goes_on_working(make_target: MakeTarget) -> None:
+    """That ran as root, and so did what it made."""
+    target = make_target("--user", "root").start()
+    target.directory.parent.chmod(0o711)
+    file = target.make_lvstore()
+    file.chmod(0o600)
+    target.rpc("bdev_lvol_create", lvol_name="data", size_in_mib=8, lvs_name="lvs0")
+    target.kill9()
+    os.chown(target.directory, UID, GID)
+    os.chown(target.vhost_dir, UID, GID)
+    target.options = ("--user", f"{UID}:{GID}")
+    target.start()
+    assert target.rpc("virtlun_get_status")["restore_problems"] == []
+    assert target.rpc("bdev_get_bdevs", name="lvs0/data")
+    for path in (file, target.state_dir, *target.state_dir.iterdir()):
+        assert (path.stat().st_uid, path.stat().st_gid) == (UID, GID), path
+
+
+@as_root
+def test_the_packaged_folders_become_the_users_to_work_in(scratch: Path) -> None:
+    """In a mount namespace of its own, where an earlier release left them as root's."""
+    make = "mkdir -pm755 /run/virtlun/vhost /var/lib/virtlun/hook"
+    script = f'mount -t tmpfs t /run && mount -t tmpfs t /var/lib && {make} && exec "$@"'
+    command = [str(binary()), "--user", f"{UID}:{GID}"]
+    log = scratch / "log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            ["unshare", "--mount", "sh", "-ec", script, "sh", *command], stdout=out, stderr=out
+        )
+    root = Path(f"/proc/{process.pid}/root")
+    try:
+        end = time.monotonic() + 30
+        while not (root / "run/virtlun/target.sock").exists():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < end, log.read_text()
+            time.sleep(0.01)
+        found = {
+            path: (at.st_uid, at.st_gid, stat.S_IMODE(at.st_mode))
+            for path in (
+                "run/virtlun",
+                "run/virtlun/vhost",
+                "var/lib/virtlun",
+                "var/lib/virtlun/hook",
+            )
+            if (at := (root / path).stat())
+        }
+        assert found == {
+            "run/virtlun": (0, GID, 0o1775),
+            "run/virtlun/vhost": (UID, GID, 0o755),
+            "var/lib/virtlun": (0, GID, 0o1775),
+            "var/lib/virtlun/hook": (0, 0, 0o755),
+        }
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0, log.read_text()
+
+
+@as_root
+def test_what_another_user_recorded_gives_away_nothing(make_target: MakeTarget) -> None:
+    """It may name a file that the user is to have no part of."""
+    target = make_user_target(make_target).start()
+    target.rpc("bdev_malloc_create", name="m", num_blocks=8, block_size=512)
+    assert target.stop() == 0
+    secret = target.make_file("secret", 1 << 20)
+    record = target.state_dir / "config.json"
+    text = record.read_text().replace("bdev_malloc_create", "bdev_aio_create")
+    assert text != record.read_text()
+    record.write_text(text.replace('"num_blocks": 8', f'"filename": "{secret}"'))
+    target.start()
+    assert secret.stat().st_uid == 0
+    assert "not restored" in str(target.rpc("virtlun_get_status")["restore_problems"])
+
+
+@as_root
+def test_a_folder_that_the_user_may_not_use_is_named(make_target: MakeTarget) -> None:
+    target = make_target("--user", str(UID))
+    target.directory.parent.chmod(0o711)
+    ended = target.run()
+    assert ended.returncode == 1
+    assert f"user {UID} may not make files in {target.directory}: chown {UID}" in ended.stderr
+    assert SANDBOX_REFUSED not in ended.stderr
