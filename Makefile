@@ -34,7 +34,7 @@ demo-kubernetes: kubernetes ## Claims and pods on a real Kubernetes node, built 
 	@$(BIN)/python -m tests.kubernetes
 
 .PHONY: test
-test: test-rust test-python ## Everything: Rust, Python, real guests, libvirtd, Kubernetes (ARGS="-m 'not kubernetes'" without)
+test: test-rust test-python fuzz ## Everything: Rust, Python, real guests, libvirtd, Kubernetes (ARGS="-m 'not kubernetes'" without)
 
 .PHONY: test-rust
 test-rust: $(CACHE)/apt.stamp toolchain ## The data plane's own tests
@@ -45,6 +45,15 @@ test-rust: $(CACHE)/apt.stamp toolchain ## The data plane's own tests
 test-python: setup $(if $(ARGS),,kubernetes) ## The Python tests; with ARGS='tests/unit -k name' some of them
 	$(call say,pytest)
 	@$(BIN)/python -m pytest -m '' $(if $(ARGS),,$(SIDE_BY_SIDE)) $(ARGS)
+
+.PHONY: fuzz
+fuzz: setup ## Each fuzz target for 20 s (FUZZ='ring --seconds 600' for one, longer)
+	$(call say,fuzzing)
+	@$(BIN)/python -m tests.fuzz $(FUZZ)
+
+.PHONY: nightly
+nightly: kubernetes ## What takes hours: long runs, fuzzing, Miri, sanitizers, benchmarks (STEPS='fuzz miri' for some)
+	@$(BIN)/python -m tests.nightly $(STEPS)
 
 .PHONY: test-kubernetes
 test-kubernetes: kubernetes ## Of these, the CSI driver on real Kubernetes nodes, built from source the first time

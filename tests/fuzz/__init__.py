@@ -1,0 +1,1 @@
+"""Fuzzing of every boundary with a hostile peer: `python -m tests.fuzz`."""
