@@ -156,6 +156,7 @@ class Volumes:
         if size is not None and (not path.exists() or _is_empty_file(path)):
             path.touch(0o600)
             made = True
+            self._give(path)
         elif not path.exists():
             raise VolumeError(f"{path} does not exist: name a block device, or give --size")
         elif size is not None and (length := _length(path)) != size:
@@ -181,6 +182,16 @@ class Volumes:
                 path.unlink()
             raise
         return self.lvstore(name)
+
+    def _give(self, path: Path) -> None:
+        """Gives a file that root makes to the user that the target runs as; SPDK's own is root."""
+        if os.geteuid() != 0:
+            return
+        try:
+            user = self.client.call("virtlun_get_status")["user"]
+        except (RpcError, KeyError):
+            return
+        os.chown(path, user["uid"], user["gid"])
 
     def _lvstore_on(self, path: Path, name: str) -> Lvstore | None:
         """Returns the loaded lvstore of this name on this file; VolumeError if one of both is."""

@@ -19,7 +19,7 @@ import click
 from rich.text import Text
 
 from plugin.cli import qemu_user
-from plugin.cli.output import busy, client, config, console, json_option, size
+from plugin.cli.output import busy, client, config, console, json_option, place, size
 from plugin.config import Config
 from plugin.hook import SCRIPT
 from pydataplane import supervise
@@ -39,6 +39,24 @@ APPARMOR_RULES = (
     Path("/etc/apparmor.d/local/abstractions/libvirt-qemu"),
     Path("/etc/apparmor.d/abstractions/libvirt-qemu"),
 )
+TARGET_USER = "virtlun"
+CAPABILITIES = {
+    0: "CHOWN",
+    1: "DAC_OVERRIDE",
+    2: "DAC_READ_SEARCH",
+    3: "FOWNER",
+    6: "SETGID",
+    7: "SETUID",
+    8: "SETPCAP",
+    12: "NET_ADMIN",
+    14: "IPC_LOCK",
+    17: "SYS_RAWIO",
+    19: "SYS_PTRACE",
+    21: "SYS_ADMIN",
+    23: "SYS_NICE",
+    24: "SYS_RESOURCE",
+}
+"""Those that a target is likely to have, by number."""
 STYLES = {"ok": "green", "warning": "yellow", "failed": "red"}
 INDENT = " " * 9
 
@@ -64,7 +82,7 @@ def doctor(socket: Path, as_json: bool) -> None:
     """
     out = console()
     findings = []
-    for what, check in examinations(socket, config()):
+    for what, check in examinations(socket, config(), place().vhost_dir):
         with busy(f"looking at {what}"):
             finding = check()
         findings.append(finding)
@@ -80,7 +98,9 @@ def doctor(socket: Path, as_json: bool) -> None:
         raise SystemExit(1)
 
 
-def examinations(socket: Path, settings: Config) -> list[tuple[str, Callable[[], Finding]]]:
+def examinations(
+    socket: Path, settings: Config, vhost_dir: Path
+) -> list[tuple[str, Callable[[], Finding]]]:
     """Returns a check for each thing that the way from virsh to a guest's disk stands on."""
     return [
         ("the user", _user),
@@ -92,10 +112,11 @@ def examinations(socket: Path, settings: Config) -> list[tuple[str, Callable[[],
         ("io_uring", _io_uring),
         ("shared memory", _memory),
         ("huge pages", _huge_pages),
-        ("permissions", lambda: _permissions(settings.target.vhost_dir)),
-        ("AppArmor", lambda: _apparmor(settings.target.vhost_dir)),
+        ("permissions", lambda: _permissions(vhost_dir)),
+        ("AppArmor", lambda: _apparmor(vhost_dir)),
         ("pods' block devices", _kernel_face),
         ("target", lambda: _target(socket)),
+        ("the target's rights", lambda: _rights(socket)),
         ("lvstores", lambda: _lvstores(socket)),
         ("gateway", lambda: _gateway(settings.gateway.listen)),
         ("hook", _hook),
@@ -351,6 +372,59 @@ def _target(socket: Path) -> Finding:
     if problems:
         return Finding("target", "warning", f"runs; not restored: {'; '.join(map(str, problems))}")
     return Finding("target", "ok", f"runs: pid {found['pid']}, version {found['version']}")
+
+
+def _rights(socket: Path) -> Finding:
+    """What could be done by who runs code in the target: user, capabilities, system calls."""
+    what = "the target's rights"
+    try:
+        found = supervise.status(socket)
+        status = _process_status(int(found["pid"]))
+    except (TargetError, OSError, ValueError):
+        return Finding(what, "warning", "not known, for the target does not tell", "start it first")
+    user = found.get("user", {}).get("name", status["Uid"].split()[0])
+    capabilities = _capabilities(int(status["CapEff"], 16))
+    confined = status.get("Seccomp") == "2" and found.get("sandbox", "enforce") == "enforce"
+    facts = (
+        f"user {user}",
+        f"capabilities {', '.join(capabilities) or 'none'}",
+        f"no_new_privs {'set' if status.get('NoNewPrivs') == '1' else 'not set'}",
+        f"seccomp {'enforced' if confined else 'not enforced'}",
+    )
+    refused = found.get("refused_calls", [])
+    if refused:
+        return Finding(
+            what,
+            "warning",
+            f"{'; '.join(facts)}; refused system calls: {', '.join(refused)}",
+            "report this with the target's log: the target lacks a call, or a guest attacks it",
+        )
+    if status["Uid"].split()[1] == "0" or capabilities:
+        return Finding(
+            what,
+            "warning",
+            "; ".join(facts),
+            f"make a user for it (systemd-sysusers, or useradd --system {TARGET_USER}), then start "
+            "it again",
+        )
+    if not confined:
+        return Finding(what, "warning", "; ".join(facts), "start it without --no-sandbox")
+    return Finding(what, "ok", "; ".join(facts))
+
+
+def _process_status(pid: int) -> dict[str, str]:
+    """Returns the fields of proc_pid_status(5)."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def _capabilities(bits: int) -> list[str]:
+    """Returns the names of those that are set, as linux/capability.h numbers them."""
+    return [
+        CAPABILITIES.get(number, f"number {number}")
+        for number in range(bits.bit_length())
+        if bits >> number & 1
+    ]
 
 
 def _kernel_face() -> Finding:

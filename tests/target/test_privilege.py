@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,6 +132,61 @@ def test_another_user_has_no_capability_and_serves_a_guest(make_target: MakeTarg
     assert target.rpc("virtlun_get_status")["restore_problems"] == []
 
 
+def virtlun(target: Target, *words: str) -> str:
+    """Runs the command for people on a target; returns what it printed."""
+    program = Path(sys.executable).parent / "virtlun"
+    done = subprocess.run(
+        [str(program), "--socket", str(target.rpc_socket), *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert words[0] == "doctor" or done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def rights(target: Target) -> dict[str, str]:
+    """Returns what doctor finds of them."""
+    findings = json.loads(virtlun(target, "doctor", "--json"))
+    (found,) = (item for item in findings if item["what"] == "the target's rights")
+    return dict(found)
+
+
+@as_root
+def test_lvstores_that_the_command_makes_are_the_users(make_target: MakeTarget) -> None:
+    target = make_user_target(make_target).start()
+    file = target.directory / "lvs0.img"
+    virtlun(target, "lvstore", "create", "lvs0", "--file", str(file), "--size", "64M")
+    assert (file.stat().st_uid, file.stat().st_gid) == (UID, GID)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    virtlun(target, "lvstore", "resize", "lvs0", "80M")
+    target.restart()
+    assert "lvs0" in virtlun(target, "lvstore", "list")
+    assert f"user     {UID}\nsandbox  enforce\n" in virtlun(target, "target", "status")
+
+
+@as_root
+def test_doctor_shows_the_rights(make_target: MakeTarget) -> None:
+    target = make_user_target(make_target).start()
+    found = rights(target)
+    assert found["state"] == "ok", found
+    expected = f"user {UID}; capabilities none; no_new_privs set; seccomp enforced"
+    assert found["found"] == expected
+    assert target.stop() == 0
+    target.options = (*target.options, "--no-sandbox")
+    target.start()
+    found = rights(target)
+    assert (found["state"], found["advice"]) == ("warning", "start it without --no-sandbox")
+    assert "no_new_privs not set; seccomp not enforced" in found["found"]
+    assert target.stop() == 0
+    target.options = ("--user", "root")
+    target.start()
+    found = rights(target)
+    assert found["state"] == "warning"
+    assert "user root; capabilities CHOWN, DAC_OVERRIDE" in found["found"]
+
+
 @as_root
 def test_what_is_closed_to_the_user_is_named_with_the_cure(make_target: MakeTarget) -> None:
     target = make_user_target(make_target).start()
@@ -203,7 +260,7 @@ def test_the_packaged_folders_become_the_users_to_work_in(scratch: Path) -> None
         assert found == {
             "run/virtlun": (0, GID, 0o1775),
             "run/virtlun/vhost": (UID, GID, 0o755),
-            "var/lib/virtlun": (0, GID, 0o1775),
+            "var/lib/virtlun": (0, 0, 0o755),
             "var/lib/virtlun/hook": (0, 0, 0o755),
         }
     finally:

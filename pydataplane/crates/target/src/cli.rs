@@ -1,9 +1,10 @@
 //! The command line.
 
 use crate::cpumask::CpuMask;
-use clap::{Parser, ValueEnum};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, ValueEnum};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 const LONG_ABOUT: &str = "\
 The virtlun data plane: one process per host that serves logical volumes to virtual machines over \
@@ -17,6 +18,9 @@ const AFTER_HELP: &str = "\
 Signals: SIGTERM, SIGINT and SIGQUIT stop it in order: controllers, lvstores, then reactors; a \
 second one ends it at once.
 Exit status: 0 stopped in order, 1 failed at start or while running, 2 wrong command line.
+
+Several targets on one host have names of their own, and with them folders and, if there is a user
+virtlun-NAME, a user.
 
 Examples:
   virtlun-target --cpumask '[2,3]' --socket-group kvm
@@ -58,6 +62,11 @@ impl SandboxMode {
 #[command(name = "virtlun-target", version, about = "The virtlun data plane",
           long_about = LONG_ABOUT, after_help = AFTER_HELP)]
 pub struct Cli {
+    /// Name of one of several targets of this host: its sockets are in /run/virtlun/NAME, its state
+    /// in /var/lib/virtlun/NAME, where other options do not say otherwise
+    #[arg(short = 'n', long, value_name = "NAME", value_parser = parse_name)]
+    pub name: Option<String>,
+
     /// JSON-RPC socket: complete control, so keep it to administrators
     #[arg(short = 'r', long, value_name = "PATH", default_value = "/run/virtlun/target.sock")]
     pub rpc_socket: PathBuf,
@@ -112,7 +121,7 @@ pub struct Cli {
     pub wait_for_rpc: bool,
 
     /// User to become when root starts it, a name or UID[:GID]; `root` stays root, with few
-    /// capabilities  [default: virtlun, if there is that user]
+    /// capabilities  [default: virtlun-NAME or virtlun, if there is that user]
     #[arg(long, value_name = "USER")]
     pub user: Option<String>,
 
@@ -146,9 +155,52 @@ pub struct Cli {
 }
 
 impl Cli {
+    /// The process's own command line; ends the process with a message where it is wrong.
+    pub fn from_command_line() -> Cli {
+        let matches = Cli::command().get_matches();
+        let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
+        cli.named(&matches)
+    }
+
+    /// Its name decides where things are, unless an option says it.
+    fn named(mut self, matches: &ArgMatches) -> Cli {
+        let Some(name) = &self.name else { return self };
+        let (run, lib) = (Path::new("/run/virtlun").join(name), Path::new("/var/lib/virtlun"));
+        for (option, path, value) in [
+            ("rpc_socket", &mut self.rpc_socket, run.join("target.sock")),
+            ("vhost_dir", &mut self.vhost_dir, run.join("vhost")),
+            ("export_dir", &mut self.export_dir, run.join("export")),
+            ("state_dir", &mut self.state_dir, lib.join(name).join("target")),
+        ] {
+            if matches.value_source(option) == Some(ValueSource::DefaultValue) {
+                *path = value;
+            }
+        }
+        self
+    }
+
     /// What happens to a system call that the target is not known to make.
     pub fn sandbox(&self) -> SandboxMode {
         if self.no_sandbox { SandboxMode::Off } else { self.sandbox }
+    }
+}
+
+/// Names of folders that /run/virtlun and /var/lib/virtlun have for something else.
+const TAKEN: [&str; 6] = ["export", "gateway", "hook", "holder", "target", "vhost"];
+
+/// A target's name, which is that of folders and, after `virtlun-`, of a user.
+fn parse_name(text: &str) -> Result<String, String> {
+    let lower = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    let valid = text.len() <= 23
+        && text.bytes().all(|b| lower(b) || b == b'-')
+        && text.bytes().next().is_some_and(lower);
+    match valid && !TAKEN.contains(&text) {
+        true => Ok(text.to_owned()),
+        false => Err(format!(
+            "a target's name has at most 23 small letters, digits and hyphens, begins with no \
+             hyphen, and is none of {}",
+            TAKEN.join(", ")
+        )),
     }
 }
 
@@ -186,6 +238,30 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    fn parsed(words: &[&str]) -> Cli {
+        let words = ["virtlun-target"].iter().chain(words);
+        let matches = Cli::command().try_get_matches_from(words).unwrap();
+        Cli::from_arg_matches(&matches).unwrap().named(&matches)
+    }
+
+    #[test]
+    fn a_name_decides_where_things_are_and_options_decide_more() {
+        let cli = parsed(&["--name", "gold", "--vhost-dir", "/run/virtlun/vhost"]);
+        assert_eq!(cli.rpc_socket, Path::new("/run/virtlun/gold/target.sock"));
+        assert_eq!(cli.export_dir, Path::new("/run/virtlun/gold/export"));
+        assert_eq!(cli.state_dir, Path::new("/var/lib/virtlun/gold/target"));
+        assert_eq!(cli.vhost_dir, Path::new("/run/virtlun/vhost"));
+        assert_eq!(parsed(&[]).rpc_socket, Path::new("/run/virtlun/target.sock"));
+    }
+
+    #[test]
+    fn names_of_targets() {
+        assert!(parse_name("gold").is_ok() && parse_name("0-a").is_ok());
+        for wrong in ["", "-a", "Gold", "a/b", "..", "vhost", "hook", &"a".repeat(24)] {
+            assert!(parse_name(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -2,10 +2,9 @@
 
 #![forbid(unsafe_code)]
 
-use clap::Parser;
 use std::process::ExitCode;
 use target::cli::Cli;
 
 fn main() -> ExitCode {
-    target::daemon::run(&Cli::parse())
+    target::daemon::run(&Cli::from_command_line())
 }

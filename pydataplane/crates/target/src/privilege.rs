@@ -24,8 +24,8 @@ const USER: &str = "virtlun";
 /// Folders that are the target's alone with all below them, so that it may give those away.
 const OWN: [&str; 2] = ["/run/virtlun", "/var/lib/virtlun"];
 
-/// The shared one of them: gateway and target make sockets in it, and neither may remove the
-/// other's, so the sticky bit is set.
+/// Mode of the folder in which the gateway, as root, and a target without a name make sockets: neither
+/// may remove the other's, so the sticky bit is set.
 const SHARED_MODE: u32 = 0o1775;
 
 /// What root keeps where it does not become another user: it gives sockets to groups (CHOWN, FOWNER),
@@ -60,6 +60,15 @@ pub fn reduce(cli: &Cli) -> Outcome<()> {
     confine(cli)
 }
 
+/// User id that the process is going to have; for what is set up before [`reduce`].
+///
+/// # Errors
+/// There is no such account, or this user may not become it.
+pub fn uid_to_be(cli: &Cli) -> Outcome<u32> {
+    let present = rustix::process::geteuid();
+    Ok(account(cli, present.is_root())?.map_or(present.as_raw(), |account| account.uid))
+}
+
 fn confine(cli: &Cli) -> Outcome<()> {
     let mode = match cli.sandbox() {
         SandboxMode::Enforce => sandbox::Mode::Enforce,
@@ -89,7 +98,8 @@ fn account(cli: &Cli, is_root: bool) -> Outcome<Option<Account>> {
         if !is_root {
             return Ok(None);
         }
-        let account = Account::find(USER);
+        let own = cli.name.as_ref().and_then(|name| Account::find(&format!("{USER}-{name}")));
+        let account = own.or_else(|| Account::find(USER));
         if account.is_none() {
             tracing::warn!(
                 "there is no user {USER}: the target runs as root with few capabilities; create it \
@@ -138,6 +148,9 @@ fn hand_over(cli: &Cli, to: &Account) -> Outcome<()> {
     for dir in folders(cli) {
         make(dir, to)?;
     }
+    if let Some(dir) = cli.rpc_socket.parent() {
+        share(dir, to)?;
+    }
     let state = &cli.state_dir;
     if state::is_state_dir(state) && owner(state)? == 0 {
         // Root's alone until now, so what it says can be trusted; afterwards it is the account's.
@@ -159,24 +172,41 @@ fn folders(cli: &Cli) -> impl Iterator<Item = &Path> {
     [cli.rpc_socket.parent(), Some(&cli.vhost_dir), Some(&cli.state_dir)].into_iter().flatten()
 }
 
-/// Makes a folder with those above it; the account's, if it is new. Of the target's own folders those
-/// that are there become ones that the account can enter and make things in.
+/// Makes a folder with those above it; the account's, if it is new. The folders of all targets stay
+/// root's, and everybody may pass through them.
 fn make(dir: &Path, to: &Account) -> Outcome<()> {
     let missing = |at: &Path| !at.as_os_str().is_empty() && !at.exists();
     let new: Vec<_> = dir.ancestors().take_while(|at| missing(at)).collect();
     for at in new.into_iter().rev() {
         fs::create_dir(at).map_err(|e| sentence("create", at, &e))?;
-        give(at, to)?;
-    }
-    for at in dir.ancestors().filter(|at| OWN.iter().any(|own| Path::new(own) == *at)) {
-        let meta = fs::symlink_metadata(at).map_err(|e| sentence("examine", at, &e))?;
-        if meta.is_dir() && meta.uid() == 0 && meta.gid() == 0 {
-            chown(at, None, Some(to.gid))?;
-            rustix::fs::chmod(at, Mode::from_raw_mode(SHARED_MODE))
-                .map_err(|e| sentence("open to its group", at, &e.into()))?;
+        if !is_of_all(at) {
+            give(at, to)?;
         }
     }
+    for at in dir.ancestors().filter(|at| is_of_all(at) && owner(at).is_ok_and(|uid| uid == 0)) {
+        let meta = fs::symlink_metadata(at).map_err(|e| sentence("examine", at, &e))?;
+        set_mode(at, meta.mode() | 0o011)?;
+    }
     Ok(())
+}
+
+/// Lets the account make sockets in a folder of all targets.
+fn share(dir: &Path, to: &Account) -> Outcome<()> {
+    if is_of_all(dir) && owner(dir)? == 0 {
+        chown(dir, None, Some(to.gid))?;
+        set_mode(dir, SHARED_MODE)?;
+    }
+    Ok(())
+}
+
+fn set_mode(path: &Path, mode: u32) -> Outcome<()> {
+    rustix::fs::chmod(path, Mode::from_raw_mode(mode & 0o7777))
+        .map_err(|e| sentence("change the mode of", path, &e.into()))
+}
+
+/// Whether a folder is one that all targets of the host have theirs in.
+fn is_of_all(dir: &Path) -> bool {
+    OWN.iter().any(|own| Path::new(own) == dir)
 }
 
 /// Whether a folder is, or lies in, one that is the target's alone.
