@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -18,6 +18,8 @@ from plugin.translate import Settings
 
 DEFAULT_PATH = Path("/etc/virtlun/virtlun.toml")
 
+TARGET_NAME = "[a-z0-9][a-z0-9-]{0,22}"
+TargetName = Annotated[str, Field(pattern=f"^{TARGET_NAME}$")]
 AuthSetting = Literal["auto", "none", "polkit"]
 
 
@@ -36,6 +38,15 @@ class TargetSection(Section):
     """Folder in which the target makes the controllers' sockets."""
     timeout_s: float = Field(default=30.0, gt=0, le=3600)
     """How long one call to the target may take, seconds."""
+
+
+class NamedTargetSection(Section):
+    """A further target of this host whose sockets are not in the packaged folders."""
+
+    rpc_socket: Path
+    """Its JSON-RPC socket."""
+    vhost_dir: Path
+    """Folder in which it makes the controllers' sockets."""
 
 
 class DisksSection(Section):
@@ -112,6 +123,8 @@ class Config(Section):
     """The whole file; every section may be left out."""
 
     target: TargetSection = TargetSection()
+    targets: dict[TargetName, NamedTargetSection] = {}
+    """Further targets by name. Those with sockets in /run/virtlun/NAME are found without."""
     disks: DisksSection = DisksSection()
     gateway: GatewaySection = GatewaySection()
     hook: HookSection = HookSection()

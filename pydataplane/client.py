@@ -23,6 +23,19 @@ DEFAULT_TIMEOUT_S = 30.0
 CHUNK_BYTES = 65536
 
 
+def name_of(socket: Path) -> str | None:
+    """Returns the name of a target by its packaged JSON-RPC socket; None: it has none."""
+    folder = socket.parent
+    named = socket.name == DEFAULT_SOCKET.name and folder.parent == DEFAULT_SOCKET.parent
+    return folder.name if named else None
+
+
+def start_command(socket: Path) -> str:
+    """Returns the command that starts the target which is to listen on `socket`."""
+    name = name_of(socket)
+    return f"virtlun --target {name} target start" if name else "virtlun target start"
+
+
 class _Connection(JSONRPCClient):  # type: ignore[misc]
     """SPDK's client with a wall-clock deadline, whole characters and checked ids."""
 
@@ -77,7 +90,7 @@ class Client:
                     "--rpc-group and a group of this user"
                 ) from error
             raise TargetUnavailable(
-                f"no target answers on {self.path}: start it with `virtlun target start`"
+                f"no target answers on {self.path}: start it with `{start_command(self.path)}`"
             ) from error
         try:
             sent = connection.send(method, given)

@@ -28,6 +28,22 @@ class TargetPaths:
     vhost_dir: Path = Path("/run/virtlun/vhost")
     state_dir: Path = Path("/var/lib/virtlun/target")
     log: Path = Path("/var/log/virtlun/target.log")
+    name: str | None = None
+    """Of one of several targets of a host."""
+
+    @classmethod
+    def of(cls, name: str | None) -> TargetPaths:
+        """Returns the packaged paths of the target `name`, as `virtlun-target --name` has them."""
+        if name is None:
+            return cls()
+        run = DEFAULT_SOCKET.parent / name
+        return cls(
+            run / "target.sock",
+            run / "vhost",
+            Path("/var/lib/virtlun") / name / "target",
+            Path(f"/var/log/virtlun/target-{name}.log"),
+            name,
+        )
 
 
 def program(name: str = "virtlun-target") -> Path:
@@ -60,13 +76,14 @@ def start(paths: TargetPaths, options: Sequence[str] = ()) -> int:
         raise
     except TargetUnavailable:
         pass
-    for folder in (paths.rpc_socket.parent, paths.vhost_dir, paths.log.parent, paths.state_dir):
-        folder.mkdir(parents=True, exist_ok=True)
+    # The others it makes itself, for the user that it becomes.
+    paths.log.parent.mkdir(parents=True, exist_ok=True)
     with paths.log.open("ab") as log:
         begin = log.tell()
         process = subprocess.Popen(
             [
                 str(program()),
+                *(("--name", paths.name) if paths.name else ()),
                 *("--rpc-socket", str(paths.rpc_socket)),
                 *("--vhost-dir", str(paths.vhost_dir)),
                 *("--state-dir", str(paths.state_dir)),

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
 
 from plugin.cli import doctor, domain, lvstore, target, top, volume
-from plugin.cli.output import CONFIG_KEY
-from plugin.config import DEFAULT_PATH, load
+from plugin.cli.output import CONFIG_KEY, PLACE_KEY
+from plugin.config import DEFAULT_PATH, TARGET_NAME, load
 from plugin.errors import ConfigError
+from plugin.targets import place
+
+
+def _check_name(_: click.Context, __: click.Parameter, name: str | None) -> str | None:
+    """Refuses what cannot be the name of a target, which is that of a folder."""
+    if name is not None and not re.fullmatch(TARGET_NAME, name):
+        raise click.BadParameter(
+            "a target's name has small letters, digits and hyphens, 23 at most"
+        )
+    return name
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -28,9 +39,23 @@ from plugin.errors import ConfigError
     show_envvar=True,
     help="The target's RPC socket.  [default: the configuration's rpc_socket]",
 )
+@click.option(
+    "--target",
+    "target_name",
+    metavar="NAME",
+    envvar="VIRTLUN_TARGET_NAME",
+    show_envvar=True,
+    callback=_check_name,
+    help="Of several targets on this host the one of that name: see `virtlun target list`.",
+)
 @click.version_option(package_name="virtlun")
 @click.pass_context
-def main(context: click.Context, config_path: Path | None, socket: Path | None) -> None:
+def main(
+    context: click.Context,
+    config_path: Path | None,
+    socket: Path | None,
+    target_name: str | None,
+) -> None:
     """Fast shared user-space storage for the VMs of this host.
 
     A first session:
@@ -48,7 +73,8 @@ def main(context: click.Context, config_path: Path | None, socket: Path | None) 
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
     context.meta[CONFIG_KEY] = config
-    context.obj = socket or config.target.rpc_socket
+    context.meta[PLACE_KEY] = place(config, target_name)
+    context.obj = socket or context.meta[PLACE_KEY].rpc_socket
 
 
 for command in (

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from plugin.config import Config
+from plugin.targets import Place
 from pydataplane.client import Client
 from pydataplane.errors import TargetError
 from pydataplane.volumes import VolumeError
@@ -26,6 +27,9 @@ R = TypeVar("R")
 CONFIG_KEY = "plugin.config"
 """Where the root command leaves the configuration for the others, in click's context."""
 
+PLACE_KEY = "plugin.place"
+"""Where it leaves which target the command line names."""
+
 WIDE = 10_000
 """Columns of a page on which no table's row is cut: a name that lost its end is none."""
 
@@ -33,6 +37,12 @@ WIDE = 10_000
 def config() -> Config:
     """Returns the configuration that the command line names."""
     found: Config = click.get_current_context().meta[CONFIG_KEY]
+    return found
+
+
+def place() -> Place:
+    """Returns where the target is that the command line names."""
+    found: Place = click.get_current_context().meta[PLACE_KEY]
     return found
 
 

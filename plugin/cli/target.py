@@ -7,6 +7,7 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -19,9 +20,14 @@ from plugin.cli.output import (
     confirm,
     errors_as_sentences,
     json_option,
+    place,
+    show,
+    text,
 )
+from plugin.targets import Place, places
 from pydataplane import supervise
-from pydataplane.errors import TargetForbidden, TargetUnavailable
+from pydataplane.errors import TargetError, TargetForbidden, TargetUnavailable
+from pydataplane.volumes import Volumes
 
 SOCKET_GROUP = "--socket-group"
 
@@ -62,12 +68,13 @@ def start(
     group = socket_group or _group_of_qemu()
     if group and not any(option.startswith(SOCKET_GROUP) for option in options):
         options = (SOCKET_GROUP, group, *options)
-    packaged = supervise.TargetPaths()
+    packaged = supervise.TargetPaths.of(place().name)
     paths = supervise.TargetPaths(
         rpc_socket=socket,
-        vhost_dir=vhost_dir or config().target.vhost_dir,
+        vhost_dir=vhost_dir or place().vhost_dir,
         state_dir=state_dir or packaged.state_dir,
         log=log or packaged.log,
+        name=place().name,
     )
     with busy("starting the target"):
         pid = supervise.start(paths, options)
@@ -89,6 +96,9 @@ def status(socket: Path, as_json: bool) -> None:
         return
     click.echo(f"version  {found['version']}\npid      {found['pid']}")
     click.echo(f"uptime   {float(found['uptime_s']):.0f} s")
+    if "user" in found:
+        click.echo(f"user     {found['user']['name']}")
+        click.echo(f"sandbox  {found['sandbox']}")
     for reactor in found["reactors"]:
         total = reactor["busy_ns"] + reactor["idle_ns"] + reactor["sleep_ns"]
         busy = 100 * reactor["busy_ns"] / max(total, 1)
@@ -121,6 +131,37 @@ def stop(socket: Path, yes: bool) -> None:
     with busy("stopping the target"):
         supervise.stop(socket)
     click.echo("the target has stopped")
+
+
+@target.command("list", short_help="List the targets of this host.")
+@json_option
+@errors_as_sentences
+def list_(as_json: bool) -> None:
+    """List the targets of this host with their lvstores: configured ones, and those that run."""
+    show([_row(at) for at in places(config())], COLUMNS, as_json=as_json, empty="no targets")
+
+
+def _row(at: Place) -> dict[str, Any]:
+    """Returns what is known of one target."""
+    row: dict[str, Any] = {"name": at.label, "pid": None, "user": None, "lvstores": []}
+    row |= {"rpc_socket": str(at.rpc_socket), "vhost_dir": str(at.vhost_dir), "problem": None}
+    try:
+        found = supervise.status(at.rpc_socket)
+        row |= {"pid": found["pid"], "user": found.get("user", {}).get("name")}
+        row["lvstores"] = [store.name for store in Volumes(client(at.rpc_socket)).lvstores()]
+    except TargetError as error:
+        row["problem"] = str(error)
+    return row
+
+
+COLUMNS = [
+    ("NAME", "name", text),
+    ("PID", "pid", text),
+    ("USER", "user", text),
+    ("LVSTORES", "lvstores", " ".join),
+    ("SOCKET", "rpc_socket", text),
+    ("PROBLEM", "problem", text),
+]
 
 
 def _group_of_qemu() -> str | None:

@@ -1,0 +1,54 @@
+"""The targets of this host: the one without a name, those configured, those that are found.
+
+A target with a name keeps its sockets in a folder of that name beside the socket of the first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from plugin.config import Config
+
+DEFAULT = "default"
+"""What the target without a name is called in messages."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a target is."""
+
+    name: str | None
+    """None: the one without a name."""
+    rpc_socket: Path
+    vhost_dir: Path
+    """Folder of its controllers' sockets."""
+
+    @property
+    def label(self) -> str:
+        """Returns what to call it in messages."""
+        return self.name or DEFAULT
+
+
+def places(config: Config) -> list[Place]:
+    """Returns where the targets of this host are, running or not; the one without a name first."""
+    first = Place(None, config.target.rpc_socket, config.target.vhost_dir)
+    found = [first]
+    found += [Place(name, at.rpc_socket, at.vhost_dir) for name, at in config.targets.items()]
+    names = {place.name for place in found}
+    sockets = {place.rpc_socket for place in found}
+    for socket in sorted(first.rpc_socket.parent.glob(f"*/{first.rpc_socket.name}")):
+        name = socket.parent.name
+        if name not in names and socket not in sockets:
+            found.append(Place(name, socket, socket.parent / "vhost"))
+    return found
+
+
+def place(config: Config, name: str | None) -> Place:
+    """Returns where the target `name` is, or is to be."""
+    for known in places(config):
+        if known.name == name:
+            return known
+    assert name is not None
+    folder = config.target.rpc_socket.parent / name
+    return Place(name, folder / config.target.rpc_socket.name, folder / "vhost")
