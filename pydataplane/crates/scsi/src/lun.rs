@@ -8,7 +8,7 @@ use crate::sense::{Code, Key, Sense, of_io_error};
 use crate::shared::{LunShared, Nexus, UnitAttention};
 use crate::task::{CDB_LEN, Cdb, Compare, Job, Kind, Task};
 use crate::{inquiry, mode, report};
-use bdev::{Channel, Completion, Io, IoError, Op, Submit};
+use bdev::{COPY_AT_ONCE, Channel, Completion, Io, IoError, Op, Submit};
 use guestmem::{Bounce, Sg};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// not cut clusters.
 const RANGE_STEP_BYTES: u64 = 32 << 20;
 /// Steps that end at once in one call before other tasks get their turn.
-const STEPS_PER_CALL: u32 = 16;
+const STEPS_PER_CALL: u32 = 8;
 /// Tasks that can wait for their next turn; the next one is answered BUSY.
 const MAX_YIELDED: usize = 128;
 
@@ -242,7 +242,12 @@ impl Lun {
             if let Err(fail) = stepped {
                 return self.fail(task, fail);
             }
-            if at_once >= RANGE_STEP_BYTES {
+            // Data that is read to be compared or copied takes time; ranges are only named.
+            let most = match task.job.kind {
+                Kind::Range(_) | Kind::UnmapList => RANGE_STEP_BYTES,
+                _ => COPY_AT_ONCE as u64,
+            };
+            if at_once >= most {
                 break;
             }
         }

@@ -1,6 +1,6 @@
 //! How a command ended.
 
-use crate::sense::Sense;
+use crate::sense::{Code, Sense};
 
 /// Fixed-format sense data with 18 bytes (SPC-4 4.5.3).
 pub const SENSE_LEN: usize = 18;
@@ -43,8 +43,15 @@ impl Response {
     }
 
     /// `status` without data or sense.
-    pub(crate) const fn bare(status: Status) -> Self {
+    pub const fn bare(status: Status) -> Self {
         Response { status, transferred: 0, sense_len: 0, sense: [0; SENSE_LEN] }
+    }
+
+    /// What ends a command with the task attribute ACA (SAM-5 8.6): NormACA is 0, so it comes without an
+    /// auto contingent allegiance. INVALID MESSAGE ERROR, as the attribute is not part of the CDB.
+    #[cold]
+    pub fn no_aca() -> Self {
+        Response::check(Sense::illegal(Code::INVALID_MESSAGE_ERROR))
     }
 
     /// CHECK CONDITION with `sense`.

@@ -57,6 +57,11 @@ impl Task {
     pub fn abort(&mut self) {
         self.aborted = true;
     }
+
+    /// Whether [`Task::abort`] was called for the present command.
+    pub fn is_aborted(&self) -> bool {
+        self.aborted
+    }
 }
 
 /// A CDB with its big-endian fields.

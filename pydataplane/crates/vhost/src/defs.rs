@@ -125,6 +125,16 @@ const _: () = assert!(size_of::<ResponseHeader>() == 12);
 pub const RESPONSE_SIZE: usize = size_of::<ResponseHeader>() + SENSE_SIZE;
 const _: () = assert!(RESPONSE_SIZE == 108);
 
+/// Values of a request's `task_attr` (5.6.6.1); others count as SIMPLE (0): in any order.
+pub mod task_attribute {
+    /// After all earlier ones of the logical unit, and before all later ones.
+    pub const ORDERED: u8 = 1;
+    /// Before all that have not begun.
+    pub const HEAD_OF_QUEUE: u8 = 2;
+    /// Only during an auto contingent allegiance, which there never is.
+    pub const ACA: u8 = 3;
+}
+
 /// Types of messages on the control queue (5.6.6.2).
 pub mod control {
     /// Task management function.

@@ -2,9 +2,15 @@
 //!
 //! ```text
 //! poll ── take ──> look ──> begin ──> Lun::start ──┬─ Done ──> finish ──> push_used ──┐
-//!      │                                           └─ Pending: the slot waits         │
+//!      │                      │                    └─ Pending: the slot waits         │
+//!      │                      └─ not yet: see `waiting`                               │
 //!      └─ reap ──> Lun::poll ──> Lun::resume ── Done ─> finish ──> push_used ─────────┴─> publish
 //! ```
+//!
+//! Other guests wait while a session has its turn, so a turn is bounded: by the clock
+//! ([`TURN_US`]), to which what the reactor has to submit at its end is added beforehand; by requests
+//! ([`MAX_TAKEN`]); and devices copy no more than [`bdev::COPY_AT_ONCE`] bytes at once. What is over
+//! waits in its ring or its slot.
 //!
 //! A [`DevicePoller`] belongs to one reactor: it owns the request queues of one session that were
 //! given to this reactor and a channel of its own to each logical unit. Nothing on this path
@@ -13,16 +19,19 @@
 mod orders;
 mod queue;
 mod units;
+mod waiting;
 
 use std::sync::Arc;
 
 use bdev::{Completion, IoError};
 use reactor::Poller;
-use scsi::{Kind, Outcome, Status, missing_lun};
+use scsi::{Kind, Outcome, Response, Status, missing_lun};
 use virtqueue::Head;
 use zerocopy::IntoBytes;
 
-use crate::defs::{LunAddress, RESPONSE_SIZE, RequestHeader, ResponseHeader, response};
+use crate::defs::{
+    LunAddress, RESPONSE_SIZE, RequestHeader, ResponseHeader, response, task_attribute,
+};
 use crate::mailbox::Notice;
 use crate::stats::ControllerCounters;
 
@@ -35,9 +44,15 @@ use units::Units;
 
 /// Requests taken from one queue before they are published and the next queue has its turn.
 const BATCH: usize = 32;
-/// How long one poll may go on taking requests, in microseconds: what a disk does at once (RAM,
-/// files in memory) is done within it, and other guests wait.
-const TURN_US: u64 = 500;
+/// How long one poll may go on, in microseconds: about as long as 32 small requests take, so that a
+/// neighbour with large ones is no worse than one with many.
+const TURN_US: u64 = 50;
+/// What a request that goes to the io_uring is counted as beforehand, in microseconds: it is submitted
+/// when the turn is over (`reactor/examples/enter_cost.rs`).
+const SUBMISSION_US: u64 = 1;
+/// Requests of a session on one reactor that wait for devices or to begin; more stay in their rings, so
+/// that task management looks at no more than these. Linux keeps 128 in flight on each unit.
+const MAX_TAKEN: u32 = 1024;
 /// Requests of a batch that go together: their chains are walked before the first of them begins,
 /// so that the processor fetches all their headers at once, and those that ended are shown to the
 /// driver before the next ones. Fewer would move the ring's cache line to and fro more often.
@@ -71,8 +86,14 @@ pub(crate) struct DevicePoller {
     untimed: u32,
     /// Queue that the next turn begins with.
     first: usize,
+    /// Unit in flight that the next turn begins with.
+    first_active: usize,
+    /// Unit with requests that wait that the next one is of.
+    next_backlog: usize,
     /// [`TURN_US`] in ticks.
     turn_ticks: u64,
+    /// [`SUBMISSION_US`] in ticks.
+    submission_ticks: u64,
 }
 
 impl Poller for DevicePoller {
@@ -82,8 +103,8 @@ impl Poller for DevicePoller {
 
     fn poll(&mut self) -> u32 {
         let mut events = 0;
-        if !self.paused {
-            let mut turn_end = None;
+        let mut turn_end = None;
+        if !self.paused && self.units.taken() < MAX_TAKEN {
             let mut at = self.first;
             for _ in 0..self.queues.len() {
                 if at >= self.queues.len() {
@@ -100,8 +121,8 @@ impl Poller for DevicePoller {
                 at += 1;
             }
         }
-        if self.units.any_active() {
-            events += self.reap();
+        if self.units.any_active() || !self.units.backlog.is_empty() {
+            events += self.reap(turn_end);
         }
         if self.drained {
             self.settle();
@@ -113,8 +134,11 @@ impl Poller for DevicePoller {
     }
 
     fn arm(&mut self) -> bool {
-        // A paused poller waits for a message, which wakes the reactor.
-        self.paused || self.queues.iter_mut().all(RequestQueue::arm)
+        // A paused poller waits for a message, which wakes the reactor; one that has taken as much as it
+        // may, for a device.
+        self.paused
+            || self.units.taken() >= MAX_TAKEN
+            || self.queues.iter_mut().all(RequestQueue::arm)
     }
 
     fn disarm(&mut self) {
@@ -128,7 +152,7 @@ impl DevicePoller {
     /// queue) is over: the rest of the requests wait in their rings for the next.
     fn take(&mut self, at: usize, turn_end: &mut Option<u64>) -> (u32, bool) {
         let now = reactor::ticks::now();
-        let end = *turn_end.get_or_insert(now.saturating_add(self.turn_ticks));
+        let mut end = *turn_end.get_or_insert(now.saturating_add(self.turn_ticks));
         if now > end {
             return (0, true);
         }
@@ -156,7 +180,10 @@ impl DevicePoller {
             let bad = group.clone().find_map(|n| Some((n, queue.look(&self.heads[n]).err()?)));
             let good = group.start..bad.map_or(group.end, |(n, _)| n);
             for n in good {
-                self.begin(at, self.heads[n].index(), now);
+                if !self.begin(at, self.heads[n].index(), now) {
+                    // Pending: submitted when the clock is not looked at any more.
+                    end -= self.submission_ticks;
+                }
             }
             if let Some((_, failure)) = bad {
                 self.fail(at, failure);
@@ -164,14 +191,15 @@ impl DevicePoller {
             }
             next = group.end;
         }
+        *turn_end = Some(end);
         self.counters.requests.add(count as u64);
         self.publish(at);
         (count as u32, over)
     }
 
-    /// Starts one request, whose chain was walked: header, logical unit.
+    /// Begins one request, whose chain was walked: header, logical unit. Whether it ended.
     #[inline(always)]
-    fn begin(&mut self, at: usize, index: u16, now: u64) {
+    fn begin(&mut self, at: usize, index: u16, now: u64) -> bool {
         let queue = &mut self.queues[at];
         let slot = &mut queue.slots[usize::from(index)];
         slot.begin();
@@ -180,26 +208,28 @@ impl DevicePoller {
         let mut bytes = [0u8; size_of::<RequestHeader>()];
         if !slot.segments.take_header(&mut bytes) || !slot.segments.split_writable(RESPONSE_SIZE) {
             self.counters.malformed.add(1);
-            return queue.refuse(index);
+            queue.refuse(index);
+            return true;
         }
         let header: RequestHeader = zerocopy::transmute!(bytes);
         let data_in = slot.segments.writable_tail();
 
         let outcome = match LunAddress::decode(&header.lun) {
             LunAddress::Unit { target, lun: 0 } => match self.units.find(target) {
-                Some(unit) => {
+                Some(_) => {
                     slot.task.prepare(&header.cdb, slot.segments.readable_tail(), data_in);
                     slot.occupy(target, header.id.get(), self.taken, now);
                     slot.kind = Kind::of(header.cdb[0]);
+                    slot.attribute = header.task_attr;
+                    slot.bytes = (slot.segments.readable_tail().len() + data_in.len()) as u32;
+                    let bytes = u64::from(slot.bytes);
                     self.taken += 1;
                     queue.in_flight += 1;
-                    match unit.lun.start(&mut slot.task) {
-                        Outcome::Pending => {
-                            self.units.started(target);
-                            return;
-                        }
-                        outcome => Ok(outcome),
+                    if self.may_begin(target, header.task_attr, bytes) {
+                        return self.start(at, index, now);
                     }
+                    self.postpone(at, index);
+                    return true;
                 }
                 None => Err(response::BAD_TARGET),
             },
@@ -211,14 +241,47 @@ impl DevicePoller {
         };
         let ticks = self.sample(now);
         self.finish(at, index, outcome, ticks);
+        true
     }
 
-    /// Collects what the logical units finished, goes on with each, and publishes.
-    fn reap(&mut self) -> u32 {
+    /// Gives a request to its unit. Whether it ended.
+    #[inline(always)]
+    fn start(&mut self, at: usize, index: u16, now: u64) -> bool {
+        let queue = &mut self.queues[at];
+        let slot = &mut queue.slots[usize::from(index)];
+        let target = slot.target;
+        let Some(unit) = self.units.at(target) else { return true };
+        let outcome = match slot.attribute {
+            task_attribute::ACA => Outcome::Done(Response::no_aca()),
+            _ => unit.lun.start(&mut slot.task),
+        };
+        if matches!(outcome, Outcome::Pending) {
+            let (bytes, ordered) = (slot.bytes, slot.attribute == task_attribute::ORDERED);
+            unit.ordered |= ordered;
+            queue.list(index);
+            self.units.started(target, u64::from(bytes));
+            return false;
+        }
+        let ticks = self.sample(now);
+        self.finish(at, index, Ok(outcome), ticks);
+        true
+    }
+
+    /// Collects what the logical units finished, goes on with each, begins what waited for that, and
+    /// publishes. A unit at least has its turn, whether or not it is over (`turn_end`).
+    fn reap(&mut self, turn_end: Option<u64>) -> u32 {
         let mut events = 0;
-        let mut next = 0;
         let now = reactor::ticks::now();
-        while let Some(target) = self.units.active(next) {
+        let end = turn_end.unwrap_or_else(|| now.saturating_add(self.turn_ticks));
+        let units = self.units.count_active();
+        let mut next = if self.first_active < units { self.first_active } else { 0 };
+        for _ in 0..units {
+            let Some(target) = self.units.active(next).or_else(|| {
+                next = 0;
+                self.units.active(0)
+            }) else {
+                break;
+            };
             let mut done = std::mem::take(&mut self.done);
             if let Some(unit) = self.units.at(target) {
                 events += unit.lun.poll(&mut done);
@@ -229,6 +292,13 @@ impl DevicePoller {
             self.done = done;
             // A unit that became idle leaves the list, and another takes its place.
             next += usize::from(self.units.active(next) == Some(target));
+            if units > 1 && reactor::ticks::now() > end {
+                break;
+            }
+        }
+        self.first_active = next;
+        if !self.units.backlog.is_empty() {
+            events += self.begin_waiting(end);
         }
         if events != 0 {
             for at in 0..self.queues.len() {
@@ -248,7 +318,8 @@ impl DevicePoller {
         match unit.lun.resume(&mut slot.task, result) {
             Outcome::Pending => {}
             outcome => {
-                self.units.ended(target);
+                let ordered = slot.attribute == task_attribute::ORDERED;
+                self.units.ended(target, u64::from(slot.bytes), ordered);
                 self.finish(at, index, Ok(outcome), Some((ticks, 1)));
             }
         }

@@ -12,7 +12,7 @@ use virtqueue::{ChainError, ConfigError, Head, QueueError};
 
 use super::queue::{RequestQueue, Slot};
 use super::units::{Unit, Units};
-use super::{BATCH, COMPLETIONS, DevicePoller, TURN_US};
+use super::{BATCH, COMPLETIONS, DevicePoller, SUBMISSION_US, TURN_US};
 use crate::defs::MAX_QUEUES;
 use crate::mailbox::Notice;
 use crate::stats::ControllerCounters;
@@ -87,7 +87,10 @@ impl DevicePoller {
             faults: guestmem::faults(),
             untimed: 0,
             first: 0,
+            first_active: 0,
+            next_backlog: 0,
             turn_ticks: reactor::ticks::from_us(TURN_US),
+            submission_ticks: reactor::ticks::from_us(SUBMISSION_US),
         }
     }
 
@@ -194,22 +197,33 @@ impl DevicePoller {
     /// its I/O and then ends with the response code `code`. Returns how many there are.
     pub(crate) fn abort(&mut self, selector: Selector, code: u8) -> u32 {
         let mut found = 0;
-        for queue in self.queues.iter_mut().filter(|q| q.in_flight != 0) {
-            let index = queue.index;
-            for slot in queue.slots.iter_mut().filter(|s| selector.has(index, s)) {
-                slot.task.abort();
-                slot.ended_by = code;
-                found += 1;
+        for queue in &mut self.queues {
+            for index in &queue.listed {
+                let slot = &mut queue.slots[usize::from(*index)];
+                if selector.has(queue.index, slot) {
+                    slot.task.abort();
+                    slot.ended_by = code;
+                    found += 1;
+                }
             }
         }
+        // Those that did not begin yet need not wait for anything.
+        for target in (0..=u8::MAX).filter(|_| found > 0) {
+            if self.units.backlog.contains(&target) {
+                self.end_aborted(target);
+            }
+        }
+        (0..self.queues.len()).for_each(|at| self.publish(at));
         found
     }
 
     /// How many of the selected requests are in flight.
     pub(crate) fn count(&self, selector: Selector) -> u32 {
-        let in_queue =
-            |q: &RequestQueue| q.slots.iter().filter(|s| selector.has(q.index, s)).count();
-        self.queues.iter().filter(|q| q.in_flight != 0).map(in_queue).sum::<usize>() as u32
+        let in_queue = |q: &RequestQueue| {
+            let slots = q.listed.iter().map(|index| &q.slots[usize::from(*index)]);
+            slots.filter(|slot| selector.has(q.index, slot)).count()
+        };
+        self.queues.iter().map(in_queue).sum::<usize>() as u32
     }
 
     /// Calls `then` as soon as the selected requests that are in flight now have ended, perhaps

@@ -32,6 +32,11 @@ pub(crate) struct RequestQueue {
     /// One for each descriptor: the head of a chain is unique in flight, so it names the slot.
     pub(super) slots: Box<[Slot]>,
     pub(super) in_flight: u32,
+    /// Slots of requests that did not end at once, in no order; capacity for all. What is about
+    /// requests in flight looks at these, not at thousands of slots.
+    pub(super) listed: Vec<u16>,
+    /// Slots that had a chain of the present memory, and so keep that mapped; capacity for all.
+    used: Vec<u16>,
     /// Takes requests. Not while it is being stopped, nor after the guest broke the rules.
     open: bool,
     /// What ends is not told to the guest.
@@ -55,6 +60,18 @@ pub(super) struct Slot {
     /// Response code if a task management function ends it.
     pub(super) ended_by: u8,
     pub(super) kind: Kind,
+    /// SAM task attribute.
+    pub(super) attribute: u8,
+    /// Bytes of its data.
+    pub(super) bytes: u32,
+    /// It does not begin yet: it stands in its unit's list.
+    pub(super) waits: bool,
+    /// The next one in that list.
+    pub(super) next: u64,
+    /// Its place in [`RequestQueue::listed`].
+    place: Option<u16>,
+    /// It stands in [`RequestQueue::used`].
+    used: bool,
     busy: bool,
     /// Its chain was walked, and it is about to begin.
     ready: bool,
@@ -71,6 +88,12 @@ impl Slot {
             target: 0,
             ended_by: response::OK,
             kind: Kind::Other,
+            attribute: 0,
+            bytes: 0,
+            waits: false,
+            next: 0,
+            place: None,
+            used: false,
             busy: false,
             ready: false,
         }
@@ -110,11 +133,14 @@ impl RequestQueue {
         let mut ring = SplitQueue::new(setup.memory, &setup.config)?;
         ring.disable_kick();
         let slots = (0..ring.size()).map(|i| Slot::new(setup.index, i)).collect();
+        let size = usize::from(ring.size());
         Ok(RequestQueue {
             index: setup.index,
             ring,
             slots,
             in_flight: 0,
+            listed: Vec::with_capacity(size),
+            used: Vec::with_capacity(size),
             open: true,
             muted: false,
             config: setup.config,
@@ -140,6 +166,10 @@ impl RequestQueue {
         if slot.busy || slot.ready {
             return Err(Failure::HeadInUse(index));
         }
+        if !slot.used {
+            slot.used = true;
+            self.used.push(index);
+        }
         self.ring.walk(head, &mut slot.segments).map_err(Failure::Chain)?;
         slot.ready = true;
         Ok(())
@@ -156,7 +186,23 @@ impl RequestQueue {
             last |= drain.note(self.index, slot);
         }
         slot.busy = false;
+        if let Some(place) = slot.place.take() {
+            self.listed.swap_remove(usize::from(place));
+            if let Some(moved) = self.listed.get(usize::from(place)) {
+                self.slots[usize::from(*moved)].place = Some(place);
+            }
+        }
         last
+    }
+
+    /// The request of a slot did not end at once.
+    #[inline]
+    pub(super) fn list(&mut self, index: u16) {
+        let slot = &mut self.slots[usize::from(index)];
+        if slot.place.is_none() {
+            slot.place = Some(self.listed.len() as u16);
+            self.listed.push(index);
+        }
     }
 
     /// Answers a chain that is whole but too short to be a request.
@@ -238,8 +284,10 @@ impl RequestQueue {
     /// Goes on in new memory, with nothing in flight. On an error the queue lets go of the old
     /// memory and is closed.
     pub(super) fn remap(&mut self, memory: &Arc<GuestMemory>) -> Result<(), ConfigError> {
-        for slot in &mut self.slots {
+        for index in self.used.drain(..) {
+            let slot = &mut self.slots[usize::from(index)];
             slot.segments.clear();
+            slot.used = false;
         }
         self.ring = self.ring.remap(Arc::clone(memory), &self.config)?;
         Ok(())

@@ -8,12 +8,28 @@ use scsi::{CDB_LEN, Lun, Outcome};
 use crate::defs::{LunAddress, MAX_TARGETS};
 use crate::stats::LunCounters;
 
+use super::waiting::Waiting;
+
+/// Bytes of data that one unit may have with its device, from one reactor: what disks need to be busy
+/// (at 7 GB/s it is done in a millisecond), and no more for others to stand behind.
+const MAX_UNIT_BYTES: u64 = 8 << 20;
+/// Bytes of data that all units of a session may, from one reactor.
+const MAX_BYTES: u64 = 2 * MAX_UNIT_BYTES;
+/// Requests that one unit may: as many as a channel takes.
+const MAX_UNIT_REQUESTS: u32 = 256;
+
 /// LUN 0 of one target on one reactor.
 pub(crate) struct Unit {
     pub(super) lun: Lun,
     pub(super) counters: Arc<LunCounters>,
     /// Requests that wait for the device.
     in_flight: u32,
+    /// Bytes of their data.
+    bytes: u64,
+    /// One of them has the task attribute ORDERED.
+    pub(super) ordered: bool,
+    /// Requests that were taken and do not begin yet.
+    pub(super) waiting: Waiting,
     /// Not yet to be found by new requests, or no longer.
     hidden: bool,
 }
@@ -21,7 +37,23 @@ pub(crate) struct Unit {
 impl Unit {
     /// Hidden until [`Units::show`].
     pub(crate) fn new(lun: Lun, counters: Arc<LunCounters>) -> Self {
-        Unit { lun, counters, in_flight: 0, hidden: true }
+        Unit {
+            lun,
+            counters,
+            in_flight: 0,
+            bytes: 0,
+            ordered: false,
+            waiting: Waiting::default(),
+            hidden: true,
+        }
+    }
+}
+
+impl Unit {
+    /// Nothing waits for the device.
+    #[inline]
+    pub(super) fn is_idle(&self) -> bool {
+        self.in_flight == 0
     }
 }
 
@@ -30,6 +62,12 @@ pub(super) struct Units {
     units: Box<[Option<Unit>]>,
     /// Targets with requests in flight, in no order; capacity for all.
     active: Vec<u8>,
+    /// Bytes of data of all requests that wait for a device.
+    bytes: u64,
+    /// How many requests wait for a device or to begin.
+    taken: u32,
+    /// Targets with requests that do not begin yet, in no order; capacity for all.
+    pub(super) backlog: Vec<u8>,
 }
 
 impl Units {
@@ -37,6 +75,9 @@ impl Units {
         Units {
             units: (0..MAX_TARGETS).map(|_| None).collect(),
             active: Vec::with_capacity(MAX_TARGETS),
+            bytes: 0,
+            taken: 0,
+            backlog: Vec::with_capacity(MAX_TARGETS),
         }
     }
 
@@ -63,27 +104,77 @@ impl Units {
         self.active.get(nth).copied()
     }
 
-    /// A request of `target` waits for the device.
+    /// How many targets have requests in flight.
     #[inline]
-    pub(super) fn started(&mut self, target: u8) {
+    pub(super) fn count_active(&self) -> usize {
+        self.active.len()
+    }
+
+    /// How many requests wait for a device or to begin.
+    #[inline]
+    pub(super) fn taken(&self) -> u32 {
+        self.taken
+    }
+
+    /// Whether a request of `target` with `bytes` of data may go to the device now: always where
+    /// nothing is in flight, so that each unit goes on whatever others do.
+    #[inline]
+    pub(super) fn has_room(&mut self, target: u8, bytes: u64) -> bool {
+        let all = self.bytes + bytes;
+        self.at(target).is_some_and(|unit| {
+            unit.in_flight == 0
+                || (unit.in_flight < MAX_UNIT_REQUESTS
+                    && unit.bytes + bytes <= MAX_UNIT_BYTES
+                    && all <= MAX_BYTES)
+        })
+    }
+
+    /// A request of `target` with `bytes` of data waits for the device.
+    #[inline]
+    pub(super) fn started(&mut self, target: u8, bytes: u64) {
+        self.taken += 1;
+        self.bytes += bytes;
         if let Some(unit) = self.at(target) {
             unit.in_flight += 1;
+            unit.bytes += bytes;
             if unit.in_flight == 1 {
                 self.active.push(target);
             }
         }
     }
 
-    /// A request of `target` that waited has ended.
+    /// A request of `target` that waited, with `bytes` of data, has ended.
     #[inline]
-    pub(super) fn ended(&mut self, target: u8) {
+    pub(super) fn ended(&mut self, target: u8, bytes: u64, ordered: bool) {
+        self.taken -= 1;
+        self.bytes -= bytes;
         if let Some(unit) = self.at(target) {
             unit.in_flight -= 1;
+            unit.bytes -= bytes;
+            unit.ordered &= !ordered;
             if unit.in_flight == 0
                 && let Some(nth) = self.active.iter().position(|t| *t == target)
             {
                 self.active.swap_remove(nth);
             }
+        }
+    }
+
+    /// A request of `target` stands in its list of those that do not begin yet.
+    pub(super) fn postponed(&mut self, target: u8) {
+        self.taken += 1;
+        if !self.backlog.contains(&target) {
+            self.backlog.push(target);
+        }
+    }
+
+    /// A request of `target` left that list.
+    pub(super) fn begins(&mut self, target: u8) {
+        self.taken -= 1;
+        if self.at(target).is_none_or(|unit| unit.waiting.is_empty())
+            && let Some(nth) = self.backlog.iter().position(|t| *t == target)
+        {
+            self.backlog.swap_remove(nth);
         }
     }
 
@@ -111,7 +202,8 @@ impl Units {
     /// Takes the unit of `target` out; nothing is in flight on it.
     pub(super) fn remove(&mut self, target: u8) -> Option<Unit> {
         let unit = self.units[usize::from(target)].take();
-        assert!(unit.as_ref().is_none_or(|u| u.in_flight == 0), "target {target} is in use");
+        let idle = |u: &Unit| u.in_flight == 0 && u.waiting.is_empty();
+        assert!(unit.as_ref().is_none_or(idle), "target {target} is in use");
         unit
     }
 

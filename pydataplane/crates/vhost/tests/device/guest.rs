@@ -311,9 +311,24 @@ impl Guest {
         data_out: &[u8],
         data_in: usize,
     ) -> Request {
+        self.submit_with(0, queue, lun, id, cdb, data_out, data_in)
+    }
+
+    /// As `submit`, with the task attribute `attribute`.
+    #[allow(clippy::too_many_arguments)]
+    pub fn submit_with(
+        &mut self,
+        attribute: u8,
+        queue: usize,
+        lun: [u8; 8],
+        id: u64,
+        cdb: &[u8],
+        data_out: &[u8],
+        data_in: usize,
+    ) -> Request {
         let mut header = lun.to_vec();
         header.extend(id.to_le_bytes());
-        header.extend([0, 0, 0]);
+        header.extend([attribute, 0, 0]);
         header.extend(cdb);
         header.resize(51, 0);
         let head_at = self.alloc(header.len());

@@ -3,6 +3,7 @@
 
 mod control;
 mod events;
+mod fair;
 mod fuzz;
 mod guest;
 mod handshake;

@@ -1,0 +1,162 @@
+//! Requests that were taken and do not begin yet.
+//!
+//! A request waits in its slot, in the list of its unit, while the unit or the session has as much
+//! with devices as it may ([`super::units`]), or while its task attribute says so (SAM-5 8.6): a
+//! request that is ORDERED begins when all earlier ones of the unit have ended, and later ones begin
+//! when it has; one that is HEAD OF QUEUE goes before all that wait. So a unit whose disk does not answer
+//! keeps no other one waiting, and a guest with much to transfer has the device for a bounded time
+//! before it is another's turn. Order is among the requests that one reactor takes: across virtqueues
+//! nothing says which of two requests comes first.
+
+use scsi::{Outcome, Response, Status};
+
+use super::DevicePoller;
+use super::queue::{RequestQueue, Slot};
+use crate::defs::task_attribute;
+
+/// No request.
+const NONE: u64 = u64::MAX;
+
+/// The requests of one unit that wait, by tag; each slot names the next one.
+pub(super) struct Waiting {
+    first: u64,
+    last: u64,
+}
+
+impl Default for Waiting {
+    fn default() -> Self {
+        Waiting { first: NONE, last: NONE }
+    }
+}
+
+impl Waiting {
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.first == NONE
+    }
+}
+
+/// The slot that `tag` names.
+fn slot(queues: &mut [RequestQueue], tag: u64) -> &mut Slot {
+    let (queue, index) = Slot::from_tag(tag);
+    let queue = queues.iter_mut().find(|q| q.index == queue);
+    &mut queue.expect("a queue with requests in flight stays").slots[usize::from(index)]
+}
+
+impl DevicePoller {
+    /// Whether a request that was just taken may begin at once.
+    #[inline(always)]
+    pub(super) fn may_begin(&mut self, target: u8, attribute: u8, bytes: u64) -> bool {
+        let Some(unit) = self.units.at(target) else { return true };
+        let (ordered, empty, idle) = (unit.ordered, unit.waiting.is_empty(), unit.is_idle());
+        let in_order = match attribute {
+            task_attribute::ORDERED => empty && idle,
+            task_attribute::HEAD_OF_QUEUE => true,
+            _ => empty && !ordered,
+        };
+        in_order && self.units.has_room(target, bytes)
+    }
+
+    /// A request that was taken waits.
+    #[cold]
+    pub(super) fn postpone(&mut self, at: usize, index: u16) {
+        let queue = &mut self.queues[at];
+        queue.list(index);
+        let of = &mut queue.slots[usize::from(index)];
+        let (tag, target, attribute) = (of.task.tag(), of.target, of.attribute);
+        of.waits = true;
+        of.next = NONE;
+        let Some(unit) = self.units.at(target) else { return };
+        let list = &mut unit.waiting;
+        if list.is_empty() {
+            (list.first, list.last) = (tag, tag);
+        } else if attribute == task_attribute::HEAD_OF_QUEUE {
+            of.next = list.first;
+            list.first = tag;
+        } else {
+            slot(&mut self.queues, list.last).next = tag;
+            list.last = tag;
+        }
+        self.units.postponed(target);
+    }
+
+    /// Begins requests that waited, one of each unit in turn, until none may or the turn is over.
+    /// Returns how many.
+    pub(super) fn begin_waiting(&mut self, turn_end: u64) -> u32 {
+        let (mut count, mut refused) = (0, 0);
+        while refused < self.units.backlog.len() {
+            let nth = self.next_backlog % self.units.backlog.len();
+            let (target, units) = (self.units.backlog[nth], self.units.backlog.len());
+            if !self.begin_first(target) {
+                refused += 1;
+                self.next_backlog = nth + 1;
+                continue;
+            }
+            (count, refused) = (count + 1, 0);
+            // A unit that has none left made room in the list for another.
+            self.next_backlog = nth + usize::from(self.units.backlog.len() == units);
+            if reactor::ticks::now() > turn_end {
+                break;
+            }
+        }
+        count
+    }
+
+    /// Begins the first request of `target` that waits, if it may.
+    fn begin_first(&mut self, target: u8) -> bool {
+        let Some(unit) = self.units.at(target) else { return false };
+        let (tag, ordered, idle) = (unit.waiting.first, unit.ordered, unit.is_idle());
+        let first = slot(&mut self.queues, tag);
+        let (next, attribute, bytes) = (first.next, first.attribute, first.bytes);
+        let in_order = match attribute {
+            task_attribute::ORDERED => idle,
+            task_attribute::HEAD_OF_QUEUE => true,
+            _ => !ordered,
+        };
+        if !in_order || !self.units.has_room(target, u64::from(bytes)) {
+            return false;
+        }
+        slot(&mut self.queues, tag).waits = false;
+        let Some(unit) = self.units.at(target) else { return false };
+        unit.waiting.first = next;
+        if next == NONE {
+            unit.waiting.last = NONE;
+        }
+        self.units.begins(target);
+        let (at, index) = self.position(tag);
+        self.start(at, index, reactor::ticks::now());
+        true
+    }
+
+    /// Ends the requests of `target` that wait and were aborted.
+    pub(super) fn end_aborted(&mut self, target: u8) {
+        let Some(unit) = self.units.at(target) else { return };
+        let mut tag = unit.waiting.first;
+        let mut kept = Waiting::default();
+        let mut ended = NONE;
+        while tag != NONE {
+            let of = slot(&mut self.queues, tag);
+            let next = std::mem::replace(&mut of.next, NONE);
+            if of.task.is_aborted() {
+                // Those that end stand in a list of their own.
+                of.waits = false;
+                of.next = std::mem::replace(&mut ended, tag);
+            } else if kept.is_empty() {
+                (kept.first, kept.last) = (tag, tag);
+            } else {
+                slot(&mut self.queues, kept.last).next = tag;
+                kept.last = tag;
+            }
+            tag = next;
+        }
+        if let Some(unit) = self.units.at(target) {
+            unit.waiting = kept;
+        }
+        while ended != NONE {
+            let (at, index) = self.position(ended);
+            ended = std::mem::replace(&mut slot(&mut self.queues, ended).next, NONE);
+            self.units.begins(target);
+            self.finish(at, index, Ok(Outcome::Done(Response::bare(Status::TaskAborted))), None);
+        }
+    }
+}

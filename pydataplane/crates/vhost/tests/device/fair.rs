@@ -1,0 +1,162 @@
+//! Requests that wait: for room, so that nobody has a device or a reactor for himself, and for their
+//! task attributes.
+
+use crate::guest::*;
+use crate::host::*;
+
+const MIB: usize = 1 << 20;
+/// Bytes that one unit may have with its device.
+const ROOM: usize = 8 * MIB;
+
+const ORDERED: u8 = 1;
+const HEAD_OF_QUEUE: u8 = 2;
+const ACA: u8 = 3;
+const ABORT_TASK: u32 = 0;
+const QUERY_TASK: u32 = 6;
+const QUERY_TASK_SET: u32 = 7;
+
+/// A host with a gate as target 0 and a malloc disk as target 1, and a guest with one request queue.
+fn gated() -> (Host, Gate, Guest) {
+    let host = Host::new(1);
+    let gate = host.gate("gate");
+    host.add(0, "gate");
+    host.malloc("disk");
+    host.add(1, "disk");
+    let mut guest = Guest::start(&host.socket(), LINUX, 1);
+    guest.ready(0);
+    guest.ready(1);
+    (host, gate, guest)
+}
+
+/// Makes `count` READs of 1 MiB of target 0 available, whose names are 0 and so on. They share a buffer.
+fn flood(guest: &mut Guest, count: u64) -> Vec<Request> {
+    (0..count).map(|id| guest.submit(2, flat(0), id, &rw10(0x28, 0, 2048), &[], MIB)).collect()
+}
+
+/// A read of target 1, from start to end, which is in the ring behind all that was made available.
+fn pass_by(guest: &mut Guest) {
+    let request = guest.submit(2, flat(1), 999, &rw10(0x28, 0, 8), &[], 4096);
+    assert_eq!(guest.finish(&request).status, 0);
+}
+
+#[test]
+fn a_unit_with_much_to_do_keeps_no_other_of_its_queue_waiting() {
+    let (_host, gate, mut guest) = gated();
+    gate.shut();
+    let requests = flood(&mut guest, 20);
+    gate.wait_for(ROOM / MIB);
+    for _ in 0..50 {
+        pass_by(&mut guest);
+    }
+    gate.wait_for(ROOM / MIB);
+    gate.open();
+    for _ in &requests {
+        let (head, written) = guest.used(2);
+        let request = requests.iter().find(|r| r.head == head).unwrap();
+        let reply = guest.reply(request, written);
+        assert_eq!((reply.response, reply.status, reply.data.len()), (0, 0, MIB));
+    }
+    assert_eq!(guest.control(&tmf(QUERY_TASK_SET, flat(0), 0), 1), [0], "none is left");
+    pass_by(&mut guest);
+}
+
+#[test]
+fn what_waits_is_ended_by_task_management_at_once() {
+    let (_host, gate, mut guest) = gated();
+    gate.shut();
+    let requests = flood(&mut guest, 12);
+    gate.wait_for(ROOM / MIB);
+    pass_by(&mut guest);
+    let reads = gate.reads();
+    // In the midst, at the end and at the front of those that wait.
+    for id in [9, 11, 8] {
+        assert_eq!(guest.control(&tmf(QUERY_TASK, flat(0), id), 1), [10]);
+        assert_eq!(guest.control(&tmf(ABORT_TASK, flat(0), id), 1), [0]);
+        let reply = guest.finish(&requests[id as usize]);
+        assert_eq!(reply.response, 2, "ABORTED");
+        assert_eq!(guest.control(&tmf(QUERY_TASK, flat(0), id), 1), [0]);
+    }
+    gate.open();
+    let mut left: Vec<u16> =
+        (0..12).filter(|n| ![8, 9, 11].contains(n)).map(|n| requests[n].head).collect();
+    while !left.is_empty() {
+        let (head, written) = guest.used(2);
+        left.retain(|h| *h != head);
+        let request = requests.iter().find(|r| r.head == head).unwrap();
+        assert_eq!(guest.reply(request, written).response, 0);
+    }
+    assert_eq!(gate.reads(), reads + 9);
+}
+
+#[test]
+fn a_session_that_ends_leaves_nothing_that_waits() {
+    let (host, gate, mut guest) = gated();
+    gate.shut();
+    flood(&mut guest, 12);
+    gate.wait_for(ROOM / MIB);
+    let reads = gate.reads();
+    drop(guest);
+    gate.open();
+    host.wait_until_free();
+    assert!(gate.reads() <= reads + 8, "what waited was begun for nobody");
+    let mut guest = Guest::start(&host.socket(), LINUX, 1);
+    guest.ready(0);
+}
+
+#[test]
+fn an_ordered_request_has_its_unit_for_itself() {
+    let (_host, gate, mut guest) = gated();
+    gate.shut();
+    let submit = |guest: &mut Guest, attribute, id| {
+        guest.submit_with(attribute, 2, flat(0), id, &rw10(0x28, id as u32, 1), &[], 512)
+    };
+    let simple = [submit(&mut guest, 0, 0), submit(&mut guest, 0, 1)];
+    let ordered = submit(&mut guest, ORDERED, 2);
+    let later = [submit(&mut guest, 0, 3), submit(&mut guest, 0, 4)];
+    let last = submit(&mut guest, ORDERED, 5);
+    let head = submit(&mut guest, HEAD_OF_QUEUE, 6);
+    // All of them were taken, and another unit has its own order.
+    pass_by(&mut guest);
+    gate.wait_for(3);
+    gate.open();
+    let order: Vec<u16> = (0..7)
+        .map(|_| {
+            let (head, _) = guest.used(2);
+            head
+        })
+        .collect();
+    let set = |heads: &[u16]| {
+        let mut heads = heads.to_vec();
+        heads.sort_unstable();
+        heads
+    };
+    assert_eq!(set(&order[..3]), set(&[simple[0].head, simple[1].head, head.head]));
+    assert_eq!(order[3], ordered.head);
+    assert_eq!(set(&order[4..6]), set(&[later[0].head, later[1].head]));
+    assert_eq!(order[6], last.head);
+}
+
+#[test]
+fn an_ordered_request_alone_begins_at_once_and_others_follow() {
+    let (_host, gate, mut guest) = gated();
+    gate.shut();
+    let ordered = guest.submit_with(ORDERED, 2, flat(0), 1, &rw10(0x28, 0, 1), &[], 512);
+    let simple = guest.submit(2, flat(0), 2, &rw10(0x28, 1, 1), &[], 512);
+    pass_by(&mut guest);
+    gate.wait_for(1);
+    gate.open();
+    assert_eq!(guest.used(2).0, ordered.head);
+    assert_eq!(guest.used(2).0, simple.head);
+}
+
+#[test]
+fn the_attribute_aca_is_refused() {
+    let (_host, _gate, mut guest) = gated();
+    let request = guest.submit_with(ACA, 2, flat(1), 1, &rw10(0x28, 0, 1), &[], 512);
+    let reply = guest.finish(&request);
+    assert_eq!((reply.response, reply.status), (0, 2));
+    // ILLEGAL REQUEST, INVALID MESSAGE ERROR.
+    assert_eq!((reply.sense[2], reply.sense[12], reply.sense[13]), (5, 0x49, 0));
+    assert_eq!(reply.data, [0xee; 0][..]);
+    pass_by(&mut guest);
+}
