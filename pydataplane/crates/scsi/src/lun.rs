@@ -230,6 +230,9 @@ impl Lun {
                 self.release(task);
                 return Outcome::Done(Response::good(task.job.moved));
             };
+            if task.stopped {
+                return self.fail(task, Fail::Bare(Status::TaskAborted));
+            }
             let stepped = match self.channel.submit(&io) {
                 Submit::Pending => return Outcome::Pending,
                 Submit::Full => Err(Fail::Bare(Status::TaskSetFull)),

@@ -17,6 +17,8 @@ pub struct Task {
     /// Value of the unit's reset count when the command started.
     pub(crate) epoch: u32,
     pub(crate) aborted: bool,
+    /// No further step starts.
+    pub(crate) stopped: bool,
 }
 
 impl Task {
@@ -31,6 +33,7 @@ impl Task {
             job: Job::IDLE,
             epoch: 0,
             aborted: false,
+            stopped: false,
         }
     }
 
@@ -43,6 +46,7 @@ impl Task {
         self.data_out = data_out;
         self.data_in = data_in;
         self.aborted = false;
+        self.stopped = false;
     }
 
     /// The name given with [`Task::new`].
@@ -61,6 +65,12 @@ impl Task {
     /// Whether [`Task::abort`] was called for the present command.
     pub fn is_aborted(&self) -> bool {
         self.aborted
+    }
+
+    /// Starts no further step: a task whose outstanding I/O is its last one ends as that does, any
+    /// other as [`crate::Status::TaskAborted`], for the transport to do it again later.
+    pub fn stop(&mut self) {
+        self.stopped = true;
     }
 }
 

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use reactor::Handle;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::controllers::Timeouts;
 use crate::defs::MAX_TARGETS;
 use crate::device::{Device, SessionContext, TMF_ID};
 use crate::events::{Event, Unheard};
@@ -44,6 +45,10 @@ const COOLDOWN_FACTOR: u32 = 4;
 /// then they are refused.
 const SUCCESSION: Duration = Duration::from_secs(5);
 
+/// Part of the time that a method may wait for which an orderly end waits for I/O in flight, with
+/// the peer still connected. The rest of it is for closing.
+const DRAIN_SHARE: (u32, u32) = (4, 5);
+
 /// A controller as all threads see it.
 pub(crate) struct Controller {
     pub(crate) name: String,
@@ -61,6 +66,8 @@ pub(crate) struct Controller {
     pub(crate) mailbox: Mailbox,
     /// How long a message of a peer may wait for I/O in flight.
     message_timeout: Duration,
+    /// How long an orderly end of a session waits for I/O in flight.
+    drain_timeout: Duration,
 }
 
 impl Controller {
@@ -72,7 +79,7 @@ impl Controller {
         listener: Listener,
         reactors: Vec<Handle>,
         accepts: bool,
-        message_timeout: Duration,
+        timeouts: Timeouts,
     ) -> io::Result<(Arc<Self>, JoinHandle<()>, Receiver<()>)> {
         let (mailbox, inbox) = mailbox()?;
         let controller = Arc::new(Controller {
@@ -85,7 +92,8 @@ impl Controller {
             session: AtomicU64::new(0),
             started: AtomicBool::new(false),
             mailbox,
-            message_timeout,
+            message_timeout: timeouts.message,
+            drain_timeout: timeouts.method * DRAIN_SHARE.0 / DRAIN_SHARE.1,
         });
         let server = Server {
             controller: Arc::clone(&controller),
@@ -93,6 +101,7 @@ impl Controller {
             accepts,
             inbox,
             peer: None,
+            retiring: None,
             ending: None,
             successor: None,
             unheard: None,
@@ -149,6 +158,14 @@ struct Removal {
     reply: Option<Reply<()>>,
 }
 
+/// A session that is about to end: its peer is there until what is in flight has ended.
+struct Retiring {
+    /// Of the countdown of its I/O.
+    id: u64,
+    /// When it ends whatever is in flight.
+    until: Instant,
+}
+
 /// A session whose peer is gone and whose I/O has not all ended.
 struct Ending {
     device: Device,
@@ -168,6 +185,8 @@ struct Server {
     accepts: bool,
     inbox: Inbox,
     peer: Option<Peer>,
+    /// The end of the peer's session has begun.
+    retiring: Option<Retiring>,
     /// The session before; while it is there, there is no peer.
     ending: Option<Ending>,
     /// Who takes its place then.
@@ -204,7 +223,10 @@ impl Server {
             while let Some(order) = self.inbox.next() {
                 self.obey(order);
             }
-            if self.stopping && self.ending.is_none() {
+            if self.retiring.as_ref().is_some_and(|r| Instant::now() >= r.until) {
+                self.end(&End::Undrained);
+            }
+            if self.stopping && self.peer.is_none() && self.ending.is_none() {
                 return;
             }
             if ready.control {
@@ -251,7 +273,9 @@ impl Server {
         let accepts = self.accepts && closed.is_none();
         let listener = self.listener.as_ref().filter(|_| accepts);
         let connection = add(listener.map(AsFd::as_fd));
-        let message = add(self.peer.as_ref().map(Peer::fd));
+        // Whose session is about to end is not heard any more.
+        let heard = self.peer.as_ref().filter(|_| self.retiring.is_none());
+        let message = add(heard.map(Peer::fd));
         let control = add(device.and_then(Device::control_fd));
         let event = add(device.and_then(Device::event_fd));
         let polled = device.is_some_and(Device::control_is_polled);
@@ -261,6 +285,9 @@ impl Server {
             (false, true) => Some(POLLED_CONTROL),
             (false, false) => closed,
         };
+        let retired =
+            self.retiring.as_ref().map(|r| r.until.saturating_duration_since(Instant::now()));
+        let pause = [pause, retired].into_iter().flatten().min();
         let timeout = pause.map(|pause| Timespec {
             tv_sec: pause.as_secs() as i64,
             tv_nsec: pause.subsec_nanos().into(),
@@ -368,22 +395,37 @@ impl Server {
         self.setup = since.elapsed();
     }
 
+    /// Begins the orderly end of the session, if there is one: its peer is left when what is in
+    /// flight has ended, and the guest was told.
+    fn retire(&mut self) {
+        let Some(peer) = self.peer.as_ref().filter(|_| self.retiring.is_none()) else { return };
+        self.next_removal += 1;
+        let id = self.next_removal;
+        peer.handler().device.retire(id);
+        self.retiring =
+            Some(Retiring { id, until: Instant::now() + self.controller.drain_timeout });
+    }
+
     /// Ends the session: closes the connection at once, and the rest ([`Server::ended`]) when its
     /// I/O has ended. Memory that I/O may go to is never unmapped before, however long it takes.
     fn end(&mut self, why: &End) {
         let Some(peer) = self.peer.take() else { return };
+        self.retiring = None;
         let since = Instant::now();
         self.next_removal += 1;
         let id = self.next_removal;
         // Before the peer sees that it is alone with its rings.
-        peer.handler().device.disconnect(id, matches!(why, End::Stuck(_)));
+        let muted = matches!(why, End::Stuck(_) | End::Undrained);
+        peer.handler().device.disconnect(id, muted);
         let device = peer.into_device();
         self.ending = Some(Ending { device, id, since, took: since.elapsed() });
         self.controller.started.store(false, Ordering::Relaxed);
         let name = &self.controller.name;
         match why {
-            End::Disconnected => tracing::info!(controller = name, "{why}"),
-            End::Broken(_) => tracing::warn!(controller = name, "the session ended: {why}"),
+            End::Disconnected | End::Drained => tracing::info!(controller = name, "{why}"),
+            End::Broken(_) | End::Undrained => {
+                tracing::warn!(controller = name, "the session ended: {why}")
+            }
             End::Stuck(_) => tracing::error!(controller = name, "the session ended: {why}"),
         }
     }
@@ -426,10 +468,13 @@ impl Server {
             Order::Stop => {
                 self.stopping = true;
                 self.listener = None;
-                self.end(&End::Disconnected);
+                self.retire();
             }
             Order::Drained { id } if id & TMF_ID != 0 => {
                 self.with_device(|d| d.tmf_drained(id));
+            }
+            Order::Drained { id } if self.retiring.as_ref().is_some_and(|r| r.id == id) => {
+                self.end(&End::Drained);
             }
             Order::Drained { id } if self.ending.as_ref().is_some_and(|e| e.id == id) => {
                 self.ended();

@@ -164,9 +164,9 @@ impl Controllers {
             gid: options.socket_gid.or(settings.gid),
         };
         let listener = Listener::bind(&socket)?;
-        let message_timeout = settings.timeouts.message;
+        let timeouts = settings.timeouts;
         let (controller, thread, ended) =
-            Controller::start(name, socket, listener, reactors, !options.delay, message_timeout)
+            Controller::start(name, socket, listener, reactors, !options.delay, timeouts)
                 .map_err(|why| ControllerError::Start { name: name.into(), why })?;
         entries.insert(name.into(), Entry { controller, options, thread, ended });
         Ok(())

@@ -105,6 +105,11 @@ impl PendingEvents {
         true
     }
 
+    /// The driver may have missed events that are not known any more.
+    pub(crate) fn miss(&mut self) {
+        self.missed = true;
+    }
+
     /// Whether there is anything to tell.
     pub(crate) fn is_empty(&self) -> bool {
         self.queue.is_empty() && !self.missed

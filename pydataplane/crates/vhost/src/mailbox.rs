@@ -146,6 +146,11 @@ impl Countdown {
         self.left.lock()
     }
 
+    /// Whether it came to zero.
+    pub(crate) fn is_zero(&self) -> bool {
+        *self.lock() == 0
+    }
+
     /// One less.
     pub(crate) fn count(&self) {
         let mut left = self.lock();

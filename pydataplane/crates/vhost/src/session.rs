@@ -26,6 +26,7 @@ use vhost::vhost_user::{
 };
 // Two items of the crate are named by its trait but not re-exported with the messages.
 use vhost::VhostUserMemoryRegionBase;
+use virtqueue::InflightRegion;
 
 use crate::defs::{Config, MAX_QUEUES, MAX_REQUEST_QUEUES, OFFERED_FEATURES};
 use crate::device::{Addresses, Device, DeviceError};
@@ -61,6 +62,12 @@ pub(crate) enum End {
     /// The peer closed the connection.
     #[error("the peer disconnected")]
     Disconnected,
+    /// We leave, and nothing is in flight.
+    #[error("the session ended with nothing in flight")]
+    Drained,
+    /// We leave, and I/O in flight did not end in time.
+    #[error("the session ended with I/O in flight, which the guest is not told of")]
+    Undrained,
     /// The peer broke the protocol, or cannot be answered.
     #[error("{0}")]
     Broken(String),
@@ -362,6 +369,7 @@ impl VhostUserBackendReqHandlerMut for Handler {
         Ok(VhostUserProtocolFeatures::MQ
             | VhostUserProtocolFeatures::LOG_SHMFD
             | VhostUserProtocolFeatures::CONFIG
+            | VhostUserProtocolFeatures::INFLIGHT_SHMFD
             | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)
     }
 
@@ -434,6 +442,31 @@ impl VhostUserBackendReqHandlerMut for Handler {
         }
     }
 
+    fn get_inflight_fd(&mut self, of: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        let (queues, size) = (of.num_queues, of.queue_size);
+        match InflightRegion::make(queues, size) {
+            Ok(fd) if usize::from(queues) <= MAX_QUEUES => {
+                let bytes = InflightRegion::bytes(queues, size);
+                Ok((VhostUserInflight::new(bytes, 0, queues, size), File::from(fd)))
+            }
+            // The peer waits for a reply that a failure does not get.
+            Ok(_) => self.fatal(DeviceError::NoQueue(u32::from(queues) - 1)),
+            Err(why) => self.fatal(why),
+        }
+    }
+
+    fn set_inflight_fd(&mut self, of: &VhostUserInflight, file: File) -> Result<()> {
+        let (offset, bytes) = (of.mmap_offset, of.mmap_size);
+        let fd = OwnedFd::from(file);
+        match InflightRegion::map(fd, offset, bytes, of.num_queues, of.queue_size) {
+            Ok(region) => {
+                let outcome = self.device.set_inflight(region);
+                self.did(outcome)
+            }
+            Err(why) => Err(refuse(why)),
+        }
+    }
+
     // Never offered, so never sent by a peer that keeps to the protocol.
 
     fn set_gpu_socket(&mut self, _: GpuBackend) -> Result<()> {
@@ -442,14 +475,6 @@ impl VhostUserBackendReqHandlerMut for Handler {
 
     fn get_shared_object(&mut self, _: VhostUserSharedMsg) -> Result<File> {
         unsupported("GET_SHARED_OBJECT")
-    }
-
-    fn get_inflight_fd(&mut self, _: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
-        unsupported("GET_INFLIGHT_FD")
-    }
-
-    fn set_inflight_fd(&mut self, _: &VhostUserInflight, _: File) -> Result<()> {
-        unsupported("SET_INFLIGHT_FD")
     }
 
     fn set_device_state_fd(

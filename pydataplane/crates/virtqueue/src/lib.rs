@@ -14,13 +14,18 @@
 //!    allowed (VIRTIO_F_ANY_LAYOUT, 2.7.4), and does the I/O;
 //! 4. [`SplitQueue::push_used`] for each, then one [`SplitQueue::publish`].
 //!
+//! A queue may track what is in flight in memory that the front end keeps ([`Inflight`]), so that
+//! after a crash of this process the next one submits it again ([`SplitQueue::track`]).
+//!
 //! Each value of the guest is read exactly once into a local, checked, then used. A queue
 //! belongs to one thread; nothing here allocates, locks, logs or blocks.
 
 mod chain;
+mod inflight;
 mod queue;
 mod segments;
 
 pub use chain::{ChainError, Desc, Head};
+pub use inflight::{Inflight, InflightError, InflightRegion};
 pub use queue::{AddressSpace, ConfigError, MAX_QUEUE_SIZE, QueueConfig, QueueError, SplitQueue};
 pub use segments::{MAX_SEGMENTS, Segments};

@@ -6,6 +6,7 @@ use std::sync::atomic::{Ordering, fence};
 use guestmem::{GuestMemory, GuestRange};
 
 use crate::chain::{self, ChainError, DESC_LEN, Desc, Head, Table};
+use crate::inflight::{Inflight, InflightError, Left};
 use crate::segments::Segments;
 
 /// Descriptors that a queue may have here (2.7: at most 32768; QEMU's limit is 1024).
@@ -120,6 +121,12 @@ pub struct SplitQueue {
     /// No call was decided on yet: the first one is always made.
     fresh: bool,
     used_log: Option<u64>,
+    /// Where chains taken and not yet used are marked.
+    inflight: Option<Inflight>,
+    /// Chains that were in flight when the queue was set up, in order. They come before what is in
+    /// the available ring, as its last entries before `seen_avail`, while `replaying`.
+    replay: Box<[u16]>,
+    replaying: bool,
     /// Keeps what the ranges above point to; the last field, dropped last.
     memory: Arc<GuestMemory>,
 }
@@ -163,8 +170,51 @@ impl SplitQueue {
             published: next_used,
             fresh: true,
             used_log: config.used_log,
+            inflight: None,
+            replay: Box::default(),
+            replaying: false,
             memory,
         })
+    }
+
+    /// From now on marks in `inflight` what is in flight; for a queue that has taken nothing yet.
+    /// What was in flight when the region was last used is taken first, in its old order, and the
+    /// available ring goes on behind it, whatever base the queue was set up with. Returns whether
+    /// the region was in use before. On an error the queue is as it was.
+    pub fn track(&mut self, mut inflight: Inflight) -> Result<bool, InflightError> {
+        let left = inflight.recover(self.size, self.next_used, index(&self.avail))?;
+        self.inflight = Some(inflight);
+        let Left::InFlight(heads) = left else { return Ok(false) };
+        self.next_avail = self.next_used;
+        self.seen_avail = self.next_used.wrapping_add(heads.len() as u16);
+        self.replaying = !heads.is_empty();
+        self.replay = heads;
+        Ok(true)
+    }
+
+    /// Chains that were in flight when the queue was set up and have not been taken again yet.
+    #[inline]
+    pub fn to_replay(&self) -> u16 {
+        match self.replaying {
+            true => self.seen_avail.wrapping_sub(self.next_avail),
+            false => 0,
+        }
+    }
+
+    /// Whether it marks what is in flight.
+    #[inline]
+    pub fn is_tracking(&self) -> bool {
+        self.inflight.is_some()
+    }
+
+    /// Whether the peer truncated memory that the queue uses.
+    pub fn is_broken(&self) -> bool {
+        self.memory.is_broken() || self.inflight.as_ref().is_some_and(Inflight::is_broken)
+    }
+
+    /// Index of the available ring as the driver last showed it.
+    pub fn avail_index(&self) -> u16 {
+        index(&self.avail)
     }
 
     /// Descriptors of the queue.
@@ -191,19 +241,15 @@ impl SplitQueue {
         self.next_used
     }
 
-    /// The same queue at the same addresses in a new memory table.
+    /// Goes on at the same addresses in a new memory table. On an error it is as it was.
     pub fn remap(
-        &self,
+        &mut self,
         memory: Arc<GuestMemory>,
         config: &QueueConfig,
-    ) -> Result<SplitQueue, ConfigError> {
-        let config = QueueConfig { next_avail: self.next_avail, ..*config };
-        let mut queue = SplitQueue::new(memory, &config)?;
-        queue.next_used = self.next_used;
-        queue.shown = self.shown;
-        queue.published = self.published;
-        queue.fresh = self.fresh;
-        Ok(queue)
+    ) -> Result<(), ConfigError> {
+        let SplitQueue { desc, avail, used, memory, .. } = SplitQueue::new(memory, config)?;
+        (self.desc, self.avail, self.used, self.memory) = (desc, avail, used, memory);
+        Ok(())
     }
 
     /// Whether [`SplitQueue::pop`] has something to take. At most one read of guest memory.
@@ -225,15 +271,24 @@ impl SplitQueue {
                 return Err(QueueError::AvailIndex { idx, next: self.next_avail, size: self.size });
             }
             self.seen_avail = idx;
+            self.replaying = false;
         }
         let ready = usize::from(self.seen_avail.wrapping_sub(self.next_avail));
         let count = ready.min(heads.len());
         let heads = &mut heads[..count];
-        for (i, head) in heads.iter_mut().enumerate() {
-            let slot = self.next_avail.wrapping_add(i as u16) & (self.size - 1);
-            let at = RING + usize::from(slot) * AVAIL_ENTRY;
-            head.index = u16::from_le(self.avail.get(at).expect(CHECKED));
-            self.desc.prefetch(usize::from(head.index) * DESC_LEN);
+        if self.replaying {
+            let from = self.replay.len() - ready;
+            for (head, index) in heads.iter_mut().zip(&self.replay[from..]) {
+                head.index = *index;
+            }
+        } else {
+            for (i, head) in heads.iter_mut().enumerate() {
+                let slot = self.next_avail.wrapping_add(i as u16) & (self.size - 1);
+                let at = RING + usize::from(slot) * AVAIL_ENTRY;
+                head.index = u16::from_le(self.avail.get(at).expect(CHECKED));
+                self.desc.prefetch(usize::from(head.index) * DESC_LEN);
+            }
+            self.mark(heads);
         }
         for head in heads.iter_mut() {
             head.first = match head.index < self.size {
@@ -250,11 +305,29 @@ impl SplitQueue {
         Ok(count)
     }
 
-    /// Gives the last `count` chains taken back to the available ring, as if never taken: for a
-    /// caller that has no slot for them.
+    /// Marks chains of the available ring as in flight.
+    #[inline(always)]
+    fn mark(&mut self, heads: &[Head]) {
+        if let Some(inflight) = &mut self.inflight {
+            for head in heads.iter().filter(|head| head.index < self.size) {
+                inflight.take(head.index);
+            }
+        }
+    }
+
+    /// Gives `heads`, the last chains taken, back to the available ring, as if never taken: for a
+    /// caller whose turn is over.
     #[inline]
-    pub fn undo_pop(&mut self, count: u16) {
-        self.next_avail = self.next_avail.wrapping_sub(count);
+    pub fn undo_pop(&mut self, heads: &[Head]) {
+        self.next_avail = self.next_avail.wrapping_sub(heads.len() as u16);
+        if let Some(inflight) = &mut self.inflight
+            && !self.replaying
+        {
+            // The last one first: at any time those marked are the first ones.
+            for head in heads.iter().rev().filter(|head| head.index < self.size) {
+                inflight.untake(head.index);
+            }
+        }
     }
 
     /// Walks the chain of `head` into `segments`. On an error nothing of the chain may be used;
@@ -284,6 +357,9 @@ impl SplitQueue {
         let entry = [u32::from(head).to_le(), written.to_le()];
         self.used.put(at, entry).expect(CHECKED);
         self.mark_used(at, USED_ENTRY);
+        if let Some(inflight) = &mut self.inflight {
+            inflight.link(head, self.next_used);
+        }
         self.next_used = self.next_used.wrapping_add(1);
     }
 
@@ -293,6 +369,9 @@ impl SplitQueue {
     pub fn show(&mut self) {
         if self.next_used != self.shown {
             self.used.store_release_u16(IDX, self.next_used).expect(CHECKED);
+            if let Some(inflight) = &mut self.inflight {
+                inflight.clear(self.shown, self.next_used);
+            }
             self.shown = self.next_used;
             self.mark_used(IDX, 2);
         }

@@ -311,7 +311,7 @@ fn chains_come_in_order_in_batches_over_the_wrap() {
     assert!(queue.has_work());
     assert_eq!(queue.pop(&mut heads), Ok(3));
     assert_eq!(heads.map(|h| h.index()), [2, 0, 3]);
-    queue.undo_pop(2);
+    queue.undo_pop(&heads[1..]);
     assert_eq!(queue.next_avail(), 0xffff);
     assert_eq!(queue.pop(&mut heads), Ok(3));
     assert_eq!(heads.map(|h| h.index()), [0, 3, 1]);
@@ -386,7 +386,7 @@ fn what_is_shown_early_is_called_for_once_at_the_end() {
     queue.push_used(4, 0);
     queue.push_used(5, 0);
     queue.show();
-    let mut queue = queue.remap(driver.memory.clone(), &driver.config).expect("a queue");
+    queue.remap(driver.memory.clone(), &driver.config).expect("a queue");
     assert!(queue.publish());
     assert_eq!(driver.used_idx(), 6);
 }
@@ -548,7 +548,7 @@ fn a_queue_goes_on_in_new_memory_where_it_stood() {
     queue.push_used(0, 0);
     assert!(queue.publish());
     let memory = Arc::new(driver.memory.with_log(None));
-    let mut queue = queue.remap(memory, &driver.config).expect("remap");
+    queue.remap(memory, &driver.config).expect("remap");
     assert_eq!((queue.next_avail(), queue.next_used()), (1, 1));
     assert!(queue.has_work());
     queue.push_used(1, 0);

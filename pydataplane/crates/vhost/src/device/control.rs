@@ -55,7 +55,7 @@ impl Device {
 
     /// Whether the control queue must be looked at without being kicked.
     pub(crate) fn control_is_polled(&self) -> bool {
-        self.control.as_ref().is_some_and(|q| q.kick().is_none())
+        self.control.as_ref().is_some_and(|q| q.kick().is_none() || self.catching_up)
     }
 
     /// Whether the control queue or the event queue has more than was taken in one turn.
@@ -67,6 +67,11 @@ impl Device {
     /// than they are answered.
     pub(super) fn serve_control(&mut self) {
         self.control_backlog = false;
+        // A function that is answered must know all that it is about.
+        self.catching_up = self.catching_up && self.replays();
+        if self.catching_up || self.retired {
+            return;
+        }
         for _ in 0..BATCH {
             // The answer to one of them is the next call.
             if self.tmfs.len() >= MAX_TMFS {
@@ -200,6 +205,16 @@ impl Device {
             let tmf = self.tmfs.swap_remove(at);
             self.answer(&tmf.chain, &[response::OK]);
             self.serve_control();
+        }
+    }
+
+    /// Answers the task management functions whose requests have all ended.
+    pub(super) fn answer_drained_tmfs(&mut self) {
+        for at in (0..self.tmfs.len()).rev() {
+            if self.tmfs[at].countdown.is_zero() {
+                let tmf = self.tmfs.swap_remove(at);
+                self.answer(&tmf.chain, &[response::OK]);
+            }
         }
     }
 

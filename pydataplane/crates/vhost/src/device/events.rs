@@ -30,9 +30,17 @@ impl Device {
     /// The event queue is about to run. A driver that goes on where it was is told what it has not
     /// heard; one that starts afresh scans by itself, and its queue begins at 0, without buffers:
     /// it gives them when the device runs.
-    pub(super) fn begin_events(&mut self, queue: SideQueue) {
-        let unheard = self.unheard.take().filter(|_| queue.next_avail() != 0 || queue.has_work());
+    ///
+    /// `resumed`: the driver had another back end before. Where nobody knows what that one had not
+    /// told, the driver is told that it missed something, and looks by itself (5.6.6.3).
+    pub(super) fn begin_events(&mut self, queue: SideQueue, resumed: bool) {
+        let goes_on = resumed || queue.next_avail() != 0 || queue.has_work();
+        let unheard = self.unheard.take().filter(|_| goes_on);
+        let unknown = unheard.is_none() && resumed;
         self.pending_events = unheard.map(|unheard| unheard.events).unwrap_or_default();
+        if unknown {
+            self.pending_events.miss();
+        }
         self.events = Some(queue);
     }
 
@@ -65,7 +73,7 @@ impl Device {
     /// Puts what waits into the buffers that are there.
     pub(super) fn send_events(&mut self) {
         self.event_backlog = false;
-        let Some(queue) = &mut self.events else { return };
+        let Some(queue) = self.events.as_mut().filter(|_| !self.retired) else { return };
         // Bounded, as a guest can add buffers that are too small for ever.
         for _ in 0..BATCH {
             if self.pending_events.is_empty() {

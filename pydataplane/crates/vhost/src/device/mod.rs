@@ -6,6 +6,7 @@
 //! below, and whatever must wait for I/O in flight waits in them.
 
 mod control;
+mod ending;
 mod events;
 mod rings;
 mod side;
@@ -18,11 +19,11 @@ use bdev::OpenError;
 use guestmem::{DirtyLog, GuestMemory, LogError, MapError};
 use reactor::{Handle, PollerId};
 use scsi::{LunShared, Nexus};
-use virtqueue::ConfigError;
+use virtqueue::{ConfigError, InflightRegion};
 
 use crate::defs::{
     F_EVENT_IDX, F_INDIRECT_DESC, F_LOG_ALL, F_PROTOCOL_FEATURES, FIRST_REQUEST_QUEUE, MAX_QUEUES,
-    MAX_TARGETS, OFFERED_FEATURES, response,
+    MAX_TARGETS, OFFERED_FEATURES,
 };
 use crate::events::{PendingEvents, Unheard};
 use crate::lun::{self, Target, Times};
@@ -101,7 +102,11 @@ pub(crate) struct Device {
     /// The table, with the log if LOG_ALL is on: what the queues use.
     memory: Arc<GuestMemory>,
 
+    /// Where the peer keeps what is in flight.
+    inflight: Option<InflightRegion>,
     rings: Box<[Ring]>,
+    /// Requests that were in flight before are perhaps not all submitted again yet.
+    catching_up: bool,
     control: Option<SideQueue>,
     events: Option<SideQueue>,
     /// Events that wait for buffers, while the event queue runs.
@@ -115,6 +120,8 @@ pub(crate) struct Device {
     /// A queue has more than was taken in one turn.
     control_backlog: bool,
     event_backlog: bool,
+    /// The session is about to end: nothing is taken from any queue.
+    retired: bool,
 }
 
 impl Device {
@@ -144,7 +151,9 @@ impl Device {
             table: GuestMemory::empty(),
             log: None,
             memory: Arc::new(GuestMemory::empty()),
+            inflight: None,
             rings: (0..MAX_QUEUES).map(|_| Ring::default()).collect(),
+            catching_up: false,
             control: None,
             events: None,
             pending_events: PendingEvents::default(),
@@ -154,6 +163,7 @@ impl Device {
             failures: 0,
             control_backlog: false,
             event_backlog: false,
+            retired: false,
         };
         for target in targets {
             if let Err(why) = device.open(target) {
@@ -270,7 +280,7 @@ impl Device {
 
     /// Whether the peer truncated its memory under us: the session must end.
     pub(crate) fn is_broken(&self) -> bool {
-        self.memory.is_broken()
+        self.memory.is_broken() || self.inflight.as_ref().is_some_and(InflightRegion::is_broken)
     }
 
     /// Lets every queue go on in the table and log as they are now: none takes requests, all
@@ -331,42 +341,6 @@ impl Device {
             worker.call(move |p| p.drain(selector, move || countdown.count()));
         }
         countdown
-    }
-
-    /// The peer is gone: no request is taken any more. Memory stays mapped and volumes stay open
-    /// until the last one in flight has ended; [`crate::mailbox::Order::Drained`] with `id` follows
-    /// then, and [`Device::close_all`]. `muted`: what ends is not told to the guest, which was told
-    /// or has to assume that the rings are its own again.
-    pub(crate) fn disconnect(&mut self, id: u64, muted: bool) {
-        for Worker { reactor, poller } in &self.workers {
-            let poller = *poller;
-            reactor.call(move |cx| {
-                let ended = cx.poller_mut::<DevicePoller>(poller).map(|p| {
-                    p.pause();
-                    if muted {
-                        p.mute();
-                    }
-                    // A guest can have given work for minutes; each request ends with its next I/O.
-                    p.abort(Selector::All, response::ABORTED);
-                    p.kick_fds()
-                });
-                ended.into_iter().flatten().for_each(|fd| cx.unwatch(fd));
-            });
-        }
-        self.control = None;
-        self.end_events();
-        self.tmfs.clear();
-        self.start_drain(Selector::All, Some(id));
-    }
-
-    /// Closes everything and lets go of the memory, with nothing in flight.
-    pub(crate) fn close_all(&mut self) {
-        for Worker { reactor, poller } in self.workers.drain(..) {
-            reactor.call(move |cx| {
-                // Dropped here: channels belong to this thread.
-                drop(cx.remove_poller(poller));
-            });
-        }
     }
 }
 

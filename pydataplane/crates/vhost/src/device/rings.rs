@@ -9,9 +9,13 @@
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
+use std::time::{Duration, Instant};
+
 use guestmem::GuestMemory;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use virtqueue::{AddressSpace, ConfigError, QueueConfig};
+use virtqueue::{
+    AddressSpace, ConfigError, InflightError, InflightRegion, QueueConfig, SplitQueue,
+};
 
 use super::side::SideQueue;
 use super::{Device, DeviceError, Worker};
@@ -54,6 +58,10 @@ pub(super) struct Ring {
     pub(super) running: bool,
     /// Has run in this session, up to `base`.
     ran: bool,
+    /// Requests of a session before are to be submitted again when it starts.
+    pub(super) owed: bool,
+    /// Why it does not run though the peer wants it to.
+    refused: Option<String>,
 }
 
 impl Device {
@@ -95,6 +103,7 @@ impl Device {
         // A paused guest goes on where its rings stopped; a driver that starts afresh does not.
         if self.rings[at].ran && self.rings[at].base != base {
             self.driver_restarted();
+            self.forget_in_flight(at);
         }
         self.rings[at].base = base;
         self.try_settle(at)
@@ -162,9 +171,34 @@ impl Device {
             let ring = &mut self.rings[at];
             ring.enabled = false;
             ring.kick = None;
+            self.forget_in_flight(at);
         }
         self.driver_restarted();
         Ok(())
+    }
+
+    /// SET_INFLIGHT_FD: from now on what is in flight is marked in `region`, and a ring that starts
+    /// submits again what is marked there.
+    pub(crate) fn set_inflight(&mut self, region: InflightRegion) -> Result<(), DeviceError> {
+        for at in 0..self.rings.len() {
+            self.stop(at)?;
+        }
+        for (at, ring) in self.rings.iter_mut().enumerate() {
+            ring.owed = region.queue(at as u16).is_some_and(|queue| queue.has_marks());
+        }
+        self.inflight = Some(region);
+        for at in 0..self.rings.len() {
+            self.try_settle(at)?;
+        }
+        Ok(())
+    }
+
+    /// The driver starts afresh with a ring: what was in flight is nothing to it any more.
+    fn forget_in_flight(&mut self, at: usize) {
+        self.rings[at].owed = false;
+        if let Some(mut queue) = self.inflight.as_ref().and_then(|i| i.queue(at as u16)) {
+            queue.reset();
+        }
     }
 
     /// Starts or stops a ring as its description says.
@@ -193,31 +227,117 @@ impl Device {
 
     fn start(&mut self, at: usize) -> Result<(), ConfigError> {
         let Some(config) = self.config(at) else { return Ok(()) };
+        let mut queue = SplitQueue::new(Arc::clone(&self.memory), &config)?;
+        let resumed = match self.track(at, &config, &mut queue) {
+            Ok(resumed) => resumed,
+            Err(why) => {
+                self.refuse(at, why.to_string());
+                return Ok(());
+            }
+        };
+        let replays = queue.to_replay();
+        let base = queue.next_avail().wrapping_add(replays);
         let ring = &self.rings[at];
         let kick = match &ring.kick {
             Some(Kick::Fd(fd)) => dup(Some(fd)),
             _ => None,
         };
         let call = dup(ring.call.as_ref());
-        let memory = Arc::clone(&self.memory);
         match at {
-            CONTROL_QUEUE => self.control = Some(SideQueue::new(memory, config, kick, call)?),
+            CONTROL_QUEUE => {
+                let mut queue = SideQueue::new(queue, config, kick, call);
+                if resumed {
+                    queue.call_guest();
+                }
+                self.control = Some(queue);
+            }
             EVENT_QUEUE => {
-                let queue = SideQueue::new(memory, config, kick, call)?;
-                self.begin_events(queue);
+                let mut queue = SideQueue::new(queue, config, kick, call);
+                if resumed {
+                    queue.call_guest();
+                }
+                self.begin_events(queue, resumed);
             }
             _ => {
-                let setup = QueueSetup { index: at as u16, config, memory, kick, call };
-                self.worker(at).start(setup)?;
+                let index = at as u16;
+                let setup = QueueSetup { index, config, ring: queue, kick, call };
+                self.worker(at).start(setup);
+                if resumed {
+                    self.worker(at).call(move |p| p.call_again(index));
+                }
             }
         }
-        self.rings[at].running = true;
-        self.rings[at].ran = true;
-        tracing::debug!(controller = self.name, queue = at, base = config.next_avail, "started");
+        let ring = &mut self.rings[at];
+        (ring.running, ring.ran, ring.owed, ring.refused) = (true, true, false, None);
+        self.catching_up |= replays != 0;
+        match replays {
+            0 => tracing::debug!(controller = self.name, queue = at, base, "started"),
+            _ => tracing::info!(
+                controller = self.name,
+                queue = at,
+                base,
+                "goes on; requests in flight before are submitted again: {replays}"
+            ),
+        }
         match at {
             CONTROL_QUEUE => self.serve_control(),
             EVENT_QUEUE => self.send_events(),
             _ => {}
+        }
+        Ok(())
+    }
+
+    /// Has `queue` mark what is in flight, if the peer keeps a region for that. Whether it goes on
+    /// from what the region says.
+    fn track(
+        &mut self,
+        at: usize,
+        config: &QueueConfig,
+        queue: &mut SplitQueue,
+    ) -> Result<bool, InflightError> {
+        let of = |region: &Option<InflightRegion>| region.as_ref()?.queue(at as u16);
+        let Some(inflight) = of(&self.inflight) else { return Ok(false) };
+        match queue.track(inflight) {
+            // A driver that started afresh, whose peer kept the region of the one before.
+            Err(InflightError::OtherRing { used, avail, .. })
+                if used == avail && used == config.next_avail =>
+            {
+                self.forget_in_flight(at);
+                of(&self.inflight).map_or(Ok(false), |inflight| queue.track(inflight))
+            }
+            tracked => tracked,
+        }
+    }
+
+    /// A ring is not started: it cannot be known which of its requests were done.
+    fn refuse(&mut self, at: usize, why: String) {
+        self.rings[at].owed = false;
+        if self.rings[at].refused.as_ref() != Some(&why) {
+            tracing::error!(
+                controller = self.name,
+                queue = at,
+                "the queue is not started until its driver resets it: {why}"
+            );
+            self.rings[at].refused = Some(why);
+        }
+    }
+
+    /// Whether requests that were in flight before are not all submitted again yet.
+    pub(super) fn replays(&self) -> bool {
+        self.rings.iter().skip(FIRST_REQUEST_QUEUE).any(|ring| ring.owed)
+            || self.workers.iter().any(|w| w.call(|p| p.replays()))
+    }
+
+    /// Waits until a queue that goes on has submitted again what was in flight before: where it
+    /// stopped must be where it goes on with a new request, whoever does that.
+    fn finish_replay(&self, at: usize) -> Result<(), DeviceError> {
+        const PAUSE: Duration = Duration::from_millis(1);
+        let (index, since) = (at as u16, Instant::now());
+        while self.worker(at).call(move |p| p.to_replay(index)) != 0 {
+            if since.elapsed() > self.message_timeout {
+                return Err(DeviceError::Stuck { what: "a replay", waited: self.message_timeout });
+            }
+            std::thread::sleep(PAUSE);
         }
         Ok(())
     }
@@ -241,6 +361,7 @@ impl Device {
             }
             _ => {
                 let index = at as u16;
+                self.finish_replay(at)?;
                 let worker = self.worker(at);
                 worker.call(move |p| p.close_queue(index));
                 self.drain(Selector::Queue(index), "the stop of a queue")?;
@@ -322,9 +443,9 @@ impl Device {
 
 impl Worker {
     /// Starts a queue and has the reactor wake for its kick.
-    fn start(&self, setup: QueueSetup) -> Result<(), ConfigError> {
+    fn start(&self, setup: QueueSetup) {
         let index = setup.index;
-        let queue = RequestQueue::new(setup)?;
+        let queue = RequestQueue::new(setup);
         let kick: Option<RawFd> = self.call(move |p| p.add_queue(queue));
         if let Some(fd) = kick {
             let watched = self.reactor.call(move |cx| cx.watch(fd));
@@ -333,7 +454,6 @@ impl Worker {
                 self.call(move |p| p.forget_kick(index));
             }
         }
-        Ok(())
     }
 }
 

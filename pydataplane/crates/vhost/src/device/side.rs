@@ -31,16 +31,16 @@ pub(super) struct Chain {
 }
 
 impl SideQueue {
+    /// Of `ring`, which was made of `config`.
     pub(super) fn new(
-        memory: Arc<GuestMemory>,
+        mut ring: SplitQueue,
         config: QueueConfig,
         kick: Option<OwnedFd>,
         call: Option<OwnedFd>,
-    ) -> Result<Self, ConfigError> {
-        let mut ring = SplitQueue::new(memory, &config)?;
+    ) -> Self {
         // Nobody polls these: kicks are always wanted. What is there already is taken at start.
         _ = ring.enable_kick();
-        Ok(SideQueue { ring, config, kick, call, broken: false })
+        SideQueue { ring, config, kick, call, broken: false }
     }
 
     pub(super) fn next_avail(&self) -> u16 {
@@ -73,7 +73,7 @@ impl SideQueue {
         self.call_guest();
     }
 
-    fn call_guest(&mut self) {
+    pub(super) fn call_guest(&mut self) {
         if let Some(fd) = &self.call
             && reactor::eventfd::signal(fd.as_fd()).is_err()
         {
@@ -118,7 +118,6 @@ impl SideQueue {
 
     /// Goes on in another memory.
     pub(super) fn remap(&mut self, memory: &Arc<GuestMemory>) -> Result<(), ConfigError> {
-        self.ring = self.ring.remap(Arc::clone(memory), &self.config)?;
-        Ok(())
+        self.ring.remap(Arc::clone(memory), &self.config)
     }
 }

@@ -168,7 +168,7 @@ impl DevicePoller {
         while next < popped {
             if next > 0 {
                 if reactor::ticks::now() > end {
-                    self.queues[at].ring.undo_pop((popped - next) as u16);
+                    self.queues[at].ring.undo_pop(&self.heads[next..popped]);
                     (count, over) = (next, true);
                     break;
                 }
@@ -185,7 +185,9 @@ impl DevicePoller {
                     end -= self.submission_ticks;
                 }
             }
-            if let Some((_, failure)) = bad {
+            if let Some((n, failure)) = bad {
+                // Nothing was done about it, nor about those behind it.
+                self.queues[at].ring.undo_pop(&self.heads[n..popped]);
                 self.fail(at, failure);
                 break;
             }
@@ -337,7 +339,7 @@ impl DevicePoller {
     ) {
         let queue = &mut self.queues[at];
         let slot = &mut queue.slots[usize::from(index)];
-        if queue.muted {
+        if queue.muted || (queue.leaving && is_half_done(&end)) {
             // Paused: this one was in flight.
             self.drained |= queue.vacate(index, &mut self.drains);
             return;
@@ -421,4 +423,9 @@ impl DevicePoller {
         let at = self.queues.iter().position(|q| q.index == queue);
         (at.expect("a queue with requests in flight stays"), index)
     }
+}
+
+/// Whether a request was stopped between two of its I/Os.
+fn is_half_done(end: &Result<Outcome, u8>) -> bool {
+    matches!(end, Ok(Outcome::Done(answer)) if answer.status == Status::TaskAborted)
 }

@@ -102,6 +102,45 @@ impl DevicePoller {
         kick
     }
 
+    /// Calls the guest for a queue that goes on: whoever served it before may have shown a request
+    /// as used and ended before it called.
+    pub(crate) fn call_again(&mut self, index: u16) {
+        if let Some(queue) = self.queues.iter_mut().find(|q| q.index == index)
+            && queue.call().is_err()
+        {
+            self.blocked();
+        }
+    }
+
+    /// Requests of a queue that were in flight before it started and were not submitted again yet;
+    /// 0 also where they will not be, as the queue is closed or nothing is taken any more.
+    pub(crate) fn to_replay(&self, index: u16) -> u16 {
+        let mut queues = self.queues.iter().filter(|_| !self.paused);
+        queues.find(|q| q.index == index).map_or(0, RequestQueue::to_replay)
+    }
+
+    /// As [`DevicePoller::to_replay`], of all queues.
+    pub(crate) fn replays(&self) -> bool {
+        self.queues.iter().any(|q| q.to_replay() != 0)
+    }
+
+    /// Takes no more requests. Queues that track what is in flight end it with its next I/O: what is
+    /// half done then stays marked.
+    pub(crate) fn leave(&mut self) {
+        self.paused = true;
+        self.queues.iter_mut().for_each(RequestQueue::leave);
+        self.end_all_aborted();
+    }
+
+    /// Ends the requests that did not begin yet and were aborted.
+    fn end_all_aborted(&mut self) {
+        for target in 0..=u8::MAX {
+            if self.units.backlog.contains(&target) {
+                self.end_aborted(target);
+            }
+        }
+    }
+
     /// Takes no more requests from a queue.
     pub(crate) fn close_queue(&mut self, index: u16) {
         if let Some(queue) = self.queues.iter_mut().find(|q| q.index == index) {
@@ -208,10 +247,8 @@ impl DevicePoller {
             }
         }
         // Those that did not begin yet need not wait for anything.
-        for target in (0..=u8::MAX).filter(|_| found > 0) {
-            if self.units.backlog.contains(&target) {
-                self.end_aborted(target);
-            }
+        if found > 0 {
+            self.end_all_aborted();
         }
         (0..self.queues.len()).for_each(|at| self.publish(at));
         found
@@ -256,7 +293,7 @@ impl DevicePoller {
     #[cold]
     pub(super) fn memory_lost(&mut self) {
         self.faults = guestmem::faults();
-        if self.queues.iter().any(|q| q.ring.memory().is_broken()) {
+        if self.queues.iter().any(|q| q.ring.is_broken()) {
             self.paused = true;
             self.notice.memory_fault();
         }

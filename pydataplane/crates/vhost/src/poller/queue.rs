@@ -18,7 +18,8 @@ pub(crate) struct QueueSetup {
     /// Index of the virtqueue, from [`crate::defs::FIRST_REQUEST_QUEUE`].
     pub(crate) index: u16,
     pub(crate) config: QueueConfig,
-    pub(crate) memory: Arc<GuestMemory>,
+    /// Made of `config`.
+    pub(crate) ring: SplitQueue,
     /// The guest writes it after adding requests; `None`: it only ever adds them.
     pub(crate) kick: Option<OwnedFd>,
     /// Written after requests ended; `None`: the guest looks by itself.
@@ -41,6 +42,8 @@ pub(crate) struct RequestQueue {
     open: bool,
     /// What ends is not told to the guest.
     pub(super) muted: bool,
+    /// What ends half done is not told to the guest: it is done again later.
+    pub(super) leaving: bool,
     config: QueueConfig,
     kick: Option<OwnedFd>,
     call: Option<OwnedFd>,
@@ -129,12 +132,12 @@ impl Slot {
 
 impl RequestQueue {
     /// Allocates everything that the queue will ever need: megabytes, so not on a reactor.
-    pub(crate) fn new(setup: QueueSetup) -> Result<Self, ConfigError> {
-        let mut ring = SplitQueue::new(setup.memory, &setup.config)?;
+    pub(crate) fn new(setup: QueueSetup) -> Self {
+        let mut ring = setup.ring;
         ring.disable_kick();
         let slots = (0..ring.size()).map(|i| Slot::new(setup.index, i)).collect();
         let size = usize::from(ring.size());
-        Ok(RequestQueue {
+        RequestQueue {
             index: setup.index,
             ring,
             slots,
@@ -143,10 +146,11 @@ impl RequestQueue {
             used: Vec::with_capacity(size),
             open: true,
             muted: false,
+            leaving: false,
             config: setup.config,
             kick: setup.kick,
             call: setup.call,
-        })
+        }
     }
 
     /// Whether the guest added requests that may be taken. At most one read of guest memory.
@@ -254,6 +258,28 @@ impl RequestQueue {
         self.open = false;
     }
 
+    /// Requests of the time before that are still to be submitted again, if they will be.
+    pub(super) fn to_replay(&self) -> u16 {
+        if self.open { self.ring.to_replay() } else { 0 }
+    }
+
+    /// Every request in flight ends with its next I/O, one that did not begin yet with none, and
+    /// those that are not done then are not answered: they stay marked as in flight. Only of a queue
+    /// that tracks them.
+    pub(super) fn leave(&mut self) {
+        if !self.ring.is_tracking() {
+            return;
+        }
+        self.leaving = true;
+        for index in &self.listed {
+            let slot = &mut self.slots[usize::from(*index)];
+            match slot.waits {
+                true => slot.task.abort(),
+                false => slot.task.stop(),
+            }
+        }
+    }
+
     /// Writes nothing into the guest's rings any more. What was pushed and not published stays so.
     pub(super) fn mute(&mut self) {
         self.muted = true;
@@ -289,7 +315,6 @@ impl RequestQueue {
             slot.segments.clear();
             slot.used = false;
         }
-        self.ring = self.ring.remap(Arc::clone(memory), &self.config)?;
-        Ok(())
+        self.ring.remap(Arc::clone(memory), &self.config)
     }
 }

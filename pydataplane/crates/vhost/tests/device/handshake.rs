@@ -14,9 +14,9 @@ fn features_are_what_the_guest_and_qemu_need() {
     let host = Host::new(1);
     let mut peer = Peer::connect(&host.socket());
     assert_eq!(peer.get_u64(GET_FEATURES), OFFERED);
-    // MQ, LOG_SHMFD, REPLY_ACK, CONFIG, CONFIGURE_MEM_SLOTS.
+    // MQ, LOG_SHMFD, REPLY_ACK, CONFIG, INFLIGHT_SHMFD, CONFIGURE_MEM_SLOTS.
     let protocol = peer.get_u64(GET_PROTOCOL_FEATURES);
-    assert_eq!(protocol, 1 | 1 << 1 | 1 << 3 | 1 << 9 | 1 << 15);
+    assert_eq!(protocol, 1 | 1 << 1 | 1 << 3 | 1 << 9 | 1 << 12 | 1 << 15);
     peer.send(SET_PROTOCOL_FEATURES, &protocol.to_le_bytes(), &[]);
     assert_eq!(peer.get_u64(GET_QUEUE_NUM), 66);
     assert_eq!(peer.get_u64(GET_MAX_MEM_SLOTS), 509);

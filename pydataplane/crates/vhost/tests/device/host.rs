@@ -91,6 +91,14 @@ impl Host {
         );
     }
 
+    /// Waits until the controller has seen that its peer left, whose I/O may be in flight.
+    pub fn wait_until_left(&self) {
+        wait_until("the peer left", || {
+            let session = self.controllers.list(Some("vm0")).unwrap().remove(0).session;
+            session.is_none_or(|s| !s.started)
+        });
+    }
+
     /// Waits until nobody is connected.
     pub fn wait_until_free(&self) {
         wait_until("the peer is gone", || {

@@ -9,6 +9,7 @@ mod guest;
 mod handshake;
 mod host;
 mod hostile;
+mod inflight;
 mod io;
 mod lifecycle;
 mod migration;

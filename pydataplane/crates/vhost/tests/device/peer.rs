@@ -8,8 +8,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg,
-    sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
 pub const GET_FEATURES: u32 = 1;
@@ -31,6 +31,8 @@ pub const GET_QUEUE_NUM: u32 = 17;
 pub const SET_VRING_ENABLE: u32 = 18;
 pub const GET_CONFIG: u32 = 24;
 pub const SET_CONFIG: u32 = 25;
+pub const GET_INFLIGHT_FD: u32 = 31;
+pub const SET_INFLIGHT_FD: u32 = 32;
 pub const GET_MAX_MEM_SLOTS: u32 = 36;
 pub const ADD_MEM_REG: u32 = 37;
 pub const REM_MEM_REG: u32 = 38;
@@ -110,6 +112,11 @@ impl Peer {
 
     /// The body of the reply to `code`; `None`: the connection ended instead.
     pub fn reply(&mut self, code: u32) -> Option<Vec<u8>> {
+        self.reply_with_fd(code).map(|(body, _)| body)
+    }
+
+    /// As `reply`, with the descriptor that came along.
+    pub fn reply_with_fd(&mut self, code: u32) -> Option<(Vec<u8>, Option<OwnedFd>)> {
         let mut header = [0u8; 12];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -124,11 +131,15 @@ impl Peer {
             Ok(0) | Err(rustix::io::Errno::CONNRESET) => return None,
             other => panic!("no reply to message {code}: {other:?}"),
         }
+        let fd = control.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+            _ => None,
+        });
         let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().unwrap());
         assert_eq!((word(0), word(4) & 7), (code, VERSION | REPLY));
         let mut body = vec![0; word(8) as usize];
         self.stream.read_exact(&mut body).unwrap();
-        Some(body)
+        Some((body, fd))
     }
 
     /// Sends a message and waits for its acknowledgement; `None`: the connection ended.

@@ -1,0 +1,63 @@
+//! The end of a session: what is in flight ends or is left for the next one, and all is closed.
+//!
+//! An orderly end has two steps. [`Device::retire`] while the peer is connected: nothing is taken
+//! any more, what is in flight ends, and the guest is told; then the indexes of its rings are final,
+//! and the connection may be closed ([`Device::disconnect`]). A peer that left by itself comes to
+//! the second step at once.
+
+use super::{Device, Worker};
+use crate::defs::response;
+use crate::poller::{DevicePoller, Selector};
+
+impl Device {
+    /// The session is about to end: nothing is taken any more, from any queue.
+    /// [`crate::mailbox::Order::Drained`] with `id` follows when what was in flight has ended, and
+    /// the guest was told. A request of many I/Os is stopped between two of them where it is known
+    /// to be submitted again, and then not told of.
+    pub(crate) fn retire(&mut self, id: u64) {
+        self.retired = true;
+        self.workers.iter().for_each(|w| w.call(DevicePoller::leave));
+        self.start_drain(Selector::All, Some(id));
+    }
+
+    /// The peer is gone: no request is taken any more. Memory stays mapped and volumes stay open
+    /// until the last one in flight has ended; [`crate::mailbox::Order::Drained`] with `id` follows
+    /// then, and [`Device::close_all`]. `muted`: what ends is not told to the guest, which was told
+    /// or has to assume that the rings are its own again. So it is where the peer keeps what is in
+    /// flight: it is submitted again in the next session.
+    pub(crate) fn disconnect(&mut self, id: u64, muted: bool) {
+        let muted = muted || self.inflight.is_some();
+        for Worker { reactor, poller } in &self.workers {
+            let poller = *poller;
+            reactor.call(move |cx| {
+                let ended = cx.poller_mut::<DevicePoller>(poller).map(|p| {
+                    p.pause();
+                    if muted {
+                        p.mute();
+                    }
+                    // A guest can have given work for minutes; each request ends with its next I/O.
+                    p.abort(Selector::All, response::ABORTED);
+                    p.kick_fds()
+                });
+                ended.into_iter().flatten().for_each(|fd| cx.unwatch(fd));
+            });
+        }
+        if !muted {
+            self.answer_drained_tmfs();
+        }
+        self.control = None;
+        self.end_events();
+        self.tmfs.clear();
+        self.start_drain(Selector::All, Some(id));
+    }
+
+    /// Closes everything and lets go of the memory, with nothing in flight.
+    pub(crate) fn close_all(&mut self) {
+        for Worker { reactor, poller } in self.workers.drain(..) {
+            reactor.call(move |cx| {
+                // Dropped here: channels belong to this thread.
+                drop(cx.remove_poller(poller));
+            });
+        }
+    }
+}
