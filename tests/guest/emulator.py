@@ -9,6 +9,7 @@ dpkg-deb; not root.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 import subprocess
@@ -19,16 +20,25 @@ from pathlib import Path
 from tests.guest.image import CACHE
 
 PROGRAM = "qemu-system-x86_64"
-#: What QEMU is made of. apt adds the libraries that the newer one needs and this machine lacks.
-PACKAGES = ("qemu-system-x86", "qemu-system-common", "qemu-system-data", "seabios")
+#: What QEMU is made of, modules too: in place of one that is missing it takes the machine's own
+#: QEMU's, and aborts. apt adds the libraries that it needs and this machine lacks.
+PACKAGES = (
+    "qemu-system-x86",
+    "qemu-system-common",
+    "qemu-system-data",
+    "qemu-system-modules-opengl",
+    "qemu-system-modules-spice",
+    "seabios",
+)
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-#: Runs the unpacked QEMU with its own libraries, modules and firmware. `exec` keeps the PID.
-WRAPPER = """\
+#: Runs the unpacked QEMU with its own libraries, modules and firmware, which lie beside it. It is
+#: called by its path. `exec` keeps the PID.
+WRAPPER = f"""\
 #!/bin/sh
-root={root}
+root="${{0%/*}}/root"
 export LD_LIBRARY_PATH="$root/usr/lib/x86_64-linux-gnu:$root/lib/x86_64-linux-gnu"
 export QEMU_MODULE_DIR="$root/usr/lib/x86_64-linux-gnu/qemu"
-exec "$root/usr/bin/{program}" -L "$root/usr/share/qemu" -L "$root/usr/share/seabios" "$@"
+exec "$root/usr/bin/{PROGRAM}" -L "$root/usr/share/qemu" -L "$root/usr/share/seabios" "$@"
 """
 
 
@@ -73,7 +83,8 @@ def newer() -> Emulator:
         RuntimeError: it cannot be had; the text says why.
     """
     folder = CACHE / "emulators"
-    unpacked = sorted(folder.glob(f"qemu_*/{PROGRAM}"))
+    made = hashlib.sha256(repr((PACKAGES, WRAPPER)).encode()).hexdigest()[:8]
+    unpacked = sorted(folder.glob(f"qemu_*_{made}/{PROGRAM}"))
     if unpacked:
         return of(unpacked[-1])
     folder.mkdir(parents=True, exist_ok=True)
@@ -81,19 +92,17 @@ def newer() -> Emulator:
         work = Path(partial)
         packages = _download(work)
         version = next(p.name.split("_")[1] for p in packages if p.name.startswith(PACKAGES[0]))
-        place = folder / f"qemu_{version.replace('%3a', '.')}"
+        place = folder / f"qemu_{version.replace('%3a', '.')}_{made}"
         tree = work / "tree"
         tree.mkdir()
         for package in packages:
             subprocess.run(["dpkg-deb", "-x", package, tree / "root"], check=True)
         wrapper = tree / PROGRAM
-        # Tried before it is moved: what is in the cache is whole.
-        wrapper.write_text(WRAPPER.format(root=tree / "root", program=PROGRAM))
+        wrapper.write_text(WRAPPER)
         wrapper.chmod(0o755)
-        emulator = of(wrapper)
+        emulator = of(wrapper)  # what is in the cache has run once
         if not emulator.reconnects:
             raise RuntimeError(f"the newer QEMU is {emulator}, but 8.2 or newer is needed")
-        wrapper.write_text(WRAPPER.format(root=place / "root", program=PROGRAM))
         try:
             tree.rename(place)
         except OSError:

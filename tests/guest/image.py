@@ -1,8 +1,8 @@
 """The guest that tests and the demo boot: Debian's cloud kernel and a small initramfs.
 
 `python -m tests.guest.image` builds it into the cache; it is built again only when this file, the
-init script or the kernel package changed. Needs apt (to download the kernel package), dpkg, cpio
-and the tools named in `TOOLS`, all installed by `make setup`.
+init script, a program in C beside it or the kernel package changed. Needs apt (to download the
+kernel package), dpkg, cpio, gcc and the tools named in `TOOLS`, all installed by `make setup`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("VIRTLUN_CACHE", ROOT / ".cache"))
 INIT = Path(__file__).with_name("init")
+
+#: Our own programs for the guest.
+PROGRAMS = sorted(Path(__file__).parent.glob("*.c"))
 
 #: Modules with their dependencies, in load order (the cloud kernel has ext4 and NVMe built in).
 MODULES = (
@@ -77,9 +80,8 @@ def build() -> Image:
     folder = CACHE / "guest"
     folder.mkdir(parents=True, exist_ok=True)
     package = _kernel_package(folder)
-    key = hashlib.sha256(
-        b"\0".join([Path(__file__).read_bytes(), INIT.read_bytes(), package.name.encode()])
-    ).hexdigest()[:16]
+    sources = [path.read_bytes() for path in (Path(__file__), INIT, *PROGRAMS)]
+    key = hashlib.sha256(b"\0".join([*sources, package.name.encode()])).hexdigest()[:16]
     image = Image(folder / f"vmlinuz-{key}", folder / f"initrd-{key}.img")
     if image.kernel.exists() and image.initrd.exists():
         return image
@@ -151,8 +153,20 @@ def _fill(rootfs: Path, modules: Path) -> None:
             target = rootfs / "tools/lib" / Path(library).name
             if not target.exists():
                 shutil.copy(library, target)
+    for source in PROGRAMS:
+        _compile(source, rootfs / "tools" / source.stem)
     (rootfs / "lib64").mkdir()
     shutil.copy("/lib64/ld-linux-x86-64.so.2", rootfs / "lib64")
+
+
+def _compile(source: Path, program: Path) -> None:
+    """Compiles one of our programs; RuntimeError with what the compiler said."""
+    options = ["-O2", "-Wall", "-Wextra", "-Werror", "-static", "-pthread", "-s"]
+    done = subprocess.run(
+        ["gcc", *options, "-o", program, source], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{source} does not compile:\n{done.stderr}")
 
 
 def _pack(rootfs: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""What a VM sees of a target that restarts, with a QEMU that reconnects and with one that cannot."""
+"""What a VM sees of a restarted target, with a QEMU that reconnects and with one that cannot."""
 
 from __future__ import annotations
 

@@ -46,10 +46,12 @@ class Agent:
     def wait_ready(self, deadline_s: float = 120.0) -> None:
         """Returns when the guest answers; raises GuestError after `deadline_s` seconds."""
         end = time.monotonic() + deadline_s
+        wait_s = 2.0  # for one answer: a starved guest must not fall behind its questions
         while time.monotonic() < end:
             try:
-                self.run("true", deadline_s=2.0)
+                self.run("true", deadline_s=wait_s)
             except GuestError:
+                wait_s *= 1.5
                 continue
             return
         raise GuestError(f"the guest did not come up within {deadline_s:.0f} s")

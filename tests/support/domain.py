@@ -25,7 +25,7 @@ TEMPLATE = """\
   <on_reboot>restart</on_reboot>
   <on_crash>destroy</on_crash>
   <devices>
-    <emulator>/usr/bin/qemu-system-x86_64</emulator>{devices}
+    <emulator>{emulator}</emulator>{devices}
     <serial type='pty'><log file='{scratch}/{name}-console.log' append='on'/><target port='0'/></serial>
     <serial type='unix'><source mode='bind' path='{scratch}/{name}-agent'/><target port='1'/></serial>
     <console type='pty'><target type='serial' port='0'/></console>
@@ -59,6 +59,7 @@ def domain_xml(
     vcpus: int = 1,
     memory_mib: int = 256,
     devices: str = "",
+    emulator: Path = Path("/usr/bin/qemu-system-x86_64"),
 ) -> str:
     """Returns the XML of a domain named `name` as a person would write it: nothing of ours in it.
 
@@ -75,6 +76,7 @@ def domain_xml(
         cpu="<cpu mode='host-passthrough'/>"
         if accel == "kvm"
         else "<cpu mode='custom' match='exact'><model>qemu64</model></cpu>",
+        emulator=emulator,
         devices=f"\n    {devices}" if devices else "",
         scratch=scratch,
     )

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from plugin import hook
 from pydataplane import supervise
@@ -184,13 +185,15 @@ class Host:
         self.libvirtd.restart()  # libvirtd looks for hooks when it starts
 
     def define(
-        self, name: str, *, accel: str = "tcg", vcpus: int = 1, devices: str = "", uri: str = ""
+        self,
+        name: str,
+        *,
+        uri: str = "",
+        **options: Any,
     ) -> None:
         """Defines a domain that boots the test guest, as a person would: through the gateway."""
         path = self.scratch / f"{name}.xml"
-        path.write_text(
-            domain_xml(name, self.image, self.scratch, accel=accel, vcpus=vcpus, devices=devices)
-        )
+        path.write_text(domain_xml(name, self.image, self.scratch, **options))
         virsh(uri or self.uri, "define", str(path))
 
     def agent(self, name: str) -> Agent:

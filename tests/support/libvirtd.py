@@ -19,6 +19,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from tests.guest.emulator import PROGRAM, newer
 from tests.guest.image import CACHE
 
 DIRECTORIES = {
@@ -27,6 +28,9 @@ DIRECTORIES = {
     "lib": "/var/lib/libvirt",
     "log": "/var/log/libvirt",
 }
+
+#: Where libvirtd and its QEMUs see the newer QEMU; the cache itself may be closed to their user.
+NEWER_QEMU = Path("/var/lib/libvirt/newer-qemu") / PROGRAM
 
 LIBVIRTD_CONF = """\
 unix_sock_dir = "{run}"
@@ -92,6 +96,8 @@ class Libvirtd:
         caps.mkdir(parents=True, exist_ok=True)
         mounts = [f"mount --bind {scratch / name} {path}" for name, path in DIRECTORIES.items()]
         mounts.append(f"mount --bind {caps} /var/cache/libvirt")
+        (scratch / "lib/newer-qemu").mkdir(exist_ok=True)
+        mounts.append(f"mount --bind '{newer().path.parent}' {NEWER_QEMU.parent}")
         kvm = self._kvm_node()
         if kvm is not None:
             mounts.append(f"mount --bind {kvm} /dev/kvm")

@@ -15,7 +15,11 @@ from tests.guest.emulator import PROGRAM, Emulator
 from tests.guest.image import Image
 from tests.support.agent import Agent, GuestError
 
-CMDLINE = "console=ttyS0 panic=-1 quiet loglevel=6 mitigations=off cryptomgr.notests virtlun.agent"
+#: `no_timer_check`: Linux panics at boot where a starved QEMU is late with the first timer ticks.
+CMDLINE = (
+    "console=ttyS0 panic=-1 quiet loglevel=6 mitigations=off cryptomgr.notests no_timer_check "
+    "virtlun.agent"
+)
 
 
 def accelerator(image: Image, scratch: Path) -> str:
@@ -98,7 +102,7 @@ class Guest:
             stdout=(scratch / "qemu.log").open("wb"),
             stderr=subprocess.STDOUT,
         )
-        self._log = scratch / "qemu.log"
+        self.log = scratch / "qemu.log"
         if incoming:
             return
         try:
@@ -107,7 +111,7 @@ class Guest:
             self.stop()
             text = self.console.read_text(errors="replace") if self.console.exists() else ""
             raise GuestError(
-                f"{error}\n--- qemu\n{self._log.read_text(errors='replace')}\n--- console\n"
+                f"{error}\n--- qemu\n{self.log.read_text(errors='replace')}\n--- console\n"
                 f"{text[-3000:]}"
             ) from error
 
@@ -155,6 +159,26 @@ class Guest:
         if "error" in answer:
             raise GuestError(f"QMP {command}: {answer['error']['desc']}")
         return answer["return"]
+
+    def monitor(self, command: str) -> str:
+        """Runs a command of QEMU's human monitor and returns what it says."""
+        said: str = self.qmp("human-monitor-command", **{"command-line": command})
+        return said
+
+    def state(self) -> str:
+        """Returns what a person needs to see of a guest that does not answer."""
+        if self.process.poll() is not None:
+            seen = [f"QEMU ended with status {self.process.returncode}"]
+        else:
+            seen = [str(self.qmp("query-status"))]
+            for _ in range(2):
+                words = self.monitor("info registers").splitlines()
+                seen += [line for line in words if line.startswith("RIP")]
+                words = self.monitor("info lapic").splitlines()
+                seen += [line for line in words if line.startswith(("LVTT\t", "Timer", "I"))]
+                time.sleep(1)
+        console = self._console_bytes()[-3000:].decode(errors="replace")
+        return "\n".join([*seen, "--- qemu", self.log.read_text(), "--- console", console])
 
     def stop(self) -> None:
         """Kills QEMU and waits for its end."""

@@ -1,0 +1,176 @@
+"""The target restarts under verified I/O of a guest, which must notice a pause and nothing else.
+
+`VIRTLUN_SEED` repeats the moments of a run; the guest's own choices have the same seed.
+`VIRTLUN_RESTARTS` is how many restarts the nightly tests make of each kind.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import signal
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.guest.conftest import BootGuest, add, disk, remove
+from tests.guest.emulator import newer
+from tests.support.slow_disk import SlowDisk
+from tests.support.target import Target
+from tests.support.verified_io import VerifiedIo, audit
+
+pytestmark = pytest.mark.vm
+
+VOLUME_MIB = 48
+THREADS = 4
+DEPTH = 8
+RECONNECT_MS = 100
+#: Longest wait before a restart.
+BETWEEN_S = 0.4
+RESTARTS = int(os.environ.get("VIRTLUN_RESTARTS", "300"))
+STOPPED_S = 60.0
+BROKEN = ("is not a head", "broke virtio's rules", "panicked")
+
+
+@pytest.fixture
+def seed() -> int:
+    """Of the guest's requests and the moments of the restarts."""
+    seed = int(os.environ.get("VIRTLUN_SEED") or secrets.randbits(32))
+    print(f"VIRTLUN_SEED={seed}")
+    return seed
+
+
+@pytest.fixture(params=["fast", "slow"])
+def volume(target: Target, scratch: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A thin volume on a file, or on one whose disk answers late, as target 0 of `vm0`."""
+    size = 2 * VOLUME_MIB << 20
+    slow = None
+    if request.param == "slow":
+        slow = SlowDisk(scratch / "slow", size)
+        file = slow.path
+    else:
+        file = target.make_file("fast.img", size)
+    target.rpc("bdev_uring_create", filename=str(file), name="base", block_size=512)
+    target.rpc("bdev_lvol_create_lvstore", bdev_name="base", lvs_name="lvs0")
+    target.rpc(
+        "bdev_lvol_create",
+        lvs_name="lvs0",
+        lvol_name="v0",
+        size_in_mib=VOLUME_MIB,
+        thin_provision=True,
+    )
+    add(target, 0, "lvs0/v0")
+    yield "lvs0/v0"
+    if slow is not None:
+        assert target.stop() == 0, target.words()
+        slow.stop()
+
+
+class Restarts:
+    """A guest with verified I/O on a volume, whose target can be ended in several ways."""
+
+    def __init__(self, target: Target, boot: BootGuest, volume: str, seed: int) -> None:
+        """Boots the guest and starts its I/O."""
+        self.target, self.volume, self.seed = target, volume, seed
+        self.moments = random.Random(seed)
+        self.guest = boot(
+            emulator=newer(), reconnect_ms=RECONNECT_MS, vcpus=THREADS, num_queues=THREADS
+        )
+        self.io = VerifiedIo(
+            self.guest, disk(self.guest, 0), seed=seed, threads=THREADS, depth=DEPTH
+        )
+        self.pauses_s: list[float] = []
+
+    def kill(self) -> None:
+        """Ends the target as a crash does."""
+        self.target.kill9()
+        self.target.start()
+
+    def terminate(self) -> None:
+        """Ends the target in order."""
+        assert self.target.stop() == 0, self.target.words()
+        self.target.start()
+
+    def stand_still(self, seconds: float) -> None:
+        """Stops the target for a while, as a debugger or a frozen cgroup does."""
+        os.kill(self.target.pid, signal.SIGSTOP)
+        time.sleep(seconds)
+        os.kill(self.target.pid, signal.SIGCONT)
+
+    def noticed(self) -> None:
+        """Waits until the guest's I/O goes on, after one of the above; takes the pause down."""
+        status = self.io.goes_on(self.done)
+        self.pauses_s.append(status.longest_s)
+        words = self.target.words()
+        assert not [text for text in BROKEN if text in words], words
+        time.sleep(self.moments.uniform(0, BETWEEN_S))
+
+    def before(self) -> None:
+        """Takes down what the guest has done."""
+        self.done = self.io.status().requests
+
+    def end(self) -> None:
+        """Checks the guest, its QEMU and the volume, from inside and from outside."""
+        ledger = self.io.finish()
+        log = self.guest.run("dmesg")
+        assert "I/O error" not in log, log
+        said = self.guest.log.read_text()
+        assert not [text for text in BROKEN if text in said], said
+        self.guest.stop()
+        remove(self.target, 0)
+        self.target.rpc("vhost_create_scsi_controller", ctrlr="audit")
+        self.target.rpc(
+            "vhost_scsi_controller_add_target",
+            ctrlr="audit",
+            scsi_target_num=0,
+            bdev_name=self.volume,
+        )
+        audit(self.target, "audit", ledger, self.seed)
+        print(
+            f"{len(self.pauses_s)} restarts; a pause of {statistics.median(self.pauses_s):.3f} s "
+            f"(median), {max(self.pauses_s):.3f} s (longest)"
+        )
+
+
+@pytest.fixture
+def restarts(target: Target, boot: BootGuest, volume: str, seed: int) -> Restarts:
+    """The guest at work."""
+    return Restarts(target, boot, volume, seed)
+
+
+def test_a_guest_notices_only_a_pause(restarts: Restarts) -> None:
+    """A target that stands still."""
+    ways: list[Callable[[], None]] = [partial(restarts.stand_still, 2.0)] * 2
+    restarts.moments.shuffle(ways)
+    for way in ways:
+        restarts.before()
+        way()
+        restarts.noticed()
+    restarts.end()
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.parametrize("way", ["kill", "terminate"])
+def test_many_restarts(restarts: Restarts, way: str) -> None:
+    for _ in range(RESTARTS):
+        restarts.before()
+        getattr(restarts, way)()
+        restarts.noticed()
+    restarts.end()
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_standing_still_for_longer_than_a_guest_waits(restarts: Restarts) -> None:
+    """Linux gives a SCSI command 30 s, and virtio-scsi's driver more of them."""
+    for _ in range(3):
+        restarts.before()
+        restarts.stand_still(STOPPED_S)
+        restarts.noticed()
+    restarts.end()

@@ -1,0 +1,55 @@
+"""A file whose disk answers late, so that requests to it pile up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+from tests.support.target import Target
+
+#: For so long the disk answers nothing, then everything that waits.
+WAIT_S = 0.12
+ANSWER_S = 0.004
+
+
+class SlowDisk:
+    """A RAM disk of a second target, exported as a file; a context manager.
+
+    That target is stopped and continued all the time: what a guest has in flight is in flight
+    nearly always, and hundreds of requests a second get through. Needs root and /dev/fuse.
+    """
+
+    def __init__(self, directory: Path, size: int) -> None:
+        """Makes the file `path` of `size` bytes; `directory` must be short (sockets)."""
+        directory.mkdir()
+        self._backing = Target(directory).start()
+        name = self._backing.rpc("bdev_malloc_create", num_blocks=size // 512, block_size=512)
+        self.path = Path(self._backing.rpc("virtlun_export_create", bdev_name=name)["path"])
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._delay)
+        self._thread.start()
+
+    def _delay(self) -> None:
+        pid = self._backing.pid
+        while not self._ending.is_set():
+            os.kill(pid, signal.SIGSTOP)
+            self._ending.wait(WAIT_S)
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(ANSWER_S)
+
+    def stop(self) -> None:
+        """Ends it; nobody may have the file open."""
+        self._ending.set()
+        self._thread.join()
+        assert self._backing.stop() == 0, self._backing.words()
+
+    def __enter__(self) -> SlowDisk:
+        """Returns the disk."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends it."""
+        self.stop()
