@@ -2,6 +2,7 @@
 
 GatewayError
 |-- Refused         our own: a code of virterror.h and one sentence
+|   `-- NoAnswer    a target does not run or does not answer in time
 |-- UpstreamError   libvirtd's own, kept byte for byte
 `-- UpstreamGone    libvirtd closed the connection or does not answer
 """
@@ -86,6 +87,10 @@ class Refused(GatewayError):
     def payload(self) -> bytes:
         """Returns the remote_error that the client gets."""
         return error_payload(self.numbers.code, str(self), self.numbers.domain)
+
+
+class NoAnswer(Refused):
+    """A target does not run, is not for this user, or does not answer in time."""
 
 
 class UpstreamError(GatewayError):

@@ -143,7 +143,7 @@ async def move_socket(gateway: Gateway, dom: Domain) -> None:
     plan = translate.plan(xml)
     if plan is None:
         return
-    moved = translate.define(xml, gateway.settings, new_uuid=UUID(bytes=dom.uuid), current_xml=xml)
+    moved = await gateway.define(xml, new_uuid=UUID(bytes=dom.uuid), current_xml=xml)
     if moved.plan is not None and moved.plan.socket != plan.socket:
         await admin.define(moved.xml)
         _log.info("the controller's socket put right in a definition", domain=dom.name)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import structlog
 
+from plugin import translate
 from plugin.config import AuthSetting, Config
 from plugin.gateway import polkit
 from plugin.gateway.care import Care
@@ -19,9 +21,9 @@ from plugin.gateway.listen import handed_over, listen
 from plugin.gateway.locks import Locks
 from plugin.gateway.notes import Kept, Notes
 from plugin.gateway.session import Session
-from plugin.gateway.target import Target
+from plugin.gateway.targets import Targets
 from plugin.gateway.upstream import Upstream, open_arguments
-from pydataplane.client import Client
+from plugin.translate import Definition, Settings
 
 STOP_S = 15.0
 """How long calls begun are given to finish at a stop, seconds."""
@@ -45,14 +47,14 @@ class Listener:
 
 
 class Gateway:
-    """Runs until `stop`; `target` can be given for tests."""
+    """Runs until `stop`."""
 
-    def __init__(self, config: Config, target: Target | None = None) -> None:
+    def __init__(self, config: Config) -> None:
         self.config = config.gateway
         self.hook = config.hook
         self.settings = config.settings()
         self.locks = Locks()
-        self.target = target or Target(Client(config.target.rpc_socket, config.target.timeout_s))
+        self.target = Targets(config)
         self.sessions: set[Session] = set()
         self.notes = Notes(config.gateway.state_dir)
         self.unsettled: list[Kept] = []
@@ -63,6 +65,28 @@ class Gateway:
         self._stopping = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._listeners: list[Listener] = []
+
+    async def define(
+        self,
+        xml: str,
+        *,
+        new_uuid: UUID,
+        current_xml: str | None = None,
+        uuids: Mapping[str, str] | None = None,
+    ) -> Definition:
+        """Translates a domain, with its controller in the target that has its volumes.
+
+        Raises:
+            GatewayError: they are of several targets.
+            TranslateError: as `translate.define`.
+        """
+
+        def translated(settings: Settings) -> Definition:
+            return translate.define(
+                xml, settings, new_uuid=new_uuid, current_xml=current_xml, uuids=uuids
+            )
+
+        return translated(await self.target.settings(self.settings, translated))
 
     def open(self) -> None:
         """Makes the listening sockets.

@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 
 from plugin import missing, reconcile
 from plugin.errors import Refusal
-from plugin.gateway.errors import GatewayError, Refused
+from plugin.gateway.errors import GatewayError, NoAnswer, Refused
 from plugin.reconcile import AddTarget, DeleteController, RemoveTarget
 from plugin.translate import CONTROLLER_PREFIX, LunPlan, Plan
 from pydataplane.client import Client
@@ -61,9 +61,9 @@ class Target:
         except VolumeError as error:
             raise Refused(Refusal.BAD_ARGUMENT, str(error)) from error
         except TargetUnavailable as error:
-            raise Refused(Refusal.NO_TARGET, str(error)) from error
+            raise NoAnswer(Refusal.NO_TARGET, str(error)) from error
         except TargetTimeout as error:
-            raise Refused(Refusal.TIMEOUT, str(error)) from error
+            raise NoAnswer(Refusal.TIMEOUT, str(error)) from error
         except RpcError as error:
             where = f"{error.method}: " if error.method else ""
             raise Refused(Refusal.NO_TARGET, f"the target refused: {where}{error}") from error
@@ -83,6 +83,15 @@ class Target:
     async def ping(self) -> None:
         """Raises a refusal if the target does not answer."""
         await self._run(lambda: self._client.call("vhost_get_controllers"))
+
+    async def controllers(self) -> set[str]:
+        """Returns the names of all controllers."""
+        state = await self._run(lambda: reconcile.observe(self._client, bdevs=False))
+        return set(state.controllers)
+
+    async def lvstores(self) -> set[str]:
+        """Returns the names of all lvstores that are loaded."""
+        return {store.name for store in await self._run(self._volumes.lvstores)}
 
     async def cluster_size(self, volume: Volume) -> int:
         """Returns the step in which a volume's size can change, bytes."""

@@ -44,6 +44,7 @@ BLOCK_BYTES = 512
 
 DEFAULT_CONFIG = "/etc/virtlun/virtlun.toml"
 DEFAULT_RPC_SOCKET = "/run/virtlun/target.sock"
+DEFAULT_VHOST_DIR = "/run/virtlun/vhost"
 DEFAULT_DEADLINE_S = 10.0
 DEFAULT_CREATE_MISSING_MIB = 10240
 DEFAULT_STATE_DIR = "/var/lib/virtlun/hook"
@@ -201,7 +202,7 @@ class Target:
         except OSError as error:
             raise HookError(
                 f"the virtlun target does not answer on {path} ({error.strerror or error}); start"
-                " it with `virtlun target start`"
+                f" it with `{start_command(path)}`"
             ) from error
 
     def _wait(self) -> None:
@@ -277,6 +278,13 @@ class Target:
                 if failure.code != while_code or self._end - time.monotonic() < RETRY_S * 2:
                     raise
             time.sleep(RETRY_S)
+
+
+def start_command(path: str) -> str:
+    """Returns the command that starts the target which is to listen on `path`."""
+    parts = path.split("/")
+    named = parts[:-2] == DEFAULT_RPC_SOCKET.split("/")[:-1]
+    return f"virtlun --target {parts[-2]} target start" if named else "virtlun target start"
 
 
 def luns_of(controller: dict[str, Any]) -> dict[int, str]:
@@ -569,17 +577,42 @@ class Config:
         hook, target = values.get("hook", {}), values.get("target", {})
         try:
             self.rpc_socket = str(target.get("rpc_socket", DEFAULT_RPC_SOCKET))
+            self.vhost_dir = str(target.get("vhost_dir", DEFAULT_VHOST_DIR))
+            self.others = {
+                str(other["vhost_dir"]): str(other["rpc_socket"])
+                for other in values.get("targets", {}).values()
+            }
             self.deadline_s = float(hook.get("deadline_s", DEFAULT_DEADLINE_S))
             self.create_missing_mib = int(
                 hook.get("create_missing_mib", DEFAULT_CREATE_MISSING_MIB)
             )
             self.state_dir = str(hook.get("state_dir", DEFAULT_STATE_DIR))
-        except (AttributeError, TypeError, ValueError) as error:
-            raise HookError(f"{file}: sections [target] and [hook]: {error}") from error
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise HookError(
+                f"{file}: sections [target], [targets] and [hook]: {error!r}"
+            ) from error
         if not 0 < self.deadline_s <= 3600:
             raise HookError(f"{file}: hook.deadline_s is not between 0 and 3600 seconds")
         if self.create_missing_mib < 0:
             raise HookError(f"{file}: hook.create_missing_mib is below 0")
+
+
+def rpc_socket_of(config: Config, plan: Plan) -> str:
+    """Returns the JSON-RPC socket of the target that makes a plan's socket.
+
+    That of several targets of a host is told by the folder: configured, or `NAME/vhost` beside the
+    first target's own JSON-RPC socket. The first is asked where none is known.
+    """
+    folder = plan.socket.rpartition("/")[0]
+    if folder.rstrip("/") == config.vhost_dir.rstrip("/"):
+        return config.rpc_socket
+    if folder in config.others:
+        return config.others[folder]
+    own, _, name = config.rpc_socket.rpartition("/")
+    parent, _, last = folder.rpartition("/")
+    if last == "vhost" and parent.rpartition("/")[0] == own:
+        return f"{parent}/{name}"
+    return config.rpc_socket
 
 
 def run(operation: str, xml: bytes, config_path: str | None) -> None:
@@ -600,10 +633,11 @@ def run(operation: str, xml: bytes, config_path: str | None) -> None:
     signal.setitimer(signal.ITIMER_REAL, config.deadline_s + 0.5)
     try:
         end = time.monotonic() + config.deadline_s
+        socket = rpc_socket_of(config, plan)
         if operation == "release":
-            release(Target(config.rpc_socket, end), plan)
+            release(Target(socket, end), plan)
         elif plan.luns or operation not in INCOMING:
-            _bring_up(Target(config.rpc_socket, end), plan, operation, config)
+            _bring_up(Target(socket, end), plan, operation, config)
     except DeadlineError:
         raise HookError(
             f"the virtlun target did not answer within {config.deadline_s:g} s; see its log"

@@ -86,9 +86,13 @@ async def attach(call: Call) -> None:
 
         def compute(xml: str, live: bool) -> Change | None:
             peer = both.config if live else both.live
-            return translate.attach(xml, args.text, settings, live=live, peer_xml=peer, uuids=uuids)
+            at = gateway.target.at_home(settings, xml)
+            return translate.attach(xml, args.text, at, live=live, peer_xml=peer, uuids=uuids)
 
         live, config = await _changes(admin, args.dom, both, compute)
+        for change in (live, config):
+            if change is not None and change.plan is not None:
+                await gateway.target.check_home(change.plan, change.lun)
         async with gateway.locks.hold(f"volume:{volume.uuid}"):
             if live is not None and live.plan is not None:
                 await check_free(call, live.plan, live.lun, volume)
@@ -143,10 +147,13 @@ async def detach(call: Call) -> None:
     if "<disk" not in args.text:
         await call.pass_on()
         return
-    settings = call.session.gateway.settings
-    await _detach(
-        call, args, lambda xml, live: translate.detach(xml, args.text, settings, live=live)
-    )
+    gateway = call.session.gateway
+
+    def compute(xml: str, live: bool) -> Change | None:
+        at = gateway.target.at_home(gateway.settings, xml)
+        return translate.detach(xml, args.text, at, live=live)
+
+    await _detach(call, args, compute)
 
 
 async def detach_alias(call: Call) -> None:
@@ -154,10 +161,13 @@ async def detach_alias(call: Call) -> None:
     args = _arguments(call)
     if args.text == CARRIER_ALIAS:
         raise _carries(args.dom)
-    settings = call.session.gateway.settings
-    await _detach(
-        call, args, lambda xml, live: translate.detach_alias(xml, args.text, settings, live=live)
-    )
+    gateway = call.session.gateway
+
+    def compute(xml: str, live: bool) -> Change | None:
+        at = gateway.target.at_home(gateway.settings, xml)
+        return translate.detach_alias(xml, args.text, at, live=live)
+
+    await _detach(call, args, compute)
 
 
 def _carries(dom: Domain) -> Refused:
@@ -174,8 +184,11 @@ async def _detach(call: Call, args: DomainCall, compute: Compute) -> None:
     async def remove(change: Change) -> None:
         await gateway.target.remove(controller, change.lun.target)
 
+    async def ping() -> None:
+        await gateway.target.ping(controller)
+
     # Asked first, so that a target that is down fails the call before anything changes.
-    altered = await _alter(call, args, "detach", compute, before=gateway.target.ping, after=remove)
+    altered = await _alter(call, args, "detach", compute, before=ping, after=remove)
     if altered is None:
         await call.pass_on()
         return
@@ -198,12 +211,12 @@ async def update(call: Call) -> None:
     if reference is not None:
         await check_may_change(await call.session.own(), args.dom, args.flags)
         uuids = await gateway.target.uuids([reference.alias])
-    altered = await _alter(
-        call,
-        args,
-        "update",
-        lambda xml, live: translate.update(xml, args.text, settings, live=live, uuids=uuids),
-    )
+
+    def compute(xml: str, live: bool) -> Change | None:
+        at = gateway.target.at_home(settings, xml)
+        return translate.update(xml, args.text, at, live=live, uuids=uuids)
+
+    altered = await _alter(call, args, "update", compute)
     if altered is None:
         await call.pass_on()
     else:

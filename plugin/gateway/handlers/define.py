@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
-from plugin import translate
 from plugin.gateway import polkit, records
 from plugin.gateway.call import Call
 from plugin.gateway.domains import current_xml, identity_of
@@ -15,7 +15,10 @@ from plugin.gateway.handlers.start import prepared, startable
 from plugin.gateway.messages import XmlCall
 from plugin.gateway.procs import Proc
 from plugin.gateway.upstream import Upstream
-from plugin.translate import Definition, Settings, controller_name
+from plugin.translate import Definition, controller_name
+
+if TYPE_CHECKING:
+    from plugin.gateway.server import Gateway
 
 
 @dataclass(frozen=True)
@@ -23,17 +26,16 @@ class Translation:
     """A client's domain with what decides its translation."""
 
     xml: str
-    settings: Settings
+    gateway: Gateway
     new_uuid: UUID
     """What the domain gets if it has none."""
     current: str | None
     """libvirtd's present definition, None if there is none."""
 
-    def with_uuids(self, uuids: Mapping[str, str] | None = None) -> Definition:
+    async def with_uuids(self, uuids: Mapping[str, str] | None = None) -> Definition:
         """Translates it, with the UUIDs of volumes (by LVSTORE/LVOL) in its metadata."""
-        return translate.define(
+        return await self.gateway.define(
             self.xml,
-            self.settings,
             new_uuid=self.new_uuid,
             current_xml=self.current,
             uuids=uuids,
@@ -65,7 +67,7 @@ async def create(call: Call) -> None:
         return
     async with prepared(call, *found) as attempt:
         known = records.uuids_of(attempt.plan)
-        payload = replace(args, xml=translation.with_uuids(known).xml).pack()
+        payload = replace(args, xml=(await translation.with_uuids(known)).xml).pack()
         reply = await call.forward(payload)
         attempt.started = reply.ok
     await call.respond(reply)
@@ -92,8 +94,8 @@ async def _translated(call: Call, xml: str, *, new: bool) -> tuple[Translation, 
         current = await current_xml(await gateway.admin(), name, uuid)
     except GatewayError:
         current = None  # libvirtd's answer to the call itself says why
-    translation = Translation(xml, gateway.settings, uuid4(), current)
-    definition = translation.with_uuids()
+    translation = Translation(xml, gateway, uuid4(), current)
+    definition = await translation.with_uuids()
     plan = definition.plan
     unknown = [lun.volume.alias for lun in plan.luns if lun.uuid is None] if plan else []
     if plan is not None and unknown:
@@ -101,5 +103,5 @@ async def _translated(call: Call, xml: str, *, new: bool) -> tuple[Translation, 
         found = await gateway.target.uuids([alias for alias in unknown if alias not in recorded])
         uuids = found | {alias: recorded[alias] for alias in unknown if alias in recorded}
         if uuids:
-            definition = translation.with_uuids(uuids)
+            definition = await translation.with_uuids(uuids)
     return translation, definition

@@ -53,7 +53,8 @@ async def _with_xml(call: Call) -> None:
         await call.pass_on()
         return
     writer = dom.write(Writer())
-    writer.optional(_translated(call, xml, await _current(call, dom, XML_SECURE)), writer.string)
+    xml = await _translated(call, xml, await _current(call, dom, XML_SECURE))
+    writer.optional(xml, writer.string)
     await call.respond(await call.forward(bytes(writer) + call.payload[reader.offset :]))
 
 
@@ -84,7 +85,7 @@ async def _with_params(call: Call, dom: Domain, reader: Reader, before: bytes) -
     for item in params:
         if item.field in sides and item.kind == STRING:
             current = await _current(call, dom, sides[item.field])
-            item = replace(item, value=_translated(call, str(item.value), current))  # noqa: PLW2901
+            item = replace(item, value=await _translated(call, str(item.value), current))  # noqa: PLW2901
         item.write(writer)
     rest = call.payload[reader.offset :]
     await call.respond(await call.forward(before + bytes(writer) + rest))
@@ -128,7 +129,7 @@ async def _prepare(call: Call, xml: str, payload: Callable[[str], bytes]) -> Non
     if translate.plan(xml) is None:
         await call.pass_on()  # without a controller on the source there is none here
         return
-    definition = translate.define(xml, call.session.gateway.settings, new_uuid=_NO_UUID)
+    definition = await call.session.gateway.define(xml, new_uuid=_NO_UUID)
     found = await startable(call, definition.plan, definition.xml, (polkit.START, polkit.WRITE))
     if found is None:
         await call.respond(await call.forward(payload(definition.xml)))
@@ -147,8 +148,8 @@ async def _current(call: Call, dom: Domain, flags: int) -> str | None:
         return None
 
 
-def _translated(call: Call, xml: str, current: str | None) -> str:
+async def _translated(call: Call, xml: str, current: str | None) -> str:
     if current is None or translate.plan(current) is None:
         return xml  # without a controller on the source there is none on the destination
-    settings = call.session.gateway.settings
-    return translate.define(xml, settings, new_uuid=_NO_UUID, current_xml=current).xml
+    gateway = call.session.gateway
+    return (await gateway.define(xml, new_uuid=_NO_UUID, current_xml=current)).xml

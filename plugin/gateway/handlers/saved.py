@@ -38,7 +38,7 @@ async def define_image(call: Call) -> None:
     """SAVE_IMAGE_DEFINE_XML: {file, xml, flags}."""
     reader = Reader(call.payload)
     file, xml, flags = reader.string(), reader.string(), reader.u32()
-    xml = _translated(call, xml, await _xml_of(call, file))
+    xml = await _translated(call, xml, await _xml_of(call, file))
     await call.respond(await call.forward(bytes(Writer().string(file).string(xml).u32(flags))))
 
 
@@ -53,7 +53,7 @@ async def define_managed(call: Call) -> None:
             current = read_string(await own.call(Proc.MANAGED_SAVE_GET_XML_DESC, args))
         except GatewayError:
             current = None  # libvirtd's answer to the call itself says why
-        xml = _translated(call, xml, current)
+        xml = await _translated(call, xml, current)
     writer = dom.write(Writer())
     await call.respond(await call.forward(bytes(writer.optional(xml, writer.string).u32(flags))))
 
@@ -70,7 +70,7 @@ async def save(call: Call) -> None:
         current = await (await call.session.own()).xml(dom, XML_SECURE)
     except GatewayError:
         current = None
-    saving = replace(saving, xml=_translated(call, saving.xml, current))
+    saving = replace(saving, xml=await _translated(call, saving.xml, current))
     await call.respond(await call.forward(bytes(saving.write(dom.write(Writer())))))
 
 
@@ -84,7 +84,7 @@ async def restore(call: Call) -> None:
     image = await _xml_of(call, saving.file) if saving.file is not None else None
     payload = call.payload
     if saving.xml is not None:
-        saving = replace(saving, xml=_translated(call, saving.xml, image))
+        saving = replace(saving, xml=await _translated(call, saving.xml, image))
         payload = bytes(saving.write(Writer()))
     xml = saving.xml or image
     plan = translate.plan(xml) if xml is not None else None
@@ -140,8 +140,8 @@ async def _xml_of(call: Call, file: str) -> str | None:
         return None
 
 
-def _translated(call: Call, xml: str, current: str | None) -> str:
-    settings = call.session.gateway.settings
+async def _translated(call: Call, xml: str, current: str | None) -> str:
     if current is not None and translate.plan(current) is None:
         return xml  # the guest was saved without a controller, so it is restored without one
-    return translate.define(xml, settings, new_uuid=_NO_UUID, current_xml=current).xml
+    gateway = call.session.gateway
+    return (await gateway.define(xml, new_uuid=_NO_UUID, current_xml=current)).xml

@@ -10,7 +10,7 @@ from plugin.gateway.errors import GatewayError, Refused
 from plugin.gateway.messages import Domain, DomainCall, pack_string, read_string
 from plugin.gateway.upstream import XML_INACTIVE, XML_SECURE
 from plugin.gateway.xdr import Reader, Writer
-from plugin.translate import PREFIX, listing, plan
+from plugin.translate import PREFIX, Definition, listing, plan
 
 REDEFINE = 1
 DISK_ONLY = 16
@@ -43,7 +43,8 @@ async def _create(call: Call, args: DomainCall, *, internal: bool) -> None:
             "(`virsh snapshot-create-as --disk-only`)",
         )
     change = listing.define_inside if again else listing.leave_out
-    settings = call.session.gateway.settings
+    gateway, known = call.session.gateway, Definition(current, plan(current))
+    settings = await gateway.target.settings(gateway.settings, lambda _: known)
     text = change(args.text, current, settings)
     payload = DomainCall(args.dom, text, args.flags).pack(text=True, flags=True)
     await call.respond(await call.forward(payload))

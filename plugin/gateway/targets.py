@@ -1,0 +1,305 @@
+"""All targets of the host as one: each call goes to those that it concerns.
+
+A volume is where its lvstore is, a domain's controller where its socket is; the volumes of a domain
+are all of one target, for QEMU has one controller for them. A target that does not answer is no
+hindrance to what others serve; what it alone may have is refused with its name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from plugin import translate
+from plugin.config import Config
+from plugin.errors import Refusal
+from plugin.gateway.errors import GatewayError, NoAnswer, Refused
+from plugin.gateway.target import Release, Target, Usage
+from plugin.targets import Place, places
+from plugin.translate import Definition, LunPlan, Plan, Settings
+from pydataplane.client import Client
+from pydataplane.volumes import Volume
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Member:
+    """One of the targets."""
+
+    place: Place
+    target: Target
+
+    @property
+    def label(self) -> str:
+        """Returns what to call it in messages."""
+        return f"target {self.place.label}"
+
+
+@dataclass(frozen=True)
+class Answers(Generic[T]):
+    """What the targets said to one question."""
+
+    given: list[tuple[Member, T]]
+    refused: list[tuple[Member, GatewayError]]
+    silent: list[tuple[Member, NoAnswer]]
+
+
+class Targets:
+    """The targets of this host; each method is that of `Target`."""
+
+    def __init__(self, config: Config) -> None:
+        """Looks anew at each call for what targets there are, as `config` says."""
+        self._config = config
+        self._made: dict[Path, Target] = {}
+
+    def _members(self) -> list[Member]:
+        return [Member(place, self._target(place.rpc_socket)) for place in places(self._config)]
+
+    def _target(self, socket: Path) -> Target:
+        if socket not in self._made:
+            self._made[socket] = Target(Client(socket, self._config.target.timeout_s))
+        return self._made[socket]
+
+    async def _ask(self, question: Callable[[Target], Awaitable[T]]) -> Answers[T]:
+        """Puts a question to all targets.
+
+        Raises:
+            GatewayError: none of them answers.
+        """
+        members = self._members()
+        outcomes = await asyncio.gather(
+            *(question(member.target) for member in members), return_exceptions=True
+        )
+        answers: Answers[T] = Answers([], [], [])
+        for member, outcome in zip(members, outcomes, strict=True):
+            if isinstance(outcome, NoAnswer):
+                answers.silent.append((member, outcome))
+            elif isinstance(outcome, GatewayError):
+                answers.refused.append((member, outcome))
+            elif isinstance(outcome, BaseException):
+                raise outcome
+            else:
+                answers.given.append((member, outcome))
+        if len(answers.silent) == len(members):
+            raise answers.silent[0][1]
+        return answers
+
+    async def _only(
+        self, question: Callable[[Target], Awaitable[T]], what: str
+    ) -> tuple[Member, T]:
+        """Returns the one target that answers a question about `what` without a refusal.
+
+        Raises:
+            GatewayError: none does, or more than one.
+        """
+        members = self._members()
+        if len(members) == 1:
+            return members[0], await question(members[0].target)
+        answers = await self._ask(question)
+        if len(answers.given) > 1:
+            labels = " and ".join(member.label for member, _ in answers.given)
+            raise Refused(
+                Refusal.NO_VOLUME,
+                f"{what} is in {labels}: give one of the two lvstores another name, for a name is"
+                " of one target",
+            )
+        if answers.given:
+            return answers.given[0]
+        if answers.silent:
+            member, error = answers.silent[0]
+            raise NoAnswer(
+                Refusal.NO_TARGET, f"{what} is in no target that answers; {member.label}: {error}"
+            )
+        refusals = [error for _, error in answers.refused]
+        raise next((e for e in refusals if "there is no lvstore" not in str(e)), refusals[0])
+
+    async def _of_plan(self, plan: Plan) -> Target:
+        """Returns the target that makes the plan's socket: the first, if none is known to."""
+        members = self._members()
+        folder = Path(plan.socket).parent
+        fitting = [member for member in members if member.place.vhost_dir == folder]
+        return (fitting or members)[0].target
+
+    async def _check_home(self, plan: Plan, luns: tuple[LunPlan, ...]) -> None:
+        """Refuses disks whose volumes are of another target than the domain's controller."""
+        members = self._members()
+        if len(members) == 1 or not luns:
+            return
+        home = await self._of_plan(plan)
+        at = next(member for member in members if member.target is home)
+        stores = await self._ask(Target.lvstores)
+        for lun in luns:
+            having = [member for member, names in stores.given if lun.volume.lvstore in names]
+            if having and at not in having:
+                raise Refused(
+                    Refusal.UNSUPPORTED,
+                    f"disk {lun.dev}: volume {lun.volume.alias} is of {having[0].label}, but domain"
+                    f" {plan.domain} has its controller in {at.label}: all volumes of a domain are"
+                    " of one target; stop the domain and define it with disks of that one only",
+                )
+
+    async def check_home(self, plan: Plan, lun: LunPlan) -> None:
+        """Refuses a disk whose volume is of another target than the domain's controller."""
+        await self._check_home(plan, (lun,))
+
+    def at_home(self, settings: Settings, xml: str) -> Settings:
+        """Returns the settings with the folder of sockets that a domain's controller is in.
+
+        libvirtd's own `xml`; the settings as they are, where the controller is in no known one.
+        """
+        members = self._members()
+        plan = translate.plan(xml) if len(members) > 1 else None
+        folder = Path(plan.socket).parent if plan is not None else None
+        if folder not in [member.place.vhost_dir for member in members]:
+            return settings
+        return replace(settings, vhost_dir=str(folder))
+
+    async def settings(
+        self, settings: Settings, translated: Callable[[Settings], Definition]
+    ) -> Settings:
+        """Returns the settings with the folder of sockets for a domain, as it is translated.
+
+        Raises:
+            GatewayError: its volumes are of several targets.
+            TranslateError: as the translation.
+        """
+        if len(self._members()) == 1:
+            return settings
+        plan = translated(settings).plan
+        if plan is None or not plan.luns:
+            return settings
+        answers = await self._ask(Target.lvstores)
+        wanted = {lun.volume.lvstore for lun in plan.luns}
+        homes = [(member, names & wanted) for member, names in answers.given if names & wanted]
+        for store in sorted(wanted):
+            having = [member.label for member, names in homes if store in names]
+            if len(having) > 1:
+                raise Refused(
+                    Refusal.NO_STORE,
+                    f"lvstore {store} is in {' and '.join(having)}: give one of the two another"
+                    " name, for a name is of one target",
+                )
+        if len(homes) > 1:
+            parts = [f"{', '.join(sorted(names))} of {member.label}" for member, names in homes]
+            raise Refused(
+                Refusal.UNSUPPORTED,
+                f"domain {plan.domain} has disks in lvstores {' and '.join(parts)}: all volumes of"
+                " a domain are of one target",
+            )
+        if not homes:
+            return settings
+        return replace(settings, vhost_dir=str(homes[0][0].place.vhost_dir))
+
+    async def _of_controller(self, controller: str) -> list[Target]:
+        members = self._members()
+        if len(members) == 1:
+            return [members[0].target]
+        answers = await self._ask(Target.controllers)
+        return [member.target for member, names in answers.given if controller in names]
+
+    async def volume(self, reference: str) -> Volume:
+        """Returns a volume by LVSTORE/LVOL or UUID."""
+        return (await self._only(lambda t: t.volume(reference), f"volume {reference}"))[1]
+
+    async def volumes(self, references: list[str]) -> dict[str, Volume]:
+        """Returns those of these volumes that are there; of a target that is silent none is."""
+        answers = await self._ask(lambda t: t.volumes(references))
+        return {name: item for _, found in answers.given for name, item in found.items()}
+
+    async def ping(self, controller: str | None = None) -> None:
+        """Raises a refusal if no target answers, or none that has this controller."""
+        members = self._members()
+        if len(members) == 1:
+            await members[0].target.ping()
+            return
+        answers = await self._ask(Target.controllers)
+        if any(controller in names for _, names in answers.given):
+            return
+        if answers.silent:
+            raise answers.silent[0][1]
+
+    async def cluster_size(self, volume: Volume) -> int:
+        """Returns the step in which a volume's size can change, bytes."""
+        return await (await self._having(volume)).cluster_size(volume)
+
+    async def _having(self, volume: Volume) -> Target:
+        question = f"volume {volume.path}"
+        return (await self._only(lambda t: t.volume(volume.uuid), question))[0].target
+
+    async def uuids(self, references: list[str]) -> dict[str, str]:
+        """Returns the UUIDs of those of these LVSTORE/LVOL that can be found now."""
+        found = {}
+        for reference in references:
+            try:
+                found[reference] = (await self.volume(reference)).uuid
+            except GatewayError:
+                continue
+        return found
+
+    async def resize(self, volume: Volume, size: int) -> None:
+        """Gives a volume at least `size` bytes."""
+        await (await self._having(volume)).resize(volume, size)
+
+    async def usage(self, names: list[str]) -> dict[str, Usage]:
+        """Returns the statistics of volumes by name; unknown ones lack."""
+        answers = await self._ask(lambda t: t.usage(names))
+        return {name: item for _, found in answers.given for name, item in found.items()}
+
+    async def holders(self, uuid: str, besides: str) -> list[str]:
+        """Returns the UUIDs of other domains whose controller has this volume as a LUN."""
+        answers = await self._ask(lambda t: t.holders(uuid, besides))
+        return [name for _, found in answers.given for name in found]
+
+    async def idle_controllers(self) -> set[str]:
+        """Returns the names of the controllers that no QEMU is connected to."""
+        answers = await self._ask(Target.idle_controllers)
+        return {name for _, found in answers.given for name in found}
+
+    async def has_lun(self, controller: str, target: int, bdev: str) -> bool:
+        """Whether a controller shows this bdev as this target."""
+        answers = await self._ask(lambda t: t.has_lun(controller, target, bdev))
+        if any(found for _, found in answers.given):
+            return True
+        if answers.silent:
+            raise answers.silent[0][1]
+        return False
+
+    async def find_volumes(self, plan: Plan, known: Mapping[str, str]) -> Plan:
+        """Returns the plan with the UUIDs of the volumes that are there; see plugin.missing."""
+        await self._check_home(plan, plan.luns)
+        return await (await self._of_plan(plan)).find_volumes(plan, dict(known))
+
+    async def make_volumes(self, plan: Plan, mib: int) -> Plan:
+        """Makes those volumes of the plan that have no UUID; returns it with all of them."""
+        return await (await self._of_plan(plan)).make_volumes(plan, mib)
+
+    async def ensure(self, plan: Plan, *, whole: bool = True) -> list[LunPlan]:
+        """Makes the controller exist with exactly the plan's LUNs; see `Target.ensure`."""
+        return await (await self._of_plan(plan)).ensure(plan, whole=whole)
+
+    async def add(self, plan: Plan, lun: LunPlan) -> bool:
+        """Adds one LUN to the plan's controller; False if it is there already."""
+        await self._check_home(plan, (lun,))
+        return await (await self._of_plan(plan)).add(plan, lun)
+
+    async def remove(self, controller: str, target: int) -> None:
+        """Removes one LUN; its I/O has ended when this returns. Safe to repeat."""
+        for having in await self._of_controller(controller):
+            await having.remove(controller, target)
+
+    async def release(self, controller: str) -> None:
+        """Deletes a controller with its LUNs; safe to repeat."""
+        for having in await self._of_controller(controller):
+            await having.release(controller)
+
+    async def release_idle(self, controller: str) -> Release:
+        """Deletes a controller with its LUNs unless a QEMU is connected to it."""
+        outcome: Release = "none"
+        for having in await self._of_controller(controller):
+            found = await having.release_idle(controller)
+            outcome = found if outcome != "busy" else outcome
+        return outcome
