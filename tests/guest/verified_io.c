@@ -363,14 +363,14 @@ static void status(void)
 {
 	char from[256], to[256];
 	FILE *file = create("status.new");
-	uint64_t quiet = now_us() - atomic_load(&last_done_us);
+	uint64_t last = atomic_load(&last_done_us), now = now_us();
 
 	for (int kind = 0; kind < KINDS; kind++)
 		fprintf(file, "%s=%llu ", KIND[kind], (unsigned long long)atomic_load(&done[kind]));
 	fprintf(file, "bytes=%llu errors=%llu wrong=%llu longest_us=%llu quiet_us=%llu finished=%llu\n",
 		(unsigned long long)atomic_load(&bytes), (unsigned long long)atomic_load(&errors),
 		(unsigned long long)atomic_load(&wrong),
-		(unsigned long long)atomic_exchange(&longest_us, 0), (unsigned long long)quiet,
+		(unsigned long long)atomic_exchange(&longest_us, 0), (unsigned long long)(now > last ? now - last : 0),
 		(unsigned long long)atomic_load(&finished));
 	fclose(file);
 	snprintf(from, sizeof(from), "%s/status.new", folder);
