@@ -351,7 +351,12 @@ impl DevicePoller {
         let answer;
         match end {
             Ok(Outcome::Done(done)) => {
-                answer = done;
+                answer = match done.status {
+                    Status::TaskAborted if queue.stopping && slot.ended_by == response::OK => {
+                        Response::bare(Status::Busy)
+                    }
+                    _ => done,
+                };
                 header.status = answer.status as u8;
                 header.response = match answer.status {
                     Status::TaskAborted => slot.ended_by,

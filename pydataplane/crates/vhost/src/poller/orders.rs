@@ -141,11 +141,16 @@ impl DevicePoller {
         }
     }
 
-    /// Takes no more requests from a queue.
+    /// Takes no more requests from a queue, which is to drain soon: the peer, and with it the management
+    /// of its VM, waits for that, and a guest can have given work for minutes. So a request of
+    /// many I/Os stops between two of them, and one that did not begin yet does not; both end as BUSY,
+    /// which has an initiator send them again (SAM-5 5.3.1; Linux does so without counting), and
+    /// all such commands may be done twice: UNMAP, WRITE SAME, VERIFY, and transfers as a whole.
     pub(crate) fn close_queue(&mut self, index: u16) {
-        if let Some(queue) = self.queues.iter_mut().find(|q| q.index == index) {
-            queue.close();
-        }
+        let Some(at) = self.queues.iter().position(|q| q.index == index) else { return };
+        self.queues[at].stop();
+        self.end_all_aborted();
+        self.publish(at);
     }
 
     /// Removes a queue that was closed and drained. Its kick is open, and to be unwatched, until

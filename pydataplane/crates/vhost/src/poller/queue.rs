@@ -44,6 +44,8 @@ pub(crate) struct RequestQueue {
     pub(super) muted: bool,
     /// What ends half done is not told to the guest: it is done again later.
     pub(super) leaving: bool,
+    /// What ends half done is to be sent again by the guest.
+    pub(super) stopping: bool,
     config: QueueConfig,
     kick: Option<OwnedFd>,
     call: Option<OwnedFd>,
@@ -147,6 +149,7 @@ impl RequestQueue {
             open: true,
             muted: false,
             leaving: false,
+            stopping: false,
             config: setup.config,
             kick: setup.kick,
             call: setup.call,
@@ -258,6 +261,24 @@ impl RequestQueue {
         self.open = false;
     }
 
+    /// Takes no more requests, and ends those in flight that are not done with their next I/O.
+    pub(super) fn stop(&mut self) {
+        self.close();
+        self.stopping = true;
+        self.end_early();
+    }
+
+    /// Every request in flight ends with its next I/O, one that did not begin yet with none.
+    fn end_early(&mut self) {
+        for index in &self.listed {
+            let slot = &mut self.slots[usize::from(*index)];
+            match slot.waits {
+                true => slot.task.abort(),
+                false => slot.task.stop(),
+            }
+        }
+    }
+
     /// Requests of the time before that are still to be submitted again, if they will be.
     pub(super) fn to_replay(&self) -> u16 {
         if self.open { self.ring.to_replay() } else { 0 }
@@ -271,13 +292,7 @@ impl RequestQueue {
             return;
         }
         self.leaving = true;
-        for index in &self.listed {
-            let slot = &mut self.slots[usize::from(*index)];
-            match slot.waits {
-                true => slot.task.abort(),
-                false => slot.task.stop(),
-            }
-        }
+        self.end_early();
     }
 
     /// Writes nothing into the guest's rings any more. What was pushed and not published stays so.

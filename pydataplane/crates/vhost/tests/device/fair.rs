@@ -3,6 +3,7 @@
 
 use crate::guest::*;
 use crate::host::*;
+use crate::peer::*;
 
 const MIB: usize = 1 << 20;
 /// Bytes that one unit may have with its device.
@@ -158,5 +159,42 @@ fn the_attribute_aca_is_refused() {
     // ILLEGAL REQUEST, INVALID MESSAGE ERROR.
     assert_eq!((reply.sense[2], reply.sense[12], reply.sense[13]), (5, 0x49, 0));
     assert_eq!(reply.data, [0xee; 0][..]);
+    pass_by(&mut guest);
+}
+
+#[test]
+fn a_queue_that_is_stopped_does_not_wait_for_all_that_its_guest_wants() {
+    const BUSY: u8 = 8;
+    let (_host, gate, mut guest) = gated();
+    gate.shut();
+    // VERIFY (10) of 4 MiB, 64 KiB at a time.
+    let long = guest.submit(2, flat(0), 100, &rw10(0x2f, 0, 8192), &[], 0);
+    let requests = flood(&mut guest, 12);
+    gate.wait_for(1 + ROOM / MIB);
+    pass_by(&mut guest);
+    let reads = gate.reads();
+    guest.peer.send(GET_VRING_BASE, &words(&[2, 0]), &[]);
+    // What did not begin yet is the guest's again at once, whatever the disk does.
+    for _ in ROOM / MIB..requests.len() {
+        let (head, written) = guest.used(2);
+        let request = requests.iter().find(|r| r.head == head).unwrap();
+        let reply = guest.reply(request, written);
+        assert_eq!((reply.response, reply.status), (0, BUSY));
+    }
+    gate.open();
+    let base = guest.peer.reply(GET_VRING_BASE).unwrap();
+    // What was with the disk ended as it did, and the long one after a piece.
+    for _ in 0..=ROOM / MIB {
+        let (head, written) = guest.try_used(2).expect("all have ended");
+        let (request, status) = match head == long.head {
+            true => (&long, BUSY),
+            false => (requests.iter().find(|r| r.head == head).unwrap(), 0),
+        };
+        let reply = guest.reply(request, written);
+        assert_eq!((reply.response, reply.status), (0, status));
+    }
+    assert_eq!(gate.reads(), reads + 9);
+    let base = u16::from_le_bytes([base[4], base[5]]);
+    guest.describe_queue(2, base, false);
     pass_by(&mut guest);
 }
