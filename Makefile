@@ -67,6 +67,7 @@ kubernetes: $(CACHE)/apt-kubernetes.stamp setup
 .PHONY: bench
 bench: setup ## Ours beside Debian's qemu-storage-daemon, with ratios (ARGS='--quick' for a short one)
 	@$(BIN)/python -m tests.bench $(ARGS)
+	@$(BIN)/python -m tests.bench.noisy $(filter --quick,$(ARGS))
 	@$(BIN)/python -m tests.bench.attach
 
 .PHONY: lint

@@ -21,6 +21,20 @@ struct Cli {
 enum Command {
     /// Measure I/Os per second, latencies, and what they cost the target
     Run(Box<Run>),
+    /// Be a guest that sends too much, or nonsense, as a neighbour for others to be measured beside
+    Flood {
+        /// The target's vhost-user socket
+        socket: PathBuf,
+        /// What to send
+        #[arg(long, value_enum)]
+        kind: bench::flood::Flood,
+        /// Seconds
+        #[arg(long, default_value = "2", value_parser = seconds_more_than_0)]
+        time: f64,
+        /// Seed of what is random
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
     /// Execute JSON commands, one a line, from standard input
     Exec {
         /// The target's vhost-user socket
@@ -99,6 +113,10 @@ struct Run {
     /// Take the most weight the scheduler gives (own session, autogroup -20)
     #[arg(long)]
     heavy: bool,
+    /// Let other threads have the CPU while nothing ends: several guests on fewer CPUs are then at
+    /// work in turn, instead of each for as long as the scheduler lets it
+    #[arg(long = "yield")]
+    yields: bool,
     /// One JSON object instead of text
     #[arg(long)]
     json: bool,
@@ -181,6 +199,7 @@ fn run(run: &Run) -> Result<ExitCode, Error> {
         seed: run.seed,
         target_pid: run.target_pid,
         cpus: run.cpus,
+        yields: run.yields,
     };
     let mut session = Session::open(options)?;
     let report = bench::run(&mut session, &config)?;
@@ -196,6 +215,13 @@ fn run(run: &Run) -> Result<ExitCode, Error> {
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Run(args) => run(&args),
+        Command::Flood { socket, kind, time, seed } => {
+            let options = Options { socket, queue_size: 256, ..Options::default() };
+            bench::flood::run(&options, kind, time, seed).map(|sent| {
+                println!("{}", serde_json::json!(sent));
+                ExitCode::SUCCESS
+            })
+        }
         Command::Exec { socket } => initiator::exec::run(&socket, stdin().lock(), stdout())
             .map(|()| ExitCode::SUCCESS)
             .map_err(|why| Error::Os { what: "talk through standard input and output", why }),

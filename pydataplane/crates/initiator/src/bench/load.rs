@@ -75,6 +75,8 @@ struct Load<'s> {
     errors: u64,
     miscompares: u64,
     kicks: u64,
+    /// Gives the CPU away where nothing has ended.
+    yields: bool,
 }
 
 /// Runs one measurement on `session`, whose queues must be idle.
@@ -146,6 +148,7 @@ impl<'s> Load<'s> {
             errors: 0,
             miscompares: 0,
             kicks: 0,
+            yields: config.yields,
         })
     }
 
@@ -217,12 +220,16 @@ impl<'s> Load<'s> {
     fn spin(&mut self, length: u64) -> Result<(), Error> {
         let start = ticks();
         while ticks() - start < length {
+            let before = self.ios;
             for queue in 0..self.queues.len() {
                 while let Some(index) = self.reap(queue)? {
                     self.submit(queue, index)?;
                 }
             }
             self.publish()?;
+            if self.yields && self.ios == before {
+                std::thread::yield_now();
+            }
         }
         Ok(())
     }

@@ -7,6 +7,7 @@
 
 pub mod c2c;
 mod clock;
+pub mod flood;
 mod load;
 mod place;
 mod process;
@@ -70,6 +71,8 @@ pub struct Config {
     pub seed: u64,
     /// Process of the target, for its CPU time and memory.
     pub target_pid: Option<u32>,
+    /// Give the CPU to other threads where nothing has ended.
+    pub yields: bool,
     /// CPU of this thread, and of the target's polling thread.
     pub cpus: Option<(usize, usize)>,
 }

@@ -1,0 +1,338 @@
+"""`python -m tests.bench.noisy`: what a guest notices of its neighbours.
+
+A victim reads 4 KiB at a time, one after the other, and checks every byte; a neighbour on the same
+reactor does its worst. Two rows say what is fair to ask for: beside a neighbour that behaves
+(4 KiB, 32 in flight), and, for a victim on a disk, beside a program that reads the same disk
+without the target. The machine's own noise is in every row: read them against these two. On a
+machine of two CPUs victim and neighbour share one; both give it away while nothing ends, so that
+both are at work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import mmap
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.support.target import Target, binary
+
+MIB = 1 << 20
+LEAD_S = 1.0
+"""Seconds that a neighbour is at work before the victim is measured."""
+SLACK_S = 120.0
+BIG_MIB = 512
+"""Size of the disks that neighbours read."""
+STORE_MIB = 65536
+"""Size of the lvstore's file, which is sparse."""
+THIN_MIB = 32768
+"""Size of the volumes that are allocated and unmapped, a page of each cluster."""
+READER_THREADS, READER_BYTES = 8, 4 * MIB
+BEHAVED = "4 KiB, 32 in flight"
+OUTSIDE = "O_DIRECT reader outside"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the victim noticed. Times are in microseconds."""
+
+    victim: str
+    neighbour: str
+    iops: float
+    p50_us: float
+    p99_us: float
+    wrong: int
+    """Blocks that were not what had been written."""
+
+
+@dataclass
+class Host:
+    """One target with a reactor on one CPU, and the disks of all guests."""
+
+    target: Target
+    backing: Target
+    """The process behind the disk that will not answer."""
+    disk: Path
+    """A directory on the disk in question."""
+
+    def rpc(self, method: str, **parameters: Any) -> Any:
+        """Calls a method of the target."""
+        return self.target.rpc(method, **parameters)
+
+    def attach(self, controller: str, bdev: str) -> None:
+        """Makes a controller with one disk."""
+        self.rpc("vhost_create_scsi_controller", ctrlr=controller)
+        self.rpc(
+            "vhost_scsi_controller_add_target",
+            ctrlr=controller,
+            scsi_target_num=0,
+            bdev_name=bdev,
+        )
+
+    def start(self, command: str, controller: str, *options: str) -> subprocess.Popen[bytes]:
+        """Starts the initiator on a controller."""
+        socket = str(self.target.vhost_dir / controller)
+        return subprocess.Popen(
+            [str(binary("virtlun-bench")), command, socket, *options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def fill(self, controller: str) -> None:
+        """Writes a whole disk, so that reads are of data that is there."""
+        options = ("--fill", "--bs", "1m", "--iodepth", "8", "--time", "0.01")
+        process = self.start("run", controller, *options)
+        _, err = process.communicate(timeout=SLACK_S)
+        if process.returncode != 0:
+            raise RuntimeError(f"{controller} cannot be filled: {err.decode()}")
+
+    def prepare(self) -> None:
+        """Makes the disks and the controllers."""
+        image = self.disk / "store.img"
+        with image.open("wb") as file:
+            file.truncate(STORE_MIB * MIB)
+        self.rpc("bdev_uring_create", filename=str(image), name="file", block_size=512)
+        self.rpc("bdev_lvol_create_lvstore", bdev_name="file", lvs_name="lvs")
+        for name, size, thin in (
+            ("victim", 64, False),
+            ("big", BIG_MIB, False),
+            ("empty", BIG_MIB, True),
+            ("thin", THIN_MIB, True),
+            ("unmapped", THIN_MIB, True),
+        ):
+            self.rpc(
+                "bdev_lvol_create",
+                lvs_name="lvs",
+                lvol_name=name,
+                size_in_mib=size,
+                thin_provision=thin,
+            )
+        for name in ("quiet", "loud", "reset"):
+            self.rpc("bdev_malloc_create", name=name, num_blocks=BIG_MIB * 2048, block_size=512)
+        hung = self.backing.rpc("bdev_malloc_create", num_blocks=64 * 2048, block_size=512)
+        path = self.backing.rpc("virtlun_export_create", bdev_name=hung)["path"]
+        self.rpc("bdev_aio_create", name="hung", filename=path, block_size=512)
+        for controller, bdev in (
+            *(("victim-ram", "quiet"), ("victim-disk", "lvs/victim")),
+            *(("loud", "loud"), ("big", "lvs/big"), ("empty", "lvs/empty")),
+            *(("thin", "lvs/thin"), ("unmapped", "lvs/unmapped")),
+            *(("reset", "reset"), ("hung", "hung")),
+        ):
+            self.attach(controller, bdev)
+        for controller in ("loud", "big", "reset"):
+            self.fill(controller)
+
+    def victim(self, name: str, neighbour: str, seconds: float) -> Row:
+        """Measures the victim."""
+        options = ("--bs", "4k", "--iodepth", "1", "--verify", "--size", "16m", "--yield", "--json")
+        process = self.start("run", f"victim-{name}", *options, "--time", str(seconds))
+        out, err = process.communicate(timeout=SLACK_S)
+        if not out:
+            raise RuntimeError(f"the victim failed beside {neighbour}: {err.decode()}")
+        report = json.loads(out)
+        return Row(
+            victim=name,
+            neighbour=neighbour,
+            iops=report["iops"],
+            p50_us=report["p50_ns"] / 1000,
+            p99_us=report["p99_ns"] / 1000,
+            wrong=report["miscompares"] + report["errors"],
+        )
+
+
+Neighbour = Callable[[Host], contextlib.AbstractContextManager[None]]
+
+
+def initiator(command: str, controller: str, *options: str) -> Neighbour:
+    """A guest that goes on until it is killed."""
+
+    @contextlib.contextmanager
+    def beside(host: Host) -> Iterator[None]:
+        process = host.start(command, controller, *options, "--time", "3600")
+        try:
+            time.sleep(LEAD_S)
+            if process.poll() is not None:
+                _, err = process.communicate()
+                raise RuntimeError(f"the neighbour on {controller} ended: {err.decode()}")
+            yield
+        finally:
+            process.kill()
+            process.communicate()
+
+    return beside
+
+
+def reads(controller: str, size: str, depth: int) -> Neighbour:
+    """A guest with so many READs in flight."""
+    queue = ("--queue-size", "1024") if depth > 128 else ()
+    return initiator("run", controller, "--yield", "--bs", size, "--iodepth", str(depth), *queue)
+
+
+def flood(controller: str, kind: str) -> Neighbour:
+    """A guest of `virtlun-bench flood`."""
+    return initiator("flood", controller, "--kind", kind)
+
+
+@contextlib.contextmanager
+def without_answers(host: Host) -> Iterator[None]:
+    """A guest with 128 READs of a disk that does not answer."""
+    assert host.backing.process is not None
+    os.kill(host.backing.process.pid, signal.SIGSTOP)
+    try:
+        with reads("hung", "64k", 128)(host):
+            yield
+    finally:
+        os.kill(host.backing.process.pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def outside(host: Host) -> Iterator[None]:
+    """A program that reads the disk with O_DIRECT, 8 times 4 MiB at a time."""
+    path = host.disk / "other.img"
+    if not path.exists():
+        with path.open("wb") as file:
+            for _ in range(BIG_MIB):
+                file.write(os.urandom(MIB))
+            os.fsync(file.fileno())
+    over = threading.Event()
+
+    def read(first: int) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        at, memory = first * READER_BYTES, mmap.mmap(-1, READER_BYTES)
+        while not over.is_set():
+            os.preadv(fd, [memory], at % (BIG_MIB * MIB))
+            at += READER_THREADS * READER_BYTES
+        os.close(fd)
+
+    threads = [threading.Thread(target=read, args=(n,)) for n in range(READER_THREADS)]
+    for thread in threads:
+        thread.start()
+    try:
+        time.sleep(LEAD_S)
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def alone(_: Host) -> contextlib.AbstractContextManager[None]:
+    """Nobody."""
+    return contextlib.nullcontext()
+
+
+def neighbours(victim: str) -> dict[str, Neighbour]:
+    """All neighbours of a victim by name, what is fair to ask for first."""
+    behaved = "loud" if victim == "ram" else "big"
+    fair: dict[str, Neighbour] = {"none": alone, BEHAVED: reads(behaved, "4k", 32)}
+    if victim == "disk":
+        fair[OUTSIDE] = outside
+    return fair | {
+        "256 x 4 MiB READ, memory": reads("loud", "4m", 256),
+        "256 x 4 MiB READ, volume on the disk": reads("big", "4m", 256),
+        "256 x 4 MiB READ, unallocated": reads("empty", "4m", 256),
+        "UNMAP": flood("unmapped", "unmap"),
+        "WRITE SAME of zeros": flood("loud", "write-same"),
+        "VERIFY with data": flood("reset", "verify"),
+        "allocation of clusters": flood("thin", "allocate"),
+        "task management": flood("reset", "tmf"),
+        "SET_MEM_TABLE": flood("reset", "mem-table"),
+        "nonsense": flood("reset", "garbage"),
+        "a disk that does not answer": without_answers,
+    }
+
+
+@contextlib.contextmanager
+def host_on(disk: Path) -> Iterator[Host]:
+    """A target, and one behind its disk that will not answer, on scratch directories."""
+    scratch = Path(tempfile.mkdtemp(prefix="vn-", dir="/tmp"))
+    on_disk = Path(tempfile.mkdtemp(prefix="vn-", dir=disk))
+    on_disk.chmod(0o777)
+    allowed = sorted(os.sched_getaffinity(0))
+    mask = ["--cpumask", hex(1 << allowed[1])] if len(allowed) > 1 else []
+    for name in ("target", "backing"):
+        (scratch / name).mkdir()
+    host = Host(Target(scratch / "target", *mask), Target(scratch / "backing"), on_disk)
+    try:
+        host.target.start()
+        host.backing.start()
+        host.prepare()
+        yield host
+    finally:
+        host.target.stop()
+        host.backing.stop()
+        shutil.rmtree(scratch)
+        shutil.rmtree(on_disk)
+
+
+def table(rows: list[Row], victim: str) -> Table:
+    """The rows of one victim, against what is fair to ask for."""
+    fair = OUTSIDE if victim == "disk" else BEHAVED
+    of_victim = [row for row in rows if row.victim == victim]
+    reference = next((row for row in of_victim if row.neighbour == fair), None)
+    out = Table(title=f"4 KiB reads of {victim}, one at a time; against “{fair}”")
+    out.add_column("beside")
+    for column in ("IOPS", "p50 us", "p99 us", "IOPS ratio", "p99 ratio", "wrong"):
+        out.add_column(column, justify="right")
+    for row in of_victim:
+        ratios = ("", "")
+        if reference and row.neighbour != "none":
+            ratios = (f"{row.iops / reference.iops:.2f}", f"{row.p99_us / reference.p99_us:.2f}")
+        out.add_row(
+            row.neighbour,
+            f"{row.iops:,.0f}",
+            f"{row.p50_us:,.1f}",
+            f"{row.p99_us:,.1f}",
+            *ratios,
+            str(row.wrong),
+        )
+    return out
+
+
+def main() -> int:
+    """Measures all rows; the exit status is 1 if a victim read something wrong."""
+    parser = argparse.ArgumentParser(prog="tests.bench.noisy", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a second and a half of each row")
+    parser.add_argument("--json", action="store_true", help="rows as JSON instead of tables")
+    parser.add_argument("--time", type=float, help="seconds of one row (4)")
+    parser.add_argument("--disk", type=Path, default=Path("/var/tmp"), help="where volumes lie")
+    parser.add_argument("--victim", choices=("ram", "disk"), help="only this one")
+    parser.add_argument("--only", action="append", help="only this neighbour, by name")
+    arguments = parser.parse_args()
+    seconds = arguments.time or (1.5 if arguments.quick else 4.0)
+    out = Console(stderr=arguments.json, width=None if sys.stdout.isatty() else 120)
+    rows: list[Row] = []
+    with host_on(arguments.disk) as host:
+        for victim in ("ram", "disk"):
+            if arguments.victim not in (None, victim):
+                continue
+            for name, neighbour in neighbours(victim).items():
+                if arguments.only and name not in arguments.only:
+                    continue
+                with neighbour(host):
+                    rows.append(host.victim(victim, name, seconds))
+            if not arguments.json:
+                out.print(table(rows, victim))
+    if arguments.json:
+        print(json.dumps([asdict(row) for row in rows], indent=1))
+    return int(any(row.wrong for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

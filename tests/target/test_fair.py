@@ -1,0 +1,130 @@
+"""Neighbours that want everything: whoever shares their reactor goes on, and reads what it wrote.
+
+How fast is not asserted: `python -m tests.bench.noisy` measures it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.initiator import Initiator
+from tests.support.target import Target, binary
+from tests.target.conftest import MakeTarget
+from tests.target.test_stuck import disk_of, without_answers
+
+MIB = 1 << 20
+DEADLINE_S = 60.0
+FLUSH = bytes([0x35, *bytes(9)])
+BIG_READS = ("run", "--bs", "4m", "--iodepth", "64")
+
+
+def attach(target: Target, controller: str, bdev: str) -> Path:
+    """Makes a controller with one disk; returns its socket."""
+    target.rpc("vhost_create_scsi_controller", ctrlr=controller)
+    target.rpc(
+        "vhost_scsi_controller_add_target", ctrlr=controller, scsi_target_num=0, bdev_name=bdev
+    )
+    return target.vhost_dir / controller
+
+
+def requests_of(target: Target, controller: str) -> int:
+    """How many requests a controller has taken so far."""
+    (stats,) = target.rpc("virtlun_vhost_get_stats", name=controller)
+    return int(stats["requests"])
+
+
+@contextmanager
+def neighbour(socket: Path, command: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """An initiator that goes on until the end of the block."""
+    process = subprocess.Popen(
+        [str(binary("virtlun-bench")), command, str(socket), *options, "--time", "3600"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_for_requests(target: Target, controller: str, more_than: int) -> None:
+    """Waits until a controller has taken more requests than that."""
+    end = time.monotonic() + DEADLINE_S
+    while requests_of(target, controller) <= more_than:
+        assert time.monotonic() < end, f"{controller} sends nothing"
+        time.sleep(0.01)
+
+
+def verified_io(guest: Initiator, count: int) -> None:
+    """Writes stamped blocks and reads each back."""
+    for n in range(count):
+        stamp = n.to_bytes(4, "big") * 1024
+        guest.write(n % 64 * 8, stamp)
+        assert guest.read(n % 64 * 8, 8) == stamp
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        BIG_READS,
+        *(
+            ("flood", "--kind", kind)
+            for kind in ("unmap", "write-same", "verify", "allocate", "tmf", "mem-table", "garbage")
+        ),
+    ],
+    ids=lambda load: load[-1] if load[0] == "flood" else "reads",
+)
+def test_a_guest_goes_on_beside(load: tuple[str, ...], make_target: MakeTarget) -> None:
+    target = make_target("--cpumask", "0x1").start()
+    for name in ("quiet", "loud"):
+        target.rpc("bdev_malloc_create", name=name, num_blocks=256 * 2048, block_size=512)
+    target.rpc("bdev_lvol_create_lvstore", bdev_name="loud", lvs_name="lvs")
+    target.rpc(
+        "bdev_lvol_create", lvs_name="lvs", lvol_name="v", size_in_mib=128, thin_provision=True
+    )
+    quiet, loud = attach(target, "quiet", "quiet"), attach(target, "loud", "lvs/v")
+    with Initiator(quiet) as guest, neighbour(loud, *load) as process:
+        guest.send("connect")
+        guest.ready()
+        for _ in range(3):
+            wait_for_requests(target, "loud", requests_of(target, "loud"))
+            verified_io(guest, 40)
+        assert process.poll() is None, "the neighbour gave up"
+    # And its disk is there for the next guest.
+    with Initiator(loud) as next_guest:
+        next_guest.send("connect")
+        next_guest.ready()
+        verified_io(next_guest, 4)
+
+
+def test_a_disk_that_does_not_answer_leaves_the_kernels_workers_to_others(
+    make_target: MakeTarget, tmp_path: Path
+) -> None:
+    """A flush needs one of them; by itself a ring has four for each CPU."""
+    backing, target = make_target().start(), make_target("--cpumask", "0x1").start()
+    target.rpc("bdev_aio_create", name="slow", filename=disk_of(backing), block_size=512)
+    image = tmp_path / "disk.img"
+    image.write_bytes(bytes(4 * MIB))
+    target.rpc("bdev_aio_create", name="file", filename=str(image), block_size=512)
+    stuck, well = attach(target, "stuck", "slow"), attach(target, "well", "file")
+    with Initiator(well) as guest, Initiator(stuck) as other:
+        for one in (guest, other):
+            one.send("connect")
+            one.ready()
+            one.write(0, bytes(4096))
+        with without_answers(backing):
+            heads = [other.send("submit", cdb=FLUSH, target=0)["head"] for _ in range(40)]
+            for _ in range(5):
+                verified_io(guest, 4)
+                answer = guest.cdb(FLUSH)
+                assert (answer["response"], answer["status"]) == (0, 0)
+        for head in heads:
+            answer = other.send("wait", head=head)
+            assert (answer["response"], answer["status"]) == (0, 0)
