@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use guestmem::RegionSpec;
 use vhost::vhost_user::message::{
-    VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures,
+    VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures,
 };
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserDirtyLogRegion, VhostUserMemoryRegionInfo, VringConfigData};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::error::Error;
+use crate::inflight::{Extent, Inflight};
 
 /// Virtio and vhost-user feature bits that the front end knows.
 pub mod feature {
@@ -92,6 +93,7 @@ impl Connection {
                     | VhostUserProtocolFeatures::LOG_SHMFD
                     | VhostUserProtocolFeatures::REPLY_ACK
                     | VhostUserProtocolFeatures::CONFIG
+                    | VhostUserProtocolFeatures::INFLIGHT_SHMFD
                     | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS);
             front.set_protocol_features(protocol).map_err(fail("SET_PROTOCOL_FEATURES"))?;
             if protocol.contains(VhostUserProtocolFeatures::REPLY_ACK) {
@@ -134,6 +136,30 @@ impl Connection {
     pub fn set_features(&mut self, features: u64) -> Result<(), Error> {
         self.features = features;
         self.front.set_features(features).map_err(fail("SET_FEATURES"))
+    }
+
+    /// Asks for an in-flight region for `queues` queues of `queue_size` descriptors (GET_INFLIGHT_FD);
+    /// `None`: the target has none.
+    pub fn get_inflight(
+        &mut self,
+        queues: u16,
+        queue_size: u16,
+    ) -> Result<Option<Inflight>, Error> {
+        if !self.protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD) {
+            return Ok(None);
+        }
+        let wanted = VhostUserInflight::new(0, 0, queues, queue_size);
+        let (got, file) = self.front.get_inflight_fd(&wanted).map_err(fail("GET_INFLIGHT_FD"))?;
+        let (bytes, offset) = (got.mmap_size, got.mmap_offset);
+        Inflight::new(Extent { bytes, offset, queues, queue_size }, file.into()).map(Some)
+    }
+
+    /// Gives an in-flight region to the target (SET_INFLIGHT_FD).
+    pub fn set_inflight(&mut self, region: &Inflight) -> Result<(), Error> {
+        let at = region.extent();
+        let given = VhostUserInflight::new(at.bytes, at.offset, at.queues, at.queue_size);
+        let fd = region.fd().as_raw_fd();
+        self.front.set_inflight_fd(&given, fd).map_err(fail("SET_INFLIGHT_FD"))
     }
 
     /// Sets the whole memory table.

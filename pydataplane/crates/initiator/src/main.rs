@@ -103,6 +103,9 @@ struct Run {
     /// Do not use indirect descriptors
     #[arg(long)]
     no_indirect: bool,
+    /// Keep no in-flight region (QEMU does)
+    #[arg(long)]
+    no_inflight: bool,
     /// Process of the target: tells its CPU time per I/O and its memory
     #[arg(long)]
     target_pid: Option<u32>,
@@ -183,6 +186,7 @@ fn run(run: &Run) -> Result<ExitCode, Error> {
         hugepages: run.hugepages,
         event_idx: !run.no_event_idx,
         indirect: !run.no_indirect,
+        inflight: !run.no_inflight,
         ..Options::default()
     };
     let config = Config {

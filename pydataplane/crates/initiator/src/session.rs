@@ -14,6 +14,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use crate::arena::{Arena, USER_BASE};
 use crate::connection::{Connection, Vring, feature};
 use crate::error::Error;
+use crate::inflight::{Inflight, QueueState};
 use crate::ring::{Kick, Ring, Used};
 use crate::scsi::{self, Event};
 
@@ -54,6 +55,8 @@ pub struct Options {
     pub mem_slots: bool,
     /// More feature bits to acknowledge, offered or not.
     pub force_features: u64,
+    /// Keep what is in flight in a region of the target's, if it has one (INFLIGHT_SHMFD).
+    pub inflight: bool,
 }
 
 impl Default for Options {
@@ -70,6 +73,7 @@ impl Default for Options {
             event_buffers: 8,
             mem_slots: false,
             force_features: 0,
+            inflight: true,
         }
     }
 }
@@ -122,6 +126,7 @@ pub struct Session {
     /// Guest memory.
     pub arena: Arena,
     connection: Option<Connection>,
+    inflight: Option<Inflight>,
     pub(crate) queues: Vec<Queue>,
     /// Guest address of the first event buffer.
     events_at: u64,
@@ -150,6 +155,7 @@ impl Session {
             options,
             arena,
             connection: None,
+            inflight: None,
             queues: Vec::new(),
             events_at,
             events: Vec::new(),
@@ -171,6 +177,7 @@ impl Session {
                 calls: 0,
             });
         }
+        session.share_inflight(false)?;
         session.share_memory()?;
         for index in 0..session.queues.len() {
             session.start(index, 0)?;
@@ -212,14 +219,15 @@ impl Session {
         self.connection = None;
     }
 
-    /// Connects again with the same memory. With `keep`, rings go on at the used index, as QEMU
-    /// does after a back end came back; without, they start anew and in-flight requests are
-    /// forgotten.
+    /// Connects again with the same memory. With `keep`, rings go on at the used index, and the
+    /// in-flight region is given again, as QEMU does after a back end came back; without, they start
+    /// anew and in-flight requests are forgotten.
     pub fn reconnect(&mut self, keep: bool) -> Result<(), Error> {
         self.connection = None;
         let connection = self.negotiate()?;
         let event_idx = connection.features & feature::EVENT_IDX != 0;
         self.connection = Some(connection);
+        self.share_inflight(keep)?;
         self.share_memory()?;
         for index in 0..self.queues.len() {
             let base = if keep {
@@ -239,6 +247,28 @@ impl Session {
             self.post_events()?;
         }
         Ok(())
+    }
+
+    /// Gives the in-flight region to the target: the one that is there with `keep`, else a new one.
+    fn share_inflight(&mut self, keep: bool) -> Result<(), Error> {
+        let Session { connection, inflight, options, queues, .. } = self;
+        let connection = connection.as_mut().ok_or_else(|| Error::Usage("not connected".into()))?;
+        if !options.inflight {
+            return Ok(());
+        }
+        if !keep || inflight.is_none() {
+            *inflight = connection.get_inflight(queues.len() as u16, options.queue_size)?;
+        }
+        inflight.as_ref().map_or(Ok(()), |region| connection.set_inflight(region))
+    }
+
+    /// What the in-flight region says of each queue; `None`: there is none.
+    pub fn in_flight(&self) -> Result<Option<Vec<QueueState>>, Error> {
+        let Some(region) = &self.inflight else { return Ok(None) };
+        (0..self.queues.len() as u16)
+            .map(|index| region.state(index))
+            .collect::<Result<_, _>>()
+            .map(Some)
     }
 
     /// Tells the target the whole memory table (again).

@@ -30,6 +30,7 @@ use guestmem::{GuestMemory, GuestRange, MapError, RegionSpec};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 use crate::queue::MAX_QUEUE_SIZE;
+use crate::steps::step;
 
 /// `version` of a region in use.
 const VERSION: u16 = 1;
@@ -304,6 +305,7 @@ impl Inflight {
             self.set_inflight(head, 0);
         }
         self.region.put(FEATURES, 0u64).expect(CHECKED);
+        step();
         self.put(DESC_NUM, self.size);
         self.put(LAST_BATCH_HEAD, 0);
         self.put(USED_IDX, used);
@@ -319,7 +321,8 @@ impl Inflight {
         let at = state(head);
         self.region.put(at + COUNTER, self.counter).expect(CHECKED);
         self.counter = self.counter.wrapping_add(1);
-        self.region.put(at + INFLIGHT, 1u8).expect(CHECKED);
+        step();
+        self.set_inflight(head, 1);
         compiler_fence(Ordering::SeqCst);
     }
 
@@ -356,6 +359,7 @@ impl Inflight {
     #[inline(always)]
     fn set_inflight(&self, head: u16, value: u8) {
         self.region.put(state(head) + INFLIGHT, value).expect(CHECKED);
+        step();
     }
 
     #[inline(always)]
@@ -366,6 +370,7 @@ impl Inflight {
     #[inline(always)]
     fn put(&self, offset: usize, value: u16) {
         self.region.put(offset, value).expect(CHECKED);
+        step();
     }
 }
 

@@ -24,6 +24,10 @@ mod chain;
 mod inflight;
 mod queue;
 mod segments;
+mod steps;
+
+#[cfg(test)]
+mod crash;
 
 pub use chain::{ChainError, Desc, Head};
 pub use inflight::{Inflight, InflightError, InflightRegion};

@@ -8,6 +8,7 @@ use guestmem::{GuestMemory, GuestRange};
 use crate::chain::{self, ChainError, DESC_LEN, Desc, Head, Table};
 use crate::inflight::{Inflight, InflightError, Left};
 use crate::segments::Segments;
+use crate::steps::step;
 
 /// Descriptors that a queue may have here (2.7: at most 32768; QEMU's limit is 1024).
 pub const MAX_QUEUE_SIZE: u16 = 1024;
@@ -356,6 +357,7 @@ impl SplitQueue {
         let at = RING + usize::from(slot) * USED_ENTRY;
         let entry = [u32::from(head).to_le(), written.to_le()];
         self.used.put(at, entry).expect(CHECKED);
+        step();
         self.mark_used(at, USED_ENTRY);
         if let Some(inflight) = &mut self.inflight {
             inflight.link(head, self.next_used);
@@ -369,6 +371,7 @@ impl SplitQueue {
     pub fn show(&mut self) {
         if self.next_used != self.shown {
             self.used.store_release_u16(IDX, self.next_used).expect(CHECKED);
+            step();
             if let Some(inflight) = &mut self.inflight {
                 inflight.clear(self.shown, self.next_used);
             }

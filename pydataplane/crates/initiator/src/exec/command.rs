@@ -274,6 +274,8 @@ pub enum Command {
         /// Queue, over all queues.
         queue: usize,
     },
+    /// What the in-flight region says of each queue, or null: `queues`.
+    Inflight,
     /// Ends the script.
     Quit,
 }

@@ -186,6 +186,7 @@ impl Script {
                     "next_avail": ring.next_avail(),
                 }))
             }
+            Command::Inflight => Ok(json!({"queues": self.session()?.in_flight()?})),
             Command::Quit => Ok(json!({})),
         }
     }

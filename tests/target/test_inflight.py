@@ -1,0 +1,213 @@
+"""Restarts under I/O: what is in flight when the target goes is done by the next one.
+
+A driver that keeps an in-flight region, as QEMU does, writes stamped blocks through several queues
+while its target is killed, stopped in order, and frozen. Every request is answered once and well,
+and a block holds what was written to it last.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.support.initiator import Initiator, Refused
+from tests.support.target import Target
+
+KIB, MIB = 1 << 10, 1 << 20
+BLOCK = 512
+EXTENTS = 24
+"""Parts of the disk, 1 MiB each, that are written one at a time each."""
+QUEUES = 2
+SIZES = [4 * KIB, 4 * KIB, 4 * KIB, 16 * KIB, 64 * KIB, 128 * KIB, 512 * KIB, MIB]
+"""Of writes and reads, in bytes; indirect descriptors carry each."""
+CUTS = [(), (51,), (51, 512), (20, 31, 4096, 1024)]
+"""Where the readable part of a chain is cut into descriptors."""
+UNIT_ATTENTION = 6
+DEADLINE_S = 60.0
+
+
+def stamp(extent: int, version: int, length: int) -> bytes:
+    """What version `version` of an extent begins with: each block tells where and when."""
+    return b"".join(
+        f"{extent}:{block}:{version};".encode().ljust(BLOCK, bytes([version % 251 + 1]))
+        for block in range(length // BLOCK)
+    )
+
+
+@dataclass
+class Request:
+    """A request that was not answered yet, and what it makes of its extent."""
+
+    queue: int
+    head: int
+    command: dict[str, object]
+    extent: int | None = None
+    content: bytes | None = None
+    """Of the extent afterwards."""
+    expected: bytes | None = None
+    """What a read must show."""
+
+
+@dataclass
+class Load:
+    """A driver's requests, and what the disk must hold."""
+
+    guest: Initiator
+    rng: random.Random
+    held: dict[int, bytes] = field(default_factory=dict)
+    pending: list[Request] = field(default_factory=list)
+    version: int = 0
+    answered: int = 0
+
+    def submit(self, count: int) -> None:
+        """Puts `count` requests in flight, each write and read in an extent of its own."""
+        busy = {request.extent for request in self.pending}
+        free = [extent for extent in range(EXTENTS) if extent not in busy]
+        self.rng.shuffle(free)
+        for extent in free[:count]:
+            self.pending.append(self.request(extent))
+        flush: dict[str, object] = {"cdb": bytes([0x35]).ljust(10, b"\0")}
+        self.pending.append(self.sent(Request(self.rng.randrange(QUEUES), 0, flush)))
+
+    def request(self, extent: int) -> Request:
+        queue, kind = self.rng.randrange(QUEUES), self.rng.random()
+        held = self.held.get(extent, bytes(MIB))
+        length = self.rng.choice(SIZES)
+        lba = extent * MIB // BLOCK
+        blocks = (length // BLOCK).to_bytes(2, "big")
+        at = lba.to_bytes(4, "big")
+        if kind < 0.6:
+            self.version += 1
+            data = stamp(extent, self.version, length)
+            fua = 8 if self.rng.random() < 0.3 else 0
+            command: dict[str, object] = {
+                "cdb": bytes([0x2A, fua, *at, 0, *blocks, 0]),
+                "data_out": data,
+                "cut_out": list(self.rng.choice(CUTS)),
+            }
+            return self.sent(Request(queue, 0, command, extent, data + held[length:]))
+        if kind < 0.8:
+            command = {"cdb": bytes([0x28, 0, *at, 0, *blocks, 0]), "data_in_len": length}
+            return self.sent(Request(queue, 0, command, extent, held, held[:length]))
+        ranges = lba.to_bytes(8, "big") + (MIB // BLOCK).to_bytes(4, "big") + bytes(4)
+        parameters = bytes([0, 22, 0, 16, 0, 0, 0, 0]) + ranges
+        command = {
+            "cdb": bytes([0x42, 0, 0, 0, 0, 0, 0, 0, len(parameters), 0]),
+            "data_out": parameters,
+        }
+        return self.sent(Request(queue, 0, command, extent, bytes(MIB)))
+
+    def sent(self, request: Request) -> Request:
+        answer = self.guest.send("submit", queue=request.queue, **request.command)
+        request.head = answer["head"]
+        return request
+
+    def settle(self) -> None:
+        """Waits for every request, and looks at what it brought."""
+        while self.pending:
+            request = self.pending.pop(0)
+            answer = self.guest.send(
+                "wait", head=request.head, queue=request.queue, timeout_ms=int(DEADLINE_S * 1000)
+            )
+            if answer["status"] == 2 and answer["sense"][2] & 15 == UNIT_ATTENTION:
+                # The new target's power-on. A driver asks again.
+                self.pending.append(self.sent(request))
+                continue
+            assert (answer["response"], answer["status"]) == (0, 0), answer
+            self.answered += 1
+            if request.expected is not None:
+                assert answer["data_in"] == request.expected, f"extent {request.extent}"
+            if request.extent is not None and request.content is not None:
+                self.held[request.extent] = request.content
+        for queue in range(2 + QUEUES):
+            if queue != 1:
+                assert self.guest.send("raw", queue=queue)["used"] == [], "answered twice"
+
+    def audit(self) -> None:
+        """Reads the whole disk."""
+        for extent in range(EXTENTS):
+            found = self.guest.read(extent * MIB // BLOCK, MIB // BLOCK)
+            assert found == self.held.get(extent, bytes(MIB)), f"extent {extent}"
+
+    def check_region(self) -> None:
+        """With nothing in flight the region says so, and agrees with the rings."""
+        deadline = time.monotonic() + DEADLINE_S
+        for queue in range(2, 2 + QUEUES):
+            used = self.guest.send("ring", queue=queue)["next_avail"]
+            while True:
+                state = self.guest.send("inflight")["queues"][queue]
+                if (state["in_flight"], state["used_idx"]) == ([], used):
+                    break
+                assert time.monotonic() < deadline, (queue, state, used)
+            assert (state["version"], state["desc_num"]) == (1, 128)
+
+
+def reconnect(guest: Initiator) -> None:
+    """As QEMU: again and again, until there is somebody."""
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            guest.send("reconnect", keep=True)
+            return
+        except Refused:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def prepare(target: Target) -> None:
+    target.make_lvstore("lvs0", 64 * MIB)
+    target.rpc(
+        "bdev_lvol_create", lvol_name="v", size_in_mib=EXTENTS, lvs_name="lvs0", thin_provision=True
+    )
+    target.rpc("vhost_create_scsi_controller", ctrlr="c0")
+    target.rpc(
+        "vhost_scsi_controller_add_target", ctrlr="c0", scsi_target_num=0, bdev_name="lvs0/v"
+    )
+
+
+@pytest.mark.parametrize("how", ["kill", "term", "freeze"])
+def test_what_is_in_flight_survives_the_target(target: Target, how: str) -> None:
+    seed = int(os.environ.get("VIRTLUN_SEED", random.randrange(1 << 32)))
+    rounds = int(os.environ.get("VIRTLUN_RESTARTS", "6"))
+    print(f"VIRTLUN_SEED={seed}")
+    rng = random.Random(seed)
+    prepare(target)
+    with Initiator(target.vhost_dir / "c0") as guest:
+        guest.send("connect", queues=QUEUES, memory=256 * MIB)
+        guest.ready()
+        load = Load(guest, rng)
+        replayed = 0
+        for _ in range(rounds):
+            load.submit(EXTENTS - 4)
+            time.sleep(rng.random() * 0.01)
+            assert target.process is not None
+            if how == "kill":
+                target.kill9()
+            elif how == "term":
+                assert target.stop() == 0
+            else:
+                os.kill(target.pid, signal.SIGSTOP)
+                load.submit(4)
+                time.sleep(0.2)
+                os.kill(target.pid, signal.SIGCONT)
+            if how != "freeze":
+                states = guest.send("inflight")["queues"]
+                replayed += sum(len(state["in_flight"]) for state in states[2:])
+                # The guest goes on while nobody is there.
+                load.submit(4)
+                target.start()
+                reconnect(guest)
+            load.settle()
+            load.check_region()
+        load.audit()
+        assert load.answered >= rounds * EXTENTS
+        print(f"{load.answered} requests answered, {replayed} of them submitted again")
+        guest.send("disconnect")
+    words = target.words()
+    assert "broke virtio's rules" not in words
+    assert "not started" not in words
