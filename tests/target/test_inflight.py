@@ -27,7 +27,10 @@ SIZES = [4 * KIB, 4 * KIB, 4 * KIB, 16 * KIB, 64 * KIB, 128 * KIB, 512 * KIB, MI
 """Of writes and reads, in bytes; indirect descriptors carry each."""
 CUTS = [(), (51,), (51, 512), (20, 31, 4096, 1024)]
 """Where the readable part of a chain is cut into descriptors."""
+CHECK, TASK_SET_FULL = 2, 0x28
+"""CHECK CONDITION, TASK SET FULL (SAM-5 5.3.1)."""
 UNIT_ATTENTION = 6
+"""Sense key (SPC-4 4.5.6)."""
 DEADLINE_S = 60.0
 
 
@@ -114,8 +117,9 @@ class Load:
             answer = self.guest.send(
                 "wait", head=request.head, queue=request.queue, timeout_ms=int(DEADLINE_S * 1000)
             )
-            if answer["status"] == 2 and answer["sense"][2] & 15 == UNIT_ATTENTION:
-                # The new target's power-on. A driver asks again.
+            attention = answer["status"] == CHECK and answer["sense"][2] & 15 == UNIT_ATTENTION
+            if attention or answer["status"] == TASK_SET_FULL:
+                # The new target's power-on, or too much at once. A driver asks again.
                 self.pending.append(self.sent(request))
                 continue
             assert (answer["response"], answer["status"]) == (0, 0), answer
@@ -183,9 +187,11 @@ def test_what_is_in_flight_survives_the_target(target: Target, how: str) -> None
         load = Load(guest, rng)
         replayed = 0
         for _ in range(rounds):
+            # Frozen meanwhile, so that it has them all at once.
+            os.kill(target.pid, signal.SIGSTOP)
             load.submit(EXTENTS - 4)
+            os.kill(target.pid, signal.SIGCONT)
             time.sleep(rng.random() * 0.01)
-            assert target.process is not None
             if how == "kill":
                 target.kill9()
             elif how == "term":
