@@ -99,7 +99,7 @@ def test_root_keeps_few_capabilities(make_target: MakeTarget) -> None:
 
 @as_root
 def test_another_user_has_no_capability_and_serves_a_guest(make_target: MakeTarget) -> None:
-    target = make_user_target(make_target).start()
+    target = make_user_target(make_target, "--cpumask", "[0]").start()
     for task in tasks(target.pid):
         assert task["Uid"].split() == [str(UID)] * 4
         assert task["Gid"].split() == [str(GID)] * 4
@@ -208,6 +208,29 @@ def test_what_is_closed_to_the_user_is_named_with_the_cure(make_target: MakeTarg
     closed.chmod(0o711)
     os.chown(file, UID, GID)
     target.rpc("bdev_uring_create", filename=str(file), name="a")
+
+
+@as_root
+def test_a_block_device_opens_for_its_group(make_target: MakeTarget) -> None:
+    target = make_user_target(make_target).start()
+    file = target.make_file("disk", 64 << 20)
+    loop = subprocess.check_output(["losetup", "-f", "--show", str(file)], text=True).strip()
+    device = Path(loop)
+    before = device.stat()
+    try:
+        os.chown(loop, 0, 0)
+        device.chmod(0o660)
+        with pytest.raises(RpcError) as refused:
+            target.rpc("bdev_aio_create", filename=loop, name="d", block_size=512)
+        assert f"user {UID} may not open the block device {loop}: add it to" in str(refused.value)
+        os.chown(loop, 0, SOCKET_GID)
+        target.rpc("bdev_aio_create", filename=loop, name="d", block_size=512)
+        target.rpc("bdev_lvol_create_lvstore", bdev_name="d", lvs_name="lvs0")
+        assert target.stop() == 0
+    finally:
+        os.chown(loop, before.st_uid, before.st_gid)
+        device.chmod(stat.S_IMODE(before.st_mode))
+        subprocess.run(["losetup", "-d", loop], check=True)
 
 
 @as_root
