@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -108,6 +110,25 @@ def disk(guest: Guest, number: int) -> str:
     return guest.agent.wait_for(f"ls /sys/bus/scsi/devices/0:0:{number}:0/block").strip()
 
 
-def checksum(guest: Guest, name: str) -> str:
-    """Returns the MD5 sum of a whole disk, read past the guest's page cache."""
-    return guest.run(f"dd if=/dev/{name} bs=1M iflag=direct 2>/dev/null | md5sum").split()[0]
+def add_known(target: Target, number: int, mib: int) -> str:
+    """Shows a file of random bytes as target `number` of `vm0`; returns its MD5 sum."""
+    data = random.Random(number).randbytes(mib * MIB)
+    name = f"known{number}"
+    file = target.make_file(f"{name}.img", len(data))
+    file.write_bytes(data)
+    target.rpc("bdev_uring_create", filename=str(file), name=name, block_size=512)
+    add(target, number, name)
+    return hashlib.md5(data).hexdigest()
+
+
+def checksum(guest: Guest, name: str, mib: int | None = None) -> str:
+    """Returns the MD5 sum of a disk, or of its first `mib`, read past the guest's page cache.
+
+    Raises:
+        GuestError: a read failed; the text is what dd said.
+    """
+    count = "" if mib is None else f" count={mib}"
+    return guest.run(
+        f"dd if=/dev/{name} bs=1M iflag=direct{count} 2> /tmp/dd | md5sum"
+        " || { cat /tmp/dd; false; }"
+    ).split()[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 import time
@@ -74,11 +75,13 @@ def test_guests_on_a_disk_that_does_not_answer_keep_no_other_guest_waiting(
     target.rpc("bdev_aio_create", name="slow", filename=disk_of(backing), block_size=512)
     target.rpc("bdev_lvol_create_lvstore", bdev_name="slow", lvs_name="slow")
     target.rpc("bdev_malloc_create", name="m0", num_blocks=2048, block_size=512)
+    before, written, allocated = (random.Random(n).randbytes(8192) for n in range(3))
     zero = bytes([0x93, 8, *(0).to_bytes(8, "big"), *(2048).to_bytes(4, "big"), 0, 0])
+    read: list[bytes] = []
     work: dict[str, Callable[[Initiator], object]] = {
-        "read": lambda guest: guest.read(0, 8),
-        "write": lambda guest: guest.write(8, bytes(4096)),
-        "allocate": lambda guest: guest.write(4096, bytes(4096)),
+        "read": lambda guest: read.append(guest.read(0, 16)),
+        "write": lambda guest: guest.write(8, written),
+        "allocate": lambda guest: guest.write(4096, allocated),
         "flush": lambda guest: guest.cdb(bytes([0x35, *bytes(9)])),
         "unmap": lambda guest: guest.cdb(zero, data_out=bytes(512)),
     }
@@ -91,7 +94,7 @@ def test_guests_on_a_disk_that_does_not_answer_keep_no_other_guest_waiting(
         guest = stack.enter_context(Initiator(target.vhost_dir / name))
         guest.send("connect")
         guest.ready()
-        guest.write(0, bytes(8192))
+        guest.write(0, before)
         return guest
 
     with ExitStack() as stack:
@@ -121,5 +124,10 @@ def test_guests_on_a_disk_that_does_not_answer_keep_no_other_guest_waiting(
         for thread in threads:
             thread.join(60)
             assert not thread.is_alive()
-        assert guests["write"].read(8, 8) == bytes(4096)
+        assert read == [before]
+        assert guests["write"].read(0, 24) == before[:4096] + written
+        assert guests["allocate"].read(4096, 16) == allocated
+        assert guests["allocate"].read(0, 16) == before
+        assert guests["flush"].read(0, 16) == before
+        assert guests["unmap"].read(0, 16) == bytes(8192)
     assert target.stop() == 0
