@@ -1,4 +1,4 @@
-"""Two targets on one host, one gateway and one hook: each domain's disks are where they should be."""
+"""Two targets on one host, one gateway and hook: each domain's disks are where they should be."""
 
 from __future__ import annotations
 
