@@ -32,6 +32,10 @@ def program(name: str, crate: str) -> RustBin:
 
 
 setup(
-    rust_extensions=[program("virtlun-target", "target"), program("virtlun-bench", "initiator")],
+    rust_extensions=[
+        program("virtlun-target", "target"),
+        program("virtlun-holder", "target"),
+        program("virtlun-bench", "initiator"),
+    ],
     cmdclass={"bdist_wheel": PlatformWheel},
 )

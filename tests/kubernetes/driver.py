@@ -89,6 +89,7 @@ class Deployment:
         self._give_account()
         found = list(self._containers())
         (self.node.kubelet_dir / "plugins" / DRIVER).mkdir(parents=True, exist_ok=True)
+        self._start(found, "virtlun-holder")
         self._start(found, "virtlun-target")
         wait_for(self._target_answers, "the target", seconds=READY_DEADLINE_S)
         self.volumes.create_lvstore(LVSTORE, self.state_dir / f"{LVSTORE}.img", lvstore_bytes)
@@ -140,6 +141,7 @@ class Deployment:
 
     def _spawn(self, container: Container) -> Process:
         programs: dict[str, list[Path | str]] = {
+            "virtlun-holder": [binary("virtlun-holder")],
             "virtlun-target": [binary()],
             "virtlun-csi": driver_program(),
         }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -225,7 +226,24 @@ def test_pods_do_not_notice_a_new_driver_or_kubelet(
         assert {each["code"] for each in published} == {"OK"}
 
 
-def test_a_dead_target_gives_errors_and_a_new_pod_gets_the_data_again(
+def test_a_running_pod_waits_while_its_target_is_away(
+    cluster: Cluster, deployment: Deployment
+) -> None:
+    with cluster.applied(DISK), cluster.applied(RAW):
+        cluster.wait("pod/raw", "condition=Ready")
+        write(cluster, "raw", "safe")
+        with deployment.without("virtlun-target"):
+            writing = threading.Thread(target=write, args=(cluster, "raw", "late"))
+            writing.start()
+            writing.join(1.0)
+            assert writing.is_alive()
+        deployment.wait_ready()
+        writing.join(CONVERGE_S)
+        assert not writing.is_alive()
+        assert read(cluster, "raw") == "late"
+
+
+def test_a_target_that_dies_with_the_holder_gives_errors_and_a_new_pod_gets_the_data_again(
     cluster: Cluster, deployment: Deployment
 ) -> None:
     """What a loop device cannot: give a pod that was there before its volume back."""
@@ -234,6 +252,7 @@ def test_a_dead_target_gives_errors_and_a_new_pod_gets_the_data_again(
         write(cluster, "raw", "safe")
         with (
             deployment.without("virtlun-target"),
+            deployment.without("virtlun-holder"),
             pytest.raises(SandboxError, match="Input/output error"),
         ):
             write(cluster, "raw", "lost", at_mib=1)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ STOP_DEADLINE_S = 30.0
 SANDBOX_REFUSED = "the sandbox refused the system call"
 """In the log: the target made a call that is missing in crates/sandbox/src/calls.rs."""
 ROOT = Path(__file__).parents[2]
+PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 class TargetFailed(AssertionError):
@@ -56,6 +61,7 @@ class Target:
         self.vhost_dir = directory / "vhost"
         self.state_dir = directory / "state"
         self.export_dir = directory / "export"
+        self.holder_socket = directory / "holder.sock"
         self.log = directory / "target.log"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -118,6 +124,39 @@ class Target:
             process.kill()
             process.wait()
             raise TargetFailed(f"the target did not end:\n{self.words()}") from None
+
+    @contextlib.contextmanager
+    def holder(self, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Runs a holder of this target's exports by itself, for the duration of a block."""
+        command = [
+            str(binary("virtlun-holder")),
+            *("--socket", str(self.holder_socket), "--dir", str(self.export_dir), *options),
+        ]
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+    def kill_holder(self) -> None:
+        """Kills the holder that the target has started, if it is there."""
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer,
+        ):
+            peer.connect(str(self.holder_socket))
+            found = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
+            os.kill(PEER.unpack(found)[0], signal.SIGKILL)
+
+    def end_holder(self) -> None:
+        """Ends the holder that the target has started, and what it holds with it."""
+        self.kill_holder()
+        for line in reversed(Path("/proc/self/mountinfo").read_text().splitlines()):
+            point = line.split()[4]
+            if Path(point).parent == self.export_dir:
+                subprocess.run(["umount", "-l", point], check=False)
 
     def restart(self) -> Target:
         """Stops it in order and starts it again."""

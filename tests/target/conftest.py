@@ -35,6 +35,8 @@ def make_target(scratch: Path) -> Iterator[MakeTarget]:
 
     yield make
     statuses = [(target, target.stop()) for target in made]
+    for target in made:
+        target.end_holder()
     for target, status in statuses:
         assert status == 0, f"exit status {status} of the target:\n{target.words()}"
         assert "panicked" not in target.words(), target.words()

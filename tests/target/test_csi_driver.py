@@ -226,12 +226,31 @@ def _kill(driver: Driver) -> None:
     driver.process.send_signal(signal.SIGKILL)
 
 
-def test_the_devices_of_a_target_that_died_fail_and_come_back(driver: Driver) -> None:
+def test_the_devices_of_a_target_that_died_wait_for_the_next(driver: Driver) -> None:
+    handle = driver.create("pvc-1", 64 * MIB, mount("ext4"))
+    path = driver.publish(handle, mount("ext4"))
+    driver.target.kill9()
+    with ThreadPoolExecutor(1) as threads:
+        writing = threads.submit(_write_through, path / "file")
+        driver.target.start()
+        writing.result()
+    driver.call(driver.publish_request(handle, mount("ext4")))
+    _write_through(path / "other")
+    driver.unpublish(handle)
+    driver.unstage(handle)
+    driver.delete(handle)
+    assert driver.left() == NOTHING
+
+
+def test_the_devices_of_a_target_that_died_with_its_holder_fail_and_come_back(
+    driver: Driver,
+) -> None:
     handle = driver.create("pvc-1", 64 * MIB, mount("ext4"))
     path = driver.publish(handle, mount("ext4"))
     (path / "file").write_text("kept")
     os.sync()
     driver.target.kill9()
+    driver.target.kill_holder()
     with pytest.raises(OSError, match="error"):  # and not a hang: the test has a deadline
         _write_through(path / "other")
     code, message = driver.refuses(driver.stage_request(handle, mount("ext4")))

@@ -66,7 +66,7 @@ def loops(target: Target) -> Iterator[Loops]:
 
     yield make
     for point in mounts_in(target.directory):
-        if point != str(target.export_dir):
+        if Path(point).parent != target.export_dir:
             run("umount", "-l", point)
     for loop in left():
         run("losetup", "-d", loop, check=False)
@@ -134,8 +134,9 @@ def clusters(target: Target, uuid: str) -> int:
 
 def test_the_file_is_the_volume(target: Target) -> None:
     uuid, path = volume(target, 8)
-    assert path == str(target.export_dir / uuid)
+    assert path == str(target.export_dir / uuid / uuid)
     assert [p.name for p in target.export_dir.iterdir()] == [uuid]
+    assert [p.name for p in (target.export_dir / uuid).iterdir()] == [uuid]
     source, expected = noise(target, 8)
     copy(source, path, "oflag=direct", "conv=notrunc,fsync")
     back = target.directory / "back"
@@ -253,7 +254,9 @@ def test_holes_give_clusters_back_and_read_as_zeros(target: Target, loops: Loops
     detach(loop)
 
 
-def test_a_killed_target_gives_errors_and_comes_back(target: Target, loops: Loops) -> None:
+def test_a_target_that_is_killed_with_its_holder_gives_errors_and_comes_back(
+    target: Target, loops: Loops
+) -> None:
     uuid, path = volume(target, 16)
     source, expected = noise(target, 16)
     loop = loops(path)
@@ -268,6 +271,7 @@ def test_a_killed_target_gives_errors_and_comes_back(target: Target, loops: Loop
         )
         time.sleep(0.1)
         target.kill9()
+        target.kill_holder()
         # What is in flight and what comes later ends in an error.
         _, words = reader.communicate(timeout=COMMAND_TIMEOUT_S)
         assert "Input/output error" in words
@@ -281,8 +285,8 @@ def test_a_killed_target_gives_errors_and_comes_back(target: Target, loops: Loop
         )
         target.start()
         # The file is back with its data; what was open stays dead, the loop device too.
-        assert "detached the exports of a killed target" in target.words()
-        assert mounts_in(target.directory) == [str(target.export_dir)]
+        assert "detached the mount of a killed process" in target.words()
+        assert mounts_in(target.directory) == [str(target.export_dir / uuid)]
         assert [e["path"] for e in target.rpc("virtlun_export_list")] == [path]
         assert md5(path) == expected
         with pytest.raises(OSError) as caught:
@@ -448,6 +452,7 @@ def test_repeating_changes_nothing_and_read_only_is_kept(target: Target, loops: 
             "parked": False,
             "opens": 0,
             "size": 32 * MIB,
+            "survives": "crash",
         }
         target.restart()
     target.rpc("virtlun_export_delete", bdev_name=uuid)
@@ -456,16 +461,16 @@ def test_repeating_changes_nothing_and_read_only_is_kept(target: Target, loops: 
     assert target.rpc("virtlun_get_status")["restore_problems"] == []
 
 
-def test_an_orderly_stop_leaves_no_mount_even_when_a_file_is_open(target: Target) -> None:
-    _, path = volume(target)
+def test_an_orderly_stop_leaves_only_the_mounts_of_open_files(target: Target) -> None:
+    uuid, path = volume(target)
+    target.rpc("bdev_malloc_create", name="m0", num_blocks=8, block_size=4096)
+    target.rpc("virtlun_export_create", bdev_name="m0")
     with Path(path).open("rb") as file:
         assert target.stop() == 0
-        assert mounts_in(target.directory) == []
-        with pytest.raises(OSError):
-            os.pread(file.fileno(), 512, 0)
+        assert mounts_in(target.directory) == [str(target.export_dir / uuid)]
         target.start()
-        assert Path(path).exists()
-    assert mounts_in(target.directory) == [str(target.export_dir)]
+        assert os.pread(file.fileno(), 512, 0) == bytes(512)
+    assert len(mounts_in(target.directory)) == 2
 
 
 def test_an_export_whose_bdev_is_missing_is_a_problem_that_can_be_forgotten(
@@ -488,15 +493,34 @@ def test_an_export_whose_bdev_is_missing_is_a_problem_that_can_be_forgotten(
     assert target.rpc("virtlun_get_status")["restore_problems"] == []
 
 
-def test_two_targets_do_not_share_a_folder(target: Target, make_target: MakeTarget) -> None:
-    volume(target)
+def test_two_targets_share_a_folder(target: Target, make_target: MakeTarget) -> None:
+    uuid, path = volume(target)
     other = make_target()
-    other.export_dir = target.export_dir
+    other.export_dir, other.holder_socket = target.export_dir, target.holder_socket
     other.start()
     other.rpc("bdev_malloc_create", name="m0", num_blocks=8, block_size=4096)
-    refused = other.fails("virtlun_export_create", bdev_name="m0")
-    assert isinstance(refused, RpcError)
-    assert refused.code == -errno.EBUSY
-    assert "mounted by another living process" in str(refused)
-    # Its claim did not stay.
-    other.rpc("bdev_malloc_delete", name="m0")
+    theirs = other.rpc("virtlun_export_create", bdev_name="m0")["path"]
+    assert other.stop() == 0
+    assert (Path(path).exists(), Path(theirs).exists()) == (True, False)
+    target.rpc("virtlun_export_delete", bdev_name=uuid)
+
+
+def test_another_target_does_not_take_the_place_of_a_living_one(
+    target: Target, make_target: MakeTarget
+) -> None:
+    uuid = "6f2b3a1e-7c38-4d1a-9b7e-1f0d6a5c4b32"
+    make = {"name": "m0", "num_blocks": 8, "block_size": 4096, "uuid": uuid}
+    target.rpc("bdev_malloc_create", **make)
+    path = target.rpc("virtlun_export_create", bdev_name="m0")["path"]
+    other = make_target()
+    other.export_dir = target.export_dir
+    with other.holder():
+        other.start("--holder-socket", str(other.holder_socket))
+        other.rpc("bdev_malloc_create", **make)
+        refused = other.fails("virtlun_export_create", bdev_name="m0")
+        assert isinstance(refused, RpcError)
+        assert f"cannot mount {Path(path).parent}" in str(refused)
+        # Its claim did not stay.
+        other.rpc("bdev_malloc_delete", name="m0")
+        assert other.stop() == 0
+    assert Path(path).stat().st_size == 8 * 4096

@@ -44,6 +44,7 @@ USED_BY = {
     "systemd/README.md": (HERE, 'SYSTEMD / "README.md"'),
     "systemd/virtlun-target.service": (HERE, "SYSTEMD.glob"),
     "systemd/virtlun-target@.service": (HERE, "SYSTEMD.glob"),
+    "systemd/virtlun-holder.service": (HERE, "SYSTEMD.glob"),
     "systemd/virtlun.sysusers": (HERE, 'SYSTEMD / "virtlun.sysusers"'),
     "systemd/virtlun-gateway.service": (HERE, "SYSTEMD.glob"),
     "systemd/virtlun-gateway.socket": (HERE, 'SYSTEMD / "virtlun-gateway.socket"'),

@@ -1,6 +1,7 @@
 //! Many I/Os at a time for a thread that is no reactor: exports, copies.
 
 use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
 
 use guestmem::{IoVec, Sg};
 use reactor::{IoContext, Waker};
@@ -71,6 +72,15 @@ impl<T> OwnedChannel<T> {
     /// Wakes the thread out of [`OwnedChannel::wait`].
     pub fn waker(&self) -> Waker {
         self.io.waker()
+    }
+
+    /// Ends [`OwnedChannel::wait`] also when `fd` becomes readable (edge triggered: the caller reads
+    /// until nothing is left). Its owner keeps it open as long as the channel.
+    ///
+    /// # Errors
+    /// It is watched already, or cannot be.
+    pub fn watch(&self, fd: BorrowedFd<'_>) -> std::io::Result<()> {
+        self.io.watch(fd)
     }
 
     /// Whether no further I/O is taken now.

@@ -1,7 +1,8 @@
 //! Why an export is refused, and what a failed I/O is to the kernel.
 
 use bdev::{IoError, OpenError, RegistryError};
-use fuser::Errno;
+use holder::ClientError;
+use rustix::io::Errno;
 use std::io;
 use std::path::PathBuf;
 
@@ -67,11 +68,15 @@ pub enum ExportError {
         /// Least that is needed.
         needed: u64,
     },
-    /// The folder is another process's mount.
-    #[error(
-        "{0} is mounted by another living process; stop that target or give --export-dir another"
-    )]
+    /// The place is another process's mount.
+    #[error("{0} is mounted by another living process; stop that one first")]
     DirInUse(PathBuf),
+    /// Its mount was unmounted behind our back, and cannot be put back.
+    #[error("{0} was unmounted by somebody, and its file is still open; close it, then try again")]
+    Unmounted(PathBuf),
+    /// The holder of mounts is not there, or says no.
+    #[error(transparent)]
+    Holder(#[from] ClientError),
     /// The operating system says no.
     #[error("cannot {operation} {path}: {source}")]
     Os {
@@ -87,14 +92,12 @@ pub enum ExportError {
 /// What a failed I/O is to the kernel. Through a loop device all but ENOSPC become EIO.
 pub(crate) fn errno(e: IoError) -> Errno {
     match e {
-        IoError::OutOfRange | IoError::NoSpace => Errno::ENOSPC,
-        IoError::BadLength => Errno::EINVAL,
-        IoError::ReadOnly => Errno::EROFS,
-        IoError::ReadMedium | IoError::WriteMedium | IoError::Flush | IoError::Aborted => {
-            Errno::EIO
-        }
-        IoError::Unsupported => Errno::EOPNOTSUPP,
-        IoError::Removed => Errno::ENODEV,
-        IoError::Resources => Errno::ENOMEM,
+        IoError::OutOfRange | IoError::NoSpace => Errno::NOSPC,
+        IoError::BadLength => Errno::INVAL,
+        IoError::ReadOnly => Errno::ROFS,
+        IoError::ReadMedium | IoError::WriteMedium | IoError::Flush | IoError::Aborted => Errno::IO,
+        IoError::Unsupported => Errno::OPNOTSUPP,
+        IoError::Removed => Errno::NODEV,
+        IoError::Resources => Errno::NOMEM,
     }
 }

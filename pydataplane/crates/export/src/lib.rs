@@ -1,19 +1,20 @@
 //! Bdevs as files for the kernel: the face of a volume for ordinary pods and for tools.
 //!
-//! Owns: one FUSE mount, in it a file per exported bdev named by its UUID, and the thread that
-//! serves each file. A loop device on such a file (`losetup --direct-io=on`) is a block device of
-//! the volume. Never knows lvols, vhost or RPC, and never runs on a reactor.
+//! Owns: a FUSE mount per exported bdev, in it one file named by the bdev's UUID, and the thread that
+//! serves it. A loop device on such a file (`losetup --direct-io=on`) is a block device of the
+//! volume. Never knows lvols, vhost or RPC, and never runs on a reactor.
 //!
 //! ```text
-//!  kernel --/dev/fuse--> dispatcher (1 thread) --mailbox--> worker (1 thread per export)
-//!                             |  attributes, open            | an OwnedChannel, DEPTH I/Os at a time
-//!                             v                              v
-//!                          [`Exports`]                      bdev
+//!  kernel --/dev/fuse--> a thread per export --OwnedChannel, DEPTH I/Os at a time--> bdev
+//!                              ^ orders, claims
+//!                          [`Exports`] <--descriptors--> holder, which outlives this process
 //! ```
 //!
-//! An export has a thread and a channel of its own, so one whose bdev stalls delays nobody else's
-//! data. The kernel keeps nothing: the files are opened with direct I/O, and attributes are asked
-//! for each time, so that a grown bdev is a grown file at once.
+//! An export has a mount, a thread and a channel of its own: one whose bdev stalls delays nobody
+//! else's data, and a request is taken, given to the bdev and answered by one thread. The data of a
+//! write is read from the kernel to where direct I/O takes it from; nothing is copied beside. The
+//! kernel keeps nothing: the files are opened with direct I/O, and attributes are asked for each
+//! time, so that a grown bdev is a grown file at once.
 //!
 //! | call | becomes |
 //! | --- | --- |
@@ -23,38 +24,65 @@
 //! | fallocate, zero range | write of zeros |
 //! | truncate, chmod, chown | EPERM: the bdev's methods do that |
 //!
-//! The mount is mount(2) by root on `/dev/fuse`; neither libfuse nor fusermount is used. When the
-//! process dies, however it does, the kernel ends the connection: all I/O in flight and later gives
-//! an error (ENOTCONN; EIO through a loop device), nothing hangs. The next process detaches the
-//! dead mount and mounts anew at the same path; files that were open stay dead, so a loop device
-//! on one must be detached and set up again.
+//! # When the process ends
 //!
-//! Claims: an export holds its bdev alone, so a volume has one face at a time. A parked export keeps
-//! its file and whatever is on it, a loop device that a container has open for instance, and lets
-//! another face have the volume: it refuses writes, serves reads, and claims no more than that the
-//! bdev stays.
+//! The kernel ends a FUSE connection when its last descriptor is closed. The `holder` process, which
+//! makes the mounts, has one of each, and beside it a memfd with what the next process must know
+//! ([`record`](self): what INIT settled, which handles are open). Meanwhile whoever uses the file
+//! waits. The next process takes both and goes on without a new INIT.
+//!
+//! - *Orderly stop*: what was taken from the kernel is answered first; what comes later stays with
+//!   the kernel. That works on every kernel.
+//! - *Killed*: the kernel is asked to send again what had been taken and not answered
+//!   (FUSE_NOTIFY_RESEND, Linux 6.9). On older ones the connection is closed instead: I/O in flight
+//!   and later gives errors (EIO through a loop device).
+//! - *Without a holder*: the mounts end with the process, as on a killed one with an old kernel.
+//!
+//! Doing a request twice is right. Whoever asked for it has no answer yet, so nothing that relies on
+//! it was asked: the kernel, like a disk, promises no order among requests that are in flight
+//! together, and what must come after another waits for its answer (a file system on a loop device
+//! does, and so do the page cache's locks on a range that is written out). So a write that is done
+//! again is followed by every newer write to its range, and so is a discard. What the dead process
+//! had in flight cannot come late: its io_uring holds the file's lock until its last I/O has ended,
+//! and the next process opens the file only with that lock. OPEN and RELEASE count by the handle's
+//! name, not by how often they are asked.
+//!
+//! # Claims
+//!
+//! An export holds its bdev alone, so a volume has one face at a time. A parked export keeps its file
+//! and whatever is on it, a loop device that a container has open for instance, and lets another face
+//! have the volume: it refuses writes, serves reads, and claims no more than that the bdev stays.
 //!
 //! | file | noun |
 //! | --- | --- |
 //! | `exports` | [`Exports`]: create, delete, list, stop |
-//! | `volume` | one exported bdev: its claim, its attributes, its mailbox |
-//! | `worker` | the thread that serves it |
-//! | `request` | what the kernel asks, in blocks; what it gets |
-//! | `fs` | the FUSE calls |
-//! | `mount` | the mount, and what a dead process left of one |
+//! | `volume` | one exported bdev: its claim, its thread, its mount |
+//! | `keeper` | who mounts, and keeps what a mount needs |
+//! | `worker` | the thread: takes requests, does I/O, answers |
+//! | `shared` | what that thread and the others tell each other |
+//! | `device` | `/dev/fuse` |
+//! | `call`, `abi` | what the kernel asks, checked; the layout of its packets |
+//! | `file` | the folder and its file: what is answered at once |
+//! | `request` | I/O in blocks of the bdev |
+//! | `record` | what is written down for the next process |
 //! | `errors` | [`ExportError`], and an errno for each [`bdev::IoError`] |
 
 #![forbid(unsafe_code)]
 
+mod abi;
+mod call;
+mod device;
 mod errors;
 mod exports;
-mod fs;
-mod mount;
+mod file;
+mod keeper;
+mod record;
 mod request;
+mod shared;
 mod volume;
 mod worker;
 
 pub use errors::ExportError;
-pub use exports::{Exports, Info, PARK_TIMEOUT, RELEASE_TIMEOUT};
+pub use exports::{Exports, Info, PARK_TIMEOUT, RELEASE_TIMEOUT, Survives};
 pub use request::MAX_IO_BYTES;
 pub use worker::DEPTH;

@@ -1,13 +1,17 @@
-//! What the kernel asks for, in blocks of the bdev, and how it is answered.
+//! What the kernel asks for, in blocks of the bdev.
 
-use bdev::{AlignedBuf, Features, Geometry, IoError, Op};
-use fuser::{Errno, ReplyData, ReplyEmpty, ReplyWrite};
-use std::collections::VecDeque;
+use bdev::{AlignedBuf, Features, Geometry, Op};
+use rustix::io::Errno;
 
-use crate::errors::errno;
+/// Longest read or write that the kernel may send, in bytes: what it has pages for (fs.fuse's
+/// `max_pages_limit`).
+pub const MAX_IO_BYTES: u32 = 1024 * 1024;
 
-/// Longest read or write that the kernel may send, in bytes.
-pub const MAX_IO_BYTES: u32 = 256 * 1024;
+/// Least that a bdev must take at once, in bytes.
+const MIN_IO_BYTES: u64 = 128 * 1024;
+
+/// What a read may need beyond what was asked for, in bytes: a block at each end.
+const CUT_BYTES: u64 = 2 * 4096;
 
 /// Longest unmap or write of zeros that is given to a bdev at once, in bytes: one discard of a
 /// whole disk must not keep the others waiting.
@@ -50,16 +54,16 @@ impl Span {
     pub fn exact(g: &Geometry, offset: u64, len: u64) -> Result<Span, Errno> {
         let block = u64::from(g.block_size);
         if !offset.is_multiple_of(block) || !len.is_multiple_of(block) || len == 0 {
-            return Err(Errno::EINVAL);
+            return Err(Errno::INVAL);
         }
         match offset.checked_add(len) {
             Some(end) if end <= g.bytes() => Ok(Span {
                 lba: offset / block,
                 blocks: len / block,
                 skip: 0,
-                len: usize::try_from(len).map_err(|_| Errno::EINVAL)?,
+                len: usize::try_from(len).map_err(|_| Errno::INVAL)?,
             }),
-            _ => Err(Errno::ENOSPC),
+            _ => Err(Errno::NOSPC),
         }
     }
 }
@@ -69,45 +73,41 @@ pub(crate) fn clearing(mode: i32, features: &Features) -> Result<Op, Errno> {
     let op = match mode & !KEEP_SIZE {
         PUNCH_HOLE if features.unmap && features.unmap_zeroes => Op::Unmap,
         PUNCH_HOLE | ZERO_RANGE if features.write_zeroes => Op::WriteZeroes,
-        _ => return Err(Errno::EOPNOTSUPP),
+        _ => return Err(Errno::OPNOTSUPP),
     };
-    if features.read_only { Err(Errno::EROFS) } else { Ok(op) }
+    if features.read_only { Err(Errno::ROFS) } else { Ok(op) }
 }
 
-/// Who waits for the I/O.
-#[derive(Debug)]
-pub(crate) enum Reply {
-    /// A reader, of `len` bytes after the first `skip`.
-    Data { reply: ReplyData, skip: usize, len: usize },
-    /// A writer of `len` bytes.
-    Written { reply: ReplyWrite, len: u32 },
-    /// fsync or fallocate.
-    Empty(ReplyEmpty),
-}
-
-impl Reply {
-    /// Answers.
-    pub fn send(self, result: Result<(), IoError>, buf: Option<&AlignedBuf>) {
-        let result = result.map_err(errno);
-        match (self, result) {
-            (Reply::Data { reply, skip, len }, Ok(())) => {
-                match buf.and_then(|b| b.get(skip..skip + len)) {
-                    Some(data) => reply.data(data),
-                    None => reply.error(Errno::EIO),
-                }
-            }
-            (Reply::Written { reply, len }, Ok(())) => reply.written(len),
-            (Reply::Empty(reply), Ok(())) => reply.ok(),
-            (Reply::Data { reply, .. }, Err(e)) => reply.error(e),
-            (Reply::Written { reply, .. }, Err(e)) => reply.error(e),
-            (Reply::Empty(reply), Err(e)) => reply.error(e),
-        }
+/// Longest read and write for a bdev with these limits, in bytes, a multiple of a page; the error is
+/// the least that a bdev must take at once.
+pub(crate) fn longest_io(g: &Geometry, features: &Features) -> Result<u32, u64> {
+    let most = match features.max_blocks {
+        0 => u64::MAX,
+        blocks => u64::from(blocks) * u64::from(g.block_size),
+    };
+    let pages = most.saturating_sub(CUT_BYTES).min(u64::from(MAX_IO_BYTES)) / 4096;
+    match pages * 4096 {
+        bytes if bytes >= MIN_IO_BYTES => Ok(bytes as u32),
+        _ => Err(MIN_IO_BYTES + CUT_BYTES),
     }
+}
+
+/// What waits for an I/O.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Wants {
+    /// A reader, `len` bytes after the first `skip`.
+    Data { skip: usize, len: usize },
+    /// A writer of `len` bytes.
+    Written { len: u32 },
+    /// fsync or fallocate.
+    Done,
 }
 
 /// One request of the kernel's.
 #[derive(Debug)]
 pub(crate) struct Request {
+    /// Its name.
+    pub unique: u64,
     /// What to do.
     pub op: Op,
     /// First block.
@@ -116,8 +116,8 @@ pub(crate) struct Request {
     pub blocks: u64,
     /// Data of a write, room for a read.
     pub buf: Option<AlignedBuf>,
-    /// Who waits.
-    pub reply: Reply,
+    /// What it is answered with.
+    pub wants: Wants,
 }
 
 /// Most blocks of `op` that are given to a bdev at once.
@@ -134,21 +134,23 @@ pub(crate) fn longest(op: Op, g: &Geometry, features: &Features) -> u64 {
     }
 }
 
-/// Buffers between the dispatcher and the worker, so that an I/O does not allocate; grows to what
-/// was in flight at most, [`crate::DEPTH`] kept.
+/// Buffers, so that an I/O does not allocate; grows to what was in flight at most,
+/// [`crate::DEPTH`] kept. The last one that came back is the next one that is taken, so that small
+/// I/Os touch few pages.
 #[derive(Debug, Default)]
-pub(crate) struct Pool(VecDeque<AlignedBuf>);
+pub(crate) struct Pool(Vec<AlignedBuf>);
 
 impl Pool {
     /// Room for the longest I/O and the blocks that it cuts at both ends.
     pub fn take(&mut self) -> AlignedBuf {
-        self.0.pop_back().unwrap_or_else(|| AlignedBuf::zeroed(MAX_IO_BYTES as usize + 2 * 4096))
+        let bytes = MAX_IO_BYTES as usize + CUT_BYTES as usize;
+        self.0.pop().unwrap_or_else(|| AlignedBuf::zeroed(bytes))
     }
 
     /// Takes one back.
     pub fn put(&mut self, buf: AlignedBuf) {
         if self.0.len() < usize::from(crate::DEPTH) {
-            self.0.push_back(buf);
+            self.0.push(buf);
         }
     }
 }
@@ -179,11 +181,11 @@ mod tests {
         let g = geometry(4096, 4);
         let exact = |offset, len| Span::exact(&g, offset, len).map(|s| (s.lba, s.blocks));
         assert_eq!(exact(4096, 8192), Ok((1, 2)));
-        assert_eq!(exact(512, 4096), Err(Errno::EINVAL));
-        assert_eq!(exact(0, 512), Err(Errno::EINVAL));
-        assert_eq!(exact(0, 0), Err(Errno::EINVAL));
-        assert_eq!(exact(4096, 16384), Err(Errno::ENOSPC));
-        assert_eq!(exact(u64::MAX - 4095, 4096), Err(Errno::ENOSPC));
+        assert_eq!(exact(512, 4096), Err(Errno::INVAL));
+        assert_eq!(exact(0, 512), Err(Errno::INVAL));
+        assert_eq!(exact(0, 0), Err(Errno::INVAL));
+        assert_eq!(exact(4096, 16384), Err(Errno::NOSPC));
+        assert_eq!(exact(u64::MAX - 4095, 4096), Err(Errno::NOSPC));
     }
 
     #[test]
@@ -194,10 +196,10 @@ mod tests {
         assert_eq!(clearing(3, &both), Ok(Op::Unmap));
         assert_eq!(clearing(3, &vague), Ok(Op::WriteZeroes));
         assert_eq!(clearing(0x11, &both), Ok(Op::WriteZeroes));
-        assert_eq!(clearing(0x11, &unmaps), Err(Errno::EOPNOTSUPP));
-        assert_eq!(clearing(0, &both), Err(Errno::EOPNOTSUPP));
-        assert_eq!(clearing(0x08, &both), Err(Errno::EOPNOTSUPP));
-        assert_eq!(clearing(3, &Features { read_only: true, ..both }), Err(Errno::EROFS));
+        assert_eq!(clearing(0x11, &unmaps), Err(Errno::OPNOTSUPP));
+        assert_eq!(clearing(0, &both), Err(Errno::OPNOTSUPP));
+        assert_eq!(clearing(0x08, &both), Err(Errno::OPNOTSUPP));
+        assert_eq!(clearing(3, &Features { read_only: true, ..both }), Err(Errno::ROFS));
     }
 
     #[test]
@@ -207,6 +209,16 @@ mod tests {
         assert_eq!(longest(Op::Unmap, &g, &none), 1 << 21);
         assert_eq!(longest(Op::Unmap, &g, &Features { max_blocks: 8, ..none }), 8);
         assert_eq!(longest(Op::Read, &g, &none), u64::MAX);
+    }
+
+    #[test]
+    fn ios_are_as_long_as_the_bdev_takes() {
+        let g = geometry(512, 1 << 40);
+        let features = |max_blocks| Features { max_blocks, ..Features::default() };
+        assert_eq!(longest_io(&g, &features(0)), Ok(MAX_IO_BYTES));
+        assert_eq!(longest_io(&g, &features(1 << 20)), Ok(MAX_IO_BYTES));
+        assert_eq!(longest_io(&g, &features(1024)), Ok(512 * 1024 - 8192));
+        assert_eq!(longest_io(&g, &features(256)), Err(128 * 1024 + 8192));
     }
 
     #[test]

@@ -1,134 +1,37 @@
-//! One exported bdev.
+//! One exported bdev: its claim, its thread, its mount.
 
-use bdev::{AlignedBuf, Bdev, Claim, ClaimMode, IoError, Op, Registry, RegistryError};
-use fuser::{FileAttr, FileType, INodeNo};
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use bdev::{Bdev, Claim, ClaimMode, Registry, RegistryError};
+use holder::Session;
+use parking_lot::{Mutex, MutexGuard};
 use reactor::Waker;
-use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 use uuid::Uuid;
 
+use crate::device::Device;
 use crate::errors::ExportError;
-use crate::request::{MAX_IO_BYTES, Pool, Request};
-use crate::worker;
+use crate::file::Facts;
+use crate::keeper::Keeper;
+use crate::record::Record;
+use crate::request::longest_io;
+use crate::shared::{Order, Shared};
+use crate::worker::{self, Job, resends};
 
-#[derive(Debug, Default)]
-struct Queue {
-    requests: VecDeque<Request>,
-    pool: Pool,
-    closed: bool,
-    /// Takes no changes: the bdev is somebody else's to write.
-    parked: bool,
-    /// Changes that were taken and are not answered.
-    changes: usize,
-}
-
-/// From the dispatcher to a worker, with the buffers that go round between them.
-#[derive(Debug, Default)]
-pub(crate) struct Mailbox {
-    queue: Mutex<Queue>,
-    /// The last change was answered.
-    unchanged: Condvar,
-}
-
-/// Whether an operation changes data.
-fn changes(op: Op) -> bool {
-    match op {
-        Op::Write | Op::Unmap | Op::WriteZeroes => true,
-        Op::Read | Op::Flush => false,
-    }
-}
-
-impl Mailbox {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock()
-    }
-
-    /// Moves all requests to the end of `incoming`; whether no more will come.
-    pub fn take(&self, incoming: &mut VecDeque<Request>) -> bool {
-        let mut inner = self.lock();
-        incoming.append(&mut inner.requests);
-        inner.closed
-    }
-
-    /// A buffer for an I/O.
-    pub fn buffer(&self) -> AlignedBuf {
-        self.lock().pool.take()
-    }
-
-    /// A request for `op` was answered: counts it and takes its buffer back.
-    pub fn answered(&self, op: Op, buf: Option<AlignedBuf>) {
-        let mut inner = self.lock();
-        if let Some(buf) = buf {
-            inner.pool.put(buf);
-        }
-        if changes(op) {
-            inner.changes -= 1;
-            if inner.changes == 0 {
-                self.unchanged.notify_all();
-            }
-        }
-    }
-
-    fn push(&self, request: Request) -> Result<(), (Request, IoError)> {
-        let mut inner = self.lock();
-        let changes = changes(request.op);
-        if inner.closed {
-            return Err((request, IoError::Removed));
-        }
-        if inner.parked && changes {
-            return Err((request, IoError::ReadOnly));
-        }
-        inner.changes += usize::from(changes);
-        inner.requests.push_back(request);
-        Ok(())
-    }
-
-    /// Takes no changes from now on, and waits until those taken are answered. `false`: not
-    /// within `timeout`, and then it takes them again.
-    fn park(&self, timeout: Duration) -> bool {
-        let end = Instant::now() + timeout;
-        let mut inner = self.lock();
-        inner.parked = true;
-        while inner.changes != 0 {
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                inner.parked = false;
-                return false;
-            }
-            self.unchanged.wait_for(&mut inner, left);
-        }
-        true
-    }
-
-    fn unpark(&self) {
-        self.lock().parked = false;
-    }
-
-    fn is_parked(&self) -> bool {
-        self.lock().parked
-    }
-
-    fn close(&self) {
-        self.lock().closed = true;
-    }
-}
-
-/// One exported bdev: a file in the mount.
+/// One exported bdev: a mount with a file.
 pub(crate) struct Volume {
-    pub ino: INodeNo,
     pub uuid: Uuid,
+    /// In which order they were made.
+    pub number: u64,
     pub read_only: bool,
-    /// How often its file is open.
-    pub opens: AtomicU32,
     pub bdev: Arc<dyn Bdev>,
-    mailbox: Arc<Mailbox>,
+    /// Its descriptors, for a holder that has lost them.
+    pub fuse: Arc<OwnedFd>,
+    pub record: Arc<OwnedFd>,
+    shared: Arc<Shared>,
     waker: Waker,
-    made: SystemTime,
     /// Who holds the bdev, as claims name it.
     owner: String,
     /// Taken when it ends. Held while the claim changes hands.
@@ -163,78 +66,121 @@ fn claim(
     }
 }
 
+/// How a bdev is exported.
+pub(crate) struct Way {
+    pub number: u64,
+    pub read_only: bool,
+    pub parked: bool,
+    /// Who holds the bdev, as claims name it.
+    pub owner: String,
+}
+
+/// The session that another process has left, if one can go on with it.
+fn resumable(session: Session, uuid: Uuid, max_write: u32) -> Option<(Session, Record)> {
+    let record = Arc::new(session.record);
+    let read = Record::read(Arc::clone(&record));
+    let why = match &read {
+        None => "what was left of it cannot be read",
+        Some(read) if !read.was_left() && !resends(read.abilities()) => {
+            "its target was killed, and only Linux 6.9 and newer send again what it had taken"
+        }
+        Some(read) if read.max_write() > max_write => "its bdev takes shorter writes now",
+        Some(_) => "",
+    };
+    let read = read.filter(|_| why.is_empty());
+    if read.is_none() {
+        tracing::error!(%uuid, "the export begins anew, what has it open gets errors: {why}");
+    }
+    Some((Session { fuse: session.fuse, record: record.try_clone().ok()? }, read?))
+}
+
 impl Volume {
-    /// Claims the bdev for `owner` and starts serving it.
+    /// Claims the bdev and starts serving it: what another process has left of its export, else a
+    /// new mount.
     pub fn start(
-        ino: INodeNo,
         registry: &Registry,
         bdev: &str,
-        owner: String,
-        read_only: bool,
-        parked: bool,
+        keeper: &Keeper,
+        way: Way,
     ) -> Result<Volume, ExportError> {
+        let Way { number, read_only, parked, owner } = way;
         let claim = claim(registry, bdev, &owner, parked)?;
         let bdev = Arc::clone(claim.bdev());
         let (features, geometry) = (bdev.features(), bdev.geometry());
-        let most = u64::from(features.max_blocks) * u64::from(geometry.block_size);
-        if features.max_blocks != 0 && most < u64::from(MAX_IO_BYTES) + 8192 {
-            let name = bdev.name().to_owned();
-            let needed = u64::from(MAX_IO_BYTES) + 8192;
-            return Err(ExportError::ShortIo { name, bytes: most, needed });
-        }
-        let mailbox = Arc::new(Mailbox::default());
-        mailbox.lock().parked = parked;
-        let (ready, opened) = mpsc::sync_channel(1);
+        let max_write = longest_io(&geometry, &features).map_err(|needed| {
+            let bytes = u64::from(features.max_blocks) * u64::from(geometry.block_size);
+            ExportError::ShortIo { name: bdev.name().to_owned(), bytes, needed }
+        })?;
+        let uuid = bdev.uuid();
+        let left = keeper.take(uuid)?;
+        let was_left = left.is_some();
+        let left = left.and_then(|session| resumable(session, uuid, max_write));
+        let resumed = left.is_some();
+        let (fuse, file, record) = match left {
+            Some((session, record)) => (session.fuse, Arc::new(session.record), record),
+            None => {
+                if was_left {
+                    keeper.end(uuid)?;
+                }
+                let Session { fuse, record } = keeper.mount(uuid)?;
+                let made = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+                let file = Arc::new(record);
+                (fuse, Arc::clone(&file), Record::new(file, made.unwrap_or_default().as_secs()))
+            }
+        };
+        let fuse = Arc::new(fuse);
+        let read_only = read_only || features.read_only;
+        let shared = Arc::new(Shared::new(parked, record.open_handles()));
+        let facts = Facts { uuid, read_only, made_s: record.made_s() };
+        let job = Job {
+            bdev: Arc::clone(&bdev),
+            facts,
+            max_write,
+            device: Device::new(Arc::clone(&fuse)),
+            record,
+            resumed,
+            shared: Arc::clone(&shared),
+        };
         let hold: Hold = Arc::new(Mutex::new(Some(claim)));
-        let (serves, ended) = mpsc::channel::<()>();
-        let (served, from, holds) = (Arc::clone(&bdev), Arc::clone(&mailbox), Arc::clone(&hold));
-        thread::Builder::new()
-            .name(format!("export-{}", &bdev.uuid().to_string()[..8]))
-            .spawn(move || {
-                worker::run(&served, &from, &ready);
-                drop((served, from));
-                drop(held(&holds).take());
-                drop(serves);
-            })
-            .map_err(|source| ExportError::Os {
-                operation: "start a thread for",
-                path: bdev.name().into(),
-                source,
-            })?;
-        let gone = || bdev::OpenError { name: bdev.name().into(), why: "its thread ended".into() };
-        let opened = opened.recv().map_err(|_| gone()).and_then(|opened| opened);
-        let waker = opened.inspect_err(|_| drop(held(&hold).take()))?;
-        Ok(Volume {
-            ino,
-            uuid: bdev.uuid(),
-            read_only: read_only || features.read_only,
-            opens: AtomicU32::new(0),
-            bdev,
-            mailbox,
-            waker,
-            made: SystemTime::now(),
-            owner,
-            service: Mutex::new(Some(Service { hold, ended })),
-        })
-    }
-
-    /// A buffer of [`MAX_IO_BYTES`] and two blocks.
-    pub fn buffer(&self) -> AlignedBuf {
-        self.mailbox.buffer()
-    }
-
-    /// Gives a request to the worker; one that comes after the end is answered with ENODEV, and a
-    /// change while the export is parked with EROFS.
-    pub fn push(&self, request: Request) {
-        match self.mailbox.push(request) {
-            Ok(()) => self.waker.wake(),
-            Err((refused, why)) => refused.reply.send(Err(why), None),
-        }
+        let begun = begin(job, &hold);
+        let (waker, ended) = match begun {
+            Ok(begun) => begun,
+            Err(e) => {
+                // What another process has left waits for the next attempt.
+                if !resumed && let Err(e) = keeper.end(uuid) {
+                    tracing::warn!("{e}");
+                }
+                return Err(e);
+            }
+        };
+        let service = Mutex::new(Some(Service { hold, ended }));
+        let record = file;
+        Ok(Volume { uuid, number, read_only, bdev, fuse, record, shared, waker, owner, service })
     }
 
     /// Whether others may have the bdev to write.
     pub fn is_parked(&self) -> bool {
-        self.mailbox.is_parked()
+        self.shared.is_parked()
+    }
+
+    /// How often the file is open.
+    pub fn opens(&self) -> u32 {
+        self.shared.opens()
+    }
+
+    /// Whether the kernel sends again what a killed process had taken.
+    pub fn survives_a_crash(&self) -> bool {
+        self.shared.resends()
+    }
+
+    /// Whether its connection to the kernel is over, so that it serves nobody any more.
+    pub fn is_over(&self) -> bool {
+        self.shared.is_over()
+    }
+
+    /// Lets nobody open the file any more; `false`: it is open, and not `force`.
+    pub fn close(&self, force: bool) -> bool {
+        self.shared.close(force)
     }
 
     fn service(&self) -> MutexGuard<'_, Option<Service>> {
@@ -251,17 +197,17 @@ impl Volume {
         let mut service = self.service();
         let name = || self.bdev.name().to_owned();
         let hold = &service.as_mut().ok_or_else(|| ExportError::NotExported(name()))?.hold;
-        if self.mailbox.is_parked() {
+        if self.shared.is_parked() {
             return Ok(());
         }
-        if !self.mailbox.park(timeout) {
+        if !self.shared.park(timeout, || self.waker.wake()) {
             return Err(ExportError::Changing { name: name(), seconds: timeout.as_secs() });
         }
         match claim(registry, self.bdev.name(), &self.owner, true) {
             // In this order: at no moment is the bdev without a holder.
             Ok(reader) => *held(hold) = Some(reader),
             Err(e) => {
-                self.mailbox.unpark();
+                self.shared.unpark();
                 return Err(e.into());
             }
         }
@@ -276,43 +222,54 @@ impl Volume {
         let mut service = self.service();
         let name = || self.bdev.name().to_owned();
         let hold = &service.as_mut().ok_or_else(|| ExportError::NotExported(name()))?.hold;
-        if self.mailbox.is_parked() {
+        if self.shared.is_parked() {
             let alone = claim(registry, self.bdev.name(), &self.owner, false)?;
             *held(hold) = Some(alone);
-            self.mailbox.unpark();
+            self.shared.unpark();
         }
         Ok(())
     }
 
-    /// Takes no more requests. The thread answers what is in flight, closes the channel and lets go of
-    /// the bdev, whether or not somebody waits for that with the result. Safe to repeat.
-    pub fn end(&self) -> Ending {
+    /// Has the thread refuse everything, or leave what comes to another process. It answers what is
+    /// in flight, closes the channel and lets go of the bdev, whether or not somebody waits for that
+    /// with the result. Safe to repeat.
+    pub fn end(&self, how: Order) -> Ending {
         let service = self.service().take();
         if service.is_some() {
-            self.mailbox.close();
+            self.shared.end(how);
             self.waker.wake();
         }
         Ending(service.map(|service| service.ended))
     }
+}
 
-    /// Attributes now; the size follows the bdev.
-    pub fn attributes(&self) -> FileAttr {
-        let geometry = self.bdev.geometry();
-        FileAttr {
-            size: geometry.bytes(),
-            blocks: geometry.bytes() / 512,
-            kind: FileType::RegularFile,
-            perm: if self.read_only { 0o400 } else { 0o600 },
-            nlink: 1,
-            blksize: geometry.physical_block_size.max(4096),
-            ..attributes(self.ino, self.made)
-        }
-    }
+/// Starts the thread; returns what wakes it, and what is closed when it has let go of everything.
+fn begin(job: Job, hold: &Hold) -> Result<(Waker, Receiver<()>), ExportError> {
+    let name = job.bdev.name().to_owned();
+    let (ready, opened) = mpsc::sync_channel(1);
+    let (serves, ended) = mpsc::channel::<()>();
+    let holds = Arc::clone(hold);
+    thread::Builder::new()
+        .name(format!("export-{}", &job.facts.uuid.to_string()[..8]))
+        .spawn(move || {
+            worker::run(job, &ready);
+            drop(held(&holds).take());
+            drop(serves);
+        })
+        .map_err(|source| ExportError::Os {
+            operation: "start a thread for",
+            path: name.clone().into(),
+            source,
+        })?;
+    let gone = || bdev::OpenError { name, why: "its thread ended".into() };
+    let opened = opened.recv().map_err(|_| gone()).and_then(|opened| opened);
+    let waker = opened.inspect_err(|_| drop(held(hold).take()))?;
+    Ok((waker, ended))
 }
 
 impl Drop for Volume {
     fn drop(&mut self) {
-        _ = self.end();
+        _ = self.end(Order::Refuse);
     }
 }
 
@@ -325,26 +282,5 @@ impl Ending {
     pub fn wait(self, timeout: Duration) -> bool {
         let waited = self.0.map(|ended| ended.recv_timeout(timeout));
         waited != Some(Err(RecvTimeoutError::Timeout))
-    }
-}
-
-/// Attributes of the mount's folder, of which a file's differ.
-pub(crate) fn attributes(ino: INodeNo, made: SystemTime) -> FileAttr {
-    FileAttr {
-        ino,
-        size: 0,
-        blocks: 0,
-        atime: made,
-        mtime: made,
-        ctime: made,
-        crtime: made,
-        kind: FileType::Directory,
-        perm: 0o755,
-        nlink: 2,
-        uid: rustix::process::geteuid().as_raw(),
-        gid: rustix::process::getegid().as_raw(),
-        rdev: 0,
-        blksize: 4096,
-        flags: 0,
     }
 }

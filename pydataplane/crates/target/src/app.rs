@@ -2,12 +2,14 @@
 
 use crate::cli::Cli;
 use crate::errors;
+use crate::holding;
 use crate::logging::LogControl;
 use crate::notices::Notices;
 use crate::restore;
 use crate::state::{self, Config, Item};
 use bdev::{Bdev, Event, Registry, RegistryError, Subscription};
 use export::Exports;
+use holder::Client;
 use lvol::Lvstores;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use reactor::{Idle, Reactors};
@@ -73,8 +75,14 @@ pub struct App {
 }
 
 impl App {
-    /// Starts the reactors and wires everything, without bdevs or controllers.
-    pub fn new(cli: &Cli, config: Config, log: LogControl) -> io::Result<App> {
+    /// Starts the reactors and wires everything, without bdevs or controllers. `holder` keeps exports
+    /// while the process is away.
+    pub fn new(
+        cli: &Cli,
+        config: Config,
+        log: LogControl,
+        holder: Option<Arc<Client>>,
+    ) -> io::Result<App> {
         let cpus: Vec<_> = match &cli.cpumask {
             Some(mask) => mask.cpus().iter().copied().map(Some).collect(),
             None => vec![None],
@@ -107,10 +115,11 @@ impl App {
                 came.lock().insert(bdev.name().to_owned());
             }
         };
+        let exports = holding::exports(cli, &config, &registry, holder);
         Ok(App {
             lvstores: Lvstores::new(registry.clone()),
             controllers: Controllers::new(registry.clone(), reactors.handles(), settings),
-            exports: Exports::new(registry.clone(), &cli.export_dir),
+            exports,
             reactors,
             reactor_tids,
             polls: cli.poll,
@@ -147,10 +156,6 @@ impl App {
         let methods = self.methods.get().and_then(Weak::upgrade);
         let methods = methods.ok_or("the methods are not there yet")?;
         if !*initialised {
-            if let Err(e) = self.exports.detach_dead() {
-                // What needs the folder says so itself.
-                tracing::warn!("{e}");
-            }
             restore::recorded(self, &methods);
             if let Some(path) = &self.config_file {
                 restore::file(self, &methods, path)?;

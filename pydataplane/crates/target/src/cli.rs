@@ -95,9 +95,14 @@ pub struct Cli {
     #[arg(long, value_name = "DIR", default_value = "/var/lib/virtlun/target")]
     pub state_dir: PathBuf,
 
-    /// Folder where exported bdevs appear as files; a FUSE mount of its own, made with the first
+    /// Folder where exported bdevs appear as files, each in a FUSE mount of its own
     #[arg(long, value_name = "DIR", default_value = "/run/virtlun/export")]
     pub export_dir: PathBuf,
+
+    /// Socket of the virtlun-holder that keeps exported files while this process is away; without
+    /// it, the target starts one of its own, at holder.sock beside the folder of the exports
+    #[arg(long, value_name = "PATH")]
+    pub holder_socket: Option<PathBuf>,
 
     /// CPUs with a reactor each, as 0x3 or [0,1]; without it one reactor runs wherever the kernel
     /// puts it

@@ -2,6 +2,7 @@
 
 use crate::app::App;
 use crate::cli::{Cli, LogFormat};
+use crate::holding;
 use crate::logging::LogControl;
 use crate::methods;
 use crate::privilege;
@@ -51,6 +52,7 @@ fn serve(cli: &Cli) -> Result<(), Box<dyn Error>> {
     if cli.log_format == LogFormat::Json {
         sandbox::trap::log_as_json();
     }
+    let holder = holding::find(cli, privilege::uid_to_be(cli)?);
     privilege::reduce(cli)?;
     let config = Config::open(&cli.state_dir)?;
     if let Some(dir) = cli.rpc_socket.parent() {
@@ -58,7 +60,8 @@ fn serve(cli: &Cli) -> Result<(), Box<dyn Error>> {
     }
     fs::create_dir_all(&cli.vhost_dir)
         .map_err(|e| format!("cannot create {}: {e}", cli.vhost_dir.display()))?;
-    let app = App::new(cli, config, log).map_err(|e| format!("cannot start a reactor: {e}"))?;
+    let app =
+        App::new(cli, config, log, holder).map_err(|e| format!("cannot start a reactor: {e}"))?;
     let app = Arc::new(app);
     let methods = methods::table(&app);
     let outcome = serve_app(cli, &app, methods, signals);

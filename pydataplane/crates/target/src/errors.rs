@@ -69,8 +69,9 @@ pub fn export(e: ExportError) -> Error {
         ExportError::Open { .. }
         | ExportError::StillEnding { .. }
         | ExportError::Changing { .. }
+        | ExportError::Unmounted(_)
         | ExportError::DirInUse(_) => Errno::Busy,
-        ExportError::Channel(_) => Errno::Io,
+        ExportError::Channel(_) | ExportError::Holder(_) => Errno::Io,
         ExportError::ShortIo { .. } => Errno::NotSup,
         ExportError::Os { source, .. } => os(source),
     };

@@ -10,6 +10,7 @@
 //! | `methods` | SPDK's methods and ours, a file per subsystem |
 //! | `errors` | errors of the layers below as JSON-RPC errors |
 //! | `state`, `restore` | the recorded configuration |
+//! | `holding` | who holds exports while the process is away |
 //! | `notices`, `logging`, `systemd`, `schemas` | what their names say |
 //!
 //! Only control threads run here: one per JSON-RPC client. No I/O of a guest passes through.
@@ -21,6 +22,7 @@ pub mod cli;
 pub mod cpumask;
 pub mod daemon;
 pub mod errors;
+pub mod holding;
 pub mod logging;
 pub mod methods;
 pub mod notices;

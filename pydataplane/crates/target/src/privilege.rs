@@ -1,5 +1,5 @@
 //! Least privilege: who the process is, and what it may still do. Called once, by the daemon, while
-//! the process has one thread and nothing is open.
+//! the process has one thread and nothing is open but a connection to the holder of exports.
 //!
 //! Started by root the target becomes a user of its own ([`Cli::user`]), to which it gives the folders
 //! that it works in; so what an earlier release left as root's goes on working. Then it confines

@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// Schemas of all methods, by name.
 pub fn all() -> io::Result<BTreeMap<String, Value>> {
     let cli = Cli::parse_from(["virtlun-target"]);
-    let app = App::new(&cli, Config::default(), LogControl::silent())?;
+    let app = App::new(&cli, Config::default(), LogControl::silent(), None)?;
     let app = Arc::new(app);
     let schemas = methods::table(&app).schemas();
     if let Some(app) = Arc::into_inner(app) {

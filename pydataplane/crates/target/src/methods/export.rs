@@ -3,12 +3,13 @@
 use crate::app::App;
 use crate::errors;
 use crate::state::{self, Item};
-use ::export::{ExportError, Info};
+use ::export::{ExportError, Info, Survives};
 use rpc::{Errno, Error, Flags, Methods, NoParams};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::sync::Arc;
+use uuid::Uuid;
 
 #[derive(Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -63,6 +64,10 @@ struct Export {
     opens: u32,
     /// Size in bytes, now.
     size: u64,
+    /// What becomes of it when the target does not serve it: `crash`: whoever has it open waits for
+    /// the next target, also when this one is killed. `restart`: that waits for an orderly restart;
+    /// when this target is killed it gets errors (Linux before 6.9). `nothing`: it gets errors.
+    survives: &'static str,
 }
 
 impl From<Info> for Export {
@@ -75,6 +80,11 @@ impl From<Info> for Export {
             parked: i.parked,
             opens: i.opens,
             size: i.size,
+            survives: match i.survives {
+                Survives::Crash => "crash",
+                Survives::Restart => "restart",
+                Survives::Nothing => "nothing",
+            },
         }
     }
 }
@@ -113,6 +123,10 @@ fn delete(app: &App, p: &Delete) -> Result<bool, Error> {
             let unrestored = |item: &Item| item.key == key && item.problem.is_some();
             if !app.config().forget(unrestored) {
                 return Err(errors::export(e));
+            }
+            // Its name is the UUID that its file has.
+            if let Ok(uuid) = Uuid::try_parse(&name) {
+                app.exports.forget(uuid).map_err(errors::export)?;
             }
             true
         }

@@ -1,0 +1,113 @@
+//! Who mounts, and keeps what a mount needs while nobody serves it.
+
+use holder::{Client, MountError, Mounts, Session};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use uuid::Uuid;
+
+use crate::errors::ExportError;
+
+/// Who keeps mounts and their descriptors.
+pub(crate) enum Keeper {
+    /// This process: they end with it.
+    Here {
+        /// Where.
+        mounts: Mounts,
+        /// What puts a mount back that was unmounted behind our back.
+        trees: Mutex<BTreeMap<Uuid, Option<OwnedFd>>>,
+    },
+    /// Another process, which outlives this one.
+    Holder {
+        /// It.
+        client: Arc<Client>,
+        /// Where.
+        mounts: Mounts,
+    },
+}
+
+impl From<MountError> for ExportError {
+    fn from(e: MountError) -> ExportError {
+        match e.source.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) {
+            true => ExportError::DirInUse(e.path),
+            false => ExportError::Os { operation: e.operation, path: e.path, source: e.source },
+        }
+    }
+}
+
+impl Keeper {
+    fn mounts(&self) -> &Mounts {
+        match self {
+            Keeper::Here { mounts, .. } | Keeper::Holder { mounts, .. } => mounts,
+        }
+    }
+
+    /// The file of a session: in a folder of its own, under a name by which a loop device on it is
+    /// known even when nothing is mounted there any more.
+    pub fn path(&self, uuid: Uuid) -> PathBuf {
+        self.mounts().path(uuid).join(uuid.to_string())
+    }
+
+    /// Whether what it keeps outlives this process.
+    pub fn outlives(&self) -> bool {
+        match self {
+            Keeper::Here { .. } => false,
+            Keeper::Holder { client, .. } => client.is_connected(),
+        }
+    }
+
+    /// A session that another process has left.
+    pub fn take(&self, uuid: Uuid) -> Result<Option<Session>, ExportError> {
+        match self {
+            Keeper::Here { .. } => Ok(None),
+            Keeper::Holder { client, .. } => Ok(client.take(uuid)?),
+        }
+    }
+
+    /// Mounts a new session.
+    pub fn mount(&self, uuid: Uuid) -> Result<Session, ExportError> {
+        match self {
+            Keeper::Holder { client, .. } => Ok(client.mount(uuid)?),
+            Keeper::Here { mounts, trees } => {
+                let session = mounts.mount(uuid)?;
+                trees.lock().insert(uuid, mounts.tree(uuid));
+                Ok(session)
+            }
+        }
+    }
+
+    /// Mounts a session again if it was unmounted behind our back. Where this process cannot tell, it
+    /// is taken to be as it was.
+    pub fn put_back(&self, uuid: Uuid) -> Result<(), ExportError> {
+        match self {
+            // The holder looks: it may see other mounts than this process.
+            Keeper::Holder { client, .. } => client.mount(uuid).map(drop)?,
+            Keeper::Here { mounts, trees } => {
+                if mounts.is_there(uuid).unwrap_or(true) {
+                    return Ok(());
+                }
+                let mut trees = trees.lock();
+                let Some(tree) = trees.get_mut(&uuid).and_then(Option::take) else {
+                    return Err(ExportError::Unmounted(mounts.path(uuid)));
+                };
+                mounts.put_back(uuid, tree)?;
+                trees.insert(uuid, mounts.tree(uuid));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a mount away; what has its file open keeps it as long as it is served. Fine where there
+    /// is none.
+    pub fn end(&self, uuid: Uuid) -> Result<(), ExportError> {
+        match self {
+            Keeper::Holder { client, .. } => Ok(client.end(uuid)?),
+            Keeper::Here { mounts, trees } => {
+                trees.lock().remove(&uuid);
+                Ok(mounts.unmount(uuid)?)
+            }
+        }
+    }
+}

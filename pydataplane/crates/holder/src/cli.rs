@@ -1,0 +1,92 @@
+//! The program `virtlun-holder`.
+
+use clap::Parser;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use crate::server::{Options, serve};
+use crate::store;
+
+/// Keeps the FUSE mounts of a virtlun target, so that what is mounted on them waits while the
+/// target is restarted.
+#[derive(Debug, Parser)]
+#[command(name = "virtlun-holder", version)]
+pub struct Cli {
+    /// Where targets connect
+    #[arg(long, value_name = "PATH", default_value = "/run/virtlun/holder.sock")]
+    pub socket: PathBuf,
+
+    /// Folder of the mounts: the target's --export-dir
+    #[arg(long, value_name = "DIR", default_value = "/run/virtlun/export")]
+    pub dir: PathBuf,
+
+    /// User beside root that may connect, a name or a number: the target's
+    #[arg(long, value_name = "USER")]
+    pub user: Option<String>,
+
+    /// Seconds without a target after which what is mounted gets I/O errors instead of waiting
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    pub wait: u64,
+
+    /// End when nothing is mounted and no target is connected
+    #[arg(long)]
+    pub exit_when_idle: bool,
+}
+
+/// A user by number, or by its name in /etc/passwd (passwd(5)); else a sentence.
+fn uid(text: &str) -> Result<u32, String> {
+    if let Ok(uid) = text.parse() {
+        return Ok(uid);
+    }
+    let users = std::fs::read_to_string("/etc/passwd")
+        .map_err(|e| format!("cannot look up the user: /etc/passwd: {e}"))?;
+    let uid = users.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(text)).then(|| fields.nth(1)?.parse().ok())?
+    });
+    uid.ok_or_else(|| format!("there is no user {text} in /etc/passwd; create it or give its number"))
+}
+
+/// Runs the program; its exit status is 0 after the end by `--exit-when-idle`, 1 where it cannot
+/// serve.
+pub fn run(cli: &Cli) -> ExitCode {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    let uid = match cli.user.as_deref().map(uid).transpose() {
+        Ok(uid) => uid,
+        Err(why) => {
+            eprintln!("virtlun-holder: {why}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let options = Options {
+        socket: cli.socket.clone(),
+        dir: cli.dir.clone(),
+        uid,
+        wait: Duration::from_secs(cli.wait),
+        exit_when_idle: cli.exit_when_idle,
+    };
+    match serve(&options, || store::notify("READY=1", &[])) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("virtlun-holder: cannot serve at {}: {e}", cli.socket.display());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent_and_users_have_numbers() {
+        Cli::command().debug_assert();
+        assert_eq!((uid("root"), uid("77")), (Ok(0), Ok(77)));
+        assert!(uid("no-such-user-here").is_err());
+    }
+}

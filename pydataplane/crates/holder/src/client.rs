@@ -1,0 +1,239 @@
+//! The target's end of the connection.
+
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+use uuid::Uuid;
+
+use crate::Session;
+use crate::wire::{self, Request};
+
+/// How long an answer is waited for: mounting takes a millisecond.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a holder that was just started is waited for.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Why the holder did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nobody answers.
+    #[error("no holder answers on {path}: {source}; start virtlun-holder")]
+    Absent {
+        /// Its socket.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// It refused, in its own words.
+    #[error("the holder on {path} says: {why}")]
+    Refused {
+        /// Its socket.
+        path: PathBuf,
+        /// The sentence.
+        why: String,
+    },
+}
+
+/// A connection to a holder, made anew when it is lost. Thread-safe; its methods wait for the
+/// holder's answer, so they are for control threads.
+#[derive(Debug)]
+pub struct Client {
+    path: PathBuf,
+    connection: Mutex<Option<OwnedFd>>,
+}
+
+impl Client {
+    /// To the holder at `path`; nothing is sent yet.
+    pub fn new(path: &Path) -> Client {
+        Client { path: path.to_owned(), connection: Mutex::new(None) }
+    }
+
+    /// Starts the program `program` as a holder of mounts in `dir` at this client's path, unless one
+    /// answers there, and connects. It is in a process group of its own, outlives this process, and
+    /// ends when it has nothing to hold. `uid` may connect to it beside root and this user.
+    ///
+    /// # Errors
+    /// [`ClientError::Absent`]: it cannot be started, or does not listen within 10 s.
+    pub fn start(&self, program: &Path, dir: &Path, uid: Option<u32>) -> Result<(), ClientError> {
+        if self.connected().is_ok() {
+            return Ok(());
+        }
+        let absent = |source| ClientError::Absent { path: self.path.clone(), source };
+        let mut command = Command::new(program);
+        command.arg("--exit-when-idle").arg("--socket").arg(&self.path).arg("--dir").arg(dir);
+        if let Some(uid) = uid {
+            command.arg("--user").arg(uid.to_string());
+        }
+        // A signal to the target's group, or the end of its terminal, is not for the holder.
+        // Nor is what the service manager passed.
+        for name in ["NOTIFY_SOCKET", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"] {
+            command.env_remove(name);
+        }
+        command.current_dir("/").process_group(0).stdin(Stdio::null()).stdout(Stdio::null());
+        // It is not collected: it outlives this process, or ends when nobody is connected.
+        let mut child = command.spawn().map_err(absent)?;
+        let end = Instant::now() + START_TIMEOUT;
+        while let Err(e) = self.connected() {
+            let ended = child.try_wait().ok().flatten();
+            if let Some(status) = ended.filter(|status| !status.success()) {
+                return Err(absent(io::Error::other(format!("it ended with {status}"))));
+            }
+            if Instant::now() > end {
+                return Err(e);
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+
+    /// Connects unless it is connected.
+    ///
+    /// # Errors
+    /// [`ClientError::Absent`].
+    pub fn connected(&self) -> Result<(), ClientError> {
+        self.connect(&mut self.connection.lock())
+    }
+
+    /// Whether the connection was not lost, as far as [`Client::wait_lost`] and requests have seen.
+    pub fn is_connected(&self) -> bool {
+        self.connection.lock().is_some()
+    }
+
+    fn connect(&self, connection: &mut Option<OwnedFd>) -> Result<(), ClientError> {
+        if connection.is_none() {
+            let open = || -> io::Result<OwnedFd> {
+                let (flags, kind) = (SocketFlags::CLOEXEC, SocketType::SEQPACKET);
+                let socket = socket_with(AddressFamily::UNIX, kind, flags, None)?;
+                set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_TIMEOUT))?;
+                set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_TIMEOUT))?;
+                connect(&socket, &SocketAddrUnix::new(&self.path)?)?;
+                Ok(socket)
+            };
+            let absent = |source| ClientError::Absent { path: self.path.clone(), source };
+            *connection = Some(open().map_err(absent)?);
+        }
+        Ok(())
+    }
+
+    /// Waits until the connection that there is now is lost; at once where there is none.
+    pub fn wait_lost(&self) {
+        let copy = self.connection.lock().as_ref().and_then(|fd| fd.try_clone().ok());
+        let Some(copy) = copy else { return };
+        loop {
+            // Nothing but the end of the connection is asked for.
+            let mut watched = [PollFd::new(&copy, PollFlags::RDHUP)];
+            match poll(&mut watched, None) {
+                Err(Errno::INTR) => {}
+                _ => break,
+            }
+        }
+        let mut connection = self.connection.lock();
+        let same = |fd: &OwnedFd| {
+            let id = |fd: BorrowedFd<'_>| rustix::fs::fstat(fd).map(|s| s.st_ino).ok();
+            id(fd.as_fd()) == id(copy.as_fd())
+        };
+        connection.take_if(|fd| same(fd));
+    }
+
+    /// Ends the connection: [`Client::wait_lost`] returns.
+    pub fn disconnect(&self) {
+        if let Some(connection) = self.connection.lock().take() {
+            let _ = rustix::net::shutdown(&connection, rustix::net::Shutdown::Both);
+        }
+    }
+
+    /// Asks once more where the connection was lost: each request may be repeated.
+    fn ask(
+        &self,
+        request: Request,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(String, Vec<OwnedFd>), ClientError> {
+        let mut connection = self.connection.lock();
+        let mut last = io::Error::from(Errno::NOTCONN);
+        for _ in 0..2 {
+            self.connect(&mut connection)?;
+            let Some(socket) = connection.as_ref() else { continue };
+            let asked = wire::send(socket, &request.text(), fds);
+            match asked.and_then(|()| wire::receive(socket)) {
+                Ok((text, fds)) if !text.is_empty() => {
+                    return match text.strip_prefix("failed ") {
+                        None => Ok((text, fds)),
+                        Some(why) => Err(ClientError::Refused {
+                            path: self.path.clone(),
+                            why: why.to_owned(),
+                        }),
+                    };
+                }
+                Ok(_) => {}
+                Err(e) => last = e,
+            }
+            *connection = None;
+        }
+        Err(ClientError::Absent { path: self.path.clone(), source: last })
+    }
+
+    fn session(&self, fds: Vec<OwnedFd>) -> Result<Session, ClientError> {
+        let why = "no descriptors came with the answer".to_owned();
+        wire::session(fds).ok_or(ClientError::Refused { path: self.path.clone(), why })
+    }
+
+    /// Mounts a session, or puts the mount of one that is held back where it was unmounted.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn mount(&self, uuid: Uuid) -> Result<Session, ClientError> {
+        let (_, fds) = self.ask(Request::Mount(uuid), &[])?;
+        self.session(fds)
+    }
+
+    /// The session of that name, if it is held. The holder keeps it, too.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn take(&self, uuid: Uuid) -> Result<Option<Session>, ClientError> {
+        match self.ask(Request::Take(uuid), &[])? {
+            (text, _) if text == "none" => Ok(None),
+            (_, fds) => self.session(fds).map(Some),
+        }
+    }
+
+    /// Gives a session to a holder that does not have it: the one before was lost.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn keep(
+        &self,
+        uuid: Uuid,
+        fuse: BorrowedFd<'_>,
+        record: BorrowedFd<'_>,
+    ) -> Result<(), ClientError> {
+        self.ask(Request::Keep(uuid), &[fuse, record]).map(drop)
+    }
+
+    /// Unmounts a session and lets go of it; fine where there is none.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn end(&self, uuid: Uuid) -> Result<(), ClientError> {
+        self.ask(Request::End(uuid), &[]).map(drop)
+    }
+
+    /// The sessions that are held.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn list(&self) -> Result<Vec<Uuid>, ClientError> {
+        let (text, _) = self.ask(Request::List, &[])?;
+        Ok(text.split(' ').skip(1).filter_map(|name| Uuid::try_parse(name).ok()).collect())
+    }
+}

@@ -1,0 +1,62 @@
+//! Keeps FUSE mounts, and the descriptors that they need, while the process that serves them is
+//! away: killed, restarted or exchanged for a newer one.
+//!
+//! Owns: the mounts below one folder, and for each a *session*: the descriptor of `/dev/fuse` that
+//! the mount was made with, and a memfd in which whoever serves it keeps what its successor must
+//! know. The kernel ends a FUSE connection when its last descriptor is closed; as long as the
+//! holder has one, what the mount's users ask for just waits. Never reads or answers a request, and
+//! never looks into a memfd: it knows nothing of bdevs, and depends on no version of the target.
+//!
+//! ```text
+//!  target --- SOCK_SEQPACKET, SCM_RIGHTS ---> holder ---> mount(2), descriptors
+//!                                               |  with systemd: its file descriptor store
+//! ```
+//!
+//! It is the only process that needs CAP_SYS_ADMIN for exports. It outlives the target, and the
+//! target outlives it: whoever of the two is there has the descriptors, and gives them to the other
+//! when that comes back. A target starts one of its own, with the option `--exit-when-idle`, where
+//! none is set up. With systemd, or in a pod of its own, it runs by itself; systemd then has a copy
+//! of each descriptor (`FDSTORE=1`, sd_notify(3)), so that even the holder can be restarted while
+//! no target runs.
+//!
+//! Sessions that nobody serves for [`Options::wait`] are given up: their users get errors (ENOTCONN;
+//! EIO through a loop device) instead of waiting for ever.
+//!
+//! | file | noun |
+//! | --- | --- |
+//! | `wire` | the packets between the two: one line of text, and descriptors |
+//! | `mounts` | a folder of FUSE mounts: make, put back, take away |
+//! | `server` | the holder |
+//! | `store` | systemd's file descriptor store |
+//! | `client` | the target's end |
+//! | `cli` | the program `virtlun-holder` |
+
+#![deny(unsafe_code)]
+
+pub mod cli;
+mod client;
+mod mounts;
+mod server;
+mod store;
+mod wire;
+
+pub use client::{Client, ClientError};
+pub use mounts::{FS_TYPE, MountError, Mounts, is_mounted};
+pub use server::{Options, serve};
+
+use std::os::fd::OwnedFd;
+
+/// Bytes of a session's memfd; it cannot shrink or grow.
+pub const RECORD_BYTES: u64 = 128 * 1024;
+
+/// Sessions of one holder at most: their names fit into one packet.
+pub const SESSIONS_MAX: usize = 4096;
+
+/// The descriptors of a mount.
+#[derive(Debug)]
+pub struct Session {
+    /// `/dev/fuse`, not blocking.
+    pub fuse: OwnedFd,
+    /// A memfd of [`RECORD_BYTES`], zeros at first: what the one who serves wrote down.
+    pub record: OwnedFd,
+}

@@ -1,0 +1,256 @@
+//! The holder: one thread that answers packets and otherwise sleeps.
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, chmod};
+use rustix::io::Errno;
+use rustix::net::sockopt::{set_socket_send_buffer_size, socket_peercred};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
+    socket_with,
+};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use uuid::Uuid;
+
+use crate::mounts::Mounts;
+use crate::store;
+use crate::wire::{self, PACKET_BYTES, Request};
+use crate::{SESSIONS_MAX, Session};
+
+/// Connections at a time: a target, its successor, and tools.
+const PEERS_MAX: usize = 16;
+
+/// How long one without sessions and peers waits for some before it ends, if it is to.
+const IDLE: Duration = Duration::from_secs(5);
+
+/// How the holder runs.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where it listens.
+    pub socket: PathBuf,
+    /// Where it mounts.
+    pub dir: PathBuf,
+    /// Who may connect beside its own user and root.
+    pub uid: Option<u32>,
+    /// How long sessions are kept while nobody is connected.
+    pub wait: Duration,
+    /// End when there is nothing to hold and nobody connected.
+    pub exit_when_idle: bool,
+}
+
+/// A session, and what puts its mount back.
+struct Held {
+    session: Session,
+    tree: Option<OwnedFd>,
+}
+
+struct Holder {
+    mounts: Mounts,
+    sessions: BTreeMap<Uuid, Held>,
+}
+
+/// A packet's answer.
+type Answer<'a> = Result<(String, Option<&'a Session>), String>;
+
+/// Listens and serves until it is idle (if it is to end then) or killed. `ready` is called once it
+/// listens.
+///
+/// # Errors
+/// Another holder listens there, or the system refuses the socket.
+pub fn serve(options: &Options, ready: impl FnOnce()) -> io::Result<()> {
+    let mounts = Mounts::new(&options.dir);
+    let stored = store::taken();
+    let sessions = stored.into_iter().map(|(uuid, session)| (uuid, Held { session, tree: None }));
+    let mut holder = Holder { mounts, sessions: sessions.collect() };
+    for (uuid, held) in &mut holder.sessions {
+        held.tree = holder.mounts.tree(*uuid);
+    }
+    let listener = listen_at(&options.socket, options.uid)?;
+    ready();
+    let mut peers: Vec<OwnedFd> = Vec::new();
+    let mut alone_since = Instant::now();
+    loop {
+        let alone = peers.is_empty().then(|| alone_since.elapsed());
+        if let Some(alone) = alone {
+            if options.exit_when_idle && holder.sessions.is_empty() && alone >= IDLE {
+                let _ = std::fs::remove_file(&options.socket);
+                return Ok(());
+            }
+            if alone >= options.wait {
+                holder.give_up(alone);
+            }
+        }
+        let limit = alone.map(|alone| match holder.sessions.is_empty() {
+            true => IDLE.saturating_sub(alone),
+            false => options.wait.saturating_sub(alone),
+        });
+        let limit = limit.map(|limit| limit.max(Duration::from_millis(1)));
+        let limit = limit.filter(|_| options.exit_when_idle || !holder.sessions.is_empty());
+        let limit = limit.map(|d| Timespec { tv_sec: d.as_secs() as i64, tv_nsec: 1_000_000 });
+        let mut watched: Vec<_> = std::iter::once(&listener)
+            .chain(&peers)
+            .map(|fd| PollFd::new(fd, PollFlags::IN))
+            .collect();
+        match poll(&mut watched, limit.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+        let moved: Vec<_> = watched.iter().map(|fd| !fd.revents().is_empty()).collect();
+        let mut moved_peers = moved[1..].iter();
+        peers.retain(|peer| match moved_peers.next() {
+            Some(true) => holder.serve(peer),
+            _ => true,
+        });
+        if moved[0] {
+            let room = PEERS_MAX - peers.len();
+            peers.extend(accepted(&listener, options.uid).into_iter().take(room));
+        }
+        if !peers.is_empty() {
+            alone_since = Instant::now();
+        }
+    }
+}
+
+/// A listening socket in place of one that nobody listens at any more.
+fn listen_at(path: &Path, uid: Option<u32>) -> io::Result<OwnedFd> {
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir)?;
+    }
+    let address = SocketAddrUnix::new(path)?;
+    let (flags, kind) = (SocketFlags::CLOEXEC, SocketType::SEQPACKET);
+    let socket = socket_with(AddressFamily::UNIX, kind, flags, None)?;
+    if connect(&socket, &address).is_ok() {
+        return Err(io::Error::new(
+            io::ErrorKind::AddrInUse,
+            format!("another holder listens at {}", path.display()),
+        ));
+    }
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    let socket = socket_with(AddressFamily::UNIX, kind, flags, None)?;
+    bind(&socket, &address)?;
+    chmod(path, Mode::RUSR | Mode::WUSR)?;
+    if let Some(uid) = uid {
+        std::os::unix::fs::chown(path, Some(uid), None)?;
+    }
+    listen(&socket, PEERS_MAX as i32)?;
+    Ok(socket)
+}
+
+/// The next connection, if it is of somebody who may.
+fn accepted(listener: &OwnedFd, uid: Option<u32>) -> Option<OwnedFd> {
+    accept_with(listener, SocketFlags::CLOEXEC).ok().filter(|peer| {
+        let Ok(who) = socket_peercred(peer) else { return false };
+        let them = who.uid.as_raw();
+        let may = them == 0 || them == rustix::process::geteuid().as_raw() || Some(them) == uid;
+        if !may {
+            tracing::warn!(pid = who.pid.as_raw_pid(), uid = them, "refused: not a user that may");
+        }
+        // A list of all names is one packet.
+        may && set_socket_send_buffer_size(peer, 2 * PACKET_BYTES).is_ok()
+    })
+}
+
+impl Holder {
+    /// Answers one packet; whether the connection goes on.
+    fn serve(&mut self, peer: &OwnedFd) -> bool {
+        let Ok((text, fds)) = wire::receive(peer) else { return false };
+        if text.is_empty() {
+            return false;
+        }
+        let answer = match Request::parse(&text) {
+            Some(request) => self.answer(request, fds),
+            None => Err(format!("{text:?} is not known to this holder")),
+        };
+        let sent = match &answer {
+            Ok((text, session)) => {
+                let fds: Vec<BorrowedFd<'_>> =
+                    session.map(|s| vec![s.fuse.as_fd(), s.record.as_fd()]).unwrap_or_default();
+                wire::send(peer, text, &fds)
+            }
+            Err(why) => {
+                tracing::warn!("{why}");
+                wire::send(peer, &format!("failed {why}"), &[])
+            }
+        };
+        sent.is_ok()
+    }
+
+    fn answer(&mut self, request: Request, fds: Vec<OwnedFd>) -> Answer<'_> {
+        let ok = || "ok".to_owned();
+        match request {
+            Request::Mount(uuid) => {
+                self.mount(uuid)?;
+                Ok((ok(), self.sessions.get(&uuid).map(|held| &held.session)))
+            }
+            Request::Take(uuid) => match self.sessions.get(&uuid) {
+                Some(held) => Ok((ok(), Some(&held.session))),
+                None => Ok(("none".into(), None)),
+            },
+            Request::Keep(uuid) => {
+                let session = wire::session(fds).ok_or("a session is two descriptors")?;
+                self.check_room(uuid)?;
+                store::put(uuid, &session);
+                let tree = self.mounts.tree(uuid);
+                self.sessions.insert(uuid, Held { session, tree });
+                Ok((ok(), None))
+            }
+            Request::End(uuid) => {
+                self.end(uuid)?;
+                Ok((ok(), None))
+            }
+            Request::List => {
+                let names = self.sessions.keys().map(|uuid| format!(" {uuid}"));
+                Ok((names.fold(ok(), |text, name| text + &name), None))
+            }
+        }
+    }
+
+    fn check_room(&self, uuid: Uuid) -> Result<(), String> {
+        match self.sessions.len() < SESSIONS_MAX || self.sessions.contains_key(&uuid) {
+            true => Ok(()),
+            false => Err(format!("{SESSIONS_MAX} sessions are held already: end some")),
+        }
+    }
+
+    fn mount(&mut self, uuid: Uuid) -> Result<(), String> {
+        self.check_room(uuid)?;
+        if let Some(held) = self.sessions.get_mut(&uuid) {
+            if !self.mounts.is_there(uuid).map_err(|e| e.to_string())? {
+                let none = || format!("{} cannot be put back", self.mounts.path(uuid).display());
+                let tree = held.tree.take().ok_or_else(none)?;
+                self.mounts.put_back(uuid, tree).map_err(|e| e.to_string())?;
+                held.tree = self.mounts.tree(uuid);
+            }
+            return Ok(());
+        }
+        let session = self.mounts.mount(uuid).map_err(|e| e.to_string())?;
+        store::put(uuid, &session);
+        let tree = self.mounts.tree(uuid);
+        self.sessions.insert(uuid, Held { session, tree });
+        Ok(())
+    }
+
+    fn end(&mut self, uuid: Uuid) -> Result<(), String> {
+        let unmounted = self.mounts.unmount(uuid);
+        if self.sessions.remove(&uuid).is_some() {
+            store::remove(uuid);
+        }
+        unmounted.map_err(|e| e.to_string())
+    }
+
+    /// Ends what nobody has served for too long: its users get errors.
+    fn give_up(&mut self, waited: Duration) {
+        for uuid in self.sessions.keys().copied().collect::<Vec<_>>() {
+            tracing::error!(%uuid, "nobody serves it for {} s: given up", waited.as_secs());
+            if let Err(why) = self.end(uuid) {
+                tracing::error!("{why}");
+            }
+        }
+    }
+}

@@ -1,0 +1,261 @@
+"""What is mounted on an export only sees a pause while its target is killed or restarted.
+
+Needs root, /dev/fuse and loop devices; Linux 6.9 for a killed target.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import statistics
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pydataplane.errors import RpcError
+from tests.support.load import Load
+from tests.support.target import Target
+from tests.target.conftest import MakeTarget
+
+pytestmark = pytest.mark.root
+MIB = 1 << 20
+COMMAND_TIMEOUT_S = 60.0
+KILLS = 10
+
+
+def run(*command: str | Path) -> str:
+    """Runs a command that must succeed, and returns its output."""
+    words = [str(word) for word in command]
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False
+    )
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def volume(target: Target, size_in_mib: int = 64, *, thin: bool = False) -> tuple[str, Path]:
+    """Makes an exported volume; returns its UUID and the file."""
+    if not target.rpc("bdev_lvol_get_lvstores"):
+        target.make_lvstore(size=512 * MIB)
+    uuid = target.rpc(
+        "bdev_lvol_create",
+        lvol_name=f"v{len(target.rpc('virtlun_export_list'))}",
+        size_in_mib=size_in_mib,
+        lvs_name="lvs0",
+        thin_provision=thin,
+    )
+    export = target.rpc("virtlun_export_create", bdev_name=uuid)
+    assert [e["survives"] for e in target.rpc("virtlun_export_list")][-1] == "crash"
+    return uuid, Path(export["path"])
+
+
+@pytest.fixture
+def loops(target: Target) -> Iterator[Callable[[Path], str]]:
+    """Makes loop devices, which are gone at the end while the target still runs."""
+    made: list[str] = []
+
+    def make(path: Path) -> str:
+        made.append(run("losetup", "--find", "--show", "--direct-io=on", path).strip())
+        return made[-1]
+
+    yield make
+    if target.process is None:
+        target.start()
+    for loop in made:
+        subprocess.run(["umount", "-l", loop], check=False, capture_output=True)
+        run("losetup", "-d", loop)
+
+
+def interrupted(target: Target, load: Load, how: Callable[[], object], times: int) -> None:
+    """Interrupts the target under load; prints how long the longest I/O of each time took."""
+    chance = random.Random(load.seed)
+    pauses = []
+    for _ in range(times):
+        load.progress(chance.randrange(5, 60))
+        load.longest_s = 0.0
+        how()
+        load.progress(20)
+        pauses.append(load.longest_s * 1000)
+        assert not load.problems, load.problems
+    print(f"pause: p50 {statistics.median(pauses):.0f} ms, max {max(pauses):.0f} ms")
+
+
+def crash(target: Target) -> None:
+    """Kills the target and starts it again."""
+    target.kill9()
+    target.start()
+
+
+@pytest.mark.parametrize("thin", [False, True])
+@pytest.mark.parametrize("how", ["kill", "restart"])
+def test_verified_io_on_a_loop_device_sees_a_pause(
+    target: Target, loops: Callable[[Path], str], how: str, thin: bool
+) -> None:
+    uuid, path = volume(target, thin=thin)
+    loop = loops(path)
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    load = Load(Path(loop), 64 * MIB, seed)
+    with load.running():
+        interrupted(
+            target, load, lambda: crash(target) if how == "kill" else target.restart(), KILLS
+        )
+    (export,) = target.rpc("virtlun_export_list")
+    assert export["opens"] == 1
+    assert target.rpc("virtlun_get_status")["restore_problems"] == []
+    assert target.fails("virtlun_export_delete", bdev_name=uuid)
+
+
+def test_an_ext4_under_load_sees_a_pause(target: Target, loops: Callable[[Path], str]) -> None:
+    _, path = volume(target, 256)
+    loop = loops(path)
+    run("mkfs.ext4", "-q", "-F", loop)
+    point = target.directory / "mnt"
+    point.mkdir()
+    run("mount", loop, point)
+    direct = point / "direct"
+    with direct.open("xb") as file:
+        file.truncate(32 * MIB)
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    load = Load(direct, 32 * MIB, seed)
+    stop = threading.Event()
+    files: list[int] = []
+
+    def small_files() -> None:
+        """Makes, syncs, renames and deletes files through the page cache."""
+        while not stop.is_set():
+            number = len(files)
+            new = point / f"new{number}"
+            with new.open("xb") as file:
+                file.write(number.to_bytes(8, "little") * 1000)
+                os.fsync(file.fileno())
+            new.rename(point / f"file{number}")
+            if number % 3 == 2:
+                (point / f"file{number - 1}").unlink()
+            files.append(number)
+
+    writer = threading.Thread(target=small_files)
+    writer.start()
+    try:
+        with load.running():
+            interrupted(target, load, lambda: crash(target), KILLS)
+    finally:
+        stop.set()
+        writer.join()
+    assert f"{loop} {point} ext4 rw" in Path("/proc/mounts").read_text()
+    run("umount", point)
+    run("e2fsck", "-f", "-n", loop)
+    run("mount", loop, point)
+    load.check()
+    for number in files:
+        if number % 3 == 1 and number + 1 in files:
+            continue  # deleted
+        content = (point / f"file{number}").read_bytes()
+        assert content == number.to_bytes(8, "little") * 1000, number
+    run("umount", point)
+
+
+def test_open_files_are_counted_across_crashes(target: Target) -> None:
+    uuid, path = volume(target)
+    first = os.open(path, os.O_RDWR)
+    second = os.open(path, os.O_RDONLY)
+    crash(target)
+    third = os.open(path, os.O_RDONLY)
+    opened: list[int] = []
+    target.kill9()
+    # Asked while nobody is there, and taken by the next one.
+    waits = threading.Thread(target=lambda: opened.append(os.open(path, os.O_RDONLY)))
+    waits.start()
+    os.close(second)
+    target.start()
+    waits.join(COMMAND_TIMEOUT_S)
+    assert os.pwrite(first, b"x" * 512, 0) == 512
+    assert os.pread(opened[0], 3, 0) == b"xxx"
+    end = time.monotonic() + COMMAND_TIMEOUT_S
+    while [e["opens"] for e in target.rpc("virtlun_export_list")] != [3]:
+        assert time.monotonic() < end, target.rpc("virtlun_export_list")
+        time.sleep(0.01)
+    for each in (first, third, opened[0]):
+        refused = target.fails("virtlun_export_delete", bdev_name=uuid)
+        assert isinstance(refused, RpcError)
+        os.close(each)
+    target.rpc("virtlun_export_delete", bdev_name=uuid)
+    assert list(target.export_dir.iterdir()) == []
+
+
+def holder_pid(target: Target) -> int:
+    """Returns the process that holds the target's exports."""
+    found = run("pgrep", "-f", f"virtlun-holder .*--socket {target.directory}/holder.sock").split()
+    (pid,) = found
+    return int(pid)
+
+
+def test_the_holder_is_restarted_while_the_target_runs(make_target: MakeTarget) -> None:
+    """One that runs by itself, as a service: whichever of the two is there has the descriptors."""
+    target = make_target()
+    target.start()
+    uuid, path = volume(target)
+    node = os.open(path, os.O_RDWR)
+    try:
+        os.pwrite(node, b"a" * 4096, 0)
+        os.kill(holder_pid(target), signal.SIGKILL)
+        end = time.monotonic() + COMMAND_TIMEOUT_S
+        while [e["survives"] for e in target.rpc("virtlun_export_list")] != ["nothing"]:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert os.pread(node, 1, 0) == b"a"
+        with target.holder():
+            while [e["survives"] for e in target.rpc("virtlun_export_list")] != ["crash"]:
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            assert os.pread(node, 1, 0) == b"a"
+            target.rpc("virtlun_export_list")
+            crash(target)
+            assert os.pread(node, 1, 0) == b"a"
+            os.close(node)
+            target.rpc("virtlun_export_delete", bdev_name=uuid)
+            assert target.stop() == 0
+    finally:
+        if target.process is not None:
+            target.stop()
+
+
+def test_what_is_not_open_ends_with_an_orderly_stop(target: Target) -> None:
+    _, path = volume(target)
+    assert target.stop() == 0
+    assert list(target.export_dir.iterdir()) == []
+    target.start()
+    assert path.exists()
+
+
+def test_an_export_that_cannot_be_restored_is_given_up(target: Target) -> None:
+    uuid, path = volume(target)
+    node = os.open(path, os.O_RDONLY)
+    found: list[OSError] = []
+
+    def read() -> None:
+        try:
+            os.pread(node, 512, 0)
+        except OSError as error:
+            found.append(error)
+
+    target.kill9()
+    reader = threading.Thread(target=read)
+    reader.start()
+    disk = target.directory / "lvs0.img"
+    disk.rename(target.directory / "elsewhere")
+    target.start()
+    reader.join(0.2)
+    assert reader.is_alive()  # the disk may come back
+    target.rpc("virtlun_export_delete", bdev_name=uuid)
+    reader.join(COMMAND_TIMEOUT_S)
+    assert found
+    os.close(node)
+    assert list(target.export_dir.iterdir()) == []
+    (target.directory / "elsewhere").rename(disk)

@@ -1,0 +1,195 @@
+"""virtlun-holder by itself: under a service manager, with no target, with peers that are none.
+
+Needs root and /dev/fuse.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.target import Target, binary
+from tests.target.conftest import MakeTarget
+
+pytestmark = pytest.mark.root
+MIB = 1 << 20
+DEADLINE_S = 60.0
+FIRST_FD = 3
+
+
+class Manager:
+    """What systemd is to a service: it is told of things, and keeps descriptors (sd_notify(3))."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self._path = target.directory / "notify.sock"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(self._path))
+        self._socket.settimeout(DEADLINE_S)
+        self.stored: dict[str, int] = {}
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def told(self, until: str) -> None:
+        """Takes what it is told until that comes."""
+        while True:
+            text, fds = socket.recv_fds(self._socket, 4096, 4)[:2]
+            words = dict(line.split("=", 1) for line in text.decode().splitlines())
+            if words.get("FDSTORE") == "1":
+                (self.stored[words["FDNAME"]],) = fds
+            elif words.get("FDSTOREREMOVE") == "1":
+                os.close(self.stored.pop(words["FDNAME"]))
+            if until in text.decode():
+                return
+
+    def start(self) -> None:
+        """Starts the service with what is stored."""
+        names, fds = list(self.stored), list(self.stored.values())
+        count = len(fds)
+
+        def prepare() -> None:
+            # To where none of them is yet, then to their places.
+            moved = [os.dup2(fd, 500 + n) for n, fd in enumerate(fds)]
+            for n, fd in enumerate(moved):
+                os.dup2(fd, FIRST_FD + n)
+                os.close(fd)
+
+        command = [
+            str(binary("virtlun-holder")),
+            *("--socket", str(self.target.holder_socket)),
+            *("--dir", str(self.target.export_dir)),
+        ]
+        environment = {
+            **os.environ,
+            "NOTIFY_SOCKET": str(self._path),
+            "LISTEN_FDS": str(count),
+            "LISTEN_FDNAMES": ":".join(names),
+        }
+        # LISTEN_PID is the service's own.
+        words = ["sh", "-c", 'LISTEN_PID=$$ exec "$@"', "sh", *command]
+        self.process = subprocess.Popen(
+            words,
+            env=environment,
+            preexec_fn=prepare,  # noqa: PLW1509
+            pass_fds=range(FIRST_FD, FIRST_FD + count),
+        )
+        self.told("READY=1")
+
+    def kill(self) -> None:
+        """Kills the service; what is stored stays."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def end(self) -> None:
+        """Kills the service and lets go of everything."""
+        self.kill()
+        for fd in self.stored.values():
+            os.close(fd)
+        self._socket.close()
+
+
+@pytest.fixture
+def manager(make_target: MakeTarget) -> Iterator[Manager]:
+    """A service manager for the holder of a target that is still to be started."""
+    made = Manager(make_target())
+    yield made
+    made.end()
+
+
+def exported(target: Target) -> tuple[str, int]:
+    """Makes an exported volume; returns its UUID and its file, open and written to."""
+    target.make_lvstore(size=256 * MIB)
+    uuid = target.rpc("bdev_lvol_create", lvol_name="v0", size_in_mib=16, lvs_name="lvs0")
+    path = target.rpc("virtlun_export_create", bdev_name=uuid)["path"]
+    node = os.open(path, os.O_RDWR)
+    os.pwrite(node, b"a" * 4096, 0)
+    return uuid, node
+
+
+def test_holder_and_target_are_killed_and_the_service_manager_has_the_descriptors(
+    manager: Manager,
+) -> None:
+    manager.start()
+    target = manager.target
+    target.start("--holder-socket", str(target.holder_socket))
+    uuid, node = exported(target)
+    manager.told(f"FDNAME=record-{uuid}")
+    assert sorted(manager.stored) == [f"fuse-{uuid}", f"record-{uuid}"]
+    target.kill9()
+    manager.kill()
+    found: list[bytes] = []
+    reader = threading.Thread(target=lambda: found.append(os.pread(node, 4, 0)))
+    reader.start()
+    manager.start()
+    target.start("--holder-socket", str(target.holder_socket))
+    reader.join(DEADLINE_S)
+    assert found == [b"aaaa"]
+    os.close(node)
+    target.rpc("virtlun_export_delete", bdev_name=uuid)
+    manager.told(f"FDSTOREREMOVE=1\nFDNAME=record-{uuid}")
+    assert manager.stored == {}
+    assert target.stop() == 0
+
+
+def test_what_nobody_serves_is_given_up_in_the_end(make_target: MakeTarget) -> None:
+    target = make_target()
+    with target.holder("--wait", "1"):
+        target.start("--holder-socket", str(target.holder_socket))
+        _, node = exported(target)
+        target.kill9()
+        with pytest.raises(OSError):
+            os.pread(node, 512, 0)
+        os.close(node)
+        assert list(target.export_dir.iterdir()) == []
+        assert "given up" in target.words()
+        target.start("--holder-socket", str(target.holder_socket))
+        (export,) = target.rpc("virtlun_export_list")
+        assert Path(export["path"]).read_bytes()[:4] == b"aaaa"
+        assert target.stop() == 0
+
+
+def test_a_holder_that_a_target_has_started_ends_when_it_is_not_needed(target: Target) -> None:
+    assert target.holder_socket.is_socket()
+    assert target.stop() == 0
+    end = time.monotonic() + DEADLINE_S
+    while target.holder_socket.exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_nonsense_is_answered_and_ends_nobody(make_target: MakeTarget) -> None:
+    target = make_target()
+    with target.holder() as holder:
+        end = time.monotonic() + DEADLINE_S
+        while not target.holder_socket.exists():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        answers = []
+        for words in ("mount ../../etc", "eat", "take", "keep " + "0" * 36, "x" * 100_000, "list"):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
+                peer.settimeout(DEADLINE_S)
+                peer.connect(str(target.holder_socket))
+                peer.send(words.encode())
+                answers.append(peer.recv(1 << 18).decode()[:6])
+        assert answers == ["failed"] * 5 + ["ok"]
+        uuid = "6f2b3a1e-7c38-4d1a-9b7e-1f0d6a5c4b32"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
+            peer.connect(str(target.holder_socket))
+            one = array.array("i", [peer.fileno()])
+            peer.sendmsg([f"keep {uuid}".encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, one)])
+            assert peer.recv(4096).startswith(b"failed")
+        assert holder.poll() is None
+        holder.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            holder.wait(DEADLINE_S)
