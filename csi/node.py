@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from csi import POD, TOPOLOGY_KEY, filesystems, mounts
+from csi import POD, TOPOLOGY_KEY, filesystems, mounts, volumehealth
 from csi.capabilities import FILE_SYSTEMS, Mode, check
 from csi.errors import Code, Failure, invalid, not_found, precondition
 from csi.hostdevice import HostDevice
@@ -25,6 +25,7 @@ CAPABILITIES = [
     Rpc.STAGE_UNSTAGE_VOLUME,
     Rpc.GET_VOLUME_STATS,
     Rpc.EXPAND_VOLUME,
+    Rpc.GET_VOLUME_HEALTH,
     Rpc.SINGLE_NODE_MULTI_WRITER,
 ]
 READ_ONLY = {Mode.SINGLE_NODE_READER_ONLY, Mode.MULTI_NODE_READER_ONLY}
@@ -156,6 +157,20 @@ class Node:
             used=found.f_files - found.f_ffree,
         )
         return Stats(usage=[space, files])
+
+    def node_get_volume_health(
+        self, request: pb.NodeGetVolumeHealthRequest
+    ) -> pb.NodeGetVolumeHealthResponse:
+        """Tells what is wrong with a volume here, without waiting for it."""
+        _check(request, "volume_id")
+        handle = request.volume_id
+        client = self._volumes.volumes.client
+        found = volumehealth.entries(client, self._devices, handle)
+        away = [each for each in found if each.reason == "TargetAway"]
+        if not away and not is_inline(handle):
+            self._volumes.get(handle)  # NOT_FOUND
+        health = pb.VolumeHealth(volume_id=handle, health_statuses=found)
+        return pb.NodeGetVolumeHealthResponse(volume_health=health)
 
     def node_expand_volume(
         self, request: pb.NodeExpandVolumeRequest

@@ -36,6 +36,7 @@ QUIET = {
     "GetPluginCapabilities",
     "GetPluginInfo",
     "NodeGetCapabilities",
+    "NodeGetVolumeHealth",
     "NodeGetVolumeStats",
     "Probe",
 }

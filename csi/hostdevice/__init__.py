@@ -23,6 +23,9 @@ class HostDevice(Protocol):
     def device(self, volume: str, *, read_only: bool = False) -> Path | None:
         """Returns the volume's device if it is attached, working or not."""
 
+    def answers(self, volume: str) -> bool:
+        """Whether all devices of a volume have the file that the target exports; none is fine."""
+
     def grow(self, volume: str) -> None:
         """Lets the devices of a volume that has grown show its size; none is fine."""
 

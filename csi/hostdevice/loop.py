@@ -1,8 +1,10 @@
 """A loop device over a FUSE file of the target: the face that every Linux has.
 
-What it cannot: a device whose target has died gives I/O errors and stays dead, since the kernel
-cannot exchange a writable loop device's file. `attach` sees that its file is another one than the
-target exports now, takes it away and makes a new one; who has the old one open must open anew.
+While the target is away the device waits: its file is held by the virtlun-holder, and the next
+target goes on with it. Where that is not so (a kernel before 6.9 and a target that was killed, or
+one that was away for too long) the device gives I/O errors and stays dead, since the kernel cannot
+exchange a writable loop device's file. `attach` sees that its file is another one than the target
+exports now, takes it away and makes a new one; who has the old one open must open anew.
 """
 
 from __future__ import annotations
@@ -50,6 +52,10 @@ class LoopDevices:
         found = [loop for loop in self._loops(volume) if loop.read_only == read_only]
         working = [loop for loop in found if not loop.leaving]
         return next((loop.device for loop in working or found), None)
+
+    def answers(self, volume: str) -> bool:
+        """Whether the kernel still asks the target for what the volume's devices are over."""
+        return not any(loop.name.startswith(loopctl.DEAD) for loop in self._loops(volume))
 
     def grow(self, volume: str) -> None:
         """Lets the volume's devices take its size."""

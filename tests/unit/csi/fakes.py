@@ -31,6 +31,7 @@ class FakeTarget(Client):
         self.block_size: int | None = None  # of the LUN added last
         self.calls: list[str] = []
         self.fail: dict[str, Exception] = {}
+        self.survives = "crash"
 
     def call(self, method: str, **params: Any) -> Any:
         self.calls.append(method)
@@ -138,7 +139,10 @@ class FakeTarget(Client):
 
     def virtlun_export_list(self) -> list[dict[str, str]]:
         exports = [volume for volume, face in self.exports.items() if face == "export"]
-        return [{"bdev_name": volume, "path": f"/export/{volume}"} for volume in exports]
+        return [
+            {"bdev_name": each, "path": f"/export/{each}", "survives": self.survives}
+            for each in exports
+        ]
 
     def virtlun_lvol_get_xattrs(self, name: str) -> dict[str, str]:
         return dict(self.notes[name])
@@ -164,6 +168,7 @@ class FakeHost:
         self.mounted: list[Mount] = []
         self.made: list[tuple[str, str]] = []
         self.grown: list[str] = []
+        self.dead: set[str] = set()
         self.flushed: list[str] = []
         self.crash_in_make = False
 
@@ -179,6 +184,9 @@ class FakeHost:
 
     def device(self, volume: str, *, read_only: bool = False) -> Path | None:
         return self.devices.get((volume, read_only))
+
+    def answers(self, volume: str) -> bool:
+        return volume not in self.dead
 
     def grow(self, volume: str) -> None:
         self.grown.append(volume)

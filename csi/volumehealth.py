@@ -1,0 +1,55 @@
+"""What is wrong with a pod's volume on this node: NodeGetVolumeHealth's entries.
+
+Nothing here waits for the volume: while its target is away, I/O on it, and even stat(2) of its
+file, waits, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from csi.hostdevice import HostDevice
+from csi.proto import csi_pb2 as pb
+from pydataplane.client import Client
+from pydataplane.errors import TargetUnavailable
+
+Entry = pb.VolumeHealth.VolumeHealthEntry
+
+WEAKER: Mapping[str, tuple[str, str]] = {
+    "restart": (
+        "NoCrashRecovery",
+        "it waits through an orderly restart of its target, but a crash of it would end in I/O "
+        "errors until the pod is deleted: that needs Linux 6.9",
+    ),
+    "nothing": (
+        "NoHolder",
+        "the end of its target would end in I/O errors until the pod is deleted: no virtlun-holder "
+        "answers the target",
+    ),
+}
+"""By `survives` of virtlun_export_list: reason and sentence."""
+
+
+def entries(client: Client, devices: HostDevice, volume: str) -> list[Entry]:
+    """Returns what is wrong with a volume that a device of this node is for; mostly nothing."""
+    try:
+        exports: list[dict[str, Any]] = client.call("virtlun_export_list")
+    except TargetUnavailable as error:
+        return [_entry("INACCESSIBLE", "TargetAway", f"I/O waits for its target: {error}")]
+    export = next((each for each in exports if each["bdev_name"] == volume), None)
+    if export is None:
+        if devices.device(volume) is None and devices.device(volume, read_only=True) is None:
+            return []
+        why = "its target does not export it: virtlun_get_status of the target says why"
+        return [_entry("INACCESSIBLE", "NotExported", why)]
+    if not devices.answers(volume):
+        why = "its device has lost its file: delete the pod, and the next one gets a working device"
+        return [_entry("INACCESSIBLE", "DeviceDead", why)]
+    if weaker := WEAKER.get(export["survives"]):
+        return [_entry("DEGRADED", *weaker)]
+    return []
+
+
+def _entry(kind: str, reason: str, message: str) -> Entry:
+    return Entry(status=kind, reason=reason, message=message)
