@@ -9,6 +9,7 @@ the guest, whose kernel idles, stands still. No device is needed for it, and KVM
 from __future__ import annotations
 
 import os
+import random
 import re
 import time
 from pathlib import Path
@@ -30,7 +31,7 @@ CONTROL_COUNT = min(COUNT, 20)
 #: Migrations of one guest before the next one boots.
 HOPS = 10
 
-MEMORY_WRITES = "(nice -n 10 memory_writes 64 >> /tmp/memory 2>&1; echo ended $? >> /tmp/memory) &"
+MEMORY_WRITES = "(memory_writes 64 >> /tmp/memory 2>&1; echo ended $? >> /tmp/memory) &"
 
 
 #: Reads the disk's first 4 MiB again and again; each sum must be the first one's.
@@ -87,6 +88,7 @@ def hops(boot: BootGuest, scratch: Path, count: int, **options: object) -> int:
         if names:
             guest.run(READS.format(name=disk(guest, 0)))
         guest.run(MEMORY_WRITES)
+        goes_on(guest, with_disk=bool(names))
         for hop in range(1, min(HOPS, left) + 1):
             left -= 1
             at += 1
@@ -122,7 +124,7 @@ def test_with_our_device(target: Target, boot: BootGuest, scratch: Path) -> None
     """The guest reads its disk all the time; both of its controllers show the same one."""
     file = target.make_file("disk.img", 16 << 20)
     with file.open("r+b") as data:
-        data.write(bytes(range(256)) * (16 << 12))
+        data.write(random.Random(0).randbytes(16 << 20))
     target.rpc("bdev_uring_create", filename=str(file), name="d0", block_size=512)
     target.rpc("vhost_create_scsi_controller", ctrlr="vm1")
     for name in ("vm0", "vm1"):
