@@ -272,6 +272,9 @@ def host_on(disk: Path) -> Iterator[Host]:
     try:
         host.target.start()
         host.backing.start()
+        if len(allowed) > 1:
+            # The reactor has bound itself to its CPU: leave that to it alone.
+            os.sched_setaffinity(0, set(allowed) - {allowed[1]})
         host.prepare()
         yield host
     finally:
@@ -305,6 +308,19 @@ def table(rows: list[Row], victim: str) -> Table:
     return out
 
 
+def in_a_session_of_its_own() -> None:
+    """Gives all that is measured the CPU before everybody else, and to all of it alike.
+
+    The kernel shares the CPUs out between sessions first (autogroup), and only those of one
+    session give way to each other.
+    """
+    if os.getsid(0) != os.getpid():
+        command = [sys.executable, "-m", "tests.bench.noisy", *sys.argv[1:]]
+        sys.exit(subprocess.run(command, start_new_session=True, check=False).returncode)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text("-20")
+
+
 def main() -> int:
     """Measures all rows; the exit status is 1 if a victim read something wrong."""
     parser = argparse.ArgumentParser(prog="tests.bench.noisy", description=__doc__)
@@ -315,6 +331,7 @@ def main() -> int:
     parser.add_argument("--victim", choices=("ram", "disk"), help="only this one")
     parser.add_argument("--only", action="append", help="only this neighbour, by name")
     arguments = parser.parse_args()
+    in_a_session_of_its_own()
     seconds = arguments.time or (1.5 if arguments.quick else 4.0)
     out = Console(stderr=arguments.json, width=None if sys.stdout.isatty() else 120)
     rows: list[Row] = []

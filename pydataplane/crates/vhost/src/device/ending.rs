@@ -4,6 +4,15 @@
 //! any more, what is in flight ends, and the guest is told; then the indexes of its rings are final,
 //! and the connection may be closed ([`Device::disconnect`]). A peer that left by itself comes to
 //! the second step at once.
+//!
+//! I/O that does not end in time ([`super::DeviceError::Stuck`]) cannot be taken back: the kernel has
+//! pinned the guest's pages for the disk, and a cancellation reaches only what still waits for one of
+//! its workers. So such a session ends, but its memory stays mapped, its volumes stay claimed, no step
+//! follows and nothing that waited begins, and no other session does until all of it has ended: a
+//! guest that connects again finds its requests submitted again after that, never overtaken by what
+//! was late. What may still land in its memory is what was with devices, at most 8 MiB of each unit,
+//! in the buffers of requests that were never answered. A guest that is reset meanwhile may have other
+//! things there: only a device that owns the bus could stop that.
 
 use super::{Device, Worker};
 use crate::defs::response;

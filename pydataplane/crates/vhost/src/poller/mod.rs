@@ -16,6 +16,7 @@
 //! given to this reactor and a channel of its own to each logical unit. Nothing on this path
 //! allocates, locks, logs or blocks. What other threads ask of it is in `orders`.
 
+mod failure;
 mod orders;
 mod queue;
 mod units;
@@ -35,7 +36,8 @@ use crate::defs::{
 use crate::mailbox::Notice;
 use crate::stats::ControllerCounters;
 
-pub(crate) use orders::{Drain, Failure, Selector};
+pub(crate) use failure::Failure;
+pub(crate) use orders::{Drain, Selector};
 pub(crate) use queue::{QueueSetup, RequestQueue};
 pub(crate) use units::Unit;
 

@@ -8,11 +8,11 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 
 use guestmem::GuestMemory;
-use virtqueue::{ChainError, ConfigError, Head, QueueError};
+use virtqueue::Head;
 
 use super::queue::{RequestQueue, Slot};
 use super::units::{Unit, Units};
-use super::{BATCH, COMPLETIONS, DevicePoller, SUBMISSION_US, TURN_US};
+use super::{BATCH, COMPLETIONS, DevicePoller, Failure, SUBMISSION_US, TURN_US};
 use crate::defs::MAX_QUEUES;
 use crate::mailbox::Notice;
 use crate::stats::ControllerCounters;
@@ -50,23 +50,6 @@ impl Drain {
         }
         self.left == 0
     }
-}
-
-/// Why a queue was closed: the guest broke the rules. Nothing else is affected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Failure {
-    /// The ring itself.
-    #[error(transparent)]
-    Ring(QueueError),
-    /// A chain.
-    #[error(transparent)]
-    Chain(ChainError),
-    /// The same head twice.
-    #[error("head {0} was made available again while its request is in flight")]
-    HeadInUse(u16),
-    /// The queue is not in the new memory table.
-    #[error("the queue is not in the new memory: {0}")]
-    Config(ConfigError),
 }
 
 impl DevicePoller {
@@ -170,15 +153,6 @@ impl DevicePoller {
                 self.blocked();
             }
         }
-    }
-
-    /// The guest's process had a call block the reactor: nothing more is done for it, and the
-    /// session ends.
-    #[cold]
-    pub(super) fn blocked(&mut self) {
-        self.paused = true;
-        self.queues.iter_mut().for_each(RequestQueue::forget_call);
-        self.notice.blocked();
     }
 
     /// The reactor cannot watch the kick of a queue: it must not sleep while the queue is there.
@@ -291,26 +265,6 @@ impl DevicePoller {
                 _ => at += 1,
             }
         }
-    }
-
-    /// Some guest's memory went away. If it was this one's, nothing more is done in it, and the
-    /// session ends.
-    #[cold]
-    pub(super) fn memory_lost(&mut self) {
-        self.faults = guestmem::faults();
-        if self.queues.iter().any(|q| q.ring.is_broken()) {
-            self.paused = true;
-            self.notice.memory_fault();
-        }
-    }
-
-    /// Closes a queue whose guest broke the rules, and tells the session.
-    #[cold]
-    pub(super) fn fail(&mut self, at: usize, why: Failure) {
-        let queue = &mut self.queues[at];
-        queue.close();
-        self.counters.malformed.add(1);
-        self.notice.queue_failed(queue.index, why);
     }
 }
 
