@@ -2,15 +2,15 @@
 //!
 //! One request: pop, walk (51 byte header, 108 byte response, 4 KiB of data), copy the header
 //! out, write the 12 byte head of the response, give the chain back, publish, and decide on a
-//! call. Two regions, a ring of 256, EVENT_IDX, no data copied, everything in cache. The least of
-//! many rounds; the driver's part (about 1 ns) is in it.
+//! call. Two regions, a ring of 256, EVENT_IDX, no data copied, everything in cache, with and without
+//! an in-flight region. The least of many rounds; the driver's part (about 1 ns) is in it.
 
 use std::hint::black_box;
 use std::sync::Arc;
 
 use guestmem::GuestMemory;
 use rustix::time::{ClockId, clock_gettime};
-use virtqueue::{AddressSpace, Desc, Head, QueueConfig, Segments, SplitQueue};
+use virtqueue::{AddressSpace, Desc, Head, InflightRegion, QueueConfig, Segments, SplitQueue};
 
 const SIZE: u16 = 256;
 const DESC: u64 = 0x1_0000;
@@ -28,7 +28,7 @@ fn thread_ns() -> u64 {
 }
 
 /// The least nanoseconds per request over all rounds.
-fn measure(regions: usize, indirect: bool, batch: u16) -> f64 {
+fn measure(regions: usize, indirect: bool, batch: u16, tracked: bool) -> f64 {
     let mut areas = vec![(0, 256 << 20), (DATA, 256 << 20)];
     areas.extend((2..regions as u64).map(|i| ((1 << 40) + (i << 30), 1 << 20)));
     let memory = Arc::new(GuestMemory::memfd(&areas).expect("memory"));
@@ -60,6 +60,12 @@ fn measure(regions: usize, indirect: bool, batch: u16) -> f64 {
         next_avail: 0,
     };
     let mut queue = SplitQueue::new(memory.clone(), &config).expect("queue");
+    if tracked {
+        let fd = InflightRegion::make(1, SIZE).expect("a region");
+        let bytes = InflightRegion::bytes(1, SIZE);
+        let region = InflightRegion::map(fd, 0, bytes, 1, SIZE).expect("a region");
+        queue.track(region.queue(0).expect("its queue")).expect("a new region");
+    }
     let avail = memory.range(AVAIL, 0x1000).expect("avail");
     for slot in 0..usize::from(SIZE) {
         let head = if indirect { slot as u16 } else { (slot as u16 % 64) * 4 };
@@ -93,12 +99,16 @@ fn measure(regions: usize, indirect: bool, batch: u16) -> f64 {
 }
 
 fn main() {
-    println!("{:>8} {:>9} {:>6} {:>11}", "regions", "chain", "batch", "ns/request");
+    println!(
+        "{:>8} {:>9} {:>6} {:>11} {:>11}",
+        "regions", "chain", "batch", "ns/request", "in flight"
+    );
     for (regions, indirect, batch) in
         [(2, true, 32), (2, true, 1), (2, false, 32), (8, true, 32), (64, true, 32), (64, true, 1)]
     {
-        let ns = measure(regions, indirect, batch);
+        let ns = measure(regions, indirect, batch, false);
+        let tracked = measure(regions, indirect, batch, true);
         let chain = if indirect { "indirect" } else { "chained" };
-        println!("{regions:>8} {chain:>9} {batch:>6} {ns:>11.1}");
+        println!("{regions:>8} {chain:>9} {batch:>6} {ns:>11.1} {tracked:>11.1}");
     }
 }
