@@ -23,13 +23,19 @@ class Initiator:
     given and returned as `bytes`.
     """
 
-    def __init__(self, socket: Path) -> None:
-        """Starts the process; it connects at `connect`."""
+    def __init__(self, socket: Path, *, user: int | None = None, group: int | None = None) -> None:
+        """Starts the process, as another user and in another group if asked for (as root).
+
+        It connects at `connect`.
+        """
         self._process = subprocess.Popen(
             [str(binary("virtlun-bench")), "exec", str(socket)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            user=user,
+            group=group,
+            extra_groups=None if group is None else [],
         )
 
     def __enter__(self) -> Initiator:

@@ -236,6 +236,7 @@ def test_a_guest_that_truncates_its_memory_harms_only_itself(drive: Drive, disk:
     guest.send("kick", queue=0)
     other.write(3, pattern(3, 4))
     assert other.read(3, 4) == pattern(3, 4)
+    guest.kill()
     with drive(connect=False) as again:
         again.send("connect")
         again.ready()

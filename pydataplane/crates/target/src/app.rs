@@ -4,6 +4,7 @@ use crate::cli::Cli;
 use crate::errors;
 use crate::holding;
 use crate::logging::LogControl;
+use crate::methods::Journal;
 use crate::notices::Notices;
 use crate::restore;
 use crate::state::{self, Config, Item};
@@ -62,7 +63,7 @@ pub struct App {
     pub log: LogControl,
     /// Configuration to apply after the recorded one.
     config_file: Option<PathBuf>,
-    config: Mutex<Config>,
+    config: Arc<Mutex<Config>>,
     /// By bdev: why the lvstore on it cannot be loaded.
     lvstore_problems: Mutex<BTreeMap<String, String>>,
     /// Bdevs that came since the last change was recorded.
@@ -116,9 +117,12 @@ impl App {
             }
         };
         let exports = holding::exports(cli, &config, &registry, holder);
+        let config = Arc::new(Mutex::new(config));
+        let controllers = Controllers::new(registry.clone(), reactors.handles(), settings);
+        controllers.record_owners(Arc::new(Journal(Arc::clone(&config))));
         Ok(App {
             lvstores: Lvstores::new(registry.clone()),
-            controllers: Controllers::new(registry.clone(), reactors.handles(), settings),
+            controllers,
             exports,
             reactors,
             reactor_tids,
@@ -133,7 +137,7 @@ impl App {
             started: Instant::now(),
             log,
             config_file: cli.config.clone(),
-            config: Mutex::new(config),
+            config,
             lvstore_problems: Mutex::default(),
             appeared,
             methods: OnceLock::new(),

@@ -369,6 +369,11 @@ pub fn target_key(ctrlr: &str, number: u64) -> String {
     format!("target {number} of controller {ctrlr}")
 }
 
+/// Key of whom a controller belongs to.
+pub fn owner_key(ctrlr: &str) -> String {
+    format!("owner of controller {ctrlr}")
+}
+
 /// Key of a controller's coalescing.
 pub fn coalescing_key(ctrlr: &str) -> String {
     format!("coalescing of controller {ctrlr}")
@@ -384,6 +389,7 @@ pub fn identify(call: &Call) -> (Subsystem, String) {
             (Subsystem::VhostScsi, target_key(text("ctrlr"), number.unwrap_or_default()))
         }
         "virtlun_export_create" => (Subsystem::Bdev, export_key(text("bdev_name"))),
+        "virtlun_controller_set_owner" => (Subsystem::VhostScsi, owner_key(text("ctrlr"))),
         "vhost_controller_set_coalescing" => (Subsystem::VhostScsi, coalescing_key(text("ctrlr"))),
         "vhost_start_scsi_controller" => {
             (Subsystem::VhostScsi, format!("start of controller {}", text("ctrlr")))

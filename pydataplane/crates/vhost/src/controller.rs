@@ -1,10 +1,12 @@
 //! One controller: a socket, the targets behind it, and the thread that serves both.
 //!
 //! The socket outlives its peers: when one leaves, its I/O is ended, its memory let go, and the
-//! next is waited for. One peer is served at a time. A second one is refused at once by closing
-//! its connection: a peer that were left waiting would hang, as QEMU does its handshakes in its
-//! main loop, and one that replaced the first would take the disks away under a running VM. Only
-//! a peer that never said anything gives way to the next.
+//! next is waited for. It belongs to the process whose message came first ([`crate::owner`]): others
+//! are refused at once while that is there, by closing their connections. One peer is served at a
+//! time. A second one is refused in the same way: a peer that were left waiting would hang, as QEMU
+//! does its handshakes in its main loop, and one that replaced the first would take the disks away
+//! under a running VM. Only a peer that never said anything, or whose process has ended and left its
+//! connection to another, gives way to the next.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeSet, HashMap};
@@ -17,15 +19,18 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use peer::Process;
 use reactor::Handle;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::budget::Budget;
 use crate::controllers::Timeouts;
 use crate::defs::MAX_TARGETS;
 use crate::device::{Device, SessionContext, TMF_ID};
 use crate::events::{Event, Unheard};
 use crate::lun::Target;
 use crate::mailbox::{Inbox, Mailbox, Order, Reply, mailbox};
+use crate::owner::{Owner, OwnerInfo, OwnerJournal, Refusal, RefusalLog};
 use crate::session::{Connection, End, Peer};
 use crate::socket::{Listener, SocketOptions};
 use crate::stats::{ControllerCounters, ControllerStats};
@@ -49,6 +54,12 @@ const SUCCESSION: Duration = Duration::from_secs(5);
 /// the peer still connected. The rest of it is for closing.
 const DRAIN_SHARE: (u32, u32) = (4, 5);
 
+/// Connections taken one after the other: strangers that come in great numbers keep the thread
+/// neither from its peer nor, for long, the owner from its turn.
+const MAX_ACCEPTS: u32 = 32;
+/// How long nobody is let in after that many.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(2);
+
 /// A controller as all threads see it.
 pub(crate) struct Controller {
     pub(crate) name: String,
@@ -63,6 +74,9 @@ pub(crate) struct Controller {
     /// Number of the session, and whether its device runs; 0: nobody is connected.
     session: AtomicU64,
     started: AtomicBool,
+    owner: Mutex<Owner>,
+    /// `None`: owners are not recorded.
+    journal: Option<Arc<dyn OwnerJournal>>,
     pub(crate) mailbox: Mailbox,
     /// How long a message of a peer may wait for I/O in flight.
     message_timeout: Duration,
@@ -80,6 +94,7 @@ impl Controller {
         reactors: Vec<Handle>,
         accepts: bool,
         timeouts: Timeouts,
+        journal: Option<Arc<dyn OwnerJournal>>,
     ) -> io::Result<(Arc<Self>, JoinHandle<()>, Receiver<()>)> {
         let (mailbox, inbox) = mailbox()?;
         let controller = Arc::new(Controller {
@@ -91,6 +106,8 @@ impl Controller {
             reactors,
             session: AtomicU64::new(0),
             started: AtomicBool::new(false),
+            owner: Mutex::default(),
+            journal,
             mailbox,
             message_timeout: timeouts.message,
             drain_timeout: timeouts.method * DRAIN_SHARE.0 / DRAIN_SHARE.1,
@@ -102,6 +119,10 @@ impl Controller {
             inbox,
             peer: None,
             retiring: None,
+            client: None,
+            claimed: false,
+            budget: Budget::new(Instant::now()),
+            refusals: RefusalLog::default(),
             ending: None,
             successor: None,
             unheard: None,
@@ -131,6 +152,17 @@ impl Controller {
     /// The targets, by number. Changed by the controller's thread only.
     pub(crate) fn targets(&self) -> MutexGuard<'_, Vec<Option<Target>>> {
         self.targets.lock()
+    }
+
+    /// Who it belongs to.
+    pub(crate) fn owner(&self) -> OwnerInfo {
+        self.owner.lock().info()
+    }
+
+    /// Changes who it belongs to; a peer of another process is disconnected.
+    pub(crate) fn change_owner(&self, change: impl FnOnce(&mut Owner)) {
+        change(&mut self.owner.lock());
+        self.mailbox.send(Order::OwnerChanged);
     }
 
     /// The connected peer: its number, and whether any of its request queues runs.
@@ -187,10 +219,17 @@ struct Server {
     peer: Option<Peer>,
     /// The end of the peer's session has begun.
     retiring: Option<Retiring>,
+    /// The process that connected it.
+    client: Option<Arc<Process>>,
+    /// The controller belongs to that process, which is recorded.
+    claimed: bool,
+    /// What the peer's messages may take.
+    budget: Budget,
+    refusals: RefusalLog,
     /// The session before; while it is there, there is no peer.
     ending: Option<Ending>,
     /// Who takes its place then.
-    successor: Option<UnixStream>,
+    successor: Option<(UnixStream, Arc<Process>)>,
     /// What the driver of the session before has not heard: while there is none.
     unheard: Option<Unheard>,
     /// To end as soon as no session is left.
@@ -237,8 +276,7 @@ impl Server {
             }
             // Messages before connections: a peer that left makes room for the next.
             if ready.message
-                && let Some(peer) = &mut self.peer
-                && let Err(why) = peer.handle_message()
+                && let Err(why) = self.handle_message()
             {
                 self.end(&why);
             }
@@ -258,7 +296,11 @@ impl Server {
     }
 
     /// Sleeps until something is to be done.
-    fn wait(&self) -> Ready {
+    fn wait(&mut self) -> Ready {
+        let now = Instant::now();
+        // Of a peer that is not heard: not whether it hung up either, which `accept` asks for.
+        let held =
+            Some(self.budget.wait(now)).filter(|wait| self.peer.is_some() && !wait.is_zero());
         let handler = self.peer.as_ref().map(|p| p.handler());
         let device = handler.as_ref().map(|h| &h.device);
         let mut fds = vec![PollFd::from_borrowed_fd(self.inbox.as_fd(), PollFlags::IN)];
@@ -267,14 +309,14 @@ impl Server {
             fds.extend(fd_of(fd));
             (fds.len() > at).then_some(at)
         };
-        let ban = self.banned.map(|end| end.saturating_duration_since(Instant::now()));
+        let ban = self.banned.map(|end| end.saturating_duration_since(now));
         let ending = self.ending.as_ref().map(|e| SUCCESSION.saturating_sub(e.since.elapsed()));
-        let closed = [ban, ending].into_iter().flatten().filter(|left| !left.is_zero()).max();
+        let closed = [ban, ending, held].into_iter().flatten().filter(|left| !left.is_zero()).max();
         let accepts = self.accepts && closed.is_none();
         let listener = self.listener.as_ref().filter(|_| accepts);
         let connection = add(listener.map(AsFd::as_fd));
         // Whose session is about to end is not heard any more.
-        let heard = self.peer.as_ref().filter(|_| self.retiring.is_none());
+        let heard = self.peer.as_ref().filter(|_| self.retiring.is_none() && held.is_none());
         let message = add(heard.map(Peer::fd));
         let control = add(device.and_then(Device::control_fd));
         let event = add(device.and_then(Device::event_fd));
@@ -283,7 +325,7 @@ impl Server {
         let pause = match (backlog, polled) {
             (true, _) => Some(Duration::ZERO),
             (false, true) => Some(POLLED_CONTROL),
-            (false, false) => closed,
+            (false, false) => closed.min(held.or(closed)),
         };
         let retired =
             self.retiring.as_ref().map(|r| r.until.saturating_duration_since(Instant::now()));
@@ -329,44 +371,123 @@ impl Server {
         }
     }
 
-    /// Takes the connection that waits.
+    /// Takes the connections that wait, until one is served.
     fn accept(&mut self) {
+        for _ in 0..MAX_ACCEPTS {
+            let stream = match self.listener.as_ref().map(Listener::accept) {
+                Some(Ok(Some(stream))) => stream,
+                None | Some(Ok(None)) => return,
+                Some(Err(why)) => {
+                    let name = &self.controller.name;
+                    tracing::error!(controller = name, "cannot accept a connection: {why}");
+                    // Out of descriptors, most likely: do not spin.
+                    std::thread::sleep(POLLED_CONTROL);
+                    return;
+                }
+            };
+            let comer = match Process::of_peer(&stream) {
+                Ok(comer) => Arc::new(comer),
+                Err(why) => {
+                    let name = &self.controller.name;
+                    tracing::debug!(controller = name, "a peer that cannot be told is gone: {why}");
+                    continue;
+                }
+            };
+            let admitted = self.controller.owner.lock().admit(&comer);
+            match admitted {
+                Ok(()) => return self.welcome(stream, comer),
+                Err(why) => self.refusals.refused(&self.controller.name, &comer, &why),
+            }
+        }
+        self.banned = self.banned.max(Some(Instant::now() + ACCEPT_PAUSE));
+    }
+
+    /// Serves a peer that may connect, if there is no other.
+    fn welcome(&mut self, stream: UnixStream, comer: Arc<Process>) {
         let name = &self.controller.name;
-        let stream = match self.listener.as_ref().map(Listener::accept) {
-            Some(Ok(Some(stream))) => stream,
-            None | Some(Ok(None)) => return,
-            Some(Err(why)) => {
-                tracing::error!(controller = name, "cannot accept a connection: {why}");
-                // Out of descriptors, most likely: do not spin.
-                std::thread::sleep(POLLED_CONTROL);
-                return;
+        let there = self.client.as_ref().filter(|_| self.peer.is_some());
+        match (&self.peer, there) {
+            // Whoever has the connection of a process that ended is another.
+            (Some(_), Some(client)) if client.is_gone() => {
+                self.end(&End::Broken(format!("{client} has ended, and {comer} came")));
+                self.successor = Some((stream, comer));
             }
-        };
-        match &self.peer {
-            Some(peer) if peer.spoke() => {
-                tracing::warn!(
-                    controller = name,
-                    "refused a second peer: one is connected, and a controller serves one VM"
-                );
-                // Each is a line in the log.
+            (Some(peer), Some(client)) if peer.spoke() => {
+                let why =
+                    format!("a second peer: {client} is connected, and a controller serves one VM");
+                self.refusals.refused(name, &comer, &why);
                 self.banned = Some(Instant::now() + POLLED_CONTROL);
             }
-            Some(_) => {
+            (Some(_), _) => {
                 self.end(&End::Broken("it never said anything, and another came".into()));
-                self.successor = Some(stream);
+                self.successor = Some((stream, comer));
             }
-            None if self.ending.is_some() => {
-                tracing::warn!(
-                    controller = name,
-                    "refused a peer: I/O of the one before has not ended; see what its volumes are on"
-                );
+            (None, _) if self.ending.is_some() => {
+                let why = "I/O of the peer before has not ended; see what its volumes are on";
+                self.refusals.refused(name, &comer, &why);
                 self.banned = Some(Instant::now() + POLLED_CONTROL);
             }
-            None => self.begin(stream),
+            (None, _) => self.begin(stream, comer),
         }
     }
 
-    fn begin(&mut self, stream: UnixStream) {
+    /// Does what the peer's next message asks. Before its first one, the controller becomes its
+    /// process's own.
+    fn handle_message(&mut self) -> Result<(), End> {
+        let Some(peer) = &self.peer else { return Ok(()) };
+        // Not where it only hung up: whoever looks whether somebody listens owns nothing.
+        if !self.claimed && rustix::io::ioctl_fionread(peer.fd()).is_ok_and(|bytes| bytes > 0) {
+            self.claim()?;
+        }
+        let Some(peer) = &mut self.peer else { return Ok(()) };
+        let since = Instant::now();
+        let handled = peer.handle_message();
+        let now = Instant::now();
+        self.budget.charge(now - since, now);
+        handled
+    }
+
+    /// Makes the controller the peer's own, recorded.
+    fn claim(&mut self) -> Result<(), End> {
+        let Some(client) = &self.client else { return Ok(()) };
+        let controller = &self.controller;
+        let refused = |why: Refusal| End::Broken(format!("{client} may not use it: {why}"));
+        let own = {
+            let mut owner = controller.owner.lock();
+            owner.admit(client).map_err(refused)?;
+            owner.is(client)
+        };
+        if !own {
+            // Not under the lock, which others take to look: this waits for a disk.
+            if let Some(journal) = &controller.journal {
+                journal.record(&controller.name, client.identity()).map_err(|why| {
+                    End::Broken(format!("that {client} owns it cannot be recorded: {why}"))
+                })?;
+            }
+            let mut owner = controller.owner.lock();
+            owner.admit(client).map_err(refused)?;
+            owner.bind(Arc::clone(client));
+            tracing::info!(controller = controller.name, "it belongs to {client}");
+        }
+        self.claimed = true;
+        Ok(())
+    }
+
+    /// Somebody named an owner: a peer of another process has to go.
+    fn owner_changed(&mut self) {
+        self.claimed = false;
+        let (Some(peer), Some(client)) = (&self.peer, &self.client) else { return };
+        let stays = {
+            let mut owner = self.controller.owner.lock();
+            owner.is(client) || (!peer.spoke() && owner.admit(client).is_ok())
+        };
+        if !stays {
+            let why = format!("it belongs to {client} no more");
+            self.end(&End::Broken(why));
+        }
+    }
+
+    fn begin(&mut self, stream: UnixStream, comer: Arc<Process>) {
         let since = Instant::now();
         let controller = Arc::clone(&self.controller);
         let connection = match Connection::new(stream) {
@@ -389,8 +510,11 @@ impl Server {
         let there = targets.iter().flatten().filter(|t| !t.leaving);
         let device = Device::new(&context, there, self.unheard.take());
         drop(targets);
-        tracing::info!(controller = controller.name, "a peer connected");
+        tracing::info!(controller = controller.name, "{comer} connected");
         self.peer = Some(Peer::new(connection, device));
+        self.client = Some(comer);
+        self.claimed = false;
+        self.budget = Budget::new(Instant::now());
         self.controller.session.store(self.sessions, Ordering::Relaxed);
         self.setup = since.elapsed();
     }
@@ -446,8 +570,8 @@ impl Server {
         for (_, removal) in std::mem::take(&mut self.removals) {
             self.removed(removal);
         }
-        if let Some(stream) = self.successor.take().filter(|_| !self.stopping) {
-            self.begin(stream);
+        if let Some((stream, comer)) = self.successor.take().filter(|_| !self.stopping) {
+            self.begin(stream, comer);
         }
     }
 
@@ -464,6 +588,7 @@ impl Server {
             Order::Remove { target, reply } => self.remove(target, reply),
             Order::Resized { target } => self.tell(Event::Resized(target)),
             Order::Accept => self.accepts = true,
+            Order::OwnerChanged => self.owner_changed(),
             Order::IsConnected { reply } => _ = reply.send(self.peer.is_some()),
             Order::Stop => {
                 self.stopping = true;

@@ -4,7 +4,7 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,7 @@ use crate::error::ControllerError;
 use crate::info::ControllerInfo;
 use crate::lun::{Target, TargetOptions, Times};
 use crate::mailbox::{Order, Parcel};
+use crate::owner::{NamedOwner, OwnerJournal};
 use crate::socket::{Listener, SocketOptions};
 use crate::stats::{ControllerStats, LunStats};
 
@@ -105,6 +106,8 @@ struct Inner {
     /// Held for look-ups and while a controller is made; never while a controller's thread, which
     /// may wait for I/O of its guest, is waited for.
     entries: Mutex<BTreeMap<String, Entry>>,
+    /// Unset: owners are not recorded.
+    journal: OnceLock<Arc<dyn OwnerJournal>>,
 }
 
 /// All controllers. Cheap to clone; every clone is the same set. Every method may wait for
@@ -125,6 +128,7 @@ impl Controllers {
             reactors: reactors.to_vec(),
             settings,
             entries: Mutex::default(),
+            journal: OnceLock::new(),
         });
         let weak = Arc::downgrade(&inner);
         let events = registry.subscribe(move |event| on_event(&weak, event));
@@ -165,10 +169,24 @@ impl Controllers {
         };
         let listener = Listener::bind(&socket)?;
         let timeouts = settings.timeouts;
+        let journal = self.inner.journal.get().cloned();
+        let started =
+            Controller::start(name, socket, listener, reactors, !options.delay, timeouts, journal);
         let (controller, thread, ended) =
-            Controller::start(name, socket, listener, reactors, !options.delay, timeouts)
-                .map_err(|why| ControllerError::Start { name: name.into(), why })?;
+            started.map_err(|why| ControllerError::Start { name: name.into(), why })?;
         entries.insert(name.into(), Entry { controller, options, thread, ended });
+        Ok(())
+    }
+
+    /// Has the owners of controllers that are made from now on recorded in `journal`; once.
+    pub fn record_owners(&self, journal: Arc<dyn OwnerJournal>) {
+        _ = self.inner.journal.set(journal);
+    }
+
+    /// Says who a controller belongs to. Whoever is connected and is another process is
+    /// disconnected, soon after this returned. Not recorded by this.
+    pub fn set_owner(&self, name: &str, named: NamedOwner) -> Result<(), ControllerError> {
+        self.find(name)?.change_owner(|owner| owner.set(named));
         Ok(())
     }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use crate::controller::{Controller, cpu_of};
 use crate::lun::Target;
+use crate::owner::OwnerInfo;
 
 /// A controller.
 #[derive(Clone, Debug, PartialEq)]
@@ -15,6 +16,8 @@ pub struct ControllerInfo {
     pub cpus: Vec<usize>,
     /// Path of the socket.
     pub socket: PathBuf,
+    /// Who it belongs to.
+    pub owner: OwnerInfo,
     /// The connected VM.
     pub session: Option<SessionInfo>,
     /// Its targets, by number; none that is being removed.
@@ -83,6 +86,7 @@ impl From<&Controller> for ControllerInfo {
             name: c.name.clone(),
             cpus: c.reactors.iter().map(cpu_of).collect(),
             socket: c.socket.path.clone(),
+            owner: c.owner(),
             session: c.session().map(|(number, started)| SessionInfo { number, started }),
             targets: targets.iter().flatten().filter(|t| !t.leaving).map(Into::into).collect(),
         }

@@ -14,6 +14,7 @@
 //! ```
 //! - `controllers`: the set of controllers ([`Controllers`]); `info`: what is told of them.
 //! - `controller`: one controller and its thread; `socket`, `mailbox`: how it is reached.
+//! - `owner`: whose it is; `budget`: what its messages may cost.
 //! - `session`: messages of the peer. The only importer of the `vhost` crate.
 //! - `device`: what was negotiated; ring life cycle; control queue, event queue.
 //! - `poller`: the I/O path, from the available ring to the used ring. Read it first.
@@ -26,6 +27,7 @@
 
 #![forbid(unsafe_code)]
 
+mod budget;
 mod controller;
 mod controllers;
 mod defs;
@@ -35,6 +37,7 @@ mod events;
 mod info;
 mod lun;
 mod mailbox;
+mod owner;
 mod poller;
 mod session;
 mod socket;
@@ -46,5 +49,6 @@ pub use controllers::{
 pub use error::ControllerError;
 pub use info::{ControllerInfo, SessionInfo, TargetInfo};
 pub use lun::TargetOptions;
+pub use owner::{NamedOwner, OwnerInfo, OwnerJournal};
 pub use socket::{MAX_PATH, SocketError, SocketOptions};
 pub use stats::{ControllerStats, LunStats};

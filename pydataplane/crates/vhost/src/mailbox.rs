@@ -25,6 +25,8 @@ pub(crate) enum Order {
     Resized { target: u8 },
     /// Take connections from now on.
     Accept,
+    /// Who the controller belongs to was changed by somebody else.
+    OwnerChanged,
     /// Whether a peer is connected.
     IsConnected { reply: Reply<bool> },
     /// End the session, remove the socket and return.

@@ -13,6 +13,7 @@ mod lvol;
 mod malloc;
 mod notify;
 mod null;
+mod owner;
 mod status;
 mod vhost;
 mod xattr;
@@ -23,6 +24,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use uuid::Uuid;
+
+pub use owner::Journal;
 
 /// The table of all methods on `app`.
 pub fn table(app: &Arc<App>) -> Arc<Methods> {
@@ -40,6 +43,7 @@ pub fn table(app: &Arc<App>) -> Arc<Methods> {
         lvol::add,
         xattr::add,
         vhost::add,
+        owner::add,
         export::add,
     ] {
         add(&mut methods, app);

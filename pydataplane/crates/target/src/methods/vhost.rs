@@ -1,5 +1,6 @@
 //! vhost-user-scsi controllers and their targets.
 
+use super::owner::OwnerProcess;
 use crate::app::App;
 use crate::cpumask::CpuMask;
 use crate::errors;
@@ -35,6 +36,10 @@ struct Create {
     /// and mode 0660 (ours). Default: as the target's options say
     #[serde(default, skip_serializing_if = "Option::is_none")]
     socket_gid: Option<u32>,
+    /// Number of the user whose processes may be the first to connect, beside root's (ours): as uid
+    /// of virtlun_controller_set_owner. Default: any user that may open the socket
+    #[serde(default, skip_serializing)]
+    owner_uid: Option<u32>,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -127,6 +132,11 @@ struct Controller {
     iops_threshold: u32,
     /// Path of its socket.
     socket: String,
+    /// The process that it belongs to; null if to none yet (ours).
+    owner: Option<OwnerProcess>,
+    /// Number of the user whose processes may be the first to connect, beside root's; null: any that
+    /// may open the socket (ours).
+    owner_uid: Option<u32>,
     /// Connected VMs: one at most.
     sessions: Vec<Session>,
     backend_specific: Backend,
@@ -217,6 +227,8 @@ impl From<ControllerInfo> for Controller {
             delay_base_us: 0,
             iops_threshold: IOPS_THRESHOLD,
             socket: c.socket.display().to_string(),
+            owner_uid: c.owner.uid,
+            owner: OwnerProcess::of(c.owner),
             backend_specific: Backend { scsi: c.targets.into_iter().map(Target::from).collect() },
         }
     }
@@ -327,7 +339,8 @@ fn create(app: &App, mut p: Create) -> Result<bool, Error> {
     }
     let options = ControllerOptions {
         cpus,
-        delay: p.delay.unwrap_or(false),
+        // Until it is recorded, and with it whose it is.
+        delay: true,
         socket: folder.map(|folder| folder.join(OWN_SOCKET)),
         socket_gid: p.socket_gid,
     };
@@ -336,8 +349,14 @@ fn create(app: &App, mut p: Create) -> Result<bool, Error> {
         return Err(errors::controller(e));
     }
     // Whether it was delayed is of this run only: a restart delays all until they are complete.
-    p.delay = None;
+    let delay = p.delay.take();
     app.config().record("vhost_create_scsi_controller", &p);
+    if p.owner_uid.is_some() {
+        super::owner::name_user(app, &p.ctrlr, p.owner_uid)?;
+    }
+    if delay != Some(true) {
+        app.controllers.start(&p.ctrlr).map_err(errors::controller)?;
+    }
     Ok(true)
 }
 
