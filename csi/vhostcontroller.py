@@ -38,14 +38,21 @@ class VhostControllers:
         self._client = client
         self._answer: _Answer | None = None
 
-    def create(self, name: str, *, socket_gid: int | None = None) -> bool:
+    def create(
+        self, name: str, *, socket_gid: int | None = None, owner_uid: int | None = None
+    ) -> bool:
         """Makes a controller, with its folder, without LUNs; whether it was not there yet.
 
-        Members of group `socket_gid` may connect.
+        Members of group `socket_gid` may connect, of which a process of the user `owner_uid` has to
+        be the first.
         """
         try:
             self._client.call(
-                "vhost_create_scsi_controller", ctrlr=name, own_folder=True, socket_gid=socket_gid
+                "vhost_create_scsi_controller",
+                ctrlr=name,
+                own_folder=True,
+                socket_gid=socket_gid,
+                owner_uid=owner_uid,
             )
         except RpcError as error:
             if error.code != EXISTS:

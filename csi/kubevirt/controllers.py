@@ -34,8 +34,8 @@ from pydataplane.volumes import NO_DEVICE, Volumes
 
 BUSY = -16
 PREFIX = "pod-"
-LAUNCHER_GID = 107
-"""Group of KubeVirt's virt-launcher and its QEMU."""
+LAUNCHER_UID = LAUNCHER_GID = 107
+"""User and group of KubeVirt's virt-launcher and its QEMU."""
 POD_UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -111,7 +111,7 @@ class VmControllers:
     def publish(self, pod: str) -> Path:
         """Makes the pod's controller without LUNs, if it is not there, and returns its folder."""
         with self.hold(pod):
-            self._controllers.create(_name(pod), socket_gid=LAUNCHER_GID)
+            self._controllers.create(_name(pod), socket_gid=LAUNCHER_GID, owner_uid=LAUNCHER_UID)
             return self.folder(pod)
 
     def unpublish(self, pod: str) -> None:

@@ -6,7 +6,8 @@ XML on standard input, and waits. It never calls libvirt (that would hang libvir
 longer than its deadline.
 
 - prepare begin: controller and LUNs exist, with the right volumes, before QEMU starts. If not, exit
-  status 1 and one sentence: libvirtd shows it and does not start the domain.
+  status 1 and one sentence: libvirtd shows it and does not start the domain. The controller is kept
+  for a process of QEMU's user that starts after this: whoever else is connected is no VM of its.
 - migrate begin, restore begin (the guest has run before, on another host or from its saved state):
   all its volumes are there, or exit status 1. Nothing is made and nothing is printed.
 - reconnect begin (libvirtd was restarted): as prepare, but no volume is made, and always exit
@@ -58,6 +59,8 @@ NO_SUCH_DEVICE = -19
 BUSY = -16
 EXISTS = -17
 """The target's errors that mean something here: negative errno, as SPDK's."""
+NO_SUCH_METHOD = -32601
+"""JSON-RPC's error of a method that the target, as SPDK's, does not have."""
 
 
 class HookError(Exception):
@@ -105,13 +108,21 @@ class Plan:
     """What a domain needs of the target."""
 
     def __init__(
-        self, domain: str, controller: str, socket: str, num_queues: int, luns: list[Lun]
+        self,
+        domain: str,
+        controller: str,
+        socket: str,
+        num_queues: int,
+        luns: list[Lun],
+        uid: int | None = None,
     ) -> None:
         self.domain = domain
         self.controller = controller
         self.socket = socket
         self.num_queues = num_queues
         self.luns = luns
+        self.uid = uid
+        """Number of the user that QEMU will run as; None: libvirtd does not say."""
 
 
 def read_plan(xml: bytes) -> Plan | None:
@@ -151,7 +162,7 @@ def read_plan(xml: bytes) -> Plan | None:
         )
     source = carrier.find("source")
     socket = source.get("path", "") if source is not None else ""
-    return Plan(name, controller, socket, _queues(root), luns)
+    return Plan(name, controller, socket, _queues(root), luns, _uid(root))
 
 
 def _is_controller(text: str) -> bool:
@@ -168,6 +179,15 @@ def _is_carrier(disk: Element) -> bool:
     return (
         disk.get("type") == "vhostuser" and alias is not None and alias.get("name") == CARRIER_ALIAS
     )
+
+
+def _uid(root: Element) -> int | None:
+    for label in root.findall("seclabel"):
+        if label.get("model") == "dac":
+            user = (label.findtext("label") or "").split(":")[0].removeprefix("+")
+            if user.isascii() and user.isdigit():
+                return int(user)
+    return None
 
 
 def _queues(root: Element) -> int:
@@ -495,10 +515,11 @@ def find_controller(target: Target, name: str) -> dict[str, Any] | None:
     return None
 
 
-def ensure(target: Target, plan: Plan, wanted: Mapping[int, str]) -> None:
+def ensure(target: Target, plan: Plan, wanted: Mapping[int, str], *, starts: bool = False) -> None:
     """Makes the controller exist with exactly the plan's LUNs; safe to repeat.
 
-    `wanted` has the bdev of each, by target number.
+    `wanted` has the bdev of each, by target number. `starts`: QEMU is about to be started, so that
+    whoever is connected is a stranger.
 
     Raises:
         HookError, RpcFailure: it cannot be done; the sentence says why.
@@ -508,6 +529,8 @@ def ensure(target: Target, plan: Plan, wanted: Mapping[int, str]) -> None:
     controller = find_controller(target, plan.controller)
     if controller is None:
         target.call("vhost_create_scsi_controller", ctrlr=plan.controller)
+    if starts:
+        keep_for_qemu(target, plan)
     present = luns_of(controller or {})
     right = {lun.target for lun in plan.luns if is_right(lun, wanted, controller or {})}
     for number in present:
@@ -539,6 +562,19 @@ def ensure(target: Target, plan: Plan, wanted: Mapping[int, str]) -> None:
             f"the virtlun target made no socket {plan.socket}; vhost_dir in virtlun.toml and the"
             " target's own folder differ: make them the same and define the domain again"
         )
+
+
+def keep_for_qemu(target: Target, plan: Plan) -> None:
+    """Keeps the controller for a process of QEMU's user that starts from now on.
+
+    Raises:
+        RpcFailure: the target refused; not where it does not have the method.
+    """
+    try:
+        target.call("virtlun_controller_set_owner", ctrlr=plan.controller, uid=plan.uid, fresh=True)
+    except RpcFailure as failure:
+        if failure.code != NO_SUCH_METHOD:
+            raise
 
 
 def release(target: Target, plan: Plan) -> None:
@@ -655,7 +691,7 @@ def _bring_up(target: Target, plan: Plan, operation: str, config: Config) -> Non
     if new != known:
         remember(config.state_dir, plan.controller, new)
     if operation not in INCOMING:
-        ensure(target, plan, bdevs)
+        ensure(target, plan, bdevs, starts=operation == "prepare")
 
 
 def _alarm(*_: object) -> NoReturn:

@@ -23,6 +23,8 @@ class FakeTarget:
         self.controllers: dict[str, dict[int, str]] = {}
         self.options: dict[tuple[str, int], dict[str, Any]] = {}
         self.calls: list[str] = []
+        self.owners: dict[str, tuple[int | None, bool]] = {}
+        """By controller: the user named for its owner, and whether that has to be a new process."""
         self.block_sizes: dict[str, int] = {}
         """Of bdevs by name, where it is not 512."""
         self.tells_options = True
@@ -89,6 +91,14 @@ class FakeTarget:
         if ctrlr in self.controllers:
             raise RpcError(-17, "File exists")
         self.controllers[ctrlr] = {}
+        return True
+
+    def virtlun_controller_set_owner(
+        self, ctrlr: str, uid: int | None = None, fresh: bool = False
+    ) -> bool:
+        if ctrlr not in self.controllers:
+            raise RpcError(-19, "No such device")
+        self.owners[ctrlr] = (uid, fresh)
         return True
 
     def vhost_delete_controller(self, ctrlr: str) -> bool:

@@ -170,6 +170,35 @@ def test_prepare_makes_the_controller_and_its_luns(host: Host) -> None:
         assert host.target.calls.count("vhost_create_scsi_controller") == 1
 
 
+def test_prepare_keeps_the_controller_for_the_qemu_that_will_start(host: Host) -> None:
+    label = (
+        "<seclabel type='dynamic' model='selinux'><label>system_u:svirt_t</label></seclabel>"
+        "<seclabel type='dynamic' model='dac' relabel='yes'><label>{}</label></seclabel></domain>"
+    )
+    with host.serve():
+        for given, uid in (("+64055:+107", 64055), ("+0:+0", 0), ("qemu:kvm", None)):
+            xml = host.xml.replace("</domain>", label.format(given))
+            assert host.run("prepare", "begin", "-", xml=xml).stderr == ""
+            assert host.target.owners == {CONTROLLER: (uid, True)}
+        # It runs: nobody is disconnected.
+        host.target.owners.clear()
+        assert host.run("reconnect", "begin", "-").returncode == 0
+        assert host.target.owners == {}
+    made, named = "vhost_create_scsi_controller", "virtlun_controller_set_owner"
+    assert host.target.calls.index(made) + 1 == host.target.calls.index(named)
+
+
+def test_a_target_that_knows_no_owners_is_good_enough(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(**_: object) -> bool:
+        raise RpcError(script.NO_SUCH_METHOD, "Method not found")
+
+    monkeypatch.setattr(host.target, "virtlun_controller_set_owner", unknown)
+    with host.serve():
+        assert host.run("prepare", "begin", "-").returncode == 0
+
+
 def test_prepare_makes_the_blocks_that_the_disk_asks_for(host: Host) -> None:
     large = "<blockio logical_block_size='4096'/>"
     client = domain("".join(lvol(f"sd{name}", name, more=large) for name in "abc"))
