@@ -27,6 +27,7 @@ from tests.support.agent import Agent, GuestError
 from tests.support.domain import domain_xml, publish
 from tests.support.gateway import listens
 from tests.support.libvirtd import HOST_UUID, Libvirtd, virsh
+from tests.support.target import SANDBOX_REFUSED
 
 GATEWAY_DEADLINE_S = 30.0
 
@@ -234,6 +235,8 @@ class Host:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Ends it; removes the directory unless the body failed and it is to be kept."""
         self.close()
+        words = self.paths.log.read_text(errors="replace") if self.paths.log.exists() else ""
+        assert error is not None or SANDBOX_REFUSED not in words, words
         if error is None or not self.keep:
             shutil.rmtree(self.scratch, ignore_errors=True)
 

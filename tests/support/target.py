@@ -119,11 +119,14 @@ class Target:
             return 0
         process.send_signal(number)
         try:
-            return process.wait(STOP_DEADLINE_S)
+            status = process.wait(STOP_DEADLINE_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
             raise TargetFailed(f"the target did not end:\n{self.words()}") from None
+        if SANDBOX_REFUSED in self.words():
+            raise TargetFailed(f"the target made a call that is not listed:\n{self.words()}")
+        return status
 
     @contextlib.contextmanager
     def holder(self, *options: str) -> Iterator[subprocess.Popen[bytes]]:
