@@ -211,6 +211,27 @@ def test_what_is_closed_to_the_user_is_named_with_the_cure(make_target: MakeTarg
 
 
 @as_root
+def test_sockets_go_to_groups_that_the_user_is_in(make_target: MakeTarget) -> None:
+    target = make_user_target(make_target, "--groups", "107,108").start()
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm-1", socket_gid=107)
+    assert (target.vhost_dir / "vm-1").stat().st_gid == 107
+    with pytest.raises(RpcError) as refused:
+        target.rpc("vhost_create_scsi_controller", ctrlr="vm-2", socket_gid=109)
+    assert "user is not in that group: start it with --groups" in refused.value.message
+    assert not (target.vhost_dir / "vm-2").exists()
+
+
+@as_root
+def test_the_holder_mounts_what_the_user_exports(make_target: MakeTarget) -> None:
+    target = make_user_target(make_target).start()
+    target.rpc("bdev_malloc_create", name="m", num_blocks=65536, block_size=512)
+    export = Path(target.rpc("virtlun_export_create", bdev_name="m")["path"])
+    assert export.stat().st_size == 65536 * 512
+    assert {task["CapEff"] for task in tasks(target.pid)} == {NONE}
+    target.rpc("virtlun_export_delete", bdev_name="m")
+
+
+@as_root
 def test_a_block_device_opens_for_its_group(make_target: MakeTarget) -> None:
     target = make_user_target(make_target).start()
     file = target.make_file("disk", 64 << 20)

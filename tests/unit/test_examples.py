@@ -114,6 +114,19 @@ def test_the_image_has_what_its_containers_run() -> None:
             assert (PROGRAMS / program).exists(), program
 
 
+def test_the_target_of_the_image_is_not_privileged() -> None:
+    """And the holder, which is, lets in the user that it becomes."""
+    text = (EXAMPLES / "kubernetes/daemonset.yaml").read_text()
+    holder, target, _ = text.split("\n---\n")
+    image = (EXAMPLES / "kubernetes/Containerfile").read_text()
+    made = re.search(r"useradd --system --uid (\d+) .* virtlun$", image, re.MULTILINE)
+    assert made and f"- --user={made[1]}\n" in holder
+    assert "securityContext: {privileged" in holder
+    assert "securityContext: {privileged" not in target
+    assert "drop: [ALL]" in target and "allowPrivilegeEscalation: false" in target
+    assert "SYS_ADMIN" not in target and "hostPath: {path: /dev}" not in target
+
+
 def _package(path: str) -> str | None:
     done = subprocess.run(["dpkg", "-S", path], capture_output=True, text=True, check=False)
     return done.stdout.split(":")[0] if done.returncode == 0 else None

@@ -46,7 +46,9 @@ fn uid(text: &str) -> Result<u32, String> {
         let mut fields = line.split(':');
         (fields.next() == Some(text)).then(|| fields.nth(1)?.parse().ok())?
     });
-    uid.ok_or_else(|| format!("there is no user {text} in /etc/passwd; create it or give its number"))
+    uid.ok_or_else(|| {
+        format!("there is no user {text} in /etc/passwd; create it or give its number")
+    })
 }
 
 /// Runs the program; its exit status is 0 after the end by `--exit-when-idle`, 1 where it cannot

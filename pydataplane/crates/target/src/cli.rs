@@ -130,6 +130,11 @@ pub struct Cli {
     #[arg(long, value_name = "USER")]
     pub user: Option<String>,
 
+    /// Groups, beside --socket-group, that it can give a controller's socket to when it has become
+    /// another user (`socket_gid` of vhost_create_scsi_controller), separated by commas
+    #[arg(long, value_name = "GROUP", value_parser = parse_group, value_delimiter = ',')]
+    pub groups: Vec<u32>,
+
     /// What happens to a system call that the target is not known to make
     #[arg(long, value_name = "MODE", value_enum, default_value = "enforce")]
     pub sandbox: SandboxMode,

@@ -115,7 +115,14 @@ pub fn controller(e: ControllerError) -> Error {
         },
         ControllerError::Start { why, .. } => os(why),
     };
-    Error::os(errno, e)
+    let forbidden = Some(rustix::io::Errno::PERM.raw_os_error());
+    match &e {
+        ControllerError::Socket(SocketError::Os { why, .. }) if why.raw_os_error() == forbidden => {
+            let cure = "the target's user is not in that group: start it with --groups GROUP";
+            Error::os(errno, format_args!("{e}; {cure}"))
+        }
+        _ => Error::os(errno, e),
+    }
 }
 
 fn os(e: &std::io::Error) -> Errno {

@@ -49,7 +49,8 @@ pub fn reduce(cli: &Cli) -> Outcome<()> {
     let is_root = rustix::process::geteuid().is_root();
     match account(cli, is_root)? {
         Some(account) => {
-            let groups: Vec<u32> = cli.rpc_group.into_iter().chain(cli.socket_group).collect();
+            let mut groups = cli.groups.clone();
+            groups.extend(cli.rpc_group.into_iter().chain(cli.socket_group));
             hand_over(cli, &account)?;
             user::become_user(&account, &groups)?;
             check_folders(cli)?;
