@@ -16,7 +16,7 @@
 //! | `store` | [`Store`]: state, commit, checkpoint |
 //! | `load` | from the medium to a [`Store`], refusing what is damaged |
 //! | `ops` | create, delete, resize, rename, xattrs: one transaction each |
-//! | `thin` | allocation on demand and unmapping |
+//! | `thin` | [`Batch`]: allocation on demand and unmapping, many in one record |
 //! | `grow` | taking over what the device has gained |
 //! | `data` | reading and writing a blob's contents |
 //!
@@ -44,3 +44,4 @@ pub use error::Error;
 pub use format::{CLUSTER_MAX, CLUSTER_MIN, NAME_MAX, PAGE_SIZE, XATTR_NAME_MAX, XATTR_VALUE_MAX};
 pub use ops::BlobOptions;
 pub use store::{Freed, Identity, Reservation, Run, Store, StoreInfo, StoreOptions};
+pub use thin::{Batch, BatchDone, Lost};

@@ -85,6 +85,12 @@ impl<D: Disk> Store<D> {
         }
     }
 
+    /// Says that reserved clusters were zeroed through another channel of the device: the next
+    /// commit flushes before its blob owns them.
+    pub fn zeroed_elsewhere(&mut self) {
+        self.unflushed = true;
+    }
+
     /// Writes zeros over reserved clusters. They are durable before the blob owns the clusters.
     ///
     /// # Errors

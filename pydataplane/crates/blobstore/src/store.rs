@@ -138,6 +138,10 @@ impl Txn {
         self.parts.insert((blob, part));
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.parts.is_empty() && self.freed.is_empty()
+    }
+
     pub fn free(&mut self, page: u32) {
         self.freed.push(page);
     }

@@ -1,4 +1,4 @@
-//! Clusters on demand: allocation and unmapping within a thin blob.
+//! Clusters on demand: allocation and unmapping within thin blobs, many changes in one record.
 
 use crate::blob::{BlobId, place};
 use crate::disk::Disk;
@@ -9,103 +9,123 @@ use std::collections::{BTreeMap, BTreeSet};
 /// What [`Store::allocate`] answers for one cluster: the device's cluster that holds it now.
 pub type Allocated = Result<u32, Error>;
 
+/// Allocations and unmaps of any thin blobs that become durable together, in one record: after a
+/// power cut all of them happened or none. Made by [`Store::batch`], filled by
+/// [`Store::add_allocation`] and [`Store::add_unmap`], and done by [`Store::commit_batch`].
+#[derive(Default)]
+#[must_use]
+pub struct Batch {
+    /// (blob, its cluster) to the device's cluster that was taken for it.
+    new: BTreeMap<(u64, u64), u32>,
+    /// (blob, first, count).
+    unmaps: Vec<(u64, u64, u64)>,
+    /// Extents pages that change, by blob: those of allocations, and those of unmaps.
+    gaining: BTreeSet<(u64, u32)>,
+    losing: BTreeSet<(u64, u32)>,
+    /// Metadata pages that allocations need at most.
+    pages: u64,
+}
+
+impl Batch {
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.new.is_empty() && self.unmaps.is_empty()
+    }
+
+    /// Extents pages that change at most.
+    pub fn extents_pages(&self) -> usize {
+        self.gaining.union(&self.losing).count()
+    }
+}
+
+/// What became of a [`Batch`].
+#[derive(Debug)]
+#[must_use]
+pub struct BatchDone {
+    /// (blob, its cluster, the device's cluster) of each allocation; an error where none was made.
+    pub allocated: Result<Vec<(BlobId, u64, u32)>, Error>,
+    /// What each blob lost by unmaps; an error where nothing was unmapped.
+    pub unmapped: Result<Vec<Lost>, Error>,
+}
+
+/// What a blob lost with a [`Batch`].
+#[derive(Debug)]
+#[must_use]
+pub struct Lost {
+    /// Which one.
+    pub blob: BlobId,
+    /// Its clusters that are unallocated now.
+    pub clusters: Vec<u64>,
+    /// The device's clusters that held them; free after [`Store::release`].
+    pub freed: Freed,
+}
+
 impl<D: Disk> Store<D> {
-    /// Allocates clusters on demand, as few transactions as possible for all of `wants`, each the
-    /// (blob, cluster of the blob). One that is allocated already is answered with what it has. A
-    /// new one reads as zeros, durably, before its blob owns it.
+    /// An empty batch.
+    pub fn batch(&self) -> Batch {
+        Batch::default()
+    }
+
+    /// Extents pages that one batch may change.
+    pub fn batch_limit(&self) -> usize {
+        self.batch_max()
+    }
+
+    /// Adds the allocation of one cluster, if it needs one. It reads as zeros, durably, before its
+    /// blob owns it. `false`: the batch is full, and nothing was added.
     ///
-    /// The answers are in the order of `wants`: [`Error::NoSpace`], [`Error::OutOfRange`],
-    /// [`Error::ReadOnly`], [`Error::NoBlob`], or the device's failure.
-    pub fn allocate(&mut self, wants: &[(BlobId, u64)]) -> Vec<Allocated> {
-        let batch = self.batch_max();
-        wants.chunks(batch).flat_map(|wants| self.allocate_batch(wants)).collect()
-    }
-
-    fn allocate_batch(&mut self, wants: &[(BlobId, u64)]) -> Vec<Allocated> {
-        let mut new: BTreeMap<(u64, u64), u32> = BTreeMap::new();
-        let mut pages = 0;
-        let mut answers: Vec<Allocated> = Vec::with_capacity(wants.len());
-        for (id, cluster) in wants {
-            let answer = self.want(*id, *cluster, &mut new, &mut pages);
-            answers.push(answer);
-        }
-        if new.is_empty() {
-            return answers;
-        }
-        let done = self.allocate_new(&new);
-        if let Err(e) = done {
-            for ((id, cluster), answer) in wants.iter().zip(&mut answers) {
-                if new.contains_key(&(id.0, *cluster)) {
-                    *answer = Err(e.clone());
-                }
-            }
-        }
-        answers
-    }
-
-    /// Takes a cluster for one want, if it needs one and there is one.
-    fn want(
+    /// # Errors
+    /// [`Error::NoSpace`], [`Error::NoMetadataSpace`], [`Error::OutOfRange`], [`Error::ReadOnly`],
+    /// [`Error::NoBlob`], [`Error::Stopped`]; then nothing was added.
+    pub fn add_allocation(
         &mut self,
+        batch: &mut Batch,
         id: BlobId,
         cluster: u64,
-        new: &mut BTreeMap<(u64, u64), u32>,
-        pages: &mut u64,
-    ) -> Allocated {
+    ) -> Result<bool, Error> {
         self.alive()?;
         let blob = self.get(id)?;
         if cluster >= blob.size {
             let size = blob.size * u64::from(self.sb.cluster_size);
-            let end = (cluster + 1) * u64::from(self.sb.cluster_size);
+            let end = cluster.saturating_add(1).saturating_mul(u64::from(self.sb.cluster_size));
             return Err(Error::OutOfRange { name: blob.name.clone(), size, end });
         }
-        if let Some(taken) = new.get(&(id.0, cluster)) {
-            return Ok(*taken);
-        }
-        match blob.cluster(cluster) {
-            0 => {}
-            there => return Ok(there),
+        if batch.new.contains_key(&(id.0, cluster)) || blob.cluster(cluster) != 0 {
+            return Ok(true);
         }
         if blob.read_only() {
             return Err(Error::ReadOnly { name: blob.name.clone() });
         }
-        if !blob.chunks.contains_key(&place(cluster).0) {
-            self.need_pages(*pages + 2)?;
-            *pages += 2;
+        let chunk = (id.0, place(cluster).0);
+        let known = batch.gaining.contains(&chunk);
+        if !known && !batch.losing.contains(&chunk) && batch.extents_pages() == self.batch_max() {
+            return Ok(false);
         }
+        // An unmap of the same batch may free the page first.
+        let fresh = !blob.chunks.contains_key(&chunk.1) || batch.losing.contains(&chunk);
+        let pages = if fresh && !known { 2 } else { 0 };
+        self.need_pages(batch.pages + pages)?;
         let bit = self.clusters.take_one().ok_or(Error::NoSpace { needed: 1, free: 0 })?;
         let taken = (self.sb.first_data_cluster + bit) as u32;
-        new.insert((id.0, cluster), taken);
-        Ok(taken)
+        batch.pages += pages;
+        batch.gaining.insert(chunk);
+        batch.new.insert((id.0, cluster), taken);
+        Ok(true)
     }
 
-    /// Zeroes the taken clusters and makes them the blobs' own, or gives them back.
-    fn allocate_new(&mut self, new: &BTreeMap<(u64, u64), u32>) -> Result<(), Error> {
-        let mut taken = Freed::default();
-        let mut sorted: Vec<u32> = new.values().copied().collect();
-        sorted.sort_unstable();
-        sorted.iter().for_each(|cluster| taken.push(*cluster));
-        let runs: Vec<Run> = taken.runs.clone();
-        for run in runs {
-            if let Err(e) = self.zero(run) {
-                self.release(taken);
-                return Err(e);
-            }
-        }
-        let mut txn = Txn::default();
-        for ((blob, cluster), to) in new {
-            self.map(&mut txn, *blob, *cluster, *to);
-        }
-        self.commit(txn)
-    }
-
-    /// Takes clusters `first` .. `first + count` from a thin blob; they read as zeros then. The
-    /// device's clusters are free after [`Store::release`]. Each extents page's worth is atomic
-    /// by itself, so a power cut can leave a part done.
+    /// Adds the unmapping of clusters `first` .. `first + count`. Returns how many of them, from the
+    /// first on, are dealt with: fewer than `count` where the batch is full.
     ///
     /// # Errors
-    /// [`Error::NoBlob`], [`Error::ReadOnly`], [`Error::OutOfRange`], [`Error::Stopped`],
-    /// [`Error::Metadata`].
-    pub fn unmap(&mut self, id: BlobId, first: u64, count: u64) -> Result<Freed, Error> {
+    /// [`Error::NoBlob`], [`Error::ReadOnly`], [`Error::OutOfRange`], [`Error::Stopped`]; then
+    /// nothing was added.
+    pub fn add_unmap(
+        &mut self,
+        batch: &mut Batch,
+        id: BlobId,
+        first: u64,
+        count: u64,
+    ) -> Result<u64, Error> {
         self.alive()?;
         let blob = self.get(id)?;
         if blob.read_only() || !blob.thin() {
@@ -117,32 +137,143 @@ impl<D: Disk> Store<D> {
             let (size, end) = (blob.size * cluster, end.saturating_mul(cluster));
             return Err(Error::OutOfRange { name: blob.name.clone(), size, end });
         }
-        let all: Vec<u64> = blob
-            .allocated_from(first)
-            .map(|(cluster, _)| cluster)
-            .take_while(|cluster| *cluster < end)
-            .collect();
-        let mut freed = Freed::default();
-        let mut at = 0;
-        while at < all.len() {
-            let mut txn = Txn::default();
-            let mut chunks = BTreeSet::new();
-            while let Some(cluster) = all.get(at) {
-                chunks.insert(place(*cluster).0);
-                if chunks.len() > self.batch_max() {
-                    break;
-                }
-                freed.push(self.unmap_one(&mut txn, id.0, *cluster).expect("it is allocated"));
-                at += 1;
+        let max = self.batch_max();
+        let mut dealt_with = count;
+        let mut pages = batch.extents_pages();
+        let from = place(first).0;
+        for chunk in blob.chunks.range(from..).map(|(n, _)| (id.0, *n)) {
+            let starts = u64::from(chunk.1) * crate::format::POINTERS as u64;
+            if starts >= end {
+                break;
             }
-            self.commit(txn)?;
+            if batch.losing.contains(&chunk) {
+                continue;
+            }
+            // Its page may go, and then what is allocated in it needs pages that were not counted.
+            let gaining = batch.gaining.contains(&chunk);
+            if gaining || pages == max {
+                dealt_with = starts.saturating_sub(first);
+                break;
+            }
+            pages += 1;
+            batch.losing.insert(chunk);
         }
-        Ok(freed)
+        if dealt_with > 0 {
+            batch.unmaps.push((id.0, first, dealt_with));
+        }
+        Ok(dealt_with)
     }
 
-    /// Frees `other` together with `freed`.
-    pub fn join(mut freed: Freed, other: Freed) -> Freed {
-        freed.append(other);
-        freed
+    /// Does what was added, unmaps before allocations, with one record.
+    pub fn commit_batch(&mut self, batch: Batch) -> BatchDone {
+        let Batch { mut new, unmaps, .. } = batch;
+        let mut zeroed = Ok(());
+        if let Err(e) = self.zero_new(&new) {
+            self.give_back(&new);
+            new.clear();
+            zeroed = Err(e);
+        }
+        let mut txn = Txn::default();
+        let mut lost: BTreeMap<u64, Vec<(u32, u64)>> = BTreeMap::new();
+        for (id, first, count) in unmaps {
+            let Some(blob) = self.blobs.get(&id) else { continue };
+            let all: Vec<u64> = blob
+                .allocated_from(first)
+                .map(|(cluster, _)| cluster)
+                .take_while(|cluster| *cluster < first + count)
+                .collect();
+            let lost = lost.entry(id).or_default();
+            lost.extend(all.into_iter().filter_map(|cluster| {
+                self.unmap_one(&mut txn, id, cluster).map(|from| (from, cluster))
+            }));
+        }
+        for ((blob, cluster), to) in &new {
+            self.map(&mut txn, *blob, *cluster, *to);
+        }
+        let committed = if txn.is_empty() { Ok(()) } else { self.commit(txn) };
+        let lost = lost.into_iter().map(|(id, mut all)| {
+            all.sort_unstable();
+            let mut freed = Freed::default();
+            all.iter().for_each(|(from, _)| freed.push(*from));
+            let clusters = all.into_iter().map(|(_, cluster)| cluster).collect();
+            Lost { blob: BlobId(id), clusters, freed }
+        });
+        let allocated = new.into_iter().map(|((id, cluster), to)| (BlobId(id), cluster, to));
+        BatchDone {
+            allocated: zeroed.and(committed.clone()).map(|()| allocated.collect()),
+            unmapped: committed.map(|()| lost.collect()),
+        }
+    }
+
+    /// Gives up a batch.
+    pub fn drop_batch(&mut self, batch: Batch) {
+        self.give_back(&batch.new);
+    }
+
+    fn give_back(&mut self, new: &BTreeMap<(u64, u64), u32>) {
+        for cluster in new.values() {
+            self.clusters.clear(u64::from(*cluster) - self.sb.first_data_cluster);
+        }
+    }
+
+    /// Zeroes taken clusters, neighbours together.
+    fn zero_new(&mut self, new: &BTreeMap<(u64, u64), u32>) -> Result<(), Error> {
+        let mut sorted: Vec<u32> = new.values().copied().collect();
+        sorted.sort_unstable();
+        let mut taken = Freed::default();
+        sorted.into_iter().for_each(|cluster| taken.push(cluster));
+        taken.runs.into_iter().try_for_each(|run: Run| self.zero(run))
+    }
+
+    /// Allocates clusters on demand, as few transactions as possible for all of `wants`, each the
+    /// (blob, cluster of the blob). One that is allocated already is answered with what it has. A
+    /// new one reads as zeros, durably, before its blob owns it.
+    ///
+    /// The answers are in the order of `wants`: [`Error::NoSpace`], [`Error::OutOfRange`],
+    /// [`Error::ReadOnly`], [`Error::NoBlob`], or the device's failure.
+    pub fn allocate(&mut self, wants: &[(BlobId, u64)]) -> Vec<Allocated> {
+        let mut answers: Vec<Result<(), Error>> = Vec::with_capacity(wants.len());
+        let mut begin = 0;
+        while begin < wants.len() {
+            let mut batch = self.batch();
+            let mut added = Vec::new();
+            for (id, cluster) in &wants[begin..] {
+                match self.add_allocation(&mut batch, *id, *cluster) {
+                    Ok(true) => added.push(Ok(())),
+                    Ok(false) => break,
+                    Err(e) => added.push(Err(e)),
+                }
+            }
+            begin += added.len();
+            let done = self.commit_batch(batch).allocated.map(drop);
+            answers.extend(added.into_iter().map(|answer| answer.and(done.clone())));
+        }
+        let of = |(answer, (id, cluster)): (Result<(), Error>, &(BlobId, u64))| {
+            let there = self.get(*id).map_or(0, |blob| blob.cluster(*cluster));
+            answer.map(|()| there)
+        };
+        answers.into_iter().zip(wants).map(of).collect()
+    }
+
+    /// Takes clusters `first` .. `first + count` from a thin blob; they read as zeros then. The
+    /// device's clusters are free after [`Store::release`]. What one record holds is atomic by
+    /// itself, so a power cut can leave a part done.
+    ///
+    /// # Errors
+    /// [`Error::NoBlob`], [`Error::ReadOnly`], [`Error::OutOfRange`], [`Error::Stopped`],
+    /// [`Error::Metadata`].
+    pub fn unmap(&mut self, id: BlobId, first: u64, count: u64) -> Result<Freed, Error> {
+        let mut freed = Freed::default();
+        let mut done = 0;
+        loop {
+            let mut batch = self.batch();
+            done += self.add_unmap(&mut batch, id, first + done, count - done)?;
+            for lost in self.commit_batch(batch).unmapped? {
+                freed.append(lost.freed);
+            }
+            if done == count {
+                return Ok(freed);
+            }
+        }
     }
 }

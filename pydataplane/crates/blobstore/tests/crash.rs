@@ -139,6 +139,28 @@ fn crash_in_thin_allocation_shows_zeros_or_the_data_but_never_a_former_owner_s()
 }
 
 #[test]
+fn crash_in_a_batch_of_many_volumes_leaves_each_change_done_or_not_and_no_foreign_data() {
+    // The clusters carry another's data before.
+    let mut steps = vec![create(0, 35, false), Step::Write(0, 0, 35 * PER_CLUSTER), Step::Sync];
+    steps.extend([Step::Delete(0), create(1, 30, true), create(2, 30, true), create(3, 9, true)]);
+    for serial in [1, 2, 3] {
+        steps.push(Step::Write(serial, 0, 6 * PER_CLUSTER));
+    }
+    steps.push(Step::Sync);
+    // Unmaps and allocations of three volumes, of which some touch the same extents page, empty it
+    // and fill it again.
+    steps.push(Step::Together(
+        vec![(1, 0, 3), (2, 0, 6), (3, 2, 2)],
+        vec![(1, 20, 4), (2, 1, 2), (2, 29, 1), (3, 2, 1)],
+    ));
+    steps.push(Step::Write(2, PER_CLUSTER, 5));
+    steps.push(Step::Together(vec![(1, 0, 30), (2, 0, 30), (3, 0, 9)], vec![]));
+    steps.push(Step::Together(vec![], vec![(1, 0, 9), (2, 15, 9), (3, 0, 9)]));
+    steps.push(Step::Together(vec![(1, 3, 2), (1, 4, 3)], vec![(1, 4, 1)]));
+    survives(&steps);
+}
+
+#[test]
 fn crash_while_the_journal_goes_round_loses_nothing() {
     let mut steps = vec![create(0, 2, true), create(1, 1, false)];
     for i in 0..70 {

@@ -114,6 +114,27 @@ pub enum Error {
         /// How long was waited, in seconds.
         seconds: u64,
     },
+    /// The volume is being created or grown.
+    #[error(
+        "cannot {op}: lvol {lvol} is being zeroed, {done} of {total} bytes are; wait for its end, or \
+         cancel it with virtlun_lvol_cancel"
+    )]
+    Underway {
+        /// The operation.
+        op: String,
+        /// The volume.
+        lvol: String,
+        /// Bytes that are zeroed.
+        done: u64,
+        /// Bytes in all.
+        total: u64,
+    },
+    /// Somebody cancelled the operation. Nothing was done.
+    #[error("cannot {op}: it was cancelled")]
+    Cancelled {
+        /// The operation.
+        op: String,
+    },
     /// The bdev holds no lvstore.
     #[error("bdev {bdev} holds no lvstore: {why}; create one with bdev_lvol_create_lvstore")]
     NotAnLvstore {
@@ -187,7 +208,8 @@ impl Error {
                 EINVAL
             }
             Error::NoSpace { .. } | Error::CannotGrow { .. } => ENOSPC,
-            Error::InUse { .. } | Error::Waiting { .. } => EBUSY,
+            Error::InUse { .. } | Error::Waiting { .. } | Error::Underway { .. } => EBUSY,
+            Error::Cancelled { .. } => ECANCELED,
             Error::Damaged { .. } | Error::Shrunk { .. } => EILSEQ,
             Error::ReadOnly { .. } => EPERM,
             Error::Stopped { .. } | Error::Io { .. } => EIO,
@@ -210,3 +232,4 @@ const EINVAL: i32 = 22;
 const ENOSPC: i32 = 28;
 const ENODATA: i32 = 61;
 const EILSEQ: i32 = 84;
+const ECANCELED: i32 = 125;

@@ -74,6 +74,22 @@ pub struct LvstoreInfo {
     /// Why it takes no more changes, if it does not (ours, not SPDK's).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped: Option<String>,
+    /// Thick lvols that are being created or grown (ours, not SPDK's).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub zeroing: Vec<ZeroingInfo>,
+}
+
+/// A thick lvol whose clusters are being zeroed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ZeroingInfo {
+    /// `LVSTORE/LVOL`.
+    pub alias: String,
+    /// Identity.
+    pub uuid: Uuid,
+    /// Bytes that are zeroed.
+    pub done: u64,
+    /// Bytes to be zeroed.
+    pub total: u64,
 }
 
 /// The lvstore of an lvol.

@@ -8,14 +8,18 @@
 //! | --- | --- | --- |
 //! | `lvstores` | [`Lvstores`]: finds objects by name or UUID | any control thread |
 //! | `lvs` | one loaded lvstore: claim, registry, control operations | any control thread |
-//! | `meta` | the blobstore and its changes, requests of channels, clusters that wait | one per lvstore |
+//! | `meta` | the blobstore and its changes, clusters that wait | one per lvstore |
+//! | `rounds` | requests of channels: a round, a record | as `meta` |
+//! | `reload` | from the medium again, in use, after a failure | as `meta` |
+//! | `zeroing` | the zeros of a thick volume to be | the control thread that makes it |
 //! | `volume` | an lvol as all share it: names, map, version, channels | any |
 //! | `map` | clusters of a volume to clusters of the device | written by `meta`, read by channels |
 //! | `channel` | the data path | the reactor that opened it |
 //! | `parts`, `pins` | pieces of split I/O; versions in use | as `channel` |
 //!
-//! Errors: [`Error`], one sentence each. After a metadata write failed the lvstore takes no more changes;
-//! I/O to allocated clusters goes on.
+//! Errors: [`Error`], one sentence each. After a metadata write or any flush of the bdev has failed the
+//! lvstore takes no more changes and every flush fails ([`bdev::FlushLatch`]), until somebody clears
+//! that; other I/O to allocated clusters goes on.
 
 #![deny(unsafe_code)] // allowed in `parts` alone
 
@@ -29,11 +33,15 @@ mod map;
 mod meta;
 mod parts;
 mod pins;
+mod reload;
+mod rounds;
 mod translate;
 mod volume;
+mod zeroing;
 
 pub use error::Error;
 pub use info::{
     ClearMethod, DEFAULT_CLUSTER_SIZE, LvolInfo, LvolOptions, LvsRef, LvstoreInfo, LvstoreOptions,
+    ZeroingInfo,
 };
 pub use lvstores::Lvstores;

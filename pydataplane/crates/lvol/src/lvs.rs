@@ -2,14 +2,19 @@
 
 use crate::disk::BdevDisk;
 use crate::error::Error;
-use crate::info::{ClearMethod, LvolInfo, LvolOptions, LvsRef, LvstoreInfo, LvstoreOptions};
+use crate::info::{
+    ClearMethod, LvolInfo, LvolOptions, LvsRef, LvstoreInfo, LvstoreOptions, ZeroingInfo,
+};
 use crate::map::Map;
-use crate::meta::{Bell, Gauges, Meta, MetaThread, NotRun};
+use crate::meta::{Gauges, Meta};
+use crate::reload::Reloaded;
 use crate::translate::{not_loaded, refused};
 use crate::volume::{Identity, Lvol, Names, Volume};
+use crate::zeroing::{Guard, Zeroings};
 use bdev::{Bdev, Claim, Registry, RegistryError};
-use blobstore::{BlobInfo, BlobOptions, Disk, Store, StoreInfo, StoreOptions};
+use blobstore::{BlobInfo, BlobOptions, Disk, Reservation, Store, StoreInfo, StoreOptions};
 use parking_lot::{Condvar, Mutex};
+use reactor::{Bell, Control, NotRun};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -27,9 +32,10 @@ pub(crate) struct Lvs {
     volumes: Mutex<BTreeMap<Uuid, Arc<Volume>>>,
     gauges: Arc<Gauges>,
     control: Turns,
+    zeroings: Zeroings,
     /// How long an operation waits for its turn, and for the thread's.
     timeout: Duration,
-    thread: MetaThread,
+    thread: Control<Meta>,
     /// Let go last.
     _claim: Claim,
 }
@@ -117,16 +123,22 @@ impl Lvs {
         let gauges = Arc::new(Gauges::default());
         let (thread, (info, found)) = {
             let (base, gauges) = (base.clone(), gauges.clone());
-            MetaThread::start(move |bell| -> Result<(Meta, Found), Error> {
+            let open = move |bell| -> Result<(Meta, Found), Error> {
                 let opened = BdevDisk::open(&*base)
                     .map_err(|e| Error::Io { op: format!("open bdev {}", e.name), cause: e.why })?;
                 let store = open(opened)?;
                 let info = store.info();
-                let volumes: Vec<_> =
-                    store.blobs().map(|blob| volume(&store, &info, &blob, &base, &bell)).collect();
-                let mut meta = Meta::new(store, Vec::new(), gauges);
+                let volumes: Vec<_> = store
+                    .blobs()
+                    .map(|blob| volume_of(&store, &info, &blob, &base, &bell))
+                    .collect();
+                let mut meta = Meta::new(base, store, gauges);
                 volumes.iter().for_each(|v| meta.add_volume(v.clone()));
                 Ok((meta, (info, volumes)))
+            };
+            Control::start("lvstore", open, |e| Error::Io {
+                op: "start the lvstore's thread".into(),
+                cause: e.to_string(),
             })?
         };
         let lvs = Lvs {
@@ -138,6 +150,7 @@ impl Lvs {
             volumes: Mutex::default(),
             gauges,
             control: Turns::default(),
+            zeroings: Zeroings::default(),
             timeout,
             thread,
             _claim: claim,
@@ -167,8 +180,28 @@ impl Lvs {
             block_size: self.base.geometry().block_size,
             cluster_size: self.info.cluster_size,
             max_bdev_size: self.info.max_device_size,
-            stopped: self.gauges.stopped.get().cloned(),
+            stopped: self.stopped(),
+            zeroing: self
+                .zeroings
+                .list()
+                .iter()
+                .map(|z| ZeroingInfo {
+                    alias: z.alias.clone(),
+                    uuid: z.uuid,
+                    done: z.done.load(Ordering::Relaxed),
+                    total: z.total.load(Ordering::Relaxed),
+                })
+                .collect(),
         }
+    }
+
+    /// Why it takes no more changes, if it does not.
+    fn stopped(&self) -> Option<String> {
+        let latched = || {
+            let failure = self.base.flush_latch()?.failure()?;
+            Some(format!("on bdev {} {failure}", self.base.name()))
+        };
+        self.gauges.stopped.lock().clone().or_else(latched)
     }
 
     fn turn(&self, op: &str) -> Result<Turn<'_>, Error> {
@@ -217,7 +250,13 @@ impl Lvs {
         op: &str,
         f: impl FnOnce(&mut Meta) -> Result<R, Error> + Send + 'static,
     ) -> Result<R, Error> {
-        self.thread.call(timeout, f).unwrap_or_else(|why| match why {
+        let and_publish = move |meta: &mut Meta| {
+            let result = f(meta);
+            // The caller may look at the gauges at once.
+            meta.publish();
+            result
+        };
+        self.thread.call(timeout, and_publish).unwrap_or_else(|why| match why {
             NotRun::Busy => Err(self.waiting(op)),
             NotRun::Gone => {
                 Err(Error::Stopped { op: op.to_owned(), cause: "its thread ended".into() })
@@ -283,29 +322,39 @@ impl Lvs {
     pub fn create_lvol(&self, options: &LvolOptions) -> Result<LvolInfo, Error> {
         let alias = format!("{}/{}", self.name(), options.name);
         let op = format!("create lvol {alias}");
-        let _turn = self.turn(&op)?;
+        let turn = self.turn(&op)?;
         let uuid = options.uuid.unwrap_or_else(Uuid::new_v4);
         for key in [&alias, &uuid.to_string()] {
             if self.registry.get(key).is_some() {
                 return Err(Error::AlreadyExists { what: format!("lvol {key}") });
             }
         }
+        self.not_zeroing(&op, &[&options.name, &uuid.to_string()])?;
         let size = self.clusters(&op, options.size)?;
         let blob = BlobOptions { name: options.name.clone(), uuid, size, thin: options.thin };
+        let cluster_size = self.info.cluster_size;
+        let reserved = {
+            let (op, blob) = (op.clone(), blob.clone());
+            self.meta(&op.clone(), move |meta| {
+                let store = meta.store(&op)?;
+                store.check_create(&blob).map_err(|e| refused(e, &op, cluster_size))?;
+                meta.reserve(&op, if blob.thin { 0 } else { blob.size })
+            })?
+        };
+        let zeroing = self.zeroings.begin(alias, options.name.clone(), uuid);
+        let (reserved, turn) = self.zero(&op, &zeroing, reserved, turn)?;
         let (base, info) = (self.base.clone(), self.info.clone());
-        let job_op = op.clone();
-        let bell = self.thread.bell();
-        let lvstore = self.name();
-        let volume = self.meta(&op, move |meta| {
-            let say = |e| refused(e, &job_op, info.cluster_size);
-            meta.store(&job_op)?.check_create(&blob).map_err(say)?;
-            let clusters = if blob.thin { 0 } else { blob.size };
-            let reservation = meta.reserve_zeroed(&job_op, clusters)?;
+        let (job_op, bell, lvstore) = (op.clone(), self.thread.bell(), self.name());
+        // What was zeroed is worth a wait.
+        let timeout = if blob.thin { self.timeout } else { Duration::MAX };
+        let volume = self.meta_within(timeout, &op, move |meta| {
+            let say = |e| refused(e, &job_op, cluster_size);
             let store = meta.store(&job_op)?;
-            let id = store.create_reserved(&blob, reservation).map_err(say)?;
+            store.zeroed_elsewhere();
+            let id = store.create_reserved(&blob, reserved).map_err(say)?;
             let blob = store.blob(id).map_err(say)?;
             let info = StoreInfo { name: lvstore, ..info };
-            let volume = volume(store, &info, &blob, &base, &bell);
+            let volume = volume_of(store, &info, &blob, &base, &bell);
             meta.add_volume(volume.clone());
             Ok(volume)
         })?;
@@ -315,12 +364,80 @@ impl Lvs {
         }
         let info = self.volume_info(&volume);
         self.volumes.lock().insert(uuid, volume);
+        drop(turn);
         Ok(info)
+    }
+
+    /// Zeroes what was reserved, with the turn of other operations meanwhile. Where there is nothing
+    /// to zero the turn is kept.
+    fn zero<'a>(
+        &'a self,
+        op: &str,
+        zeroing: &Guard<'_>,
+        reserved: Reservation,
+        turn: Turn<'a>,
+    ) -> Result<(Reservation, Turn<'a>), Error> {
+        let turn = if reserved.runs().is_empty() {
+            Some(turn)
+        } else {
+            drop(turn);
+            None
+        };
+        let zeroed = zeroing.write(op, &*self.base, self.info.cluster_size, reserved.runs());
+        let turn = turn.or_else(|| self.control.take(Duration::MAX));
+        match (zeroed, turn) {
+            (Ok(()), Some(turn)) => Ok((reserved, turn)),
+            (zeroed, _) => {
+                let unreserve = move |meta: &mut Meta| {
+                    meta.look("give clusters back").map(|store| store.unreserve(reserved))
+                };
+                // A store that is gone has forgotten them.
+                let _ = self.meta_within(Duration::MAX, op, unreserve);
+                Err(zeroed.err().unwrap_or_else(|| self.waiting(op)))
+            }
+        }
+    }
+
+    /// Refuses while a volume of one of these names or UUIDs is being zeroed.
+    fn not_zeroing(&self, op: &str, ids: &[&str]) -> Result<(), Error> {
+        let found = ids.iter().find_map(|id| self.zeroings.find(id));
+        found.map_or(Ok(()), |zeroing| Err(zeroing.underway(op)))
+    }
+
+    /// Cancels the creation or growth of a volume; `false`: there is none under way.
+    pub fn cancel(&self, lvol: &str) -> bool {
+        let found = self.zeroings.find(lvol);
+        found.as_ref().inspect(|zeroing| zeroing.cancel()).is_some()
+    }
+
+    /// Loads the lvstore anew if it has stopped, in use; `false`: it has not. Returns the volumes of
+    /// another size as well.
+    pub fn reload(&self) -> Result<Option<Vec<Arc<Volume>>>, Error> {
+        let op = format!("load lvstore {} anew", self.name());
+        let _turn = self.turn(&op)?;
+        let bell = self.thread.bell();
+        let job = op.clone();
+        let found = self.meta(&op, move |meta| meta.reload(&job, &bell))?;
+        let Some(Reloaded { gone, new, resized, name }) = found else { return Ok(None) };
+        *self.name.lock() = name.clone();
+        for volume in gone {
+            self.unregister(&op, &volume)?;
+            self.volumes.lock().remove(&volume.id.uuid);
+        }
+        for volume in new {
+            self.register(&volume)?;
+            self.volumes.lock().insert(volume.id.uuid, volume);
+        }
+        for volume in self.volumes() {
+            volume.rename(|names| names.lvstore.clone_from(&name));
+        }
+        Ok(Some(resized))
     }
 
     pub fn delete_lvol(&self, volume: &Arc<Volume>) -> Result<(), Error> {
         let op = format!("delete lvol {}", volume.alias());
         let _turn = self.turn(&op)?;
+        self.not_zeroing(&op, &[&volume.id.uuid.to_string()])?;
         self.hide(&op, volume)?;
         let deleted = {
             let (op, volume) = (op.clone(), volume.clone());
@@ -338,11 +455,24 @@ impl Lvs {
     /// Returns whether the size changed.
     pub fn resize_lvol(&self, volume: &Arc<Volume>, size: u64) -> Result<bool, Error> {
         let op = format!("resize lvol {} to {size} bytes", volume.alias());
-        let _turn = self.turn(&op)?;
+        let turn = self.turn(&op)?;
+        let uuid = volume.id.uuid;
+        self.not_zeroing(&op, &[&uuid.to_string()])?;
         let clusters = self.clusters(&op, size)?;
         let before = volume.size();
+        let (blob, cluster_size, job_op) = (volume.id.blob, self.info.cluster_size, op.clone());
+        let reserved = self.meta(&op, move |meta| {
+            let needed = meta.store(&job_op)?.check_resize(blob, clusters);
+            let needed = needed.map_err(|e| refused(e, &job_op, cluster_size))?;
+            meta.reserve(&job_op, needed)
+        })?;
+        let zeroing = self.zeroings.begin(volume.alias(), volume.names().lvol, uuid);
+        let (reserved, turn) = self.zero(&op, &zeroing, reserved, turn)?;
         let job = volume.clone();
-        self.meta(&op.clone(), move |meta| meta.resize(&op, &job, clusters))?;
+        self.meta_within(Duration::MAX, &op.clone(), move |meta| {
+            meta.resize(&op, &job, clusters, reserved)
+        })?;
+        drop(turn);
         Ok(volume.size() != before)
     }
 
@@ -350,6 +480,7 @@ impl Lvs {
         let op = format!("rename lvol {} to {new_name}", volume.alias());
         let _turn = self.turn(&op)?;
         let alias = format!("{}/{new_name}", self.name());
+        self.not_zeroing(&op, &[new_name, &volume.id.uuid.to_string()])?;
         if let Some(other) = self.registry.get(&alias)
             && other.uuid() != volume.id.uuid
         {
@@ -367,6 +498,7 @@ impl Lvs {
     pub fn set_read_only(&self, volume: &Arc<Volume>) -> Result<(), Error> {
         let op = format!("make lvol {} read-only", volume.alias());
         let _turn = self.turn(&op)?;
+        self.not_zeroing(&op, &[&volume.id.uuid.to_string()])?;
         if volume.is_read_only() {
             return Ok(());
         }
@@ -416,6 +548,10 @@ impl Lvs {
         if destroy {
             self.unused(&op, &self.volumes())?;
         }
+        // Zeros that were still written afterwards could hit what somebody else puts there.
+        if !self.zeroings.end(self.timeout) {
+            return Err(self.waiting(&op));
+        }
         self.unregister_all();
         self.volumes.lock().clear();
         // There is no way back.
@@ -424,7 +560,7 @@ impl Lvs {
 }
 
 /// The volume of a blob, with its map.
-fn volume(
+pub(crate) fn volume_of(
     store: &Store<BdevDisk>,
     info: &StoreInfo,
     blob: &BlobInfo,

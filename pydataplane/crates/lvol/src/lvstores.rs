@@ -6,7 +6,7 @@ use crate::info::{LvolInfo, LvolOptions, LvstoreInfo, LvstoreOptions};
 use crate::lvs::Lvs;
 use crate::translate::{not_loaded, refused};
 use crate::volume::Volume;
-use bdev::{Claim, Event, Registry, RegistryError, Subscription};
+use bdev::{Claim, Event, FlushLatch, Registry, RegistryError, Subscription};
 use blobstore::{Error as StoreError, Identity, Store};
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
@@ -21,8 +21,9 @@ struct Shared {
     registry: Registry,
     timeout: Duration,
     stores: Mutex<Vec<Arc<Lvs>>>,
-    /// Held while lvstores come and go.
-    coming: Mutex<()>,
+    /// Names and UUIDs of lvstores that come, go or change their name: each has one operation at a
+    /// time, which may wait for its disk while others go on.
+    coming: Mutex<Vec<String>>,
 }
 
 /// All lvstores of the process. Thread-safe; its methods block, so they are for control threads and
@@ -75,14 +76,15 @@ impl Lvstores {
         name: &str,
         options: &LvstoreOptions,
     ) -> Result<Uuid, Error> {
-        let _coming = self.shared.coming.lock();
         let op = format!("create lvstore {name}");
-        let taken = |id: &str| self.shared.find(id).is_ok();
-        if taken(name) {
-            return Err(Error::AlreadyExists { what: format!("lvstore {name}") });
-        }
-        if let Some(uuid) = options.uuid.filter(|u| taken(&u.to_string())) {
-            return Err(Error::AlreadyExists { what: format!("lvstore {uuid}") });
+        let options =
+            LvstoreOptions { uuid: Some(options.uuid.unwrap_or_else(Uuid::new_v4)), ..*options };
+        let keys = [Some(name.to_owned()), options.uuid.map(|uuid| uuid.to_string())];
+        let _coming = self.shared.coming(&op, keys.iter().flatten())?;
+        for key in keys.iter().flatten() {
+            if self.shared.find(key).is_ok() {
+                return Err(Error::AlreadyExists { what: format!("lvstore {key}") });
+            }
         }
         let claim = self.shared.claim(bdev, name, &op)?;
         if claim.bdev().features().read_only {
@@ -93,7 +95,7 @@ impl Lvstores {
             return Err(Error::HoldsLvstore { bdev, name: found.name, uuid: found.uuid });
         }
         let timeout = self.shared.timeout;
-        let lvs = Lvs::create(&self.shared.registry, claim, name, options, timeout)?;
+        let lvs = Lvs::create(&self.shared.registry, claim, name, &options, timeout)?;
         let uuid = lvs.uuid;
         self.shared.stores.lock().push(Arc::new(lvs));
         tracing::info!(lvstore = name, %uuid, bdev, "lvstore created");
@@ -107,7 +109,6 @@ impl Lvstores {
     /// [`Error::NoBdev`], [`Error::InUse`], [`Error::Damaged`] (also for a truncated device),
     /// [`Error::AlreadyExists`] (another lvstore has its name or UUID), [`Error::Io`].
     pub fn examine(&self, bdev: &str) -> Result<Option<Uuid>, Error> {
-        let coming = self.shared.coming.lock();
         let found = self.shared.registry.get(bdev);
         let name = found.ok_or_else(|| Error::NoBdev { bdev: bdev.to_owned() })?.name().to_owned();
         if let Some(lvs) = self.shared.on(&name) {
@@ -116,13 +117,15 @@ impl Lvstores {
         let claim = self.shared.claim(&name, &format!("on {name}"), "examine the bdev")?;
         let Some(identity) = probe(&claim)? else { return Ok(None) };
         drop(claim);
-        for key in [&identity.name, &identity.uuid.to_string()] {
+        let op = format!("load lvstore {}", identity.name);
+        let keys = [identity.name.clone(), identity.uuid.to_string()];
+        let coming = self.shared.coming(&op, &keys)?;
+        for key in &keys {
             if let Ok(other) = self.shared.find(key) {
                 let what = format!("lvstore {key} on bdev {}", other.base.name());
                 return Err(Error::AlreadyExists { what });
             }
         }
-        let op = format!("load lvstore {}", identity.name);
         let claim = self.shared.claim(&name, &identity.name, &op)?;
         if claim.bdev().features().read_only {
             return Err(Error::ReadOnly { op });
@@ -161,8 +164,9 @@ impl Lvstores {
     /// [`Error::NoLvstore`], [`Error::AlreadyExists`], [`Error::BadName`],
     /// [`Error::NameTooLong`], [`Error::Stopped`], [`Error::Io`].
     pub fn rename_lvstore(&self, lvstore: &str, new_name: &str) -> Result<(), Error> {
-        let _coming = self.shared.coming.lock();
         let lvs = self.shared.find(lvstore)?;
+        let op = format!("rename lvstore {} to {new_name}", lvs.name());
+        let _coming = self.shared.coming(&op, [&new_name.to_owned()])?;
         match self.shared.find(new_name) {
             Ok(other) if other.uuid == lvs.uuid && other.name() == new_name => Ok(()),
             Ok(_) => Err(Error::AlreadyExists { what: format!("lvstore {new_name}") }),
@@ -236,6 +240,39 @@ impl Lvstores {
         Ok(lvs.volume_info(&volume))
     }
 
+    /// Cancels the creation or growth of a thick lvol that is under way.
+    ///
+    /// # Errors
+    /// [`Error::NoLvol`]: none of that alias or UUID is.
+    pub fn cancel(&self, lvol: &str) -> Result<(), Error> {
+        let stores = self.shared.stores.lock().clone();
+        match stores.iter().any(|lvs| lvs.cancel(lvol)) {
+            true => Ok(()),
+            false => Err(Error::NoLvol { id: format!("{lvol} that is being zeroed") }),
+        }
+    }
+
+    /// Loads anew, in use, each lvstore on a device of that latch that has stopped taking changes.
+    /// What had failed half-way happened or did not, as the medium says. Returns their names.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`], [`Error::Stopped`] while a failed flush is latched, [`Error::Waiting`],
+    /// [`Error::Io`].
+    pub fn reload_on(&self, latch: &FlushLatch) -> Result<Vec<String>, Error> {
+        let stores = self.shared.stores.lock().clone();
+        let same = |lvs: &&Arc<Lvs>| lvs.base.flush_latch().is_some_and(|l| std::ptr::eq(l, latch));
+        let mut reloaded = Vec::new();
+        for lvs in stores.iter().filter(same) {
+            let Some(resized) = lvs.reload()? else { continue };
+            for volume in resized {
+                self.shared.registry.notify_resized(&volume.id.uuid.to_string());
+            }
+            tracing::info!(lvstore = lvs.name(), "lvstore loaded anew");
+            reloaded.push(lvs.name());
+        }
+        Ok(reloaded)
+    }
+
     /// Gives an lvol another name (`new_name` without the lvstore), in use or not.
     ///
     /// # Errors
@@ -265,7 +302,7 @@ impl Lvstores {
     /// [`Error::Io`].
     pub fn set_xattr(&self, lvol: &str, name: &str, value: &[u8]) -> Result<(), Error> {
         let (name_owned, value) = (name.to_owned(), value.to_vec());
-        self.on_blob(lvol, format!("set xattr {name}"), move |store, blob| {
+        self.on_blob(lvol, format!("set xattr {name}"), true, move |store, blob| {
             store.set_xattr(blob, &name_owned, &value)
         })
     }
@@ -276,7 +313,7 @@ impl Lvstores {
     /// [`Error::NoLvol`], [`Error::NoXattr`].
     pub fn xattr(&self, lvol: &str, name: &str) -> Result<Vec<u8>, Error> {
         let name_owned = name.to_owned();
-        self.on_blob(lvol, format!("get xattr {name}"), move |store, blob| {
+        self.on_blob(lvol, format!("get xattr {name}"), false, move |store, blob| {
             store.xattr(blob, &name_owned).map(<[u8]>::to_vec)
         })
     }
@@ -287,7 +324,7 @@ impl Lvstores {
     /// [`Error::NoLvol`], [`Error::NoXattr`], [`Error::Stopped`], [`Error::Io`].
     pub fn remove_xattr(&self, lvol: &str, name: &str) -> Result<(), Error> {
         let name_owned = name.to_owned();
-        self.on_blob(lvol, format!("remove xattr {name}"), move |store, blob| {
+        self.on_blob(lvol, format!("remove xattr {name}"), true, move |store, blob| {
             store.remove_xattr(blob, &name_owned)
         })
     }
@@ -297,7 +334,7 @@ impl Lvstores {
     /// # Errors
     /// [`Error::NoLvol`].
     pub fn xattrs(&self, lvol: &str) -> Result<Vec<String>, Error> {
-        self.on_blob(lvol, "list xattrs".into(), |store, blob| store.xattrs(blob))
+        self.on_blob(lvol, "list xattrs".into(), false, |store, blob| store.xattrs(blob))
     }
 
     /// One lvol.
@@ -332,6 +369,7 @@ impl Lvstores {
         &self,
         lvol: &str,
         what: String,
+        changes: bool,
         f: impl FnOnce(&mut Store<BdevDisk>, blobstore::BlobId) -> Result<R, StoreError>
         + Send
         + 'static,
@@ -340,8 +378,21 @@ impl Lvstores {
         let op = format!("{what} of lvol {}", volume.alias());
         let cluster_size = lvs.info().cluster_size;
         lvs.meta(&op.clone(), move |meta| {
-            f(meta.store(&op)?, volume.id.blob).map_err(|e| refused(e, &op, cluster_size))
+            let store = if changes { meta.store(&op) } else { meta.look(&op) };
+            f(store?, volume.id.blob).map_err(|e| refused(e, &op, cluster_size))
         })
+    }
+}
+
+/// The right to an operation on an lvstore, see [`Shared::coming`].
+struct Coming<'a> {
+    shared: &'a Shared,
+    keys: Vec<String>,
+}
+
+impl Drop for Coming<'_> {
+    fn drop(&mut self) {
+        self.shared.coming.lock().retain(|key| !self.keys.contains(key));
     }
 }
 
@@ -376,6 +427,22 @@ impl Shared {
         stores.into_iter().find_map(of).ok_or_else(gone)
     }
 
+    /// Begins an operation on the lvstore of these names or UUIDs, which no other one may be about.
+    fn coming<'a>(
+        &self,
+        op: &str,
+        keys: impl IntoIterator<Item = &'a String>,
+    ) -> Result<Coming<'_>, Error> {
+        let keys: Vec<String> = keys.into_iter().cloned().collect();
+        let mut all = self.coming.lock();
+        if let Some(key) = keys.iter().find(|key| all.contains(key)) {
+            let by = format!("another operation on lvstore {key}");
+            return Err(Error::InUse { op: op.to_owned(), by });
+        }
+        all.extend(keys.iter().cloned());
+        Ok(Coming { shared: self, keys })
+    }
+
     fn claim(&self, bdev: &str, lvstore: &str, op: &str) -> Result<Claim, Error> {
         self.registry.claim(bdev, &format!("lvstore {lvstore}")).map_err(|e| match e {
             RegistryError::NotFound(bdev) => Error::NoBdev { bdev },
@@ -387,8 +454,9 @@ impl Shared {
     }
 
     fn close(&self, lvstore: &str, destroy: bool) -> Result<(), Error> {
-        let _coming = self.coming.lock();
         let lvs = self.find(lvstore)?;
+        let op = format!("close lvstore {}", lvs.name());
+        let _coming = self.coming(&op, [&lvs.uuid.to_string()])?;
         let closed = lvs.close(destroy);
         if matches!(closed, Err(Error::InUse { .. } | Error::Waiting { .. })) {
             return closed;

@@ -2,12 +2,11 @@
 
 use crate::channel::LvolChannel;
 use crate::map::Map;
-use crate::meta::Bell;
 use bdev::{Bdev, Channel, Features, FlushLatch, Geometry, IoError, OpenError, Stats};
 use blobstore::BlobId;
 use crossbeam_queue::ArrayQueue;
 use parking_lot::Mutex;
-use reactor::{IoContext, Waker};
+use reactor::{Bell, IoContext, Waker};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -177,16 +176,14 @@ impl Volume {
             read_only: base.read_only || self.is_read_only(),
             volatile_cache: base.volatile_cache,
             fua: base.fua,
-            // Whole clusters of a thin volume are given back even where the base cannot unmap.
-            unmap: base.unmap || self.id.thin,
-            unmap_zeroes: base.unmap && base.unmap_zeroes,
+            // Whole clusters of a thin volume are given back even where the base cannot unmap. A thick
+            // volume keeps its room, whatever lies below: what a hole gave back to a file system
+            // could be missing at the next write.
+            unmap: self.id.thin,
+            unmap_zeroes: self.id.thin && base.unmap && base.unmap_zeroes,
             write_zeroes: base.write_zeroes,
             thin: self.id.thin,
-            unmap_granularity: if self.id.thin {
-                1 << self.id.shift
-            } else {
-                base.unmap_granularity
-            },
+            unmap_granularity: if self.id.thin { 1 << self.id.shift } else { 0 },
             max_blocks: base.max_blocks,
         }
     }

@@ -17,6 +17,7 @@
 //! | `uring` | [`Uring`], [`UringClient`] |
 //! | `eventfd` | using an eventfd that a guest shares |
 //! | `accounting` | [`Stats`]: busy, idle and sleep time |
+//! | `control` | [`Control`]: a thread that may block and runs what others ask |
 //! | `threads` | [`Reactors`], [`Handle`] |
 //! | `ticks` | the cheap clock |
 //!
@@ -25,6 +26,7 @@
 
 mod accounting;
 mod context;
+mod control;
 mod cx;
 pub mod eventfd;
 mod mailbox;
@@ -37,6 +39,7 @@ mod waker;
 
 pub use accounting::Stats;
 pub use context::IoContext;
+pub use control::{Bell, Control, Next, NotRun, Work};
 pub use cx::{Cx, PollerInfo};
 pub use mailbox::{MAILBOX_DEPTH, Message};
 pub use poller::{Poller, PollerId};

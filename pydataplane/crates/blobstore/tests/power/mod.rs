@@ -179,6 +179,8 @@ pub enum Step {
     Write(u32, u64, u64),
     /// First cluster and number of clusters.
     Unmap(u32, u64, u64),
+    /// In one record: clusters (blob, first, count) to unmap, and to allocate.
+    Together(Vec<(u32, u64, u64)>, Vec<(u32, u64, u64)>),
     Sync,
     RenameStore(String),
     /// Clusters that the device gains before the store takes them over.
@@ -273,6 +275,12 @@ pub fn record(before: Image, steps: &[Step]) -> Recorded {
             Step::Unmap(serial, first, count) => {
                 version(*serial, first * PER_CLUSTER..(first + count) * PER_CLUSTER, mark, 0);
             }
+            Step::Together(unmaps, _) => {
+                for (serial, first, count) in unmaps {
+                    let sectors = first * PER_CLUSTER..(first + count) * PER_CLUSTER;
+                    version(*serial, sectors, mark, 0);
+                }
+            }
             Step::Resize(serial, size) => {
                 version(*serial, size * PER_CLUSTER..64 * PER_CLUSTER, mark, 0);
             }
@@ -326,6 +334,7 @@ fn run(store: &mut Store<TraceDisk>, step: &Step, tag: &mut u64) -> Result<(), E
             store.release(freed);
             Ok(())
         }
+        Step::Together(unmaps, allocations) => together(store, unmaps, allocations),
         Step::Sync => store.sync(),
         Step::RenameStore(name) => store.rename_store(name),
         Step::Grow(clusters) => {
@@ -334,6 +343,37 @@ fn run(store: &mut Store<TraceDisk>, step: &Step, tag: &mut u64) -> Result<(), E
             store.grow().map(drop)
         }
     }
+}
+
+/// One batch of unmaps and allocations; those that cannot be done make it do nothing.
+fn together(
+    store: &mut Store<TraceDisk>,
+    unmaps: &[(u32, u64, u64)],
+    allocations: &[(u32, u64, u64)],
+) -> Result<(), Error> {
+    let mut batch = store.batch();
+    let added = (|| {
+        for (serial, first, count) in unmaps {
+            let id = store.by_uuid(uuid_of(*serial)).ok_or(Error::NoBlob { id: 0 })?;
+            assert_eq!(store.add_unmap(&mut batch, id, *first, *count)?, *count);
+        }
+        for (serial, first, count) in allocations {
+            let id = store.by_uuid(uuid_of(*serial)).ok_or(Error::NoBlob { id: 0 })?;
+            for cluster in *first..first + count {
+                assert!(store.add_allocation(&mut batch, id, cluster)?);
+            }
+        }
+        Ok(())
+    })();
+    if let Err(e) = added {
+        store.drop_batch(batch);
+        return Err(e);
+    }
+    let done = store.commit_batch(batch);
+    for lost in done.unmapped? {
+        store.release(lost.freed);
+    }
+    done.allocated.map(drop)
 }
 
 /// What the medium may hold when the power falls after `at` events: flushed events wholly, of the
@@ -517,7 +557,7 @@ pub fn random_steps(seed: u64, len: usize) -> Vec<Step> {
         let any = rng.below(u64::from(next_serial.max(1))) as u32;
         // Rather recent ones: they are more likely to exist.
         let serial = any.max(rng.below(u64::from(next_serial.max(1))) as u32);
-        steps.push(match rng.below(21) {
+        steps.push(match rng.below(23) {
             0..=3 => {
                 next_serial += 1;
                 let thin = rng.below(2) == 0;
@@ -536,6 +576,17 @@ pub fn random_steps(seed: u64, len: usize) -> Vec<Step> {
             12 | 13 => Step::Sync,
             14 => Step::RenameStore(format!("lvs{}", rng.below(3))),
             20 => Step::Grow(rng.below(5)),
+            21 | 22 => {
+                let mut some = || -> Vec<(u32, u64, u64)> {
+                    let any = 0..1 + rng.below(4);
+                    any.map(|_| {
+                        let serial = rng.below(u64::from(next_serial.max(1))) as u32;
+                        (serial, rng.below(6), 1 + rng.below(3))
+                    })
+                    .collect()
+                };
+                Step::Together(some(), some())
+            }
             _ => Step::Write(serial, rng.below(8 * PER_CLUSTER), 1 + rng.below(2 * PER_CLUSTER)),
         });
     }

@@ -2,11 +2,11 @@
 
 use super::*;
 use crate::map::Map;
-use crate::meta::Bell;
 use crate::volume::{Identity, Names};
 use bdev::{Bdev, Null};
 use blobstore::{BlobOptions, MemDisk, Store, StoreOptions};
 use guestmem::Bounce;
+use reactor::Bell;
 use reactor::IoContext;
 use uuid::Uuid;
 

@@ -1,0 +1,99 @@
+//! A store that stopped, from the medium again, while its volumes are in use.
+//!
+//! What failed half-way happened or did not: the medium says which. The maps of the volumes follow it,
+//! and clusters that somebody may still have I/O in flight to stay taken until he has not.
+
+use crate::disk::BdevDisk;
+use crate::error::Error;
+use crate::lvs::volume_of;
+use crate::map::Map;
+use crate::meta::Meta;
+use crate::translate::not_loaded;
+use crate::volume::Volume;
+use blobstore::{Freed, Store};
+use reactor::Bell;
+use std::sync::Arc;
+
+/// What the medium says otherwise than memory did.
+#[derive(Default)]
+pub(crate) struct Reloaded {
+    /// Volumes whose deletion had happened.
+    pub gone: Vec<Arc<Volume>>,
+    /// Volumes whose creation had happened.
+    pub new: Vec<Arc<Volume>>,
+    /// Volumes of another size.
+    pub resized: Vec<Arc<Volume>>,
+    /// The lvstore's name.
+    pub name: String,
+}
+
+impl Meta {
+    /// Loads the store anew if it has stopped; `None` if it has not.
+    pub fn reload(&mut self, op: &str, bell: &Bell) -> Result<Option<Reloaded>, Error> {
+        self.store(op)?; // refuses while a failed flush is latched
+        if self.store.as_ref().is_none_or(|store| store.stopped().is_none()) {
+            return Ok(None);
+        }
+        let failed = |e: bdev::OpenError| Error::Io { op: op.into(), cause: e.to_string() };
+        let disk = BdevDisk::open(&*self.base).map_err(failed)?;
+        let loaded = Store::load(disk).map_err(|e| not_loaded(e, self.base.name()));
+        let Ok(mut store) = loaded else {
+            self.publish();
+            return loaded.map(|_| None);
+        };
+        // They are free on the medium: their loss was durable. In use all the same.
+        let waiting: Vec<u32> = self.retiring().collect();
+        let _still_retiring = store.hold(waiting);
+        let mut found = Reloaded { name: store.info().name, ..Reloaded::default() };
+        let volumes: Vec<_> = self.volumes.iter().map(|s| s.volume.clone()).collect();
+        let mut retired = Vec::new();
+        for volume in &volumes {
+            let old = volume.map();
+            let held = |store: &mut Store<BdevDisk>, map: &Map| -> Freed {
+                let before = (0..old.clusters()).map(|cluster| (cluster, old.get(cluster)));
+                let lost = before.filter(|(cluster, to)| {
+                    *to != 0 && (*cluster >= map.clusters() || map.get(*cluster) != *to)
+                });
+                let lost: Vec<u32> =
+                    lost.map(|(_, to)| to).filter(|to| store.is_free(*to)).collect();
+                store.hold(lost)
+            };
+            let Ok(blob) = store.blob(volume.id.blob) else {
+                let freed = held(&mut store, &Map::new(0));
+                retired.push((volume.clone(), None, freed));
+                found.gone.push(volume.clone());
+                continue;
+            };
+            let map = Map::new(blob.size);
+            for (cluster, to) in store.clusters(blob.id).into_iter().flatten() {
+                map.set(cluster, to);
+            }
+            let freed = held(&mut store, &map);
+            if map.clusters() != old.clusters() {
+                found.resized.push(volume.clone());
+            }
+            volume.rename(|names| names.lvol.clone_from(&blob.name));
+            if blob.read_only {
+                volume.set_read_only();
+            }
+            retired.push((volume.clone(), Some(map), freed));
+        }
+        let info = store.info();
+        for blob in store.blobs().filter(|b| volumes.iter().all(|v| v.id.blob != b.id)) {
+            found.new.push(volume_of(&store, &info, &blob, &self.base, bell));
+        }
+        self.store = Some(store);
+        for (volume, map, freed) in retired {
+            match map {
+                Some(map) => {
+                    let version = volume.replace_map(map);
+                    self.retire(&volume, version, freed);
+                }
+                None => self.forget(&volume, freed),
+            }
+        }
+        found.new.iter().for_each(|volume| self.add_volume(volume.clone()));
+        self.publish();
+        Ok(Some(found))
+    }
+}

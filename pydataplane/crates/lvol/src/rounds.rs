@@ -1,0 +1,219 @@
+//! The requests of channels, served in rounds.
+//!
+//! In a round every volume has its turn, with a quota, and all that was taken becomes durable with one
+//! record of the journal: a volume that asks for much waits for its next turn, one that asks for
+//! little waits for one round. Who is first changes with each round, because a record may be full
+//! before all had their turn.
+
+use crate::meta::{Meta, QUIET_WAIT};
+use crate::translate::io_error;
+use crate::volume::{ChannelShared, Reply, Request, Volume, Want};
+use bdev::IoError;
+use blobstore::{Batch, BlobId, Error as StoreError, Store};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Bytes that are zeroed for one volume in a round; one cluster at least.
+const ALLOCATE_QUOTA: u64 = 8 << 20;
+/// Clusters that one volume loses in a round at most, counting those that it does not have.
+const UNMAP_QUOTA: u64 = 4096;
+/// Requests of one volume that are looked at in a round.
+const REQUEST_QUOTA: usize = 256;
+
+/// A volume as the metadata thread serves it.
+pub(crate) struct Served {
+    pub volume: Arc<Volume>,
+    /// Requests in order.
+    queue: VecDeque<Waiting>,
+}
+
+/// A request that was taken from its channel's queue.
+struct Waiting {
+    channel: Arc<ChannelShared>,
+    request: Request,
+    /// Clusters from its first on that were dealt with.
+    done: u64,
+    /// Since when it lacks room.
+    lacks_room: Option<Instant>,
+}
+
+/// Why a volume's turn ends before its queue does.
+enum Stop {
+    /// The quota is used up, or the record is full.
+    Later,
+    /// Clusters that were freed are waited for.
+    NoRoom,
+}
+
+/// A request that is over with the round.
+struct Taken {
+    waiting: Waiting,
+    result: Result<(), StoreError>,
+}
+
+impl Served {
+    pub fn new(volume: Arc<Volume>) -> Self {
+        Served { volume, queue: VecDeque::new() }
+    }
+
+    /// Takes what the channels asked for.
+    fn collect(&mut self) {
+        let queue = &mut self.queue;
+        self.volume.requests(|channel, request| {
+            let channel = channel.clone();
+            queue.push_back(Waiting { channel, request, done: 0, lacks_room: None });
+        });
+    }
+
+    /// Answers all that is asked for: the volume is gone.
+    pub fn answer_removed(&mut self) {
+        self.collect();
+        for waiting in self.queue.drain(..) {
+            waiting.answer(Err(IoError::Removed));
+        }
+    }
+}
+
+impl Waiting {
+    /// Puts the reply into the channel's queue and wakes its thread.
+    fn answer(&self, result: Result<(), IoError>) {
+        let reply = Reply { slot: self.request.slot, result };
+        let pushed = self.channel.replies.push(reply);
+        assert!(pushed.is_ok(), "the queue has room for every slot");
+        self.channel.waker.wake();
+    }
+}
+
+/// What is left of a volume's turn.
+struct Quota {
+    allocate: u64,
+    unmap: u64,
+    requests: usize,
+}
+
+/// Adds as much of a request to `batch` as the quota and the record allow. `Ok(None)`: all of it.
+fn add<D: blobstore::Disk>(
+    store: &mut Store<D>,
+    batch: &mut Batch,
+    blob: BlobId,
+    waiting: &mut Waiting,
+    quota: &mut Quota,
+    room_comes: bool,
+) -> Result<Option<Stop>, StoreError> {
+    let Request { want, first, count, .. } = waiting.request;
+    if want == Want::Unmap {
+        let piece = (count - waiting.done).min(quota.unmap);
+        let added = store.add_unmap(batch, blob, first + waiting.done, piece)?;
+        quota.unmap -= added;
+        waiting.done += added;
+        return Ok((waiting.done < count).then_some(Stop::Later));
+    }
+    while waiting.done < count {
+        if quota.allocate == 0 {
+            return Ok(Some(Stop::Later));
+        }
+        match store.add_allocation(batch, blob, first + waiting.done) {
+            Ok(true) => {
+                quota.allocate -= 1;
+                waiting.done += 1;
+            }
+            Ok(false) => return Ok(Some(Stop::Later)),
+            Err(e @ StoreError::NoSpace { .. }) if room_comes => {
+                let since = *waiting.lacks_room.get_or_insert_with(Instant::now);
+                return if since.elapsed() < QUIET_WAIT { Ok(Some(Stop::NoRoom)) } else { Err(e) };
+            }
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(None)
+}
+
+impl Meta {
+    /// One round. Whether there is more to do at once.
+    pub fn serve(&mut self) -> bool {
+        self.volumes.iter_mut().for_each(Served::collect);
+        if self.volumes.iter().all(|served| served.queue.is_empty()) {
+            return false;
+        }
+        if let Err(e) = self.store("serve a volume") {
+            tracing::debug!("{e}");
+            self.refuse_all();
+            return false;
+        }
+        let room_comes = self.waits_for_quiet();
+        let Some(store) = &mut self.store else { return false };
+        let clusters = (ALLOCATE_QUOTA / u64::from(store.info().cluster_size)).max(1);
+        let mut batch = store.batch();
+        let (mut taken, mut more) = (Vec::new(), false);
+        let volumes = self.volumes.len();
+        for at in (0..volumes).map(|i| (self.turn + i) % volumes) {
+            let served = &mut self.volumes[at];
+            let blob = served.volume.id.blob;
+            let mut quota =
+                Quota { allocate: clusters, unmap: UNMAP_QUOTA, requests: REQUEST_QUOTA };
+            while let Some(mut waiting) = served.queue.pop_front() {
+                let before = waiting.done;
+                match add(store, &mut batch, blob, &mut waiting, &mut quota, room_comes) {
+                    Ok(None) => taken.push(Taken { waiting, result: Ok(()) }),
+                    Err(e) => taken.push(Taken { waiting, result: Err(e) }),
+                    Ok(Some(stop)) => {
+                        more |= matches!(stop, Stop::Later) || waiting.done > before;
+                        served.queue.push_front(waiting);
+                        break;
+                    }
+                }
+                quota.requests -= 1;
+                if quota.requests == 0 || quota.unmap == 0 {
+                    more |= !served.queue.is_empty();
+                    break;
+                }
+            }
+        }
+        self.turn = (self.turn + 1) % volumes;
+        self.finish(batch, taken);
+        more
+    }
+
+    /// Makes a round durable, changes the maps, and tells the channels.
+    fn finish(&mut self, batch: Batch, taken: Vec<Taken>) {
+        let Some(store) = &mut self.store else { return };
+        let done = store.commit_batch(batch);
+        let error = |e: &StoreError| Err(io_error(e));
+        let allocated = done.allocated.as_ref().map_or_else(error, |_| Ok(()));
+        let unmapped = done.unmapped.as_ref().map_or_else(error, |_| Ok(()));
+        let volumes: BTreeMap<BlobId, Arc<Volume>> =
+            self.volumes.iter().map(|s| (s.volume.id.blob, s.volume.clone())).collect();
+        for lost in done.unmapped.into_iter().flatten() {
+            let volume = &volumes[&lost.blob];
+            let map = volume.map();
+            lost.clusters.iter().for_each(|cluster| map.set(*cluster, 0));
+            let version = volume.bump();
+            self.retire(volume, version, lost.freed);
+        }
+        let mut gained = BTreeSet::new();
+        for (blob, cluster, to) in done.allocated.into_iter().flatten() {
+            volumes[&blob].map().set(cluster, to);
+            gained.insert(blob);
+        }
+        gained.iter().for_each(|blob| self.publish_volume(&volumes[blob]));
+        self.publish();
+        for Taken { waiting, result } in taken {
+            let committed = match waiting.request.want {
+                Want::Allocate => allocated,
+                Want::Unmap => unmapped,
+            };
+            waiting.answer(result.map_err(|e| io_error(&e)).and(committed));
+        }
+    }
+
+    /// Answers everything: the lvstore takes no changes.
+    #[cold]
+    fn refuse_all(&mut self) {
+        let gone = self.store.is_none();
+        let error = if gone { IoError::Removed } else { IoError::WriteMedium };
+        for waiting in self.volumes.iter_mut().flat_map(|served| served.queue.drain(..)) {
+            waiting.answer(Err(error));
+        }
+    }
+}
