@@ -368,9 +368,22 @@ def _target(socket: Path) -> Finding:
         found = supervise.status(socket)
     except TargetError as error:
         return Finding("target", "failed", str(error))
-    problems = found["restore_problems"]
+    errors = found.get("flush_errors", [])
+    if errors:
+        return Finding(
+            "target",
+            "failed",
+            f"runs; {'; '.join(map(str, errors))}",
+            "see to the disk and check what is on it, then call virtlun_bdev_clear_flush_error "
+            "with its name",
+        )
+    waiting = [
+        f"{wait['name']} has waited for {wait['waits_for']} for {float(wait['since_s']):.0f} s"
+        for wait in found.get("waiting", [])
+    ]
+    problems = [*map(str, found["restore_problems"]), *waiting]
     if problems:
-        return Finding("target", "warning", f"runs; not restored: {'; '.join(map(str, problems))}")
+        return Finding("target", "warning", f"runs; {'; '.join(problems)}")
     return Finding("target", "ok", f"runs: pid {found['pid']}, version {found['version']}")
 
 

@@ -104,8 +104,11 @@ def status(socket: Path, as_json: bool) -> None:
         busy = 100 * reactor["busy_ns"] / max(total, 1)
         place = "any CPU" if reactor["cpu"] is None else f"CPU {reactor['cpu']}"
         click.echo(f"reactor  {reactor['index']} on {place}, {busy:.1f} % busy")
-    for problem in found["restore_problems"]:
+    for problem in (*found["restore_problems"], *found.get("flush_errors", [])):
         click.echo(f"problem  {problem}")
+    for wait in found.get("waiting", []):
+        since = float(wait["since_s"])
+        click.echo(f"waiting  {wait['name']} for {wait['waits_for']}, since {since:.0f} s")
 
 
 @target.command(short_help="Stop the target in order.")

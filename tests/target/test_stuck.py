@@ -67,6 +67,108 @@ def test_an_lvstore_whose_disk_does_not_answer_keeps_nobody_else_waiting(
     assert target.stop() == 0
 
 
+def lvstore_on(target: Target, name: str, path: str) -> None:
+    """Makes an lvstore with a volume on a disk, and a guest's disk of that volume."""
+    target.rpc("bdev_aio_create", name=name, filename=path, block_size=512)
+    target.rpc("bdev_lvol_create_lvstore", bdev_name=name, lvs_name=name)
+    target.rpc("bdev_lvol_create", lvs_name=name, lvol_name="v0", size_in_mib=4)
+
+
+def waiting(target: Target) -> list[str]:
+    """What waits for a disk."""
+    return [wait["name"] for wait in target.rpc("virtlun_get_status")["waiting"]]
+
+
+def until(happens: Callable[[], object]) -> None:
+    """Waits for something that is about to happen."""
+    end = time.monotonic() + 60
+    while not happens():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_disk_that_does_not_answer_at_the_start_keeps_nobody_else_waiting(
+    make_target: MakeTarget,
+) -> None:
+    backing, target = make_target().start(), make_target().start()
+    lvstore_on(target, "slow", disk_of(backing))
+    lvstore_on(target, "fast", str(target.make_file("fast.img", 64 * MIB)))
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
+    for number, name in enumerate(("fast", "slow")):
+        target.rpc(
+            "vhost_scsi_controller_add_target",
+            ctrlr="vm-1",
+            scsi_target_num=number,
+            bdev_name=f"{name}/v0",
+        )
+    before = target.configuration()
+    assert target.stop() == 0
+    with without_answers(backing):
+        target.start()
+        assert waiting(target) == ["bdev slow"]
+        problems = target.rpc("virtlun_get_status")["restore_problems"]
+        assert len(problems) == 2, problems
+        assert problems[0].startswith("bdev slow is not restored: its disk does not answer")
+        with Initiator(target.vhost_dir / "vm-1") as guest:
+            guest.send("connect")
+            guest.ready()
+            guest.write(0, bytes([7]) * 4096)
+            # A change that is recorded meanwhile loses nothing of what waits.
+            target.rpc("bdev_null_create", name="n0", num_blocks=8, block_size=512)
+            for subsystem, calls in before.items():
+                assert all(call in target.configuration()[subsystem] for call in calls)
+        assert target.stop() == 0
+        target.start()
+        guest = Initiator(target.vhost_dir / "vm-1")
+        guest.send("connect")
+        guest.ready()
+    with guest:
+        until(lambda: not waiting(target))
+        until(lambda: not target.rpc("virtlun_get_status")["restore_problems"])
+        guest.ready(1)
+        guest.write(0, bytes([9]) * 4096, target=1)
+        assert guest.read(0, 8) == bytes([7]) * 4096
+    target.restart()
+    assert target.rpc("virtlun_get_status")["restore_problems"] == []
+
+
+def test_what_is_deleted_while_its_disk_does_not_answer_does_not_come_back(
+    make_target: MakeTarget,
+) -> None:
+    backing, target = make_target().start(), make_target().start()
+    lvstore_on(target, "slow", disk_of(backing))
+    assert target.stop() == 0
+    with without_answers(backing):
+        target.start()
+        assert target.rpc("bdev_aio_delete", name="slow") is True
+        assert target.rpc("virtlun_get_status")["restore_problems"] == []
+    until(lambda: not waiting(target) and not target.rpc("bdev_get_bdevs"))
+    assert target.configuration()["bdev"] == []
+    target.restart()
+    assert target.rpc("bdev_get_bdevs") == []
+
+
+def test_a_new_bdev_on_a_disk_that_does_not_answer_holds_up_no_other_change(
+    make_target: MakeTarget,
+) -> None:
+    backing, target = make_target().start(), make_target().start()
+    path = disk_of(backing)
+    with without_answers(backing):
+        create = threading.Thread(
+            target=lambda: target.rpc("bdev_aio_create", name="slow", filename=path), daemon=True
+        )
+        create.start()
+        until(lambda: waiting(target) == ["bdev slow"])
+        lvstore_on(target, "fast", str(target.make_file("fast.img", 64 * MIB)))
+        target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
+        target.rpc("bdev_aio_delete", name="fast")
+        assert create.is_alive()
+    create.join(60)
+    assert not create.is_alive()
+    assert [bdev["name"] for bdev in target.rpc("bdev_get_bdevs")] == ["slow"]
+    assert waiting(target) == []
+
+
 def test_guests_on_a_disk_that_does_not_answer_keep_no_other_guest_waiting(
     make_target: MakeTarget,
 ) -> None:

@@ -53,6 +53,7 @@ errnos! {
     IlSeq = 84, "EILSEQ", "Invalid or incomplete multibyte or wide character";
     NotSup = 95, "EOPNOTSUPP", "Operation not supported";
     TimedOut = 110, "ETIMEDOUT", "Connection timed out";
+    Canceled = 125, "ECANCELED", "Operation canceled";
 }
 
 impl Errno {

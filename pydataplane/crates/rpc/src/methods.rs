@@ -194,6 +194,12 @@ impl Methods {
         run(name, method, params)
     }
 
+    /// Runs `f` while no method that changes the configuration does: for restoring.
+    pub fn exclusively<R>(&self, f: impl FnOnce() -> R) -> R {
+        let _serial = self.serial.lock();
+        f()
+    }
+
     /// Answers one message: a request or a batch. `None` when there is nothing to answer.
     pub fn answer(&self, message: Value) -> Option<Vec<u8>> {
         let reply = match message {

@@ -8,6 +8,7 @@ use crate::methods::Journal;
 use crate::notices::Notices;
 use crate::restore;
 use crate::state::{self, Config, Item};
+use crate::waits::Waits;
 use bdev::{Bdev, Event, Registry, RegistryError, Subscription};
 use export::Exports;
 use holder::Client;
@@ -66,6 +67,10 @@ pub struct App {
     config: Arc<Mutex<Config>>,
     /// By bdev: why the lvstore on it cannot be loaded.
     lvstore_problems: Mutex<BTreeMap<String, String>>,
+    /// What waits for a disk.
+    pub waits: Waits,
+    /// Keys of what is still being restored, because its disk has not answered.
+    restoring: Mutex<BTreeSet<String>>,
     /// Bdevs that came since the last change was recorded.
     appeared: Arc<Mutex<BTreeSet<String>>>,
     /// The method table, once it is made; through it what is recorded comes back.
@@ -139,6 +144,8 @@ impl App {
             config_file: cli.config.clone(),
             config,
             lvstore_problems: Mutex::default(),
+            waits: Waits::default(),
+            restoring: Mutex::default(),
             appeared,
             methods: OnceLock::new(),
             initialised: Mutex::new(false),
@@ -154,17 +161,23 @@ impl App {
         let _ = self.methods.set(Arc::downgrade(methods));
     }
 
-    /// Restores what was configured and lets all methods be called. Safe to repeat.
-    pub fn initialise(&self) -> Result<(), String> {
+    /// Restores what was configured and lets all methods be called; a disk that does not answer is
+    /// waited for by a thread of its own ([`restore::recorded`]). Safe to repeat.
+    pub fn initialise(self: &Arc<Self>) -> Result<(), String> {
         let mut initialised = self.initialised.lock();
         let methods = self.methods.get().and_then(Weak::upgrade);
         let methods = methods.ok_or("the methods are not there yet")?;
         if !*initialised {
-            restore::recorded(self, &methods);
-            if let Some(path) = &self.config_file {
-                restore::file(self, &methods, path)?;
-            }
-            self.appeared.lock().clear();
+            methods.exclusively(|| -> Result<(), String> {
+                restore::recorded(self, &methods);
+                if let Some(path) = &self.config_file {
+                    restore::file(self, &methods, path)?;
+                }
+                if self.restoring.lock().is_empty() {
+                    self.appeared.lock().clear();
+                }
+                Ok(())
+            })?;
             methods.set_phase(Phase::Runtime);
             *initialised = true;
             self.initialisation.notify_all();
@@ -178,6 +191,11 @@ impl App {
         while !*initialised {
             self.initialisation.wait(&mut initialised);
         }
+    }
+
+    /// Keys of what is still being restored.
+    pub fn restoring(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.restoring.lock()
     }
 
     /// What is configured.
@@ -218,7 +236,10 @@ impl App {
 
     /// Loads the lvstore on a bdev, if it holds one.
     pub fn examine(&self, name: &str) -> Result<(), Error> {
+        let answer = "its disk, which is looked at for an lvstore, to answer";
+        let wait = self.waits.begin(format!("bdev {name}"), answer.into());
         let outcome = self.lvstores.examine(name).map_err(errors::lvol);
+        drop(wait);
         let mut problems = self.lvstore_problems();
         match &outcome {
             Ok(found) => {
@@ -241,6 +262,8 @@ impl App {
         let key = state::bdev_key(name);
         let Some(bdev) = self.registry.get(name) else {
             let unrestored = |item: &Item| item.key == key && item.problem.is_some();
+            // Where it comes after all, it goes again.
+            self.restoring.lock().remove(&key);
             return match self.config().forget(unrestored) {
                 true => Ok(()),
                 false => Err(errors::no_bdev(name)),
@@ -290,6 +313,13 @@ impl App {
     /// everything durable, then the threads end. Where I/O does not end, the process ends
     /// as if it was killed: the kernel holds what that I/O needs, and the lvstores are recovered.
     pub fn stop(self) {
+        self.stop_serving();
+        self.reactors.stop();
+    }
+
+    /// As [`App::stop`], but for the reactors' threads: for when a thread that waits for a disk still
+    /// needs the rest.
+    pub fn stop_serving(&self) {
         if !self.controllers.stop() {
             tracing::error!("not stopped in order: I/O of a VM has not ended");
             std::process::exit(1);
@@ -311,6 +341,5 @@ impl App {
                 tracing::error!("not closed in order: {e}");
             }
         }
-        self.reactors.stop();
     }
 }

@@ -65,9 +65,21 @@ fn serve(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let app = Arc::new(app);
     let methods = methods::table(&app);
     let outcome = serve_app(cli, &app, methods, signals);
-    match Arc::into_inner(app) {
-        Some(app) => app.stop(),
-        None => tracing::error!("a JSON-RPC client is still being served: not stopped in order"),
+    match Arc::try_unwrap(app) {
+        Ok(app) => app.stop(),
+        Err(app) if !app.waits.long().is_empty() => {
+            for wait in app.waits.long() {
+                tracing::warn!(
+                    "{} still waits for {}: that is left undone",
+                    wait.name,
+                    wait.waits_for
+                );
+            }
+            app.stop_serving();
+        }
+        Err(_) => {
+            tracing::error!("a JSON-RPC client is still being served: not stopped in order");
+        }
     }
     if outcome.is_ok() {
         tracing::info!("stopped");

@@ -31,3 +31,4 @@ pub mod restore;
 pub mod schemas;
 pub mod state;
 pub mod systemd;
+mod waits;

@@ -2,31 +2,111 @@
 
 use crate::app::App;
 use crate::state::{self, Call, ConfigFile, Item, Subsystem};
+use parking_lot::{Condvar, Mutex};
 use rpc::Methods;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
-/// Restores what the state directory records: bdevs (and with each the lvstore on it), then
-/// controllers, not started until they have their targets. What fails is logged, kept, and shown
-/// by `virtlun_get_status`; the rest goes on.
-pub fn recorded(app: &App, methods: &Methods) {
+/// How long the target's start waits for disks. What has not come back by then is waited for by
+/// threads of its own.
+const DISKS_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The threads that restore bdevs on disks.
+struct Disks {
+    /// Those that are not through.
+    left: Mutex<usize>,
+    through: Condvar,
+}
+
+/// Restores what the state directory records: bdevs (and with each the lvstore on it), those on
+/// disks all at the same time, then controllers, not started until they have their targets. What
+/// fails is logged, kept, and shown by `virtlun_get_status`; the rest goes on. So does what waits for
+/// a disk: it is restored when the disk answers, with the targets and exports on it.
+pub fn recorded(app: &Arc<App>, methods: &Arc<Methods>) {
     let items: Vec<_> = app.config().items().cloned().collect();
-    let (mut restored, mut failed) = (0, 0);
-    for item in &items {
-        match restore(app, methods, item) {
-            true => restored += 1,
-            false => failed += 1,
-        }
+    let is_bdev = |item: &&Item| item.key.starts_with(state::BDEV_KEY);
+    let is_disk = |item: &&Item| is_bdev(item) && item.call.params.contains_key("filename");
+    let begun = Instant::now();
+    let disks = Arc::new(Disks { left: Mutex::new(0), through: Condvar::new() });
+    for item in items.iter().filter(is_disk) {
+        restore_beside(app, methods, &disks, item);
+    }
+    for item in items.iter().filter(|item| is_bdev(item) && !is_disk(item)) {
+        restore(app, methods, item);
+    }
+    {
+        let mut left = disks.left.lock();
+        let time = DISKS_TIMEOUT.saturating_sub(begun.elapsed());
+        disks.through.wait_while_for(&mut left, |left| *left > 0, time);
+    }
+    for key in app.restoring().iter() {
+        let seconds = DISKS_TIMEOUT.as_secs();
+        tracing::error!("{key} waits for its disk for {seconds} s already; the others go on");
+        let problem = "its disk does not answer; it is restored when the disk does".to_owned();
+        app.config().set_problem(key, problem);
+    }
+    for item in items.iter().filter(|item| !is_bdev(item)) {
+        restore(app, methods, item);
     }
     for item in items.iter().filter(|i| i.subsystem == Subsystem::VhostScsi) {
         if item.call.method == "vhost_create_scsi_controller" {
             start_controller(app, methods, item.call.params.get("ctrlr"));
         }
     }
-    if restored + failed > 0 {
-        tracing::info!(restored, failed, "configuration restored");
+    let failed = app.config().items().filter(|item| item.problem.is_some()).count();
+    if !items.is_empty() {
+        tracing::info!(restored = items.len() - failed, failed, "configuration restored");
+    }
+}
+
+/// Restores a bdev on a thread of its own. One that is late brings back what depends on it.
+fn restore_beside(app: &Arc<App>, methods: &Arc<Methods>, disks: &Arc<Disks>, item: &Item) {
+    *disks.left.lock() += 1;
+    app.restoring().insert(item.key.clone());
+    let work = {
+        let (app, methods, disks, item) =
+            (app.clone(), methods.clone(), disks.clone(), item.clone());
+        move || {
+            restore(&app, &methods, &item);
+            let wanted = app.restoring().remove(&item.key);
+            {
+                let mut left = disks.left.lock();
+                *left -= 1;
+                disks.through.notify_all();
+            }
+            // While the target starts, this waits until the rest has been restored.
+            methods.exclusively(|| came_late(&app, &item, wanted));
+        }
+    };
+    let started = thread::Builder::new().name("restore".into()).spawn(work);
+    if let Err(e) = started {
+        tracing::error!("no thread to restore {}: {e}", item.key);
+        app.restoring().remove(&item.key);
+        *disks.left.lock() -= 1;
+        restore(app, methods, item);
+    }
+}
+
+/// A bdev has come. Unless it came in time, what waits for it comes back now; one that was deleted
+/// meanwhile goes again.
+fn came_late(app: &App, item: &Item, wanted: bool) {
+    if !wanted {
+        let name = item.call.params.get("name").and_then(Value::as_str).unwrap_or_default();
+        if app.registry.get(name).is_some()
+            && let Err(e) = app.remove_bdev(name)
+        {
+            tracing::error!("{e}");
+        }
+        app.forget_bdevs(&[name.to_owned()]);
+    }
+    app.restore_appeared();
+    if let Err(e) = app.commit() {
+        tracing::error!("{e}");
     }
 }
 

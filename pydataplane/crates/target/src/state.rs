@@ -349,9 +349,12 @@ impl Config {
     }
 }
 
+/// What the keys of bdevs begin with.
+pub const BDEV_KEY: &str = "bdev ";
+
 /// Key of a bdev.
 pub fn bdev_key(name: &str) -> String {
-    format!("bdev {name}")
+    format!("{BDEV_KEY}{name}")
 }
 
 /// Key of an export of a bdev.

@@ -3,7 +3,7 @@
 use super::BdevName;
 use crate::app::App;
 use crate::errors;
-use bdev::{Bdev, ClaimMode};
+use bdev::{Bdev, ClaimMode, FileBdev};
 use rpc::{Errno, Error, Flags, Methods, NoParams};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -50,6 +50,9 @@ struct BdevInfo {
     claimed_by: Vec<String>,
     zoned: bool,
     supported_io_types: BTreeMap<&'static str, bool>,
+    /// Why every flush fails until virtlun_bdev_clear_flush_error, if so (ours).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    flush_error: Option<String>,
     /// What its kind alone has, under the kind's name.
     driver_specific: Value,
 }
@@ -107,6 +110,7 @@ fn info(app: &App, bdev: &dyn Bdev) -> BdevInfo {
         claimed_by: holders.into_iter().map(|(owner, _)| owner).collect(),
         zoned: false,
         supported_io_types: supported.into_iter().collect(),
+        flush_error: flush_error(bdev),
         driver_specific: bdev.driver_specific(),
     }
 }
@@ -119,6 +123,40 @@ fn get_bdevs(app: &App, p: &GetBdevs) -> Result<Vec<BdevInfo>, Error> {
     let found = app.notices.wait_until(Instant::now() + wait, || app.registry.get(name));
     let bdev = found.ok_or_else(|| errors::no_bdev(name))?;
     Ok(vec![info(app, &*bdev)])
+}
+
+/// Why every flush of `bdev` fails, if so.
+pub(super) fn flush_error(bdev: &dyn Bdev) -> Option<String> {
+    let failure = bdev.flush_latch()?.failure()?;
+    Some(format!(
+        "{failure}; what was written before may be lost, so flushes fail until \
+         virtlun_bdev_clear_flush_error"
+    ))
+}
+
+/// The file or block device whose latch `bdev` shares.
+fn file_below(app: &App, bdev: &dyn Bdev) -> Option<Arc<FileBdev>> {
+    let latch = bdev.flush_latch()?;
+    let files = app.registry.list().into_iter();
+    let mut files = files.filter_map(|b| app.registry.get_as::<FileBdev>(b.name()));
+    files.find(|file| file.flush_latch().is_some_and(|other| std::ptr::eq(latch, other)))
+}
+
+fn clear_flush_error(app: &App, name: &str) -> Result<bool, Error> {
+    let bdev = app.bdev(name)?;
+    let Some(file) = file_below(app, &*bdev) else {
+        let why = format!("bdev {name} is on no file or block device, so no flush of it can fail");
+        return Err(Error::os(Errno::Inval, why));
+    };
+    let failure = file.clear_flush_failure();
+    let failure = failure
+        .map_err(|e| Error::io(format_args!("bdev {} still cannot be flushed", file.name()), &e))?;
+    if let Some(failure) = failure {
+        tracing::warn!(bdev = file.name(), "flush error cleared: {failure}");
+    }
+    let latch = file.flush_latch().ok_or_else(|| Error::internal("a file has no latch"))?;
+    let reloaded = app.lvstores.reload_on(latch).map_err(errors::lvol)?;
+    Ok(failure.is_some() || !reloaded.is_empty())
 }
 
 /// Adds the methods.
@@ -140,11 +178,21 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
         .add(
             "bdev_examine",
             "Look for an lvstore on a bdev and load it; for one that could not be loaded before.",
-            Flags::WRITE,
+            Flags::LONG_WRITE,
             move |p: BdevName| {
                 a.bdev(&p.name)?;
                 a.examine(&p.name).map(|()| true)
             },
         )
         .errors(&[Errno::NoDev, Errno::Busy, Errno::IlSeq, Errno::Io]);
+    let a = app.clone();
+    methods
+        .add(
+            "virtlun_bdev_clear_flush_error",
+            "Let flushes of a bdev, and of all on the same file or block device, through again after \
+             one failed, and load a stopped lvstore on it anew; false if there was nothing to clear.",
+            Flags::LONG_WRITE,
+            move |p: BdevName| clear_flush_error(&a, &p.name),
+        )
+        .errors(&[Errno::NoDev, Errno::Inval, Errno::Busy, Errno::IlSeq, Errno::Io]);
 }

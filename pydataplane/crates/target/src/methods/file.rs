@@ -62,7 +62,11 @@ fn absolute(filename: &str) -> Result<String, Error> {
 fn open(app: &App, options: FileOptions) -> Result<UuidText, Error> {
     super::check_name(&options.name)?;
     let path = options.path.clone();
+    let wait = app
+        .waits
+        .begin(format!("bdev {}", options.name), format!("{} to be opened", path.display()));
     let file = FileBdev::create(options).map_err(|e| errors::open_file(&path, e))?;
+    drop(wait);
     let uuid = UuidText(file.uuid());
     app.add_bdev(file)?;
     Ok(uuid)
@@ -123,7 +127,7 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
         .add(
             "bdev_aio_create",
             "Create a bdev on a file or block device. An lvstore on it is loaded.",
-            Flags::WRITE,
+            Flags::LONG_WRITE,
             move |p: CreateAio| create_aio(&a, p),
         )
         .errors(CREATE_ERRORS)
@@ -133,7 +137,7 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
         .add(
             "bdev_uring_create",
             "Create a bdev on a file or block device. An lvstore on it is loaded.",
-            Flags::WRITE,
+            Flags::LONG_WRITE,
             move |p: CreateUring| create_uring(&a, p),
         )
         .errors(CREATE_ERRORS);

@@ -133,6 +133,21 @@ struct Lvstore {
     /// Why it takes no more changes, if so (ours).
     #[serde(skip_serializing_if = "Option::is_none")]
     stopped: Option<String>,
+    /// Thick lvols that are being created or grown (ours).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    zeroing: Vec<Zeroing>,
+}
+
+/// A thick lvol whose clusters are being zeroed.
+#[derive(Serialize, JsonSchema)]
+struct Zeroing {
+    /// LVSTORE/LVOL.
+    alias: String,
+    uuid: String,
+    /// Bytes that are zeroed.
+    done: u64,
+    /// Bytes to be zeroed.
+    total: u64,
 }
 
 impl From<LvstoreInfo> for Lvstore {
@@ -147,7 +162,14 @@ impl From<LvstoreInfo> for Lvstore {
             cluster_size: i.cluster_size,
             max_bdev_size: i.max_bdev_size,
             stopped: i.stopped,
+            zeroing: i.zeroing.into_iter().map(Zeroing::from).collect(),
         }
+    }
+}
+
+impl From<lvol::ZeroingInfo> for Zeroing {
+    fn from(z: lvol::ZeroingInfo) -> Zeroing {
+        Zeroing { alias: z.alias, uuid: z.uuid.to_string(), done: z.done, total: z.total }
     }
 }
 
@@ -231,7 +253,11 @@ fn create_lvstore(app: &App, p: &CreateLvstore) -> Result<String, Error> {
         },
         uuid: p.uuid.map(|u| u.0),
     };
+    let wait = app
+        .waits
+        .begin(format!("lvstore {}", p.lvs_name), format!("bdev {} to be written", p.bdev_name));
     let created = app.lvstores.create_lvstore(&p.bdev_name, &p.lvs_name, &options);
+    drop(wait);
     created.map(|uuid| uuid.to_string()).map_err(errors::lvol)
 }
 
@@ -261,7 +287,7 @@ fn add_lvstores(methods: &mut Methods, app: &Arc<App>) {
         .add(
             "bdev_lvol_create_lvstore",
             "Create an lvstore on a bdev and return its UUID.",
-            Flags::WRITE,
+            Flags::LONG_WRITE,
             move |p: CreateLvstore| create_lvstore(&a, &p),
         )
         .errors(&[
@@ -278,7 +304,7 @@ fn add_lvstores(methods: &mut Methods, app: &Arc<App>) {
         .add(
             "bdev_lvol_delete_lvstore",
             "Delete an lvstore with all its lvols; refused while one of them is in use.",
-            Flags::WRITE,
+            Flags::LONG_WRITE,
             move |p: LvstoreRef| {
                 let lvstore = required(p.uuid, p.lvs_name)?;
                 a.lvstores.destroy_lvstore(&lvstore).map(|()| true).map_err(errors::lvol)
@@ -290,7 +316,7 @@ fn add_lvstores(methods: &mut Methods, app: &Arc<App>) {
         .add(
             "bdev_lvol_rename_lvstore",
             "Rename an lvstore; the aliases of its lvols follow.",
-            Flags::WRITE,
+            Flags::LONG_WRITE,
             move |p: Rename| {
                 let renamed = a.lvstores.rename_lvstore(&p.old_name, &p.new_name);
                 renamed.map(|()| true).map_err(errors::lvol)
@@ -331,7 +357,17 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             Flags::LONG_WRITE,
             move |p: CreateLvol| create_lvol(&a, p),
         )
-        .errors(&[Errno::NoDev, Errno::Exist, Errno::NoSpc, Errno::Inval, Errno::Io]);
+        .errors(&[Errno::NoDev, Errno::Exist, Errno::Busy, Errno::NoSpc, Errno::Inval, Errno::Io])
+        .errors(&[Errno::Canceled]);
+    let a = app.clone();
+    methods
+        .add(
+            "virtlun_lvol_cancel",
+            "Cancel the creation or growth of a thick lvol that is being zeroed; nothing of it stays.",
+            Flags::LONG_WRITE,
+            move |p: BdevName| a.lvstores.cancel(&p.name).map(|()| true).map_err(errors::lvol),
+        )
+        .errors(&[Errno::NoDev]);
     let a = app.clone();
     methods
         .add(
@@ -352,7 +388,8 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
                 a.lvstores.resize_lvol(&p.name, size).map(|_| true).map_err(errors::lvol)
             },
         )
-        .errors(&[Errno::NoDev, Errno::NoSpc, Errno::Inval, Errno::Perm, Errno::Io]);
+        .errors(&[Errno::NoDev, Errno::Busy, Errno::NoSpc, Errno::Inval, Errno::Perm, Errno::Io])
+        .errors(&[Errno::Canceled]);
     let a = app.clone();
     methods
         .add(

@@ -154,6 +154,6 @@ fn add_delete(
 ) {
     let a = app.clone();
     methods
-        .add(method, doc, Flags::WRITE, move |p: BdevName| delete(&a, &p.name, kind))
+        .add(method, doc, Flags::LONG_WRITE, move |p: BdevName| delete(&a, &p.name, kind))
         .errors(&[Errno::NoDev, Errno::Busy]);
 }

@@ -1,6 +1,8 @@
 //! How the target is.
 
 use crate::app::App;
+use crate::waits::Wait;
+use bdev::{Bdev, FileBdev};
 use rpc::{Flags, Methods, NoParams};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -29,6 +31,20 @@ struct Status {
     controllers: usize,
     /// What was configured and is not there, each in a sentence.
     restore_problems: Vec<String>,
+    /// Bdevs whose flushes fail because one did, each in a sentence.
+    flush_errors: Vec<String>,
+    /// What waits for a disk that does not answer.
+    waiting: Vec<Waiting>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Waiting {
+    /// What waits, such as "bdev d0".
+    name: String,
+    /// What for, as a clause such as "/dev/sdx to be opened".
+    waits_for: String,
+    /// Seconds since it began to.
+    since_s: f64,
 }
 
 /// Whom the process runs as: files and block devices of bdevs must be this user's.
@@ -90,7 +106,27 @@ fn status(app: &App) -> Status {
         lvstores: app.lvstores.lvstores().len(),
         controllers: app.controllers.list(None).map_or(0, |all| all.len()),
         restore_problems: problems,
+        flush_errors: flush_errors(app),
+        waiting: app.waits.long().into_iter().map(Waiting::from).collect(),
     }
+}
+
+impl From<Wait> for Waiting {
+    fn from(wait: Wait) -> Waiting {
+        let since_s = wait.since.elapsed().as_secs_f64();
+        Waiting { name: wait.name, waits_for: wait.waits_for, since_s }
+    }
+}
+
+/// Of the files and block devices alone: the lvols on them share their errors.
+fn flush_errors(app: &App) -> Vec<String> {
+    let files = app.registry.list().into_iter();
+    let files = files.filter(|bdev| app.registry.get_as::<FileBdev>(bdev.name()).is_some());
+    let of = |bdev: Arc<dyn Bdev>| {
+        let error = super::bdev::flush_error(&*bdev)?;
+        Some(format!("bdev {}: {error}", bdev.name()))
+    };
+    files.filter_map(of).collect()
 }
 
 /// Adds the methods.
