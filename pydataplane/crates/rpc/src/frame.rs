@@ -35,6 +35,11 @@ impl Framer {
         self.buffer.extend_from_slice(bytes);
     }
 
+    /// The bytes of the value that has begun, for another framer.
+    pub fn into_rest(self) -> Vec<u8> {
+        self.buffer
+    }
+
     /// Whether a value has begun and not ended.
     pub fn is_incomplete(&self) -> bool {
         !self.buffer.is_empty()

@@ -25,5 +25,5 @@ pub mod socket;
 
 pub use code::{Code, Errno, Error};
 pub use methods::{Flags, Methods, NoParams, Phase};
-pub use server::Server;
-pub use socket::SocketOptions;
+pub use server::{Parked, ParkedClient, Server};
+pub use socket::{Listener, SocketOptions};

@@ -5,7 +5,7 @@ use crate::frame::Framer;
 use crate::methods::{Methods, encode_failure};
 use crate::socket::{Listener, SocketError, SocketOptions};
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -13,6 +13,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -36,15 +37,37 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A listening server.
 pub struct Server {
+    /// Readable while nobody is to be served any more.
     wake: Arc<OwnedFd>,
-    acceptor: Option<JoinHandle<()>>,
+    /// Returns the socket that it listened on.
+    acceptor: Option<JoinHandle<Listener>>,
     clients: Arc<Clients>,
+    methods: Arc<Methods>,
+}
+
+/// A server that serves nobody: its socket, whose file stays, and its clients. Nothing that a client
+/// asked runs; what came of the next request is kept.
+pub struct Parked {
+    /// The listening socket.
+    pub listener: Listener,
+    /// The clients.
+    pub clients: Vec<ParkedClient>,
+}
+
+/// A client that is not served for now.
+pub struct ParkedClient {
+    /// The connection.
+    pub stream: UnixStream,
+    /// What came of its next request, if it has begun.
+    pub received: Vec<u8>,
 }
 
 #[derive(Default)]
 struct Clients {
     streams: Mutex<HashMap<u64, UnixStream>>,
+    parked: Mutex<Vec<ParkedClient>>,
     changed: Condvar,
+    next_id: AtomicU64,
 }
 
 impl Clients {
@@ -65,26 +88,64 @@ impl Server {
         options: SocketOptions,
         methods: Arc<Methods>,
     ) -> Result<Server, SocketError> {
-        let failed = |operation| {
-            move |e: io::Error| SocketError::Os {
-                path: path.display().to_string(),
-                operation,
-                source: e,
-            }
+        let parked = Parked { listener: Listener::bind(path, options)?, clients: Vec::new() };
+        Server::resume(parked, methods).map_err(|source| SocketError::Os {
+            path: path.display().to_string(),
+            operation: "start a thread for",
+            source,
+        })
+    }
+
+    /// Serves `methods` where a server, of this process or another, was parked.
+    ///
+    /// # Errors
+    /// No thread or no descriptor is left.
+    pub fn resume(parked: Parked, methods: Arc<Methods>) -> io::Result<Server> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let wake = Arc::new(rustix::event::eventfd(0, flags)?);
+        let clients = Arc::default();
+        let mut server = Server { wake, acceptor: None, clients, methods };
+        server.go_on(parked)?;
+        Ok(server)
+    }
+
+    fn go_on(&mut self, parked: Parked) -> io::Result<()> {
+        let Parked { listener, clients } = parked;
+        let door = Door {
+            wake: self.wake.clone(),
+            clients: self.clients.clone(),
+            methods: self.methods.clone(),
         };
-        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)
-            .map_err(|e| failed("create an event for")(e.into()))?;
-        let wake = Arc::new(wake);
-        let listener = Listener::bind(path, options)?;
-        let clients = Arc::new(Clients::default());
-        let acceptor = {
-            let (wake, clients) = (wake.clone(), clients.clone());
-            thread::Builder::new()
-                .name("rpc-accept".into())
-                .spawn(move || accept_loop(&listener, &wake, &clients, &methods))
-                .map_err(failed("start a thread for"))?
+        for ParkedClient { stream, received } in clients {
+            door.welcome(stream, received);
+        }
+        let accept = move || {
+            accept_loop(&listener, &door);
+            listener
         };
-        Ok(Server { wake, acceptor: Some(acceptor), clients })
+        self.acceptor = Some(thread::Builder::new().name("rpc-accept".into()).spawn(accept)?);
+        Ok(())
+    }
+
+    /// Serves nobody any more once the requests that run have finished, within `timeout`. Clients
+    /// stay connected, and others may connect and wait.
+    ///
+    /// # Errors
+    /// How many requests still run then; the server goes on.
+    pub fn park(mut self, timeout: Duration) -> Result<Parked, (Server, String)> {
+        let Some(listener) = self.quiet(timeout) else {
+            return Err((self, "the RPC server has stopped already".into()));
+        };
+        let parked = Parked { listener, clients: std::mem::take(&mut *self.clients.parked.lock()) };
+        let running = self.clients.lock().len();
+        if running == 0 {
+            return Ok(parked);
+        }
+        _ = rustix::io::read(&*self.wake, &mut [0; 8]);
+        if let Err(e) = self.go_on(parked) {
+            tracing::error!("the RPC socket is no longer served: {e}");
+        }
+        Err((self, format!("{running} RPC requests still run after {} s", timeout.as_secs())))
     }
 
     /// Stops listening, lets requests that run finish (a few seconds at most) and closes.
@@ -92,23 +153,25 @@ impl Server {
         self.shut_down();
     }
 
-    fn shut_down(&mut self) {
-        let Some(acceptor) = self.acceptor.take() else {
-            return;
-        };
+    /// Has all threads return, for which clients have `timeout`; the socket that was listened on.
+    fn quiet(&mut self, timeout: Duration) -> Option<Listener> {
+        let acceptor = self.acceptor.take()?;
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
-        let _ = acceptor.join();
-        let deadline = Instant::now() + STOP_TIMEOUT;
+        let listener = acceptor.join().ok()?;
+        let deadline = Instant::now() + timeout;
         let mut streams = self.clients.lock();
-        for stream in streams.values() {
-            let _ = stream.shutdown(Shutdown::Read);
-        }
         while !streams.is_empty() {
-            let Some(left) = deadline.checked_duration_since(Instant::now()) else {
-                tracing::warn!(clients = streams.len(), "RPC clients cut off while stopping");
-                break;
-            };
+            let Some(left) = deadline.checked_duration_since(Instant::now()) else { break };
             self.clients.changed.wait_for(&mut streams, left);
+        }
+        Some(listener)
+    }
+
+    fn shut_down(&mut self) {
+        let listener = self.quiet(STOP_TIMEOUT);
+        let streams = self.clients.lock();
+        if listener.is_some() && !streams.is_empty() {
+            tracing::warn!(clients = streams.len(), "RPC clients cut off while stopping");
         }
     }
 }
@@ -119,15 +182,20 @@ impl Drop for Server {
     }
 }
 
-fn accept_loop(
-    listener: &Listener,
-    wake: &OwnedFd,
-    clients: &Arc<Clients>,
-    methods: &Arc<Methods>,
-) {
-    for id in 0u64.. {
-        let mut fds =
-            [PollFd::new(listener.socket(), PollFlags::IN), PollFd::new(wake, PollFlags::IN)];
+/// What the threads of a server have in common.
+#[derive(Clone)]
+struct Door {
+    wake: Arc<OwnedFd>,
+    clients: Arc<Clients>,
+    methods: Arc<Methods>,
+}
+
+fn accept_loop(listener: &Listener, door: &Door) {
+    loop {
+        let mut fds = [
+            PollFd::new(listener.socket(), PollFlags::IN),
+            PollFd::new(&*door.wake, PollFlags::IN),
+        ];
         match rustix::event::poll(&mut fds, None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(e) => {
@@ -139,7 +207,7 @@ fn accept_loop(
             return;
         }
         match listener.socket().accept() {
-            Ok((stream, _)) => welcome(id, stream, clients, methods),
+            Ok((stream, _)) => door.welcome(stream, Vec::new()),
             Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
             Err(e) => {
                 tracing::warn!("an RPC client could not be accepted: {e}");
@@ -149,68 +217,104 @@ fn accept_loop(
     }
 }
 
-fn welcome(id: u64, stream: UnixStream, clients: &Arc<Clients>, methods: &Arc<Methods>) {
-    let refuse = |mut stream: &UnixStream, message: String| {
-        tracing::warn!("an RPC client was refused: {message}");
-        let _ = stream.set_nonblocking(true);
-        let _ = stream.write_all(&encode_failure(&Error::os(Errno::Again, message)));
-    };
-    let mut streams = clients.lock();
-    if streams.len() >= MAX_CONNECTIONS {
-        let message = format!(
-            "{MAX_CONNECTIONS} RPC clients are connected, which is the limit; close one and try \
-             again"
-        );
-        return refuse(&stream, message);
-    }
-    let ready = stream.set_nonblocking(false).and_then(|()| stream.try_clone());
-    let own = match ready {
-        Ok(own) => own,
-        Err(e) => return refuse(&stream, format!("the connection cannot be set up: {e}")),
-    };
-    streams.insert(id, stream);
-    drop(streams);
-    let (methods, for_thread) = (methods.clone(), clients.clone());
-    let spawned = thread::Builder::new().name("rpc-client".into()).spawn(move || {
-        if let Err(e) = serve(&own, &methods) {
-            tracing::debug!("an RPC client left: {e}");
+impl Door {
+    /// Serves a client, of whose next request there is `received` already, on a thread of its own.
+    fn welcome(&self, stream: UnixStream, received: Vec<u8>) {
+        let refuse = |mut stream: &UnixStream, message: String| {
+            tracing::warn!("an RPC client was refused: {message}");
+            let _ = stream.set_nonblocking(true);
+            let _ = stream.write_all(&encode_failure(&Error::os(Errno::Again, message)));
+        };
+        let mut streams = self.clients.lock();
+        if streams.len() >= MAX_CONNECTIONS {
+            let message = format!(
+                "{MAX_CONNECTIONS} RPC clients are connected, which is the limit; close one and \
+                 try again"
+            );
+            return refuse(&stream, message);
         }
-        let _ = own.shutdown(Shutdown::Both);
-        // First: who waits for the last client takes apart what the methods hold.
-        drop(methods);
-        for_thread.remove(id);
-    });
-    if let Err(e) = spawned {
-        let refused = clients.lock().remove(&id);
-        if let Some(stream) = refused {
-            refuse(&stream, format!("no thread for the connection: {e}"));
+        let ready = stream.set_nonblocking(false).and_then(|()| stream.try_clone());
+        let own = match ready {
+            Ok(own) => own,
+            Err(e) => return refuse(&stream, format!("the connection cannot be set up: {e}")),
+        };
+        let id = self.clients.next_id.fetch_add(1, Ordering::Relaxed);
+        streams.insert(id, stream);
+        drop(streams);
+        let Door { wake, clients, methods } = self.clone();
+        let spawned = thread::Builder::new().name("rpc-client".into()).spawn(move || {
+            let mut framer = Framer::default();
+            framer.push(&received);
+            match serve(&own, &methods, &wake, &mut framer) {
+                Ok(Served::Parked) => {
+                    let received = framer.into_rest();
+                    clients.parked.lock().push(ParkedClient { stream: own, received });
+                }
+                outcome => {
+                    if let Err(e) = outcome {
+                        tracing::debug!("an RPC client left: {e}");
+                    }
+                    let _ = own.shutdown(Shutdown::Both);
+                }
+            }
+            // First: who waits for the last client takes apart what the methods hold.
+            drop(methods);
+            clients.remove(id);
+        });
+        if let Err(e) = spawned {
+            let refused = self.clients.lock().remove(&id);
+            if let Some(stream) = refused {
+                refuse(&stream, format!("no thread for the connection: {e}"));
+            }
         }
     }
 }
 
-/// Answers requests until the client leaves or sends what is no JSON.
-fn serve(mut stream: &UnixStream, methods: &Methods) -> io::Result<()> {
+/// Why a client is served no more.
+enum Served {
+    /// It left.
+    Left,
+    /// Nobody is served any more.
+    Parked,
+}
+
+/// Answers requests until the client leaves or sends what is no JSON, or `wake` becomes readable.
+fn serve(
+    mut stream: &UnixStream,
+    methods: &Methods,
+    wake: &OwnedFd,
+    framer: &mut Framer,
+) -> io::Result<Served> {
     stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
-    let mut framer = Framer::default();
     let mut buffer = vec![0; READ_BYTES];
     let mut checked = false;
     loop {
         let pause = (framer.is_incomplete() && !checked).then_some(SYNTAX_PAUSE);
-        stream.set_read_timeout(pause)?;
-        match stream.read(&mut buffer) {
-            Ok(0) => return Ok(()),
-            Ok(n) => {
-                framer.push(&buffer[..n]);
-                checked = false;
-            }
-            Err(e) if e.kind() == ErrorKind::Interrupted => continue,
-            Err(e) if e.kind() == ErrorKind::WouldBlock => {
+        let pause = pause.map(|pause| Timespec {
+            tv_sec: pause.as_secs() as i64,
+            tv_nsec: pause.subsec_nanos().into(),
+        });
+        let mut fds = [PollFd::new(stream, PollFlags::IN), PollFd::new(wake, PollFlags::IN)];
+        match rustix::event::poll(&mut fds, pause.as_ref()) {
+            Ok(0) => {
                 checked = true;
                 if let Err(e) = framer.check_syntax() {
                     return hang_up(stream, &e);
                 }
                 continue;
             }
+            Ok(_) if !fds[1].revents().is_empty() => return Ok(Served::Parked),
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(e) => return Err(e.into()),
+        }
+        match stream.read(&mut buffer) {
+            Ok(0) => return Ok(Served::Left),
+            Ok(n) => {
+                framer.push(&buffer[..n]);
+                checked = false;
+            }
+            Err(e) if e.kind() == ErrorKind::Interrupted => continue,
             Err(e) => return Err(e),
         }
         loop {
@@ -227,7 +331,7 @@ fn serve(mut stream: &UnixStream, methods: &Methods) -> io::Result<()> {
     }
 }
 
-fn hang_up(mut stream: &UnixStream, e: &Error) -> io::Result<()> {
+fn hang_up(mut stream: &UnixStream, e: &Error) -> io::Result<Served> {
     debug_assert!(matches!(e.code, Code::Parse | Code::InvalidRequest));
     stream.write_all(&encode_failure(e))?;
     // Unread bytes would turn the close into a reset, which loses the reply just written.
@@ -241,5 +345,5 @@ fn hang_up(mut stream: &UnixStream, e: &Error) -> io::Result<()> {
         }
         left -= n;
     }
-    Ok(())
+    Ok(Served::Left)
 }

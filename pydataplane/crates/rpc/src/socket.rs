@@ -76,8 +76,8 @@ pub enum SocketError {
 pub struct Listener {
     listener: UnixListener,
     path: PathBuf,
-    /// Device and inode of the socket file.
-    identity: (u64, u64),
+    /// Device and inode of the socket file; none: another process has it.
+    identity: Option<(u64, u64)>,
 }
 
 impl Listener {
@@ -123,8 +123,29 @@ impl Listener {
         Ok(Listener {
             listener: UnixListener::from(fd),
             path: path.to_owned(),
-            identity: (meta.dev(), meta.ino()),
+            identity: Some((meta.dev(), meta.ino())),
         })
+    }
+
+    /// One that another process listened with, at `path`.
+    ///
+    /// # Errors
+    /// There is no socket at `path` any more.
+    pub fn adopt(fd: OwnedFd, path: &Path) -> Result<Listener, SocketError> {
+        let shown = || path.display().to_string();
+        let os = |source| SocketError::Os { path: shown(), operation: "go on with", source };
+        let meta = fs::symlink_metadata(path).map_err(os)?;
+        if !meta.file_type().is_socket() {
+            return Err(SocketError::NotASocket { path: shown() });
+        }
+        let listener = UnixListener::from(fd);
+        listener.set_nonblocking(true).map_err(os)?;
+        Ok(Listener { listener, path: path.into(), identity: Some((meta.dev(), meta.ino())) })
+    }
+
+    /// Leaves the socket's file to another process, which has a descriptor of the socket.
+    pub fn leave(mut self) {
+        self.identity = None;
     }
 
     /// The listening socket.
@@ -135,8 +156,8 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        let ours =
-            fs::symlink_metadata(&self.path).is_ok_and(|m| (m.dev(), m.ino()) == self.identity);
+        let Some(identity) = self.identity else { return };
+        let ours = fs::symlink_metadata(&self.path).is_ok_and(|m| (m.dev(), m.ino()) == identity);
         if ours {
             let _ = fs::remove_file(&self.path);
         }

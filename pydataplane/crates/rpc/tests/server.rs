@@ -350,3 +350,65 @@ fn schemas_name_parameters_results_and_errors() {
         json!([{"code": -32602, "name": "invalid params"}, {"code": -19, "name": "ENODEV"}])
     );
 }
+
+fn echo(text: &str) -> Value {
+    json!({"id": 1, "method": "echo", "params": {"text": text}})
+}
+
+#[test]
+fn a_parked_server_goes_on_with_its_clients_and_what_they_sent() {
+    let mut f = Fixture::new();
+    let (mut idle, mut half) = (f.connect(), f.connect());
+    assert_eq!(idle.call(echo("a"))["result"], "a");
+    assert_eq!(half.call(echo("b"))["result"], "b");
+    let text = echo("c").to_string();
+    let (begin, rest) = text.split_at(20);
+    half.send(begin);
+    // Read by the server: what is still in the socket would go along with it anyway.
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    let server = f.server.take().unwrap();
+    let parked = server.park(std::time::Duration::from_secs(20)).map_err(|(_, e)| e).unwrap();
+    assert_eq!(parked.clients.len(), 2);
+    // Connects, and waits.
+    let mut late = f.connect();
+    late.send(&text);
+    let path = f.dir.join("s");
+    let listener = parked.listener.socket().try_clone().unwrap();
+    parked.listener.leave();
+    let listener = rpc::Listener::adopt(listener.into(), &path).unwrap();
+    let parked = rpc::Parked { listener, clients: parked.clients };
+    f.server = Some(Server::resume(parked, f.methods.clone()).unwrap());
+    half.send(rest);
+    assert_eq!(half.reply()["result"], "c");
+    assert_eq!(late.reply()["result"], "c");
+    assert_eq!(idle.call(echo("d"))["result"], "d");
+    drop(f.server.take());
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_request_that_runs_keeps_the_server_from_being_parked() {
+    let (begun, runs) = mpsc::channel();
+    let (go, may_end) = mpsc::channel::<()>();
+    let (begun, may_end) = (Mutex::new(begun), Mutex::new(may_end));
+    let mut f = Fixture::with(move |methods| {
+        methods.add("wait", "Waits.", Flags::READ, move |_: NoParams| {
+            begun.lock().unwrap().send(()).unwrap();
+            may_end.lock().unwrap().recv().unwrap();
+            Ok(true)
+        });
+    });
+    let (mut waits, mut other) = (f.connect(), f.connect());
+    waits.send(r#"{"id": 1, "method": "wait"}"#);
+    runs.recv().unwrap();
+    let server = f.server.take().unwrap();
+    let Err((server, why)) = server.park(std::time::Duration::from_millis(20)) else {
+        panic!("a request runs");
+    };
+    assert!(why.contains("1 RPC requests still run"), "{why}");
+    f.server = Some(server);
+    assert_eq!(other.call(echo("a"))["result"], "a");
+    go.send(()).unwrap();
+    assert_eq!(waits.reply()["result"], true);
+    assert_eq!(waits.call(echo("b"))["result"], "b");
+}
