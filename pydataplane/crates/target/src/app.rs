@@ -110,6 +110,7 @@ impl App {
             uid: None,
             gid: cli.socket_group,
             timeouts: Timeouts::default(),
+            marks: Some(cli.state_dir.join("in-flight")),
         };
         let notices = Arc::new(Notices::default());
         let noted = notices.clone();

@@ -22,6 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         uid: None,
         gid: None,
         timeouts: vhost_scsi::Timeouts::default(),
+        marks: None,
     };
     let controllers = Controllers::new(registry.clone(), reactors.handles(), settings);
     controllers.create("vm0", ControllerOptions::default())?;

@@ -13,6 +13,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
@@ -31,6 +32,7 @@ use crate::events::{Event, Unheard};
 use crate::lun::Target;
 use crate::mailbox::{Inbox, Mailbox, Order, Reply, mailbox};
 use crate::owner::{Owner, OwnerInfo, OwnerJournal, Refusal, RefusalLog};
+use crate::past::{Mark, Past};
 use crate::session::{Connection, End, Peer};
 use crate::socket::{Listener, SocketOptions};
 use crate::stats::{ControllerCounters, ControllerStats};
@@ -80,6 +82,8 @@ pub(crate) struct Controller {
     pub(crate) mailbox: Mailbox,
     /// How long a message of a peer may wait for I/O in flight.
     message_timeout: Duration,
+    /// Queues of the session that were not started, and why.
+    refused: Mutex<Vec<(u16, String)>>,
     /// How long an orderly end of a session waits for I/O in flight.
     drain_timeout: Duration,
 }
@@ -95,6 +99,7 @@ impl Controller {
         accepts: bool,
         timeouts: Timeouts,
         journal: Option<Arc<dyn OwnerJournal>>,
+        mark: Option<PathBuf>,
     ) -> io::Result<(Arc<Self>, JoinHandle<()>, Receiver<()>)> {
         let (mailbox, inbox) = mailbox()?;
         let controller = Arc::new(Controller {
@@ -109,6 +114,7 @@ impl Controller {
             owner: Mutex::default(),
             journal,
             mailbox,
+            refused: Mutex::default(),
             message_timeout: timeouts.message,
             drain_timeout: timeouts.method * DRAIN_SHARE.0 / DRAIN_SHARE.1,
         });
@@ -118,6 +124,8 @@ impl Controller {
             accepts,
             inbox,
             peer: None,
+            mark,
+            past: None,
             retiring: None,
             client: None,
             claimed: false,
@@ -171,6 +179,11 @@ impl Controller {
         (session != 0).then(|| (session, self.started.load(Ordering::Relaxed)))
     }
 
+    /// Queues of the session that were not started, and why.
+    pub(crate) fn refused(&self) -> MutexGuard<'_, Vec<(u16, String)>> {
+        self.refused.lock()
+    }
+
     /// What it did since it was created.
     pub(crate) fn stats(&self) -> ControllerStats {
         let mut stats = ControllerStats::default();
@@ -217,6 +230,10 @@ struct Server {
     accepts: bool,
     inbox: Inbox,
     peer: Option<Peer>,
+    /// File of the mark that requests may be in flight.
+    mark: Option<PathBuf>,
+    /// Of the session before: who was at the other end, and what is known of its rings.
+    past: Option<(String, Past)>,
     /// The end of the peer's session has begun.
     retiring: Option<Retiring>,
     /// The process that connected it.
@@ -285,6 +302,8 @@ impl Server {
             {
                 let runs = peer.handler().device.runs();
                 self.controller.started.store(runs, Ordering::Relaxed);
+                let refused = peer.handler().device.refused();
+                *self.controller.refused() = refused;
             }
             // One that hung up is heard to its end first: it has left, and is no reason to refuse
             // its successor.
@@ -497,6 +516,10 @@ impl Server {
                 return;
             }
         };
+        let (mark, marked) = Mark::of_peer(self.mark.clone(), &comer);
+        let mut past =
+            self.past.take().filter(|(peer, _)| peer == mark.peer()).unwrap_or_default().1;
+        past.unknown |= marked;
         self.sessions += 1;
         let context = SessionContext {
             name: &controller.name,
@@ -508,7 +531,7 @@ impl Server {
         };
         let targets = controller.targets();
         let there = targets.iter().flatten().filter(|t| !t.leaving);
-        let device = Device::new(&context, there, self.unheard.take());
+        let device = Device::new(&context, there, self.unheard.take(), past, mark);
         drop(targets);
         tracing::info!(controller = controller.name, "{comer} connected");
         self.peer = Some(Peer::new(connection, device));
@@ -559,7 +582,8 @@ impl Server {
     fn ended(&mut self) {
         let Some(mut ending) = self.ending.take() else { return };
         let since = Instant::now();
-        ending.device.close_all();
+        self.past = Some(ending.device.close_all());
+        self.controller.refused().clear();
         self.unheard = ending.device.take_unheard();
         let took = ending.took + since.elapsed();
         drop(ending);

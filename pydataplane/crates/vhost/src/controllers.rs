@@ -53,6 +53,9 @@ pub struct Settings {
     pub gid: Option<u32>,
     /// How long is waited for I/O in flight.
     pub timeouts: Timeouts,
+    /// Directory of marks that requests may be in flight, which a crash leaves; `None`: none are
+    /// made.
+    pub marks: Option<PathBuf>,
 }
 
 /// How a controller is made.
@@ -170,8 +173,10 @@ impl Controllers {
         let listener = Listener::bind(&socket)?;
         let timeouts = settings.timeouts;
         let journal = self.inner.journal.get().cloned();
+        let mark = settings.marks.as_ref().map(|marks| marks.join(name));
+        let accepts = !options.delay;
         let started =
-            Controller::start(name, socket, listener, reactors, !options.delay, timeouts, journal);
+            Controller::start(name, socket, listener, reactors, accepts, timeouts, journal, mark);
         let (controller, thread, ended) =
             started.map_err(|why| ControllerError::Start { name: name.into(), why })?;
         entries.insert(name.into(), Entry { controller, options, thread, ended });

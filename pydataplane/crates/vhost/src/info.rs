@@ -31,6 +31,8 @@ pub struct SessionInfo {
     pub number: u64,
     /// Whether any of its request queues runs.
     pub started: bool,
+    /// Queues that were not started, and why: what was in flight there cannot be known.
+    pub stopped_queues: Vec<(u16, String)>,
 }
 
 /// A target with its logical unit 0.
@@ -87,7 +89,11 @@ impl From<&Controller> for ControllerInfo {
             cpus: c.reactors.iter().map(cpu_of).collect(),
             socket: c.socket.path.clone(),
             owner: c.owner(),
-            session: c.session().map(|(number, started)| SessionInfo { number, started }),
+            session: c.session().map(|(number, started)| SessionInfo {
+                number,
+                started,
+                stopped_queues: c.refused().clone(),
+            }),
             targets: targets.iter().flatten().filter(|t| !t.leaving).map(Into::into).collect(),
         }
     }

@@ -38,6 +38,7 @@ mod info;
 mod lun;
 mod mailbox;
 mod owner;
+mod past;
 mod poller;
 mod session;
 mod socket;

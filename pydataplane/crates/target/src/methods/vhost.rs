@@ -148,6 +148,15 @@ struct Session {
     name: String,
     /// Whether the VM uses its queues.
     started: bool,
+    /// Queues that wait for their driver to reset them, as what was in flight there cannot be known.
+    stopped_queues: Vec<StoppedQueue>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct StoppedQueue {
+    /// Index of the virtqueue.
+    queue: u16,
+    reason: String,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -218,6 +227,11 @@ impl From<ControllerInfo> for Controller {
             vid: s.number,
             name: format!("{}s{}", c.name, s.number),
             started: s.started,
+            stopped_queues: s
+                .stopped_queues
+                .into_iter()
+                .map(|(queue, reason)| StoppedQueue { queue, reason })
+                .collect(),
         };
         let cpumask = CpuMask::of(c.cpus).expect("a controller has a reactor").to_string();
         Controller {

@@ -16,6 +16,7 @@
 
 use super::{Device, Worker};
 use crate::defs::response;
+use crate::past::Past;
 use crate::poller::{DevicePoller, Selector};
 
 impl Device {
@@ -36,6 +37,7 @@ impl Device {
     /// flight: it is submitted again in the next session.
     pub(crate) fn disconnect(&mut self, id: u64, muted: bool) {
         let muted = muted || self.inflight.is_some();
+        self.untold = muted;
         for Worker { reactor, poller } in &self.workers {
             let poller = *poller;
             reactor.call(move |cx| {
@@ -60,13 +62,24 @@ impl Device {
         self.start_drain(Selector::All, Some(id));
     }
 
-    /// Closes everything and lets go of the memory, with nothing in flight.
-    pub(crate) fn close_all(&mut self) {
+    /// Closes everything and lets go of the memory, with nothing in flight. Returns who was at the
+    /// other end, and what is known of its rings.
+    pub(crate) fn close_all(&mut self) -> (String, Past) {
+        let drained = self.workers.iter().flat_map(|w| w.call(|p| p.drained_queues())).collect();
+        let tracked = self.inflight.is_some();
+        if tracked || !self.untold {
+            self.mark.clear();
+        }
+        let past = match self.untold {
+            true => Past { unknown: !tracked, drained: Vec::new() },
+            false => Past { unknown: false, drained },
+        };
         for Worker { reactor, poller } in self.workers.drain(..) {
             reactor.call(move |cx| {
                 // Dropped here: channels belong to this thread.
                 drop(cx.remove_poller(poller));
             });
         }
+        (self.mark.peer().to_owned(), past)
     }
 }

@@ -28,6 +28,7 @@ use crate::defs::{
 use crate::events::{PendingEvents, Unheard};
 use crate::lun::{self, Target, Times};
 use crate::mailbox::{Countdown, Mailbox, Notice};
+use crate::past::{Mark, Past};
 use crate::poller::{DevicePoller, Failure, RequestQueue, Selector};
 use crate::stats::ControllerCounters;
 
@@ -107,6 +108,12 @@ pub(crate) struct Device {
     rings: Box<[Ring]>,
     /// Requests that were in flight before are perhaps not all submitted again yet.
     catching_up: bool,
+    /// What is known of rings without a region.
+    past: Past,
+    /// That there are such, whose requests may be in flight.
+    mark: Mark,
+    /// What ended since the peer left was not told.
+    untold: bool,
     control: Option<SideQueue>,
     events: Option<SideQueue>,
     /// Events that wait for buffers, while the event queue runs.
@@ -131,6 +138,8 @@ impl Device {
         context: &SessionContext<'_>,
         targets: impl Iterator<Item = &'t Target>,
         unheard: Option<Unheard>,
+        past: Past,
+        mark: Mark,
     ) -> Self {
         let workers = context.reactors.iter().zip(context.counters).map(|(reactor, counters)| {
             let name = format!("vhost {}", context.name);
@@ -154,6 +163,9 @@ impl Device {
             inflight: None,
             rings: (0..MAX_QUEUES).map(|_| Ring::default()).collect(),
             catching_up: false,
+            past,
+            mark,
+            untold: false,
             control: None,
             events: None,
             pending_events: PendingEvents::default(),

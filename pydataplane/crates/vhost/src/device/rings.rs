@@ -196,6 +196,7 @@ impl Device {
     /// The driver starts afresh with a ring: what was in flight is nothing to it any more.
     fn forget_in_flight(&mut self, at: usize) {
         self.rings[at].owed = false;
+        self.rings[at].refused = None;
         if let Some(mut queue) = self.inflight.as_ref().and_then(|i| i.queue(at as u16)) {
             queue.reset();
         }
@@ -226,7 +227,7 @@ impl Device {
     }
 
     fn start(&mut self, at: usize) -> Result<(), ConfigError> {
-        let Some(config) = self.config(at) else { return Ok(()) };
+        let Some(mut config) = self.config(at) else { return Ok(()) };
         let mut queue = SplitQueue::new(Arc::clone(&self.memory), &config)?;
         let resumed = match self.track(at, &config, &mut queue) {
             Ok(resumed) => resumed,
@@ -235,6 +236,26 @@ impl Device {
                 return Ok(());
             }
         };
+        if at >= FIRST_REQUEST_QUEUE && !resumed && !self.rings[at].ran {
+            match self.quiet_base(at, &config, &queue) {
+                Ok(base) if base != config.next_avail => {
+                    config.next_avail = base;
+                    queue = SplitQueue::new(Arc::clone(&self.memory), &config)?;
+                    _ = self.track(at, &config, &mut queue);
+                }
+                Ok(_) => {}
+                Err(why) => {
+                    self.refuse(at, why);
+                    return Ok(());
+                }
+            }
+            if !queue.is_tracking()
+                && let Err(why) = self.mark.make()
+            {
+                self.refuse(at, format!("that it has requests in flight cannot be noted: {why}"));
+                return Ok(());
+            }
+        }
         let replays = queue.to_replay();
         let base = queue.next_avail().wrapping_add(replays);
         let ring = &self.rings[at];
@@ -307,6 +328,34 @@ impl Device {
             }
             tracked => tracked,
         }
+    }
+
+    /// Where a queue goes on of which no region tells what is in flight: where the peer says, unless
+    /// requests of its may be in flight that nobody knows of. The used index alone says nothing about
+    /// them, as requests end in any order. `Err`: that cannot be known.
+    fn quiet_base(
+        &self,
+        at: usize,
+        config: &QueueConfig,
+        queue: &SplitQueue,
+    ) -> Result<u16, String> {
+        let (base, used, avail) = (config.next_avail, queue.next_used(), queue.avail_index());
+        if self.past.drained.contains(&(at as u16, used)) {
+            return Ok(used);
+        }
+        match self.past.unknown && !(base == used && used == avail) {
+            false => Ok(base),
+            true => Err(format!(
+                "requests were in flight when the target lost it, and its front end keeps no \
+                 in-flight region: base {base}, used {used}, available {avail}"
+            )),
+        }
+    }
+
+    /// Queues that the peer wants to run and that are not started, and why.
+    pub(crate) fn refused(&self) -> Vec<(u16, String)> {
+        let of = |(at, ring): (usize, &Ring)| Some((at as u16, ring.refused.clone()?));
+        self.rings.iter().enumerate().filter_map(of).collect()
     }
 
     /// A ring is not started: it cannot be known which of its requests were done.

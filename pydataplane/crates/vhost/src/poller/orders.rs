@@ -102,6 +102,12 @@ impl DevicePoller {
         queues.find(|q| q.index == index).map_or(0, RequestQueue::to_replay)
     }
 
+    /// Queues that have given back all that they took, and the index of both rings.
+    pub(crate) fn drained_queues(&mut self) -> Vec<(u16, u16)> {
+        let drained = self.queues.iter().filter(|q| q.ring.next_avail() == q.ring.next_used());
+        drained.map(|q| (q.index, q.ring.next_used())).collect()
+    }
+
     /// As [`DevicePoller::to_replay`], of all queues.
     pub(crate) fn replays(&self) -> bool {
         self.queues.iter().any(|q| q.to_replay() != 0)

@@ -35,7 +35,8 @@ impl Host {
             Reactors::start(&vec![None; reactors], Idle::Adaptive { spin_us: 20 }).unwrap();
         let registry = Registry::new();
         let directory = dir.path().into();
-        let settings = Settings { directory, mode: 0o660, uid: None, gid: None, timeouts };
+        let marks = Some(dir.path().join("marks"));
+        let settings = Settings { directory, mode: 0o660, uid: None, gid: None, timeouts, marks };
         let controllers = Controllers::new(registry.clone(), reactors.handles(), settings);
         controllers.create("vm0", ControllerOptions::default()).unwrap();
         Host { controllers, registry, reactors: Some(reactors), dir }
@@ -51,6 +52,11 @@ impl Host {
 
     pub fn socket(&self) -> PathBuf {
         self.dir.path().join("vm0")
+    }
+
+    /// The mark that requests of `vm0` may be in flight.
+    pub fn mark(&self) -> PathBuf {
+        self.dir.path().join("marks/vm0")
     }
 
     pub fn malloc(&self, name: &str) {

@@ -469,3 +469,83 @@ fn a_peer_that_truncates_its_region_is_thrown_out() {
     host.wait_until_free();
     Guest::start(&host.socket(), LINUX, 1).ready(0);
 }
+
+/// A guest without a region, with `count` requests in flight in its first request queue that are
+/// ended out of order.
+fn untracked(host: &Host, gate: &Gate, count: u32) -> Guest {
+    let mut guest = Guest::start(&host.socket(), LINUX, 2);
+    guest.ready(0);
+    gate.shut();
+    for n in 0..count {
+        guest.submit(2, flat(0), n.into(), &rw10(0x28, n, 1), &[], 512);
+    }
+    gate.wait_for(count as usize);
+    guest
+}
+
+/// The guest's QEMU connects again, without a region.
+fn go_on_untracked(guest: &mut Guest, host: &Host) {
+    guest.reconnect(&host.socket());
+    for queue in 0..usize::from(QUEUES) {
+        let base = guest.used_index(queue);
+        guest.describe_queue(queue, base, false);
+    }
+}
+
+fn stopped_queues(host: &Host) -> Vec<(u16, String)> {
+    let session = host.controllers.list(Some("vm0")).unwrap().remove(0).session;
+    session.map(|s| s.stopped_queues).unwrap_or_default()
+}
+
+#[test]
+fn without_a_region_a_queue_goes_on_after_a_crash_only_where_nothing_was_in_flight() {
+    let (first, gate) = gated();
+    let mut guest = untracked(&first, &gate, 4);
+    // The first target dies: its mark stays.
+    let second = Host::with_disk(2);
+    std::fs::create_dir_all(second.mark().parent().unwrap()).unwrap();
+    std::fs::copy(first.mark(), second.mark()).unwrap();
+    go_on_untracked(&mut guest, &second);
+    wait_until("it is told", || !stopped_queues(&second).is_empty());
+    let stopped = stopped_queues(&second);
+    assert_eq!(stopped[0].0, 2);
+    assert!(stopped[0].1.contains("requests were in flight"), "{}", stopped[0].1);
+    assert_eq!(stopped.len(), 1);
+    let quiet = guest.submit(3, flat(0), 1, &[0; 6], &[], 0);
+    assert_eq!(guest.finish(&quiet).response, 0);
+    // Its driver resets it.
+    guest.peer.base(2);
+    guest.start_queue(2);
+    guest.ready(0);
+    assert_eq!(stopped_queues(&second), []);
+    // An orderly end leaves no mark; the mark of another process means nothing.
+    second.controllers.delete("vm0", true).unwrap();
+    assert!(!second.mark().exists());
+    let third = Host::with_disk(1);
+    std::fs::create_dir_all(third.mark().parent().unwrap()).unwrap();
+    std::fs::write(third.mark(), "1 2 3").unwrap();
+    let late = guest.submit(2, flat(0), 1, &[0; 6], &[], 0);
+    go_on_untracked(&mut guest, &third);
+    assert_eq!(guest.finish(&late).response, 0);
+    gate.open();
+    drop(first);
+}
+
+#[test]
+fn without_a_region_a_queue_that_drained_after_its_peer_left_goes_on_where_it_ended() {
+    let (host, gate) = gated();
+    let mut guest = untracked(&host, &gate, 4);
+    let sampled = guest.used_index(2);
+    guest.peer.shutdown();
+    host.wait_until_left();
+    gate.open();
+    host.wait_until_free();
+    assert_eq!(guest.used_index(2), sampled + 4);
+    assert!(!host.mark().exists());
+    let late = guest.submit(2, flat(0), 9, &[0; 6], &[], 0);
+    guest.reconnect(&host.socket());
+    // What QEMU saw when the connection broke.
+    guest.describe_queue(2, sampled, false);
+    while guest.used(2).0 != late.head {}
+    assert_eq!(guest.used_index(2), sampled + 5);
+}
