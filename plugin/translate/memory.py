@@ -1,7 +1,9 @@
 """Guest memory that another process can map, which every vhost-user device needs.
 
 libvirt wants <access mode='shared'/> (or memAccess='shared' on each NUMA cell) and memory with a
-file descriptor behind it: memfd, a file, or huge pages. What is there stays; what is missing is
+file descriptor behind it. The target takes memfd and huge pages, and no file of a disk, which is
+what <source type='file'/> is unless libvirt's memory_backing_dir says otherwise: a page that has to
+be read from a disk would keep all other guests waiting. What is there stays; what is missing is
 added; what contradicts is refused.
 """
 
@@ -23,7 +25,8 @@ def missing(domain: Node) -> list[str]:
     """Returns which of SOURCE and ACCESS the domain lacks.
 
     Raises:
-        TranslateError: UNSUPPORTED, the domain explicitly asks for memory that is not shared.
+        TranslateError: UNSUPPORTED, the domain explicitly asks for memory that is not shared, or
+            that is on a disk.
     """
     backing = domain.child("memoryBacking")
     access = domain.value("memoryBacking/access", "mode")
@@ -44,6 +47,8 @@ def missing(domain: Node) -> list[str]:
     )
     if source == "anonymous" and not everywhere:
         raise _refused("<source type='anonymous'/>", "<source type='memfd'/>")
+    if source == "file" and not everywhere:
+        raise _refused("<source type='file'/>, whose pages are on a disk", "<source type='memfd'/>")
     lacks = []
     if source is None and not everywhere:
         lacks.append(SOURCE)

@@ -184,6 +184,7 @@ def test_without_our_disks_the_controller_is_added_only_if_configured() -> None:
     [
         "<memoryBacking><access mode='private'/></memoryBacking>",
         "<memoryBacking><source type='anonymous'/></memoryBacking>",
+        "<memoryBacking><source type='file'/><access mode='shared'/></memoryBacking>",
         "<cpu><numa><cell id='0' cpus='0-1' memory='524288' memAccess='private'/></numa></cpu>",
     ],
 )
@@ -201,7 +202,6 @@ def test_private_memory_is_refused_only_for_disks_of_ours(extra: str) -> None:
         ("plain", "memfd", "shared", "backing source access"),
         ("numa", "memfd", None, "backing source"),
         ("hugepages", None, "shared", "access"),
-        ("file-memory", "file", "shared", None),
         ("other-prefix", "memfd", "shared", "source access"),
     ],
 )

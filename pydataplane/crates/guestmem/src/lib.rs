@@ -2,7 +2,7 @@
 //!
 //! Owns: the mapped regions of one guest, bounds-checked ranges into them, scatter-gather lists
 //! built from them, the dirty log of live migration and the guard against peers that truncate
-//! their memory. Never knows rings, SCSI or sockets. Called by `virtqueue` (rings), `vhost`
+//! their memory; what one of them may take of the process's addresses ([`quota`]). Never knows rings, SCSI or sockets. Called by `virtqueue` (rings), `vhost`
 //! (requests) and, through [`Sg`], by every bdev.
 //!
 //! A [`GuestMemory`] never changes: a new memory table is a new value that shares the mappings
@@ -17,6 +17,7 @@ mod iov;
 mod log;
 mod mapping;
 mod memory;
+pub mod quota;
 mod range;
 mod sigbus;
 

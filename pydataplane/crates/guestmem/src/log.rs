@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 
-use crate::mapping::{Failure, Mapping};
+use crate::mapping::{Accounts, Failure, Mapping, Whole};
 use crate::range::GuestRange;
 
 /// Bytes of guest memory that one bit of the log stands for (VHOST_LOG_PAGE).
@@ -45,15 +45,21 @@ impl DirtyLog {
             return Err(LogError::Size(size));
         }
         let len = size as usize;
-        let mapping = Mapping::new(fd, offset, len).map_err(|e| match e {
-            Failure::Overflow => LogError::Size(size),
-            Failure::BeyondFile(file) => {
-                LogError::BeyondFile { end: offset.saturating_add(size), file }
-            }
-            Failure::NoGuard | Failure::TooMuch => LogError::Map(io::ErrorKind::OutOfMemory.into()),
-            Failure::FileSystem(_) => LogError::Map(io::ErrorKind::Unsupported.into()),
-            Failure::Os(e) => LogError::Map(e),
-        })?;
+        let whole = Whole { bytes: size, mappings: 1 };
+        let mapping =
+            Mapping::new(fd, offset, len, &Accounts::default(), whole).map_err(|e| match e {
+                Failure::Overflow => LogError::Size(size),
+                Failure::BeyondFile(file) => {
+                    LogError::BeyondFile { end: offset.saturating_add(size), file }
+                }
+                Failure::NoGuard | Failure::TooMuch => {
+                    LogError::Map(io::ErrorKind::OutOfMemory.into())
+                }
+                Failure::FileSystem(_) | Failure::NotAFile => {
+                    LogError::Map(io::ErrorKind::Unsupported.into())
+                }
+                Failure::Os(e) => LogError::Map(e),
+            })?;
         Ok(DirtyLog { mapping, len })
     }
 

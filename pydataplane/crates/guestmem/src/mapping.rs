@@ -3,33 +3,30 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
 
 use rustix::fs::{FileType, fstat, fstatfs};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
-use crate::sigbus::Guard;
+use crate::quota::{Account, Pool, Share};
+use crate::sigbus::{Guard, MAX_GUARDED};
 
 /// `statfs` type of hugetlbfs, whose mappings are aligned to its block size (linux/magic.h).
 const HUGETLBFS_MAGIC: i64 = 0x958458f6;
-/// File systems whose files can be guest memory: those where an access waits for nobody but the
-/// kernel and the host's own disks. On FUSE, and on what can lie over it (overlayfs), the peer
-/// decides when a page arrives, and until then the reactor that touches it serves no other guest.
-const FILE_SYSTEMS: [i64; 8] = [
-    0x01021994, // tmpfs: memfd, /dev/shm; devtmpfs: device DAX
+/// File systems whose regular files can be guest memory: those whose pages are in memory, where an
+/// access waits for nobody. On a disk's, a page that is not cached keeps the reactor that touches it
+/// from all other guests until it was read; on FUSE the peer decides how long that takes, as it
+/// does behind a device that can be mapped. What the host swaps out, it waits for all the same.
+const FILE_SYSTEMS: [i64; 2] = [
+    0x01021994, // tmpfs: memfd, /dev/shm
     HUGETLBFS_MAGIC,
-    0x858458f6, // ramfs
-    0xef53,     // ext2, ext3, ext4
-    0x58465342, // XFS
-    0x9123683e, // Btrfs
-    0x2fc12fc1, // ZFS
-    0xf2f52010, // F2FS
 ];
-/// Bytes that may be mapped in all, of the 128 TiB that a process can address: guests that ask
-/// for more must not leave the allocator without addresses.
-const MAX_MAPPED: usize = 64 << 40;
-/// Bytes mapped now.
-static MAPPED: AtomicUsize = AtomicUsize::new(0);
+/// Bytes that may be mapped in all, of the 128 TiB that a process can address: guests that ask for more
+/// must not leave the allocator without addresses. The first may have [`crate::MAX_BYTES`].
+static BYTES: Pool = Pool::new(96 << 40, 64 << 30);
+/// Mappings, of which the kernel lets a process have some ten thousand (`vm.max_map_count`). VMs
+/// have a handful, unless memory is plugged in.
+static MAPPINGS: Pool = Pool::new(MAX_GUARDED as u64, 16);
 /// Bytes of an ordinary page.
 const PAGE: usize = 4096;
 
@@ -42,24 +39,34 @@ pub(crate) struct Mapping {
     data: NonNull<u8>,
     guard: Option<Guard>,
     /// Given back after the memory is unmapped.
-    _share: Share,
+    _shares: Shares,
 }
 
-/// Some of [`MAX_MAPPED`].
+/// What one peer has of the process's addresses.
+#[derive(Debug, Default)]
+pub(crate) struct Accounts {
+    bytes: Arc<Account>,
+    mappings: Arc<Account>,
+}
+
+/// What the peer will have in all, with a mapping that is to be made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Whole {
+    pub(crate) bytes: u64,
+    pub(crate) mappings: usize,
+}
+
+/// A mapping's share of both.
 #[derive(Debug)]
-struct Share(usize);
+struct Shares(
+    #[allow(dead_code, reason = "held")] Share,
+    #[allow(dead_code, reason = "held")] Share,
+);
 
-impl Share {
-    fn new(bytes: usize) -> Option<Share> {
-        let more = |now: usize| now.checked_add(bytes).filter(|sum| *sum <= MAX_MAPPED);
-        MAPPED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
-        Some(Share(bytes))
-    }
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        MAPPED.fetch_sub(self.0, Ordering::Relaxed);
+impl Accounts {
+    fn take(&self, whole: Whole, mapped: usize) -> Option<Shares> {
+        let bytes = BYTES.take(&self.bytes, whole.bytes, mapped as u64)?;
+        Some(Shares(bytes, MAPPINGS.take(&self.mappings, whole.mappings as u64, 1)?))
     }
 }
 
@@ -77,18 +84,26 @@ pub(crate) enum Failure {
     BeyondFile(u64),
     /// Too many mappings are guarded.
     NoGuard,
-    /// More than [`MAX_MAPPED`] bytes in all.
+    /// More bytes or mappings than the peer may have.
     TooMuch,
     /// A file of a file system that may keep us waiting; its `statfs` type.
     FileSystem(i64),
+    /// Not a regular file: a device, perhaps.
+    NotAFile,
     /// The kernel refused.
     Os(io::Error),
 }
 
 impl Mapping {
     /// Maps `len` bytes of `fd` from byte `offset`, shared and writable, without reserving swap,
-    /// left out of core dumps and guarded against truncation.
-    pub(crate) fn new(fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<Mapping, Failure> {
+    /// left out of core dumps and guarded against truncation. With it the peer has `whole`.
+    pub(crate) fn new(
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        accounts: &Accounts,
+        whole: Whole,
+    ) -> Result<Mapping, Failure> {
         let os = |e: rustix::io::Errno| Failure::Os(e.into());
         let fs = fstatfs(fd).map_err(os)?;
         if !FILE_SYSTEMS.contains(&fs.f_type) {
@@ -100,9 +115,10 @@ impl Mapping {
         };
         let end = offset.checked_add(len as u64).ok_or(Failure::Overflow)?;
         let stat = fstat(fd).map_err(os)?;
-        if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
-            && (stat.st_size as u64) < end
-        {
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(Failure::NotAFile);
+        }
+        if (stat.st_size as u64) < end {
             return Err(Failure::BeyondFile(stat.st_size as u64));
         }
         let lead = (offset % page as u64) as usize;
@@ -111,7 +127,7 @@ impl Mapping {
             .and_then(|n| n.checked_next_multiple_of(page))
             .filter(|n| *n <= isize::MAX as usize)
             .ok_or(Failure::Overflow)?;
-        let share = Share::new(mapped).ok_or(Failure::TooMuch)?;
+        let shares = accounts.take(whole, mapped).ok_or(Failure::TooMuch)?;
         // SAFETY: a new mapping at a place of the kernel's choice.
         let base = unsafe {
             mmap(
@@ -127,7 +143,7 @@ impl Mapping {
         let base = NonNull::new(base.cast::<u8>()).ok_or(Failure::Overflow)?;
         // SAFETY: `lead` < `mapped`.
         let data = unsafe { base.add(lead) };
-        let mut mapping = Mapping { base, len: mapped, data, guard: None, _share: share };
+        let mut mapping = Mapping { base, len: mapped, data, guard: None, _shares: shares };
         // SAFETY: the range is the mapping made above. Advice only: a failure changes nothing.
         let _ = unsafe { madvise(base.as_ptr().cast(), mapped, Advice::LinuxDontDump) };
         mapping.guard =
@@ -139,7 +155,8 @@ impl Mapping {
     #[cfg(miri)]
     pub(crate) fn anonymous(len: usize) -> Result<Mapping, Failure> {
         let len = len.next_multiple_of(PAGE);
-        let share = Share::new(len).ok_or(Failure::TooMuch)?;
+        let whole = Whole { bytes: len as u64, mappings: 1 };
+        let shares = Accounts::default().take(whole, len).ok_or(Failure::TooMuch)?;
         // SAFETY: a new mapping at a place of the kernel's choice.
         let base = unsafe {
             rustix::mm::mmap_anonymous(
@@ -151,7 +168,7 @@ impl Mapping {
         }
         .map_err(|e| Failure::Os(e.into()))?;
         let base = NonNull::new(base.cast::<u8>()).ok_or(Failure::Overflow)?;
-        Ok(Mapping { base, len, data: base, guard: None, _share: share })
+        Ok(Mapping { base, len, data: base, guard: None, _shares: shares })
     }
 
     /// The first byte that was asked for.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::iov::IoVec;
 use crate::log::DirtyLog;
-use crate::mapping::{Failure, Mapping};
+use crate::mapping::{Accounts, Failure, Mapping, Whole};
 use crate::range::GuestRange;
 
 /// Regions that a guest may have (the memory slots of KVM; GET_MAX_MEM_SLOTS).
@@ -52,13 +52,16 @@ pub enum MapError {
         /// Bytes of the file.
         file: u64,
     },
-    /// More bytes than [`MAX_BYTES`], or than all guests may have together.
-    #[error("the memory region at {0:#x} is too large: a guest may have 16 TiB, all 64 TiB")]
+    /// More bytes than [`MAX_BYTES`], or more bytes or regions than others leave to one guest.
+    #[error(
+        "the memory region at {0:#x} is too much: a guest may have 16 TiB, and a sixth of what other \
+         guests leave of the addresses and mappings of the target's process"
+    )]
     TooLarge(u64),
     /// The file may keep whoever reads it waiting.
     #[error(
-        "the memory region at {at:#x} is a file of a file system of type {kind:#x}; use a memfd, \
-         tmpfs, huge pages or a local disk"
+        "the memory region at {at:#x} is a file of a file system of type {kind:#x}, whose pages may \
+         have to be read from a disk; give the VM memory of a memfd, of /dev/shm or of huge pages"
     )]
     FileSystem {
         /// Guest address of the region.
@@ -66,6 +69,12 @@ pub enum MapError {
         /// `f_type` of statfs(2).
         kind: i64,
     },
+    /// A device can keep whoever reads it waiting, too.
+    #[error(
+        "the memory region at {0:#x} is not a regular file; give the VM memory of a memfd, of \
+         /dev/shm or of huge pages"
+    )]
+    NotAFile(u64),
     /// No region has these addresses.
     #[error("there is no memory region at {0:#x} with that size and user address")]
     NoSuchRegion(u64),
@@ -101,16 +110,28 @@ pub struct GuestMemory {
     lookup: Box<[Lookup]>,
     regions: Vec<Region>,
     log: Option<Arc<DirtyLog>>,
+    /// The guest's, which is made with its first memory.
+    accounts: Arc<Accounts>,
 }
 
 impl GuestMemory {
     /// A guest without memory: every lookup fails.
     pub fn empty() -> GuestMemory {
-        GuestMemory { lookup: Box::default(), regions: Vec::new(), log: None }
+        GuestMemory {
+            lookup: Box::default(),
+            regions: Vec::new(),
+            log: None,
+            accounts: Arc::default(),
+        }
     }
 
-    /// Maps a whole memory table (SET_MEM_TABLE), in any order.
+    /// Maps a whole memory table, in any order, of a guest that had none.
     pub fn map(table: Vec<(RegionSpec, OwnedFd)>) -> Result<GuestMemory, MapError> {
+        GuestMemory::empty().replaced(table)
+    }
+
+    /// The memory of the same guest after it gave a whole memory table (SET_MEM_TABLE), in any order.
+    pub fn replaced(&self, table: Vec<(RegionSpec, OwnedFd)>) -> Result<GuestMemory, MapError> {
         if table.len() > MAX_REGIONS {
             return Err(MapError::TooMany(table.len()));
         }
@@ -127,11 +148,12 @@ impl GuestMemory {
         for pair in regions.windows(2) {
             overlap(&pair[0].0, &pair[1].0)?;
         }
+        let whole = Whole { bytes: total, mappings: regions.len() };
         let regions = regions
             .into_iter()
-            .map(|(spec, fd)| Region::map(spec, fd))
+            .map(|(spec, fd)| Region::map(spec, fd, &self.accounts, whole))
             .collect::<Result<Vec<_>, _>>()?;
-        Ok(GuestMemory::build(regions, None))
+        Ok(self.build(regions, None))
     }
 
     /// This memory and one more region (ADD_MEM_REG).
@@ -140,7 +162,8 @@ impl GuestMemory {
             return Err(MapError::TooMany(self.regions.len() + 1));
         }
         check(&spec)?;
-        sum(self.regions.iter().map(|r| r.spec.size).sum(), &spec)?;
+        let bytes = sum(self.regions.iter().map(|r| r.spec.size).sum(), &spec)?;
+        let whole = Whole { bytes, mappings: self.regions.len() + 1 };
         let at = self.regions.partition_point(|r| r.spec.guest_addr < spec.guest_addr);
         if let Some(next) = self.regions.get(at) {
             overlap(&spec, &next.spec)?;
@@ -149,8 +172,8 @@ impl GuestMemory {
             overlap(&self.regions[at - 1].spec, &spec)?;
         }
         let mut regions = self.regions.clone();
-        regions.insert(at, Region::map(spec, fd)?);
-        Ok(GuestMemory::build(regions, self.log.clone()))
+        regions.insert(at, Region::map(spec, fd, &self.accounts, whole)?);
+        Ok(self.build(regions, self.log.clone()))
     }
 
     /// This memory without the region of these guest address, size and user address
@@ -165,7 +188,7 @@ impl GuestMemory {
         let at = at.ok_or(MapError::NoSuchRegion(spec.guest_addr))?;
         let mut regions = self.regions.clone();
         regions.remove(at);
-        Ok(GuestMemory::build(regions, self.log.clone()))
+        Ok(self.build(regions, self.log.clone()))
     }
 
     /// The same memory with another dirty log, or none.
@@ -200,16 +223,18 @@ impl GuestMemory {
             regions.push(Region { spec, mapping: Arc::new(mapping) });
         }
         regions.sort_by_key(|r| r.spec.guest_addr);
-        Ok(GuestMemory::build(regions, None))
+        Ok(GuestMemory::empty().build(regions, None))
     }
 
-    fn build(regions: Vec<Region>, log: Option<Arc<DirtyLog>>) -> GuestMemory {
+    /// Another memory of the same guest.
+    fn build(&self, regions: Vec<Region>, log: Option<Arc<DirtyLog>>) -> GuestMemory {
         let lookup = regions.iter().map(|r| Lookup {
             start: r.spec.guest_addr,
             size: r.spec.size,
             host: r.mapping.data().as_ptr() as usize,
         });
-        GuestMemory { lookup: lookup.collect(), regions, log }
+        let accounts = Arc::clone(&self.accounts);
+        GuestMemory { lookup: lookup.collect(), regions, log, accounts }
     }
 
     /// The memory table, sorted by guest address.
@@ -334,14 +359,21 @@ impl GuestMemory {
 }
 
 impl Region {
-    fn map(spec: RegionSpec, fd: &OwnedFd) -> Result<Region, MapError> {
+    fn map(
+        spec: RegionSpec,
+        fd: &OwnedFd,
+        accounts: &Accounts,
+        whole: Whole,
+    ) -> Result<Region, MapError> {
         let at = spec.guest_addr;
         let len = usize::try_from(spec.size).map_err(|_| MapError::Overflow(at))?;
-        let mapping = Mapping::new(fd.as_fd(), spec.mmap_offset, len).map_err(|e| match e {
+        let mapping = Mapping::new(fd.as_fd(), spec.mmap_offset, len, accounts, whole);
+        let mapping = mapping.map_err(|e| match e {
             Failure::Overflow => MapError::Overflow(at),
             Failure::BeyondFile(file) => MapError::BeyondFile { at, file },
             Failure::TooMuch => MapError::TooLarge(at),
             Failure::FileSystem(kind) => MapError::FileSystem { at, kind },
+            Failure::NotAFile => MapError::NotAFile(at),
             Failure::NoGuard => MapError::Map { at, why: io::ErrorKind::OutOfMemory.into() },
             Failure::Os(why) => MapError::Map { at, why },
         })?;

@@ -14,7 +14,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
 /// Mappings that can be guarded at a time, over all guests.
-pub(crate) const MAX_GUARDED: usize = 8192;
+pub(crate) const MAX_GUARDED: usize = 16_384;
 
 struct Slot {
     /// Counts the changes, twice each: odd while one is being made (a sequence lock, whose reader

@@ -245,12 +245,25 @@ fn a_guest_gets_no_more_addresses_than_a_process_has() {
     let memory = huge(0, 9 * TIB).expect("9 TiB");
     let more = spec(10 * TIB, 9 * TIB);
     assert!(matches!(memory.with_region(more, &file(9 * TIB)), Err(MapError::TooLarge(_))));
-    // All guests together: what they give back is there for others.
+    drop(memory);
+    // Guests that take as much as they get, one after the other: one that is not as large as the host
+    // finds room all the time.
     let mut all = Vec::new();
-    while let Ok(memory) = huge(0, 15 * TIB) {
+    for guest in 0..30 {
+        let (mut memory, mut at, mut size) = (GuestMemory::empty(), 0, 16 * TIB);
+        while size >= 1 << 30 {
+            match memory.with_region(spec(at, size), &file(size)) {
+                Ok(more) => (memory, at) = (more, at + size),
+                Err(MapError::TooLarge(_)) => size /= 2,
+                Err(why) => panic!("guest {guest}: {why}"),
+            }
+        }
+        assert!(at >= 64 << 30, "guest {guest} has {at} bytes");
         all.push(memory);
-        assert!(all.len() <= 4);
+        huge(0, 64 << 30).unwrap_or_else(|why| panic!("after guest {guest}: {why}"));
     }
+    assert!(huge(0, 15 * TIB).is_err());
+    // What they give back is there for others.
     drop(all);
     huge(0, 15 * TIB).expect("given back");
 }
@@ -261,6 +274,31 @@ fn files_whose_owner_decides_when_a_page_arrives_are_refused() {
     let fd = OwnedFd::from(std::fs::File::open("/proc/self/maps").expect("procfs"));
     let refused = GuestMemory::map(vec![(spec(0, PAGE), fd)]);
     assert!(matches!(refused, Err(MapError::FileSystem { at: 0, kind: 0x9fa0 })));
+}
+
+#[test]
+fn only_regular_files_that_are_in_memory_are_taken() {
+    // A disk's, if the build is on one; and it has room for the page, unlike procfs's.
+    let disk = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).expect("a file");
+    disk.set_len(PAGE).expect("a page");
+    let kind = rustix::fs::fstatfs(&disk).expect("fstatfs").f_type;
+    let refused = GuestMemory::map(vec![(spec(0, PAGE), disk.into())]);
+    match kind {
+        0x01021994 => assert!(refused.is_ok()),
+        _ => {
+            let why = refused.expect_err("a file of a disk").to_string();
+            assert!(why.contains(&format!("{kind:#x}")) && why.contains("memfd"), "{why}");
+        }
+    }
+    // tmpfs by its type, and a device.
+    let device = std::fs::File::options().read(true).write(true).open("/dev/zero").expect("open");
+    if rustix::fs::fstatfs(&device).expect("fstatfs").f_type == 0x01021994 {
+        let refused = GuestMemory::map(vec![(spec(0, PAGE), device.into())]);
+        assert!(matches!(refused, Err(MapError::NotAFile(0))), "{refused:?}");
+    }
+    let shared = tempfile::tempfile_in("/dev/shm").expect("a file");
+    shared.set_len(PAGE).expect("a page");
+    GuestMemory::map(vec![(spec(0, PAGE), shared.into())]).expect("in memory");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use guestmem::{DirtyLog, GuestMemory, MAX_REGIONS, RegionSpec};
+use guestmem::{DirtyLog, MAX_REGIONS, RegionSpec};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, recv};
 use vhost::vhost_user::message::{
@@ -309,7 +309,7 @@ impl VhostUserBackendReqHandlerMut for Handler {
     ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
         let table: Vec<_> =
             regions.iter().map(region).zip(files.into_iter().map(OwnedFd::from)).collect();
-        let outcome = self.device.change_memory(|_| GuestMemory::map(table));
+        let outcome = self.device.change_memory(|old| old.replaced(table));
         self.did(outcome).map(|()| None)
     }
 
