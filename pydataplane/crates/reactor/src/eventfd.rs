@@ -6,20 +6,28 @@
 //! kernel has no write to an eventfd that never blocks, whatever the flags. So each call says in a
 //! slot of its thread that it is under way, which costs two stores, and a watching thread that
 //! finds the same call under way twice interrupts it with a signal (SIGURG, whose handler does
-//! nothing and restarts nothing).
+//! nothing and restarts nothing). That thread looks every few milliseconds while calls are made, so
+//! that a call that blocks costs other guests no more, and rests while none are: the first call
+//! after a rest wakes it.
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::Once;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Once, OnceLock};
+use std::thread::Thread;
 use std::time::Duration;
 
 use rustix::io::Errno;
 
 /// Threads that can be watched at a time; calls of further ones are not.
 const MAX_THREADS: usize = 1024;
-/// How often the watching thread looks: a call that blocks does so for one to two times this.
-const WATCH: Duration = Duration::from_millis(100);
+/// How often the watching thread looks while calls are made: a call that blocks does so for one to
+/// two times this.
+const WATCH: Duration = Duration::from_millis(2);
+/// Looks at which no call was made, one after the other, before it rests.
+const IDLE_LOOKS: u32 = 25;
+/// How long it rests at most: a call that is made while it lies down may not be seen to wake it.
+const REST: Duration = Duration::from_millis(100);
 
 /// The descriptor blocked although it must not: whoever shares it means harm. Use it no more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -35,7 +43,12 @@ struct Slot {
 
 static SLOTS: [Slot; MAX_THREADS] =
     [const { Slot { thread: AtomicI32::new(0), calls: AtomicU64::new(0) } }; MAX_THREADS];
+/// Slots ever taken: the watching thread looks no further.
+static HIGH: AtomicUsize = AtomicUsize::new(0);
 static START: Once = Once::new();
+static WATCHER: OnceLock<Thread> = OnceLock::new();
+/// The watching thread looks every [`WATCH`].
+static AWAKE: AtomicBool = AtomicBool::new(false);
 
 /// This thread's slot, as long as the thread lives.
 struct Own(Option<&'static Slot>);
@@ -52,7 +65,11 @@ impl Own {
         let claim = |s: &&Slot| {
             s.thread.compare_exchange(0, id, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         };
-        Own(SLOTS.iter().find(claim))
+        let at = SLOTS.iter().position(|s| claim(&s));
+        if let Some(at) = at {
+            HIGH.fetch_max(at + 1, Ordering::Release);
+        }
+        Own(at.map(|at| &SLOTS[at]))
     }
 }
 
@@ -68,7 +85,7 @@ impl Drop for Own {
 /// to before, which is as good.
 ///
 /// # Errors
-/// [`Blocked`]: it blocked, for a few hundred milliseconds at most.
+/// [`Blocked`]: it blocked, for a few milliseconds.
 #[inline]
 pub fn signal(fd: BorrowedFd<'_>) -> Result<(), Blocked> {
     match watched(|| rustix::io::write(fd, &1u64.to_ne_bytes())) {
@@ -95,9 +112,22 @@ fn watched<T>(call: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
     let Some(slot) = slot else { return call() };
     let calls = slot.calls.load(Ordering::Relaxed);
     slot.calls.store(calls.wrapping_add(1), Ordering::Relaxed);
+    if !AWAKE.load(Ordering::Relaxed) {
+        wake();
+    }
     let result = call();
     slot.calls.store(calls.wrapping_add(2), Ordering::Relaxed);
     result
+}
+
+/// Wakes the watching thread from its rest: once for each.
+#[cold]
+fn wake() {
+    if !AWAKE.swap(true, Ordering::Relaxed)
+        && let Some(watcher) = WATCHER.get()
+    {
+        watcher.unpark();
+    }
 }
 
 fn start() {
@@ -112,23 +142,39 @@ fn start() {
         libc::sigaction(libc::SIGURG, &action, std::ptr::null_mut());
     }
     let spawned = std::thread::Builder::new().name("eventfd watch".into()).spawn(watch);
-    if let Err(why) = spawned {
-        tracing::error!("no thread watches over eventfds, so a guest can block a reactor: {why}");
+    match spawned {
+        Ok(watcher) => _ = WATCHER.set(watcher.thread().clone()),
+        Err(why) => {
+            tracing::error!(
+                "no thread watches over eventfds, so a guest can block a reactor: {why}"
+            );
+        }
     }
 }
 
 fn watch() {
     let process = std::process::id() as libc::pid_t;
     let mut seen = [0u64; MAX_THREADS];
+    let mut idle = 0;
     loop {
-        std::thread::sleep(WATCH);
-        for (slot, seen) in SLOTS.iter().zip(&mut seen) {
+        if idle < IDLE_LOOKS {
+            std::thread::sleep(WATCH);
+        } else {
+            AWAKE.store(false, Ordering::Relaxed);
+            std::thread::park_timeout(REST);
+            AWAKE.store(true, Ordering::Relaxed);
+        }
+        idle += 1;
+        for (slot, seen) in SLOTS[..HIGH.load(Ordering::Acquire)].iter().zip(&mut seen) {
             let thread = slot.thread.load(Ordering::Relaxed);
             let calls = slot.calls.load(Ordering::Relaxed);
             if thread != 0 && calls % 2 == 1 && calls == *seen {
                 // SAFETY: numbers only; a thread that has ended is an error, and one that is not
                 // in a call has its handler run and goes on.
                 unsafe { libc::syscall(libc::SYS_tgkill, process, thread, libc::SIGURG) };
+            }
+            if calls % 2 == 1 || calls != *seen {
+                idle = 0;
             }
             *seen = calls;
         }
@@ -158,6 +204,20 @@ mod tests {
         assert_eq!(signal(full.as_fd()), Err(Blocked));
         let empty = eventfd(0, EventfdFlags::empty()).unwrap();
         assert_eq!(clear(empty.as_fd()).unwrap_err().kind(), io::ErrorKind::Interrupted);
+    }
+
+    #[test]
+    fn a_call_wakes_the_watching_thread_from_its_rest() {
+        let full = eventfd(0, EventfdFlags::empty()).unwrap();
+        rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        for _ in 0..3 {
+            // Other tests make calls meanwhile, and end.
+            while AWAKE.load(Ordering::Relaxed) {
+                std::thread::sleep(WATCH);
+            }
+            assert_eq!(signal(full.as_fd()), Err(Blocked));
+            assert!(WATCHER.get().is_some());
+        }
     }
 
     #[test]
