@@ -80,8 +80,8 @@ class LoopDevices:
 
     def attached(self) -> list[str]:
         """Returns the volumes that have a device."""
-        names = [loop.name for loop in loopctl.loops() if loop.name.startswith(PREFIX)]
-        return sorted({name.split(":")[1] for name in names})
+        exports = self._client.call("virtlun_export_list")
+        return sorted(each["bdev_name"] for each in exports if self._loops(each["bdev_name"]))
 
     def _export(self, volume: str) -> Path:
         """Returns the target's file of the volume, made if need be."""
@@ -97,6 +97,12 @@ class LoopDevices:
         return Path(made["path"])
 
     def _loops(self, volume: str) -> list[Loop]:
+        """Returns the volume's devices.
+
+        To tell what a device is the kernel asks its file, and that waits for the target: one that
+        is away is an error here.
+        """
+        self._client.call("spdk_get_version")
         names = {_name(volume, read_only=flag) for flag in (False, True)}
         names.add(f"{loopctl.DEAD}{volume}")
         return [loop for loop in loopctl.loops(volume) if loop.name in names]

@@ -220,17 +220,19 @@ class Driver:
             loopctl.release(loop)
 
     def _loops(self) -> list[loopctl.Loop]:
-        return [each for each in loopctl.loops() if set(each.name.split(":")) & self.handles]
+        return [each for handle in self.handles for each in loopctl.loops(handle)]
 
     def left(self) -> dict[str, list[str]]:
-        """Returns what there is of volumes anywhere, by kind; without the target's own mount."""
+        """Returns what there is of volumes anywhere, by kind; without the exports' own mounts."""
         below = f"{self.directory}/"
-        export = str(self.target.export_dir)
+        export = self.target.export_dir
         controllers = self.target.rpc("vhost_get_controllers")
         targets = [each for one in controllers for each in one["backend_specific"]["scsi"]]
         return {
             "mounts": [
-                m.target for m in table() if m.target.startswith(below) and m.target != export
+                m.target
+                for m in table()
+                if m.target.startswith(below) and Path(m.target).parent != export
             ],
             "loops": [loop.name for loop in self._loops()],
             "exports": [each["path"] for each in self.target.rpc("virtlun_export_list")],

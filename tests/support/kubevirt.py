@@ -299,21 +299,23 @@ class Host:
         left = self.left()
         for each in reversed(left["mounts"]):
             subprocess.run(["umount", "--lazy", each], check=False)
-        for loop in loopctl.loops():
+        for loop in [e for handle in self.handles.values() for e in loopctl.loops(handle)]:
             if loop.name in left["loops"]:
                 loopctl.release(loop)
 
     def left(self) -> dict[str, list[str]]:
         """Returns what there is of controllers, exports, loop devices and mounts."""
-        below, export = f"{self.directory}/", str(self.target.export_dir)
+        below, export = f"{self.directory}/", self.target.export_dir
         handles = set(self.handles.values())
         return {
             "controllers": [each["ctrlr"] for each in self.target.rpc("vhost_get_controllers")],
             "folders": [path.name for path in self.target.vhost_dir.iterdir()],
             "exports": [each["bdev_name"] for each in self.target.rpc("virtlun_export_list")],
-            "loops": [e.name for e in loopctl.loops() if set(e.name.split(":")) & handles],
+            "loops": [e.name for handle in handles for e in loopctl.loops(handle)],
             "mounts": [
-                m.target for m in table() if m.target.startswith(below) and m.target != export
+                m.target
+                for m in table()
+                if m.target.startswith(below) and Path(m.target).parent != export
             ],
         }
 
