@@ -150,6 +150,7 @@ fn take<T: FromBytes>(body: &[u8], malformed: Malformed) -> Result<T, Malformed>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
     use zerocopy::IntoBytes;
 
     /// A request as the kernel writes it.
@@ -198,5 +199,35 @@ mod tests {
         assert!(parse(&packet(op::LOOKUP, 4, 1, b"name"), 44).is_err());
         assert_eq!(parse(&bytes[..39], 39).unwrap_err(), Malformed::NoHeader);
         assert_eq!(parse(&bytes, 51).unwrap_err(), Malformed::Body { unique: 4 });
+    }
+
+    proptest! {
+        /// Whatever stands in a packet: a request whose parts are within it, or a refusal that names
+        /// it.
+        #[test]
+        fn anything_is_a_request_or_refused(
+            opcode in prop_oneof![0u32..64, any::<u32>()],
+            body in proptest::collection::vec(any::<u8>(), 0..SMALL_BYTES - 40),
+            len in prop_oneof![Just(None), any::<u32>().prop_map(Some)],
+            cut in 0usize..SMALL_BYTES,
+        ) {
+            let mut bytes = packet(opcode, 77, 2, &body);
+            let len = len.unwrap_or(bytes.len() as u32);
+            bytes[..4].copy_from_slice(&len.to_ne_bytes());
+            bytes.truncate(bytes.len().max(cut) - cut.min(bytes.len()));
+            match parse(&bytes, len as usize) {
+                Ok(call) => {
+                    prop_assert_eq!(call.unique, 77);
+                    if let Body::Write(write) = call.body {
+                        prop_assert_eq!(HEAD_BYTES + write.size as usize, len as usize);
+                    }
+                    if let Body::Lookup(name) = call.body {
+                        prop_assert!(name.len() < bytes.len());
+                    }
+                }
+                Err(Malformed::NoHeader) => prop_assert!(bytes.len() < 40),
+                Err(Malformed::Body { unique }) => prop_assert_eq!(unique, 77),
+            }
+        }
     }
 }
