@@ -62,6 +62,14 @@ const MAX_ACCEPTS: u32 = 32;
 /// How long nobody is let in after that many.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(2);
 
+/// What a controller keeps on disk.
+pub(crate) struct Records {
+    /// Where its owner is recorded.
+    pub(crate) journal: Option<Arc<dyn OwnerJournal>>,
+    /// File of the mark that requests may be in flight.
+    pub(crate) mark: Option<PathBuf>,
+}
+
 /// A controller as all threads see it.
 pub(crate) struct Controller {
     pub(crate) name: String,
@@ -98,8 +106,7 @@ impl Controller {
         reactors: Vec<Handle>,
         accepts: bool,
         timeouts: Timeouts,
-        journal: Option<Arc<dyn OwnerJournal>>,
-        mark: Option<PathBuf>,
+        records: Records,
     ) -> io::Result<(Arc<Self>, JoinHandle<()>, Receiver<()>)> {
         let (mailbox, inbox) = mailbox()?;
         let controller = Arc::new(Controller {
@@ -112,7 +119,7 @@ impl Controller {
             session: AtomicU64::new(0),
             started: AtomicBool::new(false),
             owner: Mutex::default(),
-            journal,
+            journal: records.journal,
             mailbox,
             refused: Mutex::default(),
             message_timeout: timeouts.message,
@@ -124,7 +131,7 @@ impl Controller {
             accepts,
             inbox,
             peer: None,
-            mark,
+            mark: records.mark,
             past: None,
             retiring: None,
             client: None,

@@ -12,7 +12,7 @@ use bdev::{ClaimMode, Event, Registry, Subscription};
 use reactor::Handle;
 use scsi::{LunOptions, LunShared};
 
-use crate::controller::{Controller, cpu_of};
+use crate::controller::{Controller, Records, cpu_of};
 use crate::error::ControllerError;
 use crate::info::ControllerInfo;
 use crate::lun::{Target, TargetOptions, Times};
@@ -172,11 +172,13 @@ impl Controllers {
         };
         let listener = Listener::bind(&socket)?;
         let timeouts = settings.timeouts;
-        let journal = self.inner.journal.get().cloned();
-        let mark = settings.marks.as_ref().map(|marks| marks.join(name));
+        let records = Records {
+            journal: self.inner.journal.get().cloned(),
+            mark: settings.marks.as_ref().map(|marks| marks.join(name)),
+        };
         let accepts = !options.delay;
         let started =
-            Controller::start(name, socket, listener, reactors, accepts, timeouts, journal, mark);
+            Controller::start(name, socket, listener, reactors, accepts, timeouts, records);
         let (controller, thread, ended) =
             started.map_err(|why| ControllerError::Start { name: name.into(), why })?;
         entries.insert(name.into(), Entry { controller, options, thread, ended });
