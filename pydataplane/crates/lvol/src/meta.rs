@@ -77,9 +77,11 @@ impl Work for Meta {
         if self.reap() || more {
             return Next::Now;
         }
-        match self.retiring.is_empty() {
-            true => Next::WhenRung,
-            false => Next::Within(QUIET_POLL),
+        match (self.retiring.is_empty(), self.has_requests()) {
+            (false, _) => Next::Within(QUIET_POLL),
+            // They waited for the room that has just come.
+            (true, true) => Next::Now,
+            (true, false) => Next::WhenRung,
         }
     }
 

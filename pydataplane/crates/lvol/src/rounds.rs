@@ -130,6 +130,11 @@ fn add<D: blobstore::Disk>(
 }
 
 impl Meta {
+    /// Whether requests were taken from the channels and not answered yet.
+    pub fn has_requests(&self) -> bool {
+        self.volumes.iter().any(|served| !served.queue.is_empty())
+    }
+
     /// One round. Whether there is more to do at once.
     pub fn serve(&mut self) -> bool {
         self.volumes.iter_mut().for_each(Served::collect);

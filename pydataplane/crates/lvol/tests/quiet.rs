@@ -3,11 +3,11 @@
 
 mod common;
 
-use bdev::{Channel, Completion, Io, Op, Submit};
+use bdev::{AlignedBuf, Channel, Completion, Io, IoError, Op, OwnedChannel, Submit};
 use common::{BLOCK, CLUSTER, PER_CLUSTER, Rig, read_tags, tagged};
 use guestmem::Bounce;
 use reactor::IoContext;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Long enough for the metadata thread to do wrong.
 const A_WHILE: Duration = Duration::from_millis(50);
@@ -92,6 +92,38 @@ fn a_write_that_lands_after_an_unmap_by_another_channel_hits_nobody_else() {
     assert_eq!(read_tags(&mut other, 3 * PER_CLUSTER, 1), [0]);
     let all = free(&rig);
     another_takes_all(&rig, &mut late, all);
+}
+
+#[test]
+fn a_write_that_waits_for_room_goes_on_when_the_last_io_to_freed_clusters_ended() {
+    let rig = Rig::with_lvs(40);
+    rig.create("t", 4, true).unwrap();
+    rig.create("u", 60, true).unwrap();
+    rig.open("lvs0/t").write(0, &tagged(1, 4 * PER_CLUSTER)).unwrap();
+    let all = free(&rig);
+    rig.open("lvs0/u").write(0, &tagged(2, all * PER_CLUSTER)).unwrap();
+    assert_eq!(free(&rig), 0);
+    let mut late = late_write(&rig, "lvs0/t", 3 * PER_CLUSTER, 7);
+    rig.open("lvs0/t").unmap(2 * PER_CLUSTER, 2 * PER_CLUSTER).unwrap();
+    let mut waits = OwnedChannel::open(&*rig.bdev("lvs0/u"), 1).unwrap();
+    let buf = Some(AlignedBuf::zeroed(BLOCK as usize));
+    let begun = Instant::now();
+    assert!(waits.submit(Op::Write, all * PER_CLUSTER, 1, buf, ()).is_none());
+    std::thread::sleep(A_WHILE);
+    late.land();
+    let mut over = Vec::new();
+    while waits.poll(&mut over) == 0 {
+        if begun.elapsed() > Duration::from_secs(60) {
+            // Its drop would wait for the write.
+            std::mem::forget(waits);
+            panic!("the write is forgotten");
+        }
+        waits.wait(1000);
+    }
+    // On a machine that is slow it may have given up, as it says, after a second.
+    let gave_up = begun.elapsed() > Duration::from_secs(1);
+    let result = over[0].result;
+    assert!(result == Ok(()) || (gave_up && result == Err(IoError::NoSpace)), "{result:?}");
 }
 
 #[test]
