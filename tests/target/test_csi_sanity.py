@@ -31,11 +31,10 @@ NOT_CLAIMED = (
     "ListSnapshots",
     "Modify",
     "NodeGetStorageHealth",
-    "NodeGetVolumeHealth",
     "Snapshot",
     "Volume Cloning",
 )
-CLAIMED_SPECS = 49
+CLAIMED_SPECS = 51
 
 
 @pytest.fixture(scope="module")
