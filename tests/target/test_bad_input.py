@@ -113,7 +113,12 @@ def busy(target: Target) -> Target:
         ),
         ("vhost_create_scsi_controller", {"ctrlr": "vm-1"}, -17, "vm-1 exists already"),
         ("vhost_create_scsi_controller", {"ctrlr": "../vm"}, -22, "not a file name"),
-        ("vhost_create_scsi_controller", {"ctrlr": "x", "cpumask": "0x800"}, -22, "no reactor runs on CPU 11"),
+        (
+            "vhost_create_scsi_controller",
+            {"ctrlr": "x", "cpumask": "0x800"},
+            -22,
+            "no reactor runs on CPU 11",
+        ),
         ("vhost_delete_controller", {"ctrlr": "none"}, -19, "no controller none"),
         ("vhost_get_controllers", {"name": "none"}, -19, "no controller none"),
         (

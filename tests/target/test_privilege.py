@@ -30,7 +30,10 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become ano
 def tasks(pid: int) -> Iterator[dict[str, str]]:
     """Yields the fields of proc_pid_status(5) of each thread."""
     for task in Path(f"/proc/{pid}/task").iterdir():
-        lines = (task / "status").read_text().splitlines()
+        try:
+            lines = (task / "status").read_text().splitlines()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
         yield {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
