@@ -45,13 +45,13 @@ def test_an_lvstore_whose_disk_does_not_answer_keeps_nobody_else_waiting(
         target.rpc("bdev_lvol_create", lvs_name="slow", lvol_name=name, size_in_mib=4)
     target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
     with without_answers(backing):
-        refused: list[int] = []
+        refused: list[TargetError] = []
 
         def remove() -> None:
             try:
                 target.rpc("bdev_lvol_delete", name="slow/v0")
             except TargetError as why:
-                refused.append(why.code)
+                refused.append(why)
 
         delete = threading.Thread(target=remove, daemon=True)
         delete.start()
