@@ -1,7 +1,7 @@
 //! The dirty log of live migration (vhost-user "Migration": one bit for each 4 KiB page).
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
 use crate::mapping::{Accounts, Failure, Mapping, Whole};
@@ -36,6 +36,9 @@ pub enum LogError {
 pub struct DirtyLog {
     mapping: Mapping,
     len: usize,
+    /// What is mapped, for another process that goes on with this guest.
+    file: OwnedFd,
+    offset: u64,
 }
 
 impl DirtyLog {
@@ -45,6 +48,7 @@ impl DirtyLog {
             return Err(LogError::Size(size));
         }
         let len = size as usize;
+        let file = fd.try_clone_to_owned().map_err(LogError::Map)?;
         let whole = Whole { bytes: size, mappings: 1 };
         let mapping =
             Mapping::new(fd, offset, len, &Accounts::default(), whole).map_err(|e| match e {
@@ -60,7 +64,12 @@ impl DirtyLog {
                 }
                 Failure::Os(e) => LogError::Map(e),
             })?;
-        Ok(DirtyLog { mapping, len })
+        Ok(DirtyLog { mapping, len, file, offset })
+    }
+
+    /// What [`DirtyLog::new`] was given, for another process: file, offset and size in bytes.
+    pub fn file(&self) -> (BorrowedFd<'_>, u64, u64) {
+        (self.file.as_fd(), self.offset, self.len as u64)
     }
 
     /// Guest addresses below this one have a bit.

@@ -1,7 +1,7 @@
 //! The regions of one guest.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -92,6 +92,9 @@ pub enum MapError {
 struct Region {
     spec: RegionSpec,
     mapping: Arc<Mapping>,
+    /// What is mapped, for another process that goes on with this guest; none of memory without a
+    /// file.
+    file: Option<Arc<OwnedFd>>,
 }
 
 /// What a lookup needs of a region, and no more.
@@ -136,9 +139,9 @@ impl GuestMemory {
             return Err(MapError::TooMany(table.len()));
         }
         let mut regions = Vec::with_capacity(table.len());
-        for (spec, fd) in &table {
-            check(spec)?;
-            regions.push((*spec, fd));
+        for (spec, fd) in table {
+            check(&spec)?;
+            regions.push((spec, fd));
         }
         regions.sort_by_key(|(spec, _)| spec.guest_addr);
         let mut total = 0;
@@ -171,8 +174,10 @@ impl GuestMemory {
         if at > 0 {
             overlap(&self.regions[at - 1].spec, &spec)?;
         }
+        let copy = fd.try_clone();
+        let copy = copy.map_err(|why| MapError::Map { at: spec.guest_addr, why })?;
         let mut regions = self.regions.clone();
-        regions.insert(at, Region::map(spec, fd, &self.accounts, whole)?);
+        regions.insert(at, Region::map(spec, copy, &self.accounts, whole)?);
         Ok(self.build(regions, self.log.clone()))
     }
 
@@ -220,7 +225,7 @@ impl GuestMemory {
             check(&spec)?;
             let mapping = Mapping::anonymous(*size as usize)
                 .map_err(|e| MapError::Map { at: *at, why: io::Error::other(format!("{e:?}")) })?;
-            regions.push(Region { spec, mapping: Arc::new(mapping) });
+            regions.push(Region { spec, mapping: Arc::new(mapping), file: None });
         }
         regions.sort_by_key(|r| r.spec.guest_addr);
         Ok(GuestMemory::empty().build(regions, None))
@@ -240,6 +245,12 @@ impl GuestMemory {
     /// The memory table, sorted by guest address.
     pub fn regions(&self) -> impl ExactSizeIterator<Item = RegionSpec> + '_ {
         self.regions.iter().map(|r| r.spec)
+    }
+
+    /// The memory table with the file of each region, sorted by guest address: what
+    /// [`GuestMemory::map`] takes, in this process or another. Memory without files is left out.
+    pub fn files(&self) -> impl Iterator<Item = (RegionSpec, BorrowedFd<'_>)> + '_ {
+        self.regions.iter().filter_map(|r| Some((r.spec, r.file.as_deref()?.as_fd())))
     }
 
     /// The dirty log, if migration is under way.
@@ -361,7 +372,7 @@ impl GuestMemory {
 impl Region {
     fn map(
         spec: RegionSpec,
-        fd: &OwnedFd,
+        fd: OwnedFd,
         accounts: &Accounts,
         whole: Whole,
     ) -> Result<Region, MapError> {
@@ -377,7 +388,7 @@ impl Region {
             Failure::NoGuard => MapError::Map { at, why: io::ErrorKind::OutOfMemory.into() },
             Failure::Os(why) => MapError::Map { at, why },
         })?;
-        Ok(Region { spec, mapping: Arc::new(mapping) })
+        Ok(Region { spec, mapping: Arc::new(mapping), file: Some(Arc::new(fd)) })
     }
 }
 

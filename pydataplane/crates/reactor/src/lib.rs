@@ -16,6 +16,7 @@
 //! | `context` | [`IoContext`]: a thread's io_uring, epoll and waker |
 //! | `uring` | [`Uring`], [`UringClient`] |
 //! | `eventfd` | using an eventfd that a guest shares |
+//! | `fd` | another file under a descriptor in use |
 //! | `accounting` | [`Stats`]: busy, idle and sleep time |
 //! | `control` | [`Control`]: a thread that may block and runs what others ask |
 //! | `threads` | [`Reactors`], [`Handle`] |
@@ -29,6 +30,7 @@ mod context;
 mod control;
 mod cx;
 pub mod eventfd;
+pub mod fd;
 mod mailbox;
 mod poller;
 mod run;

@@ -59,7 +59,7 @@ pub use opcode::Kind;
 pub use response::{Response, SENSE_LEN, Status};
 pub use shared::{
     LunError, LunOptions, LunShared, MAX_SERIAL, MAX_TRANSFER_BYTES, MAX_UNMAP_BYTES,
-    MAX_UNMAP_DESCRIPTORS, MAX_WRITE_SAME_BYTES, Nexus, UnitAttention,
+    MAX_UNMAP_DESCRIPTORS, MAX_WRITE_SAME_BYTES, Nexus, NexusState, UnitAttention,
 };
 pub use task::{CDB_LEN, Task};
 pub use well_known::report_luns_unit;

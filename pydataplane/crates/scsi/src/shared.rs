@@ -196,6 +196,28 @@ impl Nexus {
     }
 }
 
+/// What a session knows of a logical unit, for one that goes on with it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NexusState {
+    /// Bits of the [`UnitAttention`]s that wait.
+    pub attentions: u32,
+    /// Whether it prevents the removal of the medium.
+    pub prevents: bool,
+    /// First READ CAPACITY, in microseconds since the epoch; 0: not yet.
+    pub seen_us: u64,
+}
+
+impl Nexus {
+    /// What is to be known to go on with it.
+    pub fn state(&self) -> NexusState {
+        NexusState {
+            attentions: self.pending.load(Ordering::Acquire),
+            prevents: self.prevents.load(Ordering::Acquire),
+            seen_us: self.seen_us.load(Ordering::Relaxed),
+        }
+    }
+}
+
 impl Drop for Nexus {
     fn drop(&mut self) {
         self.forget_prevention();
@@ -310,6 +332,19 @@ impl LunShared {
         let mut nexuses = self.nexuses();
         nexuses.retain(|n| n.strong_count() > 0);
         nexuses.push(Arc::downgrade(&nexus));
+        nexus
+    }
+
+    /// A session that goes on where `state` says: the initiator notices nothing. As for
+    /// [`LunShared::connect`] otherwise.
+    pub fn connect_as(&self, state: NexusState) -> Arc<Nexus> {
+        let nexus = self.connect();
+        let known = UnitAttention::BY_PRECEDENCE.into_iter().fold(0, |bits, a| bits | a as u32);
+        nexus.pending.store(state.attentions & known, Ordering::Release);
+        nexus.seen_us.store(state.seen_us, Ordering::Relaxed);
+        if state.prevents {
+            nexus.prevent();
+        }
         nexus
     }
 

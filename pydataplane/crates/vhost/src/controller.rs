@@ -29,6 +29,7 @@ use crate::controllers::Timeouts;
 use crate::defs::MAX_TARGETS;
 use crate::device::{Device, SessionContext, TMF_ID};
 use crate::events::{Event, Unheard};
+use crate::handover::{TargetState, UnheardState};
 use crate::lun::Target;
 use crate::mailbox::{Inbox, Mailbox, Order, Reply, mailbox};
 use crate::owner::{Owner, OwnerInfo, OwnerJournal, Refusal, RefusalLog};
@@ -62,12 +63,26 @@ const MAX_ACCEPTS: u32 = 32;
 /// How long nobody is let in after that many.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(2);
 
+mod handover;
+
+pub(crate) use handover::Inherited;
+
 /// What a controller keeps on disk.
 pub(crate) struct Records {
     /// Where its owner is recorded.
     pub(crate) journal: Option<Arc<dyn OwnerJournal>>,
     /// File of the mark that requests may be in flight.
     pub(crate) mark: Option<PathBuf>,
+}
+
+/// How a controller begins.
+pub(crate) struct Setup {
+    /// Whether peers are taken at once.
+    pub(crate) accepts: bool,
+    pub(crate) timeouts: Timeouts,
+    pub(crate) records: Records,
+    /// What it was in another process, if it comes from one.
+    pub(crate) inherited: Option<Inherited>,
 }
 
 /// A controller as all threads see it.
@@ -79,6 +94,8 @@ pub(crate) struct Controller {
     targets: Mutex<Vec<Option<Target>>>,
     /// Numbers of targets that are being added.
     reserved: Mutex<BTreeSet<u8>>,
+    /// Targets as they were in the process before, until they are added here.
+    inherited: Mutex<Vec<TargetState>>,
     /// One for each reactor, then one for the thread.
     counters: Vec<Arc<ControllerCounters>>,
     /// Number of the session, and whether its device runs; 0: nobody is connected.
@@ -104,17 +121,26 @@ impl Controller {
         socket: SocketOptions,
         listener: Listener,
         reactors: Vec<Handle>,
-        accepts: bool,
-        timeouts: Timeouts,
-        records: Records,
+        setup: Setup,
     ) -> io::Result<(Arc<Self>, JoinHandle<()>, Receiver<()>)> {
+        let Setup { accepts, timeouts, records, inherited } = setup;
         let (mailbox, inbox) = mailbox()?;
+        let counters: Vec<Arc<ControllerCounters>> =
+            (0..=reactors.len()).map(|_| Arc::default()).collect();
+        let (mut sessions, mut unheard) = (0, None);
+        if let Some(Inherited { state, .. }) = &inherited {
+            sessions = state.sessions;
+            counters[0].begin_with(&state.counters);
+            unheard.clone_from(&state.unheard);
+        }
+        let targets_then = inherited.as_ref().map(|i| i.state.targets.clone());
         let controller = Arc::new(Controller {
             name: name.to_owned(),
             socket,
             targets: Mutex::new((0..MAX_TARGETS).map(|_| None).collect()),
             reserved: Mutex::default(),
-            counters: (0..=reactors.len()).map(|_| Arc::default()).collect(),
+            counters,
+            inherited: Mutex::new(targets_then.unwrap_or_default()),
             reactors,
             session: AtomicU64::new(0),
             started: AtomicBool::new(false),
@@ -141,8 +167,12 @@ impl Controller {
             ending: None,
             successor: None,
             unheard: None,
+            unheard_elsewhere: unheard,
+            inherited,
+            held: false,
+            left: false,
             stopping: false,
-            sessions: 0,
+            sessions,
             removals: HashMap::new(),
             next_removal: 0,
             banned: None,
@@ -178,6 +208,13 @@ impl Controller {
     pub(crate) fn change_owner(&self, change: impl FnOnce(&mut Owner)) {
         change(&mut self.owner.lock());
         self.mailbox.send(Order::OwnerChanged);
+    }
+
+    /// What the target of that number was in the process before, for the first who asks.
+    pub(crate) fn inherited(&self, number: u8) -> Option<TargetState> {
+        let mut all = self.inherited.lock();
+        let at = all.iter().position(|t| t.number == number)?;
+        Some(all.swap_remove(at))
     }
 
     /// The connected peer: its number, and whether any of its request queues runs.
@@ -256,6 +293,14 @@ struct Server {
     successor: Option<(UnixStream, Arc<Process>)>,
     /// What the driver of the session before has not heard: while there is none.
     unheard: Option<Unheard>,
+    /// As `unheard`, of the process before: until the targets are there.
+    unheard_elsewhere: Option<UnheardState>,
+    /// The controller as it came from another process, until [`Order::TakeOver`].
+    inherited: Option<Inherited>,
+    /// Nothing is served, no peer is taken: see [`Order::Hold`].
+    held: bool,
+    /// Another process has everything.
+    left: bool,
     /// To end as soon as no session is left.
     stopping: bool,
     /// Peers so far; names the session of the present one.
@@ -289,8 +334,11 @@ impl Server {
             if self.retiring.as_ref().is_some_and(|r| Instant::now() >= r.until) {
                 self.end(&End::Undrained);
             }
-            if self.stopping && self.peer.is_none() && self.ending.is_none() {
+            if self.left || self.stopping && self.peer.is_none() && self.ending.is_none() {
                 return;
+            }
+            if self.held {
+                continue;
             }
             if ready.control {
                 self.with_device(Device::control_kick);
@@ -323,6 +371,10 @@ impl Server {
 
     /// Sleeps until something is to be done.
     fn wait(&mut self) -> Ready {
+        if self.held || self.inherited.is_some() {
+            self.inbox.wait();
+            return Ready::default();
+        }
         let now = Instant::now();
         // Of a peer that is not heard: not whether it hung up either, which `accept` asks for.
         let held =
@@ -620,6 +672,10 @@ impl Server {
             Order::Resized { target } => self.tell(Event::Resized(target)),
             Order::Accept => self.accepts = true,
             Order::OwnerChanged => self.owner_changed(),
+            Order::Hold { patience, reply } => _ = reply.send(self.hold(patience)),
+            Order::Release => self.release(),
+            Order::HandOver { reply } => _ = reply.send(self.hand_over()),
+            Order::TakeOver { reply } => _ = reply.send(self.take_over()),
             Order::IsConnected { reply } => _ = reply.send(self.peer.is_some()),
             Order::Stop => {
                 self.stopping = true;

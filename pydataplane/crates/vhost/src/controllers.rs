@@ -12,17 +12,19 @@ use bdev::{ClaimMode, Event, Registry, Subscription};
 use reactor::Handle;
 use scsi::{LunOptions, LunShared};
 
-use crate::controller::{Controller, Records, cpu_of};
+use crate::controller::{Controller, Inherited, Records, Setup, cpu_of};
 use crate::error::ControllerError;
 use crate::info::ControllerInfo;
 use crate::lun::{Target, TargetOptions, Times};
 use crate::mailbox::{Order, Parcel};
 use crate::owner::{NamedOwner, OwnerJournal};
 use crate::socket::{Listener, SocketOptions};
-use crate::stats::{ControllerStats, LunStats};
+use crate::stats::{ControllerStats, LunCounters, LunStats};
 
 /// Bytes of a controller's name, at most.
 pub const MAX_NAME: usize = 64;
+mod handover;
+
 /// How long is waited for I/O in flight. When it does not end, whoever waited goes on, and the I/O
 /// keeps what it needs: memory of a VM is never unmapped, and a bdev never closed, before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,6 +113,8 @@ struct Inner {
     entries: Mutex<BTreeMap<String, Entry>>,
     /// Unset: owners are not recorded.
     journal: OnceLock<Arc<dyn OwnerJournal>>,
+    /// Controllers that came from another process and are not made yet.
+    inherited: Mutex<BTreeMap<String, Inherited>>,
 }
 
 /// All controllers. Cheap to clone; every clone is the same set. Every method may wait for
@@ -132,6 +136,7 @@ impl Controllers {
             settings,
             entries: Mutex::default(),
             journal: OnceLock::new(),
+            inherited: Mutex::default(),
         });
         let weak = Arc::downgrade(&inner);
         let events = registry.subscribe(move |event| on_event(&weak, event));
@@ -170,15 +175,20 @@ impl Controllers {
             uid: settings.uid,
             gid: options.socket_gid.or(settings.gid),
         };
-        let listener = Listener::bind(&socket)?;
-        let timeouts = settings.timeouts;
-        let records = Records {
-            journal: self.inner.journal.get().cloned(),
-            mark: settings.marks.as_ref().map(|marks| marks.join(name)),
+        let (listener, inherited) = match self.inherited(name) {
+            Some(mut inherited) => (inherited.listener(&socket.path)?, Some(inherited)),
+            None => (Listener::bind(&socket)?, None),
         };
-        let accepts = !options.delay;
-        let started =
-            Controller::start(name, socket, listener, reactors, accepts, timeouts, records);
+        let setup = Setup {
+            accepts: !options.delay,
+            timeouts: settings.timeouts,
+            records: Records {
+                journal: self.inner.journal.get().cloned(),
+                mark: settings.marks.as_ref().map(|marks| marks.join(name)),
+            },
+            inherited,
+        };
+        let started = Controller::start(name, socket, listener, reactors, setup);
         let (controller, thread, ended) =
             started.map_err(|why| ControllerError::Start { name: name.into(), why })?;
         entries.insert(name.into(), Entry { controller, options, thread, ended });
@@ -253,12 +263,21 @@ impl Controllers {
             block_size: options.block_size,
         };
         let shared = LunShared::new(Arc::clone(claim.bdev()), lun_options)?;
-        let counters = controller.reactors.iter().map(|_| Arc::default()).collect();
+        let counters: Vec<Arc<LunCounters>> =
+            controller.reactors.iter().map(|_| Arc::default()).collect();
         // A volume that cannot be opened is refused now, not when a VM connects.
         let bdev = Arc::clone(claim.bdev());
         controller.reactors[0].call(move |cx| bdev.open(cx.io()).map(drop))?;
-        let times = Times::new();
-        let target = Target { number, shared, options, times, leaving: false, counters, claim };
+        let mut times = Times::new();
+        let mut inherited = None;
+        if let Some(then) = controller.inherited(number) {
+            counters[0].begin_with(&then.counters);
+            times = Times::restored(then.attached_at, then.event_at, then.resize_event_at).into();
+            inherited = then.nexus.map(Into::into);
+        }
+        let inherited = Mutex::new(inherited);
+        let leaving = false;
+        let target = Target { number, shared, options, times, leaving, inherited, counters, claim };
         let (reply, answer) = channel();
         let parcel = Parcel::new(target);
         controller.mailbox.send(Order::Add { target: parcel.clone(), reply });

@@ -113,6 +113,9 @@ pub enum ControllerError {
     /// The socket cannot be made.
     #[error(transparent)]
     Socket(#[from] SocketError),
+    /// A controller does not go on in another process, or here again.
+    #[error("{0}")]
+    HandOver(String),
     /// A thread or a descriptor could not be had.
     #[error("cannot start controller {name}: {why}")]
     Start {

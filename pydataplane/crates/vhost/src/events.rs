@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::defs::{EventRecord, F_CHANGE, F_HOTPLUG, LunAddress, event};
+use crate::handover::{EventState, UnheardState};
 use crate::lun::Times;
 
 /// Events that wait at most; Linux posts 8 buffers.
@@ -26,6 +27,13 @@ impl Event {
         match self {
             Event::Added(target) | Event::Removed(target) | Event::Resized(target) => target,
         }
+    }
+
+    /// The event that a record tells of.
+    fn of(record: &EventRecord) -> Option<Event> {
+        let target = record.lun[1];
+        let all = [Event::Added(target), Event::Removed(target), Event::Resized(target)];
+        all.into_iter().find(|event| event.record() == *record)
     }
 
     /// The record of virtio 1.2 5.6.6.3.
@@ -83,6 +91,39 @@ pub(crate) struct Unheard {
 }
 
 impl Unheard {
+    /// What is to be known to go on telling it elsewhere.
+    pub(crate) fn state(&self) -> UnheardState {
+        let events = self.events.queue.iter().filter_map(|p| Event::of(&p.record));
+        let events = events.map(|event| match event {
+            Event::Added(target) => EventState::Added(target),
+            Event::Removed(target) => EventState::Removed(target),
+            Event::Resized(target) => EventState::Resized(target),
+        });
+        UnheardState {
+            features: self.features,
+            events: events.collect(),
+            missed: self.events.missed,
+        }
+    }
+
+    /// Goes on with `state`; `times` knows the clock of a target.
+    pub(crate) fn restored(
+        state: &UnheardState,
+        times: impl Fn(u8) -> Option<Arc<Times>>,
+    ) -> Unheard {
+        let mut unheard = Unheard { features: state.features, ..Unheard::default() };
+        unheard.events.missed = state.missed;
+        for event in &state.events {
+            let event = match *event {
+                EventState::Added(target) => Event::Added(target),
+                EventState::Removed(target) => Event::Removed(target),
+                EventState::Resized(target) => Event::Resized(target),
+            };
+            unheard.push(event, times(event.target()));
+        }
+        unheard
+    }
+
     /// Adds `event`, of the target with `times`; `false` if it was lost.
     pub(crate) fn push(&mut self, event: Event, times: Option<Arc<Times>>) -> bool {
         self.events.push(event, times, self.features)

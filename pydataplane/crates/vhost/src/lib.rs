@@ -18,6 +18,7 @@
 //! - `session`: messages of the peer. The only importer of the `vhost` crate.
 //! - `device`: what was negotiated; ring life cycle; control queue, event queue.
 //! - `poller`: the I/O path, from the available ring to the used ring. Read it first.
+//! - [`handover`]: a controller on its way to another process.
 //! - `defs`: the structures of virtio 1.2 section 5.6.
 //!
 //! Errors: a guest that breaks the rules of virtio has the queue in question stopped, is counted
@@ -34,6 +35,7 @@ mod defs;
 mod device;
 mod error;
 mod events;
+pub mod handover;
 mod info;
 mod lun;
 mod mailbox;

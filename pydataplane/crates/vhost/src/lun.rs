@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bdev::{Claim, OpenError};
+use parking_lot::Mutex;
 use reactor::Cx;
 use scsi::{Lun, LunShared, Nexus};
 
@@ -52,6 +53,16 @@ impl Times {
         Arc::new(times)
     }
 
+    /// Of a target that came in another process.
+    pub(crate) fn restored(
+        attached: Moment,
+        event: Option<Moment>,
+        resize: Option<Moment>,
+    ) -> Self {
+        let bits = |moment: Option<Moment>| moment.map_or(0, f64::to_bits).into();
+        Times { attached, event: bits(event), resize_event: bits(resize) }
+    }
+
     /// A new session: nothing was told yet.
     pub(crate) fn begin(&self) {
         self.event.store(0, Ordering::Relaxed);
@@ -92,6 +103,8 @@ pub(crate) struct Target {
     pub(crate) times: Arc<Times>,
     /// Being removed.
     pub(crate) leaving: bool,
+    /// What the session that goes on here knows of it, until it has come.
+    pub(crate) inherited: Mutex<Option<scsi::NexusState>>,
     /// One for each reactor of the controller.
     pub(crate) counters: Vec<Arc<LunCounters>>,
     /// Keeps the volume; dropped last.
@@ -102,6 +115,16 @@ impl Target {
     /// Name of the volume.
     pub(crate) fn bdev_name(&self) -> &str {
         self.claim.bdev().name()
+    }
+
+    /// What the session that goes on here knows of it, until [`Target::forget_inherited`].
+    pub(crate) fn inherited(&self) -> Option<scsi::NexusState> {
+        *self.inherited.lock()
+    }
+
+    /// The next session begins anew.
+    pub(crate) fn forget_inherited(&self) {
+        *self.inherited.lock() = None;
     }
 
     /// What the guest did with it.

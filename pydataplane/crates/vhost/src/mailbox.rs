@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
+use crate::handover::ControllerHandover;
 use crate::lun::Target;
 use crate::poller::Failure;
 
@@ -31,6 +32,14 @@ pub(crate) enum Order {
     IsConnected { reply: Reply<bool> },
     /// End the session, remove the socket and return.
     Stop,
+    /// Serve nothing, and answer when nothing is in flight any more, after `patience` at most.
+    Hold { patience: Duration, reply: Reply<Result<(), String>> },
+    /// Go on after [`Order::Hold`] or [`Order::TakeOver`].
+    Release,
+    /// While held: return, and leave the rest to whoever gets the answer.
+    HandOver { reply: Reply<Result<ControllerHandover, String>> },
+    /// Go on with the session that came from another process; held until [`Order::Release`].
+    TakeOver { reply: Reply<Result<(), String>> },
     /// A countdown reached zero.
     Drained { id: u64 },
     /// A request queue was closed because the guest broke the rules.
@@ -94,6 +103,13 @@ impl Inbox {
     /// The next order, if there is one.
     pub(crate) fn next(&self) -> Option<Order> {
         self.orders.try_recv().ok()
+    }
+
+    /// Sleeps until an order comes.
+    pub(crate) fn wait(&self) {
+        let mut fds = [PollFd::new(&*self.wake, PollFlags::IN)];
+        // Interrupted or failed: whoever waits looks again.
+        _ = poll(&mut fds, None);
     }
 
     /// Clears the wake-up, before the orders are taken.

@@ -7,7 +7,7 @@
 //! silence to a peer that waits for a reply: it sees the end of the connection instead, at once.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -30,6 +30,7 @@ use virtqueue::InflightRegion;
 
 use crate::defs::{Config, MAX_QUEUES, MAX_REQUEST_QUEUES, OFFERED_FEATURES};
 use crate::device::{Addresses, Device, DeviceError};
+use crate::handover::{Fds, SessionState};
 
 /// How long a peer may take over the rest of a message that it began, or over taking a reply.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -96,9 +97,53 @@ impl Peer {
     /// A session.
     pub(crate) fn new(connection: Connection, device: Device) -> Self {
         let Connection { stream, copy } = connection;
-        let handler = Arc::new(Mutex::new(Handler { device, fatal: None }));
+        let handler = Arc::new(Mutex::new(Handler::new(device)));
         let requests = BackendReqHandler::from_stream(copy, Arc::clone(&handler));
         Peer { requests, handler, stream, spoke: false, refused: 0 }
+    }
+
+    /// A session that goes on where `state` says, of which `device` knows its targets only. Held
+    /// until [`Device::release`].
+    ///
+    /// # Errors
+    /// In one sentence: what does not go on. Then the device is gone, and the peer is connected still
+    /// for whoever has its socket.
+    pub(crate) fn take_over(
+        state: &SessionState,
+        stream: UnixStream,
+        fds: &mut Fds,
+        device: Device,
+    ) -> std::result::Result<Self, TakeOverFailed> {
+        let handler = Arc::new(Mutex::new(Handler::new(device)));
+        let made = (|| {
+            stream.set_nonblocking(false).map_err(|e| e.to_string())?;
+            let requests = negotiated(state, &stream, &handler)?;
+            let mut lock = handler.lock().expect(POISONED);
+            lock.device.take_over(state, fds).map_err(|e| e.to_string())?;
+            Ok((stream, requests))
+        })();
+        match made {
+            Ok((stream, requests)) => {
+                let SessionState { spoke, refused, .. } = *state;
+                Ok(Peer { requests, handler, stream, spoke, refused })
+            }
+            Err(why) => Err(TakeOverFailed { why, device: handler_device(handler) }),
+        }
+    }
+
+    /// What another process needs to go on with this session, whose device is held, and the
+    /// device, which is of no more use than to be closed.
+    pub(crate) fn hand_over(
+        self,
+        fds: &mut Fds,
+    ) -> (Device, std::result::Result<SessionState, String>) {
+        let Peer { requests, handler, stream, spoke, refused } = self;
+        let protocol_features = handler.lock().expect(POISONED).protocol;
+        drop(requests);
+        let mut device = handler_device(handler);
+        let state = device.hand_over(stream.into(), fds);
+        let state = state.map(|s| SessionState { spoke, refused, protocol_features, ..s });
+        (device, state.map_err(|e| e.to_string()))
     }
 
     /// Readable when there is a message.
@@ -120,8 +165,7 @@ impl Peer {
     pub(crate) fn into_device(self) -> Device {
         let Peer { requests, handler, .. } = self;
         drop(requests);
-        let handler = Arc::into_inner(handler).expect("the connection had the only other one");
-        handler.into_inner().expect(POISONED).device
+        handler_device(handler)
     }
 
     /// The device. Only the controller's thread takes this lock, never while it handles a message.
@@ -216,14 +260,70 @@ impl Peer {
     }
 }
 
+/// A session that did not go on here.
+pub(crate) struct TakeOverFailed {
+    /// What did not, in one sentence.
+    pub(crate) why: String,
+    /// To be closed.
+    pub(crate) device: Device,
+}
+
+/// The device of a handler whose connection is gone.
+fn handler_device(handler: Arc<Mutex<Handler>>) -> Device {
+    let handler = Arc::into_inner(handler).expect("the connection had the only other one");
+    handler.into_inner().expect(POISONED).device
+}
+
+/// A connection that stands where the peer's stood in another process. The library keeps what was
+/// negotiated to itself, so it is told by the messages that negotiate, on a socket pair, before it
+/// gets the peer's socket.
+fn negotiated(
+    state: &SessionState,
+    stream: &UnixStream,
+    handler: &Arc<Mutex<Handler>>,
+) -> std::result::Result<BackendReqHandler<Mutex<Handler>>, String> {
+    /// GET_FEATURES, SET_FEATURES, SET_PROTOCOL_FEATURES: codes of the front end's messages.
+    const MESSAGES: [u32; 3] = [1, 2, 16];
+    /// Version 1, no reply wanted.
+    const FLAGS: u32 = 1;
+    let bodies: [Option<u64>; 3] = [None, Some(state.features), Some(state.protocol_features)];
+    let (pair, mut ours) = UnixStream::pair().map_err(|e| e.to_string())?;
+    let mut refused = None;
+    let requests = reactor::fd::begin_with(pair, stream.as_fd(), |pair| {
+        let mut requests = BackendReqHandler::from_stream(pair, Arc::clone(handler));
+        for (code, body) in MESSAGES.into_iter().zip(bodies) {
+            let size = body.map_or(0, |_| size_of::<u64>() as u32);
+            let mut message: Vec<u8> =
+                [code, FLAGS, size].iter().flat_map(|word| word.to_ne_bytes()).collect();
+            message.extend(body.into_iter().flat_map(u64::to_ne_bytes));
+            ours.write_all(&message)?;
+            // The reply to the first stays in the pair.
+            if let Err(why) = requests.handle_request() {
+                refused.get_or_insert(format!("what the peer negotiated is not taken: {why}"));
+            }
+        }
+        Ok(requests)
+    });
+    match refused {
+        Some(why) => Err(why),
+        None => requests.map_err(|e| e.to_string()),
+    }
+}
+
 /// What messages act on.
 pub(crate) struct Handler {
     pub(crate) device: Device,
     /// The session must end: an error that could not be answered.
     fatal: Option<End>,
+    /// Protocol features that the peer acknowledged.
+    protocol: u64,
 }
 
 impl Handler {
+    fn new(device: Device) -> Self {
+        Handler { device, fatal: None, protocol: 0 }
+    }
+
     /// An error of a message whose sender waits for a reply that will not come.
     fn fatal<T>(&mut self, why: impl ToString) -> Result<T> {
         self.fatal = Some(End::Broken(why.to_string()));
@@ -373,8 +473,9 @@ impl VhostUserBackendReqHandlerMut for Handler {
             | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)
     }
 
-    fn set_protocol_features(&mut self, _features: u64) -> Result<()> {
+    fn set_protocol_features(&mut self, features: u64) -> Result<()> {
         // The library looks at them; none changes the device.
+        self.protocol = features;
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -71,8 +71,8 @@ pub enum SocketError {
 pub(crate) struct Listener {
     listener: UnixListener,
     path: PathBuf,
-    /// Device and inode of our file: never remove somebody else's.
-    file: (u64, u64),
+    /// Device and inode of our file: never remove somebody else's. None: another process has it.
+    file: Option<(u64, u64)>,
 }
 
 impl Listener {
@@ -90,7 +90,8 @@ impl Listener {
             _ => os("bind")(why),
         })?;
         let made = fs::symlink_metadata(path).map_err(os("examine"))?;
-        let socket = Listener { listener, path: path.clone(), file: (made.dev(), made.ino()) };
+        let socket =
+            Listener { listener, path: path.clone(), file: Some((made.dev(), made.ino())) };
         // Until here only the owner may connect (umask), so nobody slips in before the change.
         if options.uid.is_some() || options.gid.is_some() {
             chown(path, options.uid, options.gid).map_err(os("change the owner of"))?;
@@ -99,6 +100,24 @@ impl Listener {
             .map_err(os("change the mode of"))?;
         socket.listener.set_nonblocking(true).map_err(os("set up"))?;
         Ok(socket)
+    }
+
+    /// One that another process listened on, at `path`, which must still be a socket.
+    pub(crate) fn adopt(fd: OwnedFd, path: &Path) -> Result<Self, SocketError> {
+        let os = |operation| move |why| SocketError::Os { operation, path: path.into(), why };
+        let there = fs::symlink_metadata(path).map_err(os("examine"))?;
+        let listener = UnixListener::from(fd);
+        listener.set_nonblocking(true).map_err(os("set up"))?;
+        let file = there.file_type().is_socket().then_some((there.dev(), there.ino()));
+        let file = file.ok_or_else(|| SocketError::NotASocket(path.into()))?;
+        Ok(Listener { listener, path: path.into(), file: Some(file) })
+    }
+
+    /// The listening descriptor, for another process; the socket's file stays.
+    pub(crate) fn hand_over(mut self) -> io::Result<OwnedFd> {
+        let fd = self.listener.as_fd().try_clone_to_owned()?;
+        self.file = None;
+        Ok(fd)
     }
 
     /// The next connection that waits, if one does.
@@ -128,7 +147,8 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        let ours = fs::symlink_metadata(&self.path).is_ok_and(|m| (m.dev(), m.ino()) == self.file);
+        let Some(file) = self.file else { return };
+        let ours = fs::symlink_metadata(&self.path).is_ok_and(|m| (m.dev(), m.ino()) == file);
         if ours {
             let _ = fs::remove_file(&self.path);
         }

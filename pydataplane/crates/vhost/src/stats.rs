@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use scsi::Kind;
 
+use crate::handover::{ControllerTotals, LunTotals};
+
 /// A counter with a single writing thread.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
@@ -61,6 +63,58 @@ impl ControllerStats {
         self.interrupts += counters.interrupts.get();
         self.events_sent += counters.events_sent.get();
         self.events_missed += counters.events_missed.get();
+    }
+}
+
+impl ControllerCounters {
+    /// Begins with what another process counted; before anybody counts here.
+    pub(crate) fn begin_with(&self, t: &ControllerTotals) {
+        self.requests.add(t.requests);
+        self.errors.add(t.errors);
+        self.malformed.add(t.malformed);
+        self.interrupts.add(t.interrupts);
+        self.events_sent.add(t.events_sent);
+        self.events_missed.add(t.events_missed);
+    }
+
+    /// Adds what was counted to `t`.
+    pub(crate) fn add_to(&self, t: &mut ControllerTotals) {
+        t.requests += self.requests.get();
+        t.errors += self.errors.get();
+        t.malformed += self.malformed.get();
+        t.interrupts += self.interrupts.get();
+        t.events_sent += self.events_sent.get();
+        t.events_missed += self.events_missed.get();
+    }
+}
+
+impl LunCounters {
+    /// Begins with what another process counted; before anybody counts here.
+    pub(crate) fn begin_with(&self, t: &LunTotals) {
+        self.reads.add(t.reads);
+        self.read_bytes.add(t.read_bytes);
+        self.read_ticks.add(t.read_ticks);
+        self.writes.add(t.writes);
+        self.write_bytes.add(t.write_bytes);
+        self.write_ticks.add(t.write_ticks);
+        self.flushes.add(t.flushes);
+        self.flush_ticks.add(t.flush_ticks);
+        self.others.add(t.others);
+        self.errors.add(t.errors);
+    }
+
+    /// Adds what was counted to `t`.
+    pub(crate) fn add_to(&self, t: &mut LunTotals) {
+        t.reads += self.reads.get();
+        t.read_bytes += self.read_bytes.get();
+        t.read_ticks += self.read_ticks.get();
+        t.writes += self.writes.get();
+        t.write_bytes += self.write_bytes.get();
+        t.write_ticks += self.write_ticks.get();
+        t.flushes += self.flushes.get();
+        t.flush_ticks += self.flush_ticks.get();
+        t.others += self.others.get();
+        t.errors += self.errors.get();
     }
 }
 

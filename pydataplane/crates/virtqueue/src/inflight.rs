@@ -22,7 +22,7 @@
 //! is the compiler alone that must keep their order.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, compiler_fence};
 
@@ -169,6 +169,13 @@ impl InflightRegion {
         let region = unsafe { range.detach() };
         let (batch, memory) = (Box::default(), Arc::clone(&self.memory));
         Some(Inflight { region, size: self.size, counter: 0, last: 0, batch, memory })
+    }
+
+    /// What [`InflightRegion::map`] was given, for another process: file, offset, queues, descriptors
+    /// of each.
+    pub fn file(&self) -> Option<(BorrowedFd<'_>, u64, u16, u16)> {
+        let (spec, file) = self.memory.files().next()?;
+        Some((file, spec.mmap_offset, self.queues, self.size))
     }
 
     /// Whether the front end truncated the file under us.

@@ -69,7 +69,7 @@ impl Device {
         self.control_backlog = false;
         // A function that is answered must know all that it is about.
         self.catching_up = self.catching_up && self.replays();
-        if self.catching_up || self.retired {
+        if self.catching_up || self.retired || self.held {
             return;
         }
         for _ in 0..BATCH {

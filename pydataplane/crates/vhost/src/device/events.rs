@@ -34,7 +34,7 @@ impl Device {
     /// `resumed`: the driver had another back end before. Where nobody knows what that one had not
     /// told, the driver is told that it missed something, and looks by itself (5.6.6.3).
     pub(super) fn begin_events(&mut self, queue: SideQueue, resumed: bool) {
-        let goes_on = resumed || queue.next_avail() != 0 || queue.has_work();
+        let goes_on = resumed || self.held || queue.next_avail() != 0 || queue.has_work();
         let unheard = self.unheard.take().filter(|_| goes_on);
         let unknown = unheard.is_none() && resumed;
         self.pending_events = unheard.map(|unheard| unheard.events).unwrap_or_default();
@@ -73,7 +73,8 @@ impl Device {
     /// Puts what waits into the buffers that are there.
     pub(super) fn send_events(&mut self) {
         self.event_backlog = false;
-        let Some(queue) = self.events.as_mut().filter(|_| !self.retired) else { return };
+        let serves = !self.retired && !self.held;
+        let Some(queue) = self.events.as_mut().filter(|_| serves) else { return };
         // Bounded, as a guest can add buffers that are too small for ever.
         for _ in 0..BATCH {
             if self.pending_events.is_empty() {

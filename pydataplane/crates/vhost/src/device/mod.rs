@@ -8,6 +8,7 @@
 mod control;
 mod ending;
 mod events;
+mod handover;
 mod rings;
 mod side;
 
@@ -53,6 +54,8 @@ pub(crate) enum DeviceError {
     Memory(#[from] MapError),
     #[error(transparent)]
     Log(#[from] LogError),
+    #[error("a descriptor of the peer's cannot be duplicated: {0}")]
+    Descriptor(std::io::Error),
     /// The session must end: nothing more can be done in its order.
     #[error("{what} still waits for I/O in flight after {} s", waited.as_secs())]
     Stuck { what: &'static str, waited: Duration },
@@ -129,6 +132,8 @@ pub(crate) struct Device {
     event_backlog: bool,
     /// The session is about to end: nothing is taken from any queue.
     retired: bool,
+    /// Nothing is served: the session is about to go on in another process, or has just come.
+    held: bool,
 }
 
 impl Device {
@@ -176,6 +181,7 @@ impl Device {
             control_backlog: false,
             event_backlog: false,
             retired: false,
+            held: false,
         };
         for target in targets {
             if let Err(why) = device.open(target) {
@@ -192,7 +198,10 @@ impl Device {
 
     /// Opens the unit of `target` on every reactor; new requests find it from then on.
     pub(crate) fn open(&mut self, target: &Target) -> Result<(), OpenError> {
-        let nexus: Arc<Nexus> = target.shared.connect();
+        let nexus: Arc<Nexus> = match target.inherited() {
+            Some(state) => target.shared.connect_as(state),
+            None => target.shared.connect(),
+        };
         let number = target.number;
         for (worker, counters) in self.workers.iter().zip(&target.counters) {
             let (shared, nexus) = (Arc::clone(&target.shared), Arc::clone(&nexus));
@@ -212,7 +221,9 @@ impl Device {
         }
         self.workers.iter().for_each(|w| w.call(move |p| p.show_unit(number)));
         let (shared, times) = (Arc::clone(&target.shared), Arc::clone(&target.times));
-        times.begin();
+        if target.inherited().is_none() {
+            times.begin();
+        }
         self.attached[usize::from(number)] =
             Some(AttachedTarget { shared, nexus, times, leaving: false });
         Ok(())

@@ -38,7 +38,7 @@ pub(crate) struct Addresses {
 
 /// How the peer tells that it added requests.
 #[derive(Debug)]
-enum Kick {
+pub(super) enum Kick {
     Fd(OwnedFd),
     /// Not at all: look.
     Polled,
@@ -47,21 +47,29 @@ enum Kick {
 /// One ring as the peer described it.
 #[derive(Debug, Default)]
 pub(super) struct Ring {
-    size: u16,
-    addresses: Option<Addresses>,
+    pub(super) size: u16,
+    pub(super) addresses: Option<Addresses>,
     /// Where to go on in the available ring, while it does not run.
     pub(super) base: u16,
-    kick: Option<Kick>,
-    call: Option<OwnedFd>,
-    err: Option<OwnedFd>,
-    enabled: bool,
+    pub(super) kick: Option<Kick>,
+    pub(super) call: Option<OwnedFd>,
+    pub(super) err: Option<OwnedFd>,
+    pub(super) enabled: bool,
     pub(super) running: bool,
     /// Has run in this session, up to `base`.
-    ran: bool,
+    pub(super) ran: bool,
     /// Requests of a session before are to be submitted again when it starts.
     pub(super) owed: bool,
     /// Why it does not run though the peer wants it to.
-    refused: Option<String>,
+    pub(super) refused: Option<String>,
+}
+
+impl Ring {
+    /// Whether the peer said nothing about it.
+    pub(super) fn is_untold(&self) -> bool {
+        let fds = self.kick.is_some() || self.call.is_some() || self.err.is_some();
+        !fds && self.size == 0 && self.addresses.is_none() && self.base == 0 && !self.enabled
+    }
 }
 
 impl Device {

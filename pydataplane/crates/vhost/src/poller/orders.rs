@@ -178,6 +178,11 @@ impl DevicePoller {
         self.paused = true;
     }
 
+    /// Takes requests again, in the memory that it has.
+    pub(crate) fn unpause(&mut self) {
+        self.paused = false;
+    }
+
     /// Tells the guest nothing more: requests that end are forgotten. Paused.
     pub(crate) fn mute(&mut self) {
         self.queues.iter_mut().for_each(RequestQueue::mute);

@@ -6,6 +6,7 @@ mod events;
 mod fair;
 mod fuzz;
 mod guest;
+mod handover;
 mod handshake;
 mod host;
 mod hostile;

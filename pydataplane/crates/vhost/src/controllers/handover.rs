@@ -1,0 +1,168 @@
+//! All controllers leave for another process, or come from one.
+//!
+//! In the process that leaves: [`Controllers::hold`], then [`Controllers::hand_over`]; in the one
+//! that goes on, which may be the same: [`Controllers::inherit`], then the controllers and their
+//! targets are made as after a restart, then [`Controllers::take_over`] and, when nothing can fail
+//! any more, [`Controllers::release`].
+
+use std::path::Path;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use super::Controllers;
+use crate::controller::Inherited;
+use crate::error::ControllerError;
+use crate::handover::ControllerHandover;
+use crate::mailbox::{Order, Reply};
+use crate::socket::{Listener, SocketError};
+
+/// How long a controller's thread may take for a step that waits for no I/O.
+const STEP_TIMEOUT: Duration = Duration::from_secs(20);
+/// How much longer than its I/O the answer of a controller's thread may take.
+const MARGIN: Duration = Duration::from_secs(1);
+
+impl Controllers {
+    /// Holds all controllers still, at the same time: no peer, message or request is taken any more,
+    /// and what was in flight has ended, within `patience`.
+    ///
+    /// # Errors
+    /// [`ControllerError::HandOver`] names a controller whose I/O has not ended; then all go on.
+    pub fn hold(&self, patience: Duration) -> Result<(), ControllerError> {
+        let held = self.ask_all(patience + MARGIN, |reply| Order::Hold { patience, reply });
+        if held.is_err() {
+            self.release();
+        }
+        held.map(drop)
+    }
+
+    /// Lets all controllers go on.
+    pub fn release(&self) {
+        for entry in self.entries().values() {
+            entry.controller.mailbox.send(Order::Release);
+        }
+    }
+
+    /// Takes all controllers apart, which are held. Their sockets' files stay; their bdevs are free.
+    ///
+    /// # Errors
+    /// [`ControllerError::HandOver`] names the one that could not be; the others are in the answer
+    /// all the same, and it is lost.
+    pub fn hand_over(&self) -> (Vec<ControllerHandover>, Result<(), ControllerError>) {
+        let asked = self.ask_each(|reply| Order::HandOver { reply });
+        let mut outcome = Ok(());
+        let mut all = Vec::with_capacity(asked.len());
+        for (name, answer) in asked {
+            match wait_for(&name, &answer, Instant::now() + STEP_TIMEOUT) {
+                Ok(controller) => all.push(controller),
+                Err(why) => outcome = Err(why),
+            }
+        }
+        let entries = std::mem::take(&mut *self.entries());
+        for entry in entries.into_values() {
+            // It returned after its answer; one that did not answer holds what it has.
+            _ = entry.ended.recv_timeout(STEP_TIMEOUT);
+        }
+        (all, outcome)
+    }
+
+    /// The next controllers of these names are these.
+    ///
+    /// # Errors
+    /// [`ControllerError::HandOver`]: there are controllers already.
+    pub fn inherit(&self, controllers: Vec<ControllerHandover>) -> Result<(), ControllerError> {
+        if !self.entries().is_empty() {
+            let why = "there are controllers already, so none can be taken over";
+            return Err(ControllerError::HandOver(why.into()));
+        }
+        let named = controllers.into_iter().map(|ControllerHandover { state, fds }| {
+            (state.name.clone(), Inherited { state, fds })
+        });
+        *self.inner.inherited.lock() = named.collect();
+        Ok(())
+    }
+
+    /// The sessions of the controllers that were inherited go on, but held still.
+    ///
+    /// # Errors
+    /// [`ControllerError::HandOver`] names one that does not, or a controller that was inherited and
+    /// not made.
+    pub fn take_over(&self) -> Result<(), ControllerError> {
+        let inherited = std::mem::take(&mut *self.inner.inherited.lock());
+        let taken = self.ask_all(STEP_TIMEOUT, |reply| Order::TakeOver { reply });
+        if let Some(name) = inherited.into_keys().next() {
+            let why = format!("controller {name} was not made again");
+            return Err(ControllerError::HandOver(why));
+        }
+        taken.map(drop)
+    }
+
+    /// The controller of that name that came from another process, once.
+    pub(super) fn inherited(&self, name: &str) -> Option<Inherited> {
+        self.inner.inherited.lock().remove(name)
+    }
+
+    /// Sends each controller's thread an order with a reply.
+    fn ask_each<T>(
+        &self,
+        order: impl Fn(Reply<Result<T, String>>) -> Order,
+    ) -> Vec<(String, Receiver<Result<T, String>>)> {
+        let ask = |(name, entry): (&String, &super::Entry)| {
+            let (reply, answer) = channel();
+            entry.controller.mailbox.send(order(reply));
+            (name.clone(), answer)
+        };
+        self.entries().iter().map(ask).collect()
+    }
+
+    /// As `ask_each`, and waits for all answers; the first error is the answer.
+    fn ask_all<T>(
+        &self,
+        patience: Duration,
+        order: impl Fn(Reply<Result<T, String>>) -> Order,
+    ) -> Result<Vec<T>, ControllerError> {
+        let end = Instant::now() + patience;
+        let asked = self.ask_each(order);
+        asked.iter().map(|(name, answer)| wait_for(name, answer, end)).collect()
+    }
+}
+
+fn wait_for<T>(
+    name: &str,
+    answer: &Receiver<Result<T, String>>,
+    end: Instant,
+) -> Result<T, ControllerError> {
+    let left = end.saturating_duration_since(Instant::now());
+    let why = match answer.recv_timeout(left) {
+        Ok(Ok(done)) => return Ok(done),
+        Ok(Err(why)) => why,
+        Err(RecvTimeoutError::Timeout) => {
+            format!("controller {name} still waits for I/O of its VM; see what its bdevs are on")
+        }
+        Err(RecvTimeoutError::Disconnected) => format!("controller {name} is gone"),
+    };
+    Err(ControllerError::HandOver(why))
+}
+
+impl Inherited {
+    /// Its listening socket, which is at `path`, as the controller is to be.
+    pub(super) fn listener(&mut self, path: &Path) -> Result<Listener, ControllerError> {
+        let name = &self.state.name;
+        if self.state.socket != path {
+            let (there, wanted) = (self.state.socket.display(), path.display());
+            return Err(ControllerError::HandOver(format!(
+                "controller {name} listens on {there}, and cannot go on at {wanted}: start the new \
+                 program with the same folder of sockets"
+            )));
+        }
+        let fd = self.fds.take(self.state.listener);
+        let fd = fd.map_err(|e| ControllerError::HandOver(format!("controller {name}: {e}")))?;
+        Ok(Listener::adopt(fd, path).map_err(SocketError::from)?)
+    }
+}
+
+impl From<crate::handover::NexusState> for scsi::NexusState {
+    fn from(state: crate::handover::NexusState) -> Self {
+        let crate::handover::NexusState { attentions, prevents, seen_us } = state;
+        scsi::NexusState { attentions, prevents, seen_us }
+    }
+}

@@ -1,0 +1,303 @@
+//! A controller as it goes on in another process: its socket, its session and what its guest was
+//! told, without what any of it is made of here.
+//!
+//! The same values carry a controller over to a new program and back into this one when the new
+//! program does not come up, so there is one way in and one way out. Nothing is in flight in a
+//! session while it is a value: the rings are described by where to go on in them.
+//!
+//! Descriptors stand beside the description, which names each by its place among them. What a
+//! field means must not change; new ones need a default, so that a newer program understands what
+//! an older one wrote. `schemas/upgrade` describes all of it.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Place of a descriptor among those of its controller.
+pub type FdIndex = u32;
+
+/// A controller on its way: what it is, and its descriptors.
+#[derive(Debug)]
+pub struct ControllerHandover {
+    /// What it is.
+    pub state: ControllerState,
+    /// The descriptors that `state` names by their places.
+    pub fds: Fds,
+}
+
+/// A controller and the session of its peer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ControllerState {
+    /// Name.
+    pub name: String,
+    /// Path of its socket.
+    pub socket: PathBuf,
+    /// The listening socket.
+    pub listener: FdIndex,
+    /// Sessions so far.
+    pub sessions: u64,
+    /// The connected peer, if there is one.
+    pub session: Option<SessionState>,
+    /// Events that the driver of the last session has not heard.
+    pub unheard: Option<UnheardState>,
+    /// Its targets.
+    pub targets: Vec<TargetState>,
+    /// What it did since it was created.
+    #[serde(default)]
+    pub counters: ControllerTotals,
+}
+
+/// The session of a connected peer. Its queues are stopped and nothing is in flight.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct SessionState {
+    /// The connection; what the peer sent and nobody read is still in it.
+    pub socket: FdIndex,
+    /// Whether the peer said anything yet.
+    pub spoke: bool,
+    /// Messages refused so far.
+    pub refused: u32,
+    /// Features that it acknowledged (SET_FEATURES).
+    pub features: u64,
+    /// Protocol features that it acknowledged (SET_PROTOCOL_FEATURES).
+    pub protocol_features: u64,
+    /// Its memory table.
+    pub memory: Vec<RegionState>,
+    /// Its dirty log, if it gave one (SET_LOG_BASE).
+    pub log: Option<LogState>,
+    /// Where it keeps what is in flight, if it does (SET_INFLIGHT_FD). Nothing is marked there.
+    #[serde(default)]
+    pub inflight: Option<InflightState>,
+    /// What it said about its virtqueues.
+    pub rings: Vec<RingState>,
+}
+
+/// A memory region (SET_MEM_TABLE, ADD_MEM_REG).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct RegionState {
+    /// Guest address of its first byte.
+    pub guest_addr: u64,
+    /// Bytes.
+    pub size: u64,
+    /// The same byte in the peer's own address space.
+    pub user_addr: u64,
+    /// Byte of the file where it starts.
+    pub mmap_offset: u64,
+    /// The file.
+    pub file: FdIndex,
+}
+
+/// A dirty log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct LogState {
+    /// The file.
+    pub file: FdIndex,
+    /// Byte of the file where it starts.
+    pub offset: u64,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// A region of what is in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct InflightState {
+    /// The file.
+    pub file: FdIndex,
+    /// Byte of the file where it starts.
+    pub offset: u64,
+    /// Queues that it tells of.
+    pub queues: u16,
+    /// Descriptors of each.
+    pub queue_size: u16,
+}
+
+/// A virtqueue that the peer said something about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct RingState {
+    /// Its index.
+    pub index: u32,
+    /// Descriptors; 0: not told yet.
+    pub size: u16,
+    /// Where it lies, in the peer's own addresses.
+    pub addresses: Option<RingAddresses>,
+    /// Where to go on in the available ring.
+    pub base: u16,
+    /// How the peer tells that it added requests; none: the ring is stopped.
+    pub kick: Option<KickState>,
+    /// Written after requests ended.
+    pub call: Option<FdIndex>,
+    /// Written when the ring failed.
+    pub err: Option<FdIndex>,
+    /// SET_VRING_ENABLE.
+    pub enabled: bool,
+    /// Has run in this session, up to `base`.
+    pub ran: bool,
+    /// Ran when it was held.
+    pub running: bool,
+}
+
+/// Where a ring lies, in the peer's own addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct RingAddresses {
+    /// Descriptor table.
+    pub desc: u64,
+    /// Available ring.
+    pub avail: u64,
+    /// Used ring.
+    pub used: u64,
+    /// Guest address under which the used ring is logged, if it is.
+    pub log: Option<u64>,
+}
+
+/// How a peer kicks a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum KickState {
+    /// It writes this eventfd.
+    Fd(FdIndex),
+    /// Not at all: the ring is polled.
+    Polled,
+}
+
+/// Events that a guest has not heard.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct UnheardState {
+    /// Features of its driver.
+    pub features: u64,
+    /// In order.
+    pub events: Vec<EventState>,
+    /// Some were lost, which it is to be told.
+    pub missed: bool,
+}
+
+/// An event about LUN 0 of a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum EventState {
+    /// The target of this number came.
+    Added(u8),
+    /// It went.
+    Removed(u8),
+    /// Its size changed.
+    Resized(u8),
+}
+
+/// What a target was and did, beside its configuration.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct TargetState {
+    /// Number.
+    pub number: u8,
+    /// When it was put in place, in seconds since the epoch.
+    pub attached_at: f64,
+    /// When the present guest was told that it came.
+    pub event_at: Option<f64>,
+    /// When it was last told that the size changed.
+    pub resize_event_at: Option<f64>,
+    /// What the present session knows of it; none without a session.
+    pub nexus: Option<NexusState>,
+    /// What guests did with it.
+    #[serde(default)]
+    pub counters: LunTotals,
+}
+
+/// A session's view of a logical unit (an I_T nexus).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NexusState {
+    /// Unit attentions that wait, as bits: 1 reset, 2 LUNs changed, 4 capacity changed, 8 inquiry
+    /// data changed.
+    pub attentions: u32,
+    /// Whether it prevents the removal of the medium.
+    pub prevents: bool,
+    /// First READ CAPACITY, in microseconds since the epoch; 0: not yet.
+    pub seen_us: u64,
+}
+
+/// Counters of a controller.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+#[allow(missing_docs, reason = "each is the field of the same name of ControllerStats")]
+pub struct ControllerTotals {
+    pub requests: u64,
+    pub errors: u64,
+    pub malformed: u64,
+    pub interrupts: u64,
+    pub events_sent: u64,
+    pub events_missed: u64,
+}
+
+/// Counters of a logical unit; times in ticks of the host's clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+#[allow(missing_docs, reason = "each is the field of the same name of LunStats")]
+pub struct LunTotals {
+    pub reads: u64,
+    pub read_bytes: u64,
+    pub read_ticks: u64,
+    pub writes: u64,
+    pub write_bytes: u64,
+    pub write_ticks: u64,
+    pub flushes: u64,
+    pub flush_ticks: u64,
+    pub others: u64,
+    pub errors: u64,
+}
+
+/// The descriptors of a controller on its way.
+#[derive(Debug, Default)]
+pub struct Fds(Vec<Option<OwnedFd>>);
+
+/// Why a description cannot be followed.
+#[derive(Debug, thiserror::Error)]
+#[error("descriptor {0} is missing or was used before")]
+pub struct MissingFd(FdIndex);
+
+impl Fds {
+    /// Those that came with a description, in their order.
+    pub fn new(fds: Vec<OwnedFd>) -> Self {
+        Fds(fds.into_iter().map(Some).collect())
+    }
+
+    /// Adds one; its place.
+    pub(crate) fn put(&mut self, fd: OwnedFd) -> FdIndex {
+        self.0.push(Some(fd));
+        (self.0.len() - 1) as FdIndex
+    }
+
+    /// Takes the one of that place, once.
+    pub(crate) fn take(&mut self, at: FdIndex) -> Result<OwnedFd, MissingFd> {
+        self.0.get_mut(at as usize).and_then(Option::take).ok_or(MissingFd(at))
+    }
+
+    /// All, in the order of their places, to be sent.
+    pub fn iter(&self) -> impl Iterator<Item = &OwnedFd> {
+        self.0.iter().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_descriptor_is_taken_once() {
+        let file = || OwnedFd::from(tempfile::tempfile().unwrap());
+        let mut fds = Fds::new(vec![file()]);
+        assert_eq!(fds.put(file()), 1);
+        assert_eq!(fds.iter().count(), 2);
+        assert!(fds.take(1).is_ok());
+        assert_eq!(
+            fds.take(1).unwrap_err().to_string(),
+            "descriptor 1 is missing or was used before"
+        );
+        assert!(fds.take(2).is_err());
+    }
+
+    #[test]
+    fn what_an_older_program_left_out_has_a_default() {
+        let text = r#"{"name": "v", "socket": "/s", "listener": 0, "sessions": 1, "session": null,
+                       "unheard": null, "targets": [], "of_a_newer_one": 1}"#;
+        let state: ControllerState = serde_json::from_str(text).unwrap();
+        assert_eq!(state.counters, ControllerTotals::default());
+    }
+}
