@@ -69,6 +69,7 @@ bench: setup ## Ours beside Debian's qemu-storage-daemon, with ratios (ARGS='--q
 	@$(BIN)/python -m tests.bench $(ARGS)
 	@$(BIN)/python -m tests.bench.noisy $(filter --quick,$(ARGS))
 	@$(BIN)/python -m tests.bench.attach
+	@$(BIN)/python -m tests.bench.upgrade
 
 .PHONY: lint
 lint: $(CACHE)/venv.stamp toolchain ## Formatting, lints, types; nothing is changed

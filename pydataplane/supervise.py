@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from pydataplane.errors import TargetError, TargetForbidden, TargetUnavailable
 
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 30.0
+# Longer than the old target waits for a new one; see its help.
+UPGRADE_DEADLINE_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,68 @@ def status(rpc_socket: Path = DEFAULT_SOCKET) -> dict[str, Any]:
     """Returns `virtlun_get_status` of the target on `rpc_socket`; TargetUnavailable if none."""
     answer: dict[str, Any] = Client(rpc_socket, timeout_s=5.0).call("virtlun_get_status")
     return answer
+
+
+def upgrade(
+    rpc_socket: Path = DEFAULT_SOCKET,
+    options: Sequence[str] | None = None,
+    log: Path | None = None,
+    with_program: Path | None = None,
+) -> dict[str, Any]:
+    """Has a new target take everything over from the one on `rpc_socket`; guests notice a pause.
+
+    It gets the `options` of `virtlun-target`, or those that the old one has; writes its log to
+    `log`, or where this process writes its own; and is `with_program`, or the one that is
+    installed. Returns its `virtlun_get_status`, which tells the pause.
+
+    Raises:
+        TargetUnavailable: none runs, or the new one did not come up within UPGRADE_DEADLINE_S
+            seconds: then the old one serves on. The text carries the new one's last words.
+    """
+    old = int(status(rpc_socket)["pid"])
+    given = options_of(old) if options is None else list(options)
+    command = [str(with_program or program()), *given, "--take-over"]
+    begin = log.stat().st_size if log and log.exists() else 0
+    with log.open("ab") if log else nullcontext() as out:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+        )
+    end = time.monotonic() + UPGRADE_DEADLINE_S
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            words = log.read_bytes()[begin:].decode(errors="replace").strip() if log else ""
+            why = _reason(words) or f"status {process.returncode}; see its log"
+            raise TargetUnavailable(
+                f"the new target did not take over, and the old one serves on: {why}"
+            )
+        with suppress(TargetError):
+            found = status(rpc_socket)
+            if found["pid"] == process.pid:
+                return found
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    raise TargetUnavailable(
+        f"the new target did not take over within {UPGRADE_DEADLINE_S:.0f} s, and was ended; the "
+        "old one serves on"
+    )
+
+
+def options_of(pid: int) -> list[str]:
+    """Returns the options of a running target that a new one in its place gets, too."""
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1:-1]
+    once = {"--take-over": 0, "--wait-for-rpc": 0, "--config": 1, "-c": 1}
+    options: list[str] = []
+    left = 0
+    for word in map(os.fsdecode, words):
+        if left:
+            left -= 1
+        elif word in once:
+            # What it configured is configured.
+            left = once[word]
+        elif not word.startswith("--config="):
+            options.append(word)
+    return options
 
 
 def stop(rpc_socket: Path = DEFAULT_SOCKET, how: signal.Signals = signal.SIGTERM) -> None:

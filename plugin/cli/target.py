@@ -96,6 +96,8 @@ def status(socket: Path, as_json: bool) -> None:
         return
     click.echo(f"version  {found['version']}\npid      {found['pid']}")
     click.echo(f"uptime   {float(found['uptime_s']):.0f} s")
+    if taken := found.get("upgrade"):
+        click.echo(f"upgrade  from pid {taken['from_pid']}; VMs waited {taken['pause_ms']:.0f} ms")
     if "user" in found:
         click.echo(f"user     {found['user']['name']}")
         click.echo(f"sandbox  {found['sandbox']}")
@@ -109,6 +111,35 @@ def status(socket: Path, as_json: bool) -> None:
     for wait in found.get("waiting", []):
         since = float(wait["since_s"])
         click.echo(f"waiting  {wait['name']} for {wait['waits_for']}, since {since:.0f} s")
+
+
+@target.command(short_help="Replace the target's program; VMs only notice a pause.")
+@click.option("--log", type=click.Path(path_type=Path), help="Log file.")
+@click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[-- TARGET-OPTION...]")
+@json_option
+@click.pass_obj
+@errors_as_sentences
+def upgrade(socket: Path, log: Path | None, options: tuple[str, ...], as_json: bool) -> None:
+    """Start the program that is installed now in place of the one that runs.
+
+    VMs keep their connections and notice a pause, which is told. The new program gets the options
+    of the old one, or those after `--`. If it does not come up, the old one serves on. With systemd
+    use `systemctl reload`, which does the same.
+    """
+    # Within a service, the journal is where this command writes, too.
+    in_service = "INVOCATION_ID" in os.environ
+    packaged = supervise.TargetPaths.of(place().name).log
+    log = log or (None if in_service or not packaged.exists() else packaged)
+    with busy("upgrading the target"):
+        found = supervise.upgrade(socket, options or None, log)
+    taken = found["upgrade"]
+    if as_json:
+        click.echo(json.dumps({"pid": found["pid"], **taken}))
+    else:
+        click.echo(
+            f"version {found['version']} runs: pid {found['pid']} took over from pid "
+            f"{taken['from_pid']}; VMs waited {taken['pause_ms']:.0f} ms"
+        )
 
 
 @target.command(short_help="Stop the target in order.")

@@ -11,7 +11,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +165,25 @@ class Target:
         """Stops it in order and starts it again."""
         assert self.stop() == 0, self.words()
         return self.start()
+
+    def upgrade(self, *options: str, program: Sequence[str] = ()) -> Target:
+        """Has a new process, of `program` if given, take over; TargetFailed if it does not."""
+        old, self.process = self.process, None
+        assert old is not None, "it does not run"
+        command = [*program, *self.options, *options] if program else self.command(*options)
+        with self.log.open("ab") as log:
+            new = subprocess.Popen([*command, "--take-over"], stdout=log, stderr=log)
+        end = time.monotonic() + START_DEADLINE_S
+        while old.poll() is None and new.poll() is None and time.monotonic() < end:
+            time.sleep(0.002)
+        if new.poll() is None and old.poll() == 0:
+            self.process = new
+            return self
+        self.process = old if old.poll() is None else None
+        if new.poll() is None:
+            new.kill()
+        new.wait()
+        raise TargetFailed(f"the new program did not take over:\n{self.words()}")
 
     def words(self) -> str:
         """Returns the log."""

@@ -221,7 +221,9 @@ def test_the_target_of_a_template_differs_by_its_name_only() -> None:
     one, each = ((SYSTEMD / f"virtlun-target{at}.service").read_text() for at in ("", "@"))
     options = ("[Unit]", "[Service]", "[Install]")
     assert [line for line in each.splitlines() if line.startswith(options)] == list(options)
-    same = (each.replace("--name %i ", "").replace("target %i:", "target:")).splitlines()
+    for named in ("--name %i ", "--target %i "):
+        each = each.replace(named, "")
+    same = each.replace("target %i:", "target:").splitlines()
     differing = set(one.splitlines()) ^ set(same)
     assert all(line.startswith("#") for line in differing), differing
 

@@ -2,9 +2,15 @@
 //! piece, one piece a `poll`, so that nobody else on the thread waits for megabytes.
 
 use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use reactor::{IoContext, Waker};
+use rustix::fs::{MemfdFlags, SeekFrom, memfd_create, seek};
+use rustix::io::Errno;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -13,6 +19,9 @@ use crate::{
     Bdev, COPY_AT_ONCE, Channel, ChannelStats, Completion, Features, Geometry, Io, Op, OpenError,
     Stats, Submit,
 };
+
+/// Bytes that are saved and loaded at once.
+const SAVE_AT_ONCE: usize = 64 << 10;
 
 /// Long I/Os of one channel at a time.
 const LONG_MAX: usize = 256;
@@ -76,6 +85,57 @@ impl Malloc {
             stats: Stats::new(),
             name,
         }))
+    }
+}
+
+impl Malloc {
+    /// The content as a file in memory, without holes filled, while nobody uses the device.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub fn save(&self) -> io::Result<OwnedFd> {
+        let file = File::from(memfd_create("malloc", MemfdFlags::CLOEXEC)?);
+        let bytes = self.bytes();
+        file.set_len(bytes as u64)?;
+        let mut piece = vec![0; SAVE_AT_ONCE];
+        for at in (0..bytes).step_by(SAVE_AT_ONCE) {
+            let piece = &mut piece[..SAVE_AT_ONCE.min(bytes - at)];
+            self.ram.copy_to(at, piece);
+            if piece.iter().any(|byte| *byte != 0) {
+                file.write_all_at(piece, at as u64)?;
+            }
+        }
+        Ok(file.into())
+    }
+
+    /// Takes the content of a new device from a file of [`Malloc::save`].
+    ///
+    /// # Errors
+    /// The file has another size, or cannot be read.
+    pub fn load(&self, file: OwnedFd) -> io::Result<()> {
+        let (file, bytes) = (File::from(file), self.bytes());
+        if file.metadata()?.len() != bytes as u64 {
+            return Err(io::Error::other(format!("it has not the {bytes} bytes of the device")));
+        }
+        let mut piece = vec![0; SAVE_AT_ONCE];
+        let mut at = 0;
+        while at < bytes {
+            at = match seek(&file, SeekFrom::Data(at as u64)) {
+                Ok(data) => data as usize / SAVE_AT_ONCE * SAVE_AT_ONCE,
+                // Nothing but a hole is left.
+                Err(Errno::NXIO) => break,
+                Err(e) => return Err(e.into()),
+            };
+            let piece = &mut piece[..SAVE_AT_ONCE.min(bytes - at)];
+            file.read_exact_at(piece, at as u64)?;
+            self.ram.copy_from(at, piece);
+            at += piece.len();
+        }
+        Ok(())
+    }
+
+    fn bytes(&self) -> usize {
+        self.geometry.num_blocks as usize * self.geometry.block_size as usize
     }
 }
 
@@ -221,6 +281,24 @@ mod tests {
         let name = "m0".to_owned();
         let o = MallocOptions { name, block_size, physical_block_size: 0, num_blocks, uuid: None };
         Malloc::create(o).unwrap()
+    }
+
+    #[test]
+    fn content_goes_along_in_a_file_without_its_holes() {
+        let (before, after) = (disk(512, 4096), disk(512, 4096));
+        before.ram.copy_from(70_000, &[7; 100]);
+        before.ram.copy_from(4096 * 512 - 3, &[8; 3]);
+        let file = before.save().unwrap();
+        assert!(rustix::fs::fstat(&file).unwrap().st_blocks * 512 < 4096 * 512);
+        after.load(file.try_clone().unwrap()).unwrap();
+        let content = |disk: &Malloc| {
+            let mut bytes = vec![0; 4096 * 512];
+            disk.ram.copy_to(0, &mut bytes);
+            bytes
+        };
+        assert!(content(&before) == content(&after));
+        let why = disk(512, 8).load(file).unwrap_err().to_string();
+        assert_eq!(why, "it has not the 4096 bytes of the device");
     }
 
     #[test]

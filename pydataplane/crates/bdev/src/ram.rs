@@ -55,6 +55,26 @@ impl Ram {
         unsafe { self.base.as_ptr().add(offset) }
     }
 
+    /// Copies from `offset` on into `to`, all of it.
+    ///
+    /// # Panics
+    /// When that is not all within the memory.
+    pub(crate) fn copy_to(&self, offset: usize, to: &mut [u8]) {
+        let from = self.at(offset, to.len());
+        // SAFETY: `at` checked the length; `to` is Rust's own memory, outside of this mapping.
+        unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) }
+    }
+
+    /// Copies all of `from` to `offset`.
+    ///
+    /// # Panics
+    /// When that is not all within the memory.
+    pub(crate) fn copy_from(&self, offset: usize, from: &[u8]) {
+        let to = self.at(offset, from.len());
+        // SAFETY: as in `copy_to`, the other way.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
+    }
+
     /// Copies `len` bytes from `offset` on into `sg`, from its byte `at` on.
     ///
     /// # Panics

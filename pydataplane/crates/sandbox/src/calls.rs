@@ -271,6 +271,8 @@ pub(crate) const PRCTLS: &[u32] = &[
     PR_SET_IO_FLUSHER,
     // The C library and allocators name mappings.
     PR_SET_VMA,
+    // Where the kernel's clock is found without a call (rustix).
+    PR_GET_AUXV,
     libc::PR_GET_DUMPABLE as u32,
     libc::PR_GET_NO_NEW_PRIVS as u32,
     libc::PR_GET_SECCOMP as u32,
@@ -280,3 +282,5 @@ pub(crate) const PRCTLS: &[u32] = &[
 const PR_SET_IO_FLUSHER: u32 = 57;
 /// linux/prctl.h.
 const PR_SET_VMA: u32 = 0x5356_4d41;
+/// linux/prctl.h.
+const PR_GET_AUXV: u32 = 0x4155_5856;

@@ -83,6 +83,9 @@ fn conditional() -> Compiled<Rules> {
         (libc::SYS_socketpair, vec![equal(0, libc::AF_UNIX as u64)?]),
         (libc::SYS_kill, vec![equal(0, own_pid)?]),
         (libc::SYS_tgkill, vec![equal(0, own_pid)?]),
+        // A new program that does not come up is ended, through a descriptor of its process: of the
+        // same user, or the kernel says no.
+        (libc::SYS_pidfd_send_signal, vec![equal(1, libc::SIGKILL as u64)?]),
         (libc::SYS_ioctl, any_of(1, IOCTLS)?),
         (libc::SYS_prctl, any_of(0, PRCTLS)?),
     ]))

@@ -8,8 +8,9 @@ use crate::methods::Journal;
 use crate::notices::Notices;
 use crate::restore;
 use crate::state::{self, Config, Item};
+use crate::upgrade::Taken;
 use crate::waits::Waits;
-use bdev::{Bdev, Event, Registry, RegistryError, Subscription};
+use bdev::{Bdev, Event, Malloc, Registry, RegistryError, Subscription};
 use export::Exports;
 use holder::Client;
 use lvol::Lvstores;
@@ -18,6 +19,7 @@ use reactor::{Idle, Reactors};
 use rpc::{Error, Methods, Phase};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
@@ -65,6 +67,10 @@ pub struct App {
     /// Configuration to apply after the recorded one.
     config_file: Option<PathBuf>,
     config: Arc<Mutex<Config>>,
+    /// By name: the content of bdevs in memory that are to be made.
+    memory: Mutex<BTreeMap<String, OwnedFd>>,
+    /// What it took over from the program before, if it did.
+    pub upgrade: OnceLock<Taken>,
     /// By bdev: why the lvstore on it cannot be loaded.
     lvstore_problems: Mutex<BTreeMap<String, String>>,
     /// What waits for a disk.
@@ -144,6 +150,8 @@ impl App {
             log,
             config_file: cli.config.clone(),
             config,
+            memory: Mutex::default(),
+            upgrade: OnceLock::new(),
             lvstore_problems: Mutex::default(),
             waits: Waits::default(),
             restoring: Mutex::default(),
@@ -165,15 +173,26 @@ impl App {
     /// Restores what was configured and lets all methods be called; a disk that does not answer is
     /// waited for by a thread of its own ([`restore::recorded`]). Safe to repeat.
     pub fn initialise(self: &Arc<Self>) -> Result<(), String> {
+        self.initialise_with(|methods| {
+            restore::recorded(self, methods);
+            match &self.config_file {
+                Some(path) => restore::file(self, methods, path),
+                None => Ok(()),
+            }
+        })
+    }
+
+    /// As [`App::initialise`], with `restore` for what was configured.
+    pub fn initialise_with(
+        &self,
+        restore: impl FnOnce(&Arc<Methods>) -> Result<(), String>,
+    ) -> Result<(), String> {
         let mut initialised = self.initialised.lock();
         let methods = self.methods.get().and_then(Weak::upgrade);
         let methods = methods.ok_or("the methods are not there yet")?;
         if !*initialised {
             methods.exclusively(|| -> Result<(), String> {
-                restore::recorded(self, &methods);
-                if let Some(path) = &self.config_file {
-                    restore::file(self, &methods, path)?;
-                }
+                restore(&methods)?;
                 if self.restoring.lock().is_empty() {
                     self.appeared.lock().clear();
                 }
@@ -329,12 +348,23 @@ impl App {
             tracing::error!("not stopped in order: I/O of an export has not ended");
             std::process::exit(1);
         }
+        if let Err(e) = self.close_storage() {
+            tracing::error!("not stopped in order: {e}");
+            std::process::exit(1);
+        }
+    }
+
+    /// Unloads all lvstores and closes all bdevs, which nobody uses.
+    ///
+    /// # Errors
+    /// In one sentence: an lvstore does not come to its end. What was closed before stays closed.
+    pub fn close_storage(&self) -> Result<(), String> {
         for lvs in self.lvstores.lvstores() {
             if let Err(e) = self.lvstores.unload(&lvs.uuid.to_string()) {
-                tracing::error!(lvstore = lvs.name, "not unloaded in order: {e}");
                 if matches!(e, lvol::Error::Waiting { .. }) {
-                    std::process::exit(1);
+                    return Err(format!("lvstore {} is not unloaded: {e}", lvs.name));
                 }
+                tracing::error!(lvstore = lvs.name, "not unloaded in order: {e}");
             }
         }
         for bdev in self.registry.list().into_iter().rev() {
@@ -342,5 +372,30 @@ impl App {
                 tracing::error!("not closed in order: {e}");
             }
         }
+        Ok(())
+    }
+
+    /// The content of all bdevs in memory, each as a file, for [`App::inherit_memory`].
+    ///
+    /// # Errors
+    /// In one sentence: there is no memory for a copy.
+    pub fn save_memory(&self) -> Result<Vec<(String, OwnedFd)>, String> {
+        let names = self.registry.list().into_iter().map(|bdev| bdev.name().to_owned());
+        let disks = names.filter_map(|name| Some((self.registry.get_as::<Malloc>(&name)?, name)));
+        let saved = disks.map(|(disk, name)| match disk.save() {
+            Ok(file) => Ok((name, file)),
+            Err(e) => Err(format!("the content of bdev {name} cannot be saved: {e}")),
+        });
+        saved.collect()
+    }
+
+    /// The bdevs in memory that are made next have this content.
+    pub fn inherit_memory(&self, saved: Vec<(String, OwnedFd)>) {
+        *self.memory.lock() = saved.into_iter().collect();
+    }
+
+    /// What the bdev in memory of that name has as its content, once.
+    pub fn inherited_memory(&self, name: &str) -> Option<OwnedFd> {
+        self.memory.lock().remove(name)
     }
 }

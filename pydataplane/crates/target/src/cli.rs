@@ -143,6 +143,11 @@ pub struct Cli {
     #[arg(long, conflicts_with = "sandbox")]
     pub no_sandbox: bool,
 
+    /// Take everything over from the target that serves with the same paths, which ends then; guests
+    /// notice a pause. If anything goes wrong, that one serves on and this one ends
+    #[arg(long, conflicts_with_all = ["config", "wait_for_rpc"])]
+    pub take_over: bool,
+
     /// How log lines are written, to standard error
     #[arg(long, value_name = "FORMAT", value_enum, default_value = "text")]
     pub log_format: LogFormat,

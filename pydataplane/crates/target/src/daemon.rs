@@ -9,6 +9,8 @@ use crate::privilege;
 use crate::schemas;
 use crate::state::Config;
 use crate::systemd;
+use crate::upgrade::{self, Arrival, Door, Visitor};
+use holder::Client;
 use rpc::{Methods, Server, SocketOptions};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
@@ -54,6 +56,9 @@ fn serve(cli: &Cli) -> Result<(), Box<dyn Error>> {
     }
     let holder = holding::find(cli, privilege::uid_to_be(cli)?);
     privilege::reduce(cli)?;
+    if cli.take_over {
+        return take_over(cli, log, holder, signals);
+    }
     let config = Config::open(&cli.state_dir)?;
     if let Some(dir) = cli.rpc_socket.parent() {
         fs::create_dir_all(dir).map_err(|e| format!("cannot create {}: {e}", dir.display()))?;
@@ -64,7 +69,22 @@ fn serve(cli: &Cli) -> Result<(), Box<dyn Error>> {
         App::new(cli, config, log, holder).map_err(|e| format!("cannot start a reactor: {e}"))?;
     let app = Arc::new(app);
     let methods = methods::table(&app);
-    let outcome = serve_app(cli, &app, methods, signals);
+    let ends = Ends::watch(cli, signals)?;
+    let outcome = start(cli, &app, &methods).and_then(|server| {
+        systemd::notify("READY=1");
+        tracing::info!(socket = %cli.rpc_socket.display(), pid = process::id(), "ready");
+        run_until_the_end(cli, &app, &methods, server, ends)
+    });
+    end(app, methods, outcome)
+}
+
+/// Stops everything in order.
+fn end(
+    app: Arc<App>,
+    methods: Arc<Methods>,
+    outcome: Result<(), Box<dyn Error>>,
+) -> Result<(), Box<dyn Error>> {
+    drop(methods);
     match Arc::try_unwrap(app) {
         Ok(app) => app.stop(),
         Err(app) if !app.waits.long().is_empty() => {
@@ -87,28 +107,123 @@ fn serve(cli: &Cli) -> Result<(), Box<dyn Error>> {
     outcome
 }
 
-fn serve_app(
+/// Takes everything over from the target that serves, then as any other.
+fn take_over(
     cli: &Cli,
-    app: &Arc<App>,
-    methods: Arc<Methods>,
+    log: LogControl,
+    holder: Option<Arc<Client>>,
     signals: Signals,
 ) -> Result<(), Box<dyn Error>> {
+    let arrival = Arrival::new(&upgrade::socket_path(&cli.rpc_socket))?;
+    let app = App::new(cli, Config::default(), log, holder);
+    let app = Arc::new(app.map_err(|e| format!("cannot start a reactor: {e}"))?);
+    let methods = methods::table(&app);
+    let arrived = arrival.take_over(&app).unwrap_or_else(|(arrival, why)| {
+        eprintln!("virtlun-target: the target that serves goes on: {why}");
+        arrival.fail(&why);
+        // At once: what is here is the other one's again, sockets and all.
+        process::exit(i32::from(FAILED));
+    });
+    let taken = arrived.serve(&app);
+    // Before the old process ends: the service manager must not take that for the service's end.
+    systemd::notify(&format!("MAINPID={}\nREADY=1", process::id()));
+    _ = app.upgrade.set(taken);
+    let ends = Ends::watch(cli, signals)?;
+    if let Err(e) = app.config().sign() {
+        tracing::warn!("{e}");
+    }
+    let outcome = match arrived.finish(taken, &cli.rpc_socket) {
+        Ok(parked) => Server::resume(parked, methods.clone()).map_err(Into::into),
+        Err(e) => {
+            tracing::warn!("RPC clients lose their connections: {e}");
+            listen(cli, &methods)
+        }
+    };
+    let outcome = outcome.and_then(|server| {
+        let (from_pid, pause_ms) = (taken.from_pid, taken.pause.as_secs_f64() * 1e3);
+        let socket = cli.rpc_socket.display();
+        tracing::info!(%socket, pid = process::id(), from_pid, pause_ms, "ready, taken over");
+        run_until_the_end(cli, &app, &methods, server, ends)
+    });
+    end(app, methods, outcome)
+}
+
+/// Restores what was configured and opens the RPC socket.
+fn start(cli: &Cli, app: &Arc<App>, methods: &Arc<Methods>) -> Result<Server, Box<dyn Error>> {
     if !cli.wait_for_rpc {
         app.initialise()?;
     }
+    listen(cli, methods)
+}
+
+fn listen(cli: &Cli, methods: &Arc<Methods>) -> Result<Server, Box<dyn Error>> {
     let options = SocketOptions { mode: cli.rpc_mode, group: cli.rpc_group };
-    let server = Server::start(&cli.rpc_socket, options, methods)?;
-    systemd::notify("READY=1");
-    tracing::info!(socket = %cli.rpc_socket.display(), pid = process::id(), "ready");
-    wait_for_the_end(signals)?;
+    Ok(Server::start(&cli.rpc_socket, options, methods.clone())?)
+}
+
+/// What ends the process.
+enum End {
+    /// A signal.
+    Signal,
+    /// A new program is ready to take over.
+    Upgrade(Visitor),
+}
+
+/// Waits for what ends the process.
+struct Ends {
+    ended: mpsc::Sender<End>,
+    end: mpsc::Receiver<End>,
+    /// Where a new program is waited for.
+    door: Option<Door>,
+}
+
+impl Ends {
+    /// From now on signals and new programs are heard.
+    fn watch(cli: &Cli, signals: Signals) -> std::io::Result<Ends> {
+        let (ended, end) = mpsc::channel();
+        watch_signals(signals, ended.clone())?;
+        let mut ends = Ends { ended, end, door: None };
+        ends.open_door(cli);
+        Ok(ends)
+    }
+
+    fn open_door(&mut self, cli: &Cli) {
+        let ended = self.ended.clone();
+        let door = Door::open(&upgrade::socket_path(&cli.rpc_socket), move |visitor| {
+            _ = ended.send(End::Upgrade(visitor));
+        });
+        self.door =
+            door.inspect_err(|why| tracing::warn!("no new program can take over: {why}")).ok();
+    }
+}
+
+/// Serves until a signal ends the process, or a new program has taken everything over.
+fn run_until_the_end(
+    cli: &Cli,
+    app: &Arc<App>,
+    methods: &Arc<Methods>,
+    mut server: Server,
+    mut ends: Ends,
+) -> Result<(), Box<dyn Error>> {
+    // An error means that all who could end it are gone, which ends the process too.
+    while let Ok(End::Upgrade(visitor)) = ends.end.recv() {
+        ends.door = None;
+        match upgrade::leave(app, methods, server, &visitor) {
+            Ok(()) => process::exit(0),
+            Err((same, why)) => {
+                tracing::error!("the upgrade is abandoned, this target goes on: {why}");
+                server = same;
+                ends.open_door(cli);
+            }
+        }
+    }
     systemd::notify("STOPPING=1");
     server.stop();
     Ok(())
 }
 
-/// Waits for a signal that ends the process; a second one ends it at once.
-fn wait_for_the_end(mut signals: Signals) -> std::io::Result<()> {
-    let (ended, end) = mpsc::channel();
+/// Reports a signal that ends the process; a second one ends it at once.
+fn watch_signals(mut signals: Signals, ended: mpsc::Sender<End>) -> std::io::Result<()> {
     thread::Builder::new().name("signals".into()).spawn(move || {
         let mut stopping = false;
         for signal in signals.forever() {
@@ -121,12 +236,10 @@ fn wait_for_the_end(mut signals: Signals) -> std::io::Result<()> {
                 _ => {
                     tracing::info!(signal, "stopping");
                     stopping = true;
-                    let _ = ended.send(());
+                    let _ = ended.send(End::Signal);
                 }
             }
         }
     })?;
-    // An error means that the thread is gone, which ends the process too.
-    let _ = end.recv();
     Ok(())
 }

@@ -113,6 +113,7 @@ pub fn controller(e: ControllerError) -> Error {
             SocketError::NotASocket(_) => Errno::Exist,
             SocketError::Os { why, .. } => os(why),
         },
+        ControllerError::HandOver(_) => Errno::Io,
         ControllerError::Start { why, .. } => os(why),
     };
     let forbidden = Some(rustix::io::Errno::PERM.raw_os_error());

@@ -11,6 +11,7 @@
 //! | `errors` | errors of the layers below as JSON-RPC errors |
 //! | `state`, `restore` | the recorded configuration |
 //! | `holding` | who holds exports while the process is away |
+//! | `upgrade` | a new program takes everything over |
 //! | `notices`, `logging`, `systemd`, `schemas` | what their names say |
 //!
 //! Only control threads run here: one per JSON-RPC client. No I/O of a guest passes through.
@@ -31,4 +32,5 @@ pub mod restore;
 pub mod schemas;
 pub mod state;
 pub mod systemd;
+pub mod upgrade;
 mod waits;

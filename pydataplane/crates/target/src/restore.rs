@@ -110,6 +110,23 @@ fn came_late(app: &App, item: &Item, wanted: bool) {
     }
 }
 
+/// Brings back, within one process, what is recorded and was taken apart; what is there is left alone,
+/// but for lvstores, which are loaded where they are not.
+pub fn again(app: &App, methods: &Methods) {
+    let items: Vec<_> = app.config().items().cloned().collect();
+    for item in &items {
+        let name = item.call.params.get("name").and_then(Value::as_str);
+        let bdev = name.filter(|_| item.key.starts_with("bdev "));
+        match bdev.filter(|name| app.registry.get(name).is_some()) {
+            Some(name) => _ = app.examine(name),
+            None => _ = restore(app, methods, item),
+        }
+    }
+    for item in items.iter().filter(|i| i.call.method == "vhost_create_scsi_controller") {
+        start_controller(app, methods, item.call.params.get("ctrlr"));
+    }
+}
+
 /// Restores one item; what fails is logged and noted.
 fn restore(app: &App, methods: &Methods, item: &Item) -> bool {
     let mut params = Value::Object(item.call.params.clone());

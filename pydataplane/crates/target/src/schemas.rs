@@ -5,6 +5,7 @@ use crate::cli::Cli;
 use crate::logging::LogControl;
 use crate::methods;
 use crate::state::{Config, ConfigFile};
+use crate::upgrade::{Message, VERSION};
 use clap::Parser;
 use schemars::generate::SchemaSettings;
 use serde_json::{Value, json};
@@ -34,6 +35,14 @@ fn config_file() -> Value {
     schema
 }
 
+/// Schema of what two programs say to each other during an upgrade.
+fn upgrade_messages() -> Value {
+    let generator = SchemaSettings::draft2020_12().into_generator();
+    let mut schema = generator.into_root_schema_for::<Message>().to_value();
+    schema["title"] = json!(format!("Messages of an upgrade in place, version {VERSION}"));
+    schema
+}
+
 /// The files of `schemas/` that this program is the source of, by path in it, with their text.
 pub fn files() -> io::Result<BTreeMap<String, String>> {
     let text = |schema: &Value| -> io::Result<String> {
@@ -44,6 +53,7 @@ pub fn files() -> io::Result<BTreeMap<String, String>> {
         files.insert(format!("rpc/{name}.json"), text(&schema)?);
     }
     files.insert("config/target.json".to_owned(), text(&config_file())?);
+    files.insert("upgrade/messages.json".to_owned(), text(&upgrade_messages())?);
     Ok(files)
 }
 
@@ -52,6 +62,7 @@ pub fn write(dir: &Path) -> io::Result<()> {
     let files = files()?;
     fs::create_dir_all(dir.join("rpc"))?;
     fs::create_dir_all(dir.join("config"))?;
+    fs::create_dir_all(dir.join("upgrade"))?;
     for entry in fs::read_dir(dir.join("rpc"))? {
         let entry = entry?;
         let name = format!("rpc/{}", entry.file_name().to_string_lossy());

@@ -10,8 +10,11 @@ use rustix::fs::FlockOperation;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 const CONFIG: &str = "config.json";
@@ -137,6 +140,14 @@ pub enum StateError {
         /// The other process, as it noted itself.
         pid: Option<u32>,
     },
+    /// Another directory than that of the process that it is taken over from.
+    #[error(
+        "the target that serves keeps its state elsewhere than in {dir}; give --state-dir as it has"
+    )]
+    OtherDirectory {
+        /// The directory.
+        dir: PathBuf,
+    },
     /// The record cannot be understood.
     #[error(
         "{path} cannot be read as a configuration: {why}; mend it, or move it away to start empty"
@@ -167,8 +178,8 @@ fn os(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> StateError 
 #[derive(Debug)]
 struct Dir {
     path: PathBuf,
-    /// The lock lives as long as this file is open.
-    _lock: File,
+    /// The lock lives as long as this file is open, here or in a process that it was given to.
+    lock: File,
 }
 
 impl Dir {
@@ -191,10 +202,19 @@ impl Dir {
             }
             Err(e) => return Err(os("lock", &lock_path)(e.into())),
         }
-        lock.set_len(0)
-            .and_then(|()| writeln!(lock, "{}", std::process::id()))
-            .map_err(os("write the lock", &lock_path))?;
-        Ok(Dir { path: path.to_owned(), _lock: lock })
+        let dir = Dir { path: path.to_owned(), lock };
+        dir.sign()?;
+        Ok(dir)
+    }
+
+    /// Writes down whose the directory is.
+    fn sign(&self) -> Result<(), StateError> {
+        self.lock
+            .set_len(0)
+            .and_then(|()| {
+                self.lock.write_all_at(format!("{}\n", std::process::id()).as_bytes(), 0)
+            })
+            .map_err(os("write the lock", &self.path.join(LOCK)))
     }
 
     fn read(&self) -> Result<Vec<Call>, StateError> {
@@ -256,6 +276,54 @@ impl Config {
         config.dirty = false;
         config.dir = Some(dir);
         Ok(config)
+    }
+
+    /// Takes the state directory over from another process of this host, which holds it by `lock`
+    /// and goes on doing so until it ends: the items are those of `calls`, of which some were not
+    /// restored there.
+    ///
+    /// # Errors
+    /// The directory's lock is another file.
+    pub fn inherit(
+        path: &Path,
+        lock: File,
+        calls: Vec<Call>,
+        unrestored: &BTreeMap<String, String>,
+    ) -> Result<Config, StateError> {
+        let lock_path = path.join(LOCK);
+        let identity = |m: fs::Metadata| (m.dev(), m.ino());
+        let theirs = lock.metadata().map(identity).map_err(os("examine", &lock_path))?;
+        if fs::metadata(&lock_path).map(identity).map_err(os("examine", &lock_path))? != theirs {
+            return Err(StateError::OtherDirectory { dir: path.into() });
+        }
+        let mut config = Config::default();
+        for call in calls {
+            let (subsystem, key) = identify(&call);
+            config.put(subsystem, key, call);
+        }
+        unrestored.iter().for_each(|(key, why)| config.set_problem(key, why.clone()));
+        config.dirty = false;
+        config.dir = Some(Dir { path: path.to_owned(), lock });
+        Ok(config)
+    }
+
+    /// The lock of the state directory, for a process that takes it over.
+    pub fn lock(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.dir.as_ref()?.lock.as_fd())
+    }
+
+    /// Writes down that the directory is this process's.
+    ///
+    /// # Errors
+    /// The operating system says no.
+    pub fn sign(&self) -> Result<(), StateError> {
+        self.dir.as_ref().map_or(Ok(()), Dir::sign)
+    }
+
+    /// What is not restored, by key, and why.
+    pub fn problems(&self) -> BTreeMap<String, String> {
+        let with = |item: &Item| Some((item.key.clone(), item.problem.clone()?));
+        self.items.iter().filter_map(with).collect()
     }
 
     /// All items: bdevs, then controllers, each in the order in which they were made.

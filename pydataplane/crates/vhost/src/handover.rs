@@ -259,13 +259,16 @@ impl Fds {
     }
 
     /// Adds one; its place.
-    pub(crate) fn put(&mut self, fd: OwnedFd) -> FdIndex {
+    pub fn put(&mut self, fd: OwnedFd) -> FdIndex {
         self.0.push(Some(fd));
         (self.0.len() - 1) as FdIndex
     }
 
     /// Takes the one of that place, once.
-    pub(crate) fn take(&mut self, at: FdIndex) -> Result<OwnedFd, MissingFd> {
+    ///
+    /// # Errors
+    /// There is none, or it was taken before.
+    pub fn take(&mut self, at: FdIndex) -> Result<OwnedFd, MissingFd> {
         self.0.get_mut(at as usize).and_then(Option::take).ok_or(MissingFd(at))
     }
 

@@ -113,7 +113,7 @@ impl Peer {
         stream: UnixStream,
         fds: &mut Fds,
         device: Device,
-    ) -> std::result::Result<Self, TakeOverFailed> {
+    ) -> std::result::Result<Self, Box<TakeOverFailed>> {
         let handler = Arc::new(Mutex::new(Handler::new(device)));
         let made = (|| {
             stream.set_nonblocking(false).map_err(|e| e.to_string())?;
@@ -127,7 +127,7 @@ impl Peer {
                 let SessionState { spoke, refused, .. } = *state;
                 Ok(Peer { requests, handler, stream, spoke, refused })
             }
-            Err(why) => Err(TakeOverFailed { why, device: handler_device(handler) }),
+            Err(why) => Err(Box::new(TakeOverFailed { why, device: handler_device(handler) })),
         }
     }
 

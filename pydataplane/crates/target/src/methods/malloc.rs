@@ -77,6 +77,10 @@ fn create(app: &App, mut p: Create) -> Result<String, Error> {
         uuid: p.uuid.map(|u| u.0),
     })
     .map_err(errors::open)?;
+    if let Some(content) = app.inherited_memory(&name) {
+        let loaded = malloc.load(content);
+        loaded.map_err(|e| Error::io(format_args!("the content of bdev {name} is lost"), &e))?;
+    }
     p.name = Some(name);
     p.uuid = Some(UuidText(malloc.uuid()));
     super::created(app, malloc, "bdev_malloc_create", &p)
@@ -88,7 +92,7 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
     methods
         .add(
             "bdev_malloc_create",
-            "Create a bdev in memory. Its contents do not survive a restart of the target.",
+            "Create a bdev in memory. Its contents survive an upgrade, but no restart, of the target.",
             Flags::WRITE,
             move |p: Create| create(&a, p),
         )

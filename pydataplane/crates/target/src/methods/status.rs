@@ -29,6 +29,8 @@ struct Status {
     bdevs: usize,
     lvstores: usize,
     controllers: usize,
+    /// What it took over, if it was not started but upgraded to.
+    upgrade: Option<Upgrade>,
     /// What was configured and is not there, each in a sentence.
     restore_problems: Vec<String>,
     /// Bdevs whose flushes fail because one did, each in a sentence.
@@ -53,6 +55,14 @@ struct User {
     name: String,
     uid: u32,
     gid: u32,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Upgrade {
+    /// Process of the program before.
+    from_pid: u32,
+    /// Milliseconds during which guests were not served.
+    pause_ms: f64,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -105,6 +115,10 @@ fn status(app: &App) -> Status {
         bdevs: app.registry.list().len(),
         lvstores: app.lvstores.lvstores().len(),
         controllers: app.controllers.list(None).map_or(0, |all| all.len()),
+        upgrade: app.upgrade.get().map(|taken| Upgrade {
+            from_pid: taken.from_pid,
+            pause_ms: taken.pause.as_secs_f64() * 1e3,
+        }),
         restore_problems: problems,
         flush_errors: flush_errors(app),
         waiting: app.waits.long().into_iter().map(Waiting::from).collect(),

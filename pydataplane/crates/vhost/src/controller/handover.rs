@@ -15,7 +15,7 @@ use crate::handover::{
 };
 use crate::lun::Target;
 use crate::past::{Mark, Past};
-use crate::session::Peer;
+use crate::session::{Peer, TakeOverFailed};
 
 /// A controller that came from another process. Its listening socket is taken out already.
 pub(crate) struct Inherited {
@@ -167,9 +167,9 @@ impl Server {
                 Ok(())
             }
             Err(failed) => {
-                let mut device = failed.device;
+                let TakeOverFailed { why, mut device } = *failed;
                 device.close_all();
-                Err(format!("the session of controller {name} does not go on: {}", failed.why))
+                Err(format!("the session of controller {name} does not go on: {why}"))
             }
         }
     }

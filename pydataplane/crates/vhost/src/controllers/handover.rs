@@ -14,7 +14,7 @@ use crate::controller::Inherited;
 use crate::error::ControllerError;
 use crate::handover::ControllerHandover;
 use crate::mailbox::{Order, Reply};
-use crate::socket::{Listener, SocketError};
+use crate::socket::Listener;
 
 /// How long a controller's thread may take for a step that waits for no I/O.
 const STEP_TIMEOUT: Duration = Duration::from_secs(20);
@@ -156,7 +156,7 @@ impl Inherited {
         }
         let fd = self.fds.take(self.state.listener);
         let fd = fd.map_err(|e| ControllerError::HandOver(format!("controller {name}: {e}")))?;
-        Ok(Listener::adopt(fd, path).map_err(SocketError::from)?)
+        Ok(Listener::adopt(fd, path)?)
     }
 }
 

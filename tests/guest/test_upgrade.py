@@ -1,0 +1,62 @@
+"""The target is upgraded under verified I/O of a guest, whose QEMU keeps its connection.
+
+Any QEMU will do: nothing is connected again. `VIRTLUN_SEED` repeats the guest's choices.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import statistics
+
+import pytest
+
+from tests.guest.conftest import BootGuest, add, disk, remove
+from tests.support.target import Target
+from tests.support.verified_io import VerifiedIo, audit
+
+pytestmark = pytest.mark.vm
+
+VOLUME_MIB = 48
+THREADS = 4
+DEPTH = 8
+UPGRADES = 10
+VOLUME = "lvs0/v0"
+
+
+def test_a_guest_notices_a_pause(target: Target, boot: BootGuest) -> None:
+    seed = int(os.environ.get("VIRTLUN_SEED") or secrets.randbits(32))
+    print(f"VIRTLUN_SEED={seed}")
+    target.make_lvstore(size=2 * VOLUME_MIB << 20)
+    target.rpc(
+        "bdev_lvol_create",
+        lvs_name="lvs0",
+        lvol_name="v0",
+        size_in_mib=VOLUME_MIB,
+        thin_provision=True,
+    )
+    add(target, 0, VOLUME)
+    guest = boot(vcpus=THREADS, num_queues=THREADS)
+    io = VerifiedIo(guest, disk(guest, 0), seed=seed, threads=THREADS, depth=DEPTH)
+    pauses_ms, longest_s = [], 0.0
+    for _ in range(UPGRADES):
+        done = io.status().requests
+        target.upgrade()
+        longest_s = max(longest_s, io.goes_on(done).longest_s)
+        pauses_ms.append(target.rpc("virtlun_get_status")["upgrade"]["pause_ms"])
+    ledger = io.finish()
+    log = guest.run("dmesg")
+    # No error, and no unit attention either: nothing happened to the disk.
+    assert "I/O error" not in log, log
+    assert "Power-on" not in log.split("Attached SCSI disk")[-1], log
+    guest.stop()
+    remove(target, 0)
+    target.rpc("vhost_create_scsi_controller", ctrlr="audit")
+    target.rpc(
+        "vhost_scsi_controller_add_target", ctrlr="audit", scsi_target_num=0, bdev_name=VOLUME
+    )
+    audit(target, "audit", ledger, seed)
+    print(
+        f"{UPGRADES} upgrades; guests were not served for {statistics.median(pauses_ms):.0f} ms "
+        f"(median), {max(pauses_ms):.0f} ms (longest); a request took {longest_s:.3f} s at most"
+    )
