@@ -27,6 +27,7 @@ class FakeHost:
         self.uri = "qemu+unix:///system?socket=/s"
         self.paths = self
         self.rpc_socket = scratch / "target.sock"
+        self.log = scratch / "target.log"
         (scratch / "target.log").write_text("what the target said\n")
 
     def close(self) -> None:

@@ -53,7 +53,7 @@ def test_the_plugin_calls_the_node_where_the_driver_listens() -> None:
     plugin = of_kind("plugin.yaml", "Plugin")
     (hook,) = plugin["spec"]["nodeHooks"]
     assert Path(hook["socket"]) == default("node_hook_socket")
-    daemonset = documents(EXAMPLES / "daemonset.yaml")[1]
+    daemonset = documents(EXAMPLES / "daemonset.yaml")[2]
     pod = daemonset["spec"]["template"]["spec"]
     host = {each["name"]: each["hostPath"]["path"] for each in pod["volumes"]}
     mounts = {m["name"]: m["mountPath"] for m in pod["containers"][0]["volumeMounts"]}
