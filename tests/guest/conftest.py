@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 from tests.guest.emulator import Emulator, newer, stock
 from tests.guest.image import Image, build
 from tests.support.qemu import Guest
+from tests.support.scratch import short_directory
 from tests.support.target import Target
 
 MIB = 1 << 20
@@ -36,9 +35,8 @@ def emulator(request: pytest.FixtureRequest) -> Emulator:
 @pytest.fixture
 def scratch() -> Iterator[Path]:
     """A directory with a path short enough for sockets."""
-    path = Path(tempfile.mkdtemp(prefix="vg-", dir="/tmp"))
-    yield path
-    shutil.rmtree(path)
+    with short_directory("vg-") as path:
+        yield path
 
 
 @pytest.fixture

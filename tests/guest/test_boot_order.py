@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ from lxml import etree
 
 from plugin.reconcile import reconcile
 from plugin.translate import Settings, define
+from tests.support.scratch import short_directory
 from tests.support.target import Target
 
 DEADLINE_S = 60.0
@@ -43,9 +42,8 @@ def boot_sector(word: bytes) -> bytes:
 @pytest.fixture
 def scratch() -> Iterator[Path]:
     """A directory with a path short enough for sockets."""
-    path = Path(tempfile.mkdtemp(prefix="vb-", dir="/tmp"))
-    yield path
-    shutil.rmtree(path)
+    with short_directory("vb-") as path:
+        yield path
 
 
 @pytest.fixture

@@ -127,7 +127,7 @@ class Sandbox:
             [
                 *("setpriv", "--pdeathsig", "KILL", "unshare", "--kill-child", "--fork"),
                 *("--mount", "--pid", "--net", "--uts", "--ipc", "--mount-proc"),
-                *("--propagation", "private", str(self.pause)),
+                *("--propagation", "slave", str(self.pause)),
             ],
             stdin=subprocess.DEVNULL,
             stdout=(self.logs / "box.log").open("ab"),

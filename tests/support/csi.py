@@ -55,6 +55,7 @@ class Driver:
         self.socket = directory / "csi.sock"
         self.registry = directory / "plugins_registry"
         self.staging = directory / "staging"
+        self.pods = directory / "pods"
         self.log = directory / "driver.log"
         #: Where to end in the middle, for a driver that may: see `killed`.
         self.fuse: Path | None = None
@@ -65,6 +66,7 @@ class Driver:
     def start(self, *options: str) -> Driver:
         """Starts the process and waits until it serves."""
         assert self.process is None, "it runs already"
+        self._share()
         program = ["csi.cli"] if self.fuse is None else ["tests.support.killed", str(self.fuse)]
         command = [
             *(sys.executable, "-m", *program, "--log-json", "--log-level", "debug"),
@@ -84,6 +86,19 @@ class Driver:
             time.sleep(0.01)
         self._channel = grpc.insecure_channel(f"unix://{self.socket}")
         return self
+
+    def _share(self) -> None:
+        """Has what is unmounted here go from other mount namespaces, too, as kubelet's host does.
+
+        Another test's libvirtd copies all mounts of the moment into a namespace of its own, and
+        a file system that stays mounted there keeps its loop device open.
+        """
+        mounted = {each.target for each in table()}
+        for folder in (self.staging, self.pods):
+            folder.mkdir(exist_ok=True)
+            if str(folder) not in mounted:
+                subprocess.run(["mount", "--bind", folder, folder], check=True)
+                subprocess.run(["mount", "--make-shared", folder], check=True)
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         """Ends it and returns its exit status; 0 if it did not run."""
@@ -172,7 +187,7 @@ class Driver:
 
     def path(self, handle: str, pod: str = "pod") -> Path:
         """Returns where a pod has the volume."""
-        return self.directory / "pods" / pod / handle
+        return self.pods / pod / handle
 
     def publish(
         self, handle: str, capability: pb.VolumeCapability, pod: str = "pod", **more: Any
@@ -232,7 +247,9 @@ class Driver:
             "mounts": [
                 m.target
                 for m in table()
-                if m.target.startswith(below) and Path(m.target).parent != export
+                if m.target.startswith(below)
+                and Path(m.target).parent != export
+                and Path(m.target) not in (self.staging, self.pods)
             ],
             "loops": [loop.name for loop in self._loops()],
             "exports": [each["path"] for each in self.target.rpc("virtlun_export_list")],

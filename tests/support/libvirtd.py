@@ -103,7 +103,7 @@ class Libvirtd:
             mounts.append(f"mount --bind {kvm} /dev/kvm")
         mounts += ["echo ready", "exec sleep infinity"]
         self._namespace = subprocess.Popen(
-            ["unshare", "--mount", "--propagation", "private", "sh", "-ec", "\n".join(mounts)],
+            ["unshare", "--mount", "--propagation", "slave", "sh", "-ec", "\n".join(mounts)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,

@@ -61,7 +61,7 @@ class Polkit:
             mounts += [f"mount --bind {ours} {RULE_FOLDERS[0]}"]
             mounts += [f"mount --bind {empty} {RULE_FOLDERS[1]}"]
             script = "\n".join([*mounts, f"exec {POLKITD} --no-debug"])
-            unshare = ["unshare", "--mount", "--propagation", "private"]
+            unshare = ["unshare", "--mount", "--propagation", "slave"]
             self._start([*unshare, "sh", "-ec", script])
             self._wait(self._answers)
         except BaseException:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.scratch import short_directory
 from tests.support.target import SANDBOX_REFUSED, Target
 
 MakeTarget = Callable[..., Target]
@@ -17,9 +16,8 @@ MakeTarget = Callable[..., Target]
 @pytest.fixture
 def scratch() -> Iterator[Path]:
     """A directory with a path short enough for sockets."""
-    path = Path(tempfile.mkdtemp(prefix="vt-", dir="/tmp"))
-    yield path
-    shutil.rmtree(path)
+    with short_directory("vt-") as path:
+        yield path
 
 
 @pytest.fixture

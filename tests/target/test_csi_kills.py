@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +30,7 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
 SIZE = 320 * MIB
 LARGER = 400 * MIB
 DEATH_S = 10.0
+LOOK_S = 0.05
 SOME = b"some" * 1024
 FILES = {
     "bdev_lvol_create",
@@ -81,26 +83,37 @@ class Stubborn(Driver):
 
 
 class Faithful(Driver):
-    """A driver whose caller makes a call again when the target runs again that it failed of."""
+    """A driver whose target is started again when it dies, in the middle of a call perhaps.
+
+    What reads and writes the volume's file waits until then; a call of the target fails, and the
+    caller makes its own again.
+    """
 
     deaths = 0
 
     def call(self, request: Message) -> Any:
         """Makes a call, twice if need be."""
+        before = self.deaths
+        with ThreadPoolExecutor(1) as executor:
+            answer = executor.submit(super().call, request)
+            while not answer.done():
+                self.revive()
+                wait([answer], LOOK_S)
         try:
-            return super().call(request)
+            return answer.result()
         except grpc.RpcError as error:
-            self.revive(error)
+            if self.deaths == before:
+                self.revive(DEATH_S)  # the connections of a killed process end before it does
+            if self.deaths == before:
+                raise error
         return super().call(request)
 
-    def revive(self, error: grpc.RpcError | None = None) -> None:
-        """Starts the target again if it is dead, else raises the error."""
+    def revive(self, seconds: float = 0) -> None:
+        """Starts the target again if it has ended, or does within `seconds`."""
         assert self.target.process is not None
         try:
-            self.target.process.wait(DEATH_S if error else 0)
+            self.target.process.wait(seconds)
         except subprocess.TimeoutExpired:
-            if error:
-                raise error from None
             return
         self.target.kill9()
         self.deaths += 1
@@ -180,20 +193,19 @@ def test_so_does_one_killed_over_the_socket_of_a_virtual_machine(driver: Stubbor
 def test_a_target_killed_before_any_step_comes_back_to_what_the_same_calls_complete(
     faithful: Faithful,
 ) -> None:
-    """What a pod has of a volume when its target dies is lost to it: the next one gets the file."""
+    """What a pod has of a volume goes on when the target is back."""
 
     def live(name: str, fuse: Path, point: str) -> None:
         faithful.revive()
         fuse.write_text(f"{point} {faithful.target.pid}")
         handle = faithful.create(name, SIZE, mount("xfs"), thin="true")
-        faithful.publish(handle, mount("xfs"))
+        file = faithful.publish(handle, mount("xfs")) / "file"
         faithful.revive()
-        _write_through(faithful.publish(handle, mount("xfs")) / "file")
+        _write_through(file)
         faithful.unpublish(handle)
-        faithful.publish(handle, mount("xfs"), "next")
+        file = faithful.publish(handle, mount("xfs"), "next") / "file"
         faithful.revive()
-        path = faithful.publish(handle, mount("xfs"), "next") / "file"
-        assert path.read_bytes() == SOME
+        assert file.read_bytes() == SOME
         faithful.unpublish(handle, "next")
         faithful.unstage(handle)
         faithful.delete(handle)

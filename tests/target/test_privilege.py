@@ -285,7 +285,9 @@ def test_the_packaged_folders_become_the_users_to_work_in(scratch: Path) -> None
     log = scratch / "log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            ["unshare", "--mount", "sh", "-ec", script, "sh", *command], stdout=out, stderr=out
+            ["unshare", "--mount", "--propagation", "slave", "sh", "-ec", script, "sh", *command],
+            stdout=out,
+            stderr=out,
         )
     root = Path(f"/proc/{process.pid}/root")
     try:

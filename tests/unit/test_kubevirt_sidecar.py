@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +28,7 @@ from csi.proto import kubevirt_info_pb2 as info
 from csi.proto import kubevirt_plugin_pb2 as pb
 from csi.server import handlers, serve
 from tests.support.kubevirt import machine
+from tests.support.scratch import short_directory
 from tests.unit.translate.test_carry import CLOUD_INIT, DOMAIN, disks, properties
 
 VMI = json.dumps(machine("node1", "rootdisk", "data")).encode()
@@ -141,9 +140,8 @@ class NodeHooks:
 @pytest.fixture
 def scratch() -> Iterator[Path]:
     """A directory with a path short enough for sockets."""
-    path = Path(tempfile.mkdtemp(prefix="vs-", dir="/tmp"))
-    yield path
-    shutil.rmtree(path)
+    with short_directory("vs-") as path:
+        yield path
 
 
 @pytest.fixture

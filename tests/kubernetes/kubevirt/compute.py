@@ -135,7 +135,7 @@ class Compute:
         )
         process = self.box.spawn(
             self.scratch.name,
-            *("unshare", "--mount", "--propagation", "private", "sh", "-ec", script),
+            *("unshare", "--mount", "--propagation", "slave", "sh", "-ec", script),
         )
 
         def ready() -> bool:
