@@ -144,10 +144,21 @@ impl<T> OwnedChannel<T> {
         Finished { token, buf, result }
     }
 
-    /// Appends what is over to `over`; returns how many.
+    /// Appends what is over to `over`; returns how many. Whatever the kernel has told by then is
+    /// among it, so that [`OwnedChannel::wait`] may follow.
     pub fn poll(&mut self, over: &mut Vec<Finished<T>>) -> usize {
         let before = over.len();
         self.io.flush();
+        loop {
+            self.collect(over);
+            // What this submits may be over when it returns, and then nothing would end the sleep.
+            if self.io.flush() == 0 {
+                return over.len() - before;
+            }
+        }
+    }
+
+    fn collect(&mut self, over: &mut Vec<Finished<T>>) {
         let mut done = std::mem::take(&mut self.done);
         done.clear();
         self.channel.poll(&mut done);
@@ -160,8 +171,6 @@ impl<T> OwnedChannel<T> {
             let Some(at) = self.refused.pop_front() else { break };
             over.extend(self.start(at));
         }
-        self.io.flush();
-        over.len() - before
     }
 
     /// Sleeps until something may be over, the waker was used, or the wait was long: at most
@@ -189,7 +198,9 @@ impl<T> Drop for OwnedChannel<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{FileBdev, FileKind, FileOptions, Malloc, MallocOptions};
+    use crate::{Features, FileBdev, FileKind, FileOptions, Geometry, Malloc, MallocOptions};
+    use io_uring::opcode;
+    use reactor::UringClient;
 
     fn drain<T>(channel: &mut OwnedChannel<T>, over: &mut Vec<Finished<T>>) {
         while channel.in_flight() > 0 {
@@ -250,5 +261,71 @@ mod tests {
             kind: FileKind::Uring,
         };
         both(&*FileBdev::create(options).unwrap());
+    }
+
+    /// Gives an I/O to the kernel when it is polled first, as a file does with one that goes on in
+    /// steps. The kernel ends it before the submission returns.
+    struct Steps;
+
+    struct StepsChannel {
+        uring: UringClient,
+        tags: VecDeque<u64>,
+    }
+
+    impl Bdev for Steps {
+        fn name(&self) -> &str {
+            "steps"
+        }
+        fn aliases(&self) -> Vec<String> {
+            Vec::new()
+        }
+        fn uuid(&self) -> uuid::Uuid {
+            uuid::Uuid::nil()
+        }
+        fn product_name(&self) -> &'static str {
+            "Steps"
+        }
+        fn geometry(&self) -> Geometry {
+            Geometry { block_size: 512, physical_block_size: 512, num_blocks: 8 }
+        }
+        fn features(&self) -> Features {
+            Features::default()
+        }
+        fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
+            let uring = io.uring().unwrap().client(8);
+            Ok(Box::new(StepsChannel { uring, tags: VecDeque::new() }))
+        }
+        fn driver_specific(&self) -> serde_json::Value {
+            serde_json::Value::Null
+        }
+    }
+
+    impl Channel for StepsChannel {
+        fn submit(&mut self, io: &Io) -> Submit {
+            self.tags.push_back(io.tag);
+            Submit::Pending
+        }
+
+        fn poll(&mut self, done: &mut Vec<Completion>) -> u32 {
+            let before = done.len();
+            self.uring.completions(|tag, _| {
+                done.push(Completion { tag: u64::from(tag), result: Ok(()) });
+            });
+            while let Some(tag) = self.tags.pop_front() {
+                // SAFETY: a no-op names no buffer.
+                unsafe { self.uring.push(opcode::Nop::new().build(), tag as u32, 0) }.unwrap();
+            }
+            (done.len() - before) as u32
+        }
+    }
+
+    #[test]
+    fn what_ends_while_it_is_submitted_is_not_slept_through() {
+        let mut channel = OwnedChannel::open(&Steps, 4).unwrap();
+        let mut over = Vec::new();
+        assert!(channel.submit(Op::Flush, 0, 0, None, 'a').is_none());
+        assert!(channel.submit(Op::Flush, 0, 0, None, 'b').is_none());
+        assert_eq!(channel.poll(&mut over), 2);
+        assert_eq!(channel.in_flight(), 0);
     }
 }
