@@ -1,4 +1,6 @@
-//! The server: one thread per client, so that a slow one holds up nobody else.
+//! The server: one thread per client, so that a slow one holds up nobody else. Where there are as many
+//! clients as can be, one that waits for nothing gives way to the next: whoever connects is served,
+//! unless all others have requests that run.
 
 use crate::code::{Code, Errno, Error};
 use crate::frame::Framer;
@@ -64,20 +66,41 @@ pub struct ParkedClient {
 
 #[derive(Default)]
 struct Clients {
-    streams: Mutex<HashMap<u64, UnixStream>>,
+    connected: Mutex<HashMap<u64, Client>>,
     parked: Mutex<Vec<ParkedClient>>,
     changed: Condvar,
     next_id: AtomicU64,
 }
 
+/// A connected client.
+struct Client {
+    stream: UnixStream,
+    /// A request of it runs.
+    busy: bool,
+    /// When its last request ended, or it connected.
+    since: Instant,
+    /// It was told to go, and its thread ends.
+    evicted: bool,
+}
+
 impl Clients {
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, UnixStream>> {
-        self.streams.lock()
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Client>> {
+        self.connected.lock()
     }
 
     fn remove(&self, id: u64) {
         self.lock().remove(&id);
         self.changed.notify_all();
+    }
+
+    /// A request of a client begins, or has ended and its reply was taken. `false`: it begins too
+    /// late, the client was told to go.
+    fn set_busy(&self, id: u64, busy: bool) -> bool {
+        self.lock().get_mut(&id).is_some_and(|client| {
+            client.busy = busy;
+            client.since = Instant::now();
+            !client.evicted
+        })
     }
 }
 
@@ -226,10 +249,10 @@ impl Door {
             let _ = stream.write_all(&encode_failure(&Error::os(Errno::Again, message)));
         };
         let mut streams = self.clients.lock();
-        if streams.len() >= MAX_CONNECTIONS {
+        let full = streams.values().filter(|client| !client.evicted).count() >= MAX_CONNECTIONS;
+        if full && !evict_the_idlest(&mut streams) {
             let message = format!(
-                "{MAX_CONNECTIONS} RPC clients are connected, which is the limit; close one and \
-                 try again"
+                "{MAX_CONNECTIONS} RPC clients have requests that run, which is the limit; try again"
             );
             return refuse(&stream, message);
         }
@@ -239,13 +262,15 @@ impl Door {
             Err(e) => return refuse(&stream, format!("the connection cannot be set up: {e}")),
         };
         let id = self.clients.next_id.fetch_add(1, Ordering::Relaxed);
-        streams.insert(id, stream);
+        let client = Client { stream, busy: false, since: Instant::now(), evicted: false };
+        streams.insert(id, client);
         drop(streams);
         let Door { wake, clients, methods } = self.clone();
         let spawned = thread::Builder::new().name("rpc-client".into()).spawn(move || {
             let mut framer = Framer::default();
             framer.push(&received);
-            match serve(&own, &methods, &wake, &mut framer) {
+            let set_busy = |busy| clients.set_busy(id, busy);
+            match serve(&own, &methods, &wake, &mut framer, set_busy) {
                 Ok(Served::Parked) => {
                     let received = framer.into_rest();
                     clients.parked.lock().push(ParkedClient { stream: own, received });
@@ -263,11 +288,25 @@ impl Door {
         });
         if let Err(e) = spawned {
             let refused = self.clients.lock().remove(&id);
-            if let Some(stream) = refused {
-                refuse(&stream, format!("no thread for the connection: {e}"));
+            if let Some(client) = refused {
+                refuse(&client.stream, format!("no thread for the connection: {e}"));
             }
         }
     }
+}
+
+/// Ends the connection of the client that has had no request for the longest time; `false`: all have
+/// one that runs.
+fn evict_the_idlest(clients: &mut HashMap<u64, Client>) -> bool {
+    let idle = clients.values_mut().filter(|client| !client.busy && !client.evicted);
+    let Some(client) = idle.min_by_key(|client| client.since) else { return false };
+    tracing::info!(
+        idle_s = client.since.elapsed().as_secs(),
+        "an RPC client that asks nothing gives way: {MAX_CONNECTIONS} are connected"
+    );
+    client.evicted = true;
+    let _ = client.stream.shutdown(Shutdown::Both);
+    true
 }
 
 /// Why a client is served no more.
@@ -278,12 +317,14 @@ enum Served {
     Parked,
 }
 
-/// Answers requests until the client leaves or sends what is no JSON, or `wake` becomes readable.
+/// Answers requests until the client leaves or sends what is no JSON, or `wake` becomes readable. Tells
+/// `set_busy` when a request begins (`false`: it must not) and when its reply was taken.
 fn serve(
     mut stream: &UnixStream,
     methods: &Methods,
     wake: &OwnedFd,
     framer: &mut Framer,
+    set_busy: impl Fn(bool) -> bool,
 ) -> io::Result<Served> {
     stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
     let mut buffer = vec![0; READ_BYTES];
@@ -320,9 +361,13 @@ fn serve(
         loop {
             match framer.next_value() {
                 Ok(Some(message)) => {
+                    if !set_busy(true) {
+                        return Ok(Served::Left);
+                    }
                     if let Some(reply) = methods.answer(message) {
                         stream.write_all(&reply)?;
                     }
+                    set_busy(false);
                 }
                 Ok(None) => break,
                 Err(e) => return hang_up(stream, &e),

@@ -265,17 +265,53 @@ fn a_change_that_takes_long_holds_up_no_other_and_is_recorded_in_turn() {
 }
 
 #[test]
-fn one_client_too_many_is_told_so() {
+fn of_as_many_clients_as_can_be_the_idlest_gives_way_to_the_next() {
     let f = Fixture::new();
     let mut clients: Vec<_> = (0..rpc::server::MAX_CONNECTIONS).map(|_| f.connect()).collect();
-    for c in &mut clients {
+    // The first one has just asked, so the second one is the idlest.
+    for at in (1..clients.len()).chain([0]) {
+        let reply = clients[at].call(json!({"id": 1, "method": "change"}));
+        assert_eq!(reply["result"], true);
+    }
+    let mut more: Vec<_> = (0..10).map(|_| f.connect()).collect();
+    for c in &mut more {
         assert_eq!(c.call(json!({"id": 1, "method": "change"}))["result"], true);
+    }
+    for (at, c) in clients.iter_mut().enumerate() {
+        if (1..=10).contains(&at) {
+            assert!(c.is_closed(), "client {at} gave way");
+        } else {
+            assert_eq!(c.call(json!({"id": 2, "method": "change"}))["result"], true, "{at}");
+        }
+    }
+}
+
+#[test]
+fn one_client_too_many_is_told_so_where_all_have_requests_that_run() {
+    let (go, wait) = mpsc::channel::<()>();
+    let (began, begun) = mpsc::channel::<()>();
+    let wait = Mutex::new(wait);
+    let f = Fixture::with(move |methods| {
+        methods.add("wait", "Waits.", Flags::READ, move |_: NoParams| {
+            began.send(()).unwrap();
+            let _ = wait.lock().unwrap().recv();
+            Ok(true)
+        });
+    });
+    let mut clients: Vec<_> = (0..rpc::server::MAX_CONNECTIONS).map(|_| f.connect()).collect();
+    for c in &mut clients {
+        c.send(&json!({"id": 1, "method": "wait"}).to_string());
+        begun.recv().unwrap();
     }
     let mut extra = f.connect();
     let reply = extra.reply();
     assert_eq!(reply["error"]["code"], -11);
     assert!(reply["error"]["message"].as_str().unwrap().contains("64 RPC clients"));
     assert!(extra.is_closed());
+    drop(go);
+    for c in &mut clients {
+        assert_eq!(c.reply()["result"], true);
+    }
 }
 
 #[test]
