@@ -18,8 +18,8 @@ pub const LINUX: u64 = 0b110 | F_INDIRECT | F_EVENT_IDX | F_PROTOCOL | 1 << 32;
 
 /// Longest wait for the target before a test fails.
 pub const PATIENCE: Duration = Duration::from_secs(20);
-/// Guest memory below 4 GiB, in bytes.
-const LOW: u64 = 16 << 20;
+/// Guest memory below 4 GiB, in bytes: more than the buffers of all requests that a test has in flight.
+const LOW: u64 = 64 << 20;
 /// The peer's own address of guest address 0.
 pub const USER: u64 = 0x7000_0000_0000;
 /// Descriptors of every queue.
@@ -171,7 +171,8 @@ impl Guest {
         }
     }
 
-    /// Space for `len` bytes, aligned to 16.
+    /// Space for `len` bytes, aligned to 16. Starts over when all was given out: what is in flight must
+    /// be less than that, or later requests overwrite what the target has not looked at yet.
     pub fn alloc(&mut self, len: usize) -> u64 {
         if self.next_buffer + len as u64 > LOW {
             self.next_buffer = BUFFERS;
