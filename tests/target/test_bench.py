@@ -88,3 +88,20 @@ def test_an_unknown_target_is_named() -> None:
     )
     assert done.returncode == 1
     assert "no target nobody" in done.stderr
+
+
+def test_a_victim_that_sleeps_is_measured_beside_its_neighbours() -> None:
+    names = ["none", "4 KiB, 32 in flight", "task management"]
+    only = [option for name in names for option in ("--only", name)]
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.bench.noisy"]
+        + ["--victim", "ram", "--time", "0.2", "--json", *only],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    rows = json.loads(run.stdout)
+    assert [row["neighbour"] for row in rows] == names
+    assert all(row["iops"] > 0 and row["p99_us"] > 0 and row["wrong"] == 0 for row in rows), rows

@@ -120,6 +120,9 @@ struct Run {
     /// work in turn, instead of each for as long as the scheduler lets it
     #[arg(long = "yield")]
     yields: bool,
+    /// Sleep until the target calls while nothing ends, as a guest does that waits for interrupts
+    #[arg(long = "sleep", conflicts_with = "yields")]
+    sleeps: bool,
     /// One JSON object instead of text
     #[arg(long)]
     json: bool,
@@ -204,6 +207,7 @@ fn run(run: &Run) -> Result<ExitCode, Error> {
         target_pid: run.target_pid,
         cpus: run.cpus,
         yields: run.yields,
+        sleeps: run.sleeps,
     };
     let mut session = Session::open(options)?;
     let report = bench::run(&mut session, &config)?;

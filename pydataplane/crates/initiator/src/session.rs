@@ -1,6 +1,7 @@
 //! A device as its driver sees it: connection, memory, queues and what is in flight.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -506,6 +507,36 @@ impl Session {
                 queue.calls += 1;
             }
         }
+    }
+
+    /// Sleeps until one of `queues` has used something that was not taken yet, or `most` is over; at
+    /// once if one has. Calls are wanted meanwhile only.
+    pub fn sleep(&mut self, queues: Range<usize>, most: Duration) -> Result<(), Error> {
+        let mut used = false;
+        for queue in &mut self.queues[queues.clone()] {
+            used |= queue.ring.enable_call();
+        }
+        if !used {
+            // SAFETY: the descriptors are open as long as the queues.
+            let fd = |q: &Queue| unsafe { BorrowedFd::borrow_raw(q.call.as_raw_fd()) };
+            let calls = self.queues[queues.clone()].iter().map(fd);
+            let mut fds: Vec<_> =
+                calls.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+            let most =
+                Timespec { tv_sec: most.as_secs() as i64, tv_nsec: most.subsec_nanos().into() };
+            match rustix::event::poll(&mut fds, Some(&most)) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(Error::os("wait for a call")(e.into())),
+            }
+        }
+        for queue in &mut self.queues[queues] {
+            queue.ring.disable_call();
+            // Empty most of the time: it does not block.
+            if queue.call.read().is_ok() {
+                queue.calls += 1;
+            }
+        }
+        Ok(())
     }
 
     /// Waits until the chain `head` of queue `index` comes back.

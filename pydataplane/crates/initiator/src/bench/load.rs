@@ -1,5 +1,7 @@
 //! The loop that keeps I/Os in flight.
 
+use std::time::Duration;
+
 use hdrhistogram::Histogram;
 
 use super::clock::{Clock, ticks};
@@ -19,6 +21,8 @@ use crate::session::{Kind, Session};
 const MAX_LATENCY_NS: u64 = 60_000_000_000;
 /// Seconds that I/Os in flight get to end in when the time is over.
 const DRAIN_SECONDS: f64 = 20.0;
+/// Longest sleep: where nothing ends, the time that is measured does.
+const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 /// Random blocks tried before an I/O is put off because others have them all.
 const TRIES: u32 = 64;
 /// Blocks that verification keeps books of, at most.
@@ -77,6 +81,8 @@ struct Load<'s> {
     kicks: u64,
     /// Gives the CPU away where nothing has ended.
     yields: bool,
+    /// Sleeps until the target calls where nothing has ended.
+    sleeps: bool,
 }
 
 /// Runs one measurement on `session`, whose queues must be idle.
@@ -149,6 +155,7 @@ impl<'s> Load<'s> {
             miscompares: 0,
             kicks: 0,
             yields: config.yields,
+            sleeps: config.sleeps,
         })
     }
 
@@ -227,8 +234,13 @@ impl<'s> Load<'s> {
                 }
             }
             self.publish()?;
-            if self.yields && self.ios == before {
-                std::thread::yield_now();
+            if self.ios == before {
+                if self.sleeps {
+                    let queues = self.first_queue..self.session.queues.len();
+                    self.session.sleep(queues, LONGEST_SLEEP)?;
+                } else if self.yields {
+                    std::thread::yield_now();
+                }
             }
         }
         Ok(())

@@ -73,6 +73,8 @@ pub struct Config {
     pub target_pid: Option<u32>,
     /// Give the CPU to other threads where nothing has ended.
     pub yields: bool,
+    /// Sleep until the target calls where nothing has ended.
+    pub sleeps: bool,
     /// CPU of this thread, and of the target's polling thread.
     pub cpus: Option<(usize, usize)>,
 }
