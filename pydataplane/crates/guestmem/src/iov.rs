@@ -1,11 +1,25 @@
 //! Scatter-gather lists of checked memory, laid out as the kernel's `struct iovec`.
 
+use std::mem::offset_of;
 use std::ptr;
 
-/// One run of readable and writable memory, with the layout of the kernel's `struct iovec`.
-#[repr(transparent)]
-#[derive(Clone, Copy, Debug)]
-pub struct IoVec(libc::iovec);
+use zerocopy::FromZeros;
+
+/// One run of readable and writable memory, with the layout of the kernel's `struct iovec`. Zeros are
+/// a run of no bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromZeros)]
+pub struct IoVec {
+    base: *mut u8,
+    len: usize,
+}
+
+const _: () = {
+    assert!(size_of::<IoVec>() == size_of::<libc::iovec>());
+    assert!(align_of::<IoVec>() == align_of::<libc::iovec>());
+    assert!(offset_of!(IoVec, base) == offset_of!(libc::iovec, iov_base));
+    assert!(offset_of!(IoVec, len) == offset_of!(libc::iovec, iov_len));
+};
 
 // SAFETY: an IoVec is an address and a length; the contract of `IoVec::new` makes the memory
 // behind it valid for as long as it is used, on whichever thread.
@@ -15,7 +29,7 @@ unsafe impl Sync for IoVec {}
 
 impl IoVec {
     /// A run of no bytes.
-    pub const EMPTY: IoVec = IoVec(libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 });
+    pub const EMPTY: IoVec = IoVec { base: ptr::null_mut(), len: 0 };
 
     /// `len` bytes at `base`.
     ///
@@ -24,19 +38,19 @@ impl IoVec {
     /// [`Sg`] that contains it (for I/O: until its completion was polled).
     #[inline]
     pub unsafe fn new(base: *mut u8, len: usize) -> Self {
-        IoVec(libc::iovec { iov_base: base.cast(), iov_len: len })
+        IoVec { base, len }
     }
 
     /// Address of the first byte.
     #[inline]
     pub fn base(&self) -> *mut u8 {
-        self.0.iov_base.cast()
+        self.base
     }
 
     /// Length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
-        self.0.iov_len
+        self.len
     }
 
     /// Whether the run has no bytes.

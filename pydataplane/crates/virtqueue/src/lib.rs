@@ -23,6 +23,7 @@
 mod chain;
 mod inflight;
 mod queue;
+mod room;
 mod segments;
 mod steps;
 

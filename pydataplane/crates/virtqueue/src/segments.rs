@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use guestmem::{GuestMemory, IoVec, Sg, prefetch, prefetch_write};
 
+use crate::room::Room;
+
 /// Runs that one chain may have: virtio-scsi's seg_max of 126 data runs, header and response,
 /// and room for runs that cross regions.
 pub const MAX_SEGMENTS: usize = 136;
@@ -28,7 +30,7 @@ struct Part {
 /// The [`Sg`]s it gives out stay valid until it walks another chain, is cleared or dropped; the
 /// slot does neither while an I/O is under way.
 pub struct Segments {
-    iov: Box<[IoVec]>,
+    iov: Room,
     readable: Part,
     writable: Part,
     memory: Option<Arc<GuestMemory>>,
@@ -57,12 +59,17 @@ impl Segments {
 
     /// Room for a chain of `limit` runs.
     pub fn with_limit(limit: usize) -> Segments {
-        Segments {
-            iov: vec![IoVec::EMPTY; limit + SPLITS].into_boxed_slice(),
-            readable: Part::default(),
-            writable: Part::default(),
-            memory: None,
-        }
+        Segments::of(Room::many(1, limit + SPLITS).next().expect("one was asked for"))
+    }
+
+    /// `count` times room for a chain of [`MAX_SEGMENTS`] runs, in one allocation whose pages the
+    /// system provides when they are first used: most rings never hold as many runs as they could.
+    pub fn many(count: usize) -> impl ExactSizeIterator<Item = Segments> {
+        Room::many(count, MAX_SEGMENTS + SPLITS).map(Segments::of)
+    }
+
+    fn of(iov: Room) -> Segments {
+        Segments { iov, readable: Part::default(), writable: Part::default(), memory: None }
     }
 
     /// Runs that a chain may have.
@@ -240,7 +247,7 @@ impl Segments {
 
     #[inline]
     fn sg(&self, start: u32, end: u32) -> Sg {
-        // SAFETY: the entries are a boxed slice that stays in place, the runs lie in memory that
+        // SAFETY: the entries are a part of an allocation that stays in place, the runs lie in memory that
         // `self.memory` keeps mapped, and the type's contract keeps both until the I/O is over.
         unsafe { Sg::new(&self.iov[start as usize..end as usize]) }
     }

@@ -83,10 +83,10 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    fn new(queue: u16, index: u16) -> Self {
+    fn new(queue: u16, index: u16, segments: Segments) -> Self {
         Slot {
             task: Task::new(u64::from(queue) << 16 | u64::from(index)),
-            segments: Segments::new(),
+            segments,
             begun: 0,
             order: 0,
             id: 0,
@@ -137,8 +137,9 @@ impl RequestQueue {
     pub(crate) fn new(setup: QueueSetup) -> Self {
         let mut ring = setup.ring;
         ring.disable_kick();
-        let slots = (0..ring.size()).map(|i| Slot::new(setup.index, i)).collect();
         let size = usize::from(ring.size());
+        let room = (0..ring.size()).zip(Segments::many(size));
+        let slots = room.map(|(i, segments)| Slot::new(setup.index, i, segments)).collect();
         RequestQueue {
             index: setup.index,
             ring,
