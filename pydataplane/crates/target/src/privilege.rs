@@ -8,7 +8,9 @@
 use crate::cli::Cli;
 use crate::cli::SandboxMode;
 use crate::state;
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{Access, AtFlags, CWD, Gid, Mode, Uid};
+use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::CapabilitySet;
 use sandbox::{Account, Extra, user};
@@ -46,6 +48,7 @@ type Outcome<T> = Result<T, Box<dyn Error>>;
 /// A sentence; the process must end, for it may have given up half.
 pub fn reduce(cli: &Cli) -> Outcome<()> {
     raise_limits();
+    make_room_for_descriptors();
     let is_root = rustix::process::geteuid().is_root();
     match account(cli, is_root)? {
         Some(account) => {
@@ -120,6 +123,21 @@ fn account(cli: &Cli, is_root: bool) -> Outcome<Option<Account>> {
             user::name_of(present)
         )
         .into()),
+    }
+}
+
+/// Has the kernel make its table of this process's descriptors as large as it will be. It grows by
+/// itself, too, but in a process with threads each time after some ten milliseconds in which the thread
+/// that needs the descriptor stands still, and a new program that takes over needs hundreds while all
+/// guests wait.
+fn make_room_for_descriptors() {
+    /// Descriptors; the table has 8 bytes for each.
+    const ROOM: u64 = 16384;
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(ROOM);
+    let last = limit.min(ROOM).saturating_sub(1);
+    // Without it all works, later.
+    if let Ok(any) = eventfd(0, EventfdFlags::CLOEXEC) {
+        drop(fcntl_dupfd_cloexec(any, last as i32));
     }
 }
 
