@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.guest.conftest import BootGuest, add_malloc, checksum, disk
-from tests.guest.emulator import Emulator
+from tests.guest.emulator import Emulator, newer
 from tests.support.agent import GuestError
 from tests.support.target import Target
 
@@ -39,6 +39,21 @@ def test_a_quiet_disk_is_there_again(target: Target, boot: BootGuest, emulator: 
         target.start()
         assert checksum(guest, name) == written
     assert "I/O error" not in guest.run("dmesg")
+
+
+def test_a_size_that_no_event_could_tell_any_more_is_seen(target: Target, boot: BootGuest) -> None:
+    """The guest is paused while the volume grows, and the target dies with the event."""
+    target.make_lvstore()
+    volume = target.rpc("bdev_lvol_create", lvol_name="v", size_in_mib=16, lvs_name="lvs0")
+    target.rpc("vhost_scsi_controller_add_target", ctrlr="vm0", scsi_target_num=3, bdev_name=volume)
+    guest = boot(emulator=newer(), reconnect_ms=RECONNECT_MS)
+    name = disk(guest, 3)
+    guest.qmp("stop")
+    target.rpc("bdev_lvol_resize", name=volume, size_in_mib=32)
+    target.kill9()
+    target.start()
+    guest.qmp("cont")
+    guest.agent.wait_for(f"grep -x {(32 << 20) // 512} /sys/block/{name}/size")
 
 
 def test_without_reconnect_a_disk_waits_until_the_vm_starts_again(

@@ -146,9 +146,15 @@ impl PendingEvents {
         true
     }
 
-    /// The driver may have missed events that are not known any more.
-    pub(crate) fn miss(&mut self) {
+    /// The driver, which negotiated `features`, may have missed events that are not known any more:
+    /// it is told so, and looks which targets there are. Linux does not look at their sizes then,
+    /// so it is told that each may have changed. `targets` are those that there are, each once, so
+    /// their number needs no bound of its own.
+    pub(crate) fn miss(&mut self, targets: impl Iterator<Item = u8>, features: u64) {
         self.missed = true;
+        let resized = targets.map(Event::Resized);
+        let told = resized.filter(|event| features & event.feature() != 0);
+        self.queue.extend(told.map(|event| Pending { record: event.record(), event: None }));
     }
 
     /// Whether there is anything to tell.
@@ -221,6 +227,21 @@ mod tests {
         assert_eq!(alone.event.get(), event::T_NO_EVENT | event::T_EVENTS_MISSED);
         assert!(pending.is_empty());
     }
+
+    #[test]
+    fn unknown_events_are_told_as_a_loss_and_a_size_for_each_target() {
+        let mut pending = PendingEvents::default();
+        pending.miss(0..=254, BOTH);
+        let first = pending.pop().unwrap().record;
+        assert_eq!(first.event.get(), event::T_PARAM_CHANGE | event::T_EVENTS_MISSED);
+        let rest: Vec<_> = std::iter::from_fn(|| pending.pop()).map(|p| p.record.lun[1]).collect();
+        assert_eq!(rest, (1..=254).collect::<Vec<u8>>());
+        pending.miss(0..=254, F_HOTPLUG);
+        let alone = pending.pop().unwrap().record;
+        assert_eq!(alone.event.get(), event::T_NO_EVENT | event::T_EVENTS_MISSED);
+        assert!(pending.is_empty());
+    }
+
     #[test]
     fn what_was_told_is_noted_when_it_was_not_before() {
         let (times, other) = (Times::new(), Times::new());

@@ -32,14 +32,15 @@ impl Device {
     /// it gives them when the device runs.
     ///
     /// `resumed`: the driver had another back end before. Where nobody knows what that one had not
-    /// told, the driver is told that it missed something, and looks by itself (5.6.6.3).
+    /// told, the driver is told that it missed something (5.6.6.3), and each disk's size.
     pub(super) fn begin_events(&mut self, queue: SideQueue, resumed: bool) {
         let goes_on = resumed || self.held || queue.next_avail() != 0 || queue.has_work();
         let unheard = self.unheard.take().filter(|_| goes_on);
         let unknown = unheard.is_none() && resumed;
         self.pending_events = unheard.map(|unheard| unheard.events).unwrap_or_default();
         if unknown {
-            self.pending_events.miss();
+            let there = (0..=u8::MAX).zip(&self.attached).filter(|(_, slot)| slot.is_some());
+            self.pending_events.miss(there.map(|(target, _)| target), self.features);
         }
         self.events = Some(queue);
     }

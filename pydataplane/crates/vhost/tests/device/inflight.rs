@@ -289,6 +289,7 @@ fn task_management_waits_for_what_is_submitted_again_and_is_answered() {
 #[test]
 fn a_driver_whose_events_nobody_knows_is_told_to_look() {
     const MISSED: u32 = 0x8000_0000;
+    const PARAM_CHANGE: u32 = 3;
     let first = Host::with_disk(1);
     let (mut guest, region) = tracked(&first);
     guest.ready(0);
@@ -297,7 +298,7 @@ fn a_driver_whose_events_nobody_knows_is_told_to_look() {
     first.wait_until_free();
     let second = Host::with_disk(1);
     go_on(&mut guest, &region, &second);
-    assert_eq!(guest.event(buffer).0, MISSED);
+    assert_eq!(guest.event(buffer), (MISSED | PARAM_CHANGE, [1, 0, 0, 0, 0, 0, 0, 0], 0x092a));
     // The same back end knows them.
     guest.peer.shutdown();
     second.wait_until_free();
