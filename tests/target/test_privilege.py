@@ -230,6 +230,12 @@ def test_the_holder_mounts_what_the_user_exports(make_target: MakeTarget) -> Non
     target.rpc("bdev_malloc_create", name="m", num_blocks=65536, block_size=512)
     export = Path(target.rpc("virtlun_export_create", bdev_name="m")["path"])
     assert export.stat().st_size == 65536 * 512
+    data = os.urandom(1 << 20)
+    node = os.open(export, os.O_RDWR)
+    # Bytes of Python's do not begin on a page.
+    assert os.pwrite(node, data, 512) == len(data)
+    assert os.pread(node, len(data), 512) == data
+    os.close(node)
     assert {task["CapEff"] for task in tasks(target.pid)} == {NONE}
     target.rpc("virtlun_export_delete", bdev_name="m")
 

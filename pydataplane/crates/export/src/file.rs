@@ -8,6 +8,7 @@ use zerocopy::IntoBytes;
 use crate::abi::{
     self, Attr, AttrOut, Dirent, EntryOut, InitOut, SetattrIn, StatfsOut, fattr, flag,
 };
+use crate::request::{Limits, PAGE};
 
 /// Requests that the kernel may have with one export, asynchronous ones; more wait with it. A loop
 /// device has 128.
@@ -15,9 +16,6 @@ const MAX_BACKGROUND: u16 = 128;
 
 /// Longest read ahead, in bytes; nothing is cached, so it hardly matters.
 const MAX_READAHEAD: u32 = 128 * 1024;
-
-/// Bytes of a page, in which `max_pages` counts.
-const PAGE: u32 = 4096;
 
 /// Types in st_mode and in directories (stat(2), readdir(3)).
 const S_IFDIR: u32 = 0o040_000;
@@ -37,7 +35,7 @@ pub(crate) struct Facts {
 }
 
 /// Settles abilities and limits; `None`: this kernel is too old.
-pub(crate) fn init(minor: u32, readahead: u32, flags: u64, max_write: u32) -> Option<InitOut> {
+pub(crate) fn init(minor: u32, readahead: u32, flags: u64, limits: Limits) -> Option<InitOut> {
     if minor < abi::MINOR_LEAST {
         return None;
     }
@@ -51,9 +49,9 @@ pub(crate) fn init(minor: u32, readahead: u32, flags: u64, max_write: u32) -> Op
         flags: agreed as u32,
         max_background: MAX_BACKGROUND,
         congestion_threshold: MAX_BACKGROUND / 4 * 3,
-        max_write,
+        max_write: limits.max_write,
         time_gran: 1,
-        max_pages: u16::try_from(max_write / PAGE).unwrap_or(u16::MAX),
+        max_pages: limits.max_pages,
         ..InitOut::default()
     })
 }
@@ -155,12 +153,14 @@ mod tests {
 
     #[test]
     fn abilities_are_those_that_both_have() {
-        let out = init(44, 1 << 20, u64::MAX, 1 << 20).unwrap();
+        let limits = Limits { max_write: 1 << 19, max_pages: 256 };
+        let out = init(44, 1 << 20, u64::MAX, limits).unwrap();
         assert_eq!(out.flags, 0x4044_8020);
         assert_eq!((out.minor, out.max_pages, out.max_readahead), (38, 256, 128 * 1024));
-        let out = init(31, 4096, flag::ASYNC_DIO, 1 << 20).unwrap();
+        assert_eq!(out.max_write, 1 << 19);
+        let out = init(31, 4096, flag::ASYNC_DIO, limits).unwrap();
         assert_eq!((out.minor, out.flags, out.max_readahead), (31, 0x8000, 4096));
-        assert!(init(27, 0, 0, 4096).is_none());
+        assert!(init(27, 0, 0, limits).is_none());
     }
 
     #[test]

@@ -3,9 +3,14 @@
 use bdev::{AlignedBuf, Features, Geometry, Op};
 use rustix::io::Errno;
 
-/// Longest read or write that the kernel may send, in bytes: what it has pages for (fs.fuse's
-/// `max_pages_limit`).
+/// Longest write that the kernel may send, in bytes.
 pub const MAX_IO_BYTES: u32 = 1024 * 1024;
+
+/// Longest read: as many pages as a write of [`MAX_IO_BYTES`] from anywhere in memory touches.
+pub(crate) const MAX_READ_BYTES: u32 = MAX_IO_BYTES + PAGE;
+
+/// Bytes of a page, in which FUSE counts.
+pub(crate) const PAGE: u32 = 4096;
 
 /// Least that a bdev must take at once, in bytes.
 const MIN_IO_BYTES: u64 = 128 * 1024;
@@ -46,7 +51,7 @@ impl Span {
         let block = u64::from(g.block_size);
         let lba = offset / block;
         let blocks = (offset + len).div_ceil(block) - lba;
-        // At most MAX_IO_BYTES and less than a block: both fit.
+        // At most MAX_READ_BYTES and less than a block: both fit.
         Some(Span { lba, blocks, skip: (offset % block) as usize, len: len as usize })
     }
 
@@ -78,18 +83,50 @@ pub(crate) fn clearing(mode: i32, features: &Features) -> Result<Op, Errno> {
     if features.read_only { Err(Errno::ROFS) } else { Ok(op) }
 }
 
-/// Longest read and write for a bdev with these limits, in bytes, a multiple of a page; the error is
-/// the least that a bdev must take at once.
+/// Longest read for a bdev with these limits, in bytes, a multiple of a page; the error is the least
+/// that a bdev must take at once.
 pub(crate) fn longest_io(g: &Geometry, features: &Features) -> Result<u32, u64> {
     let most = match features.max_blocks {
         0 => u64::MAX,
         blocks => u64::from(blocks) * u64::from(g.block_size),
     };
-    let pages = most.saturating_sub(CUT_BYTES).min(u64::from(MAX_IO_BYTES)) / 4096;
-    match pages * 4096 {
+    let page = u64::from(PAGE);
+    let pages = most.saturating_sub(CUT_BYTES).min(u64::from(MAX_READ_BYTES)) / page;
+    match pages * page {
         bytes if bytes >= MIN_IO_BYTES => Ok(bytes as u32),
         _ => Err(MIN_IO_BYTES + CUT_BYTES),
     }
+}
+
+/// What the kernel may send at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limits {
+    /// Longest write, in bytes.
+    pub max_write: u32,
+    /// Pages of memory that one request touches at most.
+    pub max_pages: u16,
+}
+
+impl Limits {
+    /// For a bdev that takes `longest` bytes at once and a kernel that has `pages_limit` pages for a
+    /// request.
+    ///
+    /// A write of a memory that does not begin on a page touches one page more than it has bytes
+    /// for, and is cut where its pages end: in the midst of a block. So there is always a page to
+    /// spare; and a power of two, so that long writes are cut into equal parts.
+    pub fn new(longest: u32, pages_limit: u32) -> Limits {
+        let pages = (longest / PAGE).min(pages_limit).clamp(2, u32::from(u16::MAX));
+        let max_write = (1 << (pages - 1).ilog2()) * PAGE;
+        Limits { max_write, max_pages: pages as u16 }
+    }
+}
+
+/// Pages that the kernel has for a request: `fs.fuse.max_pages_limit` since Linux 6.13, 256 before.
+pub(crate) fn pages_limit() -> u32 {
+    /// What it is where nobody has changed it.
+    const PAGES: u32 = 256;
+    let text = std::fs::read_to_string("/proc/sys/fs/fuse/max_pages_limit");
+    text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(PAGES)
 }
 
 /// What waits for an I/O.
@@ -143,7 +180,7 @@ pub(crate) struct Pool(Vec<AlignedBuf>);
 impl Pool {
     /// Room for the longest I/O and the blocks that it cuts at both ends.
     pub fn take(&mut self) -> AlignedBuf {
-        let bytes = MAX_IO_BYTES as usize + CUT_BYTES as usize;
+        let bytes = MAX_READ_BYTES as usize + CUT_BYTES as usize;
         self.0.pop().unwrap_or_else(|| AlignedBuf::zeroed(bytes))
     }
 
@@ -215,10 +252,27 @@ mod tests {
     fn ios_are_as_long_as_the_bdev_takes() {
         let g = geometry(512, 1 << 40);
         let features = |max_blocks| Features { max_blocks, ..Features::default() };
-        assert_eq!(longest_io(&g, &features(0)), Ok(MAX_IO_BYTES));
-        assert_eq!(longest_io(&g, &features(1 << 20)), Ok(MAX_IO_BYTES));
+        assert_eq!(longest_io(&g, &features(0)), Ok(MAX_READ_BYTES));
+        assert_eq!(longest_io(&g, &features(1 << 20)), Ok(MAX_READ_BYTES));
         assert_eq!(longest_io(&g, &features(1024)), Ok(512 * 1024 - 8192));
         assert_eq!(longest_io(&g, &features(256)), Err(128 * 1024 + 8192));
+    }
+
+    #[test]
+    fn a_write_fits_in_its_pages_wherever_it_begins_in_memory() {
+        assert_eq!(Limits::new(MAX_READ_BYTES, 256).max_write, 512 * 1024);
+        let most = Limits { max_write: MAX_IO_BYTES, max_pages: 257 };
+        assert_eq!(Limits::new(MAX_READ_BYTES, 65535), most);
+        for pages_limit in 2..600 {
+            for longest in [MIN_IO_BYTES as u32, 300 * 1024, MAX_READ_BYTES] {
+                let Limits { max_write, max_pages } = Limits::new(longest, pages_limit);
+                assert!(max_write.is_multiple_of(PAGE) && max_write > 0);
+                assert!(max_write + PAGE <= u32::from(max_pages) * PAGE);
+                assert!(u32::from(max_pages) <= pages_limit);
+                assert!(u32::from(max_pages) * PAGE <= longest);
+            }
+        }
+        assert!((1..=65535).contains(&pages_limit()));
     }
 
     #[test]

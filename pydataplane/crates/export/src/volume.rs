@@ -16,7 +16,7 @@ use crate::errors::ExportError;
 use crate::file::Facts;
 use crate::keeper::Keeper;
 use crate::record::Record;
-use crate::request::longest_io;
+use crate::request::{Limits, longest_io, pages_limit};
 use crate::shared::{Order, Shared};
 use crate::worker::{self, Job, resends};
 
@@ -76,7 +76,7 @@ pub(crate) struct Way {
 }
 
 /// The session that another process has left, if one can go on with it.
-fn resumable(session: Session, uuid: Uuid, max_write: u32) -> Option<(Session, Record)> {
+fn resumable(session: Session, uuid: Uuid, longest: u32) -> Option<(Session, Record)> {
     let record = Arc::new(session.record);
     let read = Record::read(Arc::clone(&record));
     let why = match &read {
@@ -84,7 +84,7 @@ fn resumable(session: Session, uuid: Uuid, max_write: u32) -> Option<(Session, R
         Some(read) if !read.was_left() && !resends(read.abilities()) => {
             "its target was killed, and only Linux 6.9 and newer send again what it had taken"
         }
-        Some(read) if read.max_write() > max_write => "its bdev takes shorter writes now",
+        Some(read) if read.max_write() > longest => "its bdev takes shorter writes now",
         Some(_) => "",
     };
     let read = read.filter(|_| why.is_empty());
@@ -107,14 +107,14 @@ impl Volume {
         let claim = claim(registry, bdev, &owner, parked)?;
         let bdev = Arc::clone(claim.bdev());
         let (features, geometry) = (bdev.features(), bdev.geometry());
-        let max_write = longest_io(&geometry, &features).map_err(|needed| {
+        let longest = longest_io(&geometry, &features).map_err(|needed| {
             let bytes = u64::from(features.max_blocks) * u64::from(geometry.block_size);
             ExportError::ShortIo { name: bdev.name().to_owned(), bytes, needed }
         })?;
         let uuid = bdev.uuid();
         let left = keeper.take(uuid)?;
         let was_left = left.is_some();
-        let left = left.and_then(|session| resumable(session, uuid, max_write));
+        let left = left.and_then(|session| resumable(session, uuid, longest));
         let resumed = left.is_some();
         let (fuse, file, record) = match left {
             Some((session, record)) => (session.fuse, Arc::new(session.record), record),
@@ -135,7 +135,7 @@ impl Volume {
         let job = Job {
             bdev: Arc::clone(&bdev),
             facts,
-            max_write,
+            limits: Limits::new(longest, pages_limit()),
             device: Device::new(Arc::clone(&fuse)),
             record,
             resumed,

@@ -2,7 +2,7 @@
 //! descriptor of `/dev/fuse` or its channel.
 
 use bdev::{AlignedBuf, Bdev, Finished, Geometry, OpenError, OwnedChannel};
-use reactor::Waker;
+use reactor::{Waker, ticks};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,8 +15,9 @@ use crate::device::{Device, Taken};
 use crate::errors::errno;
 use crate::file::{self, Facts};
 use crate::record::Record;
-use crate::request::{Pool, Request, Span, Wants, clearing, longest};
+use crate::request::{Limits, MAX_READ_BYTES, Pool, Request, Span, Wants, clearing, longest};
 use crate::shared::{Order, Shared};
+use crate::spin::Spin;
 
 /// I/Os of one export that are with its bdev at a time; more wait with the kernel.
 pub const DEPTH: u16 = 64;
@@ -64,8 +65,8 @@ pub(crate) struct Job {
     pub bdev: Arc<dyn Bdev>,
     /// What the file is.
     pub facts: Facts,
-    /// Longest write, in bytes.
-    pub max_write: u32,
+    /// What the kernel may send at once.
+    pub limits: Limits,
     /// The kernel's end.
     pub device: Device,
     /// What another process needs to go on; one that was resumed has been negotiated.
@@ -131,6 +132,10 @@ struct Worker {
     changes: usize,
     /// Bytes of memory that is with the bdev.
     bytes: usize,
+    /// The kernel had nothing more to ask, and nobody has waited since.
+    drained: bool,
+    /// Waits for the kernel's next request, and waits for the bdev.
+    spins: [Spin; 2],
 }
 
 impl Worker {
@@ -147,6 +152,8 @@ impl Worker {
             rest: VecDeque::with_capacity(usize::from(DEPTH)),
             changes: 0,
             bytes: 0,
+            drained: false,
+            spins: [Spin::new(), Spin::new()],
         }
     }
 
@@ -158,27 +165,68 @@ impl Worker {
             while let Some(finished) = self.over.pop() {
                 self.finish(finished);
             }
-            while !self.channel.is_full()
-                && let Some(request) = self.rest.pop_front()
-            {
+            for _ in 0..self.rest.len() {
+                if self.channel.is_full() {
+                    break;
+                }
+                let Some(request) = self.rest.pop_front() else { break };
                 self.start(request);
+                idle = false;
             }
-            let mut nothing_asked = order == Order::Leave || self.job.shared.is_over();
-            while !nothing_asked && !self.channel.is_full() && self.bytes < IN_FLIGHT_BYTES {
-                nothing_asked = !self.take(order);
-                idle &= nothing_asked;
+            if !idle {
+                // What is answered may be followed by more, and a long request keeps nobody waiting.
+                self.drained = false;
             }
+            idle &= self.take_all(order) == 0;
             if self.changes == 0 {
                 self.job.shared.settled();
             }
-            let in_flight = self.channel.in_flight() + self.over.len() + self.rest.len();
+            let in_flight = self.channel.in_flight() + self.rest.len();
+            let nothing_asked = self.drained || order == Order::Leave || self.job.shared.is_over();
             if order != Order::Serve && in_flight == 0 && nothing_asked {
                 return;
             }
-            if idle && self.over.is_empty() {
-                self.channel.wait(IDLE_US);
+            if idle {
+                self.wait(order);
             }
         }
+    }
+
+    /// Waits until something may be there: looks for it for a moment, then sleeps.
+    fn wait(&mut self, order: Order) {
+        let begun = ticks::now();
+        let kind = usize::from(self.channel.in_flight() > 0);
+        let window = self.spins[kind].window();
+        let mut found = false;
+        while !found && ticks::now().saturating_sub(begun) < window {
+            // Not a yield: on a busy machine that costs the turn, which a sleep does not.
+            std::hint::spin_loop();
+            self.drained = false;
+            found = self.channel.poll(&mut self.over) > 0 || self.take_all(order) > 0;
+        }
+        if !found {
+            self.channel.wait(IDLE_US);
+            self.drained = false;
+        }
+        self.spins[kind].learn(ticks::now().saturating_sub(begun));
+    }
+
+    /// Takes what the kernel asks for, as far as there is room, and returns how many requests.
+    fn take_all(&mut self, order: Order) -> usize {
+        let mut taken = 0;
+        while taken < usize::from(DEPTH)
+            && !self.drained
+            && order != Order::Leave
+            && !self.job.shared.is_over()
+            && !self.channel.is_full()
+            && self.bytes < IN_FLIGHT_BYTES
+        {
+            match self.take(order) {
+                true => taken += 1,
+                false => self.drained = true,
+            }
+        }
+        taken
     }
 
     /// Takes a request and answers it or begins its I/O; whether there was one.
@@ -276,9 +324,9 @@ impl Worker {
     }
 
     fn init(&mut self, minor: u32, max_readahead: u32, flags: u64) -> Result<usize, Errno> {
-        let max_write = self.job.max_write;
-        let out = file::init(minor, max_readahead, flags, max_write).ok_or(Errno::PROTO)?;
-        self.job.record.begin(flags, max_write)?;
+        let limits = self.job.limits;
+        let out = file::init(minor, max_readahead, flags, limits).ok_or(Errno::PROTO)?;
+        self.job.record.begin(flags, limits.max_write)?;
         self.job.shared.set_resends(resends(flags));
         Ok(self.put(&out))
     }
@@ -312,7 +360,7 @@ impl Worker {
     }
 
     fn read(&mut self, unique: u64, offset: u64, size: u32) -> Answer {
-        if size > crate::MAX_IO_BYTES {
+        if size > MAX_READ_BYTES {
             return Some(Err(Errno::INVAL));
         }
         let Some(span) = Span::of_read(&self.geometry(), offset, size) else { return Some(Ok(0)) };
@@ -373,7 +421,9 @@ impl Worker {
         self.bytes += bytes;
         let rest = (lba + now, blocks - now);
         let waiting = Waiting { unique, wants, op, rest, bytes };
-        self.over.extend(self.channel.submit(op, lba, now, buf, waiting));
+        if let Some(finished) = self.channel.submit(op, lba, now, buf, waiting) {
+            self.finish(finished);
+        }
     }
 
     /// Answers a request that is over, or has it go on.

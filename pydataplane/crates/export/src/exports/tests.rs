@@ -65,6 +65,25 @@ fn a_file_reads_what_was_written_from_many_threads() {
 }
 
 #[test]
+fn a_long_write_may_begin_anywhere_in_memory() {
+    let (_dir, registry, exports) = exports();
+    malloc(&registry, "m0", 8192);
+    let path = exports.create("m0", false).unwrap();
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    let memory: Vec<u8> = (0..(3 << 20) + 4096).map(|i| (i % 251) as u8).collect();
+    let page = memory.as_ptr().align_offset(4096);
+    for (skip, len) in [(0, 1 << 20), (1, 1 << 20), (512, 1 << 20), (4095, 1 << 20), (7, 3 << 20)] {
+        let data = &memory[(page + skip) % 4096..][..len];
+        assert_eq!(file.write_at(data, 512).unwrap(), len, "from byte {skip} of a page on");
+        let mut found = vec![0; len];
+        file.read_exact_at(&mut found, 512).unwrap();
+        assert!(found == data);
+    }
+    drop(file);
+    exports.delete("m0", false).unwrap();
+}
+
+#[test]
 fn creating_again_is_the_same_and_the_other_way_is_refused() {
     let (dir, registry, exports) = exports();
     malloc(&registry, "m0", 8);
