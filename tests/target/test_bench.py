@@ -93,9 +93,9 @@ def test_an_unknown_target_is_named() -> None:
 def test_a_victim_that_sleeps_is_measured_beside_its_neighbours() -> None:
     names = ["none", "4 KiB, 32 in flight", "task management"]
     only = [option for name in names for option in ("--only", name)]
+    options = ["--victim", "ram", "--time", "0.2", "--json", *only]
     run = subprocess.run(
-        [sys.executable, "-m", "tests.bench.noisy"]
-        + ["--victim", "ram", "--time", "0.2", "--json", *only],
+        [sys.executable, "-m", "tests.bench.noisy", *options],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
