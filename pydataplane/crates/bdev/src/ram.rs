@@ -13,6 +13,9 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 /// the size of a huge page.
 pub(crate) const DISCARD_MIN: usize = 2 << 20;
 
+/// Bytes that are looked at before they are overwritten with zeros.
+const LOOK: usize = 4096;
+
 /// Zero-initialised anonymous memory, huge pages preferred, allocated on first touch.
 pub(crate) struct Ram {
     base: NonNull<u8>,
@@ -114,14 +117,27 @@ impl Ram {
         DISCARD_MIN - (self.base.as_ptr() as usize + offset) % DISCARD_MIN
     }
 
-    /// Makes `len` bytes from `offset` read as zeros; whole huge pages are given back.
+    /// Makes `len` bytes from `offset` read as zeros; whole huge pages are given back. What is zeros
+    /// already is only read: memory that was never written, or was given back, would be taken for it,
+    /// and the kernel clears a huge page for its first byte, for which other guests had to wait.
     pub(crate) fn zero(&self, offset: usize, len: usize) {
         let start = self.at(offset, len);
         let head = start.align_offset(DISCARD_MIN).min(len);
         let body = (len - head) / DISCARD_MIN * DISCARD_MIN;
-        let fill = |at: usize, n: usize| {
-            // SAFETY: `at + n` is at most `offset + len`, which `at` checked.
-            unsafe { std::ptr::write_bytes(start.add(at), 0, n) }
+        let fill = |mut at: usize, n: usize| {
+            let end = at + n;
+            while at < end {
+                // SAFETY: `end` is at most `offset + len`, which `at` checked.
+                let from = unsafe { start.add(at) };
+                let part = (LOOK - from as usize % LOOK).min(end - at);
+                // SAFETY: as above, for `part` bytes.
+                unsafe {
+                    if !is_zero(from, part) {
+                        std::ptr::write_bytes(from, 0, part);
+                    }
+                }
+                at += part;
+            }
         };
         fill(0, head);
         if body > 0 {
@@ -134,6 +150,36 @@ impl Ram {
         }
         fill(head + body, len - head - body);
     }
+}
+
+/// Whether `len` bytes from `at` on are zeros. Others may write them meanwhile.
+///
+/// # Safety
+/// They are mapped and readable.
+unsafe fn is_zero(at: *const u8, len: usize) -> bool {
+    const WORD: usize = size_of::<u64>();
+    /// Words between two looks at what was found.
+    const WORDS: usize = 8;
+    let head = at.align_offset(WORD).min(len);
+    let (words, tail) = ((len - head) / WORD, (len - head) % WORD);
+    // SAFETY: `from + n` is at most `len` in both calls, as the caller promises.
+    let bytes = |from: usize, n: usize| unsafe {
+        (from..from + n).fold(0, |all, nth| all | at.add(nth).read_volatile())
+    };
+    if bytes(0, head) | bytes(len - tail, tail) != 0 {
+        return false;
+    }
+    for first in (0..words).step_by(WORDS) {
+        let mut all = 0;
+        for nth in first..words.min(first + WORDS) {
+            // SAFETY: a whole word before the tail, aligned as the head ends where one begins.
+            all |= unsafe { at.add(head + nth * WORD).cast::<u64>().read_volatile() };
+        }
+        if all != 0 {
+            return false;
+        }
+    }
+    true
 }
 
 /// Calls `f` with address and length of each run that has some of the `len` bytes of `sg` from its
@@ -159,5 +205,56 @@ impl Drop for Ram {
     fn drop(&mut self) {
         // SAFETY: the mapping of `new`, which nobody can reach any more.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes of the mapping that the kernel has taken memory for.
+    #[cfg(not(miri))]
+    fn taken(ram: &Ram) -> u64 {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let begins = |line: &&str| line.starts_with(&format!("{:x}-", ram.base.as_ptr() as usize));
+        let mut lines = maps.lines().skip_while(|line| !begins(line));
+        let line = lines.find(|line| line.starts_with("Anonymous:")).expect("it is mapped");
+        let kib = line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok());
+        kib.expect("a number of KiB") << 10
+    }
+
+    #[cfg(not(miri))]
+    #[test]
+    fn zeros_over_zeros_take_no_memory() {
+        let ram = Ram::new(4 * DISCARD_MIN + 512).unwrap();
+        for offset in [0, 512, DISCARD_MIN - 4096, DISCARD_MIN + 7] {
+            ram.zero(offset, 3 * DISCARD_MIN);
+        }
+        assert_eq!(taken(&ram), 0);
+        ram.copy_from(5000, &[7]);
+        assert_ne!(taken(&ram), 0);
+    }
+
+    #[test]
+    fn every_byte_that_is_not_zero_becomes_it_and_no_other_changes() {
+        const BYTES: usize = 4 * LOOK;
+        let ram = Ram::new(BYTES).unwrap();
+        for (offset, len) in [(0, BYTES), (1, 1), (3, LOOK), (LOOK - 1, 2), (9, 2 * LOOK + 5)] {
+            for at in [0, 1, 7, 8, 63, 64, len / 2, len - 1].map(|at: usize| at.min(len - 1)) {
+                ram.copy_from(0, &[0; BYTES]);
+                for beside in [offset.wrapping_sub(1), offset + at, offset + len] {
+                    if beside < BYTES {
+                        ram.copy_from(beside, &[9]);
+                    }
+                }
+                ram.zero(offset, len);
+                let mut bytes = [0; BYTES];
+                ram.copy_to(0, &mut bytes);
+                let left: Vec<_> = (0..BYTES).filter(|n| bytes[*n] != 0).collect();
+                let outside = [offset.wrapping_sub(1), offset + len];
+                let outside: Vec<_> = outside.into_iter().filter(|n| *n < BYTES).collect();
+                assert_eq!(left, outside, "{len} from {offset}, {at}");
+            }
+        }
     }
 }
