@@ -96,6 +96,9 @@ pub struct Completion {
     pub tag: u64,
     /// How it ended.
     pub result: Result<(), IoError>,
+    /// How long it took from submit to poll, in ticks, so that a layer that passes I/Os on as they
+    /// are does not read the clock again; 0 where it was not measured.
+    pub ticks: u64,
 }
 
 /// A queue pair on a bdev, owned by the thread that opened it.
@@ -156,11 +159,19 @@ impl IoError {
 }
 
 impl Io {
+    /// A flush, named `tag`.
+    #[inline]
+    pub const fn flush(tag: u64) -> Io {
+        Io { op: Op::Flush, fua: false, lba: 0, blocks: 0, sg: Sg::EMPTY, tag }
+    }
+
     /// Checks the I/O against a device: range, length of the data, read-only, ability. Every
-    /// backend calls it first, so the rest of a backend may take these for granted.
+    /// device calls it first, once, against its own size and abilities (a volume's are others than
+    /// those of what it lies on, and each may change alone), so the rest of it may take these for
+    /// granted.
     #[inline]
     pub fn check(&self, geometry: &Geometry, features: &Features) -> Result<(), IoError> {
-        if self.op == Op::Flush {
+        if matches!(self.op, Op::Flush) {
             return Ok(());
         }
         match self.lba.checked_add(self.blocks) {
@@ -174,15 +185,18 @@ impl Io {
                 {
                     return Err(IoError::BadLength);
                 }
+                if matches!(self.op, Op::Read) {
+                    return Ok(());
+                }
             }
             Op::Unmap if !features.unmap => return Err(IoError::Unsupported),
             Op::WriteZeroes if !features.write_zeroes => return Err(IoError::Unsupported),
             Op::Unmap | Op::WriteZeroes | Op::Flush => {}
         }
-        if features.read_only && self.op.is_write() {
+        if features.read_only {
             return Err(IoError::ReadOnly);
         }
-        if self.fua && !features.fua && self.op.is_write() {
+        if self.fua && !features.fua {
             return Err(IoError::Unsupported);
         }
         Ok(())

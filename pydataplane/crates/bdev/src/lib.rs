@@ -12,6 +12,7 @@
 //! | `device` | [`Bdev`], [`Geometry`], [`Features`] |
 //! | `latch` | [`FlushLatch`]: a failed flush, remembered |
 //! | `registry` | [`Registry`]: names, [`Claim`]s, [`Event`]s |
+//! | `slots` | [`Slots`]: what is in flight on a channel |
 //! | `stats` | [`Stats`]: what `bdev_get_iostat` shows |
 //! | `malloc`, `ram` | [`Malloc`]: a disk in memory |
 //! | `null` | [`Null`]: takes everything, keeps nothing |
@@ -32,6 +33,7 @@ mod null;
 mod owned;
 mod ram;
 mod registry;
+mod slots;
 mod stats;
 mod sync;
 #[cfg(any(test, feature = "testing"))]
@@ -51,5 +53,6 @@ pub use owned::{Finished, OwnedChannel};
 pub use registry::{
     Claim, ClaimMode, Event, Registry, RegistryError, Subscription, UNREGISTER_TIMEOUT,
 };
+pub use slots::Slots;
 pub use stats::{ChannelStats, IoStat, OpStat, SYNC_SAMPLE, Stats, StatsReset};
 pub use sync::{AlignedBuf, BUF_ALIGN, SyncChannel, SyncError};

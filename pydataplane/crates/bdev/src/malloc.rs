@@ -260,7 +260,7 @@ impl Channel for MallocChannel {
         if over {
             let ticks = reactor::ticks::now().saturating_sub(long.begun);
             self.stats.record(long.io.op, bytes, ticks, Ok(()));
-            done.push(Completion { tag: long.io.tag, result: Ok(()) });
+            done.push(Completion { tag: long.io.tag, result: Ok(()), ticks });
         } else {
             self.long.push_back(long);
         }

@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use guestmem::{IoVec, Sg};
 use reactor::{IoContext, Waker};
 
-use crate::{AlignedBuf, Bdev, Channel, Completion, Io, IoError, Op, OpenError, Submit};
+use crate::{AlignedBuf, Bdev, Channel, Completion, Io, IoError, Op, OpenError, Slots, Submit};
 
 /// Longest single wait for a completion before the device is polled again, in microseconds.
 const WAIT_US: u64 = 100_000;
@@ -38,8 +38,7 @@ pub struct OwnedChannel<T> {
     channel: Box<dyn Channel>,
     io: IoContext,
     block_size: u32,
-    slots: Box<[Slot<T>]>,
-    free: Vec<u16>,
+    slots: Slots<Slot<T>>,
     /// Slots that the channel was too full to take, in order.
     refused: VecDeque<u16>,
     done: Vec<Completion>,
@@ -56,14 +55,12 @@ impl<T> OwnedChannel<T> {
             why: format!("no I/O context for this thread: {e}"),
         })?;
         let channel = bdev.open(&io)?;
-        let none = Io { op: Op::Flush, fua: false, lba: 0, blocks: 0, sg: Sg::EMPTY, tag: 0 };
-        let slot = |_| Slot { io: none, iov: [IoVec::EMPTY], buf: None, token: None };
+        let slot = |_| Slot { io: Io::flush(0), iov: [IoVec::EMPTY], buf: None, token: None };
         Ok(OwnedChannel {
             channel,
             io,
             block_size: bdev.geometry().block_size,
-            slots: (0..depth).map(slot).collect(),
-            free: (0..depth).rev().collect(),
+            slots: Slots::new(depth, slot),
             refused: VecDeque::with_capacity(usize::from(depth)),
             done: Vec::with_capacity(usize::from(depth)),
         })
@@ -85,12 +82,12 @@ impl<T> OwnedChannel<T> {
 
     /// Whether no further I/O is taken now.
     pub fn is_full(&self) -> bool {
-        self.free.is_empty()
+        self.slots.is_full()
     }
 
     /// I/Os that are not over.
     pub fn in_flight(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.slots.taken()
     }
 
     /// Starts an I/O on the first `blocks` blocks of `buf`. Returns it if it is over at once.
@@ -106,8 +103,8 @@ impl<T> OwnedChannel<T> {
         buf: Option<AlignedBuf>,
         token: T,
     ) -> Option<Finished<T>> {
-        let at = self.free.pop().expect("the caller looked whether there is room");
-        let slot = &mut self.slots[usize::from(at)];
+        let at = self.slots.take().expect("the caller looked whether there is room");
+        let slot = &mut self.slots[at];
         slot.buf = buf;
         slot.token = Some(token);
         let data = matches!(op, Op::Read | Op::Write);
@@ -128,7 +125,7 @@ impl<T> OwnedChannel<T> {
     }
 
     fn start(&mut self, at: u16) -> Option<Finished<T>> {
-        match self.channel.submit(&self.slots[usize::from(at)].io) {
+        match self.channel.submit(&self.slots[at].io) {
             Submit::Done(result) => return Some(self.finish(at, result)),
             Submit::Pending => {}
             Submit::Full => self.refused.push_back(at),
@@ -137,10 +134,10 @@ impl<T> OwnedChannel<T> {
     }
 
     fn finish(&mut self, at: u16, result: Result<(), IoError>) -> Finished<T> {
-        let slot = &mut self.slots[usize::from(at)];
+        let slot = &mut self.slots[at];
         let token = slot.token.take().expect("an I/O ends once");
         let buf = slot.buf.take();
-        self.free.push(at);
+        self.slots.give_back(at);
         Finished { token, buf, result }
     }
 
@@ -308,9 +305,9 @@ mod tests {
 
         fn poll(&mut self, done: &mut Vec<Completion>) -> u32 {
             let before = done.len();
-            self.uring.completions(|tag, _| {
-                done.push(Completion { tag: u64::from(tag), result: Ok(()) });
-            });
+            while let Some((tag, _)) = self.uring.next_completion() {
+                done.push(Completion { tag: u64::from(tag), result: Ok(()), ticks: 0 });
+            }
             while let Some(tag) = self.tags.pop_front() {
                 // SAFETY: a no-op names no buffer.
                 unsafe { self.uring.push(opcode::Nop::new().build(), tag as u32, 0) }.unwrap();

@@ -322,14 +322,6 @@ impl Registry {
         self.claim_as(key, owner, ClaimMode::Exclusive)
     }
 
-    /// As [`Registry::claim`], and others may share it.
-    ///
-    /// # Errors
-    /// See [`Registry::claim`].
-    pub fn claim_shared(&self, key: &str, owner: &str) -> Result<Claim, RegistryError> {
-        self.claim_as(key, owner, ClaimMode::Shared)
-    }
-
     /// As [`Registry::claim`], with the mode as a parameter.
     ///
     /// # Errors
@@ -482,11 +474,11 @@ mod tests {
         let r = Registry::new();
         r.register(null("a")).unwrap();
         let claim = r.claim("a", "lvstore lvs0").unwrap();
-        let e = r.claim_shared("a", "controller vm-1").unwrap_err();
+        let e = r.claim_as("a", "controller vm-1", ClaimMode::Shared).unwrap_err();
         assert_eq!(e.to_string(), "bdev a is in use by lvstore lvs0: release it there first");
         drop(claim);
-        let one = r.claim_shared("a", "controller vm-1").unwrap();
-        let two = r.claim_shared("a", "controller vm-2").unwrap();
+        let one = r.claim_as("a", "controller vm-1", ClaimMode::Shared).unwrap();
+        let two = r.claim_as("a", "controller vm-2", ClaimMode::Shared).unwrap();
         assert!(r.claim("a", "x").is_err());
         assert_eq!(r.owners("a").len(), 2);
         drop((one, two));
@@ -567,7 +559,10 @@ mod tests {
     fn a_device_whose_removal_was_given_up_goes_with_its_last_holder() {
         let r = Registry::new();
         r.register(null("a")).unwrap();
-        let held = [r.claim_shared("a", "one").unwrap(), r.claim_shared("a", "two").unwrap()];
+        let held = [
+            r.claim_as("a", "one", ClaimMode::Shared).unwrap(),
+            r.claim_as("a", "two", ClaimMode::Shared).unwrap(),
+        ];
         assert!(r.unregister_within("a", Duration::ZERO).is_err());
         let [one, two] = held;
         drop(one);

@@ -230,10 +230,7 @@ impl ChannelStats {
     #[inline]
     pub fn record(&mut self, op: Op, bytes: u64, ticks: u64, result: Result<(), IoError>) {
         match result {
-            Ok(()) => {
-                self.count(op, bytes);
-                self.time(op, ticks, 1);
-            }
+            Ok(()) => self.count(op, bytes, Some((ticks, 1))),
             Err(e) => self.error(e),
         }
     }
@@ -266,30 +263,26 @@ impl ChannelStats {
     ) {
         match result {
             Ok(()) => {
-                self.count(io.op, io.bytes(block_size));
-                if let Some(t) = begun {
-                    let ticks = reactor::ticks::now().saturating_sub(t);
-                    self.time(io.op, ticks, u64::from(SYNC_SAMPLE));
-                }
+                let ticks = begun.map(|t| reactor::ticks::now().saturating_sub(t));
+                let timed = ticks.map(|ticks| (ticks, u64::from(SYNC_SAMPLE)));
+                self.count(io.op, io.bytes(block_size), timed);
             }
             Err(e) => self.error(e),
         }
     }
 
+    /// Counts an I/O that succeeded; `timed` is how long it took, in ticks, and for how many it
+    /// counts.
     #[inline]
-    fn count(&mut self, op: Op, bytes: u64) {
+    fn count(&mut self, op: Op, bytes: u64, timed: Option<(u64, u64)>) {
         let c = &self.counters.ops[op as usize];
         bump(&c.ops, 1);
         bump(&c.bytes, bytes);
-    }
-
-    #[inline]
-    fn time(&mut self, op: Op, ticks: u64, weight: u64) {
+        let Some((ticks, weight)) = timed else { return };
         let epoch = self.stats.epoch.load(Relaxed);
         if self.counters.epoch.load(Relaxed) != epoch {
             self.forget_extremes(epoch);
         }
-        let c = &self.counters.ops[op as usize];
         bump(&c.ticks, ticks * weight);
         if ticks > c.max.load(Relaxed) {
             c.max.store(ticks, Relaxed);
@@ -301,7 +294,7 @@ impl ChannelStats {
     }
 
     #[cold]
-    fn forget_extremes(&mut self, epoch: u64) {
+    fn forget_extremes(&self, epoch: u64) {
         for c in &self.counters.ops {
             c.max.store(0, Relaxed);
             c.min.store(0, Relaxed);

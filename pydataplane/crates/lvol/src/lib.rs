@@ -9,13 +9,15 @@
 //! | `lvstores` | [`Lvstores`]: finds objects by name or UUID | any control thread |
 //! | `lvs` | one loaded lvstore: claim, registry, control operations | any control thread |
 //! | `meta` | the blobstore and its changes, clusters that wait | one per lvstore |
+//! | `served` | a volume and what its channels asked for | as `meta` |
 //! | `rounds` | requests of channels: a round, a record | as `meta` |
 //! | `reload` | from the medium again, in use, after a failure | as `meta` |
 //! | `zeroing` | the zeros of a thick volume to be | the control thread that makes it |
+//! | `lvol` | the bdev face of an lvol | any |
 //! | `volume` | an lvol as all share it: names, map, version, channels | any |
 //! | `map` | clusters of a volume to clusters of the device | written by `meta`, read by channels |
-//! | `channel` | the data path | the reactor that opened it |
-//! | `parts`, `pins` | pieces of split I/O; versions in use | as `channel` |
+//! | `channel` | the data path; `pieces`: what is not passed on as a whole | the reactor that opened it |
+//! | `parts`, `pins` | room for pieces; versions in use | as `channel` |
 //!
 //! Errors: [`Error`], one sentence each. After a metadata write or any flush of the bdev has failed the
 //! lvstore takes no more changes and every flush fails ([`bdev::FlushLatch`]), until somebody clears
@@ -27,6 +29,7 @@ mod channel;
 mod disk;
 mod error;
 mod info;
+mod lvol;
 mod lvs;
 mod lvstores;
 mod map;
@@ -35,6 +38,7 @@ mod parts;
 mod pins;
 mod reload;
 mod rounds;
+mod served;
 mod translate;
 mod volume;
 mod zeroing;

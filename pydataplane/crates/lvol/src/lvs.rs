@@ -5,16 +5,16 @@ use crate::error::Error;
 use crate::info::{
     ClearMethod, LvolInfo, LvolOptions, LvsRef, LvstoreInfo, LvstoreOptions, ZeroingInfo,
 };
-use crate::map::Map;
+use crate::lvol::Lvol;
 use crate::meta::{Gauges, Meta};
 use crate::reload::Reloaded;
 use crate::translate::{not_loaded, refused};
-use crate::volume::{Identity, Lvol, Names, Volume};
+use crate::volume::Volume;
 use crate::zeroing::{Guard, Zeroings};
 use bdev::{Bdev, Claim, Registry, RegistryError};
-use blobstore::{BlobInfo, BlobOptions, Disk, Reservation, Store, StoreInfo, StoreOptions};
+use blobstore::{BlobOptions, Disk, Reservation, Store, StoreInfo, StoreOptions};
 use parking_lot::{Condvar, Mutex};
-use reactor::{Bell, Control, NotRun};
+use reactor::{Control, NotRun};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -130,7 +130,7 @@ impl Lvs {
                 let info = store.info();
                 let volumes: Vec<_> = store
                     .blobs()
-                    .map(|blob| volume_of(&store, &info, &blob, &base, &bell))
+                    .map(|blob| Volume::of_blob(&store, &info, &blob, &base, &bell))
                     .collect();
                 let mut meta = Meta::new(base, store, gauges);
                 volumes.iter().for_each(|v| meta.add_volume(v.clone()));
@@ -354,7 +354,7 @@ impl Lvs {
             let id = store.create_reserved(&blob, reserved).map_err(say)?;
             let blob = store.blob(id).map_err(say)?;
             let info = StoreInfo { name: lvstore, ..info };
-            let volume = volume_of(store, &info, &blob, &base, &bell);
+            let volume = Volume::of_blob(store, &info, &blob, &base, &bell);
             meta.add_volume(volume.clone());
             Ok(volume)
         })?;
@@ -557,28 +557,4 @@ impl Lvs {
         // There is no way back.
         self.meta_within(Duration::MAX, &op.clone(), move |meta| meta.close(&op, destroy))
     }
-}
-
-/// The volume of a blob, with its map.
-pub(crate) fn volume_of(
-    store: &Store<BdevDisk>,
-    info: &StoreInfo,
-    blob: &BlobInfo,
-    base: &Arc<dyn Bdev>,
-    bell: &Bell,
-) -> Arc<Volume> {
-    let map = Map::new(blob.size);
-    for (cluster, to) in store.clusters(blob.id).into_iter().flatten() {
-        map.set(cluster, to);
-    }
-    let per_cluster = info.cluster_size / base.geometry().block_size;
-    let id = Identity {
-        blob: blob.id,
-        uuid: blob.uuid,
-        lvstore: info.uuid,
-        thin: blob.thin,
-        shift: per_cluster.trailing_zeros(),
-    };
-    let names = Names { lvstore: info.name.clone(), lvol: blob.name.clone() };
-    Volume::new(id, names, blob.read_only, base.clone(), map, bell.clone())
 }

@@ -7,7 +7,7 @@
 
 use crate::disk::BdevDisk;
 use crate::error::Error;
-use crate::rounds::Served;
+use crate::served::Served;
 use crate::translate::refused;
 use crate::volume::Volume;
 use bdev::{Bdev, FlushCause};

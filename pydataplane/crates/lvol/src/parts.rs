@@ -3,10 +3,11 @@
 #![allow(unsafe_code)]
 
 use crate::pins::Pin;
+use bdev::Slots;
 use guestmem::{IoVec, Sg};
 
 /// Pieces that a channel can have in flight.
-pub(crate) const PARTS: usize = 256;
+pub(crate) const PARTS: u16 = 256;
 /// Memory runs of one piece; a piece that needs more becomes several.
 const PART_RUNS: usize = 64;
 
@@ -19,8 +20,7 @@ struct Part {
 
 /// All pieces of a channel, allocated when it is opened.
 pub(crate) struct Parts {
-    parts: Box<[Part]>,
-    free: Vec<u16>,
+    parts: Slots<Part>,
 }
 
 /// A piece that was cut from an I/O.
@@ -39,7 +39,7 @@ impl Parts {
             pin: Pin::default(),
             taken: false,
         };
-        Parts { parts: (0..PARTS).map(part).collect(), free: (0..PARTS as u16).rev().collect() }
+        Parts { parts: Slots::new(PARTS, part) }
     }
 
     /// Takes a piece for `blocks` blocks of `block` bytes at byte `offset` of `sg`, or for as many
@@ -55,8 +55,8 @@ impl Parts {
         blocks: u64,
         block: usize,
     ) -> Option<Cut> {
-        let at = *self.free.last()?;
-        let part = &mut self.parts[usize::from(at)];
+        let at = self.parts.next_free()?;
+        let part = &mut self.parts[at];
         debug_assert!(!part.taken);
         let mut blocks = blocks;
         let used = loop {
@@ -68,7 +68,6 @@ impl Parts {
         if blocks == 0 {
             return Some(Cut { part: at, sg: Sg::EMPTY, blocks });
         }
-        self.free.pop();
         part.taken = true;
         part.slot = slot;
         // SAFETY: the runs are part of `sg`, whose memory is valid until the I/O of `slot` is over,
@@ -76,20 +75,22 @@ impl Parts {
         // `taken`, and is freed with the channel after the base channel was dropped, which
         // waits for what it has in flight.
         let sg = unsafe { Sg::new(&part.runs[..used]) };
+        self.parts.take();
         Some(Cut { part: at, sg, blocks })
     }
 
     /// The piece is in flight.
     pub fn pin(&mut self, part: u16, pin: Pin) {
-        self.parts[usize::from(part)].pin = pin;
+        self.parts[part].pin = pin;
     }
 
     /// The piece is over; returns its I/O's slot.
     pub fn give_back(&mut self, part: u16) -> (u16, Pin) {
-        let p = &mut self.parts[usize::from(part)];
+        let p = &mut self.parts[part];
         assert!(p.taken, "piece {part} is not in flight");
         p.taken = false;
-        self.free.push(part);
-        (p.slot, p.pin)
+        let of = (p.slot, p.pin);
+        self.parts.give_back(part);
+        of
     }
 }

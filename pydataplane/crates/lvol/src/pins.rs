@@ -40,18 +40,18 @@ impl Pins {
         self.groups[0].count + self.groups[1].count
     }
 
-    /// Settles the version with which the next I/O is translated. `version` reads the present
-    /// one. The map of that version, or a later one, is the one to use until the next call.
+    /// Settles the version with which the next I/O is translated. The map of that version, or a
+    /// later one, is the one to use until the next call.
     #[inline]
-    pub fn settle(&mut self, version: impl Fn() -> u64) -> u64 {
-        let mut now = version();
+    pub fn settle(&mut self) -> u64 {
+        let mut now = self.shared.version.load(Ordering::Acquire);
         if self.in_flight() == 0 {
             // Publish, then look again: either this sees the new version, or whoever made it
             // sees that the old one is in use (Dekker; the fence pairs with `Volume::quiet`'s).
             loop {
                 self.shared.active.store(now, Ordering::Relaxed);
                 fence(Ordering::SeqCst);
-                let again = version();
+                let again = self.shared.version.load(Ordering::Acquire);
                 if again == now {
                     break;
                 }
@@ -116,6 +116,7 @@ mod tests {
 
     fn shared() -> Arc<ChannelShared> {
         Arc::new(ChannelShared {
+            version: Arc::new(AtomicU64::new(1)),
             active: AtomicU64::new(0),
             requests: ArrayQueue::<Request>::new(SLOTS),
             replies: ArrayQueue::new(SLOTS),
@@ -131,14 +132,16 @@ mod tests {
             steps in prop::collection::vec((0..5u8, any::<prop::sample::Index>()), 1..200)
         ) {
             let mut pins = Pins::new(shared());
-            let mut version = 1;
             // (pin, version that it was translated with)
             let mut flights: Vec<(Pin, u64)> = Vec::new();
             for (what, which) in steps {
+                let version = pins.shared.version.load(Ordering::Relaxed);
                 match what {
-                    0 => version += 1,
+                    0 => {
+                        pins.shared.version.fetch_add(1, Ordering::Relaxed);
+                    }
                     1 | 2 => {
-                        let settled = pins.settle(|| version);
+                        let settled = pins.settle();
                         prop_assert_eq!(settled, version);
                         prop_assert!((1..=version).contains(&pins.shared.active.load(Ordering::Relaxed)));
                         flights.push((pins.begin(), settled));
@@ -149,7 +152,7 @@ mod tests {
                     }
                     _ => {
                         // An I/O that was over within submit.
-                        pins.settle(|| version);
+                        pins.settle();
                         prop_assert_eq!(pins.shared.active.load(Ordering::Relaxed), version);
                     }
                 }
@@ -170,7 +173,8 @@ mod tests {
             let mut pins = Pins::new(shared());
             let mut flights = std::collections::VecDeque::new();
             for version in 1..200u64 {
-                pins.settle(|| version);
+                pins.shared.version.store(version, Ordering::Relaxed);
+                pins.settle();
                 flights.push_back(pins.begin());
                 if flights.len() > depth {
                     pins.end(flights.pop_front().unwrap());

@@ -5,7 +5,6 @@
 
 use crate::disk::BdevDisk;
 use crate::error::Error;
-use crate::lvs::volume_of;
 use crate::map::Map;
 use crate::meta::Meta;
 use crate::translate::not_loaded;
@@ -80,7 +79,7 @@ impl Meta {
         }
         let info = store.info();
         for blob in store.blobs().filter(|b| volumes.iter().all(|v| v.id.blob != b.id)) {
-            found.new.push(volume_of(&store, &info, &blob, &self.base, bell));
+            found.new.push(Volume::of_blob(&store, &info, &blob, &self.base, bell));
         }
         self.store = Some(store);
         for (volume, map, freed) in retired {

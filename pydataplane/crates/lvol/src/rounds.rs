@@ -6,11 +6,12 @@
 //! before all had their turn.
 
 use crate::meta::{Meta, QUIET_WAIT};
+use crate::served::{Served, Waiting};
 use crate::translate::io_error;
-use crate::volume::{ChannelShared, Reply, Request, Volume, Want};
+use crate::volume::{Request, Volume, Want};
 use bdev::IoError;
 use blobstore::{Batch, BlobId, Error as StoreError, Store};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -20,23 +21,6 @@ const ALLOCATE_QUOTA: u64 = 8 << 20;
 const UNMAP_QUOTA: u64 = 4096;
 /// Requests of one volume that are looked at in a round.
 const REQUEST_QUOTA: usize = 256;
-
-/// A volume as the metadata thread serves it.
-pub(crate) struct Served {
-    pub volume: Arc<Volume>,
-    /// Requests in order.
-    queue: VecDeque<Waiting>,
-}
-
-/// A request that was taken from its channel's queue.
-struct Waiting {
-    channel: Arc<ChannelShared>,
-    request: Request,
-    /// Clusters from its first on that were dealt with.
-    done: u64,
-    /// Since when it lacks room.
-    lacks_room: Option<Instant>,
-}
 
 /// Why a volume's turn ends before its queue does.
 enum Stop {
@@ -50,39 +34,6 @@ enum Stop {
 struct Taken {
     waiting: Waiting,
     result: Result<(), StoreError>,
-}
-
-impl Served {
-    pub fn new(volume: Arc<Volume>) -> Self {
-        Served { volume, queue: VecDeque::new() }
-    }
-
-    /// Takes what the channels asked for.
-    fn collect(&mut self) {
-        let queue = &mut self.queue;
-        self.volume.requests(|channel, request| {
-            let channel = channel.clone();
-            queue.push_back(Waiting { channel, request, done: 0, lacks_room: None });
-        });
-    }
-
-    /// Answers all that is asked for: the volume is gone.
-    pub fn answer_removed(&mut self) {
-        self.collect();
-        for waiting in self.queue.drain(..) {
-            waiting.answer(Err(IoError::Removed));
-        }
-    }
-}
-
-impl Waiting {
-    /// Puts the reply into the channel's queue and wakes its thread.
-    fn answer(&self, result: Result<(), IoError>) {
-        let reply = Reply { slot: self.request.slot, result };
-        let pushed = self.channel.replies.push(reply);
-        assert!(pushed.is_ok(), "the queue has room for every slot");
-        self.channel.waker.wake();
-    }
 }
 
 /// What is left of a volume's turn.

@@ -1,13 +1,12 @@
-//! An lvol as everybody shares it: its bdev face, its map, and the channels that use it.
+//! An lvol as everybody shares it: its names, its map, and the channels that use it.
 
-use crate::channel::LvolChannel;
+use crate::disk::BdevDisk;
 use crate::map::Map;
-use bdev::{Bdev, Channel, Features, FlushLatch, Geometry, IoError, OpenError, Stats};
-use blobstore::BlobId;
+use bdev::{Bdev, Features, Geometry, IoError, Stats};
+use blobstore::{BlobId, BlobInfo, Store, StoreInfo};
 use crossbeam_queue::ArrayQueue;
 use parking_lot::Mutex;
-use reactor::{Bell, IoContext, Waker};
-use serde_json::{Value, json};
+use reactor::{Bell, Waker};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use uuid::Uuid;
@@ -45,6 +44,8 @@ pub(crate) struct Reply {
 
 /// What a channel shares with the metadata thread.
 pub(crate) struct ChannelShared {
+    /// The version of the map to use now: [`Volume::bump`].
+    pub version: Arc<AtomicU64>,
     /// 0: the channel has nothing in flight on the base bdev; else everything that it has in flight
     /// was translated with this version of the map or a later one.
     pub active: AtomicU64,
@@ -75,16 +76,16 @@ pub(crate) struct Identity {
 pub(crate) struct Volume {
     pub id: Identity,
     /// The UUID as text: the bdev's name.
-    name: String,
+    pub name: String,
     names: Mutex<Names>,
     pub base: Arc<dyn Bdev>,
     base_geometry: Geometry,
     base_features: Features,
     read_only: AtomicBool,
-    /// The present map; [`Volume::version`] says when to look again.
+    /// The present map; `version` says when to look again.
     map: Mutex<Arc<Map>>,
     /// Changes whenever a translation made before may not be used any more. Never 0.
-    version: AtomicU64,
+    version: Arc<AtomicU64>,
     /// Deleted: I/O ends with [`IoError::Removed`].
     removed: AtomicBool,
     num_blocks: AtomicU64,
@@ -96,6 +97,30 @@ pub(crate) struct Volume {
 }
 
 impl Volume {
+    /// The volume of a blob, with its map.
+    pub fn of_blob(
+        store: &Store<BdevDisk>,
+        info: &StoreInfo,
+        blob: &BlobInfo,
+        base: &Arc<dyn Bdev>,
+        bell: &Bell,
+    ) -> Arc<Self> {
+        let map = Map::new(blob.size);
+        for (cluster, to) in store.clusters(blob.id).into_iter().flatten() {
+            map.set(cluster, to);
+        }
+        let per_cluster = info.cluster_size / base.geometry().block_size;
+        let id = Identity {
+            blob: blob.id,
+            uuid: blob.uuid,
+            lvstore: info.uuid,
+            thin: blob.thin,
+            shift: per_cluster.trailing_zeros(),
+        };
+        let names = Names { lvstore: info.name.clone(), lvol: blob.name.clone() };
+        Volume::new(id, names, blob.read_only, base.clone(), map, bell.clone())
+    }
+
     pub fn new(
         id: Identity,
         names: Names,
@@ -113,7 +138,7 @@ impl Volume {
             read_only: AtomicBool::new(read_only),
             num_blocks: AtomicU64::new(map.clusters() << id.shift),
             map: Mutex::new(Arc::new(map)),
-            version: AtomicU64::new(1),
+            version: Arc::new(AtomicU64::new(1)),
             removed: AtomicBool::new(false),
             allocated: AtomicU64::new(0),
             channels: Mutex::default(),
@@ -148,12 +173,6 @@ impl Volume {
 
     pub fn map(&self) -> Arc<Map> {
         self.map.lock().clone()
-    }
-
-    /// The version of the map to use now.
-    #[inline]
-    pub fn version(&self) -> u64 {
-        self.version.load(Ordering::Acquire)
     }
 
     #[inline]
@@ -237,6 +256,7 @@ impl Volume {
 
     pub fn add_channel(&self, waker: Waker) -> Arc<ChannelShared> {
         let shared = Arc::new(ChannelShared {
+            version: self.version.clone(),
             active: AtomicU64::new(0),
             requests: ArrayQueue::new(SLOTS),
             replies: ArrayQueue::new(SLOTS),
@@ -248,62 +268,5 @@ impl Volume {
 
     pub fn drop_channel(&self, shared: &Arc<ChannelShared>) {
         self.channels.lock().retain(|c| !Arc::ptr_eq(c, shared));
-    }
-}
-
-/// The bdev of a volume, as the registry holds it.
-pub(crate) struct Lvol(pub Arc<Volume>);
-
-impl Bdev for Lvol {
-    fn name(&self) -> &str {
-        &self.0.name
-    }
-
-    fn aliases(&self) -> Vec<String> {
-        vec![self.0.alias()]
-    }
-
-    fn uuid(&self) -> Uuid {
-        self.0.id.uuid
-    }
-
-    fn product_name(&self) -> &'static str {
-        "Logical Volume"
-    }
-
-    fn geometry(&self) -> Geometry {
-        self.0.geometry()
-    }
-
-    fn features(&self) -> Features {
-        self.0.features()
-    }
-
-    fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
-        let base = self.0.base.open(io)?;
-        Ok(Box::new(LvolChannel::new(self.0.clone(), base, io.waker())))
-    }
-
-    fn driver_specific(&self) -> Value {
-        let v = &self.0;
-        json!({
-            "lvol": {
-                "lvol_store_uuid": v.id.lvstore,
-                "base_bdev": v.base.name(),
-                "thin_provision": v.id.thin,
-                "num_allocated_clusters": v.allocated.load(Ordering::Relaxed),
-                "snapshot": false,
-                "clone": false,
-                "esnap_clone": false,
-            }
-        })
-    }
-
-    fn stats(&self) -> Option<&Arc<Stats>> {
-        Some(&self.0.stats)
-    }
-
-    fn flush_latch(&self) -> Option<&FlushLatch> {
-        self.0.base.flush_latch()
     }
 }

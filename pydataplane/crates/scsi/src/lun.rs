@@ -122,7 +122,7 @@ impl Lun {
         if done.len() < done.capacity()
             && let Some(tag) = self.yielded.pop_front()
         {
-            done.push(Completion { tag, result: Ok(()) });
+            done.push(Completion { tag, result: Ok(()), ticks: 0 });
             count += 1;
         }
         count + self.channel.poll(done)
@@ -271,8 +271,7 @@ impl Lun {
     #[inline]
     fn next(&self, task: &mut Task) -> Result<Next, Fail> {
         let job = &mut task.job;
-        let mut io =
-            Io { op: Op::Flush, fua: false, lba: 0, blocks: 0, sg: Sg::EMPTY, tag: task.tag };
+        let mut io = Io::flush(task.tag);
         if job.flush_before {
             job.flush_before = false;
             return Ok(Next::Submit(io));

@@ -104,7 +104,7 @@ fn creating_again_is_the_same_and_the_other_way_is_refused() {
 fn a_claimed_or_missing_bdev_is_refused_with_the_holder_named() {
     let (_dir, registry, exports) = exports();
     malloc(&registry, "m0", 8);
-    let _held = registry.claim_shared("m0", "target 3 of controller vm-1").unwrap();
+    let _held = registry.claim("m0", "target 3 of controller vm-1").unwrap();
     let e = exports.create("m0", false).unwrap_err().to_string();
     assert_eq!(e, "bdev m0 is in use by target 3 of controller vm-1: release it there first");
     assert!(exports.create("m1", false).is_err());

@@ -1,7 +1,9 @@
 //! What goes to the kernel: the caller's own memory where direct I/O takes it, else a copy.
 
 use guestmem::{GuestMemory, GuestRange, IoVec, Sg};
+use io_uring::{opcode, squeue};
 
+use super::super::bounce::BOUNCE_SIZE;
 use super::super::open::open;
 use super::*;
 use crate::Stats;
@@ -80,7 +82,7 @@ impl Rig {
         while self.channel.poll(&mut done) == 0 {
             self.io.wait(600_000_000).unwrap();
         }
-        assert_eq!(done[..], [Completion { tag: 3, result: Ok(()) }]);
+        assert_eq!((done[0].tag, done[0].result), (3, Ok(())));
         (std::mem::take(&mut self.channel.pushed), runs)
     }
 
@@ -88,10 +90,6 @@ impl Rig {
         let base = self.channel.bounces.base_of_all() as u64;
         base..base + 16 * BOUNCE_SIZE as u64
     }
-}
-
-fn flush(tag: u64) -> Io {
-    Io { op: Op::Flush, fua: false, lba: 0, blocks: 0, sg: Sg::EMPTY, tag }
 }
 
 /// Two channels on a file, as two threads have them, and their thread's I/O context.
@@ -106,29 +104,29 @@ fn two_channels() -> ([FileChannel; 2], Arc<Shared>, IoContext, tempfile::NamedT
 }
 
 /// The completion of the one I/O that the kernel has of a channel.
-fn from_the_kernel(channel: &mut FileChannel, io: &IoContext) -> (u32, i32) {
+fn from_the_kernel(channel: &mut FileChannel, io: &IoContext) -> (u16, i32) {
     loop {
         io.flush();
         match channel.uring.next_completion() {
-            Some(completion) => return completion,
+            Some((token, result)) => return (token as u16, result),
             None => io.wait(600_000_000).unwrap(),
         };
     }
 }
 
-fn polled(channel: &mut FileChannel, io: &IoContext) -> Completion {
+fn polled(channel: &mut FileChannel, io: &IoContext) -> (u64, Result<(), IoError>) {
     let mut done = Vec::with_capacity(1);
     while channel.poll(&mut done) == 0 {
         io.wait(600_000_000).unwrap();
     }
-    done[0]
+    (done[0].tag, done[0].result)
 }
 
 #[test]
 fn a_failed_flush_fails_those_that_ran_beside_it_and_all_later_ones() {
     let ([mut a, mut b], shared, io, _file) = two_channels();
-    assert_eq!(a.submit(&flush(1)), Submit::Pending);
-    assert_eq!(b.submit(&flush(2)), Submit::Pending);
+    assert_eq!(a.submit(&Io::flush(1)), Submit::Pending);
+    assert_eq!(b.submit(&Io::flush(2)), Submit::Pending);
     let (of_a, of_b) = (from_the_kernel(&mut a, &io), from_the_kernel(&mut b, &io));
     assert_eq!((of_a.1, of_b.1), (0, 0));
     // The kernel reports a writeback error to one of the two, here a's, which is seen later.
@@ -136,23 +134,23 @@ fn a_failed_flush_fails_those_that_ran_beside_it_and_all_later_ones() {
     let mut done = Vec::with_capacity(1);
     assert_eq!(b.poll(&mut done), 0);
     // What comes meanwhile belongs to the next group.
-    assert_eq!(b.submit(&flush(3)), Submit::Pending);
+    assert_eq!(b.submit(&Io::flush(3)), Submit::Pending);
     assert_eq!(a.flushed(of_a.0, -libc::EIO), Some(Err(IoError::Flush)));
-    assert_eq!(polled(&mut b, &io), Completion { tag: 2, result: Err(IoError::Flush) });
-    assert_eq!(polled(&mut b, &io), Completion { tag: 3, result: Err(IoError::Flush) });
-    assert_eq!(b.submit(&flush(4)), Submit::Done(Err(IoError::Flush)));
+    assert_eq!(polled(&mut b, &io), (2, Err(IoError::Flush)));
+    assert_eq!(polled(&mut b, &io), (3, Err(IoError::Flush)));
+    assert_eq!(b.submit(&Io::flush(4)), Submit::Done(Err(IoError::Flush)));
     let failure = shared.latch.clear().unwrap();
     assert_eq!((failure.cause, failure.errno), (FlushCause::Flush, Some(libc::EIO)));
-    assert_eq!(b.submit(&flush(5)), Submit::Pending);
-    assert_eq!(polled(&mut b, &io), Completion { tag: 5, result: Ok(()) });
+    assert_eq!(b.submit(&Io::flush(5)), Submit::Pending);
+    assert_eq!(polled(&mut b, &io), (5, Ok(())));
 }
 
 #[test]
 fn flushes_that_succeed_beside_one_another_end_together() {
     let ([mut a, mut b], _shared, io, _file) = two_channels();
     for tag in 0..4 {
-        assert_eq!(a.submit(&flush(tag)), Submit::Pending);
-        assert_eq!(b.submit(&flush(tag)), Submit::Pending);
+        assert_eq!(a.submit(&Io::flush(tag)), Submit::Pending);
+        assert_eq!(b.submit(&Io::flush(tag)), Submit::Pending);
     }
     let mut done = Vec::with_capacity(16);
     while done.len() < 8 {
@@ -173,20 +171,20 @@ fn what_the_kernel_says_of_a_flush_is_latched() {
     shared.fd = reader.into();
     let (shared, io) = (Arc::new(shared), IoContext::new().unwrap());
     let mut channel = FileChannel::new(shared.clone(), Stats::new().channel(), &io).unwrap();
-    assert_eq!(channel.submit(&flush(1)), Submit::Pending);
-    assert_eq!(polled(&mut channel, &io).result, Err(IoError::Flush));
+    assert_eq!(channel.submit(&Io::flush(1)), Submit::Pending);
+    assert_eq!(polled(&mut channel, &io).1, Err(IoError::Flush));
     assert_eq!(shared.latch.failure().unwrap().errno, Some(libc::EINVAL));
 }
 
 #[test]
 fn a_channel_that_goes_with_a_flush_in_the_kernel_holds_nobody_up() {
     let ([mut a, mut b], _shared, io, _file) = two_channels();
-    assert_eq!(a.submit(&flush(1)), Submit::Pending);
-    assert_eq!(b.submit(&flush(2)), Submit::Pending);
+    assert_eq!(a.submit(&Io::flush(1)), Submit::Pending);
+    assert_eq!(b.submit(&Io::flush(2)), Submit::Pending);
     let (n, result) = from_the_kernel(&mut b, &io);
     assert_eq!(b.flushed(n, result), None);
     drop(a);
-    assert_eq!(polled(&mut b, &io), Completion { tag: 2, result: Ok(()) });
+    assert_eq!(polled(&mut b, &io), (2, Ok(())));
 }
 
 fn fill(range: &GuestRange<'_>, seed: usize) -> Vec<u8> {

@@ -1,0 +1,240 @@
+//! I/Os that cannot be passed on as a whole: cut into pieces, or parked until the metadata thread
+//! has answered.
+//!
+//! An I/O goes on from its cursor, a run of the device at a time, until something of it has to be
+//! waited for; whatever ends the waiting takes it further. A request goes into a queue that has room
+//! for every slot; the metadata thread answers and wakes this thread.
+
+use super::{LvolChannel, PART_TAG, Run, Slot};
+use crate::volume::{Reply, Request, Want};
+use bdev::{COPY_AT_ONCE, Completion, Io, IoError, Op, Submit};
+use guestmem::Sg;
+use reactor::ticks;
+use std::sync::atomic::{Ordering, fence};
+
+/// What became of a step of an I/O.
+pub(super) enum Step {
+    /// The I/O's cursor moved on.
+    On,
+    /// It goes on when a reply or a completion came.
+    Parked,
+    /// It goes on when the base bdev or the pieces have room.
+    Wait,
+}
+
+impl LvolChannel {
+    /// Takes a slot for an I/O that cannot be passed on as a whole, and goes as far as it can.
+    pub(super) fn take(&mut self, io: &Io, begun: Option<u64>) -> Submit {
+        let Some(at) = self.slots.take() else { return Submit::Full };
+        self.slots[at] = Slot::new(*io, begun.unwrap_or_else(ticks::now));
+        self.advance(at);
+        let slot = &self.slots[at];
+        if slot.pending > 0 || slot.waits {
+            return Submit::Pending;
+        }
+        let result = slot.result;
+        self.slots.give_back(at);
+        self.stats.end(io, self.geometry.block_size, begun, result);
+        Submit::Done(result)
+    }
+
+    /// Takes an I/O as far as it goes now. The map was settled.
+    fn advance(&mut self, at: u16) {
+        // What an earlier part of the I/O met ends it, and so does a smaller or deleted volume.
+        while self.slots[at].cursor < self.slots[at].io.blocks {
+            let io = self.slots[at].io;
+            if let Err(e) = self.slots[at].result.and_then(|()| self.check(&io)) {
+                self.slots[at].result = Err(e);
+                self.slots[at].cursor = io.blocks;
+                return;
+            }
+            match self.step(at, &io) {
+                Step::On => {}
+                Step::Parked => return,
+                Step::Wait => {
+                    if !self.slots[at].waits {
+                        self.slots[at].waits = true;
+                        self.waiting.push_back(at);
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    fn step(&mut self, at: u16, io: &Io) -> Step {
+        let cursor = self.slots[at].cursor;
+        let run = self.run(io.lba + cursor, io.blocks - cursor);
+        let block = self.geometry.block_size as usize;
+        match (io.op, run.lba) {
+            (Op::Read, None) => {
+                // A piece a turn: zeroing megabytes at once would keep everybody else waiting.
+                let blocks = run.blocks.min((COPY_AT_ONCE / block) as u64);
+                io.sg.zero(cursor as usize * block, blocks as usize * block);
+                let slot = &mut self.slots[at];
+                slot.cursor += blocks;
+                if blocks < run.blocks {
+                    self.pins.shared().waker.wake();
+                    return Step::Wait;
+                }
+                Step::On
+            }
+            (Op::Write, None) => {
+                let shift = self.volume.id.shift;
+                let first = (io.lba + cursor) >> shift;
+                let last = (io.lba + cursor + run.blocks - 1) >> shift;
+                self.ask(Request { slot: at, want: Want::Allocate, first, count: last - first + 1 })
+            }
+            (Op::Unmap | Op::WriteZeroes, None) => {
+                self.slots[at].cursor += run.blocks;
+                Step::On
+            }
+            (Op::Read | Op::Write, Some(lba)) => {
+                let offset = cursor as usize * block;
+                let Some(cut) = self.parts.cut(at, &io.sg, offset, run.blocks, block) else {
+                    return Step::Wait;
+                };
+                if cut.blocks == 0 {
+                    let slot = &mut self.slots[at];
+                    slot.result = Err(IoError::Resources);
+                    return Step::On;
+                }
+                self.send(at, cut.part, Io { lba, blocks: cut.blocks, sg: cut.sg, ..*io })
+            }
+            (Op::Unmap | Op::WriteZeroes, Some(lba)) => self.unmap_step(at, io, run, lba),
+            (Op::Flush, _) => unreachable!("a flush is passed on as a whole"),
+        }
+    }
+
+    /// One step of an unmap or write of zeros over an allocated run: whole clusters of a thin volume
+    /// go back to the store, the rest goes to the base bdev.
+    fn unmap_step(&mut self, at: u16, io: &Io, run: Run, lba: u64) -> Step {
+        let shift = self.volume.id.shift;
+        let per_cluster = 1u64 << shift;
+        let from = io.lba + self.slots[at].cursor;
+        let mut blocks = run.blocks;
+        if self.volume.id.thin {
+            let before = from.next_multiple_of(per_cluster) - from;
+            let whole = blocks.saturating_sub(before) >> shift;
+            if before == 0 && whole > 0 {
+                let first = from >> shift;
+                return self.ask(Request { slot: at, want: Want::Unmap, first, count: whole });
+            }
+            // Up to the first whole cluster, or to the end where there is none.
+            if before > 0 {
+                blocks = blocks.min(before);
+            }
+        }
+        if io.op == Op::Unmap && !self.volume.base_unmaps() {
+            self.slots[at].cursor += blocks;
+            return Step::On;
+        }
+        let Some(cut) = self.parts.cut(at, &Sg::EMPTY, 0, 1, 0) else { return Step::Wait };
+        self.send(at, cut.part, Io { lba, blocks, ..*io })
+    }
+
+    /// Parks an I/O until the metadata thread answered.
+    pub(super) fn ask(&mut self, request: Request) -> Step {
+        let pushed = self.pins.shared().requests.push(request);
+        assert!(pushed.is_ok(), "the queue has room for every slot");
+        self.slots[request.slot].pending += 1;
+        self.asked += 1;
+        self.volume.bell.ring();
+        // The metadata thread marks a volume as removed, then answers what was asked for the last
+        // time; here it is the other way round, so one of the two sees the other.
+        fence(Ordering::SeqCst);
+        if self.volume.is_removed() {
+            self.pins.shared().waker.wake();
+        }
+        Step::Parked
+    }
+
+    /// Sends a piece to the base bdev.
+    fn send(&mut self, at: u16, part: u16, io: Io) -> Step {
+        let io = Io { tag: PART_TAG | u64::from(part), ..io };
+        match self.base.submit(&io) {
+            Submit::Done(result) => {
+                self.parts.give_back(part);
+                self.slots[at].cursor += io.blocks;
+                self.merge(at, result);
+            }
+            Submit::Pending => {
+                let pin = self.pins.begin();
+                self.parts.pin(part, pin);
+                self.slots[at].cursor += io.blocks;
+                self.slots[at].pending += 1;
+            }
+            Submit::Full => {
+                self.parts.give_back(part);
+                return Step::Wait;
+            }
+        }
+        Step::On
+    }
+
+    /// Keeps the first error.
+    fn merge(&mut self, at: u16, result: Result<(), IoError>) {
+        let slot = &mut self.slots[at];
+        slot.result = slot.result.and(result);
+    }
+
+    /// Ends an I/O if nothing of it is under way any more.
+    fn finish_if_over(&mut self, at: u16, done: &mut Vec<Completion>) {
+        let slot = &self.slots[at];
+        if slot.pending == 0 && !slot.waits {
+            let (result, ticks) = (slot.result, ticks::now().saturating_sub(slot.started));
+            self.finish(at, result, ticks, done);
+        }
+    }
+
+    /// The base bdev finished a piece.
+    pub(super) fn part_ended(&mut self, c: &Completion, done: &mut Vec<Completion>) {
+        let (at, pin) = self.parts.give_back(c.tag as u16);
+        self.pins.end(pin);
+        self.slots[at].pending -= 1;
+        self.merge(at, c.result);
+        self.finish_if_over(at, done);
+    }
+
+    /// Goes on with what the metadata thread answered.
+    pub(super) fn poll_replies(&mut self, done: &mut Vec<Completion>) {
+        if self.volume.is_removed() {
+            self.answer_removed();
+        }
+        while let Some(reply) = self.pins.shared().replies.pop() {
+            self.asked -= 1;
+            self.slots[reply.slot].pending -= 1;
+            self.merge(reply.slot, reply.result);
+            self.settle();
+            self.advance(reply.slot);
+            self.finish_if_over(reply.slot, done);
+        }
+    }
+
+    /// Ends what was asked for a volume that is gone: its metadata thread may look no more.
+    #[cold]
+    fn answer_removed(&self) {
+        let shared = self.pins.shared();
+        while let Some(request) = shared.requests.pop() {
+            let reply = Reply { slot: request.slot, result: Err(IoError::Removed) };
+            let pushed = shared.replies.push(reply);
+            assert!(pushed.is_ok(), "the queue has room for every slot");
+        }
+    }
+
+    /// Goes on with what had no room below.
+    pub(super) fn poll_waiting(&mut self, done: &mut Vec<Completion>) {
+        for _ in 0..self.waiting.len() {
+            let Some(at) = self.waiting.pop_front() else { return };
+            self.slots[at].waits = false;
+            self.settle();
+            self.advance(at);
+            if self.slots[at].waits {
+                // Still no room: it stays the first.
+                self.waiting.rotate_right(1);
+                return;
+            }
+            self.finish_if_over(at, done);
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The bdev face of an lvol.
+
+use crate::channel::LvolChannel;
+use crate::volume::Volume;
+use bdev::{Bdev, Channel, Features, FlushLatch, Geometry, OpenError, Stats};
+use reactor::IoContext;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use uuid::Uuid;
+
+/// The bdev of a volume, as the registry holds it.
+pub(crate) struct Lvol(pub Arc<Volume>);
+
+impl Bdev for Lvol {
+    fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    fn aliases(&self) -> Vec<String> {
+        vec![self.0.alias()]
+    }
+
+    fn uuid(&self) -> Uuid {
+        self.0.id.uuid
+    }
+
+    fn product_name(&self) -> &'static str {
+        "Logical Volume"
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    fn features(&self) -> Features {
+        self.0.features()
+    }
+
+    fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
+        let base = self.0.base.open(io)?;
+        Ok(Box::new(LvolChannel::new(self.0.clone(), base, io.waker())))
+    }
+
+    fn driver_specific(&self) -> Value {
+        let v = &self.0;
+        json!({
+            "lvol": {
+                "lvol_store_uuid": v.id.lvstore,
+                "base_bdev": v.base.name(),
+                "thin_provision": v.id.thin,
+                "num_allocated_clusters": v.allocated.load(Ordering::Relaxed),
+                "snapshot": false,
+                "clone": false,
+                "esnap_clone": false,
+            }
+        })
+    }
+
+    fn stats(&self) -> Option<&Arc<Stats>> {
+        Some(&self.0.stats)
+    }
+
+    fn flush_latch(&self) -> Option<&FlushLatch> {
+        self.0.base.flush_latch()
+    }
+}

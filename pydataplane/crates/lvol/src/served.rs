@@ -1,0 +1,57 @@
+//! A volume as the metadata thread of its lvstore serves it: the requests of its channels, in order.
+
+use crate::volume::{ChannelShared, Reply, Request, Volume};
+use bdev::IoError;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A volume as the metadata thread serves it.
+pub(crate) struct Served {
+    pub volume: Arc<Volume>,
+    /// Requests in order.
+    pub queue: VecDeque<Waiting>,
+}
+
+/// A request that was taken from its channel's queue.
+pub(crate) struct Waiting {
+    channel: Arc<ChannelShared>,
+    pub request: Request,
+    /// Clusters from its first on that were dealt with.
+    pub done: u64,
+    /// Since when it lacks room.
+    pub lacks_room: Option<Instant>,
+}
+
+impl Served {
+    pub fn new(volume: Arc<Volume>) -> Self {
+        Served { volume, queue: VecDeque::new() }
+    }
+
+    /// Takes what the channels asked for.
+    pub fn collect(&mut self) {
+        let queue = &mut self.queue;
+        self.volume.requests(|channel, request| {
+            let channel = channel.clone();
+            queue.push_back(Waiting { channel, request, done: 0, lacks_room: None });
+        });
+    }
+
+    /// Answers all that is asked for: the volume is gone.
+    pub fn answer_removed(&mut self) {
+        self.collect();
+        for waiting in self.queue.drain(..) {
+            waiting.answer(Err(IoError::Removed));
+        }
+    }
+}
+
+impl Waiting {
+    /// Puts the reply into the channel's queue and wakes its thread.
+    pub fn answer(&self, result: Result<(), IoError>) {
+        let reply = Reply { slot: self.request.slot, result };
+        let pushed = self.channel.replies.push(reply);
+        assert!(pushed.is_ok(), "the queue has room for every slot");
+        self.channel.waker.wake();
+    }
+}
