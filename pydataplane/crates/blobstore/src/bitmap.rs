@@ -1,6 +1,13 @@
 //! Used and free pages and clusters, one bit each.
 
-use crate::store::Run;
+/// Consecutive clusters of the device (or bits of a bitmap).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// The first.
+    pub first: u64,
+    /// How many.
+    pub count: u64,
+}
 
 /// Bits with a count and a cursor where the search for a free one begins.
 pub(crate) struct Bitmap {

@@ -38,10 +38,11 @@ mod ops;
 mod store;
 mod thin;
 
+pub use bitmap::Run;
 pub use blob::{BlobId, BlobInfo};
 pub use disk::{Disk, DiskError, FileDisk, MemDisk};
 pub use error::Error;
 pub use format::{CLUSTER_MAX, CLUSTER_MIN, NAME_MAX, PAGE_SIZE, XATTR_NAME_MAX, XATTR_VALUE_MAX};
 pub use ops::BlobOptions;
-pub use store::{Freed, Identity, Reservation, Run, Store, StoreInfo, StoreOptions};
+pub use store::{Freed, Identity, Reservation, Store, StoreInfo, StoreOptions};
 pub use thin::{Batch, BatchDone, Lost};

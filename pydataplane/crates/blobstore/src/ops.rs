@@ -1,12 +1,13 @@
 //! Operations on blobs. Each is one transaction: after a power cut it happened or it did not.
 
+use crate::bitmap::Run;
 use crate::blob::{Blob, BlobId, BlobInfo, Part, index_of, place};
 use crate::disk::Disk;
 use crate::error::Error;
 use crate::format::{
     EXTENTS_MAX, FLAG_READ_ONLY, FLAG_THIN, POINTERS, XATTR_NAME_MAX, XATTR_VALUE_MAX, pack,
 };
-use crate::store::{Freed, Reservation, Run, Store, Txn, check_name};
+use crate::store::{Freed, Reservation, Store, Txn, check_name};
 use std::collections::BTreeMap;
 use uuid::Uuid;
 

@@ -1,6 +1,6 @@
 //! A store: its state, and the one way in which a change becomes durable.
 
-use crate::bitmap::Bitmap;
+use crate::bitmap::{Bitmap, Run};
 use crate::blob::{Blob, Chunk, Index, Part, index_of, place};
 use crate::disk::{Disk, DiskError};
 use crate::error::Error;
@@ -11,15 +11,6 @@ use crate::format::{
 use crate::layout::plan;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use uuid::Uuid;
-
-/// Consecutive clusters of the device (or bits of a bitmap).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
-    /// The first.
-    pub first: u64,
-    /// How many.
-    pub count: u64,
-}
 
 /// Clusters taken for a blob that does not own them yet: zero them, then hand them to
 /// [`Store::create_reserved`] or [`Store::resize_reserved`], or back to [`Store::unreserve`].

@@ -1,9 +1,10 @@
 //! Clusters on demand: allocation and unmapping within thin blobs, many changes in one record.
 
+use crate::bitmap::Run;
 use crate::blob::{BlobId, place};
 use crate::disk::Disk;
 use crate::error::Error;
-use crate::store::{Freed, Run, Store, Txn};
+use crate::store::{Freed, Store, Txn};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What [`Store::allocate`] answers for one cluster: the device's cluster that holds it now.

@@ -56,7 +56,8 @@ mod well_known;
 
 pub use lun::{Lun, Outcome, missing_lun};
 pub use opcode::Kind;
-pub use response::{Response, SENSE_LEN, Status};
+pub use response::{Response, Status};
+pub use sense::SENSE_LEN;
 pub use shared::{
     LunError, LunOptions, LunShared, MAX_SERIAL, MAX_TRANSFER_BYTES, MAX_UNMAP_BYTES,
     MAX_UNMAP_DESCRIPTORS, MAX_WRITE_SAME_BYTES, Nexus, NexusState, UnitAttention,

@@ -1,9 +1,6 @@
 //! How a command ended.
 
-use crate::sense::{Code, Sense};
-
-/// Fixed-format sense data with 18 bytes (SPC-4 4.5.3).
-pub const SENSE_LEN: usize = 18;
+use crate::sense::{Code, SENSE_LEN, Sense};
 
 /// SCSI status (SAM-5 5.3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

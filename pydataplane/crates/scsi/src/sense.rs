@@ -3,8 +3,10 @@
 //! [`of_io_error`] is the one place that answers "what does the guest see if the backend returns
 //! X?": an exhaustive match without a wildcard.
 
-use crate::response::SENSE_LEN;
 use bdev::IoError;
+
+/// Fixed-format sense data with 18 bytes (SPC-4 4.5.3).
+pub const SENSE_LEN: usize = 18;
 
 /// Sense keys (SPC-4 4.5.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
