@@ -43,6 +43,8 @@ impl Device {
         loop {
             let mut parts = [IoSliceMut::new(head), IoSliceMut::new(data)];
             match readv(&*self.fuse, &mut parts) {
+                // The kernel has no empty packets; another file at its end does.
+                Ok(0) => return Taken::Over,
                 Ok(len) => return Taken::Packet(len),
                 Err(Errno::AGAIN) => return Taken::Nothing,
                 // NOENT: whoever asked was killed meanwhile.
@@ -84,5 +86,27 @@ impl Device {
         let len = size_of::<OutHeader>() as u32;
         let header = OutHeader { len, error: NOTIFY_RESEND, unique: 0 };
         rustix::io::write(&*self.fuse, header.as_bytes()).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    #[test]
+    fn packets_are_taken_one_by_one_and_a_file_at_its_end_is_over() {
+        let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::NONBLOCK);
+        let (kernel, ours) = socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
+        let device = Device::new(Arc::new(ours));
+        let (mut head, mut data) = ([0; HEAD_BYTES], [0; 64]);
+        assert_eq!(device.take(&mut head, &mut data), Taken::Nothing);
+        rustix::io::write(&kernel, &[7; HEAD_BYTES + 3]).unwrap();
+        rustix::io::write(&kernel, &[8; 5]).unwrap();
+        assert_eq!(device.take(&mut head, &mut data), Taken::Packet(HEAD_BYTES + 3));
+        assert_eq!((head[0], data[2], data[3]), (7, 7, 0));
+        assert_eq!(device.take(&mut head, &mut data), Taken::Packet(5));
+        drop(kernel);
+        assert_eq!(device.take(&mut head, &mut data), Taken::Over);
     }
 }
