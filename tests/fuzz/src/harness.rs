@@ -6,31 +6,10 @@ use std::sync::Arc;
 use guestmem::{GuestMemory, IoVec, Sg};
 use virtqueue::{AddressSpace, Desc, Head, QueueConfig, Segments, SplitQueue};
 
+use crate::input::Input;
+
 /// Two regions that touch and one apart, so that buffers cross, and miss.
 const AREAS: [(u64, u64); 3] = [(0, 0x4000), (0x4000, 0x2000), (0x8000, 0x1000)];
-
-/// Bytes of the input as numbers; zeros when it ends.
-struct Input<'a>(&'a [u8]);
-
-impl Input<'_> {
-    fn u8(&mut self) -> u8 {
-        let Some((first, rest)) = self.0.split_first() else { return 0 };
-        self.0 = rest;
-        *first
-    }
-
-    fn u16(&mut self) -> u16 {
-        u16::from_le_bytes([self.u8(), self.u8()])
-    }
-
-    fn u32(&mut self) -> u32 {
-        u32::from(self.u16()) | u32::from(self.u16()) << 16
-    }
-
-    fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-}
 
 /// Host bounds of the regions, to check runs against.
 fn bounds(memory: &GuestMemory) -> Vec<(usize, usize)> {

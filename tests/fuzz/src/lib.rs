@@ -1,7 +1,26 @@
 //! Harnesses: each takes arbitrary bytes, does with them what a hostile peer could, and panics where
 //! an invariant does not hold. One module a boundary; the targets in `fuzz_targets/` only call them.
+//!
+//! | target | who is hostile | what it makes up |
+//! | --- | --- | --- |
+//! | `ring`, `memory` | guest | rings, chains, descriptors, indirect tables; addresses |
+//! | `commands` | guest | CDBs and their data |
+//! | `requests` | guest, front end | virtio-scsi requests and task management through a controller's queues; in-flight regions given to it |
+//! | `inflight` | front end | in-flight regions, and rings that they do not belong to |
+//! | `messages` | front end | vhost-user messages with descriptors |
+//! | `frames` | RPC client | JSON-RPC |
+//! | `stores` | whoever had the disk before | metadata of an lvstore with checksums that match |
+//! | `exports` | kernel, holder | FUSE packets, what a process before left of an export |
 
 pub mod commands;
+pub mod exports;
+pub mod frames;
 mod harness;
+mod host;
+pub mod inflight;
+mod input;
+pub mod messages;
+pub mod requests;
+pub mod stores;
 
 pub use harness::{memory, ring};

@@ -3,6 +3,9 @@
 #[path = "../../../../tests/fuzz/src/harness.rs"]
 #[allow(missing_docs)]
 mod harness;
+#[path = "../../../../tests/fuzz/src/input.rs"]
+#[allow(dead_code, reason = "other targets need the rest")]
+mod input;
 
 use proptest::prelude::*;
 

@@ -1,0 +1,4 @@
+//! See `messages::messages`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| virtlun_fuzz::messages::messages(data));
