@@ -59,7 +59,6 @@
 //! | `volume` | one exported bdev: its claim, its thread, its mount |
 //! | `keeper` | who mounts, and keeps what a mount needs |
 //! | `worker` | the thread: takes requests, does I/O, answers |
-//! | `spin` | how long that thread looks for more before it sleeps |
 //! | `shared` | what that thread and the others tell each other |
 //! | `device` | `/dev/fuse` |
 //! | `call`, `abi` | what the kernel asks, checked; the layout of its packets |
@@ -80,7 +79,6 @@ mod keeper;
 mod record;
 mod request;
 mod shared;
-mod spin;
 mod volume;
 mod worker;
 

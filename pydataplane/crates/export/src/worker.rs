@@ -2,7 +2,7 @@
 //! descriptor of `/dev/fuse` or its channel.
 
 use bdev::{AlignedBuf, Bdev, Finished, Geometry, OpenError, OwnedChannel};
-use reactor::{Waker, ticks};
+use reactor::Waker;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,7 +17,6 @@ use crate::file::{self, Facts};
 use crate::record::Record;
 use crate::request::{Limits, MAX_READ_BYTES, Pool, Request, Span, Wants, clearing, longest};
 use crate::shared::{Order, Shared};
-use crate::spin::Spin;
 
 /// I/Os of one export that are with its bdev at a time; more wait with the kernel.
 pub const DEPTH: u16 = 64;
@@ -134,8 +133,6 @@ struct Worker {
     bytes: usize,
     /// The kernel had nothing more to ask, and nobody has waited since.
     drained: bool,
-    /// Waits for the kernel's next request, and waits for the bdev.
-    spins: [Spin; 2],
 }
 
 impl Worker {
@@ -153,7 +150,6 @@ impl Worker {
             changes: 0,
             bytes: 0,
             drained: false,
-            spins: [Spin::new(), Spin::new()],
         }
     }
 
@@ -187,28 +183,10 @@ impl Worker {
                 return;
             }
             if idle {
-                self.wait(order);
+                self.channel.wait(IDLE_US);
+                self.drained = false;
             }
         }
-    }
-
-    /// Waits until something may be there: looks for it for a moment, then sleeps.
-    fn wait(&mut self, order: Order) {
-        let begun = ticks::now();
-        let kind = usize::from(self.channel.in_flight() > 0);
-        let window = self.spins[kind].window();
-        let mut found = false;
-        while !found && ticks::now().saturating_sub(begun) < window {
-            // Not a yield: on a busy machine that costs the turn, which a sleep does not.
-            std::hint::spin_loop();
-            self.drained = false;
-            found = self.channel.poll(&mut self.over) > 0 || self.take_all(order) > 0;
-        }
-        if !found {
-            self.channel.wait(IDLE_US);
-            self.drained = false;
-        }
-        self.spins[kind].learn(ticks::now().saturating_sub(begun));
     }
 
     /// Takes what the kernel asks for, as far as there is room, and returns how many requests.
