@@ -128,3 +128,21 @@ def test_a_disk_that_does_not_answer_leaves_the_kernels_workers_to_others(
         for head in heads:
             answer = other.send("wait", head=head)
             assert (answer["response"], answer["status"]) == (0, 0)
+
+
+def test_a_peer_with_many_deep_queues_costs_little_memory(make_target: MakeTarget) -> None:
+    """64 queues of 1024 descriptors cost the peer nothing; a slot for each took 158 MiB of ours."""
+    target = make_target("--cpumask", "0x1").start()
+    target.rpc("bdev_null_create", name="n0", num_blocks=2048, block_size=512)
+    socket = attach(target, "deep", "n0")
+
+    def mapped_mib() -> float:
+        status = Path(f"/proc/{target.pid}/status").read_text().splitlines()
+        (line,) = [line for line in status if line.startswith("VmData:")]
+        return int(line.split()[1]) / 1024
+
+    before = mapped_mib()
+    with Initiator(socket) as guest:
+        guest.send("connect", queues=64, queue_size=1024, memory=256 * MIB)
+        guest.ready()
+        assert mapped_mib() - before < 32

@@ -20,7 +20,7 @@ use virtqueue::{
 use super::side::SideQueue;
 use super::{Device, DeviceError, Worker};
 use crate::defs::{CONTROL_QUEUE, EVENT_QUEUE, F_EVENT_IDX, F_INDIRECT_DESC, FIRST_REQUEST_QUEUE};
-use crate::poller::{Failure, QueueSetup, RequestQueue, Selector};
+use crate::poller::{Failure, QueueSetup, RequestQueue, Selector, make_slots};
 
 /// Queues of one session whose end is a line in the log: a guest can reset its device, and break the
 /// rules again, as often as it likes.
@@ -501,9 +501,13 @@ impl Device {
 impl Worker {
     /// Starts a queue and has the reactor wake for its kick.
     fn start(&self, setup: QueueSetup) {
-        let index = setup.index;
+        let (index, size) = (setup.index, setup.config.size);
         let queue = RequestQueue::new(setup);
-        let kick: Option<RawFd> = self.call(move |p| p.add_queue(queue));
+        // Only this thread adds queues.
+        let missing = self.call(move |p| p.missing_slots(size));
+        // Here, as it may be megabytes.
+        let slots = make_slots(missing);
+        let kick: Option<RawFd> = self.call(move |p| p.add_queue(queue, slots));
         if let Some(fd) = kick {
             let watched = self.reactor.call(move |cx| cx.watch(fd));
             if let Err(why) = watched {

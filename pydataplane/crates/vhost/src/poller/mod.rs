@@ -19,6 +19,7 @@
 mod failure;
 mod orders;
 mod queue;
+mod slots;
 mod units;
 mod waiting;
 
@@ -41,7 +42,9 @@ pub(crate) use orders::{Drain, Selector};
 pub(crate) use queue::{QueueSetup, RequestQueue};
 pub(crate) use units::Unit;
 
-use queue::Slot;
+pub(crate) use slots::make as make_slots;
+
+use slots::Slots;
 use units::Units;
 
 /// Requests taken from one queue before they are published and the next queue has its turn.
@@ -53,7 +56,8 @@ const TURN_US: u64 = 50;
 /// when the turn is over (`reactor/examples/enter_cost.rs`).
 const SUBMISSION_US: u64 = 1;
 /// Requests of a session on one reactor that wait for devices or to begin; more stay in their rings, so
-/// that task management looks at no more than these. Linux keeps 128 in flight on each unit.
+/// that task management looks at no more than these, and no more slots are needed. Linux keeps 128 in
+/// flight on each unit.
 const MAX_TAKEN: u32 = 1024;
 /// Requests of a batch that go together: their chains are walked before the first of them begins,
 /// so that the processor fetches all their headers at once, and those that ended are shown to the
@@ -71,6 +75,7 @@ const TIMED: u32 = 16;
 pub(crate) struct DevicePoller {
     name: String,
     queues: Vec<RequestQueue>,
+    slots: Slots,
     units: Units,
     /// The memory table is about to change: take nothing.
     paused: bool,
@@ -106,11 +111,15 @@ impl Poller for DevicePoller {
     fn poll(&mut self) -> u32 {
         let mut events = 0;
         let mut turn_end = None;
-        if !self.paused && self.units.taken() < MAX_TAKEN {
+        if !self.paused {
             let mut at = self.first;
             for _ in 0..self.queues.len() {
                 if at >= self.queues.len() {
                     at = 0;
+                }
+                if self.units.taken() >= MAX_TAKEN {
+                    self.first = at;
+                    break;
                 }
                 if self.queues[at].has_work() {
                     let (taken, over) = self.take(at, &mut turn_end);
@@ -178,11 +187,20 @@ impl DevicePoller {
                 self.queues[at].ring.show();
             }
             let group = next..popped.min(next + AHEAD);
-            let queue = &mut self.queues[at];
-            let bad = group.clone().find_map(|n| Some((n, queue.look(&self.heads[n]).err()?)));
-            let good = group.start..bad.map_or(group.end, |(n, _)| n);
-            for n in good {
-                if !self.begin(at, self.heads[n].index(), now) {
+            let mut good = [0; AHEAD];
+            let (mut looked, mut bad) = (0, None);
+            for n in group.clone() {
+                match self.queues[at].look(&mut self.slots, &self.heads[n]) {
+                    Ok(slot) => good[looked] = slot,
+                    Err(failure) => {
+                        bad = Some((n, failure));
+                        break;
+                    }
+                }
+                looked += 1;
+            }
+            for slot in &good[..looked] {
+                if !self.begin(at, *slot, now) {
                     // Pending: submitted when the clock is not looked at any more.
                     end -= self.submission_ticks;
                 }
@@ -201,18 +219,18 @@ impl DevicePoller {
         (count as u32, over)
     }
 
-    /// Begins one request, whose chain was walked: header, logical unit. Whether it ended.
+    /// Begins the request of slot `index`, whose chain was walked: header, logical unit. Whether it
+    /// ended.
     #[inline(always)]
     fn begin(&mut self, at: usize, index: u16, now: u64) -> bool {
         let queue = &mut self.queues[at];
-        let slot = &mut queue.slots[usize::from(index)];
-        slot.begin();
+        let slot = &mut self.slots[index];
 
         // The header is copied out of guest memory once; from here on only the copy is looked at.
         let mut bytes = [0u8; size_of::<RequestHeader>()];
         if !slot.segments.take_header(&mut bytes) || !slot.segments.split_writable(RESPONSE_SIZE) {
             self.counters.malformed.add(1);
-            queue.refuse(index);
+            queue.refuse(&mut self.slots, index);
             return true;
         }
         let header: RequestHeader = zerocopy::transmute!(bytes);
@@ -232,7 +250,7 @@ impl DevicePoller {
                     if self.may_begin(target, header.task_attr, bytes) {
                         return self.start(at, index, now);
                     }
-                    self.postpone(at, index);
+                    self.postpone(index);
                     return true;
                 }
                 None => Err(response::BAD_TARGET),
@@ -251,8 +269,7 @@ impl DevicePoller {
     /// Gives a request to its unit. Whether it ended.
     #[inline(always)]
     fn start(&mut self, at: usize, index: u16, now: u64) -> bool {
-        let queue = &mut self.queues[at];
-        let slot = &mut queue.slots[usize::from(index)];
+        let slot = &mut self.slots[index];
         let target = slot.target;
         let Some(unit) = self.units.at(target) else { return true };
         let outcome = match slot.attribute {
@@ -262,7 +279,7 @@ impl DevicePoller {
         if matches!(outcome, Outcome::Pending) {
             let (bytes, ordered) = (slot.bytes, slot.attribute == task_attribute::ORDERED);
             unit.ordered |= ordered;
-            queue.list(index);
+            self.slots.list(index);
             self.units.started(target, u64::from(bytes));
             return false;
         }
@@ -316,7 +333,7 @@ impl DevicePoller {
     #[inline]
     fn resume(&mut self, target: u8, tag: u64, result: Result<(), IoError>, now: u64) {
         let (at, index) = self.position(tag);
-        let slot = &mut self.queues[at].slots[usize::from(index)];
+        let slot = &mut self.slots[index];
         let ticks = now.saturating_sub(slot.begun);
         let Some(unit) = self.units.at(target) else { return };
         match unit.lun.resume(&mut slot.task, result) {
@@ -340,10 +357,10 @@ impl DevicePoller {
         timed: Option<(u64, u32)>,
     ) {
         let queue = &mut self.queues[at];
-        let slot = &mut queue.slots[usize::from(index)];
+        let slot = &mut self.slots[index];
         if queue.muted || (queue.leaving && is_half_done(&end)) {
             // Paused: this one was in flight.
-            self.drained |= queue.vacate(index, &mut self.drains);
+            self.drained |= queue.vacate(&mut self.slots, index, &mut self.drains);
             return;
         }
         let data = slot.segments.readable_tail().len() + slot.segments.writable_tail().len();
@@ -386,17 +403,17 @@ impl DevicePoller {
         slot.segments.mark_written(0, longest);
 
         let data_in = slot.segments.writable_tail().len() as u32;
-        if slot.is_busy() {
-            if let Some(unit) = self.units.at(slot.target) {
-                unit.counters.count(slot.kind, transferred, timed, good);
-            }
-            self.drained |= queue.vacate(index, &mut self.drains);
+        if slot.busy
+            && let Some(unit) = self.units.at(slot.target)
+        {
+            unit.counters.count(slot.kind, transferred, timed, good);
         }
         if !good {
             self.counters.errors.add(1);
         }
         // The whole response area counts as written, as with QEMU's and the kernel's devices.
-        queue.ring.push_used(index, RESPONSE_SIZE as u32 + transferred.min(data_in));
+        queue.ring.push_used(slot.head, RESPONSE_SIZE as u32 + transferred.min(data_in));
+        self.drained |= queue.vacate(&mut self.slots, index, &mut self.drains);
     }
 
     /// Lets the guest see what ended in one queue, and calls it if it wants that.
@@ -426,7 +443,8 @@ impl DevicePoller {
     /// The queue and the slot that a tag names.
     #[inline]
     fn position(&self, tag: u64) -> (usize, u16) {
-        let (queue, index) = Slot::from_tag(tag);
+        let index = tag as u16;
+        let queue = self.slots[index].queue;
         let at = self.queues.iter().position(|q| q.index == queue);
         (at.expect("a queue with requests in flight stays"), index)
     }

@@ -4,13 +4,15 @@
 //! [`DevicePoller::drain`]; the answer comes when the last of it has ended. Only then the second
 //! message (remove, remap) follows.
 
+use std::ops::Range;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 
 use guestmem::GuestMemory;
 use virtqueue::Head;
 
-use super::queue::{RequestQueue, Slot};
+use super::queue::RequestQueue;
+use super::slots::{Slot, Slots};
 use super::units::{Unit, Units};
 use super::{BATCH, COMPLETIONS, DevicePoller, Failure, SUBMISSION_US, TURN_US};
 use crate::defs::MAX_QUEUES;
@@ -44,8 +46,8 @@ pub(crate) struct Drain {
 impl Drain {
     /// A request has ended, whose slot is not free yet. Whether it was the last one.
     #[cold]
-    pub(super) fn note(&mut self, queue: u16, slot: &Slot) -> bool {
-        if slot.order < self.before && self.selector.has(queue, slot) {
+    pub(super) fn note(&mut self, slot: &Slot) -> bool {
+        if slot.order < self.before && self.selector.has(slot) {
             self.left -= 1;
         }
         self.left == 0
@@ -58,6 +60,7 @@ impl DevicePoller {
         DevicePoller {
             name,
             queues: Vec::with_capacity(MAX_QUEUES),
+            slots: Slots::new(),
             units: Units::new(),
             paused: false,
             heads: [Head::default(); BATCH],
@@ -77,8 +80,16 @@ impl DevicePoller {
         }
     }
 
-    /// Starts a queue. Returns the descriptor to watch while the reactor sleeps.
-    pub(crate) fn add_queue(&mut self, queue: RequestQueue) -> Option<RawFd> {
+    /// Places of the slots that are to be made before a queue of `size` descriptors can start.
+    pub(crate) fn missing_slots(&self, size: u16) -> Range<usize> {
+        let there: usize = self.queues.iter().map(|q| usize::from(q.ring.size())).sum();
+        self.slots.missing(there + usize::from(size))
+    }
+
+    /// Starts a queue, with the slots that were missing. Returns the descriptor to watch while the
+    /// reactor sleeps.
+    pub(crate) fn add_queue(&mut self, queue: RequestQueue, slots: Vec<Slot>) -> Option<RawFd> {
+        self.slots.grow(slots);
         assert!(self.queues.iter().all(|q| q.index != queue.index), "the queue was removed before");
         let kick = queue.kick_fd();
         self.queues.push(queue);
@@ -118,6 +129,19 @@ impl DevicePoller {
     pub(crate) fn leave(&mut self) {
         self.paused = true;
         self.queues.iter_mut().for_each(RequestQueue::leave);
+        let leaving = self.queues.iter().filter(|q| q.leaving);
+        self.end_early(leaving.fold(0, |set, q| set | 1 << q.index));
+    }
+
+    /// Every request in flight of the queues whose bits are set ends with its next I/O, one that did
+    /// not begin yet with none.
+    fn end_early(&mut self, queues: u128) {
+        const { assert!(MAX_QUEUES <= u128::BITS as usize) };
+        self.slots.each_listed(|slot| match (queues >> slot.queue & 1, slot.waits) {
+            (0, _) => {}
+            (_, true) => slot.task.abort(),
+            (_, false) => slot.task.stop(),
+        });
         self.end_all_aborted();
     }
 
@@ -138,7 +162,7 @@ impl DevicePoller {
     pub(crate) fn close_queue(&mut self, index: u16) {
         let Some(at) = self.queues.iter().position(|q| q.index == index) else { return };
         self.queues[at].stop();
-        self.end_all_aborted();
+        self.end_early(1 << index);
         self.publish(at);
     }
 
@@ -192,6 +216,7 @@ impl DevicePoller {
     /// it: they were closed and removed.
     pub(crate) fn remap(&mut self, memory: &Arc<GuestMemory>) -> Vec<(RequestQueue, Failure)> {
         self.paused = false;
+        self.slots.forget_memory();
         let mut lost = Vec::new();
         for mut queue in std::mem::take(&mut self.queues) {
             match queue.remap(memory) {
@@ -226,16 +251,13 @@ impl DevicePoller {
     /// its I/O and then ends with the response code `code`. Returns how many there are.
     pub(crate) fn abort(&mut self, selector: Selector, code: u8) -> u32 {
         let mut found = 0;
-        for queue in &mut self.queues {
-            for index in &queue.listed {
-                let slot = &mut queue.slots[usize::from(*index)];
-                if selector.has(queue.index, slot) {
-                    slot.task.abort();
-                    slot.ended_by = code;
-                    found += 1;
-                }
+        self.slots.each_listed(|slot| {
+            if selector.has(slot) {
+                slot.task.abort();
+                slot.ended_by = code;
+                found += 1;
             }
-        }
+        });
         // Those that did not begin yet need not wait for anything.
         if found > 0 {
             self.end_all_aborted();
@@ -246,11 +268,7 @@ impl DevicePoller {
 
     /// How many of the selected requests are in flight.
     pub(crate) fn count(&self, selector: Selector) -> u32 {
-        let in_queue = |q: &RequestQueue| {
-            let slots = q.listed.iter().map(|index| &q.slots[usize::from(*index)]);
-            slots.filter(|slot| selector.has(q.index, slot)).count()
-        };
-        self.queues.iter().map(in_queue).sum::<usize>() as u32
+        self.slots.listed().filter(|slot| selector.has(slot)).count() as u32
     }
 
     /// Calls `then` as soon as the selected requests that are in flight now have ended, perhaps
@@ -280,11 +298,11 @@ impl DevicePoller {
 }
 
 impl Selector {
-    fn has(self, queue: u16, slot: &Slot) -> bool {
-        slot.is_busy()
+    fn has(self, slot: &Slot) -> bool {
+        slot.busy
             && match self {
                 Selector::All => true,
-                Selector::Queue(index) => index == queue,
+                Selector::Queue(index) => index == slot.queue,
                 Selector::Target(target) => target == slot.target,
                 Selector::Task(target, id) => target == slot.target && id == slot.id,
             }

@@ -1,16 +1,19 @@
-//! One request queue and the slots of its requests.
+//! One request queue.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use guestmem::GuestMemory;
 use reactor::eventfd::Blocked;
-use scsi::{Kind, Task};
-use virtqueue::{ChainError, ConfigError, Head, QueueConfig, Segments, SplitQueue};
+use virtqueue::{ChainError, ConfigError, Head, QueueConfig, SplitQueue};
 use zerocopy::IntoBytes;
 
+use super::slots::{Slot, Slots};
 use super::{Drain, Failure};
 use crate::defs::{ResponseHeader, response};
+
+/// No slot: a pool has fewer.
+const NONE: u16 = u16::MAX;
 
 /// What a request queue is made of.
 #[derive(Debug)]
@@ -30,14 +33,9 @@ pub(crate) struct QueueSetup {
 pub(crate) struct RequestQueue {
     pub(super) index: u16,
     pub(super) ring: SplitQueue,
-    /// One for each descriptor: the head of a chain is unique in flight, so it names the slot.
-    pub(super) slots: Box<[Slot]>,
+    /// Of each descriptor the slot of the chain that it is the head of, while that is in flight.
+    slots: Box<[u16]>,
     pub(super) in_flight: u32,
-    /// Slots of requests that did not end at once, in no order; capacity for all. What is about
-    /// requests in flight looks at these, not at thousands of slots.
-    pub(super) listed: Vec<u16>,
-    /// Slots that had a chain of the present memory, and so keep that mapped; capacity for all.
-    used: Vec<u16>,
     /// Takes requests. Not while it is being stopped, nor after the guest broke the rules.
     open: bool,
     /// What ends is not told to the guest.
@@ -51,102 +49,17 @@ pub(crate) struct RequestQueue {
     call: Option<OwnedFd>,
 }
 
-/// A request in flight.
-pub(super) struct Slot {
-    pub(super) task: Task,
-    pub(super) segments: Segments,
-    /// When it was taken, in ticks.
-    pub(super) begun: u64,
-    /// How many were taken before it.
-    pub(super) order: u64,
-    /// The guest's name for it.
-    pub(super) id: u64,
-    pub(super) target: u8,
-    /// Response code if a task management function ends it.
-    pub(super) ended_by: u8,
-    pub(super) kind: Kind,
-    /// SAM task attribute.
-    pub(super) attribute: u8,
-    /// Bytes of its data.
-    pub(super) bytes: u32,
-    /// It does not begin yet: it stands in its unit's list.
-    pub(super) waits: bool,
-    /// The next one in that list.
-    pub(super) next: u64,
-    /// Its place in [`RequestQueue::listed`].
-    place: Option<u16>,
-    /// It stands in [`RequestQueue::used`].
-    used: bool,
-    busy: bool,
-    /// Its chain was walked, and it is about to begin.
-    ready: bool,
-}
-
-impl Slot {
-    fn new(queue: u16, index: u16, segments: Segments) -> Self {
-        Slot {
-            task: Task::new(u64::from(queue) << 16 | u64::from(index)),
-            segments,
-            begun: 0,
-            order: 0,
-            id: 0,
-            target: 0,
-            ended_by: response::OK,
-            kind: Kind::Other,
-            attribute: 0,
-            bytes: 0,
-            waits: false,
-            next: 0,
-            place: None,
-            used: false,
-            busy: false,
-            ready: false,
-        }
-    }
-
-    /// Queue and slot of a task's tag.
-    #[inline]
-    pub(super) fn from_tag(tag: u64) -> (u16, u16) {
-        ((tag >> 16) as u16, tag as u16)
-    }
-
-    #[inline]
-    pub(super) fn is_busy(&self) -> bool {
-        self.busy
-    }
-
-    /// Clears `ready`: the request begins.
-    #[inline]
-    pub(super) fn begin(&mut self) {
-        self.ready = false;
-    }
-
-    #[inline]
-    pub(super) fn occupy(&mut self, target: u8, id: u64, order: u64, begun: u64) {
-        self.target = target;
-        self.id = id;
-        self.order = order;
-        self.begun = begun;
-        self.ended_by = response::OK;
-        self.busy = true;
-    }
-}
-
 impl RequestQueue {
-    /// Allocates everything that the queue will ever need: megabytes, so not on a reactor.
+    /// A queue that takes requests as soon as a poller has it.
     pub(crate) fn new(setup: QueueSetup) -> Self {
         let mut ring = setup.ring;
         ring.disable_kick();
-        let size = usize::from(ring.size());
-        let room = (0..ring.size()).zip(Segments::many(size));
-        let slots = room.map(|(i, segments)| Slot::new(setup.index, i, segments)).collect();
+        let slots = vec![NONE; usize::from(ring.size())].into_boxed_slice();
         RequestQueue {
             index: setup.index,
             ring,
             slots,
             in_flight: 0,
-            listed: Vec::with_capacity(size),
-            used: Vec::with_capacity(size),
             open: true,
             muted: false,
             leaving: false,
@@ -163,64 +76,53 @@ impl RequestQueue {
         self.open && self.ring.has_work()
     }
 
-    /// Walks the chain of `head` into its slot, which makes the processor fetch its header.
+    /// Walks the chain of `head` into a slot, which makes the processor fetch its header. Returns
+    /// the slot.
     #[inline(always)]
-    pub(super) fn look(&mut self, head: &Head) -> Result<(), Failure> {
+    pub(super) fn look(&mut self, slots: &mut Slots, head: &Head) -> Result<u16, Failure> {
         let index = head.index();
-        let Some(slot) = self.slots.get_mut(usize::from(index)) else {
+        let Some(of_head) = self.slots.get_mut(usize::from(index)) else {
             let size = self.ring.size();
             return Err(Failure::Chain(ChainError::BadHead { head: index, size }));
         };
-        if slot.busy || slot.ready {
+        if *of_head != NONE {
             return Err(Failure::HeadInUse(index));
         }
-        if !slot.used {
-            slot.used = true;
-            self.used.push(index);
+        let at = slots.take(self.index, index);
+        if let Err(why) = self.ring.walk(head, &mut slots[at].segments) {
+            slots.give_back(at);
+            return Err(Failure::Chain(why));
         }
-        self.ring.walk(head, &mut slot.segments).map_err(Failure::Chain)?;
-        slot.ready = true;
-        Ok(())
+        *of_head = at;
+        Ok(at)
     }
 
     /// The request of a slot has ended: the slot is free. Whether one of `drains`, of which there is
     /// none most of the time, has waited for it as the last one.
     #[inline]
-    pub(super) fn vacate(&mut self, index: u16, drains: &mut [Drain]) -> bool {
-        self.in_flight -= 1;
-        let slot = &mut self.slots[usize::from(index)];
+    pub(super) fn vacate(&mut self, slots: &mut Slots, at: u16, drains: &mut [Drain]) -> bool {
+        let slot = &slots[at];
         let mut last = false;
-        for drain in drains {
-            last |= drain.note(self.index, slot);
-        }
-        slot.busy = false;
-        if let Some(place) = slot.place.take() {
-            self.listed.swap_remove(usize::from(place));
-            if let Some(moved) = self.listed.get(usize::from(place)) {
-                self.slots[usize::from(*moved)].place = Some(place);
+        if slot.busy {
+            self.in_flight -= 1;
+            for drain in drains {
+                last |= drain.note(slot);
             }
         }
+        self.slots[usize::from(slot.head)] = NONE;
+        slots.give_back(at);
         last
-    }
-
-    /// The request of a slot did not end at once.
-    #[inline]
-    pub(super) fn list(&mut self, index: u16) {
-        let slot = &mut self.slots[usize::from(index)];
-        if slot.place.is_none() {
-            slot.place = Some(self.listed.len() as u16);
-            self.listed.push(index);
-        }
     }
 
     /// Answers a chain that is whole but too short to be a request.
     #[cold]
-    pub(super) fn refuse(&mut self, index: u16) {
-        let segments = &self.slots[usize::from(index)].segments;
+    pub(super) fn refuse(&mut self, slots: &mut Slots, at: u16) {
+        let Slot { segments, head, .. } = &slots[at];
         let header = ResponseHeader { response: response::FAILURE, ..Default::default() };
         let written = segments.writable().copy_from_slice(0, header.as_bytes());
         segments.mark_written(0, written);
-        self.ring.push_used(index, written as u32);
+        self.ring.push_used(*head, written as u32);
+        self.vacate(slots, at, &mut []);
     }
 
     /// Calls the guest.
@@ -262,22 +164,10 @@ impl RequestQueue {
         self.open = false;
     }
 
-    /// Takes no more requests, and ends those in flight that are not done with their next I/O.
+    /// Takes no more requests; those in flight that are not done are to end with their next I/O.
     pub(super) fn stop(&mut self) {
         self.close();
         self.stopping = true;
-        self.end_early();
-    }
-
-    /// Every request in flight ends with its next I/O, one that did not begin yet with none.
-    fn end_early(&mut self) {
-        for index in &self.listed {
-            let slot = &mut self.slots[usize::from(*index)];
-            match slot.waits {
-                true => slot.task.abort(),
-                false => slot.task.stop(),
-            }
-        }
     }
 
     /// Requests of the time before that are still to be submitted again, if they will be.
@@ -285,15 +175,10 @@ impl RequestQueue {
         if self.open { self.ring.to_replay() } else { 0 }
     }
 
-    /// Every request in flight ends with its next I/O, one that did not begin yet with none, and
-    /// those that are not done then are not answered: they stay marked as in flight. Only of a queue
-    /// that tracks them.
+    /// Requests that are not done with their next I/O are not answered: they stay marked as in
+    /// flight. Only of a queue that tracks them.
     pub(super) fn leave(&mut self) {
-        if !self.ring.is_tracking() {
-            return;
-        }
-        self.leaving = true;
-        self.end_early();
+        self.leaving = self.ring.is_tracking();
     }
 
     /// Writes nothing into the guest's rings any more. What was pushed and not published stays so.
@@ -326,11 +211,6 @@ impl RequestQueue {
     /// Goes on in new memory, with nothing in flight. On an error the queue lets go of the old
     /// memory and is closed.
     pub(super) fn remap(&mut self, memory: &Arc<GuestMemory>) -> Result<(), ConfigError> {
-        for index in self.used.drain(..) {
-            let slot = &mut self.slots[usize::from(index)];
-            slot.segments.clear();
-            slot.used = false;
-        }
         self.ring.remap(Arc::clone(memory), &self.config)
     }
 }

@@ -11,7 +11,6 @@
 use scsi::{Outcome, Response, Status};
 
 use super::DevicePoller;
-use super::queue::{RequestQueue, Slot};
 use crate::defs::task_attribute;
 
 /// No request.
@@ -36,13 +35,6 @@ impl Waiting {
     }
 }
 
-/// The slot that `tag` names.
-fn slot(queues: &mut [RequestQueue], tag: u64) -> &mut Slot {
-    let (queue, index) = Slot::from_tag(tag);
-    let queue = queues.iter_mut().find(|q| q.index == queue);
-    &mut queue.expect("a queue with requests in flight stays").slots[usize::from(index)]
-}
-
 impl DevicePoller {
     /// Whether a request that was just taken may begin at once.
     #[inline(always)]
@@ -59,10 +51,9 @@ impl DevicePoller {
 
     /// A request that was taken waits.
     #[cold]
-    pub(super) fn postpone(&mut self, at: usize, index: u16) {
-        let queue = &mut self.queues[at];
-        queue.list(index);
-        let of = &mut queue.slots[usize::from(index)];
+    pub(super) fn postpone(&mut self, index: u16) {
+        self.slots.list(index);
+        let of = &mut self.slots[index];
         let (tag, target, attribute) = (of.task.tag(), of.target, of.attribute);
         of.waits = true;
         of.next = NONE;
@@ -74,7 +65,7 @@ impl DevicePoller {
             of.next = list.first;
             list.first = tag;
         } else {
-            slot(&mut self.queues, list.last).next = tag;
+            self.slots[list.last as u16].next = tag;
             list.last = tag;
         }
         self.units.postponed(target);
@@ -106,7 +97,7 @@ impl DevicePoller {
     fn begin_first(&mut self, target: u8) -> bool {
         let Some(unit) = self.units.at(target) else { return false };
         let (tag, ordered, idle) = (unit.waiting.first, unit.ordered, unit.is_idle());
-        let first = slot(&mut self.queues, tag);
+        let first = &self.slots[tag as u16];
         let (next, attribute, bytes) = (first.next, first.attribute, first.bytes);
         let in_order = match attribute {
             task_attribute::ORDERED => idle,
@@ -116,7 +107,7 @@ impl DevicePoller {
         if !in_order || !self.units.has_room(target, u64::from(bytes)) {
             return false;
         }
-        slot(&mut self.queues, tag).waits = false;
+        self.slots[tag as u16].waits = false;
         let Some(unit) = self.units.at(target) else { return false };
         unit.waiting.first = next;
         if next == NONE {
@@ -135,7 +126,7 @@ impl DevicePoller {
         let mut kept = Waiting::default();
         let mut ended = NONE;
         while tag != NONE {
-            let of = slot(&mut self.queues, tag);
+            let of = &mut self.slots[tag as u16];
             let next = std::mem::replace(&mut of.next, NONE);
             if of.task.is_aborted() {
                 // Those that end stand in a list of their own.
@@ -144,7 +135,7 @@ impl DevicePoller {
             } else if kept.is_empty() {
                 (kept.first, kept.last) = (tag, tag);
             } else {
-                slot(&mut self.queues, kept.last).next = tag;
+                self.slots[kept.last as u16].next = tag;
                 kept.last = tag;
             }
             tag = next;
@@ -154,7 +145,7 @@ impl DevicePoller {
         }
         while ended != NONE {
             let (at, index) = self.position(ended);
-            ended = std::mem::replace(&mut slot(&mut self.queues, ended).next, NONE);
+            ended = std::mem::replace(&mut self.slots[ended as u16].next, NONE);
             self.units.begins(target);
             self.finish(at, index, Ok(Outcome::Done(Response::bare(Status::TaskAborted))), None);
         }

@@ -62,6 +62,37 @@ fn a_unit_with_much_to_do_keeps_no_other_of_its_queue_waiting() {
 }
 
 #[test]
+fn more_than_may_wait_stays_in_the_rings_and_has_its_turn() {
+    const QUEUES: std::ops::Range<usize> = 2..8;
+    const EACH: u64 = SIZE as u64 - 6;
+    let host = Host::new(1);
+    let gate = host.gate("gate");
+    host.add(0, "gate");
+    let mut guest = Guest::start(&host.socket(), LINUX, QUEUES.len());
+    guest.ready(0);
+    for _ in 0..2 {
+        gate.shut();
+        let read = rw10(0x28, 0, 1);
+        let submit = |guest: &mut Guest, queue| -> Vec<Request> {
+            (0..EACH).map(|id| guest.submit(queue, flat(0), id, &read, &[], 512)).collect()
+        };
+        let mut requests: Vec<_> = QUEUES.map(|queue| submit(&mut guest, queue)).collect();
+        // As many as a channel takes; most of the others were taken, but not all 1500.
+        gate.wait_for(256);
+        gate.open();
+        for (queue, requests) in QUEUES.zip(&mut requests) {
+            while !requests.is_empty() {
+                let (head, written) = guest.used(queue);
+                let nth = requests.iter().position(|r| r.head == head).expect("once for each");
+                let reply = guest.reply(&requests.swap_remove(nth), written);
+                assert_eq!((reply.response, reply.status, reply.data.len()), (0, 0, 512));
+            }
+        }
+    }
+    assert_eq!(guest.control(&tmf(QUERY_TASK_SET, flat(0), 0), 1), [0], "none is left");
+}
+
+#[test]
 fn what_waits_is_ended_by_task_management_at_once() {
     let (_host, gate, mut guest) = gated();
     gate.shut();

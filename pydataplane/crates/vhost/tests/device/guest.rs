@@ -23,7 +23,7 @@ const LOW: u64 = 64 << 20;
 /// The peer's own address of guest address 0.
 pub const USER: u64 = 0x7000_0000_0000;
 /// Descriptors of every queue.
-pub const SIZE: u16 = 64;
+pub const SIZE: u16 = 256;
 /// Where the rings of queue 0 are; those of the others follow at [`RINGS`] bytes each.
 const RINGS: u64 = 0x1_0000;
 /// Where buffers are.
