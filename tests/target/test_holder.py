@@ -8,6 +8,7 @@ from __future__ import annotations
 import array
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,13 +19,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.target import Target, binary
+from tests.support.target import ROOT, Target, binary
 from tests.target.conftest import MakeTarget
 
 pytestmark = pytest.mark.root
 MIB = 1 << 20
 DEADLINE_S = 60.0
 FIRST_FD = 3
+UID = 54321
+"""Of an account by its number: nothing is made in /etc/passwd."""
 
 
 class Manager:
@@ -140,6 +143,49 @@ def test_holder_and_target_are_killed_and_the_service_manager_has_the_descriptor
     manager.told(f"FDSTOREREMOVE=1\nFDNAME=record-{uuid}")
     assert manager.stored == {}
     assert target.stop() == 0
+
+
+def test_the_rights_of_its_unit_are_enough_for_a_target_of_another_user(
+    make_target: MakeTarget, scratch: Path
+) -> None:
+    """As systemd starts both: the target may mount nothing, and the holder little else."""
+    unit = (ROOT / "examples/systemd/virtlun-holder.service").read_text()
+    (found,) = re.findall(r"^CapabilityBoundingSet=(.+)$", unit, re.MULTILINE)
+    rights = ["-all", *(name.removeprefix("CAP_").lower() for name in found.split())]
+    assert "NoNewPrivileges=yes" in unit.splitlines()
+    scratch.chmod(0o711)
+    # In a folder of root's, which the holder may write to without further rights.
+    own, address = scratch / "run/export", scratch / "run/holder.sock"
+    command = [
+        *("setpriv", "--no-new-privs", f"--bounding-set={',+'.join(rights)}", "--"),
+        *(str(binary("virtlun-holder")), "--socket", str(address), "--dir", str(own)),
+        *("--user", str(UID)),
+    ]
+    target = make_target("--user", f"{UID}:{UID}", "--holder-socket", str(address))
+    os.chown(target.directory, UID, UID)
+    target.export_dir = own
+    process = subprocess.Popen(command)
+    try:
+        target.start()
+        target.rpc("bdev_malloc_create", name="m", num_blocks=8192, block_size=512)
+        path = target.rpc("virtlun_export_create", bdev_name="m")["path"]
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        assert re.search(r"^CapEff:\t0+200001$", status, re.MULTILINE), status
+        node = os.open(path, os.O_RDWR)
+        assert os.pwrite(node, b"a" * 4096, 0) == 4096
+        target.kill9()
+        read: list[bytes] = []
+        reader = threading.Thread(target=lambda: read.append(os.pread(node, 4, 4096)))
+        reader.start()
+        target.start()
+        reader.join(DEADLINE_S)
+        assert read == [bytes(4)]
+        os.close(node)
+        target.rpc("virtlun_export_delete", bdev_name="m")
+        assert target.stop() == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_what_nobody_serves_is_given_up_in_the_end(make_target: MakeTarget) -> None:

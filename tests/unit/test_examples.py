@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 import shutil
@@ -45,6 +46,7 @@ USED_BY = {
     "systemd/virtlun-target.service": (HERE, "SYSTEMD.glob"),
     "systemd/virtlun-target@.service": (HERE, "SYSTEMD.glob"),
     "systemd/virtlun-holder.service": (HERE, "SYSTEMD.glob"),
+    "systemd/virtlun-holder@.service": (HERE, "SYSTEMD.glob"),
     "systemd/virtlun.sysusers": (HERE, 'SYSTEMD / "virtlun.sysusers"'),
     "systemd/virtlun-gateway.service": (HERE, "SYSTEMD.glob"),
     "systemd/virtlun-gateway.socket": (HERE, 'SYSTEMD / "virtlun-gateway.socket"'),
@@ -217,15 +219,44 @@ def test_the_programs_take_the_options_of_their_units(unit: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_target_of_a_template_differs_by_its_name_only() -> None:
-    one, each = ((SYSTEMD / f"virtlun-target{at}.service").read_text() for at in ("", "@"))
+@pytest.mark.parametrize("name", ["target", "holder"])
+def test_a_template_differs_by_the_name_only(name: str) -> None:
+    one, each = ((SYSTEMD / f"virtlun-{name}{at}.service").read_text() for at in ("", "@"))
     options = ("[Unit]", "[Service]", "[Install]")
     assert [line for line in each.splitlines() if line.startswith(options)] == list(options)
-    for named in ("--name %i ", "--target %i "):
-        each = each.replace(named, "")
-    same = each.replace("target %i:", "target:").splitlines()
-    differing = set(one.splitlines()) ^ set(same)
+    for named, plain in (
+        ("--name %i ", ""),
+        ("--target %i ", ""),
+        ("virtlun-%i", "virtlun"),
+        (" --export-dir /run/virtlun/export/%i", ""),
+        (" --socket /run/virtlun/holder/%i.sock --dir /run/virtlun/export/%i", ""),
+        ("/run/virtlun/holder/%i.sock", "/run/virtlun/holder.sock"),
+        ("virtlun-target@%i", "virtlun-target"),
+        ("target %i:", "target:"),
+        (" of target %i:", ":"),
+        ("while it is", "while the target is"),
+    ):
+        each = each.replace(named, plain)
+    differing = set(one.splitlines()) ^ set(
+        each.replace("holder of target:", "holder:").splitlines()
+    )
     assert all(line.startswith("#") for line in differing), differing
+
+
+@pytest.mark.parametrize("at", ["", "@"])
+def test_holder_and_target_mean_the_same_places(at: str) -> None:
+    def given(name: str) -> dict[str, str]:
+        text = (SYSTEMD / f"virtlun-{name}{at}.service").read_text()
+        words = re.search(rf"^ExecStart={INSTALLED}/(.+)$", text, re.MULTILINE)
+        assert words
+        options = shlex.split(words[1])[1:]
+        return dict(itertools.pairwise(options))
+
+    holder, target = given("holder"), given("target")
+    socket = "/run/virtlun/holder.sock"
+    assert holder.get("--socket", socket) == target["--holder-socket"]
+    folder = "/run/virtlun/export"
+    assert holder.get("--dir", folder) == target.get("--export-dir", folder)
 
 
 @pytest.mark.parametrize("unit", sorted(SYSTEMD.glob("virtlun-target*.service")), ids=str)
