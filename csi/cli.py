@@ -14,6 +14,7 @@ from csi.cluster import Cluster, ClusterError
 from csi.controller import Controller
 from csi.errors import HostError
 from csi.health import Check, Server
+from csi.healthevents import HealthEvents
 from csi.hostdevice.loop import LoopDevices
 from csi.identity import Identity
 from csi.kubevirt.controllers import VmControllers
@@ -140,6 +141,7 @@ def main(
             cluster = _cluster(kubeconfig)
             machines = VirtualMachines(controllers, cluster, node_id, metrics, volumes, locks)
         inline = InlineVolumes(controllers, machines.pod_hooks if machines else None)
+        HealthEvents(client, devices, node_id).start()
         faces = devices, VhostFace(client)
         parts["Node"] = Node(volumes, *faces, locks, node_id, max_volumes, inline)
     described = csi_pb2.DESCRIPTOR.services_by_name

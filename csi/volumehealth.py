@@ -34,9 +34,22 @@ WEAKER: Mapping[str, tuple[str, str]] = {
 def entries(client: Client, devices: HostDevice, volume: str) -> list[Entry]:
     """Returns what is wrong with a volume that a device of this node is for; mostly nothing."""
     try:
-        exports: list[dict[str, Any]] = client.call("virtlun_export_list")
+        return judged(client.call("virtlun_export_list"), devices, volume)
     except TargetUnavailable as error:
-        return [_entry("INACCESSIBLE", "TargetAway", f"I/O waits for its target: {error}")]
+        return [away(error)]
+
+
+def away(error: TargetUnavailable) -> Entry:
+    """Returns what is wrong with all volumes of a target that does not answer."""
+    return _entry("INACCESSIBLE", "TargetAway", f"I/O waits for its target: {error}")
+
+
+def judged(exports: list[dict[str, Any]], devices: HostDevice, volume: str) -> list[Entry]:
+    """Returns the same of a target that answered: virtlun_export_list with `exports`.
+
+    Raises:
+        TargetError: the target does not answer any more.
+    """
     export = next((each for each in exports if each["bdev_name"] == volume), None)
     if export is None:
         if devices.device(volume) is None and devices.device(volume, read_only=True) is None:

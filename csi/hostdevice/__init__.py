@@ -37,3 +37,6 @@ class HostDevice(Protocol):
 
     def attached(self) -> list[str]:
         """Returns the volumes that are attached."""
+
+    def present(self) -> list[str]:
+        """Returns the volumes that a device may be for, working or not, without waiting for any."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 from pathlib import Path
 
 from csi.errors import HostError
@@ -23,6 +24,7 @@ from pydataplane.volumes import EXISTS, NO_DEVICE
 PAGE_BYTES = 4096
 PREFIX = "virtlun:"
 READ_ONLY_SUFFIX = ":ro"
+UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class LoopDevices:
@@ -82,6 +84,10 @@ class LoopDevices:
         """Returns the volumes that have a device."""
         exports = self._client.call("virtlun_export_list")
         return sorted(each["bdev_name"] for each in exports if self._loops(each["bdev_name"]))
+
+    def present(self) -> list[str]:
+        """Returns the UUIDs after which the files of loop devices are called, as exports are."""
+        return sorted(name for name in loopctl.file_names() if UUID.fullmatch(name))
 
     def _export(self, volume: str) -> Path:
         """Returns the target's file of the volume, made if need be."""

@@ -64,6 +64,13 @@ def loops(file: str | None = None) -> Iterator[Loop]:
                 yield found
 
 
+def file_names() -> Iterator[str]:
+    """Yields the last part of the path of each loop device's file. No file is asked for that."""
+    for entry in SYS_BLOCK.glob("loop*"):
+        if (name := _file_name(entry.name)) is not None:
+            yield name
+
+
 def status(device: Path) -> Loop | None:
     """Returns what a loop device is, or None if it is not in use."""
     data = bytearray(INFO.size)

@@ -452,3 +452,23 @@ def test_every_example_is_applied_by_a_test() -> None:
     here = "".join(path.read_text() for path in Path(__file__).parent.glob("*.py"))
     for path in EXAMPLES.glob("*.yaml"):
         assert f'"{path.stem}"' in here or f'"{path.name}"' in here, path.name
+
+
+def test_a_claim_is_told_when_its_volume_waits_and_when_it_is_in_order_again(
+    cluster: Cluster, deployment: Deployment
+) -> None:
+    def told() -> dict[str, tuple[str, str]]:
+        uid = cluster.get("pvc", "disk")["metadata"]["uid"]
+        found = cluster.items("events", f"--field-selector=involvedObject.uid={uid}")
+        return {each["reason"]: (each["type"], each["message"]) for each in found}
+
+    with cluster.applied(example("pod-block")):
+        cluster.wait("pod/raw", "condition=Ready")
+        assert "TargetAway" not in told()
+        with deployment.without("virtlun-target"):
+            wait_for(lambda: "TargetAway" in told(), "an event", seconds=120, pause_s=1)
+        kind, message = told()["TargetAway"]
+        assert kind == "Warning"
+        assert message.startswith(f"on node {NODE}: I/O waits for its target: ")
+        wait_for(lambda: "VolumeHealthy" in told(), "its end", seconds=180, pause_s=1)
+        assert told()["VolumeHealthy"][0] == "Normal"

@@ -202,6 +202,9 @@ class FakeHost:
     def attached(self) -> list[str]:
         return sorted({volume for volume, _ in self.devices})
 
+    def present(self) -> list[str]:
+        return self.attached()
+
     # mounts
     def numbers(self, device: Path) -> tuple[int, int]:
         return 7, int(device.name.removeprefix("loop"))

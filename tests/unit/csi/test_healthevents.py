@@ -1,0 +1,125 @@
+"""What claims are told of their volumes' health, over doubles of target, host and API server."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from csi.cluster import Cluster, NotFoundError, UnreachableError
+from csi.healthevents import HEALTHY, LOOK_S, QUIET_S, HealthEvents
+from pydataplane.errors import TargetUnavailable
+from tests.unit.csi.conftest import NODE, World
+
+
+class FakeCluster:
+    """NOT an API server: each volume has a claim; notes what is said of it."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, bool]] = []
+        self.messages: list[str] = []
+        self.failure: Exception | None = None
+
+    def connect(self) -> Cluster:
+        return cast("Cluster", self)
+
+    def volume_by_handle(self, handle: str) -> SimpleNamespace:
+        if self.failure:
+            raise self.failure
+        return SimpleNamespace(claim=("shop", f"claim of {handle}"))
+
+    def get(self, _: object, name: str, namespace: str) -> dict[str, Any]:
+        assert namespace == "shop"
+        return {"metadata": {"name": name}}
+
+    def event(
+        self, about: dict[str, Any], reason: str, message: str, *, warning: bool, node: str
+    ) -> None:
+        assert node == NODE
+        assert about["metadata"]["name"].startswith("claim of ")
+        self.said.append((reason, warning))
+        self.messages.append(message)
+
+
+class Watched:
+    """A staged volume that is looked at."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.handle = world.create().volume_id
+        world.stage(self.handle)
+        self.cluster = FakeCluster()
+        self.events = HealthEvents(world.target, world.host, NODE, self.cluster.connect)
+        self.now = 1000.0
+
+    def look(self, times: int = 1, *, away: bool = False) -> list[tuple[str, bool]]:
+        """Looks, and returns what was said since."""
+        before = len(self.cluster.said)
+        for _ in range(times):
+            if away:
+                self.world.target.fail["virtlun_export_list"] = TargetUnavailable("no answer")
+            self.events.look(self.now)
+            self.now += LOOK_S
+        return self.cluster.said[before:]
+
+
+@pytest.fixture
+def watched(world: World) -> Watched:
+    return Watched(world)
+
+
+def test_what_lasts_is_told_once_and_so_is_its_end(watched: Watched) -> None:
+    assert watched.look(3) == []
+    assert watched.look(1, away=True) == []
+    assert watched.look(5, away=True) == [("TargetAway", True)]
+    assert watched.cluster.messages == [f"on node {NODE}: I/O waits for its target: no answer"]
+    assert watched.look(20) == [(HEALTHY, False)]
+
+
+def test_a_restart_of_the_target_is_not_told(watched: Watched) -> None:
+    for _ in range(10):
+        assert watched.look(1, away=True) == []
+        assert watched.look(1) == []
+
+
+def test_a_volume_that_comes_and_goes_is_told_of_once_a_minute(watched: Watched) -> None:
+    begun = watched.now
+    for _ in range(20):
+        watched.look(2, away=True)
+        watched.look(2)
+    assert 2 < len(watched.cluster.said) <= (watched.now - begun) / QUIET_S + 1
+
+
+def test_another_state_is_told_too(watched: Watched) -> None:
+    watched.world.target.survives = "restart"
+    assert watched.look(2) == [("NoCrashRecovery", True)]
+    watched.world.host.dead.add(watched.handle)
+    assert watched.look(20) == [("DeviceDead", True)]
+
+
+def test_an_api_server_that_is_away_is_asked_again(watched: Watched) -> None:
+    watched.cluster.failure = UnreachableError("it does not answer")
+    assert watched.look(20, away=True) == []
+    watched.cluster.failure = None
+    assert watched.look(20, away=True) == [("TargetAway", True)]
+
+
+def test_what_has_no_claim_is_told_to_nobody(watched: Watched) -> None:
+    watched.cluster.failure = NotFoundError("no PersistentVolume has it")
+    assert watched.look(5, away=True) == []
+    watched.cluster.failure = None
+    assert watched.look(5, away=True) == []
+
+
+def test_a_volume_that_has_left_the_node_is_forgotten(watched: Watched) -> None:
+    watched.look(2, away=True)
+    watched.world.host.detach(watched.handle)
+    assert watched.look(20) == []
+
+
+def test_nothing_is_told_outside_of_a_pod(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    events = HealthEvents(world.target, world.host, NODE)
+    events.start()
+    assert world.target.calls == []
