@@ -31,6 +31,11 @@ impl IoVec {
     /// A run of no bytes.
     pub const EMPTY: IoVec = IoVec { base: ptr::null_mut(), len: 0 };
 
+    /// `count` runs of no bytes, in memory whose pages the system provides when they are first used.
+    pub fn empty(count: usize) -> Box<[IoVec]> {
+        <[IoVec]>::new_box_zeroed_with_elems(count).expect("there is memory for lists of runs")
+    }
+
     /// `len` bytes at `base`.
     ///
     /// # Safety

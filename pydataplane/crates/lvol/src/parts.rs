@@ -12,7 +12,6 @@ pub(crate) const PARTS: u16 = 256;
 const PART_RUNS: usize = 64;
 
 struct Part {
-    runs: Box<[IoVec; PART_RUNS]>,
     slot: u16,
     pin: Pin,
     taken: bool,
@@ -21,6 +20,8 @@ struct Part {
 /// All pieces of a channel, allocated when it is opened.
 pub(crate) struct Parts {
     parts: Slots<Part>,
+    /// [`PART_RUNS`] of each piece.
+    runs: Box<[IoVec]>,
 }
 
 /// A piece that was cut from an I/O.
@@ -33,13 +34,9 @@ pub(crate) struct Cut {
 
 impl Parts {
     pub fn new() -> Self {
-        let part = |_| Part {
-            runs: Box::new([IoVec::EMPTY; PART_RUNS]),
-            slot: 0,
-            pin: Pin::default(),
-            taken: false,
-        };
-        Parts { parts: Slots::new(PARTS, part) }
+        let part = |_| Part { slot: 0, pin: Pin::default(), taken: false };
+        let runs = IoVec::empty(usize::from(PARTS) * PART_RUNS);
+        Parts { parts: Slots::new(PARTS, part), runs }
     }
 
     /// Takes a piece for `blocks` blocks of `block` bytes at byte `offset` of `sg`, or for as many
@@ -58,9 +55,10 @@ impl Parts {
         let at = self.parts.next_free()?;
         let part = &mut self.parts[at];
         debug_assert!(!part.taken);
+        let runs = &mut self.runs[usize::from(at) * PART_RUNS..][..PART_RUNS];
         let mut blocks = blocks;
         let used = loop {
-            if let Some(used) = sg.slice_into(offset, blocks as usize * block, &mut part.runs[..]) {
+            if let Some(used) = sg.slice_into(offset, blocks as usize * block, runs) {
                 break used;
             }
             blocks /= 2;
@@ -74,7 +72,7 @@ impl Parts {
         // and that waits for this piece. The list itself is on the heap, is not touched while
         // `taken`, and is freed with the channel after the base channel was dropped, which
         // waits for what it has in flight.
-        let sg = unsafe { Sg::new(&part.runs[..used]) };
+        let sg = unsafe { Sg::new(&runs[..used]) };
         self.parts.take();
         Some(Cut { part: at, sg, blocks })
     }

@@ -5,7 +5,6 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use guestmem::IoVec;
-use zerocopy::FromZeros;
 
 /// Entries of one chain: a part of a block that no other room has. Stays in place when it is moved.
 pub(crate) struct Room {
@@ -31,8 +30,7 @@ impl Room {
     /// `count` rooms of `len` empty entries each.
     pub(crate) fn many(count: usize, len: usize) -> impl ExactSizeIterator<Item = Room> {
         let all = count.checked_mul(len).expect("a ring's room fits into memory");
-        let zeros = <[IoVec]>::new_box_zeroed_with_elems(all).expect("there is memory");
-        let block = NonNull::from(Box::leak(zeros));
+        let block = NonNull::from(Box::leak(IoVec::empty(all)));
         let (start, block) = (block.cast::<IoVec>(), Arc::new(Block(block)));
         (0..count).map(move |n| {
             // SAFETY: n < count, so it lies within the allocation.
