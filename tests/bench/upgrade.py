@@ -92,7 +92,7 @@ def main() -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("CONTROLLERS", "target p50", "target max", "guest p50", "guest max"):
         table.add_column(title, justify="right")
-    for controllers in (1, 64):
+    for controllers in (1, 16, 64):
         by_target, by_guest = measure(controllers, rounds)
         table.add_row(
             str(controllers),

@@ -238,14 +238,26 @@ def reach(step: str, path: Path) -> None:
         if step == "welcome":
             return
         answer = exchange(stream, {"message": "ready"})
-        while step != answer["message"]:
-            answer = exchange(stream, None)
-        if step == "end":
-            # Not prepared.
-            return
+        for phase in ("outlook", "held"):
+            while answer["message"] != "end":
+                if step == f"{phase}: {answer['message']}":
+                    return
+                answer = exchange(stream, None)
+            if step == f"{phase}: end":
+                # Not ready, or not prepared.
+                return
+            if phase == "outlook":
+                answer = exchange(stream, {"message": "expecting"})
+    raise AssertionError(f"there is no step {step}")
 
 
-@pytest.mark.parametrize("step", ["connected", "welcome", "target", "controller", "end"])
+STEPS = (
+    *("connected", "welcome", "outlook: outlook", "outlook: controller", "outlook: end"),
+    *("held: target", "held: controller", "held: end"),
+)
+
+
+@pytest.mark.parametrize("step", STEPS)
 def test_a_new_program_that_crashes_at_any_step_leaves_the_old_one_serving(
     target: Target, step: str
 ) -> None:
@@ -282,6 +294,8 @@ def test_a_new_program_that_hangs_is_ended(target: Target) -> None:
             "import sys, signal; from pathlib import Path; import tests.target.test_upgrade as t;"
             "import socket; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]);"
             "t.exchange(s, t.HELLO); a = t.exchange(s, {'message': 'ready'})\n"
+            "while a['message'] != 'end': a = t.exchange(s, None)\n"
+            "a = t.exchange(s, {'message': 'expecting'})\n"
             "while a['message'] != 'end': a = t.exchange(s, None)\n"
             "signal.pause()"
         )

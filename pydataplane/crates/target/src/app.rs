@@ -174,12 +174,22 @@ impl App {
     /// waited for by a thread of its own ([`restore::recorded`]). Safe to repeat.
     pub fn initialise(self: &Arc<Self>) -> Result<(), String> {
         self.initialise_with(|methods| {
-            restore::recorded(self, methods);
+            restore::recorded(self, methods, &BTreeMap::new());
             match &self.config_file {
                 Some(path) => restore::file(self, methods, path),
                 None => Ok(()),
             }
         })
+    }
+
+    /// Calls `f` with the methods, while no client calls any.
+    ///
+    /// # Errors
+    /// There are none yet.
+    pub fn with_methods<R>(&self, f: impl FnOnce(&Arc<Methods>) -> R) -> Result<R, String> {
+        let methods = self.methods.get().and_then(Weak::upgrade);
+        let methods = methods.ok_or("the methods are not there yet")?;
+        Ok(methods.exclusively(|| f(&methods)))
     }
 
     /// As [`App::initialise`], with `restore` for what was configured.

@@ -1,11 +1,11 @@
 //! Brings back what was configured.
 
 use crate::app::App;
-use crate::state::{self, Call, ConfigFile, Item, Subsystem};
+use crate::state::{self, Call, ConfigFile, Item};
 use parking_lot::{Condvar, Mutex};
 use rpc::Methods;
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 /// How long the target's start waits for disks. What has not come back by then is waited for by
 /// threads of its own.
 const DISKS_TIMEOUT: Duration = Duration::from_secs(10);
+
+const CREATE_CONTROLLER: &str = "vhost_create_scsi_controller";
 
 /// The threads that restore bdevs on disks.
 struct Disks {
@@ -27,8 +29,12 @@ struct Disks {
 /// disks all at the same time, then controllers, not started until they have their targets. What
 /// fails is logged, kept, and shown by `virtlun_get_status`; the rest goes on. So does what waits for
 /// a disk: it is restored when the disk answers, with the targets and exports on it.
-pub fn recorded(app: &Arc<App>, methods: &Arc<Methods>) {
-    let items: Vec<_> = app.config().items().cloned().collect();
+///
+/// What is `made` already, by key, is left out, as long as it is configured in the same way.
+pub fn recorded(app: &Arc<App>, methods: &Arc<Methods>, made: &BTreeMap<String, Call>) {
+    let mut items: Vec<_> = app.config().items().cloned().collect();
+    let configured = items.len();
+    items.retain(|item| made.get(&item.key) != Some(&item.call));
     let is_bdev = |item: &&Item| item.key.starts_with(state::BDEV_KEY);
     let is_disk = |item: &&Item| is_bdev(item) && item.call.params.contains_key("filename");
     let begun = Instant::now();
@@ -53,15 +59,21 @@ pub fn recorded(app: &Arc<App>, methods: &Arc<Methods>) {
     for item in items.iter().filter(|item| !is_bdev(item)) {
         restore(app, methods, item);
     }
-    for item in items.iter().filter(|i| i.subsystem == Subsystem::VhostScsi) {
-        if item.call.method == "vhost_create_scsi_controller" {
-            start_controller(app, methods, item.call.params.get("ctrlr"));
-        }
-    }
+    start_controllers(app, methods);
     let failed = app.config().items().filter(|item| item.problem.is_some()).count();
-    if !items.is_empty() {
-        tracing::info!(restored = items.len() - failed, failed, "configuration restored");
+    if configured != 0 {
+        tracing::info!(restored = configured - failed, failed, "configuration restored");
     }
+}
+
+/// Makes the controllers that are recorded, without targets, not started, and names their owners: what
+/// needs no bdev. Returns what is made, by key. What fails is left to [`recorded`].
+pub fn controllers(app: &App, methods: &Methods) -> BTreeMap<String, Call> {
+    const OF_CONTROLLERS: [&str; 2] = [CREATE_CONTROLLER, "virtlun_controller_set_owner"];
+    let items: Vec<_> = app.config().items().cloned().collect();
+    let items = items.into_iter().filter(|i| OF_CONTROLLERS.contains(&i.call.method.as_str()));
+    let made = items.filter(|item| restore(app, methods, item));
+    made.map(|item| (item.key, item.call)).collect()
 }
 
 /// Restores a bdev on a thread of its own. One that is late brings back what depends on it.
@@ -122,15 +134,13 @@ pub fn again(app: &App, methods: &Methods) {
             None => _ = restore(app, methods, item),
         }
     }
-    for item in items.iter().filter(|i| i.call.method == "vhost_create_scsi_controller") {
-        start_controller(app, methods, item.call.params.get("ctrlr"));
-    }
+    start_controllers(app, methods);
 }
 
 /// Restores one item; what fails is logged and noted.
 fn restore(app: &App, methods: &Methods, item: &Item) -> bool {
     let mut params = Value::Object(item.call.params.clone());
-    if item.call.method == "vhost_create_scsi_controller" {
+    if item.call.method == CREATE_CONTROLLER {
         params["delay"] = json!(true);
     }
     let restored = methods.call(&item.call.method, params);
@@ -173,6 +183,13 @@ fn is_there(app: &App, call: &Call) -> bool {
             && text(&item.call, "bdev_name") == bdev
     };
     app.config().items().any(same)
+}
+
+fn start_controllers(app: &App, methods: &Methods) {
+    let items: Vec<_> = app.config().items().cloned().collect();
+    for item in items.iter().filter(|i| i.call.method == CREATE_CONTROLLER) {
+        start_controller(app, methods, item.call.params.get("ctrlr"));
+    }
 }
 
 fn start_controller(app: &App, methods: &Methods, ctrlr: Option<&Value>) {

@@ -29,7 +29,7 @@ use crate::controllers::Timeouts;
 use crate::defs::MAX_TARGETS;
 use crate::device::{Device, SessionContext, TMF_ID};
 use crate::events::{Event, Unheard};
-use crate::handover::{TargetState, UnheardState};
+use crate::handover::{ControllerState, TargetState};
 use crate::lun::Target;
 use crate::mailbox::{Inbox, Mailbox, Order, Reply, mailbox};
 use crate::owner::{Owner, OwnerInfo, OwnerJournal, Refusal, RefusalLog};
@@ -66,6 +66,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(2);
 mod handover;
 
 pub(crate) use handover::Inherited;
+use handover::Prepared;
 
 /// What a controller keeps on disk.
 pub(crate) struct Records {
@@ -81,8 +82,8 @@ pub(crate) struct Setup {
     pub(crate) accepts: bool,
     pub(crate) timeouts: Timeouts,
     pub(crate) records: Records,
-    /// What it was in another process, if it comes from one.
-    pub(crate) inherited: Option<Inherited>,
+    /// Whether it comes from another process; then it does nothing until [`Order::TakeOver`].
+    pub(crate) inherits: bool,
 }
 
 /// A controller as all threads see it.
@@ -123,24 +124,17 @@ impl Controller {
         reactors: Vec<Handle>,
         setup: Setup,
     ) -> io::Result<(Arc<Self>, JoinHandle<()>, Receiver<()>)> {
-        let Setup { accepts, timeouts, records, inherited } = setup;
+        let Setup { accepts, timeouts, records, inherits } = setup;
         let (mailbox, inbox) = mailbox()?;
         let counters: Vec<Arc<ControllerCounters>> =
             (0..=reactors.len()).map(|_| Arc::default()).collect();
-        let (mut sessions, mut unheard) = (0, None);
-        if let Some(Inherited { state, .. }) = &inherited {
-            sessions = state.sessions;
-            counters[0].begin_with(&state.counters);
-            unheard.clone_from(&state.unheard);
-        }
-        let targets_then = inherited.as_ref().map(|i| i.state.targets.clone());
         let controller = Arc::new(Controller {
             name: name.to_owned(),
             socket,
             targets: Mutex::new((0..MAX_TARGETS).map(|_| None).collect()),
             reserved: Mutex::default(),
             counters,
-            inherited: Mutex::new(targets_then.unwrap_or_default()),
+            inherited: Mutex::default(),
             reactors,
             session: AtomicU64::new(0),
             started: AtomicBool::new(false),
@@ -167,12 +161,12 @@ impl Controller {
             ending: None,
             successor: None,
             unheard: None,
-            unheard_elsewhere: unheard,
-            inherited,
+            inherits,
+            prepared: None,
             held: false,
             left: false,
             stopping: false,
-            sessions,
+            sessions: 0,
             removals: HashMap::new(),
             next_removal: 0,
             banned: None,
@@ -210,11 +204,30 @@ impl Controller {
         self.mailbox.send(Order::OwnerChanged);
     }
 
+    /// Counts on from where it was in the process before; its targets begin as they were there. Before
+    /// they are added.
+    pub(crate) fn begin_as(&self, state: &ControllerState) {
+        self.counters[0].begin_with(&state.counters);
+        self.inherited.lock().clone_from(&state.targets);
+    }
+
     /// What the target of that number was in the process before, for the first who asks.
     pub(crate) fn inherited(&self, number: u8) -> Option<TargetState> {
         let mut all = self.inherited.lock();
         let at = all.iter().position(|t| t.number == number)?;
         Some(all.swap_remove(at))
+    }
+
+    /// What a session of that number needs.
+    fn context(&self, session: u64) -> SessionContext<'_> {
+        SessionContext {
+            name: &self.name,
+            session,
+            reactors: &self.reactors,
+            counters: &self.counters,
+            mailbox: &self.mailbox,
+            message_timeout: self.message_timeout,
+        }
     }
 
     /// The connected peer: its number, and whether any of its request queues runs.
@@ -293,10 +306,10 @@ struct Server {
     successor: Option<(UnixStream, Arc<Process>)>,
     /// What the driver of the session before has not heard: while there is none.
     unheard: Option<Unheard>,
-    /// As `unheard`, of the process before: until the targets are there.
-    unheard_elsewhere: Option<UnheardState>,
-    /// The controller as it came from another process, until [`Order::TakeOver`].
-    inherited: Option<Inherited>,
+    /// It comes from another process, and waits for [`Order::TakeOver`].
+    inherits: bool,
+    /// What was made of its session before it came.
+    prepared: Option<Prepared>,
     /// Nothing is served, no peer is taken: see [`Order::Hold`].
     held: bool,
     /// Another process has everything.
@@ -371,7 +384,7 @@ impl Server {
 
     /// Sleeps until something is to be done.
     fn wait(&mut self) -> Ready {
-        if self.held || self.inherited.is_some() {
+        if self.held || self.inherits {
             self.inbox.wait();
             return Ready::default();
         }
@@ -580,14 +593,7 @@ impl Server {
             self.past.take().filter(|(peer, _)| peer == mark.peer()).unwrap_or_default().1;
         past.unknown |= marked;
         self.sessions += 1;
-        let context = SessionContext {
-            name: &controller.name,
-            session: self.sessions,
-            reactors: &controller.reactors,
-            counters: &controller.counters,
-            mailbox: &controller.mailbox,
-            message_timeout: controller.message_timeout,
-        };
+        let context = controller.context(self.sessions);
         let targets = controller.targets();
         let there = targets.iter().flatten().filter(|t| !t.leaving);
         let device = Device::new(&context, there, self.unheard.take(), past, mark);
@@ -675,7 +681,11 @@ impl Server {
             Order::Hold { patience, reply } => _ = reply.send(self.hold(patience)),
             Order::Release => self.release(),
             Order::HandOver { reply } => _ = reply.send(self.hand_over()),
-            Order::TakeOver { reply } => _ = reply.send(self.take_over()),
+            Order::Describe { reply } => _ = reply.send(self.describe()),
+            Order::Prepare { coming, reply } => _ = reply.send(self.prepare(coming)),
+            Order::TakeOver { inherited, reply } => {
+                _ = reply.send(self.take_over(inherited));
+            }
             Order::IsConnected { reply } => _ = reply.send(self.peer.is_some()),
             Order::Stop => {
                 self.stopping = true;

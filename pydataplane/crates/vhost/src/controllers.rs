@@ -3,6 +3,7 @@
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
@@ -115,6 +116,8 @@ struct Inner {
     journal: OnceLock<Arc<dyn OwnerJournal>>,
     /// Controllers that came from another process and are not made yet.
     inherited: Mutex<BTreeMap<String, Inherited>>,
+    /// Controllers are made of what is to come from another process.
+    prepares: AtomicBool,
 }
 
 /// All controllers. Cheap to clone; every clone is the same set. Every method may wait for
@@ -137,6 +140,7 @@ impl Controllers {
             entries: Mutex::default(),
             journal: OnceLock::new(),
             inherited: Mutex::default(),
+            prepares: AtomicBool::new(false),
         });
         let weak = Arc::downgrade(&inner);
         let events = registry.subscribe(move |event| on_event(&weak, event));
@@ -175,9 +179,11 @@ impl Controllers {
             uid: settings.uid,
             gid: options.socket_gid.or(settings.gid),
         };
-        let (listener, inherited) = match self.inherited(name) {
-            Some(mut inherited) => (inherited.listener(&socket.path)?, Some(inherited)),
-            None => (Listener::bind(&socket)?, None),
+        let inherited = self.inherited_listener(name, &socket.path)?;
+        let inherits = inherited.is_some();
+        let listener = match inherited {
+            Some(listener) => listener,
+            None => Listener::bind(&socket)?,
         };
         let setup = Setup {
             accepts: !options.delay,
@@ -186,11 +192,12 @@ impl Controllers {
                 journal: self.inner.journal.get().cloned(),
                 mark: settings.marks.as_ref().map(|marks| marks.join(name)),
             },
-            inherited,
+            inherits,
         };
         let started = Controller::start(name, socket, listener, reactors, setup);
         let (controller, thread, ended) =
             started.map_err(|why| ControllerError::Start { name: name.into(), why })?;
+        self.begin(&controller);
         entries.insert(name.into(), Entry { controller, options, thread, ended });
         Ok(())
     }
@@ -265,15 +272,17 @@ impl Controllers {
         let shared = LunShared::new(Arc::clone(claim.bdev()), lun_options)?;
         let counters: Vec<Arc<LunCounters>> =
             controller.reactors.iter().map(|_| Arc::default()).collect();
-        // A volume that cannot be opened is refused now, not when a VM connects.
-        let bdev = Arc::clone(claim.bdev());
-        controller.reactors[0].call(move |cx| bdev.open(cx.io()).map(drop))?;
         let mut times = Times::new();
         let mut inherited = None;
         if let Some(then) = controller.inherited(number) {
+            // It was opened in the process before, and is again if it has a session.
             counters[0].begin_with(&then.counters);
             times = Times::restored(then.attached_at, then.event_at, then.resize_event_at).into();
             inherited = then.nexus.map(Into::into);
+        } else {
+            // A volume that cannot be opened is refused now, not when a VM connects.
+            let bdev = Arc::clone(claim.bdev());
+            controller.reactors[0].call(move |cx| bdev.open(cx.io()).map(drop))?;
         }
         let inherited = Mutex::new(inherited);
         let leaving = false;

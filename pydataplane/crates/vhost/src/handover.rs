@@ -5,15 +5,24 @@
 //! program does not come up, so there is one way in and one way out. Nothing is in flight in a
 //! session while it is a value: the rings are described by where to go on in them.
 //!
+//! Before that, while the guest is served, the same description says what is to come, as far as it is
+//! known ([`crate::Controllers::describe`]), so that a new program has done what takes time, above
+//! all mapped the guest's memory, when the guest begins to wait.
+//!
 //! Descriptors stand beside the description, which names each by its place among them. What a
 //! field means must not change; new ones need a default, so that a newer program understands what
 //! an older one wrote. `schemas/upgrade` describes all of it.
 
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use guestmem::GuestMemory;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use crate::poller::RequestQueue;
 
 /// Place of a descriptor among those of its controller.
 pub type FdIndex = u32;
@@ -25,6 +34,28 @@ pub struct ControllerHandover {
     pub state: ControllerState,
     /// The descriptors that `state` names by their places.
     pub fds: Fds,
+    /// What is taken apart later, in the process that leaves.
+    pub kept: Kept,
+}
+
+/// What a session was made of. To unmap a guest's memory takes time, in which guests would wait.
+#[derive(Default)]
+pub struct Kept {
+    _queues: Vec<RequestQueue>,
+    _memory: Option<Arc<GuestMemory>>,
+}
+
+impl Kept {
+    /// Keeps these until the value is dropped.
+    pub(crate) fn new(queues: Vec<RequestQueue>, memory: Arc<GuestMemory>) -> Self {
+        Kept { _queues: queues, _memory: Some(memory) }
+    }
+}
+
+impl fmt::Debug for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Kept")
+    }
 }
 
 /// A controller and the session of its peer.
@@ -262,6 +293,11 @@ impl Fds {
     pub fn put(&mut self, fd: OwnedFd) -> FdIndex {
         self.0.push(Some(fd));
         (self.0.len() - 1) as FdIndex
+    }
+
+    /// The one of that place, which was not taken.
+    pub(crate) fn get(&self, at: FdIndex) -> Option<&OwnedFd> {
+        self.0.get(at as usize)?.as_ref()
     }
 
     /// Takes the one of that place, once.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
+use crate::controller::Inherited;
 use crate::handover::ControllerHandover;
 use crate::lun::Target;
 use crate::poller::Failure;
@@ -38,8 +39,12 @@ pub(crate) enum Order {
     Release,
     /// While held: return, and leave the rest to whoever gets the answer.
     HandOver { reply: Reply<Result<ControllerHandover, String>> },
-    /// Go on with the session that came from another process; held until [`Order::Release`].
-    TakeOver { reply: Reply<Result<(), String>> },
+    /// Say what there is, for a process that is about to take it over, and go on.
+    Describe { reply: Reply<Result<ControllerHandover, String>> },
+    /// Make what takes time of a session that is about to come.
+    Prepare { coming: Option<Inherited>, reply: Reply<Result<(), String>> },
+    /// Go on with what came from another process, if it did; held until [`Order::Release`].
+    TakeOver { inherited: Option<Inherited>, reply: Reply<Result<(), String>> },
     /// A countdown reached zero.
     Drained { id: u64 },
     /// A request queue was closed because the guest broke the rules.

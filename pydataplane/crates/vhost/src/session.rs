@@ -30,7 +30,10 @@ use virtqueue::InflightRegion;
 
 use crate::defs::{Config, MAX_QUEUES, MAX_REQUEST_QUEUES, OFFERED_FEATURES};
 use crate::device::{Addresses, Device, DeviceError};
-use crate::handover::{Fds, SessionState};
+use crate::events::Unheard;
+use crate::handover::{Fds, Kept, SessionState};
+use crate::lun::Target;
+use crate::past::Mark;
 
 /// How long a peer may take over the rest of a message that it began, or over taking a reply.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -102,13 +105,12 @@ impl Peer {
         Peer { requests, handler, stream, spoke: false, refused: 0 }
     }
 
-    /// A session that goes on where `state` says, of which `device` knows its targets only. Held
-    /// until [`Device::release`].
+    /// A session as `state` describes it, of a new device, but for its targets and rings.
     ///
     /// # Errors
-    /// In one sentence: what does not go on. Then the device is gone, and the peer is connected still
-    /// for whoever has its socket.
-    pub(crate) fn take_over(
+    /// In one sentence: what does not go on. Then the peer is connected still for whoever has its
+    /// socket.
+    pub(crate) fn prepare(
         state: &SessionState,
         stream: UnixStream,
         fds: &mut Fds,
@@ -119,16 +121,46 @@ impl Peer {
             stream.set_nonblocking(false).map_err(|e| e.to_string())?;
             let requests = negotiated(state, &stream, &handler)?;
             let mut lock = handler.lock().expect(POISONED);
-            lock.device.take_over(state, fds).map_err(|e| e.to_string())?;
+            lock.device.prepare(state, fds).map_err(|e| e.to_string())?;
             Ok((stream, requests))
         })();
         match made {
             Ok((stream, requests)) => {
-                let SessionState { spoke, refused, .. } = *state;
-                Ok(Peer { requests, handler, stream, spoke, refused })
+                Ok(Peer { requests, handler, stream, spoke: false, refused: 0 })
             }
             Err(why) => Err(Box::new(TakeOverFailed { why, device: handler_device(handler) })),
         }
+    }
+
+    /// Whether [`Peer::prepare`] with `state` would make the same of this very connection.
+    pub(crate) fn is_prepared_for(&self, state: &SessionState, fds: &Fds) -> bool {
+        let handler = self.handler();
+        handler.protocol == state.protocol_features && handler.device.is_prepared_for(state, fds)
+    }
+
+    /// Goes on where `state` says. Held until [`Device::release`].
+    ///
+    /// # Errors
+    /// In one sentence: what does not go on; then the session is of no use.
+    pub(crate) fn take_over(
+        &mut self,
+        state: &SessionState,
+        fds: &mut Fds,
+        targets: &[&Target],
+        unheard: Option<Unheard>,
+        mark: Mark,
+    ) -> std::result::Result<(), String> {
+        (self.spoke, self.refused) = (state.spoke, state.refused);
+        let taken = self.handler().device.take_over(state, fds, targets, unheard, mark);
+        taken.map_err(|e| e.to_string())
+    }
+
+    /// What is known already of the session that another process is about to go on with.
+    pub(crate) fn describe(&self, fds: &mut Fds) -> std::result::Result<SessionState, String> {
+        let handler = self.handler();
+        let socket = self.stream.as_fd().try_clone_to_owned().map_err(|e| e.to_string())?;
+        let state = handler.device.describe(socket, fds).map_err(|e| e.to_string())?;
+        Ok(SessionState { protocol_features: handler.protocol, ..state })
     }
 
     /// What another process needs to go on with this session, whose device is held, and the
@@ -136,13 +168,14 @@ impl Peer {
     pub(crate) fn hand_over(
         self,
         fds: &mut Fds,
-    ) -> (Device, std::result::Result<SessionState, String>) {
+    ) -> (Device, std::result::Result<(SessionState, Kept), String>) {
         let Peer { requests, handler, stream, spoke, refused } = self;
         let protocol_features = handler.lock().expect(POISONED).protocol;
         drop(requests);
         let mut device = handler_device(handler);
         let state = device.hand_over(stream.into(), fds);
-        let state = state.map(|s| SessionState { spoke, refused, protocol_features, ..s });
+        let state =
+            state.map(|(s, kept)| (SessionState { spoke, refused, protocol_features, ..s }, kept));
         (device, state.map_err(|e| e.to_string()))
     }
 

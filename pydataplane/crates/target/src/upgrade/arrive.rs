@@ -1,11 +1,16 @@
 //! The new program's part: it takes everything over from the one that serves.
 
 use super::channel::{Channel, ChannelError};
-use super::message::{Hello, MemoryState, Message, RpcClientState, TargetState, Welcome};
-use super::{ANSWER_TIMEOUT, OLDEST, PREPARE_TIMEOUT, READY_TIMEOUT, RPC_TIMEOUT, VERSION, now_ns};
+use super::message::{
+    Hello, MemoryState, Message, OutlookState, RpcClientState, TargetState, Welcome,
+};
+use super::{
+    ANSWER_TIMEOUT, DRAIN_TIMEOUT, OLDEST, PREPARE_TIMEOUT, READY_TIMEOUT, RPC_TIMEOUT, VERSION,
+    now_ns,
+};
 use crate::app::App;
 use crate::restore;
-use crate::state::Config;
+use crate::state::{Call, Config};
 use rpc::socket::SocketError;
 use rpc::{Listener, Parked, ParkedClient};
 use std::collections::BTreeMap;
@@ -15,7 +20,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use vhost_scsi::handover::{ControllerHandover, Fds};
+use vhost_scsi::handover::{ControllerHandover, Fds, Kept};
 
 /// The connection to the program that serves.
 pub struct Arrival {
@@ -108,9 +113,20 @@ impl Arrival {
             said.map_err(|e| e.to_string())
         };
         say(&Message::Ready)?;
-        let (state, fds, controllers) = self.receive_all()?;
+        // The old program waits for RPC requests first.
+        let (first, fds, controllers) = self.receive_all(READY_TIMEOUT + RPC_TIMEOUT)?;
+        let Message::Outlook(outlook) = first else {
+            return Err("the old program did not say what is about to come".into());
+        };
+        let made = expect(app, *outlook, fds, controllers)?;
+        say(&Message::Expecting)?;
+        // For I/O that is in flight.
+        let (first, fds, controllers) = self.receive_all(DRAIN_TIMEOUT + PREPARE_TIMEOUT)?;
+        let Message::Target(state) = first else {
+            return Err("the old program did not say what it has".into());
+        };
         let held_at_ns = state.held_at_ns;
-        let rpc = settle(app, state, fds, controllers)?;
+        let rpc = settle(app, *state, fds, controllers, &made)?;
         say(&Message::Prepared)?;
         match self.channel.receive(Instant::now() + PREPARE_TIMEOUT) {
             Ok((Message::Go, _)) => Ok((rpc, held_at_ns)),
@@ -120,25 +136,26 @@ impl Arrival {
         }
     }
 
-    /// The target and its controllers.
-    #[allow(clippy::type_complexity, reason = "used once, right here")]
-    fn receive_all(&self) -> Result<(TargetState, Fds, Vec<ControllerHandover>), String> {
-        // The old program waits for RPC requests and for I/O first.
-        let first = Instant::now() + READY_TIMEOUT + RPC_TIMEOUT;
-        let (state, fds) = match self.channel.receive(first).map_err(|e| e.to_string())? {
-            (Message::Target(state), fds) => (*state, fds),
+    /// A message about the target, which may take `patience` to come, and its controllers.
+    fn receive_all(
+        &self,
+        patience: Duration,
+    ) -> Result<(Message, Fds, Vec<ControllerHandover>), String> {
+        let first = Instant::now() + patience;
+        let (first, fds) = match self.channel.receive(first).map_err(|e| e.to_string())? {
             (Message::Failed { why }, _) => return Err(why),
-            _ => return Err("the old program did not say what it has".into()),
+            first => first,
         };
         let mut controllers = Vec::new();
         let deadline = Instant::now() + PREPARE_TIMEOUT;
         loop {
             match self.channel.receive(deadline).map_err(|e| e.to_string())? {
                 (Message::Controller(state), fds) => {
-                    controllers.push(ControllerHandover { state: *state, fds });
+                    let kept = Kept::default();
+                    controllers.push(ControllerHandover { state: *state, fds, kept });
                 }
                 (Message::End { controllers: count }, _) if count == controllers.len() => {
-                    return Ok((state, fds, controllers));
+                    return Ok((first, fds, controllers));
                 }
                 (Message::Failed { why }, _) => return Err(why),
                 _ => return Err("not all controllers came from the old program".into()),
@@ -147,16 +164,40 @@ impl Arrival {
     }
 }
 
-/// Makes what the old program had, as after a restart, and lets sessions go on, held.
+/// Makes what can be made while the old program serves: controllers without targets, and the memory
+/// of their guests. What is configured is returned by key, as far as it is made.
+fn expect(
+    app: &Arc<App>,
+    outlook: OutlookState,
+    mut fds: Fds,
+    controllers: Vec<ControllerHandover>,
+) -> Result<BTreeMap<String, Call>, String> {
+    let lock = File::from(fds.take(outlook.state_lock).map_err(|e| e.to_string())?);
+    let none = BTreeMap::new();
+    let config = Config::inherit(&app.paths.state_dir, lock, outlook.config, &none);
+    *app.config() = config.map_err(|e| e.to_string())?;
+    app.log.set(outlook.log_level)?;
+    app.controllers.expect(controllers).map_err(|e| e.to_string())?;
+    let made = app.with_methods(|methods| restore::controllers(app, methods))?;
+    app.controllers.prepare();
+    Ok(made)
+}
+
+/// Makes what the old program had, as after a restart, but for what is `made`, and lets sessions go
+/// on, held.
 fn settle(
     app: &Arc<App>,
     state: TargetState,
     mut fds: Fds,
     controllers: Vec<ControllerHandover>,
+    made: &BTreeMap<String, Call>,
 ) -> Result<Rpc, String> {
     let lock = File::from(fds.take(state.state_lock).map_err(|e| e.to_string())?);
     let config = Config::inherit(&app.paths.state_dir, lock, state.config, &state.unrestored);
     let config = config.map_err(|e| e.to_string())?;
+    if let Some(key) = made.keys().find(|key| config.get(key).is_none()) {
+        return Err(format!("{key} was deleted meanwhile: try again"));
+    }
     *app.config() = config;
     app.log.set(state.log_level)?;
     let memory = state.memory.into_iter().map(|MemoryState { bdev, file }| {
@@ -165,7 +206,7 @@ fn settle(
     app.inherit_memory(memory.collect::<Result<_, _>>()?);
     app.controllers.inherit(controllers).map_err(|e| e.to_string())?;
     app.initialise_with(|methods| {
-        restore::recorded(app, methods);
+        restore::recorded(app, methods, made);
         Ok(())
     })?;
     complete(app, &state.unrestored, &state.unloaded)?;

@@ -2,10 +2,12 @@
 //! new one does not come up.
 
 use super::channel::{Channel, ChannelError};
-use super::message::{Hello, MemoryState, Message, RpcClientState, RpcState, TargetState, Welcome};
+use super::message::{
+    Hello, MemoryState, Message, OutlookState, RpcClientState, RpcState, TargetState, Welcome,
+};
 use super::{
-    ANSWER_TIMEOUT, DEATH_TIMEOUT, DRAIN_TIMEOUT, OLDEST, PREPARE_TIMEOUT, READY_TIMEOUT,
-    RPC_TIMEOUT, VERSION, now_ns,
+    ANSWER_TIMEOUT, DEATH_TIMEOUT, DRAIN_TIMEOUT, EXPECT_TIMEOUT, OLDEST, PREPARE_TIMEOUT,
+    READY_TIMEOUT, RPC_TIMEOUT, VERSION, now_ns,
 };
 use crate::app::App;
 use crate::restore;
@@ -166,6 +168,23 @@ impl Visitor {
         _ = self.channel.say(&failed, Instant::now() + ANSWER_TIMEOUT);
     }
 
+    /// Sends `first`, then the controllers, then the end.
+    fn send_all(
+        &self,
+        first: &Message,
+        fds: &Fds,
+        controllers: &[ControllerHandover],
+        deadline: Instant,
+    ) -> Result<(), String> {
+        let failed = |e: ChannelError| e.to_string();
+        self.channel.send(first, fds, deadline).map_err(failed)?;
+        for ControllerHandover { state, fds, .. } in controllers {
+            let message = Message::Controller(Box::new(state.clone()));
+            self.channel.send(&message, fds, deadline).map_err(failed)?;
+        }
+        self.channel.say(&Message::End { controllers: controllers.len() }, deadline).map_err(failed)
+    }
+
     /// Waits for the message that says that it serves, or for its end.
     fn farewell(&self) {
         match self.channel.receive(Instant::now() + ANSWER_TIMEOUT) {
@@ -214,9 +233,11 @@ pub fn leave(
             return Err((server, why));
         }
     };
-    let held_at_ns = now_ns();
-    let held = app.controllers.hold(DRAIN_TIMEOUT).map_err(|e| e.to_string());
-    let outcome = held.and_then(|()| {
+    let held = announce(app, visitor).and_then(|()| {
+        let held_at_ns = now_ns();
+        app.controllers.hold(DRAIN_TIMEOUT).map_err(|e| e.to_string()).map(|()| held_at_ns)
+    });
+    let outcome = held.and_then(|held_at_ns| {
         let mut given = Given::default();
         let passed = give(app, &parked, visitor, held_at_ns, &mut given);
         passed.or_else(|why| take_back(app, methods, visitor, given).and(Err(why)))
@@ -238,6 +259,39 @@ pub fn leave(
             }
         }
     }
+}
+
+/// Tells the new program what is about to come, and waits until it is ready for that; guests are
+/// served meanwhile. When it does not get ready, it is ended.
+fn announce(app: &App, visitor: &Visitor) -> Result<(), String> {
+    let announced = (|| {
+        let mut fds = Fds::default();
+        let state = {
+            let config = app.config();
+            let lock = config.lock().ok_or("the configuration is kept nowhere")?;
+            let lock = lock.try_clone_to_owned();
+            let lock = lock.map_err(|e| format!("a descriptor cannot be duplicated: {e}"))?;
+            OutlookState {
+                state_lock: fds.put(lock),
+                config: config.items().map(|item| item.call.clone()).collect(),
+                log_level: app.log.level(),
+            }
+        };
+        let deadline = Instant::now() + EXPECT_TIMEOUT;
+        let outlook = Message::Outlook(Box::new(state));
+        visitor.send_all(&outlook, &fds, &app.controllers.describe(), deadline)?;
+        match visitor.channel.receive(deadline).map_err(|e| e.to_string())? {
+            (Message::Expecting, _) => Ok(()),
+            (Message::Failed { why }, _) => Err(why),
+            _ => Err("the new program did not say that it is ready for what comes".into()),
+        }
+    })();
+    announced.inspect_err(|_| {
+        // It has nothing that we do not have, so that it may end when it likes.
+        if let Err(why) = visitor.end() {
+            tracing::error!("{why}");
+        }
+    })
 }
 
 /// What was taken apart, to be put together again.
@@ -267,13 +321,8 @@ fn give(
     app.close_storage()?;
     let deadline = Instant::now() + PREPARE_TIMEOUT;
     let failed = |e: ChannelError| e.to_string();
-    visitor.channel.send(&Message::Target(Box::new(state)), &fds, deadline).map_err(failed)?;
-    for ControllerHandover { state, fds } in &given.controllers {
-        let message = Message::Controller(Box::new(state.clone()));
-        visitor.channel.send(&message, fds, deadline).map_err(failed)?;
-    }
-    let controllers = given.controllers.len();
-    visitor.channel.say(&Message::End { controllers }, deadline).map_err(failed)?;
+    let target = Message::Target(Box::new(state));
+    visitor.send_all(&target, &fds, &given.controllers, deadline)?;
     match visitor.channel.receive(deadline).map_err(failed)? {
         (Message::Prepared, _) => {}
         (Message::Failed { why }, _) => return Err(why),

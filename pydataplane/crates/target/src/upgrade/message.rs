@@ -17,18 +17,22 @@ pub enum Message {
     Hello(Hello),
     /// Old: you may become ready.
     Welcome(Welcome),
-    /// New: everything that waits for you is done.
+    /// New: everything that needs nothing of you is done.
     Ready,
+    /// Old, while it serves: what is about to come, but for the controllers.
+    Outlook(Box<OutlookState>),
+    /// New: everything that can be done before guests have to wait is done.
+    Expecting,
     /// Old: all but the controllers.
     Target(Box<TargetState>),
-    /// Old: one controller.
+    /// Old: one controller, as it is or, in the outlook, as far as it is known.
     Controller(Box<ControllerState>),
     /// Old: these were all.
     End {
         /// How many controllers there were.
         controllers: usize,
     },
-    /// New: all of it is loaded and set up, and nothing is served or written yet.
+    /// New: all of it is opened, loaded and set up, and nothing is served or written yet.
     Prepared,
     /// Old: it is yours. From here on it touches nothing.
     Go,
@@ -64,6 +68,17 @@ pub struct Welcome {
     pub program: String,
     /// Its process.
     pub pid: u32,
+}
+
+/// What is about to come. RPC clients wait from here on, so only who owns a controller may change.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+pub struct OutlookState {
+    /// The lock of the state directory.
+    pub state_lock: FdIndex,
+    /// What is configured, as calls.
+    pub config: Vec<Call>,
+    /// Least severity that is logged.
+    pub log_level: Level,
 }
 
 /// The target but for its controllers.

@@ -7,7 +7,9 @@
 //! | new | old |
 //! | --- | --- |
 //! | `hello`: the versions of the messages that it understands | checks who it is; `welcome` |
-//! | `ready` | lets RPC requests end; holds all controllers: nothing is in flight |
+//! | `ready` | lets RPC requests end; `outlook`, a `controller` each, `end` |
+//! | makes controllers, maps the memory of their guests; `expecting` | |
+//! | | holds all controllers: nothing is in flight, and guests wait |
 //! | | closes bdevs and lvstores; `target`, a `controller` each, `end` |
 //! | opens bdevs and lvstores, sets every session up, held; `prepared` | |
 //! | | `go`, and from there on touches nothing |
@@ -46,6 +48,8 @@ const READY_TIMEOUT: Duration = Duration::from_secs(60);
 const RPC_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long I/O in flight may take to end: every guest waits.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a new program may take to make what it can while guests are served: RPC clients wait.
+const EXPECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long a new program may take to load everything: every guest waits.
 const PREPARE_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long a process that was killed may take to be gone.

@@ -1,5 +1,6 @@
 //! A controller that leaves for another process, or came from one.
 
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,19 +9,28 @@ use std::time::Duration;
 use peer::Process;
 
 use super::Server;
-use crate::device::{Device, SessionContext};
+use crate::device::Device;
 use crate::events::Unheard;
 use crate::handover::{
-    ControllerHandover, ControllerState, ControllerTotals, Fds, LunTotals, TargetState,
+    ControllerHandover, ControllerState, ControllerTotals, FdIndex, Fds, Kept, LunTotals,
+    SessionState, TargetState,
 };
 use crate::lun::Target;
 use crate::past::{Mark, Past};
 use crate::session::{Peer, TakeOverFailed};
 
-/// A controller that came from another process. Its listening socket is taken out already.
+/// A controller that came from another process, or is about to.
 pub(crate) struct Inherited {
     pub(crate) state: ControllerState,
     pub(crate) fds: Fds,
+}
+
+/// A session that is about to come, as far as it can be made before.
+pub(super) struct Prepared {
+    /// Its number.
+    sessions: u64,
+    peer: Peer,
+    client: Arc<Process>,
 }
 
 impl Server {
@@ -51,12 +61,47 @@ impl Server {
         }
     }
 
+    /// What there is, for a process that is about to take it over: not yet where its rings stand.
+    pub(super) fn describe(&self) -> Result<ControllerHandover, String> {
+        let name = &self.controller.name;
+        let failed = |why: &dyn std::fmt::Display| format!("controller {name}: {why}");
+        let listener = self.listener.as_ref().ok_or_else(|| failed(&"it is being deleted"))?;
+        let mut fds = Fds::default();
+        let listener = listener.as_fd().try_clone_to_owned().map_err(|e| failed(&e))?;
+        let listener = fds.put(listener);
+        let session = self.peer.as_ref().map(|peer| peer.describe(&mut fds)).transpose();
+        let session = session.map_err(|why| failed(&why))?;
+        Ok(self.handover(listener, session, Vec::new(), fds, Kept::default()))
+    }
+
+    fn handover(
+        &self,
+        listener: FdIndex,
+        session: Option<SessionState>,
+        targets: Vec<TargetState>,
+        fds: Fds,
+        kept: Kept,
+    ) -> ControllerHandover {
+        let mut counters = ControllerTotals::default();
+        self.controller.counters.iter().for_each(|c| c.add_to(&mut counters));
+        let state = ControllerState {
+            name: self.controller.name.clone(),
+            socket: self.controller.socket.path.clone(),
+            listener,
+            sessions: self.sessions,
+            session,
+            unheard: self.unheard.as_ref().map(Unheard::state),
+            targets,
+            counters,
+        };
+        ControllerHandover { state, fds, kept }
+    }
+
     /// Takes everything apart for another process. The thread returns; the socket's file stays.
     pub(super) fn hand_over(&mut self) -> Result<ControllerHandover, String> {
         let name = self.controller.name.clone();
         let listener = self.listener.take().filter(|_| self.held);
         let listener = listener.ok_or_else(|| format!("controller {name} is not held"))?;
-        let path = self.controller.socket.path.clone();
         let mut fds = Fds::default();
         let listener = listener.hand_over().map_err(|e| format!("controller {name}: {e}"))?;
         let listener = fds.put(listener);
@@ -67,28 +112,20 @@ impl Server {
         }
         let targets = self.describe_targets();
         self.left = true;
+        let mut kept = Kept::default();
         let session = match self.peer.take() {
             Some(peer) => {
                 let (mut device, state) = peer.hand_over(&mut fds);
-                device.close_all();
+                device.leave_all();
                 self.unheard = device.take_unheard();
-                Some(state.map_err(|why| format!("controller {name}: {why}"))?)
+                let (state, of_session) =
+                    state.map_err(|why| format!("controller {name}: {why}"))?;
+                kept = of_session;
+                Some(state)
             }
             None => None,
         };
-        let mut counters = ControllerTotals::default();
-        self.controller.counters.iter().for_each(|c| c.add_to(&mut counters));
-        let state = ControllerState {
-            name,
-            socket: path,
-            listener,
-            sessions: self.sessions,
-            session,
-            unheard: self.unheard.as_ref().map(Unheard::state),
-            targets,
-            counters,
-        };
-        Ok(ControllerHandover { state, fds })
+        Ok(self.handover(listener, session, targets, fds, kept))
     }
 
     fn describe_targets(&self) -> Vec<TargetState> {
@@ -109,68 +146,110 @@ impl Server {
         targets.iter().flatten().map(describe).collect()
     }
 
+    /// Makes what takes time of a session that is about to come, without its targets and rings: its
+    /// guest's memory is mapped.
+    pub(super) fn prepare(&mut self, coming: Option<Inherited>) -> Result<(), String> {
+        let Some(Inherited { state, mut fds }) = coming.filter(|_| self.inherits) else {
+            return Ok(());
+        };
+        self.prepared = self.make_session(&state, &mut fds)?;
+        Ok(())
+    }
+
+    /// The session that `state` describes, without targets and rings; none where it has ended.
+    fn make_session(
+        &self,
+        state: &ControllerState,
+        fds: &mut Fds,
+    ) -> Result<Option<Prepared>, String> {
+        let Some(session) = &state.session else { return Ok(None) };
+        let controller = &self.controller;
+        let failed = |why: &dyn std::fmt::Display| {
+            format!("the session of controller {} does not go on: {why}", controller.name)
+        };
+        let stream = UnixStream::from(fds.take(session.socket).map_err(|e| failed(&e))?);
+        let client = match Process::of_peer(&stream) {
+            Ok(client) => Arc::new(client),
+            Err(why) => {
+                let name = &controller.name;
+                tracing::info!(controller = name, "the peer left during the upgrade: {why}");
+                return Ok(None);
+            }
+        };
+        let context = controller.context(state.sessions);
+        // No targets yet, and no files that another process still needs.
+        let none = std::iter::empty();
+        let device = Device::new(&context, none, None, Past::default(), Mark::default());
+        match Peer::prepare(session, stream, fds, device) {
+            Ok(peer) => Ok(Some(Prepared { sessions: state.sessions, peer, client })),
+            Err(failure) => {
+                let TakeOverFailed { why, mut device } = *failure;
+                device.leave_all();
+                Err(failed(&why))
+            }
+        }
+    }
+
     /// Goes on with what came from another process, when all targets are there; held until
     /// [`Server::release`].
-    pub(super) fn take_over(&mut self) -> Result<(), String> {
-        let Some(Inherited { state, mut fds }) = self.inherited.take() else { return Ok(()) };
+    pub(super) fn take_over(&mut self, inherited: Option<Inherited>) -> Result<(), String> {
+        if !std::mem::take(&mut self.inherits) {
+            return Ok(());
+        }
         let controller = Arc::clone(&self.controller);
         let name = &controller.name;
+        let Some(Inherited { state, mut fds }) = inherited else {
+            return Err(format!("controller {name} was announced and has not come"));
+        };
+        self.sessions = state.sessions;
+        self.held = true;
         let targets = controller.targets();
-        let unheard = self.unheard_elsewhere.take().map(|unheard| {
+        let unheard = state.unheard.as_ref().map(|unheard| {
             let times = |target: u8| {
                 let target = targets.get(usize::from(target)).and_then(Option::as_ref);
                 target.map(|t| Arc::clone(&t.times))
             };
-            Unheard::restored(&unheard, times)
+            Unheard::restored(unheard, times)
         });
-        self.held = true;
-        let Some(session) = &state.session else {
+        let prepared = match self.prepared.take() {
+            Some(prepared) if prepared.is_of(&state, &fds) => Some(prepared),
+            other => {
+                if let Some(Prepared { peer, .. }) = other {
+                    peer.into_device().leave_all();
+                }
+                self.make_session(&state, &mut fds)?
+            }
+        };
+        let (Some(Prepared { mut peer, client, .. }), Some(session)) = (prepared, &state.session)
+        else {
             self.unheard = unheard;
             return Ok(());
         };
-        let stream = fds.take(session.socket);
-        let stream = UnixStream::from(stream.map_err(|e| format!("controller {name}: {e}"))?);
-        let client = match Process::of_peer(&stream) {
-            Ok(client) => Arc::new(client),
-            Err(why) => {
-                tracing::info!(controller = name, "the peer left during the upgrade: {why}");
-                return Ok(());
-            }
-        };
         // What was in flight has ended and was told, whatever a mark says.
         let (mark, _) = Mark::of_peer(self.mark.clone(), &client);
-        let context = SessionContext {
-            name,
-            session: self.sessions,
-            reactors: &controller.reactors,
-            counters: &controller.counters,
-            mailbox: &controller.mailbox,
-            message_timeout: controller.message_timeout,
-        };
-        let there = targets.iter().flatten().filter(|t| !t.leaving);
-        let mut device = Device::new(&context, there.clone(), unheard, Past::default(), mark);
+        let there: Vec<_> = targets.iter().flatten().filter(|t| !t.leaving).collect();
+        let taken = peer.take_over(session, &mut fds, &there, unheard, mark);
         targets.iter().flatten().for_each(Target::forget_inherited);
-        if let Some(target) = there.clone().find(|t| device.nexus(t.number).is_none()) {
-            let (number, bdev) = (target.number, target.bdev_name());
-            device.close_all();
-            return Err(format!("target {number} of controller {name}: {bdev} cannot be opened"));
-        }
         drop(targets);
-        match Peer::take_over(session, stream, &mut fds, device) {
-            Ok(peer) => {
-                // Whose the controller is was restored with it.
-                self.claimed = controller.owner.lock().is(&client);
-                self.client = Some(client);
-                self.peer = Some(peer);
-                self.controller.session.store(self.sessions, Ordering::Relaxed);
-                self.setup = Duration::ZERO;
-                Ok(())
-            }
-            Err(failed) => {
-                let TakeOverFailed { why, mut device } = *failed;
-                device.close_all();
-                Err(format!("the session of controller {name} does not go on: {why}"))
-            }
+        if let Err(why) = taken {
+            peer.into_device().leave_all();
+            return Err(format!("the session of controller {name} does not go on: {why}"));
         }
+        // Whose the controller is was restored with it.
+        self.claimed = controller.owner.lock().is(&client);
+        self.client = Some(client);
+        self.peer = Some(peer);
+        self.controller.session.store(self.sessions, Ordering::Relaxed);
+        self.setup = Duration::ZERO;
+        Ok(())
+    }
+}
+
+impl Prepared {
+    /// Whether it is the session of `state`, whose descriptors are `fds`, and what was made of it
+    /// still holds.
+    fn is_of(&self, state: &ControllerState, fds: &Fds) -> bool {
+        let same = |session: &SessionState| self.peer.is_prepared_for(session, fds);
+        self.sessions == state.sessions && state.session.as_ref().is_some_and(same)
     }
 }

@@ -4,13 +4,19 @@
 //! that goes on, which may be the same: [`Controllers::inherit`], then the controllers and their
 //! targets are made as after a restart, then [`Controllers::take_over`] and, when nothing can fail
 //! any more, [`Controllers::release`].
+//!
+//! Before all that, while guests are served: [`Controllers::describe`] there, [`Controllers::expect`]
+//! here, then the controllers are made, without targets, and [`Controllers::prepare`]. Sessions that
+//! were not described, or are others when they come, are made as if nobody had.
 
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use super::Controllers;
-use crate::controller::Inherited;
+use crate::controller::{Controller, Inherited};
 use crate::error::ControllerError;
 use crate::handover::ControllerHandover;
 use crate::mailbox::{Order, Reply};
@@ -18,6 +24,8 @@ use crate::socket::Listener;
 
 /// How long a controller's thread may take for a step that waits for no I/O.
 const STEP_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long the description of all controllers, whose guests are served, may take.
+const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How much longer than its I/O the answer of a controller's thread may take.
 const MARGIN: Duration = Duration::from_secs(1);
 
@@ -28,7 +36,8 @@ impl Controllers {
     /// # Errors
     /// [`ControllerError::HandOver`] names a controller whose I/O has not ended; then all go on.
     pub fn hold(&self, patience: Duration) -> Result<(), ControllerError> {
-        let held = self.ask_all(patience + MARGIN, |reply| Order::Hold { patience, reply });
+        let hold = |_: &str, reply| Order::Hold { patience, reply };
+        let held = self.ask_all(patience + MARGIN, hold);
         if held.is_err() {
             self.release();
         }
@@ -48,7 +57,7 @@ impl Controllers {
     /// [`ControllerError::HandOver`] names the one that could not be; the others are in the answer
     /// all the same, and it is lost.
     pub fn hand_over(&self) -> (Vec<ControllerHandover>, Result<(), ControllerError>) {
-        let asked = self.ask_each(|reply| Order::HandOver { reply });
+        let asked = self.ask_each(|_, reply| Order::HandOver { reply });
         let mut outcome = Ok(());
         let mut all = Vec::with_capacity(asked.len());
         for (name, answer) in asked {
@@ -65,20 +74,70 @@ impl Controllers {
         (all, outcome)
     }
 
-    /// The next controllers of these names are these.
+    /// What there is, for a process that is about to take it over; all go on. A controller that does
+    /// not answer is left out.
+    pub fn describe(&self) -> Vec<ControllerHandover> {
+        let end = Instant::now() + DESCRIBE_TIMEOUT;
+        let asked = self.ask_each(|_, reply| Order::Describe { reply });
+        let answers = asked.iter().map(|(name, answer)| wait_for(name, answer, end));
+        answers.filter_map(Result::ok).collect()
+    }
+
+    /// Controllers of these names are about to come, and may be made before they do.
     ///
     /// # Errors
     /// [`ControllerError::HandOver`]: there are controllers already.
+    pub fn expect(&self, controllers: Vec<ControllerHandover>) -> Result<(), ControllerError> {
+        self.set_inherited(controllers)?;
+        self.inner.prepares.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Makes what takes time of the sessions that are about to come. What cannot be made now is, or
+    /// fails, when they do.
+    pub fn prepare(&self) {
+        let mut coming = std::mem::take(&mut *self.inner.inherited.lock());
+        let asked = self.ask_each(|name, reply| {
+            let coming = coming.remove(name);
+            Order::Prepare { coming, reply }
+        });
+        let end = Instant::now() + STEP_TIMEOUT;
+        for (name, answer) in asked {
+            if let Err(why) = wait_for(&name, &answer, end) {
+                tracing::debug!("{why}");
+            }
+        }
+    }
+
+    /// The controllers of these names, or the next ones where there are none, are these.
+    ///
+    /// # Errors
+    /// [`ControllerError::HandOver`]: there are controllers already that nobody expected them to be.
     pub fn inherit(&self, controllers: Vec<ControllerHandover>) -> Result<(), ControllerError> {
+        if self.inner.prepares.swap(false, Ordering::Relaxed) {
+            *self.inner.inherited.lock() = named(controllers);
+            self.entries().values().for_each(|entry| self.begin(&entry.controller));
+            return Ok(());
+        }
+        self.set_inherited(controllers)
+    }
+
+    fn set_inherited(&self, controllers: Vec<ControllerHandover>) -> Result<(), ControllerError> {
         if !self.entries().is_empty() {
             let why = "there are controllers already, so none can be taken over";
             return Err(ControllerError::HandOver(why.into()));
         }
-        let named = controllers.into_iter().map(|ControllerHandover { state, fds }| {
-            (state.name.clone(), Inherited { state, fds })
-        });
-        *self.inner.inherited.lock() = named.collect();
+        *self.inner.inherited.lock() = named(controllers);
         Ok(())
+    }
+
+    /// Has a controller go on where it was, if it came and is not only about to.
+    pub(super) fn begin(&self, controller: &Controller) {
+        if !self.inner.prepares.load(Ordering::Relaxed)
+            && let Some(Inherited { state, .. }) = self.inner.inherited.lock().get(&controller.name)
+        {
+            controller.begin_as(state);
+        }
     }
 
     /// The sessions of the controllers that were inherited go on, but held still.
@@ -87,8 +146,11 @@ impl Controllers {
     /// [`ControllerError::HandOver`] names one that does not, or a controller that was inherited and
     /// not made.
     pub fn take_over(&self) -> Result<(), ControllerError> {
-        let inherited = std::mem::take(&mut *self.inner.inherited.lock());
-        let taken = self.ask_all(STEP_TIMEOUT, |reply| Order::TakeOver { reply });
+        let mut inherited = std::mem::take(&mut *self.inner.inherited.lock());
+        let taken = self.ask_all(STEP_TIMEOUT, |name, reply| {
+            let inherited = inherited.remove(name);
+            Order::TakeOver { inherited, reply }
+        });
         if let Some(name) = inherited.into_keys().next() {
             let why = format!("controller {name} was not made again");
             return Err(ControllerError::HandOver(why));
@@ -96,19 +158,25 @@ impl Controllers {
         taken.map(drop)
     }
 
-    /// The controller of that name that came from another process, once.
-    pub(super) fn inherited(&self, name: &str) -> Option<Inherited> {
-        self.inner.inherited.lock().remove(name)
+    /// The listening socket of the controller of that name, at `path`, if it comes from another
+    /// process.
+    pub(super) fn inherited_listener(
+        &self,
+        name: &str,
+        path: &Path,
+    ) -> Result<Option<Listener>, ControllerError> {
+        let mut inherited = self.inner.inherited.lock();
+        inherited.get_mut(name).map(|inherited| inherited.listener(path)).transpose()
     }
 
     /// Sends each controller's thread an order with a reply.
     fn ask_each<T>(
         &self,
-        order: impl Fn(Reply<Result<T, String>>) -> Order,
+        mut order: impl FnMut(&str, Reply<Result<T, String>>) -> Order,
     ) -> Vec<(String, Receiver<Result<T, String>>)> {
         let ask = |(name, entry): (&String, &super::Entry)| {
             let (reply, answer) = channel();
-            entry.controller.mailbox.send(order(reply));
+            entry.controller.mailbox.send(order(name, reply));
             (name.clone(), answer)
         };
         self.entries().iter().map(ask).collect()
@@ -118,12 +186,19 @@ impl Controllers {
     fn ask_all<T>(
         &self,
         patience: Duration,
-        order: impl Fn(Reply<Result<T, String>>) -> Order,
+        order: impl FnMut(&str, Reply<Result<T, String>>) -> Order,
     ) -> Result<Vec<T>, ControllerError> {
         let end = Instant::now() + patience;
         let asked = self.ask_each(order);
         asked.iter().map(|(name, answer)| wait_for(name, answer, end)).collect()
     }
+}
+
+fn named(controllers: Vec<ControllerHandover>) -> BTreeMap<String, Inherited> {
+    let named = controllers.into_iter().map(|ControllerHandover { state, fds, .. }| {
+        (state.name.clone(), Inherited { state, fds })
+    });
+    named.collect()
 }
 
 fn wait_for<T>(

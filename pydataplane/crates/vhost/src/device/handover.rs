@@ -1,18 +1,24 @@
 //! Holding the device still, and moving it to another process or back.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bdev::OpenError;
 use guestmem::{DirtyLog, RegionSpec};
+use rustix::fs::fstat;
 use virtqueue::InflightRegion;
 
-use super::rings::{Addresses, Kick};
-use super::{Device, DeviceError};
+use super::rings::{Addresses, Kick, Ring};
+use super::{Device, DeviceError, Worker};
+use crate::events::Unheard;
 use crate::handover::{
-    Fds, InflightState, KickState, LogState, MissingFd, NexusState, RegionState, RingAddresses,
-    RingState, SessionState,
+    FdIndex, Fds, InflightState, Kept, KickState, LogState, MissingFd, NexusState, RegionState,
+    RingAddresses, RingState, SessionState,
 };
-use crate::poller::{DevicePoller, Selector};
+use crate::lun::Target;
+use crate::past::Mark;
+use crate::poller::{DevicePoller, RequestQueue, Selector};
 
 /// How often is looked whether a replay is done.
 const REPLAY_PAUSE: Duration = Duration::from_millis(1);
@@ -29,6 +35,9 @@ pub(crate) enum TakeOverError {
     /// The guest's memory or log cannot be mapped here.
     #[error("{0}")]
     Memory(String),
+    /// The device behind a target cannot be opened here.
+    #[error("target {target}: {bdev} cannot be opened: {why}")]
+    Open { target: u8, bdev: String, why: OpenError },
     /// A ring does not start where it ran before.
     #[error("virtqueue {0} does not start where it stopped")]
     Ring(u32),
@@ -79,66 +88,20 @@ impl Device {
         self.send_events();
     }
 
-    /// Stops every ring of a device that is held, and describes what the peer said about it.
+    /// What the peer negotiated and shared, and the sizes of its rings, but not where they stand.
     ///
     /// # Errors
-    /// [`DeviceError::Stuck`], if it was not held; a descriptor cannot be duplicated.
-    pub(crate) fn hand_over(
-        &mut self,
+    /// A descriptor cannot be duplicated.
+    pub(crate) fn describe(
+        &self,
         socket: OwnedFd,
         fds: &mut Fds,
     ) -> Result<SessionState, DeviceError> {
-        let dup = |fd: std::os::fd::BorrowedFd<'_>, fds: &mut Fds| {
-            fd.try_clone_to_owned().map(|fd| fds.put(fd)).map_err(DeviceError::Descriptor)
-        };
         let mut memory = Vec::new();
         for (spec, file) in self.table.files() {
             let file = dup(file, fds)?;
             let RegionSpec { guest_addr, size, user_addr, mmap_offset } = spec;
             memory.push(RegionState { guest_addr, size, user_addr, mmap_offset, file });
-        }
-        let log = match &self.log {
-            Some(log) => {
-                let (file, offset, size) = log.file();
-                Some(LogState { file: dup(file, fds)?, offset, size })
-            }
-            None => None,
-        };
-        let inflight = match self.inflight.as_ref().and_then(InflightRegion::file) {
-            Some((file, offset, queues, queue_size)) => {
-                Some(InflightState { file: dup(file, fds)?, offset, queues, queue_size })
-            }
-            None => None,
-        };
-        let mut rings = Vec::new();
-        for at in 0..self.rings.len() {
-            let running = self.rings[at].running;
-            self.stop(at)?;
-            let ring = &mut self.rings[at];
-            if ring.is_untold() {
-                continue;
-            }
-            let kick = ring.kick.take().map(|kick| match kick {
-                Kick::Fd(fd) => KickState::Fd(fds.put(fd)),
-                Kick::Polled => KickState::Polled,
-            });
-            rings.push(RingState {
-                index: at as u32,
-                size: ring.size,
-                addresses: ring.addresses.map(|a| RingAddresses {
-                    desc: a.desc,
-                    avail: a.avail,
-                    used: a.used,
-                    log: a.log,
-                }),
-                base: ring.base,
-                kick,
-                call: ring.call.take().map(|fd| fds.put(fd)),
-                err: ring.err.take().map(|fd| fds.put(fd)),
-                enabled: ring.enabled,
-                ran: ring.ran,
-                running,
-            });
         }
         Ok(SessionState {
             socket: fds.put(socket),
@@ -147,10 +110,98 @@ impl Device {
             features: self.features,
             protocol_features: 0,
             memory,
-            log,
-            inflight,
-            rings,
+            log: None,
+            inflight: None,
+            rings: self.describe_rings(),
         })
+    }
+
+    /// The rings that the peer said something about, without descriptors.
+    fn describe_rings(&self) -> Vec<RingState> {
+        let told = self.rings.iter().enumerate().filter(|(_, ring)| !ring.is_untold());
+        let describe = |(at, ring): (usize, &Ring)| RingState {
+            index: at as u32,
+            size: ring.size,
+            addresses: ring.addresses.map(|a| RingAddresses {
+                desc: a.desc,
+                avail: a.avail,
+                used: a.used,
+                log: a.log,
+            }),
+            base: ring.base,
+            kick: None,
+            call: None,
+            err: None,
+            enabled: ring.enabled,
+            ran: ring.ran,
+            running: ring.running,
+        };
+        told.map(describe).collect()
+    }
+
+    /// Stops every ring of a device that is held, and describes all that the peer said. With it what
+    /// need not be taken apart now.
+    ///
+    /// # Errors
+    /// [`DeviceError::Stuck`], if it was not held; a descriptor cannot be duplicated.
+    pub(crate) fn hand_over(
+        &mut self,
+        socket: OwnedFd,
+        fds: &mut Fds,
+    ) -> Result<(SessionState, Kept), DeviceError> {
+        let mut state = self.describe(socket, fds)?;
+        if let Some(log) = &self.log {
+            let (file, offset, size) = log.file();
+            state.log = Some(LogState { file: dup(file, fds)?, offset, size });
+        }
+        if let Some((file, offset, queues, queue_size)) =
+            self.inflight.as_ref().and_then(InflightRegion::file)
+        {
+            let file = dup(file, fds)?;
+            state.inflight = Some(InflightState { file, offset, queues, queue_size });
+        }
+        // As they are now: what runs is to run again.
+        let queues = self.take_queues();
+        for described in &mut state.rings {
+            let at = described.index as usize;
+            // Those that belong to this thread.
+            self.stop(at)?;
+            let ring = &mut self.rings[at];
+            described.base = ring.base;
+            described.kick = ring.kick.take().map(|kick| match kick {
+                Kick::Fd(fd) => KickState::Fd(fds.put(fd)),
+                Kick::Polled => KickState::Polled,
+            });
+            described.call = ring.call.take().map(|fd| fds.put(fd));
+            described.err = ring.err.take().map(|fd| fds.put(fd));
+        }
+        Ok((state, Kept::new(queues, Arc::clone(&self.memory))))
+    }
+
+    /// Stops all request queues of a device that is held: one call of each reactor.
+    fn take_queues(&mut self) -> Vec<RequestQueue> {
+        let mut all = Vec::new();
+        for Worker { reactor, poller } in self.workers.iter().filter(|_| self.held) {
+            let poller = *poller;
+            all.extend(reactor.call(move |cx| {
+                let poller = cx.poller_mut::<DevicePoller>(poller);
+                let queues = poller.map(DevicePoller::take_queues).unwrap_or_default();
+                queues.iter().filter_map(RequestQueue::kick_fd).for_each(|fd| cx.unwatch(fd));
+                queues
+            }));
+        }
+        for queue in &all {
+            let ring = &mut self.rings[usize::from(queue.index())];
+            (ring.running, ring.base) = (false, queue.next_avail());
+        }
+        all
+    }
+
+    /// Closes the units and forgets the rings: another process goes on with them, or has them still.
+    /// Nothing of the peer's, and no file, is changed.
+    pub(crate) fn leave_all(&mut self) {
+        self.mark = Mark::default();
+        self.close_all();
     }
 
     /// What the session knows of the logical unit of `target`.
@@ -160,8 +211,46 @@ impl Device {
         Some(NexusState { attentions, prevents, seen_us })
     }
 
-    /// Goes on with what [`Device::hand_over`] described, of a new device with the peer's features;
-    /// held until [`Device::release`].
+    /// Maps the memory that [`Device::describe`] described, of a new device with the peer's features,
+    /// and makes room for the requests of its rings.
+    ///
+    /// # Errors
+    /// See [`TakeOverError`]; then the device is of no use.
+    pub(crate) fn prepare(
+        &mut self,
+        state: &SessionState,
+        fds: &mut Fds,
+    ) -> Result<(), TakeOverError> {
+        let mut table = Vec::with_capacity(state.memory.len());
+        for region in &state.memory {
+            table.push((spec_of(region), fds.take(region.file)?));
+        }
+        if !table.is_empty() {
+            let mapped = self.table.replaced(table);
+            let mapped = mapped.map_err(|e| TakeOverError::Memory(e.to_string()))?;
+            self.change_memory(|_| Ok(mapped))?;
+        }
+        self.make_room(&state.rings);
+        Ok(())
+    }
+
+    /// Whether [`Device::prepare`] would make the same of `state`.
+    pub(crate) fn is_prepared_for(&self, state: &SessionState, fds: &Fds) -> bool {
+        let same_file = |file: BorrowedFd<'_>, region: &RegionState| {
+            let identity = |fd| fstat(fd).map(|stat| (stat.st_dev, stat.st_ino));
+            let theirs = fds.get(region.file).map(|fd| identity(fd.as_fd()));
+            matches!((identity(file), theirs), (Ok(own), Some(Ok(theirs))) if own == theirs)
+        };
+        let mut own = self.table.files();
+        let same = state.memory.iter().all(|region| {
+            own.next()
+                .is_some_and(|(spec, file)| spec == spec_of(region) && same_file(file, region))
+        });
+        same && own.next().is_none() && self.features == state.features
+    }
+
+    /// Goes on with what [`Device::hand_over`] described, of a device that is prepared; held until
+    /// [`Device::release`].
     ///
     /// # Errors
     /// See [`TakeOverError`]; then the device is of no use.
@@ -169,35 +258,32 @@ impl Device {
         &mut self,
         state: &SessionState,
         fds: &mut Fds,
+        targets: &[&Target],
+        unheard: Option<Unheard>,
+        mark: Mark,
     ) -> Result<(), TakeOverError> {
-        let mut table = Vec::with_capacity(state.memory.len());
-        for region in &state.memory {
-            let spec = RegionSpec {
-                guest_addr: region.guest_addr,
-                size: region.size,
-                user_addr: region.user_addr,
-                mmap_offset: region.mmap_offset,
-            };
-            table.push((spec, fds.take(region.file)?));
-        }
-        if !table.is_empty() {
-            let mapped = self.table.replaced(table);
-            let mapped = mapped.map_err(|e| TakeOverError::Memory(e.to_string()))?;
-            self.change_memory(|_| Ok(mapped))?;
+        (self.unheard, self.mark) = (unheard, mark);
+        // From here on nothing is served, although the rings are set up.
+        self.held = true;
+        self.workers.iter().for_each(|w| w.call(DevicePoller::pause));
+        for target in targets {
+            self.open(target).map_err(|why| TakeOverError::Open {
+                target: target.number,
+                bdev: target.bdev_name().to_owned(),
+                why,
+            })?;
         }
         if let Some(log) = &state.log {
             let file = fds.take(log.file)?;
             let log = DirtyLog::new(file.as_fd(), log.offset, log.size);
             self.set_log(log.map_err(|e| TakeOverError::Memory(e.to_string()))?)?;
+            self.workers.iter().for_each(|w| w.call(DevicePoller::pause));
         }
         if let Some(InflightState { file, offset, queues, queue_size }) = state.inflight {
             let bytes = InflightRegion::bytes(queues, queue_size);
             let region = InflightRegion::map(fds.take(file)?, offset, bytes, queues, queue_size);
             self.set_inflight(region.map_err(|e| TakeOverError::Memory(e.to_string()))?)?;
         }
-        // From here on nothing is served, although the rings are set up.
-        self.held = true;
-        self.workers.iter().for_each(|w| w.call(DevicePoller::pause));
         for ring in &state.rings {
             self.take_over_ring(ring, fds)?;
         }
@@ -231,4 +317,14 @@ impl Device {
             false => Ok(()),
         }
     }
+}
+
+/// Puts another descriptor of the same file among `fds`.
+fn dup(fd: BorrowedFd<'_>, fds: &mut Fds) -> Result<FdIndex, DeviceError> {
+    fd.try_clone_to_owned().map(|fd| fds.put(fd)).map_err(DeviceError::Descriptor)
+}
+
+fn spec_of(region: &RegionState) -> RegionSpec {
+    let RegionState { guest_addr, size, user_addr, mmap_offset, .. } = *region;
+    RegionSpec { guest_addr, size, user_addr, mmap_offset }
 }

@@ -6,7 +6,7 @@
 //! of messages does not matter, and a driver that starts afresh (Linux after SeaBIOS) meets a
 //! ring without memories.
 
-use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use std::time::{Duration, Instant};
@@ -20,7 +20,8 @@ use virtqueue::{
 use super::side::SideQueue;
 use super::{Device, DeviceError, Worker};
 use crate::defs::{CONTROL_QUEUE, EVENT_QUEUE, F_EVENT_IDX, F_INDIRECT_DESC, FIRST_REQUEST_QUEUE};
-use crate::poller::{Failure, QueueSetup, RequestQueue, Selector, make_slots};
+use crate::handover::RingState;
+use crate::poller::{DevicePoller, Failure, QueueSetup, RequestQueue, Selector, make_slots};
 
 /// Queues of one session whose end is a line in the log: a guest can reset its device, and break the
 /// rules again, as often as it likes.
@@ -150,7 +151,8 @@ impl Device {
         match at {
             CONTROL_QUEUE => self.control.iter_mut().for_each(|q| q.set_call(dup(copy.as_ref()))),
             EVENT_QUEUE => self.events.iter_mut().for_each(|q| q.set_call(dup(copy.as_ref()))),
-            _ => self.worker(at).call(move |p| p.set_call(at as u16, copy)),
+            _ if ring.running => self.worker(at).call(move |p| p.set_call(at as u16, copy)),
+            _ => {}
         }
         Ok(())
     }
@@ -290,10 +292,7 @@ impl Device {
             _ => {
                 let index = at as u16;
                 let setup = QueueSetup { index, config, ring: queue, kick, call };
-                self.worker(at).start(setup);
-                if resumed {
-                    self.worker(at).call(move |p| p.call_again(index));
-                }
+                self.worker(at).start(setup, resumed);
             }
         }
         let ring = &mut self.rings[at];
@@ -451,6 +450,20 @@ impl Device {
         })
     }
 
+    /// Makes the slots that the request queues among `rings` will need, before they start.
+    pub(super) fn make_room(&self, rings: &[RingState]) {
+        for (n, worker) in self.workers.iter().enumerate() {
+            let here = |ring: &&RingState| {
+                let at = ring.index as usize;
+                at >= FIRST_REQUEST_QUEUE && (at - FIRST_REQUEST_QUEUE) % self.workers.len() == n
+            };
+            let descriptors = rings.iter().filter(here).map(|r| usize::from(r.size)).sum();
+            let missing = worker.call(move |p| p.missing_slots(descriptors));
+            let slots = make_slots(missing);
+            worker.call(move |p| p.add_slots(slots));
+        }
+    }
+
     /// The part of the session that runs a request queue.
     fn worker(&self, at: usize) -> &Worker {
         &self.workers[(at - FIRST_REQUEST_QUEUE) % self.workers.len()]
@@ -499,21 +512,31 @@ impl Device {
 }
 
 impl Worker {
-    /// Starts a queue and has the reactor wake for its kick.
-    fn start(&self, setup: QueueSetup) {
+    /// Starts a queue and has the reactor wake for its kick. `resumed`: its guest is called.
+    fn start(&self, setup: QueueSetup, resumed: bool) {
         let (index, size) = (setup.index, setup.config.size);
         let queue = RequestQueue::new(setup);
         // Only this thread adds queues.
-        let missing = self.call(move |p| p.missing_slots(size));
+        let missing = self.call(move |p| p.missing_slots(usize::from(size)));
         // Here, as it may be megabytes.
         let slots = make_slots(missing);
-        let kick: Option<RawFd> = self.call(move |p| p.add_queue(queue, slots));
-        if let Some(fd) = kick {
-            let watched = self.reactor.call(move |cx| cx.watch(fd));
-            if let Err(why) = watched {
-                tracing::warn!(queue = index, "its reactor cannot sleep: {why}");
-                self.call(move |p| p.forget_kick(index));
+        let poller = self.poller;
+        let watched = self.reactor.call(move |cx| {
+            let kick =
+                cx.poller_mut::<DevicePoller>(poller).and_then(|p| p.add_queue(queue, slots));
+            let watched = kick.map_or(Ok(()), |fd| cx.watch(fd));
+            if let Some(poller) = cx.poller_mut::<DevicePoller>(poller) {
+                if watched.is_err() {
+                    poller.forget_kick(index);
+                }
+                if resumed {
+                    poller.call_again(index);
+                }
             }
+            watched
+        });
+        if let Err(why) = watched {
+            tracing::warn!(queue = index, "its reactor cannot sleep: {why}");
         }
     }
 }

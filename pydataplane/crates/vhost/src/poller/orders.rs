@@ -80,10 +80,15 @@ impl DevicePoller {
         }
     }
 
-    /// Places of the slots that are to be made before a queue of `size` descriptors can start.
-    pub(crate) fn missing_slots(&self, size: u16) -> Range<usize> {
+    /// Places of the slots that are to be made before queues of so many `descriptors` can start.
+    pub(crate) fn missing_slots(&self, descriptors: usize) -> Range<usize> {
         let there: usize = self.queues.iter().map(|q| usize::from(q.ring.size())).sum();
-        self.slots.missing(there + usize::from(size))
+        self.slots.missing(there + descriptors)
+    }
+
+    /// Takes the slots that were missing, for queues that are about to start.
+    pub(crate) fn add_slots(&mut self, slots: Vec<Slot>) {
+        self.slots.grow(slots);
     }
 
     /// Starts a queue, with the slots that were missing. Returns the descriptor to watch while the
@@ -173,6 +178,15 @@ impl DevicePoller {
         let queue = self.queues.swap_remove(at);
         assert_eq!(queue.in_flight, 0, "queue {index} is removed before it was drained");
         Some(queue)
+    }
+
+    /// Removes all queues, of a poller that is paused and drained. Their kicks are open, and to be
+    /// unwatched, until the queues are dropped.
+    pub(crate) fn take_queues(&mut self) -> Vec<RequestQueue> {
+        let queues = std::mem::take(&mut self.queues);
+        let idle = queues.iter().all(|queue| queue.in_flight == 0);
+        assert!(idle, "queues are removed before they were drained");
+        queues
     }
 
     /// Replaces the call descriptor of a queue.

@@ -1,10 +1,15 @@
 //! A controller that is taken apart, described, and goes on from the description, as in another
 //! process: the guest and its peer notice a pause.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::fs::File;
+use std::io::Seek;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
-use vhost_scsi::handover::{ControllerHandover, ControllerState, Fds};
+use guestmem::GuestMemory;
+use rustix::fs::{MemfdFlags, memfd_create};
+
+use vhost_scsi::handover::{ControllerHandover, ControllerState, Fds, Kept};
 use vhost_scsi::{ControllerOptions, TargetOptions};
 
 use crate::guest::*;
@@ -20,7 +25,7 @@ fn sent(controller: &ControllerHandover) -> ControllerHandover {
     let state: ControllerState = serde_json::from_str(&text).unwrap();
     assert_eq!(state, controller.state);
     let fds = controller.fds.iter().map(|fd| fd.try_clone().unwrap()).collect::<Vec<OwnedFd>>();
-    ControllerHandover { state, fds: Fds::new(fds) }
+    ControllerHandover { state, fds: Fds::new(fds), kept: Kept::default() }
 }
 
 /// Holds the controllers of `host` and takes them apart; nothing of them is left here.
@@ -41,6 +46,11 @@ fn put_together(
     host.controllers.inherit(controllers).unwrap();
     let delay = ControllerOptions { delay: true, ..Default::default() };
     host.controllers.create("vm0", delay).unwrap();
+    go_on(host, targets);
+}
+
+/// Lets `vm0`, which came, go on with `targets`.
+fn go_on(host: &Host, targets: &[(u8, &str, TargetOptions)]) {
     for (number, bdev, options) in targets {
         host.controllers.add_target("vm0", i64::from(*number), bdev, options.clone()).unwrap();
     }
@@ -251,4 +261,107 @@ fn a_session_that_cannot_go_on_is_an_error_and_can_be_tried_again() {
     }
     put_together(&host, controllers, &[(0, "disk0", TargetOptions::default())]);
     assert_eq!(guest.read_blocks(0, 0, 1).status, 0);
+}
+
+/// Another process that expects the controllers of `host` and has made all that it can.
+fn expecting(host: &Host) -> Host {
+    let new = host.beside(1);
+    new.malloc("disk0");
+    new.controllers.expect(host.controllers.describe().iter().map(sent).collect()).unwrap();
+    let delay = ControllerOptions { delay: true, ..Default::default() };
+    new.controllers.create("vm0", delay).unwrap();
+    new.controllers.prepare();
+    new
+}
+
+const DISK: [(u8, &str, TargetOptions); 1] = [(
+    0,
+    "disk0",
+    TargetOptions {
+        serial: None,
+        read_only: false,
+        shareable: false,
+        removable: false,
+        block_size: None,
+    },
+)];
+
+#[test]
+fn memory_is_mapped_while_the_guest_is_still_served() {
+    let host = Host::with_disk(2);
+    let mut guest = Guest::start(&host.socket(), LINUX, 2);
+    guest.ready(0);
+    let new = expecting(&host);
+    assert_eq!(guest.write_blocks(0, 0, &[1; 512]).status, 0);
+    let requests = host.stats().controller.requests;
+    let mut controllers = taken_apart(&host);
+    // Only for reading: it cannot be mapped any more, and need not.
+    let mut fds: Vec<OwnedFd> =
+        controllers[0].fds.iter().map(|fd| fd.try_clone().unwrap()).collect();
+    for region in &controllers[0].state.session.as_ref().unwrap().memory {
+        let fd = &mut fds[region.file as usize];
+        let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        *fd = File::open(path).unwrap().into();
+    }
+    controllers[0].fds = Fds::new(fds);
+    new.controllers.inherit(controllers).unwrap();
+    go_on(&new, &DISK);
+    assert_eq!(guest.write_blocks(0, 0, &[2; 512]).status, 0);
+    assert_eq!(guest.read_blocks(0, 0, 1).data, [2; 512]);
+    assert!(new.stats().controller.requests > requests);
+}
+
+#[test]
+fn a_session_that_is_another_by_then_is_made_anew() {
+    let host = Host::with_disk(1);
+    let mut guest = Guest::start(&host.socket(), LINUX, 1);
+    guest.ready(0);
+    let new = expecting(&host);
+    // Its memory moves into another file, at the same addresses.
+    for (spec, fd) in &mut guest.regions {
+        let moved = memfd_create("moved", MemfdFlags::CLOEXEC).unwrap();
+        let (mut from, mut to) = (File::from(fd.try_clone().unwrap()), File::from(moved));
+        from.rewind().unwrap();
+        assert_eq!(std::io::copy(&mut from, &mut to).unwrap(), spec.size);
+        *fd = to.into();
+    }
+    let copies = guest.regions.iter().map(|(spec, fd)| (*spec, fd.try_clone().unwrap()));
+    guest.memory = GuestMemory::map(copies.collect()).unwrap();
+    guest.tell_memory();
+    guest.ready(0);
+    new.controllers.inherit(taken_apart(&host)).unwrap();
+    go_on(&new, &DISK);
+    assert_eq!(guest.read_blocks(0, 0, 1).status, 0);
+    // And back again, meanwhile with another peer.
+    let old = expecting(&new);
+    drop(guest);
+    new.wait_until_free();
+    let mut guest = Guest::start(&new.socket(), LINUX, 1);
+    guest.ready(0);
+    old.controllers.inherit(taken_apart(&new)).unwrap();
+    go_on(&old, &DISK);
+    assert_eq!(guest.read_blocks(0, 0, 1).status, 0);
+}
+
+#[test]
+fn a_controller_that_was_expected_and_does_not_come_is_named() {
+    let host = Host::with_disk(1);
+    let new = expecting(&host);
+    new.controllers.inherit(Vec::new()).unwrap();
+    let why = new.controllers.take_over().unwrap_err().to_string();
+    assert!(why.contains("controller vm0 was announced and has not come"), "{why}");
+}
+
+#[test]
+fn the_mark_of_a_guest_without_a_region_stays_until_its_requests_have_ended() {
+    let host = Host::with_disk(1);
+    let mut guest = Guest::start(&host.socket(), LINUX, 1);
+    guest.ready(0);
+    assert!(host.mark().exists());
+    move_on(&host);
+    guest.ready(0);
+    assert!(host.mark().exists());
+    drop(guest);
+    host.wait_until_free();
+    assert!(!host.mark().exists());
 }

@@ -19,7 +19,7 @@ pub struct Host {
     pub controllers: Controllers,
     pub registry: Registry,
     reactors: Option<Reactors>,
-    dir: tempfile::TempDir,
+    dir: Arc<tempfile::TempDir>,
 }
 
 impl Host {
@@ -30,7 +30,17 @@ impl Host {
 
     /// As `new`, waiting for I/O no longer than that.
     pub fn with_timeouts(reactors: usize, timeouts: Timeouts) -> Host {
-        let dir = tempfile::tempdir().unwrap();
+        let host = Host::in_folder(reactors, timeouts, Arc::new(tempfile::tempdir().unwrap()));
+        host.controllers.create("vm0", ControllerOptions::default()).unwrap();
+        host
+    }
+
+    /// Another process with the same folders, which has no controller yet.
+    pub fn beside(&self, reactors: usize) -> Host {
+        Host::in_folder(reactors, Timeouts::default(), self.dir.clone())
+    }
+
+    fn in_folder(reactors: usize, timeouts: Timeouts, dir: Arc<tempfile::TempDir>) -> Host {
         let reactors =
             Reactors::start(&vec![None; reactors], Idle::Adaptive { spin_us: 20 }).unwrap();
         let registry = Registry::new();
@@ -38,7 +48,6 @@ impl Host {
         let marks = Some(dir.path().join("marks"));
         let settings = Settings { directory, mode: 0o660, uid: None, gid: None, timeouts, marks };
         let controllers = Controllers::new(registry.clone(), reactors.handles(), settings);
-        controllers.create("vm0", ControllerOptions::default()).unwrap();
         Host { controllers, registry, reactors: Some(reactors), dir }
     }
 
