@@ -5,10 +5,11 @@ How fast is not asserted: `python -m tests.bench.noisy` measures it.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -146,3 +147,22 @@ def test_a_peer_with_many_deep_queues_costs_little_memory(make_target: MakeTarge
         guest.send("connect", queues=64, queue_size=1024, memory=256 * MIB)
         guest.ready()
         assert mapped_mib() - before < 32
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_what_works_for_one_guest_does_not_run_where_a_reactor_is_bound(
+    make_target: MakeTarget,
+) -> None:
+    cpu = min(os.sched_getaffinity(0))
+    target = make_target("--cpumask", hex(1 << cpu)).start()
+    target.rpc("bdev_null_create", name="n0", num_blocks=2048, block_size=512)
+    with Initiator(attach(target, "vm", "n0")) as guest:
+        guest.send("connect")
+        guest.ready()
+        cpus = {}
+        for task in Path(f"/proc/{target.pid}/task").iterdir():
+            with suppress(OSError):
+                name = (task / "comm").read_text().strip()
+                cpus[name] = os.sched_getaffinity(int(task.name))
+    assert cpus["reactor_0"] == {cpu}
+    assert cpus["vhost vm"] == os.sched_getaffinity(0) - {cpu}

@@ -20,6 +20,7 @@
 //! | `accounting` | [`Stats`]: busy, idle and sleep time |
 //! | `control` | [`Control`]: a thread that may block and runs what others ask |
 //! | `threads` | [`Reactors`], [`Handle`] |
+//! | `place` | which thread runs on which CPU |
 //! | `ticks` | the cheap clock |
 //!
 //! One turn of the loop costs, when nothing happens, one relaxed load for the mailbox, one call
@@ -32,6 +33,7 @@ mod cx;
 pub mod eventfd;
 pub mod fd;
 mod mailbox;
+mod place;
 mod poller;
 mod run;
 mod threads;
@@ -44,6 +46,7 @@ pub use context::IoContext;
 pub use control::{Bell, Control, Next, NotRun, Work};
 pub use cx::{Cx, PollerInfo};
 pub use mailbox::{MAILBOX_DEPTH, Message};
+pub use place::leave;
 pub use poller::{Poller, PollerId};
 pub use run::Idle;
 pub use threads::{Handle, Reactors, Stopped};

@@ -6,10 +6,9 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
-use rustix::thread::{CpuSet, sched_setaffinity};
-
 use crate::accounting::Accounting;
 use crate::mailbox::Mailbox;
+use crate::place::pin;
 use crate::run::{Idle, run};
 use crate::{Cx, IoContext, Stats};
 
@@ -191,20 +190,4 @@ impl Drop for CloseOnDrop {
     fn drop(&mut self) {
         self.0.close();
     }
-}
-
-fn pin(cpu: Option<usize>) -> io::Result<()> {
-    let Some(cpu) = cpu else { return Ok(()) };
-    if cpu >= CpuSet::MAX_CPU {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "there is no such CPU"));
-    }
-    let mut set = CpuSet::new();
-    set.set(cpu);
-    sched_setaffinity(None, &set).map_err(|e| match e {
-        rustix::io::Errno::INVAL => io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "this process may not use that CPU: choose one of its cpuset",
-        ),
-        e => e.into(),
-    })
 }

@@ -104,6 +104,11 @@ impl App {
             false => Idle::Adaptive { spin_us: cli.spin_us },
         };
         let reactors = Reactors::start(&cpus, idle)?;
+        // Before any other thread is started that works for a guest.
+        let bound: Vec<_> = cpus.iter().flatten().copied().collect();
+        if let Err(why) = reactor::leave(&bound) {
+            tracing::warn!("other threads may run on the reactors' CPUs: {why}");
+        }
         let reactor_tids = reactors
             .handles()
             .iter()
