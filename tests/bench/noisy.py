@@ -260,6 +260,7 @@ def neighbours(victim: str) -> dict[str, Neighbour]:
         "VERIFY with data": flood("reset", "verify"),
         "allocation of clusters": flood("thin", "allocate"),
         "task management": flood("reset", "tmf"),
+        "task management alone": flood("reset", "query"),
         "SET_MEM_TABLE": flood("reset", "mem-table"),
         "nonsense": flood("reset", "garbage"),
         "a disk that does not answer": without_answers,

@@ -1,4 +1,5 @@
-//! How much of the reactors' time the messages of one peer may take.
+//! How much of the reactors' time the messages of one peer may take, and as much again the task
+//! management of its guest.
 //!
 //! Most messages of vhost-user have reactors stop, drain or swap something, so a peer that sends them
 //! without end would keep them from the guests of others. Time is what is bounded, as messages cost
@@ -41,9 +42,8 @@ impl Budget {
     }
 
     /// How long its next message has to wait, from `now`; zero: not at all.
-    pub(crate) fn wait(&mut self, now: Instant) -> Duration {
-        self.earn(now);
-        self.debt * EARNED
+    pub(crate) fn wait(&self, now: Instant) -> Duration {
+        (self.debt * EARNED).saturating_sub(now.saturating_duration_since(self.since))
     }
 
     fn earn(&mut self, now: Instant) {

@@ -412,7 +412,8 @@ impl Server {
         let control = add(device.and_then(Device::control_fd));
         let event = add(device.and_then(Device::event_fd));
         let polled = device.is_some_and(Device::control_is_polled);
-        let backlog = device.is_some_and(Device::has_backlog);
+        let later = device.and_then(Device::backlog);
+        let backlog = later.is_some_and(|later| later.is_zero());
         let pause = match (backlog, polled) {
             (true, _) => Some(Duration::ZERO),
             (false, true) => Some(POLLED_CONTROL),
@@ -420,7 +421,7 @@ impl Server {
         };
         let retired =
             self.retiring.as_ref().map(|r| r.until.saturating_duration_since(Instant::now()));
-        let pause = [pause, retired].into_iter().flatten().min();
+        let pause = [pause, later, retired].into_iter().flatten().min();
         let timeout = pause.map(|pause| Timespec {
             tv_sec: pause.as_secs() as i64,
             tv_nsec: pause.subsec_nanos().into(),

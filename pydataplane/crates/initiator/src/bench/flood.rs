@@ -25,6 +25,9 @@ const READ: u64 = 256 << 10;
 /// Largest guest address that a random descriptor names: beyond the guest's memory, too.
 const RANDOM_ADDRESSES: u64 = 128 << 20;
 
+/// Subtype of the function that only asks (virtio 1.2 5.6.6.2).
+const QUERY_TASK_SET: u32 = 7;
+
 /// What is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
@@ -40,6 +43,8 @@ pub enum Flood {
     Verify,
     /// READs, and task management functions about them.
     Tmf,
+    /// Task management functions alone, as many at once as requests of other floods.
+    Query,
     /// READs, and SET_MEM_TABLE while they are in flight.
     MemTable,
     /// Random descriptors, heads and headers, in new sessions.
@@ -131,6 +136,11 @@ impl Guest {
         self.command(&cdb, Vec::new(), blocks * self.block_size)
     }
 
+    /// A task management function.
+    fn function(&self, subtype: u32) -> Transfer {
+        Transfer { readable: vec![scsi::task_management(self.lun, subtype, 7)], writable: vec![1] }
+    }
+
     /// UNMAP of one range.
     fn unmap(&self, lba: u64, blocks: u64) -> Transfer {
         let mut list = vec![0, 22, 0, 16, 0, 0, 0, 0];
@@ -171,6 +181,7 @@ impl Guest {
                 let cdb = scsi::read_write_16(true, false, lba, blocks as u32);
                 self.command(&cdb, vec![0x5a; 4096], 0)
             }
+            Flood::Query => self.function(QUERY_TASK_SET),
             Flood::Tmf | Flood::MemTable | Flood::Garbage => self.read(),
         }
     }
@@ -178,9 +189,10 @@ impl Guest {
     /// Sends a round of requests, and what goes with them; returns how many.
     fn round(&mut self, flood: Flood) -> Result<u64, Error> {
         let mut heads = Vec::with_capacity(DEPTH);
+        let queue = if flood == Flood::Query { scsi::CONTROL } else { scsi::REQUESTS };
         for _ in 0..DEPTH {
             let transfer = self.request(flood);
-            heads.push(self.session.submit(scsi::REQUESTS, &transfer)?);
+            heads.push(self.session.submit(queue, &transfer)?);
             // Filling buffers is work; whoever shares this CPU is not to be measured by that.
             std::thread::yield_now();
         }
@@ -189,10 +201,7 @@ impl Guest {
             Flood::Tmf => {
                 // ABORT TASK, ABORT TASK SET, LOGICAL UNIT RESET, QUERY TASK, QUERY TASK SET.
                 for subtype in [0, 6, 7, 1, 6, 7, 5] {
-                    let transfer = Transfer {
-                        readable: vec![scsi::task_management(self.lun, subtype, 7)],
-                        writable: vec![1],
-                    };
+                    let transfer = self.function(subtype);
                     self.session.transact(scsi::CONTROL, &transfer, TIMEOUT)?;
                     count += 1;
                 }
@@ -206,7 +215,7 @@ impl Guest {
             _ => count = DEPTH as u64,
         }
         for head in heads {
-            self.session.wait(scsi::REQUESTS, head, TIMEOUT)?;
+            self.session.wait(queue, head, TIMEOUT)?;
             std::thread::yield_now();
         }
         Ok(count)

@@ -5,6 +5,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U32;
@@ -58,37 +59,57 @@ impl Device {
         self.control.as_ref().is_some_and(|q| q.kick().is_none() || self.catching_up)
     }
 
-    /// Whether the control queue or the event queue has more than was taken in one turn.
-    pub(crate) fn has_backlog(&self) -> bool {
-        self.control_backlog || self.event_backlog
+    /// How long what is over in the control queue or the event queue, more than was taken in one turn,
+    /// is to wait; `None`: there is nothing.
+    pub(crate) fn backlog(&self) -> Option<Duration> {
+        match (self.event_backlog, self.control_backlog) {
+            (true, _) => Some(Duration::ZERO),
+            (false, true) => Some(self.control_budget.wait(Instant::now())),
+            (false, false) => None,
+        }
     }
 
     /// Serves what is in the control queue, a batch of it at most: a guest can add messages faster
-    /// than they are answered.
+    /// than they are answered. Each may be a call of every reactor, so in the long run they have the
+    /// part of the time that [`Budget`](crate::budget::Budget) gives them.
     pub(super) fn serve_control(&mut self) {
+        let begun = Instant::now();
+        if !self.control_budget.wait(begun).is_zero() {
+            self.control_backlog = true;
+            return;
+        }
+        if self.serve_batch() > 0 {
+            let now = Instant::now();
+            self.control_budget.charge(now - begun, now);
+        }
+    }
+
+    /// Serves a batch; how many it was.
+    fn serve_batch(&mut self) -> usize {
         self.control_backlog = false;
         // A function that is answered must know all that it is about.
         self.catching_up = self.catching_up && self.replays();
         if self.catching_up || self.retired || self.held {
-            return;
+            return 0;
         }
-        for _ in 0..BATCH {
+        for served in 0..BATCH {
             // The answer to one of them is the next call.
             if self.tmfs.len() >= MAX_TMFS {
-                return;
+                return served;
             }
-            let Some(queue) = &mut self.control else { return };
+            let Some(queue) = &mut self.control else { return served };
             match queue.take() {
                 Ok(Some(chain)) => self.serve(chain),
-                Ok(None) => return,
+                Ok(None) => return served,
                 Err(why) => {
                     self.counters.malformed.add(1);
                     self.queue_failed(CONTROL_QUEUE as u16, why);
-                    return;
+                    return served;
                 }
             }
         }
         self.control_backlog = true;
+        BATCH
     }
 
     fn serve(&mut self, mut chain: Chain) {

@@ -14,7 +14,7 @@ mod side;
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bdev::OpenError;
 use guestmem::{DirtyLog, GuestMemory, LogError, MapError};
@@ -22,6 +22,7 @@ use reactor::{Handle, PollerId};
 use scsi::{LunShared, Nexus};
 use virtqueue::{ConfigError, InflightRegion};
 
+use crate::budget::Budget;
 use crate::defs::{
     F_EVENT_IDX, F_INDIRECT_DESC, F_LOG_ALL, F_PROTOCOL_FEATURES, FIRST_REQUEST_QUEUE, MAX_QUEUES,
     MAX_TARGETS, OFFERED_FEATURES,
@@ -127,6 +128,8 @@ pub(crate) struct Device {
     next_tmf: u64,
     /// Queues that were closed because the guest broke the rules.
     failures: u32,
+    /// What task management may take.
+    control_budget: Budget,
     /// A queue has more than was taken in one turn.
     control_backlog: bool,
     event_backlog: bool,
@@ -178,6 +181,7 @@ impl Device {
             tmfs: Vec::new(),
             next_tmf: context.session << 32,
             failures: 0,
+            control_budget: Budget::new(Instant::now()),
             control_backlog: false,
             event_backlog: false,
             retired: false,

@@ -1,6 +1,6 @@
 //! Task management and asynchronous notification.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::guest::*;
 use crate::host::*;
@@ -40,6 +40,29 @@ fn functions_about_nothing_in_flight_are_complete_at_once() {
     assert_eq!(guest.control(&tmf(QUERY_TASK, flat(1), 1), 1), [BAD_TARGET]);
     let other = [1, 0, 0x40, 1, 0, 0, 0, 0];
     assert_eq!(guest.control(&tmf(LOGICAL_UNIT_RESET, other, 1), 1), [INCORRECT_LUN]);
+}
+
+#[test]
+fn a_guest_that_asks_without_end_is_answered_all_the_same() {
+    /// Longer than what it has in advance lasts.
+    const LONG: Duration = Duration::from_secs(3);
+    let host = Host::with_disk(1);
+    let mut guest = Guest::start(&host.socket(), LINUX, 1);
+    guest.ready(0);
+    let since = Instant::now();
+    while since.elapsed() < LONG {
+        let ask = |guest: &mut Guest| guest.submit_control(&tmf(QUERY_TASK_SET, flat(0), 0), 1);
+        let mut asked: Vec<_> = (0..100).map(|_| ask(&mut guest)).collect();
+        while !asked.is_empty() {
+            let (head, written) = guest.used(0);
+            let nth = asked.iter().position(|(h, _)| *h == head).expect("once for each");
+            let (_, at) = asked.swap_remove(nth);
+            assert_eq!((written, guest.read(at, 1)), (1, vec![COMPLETE]));
+            guest.free(0, head, 2);
+        }
+        // Others of its requests are none of this.
+        guest.ready(0);
+    }
 }
 
 #[test]

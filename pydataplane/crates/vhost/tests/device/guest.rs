@@ -247,7 +247,7 @@ impl Guest {
     }
 
     /// Frees `count` descriptors from `head` on: those of a chain that was given back.
-    fn free(&mut self, queue: usize, head: u16, count: usize) {
+    pub fn free(&mut self, queue: usize, head: u16, count: usize) {
         let mut at = head;
         for _ in 0..count {
             self.rings[queue].as_mut().unwrap().free.push(at);
