@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 
 from plugin import missing, reconcile
 from plugin.errors import Refusal
-from plugin.gateway.errors import GatewayError, NoAnswer, Refused
+from plugin.gateway.errors import NoAnswer, Refused
 from plugin.reconcile import AddTarget, DeleteController, RemoveTarget
 from plugin.translate import CONTROLLER_PREFIX, LunPlan, Plan
 from pydataplane.client import Client
@@ -96,16 +96,6 @@ class Target:
     async def cluster_size(self, volume: Volume) -> int:
         """Returns the step in which a volume's size can change, bytes."""
         return await self._run(lambda: self._volumes.lvstore(volume.lvstore).cluster_size)
-
-    async def uuids(self, references: list[str]) -> dict[str, str]:
-        """Returns the UUIDs of those of these LVSTORE/LVOL that can be found now."""
-        found = {}
-        for reference in references:
-            try:
-                found[reference] = (await self.volume(reference)).uuid
-            except GatewayError:
-                continue
-        return found
 
     async def resize(self, volume: Volume, size: int) -> None:
         """Gives a volume at least `size` bytes; guests are told by the target."""

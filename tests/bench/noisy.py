@@ -80,12 +80,7 @@ class Host:
     def attach(self, controller: str, bdev: str) -> None:
         """Makes a controller with one disk."""
         self.rpc("vhost_create_scsi_controller", ctrlr=controller)
-        self.rpc(
-            "vhost_scsi_controller_add_target",
-            ctrlr=controller,
-            scsi_target_num=0,
-            bdev_name=bdev,
-        )
+        self.target.add_lun(controller, bdev)
 
     def start(
         self, command: str, controller: str, *options: str, yields_to_all: bool = False

@@ -40,12 +40,7 @@ def measure(controllers: int, rounds: int) -> tuple[list[float], list[float]]:
                     "bdev_lvol_create", lvol_name=name, size_in_mib=SIZE_MIB, lvs_name="lvs0"
                 )
                 target.rpc("vhost_create_scsi_controller", ctrlr=name)
-                target.rpc(
-                    "vhost_scsi_controller_add_target",
-                    ctrlr=name,
-                    scsi_target_num=0,
-                    bdev_name=volume,
-                )
+                target.add_lun(name, volume)
                 guests.append(stack.enter_context(Initiator(target.vhost_dir / name)))
                 guests[-1].send("connect")
                 guests[-1].ready()

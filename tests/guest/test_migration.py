@@ -22,13 +22,7 @@ def shared_disk(target: Target) -> None:
     target.rpc("bdev_malloc_create", name="disk", num_blocks=DISK_MIB * 2048, block_size=512)
     target.rpc("vhost_create_scsi_controller", ctrlr="vm1")
     for controller in ("vm0", "vm1"):
-        target.rpc(
-            "vhost_scsi_controller_add_target",
-            ctrlr=controller,
-            scsi_target_num=0,
-            bdev_name="disk",
-            shareable=True,
-        )
+        target.add_lun(controller, "disk", shareable=True)
 
 
 def test_saved_and_restored(target: Target, boot: BootGuest, scratch: Path) -> None:

@@ -128,11 +128,5 @@ def test_with_our_device(target: Target, boot: BootGuest, scratch: Path) -> None
     target.rpc("bdev_uring_create", filename=str(file), name="d0", block_size=512)
     target.rpc("vhost_create_scsi_controller", ctrlr="vm1")
     for name in ("vm0", "vm1"):
-        target.rpc(
-            "vhost_scsi_controller_add_target",
-            ctrlr=name,
-            scsi_target_num=0,
-            bdev_name="d0",
-            shareable=True,
-        )
+        target.add_lun(name, "d0", shareable=True)
     assert hops(boot, scratch, COUNT, emulator=newer(), controllers=("vm0", "vm1")) == 0

@@ -57,13 +57,7 @@ def volume(target: Target, scratch: Path, request: pytest.FixtureRequest) -> Ite
         file = target.make_file("fast.img", size)
     target.rpc("bdev_uring_create", filename=str(file), name="base", block_size=512)
     target.rpc("bdev_lvol_create_lvstore", bdev_name="base", lvs_name="lvs0")
-    target.rpc(
-        "bdev_lvol_create",
-        lvs_name="lvs0",
-        lvol_name="v0",
-        size_in_mib=VOLUME_MIB,
-        thin_provision=True,
-    )
+    target.make_thin("v0", VOLUME_MIB)
     add(target, 0, "lvs0/v0")
     yield "lvs0/v0"
     if slow is not None:

@@ -28,13 +28,7 @@ def test_a_guest_notices_a_pause(target: Target, boot: BootGuest) -> None:
     seed = int(os.environ.get("VIRTLUN_SEED") or secrets.randbits(32))
     print(f"VIRTLUN_SEED={seed}")
     target.make_lvstore(size=2 * VOLUME_MIB << 20)
-    target.rpc(
-        "bdev_lvol_create",
-        lvs_name="lvs0",
-        lvol_name="v0",
-        size_in_mib=VOLUME_MIB,
-        thin_provision=True,
-    )
+    target.make_thin("v0", VOLUME_MIB)
     add(target, 0, VOLUME)
     guest = boot(vcpus=THREADS, num_queues=THREADS)
     io = VerifiedIo(guest, disk(guest, 0), seed=seed, threads=THREADS, depth=DEPTH)

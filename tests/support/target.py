@@ -238,6 +238,23 @@ class Target:
         self.rpc("bdev_lvol_create_lvstore", bdev_name=f"{name}-base", lvs_name=name)
         return file
 
+    def make_thin(self, name: str, mib: int, store: str = "lvs0") -> str:
+        """Makes a thin volume of `mib` MiB, and returns its UUID."""
+        made: str = self.rpc(
+            "bdev_lvol_create", lvs_name=store, lvol_name=name, size_in_mib=mib, thin_provision=True
+        )
+        return made
+
+    def add_lun(self, controller: str, bdev: str, number: int = 0, **options: Any) -> None:
+        """Adds a bdev to a controller as LUN 0 of target `number`."""
+        self.rpc(
+            "vhost_scsi_controller_add_target",
+            ctrlr=controller,
+            scsi_target_num=number,
+            bdev_name=bdev,
+            **options,
+        )
+
     def configuration(self) -> dict[str, list[dict[str, Any]]]:
         """Returns what is recorded on disk, by subsystem."""
         text = json.loads((self.state_dir / "config.json").read_text())
