@@ -1,0 +1,138 @@
+//! Names, claims, removals and events.
+
+use super::*;
+use crate::Null;
+use std::thread;
+
+fn null(name: &str) -> Arc<Null> {
+    Null::create(name, 512, 8, None).unwrap()
+}
+
+#[test]
+fn found_by_name_and_uuid_and_listed_in_order() {
+    let r = Registry::new();
+    for n in ["b", "a", "c"] {
+        r.register(null(n)).unwrap();
+    }
+    let a = r.get("a").unwrap();
+    assert_eq!(r.get(&a.uuid().to_string()).unwrap().name(), "a");
+    assert_eq!(r.get(&a.uuid().to_string().to_uppercase()).unwrap().name(), "a");
+    assert!(r.get("d").is_none());
+    let names: Vec<_> = r.list().iter().map(|b| b.name().to_owned()).collect();
+    assert_eq!(names, ["b", "a", "c"]);
+    assert!(r.get_as::<Null>("a").is_some());
+    assert!(r.get_as::<crate::Malloc>("a").is_none());
+}
+
+#[test]
+fn a_taken_name_or_uuid_is_refused_and_nothing_changes() {
+    let r = Registry::new();
+    let a = null("a");
+    r.register(a.clone()).unwrap();
+    let e = r.register(null("a")).unwrap_err();
+    assert_eq!(e.to_string(), "the name a is taken by the Null disk a: choose another");
+    let twin = Null::create("b", 512, 8, Some(a.uuid())).unwrap();
+    assert!(matches!(r.register(twin), Err(RegistryError::NameTaken { .. })));
+    assert_eq!(r.list().len(), 1);
+}
+
+#[test]
+fn a_claim_names_its_owner_and_ends_with_its_guard() {
+    let r = Registry::new();
+    r.register(null("a")).unwrap();
+    let claim = r.claim("a", "lvstore lvs0").unwrap();
+    let e = r.claim_as("a", "controller vm-1", ClaimMode::Shared).unwrap_err();
+    assert_eq!(e.to_string(), "bdev a is in use by lvstore lvs0: release it there first");
+    drop(claim);
+    let one = r.claim_as("a", "controller vm-1", ClaimMode::Shared).unwrap();
+    let two = r.claim_as("a", "controller vm-2", ClaimMode::Shared).unwrap();
+    assert!(r.claim("a", "x").is_err());
+    assert_eq!(r.owners("a").len(), 2);
+    drop((one, two));
+    assert!(r.owners("a").is_empty());
+    let _held = r.claim("a", "x").unwrap();
+}
+
+#[test]
+fn unregister_hides_tells_and_waits_for_holders() {
+    let r = Registry::new();
+    r.register(null("a")).unwrap();
+    let held = Arc::new(Mutex::new(Some(r.claim("a", "me").unwrap())));
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let sub = {
+        let (held, seen) = (held.clone(), seen.clone());
+        r.subscribe(move |e| {
+            seen.lock().push(format!("{e:?}"));
+            if matches!(e, Event::Removed(_)) {
+                let held = held.lock().take();
+                std::thread::spawn(move || drop(held));
+            }
+        })
+    };
+    assert_eq!(r.unregister("a").unwrap().name(), "a");
+    assert!(r.get("a").is_none());
+    assert_eq!(*seen.lock(), ["Removed(\"a\")"]);
+    r.register(null("a")).unwrap();
+    r.notify_resized("a");
+    drop(sub);
+    r.notify_resized("a");
+    assert_eq!(seen.lock().len(), 3);
+}
+
+#[test]
+fn a_holder_that_stays_is_named_and_a_second_try_goes_on() {
+    let r = Registry::new();
+    r.register(null("a")).unwrap();
+    let held = r.claim("a", "lvstore lvs0").unwrap();
+    let e = r.unregister_within("a", Duration::ZERO).unwrap_err();
+    assert_eq!(e.to_string(), "bdev a is removed, but lvstore lvs0 has not let go of it after 0 s");
+    assert!(r.get("a").is_none());
+    assert!(r.register(null("a")).is_err(), "the name is taken until the removal ends");
+    let e = r.unregister_within("a", Duration::ZERO).unwrap_err();
+    assert!(matches!(e, RegistryError::StillHeld { .. }), "{e}");
+    thread::scope(|s| {
+        let waits = s.spawn(|| r.unregister_within("a", Duration::from_secs(60)));
+        drop(held);
+        // It may have come too late to wait.
+        if let Err(e) = waits.join().unwrap() {
+            assert!(matches!(e, RegistryError::NotFound(_)), "{e}");
+        }
+    });
+    assert!(matches!(r.unregister("a"), Err(RegistryError::NotFound(_))));
+}
+
+#[test]
+fn a_device_in_use_is_not_removed_by_who_asks_for_an_unused_one() {
+    let r = Registry::new();
+    r.register(null("a")).unwrap();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let notes = seen.clone();
+    let _sub = r.subscribe(move |e| notes.lock().push(format!("{e:?}")));
+    let held = r.claim_as("a", "export e", ClaimMode::Reader).unwrap();
+    let e = r.unregister_unused("a").unwrap_err();
+    assert!(matches!(&e, RegistryError::Claimed { owner, .. } if owner == "export e"), "{e}");
+    assert!(r.get("a").is_some() && seen.lock().is_empty());
+    drop(held);
+    assert_eq!(r.unregister_unused("a").unwrap().name(), "a");
+    assert_eq!(*seen.lock(), ["Removed(\"a\")"]);
+    assert!(matches!(r.unregister_unused("a"), Err(RegistryError::NotFound(_))));
+    r.register(null("a")).unwrap();
+}
+
+#[test]
+fn a_device_whose_removal_was_given_up_goes_with_its_last_holder() {
+    let r = Registry::new();
+    r.register(null("a")).unwrap();
+    let held = [
+        r.claim_as("a", "one", ClaimMode::Shared).unwrap(),
+        r.claim_as("a", "two", ClaimMode::Shared).unwrap(),
+    ];
+    assert!(r.unregister_within("a", Duration::ZERO).is_err());
+    let [one, two] = held;
+    drop(one);
+    assert!(r.register(null("a")).is_err(), "the second has it");
+    drop(two);
+    r.register(null("a")).unwrap();
+    let _held = r.claim("a", "three").unwrap();
+    assert!(r.get("a").is_some());
+}
