@@ -17,11 +17,7 @@ pub fn hz() -> u64 {
     *HZ.get_or_init(counter::calibrate)
 }
 
-/// Now, in ticks since an arbitrary point in the past, the same for all threads.
-#[inline]
-pub fn now() -> u64 {
-    counter::now()
-}
+pub use counter::now;
 
 /// `ticks` in nanoseconds.
 pub fn to_ns(ticks: u64) -> u64 {
@@ -44,8 +40,9 @@ mod counter {
     /// which comes before the first reactor.
     static UNSTABLE: AtomicBool = AtomicBool::new(false);
 
+    /// Now, in ticks since an arbitrary point in the past, the same for all threads.
     #[inline]
-    pub(super) fn now() -> u64 {
+    pub fn now() -> u64 {
         if UNSTABLE.load(Relaxed) {
             return system::now();
         }
@@ -73,7 +70,7 @@ mod counter {
 
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
 mod counter {
-    pub(super) use super::system::now;
+    pub use super::system::now;
 
     pub(super) fn calibrate() -> u64 {
         super::system::HZ
@@ -86,7 +83,8 @@ mod system {
 
     pub(super) const HZ: u64 = 1_000_000_000;
 
-    pub(super) fn now() -> u64 {
+    /// Now, in nanoseconds since an arbitrary point in the past, the same for all threads.
+    pub fn now() -> u64 {
         let t = clock_gettime(ClockId::Monotonic);
         t.tv_sec as u64 * HZ + t.tv_nsec as u64
     }

@@ -149,9 +149,8 @@ impl Lun {
     fn plan(&mut self, task: &Task) -> Result<Plan, Fail> {
         let (unit, cdb) = (&*self.shared, &task.cdb);
         let decoded = decode(cdb, &unit.features);
-        let ignores = decoded.as_ref().is_ok_and(|d| d.command.ignores_attention());
         if self.nexus.has_attention()
-            && !ignores
+            && !decoded.as_ref().is_ok_and(|d| d.command.ignores_attention())
             && let Some(sense) = self.nexus.take()
         {
             return Err(sense.into());
@@ -276,7 +275,7 @@ impl Lun {
             job.flush_before = false;
             return Ok(Next::Submit(io));
         }
-        if job.kind == Kind::UnmapList {
+        if matches!(job.kind, Kind::UnmapList) {
             while job.left == 0 && job.index < job.count {
                 (job.lba, job.left) =
                     block::unmap_descriptor(&self.shared, &task.data_out, job.index)?;

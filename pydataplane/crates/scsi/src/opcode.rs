@@ -40,7 +40,7 @@ impl Command {
     /// Whether a unit with these features has the command.
     #[inline]
     pub(crate) fn supported(self, features: &Features) -> bool {
-        self != Command::Unmap || features.unmap
+        !matches!(self, Command::Unmap) || features.unmap
     }
 
     /// Whether a pending unit attention lets the command through (SAM-5 5.14.1).

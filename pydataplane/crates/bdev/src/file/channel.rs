@@ -66,10 +66,10 @@ impl Channel for FileChannel {
             self.stats.error(e);
             return Submit::Done(Err(e));
         }
-        if io.blocks == 0 && io.op != Op::Flush {
+        if io.blocks == 0 && !matches!(io.op, Op::Flush) {
             return Submit::Done(Ok(()));
         }
-        if io.op == Op::Flush && self.shared.latch.is_set() {
+        if matches!(io.op, Op::Flush) && self.shared.latch.is_set() {
             self.stats.error(IoError::Flush);
             return Submit::Done(Err(IoError::Flush));
         }

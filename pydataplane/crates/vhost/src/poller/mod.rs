@@ -234,16 +234,16 @@ impl DevicePoller {
             return true;
         }
         let header: RequestHeader = zerocopy::transmute!(bytes);
-        let data_in = slot.segments.writable_tail();
+        let (data_out, data_in) = (slot.segments.readable_tail(), slot.segments.writable_tail());
 
         let outcome = match LunAddress::decode(&header.lun) {
             LunAddress::Unit { target, lun: 0 } => match self.units.find(target) {
                 Some(_) => {
-                    slot.task.prepare(&header.cdb, slot.segments.readable_tail(), data_in);
+                    slot.task.prepare(&header.cdb, data_out, data_in);
                     slot.occupy(target, header.id.get(), self.taken, now);
                     slot.kind = Kind::of(header.cdb[0]);
                     slot.attribute = header.task_attr;
-                    slot.bytes = (slot.segments.readable_tail().len() + data_in.len()) as u32;
+                    slot.bytes = (data_out.len() + data_in.len()) as u32;
                     let bytes = u64::from(slot.bytes);
                     self.taken += 1;
                     queue.in_flight += 1;
@@ -363,7 +363,9 @@ impl DevicePoller {
             self.drained |= queue.vacate(&mut self.slots, index, &mut self.drains);
             return;
         }
-        let data = slot.segments.readable_tail().len() + slot.segments.writable_tail().len();
+        // Both parts were split when it began.
+        let data_in = slot.segments.writable_len() - RESPONSE_SIZE as u32;
+        let data = slot.segments.readable_len() - size_of::<RequestHeader>() as u32 + data_in;
         let mut header = ResponseHeader::default();
         let mut sense: &[u8] = &[];
         let mut transferred = 0;
@@ -390,7 +392,7 @@ impl DevicePoller {
         }
         let good = header.response == response::OK && header.status == Status::Good as u8;
         header.sense_len = (sense.len() as u32).into();
-        header.residual = (data as u32).saturating_sub(transferred).into();
+        header.residual = data.saturating_sub(transferred).into();
 
         let space = slot.segments.writable_head();
         space.copy_from_slice(0, header.as_bytes());
@@ -402,7 +404,6 @@ impl DevicePoller {
         let longest = MAX_WRITTEN.min(slot.segments.writable_len() as usize);
         slot.segments.mark_written(0, longest);
 
-        let data_in = slot.segments.writable_tail().len() as u32;
         if slot.busy
             && let Some(unit) = self.units.at(slot.target)
         {
