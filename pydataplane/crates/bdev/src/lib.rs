@@ -1,7 +1,8 @@
 //! Block devices.
 //!
 //! Owns: the [`Bdev`] and [`Channel`] traits, the registry with its claims and events, I/O
-//! statistics, and the backends `malloc`, `null` and `file`. Never knows SCSI, vhost or lvols.
+//! statistics, and the backends `malloc`, `null` and `file`. Never knows SCSI, vhost or lvols, which
+//! call it, as exports and the target's methods do.
 //!
 //! A bdev is shared and thread-safe; a channel is a queue pair that belongs to one thread, with
 //! `submit` and `poll`, and a layer above owns one channel of the layer below.

@@ -11,7 +11,7 @@
 //! | `disk` | [`Disk`]: what a store needs of a device; [`FileDisk`], [`MemDisk`] |
 //! | `format/` | pages, superblock, blob root, journal record: bytes to types and back |
 //! | `layout` | where things lie on a device of some size |
-//! | `bitmap` | used and free pages and clusters |
+//! | `bitmap` | used and free pages and clusters; a [`Run`] of them |
 //! | `blob` | a blob in memory |
 //! | `store` | [`Store`]: state, commit, checkpoint |
 //! | `load` | from the medium to a [`Store`], refusing what is damaged |
@@ -19,6 +19,7 @@
 //! | `thin` | [`Batch`]: allocation on demand and unmapping, many in one record |
 //! | `grow` | taking over what the device has gained |
 //! | `data` | reading and writing a blob's contents |
+//! | `error` | [`Error`] |
 //!
 //! Errors: one sentence that names object, operation, cause and next step. After a metadata write
 //! or flush failed, nothing is known about the medium and the store refuses every further change.

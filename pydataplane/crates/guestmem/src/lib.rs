@@ -1,9 +1,10 @@
 //! Guest memory as a vhost-user back end sees it.
 //!
 //! Owns: the mapped regions of one guest, bounds-checked ranges into them, scatter-gather lists
-//! built from them, the dirty log of live migration and the guard against peers that truncate
-//! their memory; what one of them may take of the process's addresses ([`quota`]). Never knows rings, SCSI or sockets. Called by `virtqueue` (rings), `vhost`
-//! (requests) and, through [`Sg`], by every bdev.
+//! built from them, the dirty log of live migration, the guard against peers that truncate their
+//! memory, and how much of the process's addresses each of them may take ([`quota`]). Never knows
+//! rings, SCSI or sockets. Called by `virtqueue` (rings), `vhost` (requests), `initiator` (its own
+//! memory) and, through [`Sg`], by every bdev.
 //!
 //! A [`GuestMemory`] never changes: a new memory table is a new value that shares the mappings
 //! which stayed. The guest may write any byte at any time; nothing here hands out a Rust

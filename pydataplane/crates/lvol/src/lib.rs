@@ -18,6 +18,9 @@
 //! | `map` | clusters of a volume to clusters of the device | written by `meta`, read by channels |
 //! | `channel` | the data path; `pieces`: what is not passed on as a whole | the reactor that opened it |
 //! | `parts`, `pins` | room for pieces; versions in use | as `channel` |
+//! | `disk` | the bdev as the blobstore's disk | as `meta`; the one that loads |
+//! | `translate` | the blobstore's errors as [`Error`]s and those of an I/O | any |
+//! | `info` | what callers give and get | any |
 //!
 //! Errors: [`Error`], one sentence each. After a metadata write or any flush of the bdev has failed the
 //! lvstore takes no more changes and every flush fails ([`bdev::FlushLatch`]), until somebody clears

@@ -2,7 +2,7 @@
 //!
 //! Owns: what the kernel says about the process that connected (SO_PEERCRED, SO_PEERPIDFD), and
 //! whether that process is still there. Never decides who may do what. Called by `vhost`, for which
-//! a controller belongs to one process.
+//! a controller belongs to one process, and by the target's method that names that process.
 //!
 //! A process number is reused, so it names nobody: an [`Identity`] has the time at which the process
 //! started with it, the boot in which that was, and, on kernels that number processes once for all

@@ -1,7 +1,8 @@
 //! JSON-RPC 2.0 over a UNIX stream socket, framed as SPDK frames it.
 //!
 //! Owns: the framing ([`frame`]), the code table of errors ([`code`]), the method table with its
-//! JSON Schemas ([`methods`], [`check`]), and the server with one thread per client ([`server`]).
+//! JSON Schemas ([`methods`], [`check`]), the socket ([`socket`]), and the server with one thread per
+//! client ([`server`]).
 //! Never knows a bdev or a controller: methods are closures that the daemon adds.
 //!
 //! On the wire there is a stream of bare JSON values without delimiters, pretty-printed or not; an

@@ -1,6 +1,7 @@
 //! A SCSI direct-access disk on a bdev channel.
 //!
-//! Owns: command decoding, INQUIRY and VPD pages, mode pages, sense data, unit attentions and the
+//! Owns: command decoding, INQUIRY and VPD pages, mode pages, sense data, unit attentions, the answers
+//! for units that are not there and for the REPORT LUNS well-known one ([`report_luns_unit`]), and the
 //! one table from [`bdev::IoError`] to sense. Never knows vhost or virtqueues; works for any
 //! transport that gives it a CDB and two scatter-gather lists.
 //!

@@ -12,6 +12,7 @@
 //! | `state`, `restore` | the recorded configuration |
 //! | `holding` | who holds exports while the process is away |
 //! | `upgrade` | a new program takes everything over |
+//! | `waits` | which operations wait for a disk, and for how long |
 //! | `notices`, `logging`, `systemd`, `schemas` | what their names say |
 //!
 //! Only control threads run here: one per JSON-RPC client. No I/O of a guest passes through.

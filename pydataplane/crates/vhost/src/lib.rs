@@ -2,7 +2,7 @@
 //!
 //! Owns: the controllers with their sockets and targets, the vhost-user session of each, the
 //! request, control and event queues of its device. Turns requests of guests into tasks of
-//! [`scsi`]; knows nothing of SCSI commands beyond their direction, and nothing of JSON-RPC.
+//! [`scsi`]; knows nothing of SCSI commands beyond what each counts as, and nothing of JSON-RPC.
 //! Called by the target's RPC methods through [`Controllers`].
 //!
 //! ```text
@@ -14,9 +14,11 @@
 //! ```
 //! - `controllers`: the set of controllers ([`Controllers`]); `info`: what is told of them.
 //! - `controller`: one controller and its thread; `socket`, `mailbox`: how it is reached.
-//! - `owner`: whose it is; `budget`: what its messages may cost.
+//! - `owner`: whose it is; `budget`: what its messages may cost; `lun`: its targets; `stats`: what it
+//!   counts.
 //! - `session`: messages of the peer. The only importer of the `vhost` crate.
-//! - `device`: what was negotiated; ring life cycle; control queue, event queue.
+//! - `device`: what was negotiated; ring life cycle; control queue, event queue; `events`: what waits for
+//!   that one's buffers; `past`: what is known of rings from sessions before.
 //! - `poller`: the I/O path, from the available ring to the used ring. Read it first.
 //! - [`handover`]: a controller on its way to another process.
 //! - `defs`: the structures of virtio 1.2 section 5.6.

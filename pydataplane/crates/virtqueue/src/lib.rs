@@ -18,7 +18,8 @@
 //! after a crash of this process the next one submits it again ([`SplitQueue::track`]).
 //!
 //! Each value of the guest is read exactly once into a local, checked, then used. A queue
-//! belongs to one thread; nothing here allocates, locks, logs or blocks.
+//! belongs to one thread; nothing on this path allocates, locks, logs or blocks: all room for chains
+//! is allocated when a queue is set up.
 
 mod chain;
 mod inflight;

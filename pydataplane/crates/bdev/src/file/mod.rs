@@ -10,7 +10,7 @@
 //! | file | noun |
 //! | --- | --- |
 //! | `open` | finding out what the path is, and locking it |
-//! | `channel` | the slots of I/Os in flight |
+//! | `channel` | I/Os in flight on one thread; `slot`: one of them, `flushing`: its flushes |
 //! | `bounce` | aligned copies of unaligned buffers |
 //! | `memory` | the short way into files that live in memory |
 //! | `flush` | flushes in groups, so that no success hides another's failure |
