@@ -358,7 +358,10 @@ impl DevicePoller {
     ) {
         let queue = &mut self.queues[at];
         let slot = &mut self.slots[index];
-        if queue.muted || (queue.leaving && is_half_done(&end)) {
+        // What a task management function ended is told, as that is answered: the guest goes on as if
+        // it were not done, and nobody may do it again.
+        let untold = queue.leaving && slot.ended_by == response::OK && is_half_done(&end);
+        if queue.muted || untold {
             // Paused: this one was in flight.
             self.drained |= queue.vacate(&mut self.slots, index, &mut self.drains);
             return;

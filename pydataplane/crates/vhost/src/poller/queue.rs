@@ -40,7 +40,8 @@ pub(crate) struct RequestQueue {
     open: bool,
     /// What ends is not told to the guest.
     pub(super) muted: bool,
-    /// What ends half done is not told to the guest: it is done again later.
+    /// What ends half done is not told to the guest: it is done again later, unless a task management
+    /// function ended it.
     pub(super) leaving: bool,
     /// What ends half done is to be sent again by the guest.
     pub(super) stopping: bool,

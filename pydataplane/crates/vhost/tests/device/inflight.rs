@@ -397,6 +397,38 @@ fn a_request_of_many_ios_is_left_half_done_and_done_again() {
 }
 
 #[test]
+fn what_a_reset_aborted_is_not_left_to_the_next_one() {
+    let (first, gate) = gated();
+    let (mut guest, region) = tracked(&first);
+    guest.ready(0);
+    gate.shut();
+    let writes: Vec<_> =
+        (0..3).map(|n| guest.submit(2, flat(0), n, &rw10(0x2a, 7, 1), &[7; 512], 0)).collect();
+    gate.wait_for(3);
+    let (head, answer) = guest.submit_control(&tmf(LOGICAL_UNIT_RESET, flat(0), 0), 1);
+    wait_until("it is taken", || region.marked(0) == [head]);
+    let opener = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(50));
+        gate.open();
+    });
+    first.controllers.delete("vm0", true).unwrap();
+    opener.join().unwrap();
+    assert_eq!((guest.used(0), guest.read(answer, 1)), ((head, 1), vec![0]));
+    assert_eq!((region.marked(0), region.marked(2)), (vec![], vec![]));
+    for _ in 0..3 {
+        let (head, written) = guest.used(2);
+        let write = writes.iter().find(|w| w.head == head).unwrap();
+        assert_eq!(guest.reply(write, written).response, 4, "reset");
+    }
+    // The next one has nothing to submit again.
+    let second = Host::with_disk(2);
+    go_on(&mut guest, &region, &second);
+    guest.ready(0);
+    assert_eq!(guest.try_used(2), None);
+    assert_eq!(guest.read_blocks(0, 7, 1).data, [0; 512]);
+}
+
+#[test]
 fn regions_that_cannot_be_are_refused() {
     let host = Host::with_disk(1);
     let (mut guest, region) = tracked(&host);
