@@ -22,8 +22,8 @@ use rustix::net::{
 
 use crate::input::Input;
 
-/// Blocks of the disk, of 512 bytes.
-const BLOCKS: u64 = 512;
+/// Blocks of the disk, of 512 bytes: more than one request may be about.
+const BLOCKS: u64 = 8192;
 /// Bytes of `fuse_in_header` and `fuse_out_header`.
 const IN_HEADER: usize = 40;
 const OUT_HEADER: usize = 16;

@@ -58,6 +58,8 @@ struct Guest {
     image: Vec<u8>,
     writable: Vec<bool>,
     malformed: u64,
+    /// A chain may break the rules of virtio.
+    odd: bool,
     /// The in-flight region was written by us.
     tampered: bool,
 }
@@ -94,6 +96,7 @@ impl Guest {
             image: vec![CANARY; AREA as usize],
             writable: vec![false; AREA as usize],
             malformed: 0,
+            odd: false,
             tampered: false,
         }
     }
@@ -147,6 +150,7 @@ impl Guest {
     /// Begins anew with the area.
     fn clear(&mut self) {
         (self.next, self.next_table) = (0, 0);
+        (self.odd, self.malformed) = (false, malformed());
         self.image.fill(CANARY);
         self.writable.fill(false);
         self.arena.write(self.area, &self.image).expect("in range");
@@ -189,8 +193,12 @@ impl Guest {
     fn chain(&mut self, input: &mut Input<'_>) -> Result<(), Stopped> {
         let control = input.once_in(8);
         let index = if control { scsi::CONTROL } else { scsi::REQUESTS };
-        let mut readable = if control { control_message(input) } else { request(input) };
+        let (mut readable, mut odd) = match control {
+            true => control_message(input),
+            false => (request(input), false),
+        };
         if input.once_in(16) {
+            odd = true;
             readable.resize(usize::from(input.u8()), 0);
         }
         let out = if input.once_in(3) { usize::from(input.below(6000)) } else { 0 };
@@ -198,7 +206,8 @@ impl Guest {
         readable.extend(data);
         readable.resize(readable.len() + out - data.len(), 1);
         let answer = if control { 5 } else { scsi::RESPONSE_LEN as u32 };
-        let answer = if input.once_in(16) { input.u8().into() } else { answer };
+        let short = input.once_in(16);
+        let answer = if short { input.u8().into() } else { answer };
         let into = if input.once_in(2) { input.below(6000).into() } else { 0 };
 
         if self.next + (readable.len() as u64) + u64::from(answer + into) + 512 > AREA
@@ -212,10 +221,13 @@ impl Guest {
         let at = self.area + self.next;
         self.next += u64::from(answer + into);
         cut(input, at, answer + into, Desc::WRITE, &mut descs);
-        if input.once_in(16) {
+        let wild = input.once_in(16);
+        if wild {
             let nth = usize::from(input.u8()) % descs.len();
             descs[nth] = self.wild(input);
         }
+        odd |= short || wild;
+        self.odd |= odd;
         descs.iter().for_each(|desc| self.allow(desc));
         let most = descs.iter().filter(|d| d.flags() & Desc::WRITE != 0);
         let most = most.fold(0u32, |sum, desc| sum.saturating_add(desc.len()));
@@ -293,6 +305,7 @@ impl Guest {
                 continue;
             }
             if suspect.is_none() && (malformed() != self.malformed || refused()) {
+                assert!(self.odd || self.tampered, "a request that keeps the rules is refused");
                 suspect = Some(Instant::now());
             }
             if suspect.is_some_and(|since| since.elapsed() > STOPPED) {
@@ -404,13 +417,14 @@ fn request(input: &mut Input<'_>) -> Vec<u8> {
     header
 }
 
-fn control_message(input: &mut Input<'_>) -> Vec<u8> {
+/// A message of the control queue, and whether it may be none.
+fn control_message(input: &mut Input<'_>) -> (Vec<u8>, bool) {
     let lun = lun(input);
     let what = u32::from(input.u8() % 10);
     match input.u8() % 8 {
-        7 => scsi::notification(lun, 1 + what % 2, input.u32()),
-        6 => input.bytes(24).to_vec(),
-        _ => scsi::task_management(lun, what, input.u8().into()),
+        7 => (scsi::notification(lun, 1 + what % 2, input.u32()), false),
+        6 => (input.bytes(24).to_vec(), true),
+        _ => (scsi::task_management(lun, what, input.u8().into()), false),
     }
 }
 
