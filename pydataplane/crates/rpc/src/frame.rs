@@ -49,7 +49,7 @@ impl Framer {
     /// out of step for good.
     pub fn next_value(&mut self) -> Result<Option<Value>, Error> {
         if self.scanned == 0 {
-            let blank = self.buffer.iter().take_while(|b| b.is_ascii_whitespace()).count();
+            let blank = self.buffer.iter().take_while(|b| is_blank(**b)).count();
             self.buffer.drain(..blank);
         }
         let Some(end) = self.scan()? else {
@@ -126,6 +126,11 @@ impl Framer {
         }
         Ok(None)
     }
+}
+
+/// What may stand between values (RFC 8259, 2); ASCII's form feed may not.
+fn is_blank(byte: u8) -> bool {
+    matches!(byte, b' ' | b'\t' | b'\n' | b'\r')
 }
 
 fn too_large() -> Error {
@@ -217,7 +222,8 @@ mod tests {
 
     #[test]
     fn a_scalar_is_no_request_and_text_is_no_json() {
-        for (text, code) in [("17 ", -32600), ("\"a\"", -32600), ("hello", -32700)] {
+        let texts = [("17 ", -32600), ("\"a\"", -32600), ("hello", -32700), ("\x0c{}", -32700)];
+        for (text, code) in texts {
             let mut f = Framer::default();
             f.push(text.as_bytes());
             assert_eq!(f.next_value().unwrap_err().code.number(), code, "{text}");
