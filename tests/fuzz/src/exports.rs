@@ -1,6 +1,8 @@
 //! What comes from `/dev/fuse` to an export: any packets, and any record of the process before. The
 //! kernel's place is taken by a socket that keeps packets apart, the holder's by a thread.
 
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -31,7 +33,7 @@ const OUT_HEADER: usize = 16;
 const ANSWER: Duration = Duration::from_secs(8);
 /// Operations that have no answer: FORGET, BATCH_FORGET.
 const SILENT: [u32; 2] = [2, 42];
-/// Operations whose file handle the record counts: OPEN, and INIT, which is asked once.
+/// The operation whose data follows.
 const WRITE: u32 = 16;
 
 /// Descriptors that the next session has.
@@ -59,38 +61,37 @@ fn hold(path: &PathBuf, next: Arc<Next>) {
             let Ok(peer) = accept(&listener) else {
                 continue;
             };
-            let mut packet = [0; 256];
-            loop {
-                match recv(&peer, &mut packet, RecvFlags::empty()) {
-                    Ok((0, _)) => break,
-                    Err(Errno::INTR) => continue,
-                    Err(_) => break,
-                    Ok(_) => {}
-                }
-                let fds = match packet.starts_with(b"take") || packet.starts_with(b"mount") {
-                    true => next.lock().unwrap_or_else(PoisonError::into_inner).take(),
-                    false => None,
-                };
-                let text: &[u8] = match (&fds, packet[0]) {
-                    (None, b't') => b"none",
-                    (None, b'm') => b"failed there is none",
-                    _ => b"ok",
-                };
-                let beside: Vec<_> =
-                    fds.iter().flat_map(|(fuse, record)| [fuse.as_fd(), record.as_fd()]).collect();
-                let mut space =
-                    [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-                let mut control = SendAncillaryBuffer::new(&mut space);
-                if !beside.is_empty() {
-                    assert!(control.push(SendAncillaryMessage::ScmRights(&beside)));
-                }
-                let text = [std::io::IoSlice::new(text)];
-                if sendmsg(&peer, &text, &mut control, SendFlags::NOSIGNAL).is_err() {
-                    break;
-                }
-            }
+            let next = Arc::clone(&next);
+            thread::spawn(move || answer(&peer, &next));
         }
     });
+}
+
+/// Answers what one peer of the holder asks, until it has gone.
+fn answer(peer: &OwnedFd, next: &Next) {
+    let mut packet = [0; 256];
+    while let Ok((1.., _)) = again(|| recv(peer, &mut packet, RecvFlags::empty())) {
+        let fds = match packet.starts_with(b"take") || packet.starts_with(b"mount") {
+            true => next.lock().unwrap_or_else(PoisonError::into_inner).take(),
+            false => None,
+        };
+        let text: &[u8] = match (&fds, packet[0]) {
+            (None, b't') => b"none",
+            (None, b'm') => b"failed there is none",
+            _ => b"ok",
+        };
+        let beside: Vec<_> =
+            fds.iter().flat_map(|(fuse, record)| [fuse.as_fd(), record.as_fd()]).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !beside.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(&beside)));
+        }
+        let text = [IoSlice::new(text)];
+        if sendmsg(peer, &text, &mut control, SendFlags::NOSIGNAL).is_err() {
+            break;
+        }
+    }
 }
 
 fn host() -> &'static Host {
@@ -154,6 +155,11 @@ fn record(input: &mut Input<'_>) -> Vec<u8> {
 /// leave a request that has a name without its answer, answer with another length than the answer
 /// says, or with more than was asked for.
 pub fn exports(data: &[u8]) {
+    // libFuzzer's alarm interrupts the first thread of the process.
+    thread::scope(|scope| scope.spawn(|| serve(data)).join().expect("a session"));
+}
+
+fn serve(data: &[u8]) {
     let host = host();
     let mut input = Input(data);
     let left = if input.once_in(2) { record(&mut input) } else { Vec::new() };
@@ -210,6 +216,11 @@ pub fn exports(data: &[u8]) {
             assert_eq!(name, unique);
             assert!((-511..=0).contains(&error), "{error}");
             assert!(error == 0 || got == OUT_HEADER, "a failure has no body");
+            if opcode == WRITE && error == 0 {
+                let said = body.get(16..20).expect("a WRITE that is shorter is refused");
+                let said = u32::from_ne_bytes(said.try_into().expect("4 bytes")) as usize;
+                assert_eq!(packet.len(), IN_HEADER + 40 + said, "data that did not come");
+            }
             if matches!(opcode, 15 | 28) && error == 0 {
                 let asked = body.get(16..20).expect("a READ that is shorter is refused");
                 let asked = u32::from_ne_bytes(asked.try_into().expect("4 bytes")) as usize;

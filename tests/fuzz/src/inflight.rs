@@ -1,5 +1,6 @@
 //! In-flight regions of any content, with rings of any state: what a queue makes of them.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -27,19 +28,31 @@ struct Guest {
     size: u16,
 }
 
+thread_local! {
+    /// Memory and file are the same for all inputs.
+    static GUEST: RefCell<Guest> = RefCell::new(Guest::new());
+}
+
 impl Guest {
-    fn new(size: u16) -> Guest {
+    fn new() -> Guest {
         let memory = Arc::new(GuestMemory::memfd(&[(0, MEMORY)]).expect("memory"));
         let file = memfd_create("fuzz", MemfdFlags::CLOEXEC).expect("a memfd");
         ftruncate(&file, FILE).expect("its size");
         let spec = RegionSpec { guest_addr: 0, size: FILE, user_addr: 0, mmap_offset: 0 };
         let copy = file.try_clone().expect("a descriptor");
         let region = GuestMemory::map(vec![(spec, copy)]).expect("the region");
+        Guest { memory, file, region, size: 0 }
+    }
+
+    /// A queue of `size` descriptors, and nothing in the region.
+    fn clear(&mut self, size: u16) {
+        self.size = size;
+        self.memory.range(0, MEMORY).expect("all").fill(0);
+        self.region.range(0, FILE).expect("all").fill(0);
         for head in 0..size {
-            let at = memory.range(u64::from(head) * 16, 16).expect("a descriptor");
+            let at = self.memory.range(u64::from(head) * 16, 16).expect("a descriptor");
             at.put(0, Desc::new(0x3000, 16, 0, 0)).expect("in range");
         }
-        Guest { memory, file, region, size }
     }
 
     fn put(&self, at: u64, value: u16) {
@@ -93,8 +106,14 @@ impl Guest {
 /// input may make it panic, take a head twice that was marked once, take what was not marked, or, as
 /// long as nobody else writes the region, forget what it had taken.
 pub fn inflight(data: &[u8]) {
-    let mut input = Input(data);
-    let guest = Guest::new(1 << (input.u8() % 7));
+    GUEST.with_borrow_mut(|guest| {
+        let mut input = Input(data);
+        guest.clear(1 << (input.u8() % 7));
+        play(guest, input);
+    });
+}
+
+fn play(guest: &Guest, mut input: Input<'_>) {
     let (index, queues) = (u16::from(input.u8() % 4), u16::from(input.u8() % 4));
     let claimed = match input.u8() % 4 {
         0 => input.u16(),
@@ -136,7 +155,7 @@ pub fn inflight(data: &[u8]) {
         return;
     }
     loop {
-        let owed = replay(&guest, &mut queue, part);
+        let owed = replay(guest, &mut queue, part);
         if sound {
             assert_eq!(owed, taken, "what was in flight, in its order");
         }

@@ -192,6 +192,14 @@ fn check(store: &Store<Layers>) {
     assert!(info.free_clusters + owned.len() as u64 <= info.data_clusters);
 }
 
+/// Byte of the `nth` word of a page that is not 0, behind its checksum.
+fn words(page: &[u8; PAGE_SIZE], nth: u8) -> usize {
+    let some = |at: &usize| page[*at..at + 4] != [0; 4];
+    let count = (12..PAGE_SIZE - 8).step_by(4).filter(some).take(256).count();
+    let nth = usize::from(nth) % count.max(1);
+    (12..PAGE_SIZE - 8).step_by(4).filter(some).nth(nth).unwrap_or(12)
+}
+
 /// Changes to the metadata of a store, whose checksums are made to match, and what is then done with
 /// it. No input may make it panic, take memory without bound, or give a cluster to two blobs.
 pub fn stores(data: &[u8]) {
@@ -206,13 +214,24 @@ pub fn stores(data: &[u8]) {
     let mut changed = Vec::new();
     for _ in 0..setup >> 1 & 15 {
         let page = used[usize::from(input.u8()) % used.len()];
-        let at = if input.once_in(4) { input.below(4088) } else { 12 + input.below(308) };
-        let width = 1 << (input.u8() % 4);
-        let value = match input.u8() % 4 {
+        let at = match input.u8() % 4 {
+            0 => input.below(4088),
+            1 => 12 + input.below(52),
+            // What is not 0: fields, pointers.
+            _ => words(disk.page(page), input.u8()) as u16,
+        };
+        let width = [4, 4, 8, 2][usize::from(input.u8() % 4)];
+        let value = match input.u8() % 5 {
             0 => input.u64(),
             1 => 1 << (input.u8() % 64),
             2 => u64::from(input.u8()).wrapping_neg(),
-            _ => u64::from(input.u8()),
+            3 => u64::from(input.u8()),
+            // What stands elsewhere, so that two point to the same.
+            _ => {
+                let page = disk.page(used[usize::from(input.u8()) % used.len()]);
+                let from = words(page, input.u8());
+                u32::from_le_bytes(page[from..from + 4].try_into().expect("4 bytes")).into()
+            }
         };
         // The two superblocks alike, or the other one is taken.
         let pages = if page == used[0] { vec![page, 16] } else { vec![page] };
