@@ -1,4 +1,4 @@
-"""What is mounted on an export only sees a pause while its target is killed or restarted.
+"""What is mounted on an export only sees a pause while its target is killed, restarted or upgraded.
 
 Needs root, /dev/fuse and loop devices; Linux 6.9 for a killed target.
 """
@@ -21,6 +21,7 @@ from pydataplane.errors import RpcError
 from tests.support.load import Load
 from tests.support.target import Target
 from tests.target.conftest import MakeTarget
+from tests.target.test_upgrade import upgrade_ends
 
 pytestmark = pytest.mark.root
 MIB = 1 << 20
@@ -91,8 +92,21 @@ def crash(target: Target) -> None:
     target.start()
 
 
+def upgrade_fails(target: Target) -> None:
+    """Has a new program come up that ends when everything was taken apart for it."""
+    upgrade_ends(target, "held: end")
+
+
+INTERRUPTIONS: dict[str, Callable[[Target], object]] = {
+    "kill": crash,
+    "restart": Target.restart,
+    "upgrade": Target.upgrade,
+    "upgrade that fails": upgrade_fails,
+}
+
+
 @pytest.mark.parametrize("thin", [False, True])
-@pytest.mark.parametrize("how", ["kill", "restart"])
+@pytest.mark.parametrize("how", INTERRUPTIONS)
 def test_verified_io_on_a_loop_device_sees_a_pause(
     target: Target, loops: Callable[[Path], str], how: str, thin: bool
 ) -> None:
@@ -102,16 +116,17 @@ def test_verified_io_on_a_loop_device_sees_a_pause(
     print(f"seed {seed}")
     load = Load(Path(loop), 64 * MIB, seed)
     with load.running():
-        interrupted(
-            target, load, lambda: crash(target) if how == "kill" else target.restart(), KILLS
-        )
+        interrupted(target, load, lambda: INTERRUPTIONS[how](target), KILLS)
     (export,) = target.rpc("virtlun_export_list")
     assert export["opens"] == 1
     assert target.rpc("virtlun_get_status")["restore_problems"] == []
     assert target.fails("virtlun_export_delete", bdev_name=uuid)
 
 
-def test_an_ext4_under_load_sees_a_pause(target: Target, loops: Callable[[Path], str]) -> None:
+@pytest.mark.parametrize("how", ["kill", "upgrade"])
+def test_an_ext4_under_load_sees_a_pause(
+    target: Target, loops: Callable[[Path], str], how: str
+) -> None:
     _, path = volume(target, 256)
     loop = loops(path)
     run("mkfs.ext4", "-q", "-F", loop)
@@ -144,7 +159,7 @@ def test_an_ext4_under_load_sees_a_pause(target: Target, loops: Callable[[Path],
     writer.start()
     try:
         with load.running():
-            interrupted(target, load, lambda: crash(target), KILLS)
+            interrupted(target, load, lambda: INTERRUPTIONS[how](target), KILLS)
     finally:
         stop.set()
         writer.join()

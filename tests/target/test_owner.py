@@ -232,6 +232,35 @@ def test_whoever_is_named_takes_it_from_whoever_came_first(
     assert error.code == -19
 
 
+@needs_root
+def test_it_belongs_to_the_same_process_after_an_upgrade(
+    target: Target, vm: Path, owner: Initiator
+) -> None:
+    first = shown(target)["owner"]
+    assert first["pid"] == owner.pid
+    for _ in range(2):
+        target.upgrade()
+        assert shown(target)["owner"] == first
+        assert owner.read(0, 1) == SECRET
+        with process_of(INTRUDER, vm) as intruder:
+            assert is_refused(intruder)
+    # One that is named and was not there yet.
+    with process_of(INTRUDER, vm) as other:
+        target.rpc("virtlun_controller_set_owner", ctrlr="vm-1", pid=other.pid)
+        target.upgrade()
+        assert shown(target)["owner"]["pid"] == other.pid
+        assert is_refused(owner)
+        until_connected(other, "connect")
+        other.ready()
+        target.upgrade()
+        assert is_refused(owner)
+        other.read(0, 1)
+    # It has ended, which a target that was not there when it came sees, too.
+    until_connected(owner, "connect")
+    owner.ready()
+    assert shown(target)["owner"]["pid"] == owner.pid
+
+
 def test_who_only_looks_owns_nothing(target: Target) -> None:
     target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
     path = target.vhost_dir / "vm-1"

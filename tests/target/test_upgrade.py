@@ -186,6 +186,25 @@ def test_ten_upgrades_in_a_row_under_verified_io(target: Target) -> None:
         check()
 
 
+@pytest.mark.parametrize("guests", [16, pytest.param(MANY, marks=pytest.mark.nightly)])
+def test_ten_upgrades_under_verified_io_of_many_guests(target: Target, guests: int) -> None:
+    names = disks(target, guests)
+    with ExitStack() as stack:
+        loads = [stack.enter_context(Load(target, name)) for name in names]
+        shown = sessions(target)
+        for _ in range(UPGRADES):
+            for load in loads:
+                load.wait(3)
+            target.upgrade()
+            assert sessions(target) == shown
+        for load in loads:
+            load.wait(3)
+        for load in loads:
+            load.check()
+    pause_ms = target.rpc("virtlun_get_status")["upgrade"]["pause_ms"]
+    print(f"the last pause of {len(names)} guests: {pause_ms:.0f} ms")
+
+
 def test_many_controllers_and_counters_go_along(target: Target) -> None:
     names = disks(target, MANY)
     with ExitStack() as stack:
@@ -257,6 +276,25 @@ STEPS = (
 )
 
 
+def upgrade_ends(target: Target, step: str) -> None:
+    """Has a new program come up that ends at `step`."""
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-c"),
+            "import sys; from pathlib import Path; from tests.target.test_upgrade import reach;"
+            "reach(sys.argv[1], Path(sys.argv[2]))",
+            *(step, f"{target.rpc_socket}.upgrade"),
+        ],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert process.wait(DEADLINE_S) in (0, -signal.SIGKILL)
+    # It is waited for again when the old program serves.
+    end = time.monotonic() + DEADLINE_S
+    while not Path(f"{target.rpc_socket}.upgrade").exists():
+        assert time.monotonic() < end, "no new program is waited for"
+        time.sleep(0.005)
+
+
 @pytest.mark.parametrize("step", STEPS)
 def test_a_new_program_that_crashes_at_any_step_leaves_the_old_one_serving(
     target: Target, step: str
@@ -265,16 +303,7 @@ def test_a_new_program_that_crashes_at_any_step_leaves_the_old_one_serving(
     with Load(target, names[0]) as first, Load(target, names[1]) as second:
         first.wait()
         shown = sessions(target)
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-c"),
-                "import sys; from pathlib import Path; from tests.target.test_upgrade import reach;"
-                "reach(sys.argv[1], Path(sys.argv[2]))",
-                *(step, f"{target.rpc_socket}.upgrade"),
-            ],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        )
-        assert process.wait(DEADLINE_S) in (0, -signal.SIGKILL)
+        upgrade_ends(target, step)
         first.wait()
         assert sessions(target) == shown
         # And the next one succeeds.
