@@ -13,8 +13,8 @@ use bdev::{ClaimMode, Event, Registry, Subscription};
 use reactor::Handle;
 use scsi::{LunOptions, LunShared};
 
-use crate::controller::{Controller, Inherited, Records, Setup, cpu_of};
-use crate::error::ControllerError;
+use crate::controller::{Controller, Inherited, Records, Setup, Timeouts, cpu_of};
+use crate::error::{ControllerError, MAX_NAME};
 use crate::info::ControllerInfo;
 use crate::lun::{Target, TargetOptions, Times};
 use crate::mailbox::{Order, Parcel};
@@ -22,26 +22,7 @@ use crate::owner::{NamedOwner, OwnerJournal};
 use crate::socket::{Listener, SocketOptions};
 use crate::stats::{ControllerStats, LunCounters, LunStats};
 
-/// Bytes of a controller's name, at most.
-pub const MAX_NAME: usize = 64;
 mod handover;
-
-/// How long is waited for I/O in flight. When it does not end, whoever waited goes on, and the I/O
-/// keeps what it needs: memory of a VM is never unmapped, and a bdev never closed, before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Timeouts {
-    /// By a method of [`Controllers`]. Shorter than its caller's, who is to hear how it went.
-    pub method: Duration,
-    /// By a message of a VM: a stop of its rings, a change of its memory. Its QEMU stands still
-    /// meanwhile; then its session ends. Longer than disks take to give a request up.
-    pub message: Duration,
-}
-
-impl Default for Timeouts {
-    fn default() -> Self {
-        Timeouts { method: Duration::from_secs(25), message: Duration::from_secs(120) }
-    }
-}
 
 /// Where the sockets are and who may connect.
 #[derive(Clone, Debug)]

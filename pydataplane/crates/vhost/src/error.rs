@@ -6,9 +6,11 @@ use std::time::Duration;
 use bdev::{OpenError, RegistryError};
 use scsi::LunError;
 
-use crate::controllers::MAX_NAME;
 use crate::defs::MAX_TARGETS;
 use crate::socket::SocketError;
+
+/// Bytes of a controller's name, at most.
+pub const MAX_NAME: usize = 64;
 
 /// Why a request about controllers was not done. Nothing changed.
 #[derive(Debug, thiserror::Error)]

@@ -13,7 +13,8 @@
 //!                         device: memory, rings, events <─notice─         units
 //! ```
 //! - `controllers`: the set of controllers ([`Controllers`]); `info`: what is told of them.
-//! - `controller`: one controller and its thread; `socket`, `mailbox`: how it is reached.
+//! - `controller`: one controller; its thread (`server`), who may connect (`admission`), what it is told
+//!   (`orders`); `socket`, `mailbox`: how it is reached.
 //! - `owner`: whose it is; `budget`: what its messages may cost; `lun`: its targets; `stats`: what it
 //!   counts.
 //! - `session`: messages of the peer. The only importer of the `vhost` crate.
@@ -48,10 +49,9 @@ mod session;
 mod socket;
 mod stats;
 
-pub use controllers::{
-    ControllerOptions, Controllers, MAX_NAME, Settings, StatsInfo, TargetConfig, Timeouts,
-};
-pub use error::ControllerError;
+pub use controller::Timeouts;
+pub use controllers::{ControllerOptions, Controllers, Settings, StatsInfo, TargetConfig};
+pub use error::{ControllerError, MAX_NAME};
 pub use info::{ControllerInfo, SessionInfo, TargetInfo};
 pub use lun::TargetOptions;
 pub use owner::{NamedOwner, OwnerInfo, OwnerJournal};

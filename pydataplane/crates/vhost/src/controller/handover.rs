@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use peer::Process;
 
-use super::Server;
+use super::server::Server;
 use crate::device::Device;
 use crate::events::Unheard;
 use crate::handover::{

@@ -1,0 +1,120 @@
+//! What other threads have a controller do.
+
+use std::time::{Duration, Instant};
+
+use super::server::Server;
+use crate::device::TMF_ID;
+use crate::events::Event;
+use crate::lun::Target;
+use crate::mailbox::{Order, Reply};
+use crate::session::End;
+
+/// How long no peer may connect after one blocked a reactor: its guests wait for a small part of
+/// the time only.
+const RECONNECT_BAN: Duration = Duration::from_secs(30);
+
+/// A target being removed: who waits for it.
+pub(super) struct Removal {
+    pub(super) target: u8,
+    pub(super) reply: Option<Reply<()>>,
+}
+
+impl Server {
+    /// Does what was asked.
+    pub(super) fn obey(&mut self, order: Order) {
+        match order {
+            // Whoever waits for the reply sees that there is none.
+            Order::Add { .. } if self.stopping => {}
+            Order::Add { target, reply } => {
+                if let Some(target) = target.take() {
+                    _ = reply.send(self.add(target));
+                }
+            }
+            Order::Remove { target, reply } => self.remove(target, reply),
+            Order::Resized { target } => self.tell(Event::Resized(target)),
+            Order::Accept => self.accepts = true,
+            Order::OwnerChanged => self.owner_changed(),
+            Order::Hold { patience, reply } => _ = reply.send(self.hold(patience)),
+            Order::Release => self.release(),
+            Order::HandOver { reply } => _ = reply.send(self.hand_over()),
+            Order::Describe { reply } => _ = reply.send(self.describe()),
+            Order::Prepare { coming, reply } => _ = reply.send(self.prepare(coming)),
+            Order::TakeOver { inherited, reply } => {
+                _ = reply.send(self.take_over(inherited));
+            }
+            Order::IsConnected { reply } => _ = reply.send(self.peer.is_some()),
+            Order::Stop => {
+                self.stopping = true;
+                self.listener = None;
+                self.retire();
+            }
+            Order::Drained { id } if id & TMF_ID != 0 => {
+                self.with_device(|d| d.tmf_drained(id));
+            }
+            Order::Drained { id } if self.retiring.as_ref().is_some_and(|r| r.id == id) => {
+                self.end(&End::Drained);
+            }
+            Order::Drained { id } if self.ending.as_ref().is_some_and(|e| e.id == id) => {
+                self.ended();
+            }
+            Order::Drained { id } => {
+                if let Some(removal) = self.removals.remove(&id) {
+                    self.with_device(|d| d.close(removal.target));
+                    self.removed(removal);
+                }
+            }
+            Order::QueueFailed { session, queue, why } if session == self.sessions => {
+                self.with_device(|d| d.queue_failed(queue, why));
+            }
+            Order::MemoryFault { session } if session == self.sessions => {
+                let broken = self.peer.as_ref().is_some_and(|p| p.handler().device.is_broken());
+                if broken {
+                    self.end(&End::Broken("it truncated the memory that it shares".into()));
+                }
+            }
+            Order::Blocked { session } if session == self.sessions => {
+                self.end(&End::Broken("its eventfd blocks whoever writes to it".into()));
+                self.banned = Some(Instant::now() + RECONNECT_BAN);
+            }
+            // Of a session that is over.
+            Order::QueueFailed { .. } | Order::MemoryFault { .. } | Order::Blocked { .. } => {}
+        }
+    }
+
+    fn add(&mut self, target: Target) -> Result<(), bdev::OpenError> {
+        let number = target.number;
+        if let Some(peer) = &self.peer {
+            peer.handler().device.open(&target)?;
+        }
+        self.controller.targets()[usize::from(number)] = Some(target);
+        self.tell(Event::Added(number));
+        Ok(())
+    }
+
+    fn remove(&mut self, number: u8, reply: Option<Reply<()>>) {
+        if let Some(removal) = self.removals.values_mut().find(|r| r.target == number) {
+            // Asked a second time: this caller waits too, the first one no longer matters.
+            removal.reply = reply.or(removal.reply.take());
+            return;
+        }
+        if let Some(target) = &mut self.controller.targets()[usize::from(number)] {
+            target.leaving = true;
+        }
+        self.next_removal += 1;
+        let (id, removal) = (self.next_removal, Removal { target: number, reply });
+        match self.with_device(|d| d.leave(number, id)) == Some(true) {
+            true => _ = self.removals.insert(id, removal),
+            false => self.removed(removal),
+        }
+    }
+
+    /// Nothing uses the target any more: it is forgotten, and the guest told.
+    pub(super) fn removed(&mut self, removal: Removal) {
+        self.tell(Event::Removed(removal.target));
+        let target = self.controller.targets()[usize::from(removal.target)].take();
+        drop(target);
+        if let Some(reply) = removal.reply {
+            _ = reply.send(());
+        }
+    }
+}
