@@ -23,7 +23,8 @@ use super::flush::Group;
 use super::{Shared, errno, memory};
 use crate::ram::Ram;
 use crate::{
-    COPY_AT_ONCE, Channel, ChannelStats, Completion, FlushCause, Io, IoError, Op, Slots, Submit,
+    COPY_AT_ONCE, Channel, ChannelStats, Completion, FlushCause, Geometry, Io, IoError, Op, Slots,
+    Submit,
 };
 
 /// I/Os in flight on one channel at most.
@@ -55,6 +56,8 @@ pub(super) struct FileChannel {
     /// After `uring`: what the kernel still does when it is dropped leaves its group then.
     joined: Joined,
     shared: Arc<Shared>,
+    /// As when it was opened: only the number of blocks changes.
+    geometry: Geometry,
     /// All that went to the kernel.
     #[cfg(test)]
     pushed: Vec<tests::Pushed>,
@@ -62,7 +65,9 @@ pub(super) struct FileChannel {
 
 impl Channel for FileChannel {
     fn submit(&mut self, io: &Io) -> Submit {
-        if let Err(e) = io.check(&self.shared.geometry(), &self.shared.features) {
+        let num_blocks = self.shared.num_blocks.load(Relaxed);
+        let geometry = Geometry { num_blocks, ..self.geometry };
+        if let Err(e) = io.check(&geometry, &self.shared.features) {
             self.stats.error(e);
             return Submit::Done(Err(e));
         }
@@ -162,6 +167,7 @@ impl FileChannel {
             held: Vec::with_capacity(usize::from(DEPTH)),
             woken_after: None,
             joined: Joined { count: 0, shared: shared.clone() },
+            geometry: shared.geometry(),
             shared,
             #[cfg(test)]
             pushed: Vec::new(),
