@@ -36,8 +36,9 @@ const SILENT: [u32; 2] = [2, 42];
 /// The operation whose data follows.
 const WRITE: u32 = 16;
 
-/// Descriptors that the next session has.
-type Next = Mutex<Option<(OwnedFd, OwnedFd)>>;
+/// Descriptors that the next session has, and what it is asked for with: `take` where a process before
+/// has left it, else `mount`.
+type Next = Mutex<Option<(OwnedFd, OwnedFd, &'static [u8])>>;
 
 struct Host {
     exports: Exports,
@@ -71,17 +72,15 @@ fn hold(path: &PathBuf, next: Arc<Next>) {
 fn answer(peer: &OwnedFd, next: &Next) {
     let mut packet = [0; 256];
     while let Ok((1.., _)) = again(|| recv(peer, &mut packet, RecvFlags::empty())) {
-        let fds = match packet.starts_with(b"take") || packet.starts_with(b"mount") {
-            true => next.lock().unwrap_or_else(PoisonError::into_inner).take(),
-            false => None,
-        };
+        let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);
+        let fds = next.take_if(|(_, _, request)| packet.starts_with(request));
         let text: &[u8] = match (&fds, packet[0]) {
             (None, b't') => b"none",
             (None, b'm') => b"failed there is none",
             _ => b"ok",
         };
         let beside: Vec<_> =
-            fds.iter().flat_map(|(fuse, record)| [fuse.as_fd(), record.as_fd()]).collect();
+            fds.iter().flat_map(|(fuse, record, _)| [fuse.as_fd(), record.as_fd()]).collect();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !beside.is_empty() {
@@ -116,7 +115,7 @@ fn host() -> &'static Host {
     })
 }
 
-/// The kernel's end of a session, which begins with `record` as it was left.
+/// The kernel's end of a session, which begins with `record` as it was left; empty: a new one.
 fn session(record: &[u8]) -> OwnedFd {
     let flags = SocketFlags::CLOEXEC;
     let (kernel, ours) =
@@ -131,7 +130,8 @@ fn session(record: &[u8]) -> OwnedFd {
     let memory = memfd_create("fuzz", MemfdFlags::CLOEXEC).expect("a memfd");
     ftruncate(&memory, RECORD_BYTES).expect("its size");
     rustix::io::pwrite(&memory, record, 0).expect("it takes that");
-    *host().next.lock().unwrap_or_else(PoisonError::into_inner) = Some((ours, memory));
+    let request: &[u8] = if record.is_empty() { b"mount" } else { b"take" };
+    *host().next.lock().unwrap_or_else(PoisonError::into_inner) = Some((ours, memory, request));
     kernel
 }
 

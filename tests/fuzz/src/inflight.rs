@@ -128,7 +128,8 @@ fn play(guest: &Guest, mut input: Input<'_>) {
     let bytes = if input.once_in(8) { input.u64() } else { FILE };
     let start = input.u16();
     guest.put(USED + 2, start);
-    guest.put(AVAIL + 2, start.wrapping_add(if input.once_in(8) { input.u16() } else { 0 }));
+    let ahead = if input.once_in(8) { input.u16() } else { input.below(guest.size + 1) };
+    guest.put(AVAIL + 2, start.wrapping_add(ahead));
     let map = || {
         let file = guest.file.try_clone().expect("a descriptor");
         InflightRegion::map(file, offset, bytes, queues, claimed)
@@ -137,6 +138,12 @@ fn play(guest: &Guest, mut input: Input<'_>) {
     let part = (DESC + u64::from(claimed) * STATE).next_multiple_of(64) * u64::from(index);
     let part = part + offset;
     let Some(mut part_of_it) = region.queue(index) else { return };
+    if !input.once_in(4) {
+        // In use, and of this ring.
+        for (at, value) in [(8, 1), (10, claimed), (14, start)] {
+            guest.region.range(part + at, 2).expect("in range").put(0, value).expect("in range");
+        }
+    }
     for _ in 0..input.u8() % 32 {
         guest.tamper(&mut input, part);
     }

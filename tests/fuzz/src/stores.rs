@@ -214,6 +214,18 @@ pub fn stores(data: &[u8]) {
     let mut changed = Vec::new();
     for _ in 0..setup >> 1 & 15 {
         let page = used[usize::from(input.u8()) % used.len()];
+        if input.once_in(3) {
+            // What stands in another page of its kind, so that two point to the same.
+            let kind = |page: u64| disk.page(page)[..10].split_at(8).1.to_vec();
+            let alike: Vec<_> = used.iter().filter(|other| kind(**other) == kind(page)).collect();
+            let from = disk.page(*alike[usize::from(input.u8()) % alike.len()]);
+            let word = words(from, input.u8());
+            let word: [u8; 4] = from[word..word + 4].try_into().expect("4 bytes");
+            let at = words(disk.page(page), input.u8());
+            disk.page_mut(page)[at..at + 4].copy_from_slice(&word);
+            changed.push(page);
+            continue;
+        }
         let at = match input.u8() % 4 {
             0 => input.below(4088),
             1 => 12 + input.below(52),
@@ -221,17 +233,11 @@ pub fn stores(data: &[u8]) {
             _ => words(disk.page(page), input.u8()) as u16,
         };
         let width = [4, 4, 8, 2][usize::from(input.u8() % 4)];
-        let value = match input.u8() % 5 {
+        let value = match input.u8() % 4 {
             0 => input.u64(),
             1 => 1 << (input.u8() % 64),
             2 => u64::from(input.u8()).wrapping_neg(),
-            3 => u64::from(input.u8()),
-            // What stands elsewhere, so that two point to the same.
-            _ => {
-                let page = disk.page(used[usize::from(input.u8()) % used.len()]);
-                let from = words(page, input.u8());
-                u32::from_le_bytes(page[from..from + 4].try_into().expect("4 bytes")).into()
-            }
+            _ => u64::from(input.u8()),
         };
         // The two superblocks alike, or the other one is taken.
         let pages = if page == used[0] { vec![page, 16] } else { vec![page] };
