@@ -237,6 +237,8 @@ impl Server {
         }
         // Whose the controller is was restored with it.
         self.claimed = controller.owner.lock().is(&client);
+        // At once, as whoever asks next may be faster than the release.
+        controller.started.store(peer.handler().device.runs(), Ordering::Relaxed);
         self.client = Some(client);
         self.peer = Some(peer);
         self.controller.session.store(self.sessions, Ordering::Relaxed);
