@@ -156,6 +156,64 @@ def test_what_is_deleted_while_its_disk_does_not_answer_does_not_come_back(
     assert target.rpc("bdev_get_bdevs") == []
 
 
+def test_what_replaces_a_bdev_while_its_disk_does_not_answer_stays(
+    make_target: MakeTarget,
+) -> None:
+    backing, target = make_target().start(), make_target().start()
+    lvstore_on(target, "slow", disk_of(backing))
+    assert target.stop() == 0
+    with without_answers(backing):
+        target.start()
+        assert waiting(target) == ["bdev slow"]
+        target.rpc("bdev_aio_delete", name="slow")
+        # Of the same name, on another disk.
+        lvstore_on(target, "slow", str(target.make_file("new.img", 64 * MIB)))
+        before = target.rpc("bdev_get_bdevs"), target.configuration()["bdev"]
+    until(lambda: not waiting(target))
+    # The old disk's thread has done all that it does when its line is there.
+    until(lambda: "was deleted or replaced before its disk answered" in target.words())
+    assert (target.rpc("bdev_get_bdevs"), target.configuration()["bdev"]) == before
+    assert target.rpc("virtlun_get_status")["restore_problems"] == []
+    target.restart()
+    assert (target.rpc("bdev_get_bdevs"), target.configuration()["bdev"]) == before
+
+
+def test_a_controller_is_started_before_disks_that_it_does_not_name_answer(
+    make_target: MakeTarget,
+) -> None:
+    backing, target = make_target().start(), make_target().start()
+    lvstore_on(target, "slow", disk_of(backing))
+    lvstore_on(target, "fast", str(target.make_file("fast.img", 64 * MIB)))
+    # The one on the slow disk is the first in the configuration.
+    for name in ("slow", "fast"):
+        ctrlr = f"on-{name}"
+        target.rpc("vhost_create_scsi_controller", ctrlr=ctrlr)
+        add = {"ctrlr": ctrlr, "scsi_target_num": 0}
+        target.rpc("vhost_scsi_controller_add_target", **add, bdev_name=f"{name}/v0")
+    assert target.stop() == 0
+    with without_answers(backing):
+        before = len(target.words())
+        target.start()
+        assert waiting(target) == ["bdev slow"]
+        said = target.words()[before:]
+        events = [
+            "controller on-fast restored",
+            "bdev slow waits for its disk",
+            "controller on-slow restored",
+        ]
+        at = [said.index(event) for event in events]
+        assert at == sorted(at), said
+        with Initiator(target.vhost_dir / "on-fast") as guest:
+            guest.send("connect")
+            guest.ready()
+            guest.write(0, bytes([7]) * 4096)
+    until(lambda: not target.rpc("virtlun_get_status")["restore_problems"])
+    with Initiator(target.vhost_dir / "on-slow") as guest:
+        guest.send("connect")
+        guest.ready()
+        guest.write(0, bytes([8]) * 4096)
+
+
 def test_a_new_bdev_on_a_disk_that_does_not_answer_holds_up_no_other_change(
     make_target: MakeTarget,
 ) -> None:

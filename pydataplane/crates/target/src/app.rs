@@ -17,6 +17,7 @@ use lvol::Lvstores;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use reactor::{Idle, Reactors};
 use rpc::{Error, Methods, Phase};
+use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -206,13 +207,7 @@ impl App {
         let methods = self.methods.get().and_then(Weak::upgrade);
         let methods = methods.ok_or("the methods are not there yet")?;
         if !*initialised {
-            methods.exclusively(|| -> Result<(), String> {
-                restore(&methods)?;
-                if self.restoring.lock().is_empty() {
-                    self.appeared.lock().clear();
-                }
-                Ok(())
-            })?;
+            methods.exclusively(|| restore(&methods))?;
             methods.set_phase(Phase::Runtime);
             *initialised = true;
             self.initialisation.notify_all();
@@ -228,7 +223,8 @@ impl App {
         }
     }
 
-    /// Keys of what is still being restored.
+    /// Keys of what is still being restored. What is deleted is taken out. Lock it before the
+    /// configuration.
     pub fn restoring(&self) -> MutexGuard<'_, BTreeSet<String>> {
         self.restoring.lock()
     }
@@ -248,6 +244,11 @@ impl App {
         }
     }
 
+    /// What waits for a bdev that is there already is restored by the caller.
+    pub fn forget_appeared(&self) {
+        self.appeared.lock().clear();
+    }
+
     /// Records what changed; called after each mutating method that succeeded.
     pub fn commit(&self) -> Result<(), Error> {
         self.config().save().map_err(errors::state)
@@ -263,10 +264,38 @@ impl App {
     pub fn add_bdev(&self, bdev: Arc<dyn Bdev>) -> Result<(), Error> {
         let name = bdev.name().to_owned();
         self.registry.register(bdev).map_err(errors::registry)?;
-        if let Err(e) = self.examine(&name) {
-            tracing::error!(bdev = name, "{e}");
-        }
+        self.load_lvstore(&name);
         Ok(())
+    }
+
+    /// As [`App::add_bdev`], for a bdev that `item` made; not if that was deleted or replaced while it
+    /// was made.
+    pub fn add_restored(&self, bdev: Arc<dyn Bdev>, item: &Item) -> Result<(), Error> {
+        let name = bdev.name().to_owned();
+        {
+            let restoring = self.restoring.lock();
+            if !restoring.contains(&item.key) || !self.config().holds(item) {
+                return Err(errors::not_wanted(&item.key));
+            }
+            self.registry.register(bdev).map_err(errors::registry)?;
+        }
+        self.load_lvstore(&name);
+        Ok(())
+    }
+
+    fn load_lvstore(&self, bdev: &str) {
+        if let Err(e) = self.examine(bdev) {
+            tracing::error!(bdev, "{e}");
+        }
+    }
+
+    /// Records the call that made `bdev`, unless that was deleted meanwhile.
+    pub fn record_bdev(&self, bdev: &Arc<dyn Bdev>, method: &str, params: &impl Serialize) {
+        // Deleting takes a bdev out of the registry first, out of the configuration then.
+        let mut config = self.config();
+        if self.registry.get(bdev.name()).is_some_and(|there| Arc::ptr_eq(&there, bdev)) {
+            config.record(method, params);
+        }
     }
 
     /// Loads the lvstore on a bdev, if it holds one.
@@ -295,15 +324,18 @@ impl App {
     /// while it, or an lvol on it, is exported: what is mounted on it would lose its data.
     pub fn remove_bdev(&self, name: &str) -> Result<(), Error> {
         let key = state::bdev_key(name);
-        let Some(bdev) = self.registry.get(name) else {
+        let mut restoring = self.restoring.lock();
+        let registered = self.registry.get(name);
+        // Where its disk answers after all, it does not come back.
+        restoring.remove(&key);
+        let Some(bdev) = registered else {
             let unrestored = |item: &Item| item.key == key && item.problem.is_some();
-            // Where it comes after all, it goes again.
-            self.restoring.lock().remove(&key);
             return match self.config().forget(unrestored) {
                 true => Ok(()),
                 false => Err(errors::no_bdev(name)),
             };
         };
+        drop(restoring);
         let name = bdev.name().to_owned();
         let mut gone = vec![name.clone()];
         let on_it = self.lvstores.lvstores().into_iter().find(|lvs| lvs.base_bdev == name);

@@ -60,6 +60,11 @@ pub fn no_bdev(name: &str) -> Error {
     )
 }
 
+/// What was being restored was deleted or replaced meanwhile.
+pub fn not_wanted(key: &str) -> Error {
+    Error::os(Errno::NoDev, format_args!("{key} was deleted or replaced before its disk answered"))
+}
+
 /// Of exports.
 pub fn export(e: ExportError) -> Error {
     let errno = match &e {

@@ -1,6 +1,7 @@
 //! Brings back what was configured.
 
 use crate::app::App;
+use crate::methods::file::{self as disk, is_disk};
 use crate::state::{self, Call, ConfigFile, Item};
 use parking_lot::{Condvar, Mutex};
 use rpc::Methods;
@@ -25,8 +26,52 @@ struct Disks {
     through: Condvar,
 }
 
+/// Things that are restored together: a controller with its targets, or one thing of another kind.
+struct Unit {
+    ctrlr: Option<String>,
+    items: Vec<Item>,
+}
+
+impl Unit {
+    /// All units of `items`, in order, without what of them is made already.
+    fn all<'a>(
+        items: impl Iterator<Item = &'a Item>,
+        is_made: impl Fn(&Item) -> bool,
+    ) -> Vec<Unit> {
+        let mut units: Vec<Unit> = Vec::new();
+        for item in items {
+            let ctrlr = item.call.params.get("ctrlr").and_then(Value::as_str).map(str::to_owned);
+            let left = (!is_made(item)).then(|| item.clone());
+            match units.iter_mut().find(|unit| ctrlr.is_some() && unit.ctrlr == ctrlr) {
+                Some(unit) => unit.items.extend(left),
+                None => units.push(Unit { ctrlr, items: left.into_iter().collect() }),
+            }
+        }
+        units
+    }
+
+    /// Whether all bdevs that it names are there.
+    fn has_its_bdevs(&self, app: &App) -> bool {
+        let mut items = self.items.iter();
+        items.all(|item| {
+            let bdev = item.call.params.get("bdev_name").and_then(Value::as_str);
+            bdev.is_none_or(|name| app.registry.get(name).is_some())
+        })
+    }
+
+    /// Restores it; a controller is not started before it has its targets.
+    fn restore(&self, app: &App, methods: &Methods) {
+        for item in &self.items {
+            restore(app, methods, item);
+        }
+        if let Some(ctrlr) = &self.ctrlr {
+            start_controller(app, methods, ctrlr);
+        }
+    }
+}
+
 /// Restores what the state directory records: bdevs (and with each the lvstore on it), those on
-/// disks all at the same time, then controllers, not started until they have their targets. What
+/// disks all at the same time; then exports and controllers, each as soon as its bdevs are there. What
 /// fails is logged, kept, and shown by `virtlun_get_status`; the rest goes on. So does what waits for
 /// a disk: it is restored when the disk answers, with the targets and exports on it.
 ///
@@ -34,32 +79,52 @@ struct Disks {
 pub fn recorded(app: &Arc<App>, methods: &Arc<Methods>, made: &BTreeMap<String, Call>) {
     let mut items: Vec<_> = app.config().items().cloned().collect();
     let configured = items.len();
-    items.retain(|item| made.get(&item.key) != Some(&item.call));
+    let is_made = |item: &Item| made.get(&item.key) == Some(&item.call);
     let is_bdev = |item: &&Item| item.key.starts_with(state::BDEV_KEY);
-    let is_disk = |item: &&Item| is_bdev(item) && item.call.params.contains_key("filename");
-    let begun = Instant::now();
+    // A controller that is made is still to be started.
+    let mut units = Unit::all(items.iter().filter(|item| !is_bdev(item)), is_made);
+    items.retain(|item| !is_made(item));
+    let deadline = Instant::now() + DISKS_TIMEOUT;
     let disks = Arc::new(Disks { left: Mutex::new(0), through: Condvar::new() });
-    for item in items.iter().filter(is_disk) {
+    for item in items.iter().filter(|item| is_disk(item)) {
         restore_beside(app, methods, &disks, item);
     }
     for item in items.iter().filter(|item| is_bdev(item) && !is_disk(item)) {
         restore(app, methods, item);
     }
-    {
+    loop {
+        // Counted first: what comes while units are restored is seen in the next turn.
+        let before = *disks.left.lock();
+        units.retain(|unit| {
+            let ready = unit.has_its_bdevs(app);
+            if ready {
+                unit.restore(app, methods);
+            }
+            !ready
+        });
+        if before == 0 {
+            break;
+        }
         let mut left = disks.left.lock();
-        let time = DISKS_TIMEOUT.saturating_sub(begun.elapsed());
-        disks.through.wait_while_for(&mut left, |left| *left > 0, time);
+        let time = deadline.saturating_duration_since(Instant::now());
+        let through = disks.through.wait_while_for(&mut left, |left| *left == before, time);
+        if through.timed_out() {
+            break;
+        }
     }
-    for key in app.restoring().iter() {
-        let seconds = DISKS_TIMEOUT.as_secs();
-        tracing::error!("{key} waits for its disk for {seconds} s already; the others go on");
-        let problem = "its disk does not answer; it is restored when the disk does".to_owned();
-        app.config().set_problem(key, problem);
+    {
+        let restoring = app.restoring();
+        let mut config = app.config();
+        for item in items.iter().filter(|item| restoring.contains(&item.key)) {
+            let (key, seconds) = (&item.key, DISKS_TIMEOUT.as_secs());
+            tracing::error!("{key} waits for its disk for {seconds} s already; the others go on");
+            let problem = "its disk does not answer; it is restored when the disk does".to_owned();
+            config.set_restored(item, Some(problem));
+        }
     }
-    for item in items.iter().filter(|item| !is_bdev(item)) {
-        restore(app, methods, item);
-    }
-    start_controllers(app, methods);
+    // What comes from here on brings back what names it ([`of_bdevs`]).
+    app.forget_appeared();
+    units.iter().for_each(|unit| unit.restore(app, methods));
     let failed = app.config().items().filter(|item| item.problem.is_some()).count();
     if configured != 0 {
         tracing::info!(restored = configured - failed, failed, "configuration restored");
@@ -84,42 +149,45 @@ fn restore_beside(app: &Arc<App>, methods: &Arc<Methods>, disks: &Arc<Disks>, it
         let (app, methods, disks, item) =
             (app.clone(), methods.clone(), disks.clone(), item.clone());
         move || {
-            restore(&app, &methods, &item);
-            let wanted = app.restoring().remove(&item.key);
+            restore_disk(&app, &item);
             {
                 let mut left = disks.left.lock();
                 *left -= 1;
                 disks.through.notify_all();
             }
             // While the target starts, this waits until the rest has been restored.
-            methods.exclusively(|| came_late(&app, &item, wanted));
+            methods.exclusively(|| {
+                app.restore_appeared();
+                if let Err(e) = app.commit() {
+                    tracing::error!("{e}");
+                }
+            });
         }
     };
     let started = thread::Builder::new().name("restore".into()).spawn(work);
     if let Err(e) = started {
         tracing::error!("no thread to restore {}: {e}", item.key);
-        app.restoring().remove(&item.key);
         *disks.left.lock() -= 1;
-        restore(app, methods, item);
+        restore_disk(app, item);
     }
 }
 
-/// A bdev has come. Unless it came in time, what waits for it comes back now; one that was deleted
-/// meanwhile goes again.
-fn came_late(app: &App, item: &Item, wanted: bool) {
-    if !wanted {
-        let name = item.call.params.get("name").and_then(Value::as_str).unwrap_or_default();
-        if app.registry.get(name).is_some()
-            && let Err(e) = app.remove_bdev(name)
-        {
-            tracing::error!("{e}");
+/// Restores a bdev on a disk, and notes how that went, unless it was deleted or replaced meanwhile:
+/// what has its name then is somebody else's.
+fn restore_disk(app: &App, item: &Item) {
+    let problem = disk::restore(app, item).err().map(|e| e.message);
+    let mut restoring = app.restoring();
+    if !restoring.remove(&item.key) {
+        if let Some(why) = problem {
+            tracing::info!("not restored: {why}");
         }
-        app.forget_bdevs(&[name.to_owned()]);
+        return;
     }
-    app.restore_appeared();
-    if let Err(e) = app.commit() {
-        tracing::error!("{e}");
+    if let Some(why) = &problem {
+        tracing::error!("{} could not be restored: {why}", item.key);
     }
+    // Also where it went well: the start may have noted that the disk does not answer.
+    app.config().set_restored(item, problem);
 }
 
 /// Brings back, within one process, what is recorded and was taken apart; what is there is left alone,
@@ -146,7 +214,7 @@ fn restore(app: &App, methods: &Methods, item: &Item) -> bool {
     let restored = methods.call(&item.call.method, params);
     if let Err(e) = &restored {
         tracing::error!("{} could not be restored: {e}", item.key);
-        app.config().set_problem(&item.key, e.message.clone());
+        app.config().set_restored(item, Some(e.message.clone()));
     }
     restored.is_ok()
 }
@@ -188,19 +256,23 @@ fn is_there(app: &App, call: &Call) -> bool {
 fn start_controllers(app: &App, methods: &Methods) {
     let items: Vec<_> = app.config().items().cloned().collect();
     for item in items.iter().filter(|i| i.call.method == CREATE_CONTROLLER) {
-        start_controller(app, methods, item.call.params.get("ctrlr"));
+        if let Some(ctrlr) = item.call.params.get("ctrlr").and_then(Value::as_str) {
+            start_controller(app, methods, ctrlr);
+        }
     }
 }
 
-fn start_controller(app: &App, methods: &Methods, ctrlr: Option<&Value>) {
-    let Some(ctrlr) = ctrlr.and_then(Value::as_str) else { return };
+fn start_controller(app: &App, methods: &Methods, ctrlr: &str) {
     let key = state::controller_key(ctrlr);
     if app.config().get(&key).is_none_or(|item| item.problem.is_some()) {
         return;
     }
-    if let Err(e) = methods.call("vhost_start_scsi_controller", json!({"ctrlr": ctrlr})) {
-        tracing::error!("{key} could not be started: {e}");
-        app.config().set_problem(&key, e.message);
+    match methods.call("vhost_start_scsi_controller", json!({"ctrlr": ctrlr})) {
+        Ok(_) => tracing::info!("{key} restored"),
+        Err(e) => {
+            tracing::error!("{key} could not be started: {e}");
+            app.config().set_problem(&key, e.message);
+        }
     }
 }
 

@@ -388,6 +388,18 @@ impl Config {
         }
     }
 
+    /// Notes how restoring `of` went, unless another thing has its key by now, or none.
+    pub fn set_restored(&mut self, of: &Item, problem: Option<String>) {
+        if let Some(item) = self.items.iter_mut().find(|i| i.key == of.key && i.call == of.call) {
+            item.problem = problem;
+        }
+    }
+
+    /// Whether `item` is configured as it is here, whatever became of it.
+    pub fn holds(&self, item: &Item) -> bool {
+        self.get(&item.key).is_some_and(|there| there.call == item.call)
+    }
+
     /// Writes the file if something changed. When it returns, the change survives a crash.
     pub fn save(&mut self) -> Result<(), StateError> {
         if !self.dirty {
@@ -539,6 +551,10 @@ mod tests {
         assert_eq!(config.get("bdev a").unwrap().problem.as_deref(), Some("no"));
         config.record("bdev_malloc_create", &malloc("a", 1));
         assert_eq!(config.get("bdev a").unwrap().problem, None);
+        let old = config.get("bdev a").unwrap().clone();
+        config.record("bdev_malloc_create", &malloc("a", 2));
+        config.set_restored(&old, Some("of another thing".into()));
+        assert!(config.get("bdev a").unwrap().problem.is_none() && !config.holds(&old));
         assert!(config.forget(|i| i.key == "bdev a"));
         assert!(!config.forget(|i| i.key == "bdev a"));
         assert_eq!(config.items().count(), 0);

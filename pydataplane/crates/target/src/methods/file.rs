@@ -4,12 +4,18 @@
 use super::{BdevName, UuidText, unsupported};
 use crate::app::App;
 use crate::errors;
+use crate::state::Item;
 use bdev::{Bdev, FileBdev, FileKind, FileOptions};
 use rpc::{Errno, Error, Flags, Methods};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
+
+/// The methods that make one.
+const AIO: &str = "bdev_aio_create";
+const URING: &str = "bdev_uring_create";
 
 #[derive(Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -59,52 +65,75 @@ fn absolute(filename: &str) -> Result<String, Error> {
     path.map_err(|_| Error::os(Errno::Inval, format_args!("the path of {filename} is not text")))
 }
 
-fn open(app: &App, options: FileOptions) -> Result<UuidText, Error> {
+/// Opens the file of a bdev, makes it known and records the call `method` that made it. `params`:
+/// the call's parameters with that UUID.
+fn create<P: Serialize>(
+    app: &App,
+    options: FileOptions,
+    method: &str,
+    params: impl FnOnce(UuidText) -> P,
+    item: Option<&Item>,
+) -> Result<String, Error> {
     super::check_name(&options.name)?;
-    let path = options.path.clone();
-    let wait = app
-        .waits
-        .begin(format!("bdev {}", options.name), format!("{} to be opened", path.display()));
+    let (name, path) = (options.name.clone(), options.path.clone());
+    let wait = app.waits.begin(format!("bdev {name}"), format!("{} to be opened", path.display()));
     let file = FileBdev::create(options).map_err(|e| errors::open_file(&path, e))?;
     drop(wait);
     let uuid = UuidText(file.uuid());
-    app.add_bdev(file)?;
-    Ok(uuid)
+    let file: Arc<dyn Bdev> = file;
+    match item {
+        Some(item) => app.add_restored(file.clone(), item)?,
+        None => app.add_bdev(file.clone())?,
+    }
+    app.record_bdev(&file, method, &params(uuid));
+    Ok(name)
 }
 
-fn create_aio(app: &App, mut p: CreateAio) -> Result<String, Error> {
-    unsupported("bdev_aio_create", &[("nowait", p.nowait.unwrap_or(false))])?;
+fn create_aio(app: &App, mut p: CreateAio, item: Option<&Item>) -> Result<String, Error> {
+    unsupported(AIO, &[("nowait", p.nowait.unwrap_or(false))])?;
     p.filename = absolute(&p.filename)?;
-    p.uuid = Some(open(
-        app,
-        FileOptions {
-            name: p.name.clone(),
-            path: (&p.filename).into(),
-            block_size: p.block_size,
-            read_only: p.readonly.unwrap_or(false),
-            uuid: p.uuid.map(|u| u.0),
-            kind: FileKind::Aio,
-        },
-    )?);
-    app.config().record("bdev_aio_create", &p);
-    Ok(p.name)
+    let options = FileOptions {
+        name: p.name.clone(),
+        path: (&p.filename).into(),
+        block_size: p.block_size,
+        read_only: p.readonly.unwrap_or(false),
+        uuid: p.uuid.map(|u| u.0),
+        kind: FileKind::Aio,
+    };
+    create(app, options, AIO, |uuid| CreateAio { uuid: Some(uuid), ..p }, item)
 }
 
-fn create_uring(app: &App, mut p: CreateUring) -> Result<String, Error> {
+fn create_uring(app: &App, mut p: CreateUring, item: Option<&Item>) -> Result<String, Error> {
     p.filename = absolute(&p.filename)?;
-    p.uuid = Some(open(
-        app,
-        FileOptions {
-            name: p.name.clone(),
-            path: (&p.filename).into(),
-            block_size: p.block_size,
-            read_only: false,
-            uuid: p.uuid.map(|u| u.0),
-            kind: FileKind::Uring,
-        },
-    )?);
-    app.config().record("bdev_uring_create", &p);
-    Ok(p.name)
+    let options = FileOptions {
+        name: p.name.clone(),
+        path: (&p.filename).into(),
+        block_size: p.block_size,
+        read_only: false,
+        uuid: p.uuid.map(|u| u.0),
+        kind: FileKind::Uring,
+    };
+    create(app, options, URING, |uuid| CreateUring { uuid: Some(uuid), ..p }, item)
+}
+
+/// Whether `item` makes a bdev on a file or block device.
+pub fn is_disk(item: &Item) -> bool {
+    [AIO, URING].contains(&item.call.method.as_str())
+}
+
+/// Makes the bdev of `item`, one of [`is_disk`], again; not if the item is deleted or replaced while
+/// its disk does not answer.
+///
+/// # Errors
+/// As those of the method; or it is not wanted any more.
+pub fn restore(app: &App, item: &Item) -> Result<(), Error> {
+    let params = Value::Object(item.call.params.clone());
+    let wrong = |e| Error::params(format!("wrong parameters of {}: {e}", item.call.method));
+    match item.call.method.as_str() {
+        AIO => create_aio(app, CreateAio::deserialize(params).map_err(wrong)?, Some(item)),
+        _ => create_uring(app, CreateUring::deserialize(params).map_err(wrong)?, Some(item)),
+    }
+    .map(drop)
 }
 
 fn rescan(app: &App, name: &str, kind: &str) -> Result<bool, Error> {
@@ -125,20 +154,20 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
     let a = app.clone();
     methods
         .add(
-            "bdev_aio_create",
+            AIO,
             "Create a bdev on a file or block device. An lvstore on it is loaded.",
             Flags::LONG_WRITE,
-            move |p: CreateAio| create_aio(&a, p),
+            move |p: CreateAio| create_aio(&a, p, None),
         )
         .errors(CREATE_ERRORS)
         .errors(&[Errno::NotSup]);
     let a = app.clone();
     methods
         .add(
-            "bdev_uring_create",
+            URING,
             "Create a bdev on a file or block device. An lvstore on it is loaded.",
             Flags::LONG_WRITE,
-            move |p: CreateUring| create_uring(&a, p),
+            move |p: CreateUring| create_uring(&a, p, None),
         )
         .errors(CREATE_ERRORS);
     for (delete, rescan_, kind) in [

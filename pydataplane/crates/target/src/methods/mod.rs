@@ -5,7 +5,7 @@
 
 mod bdev;
 mod export;
-mod file;
+pub mod file;
 mod framework;
 mod iostat;
 mod log;
