@@ -108,7 +108,7 @@ def test_a_guest_goes_on_beside(load: tuple[str, ...], make_target: MakeTarget) 
 def test_a_disk_that_does_not_answer_leaves_the_kernels_workers_to_others(
     make_target: MakeTarget, tmp_path: Path
 ) -> None:
-    """A flush needs one of them; by itself a ring has four for each CPU."""
+    """A flush needs one of them, and a ring has 256: as many as a guest may have requests."""
     backing, target = make_target().start(), make_target("--cpumask", "0x1").start()
     target.rpc("bdev_aio_create", name="slow", filename=disk_of(backing), block_size=512)
     image = tmp_path / "disk.img"
@@ -117,11 +117,11 @@ def test_a_disk_that_does_not_answer_leaves_the_kernels_workers_to_others(
     stuck, well = attach(target, "stuck", "slow"), attach(target, "well", "file")
     with Initiator(well) as guest, Initiator(stuck) as other:
         for one in (guest, other):
-            one.send("connect")
+            one.send("connect", queue_size=1024)
             one.ready()
             one.write(0, bytes(4096))
         with without_answers(backing):
-            heads = [other.send("submit", cdb=FLUSH, target=0)["head"] for _ in range(40)]
+            heads = [other.send("submit", cdb=FLUSH, target=0)["head"] for _ in range(256)]
             for _ in range(5):
                 verified_io(guest, 4)
                 answer = guest.cdb(FLUSH)

@@ -248,6 +248,13 @@ pub struct UringClient {
 }
 
 impl UringClient {
+    /// Whether [`UringClient::push`] would now give an entry of that weight to one of the kernel's
+    /// workers.
+    #[inline]
+    pub fn needs_worker(&self, weight: u32) -> bool {
+        weight > INLINE_SMALL && self.ring.borrow().inline.saturating_add(weight) > INLINE_BYTES
+    }
+
     /// Queues `entry`; its completion carries `token`. `weight`: the bytes that the kernel pins or copies
     /// before the submission returns, for direct or buffered transfers; 0 where it does neither. `Err` when the ring or this client's depth
     /// is full: try again after the next poll.

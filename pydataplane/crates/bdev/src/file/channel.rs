@@ -3,8 +3,9 @@
 //! An I/O is a slot. Usually it is pushed once and done: the caller's own iovecs go to the kernel.
 //! Everything else (a short transfer, an unaligned buffer, more runs than the kernel takes, a file
 //! system without ZERO_RANGE, EAGAIN) makes it go on in steps: a slot that cannot be pushed now
-//! waits in `again` for the next poll. Flushes go in groups (`flushing`), and after one has failed no
-//! further one succeeds until the device's latch is cleared.
+//! waits in `again` for the next poll. All flushes that wait share one fdatasync (`flushing`), and after
+//! one has failed no further one succeeds until the device's latch is cleared. Of the kernel's workers,
+//! which all files of the thread share, a file takes no more than [`WORKERS_MAX`].
 
 mod flushing;
 mod slot;
@@ -16,10 +17,9 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use reactor::{Full, IoContext, UringClient, Waker};
 
-use self::flushing::Joined;
+use self::flushing::{FDATASYNC, Flushing};
 use self::slot::{Slot, Step, zeroes};
 use super::bounce::Bounces;
-use super::flush::Group;
 use super::{Shared, errno, memory};
 use crate::ram::Ram;
 use crate::{
@@ -29,6 +29,11 @@ use crate::{
 
 /// I/Os in flight on one channel at most.
 pub(super) const DEPTH: u16 = 256;
+
+/// I/Os of a file that the kernel's workers may wait for at a time; others wait here. Well below what a
+/// ring has, so that a disk that does not answer leaves some to other disks. A channel may always have
+/// one, whose end lets it go on.
+pub(super) const WORKERS_MAX: u32 = 64;
 
 /// Runs that the kernel takes in one call (UIO_MAXIOV); more go through a bounce buffer.
 const IOV_MAX: usize = 1024;
@@ -44,23 +49,53 @@ pub(super) struct FileChannel {
     again: Vec<u16>,
     /// Slots that copy, in turn.
     copying: VecDeque<u16>,
-    /// Keeps the thread awake while there are any, and wakes it at the end of a group of flushes.
+    /// Keeps the thread awake while there are any, and wakes it at the end of an fdatasync.
     waker: Waker,
     bounces: Bounces,
     zeroes: &'static Ram,
     stats: ChannelStats,
-    /// Flushes that succeeded, until all that ran beside them have ended.
-    held: Vec<(u16, Group)>,
-    /// The group at whose end this thread is woken.
-    woken_after: Option<Group>,
-    /// After `uring`: what the kernel still does when it is dropped leaves its group then.
-    joined: Joined,
+    /// After `uring`: what the kernel still does when it is dropped ends then.
+    flushing: Flushing,
+    /// After `uring` too.
+    working: Working,
     shared: Arc<Shared>,
     /// As when it was opened: only the number of blocks changes.
     geometry: Geometry,
     /// All that went to the kernel.
     #[cfg(test)]
     pushed: Vec<tests::Pushed>,
+}
+
+/// I/Os of a channel that one of the kernel's workers may be waiting for.
+struct Working {
+    count: u32,
+    shared: Arc<Shared>,
+}
+
+impl Working {
+    /// Whether another one has to wait for one of this channel.
+    #[inline]
+    fn is_full(&self) -> bool {
+        self.count > 0 && self.shared.workers.load(Relaxed) >= WORKERS_MAX
+    }
+
+    #[inline]
+    fn add(&mut self) {
+        self.count += 1;
+        self.shared.workers.fetch_add(1, Relaxed);
+    }
+
+    #[inline]
+    fn remove(&mut self, count: u32) {
+        self.count -= count;
+        self.shared.workers.fetch_sub(count, Relaxed);
+    }
+}
+
+impl Drop for Working {
+    fn drop(&mut self) {
+        self.remove(self.count);
+    }
 }
 
 impl Channel for FileChannel {
@@ -80,8 +115,13 @@ impl Channel for FileChannel {
         }
         let Some(n) = self.slots.next_free() else { return Submit::Full };
         let begun = reactor::ticks::now();
+        if io.op == Op::Flush {
+            self.slots.take();
+            self.slots[n] = Slot::new(*io, Step::Syncing, begun);
+            self.flush(n);
+            return Submit::Pending;
+        }
         let step = match io.op {
-            Op::Flush => Step::Syncing,
             Op::Read | Op::Write if !self.fits(io) => Step::Bounced,
             Op::Read | Op::Write if self.shared.in_memory && io.sg.len() > COPY_AT_ONCE => {
                 self.slots.take();
@@ -102,11 +142,10 @@ impl Channel for FileChannel {
         };
         self.slots[n] = Slot::new(*io, step, begun);
         if self.push(n).is_err() {
-            if io.op == Op::Flush {
-                // Its group is closed, or the ring is full.
+            if self.slots[n].worker {
+                // Its own come first: one of them ends before it is tried again.
                 self.slots.take();
                 self.again.push(n);
-                self.await_group();
                 return Submit::Pending;
             }
             if let Some(b) = self.slots[n].bounce.take() {
@@ -125,6 +164,10 @@ impl Channel for FileChannel {
         while done.len() < done.capacity() {
             let Some((token, result)) = self.uring.next_completion() else { break };
             let n = token as u16;
+            if n == FDATASYNC {
+                self.flushed(result);
+                continue;
+            }
             if let Some(end) = self.stepped(n, result) {
                 let now = *now.get_or_insert_with(reactor::ticks::now);
                 done.push(self.finish(n, end, now));
@@ -136,14 +179,11 @@ impl Channel for FileChannel {
                 self.waker.wake();
             }
         }
-        if !self.held.is_empty() {
-            self.end_held(done);
+        if !self.flushing.is_empty() {
+            self.end_flushes(done);
         }
         if !self.again.is_empty() {
             self.go_on();
-        }
-        if !(self.held.is_empty() && self.again.is_empty()) {
-            self.await_group();
         }
         (done.len() - before) as u32
     }
@@ -156,7 +196,7 @@ impl FileChannel {
         io: &IoContext,
     ) -> io::Result<Self> {
         Ok(FileChannel {
-            uring: io.uring()?.client(u32::from(DEPTH)),
+            uring: io.uring()?.client(u32::from(DEPTH) + 1),
             slots: Slots::new(DEPTH, |_| Slot::new(Io::flush(0), Step::Plain, 0)),
             again: Vec::with_capacity(usize::from(DEPTH)),
             copying: VecDeque::with_capacity(usize::from(DEPTH)),
@@ -164,9 +204,8 @@ impl FileChannel {
             bounces: Bounces::new()?,
             zeroes: zeroes()?,
             stats,
-            held: Vec::with_capacity(usize::from(DEPTH)),
-            woken_after: None,
-            joined: Joined { count: 0, shared: shared.clone() },
+            flushing: Flushing::new(shared.clone()),
+            working: Working { count: 0, shared: shared.clone() },
             geometry: shared.geometry(),
             shared,
             #[cfg(test)]
@@ -184,23 +223,37 @@ impl FileChannel {
             && (mask == 0 || runs.iter().all(|r| (r.base() as usize | r.len()) & mask == 0))
     }
 
-    /// Pushes the next step of slot `n`.
+    /// Pushes the next step of slot `n`. `Err` with the slot's `worker` set: the file has as many of the
+    /// kernel's workers as it may, some of them by this channel.
     fn push(&mut self, n: u16) -> Result<(), Full> {
         let slot = &mut self.slots[n];
-        match slot.step {
-            Step::Syncing => return self.push_flush(n),
-            Step::Bounced if slot.bounce.is_none() => {
-                slot.bounce = Some(self.bounces.take().ok_or(Full)?);
-            }
-            _ => {}
+        slot.worker = false;
+        if slot.step == Step::Bounced && slot.bounce.is_none() {
+            slot.bounce = Some(self.bounces.take().ok_or(Full)?);
+        }
+        // Through the page cache any I/O may wait, and a fallocate always does.
+        let waits = !self.shared.direct || !matches!(slot.io.op, Op::Read | Op::Write);
+        if waits && self.working.is_full() {
+            slot.worker = true;
+            return Err(Full);
         }
         let (entry, weight) = slot.entry(&self.shared, &mut self.bounces, self.zeroes);
+        let waits = waits || self.uring.needs_worker(weight);
+        if waits && self.working.is_full() {
+            slot.worker = true;
+            return Err(Full);
+        }
         #[cfg(test)]
         self.pushed.push(tests::Pushed::of(&entry));
         // SAFETY: the caller's memory is valid until the I/O completes (`Sg::new`); bounce
         // buffers, zeros and the file live as long as this channel, whose client waits in its
         // drop, which comes first.
-        unsafe { self.uring.push(entry, u32::from(n), weight) }
+        unsafe { self.uring.push(entry, u32::from(n), weight) }?;
+        if waits {
+            slot.worker = true;
+            self.working.add();
+        }
+        Ok(())
     }
 
     /// The next piece of a read or write of a file in memory, of whichever has its turn.
@@ -223,9 +276,9 @@ impl FileChannel {
     }
 
     /// Pushes what waits in `again`, in this same poll, so that the kernel has it before the
-    /// thread can fall asleep. A slot stays only for want of a bounce buffer, which one that is in
-    /// flight gives back, of room in the ring, which keeps the thread awake, or of an open group of
-    /// flushes, whose end wakes the thread.
+    /// thread can fall asleep. A slot stays only for want of a bounce buffer or of one of the kernel's
+    /// workers, which one that is in flight gives back, or of room in the ring, which keeps the thread
+    /// awake.
     #[inline]
     fn go_on(&mut self) {
         let mut i = 0;
@@ -242,15 +295,18 @@ impl FileChannel {
     /// The kernel is through with a step of slot `n`: the end of its I/O, or `None` if there is
     /// more to do, and then it stands in `again`.
     fn stepped(&mut self, n: u16, result: i32) -> Option<Result<(), IoError>> {
-        if matches!(self.slots[n].step, Step::Syncing) {
-            return self.flushed(n, result);
+        if self.slots[n].worker {
+            self.working.remove(1);
         }
         let end = match u32::try_from(result) {
             Ok(moved) => self.moved(n, moved),
             Err(_) => self.refused(n, result.wrapping_neg()),
         };
         if end.is_none() {
-            self.again.push(n);
+            match self.slots[n].step {
+                Step::Syncing => self.flush(n),
+                _ => self.again.push(n),
+            }
         }
         end
     }

@@ -1,89 +1,91 @@
-//! Flushes of one file by many threads, in groups.
+//! Flushes of one file by many threads: one fdatasync at a time.
 //!
-//! Two fdatasyncs of one open file that run at the same time share one report of a writeback error:
-//! one of them fails, the other succeeds although what its caller wrote is lost. Which of the two
-//! ends first is a matter of luck, so a success counts only when all that ran beside it have ended
-//! and none has failed. That is made finite by groups: as soon as a member waits for the others,
-//! no further flush joins, and what comes meanwhile begins together when the group is over.
+//! A flush is answered by an fdatasync that begins after the flush was asked for, whoever asked: it
+//! covers all writes that were acknowledged before (SBC-4 5.29, SYNCHRONIZE CACHE). So what is asked
+//! for while one is under way waits for its end and then shares the next one, however many they are.
+//! - A disk that does not answer keeps one of the kernel's workers waiting, not one for each flush.
+//! - Two fdatasyncs of one open file that run at the same time share one report of a writeback error:
+//!   one of them fails, the other succeeds although what its caller wrote is lost. No two do.
 //!
-//! No lock: one word counts the group, and those who wait leave their waker.
+//! No lock: one word counts the fdatasyncs, and those who wait leave their waker.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 use reactor::Waker;
 
-/// Threads that can wait for the end of a group without looking again and again.
+/// Threads that can wait for the end of an fdatasync without looking again and again.
 const WAKERS: usize = 1024;
 
-/// Bits of the word: members under way, whether the group is closed, its number.
-const CLOSED: u64 = 1 << 31;
-const MEMBERS: u64 = CLOSED - 1;
-const NEXT: u64 = 1 << 32;
+/// Bits of the word: whether an fdatasync is under way, how many have begun.
+const UNDER_WAY: u64 = 1;
+const ONE: u64 = 2;
 
-/// The group of flushes under way on a file.
+/// Number of an fdatasync of a file, from 1 on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Number(u64);
+
+/// The fdatasyncs of a file.
 pub(super) struct Flushes {
     word: AtomicU64,
+    /// The last one that counts: it has succeeded, or its failure is latched.
+    through: AtomicU64,
     waiting: ArrayQueue<Waker>,
 }
 
-/// Number of a group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Group(u64);
-
 impl Flushes {
     pub fn new() -> Self {
-        Flushes { word: AtomicU64::new(0), waiting: ArrayQueue::new(WAKERS) }
-    }
-
-    /// Joins the group; `false`: it is closed, and the flush has to wait for its end.
-    pub fn join(&self) -> bool {
-        let joined = |word: u64| (word & CLOSED == 0).then_some(word + 1);
-        self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, joined).is_ok()
-    }
-
-    /// A member has ended, and its failure is latched where it failed. `None`: it was the last, so
-    /// the latch says what became of all. Else the latch is to be asked when the group
-    /// [`Flushes::is_over`].
-    pub fn leave(&self) -> Option<Group> {
-        let left = |word: u64| {
-            let alone = word & MEMBERS == 1;
-            Some(if alone { (word >> 32 << 32).wrapping_add(NEXT) } else { (word - 1) | CLOSED })
-        };
-        let before = self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, left);
-        let before = before.unwrap_or_else(|word| word);
-        if before & MEMBERS > 1 {
-            return Some(Group(before >> 32));
+        Flushes {
+            word: AtomicU64::new(0),
+            through: AtomicU64::new(0),
+            waiting: ArrayQueue::new(WAKERS),
         }
-        if before & CLOSED != 0 {
-            while let Some(waker) = self.waiting.pop() {
-                waker.wake();
-            }
+    }
+
+    /// The first fdatasync that answers a flush which is asked for now: the next that begins.
+    #[inline]
+    pub fn next(&self) -> Number {
+        Number(self.word.load(Ordering::Acquire) / ONE + 1)
+    }
+
+    /// Begins an fdatasync, which the caller has to [`Flushes::end`]; `None`: one is under way.
+    #[inline]
+    pub fn begin(&self) -> Option<Number> {
+        let begun = |word: u64| (word & UNDER_WAY == 0).then_some((word + ONE) | UNDER_WAY);
+        let before = self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, begun).ok()?;
+        Some(Number(before / ONE + 1))
+    }
+
+    /// The fdatasync `number` has ended. `counts`: it has succeeded, or its failure is latched, so that
+    /// the latch says what became of all that waited for it; else they begin another.
+    pub fn end(&self, number: Number, counts: bool) {
+        if counts {
+            self.through.fetch_max(number.0, Ordering::AcqRel);
         }
-        None
+        self.word.fetch_and(!UNDER_WAY, Ordering::AcqRel);
+        while let Some(waker) = self.waiting.pop() {
+            waker.wake();
+        }
     }
 
-    /// The group under way, or the next.
-    pub fn group(&self) -> Group {
-        Group(self.word.load(Ordering::Acquire) >> 32)
+    /// Whether `number`, or a later one, has ended and counts.
+    #[inline]
+    pub fn is_through(&self, number: Number) -> bool {
+        self.through.load(Ordering::Acquire) >= number.0
     }
 
-    /// Whether a group has ended.
-    pub fn is_over(&self, group: Group) -> bool {
-        self.word.load(Ordering::Acquire) >> 32 != group.0
+    /// The one under way.
+    pub fn under_way(&self) -> Option<Number> {
+        let word = self.word.load(Ordering::Acquire);
+        (word & UNDER_WAY != 0).then_some(Number(word / ONE))
     }
 
-    /// Has the thread woken at the end of the group. It must look once more afterwards.
+    /// Has the thread woken at the end of the one under way. It must look once more afterwards.
     pub fn wake_at_end(&self, waker: &Waker) {
         if self.waiting.push(waker.clone()).is_err() {
             // Too many wait already: this one looks again and again.
             waker.wake();
         }
-    }
-
-    /// Whether a group is closed, so that its end wakes who waits.
-    pub fn is_closed(&self) -> bool {
-        self.word.load(Ordering::Acquire) & CLOSED != 0
     }
 }
 
@@ -92,48 +94,53 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_member_that_is_not_the_last_closes_the_group_and_waits_for_it() {
+    fn a_flush_is_answered_by_an_fdatasync_that_begins_after_it() {
         let f = Flushes::new();
-        assert!(f.join() && f.join() && f.join());
-        let group = f.leave().expect("two are under way");
-        assert!(f.is_closed() && !f.is_over(group));
-        assert!(!f.join(), "the group is closed");
-        assert_eq!(f.leave(), Some(group));
-        assert!(!f.is_over(group));
-        assert_eq!(f.leave(), None, "the last one");
-        assert!(f.is_over(group) && !f.is_closed());
-        assert!(f.join());
-        assert_eq!(f.leave(), None);
+        let early = f.next();
+        assert_eq!(f.begin(), Some(early));
+        assert_eq!(f.under_way(), Some(early));
+        assert_eq!(f.begin(), None, "one at a time");
+        let late = f.next();
+        assert!(late > early);
+        f.end(early, true);
+        assert!(f.is_through(early) && !f.is_through(late) && f.under_way().is_none());
+        // One that does not count answers nobody, and the next answers all.
+        assert_eq!(f.begin(), Some(late));
+        f.end(late, false);
+        assert!(!f.is_through(late));
+        let next = f.begin().unwrap();
+        f.end(next, true);
+        assert!(f.is_through(late) && f.is_through(next));
     }
 
     #[test]
-    fn no_flush_of_many_threads_ends_before_those_that_ran_beside_it() {
-        // Each flush has an interval [join, leave]; a success is reported at or after the end of every
-        // flush that was under way when it left.
+    fn what_was_written_before_a_flush_is_covered_in_many_threads() {
+        // `written` counts up; an fdatasync makes durable what was written when it began.
         let f = Flushes::new();
+        let (written, durable) = (AtomicU64::new(0), AtomicU64::new(0));
         let under_way = AtomicU64::new(0);
-        let overlaps = AtomicU64::new(0);
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..2000 {
-                        while !f.join() {
-                            std::thread::yield_now();
-                        }
-                        under_way.fetch_add(1, Ordering::SeqCst);
-                        std::thread::yield_now();
-                        under_way.fetch_sub(1, Ordering::SeqCst);
-                        if let Some(group) = f.leave() {
-                            overlaps.fetch_add(1, Ordering::SeqCst);
-                            while !f.is_over(group) {
+                        let mine = written.fetch_add(1, Ordering::SeqCst) + 1;
+                        let number = f.next();
+                        while !f.is_through(number) {
+                            let Some(begun) = f.begin() else {
                                 std::thread::yield_now();
-                            }
+                                continue;
+                            };
+                            assert_eq!(under_way.fetch_add(1, Ordering::SeqCst), 0);
+                            let covered = written.load(Ordering::SeqCst);
+                            std::thread::yield_now();
+                            durable.fetch_max(covered, Ordering::SeqCst);
+                            under_way.fetch_sub(1, Ordering::SeqCst);
+                            f.end(begun, true);
                         }
+                        assert!(durable.load(Ordering::SeqCst) >= mine);
                     }
                 });
             }
         });
-        assert_eq!(under_way.load(Ordering::SeqCst), 0);
-        assert_eq!(f.word.load(Ordering::SeqCst) & (CLOSED | MEMBERS), 0);
     }
 }

@@ -13,7 +13,7 @@
 //! | `channel` | I/Os in flight on one thread; `slot`: one of them, `flushing`: its flushes |
 //! | `bounce` | aligned copies of unaligned buffers |
 //! | `memory` | the short way into files that live in memory |
-//! | `flush` | flushes in groups, so that no success hides another's failure |
+//! | `flush` | one fdatasync at a time, shared by all who wait for one |
 //! | `errno` | the one table from errno to [`crate::IoError`] |
 
 mod bounce;
@@ -27,7 +27,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use reactor::IoContext;
 use serde_json::{Value, json};
@@ -80,6 +80,8 @@ struct Shared {
     /// The file system has not yet refused FALLOC_FL_ZERO_RANGE.
     zero_range: AtomicBool,
     flushes: Flushes,
+    /// I/Os of all channels that one of the kernel's workers may be waiting for.
+    workers: AtomicU32,
     latch: FlushLatch,
 }
 

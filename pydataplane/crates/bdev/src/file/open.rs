@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
@@ -98,6 +98,7 @@ pub(super) fn open(
         mem_align: align.filter(|_| !in_memory).map_or(1, |a| a.memory as usize),
         zero_range: AtomicBool::new(true),
         flushes: Flushes::new(),
+        workers: AtomicU32::new(0),
         latch: FlushLatch::default(),
     })
 }

@@ -1,113 +1,150 @@
-//! Flushes of a channel, which go in groups with those of other channels of the file
-//! ([`crate::file::flush`]): a success counts when all that ran beside it have ended and none failed.
+//! Flushes of a channel. Those that wait share one fdatasync, with those of other channels of the
+//! file ([`crate::file::flush`]).
 
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
+use io_uring::{opcode, types};
 use reactor::Full;
 
-use super::FileChannel;
-use super::slot::Step;
+use super::slot::{Step, TRIES_MAX};
+use super::{DEPTH, FileChannel};
+use crate::file::flush::Number;
 use crate::file::{Shared, errno};
-use crate::{Completion, FlushCause, IoError, Op};
+use crate::{Completion, FlushCause, IoError};
 
-/// Flushes of a channel that are in the kernel, each a member of its file's group.
-pub(super) struct Joined {
-    pub count: u32,
-    pub shared: Arc<Shared>,
+/// What the kernel calls this channel's fdatasync; a slot's number is less.
+pub(super) const FDATASYNC: u16 = DEPTH;
+
+/// Flushes that wait, and the channel's own fdatasync.
+pub(super) struct Flushing {
+    /// Slots, each with the fdatasync that answers it. Never grows.
+    waiting: Vec<(u16, Number)>,
+    own: Own,
+    /// The fdatasync at whose end this thread is woken.
+    woken_after: Option<Number>,
+    /// Failures in a row of the channel's own that may pass.
+    tries: u8,
 }
 
-impl Drop for Joined {
-    fn drop(&mut self) {
-        for _ in 0..self.count {
-            let _ = self.shared.flushes.leave();
+/// The fdatasync that this channel has in the kernel.
+struct Own {
+    number: Option<Number>,
+    shared: Arc<Shared>,
+}
+
+impl Own {
+    /// Ends it, if there is one.
+    fn end(&mut self, counts: bool) {
+        if let Some(number) = self.number.take() {
+            self.shared.flushes.end(number, counts);
         }
+    }
+}
+
+impl Drop for Own {
+    /// After the channel's ring: the kernel is through. Others that waited begin another.
+    fn drop(&mut self) {
+        self.end(false);
+    }
+}
+
+impl Flushing {
+    pub fn new(shared: Arc<Shared>) -> Flushing {
+        Flushing {
+            waiting: Vec::with_capacity(usize::from(DEPTH)),
+            own: Own { number: None, shared },
+            woken_after: None,
+            tries: 0,
+        }
+    }
+
+    /// Whether none waits.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
     }
 }
 
 impl FileChannel {
-    /// Pushes the fdatasync of slot `n`, if its file's group is open.
-    pub(super) fn push_flush(&mut self, n: u16) -> Result<(), Full> {
-        if !self.shared.flushes.join() {
-            return Err(Full);
-        }
-        let (entry, weight) = self.slots[n].entry(&self.shared, &mut self.bounces, self.zeroes);
+    /// Slot `n` waits for a flush from now on.
+    #[inline]
+    pub(super) fn flush(&mut self, n: u16) {
+        self.slots[n].step = Step::Syncing;
+        self.flushing.waiting.push((n, self.shared.flushes.next()));
+        self.begin_flush();
+    }
+
+    /// Begins an fdatasync, or has the thread woken when that is worth a try.
+    fn begin_flush(&mut self) {
+        let Some(number) = self.shared.flushes.begin() else { return self.await_flush() };
+        let fd = types::Fd(self.shared.fd.as_raw_fd());
+        let entry = opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build();
         #[cfg(test)]
         self.pushed.push(super::tests::Pushed::of(&entry));
+        self.flushing.own.number = Some(number);
         // SAFETY: as in `push`: the file lives as long as this channel; there is no buffer.
-        let pushed = unsafe { self.uring.push(entry, u32::from(n), weight) };
-        match pushed {
-            Ok(()) => self.joined.count += 1,
-            Err(Full) => drop(self.shared.flushes.leave()),
+        if let Err(Full) = unsafe { self.uring.push(entry, u32::from(FDATASYNC), 0) } {
+            self.flushing.own.end(false);
+            self.waker.wake();
         }
-        pushed
     }
 
-    /// The kernel is through with the fdatasync of slot `n`: the end of its I/O, or `None` if that
-    /// has to wait.
-    pub(super) fn flushed(&mut self, n: u16, result: i32) -> Option<Result<(), IoError>> {
-        self.joined.count -= 1;
+    /// The kernel is through with the channel's fdatasync.
+    pub(super) fn flushed(&mut self, result: i32) {
         let errno = result.wrapping_neg();
-        let slot = &mut self.slots[n];
-        if result < 0 && errno::is_transient(errno) {
-            let _ = self.shared.flushes.leave();
-            let end = slot.try_again(IoError::Resources);
-            if end.is_none() {
-                self.again.push(n);
-            }
-            return end;
+        if result >= 0 {
+            self.flushing.tries = 0;
+            return self.flushing.own.end(true);
         }
-        let failed = (result < 0).then(|| errno::to_error(Op::Flush, errno));
-        if failed == Some(IoError::Flush) {
-            self.shared.latch.set(FlushCause::Flush, Some(errno));
+        if errno::is_transient(errno) && self.flushing.tries < TRIES_MAX {
+            self.flushing.tries += 1;
+            return self.flushing.own.end(false);
         }
-        match (failed, self.shared.flushes.leave()) {
-            (Some(error), _) => Some(Err(error)),
-            (None, None) => Some(self.verdict()),
-            (None, Some(group)) => {
-                self.held.push((n, group));
-                None
-            }
-        }
+        self.flushing.tries = 0;
+        // Also where it was given up: what was to be durable may not be.
+        self.shared.latch.set(FlushCause::Flush, Some(errno));
+        self.flushing.own.end(true);
     }
 
-    /// What became of a flush that succeeded and beside which none runs any more.
-    fn verdict(&self) -> Result<(), IoError> {
-        if self.shared.latch.is_set() { Err(IoError::Flush) } else { Ok(()) }
-    }
-
-    /// Ends the flushes whose group is over.
-    #[cold]
-    pub(super) fn end_held(&mut self, done: &mut Vec<Completion>) {
-        let now = reactor::ticks::now();
+    /// Ends the flushes that have been answered, and goes on with the others.
+    pub(super) fn end_flushes(&mut self, done: &mut Vec<Completion>) {
+        let mut now = None;
         let mut i = 0;
-        while done.len() < done.capacity()
-            && let Some(&(n, group)) = self.held.get(i)
-        {
-            if self.shared.flushes.is_over(group) {
-                self.held.swap_remove(i);
-                let verdict = self.verdict();
-                let completion = self.finish(n, verdict, now);
-                done.push(completion);
-            } else {
+        while let Some(&(n, number)) = self.flushing.waiting.get(i) {
+            // One that failed fails all, and so does an earlier one that nobody has looked into.
+            let failed = self.shared.latch.is_set();
+            if !failed && !self.shared.flushes.is_through(number) {
                 i += 1;
+            } else if done.len() == done.capacity() {
+                return self.waker.wake();
+            } else {
+                self.flushing.waiting.swap_remove(i);
+                let result = if failed { Err(IoError::Flush) } else { Ok(()) };
+                let now = *now.get_or_insert_with(reactor::ticks::now);
+                let completion = self.finish(n, result, now);
+                done.push(completion);
             }
+        }
+        if !self.flushing.is_empty() && self.flushing.own.number.is_none() {
+            self.begin_flush();
         }
     }
 
-    /// Has the thread woken when the group is over that one of its flushes waits for.
+    /// Has the thread woken at the end of another channel's fdatasync.
     #[cold]
-    pub(super) fn await_group(&mut self) {
-        let flush = |n: &u16| self.slots[*n].step == Step::Syncing;
+    fn await_flush(&mut self) {
         let flushes = &self.shared.flushes;
-        let group = flushes.group();
-        let waits = !self.held.is_empty() || self.again.iter().any(flush);
-        if !waits || self.woken_after == Some(group) {
+        let under_way = flushes.under_way();
+        if self.flushing.own.number.is_some()
+            || under_way.is_some() && self.flushing.woken_after == under_way
+        {
             return;
         }
-        self.woken_after = Some(group);
+        self.flushing.woken_after = under_way;
         flushes.wake_at_end(&self.waker);
         // It may have ended in between, and then nobody wakes this thread.
-        if flushes.is_over(group) || !flushes.is_closed() {
+        if under_way.is_none() || flushes.under_way() != under_way {
             self.waker.wake();
         }
     }

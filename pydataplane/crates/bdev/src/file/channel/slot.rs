@@ -12,7 +12,7 @@ use crate::ram::Ram;
 use crate::{Io, IoError, Op};
 
 /// Steps without progress (EAGAIN, EINTR, nothing written) before an I/O is given up.
-const TRIES_MAX: u8 = 16;
+pub(super) const TRIES_MAX: u8 = 16;
 
 /// Bytes of zeros written at once where ZERO_RANGE is missing.
 const ZEROES: usize = 1 << 20;
@@ -38,7 +38,8 @@ pub(super) enum Step {
     Bounced,
     /// Writing zeros.
     Zeroing,
-    /// An fdatasync: a flush, or what makes a write durable (FUA) where the write itself cannot.
+    /// Waiting for an fdatasync (`flushing`): a flush, or what makes a write durable (FUA) where the
+    /// write itself cannot.
     Syncing,
 }
 
@@ -52,13 +53,15 @@ pub(super) struct Slot {
     pub done: u64,
     pub tries: u8,
     pub bounce: Option<Bounce>,
+    /// One of the kernel's workers may be waiting for its step.
+    pub worker: bool,
 }
 
 impl Slot {
     /// An I/O of which nothing is done yet.
     #[inline]
     pub const fn new(io: Io, step: Step, begun: u64) -> Slot {
-        Slot { io, begun, step, done: 0, tries: 0, bounce: None }
+        Slot { io, begun, step, done: 0, tries: 0, bounce: None, worker: false }
     }
 
     /// After a step without progress: another one (`None`), or the end of the I/O.
@@ -83,9 +86,7 @@ impl Slot {
         let left = io.blocks * block - self.done;
         let dsync = if io.fua && shared.syncs(io.op) { libc::RWF_DSYNC } else { 0 };
         match (io.op, self.step) {
-            (Op::Flush, _) | (_, Step::Syncing) => {
-                (opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(), 0)
-            }
+            (Op::Flush, _) | (_, Step::Syncing) => unreachable!("an fdatasync has no slot"),
             (Op::Read | Op::Write, Step::Bounced) => {
                 let b = self.bounce.expect("`push` took a buffer before");
                 let len = left.min(BOUNCE_SIZE as u64) as usize;
