@@ -9,6 +9,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use uuid::Uuid;
 
 use crate::{RECORD_BYTES, Session};
@@ -42,12 +43,40 @@ fn os<E: Into<io::Error>>(operation: &'static str, path: &Path) -> impl Fn(E) ->
 #[derive(Clone, Debug)]
 pub struct Mounts {
     dir: PathBuf,
+    /// The folder itself, whatever its path leads to by now.
+    open: Option<Arc<OwnedFd>>,
 }
 
 impl Mounts {
     /// Of the folder `dir`, which is made with the first mount.
     pub fn new(dir: &Path) -> Mounts {
-        Mounts { dir: dir.to_owned() }
+        Mounts { dir: dir.to_owned(), open: None }
+    }
+
+    /// Of the folder `dir`, for somebody whom a less privileged process asks to mount: the folder is
+    /// made now if it is not there, and no link that is put in its place later, or in it, leads a
+    /// mount elsewhere.
+    ///
+    /// # Errors
+    /// [`MountError`]; PERM where the folder is a link, or others than this process's user and root
+    /// may write to it.
+    pub fn kept(dir: &Path) -> Result<Mounts, MountError> {
+        fs::create_dir_all(dir).map_err(os("create", dir))?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let open = rustix::fs::open(dir, flags, Mode::empty()).map_err(os("open", dir))?;
+        let found = rustix::fs::fstat(&open).map_err(os("examine", dir))?;
+        let own = [0, rustix::process::geteuid().as_raw()].contains(&found.st_uid);
+        let others = Mode::from_raw_mode(found.st_mode) & (Mode::WGRP | Mode::WOTH);
+        if !own || !others.is_empty() {
+            let why = format!(
+                "user {} owns it, mode {:o}, so somebody else could turn mounts elsewhere: remove \
+                 the folder, or give it to root with mode 755",
+                found.st_uid,
+                found.st_mode & 0o7777
+            );
+            return Err(os("mount in", dir)(io::Error::new(io::ErrorKind::PermissionDenied, why)));
+        }
+        Ok(Mounts { dir: dir.to_owned(), open: Some(Arc::new(open)) })
     }
 
     /// Where a session's mount is.
@@ -55,14 +84,22 @@ impl Mounts {
         self.dir.join(uuid.to_string())
     }
 
+    /// The same place, for a system call.
+    fn at(&self, uuid: Uuid) -> PathBuf {
+        match &self.open {
+            Some(open) => PathBuf::from(format!("/proc/self/fd/{}/{uuid}", open.as_raw_fd())),
+            None => self.path(uuid),
+        }
+    }
+
     /// Mounts a new session. What a process that is gone has left at its place is detached first.
     ///
     /// # Errors
     /// [`MountError`]; EBUSY where a living process has the mount.
     pub fn mount(&self, uuid: Uuid) -> Result<Session, MountError> {
-        let path = self.path(uuid);
+        let (path, at) = (self.path(uuid), self.at(uuid));
         self.clear_away(uuid)?;
-        fs::create_dir_all(&path).map_err(os("create", &path))?;
+        fs::create_dir_all(&at).map_err(os("create", &path))?;
         let record = record().map_err(os("make a record for", &path))?;
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let fuse =
@@ -76,7 +113,7 @@ impl Mounts {
         let options = CString::new(options).unwrap_or_default();
         let flags =
             MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::NOATIME;
-        mount("virtlun", &path, FS_TYPE, flags, &*options).map_err(os("mount", &path))?;
+        mount("virtlun", &at, FS_TYPE, flags, &*options).map_err(os("mount", &path))?;
         Ok(Session { fuse, record })
     }
 
@@ -84,7 +121,7 @@ impl Mounts {
     /// kernel (before 5.2) has no such thing.
     pub fn tree(&self, uuid: Uuid) -> Option<OwnedFd> {
         let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-        open_tree(rustix::fs::CWD, self.path(uuid), flags).ok()
+        open_tree(rustix::fs::CWD, self.at(uuid), flags).ok()
     }
 
     /// Puts a session's mount back where it was unmounted behind our back.
@@ -92,11 +129,11 @@ impl Mounts {
     /// # Errors
     /// [`MountError`]: the kernel refuses.
     pub fn put_back(&self, uuid: Uuid, tree: OwnedFd) -> Result<(), MountError> {
-        let path = self.path(uuid);
+        let (path, at) = (self.path(uuid), self.at(uuid));
         tracing::warn!(path = %path.display(), "was unmounted by somebody: mounted again");
-        fs::create_dir_all(&path).map_err(os("create", &path))?;
+        fs::create_dir_all(&at).map_err(os("create", &path))?;
         let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-        move_mount(tree.as_fd(), "", rustix::fs::CWD, &path, flags).map_err(os("mount", &path))
+        move_mount(tree.as_fd(), "", rustix::fs::CWD, &at, flags).map_err(os("mount", &path))
     }
 
     /// Whether a mount of ours is what one finds at a session's place.
@@ -104,7 +141,7 @@ impl Mounts {
     /// # Errors
     /// [`MountError`]: the table of mounts cannot be read.
     pub fn is_there(&self, uuid: Uuid) -> Result<bool, MountError> {
-        is_mounted(&self.path(uuid))
+        is_mounted(&self.at(uuid))
     }
 
     /// Detaches a session's mount and removes its folder. What has files of it open keeps them.
@@ -112,11 +149,11 @@ impl Mounts {
     /// # Errors
     /// [`MountError`]: the kernel refuses.
     pub fn unmount(&self, uuid: Uuid) -> Result<(), MountError> {
-        let path = self.path(uuid);
-        if is_mounted(&path)? {
-            unmount(&path, UnmountFlags::DETACH).map_err(os("unmount", &path))?;
+        let (path, at) = (self.path(uuid), self.at(uuid));
+        if is_mounted(&at)? {
+            unmount(&at, UnmountFlags::DETACH).map_err(os("unmount", &path))?;
         }
-        match fs::remove_dir(&path) {
+        match fs::remove_dir(&at) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(os("remove", &path)(e)),
             _ => Ok(()),
         }
@@ -127,14 +164,14 @@ impl Mounts {
     /// # Errors
     /// [`MountError`]; EBUSY where a living process has the mount.
     pub fn clear_away(&self, uuid: Uuid) -> Result<(), MountError> {
-        let path = self.path(uuid);
+        let (path, at) = (self.path(uuid), self.at(uuid));
         for _ in 0..STALE_MAX {
-            if !is_mounted(&path)? {
+            if !is_mounted(&at)? {
                 return Ok(());
             }
-            match fs::metadata(&path) {
+            match fs::metadata(&at) {
                 Err(e) if e.kind() == io::ErrorKind::NotConnected => {
-                    unmount(&path, UnmountFlags::DETACH).map_err(os("detach", &path))?;
+                    unmount(&at, UnmountFlags::DETACH).map_err(os("detach", &path))?;
                     tracing::warn!(path = %path.display(), "detached the mount of a killed process");
                 }
                 _ => return Err(os("mount", &path)(rustix::io::Errno::BUSY)),
@@ -217,6 +254,23 @@ mod tests {
         let mounts = Mounts::new(&dir.path().join("never/made"));
         mounts.clear_away(Uuid::nil()).unwrap();
         mounts.unmount(Uuid::nil()).unwrap();
+    }
+
+    #[test]
+    fn a_kept_folder_is_nobody_elses_and_no_link() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let scratch = tempfile::tempdir().unwrap();
+        let dir = scratch.path().join("new/folder");
+        let mounts = Mounts::kept(&dir).unwrap();
+        let moved = scratch.path().join("moved");
+        fs::rename(&dir, &moved).unwrap();
+        symlink("/", &dir).unwrap();
+        fs::create_dir_all(mounts.at(Uuid::nil())).unwrap();
+        assert!(moved.join(Uuid::nil().to_string()).is_dir());
+        assert!(Mounts::kept(&dir).unwrap_err().to_string().contains("Not a directory"));
+        fs::set_permissions(&moved, fs::Permissions::from_mode(0o1775)).unwrap();
+        let why = Mounts::kept(&moved).unwrap_err().to_string();
+        assert!(why.contains("mode 1775, so somebody else could turn mounts elsewhere"), "{why}");
     }
 
     #[test]

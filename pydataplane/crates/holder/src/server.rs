@@ -1,13 +1,14 @@
 //! The holder: one thread that answers packets and otherwise sleeps.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Mode, chmod};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Uid, chownat};
 use rustix::io::Errno;
 use rustix::net::sockopt::{set_socket_send_buffer_size, socket_peercred};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
     socket_with,
 };
+use rustix::process::umask;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -61,7 +62,7 @@ type Answer<'a> = Result<(String, Option<&'a Session>), String>;
 /// # Errors
 /// Another holder listens there, or the system refuses the socket.
 pub fn serve(options: &Options, ready: impl FnOnce()) -> io::Result<()> {
-    let mounts = Mounts::new(&options.dir);
+    let mounts = Mounts::kept(&options.dir).map_err(io::Error::other)?;
     let stored = store::taken();
     let sessions = stored.into_iter().map(|(uuid, session)| (uuid, Held { session, tree: None }));
     let mut holder = Holder { mounts, sessions: sessions.collect() };
@@ -133,13 +134,30 @@ fn listen_at(path: &Path, uid: Option<u32>) -> io::Result<OwnedFd> {
         _ => {}
     }
     let socket = socket_with(AddressFamily::UNIX, kind, flags, None)?;
-    bind(&socket, &address)?;
-    chmod(path, Mode::RUSR | Mode::WUSR)?;
+    let mask = umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
+    let bound = bind(&socket, &address);
+    umask(mask);
+    bound?;
     if let Some(uid) = uid {
-        std::os::unix::fs::chown(path, Some(uid), None)?;
+        give(path, uid)?;
     }
     listen(&socket, PEERS_MAX as i32)?;
     Ok(socket)
+}
+
+/// Gives the socket that was made at `path` to `uid`; the folder may be that user's, who may have put
+/// something else there.
+fn give(path: &Path, uid: u32) -> io::Result<()> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let made = rustix::fs::open(path, flags, Mode::empty())?;
+    let found = rustix::fs::fstat(&made)?;
+    let is_socket = FileType::from_raw_mode(found.st_mode) == FileType::Socket;
+    if !is_socket || found.st_nlink != 1 || found.st_uid != rustix::process::geteuid().as_raw() {
+        let why = format!("{} is not the socket that was made there", path.display());
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+    }
+    chownat(&made, "", Some(Uid::from_raw(uid)), None, AtFlags::EMPTY_PATH)?;
+    Ok(())
 }
 
 /// The next connection, if it is of somebody who may.

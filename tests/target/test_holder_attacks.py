@@ -1,0 +1,99 @@
+"""A holder that root runs for a target's user, whom a guest may have broken into."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from tests.support.target import binary
+
+pytestmark = pytest.mark.root
+
+UID = 51001
+DEADLINE_S = 30.0
+
+#: Puts a folder of its own, with a link in it, in the place of the holder's; then asks for a mount.
+ATTACK = """
+import os, socket, sys
+base, victim, name = sys.argv[1:]
+os.rename(base + "/export", base + "/away")
+os.mkdir(base + "/export")
+os.symlink(victim, base + "/export/" + name)
+peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+peer.connect(base + "/holder.sock")
+peer.send(f"mount {name}".encode())
+print(peer.recvmsg(4096, 4096)[0].decode())
+"""
+
+
+def command(folder: Path) -> list[str]:
+    """The holder's, with all that it has in `folder`."""
+    places = ("--socket", str(folder / "holder.sock"), "--dir", str(folder / "export"))
+    return [str(binary("virtlun-holder")), *places, "--user", str(UID)]
+
+
+def test_no_link_of_the_targets_user_leads_a_mount_elsewhere(scratch: Path) -> None:
+    base, victim = scratch / "run", scratch / "victim"
+    for folder in (base, victim):
+        folder.mkdir(mode=0o755)
+    scratch.chmod(0o755)
+    os.chown(base, UID, UID)
+    holder = subprocess.Popen(command(base))
+    name = str(uuid.uuid4())
+    try:
+        end = time.monotonic() + DEADLINE_S
+        while not (base / "holder.sock").exists():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        words = ["/usr/bin/python3", "-c", ATTACK, str(base), str(victim), name]
+        said = subprocess.run(
+            words, user=UID, group=UID, extra_groups=[], check=True, capture_output=True, text=True
+        )
+        assert said.stdout.startswith("ok")
+        table = Path("/proc/self/mountinfo").read_text()
+        mounts = [line.split()[4] for line in table.splitlines()]
+        assert str(victim) not in mounts
+        assert str(base / "away" / name) in mounts
+    finally:
+        holder.kill()
+        holder.wait()
+        subprocess.run(["umount", "-l", base / "away" / name], check=False)
+
+
+def test_a_folder_of_somebody_else_is_refused(scratch: Path) -> None:
+    (scratch / "export").mkdir()
+    os.chown(scratch / "export", UID, UID)
+    said = subprocess.run(
+        command(scratch), check=False, capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert said.returncode == 1
+    assert (
+        f"user {UID} owns it, mode 755, so somebody else could turn mounts elsewhere" in said.stderr
+    )
+
+
+def test_only_the_socket_that_it_made_is_given_away(scratch: Path) -> None:
+    """The user of the folder cannot have another file given to itself by a link."""
+    secret = scratch / "secret"
+    secret.write_text("")
+    (scratch / "holder.sock").symlink_to(secret)
+    holder = subprocess.Popen(command(scratch))
+    try:
+        end = time.monotonic() + DEADLINE_S
+        while True:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
+                if peer.connect_ex(str(scratch / "holder.sock")) == 0:
+                    break
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert (scratch / "holder.sock").lstat().st_uid == UID
+        assert secret.stat().st_uid == os.geteuid()
+    finally:
+        holder.kill()
+        holder.wait()
