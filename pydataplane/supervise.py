@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydataplane import inherited
 from pydataplane.client import DEFAULT_SOCKET, Client
 from pydataplane.errors import TargetError, TargetForbidden, TargetUnavailable
 
@@ -132,23 +133,23 @@ def status(rpc_socket: Path = DEFAULT_SOCKET) -> dict[str, Any]:
 
 def upgrade(
     rpc_socket: Path = DEFAULT_SOCKET,
-    options: Sequence[str] | None = None,
+    options: Sequence[str] = (),
     log: Path | None = None,
     with_program: Path | None = None,
 ) -> dict[str, Any]:
     """Has a new target take everything over from the one on `rpc_socket`; guests notice a pause.
 
-    It gets the `options` of `virtlun-target`, or those that the old one has; writes its log to
-    `log`, or where this process writes its own; and is `with_program`, or the one that is
-    installed. Returns its `virtlun_get_status`, which tells the pause.
+    It gets the options that the old one has, of which `options` replace those of the same name;
+    writes its log to `log`, or where this process writes its own; and is `with_program`, or the
+    one that is installed. Returns its `virtlun_get_status`, which tells the pause.
 
     Raises:
         TargetUnavailable: none runs, or the new one did not come up within UPGRADE_DEADLINE_S
             seconds: then the old one serves on. The text carries the new one's last words.
     """
     old = int(status(rpc_socket)["pid"])
-    given = options_of(old) if options is None else list(options)
-    command = [str(with_program or program()), *given, "--take-over"]
+    words = inherited.options(rpc_socket, old, options)
+    command = [str(with_program or program()), *words, "--take-over"]
     begin = log.stat().st_size if log and log.exists() else 0
     with log.open("ab") if log else nullcontext() as out:
         process = subprocess.Popen(
@@ -157,8 +158,8 @@ def upgrade(
     end = time.monotonic() + UPGRADE_DEADLINE_S
     while time.monotonic() < end:
         if process.poll() is not None:
-            words = log.read_bytes()[begin:].decode(errors="replace").strip() if log else ""
-            why = _reason(words) or f"status {process.returncode}; see its log"
+            said = log.read_bytes()[begin:].decode(errors="replace").strip() if log else ""
+            why = _reason(said) or f"status {process.returncode}; see its log"
             raise TargetUnavailable(
                 f"the new target did not take over, and the old one serves on: {why}"
             )
@@ -173,23 +174,6 @@ def upgrade(
         f"the new target did not take over within {UPGRADE_DEADLINE_S:.0f} s, and was ended; the "
         "old one serves on"
     )
-
-
-def options_of(pid: int) -> list[str]:
-    """Returns the options of a running target that a new one in its place gets, too."""
-    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1:-1]
-    once = {"--take-over": 0, "--wait-for-rpc": 0, "--config": 1, "-c": 1}
-    options: list[str] = []
-    left = 0
-    for word in map(os.fsdecode, words):
-        if left:
-            left -= 1
-        elif word in once:
-            # What it configured is configured.
-            left = once[word]
-        elif not word.startswith("--config="):
-            options.append(word)
-    return options
 
 
 def stop(rpc_socket: Path = DEFAULT_SOCKET, how: signal.Signals = signal.SIGTERM) -> None:

@@ -123,15 +123,15 @@ def upgrade(socket: Path, log: Path | None, options: tuple[str, ...], as_json: b
     """Start the program that is installed now in place of the one that runs.
 
     VMs keep their connections and notice a pause, which is told. The new program gets the options
-    of the old one, or those after `--`. If it does not come up, the old one serves on. With systemd
-    use `systemctl reload`, which does the same.
+    of the old one, of which those after `--` replace the ones of the same name. If it does not come
+    up, the old one serves on. With systemd use `systemctl reload`, which does the same.
     """
     # Within a service, the journal is where this command writes, too.
     in_service = "INVOCATION_ID" in os.environ
     packaged = supervise.TargetPaths.of(place().name).log
     log = log or (None if in_service or not packaged.exists() else packaged)
     with busy("upgrading the target"):
-        found = supervise.upgrade(socket, options or None, log)
+        found = supervise.upgrade(socket, options, log)
     taken = found["upgrade"]
     if as_json:
         click.echo(json.dumps({"pid": found["pid"], **taken}))

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pydataplane.errors import RpcError
+from pydataplane import inherited, supervise
+from pydataplane.errors import RpcError, TargetUnavailable
 from tests.support.initiator import Initiator
 from tests.support.target import SANDBOX_REFUSED, Target, binary
 from tests.target.conftest import MakeTarget
@@ -347,3 +348,29 @@ def test_a_folder_that_the_user_may_not_use_is_named(make_target: MakeTarget) ->
     assert ended.returncode == 1
     assert f"user {UID} may not make files in {target.directory}: chown {UID}" in ended.stderr
     assert SANDBOX_REFUSED not in ended.stderr
+
+
+@as_root
+def test_roots_upgrade_does_not_take_the_word_of_a_target_that_is_not_roots(
+    make_target: MakeTarget,
+) -> None:
+    """Its command line is its own to write, so another process stands for it here."""
+    target = make_user_target(make_target).start()
+    given = inherited.options(target.rpc_socket, target.pid)
+    assert given == target.command()[1:]
+    forged = ["--user", "root", "--no-sandbox", *target.command()[1:]]
+    with subprocess.Popen(["sh", "-c", "sleep 60", *forged]) as liar:
+        assert inherited.options(target.rpc_socket, liar.pid) == given
+        liar.kill()
+    old, target.process = target.process, None
+    assert old is not None
+    options = ("--spin-us", "60")
+    found = supervise.upgrade(target.rpc_socket, options, target.log, binary())
+    assert old.wait(supervise.STOP_DEADLINE_S) == 0
+    assert found["user"]["name"] == given[given.index("--user") + 1].split(":")[0]
+    assert inherited.options(target.rpc_socket, found["pid"]) == [*given, *options]
+    (record,) = target.directory.parent.rglob(".*.options")
+    record.unlink()
+    with pytest.raises(TargetUnavailable, match="root has no record of how the target on"):
+        supervise.upgrade(target.rpc_socket, log=target.log, with_program=binary())
+    supervise.stop(target.rpc_socket)

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from pydataplane import supervise
+from pydataplane import inherited, supervise
 from pydataplane.client import Client
 from pydataplane.errors import TargetUnavailable
 from tests.support.initiator import Initiator
@@ -434,7 +434,7 @@ def test_rpc_calls_meanwhile_are_answered(target: Target) -> None:
 
 
 def test_the_command_keeps_the_options_and_says_why_it_failed(target: Target) -> None:
-    given = supervise.options_of(target.pid)
+    given = inherited.options(target.rpc_socket, target.pid)
     assert given == target.command()[1:]
     with pytest.raises(TargetUnavailable, match="the old one serves on: status 1"):
         supervise.upgrade(target.rpc_socket, log=target.log, with_program=Path("/bin/false"))
@@ -445,5 +445,5 @@ def test_the_command_keeps_the_options_and_says_why_it_failed(target: Target) ->
     found = supervise.upgrade(target.rpc_socket, log=target.log, with_program=binary())
     assert old.wait(DEADLINE_S) == 0
     assert found["upgrade"]["from_pid"] == old.pid
-    assert supervise.options_of(found["pid"]) == given
+    assert inherited.options(target.rpc_socket, found["pid"]) == given
     supervise.stop(target.rpc_socket)

@@ -3,7 +3,7 @@
 //! Guests and their QEMU are hostile, and one process serves many of them. Should one of them find a
 //! way to run code in it, what that code can do is what this crate leaves: read and write the files
 //! that the target's user may, and make the system calls that the target itself makes. It cannot
-//! start a program, become another user, trace a process, load a module or open a network socket.
+//! start a program, become another user, trace a process or load a module.
 //!
 //! - [`user`]: who the process becomes, and that no capability stays.
 //! - [`calls`]: the allow-list, each group with its reason. The only file to change when the target
@@ -11,8 +11,9 @@
 //! - `filter`: makes the seccomp programs of that list and installs them.
 //! - [`trap`]: what is refused fails with `EPERM` and is logged with its name.
 //!
-//! What it is not: io_uring carries out reads, writes and opens without a system call of their own,
-//! so the list does not bound those; the user's rights do.
+//! What it is not: io_uring carries out reads, writes, opens and sockets without a system call of
+//! their own, so the list does not bound those; the user's rights do, and the unit's
+//! `PrivateNetwork=`.
 //!
 //! [`confine`] is called by the daemon once, before it starts a thread; threads inherit everything.
 

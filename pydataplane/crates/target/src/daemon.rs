@@ -7,6 +7,7 @@ use crate::logging::LogControl;
 use crate::methods;
 use crate::privilege;
 use crate::schemas;
+use crate::started::Record;
 use crate::state::Config;
 use crate::systemd;
 use crate::upgrade::{self, Arrival, Door, Visitor};
@@ -55,10 +56,11 @@ fn serve(cli: &Cli) -> Result<(), Box<dyn Error>> {
         sandbox::trap::log_as_json();
     }
     let holder = holding::find(cli, privilege::uid_to_be(cli)?);
-    privilege::reduce(cli)?;
+    let record = privilege::reduce(cli)?;
     if cli.take_over {
-        return take_over(cli, log, holder, signals);
+        return take_over(cli, log, holder, record, signals);
     }
+    write(record);
     let config = Config::open(&cli.state_dir)?;
     if let Some(dir) = cli.rpc_socket.parent() {
         fs::create_dir_all(dir).map_err(|e| format!("cannot create {}: {e}", dir.display()))?;
@@ -112,6 +114,7 @@ fn take_over(
     cli: &Cli,
     log: LogControl,
     holder: Option<Arc<Client>>,
+    record: Option<Record>,
     signals: Signals,
 ) -> Result<(), Box<dyn Error>> {
     let arrival = Arrival::new(&upgrade::socket_path(&cli.rpc_socket))?;
@@ -128,6 +131,7 @@ fn take_over(
     // Before the old process ends: the service manager must not take that for the service's end.
     systemd::notify(&format!("MAINPID={}\nREADY=1", process::id()));
     _ = app.upgrade.set(taken);
+    write(record);
     let ends = Ends::watch(cli, signals)?;
     if let Err(e) = app.config().sign() {
         tracing::warn!("{e}");
@@ -146,6 +150,13 @@ fn take_over(
         run_until_the_end(cli, &app, &methods, server, ends)
     });
     end(app, methods, outcome)
+}
+
+/// Records with which options this process was started.
+fn write(record: Option<Record>) {
+    if let Some(Err(e)) = record.map(Record::write) {
+        tracing::warn!("cannot record the options for an upgrade: {e}");
+    }
 }
 
 /// Restores what was configured and opens the RPC socket.

@@ -31,6 +31,7 @@ pub mod notices;
 pub mod privilege;
 pub mod restore;
 pub mod schemas;
+mod started;
 pub mod state;
 pub mod systemd;
 pub mod upgrade;

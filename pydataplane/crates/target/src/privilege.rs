@@ -7,6 +7,7 @@
 
 use crate::cli::Cli;
 use crate::cli::SandboxMode;
+use crate::started::Record;
 use crate::state;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{Access, AtFlags, CWD, Gid, Mode, Uid};
@@ -42,26 +43,33 @@ const OF_ROOT: CapabilitySet = CapabilitySet::CHOWN
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// Gives up what is not needed; there is no way back. Must come before the first thread.
+/// Gives up what is not needed; there is no way back. Must come before the first thread. Returns where
+/// the options are to be recorded, if this is not root any more.
 ///
 /// # Errors
 /// A sentence; the process must end, for it may have given up half.
-pub fn reduce(cli: &Cli) -> Outcome<()> {
+pub fn reduce(cli: &Cli) -> Outcome<Option<Record>> {
     raise_limits();
     make_room_for_descriptors();
     let is_root = rustix::process::geteuid().is_root();
+    let mut record = None;
     match account(cli, is_root)? {
         Some(account) => {
             let mut groups = cli.groups.clone();
             groups.extend(cli.rpc_group.into_iter().chain(cli.socket_group));
             hand_over(cli, &account)?;
+            record = Record::open(&cli.rpc_socket, cli.take_over).unwrap_or_else(|e| {
+                tracing::warn!("cannot record the options for an upgrade: {e}");
+                None
+            });
             user::become_user(&account, &groups)?;
             check_folders(cli)?;
         }
         None if is_root => user::keep_capabilities(OF_ROOT)?,
         None => user::keep_capabilities(CapabilitySet::empty())?,
     }
-    confine(cli)
+    confine(cli)?;
+    Ok(record)
 }
 
 /// User id that the process is going to have; for what is set up before [`reduce`].
@@ -206,7 +214,17 @@ fn make(dir: &Path, to: &Account) -> Outcome<()> {
         let meta = fs::symlink_metadata(at).map_err(|e| sentence("examine", at, &e))?;
         set_mode(at, meta.mode() | 0o011)?;
     }
-    Ok(())
+    check_owner(dir, to)
+}
+
+/// Whoever owns a folder decides what is in it, so nobody else may own one of the target's.
+fn check_owner(dir: &Path, to: &Account) -> Outcome<()> {
+    let owner = owner(dir)?;
+    if [0, to.uid].contains(&owner) {
+        return Ok(());
+    }
+    let (dir, who) = (dir.display(), user::name_of(owner));
+    Err(format!("{dir} belongs to user {who}, not to {0}: chown {0} {dir}", to.name).into())
 }
 
 /// Lets the account make sockets in a folder of all targets.
