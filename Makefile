@@ -9,12 +9,20 @@ BIN := $(VENV)/bin
 CACHE := .cache
 CARGO := cargo --config net.retry=5
 MANIFEST := pydataplane/Cargo.toml
+# The pinned compiler may be there as `stable`: rustup need not fetch it then.
+ifneq (,$(findstring "$(shell rustc +stable --version 2>/dev/null | cut -d' ' -f2)",$(file < rust-toolchain.toml)))
+export RUSTUP_TOOLCHAIN := stable
+endif
 RUST_SOURCES := $(shell find pydataplane/Cargo.toml pydataplane/Cargo.lock pydataplane/crates -name '*.rs' -o -name 'Cargo.*' 2>/dev/null)
 
 # What the demo and the tests need of Debian 12: QEMU, libvirt, polkit, a compiler, tools for the guest.
 APT_PACKAGES := build-essential busybox-static ca-certificates cpio dbus-daemon e2fsprogs kmod \
 	libvirt-clients libvirt-daemon-system libvirt-dev linux-libc-dev mount pkg-config polkitd \
 	python3-dev python3-venv qemu-system-x86 qemu-utils sg3-utils systemd util-linux xfsprogs xz-utils
+
+# Checks the licences and sources of crates. Built fast, as it runs for a second.
+CARGO_DENY_VERSION := 0.20.2
+CARGO_DENY := $(or $(VIRTLUN_CACHE),$(HOME)/.cache/virtlun)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny
 
 # Of pytest: much of a test's time is waiting for a guest or a server, so four at a time.
 SIDE_BY_SIDE := -n 4 --durations=20 --durations-min=10 --dist loadscope --no-loadscope-reorder
@@ -72,10 +80,11 @@ bench: setup ## Ours beside Debian's qemu-storage-daemon, with ratios (ARGS='--q
 	@$(BIN)/python -m tests.bench.upgrade
 
 .PHONY: lint
-lint: $(CACHE)/venv.stamp toolchain ## Formatting, lints, types; nothing is changed
+lint: $(CACHE)/venv.stamp toolchain $(CARGO_DENY) ## Formatting, lints, types; nothing is changed
 	$(call say,lint)
 	@$(CARGO) fmt --all --check --manifest-path $(MANIFEST)
 	@$(CARGO) clippy --locked --workspace --all-targets --manifest-path $(MANIFEST) -- -D warnings
+	@$(CARGO_DENY) deny --manifest-path $(MANIFEST) --log-level error --all-features check bans licenses sources
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
@@ -97,6 +106,11 @@ setup: $(CACHE)/apt.stamp $(CACHE)/venv.stamp $(CACHE)/build.stamp ## Debian pac
 .PHONY: toolchain
 toolchain:
 	@command -v cargo >/dev/null || { echo "cargo is not installed: virtlun needs Rust 1.89 or newer, see https://rustup.rs"; exit 1; }
+
+$(CARGO_DENY): | toolchain
+	$(call say,cargo deny)
+	@CARGO_PROFILE_DEV_DEBUG=0 $(CARGO) install --quiet --locked --debug \
+		--root $(dir $(@D)) --version $(CARGO_DENY_VERSION) cargo-deny
 
 .PHONY: clean
 clean: ## Remove what was built; downloads stay in .cache

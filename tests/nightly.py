@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -44,11 +43,6 @@ def _miri() -> str | None:
         ["cargo", "+nightly", "miri", "--version"], capture_output=True, text=True, check=False
     )
     return None if asked.returncode == 0 else "no Miri: rustup +nightly component add miri rust-src"
-
-
-def _deny() -> str | None:
-    found = shutil.which("cargo-deny") or (Path.home() / ".cargo/bin/cargo-deny").exists()
-    return None if found else "no cargo-deny: cargo install --locked cargo-deny"
 
 
 def _always() -> str | None:
@@ -123,13 +117,16 @@ STEPS = {
         lambda: _nightly() or _sources(),
         _sanitized("thread"),
     ),
-    "deny": Step(
-        "licences, duplicates and sources of dependencies",
-        _cargo("deny", "--all-features", "check", "bans", "licenses", "sources"),
-        _deny,
-    ),
     "bench": Step("the whole benchmark", [sys.executable, "-m", "tests.bench"]),
-    "bench-attach": Step("attach by libvirt", [sys.executable, "-m", "tests.bench.attach"]),
+    **{
+        f"bench-{name}": Step(about, [sys.executable, "-m", f"tests.bench.{name}"])
+        for name, about in {
+            "noisy": "a verified reader beside each hostile neighbour",
+            "attach": "attach by libvirt",
+            "upgrade": "the pause of an upgrade",
+            "pods": "a pod's volume beside a plain loop device",
+        }.items()
+    },
 }
 
 
