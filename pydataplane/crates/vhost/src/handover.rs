@@ -100,6 +100,10 @@ pub struct SessionState {
     /// Where it keeps what is in flight, if it does (SET_INFLIGHT_FD). Nothing is marked there.
     #[serde(default)]
     pub inflight: Option<InflightState>,
+    /// Queues that may have requests in flight which nobody knows of, as a target died that served
+    /// them without such a region.
+    #[serde(default)]
+    pub unknown_queues: Vec<u16>,
     /// What it said about its virtqueues.
     pub rings: Vec<RingState>,
 }

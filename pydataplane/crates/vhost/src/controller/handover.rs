@@ -225,7 +225,8 @@ impl Server {
             self.unheard = unheard;
             return Ok(());
         };
-        // What was in flight has ended and was told, whatever a mark says.
+        // What was in flight has ended and was told, whatever the mark says; what nobody knows of is in
+        // the state of the session.
         let (mark, _) = Mark::of_peer(self.mark.clone(), &client);
         let there: Vec<_> = targets.iter().flatten().filter(|t| !t.leaving).collect();
         let taken = peer.take_over(session, &mut fds, &there, unheard, mark);

@@ -307,7 +307,7 @@ impl Server {
         let (mark, marked) = Mark::of_peer(self.mark.clone(), &comer);
         let mut past =
             self.past.take().filter(|(peer, _)| peer == mark.peer()).unwrap_or_default().1;
-        past.unknown |= marked;
+        past.unknown = past.unknown.union(marked);
         self.sessions += 1;
         let context = controller.context(self.sessions);
         let targets = controller.targets();

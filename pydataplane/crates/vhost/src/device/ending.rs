@@ -66,14 +66,14 @@ impl Device {
     /// other end, and what is known of its rings.
     pub(crate) fn close_all(&mut self) -> (String, Past) {
         let drained = self.workers.iter().flat_map(|w| w.call(|p| p.drained_queues())).collect();
-        let tracked = self.inflight.is_some();
-        if tracked || !self.untold {
-            self.mark.clear();
-        }
+        // What could not be started is not known in the next session either.
         let past = match self.untold {
-            true => Past { unknown: !tracked, drained: Vec::new() },
-            false => Past { unknown: false, drained },
+            true => {
+                Past { unknown: self.past.unknown.union(self.mark.queues()), drained: Vec::new() }
+            }
+            false => Past { unknown: self.past.unknown, drained },
         };
+        self.mark.keep(past.unknown);
         for Worker { reactor, poller } in self.workers.drain(..) {
             reactor.call(move |cx| {
                 // Dropped here: channels belong to this thread.

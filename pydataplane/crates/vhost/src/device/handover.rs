@@ -112,6 +112,7 @@ impl Device {
             memory,
             log: None,
             inflight: None,
+            unknown_queues: self.past.unknown.iter().collect(),
             rings: self.describe_rings(),
         })
     }
@@ -263,6 +264,7 @@ impl Device {
         mark: Mark,
     ) -> Result<(), TakeOverError> {
         (self.unheard, self.mark) = (unheard, mark);
+        self.past.unknown = state.unknown_queues.iter().copied().collect();
         // From here on nothing is served, although the rings are set up.
         self.held = true;
         self.workers.iter().for_each(|w| w.call(DevicePoller::pause));

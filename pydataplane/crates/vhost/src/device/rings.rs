@@ -207,6 +207,7 @@ impl Device {
     fn forget_in_flight(&mut self, at: usize) {
         self.rings[at].owed = false;
         self.rings[at].refused = None;
+        self.past.unknown.remove(at as u16);
         if let Some(mut queue) = self.inflight.as_ref().and_then(|i| i.queue(at as u16)) {
             queue.reset();
         }
@@ -260,7 +261,7 @@ impl Device {
                 }
             }
             if !queue.is_tracking()
-                && let Err(why) = self.mark.make()
+                && let Err(why) = self.mark.add(at as u16)
             {
                 self.refuse(at, format!("that it has requests in flight cannot be noted: {why}"));
                 return Ok(());
@@ -297,6 +298,7 @@ impl Device {
         }
         let ring = &mut self.rings[at];
         (ring.running, ring.ran, ring.owed, ring.refused) = (true, true, false, None);
+        self.past.unknown.remove(at as u16);
         self.catching_up |= replays != 0;
         match replays {
             0 => tracing::debug!(controller = self.name, queue = at, base, "started"),
@@ -350,7 +352,8 @@ impl Device {
         if self.past.drained.contains(&(at as u16, used)) {
             return Ok(used);
         }
-        match self.past.unknown && !(base == used && used == avail) {
+        let unknown = self.past.unknown.contains(at as u16);
+        match unknown && !(base == used && used == avail) {
             false => Ok(base),
             true => Err(format!(
                 "requests were in flight when the target lost it, and its front end keeps no \

@@ -59,7 +59,8 @@ fn go_on(host: &Host, targets: &[(u8, &str, TargetOptions)]) {
     host.controllers.release();
 }
 
-fn move_on(host: &Host) {
+/// Takes `vm0` with `disk0` apart and puts it together again.
+pub fn move_on(host: &Host) {
     let controllers = taken_apart(host);
     // Whoever serves now has them alone.
     drop(host.registry.claim("disk0", "nobody else").unwrap());

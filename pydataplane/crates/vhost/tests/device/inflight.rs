@@ -8,6 +8,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_get_seals, fstat, ftruncate, memfd
 use vhost_scsi::Timeouts;
 
 use crate::guest::*;
+use crate::handover::move_on;
 use crate::host::*;
 use crate::peer::*;
 
@@ -560,6 +561,60 @@ fn without_a_region_a_queue_goes_on_after_a_crash_only_where_nothing_was_in_flig
     let late = guest.submit(2, flat(0), 1, &[0; 6], &[], 0);
     go_on_untracked(&mut guest, &third);
     assert_eq!(guest.finish(&late).response, 0);
+    gate.open();
+    drop(first);
+}
+
+/// A host that found the mark of `other`, as after `kill -9`.
+fn successor(other: &Host) -> Host {
+    let host = Host::with_disk(1);
+    std::fs::create_dir_all(host.mark().parent().unwrap()).unwrap();
+    std::fs::copy(other.mark(), host.mark()).unwrap();
+    host
+}
+
+#[test]
+fn a_queue_that_cannot_be_known_stays_stopped_until_its_driver_resets_it() {
+    let (first, gate) = gated();
+    let mut guest = untracked(&first, &gate, 4);
+    let lost = successor(&first);
+    let is_stopped = |host: &Host| {
+        wait_until("it is told", || !stopped_queues(host).is_empty());
+        let stopped = stopped_queues(host);
+        assert_eq!(stopped.iter().map(|(queue, _)| *queue).collect::<Vec<_>>(), [2]);
+        assert!(stopped[0].1.contains("requests were in flight"), "{}", stopped[0].1);
+    };
+    go_on_untracked(&mut guest, &lost);
+    is_stopped(&lost);
+    // Its QEMU connects again, once without a word about any queue.
+    guest.peer.shutdown();
+    lost.wait_until_free();
+    guest.reconnect(&lost.socket());
+    guest.peer.shutdown();
+    lost.wait_until_free();
+    go_on_untracked(&mut guest, &lost);
+    is_stopped(&lost);
+    // An upgrade.
+    move_on(&lost);
+    is_stopped(&lost);
+    // What could be known goes on, and is no matter of the mark any more.
+    let quiet = guest.submit(3, flat(0), 1, &[0; 6], &[], 0);
+    assert_eq!(guest.finish(&quiet).response, 0);
+    let late = guest.submit(3, flat(0), 1, &[0; 6], &[], 0);
+    assert_eq!(guest.finish(&late).response, 0);
+    // An orderly restart.
+    lost.controllers.delete("vm0", true).unwrap();
+    let next = successor(&lost);
+    let waits = guest.submit(3, flat(0), 1, &[0; 6], &[], 0);
+    go_on_untracked(&mut guest, &next);
+    is_stopped(&next);
+    assert_eq!(guest.finish(&waits).response, 0);
+    assert_eq!(guest.used_index(2), guest.peer.base(2) as u16);
+    guest.start_queue(2);
+    guest.ready(0);
+    assert_eq!(stopped_queues(&next), []);
+    next.controllers.delete("vm0", true).unwrap();
+    assert!(!next.mark().exists());
     gate.open();
     drop(first);
 }
