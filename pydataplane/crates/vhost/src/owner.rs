@@ -17,7 +17,7 @@ use peer::{Identity, Process};
 /// on the host anyway.
 const ROOT: u32 = 0;
 
-/// Refused strangers that are a line in the log, of a controller and second.
+/// Refusals that are a line in the log, of a controller and second.
 const MAX_LOGGED_REFUSALS: u32 = 4;
 const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -130,7 +130,7 @@ impl Owner {
     }
 }
 
-/// Lines in the log about strangers, which may come as often as they like.
+/// Lines in the log about what was refused, which may come as often as peers like.
 #[derive(Debug, Default)]
 pub(crate) struct RefusalLog {
     /// When the present second began, and the lines in it.
@@ -140,8 +140,13 @@ pub(crate) struct RefusalLog {
 }
 
 impl RefusalLog {
-    /// One was refused.
-    pub(crate) fn refused(&mut self, controller: &str, stranger: &Process, why: &dyn fmt::Display) {
+    /// `what` was refused.
+    pub(crate) fn refused(
+        &mut self,
+        controller: &str,
+        what: &dyn fmt::Display,
+        why: &dyn fmt::Display,
+    ) {
         if self.since.is_none_or(|since| since.elapsed() >= REFUSAL_LOG_INTERVAL) {
             self.since = Some(Instant::now());
             self.logged = 0;
@@ -152,8 +157,8 @@ impl RefusalLog {
         }
         self.logged += 1;
         match std::mem::take(&mut self.unlogged) {
-            0 => tracing::warn!(controller, "refused {stranger}: {why}"),
-            more => tracing::warn!(controller, "refused {stranger}: {why}; {more} more before it"),
+            0 => tracing::warn!(controller, "refused {what}: {why}"),
+            more => tracing::warn!(controller, "refused {what}: {why}; {more} more before it"),
         }
     }
 }

@@ -33,6 +33,7 @@ use crate::device::{Addresses, Device, DeviceError};
 use crate::events::Unheard;
 use crate::handover::{Fds, Kept, SessionState};
 use crate::lun::Target;
+use crate::owner::RefusalLog;
 use crate::past::Mark;
 
 /// How long a peer may take over the rest of a message that it began, or over taking a reply.
@@ -43,7 +44,7 @@ const MESSAGE_PAUSE: Duration = Duration::from_millis(1);
 const HEADER: usize = 12;
 /// Bytes of a body at most; the library refuses more when it sees the header.
 const MAX_BODY: usize = 4096;
-/// Messages of one session that may be refused: each is a line in the log.
+/// Messages of one session that may be refused.
 const MAX_REFUSED: u32 = 256;
 
 /// The library wants a lock of the standard library, which a panic poisons; a panic ends the process.
@@ -263,8 +264,13 @@ impl Peer {
         poll(&mut fds, Some(&timeout)).is_ok_and(|ready| ready != 0)
     }
 
-    /// Receives one message, does what it says and answers.
-    pub(crate) fn handle_message(&mut self) -> std::result::Result<(), End> {
+    /// Receives one message of the peer of `controller`, does what it says and answers. What is refused
+    /// is a line in `log`.
+    pub(crate) fn handle_message(
+        &mut self,
+        controller: &str,
+        log: &mut RefusalLog,
+    ) -> std::result::Result<(), End> {
         self.wait_until_whole()?;
         let result = self.requests.handle_request();
         if let Some(why) = self.handler().fatal.take() {
@@ -278,7 +284,7 @@ impl Peer {
             Err(Error::Disconnected) => Err(End::Disconnected),
             // Our own refusals: answered with a NACK if the peer wanted an answer.
             Err(Error::ReqHandlerError(why)) => {
-                tracing::warn!("refused a message: {why}");
+                log.refused(controller, &"a message", &why);
                 self.refused += 1;
                 match self.refused {
                     ..MAX_REFUSED => Ok(()),

@@ -71,9 +71,11 @@ pub(super) struct Server {
     pub(super) client: Option<Arc<Process>>,
     /// The controller belongs to that process, which is recorded.
     pub(super) claimed: bool,
-    /// What the peer's messages may take.
+    /// What the messages of peers may take: of all that come, so that none has more by coming again.
     pub(super) budget: Budget,
+    /// Lines about strangers, and about messages that were refused.
     pub(super) refusals: RefusalLog,
+    refused_messages: RefusalLog,
     /// The session before; while it is there, there is no peer.
     pub(super) ending: Option<Ending>,
     /// Who takes its place then.
@@ -135,6 +137,7 @@ impl Server {
             claimed: false,
             budget: Budget::new(Instant::now()),
             refusals: RefusalLog::default(),
+            refused_messages: RefusalLog::default(),
             ending: None,
             successor: None,
             unheard: None,
@@ -288,7 +291,8 @@ impl Server {
         }
         let Some(peer) = &mut self.peer else { return Ok(()) };
         let since = Instant::now();
-        let handled = peer.handle_message();
+        let handled =
+            peer.handle_message(&self.controller.name, &mut self.refused_messages);
         let now = Instant::now();
         self.budget.charge(now - since, now);
         handled
@@ -318,7 +322,6 @@ impl Server {
         self.peer = Some(Peer::new(connection, device));
         self.client = Some(comer);
         self.claimed = false;
-        self.budget = Budget::new(Instant::now());
         self.controller.session.store(self.sessions, Ordering::Relaxed);
         self.setup = since.elapsed();
     }
