@@ -134,6 +134,12 @@ impl Process {
         }
     }
 
+    /// Whether its end will be seen here: not that of a recorded process of another PID namespace.
+    pub fn is_watched(&self) -> bool {
+        let Identity { pid, start_time, .. } = self.identity;
+        self.pidfd.is_some() || (pid != 0 && start_time != 0)
+    }
+
     /// Whether `other`, which is there now, is this process as far as can be known. Processes
     /// without a number here, and without one that is good for ever, are told apart by their user.
     pub fn is_same(&self, other: &Process) -> bool {

@@ -107,6 +107,14 @@ impl Owner {
         self.process.as_ref().is_some_and(|owner| owner.is_same(process))
     }
 
+    /// Whether it belongs to this process, and will be free when that has ended. Not where the owner
+    /// was recorded, is of another PID namespace, and so is known by its user alone: `process` has a
+    /// pidfd, and is to be bound.
+    pub(crate) fn is_bound_to(&self, process: &Process) -> bool {
+        let owner = self.process.as_ref().filter(|owner| owner.is_same(process));
+        owner.is_some_and(|owner| owner.is_watched() || !process.is_watched())
+    }
+
     /// From now on it belongs to `process`.
     pub(crate) fn bind(&mut self, process: Arc<Process>) {
         self.process = Some(process);
@@ -204,6 +212,22 @@ mod tests {
         let gone = second.process();
         second.end();
         assert!(matches!(owner.admit(&gone), Err(Refusal::Gone)));
+    }
+
+    #[test]
+    fn an_owner_that_is_known_by_its_user_alone_is_bound_again() {
+        let other = Other::new();
+        let comer = other.process();
+        // As it was recorded where it had no number: of a PID namespace that is not ours.
+        let recorded = Identity { pid: 0, start_time: 0, ..comer.identity().clone() };
+        let mut owner = Owner::default();
+        owner.bind(Arc::new(Process::find(&recorded).unwrap()));
+        assert!(owner.admit(&comer).is_ok());
+        assert!(!owner.is_bound_to(&comer), "nobody would see that it ended");
+        owner.bind(Arc::new(other.process()));
+        assert!(owner.is_bound_to(&comer));
+        other.end();
+        assert_eq!(owner.info(), OwnerInfo::default());
     }
 
     #[test]

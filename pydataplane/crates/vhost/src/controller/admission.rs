@@ -86,7 +86,7 @@ impl Server {
         let own = {
             let mut owner = controller.owner.lock();
             owner.admit(client).map_err(refused)?;
-            owner.is(client)
+            owner.is_bound_to(client)
         };
         if !own {
             // Not under the lock, which others take to look: this waits for a disk.

@@ -236,8 +236,15 @@ impl Server {
             peer.into_device().leave_all();
             return Err(format!("the session of controller {name} does not go on: {why}"));
         }
-        // Whose the controller is was restored with it.
-        self.claimed = controller.owner.lock().is(&client);
+        // Whose the controller is was restored with it, perhaps without what tells that it ended.
+        self.claimed = {
+            let mut owner = controller.owner.lock();
+            let own = owner.is(&client);
+            if own && !owner.is_bound_to(&client) {
+                owner.bind(Arc::clone(&client));
+            }
+            own
+        };
         // At once, as whoever asks next may be faster than the release.
         controller.started.store(peer.handler().device.runs(), Ordering::Relaxed);
         self.client = Some(client);
