@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -295,3 +296,57 @@ def test_an_owner_that_cannot_be_recorded_is_not_served(target: Target) -> None:
         assert recorded["process"]["pid"] == os.getpid() == shown(target)["owner"]["pid"]
     target.rpc("vhost_delete_controller", ctrlr="vm-1", force=True)
     assert target.configuration()["vhost_scsi"] == []
+
+
+class Contained(Target):
+    """A target in a PID namespace of its own, in which processes of ours have no number."""
+
+    def command(self, *options: str) -> list[str]:
+        """Returns the command line."""
+        return ["unshare", "--pid", "--fork", *super().command(*options)]
+
+    def signal(self, number: signal.Signals) -> int:
+        """Sends a signal to the target, which unshare waits for."""
+        process, self.process = self.process, None
+        if process is None:
+            return 0
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+        for pid in children.split():
+            os.kill(int(pid), number)
+        return process.wait(DEADLINE_S)
+
+
+@needs_root
+def test_an_owner_of_another_pid_namespace_is_known_again_after_a_crash(scratch: Path) -> None:
+    directory = scratch / "0"
+    directory.mkdir()
+    target = Contained(directory).start()
+    try:
+        for folder in (scratch, directory, target.vhost_dir):
+            folder.chmod(0o755)
+        target.rpc("bdev_malloc_create", name="m0", num_blocks=2048, block_size=512)
+        target.rpc("vhost_create_scsi_controller", ctrlr="vm-1", socket_gid=GROUP)
+        target.rpc(
+            "vhost_scsi_controller_add_target", ctrlr="vm-1", scsi_target_num=0, bdev_name="m0"
+        )
+        vm = target.vhost_dir / "vm-1"
+        with process_of(OWNER, vm) as first:
+            until_connected(first, "connect")
+            first.ready()
+            assert shown(target)["owner"]["pid"] == 0
+            target.kill9()
+            target.start()
+        with process_of(OWNER, vm) as second, process_of(INTRUDER, vm) as other:
+            # Nobody can tell that it is not the first one.
+            until_connected(second, "connect")
+            second.ready()
+            with pytest.raises(Refused):
+                other.send("connect")
+                other.ready()
+            second.kill()
+            # But that it has ended is seen.
+            until_connected(other, "connect")
+            other.ready()
+    finally:
+        target.kill9()
+        target.end_holder()

@@ -267,6 +267,9 @@ def reach(step: str, path: Path) -> None:
                 return
             if phase == "outlook":
                 answer = exchange(stream, {"message": "expecting"})
+        assert exchange(stream, {"message": "prepared"})["message"] == "go"
+        if step == "go":
+            return
     raise AssertionError(f"there is no step {step}")
 
 
@@ -276,18 +279,22 @@ STEPS = (
 )
 
 
-def upgrade_ends(target: Target, step: str) -> None:
-    """Has a new program come up that ends at `step`."""
+def end_at(step: str, target: Target) -> int:
+    """Runs a new program that ends at `step`, and returns its exit status."""
+    code = (
+        "import sys; from pathlib import Path; from tests.target.test_upgrade import reach;"
+        "reach(sys.argv[1], Path(sys.argv[2]))"
+    )
     process = subprocess.Popen(
-        [
-            *(sys.executable, "-c"),
-            "import sys; from pathlib import Path; from tests.target.test_upgrade import reach;"
-            "reach(sys.argv[1], Path(sys.argv[2]))",
-            *(step, f"{target.rpc_socket}.upgrade"),
-        ],
+        [sys.executable, "-c", code, step, f"{target.rpc_socket}.upgrade"],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
-    assert process.wait(DEADLINE_S) in (0, -signal.SIGKILL)
+    return process.wait(DEADLINE_S)
+
+
+def upgrade_ends(target: Target, step: str) -> None:
+    """Has a new program come up that ends at `step`, where the old one goes on."""
+    assert end_at(step, target) in (0, -signal.SIGKILL)
     # It is waited for again when the old program serves.
     end = time.monotonic() + DEADLINE_S
     while not Path(f"{target.rpc_socket}.upgrade").exists():
@@ -312,6 +319,22 @@ def test_a_new_program_that_crashes_at_any_step_leaves_the_old_one_serving(
         assert sessions(target) == shown
         first.check()
         second.check()
+
+
+def test_a_new_program_that_dies_before_it_serves_is_a_failure_to_the_service_manager(
+    target: Target,
+) -> None:
+    (name,) = disks(target, 1)
+    with Initiator(target.vhost_dir / name) as guest:
+        guest.send("connect")
+        guest.ready()
+        assert end_at("go", target) == 0
+        # Neither of them has the guests now: Restart=on-failure has to act.
+        assert target.process is not None
+        assert target.process.wait(DEADLINE_S) == 1
+        target.process = None
+        assert "does not say that it serves" in target.words()
+        target.start()
 
 
 def test_a_new_program_that_hangs_is_ended(target: Target) -> None:

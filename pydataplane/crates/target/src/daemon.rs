@@ -220,7 +220,8 @@ fn run_until_the_end(
     while let Ok(End::Upgrade(visitor)) = ends.end.recv() {
         ends.door = None;
         match upgrade::leave(app, methods, server, &visitor) {
-            Ok(()) => process::exit(0),
+            Ok(true) => process::exit(0),
+            Ok(false) => process::exit(i32::from(FAILED)),
             Err((same, why)) => {
                 tracing::error!("the upgrade is abandoned, this target goes on: {why}");
                 server = same;

@@ -185,21 +185,26 @@ impl Visitor {
         self.channel.say(&Message::End { controllers: controllers.len() }, deadline).map_err(failed)
     }
 
-    /// Waits for the message that says that it serves, or for its end.
-    fn farewell(&self) {
+    /// Waits for the message that says that it serves, or for its end. Whether it serves.
+    fn farewell(&self) -> bool {
         match self.channel.receive(Instant::now() + ANSWER_TIMEOUT) {
-            Ok((Message::Serving { pause_us }, _)) => tracing::info!(
-                pid = self.pid,
-                pause_ms = pause_us as f64 / 1e3,
-                "a new program has taken over"
-            ),
-            _ => tracing::error!(pid = self.pid, "the new program does not say that it serves"),
+            Ok((Message::Serving { pause_us }, _)) => {
+                let pause_ms = pause_us as f64 / 1e3;
+                tracing::info!(pid = self.pid, pause_ms, "a new program has taken over");
+                true
+            }
+            _ => {
+                tracing::error!(pid = self.pid, "the new program does not say that it serves");
+                false
+            }
         }
     }
 }
 
 /// Gives everything to `visitor`. When it returns well, this process has nothing any more and is to
-/// end without touching anything.
+/// end without touching anything. Returns whether `visitor` said that it serves: where it did not, it
+/// may have died, and this process is to end as one that failed, so that a service manager starts
+/// another.
 ///
 /// # Errors
 /// Why not, in one sentence; then everything is served as before.
@@ -208,7 +213,7 @@ pub fn leave(
     methods: &Arc<Methods>,
     server: Server,
     visitor: &Visitor,
-) -> Result<(), (Server, String)> {
+) -> Result<bool, (Server, String)> {
     if methods.phase() != Phase::Runtime {
         let why = "the target waits for framework_start_init".to_owned();
         visitor.refuse(&why);
@@ -244,9 +249,9 @@ pub fn leave(
     });
     match outcome {
         Ok(()) => {
-            visitor.farewell();
+            let serves = visitor.farewell();
             parked.listener.leave();
-            Ok(())
+            Ok(serves)
         }
         Err(why) => {
             visitor.refuse(&why);

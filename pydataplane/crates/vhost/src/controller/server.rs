@@ -291,8 +291,7 @@ impl Server {
         }
         let Some(peer) = &mut self.peer else { return Ok(()) };
         let since = Instant::now();
-        let handled =
-            peer.handle_message(&self.controller.name, &mut self.refused_messages);
+        let handled = peer.handle_message(&self.controller.name, &mut self.refused_messages);
         let now = Instant::now();
         self.budget.charge(now - since, now);
         handled
