@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::rc::Rc;
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::thread::CpuSet;
 use rustix::time::Timespec;
 
 use crate::waker::Sleeper;
@@ -18,6 +19,8 @@ const EVENTS_MAX: usize = 32;
 struct Inner {
     // Dropped in this order: the ring before the epoll that watches it.
     uring: OnceCell<Uring>,
+    /// Where the kernel's threads for it are to run.
+    workers: Option<CpuSet>,
     sleeper: Sleeper,
     epoll: OwnedFd,
 }
@@ -35,11 +38,19 @@ impl IoContext {
     /// # Errors
     /// No epoll or eventfd left.
     pub fn new() -> io::Result<Self> {
+        Self::with_workers_on(None)
+    }
+
+    /// As [`IoContext::new`]; what the kernel carries out in threads of its own runs on `cpus`.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn with_workers_on(cpus: Option<CpuSet>) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let sleeper = Sleeper::new()?;
         let flags = EventFlags::IN | EventFlags::ET;
         epoll::add(&epoll, sleeper.event(), EventData::new_u64(0), flags)?;
-        Ok(Self { inner: Rc::new(Inner { uring: OnceCell::new(), sleeper, epoll }) })
+        Ok(Self { inner: Rc::new(Inner { uring: OnceCell::new(), workers: cpus, sleeper, epoll }) })
     }
 
     /// The thread's io_uring, made at the first call.
@@ -51,6 +62,9 @@ impl IoContext {
             return Ok(u);
         }
         let uring = Uring::new(self.sleeper().event())?;
+        if let Some(cpus) = &self.inner.workers {
+            uring.place_workers(cpus);
+        }
         self.adopt(uring)
     }
 

@@ -24,6 +24,14 @@ pub(crate) fn pin(cpu: Option<usize>) -> io::Result<()> {
     })
 }
 
+/// The CPUs on which the calling thread may run and no reactor is bound; `None`: there are no others,
+/// or `cpus` are none.
+pub(crate) fn beside(cpus: &[usize]) -> Option<CpuSet> {
+    let mut set = sched_getaffinity(None).ok()?;
+    cpus.iter().filter(|cpu| **cpu < CpuSet::MAX_CPU).for_each(|cpu| set.unset(*cpu));
+    (!cpus.is_empty() && set.count() > 0).then_some(set)
+}
+
 /// Has the calling thread, and those that it starts from now on, leave `cpus` to the reactors that
 /// are bound to them: a message of one guest, or a management call, must not take the CPU from a
 /// reactor that serves all guests. Returns whether it did; not where it may run nowhere else.
@@ -31,14 +39,7 @@ pub(crate) fn pin(cpu: Option<usize>) -> io::Result<()> {
 /// # Errors
 /// The kernel's.
 pub fn leave(cpus: &[usize]) -> io::Result<bool> {
-    if cpus.is_empty() {
-        return Ok(false);
-    }
-    let mut set = sched_getaffinity(None)?;
-    cpus.iter().filter(|cpu| **cpu < CpuSet::MAX_CPU).for_each(|cpu| set.unset(*cpu));
-    if set.count() == 0 {
-        return Ok(false);
-    }
+    let Some(set) = beside(cpus) else { return Ok(false) };
     sched_setaffinity(None, &set)?;
     Ok(true)
 }

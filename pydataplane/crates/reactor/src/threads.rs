@@ -6,9 +6,11 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
+use rustix::thread::CpuSet;
+
 use crate::accounting::Accounting;
 use crate::mailbox::Mailbox;
-use crate::place::pin;
+use crate::place::{beside, pin};
 use crate::run::{Idle, run};
 use crate::{Cx, IoContext, Stats};
 
@@ -104,9 +106,11 @@ impl Reactors {
         }
         // Calibrates the clock here, not in the first reactor's loop.
         crate::ticks::hz();
+        let bound: Vec<usize> = cpus.iter().copied().flatten().collect();
+        let beside = beside(&bound);
         let mut all = Reactors { handles: Vec::new(), threads: Vec::new() };
         for (index, &cpu) in cpus.iter().enumerate() {
-            match start_one(index, cpu, idle) {
+            match start_one(index, cpu, beside, idle) {
                 Ok((handle, thread)) => {
                     all.handles.push(handle);
                     all.threads.push(thread);
@@ -155,11 +159,17 @@ impl Drop for Reactors {
     }
 }
 
-fn start_one(index: usize, cpu: Option<usize>, idle: Idle) -> io::Result<(Handle, JoinHandle<()>)> {
+/// Starts a reactor; `beside`: CPUs for what the kernel does for it in threads of its own.
+fn start_one(
+    index: usize,
+    cpu: Option<usize>,
+    beside: Option<CpuSet>,
+    idle: Idle,
+) -> io::Result<(Handle, JoinHandle<()>)> {
     let (ready, wait) = mpsc::sync_channel(1);
     let thread = std::thread::Builder::new().name(format!("reactor_{index}")).spawn(move || {
         IS_REACTOR.set(true);
-        let io = match pin(cpu).and_then(|()| IoContext::new()) {
+        let io = match pin(cpu).and_then(|()| IoContext::with_workers_on(beside)) {
             Ok(io) => io,
             Err(e) => {
                 let _ = ready.send(Err(e));

@@ -28,6 +28,7 @@ use std::rc::Rc;
 use std::sync::atomic::{Ordering, fence};
 
 use io_uring::{EnterFlags, IoUring, squeue};
+use rustix::thread::CpuSet;
 
 /// Entries queued between two submissions at most; a fuller queue is submitted early.
 const SQ_ENTRIES: u32 = 256;
@@ -98,6 +99,18 @@ impl Uring {
             ring.ring.submitter().register_eventfd(event.as_raw_fd())?;
         }
         Ok(Uring { ring: Rc::new(RefCell::new(ring)) })
+    }
+
+    /// Has the kernel's workers run on `cpus` instead of the calling thread's: they copy and zero, and
+    /// must not take the CPU of a reactor. Kernels before 5.14 keep them where they are.
+    pub(crate) fn place_workers(&self, cpus: &CpuSet) {
+        // SAFETY: a set of CPUs is an array of bits; zeros are the empty set.
+        let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+        for cpu in (0..CpuSet::MAX_CPU).filter(|cpu| cpus.is_set(*cpu)) {
+            // SAFETY: the number is below the set's size, which is CpuSet::MAX_CPU bits.
+            unsafe { libc::CPU_SET(cpu, &mut set) };
+        }
+        _ = self.ring.borrow().ring.submitter().register_iowq_aff(&set);
     }
 
     /// The descriptor to watch for reading; `None` where the eventfd does it.
