@@ -467,7 +467,8 @@ def _lvstores(socket: Path) -> Finding:
             what,
             "failed",
             f"{', '.join(stopped)}: takes no more changes",
-            "mend the file or device that it is on, then restart the target",
+            "mend the file or device that it is on, then call virtlun_bdev_clear_flush_error with "
+            "the name of its bdev",
         )
     if not stores:
         return Finding(
