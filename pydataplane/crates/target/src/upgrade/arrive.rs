@@ -85,7 +85,7 @@ impl Arrival {
         }
     }
 
-    /// Takes everything over into `app`, which has nothing yet; nothing is served or written. On an
+    /// Takes everything over into `app`, which has nothing yet; nothing is served. On an
     /// error the process must end without taking anything apart: it is the old one's again, which is
     /// to be told ([`Arrival::fail`]).
     ///

@@ -32,7 +32,7 @@ pub enum Message {
         /// How many controllers there were.
         controllers: usize,
     },
-    /// New: all of it is opened, loaded and set up, and nothing is served or written yet.
+    /// New: all of it is opened, loaded and set up, and nothing is served yet.
     Prepared,
     /// Old: it is yours. From here on it touches nothing.
     Go,

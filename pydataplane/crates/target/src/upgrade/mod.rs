@@ -15,9 +15,10 @@
 //! | | `go`, and from there on touches nothing |
 //! | serves; `serving` | ends |
 //!
-//! Up to `go` the new program has written nothing, and anything that goes wrong (it ends, is silent
-//! for too long, says `failed`) has the old one end it, wait until it is gone, and go on from the
-//! very values that it sent. After `go` the old one never goes on: two that serve would be worse than
+//! Up to `go` the new program has served nothing, and written nothing but what loading an lvstore
+//! writes (its count of loads); anything that goes wrong (it ends, is silent for too long, says
+//! `failed`) has the old one end it, wait until it is gone, load again, and go on from the very values
+//! that it sent. After `go` the old one never goes on: two that serve would be worse than
 //! none. A new program that ends after `go` is a crash of the target like any other.
 //!
 //! - `message`: what is said; `schemas/upgrade` has its schema. `channel`: how, with descriptors.
