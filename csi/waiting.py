@@ -25,7 +25,7 @@ from csi.whereabouts import IN_POD
 
 ROOM = f"{DRIVER_NAME}/room"
 """On a claim: the node that has got room for it, and when."""
-PATIENCE_S = 5.0
+WAIT_S = 5.0
 """How long another node may take to find that it has room, seconds."""
 RETRY_S = 5.0
 """How long to wait for an API server that does not answer, seconds."""
@@ -53,13 +53,13 @@ class WaitingClaims:
         self,
         node: str,
         connect: Callable[[], Cluster] | None = None,
-        patience_s: float = PATIENCE_S,
+        wait_s: float = WAIT_S,
         retry_s: float = RETRY_S,
     ) -> None:
         """Begins; `connect` is by default of the pod that it runs in, elsewhere it does nothing."""
         self._node = node
         self._connect = connect or (Cluster.connect if IN_POD in os.environ else None)
-        self._patience_s = patience_s
+        self._wait_s = wait_s
         self._retry_s = retry_s
         self._queue: SimpleQueue[Asked | str] = SimpleQueue()
         self._mutex = threading.Lock()
@@ -78,7 +78,7 @@ class WaitingClaims:
             if self._connect is None or claim in self._looked_at:
                 return
             self._looked_at.add(claim)
-        self._queue.put(Asked(claim, lvstore, free, time.monotonic() + self._patience_s))
+        self._queue.put(Asked(claim, lvstore, free, time.monotonic() + self._wait_s))
 
     def room(self, lvstore: str, free: int) -> None:
         """Notes that an lvstore has so many bytes free."""

@@ -22,7 +22,7 @@ from csi.locks import VolumeLocks
 from tests.unit.test_vmvolume_reconcile import FakeCluster, FakeControllers, FakeVolumes
 from tests.unit.vmvolumes import NODE, OTHER, POD, lun, machine, vm_volume
 
-PATIENCE_S = 30.0
+WAIT_S = 30.0
 COMPLETE = Change("complete", {})
 
 
@@ -61,7 +61,7 @@ class WatchedCluster(FakeCluster):
 
 def until(there: Callable[[], object]) -> None:
     """Waits for something."""
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + WAIT_S
     while not there():
         assert time.monotonic() < end, "in vain"
         time.sleep(0.005)

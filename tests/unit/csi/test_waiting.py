@@ -58,7 +58,7 @@ def cluster() -> FakeCluster:
 
 @pytest.fixture
 def waiting(cluster: FakeCluster) -> WaitingClaims:
-    return WaitingClaims("node1", cluster.connect, patience_s=0.0, retry_s=0.0)
+    return WaitingClaims("node1", cluster.connect, wait_s=0.0, retry_s=0.0)
 
 
 def until(ready: Callable[[], object]) -> None:
@@ -96,7 +96,7 @@ def test_a_claim_without_room_is_told_why_and_looked_at_when_there_is(
 def test_room_that_came_while_others_had_time_is_not_missed(
     cluster: FakeCluster, waiting: WaitingClaims
 ) -> None:
-    waiting._patience_s = 0.2
+    waiting._wait_s = 0.2
     claim = cluster.add("data", "2Gi")
     waiting.asked("shop/data", "lvs0", GIB)
     waiting.room("lvs0", 2 * GIB)

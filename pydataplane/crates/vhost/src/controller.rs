@@ -38,7 +38,6 @@ mod handover;
 mod orders;
 mod server;
 
-pub(crate) use handover::Inherited;
 use server::{Begin, Server};
 
 /// How long is waited for I/O in flight. When it does not end, whoever waited goes on, and the I/O

@@ -13,8 +13,9 @@ use bdev::{ClaimMode, Event, Registry, Subscription};
 use reactor::Handle;
 use scsi::{LunOptions, LunShared};
 
-use crate::controller::{Controller, Inherited, Records, Setup, Timeouts, cpu_of};
+use crate::controller::{Controller, Records, Setup, Timeouts, cpu_of};
 use crate::error::{ControllerError, MAX_NAME};
+use crate::handover::Inherited;
 use crate::info::ControllerInfo;
 use crate::lun::{Target, TargetOptions, Times};
 use crate::mailbox::{Order, Parcel};

@@ -278,6 +278,12 @@ pub struct LunTotals {
     pub errors: u64,
 }
 
+/// A controller that came from another process, or is about to.
+pub(crate) struct Inherited {
+    pub(crate) state: ControllerState,
+    pub(crate) fds: Fds,
+}
+
 /// The descriptors of a controller on its way.
 #[derive(Debug, Default)]
 pub struct Fds(Vec<Option<OwnedFd>>);

@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
-use crate::controller::Inherited;
-use crate::handover::ControllerHandover;
+use crate::handover::{ControllerHandover, Inherited};
 use crate::lun::Target;
 use crate::poller::Failure;
 
@@ -33,8 +32,8 @@ pub(crate) enum Order {
     IsConnected { reply: Reply<bool> },
     /// End the session, remove the socket and return.
     Stop,
-    /// Serve nothing, and answer when nothing is in flight any more, after `patience` at most.
-    Hold { patience: Duration, reply: Reply<Result<(), String>> },
+    /// Serve nothing, and answer when nothing is in flight any more, after `timeout` at most.
+    Hold { timeout: Duration, reply: Reply<Result<(), String>> },
     /// Go on after [`Order::Hold`] or [`Order::TakeOver`].
     Release,
     /// While held: return, and leave the rest to whoever gets the answer.
@@ -190,8 +189,8 @@ impl Countdown {
     /// completes it, while it takes long.
     pub(crate) fn wait(&self, what: &str, most: Duration) -> bool {
         /// How often a long wait is logged.
-        const PATIENCE: Duration = Duration::from_secs(5);
-        self.wait_saying(most, PATIENCE, || {
+        const EVERY: Duration = Duration::from_secs(5);
+        self.wait_saying(most, EVERY, || {
             tracing::warn!("still waiting for I/O in flight: {what}");
         })
     }

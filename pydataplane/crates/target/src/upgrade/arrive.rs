@@ -136,12 +136,12 @@ impl Arrival {
         }
     }
 
-    /// A message about the target, which may take `patience` to come, and its controllers.
+    /// A message about the target, which may take `timeout` to come, and its controllers.
     fn receive_all(
         &self,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<(Message, Fds, Vec<ControllerHandover>), String> {
-        let first = Instant::now() + patience;
+        let first = Instant::now() + timeout;
         let (first, fds) = match self.channel.receive(first).map_err(|e| e.to_string())? {
             (Message::Failed { why }, _) => return Err(why),
             first => first,

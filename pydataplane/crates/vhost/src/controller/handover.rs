@@ -12,18 +12,12 @@ use super::server::Server;
 use crate::device::Device;
 use crate::events::Unheard;
 use crate::handover::{
-    ControllerHandover, ControllerState, ControllerTotals, FdIndex, Fds, Kept, LunTotals,
-    SessionState, TargetState,
+    ControllerHandover, ControllerState, ControllerTotals, FdIndex, Fds, Inherited, Kept,
+    LunTotals, SessionState, TargetState,
 };
 use crate::lun::Target;
 use crate::past::{Mark, Past};
 use crate::session::{Peer, TakeOverFailed};
-
-/// A controller that came from another process, or is about to.
-pub(crate) struct Inherited {
-    pub(crate) state: ControllerState,
-    pub(crate) fds: Fds,
-}
 
 /// A session that is about to come, as far as it can be made before.
 pub(super) struct Prepared {
@@ -35,13 +29,13 @@ pub(super) struct Prepared {
 
 impl Server {
     /// Serves nothing any more: no peer, no message, no request; those in flight have ended then.
-    pub(super) fn hold(&mut self, patience: Duration) -> Result<(), String> {
+    pub(super) fn hold(&mut self, timeout: Duration) -> Result<(), String> {
         let name = &self.controller.name;
         if self.ending.is_some() || self.retiring.is_some() || self.stopping {
             return Err(format!("I/O of the VM that left controller {name} has not ended"));
         }
         if let Some(peer) = &self.peer {
-            let held = peer.handler().device.hold(patience);
+            let held = peer.handler().device.hold(timeout);
             held.map_err(|why| format!("controller {name}: {why}"))?;
         }
         self.held = true;

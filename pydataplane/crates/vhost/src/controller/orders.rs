@@ -34,7 +34,7 @@ impl Server {
             Order::Resized { target } => self.tell(Event::Resized(target)),
             Order::Accept => self.accepts = true,
             Order::OwnerChanged => self.owner_changed(),
-            Order::Hold { patience, reply } => _ = reply.send(self.hold(patience)),
+            Order::Hold { timeout, reply } => _ = reply.send(self.hold(timeout)),
             Order::Release => self.release(),
             Order::HandOver { reply } => _ = reply.send(self.hand_over()),
             Order::Describe { reply } => _ = reply.send(self.describe()),

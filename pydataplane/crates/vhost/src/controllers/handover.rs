@@ -16,9 +16,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use super::Controllers;
-use crate::controller::{Controller, Inherited};
+use crate::controller::Controller;
 use crate::error::ControllerError;
-use crate::handover::ControllerHandover;
+use crate::handover::{ControllerHandover, Inherited};
 use crate::mailbox::{Order, Reply};
 use crate::socket::Listener;
 
@@ -31,13 +31,13 @@ const MARGIN: Duration = Duration::from_secs(1);
 
 impl Controllers {
     /// Holds all controllers still, at the same time: no peer, message or request is taken any more,
-    /// and what was in flight has ended, within `patience`.
+    /// and what was in flight has ended, within `timeout`.
     ///
     /// # Errors
     /// [`ControllerError::HandOver`] names a controller whose I/O has not ended; then all go on.
-    pub fn hold(&self, patience: Duration) -> Result<(), ControllerError> {
-        let hold = |_: &str, reply| Order::Hold { patience, reply };
-        let held = self.ask_all(patience + MARGIN, hold);
+    pub fn hold(&self, timeout: Duration) -> Result<(), ControllerError> {
+        let hold = |_: &str, reply| Order::Hold { timeout, reply };
+        let held = self.ask_all(timeout + MARGIN, hold);
         if held.is_err() {
             self.release();
         }
@@ -185,10 +185,10 @@ impl Controllers {
     /// As `ask_each`, and waits for all answers; the first error is the answer.
     fn ask_all<T>(
         &self,
-        patience: Duration,
+        timeout: Duration,
         order: impl FnMut(&str, Reply<Result<T, String>>) -> Order,
     ) -> Result<Vec<T>, ControllerError> {
-        let end = Instant::now() + patience;
+        let end = Instant::now() + timeout;
         let asked = self.ask_each(order);
         asked.iter().map(|(name, answer)| wait_for(name, answer, end)).collect()
     }

@@ -45,26 +45,26 @@ pub(crate) enum TakeOverError {
 
 impl Device {
     /// Takes no more requests, of any queue, and waits until those in flight have ended and are
-    /// published, `patience` at most. Until [`Device::release`] nothing is served.
+    /// published, `timeout` at most. Until [`Device::release`] nothing is served.
     ///
     /// # Errors
     /// [`DeviceError::Stuck`]: some have not ended; then it is released.
-    pub(crate) fn hold(&mut self, patience: Duration) -> Result<(), DeviceError> {
+    pub(crate) fn hold(&mut self, timeout: Duration) -> Result<(), DeviceError> {
         let what = "an upgrade";
         let since = Instant::now();
         // What was in flight before this session is submitted first: whoever goes on knows of none.
         while self.workers.iter().any(|w| w.call(|p| p.replays())) {
-            if since.elapsed() > patience {
-                return Err(DeviceError::Stuck { what, waited: patience });
+            if since.elapsed() > timeout {
+                return Err(DeviceError::Stuck { what, waited: timeout });
             }
             std::thread::sleep(REPLAY_PAUSE);
         }
         self.held = true;
         self.workers.iter().for_each(|w| w.call(DevicePoller::pause));
         let countdown = self.start_drain(Selector::All, None);
-        let drained = match countdown.wait(&format!("an upgrade of {}", self.name), patience) {
+        let drained = match countdown.wait(&format!("an upgrade of {}", self.name), timeout) {
             true => self.finish_tmfs(),
-            false => Err(DeviceError::Stuck { what, waited: patience }),
+            false => Err(DeviceError::Stuck { what, waited: timeout }),
         };
         if drained.is_err() {
             self.release();

@@ -29,7 +29,7 @@ fn a_target_comes_changes_and_goes() {
 
     host.add(5, "null");
     assert_eq!(guest.event(buffers[0]), (TRANSPORT_RESET, lun(5), RESCAN));
-    assert!(guest.called(1, PATIENCE));
+    assert!(guest.called(1, DEADLINE));
     guest.ready(5);
 
     null.resize(16384).unwrap();
@@ -135,7 +135,7 @@ fn a_paused_guest_is_told_when_it_goes_on() {
         for event in expected {
             assert_eq!(guest.event(buffers.next().unwrap()), event, "{heard} heard before");
         }
-        assert!(guest.called(1, PATIENCE));
+        assert!(guest.called(1, DEADLINE));
         guest.ready(2);
     }
 }

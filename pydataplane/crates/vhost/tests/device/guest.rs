@@ -17,7 +17,7 @@ pub const F_LOG_ALL: u64 = 1 << 26;
 pub const LINUX: u64 = 0b110 | F_INDIRECT | F_EVENT_IDX | F_PROTOCOL | 1 << 32;
 
 /// Longest wait for the target before a test fails.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const DEADLINE: Duration = Duration::from_secs(20);
 /// Guest memory below 4 GiB, in bytes: more than the buffers of all requests that a test has in flight.
 const LOW: u64 = 64 << 20;
 /// The peer's own address of guest address 0.
@@ -276,7 +276,7 @@ impl Guest {
             if let Some(used) = self.try_used(queue) {
                 return used;
             }
-            assert!(since.elapsed() < PATIENCE, "nothing came back in queue {queue}");
+            assert!(since.elapsed() < DEADLINE, "nothing came back in queue {queue}");
             std::thread::yield_now();
         }
     }

@@ -78,7 +78,7 @@ fn a_guest_goes_on_with_its_queues_memory_and_features() {
         let requests = host.stats().controller.requests;
         move_on(&host);
         // Called once, whatever was missed.
-        assert!(guest.called(2, PATIENCE));
+        assert!(guest.called(2, DEADLINE));
         // No unit attention: nothing happened to the unit.
         assert_eq!(guest.read_blocks(0, u32::from(turn), 1).data, [turn; 512]);
         assert!(host.stats().controller.requests > requests);

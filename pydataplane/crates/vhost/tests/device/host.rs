@@ -13,7 +13,7 @@ use reactor::{Idle, IoContext, Reactors};
 use uuid::Uuid;
 use vhost_scsi::{ControllerOptions, Controllers, Settings, TargetOptions, Timeouts};
 
-use crate::guest::PATIENCE;
+use crate::guest::DEADLINE;
 
 pub struct Host {
     pub controllers: Controllers,
@@ -137,7 +137,7 @@ impl Drop for Host {
 pub fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
     let since = Instant::now();
     while !is() {
-        assert!(since.elapsed() < PATIENCE, "{what}: never");
+        assert!(since.elapsed() < DEADLINE, "{what}: never");
         std::thread::yield_now();
     }
 }

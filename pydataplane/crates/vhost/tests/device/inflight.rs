@@ -201,7 +201,7 @@ fn a_guest_that_was_not_called_for_what_was_shown_is_called() {
     while guest.called(2, Duration::ZERO) {}
     let second = Host::with_disk(1);
     go_on(&mut guest, &region, &second);
-    assert!(guest.called(2, PATIENCE));
+    assert!(guest.called(2, DEADLINE));
 }
 
 #[test]

@@ -32,7 +32,7 @@ fn data_comes_back_as_written_with_every_set_of_ring_features() {
         let read = guest.read_blocks(0, 100, 64);
         assert_eq!((read.response, read.status, read.residual), (0, 0, 0));
         assert_eq!(read.data, data, "features {features:#x}");
-        assert!(guest.called(2, PATIENCE), "features {features:#x}");
+        assert!(guest.called(2, DEADLINE), "features {features:#x}");
         drop(guest);
         host.wait_until_free();
     }
@@ -388,7 +388,7 @@ fn calls_are_suppressed_as_the_driver_asks() {
     assert!(!guest.called(2, Duration::from_millis(50)));
     guest.write(Guest::rings_at(2) + 0x4000, &0u16.to_le_bytes());
     guest.ready(0);
-    assert!(guest.called(2, PATIENCE));
+    assert!(guest.called(2, DEADLINE));
 }
 
 #[test]
