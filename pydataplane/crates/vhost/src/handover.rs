@@ -22,8 +22,6 @@ use guestmem::GuestMemory;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::poller::RequestQueue;
-
 /// Place of a descriptor among those of its controller.
 pub type FdIndex = u32;
 
@@ -41,14 +39,14 @@ pub struct ControllerHandover {
 /// What a session was made of. To unmap a guest's memory takes time, in which guests would wait.
 #[derive(Default)]
 pub struct Kept {
-    _queues: Vec<RequestQueue>,
+    _queues: Option<Box<dyn Send>>,
     _memory: Option<Arc<GuestMemory>>,
 }
 
 impl Kept {
     /// Keeps these until the value is dropped.
-    pub(crate) fn new(queues: Vec<RequestQueue>, memory: Arc<GuestMemory>) -> Self {
-        Kept { _queues: queues, _memory: Some(memory) }
+    pub(crate) fn new(queues: impl Send + 'static, memory: Arc<GuestMemory>) -> Self {
+        Kept { _queues: Some(Box::new(queues)), _memory: Some(memory) }
     }
 }
 

@@ -38,6 +38,7 @@ mod defs;
 mod device;
 mod error;
 mod events;
+mod failure;
 pub mod handover;
 mod info;
 mod lun;

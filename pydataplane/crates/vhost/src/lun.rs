@@ -4,12 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use bdev::{Claim, OpenError};
+use bdev::Claim;
 use parking_lot::Mutex;
-use reactor::Cx;
-use scsi::{Lun, LunShared, Nexus};
+use scsi::LunShared;
 
-use crate::poller::Unit;
 use crate::stats::{LunCounters, LunStats};
 
 /// How a volume is shown to the guest.
@@ -133,15 +131,4 @@ impl Target {
         self.counters.iter().for_each(|c| stats.add(c));
         stats
     }
-}
-
-/// Opens the logical unit on the reactor of `cx`, for the session `nexus`.
-pub(crate) fn open(
-    cx: &Cx,
-    shared: &Arc<LunShared>,
-    nexus: Arc<Nexus>,
-    counters: Arc<LunCounters>,
-) -> Result<Unit, OpenError> {
-    let channel = shared.bdev().open(cx.io())?;
-    Ok(Unit::new(Lun::new(Arc::clone(shared), nexus, channel), counters))
 }

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
+use crate::failure::Failure;
 use crate::handover::{ControllerHandover, Inherited};
 use crate::lun::Target;
-use crate::poller::Failure;
 
 /// An answer to a control thread that waits for it.
 pub(crate) type Reply<T> = Sender<T>;

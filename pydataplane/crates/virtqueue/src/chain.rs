@@ -5,6 +5,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::segments::Segments;
 
+/// Descriptors that a queue may have here (2.7: at most 32768; QEMU's limit is 1024).
+pub const MAX_QUEUE_SIZE: u16 = 1024;
+
 /// Bytes of a descriptor.
 pub(crate) const DESC_LEN: usize = 16;
 

@@ -29,7 +29,7 @@ use std::sync::atomic::{Ordering, compiler_fence};
 use guestmem::{GuestMemory, GuestRange, MapError, RegionSpec};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
-use crate::queue::MAX_QUEUE_SIZE;
+use crate::chain::MAX_QUEUE_SIZE;
 use crate::steps::step;
 
 /// `version` of a region in use.

@@ -31,7 +31,7 @@ mod steps;
 #[cfg(test)]
 mod crash;
 
-pub use chain::{ChainError, Desc, Head};
+pub use chain::{ChainError, Desc, Head, MAX_QUEUE_SIZE};
 pub use inflight::{Inflight, InflightError, InflightRegion};
-pub use queue::{AddressSpace, ConfigError, MAX_QUEUE_SIZE, QueueConfig, QueueError, SplitQueue};
+pub use queue::{AddressSpace, ConfigError, QueueConfig, QueueError, SplitQueue};
 pub use segments::{MAX_SEGMENTS, Segments};

@@ -5,13 +5,10 @@ use std::sync::atomic::{Ordering, fence};
 
 use guestmem::{GuestMemory, GuestRange};
 
-use crate::chain::{self, ChainError, DESC_LEN, Desc, Head, Table};
+use crate::chain::{self, ChainError, DESC_LEN, Desc, Head, MAX_QUEUE_SIZE, Table};
 use crate::inflight::{Inflight, InflightError, Left};
 use crate::segments::Segments;
 use crate::steps::step;
-
-/// Descriptors that a queue may have here (2.7: at most 32768; QEMU's limit is 1024).
-pub const MAX_QUEUE_SIZE: u16 = 1024;
 
 /// Byte offset of `idx` in both rings; `flags` is at 0.
 const IDX: usize = 2;

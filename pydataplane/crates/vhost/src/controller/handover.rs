@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use peer::Process;
 
-use super::server::Server;
+use super::server::{Prepared, Server};
 use crate::device::Device;
 use crate::events::Unheard;
 use crate::handover::{
@@ -18,14 +18,6 @@ use crate::handover::{
 use crate::lun::Target;
 use crate::past::{Mark, Past};
 use crate::session::{Peer, TakeOverFailed};
-
-/// A session that is about to come, as far as it can be made before.
-pub(super) struct Prepared {
-    /// Its number.
-    sessions: u64,
-    peer: Peer,
-    client: Arc<Process>,
-}
 
 impl Server {
     /// Serves nothing any more: no peer, no message, no request; those in flight have ended then.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::server::Server;
+use super::server::{Removal, Server};
 use crate::device::TMF_ID;
 use crate::events::Event;
 use crate::lun::Target;
@@ -12,12 +12,6 @@ use crate::session::End;
 /// How long no peer may connect after one blocked a reactor: its guests wait for a small part of
 /// the time only.
 const RECONNECT_BAN: Duration = Duration::from_secs(30);
-
-/// A target being removed: who waits for it.
-pub(super) struct Removal {
-    pub(super) target: u8,
-    pub(super) reply: Option<Reply<()>>,
-}
 
 impl Server {
     /// Does what was asked.

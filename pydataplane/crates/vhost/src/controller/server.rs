@@ -12,12 +12,10 @@ use peer::Process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Controller;
-use super::handover::Prepared;
-use super::orders::Removal;
 use crate::budget::Budget;
 use crate::device::Device;
 use crate::events::{Event, Unheard};
-use crate::mailbox::Inbox;
+use crate::mailbox::{Inbox, Reply};
 use crate::owner::RefusalLog;
 use crate::past::{Mark, Past};
 use crate::session::{Connection, End, Peer};
@@ -119,6 +117,20 @@ struct Ready {
     message: bool,
     control: bool,
     event: bool,
+}
+
+/// A target being removed: who waits for it.
+pub(super) struct Removal {
+    pub(super) target: u8,
+    pub(super) reply: Option<Reply<()>>,
+}
+
+/// A session that is about to come, as far as it can be made before.
+pub(super) struct Prepared {
+    /// Its number.
+    pub(super) sessions: u64,
+    pub(super) peer: Peer,
+    pub(super) client: Arc<Process>,
 }
 
 impl Server {

@@ -28,10 +28,11 @@ use crate::defs::{
     MAX_TARGETS, OFFERED_FEATURES,
 };
 use crate::events::{PendingEvents, Unheard};
-use crate::lun::{self, Target, Times};
+use crate::failure::Failure;
+use crate::lun::{Target, Times};
 use crate::mailbox::{Countdown, Mailbox, Notice};
 use crate::past::{Mark, Past};
-use crate::poller::{DevicePoller, Failure, RequestQueue, Selector};
+use crate::poller::{DevicePoller, RequestQueue, Selector, Unit};
 use crate::stats::ControllerCounters;
 
 use control::PendingTmf;
@@ -211,7 +212,7 @@ impl Device {
             let (shared, nexus) = (Arc::clone(&target.shared), Arc::clone(&nexus));
             let (counters, poller) = (Arc::clone(counters), worker.poller);
             let opened = worker.reactor.call(move |cx| {
-                let unit = lun::open(cx, &shared, nexus, counters)?;
+                let unit = Unit::open(cx, &shared, nexus, counters)?;
                 if let Some(poller) = cx.poller_mut::<DevicePoller>(poller) {
                     poller.add_unit(number, unit);
                 }

@@ -20,8 +20,9 @@ use virtqueue::{
 use super::side::SideQueue;
 use super::{Device, DeviceError, Worker};
 use crate::defs::{CONTROL_QUEUE, EVENT_QUEUE, F_EVENT_IDX, F_INDIRECT_DESC, FIRST_REQUEST_QUEUE};
+use crate::failure::Failure;
 use crate::handover::RingState;
-use crate::poller::{DevicePoller, Failure, QueueSetup, RequestQueue, Selector, make_slots};
+use crate::poller::{DevicePoller, QueueSetup, RequestQueue, Selector, make_slots};
 
 /// Queues of one session whose end is a line in the log: a guest can reset its device, and break the
 /// rules again, as often as it likes.

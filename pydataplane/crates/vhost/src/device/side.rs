@@ -6,7 +6,7 @@ use std::sync::Arc;
 use guestmem::GuestMemory;
 use virtqueue::{ConfigError, Head, QueueConfig, Segments, SplitQueue};
 
-use crate::poller::Failure;
+use crate::failure::Failure;
 
 /// Runs of memory in a chain of these queues; the longest message has 24 bytes and a response.
 const SEGMENTS: usize = 16;

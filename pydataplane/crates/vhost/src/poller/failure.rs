@@ -1,27 +1,9 @@
 //! What ends a queue or a session from within a poller: a guest that broke the rules, memory that went
 //! away, a call that blocked. Only this guest is affected, and its session is told.
 
-use virtqueue::{ChainError, ConfigError, QueueError};
-
 use super::DevicePoller;
 use super::queue::RequestQueue;
-
-/// Why a queue was closed: the guest broke the rules. Nothing else is affected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Failure {
-    /// The ring itself.
-    #[error(transparent)]
-    Ring(QueueError),
-    /// A chain.
-    #[error(transparent)]
-    Chain(ChainError),
-    /// The same head twice.
-    #[error("head {0} was made available again while its request is in flight")]
-    HeadInUse(u16),
-    /// The queue is not in the new memory table.
-    #[error("the queue is not in the new memory: {0}")]
-    Config(ConfigError),
-}
+use crate::failure::Failure;
 
 impl DevicePoller {
     /// Closes a queue whose guest broke the rules, and tells the session.

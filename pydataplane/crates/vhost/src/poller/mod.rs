@@ -34,10 +34,10 @@ use zerocopy::IntoBytes;
 use crate::defs::{
     LunAddress, RESPONSE_SIZE, RequestHeader, ResponseHeader, response, task_attribute,
 };
+use crate::failure::Failure;
 use crate::mailbox::Notice;
 use crate::stats::ControllerCounters;
 
-pub(crate) use failure::Failure;
 pub(crate) use orders::{Drain, Selector};
 pub(crate) use queue::{QueueSetup, RequestQueue};
 pub(crate) use units::Unit;

@@ -14,8 +14,9 @@ use virtqueue::Head;
 use super::queue::RequestQueue;
 use super::slots::{Slot, Slots};
 use super::units::{Unit, Units};
-use super::{BATCH, COMPLETIONS, DevicePoller, Failure, SUBMISSION_US, TURN_US};
+use super::{BATCH, COMPLETIONS, DevicePoller, SUBMISSION_US, TURN_US};
 use crate::defs::MAX_QUEUES;
+use crate::failure::Failure;
 use crate::mailbox::Notice;
 use crate::stats::ControllerCounters;
 

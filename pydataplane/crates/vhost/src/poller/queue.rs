@@ -8,9 +8,10 @@ use reactor::eventfd::Blocked;
 use virtqueue::{ChainError, ConfigError, Head, QueueConfig, SplitQueue};
 use zerocopy::IntoBytes;
 
+use super::Drain;
 use super::slots::{Slot, Slots};
-use super::{Drain, Failure};
 use crate::defs::{ResponseHeader, response};
+use crate::failure::Failure;
 
 /// No slot: a pool has fewer.
 const NONE: u16 = u16::MAX;

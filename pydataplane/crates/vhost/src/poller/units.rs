@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use bdev::OpenError;
 use guestmem::Sg;
-use scsi::{CDB_LEN, Lun, Outcome};
+use reactor::Cx;
+use scsi::{CDB_LEN, Lun, LunShared, Nexus, Outcome};
 
 use crate::defs::{LunAddress, MAX_TARGETS};
 use crate::stats::LunCounters;
@@ -35,8 +37,19 @@ pub(crate) struct Unit {
 }
 
 impl Unit {
-    /// Hidden until [`Units::show`].
-    pub(crate) fn new(lun: Lun, counters: Arc<LunCounters>) -> Self {
+    /// Opens the logical unit on the reactor of `cx`, for the session `nexus`; hidden until
+    /// [`Units::show`].
+    pub(crate) fn open(
+        cx: &Cx,
+        shared: &Arc<LunShared>,
+        nexus: Arc<Nexus>,
+        counters: Arc<LunCounters>,
+    ) -> Result<Unit, OpenError> {
+        let channel = shared.bdev().open(cx.io())?;
+        Ok(Unit::new(Lun::new(Arc::clone(shared), nexus, channel), counters))
+    }
+
+    fn new(lun: Lun, counters: Arc<LunCounters>) -> Self {
         Unit {
             lun,
             counters,
