@@ -184,17 +184,18 @@ def test_a_controller_is_started_before_disks_that_it_does_not_name_answer(
     backing, target = make_target().start(), make_target().start()
     lvstore_on(target, "slow", disk_of(backing))
     lvstore_on(target, "fast", str(target.make_file("fast.img", 64 * MIB)))
-    # The one on the slow disk is the first in the configuration.
-    for name in ("slow", "fast"):
+    target.rpc("bdev_aio_create", name="bare", filename=disk_of(backing), block_size=512)
+    # Those on slow disks are the first in the configuration.
+    for name, bdev in (("slow", "slow/v0"), ("bare", "bare"), ("fast", "fast/v0")):
         ctrlr = f"on-{name}"
         target.rpc("vhost_create_scsi_controller", ctrlr=ctrlr)
         add = {"ctrlr": ctrlr, "scsi_target_num": 0}
-        target.rpc("vhost_scsi_controller_add_target", **add, bdev_name=f"{name}/v0")
+        target.rpc("vhost_scsi_controller_add_target", **add, bdev_name=bdev)
     assert target.stop() == 0
     with without_answers(backing):
         before = len(target.words())
         target.start()
-        assert waiting(target) == ["bdev slow"]
+        assert sorted(waiting(target)) == ["bdev bare", "bdev slow"]
         said = target.words()[before:]
         events = [
             "controller on-fast restored",
@@ -208,10 +209,12 @@ def test_a_controller_is_started_before_disks_that_it_does_not_name_answer(
             guest.ready()
             guest.write(0, bytes([7]) * 4096)
     until(lambda: not target.rpc("virtlun_get_status")["restore_problems"])
-    with Initiator(target.vhost_dir / "on-slow") as guest:
-        guest.send("connect")
-        guest.ready()
-        guest.write(0, bytes([8]) * 4096)
+    # A disk is searched for an lvstore first, and in use while it is.
+    for name in ("slow", "bare"):
+        with Initiator(target.vhost_dir / f"on-{name}") as guest:
+            guest.send("connect")
+            guest.ready()
+            guest.write(0, bytes([8]) * 4096)
 
 
 def test_a_new_bdev_on_a_disk_that_does_not_answer_holds_up_no_other_change(

@@ -244,6 +244,13 @@ impl App {
         }
     }
 
+    /// A bdev that was there already, but in use, can be used now.
+    pub fn note_appeared(&self, bdev: &str) {
+        if let Some(bdev) = self.registry.get(bdev) {
+            self.appeared.lock().insert(bdev.name().to_owned());
+        }
+    }
+
     /// What waits for a bdev that is there already is restored by the caller.
     pub fn forget_appeared(&self) {
         self.appeared.lock().clear();

@@ -50,13 +50,16 @@ impl Unit {
         units
     }
 
-    /// Whether all bdevs that it names are there.
+    /// Whether all bdevs that it names are there, and nobody looks any more what is on them: whoever
+    /// does has them for himself.
     fn has_its_bdevs(&self, app: &App) -> bool {
-        let mut items = self.items.iter();
-        items.all(|item| {
-            let bdev = item.call.params.get("bdev_name").and_then(Value::as_str);
-            bdev.is_none_or(|name| app.registry.get(name).is_some())
-        })
+        let restoring = app.restoring();
+        let is_free = |name: &str| {
+            let bdev = app.registry.get(name);
+            bdev.is_some_and(|bdev| !restoring.contains(&state::bdev_key(bdev.name())))
+        };
+        let mut bdevs = self.items.iter().filter_map(|item| item.call.params.get("bdev_name"));
+        bdevs.all(|name| name.as_str().is_none_or(is_free))
     }
 
     /// Restores it; a controller is not started before it has its targets.
@@ -150,6 +153,10 @@ fn restore_beside(app: &Arc<App>, methods: &Arc<Methods>, disks: &Arc<Disks>, it
             (app.clone(), methods.clone(), disks.clone(), item.clone());
         move || {
             restore_disk(&app, &item);
+            // What names it may have found it in use by the search for an lvstore.
+            if let Some(name) = item.call.params.get("name").and_then(Value::as_str) {
+                app.note_appeared(name);
+            }
             {
                 let mut left = disks.left.lock();
                 *left -= 1;
