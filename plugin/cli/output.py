@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
@@ -56,6 +58,20 @@ def json_option(function: Callable[P, R]) -> Callable[P, R]:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")(
         function
     )
+
+
+@atexit.register
+def _leave_unread() -> None:
+    """Lets go of what nobody reads, such as head that has seen enough.
+
+    Click says nothing of it; Python would, when it flushes what is left at the end.
+    """
+    stdout = sys.__stdout__
+    try:
+        if stdout is not None and not stdout.closed:
+            stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def errors_as_sentences(function: Callable[P, R]) -> Callable[P, R]:
