@@ -104,7 +104,7 @@ class GatewaySection(Section):
     reconcile_s: float = Field(default=60.0, ge=1, le=86400)
     """How often it looks at all of them, seconds; besides when it starts and when libvirtd does."""
     state_dir: Path = Path("/run/virtlun/gateway")
-    """Where it notes changes under way, so that one that is cut off can be settled."""
+    """Its journal of the changes under way, by which interrupted ones are recovered."""
 
 
 class HookSection(Section):

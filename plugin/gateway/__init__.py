@@ -6,15 +6,18 @@ here, or rewritten on their way by `plugin.translate`.
 
     wire, xdr, messages, procs   the protocol: framing, values, numbers
     channel                      one socket: messages, descriptors, backpressure
-    session, call                one client: the two pumps, authentication, identity
-    upstream                     a small libvirt client, for calls of our own
+    upstream, admin              a small libvirt client, for calls of our own
+    caller, peer, polkit         who a client is, and what it may do
+    services, call               what handlers get: the gateway's parts, one call of one client
     handlers, domains            what we do with which call
     target, locks, events        LUNs and volumes; one operation at a time; device events
-    care, reconcile, recovery    what is put right while it runs; changes that were cut off
-    notes, records               changes under way on disk; which volumes a domain has had
-    server, listen, config       the process
+    reconcile, recovery, loop    the target follows the domains; interrupted changes
+    journal, records             changes under way on disk; which volumes a domain has had
+    session, server, listen      one client's two pumps; the process
 
-It owns no state but the notes of what is under way: a domain's disks stand in its metadata, the
+Each line uses those above it, never those below.
+
+It owns no state but the journal of what is under way: a domain's disks stand in its metadata, the
 LUNs in the target. It never touches an I/O, and it never decides what a client may do: libvirtd
 does, for each call, under the client's own identity.
 """

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from plugin.gateway.caller import Caller
+from plugin.gateway.events import Subscriptions
+from plugin.gateway.services import Services
 from plugin.gateway.wire import Header, MessageType, Status, message
-
-if TYPE_CHECKING:
-    from plugin.gateway.session import Session
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,27 @@ class Reply:
         return self.header.status == Status.OK
 
 
+class Connection(Protocol):
+    """Both ends of a client's connection, as a call needs them."""
+
+    async def exchange(
+        self, header: Header, payload: bytes, descriptors: tuple[int, ...] = ()
+    ) -> Reply:
+        """Passes a call on to libvirtd and returns its reply; raises UpstreamGone."""
+
+    async def send(self, data: bytes, descriptors: tuple[int, ...] = ()) -> None:
+        """Sends a message to the client; raises OSError if it is gone."""
+
+
 @dataclass(frozen=True)
 class Call:
     """A call of a client; a handler answers it exactly once, by `respond` or `answer`."""
 
-    session: Session
+    connection: Connection
+    services: Services
+    caller: Caller
+    subscriptions: Subscriptions
+    """The events that the client registered for."""
     header: Header
     payload: bytes
     descriptors: list[int] = field(default_factory=list)
@@ -51,17 +67,17 @@ class Call:
         body = self.payload if payload is None else payload
         given = tuple(self.descriptors)
         self.descriptors.clear()
-        return await self.session.exchange(self.header, body, given)
+        return await self.connection.exchange(self.header, body, given)
 
     async def respond(self, reply: Reply, payload: bytes | None = None) -> None:
         """Gives libvirtd's reply to the client, with another payload if given."""
         body = reply.payload if payload is None else payload
         header = reply.header.resized(len(body))
-        await self.session.client.send(header.pack() + body, reply.descriptors)
+        await self.connection.send(header.pack() + body, reply.descriptors)
 
     async def answer(self, payload: bytes = b"", *, status: Status = Status.OK) -> None:
         """Answers the call without libvirtd."""
-        await self.session.client.send(
+        await self.connection.send(
             message(
                 MessageType.REPLY,
                 self.header.procedure,

@@ -51,7 +51,7 @@ _CALLBACK_PROC = {
 
 
 @dataclass(frozen=True)
-class Happening:
+class DeviceChange:
     """A disk came or went."""
 
     event: DeviceEvent
@@ -79,13 +79,13 @@ class Subscriptions:
         """Notes a successful CONNECT_DOMAIN_EVENT_CALLBACK_DEREGISTER_ANY."""
         self.callbacks.pop(Reader(args).i32(), None)
 
-    def wants(self, happening: Happening) -> bool:
+    def wants(self, change: DeviceChange) -> bool:
         """Whether the client gets at least one message about this."""
-        return bool(self.messages(happening))
+        return bool(self.messages(change))
 
-    def messages(self, happening: Happening) -> list[bytes]:
+    def messages(self, change: DeviceChange) -> list[bytes]:
         """Returns the messages to send to the client."""
-        event, dom, alias = happening.event, happening.dom, happening.alias
+        event, dom, alias = change.event, change.dom, change.alias
         found = []
         for callback, (wanted, uuid) in self.callbacks.items():
             if wanted == event.value and uuid in (None, dom.uuid):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import grp
 import os
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 
 from plugin.errors import ConfigError
+from plugin.gateway.polkit import Auth
 
 BACKLOG = 128
 """Connections the kernel holds while all slots are taken."""
@@ -17,6 +20,21 @@ PATH_MAX_BYTES = 107
 
 _FIRST_FD = 3
 """SD_LISTEN_FDS_START."""
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A listening socket and the socket of libvirtd behind it."""
+
+    sock: socket.socket
+    path: Path
+    upstream: Path
+    read_only: bool
+    auth: Auth
+    ours: bool
+    """Whether the socket file is ours to remove at the end."""
+    slots: asyncio.Semaphore
+    """Connections that may still come: readers do not take those of writers."""
 
 
 def listen(path: Path, mode: int, group: str) -> socket.socket:

@@ -1,4 +1,4 @@
-"""Makes the target follow what the domains' metadata says, when plugin.gateway.care asks for it.
+"""Makes the target follow what the domains' metadata says, when plugin.gateway.loop asks for it.
 
 It gives running domains their LUNs again after a target came back without them, and takes away what
 nobody uses any more: controllers of domains that do not run, or are gone. A controller that a QEMU
@@ -7,7 +7,6 @@ is connected to is never taken away, whatever libvirtd says, nor one whose name 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 import structlog
@@ -16,12 +15,10 @@ from plugin import translate
 from plugin.errors import TranslateError
 from plugin.gateway import records
 from plugin.gateway.errors import Code, GatewayError, UpstreamError
+from plugin.gateway.messages import Domain
+from plugin.gateway.services import Services
 from plugin.gateway.upstream import XML_INACTIVE, XML_SECURE
 from plugin.translate import CONTROLLER_PREFIX, controller_name
-
-if TYPE_CHECKING:
-    from plugin.gateway.messages import Domain
-    from plugin.gateway.server import Gateway
 
 _log = structlog.get_logger(__name__)
 
@@ -29,8 +26,9 @@ _log = structlog.get_logger(__name__)
 class Reconciler:
     """Goes through all domains and controllers; remembers what it has said and seen."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+    def __init__(self, services: Services) -> None:
+        """Has seen nothing yet."""
+        self._services = services
         self._said: dict[str, str] = {}
         self._strays: set[str] = set()
 
@@ -40,20 +38,20 @@ class Reconciler:
         Raises:
             GatewayError: libvirtd cannot be asked.
         """
-        gateway = self._gateway
+        services = self._services
         try:
             # Before the domains: a controller made for one that starts meanwhile is not among them.
-            idle = await gateway.target.idle_controllers()
+            idle = await services.target.idle_controllers()
         except GatewayError as error:
             self._say("target", str(error))
             return
         self._said.pop("target", None)
-        domains = await (await gateway.admin()).domains(0)
+        domains = await (await services.admin()).domains(0)
         for dom in domains:
             try:
-                async with gateway.locks.hold(f"domain:{dom.uuid.hex()}"):
-                    await records.take_over(gateway, dom)
-                    await put_right(gateway, dom)
+                async with services.domain_lock(dom.uuid):
+                    await records.take_over(services, dom)
+                    await reconcile_domain(services, dom)
                 self._said.pop(dom.uuid_text, None)
             except (GatewayError, TranslateError) as error:
                 self._say(dom.uuid_text, str(error), domain=dom.name)
@@ -65,19 +63,19 @@ class Reconciler:
 
     async def _remove_stray(self, controller: str) -> None:
         """Removes the controller of a domain that libvirtd does not know at all."""
-        gateway = self._gateway
+        services = self._services
         try:
             uuid = UUID(controller.removeprefix(CONTROLLER_PREFIX)).bytes
         except ValueError:
             return
         try:
-            async with gateway.locks.hold(f"domain:{uuid.hex()}"):
+            async with services.domain_lock(uuid):
                 try:
-                    await (await gateway.admin()).lookup(uuid)
+                    await (await services.admin()).lookup(uuid)
                 except UpstreamError as error:
                     if error.code != Code.NO_DOMAIN:
                         raise
-                    if await gateway.target.release_idle(controller) == "released":
+                    if await services.target.release_idle(controller) == "released":
                         _log.info("controller of a domain that is gone released", name=controller)
         except GatewayError as error:
             self._say(controller, str(error))
@@ -89,7 +87,7 @@ class Reconciler:
             _log.warning("not reconciled", error=text, **more)
 
 
-async def put_right(gateway: Gateway, dom: Domain, *, only_stopped: bool = False) -> bool:
+async def reconcile_domain(services: Services, dom: Domain, *, only_stopped: bool = False) -> bool:
     """Makes one domain's controller what it should be; the caller holds the domain's lock.
 
     `only_stopped` leaves a domain alone that runs: it may just be stopping, and what is made for it
@@ -100,7 +98,7 @@ async def put_right(gateway: Gateway, dom: Domain, *, only_stopped: bool = False
     Raises:
         GatewayError, TranslateError: it cannot be done.
     """
-    admin = await gateway.admin()
+    admin = await services.admin()
     try:
         active = await admin.active(dom)
     except UpstreamError as error:
@@ -108,7 +106,7 @@ async def put_right(gateway: Gateway, dom: Domain, *, only_stopped: bool = False
             raise
         active = False
     if not active:
-        outcome = await gateway.target.release_idle(controller_name(dom.uuid_text))
+        outcome = await services.target.release_idle(controller_name(dom.uuid_text))
         if outcome == "released":
             _log.info("controller of a stopped domain released", domain=dom.name)
         return outcome != "busy"
@@ -117,13 +115,13 @@ async def put_right(gateway: Gateway, dom: Domain, *, only_stopped: bool = False
     plan = translate.plan(await admin.xml(dom, 0))
     if plan is None:
         return True
-    added = await gateway.target.ensure(plan, whole=False)
+    added = await services.target.ensure(plan, whole=False)
     if added:
         _log.info("LUNs put right", domain=dom.name, devs=[lun.dev for lun in added])
     return True
 
 
-async def move_socket(gateway: Gateway, dom: Domain) -> None:
+async def move_socket(services: Services, dom: Domain) -> None:
     """Gives a persistent definition this host's socket; the caller holds the domain's lock.
 
     libvirt brings the definition of a migrated domain along as it was.
@@ -131,7 +129,7 @@ async def move_socket(gateway: Gateway, dom: Domain) -> None:
     Raises:
         GatewayError, TranslateError: it cannot be done.
     """
-    admin = await gateway.admin()
+    admin = await services.admin()
     try:
         if not await admin.persistent(dom):
             return
@@ -143,7 +141,7 @@ async def move_socket(gateway: Gateway, dom: Domain) -> None:
     plan = translate.plan(xml)
     if plan is None:
         return
-    moved = await gateway.define(xml, new_uuid=UUID(bytes=dom.uuid), current_xml=xml)
+    moved = await services.define(xml, new_uuid=UUID(bytes=dom.uuid), current_xml=xml)
     if moved.plan is not None and moved.plan.socket != plan.socket:
         await admin.define(moved.xml)
         _log.info("the controller's socket put right in a definition", domain=dom.name)

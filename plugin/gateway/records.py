@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -18,12 +17,10 @@ from plugin.config import HookSection
 from plugin.errors import Refusal
 from plugin.gateway.errors import Refused
 from plugin.gateway.messages import Domain
+from plugin.gateway.services import Services
 from plugin.gateway.upstream import AFFECT_CONFIG, AFFECT_LIVE, XML_INACTIVE, Upstream
 from plugin.hook import script
 from plugin.translate import Plan
-
-if TYPE_CHECKING:
-    from plugin.gateway.server import Gateway
 
 _log = structlog.get_logger(__name__)
 
@@ -69,7 +66,7 @@ async def write(admin: Upstream, dom: Domain, uuids: Mapping[str, str], flags: i
     return element is not None
 
 
-async def take_over(gateway: Gateway, dom: Domain) -> None:
+async def take_over(services: Services, dom: Domain) -> None:
     """Puts the UUIDs of a domain's volumes into its metadata, where they are missing there.
 
     They are what the hook recorded, else those of the volumes that have the names now. The caller
@@ -78,7 +75,7 @@ async def take_over(gateway: Gateway, dom: Domain) -> None:
     Raises:
         GatewayError, TranslateError: it cannot be done.
     """
-    admin = await gateway.admin()
+    admin = await services.admin()
     sides = []
     if await admin.active(dom):
         sides.append((AFFECT_LIVE, await admin.xml(dom, 0)))
@@ -89,12 +86,12 @@ async def take_over(gateway: Gateway, dom: Domain) -> None:
     if not unknown:
         return
     controller = translate.controller_name(dom.uuid_text)
-    recorded = await known(gateway.hook, controller)
-    found = await gateway.target.uuids(sorted(unknown - recorded.keys()))
+    recorded = await known(services.hook, controller)
+    found = await services.target.uuids(sorted(unknown - recorded.keys()))
     for flags, _ in plans:
         if await write(admin, dom, found | recorded, flags):
             _log.info("volumes recorded", domain=dom.name)
-    await forget(gateway.hook, controller)
+    await forget(services.hook, controller)
 
 
 def uuids_of(plan: Plan) -> dict[str, str]:

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import structlog
 
-from plugin import translate
 from plugin.config import AuthSetting, Config
 from plugin.gateway import polkit
-from plugin.gateway.care import Care
-from plugin.gateway.events import Happening
-from plugin.gateway.listen import handed_over, listen
+from plugin.gateway.admin import AdminConnection
+from plugin.gateway.events import DeviceChange
+from plugin.gateway.journal import Journal
+from plugin.gateway.listen import Listener, handed_over, listen
 from plugin.gateway.locks import Locks
-from plugin.gateway.notes import Kept, Notes
+from plugin.gateway.loop import ReconcileLoop
+from plugin.gateway.services import Services
 from plugin.gateway.session import Session
 from plugin.gateway.targets import Targets
-from plugin.gateway.upstream import Upstream, open_arguments
-from plugin.translate import Definition, Settings
 
 STOP_S = 15.0
 """How long calls begun are given to finish at a stop, seconds."""
@@ -31,62 +28,29 @@ STOP_S = 15.0
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True)
-class Listener:
-    """A listening socket and the socket of libvirtd behind it."""
-
-    sock: socket.socket
-    path: Path
-    upstream: Path
-    read_only: bool
-    auth: polkit.Auth
-    ours: bool
-    """Whether the socket file is ours to remove at the end."""
-    slots: asyncio.Semaphore
-    """Connections that may still come: readers do not take those of writers."""
-
-
 class Gateway:
     """Runs until `stop`."""
 
     def __init__(self, config: Config) -> None:
+        """Makes no connection and no socket yet: see `open` and `run`."""
         self.config = config.gateway
-        self.hook = config.hook
-        self.settings = config.settings()
-        self.locks = Locks()
-        self.target = Targets(config)
         self.sessions: set[Session] = set()
-        self.notes = Notes(config.gateway.state_dir)
-        self.unsettled: list[Kept] = []
-        """Changes that failed and could not be taken back yet."""
-        self.care = Care(self)
-        self._admin: Upstream | None = None
-        self._admin_lock = asyncio.Lock()
+        self.admin = AdminConnection(self.config.upstream, self.config.uri)
+        self.services = Services(
+            config=config.gateway,
+            hook=config.hook,
+            settings=config.settings(),
+            target=Targets(config),
+            locks=Locks(),
+            journal=Journal(config.gateway.state_dir),
+            admin=self.admin.get,
+            announce=self.announce,
+        )
+        self.loop = ReconcileLoop(self.services)
+        self.admin.watch(self.loop.lifecycle_event, self.loop.connection_lost)
         self._stopping = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._listeners: list[Listener] = []
-
-    async def define(
-        self,
-        xml: str,
-        *,
-        new_uuid: UUID,
-        current_xml: str | None = None,
-        uuids: Mapping[str, str] | None = None,
-    ) -> Definition:
-        """Translates a domain, with its controller in the target that has its volumes.
-
-        Raises:
-            GatewayError: they are of several targets.
-            TranslateError: as `translate.define`.
-        """
-
-        def translated(settings: Settings) -> Definition:
-            return translate.define(
-                xml, settings, new_uuid=new_uuid, current_xml=current_xml, uuids=uuids
-            )
-
-        return translated(await self.target.settings(self.settings, translated))
 
     def open(self) -> None:
         """Makes the listening sockets.
@@ -136,7 +100,7 @@ class Gateway:
         """Serves clients until `stop` is called, then lets calls begun finish."""
         accepting = [asyncio.create_task(self._accept(item)) for item in self._listeners]
         if self.config.reconcile:
-            accepting.append(asyncio.create_task(self.care.run()))
+            accepting.append(asyncio.create_task(self.loop.run()))
         try:
             await self._stopping.wait()
         finally:
@@ -154,8 +118,7 @@ class Gateway:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            if self._admin is not None:
-                await self._admin.close()
+            await self.admin.close()
         _log.info("stopped")
 
     def stop(self) -> None:
@@ -185,7 +148,7 @@ class Gateway:
 
     async def _serve(self, listener: Listener, sock: socket.socket) -> None:
         try:
-            session = Session(self, listener, sock)
+            session = Session(self.services, listener, sock)
         except OSError:  # it is gone again
             sock.close()
             listener.slots.release()
@@ -199,30 +162,7 @@ class Gateway:
             self.sessions.discard(session)
             listener.slots.release()
 
-    async def admin(self) -> Upstream:
-        """Returns the gateway's own connection to libvirtd, under its own identity.
-
-        For questions no client asked: never for what a client wants done.
-
-        Raises:
-            UpstreamGone, UpstreamError: libvirtd is not there or refuses.
-        """
-        async with self._admin_lock:
-            if self._admin is None or not self._admin.alive:
-                if self._admin is not None:
-                    await self._admin.close()
-                admin = await Upstream.open(
-                    self.config.upstream, open_arguments(self.config.uri), None
-                )
-                try:
-                    await admin.watch(self.care.happened, self.care.lost)
-                except BaseException:
-                    await admin.close()
-                    raise
-                self._admin = admin
-            return self._admin
-
-    def announce(self, happening: Happening) -> None:
+    def announce(self, change: DeviceChange) -> None:
         """Sends an event to every client that registered for it."""
         for session in self.sessions:
-            session.notify(happening)
+            session.notify(change)

@@ -14,15 +14,15 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
 from plugin.errors import TranslateError
 from plugin.gateway import polkit
 from plugin.gateway.call import Call, Handler, Reply
+from plugin.gateway.caller import Caller
 from plugin.gateway.channel import Channel, PeerGone
 from plugin.gateway.errors import (
     Code,
@@ -31,12 +31,14 @@ from plugin.gateway.errors import (
     UpstreamGone,
     error_payload,
 )
-from plugin.gateway.events import Happening, Subscriptions, is_event_of_metadata, is_ours
+from plugin.gateway.events import DeviceChange, Subscriptions, is_event_of_metadata, is_ours
 from plugin.gateway.handlers import HANDLERS, WRITING, payload_limit
+from plugin.gateway.listen import Listener
 from plugin.gateway.messages import SMALL_CALL_MAX_BYTES, XML_CALL_MAX_BYTES
 from plugin.gateway.peer import peer_of
 from plugin.gateway.procs import Proc, name_of
-from plugin.gateway.upstream import Upstream, connect
+from plugin.gateway.services import Services
+from plugin.gateway.upstream import connect
 from plugin.gateway.wire import (
     CALLS,
     KEEPALIVE_PROGRAM,
@@ -49,9 +51,6 @@ from plugin.gateway.wire import (
     WireError,
 )
 from plugin.gateway.xdr import Writer
-
-if TYPE_CHECKING:
-    from plugin.gateway.server import Gateway, Listener
 
 CALLS_MAX = 32
 """Calls of one client that the gateway works on at a time, waiting for libvirtd or each other.
@@ -91,25 +90,27 @@ _OWN_SERIAL = 0xFFFF_FFFF
 class Session:
     """A client, from accept to close."""
 
-    def __init__(self, gateway: Gateway, listener: Listener, sock: socket.socket) -> None:
-        self.gateway = gateway
+    def __init__(self, services: Services, listener: Listener, sock: socket.socket) -> None:
+        """Serves the client behind `sock`, which came to `listener`.
+
+        Raises:
+            OSError: it is gone again.
+        """
+        self._services = services
         self.read_only = listener.read_only
         self.peer = peer_of(sock)
         self.client = Channel(sock, STALL_S)
         self.subscriptions = Subscriptions()
         self._listener = listener
         self._upstream: Channel | None = None
-        self._own: Upstream | None = None
-        self._own_lock = asyncio.Lock()
-        self._identity = self.peer.identity()
+        self._caller = Caller(self.peer, listener.upstream, services.config)
         self._authorised = self.peer.uid == 0 or listener.auth is not polkit.Auth.POLKIT
         self._open = False
-        self._open_arguments = b""
         self._stopping = asyncio.Event()
         self._awaited: dict[tuple[int, int], asyncio.Future[Reply]] = {}
         self._slots = asyncio.Semaphore(CALLS_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._happenings: asyncio.Queue[Happening] = asyncio.Queue(EVENTS_MAX)
+        self._changes: asyncio.Queue[DeviceChange] = asyncio.Queue(EVENTS_MAX)
         self.log = structlog.get_logger(__name__).bind(pid=self.peer.pid, uid=self.peer.uid)
 
     async def run(self) -> None:
@@ -143,15 +144,7 @@ class Session:
             self.client.close()
             if self._upstream is not None:
                 self._upstream.close()
-            if self._own is not None:
-                await self._own.close()
-
-    async def may(self, actions: Sequence[str], name: str, uuid: str) -> bool:
-        """Whether libvirtd would let the client do these polkit actions to a domain."""
-        config = self.gateway.config
-        if not polkit.judges_calls(config.libvirtd_conf):
-            return True
-        return await polkit.may(self._identity, actions, name, uuid, config.pkcheck)
+            await self._caller.close()
 
     async def _speaks(self) -> bool:
         """Waits for the client's first byte; False if it leaves, or the gateway stops, before."""
@@ -183,7 +176,7 @@ class Session:
             header = await asyncio.wait_for(self.client.header(), 2.0)
             if header is not None and header.type in CALLS:
                 payload, descriptors = await self.client.payload(header, XML_CALL_MAX_BYTES)
-                call = Call(self, header, payload, descriptors)
+                call = self._call(header, payload, descriptors)
                 call.drop()
                 await call.answer(error.payload(), status=Status.ERROR)
         self.log.warning("no libvirtd", error=str(error))
@@ -202,10 +195,14 @@ class Session:
             limit = payload_limit(header.procedure)
             payload, descriptors = await self.client.payload(header, limit)
             await self._slots.acquire()
-            call = Call(self, header, payload, descriptors)
+            call = self._call(header, payload, descriptors)
             task = asyncio.create_task(self._handle(handler, call))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    def _call(self, header: Header, payload: bytes, descriptors: list[int]) -> Call:
+        given = (self, self._services, self._caller, self.subscriptions)
+        return Call(*given, header, payload, descriptors)
 
     def _handler(self, header: Header) -> Handler | None:
         if header.program != REMOTE_PROGRAM or header.type not in CALLS:
@@ -247,7 +244,7 @@ class Session:
         ):
             raise WireError(f"{name_of(header.procedure)} before the connection was opened")
         payload, _ = await self.client.payload(header, SMALL_CALL_MAX_BYTES)
-        call = Call(self, header, payload)
+        call = self._call(header, payload, [])
         try:
             await self._admit(call)
         except GatewayError as error:
@@ -265,32 +262,24 @@ class Session:
             if procedure != Proc.AUTH_POLKIT:
                 raise Refused(Code.RPC, "authentication required")
             action = polkit.MONITOR if self.read_only else polkit.MANAGE
-            await polkit.check(self.peer, action, self.gateway.config.pkcheck)
+            await polkit.check(self.peer, action, self._services.config.pkcheck)
             self._authorised = True
             await call.answer(bytes(Writer().i32(1)))
             return
         reply = await call.forward()
         if procedure == Proc.CONNECT_OPEN and reply.ok:
             await self._hand_on_identity()
-            self._open_arguments = call.payload
+            self._caller.open_arguments = call.payload
             self._open = True
         await call.respond(reply)
 
     async def _hand_on_identity(self) -> None:
         """Tells libvirtd whose rights this connection has; without that it is closed."""
         words = (0, REMOTE_PROGRAM, 1, Proc.SET_IDENTITY, MessageType.CALL, _OWN_SERIAL, Status.OK)
-        header = Header(*words).resized(len(self._identity))
-        reply = await self.exchange(header, self._identity)
+        header = Header(*words).resized(len(self._caller.identity))
+        reply = await self.exchange(header, self._caller.identity)
         if not reply.ok:
             raise WireError("libvirtd does not take the client's identity")
-
-    async def adopt_identity(self, payload: bytes) -> None:
-        """Makes our own calls for this client use the identity that it set itself (root only)."""
-        async with self._own_lock:
-            self._identity = payload
-            if self._own is not None:
-                await self._own.close()
-                self._own = None
 
     # Replies
 
@@ -319,6 +308,10 @@ class Session:
         finally:
             del self._awaited[key]
 
+    async def send(self, data: bytes, descriptors: tuple[int, ...] = ()) -> None:
+        """Sends a message to the client; raises OSError if it is gone."""
+        await self.client.send(data, descriptors)
+
     async def _pump_replies(self, upstream: Channel) -> None:
         try:
             while (header := await upstream.header()) is not None:
@@ -345,40 +338,25 @@ class Session:
             with suppress(OSError):
                 await self.client.send(header.pack() + payload)
 
-    async def own(self) -> Upstream:
-        """Returns the connection for calls of our own in this client's name.
-
-        Raises:
-            UpstreamGone, UpstreamError: libvirtd is not there or refuses.
-        """
-        async with self._own_lock:
-            if self._own is None or not self._own.alive:
-                if self._own is not None:
-                    await self._own.close()
-                self._own = await Upstream.open(
-                    self._listener.upstream, self._open_arguments, self._identity
-                )
-            return self._own
-
     # Events
 
-    def notify(self, happening: Happening) -> None:
+    def notify(self, change: DeviceChange) -> None:
         """Queues an event for the client, if it registered for it. Never waits."""
-        if not self._open or not self.subscriptions.wants(happening):
+        if not self._open or not self.subscriptions.wants(change):
             return
         try:
-            self._happenings.put_nowait(happening)
+            self._changes.put_nowait(change)
         except asyncio.QueueFull:
             self.log.warning("client disconnected: it does not read its events")
             self.client.shutdown()
 
     async def _pump_events(self) -> None:
         while True:
-            happening = await self._happenings.get()
+            change = await self._changes.get()
             if self.peer.uid != 0:
                 try:  # an event must not tell of a domain that the client may not see
-                    await (await self.own()).lookup(happening.dom.uuid)
+                    await (await self._caller.own()).lookup(change.dom.uuid)
                 except GatewayError:
                     continue
-            for event in self.subscriptions.messages(happening):
+            for event in self.subscriptions.messages(change):
                 await self.client.send(event)

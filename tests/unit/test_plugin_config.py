@@ -60,7 +60,7 @@ def test_every_setting_of_the_file_reaches_gateway_and_translation() -> None:
             "gateway": {"always_controller": False},
         }
     )
-    defaults, settings = Settings(), Gateway(config).settings
+    defaults, settings = Settings(), Gateway(config).services.settings
     assert settings == Settings("/v", "/p/", "r/", "x", "q-", False, 3, 2) == config.settings()
     for name in (field.name for field in fields(Settings)):
         assert getattr(settings, name) != getattr(defaults, name)

@@ -1,9 +1,9 @@
 """Attach, detach and update of our disks, live and persistent.
 
 Order of a live attach: libvirtd's permission, the volume, the metadata (persistent and live), the
-LUN, the event, the reply. Whatever fails takes back what was done before it. Before the first step
-a note is written (plugin.gateway.notes): if the gateway or libvirtd dies in between, the change is
-settled later.
+LUN, the event, the reply. Whatever fails rolls back what was done before it. Before the first step
+it is entered in the journal: if the gateway or libvirtd dies in between, plugin.gateway.recovery
+completes it or rolls it back.
 
 Disks that are libvirtd's own pass, unless they would take the place of one of ours.
 """
@@ -27,12 +27,12 @@ from plugin.gateway.domains import (
     sides,
 )
 from plugin.gateway.errors import Code, GatewayError, Refused
-from plugin.gateway.events import DeviceEvent, Happening
+from plugin.gateway.events import DeviceChange, DeviceEvent
 from plugin.gateway.handlers.start import check_free
+from plugin.gateway.journal import Entry, Operation
 from plugin.gateway.messages import Domain, DomainCall
-from plugin.gateway.notes import Note, Operation
 from plugin.gateway.procs import Proc
-from plugin.gateway.recovery import settle
+from plugin.gateway.recovery import recover
 from plugin.gateway.upstream import (
     AFFECT_CONFIG,
     AFFECT_LIVE,
@@ -69,43 +69,43 @@ def _check_flags(args: DomainCall) -> None:
 
 async def attach(call: Call) -> None:
     """ATTACH_DEVICE and ATTACH_DEVICE_FLAGS."""
-    gateway, settings = call.session.gateway, call.session.gateway.settings
+    services, settings = call.services, call.services.settings
     args = _arguments(call)
     reference = translate.recognise(args.text, settings)
     if reference is None:
         await _attach_theirs(call, args)
         return
     _check_flags(args)
-    own = await call.session.own()
-    async with gateway.locks.hold(f"domain:{args.dom.uuid.hex()}"):
+    own = await call.caller.own()
+    async with services.domain_lock(args.dom.uuid):
         await check_may_change(own, args.dom, args.flags)
-        admin = await gateway.admin()  # whoever may change a domain need not be allowed to read it
+        admin = await services.admin()  # whoever may change a domain need not be allowed to read it
         both = await sides(admin, args.dom, args.flags)
-        volume = await gateway.target.volume(reference.alias)
+        volume = await services.target.volume(reference.alias)
         uuids = {reference.alias: volume.uuid}
 
         def compute(xml: str, live: bool) -> Change | None:
             peer = both.config if live else both.live
-            at = gateway.target.at_home(settings, xml)
+            at = services.target.at_home(settings, xml)
             return translate.attach(xml, args.text, at, live=live, peer_xml=peer, uuids=uuids)
 
         live, config = await _changes(admin, args.dom, both, compute)
         for change in (live, config):
             if change is not None and change.plan is not None:
-                await gateway.target.check_home(change.plan, change.lun)
-        async with gateway.locks.hold(f"volume:{volume.uuid}"):
+                await services.target.check_home(change.plan, change.lun)
+        async with services.locks.hold(f"volume:{volume.uuid}"):
             if live is not None and live.plan is not None:
                 await check_free(call, live.plan, live.lun, volume)
 
             async def add(change: Change) -> None:
                 if change.plan is not None:
-                    await gateway.target.add(change.plan, change.lun)
+                    await services.target.add(change.plan, change.lun)
 
             await _carry_out(call, args.dom, "attach", live, config, add)
     if live is not None and both.live is not None:
         dom = running_as(both.live, args.dom)
         # Before the answer: whoever waits for it must not depend on this client reading its own.
-        gateway.announce(Happening(DeviceEvent.ADDED, dom, live.alias))
+        services.announce(DeviceChange(DeviceEvent.ADDED, dom, live.alias))
         _log.info("attached", domain=dom.name, dev=live.lun.dev, volume=reference.alias)
     await call.answer()
 
@@ -116,9 +116,9 @@ async def _attach_theirs(call: Call, args: DomainCall) -> None:
     if dev is None:
         await call.pass_on()
         return
-    async with call.session.gateway.locks.hold(f"domain:{args.dom.uuid.hex()}"):
+    async with call.services.domain_lock(args.dom.uuid):
         if await _has_ours(call, args, dev):
-            await check_may_change(await call.session.own(), args.dom, args.flags)
+            await check_may_change(await call.caller.own(), args.dom, args.flags)
             raise TranslateError(Refusal.TARGET_EXISTS, f"target {dev} already exists")
         reply = await call.forward()
     await call.respond(reply)
@@ -147,10 +147,10 @@ async def detach(call: Call) -> None:
     if "<disk" not in args.text:
         await call.pass_on()
         return
-    gateway = call.session.gateway
+    services = call.services
 
     def compute(xml: str, live: bool) -> Change | None:
-        at = gateway.target.at_home(gateway.settings, xml)
+        at = services.target.at_home(services.settings, xml)
         return translate.detach(xml, args.text, at, live=live)
 
     await _detach(call, args, compute)
@@ -161,10 +161,10 @@ async def detach_alias(call: Call) -> None:
     args = _arguments(call)
     if args.text == CARRIER_ALIAS:
         raise _carries(args.dom)
-    gateway = call.session.gateway
+    services = call.services
 
     def compute(xml: str, live: bool) -> Change | None:
-        at = gateway.target.at_home(gateway.settings, xml)
+        at = services.target.at_home(services.settings, xml)
         return translate.detach_alias(xml, args.text, at, live=live)
 
     await _detach(call, args, compute)
@@ -178,14 +178,14 @@ def _carries(dom: Domain) -> Refused:
 
 
 async def _detach(call: Call, args: DomainCall, compute: Compute) -> None:
-    gateway = call.session.gateway
+    services = call.services
     controller = controller_name(args.dom.uuid_text)
 
     async def remove(change: Change) -> None:
-        await gateway.target.remove(controller, change.lun.target)
+        await services.target.remove(controller, change.lun.target)
 
     async def ping() -> None:
-        await gateway.target.ping(controller)
+        await services.target.ping(controller)
 
     # Asked first, so that a target that is down fails the call before anything changes.
     altered = await _alter(call, args, "detach", compute, before=ping, after=remove)
@@ -194,7 +194,7 @@ async def _detach(call: Call, args: DomainCall, compute: Compute) -> None:
         return
     live = altered.change
     if live is not None:
-        gateway.announce(Happening(DeviceEvent.REMOVED, altered.dom, live.alias))
+        services.announce(DeviceChange(DeviceEvent.REMOVED, altered.dom, live.alias))
         _log.info("detached", domain=altered.dom.name, dev=live.lun.dev)
     await call.answer()
 
@@ -205,15 +205,15 @@ async def update(call: Call) -> None:
     if "<disk" not in args.text:
         await call.pass_on()
         return
-    gateway, settings = call.session.gateway, call.session.gateway.settings
+    services, settings = call.services, call.services.settings
     reference = translate.recognise(args.text, settings)
     uuids: dict[str, str] = {}
     if reference is not None:
-        await check_may_change(await call.session.own(), args.dom, args.flags)
-        uuids = await gateway.target.uuids([reference.alias])
+        await check_may_change(await call.caller.own(), args.dom, args.flags)
+        uuids = await services.target.uuids([reference.alias])
 
     def compute(xml: str, live: bool) -> Change | None:
-        at = gateway.target.at_home(settings, xml)
+        at = services.target.at_home(settings, xml)
         return translate.update(xml, args.text, at, live=live, uuids=uuids)
 
     altered = await _alter(call, args, "update", compute)
@@ -247,11 +247,11 @@ async def _alter(
     Raises:
         Refused: also where the disk is the carrier of ours: it stays as long as the domain.
     """
-    async with call.session.gateway.locks.hold(f"domain:{args.dom.uuid.hex()}"):
+    async with call.services.domain_lock(args.dom.uuid):
         admin = await _admin_if_ours(call, args.dom)
         if admin is None:
             return None
-        own = await call.session.own()
+        own = await call.caller.own()
         try:
             both = await sides(admin, args.dom, args.flags)
             live, config = await _changes(admin, args.dom, both, compute)
@@ -281,7 +281,7 @@ async def _admin_if_ours(call: Call, dom: Domain) -> Upstream | None:
     domain is not there: libvirtd's answer to the call itself says why.
     """
     try:
-        admin = await call.session.gateway.admin()
+        admin = await call.services.admin()
         ours = await admin.metadata(dom, 0) is not None or (
             await admin.persistent(dom) and await admin.metadata(dom, AFFECT_CONFIG) is not None
         )
@@ -326,14 +326,14 @@ async def _carry_out(
     act: Callable[[Change], Awaitable[None]] | None,
 ) -> None:
     """Writes the changes of metadata and then does `act` on the target, or nothing of it all."""
-    gateway, own = call.session.gateway, await call.session.own()
-    admin = await gateway.admin()
+    services, own = call.services, await call.caller.own()
+    admin = await services.admin()
     if live is None:  # one change, which libvirtd makes whole or not at all
         await _write(own, dom, live, config)
         return
     redefine = config is not None and config.redefine
-    kept = gateway.notes.keep(
-        Note(
+    stored = services.journal.append(
+        Entry(
             operation=operation,
             uuid=dom.uuid_text,
             name=dom.name,
@@ -351,9 +351,9 @@ async def _carry_out(
         if act is not None:
             await act(live)
     except BaseException:
-        await settle(gateway, kept, back=True)
+        await recover(services, stored, roll_back=True)
         raise
-    gateway.notes.drop(kept)
+    services.journal.remove(stored)
 
 
 async def _write(own: Upstream, dom: Domain, live: Change | None, config: Change | None) -> None:

@@ -38,14 +38,13 @@ async def find(
     `judged_later`, for calls that need another right, which libvirtd judges before they are done.
     """
     try:
-        session = call.session
-        asking = await (session.gateway.admin() if judged_later else session.own())
+        asking = await (call.services.admin() if judged_later else call.caller.own())
         if await asking.metadata(dom, 0) is None:
             return None, None
         xml = await asking.xml(dom, 0)
     except GatewayError:
         return None, None  # libvirtd's answer to the call itself says why
-    return translate.find(xml, path, call.session.gateway.settings), xml
+    return translate.find(xml, path, call.services.settings), xml
 
 
 async def info(call: Call) -> None:
@@ -57,7 +56,7 @@ async def info(call: Call) -> None:
         return
     if args.flags:
         raise Refused(Code.INVALID_ARG, f"unsupported flags (0x{args.flags:x})")
-    volume = await call.session.gateway.target.volume(lun.bdev_name)
+    volume = await call.services.target.volume(lun.bdev_name)
     result = Writer().u64(volume.allocated).u64(volume.size).u64(volume.allocated)
     await call.answer(bytes(result))
 
@@ -127,7 +126,7 @@ async def _usage(call: Call, args: DomainCall) -> Usage | None:
         luns = plan.luns if plan is not None else ()
     if not luns or xml is None or not is_running(xml):
         return None
-    found = await call.session.gateway.target.usage([lun.bdev_name for lun in luns])
+    found = await call.services.target.usage([lun.bdev_name for lun in luns])
     missing = next((lun for lun in luns if lun.bdev_name not in found), None)
     if missing is not None:
         raise Refused(Refusal.NO_VOLUME, f"the target has no volume {missing.volume.alias}")
@@ -160,7 +159,7 @@ async def resize(call: Call) -> None:
     """
     args = ResizeCall.read(call.payload)
     # Nobody detaches the disk meanwhile: the volume might be another domain's by then.
-    async with call.session.gateway.locks.hold(f"domain:{args.dom.uuid.hex()}"):
+    async with call.services.domain_lock(args.dom.uuid):
         answer = await _resize(call, args)
     if answer is None:
         await call.answer()
@@ -186,22 +185,22 @@ async def _resize(call: Call, args: ResizeCall) -> Reply | None:
     )
     if judged.ok or UpstreamError(judged.payload).code != Code.INVALID_ARG:
         return judged
-    gateway = call.session.gateway
+    services = call.services
     if lun.read_only:
         raise Refused(Refusal.CANNOT_CHANGE, f"can't resize empty or readonly disk '{lun.dev}'")
-    uuid = (await gateway.target.volume(lun.bdev_name)).uuid
-    async with gateway.locks.hold(f"volume:{uuid}"):
-        volume = await gateway.target.volume(uuid)
+    uuid = (await services.target.volume(lun.bdev_name)).uuid
+    async with services.locks.hold(f"volume:{uuid}"):
+        volume = await services.target.volume(uuid)
         if args.flags & RESIZE_CAPACITY:
             if args.size:
                 raise Refused(Code.INVALID_ARG, "size must be zero when resizing to capacity")
             size = volume.size
         if not size:
             raise Refused(Code.INVALID_ARG, "size must be greater than zero")
-        cluster = await gateway.target.cluster_size(volume)
+        cluster = await services.target.cluster_size(volume)
         rounded = -(-size // cluster) * cluster
         if rounded < volume.size and (
-            args.flags & RESIZE_EXTEND or not gateway.config.allow_shrink
+            args.flags & RESIZE_EXTEND or not services.config.allow_shrink
         ):
             raise Refused(
                 Refusal.BAD_ARGUMENT,
@@ -209,5 +208,5 @@ async def _resize(call: Call, args: ResizeCall) -> Reply | None:
                 f"it all the same, use `virtlun volume resize {volume.path} SIZE --shrink`",
             )
         if rounded != volume.size:
-            await gateway.target.resize(volume, rounded)
+            await services.target.resize(volume, rounded)
     return None

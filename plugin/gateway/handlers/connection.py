@@ -13,11 +13,11 @@ async def set_identity(call: Call) -> None:
     libvirtd would take it from anybody on its read-write socket; from a client whose identity we
     have just handed on, that would be a way to another's rights.
     """
-    if call.session.peer.uid != 0:
+    if call.caller.peer.uid != 0:
         raise Refused(Code.OPERATION_DENIED, "only root may act under another identity")
     reply = await call.forward()
     if reply.ok:
-        await call.session.adopt_identity(call.payload)
+        await call.caller.adopt_identity(call.payload)
     await call.respond(reply)
 
 
@@ -25,7 +25,7 @@ async def register(call: Call) -> None:
     """CONNECT_DOMAIN_EVENT_CALLBACK_REGISTER_ANY."""
     reply = await call.forward()
     if reply.ok:
-        call.session.subscriptions.registered(call.payload, reply.payload)
+        call.subscriptions.registered(call.payload, reply.payload)
     await call.respond(reply)
 
 
@@ -33,7 +33,7 @@ async def deregister(call: Call) -> None:
     """CONNECT_DOMAIN_EVENT_CALLBACK_DEREGISTER_ANY."""
     reply = await call.forward()
     if reply.ok:
-        call.session.subscriptions.deregistered(call.payload)
+        call.subscriptions.deregistered(call.payload)
     await call.respond(reply)
 
 
@@ -41,7 +41,7 @@ async def register_legacy(call: Call) -> None:
     """CONNECT_DOMAIN_EVENT_REGISTER_ANY."""
     reply = await call.forward()
     if reply.ok:
-        call.session.subscriptions.legacy.add(Reader(call.payload).i32())
+        call.subscriptions.legacy.add(Reader(call.payload).i32())
     await call.respond(reply)
 
 
@@ -49,5 +49,5 @@ async def deregister_legacy(call: Call) -> None:
     """CONNECT_DOMAIN_EVENT_DEREGISTER_ANY."""
     reply = await call.forward()
     if reply.ok:
-        call.session.subscriptions.legacy.discard(Reader(call.payload).i32())
+        call.subscriptions.legacy.discard(Reader(call.payload).i32())
     await call.respond(reply)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
 from plugin.gateway import polkit, records
@@ -14,11 +13,9 @@ from plugin.gateway.errors import Code, GatewayError, UpstreamError
 from plugin.gateway.handlers.start import prepared, startable
 from plugin.gateway.messages import XmlCall
 from plugin.gateway.procs import Proc
+from plugin.gateway.services import Services
 from plugin.gateway.upstream import Upstream
 from plugin.translate import Definition, controller_name
-
-if TYPE_CHECKING:
-    from plugin.gateway.server import Gateway
 
 
 @dataclass(frozen=True)
@@ -26,7 +23,7 @@ class Translation:
     """A client's domain with what decides its translation."""
 
     xml: str
-    gateway: Gateway
+    services: Services
     new_uuid: UUID
     """What the domain gets if it has none."""
     current: str | None
@@ -34,7 +31,7 @@ class Translation:
 
     async def with_uuids(self, uuids: Mapping[str, str] | None = None) -> Definition:
         """Translates it, with the UUIDs of volumes (by LVSTORE/LVOL) in its metadata."""
-        return await self.gateway.define(
+        return await self.services.define(
             self.xml,
             new_uuid=self.new_uuid,
             current_xml=self.current,
@@ -44,15 +41,15 @@ class Translation:
 
 async def define(call: Call) -> None:
     """DEFINE_XML and DEFINE_XML_FLAGS."""
-    gateway = call.session.gateway
+    services = call.services
     args = XmlCall.read(call.payload, flags=call.header.procedure == Proc.DEFINE_XML_FLAGS)
     uuid = identity_of(args.xml)[1]
-    async with gateway.locks.hold(f"domain:{uuid.hex() if uuid else args.xml[:64]}"):
-        new = uuid is not None and await _is_new(await gateway.admin(), uuid)
+    async with services.locks.hold(f"domain:{uuid.hex() if uuid else args.xml[:64]}"):
+        new = uuid is not None and await _is_new(await services.admin(), uuid)
         _, definition = await _translated(call, args.xml, new=new)
         reply = await call.forward(replace(args, xml=definition.xml).pack())
         if new and uuid is not None and reply.ok:
-            await records.forget(gateway.hook, controller_name(UUID(bytes=uuid)))
+            await records.forget(services.hook, controller_name(UUID(bytes=uuid)))
     await call.respond(reply)
 
 
@@ -88,19 +85,19 @@ async def _translated(call: Call, xml: str, *, new: bool) -> tuple[Translation, 
     That is read under the gateway's own identity: a client that may change a domain need not be
     allowed to read it, and it is not shown what is kept. `new`: records of old are not its own.
     """
-    gateway = call.session.gateway
+    services = call.services
     name, uuid = identity_of(xml)
     try:
-        current = await current_xml(await gateway.admin(), name, uuid)
+        current = await current_xml(await services.admin(), name, uuid)
     except GatewayError:
         current = None  # libvirtd's answer to the call itself says why
-    translation = Translation(xml, gateway, uuid4(), current)
+    translation = Translation(xml, services, uuid4(), current)
     definition = await translation.with_uuids()
     plan = definition.plan
     unknown = [lun.volume.alias for lun in plan.luns if lun.uuid is None] if plan else []
     if plan is not None and unknown:
-        recorded = {} if new else await records.known(gateway.hook, plan.controller)
-        found = await gateway.target.uuids([alias for alias in unknown if alias not in recorded])
+        recorded = {} if new else await records.known(services.hook, plan.controller)
+        found = await services.target.uuids([alias for alias in unknown if alias not in recorded])
         uuids = found | {alias: recorded[alias] for alias in unknown if alias in recorded}
         if uuids:
             definition = await translation.with_uuids(uuids)

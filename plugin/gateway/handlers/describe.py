@@ -28,7 +28,7 @@ async def presented(call: Call) -> None:
         await call.respond(reply)
         return
     text = read_string(reply.payload)
-    settings = call.session.gateway.settings
+    settings = call.services.settings
     shown = translate.present(text, live=is_running(text), settings=settings)
     await call.respond(reply, pack_string(shown))
 
@@ -38,7 +38,7 @@ async def to_native(call: Call) -> None:
     reader = Reader(call.payload)
     form = reader.string()
     rest = XmlCall.read(call.payload[reader.offset :], flags=True)
-    settings = call.session.gateway.settings
+    settings = call.services.settings
     try:
         rest = replace(rest, xml=translate.define(rest.xml, settings, new_uuid=uuid4()).xml)
     except TranslateError:

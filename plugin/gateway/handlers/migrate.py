@@ -129,7 +129,7 @@ async def _prepare(call: Call, xml: str, payload: Callable[[str], bytes]) -> Non
     if translate.plan(xml) is None:
         await call.pass_on()  # without a controller on the source there is none here
         return
-    definition = await call.session.gateway.define(xml, new_uuid=_NO_UUID)
+    definition = await call.services.define(xml, new_uuid=_NO_UUID)
     found = await startable(call, definition.plan, definition.xml, (polkit.START, polkit.WRITE))
     if found is None:
         await call.respond(await call.forward(payload(definition.xml)))
@@ -143,7 +143,7 @@ async def _prepare(call: Call, xml: str, payload: Callable[[str], bytes]) -> Non
 async def _current(call: Call, dom: Domain, flags: int) -> str | None:
     """Returns libvirtd's XML of the domain; None where the client may not read it."""
     try:
-        return await (await call.session.own()).xml(dom, flags)
+        return await (await call.caller.own()).xml(dom, flags)
     except GatewayError:
         return None
 
@@ -151,5 +151,5 @@ async def _current(call: Call, dom: Domain, flags: int) -> str | None:
 async def _translated(call: Call, xml: str, current: str | None) -> str:
     if current is None or translate.plan(current) is None:
         return xml  # without a controller on the source there is none on the destination
-    gateway = call.session.gateway
-    return (await gateway.define(xml, new_uuid=_NO_UUID, current_xml=current)).xml
+    services = call.services
+    return (await services.define(xml, new_uuid=_NO_UUID, current_xml=current)).xml

@@ -47,7 +47,7 @@ async def define_managed(call: Call) -> None:
     reader = Reader(call.payload)
     dom, xml, flags = Domain.read(reader), reader.optional(reader.string), reader.u32()
     if xml is not None:
-        own = await call.session.own()
+        own = await call.caller.own()
         args = bytes(dom.write(Writer()).u32(0))
         try:
             current = read_string(await own.call(Proc.MANAGED_SAVE_GET_XML_DESC, args))
@@ -67,7 +67,7 @@ async def save(call: Call) -> None:
         await call.pass_on()
         return
     try:
-        current = await (await call.session.own()).xml(dom, XML_SECURE)
+        current = await (await call.caller.own()).xml(dom, XML_SECURE)
     except GatewayError:
         current = None
     saving = replace(saving, xml=await _translated(call, saving.xml, current))
@@ -134,7 +134,7 @@ async def _xml_of(call: Call, file: str) -> str | None:
     """Returns libvirtd's XML in a save image; None where the client may not read it."""
     args = bytes(Writer().string(file).u32(XML_SECURE))
     try:
-        own = await call.session.own()
+        own = await call.caller.own()
         return read_string(await own.call(Proc.SAVE_IMAGE_GET_XML_DESC, args))
     except GatewayError:
         return None
@@ -143,5 +143,5 @@ async def _xml_of(call: Call, file: str) -> str | None:
 async def _translated(call: Call, xml: str, current: str | None) -> str:
     if current is not None and translate.plan(current) is None:
         return xml  # the guest was saved without a controller, so it is restored without one
-    gateway = call.session.gateway
-    return (await gateway.define(xml, new_uuid=_NO_UUID, current_xml=current)).xml
+    services = call.services
+    return (await services.define(xml, new_uuid=_NO_UUID, current_xml=current)).xml

@@ -43,8 +43,8 @@ async def _create(call: Call, args: DomainCall, *, internal: bool) -> None:
             "(`virsh snapshot-create-as --disk-only`)",
         )
     change = listing.define_inside if again else listing.leave_out
-    gateway, known = call.session.gateway, Definition(current, plan(current))
-    settings = await gateway.target.settings(gateway.settings, lambda _: known)
+    services, known = call.services, Definition(current, plan(current))
+    settings = await services.target.settings(services.settings, lambda _: known)
     text = change(args.text, current, settings)
     payload = DomainCall(args.dom, text, args.flags).pack(text=True, flags=True)
     await call.respond(await call.forward(payload))
@@ -59,7 +59,7 @@ async def begin_backup(call: Call) -> None:
     if xml is None:
         await call.pass_on()
         return
-    settings = call.session.gateway.settings
+    settings = call.services.settings
     writer = dom.write(Writer()).string(
         listing.leave_out(backup, xml, settings, str(int(time.time())))
     )
@@ -90,7 +90,7 @@ async def _show(call: Call, dom: Domain) -> None:
     if current is None and PREFIX.encode() not in reply.payload:
         await call.respond(reply)
         return
-    settings = call.session.gateway.settings
+    settings = call.services.settings
     shown = listing.present_listing(read_string(reply.payload), settings, domain_xml=current)
     await call.respond(reply, pack_string(shown))
 
@@ -101,7 +101,7 @@ async def _xml(call: Call, dom: Domain, flags: int) -> str | None:
     None as well if the client may not read it: libvirtd's answer to the call itself says why.
     """
     try:
-        found = await (await call.session.own()).xml(dom, flags)
+        found = await (await call.caller.own()).xml(dom, flags)
     except GatewayError:
         return None
     return found if plan(found) is not None else None

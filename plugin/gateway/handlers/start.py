@@ -43,9 +43,9 @@ async def start(call: Call) -> None:
     flags = call.header.procedure != Proc.CREATE
     args = DomainCall.read(call.payload[offset:], flags=flags)
     try:
-        admin = await call.session.gateway.admin()
+        admin = await call.services.admin()
         dom = await admin.lookup(args.dom.uuid)
-        if not await call.session.may((polkit.START,), dom.name, dom.uuid_text):
+        if not await call.caller.may((polkit.START,), dom.name, dom.uuid_text):
             raise Refused(Refusal.DENIED, "libvirtd is going to say so")
         # Whoever may start a domain need not be allowed to read it, and is not shown this.
         xml, saved = await _xml_to_start(admin, dom, force=bool(args.flags & FORCE_BOOT))
@@ -74,7 +74,7 @@ async def startable(
     if plan is None or xml is None:
         return None
     name, uuid = identity_of(xml)
-    if uuid is None or not await call.session.may(rights, name or "", str(UUID(bytes=uuid))):
+    if uuid is None or not await call.caller.may(rights, name or "", str(UUID(bytes=uuid))):
         return None
     return plan, uuid
 
@@ -103,26 +103,26 @@ async def prepared(
         Refused: a volume is lost or in use, or there is no target; nothing is left behind, but
             volumes that were made stay.
     """
-    gateway = call.session.gateway
-    async with gateway.locks.hold(f"domain:{uuid.hex()}"):
-        if await _is_active(await gateway.admin(), uuid):
+    services = call.services
+    async with services.domain_lock(uuid):
+        if await _is_active(await services.admin(), uuid):
             yield Attempt(plan)  # libvirtd refuses to start it again
             return
-        known = await records.known(gateway.hook, plan.controller)
-        plan = await gateway.target.find_volumes(plan, known)
+        known = await records.known(services.hook, plan.controller)
+        plan = await services.target.find_volumes(plan, known)
         for lun in plan.luns:
             if lun.uuid is not None:
-                await check_free(call, plan, lun, await gateway.target.volume(lun.uuid))
-        mib = 0 if saved else gateway.hook.create_missing_mib
-        attempt = Attempt(await gateway.target.make_volumes(plan, mib))
-        await gateway.target.ensure(attempt.plan)
+                await check_free(call, plan, lun, await services.target.volume(lun.uuid))
+        mib = 0 if saved else services.hook.create_missing_mib
+        attempt = Attempt(await services.target.make_volumes(plan, mib))
+        await services.target.ensure(attempt.plan)
         try:
             yield attempt
         finally:
-            admin = await gateway.admin()
+            admin = await services.admin()
             if not attempt.started and not await _is_active(admin, uuid):
                 with suppress(GatewayError):
-                    await gateway.target.release(plan.controller)
+                    await services.target.release(plan.controller)
 
 
 async def _is_active(admin: Upstream, uuid: bytes) -> bool:
@@ -140,9 +140,9 @@ async def check_free(call: Call, plan: Plan, lun: LunPlan, volume: Volume) -> No
     Raises:
         Refused: names the domain that has it.
     """
-    gateway = call.session.gateway
-    for holder in await gateway.target.holders(volume.uuid, besides=plan.controller):
-        admin = await gateway.admin()
+    services = call.services
+    for holder in await services.target.holders(volume.uuid, besides=plan.controller):
+        admin = await services.admin()
         try:
             dom = await admin.lookup(UUID(holder).bytes)
             xml = await admin.xml(dom, 0) if await admin.active(dom) else None
@@ -150,9 +150,9 @@ async def check_free(call: Call, plan: Plan, lun: LunPlan, volume: Volume) -> No
             name = holder  # not a domain of this libvirtd
         else:
             if xml is None:
-                await gateway.target.release(controller_name(holder))
+                await services.target.release(controller_name(holder))
                 continue
-            theirs = translate.find(xml, volume.path, gateway.settings)
+            theirs = translate.find(xml, volume.path, services.settings)
             if lun.shareable and theirs is not None and theirs.shareable:
                 continue
             name = dom.name

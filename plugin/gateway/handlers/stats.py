@@ -34,7 +34,7 @@ async def all_domains(call: Call) -> None:
     slots = asyncio.Semaphore(AT_A_TIME)
     found = await asyncio.gather(*(_disks(call, item, slots) for item in records))
     numbers = await _numbers(call, [disks for disks in found if disks is not None])
-    prefix = call.session.gateway.settings.path_prefix
+    prefix = call.services.settings.path_prefix
     completed = [
         item
         if disks is None
@@ -62,7 +62,7 @@ async def _disks(call: Call, record: StatsRecord, slots: asyncio.Semaphore) -> D
     """
     async with slots:
         try:
-            own = await call.session.own()
+            own = await call.caller.own()
             if await own.metadata(record.dom, 0) is None:
                 return None
             xml = await own.xml(record.dom, 0)
@@ -94,7 +94,7 @@ class Numbers:
 async def _numbers(call: Call, found: list[Disks]) -> Numbers:
     """Asks the target once for all; without one there are names alone, as libvirt does it."""
     names = [lun.bdev_name for disks in found for lun in disks.luns]
-    target = call.session.gateway.target
+    target = call.services.target
     numbers = Numbers({}, {})
     with suppress(GatewayError):
         if names:

@@ -372,14 +372,14 @@ def test_reconcile_puts_running_domains_right_at_start(tmp_path: Path) -> None:
         dom = world.domain(disks=disk())
         stopped = world.domain("two", UUID_2, running=False)
         world.target.controllers = {f"vm-{UUID_2}": {}}
-        await Reconciler(world.gateway).run()
+        await Reconciler(world.gateway.services).run()
         uuid = world.target.volumes["lvs0/data"]["uuid"]
         assert world.target.luns(f"vm-{dom.ref.uuid_text}") == {0: uuid}
         assert f"vm-{stopped.ref.uuid_text}" not in world.target.controllers
         # One that cannot be put right does not keep the others from it.
         world.target.controllers = {}
         world.target.refuse["vhost_scsi_controller_add_target"] = RefusedError(-12, "No memory")
-        await Reconciler(world.gateway).run()
+        await Reconciler(world.gateway.services).run()
         assert world.target.controllers == {CONTROLLER: {}}, "without whole, what works stays"
 
     play(tmp_path, body)

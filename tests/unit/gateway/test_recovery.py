@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from plugin import translate
+from plugin.gateway.journal import Entry, Journal
 from plugin.gateway.messages import Domain, DomainCall
-from plugin.gateway.notes import Note, Notes
 from plugin.gateway.procs import Proc
 from plugin.gateway.wire import WireError
 from plugin.gateway.xdr import Writer
@@ -187,12 +187,12 @@ def test_a_target_that_answers_too_late_leaves_no_lun_behind(tmp_path: Path) -> 
     play(tmp_path, body)
 
 
-def test_a_note_that_cannot_be_written_refuses_the_call(tmp_path: Path) -> None:
+def test_an_entry_that_cannot_be_written_refuses_the_call(tmp_path: Path) -> None:
     async def body(world: World) -> None:
         dom = world.domain()
         client = await world.client()
         (tmp_path / "file").touch()
-        world.gateway.notes = Notes(tmp_path / "file/notes")
+        world.gateway.services.journal = Journal(tmp_path / "file/notes")
         with pytest.raises(ReplyError, match=r"gateway\.state_dir"):
             await client.attach(dom.ref, disk(), LIVE | CONFIG)
         assert devs(dom.live) == devs(dom.config) == set()
@@ -200,22 +200,22 @@ def test_a_note_that_cannot_be_written_refuses_the_call(tmp_path: Path) -> None:
     play(tmp_path, body)
 
 
-def test_notes_are_for_root_alone_and_strange_files_are_left_alone(tmp_path: Path) -> None:
-    notes = Notes(tmp_path / "a/notes")
-    assert list(notes.left()) == []
-    note = Note("attach", UUID_1, "one", "sdb", 0, "bdev", True, None, "<x/>", "<domain/>")
-    kept = notes.keep(note)
-    assert kept.path.parent.stat().st_mode & 0o777 == 0o700
-    assert kept.path.stat().st_mode & 0o777 == 0o600
-    assert list(notes.left()) == [], "of a process that runs"
-    dead = kept.path.with_name("1-1-1.json")
-    kept.path.rename(dead)
+def test_the_journal_is_for_root_alone_and_strange_files_are_left_alone(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "a/notes")
+    assert list(journal.orphans()) == []
+    entry = Entry("attach", UUID_1, "one", "sdb", 0, "bdev", True, None, "<x/>", "<domain/>")
+    stored = journal.append(entry)
+    assert stored.path.parent.stat().st_mode & 0o777 == 0o700
+    assert stored.path.stat().st_mode & 0o777 == 0o600
+    assert list(journal.orphans()) == [], "of a process that runs"
+    dead = stored.path.with_name("1-1-1.json")
+    stored.path.rename(dead)
     for name, text in (("2-2-2.json", "{"), ("x.json", "{}"), ("3-3-3.json", "[]")):
         (tmp_path / "a/notes" / name).write_text(text)
-    (found,) = notes.left()
-    assert (found.note, found.path) == (note, dead)
-    notes.drop(found)
-    notes.drop(found)
+    (found,) = journal.orphans()
+    assert (found.entry, found.path) == (entry, dead)
+    journal.remove(found)
+    journal.remove(found)
     assert not dead.exists()
 
 
@@ -230,9 +230,9 @@ def test_a_domain_that_stops_loses_its_controller_once_its_qemu_has_let_go(
     async def body(world: World) -> None:
         dom = world.domain(disks=disk())
         world.target.connected = {CONTROLLER}
-        await until(lambda: world.gateway._admin is not None)
+        await until(lambda: world.gateway.admin.opened)
         dom.live = None
-        world.gateway.care.happened(lifecycle(dom.ref, 5))
+        world.gateway.loop.lifecycle_event(lifecycle(dom.ref, 5))
         await asyncio.sleep(0.5)
         assert CONTROLLER in world.target.controllers, "a QEMU is connected to it"
         world.target.connected = set()
@@ -292,7 +292,7 @@ def test_without_an_answer_about_the_domain_nothing_is_removed(tmp_path: Path) -
 def test_what_the_target_lost_comes_back(tmp_path: Path) -> None:
     async def body(world: World) -> None:
         dom = world.domain(disks=disk())
-        await until(lambda: world.gateway._admin is not None)
+        await until(lambda: world.gateway.admin.opened)
         world.target.stop()
         world.target.controllers.clear()
         await asyncio.sleep(1.2)
@@ -308,7 +308,7 @@ def test_a_definition_from_another_host_gets_this_hosts_socket(tmp_path: Path) -
         dom = world.domain(running=False, disks=disk())
         assert dom.config is not None
         dom.config = dom.config.replace("/run/virtlun/vhost/", "/somewhere/else/")
-        await until(lambda: world.gateway._admin is not None)
+        await until(lambda: world.gateway.admin.opened)
         await world.libvirtd.event(Proc.CALLBACK_LIFECYCLE, lifecycle(dom.ref, 0))
         await until(lambda: "/run/virtlun/vhost/" in (dom.config or ""))
         assert devs(dom.config) == {"sdb"} and "/somewhere/else/" not in dom.config

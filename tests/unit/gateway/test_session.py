@@ -14,7 +14,7 @@ import structlog
 
 from plugin.gateway.__main__ import set_up_log
 from plugin.gateway.errors import Code, Refused
-from plugin.gateway.events import DeviceEvent, Happening
+from plugin.gateway.events import DeviceChange, DeviceEvent
 from plugin.gateway.messages import LLONG, STRING, TypedParam, XmlCall, pack_params
 from plugin.gateway.peer import Peer, peer_of, start_time
 from plugin.gateway.procs import Proc
@@ -254,10 +254,10 @@ def test_a_client_that_lets_events_pile_up_is_disconnected(tmp_path: Path) -> No
         dom = world.domain()
         client = await world.client()
         await client.register(DeviceEvent.ADDED)
-        happening = Happening(DeviceEvent.ADDED, dom.ref, "ua-" + "x" * 4000)
+        change = DeviceChange(DeviceEvent.ADDED, dom.ref, "ua-" + "x" * 4000)
         gateway = world.gateway
         for _ in range(3000):
-            gateway.announce(happening)
+            gateway.announce(change)
             await asyncio.sleep(0)
         assert await client.closed()
 

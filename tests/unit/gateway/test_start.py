@@ -71,8 +71,8 @@ def test_the_volume_of_a_transient_domain_is_in_what_libvirtd_gets(tmp_path: Pat
 
 def test_none_is_made_where_the_configuration_says_so(tmp_path: Path) -> None:
     async def body(world: World) -> None:
-        hook = world.gateway.hook
-        world.gateway.hook = hook.model_copy(update={"create_missing_mib": 0})
+        hook = world.gateway.services.hook
+        world.gateway.services.hook = hook.model_copy(update={"create_missing_mib": 0})
         dom = world.domain(running=False, disks=NEW)
         with pytest.raises(ReplyError, match="sdb: there is no volume lvs0/new; create it with"):
             await start(world, dom)
@@ -133,7 +133,7 @@ def test_what_the_hook_recorded_is_taken_over(tmp_path: Path) -> None:
     async def body(world: World) -> None:
         dom = world.domain(running=False, disks=disk())
         script.remember(str(tmp_path / "hook"), CONTROLLER, {"lvs0/data": "of-old"})
-        await Reconciler(world.gateway).run()
+        await Reconciler(world.gateway.services).run()
         assert recorded(dom.config) == ["of-old"], "not that of the namesake there is now"
         assert script.recall(str(tmp_path / "hook"), CONTROLLER) == {}
 

@@ -217,7 +217,7 @@ def test_a_resize_waits_for_a_detach_and_then_finds_no_disk(tmp_path: Path) -> N
     async def body(world: World) -> None:
         dom = world.domain(disks=disk())
         client, other = await world.client(), await world.client()
-        async with world.gateway.locks.hold(f"domain:{dom.uuid.hex()}"):
+        async with world.gateway.services.domain_lock(dom.uuid):
             detach = asyncio.create_task(client.detach(dom.ref, disk(), LIVE | CONFIG))
             await asyncio.sleep(0.1)
             args = dom.ref.write(Writer()).string("sdb").u64(256 << 20).u32(1)

@@ -1,30 +1,27 @@
-"""Keeps target and domains together while the gateway runs: settles, reconciles, cleans up.
+"""The reconcile loop: recovers interrupted changes and keeps the target in line with the domains.
 
-At the start, after libvirtd came back, and every `reconcile_s` seconds all is looked at. Between
-that, libvirtd's own events say which domain stopped; its controller is released, as the hook does
-where that is installed. They also say which came from another host, with a definition that has the
-controller's socket where it is there.
+A full round is made at the start, after libvirtd came back, and every `reconcile_s` seconds.
+Between rounds libvirtd's own events say which domain stopped; its controller is released, as the
+hook does where that is installed. They also say which came from another host, with a definition
+that has the controller's socket where it is there.
 """
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import structlog
 
 from plugin.errors import TranslateError
 from plugin.gateway.errors import GatewayError
 from plugin.gateway.messages import Domain
-from plugin.gateway.reconcile import Reconciler, move_socket, put_right
-from plugin.gateway.recovery import settle_left
+from plugin.gateway.reconcile import Reconciler, move_socket, reconcile_domain
+from plugin.gateway.recovery import recover_all
+from plugin.gateway.services import Services
+from plugin.gateway.upstream import Upstream
 from plugin.gateway.wire import WireError
 from plugin.gateway.xdr import Reader
-
-if TYPE_CHECKING:
-    from plugin.gateway.server import Gateway
-    from plugin.gateway.upstream import Upstream
 
 RETRY_S = 1.0
 """Pause before libvirtd is tried again, seconds."""
@@ -40,17 +37,18 @@ _STOPPED = {5, 6, 8}
 _log = structlog.get_logger(__name__)
 
 
-class Care:
-    """The task; `Gateway.admin` feeds it libvirtd's events."""
+class ReconcileLoop:
+    """The task; the gateway's own connection to libvirtd feeds it events."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self._reconciler = Reconciler(gateway)
+    def __init__(self, services: Services) -> None:
+        """Does nothing before `run`."""
+        self._services = services
+        self._reconciler = Reconciler(services)
         self._stopped: dict[bytes, tuple[Domain, int]] = {}
         self._defined: dict[bytes, Domain] = {}
         self._wake = asyncio.Event()
 
-    def happened(self, payload: bytes) -> None:
+    def lifecycle_event(self, payload: bytes) -> None:
         """Takes a lifecycle event of libvirtd's (remote_domain_event_callback_lifecycle_msg)."""
         reader = Reader(payload)
         try:
@@ -65,7 +63,7 @@ class Care:
             self._defined[dom.uuid] = dom
         self._wake.set()
 
-    def lost(self) -> None:
+    def connection_lost(self) -> None:
         """Is told that libvirtd closed the connection: all is to be looked at again."""
         self._wake.set()
 
@@ -74,8 +72,8 @@ class Care:
         silent = False
         while True:
             try:
-                admin = await self._gateway.admin()
-                await settle_left(self._gateway)
+                admin = await self._services.admin()
+                await recover_all(self._services)
                 await self._reconciler.run()
                 silent = False
                 await self._until_next(admin)
@@ -86,12 +84,12 @@ class Care:
                 await asyncio.sleep(RETRY_S)
             except Exception:
                 _log.exception("reconciliation failed by a defect")
-                await asyncio.sleep(self._gateway.config.reconcile_s)
+                await asyncio.sleep(self._services.config.reconcile_s)
 
     async def _until_next(self, admin: Upstream) -> None:
         """Waits for the next full round, releasing controllers of domains that stop meanwhile."""
         loop = asyncio.get_running_loop()
-        end = loop.time() + self._gateway.config.reconcile_s
+        end = loop.time() + self._services.config.reconcile_s
         while admin.alive and (remaining := end - loop.time()) > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(LEAVE_S, remaining) if self._stopped else remaining):
@@ -104,8 +102,8 @@ class Care:
     async def _move_socket(self, dom: Domain) -> None:
         """Puts right where a definition that came from another host has the controller's socket."""
         try:
-            async with self._gateway.locks.hold(f"domain:{dom.uuid.hex()}"):
-                await move_socket(self._gateway, dom)
+            async with self._services.domain_lock(dom.uuid):
+                await move_socket(self._services, dom)
         except (GatewayError, TranslateError) as error:
             _log.warning("definition not looked at", domain=dom.name, error=str(error))
 
@@ -116,11 +114,11 @@ class Care:
 
     async def _release(self, dom: Domain, tries: int) -> None:
         """Releases a stopped domain's controller, now or in one of the next rounds."""
-        gateway = self._gateway
+        services = self._services
         done = tries <= 1
         try:
-            async with gateway.locks.hold(f"domain:{dom.uuid.hex()}"):
-                done = await put_right(gateway, dom, only_stopped=True) or done
+            async with services.domain_lock(dom.uuid):
+                done = await reconcile_domain(services, dom, only_stopped=True) or done
         except (GatewayError, TranslateError) as error:
             _log.warning("not released", domain=dom.name, error=str(error))
             done = True

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import cast
-from unittest.mock import Mock
+from pathlib import Path
 from uuid import UUID
 
 import pytest
 
-from plugin.gateway import care
-from plugin.gateway.care import Care
-from plugin.gateway.locks import Locks
+from plugin.config import Config, GatewaySection
+from plugin.gateway import loop
 from plugin.gateway.messages import Domain
 from plugin.gateway.server import Gateway
+from plugin.gateway.services import Services
 from plugin.gateway.xdr import Writer
 from tests.unit.gateway.world import UUID_1
 
@@ -21,30 +20,28 @@ SHUTDOWN, STOPPED = 6, 5
 
 
 def test_a_stop_during_the_work_for_another_event_is_not_forgotten(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """QEMU's SHUTDOWN comes while the domain runs still, libvirtd's STOPPED after that."""
     dom = Domain("one", UUID(UUID_1).bytes, -1)
     seen: list[str] = []
+    gateway = Gateway(Config(gateway=GatewaySection(state_dir=tmp_path)))
 
-    def happen(event: int) -> None:
-        cared.happened(bytes(dom.write(Writer().i32(1)).i32(event).i32(0)))
+    def event(number: int) -> None:
+        gateway.loop.lifecycle_event(bytes(dom.write(Writer().i32(1)).i32(number).i32(0)))
 
-    async def put_right(_: Gateway, which: Domain, *, only_stopped: bool) -> bool:
+    async def reconcile_domain(_: Services, which: Domain, *, only_stopped: bool) -> bool:
         assert only_stopped, "for one that runs still nothing may be made: it may just be stopping"
         seen.append(which.name)
         if len(seen) == 1:
-            happen(STOPPED)
+            event(STOPPED)
         return True
 
     async def body() -> None:
-        happen(SHUTDOWN)
+        event(SHUTDOWN)
         for _ in range(3):
-            await cared._release_stopped()
+            await gateway.loop._release_stopped()
 
-    gateway = Mock()
-    gateway.locks = Locks()
-    monkeypatch.setattr(care, "put_right", put_right)
-    cared = Care(cast(Gateway, gateway))
+    monkeypatch.setattr(loop, "reconcile_domain", reconcile_domain)
     asyncio.run(body())
     assert seen == ["one", "one"]

@@ -1,12 +1,12 @@
-"""Notes of changes under way, on disk, so that one that is cut off can be settled.
+"""Journal of the changes under way, on disk, so that an interrupted one can be recovered.
 
 Attach and detach change three things one after the other: the persistent definition, the running
-domain, the target. Each changes whole or not at all; a note of what was before stands in a file
-from before the first step until after the last. If the gateway dies in between, or libvirtd, so
-that nothing can be taken back at once, `settle` in plugin.gateway.recovery does it later.
+domain, the target. Each changes whole or not at all; an entry, a file that says what was
+before, is there from before the first step until after the last. If the gateway dies in between, or
+libvirtd, so that nothing can be rolled back at once, plugin.gateway.recovery does it later.
 
-The folder is for root alone and is lost with the host's memory, as the running domains are: a note
-may hold a domain's definition with its passwords.
+The folder is for root alone and is lost with the host's memory, as the running domains are: an
+entry may hold a domain's definition with its passwords.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True)
-class Note:
+class Entry:
     """A change of a running domain under way, and what was before it."""
 
     operation: Operation
@@ -69,22 +69,24 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A note and its file."""
+class StoredEntry:
+    """An entry and its file."""
 
-    note: Note
+    entry: Entry
     path: Path
 
 
-class Notes:
-    """The notes of one folder. The folder is made with the first of them."""
+class Journal:
+    """The entries of one folder. The folder is made with the first of them."""
 
     def __init__(self, folder: Path) -> None:
         """Uses `folder`, which other gateways may use, too."""
         self._folder = folder
+        self.pending: list[StoredEntry] = []
+        """Our own changes that failed and could not be rolled back yet."""
 
-    def keep(self, note: Note) -> Kept:
-        """Writes a note; nothing may be changed before this has returned.
+    def append(self, entry: Entry) -> StoredEntry:
+        """Writes an entry; nothing may be changed before this has returned.
 
         Raises:
             Refused: it cannot be written.
@@ -96,22 +98,22 @@ class Notes:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             new.touch(mode=0o600)
-            new.write_text(json.dumps({"version": VERSION, **asdict(note)}))
+            new.write_text(json.dumps({"version": VERSION, **asdict(entry)}))
             new.rename(path)
         except OSError as error:
             raise Refused(
                 Refusal.INTERNAL,
-                f"{note.operation} of disk {note.dev}: {path} cannot be written "
+                f"{entry.operation} of disk {entry.dev}: {path} cannot be written "
                 f"({error.strerror}): make gateway.state_dir of virtlun.toml a folder with space",
             ) from error
-        return Kept(note, path)
+        return StoredEntry(entry, path)
 
-    def drop(self, kept: Kept) -> None:
-        """Removes a note: the change is whole, or taken back."""
-        kept.path.unlink(missing_ok=True)
+    def remove(self, stored: StoredEntry) -> None:
+        """Removes an entry: the change is complete, or rolled back."""
+        stored.path.unlink(missing_ok=True)
 
-    def left(self) -> Iterator[Kept]:
-        """Yields the notes that no running gateway is at work on, oldest first; not our own."""
+    def orphans(self) -> Iterator[StoredEntry]:
+        """Yields the entries whose gateway has ended, oldest first."""
         found = []
         for path in self._folder.glob("*.json"):
             with suppress(OSError, ValueError):
@@ -119,19 +121,19 @@ class Notes:
                 if start_time(pid) != since:
                     found.append((path.stat().st_mtime_ns, number, path))
         for _, _, path in sorted(found):
-            note = _read(path)
-            if note is not None:
-                yield Kept(note, path)
+            entry = _read(path)
+            if entry is not None:
+                yield StoredEntry(entry, path)
 
 
-def _read(path: Path) -> Note | None:
-    """Returns the note in a file; None for one that is of another version or damaged."""
+def _read(path: Path) -> Entry | None:
+    """Returns the entry in a file; None for one that is of another version or damaged."""
     try:
         values = json.loads(path.read_text())
         if values.pop("version") != VERSION:
             return None
-        note = Note(**values)
-        UUID(note.uuid)
+        entry = Entry(**values)
+        UUID(entry.uuid)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return note
+    return entry

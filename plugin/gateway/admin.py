@@ -1,0 +1,64 @@
+"""The gateway's own connection to libvirtd, under its own identity.
+
+For questions that no client asked, and to finish or take back what a client began: never for what
+a client wants done. It is opened when it is needed and again after libvirtd went away; libvirtd's
+lifecycle events arrive on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from plugin.gateway.upstream import Upstream, open_arguments
+
+
+class AdminConnection:
+    """One connection to the libvirtd behind `path`, shared by all who need it."""
+
+    def __init__(self, path: Path, uri: str) -> None:
+        """Opens nothing yet; `uri` is the one of the hypervisor whose domains we serve."""
+        self._path = path
+        self._arguments = open_arguments(uri)
+        self._lifecycle: Callable[[bytes], None] | None = None
+        self._lost: Callable[[], None] | None = None
+        self._upstream: Upstream | None = None
+        self._mutex = asyncio.Lock()
+
+    def watch(self, lifecycle: Callable[[bytes], None], lost: Callable[[], None]) -> None:
+        """Has `lifecycle` called with each lifecycle event, and `lost` when the connection ends.
+
+        Takes effect with the next connection, so call it before `get`.
+        """
+        self._lifecycle, self._lost = lifecycle, lost
+
+    async def get(self) -> Upstream:
+        """Returns the connection, a new one if the last has ended.
+
+        Raises:
+            UpstreamGone, UpstreamError: libvirtd is not there or refuses.
+        """
+        async with self._mutex:
+            if self._upstream is None or not self._upstream.alive:
+                if self._upstream is not None:
+                    await self._upstream.close()
+                upstream = await Upstream.open(self._path, self._arguments, None)
+                try:
+                    if self._lifecycle is not None and self._lost is not None:
+                        await upstream.watch(self._lifecycle, self._lost)
+                except BaseException:
+                    await upstream.close()
+                    raise
+                self._upstream = upstream
+            return self._upstream
+
+    @property
+    def opened(self) -> bool:
+        """Whether there has been a connection; it may have ended since."""
+        return self._upstream is not None
+
+    async def close(self) -> None:
+        """Closes the connection, if there is one."""
+        if self._upstream is not None:
+            await self._upstream.close()

@@ -1,0 +1,60 @@
+"""What handlers and the reconcile loop share; it knows neither clients nor sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from uuid import UUID
+
+from plugin import translate
+from plugin.config import GatewaySection, HookSection
+from plugin.gateway.events import DeviceChange
+from plugin.gateway.journal import Journal
+from plugin.gateway.locks import Locks
+from plugin.gateway.targets import Targets
+from plugin.gateway.upstream import Upstream
+from plugin.translate import Definition, Settings
+
+
+@dataclass
+class Services:
+    """One gateway's."""
+
+    config: GatewaySection
+    hook: HookSection
+    settings: Settings
+    """Of the translation."""
+    target: Targets
+    locks: Locks
+    journal: Journal
+    admin: Callable[[], Awaitable[Upstream]]
+    """The gateway's own connection to libvirtd; raises UpstreamGone, UpstreamError."""
+    announce: Callable[[DeviceChange], None]
+    """Sends an event to every client that registered for it; never waits."""
+
+    def domain_lock(self, uuid: bytes) -> AbstractAsyncContextManager[None]:
+        """Returns what holds a domain (its UUID, 16 bytes) while one operation changes it."""
+        return self.locks.hold(f"domain:{uuid.hex()}")
+
+    async def define(
+        self,
+        xml: str,
+        *,
+        new_uuid: UUID,
+        current_xml: str | None = None,
+        uuids: Mapping[str, str] | None = None,
+    ) -> Definition:
+        """Translates a domain, with its controller in the target that has its volumes.
+
+        Raises:
+            GatewayError: they are of several targets.
+            TranslateError: as `translate.define`.
+        """
+
+        def translated(settings: Settings) -> Definition:
+            return translate.define(
+                xml, settings, new_uuid=new_uuid, current_xml=current_xml, uuids=uuids
+            )
+
+        return translated(await self.target.settings(self.settings, translated))

@@ -1,0 +1,81 @@
+"""How our Python modules use each other: no circle, no import upward, no hidden import."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("plugin", "csi", "pydataplane")
+
+
+def modules() -> dict[str, Path]:
+    """Returns the files of our modules by dotted name."""
+    found = {}
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            if not {"target", "crates"} & set(parts[:2]) or parts[0] != "pydataplane":
+                found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+def imports(name: str, tree: ast.AST, known: set[str]) -> Iterator[str]:
+    """Yields the modules of ours that a piece of the module `name` imports, wherever it stands."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            given = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{name}: a relative import"
+            module = node.module or ""
+            inner = [f"{module}.{alias.name}" for alias in node.names]
+            given = [full if full in known else module for full in inner]
+        else:
+            continue
+        yield from (each for each in given if each in known)
+
+
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    """Our modules and those of ours that each imports."""
+    files = modules()
+    assert {"plugin.gateway.session", "csi.node", "pydataplane.volumes"} <= files.keys()
+    return {
+        name: set(imports(name, ast.parse(path.read_text()), files.keys() | set()))
+        for name, path in files.items()
+    }
+
+
+def test_no_import_circle(graph: dict[str, set[str]]) -> None:
+    try:
+        list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail("an import circle: " + " <- ".join(error.args[1]))
+
+
+def test_no_import_for_type_checkers_alone() -> None:
+    """One that exists for them alone hides a circle."""
+    known = set(modules())
+    for name, path in modules().items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+                inside = itertools.chain.from_iterable(imports(name, n, known) for n in node.body)
+                assert not list(inside), f"{name} imports a module of ours for type checkers alone"
+
+
+@pytest.mark.parametrize(
+    ("package", "strangers"),
+    [("plugin", {"csi"}), ("pydataplane", {"plugin", "csi"})],
+)
+def test_a_package_does_not_know_those_beside_or_above_it(
+    graph: dict[str, set[str]], package: str, strangers: set[str]
+) -> None:
+    for name, used in graph.items():
+        if name.split(".")[0] == package:
+            wrong = sorted(each for each in used if each.split(".")[0] in strangers)
+            assert not wrong, f"{name} imports {', '.join(wrong)}"
