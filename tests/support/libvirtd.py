@@ -11,6 +11,7 @@ Runs the installed libvirtd with its shipped defaults where it can. What differs
 
 from __future__ import annotations
 
+import contextlib
 import grp
 import os
 import shutil
@@ -18,6 +19,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import ClassVar
 
 from tests.guest.emulator import PROGRAM, newer
 from tests.guest.image import CACHE
@@ -53,6 +55,11 @@ security_driver = "none"
 """
 
 
+DEATH_S = 5.0
+"""The time between the close of a dying process's sockets and its end, on a slow machine."""
+
+CORE_PATTERN = Path("/proc/sys/kernel/core_pattern")
+
 HOST_UUID = "c0ffee00-0000-4000-8000-000000000001"
 
 
@@ -60,11 +67,18 @@ class LibvirtdError(Exception):
     """libvirtd did not start; the text ends with its log."""
 
 
+class LibvirtdDiedError(Exception):
+    """libvirtd ended though no test ended it; the text says by what signal, and where it was."""
+
+
 class Libvirtd:
     """A running private libvirtd; a context manager that ends it and its QEMUs.
 
     `scratch` must be short (socket paths) and readable by the user libvirt-qemu. Needs root.
     """
+
+    #: Those of this process, for `virsh` to look at where it was cut off.
+    _running: ClassVar[set[Libvirtd]] = set()
 
     def __init__(
         self,
@@ -112,6 +126,7 @@ class Libvirtd:
         if self._namespace.stdout.readline() != "ready\n":
             raise LibvirtdError("the mount namespace could not be made: run as root")
         self._daemon: subprocess.Popen[bytes] | None = None
+        self._running.add(self)
         self.start()
 
     def _kvm_node(self) -> Path | None:
@@ -133,13 +148,18 @@ class Libvirtd:
         """Starts libvirtd and waits for its socket; LibvirtdError after `deadline_s` seconds."""
         for path in (self.socket, self.socket_ro):
             path.unlink(missing_ok=True)
-        self._daemon = subprocess.Popen(
-            self.command("/usr/sbin/libvirtd", "-p", str(self._pid_file)),
-            stdin=subprocess.DEVNULL,
-            stdout=(self.scratch / "libvirtd.out").open("ab"),
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        with (self.scratch / "libvirtd.out").open("ab") as out:
+            self._daemon = subprocess.Popen(
+                # Its core goes to its working directory, unless core_pattern says otherwise.
+                self.command(
+                    *("env", f"--chdir={self.scratch}", "prlimit", "--core=unlimited", "--"),
+                    *("/usr/sbin/libvirtd", "-p", str(self._pid_file)),
+                ),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         end = time.monotonic() + deadline_s
         while not self.socket.exists():
             if self._daemon.poll() is not None or time.monotonic() > end:
@@ -147,36 +167,87 @@ class Libvirtd:
                 raise LibvirtdError(f"libvirtd did not start:\n{text[-2000:]}")
             time.sleep(0.02)
 
-    def kill(self, how: signal.Signals = signal.SIGTERM) -> None:
-        """Ends libvirtd (its QEMUs go on) and waits for it."""
+    @property
+    def pid(self) -> int:
+        """libvirtd's process id."""
         assert self._daemon is not None
-        self._daemon.send_signal(how)
-        self._daemon.wait(timeout=30)
+        return self._daemon.pid
+
+    def kill(self, how: signal.Signals = signal.SIGTERM) -> None:
+        """Ends libvirtd (its QEMUs go on) and waits for it.
+
+        Raises:
+            LibvirtdDiedError: it had ended before.
+        """
+        self.check()
+        daemon, self._daemon = self._daemon, None  # from here on it does not end by itself
+        assert daemon is not None
+        daemon.send_signal(how)
+        try:
+            daemon.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            daemon.kill()
+            daemon.wait()
+            raise
 
     def restart(self) -> None:
-        """Ends libvirtd and starts it again, as an upgrade does."""
+        """Ends libvirtd and starts it again, as an upgrade does; raises what `kill` does."""
         self.kill()
         self.start()
+
+    def check(self, within_s: float = 0) -> None:
+        """Raises LibvirtdDiedError where libvirtd ended, or does so now, and no test ended it."""
+        daemon = self._daemon
+        if daemon is None:
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            raise LibvirtdDiedError(self._obituary(daemon.pid, daemon.wait(within_s)))
+
+    @classmethod
+    def check_all(cls, within_s: float = 0) -> None:
+        """`check` of each that this process has started."""
+        for one in cls._running:
+            one.check(within_s)
+
+    def _obituary(self, pid: int, status: int) -> str:
+        """Returns what is known of a libvirtd that ended by itself: signal, words, backtrace."""
+        by = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+        said = "\n".join(
+            f"{path.name}: {path.read_text(errors='replace')[-2000:]}"
+            for path in (self.scratch / "libvirtd.out", self.log)
+            if path.exists()
+        )
+        cores = [path for name in ("core", f"core.{pid}") if (path := self.scratch / name).exists()]
+        traced = "\n".join(map(backtrace, cores)) or (
+            f"no core in {self.scratch}; core_pattern: {CORE_PATTERN.read_text().strip()}"
+        )
+        return f"libvirtd (pid {pid}) died {by}\n{said}\n{traced}"
 
     def uri(self, socket: Path | None = None) -> str:
         """Returns the connection URI for `socket`, by default libvirtd's own."""
         return f"qemu+unix:///system?socket={socket or self.socket}"
 
     def stop(self) -> None:
-        """Ends the QEMUs, libvirtd and the namespace."""
+        """Ends the QEMUs, libvirtd and the namespace.
+
+        Raises:
+            LibvirtdDiedError: libvirtd had ended before; the rest is ended nevertheless.
+            subprocess.TimeoutExpired: libvirtd did not end in time and was killed.
+        """
+        self._running.discard(self)
         for pid_file in (self.scratch / "run-libvirt/qemu").glob("*.pid"):
+            if pid_file.name == "driver.pid":
+                continue  # libvirtd itself
             try:
                 os.kill(int(pid_file.read_text()), signal.SIGKILL)
             except (OSError, ValueError):
                 continue
-        if self._daemon is not None and self._daemon.poll() is None:
-            try:
+        try:
+            if self._daemon is not None:
                 self.kill()
-            except subprocess.TimeoutExpired:
-                self._daemon.kill()
-                self._daemon.wait()
-        self._namespace.kill()
-        self._namespace.wait()
+        finally:
+            self._namespace.kill()
+            self._namespace.wait()
 
     def __enter__(self) -> Libvirtd:
         """Returns the running libvirtd."""
@@ -185,6 +256,23 @@ class Libvirtd:
     def __exit__(self, *_: object) -> None:
         """Stops it."""
         self.stop()
+
+
+def backtrace(core: Path) -> str:
+    """Returns the calls of all threads in libvirtd's `core`, the one that died first; needs gdb."""
+    gdb = shutil.which("gdb")
+    if gdb is None:
+        return f"{core}: no gdb here to read it"
+    commands = ("-ex", "bt 40", "-ex", "thread apply all -q bt 25")
+    done = subprocess.run(
+        [gdb, "-batch", "-nx", *commands, "/usr/sbin/libvirtd", str(core)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return f"{core}:\n{done.stdout[-12000:] or done.stderr[-2000:]}"
 
 
 class VirshError(Exception):
@@ -196,6 +284,7 @@ def virsh(uri: str, *words: str, deadline_s: float = 90.0, check: bool = True) -
 
     Raises:
         VirshError: a status other than 0 (with `check`), or no end within `deadline_s` seconds.
+        LibvirtdDiedError: a status other than 0, and a libvirtd of these tests is there no more.
     """
     try:
         done = subprocess.run(
@@ -210,6 +299,10 @@ def virsh(uri: str, *words: str, deadline_s: float = 90.0, check: bool = True) -
     except subprocess.TimeoutExpired as error:
         raise VirshError(f"virsh {' '.join(words)}: no end within {deadline_s:.0f} s") from error
     said = "\n".join(part for part in (done.stdout.strip(), done.stderr.strip()) if part)
+    if done.returncode != 0:
+        # Its sockets are closed a moment before its end can be seen.
+        cut_off = "end of file" in said or "hangup" in said
+        Libvirtd.check_all(DEATH_S if cut_off else 0)
     if check and done.returncode != 0:
         raise VirshError(f"virsh {' '.join(words)}: {said}")
     return said
