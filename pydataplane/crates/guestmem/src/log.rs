@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
-use crate::mapping::{Accounts, Failure, Mapping, Whole};
+use crate::mapping::{Accounts, Beside, Failure, Mapping, Whole};
 use crate::range::GuestRange;
 
 /// Bytes of guest memory that one bit of the log stands for (VHOST_LOG_PAGE).
@@ -39,32 +39,43 @@ pub struct DirtyLog {
     /// What is mapped, for another process that goes on with this guest.
     file: OwnedFd,
     offset: u64,
+    _counted: Option<Beside>,
 }
 
 impl DirtyLog {
-    /// Maps the log of SET_LOG_BASE: `size` bytes of `fd` from byte `offset`.
+    /// Maps the log of SET_LOG_BASE: `size` bytes of `fd` from byte `offset`. Nobody's memory is it
+    /// counted with, unlike [`GuestMemory::make_log`](crate::GuestMemory::make_log).
     pub fn new(fd: BorrowedFd<'_>, offset: u64, size: u64) -> Result<DirtyLog, LogError> {
+        let whole = Whole { bytes: size, mappings: 1 };
+        Self::map(fd, offset, size, &Accounts::default(), whole, None)
+    }
+
+    /// As [`DirtyLog::new`], for the peer with these accounts.
+    pub(crate) fn map(
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        size: u64,
+        accounts: &Accounts,
+        whole: Whole,
+        counted: Option<Beside>,
+    ) -> Result<DirtyLog, LogError> {
         if size == 0 || size > MAX_LOG {
             return Err(LogError::Size(size));
         }
         let len = size as usize;
         let file = fd.try_clone_to_owned().map_err(LogError::Map)?;
-        let whole = Whole { bytes: size, mappings: 1 };
-        let mapping =
-            Mapping::new(fd, offset, len, &Accounts::default(), whole).map_err(|e| match e {
-                Failure::Overflow => LogError::Size(size),
-                Failure::BeyondFile(file) => {
-                    LogError::BeyondFile { end: offset.saturating_add(size), file }
-                }
-                Failure::NoGuard | Failure::TooMuch => {
-                    LogError::Map(io::ErrorKind::OutOfMemory.into())
-                }
-                Failure::FileSystem(_) | Failure::NotAFile => {
-                    LogError::Map(io::ErrorKind::Unsupported.into())
-                }
-                Failure::Os(e) => LogError::Map(e),
-            })?;
-        Ok(DirtyLog { mapping, len, file, offset })
+        let mapping = Mapping::new(fd, offset, len, accounts, whole).map_err(|e| match e {
+            Failure::Overflow => LogError::Size(size),
+            Failure::BeyondFile(file) => {
+                LogError::BeyondFile { end: offset.saturating_add(size), file }
+            }
+            Failure::NoGuard | Failure::TooMuch => LogError::Map(io::ErrorKind::OutOfMemory.into()),
+            Failure::FileSystem(_) | Failure::NotAFile => {
+                LogError::Map(io::ErrorKind::Unsupported.into())
+            }
+            Failure::Os(e) => LogError::Map(e),
+        })?;
+        Ok(DirtyLog { mapping, len, file, offset, _counted: counted })
     }
 
     /// What [`DirtyLog::new`] was given, for another process: file, offset and size in bytes.

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use rustix::fs::{FileType, fstat, fstatfs};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
@@ -22,11 +23,12 @@ const FILE_SYSTEMS: [i64; 2] = [
     HUGETLBFS_MAGIC,
 ];
 /// Bytes that may be mapped in all, of the 128 TiB that a process can address: guests that ask for more
-/// must not leave the allocator without addresses. The first may have [`crate::MAX_BYTES`].
-static BYTES: Pool = Pool::new(96 << 40, 64 << 30);
+/// must not leave the allocator without addresses. The first may have [`crate::MAX_BYTES`], and each
+/// 64 GiB, and room for a log and an in-flight region.
+static BYTES: Pool = Pool::new(97 << 40, 66 << 30);
 /// Mappings, of which the kernel lets a process have some ten thousand (`vm.max_map_count`). VMs
 /// have a handful, unless memory is plugged in.
-static MAPPINGS: Pool = Pool::new(MAX_GUARDED as u64, 16);
+static MAPPINGS: Pool = Pool::new(MAX_GUARDED as u64, 18);
 /// Bytes of an ordinary page.
 const PAGE: usize = 4096;
 
@@ -47,6 +49,32 @@ pub(crate) struct Mapping {
 pub(crate) struct Accounts {
     bytes: Arc<Account>,
     mappings: Arc<Account>,
+    /// Of that, what is not of its memory table.
+    beside_bytes: AtomicU64,
+    beside_mappings: AtomicUsize,
+}
+
+/// A mapping beside the memory table, while it is there.
+#[derive(Debug)]
+pub(crate) struct Beside {
+    accounts: Arc<Accounts>,
+    bytes: u64,
+}
+
+impl Beside {
+    /// Of `bytes` bytes, of the peer with these accounts.
+    pub(crate) fn new(accounts: &Arc<Accounts>, bytes: u64) -> Beside {
+        accounts.beside_bytes.fetch_add(bytes, Relaxed);
+        accounts.beside_mappings.fetch_add(1, Relaxed);
+        Beside { accounts: Arc::clone(accounts), bytes }
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        self.accounts.beside_bytes.fetch_sub(self.bytes, Relaxed);
+        self.accounts.beside_mappings.fetch_sub(1, Relaxed);
+    }
 }
 
 /// What the peer will have in all, with a mapping that is to be made.
@@ -64,6 +92,14 @@ struct Shares(
 );
 
 impl Accounts {
+    /// What the peer will have with a memory table of that much.
+    pub(crate) fn with_table(&self, bytes: u64, mappings: usize) -> Whole {
+        Whole {
+            bytes: bytes.saturating_add(self.beside_bytes.load(Relaxed)),
+            mappings: mappings + self.beside_mappings.load(Relaxed),
+        }
+    }
+
     fn take(&self, whole: Whole, mapped: usize) -> Option<Shares> {
         let bytes = BYTES.take(&self.bytes, whole.bytes, mapped as u64)?;
         Some(Shares(bytes, MAPPINGS.take(&self.mappings, whole.mappings as u64, 1)?))

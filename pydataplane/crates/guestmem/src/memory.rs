@@ -6,8 +6,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::iov::IoVec;
-use crate::log::DirtyLog;
-use crate::mapping::{Accounts, Failure, Mapping, Whole};
+use crate::log::{DirtyLog, LogError};
+use crate::mapping::{Accounts, Beside, Failure, Mapping, Whole};
 use crate::range::GuestRange;
 
 /// Regions that a guest may have (the memory slots of KVM; GET_MAX_MEM_SLOTS).
@@ -115,6 +115,9 @@ pub struct GuestMemory {
     log: Option<Arc<DirtyLog>>,
     /// The guest's, which is made with its first memory.
     accounts: Arc<Accounts>,
+    /// It is no table ([`GuestMemory::beside`]).
+    #[allow(dead_code, reason = "held")]
+    beside: Option<Arc<Beside>>,
 }
 
 impl GuestMemory {
@@ -125,6 +128,7 @@ impl GuestMemory {
             regions: Vec::new(),
             log: None,
             accounts: Arc::default(),
+            beside: None,
         }
     }
 
@@ -151,7 +155,7 @@ impl GuestMemory {
         for pair in regions.windows(2) {
             overlap(&pair[0].0, &pair[1].0)?;
         }
-        let whole = Whole { bytes: total, mappings: regions.len() };
+        let whole = self.accounts.with_table(total, regions.len());
         let regions = regions
             .into_iter()
             .map(|(spec, fd)| Region::map(spec, fd, &self.accounts, whole))
@@ -166,7 +170,7 @@ impl GuestMemory {
         }
         check(&spec)?;
         let bytes = sum(self.regions.iter().map(|r| r.spec.size).sum(), &spec)?;
-        let whole = Whole { bytes, mappings: self.regions.len() + 1 };
+        let whole = self.accounts.with_table(bytes, self.regions.len() + 1);
         let at = self.regions.partition_point(|r| r.spec.guest_addr < spec.guest_addr);
         if let Some(next) = self.regions.get(at) {
             overlap(&spec, &next.spec)?;
@@ -194,6 +198,42 @@ impl GuestMemory {
         let mut regions = self.regions.clone();
         regions.remove(at);
         Ok(self.build(regions, self.log.clone()))
+    }
+
+    /// One more file of the same guest, which is not of its memory table: what it keeps of its requests
+    /// in flight. It counts as the guest's, with its table, as long as it is mapped.
+    ///
+    /// # Errors
+    /// As [`GuestMemory::replaced`].
+    pub fn beside(&self, spec: RegionSpec, fd: OwnedFd) -> Result<GuestMemory, MapError> {
+        check(&spec)?;
+        let (counted, whole) = self.count_beside(spec.size);
+        let region = Region::map(spec, fd, &self.accounts, whole)?;
+        let mut memory = self.build(vec![region], None);
+        memory.beside = Some(Arc::new(counted));
+        Ok(memory)
+    }
+
+    /// A dirty log of this guest (SET_LOG_BASE): `size` bytes of `fd` from byte `offset`. It counts as the
+    /// guest's, with its table.
+    ///
+    /// # Errors
+    /// As [`DirtyLog::new`].
+    pub fn make_log(
+        &self,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        size: u64,
+    ) -> Result<DirtyLog, LogError> {
+        let (counted, whole) = self.count_beside(size);
+        DirtyLog::map(fd, offset, size, &self.accounts, whole, Some(counted))
+    }
+
+    /// Counts so many bytes more beside the table, and what the guest has with them.
+    fn count_beside(&self, bytes: u64) -> (Beside, Whole) {
+        let table = self.regions.iter().map(|r| r.spec.size).sum();
+        let counted = Beside::new(&self.accounts, bytes);
+        (counted, self.accounts.with_table(table, self.regions.len()))
     }
 
     /// The same memory with another dirty log, or none.
@@ -239,7 +279,7 @@ impl GuestMemory {
             host: r.mapping.data().as_ptr() as usize,
         });
         let accounts = Arc::clone(&self.accounts);
-        GuestMemory { lookup: lookup.collect(), regions, log, accounts }
+        GuestMemory { lookup: lookup.collect(), regions, log, accounts, beside: None }
     }
 
     /// The memory table, sorted by guest address.

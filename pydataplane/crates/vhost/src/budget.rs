@@ -1,5 +1,6 @@
 //! How much of the reactors' time the messages of one peer may take, and as much again the task
-//! management of its guest.
+//! management of its guest. Both belong to the controller and outlive sessions: who connects again
+//! has no more.
 //!
 //! Most messages of vhost-user have reactors stop, drain or swap something, so a peer that sends them
 //! without end would keep them from the guests of others. Time is what is bounded, as messages cost
@@ -18,7 +19,7 @@ const LEAST: Duration = Duration::from_micros(20);
 const MOST: Duration = Duration::from_millis(50);
 
 /// What one peer has left.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Budget {
     left: Duration,
     /// Time that it may not be heard for, beyond `left`, which is zero then.

@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use reactor::Handle;
 
+use crate::budget::Budget;
 use crate::defs::MAX_TARGETS;
 use crate::device::SessionContext;
 use crate::handover::{ControllerState, TargetState};
@@ -182,8 +183,9 @@ impl Controller {
         Some(all.swap_remove(at))
     }
 
-    /// What a session of that number needs.
-    fn context(&self, session: u64) -> SessionContext<'_> {
+    /// What a session of that number needs, whose task management may take what is left of
+    /// `control_budget`.
+    fn context(&self, session: u64, control_budget: Budget) -> SessionContext<'_> {
         SessionContext {
             name: &self.name,
             session,
@@ -191,6 +193,7 @@ impl Controller {
             counters: &self.counters,
             mailbox: &self.mailbox,
             message_timeout: self.message_timeout,
+            control_budget,
         }
     }
 

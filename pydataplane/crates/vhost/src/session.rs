@@ -13,7 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use guestmem::{DirtyLog, MAX_REGIONS, RegionSpec};
+use guestmem::{MAX_REGIONS, RegionSpec};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, recv};
 use vhost::vhost_user::message::{
@@ -572,7 +572,8 @@ impl VhostUserBackendReqHandlerMut for Handler {
 
     fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
         let (offset, size) = (log.mmap_offset, log.mmap_size);
-        match DirtyLog::new(file.as_fd(), offset, size) {
+        let log = self.device.table().make_log(file.as_fd(), offset, size);
+        match log {
             Ok(log) => {
                 let outcome = self.device.set_log(log);
                 self.did(outcome)
@@ -597,8 +598,13 @@ impl VhostUserBackendReqHandlerMut for Handler {
 
     fn set_inflight_fd(&mut self, of: &VhostUserInflight, file: File) -> Result<()> {
         let (offset, bytes) = (of.mmap_offset, of.mmap_size);
+        let (queues, size) = (of.num_queues, of.queue_size);
+        if usize::from(queues) > MAX_QUEUES {
+            return Err(refuse(DeviceError::NoQueue(u32::from(queues) - 1)));
+        }
         let fd = OwnedFd::from(file);
-        match InflightRegion::map(fd, offset, bytes, of.num_queues, of.queue_size) {
+        let table = self.device.table();
+        match InflightRegion::map(table, fd, offset, bytes, queues, size) {
             Ok(region) => {
                 let outcome = self.device.set_inflight(region);
                 self.did(outcome)

@@ -63,7 +63,8 @@ fn measure(regions: usize, indirect: bool, batch: u16, tracked: bool) -> f64 {
     if tracked {
         let fd = InflightRegion::make(1, SIZE).expect("a region");
         let bytes = InflightRegion::bytes(1, SIZE);
-        let region = InflightRegion::map(fd, 0, bytes, 1, SIZE).expect("a region");
+        let region =
+            InflightRegion::map(&GuestMemory::empty(), fd, 0, bytes, 1, SIZE).expect("a region");
         queue.track(region.queue(0).expect("its queue")).expect("a new region");
     }
     let avail = memory.range(AVAIL, 0x1000).expect("avail");

@@ -80,7 +80,8 @@ impl Store {
         let mut queue = SplitQueue::new(self.memory.clone(), &config).expect("a queue");
         let bytes = InflightRegion::bytes(1, SIZE);
         let file = self.file.try_clone().expect("a descriptor");
-        let region = InflightRegion::map(file, 0, bytes, 1, SIZE).expect("the region");
+        let region = InflightRegion::map(&GuestMemory::empty(), file, 0, bytes, 1, SIZE)
+            .expect("the region");
         queue.track(region.queue(0).expect("a queue")).expect("a region that fits");
         queue
     }

@@ -137,9 +137,10 @@ impl InflightRegion {
         make().map_err(|why: rustix::io::Errno| InflightError::Make(why.into()))
     }
 
-    /// SET_INFLIGHT_FD: maps `bytes` bytes of `fd` from byte `offset`. Its content is looked at
-    /// when a queue starts.
+    /// SET_INFLIGHT_FD: maps `bytes` bytes of `fd` from byte `offset`, which count as the guest's with
+    /// `memory`. Its content is looked at when a queue starts.
     pub fn map(
+        memory: &GuestMemory,
         fd: OwnedFd,
         offset: u64,
         bytes: u64,
@@ -155,7 +156,7 @@ impl InflightRegion {
             return Err(InflightError::TooShort { size: bytes, needed });
         }
         let spec = RegionSpec { guest_addr: 0, size: needed, user_addr: 0, mmap_offset: offset };
-        let memory = Arc::new(GuestMemory::map(vec![(spec, fd)])?);
+        let memory = Arc::new(memory.beside(spec, fd)?);
         Ok(InflightRegion { memory, queues, size: queue_size })
     }
 

@@ -162,7 +162,7 @@ impl Server {
                 return Ok(None);
             }
         };
-        let context = controller.context(state.sessions);
+        let context = controller.context(state.sessions, self.control_budget);
         // No targets yet, and no files that another process still needs.
         let none = std::iter::empty();
         let device = Device::new(&context, none, None, Past::default(), Mark::default());

@@ -71,6 +71,8 @@ pub(super) struct Server {
     pub(super) claimed: bool,
     /// What the messages of peers may take: of all that come, so that none has more by coming again.
     pub(super) budget: Budget,
+    /// As much for the task management of their guests, while no session has it.
+    pub(super) control_budget: Budget,
     /// Lines about strangers, and about messages that were refused.
     pub(super) refusals: RefusalLog,
     refused_messages: RefusalLog,
@@ -148,6 +150,7 @@ impl Server {
             client: None,
             claimed: false,
             budget: Budget::new(Instant::now()),
+            control_budget: Budget::new(Instant::now()),
             refusals: RefusalLog::default(),
             refused_messages: RefusalLog::default(),
             ending: None,
@@ -324,7 +327,7 @@ impl Server {
             self.past.take().filter(|(peer, _)| peer == mark.peer()).unwrap_or_default().1;
         past.unknown = past.unknown.union(marked);
         self.sessions += 1;
-        let context = controller.context(self.sessions);
+        let context = controller.context(self.sessions, self.control_budget);
         let targets = controller.targets();
         let there = targets.iter().flatten().filter(|t| !t.leaving);
         let device = Device::new(&context, there, self.unheard.take(), past, mark);
@@ -378,6 +381,7 @@ impl Server {
         let Some(mut ending) = self.ending.take() else { return };
         let since = Instant::now();
         self.past = Some(ending.device.close_all());
+        self.control_budget = ending.device.control_budget;
         self.controller.refused().clear();
         self.unheard = ending.device.take_unheard();
         let took = ending.took + since.elapsed();
@@ -397,4 +401,66 @@ impl Server {
 
 fn fd_of(fd: Option<std::os::fd::BorrowedFd<'_>>) -> Option<PollFd<'_>> {
     fd.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controller::{Records, Setup, Timeouts};
+    use crate::mailbox::{Order, mailbox};
+    use crate::socket::SocketOptions;
+
+    /// What task management took in one session, and more than a controller has in advance.
+    const TAKEN: u32 = 100;
+    const COST: Duration = Duration::from_millis(50);
+
+    #[test]
+    fn task_management_has_one_budget_for_all_sessions_of_a_controller() {
+        let dir = tempfile::tempdir().unwrap();
+        let listen = |name| {
+            let options = SocketOptions::new(dir.path().join(name));
+            let listener = Listener::bind(&options).unwrap();
+            (options, listener)
+        };
+        let (options, listener) = listen("vm0");
+        let setup = Setup {
+            accepts: false,
+            timeouts: Timeouts::default(),
+            records: Records { journal: None, mark: None },
+            inherits: false,
+        };
+        let (controller, thread, _) =
+            Controller::start("vm0", options, listener, Vec::new(), setup).unwrap();
+        // Another thread's part, in this one.
+        let (_mailbox, inbox) = mailbox().unwrap();
+        let (_, listener) = listen("other");
+        let begin = Begin { listener, accepts: false, inbox, mark: None, inherits: false };
+        let mut server = Server::new(Arc::clone(&controller), begin);
+        let connect = |server: &mut Server| {
+            let (near, far) = UnixStream::pair().unwrap();
+            let comer = Arc::new(Process::of_peer(&near).unwrap());
+            server.begin(near, comer);
+            far
+        };
+
+        let _peer = connect(&mut server);
+        assert_eq!(
+            server.with_device(|d| d.control_budget.wait(Instant::now())),
+            Some(Duration::ZERO)
+        );
+        server.with_device(|d| {
+            (0..TAKEN).for_each(|_| d.control_budget.charge(COST, Instant::now()));
+        });
+        server.end(&End::Disconnected);
+        server.ended();
+        let _peer = connect(&mut server);
+        let wait = server.with_device(|d| d.control_budget.wait(Instant::now())).unwrap();
+        // It waits for 8 times what it had too much: this is 32 s later only on a machine that
+        // stood still.
+        assert!(wait > Duration::from_secs(1), "a new session begins anew: {wait:?}");
+        server.end(&End::Disconnected);
+        server.ended();
+        controller.mailbox.send(Order::Stop);
+        thread.join().unwrap();
+    }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bdev::OpenError;
-use guestmem::{DirtyLog, RegionSpec};
+use guestmem::RegionSpec;
 use rustix::fs::fstat;
 use virtqueue::InflightRegion;
 
@@ -277,13 +277,20 @@ impl Device {
         }
         if let Some(log) = &state.log {
             let file = fds.take(log.file)?;
-            let log = DirtyLog::new(file.as_fd(), log.offset, log.size);
+            let log = self.table.make_log(file.as_fd(), log.offset, log.size);
             self.set_log(log.map_err(|e| TakeOverError::Memory(e.to_string()))?)?;
             self.workers.iter().for_each(|w| w.call(DevicePoller::pause));
         }
         if let Some(InflightState { file, offset, queues, queue_size }) = state.inflight {
             let bytes = InflightRegion::bytes(queues, queue_size);
-            let region = InflightRegion::map(fds.take(file)?, offset, bytes, queues, queue_size);
+            let region = InflightRegion::map(
+                &self.table,
+                fds.take(file)?,
+                offset,
+                bytes,
+                queues,
+                queue_size,
+            );
             self.set_inflight(region.map_err(|e| TakeOverError::Memory(e.to_string()))?)?;
         }
         for ring in &state.rings {

@@ -14,7 +14,7 @@ mod side;
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bdev::OpenError;
 use guestmem::{DirtyLog, GuestMemory, LogError, MapError};
@@ -90,6 +90,8 @@ pub(crate) struct SessionContext<'a> {
     pub(crate) mailbox: &'a Mailbox,
     /// How long a message of the peer may wait for I/O in flight.
     pub(crate) message_timeout: Duration,
+    /// What the sessions before left of what task management may take.
+    pub(crate) control_budget: Budget,
 }
 
 /// The device of one session.
@@ -129,8 +131,8 @@ pub(crate) struct Device {
     next_tmf: u64,
     /// Queues that were closed because the guest broke the rules.
     failures: u32,
-    /// What task management may take.
-    control_budget: Budget,
+    /// What task management may take: the controller's, while this session is there.
+    pub(crate) control_budget: Budget,
     /// A queue has more than was taken in one turn.
     control_backlog: bool,
     event_backlog: bool,
@@ -182,7 +184,7 @@ impl Device {
             tmfs: Vec::new(),
             next_tmf: context.session << 32,
             failures: 0,
-            control_budget: Budget::new(Instant::now()),
+            control_budget: context.control_budget,
             control_backlog: false,
             event_backlog: false,
             retired: false,
@@ -290,6 +292,11 @@ impl Device {
     ) -> Result<(), DeviceError> {
         self.table = change(&self.table)?;
         self.apply_memory()
+    }
+
+    /// The memory table as the peer gave it.
+    pub(crate) fn table(&self) -> &GuestMemory {
+        &self.table
     }
 
     /// SET_LOG_BASE.

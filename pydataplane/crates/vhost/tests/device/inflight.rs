@@ -435,7 +435,12 @@ fn regions_that_cannot_be_are_refused() {
     let (mut guest, region) = tracked(&host);
     let whole = PART * u64::from(QUEUES);
     let pipe = rustix::pipe::pipe().unwrap().0;
+    // Of more queues than the device has.
+    let many = PART * 67;
+    let large = rustix::fs::memfd_create("region", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&large, many).unwrap();
     for (body, fd) in [
+        (message(many, 0, 67, SIZE), &large),
         (message(whole - 1, 0, QUEUES, SIZE), &region.fd),
         (message(whole, 8, QUEUES, SIZE), &region.fd),
         (message(whole, 4, QUEUES, SIZE), &region.fd),
