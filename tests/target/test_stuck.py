@@ -9,6 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import pytest
 
 from pydataplane.errors import RpcError
 from tests.support.initiator import Initiator
@@ -18,33 +21,82 @@ from tests.target.conftest import MakeTarget
 MIB = 1 << 20
 
 
-def disk_of(backing: Target, size_in_mib: int = 64) -> str:
-    """Exports a RAM disk of one target, as a file for another; needs root and /dev/fuse."""
-    name = backing.rpc("bdev_malloc_create", num_blocks=size_in_mib * MIB // 512, block_size=512)
-    path: str = backing.rpc("virtlun_export_create", bdev_name=name)["path"]
-    return path
+@dataclass(frozen=True)
+class Disks:
+    """Disks that can be kept from answering: RAM disks that another target exports as files."""
+
+    backing: Target
+
+    def path(self, size_in_mib: int = 64) -> str:
+        """Makes a disk; returns its path."""
+        blocks = size_in_mib * MIB // 512
+        name = self.backing.rpc("bdev_malloc_create", num_blocks=blocks, block_size=512)
+        path: str = self.backing.rpc("virtlun_export_create", bdev_name=name)["path"]
+        return path
+
+    @contextmanager
+    def without_answers(self) -> Iterator[None]:
+        """Stops the process that serves the disks: all I/O to them waits."""
+        os.kill(self.backing.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.backing.pid, signal.SIGCONT)
 
 
-@contextmanager
-def without_answers(backing: Target) -> Iterator[None]:
-    """Stops the process that serves a disk: all I/O to it waits."""
-    os.kill(backing.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(backing.pid, signal.SIGCONT)
+@pytest.fixture
+def disks(make_target: MakeTarget) -> Disks:
+    """Disks for `target`; needs root and /dev/fuse."""
+    return Disks(make_target().start())
+
+
+def lvstore_on(target: Target, name: str, path: str, *volumes: str) -> None:
+    """Makes an lvstore with volumes of 4 MiB on a disk."""
+    target.rpc("bdev_aio_create", name=name, filename=path, block_size=512)
+    target.rpc("bdev_lvol_create_lvstore", bdev_name=name, lvs_name=name)
+    for volume in volumes:
+        target.rpc("bdev_lvol_create", lvs_name=name, lvol_name=volume, size_in_mib=4)
+
+
+def controller(target: Target, name: str, *bdevs: str) -> None:
+    """Makes a controller that shows bdevs as targets 0 and on."""
+    target.rpc("vhost_create_scsi_controller", ctrlr=name)
+    for number, bdev in enumerate(bdevs):
+        target.rpc(
+            "vhost_scsi_controller_add_target",
+            ctrlr=name,
+            scsi_target_num=number,
+            bdev_name=bdev,
+        )
+
+
+def connected(target: Target, name: str) -> Initiator:
+    """A guest whose target 0 is ready."""
+    guest = Initiator(target.vhost_dir / name)
+    guest.send("connect")
+    guest.ready()
+    return guest
+
+
+def waiting(target: Target) -> list[str]:
+    """What waits for a disk."""
+    return [wait["name"] for wait in target.rpc("virtlun_get_status")["waiting"]]
+
+
+def until(happens: Callable[[], object]) -> None:
+    """Waits for something that is about to happen."""
+    end = time.monotonic() + 60
+    while not happens():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def test_an_lvstore_whose_disk_does_not_answer_keeps_nobody_else_waiting(
-    make_target: MakeTarget,
+    disks: Disks, target: Target
 ) -> None:
-    backing, target = make_target().start(), make_target().start()
-    target.rpc("bdev_aio_create", name="slow", filename=disk_of(backing), block_size=512)
-    target.rpc("bdev_lvol_create_lvstore", bdev_name="slow", lvs_name="slow")
-    for name in ("v0", "v1"):
-        target.rpc("bdev_lvol_create", lvs_name="slow", lvol_name=name, size_in_mib=4)
+    lvstore_on(target, "slow", disks.path(), "v0", "v1")
     target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
-    with without_answers(backing):
+    with disks.without_answers():
         refused: list[int] = []
 
         def remove() -> None:
@@ -75,51 +127,21 @@ def test_an_lvstore_whose_disk_does_not_answer_keeps_nobody_else_waiting(
     assert target.stop() == 0
 
 
-def lvstore_on(target: Target, name: str, path: str) -> None:
-    """Makes an lvstore with a volume on a disk, and a guest's disk of that volume."""
-    target.rpc("bdev_aio_create", name=name, filename=path, block_size=512)
-    target.rpc("bdev_lvol_create_lvstore", bdev_name=name, lvs_name=name)
-    target.rpc("bdev_lvol_create", lvs_name=name, lvol_name="v0", size_in_mib=4)
-
-
-def waiting(target: Target) -> list[str]:
-    """What waits for a disk."""
-    return [wait["name"] for wait in target.rpc("virtlun_get_status")["waiting"]]
-
-
-def until(happens: Callable[[], object]) -> None:
-    """Waits for something that is about to happen."""
-    end = time.monotonic() + 60
-    while not happens():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 def test_a_disk_that_does_not_answer_at_the_start_keeps_nobody_else_waiting(
-    make_target: MakeTarget,
+    disks: Disks, target: Target
 ) -> None:
-    backing, target = make_target().start(), make_target().start()
-    lvstore_on(target, "slow", disk_of(backing))
-    lvstore_on(target, "fast", str(target.make_file("fast.img", 64 * MIB)))
-    target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
-    for number, name in enumerate(("fast", "slow")):
-        target.rpc(
-            "vhost_scsi_controller_add_target",
-            ctrlr="vm-1",
-            scsi_target_num=number,
-            bdev_name=f"{name}/v0",
-        )
+    lvstore_on(target, "slow", disks.path(), "v0")
+    lvstore_on(target, "fast", str(target.make_file("fast.img", 64 * MIB)), "v0")
+    controller(target, "vm-1", "fast/v0", "slow/v0")
     before = target.configuration()
     assert target.stop() == 0
-    with without_answers(backing):
+    with disks.without_answers():
         target.start()
         assert waiting(target) == ["bdev slow"]
         problems = target.rpc("virtlun_get_status")["restore_problems"]
         assert len(problems) == 2, problems
         assert problems[0].startswith("bdev slow is not restored: its disk does not answer")
-        with Initiator(target.vhost_dir / "vm-1") as guest:
-            guest.send("connect")
-            guest.ready()
+        with connected(target, "vm-1") as guest:
             guest.write(0, bytes([7]) * 4096)
             # A change that is recorded meanwhile loses nothing of what waits.
             target.rpc("bdev_null_create", name="n0", num_blocks=8, block_size=512)
@@ -127,9 +149,7 @@ def test_a_disk_that_does_not_answer_at_the_start_keeps_nobody_else_waiting(
                 assert all(call in target.configuration()[subsystem] for call in calls)
         assert target.stop() == 0
         target.start()
-        guest = Initiator(target.vhost_dir / "vm-1")
-        guest.send("connect")
-        guest.ready()
+        guest = connected(target, "vm-1")
     with guest:
         until(lambda: not waiting(target))
         until(lambda: not target.rpc("virtlun_get_status")["restore_problems"])
@@ -141,12 +161,11 @@ def test_a_disk_that_does_not_answer_at_the_start_keeps_nobody_else_waiting(
 
 
 def test_what_is_deleted_while_its_disk_does_not_answer_does_not_come_back(
-    make_target: MakeTarget,
+    disks: Disks, target: Target
 ) -> None:
-    backing, target = make_target().start(), make_target().start()
-    lvstore_on(target, "slow", disk_of(backing))
+    lvstore_on(target, "slow", disks.path(), "v0")
     assert target.stop() == 0
-    with without_answers(backing):
+    with disks.without_answers():
         target.start()
         assert target.rpc("bdev_aio_delete", name="slow") is True
         assert target.rpc("virtlun_get_status")["restore_problems"] == []
@@ -157,17 +176,16 @@ def test_what_is_deleted_while_its_disk_does_not_answer_does_not_come_back(
 
 
 def test_what_replaces_a_bdev_while_its_disk_does_not_answer_stays(
-    make_target: MakeTarget,
+    disks: Disks, target: Target
 ) -> None:
-    backing, target = make_target().start(), make_target().start()
-    lvstore_on(target, "slow", disk_of(backing))
+    lvstore_on(target, "slow", disks.path(), "v0")
     assert target.stop() == 0
-    with without_answers(backing):
+    with disks.without_answers():
         target.start()
         assert waiting(target) == ["bdev slow"]
         target.rpc("bdev_aio_delete", name="slow")
         # Of the same name, on another disk.
-        lvstore_on(target, "slow", str(target.make_file("new.img", 64 * MIB)))
+        lvstore_on(target, "slow", str(target.make_file("new.img", 64 * MIB)), "v0")
         before = target.rpc("bdev_get_bdevs"), target.configuration()["bdev"]
     until(lambda: not waiting(target))
     # The old disk's thread has done all that it does when its line is there.
@@ -179,20 +197,16 @@ def test_what_replaces_a_bdev_while_its_disk_does_not_answer_stays(
 
 
 def test_a_controller_is_started_before_disks_that_it_does_not_name_answer(
-    make_target: MakeTarget,
+    disks: Disks, target: Target
 ) -> None:
-    backing, target = make_target().start(), make_target().start()
-    lvstore_on(target, "slow", disk_of(backing))
-    lvstore_on(target, "fast", str(target.make_file("fast.img", 64 * MIB)))
-    target.rpc("bdev_aio_create", name="bare", filename=disk_of(backing), block_size=512)
+    lvstore_on(target, "slow", disks.path(), "v0")
+    lvstore_on(target, "fast", str(target.make_file("fast.img", 64 * MIB)), "v0")
+    target.rpc("bdev_aio_create", name="bare", filename=disks.path(), block_size=512)
     # Those on slow disks are the first in the configuration.
     for name, bdev in (("slow", "slow/v0"), ("bare", "bare"), ("fast", "fast/v0")):
-        ctrlr = f"on-{name}"
-        target.rpc("vhost_create_scsi_controller", ctrlr=ctrlr)
-        add = {"ctrlr": ctrlr, "scsi_target_num": 0}
-        target.rpc("vhost_scsi_controller_add_target", **add, bdev_name=bdev)
+        controller(target, f"on-{name}", bdev)
     assert target.stop() == 0
-    with without_answers(backing):
+    with disks.without_answers():
         before = len(target.words())
         target.start()
         assert sorted(waiting(target)) == ["bdev bare", "bdev slow"]
@@ -204,31 +218,26 @@ def test_a_controller_is_started_before_disks_that_it_does_not_name_answer(
         ]
         at = [said.index(event) for event in events]
         assert at == sorted(at), said
-        with Initiator(target.vhost_dir / "on-fast") as guest:
-            guest.send("connect")
-            guest.ready()
+        with connected(target, "on-fast") as guest:
             guest.write(0, bytes([7]) * 4096)
     until(lambda: not target.rpc("virtlun_get_status")["restore_problems"])
     # A disk is searched for an lvstore first, and in use while it is.
     for name in ("slow", "bare"):
-        with Initiator(target.vhost_dir / f"on-{name}") as guest:
-            guest.send("connect")
-            guest.ready()
+        with connected(target, f"on-{name}") as guest:
             guest.write(0, bytes([8]) * 4096)
 
 
 def test_a_new_bdev_on_a_disk_that_does_not_answer_holds_up_no_other_change(
-    make_target: MakeTarget,
+    disks: Disks, target: Target
 ) -> None:
-    backing, target = make_target().start(), make_target().start()
-    path = disk_of(backing)
-    with without_answers(backing):
+    path = disks.path()
+    with disks.without_answers():
         create = threading.Thread(
             target=lambda: target.rpc("bdev_aio_create", name="slow", filename=path), daemon=True
         )
         create.start()
         until(lambda: waiting(target) == ["bdev slow"])
-        lvstore_on(target, "fast", str(target.make_file("fast.img", 64 * MIB)))
+        lvstore_on(target, "fast", str(target.make_file("fast.img", 64 * MIB)), "v0")
         target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
         target.rpc("bdev_aio_delete", name="fast")
         assert create.is_alive()
@@ -239,12 +248,10 @@ def test_a_new_bdev_on_a_disk_that_does_not_answer_holds_up_no_other_change(
 
 
 def test_guests_on_a_disk_that_does_not_answer_keep_no_other_guest_waiting(
-    make_target: MakeTarget,
+    disks: Disks, target: Target
 ) -> None:
     """All of them are served by one reactor."""
-    backing, target = make_target().start(), make_target().start()
-    target.rpc("bdev_aio_create", name="slow", filename=disk_of(backing), block_size=512)
-    target.rpc("bdev_lvol_create_lvstore", bdev_name="slow", lvs_name="slow")
+    lvstore_on(target, "slow", disks.path())
     target.rpc("bdev_malloc_create", name="m0", num_blocks=2048, block_size=512)
     before, written, allocated = (random.Random(n).randbytes(8192) for n in range(3))
     zero = bytes([0x93, 8, *(0).to_bytes(8, "big"), *(2048).to_bytes(4, "big"), 0, 0])
@@ -257,19 +264,14 @@ def test_guests_on_a_disk_that_does_not_answer_keep_no_other_guest_waiting(
         "unmap": lambda guest: guest.cdb(zero, data_out=bytes(512)),
     }
 
-    def controller(name: str, bdev: str) -> Initiator:
-        target.rpc("vhost_create_scsi_controller", ctrlr=name)
-        target.rpc(
-            "vhost_scsi_controller_add_target", ctrlr=name, scsi_target_num=0, bdev_name=bdev
-        )
-        guest = stack.enter_context(Initiator(target.vhost_dir / name))
-        guest.send("connect")
-        guest.ready()
+    def guest_on(name: str, bdev: str) -> Initiator:
+        controller(target, name, bdev)
+        guest = stack.enter_context(connected(target, name))
         guest.write(0, before)
         return guest
 
     with ExitStack() as stack:
-        bystander = controller("other", "m0")
+        bystander = guest_on("other", "m0")
         guests = {}
         for name in work:
             target.rpc(
@@ -279,8 +281,8 @@ def test_guests_on_a_disk_that_does_not_answer_keep_no_other_guest_waiting(
                 size_in_mib=4,
                 thin_provision=True,
             )
-            guests[name] = controller(name, f"slow/{name}")
-        with without_answers(backing):
+            guests[name] = guest_on(name, f"slow/{name}")
+        with disks.without_answers():
             threads = [
                 threading.Thread(target=work[name], args=(guest,)) for name, guest in guests.items()
             ]
