@@ -164,6 +164,30 @@ def test_what_the_lvstore_s_own_flush_loses_is_told_to_its_volumes(
     )
 
 
+def test_a_thick_volume_that_is_refused_leaves_the_room_to_others(
+    small: Path, target: Target
+) -> None:
+    file = small / "lvs"
+    with file.open("xb") as sparse:
+        sparse.truncate(64 * MIB)
+    target.rpc("bdev_uring_create", name="d0", filename=str(file), block_size=512)
+    target.rpc("bdev_lvol_create_lvstore", bdev_name="d0", lvs_name="lvs0")
+    target.rpc("bdev_lvol_create", lvs_name="lvs0", lvol_name="v0", size_in_mib=8)
+    before = file.stat().st_blocks
+    for _ in range(2):
+        for method, params in (
+            ("bdev_lvol_create", {"lvs_name": "lvs0", "lvol_name": "v1"}),
+            ("bdev_lvol_resize", {"name": "lvs0/v0"}),
+        ):
+            error = target.fails(method, size_in_mib=40, **params)
+            assert isinstance(error, RpcError)
+            assert error.code == -28
+            assert "what lies under the lvstore is full" in error.message
+            # The metadata may have got a page or two.
+            assert file.stat().st_blocks * 512 < before * 512 + MIB
+    target.rpc("bdev_lvol_resize", name="lvs0/v0", size_in_mib=12)
+
+
 def test_a_thick_volume_never_lacks_room_that_it_had(small: Path, target: Target) -> None:
     file = small / "lvs"
     with file.open("xb") as sparse:

@@ -31,6 +31,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         uuid: Uuid::new_v4(),
         size: 4,
         thin: true,
+        xattrs: Default::default(),
     })?;
 
     // 3. Write across a cluster boundary: two clusters are allocated.

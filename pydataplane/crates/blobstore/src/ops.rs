@@ -22,6 +22,8 @@ pub struct BlobOptions {
     pub size: u64,
     /// Whether clusters are allocated on first write only.
     pub thin: bool,
+    /// Xattrs that it has from the beginning: there is never a blob without them.
+    pub xattrs: BTreeMap<String, Vec<u8>>,
 }
 
 /// Most xattr pages change at once, plus the root.
@@ -127,7 +129,11 @@ impl<D: Disk> Store<D> {
             return Err(Error::UuidTaken { uuid: options.uuid });
         }
         check_size(options.size)?;
-        self.need_pages(1 + if options.thin { 0 } else { pages_for(options.size) })
+        let mut pages = xattr_areas(&options.name, &options.xattrs)?.len() as u64;
+        if !options.thin {
+            pages += pages_for(options.size);
+        }
+        self.need_pages(pages)
     }
 
     /// Reserves and zeroes at once.
@@ -135,11 +141,21 @@ impl<D: Disk> Store<D> {
         let reservation = self.reserve(count)?;
         for run in reservation.runs.clone() {
             if let Err(e) = self.zero(run) {
+                self.unmap_reserved(&reservation);
                 self.unreserve(reservation);
                 return Err(e);
             }
         }
         Ok(reservation)
+    }
+
+    /// Tells the disk that what zeroing may have allocated under a reservation is not needed. It is
+    /// only room: who gets the clusters next zeroes them first.
+    fn unmap_reserved(&mut self, reservation: &Reservation) {
+        let cluster = u64::from(self.sb.cluster_size);
+        for run in &reservation.runs {
+            _ = self.disk.unmap(run.first * cluster, run.count * cluster);
+        }
     }
 
     /// As [`Store::create`], with clusters that were reserved and zeroed: `size` of them, or none
@@ -162,6 +178,9 @@ impl<D: Disk> Store<D> {
         self.next_id += 1;
         let mut txn = Txn::default();
         let root = self.take_page(&mut txn);
+        let areas = pack(&options.xattrs).expect("check_create packed them");
+        let xattr_pages: Vec<u32> = areas[1..].iter().map(|_| self.take_page(&mut txn)).collect();
+        let xattr_parts = 0..xattr_pages.len() as u32;
         self.by_name.insert(options.name.clone(), id);
         self.by_uuid.insert(options.uuid, id);
         self.blobs.insert(
@@ -174,13 +193,14 @@ impl<D: Disk> Store<D> {
                 size: options.size,
                 allocated: 0,
                 flags: if options.thin { FLAG_THIN } else { 0 },
-                xattrs: BTreeMap::new(),
-                xattr_pages: Vec::new(),
+                xattrs: options.xattrs.clone(),
+                xattr_pages,
                 chunks: BTreeMap::new(),
                 indexes: BTreeMap::new(),
             },
         );
         txn.touch(id, Part::Root);
+        xattr_parts.for_each(|i| txn.touch(id, Part::Xattrs(i)));
         self.map_runs(&mut txn, id, 0, &reservation.runs);
         self.commit(txn)?;
         Ok(BlobId(id))
@@ -342,25 +362,13 @@ impl<D: Disk> Store<D> {
     pub fn set_xattr(&mut self, id: BlobId, name: &str, value: &[u8]) -> Result<(), Error> {
         self.alive()?;
         let blob = self.get(id)?;
-        let bad = |why: String| {
-            Err(Error::BadXattr { blob: blob.name.clone(), name: name.to_owned(), why })
-        };
-        if name.is_empty() || name.len() > XATTR_NAME_MAX {
-            return bad(format!("a name has 1 to {XATTR_NAME_MAX} characters; choose another"));
-        }
-        if !name.bytes().all(|b| b.is_ascii_graphic()) {
-            return bad("a name is printable ASCII without space; choose another".into());
-        }
-        if value.len() > XATTR_VALUE_MAX {
-            let len = value.len();
-            return bad(format!(
-                "its value has {len} bytes, at most {XATTR_VALUE_MAX} are possible"
-            ));
-        }
+        check_xattr(&blob.name, name, value)?;
         let mut xattrs = blob.xattrs.clone();
         xattrs.insert(name.to_owned(), value.to_vec());
         if pack(&xattrs).is_none() {
-            return bad("all xattrs of a blob together do not fit; remove others first".into());
+            let why = "all xattrs of a blob together do not fit; remove others first".into();
+            let blob = blob.name.clone();
+            return Err(Error::BadXattr { blob, name: name.to_owned(), why });
         }
         self.need_pages(XATTR_CHANGE_PAGES)?;
         self.replace_xattrs(id, xattrs)
@@ -410,6 +418,34 @@ impl<D: Disk> Store<D> {
     pub(crate) fn get(&self, id: BlobId) -> Result<&Blob, Error> {
         self.blobs.get(&id.0).ok_or(Error::NoBlob { id: id.0 })
     }
+}
+
+/// Refuses an xattr that no blob can have.
+fn check_xattr(blob: &str, name: &str, value: &[u8]) -> Result<(), Error> {
+    let bad =
+        |why: String| Err(Error::BadXattr { blob: blob.to_owned(), name: name.to_owned(), why });
+    if name.is_empty() || name.len() > XATTR_NAME_MAX {
+        return bad(format!("a name has 1 to {XATTR_NAME_MAX} characters; choose another"));
+    }
+    if !name.bytes().all(|b| b.is_ascii_graphic()) {
+        return bad("a name is printable ASCII without space; choose another".into());
+    }
+    if value.len() > XATTR_VALUE_MAX {
+        let len = value.len();
+        return bad(format!("its value has {len} bytes, at most {XATTR_VALUE_MAX} are possible"));
+    }
+    Ok(())
+}
+
+/// The areas, the root's first, that a new blob's xattrs take.
+fn xattr_areas(blob: &str, xattrs: &BTreeMap<String, Vec<u8>>) -> Result<Vec<Vec<u8>>, Error> {
+    for (name, value) in xattrs {
+        check_xattr(blob, name, value)?;
+    }
+    pack(xattrs).ok_or_else(|| {
+        let why = "all xattrs of a blob together do not fit; give fewer".into();
+        Error::BadXattr { blob: blob.to_owned(), name: "(all)".into(), why }
+    })
 }
 
 fn check_size(clusters: u64) -> Result<(), Error> {

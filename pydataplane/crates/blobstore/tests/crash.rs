@@ -8,6 +8,7 @@ mod power;
 
 use blobstore::{Store, StoreOptions};
 use power::{Event, Image, PER_CLUSTER, Recorded, Rng, Step, TraceDisk, cut, empty_store, record};
+use std::collections::BTreeMap;
 use uuid::Uuid;
 
 fn create(serial: u32, size: u64, thin: bool) -> Step {
@@ -124,6 +125,24 @@ fn crash_in_an_xattr_change_leaves_the_old_value_or_the_new_one() {
     steps.push(Step::Delete(0));
     steps.push(create(1, 1, true));
     survives(&steps);
+}
+
+#[test]
+fn crash_in_create_with_xattrs_leaves_the_blob_with_all_of_them_or_nothing() {
+    let few = BTreeMap::from([("owner".to_owned(), b"claim-1".to_vec())]);
+    let many = (0..4).map(|i| (format!("x{i}"), vec![i; 3000])).collect();
+    let r = survives(&[
+        Step::CreateWith { serial: 0, size: 2, xattrs: few },
+        Step::CreateWith { serial: 1, size: 20, xattrs: many },
+        Step::SetXattr(1, "x1".into(), b"other".to_vec()),
+        Step::Delete(0),
+    ]);
+    let blobs = |serial: u32| {
+        let all = r.states.iter().flat_map(|(_, state, _)| state.values());
+        all.filter(|b| b.name == format!("blob{serial}")).collect::<Vec<_>>()
+    };
+    assert!(!blobs(0).is_empty() && blobs(0).iter().all(|b| b.xattrs.contains_key("owner")));
+    assert!(!blobs(1).is_empty() && blobs(1).iter().all(|b| b.xattrs.len() == 4));
 }
 
 #[test]

@@ -52,7 +52,13 @@ fn seal_all(disk: &mut [u8]) {
 }
 
 fn blob(serial: u32, size: u64, thin: bool) -> BlobOptions {
-    BlobOptions { name: format!("b{serial}"), uuid: Uuid::from_u128(serial.into()), size, thin }
+    BlobOptions {
+        name: format!("b{serial}"),
+        uuid: Uuid::from_u128(serial.into()),
+        size,
+        thin,
+        xattrs: Default::default(),
+    }
 }
 
 /// A copy of [`make_sample`]'s, of which only the metadata area holds something.

@@ -18,7 +18,7 @@ fn store(bytes: usize) -> Store<MemDisk> {
 }
 
 fn blob(name: &str, size: u64, thin: bool) -> BlobOptions {
-    BlobOptions { name: name.into(), uuid: Uuid::new_v4(), size, thin }
+    BlobOptions { name: name.into(), uuid: Uuid::new_v4(), size, thin, xattrs: Default::default() }
 }
 
 /// What the device would hold if the process ended now.

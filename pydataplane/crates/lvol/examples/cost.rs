@@ -30,7 +30,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = LvstoreOptions { clear: ClearMethod::WriteZeroes, ..LvstoreOptions::default() };
     lvstores.create_lvstore("ram", "lvs0", &options)?;
     for (name, thin) in [("thick", false), ("thin", true)] {
-        let options = LvolOptions { name: name.into(), size: SIZE, thin, uuid: None };
+        let options = LvolOptions {
+            name: name.into(),
+            size: SIZE,
+            thin,
+            uuid: None,
+            xattrs: Default::default(),
+        };
         lvstores.create_lvol("lvs0", &options)?;
     }
     let io = IoContext::new()?;

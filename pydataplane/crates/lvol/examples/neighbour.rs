@@ -64,7 +64,13 @@ fn run(
         LvstoreOptions { cluster_size: CLUSTER as u32, clear: ClearMethod::None, uuid: None };
     lvstores.create_lvstore("disk0", "lvs0", &options)?;
     for name in ["victim", "flood"] {
-        let options = LvolOptions { name: name.into(), size: SIZE, thin: true, uuid: None };
+        let options = LvolOptions {
+            name: name.into(),
+            size: SIZE,
+            thin: true,
+            uuid: None,
+            xattrs: Default::default(),
+        };
         lvstores.create_lvol("lvs0", &options)?;
     }
     let (victim, other) = (registry.require("lvs0/victim")?, registry.require("lvs0/flood")?);

@@ -77,6 +77,17 @@ pub enum Error {
         /// Bytes that are free.
         free: u64,
     },
+    /// The bdev under the lvstore has no room for clusters that the lvstore has free.
+    #[error(
+        "cannot {op}: {cause}; what lies under the lvstore is full, and what was taken is given \
+         back: make room there, or use a smaller size or a thin volume"
+    )]
+    DeviceFull {
+        /// The operation.
+        op: String,
+        /// What failed.
+        cause: String,
+    },
     /// The bdev under an lvstore in use has become smaller.
     #[error("cannot {op}: {why}")]
     Shrunk {
@@ -207,7 +218,7 @@ impl Error {
             Error::NameTooLong { .. } | Error::BadName { .. } | Error::BadParameter { .. } => {
                 EINVAL
             }
-            Error::NoSpace { .. } | Error::CannotGrow { .. } => ENOSPC,
+            Error::NoSpace { .. } | Error::DeviceFull { .. } | Error::CannotGrow { .. } => ENOSPC,
             Error::InUse { .. } | Error::Waiting { .. } | Error::Underway { .. } => EBUSY,
             Error::Cancelled { .. } => ECANCELED,
             Error::Damaged { .. } | Error::Shrunk { .. } => EILSEQ,

@@ -1,6 +1,7 @@
 //! What callers give and get: options and listings, with SPDK's field names.
 
 use serde::Serialize;
+use std::collections::BTreeMap;
 use uuid::Uuid;
 
 /// Default cluster size: 1 MiB.
@@ -50,6 +51,9 @@ pub struct LvolOptions {
     pub thin: bool,
     /// UUID; a random one where `None`.
     pub uuid: Option<Uuid>,
+    /// Xattrs that it has from the beginning: there is never an lvol without them. Names and values
+    /// as [`crate::Lvstores::set_xattr`] takes them.
+    pub xattrs: BTreeMap<String, Vec<u8>>,
 }
 
 /// An lvstore, with the fields of SPDK's `bdev_lvol_get_lvstores`.

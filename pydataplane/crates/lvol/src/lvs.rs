@@ -331,7 +331,13 @@ impl Lvs {
         }
         self.not_zeroing(&op, &[&options.name, &uuid.to_string()])?;
         let size = self.clusters(&op, options.size)?;
-        let blob = BlobOptions { name: options.name.clone(), uuid, size, thin: options.thin };
+        let blob = BlobOptions {
+            name: options.name.clone(),
+            uuid,
+            size,
+            thin: options.thin,
+            xattrs: options.xattrs.clone(),
+        };
         let cluster_size = self.info.cluster_size;
         let reserved = {
             let (op, blob) = (op.clone(), blob.clone());

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use bdev::IoError;
-use blobstore::Error as StoreError;
+use blobstore::{DiskError, Error as StoreError};
 
 /// What a caller of `op` is told. Clusters become bytes.
 pub(crate) fn refused(e: StoreError, op: &str, cluster_size: u32) -> Error {
@@ -31,12 +31,19 @@ pub(crate) fn refused(e: StoreError, op: &str, cluster_size: u32) -> Error {
         e @ StoreError::Shrunk { .. } => Error::Shrunk { op, why: e.to_string() },
         e @ StoreError::CannotGrow { .. } => Error::CannotGrow { op, why: e.to_string() },
         StoreError::Stopped { cause } => Error::Stopped { op, cause },
-        StoreError::Data(e) | StoreError::Metadata(e) => Error::Io { op, cause: e.to_string() },
+        StoreError::Data(e) => not_written(&e, op),
+        StoreError::Metadata(e) => Error::Io { op, cause: e.to_string() },
         e @ (StoreError::NotAStore { .. }
         | StoreError::Truncated { .. }
         | StoreError::Unsupported { .. }
         | StoreError::Damaged { .. }) => Error::Io { op, cause: e.to_string() },
     }
+}
+
+/// Why `op` could not write zeros; nothing of it happened.
+pub(crate) fn not_written(e: &DiskError, op: String) -> Error {
+    let cause = e.to_string();
+    if e.no_space { Error::DeviceFull { op, cause } } else { Error::Io { op, cause } }
 }
 
 /// Why the lvstore on `bdev` could not be loaded.

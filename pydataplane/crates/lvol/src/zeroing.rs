@@ -3,12 +3,15 @@
 //! Reserving them is the metadata thread's, and so is handing them over; the zeros, which can take
 //! tens of minutes, are written between the two by the control thread that wants the volume, beside
 //! everything else that the lvstore does. Until the hand-over the clusters are nobody's on the medium:
-//! a crash, a failure or a cancellation leaves no trace of the volume.
+//! a crash, a failure or a cancellation leaves no trace of the volume. After a failure or a
+//! cancellation the bdev is told that it does not need what was written: the room under it is free
+//! for others, also where the bdev is full.
 
 use crate::disk::BdevDisk;
 use crate::error::Error;
+use crate::translate::not_written;
 use bdev::Bdev;
-use blobstore::{Disk, Run};
+use blobstore::{Disk, DiskError, Run};
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -133,31 +136,60 @@ impl Guard<'_> {
         if total == 0 {
             return Ok(());
         }
-        let failed = |cause: String| Error::Io { op: op.to_owned(), cause };
-        let mut disk = BdevDisk::open(base).map_err(|e| failed(e.to_string()))?;
+        let mut disk = BdevDisk::open(base)
+            .map_err(|e| Error::Io { op: op.to_owned(), cause: e.to_string() })?;
+        let zeroed = self.fill(op, &mut disk, cluster, runs);
+        if zeroed.is_err() {
+            let begun = self.zeroing.done.load(Ordering::Relaxed) + STEP;
+            give_back(op, &mut disk, cluster, runs, begun);
+        }
+        zeroed
+    }
+
+    fn fill(&self, op: &str, disk: &mut BdevDisk, cluster: u64, runs: &[Run]) -> Result<(), Error> {
+        let failed = |e: DiskError| not_written(&e, op.to_owned());
         let mut unflushed = 0;
         for run in runs {
             let (mut at, end) = (run.first * cluster, (run.first + run.count) * cluster);
             while at < end {
                 self.go_on(op)?;
                 let piece = STEP.min(end - at);
-                disk.write_zeroes(at, piece).map_err(|e| failed(e.to_string()))?;
+                disk.write_zeroes(at, piece).map_err(failed)?;
                 (at, unflushed) = (at + piece, unflushed + piece);
                 self.zeroing.done.fetch_add(piece, Ordering::Relaxed);
                 if unflushed >= FLUSH_STEP {
-                    disk.flush().map_err(|e| failed(e.to_string()))?;
+                    disk.flush().map_err(failed)?;
                     unflushed = 0;
                 }
             }
         }
         self.go_on(op)?;
-        disk.flush().map_err(|e| failed(e.to_string()))
+        disk.flush().map_err(failed)
     }
 
     fn go_on(&self, op: &str) -> Result<(), Error> {
         match self.zeroing.cancelled.load(Ordering::Acquire) {
             true => Err(Error::Cancelled { op: op.to_owned() }),
             false => Ok(()),
+        }
+    }
+}
+
+/// Tells the bdev that it does not need the first `begun` bytes of reserved clusters, some of which
+/// were written.
+fn give_back(op: &str, disk: &mut BdevDisk, cluster: u64, runs: &[Run], mut begun: u64) {
+    for run in runs {
+        let at = run.first * cluster;
+        let (mut at, end) = (at, at + begun.min(run.count * cluster));
+        begun -= end - at;
+        while at < end {
+            let piece = FLUSH_STEP.min(end - at);
+            if let Err(e) = disk.unmap(at, piece) {
+                // Only room: whoever gets the clusters zeroes them first.
+                tracing::warn!("what was written to {op} could not be unmapped: {e}");
+                return;
+            }
+            at += piece;
         }
     }
 }

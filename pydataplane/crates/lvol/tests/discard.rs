@@ -1,22 +1,30 @@
 //! What a deleted volume had is given back to the bdev, piece by piece.
 
 use bdev::{
-    Bdev, Channel, Completion, Features, Geometry, Io, Malloc, MallocOptions, Op, OpenError,
-    Registry, Submit,
+    Bdev, Channel, Completion, Features, Geometry, Io, IoError, Malloc, MallocOptions, Op,
+    OpenError, Registry, Submit,
 };
 use lvol::{ClearMethod, LvolOptions, LvstoreOptions, Lvstores};
 use reactor::IoContext;
 use serde_json::Value;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use uuid::Uuid;
 
 const GIB: u64 = 1 << 30;
 const BLOCK: u64 = 512;
 
-/// A disk in memory that notes its unmaps: first block and blocks.
+/// A disk in memory that notes its unmaps, first block and blocks, and can be full.
 struct Noting {
     disk: Arc<Malloc>,
-    unmaps: Arc<Mutex<Vec<(u64, u64)>>>,
+    noted: Arc<Noted>,
+}
+
+/// What it notes, and how much room it has.
+struct Noted {
+    unmaps: Mutex<Vec<(u64, u64)>>,
+    /// Blocks that can be written with zeros before the rest is refused.
+    room: AtomicU64,
 }
 
 impl Bdev for Noting {
@@ -39,19 +47,26 @@ impl Bdev for Noting {
         self.disk.features()
     }
     fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
-        Ok(Box::new(NotingChannel(self.disk.open(io)?, self.unmaps.clone())))
+        Ok(Box::new(NotingChannel(self.disk.open(io)?, self.noted.clone())))
     }
     fn driver_specific(&self) -> Value {
         self.disk.driver_specific()
     }
 }
 
-struct NotingChannel(Box<dyn Channel>, Arc<Mutex<Vec<(u64, u64)>>>);
+struct NotingChannel(Box<dyn Channel>, Arc<Noted>);
 
 impl Channel for NotingChannel {
     fn submit(&mut self, io: &Io) -> Submit {
         if io.op == Op::Unmap {
-            self.1.lock().unwrap().push((io.lba, io.blocks));
+            self.1.unmaps.lock().unwrap().push((io.lba, io.blocks));
+        }
+        if io.op == Op::WriteZeroes {
+            let room = self.1.room.load(Ordering::Relaxed);
+            if io.blocks > room {
+                return Submit::Done(Err(IoError::NoSpace));
+            }
+            self.1.room.store(room - io.blocks, Ordering::Relaxed);
         }
         self.0.submit(io)
     }
@@ -60,8 +75,8 @@ impl Channel for NotingChannel {
     }
 }
 
-#[test]
-fn a_large_volume_is_given_back_in_pieces_between_which_others_are_served() {
+/// An lvstore on a disk in memory of 4 GiB with clusters of 1 MiB.
+fn rig() -> (Lvstores, Arc<Noted>) {
     let options = MallocOptions {
         name: "disk0".into(),
         block_size: BLOCK as u32,
@@ -69,25 +84,56 @@ fn a_large_volume_is_given_back_in_pieces_between_which_others_are_served() {
         num_blocks: 4 * GIB / BLOCK,
         uuid: None,
     };
-    let (registry, unmaps) = (Registry::new(), Arc::new(Mutex::new(Vec::new())));
+    let noted = Arc::new(Noted { unmaps: Mutex::default(), room: AtomicU64::new(u64::MAX) });
+    let registry = Registry::new();
     let disk = Malloc::create(options).unwrap();
-    registry.register(Arc::new(Noting { disk, unmaps: unmaps.clone() })).unwrap();
+    registry.register(Arc::new(Noting { disk, noted: noted.clone() })).unwrap();
     let lvstores = Lvstores::new(registry);
     let options = LvstoreOptions { clear: ClearMethod::None, ..Default::default() };
     lvstores.create_lvstore("disk0", "lvs0", &options).unwrap();
-    let create = |name: &str, size| {
-        let options = LvolOptions { name: name.into(), size, thin: false, uuid: None };
-        lvstores.create_lvol("lvs0", &options)
-    };
+    (lvstores, noted)
+}
+
+fn thick(name: &str, size: u64) -> LvolOptions {
+    LvolOptions { name: name.into(), size, thin: false, uuid: None, xattrs: Default::default() }
+}
+
+#[test]
+fn a_large_volume_is_given_back_in_pieces_between_which_others_are_served() {
+    let (lvstores, noted) = rig();
     let size = 3 * GIB + GIB / 2;
-    create("large", size).unwrap();
+    lvstores.create_lvol("lvs0", &thick("large", size)).unwrap();
     let free = || lvstores.lvstore("lvs0").unwrap().free_clusters;
     let before = free();
     lvstores.delete_lvol("lvs0/large").unwrap();
     assert_eq!(free(), before + size / (1 << 20));
     // It needs all that was freed, and waits until the bdev was told of it.
-    create("next", size).unwrap();
-    let unmaps = unmaps.lock().unwrap();
+    lvstores.create_lvol("lvs0", &thick("next", size)).unwrap();
+    let unmaps = noted.unmaps.lock().unwrap();
     assert!(unmaps.iter().all(|(_, blocks)| blocks * BLOCK <= GIB), "{unmaps:?}");
     assert_eq!(unmaps.iter().map(|(_, blocks)| blocks * BLOCK).sum::<u64>(), size);
+}
+
+#[test]
+fn what_was_zeroed_for_a_volume_that_is_refused_is_given_back() {
+    const STEP: u64 = 64 << 20;
+    let (lvstores, noted) = rig();
+    lvstores.create_lvol("lvs0", &thick("small", STEP)).unwrap();
+    let free = || lvstores.lvstore("lvs0").unwrap().free_clusters;
+    let before = free();
+    let check = |e: lvol::Error| {
+        assert_eq!(e.errno(), -28, "{e}");
+        assert!(e.to_string().contains("what lies under the lvstore is full"), "{e}");
+        // Three steps went well, and the fourth may have written a part before it was refused.
+        let unmaps = std::mem::take(&mut *noted.unmaps.lock().unwrap());
+        assert_eq!(unmaps.iter().map(|(_, blocks)| blocks * BLOCK).sum::<u64>(), 4 * STEP);
+        assert_eq!(free(), before);
+    };
+    noted.room.store(3 * STEP / BLOCK, Ordering::Relaxed);
+    check(lvstores.create_lvol("lvs0", &thick("large", GIB)).unwrap_err());
+    noted.room.store(3 * STEP / BLOCK, Ordering::Relaxed);
+    check(lvstores.resize_lvol("lvs0/small", GIB).unwrap_err());
+    assert_eq!(lvstores.lvols(None).unwrap()[0].size, STEP);
+    noted.room.store(u64::MAX, Ordering::Relaxed);
+    lvstores.resize_lvol("lvs0/small", GIB).unwrap();
 }

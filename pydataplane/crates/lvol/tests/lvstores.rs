@@ -92,7 +92,10 @@ fn what_cannot_be_done_says_why_in_one_sentence_and_changes_nothing() {
         text
     };
     let create = |name: &str, size, uuid| {
-        l.create_lvol("lvs0", &LvolOptions { name: name.into(), size, thin: false, uuid })
+        l.create_lvol(
+            "lvs0",
+            &LvolOptions { name: name.into(), size, thin: false, uuid, xattrs: Default::default() },
+        )
     };
     assert_eq!(
         said(create("a", CLUSTER, None).unwrap_err(), 17),
@@ -111,8 +114,17 @@ fn what_cannot_be_done_says_why_in_one_sentence_and_changes_nothing() {
     let text = said(create(&"x".repeat(64), CLUSTER, None).unwrap_err(), 22);
     assert!(text.contains("64 characters, but at most 63"), "{text}");
     said(
-        l.create_lvol("nope", &LvolOptions { name: "a".into(), size: 1, thin: true, uuid: None })
-            .unwrap_err(),
+        l.create_lvol(
+            "nope",
+            &LvolOptions {
+                name: "a".into(),
+                size: 1,
+                thin: true,
+                uuid: None,
+                xattrs: Default::default(),
+            },
+        )
+        .unwrap_err(),
         19,
     );
     said(l.lvol("lvs0/nope").unwrap_err(), 19);
@@ -175,6 +187,25 @@ fn xattrs_are_kept_with_the_lvol() {
     assert_eq!(rig.lvstores.xattr("lvs0/a", "owner").unwrap(), b"vm-1");
     let e = rig.lvstores.xattr("lvs0/a", "big").unwrap_err();
     assert_eq!((e.errno(), e.to_string().contains("has no xattr big")), (-61, true));
+}
+
+#[test]
+fn an_lvol_is_made_with_its_xattrs_or_not_at_all() {
+    let rig = Rig::with_lvs(64);
+    let with = |name: &str, value: usize| {
+        let xattrs = [("owner".to_owned(), vec![b'x'; value])].into();
+        let options = LvolOptions { name: name.into(), size: 1, thin: false, uuid: None, xattrs };
+        rig.lvstores.create_lvol("lvs0", &options)
+    };
+    let free = rig.lvstores.lvstore("lvs0").unwrap().free_clusters;
+    let e = with("a", 3073).unwrap_err();
+    assert_eq!((e.errno(), e.to_string().contains("at most 3072")), (-22, true), "{e}");
+    assert_eq!(rig.lvstores.lvols(None).unwrap().len(), 0);
+    assert_eq!(rig.lvstores.lvstore("lvs0").unwrap().free_clusters, free);
+    with("a", 3072).unwrap();
+    let rig = rig.restart();
+    rig.lvstores.examine("disk0").unwrap();
+    assert_eq!(rig.lvstores.xattr("lvs0/a", "owner").unwrap(), vec![b'x'; 3072]);
 }
 
 #[test]
@@ -460,7 +491,13 @@ fn several_lvstores_live_side_by_side_and_one_leaves_with_its_bdev() {
     let options = LvstoreOptions::default();
     rig.lvstores.create_lvstore("ram", "lvs1", &options).unwrap();
     rig.create("a", 1, true).unwrap();
-    let other = LvolOptions { name: "a".into(), size: 3 << 20, thin: true, uuid: None };
+    let other = LvolOptions {
+        name: "a".into(),
+        size: 3 << 20,
+        thin: true,
+        uuid: None,
+        xattrs: Default::default(),
+    };
     rig.lvstores.create_lvol("lvs1", &other).unwrap();
     let bdev = rig.bdev("lvs1/a");
     assert_eq!((bdev.geometry().block_size, bdev.geometry().num_blocks), (4096, 768));

@@ -170,6 +170,12 @@ pub enum Step {
         size: u64,
         thin: bool,
     },
+    /// A thick one with these xattrs.
+    CreateWith {
+        serial: u32,
+        size: u64,
+        xattrs: BTreeMap<String, Vec<u8>>,
+    },
     Delete(u32),
     Resize(u32, u64),
     Rename(u32, String),
@@ -308,6 +314,17 @@ fn run(store: &mut Store<TraceDisk>, step: &Step, tag: &mut u64) -> Result<(), E
                 uuid: uuid_of(*serial),
                 size: *size,
                 thin: *thin,
+                xattrs: Default::default(),
+            };
+            store.create(&options).map(drop)
+        }
+        Step::CreateWith { serial, size, xattrs } => {
+            let options = BlobOptions {
+                name: format!("blob{serial}"),
+                uuid: uuid_of(*serial),
+                size: *size,
+                thin: false,
+                xattrs: xattrs.clone(),
             };
             store.create(&options).map(drop)
         }
@@ -529,7 +546,13 @@ fn check_goes_on(mut store: Store<TraceDisk>) -> Result<(), String> {
         return Err(format!("it did not grow to the device: {:?}", store.info()));
     }
     let size = store.info().free_clusters;
-    let options = BlobOptions { name: "after".into(), uuid: Uuid::from_u128(2), size, thin: false };
+    let options = BlobOptions {
+        name: "after".into(),
+        uuid: Uuid::from_u128(2),
+        size,
+        thin: false,
+        xattrs: Default::default(),
+    };
     let id = store.create(&options).map_err(|e| format!("create after the cut: {e}"))?;
     let mut bytes = vec![1; (size * u64::from(CLUSTER)) as usize];
     store.read(id, 0, &mut bytes).map_err(|e| e.to_string())?;

@@ -38,7 +38,13 @@ fn channel() -> (Arc<Volume>, LvolChannel, IoContext) {
 fn channel_of(clusters: u64) -> (Arc<Volume>, LvolChannel, IoContext) {
     let options = StoreOptions { name: "s".into(), uuid: Uuid::nil(), cluster_size: 64 << 10 };
     let mut store = Store::create_store(MemDisk::new(8 << 20), &options).unwrap();
-    let blob = BlobOptions { name: "b".into(), uuid: Uuid::nil(), size: clusters, thin: true };
+    let blob = BlobOptions {
+        name: "b".into(),
+        uuid: Uuid::nil(),
+        size: clusters,
+        thin: true,
+        xattrs: Default::default(),
+    };
     let blob = store.create(&blob).unwrap();
     let id = Identity { blob, uuid: Uuid::nil(), lvstore: Uuid::nil(), thin: true, shift: 0 };
     let names = Names { lvstore: "s".into(), lvol: "b".into() };

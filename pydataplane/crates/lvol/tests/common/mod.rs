@@ -38,7 +38,8 @@ impl Rig {
 
     pub fn create(&self, name: &str, clusters: u64, thin: bool) -> Result<LvolInfo, lvol::Error> {
         let size = clusters * CLUSTER;
-        let options = LvolOptions { name: name.into(), size, thin, uuid: None };
+        let options =
+            LvolOptions { name: name.into(), size, thin, uuid: None, xattrs: Default::default() };
         self.lvstores.create_lvol("lvs0", &options)
     }
 

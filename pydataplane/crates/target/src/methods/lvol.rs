@@ -7,6 +7,7 @@ use lvol::{ClearMethod, LvolInfo, LvolOptions, LvstoreInfo, LvstoreOptions};
 use rpc::{Errno, Error, Flags, Methods};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 #[derive(Clone, Copy, Deserialize, JsonSchema)]
@@ -105,6 +106,10 @@ struct CreateLvol {
     /// UUID of the lvol (ours). Default: a random one
     #[serde(default)]
     lvol_uuid: Option<UuidText>,
+    /// Xattrs that the lvol has from the beginning, name to text: there is never an lvol without
+    /// them (ours). Default: none
+    #[serde(default)]
+    xattrs: Option<BTreeMap<String, String>>,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -276,6 +281,12 @@ fn create_lvol(app: &App, p: CreateLvol) -> Result<String, Error> {
         size: mib_to_bytes(p.size_in_mib)?,
         thin: p.thin_provision.unwrap_or(false),
         uuid: p.lvol_uuid.map(|u| u.0),
+        xattrs: p
+            .xattrs
+            .unwrap_or_default()
+            .into_iter()
+            .map(|(name, text)| (name, text.into_bytes()))
+            .collect(),
     };
     let created = app.lvstores.create_lvol(&lvstore, &options);
     created.map(|lvol| lvol.uuid.to_string()).map_err(errors::lvol)
