@@ -452,10 +452,12 @@ class Cluster:
         *,
         warning: bool = False,
         node: str = "",
+        once: bool = False,
     ) -> None:
         """Tells something of an object, where `kubectl describe` shows it.
 
-        The same thing said again counts up what is there. `reason` is one CamelCase word.
+        The same thing said again counts up what is there, unless it is to be said `once`. `reason`
+        is one CamelCase word.
         """
         meta = about["metadata"]
         text = _cut(message)
@@ -487,6 +489,8 @@ class Cluster:
         try:
             self.create(EVENT, given, namespace)
         except ConflictError:
+            if once:
+                return
             count = self.get(EVENT, name, namespace).get("count") or 1
             self.patch(EVENT, name, namespace, {"count": count + 1, "lastTimestamp": now})
 

@@ -6,14 +6,14 @@ where the claim is used, and no central daemon takes part.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
 
 from csi import DRIVER_NAME, TOPOLOGY_KEY
 from csi.capabilities import check_all, problem
 from csi.errors import Code, Failure, invalid
+from csi.handles import is_uuid
 from csi.locks import VolumeLocks
-from csi.parameters import claim, read
+from csi.parameters import Parameters, claim, read
 from csi.proto import csi_pb2 as pb
 from csi.sizes import size_within, wanted_bytes
 from csi.volumes import Owned, OwnedVolumes, Owner
@@ -60,15 +60,19 @@ class Controller:
         _refuse_unsupported(request)
         self._check_topology(request.accessibility_requirements)
         owner = Owner(DRIVER_NAME, request.name, claim(request.parameters), parameters.kept())
-        handle = self._volumes.handle(request.name)
-        with self._locks.hold(handle):
+        with self._locks.hold(request.name):
+            for known in self._volumes.known(request.name):
+                with self._locks.hold(known):
+                    pass  # told at once where it is in use, also while the target does not answer
             store = self._volumes.lvstore(parameters.lvstore)
-            size = size_within(request.capacity_range, store)
-            found = self._volumes.find(handle)
-            if found is None:
-                thin = parameters.thin == "true"
-                found = self._volumes.create(owner, size, store, thin=thin)
-            _check_same(found, owner, request.capacity_range)
+            handle = self._volumes.handle(request.name, store)
+            with self._locks.hold(handle):
+                size = size_within(request.capacity_range, store)
+                found = self._volumes.find(handle)
+                if found is None:
+                    thin = parameters.thin == "true"
+                    found = self._volumes.create(owner, size, store, thin=thin)
+                _check_same(found, owner, request.capacity_range)
         return pb.CreateVolumeResponse(volume=self._describe(found))
 
     def delete_volume(self, request: pb.DeleteVolumeRequest) -> pb.DeleteVolumeResponse:
@@ -78,8 +82,7 @@ class Controller:
             found = self._volumes.find(request.volume_id)
             self._volumes.delete(request.volume_id)
         if self._waiting and found is not None:
-            store = self._volumes.lvstore(found.volume.lvstore)
-            self._waiting.room(found.parameters.lvstore, store.free)
+            self._room(found.parameters)
         return pb.DeleteVolumeResponse()
 
     def validate_volume_capabilities(
@@ -107,7 +110,7 @@ class Controller:
         if request.max_entries < 0:
             raise invalid(f"max_entries is {request.max_entries}: give 0 or more")
         start = request.starting_token
-        if start and not _is_uuid(start):
+        if start and not is_uuid(start):
             raise Failure(Code.ABORTED, f"starting_token '{start}' is not one of ours: begin anew")
         found = [owned for owned in self._volumes.all() if owned.volume.uuid >= start]
         page = found[: request.max_entries or None]
@@ -122,20 +125,36 @@ class Controller:
         """Tells the free bytes of the class's lvstore; of the largest one if none is named."""
         parameters = read(request.parameters) if request.parameters else None
         face = parameters.face if parameters else "kernel"
-        usable = not any(problem(found, face=face) for found in request.volume_capabilities)
+        problems = [problem(found, face=face) for found in request.volume_capabilities]
+        why = next((each for each in problems if each), None)
+        asked = claim(request.parameters)
         node = request.accessible_topology.segments.get(TOPOLOGY_KEY, self._node)
-        stores = self._volumes.volumes.lvstores() if usable and node == self._node else []
-        wanted = parameters.lvstore if parameters else None
-        frees = [store.free for store in stores if wanted in (None, store.name, store.uuid)]
-        free = max(frees, default=0)
-        if self._waiting and wanted is not None:
-            if asked := claim(request.parameters):
-                self._waiting.asked(asked, wanted, free)
-            else:
-                self._waiting.room(wanted, free)
+        free = largest = 0
+        if why is None and node == self._node:
+            free, largest = self._room(parameters, asked)
+        elif why is not None and asked and self._waiting:  # the provisioner does not tell
+            self._waiting.tell(asked, "CannotProvision", f"no volume is made for this claim: {why}")
         answer = pb.GetCapacityResponse(available_capacity=free)
-        answer.maximum_volume_size.value = free
+        answer.maximum_volume_size.value = largest
         return answer
+
+    def _room(self, parameters: Parameters | None, asked: str = "") -> tuple[int, int]:
+        """Returns the bytes that a class can have, together and as one volume.
+
+        Looks after claims that wait for them; `asked` is the one that the question is for.
+        """
+        stores = self._volumes.volumes.lvstores()
+        if parameters is None:
+            free = max((store.free for store in stores), default=0)
+            return free, free
+        store = next((each for each in stores if each.is_called(parameters.lvstore)), None)
+        room = self._volumes.room(parameters, store) if store else 0
+        largest = min(room, store.total) if store else 0
+        if self._waiting and asked:
+            self._waiting.asked(asked, parameters.pool, largest)
+        elif self._waiting:
+            self._waiting.room(parameters.pool, largest)
+        return room, largest
 
     def controller_get_capabilities(
         self, _: pb.ControllerGetCapabilitiesRequest
@@ -172,7 +191,7 @@ class Controller:
         """Leaves growth to the node that has the volume; NOT_FOUND if there is none."""
         node = self._node_of(request.volume_id)
         if node in (None, self._node):
-            raise self._volumes.not_found(request.volume_id)
+            raise self._volumes.missing(request.volume_id)
         return pb.ControllerExpandVolumeResponse(
             capacity_bytes=wanted_bytes(request.capacity_range), node_expansion_required=True
         )
@@ -231,10 +250,3 @@ def _check_same(found: Owned, owner: Owner, wanted: pb.CapacityRange) -> None:
             Code.ALREADY_EXISTS,
             f"volume {owner.name} exists already, {wrong}: choose another name, or delete it",
         )
-
-
-def _is_uuid(text: str) -> bool:
-    try:
-        return str(uuid.UUID(text)) == text
-    except ValueError:
-        return False

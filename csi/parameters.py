@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from decimal import Decimal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from csi import DRIVER_NAME
 from csi.errors import Failure, invalid
+from pydataplane.volumes import Lvstore
 
 FileSystem = Literal["ext4", "xfs"]
 Face = Literal["kernel", "vhost"]
@@ -35,6 +38,10 @@ class Parameters(BaseModel):
     """Name of the lvstore on the node that volumes come from; a UUID is taken as well."""
     thin: Literal["true", "false"] = "false"
     """Take space when it is written to, instead of all at once."""
+    overcommit: str | None = Field(default=None, pattern=r"^[1-9][0-9]{0,3}(\.[0-9]{1,2})?$")
+    """For thin volumes: how many times its size the volumes of an lvstore may have together, thick
+    ones included, such as 1.5. Without it there is no limit, and a class's capacity is what is
+    free."""
     fs_type: FileSystem = Field(default="ext4", alias="fsType")
     """File system of volumes for which neither claim nor class's csi.storage.k8s.io/fstype has
     one."""
@@ -45,9 +52,29 @@ class Parameters(BaseModel):
     """What a node publishes: a kernel block device, or a directory with a vhost-user socket for a
     virtual machine."""
 
+    @model_validator(mode="after")
+    def _thin_alone(self) -> Self:
+        if self.overcommit is not None and self.thin != "true":
+            raise PydanticCustomError(
+                "overcommit", 'it is for thin volumes: add thin: "true", or leave it out'
+            )
+        return self
+
+    @property
+    def pool(self) -> str:
+        """What claims of the class share the room of, as people read it."""
+        if self.overcommit is None:
+            return self.lvstore
+        return f"{self.lvstore} (overcommit {self.overcommit})"
+
+    def promised_most(self, store: Lvstore) -> int | None:
+        """Returns the bytes that all volumes of an lvstore may have; None for no limit."""
+        return None if self.overcommit is None else int(Decimal(self.overcommit) * store.total)
+
     def kept(self) -> str:
         """Returns the text that the volume keeps; equal for equal parameters."""
-        return json.dumps(self.model_dump(by_alias=True, mode="json"), sort_keys=True)
+        kept = self.model_dump(by_alias=True, mode="json", exclude_none=True)
+        return json.dumps(kept, sort_keys=True)
 
     def context(self) -> dict[str, str]:
         """Returns what a node needs to know of them, as a volume context."""
@@ -82,7 +109,7 @@ def claim(given: Mapping[str, str]) -> str:
 
 def _explain(error: ValidationError, given: Mapping[str, str]) -> Failure:
     first = error.errors()[0]
-    name = ".".join(str(part) for part in first["loc"])
+    name = ".".join(str(part) for part in first["loc"]) or first["type"]
     known = ", ".join(field.alias or key for key, field in Parameters.model_fields.items())
     if first["type"] == "missing":
         return invalid(f"StorageClass parameter {name} is missing: name it, for example lvs0")

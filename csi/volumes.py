@@ -1,19 +1,20 @@
 """The driver's volumes: lvols whose xattr `csi.volume` says that they are ours and what they are.
 
-A volume's UUID, its handle, is made of the node and the name that the orchestrator chose
-(RFC 9562, version 5). So a repeated CreateVolume finds what an earlier one began, however it
-ended, and the driver needs no list of its own. The xattr is written last: an lvol of that UUID
-without it is one that was never answered for, and is completed by the next call.
+A volume's UUID, its handle, is made of the lvstore, the node and the name that the orchestrator
+chose (`handles`). So a repeated CreateVolume finds what an earlier one made, however it ended, the
+driver needs no list of its own, and a volume that is gone is told from one whose lvstore is not
+loaded. The lvol is made with the xattr, in one change of the lvstore: what was made is listed.
 """
 
 from __future__ import annotations
 
 import json
-import uuid
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 
-from csi import DRIVER_NAME
+from csi import DRIVER_NAME, handles
 from csi.errors import Code, Failure, describe, not_found, precondition
 from csi.parameters import Parameters
 from csi.proto import csi_pb2 as pb
@@ -30,10 +31,10 @@ from pydataplane.volumes import (
     Volumes,
 )
 
-NAMESPACE = uuid.UUID("6a3e1f0c-0d4b-5c8e-9b55-76697274756c")
 OWNER_XATTR = "csi.volume"
 FORMATTING_XATTR = "csi.formatting"
 NO_SPACE = -28
+BAD_PARAMETERS = -32602  # JSON-RPC 2.0
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,22 @@ class OwnedVolumes:
         """Uses `client` for every call; `node` is part of what a volume's UUID is made of."""
         self.volumes = Volumes(client)
         self._node = node
+        self._promising = threading.Lock()
+        """Held from a look at what is promised until it is more."""
         self._owners: dict[str, Owner] = {}  # an owner never changes; of the size of the lvstores
 
-    def handle(self, name: str) -> str:
-        """Returns the UUID of the volume that the orchestrator calls `name`."""
-        return str(uuid.uuid5(NAMESPACE, f"{self._node}/{name}"))
+    def handle(self, name: str, store: Lvstore) -> str:
+        """Returns the UUID of the volume that the orchestrator calls `name`, made or not."""
+        before = handles.without_lvstore(self._node, name)
+        made_before = self._lvol(before)
+        if made_before is not None and made_before.lvstore == store.name:
+            return before
+        return handles.make(store.uuid, self._node, name)
+
+    def known(self, name: str) -> list[str]:
+        """Returns the handles of volumes called so that were seen, without asking the target."""
+        owners = list(self._owners.items())
+        return [handle for handle, owner in owners if owner.name == name]
 
     def lvstore(self, name: str) -> Lvstore:
         """Returns an lvstore that a class names.
@@ -110,15 +122,18 @@ class OwnedVolumes:
         """Returns the volume with this handle.
 
         Raises:
-            Failure: NOT_FOUND, there is none on this node, or it is not the driver's.
+            Failure: NOT_FOUND, there is none on this node, or it is not the driver's; UNAVAILABLE,
+                its lvstore is not loaded.
         """
         found = self.find(handle)
         if found is None:
-            raise self.not_found(handle)
+            raise self.missing(handle)
         return found
 
-    def not_found(self, handle: str) -> Failure:
-        """Returns the NOT_FOUND for a handle that is none of this node's volumes."""
+    def missing(self, handle: str) -> Failure:
+        """Returns why a handle is none of this node's volumes: NOT_FOUND, or UNAVAILABLE."""
+        if not self._stores_of(handle):
+            return self._not_loaded(handle)
         return not_found(f"volume {handle} is not one of {DRIVER_NAME} on node {self._node}")
 
     def all(self) -> Iterator[Owned]:
@@ -138,12 +153,13 @@ class OwnedVolumes:
         Raises:
             Failure: ALREADY_EXISTS with other properties, RESOURCE_EXHAUSTED.
         """
-        handle = self.handle(owner.name)
+        handle = self.handle(owner.name, store)
         volume = self._lvol(handle)
         if volume is None:
             name = owner.name if NAME.fullmatch(owner.name) else f"csi-{handle}"
             try:
-                volume = self.volumes.create(f"{store.name}/{name}", size, thin=thin, uuid=handle)
+                with self._promise(owner.read(), store, size):
+                    volume = self._make(f"{store.name}/{name}", size, owner, thin=thin, uuid=handle)
             except VolumeError as error:
                 raise Failure(Code.ALREADY_EXISTS, str(error)) from error
             except RpcError as error:
@@ -152,8 +168,8 @@ class OwnedVolumes:
                 raise Failure(
                     Code.RESOURCE_EXHAUSTED,
                     f"lvstore {store.name} of node {self._node} has {store.free} bytes free, and "
-                    f"volume {owner.name} needs {size}: ask for less, delete volumes there or add "
-                    "to the lvstore",
+                    f"volume {owner.name} needs {size} ({error.message}): ask for less, delete "
+                    "volumes there or add to the lvstore",
                 ) from error
         elif self._owner(handle) is None and not _is(volume, size, store, thin=thin):
             self.volumes.delete(handle)  # begun by a call that was never answered; nobody has it
@@ -164,17 +180,33 @@ class OwnedVolumes:
                 f"{volume.path} exists already and is not of {DRIVER_NAME}: rename or delete it",
             )
         if self._owner(handle) is None:
-            self.volumes.set_xattr(handle, OWNER_XATTR, json.dumps(asdict(owner)))
+            self.volumes.set_xattr(handle, OWNER_XATTR, _written(owner))
         return self.get(handle)
+
+    def _make(self, path: str, size: int, owner: Owner, *, thin: bool, uuid: str) -> Volume:
+        """Makes an lvol with its owner.
+
+        A target older than the driver knows of no xattrs there: the caller adds the owner then.
+        """
+        try:
+            return self.volumes.create(
+                path, size, thin=thin, uuid=uuid, xattrs={OWNER_XATTR: _written(owner)}
+            )
+        except RpcError as error:
+            if error.code != BAD_PARAMETERS:
+                raise
+            return self.volumes.create(path, size, thin=thin, uuid=uuid)
 
     def delete(self, handle: str) -> None:
         """Deletes a volume; one that is gone, or whose handle never was one of ours, is fine.
 
         Raises:
-            Failure: FAILED_PRECONDITION, it is in use, or an lvol of another owner.
+            Failure: FAILED_PRECONDITION, it is in use, or an lvol of another owner; UNAVAILABLE,
+                its lvstore is not loaded, so that it may be there.
         """
         volume = self._lvol(handle)
         if volume is None:
+            self._check_gone(handle)
             return
         if self._owner(handle) is None:
             raise precondition(
@@ -191,13 +223,15 @@ class OwnedVolumes:
                 The orchestrator shows why with the claim, tries again later, and takes a smaller
                 size instead if it is asked to; on RESOURCE_EXHAUSTED it would do neither.
         """
-        volume = self.get(handle).volume
+        owned = self.get(handle)
+        volume = owned.volume
         store = self.lvstore(volume.lvstore)
         try:
             size = size_within(wanted, store, volume.size)
             if size <= volume.size:
                 return volume
-            return self.volumes.resize(handle, size)
+            with self._promise(owned.parameters, store, size - volume.size):
+                return self.volumes.resize(handle, size)
         except (Failure, RpcError) as error:
             code, message = describe(error)
             if code is not Code.RESOURCE_EXHAUSTED:
@@ -209,6 +243,40 @@ class OwnedVolumes:
                 f"{store.free} bytes free ({message}); ask for less, delete volumes there or add "
                 "to the lvstore",
             ) from error
+
+    def room(self, parameters: Parameters, store: Lvstore) -> int:
+        """Returns the bytes that volumes of a class can still get from an lvstore together."""
+        most = parameters.promised_most(store)
+        if most is None or store.free == 0:
+            return store.free
+        return max(0, most - self._promised(store))
+
+    def _promised(self, store: Lvstore) -> int:
+        """Returns the bytes that the volumes of an lvstore have together."""
+        return sum(volume.size for volume in self.volumes.volumes(store.uuid))
+
+    @contextmanager
+    def _promise(self, parameters: Parameters, store: Lvstore, more: int) -> Iterator[None]:
+        """Keeps others of a limited class from the room in which a volume becomes larger.
+
+        Raises:
+            Failure: RESOURCE_EXHAUSTED, the class may not promise so many bytes more.
+        """
+        most = parameters.promised_most(store)
+        if most is None:
+            yield
+            return
+        with self._promising:  # a thin volume is made at once
+            promised = self._promised(store)
+            if promised + more > most:
+                raise Failure(
+                    Code.RESOURCE_EXHAUSTED,
+                    f"the volumes of lvstore {store.name} of node {self._node} have {promised} "
+                    f"bytes, and {more} more are over the class's overcommit "
+                    f"{parameters.overcommit} of {store.total} bytes: ask for less, delete volumes "
+                    "there or add to the lvstore",
+                )
+            yield
 
     def has_kernel_face(self, handle: str) -> bool:
         """Whether a device of a host stands on the volume, which has to be told of its growth."""
@@ -226,12 +294,33 @@ class OwnedVolumes:
         else:
             self.volumes.remove_xattr(handle, FORMATTING_XATTR)
 
+    def _stores_of(self, handle: str) -> list[Lvstore]:
+        """Returns the loaded lvstores that can have a volume; of a handle without one, all."""
+        return [store for store in self.volumes.lvstores() if handles.may_be_in(handle, store.uuid)]
+
+    def _check_gone(self, handle: str) -> None:
+        """Raises UNAVAILABLE unless the lvstore of a volume is loaded and does not have it."""
+        if not handles.is_uuid(handle):
+            return
+        stores = self._stores_of(handle)
+        # An lvstore that is being loaded has its lvols in its list before they are bdevs.
+        if not stores or any(handle in self.volumes.uuids(store) for store in stores):
+            raise self._not_loaded(handle)
+
+    def _not_loaded(self, handle: str) -> Failure:
+        return Failure(
+            Code.UNAVAILABLE,
+            f"the lvstore of volume {handle} is not loaded on node {self._node}: see `virtlun "
+            "lvstore list` there and load it with `virtlun lvstore import`; if it is lost for "
+            "good, set the PersistentVolume's reclaim policy to Retain and delete that",
+        )
+
     def _lvol(self, handle: str) -> Volume | None:
+        if not handles.is_uuid(handle):
+            return None
         try:
-            if str(uuid.UUID(handle)) != handle:
-                return None
             return self.volumes.volume(handle)
-        except (ValueError, VolumeNotFoundError):
+        except VolumeNotFoundError:
             return None
 
     def _owner(self, handle: str) -> Owner | None:
@@ -254,6 +343,10 @@ def owner_of(volumes: Volumes, handle: str) -> Owner | None:
         return None
     owner = Owner.parse(text) if text is not None else None
     return owner if owner is not None and owner.driver == DRIVER_NAME else None
+
+
+def _written(owner: Owner) -> str:
+    return json.dumps(asdict(owner))
 
 
 def _is(volume: Volume, size: int, store: Lvstore, *, thin: bool) -> bool:

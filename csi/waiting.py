@@ -1,9 +1,10 @@
-"""Claims with immediate binding for which there is no room: told why, and looked at again in time.
+"""What a claim is told, and claims without room: told why, and looked at again in time.
 
 csi-provisioner asks for this node's capacity before it takes such a claim. Where that is too little
 on every node it passes over the claim without a word, and looks again when the claim changes or
 after 15 minutes. So the driver says why, as an event of the claim, and notes on the claim, which is
-a change, that there is room now.
+a change, that there is room now. A claim that asks for what no volume can do is passed over in the
+same way, and told why as well.
 """
 
 from __future__ import annotations
@@ -46,6 +47,16 @@ class Asked:
     """When to look whether somebody took it, of time.monotonic()."""
 
 
+@dataclass(frozen=True)
+class Said:
+    """A claim is to be told something."""
+
+    claim: str
+    """NAMESPACE/NAME."""
+    reason: str
+    message: str
+
+
 class WaitingClaims:
     """Does its work in a thread of its own: no call waits for the API server."""
 
@@ -61,7 +72,7 @@ class WaitingClaims:
         self._connect = connect or (Cluster.connect if IN_POD in os.environ else None)
         self._wait_s = wait_s
         self._retry_s = retry_s
-        self._queue: SimpleQueue[Asked | str] = SimpleQueue()
+        self._queue: SimpleQueue[Asked | Said | str] = SimpleQueue()
         self._mutex = threading.Lock()
         self._waiting: dict[
             str, tuple[str, int]
@@ -70,6 +81,11 @@ class WaitingClaims:
         self._free: dict[str, int] = {}  # lvstore -> what was told last; of the size of the classes
         if self._connect is not None:
             threading.Thread(target=self._work, name="waiting claims", daemon=True).start()
+
+    def tell(self, claim: str, reason: str, message: str) -> None:
+        """Has a claim told something, as an event of it; once, whoever else tells it too."""
+        if self._connect is not None:
+            self._queue.put(Said(claim, reason, message))
 
     def asked(self, claim: str, lvstore: str, free: int) -> None:
         """Notes that a provisioner asked whether `claim` has room, and was told `free` bytes."""
@@ -103,6 +119,8 @@ class WaitingClaims:
                 cluster = cluster or self._connect()
                 if isinstance(job, Asked):
                     self._look(cluster, job)
+                elif isinstance(job, Said):
+                    self._say(cluster, job)
                 else:
                     self._touch(cluster, job)
             except NotFoundError:
@@ -143,6 +161,11 @@ class WaitingClaims:
             warning=True,
             node=self._node,
         )
+
+    def _say(self, cluster: Cluster, job: Said) -> None:
+        namespace, name = job.claim.split("/")
+        found = cluster.get(CLAIM, name, namespace)
+        cluster.event(found, job.reason, job.message, warning=True, node=self._node, once=True)
 
     def _touch(self, cluster: Cluster, claim: str) -> None:
         namespace, name = claim.split("/")

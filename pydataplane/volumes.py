@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -49,6 +49,10 @@ class Lvstore:
     free: int
     max_device: int | None = None
     """The largest file or device that it can grow to; None where the target does not say."""
+
+    def is_called(self, name: str) -> bool:
+        """Whether `name` is its name or its UUID."""
+        return name in (self.name, self.uuid)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields for `--json`."""
@@ -130,7 +134,7 @@ class Volumes:
     def lvstore(self, name: str) -> Lvstore:
         """Returns one lvstore by name or UUID; VolumeNotFoundError if there is none."""
         for store in self.lvstores():
-            if name in (store.name, store.uuid):
+            if store.is_called(name):
                 return store
         raise VolumeNotFoundError(f"there is no lvstore {name}: see `virtlun lvstore list`")
 
@@ -331,11 +335,18 @@ class Volumes:
         )
 
     def create(
-        self, reference: str, size: int, *, thin: bool = False, uuid: str | None = None
+        self,
+        reference: str,
+        size: int,
+        *,
+        thin: bool = False,
+        uuid: str | None = None,
+        xattrs: Mapping[str, str] | None = None,
     ) -> Volume:
         """Makes a volume of at least `size` bytes (rounded up to clusters).
 
-        It gets a random UUID unless one is given (our target only).
+        It gets a random UUID unless one is given, and has `xattrs` from the beginning (both are
+        our target's only).
 
         Safe to repeat: one of that name, size and kind is returned as it is.
 
@@ -352,6 +363,7 @@ class Volumes:
                 thin_provision=thin,
                 lvs_name=store.name,
                 lvol_uuid=uuid,
+                xattrs=dict(xattrs) if xattrs else None,
             )
         except RpcError as error:
             if error.code != EXISTS:
@@ -386,6 +398,12 @@ class Volumes:
                 return
             raise
         self.client.call("bdev_lvol_delete", name=volume.uuid)
+
+    def uuids(self, store: Lvstore) -> set[str]:
+        """Returns the UUIDs of the lvols that an lvstore holds, also while it is being loaded."""
+        return {
+            item["uuid"] for item in self.client.call("bdev_lvol_get_lvols", lvs_uuid=store.uuid)
+        }
 
     def xattrs(self, reference: str) -> dict[str, str]:
         """Returns what is noted at a volume, name to text (our target only)."""

@@ -24,6 +24,7 @@ from csi.hostdevice import loopctl
 from csi.proto import csi_pb2 as pb
 from csi.proto import pluginregistration_pb2 as registration
 from pydataplane.errors import RpcError
+from pydataplane.volumes import Volumes
 from tests.support.csi import (
     MIB,
     NODE,
@@ -74,6 +75,25 @@ def test_a_file_lives_through_pods_and_grows_with_its_volume(driver: Driver) -> 
     driver.unpublish(handle, "next")
     driver.unstage(handle)
     driver.delete(handle)
+    assert driver.left() == NOTHING
+
+
+def test_a_volume_is_deleted_only_where_its_lvstore_is_loaded(driver: Driver) -> None:
+    handle = driver.create("pvc-1", 64 * MIB, mount("xfs"))
+    (store,) = driver.target.rpc("bdev_lvol_get_lvstores")
+    (base,) = driver.target.rpc("bdev_get_bdevs", name=store["base_bdev"])
+    file = Path(base["driver_specific"]["uring"]["filename"])
+    driver.target.rpc("bdev_uring_delete", name=store["base_bdev"])
+    request = pb.DeleteVolumeRequest(volume_id=handle)
+    code, message = driver.refuses(request)
+    assert code is Code.UNAVAILABLE
+    assert "is not loaded" in message
+    driver.target.make_lvstore("lvs1", size=64 * MIB)
+    assert driver.refuses(request)[0] is Code.UNAVAILABLE
+    Volumes(driver.target.client).import_lvstore(file)
+    assert driver.left()["lvols"] == ["pvc-1"]
+    for _ in range(2):
+        driver.delete(handle)
     assert driver.left() == NOTHING
 
 

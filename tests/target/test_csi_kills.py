@@ -21,6 +21,7 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
+from csi.proto import csi_pb2 as pb
 from tests.support.csi import MIB, NOTHING, Driver, mount
 from tests.support.killed import STEP
 from tests.target.conftest import MakeTarget
@@ -34,7 +35,6 @@ LOOK_S = 0.05
 SOME = b"some" * 1024
 FILES = {
     "bdev_lvol_create",
-    "virtlun_lvol_set_xattr csi.volume",
     "virtlun_export_create",
     "loop attach",
     "virtlun_lvol_set_xattr csi.formatting",
@@ -52,7 +52,6 @@ FILES = {
 }
 SOCKET = {
     "bdev_lvol_create",
-    "virtlun_lvol_set_xattr csi.volume",
     "vhost_create_scsi_controller",
     "vhost_scsi_controller_add_target",
     "mount --bind",
@@ -171,6 +170,28 @@ def test_a_driver_killed_before_any_step_leaves_what_its_callers_complete(
         driver.delete(handle)
 
     assert _kill_everywhere(driver, live) == FILES
+
+
+def test_a_volume_that_nobody_was_told_of_is_listed_and_completed(driver: Stubborn) -> None:
+    """Killed when the target has made it; the claim may be gone before the driver is back."""
+    assert driver.fuse is not None
+    driver.fuse.write_text("after bdev_lvol_create")
+    request = pb.CreateVolumeRequest(
+        name="pvc-1",
+        capacity_range=pb.CapacityRange(required_bytes=SIZE),
+        volume_capabilities=[mount("xfs")],
+        parameters={"lvstore": "lvs0", "thin": "true"},
+    )
+    with pytest.raises(grpc.RpcError):
+        Driver.call(driver, request)
+    assert driver.stop() == -signal.SIGKILL
+    driver.start()
+    (entry,) = driver.call(pb.ListVolumesRequest()).entries
+    assert entry.volume.capacity_bytes == SIZE
+    assert driver.call(request).volume == entry.volume
+    assert len(driver.left()["lvols"]) == 1
+    driver.delete(entry.volume.volume_id)
+    assert driver.left() == NOTHING
 
 
 def test_so_does_one_killed_over_the_socket_of_a_virtual_machine(driver: Stubborn) -> None:

@@ -32,6 +32,8 @@ class FakeTarget(Client):
         self.calls: list[str] = []
         self.fail: dict[str, Exception] = {}
         self.survives = "crash"
+        self.loaded = True  # the lvstore; else nothing of it is seen
+        self.knows_xattrs = True  # at creation; an older target does not
 
     def call(self, method: str, **params: Any) -> Any:
         self.calls.append(method)
@@ -43,7 +45,13 @@ class FakeTarget(Client):
     def virtlun_get_status(self) -> dict[str, Any]:
         return {"pid": 1, "vhost_dir": "/vhost"}
 
+    def bdev_lvol_get_lvols(self, lvs_uuid: str) -> list[dict[str, Any]]:
+        assert lvs_uuid == LVSTORE_UUID
+        return [{"uuid": uuid} for uuid in self.lvols]
+
     def bdev_lvol_get_lvstores(self) -> list[dict[str, Any]]:
+        if not self.loaded:
+            return []
         used = sum(lvol["size"] for lvol in self.lvols.values() if not lvol["thin"])
         return [
             {
@@ -68,7 +76,7 @@ class FakeTarget(Client):
                     "lvol": {"lvol_store_uuid": LVSTORE_UUID, "thin_provision": lvol["thin"]}
                 },
             }
-            for uuid, lvol in self.lvols.items()
+            for uuid, lvol in (self.lvols if self.loaded else {}).items()
             if name in (None, uuid, f"{LVSTORE}/{lvol['name']}")
         ]
         if name is not None and not found:
@@ -82,8 +90,11 @@ class FakeTarget(Client):
         thin_provision: bool,
         lvs_name: str,
         lvol_uuid: str | None,
+        xattrs: dict[str, str] | None = None,
     ) -> str:
         assert lvs_name == LVSTORE
+        if xattrs and not self.knows_xattrs:
+            raise RpcError(-32602, "unknown field `xattrs`", "bdev_lvol_create")
         uuid = lvol_uuid or f"22222222-2222-4222-8222-{len(self.lvols):012}"
         if any(lvol["name"] == lvol_name for lvol in self.lvols.values()):
             raise RpcError(-17, f"lvol {lvol_name} exists", "bdev_lvol_create")
@@ -91,7 +102,7 @@ class FakeTarget(Client):
         if not thin_provision and size_in_mib > store["free_clusters"]:
             raise RpcError(-28, "No space left on device", "bdev_lvol_create")
         self.lvols[uuid] = {"name": lvol_name, "size": size_in_mib * MIB, "thin": thin_provision}
-        self.notes[uuid] = {}
+        self.notes[uuid] = dict(xattrs or {})
         return uuid
 
     def bdev_lvol_delete(self, name: str) -> bool:

@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 
-from csi import TOPOLOGY_KEY
+from csi import TOPOLOGY_KEY, handles
+from csi.controller import Controller
 from csi.errors import Code
+from csi.locks import VolumeLocks
+from csi.parameters import read
 from csi.proto import csi_pb2 as pb
-from csi.volumes import OWNER_XATTR
+from csi.volumes import OWNER_XATTR, OwnedVolumes
+from csi.waiting import WaitingClaims
 from pydataplane.errors import RpcError, TargetTimeout, TargetUnavailable
 from tests.unit.csi.conftest import Mode, World, block, mount, refused
-from tests.unit.csi.fakes import LVSTORE, MIB
+from tests.unit.csi.fakes import LVSTORE, LVSTORE_UUID, MIB, FakeTarget
 
 
 def test_a_volume_is_made_once_however_often_it_is_asked_for(world: World) -> None:
@@ -43,21 +47,95 @@ def test_what_a_newer_driver_noted_beside_it_is_left_out(world: World) -> None:
     assert world.create() == volume
 
 
+@pytest.mark.parametrize("knows", [True, False])
 @pytest.mark.parametrize("method", ["bdev_lvol_create", "virtlun_lvol_set_xattr"])
-def test_a_create_cut_off_anywhere_is_completed_by_the_next(world: World, method: str) -> None:
+def test_a_create_cut_off_anywhere_is_completed_by_the_next(
+    world: World, method: str, knows: bool
+) -> None:
+    world.target.knows_xattrs = knows
     world.target.fail[method] = TargetUnavailable("gone")
-    refused(world.create, Code.UNAVAILABLE)
+    reached = method == "bdev_lvol_create" or not knows
+    if reached:
+        refused(world.create, Code.UNAVAILABLE)
     world.restart()
     volume = world.create()
     assert list(world.target.lvols) == [volume.volume_id]
     assert OWNER_XATTR in world.target.notes[volume.volume_id]
 
 
+def test_a_volume_that_was_made_is_listed_although_nobody_was_told(world: World) -> None:
+    """The target made it, the driver died before it heard of that, and the claim is gone."""
+    create = world.target.bdev_lvol_create
+
+    def die(*given: Any, **params: Any) -> str:
+        create(*given, **params)
+        raise TargetUnavailable("the driver is killed here")
+
+    world.target.bdev_lvol_create = die  # type: ignore[method-assign]
+    refused(world.create, Code.UNAVAILABLE)
+    world.restart()
+    (entry,) = world.controller.list_volumes(pb.ListVolumesRequest()).entries
+    assert list(world.target.lvols) == [entry.volume.volume_id]
+    world.delete(entry.volume.volume_id)
+    assert not world.target.lvols
+
+
 def test_a_create_cut_off_and_asked_for_with_another_size_leaves_one_volume(world: World) -> None:
+    world.target.knows_xattrs = False
     world.target.fail["virtlun_lvol_set_xattr"] = TargetUnavailable("gone")
     refused(world.create, Code.UNAVAILABLE)
     assert world.create(size=128 * MIB).capacity_bytes == 128 * MIB
     assert len(world.target.lvols) == 1
+
+
+def test_a_volume_of_an_lvstore_that_is_not_loaded_is_not_gone(world: World) -> None:
+    handle = world.create().volume_id
+    world.target.loaded = False
+    for call in (
+        lambda: world.delete(handle),
+        lambda: world.stage(handle),
+        lambda: _expand(world, handle, 128 * MIB),
+    ):
+        message = refused(call, Code.UNAVAILABLE)
+        assert "is not loaded on node node1: see `virtlun lvstore list`" in message
+    world.target.loaded = True
+    world.delete(handle)
+    assert not world.target.lvols
+    world.delete(handle)
+
+
+def test_nor_is_one_of_an_lvstore_that_is_being_loaded(world: World) -> None:
+    """The lvstore is there already, its lvols are not bdevs yet."""
+    handle = world.create().volume_id
+    world.target.bdev_get_bdevs = _no_bdevs  # type: ignore[method-assign]
+    refused(lambda: world.delete(handle), Code.UNAVAILABLE)
+    del world.target.bdev_get_bdevs
+    world.delete(handle)
+
+
+def test_a_volume_of_an_lvstore_that_was_replaced_is_not_gone(world: World) -> None:
+    other = handles.make("22222222-2222-4222-8222-222222222222", "node1", "pvc-1")
+    assert handles.is_uuid(other)
+    refused(lambda: world.delete(other), Code.UNAVAILABLE)
+
+
+def test_a_handle_of_an_earlier_driver_is_gone_where_an_lvstore_is_loaded(world: World) -> None:
+    before = handles.without_lvstore("node1", "pvc-1")
+    world.delete(before)
+    world.target.loaded = False
+    refused(lambda: world.delete(before), Code.UNAVAILABLE)
+
+
+def test_a_volume_that_an_earlier_driver_made_is_found_by_its_name(world: World) -> None:
+    before = handles.without_lvstore("node1", "pvc-1")
+    made = world.create("pvc-1").volume_id
+    assert made == handles.make(LVSTORE_UUID, "node1", "pvc-1") != before
+    for kept in (world.target.lvols, world.target.notes):
+        kept[before] = kept.pop(made)
+    world.restart()
+    assert world.create("pvc-1").volume_id == before
+    world.delete(before)
+    assert not world.target.lvols
 
 
 @pytest.mark.parametrize(
@@ -111,6 +189,9 @@ def test_sizes_are_whole_clusters_within_the_range(world: World) -> None:
         ({"fsType": "btrfs"}, "fsType"),
         ({"fs_type": "xfs"}, "fs_type is not known"),
         ({"blockSize": "1024"}, "blockSize"),
+        ({"thin": "true", "overcommit": "0.5"}, "overcommit"),
+        ({"thin": "true", "overcommit": "much"}, "overcommit"),
+        ({"overcommit": "2"}, "overcommit: '2'"),
         ({"csi.storage.k8s.io/other": "x"}, "other is not known"),
     ],
 )
@@ -301,6 +382,88 @@ def test_capacity_is_what_is_free_here(world: World) -> None:
         assert capacity(nothing).available_capacity == 0
 
 
+LIMITED = {"thin": "true", "overcommit": "1.5"}
+
+
+def test_a_thin_class_promises_no_more_than_its_limit(world: World) -> None:
+    """The lvstore has 1024 MiB; thick volumes count as well."""
+    world.create("thick", 512 * MIB)
+    first = world.create("a", 600 * MIB, parameters=LIMITED).volume_id
+    capacity = world.controller.get_capacity
+    request = pb.GetCapacityRequest(parameters={"lvstore": LVSTORE, **LIMITED})
+    assert capacity(request).available_capacity == (1536 - 512 - 600) * MIB
+    message = refused(
+        lambda: world.create("b", 425 * MIB, parameters=LIMITED), Code.RESOURCE_EXHAUSTED
+    )
+    assert "over the class's overcommit 1.5" in message
+    world.create("b", 424 * MIB, parameters=LIMITED)
+    assert capacity(request).available_capacity == 0
+    refused(lambda: _expand(world, first, 601 * MIB), Code.OUT_OF_RANGE)
+    assert world.target.lvols[first]["size"] == 600 * MIB
+    # Another class of the same lvstore has no limit.
+    world.create("c", 900 * MIB, parameters={"thin": "true"})
+    assert capacity(request).available_capacity == 0
+
+
+def test_one_volume_is_never_larger_than_its_lvstore(world: World) -> None:
+    answer = world.controller.get_capacity(
+        pb.GetCapacityRequest(parameters={"lvstore": LVSTORE, **LIMITED})
+    )
+    assert (answer.available_capacity, answer.maximum_volume_size.value) == (
+        1536 * MIB,
+        1024 * MIB,
+    )
+
+
+def test_a_full_lvstore_has_no_room_for_thin_volumes_either(world: World) -> None:
+    world.create("thick", 1024 * MIB)
+    request = pb.GetCapacityRequest(parameters={"lvstore": LVSTORE, **LIMITED})
+    assert world.controller.get_capacity(request).available_capacity == 0
+
+
+def test_a_volume_that_was_made_before_there_was_a_limit_is_the_same(world: World) -> None:
+    kept = json.loads(read({"lvstore": LVSTORE}).kept())
+    assert "overcommit" not in kept
+
+
+def test_a_claim_that_no_volume_can_serve_is_told_why_and_waits_for_no_room() -> None:
+    told: list[tuple[str, str, str]] = []
+    rooms: list[tuple[Any, ...]] = []
+
+    class Waiting(WaitingClaims):
+        def tell(self, claim: str, reason: str, message: str) -> None:
+            told.append((claim, reason, message))
+
+        def asked(self, *given: Any) -> None:
+            rooms.append(given)
+
+        def room(self, *given: Any) -> None:
+            rooms.append(given)
+
+    target = FakeTarget()
+    volumes, waiting = OwnedVolumes(target, "node1"), Waiting("node1")
+    controller = Controller(volumes, VolumeLocks(), "node1", waiting=waiting)
+    prefix = "csi.storage.k8s.io/pvc"
+    names = {f"{prefix}/name": "data", f"{prefix}/namespace": "shop"}
+    request = pb.GetCapacityRequest(
+        parameters={"lvstore": LVSTORE, **names},
+        volume_capabilities=[mount(mode=Mode.MULTI_NODE_MULTI_WRITER)],
+    )
+    assert controller.get_capacity(request).available_capacity == 0
+    ((claim, reason, message),) = told
+    assert (claim, reason) == ("shop/data", "CannotProvision")
+    assert message.endswith("use volumeMode Block, or ReadWriteOnce")
+    elsewhere = pb.GetCapacityRequest(
+        parameters={"lvstore": LVSTORE},
+        accessible_topology=pb.Topology(segments={TOPOLOGY_KEY: "node2"}),
+    )
+    assert controller.get_capacity(elsewhere).available_capacity == 0
+    assert (len(told), rooms) == (1, [])
+    usable = pb.GetCapacityRequest(parameters=request.parameters, volume_capabilities=[mount()])
+    assert controller.get_capacity(usable).available_capacity == target.size
+    assert rooms == [("shop/data", LVSTORE, target.size)]
+
+
 def test_a_second_call_for_the_same_volume_is_aborted_and_others_are_not(world: World) -> None:
     handle = world.create().volume_id
     with world.locks.hold(handle):
@@ -347,3 +510,9 @@ def test_twenty_threads_make_one_volume(world: World) -> None:
 def test_the_target_s_errors_keep_their_meaning(world: World, errno: int, code: Code) -> None:
     world.target.fail["bdev_lvol_create"] = RpcError(errno, "its words", "bdev_lvol_create")
     assert "bdev_lvol_create: its words" in refused(world.create, code)
+
+
+def _no_bdevs(name: str | None = None) -> list[dict[str, Any]]:
+    if name is not None:
+        raise RpcError(-19, f"bdev {name} does not exist", "bdev_get_bdevs")
+    return []

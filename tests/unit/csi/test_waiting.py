@@ -42,9 +42,20 @@ class FakeCluster:
         return self.claims[name]
 
     def event(
-        self, about: dict[str, Any], reason: str, message: str, *, warning: bool, node: str
+        self,
+        about: dict[str, Any],
+        reason: str,
+        message: str,
+        *,
+        warning: bool,
+        node: str,
+        once: bool = False,
     ) -> None:
-        assert (reason, warning, node) == ("WaitForRoom", True, "node1")
+        assert (reason, warning, node) == (
+            "CannotProvision" if once else "WaitForRoom",
+            True,
+            "node1",
+        )
         self.said.append((about["metadata"]["name"], message))
 
     def patch(self, _: object, name: str, namespace: str, change: dict[str, Any]) -> None:
@@ -135,6 +146,18 @@ def test_a_claim_is_looked_at_again_when_the_api_server_is_back(
     cluster.down = 2
     waiting.room("lvs0", 2 * GIB)
     until(lambda: all(touched(claim) for claim in cluster.claims.values()))
+
+
+def test_a_claim_is_told_what_it_is_to_be_told_and_is_left_as_it_is(
+    cluster: FakeCluster, waiting: WaitingClaims
+) -> None:
+    claim = cluster.add("data", "2Gi")
+    cluster.down = 1
+    waiting.tell("shop/gone", "CannotProvision", "nobody hears this")
+    waiting.tell("shop/data", "CannotProvision", "use ReadWriteOnce")
+    until(lambda: cluster.said)
+    assert cluster.said == [("data", "use ReadWriteOnce")]
+    assert not touched(claim)
 
 
 def test_outside_a_pod_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
