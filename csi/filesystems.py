@@ -1,7 +1,8 @@
 """File systems on a volume's device: look, make, mount, grow.
 
 Only a device that holds nothing at all is formatted. That mkfs was begun is noted with the volume
-before, so that one interrupted half-way is done again, and nothing else ever is.
+before, so that one interrupted half-way is done again, and nothing else ever is. What makes, checks
+or grows a file system takes as long as it takes: node service calls wait for it (`underway`).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def check_size(fs_type: str, size: int) -> None:
 
 def make(device: Path, fs_type: str) -> None:
     """Formats a device, whatever it holds."""
-    run(*MAKE[fs_type], "--", str(device))
+    run(*MAKE[fs_type], "--", str(device), deadline_s=None)
 
 
 def mount(device: Path, target: Path, fs_type: str, options: list[str]) -> None:
@@ -61,8 +62,8 @@ def mount(device: Path, target: Path, fs_type: str, options: list[str]) -> None:
         grow(device, target, fs_type)
     except Failure:
         mounts.unmount(target)
-        run("e2fsck", "-f", "-p", "--", str(device), ok=(0, 1))
-        run("resize2fs", str(device))
+        run("e2fsck", "-f", "-p", "--", str(device), ok=(0, 1), deadline_s=None)
+        run("resize2fs", str(device), deadline_s=None)
         mounts.mount(device, target, fs_type, every)
 
 
@@ -73,10 +74,10 @@ def grow(device: Path, target: Path, fs_type: str) -> None:
         Failure: FAILED_PRECONDITION, the kernel grows ext4 only offline here.
     """
     if fs_type == "xfs":
-        run("xfs_growfs", "-d", str(target))
+        run("xfs_growfs", "-d", str(target), deadline_s=None)
         return
     try:
-        run("resize2fs", str(device))
+        run("resize2fs", str(device), deadline_s=None)
     except HostError as error:
         if "Permission denied" not in str(error):
             raise

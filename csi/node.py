@@ -6,7 +6,11 @@ Staging makes the block device and mounts its file system once; publishing binds
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+from google.protobuf.message import Message
 
 from csi import POD, TOPOLOGY_KEY, filesystems, mounts, volumehealth
 from csi.capabilities import FILE_SYSTEMS, Mode, check
@@ -15,6 +19,7 @@ from csi.hostdevice import HostDevice
 from csi.kubevirt.inline import EPHEMERAL, InlineVolumes, is_inline
 from csi.locks import VolumeLocks
 from csi.proto import csi_pb2 as pb
+from csi.underway import Underway
 from csi.vhostface import VhostFace
 from csi.volumes import Owned, OwnedVolumes
 from pydataplane.errors import RpcError
@@ -29,6 +34,7 @@ CAPABILITIES = [
     Rpc.SINGLE_NODE_MULTI_WRITER,
 ]
 READ_ONLY = {Mode.SINGLE_NODE_READER_ONLY, Mode.MULTI_NODE_READER_ONLY}
+Answer = TypeVar("Answer")
 Stats = pb.NodeGetVolumeStatsResponse
 Usage = pb.VolumeUsage
 
@@ -45,8 +51,12 @@ class Node:
         node: str,
         max_volumes: int,
         inline: InlineVolumes,
+        jobs: Underway | None = None,
     ) -> None:
-        """Serves the pods of `node`, `max_volumes` at most (0: as many as there are)."""
+        """Serves the pods of `node`, `max_volumes` at most (0: as many as there are).
+
+        `jobs` is what takes longer than a call.
+        """
         self._volumes = volumes
         self._devices = devices
         self._vhost = vhost
@@ -54,6 +64,7 @@ class Node:
         self._node = node
         self._max_volumes = max_volumes
         self._inline = inline
+        self._jobs = jobs or Underway()
 
     def node_stage_volume(self, request: pb.NodeStageVolumeRequest) -> pb.NodeStageVolumeResponse:
         """Makes the volume's block device, and mounts its file system unless it is a block one.
@@ -61,6 +72,9 @@ class Node:
         On the vhost face it makes the volume's controller instead.
         """
         _check(request, "volume_id", "staging_target_path", "volume_capability")
+        return self._underway("staging", request, lambda: self._stage_locked(request))
+
+    def _stage_locked(self, request: pb.NodeStageVolumeRequest) -> pb.NodeStageVolumeResponse:
         with self._locks.hold(request.volume_id):
             owned = self._volumes.get(request.volume_id)
             check(request.volume_capability, face=owned.parameters.face)
@@ -76,6 +90,9 @@ class Node:
     ) -> pb.NodeUnstageVolumeResponse:
         """Unmounts the volume and takes its block device or its controller away."""
         _check(request, "volume_id", "staging_target_path")
+        return self._underway("unstaging", request, lambda: self._unstage_locked(request))
+
+    def _unstage_locked(self, request: pb.NodeUnstageVolumeRequest) -> pb.NodeUnstageVolumeResponse:
         staging = Path(request.staging_target_path)
         with self._locks.hold(request.volume_id):
             if users := self._mounted(request.volume_id) - {mounts.real(staging)}:
@@ -100,6 +117,9 @@ class Node:
             return pb.NodePublishVolumeResponse()
         if not request.staging_target_path:
             raise precondition("staging_target_path is missing: stage the volume first")
+        return self._underway("publishing", request, lambda: self._publish_locked(request))
+
+    def _publish_locked(self, request: pb.NodePublishVolumeRequest) -> pb.NodePublishVolumeResponse:
         staging, target = Path(request.staging_target_path), Path(request.target_path)
         with self._locks.hold(request.volume_id):
             owned = self._volumes.get(request.volume_id)
@@ -180,6 +200,9 @@ class Node:
         The volume itself grows first where ControllerExpandVolume was another node's.
         """
         _check(request, "volume_id", "volume_path")
+        return self._underway("growing", request, lambda: self._expand_locked(request))
+
+    def _expand_locked(self, request: pb.NodeExpandVolumeRequest) -> pb.NodeExpandVolumeResponse:
         path = Path(request.volume_path)
         with self._locks.hold(request.volume_id):
             owned = self._volumes.get(request.volume_id)
@@ -216,6 +239,15 @@ class Node:
             max_volumes_per_node=self._max_volumes,
             accessible_topology=pb.Topology(segments={TOPOLOGY_KEY: self._node}),
         )
+
+    def _underway(self, what: str, request: Message, work: Callable[[], Answer]) -> Answer:
+        """Does a call's work, which goes on when the call can wait no longer.
+
+        The lock of the volume is held as long as that.
+        """
+        volume: str = request.volume_id  # type: ignore[attr-defined]
+        key = what, request.SerializeToString(deterministic=True)
+        return self._jobs.run(key, f"{what} volume {volume}", work)
 
     def _stage(self, owned: Owned, staging: Path, capability: pb.VolumeCapability) -> Path:
         """Makes sure that the volume has a working device, mounted at `staging` if it is to be."""

@@ -17,11 +17,14 @@ from pathlib import Path
 from csi.errors import HostError
 from csi.hostdevice import loopctl
 from csi.hostdevice.loopctl import Loop
+from csi.underway import Underway
 from pydataplane.client import Client
 from pydataplane.errors import RpcError
 from pydataplane.volumes import EXISTS, NO_DEVICE
 
 PAGE_BYTES = 4096
+PROBE_S = 15.0
+"""How long an export or a device may take to answer, seconds."""
 PREFIX = "virtlun:"
 READ_ONLY_SUFFIX = ":ro"
 UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -30,19 +33,23 @@ UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 class LoopDevices:
     """HostDevice by virtlun_export_create and loop devices named `virtlun:UUID[:ro]`."""
 
-    def __init__(self, client: Client) -> None:
-        """Uses `client` for every call to the target."""
+    def __init__(self, client: Client, probe_s: float = PROBE_S) -> None:
+        """Uses `client` for every call to the target.
+
+        `probe_s` is how long an export or a device may take to answer, seconds.
+        """
         self._client = client
+        self._probes = Underway(probe_s)
 
     def attach(self, volume: str, *, read_only: bool = False, block_size: int = 512) -> Path:
         """Returns the volume's device over the file that the target exports now."""
         file = self._export(volume)
         try:
-            found = file.stat()
+            found = self._probes.run(file, f"looking at the target's export {file}", file.stat)
         except OSError as error:
             raise HostError(f"the target's export {file} does not answer: {error}") from error
         for loop in self._loops(volume):
-            if loop.backing != (_encoded(found.st_dev), found.st_ino) or not _answers(loop.device):
+            if loop.backing != (_encoded(found.st_dev), found.st_ino) or not self._answers(loop):
                 loopctl.release(loop)
             elif loop.read_only == read_only and not loop.leaving:
                 return loop.device
@@ -101,6 +108,15 @@ class LoopDevices:
                 return self._export(volume)
             raise
         return Path(made["path"])
+
+    def _answers(self, loop: Loop) -> bool:
+        """Whether a device's first bytes can be read from its file.
+
+        Raises:
+            Failure: DEADLINE_EXCEEDED, it waits, so that nobody knows.
+        """
+        about = f"reading {loop.device} of {loop.name}"
+        return self._probes.run(loop.device, about, lambda: _answers(loop.device))
 
     def _loops(self, volume: str) -> list[Loop]:
         """Returns the volume's devices.
