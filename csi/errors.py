@@ -9,8 +9,13 @@ from __future__ import annotations
 
 import grpc
 
-from pydataplane.errors import RpcError, TargetTimeout, TargetUnavailable
-from pydataplane.volumes import VolumeError, VolumeNotFoundError
+from pydataplane.errors import (
+    RpcError,
+    TargetTimeout,
+    TargetUnavailable,
+    VolumeError,
+    VolumeNotFoundError,
+)
 
 Code = grpc.StatusCode
 

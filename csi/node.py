@@ -22,8 +22,7 @@ from csi.proto import csi_pb2 as pb
 from csi.underway import Underway
 from csi.vhostface import VhostFace
 from csi.volumes import Owned, OwnedVolumes
-from pydataplane.errors import RpcError
-from pydataplane.volumes import NO_DEVICE
+from pydataplane.errors import NO_DEVICE, RpcError
 
 Rpc = pb.NodeServiceCapability.RPC
 CAPABILITIES = [

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydataplane.client import Client
-from pydataplane.errors import RpcError
-from pydataplane.volumes import EXISTS, NO_DEVICE
+from pydataplane.errors import EXISTS, NO_DEVICE, RpcError
 
 SOCKET = "vhost.sock"
 BLOCK_BYTES = 512

@@ -12,8 +12,7 @@ from pathlib import Path
 from csi import mounts
 from csi.vhostcontroller import BLOCK_BYTES, VhostControllers
 from pydataplane.client import Client
-from pydataplane.errors import RpcError
-from pydataplane.volumes import EXISTS
+from pydataplane.errors import EXISTS, RpcError
 
 PREFIX = "csi-"
 

@@ -20,21 +20,18 @@ from csi.parameters import Parameters
 from csi.proto import csi_pb2 as pb
 from csi.sizes import size_within, wanted_bytes
 from pydataplane.client import Client
-from pydataplane.errors import RpcError
-from pydataplane.volumes import (
-    NAME,
+from pydataplane.errors import (
+    BAD_PARAMETERS,
     NO_DEVICE,
-    Lvstore,
-    Volume,
+    NO_SPACE,
+    RpcError,
     VolumeError,
     VolumeNotFoundError,
-    Volumes,
 )
+from pydataplane.volumes import NAME, Lvstore, Volume, Volumes
 
 OWNER_XATTR = "csi.volume"
 FORMATTING_XATTR = "csi.formatting"
-NO_SPACE = -28
-BAD_PARAMETERS = -32602  # JSON-RPC 2.0
 
 
 @dataclass(frozen=True)

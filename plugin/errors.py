@@ -3,7 +3,10 @@
 PluginError
 |-- TranslateError         the XML or the call cannot be honoured; carries a Refusal
 |-- ConfigError            virtlun.toml is missing, unreadable or wrong
+|-- RecordError            the hook's record of a domain's volumes cannot be read or written
 `-- ReconcileError         the target could not be brought to what the domains need
+
+Standard library only: the hook is made of it.
 
 A client of libvirt sees (domain, code, level, message). `LIBVIRT` is the only table of them.
 """
@@ -103,6 +106,10 @@ class TranslateError(PluginError):
 
 class ConfigError(PluginError):
     """The configuration file is missing, unreadable or wrong; the text names file and key."""
+
+
+class RecordError(PluginError):
+    """The hook's record of a domain's volumes cannot be read or written."""
 
 
 class ReconcileError(PluginError):

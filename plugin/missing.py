@@ -1,7 +1,10 @@
-"""What becomes of disks whose volume is not there when their domain starts: the gateway's side.
+"""What becomes of disks whose volume is not there when their domain starts, for gateway and hook.
 
-The policy and its sentences are the hook's (plugin.hook.script.judge): a volume that never existed
-is made, one that is lost is not. Here it works on plans, with the gateway's client.
+A volume that never existed is made, thin, if the configuration says so; one that is lost is never
+replaced. What tells them apart is the UUID, recorded at define, attach and start in the domain's
+metadata, and by the hook in plugin.records.
+
+Standard library only: the hook is made of it.
 """
 
 from __future__ import annotations
@@ -9,61 +12,84 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from plugin import reconcile
-from plugin.hook import script
-from plugin.translate import LunPlan, Plan
-from pydataplane.client import Client
-from pydataplane.errors import RpcError
-from pydataplane.volumes import EXISTS, VolumeError, VolumeNotFoundError, Volumes
+from plugin.model import LunPlan, Plan
+from plugin.reconcile import Rpc, look_up
+from pydataplane.errors import EXISTS, RpcError, VolumeError, VolumeNotFoundError
 
 
-def find(client: Client, plan: Plan, known: Mapping[str, str]) -> Plan:
+def find(rpc: Rpc, plan: Plan, known: Mapping[str, str]) -> Plan:
     """Returns the plan with the UUID of each volume that is there; None marks what never was.
 
-    `known` has UUIDs (by LVSTORE/LVOL) that the domain's metadata does not: see `script.recall`.
+    The UUID decides: a renamed volume is found, and another one under the old name is not taken
+    for it. `known` has UUIDs (by LVSTORE/LVOL) that the domain's metadata does not.
 
     Raises:
         VolumeNotFoundError: a volume is lost, or its lvstore is not loaded.
-        TargetError: the target does not answer.
+        TargetError: the target refuses or does not answer.
     """
-    names = reconcile.observe(client).names
     luns = [replace(lun, uuid=lun.uuid or known.get(lun.volume.alias)) for lun in plan.luns]
-    if any(lun.bdev_name not in names for lun in luns):
-        client.call("bdev_wait_for_examine")  # the target may have been started just now
-        names = reconcile.observe(client).names
-
-    def judged(lun: LunPlan) -> LunPlan:
-        alias = lun.volume.alias
-        return replace(lun, uuid=script.judge(lun.dev, alias, lun.uuid, names.get, stores))
-
-    def stores() -> set[str]:
-        return {store.name for store in Volumes(client).lvstores()}
-
-    try:
-        return replace(plan, luns=tuple(judged(lun) for lun in luns))
-    except script.HookError as error:
-        raise VolumeNotFoundError(f"domain {plan.domain}: {error}") from error
+    return replace(plan, luns=tuple(_found(rpc, lun) for lun in luns))
 
 
-def make(client: Client, plan: Plan, mib: int) -> Plan:
+def _found(rpc: Rpc, lun: LunPlan) -> LunPlan:
+    bdev = look_up(rpc, lun.bdev_name)
+    if bdev is None:
+        rpc.call("bdev_wait_for_examine")  # the target may have been started just now
+        bdev = look_up(rpc, lun.bdev_name)
+    if bdev is None:
+        _check_never_existed(rpc, lun)
+    return replace(lun, uuid=bdev.name if bdev is not None else None)
+
+
+def _check_never_existed(rpc: Rpc, lun: LunPlan) -> None:
+    """Raises VolumeNotFoundError if the volume of a disk that has none may be lost."""
+    volume = f"volume {lun.volume.alias}" + (f" (UUID {lun.uuid})" if lun.uuid else "")
+    store = lun.volume.lvstore
+    if store not in {str(each["name"]) for each in rpc.call("bdev_lvol_get_lvstores")}:
+        raise VolumeNotFoundError(
+            f"disk {lun.dev}: lvstore {store} with {volume} is not loaded; bring back the file or"
+            " device that it is on (`virtlun lvstore list` shows what is loaded), then start the"
+            " domain again"
+        )
+    if lun.uuid is None:
+        return
+    other = look_up(rpc, lun.volume.alias)
+    if other is not None:
+        raise VolumeNotFoundError(
+            f"disk {lun.dev}: {volume} is lost, and another one has its name (UUID {other.name});"
+            " to use that one, detach the disk and attach it again, or else rename it and restore"
+            " the lost one under its UUID"
+        )
+    raise VolumeNotFoundError(
+        f"disk {lun.dev}: {volume} is lost: lvstore {store} has no volume of this UUID; make it"
+        f" again with `virtlun volume create {lun.volume.alias} SIZE --uuid {lun.uuid}` and restore"
+        " its data, or detach the disk"
+    )
+
+
+def make(rpc: Rpc, plan: Plan, mib: int) -> Plan:
     """Makes the volumes that `find` left without a UUID, thin; returns the plan with all UUIDs.
 
     Raises:
         VolumeNotFoundError: there is such a volume, and `mib` is 0.
-        VolumeError, TargetError: the target refuses or does not answer.
+        VolumeError: one cannot be made.
+        TargetError: the target does not answer.
     """
     missing = [lun for lun in plan.luns if lun.uuid is None]
     if missing and not mib:
-        sentence = script.absent(missing[0].dev, missing[0].volume.alias)
-        raise VolumeNotFoundError(f"domain {plan.domain}: {sentence}")
-    made = {lun.target: _create(client, plan, lun, mib) for lun in missing}
+        alias = missing[0].volume.alias
+        raise VolumeNotFoundError(
+            f"disk {missing[0].dev}: there is no volume {alias}; create it with"
+            f" `virtlun volume create {alias} SIZE`, or detach the disk"
+        )
+    made = {lun.target: _create(rpc, lun, mib) for lun in missing}
     luns = tuple(replace(lun, uuid=lun.uuid or made[lun.target]) for lun in plan.luns)
     return replace(plan, luns=luns)
 
 
-def _create(client: Client, plan: Plan, lun: LunPlan, mib: int) -> str:
+def _create(rpc: Rpc, lun: LunPlan, mib: int) -> str:
     try:
-        answer = client.call(
+        answer = rpc.call(
             "bdev_lvol_create",
             lvs_name=lun.volume.lvstore,
             lvol_name=lun.volume.lvol,
@@ -72,9 +98,9 @@ def _create(client: Client, plan: Plan, lun: LunPlan, mib: int) -> str:
         )
         return str(answer)
     except RpcError as error:
-        if error.code == EXISTS:  # another start was faster
-            return Volumes(client).volume(lun.volume.alias).uuid
+        there = look_up(rpc, lun.volume.alias) if error.code == EXISTS else None
+        if there is not None:  # another start was faster
+            return there.name
         raise VolumeError(
-            f"domain {plan.domain}: disk {lun.dev}: volume {lun.volume.alias} of {mib} MiB cannot"
-            f" be made: {error}"
+            f"disk {lun.dev}: volume {lun.volume.alias} of {mib} MiB cannot be made: {error}"
         ) from error

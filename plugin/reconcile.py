@@ -1,19 +1,31 @@
-"""Makes the target match the domains: state in, actions out (pure), and a thin shell that acts.
+"""Makes the target match a domain: state in, actions out (pure), and a thin shell that acts.
 
-The gateway uses it for one domain that starts or changes, and for all when it starts. The hook does
-the same for one domain with a program of its own; a test holds the two together.
+The gateway uses it for a domain that starts or changes and, one by one, for all of them; the hook
+for one that starts.
+
+Standard library only: the hook is made of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
-from plugin.hook import script
-from plugin.translate import CONTROLLER_PREFIX, LunPlan, Plan
-from pydataplane.client import Client
-from pydataplane.errors import RpcError, TargetError
+from plugin.errors import ReconcileError
+from plugin.model import LunPlan, Plan
+from pydataplane.errors import METHOD_NOT_FOUND, NO_DEVICE, RpcError
+
+BLOCK_BYTES = 512
+"""Logical block of a volume of which nothing else is known."""
+
+
+class Rpc(Protocol):
+    """The target's JSON-RPC: pydataplane.client.Client, or the hook's own."""
+
+    def call(self, method: str, **params: Any) -> Any:
+        """Calls a method; parameters that are None are left out. Raises TargetError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +33,15 @@ class CreateController:
     """Make an empty controller."""
 
     controller: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetOwner:
+    """Keep a controller for a process of QEMU's user that starts after this."""
+
+    controller: str
+    uid: int | None
+    """Number of that user; None: any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +67,7 @@ class DeleteController:
     controller: str
 
 
-Action = CreateController | AddTarget | RemoveTarget | DeleteController
+Action = CreateController | SetOwner | AddTarget | RemoveTarget | DeleteController
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,49 +81,31 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """What the target has: controllers to target numbers to LUNs, and what bdevs are called.
+class Bdev:
+    """A volume's bdev."""
 
-    `names` maps each alias (LVSTORE/LVOL) and each name to the bdev's name. `connected` are the
-    controllers that a QEMU is connected to now, or for which the target does not tell.
-    """
-
-    controllers: Mapping[str, Mapping[int, Shown]]
-    names: Mapping[str, str]
-    connected: frozenset[str] = frozenset()
-    block_sizes: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of a bdev's own blocks, by its name."""
-
-    @classmethod
-    def of(
-        cls, controllers: Iterable[Mapping[str, Any]], bdevs: Iterable[Mapping[str, Any]]
-    ) -> State:
-        """Reads the answers of vhost_get_controllers and bdev_get_bdevs."""
-        names: dict[str, str] = {}
-        block_sizes: dict[str, int] = {}
-        for bdev in bdevs:
-            block_sizes[bdev["name"]] = bdev.get("block_size", script.BLOCK_BYTES)
-            for name in (bdev["name"], *bdev.get("aliases", ())):
-                names[name] = bdev["name"]
-        known = list(controllers)
-        connected = frozenset(c["ctrlr"] for c in known if c.get("sessions", True))
-        return cls({c["ctrlr"]: _luns(c) for c in known}, names, connected, block_sizes)
-
-    def with_bdev(self, alias: str, name: str, block_size: int) -> State:
-        """Returns the state with one more name of a bdev, and the size of its blocks."""
-        return replace(
-            self,
-            names={**self.names, alias: name},
-            block_sizes={**self.block_sizes, name: block_size},
-        )
+    name: str
+    """Its UUID."""
+    block_size: int
+    """Bytes of its own blocks."""
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """An action that did not work, and why."""
+class State:
+    """What the target has: controllers to target numbers to LUNs, and the bdevs asked for.
 
-    action: Action
-    why: str
+    `connected` are the controllers that a QEMU is connected to now, or for which the target does
+    not tell.
+    """
+
+    controllers: Mapping[str, Mapping[int, Shown]]
+    bdevs: Mapping[str, Bdev] = field(default_factory=dict)
+    """By the name (UUID or LVSTORE/LVOL) that was asked for."""
+    connected: frozenset[str] = frozenset()
+
+    def with_bdev(self, asked: str, bdev: Bdev) -> State:
+        """Returns the state with one more bdev."""
+        return replace(self, bdevs={**self.bdevs, asked: bdev})
 
 
 def _luns(controller: Mapping[str, Any]) -> dict[int, Shown]:
@@ -119,6 +122,14 @@ def _luns(controller: Mapping[str, Any]) -> dict[int, Shown]:
     return result
 
 
+def bdev_of(lun: LunPlan, state: State) -> Bdev:
+    """Returns a disk's bdev, or what to ask for if the target has none.
+
+    Where the UUID is known it decides: another volume under the old name is not this disk's.
+    """
+    return state.bdevs.get(lun.bdev_name) or Bdev(lun.bdev_name, BLOCK_BYTES)
+
+
 def is_right(lun: LunPlan, shown: Shown | None, state: State) -> bool:
     """Whether the target shows the LUN as it is wanted, as far as it tells.
 
@@ -127,44 +138,32 @@ def is_right(lun: LunPlan, shown: Shown | None, state: State) -> bool:
     never smaller than the volume's.
     """
     bdev = bdev_of(lun, state)
-    if shown is None or shown.bdev != bdev:
+    if shown is None or shown.bdev != bdev.name:
         return False
     writable = shown.read_only is False and lun.read_only
-    blocks = max(lun.block_size or 0, state.block_sizes.get(bdev, script.BLOCK_BYTES))
     return (
-        shown.serial in (None, lun.serial or bdev)
+        shown.serial in (None, lun.serial or bdev.name)
         and not writable
-        and shown.block_size in (None, blocks)
+        and shown.block_size in (None, max(lun.block_size or 0, bdev.block_size))
     )
 
 
-def actions(desired: Sequence[Plan], state: State, *, complete: bool) -> list[Action]:
-    """Returns what to do, in order, so that each desired controller has exactly its LUNs.
+def actions(plan: Plan, state: State, *, starts: bool = False) -> list[Action]:
+    """Returns what to do, in order, so that the controller exists with exactly the plan's LUNs.
 
-    A LUN that is right stays untouched, so a running guest's other disks notice nothing. All
-    removals come first: a volume may move from one controller to another. `complete` says that
-    `desired` is all that runs on this host: controllers of domains beyond it are then deleted.
+    A LUN that is right stays untouched, so a running guest's other disks notice nothing. `starts`:
+    QEMU is about to be started, so that whoever is connected is a stranger.
     """
-    removals: list[Action] = []
-    additions: list[Action] = []
-    for plan in desired:
-        present = state.controllers.get(plan.controller)
-        if present is None:
-            additions.append(CreateController(plan.controller))
-            present = {}
-        right = {lun.target for lun in plan.luns if is_right(lun, present.get(lun.target), state)}
-        removals += [
-            RemoveTarget(plan.controller, number) for number in sorted(present.keys() - right)
-        ]
-        additions += [
-            AddTarget(plan.controller, lun) for lun in plan.luns if lun.target not in right
-        ]
-    if complete:
-        known = {plan.controller for plan in desired}
-        for name in sorted(state.controllers):
-            if name.startswith(CONTROLLER_PREFIX) and name not in known:
-                removals += clearance(name, state)
-    return removals + additions
+    name = plan.controller
+    present = state.controllers.get(name)
+    additions: list[Action] = [] if present is not None else [CreateController(name)]
+    if starts:
+        additions.append(SetOwner(name, plan.uid))
+    shown = present or {}
+    right = {lun.target for lun in plan.luns if is_right(lun, shown.get(lun.target), state)}
+    removals = [RemoveTarget(name, number) for number in sorted(shown.keys() - right)]
+    additions += [AddTarget(name, lun) for lun in plan.luns if lun.target not in right]
+    return [*removals, *additions]
 
 
 def clearance(controller: str, state: State) -> list[Action]:
@@ -176,40 +175,35 @@ def clearance(controller: str, state: State) -> list[Action]:
     return [*removals, DeleteController(controller)]
 
 
-def bdev_of(lun: LunPlan, state: State) -> str:
-    """Returns the name of a disk's bdev, or what to ask for if the target has none.
+def look_up(rpc: Rpc, name: str) -> Bdev | None:
+    """Returns the bdev with a name or alias, None if there is none.
 
-    Where the UUID is known it decides: another volume under the old name is not this disk's.
+    Raises:
+        TargetError: the target refuses or does not answer.
     """
-    return state.names.get(lun.bdev_name, lun.bdev_name)
+    try:
+        found = rpc.call("bdev_get_bdevs", name=name)[0]
+    except RpcError as error:
+        if error.code != NO_DEVICE:
+            raise
+        return None
+    return Bdev(str(found["name"]), int(found.get("block_size", BLOCK_BYTES)))
 
 
-def observe(client: Client, *, bdevs: bool = True) -> State:
-    """Asks the target for its state; without `bdevs` its `names` are empty.
+def observe(rpc: Rpc, luns: Iterable[LunPlan] = ()) -> State:
+    """Asks the target for its controllers, and for the bdevs of these disks.
 
     Raises:
         TargetError: it does not answer.
     """
-    controllers = client.call("vhost_get_controllers")
-    return State.of(controllers, client.call("bdev_get_bdevs") if bdevs else ())
+    controllers = rpc.call("vhost_get_controllers")
+    names = {lun.bdev_name for lun in luns}
+    bdevs = {name: bdev for name in names if (bdev := look_up(rpc, name)) is not None}
+    connected = frozenset(c["ctrlr"] for c in controllers if c.get("sessions", True))
+    return State({c["ctrlr"]: _luns(c) for c in controllers}, bdevs, connected)
 
 
-def execute(client: Client, todo: Iterable[Action], state: State) -> list[Failure]:
-    """Does the actions in order; one that the target refuses does not stop the others.
-
-    Raises:
-        TargetUnavailable, TargetTimeout: the target does not answer.
-    """
-    failures = []
-    for action in todo:
-        try:
-            perform(client, action, state)
-        except RpcError as error:
-            failures.append(Failure(action, str(error)))
-    return failures
-
-
-def perform(client: Client, action: Action, state: State) -> None:
+def perform(rpc: Rpc, action: Action, state: State) -> None:
     """Does one action; taking away what somebody else took away meanwhile is no error.
 
     Raises:
@@ -217,63 +211,90 @@ def perform(client: Client, action: Action, state: State) -> None:
     """
     match action:
         case CreateController(controller):
-            client.call("vhost_create_scsi_controller", ctrlr=controller)
+            rpc.call("vhost_create_scsi_controller", ctrlr=controller)
+        case SetOwner(controller, uid):
+            try:
+                rpc.call("virtlun_controller_set_owner", ctrlr=controller, uid=uid, fresh=True)
+            except RpcError as error:
+                if error.code != METHOD_NOT_FOUND:  # SPDK's own has none
+                    raise
         case DeleteController(controller):
             try:
-                client.call("vhost_delete_controller", ctrlr=controller)
+                rpc.call("vhost_delete_controller", ctrlr=controller)
             except RpcError:
-                if controller in observe(client, bdevs=False).controllers:
+                if controller in observe(rpc).controllers:
                     raise
         case RemoveTarget(controller, number):
             try:
-                client.call(
+                rpc.call(
                     "vhost_scsi_controller_remove_target", ctrlr=controller, scsi_target_num=number
                 )
             except RpcError:
-                if number in observe(client, bdevs=False).controllers.get(controller, {}):
+                if number in observe(rpc).controllers.get(controller, {}):
                     raise
         case AddTarget(controller, lun):
             # A target that is SPDK's own is not sent the extensions that it does not know.
             bdev = bdev_of(lun, state)
-            own_blocks = state.block_sizes.get(bdev, script.BLOCK_BYTES)
-            client.call(
+            rpc.call(
                 "vhost_scsi_controller_add_target",
                 ctrlr=controller,
                 scsi_target_num=lun.target,
-                bdev_name=bdev,
+                bdev_name=bdev.name,
                 serial=lun.serial,
                 read_only=True if lun.read_only else None,
                 shareable=True if lun.shareable else None,
-                block_size=lun.block_size if lun.block_size != own_blocks else None,
+                block_size=lun.block_size if lun.block_size != bdev.block_size else None,
             )
 
 
-def reconcile(client: Client, desired: Sequence[Plan], *, complete: bool) -> list[Failure]:
-    """Observes, decides and acts; returns what did not work.
+def ensure(rpc: Rpc, plan: Plan, *, whole: bool, starts: bool = False) -> list[LunPlan]:
+    """Makes the controller exist with exactly the plan's LUNs; safe to repeat.
+
+    `whole`: if one LUN fails, those added before it are taken away again. Otherwise the rest is
+    added: a running domain is better off with some of its disks than none. `starts`: see `actions`.
+
+    Returns:
+        The LUNs that had to be added.
 
     Raises:
+        ReconcileError: the target refused; names the disk.
         TargetUnavailable, TargetTimeout: the target does not answer.
     """
-    state = observe(client)
-    return execute(client, actions(desired, state, complete=complete), state)
+    state = observe(rpc, plan.luns)
+    added: list[LunPlan] = []
+    failures: list[str] = []
+    for action in actions(plan, state, starts=starts):
+        try:
+            perform(rpc, action, state)
+        except RpcError as error:
+            failures.append(_sentence(action, error))
+            if whole:
+                break
+        else:
+            if isinstance(action, AddTarget):
+                added.append(action.lun)
+    if failures and whole:
+        with suppress(RpcError):
+            for lun in added:
+                perform(rpc, RemoveTarget(plan.controller, lun.target), state)
+            if plan.controller not in state.controllers:
+                perform(rpc, DeleteController(plan.controller), state)
+    if failures:
+        raise ReconcileError(failures[0])
+    return added
 
 
-__all__ = [
-    "Action",
-    "AddTarget",
-    "CreateController",
-    "DeleteController",
-    "Failure",
-    "RemoveTarget",
-    "Shown",
-    "State",
-    "TargetError",
-    "actions",
-    "bdev_of",
-    "clearance",
-    "execute",
-    "is_right",
-    "observe",
-    "perform",
-    "reconcile",
-]
+def _sentence(action: Action, error: RpcError) -> str:
+    if isinstance(action, AddTarget):
+        return f"disk {action.lun.dev} (volume {action.lun.volume.alias}): {error}"
+    return f"controller {action.controller}: {error.method}: {error}"
+
+
+def release(rpc: Rpc, controller: str, state: State) -> None:
+    """Takes a controller away with its LUNs, as `state` has them; safe to repeat.
+
+    Raises:
+        TargetError: the target refuses or does not answer.
+    """
+    for action in clearance(controller, state):
+        perform(rpc, action, state)

@@ -16,24 +16,13 @@ from typing import Any
 
 from spdk.rpc.client import JSONRPCClient, JSONRPCException
 
+from pydataplane import sockets
 from pydataplane.errors import RpcError, TargetForbidden, TargetTimeout, TargetUnavailable
+from pydataplane.sockets import start_command
 
-DEFAULT_SOCKET = Path("/run/virtlun/target.sock")
+DEFAULT_SOCKET = Path(sockets.DEFAULT)
 DEFAULT_TIMEOUT_S = 30.0
 CHUNK_BYTES = 65536
-
-
-def name_of(socket: Path) -> str | None:
-    """Returns the name of a target by its packaged JSON-RPC socket; None: it has none."""
-    folder = socket.parent
-    named = socket.name == DEFAULT_SOCKET.name and folder.parent == DEFAULT_SOCKET.parent
-    return folder.name if named else None
-
-
-def start_command(socket: Path) -> str:
-    """Returns the command that starts the target which is to listen on `socket`."""
-    name = name_of(socket)
-    return f"virtlun --target {name} target start" if name else "virtlun target start"
 
 
 class _Connection(JSONRPCClient):  # type: ignore[misc]

@@ -1,13 +1,26 @@
-"""What can go wrong when talking to a target.
+"""What can go wrong when talking to a target or using its volumes. Standard library only.
 
 TargetError
 |-- TargetUnavailable   no target answers on the socket, or it went away
 |   `-- TargetForbidden the socket is there, but not for this user
 |-- TargetTimeout       it did not answer in time
 `-- RpcError            it answered with an error; `code` says which
+
+VolumeError             a volume or lvstore cannot be used as asked
+`-- VolumeNotFoundError there is none
 """
 
 from __future__ import annotations
+
+BUSY = -16
+EXISTS = -17
+NO_DEVICE = -19
+NO_SPACE = -28
+NO_DATA = -61
+"""Codes of RpcError that mean something here: negative errno, as SPDK's."""
+METHOD_NOT_FOUND = -32601
+BAD_PARAMETERS = -32602
+"""JSON-RPC 2.0's codes of a method that the target does not have, or not with such parameters."""
 
 
 class TargetError(Exception):
@@ -39,3 +52,11 @@ class RpcError(TargetError):
         self.code = code
         self.message = message
         self.method = method
+
+
+class VolumeError(Exception):
+    """A volume or lvstore cannot be used as asked; the text says which, why and what to do."""
+
+
+class VolumeNotFoundError(VolumeError):
+    """There is no such volume or lvstore."""

@@ -17,24 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from pydataplane.client import Client
-from pydataplane.errors import RpcError
+from pydataplane.errors import (
+    EXISTS,
+    NO_DATA,
+    NO_DEVICE,
+    RpcError,
+    VolumeError,
+    VolumeNotFoundError,
+)
 
 MIB = 1 << 20
-NO_DEVICE = -19
-EXISTS = -17
-NO_DATA = -61
 BYTES_MAX = (1 << 63) - (1 << 40)
 """Of a file (off_t), in whole TiB."""
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-
-
-class VolumeError(Exception):
-    """A volume or lvstore cannot be used as asked; the text says which, why and what to do."""
-
-
-class VolumeNotFoundError(VolumeError):
-    """There is no such volume or lvstore."""
 
 
 @dataclass(frozen=True)

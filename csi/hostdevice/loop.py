@@ -19,8 +19,7 @@ from csi.hostdevice import loopctl
 from csi.hostdevice.loopctl import Loop
 from csi.underway import Underway
 from pydataplane.client import Client
-from pydataplane.errors import RpcError
-from pydataplane.volumes import EXISTS, NO_DEVICE
+from pydataplane.errors import EXISTS, NO_DEVICE, RpcError
 
 PAGE_BYTES = 4096
 PROBE_S = 15.0

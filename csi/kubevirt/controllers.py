@@ -29,10 +29,9 @@ from csi.mounts import Mount
 from csi.vhostcontroller import BLOCK_BYTES, SOCKET, VhostControllers
 from csi.volumes import owner_of
 from pydataplane.client import Client
-from pydataplane.errors import RpcError
-from pydataplane.volumes import NO_DEVICE, Volumes
+from pydataplane.errors import BUSY, NO_DEVICE, RpcError
+from pydataplane.volumes import Volumes
 
-BUSY = -16
 PREFIX = "pod-"
 LAUNCHER_UID = LAUNCHER_GID = 107
 """User and group of KubeVirt's virt-launcher and its QEMU."""

@@ -21,7 +21,7 @@ from rich.text import Text
 from plugin.cli import qemu_user
 from plugin.cli.output import busy, client, config, console, json_option, place, size
 from plugin.config import Config
-from plugin.hook import SCRIPT
+from plugin.hook import archive
 from pydataplane import supervise
 from pydataplane.errors import TargetError
 
@@ -513,14 +513,14 @@ def _gateway(socket: Path) -> Finding:
 
 def _hook() -> Finding:
     what = "libvirt hook"
-    advice = f"install -D -m 755 {SCRIPT} {HOOK}, then restart libvirtd"
+    advice = f"`virtlun-hook --install {HOOK}`, then restart libvirtd"
     try:
-        text = HOOK.read_text()
+        current = archive.is_current(HOOK)
     except OSError as error:
         missing = "VMs started behind the gateway's back find no controller"
         return Finding(what, "warning", f"{HOOK}: {error.strerror}: {missing}", advice)
     if not os.access(HOOK, os.X_OK):
         return Finding(what, "warning", f"{HOOK} is not executable", advice)
-    if "plugin.translate.metadata" in text and text != SCRIPT.read_text():
+    if current is False:
         return Finding(what, "warning", f"{HOOK} is of another version of virtlun", advice)
     return Finding(what, "ok", str(HOOK))

@@ -18,7 +18,8 @@ from plugin.cli.output import (
     size,
     text,
 )
-from pydataplane.volumes import Lvstore, VolumeError, Volumes, parse_size
+from pydataplane.errors import VolumeError
+from pydataplane.volumes import Lvstore, Volumes, parse_size
 
 COLUMNS = [
     ("NAME", "name", text),

@@ -20,8 +20,7 @@ from rich.text import Text
 from plugin.config import Config
 from plugin.targets import Place
 from pydataplane.client import Client
-from pydataplane.errors import TargetError
-from pydataplane.volumes import VolumeError
+from pydataplane.errors import TargetError, VolumeError
 
 P = ParamSpec("P")
 R = TypeVar("R")

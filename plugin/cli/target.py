@@ -159,7 +159,7 @@ def stop(socket: Path, yes: bool) -> None:
     except TargetUnavailable:
         click.echo(f"no target runs on {socket}: nothing to stop")
         return
-    users = len(reconcile.observe(client(socket), bdevs=False).connected)
+    users = len(reconcile.observe(client(socket)).connected)
     if users and not yes:
         confirm(f"VMs that use the target: {users}; they do no I/O until it is back. Stop it?")
     with busy("stopping the target"):

@@ -17,7 +17,8 @@ from plugin.cli.output import (
     size,
     text,
 )
-from pydataplane.volumes import Volume, VolumeError, Volumes, parse_size
+from pydataplane.errors import VolumeError
+from pydataplane.volumes import Volume, Volumes, parse_size
 
 COLUMNS = [
     ("VOLUME", "path", text),

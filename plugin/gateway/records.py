@@ -1,8 +1,8 @@
 """Which volumes a domain has had, by UUID: what tells a lost volume from one that never existed.
 
-The domain's metadata is the place for it; the gateway writes it at define, attach and start. For
-what is started behind its back the hook keeps a file of its own (plugin.hook.script.remember), for
-it cannot change the metadata. What is there counts until the metadata says it.
+The domain's metadata is the place for it; the gateway writes it at define, attach and start. What
+is started behind its back the hook records in a file of its own (plugin.records), for it cannot
+change the metadata. What is there counts until the metadata says it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from collections.abc import Mapping
 
 import structlog
 
-from plugin import translate
+from plugin import records, translate
 from plugin.config import HookSection
-from plugin.errors import Refusal
+from plugin.errors import RecordError, Refusal
 from plugin.gateway.errors import Refused
 from plugin.gateway.messages import Domain
 from plugin.gateway.services import Services
 from plugin.gateway.upstream import AFFECT_CONFIG, AFFECT_LIVE, XML_INACTIVE, Upstream
-from plugin.hook import script
 from plugin.translate import Plan
 
 _log = structlog.get_logger(__name__)
@@ -32,8 +31,8 @@ async def known(hook: HookSection, controller: str) -> dict[str, str]:
         Refused: there is a record that cannot be read; to go on might hide a loss.
     """
     try:
-        return await asyncio.to_thread(script.recall, str(hook.state_dir), controller)
-    except script.HookError as error:
+        return await asyncio.to_thread(records.read, str(hook.state_dir), controller)
+    except RecordError as error:
         raise Refused(Refusal.NO_VOLUME, str(error)) from error
 
 
@@ -44,8 +43,8 @@ async def forget(hook: HookSection, controller: str) -> None:
         Refused: it cannot be removed.
     """
     try:
-        await asyncio.to_thread(script.remember, str(hook.state_dir), controller, {})
-    except script.HookError as error:
+        await asyncio.to_thread(records.write, str(hook.state_dir), controller, {})
+    except RecordError as error:
         raise Refused(Refusal.INTERNAL, str(error)) from error
 
 

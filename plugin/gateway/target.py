@@ -6,26 +6,35 @@ Calls block, so each runs in a thread. Every error becomes a refusal with one se
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from typing import Literal, TypeVar
 
 from plugin import missing, reconcile
-from plugin.errors import Refusal
+from plugin.errors import ReconcileError, Refusal
 from plugin.gateway.errors import NoAnswer, Refused
-from plugin.reconcile import AddTarget, DeleteController, RemoveTarget
+from plugin.reconcile import AddTarget, Bdev, RemoveTarget
 from plugin.translate import CONTROLLER_PREFIX, LunPlan, Plan
 from pydataplane.client import Client
-from pydataplane.errors import RpcError, TargetError, TargetTimeout, TargetUnavailable
-from pydataplane.volumes import Volume, VolumeError, VolumeNotFoundError, Volumes
+from pydataplane.errors import (
+    NO_SPACE,
+    RpcError,
+    TargetError,
+    TargetTimeout,
+    TargetUnavailable,
+    VolumeError,
+    VolumeNotFoundError,
+)
+from pydataplane.volumes import Volume, Volumes
 
 T = TypeVar("T")
 
 Release = Literal["released", "busy", "none"]
 """What became of a controller that was to go."""
 
-NO_SPACE = -28
-EMPTY = reconcile.State({}, {})
+
+EMPTY = reconcile.State({})
 
 
 @dataclass(frozen=True)
@@ -58,7 +67,7 @@ class Target:
             return await asyncio.to_thread(work)
         except VolumeNotFoundError as error:
             raise Refused(Refusal.NO_VOLUME, str(error)) from error
-        except VolumeError as error:
+        except (VolumeError, ReconcileError) as error:
             raise Refused(Refusal.BAD_ARGUMENT, str(error)) from error
         except TargetUnavailable as error:
             raise NoAnswer(Refusal.NO_TARGET, str(error)) from error
@@ -86,7 +95,7 @@ class Target:
 
     async def controllers(self) -> set[str]:
         """Returns the names of all controllers."""
-        state = await self._run(lambda: reconcile.observe(self._client, bdevs=False))
+        state = await self._run(lambda: reconcile.observe(self._client))
         return set(state.controllers)
 
     async def lvstores(self) -> set[str]:
@@ -122,7 +131,7 @@ class Target:
         """Returns the UUIDs of other domains whose controller has this volume as a LUN."""
 
         def work() -> list[str]:
-            present = reconcile.observe(self._client, bdevs=False).controllers
+            present = reconcile.observe(self._client).controllers
             return [
                 name.removeprefix(CONTROLLER_PREFIX)
                 for name, luns in present.items()
@@ -133,22 +142,22 @@ class Target:
 
     async def idle_controllers(self) -> set[str]:
         """Returns the names of the controllers that no QEMU is connected to."""
-        state = await self._run(lambda: reconcile.observe(self._client, bdevs=False))
+        state = await self._run(lambda: reconcile.observe(self._client))
         return set(state.controllers) - state.connected
 
     async def has_lun(self, controller: str, target: int, bdev: str) -> bool:
         """Whether a controller shows this bdev as this target."""
-        state = await self._run(lambda: reconcile.observe(self._client, bdevs=False))
+        state = await self._run(lambda: reconcile.observe(self._client))
         shown = state.controllers.get(controller, {}).get(target)
         return shown is not None and shown.bdev == bdev
 
     async def find_volumes(self, plan: Plan, known: dict[str, str]) -> Plan:
         """Returns the plan with the UUIDs of the volumes that are there; see plugin.missing."""
-        return await self._run(lambda: missing.find(self._client, plan, known))
+        return await self._run(lambda: _find(self._client, plan, known))
 
     async def make_volumes(self, plan: Plan, mib: int) -> Plan:
         """Makes those volumes of the plan that have no UUID; returns it with all of them."""
-        return await self._run(lambda: missing.make(self._client, plan, mib))
+        return await self._run(lambda: _make(self._client, plan, mib))
 
     async def ensure(self, plan: Plan, *, whole: bool = True) -> list[LunPlan]:
         """Makes the controller exist with exactly the plan's LUNs; safe to repeat.
@@ -177,34 +186,42 @@ class Target:
 
 
 def _release(client: Client, controller: str, *, idle: bool) -> Release:
-    state = reconcile.observe(client, bdevs=False)
+    state = reconcile.observe(client)
     if controller not in state.controllers:
         return "none"
     if idle and controller in state.connected:
         return "busy"
-    for action in reconcile.clearance(controller, state):
-        reconcile.perform(client, action, state)
+    reconcile.release(client, controller, state)
     return "released"
 
 
+@contextmanager
+def _about(plan: Plan) -> Iterator[None]:
+    """Puts the domain's name before the sentence of what fails."""
+    try:
+        yield
+    except (VolumeError, ReconcileError) as error:
+        raise type(error)(f"domain {plan.domain}: {error}") from error
+
+
+def _find(client: Client, plan: Plan, known: dict[str, str]) -> Plan:
+    with _about(plan):
+        return missing.find(client, plan, known)
+
+
+def _make(client: Client, plan: Plan, mib: int) -> Plan:
+    with _about(plan):
+        return missing.make(client, plan, mib)
+
+
 def _ensure(client: Client, plan: Plan, *, whole: bool) -> list[LunPlan]:
-    state = reconcile.observe(client)
-    todo = reconcile.actions([plan], state, complete=False)
-    failures = reconcile.execute(client, todo, state)
-    added = [item.lun for item in todo if isinstance(item, AddTarget)]
-    if not failures:
-        return added
-    if whole:
-        for lun in added:
-            reconcile.perform(client, RemoveTarget(plan.controller, lun.target), state)
-        if plan.controller not in state.controllers:
-            reconcile.perform(client, DeleteController(plan.controller), state)
-    raise VolumeError(f"domain {plan.domain}: the target refused: {failures[0].why}")
+    with _about(plan):
+        return reconcile.ensure(client, plan, whole=whole)
 
 
 def _add(client: Client, volumes: Volumes, plan: Plan, lun: LunPlan) -> bool:
     volume = volumes.volume(lun.bdev_name)
-    state = reconcile.observe(client, bdevs=False)
+    state = reconcile.observe(client)
     luns = state.controllers.get(plan.controller)
     if luns is None:
         raise VolumeError(
@@ -212,7 +229,7 @@ def _add(client: Client, volumes: Volumes, plan: Plan, lun: LunPlan) -> bool:
             "was the target started after it? Stop and start the domain"
         )
     present = luns.get(lun.target)
-    state = state.with_bdev(lun.bdev_name, volume.uuid, volume.block_size)
+    state = state.with_bdev(lun.bdev_name, Bdev(volume.uuid, volume.block_size))
     if reconcile.is_right(lun, present, state):
         return False
     if present is not None:

@@ -1,15 +1,17 @@
 """The libvirt hook: makes a domain's controller and LUNs exist before QEMU starts.
 
-`SCRIPT` is the program: one plain file for any Python 3.11, to be linked or copied into
-/etc/libvirt/hooks/qemu.d/. `main` is the same for the console command `virtlun-hook`.
+    entry        the program: what libvirtd runs; imports nothing for domains that are not ours
+    operations   what is done for ours: prepare, reconnect, release, migrate, restore
+    rpc, config  the target's JSON-RPC within a deadline; its few keys of virtlun.toml
+    archive      all of it, and what it is made of, as one file for /etc/libvirt/hooks/qemu.d/
+
+What it decides is the gateway's own code: plugin.domainxml reads the domain, plugin.missing looks
+for its volumes, plugin.reconcile makes the target match. It never calls libvirt (that would hang
+libvirtd), never takes longer than its deadline, and needs Python's standard library only.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+from plugin.hook.entry import main
 
-from plugin.hook.script import main
-
-SCRIPT = Path(__file__).with_name("script.py")
-
-__all__ = ["SCRIPT", "main"]
+__all__ = ["main"]

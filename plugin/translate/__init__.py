@@ -12,9 +12,8 @@ Three views of one domain:
 first, `plan` from the second to the third. `attach`, `detach` and `update` change the second.
 `carry` is for KubeVirt, where the account of our disks is kept outside of the domain.
 
-Callers: plugin.gateway for every call that shows or takes XML, plugin.reconcile and plugin.cli for
-plans, csi.kubevirt for `carry`. plugin.hook reads the same format with a reader of its own
-(standard library only).
+Callers: plugin.gateway for every call that shows or takes XML, plugin.cli for plans, csi.kubevirt
+for `carry`. plugin.hook reads plans by plugin.domainxml, of which this package is made, too.
 
 Text is edited in place by byte position: what needs no change keeps every byte, quote, comment,
 CDATA section, entity and namespace prefix. XML that is not well formed, or not a <domain> of type
@@ -23,21 +22,16 @@ qemu or kvm, is handed back as it is, so that libvirtd's own error reaches the c
 
 from __future__ import annotations
 
-from plugin.translate.carrying import carry
-from plugin.translate.model import (
+from plugin.model import Change, Definition, LunPlan, Plan, Settings, VolumeRef
+from plugin.names import (
     CARRIER_ALIAS,
     CONTROLLER_PREFIX,
     MAX_TARGETS,
     NAMESPACE,
     PREFIX,
-    Change,
-    Definition,
-    LunPlan,
-    Plan,
-    Settings,
-    VolumeRef,
     controller_name,
 )
+from plugin.translate.carrying import carry
 from plugin.translate.operations import (
     attach,
     define,

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from plugin.domainxml import boot as boots
+from plugin.domainxml import carrier as carriers
+from plugin.domainxml import disk as disks
+from plugin.domainxml import view as views
+from plugin.domainxml.carrier import Carrier
+from plugin.domainxml.document import Edits, layout
+from plugin.domainxml.view import View
 from plugin.errors import Refusal, TranslateError
-from plugin.translate import boot as boots
-from plugin.translate import carrier as carriers
-from plugin.translate import disk as disks
+from plugin.model import Settings
+from plugin.names import MAX_SOCKET_PATH_BYTES
 from plugin.translate import memory
-from plugin.translate import view as views
-from plugin.translate.carrier import Carrier
 from plugin.translate.defining import Current, place, queues
-from plugin.translate.document import Edits, layout
-from plugin.translate.model import MAX_SOCKET_PATH_BYTES, Settings
-from plugin.translate.view import View
 
 
 def carry(

@@ -6,27 +6,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+from plugin.domainxml import boot as boots
+from plugin.domainxml import carrier as carriers
+from plugin.domainxml import disk as disks
+from plugin.domainxml import metadata as metadatas
+from plugin.domainxml.carrier import Carrier
+from plugin.domainxml.disk import Disk
+from plugin.domainxml.document import Edits, Node, layout
+from plugin.domainxml.metadata import Entry, Metadata
+from plugin.domainxml.view import View
 from plugin.errors import Refusal, TranslateError
-from plugin.translate import boot as boots
-from plugin.translate import carrier as carriers
-from plugin.translate import disk as disks
+from plugin.model import Definition, LunPlan, Plan, Settings, VolumeRef
+from plugin.names import MAX_SOCKET_PATH_BYTES, MAX_TARGETS, controller_name
 from plugin.translate import memory
-from plugin.translate import metadata as metadatas
-from plugin.translate.carrier import Carrier
-from plugin.translate.disk import Disk
-from plugin.translate.document import Edits, Node, layout
-from plugin.translate.metadata import Entry, Metadata
-from plugin.translate.model import (
-    MAX_SOCKET_PATH_BYTES,
-    MAX_TARGETS,
-    Definition,
-    LunPlan,
-    Plan,
-    Settings,
-    VolumeRef,
-    controller_name,
-)
-from plugin.translate.view import View
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
+from plugin.domainxml import carrier as carriers
+from plugin.domainxml import view as views
+from plugin.domainxml.disk import read
+from plugin.domainxml.document import Document, Edits, Node, NotXmlError, escape
+from plugin.domainxml.view import View
 from plugin.errors import Refusal, TranslateError
-from plugin.translate import carrier as carriers
-from plugin.translate import view as views
-from plugin.translate.disk import read
-from plugin.translate.document import Document, Edits, Node, NotXmlError, escape
-from plugin.translate.model import Settings
+from plugin.model import Settings
 from plugin.translate.operations import define
 from plugin.translate.presenting import take_out
-from plugin.translate.view import View
 
 
 @dataclass(frozen=True, slots=True)

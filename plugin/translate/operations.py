@@ -5,29 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from uuid import UUID
 
+from plugin.domainxml import disk as disks
+from plugin.domainxml import metadata as metadatas
+from plugin.domainxml import view as views
+from plugin.domainxml.boot import place
+from plugin.domainxml.disk import Disk
+from plugin.domainxml.document import Document, Edits, NotXmlError, layout
+from plugin.domainxml.metadata import Entry, Metadata
+from plugin.domainxml.view import View
 from plugin.errors import Refusal, TranslateError
-from plugin.translate import disk as disks
-from plugin.translate import metadata as metadatas
-from plugin.translate import view as views
-from plugin.translate.boot import place
+from plugin.model import Change, Definition, LunPlan, Plan, Settings, VolumeRef
+from plugin.names import CARRIER_ALIAS, MAX_TARGETS, NAMESPACE, controller_name
 from plugin.translate.defining import Current, check_new, translate
-from plugin.translate.disk import Disk
-from plugin.translate.document import Document, Edits, NotXmlError, layout
-from plugin.translate.metadata import Entry, Metadata
-from plugin.translate.model import (
-    CARRIER_ALIAS,
-    MAX_TARGETS,
-    NAMESPACE,
-    Change,
-    Definition,
-    LunPlan,
-    Plan,
-    Settings,
-    VolumeRef,
-    controller_name,
-)
 from plugin.translate.presenting import restore
-from plugin.translate.view import View
 
 _NO_UUID = UUID(int=0)
 """For domains that libvirtd gave: they have a UUID."""

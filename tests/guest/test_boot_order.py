@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 from lxml import etree
 
-from plugin.reconcile import reconcile
+from plugin.reconcile import ensure
 from plugin.translate import Settings, define
 from tests.support.scratch import short_directory
 from tests.support.target import Target
@@ -82,7 +82,7 @@ def test_the_firmware_boots_the_disk_asked_for(
     settings = Settings(vhost_dir=str(target.vhost_dir))
     definition = define(xml, settings, new_uuid=UUID(int=7), uuids=names)
     assert definition.plan is not None
-    assert reconcile(target.client, [definition.plan], complete=True) == []
+    ensure(target.client, definition.plan, whole=True)
     properties = {
         item.get("name", ""): item.get("value", "")
         for item in etree.fromstring(definition.xml.encode()).iter(f"{QEMU}property")

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from pydataplane.volumes import Volume, VolumeNotFoundError
+from pydataplane.errors import VolumeNotFoundError
+from pydataplane.volumes import Volume
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError
 from tests.support.relay import Relay, Step

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from plugin import hook
+from plugin.hook import archive
 from pydataplane import supervise
 from pydataplane.client import Client
 from pydataplane.errors import TargetError
@@ -178,10 +178,10 @@ class Host:
     def _install_hook(self) -> None:
         folder = self.libvirtd.hooks / "qemu.d"
         folder.mkdir()
+        program = self.scratch / "virtlun-hook"
+        archive.install(str(program))
         script = folder / "virtlun"
-        script.write_text(
-            f'#!/bin/sh\nexec /usr/bin/python3 {hook.SCRIPT} --config {self.config} "$@"\n'
-        )
+        script.write_text(f'#!/bin/sh\nexec {program} --config {self.config} "$@"\n')
         script.chmod(0o755)
         self.libvirtd.restart()  # libvirtd looks for hooks when it starts
 

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import os
-import re
-import shutil
 import subprocess
+import sys
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
 
-from plugin import hook
-from plugin.config import HookSection
+from plugin import hook, records
+from plugin.config import DEFAULT_PATH, HookSection, TargetSection
+from plugin.domainxml.view import required_plan
 from plugin.errors import TranslateError
-from plugin.hook import script
-from plugin.translate import LunPlan, Plan, Settings, VolumeRef, define, plan
-from pydataplane.errors import RpcError
+from plugin.hook import archive, config
+from plugin.names import NAMESPACE
+from plugin.translate import Settings, define, plan
+from pydataplane.errors import METHOD_NOT_FOUND, RpcError
 from tests.unit.fake_target import HostTarget, Server
 from tests.unit.translate.domains import (
     FILES,
-    NAMES,
     NEW_UUID,
     domain,
     lvol,
@@ -32,46 +33,18 @@ from tests.unit.translate.domains import (
     text,
     translated,
 )
-from tests.unit.translate.test_define import domains
 
 PYTHON = "/usr/bin/python3"
 CONTROLLER = "vm-6d1f9c52-0000-4000-8000-00000000aaaa"
 
 
-def as_plan(read: script.Plan | None) -> Plan | None:
-    """Returns the hook's plan as the translation's."""
-    if read is None:
-        return None
-    luns = [
-        LunPlan(
-            item.target,
-            item.dev,
-            VolumeRef(*item.alias.split("/")),
-            item.uuid,
-            item.serial,
-            item.read_only,
-            item.shareable,
-            item.block_size,
-        )
-        for item in read.luns
-    ]
-    return Plan(read.domain, read.controller, read.socket, read.num_queues, tuple(luns))
-
-
-@pytest.mark.parametrize("path", FILES, ids=NAMES)
-def test_the_hook_reads_the_same_plan(path: Path) -> None:
-    uuids = {"lvs0/root": "aaaaaaaa-0000-4000-8000-000000000000"}
-    there = define(path.read_text(), Settings(), new_uuid=NEW_UUID, uuids=uuids)
-    for xml in (there.xml, pretty(there.xml)):
-        assert as_plan(script.read_plan(xml.encode())) == there.plan == plan(xml)
-    assert script.read_plan(path.read_bytes()) is None
-
-
-@given(domains())
-@settings(max_examples=30)
-def test_the_hook_reads_the_same_plan_of_any_domain(client: str) -> None:
-    there = translated(client)
-    assert as_plan(script.read_plan(there.xml.encode())) == there.plan
+def test_libvirtd_may_lay_out_the_xml_anew() -> None:
+    for path in FILES:
+        uuids = {"lvs0/root": "aaaaaaaa-0000-4000-8000-000000000000"}
+        there = define(path.read_text(), Settings(), new_uuid=NEW_UUID, uuids=uuids)
+        for xml in (there.xml, pretty(there.xml)):
+            assert required_plan(xml.encode()) == there.plan == plan(xml)
+        assert required_plan(path.read_bytes()) is None
 
 
 @pytest.mark.parametrize(
@@ -89,21 +62,21 @@ def test_the_hook_reads_the_same_plan_of_any_domain(client: str) -> None:
         ('blocksize="4096"', 'blocksize="1024"'),
     ],
 )
-def test_hook_and_translation_agree_on_what_is_damaged(old: str, new: str) -> None:
+def test_what_is_damaged_is_refused(old: str, new: str) -> None:
     large = "<blockio logical_block_size='4096'/>"
     there = translated(domain(lvol("sda", "a") + lvol("sdb", "b", more=large))).xml
     assert old in there
     broken = there.replace(old, new)
     with pytest.raises(TranslateError):
         plan(broken)
-    with pytest.raises(script.HookError):
-        script.read_plan(broken.encode())
+    with pytest.raises(TranslateError):
+        required_plan(broken.encode())
 
 
 def test_a_domain_whose_controller_is_unused_and_gone_needs_nothing() -> None:
     xml = translated(domain()).xml.replace("ua-virtlun-scsi0", "ua-else")
     assert plan(xml) is None
-    assert script.read_plan(xml.encode()) is None
+    assert required_plan(xml.encode()) is None
 
 
 @dataclasses.dataclass
@@ -152,8 +125,7 @@ def host() -> Iterator[Host]:
         target = HostTarget(
             {"lvs0/a": "uuid-a", "lvs0/b": "uuid-b", "lvs0/c": "uuid-c"}, folder / "vhost"
         )
-        # A copy, far from the package: the hook is one file.
-        shutil.copy(hook.SCRIPT, folder / "virtlun")
+        archive.install(str(folder / "virtlun"))
         made = Host(folder, target)
         made.configure()
         yield made
@@ -192,7 +164,7 @@ def test_a_target_that_knows_no_owners_is_good_enough(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unknown(**_: object) -> bool:
-        raise RpcError(script.NO_SUCH_METHOD, "Method not found")
+        raise RpcError(METHOD_NOT_FOUND, "Method not found")
 
     monkeypatch.setattr(host.target, "virtlun_controller_set_owner", unknown)
     with host.serve():
@@ -256,7 +228,7 @@ def test_without_a_target_the_start_fails_with_a_sentence(host: Host) -> None:
 
 def record(host: Host) -> dict[str, str]:
     """Returns what the hook recorded of the domain's volumes."""
-    return script.recall(str(host.folder / "state"), CONTROLLER)
+    return records.read(str(host.folder / "state"), CONTROLLER)
 
 
 def test_a_volume_that_never_was_is_made_thin_and_recorded(host: Host) -> None:
@@ -265,7 +237,7 @@ def test_a_volume_that_never_was_is_made_thin_and_recorded(host: Host) -> None:
         for _ in range(2):
             done = host.run("prepare", "begin", "-")
             assert (done.returncode, done.stderr) == (0, "")
-    made = f"made-{script.DEFAULT_CREATE_MISSING_MIB}-True"
+    made = f"made-{config.DEFAULT_CREATE_MISSING_MIB}-True"
     assert host.target.controllers == {CONTROLLER: {0: "uuid-a", 1: made}}
     assert host.target.calls.count("bdev_lvol_create") == 1
     assert record(host) == {"lvs0/a": "uuid-a", "lvs0/b": made}
@@ -488,47 +460,93 @@ def test_a_bad_configuration_is_one_sentence(host: Host, config: str | None, wor
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("xml", [f"<{script.NAMESPACE}", f"<a b='{script.NAMESPACE}'/>"])
+@pytest.mark.parametrize("xml", [f"<{NAMESPACE}", f"<a b='{NAMESPACE}'/>"])
 def test_xml_that_is_no_domain_is_no_crash(host: Host, xml: str) -> None:
     done = host.run("prepare", "begin", "-", xml=xml)
     assert "Traceback" not in done.stderr
     assert done.returncode == (1 if "/>" not in xml else 0)
 
 
-def test_a_start_without_our_disks_imports_nothing_heavy() -> None:
-    code = f"""
+def imported(host: Host, xml: str) -> set[str]:
+    """Returns the modules that the hook imports for a domain, beyond what any zip archive needs."""
+    code = """
 import sys
-sys.argv = ["virtlun", "d", "prepare", "begin", "-"]
+sys.path.insert(0, sys.argv[1])
+import runpy, zipimport
 before = set(sys.modules)
-try:
-    exec(compile(open({str(hook.SCRIPT)!r}).read(), "hook", "exec"), {{"__name__": "__main__"}})
-except SystemExit as end:
-    assert end.code == 0
-heavy = {{"json", "socket", "xml", "tomllib", "re", "typing", "dataclasses", "pathlib"}}
-print(sorted(heavy & (set(sys.modules) - before)))
+from plugin.hook.entry import main
+main(["--config", sys.argv[2], "d", "prepare", "begin", "-"])
+print(*sorted(set(sys.modules) - before))
 """
-    done = subprocess.run(
-        [PYTHON, "-ISc", code], input=text("plain"), capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "[]\n"
+    files = (str(host.folder / name) for name in ("virtlun", "virtlun.toml"))
+    words = [PYTHON, "-ISc", code, *files]
+    done = subprocess.run(words, input=xml, capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
 
 
-def test_the_hook_knows_the_same_names_as_the_translation() -> None:
-    from plugin.translate import model  # noqa: PLC0415
+def test_a_start_without_our_disks_imports_nothing_heavy(host: Host) -> None:
+    heavy = {"json", "socket", "xml", "tomllib", "re", "typing", "dataclasses", "pathlib"}
+    assert not imported(host, text("plain")) & heavy
+    assert "dataclasses" in imported(host, host.xml)
 
-    for name in ("NAMESPACE", "QEMU_NAMESPACE", "CARRIER_ALIAS", "MAX_TARGETS"):
-        assert getattr(script, name) == getattr(model, name)
-    section = HookSection()
-    assert section.create_missing_mib == script.DEFAULT_CREATE_MISSING_MIB
-    assert str(section.state_dir) == script.DEFAULT_STATE_DIR
-    assert section.deadline_s == script.DEFAULT_DEADLINE_S
-    first = hook.SCRIPT.read_text().splitlines()[0]
-    assert re.fullmatch(r"#!/usr/bin/python3 -IS", first)
-    assert os.access(hook.SCRIPT, os.X_OK)
+
+def test_a_start_imports_only_what_it_needs(host: Host) -> None:
+    """Each takes milliseconds, while libvirtd waits."""
+    with host.serve():
+        names = imported(host, host.xml)
+    assert not names & {"pathlib", "uuid", "logging", "subprocess", "plugin.translate"}
+
+
+def test_the_hooks_defaults_are_the_configurations() -> None:
+    section, target = HookSection(), TargetSection()
+    assert section.create_missing_mib == config.DEFAULT_CREATE_MISSING_MIB
+    assert str(section.state_dir) == config.DEFAULT_STATE_DIR
+    assert section.deadline_s == config.DEFAULT_DEADLINE_S
+    assert str(target.rpc_socket) == config.DEFAULT_RPC_SOCKET
+    assert str(target.vhost_dir) == config.DEFAULT_VHOST_DIR
+    assert str(DEFAULT_PATH) == config.DEFAULT_CONFIG
+
+
+def test_the_archive_is_one_file_that_knows_its_version(host: Host, tmp_path: Path) -> None:
+    file = host.folder / "virtlun"
+    assert file.read_bytes() == archive.build() and os.access(file, os.X_OK)
+    assert file.read_bytes().startswith(b"#!/usr/bin/python3 -IS\n")
+    assert archive.is_current(file)
+    other = tmp_path / "other"
+    with zipfile.ZipFile(other, "w") as changed:
+        changed.writestr("plugin/hook/entry.py", "")
+    assert archive.is_current(other) is False
+    other.write_text("#!/bin/sh\n")
+    assert archive.is_current(other) is None
+
+
+def test_install_writes_the_archive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "qemu.d/virtlun"
+    assert hook.main(["--install", str(file)]) == 0
+    assert archive.is_current(file)
+    assert hook.main(["--install", str(file / "below")]) == 1
+    assert str(file / "below") in capsys.readouterr().err
+
+
+def test_the_archive_has_all_that_it_imports() -> None:
+    """Of ours; the rest is the standard library's."""
+    inside = {name.removesuffix(".py").replace("/", ".") for name in archive.sources()}
+    inside = {name.removesuffix(".__init__") for name in inside}
+    for name, source in archive.sources().items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ImportFrom):
+                given = [f"{node.module}.{alias.name}" for alias in node.names]
+                used = {each if each in inside else str(node.module) for each in given}
+            elif isinstance(node, ast.Import):
+                used = {alias.name for alias in node.names}
+            else:
+                continue
+            ours = {each for each in used if each.split(".")[0] not in sys.stdlib_module_names}
+            assert ours <= inside | {"plugin.hook.archive"}, name
 
 
 def test_help_is_for_whoever_asks(capsys: pytest.CaptureFixture[str]) -> None:
-    assert script.main(["--help"]) == 0
+    assert hook.main(["--help"]) == 0
     assert capsys.readouterr().out.startswith("usage: virtlun-hook ")
-    assert script.main(["vm", "prepare"]) == 2
+    assert hook.main(["vm", "prepare"]) == 2
     assert capsys.readouterr().err.startswith("usage: virtlun-hook ")

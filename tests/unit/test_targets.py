@@ -9,9 +9,10 @@ from click.testing import CliRunner
 
 from plugin.cli import main
 from plugin.config import Config
-from plugin.hook import script
+from plugin.errors import ConfigError
+from plugin.hook.config import Config as HookConfig
 from plugin.targets import Place, place, places
-from pydataplane.client import name_of, start_command
+from pydataplane.sockets import name_of, start_command
 from pydataplane.supervise import TargetPaths
 
 
@@ -69,22 +70,14 @@ def test_the_hook_tells_the_target_by_the_folder(
         '[target]\nrpc_socket = "/run/v/t.sock"\nvhost_dir = "/run/v/vhost"\n'
         '[targets.iron]\nrpc_socket = "/e/r.sock"\nvhost_dir = "/e/v"\n'
     )
-    plan = script.Plan("vm", "vm-1", socket, 1, [])
-    assert script.rpc_socket_of(script.Config(str(file)), plan) == expected
-
-
-def test_the_hook_names_the_command_that_starts_a_target() -> None:
-    for at in (TargetPaths(), TargetPaths.of("gold")):
-        assert script.start_command(str(at.rpc_socket)) == start_command(at.rpc_socket)
+    assert HookConfig(str(file)).rpc_socket_of(socket) == expected
 
 
 def test_the_hook_refuses_a_target_without_folder(tmp_path: Path) -> None:
     file = tmp_path / "virtlun.toml"
     file.write_text('[targets.iron]\nrpc_socket = "/e/r.sock"\n')
-    with pytest.raises(
-        script.HookError, match=r"\[targets\] and \[hook\]: KeyError\('vhost_dir'\)"
-    ):
-        script.Config(str(file))
+    with pytest.raises(ConfigError, match=r"\[targets\] and \[hook\]: KeyError\('vhost_dir'\)"):
+        HookConfig(str(file))
 
 
 def test_a_name_that_is_none_is_refused() -> None:

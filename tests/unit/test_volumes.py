@@ -6,7 +6,8 @@ import pytest
 
 from plugin.cli.output import size
 from plugin.cli.top import difference
-from pydataplane.volumes import VolumeError, parse_size, split_path
+from pydataplane.errors import VolumeError
+from pydataplane.volumes import parse_size, split_path
 
 
 @pytest.mark.parametrize(

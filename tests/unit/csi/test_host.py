@@ -16,8 +16,7 @@ from csi.commands import run
 from csi.errors import Code, Failure, HostError, describe
 from csi.hostdevice.loop import _encoded
 from csi.hostdevice.loopctl import CONFIG, INFO
-from pydataplane.errors import RpcError, TargetTimeout, TargetUnavailable
-from pydataplane.volumes import VolumeNotFoundError
+from pydataplane.errors import RpcError, TargetTimeout, TargetUnavailable, VolumeNotFoundError
 
 LINES = """\
 22 1 254:0 / / rw,relatime - ext4 /dev/vda1 rw

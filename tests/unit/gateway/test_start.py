@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from plugin import translate
+from plugin import records, translate
 from plugin.gateway.errors import Code, Refused
 from plugin.gateway.messages import XmlCall
 from plugin.gateway.polkit import judges_calls
 from plugin.gateway.procs import Proc
 from plugin.gateway.reconcile import Reconciler
 from plugin.gateway.xdr import Writer
-from plugin.hook import script
 from tests.unit.gateway.fake_libvirtd import FakeDomain
 from tests.unit.gateway.world import (
     NOBODY,
@@ -89,7 +88,7 @@ def test_a_lost_volume_fails_the_start(tmp_path: Path, namesake: bool, by_hook: 
         dom = world.domain(running=False, disks=disk())
         old = "99999999-0000-4000-8000-000000000000"
         if by_hook:
-            script.remember(str(tmp_path / "hook"), CONTROLLER, {"lvs0/data": old})
+            records.write(str(tmp_path / "hook"), CONTROLLER, {"lvs0/data": old})
         else:
             element = 'lvol="data" uuid="' + old + '"'
             dom.config = (dom.config or "").replace('lvol="data"', element)
@@ -132,10 +131,10 @@ def test_before_one_is_made_all_are_looked_at(tmp_path: Path) -> None:
 def test_what_the_hook_recorded_is_taken_over(tmp_path: Path) -> None:
     async def body(world: World) -> None:
         dom = world.domain(running=False, disks=disk())
-        script.remember(str(tmp_path / "hook"), CONTROLLER, {"lvs0/data": "of-old"})
+        records.write(str(tmp_path / "hook"), CONTROLLER, {"lvs0/data": "of-old"})
         await Reconciler(world.gateway.services).run()
         assert recorded(dom.config) == ["of-old"], "not that of the namesake there is now"
-        assert script.recall(str(tmp_path / "hook"), CONTROLLER) == {}
+        assert records.read(str(tmp_path / "hook"), CONTROLLER) == {}
 
     play(tmp_path, body)
 
@@ -143,7 +142,7 @@ def test_what_the_hook_recorded_is_taken_over(tmp_path: Path) -> None:
 def test_a_definition_keeps_what_the_hook_recorded(tmp_path: Path) -> None:
     async def body(world: World) -> None:
         dom = world.domain(running=False, disks=disk())
-        script.remember(str(tmp_path / "hook"), CONTROLLER, {"lvs0/data": "of-old"})
+        records.write(str(tmp_path / "hook"), CONTROLLER, {"lvs0/data": "of-old"})
         client = await world.client()
         await client.call(Proc.DEFINE_XML, XmlCall(plain(devices=disk()), None).pack())
         assert recorded(dom.config) == ["of-old"]
@@ -153,12 +152,12 @@ def test_a_definition_keeps_what_the_hook_recorded(tmp_path: Path) -> None:
 
 def test_a_new_domain_has_no_past(tmp_path: Path) -> None:
     async def body(world: World) -> None:
-        script.remember(str(tmp_path / "hook"), CONTROLLER, {"lvs0/data": "of-old"})
+        records.write(str(tmp_path / "hook"), CONTROLLER, {"lvs0/data": "of-old"})
         client = await world.client()
         await client.call(Proc.DEFINE_XML, XmlCall(plain(devices=disk()), None).pack())
         (dom,) = world.libvirtd.domains.values()
         assert recorded(dom.config) == [world.target.volumes["lvs0/data"]["uuid"]]
-        assert script.recall(str(tmp_path / "hook"), CONTROLLER) == {}
+        assert records.read(str(tmp_path / "hook"), CONTROLLER) == {}
 
     play(tmp_path, body)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from plugin.domainxml.boot import libvirt_order, place
+from plugin.domainxml.disk import Disk
 from plugin.errors import Refusal, TranslateError
 from plugin.translate import Settings, VolumeRef, recognise
-from plugin.translate.boot import libvirt_order, place
-from plugin.translate.disk import Disk
 from tests.unit.translate.domains import SETTINGS, lvol
 
 

@@ -7,10 +7,10 @@ import contextlib
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plugin.domainxml.document import Document, NotXmlError
+from plugin.domainxml.view import required_plan
 from plugin.errors import TranslateError
-from plugin.hook import script
 from plugin.translate import attach, define, detach, find, plan, present, recognise, update
-from plugin.translate.document import Document, NotXmlError
 from tests.unit.translate.domains import FILES, NEW_UUID, SETTINGS, lvol, translated
 
 THERE = [translated(path.read_text()).xml for path in FILES]
@@ -65,8 +65,8 @@ def test_damage_is_answered_or_refused(xml: str) -> None:
         define(xml, SETTINGS, new_uuid=NEW_UUID)
     with contextlib.suppress(TranslateError):
         plan(xml)
-    with contextlib.suppress(script.HookError):
-        script.read_plan(xml.encode())
+    with contextlib.suppress(TranslateError):
+        required_plan(xml.encode())
     for live in (True, False):
         for call in (attach, detach, update):
             for disk in (lvol("sdy", "y"), lvol("sda", "root")):

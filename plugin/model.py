@@ -2,28 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from uuid import UUID
-
-NAMESPACE = "https://virtlun.dev/xmlns/domain/1"
-"""Namespace of our element in a domain's <metadata>."""
-PREFIX = "virtlun"
-"""Prefix (libvirt: key) that goes with NAMESPACE."""
-QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
-"""libvirt's namespace of <qemu:override> and <qemu:commandline>."""
-CARRIER_ALIAS = "ua-virtlun-scsi0"
-"""Alias of the vhostuser disk that stands for our controller; QEMU's device id."""
-CONTROLLER_PREFIX = "vm-"
-"""Controllers whose name begins so are of domains; others are never touched."""
-MAX_TARGETS = 255
-"""SCSI targets of one controller, numbers 0..254 (QEMU: max_target 255, the last never scanned)."""
-MAX_SOCKET_PATH_BYTES = 107
-"""sockaddr_un.sun_path without its NUL."""
-
-
-def controller_name(domain: UUID | str) -> str:
-    """Returns the name of a domain's controller; `domain` is its UUID, as text in small letters."""
-    return f"{CONTROLLER_PREFIX}{domain}"
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +76,8 @@ class Plan:
     """Request queues of the controller."""
     luns: tuple[LunPlan, ...]
     """By target number."""
+    uid: int | None = field(default=None, compare=False)
+    """Number of the user that QEMU runs as; None: libvirt does not say (yet)."""
 
 
 @dataclass(frozen=True, slots=True)

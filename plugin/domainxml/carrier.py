@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from plugin.translate.boot import Boot
-from plugin.translate.document import Document, Edits, Lines, Node, attributes
-from plugin.translate.model import CARRIER_ALIAS, QEMU_NAMESPACE, Settings
+from plugin.domainxml.boot import Boot
+from plugin.domainxml.document import Document, Edits, Lines, Node, attributes
+from plugin.model import Settings
+from plugin.names import CARRIER_ALIAS, QEMU_NAMESPACE
 
 DRIVER = "vhost-user-scsi-pci"
 

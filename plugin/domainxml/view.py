@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from plugin.domainxml import carrier as carriers
+from plugin.domainxml import metadata as metadatas
+from plugin.domainxml.carrier import Carrier
+from plugin.domainxml.disk import Disk, read
+from plugin.domainxml.document import Document, Node, NotXmlError
+from plugin.domainxml.metadata import Metadata, places
 from plugin.errors import Refusal, TranslateError
-from plugin.translate import carrier as carriers
-from plugin.translate import metadata as metadatas
-from plugin.translate.carrier import Carrier
-from plugin.translate.disk import Disk, read
-from plugin.translate.document import Document, Node, NotXmlError
-from plugin.translate.metadata import Metadata, places
-from plugin.translate.model import LunPlan, Plan
+from plugin.model import LunPlan, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,19 @@ class View:
                 " them; define it again through the gateway",
             )
         luns = tuple(sorted((e.lun for e in metadata.entries), key=lambda lun: lun.target))
-        return Plan(self.name, metadata.controller, carrier.socket, carrier.num_queues, luns)
+        queues = carrier.num_queues
+        return Plan(self.name, metadata.controller, carrier.socket, queues, luns, self.qemu_uid)
+
+    @property
+    def qemu_uid(self) -> int | None:
+        """Returns the number of the user that QEMU runs as; None: libvirt does not say (yet)."""
+        for label in self.domain.every("seclabel"):
+            node = label.child("label")
+            if label.attrs.get("model") == "dac" and node is not None:
+                user = node.text.strip().split(":")[0].removeprefix("+")
+                if user.isascii() and user.isdigit():
+                    return int(user)
+        return None
 
 
 def parse(domain_xml: str) -> View | None:
@@ -107,6 +119,22 @@ def parse(domain_xml: str) -> View | None:
         return None
     root = document.root
     return View(document, root) if root.name == "domain" and not root.namespace else None
+
+
+def required_plan(xml: bytes) -> Plan | None:
+    """Returns what the domain needs of the target, None if nothing; `xml` is libvirtd's.
+
+    Raises:
+        TranslateError: INTERNAL, the XML cannot be read; BAD_XML, our metadata is damaged.
+    """
+    try:
+        document = Document(xml.decode())
+    except ValueError as error:  # NotXmlError, too
+        raise TranslateError(
+            Refusal.INTERNAL, f"libvirtd's XML of the domain cannot be read: {error}"
+        ) from error
+    root = document.root
+    return View(document, root).plan() if root.name == "domain" and not root.namespace else None
 
 
 def domains(document: Document) -> Iterator[View]:

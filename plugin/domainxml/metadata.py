@@ -16,17 +16,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from plugin.domainxml.disk import BLOCK_SIZES, Disk, parse_device, read
+from plugin.domainxml.document import Edits, Lines, Node, attributes, escape
 from plugin.errors import Refusal, TranslateError
-from plugin.translate.disk import BLOCK_SIZES, Disk, parse_device, read
-from plugin.translate.document import Edits, Lines, Node, attributes, escape
-from plugin.translate.model import (
-    CONTROLLER_PREFIX,
-    MAX_TARGETS,
-    NAMESPACE,
-    PREFIX,
-    LunPlan,
-    VolumeRef,
-)
+from plugin.model import LunPlan, VolumeRef
+from plugin.names import CONTROLLER_PREFIX, MAX_TARGETS, NAMESPACE, PREFIX
 
 VERSION = "1"
 CONTROLLER = re.compile(CONTROLLER_PREFIX + r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
