@@ -2,7 +2,7 @@
 //!
 //! Owns: the framing ([`frame`]), the code table of errors ([`code`]), the method table with its
 //! JSON Schemas ([`methods`], [`check`]), the socket ([`socket`]), and the server with one thread per
-//! client ([`server`]).
+//! client ([`server`]) and a limited number of them ([`clients`]).
 //! Never knows a bdev or a controller: methods are closures that the daemon adds.
 //!
 //! On the wire there is a stream of bare JSON values without delimiters, pretty-printed or not; an
@@ -11,20 +11,22 @@
 //! Text that is no JSON is answered with -32700 and the connection is closed, since a stream
 //! without delimiters has no place to start again.
 //!
-//! Bounds: [`frame::MAX_REQUEST_BYTES`], [`frame::MAX_DEPTH`], [`server::MAX_CONNECTIONS`],
+//! Bounds: [`frame::MAX_REQUEST_BYTES`], [`frame::MAX_DEPTH`], [`clients::MAX_CONNECTIONS`],
 //! [`methods::MAX_BATCH`], [`methods::MAX_BATCH_REPLY`].
 
 #![forbid(unsafe_code)]
 
 pub mod ascii;
 pub mod check;
+pub mod clients;
 pub mod code;
 pub mod frame;
 pub mod methods;
 pub mod server;
 pub mod socket;
 
+pub use clients::ParkedClient;
 pub use code::{Code, Errno, Error};
 pub use methods::{Flags, Methods, NoParams, Phase};
-pub use server::{Parked, ParkedClient, Server};
+pub use server::{Parked, Server};
 pub use socket::{Listener, SocketOptions};

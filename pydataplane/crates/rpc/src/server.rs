@@ -1,35 +1,39 @@
 //! The server: one thread per client, so that a slow one holds up nobody else. Where there are as many
-//! clients as can be, one that waits for nothing gives way to the next: whoever connects is served,
-//! unless all others have requests that run.
+//! clients as can be, one that asks nothing, or does not take its reply, gives way to the next
+//! ([`crate::clients`]): whoever connects is served, unless all others have requests that run.
 
+use crate::clients::{Clients, Doing, MAX_CONNECTIONS, ParkedClient, Room};
 use crate::code::{Code, Errno, Error};
 use crate::frame::Framer;
 use crate::methods::{Methods, encode_failure};
 use crate::socket::{Listener, SocketError, SocketOptions};
-use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
-use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
-
-/// Clients connected at the same time (SPDK's limit too).
-pub const MAX_CONNECTIONS: usize = 64;
 
 /// How long a client may pause within a request before its syntax so far is looked at.
 const SYNTAX_PAUSE: Duration = Duration::from_millis(50);
 
-/// How long a client may not take its reply before it is dropped.
+/// How long a client may take for one reply, at any rate, before it is dropped.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long requests that run may take to finish when the server stops.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long the thread of a client takes to end whose connection was shut down.
+const CUT_OFF_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long who connects waits at once for room, before it is seen whether the server ends.
+const ROOM_PAUSE: Duration = Duration::from_millis(50);
+
+/// Bytes written at once.
+const WRITE_BYTES: usize = 32 * 1024;
 
 /// Bytes read at once.
 const READ_BYTES: usize = 16 * 1024;
@@ -54,54 +58,6 @@ pub struct Parked {
     pub listener: Listener,
     /// The clients.
     pub clients: Vec<ParkedClient>,
-}
-
-/// A client that is not served for now.
-pub struct ParkedClient {
-    /// The connection.
-    pub stream: UnixStream,
-    /// What came of its next request, if it has begun.
-    pub received: Vec<u8>,
-}
-
-#[derive(Default)]
-struct Clients {
-    connected: Mutex<HashMap<u64, Client>>,
-    parked: Mutex<Vec<ParkedClient>>,
-    changed: Condvar,
-    next_id: AtomicU64,
-}
-
-/// A connected client.
-struct Client {
-    stream: UnixStream,
-    /// A request of it runs.
-    busy: bool,
-    /// When its last request ended, or it connected.
-    since: Instant,
-    /// It was told to go, and its thread ends.
-    evicted: bool,
-}
-
-impl Clients {
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Client>> {
-        self.connected.lock()
-    }
-
-    fn remove(&self, id: u64) {
-        self.lock().remove(&id);
-        self.changed.notify_all();
-    }
-
-    /// A request of a client begins, or has ended and its reply was taken. `false`: it begins too
-    /// late, the client was told to go.
-    fn set_busy(&self, id: u64, busy: bool) -> bool {
-        self.lock().get_mut(&id).is_some_and(|client| {
-            client.busy = busy;
-            client.since = Instant::now();
-            !client.evicted
-        })
-    }
 }
 
 impl Server {
@@ -159,8 +115,8 @@ impl Server {
         let Some(listener) = self.quiet(timeout) else {
             return Err((self, "the RPC server has stopped already".into()));
         };
-        let parked = Parked { listener, clients: std::mem::take(&mut *self.clients.parked.lock()) };
-        let running = self.clients.lock().len();
+        let parked = Parked { listener, clients: self.clients.take_parked() };
+        let running = self.clients.count();
         if running == 0 {
             return Ok(parked);
         }
@@ -181,20 +137,18 @@ impl Server {
         let acceptor = self.acceptor.take()?;
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
         let listener = acceptor.join().ok()?;
-        let deadline = Instant::now() + timeout;
-        let mut streams = self.clients.lock();
-        while !streams.is_empty() {
-            let Some(left) = deadline.checked_duration_since(Instant::now()) else { break };
-            self.clients.changed.wait_for(&mut streams, left);
+        if !self.clients.wait_for_all(timeout) {
+            self.clients.cut_off_who_takes_no_reply();
+            self.clients.wait_for_all(CUT_OFF_TIMEOUT);
         }
         Some(listener)
     }
 
     fn shut_down(&mut self) {
         let listener = self.quiet(STOP_TIMEOUT);
-        let streams = self.clients.lock();
-        if listener.is_some() && !streams.is_empty() {
-            tracing::warn!(clients = streams.len(), "RPC clients cut off while stopping");
+        let left = self.clients.count();
+        if listener.is_some() && left > 0 {
+            tracing::warn!(clients = left, "RPC clients cut off while stopping");
         }
     }
 }
@@ -230,7 +184,18 @@ fn accept_loop(listener: &Listener, door: &Door) {
             return;
         }
         match listener.socket().accept() {
-            Ok((stream, _)) => door.welcome(stream, Vec::new()),
+            Ok((stream, _)) => match door.wait_for_room() {
+                Some(true) => door.welcome(stream, Vec::new()),
+                Some(false) => {
+                    let message = format!(
+                        "{MAX_CONNECTIONS} RPC clients have requests that run, which is the limit; \
+                         try again"
+                    );
+                    refuse(&stream, message);
+                }
+                // It is served where the server goes on.
+                None => return door.clients.park(ParkedClient { stream, received: Vec::new() }),
+            },
             Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
             Err(e) => {
                 tracing::warn!("an RPC client could not be accepted: {e}");
@@ -241,39 +206,39 @@ fn accept_loop(listener: &Listener, door: &Door) {
 }
 
 impl Door {
+    /// Waits until one more client may be served; `false`: there is no room, `None`: the server is to
+    /// serve nobody any more.
+    fn wait_for_room(&self) -> Option<bool> {
+        loop {
+            match self.clients.make_room(ROOM_PAUSE) {
+                Room::Is => return Some(true),
+                Room::None => return Some(false),
+                Room::Later => {}
+            }
+            let mut fds = [PollFd::new(&*self.wake, PollFlags::IN)];
+            let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+            if rustix::event::poll(&mut fds, Some(&at_once)) == Ok(1) {
+                return None;
+            }
+        }
+    }
+
     /// Serves a client, of whose next request there is `received` already, on a thread of its own.
     fn welcome(&self, stream: UnixStream, received: Vec<u8>) {
-        let refuse = |mut stream: &UnixStream, message: String| {
-            tracing::warn!("an RPC client was refused: {message}");
-            let _ = stream.set_nonblocking(true);
-            let _ = stream.write_all(&encode_failure(&Error::os(Errno::Again, message)));
-        };
-        let mut streams = self.clients.lock();
-        let full = streams.values().filter(|client| !client.evicted).count() >= MAX_CONNECTIONS;
-        if full && !evict_the_idlest(&mut streams) {
-            let message = format!(
-                "{MAX_CONNECTIONS} RPC clients have requests that run, which is the limit; try again"
-            );
-            return refuse(&stream, message);
-        }
         let ready = stream.set_nonblocking(false).and_then(|()| stream.try_clone());
         let own = match ready {
             Ok(own) => own,
             Err(e) => return refuse(&stream, format!("the connection cannot be set up: {e}")),
         };
-        let id = self.clients.next_id.fetch_add(1, Ordering::Relaxed);
-        let client = Client { stream, busy: false, since: Instant::now(), evicted: false };
-        streams.insert(id, client);
-        drop(streams);
+        let id = self.clients.add(stream);
         let Door { wake, clients, methods } = self.clone();
         let spawned = thread::Builder::new().name("rpc-client".into()).spawn(move || {
             let mut framer = Framer::default();
             framer.push(&received);
-            let set_busy = |busy| clients.set_busy(id, busy);
-            match serve(&own, &methods, &wake, &mut framer, set_busy) {
+            let now = |doing| clients.set(id, doing);
+            match serve(&own, &methods, &wake, &mut framer, now) {
                 Ok(Served::Parked) => {
-                    let received = framer.into_rest();
-                    clients.parked.lock().push(ParkedClient { stream: own, received });
+                    clients.park(ParkedClient { stream: own, received: framer.into_rest() });
                 }
                 outcome => {
                     if let Err(e) = outcome {
@@ -286,27 +251,18 @@ impl Door {
             drop(methods);
             clients.remove(id);
         });
-        if let Err(e) = spawned {
-            let refused = self.clients.lock().remove(&id);
-            if let Some(client) = refused {
-                refuse(&client.stream, format!("no thread for the connection: {e}"));
-            }
+        if let Err(e) = spawned
+            && let Some(stream) = self.clients.remove(id)
+        {
+            refuse(&stream, format!("no thread for the connection: {e}"));
         }
     }
 }
 
-/// Ends the connection of the client that has had no request for the longest time; `false`: all have
-/// one that runs.
-fn evict_the_idlest(clients: &mut HashMap<u64, Client>) -> bool {
-    let idle = clients.values_mut().filter(|client| !client.busy && !client.evicted);
-    let Some(client) = idle.min_by_key(|client| client.since) else { return false };
-    tracing::info!(
-        idle_s = client.since.elapsed().as_secs(),
-        "an RPC client that asks nothing gives way: {MAX_CONNECTIONS} are connected"
-    );
-    client.evicted = true;
-    let _ = client.stream.shutdown(Shutdown::Both);
-    true
+fn refuse(mut stream: &UnixStream, message: String) {
+    tracing::warn!("an RPC client was refused: {message}");
+    let _ = stream.set_nonblocking(true);
+    let _ = stream.write_all(&encode_failure(&Error::os(Errno::Again, message)));
 }
 
 /// Why a client is served no more.
@@ -318,15 +274,14 @@ enum Served {
 }
 
 /// Answers requests until the client leaves or sends what is no JSON, or `wake` becomes readable. Tells
-/// `set_busy` when a request begins (`false`: it must not) and when its reply was taken.
+/// `now` what it does for the client from now on (`false`: it must not, the client was told to go).
 fn serve(
     mut stream: &UnixStream,
     methods: &Methods,
     wake: &OwnedFd,
     framer: &mut Framer,
-    set_busy: impl Fn(bool) -> bool,
+    now: impl Fn(Doing) -> bool,
 ) -> io::Result<Served> {
-    stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
     let mut buffer = vec![0; READ_BYTES];
     let mut checked = false;
     loop {
@@ -340,7 +295,7 @@ fn serve(
             Ok(0) => {
                 checked = true;
                 if let Err(e) = framer.check_syntax() {
-                    return hang_up(stream, &e);
+                    return hang_up(stream, &e, now);
                 }
                 continue;
             }
@@ -352,6 +307,7 @@ fn serve(
         match stream.read(&mut buffer) {
             Ok(0) => return Ok(Served::Left),
             Ok(n) => {
+                now(Doing::Nothing);
                 framer.push(&buffer[..n]);
                 checked = false;
             }
@@ -361,24 +317,48 @@ fn serve(
         loop {
             match framer.next_value() {
                 Ok(Some(message)) => {
-                    if !set_busy(true) {
+                    if !now(Doing::Request) {
                         return Ok(Served::Left);
                     }
                     if let Some(reply) = methods.answer(message) {
-                        stream.write_all(&reply)?;
+                        now(Doing::Reply);
+                        write_reply(stream, &reply)?;
                     }
-                    set_busy(false);
+                    now(Doing::Nothing);
                 }
                 Ok(None) => break,
-                Err(e) => return hang_up(stream, &e),
+                Err(e) => return hang_up(stream, &e, now),
             }
         }
     }
 }
 
-fn hang_up(mut stream: &UnixStream, e: &Error) -> io::Result<Served> {
+/// Writes all of a reply within [`WRITE_TIMEOUT`], however little of it the client takes at once.
+fn write_reply(mut stream: &UnixStream, reply: &[u8]) -> io::Result<()> {
+    let end = Instant::now() + WRITE_TIMEOUT;
+    let mut rest = reply;
+    while !rest.is_empty() {
+        let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
+        else {
+            return Err(ErrorKind::TimedOut.into());
+        };
+        stream.set_write_timeout(Some(left))?;
+        // The kernel's timeout begins anew with each piece of a long write that was taken.
+        match stream.write(&rest[..rest.len().min(WRITE_BYTES)]) {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(n) => rest = &rest[n..],
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+/// Tells a client what is wrong with what it sent, and reads the rest of that.
+fn hang_up(mut stream: &UnixStream, e: &Error, now: impl Fn(Doing) -> bool) -> io::Result<Served> {
+    now(Doing::Reply);
     debug_assert!(matches!(e.code, Code::Parse | Code::InvalidRequest));
-    stream.write_all(&encode_failure(e))?;
+    write_reply(stream, &encode_failure(e))?;
     // Unread bytes would turn the close into a reset, which loses the reply just written.
     stream.shutdown(Shutdown::Write)?;
     stream.set_read_timeout(Some(SYNTAX_PAUSE))?;

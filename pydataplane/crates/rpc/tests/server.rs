@@ -267,7 +267,7 @@ fn a_change_that_takes_long_holds_up_no_other_and_is_recorded_in_turn() {
 #[test]
 fn of_as_many_clients_as_can_be_the_idlest_gives_way_to_the_next() {
     let f = Fixture::new();
-    let mut clients: Vec<_> = (0..rpc::server::MAX_CONNECTIONS).map(|_| f.connect()).collect();
+    let mut clients: Vec<_> = (0..rpc::clients::MAX_CONNECTIONS).map(|_| f.connect()).collect();
     // The first one has just asked, so the second one is the idlest.
     for at in (1..clients.len()).chain([0]) {
         let reply = clients[at].call(json!({"id": 1, "method": "change"}));
@@ -286,6 +286,52 @@ fn of_as_many_clients_as_can_be_the_idlest_gives_way_to_the_next() {
     }
 }
 
+/// A reply that fits into no socket's buffers.
+const LONG: u32 = 4 << 20;
+
+fn ask_for_much(client: &mut Client) {
+    client.send(
+        &json!({"id": 1, "method": "echo", "params": {"text": "x", "times": LONG}}).to_string(),
+    );
+}
+
+#[test]
+fn clients_that_take_no_reply_keep_nobody_out_and_only_as_many_go_as_must() {
+    let f = Fixture::new();
+    let mut deaf: Vec<_> = (0..rpc::clients::MAX_CONNECTIONS).map(|_| f.connect()).collect();
+    deaf.iter_mut().for_each(ask_for_much);
+    // Refused as long as all requests still run.
+    let served = |_| {
+        let mut next = f.connect();
+        next.send(&json!({"id": 2, "method": "change"}).to_string());
+        (next.reply()["result"] == true).then_some(next)
+    };
+    let mut next = (0..).find_map(served).unwrap();
+    let mut cut_off = 0;
+    for client in &mut deaf {
+        let mut line = String::new();
+        let read = client.replies.read_line(&mut line).unwrap_or(0);
+        cut_off += usize::from(read < LONG as usize);
+    }
+    assert_eq!(cut_off, 1, "the others had their replies when they wanted them");
+    assert_eq!(next.call(json!({"id": 3, "method": "change"}))["result"], true);
+}
+
+#[test]
+fn a_client_that_takes_no_reply_does_not_hold_up_an_upgrade() {
+    let mut f = Fixture::new();
+    let mut idle = f.connect();
+    assert_eq!(idle.call(echo("a"))["result"], "a");
+    let mut deaf = f.connect();
+    ask_for_much(&mut deaf);
+    let mut byte = [0];
+    // Its reply has begun.
+    rustix::net::recv(&deaf.stream, &mut byte, rustix::net::RecvFlags::PEEK).unwrap();
+    let server = f.server.take().unwrap();
+    let parked = server.park(std::time::Duration::from_millis(100)).map_err(|(_, e)| e).unwrap();
+    assert_eq!(parked.clients.len(), 1, "the one that waits for nothing goes along");
+}
+
 #[test]
 fn one_client_too_many_is_told_so_where_all_have_requests_that_run() {
     let (go, wait) = mpsc::channel::<()>();
@@ -298,7 +344,7 @@ fn one_client_too_many_is_told_so_where_all_have_requests_that_run() {
             Ok(true)
         });
     });
-    let mut clients: Vec<_> = (0..rpc::server::MAX_CONNECTIONS).map(|_| f.connect()).collect();
+    let mut clients: Vec<_> = (0..rpc::clients::MAX_CONNECTIONS).map(|_| f.connect()).collect();
     for c in &mut clients {
         c.send(&json!({"id": 1, "method": "wait"}).to_string());
         begun.recv().unwrap();

@@ -1,0 +1,271 @@
+//! Who is connected, what each client's thread does, and who gives way where there is no room.
+//!
+//! A client is never cut off while a request of it runs, nor where one has come that nobody has read
+//! yet: it would not know whether it was carried out. One that asks nothing gives way to the next,
+//! and so does one that does not take its reply, each after [`GRACE`]. So who holds all connections,
+//! silent or deaf, keeps the next client waiting for that long, and nobody out.
+
+use parking_lot::{Condvar, Mutex};
+use rustix::net::{RecvFlags, recv};
+use std::collections::HashMap;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+/// Clients connected at the same time (SPDK's limit too).
+pub const MAX_CONNECTIONS: usize = 64;
+
+/// How long a client may ask nothing, or leave its reply, before it gives way to the next. On a busy
+/// machine there is time between the connection and the first request.
+pub const GRACE: Duration = Duration::from_secs(1);
+
+/// A client that is not served for now.
+pub struct ParkedClient {
+    /// The connection.
+    pub stream: UnixStream,
+    /// What came of its next request, if it has begun.
+    pub received: Vec<u8>,
+}
+
+/// What the thread of a client does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Doing {
+    /// It waits for a request, or for the rest of one.
+    Nothing,
+    /// It carries one out.
+    Request,
+    /// It hands the reply over.
+    Reply,
+}
+
+/// Whether one more client may be served.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Room {
+    /// Yes.
+    Is,
+    /// No: all have requests that run.
+    None,
+    /// Somebody will give way soon.
+    Later,
+}
+
+/// The clients of a server.
+#[derive(Default)]
+pub(crate) struct Clients {
+    connected: Mutex<Connected>,
+    parked: Mutex<Vec<ParkedClient>>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Connected {
+    clients: HashMap<u64, Client>,
+    next_id: u64,
+}
+
+/// A connected client.
+struct Client {
+    stream: UnixStream,
+    doing: Doing,
+    /// When it began to do that; of nothing, when the last bytes came.
+    since: Instant,
+    /// It was told to go, and its thread ends.
+    evicted: bool,
+}
+
+impl Client {
+    fn evict(&mut self) {
+        self.evicted = true;
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    /// Whether something came that its thread has not read yet.
+    fn has_unread(&self) -> bool {
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        let (read, _) = match recv(&self.stream, &mut [0; 1], flags) {
+            Ok(read) => read,
+            Err(_) => return false,
+        };
+        read > 0
+    }
+}
+
+impl Clients {
+    /// Adds a client of which there is room; returns its number.
+    pub(crate) fn add(&self, stream: UnixStream) -> u64 {
+        let mut connected = self.connected.lock();
+        let id = connected.next_id;
+        connected.next_id += 1;
+        let client =
+            Client { stream, doing: Doing::Nothing, since: Instant::now(), evicted: false };
+        connected.clients.insert(id, client);
+        id
+    }
+
+    /// Forgets a client, whose thread ends; returns its connection.
+    pub(crate) fn remove(&self, id: u64) -> Option<UnixStream> {
+        let removed = self.connected.lock().clients.remove(&id);
+        self.changed.notify_all();
+        removed.map(|client| client.stream)
+    }
+
+    /// What the thread of client `id` does from now on. `false`: too late, the client was told to go.
+    pub(crate) fn set(&self, id: u64, doing: Doing) -> bool {
+        self.connected.lock().clients.get_mut(&id).is_some_and(|client| {
+            client.doing = doing;
+            client.since = Instant::now();
+            !client.evicted
+        })
+    }
+
+    /// Tells a client to go where there are as many as can be, of those that may be told the one that
+    /// has kept its connection idle for the longest time. Where it is none yet, but will be, waits for
+    /// at most `pause`.
+    pub(crate) fn make_room(&self, pause: Duration) -> Room {
+        let mut connected = self.connected.lock();
+        let clients = &mut connected.clients;
+        if clients.values().filter(|client| !client.evicted).count() < MAX_CONNECTIONS {
+            return Room::Is;
+        }
+        let waits = |client: &&mut Client| client.doing != Doing::Request && !client.evicted;
+        let mut idle: Vec<_> = clients.values_mut().filter(waits).collect();
+        if idle.is_empty() {
+            return Room::None;
+        }
+        idle.sort_by_key(|client| client.since);
+        let gone = idle
+            .into_iter()
+            .take_while(|client| client.since.elapsed() >= GRACE)
+            .find(|client| client.doing == Doing::Reply || !client.has_unread());
+        if let Some(client) = gone {
+            tracing::info!(
+                idle_s = client.since.elapsed().as_secs(),
+                "an RPC client that {} gives way: {MAX_CONNECTIONS} are connected",
+                if client.doing == Doing::Reply {
+                    "does not take its reply"
+                } else {
+                    "asks nothing"
+                }
+            );
+            client.evict();
+            return Room::Is;
+        }
+        self.changed.wait_for(&mut connected, pause);
+        Room::Later
+    }
+
+    /// Ends the connection of each client that does not take its reply.
+    pub(crate) fn cut_off_who_takes_no_reply(&self) {
+        for client in self.connected.lock().clients.values_mut() {
+            if client.doing == Doing::Reply {
+                client.evict();
+            }
+        }
+    }
+
+    /// Waits until no thread serves a client; `false`: some do after `timeout`.
+    pub(crate) fn wait_for_all(&self, timeout: Duration) -> bool {
+        let end = Instant::now() + timeout;
+        let mut connected = self.connected.lock();
+        while !connected.clients.is_empty() {
+            if self.changed.wait_until(&mut connected, end).timed_out() {
+                return connected.clients.is_empty();
+            }
+        }
+        true
+    }
+
+    /// How many threads serve a client.
+    pub(crate) fn count(&self) -> usize {
+        self.connected.lock().clients.len()
+    }
+
+    /// Keeps a client that is not served for now.
+    pub(crate) fn park(&self, client: ParkedClient) {
+        self.parked.lock().push(client);
+    }
+
+    /// Returns those that were kept.
+    pub(crate) fn take_parked(&self) -> Vec<ParkedClient> {
+        std::mem::take(&mut *self.parked.lock())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+
+    /// As many clients as can be, all of which have done `doing` for longer than the grace, the first
+    /// for the longest time; returns their ends of the connections.
+    fn full(clients: &Clients, doing: Doing) -> Vec<UnixStream> {
+        let ends = (0..MAX_CONNECTIONS as u32).map(|at| {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            let id = clients.add(ours);
+            assert!(clients.set(id, doing));
+            clients.age(id, GRACE * (2 * MAX_CONNECTIONS as u32 - at));
+            theirs
+        });
+        ends.collect()
+    }
+
+    impl Clients {
+        fn age(&self, id: u64, by: Duration) {
+            self.connected.lock().clients.get_mut(&id).unwrap().since -= by;
+        }
+    }
+
+    fn is_closed(mut end: &UnixStream) -> bool {
+        end.set_nonblocking(true).unwrap();
+        matches!(end.read(&mut [0; 1]), Ok(0))
+    }
+
+    #[test]
+    fn a_request_that_nobody_has_read_yet_is_not_cut_off() {
+        let clients = Clients::default();
+        let mut ends = full(&clients, Doing::Nothing);
+        ends[0].write_all(b"{").unwrap();
+        ends[1].write_all(b"{").unwrap();
+        assert_eq!(clients.make_room(Duration::ZERO), Room::Is);
+        let closed: Vec<_> = (0..ends.len()).filter(|&at| is_closed(&ends[at])).collect();
+        assert_eq!(closed, [2], "the idlest of those that have not asked");
+    }
+
+    #[test]
+    fn who_has_just_connected_or_asked_has_time_for_more() {
+        let clients = Clients::default();
+        let _ends: Vec<_> = (0..MAX_CONNECTIONS)
+            .map(|_| {
+                let (ours, theirs) = UnixStream::pair().unwrap();
+                clients.add(ours);
+                theirs
+            })
+            .collect();
+        assert_eq!(clients.make_room(Duration::ZERO), Room::Later);
+        clients.age(7, GRACE);
+        assert_eq!(clients.make_room(Duration::ZERO), Room::Is);
+        assert!(!clients.set(7, Doing::Request), "it was told to go");
+        assert!(clients.set(8, Doing::Request));
+    }
+
+    #[test]
+    fn who_does_not_take_a_reply_gives_way_though_more_came_of_it() {
+        let clients = Clients::default();
+        let mut ends = full(&clients, Doing::Reply);
+        ends[0].write_all(b"{").unwrap();
+        assert_eq!(clients.make_room(Duration::ZERO), Room::Is);
+        assert!(!clients.set(0, Doing::Nothing));
+        assert!(clients.set(1, Doing::Nothing));
+    }
+
+    #[test]
+    fn there_is_no_room_where_all_have_requests_that_run() {
+        let clients = Clients::default();
+        let ends = full(&clients, Doing::Request);
+        assert_eq!(clients.make_room(Duration::ZERO), Room::None);
+        clients.cut_off_who_takes_no_reply();
+        assert!(!ends.iter().any(is_closed));
+        clients.remove(5);
+        assert_eq!(clients.make_room(Duration::ZERO), Room::Is);
+    }
+}
