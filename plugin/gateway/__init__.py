@@ -5,15 +5,15 @@ pass through as they are, except the calls about disks of ours (see `handlers`):
 here, or rewritten on their way by `plugin.translate`.
 
     wire, xdr, messages, procs   the protocol: framing, values, numbers
-    channel                      one socket: messages, descriptors, backpressure
-    upstream, admin              a small libvirt client, for calls of our own
-    caller, peer, polkit         who a client is, and what it may do
-    services, call               what handlers get: the gateway's parts, one call of one client
-    handlers, domains            what we do with which call
-    target, locks, events        LUNs and volumes; one operation at a time; device events
+    errors, peer, polkit, listen refusals; who a client is, and what it may do; sockets
+    channel, upstream, admin     one socket; a small libvirt client, for calls of our own
+    target, targets              LUNs and volumes, of one target and of all
+    locks, events, journal       one operation at a time; device events; changes under way, on disk
+    caller, services, call       what handlers get: the client, the gateway's parts, one call
+    domains, records             questions to a domain's XML; which volumes a domain has had
     reconcile, recovery, loop    the target follows the domains; interrupted changes
-    journal, records             changes under way on disk; which volumes a domain has had
-    session, server, listen      one client's two pumps; the process
+    handlers, procedures         what we do with which call, and who may make it
+    session, server              one client's two pumps; the process
 
 Each line uses those above it, never those below.
 

@@ -1,8 +1,8 @@
 """One client's connection and its counterpart to libvirtd.
 
 Two pumps run beside each other: calls towards libvirtd, replies and events back. A message nobody
-looks into streams through. A call in the table of handlers is read whole and becomes a task of its
-own (libvirtd too works on several calls of a client at a time); the pump goes on meanwhile.
+looks into streams through. A call of plugin.gateway.procedures is read whole and becomes a task of
+its own (libvirtd too works on several calls of a client at a time); the pump goes on meanwhile.
 
 Until libvirtd knows who the client is, nothing but what leads to CONNECT_OPEN is passed on: every
 connection of ours arrives there as root, and a call that overtook CONNECT_SET_IDENTITY would run
@@ -32,10 +32,10 @@ from plugin.gateway.errors import (
     error_payload,
 )
 from plugin.gateway.events import DeviceChange, Subscriptions, is_event_of_metadata, is_ours
-from plugin.gateway.handlers import HANDLERS, WRITING, payload_limit
 from plugin.gateway.listen import Listener
 from plugin.gateway.messages import SMALL_CALL_MAX_BYTES, XML_CALL_MAX_BYTES
 from plugin.gateway.peer import peer_of
+from plugin.gateway.procedures import PROCEDURES, Access, Procedure
 from plugin.gateway.procs import Proc, name_of
 from plugin.gateway.services import Services
 from plugin.gateway.upstream import connect
@@ -188,15 +188,14 @@ class Session:
             if header.program != KEEPALIVE_PROGRAM and not self._open:
                 await self._before_open(header)
                 continue
-            handler = self._handler(header)
-            if handler is None:
+            procedure = self._procedure(header)
+            if procedure is None:
                 await self.client.relay(header, upstream)
                 continue
-            limit = payload_limit(header.procedure)
-            payload, descriptors = await self.client.payload(header, limit)
+            payload, descriptors = await self.client.payload(header, procedure.max_bytes)
             await self._slots.acquire()
             call = self._call(header, payload, descriptors)
-            task = asyncio.create_task(self._handle(handler, call))
+            task = asyncio.create_task(self._handle(procedure.handler, call))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -204,12 +203,14 @@ class Session:
         given = (self, self._services, self._caller, self.subscriptions)
         return Call(*given, header, payload, descriptors)
 
-    def _handler(self, header: Header) -> Handler | None:
+    def _procedure(self, header: Header) -> Procedure | None:
+        """Returns what we do with a call; None: libvirtd alone answers it."""
         if header.program != REMOTE_PROGRAM or header.type not in CALLS:
             return None
-        if self.read_only and header.procedure in WRITING:
+        procedure = PROCEDURES.get(header.procedure)
+        if self.read_only and procedure is not None and procedure.access is Access.WRITE:
             return None  # libvirtd refuses it in its own words
-        return HANDLERS.get(header.procedure)
+        return procedure
 
     async def _handle(self, handler: Handler, call: Call) -> None:
         """Runs a handler; whatever it raises becomes the call's error."""

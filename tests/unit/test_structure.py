@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -79,3 +80,19 @@ def test_a_package_does_not_know_those_beside_or_above_it(
         if name.split(".")[0] == package:
             wrong = sorted(each for each in used if each.split(".")[0] in strangers)
             assert not wrong, f"{name} imports {', '.join(wrong)}"
+
+
+def test_the_gateways_modules_stand_in_the_order_that_its_header_tells(
+    graph: dict[str, set[str]],
+) -> None:
+    header = ast.get_docstring(ast.parse((ROOT / "plugin/gateway/__init__.py").read_text())) or ""
+    lines = re.findall(r"^    ((?:\w+, )*\w+) +\w", header, re.MULTILINE)
+    rank = {name: number for number, line in enumerate(lines) for name in line.split(", ")}
+    package = "plugin.gateway."
+    files = {name.removeprefix(package).split(".")[0] for name in graph if package in name}
+    assert rank.keys() == files - {"__main__"}
+    for name, used in graph.items():
+        own = rank.get(name.removeprefix(package).split(".")[0])
+        for each in used if package in name and own is not None else ():
+            theirs = rank.get(each.removeprefix(package).split(".")[0], -1)
+            assert package not in each or theirs <= own, f"{name} uses {each}, which is above it"

@@ -1,0 +1,146 @@
+"""Every call that the gateway looks into, one row each; all others pass through unread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from plugin.gateway.call import Handler
+from plugin.gateway.handlers import (
+    attach,
+    block,
+    connection,
+    define,
+    describe,
+    metadata,
+    migrate,
+    saved,
+    snapshots,
+    start,
+    stats,
+    unsupported,
+)
+from plugin.gateway.messages import DOMAIN_LIST_MAX, SMALL_CALL_MAX_BYTES, XML_CALL_MAX_BYTES
+from plugin.gateway.procs import Proc
+
+SMALL = SMALL_CALL_MAX_BYTES
+XML = XML_CALL_MAX_BYTES
+TEXTS = 3 * XML_CALL_MAX_BYTES
+"""Arguments with several texts, or one and a cookie."""
+DOMAINS = DOMAIN_LIST_MAX * 128
+"""Arguments with a list of domains."""
+
+
+class Access(Enum):
+    """Which connections may make a call."""
+
+    READ = "read"
+    """All. SET_IDENTITY is one: libvirtd's read-only socket takes it, as it must for us."""
+    WRITE = "write"
+    """Read-write ones. On others libvirtd refuses it in its own words, without us."""
+
+
+class By(Enum):
+    """Who answers a call when it is about a disk or a domain of ours."""
+
+    GATEWAY = "gateway"
+    """We alone; libvirtd is asked for permission only."""
+    LIBVIRTD = "libvirtd"
+    """libvirtd, with its arguments or its result changed by us, or after we prepared for it."""
+    NOBODY = "nobody"
+    """It is refused with a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Procedure:
+    """One row."""
+
+    proc: Proc
+    handler: Handler
+    access: Access
+    max_bytes: int
+    """How long its arguments may be, which are read whole, bytes."""
+    by: By
+
+
+_READ, _WRITE = Access.READ, Access.WRITE
+_GATEWAY, _LIBVIRTD, _NOBODY = By.GATEWAY, By.LIBVIRTD, By.NOBODY
+
+_ROWS = (
+    Procedure(Proc.SET_IDENTITY, connection.set_identity, _READ, SMALL, _LIBVIRTD),
+    Procedure(Proc.CALLBACK_REGISTER_ANY, connection.register, _READ, SMALL, _LIBVIRTD),
+    Procedure(Proc.CALLBACK_DEREGISTER_ANY, connection.deregister, _READ, SMALL, _LIBVIRTD),
+    Procedure(Proc.EVENT_REGISTER_ANY, connection.register_legacy, _READ, SMALL, _LIBVIRTD),
+    Procedure(Proc.EVENT_DEREGISTER_ANY, connection.deregister_legacy, _READ, SMALL, _LIBVIRTD),
+    Procedure(Proc.DEFINE_XML, define.define, _WRITE, XML, _LIBVIRTD),
+    Procedure(Proc.DEFINE_XML_FLAGS, define.define, _WRITE, XML, _LIBVIRTD),
+    Procedure(Proc.CREATE_XML, define.create, _WRITE, XML, _LIBVIRTD),
+    Procedure(Proc.CREATE_XML_WITH_FILES, define.create, _WRITE, XML, _LIBVIRTD),
+    Procedure(Proc.CREATE, start.start, _WRITE, SMALL, _LIBVIRTD),
+    Procedure(Proc.CREATE_WITH_FLAGS, start.start, _WRITE, SMALL, _LIBVIRTD),
+    Procedure(Proc.CREATE_WITH_FILES, start.start, _WRITE, SMALL, _LIBVIRTD),
+    Procedure(Proc.GET_XML_DESC, describe.xml, _READ, SMALL, _LIBVIRTD),
+    Procedure(Proc.ATTACH_DEVICE, attach.attach, _WRITE, XML, _GATEWAY),
+    Procedure(Proc.ATTACH_DEVICE_FLAGS, attach.attach, _WRITE, XML, _GATEWAY),
+    Procedure(Proc.DETACH_DEVICE, attach.detach, _WRITE, XML, _GATEWAY),
+    Procedure(Proc.DETACH_DEVICE_FLAGS, attach.detach, _WRITE, XML, _GATEWAY),
+    Procedure(Proc.DETACH_DEVICE_ALIAS, attach.detach_alias, _WRITE, SMALL, _GATEWAY),
+    Procedure(Proc.UPDATE_DEVICE_FLAGS, attach.update, _WRITE, XML, _GATEWAY),
+    Procedure(Proc.GET_BLOCK_INFO, block.info, _READ, SMALL, _GATEWAY),
+    Procedure(Proc.BLOCK_STATS, block.stats, _READ, SMALL, _GATEWAY),
+    Procedure(Proc.BLOCK_STATS_FLAGS, block.stats_flags, _READ, SMALL, _GATEWAY),
+    Procedure(Proc.BLOCK_RESIZE, block.resize, _WRITE, SMALL, _GATEWAY),
+    Procedure(Proc.BLOCK_PEEK, unsupported.peek, _WRITE, SMALL, _NOBODY),
+    Procedure(Proc.SET_BLOCK_IO_TUNE, unsupported.io_tune, _WRITE, SMALL, _NOBODY),
+    Procedure(Proc.GET_BLOCK_IO_TUNE, unsupported.io_tune, _READ, SMALL, _NOBODY),
+    Procedure(
+        Proc.GET_ALL_DOMAIN_STATS,
+        stats.all_domains,
+        _READ,
+        DOMAINS,
+        _LIBVIRTD,
+    ),
+    Procedure(Proc.GET_METADATA, metadata.get, _READ, SMALL, _NOBODY),
+    Procedure(Proc.SET_METADATA, metadata.set_, _WRITE, XML, _NOBODY),
+    Procedure(Proc.XML_TO_NATIVE, describe.to_native, _WRITE, XML, _LIBVIRTD),
+    Procedure(Proc.SAVE_FLAGS, saved.save, _WRITE, XML, _LIBVIRTD),
+    Procedure(Proc.SAVE_PARAMS, saved.save, _WRITE, XML, _LIBVIRTD),
+    Procedure(Proc.RESTORE, saved.restore, _WRITE, SMALL, _LIBVIRTD),
+    Procedure(Proc.RESTORE_FLAGS, saved.restore, _WRITE, XML, _LIBVIRTD),
+    Procedure(Proc.RESTORE_PARAMS, saved.restore, _WRITE, XML, _LIBVIRTD),
+    Procedure(Proc.SAVE_IMAGE_GET_XML_DESC, saved.image_xml, _WRITE, SMALL, _LIBVIRTD),
+    Procedure(Proc.SAVE_IMAGE_DEFINE_XML, saved.define_image, _WRITE, XML, _LIBVIRTD),
+    Procedure(Proc.MANAGED_SAVE_GET_XML_DESC, saved.image_xml, _READ, SMALL, _LIBVIRTD),
+    Procedure(Proc.MANAGED_SAVE_DEFINE_XML, saved.define_managed, _WRITE, XML, _LIBVIRTD),
+    Procedure(Proc.SNAPSHOT_CREATE_XML, snapshots.create, _WRITE, XML, _LIBVIRTD),
+    Procedure(Proc.SNAPSHOT_GET_XML_DESC, snapshots.xml, _READ, SMALL, _LIBVIRTD),
+    Procedure(Proc.CHECKPOINT_CREATE_XML, snapshots.create_checkpoint, _WRITE, XML, _LIBVIRTD),
+    Procedure(Proc.CHECKPOINT_GET_XML_DESC, snapshots.xml, _READ, SMALL, _LIBVIRTD),
+    Procedure(Proc.BACKUP_BEGIN, snapshots.begin_backup, _WRITE, TEXTS, _LIBVIRTD),
+    Procedure(Proc.BACKUP_GET_XML_DESC, snapshots.backup_xml, _READ, SMALL, _LIBVIRTD),
+    Procedure(Proc.MIGRATE_BEGIN3, migrate.begin, _WRITE, XML, _LIBVIRTD),
+    Procedure(Proc.MIGRATE_BEGIN3_PARAMS, migrate.begin_params, _WRITE, TEXTS, _LIBVIRTD),
+    Procedure(Proc.MIGRATE_PREPARE3, migrate.prepare, _WRITE, TEXTS, _LIBVIRTD),
+    Procedure(Proc.MIGRATE_PREPARE3_PARAMS, migrate.prepare_params, _WRITE, TEXTS, _LIBVIRTD),
+    Procedure(Proc.MIGRATE_PREPARE_TUNNEL3, migrate.prepare, _WRITE, TEXTS, _LIBVIRTD),
+    Procedure(
+        Proc.MIGRATE_PREPARE_TUNNEL3_PARAMS,
+        migrate.prepare_params,
+        _WRITE,
+        TEXTS,
+        _LIBVIRTD,
+    ),
+    Procedure(Proc.MIGRATE_PERFORM3, migrate.perform, _WRITE, TEXTS, _LIBVIRTD),
+    Procedure(Proc.MIGRATE_PERFORM3_PARAMS, migrate.perform_params, _WRITE, TEXTS, _LIBVIRTD),
+    Procedure(Proc.BLOCK_JOB_ABORT, unsupported.block_job, _WRITE, SMALL, _NOBODY),
+    Procedure(Proc.GET_BLOCK_JOB_INFO, unsupported.block_job_info, _READ, SMALL, _GATEWAY),
+    Procedure(Proc.BLOCK_JOB_SET_SPEED, unsupported.block_job, _WRITE, SMALL, _NOBODY),
+    Procedure(Proc.BLOCK_PULL, unsupported.block_job, _WRITE, SMALL, _NOBODY),
+    Procedure(Proc.BLOCK_REBASE, unsupported.block_job, _WRITE, SMALL, _NOBODY),
+    Procedure(Proc.BLOCK_COMMIT, unsupported.block_job, _WRITE, SMALL, _NOBODY),
+    Procedure(Proc.BLOCK_COPY, unsupported.block_job, _WRITE, XML, _NOBODY),
+    Procedure(Proc.SET_BLOCK_THRESHOLD, unsupported.threshold, _WRITE, SMALL, _NOBODY),
+)
+
+PROCEDURES = {row.proc.value: row for row in _ROWS}
+"""By the number of the procedure."""
