@@ -15,8 +15,11 @@
 //! 6.18, ext4 on virtio-blk: 8 reads of 4 MiB keep the thread 2.3 ms (p99 8.4 ms), or 17 us if the
 //! kernel's workers do it (IOSQE_ASYNC), and they end at the same time; 32 reads of 4 KiB take 90 us,
 //! or 14 us and then twice as long to end. A polling kernel thread (SQPOLL) costs nothing here, and a
-//! CPU there: where it has to share one, its latencies are the worst. So small transfers go inline and
-//! what goes beyond [`INLINE_BYTES`] a turn goes to the workers.
+//! CPU there: where it has to share one, its latencies are the worst. A worker is not free either: it
+//! pins 4 MiB in 200 us in which no guest has its CPU, and the disk's interrupt lets go of them at once,
+//! on whichever CPU it comes to. So small transfers go inline, clients cut what they can into pieces and
+//! hand over a little a turn (`bdev`, `file/channel/large`), and what goes beyond [`INLINE_BYTES`] a turn
+//! all the same goes to the workers.
 //!
 //! `user_data` is the client's index, its generation and its token, so that a completion never
 //! reaches a client that came later into the same place.

@@ -1,13 +1,14 @@
 //! I/Os in flight on one thread.
 //!
 //! An I/O is a slot. Usually it is pushed once and done: the caller's own iovecs go to the kernel.
-//! Everything else (a short transfer, an unaligned buffer, more runs than the kernel takes, a file
+//! A large direct one goes piece by piece (`large`). Everything else (a short transfer, an unaligned buffer, more runs than the kernel takes, a file
 //! system without ZERO_RANGE, EAGAIN) makes it go on in steps: a slot that cannot be pushed now
 //! waits in `again` for the next poll. All flushes that wait share one fdatasync (`flushing`), and after
 //! one has failed no further one succeeds until the device's latch is cleared. Of the kernel's workers,
 //! which all files of the thread share, a file takes no more than [`WORKERS_MAX`].
 
 mod flushing;
+mod large;
 mod slot;
 
 use std::collections::VecDeque;
@@ -18,6 +19,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use reactor::{Full, IoContext, UringClient, Waker};
 
 use self::flushing::{FDATASYNC, Flushing};
+use self::large::{Large, PIECES_MAX};
 use self::slot::{Slot, Step, zeroes};
 use super::bounce::Bounces;
 use super::{Shared, errno, memory};
@@ -49,7 +51,8 @@ pub(super) struct FileChannel {
     again: Vec<u16>,
     /// Slots that copy, in turn.
     copying: VecDeque<u16>,
-    /// Keeps the thread awake while there are any, and wakes it at the end of an fdatasync.
+    large: Large,
+    /// Keeps the thread awake while there are any of these, and wakes it at the end of an fdatasync.
     waker: Waker,
     bounces: Bounces,
     zeroes: &'static Ram,
@@ -137,6 +140,12 @@ impl Channel for FileChannel {
                 self.stats.record(io.op, io.bytes(self.shared.block_size), ticks, Ok(()));
                 return Submit::Done(Ok(()));
             }
+            Op::Read | Op::Write if self.is_large(io) => {
+                self.slots.take();
+                self.slots[n] = Slot::new(*io, Step::Pieces, begun);
+                self.begin_large(n);
+                return Submit::Pending;
+            }
             Op::WriteZeroes if !self.shared.zero_range.load(Relaxed) => Step::Zeroing,
             _ => Step::Plain,
         };
@@ -159,6 +168,7 @@ impl Channel for FileChannel {
 
     fn poll(&mut self, done: &mut Vec<Completion>) -> u32 {
         let before = done.len();
+        self.large.next_turn();
         // Read once, for all that the kernel finished.
         let mut now = None;
         while done.len() < done.capacity() {
@@ -168,7 +178,11 @@ impl Channel for FileChannel {
                 self.flushed(result);
                 continue;
             }
-            if let Some(end) = self.stepped(n, result) {
+            let end = match self.slots[n].step {
+                Step::Pieces => self.piece_ended(n, token, result),
+                _ => self.stepped(n, result),
+            };
+            if let Some(end) = end {
                 let now = *now.get_or_insert_with(reactor::ticks::now);
                 done.push(self.finish(n, end, now));
             }
@@ -185,6 +199,9 @@ impl Channel for FileChannel {
         if !self.again.is_empty() {
             self.go_on();
         }
+        if !self.large.is_empty() {
+            self.push_pieces();
+        }
         (done.len() - before) as u32
     }
 }
@@ -196,10 +213,11 @@ impl FileChannel {
         io: &IoContext,
     ) -> io::Result<Self> {
         Ok(FileChannel {
-            uring: io.uring()?.client(u32::from(DEPTH) + 1),
+            uring: io.uring()?.client(u32::from(DEPTH) + 1 + PIECES_MAX),
             slots: Slots::new(DEPTH, |_| Slot::new(Io::flush(0), Step::Plain, 0)),
             again: Vec::with_capacity(usize::from(DEPTH)),
             copying: VecDeque::with_capacity(usize::from(DEPTH)),
+            large: Large::new(),
             waker: io.waker(),
             bounces: Bounces::new()?,
             zeroes: zeroes()?,

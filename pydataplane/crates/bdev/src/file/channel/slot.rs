@@ -4,8 +4,10 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
 
+use guestmem::IoVec;
 use io_uring::{opcode, squeue, types};
 
+use super::large::{Cut, Piece};
 use crate::file::Shared;
 use crate::file::bounce::{BOUNCE_SIZE, Bounce, Bounces};
 use crate::ram::Ram;
@@ -38,6 +40,8 @@ pub(super) enum Step {
     Bounced,
     /// Writing zeros.
     Zeroing,
+    /// A large read or write, piece by piece with the kernel (`large`).
+    Pieces,
     /// Waiting for an fdatasync (`flushing`): a flush, or what makes a write durable (FUA) where the
     /// write itself cannot.
     Syncing,
@@ -55,19 +59,39 @@ pub(super) struct Slot {
     pub bounce: Option<Bounce>,
     /// One of the kernel's workers may be waiting for its step.
     pub worker: bool,
+    /// How far it is, where it goes in pieces.
+    pub cut: Cut,
 }
 
 impl Slot {
     /// An I/O of which nothing is done yet.
     #[inline]
     pub const fn new(io: Io, step: Step, begun: u64) -> Slot {
-        Slot { io, begun, step, done: 0, tries: 0, bounce: None, worker: false }
+        Slot { io, begun, step, done: 0, tries: 0, bounce: None, worker: false, cut: Cut::NONE }
     }
 
     /// After a step without progress: another one (`None`), or the end of the I/O.
     pub fn try_again(&mut self, give_up: IoError) -> Option<Result<(), IoError>> {
         self.tries += 1;
         (self.tries > TRIES_MAX).then_some(Err(give_up))
+    }
+
+    /// The submission entry of a piece.
+    pub fn piece(&self, shared: &Shared, piece: &Piece) -> squeue::Entry {
+        let fd = types::Fd(shared.fd.as_raw_fd());
+        let offset = self.io.lba * u64::from(shared.block_size) + piece.at;
+        let runs = &self.io.sg.as_slice()[piece.first..piece.first + piece.runs];
+        match runs {
+            [run] => {
+                // SAFETY: a piece is within its run.
+                let (at, len) = (unsafe { run.base().add(piece.within) }, piece.len as u32);
+                match self.io.op {
+                    Op::Read => opcode::Read::new(fd, at, len).offset(offset).build(),
+                    _ => opcode::Write::new(fd, at, len).offset(offset).build(),
+                }
+            }
+            runs => of_runs(self.io.op, runs, fd, offset, 0),
+        }
     }
 
     /// The submission entry of the next step, and its weight: the bytes that the kernel pins or copies
@@ -129,15 +153,19 @@ fn whole(io: &Io, fd: types::Fd, offset: u64, dsync: i32) -> squeue::Entry {
             .offset(offset)
             .rw_flags(dsync)
             .build(),
-        (op, _) => {
-            // An IoVec is laid out as `struct iovec`.
-            let iov = runs.as_ptr().cast::<libc::iovec>();
-            let count = runs.len() as u32;
-            if op == Op::Read {
-                opcode::Readv::new(fd, iov, count).offset(offset).build()
-            } else {
-                opcode::Writev::new(fd, iov, count).offset(offset).rw_flags(dsync).build()
-            }
-        }
+        (op, _) => of_runs(op, runs, fd, offset, dsync),
+    }
+}
+
+/// A read or write of several runs of the caller's list.
+#[inline]
+fn of_runs(op: Op, runs: &[IoVec], fd: types::Fd, offset: u64, dsync: i32) -> squeue::Entry {
+    // An IoVec is laid out as `struct iovec`.
+    let iov = runs.as_ptr().cast::<libc::iovec>();
+    let count = runs.len() as u32;
+    if op == Op::Read {
+        opcode::Readv::new(fd, iov, count).offset(offset).build()
+    } else {
+        opcode::Writev::new(fd, iov, count).offset(offset).rw_flags(dsync).build()
     }
 }

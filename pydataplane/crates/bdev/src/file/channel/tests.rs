@@ -50,14 +50,14 @@ struct Rig {
 /// A channel on a file where direct I/O wants memory that is aligned to 512 bytes, and a guest.
 fn rig() -> Rig {
     let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
-    file.as_file().set_len(1 << 20).unwrap();
+    file.as_file().set_len(4 << 20).unwrap();
     let mut shared = open(file.path(), Some(BLOCK as u32), false).unwrap();
     // Whatever the file system of this machine wants.
     shared.mem_align = BLOCK;
     shared.in_memory = false;
     let io = IoContext::new().unwrap();
     let channel = FileChannel::new(Arc::new(shared), Stats::new().channel(), &io).unwrap();
-    let memory = GuestMemory::memfd(&[(GUEST, 1 << 20)]).unwrap();
+    let memory = GuestMemory::memfd(&[(GUEST, 4 << 20)]).unwrap();
     Rig { channel, io, memory, _file: file }
 }
 
@@ -317,4 +317,132 @@ fn what_is_not_aligned_goes_through_a_bounce_buffer_and_gives_it_back() {
         assert_eq!(all.len(), 16);
         all.into_iter().for_each(|b| rig.channel.bounces.give_back(b));
     }
+}
+
+/// Bytes of large transfers of these tests, several pieces and a part of one.
+const LONG: usize = 2 * large::PIECE + large::PIECE / 2;
+
+#[test]
+fn a_large_transfer_goes_in_pieces_of_which_the_next_turn_gets_the_next() {
+    let mut rig = rig();
+    let (out, back) = (rig.range(0, LONG), rig.range(LONG, LONG));
+    // The second in three runs, of which one is longer than a piece.
+    let cuts = [0, 0x3000, 0x3000 + large::PIECE + 0x200, LONG];
+    let parts: Vec<_> = cuts.windows(2).map(|c| rig.range(LONG + c[0], c[1] - c[0])).collect();
+    let data = fill(&out, 1);
+    let (pushed, runs) = rig.run(Op::Write, &[out]);
+    let at = |n: usize, len: usize| Pushed {
+        opcode: opcode::Write::CODE,
+        addr: runs[0].base() as u64 + (n * large::PIECE) as u64,
+        len: len as u32,
+    };
+    assert_eq!(pushed, [at(0, large::PIECE), at(1, large::PIECE), at(2, large::PIECE / 2)]);
+    let (pushed, runs) = rig.run(Op::Read, &parts);
+    let single = |run: usize, within: usize, len: usize| Pushed {
+        opcode: opcode::Read::CODE,
+        addr: runs[run].base() as u64 + within as u64,
+        len: len as u32,
+    };
+    let last = LONG - cuts[2];
+    assert_eq!(
+        pushed,
+        [
+            single(0, 0, 0x3000),
+            single(1, 0, large::PIECE),
+            single(1, large::PIECE, 0x200),
+            single(2, 0, large::PIECE),
+            single(2, large::PIECE, last - large::PIECE),
+        ]
+    );
+    assert_eq!(bytes(&back), data);
+}
+
+#[test]
+fn runs_that_fit_in_a_piece_go_to_the_kernel_as_one_list() {
+    let mut rig = rig();
+    let parts: Vec<_> = (0..10).map(|n| rig.range(n * 0x1_0000, 0xfe00)).collect();
+    let data: Vec<_> = parts.iter().zip(1..).map(|(part, seed)| fill(part, seed)).collect();
+    for (op, opcode) in [(Op::Write, opcode::Writev::CODE), (Op::Read, opcode::Readv::CODE)] {
+        let (pushed, runs) = rig.run(op, &parts);
+        let list = |first: usize, len: u32| {
+            let addr = (&raw const runs[first]) as u64;
+            Pushed { opcode, addr, len }
+        };
+        assert_eq!(pushed, [list(0, 4), list(4, 4), list(8, 2)], "{op:?}");
+        if op == Op::Write {
+            parts.iter().for_each(|part| part.fill(0));
+        }
+    }
+    assert!(parts.iter().zip(&data).all(|(part, data)| bytes(part) == *data));
+}
+
+#[test]
+fn between_two_polls_the_kernel_gets_so_much_of_large_transfers_and_no_more() {
+    let mut rig = rig();
+    // SAFETY: the memory outlives the I/O, which ends below.
+    let runs = [unsafe { rig.range(0, LONG).to_iovec() }];
+    for tag in 0..8 {
+        // SAFETY: so does the list.
+        let sg = unsafe { Sg::new(&runs) };
+        let blocks = (LONG / BLOCK) as u64;
+        let io = Io { op: Op::Read, fua: false, lba: 0, blocks, sg, tag };
+        assert_eq!(rig.channel.submit(&io), Submit::Pending);
+        assert_eq!(rig.channel.pushed.len(), 1);
+    }
+    let (mut done, mut before) = (Vec::with_capacity(8), rig.channel.pushed.len());
+    while done.len() < 8 {
+        if rig.channel.poll(&mut done) == 0 {
+            rig.io.wait(600_000_000).unwrap();
+        }
+        let given: u32 = rig.channel.pushed[before..].iter().map(|p| p.len).sum();
+        assert!(given as usize <= large::PIECE, "{given} bytes in one turn");
+        before = rig.channel.pushed.len();
+    }
+    assert!(done.iter().all(|c| c.result == Ok(())), "{done:?}");
+    assert_eq!(rig.channel.pushed.len(), 8 * 3);
+}
+
+#[test]
+fn a_write_that_is_to_be_durable_is_not_cut() {
+    let mut rig = rig();
+    // SAFETY: the memory outlives the I/O, which ends below.
+    let runs = [unsafe { rig.range(0, LONG).to_iovec() }];
+    // SAFETY: so does the list.
+    let sg = unsafe { Sg::new(&runs) };
+    let io = Io { op: Op::Write, fua: true, lba: 0, blocks: (LONG / BLOCK) as u64, sg, tag: 1 };
+    assert_eq!(rig.channel.submit(&io), Submit::Pending);
+    assert_eq!(polled(&mut rig.channel, &rig.io), (1, Ok(())));
+    assert_eq!(rig.channel.pushed.len(), 1);
+}
+
+#[test]
+fn a_piece_that_fails_has_the_whole_begin_again_and_the_rest_waits_for_nobody() {
+    let mut rig = rig();
+    // SAFETY: the memory outlives the I/O, which ends below.
+    let runs = [unsafe { rig.range(0, LONG).to_iovec() }];
+    // SAFETY: so does the list.
+    let sg = unsafe { Sg::new(&runs) };
+    let io = Io { op: Op::Read, fua: false, lba: 0, blocks: (LONG / BLOCK) as u64, sg, tag: 1 };
+    assert_eq!(rig.channel.submit(&io), Submit::Pending);
+    let (token, result) = loop {
+        rig.io.flush();
+        match rig.channel.uring.next_completion() {
+            Some(completion) => break completion,
+            None => rig.io.wait(600_000_000).unwrap(),
+        };
+    };
+    assert_eq!(result as usize, large::PIECE);
+    // As if the disk had given up: none of the others follows.
+    assert_eq!(rig.channel.piece_ended(0, token, -libc::EIO), None);
+    assert!(rig.channel.large.is_empty());
+    assert_eq!(polled(&mut rig.channel, &rig.io), (1, Ok(())));
+    let whole =
+        Pushed { opcode: opcode::Read::CODE, addr: runs[0].base() as u64, len: LONG as u32 };
+    assert_eq!(rig.channel.pushed[1..], [whole]);
+    // What is truncated is told by the whole.
+    let file = rig._file.as_file();
+    file.set_len(large::PIECE as u64 + 4096).unwrap();
+    let io = Io { tag: 2, ..io };
+    assert_eq!(rig.channel.submit(&io), Submit::Pending);
+    assert_eq!(polled(&mut rig.channel, &rig.io), (2, Err(IoError::ReadMedium)));
 }
