@@ -3,10 +3,13 @@
 //! The kernel reports a writeback error once for each open file (fsync(2)), and a disk that lost
 //! its cache says so once. All users of a device share that one report: without a memory the next
 //! user's flush succeeds although what he wrote is lost. So the first failure is latched, and every
-//! later flush fails until somebody has looked into it and cleared the latch.
+//! later flush fails until somebody has looked into it and cleared the latch. A thread may follow the
+//! latch, to record it beyond this process.
 
 use std::fmt;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::Thread;
 use std::time::{Duration, SystemTime};
 
 /// What failed.
@@ -51,7 +54,11 @@ impl fmt::Display for FlushFailure {
 /// Remembers the first failed flush of a device. One load on the way of an I/O; never allocates or
 /// locks.
 #[derive(Debug, Default)]
-pub struct FlushLatch(AtomicU64);
+pub struct FlushLatch {
+    word: AtomicU64,
+    /// Woken when a failure is latched.
+    follower: OnceLock<Thread>,
+}
 
 /// Bits of the word: the cause (0: clear), the errno (0: none), seconds since 1970.
 const ERRNO_SHIFT: u32 = 8;
@@ -61,28 +68,51 @@ impl FlushLatch {
     /// Whether a flush failed and nobody cleared it since.
     #[inline]
     pub fn is_set(&self) -> bool {
-        self.0.load(Ordering::Acquire) != 0
+        self.word.load(Ordering::Acquire) != 0
     }
 
     /// Latches a failure; an earlier one stays. `errno` is positive.
     #[cold]
     pub fn set(&self, cause: FlushCause, errno: Option<i32>) {
-        let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let seconds = since_1970.unwrap_or_default().as_secs();
-        let errno = errno.and_then(|e| u16::try_from(e).ok()).unwrap_or(0);
-        let word = (cause as u64 + 1) | u64::from(errno) << ERRNO_SHIFT | seconds << TIME_SHIFT;
-        let _ = self.0.compare_exchange(0, word, Ordering::AcqRel, Ordering::Acquire);
+        if self.latch(FlushFailure { cause, errno, at: SystemTime::now() })
+            && let Some(follower) = self.follower.get()
+        {
+            follower.unpark();
+        }
+    }
+
+    /// Latches what is known of an earlier process: before anybody uses the device.
+    pub fn restore(&self, failure: FlushFailure) {
+        self.latch(failure);
+    }
+
+    /// Has `thread` unparked whenever a failure is latched from now on; the first call counts.
+    pub fn follow(&self, thread: Thread) {
+        _ = self.follower.set(thread);
+    }
+
+    /// Whether it was clear before.
+    fn latch(&self, failure: FlushFailure) -> bool {
+        let word = encode(failure);
+        self.word.compare_exchange(0, word, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     /// The failure, while it is latched.
     pub fn failure(&self) -> Option<FlushFailure> {
-        decode(self.0.load(Ordering::Acquire))
+        decode(self.word.load(Ordering::Acquire))
     }
 
     /// Lets flushes through again. Returns the failure that was latched.
     pub fn clear(&self) -> Option<FlushFailure> {
-        decode(self.0.swap(0, Ordering::AcqRel))
+        decode(self.word.swap(0, Ordering::AcqRel))
     }
+}
+
+fn encode(failure: FlushFailure) -> u64 {
+    let since_1970 = failure.at.duration_since(SystemTime::UNIX_EPOCH);
+    let seconds = since_1970.unwrap_or_default().as_secs();
+    let errno = failure.errno.and_then(|e| u16::try_from(e).ok()).unwrap_or(0);
+    (failure.cause as u64 + 1) | u64::from(errno) << ERRNO_SHIFT | seconds << TIME_SHIFT
 }
 
 fn decode(word: u64) -> Option<FlushFailure> {
@@ -116,5 +146,29 @@ mod tests {
         let text = latch.failure().unwrap().to_string();
         assert!(text.starts_with("a flush failed "), "{text}");
         assert!(text.ends_with(" s ago: Input/output error (os error 5)"), "{text}");
+    }
+
+    #[test]
+    fn what_an_earlier_process_knew_is_latched_as_it_was() {
+        let latch = FlushLatch::default();
+        let at = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
+        let failure = FlushFailure { cause: FlushCause::DurableWrite, errno: Some(5), at };
+        latch.restore(failure);
+        latch.set(FlushCause::Flush, None);
+        assert_eq!(latch.failure(), Some(failure));
+    }
+
+    #[test]
+    fn a_follower_is_woken_by_the_first_failure() {
+        let latch = FlushLatch::default();
+        std::thread::scope(|s| {
+            let follower = s.spawn(|| {
+                while !latch.is_set() {
+                    std::thread::park();
+                }
+            });
+            latch.follow(follower.thread().clone());
+            latch.set(FlushCause::Flush, None);
+        });
     }
 }

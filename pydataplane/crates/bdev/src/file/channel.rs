@@ -112,7 +112,8 @@ impl Channel for FileChannel {
         if io.blocks == 0 && !matches!(io.op, Op::Flush) {
             return Submit::Done(Ok(()));
         }
-        if matches!(io.op, Op::Flush) && self.shared.latch.is_set() {
+        // What lies below a durable write, such as the allocation of its cluster, may be lost.
+        if (matches!(io.op, Op::Flush) || io.fua) && self.shared.latch.is_set() {
             self.stats.error(IoError::Flush);
             return Submit::Done(Err(IoError::Flush));
         }

@@ -5,7 +5,8 @@
 //! power cut each 512-byte sector that was written since keeps, independently, any one of the
 //! contents that it had since it was last durable; a sector is never torn. Unmap and write zeroes
 //! are writes of zeros. A flush that fails strikes once and is latched, as the kernel's report of a
-//! writeback error is. A killed process (unlike a cut) loses nothing that was written. One seed
+//! writeback error is: what it was to make durable stays as it is to reads, and is lost at a power cut
+//! unless it is written anew. While it is latched no write with FUA succeeds. A killed process (unlike a cut) loses nothing that was written. One seed
 //! reproduces one outcome.
 
 #[cfg(test)]
@@ -203,7 +204,8 @@ impl FaultBdev {
         self.latch.clear();
     }
 
-    /// The process was killed and starts again: nothing that was written is lost.
+    /// The process was killed and starts again: nothing that was written is lost, and nothing is known
+    /// of a failed flush.
     pub fn revive(&self) {
         self.lock().revive();
         self.latch.clear();
@@ -314,6 +316,9 @@ impl State {
         let g = Geometry { block_size, physical_block_size: block_size, num_blocks };
         io.check(&g, features)?;
         if let Some(e) = self.injected(io) {
+            if io.op == Op::Flush && e == IoError::Flush {
+                self.unflushed.clear();
+            }
             return Err(e);
         }
         let per_block = block_size as usize / SECTOR;
@@ -419,6 +424,9 @@ impl FaultChannel {
     fn run(&mut self, io: &Io) -> Result<(), IoError> {
         let begun = self.stats.begin();
         let mut state = self.state.lock();
+        if io.fua && self.latch.is_set() {
+            return Err(IoError::Flush);
+        }
         let mut result = state.run(io, self.block_size, &self.features);
         if io.op == Op::Flush && result == Err(IoError::Flush) {
             self.latch.set(FlushCause::Flush, None);

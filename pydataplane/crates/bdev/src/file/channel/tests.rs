@@ -136,6 +136,11 @@ fn a_failed_flush_fails_those_that_wait_for_it_and_all_later_ones() {
     assert_eq!(polled(&mut a, &io), (1, Err(IoError::Flush)));
     assert_eq!(polled(&mut b, &io), (2, Err(IoError::Flush)));
     assert_eq!(b.submit(&Io::flush(4)), Submit::Done(Err(IoError::Flush)));
+    // No write is durable by itself either; others go on.
+    let zeros = |fua| Io { op: Op::WriteZeroes, fua, lba: 0, blocks: 1, sg: Sg::EMPTY, tag: 6 };
+    assert_eq!(b.submit(&zeros(true)), Submit::Done(Err(IoError::Flush)));
+    assert_eq!(b.submit(&zeros(false)), Submit::Pending);
+    assert_eq!(polled(&mut b, &io), (6, Ok(())));
     let failure = shared.latch.clear().unwrap();
     assert_eq!((failure.cause, failure.errno), (FlushCause::Flush, Some(libc::EIO)));
     assert_eq!(b.submit(&Io::flush(5)), Submit::Pending);
