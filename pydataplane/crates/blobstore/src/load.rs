@@ -2,7 +2,7 @@
 //! use, and check all of it. Nothing is written before everything was found whole.
 
 use crate::blob::{Blob, Chunk, Index, chunks_of_index};
-use crate::disk::Disk;
+use crate::disk::{Disk, DiskError};
 use crate::error::Error;
 use crate::format::{
     COPY_A, COPY_B, COUNT_MAX, EXTENTS_MAX, FLAGS_KNOWN, INLINE_XATTRS, Kind, PAGE_SIZE, PAYLOAD,
@@ -34,7 +34,27 @@ impl<D: Disk> Store<D> {
     /// # Errors
     /// [`Error::NotAStore`], [`Error::Truncated`], [`Error::Unsupported`], [`Error::Damaged`],
     /// or the device's failure.
-    pub fn load(mut disk: D) -> Result<Self, Error> {
+    pub fn load(disk: D) -> Result<Self, Error> {
+        let (mut store, replayed) = Store::read_all(disk)?;
+        store.settle(&replayed)?;
+        Ok(store)
+    }
+
+    /// As [`Store::load`], without writing: for a device whose flushes fail for the reason `why`. The
+    /// store takes no changes, as one that [`stopped`](Store::stopped) for that reason; what its blobs
+    /// have can be read and overwritten, but is durable only after a load.
+    ///
+    /// # Errors
+    /// As [`Store::load`].
+    pub fn load_stopped(disk: D, why: DiskError) -> Result<Self, Error> {
+        let (mut store, replayed) = Store::read_all(disk)?;
+        store.dirty = replayed;
+        store.stopped = Some(why);
+        Ok(store)
+    }
+
+    /// Reads all of the store, and what of its pages is not in place yet.
+    fn read_all(mut disk: D) -> Result<(Self, BTreeMap<u32, Page>), Error> {
         let sb = choose_superblock(&mut disk)?;
         let need = sb.device_pages * PAGE_SIZE as u64;
         let have = disk.size();
@@ -48,8 +68,7 @@ impl<D: Disk> Store<D> {
         if let Some(number) = pages.keys().min() {
             return Err(store.damaged(*number, "it is in use, but nobody reaches it"));
         }
-        store.settle(&replayed)?;
-        Ok(store)
+        Ok((store, replayed))
     }
 
     /// Reads the journal: the newest image of each page in it. Sets the next record's number.

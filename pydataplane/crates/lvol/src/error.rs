@@ -184,7 +184,7 @@ pub enum Error {
     /// An earlier metadata I/O failed, so the lvstore's state on the medium is not known.
     #[error(
         "cannot {op}: the lvstore stopped taking changes because {cause}; \
-         mend the device, then load the lvstore again"
+         mend the device, then clear its flush error, which loads the lvstore again"
     )]
     Stopped {
         /// The operation.

@@ -24,7 +24,8 @@
 //!
 //! Errors: [`Error`], one sentence each. After a metadata write or any flush of the bdev has failed the
 //! lvstore takes no more changes and every flush fails ([`bdev::FlushLatch`]), until somebody clears
-//! that; other I/O to allocated clusters goes on.
+//! that; other I/O to allocated clusters goes on. So it does where the lvstore is loaded while that is
+//! latched: then nothing is written before it is cleared.
 
 #![deny(unsafe_code)] // allowed in `parts` alone
 

@@ -11,8 +11,8 @@ use crate::reload::Reloaded;
 use crate::translate::{not_loaded, refused};
 use crate::volume::Volume;
 use crate::zeroing::{Guard, Zeroings};
-use bdev::{Bdev, Claim, Registry, RegistryError};
-use blobstore::{BlobOptions, Disk, Reservation, Store, StoreInfo, StoreOptions};
+use bdev::{Bdev, Claim, FlushLatch, Registry, RegistryError};
+use blobstore::{BlobOptions, Disk, DiskError, Reservation, Store, StoreInfo, StoreOptions};
 use parking_lot::{Condvar, Mutex};
 use reactor::{Control, NotRun};
 use std::collections::BTreeMap;
@@ -70,6 +70,12 @@ impl Drop for Turn<'_> {
     }
 }
 
+/// Why a store on `base` takes no changes from the beginning.
+fn earlier_failure(base: &dyn Bdev) -> DiskError {
+    let cause = format!("bdev {}: an earlier one failed", base.name());
+    DiskError { op: "flush", offset: 0, len: 0, cause, no_space: false }
+}
+
 /// What the metadata thread found when it started.
 type Found = (StoreInfo, Vec<Arc<Volume>>);
 
@@ -105,11 +111,16 @@ impl Lvs {
         })
     }
 
-    /// Loads the lvstore on a claimed bdev.
+    /// Loads the lvstore on a claimed bdev. While a failed flush of that is latched nothing is written,
+    /// and the lvstore takes no changes until it is loaded anew ([`Lvs::reload`]).
     pub fn load(registry: &Registry, claim: Claim, timeout: Duration) -> Result<Lvs, Error> {
-        let bdev = claim.bdev().name().to_owned();
+        let base = claim.bdev().clone();
         Lvs::start(registry, claim, timeout, move |disk| {
-            Store::load(disk).map_err(|e| not_loaded(e, &bdev))
+            let loaded = match base.flush_latch().is_some_and(FlushLatch::is_set) {
+                false => Store::load(disk),
+                true => Store::load_stopped(disk, earlier_failure(&*base)),
+            };
+            loaded.map_err(|e| not_loaded(e, base.name()))
         })
     }
 
@@ -195,13 +206,19 @@ impl Lvs {
         }
     }
 
+    /// Whether it takes no more changes although no failed flush is latched any more.
+    pub fn can_reload(&self) -> bool {
+        let latched = self.base.flush_latch().is_some_and(FlushLatch::is_set);
+        !latched && self.gauges.stopped.lock().is_some()
+    }
+
     /// Why it takes no more changes, if it does not.
     fn stopped(&self) -> Option<String> {
         let latched = || {
             let failure = self.base.flush_latch()?.failure()?;
             Some(format!("on bdev {} {failure}", self.base.name()))
         };
-        self.gauges.stopped.lock().clone().or_else(latched)
+        latched().or_else(|| self.gauges.stopped.lock().clone())
     }
 
     fn turn(&self, op: &str) -> Result<Turn<'_>, Error> {

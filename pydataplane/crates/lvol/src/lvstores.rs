@@ -103,7 +103,9 @@ impl Lvstores {
     }
 
     /// Loads the lvstore on `bdev`, if there is one, and registers its lvols. `None`: the bdev holds
-    /// no lvstore. Loading one that is loaded already returns its UUID.
+    /// no lvstore. Loading one that is loaded already returns its UUID. While a failed flush of the
+    /// bdev is latched the lvstore is loaded without writing anything, and takes no changes until
+    /// [`Lvstores::reload_on`].
     ///
     /// # Errors
     /// [`Error::NoBdev`], [`Error::InUse`], [`Error::Damaged`] (also for a truncated device),
@@ -136,6 +138,12 @@ impl Lvstores {
         if let Err(e) = lvs.register_all() {
             let _ = self.unload(&identity.uuid.to_string());
             return Err(e);
+        }
+        if lvs.can_reload() {
+            // The failed flush was cleared while this was loaded in spite of it.
+            lvs.reload()?;
+        } else if let Some(why) = lvs.info().stopped {
+            tracing::error!(lvstore = identity.name, bdev, "loaded, but takes no changes: {why}");
         }
         tracing::info!(lvstore = identity.name, uuid = %identity.uuid, bdev, "lvstore loaded");
         Ok(Some(identity.uuid))

@@ -104,6 +104,9 @@ impl Meta {
             retiring: Vec::new(),
             gauges,
         };
+        // Stopped from the beginning: that is for a failure which is latched, or was.
+        let stopped = meta.store.as_ref().and_then(|store| store.info().stopped);
+        *meta.gauges.stopped.lock() = stopped;
         meta.publish();
         meta
     }

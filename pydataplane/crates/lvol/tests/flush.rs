@@ -143,3 +143,46 @@ fn after_a_failure_at_any_point_volumes_in_use_go_on_with_what_the_medium_says()
         assert!(struck >= 2, "{what} was struck {struck} times");
     }
 }
+
+/// A process that knows of the failed flush of the one before.
+fn restart_knowing(rig: Rig) -> Rig {
+    let failure = rig.disk.flush_latch().unwrap().failure().expect("a failure is latched");
+    let rig = rig.restart();
+    rig.disk.flush_latch().unwrap().restore(failure);
+    rig
+}
+
+#[test]
+fn an_lvstore_is_loaded_in_spite_of_a_latched_failure_and_nothing_is_written() {
+    let rig = Rig::with_lvs(64);
+    rig.create("a", 2, false).unwrap();
+    rig.create("t", 4, true).unwrap();
+    rig.open("lvs0/t").write(0, &tagged(3, 1)).unwrap();
+    rig.disk.inject(one(Op::Flush, IoError::Flush, 0));
+    assert!(rig.open("lvs0/a").flush().is_err());
+    let rig = restart_knowing(rig);
+    let changes = rig.disk.changes();
+    rig.lvstores.examine("disk0").unwrap().unwrap();
+    assert_eq!(rig.disk.changes(), changes, "nothing is written");
+    let stopped = rig.lvstores.lvstore("lvs0").unwrap().stopped.unwrap();
+    assert!(stopped.contains("on bdev disk0 a flush failed"), "{stopped}");
+    let (mut a, mut t) = (rig.open("lvs0/a"), rig.open("lvs0/t"));
+    // What is allocated can be read and overwritten; nothing else changes, nothing is durable.
+    a.write(0, &tagged(4, 1)).unwrap();
+    assert_eq!(read_tags(&mut a, 0, 1), [4]);
+    assert_eq!(read_tags(&mut t, 0, 1), [3]);
+    assert_eq!(t.write(PER_CLUSTER, &tagged(5, 1)).unwrap_err().cause, IoError::WriteMedium);
+    assert!(matches!(rig.create("b", 1, true), Err(Error::Stopped { .. })));
+    assert_eq!(a.flush().unwrap_err().cause, IoError::Flush);
+    // An orderly end has nothing to write either, and the next one is as this one.
+    rig.lvstores.unload("lvs0").unwrap();
+    rig.lvstores.examine("disk0").unwrap().unwrap();
+    assert!(rig.create("b", 1, true).is_err());
+    assert_eq!(clear(&rig), FlushCause::Flush);
+    assert_eq!(rig.lvstores.lvstore("lvs0").unwrap().stopped, None);
+    let (mut a, mut t) = (rig.open("lvs0/a"), rig.open("lvs0/t"));
+    t.write(PER_CLUSTER, &tagged(5, 1)).unwrap();
+    rig.create("b", 1, true).unwrap();
+    a.flush().unwrap();
+    assert!(!rig.disk.flush_latch().unwrap().is_set());
+}
