@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,60 +11,24 @@ import pytest
 
 from pydataplane.errors import RpcError
 from tests.support.initiator import Initiator
+from tests.support.lossy_disk import MIB, fails_to_flush, fill, lossy_disk, run, small_file_system
 from tests.support.target import Target
 
-MIB = 1 << 20
-FLUSH = bytes([0x35, *bytes(9)])
-HARDWARE_ERROR = 4
 ILLEGAL_REQUEST = 5
-
-
-def run(*command: str | Path, check: bool = True) -> str:
-    """Runs a program and returns what it says."""
-    done = subprocess.run(
-        [str(word) for word in command], capture_output=True, text=True, check=check
-    )
-    return done.stdout
 
 
 @pytest.fixture
 def small(scratch: Path) -> Iterator[Path]:
     """A file system in memory with room for 24 MiB; needs root."""
-    path = scratch / "small"
-    path.mkdir()
-    run("mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", path)
-    yield path
-    # The kernel may still be busy with the loop device.
-    run("umount", "--lazy", path)
+    with small_file_system(scratch / "small") as path:
+        yield path
 
 
 @pytest.fixture
 def disk(small: Path) -> Iterator[str]:
-    """A block device of 64 MiB on a sparse file there, used through the page cache below.
-
-    Writes succeed; what finds no room is reported by one fdatasync.
-    """
-    file = small / "disk"
-    with file.open("xb") as sparse:
-        sparse.truncate(64 * MIB)
-    # Blocks of 4 KiB cannot be written directly by a bdev with blocks of 512 bytes.
-    loop = run("losetup", "--find", "--show", "--sector-size", "4096", file).strip()
-    yield loop
-    run("losetup", "-d", loop)
-
-
-def fill(directory: Path) -> Path:
-    """Takes all the room of a file system."""
-    filler = directory / "filler"
-    with filler.open("wb", buffering=0) as file:
-        size = MIB
-        while size >= 4096:
-            try:
-                if file.write(bytes(size)) < size:
-                    size //= 2
-            except OSError:
-                size //= 2
-    return filler
+    """A block device of 64 MiB there."""
+    with lossy_disk(small) as made:
+        yield made.device
 
 
 def guest(stack: ExitStack, target: Target, ctrlr: str, bdev: str, **options: Any) -> Initiator:
@@ -77,16 +40,6 @@ def guest(stack: ExitStack, target: Target, ctrlr: str, bdev: str, **options: An
     made.send("connect")
     made.ready()
     return made
-
-
-def fails_to_flush(made: Initiator) -> bool:
-    """Flushes; whether the guest is told of an error that it does not try again."""
-    answer = made.cdb(FLUSH)
-    assert answer["response"] == 0
-    if answer["status"] == 0:
-        return False
-    assert answer["sense"][2] & 15 == HARDWARE_ERROR, answer
-    return True
 
 
 def test_a_lost_write_is_told_to_all_users_of_the_disk_until_it_is_cleared(

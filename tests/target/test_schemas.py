@@ -78,8 +78,9 @@ def test_results_are_as_they_say(target: Target) -> None:
             validate(found[method]["result"], target.rpc(method, **params))
     reads = {name for name, schema in found.items() if not schema["changes_configuration"]}
     assert reads - set(READS) == NOT_HERE
-    configuration = json.loads((ROOT / "schemas/config/target.json").read_text())
-    validate(configuration, json.loads((target.state_dir / "config.json").read_text()))
+    for schema in ("target", "record"):
+        recorded = json.loads((ROOT / f"schemas/config/{schema}.json").read_text())
+        validate(recorded, json.loads((target.state_dir / "config.json").read_text()))
     for calls in target.configuration().values():
         for call in calls:
             validate(found[call["method"]]["params"], call["params"])

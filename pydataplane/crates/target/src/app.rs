@@ -2,6 +2,7 @@
 
 use crate::cli::Cli;
 use crate::errors;
+use crate::flusherrors::Recorder;
 use crate::holding;
 use crate::logging::LogControl;
 use crate::methods::Journal;
@@ -10,7 +11,7 @@ use crate::restore;
 use crate::state::{self, Config, Item};
 use crate::upgrade::Taken;
 use crate::waits::Waits;
-use bdev::{Bdev, Event, Malloc, Registry, RegistryError, Subscription};
+use bdev::{Bdev, Event, FlushLatch, Malloc, Registry, RegistryError, Subscription};
 use export::Exports;
 use holder::Client;
 use lvol::Lvstores;
@@ -68,6 +69,8 @@ pub struct App {
     /// Configuration to apply after the recorded one.
     config_file: Option<PathBuf>,
     config: Arc<Mutex<Config>>,
+    /// Keeps what failed flushes leave behind beyond this process.
+    pub flush_errors: Recorder,
     /// By name: the content of bdevs in memory that are to be made.
     memory: Mutex<BTreeMap<String, OwnedFd>>,
     /// What it took over from the program before, if it did.
@@ -138,6 +141,7 @@ impl App {
         let config = Arc::new(Mutex::new(config));
         let controllers = Controllers::new(registry.clone(), reactors.handles(), settings);
         controllers.record_owners(Arc::new(Journal(Arc::clone(&config))));
+        let flush_errors = Recorder::start(registry.clone(), Arc::clone(&config))?;
         Ok(App {
             lvstores: Lvstores::new(registry.clone()),
             controllers,
@@ -156,6 +160,7 @@ impl App {
             log,
             config_file: cli.config.clone(),
             config,
+            flush_errors,
             memory: Mutex::default(),
             upgrade: OnceLock::new(),
             lvstore_problems: Mutex::default(),
@@ -302,6 +307,8 @@ impl App {
         let mut config = self.config();
         if self.registry.get(bdev.name()).is_some_and(|there| Arc::ptr_eq(&there, bdev)) {
             config.record(method, params);
+            let failure = bdev.flush_latch().and_then(FlushLatch::failure);
+            config.set_flush_failure(&state::bdev_key(bdev.name()), failure);
         }
     }
 
@@ -408,10 +415,12 @@ impl App {
         }
     }
 
-    /// Unloads all lvstores and closes all bdevs, which nobody uses.
+    /// Unloads all lvstores and closes all bdevs, which nobody uses; a flush that failed, also of
+    /// that, is recorded.
     ///
     /// # Errors
-    /// In one sentence: an lvstore does not come to its end. What was closed before stays closed.
+    /// In one sentence: an lvstore does not come to its end, or a failed flush cannot be recorded. What
+    /// was closed before stays closed.
     pub fn close_storage(&self) -> Result<(), String> {
         for lvs in self.lvstores.lvstores() {
             if let Err(e) = self.lvstores.unload(&lvs.uuid.to_string()) {
@@ -421,6 +430,7 @@ impl App {
                 tracing::error!(lvstore = lvs.name, "not unloaded in order: {e}");
             }
         }
+        self.flush_errors.record().map_err(|e| format!("a failed flush is not recorded: {e}"))?;
         for bdev in self.registry.list().into_iter().rev() {
             if let Err(e) = self.registry.unregister(bdev.name()) {
                 tracing::error!("not closed in order: {e}");

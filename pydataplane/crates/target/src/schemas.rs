@@ -4,7 +4,7 @@ use crate::app::App;
 use crate::cli::Cli;
 use crate::logging::LogControl;
 use crate::methods;
-use crate::state::{Config, ConfigFile};
+use crate::state::{Config, ConfigFile, RecordFile};
 use crate::upgrade::{Message, VERSION};
 use clap::Parser;
 use schemars::generate::SchemaSettings;
@@ -35,6 +35,14 @@ fn config_file() -> Value {
     schema
 }
 
+/// Schema of the record in the state directory.
+fn record_file() -> Value {
+    let generator = SchemaSettings::draft2020_12().into_generator();
+    let mut schema = generator.into_root_schema_for::<RecordFile>().to_value();
+    schema["title"] = json!("config.json in the state directory of virtlun-target");
+    schema
+}
+
 /// Schema of what two programs say to each other during an upgrade.
 fn upgrade_messages() -> Value {
     let generator = SchemaSettings::draft2020_12().into_generator();
@@ -53,6 +61,7 @@ pub fn files() -> io::Result<BTreeMap<String, String>> {
         files.insert(format!("rpc/{name}.json"), text(&schema)?);
     }
     files.insert("config/target.json".to_owned(), text(&config_file())?);
+    files.insert("config/record.json".to_owned(), text(&record_file())?);
     files.insert("upgrade/messages.json".to_owned(), text(&upgrade_messages())?);
     Ok(files)
 }

@@ -4,8 +4,10 @@
 //! per subsystem a list of method calls. An item has a key, the thing that it makes; making it
 //! again replaces the item in its place, deleting the thing removes it. The file is replaced as a
 //! whole (temporary file, fsync, rename, fsync of the directory), so a crash leaves the old one or
-//! the new one.
+//! the new one. Beside the calls it has the flushes that failed, which are no configuration.
 
+use crate::flusherrors::{FlushError, is_on};
+use bdev::FlushFailure;
 use rustix::fs::FlockOperation;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -102,15 +104,27 @@ pub struct ConfigFile {
 impl ConfigFile {
     /// The calls, in order, batches taken apart.
     pub fn parse(text: &str) -> Result<Vec<Call>, serde_json::Error> {
-        let file: ConfigFile = serde_json::from_str(text)?;
-        let entries = file.subsystems.into_iter().flat_map(|s| s.config.unwrap_or_default());
-        Ok(entries
-            .flat_map(|entry| match entry {
-                CallOrBatch::Call(call) => vec![call],
-                CallOrBatch::Batch(calls) => calls,
-            })
-            .collect())
+        serde_json::from_str(text).map(|ConfigFile { subsystems }| calls(subsystems))
     }
+}
+
+/// The record: a [`ConfigFile`], and what became of what it makes.
+#[derive(Default, Deserialize, JsonSchema)]
+pub struct RecordFile {
+    /// In the order of initialisation.
+    subsystems: Vec<SubsystemFile>,
+    /// By bdev on a file or block device: the flush that failed, until that is cleared.
+    #[serde(default)]
+    flush_errors: BTreeMap<String, FlushError>,
+}
+
+fn calls(subsystems: Vec<SubsystemFile>) -> Vec<Call> {
+    let entries = subsystems.into_iter().flat_map(|s| s.config.unwrap_or_default());
+    let calls = entries.flat_map(|entry| match entry {
+        CallOrBatch::Call(call) => vec![call],
+        CallOrBatch::Batch(calls) => calls,
+    });
+    calls.collect()
 }
 
 /// A configured thing.
@@ -124,6 +138,8 @@ pub struct Item {
     pub call: Call,
     /// Why it could not be restored, if so.
     pub problem: Option<String>,
+    /// Of a bdev: the flush that failed, until that is cleared.
+    pub flush_failure: Option<FlushFailure>,
 }
 
 /// Why the state directory cannot be used.
@@ -217,17 +233,19 @@ impl Dir {
             .map_err(os("write the lock", &self.path.join(LOCK)))
     }
 
-    fn read(&self) -> Result<Vec<Call>, StateError> {
+    fn read(&self) -> Result<RecordFile, StateError> {
         let path = self.path.join(CONFIG);
         let mut text = String::new();
         match File::open(&path) {
             Ok(file) => {
                 file.take(MAX_CONFIG_BYTES).read_to_string(&mut text).map_err(os("read", &path))?
             }
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                return Ok(RecordFile::default());
+            }
             Err(e) => return Err(os("open", &path)(e)),
         };
-        ConfigFile::parse(&text).map_err(|e| StateError::Damaged { path, why: e.to_string() })
+        serde_json::from_str(&text).map_err(|e| StateError::Damaged { path, why: e.to_string() })
     }
 
     fn write(&self, text: &str) -> Result<(), StateError> {
@@ -269,10 +287,8 @@ impl Config {
     pub fn open(path: &Path) -> Result<Config, StateError> {
         let dir = Dir::open(path)?;
         let mut config = Config { dir: None, ..Config::default() };
-        for call in dir.read()? {
-            let (subsystem, key) = identify(&call);
-            config.put(subsystem, key, call);
-        }
+        let RecordFile { subsystems, flush_errors } = dir.read()?;
+        config.put_all(calls(subsystems), &flush_errors);
         config.dirty = false;
         config.dir = Some(dir);
         Ok(config)
@@ -280,7 +296,7 @@ impl Config {
 
     /// Takes the state directory over from another process of this host, which holds it by `lock`
     /// and goes on doing so until it ends: the items are those of `calls`, of which some were not
-    /// restored there.
+    /// restored there, and of some bdevs a flush failed.
     ///
     /// # Errors
     /// The directory's lock is another file.
@@ -289,6 +305,7 @@ impl Config {
         lock: File,
         calls: Vec<Call>,
         unrestored: &BTreeMap<String, String>,
+        flush_errors: &BTreeMap<String, FlushError>,
     ) -> Result<Config, StateError> {
         let lock_path = path.join(LOCK);
         let identity = |m: fs::Metadata| (m.dev(), m.ino());
@@ -297,14 +314,21 @@ impl Config {
             return Err(StateError::OtherDirectory { dir: path.into() });
         }
         let mut config = Config::default();
-        for call in calls {
-            let (subsystem, key) = identify(&call);
-            config.put(subsystem, key, call);
-        }
+        config.put_all(calls, flush_errors);
         unrestored.iter().for_each(|(key, why)| config.set_problem(key, why.clone()));
         config.dirty = false;
         config.dir = Some(Dir { path: path.to_owned(), lock });
         Ok(config)
+    }
+
+    fn put_all(&mut self, calls: Vec<Call>, flush_errors: &BTreeMap<String, FlushError>) {
+        for call in calls {
+            let (subsystem, key) = identify(&call);
+            self.put(subsystem, key, call);
+        }
+        for (bdev, error) in flush_errors {
+            self.set_flush_failure(&bdev_key(bdev), Some(error.into()));
+        }
     }
 
     /// The lock of the state directory, for a process that takes it over.
@@ -338,11 +362,18 @@ impl Config {
         self.items.iter().find(|item| item.key == key)
     }
 
-    /// Records that `call` made the thing `key`; a problem it had is over.
+    /// Records that `call` made the thing `key`; a problem it had is over. A failed flush stays where
+    /// the call is the same.
     pub fn put(&mut self, subsystem: Subsystem, key: String, call: Call) {
-        let item = Item { subsystem, key, call, problem: None };
+        let mut item = Item { subsystem, key, call, problem: None, flush_failure: None };
         match self.items.iter_mut().find(|i| i.key == item.key) {
-            Some(there) if *there == item => return,
+            Some(there) if there.call == item.call => {
+                item.flush_failure = there.flush_failure;
+                if *there == item {
+                    return;
+                }
+                *there = item;
+            }
             Some(there) => *there = item,
             None => self.items.push(item),
         }
@@ -359,6 +390,29 @@ impl Config {
         let call = Call { method: method.to_owned(), params };
         let (subsystem, key) = identify(&call);
         self.put(subsystem, key, call);
+    }
+
+    /// The flush that failed of the bdev of that name on the file `path`, as far as is recorded.
+    pub fn flush_failure(&self, bdev: &str, path: &Path) -> Option<FlushFailure> {
+        self.get(&bdev_key(bdev)).filter(|item| is_on(item, path))?.flush_failure
+    }
+
+    /// Records whether a flush of the bdev `key` failed; whether that is new.
+    pub fn set_flush_failure(&mut self, key: &str, failure: Option<FlushFailure>) -> bool {
+        let Some(item) = self.items.iter_mut().find(|i| i.key == key) else { return false };
+        let is_new = item.flush_failure != failure;
+        item.flush_failure = failure;
+        self.dirty |= is_new;
+        is_new
+    }
+
+    /// By bdev: the flush that failed.
+    pub fn flush_errors(&self) -> BTreeMap<String, FlushError> {
+        let failed = |item: &Item| {
+            let name = item.key.strip_prefix(BDEV_KEY)?;
+            Some((name.to_owned(), item.flush_failure?.into()))
+        };
+        self.items.iter().filter_map(failed).collect()
     }
 
     /// Changes one parameter of a recorded call; null takes it out.
@@ -425,7 +479,12 @@ impl Config {
             .into_iter()
             .map(|s| json!({"subsystem": s.name(), "config": self.calls(s)}))
             .collect();
-        json!({"subsystems": subsystems})
+        let mut file = json!({"subsystems": subsystems});
+        let flush_errors = self.flush_errors();
+        if !flush_errors.is_empty() {
+            file["flush_errors"] = json!(flush_errors);
+        }
+        file
     }
 }
 
@@ -518,6 +577,37 @@ mod tests {
         assert_eq!(keys, ["bdev b", "bdev a", "controller v", "target 0 of controller v"]);
         assert_eq!(config.get("bdev b").unwrap().call.params["num_blocks"], 2);
         assert!(!config.get("bdev b").unwrap().call.params.contains_key("uuid"));
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_failed_flush_is_recorded_until_it_is_cleared_or_its_bdev_is_another() {
+        let dir = scratch("flush");
+        let file = |name: &str| json!({"name": "d", "filename": name, "uuid": "u"});
+        let at = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(7);
+        let failure = FlushFailure { cause: bdev::FlushCause::Metadata, errno: Some(5), at };
+        let known = |config: &Config| config.flush_failure("d", Path::new("/x"));
+        let mut config = Config::open(&dir).unwrap();
+        assert!(!config.set_flush_failure("bdev d", Some(failure)), "there is no such bdev");
+        config.record("bdev_aio_create", &file("/x"));
+        assert!(config.set_flush_failure("bdev d", Some(failure)));
+        config.save().unwrap();
+        drop(config);
+        let mut config = Config::open(&dir).unwrap();
+        assert_eq!(known(&config), Some(failure));
+        assert_eq!(config.flush_failure("d", Path::new("/y")), None, "another file");
+        assert!(!json!(config.calls(Subsystem::Bdev)).to_string().contains("flush"));
+        // Made again as it was, as at each start, it is the same; nothing is to be written.
+        config.record("bdev_aio_create", &file("/x"));
+        assert!(known(&config) == Some(failure) && !config.dirty);
+        assert!(config.set_flush_failure("bdev d", None));
+        config.save().unwrap();
+        drop(config);
+        let mut config = Config::open(&dir).unwrap();
+        assert_eq!(known(&config), None);
+        config.set_flush_failure("bdev d", Some(failure));
+        config.record("bdev_aio_create", &file("/y"));
+        assert!(config.flush_errors().is_empty(), "another file");
         fs::remove_dir_all(dir).unwrap();
     }
 

@@ -3,6 +3,7 @@
 use super::BdevName;
 use crate::app::App;
 use crate::errors;
+use crate::flusherrors;
 use bdev::{Bdev, ClaimMode, FileBdev};
 use rpc::{Errno, Error, Flags, Methods, NoParams};
 use schemars::JsonSchema;
@@ -127,11 +128,7 @@ fn get_bdevs(app: &App, p: &GetBdevs) -> Result<Vec<BdevInfo>, Error> {
 
 /// Why every flush of `bdev` fails, if so.
 pub(super) fn flush_error(bdev: &dyn Bdev) -> Option<String> {
-    let failure = bdev.flush_latch()?.failure()?;
-    Some(format!(
-        "{failure}; what was written before may be lost, so flushes fail until \
-         virtlun_bdev_clear_flush_error"
-    ))
+    Some(flusherrors::sentence(bdev.flush_latch()?.failure()?, bdev.name()))
 }
 
 /// The file or block device whose latch `bdev` shares.
@@ -154,8 +151,12 @@ fn clear_flush_error(app: &App, name: &str) -> Result<bool, Error> {
     if let Some(failure) = failure {
         tracing::warn!(bdev = file.name(), "flush error cleared: {failure}");
     }
+    // After the latch: at a crash in between the failure is known again, and nobody was told that it
+    // is cleared.
+    let recorded = app.flush_errors.record().map_err(errors::state);
     let latch = file.flush_latch().ok_or_else(|| Error::internal("a file has no latch"))?;
     let reloaded = app.lvstores.reload_on(latch).map_err(errors::lvol)?;
+    recorded?;
     Ok(failure.is_some() || !reloaded.is_empty())
 }
 
@@ -190,7 +191,9 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
         .add(
             "virtlun_bdev_clear_flush_error",
             "Let flushes of a bdev, and of all on the same file or block device, through again after \
-             one failed, and load a stopped lvstore on it anew; false if there was nothing to clear.",
+             one failed, and load a stopped lvstore on it anew; false if there was nothing to clear. \
+             Until then the failure is known, also after a restart, a crash or an upgrade of the \
+             target; deleting the bdev forgets it.",
             Flags::LONG_WRITE,
             move |p: BdevName| clear_flush_error(&a, &p.name),
         )

@@ -79,6 +79,7 @@ fn create<P: Serialize>(
     let wait = app.waits.begin(format!("bdev {name}"), format!("{} to be opened", path.display()));
     let file = FileBdev::create(options).map_err(|e| errors::open_file(&path, e))?;
     drop(wait);
+    app.flush_errors.attach(&file);
     let uuid = UuidText(file.uuid());
     let file: Arc<dyn Bdev> = file;
     match item {

@@ -174,7 +174,8 @@ fn expect(
 ) -> Result<BTreeMap<String, Call>, String> {
     let lock = File::from(fds.take(outlook.state_lock).map_err(|e| e.to_string())?);
     let none = BTreeMap::new();
-    let config = Config::inherit(&app.paths.state_dir, lock, outlook.config, &none);
+    let config =
+        Config::inherit(&app.paths.state_dir, lock, outlook.config, &none, &BTreeMap::new());
     *app.config() = config.map_err(|e| e.to_string())?;
     app.log.set(outlook.log_level)?;
     app.controllers.expect(controllers).map_err(|e| e.to_string())?;
@@ -193,7 +194,13 @@ fn settle(
     made: &BTreeMap<String, Call>,
 ) -> Result<Rpc, String> {
     let lock = File::from(fds.take(state.state_lock).map_err(|e| e.to_string())?);
-    let config = Config::inherit(&app.paths.state_dir, lock, state.config, &state.unrestored);
+    let config = Config::inherit(
+        &app.paths.state_dir,
+        lock,
+        state.config,
+        &state.unrestored,
+        &state.flush_errors,
+    );
     let config = config.map_err(|e| e.to_string())?;
     if let Some(key) = made.keys().find(|key| config.get(key).is_none()) {
         return Err(format!("{key} was deleted meanwhile: try again"));

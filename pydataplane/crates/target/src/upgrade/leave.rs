@@ -322,8 +322,9 @@ fn give(
         return Err("I/O of an export has not ended".into());
     }
     given.memory = app.save_memory()?;
-    let (state, fds) = describe(app, parked, &given.memory, held_at_ns)?;
     app.close_storage()?;
+    // After that: its flushes may have been the first that failed.
+    let (state, fds) = describe(app, parked, &given.memory, held_at_ns)?;
     let deadline = Instant::now() + PREPARE_TIMEOUT;
     let failed = |e: ChannelError| e.to_string();
     let target = Message::Target(Box::new(state));
@@ -355,6 +356,7 @@ fn describe(
         config: config.items().map(|item| item.call.clone()).collect(),
         unrestored: config.problems(),
         unloaded: app.lvstore_problems().clone(),
+        flush_errors: config.flush_errors(),
         log_level: app.log.level(),
         rpc: RpcState {
             listener: dup(parked.listener.socket().as_fd())?,

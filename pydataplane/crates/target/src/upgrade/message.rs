@@ -2,6 +2,7 @@
 //! default, so that a newer program understands what an older one says. What an older one would
 //! misunderstand needs a new [`super::VERSION`].
 
+use crate::flusherrors::FlushError;
 use crate::logging::Level;
 use crate::state::Call;
 use schemars::JsonSchema;
@@ -92,6 +93,9 @@ pub struct TargetState {
     pub unrestored: BTreeMap<String, String>,
     /// By bdev: why the lvstore on it is not loaded.
     pub unloaded: BTreeMap<String, String>,
+    /// By bdev: the flush that failed, until that is cleared.
+    #[serde(default)]
+    pub flush_errors: BTreeMap<String, FlushError>,
     /// Least severity that is logged.
     pub log_level: Level,
     /// The RPC socket.

@@ -1,0 +1,242 @@
+"""What a failed flush leaves behind stays known: restart, crash and upgrade of the target."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from jsonschema import validate
+
+from plugin.cli import main
+from tests.support.initiator import Initiator
+from tests.support.lossy_disk import (
+    DISK_MIB,
+    MIB,
+    LossyDisk,
+    connected,
+    fails_to_flush,
+    lossy_disk,
+    run,
+    small_file_system,
+)
+from tests.support.target import ROOT, Target
+
+RECORD_DEADLINE_S = 30.0
+CLEAR = "virtlun_bdev_clear_flush_error"
+
+
+@pytest.fixture
+def disk(scratch: Path) -> Iterator[LossyDisk]:
+    """A disk that loses what is written; needs root."""
+    with small_file_system(scratch / "small") as directory, lossy_disk(directory) as made:
+        yield made
+
+
+def record(target: Target) -> dict[str, Any]:
+    """What the state directory has of failed flushes, by bdev."""
+    text = json.loads((target.state_dir / "config.json").read_text())
+    validate(text, json.loads((ROOT / "schemas/config/record.json").read_text()))
+    found: dict[str, Any] = text.get("flush_errors", {})
+    return found
+
+
+def crash(target: Target) -> None:
+    """Ends the target by SIGKILL, as soon as it has recorded that a flush failed."""
+    end = time.monotonic() + RECORD_DEADLINE_S
+    while not record(target):
+        assert time.monotonic() < end, "the failure is not recorded"
+        time.sleep(0.001)
+    target.kill9()
+    target.start()
+
+
+def restart(target: Target) -> None:
+    """Stops the target in order, and starts it again."""
+    target.restart()
+
+
+def upgrade(target: Target) -> None:
+    """Has another program take over."""
+    target.upgrade()
+
+
+def restart_twice(target: Target) -> None:
+    """Has two targets after one another know it."""
+    crash(target)
+    upgrade(target)
+    restart(target)
+
+
+AGAIN = [restart, crash, upgrade, restart_twice]
+
+
+def add_guest(target: Target, bdev: str) -> None:
+    """Makes the controller `vm` with that disk."""
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm")
+    target.add_lun("vm", bdev)
+
+
+def lose(disk: LossyDisk, guest: Initiator, lba: int) -> None:
+    """Has the disk lose what the guest writes from `lba` on, and the guest be told of it."""
+    assert not fails_to_flush(guest)
+    disk.lose()
+    for at in range(lba, lba + 8 * MIB // 512, 2048):
+        guest.write(at, bytes([7]) * MIB)
+    assert fails_to_flush(guest)
+
+
+def told(target: Target, bdev: str) -> str | None:
+    """What is said of the failure: the same in each place that tells of it."""
+    (shown,) = target.rpc("bdev_get_bdevs", name=bdev)
+    problems = target.rpc("virtlun_get_status")["flush_errors"]
+    if "flush_error" not in shown:
+        assert problems == []
+        return None
+    assert [p.partition(":")[0] for p in problems] == ["bdev d0"]
+    assert "a flush failed" in problems[0]
+    said: str = shown["flush_error"]
+    return said
+
+
+@pytest.mark.parametrize("again", AGAIN)
+def test_it_is_told_until_it_is_cleared(
+    disk: LossyDisk, target: Target, again: Callable[[Target], None]
+) -> None:
+    target.rpc("bdev_aio_create", name="d0", filename=disk.device, block_size=512)
+    add_guest(target, "d0")
+    with connected(target, "vm") as guest:
+        lose(disk, guest, 0)
+    again(target)
+    assert "a flush failed" in (told(target, "d0") or "")
+    assert "d0" in record(target)
+    assert "flush" not in str(target.configuration()), "it is no configuration"
+    disk.mend()
+    with connected(target, "vm") as guest:
+        assert fails_to_flush(guest), "room alone does not bring back what is lost"
+        guest.write(0, bytes([8]) * 4096)
+        assert guest.read(0, 8) == bytes([8]) * 4096, "all else is served"
+    saved = target.spdk_rpc("save_config")
+    assert saved.returncode == 0, saved.stderr
+    assert "flush" not in saved.stdout
+    assert target.rpc(CLEAR, name="d0") is True
+    # Whoever was answered needs no more than that.
+    target.kill9()
+    target.start()
+    assert (told(target, "d0"), record(target)) == (None, {})
+    with connected(target, "vm") as guest:
+        assert not fails_to_flush(guest)
+
+
+@pytest.mark.parametrize("again", AGAIN)
+def test_an_lvstore_is_served_but_takes_no_changes(
+    disk: LossyDisk, target: Target, again: Callable[[Target], None]
+) -> None:
+    target.rpc("bdev_aio_create", name="d0", filename=disk.device, block_size=512)
+    target.rpc("bdev_lvol_create_lvstore", bdev_name="d0", lvs_name="lvs0", clear_method="none")
+    thick, thin = ({"lvs_name": "lvs0", "thin_provision": thin} for thin in (False, True))
+    target.rpc("bdev_lvol_create", lvol_name="v0", size_in_mib=8, **thick)
+    target.rpc("bdev_lvol_create", lvol_name="v1", size_in_mib=32, **thin)
+    add_guest(target, "lvs0/v0")
+    target.add_lun("vm", "lvs0/v1", 1)
+    with connected(target, "vm") as guest:
+        guest.write(0, bytes([5]) * MIB)
+        guest.write(2048, bytes([4]) * MIB)
+        assert not fails_to_flush(guest)
+        # A hole below, whose room somebody else takes.
+        at = disk.file.read_bytes().index(bytes([4]) * MIB)
+        run("fallocate", "--punch-hole", "--offset", str(at), "--length", str(MIB), disk.file)
+        disk.lose()
+        guest.write(2048, bytes([4]) * MIB)
+        # The metadata's flush is the first to be told.
+        target.fails("bdev_lvol_create", lvol_name="x", size_in_mib=1, **thin)
+        assert fails_to_flush(guest)
+    again(target)
+    assert target.rpc("virtlun_get_status")["restore_problems"] == []
+    (store,) = target.rpc("bdev_lvol_get_lvstores")
+    assert "failed" in store["stopped"], store
+    names = {each["name"] for each in target.rpc("bdev_lvol_get_lvols")}
+    assert names >= {"v0", "v1"}
+    assert told(target, "lvs0/v0") is not None
+    assert "virtlun bdev clear-flush-error" in str(told(target, "lvs0/v0"))
+    assert "failed" in str(target.fails("bdev_lvol_create", lvol_name="n", size_in_mib=1, **thin))
+    with connected(target, "vm") as guest:
+        assert guest.read(0, 8) == bytes([5]) * 4096
+        guest.write(0, bytes([6]) * 4096)
+        assert guest.read(0, 8) == bytes([6]) * 4096
+        assert fails_to_flush(guest)
+        durable = bytes([0x2A, 0x08, *(0).to_bytes(4, "big"), 0, 0, 8, 0])  # WRITE (10) with FUA
+        assert guest.cdb(durable, data_out=bytes(4096))["status"] != 0
+    disk.mend()
+    assert target.rpc(CLEAR, name="lvs0/v0") is True
+    (store,) = target.rpc("bdev_lvol_get_lvstores")
+    assert "stopped" not in store
+    target.rpc("bdev_lvol_create", lvol_name="n", size_in_mib=1, **thin)
+    target.kill9()
+    target.start()
+    assert told(target, "lvs0/v0") is None
+    (store,) = target.rpc("bdev_lvol_get_lvstores")
+    assert "stopped" not in store
+    assert "n" in {each["name"] for each in target.rpc("bdev_lvol_get_lvols")}
+    with connected(target, "vm") as guest:
+        assert not fails_to_flush(guest)
+        assert guest.read(0, 8) == bytes([6]) * 4096
+
+
+def test_a_person_finds_it_and_clears_it(disk: LossyDisk, target: Target) -> None:
+    def virtlun(*words: str) -> Result:
+        return CliRunner().invoke(main, ["--socket", str(target.rpc_socket), *words])
+
+    target.rpc("bdev_aio_create", name="d0", filename=disk.device, block_size=512)
+    add_guest(target, "d0")
+    with connected(target, "vm") as guest:
+        lose(disk, guest, 0)
+    disk.mend()
+    crash(target)
+    for words in (("target", "status"), ("doctor",), ("bdev", "list")):
+        shown = virtlun(*words).stdout
+        assert "a flush failed" in shown
+        assert "virtlun bdev clear-flush-error" in shown, words
+    (row,) = json.loads(virtlun("bdev", "list", "--json").stdout)
+    assert (row["name"], row["file"], row["size"]) == ("d0", disk.device, DISK_MIB * MIB)
+    asked = virtlun("bdev", "clear-flush-error", "d0")
+    assert asked.exit_code == 1, "nobody said yes"
+    assert "may be lost" in asked.output
+    assert told(target, "d0") is not None
+    done = virtlun("bdev", "clear-flush-error", "d0", "--yes", "--json")
+    cleared = json.loads(done.stdout)
+    assert (cleared["name"], cleared["cleared"]) == ("d0", True)
+    assert "a flush failed" in cleared["flush_error"]
+    assert told(target, "d0") is None
+    again = virtlun("bdev", "clear-flush-error", "d0")
+    assert (again.exit_code, again.stdout) == (0, "d0 had no flush error: nothing is changed\n")
+    assert virtlun("bdev", "clear-flush-error", "d9").exit_code == 1
+
+
+def test_an_upgrade_that_fails_keeps_it(disk: LossyDisk, target: Target) -> None:
+    target.rpc("bdev_aio_create", name="d0", filename=disk.device, block_size=512)
+    add_guest(target, "d0")
+    with connected(target, "vm") as guest:
+        lose(disk, guest, 0)
+        with pytest.raises(AssertionError):
+            target.upgrade("--export-dir", "/proc/none", "--state-dir", str(target.directory / "o"))
+        assert fails_to_flush(guest)
+    assert told(target, "d0") is not None
+
+
+def test_a_bdev_that_is_deleted_is_forgotten_with_it(disk: LossyDisk, target: Target) -> None:
+    create = {"name": "d0", "filename": disk.device, "block_size": 512}
+    target.rpc("bdev_aio_create", **create)
+    add_guest(target, "d0")
+    with connected(target, "vm") as guest:
+        lose(disk, guest, 0)
+    disk.mend()
+    target.rpc("vhost_scsi_controller_remove_target", ctrlr="vm", scsi_target_num=0)
+    target.rpc("bdev_aio_delete", name="d0")
+    assert record(target) == {}
+    target.rpc("bdev_aio_create", **create)
+    assert told(target, "d0") is None
