@@ -374,8 +374,8 @@ def _target(socket: Path) -> Finding:
             "target",
             "failed",
             f"runs; {'; '.join(map(str, errors))}",
-            "see to the disk and check what is on it, then call virtlun_bdev_clear_flush_error "
-            "with its name",
+            "mend the disk, then `virtlun bdev clear-flush-error` with its name, which says what "
+            "that means, and check what is on it",
         )
     waiting = [
         f"{wait['name']} has waited for {wait['waits_for']} for {float(wait['since_s']):.0f} s"
@@ -467,8 +467,8 @@ def _lvstores(socket: Path) -> Finding:
             what,
             "failed",
             f"{', '.join(stopped)}: takes no more changes",
-            "mend the file or device that it is on, then call virtlun_bdev_clear_flush_error with "
-            "the name of its bdev",
+            "mend the file or device that it is on, then `virtlun bdev clear-flush-error` with the "
+            "name of its bdev: `virtlun bdev list` has it",
         )
     if not stores:
         return Finding(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from plugin.cli import doctor, domain, lvstore, target, top, volume
+from plugin.cli import bdev, doctor, domain, lvstore, target, top, volume
 from plugin.cli.output import CONFIG_KEY, PLACE_KEY
 from plugin.config import DEFAULT_PATH, TARGET_NAME, load
 from plugin.errors import ConfigError
@@ -78,6 +78,7 @@ def main(
 
 
 for command in (
+    bdev.bdev,
     doctor.doctor,
     domain.domain,
     lvstore.lvstore,
