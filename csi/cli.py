@@ -28,9 +28,9 @@ from csi.proto import csi_pb2, pluginregistration_pb2
 from csi.registration import Registration
 from csi.server import Ending, handlers, listens, serve_until
 from csi.vhostface import VhostFace
+from csi.volumenodes import VolumeNodes
 from csi.volumes import OwnedVolumes
 from csi.waiting import WaitingClaims
-from csi.whereabouts import Whereabouts
 from pydataplane.client import DEFAULT_SOCKET, Client
 from pydataplane.errors import TargetError
 
@@ -131,8 +131,8 @@ def main(
     registration = Registration(kubelet_registration_path or "")
     parts: dict[str, object] = {"Identity": Identity(client, controller=mode != "node")}
     if mode != "node":
-        whereabouts, waiting = Whereabouts(), WaitingClaims(node_id)
-        parts["Controller"] = Controller(volumes, locks, node_id, whereabouts.node_of, waiting)
+        nodes, waiting = VolumeNodes(), WaitingClaims(node_id)
+        parts["Controller"] = Controller(volumes, locks, node_id, nodes.node_of, waiting)
     if mode != "controller":
         devices = LoopDevices(client)
         controllers = VmControllers(client, devices, locks)

@@ -11,7 +11,7 @@ from csi.kubevirt.controllers import VmControllers
 from csi.kubevirt.nodehook import NodeHook
 from csi.kubevirt.podhook import PodHooks
 from csi.kubevirt.pods import Pod
-from csi.kubevirt.vmvolume_controller import VmVolumeController
+from csi.kubevirt.vmvolume.controller import VmVolumeController
 from csi.locks import VolumeLocks
 from csi.metrics import Metrics
 from csi.proto import kubevirt_plugin_pb2

@@ -12,7 +12,7 @@ from csi.errors import Code, Failure
 IN_POD = "KUBERNETES_SERVICE_HOST"
 
 
-class Whereabouts:
+class VolumeNodes:
     """Tells of persistent volumes by their handle; may be asked from any thread."""
 
     def __init__(self, connect: Callable[[], Cluster] | None = None) -> None:
