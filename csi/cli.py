@@ -140,7 +140,9 @@ def main(
         if kubevirt:
             cluster = _cluster(kubeconfig)
             machines = VirtualMachines(controllers, cluster, node_id, metrics, volumes, locks)
-        inline = InlineVolumes(controllers, machines.pod_hooks if machines else None)
+        inline = InlineVolumes(controllers, None)
+        if machines:
+            inline = InlineVolumes(controllers, machines.pod_hooks, machines.launchers.check)
         HealthEvents(client, devices, node_id).start()
         faces = devices, VhostFace(client)
         parts["Node"] = Node(volumes, *faces, locks, node_id, max_volumes, inline)
