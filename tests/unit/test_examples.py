@@ -54,6 +54,7 @@ USED_BY = {
     "kubernetes/Containerfile": (HERE, 'EXAMPLES / "kubernetes/Containerfile"'),
     "kubernetes/csidriver.yaml": (DEPLOYMENT, '"csidriver"'),
     "kubernetes/rbac.yaml": (DEPLOYMENT, '"rbac"'),
+    "kubernetes/node-policy.yaml": (DEPLOYMENT, '"node-policy"'),
     "kubernetes/storageclasses.yaml": (DEPLOYMENT, '"storageclasses"'),
     "kubernetes/daemonset.yaml": (DEPLOYMENT, '"daemonset.yaml"'),
     "kubernetes/pod-filesystem.yaml": (VOLUMES, 'example("pod-filesystem")'),
