@@ -130,8 +130,9 @@ def main(
     metrics.registry.register(VolumeCollector(volumes))
     registration = Registration(kubelet_registration_path or "")
     parts: dict[str, object] = {"Identity": Identity(client, controller=mode != "node")}
+    nodes = VolumeNodes()
     if mode != "node":
-        nodes, waiting = VolumeNodes(), WaitingClaims(node_id)
+        waiting = WaitingClaims(node_id)
         parts["Controller"] = Controller(volumes, locks, node_id, nodes.node_of, waiting)
     if mode != "controller":
         devices = LoopDevices(client)
@@ -145,7 +146,10 @@ def main(
             inline = InlineVolumes(controllers, machines.pod_hooks, machines.launchers.check)
         HealthEvents(client, devices, node_id).start()
         faces = devices, VhostFace(client)
-        parts["Node"] = Node(volumes, *faces, locks, node_id, max_volumes, inline)
+        parts["Node"] = Node(
+            *(volumes, *faces, locks, node_id, max_volumes, inline),
+            capacity_of=nodes.capacity_of,
+        )
     described = csi_pb2.DESCRIPTOR.services_by_name
     path = Path(endpoint.removeprefix(UNIX))
     log = structlog.get_logger().bind(endpoint=endpoint, mode=mode, node=node_id)

@@ -59,3 +59,15 @@ def test_an_api_server_that_does_not_answer_is_asked_again() -> None:
 def test_outside_a_pod_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(IN_POD, raising=False)
     assert VolumeNodes().node_of("there") is None
+
+
+def test_it_is_to_be_as_large_as_its_object_says_where_that_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = FakeCluster()
+    found = VolumeNodes(cluster.connect)
+    assert [found.capacity_of(each) for each in ("there", "nowhere")] == [1, 0]
+    cluster.fail = UnreachableError("cannot list PersistentVolumes: it is tried again")
+    assert found.capacity_of("there") == 0
+    monkeypatch.delenv(IN_POD, raising=False)
+    assert VolumeNodes().capacity_of("there") == 0
