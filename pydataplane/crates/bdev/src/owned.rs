@@ -77,7 +77,7 @@ impl<T> OwnedChannel<T> {
     /// # Errors
     /// It is watched already, or cannot be.
     pub fn watch(&self, fd: BorrowedFd<'_>) -> std::io::Result<()> {
-        self.io.watch(fd)
+        self.io.watch_always(fd)
     }
 
     /// Whether no further I/O is taken now.
@@ -170,9 +170,17 @@ impl<T> OwnedChannel<T> {
         }
     }
 
-    /// Sleeps until something may be over, the waker was used, or the wait was long: at most
-    /// 100 ms with I/O in flight, else `idle_us` microseconds.
-    pub fn wait(&mut self, idle_us: u64) {
+    /// Submits what [`OwnedChannel::submit`] was given and sleeps, with one system call, until
+    /// something may be over, the waker was used, or the wait was long: at most 100 ms with I/O in
+    /// flight, else `idle_us` microseconds. Does not sleep when something is over already, which is
+    /// then appended to `over`; the rest is for [`OwnedChannel::poll`].
+    pub fn wait(&mut self, over: &mut Vec<Finished<T>>, idle_us: u64) {
+        let before = over.len();
+        self.io.harvest();
+        self.collect(over);
+        if over.len() > before {
+            return;
+        }
         let limit = if self.in_flight() > 0 { WAIT_US } else { idle_us };
         if self.io.wait(limit).is_err() {
             std::thread::yield_now();
@@ -186,7 +194,7 @@ impl<T> Drop for OwnedChannel<T> {
         let mut over = Vec::new();
         while self.in_flight() > 0 {
             if self.poll(&mut over) == 0 {
-                self.wait(WAIT_US);
+                self.wait(&mut over, WAIT_US);
             }
         }
     }
@@ -202,7 +210,7 @@ mod tests {
     fn drain<T>(channel: &mut OwnedChannel<T>, over: &mut Vec<Finished<T>>) {
         while channel.in_flight() > 0 {
             if channel.poll(over) == 0 {
-                channel.wait(WAIT_US);
+                channel.wait(over, WAIT_US);
             }
         }
     }
@@ -213,7 +221,7 @@ mod tests {
         for lba in 0..64u64 {
             while channel.is_full() {
                 if channel.poll(&mut over) == 0 {
-                    channel.wait(WAIT_US);
+                    channel.wait(&mut over, WAIT_US);
                 }
             }
             let mut buf = AlignedBuf::zeroed(8192);

@@ -116,8 +116,9 @@ pub(crate) fn run(mut job: Job, ready: &SyncSender<Result<Waker, OpenError>>) {
 }
 
 struct Worker {
-    job: Job,
+    // Before the descriptor that it watches.
     channel: Channel,
+    job: Job,
     /// Where the next request goes, and the data of a write.
     spare: AlignedBuf,
     head: [u8; HEAD_BYTES],
@@ -169,10 +170,6 @@ impl Worker {
                 self.start(request);
                 idle = false;
             }
-            if !idle {
-                // What is answered may be followed by more, and a long request keeps nobody waiting.
-                self.drained = false;
-            }
             idle &= self.take_all(order) == 0;
             if self.changes == 0 {
                 self.job.shared.settled();
@@ -182,8 +179,9 @@ impl Worker {
             if order != Order::Serve && in_flight == 0 && nothing_asked {
                 return;
             }
-            if idle {
-                self.channel.wait(IDLE_US);
+            // What was begun is submitted by the system call that sleeps: whoever asks more wakes it.
+            if idle || (self.drained && self.rest.is_empty()) {
+                self.channel.wait(&mut self.over, IDLE_US);
                 self.drained = false;
             }
         }

@@ -139,7 +139,7 @@ fn floods(bdev: &dyn Bdev, op: Op, stop: &AtomicBool) -> u64 {
             {
                 return done;
             }
-            channel.wait(1000);
+            channel.wait(&mut over, 1000);
         }
         for finished in over.drain(..) {
             finished.result.expect("it works");

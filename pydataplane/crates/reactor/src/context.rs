@@ -1,10 +1,11 @@
 //! A thread's means of I/O: its io_uring, its epoll and its waker.
 
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::rc::Rc;
+use std::time::Duration;
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::thread::CpuSet;
@@ -22,6 +23,8 @@ struct Inner {
     /// Where the kernel's threads for it are to run.
     workers: Option<CpuSet>,
     sleeper: Sleeper,
+    /// What [`IoContext::watch_always`] was given.
+    watched: RefCell<Vec<RawFd>>,
     epoll: OwnedFd,
 }
 
@@ -50,7 +53,8 @@ impl IoContext {
         let sleeper = Sleeper::new()?;
         let flags = EventFlags::IN | EventFlags::ET;
         epoll::add(&epoll, sleeper.event(), EventData::new_u64(0), flags)?;
-        Ok(Self { inner: Rc::new(Inner { uring: OnceCell::new(), workers: cpus, sleeper, epoll }) })
+        let (uring, watched) = (OnceCell::new(), RefCell::default());
+        Ok(Self { inner: Rc::new(Inner { uring, workers: cpus, sleeper, watched, epoll }) })
     }
 
     /// The thread's io_uring, made at the first call.
@@ -85,13 +89,24 @@ impl IoContext {
     ///
     /// # Errors
     /// `fd` is watched already, or cannot be.
-    pub fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+    pub(crate) fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
         let flags = EventFlags::IN | EventFlags::ET;
         Ok(epoll::add(&self.inner.epoll, fd, EventData::new_u64(0), flags)?)
     }
 
+    /// Ends [`IoContext::wait`] when `fd` becomes readable; edge triggered. It stays open as long as
+    /// this context.
+    ///
+    /// # Errors
+    /// `fd` is watched already, or cannot be.
+    pub fn watch_always(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        self.watch(fd)?;
+        self.inner.watched.borrow_mut().push(fd.as_raw_fd());
+        Ok(())
+    }
+
     /// Undoes [`IoContext::watch`]; call before the fd is closed.
-    pub fn unwatch(&self, fd: BorrowedFd<'_>) {
+    pub(crate) fn unwatch(&self, fd: BorrowedFd<'_>) {
         let _ = epoll::delete(&self.inner.epoll, fd);
     }
 
@@ -102,12 +117,44 @@ impl IoContext {
         self.inner.uring.get().map_or(0, Uring::flush)
     }
 
-    /// As `flush`, but sleeps until something completed or the waker was used, at most
-    /// `timeout_us` microseconds. For control threads, never for reactors' pollers.
+    /// Hands out completions that are in memory already, without a system call; returns how many.
+    pub fn harvest(&self) -> u32 {
+        self.inner.uring.get().map_or(0, Uring::harvest)
+    }
+
+    /// As [`IoContext::flush`], but sleeps until something completed, the waker was used or a watched
+    /// descriptor moved, at most `timeout_us` microseconds. For control threads, never for reactors'
+    /// pollers.
     ///
     /// # Errors
     /// The kernel refuses to wait.
     pub fn wait(&self, timeout_us: u64) -> io::Result<u32> {
+        match self.inner.uring.get().filter(|uring| uring.can_sleep()) {
+            Some(uring) => self.wait_in(uring, Duration::from_micros(timeout_us)),
+            None => self.wait_beside(timeout_us),
+        }
+    }
+
+    /// Waits inside the ring's enter.
+    fn wait_in(&self, uring: &Uring, timeout: Duration) -> io::Result<u32> {
+        let done = uring.harvest();
+        if done > 0 || self.sleeper().take() || !self.sleeper().asleep() {
+            return Ok(done + uring.flush());
+        }
+        if uring.watched() == 0 {
+            uring.watch(self.sleeper().event().as_raw_fd());
+        }
+        for fd in self.inner.watched.borrow_mut().drain(..) {
+            uring.watch(fd);
+        }
+        let slept = uring.sleep(timeout);
+        self.sleeper().awake();
+        self.sleeper().take();
+        slept
+    }
+
+    /// Waits in the epoll.
+    fn wait_beside(&self, timeout_us: u64) -> io::Result<u32> {
         let done = self.flush();
         if done > 0 || self.sleeper().take() {
             return Ok(done);
@@ -197,5 +244,36 @@ mod tests {
         assert_eq!(io.wait(60_000_000).unwrap(), 0);
         t.join().unwrap();
         assert_eq!(io.wait(1000).unwrap(), 0, "and with its timeout");
+    }
+
+    #[test]
+    fn wait_ends_with_the_waker_and_with_what_is_watched_also_inside_the_ring() {
+        for (skip, inside) in [(0, true), (1, false)] {
+            let io = IoContext::new().unwrap();
+            io.adopt(Uring::with_flavour(io.sleeper().event(), skip).unwrap()).unwrap();
+            assert_eq!(io.uring().unwrap().can_sleep(), inside);
+            let (reads, writes) = rustix::pipe::pipe().unwrap();
+            io.watch_always(reads.as_fd()).unwrap();
+            // Ten minutes: a lost wake-up would show as a hang.
+            let long = 600_000_000;
+            let (waker, asleep) = (io.waker(), std::sync::mpsc::channel());
+            let t = std::thread::spawn(move || {
+                for wakes in asleep.1 {
+                    std::thread::sleep(std::time::Duration::from_millis(2));
+                    match wakes {
+                        true => waker.wake(),
+                        false => drop(rustix::io::write(&writes, b"x").unwrap()),
+                    }
+                }
+            });
+            for wakes in [true, false, true, true, false] {
+                asleep.0.send(wakes).unwrap();
+                assert_eq!(io.wait(long).unwrap(), 0);
+                // One more event may stand for a wake-up that came before the sleep.
+                while io.wait(20_000).unwrap() > 0 {}
+            }
+            drop(asleep.0);
+            t.join().unwrap();
+        }
     }
 }

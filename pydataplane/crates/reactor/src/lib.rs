@@ -14,7 +14,7 @@
 //! | `mailbox` | the bounded queue of messages |
 //! | `waker` | [`Waker`]: the protocol that never loses a wake-up |
 //! | `context` | [`IoContext`]: a thread's io_uring, epoll and waker |
-//! | `uring` | [`Uring`], [`UringClient`] |
+//! | `uring` | [`Uring`], [`UringClient`]; `sleeping`: a thread that sleeps in the call that submits |
 //! | `eventfd` | using an eventfd that a guest shares |
 //! | `fd` | another file under a descriptor in use |
 //! | `accounting` | [`Stats`]: busy, idle and sleep time |

@@ -24,14 +24,18 @@
 //! `user_data` is the client's index, its generation and its token, so that a completion never
 //! reaches a client that came later into the same place.
 
+mod sleeping;
+
 use std::cell::RefCell;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::rc::Rc;
 use std::sync::atomic::{Ordering, fence};
 
-use io_uring::{EnterFlags, IoUring, squeue};
+use io_uring::{EnterFlags, IoUring, cqueue, squeue};
 use rustix::thread::CpuSet;
+
+use self::sleeping::Watch;
 
 /// Entries queued between two submissions at most; a fuller queue is submitted early.
 const SQ_ENTRIES: u32 = 256;
@@ -54,8 +58,12 @@ const WORKERS: u32 = 256;
 #[cfg(test)]
 pub(crate) const FLAVOURS: usize = 4;
 
-/// Clients of one ring at most: the index has 16 bits in `user_data`.
-const CLIENTS_MAX: usize = 1 << 16;
+/// Clients of one ring at most: the index has 16 bits in `user_data`, and one is that of the watched
+/// descriptors.
+const CLIENTS_MAX: usize = WATCHES;
+
+/// What stands in place of a client's index in the entries of watched descriptors.
+const WATCHES: usize = (1 << 16) - 1;
 
 /// The queue is full; try again later.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
@@ -72,8 +80,10 @@ struct Ring {
     queued: u32,
     /// Bytes of those that the kernel is to transfer inline.
     inline: u32,
-    /// Entries queued or in the kernel.
+    /// Entries of clients, queued or in the kernel.
     in_flight: u32,
+    /// What ends a sleep inside the kernel's enter.
+    watches: Vec<Watch>,
     /// The eventfd is the one that wakes (DEFER_TASKRUN).
     deferred: bool,
 }
@@ -95,8 +105,9 @@ impl Uring {
         let (ring, deferred) = setup(skip)?;
         // Older kernels have no such limit, or keep their own.
         _ = ring.submitter().register_iowq_max_workers(&mut [WORKERS, 0]);
+        let (clients, watches) = (Vec::new(), Vec::new());
         let mut ring =
-            Ring { ring, clients: Vec::new(), queued: 0, inline: 0, in_flight: 0, deferred };
+            Ring { ring, clients, queued: 0, inline: 0, in_flight: 0, watches, deferred };
         if deferred {
             ring.ring.completion().disable_eventfd();
             ring.ring.submitter().register_eventfd(event.as_raw_fd())?;
@@ -169,6 +180,12 @@ impl Uring {
         }
     }
 
+    /// Hands completions that are in memory to their clients; returns how many.
+    #[inline]
+    pub(crate) fn harvest(&self) -> u32 {
+        self.ring.borrow_mut().harvest()
+    }
+
     /// Submits what was queued and hands completions to their clients; returns how many.
     #[inline]
     pub(crate) fn flush(&self) -> u32 {
@@ -229,9 +246,15 @@ impl Ring {
     fn harvest(&mut self) -> u32 {
         let mut n = 0;
         for cqe in self.ring.completion() {
-            n += 1;
             let user = cqe.user_data();
             let (index, generation) = ((user >> 48) as usize, (user >> 32) as u16);
+            if index == WATCHES {
+                if let Some(watch) = self.watches.get_mut(user as u32 as usize) {
+                    watch.armed = cqueue::more(cqe.flags());
+                }
+                continue;
+            }
+            n += 1;
             if let Some((g, Some(list))) = self.clients.get(index)
                 && *g == generation
             {
