@@ -37,7 +37,7 @@ def bdev() -> None:
     """Files and block devices that volumes are on."""
 
 
-@bdev.command("list", short_help="List files and block devices, and whose flush failed.")
+@bdev.command("list")
 @json_option
 @click.pass_obj
 @errors_as_sentences

@@ -42,7 +42,6 @@ from plugin.translate.operations import (
     plan,
     present,
     recognise,
-    settable,
     update,
 )
 
@@ -69,6 +68,5 @@ __all__ = [
     "plan",
     "present",
     "recognise",
-    "settable",
     "update",
 ]

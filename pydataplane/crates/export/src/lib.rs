@@ -24,6 +24,34 @@
 //! | fallocate, zero range | write of zeros |
 //! | truncate, chmod, chown | EPERM: the bdev's methods do that |
 //!
+//! # What a request costs
+//!
+//! A 4 KiB read through a loop device wakes five threads, one after the other: the loop's worker, the
+//! export's thread, that thread again when the disk is done, ksoftirqd (the loop completes a request
+//! in the context of whoever answers it, which is no interrupt here), and the application. A plain
+//! loop device wakes two. Beside such a one, on the same disk and in turn with it (Linux 6.18, two
+//! CPUs, virtio-blk; the tenth of the I/Os that were least disturbed), an export does, as a ratio:
+//!
+//! | 4 KiB | export | bare server, read(2) | bare server, FUSE over io_uring |
+//! | --- | --- | --- | --- |
+//! | read, depth 1 | 0.78 | 0.77 | 0.81 |
+//! | write, depth 1 | 0.81 | 0.77 | 0.84 |
+//! | write and fdatasync, depth 1 | 0.77 | 0.76 | 0.81 |
+//! | read, depth 16 | 0.79 | 0.83 | 0.83 |
+//! | write, depth 16 | 0.83 | 0.77 | 0.93 |
+//!
+//! The bare servers do nothing but pass I/O on to a file, in one thread with one io_uring; so at 4 KiB
+//! there is no more to be had from FUSE below a loop device, however it is served.
+//!
+//! FUSE over io_uring (Linux 6.14) is not used, although it is a little faster: what its ring has
+//! fetched is lost with the process. FUSE_NOTIFY_RESEND sends again what was read from a descriptor,
+//! not what a ring has, and nothing takes an entry back from a ring before it ends. Tried on Linux 6.18
+//! with reads at depth 16, a second descriptor elsewhere, and a server that was killed and followed by
+//! another: in 4 of 4 tries readers waited for ever or had ECANCELED, and in 0 of 2 where requests were
+//! read from the descriptor. Nor are channels of several threads (FUSE_DEV_IOC_CLONE): a bare server
+//! with two threads, each with a ring, was no faster on two CPUs than with one, and each clone is one
+//! more descriptor whose end fails the requests that it has, so that the holder would have to keep it.
+//!
 //! # When the process ends
 //!
 //! The kernel ends a FUSE connection when its last descriptor is closed. The `holder` process, which

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from csi.kubevirt.vmvolume.decide import (
+from csi.kubevirt.vmvolume import FINALIZER, Status
+from csi.kubevirt.vmvolume_decide import (
     LATER,
     NOTHING,
     Attach,
@@ -27,9 +28,8 @@ from csi.kubevirt.vmvolume.decide import (
     TakeCharge,
     decide,
 )
-from csi.kubevirt.vmvolume.model import FINALIZER, Status
-from csi.kubevirt.vmvolume.reconcile import ROUNDS_MAX
-from tests.unit.vmvolume.world import (
+from csi.kubevirt.vmvolume_reconcile import ROUNDS_MAX
+from tests.unit.vmvolumes import (
     EARLY,
     FOREIGN,
     HANDLE,

@@ -1,1 +1,0 @@
-"""Unit tests of the VmVolume controller, against fakes."""
