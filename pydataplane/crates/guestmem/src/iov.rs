@@ -91,6 +91,16 @@ impl Sg {
         Sg { iov: iov.as_ptr(), count: iov.len() as u32, len }
     }
 
+    /// As [`Sg::new`], where the runs are known to have `len` bytes in all.
+    ///
+    /// # Safety
+    /// As there, and `len` is the sum of their lengths.
+    #[inline]
+    pub unsafe fn with_len(iov: &[IoVec], len: usize) -> Self {
+        debug_assert_eq!(len, iov.iter().map(IoVec::len).sum::<usize>());
+        Sg { iov: iov.as_ptr(), count: iov.len() as u32, len }
+    }
+
     /// Total length in bytes.
     #[inline]
     pub fn len(&self) -> usize {

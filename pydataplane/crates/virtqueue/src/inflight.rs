@@ -313,7 +313,7 @@ impl Inflight {
             self.set_inflight(head, 0);
         }
         self.region.put(FEATURES, 0u64).expect(CHECKED);
-        step();
+        step!();
         self.put(DESC_NUM, self.size);
         self.put(LAST_BATCH_HEAD, 0);
         self.put(USED_IDX, used);
@@ -329,7 +329,7 @@ impl Inflight {
         let at = state(head);
         self.region.put(at + COUNTER, self.counter).expect(CHECKED);
         self.counter = self.counter.wrapping_add(1);
-        step();
+        step!();
         self.set_inflight(head, 1);
         compiler_fence(Ordering::SeqCst);
     }
@@ -367,7 +367,7 @@ impl Inflight {
     #[inline(always)]
     fn set_inflight(&self, head: u16, value: u8) {
         self.region.put(state(head) + INFLIGHT, value).expect(CHECKED);
-        step();
+        step!();
     }
 
     #[inline(always)]
@@ -378,7 +378,7 @@ impl Inflight {
     #[inline(always)]
     fn put(&self, offset: usize, value: u16) {
         self.region.put(offset, value).expect(CHECKED);
-        step();
+        step!();
     }
 }
 

@@ -24,7 +24,6 @@
 mod chain;
 mod inflight;
 mod queue;
-mod room;
 mod segments;
 mod steps;
 

@@ -354,7 +354,7 @@ impl SplitQueue {
         let at = RING + usize::from(slot) * USED_ENTRY;
         let entry = [u32::from(head).to_le(), written.to_le()];
         self.used.put(at, entry).expect(CHECKED);
-        step();
+        step!();
         self.mark_used(at, USED_ENTRY);
         if let Some(inflight) = &mut self.inflight {
             inflight.link(head, self.next_used);
@@ -368,7 +368,7 @@ impl SplitQueue {
     pub fn show(&mut self) {
         if self.next_used != self.shown {
             self.used.store_release_u16(IDX, self.next_used).expect(CHECKED);
-            step();
+            step!();
             if let Some(inflight) = &mut self.inflight {
                 inflight.clear(self.shown, self.next_used);
             }

@@ -1,11 +1,11 @@
 //! The memory of one chain.
 
 use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use guestmem::{GuestMemory, IoVec, Sg, prefetch, prefetch_write};
-
-use crate::room::Room;
 
 /// Runs that one chain may have: virtio-scsi's seg_max of 126 data runs, header and response,
 /// and room for runs that cross regions.
@@ -13,13 +13,15 @@ pub const MAX_SEGMENTS: usize = 136;
 /// Entries beyond the limit, for one split of each part.
 const SPLITS: usize = 2;
 
-/// One part of a chain: entries `start..end`, of which `start..mid` were split off as the head.
+/// One part of a chain: entries `start..end` of `bytes` bytes, of which `start..mid` of `head` bytes
+/// were split off.
 #[derive(Clone, Copy, Debug, Default)]
 struct Part {
     start: u32,
     mid: u32,
     end: u32,
     bytes: u32,
+    head: u32,
 }
 
 /// The runs of one chain: the device-readable ones, then the device-writable ones (2.7.4.2).
@@ -140,37 +142,39 @@ impl Segments {
     /// All device-readable runs.
     #[inline]
     pub fn readable(&self) -> Sg {
-        self.sg(self.readable.start, self.readable.end)
+        self.sg(self.readable.start, self.readable.end, self.readable.bytes)
     }
 
     /// All device-writable runs.
     #[inline]
     pub fn writable(&self) -> Sg {
-        self.sg(self.writable.start, self.writable.end)
+        self.sg(self.writable.start, self.writable.end, self.writable.bytes)
     }
 
     /// The readable runs before the split (none if there was no split).
     #[inline]
     pub fn readable_head(&self) -> Sg {
-        self.sg(self.readable.start, self.readable.mid)
+        self.sg(self.readable.start, self.readable.mid, self.readable.head)
     }
 
     /// The readable runs after the split (all if there was no split).
     #[inline]
     pub fn readable_tail(&self) -> Sg {
-        self.sg(self.readable.mid, self.readable.end)
+        let left = self.readable.bytes - self.readable.head;
+        self.sg(self.readable.mid, self.readable.end, left)
     }
 
     /// The writable runs before the split (none if there was no split).
     #[inline]
     pub fn writable_head(&self) -> Sg {
-        self.sg(self.writable.start, self.writable.mid)
+        self.sg(self.writable.start, self.writable.mid, self.writable.head)
     }
 
     /// The writable runs after the split (all if there was no split).
     #[inline]
     pub fn writable_tail(&self) -> Sg {
-        self.sg(self.writable.mid, self.writable.end)
+        let left = self.writable.bytes - self.writable.head;
+        self.sg(self.writable.mid, self.writable.end, left)
     }
 
     /// Splits the readable part after `bytes` bytes, once a chain. `false`: it is shorter, or was
@@ -183,6 +187,7 @@ impl Segments {
         }
         let Some((mid, grown)) = self.split(self.readable, bytes) else { return false };
         self.readable.mid = mid;
+        self.readable.head = bytes as u32;
         if grown {
             self.readable.end += 1;
             self.writable.start += 1;
@@ -202,6 +207,7 @@ impl Segments {
         }
         let Some((mid, grown)) = self.split(self.writable, bytes) else { return false };
         self.writable.mid = mid;
+        self.writable.head = bytes as u32;
         self.writable.end += u32::from(grown);
         true
     }
@@ -246,10 +252,11 @@ impl Segments {
     }
 
     #[inline]
-    fn sg(&self, start: u32, end: u32) -> Sg {
+    fn sg(&self, start: u32, end: u32, bytes: u32) -> Sg {
         // SAFETY: the entries are a part of an allocation that stays in place, the runs lie in memory that
-        // `self.memory` keeps mapped, and the type's contract keeps both until the I/O is over.
-        unsafe { Sg::new(&self.iov[start as usize..end as usize]) }
+        // `self.memory` keeps mapped, and the type's contract keeps both until the I/O is over. `bytes` is
+        // their sum: `finish` has that of each part, and `split` cuts where it says.
+        unsafe { Sg::with_len(&self.iov[start as usize..end as usize], bytes as usize) }
     }
 
     /// Makes `bytes` a boundary between two entries of `part`: its index, and whether an entry
@@ -287,5 +294,85 @@ impl Segments {
         };
         self.iov[at] = head;
         self.iov[at + 1] = tail;
+    }
+}
+
+/// Entries of one chain: a part of a block that no other room has. Stays in place when it is moved.
+struct Room {
+    at: NonNull<IoVec>,
+    len: usize,
+    /// Keeps the part allocated.
+    _block: Arc<Block>,
+}
+
+/// An allocation, freed with its last room.
+struct Block(NonNull<[IoVec]>);
+
+// SAFETY: the block is plain memory; each part of it is reached through its one room only.
+unsafe impl Send for Block {}
+// SAFETY: as above; nothing is reached through the block itself.
+unsafe impl Sync for Block {}
+// SAFETY: a room is the only way to its part, as a box would be, and entries are Send.
+unsafe impl Send for Room {}
+// SAFETY: as above, and entries are Sync.
+unsafe impl Sync for Room {}
+
+impl Room {
+    /// `count` rooms of `len` empty entries each.
+    fn many(count: usize, len: usize) -> impl ExactSizeIterator<Item = Room> {
+        let all = count.checked_mul(len).expect("a ring's room fits into memory");
+        let block = NonNull::from(Box::leak(IoVec::empty(all)));
+        let (start, block) = (block.cast::<IoVec>(), Arc::new(Block(block)));
+        (0..count).map(move |n| {
+            // SAFETY: n < count, so it lies within the allocation.
+            let at = unsafe { start.add(n * len) };
+            Room { at, len, _block: Arc::clone(&block) }
+        })
+    }
+}
+
+impl Deref for Room {
+    type Target = [IoVec];
+
+    #[inline(always)]
+    fn deref(&self) -> &[IoVec] {
+        // SAFETY: `len` entries that the block keeps, written before (zeros are a value) and reached
+        // through this room only.
+        unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for Room {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut [IoVec] {
+        // SAFETY: as above, and the room is borrowed alone.
+        unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: leaked by `Room::many` from a box, and no room is left.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rooms_are_apart_and_outlive_each_other() {
+        let mut rooms: Vec<Room> = Room::many(3, 4).collect();
+        assert!(rooms.iter().all(|room| room.len() == 4 && room.iter().all(IoVec::is_empty)));
+        let mut byte = 7;
+        // SAFETY: never used.
+        rooms[1].fill(unsafe { IoVec::new(&raw mut byte, 1) });
+        let last = rooms.pop().unwrap();
+        assert!(rooms[0].iter().chain(&*last).all(IoVec::is_empty));
+        assert!(rooms[1].iter().all(|run| run.len() == 1));
+        drop(rooms);
+        assert_eq!(last.len(), 4);
+        assert_eq!(Room::many(0, 4).len(), 0);
     }
 }

@@ -1,12 +1,19 @@
 //! Where a process may be killed: after each store to memory that outlives it. In this crate's own
-//! tests a hook looks at that memory then; otherwise this is nothing.
+//! tests a hook looks at that memory then; otherwise there is nothing.
 
 /// A store was made.
-#[inline(always)]
-pub(crate) fn step() {
-    #[cfg(test)]
+macro_rules! step {
+    () => {
+        #[cfg(test)]
+        $crate::steps::made();
+    };
+}
+pub(crate) use step;
+
+/// Calls the hook, but not while it looks.
+#[cfg(test)]
+pub(crate) fn made() {
     if let Some(mut hook) = HOOK.take() {
-        // Not while it looks.
         hook();
         HOOK.set(Some(hook));
     }
