@@ -4,13 +4,13 @@
 //! every initiator understands (we own no IEEE company id, so no NAA 6h), a T10 vendor
 //! designator with the serial, and the UUID itself.
 
+use crate::opcode::Cdb;
 use crate::reply::send;
 use crate::response::Fail;
 use crate::sense::Sense;
 use crate::shared::{
     LunShared, MAX_SERIAL, MAX_UNMAP_BYTES, MAX_UNMAP_DESCRIPTORS, MAX_WRITE_SAME_BYTES,
 };
-use crate::task::Cdb;
 use guestmem::Sg;
 use uuid::Uuid;
 

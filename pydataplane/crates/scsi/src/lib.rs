@@ -44,7 +44,9 @@
 
 mod block;
 mod inquiry;
+mod job;
 mod lun;
+mod missing;
 mod mode;
 mod opcode;
 mod reply;
@@ -52,16 +54,15 @@ mod report;
 mod response;
 mod sense;
 mod shared;
-mod task;
 mod well_known;
 
-pub use lun::{Lun, Outcome, missing_lun};
-pub use opcode::Kind;
-pub use response::{Response, Status};
+pub use lun::{Lun, Task};
+pub use missing::missing_lun;
+pub use opcode::{CDB_LEN, Kind};
+pub use response::{Outcome, Response, Status};
 pub use sense::SENSE_LEN;
 pub use shared::{
     LunError, LunOptions, LunShared, MAX_SERIAL, MAX_TRANSFER_BYTES, MAX_UNMAP_BYTES,
     MAX_UNMAP_DESCRIPTORS, MAX_WRITE_SAME_BYTES, Nexus, NexusState, UnitAttention,
 };
-pub use task::{CDB_LEN, Task};
 pub use well_known::report_luns_unit;

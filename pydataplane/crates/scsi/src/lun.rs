@@ -1,12 +1,11 @@
 //! A logical unit as one thread sees it: from the CDB to bdev I/Os to the response.
 
 use crate::block::{self, Extent, PlanContext};
-use crate::opcode::{Command, decode};
-use crate::reply::send;
-use crate::response::{Fail, Response, Status};
+use crate::job::{Compare, Job, Kind};
+use crate::opcode::{CDB_LEN, Cdb, Command, decode};
+use crate::response::{Fail, Outcome, Response, Status};
 use crate::sense::{Code, Key, Sense, of_io_error};
 use crate::shared::{LunShared, Nexus, UnitAttention};
-use crate::task::{CDB_LEN, Cdb, Compare, Job, Kind, Task};
 use crate::{inquiry, mode, report};
 use bdev::{COPY_AT_ONCE, Channel, Completion, Io, IoError, Op, Submit};
 use guestmem::{Bounce, Sg};
@@ -22,27 +21,71 @@ const STEPS_PER_CALL: u32 = 8;
 /// Tasks that can wait for their next turn; the next one is answered BUSY.
 const MAX_YIELDED: usize = 128;
 
-/// What [`Lun::start`] or [`Lun::resume`] did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum Outcome {
-    /// The command is over.
-    Done(Response),
-    /// The command is over: it needs more data than its buffers hold, and nothing was done
-    /// (virtio 1.2 5.6.6.1: VIRTIO_SCSI_S_OVERRUN).
-    Overrun,
-    /// A completion with the task's tag follows from [`Lun::poll`]; give it to [`Lun::resume`].
-    Pending,
+/// One command in flight. The transport embeds it in its preallocated request slot, calls
+/// [`Task::prepare`] for each new command and leaves the rest to [`crate::Lun`].
+pub struct Task {
+    pub(crate) tag: u64,
+    pub(crate) cdb: Cdb,
+    pub(crate) data_out: Sg,
+    pub(crate) data_in: Sg,
+    pub(crate) job: Job,
+    /// Value of the unit's reset count when the command started.
+    pub(crate) epoch: u32,
+    pub(crate) aborted: bool,
+    /// No further step starts.
+    pub(crate) stopped: bool,
 }
 
-impl From<Fail> for Outcome {
-    #[cold]
-    fn from(fail: Fail) -> Self {
-        match fail {
-            Fail::Check(sense) => Outcome::Done(Response::check(sense)),
-            Fail::Bare(status) => Outcome::Done(Response::bare(status)),
-            Fail::Overrun => Outcome::Overrun,
+impl Task {
+    /// A task for the slot named `tag`: unique in flight on the channel, given to the bdev as
+    /// [`bdev::Io::tag`] and so back in [`bdev::Completion::tag`].
+    pub const fn new(tag: u64) -> Self {
+        Task {
+            tag,
+            cdb: Cdb([0; CDB_LEN]),
+            data_out: Sg::EMPTY,
+            data_in: Sg::EMPTY,
+            job: Job::IDLE,
+            epoch: 0,
+            aborted: false,
+            stopped: false,
         }
+    }
+
+    /// Makes this the task of a new command: the CDB (copied once out of guest memory, padded
+    /// with zeros), the data from the initiator and the space for data to it. Both lists stay
+    /// valid until the task is done.
+    #[inline]
+    pub fn prepare(&mut self, cdb: &[u8; CDB_LEN], data_out: Sg, data_in: Sg) {
+        self.cdb = Cdb(*cdb);
+        self.data_out = data_out;
+        self.data_in = data_in;
+        self.aborted = false;
+        self.stopped = false;
+    }
+
+    /// The name given with [`Task::new`].
+    #[inline]
+    pub fn tag(&self) -> u64 {
+        self.tag
+    }
+
+    /// Marks the task as ended by a task management function (ABORT TASK, ABORT TASK SET): its
+    /// outstanding I/O is still waited for, no further step starts, and it ends as
+    /// [`crate::Status::TaskAborted`].
+    pub fn abort(&mut self) {
+        self.aborted = true;
+    }
+
+    /// Whether [`Task::abort`] was called for the present command.
+    pub fn is_aborted(&self) -> bool {
+        self.aborted
+    }
+
+    /// Starts no further step: a task whose outstanding I/O is its last one ends as that does, any
+    /// other as [`crate::Status::TaskAborted`], for the transport to do it again later.
+    pub fn stop(&mut self) {
+        self.stopped = true;
     }
 }
 
@@ -108,7 +151,7 @@ impl Lun {
                 task.job = job;
                 self.advance(task)
             }
-            Ok(Plan::Done(transferred)) => Outcome::Done(Response::good(transferred)),
+            Ok(Plan::Done(transferred)) => good(transferred),
             Err(fail) => fail.into(),
         }
     }
@@ -227,7 +270,7 @@ impl Lun {
             };
             let Next::Submit(io) = next else {
                 self.release(task);
-                return Outcome::Done(Response::good(task.job.moved));
+                return good(task.job.moved);
             };
             if task.stopped {
                 return self.fail(task, Fail::Bare(Status::TaskAborted));
@@ -408,6 +451,12 @@ impl Lun {
     }
 }
 
+/// The end of a command that moved `transferred` bytes.
+#[inline]
+fn good(transferred: u32) -> Outcome {
+    Outcome::Done(Response { transferred, ..Response::GOOD })
+}
+
 /// Bytes that are copied or compared at a time.
 const CHUNK: usize = 512;
 
@@ -431,29 +480,4 @@ fn compare(medium: &Sg, at: usize, data: &Sg, data_at: usize, bytes: usize) -> R
         }
     }
     Ok(())
-}
-
-/// The answer of a target to a command for a logical unit that it does not have while it has LUN 0
-/// (SAM-5 4.7.4, SPC-4 6.6.2, 6.33, 6.39): INQUIRY says so (qualifier 011b, type 1Fh), REPORT LUNS
-/// lists LUN 0, REQUEST SENSE reports LOGICAL UNIT NOT SUPPORTED (25h/00h) as data, and everything
-/// else ends with it.
-pub fn missing_lun(cdb: &[u8; CDB_LEN], data_in: &Sg) -> Outcome {
-    const INQUIRY: u8 = 0x12;
-    const REQUEST_SENSE: u8 = 0x03;
-    const REPORT_LUNS: u8 = 0xA0;
-    let cdb = Cdb(*cdb);
-    let none = Sense::illegal(Code::LOGICAL_UNIT_NOT_SUPPORTED);
-    let sent = match cdb.byte(0) {
-        INQUIRY => inquiry::inquiry_missing(&cdb, data_in),
-        REQUEST_SENSE if cdb.bit(1, 0) => {
-            send(data_in, usize::from(cdb.byte(4)), &none.descriptor())
-        }
-        REQUEST_SENSE => send(data_in, usize::from(cdb.byte(4)), &none.fixed()),
-        REPORT_LUNS => report::report_luns(&cdb, data_in),
-        _ => Err(none.into()),
-    };
-    match sent {
-        Ok(transferred) => Outcome::Done(Response::good(transferred)),
-        Err(fail) => fail.into(),
-    }
 }

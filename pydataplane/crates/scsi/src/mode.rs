@@ -1,10 +1,10 @@
 //! MODE SENSE (SPC-4 6.13, 6.14). Nothing can be changed or saved: there is no MODE SELECT.
 
+use crate::opcode::Cdb;
 use crate::reply::Reply;
 use crate::response::Fail;
 use crate::sense::{Code, Sense};
 use crate::shared::LunShared;
-use crate::task::Cdb;
 use guestmem::Sg;
 
 const CACHING: u8 = 0x08;

@@ -1,8 +1,42 @@
-//! The commands: one table for decoding, reserved bits and REPORT SUPPORTED OPERATION CODES.
+//! The commands: the fields of a CDB, and one table for decoding, reserved bits and REPORT SUPPORTED
+//! OPERATION CODES.
 
 use crate::sense::{Code, Sense};
-use crate::task::Cdb;
 use bdev::Features;
+
+/// Longest CDB that virtio-scsi carries, in bytes (virtio 1.2 5.6.4, cdb_size default).
+pub const CDB_LEN: usize = 32;
+
+/// A CDB with its big-endian fields.
+#[derive(Clone, Copy)]
+pub(crate) struct Cdb(pub(crate) [u8; CDB_LEN]);
+
+impl Cdb {
+    #[inline]
+    pub(crate) fn byte(&self, at: usize) -> u8 {
+        self.0[at]
+    }
+
+    #[inline]
+    pub(crate) fn bit(&self, at: usize, bit: u8) -> bool {
+        self.0[at] & (1 << bit) != 0
+    }
+
+    #[inline]
+    pub(crate) fn be16(&self, at: usize) -> u16 {
+        u16::from_be_bytes([self.0[at], self.0[at + 1]])
+    }
+
+    #[inline]
+    pub(crate) fn be32(&self, at: usize) -> u32 {
+        u32::from_be_bytes([self.0[at], self.0[at + 1], self.0[at + 2], self.0[at + 3]])
+    }
+
+    #[inline]
+    pub(crate) fn be64(&self, at: usize) -> u64 {
+        u64::from_be_bytes(*self.0[at..].first_chunk().expect("a field lies in the CDB"))
+    }
+}
 
 /// The commands that the unit knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

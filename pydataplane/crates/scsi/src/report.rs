@@ -1,11 +1,10 @@
 //! Commands that report: capacity, sense, LUNs, operation codes.
 
-use crate::opcode::{Command, Entry, TABLE, entries};
+use crate::opcode::{Cdb, Command, Entry, TABLE, entries};
 use crate::reply::{Reply, send};
 use crate::response::Fail;
 use crate::sense::{Code, Key, Sense};
 use crate::shared::LunShared;
-use crate::task::Cdb;
 use guestmem::Sg;
 
 /// READ CAPACITY(10) (SBC-3 5.15): FFFFFFFFh where only READ CAPACITY(16) can tell.

@@ -33,11 +33,8 @@ pub struct Response {
 }
 
 impl Response {
-    /// GOOD, with `transferred` bytes moved.
-    #[inline]
-    pub(crate) const fn good(transferred: u32) -> Self {
-        Response { status: Status::Good, transferred, sense_len: 0, sense: [0; SENSE_LEN] }
-    }
+    /// GOOD, with nothing moved.
+    pub(crate) const GOOD: Response = Response::bare(Status::Good);
 
     /// `status` without data or sense.
     pub const fn bare(status: Status) -> Self {
@@ -58,6 +55,40 @@ impl Response {
             transferred: 0,
             sense_len: SENSE_LEN as u8,
             sense: sense.fixed(),
+        }
+    }
+}
+
+/// What [`crate::Lun::start`] or [`crate::Lun::resume`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Outcome {
+    /// The command is over.
+    Done(Response),
+    /// The command is over: it needs more data than its buffers hold, and nothing was done
+    /// (virtio 1.2 5.6.6.1: VIRTIO_SCSI_S_OVERRUN).
+    Overrun,
+    /// A completion with the task's tag follows from [`crate::Lun::poll`]; give it to [`crate::Lun::resume`].
+    Pending,
+}
+
+/// Bytes that an answer from memory moved, or why there is none.
+impl From<Result<u32, Fail>> for Outcome {
+    fn from(sent: Result<u32, Fail>) -> Self {
+        match sent {
+            Ok(transferred) => Outcome::Done(Response { transferred, ..Response::GOOD }),
+            Err(fail) => fail.into(),
+        }
+    }
+}
+
+impl From<Fail> for Outcome {
+    #[cold]
+    fn from(fail: Fail) -> Self {
+        match fail {
+            Fail::Check(sense) => Outcome::Done(Response::check(sense)),
+            Fail::Bare(status) => Outcome::Done(Response::bare(status)),
+            Fail::Overrun => Outcome::Overrun,
         }
     }
 }

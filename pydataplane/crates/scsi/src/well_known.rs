@@ -2,12 +2,11 @@
 //! for initiators that address them through one controller.
 
 use crate::inquiry::inquiry_well_known;
-use crate::lun::Outcome;
+use crate::opcode::{CDB_LEN, Cdb};
 use crate::reply::Reply;
 use crate::report::request_sense;
-use crate::response::{Fail, Response};
+use crate::response::{Fail, Outcome};
 use crate::sense::{Code, Sense};
-use crate::task::{CDB_LEN, Cdb};
 use guestmem::Sg;
 
 /// Carries out a command that is addressed to the unit. `luns`: the logical units there are, each in
@@ -30,10 +29,7 @@ pub fn report_luns_unit(
         REPORT_LUNS => list(cdb, data_in, luns),
         _ => Err(Sense::illegal(Code::INVALID_COMMAND_OPERATION_CODE).into()),
     };
-    match done {
-        Ok(transferred) => Outcome::Done(Response::good(transferred)),
-        Err(fail) => fail.into(),
-    }
+    done.into()
 }
 
 fn list(cdb: &Cdb, data_in: &Sg, luns: impl Iterator<Item = [u8; 8]> + Clone) -> Result<u32, Fail> {

@@ -1,0 +1,81 @@
+//! What a command takes: bdev I/Os, one after the other.
+
+use bdev::Op;
+
+/// What the steps of a job do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// One Read or Write between the initiator's buffers and the medium.
+    Direct(Op),
+    /// Reads through the bounce buffer: the initiator's is longer than the transfer.
+    ReadBounced,
+    /// Writes through the bounce buffer, for the same reason.
+    WriteBounced,
+    /// Writes the bounce buffer, which holds copies of one block, again and again.
+    Fill,
+    /// Unmap or WriteZeroes of one range, in steps.
+    Range(Op),
+    /// Unmap of `count` ranges out of the parameter list, each in steps.
+    UnmapList,
+    /// Reads into the bounce buffer and compares.
+    Verify(Compare),
+}
+
+/// What VERIFY compares the medium with (BYTCHK, SBC-3 5.29).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Compare {
+    /// Nothing: it only has to be readable.
+    Nothing,
+    /// As many blocks of data.
+    Data,
+    /// One block of data, with each.
+    OneBlock,
+}
+
+/// The bdev I/Os of one command, one after the other: `[flush] [step ...] [flush]`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Job {
+    pub(crate) kind: Kind,
+    /// A flush is still to be done before the first step.
+    pub(crate) flush_before: bool,
+    /// A flush is still to be done after the last step.
+    pub(crate) flush_after: bool,
+    /// Steps are writes with force unit access.
+    pub(crate) fua: bool,
+    /// Next (or outstanding) block.
+    pub(crate) lba: u64,
+    /// Blocks not yet done, the outstanding ones included.
+    pub(crate) left: u64,
+    /// Blocks of the outstanding step; 0 while a flush is outstanding.
+    pub(crate) step: u64,
+    /// Bytes of the initiator's buffers that were used.
+    pub(crate) moved: u32,
+    /// [`Kind::UnmapList`]: descriptors done, and in all.
+    pub(crate) index: u16,
+    pub(crate) count: u16,
+    /// The task owns the unit's bounce buffer.
+    pub(crate) bounce: bool,
+}
+
+impl Job {
+    /// Nothing to do.
+    pub(crate) const IDLE: Job = Job {
+        kind: Kind::Direct(Op::Read),
+        flush_before: false,
+        flush_after: false,
+        fua: false,
+        lba: 0,
+        left: 0,
+        step: 0,
+        moved: 0,
+        index: 0,
+        count: 0,
+        bounce: false,
+    };
+
+    /// `kind` on `left` blocks from `lba`.
+    #[inline]
+    pub(crate) const fn new(kind: Kind, lba: u64, left: u64) -> Job {
+        Job { kind, lba, left, ..Job::IDLE }
+    }
+}
