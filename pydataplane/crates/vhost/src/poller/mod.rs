@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 use bdev::{Completion, IoError};
 use reactor::Poller;
-use scsi::{Kind, Outcome, Response, Status, missing_lun};
+use scsi::{Outcome, Response, Status, missing_lun};
 use virtqueue::Head;
 use zerocopy::IntoBytes;
 
@@ -111,13 +111,15 @@ impl Poller for DevicePoller {
     fn poll(&mut self) -> u32 {
         let mut events = 0;
         let mut turn_end = None;
+        // What begins in this turn goes to its device when the turn is over.
+        let in_flight = !self.units.active.is_empty();
         if !self.paused {
             let mut at = self.first;
             for _ in 0..self.queues.len() {
                 if at >= self.queues.len() {
                     at = 0;
                 }
-                if self.units.taken() >= MAX_TAKEN {
+                if self.units.taken >= MAX_TAKEN {
                     self.first = at;
                     break;
                 }
@@ -132,7 +134,7 @@ impl Poller for DevicePoller {
                 at += 1;
             }
         }
-        if self.units.any_active() || !self.units.backlog.is_empty() {
+        if in_flight || !self.units.backlog.is_empty() {
             events += self.reap(turn_end);
         }
         if self.drained {
@@ -148,7 +150,7 @@ impl Poller for DevicePoller {
         // A paused poller waits for a message, which wakes the reactor; one that has taken as much as it
         // may, for a device.
         self.paused
-            || self.units.taken() >= MAX_TAKEN
+            || self.units.taken >= MAX_TAKEN
             || self.queues.iter_mut().all(RequestQueue::arm)
     }
 
@@ -237,24 +239,23 @@ impl DevicePoller {
         let (data_out, data_in) = (slot.segments.readable_tail(), slot.segments.writable_tail());
 
         let outcome = match LunAddress::decode(&header.lun) {
-            LunAddress::Unit { target, lun: 0 } => match self.units.find(target) {
-                Some(_) => {
-                    slot.task.prepare(&header.cdb, data_out, data_in);
-                    slot.occupy(target, header.id.get(), self.taken, now);
-                    slot.kind = Kind::of(header.cdb[0]);
-                    slot.attribute = header.task_attr;
-                    slot.bytes = (data_out.len() + data_in.len()) as u32;
-                    let bytes = u64::from(slot.bytes);
-                    self.taken += 1;
-                    queue.in_flight += 1;
-                    if self.may_begin(target, header.task_attr, bytes) {
-                        return self.start(at, index, now);
+            LunAddress::Unit { target, lun: 0 } => {
+                let bytes = data_out.len() + data_in.len();
+                match self.units.admits(target, header.task_attr, bytes as u64) {
+                    Some(at_once) => {
+                        slot.task.prepare(&header.cdb, data_out, data_in);
+                        slot.occupy(target, &header, bytes as u32, self.taken, now);
+                        self.taken += 1;
+                        queue.in_flight += 1;
+                        if at_once {
+                            return self.start(at, index, now);
+                        }
+                        self.postpone(index);
+                        return true;
                     }
-                    self.postpone(index);
-                    return true;
+                    None => Err(response::BAD_TARGET),
                 }
-                None => Err(response::BAD_TARGET),
-            },
+            }
             LunAddress::Unit { target, .. } if self.units.find(target).is_some() => {
                 Ok(missing_lun(&header.cdb, &data_in))
             }
@@ -278,9 +279,8 @@ impl DevicePoller {
         };
         if matches!(outcome, Outcome::Pending) {
             let (bytes, ordered) = (slot.bytes, slot.attribute == task_attribute::ORDERED);
-            unit.ordered |= ordered;
             self.slots.list(index);
-            self.units.started(target, u64::from(bytes));
+            self.units.started(target, u64::from(bytes), ordered);
             return false;
         }
         let ticks = self.sample(now);
@@ -294,15 +294,13 @@ impl DevicePoller {
         let mut events = 0;
         let now = reactor::ticks::now();
         let end = turn_end.unwrap_or_else(|| now.saturating_add(self.turn_ticks));
-        let units = self.units.count_active();
+        let units = self.units.active.len();
         let mut next = if self.first_active < units { self.first_active } else { 0 };
         for _ in 0..units {
-            let Some(target) = self.units.active(next).or_else(|| {
+            if next >= self.units.active.len() {
                 next = 0;
-                self.units.active(0)
-            }) else {
-                break;
-            };
+            }
+            let Some(&target) = self.units.active.get(next) else { break };
             let mut done = std::mem::take(&mut self.done);
             if let Some(unit) = self.units.at(target) {
                 events += unit.lun.poll(&mut done);
@@ -312,7 +310,7 @@ impl DevicePoller {
             }
             self.done = done;
             // A unit that became idle leaves the list, and another takes its place.
-            next += usize::from(self.units.active(next) == Some(target));
+            next += usize::from(self.units.active.get(next) == Some(&target));
             if units > 1 && reactor::ticks::now() > end {
                 break;
             }

@@ -12,7 +12,7 @@ use scsi::{Kind, Task};
 use virtqueue::Segments;
 
 use super::{BATCH, MAX_TAKEN};
-use crate::defs::response;
+use crate::defs::{RequestHeader, response};
 
 /// Slots of one pool: those that may wait, and one batch more.
 pub(super) const MAX_SLOTS: usize = MAX_TAKEN as usize + BATCH;
@@ -70,10 +70,22 @@ impl Slot {
         }
     }
 
+    /// Takes the request of `header` for LUN 0 of `target`, with `bytes` of data; `order`: how many were
+    /// taken before it; `begun`: when, in ticks.
     #[inline]
-    pub(super) fn occupy(&mut self, target: u8, id: u64, order: u64, begun: u64) {
+    pub(super) fn occupy(
+        &mut self,
+        target: u8,
+        header: &RequestHeader,
+        bytes: u32,
+        order: u64,
+        begun: u64,
+    ) {
         self.target = target;
-        self.id = id;
+        self.id = header.id.get();
+        self.kind = Kind::of(header.cdb[0]);
+        self.attribute = header.task_attr;
+        self.bytes = bytes;
         self.order = order;
         self.begun = begun;
         self.ended_by = response::OK;

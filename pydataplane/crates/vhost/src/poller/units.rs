@@ -1,4 +1,4 @@
-//! The logical units of a session as one reactor has them.
+//! The logical units of a session as one reactor has them, and when a request may begin on one.
 
 use std::sync::Arc;
 
@@ -7,10 +7,8 @@ use guestmem::Sg;
 use reactor::Cx;
 use scsi::{CDB_LEN, Lun, LunShared, Nexus, Outcome};
 
-use crate::defs::{LunAddress, MAX_TARGETS};
+use crate::defs::{LunAddress, MAX_TARGETS, task_attribute};
 use crate::stats::LunCounters;
-
-use super::waiting::Waiting;
 
 /// Bytes of data that one unit may have with its device, from one reactor: what disks need to be busy
 /// (at 7 GB/s it is done in a millisecond), and no more for others to stand behind.
@@ -29,7 +27,7 @@ pub(crate) struct Unit {
     /// Bytes of their data.
     bytes: u64,
     /// One of them has the task attribute ORDERED.
-    pub(super) ordered: bool,
+    ordered: bool,
     /// Requests that were taken and do not begin yet.
     pub(super) waiting: Waiting,
     /// Not yet to be found by new requests, or no longer.
@@ -56,29 +54,36 @@ impl Unit {
             in_flight: 0,
             bytes: 0,
             ordered: false,
-            waiting: Waiting::default(),
+            waiting: Waiting::NOBODY,
             hidden: true,
         }
     }
 }
 
-impl Unit {
-    /// Nothing waits for the device.
-    #[inline]
-    pub(super) fn is_idle(&self) -> bool {
-        self.in_flight == 0
-    }
+/// No request.
+pub(super) const NONE: u64 = u64::MAX;
+
+/// The requests of one unit that were taken and do not begin yet, by tag; each slot names the next one.
+/// What becomes of them is in `waiting`.
+pub(super) struct Waiting {
+    pub(super) first: u64,
+    pub(super) last: u64,
+}
+
+impl Waiting {
+    /// No request waits.
+    pub(super) const NOBODY: Waiting = Waiting { first: NONE, last: NONE };
 }
 
 /// All targets, by number, and which of them have requests in flight.
 pub(super) struct Units {
     units: Box<[Option<Unit>]>,
     /// Targets with requests in flight, in no order; capacity for all.
-    active: Vec<u8>,
+    pub(super) active: Vec<u8>,
     /// Bytes of data of all requests that wait for a device.
     bytes: u64,
     /// How many requests wait for a device or to begin.
-    taken: u32,
+    pub(super) taken: u32,
     /// Targets with requests that do not begin yet, in no order; capacity for all.
     pub(super) backlog: Vec<u8>,
 }
@@ -106,48 +111,51 @@ impl Units {
         self.units.get_mut(usize::from(target))?.as_mut()
     }
 
-    #[inline]
-    pub(super) fn any_active(&self) -> bool {
-        !self.active.is_empty()
+    /// Whether a request for `target` that was just taken, with this task attribute and `bytes` of
+    /// data, may begin at once; `None`: new requests do not find the target.
+    #[inline(always)]
+    pub(super) fn admits(&self, target: u8, attribute: u8, bytes: u64) -> Option<bool> {
+        let unit = self.units.get(usize::from(target))?.as_ref().filter(|unit| !unit.hidden)?;
+        let first = unit.waiting.first == NONE;
+        Some(
+            (first || attribute == task_attribute::HEAD_OF_QUEUE)
+                && self.may_begin(unit, attribute, bytes),
+        )
     }
 
-    /// The `nth` target with requests in flight.
-    #[inline]
-    pub(super) fn active(&self, nth: usize) -> Option<u8> {
-        self.active.get(nth).copied()
+    /// Whether the first request of `target` that waits may begin, which has this task attribute and
+    /// `bytes` of data.
+    pub(super) fn lets_go(&self, target: u8, attribute: u8, bytes: u64) -> bool {
+        let unit = self.units.get(usize::from(target)).and_then(Option::as_ref);
+        unit.is_some_and(|unit| self.may_begin(unit, attribute, bytes))
     }
 
-    /// How many targets have requests in flight.
-    #[inline]
-    pub(super) fn count_active(&self) -> usize {
-        self.active.len()
-    }
-
-    /// How many requests wait for a device or to begin.
-    #[inline]
-    pub(super) fn taken(&self) -> u32 {
-        self.taken
-    }
-
-    /// Whether a request of `target` with `bytes` of data may go to the device now: always where
-    /// nothing is in flight, so that each unit goes on whatever others do.
-    #[inline]
-    pub(super) fn has_room(&mut self, target: u8, bytes: u64) -> bool {
-        let all = self.bytes + bytes;
-        self.at(target).is_some_and(|unit| {
-            unit.in_flight == 0
+    /// Whether a request before which none waits may begin: in the order that its task attribute
+    /// demands (SAM-5 8.6), and where there is room; always where nothing is in flight, so that each
+    /// unit goes on whatever others do.
+    #[inline(always)]
+    fn may_begin(&self, unit: &Unit, attribute: u8, bytes: u64) -> bool {
+        let idle = unit.in_flight == 0;
+        let in_order = match attribute {
+            task_attribute::ORDERED => idle,
+            task_attribute::HEAD_OF_QUEUE => true,
+            _ => !unit.ordered,
+        };
+        in_order
+            && (idle
                 || (unit.in_flight < MAX_UNIT_REQUESTS
                     && unit.bytes + bytes <= MAX_UNIT_BYTES
-                    && all <= MAX_BYTES)
-        })
+                    && self.bytes + bytes <= MAX_BYTES))
     }
 
-    /// A request of `target` with `bytes` of data waits for the device.
+    /// A request of `target` with `bytes` of data waits for the device; `ordered`: it has that task
+    /// attribute.
     #[inline]
-    pub(super) fn started(&mut self, target: u8, bytes: u64) {
+    pub(super) fn started(&mut self, target: u8, bytes: u64, ordered: bool) {
         self.taken += 1;
         self.bytes += bytes;
         if let Some(unit) = self.at(target) {
+            unit.ordered |= ordered;
             unit.in_flight += 1;
             unit.bytes += bytes;
             if unit.in_flight == 1 {
@@ -184,7 +192,7 @@ impl Units {
     /// A request of `target` left that list.
     pub(super) fn begins(&mut self, target: u8) {
         self.taken -= 1;
-        if self.at(target).is_none_or(|unit| unit.waiting.is_empty())
+        if self.at(target).is_none_or(|unit| unit.waiting.first == NONE)
             && let Some(nth) = self.backlog.iter().position(|t| *t == target)
         {
             self.backlog.swap_remove(nth);
@@ -215,7 +223,7 @@ impl Units {
     /// Takes the unit of `target` out; nothing is in flight on it.
     pub(super) fn remove(&mut self, target: u8) -> Option<Unit> {
         let unit = self.units[usize::from(target)].take();
-        let idle = |u: &Unit| u.in_flight == 0 && u.waiting.is_empty();
+        let idle = |u: &Unit| u.in_flight == 0 && u.waiting.first == NONE;
         assert!(unit.as_ref().is_none_or(idle), "target {target} is in use");
         unit
     }

@@ -11,44 +11,10 @@
 use scsi::{Outcome, Response, Status};
 
 use super::DevicePoller;
+use super::units::{NONE, Waiting};
 use crate::defs::task_attribute;
 
-/// No request.
-const NONE: u64 = u64::MAX;
-
-/// The requests of one unit that wait, by tag; each slot names the next one.
-pub(super) struct Waiting {
-    first: u64,
-    last: u64,
-}
-
-impl Default for Waiting {
-    fn default() -> Self {
-        Waiting { first: NONE, last: NONE }
-    }
-}
-
-impl Waiting {
-    #[inline]
-    pub(super) fn is_empty(&self) -> bool {
-        self.first == NONE
-    }
-}
-
 impl DevicePoller {
-    /// Whether a request that was just taken may begin at once.
-    #[inline(always)]
-    pub(super) fn may_begin(&mut self, target: u8, attribute: u8, bytes: u64) -> bool {
-        let Some(unit) = self.units.at(target) else { return true };
-        let (ordered, empty, idle) = (unit.ordered, unit.waiting.is_empty(), unit.is_idle());
-        let in_order = match attribute {
-            task_attribute::ORDERED => empty && idle,
-            task_attribute::HEAD_OF_QUEUE => true,
-            _ => empty && !ordered,
-        };
-        in_order && self.units.has_room(target, bytes)
-    }
-
     /// A request that was taken waits.
     #[cold]
     pub(super) fn postpone(&mut self, index: u16) {
@@ -59,7 +25,7 @@ impl DevicePoller {
         of.next = NONE;
         let Some(unit) = self.units.at(target) else { return };
         let list = &mut unit.waiting;
-        if list.is_empty() {
+        if list.first == NONE {
             (list.first, list.last) = (tag, tag);
         } else if attribute == task_attribute::HEAD_OF_QUEUE {
             of.next = list.first;
@@ -96,15 +62,10 @@ impl DevicePoller {
     /// Begins the first request of `target` that waits, if it may.
     fn begin_first(&mut self, target: u8) -> bool {
         let Some(unit) = self.units.at(target) else { return false };
-        let (tag, ordered, idle) = (unit.waiting.first, unit.ordered, unit.is_idle());
+        let tag = unit.waiting.first;
         let first = &self.slots[tag as u16];
         let (next, attribute, bytes) = (first.next, first.attribute, first.bytes);
-        let in_order = match attribute {
-            task_attribute::ORDERED => idle,
-            task_attribute::HEAD_OF_QUEUE => true,
-            _ => !ordered,
-        };
-        if !in_order || !self.units.has_room(target, u64::from(bytes)) {
+        if !self.units.lets_go(target, attribute, u64::from(bytes)) {
             return false;
         }
         self.slots[tag as u16].waits = false;
@@ -123,7 +84,7 @@ impl DevicePoller {
     pub(super) fn end_aborted(&mut self, target: u8) {
         let Some(unit) = self.units.at(target) else { return };
         let mut tag = unit.waiting.first;
-        let mut kept = Waiting::default();
+        let mut kept = Waiting::NOBODY;
         let mut ended = NONE;
         while tag != NONE {
             let of = &mut self.slots[tag as u16];
@@ -132,7 +93,7 @@ impl DevicePoller {
                 // Those that end stand in a list of their own.
                 of.waits = false;
                 of.next = std::mem::replace(&mut ended, tag);
-            } else if kept.is_empty() {
+            } else if kept.first == NONE {
                 (kept.first, kept.last) = (tag, tag);
             } else {
                 self.slots[kept.last as u16].next = tag;
