@@ -45,6 +45,8 @@ pub(crate) struct LvolChannel {
     /// Finished I/Os that did not fit in the caller's list.
     late: VecDeque<Completion>,
     base_done: Vec<Completion>,
+    /// The base ends I/Os within `submit`, as the last one shows; else it measures how long they take.
+    at_once: bool,
     stats: ChannelStats,
 }
 
@@ -75,14 +77,13 @@ struct Run {
 impl Channel for LvolChannel {
     #[inline]
     fn submit(&mut self, io: &Io) -> Submit {
-        let begun = self.stats.begin();
         self.settle();
         let submit = match self.check(io) {
             Err(e) => {
                 self.stats.error(e);
                 Submit::Done(Err(e))
             }
-            Ok(()) if matches!(io.op, Op::Flush) => self.pass(io, 0, begun),
+            Ok(()) if matches!(io.op, Op::Flush) => self.pass(io, 0),
             Ok(()) if io.blocks == 0 => Submit::Done(Ok(())),
             Ok(()) => {
                 let run = self.run(io.lba, io.blocks);
@@ -91,9 +92,9 @@ impl Channel for LvolChannel {
                         if run.blocks == io.blocks
                             && (matches!(io.op, Op::Read | Op::Write) || !self.volume.id.thin) =>
                     {
-                        self.pass(io, lba, begun)
+                        self.pass(io, lba)
                     }
-                    _ => self.take(io, begun),
+                    _ => self.take(io),
                 }
             }
         };
@@ -145,6 +146,7 @@ impl LvolChannel {
             asked: 0,
             late: VecDeque::with_capacity(SLOTS),
             base_done: Vec::with_capacity(BASE_DONE),
+            at_once: true,
             stats: volume.stats.channel(),
             volume,
         }
@@ -202,9 +204,11 @@ impl LvolChannel {
 
     /// Passes an I/O on as a whole, at another LBA.
     #[inline]
-    fn pass(&mut self, io: &Io, lba: u64, begun: Option<u64>) -> Submit {
+    fn pass(&mut self, io: &Io, lba: u64) -> Submit {
         let Some(at) = self.slots.next_free() else { return Submit::Full };
+        let begun = if self.at_once { self.stats.begin() } else { None };
         let submit = self.base.submit(&Io { lba, tag: u64::from(at), ..*io });
+        self.at_once = matches!(submit, Submit::Done(_));
         match submit {
             Submit::Done(result) => self.stats.end(io, self.geometry.block_size, begun, result),
             Submit::Pending => {

@@ -19,6 +19,8 @@ pub(crate) struct Pins {
     groups: [Group; 2],
     /// Which group new I/O joins.
     current: usize,
+    /// I/Os in flight on the base bdev: those of both groups.
+    in_flight: u32,
 }
 
 /// The group of an I/O in flight, to be given back to [`Pins::end`].
@@ -27,7 +29,7 @@ pub(crate) struct Pin(u8);
 
 impl Pins {
     pub fn new(shared: Arc<ChannelShared>) -> Self {
-        Pins { shared, groups: [Group::default(); 2], current: 0 }
+        Pins { shared, groups: [Group::default(); 2], current: 0, in_flight: 0 }
     }
 
     pub fn shared(&self) -> &Arc<ChannelShared> {
@@ -37,7 +39,7 @@ impl Pins {
     /// I/Os in flight on the base bdev.
     #[inline]
     pub fn in_flight(&self) -> u32 {
-        self.groups[0].count + self.groups[1].count
+        self.in_flight
     }
 
     /// Settles the version with which the next I/O is translated. The map of that version, or a
@@ -45,7 +47,7 @@ impl Pins {
     #[inline]
     pub fn settle(&mut self) -> u64 {
         let mut now = self.shared.version.load(Ordering::Acquire);
-        if self.in_flight() == 0 {
+        if self.in_flight == 0 {
             // Publish, then look again: either this sees the new version, or whoever made it
             // sees that the old one is in use (Dekker; the fence pairs with `Volume::quiet`'s).
             loop {
@@ -81,6 +83,7 @@ impl Pins {
     #[inline]
     pub fn begin(&mut self) -> Pin {
         self.groups[self.current].count += 1;
+        self.in_flight += 1;
         Pin(self.current as u8)
     }
 
@@ -89,7 +92,8 @@ impl Pins {
     pub fn end(&mut self, pin: Pin) {
         let group = usize::from(pin.0);
         self.groups[group].count -= 1;
-        if self.groups[group].count == 0 && self.in_flight() > 0 && group != self.current {
+        self.in_flight -= 1;
+        if self.groups[group].count == 0 && self.in_flight > 0 && group != self.current {
             // The older group drained: what remains is the current one.
             let version = self.groups[self.current].version;
             self.shared.active.store(version, Ordering::Release);
@@ -99,7 +103,7 @@ impl Pins {
     /// After a submit or a poll: nothing in flight means nothing pinned.
     #[inline]
     pub fn relax(&self) {
-        if self.in_flight() == 0 {
+        if self.in_flight == 0 {
             self.shared.active.store(0, Ordering::Release);
         }
     }

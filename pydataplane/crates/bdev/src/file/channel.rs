@@ -119,7 +119,7 @@ impl Channel for FileChannel {
         }
         let Some(n) = self.slots.next_free() else { return Submit::Full };
         let begun = reactor::ticks::now();
-        if io.op == Op::Flush {
+        if matches!(io.op, Op::Flush) {
             self.slots.take();
             self.slots[n] = Slot::new(*io, Step::Syncing, begun);
             self.flush(n);
@@ -194,7 +194,7 @@ impl Channel for FileChannel {
                 self.waker.wake();
             }
         }
-        if !self.flushing.is_empty() {
+        if !self.flushing.waiting.is_empty() {
             self.end_flushes(done);
         }
         if !self.again.is_empty() {

@@ -24,8 +24,9 @@ pub(super) enum Step {
 
 impl LvolChannel {
     /// Takes a slot for an I/O that cannot be passed on as a whole, and goes as far as it can.
-    pub(super) fn take(&mut self, io: &Io, begun: Option<u64>) -> Submit {
+    pub(super) fn take(&mut self, io: &Io) -> Submit {
         let Some(at) = self.slots.take() else { return Submit::Full };
+        let begun = self.stats.begin();
         self.slots[at] = Slot::new(*io, begun.unwrap_or_else(ticks::now));
         self.advance(at);
         let slot = &self.slots[at];

@@ -19,7 +19,7 @@ pub(super) const FDATASYNC: u16 = DEPTH;
 /// Flushes that wait, and the channel's own fdatasync.
 pub(super) struct Flushing {
     /// Slots, each with the fdatasync that answers it. Never grows.
-    waiting: Vec<(u16, Number)>,
+    pub(super) waiting: Vec<(u16, Number)>,
     own: Own,
     /// The fdatasync at whose end this thread is woken.
     woken_after: Option<Number>,
@@ -57,12 +57,6 @@ impl Flushing {
             woken_after: None,
             tries: 0,
         }
-    }
-
-    /// Whether none waits.
-    #[inline]
-    pub fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
     }
 }
 
@@ -126,7 +120,7 @@ impl FileChannel {
                 done.push(completion);
             }
         }
-        if !self.flushing.is_empty() && self.flushing.own.number.is_none() {
+        if !self.flushing.waiting.is_empty() && self.flushing.own.number.is_none() {
             self.begin_flush();
         }
     }
