@@ -1,18 +1,20 @@
 //! A thread that owns some state, does its own work, and runs what other threads ask of it.
 //!
 //! The one primitive for threads that may block (metadata, workers), beside the reactors, which may
-//! not. Others hand it closures and wait for the result, with a limit until the closure begins; once
-//! it has begun the caller waits for its end, because it must know what became of it.
+//! not. Others hand it closures and wait for the result, with a limit until the closure begins
+//! ([`crate::call()`]).
 
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc;
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+
+use crate::call::{self, NotRun};
 
 /// Wakes a [`Control`] thread. Costs one atomic swap when it was rung already.
 #[derive(Clone, Default)]
@@ -54,20 +56,11 @@ pub trait Work {
     fn end(self);
 }
 
-/// Why a call was not run. Nothing was done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotRun {
-    /// The thread was busy all the time.
-    Busy,
-    /// The thread has ended.
-    Gone,
-}
-
-type Call<S> = Box<dyn FnOnce(&mut S) + Send>;
+type Queued<S> = Box<dyn FnOnce(&mut S) + Send>;
 
 struct Shared<S> {
     /// In order; `None` once the thread ended, so that nobody waits for ever.
-    calls: Mutex<Option<VecDeque<Call<S>>>>,
+    calls: Mutex<Option<VecDeque<Queued<S>>>>,
     bell: Bell,
     stop: AtomicBool,
 }
@@ -136,28 +129,14 @@ impl<S: Work + 'static> Control<S> {
         timeout: Duration,
         f: impl FnOnce(&mut S) -> R + Send + 'static,
     ) -> Result<R, NotRun> {
-        let (tell, told) = mpsc::channel();
-        let waiting = Arc::new(Mutex::new(Some(f)));
-        let call: Call<S> = {
-            let waiting = waiting.clone();
-            Box::new(move |state| {
-                let taken = waiting.lock().take();
-                if let Some(f) = taken {
-                    let _ = tell.send(f(state));
-                }
-            })
-        };
+        let (call, caller) = call::call(f);
+        let queued: Queued<S> = Box::new(move |state| call.run(|f| f(state)));
         match self.shared.calls.lock().as_mut() {
-            Some(calls) => calls.push_back(call),
-            None => drop(call),
+            Some(calls) => calls.push_back(queued),
+            None => drop(queued),
         }
         self.shared.bell.ring();
-        match told.recv_timeout(timeout) {
-            Ok(result) => Ok(result),
-            Err(RecvTimeoutError::Timeout) if waiting.lock().take().is_some() => Err(NotRun::Busy),
-            Err(RecvTimeoutError::Timeout) => told.recv().map_err(|_| NotRun::Gone),
-            Err(RecvTimeoutError::Disconnected) => Err(NotRun::Gone),
-        }
+        caller.wait(timeout)
     }
 
     /// Wakes the thread.

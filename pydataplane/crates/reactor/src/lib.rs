@@ -18,6 +18,7 @@
 //! | `eventfd` | using an eventfd that a guest shares |
 //! | `fd` | another file under a descriptor in use |
 //! | `accounting` | [`Stats`]: busy, idle and sleep time |
+//! | `call` | [`call()`]: a call to another thread that its caller may take back until it has begun |
 //! | `control` | [`Control`]: a thread that may block and runs what others ask |
 //! | `threads` | [`Reactors`], [`Handle`] |
 //! | `place` | which thread runs on which CPU |
@@ -27,6 +28,7 @@
 //! per poller and, with I/O in flight, two loads for the io_uring; no system call.
 
 mod accounting;
+mod call;
 mod context;
 mod control;
 mod cx;
@@ -42,8 +44,9 @@ mod uring;
 mod waker;
 
 pub use accounting::Stats;
+pub use call::{Call, Caller, NotRun, call};
 pub use context::IoContext;
-pub use control::{Bell, Control, Next, NotRun, Work};
+pub use control::{Bell, Control, Next, Work};
 pub use cx::{Cx, PollerInfo};
 pub use mailbox::{MAILBOX_DEPTH, Message};
 pub use place::leave;

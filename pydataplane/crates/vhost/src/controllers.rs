@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bdev::{ClaimMode, Event, Registry, Subscription};
-use reactor::Handle;
+use reactor::{Handle, NotRun};
 use scsi::{LunOptions, LunShared};
 
 use crate::controller::{Controller, Records, Setup, Timeouts, cpu_of};
@@ -18,7 +18,7 @@ use crate::error::{ControllerError, MAX_NAME};
 use crate::handover::Inherited;
 use crate::info::ControllerInfo;
 use crate::lun::{Target, TargetOptions, Times};
-use crate::mailbox::{Order, Parcel};
+use crate::mailbox::Order;
 use crate::owner::{NamedOwner, OwnerJournal};
 use crate::socket::{Listener, SocketOptions};
 use crate::stats::{ControllerStats, LunCounters, LunStats};
@@ -208,11 +208,11 @@ impl Controllers {
     pub fn delete(&self, name: &str, force: bool) -> Result<(), ControllerError> {
         let controller = self.find(name)?;
         if !force {
-            let (reply, answer) = channel();
-            controller.mailbox.send(Order::IsConnected { reply });
+            let (call, caller) = reactor::call(());
+            controller.mailbox.send(Order::IsConnected(call));
             // A thread that does not answer waits for I/O of a peer's.
-            let connected = answer.recv_timeout(self.method_timeout());
-            if matches!(connected, Ok(true) | Err(RecvTimeoutError::Timeout)) {
+            let connected = caller.wait(self.method_timeout());
+            if matches!(connected, Ok(true) | Err(NotRun::Busy)) {
                 return Err(ControllerError::Connected(name.into()));
             }
         }
@@ -269,20 +269,16 @@ impl Controllers {
         let inherited = Mutex::new(inherited);
         let leaving = false;
         let target = Target { number, shared, options, times, leaving, inherited, counters, claim };
-        let (reply, answer) = channel();
-        let parcel = Parcel::new(target);
-        controller.mailbox.send(Order::Add { target: parcel.clone(), reply });
+        let (call, caller) = reactor::call(target);
+        controller.mailbox.send(Order::Add(call));
         let waited = self.method_timeout();
-        let added = match answer.recv_timeout(waited) {
-            Err(RecvTimeoutError::Timeout) if parcel.take().is_some() => {
+        match caller.wait(waited) {
+            Ok(added) => added?,
+            Err(NotRun::Busy) => {
                 return Err(ControllerError::Waiting { controller: name.into(), waited });
             }
-            // It is being carried out.
-            Err(RecvTimeoutError::Timeout) => answer.recv().ok(),
-            Err(RecvTimeoutError::Disconnected) => None,
-            Ok(added) => Some(added),
-        };
-        added.ok_or_else(|| ControllerError::NotFound(name.into()))??;
+            Err(NotRun::Gone) => return Err(ControllerError::NotFound(name.into())),
+        }
         Ok(number)
     }
 

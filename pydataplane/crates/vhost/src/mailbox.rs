@@ -7,19 +7,21 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
+use reactor::Call;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use crate::failure::Failure;
 use crate::handover::{ControllerHandover, Inherited};
 use crate::lun::Target;
 
-/// An answer to a control thread that waits for it.
+/// An answer to a control thread that waits for it, or has stopped waiting: what was asked for is done
+/// all the same, or undone by [`Order::Release`]. Where it must not be, the order has a [`Call`].
 pub(crate) type Reply<T> = Sender<T>;
 
 /// What a controller's thread is asked or told.
 pub(crate) enum Order {
     /// Put a target in place, if it is still wanted; the place is free and reserved.
-    Add { target: Parcel<Target>, reply: Reply<Result<(), bdev::OpenError>> },
+    Add(Call<Target, Result<(), bdev::OpenError>>),
     /// Take a target away; the answer comes when nothing is in flight on it.
     Remove { target: u8, reply: Option<Reply<()>> },
     /// The size of the bdev behind a target changed.
@@ -29,7 +31,7 @@ pub(crate) enum Order {
     /// Who the controller belongs to was changed by somebody else.
     OwnerChanged,
     /// Whether a peer is connected.
-    IsConnected { reply: Reply<bool> },
+    IsConnected(Call<(), bool>),
     /// End the session, remove the socket and return.
     Stop,
     /// Serve nothing, and answer when nothing is in flight any more, after `timeout` at most.
@@ -52,26 +54,6 @@ pub(crate) enum Order {
     MemoryFault { session: u64 },
     /// The peer's eventfd blocked a reactor.
     Blocked { session: u64 },
-}
-
-/// Something that is handed over, which the giver may take back until it is taken.
-pub(crate) struct Parcel<T>(Arc<Mutex<Option<T>>>);
-
-impl<T> Clone for Parcel<T> {
-    fn clone(&self) -> Self {
-        Parcel(Arc::clone(&self.0))
-    }
-}
-
-impl<T> Parcel<T> {
-    pub(crate) fn new(what: T) -> Self {
-        Parcel(Arc::new(Mutex::new(Some(what))))
-    }
-
-    /// What is in it, for the first who asks.
-    pub(crate) fn take(&self) -> Option<T> {
-        self.0.lock().take()
-    }
 }
 
 /// Sends orders to a controller's thread, from any thread.

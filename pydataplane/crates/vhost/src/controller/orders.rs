@@ -17,13 +17,9 @@ impl Server {
     /// Does what was asked.
     pub(super) fn obey(&mut self, order: Order) {
         match order {
-            // Whoever waits for the reply sees that there is none.
-            Order::Add { .. } if self.stopping => {}
-            Order::Add { target, reply } => {
-                if let Some(target) = target.take() {
-                    _ = reply.send(self.add(target));
-                }
-            }
+            // Whoever waits for the answer sees that there is none.
+            Order::Add(_) if self.stopping => {}
+            Order::Add(call) => call.run(|target| self.add(target)),
             Order::Remove { target, reply } => self.remove(target, reply),
             Order::Resized { target } => self.tell(Event::Resized(target)),
             Order::Accept => self.accepts = true,
@@ -36,7 +32,7 @@ impl Server {
             Order::TakeOver { inherited, reply } => {
                 _ = reply.send(self.take_over(inherited));
             }
-            Order::IsConnected { reply } => _ = reply.send(self.peer.is_some()),
+            Order::IsConnected(call) => call.run(|()| self.peer.is_some()),
             Order::Stop => {
                 self.stopping = true;
                 self.listener = None;
