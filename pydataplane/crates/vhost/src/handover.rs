@@ -22,6 +22,8 @@ use guestmem::GuestMemory;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::stats::{ControllerStats, LunTotals};
+
 /// Place of a descriptor among those of its controller.
 pub type FdIndex = u32;
 
@@ -75,7 +77,7 @@ pub struct ControllerState {
     pub targets: Vec<TargetState>,
     /// What it did since it was created.
     #[serde(default)]
-    pub counters: ControllerTotals,
+    pub counters: ControllerStats,
 }
 
 /// The session of a connected peer. Its queues are stopped and nothing is in flight.
@@ -246,36 +248,6 @@ pub struct NexusState {
     pub seen_us: u64,
 }
 
-/// Counters of a controller.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-#[allow(missing_docs, reason = "each is the field of the same name of ControllerStats")]
-pub struct ControllerTotals {
-    pub requests: u64,
-    pub errors: u64,
-    pub malformed: u64,
-    pub interrupts: u64,
-    pub events_sent: u64,
-    pub events_missed: u64,
-}
-
-/// Counters of a logical unit; times in ticks of the host's clock.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-#[allow(missing_docs, reason = "each is the field of the same name of LunStats")]
-pub struct LunTotals {
-    pub reads: u64,
-    pub read_bytes: u64,
-    pub read_ticks: u64,
-    pub writes: u64,
-    pub write_bytes: u64,
-    pub write_ticks: u64,
-    pub flushes: u64,
-    pub flush_ticks: u64,
-    pub others: u64,
-    pub errors: u64,
-}
-
 /// A controller that came from another process, or is about to.
 pub(crate) struct Inherited {
     pub(crate) state: ControllerState,
@@ -345,6 +317,6 @@ mod tests {
         let text = r#"{"name": "v", "socket": "/s", "listener": 0, "sessions": 1, "session": null,
                        "unheard": null, "targets": [], "of_a_newer_one": 1}"#;
         let state: ControllerState = serde_json::from_str(text).unwrap();
-        assert_eq!(state.counters, ControllerTotals::default());
+        assert_eq!(state.counters, ControllerStats::default());
     }
 }

@@ -57,4 +57,4 @@ pub use info::{ControllerInfo, SessionInfo, TargetInfo};
 pub use lun::TargetOptions;
 pub use owner::{NamedOwner, OwnerInfo, OwnerJournal};
 pub use socket::{MAX_PATH, SocketError, SocketOptions};
-pub use stats::{ControllerStats, LunStats};
+pub use stats::{ControllerStats, LunStats, LunTotals};

@@ -8,7 +8,7 @@ use bdev::Claim;
 use parking_lot::Mutex;
 use scsi::LunShared;
 
-use crate::stats::{LunCounters, LunStats};
+use crate::stats::{LunCounters, LunStats, LunTotals};
 
 /// How a volume is shown to the guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -127,8 +127,11 @@ impl Target {
 
     /// What the guest did with it.
     pub(crate) fn stats(&self) -> LunStats {
-        let mut stats = LunStats::default();
-        self.counters.iter().for_each(|c| stats.add(c));
-        stats
+        self.totals().into()
+    }
+
+    /// The same, for a process that goes on with it.
+    pub(crate) fn totals(&self) -> LunTotals {
+        self.counters.iter().map(Arc::as_ref).collect()
     }
 }

@@ -30,11 +30,8 @@ use virtqueue::InflightRegion;
 
 use crate::defs::{Config, MAX_QUEUES, MAX_REQUEST_QUEUES, OFFERED_FEATURES};
 use crate::device::{Addresses, Device, DeviceError};
-use crate::events::Unheard;
 use crate::handover::{Fds, Kept, SessionState};
-use crate::lun::Target;
 use crate::owner::RefusalLog;
-use crate::past::Mark;
 
 /// How long a peer may take over the rest of a message that it began, or over taking a reply.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -139,21 +136,9 @@ impl Peer {
         handler.protocol == state.protocol_features && handler.device.is_prepared_for(state, fds)
     }
 
-    /// Goes on where `state` says. Held until [`Device::release`].
-    ///
-    /// # Errors
-    /// In one sentence: what does not go on; then the session is of no use.
-    pub(crate) fn take_over(
-        &mut self,
-        state: &SessionState,
-        fds: &mut Fds,
-        targets: &[&Target],
-        unheard: Option<Unheard>,
-        mark: Mark,
-    ) -> std::result::Result<(), String> {
+    /// The conversation goes on where `state` says; so does the device by [`Device::take_over`].
+    pub(crate) fn go_on(&mut self, state: &SessionState) {
         (self.spoke, self.refused) = (state.spoke, state.refused);
-        let taken = self.handler().device.take_over(state, fds, targets, unheard, mark);
-        taken.map_err(|e| e.to_string())
     }
 
     /// What is known already of the session that another process is about to go on with.

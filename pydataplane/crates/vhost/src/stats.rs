@@ -1,13 +1,14 @@
 //! Counters of controllers and logical units.
 //!
 //! Each counter has one writer, the thread that does the work, so that counting is a plain add;
-//! readers on other threads see a value that is at most a moment old.
+//! readers on other threads see a value that is at most a moment old. What the threads counted is added
+//! up on demand, and goes on in another process ([`crate::handover`]).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use schemars::JsonSchema;
 use scsi::Kind;
-
-use crate::handover::{ControllerTotals, LunTotals};
+use serde::{Deserialize, Serialize};
 
 /// A counter with a single writing thread.
 #[derive(Debug, Default)]
@@ -21,116 +22,92 @@ impl Counter {
     }
 
     /// The value now.
-    pub(crate) fn get(&self) -> u64 {
+    fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// Counters of one controller on one thread.
-#[derive(Debug, Default)]
-pub(crate) struct ControllerCounters {
-    pub(crate) requests: Counter,
-    pub(crate) errors: Counter,
-    pub(crate) malformed: Counter,
-    pub(crate) interrupts: Counter,
-    pub(crate) events_sent: Counter,
-    pub(crate) events_missed: Counter,
+/// Defines the counters of one thread, and the sum of what all threads counted.
+macro_rules! counters {
+    (
+        $(#[$of_counters:meta])* $counters:ident,
+        $(#[$of_sum:meta])* $sum:ident { $($(#[$of_field:meta])* $field:ident,)* }
+    ) => {
+        $(#[$of_counters])*
+        #[derive(Debug, Default)]
+        pub(crate) struct $counters { $(pub(crate) $field: Counter,)* }
+
+        $(#[$of_sum])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+        #[serde(default)]
+        pub struct $sum { $($(#[$of_field])* pub $field: u64,)* }
+
+        impl $counters {
+            /// Begins with what another process counted; before anybody counts here.
+            pub(crate) fn begin_with(&self, sum: &$sum) {
+                $(self.$field.add(sum.$field);)*
+            }
+        }
+
+        impl<'a> FromIterator<&'a $counters> for $sum {
+            fn from_iter<I: IntoIterator<Item = &'a $counters>>(all: I) -> Self {
+                let mut sum = $sum::default();
+                for counters in all {
+                    $(sum.$field += counters.$field.get();)*
+                }
+                sum
+            }
+        }
+    };
 }
 
-/// What a controller did since it was created.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ControllerStats {
-    /// Requests taken from request queues.
-    pub requests: u64,
-    /// Requests that ended with a response other than OK or a status other than GOOD.
-    pub errors: u64,
-    /// Descriptor chains that broke the rules of virtio; each stopped its queue, unless it could
-    /// be answered.
-    pub malformed: u64,
-    /// Interrupts given to the guest (writes to a call eventfd).
-    pub interrupts: u64,
-    /// Events put into the event queue.
-    pub events_sent: u64,
-    /// Events lost because the guest gave no buffers; it was told that some were.
-    pub events_missed: u64,
-}
-
-impl ControllerStats {
-    pub(crate) fn add(&mut self, counters: &ControllerCounters) {
-        self.requests += counters.requests.get();
-        self.errors += counters.errors.get();
-        self.malformed += counters.malformed.get();
-        self.interrupts += counters.interrupts.get();
-        self.events_sent += counters.events_sent.get();
-        self.events_missed += counters.events_missed.get();
+counters! {
+    /// Counters of one controller on one thread.
+    ControllerCounters,
+    /// What a controller did since it was created.
+    ControllerStats {
+        /// Requests taken from request queues.
+        requests,
+        /// Requests that ended with a response other than OK or a status other than GOOD.
+        errors,
+        /// Descriptor chains that broke the rules of virtio; each stopped its queue, unless it could
+        /// be answered.
+        malformed,
+        /// Interrupts given to the guest (writes to a call eventfd).
+        interrupts,
+        /// Events put into the event queue.
+        events_sent,
+        /// Events lost because the guest gave no buffers; it was told that some were.
+        events_missed,
     }
 }
 
-impl ControllerCounters {
-    /// Begins with what another process counted; before anybody counts here.
-    pub(crate) fn begin_with(&self, t: &ControllerTotals) {
-        self.requests.add(t.requests);
-        self.errors.add(t.errors);
-        self.malformed.add(t.malformed);
-        self.interrupts.add(t.interrupts);
-        self.events_sent.add(t.events_sent);
-        self.events_missed.add(t.events_missed);
+counters! {
+    /// Counters of one logical unit on one thread.
+    LunCounters,
+    /// What guests did with a logical unit; times in ticks of the host's clock.
+    LunTotals {
+        /// READ commands that ended.
+        reads,
+        /// Bytes that they moved.
+        read_bytes,
+        /// Ticks from ring to ring, summed over them.
+        read_ticks,
+        /// WRITE and WRITE SAME commands that ended.
+        writes,
+        /// Bytes that they moved.
+        write_bytes,
+        /// Ticks from ring to ring, summed over them.
+        write_ticks,
+        /// SYNCHRONIZE CACHE commands that ended.
+        flushes,
+        /// Ticks from ring to ring, summed over them.
+        flush_ticks,
+        /// All other commands that ended.
+        others,
+        /// Commands that ended with a status other than GOOD.
+        errors,
     }
-
-    /// Adds what was counted to `t`.
-    pub(crate) fn add_to(&self, t: &mut ControllerTotals) {
-        t.requests += self.requests.get();
-        t.errors += self.errors.get();
-        t.malformed += self.malformed.get();
-        t.interrupts += self.interrupts.get();
-        t.events_sent += self.events_sent.get();
-        t.events_missed += self.events_missed.get();
-    }
-}
-
-impl LunCounters {
-    /// Begins with what another process counted; before anybody counts here.
-    pub(crate) fn begin_with(&self, t: &LunTotals) {
-        self.reads.add(t.reads);
-        self.read_bytes.add(t.read_bytes);
-        self.read_ticks.add(t.read_ticks);
-        self.writes.add(t.writes);
-        self.write_bytes.add(t.write_bytes);
-        self.write_ticks.add(t.write_ticks);
-        self.flushes.add(t.flushes);
-        self.flush_ticks.add(t.flush_ticks);
-        self.others.add(t.others);
-        self.errors.add(t.errors);
-    }
-
-    /// Adds what was counted to `t`.
-    pub(crate) fn add_to(&self, t: &mut LunTotals) {
-        t.reads += self.reads.get();
-        t.read_bytes += self.read_bytes.get();
-        t.read_ticks += self.read_ticks.get();
-        t.writes += self.writes.get();
-        t.write_bytes += self.write_bytes.get();
-        t.write_ticks += self.write_ticks.get();
-        t.flushes += self.flushes.get();
-        t.flush_ticks += self.flush_ticks.get();
-        t.others += self.others.get();
-        t.errors += self.errors.get();
-    }
-}
-
-/// Counters of one logical unit on one thread.
-#[derive(Debug, Default)]
-pub(crate) struct LunCounters {
-    pub(crate) reads: Counter,
-    pub(crate) read_bytes: Counter,
-    pub(crate) read_ticks: Counter,
-    pub(crate) writes: Counter,
-    pub(crate) write_bytes: Counter,
-    pub(crate) write_ticks: Counter,
-    pub(crate) flushes: Counter,
-    pub(crate) flush_ticks: Counter,
-    pub(crate) others: Counter,
-    pub(crate) errors: Counter,
 }
 
 /// What the guest did with one logical unit since it was added (libvirt's block statistics).
@@ -158,18 +135,20 @@ pub struct LunStats {
     pub errors: u64,
 }
 
-impl LunStats {
-    pub(crate) fn add(&mut self, counters: &LunCounters) {
-        self.reads += counters.reads.get();
-        self.read_bytes += counters.read_bytes.get();
-        self.read_ns += reactor::ticks::to_ns(counters.read_ticks.get());
-        self.writes += counters.writes.get();
-        self.write_bytes += counters.write_bytes.get();
-        self.write_ns += reactor::ticks::to_ns(counters.write_ticks.get());
-        self.flushes += counters.flushes.get();
-        self.flush_ns += reactor::ticks::to_ns(counters.flush_ticks.get());
-        self.others += counters.others.get();
-        self.errors += counters.errors.get();
+impl From<LunTotals> for LunStats {
+    fn from(totals: LunTotals) -> Self {
+        LunStats {
+            reads: totals.reads,
+            read_bytes: totals.read_bytes,
+            read_ns: reactor::ticks::to_ns(totals.read_ticks),
+            writes: totals.writes,
+            write_bytes: totals.write_bytes,
+            write_ns: reactor::ticks::to_ns(totals.write_ticks),
+            flushes: totals.flushes,
+            flush_ns: reactor::ticks::to_ns(totals.flush_ticks),
+            others: totals.others,
+            errors: totals.errors,
+        }
     }
 }
 
@@ -214,8 +193,7 @@ mod tests {
         counters.count(Kind::of(0x2a), 1024, Some((7, 1)), true);
         counters.count(Kind::of(0x35), 0, None, true);
         counters.count(Kind::of(0x12), 36, Some((1, 1)), true);
-        let mut stats = LunStats::default();
-        stats.add(&counters);
+        let stats = LunStats::from(LunTotals::from_iter([&counters]));
         let expected = LunStats {
             reads: 2,
             read_bytes: 4608,
@@ -229,5 +207,18 @@ mod tests {
             errors: 1,
         };
         assert_eq!(stats, expected);
+    }
+
+    #[test]
+    fn what_threads_and_another_process_counted_is_added_up() {
+        let (a, b) = (ControllerCounters::default(), ControllerCounters::default());
+        a.begin_with(&ControllerStats { requests: 5, events_missed: 1, ..Default::default() });
+        a.requests.add(2);
+        b.requests.add(3);
+        b.errors.add(4);
+        let sum: ControllerStats = [&a, &b].into_iter().collect();
+        let expected =
+            ControllerStats { requests: 10, errors: 4, events_missed: 1, ..Default::default() };
+        assert_eq!(sum, expected);
     }
 }

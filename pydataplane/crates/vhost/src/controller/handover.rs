@@ -12,8 +12,7 @@ use super::server::{Prepared, Server};
 use crate::device::Device;
 use crate::events::Unheard;
 use crate::handover::{
-    ControllerHandover, ControllerState, ControllerTotals, FdIndex, Fds, Inherited, Kept,
-    LunTotals, SessionState, TargetState,
+    ControllerHandover, ControllerState, FdIndex, Fds, Inherited, Kept, SessionState, TargetState,
 };
 use crate::lun::Target;
 use crate::past::{Mark, Past};
@@ -68,8 +67,6 @@ impl Server {
         fds: Fds,
         kept: Kept,
     ) -> ControllerHandover {
-        let mut counters = ControllerTotals::default();
-        self.controller.counters.iter().for_each(|c| c.add_to(&mut counters));
         let state = ControllerState {
             name: self.controller.name.clone(),
             socket: self.controller.socket.path.clone(),
@@ -78,7 +75,7 @@ impl Server {
             session,
             unheard: self.unheard.as_ref().map(Unheard::state),
             targets,
-            counters,
+            counters: self.controller.stats(),
         };
         ControllerHandover { state, fds, kept }
     }
@@ -117,17 +114,13 @@ impl Server {
     fn describe_targets(&self) -> Vec<TargetState> {
         let handler = self.peer.as_ref().map(Peer::handler);
         let targets = self.controller.targets();
-        let describe = |target: &Target| {
-            let mut counters = LunTotals::default();
-            target.counters.iter().for_each(|c| c.add_to(&mut counters));
-            TargetState {
-                number: target.number,
-                attached_at: target.times.attached_at(),
-                event_at: target.times.event_at(),
-                resize_event_at: target.times.resize_event_at(),
-                nexus: handler.as_ref().and_then(|h| h.device.nexus(target.number)),
-                counters,
-            }
+        let describe = |target: &Target| TargetState {
+            number: target.number,
+            attached_at: target.times.attached_at(),
+            event_at: target.times.event_at(),
+            resize_event_at: target.times.resize_event_at(),
+            nexus: handler.as_ref().and_then(|h| h.device.nexus(target.number)),
+            counters: target.totals(),
         };
         targets.iter().flatten().map(describe).collect()
     }
@@ -215,7 +208,8 @@ impl Server {
         // the state of the session.
         let (mark, _) = Mark::of_peer(self.mark.clone(), &client);
         let there: Vec<_> = targets.iter().flatten().filter(|t| !t.leaving).collect();
-        let taken = peer.take_over(session, &mut fds, &there, unheard, mark);
+        peer.go_on(session);
+        let taken = peer.handler().device.take_over(session, &mut fds, &there, unheard, mark);
         targets.iter().flatten().for_each(Target::forget_inherited);
         drop(targets);
         if let Err(why) = taken {
