@@ -1,16 +1,18 @@
-//! A store: its state, and the one way in which a change becomes durable.
+//! A store: its state. The one way in which a change becomes durable is in `journal`.
 
 use crate::bitmap::{Bitmap, Run};
 use crate::blob::{Blob, Chunk, Index, Part, index_of, place};
 use crate::disk::{Disk, DiskError};
 use crate::error::Error;
 use crate::format::{
-    BITMAP_BITS, COPY_A, COPY_B, Kind, NAME_MAX, PAGE_SIZE, PAYLOAD, POINTERS, Page, PageId,
-    RECORD_IMAGES_MAX, RecordHeader, Superblock, images_crc, name_fault,
+    COPY_A, COPY_B, Kind, NAME_MAX, PAGE_SIZE, PAYLOAD, POINTERS, Page, PageId, Superblock,
+    name_fault,
 };
 use crate::layout::plan;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use uuid::Uuid;
+
+mod journal;
 
 /// Clusters taken for a blob that does not own them yet: zero them, then hand them to
 /// [`Store::create_reserved`] or [`Store::resize_reserved`], or back to [`Store::unreserve`].
@@ -407,128 +409,6 @@ impl<D: Disk> Store<D> {
 
     pub(crate) fn blob_mut(&mut self, blob: u64) -> &mut Blob {
         self.blobs.get_mut(&blob).expect("the caller looked it up")
-    }
-
-    /// Most extents pages that one transaction may change.
-    pub(crate) fn batch_max(&self) -> usize {
-        let record = (self.sb.journal_pages as usize - 1).min(RECORD_IMAGES_MAX);
-        // Each may bring its index page; the root and all bitmap pages may change too.
-        (record - self.sb.bitmap_pages as usize - 1) / 2
-    }
-
-    /// Makes a change durable: fresh pages in place, flush, record, flush.
-    pub(crate) fn commit(&mut self, txn: Txn) -> Result<(), Error> {
-        let seq = self.journal.seq;
-        let mut bitmaps = BTreeSet::new();
-        for page in &txn.freed {
-            self.pages.clear(u64::from(*page));
-            bitmaps.insert(page / BITMAP_BITS as u32);
-        }
-        bitmaps.extend(txn.fresh.iter().map(|page| page / BITMAP_BITS as u32));
-        let mut fresh = BTreeMap::new();
-        let mut images = BTreeMap::new();
-        for (id, part) in txn.parts {
-            let Some(blob) = self.blobs.get(&id) else { continue };
-            let Some(number) = blob.page_of(part) else { continue };
-            let mut page = blob.render(part, self.sb.store_id());
-            page.seal(seq);
-            let to = if txn.fresh.contains(&number) { &mut fresh } else { &mut images };
-            to.insert(number, page);
-        }
-        for i in bitmaps {
-            images.insert(i, self.render_bitmap(i, seq));
-        }
-        assert!(!images.is_empty(), "a change touches a page that is in use");
-        self.make_room(images.len() as u64 + 1)?;
-        if !fresh.is_empty() {
-            self.write_pages(&fresh)?;
-        }
-        if self.unflushed {
-            let flushed = self.disk.flush();
-            self.must(flushed)?;
-            self.unflushed = false;
-        }
-        self.write_record(&images)?;
-        for page in &txn.freed {
-            self.dirty.remove(page);
-        }
-        self.dirty.append(&mut images);
-        Ok(())
-    }
-
-    /// Writes one record and flushes it.
-    fn write_record(&mut self, images: &BTreeMap<u32, Page>) -> Result<(), Error> {
-        assert!(images.len() <= RECORD_IMAGES_MAX, "{} images in a record", images.len());
-        let header = RecordHeader {
-            store: self.sb.store_id(),
-            mount: self.sb.mount,
-            seq: self.journal.seq,
-            images_crc: images_crc(images.values()),
-            targets: images.keys().copied().collect(),
-        };
-        let mut bytes = Vec::with_capacity((images.len() + 1) * PAGE_SIZE);
-        bytes.extend_from_slice(&header.encode());
-        images.values().for_each(|p| bytes.extend_from_slice(p.bytes()));
-        let total = images.len() as u64 + 1;
-        let ring = self.sb.journal_pages;
-        let before_end = (ring - self.journal.head).min(total);
-        let (front, back) = bytes.split_at(before_end as usize * PAGE_SIZE);
-        let start = self.sb.journal_start;
-        let at = |page: u64| (start + page) * PAGE_SIZE as u64;
-        let mut written = self.disk.write(at(self.journal.head), front);
-        if written.is_ok() && !back.is_empty() {
-            written = self.disk.write(at(0), back);
-        }
-        let written = written.and_then(|()| self.disk.flush());
-        self.must(written)?;
-        self.journal.head = (self.journal.head + total) % ring;
-        self.journal.used += total;
-        self.journal.seq += 1;
-        Ok(())
-    }
-
-    /// Sees to it that `pages` more fit in the journal.
-    fn make_room(&mut self, pages: u64) -> Result<(), Error> {
-        assert!(pages <= self.sb.journal_pages, "a record of {pages} pages");
-        if self.journal.used + pages > self.sb.journal_pages {
-            self.checkpoint()?;
-        }
-        Ok(())
-    }
-
-    /// Writes every changed page in its place and empties the journal.
-    ///
-    /// # Errors
-    /// [`Error::Stopped`], [`Error::Metadata`].
-    pub fn checkpoint(&mut self) -> Result<(), Error> {
-        self.alive()?;
-        let dirty = std::mem::take(&mut self.dirty);
-        self.write_pages(&dirty)?;
-        let flushed = self.disk.flush();
-        self.must(flushed)?;
-        self.sb.tail_page = self.journal.head;
-        self.sb.tail_seq = self.journal.seq;
-        self.write_superblock()?;
-        self.journal.used = 0;
-        Ok(())
-    }
-
-    /// Writes pages in place, neighbours together.
-    pub(crate) fn write_pages(&mut self, pages: &BTreeMap<u32, Page>) -> Result<(), Error> {
-        let mut all = pages.iter().peekable();
-        while let Some((first, page)) = all.next() {
-            let mut bytes = page.bytes().to_vec();
-            let mut last = *first;
-            while bytes.len() < WRITE_RUN_PAGES * PAGE_SIZE {
-                let Some((_, page)) = all.next_if(|(n, _)| **n == last + 1) else { break };
-                bytes.extend_from_slice(page.bytes());
-                last += 1;
-            }
-            let written = self.disk.write(self.sb.page_offset(*first), &bytes);
-            self.unflushed = true;
-            self.must(written)?;
-        }
-        Ok(())
     }
 }
 

@@ -6,9 +6,10 @@
 //! contents that it had since it was last durable; a sector is never torn. Unmap and write zeroes
 //! are writes of zeros. A flush that fails strikes once and is latched, as the kernel's report of a
 //! writeback error is: what it was to make durable stays as it is to reads, and is lost at a power cut
-//! unless it is written anew. While it is latched no write with FUA succeeds. A killed process (unlike a cut) loses nothing that was written. One seed
-//! reproduces one outcome.
+//! unless it is written anew. While it is latched no write with FUA succeeds. A killed process (unlike
+//! a cut) loses nothing that was written. One seed reproduces one outcome.
 
+mod medium;
 #[cfg(test)]
 pub(crate) mod model;
 
@@ -26,13 +27,13 @@ use crate::{
     IoError, Op, OpenError, Stats, Submit,
 };
 
+use medium::State;
+
 /// The unit that a power cut keeps or loses, in bytes.
 pub const SECTOR: usize = 512;
 
 /// Most I/Os that a deferred channel holds.
 const DEPTH: usize = 256;
-
-type Sector = [u8; SECTOR];
 
 /// An error to inject.
 #[derive(Clone, Debug)]
@@ -54,27 +55,6 @@ impl Fault {
     pub fn always(op: Op, error: IoError) -> Self {
         Fault { op: Some(op), lba: 0..u64::MAX, skip: 0, count: u64::MAX, error }
     }
-}
-
-struct State {
-    /// What reads see.
-    volatile: Vec<u8>,
-    /// What certainly survives a power cut.
-    durable: Vec<u8>,
-    /// Contents that each sector had since it was last durable, oldest first.
-    unflushed: BTreeMap<usize, Vec<Sector>>,
-    faults: Vec<Fault>,
-    /// Changing I/Os (writes, unmaps, zeroes, flushes) that still work before the device dies.
-    alive: Option<u64>,
-    dead: bool,
-    changes: u64,
-    flushes: u64,
-    /// Seed of the order of completions, when they are deferred.
-    deferred: Option<u64>,
-    /// Deferred I/Os do not end, and how many wait.
-    holding: bool,
-    held: usize,
-    wakers: Vec<Waker>,
 }
 
 /// A disk in memory that can lose its power and fail on purpose.
@@ -265,101 +245,6 @@ impl FaultBdev {
     /// Deferred I/Os that have not ended.
     pub fn held(&self) -> usize {
         self.lock().held
-    }
-}
-
-impl State {
-    fn revive(&mut self) {
-        self.alive = None;
-        self.dead = false;
-    }
-
-    fn put(&mut self, at: usize, data: &Sector, visible: bool) {
-        if visible {
-            self.volatile[at * SECTOR..][..SECTOR].copy_from_slice(data);
-        }
-        self.unflushed.entry(at).or_default().push(*data);
-    }
-
-    fn settle(&mut self, sectors: Range<usize>) {
-        for at in sectors {
-            if self.unflushed.remove(&at).is_some() {
-                let r = at * SECTOR..(at + 1) * SECTOR;
-                let (durable, volatile) = (&mut self.durable, &self.volatile);
-                durable[r.clone()].copy_from_slice(&volatile[r]);
-            }
-        }
-    }
-
-    fn injected(&mut self, io: &Io) -> Option<IoError> {
-        for f in &mut self.faults {
-            let hit = f.op.is_none_or(|op| op == io.op)
-                && (io.op == Op::Flush || (io.lba < f.lba.end && f.lba.start < io.lba + io.blocks));
-            if !hit || f.count == 0 {
-                continue;
-            }
-            if f.skip > 0 {
-                f.skip -= 1;
-                continue;
-            }
-            f.count -= 1;
-            return Some(f.error);
-        }
-        None
-    }
-
-    fn run(&mut self, io: &Io, block_size: u32, features: &Features) -> Result<(), IoError> {
-        if self.dead {
-            return Err(IoError::Removed);
-        }
-        let num_blocks = self.volatile.len() as u64 / u64::from(block_size);
-        let g = Geometry { block_size, physical_block_size: block_size, num_blocks };
-        io.check(&g, features)?;
-        if let Some(e) = self.injected(io) {
-            if io.op == Op::Flush && e == IoError::Flush {
-                self.unflushed.clear();
-            }
-            return Err(e);
-        }
-        let per_block = block_size as usize / SECTOR;
-        let first = io.lba as usize * per_block;
-        let sectors = first..first + io.blocks as usize * per_block;
-        let changes = io.op.is_write() || io.op == Op::Flush;
-        let mut last_breath = false;
-        if changes {
-            if let Some(left) = &mut self.alive {
-                last_breath = *left == 0;
-                *left = left.saturating_sub(1);
-            }
-            self.changes += 1;
-        }
-        match io.op {
-            Op::Read => {
-                io.sg.copy_from_slice(0, &self.volatile[first * SECTOR..][..io.sg.len()]);
-            }
-            Op::Write | Op::Unmap | Op::WriteZeroes => {
-                for (i, at) in sectors.clone().enumerate() {
-                    let mut data = [0; SECTOR];
-                    if io.op == Op::Write {
-                        io.sg.copy_to_slice(i * SECTOR, &mut data);
-                    }
-                    self.put(at, &data, !last_breath);
-                }
-                if io.fua && !last_breath {
-                    self.settle(sectors);
-                }
-            }
-            Op::Flush if last_breath => {}
-            Op::Flush => {
-                self.flushes += 1;
-                self.settle(0..self.volatile.len() / SECTOR);
-            }
-        }
-        if last_breath {
-            self.dead = true;
-            return Err(IoError::Removed);
-        }
-        Ok(())
     }
 }
 

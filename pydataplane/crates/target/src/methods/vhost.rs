@@ -1,14 +1,10 @@
 //! vhost-user-scsi controllers and their targets.
 
-use super::owner::OwnerProcess;
 use crate::app::App;
 use crate::cpumask::CpuMask;
 use crate::errors;
 use crate::state;
-use ::vhost_scsi::{
-    ControllerError, ControllerInfo, ControllerOptions, SessionInfo, StatsInfo, TargetInfo,
-    TargetOptions,
-};
+use ::vhost_scsi::{ControllerError, ControllerOptions, TargetOptions};
 use rpc::{Errno, Error, Flags, Methods, NoParams};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -16,6 +12,10 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+mod shown;
+
+use shown::{Controller, Stats};
 
 #[derive(Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -117,204 +117,6 @@ struct OfController {
     /// Name of one controller. Default: all
     #[serde(default)]
     name: Option<String>,
-}
-
-/// SPDK's default of a limit that has no effect while interrupts are not held back.
-const IOPS_THRESHOLD: u32 = 60_000;
-
-/// A controller, with SPDK's fields.
-#[derive(Serialize, JsonSchema)]
-struct Controller {
-    ctrlr: String,
-    cpumask: String,
-    /// Interrupts are not held back: 0.
-    delay_base_us: u32,
-    iops_threshold: u32,
-    /// Path of its socket.
-    socket: String,
-    /// The process that it belongs to; null if to none yet (ours).
-    owner: Option<OwnerProcess>,
-    /// Number of the user whose processes may be the first to connect, beside root's; null: any that
-    /// may open the socket (ours).
-    owner_uid: Option<u32>,
-    /// Connected VMs: one at most.
-    sessions: Vec<Session>,
-    backend_specific: Backend,
-}
-
-#[derive(Serialize, JsonSchema)]
-struct Session {
-    vid: u64,
-    name: String,
-    /// Whether the VM uses its queues.
-    started: bool,
-    /// Queues that wait for their driver to reset them, as what was in flight there cannot be known.
-    stopped_queues: Vec<StoppedQueue>,
-}
-
-#[derive(Serialize, JsonSchema)]
-struct StoppedQueue {
-    /// Index of the virtqueue.
-    queue: u16,
-    reason: String,
-}
-
-#[derive(Serialize, JsonSchema)]
-struct Backend {
-    scsi: Vec<Target>,
-}
-
-#[derive(Serialize, JsonSchema)]
-struct Target {
-    /// Number of the target.
-    scsi_dev_num: u8,
-    id: u8,
-    target_name: String,
-    luns: Vec<Lun>,
-}
-
-#[derive(Serialize, JsonSchema)]
-struct Lun {
-    id: u16,
-    bdev_name: String,
-    /// Unit serial number that the guest sees (ours, as all that follows).
-    serial: String,
-    /// Whether writes are refused.
-    read_only: bool,
-    /// Whether the guest sees a removable disk.
-    removable: bool,
-    /// Bytes of a logical block, as the guest sees it.
-    block_size: u32,
-    /// Whether the guest prevents its removal: Linux does while the disk is open or mounted.
-    removal_prevented: bool,
-    /// When it was put in place, in seconds since the epoch, as all times.
-    attached_at: f64,
-    /// When the event that it came was put into the connected guest's ring; null if it was not:
-    /// the guest gave no buffers yet, or started later and scans by itself.
-    event_at: Option<f64>,
-    /// When the connected guest first asked for its capacity; null if it did not.
-    guest_seen_at: Option<f64>,
-    /// When the last event that its size changed was put into the connected guest's ring.
-    resize_event_at: Option<f64>,
-}
-
-impl From<TargetInfo> for Target {
-    fn from(t: TargetInfo) -> Target {
-        Target {
-            scsi_dev_num: t.number,
-            id: t.number,
-            target_name: format!("Target {}", t.number),
-            luns: vec![Lun {
-                id: 0,
-                bdev_name: t.bdev_name,
-                serial: t.serial,
-                read_only: t.read_only,
-                removable: t.removable,
-                block_size: t.block_size,
-                removal_prevented: t.removal_prevented,
-                attached_at: t.attached_at,
-                event_at: t.event_at,
-                guest_seen_at: t.guest_seen_at,
-                resize_event_at: t.resize_event_at,
-            }],
-        }
-    }
-}
-
-impl From<ControllerInfo> for Controller {
-    fn from(c: ControllerInfo) -> Controller {
-        let session = |s: SessionInfo| Session {
-            vid: s.number,
-            name: format!("{}s{}", c.name, s.number),
-            started: s.started,
-            stopped_queues: s
-                .stopped_queues
-                .into_iter()
-                .map(|(queue, reason)| StoppedQueue { queue, reason })
-                .collect(),
-        };
-        let cpumask = CpuMask::of(c.cpus).expect("a controller has a reactor").to_string();
-        Controller {
-            sessions: c.session.map(session).into_iter().collect(),
-            ctrlr: c.name,
-            cpumask,
-            delay_base_us: 0,
-            iops_threshold: IOPS_THRESHOLD,
-            socket: c.socket.display().to_string(),
-            owner_uid: c.owner.uid,
-            owner: OwnerProcess::of(c.owner),
-            backend_specific: Backend { scsi: c.targets.into_iter().map(Target::from).collect() },
-        }
-    }
-}
-
-/// What a controller and its targets did (libvirt's block statistics).
-#[derive(Serialize, JsonSchema)]
-struct Stats {
-    ctrlr: String,
-    /// Requests taken from request queues.
-    requests: u64,
-    /// Requests that did not end well.
-    errors: u64,
-    /// Descriptor chains that broke the rules of virtio.
-    malformed: u64,
-    /// Interrupts given to the guest.
-    interrupts: u64,
-    /// Events put into the event queue.
-    events_sent: u64,
-    /// Events lost because the guest gave no buffers.
-    events_missed: u64,
-    targets: Vec<TargetStats>,
-}
-
-#[derive(Serialize, JsonSchema)]
-struct TargetStats {
-    scsi_target_num: u8,
-    bdev_name: String,
-    reads: u64,
-    read_bytes: u64,
-    /// Nanoseconds from ring to ring, summed.
-    read_ns: u64,
-    writes: u64,
-    write_bytes: u64,
-    /// Nanoseconds from ring to ring, summed.
-    write_ns: u64,
-    flushes: u64,
-    /// Nanoseconds from ring to ring, summed.
-    flush_ns: u64,
-    /// Other commands.
-    others: u64,
-    /// Commands that ended with a status other than GOOD.
-    errors: u64,
-}
-
-impl From<StatsInfo> for Stats {
-    fn from(i: StatsInfo) -> Stats {
-        let target = |(number, bdev_name, s): (u8, String, ::vhost_scsi::LunStats)| TargetStats {
-            scsi_target_num: number,
-            bdev_name,
-            reads: s.reads,
-            read_bytes: s.read_bytes,
-            read_ns: s.read_ns,
-            writes: s.writes,
-            write_bytes: s.write_bytes,
-            write_ns: s.write_ns,
-            flushes: s.flushes,
-            flush_ns: s.flush_ns,
-            others: s.others,
-            errors: s.errors,
-        };
-        Stats {
-            ctrlr: i.ctrlr,
-            requests: i.controller.requests,
-            errors: i.controller.errors,
-            malformed: i.controller.malformed,
-            interrupts: i.controller.interrupts,
-            events_sent: i.controller.events_sent,
-            events_missed: i.controller.events_missed,
-            targets: i.targets.into_iter().map(target).collect(),
-        }
-    }
 }
 
 #[derive(Serialize, JsonSchema)]

@@ -1,0 +1,203 @@
+//! What is done with one volume of an lvstore: made, grown, renamed, deleted.
+
+use super::Lvs;
+use super::turns::Turn;
+use crate::error::Error;
+use crate::info::{LvolInfo, LvolOptions};
+use crate::meta::Meta;
+use crate::translate::refused;
+use crate::volume::Volume;
+use crate::zeroing::Guard;
+use blobstore::{BlobOptions, Reservation, StoreInfo};
+use std::sync::Arc;
+use std::time::Duration;
+use uuid::Uuid;
+
+impl Lvs {
+    pub fn create_lvol(&self, options: &LvolOptions) -> Result<LvolInfo, Error> {
+        let alias = format!("{}/{}", self.name(), options.name);
+        let op = format!("create lvol {alias}");
+        let turn = self.turn(&op)?;
+        let uuid = options.uuid.unwrap_or_else(Uuid::new_v4);
+        for key in [&alias, &uuid.to_string()] {
+            if self.registry.get(key).is_some() {
+                return Err(Error::AlreadyExists { what: format!("lvol {key}") });
+            }
+        }
+        self.not_zeroing(&op, &[&options.name, &uuid.to_string()])?;
+        let size = self.clusters(&op, options.size)?;
+        let blob = BlobOptions {
+            name: options.name.clone(),
+            uuid,
+            size,
+            thin: options.thin,
+            xattrs: options.xattrs.clone(),
+        };
+        let cluster_size = self.info.cluster_size;
+        let reserved = {
+            let (op, blob) = (op.clone(), blob.clone());
+            self.meta(&op.clone(), move |meta| {
+                let store = meta.store(&op)?;
+                store.check_create(&blob).map_err(|e| refused(e, &op, cluster_size))?;
+                meta.reserve(&op, if blob.thin { 0 } else { blob.size })
+            })?
+        };
+        let zeroing = self.zeroings.begin(alias, options.name.clone(), uuid);
+        let (reserved, turn) = self.zero(&op, &zeroing, reserved, turn)?;
+        let (base, info) = (self.base.clone(), self.info.clone());
+        let (job_op, bell, lvstore) = (op.clone(), self.thread.bell(), self.name());
+        // What was zeroed is worth a wait.
+        let timeout = if blob.thin { self.timeout } else { Duration::MAX };
+        let volume = self.meta_within(timeout, &op, move |meta| {
+            let say = |e| refused(e, &job_op, cluster_size);
+            let store = meta.store(&job_op)?;
+            store.zeroed_elsewhere();
+            let id = store.create_reserved(&blob, reserved).map_err(say)?;
+            let blob = store.blob(id).map_err(say)?;
+            let info = StoreInfo { name: lvstore, ..info };
+            let volume = Volume::of_blob(store, &info, &blob, &base, &bell);
+            meta.add_volume(volume.clone());
+            Ok(volume)
+        })?;
+        if let Err(e) = self.register(&volume) {
+            self.meta_within(Duration::MAX, &op.clone(), move |meta| meta.delete(&op, &volume))?;
+            return Err(e);
+        }
+        let info = self.volume_info(&volume);
+        self.volumes.lock().insert(uuid, volume);
+        drop(turn);
+        Ok(info)
+    }
+
+    /// Zeroes what was reserved, with the turn of other operations meanwhile. Where there is nothing
+    /// to zero the turn is kept.
+    fn zero<'a>(
+        &'a self,
+        op: &str,
+        zeroing: &Guard<'_>,
+        reserved: Reservation,
+        turn: Turn<'a>,
+    ) -> Result<(Reservation, Turn<'a>), Error> {
+        let turn = if reserved.runs().is_empty() {
+            Some(turn)
+        } else {
+            drop(turn);
+            None
+        };
+        let zeroed = zeroing.write(op, &*self.base, self.info.cluster_size, reserved.runs());
+        let turn = turn.or_else(|| self.control.take(Duration::MAX));
+        match (zeroed, turn) {
+            (Ok(()), Some(turn)) => Ok((reserved, turn)),
+            (zeroed, _) => {
+                let unreserve = move |meta: &mut Meta| {
+                    meta.look("give clusters back").map(|store| store.unreserve(reserved))
+                };
+                // A store that is gone has forgotten them.
+                let _ = self.meta_within(Duration::MAX, op, unreserve);
+                Err(zeroed.err().unwrap_or_else(|| self.waiting(op)))
+            }
+        }
+    }
+
+    pub fn delete_lvol(&self, volume: &Arc<Volume>) -> Result<(), Error> {
+        let op = format!("delete lvol {}", volume.alias());
+        let _turn = self.turn(&op)?;
+        self.not_zeroing(&op, &[&volume.id.uuid.to_string()])?;
+        self.hide(&op, volume)?;
+        let deleted = {
+            let (op, volume) = (op.clone(), volume.clone());
+            self.meta(&op.clone(), move |meta| meta.delete(&op, &volume))
+        };
+        if let Err(e) = deleted {
+            // It is still there, as far as anybody knows: its data can be read.
+            self.register(volume)?;
+            return Err(e);
+        }
+        self.volumes.lock().remove(&volume.id.uuid);
+        Ok(())
+    }
+
+    /// Returns whether the size changed.
+    pub fn resize_lvol(&self, volume: &Arc<Volume>, size: u64) -> Result<bool, Error> {
+        let op = format!("resize lvol {} to {size} bytes", volume.alias());
+        let turn = self.turn(&op)?;
+        let uuid = volume.id.uuid;
+        self.not_zeroing(&op, &[&uuid.to_string()])?;
+        let clusters = self.clusters(&op, size)?;
+        let before = volume.size();
+        let (blob, cluster_size, job_op) = (volume.id.blob, self.info.cluster_size, op.clone());
+        let reserved = self.meta(&op, move |meta| {
+            let needed = meta.store(&job_op)?.check_resize(blob, clusters);
+            let needed = needed.map_err(|e| refused(e, &job_op, cluster_size))?;
+            meta.reserve(&job_op, needed)
+        })?;
+        let zeroing = self.zeroings.begin(volume.alias(), volume.names().lvol, uuid);
+        let (reserved, turn) = self.zero(&op, &zeroing, reserved, turn)?;
+        let job = volume.clone();
+        self.meta_within(Duration::MAX, &op.clone(), move |meta| {
+            meta.resize(&op, &job, clusters, reserved)
+        })?;
+        drop(turn);
+        Ok(volume.size() != before)
+    }
+
+    pub fn rename_lvol(&self, volume: &Arc<Volume>, new_name: &str) -> Result<(), Error> {
+        let op = format!("rename lvol {} to {new_name}", volume.alias());
+        let _turn = self.turn(&op)?;
+        let alias = format!("{}/{new_name}", self.name());
+        self.not_zeroing(&op, &[new_name, &volume.id.uuid.to_string()])?;
+        if let Some(other) = self.registry.get(&alias)
+            && other.uuid() != volume.id.uuid
+        {
+            return Err(Error::AlreadyExists { what: format!("lvol {alias}") });
+        }
+        let (job, name) = (volume.id.blob, new_name.to_owned());
+        let cluster_size = self.info.cluster_size;
+        self.meta(&op.clone(), move |meta| {
+            meta.store(&op)?.rename(job, &name).map_err(|e| refused(e, &op, cluster_size))
+        })?;
+        volume.rename(|names| names.lvol = new_name.to_owned());
+        Ok(())
+    }
+
+    pub fn set_read_only(&self, volume: &Arc<Volume>) -> Result<(), Error> {
+        let op = format!("make lvol {} read-only", volume.alias());
+        let _turn = self.turn(&op)?;
+        self.not_zeroing(&op, &[&volume.id.uuid.to_string()])?;
+        if volume.is_read_only() {
+            return Ok(());
+        }
+        self.hide(&op, volume)?;
+        let (job, cluster_size) = (volume.id.blob, self.info.cluster_size);
+        let done = self.meta(&op.clone(), move |meta| {
+            meta.store(&op)?.set_read_only(job).map_err(|e| refused(e, &op, cluster_size))
+        });
+        if done.is_ok() {
+            volume.set_read_only();
+            volume.bump();
+        }
+        self.register(volume)?;
+        done
+    }
+
+    /// Refuses while a volume of one of these names or UUIDs is being zeroed.
+    fn not_zeroing(&self, op: &str, ids: &[&str]) -> Result<(), Error> {
+        let found = ids.iter().find_map(|id| self.zeroings.find(id));
+        found.map_or(Ok(()), |zeroing| Err(zeroing.underway(op)))
+    }
+
+    /// Cancels the creation or growth of a volume; `false`: there is none under way.
+    pub fn cancel(&self, lvol: &str) -> bool {
+        let found = self.zeroings.find(lvol);
+        found.as_ref().inspect(|zeroing| zeroing.cancel()).is_some()
+    }
+
+    /// Whole clusters for a size in bytes.
+    fn clusters(&self, op: &str, size: u64) -> Result<u64, Error> {
+        if size == 0 {
+            let why = "a size of 0 bytes is not possible; give the size that is needed".into();
+            return Err(Error::BadParameter { op: op.to_owned(), why });
+        }
+        Ok(size.div_ceil(u64::from(self.info.cluster_size)))
+    }
+}
