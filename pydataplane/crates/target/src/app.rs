@@ -2,7 +2,7 @@
 
 use crate::cli::Cli;
 use crate::errors;
-use crate::flusherrors::Recorder;
+use crate::flushrecord::Recorder;
 use crate::holding;
 use crate::logging::LogControl;
 use crate::methods::Journal;

@@ -10,7 +10,7 @@
 //! | `methods` | SPDK's methods and ours, a file per subsystem |
 //! | `errors` | errors of the layers below as JSON-RPC errors |
 //! | `state`, `restore` | the recorded configuration |
-//! | `flusherrors` | failed flushes in it |
+//! | `flusherror`, `flushrecord` | failed flushes, and how they come into it |
 //! | `holding` | who holds exports while the process is away |
 //! | `upgrade` | a new program takes everything over |
 //! | `waits` | which operations wait for a disk, and for how long |
@@ -25,7 +25,8 @@ pub mod cli;
 pub mod cpumask;
 pub mod daemon;
 pub mod errors;
-pub mod flusherrors;
+pub mod flusherror;
+pub mod flushrecord;
 pub mod holding;
 pub mod logging;
 pub mod methods;

@@ -6,7 +6,16 @@
 //! whole (temporary file, fsync, rename, fsync of the directory), so a crash leaves the old one or
 //! the new one. Beside the calls it has the flushes that failed, which are no configuration.
 
-use crate::flusherrors::{FlushError, is_on};
+mod call;
+mod keys;
+
+pub use call::{Call, ConfigFile, Subsystem};
+use call::{SubsystemFile, calls};
+pub use keys::{
+    BDEV_KEY, bdev_key, coalescing_key, controller_key, export_key, identify, owner_key, target_key,
+};
+
+use crate::flusherror::FlushError;
 use bdev::FlushFailure;
 use rustix::fs::FlockOperation;
 use schemars::JsonSchema;
@@ -26,88 +35,6 @@ const LOCK: &str = "lock";
 /// Largest `config.json` that is read, in bytes.
 const MAX_CONFIG_BYTES: u64 = 64 * 1024 * 1024;
 
-/// Who a configured thing belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Subsystem {
-    /// Block devices.
-    Bdev,
-    /// SCSI: nothing of its own to configure.
-    Scsi,
-    /// vhost-user-scsi controllers and their targets.
-    VhostScsi,
-}
-
-impl Subsystem {
-    /// All, in the order in which they are initialised.
-    pub const ALL: [Subsystem; 3] = [Subsystem::Bdev, Subsystem::Scsi, Subsystem::VhostScsi];
-
-    /// SPDK's name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Subsystem::Bdev => "bdev",
-            Subsystem::Scsi => "scsi",
-            Subsystem::VhostScsi => "vhost_scsi",
-        }
-    }
-
-    /// The subsystem of that name.
-    pub fn named(name: &str) -> Option<Subsystem> {
-        Subsystem::ALL.into_iter().find(|s| s.name() == name)
-    }
-
-    /// What is initialised before it.
-    pub fn depends_on(self) -> &'static [Subsystem] {
-        match self {
-            Subsystem::Bdev => &[],
-            Subsystem::Scsi => &[Subsystem::Bdev],
-            Subsystem::VhostScsi => &[Subsystem::Scsi],
-        }
-    }
-}
-
-/// A method call as it stands in the file.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct Call {
-    /// Name of the method.
-    pub method: String,
-    /// Its parameters.
-    #[serde(default)]
-    pub params: Map<String, Value>,
-}
-
-/// Calls of a batch are made one after the other.
-#[derive(Deserialize, JsonSchema)]
-#[serde(untagged)]
-enum CallOrBatch {
-    Call(Call),
-    Batch(Vec<Call>),
-}
-
-/// One subsystem in the file.
-#[derive(Deserialize, JsonSchema)]
-struct SubsystemFile {
-    /// Its name.
-    #[allow(dead_code, reason = "each call says itself what it makes")]
-    subsystem: String,
-    /// Its calls; null where it has nothing to configure.
-    config: Option<Vec<CallOrBatch>>,
-}
-
-/// The file: what `spdk-rpc save_config` writes and `--config` reads.
-#[derive(Deserialize, JsonSchema)]
-pub struct ConfigFile {
-    /// In the order of initialisation.
-    subsystems: Vec<SubsystemFile>,
-}
-
-impl ConfigFile {
-    /// The calls, in order, batches taken apart.
-    pub fn parse(text: &str) -> Result<Vec<Call>, serde_json::Error> {
-        serde_json::from_str(text).map(|ConfigFile { subsystems }| calls(subsystems))
-    }
-}
-
 /// The record: a [`ConfigFile`], and what became of what it makes.
 #[derive(Default, Deserialize, JsonSchema)]
 pub struct RecordFile {
@@ -116,15 +43,6 @@ pub struct RecordFile {
     /// By bdev on a file or block device: the flush that failed, until that is cleared.
     #[serde(default)]
     flush_errors: BTreeMap<String, FlushError>,
-}
-
-fn calls(subsystems: Vec<SubsystemFile>) -> Vec<Call> {
-    let entries = subsystems.into_iter().flat_map(|s| s.config.unwrap_or_default());
-    let calls = entries.flat_map(|entry| match entry {
-        CallOrBatch::Call(call) => vec![call],
-        CallOrBatch::Batch(calls) => calls,
-    });
-    calls.collect()
 }
 
 /// A configured thing.
@@ -394,7 +312,9 @@ impl Config {
 
     /// The flush that failed of the bdev of that name on the file `path`, as far as is recorded.
     pub fn flush_failure(&self, bdev: &str, path: &Path) -> Option<FlushFailure> {
-        self.get(&bdev_key(bdev)).filter(|item| is_on(item, path))?.flush_failure
+        let item = self.get(&bdev_key(bdev))?;
+        let file = item.call.params.get("filename")?.as_str()?;
+        item.flush_failure.filter(|_| Path::new(file) == path)
     }
 
     /// Records whether a flush of the bdev `key` failed; whether that is new.
@@ -485,62 +405,6 @@ impl Config {
             file["flush_errors"] = json!(flush_errors);
         }
         file
-    }
-}
-
-/// What the keys of bdevs begin with.
-pub const BDEV_KEY: &str = "bdev ";
-
-/// Key of a bdev.
-pub fn bdev_key(name: &str) -> String {
-    format!("{BDEV_KEY}{name}")
-}
-
-/// Key of an export of a bdev.
-pub fn export_key(bdev: &str) -> String {
-    format!("export of bdev {bdev}")
-}
-
-/// Key of a controller.
-pub fn controller_key(ctrlr: &str) -> String {
-    format!("controller {ctrlr}")
-}
-
-/// Key of a target of a controller.
-pub fn target_key(ctrlr: &str, number: u64) -> String {
-    format!("target {number} of controller {ctrlr}")
-}
-
-/// Key of whom a controller belongs to.
-pub fn owner_key(ctrlr: &str) -> String {
-    format!("owner of controller {ctrlr}")
-}
-
-/// Key of a controller's coalescing.
-pub fn coalescing_key(ctrlr: &str) -> String {
-    format!("coalescing of controller {ctrlr}")
-}
-
-/// Whose a call is, and what it makes.
-pub fn identify(call: &Call) -> (Subsystem, String) {
-    let text = |name: &str| call.params.get(name).and_then(Value::as_str).unwrap_or_default();
-    match call.method.as_str() {
-        "vhost_create_scsi_controller" => (Subsystem::VhostScsi, controller_key(text("ctrlr"))),
-        "vhost_scsi_controller_add_target" => {
-            let number = call.params.get("scsi_target_num").and_then(Value::as_u64);
-            (Subsystem::VhostScsi, target_key(text("ctrlr"), number.unwrap_or_default()))
-        }
-        "virtlun_export_create" => (Subsystem::Bdev, export_key(text("bdev_name"))),
-        "virtlun_controller_set_owner" => (Subsystem::VhostScsi, owner_key(text("ctrlr"))),
-        "vhost_controller_set_coalescing" => (Subsystem::VhostScsi, coalescing_key(text("ctrlr"))),
-        "vhost_start_scsi_controller" => {
-            (Subsystem::VhostScsi, format!("start of controller {}", text("ctrlr")))
-        }
-        method if method.starts_with("bdev_") && method.ends_with("_create") => {
-            (Subsystem::Bdev, bdev_key(text("name")))
-        }
-        // Written by another version: kept as it is.
-        method => (Subsystem::Bdev, format!("{method} {}", json!(call.params))),
     }
 }
 

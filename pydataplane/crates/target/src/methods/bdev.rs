@@ -3,7 +3,7 @@
 use super::BdevName;
 use crate::app::App;
 use crate::errors;
-use crate::flusherrors;
+use crate::flusherror;
 use bdev::{Bdev, ClaimMode, FileBdev};
 use rpc::{Errno, Error, Flags, Methods, NoParams};
 use schemars::JsonSchema;
@@ -128,7 +128,7 @@ fn get_bdevs(app: &App, p: &GetBdevs) -> Result<Vec<BdevInfo>, Error> {
 
 /// Why every flush of `bdev` fails, if so.
 pub(super) fn flush_error(bdev: &dyn Bdev) -> Option<String> {
-    Some(flusherrors::sentence(bdev.flush_latch()?.failure()?, bdev.name()))
+    Some(flusherror::sentence(bdev.flush_latch()?.failure()?, bdev.name()))
 }
 
 /// The file or block device whose latch `bdev` shares.

@@ -2,7 +2,7 @@
 //! default, so that a newer program understands what an older one says. What an older one would
 //! misunderstand needs a new [`super::VERSION`].
 
-use crate::flusherrors::FlushError;
+use crate::flusherror::FlushError;
 use crate::logging::Level;
 use crate::state::Call;
 use schemars::JsonSchema;

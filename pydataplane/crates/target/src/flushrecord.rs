@@ -1,0 +1,120 @@
+//! Failed flushes in the record, so that the next program knows them.
+//!
+//! A failure is latched by the thread that meets it ([`bdev::FlushLatch`]), mostly a reactor, which
+//! wakes a thread here and goes on; that makes the record agree with the latches and has it durable.
+//! A FLUSH that fails is not held back meanwhile: who is told of the failure at once knows it even if
+//! the process is killed before the record is written, which takes one write that is synced.
+//!
+//! Whoever clears a latch, stops the target or hands it over calls [`Recorder::record`] itself.
+
+use crate::flusherror::sentence;
+use crate::state::{BDEV_KEY, Config, Item, StateError};
+use bdev::{Bdev, FileBdev, FlushLatch, Registry};
+use parking_lot::Mutex;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+/// How long after a record that could not be written the next attempt is made.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// What the recording thread and its callers share.
+#[derive(Clone)]
+struct Shared {
+    registry: Registry,
+    config: Arc<Mutex<Config>>,
+    ends: Arc<AtomicBool>,
+}
+
+/// Keeps the record of failed flushes. When it is dropped, its thread ends.
+pub struct Recorder {
+    shared: Shared,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Recorder {
+    /// Starts the thread that records in `config` what the latches of `registry`'s bdevs say.
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub fn start(registry: Registry, config: Arc<Mutex<Config>>) -> io::Result<Recorder> {
+        let shared = Shared { registry, config, ends: Arc::default() };
+        let work = shared.clone();
+        let thread = thread::Builder::new().name("flush errors".into());
+        let thread = thread.spawn(move || work.run())?;
+        Ok(Recorder { shared, thread: Some(thread) })
+    }
+
+    /// Latches what is recorded of `bdev`, and follows its latch; before it is registered.
+    pub fn attach(&self, bdev: &FileBdev) {
+        let Some(latch) = bdev.flush_latch() else { return };
+        if let Some(failure) = self.shared.config.lock().flush_failure(bdev.name(), bdev.path()) {
+            tracing::error!(bdev = bdev.name(), "{}", sentence(failure, bdev.name()));
+            latch.restore(failure);
+        }
+        if let Some(thread) = &self.thread {
+            latch.follow(thread.thread().clone());
+        }
+    }
+
+    /// Makes the record agree with the latches; when it returns well, that survives a crash.
+    ///
+    /// # Errors
+    /// The record cannot be written.
+    pub fn record(&self) -> Result<(), StateError> {
+        self.shared.record()
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        self.shared.ends.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        let mut failed = false;
+        while !self.ends.load(Ordering::Acquire) {
+            match self.record() {
+                Ok(()) => {
+                    failed = false;
+                    thread::park();
+                }
+                Err(e) => {
+                    if !failed {
+                        tracing::error!(
+                            "a failed flush is not recorded, so a restart would forget it: {e}"
+                        );
+                    }
+                    failed = true;
+                    thread::park_timeout(AGAIN);
+                }
+            }
+        }
+    }
+
+    fn record(&self) -> Result<(), StateError> {
+        // Held throughout: a bdev that is deleted leaves the registry first, the record then.
+        let mut config = self.config.lock();
+        let key = |item: &Item| item.key.starts_with(BDEV_KEY).then(|| item.key.clone());
+        let keys: Vec<_> = config.items().filter_map(key).collect();
+        for key in keys {
+            let name = key.strip_prefix(BDEV_KEY).unwrap_or_default();
+            let Some(disk) = self.registry.get_as::<FileBdev>(name) else { continue };
+            let failure = disk.flush_latch().and_then(FlushLatch::failure);
+            if config.set_flush_failure(&key, failure)
+                && let Some(failure) = failure
+            {
+                tracing::error!(bdev = name, "{}", sentence(failure, name));
+            }
+        }
+        config.save()
+    }
+}

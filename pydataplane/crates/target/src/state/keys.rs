@@ -1,0 +1,60 @@
+//! What configured things are called, and which call makes which.
+
+use super::call::{Call, Subsystem};
+use serde_json::{Value, json};
+
+/// What the keys of bdevs begin with.
+pub const BDEV_KEY: &str = "bdev ";
+
+/// Key of a bdev.
+pub fn bdev_key(name: &str) -> String {
+    format!("{BDEV_KEY}{name}")
+}
+
+/// Key of an export of a bdev.
+pub fn export_key(bdev: &str) -> String {
+    format!("export of bdev {bdev}")
+}
+
+/// Key of a controller.
+pub fn controller_key(ctrlr: &str) -> String {
+    format!("controller {ctrlr}")
+}
+
+/// Key of a target of a controller.
+pub fn target_key(ctrlr: &str, number: u64) -> String {
+    format!("target {number} of controller {ctrlr}")
+}
+
+/// Key of whom a controller belongs to.
+pub fn owner_key(ctrlr: &str) -> String {
+    format!("owner of controller {ctrlr}")
+}
+
+/// Key of a controller's coalescing.
+pub fn coalescing_key(ctrlr: &str) -> String {
+    format!("coalescing of controller {ctrlr}")
+}
+
+/// Whose a call is, and what it makes.
+pub fn identify(call: &Call) -> (Subsystem, String) {
+    let text = |name: &str| call.params.get(name).and_then(Value::as_str).unwrap_or_default();
+    match call.method.as_str() {
+        "vhost_create_scsi_controller" => (Subsystem::VhostScsi, controller_key(text("ctrlr"))),
+        "vhost_scsi_controller_add_target" => {
+            let number = call.params.get("scsi_target_num").and_then(Value::as_u64);
+            (Subsystem::VhostScsi, target_key(text("ctrlr"), number.unwrap_or_default()))
+        }
+        "virtlun_export_create" => (Subsystem::Bdev, export_key(text("bdev_name"))),
+        "virtlun_controller_set_owner" => (Subsystem::VhostScsi, owner_key(text("ctrlr"))),
+        "vhost_controller_set_coalescing" => (Subsystem::VhostScsi, coalescing_key(text("ctrlr"))),
+        "vhost_start_scsi_controller" => {
+            (Subsystem::VhostScsi, format!("start of controller {}", text("ctrlr")))
+        }
+        method if method.starts_with("bdev_") && method.ends_with("_create") => {
+            (Subsystem::Bdev, bdev_key(text("name")))
+        }
+        // Written by another version: kept as it is.
+        method => (Subsystem::Bdev, format!("{method} {}", json!(call.params))),
+    }
+}
