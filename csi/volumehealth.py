@@ -59,9 +59,13 @@ def judged(exports: list[dict[str, Any]], devices: HostDevice, volume: str) -> l
     if not devices.answers(volume):
         why = "its device has lost its file: delete the pod, and the next one gets a working device"
         return [_entry("INACCESSIBLE", "DeviceDead", why)]
+    found = []
+    if error := export.get("flush_error"):
+        why = f"fsync fails with EIO, and what was written may be lost: on its node's disk {error}"
+        found.append(_entry("DATA_LOSS", "FlushFailed", why))
     if weaker := WEAKER.get(export["survives"]):
-        return [_entry("DEGRADED", *weaker)]
-    return []
+        found.append(_entry("DEGRADED", *weaker))
+    return found
 
 
 def _entry(kind: str, reason: str, message: str) -> Entry:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +27,8 @@ from tests.support.lossy_disk import (
     small_file_system,
 )
 from tests.support.target import ROOT, Target
+
+pytestmark = pytest.mark.root
 
 RECORD_DEADLINE_S = 30.0
 CLEAR = "virtlun_bdev_clear_flush_error"
@@ -185,6 +189,38 @@ def test_an_lvstore_is_served_but_takes_no_changes(
     with connected(target, "vm") as guest:
         assert not fails_to_flush(guest)
         assert guest.read(0, 8) == bytes([6]) * 4096
+
+
+@pytest.mark.parametrize("again", [restart, crash, upgrade])
+def test_a_pod_s_fsync_fails_too(
+    disk: LossyDisk, target: Target, again: Callable[[Target], None]
+) -> None:
+    target.rpc("bdev_aio_create", name="d0", filename=disk.device, block_size=512)
+    path = target.rpc("virtlun_export_create", bdev_name="d0")["path"]
+
+    def flush(fill: int = 0) -> int:
+        """Writes, and returns the errno of fdatasync(2), or 0."""
+        file = os.open(path, os.O_RDWR)
+        try:
+            os.pwrite(file, bytes([fill]) * MIB, 0)
+            os.fdatasync(file)
+        except OSError as error:
+            return error.errno or -1
+        finally:
+            os.close(file)
+        return 0
+
+    disk.lose()
+    assert flush(7) == errno.EIO
+    again(target)
+    disk.mend()
+    (export,) = target.rpc("virtlun_export_list")
+    assert "a flush failed" in export["flush_error"]
+    assert flush() == errno.EIO
+    assert target.rpc(CLEAR, name="d0") is True
+    (export,) = target.rpc("virtlun_export_list")
+    assert "flush_error" not in export
+    assert flush() == 0
 
 
 def test_a_person_finds_it_and_clears_it(disk: LossyDisk, target: Target) -> None:

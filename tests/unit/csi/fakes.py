@@ -32,6 +32,7 @@ class FakeTarget(Client):
         self.calls: list[str] = []
         self.fail: dict[str, Exception] = {}
         self.survives = "crash"
+        self.flush_error: str | None = None
         self.loaded = True  # the lvstore; else nothing of it is seen
         self.knows_xattrs = True  # at creation; an older target does not
 
@@ -152,6 +153,7 @@ class FakeTarget(Client):
         exports = [volume for volume, face in self.exports.items() if face == "export"]
         return [
             {"bdev_name": each, "path": f"/export/{each}", "survives": self.survives}
+            | ({"flush_error": self.flush_error} if self.flush_error else {})
             for each in exports
         ]
 

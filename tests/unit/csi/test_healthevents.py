@@ -91,6 +91,17 @@ def test_a_volume_that_comes_and_goes_is_told_of_once_a_minute(watched: Watched)
     assert 2 < len(watched.cluster.said) <= (watched.now - begun) / QUIET_S + 1
 
 
+def test_a_failed_flush_is_told_until_it_is_cleared(watched: Watched) -> None:
+    watched.world.target.flush_error = "a flush failed 3 s ago; flushes fail until it is cleared"
+    assert watched.look(3) == [("FlushFailed", True)]
+    assert "a flush failed 3 s ago" in watched.cluster.messages[-1]
+    # The sentence says how long ago; that is no other state.
+    watched.world.target.flush_error = "a flush failed 40 s ago; flushes fail until it is cleared"
+    assert watched.look(20) == []
+    watched.world.target.flush_error = None
+    assert watched.look(20) == [(HEALTHY, False)]
+
+
 def test_another_state_is_told_too(watched: Watched) -> None:
     watched.world.target.survives = "restart"
     assert watched.look(2) == [("NoCrashRecovery", True)]

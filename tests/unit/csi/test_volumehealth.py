@@ -36,6 +36,17 @@ def test_what_a_crash_of_its_target_would_end(world: World, survives: str, reaso
     assert told(world, handle) == [(pb.DEGRADED, reason)]
 
 
+def test_a_failed_flush_of_the_disk_below(world: World) -> None:
+    handle = world.create().volume_id
+    world.stage(handle)
+    world.target.flush_error = "a flush failed 3 s ago"
+    assert told(world, handle) == [(pb.DATA_LOSS, "FlushFailed")]
+    world.target.survives = "nothing"
+    assert told(world, handle) == [(pb.DATA_LOSS, "FlushFailed"), (pb.DEGRADED, "NoHolder")]
+    world.target.flush_error = None
+    assert told(world, handle) == [(pb.DEGRADED, "NoHolder")]
+
+
 def test_a_target_that_is_away_is_told_without_looking_at_the_device(world: World) -> None:
     handle = world.create().volume_id
     world.stage(handle)

@@ -68,11 +68,16 @@ struct Export {
     /// the next target, also when this one is killed. `restart`: that waits for an orderly restart;
     /// when this target is killed it gets errors (Linux before 6.9). `nothing`: it gets errors.
     survives: &'static str,
+    /// Why every flush of it, and so fsync(2) and the like, fails, if so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    flush_error: Option<String>,
 }
 
-impl From<Info> for Export {
-    fn from(i: Info) -> Export {
+impl Export {
+    fn of(app: &App, i: Info) -> Export {
+        let flush_error = app.registry.get(&i.bdev_name);
         Export {
+            flush_error: flush_error.and_then(|bdev| super::bdev::flush_error(&*bdev)),
             bdev_name: i.bdev_name,
             uuid: i.uuid.to_string(),
             path: i.path.display().to_string(),
@@ -199,6 +204,8 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
         "virtlun_export_list",
         "Get all exports, in the order in which they were made.",
         Flags::READ,
-        move |_: NoParams| Ok(a.exports.list().into_iter().map(Export::from).collect::<Vec<_>>()),
+        move |_: NoParams| {
+            Ok(a.exports.list().into_iter().map(|i| Export::of(&a, i)).collect::<Vec<_>>())
+        },
     );
 }
