@@ -223,13 +223,13 @@ def main() -> int:
                 for subject in subjects[turn % 2 :] + subjects[: turn % 2]:
                     figure = measure(subject, row, given.seconds)
                     found[row.name, subject.name].append(figure)
-    title = f"quantile {given.quantile} of {given.rounds} rounds"
-    table = Table("pattern", *(subject.name for subject in subjects), title=title)
-    for row in rows:
-        figures = [quantile(found[row.name, each.name], given.quantile) for each in subjects]
-        cells = [f"{each:,.0f} {row.unit} ({each / figures[1]:.2f})" for each in figures]
-        table.add_row(row.name, *cells)
-    Console(width=200).print(table)
+        title = f"quantile {given.quantile} of {given.rounds} rounds"
+        table = Table("pattern", *(subject.name for subject in subjects), title=title)
+        for row in rows:
+            figures = [quantile(found[row.name, each.name], given.quantile) for each in subjects]
+            cells = [f"{each:,.0f} {row.unit} ({each / figures[1]:.2f})" for each in figures]
+            table.add_row(row.name, *cells)
+        Console(width=200).print(table)
     return 0
 
 
