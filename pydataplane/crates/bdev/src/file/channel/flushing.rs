@@ -70,8 +70,16 @@ impl FileChannel {
     }
 
     /// Begins an fdatasync, or has the thread woken when that is worth a try.
-    fn begin_flush(&mut self) {
-        let Some(number) = self.shared.flushes.begin() else { return self.await_flush() };
+    pub(super) fn begin_flush(&mut self) {
+        let flushes = &self.shared.flushes;
+        let Some(number) = flushes.begin() else { return self.await_flush() };
+        // Another channel's may have begun and ended since this one looked. Nobody here would wait for
+        // an fdatasync now: a thread that does nothing else would never see its end, and all other
+        // channels would wait for that.
+        if self.flushing.waiting.iter().all(|&(_, wanted)| flushes.is_through(wanted)) {
+            flushes.end(number, false);
+            return self.waker.wake();
+        }
         let fd = types::Fd(self.shared.fd.as_raw_fd());
         let entry = opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build();
         #[cfg(test)]
@@ -106,8 +114,9 @@ impl FileChannel {
         let mut now = None;
         let mut i = 0;
         while let Some(&(n, number)) = self.flushing.waiting.get(i) {
-            // One that failed fails all, and so does an earlier one that nobody has looked into.
-            let failed = self.shared.latch.is_set();
+            // One that failed fails all, and so does an earlier one that nobody has looked into. Not
+            // before the channel's own has ended, as somebody here has to wait for that.
+            let failed = self.flushing.own.number.is_none() && self.shared.latch.is_set();
             if !failed && !self.shared.flushes.is_through(number) {
                 i += 1;
             } else if done.len() == done.capacity() {

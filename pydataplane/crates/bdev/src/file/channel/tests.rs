@@ -251,6 +251,42 @@ fn a_channel_that_goes_with_a_flush_in_the_kernel_holds_nobody_up() {
     assert_eq!(polled(&mut b, &io), (2, Ok(())));
 }
 
+#[test]
+fn no_fdatasync_begins_that_nobody_would_wait_for() {
+    let ([mut a, mut b], shared, io, _file) = two_channels();
+    assert_eq!(b.submit(&Io::flush(1)), Submit::Pending);
+    assert_eq!(a.submit(&Io::flush(2)), Submit::Pending);
+    assert_eq!(from_the_kernel(&mut b, &io), (FDATASYNC, 0));
+    b.flushed(0);
+    // The one that answers it, too, before this thread goes on.
+    assert_eq!(b.submit(&Io::flush(3)), Submit::Pending);
+    assert_eq!(from_the_kernel(&mut b, &io), (FDATASYNC, 0));
+    b.flushed(0);
+    a.begin_flush();
+    assert_eq!(a.pushed.len(), 0);
+    assert_eq!(shared.flushes.under_way(), None);
+    assert_eq!(polled(&mut a, &io), (2, Ok(())));
+    // Nor is it counted as one that made something durable.
+    assert_eq!(b.submit(&Io::flush(4)), Submit::Pending);
+    assert_eq!(b.pushed.len(), 3);
+}
+
+#[test]
+fn a_flush_whose_fdatasync_is_in_the_kernel_is_not_answered_before_its_end() {
+    let ([mut a, mut b], shared, io, _file) = two_channels();
+    assert_eq!(a.submit(&Io::flush(1)), Submit::Pending);
+    assert_eq!(from_the_kernel(&mut a, &io), (FDATASYNC, 0));
+    shared.latch.set(FlushCause::Metadata, None);
+    let mut done = Vec::with_capacity(1);
+    assert_eq!(a.poll(&mut done), 0, "who asked would not look again");
+    a.flushed(0);
+    assert_eq!(polled(&mut a, &io), (1, Err(IoError::Flush)));
+    assert_eq!(shared.flushes.under_way(), None);
+    shared.latch.clear().unwrap();
+    assert_eq!(b.submit(&Io::flush(2)), Submit::Pending);
+    assert_eq!(polled(&mut b, &io), (2, Ok(())));
+}
+
 fn fill(range: &GuestRange<'_>, seed: usize) -> Vec<u8> {
     let bytes: Vec<u8> = (0..range.len()).map(|i| ((i + seed) * 7 % 251) as u8).collect();
     range.write_slice(0, &bytes).unwrap();
