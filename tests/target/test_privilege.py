@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from pydataplane import inherited, supervise
+from pydataplane.client import Client
 from pydataplane.errors import RpcError, TargetUnavailable
 from tests.support.initiator import Initiator
 from tests.support.target import SANDBOX_REFUSED, Target, binary
@@ -286,7 +287,10 @@ def test_what_an_earlier_release_left_as_roots_goes_on_working(make_target: Make
 @as_root
 def test_the_packaged_folders_become_the_users_to_work_in(scratch: Path) -> None:
     """In a mount namespace of its own, where an earlier release left them as root's."""
-    make = "mkdir -pm755 /run/virtlun/vhost /var/lib/virtlun/hook"
+    make = "mkdir -pm755 /run/virtlun/vhost /var/lib/virtlun/hook && chmod 1775 /run/virtlun"
+    # What the user could take of others' there, and what it must not lose of them.
+    make += " && cd /run/virtlun && touch libvirt-sock other"
+    make += f" && chown {UID} libvirt-sock"
     script = f'mount -t tmpfs t /run && mount -t tmpfs t /var/lib && {make} && exec "$@"'
     command = [str(binary()), "--user", f"{UID}:{GID}"]
     log = scratch / "log"
@@ -299,7 +303,7 @@ def test_the_packaged_folders_become_the_users_to_work_in(scratch: Path) -> None
     root = Path(f"/proc/{process.pid}/root")
     try:
         end = time.monotonic() + 30
-        while not (root / "run/virtlun/target.sock").exists():
+        while not (root / "run/virtlun/.target.sock.d/rpc.sock").exists():
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < end, log.read_text()
             time.sleep(0.01)
@@ -307,6 +311,7 @@ def test_the_packaged_folders_become_the_users_to_work_in(scratch: Path) -> None
             path: (at.st_uid, at.st_gid, stat.S_IMODE(at.st_mode))
             for path in (
                 "run/virtlun",
+                "run/virtlun/.target.sock.d",
                 "run/virtlun/vhost",
                 "var/lib/virtlun",
                 "var/lib/virtlun/hook",
@@ -314,11 +319,29 @@ def test_the_packaged_folders_become_the_users_to_work_in(scratch: Path) -> None
             if (at := (root / path).stat())
         }
         assert found == {
-            "run/virtlun": (0, GID, 0o1775),
+            # The gateway's sockets are there, too: nobody may take their names.
+            "run/virtlun": (0, 0, 0o755),
+            "run/virtlun/.target.sock.d": (UID, GID, 0o755),
             "run/virtlun/vhost": (UID, GID, 0o755),
             "var/lib/virtlun": (0, 0, 0o755),
             "var/lib/virtlun/hook": (0, 0, 0o755),
         }
+        run = root / "run/virtlun"
+        assert (run / "target.sock").readlink() == Path(".target.sock.d/rpc.sock")
+        assert (run / "other").exists()
+        assert not (run / "libvirt-sock").exists()
+        assert (run / "holder.sock").stat().st_uid == UID, "of its holder, who gave it"
+        inside = ["nsenter", "--mount", f"--target={process.pid}", "--"]
+        touch = [*inside, "setpriv", f"--reuid={UID}", f"--regid={GID}", "--clear-groups", "touch"]
+        for name in ("libvirt-sock", "gold"):
+            done = subprocess.run(
+                [*touch, f"/run/virtlun/{name}"], capture_output=True, text=True, check=False
+            )
+            assert "Permission denied" in done.stderr, done
+        # A client finds it by the link.
+        assert Client(run / ".target.sock.d/rpc.sock").call("virtlun_get_status")["rpc_socket"] == (
+            "/run/virtlun/target.sock"
+        )
     finally:
         process.terminate()
         assert process.wait(30) == 0, log.read_text()

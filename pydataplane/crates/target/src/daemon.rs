@@ -6,6 +6,7 @@ use crate::holding;
 use crate::logging::LogControl;
 use crate::methods;
 use crate::privilege;
+use crate::rpcplace;
 use crate::schemas;
 use crate::started::Record;
 use crate::state::Config;
@@ -117,7 +118,7 @@ fn take_over(
     record: Option<Record>,
     signals: Signals,
 ) -> Result<(), Box<dyn Error>> {
-    let arrival = Arrival::new(&upgrade::socket_path(&cli.rpc_socket))?;
+    let arrival = Arrival::new(&upgrade::socket_path(&rpcplace::of(&cli.rpc_socket)))?;
     let app = App::new(cli, Config::default(), log, holder);
     let app = Arc::new(app.map_err(|e| format!("cannot start a reactor: {e}"))?);
     let methods = methods::table(&app);
@@ -136,7 +137,7 @@ fn take_over(
     if let Err(e) = app.config().sign() {
         tracing::warn!("{e}");
     }
-    let outcome = match arrived.finish(taken, &cli.rpc_socket) {
+    let outcome = match arrived.finish(taken, &rpcplace::of(&cli.rpc_socket)) {
         Ok(parked) => Server::resume(parked, methods.clone()).map_err(Into::into),
         Err(e) => {
             tracing::warn!("RPC clients lose their connections: {e}");
@@ -169,7 +170,7 @@ fn start(cli: &Cli, app: &Arc<App>, methods: &Arc<Methods>) -> Result<Server, Bo
 
 fn listen(cli: &Cli, methods: &Arc<Methods>) -> Result<Server, Box<dyn Error>> {
     let options = SocketOptions { mode: cli.rpc_mode, group: cli.rpc_group };
-    Ok(Server::start(&cli.rpc_socket, options, methods.clone())?)
+    Ok(Server::start(&rpcplace::of(&cli.rpc_socket), options, methods.clone())?)
 }
 
 /// What ends the process.
@@ -200,9 +201,10 @@ impl Ends {
 
     fn open_door(&mut self, cli: &Cli) {
         let ended = self.ended.clone();
-        let door = Door::open(&upgrade::socket_path(&cli.rpc_socket), move |visitor| {
-            _ = ended.send(End::Upgrade(visitor));
-        });
+        let door =
+            Door::open(&upgrade::socket_path(&rpcplace::of(&cli.rpc_socket)), move |visitor| {
+                _ = ended.send(End::Upgrade(visitor));
+            });
         self.door =
             door.inspect_err(|why| tracing::warn!("no new program can take over: {why}")).ok();
     }

@@ -7,6 +7,7 @@ use export::Exports;
 use holder::Client;
 use std::env;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -32,7 +33,7 @@ pub fn find(cli: &Cli, uid: u32) -> Option<Arc<Client>> {
     if !rustix::process::geteuid().is_root() {
         return None;
     }
-    let client = Client::new(&cli.export_dir.with_file_name("holder.sock"));
+    let client = Client::new(&socket(cli));
     match start(&client, cli, uid) {
         Ok(()) => Some(Arc::new(client)),
         Err(e) => {
@@ -40,6 +41,12 @@ pub fn find(cli: &Cli, uid: u32) -> Option<Arc<Client>> {
             None
         }
     }
+}
+
+/// Where the holder listens, be it there or not.
+pub fn socket(cli: &Cli) -> PathBuf {
+    let given = cli.holder_socket.clone();
+    given.unwrap_or_else(|| cli.export_dir.with_file_name("holder.sock"))
 }
 
 fn start(client: &Client, cli: &Cli, uid: u32) -> io::Result<()> {

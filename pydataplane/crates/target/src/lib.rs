@@ -33,6 +33,7 @@ pub mod methods;
 pub mod notices;
 pub mod privilege;
 pub mod restore;
+mod rpcplace;
 pub mod schemas;
 mod started;
 pub mod state;

@@ -7,6 +7,8 @@
 
 use crate::cli::Cli;
 use crate::cli::SandboxMode;
+use crate::holding;
+use crate::rpcplace;
 use crate::started::Record;
 use crate::state;
 use rustix::event::{EventfdFlags, eventfd};
@@ -27,9 +29,8 @@ const USER: &str = "virtlun";
 /// Folders that are the target's alone with all below them, so that it may give those away.
 const OWN: [&str; 2] = ["/run/virtlun", "/var/lib/virtlun"];
 
-/// Mode of the folder in which the gateway, as root, and a target without a name make sockets: neither
-/// may remove the other's, so the sticky bit is set.
-const SHARED_MODE: u32 = 0o1775;
+/// Mode of the folder in which the gateway, the holder and targets have their sockets: root's alone.
+const SHARED_MODE: u32 = 0o755;
 
 /// What root keeps where it does not become another user: it gives sockets to groups (CHOWN, FOWNER),
 /// opens what belongs to others (DAC_OVERRIDE), pins memory (IPC_LOCK), mounts exports (SYS_ADMIN),
@@ -175,9 +176,7 @@ fn hand_over(cli: &Cli, to: &Account) -> Outcome<()> {
     for dir in folders(cli) {
         make(dir, to)?;
     }
-    if let Some(dir) = cli.rpc_socket.parent() {
-        share(dir, to)?;
-    }
+    share(cli, to)?;
     let state = &cli.state_dir;
     if state::is_state_dir(state) && owner(state)? == 0 {
         // Root's alone until now, so what it says can be trusted; afterwards it is the account's.
@@ -227,13 +226,17 @@ fn check_owner(dir: &Path, to: &Account) -> Outcome<()> {
     Err(format!("{dir} belongs to user {who}, not to {0}: chown {0} {dir}", to.name).into())
 }
 
-/// Lets the account make sockets in a folder of all targets.
-fn share(dir: &Path, to: &Account) -> Outcome<()> {
-    if is_of_all(dir) && owner(dir)? == 0 {
-        chown(dir, None, Some(to.gid))?;
-        set_mode(dir, SHARED_MODE)?;
+/// Lets clients find the account's socket in a folder of all targets, which stays root's. Not in the midst
+/// of an upgrade: there the socket is where the target that serves has made it.
+fn share(cli: &Cli, to: &Account) -> Outcome<()> {
+    let socket = &cli.rpc_socket;
+    let Some(dir) = socket.parent().filter(|dir| is_of_all(dir)) else { return Ok(()) };
+    if owner(dir)? != 0 || (cli.take_over && !rpcplace::linked(socket)) {
+        return Ok(());
     }
-    Ok(())
+    chown(dir, None, Some(0))?;
+    set_mode(dir, SHARED_MODE)?;
+    rpcplace::part(socket, &holding::socket(cli), to)
 }
 
 fn set_mode(path: &Path, mode: u32) -> Outcome<()> {
@@ -291,7 +294,9 @@ fn sentence(operation: &str, path: &Path, e: &io::Error) -> Box<dyn Error> {
 
 /// Says at start, rather than at the first socket, where the user may not make files.
 fn check_folders(cli: &Cli) -> Outcome<()> {
-    for dir in folders(cli) {
+    let socket = rpcplace::of(&cli.rpc_socket);
+    let dirs = [socket.parent(), Some(&cli.vhost_dir), Some(&cli.state_dir)];
+    for dir in dirs.into_iter().flatten() {
         if let Err(why) = may(dir, Access::WRITE_OK | Access::EXEC_OK) {
             return Err(format!("{} cannot be used: {why}", dir.display()).into());
         }
