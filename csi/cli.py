@@ -28,9 +28,9 @@ from csi.proto import csi_pb2, pluginregistration_pb2
 from csi.registration import Registration
 from csi.server import Ending, handlers, listens, serve_until
 from csi.vhostface import VhostFace
+from csi.volumenodes import VolumeNodes
 from csi.volumes import OwnedVolumes
 from csi.waiting import WaitingClaims
-from csi.whereabouts import Whereabouts
 from pydataplane.client import DEFAULT_SOCKET, Client
 from pydataplane.errors import TargetError
 
@@ -130,9 +130,10 @@ def main(
     metrics.registry.register(VolumeCollector(volumes))
     registration = Registration(kubelet_registration_path or "")
     parts: dict[str, object] = {"Identity": Identity(client, controller=mode != "node")}
+    nodes = VolumeNodes()
     if mode != "node":
-        whereabouts, waiting = Whereabouts(), WaitingClaims(node_id)
-        parts["Controller"] = Controller(volumes, locks, node_id, whereabouts.node_of, waiting)
+        waiting = WaitingClaims(node_id)
+        parts["Controller"] = Controller(volumes, locks, node_id, nodes.node_of, waiting)
     if mode != "controller":
         devices = LoopDevices(client)
         controllers = VmControllers(client, devices, locks)
@@ -140,10 +141,15 @@ def main(
         if kubevirt:
             cluster = _cluster(kubeconfig)
             machines = VirtualMachines(controllers, cluster, node_id, metrics, volumes, locks)
-        inline = InlineVolumes(controllers, machines.pod_hooks if machines else None)
+        inline = InlineVolumes(controllers, None)
+        if machines:
+            inline = InlineVolumes(controllers, machines.pod_hooks, machines.launchers.check)
         HealthEvents(client, devices, node_id).start()
         faces = devices, VhostFace(client)
-        parts["Node"] = Node(volumes, *faces, locks, node_id, max_volumes, inline)
+        parts["Node"] = Node(
+            *(volumes, *faces, locks, node_id, max_volumes, inline),
+            capacity_of=nodes.capacity_of,
+        )
     described = csi_pb2.DESCRIPTOR.services_by_name
     path = Path(endpoint.removeprefix(UNIX))
     log = structlog.get_logger().bind(endpoint=endpoint, mode=mode, node=node_id)

@@ -21,7 +21,6 @@ import random
 import re
 import socket
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -39,6 +38,7 @@ from lightkube.generic_resource import create_global_resource, create_namespaced
 from lightkube.types import PatchType
 
 from csi import DRIVER_NAME
+from csi.apitransport import MetadataOnly, PacedWatches
 from csi.objects import (
     RESIZE_CONDITIONS,
     SELECTED_NODE,
@@ -59,8 +59,6 @@ LIST_CHUNK = 500
 """Objects that the server sends at a time."""
 RETRY_S = (0.2, 10.0)
 """Waits of a watch that failed: the first, and the longest, seconds."""
-SHORT_S = 1.0
-"""A watch is not asked for again sooner than so long after it was last."""
 NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 """What an object's name can be (RFC 1123). Names become parts of paths, and some are users' words:
 with `..` in it one would lead to another user's object."""
@@ -153,32 +151,6 @@ class Change(NamedTuple):
     object: Object
 
 
-class PacedWatches(httpx2.BaseTransport):
-    """Lets a watch begin no sooner than SHORT_S after the last one of its kind.
-
-    The library takes a watch up again as soon as the server has ended it, so a server or proxy that
-    ends each at once would be asked without a pause.
-    """
-
-    def __init__(self, transport: httpx2.BaseTransport) -> None:
-        """Sends with `transport`."""
-        self._transport = transport
-        self._begun: dict[str, float] = {}  # by path, monotonic; of the size of the kinds
-
-    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Sends a request, if need be after a wait."""
-        if "watch" in request.url.params:
-            last = self._begun.get(request.url.path)
-            if last is not None:
-                time.sleep(max(0.0, last + SHORT_S - time.monotonic()))
-            self._begun[request.url.path] = time.monotonic()
-        return self._transport.handle_request(request)
-
-    def close(self) -> None:
-        """Closes the connections."""
-        self._transport.close()
-
-
 class Cluster:
     """The API server, asked with this program's own account."""
 
@@ -211,7 +183,7 @@ class Cluster:
                 config._replace(user=config.user or User()),
                 timeout=httpx2.Timeout(ANSWER_S),
                 field_manager=COMPONENT,
-                transport=PacedWatches(transport),
+                transport=PacedWatches(MetadataOnly(transport)),
             )
         except (ConfigError, OSError, KeyError, ValueError, TypeError) as error:
             where = kubeconfig or "in a pod, $KUBECONFIG or ~/.kube/config"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from csi import DRIVER_NAME, TOPOLOGY_KEY
-from csi.capabilities import check_all, problem
+from csi.capabilities import SHARED_BLOCK, check_all, problem
 from csi.errors import Code, Failure, invalid
 from csi.handles import is_uuid
 from csi.locks import VolumeLocks
@@ -73,6 +73,14 @@ class Controller:
                     thin = parameters.thin == "true"
                     found = self._volumes.create(owner, size, store, thin=thin)
                 _check_same(found, owner, request.capacity_range)
+        shared = any(one.access_mode.mode in SHARED_BLOCK for one in request.volume_capabilities)
+        if shared and owner.claim and self._waiting:  # KubeVirt takes such a claim for migratable
+            self._waiting.tell(
+                owner.claim,
+                "OneNode",
+                f"the volume is on node {self._node} alone: pods of that node can share it, no "
+                "other node can have it, and a virtual machine with it cannot be migrated",
+            )
         return pb.CreateVolumeResponse(volume=self._describe(found))
 
     def delete_volume(self, request: pb.DeleteVolumeRequest) -> pb.DeleteVolumeResponse:

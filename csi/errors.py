@@ -10,6 +10,13 @@ from __future__ import annotations
 import grpc
 
 from pydataplane.errors import (
+    BUSY,
+    EXISTS,
+    INVALID,
+    METHOD_NOT_FOUND,
+    NO_DEVICE,
+    NO_SPACE,
+    READ_ONLY,
     RpcError,
     TargetTimeout,
     TargetUnavailable,
@@ -34,13 +41,13 @@ class HostError(Exception):
 
 
 RPC_CODES = {
-    -1: Code.FAILED_PRECONDITION,  # EPERM: read-only
-    -16: Code.FAILED_PRECONDITION,  # EBUSY: in use by another face
-    -17: Code.ALREADY_EXISTS,  # EEXIST
-    -19: Code.NOT_FOUND,  # ENODEV
-    -22: Code.INVALID_ARGUMENT,  # EINVAL
-    -28: Code.RESOURCE_EXHAUSTED,  # ENOSPC
-    -32601: Code.UNIMPLEMENTED,  # the target is older than the driver
+    READ_ONLY: Code.FAILED_PRECONDITION,
+    BUSY: Code.FAILED_PRECONDITION,  # in use by another face
+    EXISTS: Code.ALREADY_EXISTS,
+    NO_DEVICE: Code.NOT_FOUND,
+    INVALID: Code.INVALID_ARGUMENT,
+    NO_SPACE: Code.RESOURCE_EXHAUSTED,
+    METHOD_NOT_FOUND: Code.UNIMPLEMENTED,  # the target is older than the driver
 }
 
 

@@ -20,7 +20,7 @@ from csi.cluster import CLAIM, Cluster, ClusterError, NotFoundError
 from csi.errors import HostError
 from csi.hostdevice import HostDevice
 from csi.volumehealth import Entry, away, judged
-from csi.whereabouts import IN_POD
+from csi.volumenodes import IN_POD
 from pydataplane.client import Client
 from pydataplane.errors import TargetError, TargetUnavailable
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import structlog
 from google.protobuf.message import Message
 
 from csi import POD, TOPOLOGY_KEY, filesystems, mounts, volumehealth
@@ -34,6 +35,7 @@ CAPABILITIES = [
 ]
 READ_ONLY = {Mode.SINGLE_NODE_READER_ONLY, Mode.MULTI_NODE_READER_ONLY}
 Answer = TypeVar("Answer")
+log = structlog.get_logger()
 Stats = pb.NodeGetVolumeStatsResponse
 Usage = pb.VolumeUsage
 
@@ -50,11 +52,11 @@ class Node:
         node: str,
         max_volumes: int,
         inline: InlineVolumes,
-        jobs: Underway | None = None,
+        capacity_of: Callable[[str], int] | None = None,
     ) -> None:
         """Serves the pods of `node`, `max_volumes` at most (0: as many as there are).
 
-        `jobs` is what takes longer than a call.
+        `capacity_of` tells the bytes that a volume is to have, 0 where nobody knows.
         """
         self._volumes = volumes
         self._devices = devices
@@ -63,7 +65,8 @@ class Node:
         self._node = node
         self._max_volumes = max_volumes
         self._inline = inline
-        self._jobs = jobs or Underway()
+        self._capacity_of = capacity_of or (lambda _: 0)
+        self._jobs = Underway()
 
     def node_stage_volume(self, request: pb.NodeStageVolumeRequest) -> pb.NodeStageVolumeResponse:
         """Makes the volume's block device, and mounts its file system unless it is a block one.
@@ -75,7 +78,7 @@ class Node:
 
     def _stage_locked(self, request: pb.NodeStageVolumeRequest) -> pb.NodeStageVolumeResponse:
         with self._locks.hold(request.volume_id):
-            owned = self._volumes.get(request.volume_id)
+            owned = self._grown(self._volumes.get(request.volume_id))
             check(request.volume_capability, face=owned.parameters.face)
             if owned.parameters.face == "vhost":
                 size = int(owned.parameters.block_size)
@@ -247,6 +250,21 @@ class Node:
         volume: str = request.volume_id  # type: ignore[attr-defined]
         key = what, request.SerializeToString(deterministic=True)
         return self._jobs.run(key, f"{what} volume {volume}", work)
+
+    def _grown(self, owned: Owned) -> Owned:
+        """Returns a volume, grown if another node's driver was asked to while nobody used it.
+
+        Now its file system can grow in any case; the kernel may refuse to grow a mounted one.
+        Where the volume cannot grow it is used as it is, and NodeExpandVolume says why.
+        """
+        handle, wanted = owned.volume.uuid, self._capacity_of(owned.volume.uuid)
+        if wanted <= owned.volume.size:
+            return owned
+        try:
+            self._volumes.grow(handle, pb.CapacityRange(required_bytes=wanted))
+        except Failure as error:
+            log.warning("not grown before it is staged", volume_id=handle, reason=str(error))
+        return self._volumes.get(handle)
 
     def _stage(self, owned: Owned, staging: Path, capability: pb.VolumeCapability) -> Path:
         """Makes sure that the volume has a working device, mounted at `staging` if it is to be."""

@@ -10,8 +10,9 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any
+
+from lightkube.utils.quantity import parse_quantity
 
 from csi import DRIVER_NAME, TOPOLOGY_KEY
 
@@ -27,14 +28,7 @@ RESIZE_CONDITIONS = {
     "ControllerResizeError",
     "NodeResizeError",
 }
-QUANTITY = re.compile(
-    r"(?P<number>[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)(?P<unit>[KMGTPE]i|[numkMGTPE])?"
-)
-UNITS = {
-    **{f"{letter}i": Decimal(1024) ** n for n, letter in enumerate("KMGTPE", 1)},
-    **{letter: Decimal(1000) ** n for n, letter in enumerate("kMGTPE", 1)},
-    **{letter: Decimal(1000) ** -n for n, letter in enumerate("mun", 1)},
-}
+EXPONENT = re.compile("E(?=[+-]?[0-9])")
 
 
 @dataclass(frozen=True)
@@ -221,10 +215,12 @@ def quantity_bytes(text: str) -> int:
     Raises:
         ValueError: it is not one.
     """
-    found = QUANTITY.fullmatch(text)
-    if found is None:
-        raise ValueError(f"'{text}' is not a quantity, such as 1Gi")
-    value = Decimal(found["number"]) * UNITS.get(found["unit"] or "", Decimal(1))
+    try:
+        # The API server writes exponents small; a person may not have.
+        value = parse_quantity(EXPONENT.sub("e", text))
+    except ValueError as error:
+        raise ValueError(f"'{text}' is not a quantity, such as 1Gi") from error
+    assert value is not None
     return math.ceil(value)
 
 

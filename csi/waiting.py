@@ -22,7 +22,7 @@ import structlog
 from csi import DRIVER_NAME
 from csi.cluster import CLAIM, Cluster, ClusterError, NotFoundError, UnreachableError
 from csi.objects import SELECTED_NODE, quantity_bytes
-from csi.whereabouts import IN_POD
+from csi.volumenodes import IN_POD
 
 ROOM = f"{DRIVER_NAME}/room"
 """On a claim: the node that has got room for it, and when."""

@@ -12,12 +12,14 @@ VolumeError             a volume or lvstore cannot be used as asked
 
 from __future__ import annotations
 
+READ_ONLY = -1
 BUSY = -16
 EXISTS = -17
 NO_DEVICE = -19
+INVALID = -22
 NO_SPACE = -28
 NO_DATA = -61
-"""Codes of RpcError that mean something here: negative errno, as SPDK's."""
+"""Codes of RpcError that mean something here: negative errno (EPERM, EBUSY, ...), as SPDK's."""
 METHOD_NOT_FOUND = -32601
 BAD_PARAMETERS = -32602
 """JSON-RPC 2.0's codes of a method that the target does not have, or not with such parameters."""

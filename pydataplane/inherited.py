@@ -129,6 +129,19 @@ def merged(old: Sequence[str], given: Sequence[str]) -> list[str]:
     return [word for name, words in _named(old) if name not in named for word in words] + [*given]
 
 
+def unused(running: Sequence[str], given: Sequence[str]) -> list[str]:
+    """Returns those of the `given` options that a target with the options `running` lacks."""
+    has = {_as_one(words) for _, words in _named(running)}
+    return [word for _, words in _named(given) if _as_one(words) not in has for word in words]
+
+
+def _as_one(words: Sequence[str]) -> tuple[str, ...]:
+    """Returns an option as its long name and its values, however it was written."""
+    name, equals, value = words[0].partition("=")
+    long = name if name.startswith("--") else SAME.get(name, name)
+    return (long, *([value] if equals else []), *words[1:])
+
+
 def _named(words: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Returns each option's long name, and its words: itself and its values."""
     found: list[tuple[str, list[str]]] = []

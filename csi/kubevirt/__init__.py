@@ -8,7 +8,4 @@
 `controllers` is the only one that changes the target; `nodehook` decides which volumes of a
 starting machine become LUNs and writes it into `document`, which the sidecar reads in the
 controller's folder, where it finds the socket as well.
-
-Of a VmVolume, `vmvolume_controller` has the threads, `vmvolume_reconcile` looks and acts, and what
-to do is the pure function of `vmvolume_decide`.
 """

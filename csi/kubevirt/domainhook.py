@@ -1,6 +1,7 @@
 """KubeVirt's domain hooks, in the launcher's pod: the domain gets what controller.json says.
 
-DomainHook answers plugins (KubeVirt 1.9), Callbacks and Info hook sidecars (until 1.8). Where the
+DomainHook and LauncherHook answer plugins (KubeVirt 1.9; 1.10), Callbacks and Info hook sidecars
+(until 1.8). Where the
 driver serves the node hooks in the pod's folder, because KubeVirt has none, they are called from
 here. Without a document, or where a volume was left, the domain stays as KubeVirt made it.
 """
@@ -104,12 +105,29 @@ class DomainHook:
 
     def mutate_domain(self, request: pb.MutateDomainRequest) -> pb.MutateDomainResponse:
         """Changes a domain that is about to be defined, or (MigrationTarget) would be."""
-        if request.domain_type != "libvirt":
-            log.warning("not changed", reason=f"domain type '{request.domain_type}' is not libvirt")
-            return pb.MutateDomainResponse(domain=request.domain)
-        if request.sidecar_context.invocation_context != "MigrationTarget":
-            self._folder.node_hook("PreVMStart", request.vmi)
-        return pb.MutateDomainResponse(domain=self._folder.mutate(request.domain, request.vmi))
+        return pb.MutateDomainResponse(domain=_defined(self._folder, request))
+
+
+class LauncherHook:
+    """kubevirt.hooks.plugins.v1alpha1.LauncherHookService, what DomainHookService became."""
+
+    def __init__(self, folder: Folder) -> None:
+        """Serves the pod that has `folder`."""
+        self._folder = folder
+
+    def guest_definition(self, request: pb.GuestDefinitionRequest) -> pb.GuestDefinitionResponse:
+        """Does what DomainHook.mutate_domain does."""
+        return pb.GuestDefinitionResponse(domain=_defined(self._folder, request))
+
+
+def _defined(folder: Folder, request: pb.MutateDomainRequest | pb.GuestDefinitionRequest) -> bytes:
+    """Returns what of a plugin's request is to be defined."""
+    if request.domain_type != "libvirt":
+        log.warning("not changed", reason=f"domain type '{request.domain_type}' is not libvirt")
+        return request.domain
+    if request.sidecar_context.invocation_context != "MigrationTarget":
+        folder.node_hook("PreVMStart", request.vmi)
+    return folder.mutate(request.domain, request.vmi)
 
 
 class Info:

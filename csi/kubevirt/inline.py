@@ -7,6 +7,7 @@ ends with the pod. What kubelet mounted is the record of it: the folder is calle
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,17 +33,27 @@ DELETED = "//deleted"
 class InlineVolumes:
     """The inline volumes of this node; each call may be repeated after a crash at any point."""
 
-    def __init__(self, controllers: VmControllers, hooks: PodHooks | None) -> None:
-        """Without `hooks` none is published, but those that there are still go."""
+    def __init__(
+        self,
+        controllers: VmControllers,
+        hooks: PodHooks | None,
+        check: Callable[[Pod], None] | None = None,
+    ) -> None:
+        """Without `hooks` none is published, but those that there are still go.
+
+        `check` raises a Failure for a pod that is not to have one.
+        """
         self._controllers = controllers
         self._hooks = hooks
+        self._check = check or (lambda _: None)
 
     def publish(self, request: pb.NodePublishVolumeRequest) -> None:
         """Makes the pod's controller, and its folder appear at a path.
 
         Raises:
             Failure: INVALID_ARGUMENT, the volume asks for something that there is not;
-                FAILED_PRECONDITION, the pod has another one, or the driver does not do this.
+                FAILED_PRECONDITION, the pod has another one or is not to have any, or the driver
+                does not do this; UNAVAILABLE, the API server does not say what the pod is.
         """
         target = Path(request.target_path)
         pod = _pod(request)
@@ -51,6 +62,7 @@ class InlineVolumes:
                 f"pod {pod.namespace}/{pod.name} asks for a controller of a virtual machine: start "
                 "the driver of this node with --kubevirt"
             )
+        self._check(pod)
         with self._controllers.hold(pod.uid):
             present = _mounted(pod.uid)
             if others := present - {mounts.real(target)}:

@@ -8,10 +8,11 @@ from pathlib import Path
 from csi.cluster import Cluster
 from csi.kubevirt import probe
 from csi.kubevirt.controllers import VmControllers
+from csi.kubevirt.launchers import Launchers
 from csi.kubevirt.nodehook import NodeHook
 from csi.kubevirt.podhook import PodHooks
 from csi.kubevirt.pods import Pod
-from csi.kubevirt.vmvolume_controller import VmVolumeController
+from csi.kubevirt.vmvolume.controller import VmVolumeController
 from csi.locks import VolumeLocks
 from csi.metrics import Metrics
 from csi.proto import kubevirt_plugin_pb2
@@ -37,6 +38,7 @@ class VirtualMachines:
         self._node = node
         self._metrics = metrics
         self.pod_hooks = PodHooks(controllers, self._hook, metrics)
+        self.launchers = Launchers(cluster)
         self._vm_volumes = VmVolumeController(
             cluster, controllers, volumes, locks, node, metrics.registry
         )

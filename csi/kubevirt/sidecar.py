@@ -13,7 +13,7 @@ import grpc
 import structlog
 
 from csi.errors import HostError
-from csi.kubevirt.domainhook import FOLDER, Callbacks, DomainHook, Folder, Info
+from csi.kubevirt.domainhook import FOLDER, Callbacks, DomainHook, Folder, Info, LauncherHook
 from csi.logs import LEVELS, set_up
 from csi.metrics import Metrics
 from csi.proto import kubevirt_callbacks_pb2, kubevirt_info_pb2, kubevirt_plugin_pb2
@@ -63,8 +63,9 @@ def main(
     services: list[grpc.GenericRpcHandler] = []
     if plugin_socket is not None:
         socket = plugin_socket
-        described = kubevirt_plugin_pb2.DESCRIPTOR.services_by_name["DomainHookService"]
-        services.append(handlers(described, DomainHook(place), metrics))
+        plugins = kubevirt_plugin_pb2.DESCRIPTOR.services_by_name
+        services.append(handlers(plugins["DomainHookService"], DomainHook(place), metrics))
+        services.append(handlers(plugins["LauncherHookService"], LauncherHook(place), metrics))
     else:
         assert hook_folder is not None
         socket = hook_folder / LEGACY_SOCKET

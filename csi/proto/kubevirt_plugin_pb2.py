@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x63si/proto/kubevirt_plugin.proto\x12\x1fkubevirt.hooks.plugins.v1alpha1\"|\n\x16\x45xecuteNodeHookRequest\x12\x11\n\thookPoint\x18\x01 \x01(\t\x12\x0b\n\x03vmi\x18\x02 \x01(\x0c\x12\x42\n\x0cnode_context\x18\x03 \x01(\x0b\x32,.kubevirt.hooks.plugins.v1alpha1.NodeContext\" \n\x0bNodeContext\x12\x11\n\tnode_name\x18\x01 \x01(\t\"\x19\n\x17\x45xecuteNodeHookResponse\"\x91\x01\n\x13MutateDomainRequest\x12\x13\n\x0b\x64omain_type\x18\x01 \x01(\t\x12\x0e\n\x06\x64omain\x18\x02 \x01(\x0c\x12\x0b\n\x03vmi\x18\x03 \x01(\x0c\x12H\n\x0fsidecar_context\x18\x04 \x01(\x0b\x32/.kubevirt.hooks.plugins.v1alpha1.SidecarContext\"2\n\x0eSidecarContext\x12\x1a\n\x12invocation_context\x18\x01 \x01(\tJ\x04\x08\x02\x10\x03\"&\n\x14MutateDomainResponse\x12\x0e\n\x06\x64omain\x18\x01 \x01(\x0c\x32\x98\x01\n\x0fNodeHookService\x12\x84\x01\n\x0f\x45xecuteNodeHook\x12\x37.kubevirt.hooks.plugins.v1alpha1.ExecuteNodeHookRequest\x1a\x38.kubevirt.hooks.plugins.v1alpha1.ExecuteNodeHookResponse2\x90\x01\n\x11\x44omainHookService\x12{\n\x0cMutateDomain\x12\x34.kubevirt.hooks.plugins.v1alpha1.MutateDomainRequest\x1a\x35.kubevirt.hooks.plugins.v1alpha1.MutateDomainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x63si/proto/kubevirt_plugin.proto\x12\x1fkubevirt.hooks.plugins.v1alpha1\"|\n\x16\x45xecuteNodeHookRequest\x12\x11\n\thookPoint\x18\x01 \x01(\t\x12\x0b\n\x03vmi\x18\x02 \x01(\x0c\x12\x42\n\x0cnode_context\x18\x03 \x01(\x0b\x32,.kubevirt.hooks.plugins.v1alpha1.NodeContext\" \n\x0bNodeContext\x12\x11\n\tnode_name\x18\x01 \x01(\t\"\x19\n\x17\x45xecuteNodeHookResponse\"\x91\x01\n\x13MutateDomainRequest\x12\x13\n\x0b\x64omain_type\x18\x01 \x01(\t\x12\x0e\n\x06\x64omain\x18\x02 \x01(\x0c\x12\x0b\n\x03vmi\x18\x03 \x01(\x0c\x12H\n\x0fsidecar_context\x18\x04 \x01(\x0b\x32/.kubevirt.hooks.plugins.v1alpha1.SidecarContext\"2\n\x0eSidecarContext\x12\x1a\n\x12invocation_context\x18\x01 \x01(\tJ\x04\x08\x02\x10\x03\"&\n\x14MutateDomainResponse\x12\x0e\n\x06\x64omain\x18\x01 \x01(\x0c\"\x94\x01\n\x16GuestDefinitionRequest\x12\x13\n\x0b\x64omain_type\x18\x01 \x01(\t\x12\x0e\n\x06\x64omain\x18\x02 \x01(\x0c\x12\x0b\n\x03vmi\x18\x03 \x01(\x0c\x12H\n\x0fsidecar_context\x18\x04 \x01(\x0b\x32/.kubevirt.hooks.plugins.v1alpha1.SidecarContext\")\n\x17GuestDefinitionResponse\x12\x0e\n\x06\x64omain\x18\x01 \x01(\x0c\x32\x98\x01\n\x0fNodeHookService\x12\x84\x01\n\x0f\x45xecuteNodeHook\x12\x37.kubevirt.hooks.plugins.v1alpha1.ExecuteNodeHookRequest\x1a\x38.kubevirt.hooks.plugins.v1alpha1.ExecuteNodeHookResponse2\x90\x01\n\x11\x44omainHookService\x12{\n\x0cMutateDomain\x12\x34.kubevirt.hooks.plugins.v1alpha1.MutateDomainRequest\x1a\x35.kubevirt.hooks.plugins.v1alpha1.MutateDomainResponse2\x9c\x01\n\x13LauncherHookService\x12\x84\x01\n\x0fGuestDefinition\x12\x37.kubevirt.hooks.plugins.v1alpha1.GuestDefinitionRequest\x1a\x38.kubevirt.hooks.plugins.v1alpha1.GuestDefinitionResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,8 +43,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SIDECARCONTEXT']._serialized_end=453
   _globals['_MUTATEDOMAINRESPONSE']._serialized_start=455
   _globals['_MUTATEDOMAINRESPONSE']._serialized_end=493
-  _globals['_NODEHOOKSERVICE']._serialized_start=496
-  _globals['_NODEHOOKSERVICE']._serialized_end=648
-  _globals['_DOMAINHOOKSERVICE']._serialized_start=651
-  _globals['_DOMAINHOOKSERVICE']._serialized_end=795
+  _globals['_GUESTDEFINITIONREQUEST']._serialized_start=496
+  _globals['_GUESTDEFINITIONREQUEST']._serialized_end=644
+  _globals['_GUESTDEFINITIONRESPONSE']._serialized_start=646
+  _globals['_GUESTDEFINITIONRESPONSE']._serialized_end=687
+  _globals['_NODEHOOKSERVICE']._serialized_start=690
+  _globals['_NODEHOOKSERVICE']._serialized_end=842
+  _globals['_DOMAINHOOKSERVICE']._serialized_start=845
+  _globals['_DOMAINHOOKSERVICE']._serialized_end=989
+  _globals['_LAUNCHERHOOKSERVICE']._serialized_start=992
+  _globals['_LAUNCHERHOOKSERVICE']._serialized_end=1148
 # @@protoc_insertion_point(module_scope)

@@ -37,7 +37,7 @@ def bdev() -> None:
     """Files and block devices that volumes are on."""
 
 
-@bdev.command("list")
+@bdev.command("list", short_help="List files and block devices, and whose flush failed.")
 @json_option
 @click.pass_obj
 @errors_as_sentences

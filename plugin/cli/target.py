@@ -5,6 +5,7 @@ from __future__ import annotations
 import grp
 import json
 import os
+import shlex
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,9 @@ from plugin.cli.output import (
     text,
 )
 from plugin.targets import Place, places
-from pydataplane import supervise
+from pydataplane import inherited, supervise
 from pydataplane.errors import TargetError, TargetForbidden, TargetUnavailable
+from pydataplane.sockets import name_of
 from pydataplane.volumes import Volumes
 
 SOCKET_GROUP = "--socket-group"
@@ -64,7 +66,9 @@ def start(
 
     What stands after `--` goes to virtlun-target (see its --help). It comes back as it was: what
     was configured is kept in the state folder. On a host with systemd use examples/systemd instead.
+    One that runs already is left as it is, and what it does not have of the options is told.
     """
+    given = (*((SOCKET_GROUP, socket_group) if socket_group else ()), *options)
     group = socket_group or _group_of_qemu()
     if group and not any(option.startswith(SOCKET_GROUP) for option in options):
         options = (SOCKET_GROUP, group, *options)
@@ -76,12 +80,39 @@ def start(
         log=log or packaged.log,
         name=place().name,
     )
+    ran = _pid(socket)
     with busy("starting the target"):
         pid = supervise.start(paths, options)
+    if pid == ran and (left := _left_out(socket, pid, given)):
+        shown = shlex.join(left)
+        upgrade_command = f"virtlun{_named(socket)} target upgrade -- {shown}"
+        click.echo(
+            f"the target ran already, without {shown}: `{upgrade_command}` adds it", err=True
+        )
     if as_json:
         click.echo(json.dumps({"pid": pid, "rpc_socket": str(socket)}))
     else:
         click.echo(f"the target runs: pid {pid}, RPC socket {socket}")
+
+
+def _pid(socket: Path) -> int | None:
+    with suppress(TargetError):
+        return int(supervise.status(socket)["pid"])
+    return None
+
+
+def _named(socket: Path) -> str:
+    name = name_of(socket)
+    return f" --target {name}" if name else ""
+
+
+def _left_out(socket: Path, pid: int, given: tuple[str, ...]) -> list[str]:
+    """Returns those of the `given` options that the target lacks; all where nobody knows."""
+    try:
+        running = inherited.options(socket, pid)
+    except (TargetError, OSError):
+        running = []
+    return inherited.unused(running, given)
 
 
 @target.command(short_help="Show whether the target runs, and how busy it is.")

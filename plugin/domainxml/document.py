@@ -141,6 +141,37 @@ class Document:
         return space[space.rfind("\n") :] if "\n" in space else ""
 
 
+def root_of(text: str) -> tuple[str, dict[str, str]]:
+    """Returns name and attributes of a text's root element, reading no further than that.
+
+    Raises:
+        NotXmlError: it does not begin as XML does, or with a document type.
+    """
+    found: list[tuple[str, dict[str, str]]] = []
+
+    def start(name: str, attrs: dict[str, str]) -> None:
+        found.append((name, attrs))
+        raise _RootFoundError
+
+    def doctype(*_: object) -> None:
+        raise NotXmlError("a document type declaration")
+
+    parser = expat.ParserCreate("utf-8", " ")
+    parser.StartElementHandler = start
+    parser.StartDoctypeDeclHandler = doctype
+    try:
+        parser.Parse(text.encode(), True)
+    except _RootFoundError:
+        return found[0]
+    except (expat.ExpatError, UnicodeEncodeError) as error:
+        raise NotXmlError(str(error)) from error
+    raise NotXmlError("no element")
+
+
+class _RootFoundError(Exception):
+    """Ends `root_of`'s parsing."""
+
+
 class _Builder:
     """expat's handlers; builds the tree of one document."""
 

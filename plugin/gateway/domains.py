@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
+from uuid import UUID
 
-from lxml import etree
-
+from plugin.domainxml import carrier as carriers
+from plugin.domainxml import view as views
+from plugin.domainxml.disk import parse_device
+from plugin.domainxml.document import NotXmlError, root_of
 from plugin.gateway.errors import Code, Refused, UpstreamError
 from plugin.gateway.messages import Domain
 from plugin.gateway.upstream import AFFECT_CONFIG, AFFECT_LIVE, XML_INACTIVE, Upstream
@@ -15,68 +17,45 @@ from plugin.translate import CARRIER_ALIAS
 PROBE_NAMESPACE = "https://virtlun.dev/xmlns/probe/1"
 """Namespace of a metadata element that never exists: see `check_may_change`."""
 
-_RUNNING = re.compile(r"<domain\b[^>]*?\sid=['\"](\d+)")
-
 
 def is_running(xml: str) -> bool:
     """Whether libvirtd's XML describes a running domain: only then the root has an id."""
-    return _RUNNING.search(xml) is not None
+    return _id_of(xml) is not None
+
+
+def _id_of(xml: str) -> int | None:
+    try:
+        name, attributes = root_of(xml)
+    except NotXmlError:
+        return None
+    text = attributes.get("id", "")
+    return int(text) if name == "domain" and text.isascii() and text.isdigit() else None
 
 
 def identity_of(xml: str) -> tuple[str | None, bytes | None]:
     """Returns name and UUID in a client's XML, as far as they are there."""
-    parser = etree.XMLParser(resolve_entities=False, no_network=True)
-    try:
-        root = etree.fromstring(xml.encode(), parser)
-    except (etree.XMLSyntaxError, ValueError):
+    view = views.parse(xml)
+    if view is None:
         return None, None
-    name = root.findtext("name")
-    digits = re.sub(r"[-\s]", "", root.findtext("uuid") or "")
-    valid = re.fullmatch(r"[0-9a-fA-F]{32}", digits)
-    return (name.strip() if name else None), (bytes.fromhex(digits) if valid else None)
+    node = view.domain.child("uuid")
+    try:
+        uuid = UUID("".join(node.text.split())).bytes if node is not None else None
+    except ValueError:
+        uuid = None
+    return view.name or None, uuid
 
 
 def disk_dev(xml: str) -> str | None:
     """Returns the target dev in a client's <disk>; None if it is something else or has none."""
-    if "<disk" not in xml:
-        return None
-    parser = etree.XMLParser(resolve_entities=False, no_network=True)
-    try:
-        root = etree.fromstring(xml.encode(), parser)
-    except (etree.XMLSyntaxError, ValueError):
-        return None
-    target = root.find("target") if root.tag == "disk" else None
-    return None if target is None else target.get("dev")
+    document = parse_device(xml) if "<disk" in xml else None
+    return None if document is None else document.root.value("target", "dev")
 
 
 def carrier_dev(xml: str | None) -> str | None:
     """Returns the target dev of the disk that stands for our controller, if any."""
-    if xml is None or CARRIER_ALIAS not in xml:
-        return None
-    root = _parse(xml)
-    for disk in root.iterfind("devices/disk"):
-        alias, target = disk.find("alias"), disk.find("target")
-        if alias is not None and target is not None and alias.get("name") == CARRIER_ALIAS:
-            return target.get("dev")
-    return None
-
-
-def without_prefixes(metadata: str) -> str:
-    """Returns an element as libvirt gives it in the form that SET_METADATA takes.
-
-    libvirt puts elements without a namespace into the one of the call, and refuses an element that
-    declares its prefix itself.
-    """
-    root = _parse(metadata)
-    for element in root.iter(etree.Element):
-        element.tag = etree.QName(element).localname
-    etree.cleanup_namespaces(root)
-    return etree.tostring(root, encoding="unicode", with_tail=False)
-
-
-def _parse(xml: str) -> etree._Element:
-    parser = etree.XMLParser(resolve_entities=False, no_network=True, strip_cdata=False)
-    return etree.fromstring(xml.encode(), parser)
+    view = views.parse(xml) if xml is not None and CARRIER_ALIAS in xml else None
+    node = carriers.disk(view.domain) if view is not None else None
+    return None if node is None else node.value("target", "dev")
 
 
 async def check_may_change(own: Upstream, dom: Domain, flags: int) -> None:
@@ -106,9 +85,8 @@ class Sides:
 
 def running_as(xml: str, dom: Domain) -> Domain:
     """Returns `dom` with name and id of libvirtd's XML: the client's may be old, or made up."""
-    found = _RUNNING.search(xml)
-    name = _parse(xml).findtext("name") or dom.name
-    return replace(dom, name=name, id=int(found[1]) if found else -1)
+    number = _id_of(xml)
+    return replace(dom, name=identity_of(xml)[0] or dom.name, id=-1 if number is None else number)
 
 
 async def sides(own: Upstream, dom: Domain, flags: int) -> Sides:

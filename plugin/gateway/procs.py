@@ -30,6 +30,7 @@ class Proc(IntEnum):
     AUTH_SASL_STEP = 69
     AUTH_POLKIT = 70
     BLOCK_PEEK = 103
+    CONNECT_GET_URI = 110
     XML_TO_NATIVE = 136
     IS_ACTIVE = 150
     IS_PERSISTENT = 151

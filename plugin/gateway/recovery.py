@@ -16,7 +16,7 @@ import structlog
 
 from plugin import translate
 from plugin.errors import TranslateError
-from plugin.gateway.domains import is_running, without_prefixes
+from plugin.gateway.domains import is_running
 from plugin.gateway.errors import Code, GatewayError, UpstreamError
 from plugin.gateway.journal import Entry, StoredEntry
 from plugin.gateway.messages import Domain
@@ -97,4 +97,4 @@ def _changed(entry: Entry, xml: str) -> bool:
 
 
 async def _restore(admin: Upstream, dom: Domain, before: str | None, flags: int) -> None:
-    await admin.set_metadata(dom, without_prefixes(before) if before else None, flags)
+    await admin.set_metadata(dom, translate.settable(before) if before else None, flags)

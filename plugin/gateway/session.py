@@ -33,7 +33,7 @@ from plugin.gateway.errors import (
 )
 from plugin.gateway.events import DeviceChange, Subscriptions, is_event_of_metadata, is_ours
 from plugin.gateway.listen import Listener
-from plugin.gateway.messages import SMALL_CALL_MAX_BYTES, XML_CALL_MAX_BYTES
+from plugin.gateway.messages import SMALL_CALL_MAX_BYTES, XML_CALL_MAX_BYTES, read_string
 from plugin.gateway.peer import peer_of
 from plugin.gateway.procedures import PROCEDURES, Access, Procedure
 from plugin.gateway.procs import Proc, name_of
@@ -50,7 +50,7 @@ from plugin.gateway.wire import (
     Status,
     WireError,
 )
-from plugin.gateway.xdr import Writer
+from plugin.gateway.xdr import Reader, Writer
 
 CALLS_MAX = 32
 """Calls of one client that the gateway works on at a time, waiting for libvirtd or each other.
@@ -106,6 +106,8 @@ class Session:
         self._caller = Caller(self.peer, listener.upstream, services.config)
         self._authorised = self.peer.uid == 0 or listener.auth is not polkit.Auth.POLKIT
         self._open = False
+        self._ours = False
+        """Whether the connection is to the hypervisor whose domains we serve."""
         self._stopping = asyncio.Event()
         self._awaited: dict[tuple[int, int], asyncio.Future[Reply]] = {}
         self._slots = asyncio.Semaphore(CALLS_MAX)
@@ -207,6 +209,8 @@ class Session:
         """Returns what we do with a call; None: libvirtd alone answers it."""
         if header.program != REMOTE_PROGRAM or header.type not in CALLS:
             return None
+        if not self._ours and header.procedure != Proc.SET_IDENTITY:  # that is of every driver
+            return None
         procedure = PROCEDURES.get(header.procedure)
         if self.read_only and procedure is not None and procedure.access is Access.WRITE:
             return None  # libvirtd refuses it in its own words
@@ -271,8 +275,24 @@ class Session:
         if procedure == Proc.CONNECT_OPEN and reply.ok:
             await self._hand_on_identity()
             self._caller.open_arguments = call.payload
+            self._ours = await self._opens_ours(call.payload)
             self._open = True
         await call.respond(reply)
+
+    async def _opens_ours(self, arguments: bytes) -> bool:
+        """Whether CONNECT_OPEN opened the configured hypervisor, not another driver of libvirtd's.
+
+        Permission is asked of the driver that the client chose: one that says yes to everybody (as
+        test:///default) must not decide about a domain of ours.
+        """
+        reader = Reader(arguments)
+        uri = self._services.config.uri
+        if reader.optional(reader.string) == uri:
+            return True
+        # An alias, none at all, or with parameters: libvirtd says what it opened.
+        words = (0, REMOTE_PROGRAM, 1, Proc.CONNECT_GET_URI, MessageType.CALL, _OWN_SERIAL, 0)
+        reply = await self.exchange(Header(*words).resized(0), b"")
+        return reply.ok and read_string(reply.payload).partition("?")[0] == uri
 
     async def _hand_on_identity(self) -> None:
         """Tells libvirtd whose rights this connection has; without that it is closed."""
@@ -343,7 +363,7 @@ class Session:
 
     def notify(self, change: DeviceChange) -> None:
         """Queues an event for the client, if it registered for it. Never waits."""
-        if not self._open or not self.subscriptions.wants(change):
+        if not self._open or not self._ours or not self.subscriptions.wants(change):
             return
         try:
             self._changes.put_nowait(change)

@@ -79,8 +79,8 @@ async def connect(path: Path, deadline_s: float = CONNECT_S) -> socket.socket:
             return sock
 
 
-def open_arguments(uri: str) -> bytes:
-    """Returns the arguments of CONNECT_OPEN."""
+def open_arguments(uri: str | None) -> bytes:
+    """Returns the arguments of CONNECT_OPEN; without a URI libvirtd opens its default."""
     writer = Writer()
     return bytes(writer.optional(uri, writer.string).u32(0))
 

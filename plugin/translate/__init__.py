@@ -42,6 +42,7 @@ from plugin.translate.operations import (
     plan,
     present,
     recognise,
+    settable,
     update,
 )
 
@@ -68,5 +69,6 @@ __all__ = [
     "plan",
     "present",
     "recognise",
+    "settable",
     "update",
 ]

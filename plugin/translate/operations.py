@@ -266,6 +266,22 @@ def identify(domain_xml: str, uuids: Mapping[str, str]) -> str | None:
     return None if known == metadata else layout(metadatas.lines(known, bare=True), "\n")
 
 
+def settable(element_xml: str) -> str:
+    """Returns our metadata element, as libvirt gives it, as virDomainSetMetadata takes it.
+
+    libvirt puts elements without a namespace into the one of the call, and refuses an element that
+    declares its prefix itself.
+
+    Raises:
+        TranslateError: BAD_XML, it is damaged.
+    """
+    try:
+        root = Document(element_xml).root
+    except NotXmlError as error:
+        raise TranslateError(Refusal.BAD_XML, f"the virtlun metadata is no XML: {error}") from error
+    return layout(metadatas.lines(metadatas.parse(root), bare=True), "\n")
+
+
 def plan(domain_xml: str) -> Plan | None:
     """Reads from libvirtd's XML what the domain needs of the target; None if it has none of ours.
 

@@ -34,6 +34,16 @@ DRIVER = "csi.virtlun.dev"
 NAMESPACE = "virtlun"
 ACCOUNT = "virtlun-csi"
 ACCOUNT_DIR = "/run/secrets/kubernetes.io/serviceaccount"
+#: What a pod's mounts cannot change in others, since it is nobody's peer.
+ACCOUNT_SETUP = f"""\
+mkdir -p "$0" {ACCOUNT_DIR}
+grep -q " {ACCOUNT_DIR} " /proc/self/mountinfo && exit
+mount --bind {ACCOUNT_DIR} {ACCOUNT_DIR}
+mount --make-private {ACCOUNT_DIR}
+"""
+POD_SETUP = f"""\
+hostname "$0" && mount --bind "$1" {ACCOUNT_DIR} && shift && exec "$@"
+"""
 LVSTORE = "lvs0"
 LVSTORE_BYTES = 4 << 30
 LEASE = "external-resizer-csi-virtlun-dev"  # by csi-lib-utils' leader election
@@ -83,7 +93,7 @@ class Deployment:
         self._mutex = threading.Lock()
         for directory in (self.run_dir / "vhost", self.state_dir / "target"):
             directory.mkdir(parents=True)
-        for manifest in ("csidriver", "rbac", "storageclasses"):
+        for manifest in ("csidriver", "rbac", "node-policy", "storageclasses"):
             cluster.apply(EXAMPLES / f"{manifest}.yaml")
         cluster.apply(EXAMPLES / "daemonset.yaml", "--dry-run=server")
         self._give_account()
@@ -124,16 +134,28 @@ class Deployment:
         return f"virtlun-csi-{self.node.name}"
 
     def _give_account(self) -> None:
-        """Puts the service account where programs in a pod find it."""
-        token = self.cluster.kubectl("create", "token", ACCOUNT, "-n", NAMESPACE, "--duration=24h")
-        self.box.run("mkdir", "-p", ACCOUNT_DIR)
+        """Makes what programs in a pod of this node find of the service account.
+
+        As kubelet's, the token tells the node. `_spawn` puts it where they look for it.
+        """
+        token = self.cluster.kubectl(
+            *("create", "token", ACCOUNT, "-n", NAMESPACE, "--duration=24h"),
+            *("--bound-object-kind=Node", f"--bound-object-name={self.node.name}"),
+        )
+        self.box.run("sh", "-c", ACCOUNT_SETUP, self.account)
         files = {
             "token": token.strip(),
             "namespace": NAMESPACE,
             "ca.crt": self.cluster.pki.ca.read_text(),
         }
         for name, content in files.items():
-            self.box.run("sh", "-c", f"cat > {ACCOUNT_DIR}/{name}", stdin=content)
+            for folder in (self.account, ACCOUNT_DIR):  # also for what tests start by themselves
+                self.box.run("sh", "-c", f"cat > {folder}/{name}", stdin=content)
+
+    @property
+    def account(self) -> str:
+        """The folder in the box with the service account's files for this node."""
+        return f"/run/accounts/{self.node.name}"
 
     def _start(self, found: list[Container], name: str) -> None:
         container = next(one for one in found if one.name == name)
@@ -162,8 +184,11 @@ class Deployment:
         }
         if container.program == "virtlun-csi":
             arguments.append("--log-level=debug")
-        # and a host name, which csi-resizer takes for its name in the election
-        words = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.pod)
+        # and a host name, which csi-resizer takes for its name in the election, and an account
+        words = (
+            *("unshare", "--uts", "--mount", "--propagation=unchanged"),
+            *("sh", "-c", POD_SETUP, self.pod, self.account),
+        )
         log = container.name
         if self.node is not self.cluster.nodes[0]:
             log = f"{log}-{self.node.name}"

@@ -6,12 +6,15 @@ begins and ends with nothing of any machine or volume left anywhere.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.images import BUSYBOX_IMAGE
 from tests.kubernetes.kubevirt import census
 from tests.kubernetes.kubevirt.claims import (
     claim,
@@ -25,9 +28,9 @@ from tests.kubernetes.kubevirt.claims import (
 )
 from tests.kubernetes.kubevirt.examples import FOLDER, LEGACY_VM, VM, machine, nothing_left
 from tests.kubernetes.kubevirt.guest import OURS, disk_at, size, vendor, wait_size, write
-from tests.kubernetes.kubevirt.objects import QEMU
+from tests.kubernetes.kubevirt.objects import QEMU, VIRT_CONTROLLER
 from tests.kubernetes.kubevirt.simulator import KubeVirt, Machine
-from tests.kubernetes.sandbox import wait_for
+from tests.kubernetes.sandbox import SandboxError, wait_for
 
 LABEL = 'virtlun.dev/controller: "true"'
 #: A second volume of the example's machine.
@@ -147,6 +150,50 @@ def test_a_disk_in_use_is_waited_for_and_then_taken_away(kubevirt: KubeVirt) -> 
         assert size(agent, "sda") == 64, "the other disk is as it was"
         cluster.delete("virtualmachine", "vm", wait=False)
         vm.stop()
+
+
+def test_only_a_launcher_of_a_machine_gets_a_controller(kubevirt: KubeVirt) -> None:
+    """Others may not make such a pod, and the driver publishes nothing for one that is made."""
+    cluster = kubevirt.cluster
+    pod = json.dumps(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "curious", "labels": {"kubevirt.io": "virt-launcher"}},
+            "spec": {
+                "terminationGracePeriodSeconds": 0,
+                "securityContext": {"runAsUser": 107, "runAsGroup": 107},
+                "volumes": [{"name": "socket", "csi": {"driver": "csi.virtlun.dev"}}],
+                "containers": [
+                    {
+                        "name": "main",
+                        "image": BUSYBOX_IMAGE,
+                        "command": ["sleep", "600"],
+                        "volumeMounts": [{"name": "socket", "mountPath": "/socket"}],
+                    }
+                ],
+            },
+        }
+    )
+    with pytest.raises(SandboxError, match="only KubeVirt gives a pod an inline volume"):
+        cluster.kubectl("create", "-f", "-", stdin=pod)
+    cluster.kubectl("create", *VIRT_CONTROLLER, "-f", "-", stdin=pod)
+    try:
+        wait_for(
+            lambda: any("is no launcher of a virtual machine" in each for each in told(cluster)),
+            "the driver's refusal",
+            seconds=60,
+        )
+        assert cluster.get("pod", "curious")["status"]["phase"] == "Pending"
+        assert census.census(kubevirt.deployment).controllers == ()
+    finally:
+        cluster.delete("pod", "curious")
+
+
+def told(cluster: Cluster) -> list[str]:
+    """Returns what events say of the pod `curious`."""
+    found = cluster.items("events", "--field-selector=involvedObject.name=curious")
+    return [each["message"] for each in found]
 
 
 def test_a_machine_of_an_older_kubevirt_boots_with_its_own_sidecar(kubevirt: KubeVirt) -> None:

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from csi.kubevirt.vmvolume import FINALIZER
-from csi.kubevirt.vmvolume_controller import NODE_LABEL
-from csi.kubevirt.vmvolume_crd import CRD
+from csi.kubevirt.vmvolume.controller import NODE_LABEL
+from csi.kubevirt.vmvolume.crd import CRD
+from csi.kubevirt.vmvolume.model import FINALIZER
 from pydataplane.errors import RpcError
 from tests.kubernetes.cluster import NODE, Cluster
 from tests.kubernetes.driver import EXAMPLES, ROOT, Deployment, driver_program

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -90,10 +91,10 @@ def test_an_unknown_target_is_named() -> None:
     assert "no target nobody" in done.stderr
 
 
-def test_a_victim_that_sleeps_is_measured_beside_its_neighbours() -> None:
-    names = ["none", "4 KiB, 32 in flight", "task management"]
+def noisy(victim: str, names: list[str]) -> list[dict[str, Any]]:
+    """Short rows of the noisy neighbour's benchmark."""
     only = [option for name in names for option in ("--only", name)]
-    options = ["--victim", "ram", "--time", "0.2", "--json", *only]
+    options = ["--victim", victim, "--time", "0.2", "--json", *only]
     run = subprocess.run(
         [sys.executable, "-m", "tests.bench.noisy", *options],
         cwd=ROOT,
@@ -102,6 +103,17 @@ def test_a_victim_that_sleeps_is_measured_beside_its_neighbours() -> None:
         timeout=300,
         check=True,
     )
-    rows = json.loads(run.stdout)
+    rows: list[dict[str, Any]] = json.loads(run.stdout)
     assert [row["neighbour"] for row in rows] == names
     assert all(row["iops"] > 0 and row["p99_us"] > 0 and row["wrong"] == 0 for row in rows), rows
+    return rows
+
+
+def test_a_victim_that_sleeps_is_measured_beside_its_neighbours() -> None:
+    noisy("ram", ["none", "4 KiB, 32 in flight", "task management"])
+
+
+def test_a_victim_on_a_disk_is_measured_in_turn_with_a_reader_outside() -> None:
+    for row in noisy("disk", ["none", "256 x 4 MiB READ, volume on the disk"]):
+        assert row["outside_iops"] > 0
+        assert row["outside_p99_us"] > 0

@@ -328,6 +328,7 @@ def test_a_target_is_started_asked_and_stopped(tmp_path_factory: pytest.TempPath
         [
             *(*words, "start", "--vhost-dir", str(folder / "v")),
             *("--state-dir", str(folder / "state"), "--log", str(folder / "log")),
+            *("--", "--spin-us", "60"),
         ],
         capture_output=True,
         text=True,
@@ -339,6 +340,16 @@ def test_a_target_is_started_asked_and_stopped(tmp_path_factory: pytest.TempPath
         assert f"pid {pid}" in begin.stdout
         again = subprocess.run([*words, "start"], capture_output=True, text=True, check=True)
         assert f"pid {pid}" in again.stdout
+        assert again.stderr == ""
+        options = ("--spin-us=60", "--cpumask", "[0,1]")
+        again = subprocess.run(
+            [*words, "start", "--", *options], capture_output=True, text=True, check=True
+        )
+        assert f"pid {pid}" in again.stdout
+        assert again.stderr == (
+            "the target ran already, without --cpumask '[0,1]': `virtlun target upgrade -- "
+            "--cpumask '[0,1]'` adds it\n"
+        )
     finally:
         subprocess.run([*words, "stop"], capture_output=True, check=True)
     with pytest.raises(TargetUnavailable, match="virtlun target start"):

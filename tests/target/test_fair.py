@@ -17,7 +17,7 @@ import pytest
 from tests.support.initiator import Initiator
 from tests.support.target import Target, binary
 from tests.target.conftest import MakeTarget
-from tests.target.test_stuck import disk_of, without_answers
+from tests.target.test_stuck import Disks
 
 MIB = 1 << 20
 DEADLINE_S = 60.0
@@ -109,8 +109,8 @@ def test_a_disk_that_does_not_answer_leaves_the_kernels_workers_to_others(
     make_target: MakeTarget, tmp_path: Path
 ) -> None:
     """A flush needs one of them, and a ring has 256: as many as a guest may have requests."""
-    backing, target = make_target().start(), make_target("--cpumask", "0x1").start()
-    target.rpc("bdev_aio_create", name="slow", filename=disk_of(backing), block_size=512)
+    disks, target = Disks(make_target().start()), make_target("--cpumask", "0x1").start()
+    target.rpc("bdev_aio_create", name="slow", filename=disks.path(), block_size=512)
     image = tmp_path / "disk.img"
     image.write_bytes(bytes(4 * MIB))
     target.rpc("bdev_aio_create", name="file", filename=str(image), block_size=512)
@@ -120,7 +120,7 @@ def test_a_disk_that_does_not_answer_leaves_the_kernels_workers_to_others(
             one.send("connect", queue_size=1024)
             one.ready()
             one.write(0, bytes(4096))
-        with without_answers(backing):
+        with disks.without_answers():
             heads = [other.send("submit", cdb=FLUSH, target=0)["head"] for _ in range(256)]
             for _ in range(5):
                 verified_io(guest, 4)

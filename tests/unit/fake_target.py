@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from pydataplane.errors import RpcError
+from tests.support.rpc_schemas import check_params
 
 
 class FakeTarget:
@@ -33,6 +34,7 @@ class FakeTarget:
     def call(self, method: str, **params: Any) -> Any:
         given = {key: value for key, value in params.items() if value is not None}
         self.calls.append(method)
+        check_params(method, given)
         return getattr(self, method)(**given)
 
     def bdev_get_bdevs(self, name: str | None = None) -> list[dict[str, Any]]:

@@ -54,6 +54,7 @@ USED_BY = {
     "kubernetes/Containerfile": (HERE, 'EXAMPLES / "kubernetes/Containerfile"'),
     "kubernetes/csidriver.yaml": (DEPLOYMENT, '"csidriver"'),
     "kubernetes/rbac.yaml": (DEPLOYMENT, '"rbac"'),
+    "kubernetes/node-policy.yaml": (DEPLOYMENT, '"node-policy"'),
     "kubernetes/storageclasses.yaml": (DEPLOYMENT, '"storageclasses"'),
     "kubernetes/daemonset.yaml": (DEPLOYMENT, '"daemonset.yaml"'),
     "kubernetes/pod-filesystem.yaml": (VOLUMES, 'example("pod-filesystem")'),
@@ -64,6 +65,10 @@ USED_BY = {
     "kubernetes/kubevirt/vmvolume-crd.yaml": (f"{MACHINES}/installed.py", '"vmvolume-crd.yaml"'),
     "kubernetes/kubevirt/plugin.yaml": (f"{MACHINES}/installed.py", '"plugin.yaml"'),
     "kubernetes/kubevirt/legacy.yaml": (f"{MACHINES}/installed.py", '"legacy.yaml"'),
+    "kubernetes/kubevirt/launchers-only.yaml": (
+        f"{MACHINES}/installed.py",
+        '"launchers-only.yaml"',
+    ),
     "kubernetes/kubevirt/driver.patch.yaml": (f"{MACHINES}/installed.py", '"driver.patch.yaml"'),
     "kubernetes/kubevirt/claim.yaml": (f"{MACHINES}/claims.py", "kubevirt/claim.yaml"),
     "kubernetes/kubevirt/vm.yaml": (f"{MACHINES}/examples.py", '"vm.yaml"'),

@@ -27,6 +27,21 @@ def test_given_options_replace_those_of_the_same_name(old: str, given: str, merg
     assert inherited.merged(old.split(), given.split()) == merged.split()
 
 
+@pytest.mark.parametrize(
+    ("running", "given", "left"),
+    [
+        ("--name a --poll", "--poll", ""),
+        ("--cpumask [1]", "-m [1]", ""),
+        ("--cpumask [1]", "--cpumask=[1] --poll", "--poll"),
+        ("--cpumask [1]", "-m [1,2]", "-m [1,2]"),
+        ("--sandbox log", "--no-sandbox", "--no-sandbox"),
+        ("", "--groups 1,2", "--groups 1,2"),
+    ],
+)
+def test_what_a_running_target_lacks_of_given_options(running: str, given: str, left: str) -> None:
+    assert inherited.unused(running.split(), given.split()) == left.split()
+
+
 def test_what_is_for_one_start_is_left_out() -> None:
     old = ["--take-over", "--poll", "-c", "a", "--config", "b", "--config=c", "--wait-for-rpc"]
     assert inherited.without_once([*old, "--name", "x"]) == ["--poll", "--name", "x"]

@@ -21,7 +21,7 @@ from structlog.testing import capture_logs
 
 from csi.kubevirt import document
 from csi.kubevirt.document import Controller, LunOf
-from csi.kubevirt.domainhook import Callbacks, DomainHook, Folder, Info
+from csi.kubevirt.domainhook import Callbacks, DomainHook, Folder, Info, LauncherHook
 from csi.metrics import Metrics
 from csi.proto import kubevirt_callbacks_pb2 as callbacks
 from csi.proto import kubevirt_info_pb2 as info
@@ -72,8 +72,9 @@ class Sidecar:
 
     def mutate(self, **changes: Any) -> str:
         context = pb.SidecarContext(invocation_context=changes.pop("context", "Boot"))
+        request = changes.pop("request", pb.MutateDomainRequest)
         given = {"domain_type": "libvirt", "domain": DOMAIN.encode(), "vmi": VMI, **changes}
-        answer = self.call(pb.MutateDomainRequest(sidecar_context=context, **given))
+        answer = self.call(request(sidecar_context=context, **given))
         text: str = answer.domain.decode()
         return text
 
@@ -147,8 +148,12 @@ def scratch() -> Iterator[Path]:
 @pytest.fixture
 def plugin(scratch: Path) -> Iterator[Sidecar]:
     """A sidecar of a Plugin."""
-    service = pb.DESCRIPTOR.services_by_name["DomainHookService"]
-    made = Sidecar(scratch, (service, DomainHook(Folder(scratch / "virtlun"))))
+    services, folder = pb.DESCRIPTOR.services_by_name, Folder(scratch / "virtlun")
+    made = Sidecar(
+        scratch,
+        (services["DomainHookService"], DomainHook(folder)),
+        (services["LauncherHookService"], LauncherHook(folder)),
+    )
     with capture_logs() as made.log:
         yield made
     made.close()
@@ -232,10 +237,20 @@ def test_a_qemu_without_the_device_leaves_the_domain(plugin: Sidecar) -> None:
     assert any(entry.get("reason") == "QEMU has no such device" for entry in plugin.log)
 
 
-def test_another_hypervisor_s_domain_is_left(plugin: Sidecar) -> None:
+@pytest.mark.parametrize("request_of", [pb.MutateDomainRequest, pb.GuestDefinitionRequest])
+def test_another_hypervisor_s_domain_is_left(plugin: Sidecar, request_of: Any) -> None:
     document.write(plugin.folder, Controller(luns=LUNS))
-    answer = plugin.call(pb.MutateDomainRequest(domain_type="other", domain=b"{\xff}"))
+    answer = plugin.call(request_of(domain_type="other", domain=b"{\xff}"))
     assert answer.domain == b"{\xff}"
+
+
+def test_a_launcher_hook_changes_the_domain_as_a_domain_hook_does(plugin: Sidecar) -> None:
+    """KubeVirt 1.10 calls the one, 1.9 the other."""
+    document.write(plugin.folder, Controller(luns=LUNS))
+    changed = plugin.mutate(request=pb.GuestDefinitionRequest)
+    assert changed == plugin.mutate() != DOMAIN
+    moved = {"context": "MigrationTarget"}
+    assert plugin.mutate(request=pb.GuestDefinitionRequest, **moved) == plugin.mutate(**moved)
 
 
 @pytest.mark.parametrize(

@@ -95,4 +95,6 @@ def test_the_gateways_modules_stand_in_the_order_that_its_header_tells(
         own = rank.get(name.removeprefix(package).split(".")[0])
         for each in used if package in name and own is not None else ():
             theirs = rank.get(each.removeprefix(package).split(".")[0], -1)
-            assert package not in each or theirs <= own, f"{name} uses {each}, which is above it"
+            assert package not in each or theirs <= (own or 0), (
+                f"{name} uses {each}, which is above it"
+            )

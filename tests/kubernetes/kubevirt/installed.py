@@ -20,7 +20,7 @@ from tests.kubernetes.sandbox import wait_for
 FOLDER = EXAMPLES / "kubevirt"
 PART = "virtlun-csi"
 #: What is applied, in the order of its README.
-MANIFESTS = ("vmvolume-crd.yaml", "plugin.yaml", "legacy.yaml")
+MANIFESTS = ("vmvolume-crd.yaml", "plugin.yaml", "legacy.yaml", "launchers-only.yaml")
 #: Of nodes that have the image already.
 _imported: set[Path] = set()
 

@@ -46,7 +46,7 @@ class Migration:
         """Makes the target's pod; whether any node can have it is not known yet."""
         vmi = self.machine.vmi()
         pod = objects.migration_target(self.machine.pod_of(vmi), vmi, self.name)
-        words = ("create", "-f", "-", "-o", "name")
+        words = ("create", *objects.VIRT_CONTROLLER, "-f", "-", "-o", "name")
         self.pod = self.cluster.kubectl(*words, stdin=json.dumps(pod)).strip()
 
     def unschedulable(self) -> str:

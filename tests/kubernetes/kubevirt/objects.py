@@ -17,6 +17,11 @@ GROUP = "kubevirt.io"
 PLUGIN_GROUP = "plugin.kubevirt.io"
 NON_ROOT = 107  # the user and group qemu, of every VM
 LAUNCHER = "virt-launcher"
+#: kubectl's words for the account that makes launchers' pods.
+VIRT_CONTROLLER = (
+    "--as=system:serviceaccount:kubevirt:kubevirt-controller",
+    "--as-group=system:masters",
+)
 HOOK_SIDECARS = "hooks.kubevirt.io/hookSidecars"
 PLUGIN_SOCKETS = "/var/run/kubevirt-plugin"
 HOOK_SOCKETS = "/var/run/kubevirt-hooks"

@@ -61,7 +61,8 @@ def _dependencies() -> Path:
     """Returns the layer of everything that is not this checkout's code."""
     distributions = sorted(_required("virtlun", set()))
     versions = [f"{name}={importlib.metadata.version(name)}" for name in distributions]
-    key = "\n".join([Path(__file__).read_text(), sys.version, *versions]).encode()
+    # The packages lie where this checkout has them, and another one may use the same cache.
+    key = "\n".join([Path(__file__).read_text(), sys.version, str(VENV), *versions]).encode()
     layer = CACHE / "kubernetes" / f"virtlun-{hashlib.sha256(key).hexdigest()[:16]}.tar"
     if layer.exists():
         return layer

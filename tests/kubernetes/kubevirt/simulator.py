@@ -135,7 +135,7 @@ class Machine:
         """Makes the launcher pod of the instance, and moves the instance on to Scheduled."""
         pod = self.pod_of(self.vmi())
         made = self.cluster.kubectl(
-            *("create", "-f", "-", "-o", "name"), stdin=json.dumps(pod)
+            *("create", *objects.VIRT_CONTROLLER, "-f", "-", "-o", "name"), stdin=json.dumps(pod)
         ).strip()
         self.set(phase="Scheduling")
         launcher = self.launched(made)

@@ -38,6 +38,8 @@ class World:
         self.locks = VolumeLocks()
         #: What the API server knows: the node of each persistent volume, by handle.
         self.nodes: dict[str, str] = {}
+        #: And the bytes that each is to have.
+        self.capacities: dict[str, int] = {}
         self.restart()
 
     def restart(self) -> None:
@@ -45,7 +47,11 @@ class World:
         volumes = OwnedVolumes(self.target, NODE)
         self.controller = Controller(volumes, self.locks, NODE, self.nodes.get)
         inline = InlineVolumes(VmControllers(self.target, self.host, self.locks), None)
-        self.node = Node(volumes, self.host, VhostFace(self.target), self.locks, NODE, 0, inline)
+        faces = self.host, VhostFace(self.target)
+        self.node = Node(
+            *(volumes, *faces, self.locks, NODE, 0, inline),
+            capacity_of=lambda handle: self.capacities.get(handle, 0),
+        )
 
     def create(self, name: str = "pvc-1", size: int = 64 * MIB, **changes: Any) -> pb.Volume:
         parameters = {"lvstore": LVSTORE} | changes.pop("parameters", {})

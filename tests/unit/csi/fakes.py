@@ -12,6 +12,7 @@ from typing import Any
 from csi.mounts import Mount
 from pydataplane.client import Client
 from pydataplane.errors import RpcError, TargetUnavailable
+from tests.support.rpc_schemas import check_params
 
 MIB = 1 << 20
 LVSTORE = "lvs0"
@@ -41,6 +42,7 @@ class FakeTarget(Client):
         if method in self.fail:
             raise self.fail.pop(method)
         given = {name: value for name, value in params.items() if value is not None}
+        check_params(method, given)
         return getattr(self, method)(**given)
 
     def virtlun_get_status(self) -> dict[str, Any]:

@@ -18,7 +18,9 @@ from lightkube import Client, KubeConfig
 from lightkube.config.models import Cluster as ServerConfig
 from lightkube.config.models import User
 
+import csi.apitransport
 import csi.cluster
+from csi.apitransport import MetadataOnly, PacedWatches
 from csi.cluster import (
     CLAIM,
     VM_VOLUME,
@@ -29,7 +31,6 @@ from csi.cluster import (
     ConflictError,
     ForbiddenError,
     NotFoundError,
-    PacedWatches,
     RefusedError,
     UnreachableError,
 )
@@ -192,6 +193,28 @@ def test_a_watch_lists_and_goes_on_from_there() -> None:
     assert watched(server, 4) == expected
     assert "watch=true" in server.asked[1]
     assert "resourceVersion=5" in server.asked[1]
+
+
+def test_of_the_claims_of_all_namespaces_nothing_but_metadata_is_asked_for() -> None:
+    server = Server(listed(5), told(), listed(5), status(404, "none"))
+    accepted: list[str] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        accepted.append(request.headers.get("Accept", ""))
+        return server(request)
+
+    asking = cluster(server, MetadataOnly(httpx2.MockTransport(answer)))
+    stop = threading.Event()
+    server.answers[1] = told(("ADDED", volume("a", 6)))
+    for change in asking.watch(CLAIM, stop):
+        if change.what == "present":
+            break
+    asking.items(VM_VOLUME)
+    with pytest.raises(NotFoundError):
+        asking.claim("ns", "data")
+    assert "as=PartialObjectMetadataList;" in accepted[0]
+    assert "as=PartialObjectMetadata;" in accepted[1]
+    assert not any("Partial" in each for each in accepted[2:])
 
 
 def test_a_watch_that_breaks_or_ends_goes_on_where_it_was() -> None:

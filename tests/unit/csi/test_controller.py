@@ -426,31 +426,56 @@ def test_a_volume_that_was_made_before_there_was_a_limit_is_the_same(world: Worl
     assert "overcommit" not in kept
 
 
+class Told(WaitingClaims):
+    """Notes what claims are told, and what is said of room."""
+
+    def __init__(self) -> None:
+        super().__init__("node1")
+        self.told: list[tuple[str, str, str]] = []
+        self.rooms: list[tuple[Any, ...]] = []
+
+    def tell(self, claim: str, reason: str, message: str) -> None:
+        self.told.append((claim, reason, message))
+
+    def asked(self, *given: Any) -> None:
+        self.rooms.append(given)
+
+    def room(self, *given: Any) -> None:
+        self.rooms.append(given)
+
+
+CLAIM = {
+    "csi.storage.k8s.io/pvc/name": "data",
+    "csi.storage.k8s.io/pvc/namespace": "shop",
+}
+
+
+def test_a_claim_for_many_nodes_is_told_that_its_volume_is_on_one(world: World) -> None:
+    """KubeVirt takes ReadWriteMany for a volume that a machine can be migrated with."""
+    waiting = Told()
+    world.controller._waiting = waiting
+    world.create("one", MIB, volume_capabilities=[block()], parameters=CLAIM)
+    assert not waiting.told
+    shared = block(mode=Mode.MULTI_NODE_MULTI_WRITER)
+    world.create("many", MIB, volume_capabilities=[shared], parameters=CLAIM)
+    ((claim, reason, message),) = waiting.told
+    assert (claim, reason) == ("shop/data", "OneNode")
+    assert message.startswith("the volume is on node node1 alone: ")
+    assert message.endswith("a virtual machine with it cannot be migrated")
+    world.create("nobody's", MIB, volume_capabilities=[shared])
+    assert len(waiting.told) == 1
+
+
 def test_a_claim_that_no_volume_can_serve_is_told_why_and_waits_for_no_room() -> None:
-    told: list[tuple[str, str, str]] = []
-    rooms: list[tuple[Any, ...]] = []
-
-    class Waiting(WaitingClaims):
-        def tell(self, claim: str, reason: str, message: str) -> None:
-            told.append((claim, reason, message))
-
-        def asked(self, *given: Any) -> None:
-            rooms.append(given)
-
-        def room(self, *given: Any) -> None:
-            rooms.append(given)
-
     target = FakeTarget()
-    volumes, waiting = OwnedVolumes(target, "node1"), Waiting("node1")
+    volumes, waiting = OwnedVolumes(target, "node1"), Told()
     controller = Controller(volumes, VolumeLocks(), "node1", waiting=waiting)
-    prefix = "csi.storage.k8s.io/pvc"
-    names = {f"{prefix}/name": "data", f"{prefix}/namespace": "shop"}
     request = pb.GetCapacityRequest(
-        parameters={"lvstore": LVSTORE, **names},
+        parameters={"lvstore": LVSTORE, **CLAIM},
         volume_capabilities=[mount(mode=Mode.MULTI_NODE_MULTI_WRITER)],
     )
     assert controller.get_capacity(request).available_capacity == 0
-    ((claim, reason, message),) = told
+    ((claim, reason, message),) = waiting.told
     assert (claim, reason) == ("shop/data", "CannotProvision")
     assert message.endswith("use volumeMode Block, or ReadWriteOnce")
     elsewhere = pb.GetCapacityRequest(
@@ -458,10 +483,10 @@ def test_a_claim_that_no_volume_can_serve_is_told_why_and_waits_for_no_room() ->
         accessible_topology=pb.Topology(segments={TOPOLOGY_KEY: "node2"}),
     )
     assert controller.get_capacity(elsewhere).available_capacity == 0
-    assert (len(told), rooms) == (1, [])
+    assert (len(waiting.told), waiting.rooms) == (1, [])
     usable = pb.GetCapacityRequest(parameters=request.parameters, volume_capabilities=[mount()])
     assert controller.get_capacity(usable).available_capacity == target.size
-    assert rooms == [("shop/data", LVSTORE, target.size)]
+    assert waiting.rooms == [("shop/data", LVSTORE, target.size)]
 
 
 def test_a_second_call_for_the_same_volume_is_aborted_and_others_are_not(world: World) -> None:

@@ -253,3 +253,17 @@ def test_a_guest_needs_no_help_of_the_node_to_see_growth(world: World, tmp_path:
     assert not answer.node_expansion_required
     request = pb.NodeExpandVolumeRequest(volume_id=handle, volume_path=str(tmp_path))
     assert world.node.node_expand_volume(request).capacity_bytes == 128 * MIB
+
+
+def test_what_grew_while_nobody_used_it_is_staged_with_its_new_size(world: World) -> None:
+    """csi-resizer asked another node's driver, which left it to this node."""
+    handle = world.create().volume_id
+    world.capacities[handle] = 128 * MIB
+    world.stage(handle)
+    assert world.target.lvols[handle]["size"] == 128 * MIB
+    world.stage(handle)
+    assert world.target.calls.count("bdev_lvol_resize") == 1
+    world.unstage(handle)
+    world.capacities[handle] = 4096 * MIB  # no room: used as it is
+    world.stage(handle)
+    assert world.target.lvols[handle]["size"] == 128 * MIB

@@ -8,6 +8,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from tests.support.rpc_schemas import check_params
+
 MIB = 1 << 20
 STORE_UUID = "5a1f0000-0000-4000-8000-000000000000"
 
@@ -81,9 +83,12 @@ class FakeTarget:
                 self.gate[method].wait(10)
             if method in self.refuse:
                 raise self.refuse[method]
+            check_params(method, params)
             return {**head, "result": getattr(self, method)(**params)}
         except RefusedError as error:
             return {**head, "error": {"code": error.code, "message": str(error)}}
+        except AssertionError as error:
+            return {**head, "error": {"code": -32602, "message": str(error)}}
 
     def luns(self, controller: str) -> dict[int, str]:
         """Returns bdev by target number."""

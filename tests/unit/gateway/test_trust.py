@@ -14,13 +14,14 @@ from plugin.gateway import session
 from plugin.gateway.channel import Channel, Stalled
 from plugin.gateway.errors import Code
 from plugin.gateway.events import DeviceEvent
-from plugin.gateway.messages import Domain, DomainCall
+from plugin.gateway.messages import Domain, DomainCall, pack_string
 from plugin.gateway.peer import Peer
 from plugin.gateway.procs import Proc
 from plugin.gateway.wire import MessageType, message
 from plugin.gateway.xdr import Reader, Writer
 from tests.unit.gateway.world import (
     NOBODY,
+    UUID_1,
     ReplyError,
     World,
     disk,
@@ -227,5 +228,54 @@ def test_a_resize_waits_for_a_detach_and_then_finds_no_disk(tmp_path: Path) -> N
         with pytest.raises(ReplyError, match="was not found"):
             await resize
         assert world.target.volumes["lvs0/data"]["mib"] == 64
+
+    play(tmp_path, body)
+
+
+@pytest.mark.parametrize(
+    ("asked", "opened", "ours"),
+    [
+        ("test:///default", "test:///default", False),
+        ("test:///default", None, False),  # libvirtd does not say
+        ("qemu:///session", "qemu:///session", False),
+        ("qemu:///system?no_verify=1", "qemu:///system?no_verify=1", True),
+        (None, "qemu:///system", True),
+        (None, "xen:///system", False),
+        ("alias", "qemu:///system", True),
+        ("qemu:///system", "not asked", True),
+    ],
+)
+def test_handlers_are_for_connections_to_the_hypervisor_we_serve(
+    tmp_path: Path, asked: str | None, opened: str | None, ours: bool
+) -> None:
+    """Another driver's permissions say nothing about a domain of ours, whatever its UUID."""
+
+    async def body(world: World) -> None:
+        dom = world.domain()
+        if opened is not None:
+            world.libvirtd.answers[Proc.CONNECT_GET_URI] = lambda _: pack_string(opened)
+        client = await world.raw_client().open(asked)
+        await client.register(DeviceEvent.ADDED)
+        await client.attach(dom.ref, disk(), LIVE | CONFIG)  # the fake takes what we do not
+        luns = world.target.controllers[f"vm-{UUID_1}"]
+        assert len(luns) == ours
+        assert (Proc.ATTACH_DEVICE_FLAGS in world.libvirtd.calls()) == (not ours)
+        shown = "/dev/virtlun/lvs0/data" in await client.xml(dom.ref)
+        assert shown == ours
+        if not ours:
+            other = await world.client()
+            await other.attach(dom.ref, disk(), LIVE | CONFIG)
+            await client.xml(dom.ref)
+        assert bool(client.messages) == ours
+
+    play(tmp_path, body)
+
+
+@pytest.mark.usefixtures("as_nobody")
+def test_another_driver_is_no_way_to_another_identity(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        client = await world.raw_client().open("test:///default")
+        with pytest.raises(ReplyError, match="only root"):
+            await client.call(Proc.SET_IDENTITY, Peer(1, 0, 0, 0).identity())
 
     play(tmp_path, body)

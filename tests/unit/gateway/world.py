@@ -84,10 +84,10 @@ class TestClient:
         self.messages: list[tuple[int, bytes]] = []
         self._serials = itertools.count(1)
 
-    async def open(self) -> TestClient:
+    async def open(self, uri: str | None = "qemu:///system") -> TestClient:
         """Goes the way to an open connection as libvirt's remote driver does."""
         await self.call(Proc.AUTH_LIST)
-        await self.call(Proc.CONNECT_OPEN, open_arguments("qemu:///system"))
+        await self.call(Proc.CONNECT_OPEN, open_arguments(uri))
         return self
 
     async def send(self, proc: int, payload: bytes = b"") -> int:

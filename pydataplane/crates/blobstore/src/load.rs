@@ -13,6 +13,15 @@ use crate::store::{Identity, Journal, Store};
 use std::collections::{BTreeMap, HashMap};
 use uuid::Uuid;
 
+/// What the journal holds.
+#[derive(Default)]
+struct Replayed {
+    /// The newest image of each page, unless a later one was written in place.
+    pages: BTreeMap<u32, Page>,
+    /// The last record, and its page of the journal: the only one whose flush may have failed.
+    last: Option<(u64, Vec<u8>)>,
+}
+
 /// Pages read with one call.
 const READ_RUN_PAGES: u64 = 256;
 
@@ -48,13 +57,13 @@ impl<D: Disk> Store<D> {
     /// As [`Store::load`].
     pub fn load_stopped(disk: D, why: DiskError) -> Result<Self, Error> {
         let (mut store, replayed) = Store::read_all(disk)?;
-        store.dirty = replayed;
+        store.dirty = replayed.pages;
         store.stopped = Some(why);
         Ok(store)
     }
 
-    /// Reads all of the store, and what of its pages is not in place yet.
-    fn read_all(mut disk: D) -> Result<(Self, BTreeMap<u32, Page>), Error> {
+    /// Reads all of the store, and its journal.
+    fn read_all(mut disk: D) -> Result<(Self, Replayed), Error> {
         let sb = choose_superblock(&mut disk)?;
         let need = sb.device_pages * PAGE_SIZE as u64;
         let have = disk.size();
@@ -63,7 +72,7 @@ impl<D: Disk> Store<D> {
         }
         let mut store = Store::empty(disk, sb);
         let replayed = store.replay()?;
-        let mut pages = store.read_pages(&replayed)?;
+        let mut pages = store.read_pages(&replayed.pages)?;
         store.take_blobs(&mut pages)?;
         if let Some(number) = pages.keys().min() {
             return Err(store.damaged(*number, "it is in use, but nobody reaches it"));
@@ -71,9 +80,10 @@ impl<D: Disk> Store<D> {
         Ok((store, replayed))
     }
 
-    /// Reads the journal: the newest image of each page in it. Sets the next record's number.
-    fn replay(&mut self) -> Result<BTreeMap<u32, Page>, Error> {
+    /// Reads the journal. Sets the next record's number.
+    fn replay(&mut self) -> Result<Replayed, Error> {
         let mut newest = BTreeMap::new();
+        let mut last = None;
         let (mut at, mut left) = (self.sb.tail_page, self.sb.journal_pages);
         while left > 1 {
             let mut bytes = [0; PAGE_SIZE];
@@ -115,23 +125,25 @@ impl<D: Disk> Store<D> {
                 })?;
                 newest.insert(*target, page);
             }
+            last = Some((at, [&bytes[..], &images].concat()));
             at = (at + count + 1) % self.sb.journal_pages;
             left -= count + 1;
             self.journal.seq += 1;
         }
-        // What is in place already, or was freed and used anew in place, is not replayed.
+        // What was freed and used anew in place is not replayed. What is in place already is: a flush
+        // of it may have failed, and then it can be read but is not on the medium.
         let mut bytes = [0; PAGE_SIZE];
         let mut stale = Vec::new();
         for (number, image) in &newest {
             self.disk.read(self.sb.page_offset(*number), &mut bytes).map_err(Error::Data)?;
             if let Ok(there) = Page::verify(&bytes, self.sb.store_id(), *number)
-                && there.lsn() >= image.lsn()
+                && there.lsn() > image.lsn()
             {
                 stale.push(*number);
             }
         }
         stale.iter().for_each(|n| drop(newest.remove(n)));
-        Ok(newest)
+        Ok(Replayed { pages: newest, last })
     }
 
     /// Reads pages of the journal, going round at its end.
@@ -375,8 +387,15 @@ impl<D: Disk> Store<D> {
     }
 
     /// Writes what was replayed in place and begins a new journal.
-    fn settle(&mut self, replayed: &BTreeMap<u32, Page>) -> Result<(), Error> {
-        self.write_pages(replayed)?;
+    ///
+    /// The record that nobody was told of may be in a cache alone, also where its flush failed: it is
+    /// made durable first, since pages in place without their record would be a change in part.
+    fn settle(&mut self, replayed: &Replayed) -> Result<(), Error> {
+        if let Some((at, record)) = &replayed.last {
+            let written = self.write_ring(*at, record).and_then(|()| self.disk.flush());
+            self.must(written)?;
+        }
+        self.write_pages(&replayed.pages)?;
         let flushed = self.disk.flush();
         self.must(flushed)?;
         self.journal = Journal { head: 0, used: 0, seq: self.journal.seq };

@@ -17,7 +17,7 @@ pub const MAX_CONNECTIONS: usize = 64;
 
 /// How long a client may ask nothing, or leave its reply, before it gives way to the next. On a busy
 /// machine there is time between the connection and the first request.
-pub const GRACE: Duration = Duration::from_secs(1);
+pub const GRACE: Duration = Duration::from_millis(250);
 
 /// A client that is not served for now.
 pub struct ParkedClient {

@@ -30,7 +30,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 const CUT_OFF_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long who connects waits at once for room, before it is seen whether the server ends.
-const ROOM_PAUSE: Duration = Duration::from_millis(50);
+const ROOM_PAUSE: Duration = Duration::from_millis(20);
 
 /// Bytes written at once.
 const WRITE_BYTES: usize = 32 * 1024;

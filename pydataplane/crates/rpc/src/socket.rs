@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 /// for the dot of the name under which it is prepared.
 pub const MAX_PATH_BYTES: usize = 106;
 
-/// Connections that wait to be accepted.
-const BACKLOG: i32 = 64;
+/// Connections that wait to be accepted: while those who are served have their time to ask, too.
+const BACKLOG: i32 = 1024;
 
 /// Who may connect.
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,7 @@
 //! How a change becomes durable: a record in the journal, and at a checkpoint all pages in their places.
 
 use super::{Store, Txn, WRITE_RUN_PAGES};
-use crate::disk::Disk;
+use crate::disk::{Disk, DiskError};
 use crate::error::Error;
 use crate::format::{BITMAP_BITS, PAGE_SIZE, Page, RECORD_IMAGES_MAX, RecordHeader, images_crc};
 use std::collections::{BTreeMap, BTreeSet};
@@ -69,20 +69,22 @@ impl<D: Disk> Store<D> {
         images.values().for_each(|p| bytes.extend_from_slice(p.bytes()));
         let total = images.len() as u64 + 1;
         let ring = self.sb.journal_pages;
-        let before_end = (ring - self.journal.head).min(total);
-        let (front, back) = bytes.split_at(before_end as usize * PAGE_SIZE);
-        let start = self.sb.journal_start;
-        let at = |page: u64| (start + page) * PAGE_SIZE as u64;
-        let mut written = self.disk.write(at(self.journal.head), front);
-        if written.is_ok() && !back.is_empty() {
-            written = self.disk.write(at(0), back);
-        }
+        let written = self.write_ring(self.journal.head, &bytes);
         let written = written.and_then(|()| self.disk.flush());
         self.must(written)?;
         self.journal.head = (self.journal.head + total) % ring;
         self.journal.used += total;
         self.journal.seq += 1;
         Ok(())
+    }
+
+    /// Writes pages of the journal from its page `at` on, going round at its end.
+    pub(crate) fn write_ring(&mut self, at: u64, bytes: &[u8]) -> Result<(), DiskError> {
+        let before_end = (self.sb.journal_pages - at) as usize * PAGE_SIZE;
+        let (front, back) = bytes.split_at(before_end.min(bytes.len()));
+        let offset = |page: u64| (self.sb.journal_start + page) * PAGE_SIZE as u64;
+        self.disk.write(offset(at), front)?;
+        if back.is_empty() { Ok(()) } else { self.disk.write(offset(0), back) }
     }
 
     /// Sees to it that `pages` more fit in the journal.

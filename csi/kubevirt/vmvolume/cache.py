@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from csi.kubevirt.vmvolume import VmVolume
+from csi.kubevirt.vmvolume.model import VmVolume
 from csi.objects import Claim, Vmi
 
 Name = tuple[str, str]

@@ -6,7 +6,7 @@ import threading
 import time
 
 from csi.cluster import backoff
-from csi.kubevirt.vmvolume_queue import Queue
+from csi.kubevirt.vmvolume.queue import Queue
 
 
 def keys(queue: Queue[str], count: int) -> list[str]:

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from csi.kubevirt.vmvolume import FINALIZER, Status
-from csi.kubevirt.vmvolume_decide import (
+from csi.kubevirt.vmvolume.decide import (
     LATER,
     NOTHING,
     Attach,
@@ -28,8 +27,9 @@ from csi.kubevirt.vmvolume_decide import (
     TakeCharge,
     decide,
 )
-from csi.kubevirt.vmvolume_reconcile import ROUNDS_MAX
-from tests.unit.vmvolumes import (
+from csi.kubevirt.vmvolume.model import FINALIZER, Status
+from csi.kubevirt.vmvolume.reconcile import ROUNDS_MAX
+from tests.unit.vmvolume.world import (
     EARLY,
     FOREIGN,
     HANDLE,

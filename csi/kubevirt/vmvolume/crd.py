@@ -1,6 +1,6 @@
 """Writes the VmVolume's schema and CustomResourceDefinition from its model.
 
-`python -m csi.kubevirt.vmvolume_crd` writes both files anew; a test compares.
+`python -m csi.kubevirt.vmvolume.crd` writes both files anew; a test compares.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]  # comes with lightkube
 
 from csi.cluster import VM_VOLUME
-from csi.kubevirt.vmvolume import Model, Spec, Status
+from csi.kubevirt.vmvolume.model import Model, Spec, Status
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SCHEMA = ROOT / "schemas/kubevirt/vmvolume.schema.json"
 CRD = ROOT / "examples/kubernetes/kubevirt/vmvolume-crd.yaml"
 CRD_HEAD = """\
 # The VmVolume, a claim as a disk of a running virtual machine.
-# Made by `python -m csi.kubevirt.vmvolume_crd`: change csi/kubevirt/vmvolume.py instead.
+# Made by `python -m csi.kubevirt.vmvolume.crd`: change csi/kubevirt/vmvolume/model.py instead.
 """
 IMMUTABLE = ("vmName", "claimName", "readOnly", "removable", "serial")
 UNKNOWN_TO_KUBERNETES = ("title", "additionalProperties")

@@ -15,12 +15,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from csi.cluster import CLAIM, VM_VOLUME, VMI, Change, Kind
-from csi.kubevirt import vmvolume_controller
-from csi.kubevirt.vmvolume import FINALIZER, VmVolume
-from csi.kubevirt.vmvolume_controller import LEFT_S, STRANGER_S, VmVolumeController
+from csi.kubevirt.vmvolume.controller import LEFT_S, STRANGER_S, VmVolumeController
+from csi.kubevirt.vmvolume.model import FINALIZER, VmVolume
 from csi.locks import VolumeLocks
-from tests.unit.test_vmvolume_reconcile import FakeCluster, FakeControllers, FakeVolumes
-from tests.unit.vmvolumes import NODE, OTHER, POD, lun, machine, vm_volume
+from tests.unit.vmvolume.test_reconcile import FakeCluster, FakeControllers, FakeVolumes
+from tests.unit.vmvolume.world import NODE, OTHER, POD, lun, machine, vm_volume
 
 WAIT_S = 30.0
 COMPLETE = Change("complete", {})
@@ -91,7 +90,7 @@ class World:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr(vmvolume_controller, "ORPHAN_S", 0.0)
+    monkeypatch.setattr("csi.kubevirt.vmvolume.controller.ORPHAN_S", 0.0)
     made = World()
     yield made
     made.controller.stop()

@@ -28,17 +28,28 @@ from csi.cluster import (
 )
 from csi.errors import Code, Failure
 from csi.kubevirt.controllers import InUse, Lun, VmControllers
-from csi.kubevirt.vmvolume import FINALIZER, VmVolume
-from csi.kubevirt.vmvolume_cache import Cache
-from csi.kubevirt.vmvolume_decide import Decision
-from csi.kubevirt.vmvolume_metrics import VmVolumeMetrics
-from csi.kubevirt.vmvolume_reconcile import Reconciler
+from csi.kubevirt.vmvolume.cache import Cache
+from csi.kubevirt.vmvolume.decide import Decision
+from csi.kubevirt.vmvolume.metrics import VmVolumeMetrics
+from csi.kubevirt.vmvolume.model import FINALIZER, VmVolume
+from csi.kubevirt.vmvolume.reconcile import Reconciler
 from csi.locks import VolumeLocks
 from csi.objects import Claim, Object, PersistentVolume, StorageClass, Vmi
 from csi.proto import csi_pb2 as pb
 from csi.volumes import OwnedVolumes
 from pydataplane.errors import RpcError, TargetUnavailable
-from tests.unit.vmvolumes import HANDLE, LATE, MIB, NODE, POD, claim, lun, machine, pv, vm_volume
+from tests.unit.vmvolume.world import (
+    HANDLE,
+    LATE,
+    MIB,
+    NODE,
+    POD,
+    claim,
+    lun,
+    machine,
+    pv,
+    vm_volume,
+)
 
 PLACES = {CLAIM.name: ("ns", "data")}
 
@@ -234,7 +245,7 @@ class World:
         found = dict((volume or vm_volume()).object)
         self.cache.put_volume(VmVolume.of(self.cluster.put(VM_VOLUME, found)))
 
-    def settle(self, name: str = "extra") -> Decision:
+    def reconcile(self, name: str = "extra") -> Decision:
         """Looks at a VmVolume once."""
         volume = self.cache.volume(("ns", name))
         assert volume is not None
@@ -285,7 +296,7 @@ def world() -> World:
 
 
 def test_the_way_in_holds_claim_and_vmvolume_first(world: World) -> None:
-    decision = world.settle()
+    decision = world.reconcile()
     assert world.cluster.calls[:3] == [
         "get PersistentVolumeClaim",
         "patch PersistentVolumeClaim data",
@@ -303,65 +314,65 @@ def test_the_way_in_holds_claim_and_vmvolume_first(world: World) -> None:
 
 def test_others_that_wait_get_their_luns_before_the_status_is_written(world: World) -> None:
     world.others_wait = True
-    assert world.settle() == Decision(again_s=0.0)
+    assert world.reconcile() == Decision(again_s=0.0)
     assert len(world.controllers.found[POD]) == 1
     assert world.status() == {}
-    world.settle()
+    world.reconcile()
     assert world.status()["phase"] == "Attached"
     assert world.metric("event_seconds_count") == 1
 
 
 def test_waiting_for_the_guest_asks_nothing_of_the_server(world: World) -> None:
-    world.settle()
+    world.reconcile()
     world.cluster.calls.clear()
-    assert world.settle().again_s is not None
+    assert world.reconcile().again_s is not None
     assert world.cluster.calls == []
     seen = lun(target=4, guest_seen_at=time.time())
     world.controllers.found[POD] = [seen]
-    assert world.settle().again_s is None
+    assert world.reconcile().again_s is None
     assert world.cluster.calls == ["patch VmVolume/status extra"]
     assert world.metric("guest_seen_seconds_count") == 1
-    assert world.settle().again_s is None
+    assert world.reconcile().again_s is None
     assert world.metric("guest_seen_seconds_count") == 1
     assert len(world.cluster.events) == 1
 
 
 def test_a_claim_is_read_again_after_it_changed(world: World) -> None:
-    world.settle()
+    world.reconcile()
     world.cluster.bound = replace(world.cluster.bound, capacity=128 * MIB)
-    world.settle()
+    world.reconcile()
     assert world.volumes.size == 64 * MIB, "nobody said so yet"
     world.cache.drop_claim(("ns", "data"))
-    world.settle()
+    world.reconcile()
     assert world.volumes.size == 128 * MIB
 
 
 def test_a_change_of_somebody_else_is_taken_in(world: World) -> None:
     world.cluster.conflicts = 3
-    world.settle()
+    world.reconcile()
     assert world.status()["phase"] == "Attached"
     assert len(world.controllers.found[POD]) == 1
 
 
 def test_a_refusal_of_the_target_is_told_and_leaves_no_finalizers(world: World) -> None:
     with world.failing("attach", Failure(Code.FAILED_PRECONDITION, "volume x is elsewhere")):
-        assert world.settle().retry
+        assert world.reconcile().retry
     assert world.finalizers() == (False, False)
     assert (world.status()["phase"], world.status()["message"]) == (
         "Pending",
         "volume x is elsewhere",
     )
     with world.failing("attach", RpcError(-28, "no target is free", "add_target")):
-        assert world.settle().retry
+        assert world.reconcile().retry
     assert "no target is free" in world.status()["message"]
-    world.settle()
+    world.reconcile()
     assert world.status()["phase"] == "Attached"
 
 
 def test_what_the_watch_tells_of_its_own_doing_is_no_reason_to_try_again(world: World) -> None:
     before = len(world.cluster.versions)
     with world.failing("attach", Failure(Code.FAILED_PRECONDITION, "volume x is elsewhere")):
-        assert world.settle().retry
+        assert world.reconcile().retry
     own = world.cluster.versions[before:]
     assert len(own) == 2  # the finalizer, on and off
     assert not any(world.cache.drop_claim(("ns", "data"), version) for version in own)
@@ -371,56 +382,56 @@ def test_what_the_watch_tells_of_its_own_doing_is_no_reason_to_try_again(world: 
 def test_another_call_on_the_volume_is_no_news(world: World) -> None:
     busy = Failure(Code.ABORTED, "another operation is in progress")
     with world.failing("attach", busy), pytest.raises(Failure, match="another operation"):
-        world.settle()
+        world.reconcile()
     assert world.status() == {}
-    world.settle()
+    world.reconcile()
     assert world.status()["phase"] == "Attached"
 
 
 def test_a_target_that_is_away_is_said_of_what_waits_for_it(world: World) -> None:
     with world.failing("luns", TargetUnavailable("no target answers")):
         with pytest.raises(TargetUnavailable):
-            world.settle()
+            world.reconcile()
         assert world.status()["phase"] == "Pending"
         assert world.status()["message"] == "no target answers"
-    world.settle()
+    world.reconcile()
     before = world.status()
     with (
         world.failing("luns", TargetUnavailable("no target answers")),
         pytest.raises(TargetUnavailable),
     ):
-        world.settle()
+        world.reconcile()
     assert world.status() == before, "the guest keeps the disk meanwhile"
 
 
 def test_a_claim_in_use_is_not_touched(world: World) -> None:
     world.volumes.exported = True
     world.cluster.pods = ["left", "right"]
-    assert world.settle().retry
+    assert world.reconcile().retry
     assert "in use by pod left, right" in world.status()["message"]
     assert not any("patch PersistentVolumeClaim" in call for call in world.cluster.calls)
     world.cluster.pods = []
-    world.settle()
+    world.reconcile()
     assert "its pod has not ended yet" in world.status()["message"]
 
 
 def test_growth_that_fails_is_told_and_tried_again(world: World) -> None:
-    world.settle()
+    world.reconcile()
     world.cluster.bound = replace(world.cluster.bound, capacity=128 * MIB)
     world.cache.drop_claim(("ns", "data"))
     world.volumes.fail = Failure(Code.OUT_OF_RANGE, "lvstore lvs0 is full")
-    assert world.settle().retry
+    assert world.reconcile().retry
     assert "it does not grow: lvstore lvs0 is full" in world.status()["message"]
     assert world.status()["phase"] == "Attached"
     world.volumes.fail = None
-    assert not world.settle().retry
+    assert not world.reconcile().retry
     assert world.volumes.size == 128 * MIB
 
 
 def test_the_way_out(world: World) -> None:
-    world.settle()
+    world.reconcile()
     world.delete()
-    world.settle()
+    world.reconcile()
     assert world.controllers.found[POD] == []
     assert world.finalizers() == (False, False)
     assert (VM_VOLUME.name, "extra") not in world.cluster.objects
@@ -428,10 +439,10 @@ def test_the_way_out(world: World) -> None:
 
 
 def test_a_disk_that_is_mounted_at_the_last_moment_is_waited_for(world: World) -> None:
-    world.settle()
+    world.reconcile()
     world.delete()
     world.controllers.mounts_at_once = True
-    assert world.settle().again_s is not None
+    assert world.reconcile().again_s is not None
     assert world.controllers.found[POD] != []
     assert (world.status()["phase"], world.finalizers()) == ("Releasing", (True, True))
     assert world.cluster.events[-1].startswith("InUse: ")
@@ -439,23 +450,23 @@ def test_a_disk_that_is_mounted_at_the_last_moment_is_waited_for(world: World) -
     late = dict(world.cluster.objects[VM_VOLUME.name, "extra"])
     late["spec"]["releaseTimeoutSeconds"] = 0
     world.cache.put_volume(VmVolume.of(world.cluster.put(VM_VOLUME, late)))
-    world.settle()
+    world.reconcile()
     assert world.controllers.found[POD] == []
     assert world.metric("forced_releases_total") == 1
     assert world.finalizers() == (False, False)
 
 
 def test_a_release_by_force_is_an_event_a_status_and_a_number(world: World) -> None:
-    world.settle()
+    world.reconcile()
     world.controllers.found[POD] = [lun(target=4, removal_prevented=True)]
     world.delete()
-    assert world.settle().again_s is not None
+    assert world.reconcile().again_s is not None
     assert world.status()["phase"] == "Releasing"
     late = dict(world.cluster.objects[VM_VOLUME.name, "extra"])
     late["metadata"]["finalizers"].append("example.org/keep")  # to see the last status
     late["spec"]["releaseTimeoutSeconds"] = 0
     world.cache.put_volume(VmVolume.of(world.cluster.put(VM_VOLUME, late)))
-    world.settle()
+    world.reconcile()
     assert world.controllers.found[POD] == []
     assert "taken away by force" in world.status()["message"]
     assert world.cluster.events[-1].startswith("ForcedRelease: ")
@@ -468,40 +479,40 @@ def test_the_server_s_clock_neither_hastens_nor_delays_a_release_by_force(ahead:
     """This node saw the deletion come, so its own clock counts."""
     world = World()
     world.make()
-    world.settle()
+    world.reconcile()
     world.controllers.found[POD] = [lun(target=4, removal_prevented=True)]
     world.delete(at=time.time() + ahead)
-    assert world.settle().again_s == pytest.approx(0.05)
+    assert world.reconcile().again_s == pytest.approx(0.05)
     assert world.status()["phase"] == "Releasing"
     assert world.controllers.found[POD] != []
 
 
 def test_after_a_restart_the_server_s_time_of_the_deletion_counts(world: World) -> None:
-    world.settle()
+    world.reconcile()
     world.controllers.found[POD] = [lun(target=4, removal_prevented=True)]
     world.cache.drop_volume(("ns", "extra"))
     world.delete(at=time.time() - 60)
-    world.settle()
+    world.reconcile()
     assert world.controllers.found[POD] == []
 
 
 def test_an_event_that_the_server_refuses_stops_nothing(world: World) -> None:
     world.cluster.refuses_events = True
-    world.settle()
+    world.reconcile()
     assert world.status()["phase"] == "Attached"
     assert world.metric("event_seconds_count") == 1
     world.delete()
-    world.settle()
+    world.reconcile()
     assert world.finalizers() == (False, False)
 
 
 def test_a_deletion_says_that_the_target_is_away(world: World) -> None:
-    world.settle()
+    world.reconcile()
     before = world.status()
     world.delete()
     away = TargetUnavailable("no target answers")
     with world.failing("luns", away), pytest.raises(TargetUnavailable):
-        world.settle()
+        world.reconcile()
     after = world.status()
     assert (after["phase"], after["message"]) == ("Releasing", "no target answers")
     assert {key: after[key] for key in ("node", "pod", "target", "volume")} == {
@@ -510,7 +521,7 @@ def test_a_deletion_says_that_the_target_is_away(world: World) -> None:
     (attached,) = (each for each in after["conditions"] if each["type"] == "Attached")
     assert (attached["status"], attached["reason"]) == ("Unknown", "TargetFailed")
     assert world.cluster.events[-1] == "TargetFailed: no target answers"
-    world.settle()
+    world.reconcile()
     assert world.finalizers() == (False, False)
 
 
@@ -521,7 +532,7 @@ def test_a_node_without_a_target_says_nothing_of_another_s_vmvolume() -> None:
     world.make(vm_volume({"phase": "Pending"}, finalizer=True))
     before = world.status()
     with world.failing("luns", TargetUnavailable("no target answers")):
-        assert world.settle().again_s is not None
+        assert world.reconcile().again_s is not None
     assert world.status() == before
 
 
@@ -531,7 +542,7 @@ def test_a_lun_that_the_status_does_not_tell_of_is_found(world: World) -> None:
     world.cache.drop_volume(("ns", "extra"))
     world.cache.drop_machine(("ns", "vm"))
     world.controllers.found["another"] = [lun()]
-    world.settle("unsaid")
+    world.reconcile("unsaid")
     assert world.controllers.found["another"] == []
     assert FINALIZER not in world.cluster.objects[VM_VOLUME.name, "unsaid"]["metadata"].get(
         "finalizers", []
@@ -546,7 +557,7 @@ def test_a_lun_of_which_nobody_told_stays_with_a_machine_that_the_server_knows(
     world.cache.drop_machine(("ns", "vm"))
     world.cluster.machines["vm"] = machine()
     world.controllers.found[POD] = [lun()]
-    world.settle("unsaid")
+    world.reconcile("unsaid")
     assert world.controllers.found[POD] == [lun()]
     assert world.status("unsaid")["phase"] == "Attached"
 
@@ -556,7 +567,7 @@ def test_a_node_that_let_go_is_not_waited_for() -> None:
     world = World()
     world.cluster.nodes.add("node2")
     world.make(vm_volume({"phase": "Pending", "node": "node2"}))
-    world.settle()
+    world.reconcile()
     assert (world.status()["phase"], world.status()["node"]) == ("Attached", NODE)
 
 
@@ -584,7 +595,7 @@ def test_a_crash_after_any_call_of_the_server_is_made_good(step: int) -> None:
         if deleted:
             world.delete()
         try:
-            world.settle()
+            world.reconcile()
         except Killed:
             told = world.cluster.objects.get((VM_VOLUME.name, "extra"))
             world.cache = Cache()
@@ -593,7 +604,7 @@ def test_a_crash_after_any_call_of_the_server_is_made_good(step: int) -> None:
             world.restart()
             if told is not None:
                 world.cache.put_volume(VmVolume.of(told))
-                world.settle()
+                world.reconcile()
             world.reconciler.orphan(("ns", "data"))
     assert world.controllers.found[POD] == []
     assert (VM_VOLUME.name, "extra") not in world.cluster.objects
@@ -602,13 +613,13 @@ def test_a_crash_after_any_call_of_the_server_is_made_good(step: int) -> None:
 
 def test_a_machine_that_the_watch_does_not_know_is_asked_for_first(world: World) -> None:
     """Before a LUN is taken away for the want of its machine."""
-    world.settle()
+    world.reconcile()
     world.cache.drop_machine(("ns", "vm"))
     world.cluster.machines["vm"] = machine()
-    world.settle()
+    world.reconcile()
     assert len(world.controllers.found[POD]) == 1
     del world.cluster.machines["vm"]
-    world.settle()
+    world.reconcile()
     assert world.controllers.found[POD] == []
     assert world.status()["phase"] == "Pending"
     assert "node" not in world.status()
@@ -621,10 +632,10 @@ def test_only_a_node_that_is_gone_is_stood_in_for(gone: bool) -> None:
     world.make(vm_volume({"phase": "Attached", "node": "node2"}, finalizer=True))
     world.cache.drop_machine(("ns", "vm"))
     world.cluster.calls.clear()
-    world.settle()
+    world.reconcile()
     assert world.cluster.calls == [], "it is not being deleted, and its machine is not here"
     world.delete()
-    world.settle()
+    world.reconcile()
     assert world.cluster.calls[:1] == ["get Node node2"]
     assert ((VM_VOLUME.name, "extra") in world.cluster.objects) == (not gone)
 
@@ -633,14 +644,14 @@ def test_a_node_is_not_selected_again_at_once(world: World) -> None:
     found = dict(world.cluster.objects[CLAIM.name, "data"])
     found["status"] = {"phase": "Pending"}
     world.cluster.put(CLAIM, found)
-    world.settle()
+    world.reconcile()
     chosen = world.cluster.objects[CLAIM.name, "data"]["metadata"]
     assert chosen["annotations"] == {"volume.kubernetes.io/selected-node": NODE}
     again = dict(world.cluster.objects[CLAIM.name, "data"])
     again["metadata"]["annotations"] = {}  # the provisioner could not
     world.cluster.put(CLAIM, again)
     world.cache.drop_claim(("ns", "data"))
-    wait = world.settle().again_s
+    wait = world.reconcile().again_s
     assert wait is not None and 1.0 < wait <= 2.0
     assert "could not be made on node" in world.status()["message"]
     assert len(world.reconciler._selected) == 1
@@ -651,18 +662,18 @@ def test_a_node_is_not_selected_again_at_once(world: World) -> None:
 
 
 def test_letting_go_lets_the_next_one_look(world: World) -> None:
-    world.settle()
+    world.reconcile()
     world.make(vm_volume(name="second"))
-    world.settle("second")
+    world.reconcile("second")
     assert "VmVolume extra has claim data" in world.status("second")["message"]
     world.delete()
-    world.settle()
+    world.reconcile()
     assert world.looked_at == [("ns", "second")]
 
 
 @pytest.mark.parametrize("named", [False, True])
 def test_only_a_claim_that_nobody_names_is_freed(world: World, named: bool) -> None:
-    world.settle()
+    world.reconcile()
     if not named:
         del world.cluster.objects[VM_VOLUME.name, "extra"]
     world.cache.drop_volume(("ns", "extra"))
@@ -673,7 +684,7 @@ def test_only_a_claim_that_nobody_names_is_freed(world: World, named: bool) -> N
 
 @pytest.mark.parametrize("gone", [False, True])
 def test_only_a_claim_of_a_node_that_is_gone_is_freed_by_another(world: World, gone: bool) -> None:
-    world.settle()
+    world.reconcile()
     del world.cluster.objects[VM_VOLUME.name, "extra"]
     world.cache.drop_volume(("ns", "extra"))
     world.cluster.bound = pv("node2")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from csi.kubevirt.vmvolume import Condition, Status, VmVolume, time_text
-from csi.kubevirt.vmvolume_decide import Say
+from csi.kubevirt.vmvolume.decide import Say
+from csi.kubevirt.vmvolume.model import Condition, Status, VmVolume, time_text
 
 OF_LUN = ("pod", "volume", "target", "attached_at", "guest_seen_at")
 

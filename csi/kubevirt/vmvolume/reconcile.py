@@ -22,14 +22,14 @@ from csi.cluster import (
     backoff,
 )
 from csi.errors import Code, Failure, HostError, describe
-from csi.kubevirt import vmvolume_decide as step
 from csi.kubevirt.controllers import InUse, VmControllers
-from csi.kubevirt.vmvolume import FINALIZER, VmVolume
-from csi.kubevirt.vmvolume_cache import Cache, Name
-from csi.kubevirt.vmvolume_decide import Decision, Say, Seen, decide
-from csi.kubevirt.vmvolume_look import Observer, Work
-from csi.kubevirt.vmvolume_metrics import VmVolumeMetrics
-from csi.kubevirt.vmvolume_status import change, is_news, status
+from csi.kubevirt.vmvolume import decide as step
+from csi.kubevirt.vmvolume.cache import Cache, Name
+from csi.kubevirt.vmvolume.decide import Decision, Say, Seen, decide
+from csi.kubevirt.vmvolume.metrics import VmVolumeMetrics
+from csi.kubevirt.vmvolume.model import FINALIZER, VmVolume
+from csi.kubevirt.vmvolume.observe import Observer, Work
+from csi.kubevirt.vmvolume.status import change, is_news, status
 from csi.locks import VolumeLocks
 from csi.objects import Claim, Object
 from csi.proto import csi_pb2 as pb
@@ -88,7 +88,7 @@ class Reconciler:
         """
         work = Work(volume, since)
         try:
-            return self._settle(work)
+            return self._reconcile(work)
         except (TargetError, Failure, HostError) as error:
             code, text = describe(error)
             if work.ours and code is not Code.ABORTED:
@@ -100,7 +100,7 @@ class Reconciler:
         self._begun.pop(volume.uid, None)
         self._selected.pop(volume.uid, None)
 
-    def _settle(self, work: Work) -> Decision:
+    def _reconcile(self, work: Work) -> Decision:
         for _ in range(ROUNDS_MAX):
             try:
                 decision = decide(self._seen(work))

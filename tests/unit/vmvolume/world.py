@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from csi.kubevirt.controllers import Lun
-from csi.kubevirt.vmvolume import FINALIZER, VmVolume
-from csi.kubevirt.vmvolume_decide import Seen
+from csi.kubevirt.vmvolume.decide import Seen
+from csi.kubevirt.vmvolume.model import FINALIZER, VmVolume
 from csi.objects import Claim, PersistentVolume, StorageClass, Vmi
 
 NODE, OTHER = "node1", "node2"

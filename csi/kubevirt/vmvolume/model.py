@@ -1,7 +1,7 @@
-"""The VmVolume: a claim as a disk of a running virtual machine, for as long as the object exists.
+"""The VmVolume as an object of Kubernetes.
 
 `Spec` and `Status` are its one definition; schemas/kubevirt/vmvolume.schema.json and the
-CustomResourceDefinition in examples/kubernetes/kubevirt/ are made from them (vmvolume_crd).
+CustomResourceDefinition in examples/kubernetes/kubevirt/ are made from them (see `crd`).
 """
 
 from __future__ import annotations

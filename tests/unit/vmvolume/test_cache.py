@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from csi.kubevirt import vmvolume_cache
-from csi.kubevirt.vmvolume_cache import Cache
+from csi.kubevirt.vmvolume.cache import Cache
 from csi.objects import Claim
-from tests.unit.vmvolumes import OTHER, claim, machine, pv, vm_volume
+from tests.unit.vmvolume.world import OTHER, claim, machine, pv, vm_volume
 
 KEY, CLAIM, VM = ("ns", "extra"), ("ns", "data"), ("ns", "vm")
 
@@ -170,7 +169,7 @@ def test_a_claim_is_not_kept_for_ever_nor_without_a_vmvolume(
     cache.claim(CLAIM, ask)
     assert ask.times == 2, "nobody names it"
     cache.put_volume(vm_volume())
-    monkeypatch.setattr(vmvolume_cache, "CLAIM_S", 0.0)
+    monkeypatch.setattr("csi.kubevirt.vmvolume.cache.CLAIM_S", 0.0)
     cache.claim(CLAIM, ask)
     cache.claim(CLAIM, ask)
     assert ask.times == 4

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from csi.kubevirt.controllers import Lun
-from csi.kubevirt.vmvolume import FINALIZER, Phase, VmVolume
+from csi.kubevirt.vmvolume.model import FINALIZER, Phase, VmVolume
 from csi.objects import Claim, StorageClass, Vmi
 
 RELEASE_POLL_S = (0.05, 0.5)

@@ -9,7 +9,7 @@ import pytest
 from csi.cluster import Cluster, ClusterError, NotFoundError, UnreachableError
 from csi.errors import Code
 from csi.objects import PersistentVolume
-from csi.whereabouts import IN_POD, Whereabouts
+from csi.volumenodes import IN_POD, VolumeNodes
 from tests.unit.csi.conftest import refused
 
 
@@ -40,7 +40,7 @@ class FakeCluster:
 
 def test_it_is_the_node_of_the_volumes_affinity() -> None:
     cluster = FakeCluster()
-    found = Whereabouts(cluster.connect)
+    found = VolumeNodes(cluster.connect)
     assert [found.node_of(each) for each in ("there", "nowhere", "there")] == [
         *("node2", None, "node2")
     ]
@@ -49,7 +49,7 @@ def test_it_is_the_node_of_the_volumes_affinity() -> None:
 
 def test_an_api_server_that_does_not_answer_is_asked_again() -> None:
     cluster = FakeCluster()
-    found = Whereabouts(cluster.connect)
+    found = VolumeNodes(cluster.connect)
     cluster.fail = UnreachableError("cannot list PersistentVolumes: it is tried again")
     assert "cannot list" in refused(lambda: found.node_of("there"), Code.UNAVAILABLE)
     cluster.fail = None
@@ -58,4 +58,16 @@ def test_an_api_server_that_does_not_answer_is_asked_again() -> None:
 
 def test_outside_a_pod_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(IN_POD, raising=False)
-    assert Whereabouts().node_of("there") is None
+    assert VolumeNodes().node_of("there") is None
+
+
+def test_it_is_to_be_as_large_as_its_object_says_where_that_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = FakeCluster()
+    found = VolumeNodes(cluster.connect)
+    assert [found.capacity_of(each) for each in ("there", "nowhere")] == [1, 0]
+    cluster.fail = UnreachableError("cannot list PersistentVolumes: it is tried again")
+    assert found.capacity_of("there") == 0
+    monkeypatch.delenv(IN_POD, raising=False)
+    assert VolumeNodes().capacity_of("there") == 0

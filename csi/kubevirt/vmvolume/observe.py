@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from csi.cluster import Cluster, NotFoundError
 from csi.errors import Code, Failure
 from csi.kubevirt.controllers import Lun, VmControllers
-from csi.kubevirt.vmvolume import VmVolume
-from csi.kubevirt.vmvolume_cache import Cache
-from csi.kubevirt.vmvolume_decide import Seen
+from csi.kubevirt.vmvolume.cache import Cache
+from csi.kubevirt.vmvolume.decide import Seen
+from csi.kubevirt.vmvolume.model import VmVolume
 from csi.objects import Claim, StorageClass, Vmi
 from csi.volumes import OwnedVolumes
 

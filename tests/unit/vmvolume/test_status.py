@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from csi.kubevirt.vmvolume import Status, VmVolume
-from csi.kubevirt.vmvolume_decide import Say
-from csi.kubevirt.vmvolume_status import change, is_news, status
-from tests.unit.vmvolumes import HANDLE, NODE, NOW, POD, lun, vm_volume
+from csi.kubevirt.vmvolume.decide import Say
+from csi.kubevirt.vmvolume.model import Status, VmVolume
+from csi.kubevirt.vmvolume.status import change, is_news, status
+from tests.unit.vmvolume.world import HANDLE, NODE, NOW, POD, lun, vm_volume
 
 WAITS = Say("Pending", "ClaimNotFound", "there is no claim data", NODE, warning=True)
 

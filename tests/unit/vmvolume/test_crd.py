@@ -9,8 +9,7 @@ import jsonschema
 import pytest
 from pydantic import ValidationError
 
-from csi.kubevirt.vmvolume import Spec
-from csi.kubevirt.vmvolume_crd import (
+from csi.kubevirt.vmvolume.crd import (
     CRD,
     IMMUTABLE,
     ROOT,
@@ -21,11 +20,12 @@ from csi.kubevirt.vmvolume_crd import (
     schema,
     schema_text,
 )
-from csi.kubevirt.vmvolume_status import status
-from tests.unit.test_vmvolume_status import WAITS, attached
-from tests.unit.vmvolumes import NOW, vm_volume
+from csi.kubevirt.vmvolume.model import Spec
+from csi.kubevirt.vmvolume.status import status
+from tests.unit.vmvolume.test_status import WAITS, attached
+from tests.unit.vmvolume.world import NOW, vm_volume
 
-AGAIN = "write it anew: python -m csi.kubevirt.vmvolume_crd"
+AGAIN = "write it anew: python -m csi.kubevirt.vmvolume.crd"
 LEAST = {"vmName": "vm", "claimName": "data"}
 
 
@@ -87,7 +87,7 @@ def test_defaults_are_the_model_s() -> None:
 def test_the_contract_names_every_reason_and_metric() -> None:
     contract = (ROOT / "schemas/csi/README.md").read_text()
     code = "".join(
-        (ROOT / f"csi/kubevirt/vmvolume_{name}.py").read_text()
+        (ROOT / f"csi/kubevirt/vmvolume/{name}.py").read_text()
         for name in ("decide", "reconcile", "metrics")
     )
     phases = "Pending|Attached|Releasing|Failed"

@@ -21,11 +21,11 @@ from prometheus_client import CollectorRegistry
 from csi.cluster import CLAIM, VM_VOLUME, VMI, Change, Cluster, ClusterError, Kind
 from csi.errors import Failure, HostError
 from csi.kubevirt.controllers import VmControllers
-from csi.kubevirt.vmvolume import FINALIZER, VmVolume
-from csi.kubevirt.vmvolume_cache import Cache, Name
-from csi.kubevirt.vmvolume_metrics import PhaseCollector, VmVolumeMetrics
-from csi.kubevirt.vmvolume_queue import Due, Queue
-from csi.kubevirt.vmvolume_reconcile import Reconciler
+from csi.kubevirt.vmvolume.cache import Cache, Name
+from csi.kubevirt.vmvolume.metrics import PhaseCollector, VmVolumeMetrics
+from csi.kubevirt.vmvolume.model import FINALIZER, VmVolume
+from csi.kubevirt.vmvolume.queue import Due, Queue
+from csi.kubevirt.vmvolume.reconcile import Reconciler
 from csi.locks import VolumeLocks
 from csi.objects import Object, Vmi
 from csi.volumes import OwnedVolumes

@@ -1,0 +1,66 @@
+"""How requests to the Kubernetes API are sent; `cluster` says what they are.
+
+Each is a transport of httpx2 around another one, seen by nobody above the client library.
+"""
+
+from __future__ import annotations
+
+import time
+
+import httpx2
+
+SHORT_S = 1.0
+"""A watch is not asked for again sooner than so long after it was last."""
+CLAIMS = "/api/v1/persistentvolumeclaims"
+"""The path of the claims of all namespaces."""
+PARTIAL = "application/json;as={};g=meta.k8s.io;v=v1"
+
+
+class MetadataOnly(httpx2.BaseTransport):
+    """Asks for nothing but the metadata of claims, where those of all namespaces are asked for.
+
+    Each node of a cluster watches them for their versions and finalizers; the few that it has to do
+    with are read one by one.
+    """
+
+    def __init__(self, transport: httpx2.BaseTransport) -> None:
+        """Sends with `transport`."""
+        self._transport = transport
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Sends a request."""
+        if request.method == "GET" and request.url.path.endswith(CLAIMS):
+            kind = "PartialObjectMetadata"
+            kind += "" if "watch" in request.url.params else "List"
+            request.headers["Accept"] = PARTIAL.format(kind)
+        return self._transport.handle_request(request)
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._transport.close()
+
+
+class PacedWatches(httpx2.BaseTransport):
+    """Lets a watch begin no sooner than SHORT_S after the last one of its kind.
+
+    The library takes a watch up again as soon as the server has ended it, so a server or proxy that
+    ends each at once would be asked without a pause.
+    """
+
+    def __init__(self, transport: httpx2.BaseTransport) -> None:
+        """Sends with `transport`."""
+        self._transport = transport
+        self._begun: dict[str, float] = {}  # by path, monotonic; of the size of the kinds
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Sends a request, if need be after a wait."""
+        if "watch" in request.url.params:
+            last = self._begun.get(request.url.path)
+            if last is not None:
+                time.sleep(max(0.0, last + SHORT_S - time.monotonic()))
+            self._begun[request.url.path] = time.monotonic()
+        return self._transport.handle_request(request)
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._transport.close()

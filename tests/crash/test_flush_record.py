@@ -1,0 +1,147 @@
+"""SIGKILL at each step of recording that a flush failed, and of recording that this is cleared.
+
+Needs root and strace, which ends the target as it enters a system call on a file of its state.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from pydataplane.errors import TargetError
+from tests.support.initiator import Initiator, Refused
+from tests.support.lossy_disk import (
+    FLUSH,
+    MIB,
+    LossyDisk,
+    connected,
+    fails_to_flush,
+    lossy_disk,
+    small_file_system,
+)
+from tests.support.target import STOP_DEADLINE_S, Target
+
+pytestmark = pytest.mark.root
+
+RECORD = "config.json"
+NEW = "config.json.new"
+FOLDER = "."
+STEPS = [
+    # A system call, the file in the state folder that it is on, whether the record is new by then.
+    ("openat", NEW, False),
+    ("write", NEW, False),
+    ("fsync", NEW, False),
+    ("rename", NEW, None),
+    ("openat", FOLDER, True),
+    ("fsync", FOLDER, True),
+]
+
+
+@pytest.fixture
+def disk(target: Target) -> Iterator[LossyDisk]:
+    """A disk that loses what is written."""
+    with small_file_system(target.directory / "small") as directory, lossy_disk(directory) as made:
+        yield made
+
+
+@contextmanager
+def killed_at(target: Target, call: str, file: str) -> Iterator[None]:
+    """Has the target be killed when it enters that call on that file of its state, in the block."""
+    strace = subprocess.Popen(
+        [
+            *("strace", "-f", "-o", target.directory / "strace", "-p", str(target.pid)),
+            *("-P", (target.state_dir / file).resolve(), "-e", f"trace={call}"),
+            *("-e", f"inject={call}:signal=KILL"),
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert strace.stderr is not None
+    assert "attached" in strace.stderr.readline()
+    yield
+    assert target.process is not None
+    target.process.wait(STOP_DEADLINE_S)
+    strace.wait(STOP_DEADLINE_S)
+    assert call in (target.directory / "strace").read_text()
+    target.kill9()
+
+
+def is_recorded(target: Target) -> bool:
+    """Whether the state folder has a failed flush; its record is whole in any case."""
+    text = json.loads((target.state_dir / RECORD).read_text())
+    return bool(text.get("flush_errors"))
+
+
+def is_told(target: Target) -> bool:
+    """Whether a guest is told, and everybody else."""
+    shown = bool(target.rpc("virtlun_get_status")["flush_errors"])
+    with connected(target, "vm") as guest:
+        assert fails_to_flush(guest) is shown
+    return shown
+
+
+def set_up(target: Target, disk: LossyDisk) -> None:
+    """Makes a disk with a guest, which flushes once."""
+    target.rpc("bdev_aio_create", name="d0", filename=disk.device, block_size=512)
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm")
+    target.add_lun("vm", "d0")
+    assert not is_told(target)
+
+
+def flush_for_ever(guest: Initiator) -> None:
+    """Flushes until the guest ends."""
+    with suppress(Refused, ValueError, OSError, AssertionError):
+        while True:
+            guest.cdb(FLUSH)
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("call", "file", "is_new"), STEPS)
+def test_a_failure_is_known_as_soon_as_it_is_recorded(
+    target: Target, disk: LossyDisk, call: str, file: str, is_new: bool | None
+) -> None:
+    set_up(target, disk)
+    with connected(target, "vm") as guest:
+        disk.lose()
+        guest.write(0, bytes([7]) * MIB)
+        # Whether the guest has its answer before the target is killed is not known.
+        flush = threading.Thread(target=flush_for_ever, args=(guest,))
+        with killed_at(target, call, file):
+            flush.start()
+        os.kill(guest.pid, signal.SIGKILL)  # it would wait for the answer
+        flush.join()
+    recorded = is_recorded(target)
+    assert is_new is None or recorded is is_new
+    target.start()
+    disk.mend()
+    assert is_told(target) is recorded
+    assert is_recorded(target) is recorded
+
+
+@pytest.mark.parametrize(("call", "file", "is_new"), STEPS)
+def test_what_was_being_cleared_is_cleared_or_known(
+    target: Target, disk: LossyDisk, call: str, file: str, is_new: bool | None
+) -> None:
+    set_up(target, disk)
+    with connected(target, "vm") as guest:
+        disk.lose()
+        guest.write(0, bytes([7]) * MIB)
+        assert fails_to_flush(guest)
+    # An orderly end waits for the record.
+    target.restart()
+    assert is_recorded(target)
+    disk.mend()
+    with killed_at(target, call, file), pytest.raises(TargetError):
+        target.rpc("virtlun_bdev_clear_flush_error", name="d0")
+    recorded = is_recorded(target)
+    assert is_new is None or recorded is not is_new
+    target.start()
+    assert is_told(target) is recorded

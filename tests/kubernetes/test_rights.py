@@ -1,0 +1,205 @@
+"""What the credentials of one node reach on a real API server, in the hands of who took it over."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.driver import ACCOUNT, DRIVER, EXAMPLES, NAMESPACE
+from tests.kubernetes.sandbox import SandboxError
+
+#: A program: sends a merge patch, and says the answer's code and text.
+PATCH = """\
+import ssl, sys, urllib.error, urllib.request
+path, token, ca, change = sys.argv[1:]
+words = {"Authorization": f"Bearer {token}", "Content-Type": "application/merge-patch+json"}
+request = urllib.request.Request(
+    f"https://127.0.0.1:6443{path}", change.encode(), words, method="PATCH"
+)
+try:
+    with urllib.request.urlopen(request, context=ssl.create_default_context(cafile=ca)) as answer:
+        print(answer.status, answer.read().decode())
+except urllib.error.HTTPError as error:
+    print(error.code, error.read().decode())
+"""
+NODE_KEY = "csi.virtlun.dev/node"
+SELECTED = "volume.kubernetes.io/selected-node"
+
+
+class Node:
+    """Who has the account's token of a node, or (None) one that tells no node."""
+
+    def __init__(self, cluster: Cluster, name: str | None) -> None:
+        self.cluster = cluster
+        bound = ("--bound-object-kind=Node", f"--bound-object-name={name}") if name else ()
+        words = ("create", "token", ACCOUNT, "-n", NAMESPACE, "--duration=1h", *bound)
+        self.token = cluster.kubectl(*words).strip()
+
+    def does(self, *words: str, stdin: str = "") -> str:
+        """Runs kubectl with the token."""
+        return self.cluster.kubectl(f"--token={self.token}", *words, stdin=stdin)
+
+    def may_not(self, word: str, *words: str, stdin: str = "") -> None:
+        """Runs kubectl, which the server is to refuse with this word."""
+        with pytest.raises(SandboxError, match=word):
+            self.does(*words, stdin=stdin)
+
+    def may_not_patch(self, word: str, path: str, change: dict[str, Any]) -> None:
+        """Sends a change to a path, which kubectl would ask for first; it is to be refused."""
+        ca = str(self.cluster.pki.ca)
+        words = (sys.executable, "-c", PATCH, path, self.token, ca, json.dumps(change))
+        said = self.cluster.box.run(*words).stdout
+        assert said.startswith("403 ")
+        assert word in said
+
+    def patch(self, what: str, change: dict[str, Any], *more: str) -> tuple[str, ...]:
+        """Returns kubectl's words for a change."""
+        return ("patch", *what.split("/"), "--type=merge", "-p", json.dumps(change), *more)
+
+
+@pytest.fixture(scope="module")
+def account(cluster: Cluster) -> Iterator[Cluster]:
+    """A cluster with the driver's account and what it may do, without the driver."""
+    cluster.apply(EXAMPLES / "rbac.yaml")
+    cluster.apply(EXAMPLES / "node-policy.yaml")
+    yield cluster
+    cluster.kubectl("delete", "pv", "--all", "--wait=false")
+    cluster.kubectl("delete", "-f", EXAMPLES / "node-policy.yaml")
+
+
+@pytest.fixture(scope="module")
+def hostile(account: Cluster) -> Node:
+    """Whoever has taken over the node; waits until the server holds to the policy."""
+    node = Node(account, account.nodes[0].name)
+    for attempt in range(100):
+        made = volume(f"early-{attempt}", "other")
+        try:
+            node.does("create", "-f", "-", stdin=made)
+        except SandboxError:
+            return node
+        account.kubectl("delete", "pv", f"early-{attempt}", "--wait=false")
+    raise AssertionError("the server does not hold to the policy")
+
+
+def volume(name: str, node: str | None, driver: str = DRIVER) -> str:
+    """Returns a volume of a node."""
+    requirement = {"key": NODE_KEY, "operator": "In", "values": [node]}
+    affinity = {"required": {"nodeSelectorTerms": [{"matchExpressions": [requirement]}]}}
+    spec = {
+        "capacity": {"storage": "1Gi"},
+        "accessModes": ["ReadWriteOnce"],
+        "persistentVolumeReclaimPolicy": "Delete",
+        "storageClassName": "none",
+        "csi": {"driver": driver, "volumeHandle": name},
+        **({"nodeAffinity": affinity} if node else {}),
+    }
+    meta = {"name": name}
+    return json.dumps(
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": meta, "spec": spec}
+    )
+
+
+def test_a_node_makes_and_deletes_its_own_volumes_alone(hostile: Node) -> None:
+    cluster, here = hostile.cluster, hostile.cluster.nodes[0].name
+    for name, node, driver in (
+        ("elsewhere", "other", DRIVER),
+        ("anywhere", None, DRIVER),
+        ("theirs", here, "other.example.org"),
+    ):
+        hostile.may_not(
+            "ValidatingAdmissionPolicy", "create", "-f", "-", stdin=volume(name, node, driver)
+        )
+    cluster.kubectl("create", "-f", "-", stdin=volume("victim", "other"))
+    hostile.may_not("is not of node", "delete", "pv", "victim")
+    hostile.does("create", "-f", "-", stdin=volume("mine", here))
+    hostile.does("delete", "pv", "mine")
+
+
+def test_a_node_redirects_no_volume_but_notes_growth(hostile: Node) -> None:
+    cluster, here = hostile.cluster, hostile.cluster.nodes[0].name
+    for name, node in (("far", "other"), ("near", here)):
+        cluster.kubectl("create", "-f", "-", stdin=volume(name, node))
+        grown = {"spec": {"capacity": {"storage": "2Gi"}}}
+        hostile.does(*hostile.patch(f"pv/{name}", grown))
+        for change in (
+            {"persistentVolumeReclaimPolicy": "Retain"},
+            {
+                "claimRef": {
+                    "namespace": "default",
+                    "name": "x",
+                    "uid": "1",
+                    "kind": "PersistentVolumeClaim",
+                }
+            },
+            {"storageClassName": "other"},
+        ):
+            hostile.may_not(
+                "ValidatingAdmissionPolicy", *hostile.patch(f"pv/{name}", {"spec": change})
+            )
+
+
+def test_a_node_takes_claims_for_itself_and_changes_nothing_else_of_them(hostile: Node) -> None:
+    cluster, here = hostile.cluster, hostile.cluster.nodes[0].name
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "wanted", "finalizers": ["example.org/other"]},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": "nobody-has-volumes-of-it",
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    }
+    cluster.kubectl("create", "-f", "-", stdin=json.dumps(claim))
+    try:
+        change = hostile.patch
+        for word, meta in (
+            ("takes claims for itself", {"annotations": {SELECTED: "other"}}),
+            ("no finalizers of others", {"finalizers": None}),
+            ("labels", {"labels": {"app": "x"}}),
+        ):
+            hostile.may_not(word, *change("pvc/wanted", {"metadata": meta}))
+        wider = {"spec": {"resources": {"requests": {"storage": "2Gi"}}}}
+        hostile.may_not("orbidden|nvalid", *change("pvc/wanted", wider))
+        bound = {"status": {"phase": "Bound"}}
+        path = "/api/v1/namespaces/default/persistentvolumeclaims/wanted/status"
+        hostile.may_not_patch("does not bind", path, bound)
+        for node in (here, None):
+            hostile.does(*change("pvc/wanted", {"metadata": {"annotations": {SELECTED: node}}}))
+        ours = ["example.org/other", "kubernetes.io/pvc-protection", "virtlun.dev/lun"]
+        for finalizers in (ours, ours[:2]):
+            hostile.does(*change("pvc/wanted", {"metadata": {"finalizers": finalizers}}))
+    finally:
+        free = {"metadata": {"finalizers": None}}
+        cluster.kubectl(*hostile.patch("pvc/wanted", free))
+        cluster.kubectl("delete", "pvc", "wanted", "--ignore-not-found")
+
+
+def test_a_node_tells_its_own_capacity_alone(hostile: Node) -> None:
+    here = hostile.cluster.nodes[0].name
+
+    def capacity(name: str, node: str) -> str:
+        return json.dumps(
+            {
+                "apiVersion": "storage.k8s.io/v1",
+                "kind": "CSIStorageCapacity",
+                "metadata": {"name": name, "namespace": NAMESPACE},
+                "storageClassName": "none",
+                "nodeTopology": {"matchLabels": {NODE_KEY: node}},
+                "capacity": "1Gi",
+            }
+        )
+
+    hostile.may_not("its own capacity only", "create", "-f", "-", stdin=capacity("theirs", "other"))
+    hostile.does("create", "-f", "-", stdin=capacity("ours", here))
+    hostile.does("delete", "csistoragecapacity", "ours", "-n", NAMESPACE)
+
+
+def test_credentials_that_tell_no_node_change_nothing(hostile: Node) -> None:
+    nobody = Node(hostile.cluster, None)
+    nobody.may_not("is not of node ''", "create", "-f", "-", stdin=volume("x", "node1"))

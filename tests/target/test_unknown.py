@@ -1,0 +1,117 @@
+"""A driver without an in-flight region: what was in flight when the target died cannot be known.
+
+A queue with such requests is not started again, whoever restarts, until its driver resets it; one
+that was quiet goes on. With our own initiator, and the mark in the state directory between them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.initiator import Initiator, Refused
+from tests.support.target import Target
+
+MIB = 1 << 20
+BLOCK = 512
+DEADLINE_S = 60.0
+LOST, QUIET = 0, 1
+"""Request queues: with a request in flight when the target dies, and without."""
+FIRST = 2
+"""Number of the first request queue; control and event queue come before (virtio 1.2, 5.6.2)."""
+SENTENCE = "the queue is not started until its driver resets it"
+
+
+def kill(target: Target) -> None:
+    target.kill9()
+    target.start()
+
+
+def restart(target: Target) -> None:
+    assert target.stop() == 0
+    target.start()
+
+
+def upgrade(target: Target) -> None:
+    target.upgrade()
+
+
+def stopped(target: Target) -> dict[int, str]:
+    """The queues that are not started, and why, as `vhost_get_controllers` tells."""
+    (found,) = target.rpc("vhost_get_controllers")
+    (session,) = found["sessions"]
+    return {queue["queue"]: queue["reason"] for queue in session["stopped_queues"]}
+
+
+def reconnect(guest: Initiator, *, keep: bool = True) -> None:
+    """As a front end: again and again, until there is somebody."""
+    end = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            guest.send("reconnect", keep=keep)
+            return
+        except Refused:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+
+def write(guest: Initiator, lba: int, data: bytes, **given: Any) -> dict[str, Any]:
+    """Puts a WRITE(10) in flight."""
+    cdb = bytes([0x2A, 0, *lba.to_bytes(4, "big"), 0, *(len(data) // BLOCK).to_bytes(2, "big"), 0])
+    return guest.send("submit", cdb=cdb, target=0, data_out=data, **given)
+
+
+@pytest.fixture
+def guest(target: Target) -> Any:
+    """Connected without an in-flight region, with two request queues."""
+    target.make_lvstore("lvs0", 64 * MIB)
+    target.rpc("bdev_lvol_create", lvol_name="v", size_in_mib=8, lvs_name="lvs0")
+    target.rpc("vhost_create_scsi_controller", ctrlr="c0")
+    target.rpc(
+        "vhost_scsi_controller_add_target", ctrlr="c0", scsi_target_num=0, bdev_name="lvs0/v"
+    )
+    with Initiator(target.vhost_dir / "c0") as guest:
+        guest.send("connect", queues=2, inflight=False)
+        guest.ready()
+        yield guest
+
+
+@pytest.mark.parametrize("again", [kill, restart, upgrade])
+def test_a_queue_that_cannot_be_known_stays_stopped_until_its_driver_resets_it(
+    target: Target, guest: Initiator, again: Callable[[Target], None]
+) -> None:
+    before, after = os.urandom(BLOCK), os.urandom(BLOCK)
+    guest.write(0, before, queue=QUIET)
+    guest.write(1, before, queue=LOST)
+    # In flight for certain: nobody takes it from the ring before the end.
+    os.kill(target.pid, signal.SIGSTOP)
+    lost = write(guest, 1, after, queue=LOST)["head"]
+    kill(target)
+    for change in (lambda _: None, again, kill):
+        change(target)
+        reconnect(guest)
+        guest.ready(queue=QUIET)
+        assert guest.read(0, 1, queue=QUIET) == before, "what was quiet goes on"
+        assert list(stopped(target)) == [FIRST + LOST]
+        assert "requests were in flight" in stopped(target)[FIRST + LOST]
+        assert guest.read(1, 1, queue=QUIET) == before, "it was neither done nor guessed"
+        with pytest.raises(Refused):
+            guest.send("wait", head=lost, queue=LOST, timeout_ms=100)
+    said = target.words().count(SENTENCE)
+    assert said >= 3
+    reconnect(guest, keep=False)
+    guest.ready()
+    assert stopped(target) == {}
+    guest.write(1, after, queue=LOST)
+    # And now that it is known again, it goes on after the next crash.
+    kill(target)
+    reconnect(guest)
+    assert stopped(target) == {}
+    guest.ready(queue=LOST)
+    assert guest.read(1, 1, queue=LOST) == after
+    assert target.words().count(SENTENCE) == said
