@@ -13,6 +13,10 @@ from plugin.domainxml.document import Document, Node, NotXmlError
 from plugin.domainxml.metadata import Metadata, places
 from plugin.errors import Refusal, TranslateError
 from plugin.model import LunPlan, Plan
+from plugin.names import controller_name
+
+_UUID_PARTS = ((0, 8), (8, 12), (12, 16), (16, 20), (20, None))
+"""Of a UUID's digits, between its hyphens; the module uuid is slow to import."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +81,33 @@ class View:
                 result.insert(place, (disk, entry.lun))
         return result
 
+    @property
+    def socket(self) -> str | None:
+        """Returns the path of the controller's socket, whoever's it is; None without one."""
+        carrier = self.carrier
+        return None if carrier is None else carrier.socket
+
     def plan(self) -> Plan | None:
         """Returns what the domain needs of the target, None if nothing.
 
         Raises:
-            TranslateError: BAD_XML, the metadata is damaged or the carrier is missing.
+            TranslateError: BAD_XML, the metadata is damaged or another domain's, or the carrier is
+                missing.
         """
         metadata = self.metadata
         if metadata is None:
             return None
+        node = self.domain.child("uuid")
+        digits = "".join(char for char in (node.text if node else "").lower() if char.isalnum())
+        uuid = "-".join(digits[start:end] for start, end in _UUID_PARTS)
+        if metadata.controller != controller_name(uuid):
+            # A copy of its XML under another UUID: the controller is the original's.
+            raise TranslateError(
+                Refusal.BAD_XML,
+                f"domain '{self.name}' (UUID {uuid}) is a copy of another with that one's virtlun"
+                f" controller {metadata.controller}; define it again through the gateway, which"
+                " gives it one of its own",
+            )
         carrier = self.carrier
         if carrier is None:
             if not metadata.entries:

@@ -26,3 +26,7 @@ class Locks:
             self._users[name] -= 1
             if not self._users[name]:
                 del self._users[name], self._locks[name]
+
+    def is_held(self, name: str) -> bool:
+        """Whether somebody holds or wants the lock `name`."""
+        return name in self._locks

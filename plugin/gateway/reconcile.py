@@ -138,10 +138,10 @@ async def move_socket(services: Services, dom: Domain) -> None:
         if error.code == Code.NO_DOMAIN:
             return
         raise
-    plan = translate.plan(xml)
-    if plan is None:
+    socket = translate.socket(xml)
+    if socket is None:
         return
     moved = await services.define(xml, new_uuid=UUID(bytes=dom.uuid), current_xml=xml)
-    if moved.plan is not None and moved.plan.socket != plan.socket:
+    if moved.plan is not None and moved.plan.socket != socket:
         await admin.define(moved.xml)
         _log.info("the controller's socket put right in a definition", domain=dom.name)

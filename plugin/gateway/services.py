@@ -37,6 +37,10 @@ class Services:
         """Returns what holds a domain (its UUID, 16 bytes) while one operation changes it."""
         return self.locks.hold(f"domain:{uuid.hex()}")
 
+    def is_locked(self, uuid: bytes) -> bool:
+        """Whether an operation holds the domain now, or waits for it."""
+        return self.locks.is_held(f"domain:{uuid.hex()}")
+
     async def define(
         self,
         xml: str,

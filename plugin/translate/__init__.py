@@ -43,6 +43,7 @@ from plugin.translate.operations import (
     present,
     recognise,
     settable,
+    socket,
     update,
 )
 
@@ -70,5 +71,6 @@ __all__ = [
     "present",
     "recognise",
     "settable",
+    "socket",
     "update",
 ]

@@ -294,6 +294,12 @@ def plan(domain_xml: str) -> Plan | None:
     return None if view is None else view.plan()
 
 
+def socket(domain_xml: str) -> str | None:
+    """Returns the path of the socket of a domain's controller; None if it has none of ours."""
+    view = views.parse(domain_xml) if NAMESPACE in domain_xml else None
+    return None if view is None else view.socket
+
+
 def find(domain_xml: str, path: str, settings: Settings) -> LunPlan | None:
     """Returns the disk that `path` (target dev, source path or LVSTORE/LVOL) means, or None.
 

@@ -11,6 +11,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -204,6 +205,19 @@ def test_release_removes_the_controller(host: Host) -> None:
             done = host.run("release", "end", "-")
             assert (done.returncode, done.stderr) == (0, "")
     assert host.target.controllers == {"vm-other": {}}
+
+
+def test_a_copy_does_not_touch_the_originals_controller(host: Host) -> None:
+    """Its XML was copied at libvirtd itself, under another UUID."""
+    copy = host.xml.replace(CONTROLLER.removeprefix("vm-"), str(UUID(int=1)), 1)
+    assert CONTROLLER in copy
+    with host.serve():
+        host.run("prepare", "begin", "-")
+        before = dict(host.target.controllers)
+        for words in (("prepare", "begin", "-"), ("release", "end", "-")):
+            done = host.run(*words, xml=copy)
+            assert done.returncode == 1 and "is a copy of another" in done.stderr
+        assert host.target.controllers == before != {}
 
 
 def test_reconnect_repairs_and_never_fails(host: Host) -> None:

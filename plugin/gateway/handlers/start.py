@@ -7,6 +7,7 @@ gateway asks first. The controller is taken away again if the start fails.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -15,17 +16,22 @@ from uuid import UUID
 from plugin import translate
 from plugin.errors import Refusal
 from plugin.gateway import polkit, records
-from plugin.gateway.call import Call
+from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import identity_of
-from plugin.gateway.errors import GatewayError, Refused, UpstreamError
+from plugin.gateway.errors import Code, GatewayError, Refused, UpstreamError
 from plugin.gateway.messages import Domain, DomainCall, read_string
 from plugin.gateway.procs import Proc
+from plugin.gateway.services import Services
 from plugin.gateway.upstream import AFFECT_CONFIG, XML_INACTIVE, Upstream
 from plugin.translate import LunPlan, Plan, controller_name
 from pydataplane.volumes import Volume
 
 FORCE_BOOT = 8
 """VIR_DOMAIN_START_FORCE_BOOT."""
+
+LEAVE_TRIES = 25
+LEAVE_S = 0.2
+"""How often, and how many seconds apart, the QEMU of a failed start is given to let go."""
 
 
 @dataclass
@@ -42,6 +48,13 @@ async def start(call: Call) -> None:
     offset = 4 if call.header.with_fds else 0  # the number of descriptors comes first
     flags = call.header.procedure != Proc.CREATE
     args = DomainCall.read(call.payload[offset:], flags=flags)
+    async with call.services.domain_lock(args.dom.uuid):  # what is read must be what starts
+        reply = await _start(call, args)
+    await call.respond(reply)
+
+
+async def _start(call: Call, args: DomainCall) -> Reply:
+    """Starts a domain whose lock is held; returns libvirtd's reply."""
     try:
         admin = await call.services.admin()
         dom = await admin.lookup(args.dom.uuid)
@@ -50,18 +63,16 @@ async def start(call: Call) -> None:
         # Whoever may start a domain need not be allowed to read it, and is not shown this.
         xml, saved = await _xml_to_start(admin, dom, force=bool(args.flags & FORCE_BOOT))
     except GatewayError:
-        await call.pass_on()  # libvirtd says why
-        return
+        return await call.forward()  # libvirtd says why
     plan = translate.plan(xml)
     if plan is None:
-        await call.pass_on()
-        return
-    async with prepared(call, plan, dom.uuid, saved=saved) as attempt:
+        return await call.forward()
+    async with _prepared(call, plan, dom.uuid, saved=saved) as attempt:
         if await admin.persistent(dom):
             await records.write(admin, dom, records.uuids_of(attempt.plan), AFFECT_CONFIG)
         reply = await call.forward()
         attempt.started = reply.ok
-    await call.respond(reply)
+    return reply
 
 
 async def startable(
@@ -103,61 +114,101 @@ async def prepared(
         Refused: a volume is lost or in use, or there is no target; nothing is left behind, but
             volumes that were made stay.
     """
+    async with (
+        call.services.domain_lock(uuid),
+        _prepared(call, plan, uuid, saved=saved) as attempt,
+    ):
+        yield attempt
+
+
+@asynccontextmanager
+async def _prepared(call: Call, plan: Plan, uuid: bytes, *, saved: bool) -> AsyncIterator[Attempt]:
+    """As `prepared`, for a domain whose lock is held."""
     services = call.services
-    async with services.domain_lock(uuid):
+    if await _is_active(await services.admin(), uuid):
+        yield Attempt(plan)  # libvirtd refuses to start it again
+        return
+    known = await records.known(services.hook, plan.controller)
+    plan = await services.target.find_volumes(plan, known)
+    for lun in plan.luns:
+        if lun.uuid is not None:
+            await check_free(call, plan, lun, await services.target.volume(lun.uuid))
+    mib = 0 if saved else services.hook.create_missing_mib
+    attempt = Attempt(await services.target.make_volumes(plan, mib))
+    await services.target.ensure(attempt.plan)
+    try:
+        yield attempt
+    finally:
+        if not attempt.started:
+            with suppress(GatewayError):  # while nobody knows it stays; the reconcile loop looks
+                await _release_failed(services, plan.controller, uuid)
+
+
+async def _release_failed(services: Services, controller: str, uuid: bytes) -> None:
+    """Takes away the controller of a domain that did not start, once its QEMU has let go."""
+    for _ in range(LEAVE_TRIES):
         if await _is_active(await services.admin(), uuid):
-            yield Attempt(plan)  # libvirtd refuses to start it again
             return
-        known = await records.known(services.hook, plan.controller)
-        plan = await services.target.find_volumes(plan, known)
-        for lun in plan.luns:
-            if lun.uuid is not None:
-                await check_free(call, plan, lun, await services.target.volume(lun.uuid))
-        mib = 0 if saved else services.hook.create_missing_mib
-        attempt = Attempt(await services.target.make_volumes(plan, mib))
-        await services.target.ensure(attempt.plan)
-        try:
-            yield attempt
-        finally:
-            admin = await services.admin()
-            if not attempt.started and not await _is_active(admin, uuid):
-                with suppress(GatewayError):
-                    await services.target.release(plan.controller)
+        if await services.target.release_idle(controller) != "busy":
+            return
+        await asyncio.sleep(LEAVE_S)
 
 
 async def _is_active(admin: Upstream, uuid: bytes) -> bool:
+    """Whether libvirtd has the domain running; raises GatewayError if it does not say."""
     try:
         return await admin.active(await admin.lookup(uuid))
-    except GatewayError:
-        return False
+    except UpstreamError as error:
+        if error.code == Code.NO_DOMAIN:
+            return False
+        raise
 
 
 async def check_free(call: Call, plan: Plan, lun: LunPlan, volume: Volume) -> None:
-    """Checks that no other running domain holds a volume, unless both say <shareable/>.
+    """Checks that no other domain holds a volume that runs or starts, unless both share it.
 
-    A controller of a domain that does not run is a leftover and is deleted.
+    A controller of a domain that does neither is a leftover and is deleted.
 
     Raises:
         Refused: names the domain that has it.
     """
-    services = call.services
-    for holder in await services.target.holders(volume.uuid, besides=plan.controller):
-        admin = await services.admin()
-        try:
-            dom = await admin.lookup(UUID(holder).bytes)
-            xml = await admin.xml(dom, 0) if await admin.active(dom) else None
-        except (UpstreamError, ValueError):
-            name = holder  # not a domain of this libvirtd
-        else:
-            if xml is None:
-                await services.target.release(controller_name(holder))
-                continue
-            theirs = translate.find(xml, volume.path, services.settings)
-            if lun.shareable and theirs is not None and theirs.shareable:
-                continue
-            name = dom.name
-        raise Refused(
-            Refusal.VOLUME_IN_USE,
-            f"volume {volume.path} is in use by domain {name}: detach it there first, "
-            "or give the disk <shareable/> in both domains",
-        )
+    for holder in await call.services.target.holders(volume.uuid, besides=plan.controller):
+        name = await _taken_by(call.services, holder, lun, volume)
+        if name is not None:
+            raise Refused(
+                Refusal.VOLUME_IN_USE,
+                f"volume {volume.path} is in use by domain {name}: detach it there first, "
+                "or give the disk <shareable/> in both domains",
+            )
+
+
+async def _taken_by(services: Services, holder: str, lun: LunPlan, volume: Volume) -> str | None:
+    """Returns the name of the domain that keeps a volume from being a LUN; None if it does not.
+
+    `holder` is the UUID in the name of a controller that has the volume.
+    """
+    admin = await services.admin()
+    try:
+        dom = await admin.lookup(UUID(holder).bytes)
+    except (UpstreamError, ValueError):
+        return holder  # not a domain of this libvirtd
+    for _ in range(LEAVE_TRIES):
+        if lun.shareable and await _shares(services, admin, dom, volume):
+            return None
+        if not services.is_locked(dom.uuid):
+            break
+        # It is just being started or stopped. Its lock is not waited for: it may wait for ours.
+        await asyncio.sleep(LEAVE_S)
+    else:
+        return dom.name
+    async with services.domain_lock(dom.uuid):  # which is free, so that this does not wait
+        if await _is_active(admin, dom.uuid):
+            return dom.name
+        busy = await services.target.release_idle(controller_name(holder)) == "busy"
+        return dom.name if busy else None
+
+
+async def _shares(services: Services, admin: Upstream, dom: Domain, volume: Volume) -> bool:
+    """Whether a domain, running or not, has a volume as <shareable/>."""
+    lun = translate.find(await admin.xml(dom, 0), volume.path, services.settings)
+    return lun is not None and lun.shareable

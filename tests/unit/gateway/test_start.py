@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from plugin import records, translate
 from plugin.gateway.errors import Code, Refused
-from plugin.gateway.messages import XmlCall
+from plugin.gateway.messages import DomainCall, XmlCall
 from plugin.gateway.polkit import judges_calls
 from plugin.gateway.procs import Proc
-from plugin.gateway.reconcile import Reconciler
+from plugin.gateway.reconcile import Reconciler, move_socket
 from plugin.gateway.xdr import Writer
 from tests.unit.gateway.fake_libvirtd import FakeDomain
 from tests.unit.gateway.world import (
     NOBODY,
     UUID_1,
+    UUID_2,
     ReplyError,
     World,
     disk,
     plain,
     play,
+    until,
 )
 
 CONTROLLER = f"vm-{UUID_1}"
@@ -246,3 +249,106 @@ def test_whether_libvirtd_judges_calls(tmp_path: Path, text: str, expected: bool
     assert judges_calls(conf) is expected
     conf.write_bytes(b"\xff\xfe")
     assert judges_calls(conf) is True
+
+
+SHARED = disk(extra="<shareable/>")
+
+
+def test_two_that_share_a_volume_may_start_together(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        first = world.domain("one", UUID_1, running=False, disks=SHARED)
+        second = world.domain("two", UUID_2, running=False, disks=SHARED)
+        world.libvirtd.delay_s[Proc.CREATE] = 0.5
+        beginning = asyncio.create_task(start(world, first))
+        await until(lambda: f"vm-{UUID_1}" in world.target.controllers)
+        await start(world, second)
+        await beginning
+        assert {name: len(luns) for name, luns in world.target.controllers.items()} == {
+            f"vm-{UUID_1}": 1,
+            f"vm-{UUID_2}": 1,
+        }
+        assert "vhost_delete_controller" not in [method for method, _ in world.target.calls]
+
+    play(tmp_path, body)
+
+
+def test_one_that_starts_keeps_its_volume_from_another(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        first = world.domain("one", UUID_1, running=False, disks=disk())
+        second = world.domain("two", UUID_2, running=False, disks=disk())
+        world.libvirtd.delay_s[Proc.CREATE] = 0.5
+        beginning = asyncio.create_task(start(world, first))
+        await until(lambda: f"vm-{UUID_1}" in world.target.controllers)
+        with pytest.raises(ReplyError, match="is in use by domain one"):
+            await start(world, second)
+        await beginning
+        assert set(world.target.controllers) == {f"vm-{UUID_1}"}
+
+    play(tmp_path, body)
+
+
+def test_what_nobody_knows_to_have_failed_is_not_taken_away(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(running=False, disks=disk())
+        client = await world.client()
+        world.libvirtd.refuse[Proc.CREATE] = Refused(Code.OPERATION_FAILED, "no")
+        asked = 0
+
+        def silent_after_the_first(_: bytes) -> bytes:
+            nonlocal asked
+            asked += 1
+            if asked > 1:
+                raise Refused(Code.INTERNAL_ERROR, "libvirtd is not well")
+            return bytes(Writer().i32(0))
+
+        world.libvirtd.answers[Proc.IS_ACTIVE] = silent_after_the_first
+        with pytest.raises(ReplyError, match="no"):
+            await client.call(Proc.CREATE, DomainCall(dom.ref).pack())
+        assert set(world.target.controllers) == {f"vm-{UUID_1}"}
+
+    play(tmp_path, body)
+
+
+def test_the_definition_is_read_once_nobody_changes_it(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        uuid = world.target.add_volume("lvs0/more")
+        after = world.domain(running=False, disks=disk() + disk("lvs0/more", "sdc")).config
+        dom = world.domain(running=False, disks=disk())
+        services = world.gateway.services
+        async with services.domain_lock(dom.uuid):
+            starting = asyncio.create_task(start(world, dom))
+            await until(lambda: services.locks._users[f"domain:{dom.uuid.hex()}"] == 2)
+            dom.config = after
+        await starting
+        luns = world.target.controllers[f"vm-{UUID_1}"]
+        assert uuid in [lun["bdev"] for lun in luns.values()]
+
+    play(tmp_path, body)
+
+
+def test_a_copy_made_at_libvirtd_does_not_touch_the_original(tmp_path: Path) -> None:
+    """Its metadata names the original's controller."""
+
+    async def body(world: World) -> None:
+        original = world.domain(disks=disk())
+        assert original.config is not None
+        text = original.config.replace(UUID_1, UUID_2, 1).replace("<name>one", "<name>two")
+        assert f"vm-{UUID_1}" in text
+        copy = world.libvirtd.add("two", config=text)
+        client = await world.client()
+        call = DomainCall(copy.ref).pack()
+        with pytest.raises(ReplyError, match=f"is a copy .* vm-{UUID_1}; define it again"):
+            await client.call(Proc.CREATE, call)
+        world.target.add_volume("lvs0/more")
+        copy.live = text.replace("<domain ", "<domain id='2' ", 1)
+        with pytest.raises(ReplyError, match="is a copy"):
+            await client.attach(copy.ref, disk("lvs0/more", "sdd"), 1)
+        copy.live = None
+        assert len(world.target.controllers[f"vm-{UUID_1}"]) == 1
+        await Reconciler(world.gateway.services).run()
+        assert len(world.target.controllers[f"vm-{UUID_1}"]) == 1
+        await move_socket(world.gateway.services, copy.ref)
+        assert f"vm-{UUID_1}" not in (copy.config or "")
+        assert f"vm-{UUID_2}" in (copy.config or "")
+
+    play(tmp_path, body)
