@@ -292,17 +292,21 @@ def test_capacity_objects_tell_what_is_free(cluster: Cluster, deployment: Deploy
             assert each["nodeTopology"]["matchLabels"] == {TOPOLOGY: NODE}
         return {each["storageClassName"]: quantity(each["capacity"]) for each in found}
 
-    free = deployment.volumes.lvstore(LVSTORE).free
+    store = deployment.volumes.lvstore(LVSTORE)
+    free = store.free
     wait_for(
-        lambda: published() == {"virtlun-thin": free, "virtlun-thick": free},
-        "objects of both classes that bind late",
+        lambda: published() == {"virtlun-thin": 4 * store.total, "virtlun-thick": free},
+        "objects of both classes that bind late, and of the thin one's overcommit",
         seconds=60,
         pause_s=0.5,
     )
     with cluster.applied(claim("takes", "virtlun-block", "512Mi")):
         cluster.wait_phase("pvc/takes", "Bound")
         wait_for(
-            lambda: published()["virtlun-thick"] <= free - 512 * MIB,
+            lambda: (
+                published()["virtlun-thick"] <= free - 512 * MIB
+                and published()["virtlun-thin"] == 4 * store.total - 512 * MIB
+            ),
             "less of it",
             seconds=60,
             pause_s=0.5,
@@ -322,6 +326,28 @@ def test_a_claim_bound_at_once_for_which_there_is_no_room_says_so_and_gets_it_la
         assert cluster.get("pvc", "waits")["status"]["phase"] == "Pending"
         cluster.delete("pvc", "most")
         cluster.wait_phase("pvc/waits", "Bound")
+
+
+def test_a_claim_bound_at_once_that_no_volume_can_serve_is_told_why_once(
+    cluster: Cluster, deployment: Deployment
+) -> None:
+    """The provisioner passes over it, whatever room there is."""
+    files = claim("files", "virtlun-immediate", "64Mi", "Filesystem", "ReadWriteMany")
+
+    def told() -> list[int]:
+        found = cluster.items("events", "--field-selector=involvedObject.name=files")
+        return [each.get("count", 1) for each in found if each["reason"] == "CannotProvision"]
+
+    with cluster.applied(files):
+        wait_for(told, "an event CannotProvision", seconds=60)
+        assert "use volumeMode Block, or ReadWriteOnce" in events(cluster, "files")
+        for number in range(2):
+            asked = deployment.asked("GetCapacity")
+            cluster.kubectl("annotate", "pvc", "files", f"example.org/look={number}", "--overwrite")
+            wait_for(asked, "the provisioner to ask again", seconds=60)
+        assert told() == [1]
+        noted = cluster.get("pvc", "files")["metadata"]["annotations"]
+        assert not any(name.startswith("csi.virtlun.dev/") for name in noted)
 
 
 def quantity(text: str) -> int:
