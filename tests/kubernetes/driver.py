@@ -149,13 +149,22 @@ class Deployment:
             "ca.crt": self.cluster.pki.ca.read_text(),
         }
         for name, content in files.items():
-            for folder in (self.account, ACCOUNT_DIR):  # also for what tests start by themselves
-                self.box.run("sh", "-c", f"cat > {folder}/{name}", stdin=content)
+            self.box.run("sh", "-c", f"cat > {self.account}/{name}", stdin=content)
 
     @property
     def account(self) -> str:
         """The folder in the box with the service account's files for this node."""
         return f"/run/accounts/{self.node.name}"
+
+    def in_pod(self) -> tuple[str, ...]:
+        """Returns the words before a command with which it has what a pod of this node has.
+
+        That is a host name, which csi-resizer takes for its name in the election, and an account.
+        """
+        return (
+            *("unshare", "--uts", "--mount", "--propagation=unchanged"),
+            *("sh", "-c", POD_SETUP, self.pod, self.account),
+        )
 
     def _start(self, found: list[Container], name: str) -> None:
         container = next(one for one in found if one.name == name)
@@ -184,15 +193,10 @@ class Deployment:
         }
         if container.program == "virtlun-csi":
             arguments.append("--log-level=debug")
-        # and a host name, which csi-resizer takes for its name in the election, and an account
-        words = (
-            *("unshare", "--uts", "--mount", "--propagation=unchanged"),
-            *("sh", "-c", POD_SETUP, self.pod, self.account),
-        )
         log = container.name
         if self.node is not self.cluster.nodes[0]:
             log = f"{log}-{self.node.name}"
-        return self.box.spawn(log, *words, *program, *arguments, env=environment)
+        return self.box.spawn(log, *self.in_pod(), *program, *arguments, env=environment)
 
     def _keep(self) -> None:
         """Starts again what ended, as kubelet does (which waits longer each time)."""

@@ -28,6 +28,7 @@ except urllib.error.HTTPError as error:
     print(error.code, error.read().decode())
 """
 NODE_KEY = "csi.virtlun.dev/node"
+FINALIZER = "virtlun.dev/lun"
 SELECTED = "volume.kubernetes.io/selected-node"
 
 
@@ -51,11 +52,15 @@ class Node:
 
     def may_not_patch(self, word: str, path: str, change: dict[str, Any]) -> None:
         """Sends a change to a path, which kubectl would ask for first; it is to be refused."""
+        said = self.sends(path, change)
+        assert said.startswith("403 "), said
+        assert word in said
+
+    def sends(self, path: str, change: dict[str, Any]) -> str:
+        """Sends a change to a path; returns the answer's code and text."""
         ca = str(self.cluster.pki.ca)
         words = (sys.executable, "-c", PATCH, path, self.token, ca, json.dumps(change))
-        said = self.cluster.box.run(*words).stdout
-        assert said.startswith("403 ")
-        assert word in said
+        return self.cluster.box.run(*words).stdout
 
     def patch(self, what: str, change: dict[str, Any], *more: str) -> tuple[str, ...]:
         """Returns kubectl's words for a change."""
@@ -198,6 +203,28 @@ def test_a_node_tells_its_own_capacity_alone(hostile: Node) -> None:
     hostile.may_not("its own capacity only", "create", "-f", "-", stdin=capacity("theirs", "other"))
     hostile.does("create", "-f", "-", stdin=capacity("ours", here))
     hostile.does("delete", "csistoragecapacity", "ours", "-n", NAMESPACE)
+
+
+def test_a_node_says_of_vm_volumes_what_is_the_case_on_it_alone(hostile: Node) -> None:
+    cluster, here = hostile.cluster, hostile.cluster.nodes[0].name
+    cluster.apply(EXAMPLES / "kubevirt/vmvolume-crd.yaml")
+    cluster.wait("crd/vmvolumes.virtlun.dev", "condition=Established")
+    cluster.apply(EXAMPLES / "kubevirt/vmvolume.yaml")
+    path = "/apis/virtlun.dev/v1alpha1/namespaces/default/vmvolumes/extra"
+    try:
+        other = {"status": {"phase": "Pending", "message": "x", "node": "other"}}
+        hostile.may_not_patch("speaks for itself", f"{path}/status", other)
+        hostile.may_not_patch("does not change what", path, {"spec": {"claimName": "boot"}})
+        words = ("patch", "vmvolume", "extra", "--type=merge", "--subresource=status", "-p")
+        cluster.kubectl(*words, json.dumps(other))
+        failed = {"status": {"phase": "Failed", "message": "gone"}}
+        hostile.may_not_patch("does not change what 'other' said", f"{path}/status", failed)
+        hostile.does(*hostile.patch("vmvolume/extra", {"metadata": {"finalizers": [FINALIZER]}}))
+        hostile.does(*hostile.patch("vmvolume/extra", {"metadata": {"finalizers": None}}))
+        own = {"status": {"phase": "Pending", "message": "y", "node": here}}
+        assert hostile.sends(f"{path}/status", own).startswith("200 ")
+    finally:
+        cluster.kubectl("delete", "-f", EXAMPLES / "kubevirt/vmvolume-crd.yaml")
 
 
 def test_credentials_that_tell_no_node_change_nothing(hostile: Node) -> None:

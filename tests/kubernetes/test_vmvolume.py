@@ -66,6 +66,7 @@ class World:
         scratch.mkdir(exist_ok=True)
         self.process = self.cluster.box.spawn(
             f"virtlun-csi-kubevirt-{self.starts}",
+            *self.deployment.in_pod(),
             *driver_program(),
             *("--mode=node", f"--node-id={NODE}", f"--endpoint=unix://{scratch / 'csi.sock'}"),
             *(f"--target-socket={self.deployment.target_socket}", f"--http={HTTP}"),
