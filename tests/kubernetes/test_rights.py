@@ -214,7 +214,7 @@ def test_a_node_says_of_vm_volumes_what_is_the_case_on_it_alone(hostile: Node) -
     try:
         other = {"status": {"phase": "Pending", "message": "x", "node": "other"}}
         hostile.may_not_patch("speaks for itself", f"{path}/status", other)
-        hostile.may_not_patch("does not change what", path, {"spec": {"claimName": "boot"}})
+        hostile.may_not_patch("does not change what", path, {"spec": {"releaseTimeoutSeconds": 1}})
         words = ("patch", "vmvolume", "extra", "--type=merge", "--subresource=status", "-p")
         cluster.kubectl(*words, json.dumps(other))
         failed = {"status": {"phase": "Failed", "message": "gone"}}
