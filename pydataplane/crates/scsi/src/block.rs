@@ -102,7 +102,7 @@ fn check_writable(unit: &LunShared) -> Result<(), Sense> {
 pub(crate) fn read(cx: &mut PlanContext, at: Extent, fua: bool, data_in: &Sg) -> Result<Job, Fail> {
     at.check_limit(cx.unit, cx.max_transfer)?;
     let bytes = cx.bytes(at.blocks);
-    let mut job = Job::new(Kind::Direct(Op::Read), at.lba, at.blocks);
+    let mut job = Job { kind: Kind::Direct(Op::Read), lba: at.lba, left: at.blocks, ..Job::IDLE };
     if data_in.len() != bytes {
         job.kind = Kind::ReadBounced;
         transfer_partly(cx, &mut job, data_in, bytes)?;
@@ -122,7 +122,7 @@ pub(crate) fn write(
     check_writable(cx.unit)?;
     at.check_limit(cx.unit, cx.max_transfer)?;
     let bytes = cx.bytes(at.blocks);
-    let mut job = Job::new(Kind::Direct(Op::Write), at.lba, at.blocks);
+    let mut job = Job { kind: Kind::Direct(Op::Write), lba: at.lba, left: at.blocks, ..Job::IDLE };
     if data_out.len() != bytes {
         job.kind = Kind::WriteBounced;
         transfer_partly(cx, &mut job, data_out, bytes)?;
@@ -211,7 +211,7 @@ pub(crate) fn verify(
     if data_out.len() < cx.bytes(needed) {
         return Err(Fail::Overrun);
     }
-    let mut job = Job::new(Kind::Verify(compare), at.lba, at.blocks);
+    let mut job = Job { kind: Kind::Verify(compare), lba: at.lba, left: at.blocks, ..Job::IDLE };
     if at.blocks > 0 {
         cx.take_bounce(&mut job)?;
     }
@@ -252,7 +252,8 @@ pub(crate) fn write_same(
         () if unit.features.write_zeroes => Some(Op::WriteZeroes),
         () => None,
     };
-    let mut job = Job::new(op.map_or(Kind::Fill, Kind::Range), at.lba, at.blocks);
+    let mut job =
+        Job { kind: op.map_or(Kind::Fill, Kind::Range), lba: at.lba, left: at.blocks, ..Job::IDLE };
     job.moved = given as u32;
     if op.is_none() {
         cx.take_bounce(&mut job)?;
@@ -325,7 +326,7 @@ pub(crate) fn unmap(unit: &LunShared, cdb: &Cdb, data_out: &Sg) -> Result<Job, F
             return Err(Sense::invalid_parameter(at as u16).into());
         }
     }
-    let mut job = Job::new(Kind::UnmapList, 0, 0);
+    let mut job = Job { kind: Kind::UnmapList, ..Job::IDLE };
     job.count = count;
     job.moved = length as u32;
     Ok(job)

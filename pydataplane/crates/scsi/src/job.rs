@@ -72,10 +72,4 @@ impl Job {
         count: 0,
         bounce: false,
     };
-
-    /// `kind` on `left` blocks from `lba`.
-    #[inline]
-    pub(crate) const fn new(kind: Kind, lba: u64, left: u64) -> Job {
-        Job { kind, lba, left, ..Job::IDLE }
-    }
 }
