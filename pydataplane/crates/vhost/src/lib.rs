@@ -17,7 +17,8 @@
 //!   (`orders`); `socket`, `mailbox`: how it is reached.
 //! - `owner`: whose it is; `budget`: what its messages may cost; `lun`: its targets; `stats`: what it
 //!   counts.
-//! - `session`: messages of the peer. The only importer of the `vhost` crate.
+//! - `session`: the conversation with the peer, and what its `messages` do. The only importers of the
+//!   `vhost` crate.
 //! - `device`: what was negotiated; ring life cycle; control queue, event queue; `events`: what waits for
 //!   that one's buffers; `past`: what is known of rings from sessions before.
 //! - `poller`: the I/O path, from the available ring to the used ring. Read it first.
