@@ -1,4 +1,7 @@
 //! What the thread of an export and those that control it tell each other.
+//!
+//! Flags and no calls ([`reactor::call()`]): nothing goes back but that a state was reached, several may
+//! wait for it, and the thread looks at them for each request that it takes.
 
 use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;

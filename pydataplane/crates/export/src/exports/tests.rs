@@ -21,6 +21,29 @@ fn malloc(registry: &Registry, name: &str, num_blocks: u64) -> Arc<Malloc> {
     bdev
 }
 
+/// A disk whose I/O does not end until it is released.
+fn holding(registry: &Registry) -> Arc<FaultBdev> {
+    let bdev = FaultBdev::new("f0", BLOCK as u32, 64);
+    registry.register(bdev.clone()).unwrap();
+    bdev.defer(Some(1));
+    bdev.hold();
+    bdev
+}
+
+/// A file, to be read and written.
+fn open(path: &Path) -> File {
+    File::options().read(true).write(true).open(path).unwrap()
+}
+
+/// Waits for something that is about to happen.
+fn until(happens: impl Fn() -> bool) {
+    let since = Instant::now();
+    while !happens() {
+        assert!(since.elapsed() < Duration::from_secs(60), "it does not happen");
+        thread::yield_now();
+    }
+}
+
 fn exports() -> (tempfile::TempDir, Registry, Exports) {
     let dir = tempfile::tempdir().unwrap();
     let registry = Registry::new();
@@ -35,7 +58,7 @@ fn a_file_reads_what_was_written_from_many_threads() {
     let path = exports.create("m0", false).unwrap();
     assert_eq!(path.file_name().unwrap().to_str().unwrap(), bdev.uuid().to_string());
     assert_eq!(fs::metadata(&path).unwrap().len(), 4 << 20);
-    let file = File::options().read(true).write(true).open(&path).unwrap();
+    let file = open(&path);
     thread::scope(|s| {
         for t in 0..4u64 {
             let file = &file;
@@ -69,7 +92,7 @@ fn a_long_write_may_begin_anywhere_in_memory() {
     let (_dir, registry, exports) = exports();
     malloc(&registry, "m0", 8192);
     let path = exports.create("m0", false).unwrap();
-    let file = File::options().read(true).write(true).open(path).unwrap();
+    let file = open(&path);
     let memory: Vec<u8> = (0..(3 << 20) + 4096).map(|i| (i % 251) as u8).collect();
     let page = memory.as_ptr().align_offset(4096);
     for (skip, len) in [(0, 1 << 20), (1, 1 << 20), (512, 1 << 20), (4095, 1 << 20), (7, 3 << 20)] {
@@ -118,7 +141,7 @@ fn a_parked_export_serves_reads_and_lets_another_have_the_bdev() {
     let e = exports.park("m0").unwrap_err();
     assert!(matches!(e, ExportError::NotExported(_)), "{e}");
     let path = exports.create("m0", false).unwrap();
-    let file = File::options().read(true).write(true).open(&path).unwrap();
+    let file = open(&path);
     file.write_all_at(&[7; BLOCK], 0).unwrap();
     for _ in 0..2 {
         exports.park("m0").unwrap();
@@ -133,7 +156,7 @@ fn a_parked_export_serves_reads_and_lets_another_have_the_bdev() {
     assert!(fallocate(&file, flags, 0, BLOCK as u64).is_err());
     file.sync_all().unwrap();
     // It is opened on, and creating it again changes nothing.
-    File::options().read(true).write(true).open(&path).unwrap();
+    open(&path);
     assert_eq!(exports.create("m0", false).unwrap(), path);
     assert!(exports.list()[0].parked);
 
@@ -155,25 +178,18 @@ fn a_parked_export_serves_reads_and_lets_another_have_the_bdev() {
 #[test]
 fn parking_waits_for_writes_in_flight_and_gives_up_as_it_was() {
     let (_dir, registry, exports) = exports();
-    let bdev = FaultBdev::new("f0", BLOCK as u32, 64);
-    registry.register(bdev.clone()).unwrap();
-    bdev.defer(Some(1));
-    bdev.hold();
+    let bdev = holding(&registry);
     let path = exports.create(bdev.name(), false).unwrap();
-    let file = File::options().read(true).write(true).open(&path).unwrap();
+    let file = open(&path);
     thread::scope(|s| {
         let write = s.spawn(|| file.write_all_at(&[7; BLOCK], 0));
-        while bdev.held() == 0 {
-            thread::yield_now();
-        }
+        until(|| bdev.held() == 1);
         let volume = exports.require(bdev.name()).unwrap();
         let e = volume.park(&registry, Duration::from_millis(1)).unwrap_err();
         assert!(matches!(e, ExportError::Changing { .. }), "{e}");
         assert!(!exports.list()[0].parked);
         let park = s.spawn(|| exports.park(bdev.name()));
-        while !exports.list()[0].parked {
-            thread::yield_now();
-        }
+        until(|| exports.list()[0].parked);
         // It refuses writes, and still has the bdev.
         assert!(file.write_at(&[8; BLOCK], 0).is_err());
         assert!(registry.claim(bdev.name(), "another").is_err());
@@ -252,17 +268,12 @@ fn discards_of_a_whole_disk_are_cut_and_wait_their_turn() {
 #[test]
 fn io_that_does_not_end_keeps_the_bdev_and_nobody_waiting() {
     let (_dir, registry, exports) = exports();
-    let bdev = FaultBdev::new("f0", BLOCK as u32, 64);
-    registry.register(bdev.clone()).unwrap();
-    bdev.defer(Some(1));
-    bdev.hold();
+    let bdev = holding(&registry);
     let path = exports.create(bdev.name(), false).unwrap();
-    let file = File::options().read(true).write(true).open(&path).unwrap();
+    let file = open(&path);
     thread::scope(|s| {
         let write = s.spawn(|| file.write_all_at(&[7; BLOCK], 0));
-        while bdev.held() == 0 {
-            thread::yield_now();
-        }
+        until(|| bdev.held() == 1);
         let e = exports.delete_within(bdev.name(), true, Duration::from_millis(5)).unwrap_err();
         assert!(matches!(e, ExportError::StillEnding { .. }), "{e}");
         assert!(exports.list().is_empty());
@@ -275,9 +286,7 @@ fn io_that_does_not_end_keeps_the_bdev_and_nobody_waiting() {
         bdev.release();
         write.join().unwrap().unwrap();
     });
-    while exports.create(bdev.name(), false).is_err() {
-        thread::yield_now();
-    }
+    until(|| exports.create(bdev.name(), false).is_ok());
     // The one that was deleted stays so for whoever has it open.
     assert!(file.read_at(&mut [0; BLOCK], 0).is_err());
     assert_eq!(fs::read(&path).unwrap()[..BLOCK], [7; BLOCK]);
@@ -289,7 +298,7 @@ fn what_was_unmounted_behind_our_back_is_mounted_again() {
     malloc(&registry, "m0", 8);
     malloc(&registry, "m1", 8);
     let path = exports.create("m0", false).unwrap();
-    let file = File::options().read(true).write(true).open(&path).unwrap();
+    let file = open(&path);
     for (key, held) in [("m0", true), ("m1", false), ("m0", false)] {
         for place in fs::read_dir(dir.path().join("e")).unwrap() {
             let place = place.unwrap().path();
@@ -305,11 +314,7 @@ fn what_was_unmounted_behind_our_back_is_mounted_again() {
         }
     }
     // None of the closes that the kernel did not tell of is left.
-    let since = Instant::now();
-    while exports.list()[0].opens != 1 || exports.list()[1].opens != 0 {
-        assert!(since.elapsed() < Duration::from_secs(20), "{:?}", exports.list());
-        thread::yield_now();
-    }
+    until(|| exports.list()[0].opens == 1 && exports.list()[1].opens == 0);
     drop(file);
     exports.delete("m0", false).unwrap();
 }
