@@ -13,7 +13,7 @@
 //! | `layout` | where things lie on a device of some size |
 //! | `bitmap` | used and free pages and clusters; a [`Run`] of them |
 //! | `blob` | a blob in memory |
-//! | `store` | [`Store`]: state, commit, checkpoint |
+//! | `store` | [`Store`]: state; its `journal`: commit, checkpoint |
 //! | `load` | from the medium to a [`Store`], refusing what is damaged |
 //! | `ops` | create, delete, resize, rename, xattrs: one transaction each |
 //! | `thin` | [`Batch`]: allocation on demand and unmapping, many in one record |

@@ -2,9 +2,9 @@
 //!
 //! Owns: guest memory of its own ([`Arena`]), the vhost-user connection ([`Connection`]), the
 //! driver's side of the split ring ([`Ring`]), virtio-scsi and virtio-blk framing ([`scsi`],
-//! [`blk`]), a session that puts them together ([`Session`]), a line-driven script for tests
-//! ([`exec`]) and the benchmark ([`bench`]). It keeps the in-flight region, too. Never knows how a target is built: QEMU's storage
-//! daemon, SPDK's vhost and virtlun-target are all driven alike.
+//! [`blk`]), a session that puts them together and keeps the in-flight region ([`Session`]), a
+//! line-driven script for tests ([`exec`]) and the benchmark ([`bench`]). Never knows how a target is
+//! built: QEMU's storage daemon, SPDK's vhost and virtlun-target are all driven alike.
 //!
 //! It is a driver that may be told to misbehave: raw descriptors, indexes and memory tables go
 //! to the target as given, so that tests can see that the target survives them.

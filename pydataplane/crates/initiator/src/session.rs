@@ -1,4 +1,5 @@
-//! A device as its driver sees it: connection, memory, queues and what is in flight.
+//! A device as its driver sees it: connection, memory, queues. What is in flight in these is in
+//! `requests`.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};

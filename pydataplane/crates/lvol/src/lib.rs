@@ -7,7 +7,7 @@
 //! | file | noun | thread |
 //! | --- | --- | --- |
 //! | `lvstores` | [`Lvstores`]: finds objects by name or UUID | any control thread |
-//! | `lvs` | one loaded lvstore: claim, registry, control operations | any control thread |
+//! | `lvs` | one loaded lvstore: claim, registry, control operations; `lvols`: those on one volume; `turns`: one at a time | any control thread |
 //! | `meta` | the blobstore and its changes, clusters that wait | one per lvstore |
 //! | `served` | a volume and what its channels asked for | as `meta` |
 //! | `rounds` | requests of channels: a round, a record | as `meta` |
