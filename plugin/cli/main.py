@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
+from domain.errors import ConfigError
 from plugin.cli import bdev, doctor, domain, lvstore, target, top, volume
 from plugin.cli.output import CONFIG_KEY, PLACE_KEY
 from plugin.config import DEFAULT_PATH, TARGET_NAME, load
-from plugin.errors import ConfigError
 from plugin.targets import place
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from plugin import reconcile
+from domain import reconcile
 from plugin.cli import qemu_user
 from plugin.cli.output import (
     busy,

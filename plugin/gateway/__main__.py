@@ -13,8 +13,8 @@ from typing import Any
 import click
 import structlog
 
+from domain.errors import ConfigError
 from plugin.config import DEFAULT_PATH, Config, load
-from plugin.errors import ConfigError
 from plugin.gateway.server import Gateway
 
 LEVELS = ["debug", "info", "warning", "error"]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-from plugin.domainxml import carrier as carriers
-from plugin.domainxml import view as views
-from plugin.domainxml.disk import parse_device
-from plugin.domainxml.document import NotXmlError, root_of
+from domain.translate import CARRIER_ALIAS
+from domain.xml import carrier as carriers
+from domain.xml import view as views
+from domain.xml.disk import parse_device
+from domain.xml.document import NotXmlError, root_of
 from plugin.gateway.errors import Code, Refused, UpstreamError
 from plugin.gateway.messages import Domain
 from plugin.gateway.upstream import AFFECT_CONFIG, AFFECT_LIVE, XML_INACTIVE, Upstream
-from plugin.translate import CARRIER_ALIAS
 
 PROBE_NAMESPACE = "https://virtlun.dev/xmlns/probe/1"
 """Namespace of a metadata element that never exists: see `check_may_change`."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from plugin.errors import LIBVIRT, LibvirtCode, Refusal
+from domain.errors import LIBVIRT, LibvirtCode, Refusal
 from plugin.gateway.wire import WireError
 from plugin.gateway.xdr import Reader, Writer
 

@@ -9,7 +9,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from plugin.errors import ConfigError
+from domain.errors import ConfigError
 from plugin.gateway.polkit import Auth
 
 BACKLOG = 128

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import structlog
 
-from plugin.errors import TranslateError
+from domain.errors import TranslateError
 from plugin.gateway.errors import GatewayError
 from plugin.gateway.messages import Domain
 from plugin.gateway.reconcile import Reconciler, move_socket, reconcile_domain

@@ -14,8 +14,8 @@ from contextlib import suppress
 
 import structlog
 
-from plugin import translate
-from plugin.errors import TranslateError
+from domain import translate
+from domain.errors import TranslateError
 from plugin.gateway.domains import is_running
 from plugin.gateway.errors import Code, GatewayError, UpstreamError
 from plugin.gateway.journal import Entry, StoredEntry

@@ -19,7 +19,7 @@ from typing import Any
 
 import structlog
 
-from plugin.errors import TranslateError
+from domain.errors import TranslateError
 from plugin.gateway import polkit
 from plugin.gateway.call import Call, Handler, Reply
 from plugin.gateway.caller import Caller

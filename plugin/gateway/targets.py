@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from plugin import translate
+from domain import translate
+from domain.errors import Refusal
+from domain.translate import Definition, LunPlan, Plan, Settings
 from plugin.config import Config
-from plugin.errors import Refusal
 from plugin.gateway.errors import GatewayError, NoAnswer, Refused
 from plugin.gateway.target import Release, Target, Usage
 from plugin.targets import Place, places
-from plugin.translate import Definition, LunPlan, Plan, Settings
 from pydataplane.client import Client
 from pydataplane.volumes import Volume
 
@@ -269,7 +269,7 @@ class Targets:
         return False
 
     async def find_volumes(self, plan: Plan, known: Mapping[str, str]) -> Plan:
-        """Returns the plan with the UUIDs of the volumes that are there; see plugin.missing."""
+        """Returns the plan with the UUIDs of the volumes that are there; see domain.missing."""
         await self._check_home(plan, plan.luns)
         return await (await self._of_plan(plan)).find_volumes(plan, dict(known))
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import structlog
 
+from domain.translate import NAMESPACE, PREFIX
 from plugin.gateway.channel import Channel
 from plugin.gateway.errors import UpstreamError, UpstreamGone
 from plugin.gateway.messages import SMALL_CALL_MAX_BYTES, Domain, DomainCall, read_string
@@ -32,7 +33,6 @@ from plugin.gateway.wire import (
     message,
 )
 from plugin.gateway.xdr import Reader, Writer
-from plugin.translate import NAMESPACE, PREFIX
 
 CONNECT_S = 5.0
 """How long a restarting libvirtd is waited for, seconds."""

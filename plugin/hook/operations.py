@@ -6,12 +6,12 @@ import os
 import signal
 from typing import NoReturn
 
-from plugin import missing, reconcile, records
-from plugin.domainxml.view import required_plan
-from plugin.errors import PluginError, ReconcileError
+from domain import missing, reconcile, records
+from domain.errors import PluginError, ReconcileError
+from domain.model import Plan
+from domain.xml.view import required_plan
 from plugin.hook.config import Config
 from plugin.hook.rpc import Connection
-from plugin.model import Plan
 from pydataplane.errors import RpcError, TargetError, TargetTimeout, VolumeError
 
 INCOMING = ("migrate", "restore")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plugin.errors import ReconcileError
-from plugin.reconcile import (
+from domain.errors import ReconcileError
+from domain.reconcile import (
     AddTarget,
     Bdev,
     CreateController,
@@ -25,7 +25,7 @@ from plugin.reconcile import (
     perform,
     release,
 )
-from plugin.translate import LunPlan, Plan, VolumeRef
+from domain.translate import LunPlan, Plan, VolumeRef
 from pydataplane.errors import RpcError
 from tests.unit.fake_target import FakeTarget
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("plugin", "csi", "pydataplane")
+PACKAGES = ("plugin", "csi", "domain", "pydataplane")
 
 
 def modules() -> dict[str, Path]:
@@ -71,7 +71,12 @@ def test_no_import_for_type_checkers_alone() -> None:
 
 @pytest.mark.parametrize(
     ("package", "strangers"),
-    [("plugin", {"csi"}), ("pydataplane", {"plugin", "csi"})],
+    [
+        ("plugin", {"csi"}),
+        ("csi", {"plugin"}),
+        ("domain", {"plugin", "csi"}),
+        ("pydataplane", {"plugin", "csi", "domain"}),
+    ],
 )
 def test_a_package_does_not_know_those_beside_or_above_it(
     graph: dict[str, set[str]], package: str, strangers: set[str]

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from plugin import translate
-from plugin.errors import Refusal, TranslateError
+from domain import translate
+from domain.errors import Refusal, TranslateError
+from domain.translate import CARRIER_ALIAS, Change, controller_name
 from plugin.gateway.call import Call
 from plugin.gateway.domains import (
     Sides,
@@ -40,7 +41,6 @@ from plugin.gateway.upstream import (
     XML_SECURE,
     Upstream,
 )
-from plugin.translate import CARRIER_ALIAS, Change, controller_name
 
 _log = structlog.get_logger(__name__)
 

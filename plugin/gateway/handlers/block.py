@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from plugin import translate
-from plugin.errors import Refusal
+from domain import translate
+from domain.errors import Refusal
+from domain.translate import LunPlan
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import is_running
 from plugin.gateway.errors import Code, GatewayError, Refused, UpstreamError
@@ -17,7 +18,6 @@ from plugin.gateway.messages import (
 )
 from plugin.gateway.target import Usage
 from plugin.gateway.xdr import Reader, Writer
-from plugin.translate import LunPlan
 
 STATS_PARAMS_MAX = 16
 """REMOTE_DOMAIN_BLOCK_STATS_PARAMETERS_MAX."""

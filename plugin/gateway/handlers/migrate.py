@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from uuid import UUID
 
-from plugin import translate
+from domain import translate
 from plugin.gateway import polkit
 from plugin.gateway.call import Call
 from plugin.gateway.errors import GatewayError

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-from plugin import translate
+from domain import translate
 from plugin.gateway import polkit
 from plugin.gateway.call import Call
 from plugin.gateway.errors import GatewayError

@@ -13,8 +13,9 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from uuid import UUID
 
-from plugin import translate
-from plugin.errors import Refusal
+from domain import translate
+from domain.errors import Refusal
+from domain.translate import LunPlan, Plan, controller_name
 from plugin.gateway import polkit, records
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import identity_of
@@ -23,7 +24,6 @@ from plugin.gateway.messages import Domain, DomainCall, read_string
 from plugin.gateway.procs import Proc
 from plugin.gateway.services import Services
 from plugin.gateway.upstream import AFFECT_CONFIG, XML_INACTIVE, Upstream
-from plugin.translate import LunPlan, Plan, controller_name
 from pydataplane.volumes import Volume
 
 FORCE_BOOT = 8

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from plugin import translate
+from domain import translate
 from plugin.gateway.errors import Code, Refused
 from plugin.gateway.events import DeviceEvent
 from plugin.gateway.messages import Domain, DomainCall

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plugin import translate
+from domain import translate
 from plugin.gateway.errors import Code, Refused
 from plugin.gateway.messages import (
     STRING,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from plugin import translate
+from domain import translate
 from plugin.gateway.journal import Entry, Journal
 from plugin.gateway.messages import Domain, DomainCall
 from plugin.gateway.procs import Proc

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plugin import records, translate
+from domain import records, translate
 from plugin.gateway.errors import Code, Refused
 from plugin.gateway.messages import DomainCall, XmlCall
 from plugin.gateway.polkit import judges_calls

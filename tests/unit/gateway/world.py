@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from uuid import UUID
 
-from plugin import translate
+from domain import translate
 from plugin.config import Config, GatewaySection, HookSection, TargetSection
 from plugin.gateway.channel import Channel
 from plugin.gateway.events import DeviceEvent

@@ -1,1 +1,1 @@
-"""Tests of plugin.translate: pure, without root, libvirtd or a target."""
+"""Tests of domain.translate: pure, without root, libvirtd or a target."""

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plugin.errors import Refusal, TranslateError
-from plugin.translate import (
+from domain.errors import Refusal, TranslateError
+from domain.translate import (
     MAX_TARGETS,
     NAMESPACE,
     PREFIX,

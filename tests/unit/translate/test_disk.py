@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from plugin.domainxml.boot import libvirt_order, place
-from plugin.domainxml.disk import Disk
-from plugin.errors import Refusal, TranslateError
-from plugin.translate import Settings, VolumeRef, recognise
+from domain.errors import Refusal, TranslateError
+from domain.translate import Settings, VolumeRef, recognise
+from domain.xml.boot import libvirt_order, place
+from domain.xml.disk import Disk
 from tests.unit.translate.domains import SETTINGS, lvol
 
 

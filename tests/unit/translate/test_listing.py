@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plugin import translate
-from plugin.errors import TranslateError
-from plugin.translate import Settings, listing
+from domain import translate
+from domain.errors import TranslateError
+from domain.translate import Settings, listing
 from tests.unit.translate.domains import domain
 
 SETTINGS = Settings()

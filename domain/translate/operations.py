@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from uuid import UUID
 
-from plugin.domainxml import disk as disks
-from plugin.domainxml import metadata as metadatas
-from plugin.domainxml import view as views
-from plugin.domainxml.boot import place
-from plugin.domainxml.disk import Disk
-from plugin.domainxml.document import Document, Edits, NotXmlError, layout
-from plugin.domainxml.metadata import Entry, Metadata
-from plugin.domainxml.view import View
-from plugin.errors import Refusal, TranslateError
-from plugin.model import Change, Definition, LunPlan, Plan, Settings, VolumeRef
-from plugin.names import CARRIER_ALIAS, MAX_TARGETS, NAMESPACE, controller_name
-from plugin.translate.defining import Current, check_new, translate
-from plugin.translate.presenting import restore
+from domain.errors import Refusal, TranslateError
+from domain.model import Change, Definition, LunPlan, Plan, Settings, VolumeRef
+from domain.names import CARRIER_ALIAS, MAX_TARGETS, NAMESPACE, controller_name
+from domain.translate.defining import Current, check_new, translate
+from domain.translate.presenting import restore
+from domain.xml import disk as disks
+from domain.xml import metadata as metadatas
+from domain.xml import view as views
+from domain.xml.boot import place
+from domain.xml.disk import Disk
+from domain.xml.document import Document, Edits, NotXmlError, layout
+from domain.xml.metadata import Entry, Metadata
+from domain.xml.view import View
 
 _NO_UUID = UUID(int=0)
 """For domains that libvirtd gave: they have a UUID."""

@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
-from plugin.domainxml import carrier as carriers
-from plugin.domainxml import view as views
-from plugin.domainxml.disk import read
-from plugin.domainxml.document import Document, Edits, Node, NotXmlError, escape
-from plugin.domainxml.view import View
-from plugin.errors import Refusal, TranslateError
-from plugin.model import Settings
-from plugin.translate.operations import define
-from plugin.translate.presenting import take_out
+from domain.errors import Refusal, TranslateError
+from domain.model import Settings
+from domain.translate.operations import define
+from domain.translate.presenting import take_out
+from domain.xml import carrier as carriers
+from domain.xml import view as views
+from domain.xml.disk import read
+from domain.xml.document import Document, Edits, Node, NotXmlError, escape
+from domain.xml.view import View
 
 
 @dataclass(frozen=True, slots=True)

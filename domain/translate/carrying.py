@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plugin.domainxml import boot as boots
-from plugin.domainxml import carrier as carriers
-from plugin.domainxml import disk as disks
-from plugin.domainxml import view as views
-from plugin.domainxml.carrier import Carrier
-from plugin.domainxml.document import Edits, layout
-from plugin.domainxml.view import View
-from plugin.errors import Refusal, TranslateError
-from plugin.model import Settings
-from plugin.names import MAX_SOCKET_PATH_BYTES
-from plugin.translate import memory
-from plugin.translate.defining import Current, place, queues
+from domain.errors import Refusal, TranslateError
+from domain.model import Settings
+from domain.names import MAX_SOCKET_PATH_BYTES
+from domain.translate import memory
+from domain.translate.defining import Current, place, queues
+from domain.xml import boot as boots
+from domain.xml import carrier as carriers
+from domain.xml import disk as disks
+from domain.xml import view as views
+from domain.xml.carrier import Carrier
+from domain.xml.document import Edits, layout
+from domain.xml.view import View
 
 
 def carry(

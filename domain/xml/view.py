@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from plugin.domainxml import carrier as carriers
-from plugin.domainxml import metadata as metadatas
-from plugin.domainxml.carrier import Carrier
-from plugin.domainxml.disk import Disk, read
-from plugin.domainxml.document import Document, Node, NotXmlError
-from plugin.domainxml.metadata import Metadata, places
-from plugin.errors import Refusal, TranslateError
-from plugin.model import LunPlan, Plan
-from plugin.names import controller_name
+from domain.errors import Refusal, TranslateError
+from domain.model import LunPlan, Plan
+from domain.names import controller_name
+from domain.xml import carrier as carriers
+from domain.xml import metadata as metadatas
+from domain.xml.carrier import Carrier
+from domain.xml.disk import Disk, read
+from domain.xml.document import Document, Node, NotXmlError
+from domain.xml.metadata import Metadata, places
 
 _UUID_PARTS = ((0, 8), (8, 12), (12, 16), (16, 20), (20, None))
 """Of a UUID's digits, between its hyphens; the module uuid is slow to import."""

@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Mapping
 
-from plugin.errors import RecordError
+from domain.errors import RecordError
 
 
 def read(folder: str, controller: str) -> dict[str, str]:

@@ -9,8 +9,8 @@ added; what contradicts is refused.
 
 from __future__ import annotations
 
-from plugin.domainxml.document import Edits, Node
-from plugin.errors import Refusal, TranslateError
+from domain.errors import Refusal, TranslateError
+from domain.xml.document import Edits, Node
 
 BACKING = "backing"
 SOURCE = "source"

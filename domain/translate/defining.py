@@ -6,19 +6,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from plugin.domainxml import boot as boots
-from plugin.domainxml import carrier as carriers
-from plugin.domainxml import disk as disks
-from plugin.domainxml import metadata as metadatas
-from plugin.domainxml.carrier import Carrier
-from plugin.domainxml.disk import Disk
-from plugin.domainxml.document import Edits, Node, layout
-from plugin.domainxml.metadata import Entry, Metadata
-from plugin.domainxml.view import View
-from plugin.errors import Refusal, TranslateError
-from plugin.model import Definition, LunPlan, Plan, Settings, VolumeRef
-from plugin.names import MAX_SOCKET_PATH_BYTES, MAX_TARGETS, controller_name
-from plugin.translate import memory
+from domain.errors import Refusal, TranslateError
+from domain.model import Definition, LunPlan, Plan, Settings, VolumeRef
+from domain.names import MAX_SOCKET_PATH_BYTES, MAX_TARGETS, controller_name
+from domain.translate import memory
+from domain.xml import boot as boots
+from domain.xml import carrier as carriers
+from domain.xml import disk as disks
+from domain.xml import metadata as metadatas
+from domain.xml.carrier import Carrier
+from domain.xml.disk import Disk
+from domain.xml.document import Edits, Node, layout
+from domain.xml.metadata import Entry, Metadata
+from domain.xml.view import View
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from plugin.domainxml import carrier as carriers
-from plugin.domainxml.disk import completed, with_alias
-from plugin.domainxml.document import Document, Edits, Node, NotXmlError, reindent
-from plugin.domainxml.metadata import Entry, places
-from plugin.domainxml.view import View
-from plugin.translate import memory
+from domain.translate import memory
+from domain.xml import carrier as carriers
+from domain.xml.disk import completed, with_alias
+from domain.xml.document import Document, Edits, Node, NotXmlError, reindent
+from domain.xml.metadata import Entry, places
+from domain.xml.view import View
 
 
 def restore(document: Document, views: Iterable[View], *, live: bool) -> str:

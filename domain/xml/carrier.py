@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from plugin.domainxml.boot import Boot
-from plugin.domainxml.document import Document, Edits, Lines, Node, attributes
-from plugin.model import Settings
-from plugin.names import CARRIER_ALIAS, QEMU_NAMESPACE
+from domain.model import Settings
+from domain.names import CARRIER_ALIAS, QEMU_NAMESPACE
+from domain.xml.boot import Boot
+from domain.xml.document import Document, Edits, Lines, Node, attributes
 
 DRIVER = "vhost-user-scsi-pci"
 
