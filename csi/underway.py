@@ -34,20 +34,22 @@ class Underway:
         Whatever `work` raises passes through, to each call that waits for it.
 
         Raises:
+            RuntimeError: the system gives no thread; nothing was begun.
             Failure: DEADLINE_EXCEEDED, it goes on; `what` names it in the sentence.
         """
         with self._mutex:
             job = self._jobs.get(key)
             if job is None:
-                job = self._jobs[key] = Future()
+                job = Future()
                 threading.Thread(
                     target=self._work, args=(key, job, work), name=what, daemon=True
                 ).start()
+                self._jobs[key] = job  # only of a thread that runs, which waits for the mutex
         try:
             return job.result(self._wait_s)  # type: ignore[no-any-return]
         except TimeoutError as error:
-            if job.done():  # the work's own
-                raise
+            if job.done():  # just now, or the error is the work's own
+                return job.result()  # type: ignore[no-any-return]
             raise Failure(
                 Code.DEADLINE_EXCEEDED,
                 f"{what} has not ended within {self._wait_s:.0f} s and goes on: make the same call "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -48,6 +48,33 @@ def test_a_failure_reaches_each_that_waits_and_the_next_begins_anew() -> None:
         with pytest.raises(TimeoutError, match="its own"):
             jobs.run("v", "checking v", fail)
     assert jobs.run("v", "checking v", lambda: 2) == 2
+
+
+def test_what_ends_at_the_moment_when_the_call_gives_up_is_the_call_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Late(Future[int]):
+        def result(self, timeout: float | None = None) -> int:
+            found = super().result(20)
+            if timeout is not None:
+                raise TimeoutError
+            return found
+
+    monkeypatch.setattr("csi.underway.Future", Late)
+    assert Underway().run("v", "checking v", lambda: 3) == 3
+
+
+def test_without_a_thread_nothing_was_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = Underway()
+
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError, match="new thread"):
+            jobs.run("v", "checking v", lambda: 4)
+    assert jobs.run("v", "checking v", lambda: 4) == 4
 
 
 def test_a_check_of_a_file_system_that_takes_long_is_not_cut_off(
