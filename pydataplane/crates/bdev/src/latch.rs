@@ -56,6 +56,8 @@ impl fmt::Display for FlushFailure {
 #[derive(Debug, Default)]
 pub struct FlushLatch {
     word: AtomicU64,
+    /// How many failures there were, latched or not.
+    failures: AtomicU64,
     /// Woken when a failure is latched.
     follower: OnceLock<Thread>,
 }
@@ -74,6 +76,7 @@ impl FlushLatch {
     /// Latches a failure; an earlier one stays. `errno` is positive.
     #[cold]
     pub fn set(&self, cause: FlushCause, errno: Option<i32>) {
+        self.failures.fetch_add(1, Ordering::AcqRel);
         if self.latch(FlushFailure { cause, errno, at: SystemTime::now() })
             && let Some(follower) = self.follower.get()
         {
@@ -84,6 +87,13 @@ impl FlushLatch {
     /// Latches what is known of an earlier process: before anybody uses the device.
     pub fn restore(&self, failure: FlushFailure) {
         self.latch(failure);
+    }
+
+    /// Failures of this process so far: what was written before a flush is durable after it only if
+    /// there was none meanwhile, also where somebody has cleared the latch since.
+    #[inline]
+    pub fn failures(&self) -> u64 {
+        self.failures.load(Ordering::Acquire)
     }
 
     /// Has `thread` unparked whenever a failure is latched from now on; the first call counts.

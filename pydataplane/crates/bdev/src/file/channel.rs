@@ -1,9 +1,9 @@
 //! I/Os in flight on one thread.
 //!
 //! An I/O is a slot. Usually it is pushed once and done: the caller's own iovecs go to the kernel.
-//! A large direct one goes piece by piece (`large`). Everything else (a short transfer, an unaligned buffer, more runs than the kernel takes, a file
-//! system without ZERO_RANGE, EAGAIN) makes it go on in steps: a slot that cannot be pushed now
-//! waits in `again` for the next poll. All flushes that wait share one fdatasync (`flushing`), and after
+//! A large direct one goes piece by piece (`large`). Everything else (a short transfer, an unaligned
+//! buffer, more runs than the kernel takes, a file system without ZERO_RANGE, EAGAIN) makes it go on in
+//! steps: a slot that cannot be pushed now waits in `again` for the next poll. All flushes that wait share one fdatasync (`flushing`), and after
 //! one has failed no further one succeeds until the device's latch is cleared. Of the kernel's workers,
 //! which all files of the thread share, a file takes no more than [`WORKERS_MAX`].
 

@@ -18,13 +18,23 @@ pub(super) const FDATASYNC: u16 = DEPTH;
 
 /// Flushes that wait, and the channel's own fdatasync.
 pub(super) struct Flushing {
-    /// Slots, each with the fdatasync that answers it. Never grows.
-    pub(super) waiting: Vec<(u16, Number)>,
+    /// Never grows.
+    pub(super) waiting: Vec<Waiting>,
     own: Own,
     /// The fdatasync at whose end this thread is woken.
     woken_after: Option<Number>,
     /// Failures in a row of the channel's own that may pass.
     tries: u8,
+}
+
+/// A flush that waits.
+#[derive(Clone, Copy)]
+pub(super) struct Waiting {
+    slot: u16,
+    /// The fdatasync that answers it.
+    number: Number,
+    /// Failures that there had been when it was asked for.
+    failures: u64,
 }
 
 /// The fdatasync that this channel has in the kernel.
@@ -65,7 +75,8 @@ impl FileChannel {
     #[inline]
     pub(super) fn flush(&mut self, n: u16) {
         self.slots[n].step = Step::Syncing;
-        self.flushing.waiting.push((n, self.shared.flushes.next()));
+        let (number, failures) = (self.shared.flushes.next(), self.shared.latch.failures());
+        self.flushing.waiting.push(Waiting { slot: n, number, failures });
         self.begin_flush();
     }
 
@@ -76,7 +87,7 @@ impl FileChannel {
         // Another channel's may have begun and ended since this one looked. Nobody here would wait for
         // an fdatasync now: a thread that does nothing else would never see its end, and all other
         // channels would wait for that.
-        if self.flushing.waiting.iter().all(|&(_, wanted)| flushes.is_through(wanted)) {
+        if self.flushing.waiting.iter().all(|w| flushes.is_through(w.number)) {
             flushes.end(number, false);
             return self.waker.wake();
         }
@@ -113,11 +124,15 @@ impl FileChannel {
     pub(super) fn end_flushes(&mut self, done: &mut Vec<Completion>) {
         let mut now = None;
         let mut i = 0;
-        while let Some(&(n, number)) = self.flushing.waiting.get(i) {
-            // One that failed fails all, and so does an earlier one that nobody has looked into. Not
-            // before the channel's own has ended, as somebody here has to wait for that.
-            let failed = self.flushing.own.number.is_none() && self.shared.latch.is_set();
-            if !failed && !self.shared.flushes.is_through(number) {
+        while let Some(&Waiting { slot: n, number, failures }) = self.flushing.waiting.get(i) {
+            // First: whoever ends one that failed has said so before.
+            let through = self.shared.flushes.is_through(number);
+            // One that failed fails all, and so does an earlier one that nobody has looked into; who
+            // clears that does not know of those that wait. Not before the channel's own has ended, as
+            // somebody here has to wait for that.
+            let latch = &self.shared.latch;
+            let failed = latch.is_set() || latch.failures() != failures;
+            if !through && (!failed || self.flushing.own.number.is_some()) {
                 i += 1;
             } else if done.len() == done.capacity() {
                 return self.waker.wake();

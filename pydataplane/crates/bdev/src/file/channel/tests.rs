@@ -148,6 +148,21 @@ fn a_failed_flush_fails_those_that_wait_for_it_and_all_later_ones() {
 }
 
 #[test]
+fn a_failure_that_is_cleared_at_once_fails_the_flushes_that_waited_all_the_same() {
+    let ([mut a, mut b], shared, io, _file) = two_channels();
+    assert_eq!(a.submit(&Io::flush(1)), Submit::Pending);
+    assert_eq!(b.submit(&Io::flush(2)), Submit::Pending);
+    assert_eq!(from_the_kernel(&mut a, &io), (FDATASYNC, 0));
+    a.flushed(-libc::EIO);
+    // Before either thread has looked at those that wait.
+    assert!(shared.latch.clear().is_some());
+    assert_eq!(polled(&mut a, &io), (1, Err(IoError::Flush)));
+    assert_eq!(polled(&mut b, &io), (2, Err(IoError::Flush)));
+    assert_eq!(b.submit(&Io::flush(3)), Submit::Pending);
+    assert_eq!(polled(&mut b, &io), (3, Ok(())));
+}
+
+#[test]
 fn any_number_of_flushes_take_one_fdatasync_that_begins_after_them() {
     let ([mut a, mut b], _shared, io, _file) = two_channels();
     assert_eq!(a.submit(&Io::flush(0)), Submit::Pending);
