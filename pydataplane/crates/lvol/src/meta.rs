@@ -68,6 +68,8 @@ pub(crate) struct Meta {
     /// Whose turn is first in the next round.
     pub turn: usize,
     retiring: Vec<Retiring>,
+    /// Clusters that are zeroed elsewhere, for whoever reserved them.
+    reserved: Vec<Run>,
     gauges: Arc<Gauges>,
 }
 
@@ -102,6 +104,7 @@ impl Meta {
             volumes: Vec::new(),
             turn: 0,
             retiring: Vec::new(),
+            reserved: Vec::new(),
             gauges,
         };
         // Stopped from the beginning: that is for a failure which is latched, or was.
@@ -158,7 +161,8 @@ impl Meta {
         self.volumes.push(Served::new(volume));
     }
 
-    /// Takes clusters, waiting for those that channels still use if there are too few others.
+    /// Takes clusters, waiting for those that channels still use if there are too few others. They stay
+    /// taken, also where the store is loaded anew, until [`Meta::own`] or [`Meta::unreserve`].
     pub fn reserve(&mut self, op: &str, count: u64) -> Result<Reservation, Error> {
         let deadline = Instant::now() + QUIET_WAIT;
         let mut more = false;
@@ -175,8 +179,37 @@ impl Meta {
                         thread::sleep(QUIET_POLL / 10);
                     }
                 }
-                reserved => return reserved.map_err(|e| refused(e, op, cluster_size)),
+                Err(e) => return Err(refused(e, op, cluster_size)),
+                Ok(reservation) => {
+                    self.reserved.extend(reservation.runs());
+                    return Ok(reservation);
+                }
             }
+        }
+    }
+
+    /// The store, to give what was reserved, and zeroed, to a blob; if it takes no changes that is
+    /// given back.
+    pub fn own(
+        &mut self,
+        op: &str,
+        reservation: Reservation,
+    ) -> Result<(&mut Store<BdevDisk>, Reservation), Error> {
+        if let Some(e) = self.store(op).err() {
+            self.unreserve(reservation);
+            return Err(e);
+        }
+        self.reserved.retain(|run| !reservation.runs().contains(run));
+        let store = self.look(op)?;
+        store.zeroed_elsewhere();
+        Ok((store, reservation))
+    }
+
+    /// Gives back what was reserved; a store that is gone has forgotten it.
+    pub fn unreserve(&mut self, reservation: Reservation) {
+        self.reserved.retain(|run| !reservation.runs().contains(run));
+        if let Some(store) = &mut self.store {
+            store.unreserve(reservation);
         }
     }
 
@@ -200,9 +233,9 @@ impl Meta {
         }
     }
 
-    /// The clusters that are still waiting, for a store that was loaded anew.
-    pub fn retiring(&self) -> impl Iterator<Item = u32> + '_ {
-        let runs = self.retiring.iter().flat_map(|r| r.freed.runs());
+    /// The clusters that are still waiting or reserved, for a store that was loaded anew.
+    pub fn held(&self) -> impl Iterator<Item = u32> + '_ {
+        let runs = self.retiring.iter().flat_map(|r| r.freed.runs()).chain(&self.reserved);
         runs.flat_map(|run| run.first as u32..(run.first + run.count) as u32)
     }
 
@@ -262,11 +295,10 @@ impl Meta {
         size: u64,
         reservation: Reservation,
     ) -> Result<(), Error> {
-        let cluster_size = self.store(op)?.info().cluster_size;
+        let (store, reservation) = self.own(op, reservation)?;
+        let cluster_size = store.info().cluster_size;
         let say = |e| refused(e, op, cluster_size);
         let blob = volume.id.blob;
-        let store = self.store(op)?;
-        store.zeroed_elsewhere();
         let freed = store.resize_reserved(blob, size, reservation).map_err(say)?;
         let old = volume.map();
         for cluster in size..old.clusters() {

@@ -40,9 +40,10 @@ impl Meta {
             self.publish();
             return loaded.map(|_| None);
         };
-        // They are free on the medium: their loss was durable. In use all the same.
-        let waiting: Vec<u32> = self.retiring().collect();
-        let _still_retiring = store.hold(waiting);
+        // They are free on the medium, as their loss was durable or nobody has them yet. In use all the
+        // same.
+        let held: Vec<u32> = self.held().collect();
+        let _still_held = store.hold(held);
         let mut found = Reloaded { name: store.info().name, ..Reloaded::default() };
         let volumes: Vec<_> = self.volumes.iter().map(|s| s.volume.clone()).collect();
         let mut retired = Vec::new();

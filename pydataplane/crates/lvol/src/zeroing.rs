@@ -3,14 +3,16 @@
 //! Reserving them is the metadata thread's, and so is handing them over; the zeros, which can take
 //! tens of minutes, are written between the two by the control thread that wants the volume, beside
 //! everything else that the lvstore does. Until the hand-over the clusters are nobody's on the medium:
-//! a crash, a failure or a cancellation leaves no trace of the volume. After a failure or a
+//! a crash, a failure or a cancellation leaves no trace of the volume. A flush of the bdev that fails
+//! meanwhile, whosever it is, may have lost zeros that were written before: that is a failure, also where
+//! it was cleared since. After a failure or a
 //! cancellation the bdev is told that it does not need what was written: the room under it is free
 //! for others, also where the bdev is full.
 
 use crate::disk::BdevDisk;
 use crate::error::Error;
 use crate::translate::not_written;
-use bdev::Bdev;
+use bdev::{Bdev, FlushLatch};
 use blobstore::{Disk, DiskError, Run};
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
@@ -138,7 +140,15 @@ impl Guard<'_> {
         }
         let mut disk = BdevDisk::open(base)
             .map_err(|e| Error::Io { op: op.to_owned(), cause: e.to_string() })?;
-        let zeroed = self.fill(op, &mut disk, cluster, runs);
+        let failures = || base.flush_latch().map(FlushLatch::failures);
+        let before = failures();
+        let zeroed = self.fill(op, &mut disk, cluster, runs).and_then(|()| {
+            if failures() == before {
+                return Ok(());
+            }
+            let cause = format!("a flush of bdev {} failed while zeros were written", base.name());
+            Err(Error::Io { op: op.to_owned(), cause })
+        });
         if zeroed.is_err() {
             let begun = self.zeroing.done.load(Ordering::Relaxed) + STEP;
             give_back(op, &mut disk, cluster, runs, begun);

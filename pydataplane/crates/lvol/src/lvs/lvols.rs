@@ -50,8 +50,7 @@ impl Lvs {
         let timeout = if blob.thin { self.timeout } else { Duration::MAX };
         let volume = self.meta_within(timeout, &op, move |meta| {
             let say = |e| refused(e, &job_op, cluster_size);
-            let store = meta.store(&job_op)?;
-            store.zeroed_elsewhere();
+            let (store, reserved) = meta.own(&job_op, reserved)?;
             let id = store.create_reserved(&blob, reserved).map_err(say)?;
             let blob = store.blob(id).map_err(say)?;
             let info = StoreInfo { name: lvstore, ..info };
@@ -90,9 +89,9 @@ impl Lvs {
             (Ok(()), Some(turn)) => Ok((reserved, turn)),
             (zeroed, _) => {
                 let unreserve = move |meta: &mut Meta| {
-                    meta.look("give clusters back").map(|store| store.unreserve(reserved))
+                    meta.unreserve(reserved);
+                    Ok(())
                 };
-                // A store that is gone has forgotten them.
                 let _ = self.meta_within(Duration::MAX, op, unreserve);
                 Err(zeroed.err().unwrap_or_else(|| self.waiting(op)))
             }
