@@ -2,8 +2,10 @@
 //!
 //! A client is never cut off while a request of it runs, nor where one has come that nobody has read
 //! yet: it would not know whether it was carried out. One that asks nothing gives way to the next,
-//! and so does one that does not take its reply, each after [`GRACE`]. So who holds all connections,
-//! silent or deaf, keeps the next client waiting for that long, and nobody out.
+//! and so does one that does not take its reply, each after [`GRACE`]. Where none is idle for that long,
+//! as all ask again and again or send a request byte by byte, the one that has been connected for the
+//! longest time gives way between two requests, or in the middle of what it sends. So who holds all
+//! connections keeps the next client waiting for that long, and nobody out.
 
 use parking_lot::{Condvar, Mutex};
 use rustix::net::{RecvFlags, recv};
@@ -67,7 +69,8 @@ struct Connected {
 struct Client {
     stream: UnixStream,
     doing: Doing,
-    /// When it began to do that; of nothing, when the last bytes came.
+    /// When it began to do that; of nothing, when the last bytes came, of a reply, when some of it was
+    /// taken.
     since: Instant,
     /// It was told to go, and its thread ends.
     evicted: bool,
@@ -120,32 +123,37 @@ impl Clients {
 
     /// Tells a client to go where there are as many as can be, of those that may be told the one that
     /// has kept its connection idle for the longest time. Where it is none yet, but will be, waits for
-    /// at most `pause`.
-    pub(crate) fn make_room(&self, pause: Duration) -> Room {
+    /// at most `pause`. `waited`: how long the client for which there is to be room has waited.
+    pub(crate) fn make_room(&self, pause: Duration, waited: Duration) -> Room {
         let mut connected = self.connected.lock();
         let clients = &mut connected.clients;
         if clients.values().filter(|client| !client.evicted).count() < MAX_CONNECTIONS {
             return Room::Is;
         }
-        let waits = |client: &&mut Client| client.doing != Doing::Request && !client.evicted;
-        let mut idle: Vec<_> = clients.values_mut().filter(waits).collect();
-        if idle.is_empty() {
+        let waits = |client: &Client| client.doing != Doing::Request && !client.evicted;
+        let mut waiting: Vec<_> =
+            clients.iter().filter(|(_, client)| waits(client)).map(|(id, _)| *id).collect();
+        if waiting.is_empty() {
             return Room::None;
         }
-        idle.sort_by_key(|client| client.since);
-        let gone = idle
-            .into_iter()
-            .take_while(|client| client.since.elapsed() >= GRACE)
-            .find(|client| client.doing == Doing::Reply || !client.has_unread());
-        if let Some(client) = gone {
+        waiting.sort_by_key(|id| (clients[id].since, *id));
+        let idle = waiting.iter().map(|id| (*id, &clients[id])).find(|(_, client)| {
+            client.since.elapsed() >= GRACE
+                && (client.doing == Doing::Reply || !client.has_unread())
+        });
+        let longest = || {
+            let may_go = |client: &Client| client.doing == Doing::Nothing && !client.has_unread();
+            waiting.iter().filter(|id| waited >= GRACE && may_go(&clients[id])).min()
+        };
+        let (gone, why) = match idle {
+            Some((id, Client { doing: Doing::Reply, .. })) => (Some(id), "does not take its reply"),
+            Some((id, _)) => (Some(id), "asks nothing"),
+            None => (longest().copied(), "has been connected longest"),
+        };
+        if let Some(client) = gone.and_then(|id| clients.get_mut(&id)) {
             tracing::info!(
                 idle_s = client.since.elapsed().as_secs(),
-                "an RPC client that {} gives way: {MAX_CONNECTIONS} are connected",
-                if client.doing == Doing::Reply {
-                    "does not take its reply"
-                } else {
-                    "asks nothing"
-                }
+                "an RPC client that {why} gives way: {MAX_CONNECTIONS} are connected"
             );
             client.evict();
             return Room::Is;
@@ -226,7 +234,7 @@ mod tests {
         let mut ends = full(&clients, Doing::Nothing);
         ends[0].write_all(b"{").unwrap();
         ends[1].write_all(b"{").unwrap();
-        assert_eq!(clients.make_room(Duration::ZERO), Room::Is);
+        assert_eq!(clients.make_room(Duration::ZERO, Duration::ZERO), Room::Is);
         let closed: Vec<_> = (0..ends.len()).filter(|&at| is_closed(&ends[at])).collect();
         assert_eq!(closed, [2], "the idlest of those that have not asked");
     }
@@ -241,11 +249,34 @@ mod tests {
                 theirs
             })
             .collect();
-        assert_eq!(clients.make_room(Duration::ZERO), Room::Later);
+        assert_eq!(clients.make_room(Duration::ZERO, Duration::ZERO), Room::Later);
         clients.age(7, GRACE);
-        assert_eq!(clients.make_room(Duration::ZERO), Room::Is);
+        assert_eq!(clients.make_room(Duration::ZERO, Duration::ZERO), Room::Is);
         assert!(!clients.set(7, Doing::Request), "it was told to go");
         assert!(clients.set(8, Doing::Request));
+    }
+
+    #[test]
+    fn of_those_that_ask_again_and_again_the_first_that_came_gives_way() {
+        let clients = Clients::default();
+        let mut ends: Vec<_> = (0..MAX_CONNECTIONS)
+            .map(|_| {
+                let (ours, theirs) = UnixStream::pair().unwrap();
+                let id = clients.add(ours);
+                assert!(clients.set(id, Doing::Nothing));
+                theirs
+            })
+            .collect();
+        ends[0].write_all(b"{").unwrap();
+        clients.set(1, Doing::Request);
+        clients.set(2, Doing::Reply);
+        // As if all had been heard at this moment, however slow the machine is.
+        let later = Instant::now() + GRACE * 1000;
+        clients.connected.lock().clients.values_mut().for_each(|client| client.since = later);
+        assert_eq!(clients.make_room(Duration::ZERO, GRACE / 2), Room::Later);
+        assert_eq!(clients.make_room(Duration::ZERO, GRACE), Room::Is);
+        let closed: Vec<_> = (0..ends.len()).filter(|&at| is_closed(&ends[at])).collect();
+        assert_eq!(closed, [3]);
     }
 
     #[test]
@@ -253,7 +284,7 @@ mod tests {
         let clients = Clients::default();
         let mut ends = full(&clients, Doing::Reply);
         ends[0].write_all(b"{").unwrap();
-        assert_eq!(clients.make_room(Duration::ZERO), Room::Is);
+        assert_eq!(clients.make_room(Duration::ZERO, Duration::ZERO), Room::Is);
         assert!(!clients.set(0, Doing::Nothing));
         assert!(clients.set(1, Doing::Nothing));
     }
@@ -262,10 +293,10 @@ mod tests {
     fn there_is_no_room_where_all_have_requests_that_run() {
         let clients = Clients::default();
         let ends = full(&clients, Doing::Request);
-        assert_eq!(clients.make_room(Duration::ZERO), Room::None);
+        assert_eq!(clients.make_room(Duration::ZERO, Duration::ZERO), Room::None);
         clients.cut_off_who_takes_no_reply();
         assert!(!ends.iter().any(is_closed));
         clients.remove(5);
-        assert_eq!(clients.make_room(Duration::ZERO), Room::Is);
+        assert_eq!(clients.make_room(Duration::ZERO, Duration::ZERO), Room::Is);
     }
 }

@@ -209,8 +209,9 @@ impl Door {
     /// Waits until one more client may be served; `false`: there is no room, `None`: the server is to
     /// serve nobody any more.
     fn wait_for_room(&self) -> Option<bool> {
+        let since = Instant::now();
         loop {
-            match self.clients.make_room(ROOM_PAUSE) {
+            match self.clients.make_room(ROOM_PAUSE, since.elapsed()) {
                 Room::Is => return Some(true),
                 Room::None => return Some(false),
                 Room::Later => {}
@@ -322,7 +323,7 @@ fn serve(
                     }
                     if let Some(reply) = methods.answer(message) {
                         now(Doing::Reply);
-                        write_reply(stream, &reply)?;
+                        write_reply(stream, &reply, &now)?;
                     }
                     now(Doing::Nothing);
                 }
@@ -333,8 +334,13 @@ fn serve(
     }
 }
 
-/// Writes all of a reply within [`WRITE_TIMEOUT`], however little of it the client takes at once.
-fn write_reply(mut stream: &UnixStream, reply: &[u8]) -> io::Result<()> {
+/// Writes all of a reply within [`WRITE_TIMEOUT`], however little of it the client takes at once. Tells
+/// `now` of each piece that was taken: who takes a long reply slowly is not one who takes none.
+fn write_reply(
+    mut stream: &UnixStream,
+    reply: &[u8],
+    now: impl Fn(Doing) -> bool,
+) -> io::Result<()> {
     let end = Instant::now() + WRITE_TIMEOUT;
     let mut rest = reply;
     while !rest.is_empty() {
@@ -346,7 +352,10 @@ fn write_reply(mut stream: &UnixStream, reply: &[u8]) -> io::Result<()> {
         // The kernel's timeout begins anew with each piece of a long write that was taken.
         match stream.write(&rest[..rest.len().min(WRITE_BYTES)]) {
             Ok(0) => return Err(ErrorKind::WriteZero.into()),
-            Ok(n) => rest = &rest[n..],
+            Ok(n) => {
+                rest = &rest[n..];
+                now(Doing::Reply);
+            }
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
             Err(e) => return Err(e),
         }
@@ -358,7 +367,7 @@ fn write_reply(mut stream: &UnixStream, reply: &[u8]) -> io::Result<()> {
 fn hang_up(mut stream: &UnixStream, e: &Error, now: impl Fn(Doing) -> bool) -> io::Result<Served> {
     now(Doing::Reply);
     debug_assert!(matches!(e.code, Code::Parse | Code::InvalidRequest));
-    write_reply(stream, &encode_failure(e))?;
+    write_reply(stream, &encode_failure(e), &now)?;
     // Unread bytes would turn the close into a reset, which loses the reply just written.
     stream.shutdown(Shutdown::Write)?;
     stream.set_read_timeout(Some(SYNTAX_PAUSE))?;
@@ -371,4 +380,27 @@ fn hang_up(mut stream: &UnixStream, e: &Error, now: impl Fn(Doing) -> bool) -> i
         left -= n;
     }
     Ok(Served::Left)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    #[test]
+    fn each_piece_of_a_reply_that_is_taken_counts_as_taking_it() {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let reply = vec![b'x'; 50 * WRITE_BYTES];
+        let taken = Cell::new(0);
+        thread::scope(|scope| {
+            scope.spawn(|| far.read_exact(&mut vec![0; 50 * WRITE_BYTES]).unwrap());
+            let now = |doing| {
+                assert_eq!(doing, Doing::Reply);
+                taken.set(taken.get() + 1);
+                true
+            };
+            write_reply(&near, &reply, now).unwrap();
+        });
+        assert!(taken.get() >= 50, "{}", taken.get());
+    }
 }
