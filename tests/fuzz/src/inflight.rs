@@ -132,7 +132,7 @@ fn play(guest: &Guest, mut input: Input<'_>) {
     guest.put(AVAIL + 2, start.wrapping_add(ahead));
     let map = || {
         let file = guest.file.try_clone().expect("a descriptor");
-        InflightRegion::map(file, offset, bytes, queues, claimed)
+        InflightRegion::map(&guest.memory, file, offset, bytes, queues, claimed)
     };
     let Ok(region) = map() else { return };
     let part = (DESC + u64::from(claimed) * STATE).next_multiple_of(64) * u64::from(index);

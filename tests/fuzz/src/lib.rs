@@ -10,17 +10,21 @@
 //! | `messages` | front end | vhost-user messages with descriptors |
 //! | `frames` | RPC client | JSON-RPC |
 //! | `stores` | whoever had the disk before | metadata of an lvstore with checksums that match |
+//! | `holders` | target | packets to the holder, with descriptors |
+//! | `upgrades` | another program in the target's place | messages of an upgrade, with descriptors |
 //! | `exports` | kernel, holder | FUSE packets, what a process before left of an export |
 
 pub mod commands;
 pub mod exports;
 pub mod frames;
 mod harness;
+pub mod holders;
 mod host;
 pub mod inflight;
 mod input;
 pub mod messages;
 pub mod requests;
 pub mod stores;
+pub mod upgrades;
 
 pub use harness::{memory, ring};

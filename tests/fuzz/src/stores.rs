@@ -135,7 +135,12 @@ fn seal(disk: &mut Layers, number: u64) {
 }
 
 fn blob(serial: u32, size: u64, thin: bool) -> BlobOptions {
-    BlobOptions { name: format!("b{serial}"), uuid: Uuid::from_u128(serial.into()), size, thin }
+    let xattrs = match serial % 3 {
+        0 => BTreeMap::from([("origin".into(), vec![7; 300])]),
+        _ => BTreeMap::new(),
+    };
+    let name = format!("b{serial}");
+    BlobOptions { name, uuid: Uuid::from_u128(serial.into()), size, thin, xattrs }
 }
 
 /// A store with blobs, xattrs inline and in pages, and records in its journal; and which of its pages

@@ -38,7 +38,7 @@ mod client;
 mod mounts;
 mod server;
 mod store;
-mod wire;
+pub mod wire;
 
 pub use client::{Client, ClientError};
 pub use mounts::{FS_TYPE, MountError, Mounts, is_mounted};

@@ -24,18 +24,23 @@ use uuid::Uuid;
 use crate::{SESSIONS_MAX, Session};
 
 /// Longest packet, in bytes: `ok` and [`SESSIONS_MAX`] UUIDs with a blank before each.
-pub(crate) const PACKET_BYTES: usize = 16 + SESSIONS_MAX * 37;
+pub const PACKET_BYTES: usize = 16 + SESSIONS_MAX * 37;
 
 /// Descriptors in a packet at most.
 const FDS_MAX: usize = 2;
 
 /// What a target asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Request {
+pub enum Request {
+    /// A new mount, or the one that it has.
     Mount(Uuid),
+    /// The descriptors of a mount.
     Take(Uuid),
+    /// The descriptors beside it are those of a mount.
     Keep(Uuid),
+    /// Its end.
     End(Uuid),
+    /// The names of all.
     List,
 }
 
@@ -70,7 +75,10 @@ impl Request {
 }
 
 /// Sends one packet.
-pub(crate) fn send(socket: impl AsFd, text: &str, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+///
+/// # Errors
+/// The system's; EINVAL for more descriptors than a packet has.
+pub fn send(socket: impl AsFd, text: &str, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut beside = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !beside.push(SendAncillaryMessage::ScmRights(fds)) {
@@ -81,7 +89,10 @@ pub(crate) fn send(socket: impl AsFd, text: &str, fds: &[BorrowedFd<'_>]) -> io:
 }
 
 /// Receives one packet; an empty text is the end of the connection.
-pub(crate) fn receive(socket: impl AsFd) -> io::Result<(String, Vec<OwnedFd>)> {
+///
+/// # Errors
+/// The system's; EPROTO for what is no text.
+pub fn receive(socket: impl AsFd) -> io::Result<(String, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut beside = RecvAncillaryBuffer::new(&mut space);
     let mut packet = vec![0; PACKET_BYTES];
@@ -98,8 +109,8 @@ pub(crate) fn receive(socket: impl AsFd) -> io::Result<(String, Vec<OwnedFd>)> {
     Ok((text, fds))
 }
 
-/// The session whose descriptors came with a packet.
-pub(crate) fn session(fds: Vec<OwnedFd>) -> Option<Session> {
+/// The session whose descriptors came with a packet; `None`: they are not two.
+pub fn session(fds: Vec<OwnedFd>) -> Option<Session> {
     let [fuse, record] = fds.try_into().ok()?;
     Some(Session { fuse, record })
 }

@@ -30,6 +30,7 @@ mod leave;
 mod message;
 
 pub use arrive::{Arrival, Arrived, Taken};
+pub use channel::{Channel, ChannelError};
 pub use leave::{Door, Visitor, leave};
 pub use message::Message;
 

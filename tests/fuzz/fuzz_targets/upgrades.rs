@@ -1,0 +1,4 @@
+//! See `upgrades::upgrades`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| virtlun_fuzz::upgrades::upgrades(data));
