@@ -7,7 +7,7 @@ use reactor::Waker;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime};
 use uuid::Uuid;
 
@@ -44,8 +44,14 @@ type Hold = Arc<Mutex<Option<Claim>>>;
 /// What an export has while it is served.
 struct Service {
     hold: Hold,
+    worker: Worker,
+}
+
+/// The thread of an export.
+struct Worker {
     /// Closed when the thread has let go of everything.
     ended: Receiver<()>,
+    thread: JoinHandle<()>,
 }
 
 fn held(hold: &Hold) -> MutexGuard<'_, Option<Claim>> {
@@ -143,7 +149,7 @@ impl Volume {
         };
         let hold: Hold = Arc::new(Mutex::new(Some(claim)));
         let begun = begin(job, &hold);
-        let (waker, ended) = match begun {
+        let (waker, worker) = match begun {
             Ok(begun) => begun,
             Err(e) => {
                 // What another process has left waits for the next attempt.
@@ -153,7 +159,7 @@ impl Volume {
                 return Err(e);
             }
         };
-        let service = Mutex::new(Some(Service { hold, ended }));
+        let service = Mutex::new(Some(Service { hold, worker }));
         let record = file;
         Ok(Volume { uuid, number, read_only, bdev, fuse, record, shared, waker, owner, service })
     }
@@ -239,17 +245,17 @@ impl Volume {
             self.shared.end(how);
             self.waker.wake();
         }
-        Ending(service.map(|service| service.ended))
+        Ending(service.map(|service| service.worker))
     }
 }
 
-/// Starts the thread; returns what wakes it, and what is closed when it has let go of everything.
-fn begin(job: Job, hold: &Hold) -> Result<(Waker, Receiver<()>), ExportError> {
+/// Starts the thread; returns what wakes it, and what tells of its end.
+fn begin(job: Job, hold: &Hold) -> Result<(Waker, Worker), ExportError> {
     let name = job.bdev.name().to_owned();
     let (ready, opened) = mpsc::sync_channel(1);
     let (serves, ended) = mpsc::channel::<()>();
     let holds = Arc::clone(hold);
-    thread::Builder::new()
+    let thread = thread::Builder::new()
         .name(format!("export-{}", &job.facts.uuid.to_string()[..8]))
         .spawn(move || {
             worker::run(job, &ready);
@@ -264,7 +270,7 @@ fn begin(job: Job, hold: &Hold) -> Result<(Waker, Receiver<()>), ExportError> {
     let gone = || bdev::OpenError { name, why: "its thread ended".into() };
     let opened = opened.recv().map_err(|_| gone()).and_then(|opened| opened);
     let waker = opened.inspect_err(|_| drop(held(hold).take()))?;
-    Ok((waker, ended))
+    Ok((waker, Worker { ended, thread }))
 }
 
 impl Drop for Volume {
@@ -275,12 +281,17 @@ impl Drop for Volume {
 
 /// An export whose I/O in flight has to end.
 #[must_use = "its bdev is in use until then"]
-pub(crate) struct Ending(Option<Receiver<()>>);
+pub(crate) struct Ending(Option<Worker>);
 
 impl Ending {
     /// Waits until the bdev was let go of; `false`: not within `timeout`.
     pub fn wait(self, timeout: Duration) -> bool {
-        let waited = self.0.map(|ended| ended.recv_timeout(timeout));
-        waited != Some(Err(RecvTimeoutError::Timeout))
+        let Some(worker) = self.0 else { return true };
+        if worker.ended.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout) {
+            return false;
+        }
+        // It has nothing left to do but to end; that it panicked would have ended the process.
+        _ = worker.thread.join();
+        true
     }
 }
