@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from domain.errors import ConfigError
-from domain.translate import Settings
+from pydataplane.domain.errors import ConfigError
+from pydataplane.domain.translate import Settings
 
 DEFAULT_PATH = Path("/etc/virtlun/virtlun.toml")
 

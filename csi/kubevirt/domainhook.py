@@ -20,8 +20,8 @@ from csi.kubevirt import document, machine
 from csi.proto import kubevirt_callbacks_pb2 as callbacks
 from csi.proto import kubevirt_info_pb2 as info
 from csi.proto import kubevirt_plugin_pb2 as pb
-from domain.errors import TranslateError
-from domain.translate import Settings, carry
+from pydataplane.domain.errors import TranslateError
+from pydataplane.domain.translate import Settings, carry
 
 FOLDER = Path("/var/run/virtlun")
 NODE_HOOK_PATH = "/kubevirt.hooks.plugins.v1alpha1.NodeHookService/ExecuteNodeHook"

@@ -11,9 +11,9 @@ from typing import IO, Any
 
 import click
 
-from domain import translate
-from domain.errors import TranslateError
 from plugin.cli.output import busy, client, config, errors_as_sentences, json_option, show, text
+from pydataplane.domain import translate
+from pydataplane.domain.errors import TranslateError
 from pydataplane.errors import TargetError
 
 URI = click.option(

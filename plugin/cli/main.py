@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from domain.errors import ConfigError
 from plugin.cli import bdev, doctor, domain, lvstore, target, top, volume
 from plugin.cli.output import CONFIG_KEY, PLACE_KEY
 from plugin.config import DEFAULT_PATH, TARGET_NAME, load
 from plugin.targets import place
+from pydataplane.domain.errors import ConfigError
 
 
 def _check_name(_: click.Context, __: click.Parameter, name: str | None) -> str | None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 
-from domain import reconcile
 from plugin.cli import qemu_user
 from plugin.cli.output import (
     busy,
@@ -27,6 +26,7 @@ from plugin.cli.output import (
 )
 from plugin.targets import Place, places
 from pydataplane import inherited, supervise
+from pydataplane.domain import reconcile
 from pydataplane.errors import TargetError, TargetForbidden, TargetUnavailable
 from pydataplane.sockets import name_of
 from pydataplane.volumes import Volumes

@@ -2,7 +2,7 @@
 
 A client connects to the gateway's socket instead of libvirtd's and notices nothing else. Messages
 pass through as they are, except the calls about disks of ours (see `handlers`): those are answered
-here, or rewritten on their way by `domain.translate`.
+here, or rewritten on their way by `pydataplane.domain.translate`.
 
     wire, xdr, messages, procs   the protocol: framing, values, numbers
     errors, peer, polkit, listen refusals; who a client is, and what it may do; sockets

@@ -13,9 +13,9 @@ from typing import Any
 import click
 import structlog
 
-from domain.errors import ConfigError
 from plugin.config import DEFAULT_PATH, Config, load
 from plugin.gateway.server import Gateway
+from pydataplane.domain.errors import ConfigError
 
 LEVELS = ["debug", "info", "warning", "error"]
 

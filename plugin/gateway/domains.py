@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-from domain.translate import CARRIER_ALIAS
-from domain.xml import carrier as carriers
-from domain.xml import view as views
-from domain.xml.disk import parse_device
-from domain.xml.document import NotXmlError, root_of
 from plugin.gateway.errors import Code, Refused, UpstreamError
 from plugin.gateway.messages import Domain
 from plugin.gateway.upstream import AFFECT_CONFIG, AFFECT_LIVE, XML_INACTIVE, Upstream
+from pydataplane.domain.translate import CARRIER_ALIAS
+from pydataplane.domain.xml import carrier as carriers
+from pydataplane.domain.xml import view as views
+from pydataplane.domain.xml.disk import parse_device
+from pydataplane.domain.xml.document import NotXmlError, root_of
 
 PROBE_NAMESPACE = "https://virtlun.dev/xmlns/probe/1"
 """Namespace of a metadata element that never exists: see `check_may_change`."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from domain.errors import LIBVIRT, LibvirtCode, Refusal
 from plugin.gateway.wire import WireError
 from plugin.gateway.xdr import Reader, Writer
+from pydataplane.domain.errors import LIBVIRT, LibvirtCode, Refusal
 
 
 class Code(IntEnum):

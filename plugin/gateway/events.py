@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from domain.translate import PREFIX
 from plugin.gateway.messages import Domain
 from plugin.gateway.procs import Proc
 from plugin.gateway.wire import REMOTE_PROGRAM, Header, MessageType, WireError, message
 from plugin.gateway.xdr import Reader, Writer
+from pydataplane.domain.translate import PREFIX
 
 OUR_NAMESPACES = f"https://{PREFIX}.dev/xmlns/"
 """How the URIs of all metadata begin that is the gateway's own."""

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Literal
 from uuid import UUID
 
-from domain.errors import Refusal
-from domain.translate import controller_name
 from plugin.gateway.errors import Refused
 from plugin.gateway.peer import start_time
+from pydataplane.domain.errors import Refusal
+from pydataplane.domain.translate import controller_name
 
 VERSION = 1
 

@@ -9,8 +9,8 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from domain.errors import ConfigError
 from plugin.gateway.polkit import Auth
+from pydataplane.domain.errors import ConfigError
 
 BACKLOG = 128
 """Connections the kernel holds while all slots are taken."""

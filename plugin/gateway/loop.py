@@ -13,7 +13,6 @@ from contextlib import suppress
 
 import structlog
 
-from domain.errors import TranslateError
 from plugin.gateway.errors import GatewayError
 from plugin.gateway.messages import Domain
 from plugin.gateway.reconcile import Reconciler, move_socket, reconcile_domain
@@ -22,6 +21,7 @@ from plugin.gateway.services import Services
 from plugin.gateway.upstream import Upstream
 from plugin.gateway.wire import WireError
 from plugin.gateway.xdr import Reader
+from pydataplane.domain.errors import TranslateError
 
 RETRY_S = 1.0
 """Pause before libvirtd is tried again, seconds."""

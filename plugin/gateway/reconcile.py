@@ -11,14 +11,14 @@ from uuid import UUID
 
 import structlog
 
-from domain import translate
-from domain.errors import TranslateError
-from domain.translate import CONTROLLER_PREFIX, controller_name
 from plugin.gateway import records
 from plugin.gateway.errors import Code, GatewayError, UpstreamError
 from plugin.gateway.messages import Domain
 from plugin.gateway.services import Services
 from plugin.gateway.upstream import XML_INACTIVE, XML_SECURE
+from pydataplane.domain import translate
+from pydataplane.domain.errors import TranslateError
+from pydataplane.domain.translate import CONTROLLER_PREFIX, controller_name
 
 _log = structlog.get_logger(__name__)
 

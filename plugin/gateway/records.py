@@ -1,8 +1,8 @@
 """Which volumes a domain has had, by UUID: what tells a lost volume from one that never existed.
 
 The domain's metadata is the place for it; the gateway writes it at define, attach and start. What
-is started behind its back the hook records in a file of its own (domain.records), for it cannot
-change the metadata. What is there counts until the metadata says it.
+is started behind its back the hook records in a file of its own (see pydataplane.domain.records),
+for it cannot change the metadata. What is there counts until the metadata says it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Mapping
 
 import structlog
 
-from domain import records, translate
-from domain.errors import RecordError, Refusal
-from domain.translate import Plan
 from plugin.config import HookSection
 from plugin.gateway.errors import Refused
 from plugin.gateway.messages import Domain
 from plugin.gateway.services import Services
 from plugin.gateway.upstream import AFFECT_CONFIG, AFFECT_LIVE, XML_INACTIVE, Upstream
+from pydataplane.domain import records, translate
+from pydataplane.domain.errors import RecordError, Refusal
+from pydataplane.domain.translate import Plan
 
 _log = structlog.get_logger(__name__)
 

@@ -14,8 +14,6 @@ from contextlib import suppress
 
 import structlog
 
-from domain import translate
-from domain.errors import TranslateError
 from plugin.gateway.domains import is_running
 from plugin.gateway.errors import Code, GatewayError, UpstreamError
 from plugin.gateway.journal import Entry, StoredEntry
@@ -23,6 +21,8 @@ from plugin.gateway.messages import Domain
 from plugin.gateway.reconcile import reconcile_domain
 from plugin.gateway.services import Services
 from plugin.gateway.upstream import AFFECT_CONFIG, AFFECT_LIVE, XML_INACTIVE, Upstream
+from pydataplane.domain import translate
+from pydataplane.domain.errors import TranslateError
 
 _log = structlog.get_logger(__name__)
 

@@ -7,14 +7,14 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from uuid import UUID
 
-from domain import translate
-from domain.translate import Definition, Settings
 from plugin.config import GatewaySection, HookSection
 from plugin.gateway.events import DeviceChange
 from plugin.gateway.journal import Journal
 from plugin.gateway.locks import Locks
 from plugin.gateway.targets import Targets
 from plugin.gateway.upstream import Upstream
+from pydataplane.domain import translate
+from pydataplane.domain.translate import Definition, Settings
 
 
 @dataclass

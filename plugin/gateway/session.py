@@ -19,7 +19,6 @@ from typing import Any
 
 import structlog
 
-from domain.errors import TranslateError
 from plugin.gateway import polkit
 from plugin.gateway.call import Call, Handler, Reply
 from plugin.gateway.caller import Caller
@@ -51,6 +50,7 @@ from plugin.gateway.wire import (
     WireError,
 )
 from plugin.gateway.xdr import Reader, Writer
+from pydataplane.domain.errors import TranslateError
 
 CALLS_MAX = 32
 """Calls of one client that the gateway works on at a time, waiting for libvirtd or each other.

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from typing import Literal, TypeVar
 
-from domain import missing, reconcile
-from domain.errors import ReconcileError, Refusal
-from domain.reconcile import AddTarget, Bdev, RemoveTarget
-from domain.translate import CONTROLLER_PREFIX, LunPlan, Plan
 from plugin.gateway.errors import NoAnswer, Refused
 from pydataplane.client import Client
+from pydataplane.domain import missing, reconcile
+from pydataplane.domain.errors import ReconcileError, Refusal
+from pydataplane.domain.reconcile import AddTarget, Bdev, RemoveTarget
+from pydataplane.domain.translate import CONTROLLER_PREFIX, LunPlan, Plan
 from pydataplane.errors import (
     NO_SPACE,
     RpcError,
@@ -152,7 +152,7 @@ class Target:
         return shown is not None and shown.bdev == bdev
 
     async def find_volumes(self, plan: Plan, known: dict[str, str]) -> Plan:
-        """Returns the plan with the UUIDs of the volumes that are there; see domain.missing."""
+        """Returns the plan with the UUIDs of the volumes that are there; see `missing`."""
         return await self._run(lambda: _find(self._client, plan, known))
 
     async def make_volumes(self, plan: Plan, mib: int) -> Plan:

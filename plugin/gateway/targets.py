@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from domain import translate
-from domain.errors import Refusal
-from domain.translate import Definition, LunPlan, Plan, Settings
 from plugin.config import Config
 from plugin.gateway.errors import GatewayError, NoAnswer, Refused
 from plugin.gateway.target import Release, Target, Usage
 from plugin.targets import Place, places
 from pydataplane.client import Client
+from pydataplane.domain import translate
+from pydataplane.domain.errors import Refusal
+from pydataplane.domain.translate import Definition, LunPlan, Plan, Settings
 from pydataplane.volumes import Volume
 
 T = TypeVar("T")
@@ -269,7 +269,7 @@ class Targets:
         return False
 
     async def find_volumes(self, plan: Plan, known: Mapping[str, str]) -> Plan:
-        """Returns the plan with the UUIDs of the volumes that are there; see domain.missing."""
+        """Returns the plan with the UUIDs of the volumes that are there; see `missing`."""
         await self._check_home(plan, plan.luns)
         return await (await self._of_plan(plan)).find_volumes(plan, dict(known))
 

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import structlog
 
-from domain.translate import NAMESPACE, PREFIX
 from plugin.gateway.channel import Channel
 from plugin.gateway.errors import UpstreamError, UpstreamGone
 from plugin.gateway.messages import SMALL_CALL_MAX_BYTES, Domain, DomainCall, read_string
@@ -33,6 +32,7 @@ from plugin.gateway.wire import (
     message,
 )
 from plugin.gateway.xdr import Reader, Writer
+from pydataplane.domain.translate import NAMESPACE, PREFIX
 
 CONNECT_S = 5.0
 """How long a restarting libvirtd is waited for, seconds."""

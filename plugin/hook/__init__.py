@@ -5,8 +5,8 @@
     rpc, config  the target's JSON-RPC within a deadline; its few keys of virtlun.toml
     archive      all of it, and what it is made of, as one file for /etc/libvirt/hooks/qemu.d/
 
-What it decides is the gateway's own code: domain.xml reads the domain, domain.missing looks
-for its volumes, domain.reconcile makes the target match. It never calls libvirt (that would hang
+What it decides is the gateway's own code, of pydataplane.domain: `xml` reads the domain, `missing`
+looks for its volumes, `reconcile` makes the target match. It never calls libvirt (that would hang
 libvirtd), never takes longer than its deadline, and needs Python's standard library only.
 """
 

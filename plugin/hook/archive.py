@@ -16,14 +16,6 @@ SHEBANG = b"#!/usr/bin/python3 -IS\n"
 MAIN = "import sys\n\nfrom plugin.hook.entry import main\n\nsys.exit(main())\n"
 ROOT = Path(__file__).parents[2]
 MODULES = (
-    "domain/__init__.py",
-    "domain/errors.py",
-    "domain/missing.py",
-    "domain/model.py",
-    "domain/names.py",
-    "domain/reconcile.py",
-    "domain/records.py",
-    "domain/xml/",
     "plugin/__init__.py",
     "plugin/hook/__init__.py",
     "plugin/hook/config.py",
@@ -31,6 +23,14 @@ MODULES = (
     "plugin/hook/operations.py",
     "plugin/hook/rpc.py",
     "pydataplane/__init__.py",
+    "pydataplane/domain/__init__.py",
+    "pydataplane/domain/errors.py",
+    "pydataplane/domain/missing.py",
+    "pydataplane/domain/model.py",
+    "pydataplane/domain/names.py",
+    "pydataplane/domain/reconcile.py",
+    "pydataplane/domain/records.py",
+    "pydataplane/domain/xml/",
     "pydataplane/errors.py",
     "pydataplane/sockets.py",
 )

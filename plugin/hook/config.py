@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 
-from domain.errors import ConfigError
+from pydataplane.domain.errors import ConfigError
 
 DEFAULT_CONFIG = "/etc/virtlun/virtlun.toml"
 DEFAULT_RPC_SOCKET = "/run/virtlun/target.sock"

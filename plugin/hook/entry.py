@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 
-from domain.names import NAMESPACE
+from pydataplane.domain.names import NAMESPACE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ import os
 import signal
 from typing import NoReturn
 
-from domain import missing, reconcile, records
-from domain.errors import PluginError, ReconcileError
-from domain.model import Plan
-from domain.xml.view import required_plan
 from plugin.hook.config import Config
 from plugin.hook.rpc import Connection
+from pydataplane.domain import missing, reconcile, records
+from pydataplane.domain.errors import PluginError, ReconcileError
+from pydataplane.domain.model import Plan
+from pydataplane.domain.xml.view import required_plan
 from pydataplane.errors import RpcError, TargetError, TargetTimeout, VolumeError
 
 INCOMING = ("migrate", "restore")

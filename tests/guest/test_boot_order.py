@@ -11,8 +11,8 @@ from uuid import UUID
 import pytest
 from lxml import etree
 
-from domain.reconcile import ensure
-from domain.translate import Settings, define
+from pydataplane.domain.reconcile import ensure
+from pydataplane.domain.translate import Settings, define
 from tests.support.scratch import short_directory
 from tests.support.target import Target
 

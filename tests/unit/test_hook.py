@@ -15,14 +15,14 @@ from uuid import UUID
 
 import pytest
 
-from domain import records
-from domain.errors import TranslateError
-from domain.names import NAMESPACE
-from domain.translate import Settings, define, plan
-from domain.xml.view import required_plan
 from plugin import hook
 from plugin.config import DEFAULT_PATH, HookSection, TargetSection
 from plugin.hook import archive, config
+from pydataplane.domain import records
+from pydataplane.domain.errors import TranslateError
+from pydataplane.domain.names import NAMESPACE
+from pydataplane.domain.translate import Settings, define, plan
+from pydataplane.domain.xml.view import required_plan
 from pydataplane.errors import METHOD_NOT_FOUND, RpcError
 from tests.unit.fake_target import HostTarget, Server
 from tests.unit.translate.domains import (
@@ -509,7 +509,7 @@ def test_a_start_imports_only_what_it_needs(host: Host) -> None:
     """Each takes milliseconds, while libvirtd waits."""
     with host.serve():
         names = imported(host, host.xml)
-    assert not names & {"pathlib", "uuid", "logging", "subprocess", "domain.translate"}
+    assert not names & {"pathlib", "uuid", "logging", "subprocess", "pydataplane.domain.translate"}
 
 
 def test_the_hooks_defaults_are_the_configurations() -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domain.translate import Settings, carry
+from pydataplane.domain.translate import Settings, carry
 from tests.kubernetes.kubevirt import domain as kubevirt
 from tests.unit.translate.domains import FILES, NAMES
 from tests.unit.translate.test_carry import DOMAIN

@@ -12,10 +12,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from domain.errors import LIBVIRT, ConfigError, Refusal
-from domain.translate import Settings, recognise
 from plugin.config import Config, load, schema
 from plugin.gateway.server import Gateway
+from pydataplane.domain.errors import LIBVIRT, ConfigError, Refusal
+from pydataplane.domain.translate import Settings, recognise
 from tests.unit.translate.domains import ROOT
 
 SCHEMA = ROOT / "schemas/config/plugin.schema.json"

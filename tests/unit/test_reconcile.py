@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domain.errors import ReconcileError
-from domain.reconcile import (
+from pydataplane.domain.errors import ReconcileError
+from pydataplane.domain.reconcile import (
     AddTarget,
     Bdev,
     CreateController,
@@ -25,7 +25,7 @@ from domain.reconcile import (
     perform,
     release,
 )
-from domain.translate import LunPlan, Plan, VolumeRef
+from pydataplane.domain.translate import LunPlan, Plan, VolumeRef
 from pydataplane.errors import RpcError
 from tests.unit.fake_target import FakeTarget
 

@@ -93,8 +93,8 @@ SITES = list(sites())
 def test_they_are_found() -> None:
     assert len(SITES) > 50
     assert {site.where.split(":")[0] for site in SITES} >= {
-        "domain.reconcile",
-        "domain.missing",
+        "pydataplane.domain.reconcile",
+        "pydataplane.domain.missing",
         "csi.vhostcontroller",
         "pydataplane.volumes",
     }

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("plugin", "csi", "domain", "pydataplane")
+PACKAGES = ("plugin", "csi", "pydataplane")
+DOMAIN = "pydataplane.domain"
 
 
 def modules() -> dict[str, Path]:
@@ -74,8 +75,7 @@ def test_no_import_for_type_checkers_alone() -> None:
     [
         ("plugin", {"csi"}),
         ("csi", {"plugin"}),
-        ("domain", {"plugin", "csi"}),
-        ("pydataplane", {"plugin", "csi", "domain"}),
+        ("pydataplane", {"plugin", "csi"}),
     ],
 )
 def test_a_package_does_not_know_those_beside_or_above_it(
@@ -84,6 +84,19 @@ def test_a_package_does_not_know_those_beside_or_above_it(
     for name, used in graph.items():
         if name.split(".")[0] == package:
             wrong = sorted(each for each in used if each.split(".")[0] in strangers)
+            assert not wrong, f"{name} imports {', '.join(wrong)}"
+
+
+def test_domains_are_above_the_client_and_need_its_errors_alone(
+    graph: dict[str, set[str]],
+) -> None:
+    """The hook is made of them, and starts before each VM."""
+    for name, used in graph.items():
+        if (name + ".").startswith(f"{DOMAIN}."):
+            wrong = [each for each in used if not each.startswith(DOMAIN)]
+            assert set(wrong) <= {"pydataplane.errors"}, f"{name} imports {', '.join(wrong)}"
+        elif name.startswith("pydataplane"):
+            wrong = [each for each in used if each.startswith(DOMAIN)]
             assert not wrong, f"{name} imports {', '.join(wrong)}"
 
 

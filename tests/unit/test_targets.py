@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from domain.errors import ConfigError
 from plugin.cli import main
 from plugin.config import Config
 from plugin.hook.config import Config as HookConfig
 from plugin.targets import Place, place, places
+from pydataplane.domain.errors import ConfigError
 from pydataplane.sockets import name_of, start_command
 from pydataplane.supervise import TargetPaths
 

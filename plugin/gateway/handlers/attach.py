@@ -15,9 +15,6 @@ from dataclasses import dataclass
 
 import structlog
 
-from domain import translate
-from domain.errors import Refusal, TranslateError
-from domain.translate import CARRIER_ALIAS, Change, controller_name
 from plugin.gateway.call import Call
 from plugin.gateway.domains import (
     Sides,
@@ -41,6 +38,9 @@ from plugin.gateway.upstream import (
     XML_SECURE,
     Upstream,
 )
+from pydataplane.domain import translate
+from pydataplane.domain.errors import Refusal, TranslateError
+from pydataplane.domain.translate import CARRIER_ALIAS, Change, controller_name
 
 _log = structlog.get_logger(__name__)
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from domain import translate
-from domain.errors import Refusal
-from domain.translate import LunPlan
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import is_running
 from plugin.gateway.errors import Code, GatewayError, Refused, UpstreamError
@@ -18,6 +15,9 @@ from plugin.gateway.messages import (
 )
 from plugin.gateway.target import Usage
 from plugin.gateway.xdr import Reader, Writer
+from pydataplane.domain import translate
+from pydataplane.domain.errors import Refusal
+from pydataplane.domain.translate import LunPlan
 
 STATS_PARAMS_MAX = 16
 """REMOTE_DOMAIN_BLOCK_STATS_PARAMETERS_MAX."""

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from uuid import UUID, uuid4
 
-from domain.translate import Definition, controller_name
 from plugin.gateway import polkit, records
 from plugin.gateway.call import Call
 from plugin.gateway.domains import current_xml, identity_of
@@ -16,6 +15,7 @@ from plugin.gateway.messages import XmlCall
 from plugin.gateway.procs import Proc
 from plugin.gateway.services import Services
 from plugin.gateway.upstream import Upstream
+from pydataplane.domain.translate import Definition, controller_name
 
 
 @dataclass(frozen=True)

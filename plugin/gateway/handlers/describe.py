@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from uuid import uuid4
 
-from domain import translate
-from domain.errors import TranslateError
-from domain.translate import PREFIX
 from plugin.gateway.call import Call
 from plugin.gateway.domains import is_running
 from plugin.gateway.messages import XmlCall, pack_string, read_string
 from plugin.gateway.xdr import Reader, Writer
+from pydataplane.domain import translate
+from pydataplane.domain.errors import TranslateError
+from pydataplane.domain.translate import PREFIX
 
 _TRACE = PREFIX.encode()
 

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from uuid import UUID
 
-from domain import translate
 from plugin.gateway import polkit
 from plugin.gateway.call import Call
 from plugin.gateway.errors import GatewayError
@@ -22,6 +21,7 @@ from plugin.gateway.messages import STRING, Domain, TypedParam
 from plugin.gateway.procs import Proc
 from plugin.gateway.upstream import XML_INACTIVE, XML_SECURE
 from plugin.gateway.xdr import Reader, Writer
+from pydataplane.domain import translate
 
 PARAMS_MAX = 64
 """REMOTE_DOMAIN_MIGRATE_PARAM_LIST_MAX."""

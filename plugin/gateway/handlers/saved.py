@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-from domain import translate
 from plugin.gateway import polkit
 from plugin.gateway.call import Call
 from plugin.gateway.errors import GatewayError
@@ -19,6 +18,7 @@ from plugin.gateway.messages import STRING, Domain, TypedParam, read_string
 from plugin.gateway.procs import Proc
 from plugin.gateway.upstream import XML_SECURE
 from plugin.gateway.xdr import Reader, Writer
+from pydataplane.domain import translate
 
 PARAMS_MAX = 16
 """REMOTE_DOMAIN_SAVE_PARAMETERS_MAX and its likes."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 
-from domain.errors import Refusal
-from domain.translate import PREFIX, Definition, listing, plan
 from plugin.gateway.call import Call
 from plugin.gateway.errors import GatewayError, Refused
 from plugin.gateway.messages import Domain, DomainCall, pack_string, read_string
 from plugin.gateway.upstream import XML_INACTIVE, XML_SECURE
 from plugin.gateway.xdr import Reader, Writer
+from pydataplane.domain.errors import Refusal
+from pydataplane.domain.translate import PREFIX, Definition, listing, plan
 
 REDEFINE = 1
 DISK_ONLY = 16

@@ -13,9 +13,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from uuid import UUID
 
-from domain import translate
-from domain.errors import Refusal
-from domain.translate import LunPlan, Plan, controller_name
 from plugin.gateway import polkit, records
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import identity_of
@@ -24,6 +21,9 @@ from plugin.gateway.messages import Domain, DomainCall, read_string
 from plugin.gateway.procs import Proc
 from plugin.gateway.services import Services
 from plugin.gateway.upstream import AFFECT_CONFIG, XML_INACTIVE, Upstream
+from pydataplane.domain import translate
+from pydataplane.domain.errors import Refusal
+from pydataplane.domain.translate import LunPlan, Plan, controller_name
 from pydataplane.volumes import Volume
 
 FORCE_BOOT = 8

@@ -7,14 +7,14 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 
-from domain import translate
-from domain.errors import TranslateError
-from domain.translate import LunPlan
 from plugin.gateway.call import Call
 from plugin.gateway.domains import carrier_dev, is_running
 from plugin.gateway.errors import GatewayError
 from plugin.gateway.messages import STRING, UINT, ULLONG, StatsRecord, TypedParam
 from plugin.gateway.target import Usage
+from pydataplane.domain import translate
+from pydataplane.domain.errors import TranslateError
+from pydataplane.domain.translate import LunPlan
 from pydataplane.volumes import Volume
 
 AT_A_TIME = 5

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from domain.errors import Refusal
-from domain.translate import LunPlan
 from plugin.gateway.call import Call
 from plugin.gateway.errors import Refused
 from plugin.gateway.handlers.block import find
 from plugin.gateway.messages import Domain
 from plugin.gateway.procs import Proc
 from plugin.gateway.xdr import Reader, Writer
+from pydataplane.domain.errors import Refusal
+from pydataplane.domain.translate import LunPlan
 
 _WITHOUT_JOB = "block jobs (copy, pull, commit, mirror) are not possible on virtlun volumes"
 

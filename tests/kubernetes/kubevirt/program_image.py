@@ -28,7 +28,7 @@ from tests.kubernetes.images import BUSYBOX
 
 ROOT = Path(__file__).resolve().parents[3]
 NAME = "docker.io/library/virtlun:0.1.0"
-CODE = ("csi", "domain", "plugin", "pydataplane", "schemas")
+CODE = ("csi", "plugin", "pydataplane", "schemas")
 #: Of Python's own library, what no program needs.
 UNUSED = {"test", "idlelib", "tkinter", "ensurepip", "lib2to3", "turtledemo", "__pycache__"}
 VENV = Path(sys.prefix)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from domain import translate
 from plugin.gateway.errors import Code, Refused
 from plugin.gateway.events import DeviceEvent
 from plugin.gateway.messages import Domain, DomainCall
 from plugin.gateway.procs import Proc
 from plugin.gateway.xdr import Reader, Writer
+from pydataplane.domain import translate
 from tests.unit.gateway.fake_target import RefusedError
 from tests.unit.gateway.world import UUID_1, UUID_2, ReplyError, World, disk, play, until
 

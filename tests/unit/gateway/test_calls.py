@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from domain import translate
 from plugin.gateway.errors import Code, Refused
 from plugin.gateway.messages import (
     STRING,
@@ -23,6 +22,7 @@ from plugin.gateway.procs import Proc
 from plugin.gateway.reconcile import Reconciler
 from plugin.gateway.target import Usage
 from plugin.gateway.xdr import Reader, Writer
+from pydataplane.domain import translate
 from tests.unit.gateway.fake_target import MIB, RefusedError
 from tests.unit.gateway.world import (
     UUID_1,

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from domain import translate
 from plugin.gateway.journal import Entry, Journal
 from plugin.gateway.messages import Domain, DomainCall
 from plugin.gateway.procs import Proc
 from plugin.gateway.wire import WireError
 from plugin.gateway.xdr import Writer
+from pydataplane.domain import translate
 from tests.support.gateway import listens
 from tests.unit.gateway.fake_libvirtd import FakeDomain, Hang
 from tests.unit.gateway.fake_target import RefusedError

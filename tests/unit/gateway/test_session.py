@@ -395,7 +395,7 @@ def test_no_xml_reaches_the_log_even_when_a_handler_fails(
         def broken(*words: object, **named: object) -> None:
             raise ZeroDivisionError("a defect")
 
-        monkeypatch.setattr("domain.translate.define", broken)
+        monkeypatch.setattr("pydataplane.domain.translate.define", broken)
         client = await world.client()
         secret = plain(devices="<graphics type='vnc' passwd='hunter2'/>")
         with pytest.raises(ReplyError, match="see its log") as error:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from domain import records, translate
 from plugin.gateway.errors import Code, Refused
 from plugin.gateway.messages import DomainCall, XmlCall
 from plugin.gateway.polkit import judges_calls
 from plugin.gateway.procs import Proc
 from plugin.gateway.reconcile import Reconciler, move_socket
 from plugin.gateway.xdr import Writer
+from pydataplane.domain import records, translate
 from tests.unit.gateway.fake_libvirtd import FakeDomain
 from tests.unit.gateway.world import (
     NOBODY,

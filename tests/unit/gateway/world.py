@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from uuid import UUID
 
-from domain import translate
 from plugin.config import Config, GatewaySection, HookSection, TargetSection
 from plugin.gateway.channel import Channel
 from plugin.gateway.events import DeviceEvent
@@ -21,6 +20,7 @@ from plugin.gateway.server import Gateway
 from plugin.gateway.upstream import open_arguments
 from plugin.gateway.wire import MESSAGE_MAX_BYTES, MessageType, Status, message
 from plugin.gateway.xdr import Reader, Writer
+from pydataplane.domain import translate
 from tests.unit.gateway.fake_libvirtd import FakeDomain, FakeLibvirtd
 from tests.unit.gateway.fake_target import FakeTarget
 

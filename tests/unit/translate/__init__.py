@@ -1,1 +1,1 @@
-"""Tests of domain.translate: pure, without root, libvirtd or a target."""
+"""Tests of pydataplane.domain.translate: pure, without root, libvirtd or a target."""

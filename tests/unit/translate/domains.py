@@ -7,7 +7,7 @@ from uuid import UUID
 
 from lxml import etree
 
-from domain.translate import Definition, Settings, define
+from pydataplane.domain.translate import Definition, Settings, define
 
 ROOT = Path(__file__).parents[3]
 SETTINGS = Settings()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from domain.errors import Refusal, TranslateError
-from domain.translate import Settings, carry
+from pydataplane.domain.errors import Refusal, TranslateError
+from pydataplane.domain.translate import Settings, carry
 from tests.unit.translate.domains import tree
 
 SOCKET = "/var/run/virtlun/vhost.sock"

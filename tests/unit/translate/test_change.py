@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from domain.errors import Refusal, TranslateError
-from domain.translate import (
+from pydataplane.domain.errors import Refusal, TranslateError
+from pydataplane.domain.translate import (
     MAX_TARGETS,
     NAMESPACE,
     PREFIX,

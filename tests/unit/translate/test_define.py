@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lxml import etree
 
-from domain.errors import Refusal, TranslateError
-from domain.translate import MAX_TARGETS, Settings, define, find, plan, present
-from domain.xml import disk as disks
-from domain.xml.boot import libvirt_order
-from domain.xml.document import Document
+from pydataplane.domain.errors import Refusal, TranslateError
+from pydataplane.domain.translate import MAX_TARGETS, Settings, define, find, plan, present
+from pydataplane.domain.xml import disk as disks
+from pydataplane.domain.xml.boot import libvirt_order
+from pydataplane.domain.xml.document import Document
 from tests.unit.translate.domains import (
     FILES,
     NAMES,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from domain.errors import Refusal, TranslateError
-from domain.translate import Settings, VolumeRef, recognise
-from domain.xml.boot import libvirt_order, place
-from domain.xml.disk import Disk
+from pydataplane.domain.errors import Refusal, TranslateError
+from pydataplane.domain.translate import Settings, VolumeRef, recognise
+from pydataplane.domain.xml.boot import libvirt_order, place
+from pydataplane.domain.xml.disk import Disk
 from tests.unit.translate.domains import SETTINGS, lvol
 
 

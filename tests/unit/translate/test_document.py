@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lxml import etree
 
-from domain.xml.document import (
+from pydataplane.domain.xml.document import (
     MAX_DEPTH,
     Document,
     Edits,

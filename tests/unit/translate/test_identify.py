@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from domain.errors import TranslateError
-from domain.translate import Settings, identify, plan, update
+from pydataplane.domain.errors import TranslateError
+from pydataplane.domain.translate import Settings, identify, plan, update
 from tests.unit.translate.domains import domain, lvol, plain, translated
 
 OLD, NEW = (f"{digit * 8}-0000-4000-8000-000000000000" for digit in "12")

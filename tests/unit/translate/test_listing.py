@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domain import translate
-from domain.errors import TranslateError
-from domain.translate import Settings, listing
+from pydataplane.domain import translate
+from pydataplane.domain.errors import TranslateError
+from pydataplane.domain.translate import Settings, listing
 from tests.unit.translate.domains import domain
 
 SETTINGS = Settings()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from lxml import etree
 
-from domain.translate import attach, present
+from pydataplane.domain.translate import attach, present
 from tests.unit.translate.domains import (
     SETTINGS,
     canonical,

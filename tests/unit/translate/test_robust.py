@@ -7,10 +7,19 @@ import contextlib
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from domain.errors import TranslateError
-from domain.translate import attach, define, detach, find, plan, present, recognise, update
-from domain.xml.document import Document, NotXmlError
-from domain.xml.view import required_plan
+from pydataplane.domain.errors import TranslateError
+from pydataplane.domain.translate import (
+    attach,
+    define,
+    detach,
+    find,
+    plan,
+    present,
+    recognise,
+    update,
+)
+from pydataplane.domain.xml.document import Document, NotXmlError
+from pydataplane.domain.xml.view import required_plan
 from tests.unit.translate.domains import FILES, NEW_UUID, SETTINGS, lvol, translated
 
 THERE = [translated(path.read_text()).xml for path in FILES]

@@ -16,11 +16,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from domain.errors import Refusal, TranslateError
-from domain.model import LunPlan, VolumeRef
-from domain.names import CONTROLLER_PREFIX, MAX_TARGETS, NAMESPACE, PREFIX
-from domain.xml.disk import BLOCK_SIZES, Disk, parse_device, read
-from domain.xml.document import Edits, Lines, Node, attributes, escape
+from pydataplane.domain.errors import Refusal, TranslateError
+from pydataplane.domain.model import LunPlan, VolumeRef
+from pydataplane.domain.names import CONTROLLER_PREFIX, MAX_TARGETS, NAMESPACE, PREFIX
+from pydataplane.domain.xml.disk import BLOCK_SIZES, Disk, parse_device, read
+from pydataplane.domain.xml.document import Edits, Lines, Node, attributes, escape
 
 VERSION = "1"
 CONTROLLER = re.compile(CONTROLLER_PREFIX + r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -6,19 +6,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from domain.errors import Refusal, TranslateError
-from domain.model import Definition, LunPlan, Plan, Settings, VolumeRef
-from domain.names import MAX_SOCKET_PATH_BYTES, MAX_TARGETS, controller_name
-from domain.translate import memory
-from domain.xml import boot as boots
-from domain.xml import carrier as carriers
-from domain.xml import disk as disks
-from domain.xml import metadata as metadatas
-from domain.xml.carrier import Carrier
-from domain.xml.disk import Disk
-from domain.xml.document import Edits, Node, layout
-from domain.xml.metadata import Entry, Metadata
-from domain.xml.view import View
+from pydataplane.domain.errors import Refusal, TranslateError
+from pydataplane.domain.model import Definition, LunPlan, Plan, Settings, VolumeRef
+from pydataplane.domain.names import MAX_SOCKET_PATH_BYTES, MAX_TARGETS, controller_name
+from pydataplane.domain.translate import memory
+from pydataplane.domain.xml import boot as boots
+from pydataplane.domain.xml import carrier as carriers
+from pydataplane.domain.xml import disk as disks
+from pydataplane.domain.xml import metadata as metadatas
+from pydataplane.domain.xml.carrier import Carrier
+from pydataplane.domain.xml.disk import Disk
+from pydataplane.domain.xml.document import Edits, Node, layout
+from pydataplane.domain.xml.metadata import Entry, Metadata
+from pydataplane.domain.xml.view import View
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from domain.translate import memory
-from domain.xml import carrier as carriers
-from domain.xml.disk import completed, with_alias
-from domain.xml.document import Document, Edits, Node, NotXmlError, reindent
-from domain.xml.metadata import Entry, places
-from domain.xml.view import View
+from pydataplane.domain.translate import memory
+from pydataplane.domain.xml import carrier as carriers
+from pydataplane.domain.xml.disk import completed, with_alias
+from pydataplane.domain.xml.document import Document, Edits, Node, NotXmlError, reindent
+from pydataplane.domain.xml.metadata import Entry, places
+from pydataplane.domain.xml.view import View
 
 
 def restore(document: Document, views: Iterable[View], *, live: bool) -> str:

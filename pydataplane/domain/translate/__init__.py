@@ -13,7 +13,7 @@ first, `plan` from the second to the third. `attach`, `detach` and `update` chan
 `carry` is for KubeVirt, where the account of our disks is kept outside of the domain.
 
 Callers: plugin.gateway for every call that shows or takes XML, plugin.cli for plans, csi.kubevirt
-for `carry`. plugin.hook reads plans by domain.xml, of which this package is made, too.
+for `carry`. plugin.hook reads plans by `xml`, of which this package is made, too.
 
 Text is edited in place by byte position: what needs no change keeps every byte, quote, comment,
 CDATA section, entity and namespace prefix. XML that is not well formed, or not a <domain> of type
@@ -22,8 +22,8 @@ qemu or kvm, is handed back as it is, so that libvirtd's own error reaches the c
 
 from __future__ import annotations
 
-from domain.model import Change, Definition, LunPlan, Plan, Settings, VolumeRef
-from domain.names import (
+from pydataplane.domain.model import Change, Definition, LunPlan, Plan, Settings, VolumeRef
+from pydataplane.domain.names import (
     CARRIER_ALIAS,
     CONTROLLER_PREFIX,
     MAX_TARGETS,
@@ -31,8 +31,8 @@ from domain.names import (
     PREFIX,
     controller_name,
 )
-from domain.translate.carrying import carry
-from domain.translate.operations import (
+from pydataplane.domain.translate.carrying import carry
+from pydataplane.domain.translate.operations import (
     attach,
     define,
     detach,

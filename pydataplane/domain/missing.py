@@ -2,7 +2,7 @@
 
 A volume that never existed is made, thin, if the configuration says so; one that is lost is never
 replaced. What tells them apart is the UUID, recorded at define, attach and start in the domain's
-metadata, and by the hook in domain.records.
+metadata, and by the hook in `records`.
 
 Standard library only: the hook is made of it.
 """
@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from domain.model import LunPlan, Plan
-from domain.reconcile import Rpc, look_up
+from pydataplane.domain.model import LunPlan, Plan
+from pydataplane.domain.reconcile import Rpc, look_up
 from pydataplane.errors import EXISTS, RpcError, VolumeError, VolumeNotFoundError
 
 

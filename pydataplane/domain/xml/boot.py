@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from domain.xml.disk import Disk, index
+from pydataplane.domain.xml.disk import Disk, index
 
 _FIRST = ("ubda", "xvda", "hda", "sda")
 """Names of disk number 0, which sort before or with vda."""

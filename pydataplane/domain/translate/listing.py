@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
-from domain.errors import Refusal, TranslateError
-from domain.model import Settings
-from domain.translate.operations import define
-from domain.translate.presenting import take_out
-from domain.xml import carrier as carriers
-from domain.xml import view as views
-from domain.xml.disk import read
-from domain.xml.document import Document, Edits, Node, NotXmlError, escape
-from domain.xml.view import View
+from pydataplane.domain.errors import Refusal, TranslateError
+from pydataplane.domain.model import Settings
+from pydataplane.domain.translate.operations import define
+from pydataplane.domain.translate.presenting import take_out
+from pydataplane.domain.xml import carrier as carriers
+from pydataplane.domain.xml import view as views
+from pydataplane.domain.xml.disk import read
+from pydataplane.domain.xml.document import Document, Edits, Node, NotXmlError, escape
+from pydataplane.domain.xml.view import View
 
 
 @dataclass(frozen=True, slots=True)

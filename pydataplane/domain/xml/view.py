@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from domain.errors import Refusal, TranslateError
-from domain.model import LunPlan, Plan
-from domain.names import controller_name
-from domain.xml import carrier as carriers
-from domain.xml import metadata as metadatas
-from domain.xml.carrier import Carrier
-from domain.xml.disk import Disk, read
-from domain.xml.document import Document, Node, NotXmlError
-from domain.xml.metadata import Metadata, places
+from pydataplane.domain.errors import Refusal, TranslateError
+from pydataplane.domain.model import LunPlan, Plan
+from pydataplane.domain.names import controller_name
+from pydataplane.domain.xml import carrier as carriers
+from pydataplane.domain.xml import metadata as metadatas
+from pydataplane.domain.xml.carrier import Carrier
+from pydataplane.domain.xml.disk import Disk, read
+from pydataplane.domain.xml.document import Document, Node, NotXmlError
+from pydataplane.domain.xml.metadata import Metadata, places
 
 _UUID_PARTS = ((0, 8), (8, 12), (12, 16), (16, 20), (20, None))
 """Of a UUID's digits, between its hyphens; the module uuid is slow to import."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from domain.model import Settings
-from domain.names import CARRIER_ALIAS, QEMU_NAMESPACE
-from domain.xml.boot import Boot
-from domain.xml.document import Document, Edits, Lines, Node, attributes
+from pydataplane.domain.model import Settings
+from pydataplane.domain.names import CARRIER_ALIAS, QEMU_NAMESPACE
+from pydataplane.domain.xml.boot import Boot
+from pydataplane.domain.xml.document import Document, Edits, Lines, Node, attributes
 
 DRIVER = "vhost-user-scsi-pci"
 

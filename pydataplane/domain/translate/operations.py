@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from uuid import UUID
 
-from domain.errors import Refusal, TranslateError
-from domain.model import Change, Definition, LunPlan, Plan, Settings, VolumeRef
-from domain.names import CARRIER_ALIAS, MAX_TARGETS, NAMESPACE, controller_name
-from domain.translate.defining import Current, check_new, translate
-from domain.translate.presenting import restore
-from domain.xml import disk as disks
-from domain.xml import metadata as metadatas
-from domain.xml import view as views
-from domain.xml.boot import place
-from domain.xml.disk import Disk
-from domain.xml.document import Document, Edits, NotXmlError, layout
-from domain.xml.metadata import Entry, Metadata
-from domain.xml.view import View
+from pydataplane.domain.errors import Refusal, TranslateError
+from pydataplane.domain.model import Change, Definition, LunPlan, Plan, Settings, VolumeRef
+from pydataplane.domain.names import CARRIER_ALIAS, MAX_TARGETS, NAMESPACE, controller_name
+from pydataplane.domain.translate.defining import Current, check_new, translate
+from pydataplane.domain.translate.presenting import restore
+from pydataplane.domain.xml import disk as disks
+from pydataplane.domain.xml import metadata as metadatas
+from pydataplane.domain.xml import view as views
+from pydataplane.domain.xml.boot import place
+from pydataplane.domain.xml.disk import Disk
+from pydataplane.domain.xml.document import Document, Edits, NotXmlError, layout
+from pydataplane.domain.xml.metadata import Entry, Metadata
+from pydataplane.domain.xml.view import View
 
 _NO_UUID = UUID(int=0)
 """For domains that libvirtd gave: they have a UUID."""

@@ -9,8 +9,8 @@ added; what contradicts is refused.
 
 from __future__ import annotations
 
-from domain.errors import Refusal, TranslateError
-from domain.xml.document import Edits, Node
+from pydataplane.domain.errors import Refusal, TranslateError
+from pydataplane.domain.xml.document import Edits, Node
 
 BACKING = "backing"
 SOURCE = "source"

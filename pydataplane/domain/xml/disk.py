@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from domain.errors import Refusal, TranslateError
-from domain.model import Settings, VolumeRef
-from domain.xml.document import Document, Edits, Node, NotXmlError, escape
+from pydataplane.domain.errors import Refusal, TranslateError
+from pydataplane.domain.model import Settings, VolumeRef
+from pydataplane.domain.xml.document import Document, Edits, Node, NotXmlError, escape
 
 _NAME = re.compile(r"[!-.0-~]{1,63}")
 """lvstore and lvol names: 1 to 63 printable ASCII characters without space and slash."""

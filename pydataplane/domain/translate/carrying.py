@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from domain.errors import Refusal, TranslateError
-from domain.model import Settings
-from domain.names import MAX_SOCKET_PATH_BYTES
-from domain.translate import memory
-from domain.translate.defining import Current, place, queues
-from domain.xml import boot as boots
-from domain.xml import carrier as carriers
-from domain.xml import disk as disks
-from domain.xml import view as views
-from domain.xml.carrier import Carrier
-from domain.xml.document import Edits, layout
-from domain.xml.view import View
+from pydataplane.domain.errors import Refusal, TranslateError
+from pydataplane.domain.model import Settings
+from pydataplane.domain.names import MAX_SOCKET_PATH_BYTES
+from pydataplane.domain.translate import memory
+from pydataplane.domain.translate.defining import Current, place, queues
+from pydataplane.domain.xml import boot as boots
+from pydataplane.domain.xml import carrier as carriers
+from pydataplane.domain.xml import disk as disks
+from pydataplane.domain.xml import view as views
+from pydataplane.domain.xml.carrier import Carrier
+from pydataplane.domain.xml.document import Edits, layout
+from pydataplane.domain.xml.view import View
 
 
 def carry(

@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from domain.errors import ReconcileError
-from domain.model import LunPlan, Plan
+from pydataplane.domain.errors import ReconcileError
+from pydataplane.domain.model import LunPlan, Plan
 from pydataplane.errors import METHOD_NOT_FOUND, NO_DEVICE, RpcError
 
 BLOCK_BYTES = 512

@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Mapping
 
-from domain.errors import RecordError
+from pydataplane.domain.errors import RecordError
 
 
 def read(folder: str, controller: str) -> dict[str, str]:
