@@ -41,16 +41,17 @@
 //! | write, depth 16 | 0.83 | 0.77 | 0.93 |
 //!
 //! The bare servers do nothing but pass I/O on to a file, in one thread with one io_uring; so at 4 KiB
-//! there is no more to be had from FUSE below a loop device, however it is served.
+//! there is little more to be had from FUSE below a loop device, however it is served.
 //!
 //! FUSE over io_uring (Linux 6.14) is not used, although it is a little faster: what its ring has
 //! fetched is lost with the process. FUSE_NOTIFY_RESEND sends again what was read from a descriptor,
 //! not what a ring has, and nothing takes an entry back from a ring before it ends. Tried on Linux 6.18
 //! with reads at depth 16, a second descriptor elsewhere, and a server that was killed and followed by
 //! another: in 4 of 4 tries readers waited for ever or had ECANCELED, and in 0 of 2 where requests were
-//! read from the descriptor. Nor are channels of several threads (FUSE_DEV_IOC_CLONE): a bare server
-//! with two threads, each with a ring, was no faster on two CPUs than with one, and each clone is one
-//! more descriptor whose end fails the requests that it has, so that the holder would have to keep it.
+//! read from the descriptor. Nor are channels of several threads (FUSE_DEV_IOC_CLONE), which were not
+//! tried: a bare server with two rings and threads was no faster on two CPUs than with one, and each
+//! clone is one more descriptor whose end fails the requests that it has: the holder would have to keep
+//! it.
 //!
 //! # When the process ends
 //!
