@@ -87,7 +87,7 @@ def killed(deployment: Deployment, fuse: Path, point: str) -> Iterator[None]:
     wait_for(lambda: part.restarts > restarts, "its restart", seconds=10)
 
 
-@pytest.mark.parametrize("point", ["after bdev_lvol_create", "after virtlun_lvol_set_xattr"])
+@pytest.mark.parametrize("point", ["before bdev_lvol_create", "after bdev_lvol_create"])
 def test_killed_while_it_creates(
     cluster: Cluster, deployment: Deployment, fuse: Path, point: str
 ) -> None:

@@ -301,7 +301,7 @@ def virsh(uri: str, *words: str, deadline_s: float = 90.0, check: bool = True) -
     said = "\n".join(part for part in (done.stdout.strip(), done.stderr.strip()) if part)
     if done.returncode != 0:
         # Its sockets are closed a moment before its end can be seen.
-        cut_off = "end of file" in said or "hangup" in said
+        cut_off = any(text in said for text in ("end of file", "hangup", "refused", "reset"))
         Libvirtd.check_all(DEATH_S if cut_off else 0)
     if check and done.returncode != 0:
         raise VirshError(f"virsh {' '.join(words)}: {said}")
