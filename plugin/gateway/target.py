@@ -176,20 +176,16 @@ class Target:
         action = RemoveTarget(controller, target)
         await self._run(lambda: reconcile.perform(self._client, action, EMPTY))
 
-    async def release(self, controller: str) -> None:
-        """Deletes a controller with its LUNs; safe to repeat."""
-        await self._run(lambda: _release(self._client, controller, idle=False))
-
     async def release_idle(self, controller: str) -> Release:
         """Deletes a controller with its LUNs unless a QEMU is connected to it."""
-        return await self._run(lambda: _release(self._client, controller, idle=True))
+        return await self._run(lambda: _release_idle(self._client, controller))
 
 
-def _release(client: Client, controller: str, *, idle: bool) -> Release:
+def _release_idle(client: Client, controller: str) -> Release:
     state = reconcile.observe(client)
     if controller not in state.controllers:
         return "none"
-    if idle and controller in state.connected:
+    if controller in state.connected:
         return "busy"
     reconcile.release(client, controller, state)
     return "released"

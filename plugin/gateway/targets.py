@@ -291,11 +291,6 @@ class Targets:
         for having in await self._of_controller(controller):
             await having.remove(controller, target)
 
-    async def release(self, controller: str) -> None:
-        """Deletes a controller with its LUNs; safe to repeat."""
-        for having in await self._of_controller(controller):
-            await having.release(controller)
-
     async def release_idle(self, controller: str) -> Release:
         """Deletes a controller with its LUNs unless a QEMU is connected to it."""
         outcome: Release = "none"
