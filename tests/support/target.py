@@ -17,9 +17,11 @@ from typing import Any
 
 from pydataplane.client import Client
 from pydataplane.errors import TargetError
+from tests.support import threads
 
-START_DEADLINE_S = 30.0
-STOP_DEADLINE_S = 30.0
+START_DEADLINE_S = 120.0
+"""A busy disk can hold a process that makes a file for half a minute."""
+STOP_DEADLINE_S = 120.0
 SANDBOX_REFUSED = "the sandbox refused the system call"
 """In the log: the target made a call that is missing in crates/sandbox/src/calls.rs."""
 ROOT = Path(__file__).parents[2]
@@ -28,6 +30,11 @@ PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 class TargetFailed(AssertionError):
     """The target ended, or did not answer, when it should have; the text carries its log."""
+
+
+def stand(process: subprocess.Popen[Any]) -> str:
+    """Returns what the process's threads wait for, and what else waits for the disk."""
+    return f"{threads.of_processes(process.pid)}\nand\n{threads.of_all_that_block()}"
 
 
 def binary(name: str = "virtlun-target") -> Path:
@@ -79,13 +86,16 @@ class Target:
 
     def run(self, *options: str) -> subprocess.CompletedProcess[str]:
         """Runs a target that is expected to end by itself, and returns how it did."""
-        return subprocess.run(
-            self.command(*options),
-            capture_output=True,
-            text=True,
-            timeout=START_DEADLINE_S,
-            check=False,
-        )
+        command = self.command(*options)
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, text=True, stdout=pipe, stderr=pipe) as process:
+            try:
+                out, err = process.communicate(timeout=START_DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                stands = stand(process)
+                process.kill()
+                raise TargetFailed(f"the target does not end by itself:\n{stands}") from None
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     def start(self, *options: str) -> Target:
         """Starts the process and waits until its socket is there, which means that it is ready."""
@@ -99,8 +109,9 @@ class Target:
                 self.process = None
                 raise TargetFailed(f"the target ended at start:\n{self.words()}")
             if time.monotonic() > end:
+                stands = stand(self.process)
                 self.kill9()
-                raise TargetFailed(f"the target is not ready:\n{self.words()}")
+                raise TargetFailed(f"the target is not ready:\n{self.words()}\n{stands}")
             time.sleep(0.005)
         return self
 
@@ -121,9 +132,10 @@ class Target:
         try:
             status = process.wait(STOP_DEADLINE_S)
         except subprocess.TimeoutExpired:
+            stands = stand(process)
             process.kill()
             process.wait()
-            raise TargetFailed(f"the target did not end:\n{self.words()}") from None
+            raise TargetFailed(f"the target did not end:\n{self.words()}\n{stands}") from None
         if SANDBOX_REFUSED in self.words():
             raise TargetFailed(f"the target made a call that is not listed:\n{self.words()}")
         return status

@@ -274,3 +274,24 @@ def test_an_export_that_cannot_be_restored_is_given_up(target: Target) -> None:
     os.close(node)
     assert list(target.export_dir.iterdir()) == []
     (target.directory / "elsewhere").rename(disk)
+
+
+def test_folders_that_are_named_from_where_the_target_is_started(
+    make_target: MakeTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = make_target()
+    monkeypatch.chdir(target.directory)
+    paths = {name: getattr(target, name) for name in ("export_dir", "state_dir", "vhost_dir")}
+    for name, path in paths.items():
+        setattr(target, name, Path(path.name))
+    target.start()
+    try:
+        target.rpc("bdev_malloc_create", name="m", num_blocks=2048, block_size=512)
+        path = target.rpc("virtlun_export_create", bdev_name="m")["path"]
+        assert [e["survives"] for e in target.rpc("virtlun_export_list")] == ["crash"]
+        assert Path(path).stat().st_size == 2048 * 512
+        target.rpc("virtlun_export_delete", bdev_name="m")
+    finally:
+        target.stop()
+        target.export_dir = paths["export_dir"]
+        target.end_holder()
