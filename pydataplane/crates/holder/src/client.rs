@@ -8,7 +8,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::{Path, PathBuf, absolute};
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -70,7 +70,10 @@ impl Client {
         }
         let absent = |source| ClientError::Absent { path: self.path.clone(), source };
         let mut command = Command::new(program);
-        command.arg("--exit-when-idle").arg("--socket").arg(&self.path).arg("--dir").arg(dir);
+        // It works in another folder than this process.
+        let socket = absolute(&self.path).map_err(absent)?;
+        let dir = absolute(dir).map_err(absent)?;
+        command.arg("--exit-when-idle").arg("--socket").arg(socket).arg("--dir").arg(dir);
         if let Some(uid) = uid {
             command.arg("--user").arg(uid.to_string());
         }
