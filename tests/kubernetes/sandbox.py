@@ -24,7 +24,7 @@ from typing import TypeVar
 HOST_NAME = "node1"
 #: The nodes' network; each node adds its address.
 BRIDGE = "node0"
-STOP_DEADLINE_S = 20.0
+STOP_DEADLINE_S = 90.0
 CGROUPS = Path("/sys/fs/cgroup")
 
 #: The reaper; it is also the image that a pod's sandbox runs (`images.py`).
@@ -135,7 +135,7 @@ class Sandbox:
             start_new_session=True,
         )
         box = Process("box", self._first, self.logs / "box.log")
-        self._pid = wait_for(box.inner, "the box's first process", seconds=10)
+        self._pid = wait_for(box.inner, "the box's first process", seconds=90)
         self._hierarchies = self._make_cgroups()
         try:
             # unshare mounts /proc last, before it becomes the first program
@@ -233,7 +233,7 @@ class Sandbox:
         for device in {**loops, **self.loops()}:
             subprocess.run(["losetup", "--detach", device], check=False, capture_output=True)
         for group in self._hierarchies:
-            wait_for(partial(remove_cgroup, group), f"an empty {group}", seconds=10)
+            wait_for(partial(remove_cgroup, group), f"an empty {group}", seconds=90)
 
     def __enter__(self) -> Sandbox:
         """Returns the box."""

@@ -53,7 +53,7 @@ def test_a_box_leaves_nothing_behind(tmp_path: Path) -> None:
         box.run("losetup", "--find", file)
         box.run("mount", "-t", "tmpfs", "in-the-box", tmp_path / "mounted")
         sleeper = box.spawn("sleeper", "sleep", "1000000")
-        pid = wait_for(sleeper.inner, "the program", seconds=10)
+        pid = wait_for(sleeper.inner, "the program", seconds=90)
         assert list(box.loops().values()) == [str(file)]
         assert box.mounts(tmp_path) == [str(tmp_path / "mounted")]
         assert (Path("/proc") / str(pid)).exists()

@@ -60,7 +60,7 @@ def restart(deployment: Deployment) -> None:
     """Ends the driver in order; it comes back by itself."""
     restarts = deployment.parts[CSI].restarts
     assert deployment.stop(CSI) == 0
-    wait_for(lambda: deployment.parts[CSI].restarts > restarts, "its restart", seconds=10)
+    wait_for(lambda: deployment.parts[CSI].restarts > restarts, "its restart", seconds=90)
     deployment.wait_ready()
 
 
@@ -84,7 +84,7 @@ def killed(deployment: Deployment, fuse: Path, point: str) -> Iterator[None]:
     fuse.write_text(point)
     yield
     wait_for(lambda: not fuse.exists(), f"the driver to die {point}", seconds=60)
-    wait_for(lambda: part.restarts > restarts, "its restart", seconds=10)
+    wait_for(lambda: part.restarts > restarts, "its restart", seconds=90)
 
 
 @pytest.mark.parametrize("point", ["before bdev_lvol_create", "after bdev_lvol_create"])

@@ -84,7 +84,7 @@ def test_a_machine_boots_from_its_claim_and_gets_grows_and_loses_another(
         wait_for(
             lambda: condition(cluster, "extra", "SeenByGuest").startswith("True"),
             "the condition SeenByGuest",
-            seconds=30,
+            seconds=90,
         )
         told = status(cluster, "extra")
         assert (told["phase"], told["message"][:9]) == ("Attached", "target 1,")

@@ -54,7 +54,7 @@ def crash(
         wait_for(begun, "the first effect", seconds=60, pause_s=0.002)
         deployment.kill("virtlun-csi")
     acting.join()
-    wait_for(lambda: deployment.parts["virtlun-csi"].restarts > restarts, "its restart", seconds=10)
+    wait_for(lambda: deployment.parts["virtlun-csi"].restarts > restarts, "its restart", seconds=90)
     deployment.wait_ready()
 
 

@@ -320,7 +320,7 @@ def test_a_claim_in_a_vm_is_kept_until_the_vmvolume_is_gone(world: World, pod: s
     wait_for(
         lambda: "deletionTimestamp" in cluster.get("pvc", "data")["metadata"],
         "the claim's deletion",
-        seconds=10,
+        seconds=90,
     )
     assert world.luns(pod) != {}
     assert world.status()["phase"] == "Attached"

@@ -151,7 +151,7 @@ def test_a_claim_waits_for_its_first_pod_and_is_bound_on_that_node(cluster: Clus
             {"matchExpressions": [{"key": TOPOLOGY, "operator": "In", "values": [NODE]}]}
         ]
     with cluster.applied(claim("waits", "virtlun-thin", "400Mi", "Filesystem")):
-        wait_for(lambda: "WaitForFirstConsumer" in events(cluster, "waits"), "an event", seconds=30)
+        wait_for(lambda: "WaitForFirstConsumer" in events(cluster, "waits"), "an event", seconds=90)
         assert cluster.get("pvc", "waits")["status"]["phase"] == "Pending"
 
 

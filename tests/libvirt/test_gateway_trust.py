@@ -285,7 +285,7 @@ def test_a_socket_that_cannot_be_made_is_one_sentence(host: Host, name: str, say
         ],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=90,
         check=False,
     )
     assert done.returncode == 1

@@ -18,7 +18,7 @@ DISK = (
     "<blockio logical_block_size='4096'/><target dev='sda' bus='scsi'/></disk>"
 )
 MIB = 1 << 20
-RECONNECT_DEADLINE_S = 20.0
+RECONNECT_DEADLINE_S = 90.0
 
 
 @pytest.fixture(scope="module")

@@ -102,7 +102,7 @@ def check(pair: Pair) -> None:
     here, there = pair.source, pair.destination
     assert here.virsh("domstate", NAME) == "running"
     assert len(controllers(here)) == 1
-    end = time.monotonic() + 30
+    end = time.monotonic() + 90
     while controllers(there):
         assert time.monotonic() < end, "the controller is left where the guest was"
         time.sleep(0.1)
@@ -153,7 +153,7 @@ def test_the_definition_goes_with_it(pair: Pair) -> None:
     assert listed == ["sda", "/dev/virtlun/lvs0/moving"]
     assert virsh(pair.destination.uri, "list", "--all", "--name") == ""
     host = pair.source
-    end = time.monotonic() + 30
+    end = time.monotonic() + 90
     while str(host.paths.vhost_dir) not in host.virsh_direct("dumpxml", NAME, "--inactive"):
         assert time.monotonic() < end, "the socket of the other host"
         time.sleep(0.1)

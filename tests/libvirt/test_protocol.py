@@ -51,7 +51,7 @@ def test_descriptors_from_the_client_reach_libvirtd(domain: Any) -> None:
 def test_descriptors_from_libvirtd_reach_the_client(domain: Any) -> None:
     descriptor = domain.openGraphicsFD(0, libvirt.VIR_DOMAIN_OPEN_GRAPHICS_SKIPAUTH)
     with socket.socket(fileno=descriptor) as screen:
-        screen.settimeout(30)
+        screen.settimeout(90)
         assert screen.recv(12).startswith(b"RFB ")
 
 

@@ -126,7 +126,7 @@ def test_without_a_disk_of_ours_nothing_needs_to_be_left_out(running: Host) -> N
 
 
 def _wait_for_backup(host: Host) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 90
     while "Backup" not in host.virsh("domjobinfo", NAME, "--completed"):
         assert time.monotonic() < end
         time.sleep(0.1)

@@ -21,8 +21,8 @@ from csi.mounts import table
 from csi.proto import csi_pb2 as pb
 from tests.support.target import ROOT, Target
 
-START_DEADLINE_S = 30.0
-STOP_DEADLINE_S = 30.0
+START_DEADLINE_S = 90.0
+STOP_DEADLINE_S = 90.0
 CALL_DEADLINE_S = 120.0
 MIB = 1 << 20
 CAP_SYS_RESOURCE = 24

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 
 
 def listens(path: Path) -> bool:
@@ -49,7 +49,7 @@ class GatewayProcess:
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         """Ends it; returns its exit status."""
         self._process.send_signal(how)
-        return self._process.wait(timeout=30)
+        return self._process.wait(timeout=90)
 
     def __enter__(self) -> GatewayProcess:
         """Returns the running gateway."""

@@ -29,7 +29,7 @@ from tests.support.gateway import listens
 from tests.support.libvirtd import HOST_UUID, Libvirtd, virsh
 from tests.support.target import SANDBOX_REFUSED
 
-GATEWAY_DEADLINE_S = 30.0
+GATEWAY_DEADLINE_S = 90.0
 
 CONFIG = """\
 [target]
@@ -173,7 +173,7 @@ class Host:
         """Ends the gateway and waits for it."""
         assert self._gateway is not None
         self._gateway.send_signal(how)
-        self._gateway.wait(timeout=20)
+        self._gateway.wait(timeout=90)
 
     def _install_hook(self) -> None:
         folder = self.libvirtd.hooks / "qemu.d"

@@ -184,7 +184,7 @@ class Libvirtd:
         assert daemon is not None
         daemon.send_signal(how)
         try:
-            daemon.wait(timeout=30)
+            daemon.wait(timeout=90)
         except subprocess.TimeoutExpired:
             daemon.kill()
             daemon.wait()

@@ -16,7 +16,7 @@ from types import TracebackType
 
 POLKITD = "/usr/lib/polkit-1/polkitd"
 RULE_FOLDERS = ("/etc/polkit-1/rules.d", "/usr/share/polkit-1/rules.d")
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 
 BUS = """\
 <busconfig>

@@ -142,7 +142,7 @@ class Guest:
     def qmp(self, command: str, **arguments: Any) -> Any:
         """Runs one QMP command and returns its result; raises GuestError with QEMU's error."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(30)
+            connection.settimeout(90)
             connection.connect(str(self._qmp_path))
             lines = connection.makefile("rw")
             lines.readline()

@@ -346,7 +346,7 @@ def test_help_says_what_people_need() -> None:
 def connect(target: Target) -> socket.socket:
     """Returns a raw connection."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(30)
+    connection.settimeout(90)
     connection.connect(str(target.rpc_socket))
     return connection
 

@@ -523,7 +523,7 @@ def test_a_second_driver_on_the_socket_is_refused_and_one_left_behind_is_not_in_
 
 def _get(port: int, path: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=90) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

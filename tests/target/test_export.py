@@ -70,7 +70,7 @@ def loops(target: Target) -> Iterator[Loops]:
             run("umount", "-l", point)
     for loop in left():
         run("losetup", "-d", loop, check=False)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 90
     while leaked := left():
         assert time.monotonic() < end, f"{leaked} are left"
         time.sleep(0.02)
@@ -88,7 +88,7 @@ def backing(loop: str) -> str:
 def detach(loop: str) -> None:
     """Detaches a loop device and waits until the kernel has done it."""
     run("losetup", "-d", loop)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 90
     while backing(loop):
         assert time.monotonic() < end, f"{loop} is still attached"
         time.sleep(0.01)

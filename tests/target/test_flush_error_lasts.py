@@ -31,7 +31,7 @@ from tests.target.test_upgrade import upgrade_ends
 
 pytestmark = pytest.mark.root
 
-RECORD_DEADLINE_S = 30.0
+RECORD_DEADLINE_S = 90.0
 CLEAR = "virtlun_bdev_clear_flush_error"
 
 

@@ -16,7 +16,7 @@ from tests.support.target import binary
 pytestmark = pytest.mark.root
 
 UID = 51001
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 
 #: Puts a folder of its own, with a link in it, in the place of the holder's; then asks for a mount.
 ATTACK = """

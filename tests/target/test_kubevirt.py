@@ -720,7 +720,7 @@ def test_the_driver_serves_the_hooks_in_the_folder_of_a_pod_that_asks(host: Host
 
 def wait_served(folder: Path) -> None:
     with grpc.insecure_channel(f"unix://{folder / 'hook.sock'}") as channel:
-        grpc.channel_ready_future(channel).result(timeout=30)
+        grpc.channel_ready_future(channel).result(timeout=90)
 
 
 def test_one_inline_volume_a_pod_and_no_unknown_wishes(host: Host) -> None:

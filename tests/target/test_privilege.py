@@ -302,7 +302,7 @@ def test_the_packaged_folders_become_the_users_to_work_in(scratch: Path) -> None
         )
     root = Path(f"/proc/{process.pid}/root")
     try:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 90
         while not (root / "run/virtlun/.target.sock.d/rpc.sock").exists():
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < end, log.read_text()

@@ -272,7 +272,7 @@ def test_the_service_manager_is_told(
 ) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(scratch / "notify"))
-        manager.settimeout(30)
+        manager.settimeout(90)
         monkeypatch.setenv("NOTIFY_SOCKET", str(scratch / "notify"))
         target = make_target().start()
         assert manager.recv(100) == b"READY=1"

@@ -36,7 +36,7 @@ def ask_features(peer: socket.socket) -> None:
 
 def features(peer: socket.socket) -> int:
     """Returns the answer to GET_FEATURES."""
-    peer.settimeout(30)
+    peer.settimeout(90)
     answer = peer.recv(HEADER.size + 8, socket.MSG_WAITALL)
     request, flags, size = HEADER.unpack_from(answer)
     assert (request, flags & 0x7, size) == (GET_FEATURES, VERSION | REPLY, 8)

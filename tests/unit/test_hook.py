@@ -103,7 +103,7 @@ class Host:
             input=self.xml if xml is None else xml,
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=90,
             check=False,
             env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
         )

@@ -18,7 +18,7 @@ from tests.kubernetes.sandbox import wait_for
 
 LABEL = "test.example/condition"
 HOLDS, DOES_NOT = "the condition holds", "the condition does not hold"
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 
 
 class Conditions:

@@ -83,5 +83,5 @@ def _restart(deployment: Deployment) -> None:
     """Ends the driver, which comes back with the arguments that it has now."""
     restarts = deployment.parts[PART].restarts
     deployment.parts[PART].process.send(signal.SIGTERM)
-    wait_for(lambda: deployment.parts[PART].restarts > restarts, "its restart", seconds=30)
+    wait_for(lambda: deployment.parts[PART].restarts > restarts, "its restart", seconds=90)
     deployment.wait_ready()

@@ -73,7 +73,7 @@ def waiting(cluster: FakeCluster) -> WaitingClaims:
 
 
 def until(ready: Callable[[], object]) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 90
     while not ready():
         assert time.monotonic() < end
         time.sleep(0.002)

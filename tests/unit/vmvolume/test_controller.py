@@ -21,7 +21,7 @@ from csi.locks import VolumeLocks
 from tests.unit.vmvolume.test_reconcile import FakeCluster, FakeControllers, FakeVolumes
 from tests.unit.vmvolume.world import NODE, OTHER, POD, lun, machine, vm_volume
 
-WAIT_S = 30.0
+WAIT_S = 90.0
 COMPLETE = Change("complete", {})
 
 
