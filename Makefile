@@ -77,6 +77,7 @@ bench: setup ## Ours beside Debian's qemu-storage-daemon, with ratios (ARGS='--q
 	@$(BIN)/python -m tests.bench $(ARGS)
 	@$(BIN)/python -m tests.bench.noisy $(filter --quick,$(ARGS))
 	@$(BIN)/python -m tests.bench.attach
+	@$(BIN)/python -m tests.bench.gateway $(filter --quick,$(ARGS))
 	@$(BIN)/python -m tests.bench.upgrade
 
 .PHONY: lint

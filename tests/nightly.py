@@ -123,6 +123,7 @@ STEPS = {
         for name, about in {
             "noisy": "a verified reader beside each hostile neighbour",
             "attach": "attach by libvirt",
+            "gateway": "the calls of thousands of domains, through the gateway and directly",
             "upgrade": "the pause of an upgrade",
             "pods": "a pod's volume beside a plain loop device",
         }.items()

@@ -41,7 +41,7 @@ unix_sock_ro_perms = "0777"
 unix_sock_rw_perms = "0770"
 auth_unix_ro = "none"
 auth_unix_rw = "none"
-max_clients = 200
+max_clients = {max_clients}
 log_filters = "1:qemu.qemu_hook 3:*"
 log_outputs = "2:file:{log}"
 host_uuid = "{uuid}"
@@ -86,6 +86,7 @@ class Libvirtd:
         *,
         config: str = "",
         host_uuid: str = HOST_UUID,
+        max_clients: int = 200,
     ) -> None:
         """Makes the namespace and starts libvirtd; `config` is added to libvirtd.conf."""
         self.scratch = scratch
@@ -103,7 +104,13 @@ class Libvirtd:
             Path(path).mkdir(exist_ok=True)  # only a place to mount on
         self.hooks.mkdir(exist_ok=True)
         (scratch / "etc/libvirtd.conf").write_text(
-            LIBVIRTD_CONF.format(run=self.run_dir, log=self.log, uuid=host_uuid, extra=config)
+            LIBVIRTD_CONF.format(
+                run=self.run_dir,
+                log=self.log,
+                max_clients=max_clients,
+                uuid=host_uuid,
+                extra=config,
+            )
         )
         (scratch / "etc/qemu.conf").write_text(QEMU_CONF)
         caps = CACHE / "libvirt-capabilities"
