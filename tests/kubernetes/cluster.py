@@ -245,6 +245,10 @@ class Cluster:
         """Returns the objects of a list."""
         return list(self.get(*words)["items"])
 
+    def kinds(self) -> set[str]:
+        """Returns the kinds of objects that the API server has: RESOURCE, or RESOURCE.GROUP."""
+        return set(self.kubectl("api-resources", "--cached=false", "-o", "name").split())
+
     def wait(self, what: str, state: str, deadline_s: float = WAIT_DEADLINE_S) -> None:
         """Waits with `kubectl wait --for=STATE`; SandboxError with the object's events if in vain.
 

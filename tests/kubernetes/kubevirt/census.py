@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.kubernetes.driver import Deployment
-from tests.kubernetes.sandbox import SandboxError
 
 FINALIZER = "virtlun.dev/"
+VM_VOLUMES = "vmvolumes.virtlun.dev"
+INSTANCES = "virtualmachineinstances.kubevirt.io"
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,12 @@ def census(deployment: Deployment) -> MachineCensus:
     """Counts it."""
     cluster = deployment.cluster
     controllers = deployment.client.call("vhost_get_controllers")
-    kinds = ("pvc", "vmvolumes.virtlun.dev", "virtualmachineinstances", "pod")
-    objects: dict[str, list[dict[str, Any]]] = {}
-    for kind in kinds:
-        try:
-            objects[kind] = cluster.items(kind, "--all-namespaces")
-        except SandboxError:  # the kind is not installed
-            objects[kind] = []
+    installed = cluster.kinds()
+    kinds = ("persistentvolumeclaims", "pods", VM_VOLUMES, INSTANCES)
+    assert installed.issuperset(kinds[:2]), installed
+    objects = {
+        kind: cluster.items(kind, "--all-namespaces") if kind in installed else [] for kind in kinds
+    }
     held = [
         f"{kind}/{one['metadata']['name']}"
         for kind, found in objects.items()
@@ -52,8 +52,8 @@ def census(deployment: Deployment) -> MachineCensus:
         luns=luns(deployment),
         folders=tuple(sorted(path.name for path in folder.iterdir())),
         parked=parked(deployment),
-        vm_volumes=_names(objects["vmvolumes.virtlun.dev"]),
-        instances=_names(objects["virtualmachineinstances"]),
+        vm_volumes=_names(objects[VM_VOLUMES]),
+        instances=_names(objects[INSTANCES]),
         finalizers=tuple(sorted(held)),
     )
 

@@ -23,7 +23,8 @@ spec:
     - name: shell
       image: busybox:stable
       imagePullPolicy: IfNotPresent
-      command: [sh, -c, "dd if=/dev/disk bs=1M skip={at} count={mib} 2>/dev/null | md5sum"]
+      command: [sh, -o, pipefail, -c]
+      args: ["dd if=/dev/disk bs=1M skip={at} count={mib} 2>/dev/null | md5sum"]
       volumeDevices: [{{name: disk, devicePath: /dev/disk}}]
   volumes: [{{name: disk, persistentVolumeClaim: {{claimName: {claim}}}}}]
 """
