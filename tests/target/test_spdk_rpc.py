@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import importlib
 import json
+import operator
 import os
 import pkgutil
 import re
+import select
+import socket
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,8 @@ Call = tuple[str, dict[str, Any]]
 Check = Callable[[Any, Target], None]
 
 MALLOC: Call = ("bdev_malloc_create", {"name": "m0", "num_blocks": 131072, "block_size": 512})
+EXAMINED: Call = ("bdev_wait_for_examine", {})
+RESET: Call = ("bdev_reset_iostat", {})
 NULL: Call = ("bdev_null_create", {"name": "n0", "num_blocks": 2048, "block_size": 512})
 STORE: Call = ("bdev_lvol_create_lvstore", {"bdev_name": "m0", "lvs_name": "lvs0"})
 LVOL: Call = (
@@ -36,10 +42,6 @@ ADD: Call = (
     "vhost_scsi_controller_add_target",
     {"ctrlr": "vm-1", "scsi_target_num": 3, "bdev_name": "m0"},
 )
-
-
-def anything(_result: Any, _target: Target) -> None:
-    """No output is expected, or none in particular."""
 
 
 def equals(expected: Any) -> Check:
@@ -75,6 +77,39 @@ def names(items: Any) -> list[str]:
     return [item["name"] for item in items]
 
 
+def counted(*counters: str) -> Callable[[Any], Any]:
+    """Counters of the one bdev in the result of bdev_get_iostat; alone, without a tuple."""
+    return lambda result: operator.itemgetter(*counters)(result["bdevs"][0])
+
+
+def masks(controllers: Any) -> list[str]:
+    """The CPU masks of controllers."""
+    return [item["cpumask"] for item in controllers]
+
+
+def both(*checks: Check) -> Check:
+    """Each of them."""
+
+    def check(result: Any, target: Target) -> None:
+        for each in checks:
+            each(result, target)
+
+    return check
+
+
+def answers(expected: bool) -> Check:
+    """Whether controller vm-1 answers a VM's GET_FEATURES; else the VM waits."""
+
+    def check(_result: Any, target: Target) -> None:
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.connect(str(target.vhost_dir / "vm-1"))
+            peer.sendall(struct.pack("<III", 1, 1, 0))
+            ready, _, _ = select.select([peer], [], [], 30 if expected else 0.3)
+            assert bool(ready) is expected
+
+    return check
+
+
 def lvol(items: Any) -> tuple[str, int]:
     """Alias and size in bytes of the one bdev that is an lvol."""
     (found,) = [item for item in items if item["product_name"] == "Logical Volume"]
@@ -88,15 +123,23 @@ def targets(controllers: Any) -> list[tuple[int, str]]:
     return [(item["scsi_dev_num"], item["luns"][0]["bdev_name"]) for item in scsi]
 
 
+def unchecked(_result: Any, _target: Target) -> None:
+    """What a case without a check does."""
+    raise AssertionError("the case says nothing of the result")
+
+
 @dataclass(frozen=True)
 class Case:
-    """A verb with its arguments: what is there before, and what is true afterwards."""
+    """A verb with its arguments: what is there before, and what is true afterwards.
+
+    One without a check fails: an exit status of 0 alone says nothing.
+    """
 
     verb: str
     args: tuple[str, ...] = ()
     before: tuple[Call, ...] = ()
-    check: Check = anything
-    options: tuple[str, ...] = field(default=())
+    check: Check = unchecked
+    options: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return " ".join((self.verb, *self.args))
@@ -160,7 +203,11 @@ def grow_cases(kind: str) -> list[Case]:
 
 CASES = [
     Case("rpc_get_methods", check=lambda r, _: None if "bdev_get_bdevs" in r else pytest.fail()),
-    Case("rpc_get_methods", ("-c", "-i")),
+    Case(
+        "rpc_get_methods",
+        ("-c", "-i"),
+        check=lambda r, t: equals(t.rpc("rpc_get_methods", current=True))(r, t),
+    ),
     Case("spdk_get_version", check=has(fields={"major": 0, "minor": 1, "patch": 0, "suffix": ""})),
     Case("spdk_kill_instance", ("SIGUSR1",), check=then("bdev_get_bdevs", names, [])),
     Case(
@@ -175,7 +222,7 @@ CASES = [
     ),
     Case("framework_get_config", ("bdev",), (NULL,), has(method="bdev_null_create")),
     Case("framework_get_config", ("scsi", "--with-batches"), check=equals([])),
-    Case("framework_wait_init"),
+    Case("framework_wait_init", check=then("rpc_get_methods", bool, True)),
     Case(
         "framework_start_init",
         check=then("bdev_get_bdevs", names, []),
@@ -201,15 +248,34 @@ CASES = [
         (MALLOC,),
         has(name="m0", product_name="Malloc disk", num_blocks=131072, claimed=False),
     ),
-    Case("bdev_wait_for_examine"),
-    Case("bdev_examine", ("-b", "n0"), (NULL,)),
+    Case(
+        "bdev_wait_for_examine", (), (NULL,), then("bdev_get_iostat", counted("bytes_read"), 8192)
+    ),
+    Case(
+        "bdev_examine", ("-b", "n0"), (NULL, EXAMINED, RESET), then("bdev_get_bdevs", names, ["n0"])
+    ),
     Case("bdev_get_iostat", (), (NULL,), lambda r, _: has(name="n0")(r["bdevs"], _)),
-    Case("bdev_get_iostat", ("--names", "n0"), (NULL, MALLOC)),
+    Case(
+        "bdev_get_iostat",
+        ("--names", "n0"),
+        (NULL, MALLOC),
+        lambda r, t: equals(["n0"])(names(r["bdevs"]), t),
+    ),
     Case(
         "bdev_get_iostat", ("--names", "n0", "-c", "--reset-mode", "all"), (NULL,), has(name="n0")
     ),
-    Case("bdev_reset_iostat", (), (NULL,)),
-    Case("bdev_reset_iostat", ("-b", "n0", "-m", "maxmin"), (NULL,)),
+    Case(
+        "bdev_reset_iostat",
+        (),
+        (NULL, EXAMINED),
+        then("bdev_get_iostat", counted("bytes_read", "max_read_latency_ticks"), (0, 0)),
+    ),
+    Case(
+        "bdev_reset_iostat",
+        ("-b", "n0", "-m", "maxmin"),
+        (NULL, EXAMINED),
+        then("bdev_get_iostat", counted("bytes_read", "max_read_latency_ticks"), (8192, 0)),
+    ),
     Case("bdev_malloc_create", ("64", "512"), check=equals("Malloc0")),
     Case(
         "bdev_malloc_create",
@@ -298,11 +364,16 @@ CASES = [
         ("vm-1",),
         check=then("vhost_get_controllers", lambda r: r[0]["ctrlr"], "vm-1"),
     ),
-    Case("vhost_create_scsi_controller", ("--cpumask", "0x1", "--delay", "vm-1")),
+    Case(
+        "vhost_create_scsi_controller",
+        ("--cpumask", "0x1", "--delay", "vm-1"),
+        check=both(then("vhost_get_controllers", masks, ["0x1"]), answers(False)),
+    ),
     Case(
         "vhost_start_scsi_controller",
         ("vm-1",),
         (("vhost_create_scsi_controller", {"ctrlr": "vm-1", "delay": True}),),
+        answers(True),
     ),
     Case(
         "vhost_scsi_controller_add_target",
@@ -339,7 +410,16 @@ CASES = [
         (MALLOC, CONTROLLER, ADD),
         equals([{"id": 0, "device_name": "vm-1 Target 3"}]),
     ),
-    Case("vhost_controller_set_coalescing", ("vm-1", "0", "60000"), (CONTROLLER,)),
+    Case(
+        "vhost_controller_set_coalescing",
+        ("vm-1", "0", "60000"),
+        (CONTROLLER,),
+        then(
+            "vhost_get_controllers",
+            lambda r: (r[0]["delay_base_us"], r[0]["iops_threshold"]),
+            (0, 60000),
+        ),
+    ),
 ]
 
 
