@@ -6,6 +6,8 @@ and flush, torn sectors included, are in the crates blobstore and lvol.)
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import random
 import signal
@@ -19,15 +21,20 @@ from tests.support.target import Target
 
 BUDGET_S = 20.0
 """How long the loop of kills goes on."""
-LIFE_S = 0.12
-"""Longest life of a target after its first answered call, in seconds."""
+MAX_ANSWERS = 40
+"""Most calls that a target answers before it is killed in one of the next."""
+PAUSE_S = 0.004
+"""Longest time between the last of them and the kill: some calls."""
+KILLS = 5
+"""Of a target that a guest writes to."""
 MIB = 1 << 20
 STORE_MIB = 96
 THICK_MIB = 12
 """Largest thick volume: four of them fit with room to spare."""
 SLOTS = 4
 """Volumes at a time."""
-NO_SPACE = -28
+CLUSTERS = 40
+"""That a guest writes to."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +62,10 @@ class Worker:
     """What the state is instead if the call that was not answered happened after all."""
     created: Volume | None = None
     """The volume whose creation was not answered: its UUID is not known."""
+    wanted: int = 1
+    """How many answers set `enough`."""
     answered: int = 0
-    first: threading.Event = field(default_factory=threading.Event)
+    enough: threading.Event = field(default_factory=threading.Event)
     failure: BaseException | None = None
     names: int = 0
 
@@ -65,13 +74,14 @@ class Worker:
             while True:
                 self.step()
                 self.answered += 1
-                self.first.set()
+                if self.answered == self.wanted:
+                    self.enough.set()
         except RpcError as error:
             self.failure = error
         except TargetError:
             pass
         finally:
-            self.first.set()
+            self.enough.set()
 
     def step(self) -> None:
         self.maybe, self.created = None, None
@@ -159,19 +169,21 @@ def settled(state: State, worker: Worker) -> State:
 
 
 def test_each_operation_happened_or_did_not_when_the_target_is_killed(target: Target) -> None:
-    seed = int(os.environ.get("VIRTLUN_CRASH_SEED", time.time_ns() & 0xFFFFFFFF))
-    print(f"VIRTLUN_CRASH_SEED={seed} pytest tests/crash/test_kill.py")
-    rng = random.Random(seed)
+    """`VIRTLUN_SEED` repeats the calls and after how many of them the target is killed."""
+    seed = int(os.environ.get("VIRTLUN_SEED", time.time_ns() & 0xFFFFFFFF))
+    print(f"VIRTLUN_SEED={seed} pytest tests/crash/test_kill.py")
     target.make_lvstore(size=STORE_MIB * MIB)
     state: State = {}
     kills = answered = unanswered = 0
     end = time.monotonic() + BUDGET_S
     while time.monotonic() < end:
-        worker = Worker(target, rng, state)
+        rng = random.Random(f"{seed}-{kills}")
+        worker = Worker(target, rng, state, wanted=rng.randint(1, MAX_ANSWERS))
+        pause_s = rng.random() * PAUSE_S
         thread = threading.Thread(target=worker.run)
         thread.start()
-        assert worker.first.wait(30)
-        time.sleep(rng.random() * LIFE_S)
+        assert worker.enough.wait(60)
+        time.sleep(pause_s)
         target.kill9()
         thread.join()
         assert worker.failure is None, worker.failure
@@ -198,31 +210,55 @@ def test_what_was_written_and_answered_is_there_after_a_kill(target: Target) -> 
     )
     rng = random.Random(5)
     written: dict[int, bytes] = {}
-    for turn in range(4):
+    for turn in range(KILLS):
         with Initiator(target.vhost_dir / "c0") as guest:
             guest.send("connect")
             guest.ready()
-            for lba, data in written.items():
-                assert guest.read(lba, 4) == data, f"block {lba} after {turn} kills"
-
-            def crash(pid: int = guest.pid) -> None:
-                target.kill9()
-                os.kill(pid, signal.SIGKILL)  # It would wait for the answer.
-
-            timer = threading.Timer(0.05 + rng.random() * 0.1, crash)
-            timer.start()
-            try:
-                for number in range(1000):
-                    # A cluster of 1 MiB has 2048 blocks; few clusters, so that none runs out.
-                    lba = rng.randrange(40) * 2048 + rng.randrange(500) * 4
-                    data = bytes([turn + 1, number & 255]) * 1024
-                    written.pop(lba, None)
-                    guest.write(lba, data)
-                    written[lba] = data
-            except (Refused, ValueError, OSError, AssertionError):
-                pass  # The peer went away in the middle of this one.
-            timer.join()
+            verify(guest, written)
+            write_until_killed(target, guest, rng, turn, written)
         target.start()
-    assert len(written) > 4
+    with Initiator(target.vhost_dir / "c0") as guest:
+        guest.send("connect")
+        guest.ready()
+        verify(guest, written)
     (lvol,) = target.rpc("bdev_lvol_get_lvols", lvs_name="lvs0")
-    assert 4 < lvol["num_allocated_clusters"] <= 40
+    assert 4 < lvol["num_allocated_clusters"] <= CLUSTERS
+
+
+def verify(guest: Initiator, written: dict[int, bytes]) -> None:
+    """Reads all that was answered."""
+    for lba, data in written.items():
+        assert guest.read(lba, 4) == data, f"block {lba}"
+
+
+def write_until_killed(
+    target: Target, guest: Initiator, rng: random.Random, turn: int, written: dict[int, bytes]
+) -> None:
+    """Writes, and notes each write that is answered, until the target is killed in one of them."""
+    enough, killed = threading.Event(), threading.Event()
+    wanted = rng.randint(20, 120)
+
+    def crash() -> None:
+        assert enough.wait(60)
+        killed.set()
+        target.kill9()
+        os.kill(guest.pid, signal.SIGKILL)  # it would wait for the answer
+
+    thread = threading.Thread(target=crash)
+    thread.start()
+    try:
+        for number in itertools.count(1):
+            # A cluster of 1 MiB has 2048 blocks; few clusters, so that none runs out.
+            lba = rng.randrange(CLUSTERS) * 2048 + rng.randrange(500) * 4
+            data = bytes([turn + 1, number & 255]) * 1024
+            written.pop(lba, None)  # it may be either until this is answered
+            guest.write(lba, data)
+            written[lba] = data
+            if number == wanted:
+                enough.set()
+    except (Refused, json.JSONDecodeError, BrokenPipeError):
+        # No answer, or the end of the process that would give it.
+        assert killed.is_set(), "nobody has killed it yet"
+    finally:
+        enough.set()
+        thread.join()
