@@ -59,8 +59,10 @@ def refused(host: Host, *words: str) -> str:
         host.virsh(*words)
     assert state(host) == before
     # virsh says "Failed to ...", then libvirt's error; XML errors go on with the place in the text.
-    said = str(caught.value).split("error: ")[-1].splitlines()[0]
+    first, *more = str(caught.value).split("error: ")[-1].splitlines()
+    said, where = first.strip(), [line.strip() for line in more if line.strip()]
     assert "Traceback" not in str(caught.value)
+    assert not where or (len(where) == 2 and set(where[1]) <= set("-^")), caught.value
     assert 10 < len(said) < 300, said
     return said
 

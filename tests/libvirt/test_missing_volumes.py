@@ -276,18 +276,8 @@ STEPS = (
 @pytest.fixture(scope="module")
 def relay(host: Host) -> Iterator[Relay]:
     """What the gateway and the hook take for the target's socket."""
-    text = host.config.read_text()
-    path = host.scratch / "relay"
-    host.stop_gateway()
-    host.config.write_text(text.replace(str(host.paths.rpc_socket), str(path)))
-    with Relay(path, host.paths.rpc_socket, host.kill_target) as relay:
-        host.start_gateway()
-        try:
-            yield relay
-        finally:
-            host.stop_gateway()
-            host.config.write_text(text)
-            host.start_gateway()
+    with host.relayed() as relay:
+        yield relay
 
 
 @pytest.mark.parametrize(

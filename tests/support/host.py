@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from tests.support.agent import Agent, GuestError
 from tests.support.domain import domain_xml, publish
 from tests.support.gateway import listens
 from tests.support.libvirtd import HOST_UUID, Libvirtd, virsh
+from tests.support.relay import Relay
 from tests.support.target import SANDBOX_REFUSED
 
 GATEWAY_DEADLINE_S = 90.0
@@ -162,6 +164,21 @@ class Host:
                 log = (self.scratch / "gateway.log").read_text(errors="replace")
                 raise RuntimeError(f"the gateway did not start:\n{log[-2000:]}")
             time.sleep(0.02)
+
+    @contextlib.contextmanager
+    def relayed(self) -> Iterator[Relay]:
+        """The gateway and the hook reach the target through a relay, for the length of a block."""
+        text, path = self.config.read_text(), self.scratch / "relay"
+        self.stop_gateway()
+        self.config.write_text(text.replace(str(self.paths.rpc_socket), str(path)))
+        with Relay(path, self.paths.rpc_socket, self.kill_target) as relay:
+            self.start_gateway()
+            try:
+                yield relay
+            finally:
+                self.stop_gateway()
+                self.config.write_text(text)
+                self.start_gateway()
 
     @property
     def gateway_pid(self) -> int:

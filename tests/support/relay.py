@@ -1,7 +1,7 @@
-"""A socket in front of the target's JSON-RPC socket, where the target dies at a chosen call.
+"""A socket in front of the target's JSON-RPC socket, where somebody dies at a chosen call.
 
 What passes is unchanged. So a test needs no luck to hit the middle of what the gateway or the hook
-does: it says between which two calls the target is to end.
+does: it says between which two calls the target, the gateway, libvirtd or a client is to end.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ class Relay:
     """Listens on `path` and hands each connection to the socket `target`; a context manager."""
 
     def __init__(self, path: Path, target: Path, kill: Callable[[], None]) -> None:
-        """Calls `kill` at the step that `end_at` names; it returns when the target has ended."""
+        """Calls `kill` at the step that `end_at` names; it returns when the victim has ended."""
         self._target, self._kill = target, kill
         self._lock = threading.Lock()
         self._step: Step | None = None
+        self._other: Callable[[], None] | None = None
         self._ending = threading.Event()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
@@ -45,13 +46,16 @@ class Relay:
         self._accepting.start()
         self._passing: list[threading.Thread] = []
 
-    def end_at(self, step: Step) -> None:
-        """The target is ended at `step`, once."""
+    def end_at(self, step: Step, kill: Callable[[], None] | None = None) -> None:
+        """At `step`, once, the target ends, or whom `kill` ends.
+
+        With `kill` the call itself goes on where its two ends still are.
+        """
         with self._lock:
-            self._step = step
+            self._step, self._other = step, kill
 
     def hit(self) -> bool:
-        """Whether the step was reached, and the target ended; it is forgotten where it was not."""
+        """Whether the step was reached, and its victim ended; it is forgotten where it was not."""
         with self._lock:
             step, self._step = self._step, None
         return step is None
@@ -60,8 +64,11 @@ class Relay:
         with self._lock:
             if self._step != step:
                 return False
-            self._kill()
             self._step = None
+            if self._other is not None:
+                self._other()
+                return False
+            self._kill()
             return True
 
     def _accept(self) -> None:
