@@ -112,9 +112,11 @@ class HookSection(Section):
 
     deadline_s: float = Field(default=10.0, gt=0, le=3600)
     """The longest that libvirtd is made to wait, seconds."""
-    create_missing_mib: int = Field(default=10240, ge=0)
-    """Size in MiB of the thin volume made at start, by the gateway too, for a disk whose volume
-    never existed; 0: the start fails. A volume that was there and is lost fails it always."""
+    create_missing_mib: int = Field(default=0, ge=0)
+    """0: a start fails where a disk's volume does not exist, with the command that makes it. More:
+    the size in MiB of the thin volume that a start makes, through the gateway too, for a disk of
+    which no volume is recorded; nothing is recorded of a domain that is undefined and defined
+    again, as Nova does, so that a lost volume would come back empty."""
     state_dir: Path = Path("/var/lib/virtlun/hook")
     """Where the hook records which volumes a domain had that was started without the gateway."""
 

@@ -13,7 +13,7 @@ DEFAULT_CONFIG = "/etc/virtlun/virtlun.toml"
 DEFAULT_RPC_SOCKET = "/run/virtlun/target.sock"
 DEFAULT_VHOST_DIR = "/run/virtlun/vhost"
 DEFAULT_DEADLINE_S = 10.0
-DEFAULT_CREATE_MISSING_MIB = 10240
+DEFAULT_CREATE_MISSING_MIB = 0
 DEFAULT_STATE_DIR = "/var/lib/virtlun/hook"
 
 

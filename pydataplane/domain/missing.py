@@ -1,8 +1,9 @@
 """What becomes of disks whose volume is not there when their domain starts, for gateway and hook.
 
-A volume that never existed is made, thin, if the configuration says so; one that is lost is never
-replaced. What tells them apart is the UUID, recorded at define, attach and start in the domain's
-metadata, and by the hook in `records`.
+The start fails, with the command that makes the volume. Only if the configuration asks for it, a
+volume is made, thin, for a disk of which none is recorded; one that is recorded is never replaced.
+What is recorded is its UUID, at define, attach and start, in the domain's metadata, and by the hook
+in `records`.
 
 Standard library only: the hook is made of it.
 """
@@ -18,7 +19,7 @@ from pydataplane.errors import EXISTS, RpcError, VolumeError, VolumeNotFoundErro
 
 
 def find(rpc: Rpc, plan: Plan, known: Mapping[str, str]) -> Plan:
-    """Returns the plan with the UUID of each volume that is there; None marks what never was.
+    """Returns the plan with the UUID of each volume that is there; None marks what was never seen.
 
     The UUID decides: a renamed volume is found, and another one under the old name is not taken
     for it. `known` has UUIDs (by LVSTORE/LVOL) that the domain's metadata does not.
@@ -79,8 +80,8 @@ def make(rpc: Rpc, plan: Plan, mib: int) -> Plan:
     if missing and not mib:
         alias = missing[0].volume.alias
         raise VolumeNotFoundError(
-            f"disk {missing[0].dev}: there is no volume {alias}; create it with"
-            f" `virtlun volume create {alias} SIZE`, or detach the disk"
+            f"disk {missing[0].dev}: there is no volume {alias}; if it was renamed or lost, bring"
+            f" it back; make an empty one with `virtlun volume create {alias} SIZE`"
         )
     made = {lun.target: _create(rpc, lun, mib) for lun in missing}
     luns = tuple(replace(lun, uuid=lun.uuid or made[lun.target]) for lun in plan.luns)

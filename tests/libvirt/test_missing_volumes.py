@@ -1,6 +1,8 @@
-"""A volume that never existed is made at start; one that is lost fails it. With a real libvirtd.
+"""Volumes that are not there when their domain starts. With a real libvirtd.
 
-Each of it twice: started through the gateway, and behind its back, where the hook alone acts.
+By default that fails the start. With `create_missing_mib` one that never existed is made, and one
+that is lost fails the start. Each of it twice: started through the gateway, and behind its back,
+where the hook alone acts.
 """
 
 from __future__ import annotations
@@ -80,6 +82,55 @@ def refused(host: Host, way: str, name: str, *words: str) -> str:
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_a_lost_volume_does_not_come_back_as_an_empty_one(host: Host, way: str) -> None:
+    """Also where the domain is undefined and defined again, as Nova does at each power on."""
+    name = f"nova-{WAYS.index(way)}"
+    host.define(name)
+    host.virsh("start", name)
+    kept = host.volumes.create(f"lvs0/{name}", 8 * MIB)
+    host.virsh("attach-disk", name, f"/dev/virtlun/lvs0/{name}", "sdb", "--live", "--config")
+    agent = host.agent(name)
+    agent.wait_for("[ -b /dev/sda ] && echo of old | dd of=/dev/sda bs=512 conv=sync,fsync")
+    agent.close()
+    xml = host.scratch / f"{name}-nova.xml"
+    xml.write_text(host.virsh("dumpxml", name, "--inactive", "--security-info"))
+    host.virsh("destroy", name)
+    host.volumes.rename(kept.uuid, f"{name}-gone")
+    host.virsh("undefine", name)
+    host.virsh("define", str(xml))
+    said = refused(host, way, name)
+    assert (
+        f"disk sdb: there is no volume lvs0/{name}; if it was renamed or lost, bring it back; make"
+        f" an empty one with `virtlun volume create lvs0/{name} SIZE`"
+    ) in said
+    assert volume(host, name) is None
+    host.volumes.rename(kept.uuid, name)
+    getattr(host, way)("start", name)
+    agent = host.agent(name)
+    assert agent.wait_for("[ -b /dev/sda ] && head -c 6 /dev/sda") == "of old"
+    agent.close()
+    getattr(host, way)("destroy", name)
+    assert_unused(host)
+
+
+@pytest.fixture
+def making(host: Host) -> Iterator[None]:
+    """What never existed is made."""
+    configured(host, "create_missing_mib = 10240")
+    yield
+    configured(host, "")
+
+
+def configured(host: Host, line: str) -> None:
+    """Gives the configuration, the end of which is the hook's, one more line, or takes it away."""
+    text = re.sub(r"create_missing_mib.*\n", "", host.config.read_text())
+    host.stop_gateway()
+    host.config.write_text(text + (f"{line}\n" if line else ""))
+    host.start_gateway()
+
+
+@pytest.mark.usefixtures("making")
+@pytest.mark.parametrize("way", WAYS)
 def test_a_volume_that_never_was_is_made_and_its_loss_is_seen(host: Host, way: str) -> None:
     start: Callable[..., str] = getattr(host, way)
     name = f"new-{WAYS.index(way)}"
@@ -156,6 +207,7 @@ def test_a_renamed_volume_is_still_the_disks(host: Host, way: str) -> None:
     getattr(host, way)("destroy", name)
 
 
+@pytest.mark.usefixtures("making")
 def test_an_lvstore_that_is_not_loaded_fails_every_start(host: Host) -> None:
     """Neither a volume that is in it nor one that never existed is made elsewhere, or lost."""
     host.volumes.create("lvs0/inside", 8 * MIB)
@@ -181,6 +233,7 @@ def test_an_lvstore_that_is_not_loaded_fails_every_start(host: Host) -> None:
         host.virsh("destroy", name)
 
 
+@pytest.mark.usefixtures("making")
 def test_what_the_hook_recorded_goes_into_the_metadata_with_the_next_gateway(host: Host) -> None:
     uuid = define(host, "behind")
     record = host.scratch / f"hook/vm-{uuid}.json"
@@ -204,6 +257,7 @@ def test_what_the_hook_recorded_goes_into_the_metadata_with_the_next_gateway(hos
         assert "is lost" in refused(host, way, "behind")
 
 
+@pytest.mark.usefixtures("making")
 def test_a_new_domain_of_an_old_uuid_has_no_past(host: Host) -> None:
     uuid = define(host, "again")
     host.virsh_direct("start", "again")
@@ -223,6 +277,7 @@ def test_a_new_domain_of_an_old_uuid_has_no_past(host: Host) -> None:
     assert volume(host, "again") is not None
 
 
+@pytest.mark.usefixtures("making")
 def test_a_transient_domain_gets_its_volume_too(host: Host) -> None:
     define(host, "transient")
     xml = host.scratch / "transient.xml"
@@ -235,6 +290,7 @@ def test_a_transient_domain_gets_its_volume_too(host: Host) -> None:
     host.virsh("destroy", "transient")
 
 
+@pytest.mark.usefixtures("making")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_saved_guest_does_not_wake_up_with_an_empty_disk(host: Host, way: str) -> None:
     name = f"saved-{WAYS.index(way)}"
@@ -276,8 +332,10 @@ STEPS = (
 @pytest.fixture(scope="module")
 def relay(host: Host) -> Iterator[Relay]:
     """What the gateway and the hook take for the target's socket."""
+    configured(host, "create_missing_mib = 64")
     with host.relayed() as relay:
         yield relay
+    configured(host, "")
 
 
 @pytest.mark.parametrize(

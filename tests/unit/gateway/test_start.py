@@ -48,12 +48,19 @@ def nothing_done(world: World) -> bool:
     return all("_get_" in method for method, _ in world.target.calls)
 
 
-def test_a_volume_that_never_was_is_made_and_recorded(tmp_path: Path) -> None:
+def make_missing(world: World, mib: int = 64) -> None:
+    """Configures that a start makes what is not there."""
+    hook = world.gateway.services.hook
+    world.gateway.services.hook = hook.model_copy(update={"create_missing_mib": mib})
+
+
+def test_a_volume_that_never_was_is_made_if_configured_and_recorded(tmp_path: Path) -> None:
     async def body(world: World) -> None:
+        make_missing(world)
         dom = world.domain(running=False, disks=NEW)
         await start(world, dom)
         made = world.target.volumes["lvs0/new"]
-        assert made["mib"] == 10240
+        assert made["mib"] == 64
         assert world.target.luns(CONTROLLER) == {0: made["uuid"]}
         assert recorded(dom.config) == [made["uuid"]]
         assert dom.live is not None
@@ -63,6 +70,7 @@ def test_a_volume_that_never_was_is_made_and_recorded(tmp_path: Path) -> None:
 
 def test_the_volume_of_a_transient_domain_is_in_what_libvirtd_gets(tmp_path: Path) -> None:
     async def body(world: World) -> None:
+        make_missing(world)
         client = await world.client()
         await client.call(Proc.CREATE_XML, XmlCall(plain(devices=NEW), 0).pack())
         (dom,) = world.libvirtd.domains.values()
@@ -71,12 +79,11 @@ def test_the_volume_of_a_transient_domain_is_in_what_libvirtd_gets(tmp_path: Pat
     play(tmp_path, body)
 
 
-def test_none_is_made_where_the_configuration_says_so(tmp_path: Path) -> None:
+def test_none_is_made_unasked_and_the_command_that_makes_it_is_said(tmp_path: Path) -> None:
     async def body(world: World) -> None:
-        hook = world.gateway.services.hook
-        world.gateway.services.hook = hook.model_copy(update={"create_missing_mib": 0})
         dom = world.domain(running=False, disks=NEW)
-        with pytest.raises(ReplyError, match="sdb: there is no volume lvs0/new; create it with"):
+        said = "sdb: there is no volume lvs0/new; .*`virtlun volume create lvs0/new SIZE`$"
+        with pytest.raises(ReplyError, match=said):
             await start(world, dom)
         assert dom.live is None and world.target.controllers == {}
         assert "lvs0/new" not in world.target.volumes
@@ -191,6 +198,7 @@ def test_nothing_is_done_for_whoever_may_not_start(
         may = "start" in allowed and (proc == Proc.CREATE or "write" in allowed)
         if not may:
             world.libvirtd.refuse[proc] = Refused(Code.ACCESS_DENIED, "libvirtd's own words")
+        make_missing(world)
         world.target.calls.clear()
         client = await world.client()
         if proc == Proc.CREATE:
