@@ -9,13 +9,13 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from plugin.gateway.errors import NoAnswer, Refused
 from pydataplane.client import Client
 from pydataplane.domain import missing, reconcile
 from pydataplane.domain.errors import ReconcileError, Refusal
-from pydataplane.domain.reconcile import AddTarget, Bdev, RemoveTarget
+from pydataplane.domain.reconcile import AddTarget, Bdev, Release, RemoveTarget
 from pydataplane.domain.translate import CONTROLLER_PREFIX, LunPlan, Plan
 from pydataplane.errors import (
     NO_SPACE,
@@ -29,10 +29,6 @@ from pydataplane.errors import (
 from pydataplane.volumes import Volume, Volumes
 
 T = TypeVar("T")
-
-Release = Literal["released", "busy", "none"]
-"""What became of a controller that was to go."""
-
 
 EMPTY = reconcile.State({})
 
@@ -178,17 +174,7 @@ class Target:
 
     async def release_idle(self, controller: str) -> Release:
         """Deletes a controller with its LUNs unless a QEMU is connected to it."""
-        return await self._run(lambda: _release_idle(self._client, controller))
-
-
-def _release_idle(client: Client, controller: str) -> Release:
-    state = reconcile.observe(client)
-    if controller not in state.controllers:
-        return "none"
-    if controller in state.connected:
-        return "busy"
-    reconcile.release(client, controller, state)
-    return "released"
+        return await self._run(lambda: reconcile.release(self._client, controller))
 
 
 @contextmanager

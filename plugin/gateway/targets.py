@@ -15,11 +15,12 @@ from typing import Generic, TypeVar
 
 from plugin.config import Config
 from plugin.gateway.errors import GatewayError, NoAnswer, Refused
-from plugin.gateway.target import Release, Target, Usage
+from plugin.gateway.target import Target, Usage
 from plugin.targets import Place, places
 from pydataplane.client import Client
 from pydataplane.domain import translate
 from pydataplane.domain.errors import Refusal
+from pydataplane.domain.reconcile import Release
 from pydataplane.domain.translate import Definition, LunPlan, Plan, Settings
 from pydataplane.volumes import Volume
 

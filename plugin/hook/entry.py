@@ -9,7 +9,7 @@ the exit status as the answer:
   all its volumes are there, or exit status 1. Nothing is made and nothing is printed.
 - reconnect begin (libvirtd was restarted): as prepare, but no volume is made, and always exit
   status 0, for libvirtd kills a running domain whose hook fails here.
-- release end: the controller goes.
+- release end: the controller goes, unless a QEMU is connected to it.
 - anything else, and domains without our metadata: exit status 0 at once, with nothing imported.
 """
 

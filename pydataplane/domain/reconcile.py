@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from pydataplane.domain.errors import ReconcileError
 from pydataplane.domain.model import LunPlan, Plan
 from pydataplane.errors import METHOD_NOT_FOUND, NO_DEVICE, RpcError
+
+Release = Literal["released", "busy", "none"]
+"""What became of a controller that was to go."""
 
 BLOCK_BYTES = 512
 """Logical block of a volume of which nothing else is known."""
@@ -290,11 +293,17 @@ def _sentence(action: Action, error: RpcError) -> str:
     return f"controller {action.controller}: {error.method}: {error}"
 
 
-def release(rpc: Rpc, controller: str, state: State) -> None:
-    """Takes a controller away with its LUNs, as `state` has them; safe to repeat.
+def release(rpc: Rpc, controller: str) -> Release:
+    """Takes a controller away with its LUNs, unless a QEMU is connected to it; safe to repeat.
 
     Raises:
         TargetError: the target refuses or does not answer.
     """
+    state = observe(rpc)
+    if controller not in state.controllers:
+        return "none"
+    if controller in state.connected:
+        return "busy"
     for action in clearance(controller, state):
         perform(rpc, action, state)
+    return "released"

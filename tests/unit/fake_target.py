@@ -23,6 +23,8 @@ class FakeTarget:
         self.lvstores = {"lvs0"}
         self.controllers: dict[str, dict[int, str]] = {}
         self.options: dict[tuple[str, int], dict[str, Any]] = {}
+        self.connected: set[str] = set()
+        """Controllers that a QEMU is connected to."""
         self.calls: list[str] = []
         self.owners: dict[str, tuple[int | None, bool]] = {}
         """By controller: the user named for its owner, and whether that has to be a new process."""
@@ -67,7 +69,7 @@ class FakeTarget:
         return [
             {
                 "ctrlr": name,
-                "sessions": [],
+                "sessions": [{"vid": 1}] if name in self.connected else [],
                 "backend_specific": {
                     "scsi": [
                         {"scsi_dev_num": number, "luns": [self._lun(name, number, bdev)]}

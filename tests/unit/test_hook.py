@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -179,6 +181,7 @@ def test_prepare_makes_the_blocks_that_the_disk_asks_for(host: Host) -> None:
     xml = translated(client, Settings(vhost_dir=str(host.folder / "vhost"))).xml
     host.target.block_sizes["uuid-b"] = 4096
     del host.target.bdevs["lvs0/c"]
+    host.configure("create_missing_mib = 64")
     with host.serve():
         for _ in range(2):  # the second time there is nothing to do
             assert host.run("prepare", "begin", "-", xml=xml).stderr == ""
@@ -206,6 +209,31 @@ def test_release_removes_the_controller(host: Host) -> None:
             done = host.run("release", "end", "-")
             assert (done.returncode, done.stderr) == (0, "")
     assert host.target.controllers == {"vm-other": {}}
+
+
+def test_release_leaves_a_controller_that_a_qemu_is_connected_to(host: Host) -> None:
+    with host.serve():
+        host.run("prepare", "begin", "-")
+        before = {CONTROLLER: dict(host.target.controllers[CONTROLLER])}
+        host.target.connected.add(CONTROLLER)
+        done = host.run("release", "end", "-")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert host.target.controllers == before
+        # One that has just ended is waited for.
+        asked = host.target.calls.count("vhost_get_controllers")
+        leaving = threading.Thread(target=leave, args=(host, asked + 2))
+        leaving.start()
+        assert host.run("release", "end", "-").returncode == 0
+        leaving.join()
+    assert host.target.controllers == {}
+
+
+def leave(host: Host, asked: int) -> None:
+    """Lets the QEMU go once the target was asked so often."""
+    end = time.monotonic() + 20
+    while host.target.calls.count("vhost_get_controllers") < asked and time.monotonic() < end:
+        time.sleep(0.01)
+    host.target.connected.clear()
 
 
 def test_a_copy_does_not_touch_the_originals_controller(host: Host) -> None:
@@ -246,29 +274,32 @@ def record(host: Host) -> dict[str, str]:
     return records.read(str(host.folder / "state"), CONTROLLER)
 
 
-def test_a_volume_that_never_was_is_made_thin_and_recorded(host: Host) -> None:
+def test_a_volume_that_never_was_is_made_if_configured_and_recorded(host: Host) -> None:
     del host.target.bdevs["lvs0/b"]
+    host.configure("create_missing_mib = 64")
     with host.serve():
         for _ in range(2):
             done = host.run("prepare", "begin", "-")
             assert (done.returncode, done.stderr) == (0, "")
-    made = f"made-{config.DEFAULT_CREATE_MISSING_MIB}-True"
+    made = "made-64-True"
     assert host.target.controllers == {CONTROLLER: {0: "uuid-a", 1: made}}
     assert host.target.calls.count("bdev_lvol_create") == 1
     assert record(host) == {"lvs0/a": "uuid-a", "lvs0/b": made}
 
 
-def test_the_configuration_says_how_large_or_that_none_is_made(host: Host) -> None:
+@pytest.mark.parametrize("more", ["", "create_missing_mib = 0"])
+def test_a_volume_that_is_not_there_fails_the_start_with_the_command(host: Host, more: str) -> None:
     del host.target.bdevs["lvs0/b"]
-    host.configure("create_missing_mib = 0")
+    host.configure(more)
     with host.serve():
         done = host.run("prepare", "begin", "-")
-        assert done.returncode == 1
-        assert "disk sdb: there is no volume lvs0/b; create it with" in done.stderr
-        assert host.target.controllers == {}  # nothing was begun
-        host.configure("create_missing_mib = 64")
-        assert host.run("prepare", "begin", "-").returncode == 0
-    assert host.target.controllers == {CONTROLLER: {0: "uuid-a", 1: "made-64-True"}}
+    assert (done.returncode, done.stderr) == (
+        1,
+        "virtlun: domain small: disk sdb: there is no volume lvs0/b; if it was renamed or lost,"
+        " bring it back; make an empty one with `virtlun volume create lvs0/b SIZE`\n",
+    )
+    assert host.target.controllers == {}  # nothing was begun
+    assert "lvs0/b" not in host.target.bdevs
 
 
 def known_by_uuid(host: Host) -> str:
@@ -360,6 +391,7 @@ def test_the_record_goes_when_the_metadata_says_it(host: Host) -> None:
 def test_without_a_record_there_is_no_start(host: Host) -> None:
     """A volume made by a start that fails then is found, not made again, by the next."""
     del host.target.bdevs["lvs0/b"]
+    host.configure("create_missing_mib = 64")
     (host.folder / f"state/{CONTROLLER}.json.new").mkdir(parents=True)
     with host.serve():
         done = host.run("prepare", "begin", "-")
@@ -387,11 +419,12 @@ def test_a_store_that_is_full_is_one_sentence(host: Host, monkeypatch: pytest.Mo
         raise RpcError(-28, "No space left on device")
 
     del host.target.bdevs["lvs0/b"]
+    host.configure("create_missing_mib = 64")
     monkeypatch.setattr(host.target, "bdev_lvol_create", full)
     with host.serve():
         done = host.run("prepare", "begin", "-")
     assert done.returncode == 1
-    assert "disk sdb: volume lvs0/b of 10240 MiB cannot be made: " in done.stderr
+    assert "disk sdb: volume lvs0/b of 64 MiB cannot be made: " in done.stderr
     assert done.stderr.count("\n") == 1
 
 

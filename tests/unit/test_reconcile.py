@@ -180,9 +180,22 @@ def test_a_refusal_takes_all_back_or_does_not_stop_the_rest(
 def test_what_somebody_else_took_away_is_no_failure(target: FakeTarget) -> None:
     stale = State({A: {0: Shown("uuid-0")}, B: {1: Shown("uuid-1")}})
     target.controllers = {A: {}}
-    release(target, A, stale)
-    release(target, B, stale)
+    for controller in (A, B):
+        for action in clearance(controller, stale):
+            perform(target, action, stale)
     assert target.controllers == {}
+
+
+def test_a_controller_goes_only_where_no_qemu_is_connected(target: FakeTarget) -> None:
+    before = {A: {0: "uuid-0"}, B: {1: "uuid-1"}}
+    target.controllers = {name: dict(luns) for name, luns in before.items()}
+    target.connected = {A, B}
+    assert release(target, A) == "busy"
+    assert target.controllers == before
+    target.connected = {B}
+    assert release(target, A) == "released"
+    assert release(target, A) == "none"
+    assert target.controllers == {B: {1: "uuid-1"}}
 
 
 def test_what_stays_although_it_was_to_go_is_a_failure(target: FakeTarget) -> None:
