@@ -8,9 +8,10 @@ import pytest
 
 from tests.guest.conftest import BootGuest, checksum, disk
 from tests.guest.emulator import newer
-from tests.support.migration import is_over, passes, wait_for
+from tests.support.migration import is_over, passes
 from tests.support.qemu import CMDLINE
 from tests.support.target import Target
+from tests.support.wait import until
 
 pytestmark = pytest.mark.vm
 
@@ -35,7 +36,7 @@ def test_saved_and_restored(target: Target, boot: BootGuest, scratch: Path) -> N
     state = scratch / "saved"
     guest.qmp("migrate-set-parameters", **{"max-bandwidth": 1 << 32})
     guest.qmp("migrate", uri=f"exec:cat > {state}")
-    wait_for("saved", lambda: is_over(guest))
+    until(lambda: is_over(guest), "saved")
     guest.stop()
     restored = boot("vm0", incoming=f"exec:cat {state}")
     restored.arrived()
@@ -71,14 +72,14 @@ def test_what_the_target_writes_during_live_migration_arrives(
     slow = {"max-bandwidth": 32 << 20, "downtime-limit": 1}
     source.qmp("migrate-set-parameters", **slow)
     source.qmp("migrate", uri=f"unix:{socket}")
-    wait_for("a pass over all memory", lambda: passes(source) >= 2)
+    until(lambda: passes(source) >= 2, "a pass over all memory")
     # Slower still, so that a starved guest has dirtied something before each pass is over.
     source.qmp("migrate-set-parameters", **{"max-bandwidth": 2 << 20})
     assert not is_over(source)
     source.run(f"cat /dev/{name} > /dev/null")
     assert not is_over(source), "it must not switch before the pages are written"
     source.qmp("migrate-set-parameters", **{"max-bandwidth": 1 << 32, "downtime-limit": 30000})
-    wait_for("migrated", lambda: is_over(source))
+    until(lambda: is_over(source), "migrated")
     source.stop()
     arriving.arrived()
     arriving.run("kill $(cat /tmp/pid)")

@@ -12,7 +12,6 @@ import json
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +26,7 @@ from tests.kubernetes.daemonset import Container, containers
 from tests.kubernetes.node import Node
 from tests.kubernetes.sandbox import Process, SandboxError, wait_for
 from tests.support.target import binary
+from tests.support.wait import until
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples/kubernetes"
@@ -339,10 +339,12 @@ class Deployment:
     def wait_clean(self, deadline_s: float = 60.0) -> None:
         """Waits until nothing of any volume is left; AssertionError with what is."""
         nothing = Census((), (), (), (), (), ())
-        end = time.monotonic() + deadline_s
-        while (left := self.census()) != nothing:
-            assert time.monotonic() < end, f"left behind: {left}"
-            time.sleep(0.2)
+        until(
+            lambda: self.census() == nothing,
+            lambda: f"nothing left; left: {self.census()}",
+            deadline_s,
+            0.2,
+        )
 
     def leads(self) -> bool:
         """Whether this node's csi-resizer is the elected one."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable
 from xml.etree import ElementTree
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from tests.support.agent import Agent
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError
+from tests.support.wait import until
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
 
@@ -35,14 +34,6 @@ def guest(host: Host) -> Agent:
     agent.run("mkfs.ext4 -q /dev/sda && mount /dev/sda /mnt", 120)
     agent.run("dd if=/dev/urandom of=/mnt/file bs=1M count=8 conv=fsync", 120)
     return agent
-
-
-def until(condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
-    """Returns when `condition` holds."""
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def controllers(host: Host) -> list[str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from tests.support.initiator import Initiator
 from tests.support.target import Target, binary
+from tests.support.wait import until
 from tests.target.conftest import MakeTarget
 from tests.target.test_stuck import Disks
 
@@ -57,10 +57,8 @@ def neighbour(socket: Path, command: str, *options: str) -> Iterator[subprocess.
 
 def wait_for_requests(target: Target, controller: str, more_than: int) -> None:
     """Waits until a controller has taken more requests than that."""
-    end = time.monotonic() + DEADLINE_S
-    while requests_of(target, controller) <= more_than:
-        assert time.monotonic() < end, f"{controller} sends nothing"
-        time.sleep(0.01)
+    sends = f"{controller} sends"
+    until(lambda: requests_of(target, controller) > more_than, sends, every_s=0.01)
 
 
 def verified_io(guest: Initiator, count: int) -> None:

@@ -16,6 +16,7 @@ import pytest
 from pydataplane.errors import RpcError
 from tests.support.initiator import Initiator
 from tests.support.target import Target
+from tests.support.wait import until
 from tests.target.conftest import MakeTarget
 
 MIB = 1 << 20
@@ -81,14 +82,6 @@ def connected(target: Target, name: str) -> Initiator:
 def waiting(target: Target) -> list[str]:
     """What waits for a disk."""
     return [wait["name"] for wait in target.rpc("virtlun_get_status")["waiting"]]
-
-
-def until(happens: Callable[[], object]) -> None:
-    """Waits for something that is about to happen."""
-    end = time.monotonic() + 60
-    while not happens():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def test_an_lvstore_whose_disk_does_not_answer_keeps_nobody_else_waiting(

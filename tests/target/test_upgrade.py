@@ -23,6 +23,7 @@ from pydataplane.client import Client
 from pydataplane.errors import TargetUnavailable
 from tests.support.initiator import Initiator
 from tests.support.target import Target, TargetFailed, binary
+from tests.support.wait import until
 from tests.target.conftest import MakeTarget
 
 UPGRADES = 10
@@ -131,10 +132,8 @@ def busy(target: Target) -> int:
 
 def wait_for_io(target: Target, more: int = 50) -> None:
     """Waits until guests did `more` requests."""
-    wanted, end = busy(target) + more, time.monotonic() + DEADLINE_S
-    while busy(target) < wanted:
-        assert time.monotonic() < end, "no I/O any more"
-        time.sleep(0.005)
+    wanted = busy(target) + more
+    until(lambda: busy(target) >= wanted, "I/O goes on", every_s=0.005)
 
 
 def test_a_guest_and_an_rpc_client_go_on(target: Target) -> None:

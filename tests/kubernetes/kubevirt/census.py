@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
 from tests.kubernetes.driver import Deployment
+from tests.support.wait import until
 
 FINALIZER = "virtlun.dev/"
 VM_VOLUMES = "vmvolumes.virtlun.dev"
@@ -78,10 +78,12 @@ def parked(deployment: Deployment) -> tuple[str, ...]:
 
 def wait_nothing(deployment: Deployment, deadline_s: float = 60.0) -> None:
     """Waits until nothing of any machine is left; AssertionError with what is."""
-    end = time.monotonic() + deadline_s
-    while (left := census(deployment)) != NOTHING:
-        assert time.monotonic() < end, f"left behind: {left}"
-        time.sleep(0.2)
+    until(
+        lambda: census(deployment) == NOTHING,
+        lambda: f"nothing left; left: {census(deployment)}",
+        deadline_s,
+        0.2,
+    )
 
 
 def _names(items: list[dict[str, Any]]) -> tuple[str, ...]:

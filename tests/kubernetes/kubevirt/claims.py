@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.driver import EXAMPLES
+from tests.support.wait import until
 
 MIB = 1 << 20
 CLAIM = (EXAMPLES / "kubevirt/claim.yaml").read_text()
@@ -77,10 +77,13 @@ def condition(cluster: Cluster, name: str, kind: str) -> str:
 
 def wait_phase(cluster: Cluster, name: str, phase: str) -> dict[str, Any]:
     """Waits for a VmVolume's phase and returns its status; AssertionError with what it is."""
-    end = time.monotonic() + DEADLINE_S
-    while (found := status(cluster, name)).get("phase") != phase:
-        assert time.monotonic() < end, f"VmVolume {name} is not {phase}: {found}"
-        time.sleep(0.05)
+
+    def there() -> dict[str, Any] | None:
+        found = status(cluster, name)
+        return found if found.get("phase") == phase else None
+
+    found = until(there, lambda: f"VmVolume {name} {phase}: {status(cluster, name)}", DEADLINE_S)
+    assert found
     return found
 
 

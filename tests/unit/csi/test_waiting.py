@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from csi.cluster import Cluster, NotFoundError, UnreachableError
 from csi.objects import SELECTED_NODE
 from csi.waiting import ROOM, WaitingClaims
+from tests.support.wait import until
 
 GIB = 1 << 30
 
@@ -70,13 +69,6 @@ def cluster() -> FakeCluster:
 @pytest.fixture
 def waiting(cluster: FakeCluster) -> WaitingClaims:
     return WaitingClaims("node1", cluster.connect, wait_s=0.0, retry_s=0.0)
-
-
-def until(ready: Callable[[], object]) -> None:
-    end = time.monotonic() + 90
-    while not ready():
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 def touched(claim: dict[str, Any]) -> bool:

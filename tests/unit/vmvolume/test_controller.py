@@ -6,8 +6,7 @@ What it does with a real API server is in tests/kubernetes/test_vmvolume.py.
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -18,6 +17,7 @@ from csi.cluster import CLAIM, VM_VOLUME, VMI, Change, Kind
 from csi.kubevirt.vmvolume.controller import LEFT_S, STRANGER_S, VmVolumeController
 from csi.kubevirt.vmvolume.model import FINALIZER, VmVolume
 from csi.locks import VolumeLocks
+from tests.support.wait import until
 from tests.unit.vmvolume.test_reconcile import FakeCluster, FakeControllers, FakeVolumes
 from tests.unit.vmvolume.world import NODE, OTHER, POD, lun, machine, vm_volume
 
@@ -56,14 +56,6 @@ class WatchedCluster(FakeCluster):
     def present(self, volume: VmVolume) -> Change:
         """Keeps a VmVolume and returns what the watch tells of it."""
         return Change("present", self.put(VM_VOLUME, dict(volume.object)))
-
-
-def until(there: Callable[[], object]) -> None:
-    """Waits for something."""
-    end = time.monotonic() + WAIT_S
-    while not there():
-        assert time.monotonic() < end, "in vain"
-        time.sleep(0.005)
 
 
 class World:
