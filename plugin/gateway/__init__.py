@@ -11,6 +11,7 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     locks, events, journal       one operation at a time; device events; changes under way, on disk
     caller, services, call       what handlers get: the client, the gateway's parts, one call
     domains, records             questions to a domain's XML; which volumes a domain has had
+    shown                        replies with a domain's XML, as clients see them
     reconcile, recovery, loop    the target follows the domains; interrupted changes
     handlers, procedures         what we do with which call, and who may make it
     session, server              one client's two pumps; the process

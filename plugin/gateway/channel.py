@@ -2,6 +2,10 @@
 
 Reading and writing wait for the other end, so memory stays bounded: a channel holds one buffer of
 CHUNK_BYTES, and a message that is only passed on streams through it in pieces.
+
+Most messages are passed on unread, so these cost the least: `next` sends each from the buffer in
+the event loop's own callback, several with one system call, without waking a task. What that cannot
+do (a longer message, descriptors, an end that takes no more) the task does.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import struct
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 
 from plugin.gateway.wire import FDS_MAX, HEADER_BYTES, Header, WireError, unpack_header
 
@@ -28,6 +33,22 @@ FAIRNESS_MESSAGES = 64
 """And after this many messages."""
 
 _ANCILLARY_BYTES = socket.CMSG_SPACE(FDS_MAX * array.array("i").itemsize)
+
+
+Look = Callable[[bytes], bytes | None]
+"""From a message's payload to the one to pass on in its place; None: a task is to find that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Where a message is to go, as it is or with the payload that `look` makes of its own."""
+
+    to: Channel
+    look: Look | None = None
+
+
+Route = Callable[[Header], Pass | None]
+"""From a message's header to where it goes; None: it is for the reader itself. Never waits."""
 
 
 class PeerGone(ConnectionError):
@@ -59,6 +80,13 @@ class Channel:
         self._read_bytes = 0
         self._read_messages = 0
         self._spoiled = False
+        self._rest = b""
+        """What is to be sent before anything else: the end of a message that `next` passed on."""
+        self._route: Route | None = None
+        self._waiting: asyncio.Future[Channel | None] | None = None
+        """The reader's, while it waits for more."""
+        self._watched = False
+        """Whether the event loop looks whether the socket can be read."""
         self.closed = False
 
     def close(self) -> None:
@@ -70,6 +98,8 @@ class Channel:
         loop.remove_reader(self._sock)
         loop.remove_writer(self._sock)
         self._sock.close()
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
         for waiter in self._waiters:
             _set(waiter)
         while self._descriptors:
@@ -102,6 +132,117 @@ class Channel:
         self._start += HEADER_BYTES
         self._read_messages += 1
         return found
+
+    async def next(self, route: Route) -> Header | None:
+        """Passes messages on as `route` says, up to one for which it says None; returns its header.
+
+        A message whose `look` does not know what to pass on is returned as well. As with `header`,
+        its payload must be taken before the next; None is the end of the connection. `route` may
+        be asked more than once about a message.
+
+        Raises:
+            PeerGone: the channel to pass a message on to is closed; this one can be read on.
+            WireError, ConnectionError: as `header`.
+        """
+        while True:
+            self._route = route
+            try:
+                await self._until_routed()
+            finally:
+                self._route = None
+            header = await self.header()
+            if header is None:
+                return None
+            way = route(header)
+            if way is None or way.look is not None:
+                return header
+            await self.relay(header, way.to)
+
+    async def _until_routed(self) -> None:
+        """Returns when there is a message that `_pass_on` cannot pass on, or the end."""
+        behind = self._pass_on()
+        while behind is not self and not self.closed:
+            if behind is None:
+                behind = await self._readable()
+                continue
+            try:
+                async with behind._whole_message():
+                    await behind._write(b"")  # what is left of the last one
+            except OSError as error:
+                raise PeerGone from error
+            behind = self._pass_on()
+
+    def _pass_on(self) -> Channel | None:
+        """Passes whole messages on from the buffer, as long as that can be done at once.
+
+        Returns None where only more bytes help; this channel where its task has to go on; another
+        where that has not taken all of a message.
+        """
+        assert self._route is not None
+        while (have := self._end - self._start) >= HEADER_BYTES:
+            header = unpack_header(self._view, self._start)
+            way = self._route(header)
+            if (
+                way is None
+                or header.with_fds
+                or header.length > CHUNK_BYTES
+                or self._read_messages >= FAIRNESS_MESSAGES
+                or not way.to._is_free
+            ):
+                return self
+            if have < header.length:
+                return None
+            end = self._start + header.length
+            data = self._view[self._start : end]
+            if way.look is not None:
+                payload = bytes(data[HEADER_BYTES:])
+                changed = way.look(payload)
+                if changed is None:
+                    return self
+                if changed is not payload:
+                    data = memoryview(header.resized(len(changed)).pack() + changed)
+            self._start = end
+            self._read_messages += 1
+            if not way.to._send_now(data):
+                return way.to
+        return None
+
+    def _on_readable(self) -> None:
+        """The event loop's callback: reads and passes on, or wakes the task that waits."""
+        waiting = self._waiting
+        if waiting is None or waiting.done():  # nobody reads now: the other end is to wait
+            self._watched = False
+            asyncio.get_running_loop().remove_reader(self._sock)
+            return
+        if self._route is None:
+            waiting.set_result(None)
+            return
+        try:
+            self._make_room()
+            self._end += self._receive_now(self._view[self._end :])
+            self._read_messages = 0
+            behind = self._pass_on()
+        except (BlockingIOError, InterruptedError):
+            return
+        except EOFError:
+            behind = self
+        except Exception as error:  # it is for the task
+            waiting.set_exception(error)
+            return
+        if behind is not None:
+            waiting.set_result(behind)
+
+    def _make_room(self) -> None:
+        """Moves what is buffered to the buffer's start, where that is needed to read on."""
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._end == CHUNK_BYTES:
+            self._move_down()
+
+    def _move_down(self) -> None:
+        kept = self._end - self._start
+        self._view[:kept] = bytes(self._view[self._start : self._end])
+        self._start, self._end = 0, kept
 
     async def speaks(self) -> bool:
         """Waits until the other end has sent something; False if it ended without a word."""
@@ -207,9 +348,7 @@ class Channel:
         if self._start == self._end:
             self._start = self._end = 0
         elif self._start + size > CHUNK_BYTES:
-            kept = self._end - self._start
-            self._view[:kept] = bytes(self._view[self._start : self._end])
-            self._start, self._end = 0, kept
+            self._move_down()
         while self._end - self._start < size:
             try:
                 self._end += await self._receive(self._view[self._end :])
@@ -223,12 +362,15 @@ class Channel:
             if self.closed:
                 raise EOFError
             try:
-                size, ancillary, flags, _ = self._sock.recvmsg_into(
-                    [into], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
-                )
-                break
+                return self._receive_now(into)
             except (BlockingIOError, InterruptedError):
                 await self._readable()
+
+    def _receive_now(self, into: memoryview) -> int:
+        """As `_receive`, but raises BlockingIOError where there is nothing yet."""
+        size, ancillary, flags, _ = self._sock.recvmsg_into(
+            [into], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+        )
         for level, kind, data in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 received = array.array("i")
@@ -253,9 +395,18 @@ class Channel:
             raise WireError(f"{len(self._descriptors)} descriptors where {count} were announced")
         return [self._descriptors.popleft() for _ in range(count)]
 
-    async def _readable(self) -> None:
+    async def _readable(self) -> Channel | None:
+        """Waits for bytes; returns what `_pass_on` did where there is a route, else None."""
         loop = asyncio.get_running_loop()
-        await self._ready(loop.add_reader, loop.remove_reader)
+        waiting: asyncio.Future[Channel | None] = loop.create_future()
+        self._waiting = waiting
+        if not self._watched:  # it stays so from one message to the next
+            loop.add_reader(self._sock, self._on_readable)
+            self._watched = True
+        try:
+            return await waiting
+        finally:
+            self._waiting = None
 
     # Writing: any task, one message at a time
 
@@ -297,7 +448,32 @@ class Channel:
             return error
         return None
 
+    @property
+    def _is_free(self) -> bool:
+        """Whether a message can be sent at once, unless the other end takes no more."""
+        return not (self.closed or self._spoiled or self._rest or self._write_lock.locked())
+
+    def _send_now(self, data: memoryview) -> bool:
+        """Sends a message while `_is_free`; False where its end is still to be sent.
+
+        Raises:
+            PeerGone: the other end went away.
+        """
+        try:
+            sent = self._sock.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError as error:
+            raise PeerGone from error
+        if sent == len(data):
+            return True
+        self._rest = bytes(data[sent:])
+        return False
+
     async def _write(self, data: bytes | memoryview) -> None:
+        if self._rest:
+            rest, self._rest = self._rest, b""
+            await self._write(rest)
         view = memoryview(data)
         while view:
             if self.closed:
@@ -324,24 +500,18 @@ class Channel:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._stall_s):
-                await self._ready(loop.add_writer, loop.remove_writer)
+                ready: asyncio.Future[None] = loop.create_future()
+                self._waiters.add(ready)
+                loop.add_writer(self._sock, _set, ready)
+                try:
+                    await ready
+                finally:
+                    self._waiters.discard(ready)
+                    if not self.closed:
+                        loop.remove_writer(self._sock)
         except TimeoutError:
             self.shutdown()
             raise Stalled("the other end does not read") from None
-
-    async def _ready(
-        self, add: Callable[..., object], remove: Callable[[socket.socket], object]
-    ) -> None:
-        """Waits for the socket, or for its close."""
-        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.add(ready)
-        add(self._sock, _set, ready)
-        try:
-            await ready
-        finally:
-            self._waiters.discard(ready)
-            if not self.closed:
-                remove(self._sock)
 
 
 def _set(future: asyncio.Future[None]) -> None:

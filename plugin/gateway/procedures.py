@@ -1,4 +1,7 @@
-"""Every call that the gateway looks into, one row each; all others pass through unread."""
+"""Every call that the gateway looks into, one row each, and those of which it shows the reply.
+
+All others pass through unread.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,6 @@ _ROWS = (
     Procedure(Proc.CREATE, start.start, _WRITE, SMALL, _LIBVIRTD),
     Procedure(Proc.CREATE_WITH_FLAGS, start.start, _WRITE, SMALL, _LIBVIRTD),
     Procedure(Proc.CREATE_WITH_FILES, start.start, _WRITE, SMALL, _LIBVIRTD),
-    Procedure(Proc.GET_XML_DESC, describe.xml, _READ, SMALL, _LIBVIRTD),
     Procedure(Proc.ATTACH_DEVICE, attach.attach, _WRITE, XML, _GATEWAY),
     Procedure(Proc.ATTACH_DEVICE_FLAGS, attach.attach, _WRITE, XML, _GATEWAY),
     Procedure(Proc.DETACH_DEVICE, attach.detach, _WRITE, XML, _GATEWAY),
@@ -108,9 +110,7 @@ _ROWS = (
     Procedure(Proc.RESTORE, saved.restore, _WRITE, SMALL, _LIBVIRTD),
     Procedure(Proc.RESTORE_FLAGS, saved.restore, _WRITE, XML, _LIBVIRTD),
     Procedure(Proc.RESTORE_PARAMS, saved.restore, _WRITE, XML, _LIBVIRTD),
-    Procedure(Proc.SAVE_IMAGE_GET_XML_DESC, saved.image_xml, _WRITE, SMALL, _LIBVIRTD),
     Procedure(Proc.SAVE_IMAGE_DEFINE_XML, saved.define_image, _WRITE, XML, _LIBVIRTD),
-    Procedure(Proc.MANAGED_SAVE_GET_XML_DESC, saved.image_xml, _READ, SMALL, _LIBVIRTD),
     Procedure(Proc.MANAGED_SAVE_DEFINE_XML, saved.define_managed, _WRITE, XML, _LIBVIRTD),
     Procedure(Proc.SNAPSHOT_CREATE_XML, snapshots.create, _WRITE, XML, _LIBVIRTD),
     Procedure(Proc.SNAPSHOT_GET_XML_DESC, snapshots.xml, _READ, SMALL, _LIBVIRTD),
@@ -144,3 +144,13 @@ _ROWS = (
 
 PROCEDURES = {row.proc.value: row for row in _ROWS}
 """By the number of the procedure."""
+
+SHOWING = frozenset(
+    {
+        Proc.GET_XML_DESC.value,
+        Proc.SAVE_IMAGE_GET_XML_DESC.value,
+        Proc.MANAGED_SAVE_GET_XML_DESC.value,
+    }
+)
+"""Calls that pass as they are, with any flags, and whose result is one domain's XML: clients see
+their own disks in it and nothing of what carries them (plugin.gateway.shown)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,14 @@ from plugin.gateway.locks import Locks
 from plugin.gateway.loop import ReconcileLoop
 from plugin.gateway.services import Services
 from plugin.gateway.session import Session
+from plugin.gateway.shown import Shown
 from plugin.gateway.targets import Targets
 
 STOP_S = 15.0
 """How long calls begun are given to finish at a stop, seconds."""
+
+PARSERS = 2
+"""Threads for XML: so many hostile ones can hold no other client up."""
 
 _log = structlog.get_logger(__name__)
 
@@ -36,10 +41,13 @@ class Gateway:
         self.config = config.gateway
         self.sessions: set[Session] = set()
         self.admin = AdminConnection(self.config.upstream, self.config.uri)
+        settings = config.settings()
+        self._parsers = ThreadPoolExecutor(PARSERS, "xml")
         self.services = Services(
             config=config.gateway,
             hook=config.hook,
-            settings=config.settings(),
+            settings=settings,
+            shown=Shown(settings, self._parsers),
             target=Targets(config),
             locks=Locks(),
             journal=Journal(config.gateway.state_dir),
@@ -119,6 +127,7 @@ class Gateway:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await self.admin.close()
+            self._parsers.shutdown(wait=False, cancel_futures=True)
         _log.info("stopped")
 
     def stop(self) -> None:

@@ -11,6 +11,7 @@ from plugin.config import GatewaySection, HookSection
 from plugin.gateway.events import DeviceChange
 from plugin.gateway.journal import Journal
 from plugin.gateway.locks import Locks
+from plugin.gateway.shown import Shown
 from plugin.gateway.targets import Targets
 from plugin.gateway.upstream import Upstream
 from pydataplane.domain import translate
@@ -28,6 +29,7 @@ class Services:
     target: Targets
     locks: Locks
     journal: Journal
+    shown: Shown
     admin: Callable[[], Awaitable[Upstream]]
     """The gateway's own connection to libvirtd; raises UpstreamGone, UpstreamError."""
     announce: Callable[[DeviceChange], None]

@@ -1,8 +1,10 @@
 """One client's connection and its counterpart to libvirtd.
 
 Two pumps run beside each other: calls towards libvirtd, replies and events back. A message nobody
-looks into streams through. A call of plugin.gateway.procedures is read whole and becomes a task of
-its own (libvirtd too works on several calls of a client at a time); the pump goes on meanwhile.
+looks into passes in the event loop's callback, by its header alone, and so does a reply that shows
+a domain's XML, unless it was never seen before (plugin.gateway.shown). A call of
+plugin.gateway.procedures with a handler is read whole and becomes a task of its own (libvirtd too
+works on several calls of a client at a time); the pump goes on meanwhile.
 
 Until libvirtd knows who the client is, nothing but what leads to CONNECT_OPEN is passed on: every
 connection of ours arrives there as root, and a call that overtook CONNECT_SET_IDENTITY would run
@@ -14,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -22,7 +25,7 @@ import structlog
 from plugin.gateway import polkit
 from plugin.gateway.call import Call, Handler, Reply
 from plugin.gateway.caller import Caller
-from plugin.gateway.channel import Channel, PeerGone
+from plugin.gateway.channel import Channel, Pass, PeerGone
 from plugin.gateway.errors import (
     Code,
     GatewayError,
@@ -34,7 +37,7 @@ from plugin.gateway.events import DeviceChange, Subscriptions, is_event_of_metad
 from plugin.gateway.listen import Listener
 from plugin.gateway.messages import SMALL_CALL_MAX_BYTES, XML_CALL_MAX_BYTES, read_string
 from plugin.gateway.peer import peer_of
-from plugin.gateway.procedures import PROCEDURES, Access, Procedure
+from plugin.gateway.procedures import PROCEDURES, SHOWING, Access, Procedure
 from plugin.gateway.procs import Proc, name_of
 from plugin.gateway.services import Services
 from plugin.gateway.upstream import connect
@@ -57,6 +60,9 @@ CALLS_MAX = 32
 
 With one more it stops reading from the client, keepalive included; libvirtd does so at 5.
 """
+
+SHOWN_MAX = 8
+"""Replies of one client that are translated at a time; with one more no further one is read."""
 
 STALL_S = 60.0
 """How long a client may take nothing of what is sent to it, seconds.
@@ -111,6 +117,9 @@ class Session:
         self._stopping = asyncio.Event()
         self._awaited: dict[tuple[int, int], asyncio.Future[Reply]] = {}
         self._slots = asyncio.Semaphore(CALLS_MAX)
+        self._showing = asyncio.Semaphore(SHOWN_MAX)
+        self._to_client = Pass(self.client)
+        self._shown_to_client = Pass(self.client, services.shown.known)
         self._tasks: set[asyncio.Task[None]] = set()
         self._changes: asyncio.Queue[DeviceChange] = asyncio.Queue(EVENTS_MAX)
         self.log = structlog.get_logger(__name__).bind(pid=self.peer.pid, uid=self.peer.uid)
@@ -186,20 +195,27 @@ class Session:
     # Calls
 
     async def _pump_calls(self, upstream: Channel) -> None:
-        while (header := await self.client.header()) is not None:
+        to_libvirtd = Pass(upstream)
+
+        def route(header: Header) -> Pass | None:
             if header.program != KEEPALIVE_PROGRAM and not self._open:
-                await self._before_open(header)
-                continue
-            procedure = self._procedure(header)
+                return None
+            return to_libvirtd if self._procedure(header) is None else None
+
+        while (header := await self.client.next(route)) is not None:
+            procedure = self._procedure(header) if self._open else None
             if procedure is None:
-                await self.client.relay(header, upstream)
+                await self._before_open(header)
                 continue
             payload, descriptors = await self.client.payload(header, procedure.max_bytes)
             await self._slots.acquire()
             call = self._call(header, payload, descriptors)
-            task = asyncio.create_task(self._handle(procedure.handler, call))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._spawn(self._handle(procedure.handler, call))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _call(self, header: Header, payload: bytes, descriptors: list[int]) -> Call:
         given = (self, self._services, self._caller, self.subscriptions)
@@ -333,24 +349,60 @@ class Session:
         """Sends a message to the client; raises OSError if it is gone."""
         await self.client.send(data, descriptors)
 
+    def _route_reply(self, header: Header) -> Pass | None:
+        """Says where a message of libvirtd's goes; None: to the client, but by the pump's task."""
+        if self.client.closed:
+            return None
+        if header.program == REMOTE_PROGRAM:
+            if header.type in REPLIES:
+                if (header.serial, header.procedure) in self._awaited:
+                    return None
+                if self._ours and header.procedure in SHOWING and header.status == Status.OK:
+                    return self._shown_to_client
+            elif is_event_of_metadata(header):
+                return None
+        return self._to_client
+
     async def _pump_replies(self, upstream: Channel) -> None:
         try:
-            while (header := await upstream.header()) is not None:
-                reply = None
-                if header.program == REMOTE_PROGRAM and header.type in REPLIES:
-                    reply = self._awaited.get((header.serial, header.procedure))
-                if is_event_of_metadata(header):
-                    await self._pass_metadata_event(header, upstream)
-                elif reply is None or reply.done():
-                    with suppress(PeerGone):
-                        await upstream.relay(header, None if self.client.closed else self.client)
-                else:
-                    payload, descriptors = await upstream.payload(header, MESSAGE_MAX_BYTES)
-                    reply.set_result(Reply(header, payload, tuple(descriptors)))
+            while True:
+                try:
+                    header = await upstream.next(self._route_reply)
+                    if header is None:
+                        return
+                    await self._take_reply(header, upstream)
+                except PeerGone:  # the client left: what was begun goes on
+                    continue
         finally:
             for waiting in self._awaited.values():
                 if not waiting.done():
                     waiting.set_exception(UpstreamGone("libvirtd closed the connection"))
+
+    async def _take_reply(self, header: Header, upstream: Channel) -> None:
+        """Takes a message of libvirtd's that does not pass by its header alone."""
+        reply = self._awaited.get((header.serial, header.procedure))
+        is_reply = header.program == REMOTE_PROGRAM and header.type in REPLIES
+        if is_event_of_metadata(header):
+            await self._pass_metadata_event(header, upstream)
+        elif is_reply and reply is not None and not reply.done():
+            payload, descriptors = await upstream.payload(header, MESSAGE_MAX_BYTES)
+            reply.set_result(Reply(header, payload, tuple(descriptors)))
+        elif is_reply and self._route_reply(header) is self._shown_to_client:
+            payload, descriptors = await upstream.payload(header, MESSAGE_MAX_BYTES)
+            await self._showing.acquire()
+            self._spawn(self._show(Reply(header, payload, tuple(descriptors))))
+        else:
+            await upstream.relay(header, None if self.client.closed else self.client)
+
+    async def _show(self, reply: Reply) -> None:
+        """Sends a reply with a domain's XML as the client is to see it."""
+        try:
+            shown = await self._services.shown.translated(reply.payload)
+            with suppress(OSError):
+                header = reply.header.resized(len(shown))
+                await self.client.send(header.pack() + shown, reply.descriptors)
+        finally:
+            self._showing.release()
 
     async def _pass_metadata_event(self, header: Header, upstream: Channel) -> None:
         """Passes an event of changed metadata on, unless the change is one of our own."""

@@ -1,4 +1,4 @@
-"""Calls that show a domain's XML: clients see their own disks and nothing of what carries them."""
+"""CONNECT_DOMAIN_XML_TO_NATIVE: the command line of a client's domain as it would run."""
 
 from __future__ import annotations
 
@@ -6,31 +6,10 @@ from dataclasses import replace
 from uuid import uuid4
 
 from plugin.gateway.call import Call
-from plugin.gateway.domains import is_running
-from plugin.gateway.messages import XmlCall, pack_string, read_string
+from plugin.gateway.messages import XmlCall
 from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain import translate
 from pydataplane.domain.errors import TranslateError
-from pydataplane.domain.translate import PREFIX
-
-_TRACE = PREFIX.encode()
-
-
-async def xml(call: Call) -> None:
-    """GET_XML_DESC, with any flags."""
-    await presented(call)
-
-
-async def presented(call: Call) -> None:
-    """Passes on a call whose result is one domain's XML, and shows that to the client."""
-    reply = await call.forward()
-    if not reply.ok or _TRACE not in reply.payload:
-        await call.respond(reply)
-        return
-    text = read_string(reply.payload)
-    settings = call.services.settings
-    shown = translate.present(text, live=is_running(text), settings=settings)
-    await call.respond(reply, pack_string(shown))
 
 
 async def to_native(call: Call) -> None:

@@ -12,7 +12,6 @@ from uuid import UUID
 from plugin.gateway import polkit
 from plugin.gateway.call import Call
 from plugin.gateway.errors import GatewayError
-from plugin.gateway.handlers.describe import presented
 from plugin.gateway.handlers.start import prepared, startable
 from plugin.gateway.messages import STRING, Domain, TypedParam, read_string
 from plugin.gateway.procs import Proc
@@ -27,11 +26,6 @@ _FILE, _XML = "file", "dxml"
 """VIR_DOMAIN_SAVE_PARAM_FILE and _DXML."""
 
 _NO_UUID = UUID(int=0)
-
-
-async def image_xml(call: Call) -> None:
-    """SAVE_IMAGE_GET_XML_DESC and MANAGED_SAVE_GET_XML_DESC."""
-    await presented(call)
 
 
 async def define_image(call: Call) -> None:

@@ -15,7 +15,14 @@ import structlog
 from plugin.gateway.__main__ import set_up_log
 from plugin.gateway.errors import Code, Refused
 from plugin.gateway.events import DeviceChange, DeviceEvent
-from plugin.gateway.messages import LLONG, STRING, TypedParam, XmlCall, pack_params
+from plugin.gateway.messages import (
+    LLONG,
+    STRING,
+    DomainCall,
+    TypedParam,
+    XmlCall,
+    pack_params,
+)
 from plugin.gateway.peer import Peer, peer_of, start_time
 from plugin.gateway.procs import Proc
 from plugin.gateway.upstream import open_arguments
@@ -342,12 +349,13 @@ def test_a_stop_lets_calls_begun_finish(tmp_path: Path) -> None:
         dom = world.domain()
         client = await world.client()
         idle = await world.client()
-        world.libvirtd.delay_s[Proc.GET_XML_DESC] = 0.3
-        waiting = asyncio.create_task(client.xml(dom.ref))
-        await asyncio.sleep(0.05)
+        world.libvirtd.delay_s[Proc.GET_BLOCK_INFO] = 0.3
+        args = DomainCall(dom.ref, "vda").pack(text=True, flags=True)
+        waiting = asyncio.create_task(client.call(Proc.GET_BLOCK_INFO, args))
+        await until(lambda: Proc.GET_BLOCK_INFO in world.libvirtd.calls())
         gateway = world.gateway
         gateway.stop()
-        assert "one" in await waiting
+        assert await waiting == bytes(Writer().u64(1).u64(2).u64(3))
         assert await idle.closed()
 
     play(tmp_path, body)
@@ -373,10 +381,10 @@ def test_a_serial_in_use_is_refused(tmp_path: Path) -> None:
     async def body(world: World) -> None:
         dom = world.domain()
         client = await world.client()
-        world.libvirtd.delay_s[Proc.GET_XML_DESC] = 0.2
-        args = bytes(dom.ref.write(Writer()).u32(0))
+        world.libvirtd.delay_s[Proc.GET_BLOCK_INFO] = 0.2
+        args = DomainCall(dom.ref, "vda").pack(text=True, flags=True)
         for _ in range(2):
-            await client.channel.send(message(MessageType.CALL, Proc.GET_XML_DESC, 99, args))
+            await client.channel.send(message(MessageType.CALL, Proc.GET_BLOCK_INFO, 99, args))
         with pytest.raises(ReplyError, match="in use"):
             await client.reply(99)
         await client.reply(99)

@@ -8,12 +8,13 @@ import socket
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plugin.gateway.channel import CHUNK_BYTES, Channel, PeerGone
+from plugin.gateway.channel import CHUNK_BYTES, Channel, Look, Pass, PeerGone
 from plugin.gateway.errors import Code, Refused, UpstreamError, error_payload
 from plugin.gateway.messages import (
     Domain,
@@ -208,6 +209,126 @@ def test_messages_pass_whole_however_they_are_cut(sizes: list[int], pieces: int)
                 assert header.pack() + payload == expected
 
         await asyncio.gather(feed(), relay(), check())
+
+    channels(body)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.sampled_from([0, 40, 3000, CHUNK_BYTES - 30, 2 * CHUNK_BYTES]), max_size=12),
+    st.integers(1, 200),
+    st.randoms(use_true_random=False),
+)
+def test_routed_messages_pass_in_order_and_the_others_are_returned(
+    sizes: list[int], pieces: int, random: Random
+) -> None:
+    """Procedures: 0 passes, 1 is changed on the way, 2 is not known yet, 3 is the reader's own."""
+    procedures = [random.randrange(4) for _ in sizes]
+    sent = [
+        message(MessageType.STREAM, procedure, n, bytes([n]) * size, status=Status.CONTINUE)
+        for n, (procedure, size) in enumerate(zip(procedures, sizes, strict=True))
+    ]
+
+    async def body(near: Channel, raw: socket.socket, out: Channel, far: Channel) -> None:
+        looks: dict[int, Look] = {1: lambda given: given + b"more", 2: lambda _: None}
+
+        def route(header: Header) -> Pass | None:
+            return None if header.procedure == 3 else Pass(out, looks.get(header.procedure))
+
+        async def feed() -> None:
+            loop, data = asyncio.get_running_loop(), b"".join(sent)
+            cut = -(-len(data) // pieces) or 1
+            for start in range(0, len(data), cut):
+                await loop.sock_sendall(raw, data[start : start + cut])
+            raw.shutdown(socket.SHUT_WR)
+
+        async def relay() -> None:
+            while (header := await near.next(route)) is not None:
+                # One that is longer than the buffer is looked into by the reader.
+                assert header.procedure >= 2 or header.length > CHUNK_BYTES
+                payload, _ = await near.payload(header, MESSAGE_MAX_BYTES)
+                await out.send(header.resized(len(payload) + 1).pack() + b"!" + payload)
+            out.shutdown()
+
+        async def check() -> None:
+            for n, (procedure, size) in enumerate(zip(procedures, sizes, strict=True)):
+                header = await far.header()
+                assert header is not None
+                payload, _ = await far.payload(header, MESSAGE_MAX_BYTES)
+                assert (header.serial, header.procedure) == (n, procedure)
+                plain = bytes([n]) * size
+                too_long = size + HEADER_BYTES > CHUNK_BYTES
+                returned = procedure >= 2 or (procedure == 1 and too_long)
+                changed = plain + b"more" if procedure == 1 else plain
+                assert payload == (b"!" + plain if returned else changed)
+            assert await far.header() is None
+
+        await asyncio.gather(feed(), relay(), check())
+
+    channels(body)
+
+
+def test_a_message_that_passes_wakes_no_task() -> None:
+    async def body(near: Channel, raw: socket.socket, out: Channel, far: Channel) -> None:
+        reader = asyncio.create_task(near.next(lambda _: Pass(out)))
+        await asyncio.sleep(0)
+        waits = near._waiting
+        for n in range(5):
+            raw.send(message(MessageType.CALL, 1, n))
+            header = await far.header()
+            assert header is not None and header.serial == n
+        assert near._waiting is waits, "the reader was woken"
+        raw.shutdown(socket.SHUT_WR)
+        assert await reader is None
+
+    channels(body)
+
+
+def test_an_end_that_takes_no_more_stops_the_reader_and_loses_nothing() -> None:
+    count, size = 40, CHUNK_BYTES // 2
+
+    async def body(near: Channel, raw: socket.socket, out: Channel, far: Channel) -> None:
+        sent = 0
+
+        async def feed() -> None:
+            nonlocal sent
+            for n in range(count):
+                data = message(MessageType.CALL, 1, n, bytes([n]) * size)
+                await asyncio.get_running_loop().sock_sendall(raw, data)
+                sent += 1
+
+        reader = asyncio.create_task(near.next(lambda _: Pass(out)))
+        feeding = asyncio.create_task(feed())
+        while True:  # nobody reads `far`: all the buffers between fill
+            before = sent
+            await asyncio.sleep(0.05)
+            if sent == before:
+                break
+        assert sent < count
+        await out_is_busy_for_others(out)
+        for n in range(count):
+            header = await far.header()
+            assert header is not None and header.serial == n
+            payload, _ = await far.payload(header, MESSAGE_MAX_BYTES)
+            assert payload == bytes([n]) * size
+        await feeding
+        raw.shutdown(socket.SHUT_WR)
+        assert await reader is None
+
+    async def out_is_busy_for_others(out: Channel) -> None:
+        assert not out._is_free, "a message of another task would be put into the middle"
+
+    channels(body)
+
+
+def test_a_route_to_a_closed_channel_is_told_and_the_reader_goes_on() -> None:
+    async def body(near: Channel, raw: socket.socket, out: Channel, far: Channel) -> None:
+        far.close()
+        raw.send(message(MessageType.CALL, 1, 1) + message(MessageType.CALL, 2, 2))
+        with pytest.raises(PeerGone):
+            await near.next(lambda _: Pass(out))
+        header = await near.next(lambda _: None)
+        assert header is not None and header.serial == 2
 
     channels(body)
 

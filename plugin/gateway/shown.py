@@ -1,0 +1,78 @@
+"""Replies that are a domain's XML, as clients are to see them.
+
+What a client sees is a function of libvirtd's bytes alone: the same reply always gives the same
+answer. So translated replies are kept by a digest of what they were made of, and nothing has to
+tell that a domain changed: libvirtd formats it anew for each call, and judges each call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+
+from plugin.gateway.domains import is_running
+from plugin.gateway.messages import pack_string, read_string
+from pydataplane.domain import translate
+from pydataplane.domain.translate import PREFIX, Settings
+
+KEPT_BYTES = 32 << 20
+"""Translated replies kept, bytes; those not asked for longest go first."""
+
+DIGEST_BYTES = 16
+
+_TRACE = PREFIX.encode()
+
+
+class Shown:
+    """The translation of replies, and the last ones that were made."""
+
+    def __init__(self, settings: Settings, workers: ThreadPoolExecutor) -> None:
+        """`workers` are the threads for what is not known yet."""
+        self._settings = settings
+        self._workers = workers
+        self._made: OrderedDict[bytes, bytes] = OrderedDict()
+        self._size = 0
+
+    def known(self, payload: bytes) -> bytes | None:
+        """Returns what to answer with, at once; None: ask `translated`.
+
+        `payload` itself where nothing of ours is in it.
+        """
+        if _TRACE not in payload:
+            return payload
+        key = _digest(payload)
+        found = self._made.get(key)
+        if found is not None:
+            self._made.move_to_end(key)
+        return found
+
+    async def translated(self, payload: bytes) -> bytes:
+        """Returns what to answer with, made in a thread if need be.
+
+        Raises:
+            WireError: libvirtd's reply is not one string.
+        """
+        found = self.known(payload)
+        if found is None:
+            loop = asyncio.get_running_loop()
+            found = await loop.run_in_executor(self._workers, self._translate, payload)
+            self._keep(_digest(payload), found)
+        return found
+
+    def _translate(self, payload: bytes) -> bytes:
+        text = read_string(payload)
+        return pack_string(translate.present(text, live=is_running(text), settings=self._settings))
+
+    def _keep(self, key: bytes, made: bytes) -> None:
+        if key in self._made or len(made) > KEPT_BYTES // 8:
+            return
+        self._made[key] = made
+        self._size += len(made)
+        while self._size > KEPT_BYTES:
+            self._size -= len(self._made.popitem(last=False)[1])
+
+
+def _digest(payload: bytes) -> bytes:
+    return hashlib.blake2b(payload, digest_size=DIGEST_BYTES).digest()

@@ -1,0 +1,88 @@
+"""Replies with a domain's XML: what passes unread, what is translated, and how often."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from plugin.gateway import shown as module
+from plugin.gateway.messages import pack_string
+from plugin.gateway.procs import Proc
+from plugin.gateway.shown import Shown
+from pydataplane.domain import translate
+from pydataplane.domain.translate import Settings
+from tests.unit.gateway.world import World, disk, play
+
+
+@pytest.fixture
+def presented(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mock]:
+    """Counts the translations."""
+    counting = Mock(side_effect=translate.present)
+    monkeypatch.setattr("pydataplane.domain.translate.present", counting)
+    yield counting
+
+
+def test_the_same_reply_is_translated_once_for_all_clients(tmp_path: Path, presented: Mock) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk())
+        for _ in range(3):
+            client = await world.client()
+            for _ in range(3):
+                xml = await client.xml(dom.ref)
+                assert "lvs0/data" in xml and "vhostuser" not in xml
+        assert presented.call_count == 1
+        # Each of them was judged and formatted by libvirtd, for this client.
+        assert world.libvirtd.calls().count(Proc.GET_XML_DESC) == 9
+
+    play(tmp_path, body)
+
+
+def test_a_domain_that_changed_is_shown_as_it_is(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk())
+        client = await world.client()
+        assert "sdb" in await client.xml(dom.ref)
+        assert dom.live is not None
+        dom.live = dom.live.replace('"sdb"', '"sdq"').replace("'sdb'", "'sdq'")  # behind our back
+        assert "sdq" in await client.xml(dom.ref)
+
+    play(tmp_path, body)
+
+
+def test_a_domain_without_anything_of_ours_is_not_parsed(tmp_path: Path, presented: Mock) -> None:
+    async def body(world: World) -> None:
+        text = (
+            "<domain type='qemu'><name>n</name>"
+            "<uuid>22222222-2222-4222-8222-222222222222</uuid></domain>"
+        )
+        dom = world.libvirtd.add("n", config=text)
+        client = await world.client()
+        assert await client.xml(dom.ref) == text
+        assert not presented.called
+
+    play(tmp_path, body)
+
+
+def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KEPT_BYTES", 10_000)
+    with ThreadPoolExecutor(1) as workers:
+        shown = Shown(Settings(), workers)
+        for n in range(50):
+            shown._keep(bytes([n]), bytes(1000))
+            assert shown._size == sum(len(made) for made in shown._made.values()) <= 10_000
+        assert list(shown._made) == [bytes([n]) for n in range(40, 50)], "the last ones"
+        shown._keep(b"big", bytes(5000))
+        assert b"big" not in shown._made, "one reply does not take the room of all"
+
+
+def test_a_reply_that_is_known_is_not_waited_for(presented: Mock) -> None:
+    with ThreadPoolExecutor(1) as workers:
+        shown = Shown(Settings(), workers)
+        plain = pack_string("<domain/>")
+        assert shown.known(plain) is plain
+        assert shown.known(pack_string("<domain>virtlun</domain>")) is None
+        assert not presented.called
