@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -329,6 +329,23 @@ class Volumes:
         raise VolumeNotFoundError(
             f"there is no volume {reference}: see `virtlun volume list`, or create it"
         )
+
+    def some(self, references: Iterable[str]) -> dict[str, Volume]:
+        """Returns those of a few volumes (`LVSTORE/NAME` or UUID) that are there, by reference."""
+        stores: dict[str, Lvstore] = {}
+        found = {}
+        for reference in references:
+            try:
+                (item,) = self.client.call("bdev_get_bdevs", name=reference)
+            except RpcError as error:
+                if error.code != NO_DEVICE:
+                    raise
+                continue
+            stores = stores or {store.uuid: store for store in self.lvstores()}
+            lvol = item.get("driver_specific", {}).get("lvol")
+            if lvol is not None and lvol["lvol_store_uuid"] in stores:
+                found[reference] = _volume(item, stores[lvol["lvol_store_uuid"]])
+        return found
 
     def create(
         self,

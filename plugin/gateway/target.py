@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from pydataplane.domain.errors import ReconcileError, Refusal
 from pydataplane.domain.reconcile import AddTarget, Bdev, Release, RemoveTarget
 from pydataplane.domain.translate import CONTROLLER_PREFIX, LunPlan, Plan
 from pydataplane.errors import (
+    NO_DEVICE,
     NO_SPACE,
     RpcError,
     TargetError,
@@ -31,6 +32,12 @@ from pydataplane.volumes import Volume, Volumes
 T = TypeVar("T")
 
 EMPTY = reconcile.State({})
+
+NAMES_MAX = 512
+"""Volumes asked about in one call, for it and the answer to stay small."""
+
+FEW = 8
+"""Up to so many volumes are asked for one by one, more with all that there are."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +88,17 @@ class Target:
 
     async def volumes(self, references: list[str]) -> dict[str, Volume]:
         """Returns those of these volumes (LVSTORE/LVOL or UUID) that are there, in few calls."""
-        wanted = set(references)
-        every = await self._run(self._volumes.volumes)
-        return {name: item for item in every for name in (item.uuid, item.path) if name in wanted}
+
+        def work() -> dict[str, Volume]:
+            wanted = set(references)
+            if len(wanted) <= FEW:
+                return self._volumes.some(wanted)
+            every = self._volumes.volumes()
+            return {
+                name: item for item in every for name in (item.uuid, item.path) if name in wanted
+            }
+
+        return await self._run(work)
 
     async def ping(self) -> None:
         """Raises a refusal if the target does not answer."""
@@ -225,20 +240,33 @@ def _add(client: Client, volumes: Volumes, plan: Plan, lun: LunPlan) -> bool:
 
 
 def _usage(client: Client, names: list[str]) -> dict[str, Usage]:
-    wanted = set(names)
-    answer = client.call("bdev_get_iostat")
+    """Asks for the statistics of these volumes alone, whatever others the target has."""
+    found: dict[str, Usage] = {}
+    for start in range(0, len(names), NAMES_MAX):
+        asked = sorted(set(names[start : start + NAMES_MAX]))
+        try:
+            found |= _usage_of(client, asked)
+        except RpcError as error:
+            if error.code != NO_DEVICE:
+                raise
+            for name in asked:  # one of them is gone: that must not hide the others
+                with suppress(VolumeNotFoundError):
+                    found |= _usage_of(client, [name])
+    return found
+
+
+def _usage_of(client: Client, names: list[str]) -> dict[str, Usage]:
+    """Raises VolumeNotFoundError for one name, RpcError for several, if a volume is not there."""
+    try:
+        answer = client.call("bdev_get_iostat", names=names)
+    except RpcError as error:
+        if error.code == NO_DEVICE and len(names) == 1:
+            raise VolumeNotFoundError(f"the target has no volume {names[0]}") from error
+        raise
     per_tick_ns = 1e9 / (answer.get("tick_rate") or 1_000_000_000)
-    aliases: dict[str, str] = {}
-    if any("/" in name for name in names):
-        for bdev in client.call("bdev_get_bdevs"):
-            aliases.update(dict.fromkeys(bdev.get("aliases", []), bdev["name"]))
-    by_bdev = {item["name"]: item for item in answer["bdevs"]}
-    found = {}
-    for name in wanted:
-        item = by_bdev.get(aliases.get(name, name))
-        if item is None:
-            continue
-        found[name] = Usage(
+    # In the order of the names, which may be aliases.
+    return {
+        name: Usage(
             reads=item["num_read_ops"],
             read_bytes=item["bytes_read"],
             read_ns=int(item.get("read_latency_ticks", 0) * per_tick_ns),
@@ -248,4 +276,5 @@ def _usage(client: Client, names: list[str]) -> dict[str, Usage]:
             flushes=item.get("num_flush_ops", 0),
             flush_ns=int(item.get("flush_latency_ticks", 0) * per_tick_ns),
         )
-    return found
+        for name, item in zip(names, answer["bdevs"], strict=True)
+    }

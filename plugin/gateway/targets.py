@@ -26,6 +26,9 @@ from pydataplane.volumes import Volume
 
 T = TypeVar("T")
 
+KEPT = 4
+"""Connections to each target that stay open; it serves 64 clients in all."""
+
 
 @dataclass(frozen=True)
 class Member:
@@ -62,7 +65,8 @@ class Targets:
 
     def _target(self, socket: Path) -> Target:
         if socket not in self._made:
-            self._made[socket] = Target(Client(socket, self._config.target.timeout_s))
+            client = Client(socket, self._config.target.timeout_s, keep=KEPT)
+            self._made[socket] = Target(client)
         return self._made[socket]
 
     async def _ask(self, question: Callable[[Target], Awaitable[T]]) -> Answers[T]:

@@ -93,3 +93,80 @@ def test_a_falsy_answer_and_a_wrong_id_are_not_taken_for_a_result(tmp_path: Path
 def test_no_target_says_how_to_start_one(tmp_path: Path) -> None:
     with pytest.raises(TargetUnavailable, match="virtlun target start"):
         Client(tmp_path / "none").call("m")
+
+
+class Server:
+    """Answers each request of each connection; counts both."""
+
+    def __init__(self, path: Path) -> None:
+        self.connections: list[socket.socket] = []
+        self.requests = 0
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections.append(connection)
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        while request := connection.recv(65536):
+            self.requests += 1
+            reply = {"id": json.loads(request)["id"], "result": self.requests}
+            connection.sendall(json.dumps(reply).encode() + b"\n")
+
+    def close(self) -> None:
+        self._listener.close()
+        for connection in self.connections:
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_connection_is_kept_for_the_next_call_where_that_is_asked_for(tmp_path: Path) -> None:
+    server = Server(tmp_path / "s")
+    client = Client(tmp_path / "s", keep=1)
+    assert [client.call("m") for _ in range(3)] == [1, 2, 3]
+    assert len(server.connections) == 1
+    short = Client(tmp_path / "s")
+    assert [short.call("m") for _ in range(2)] == [4, 5]
+    assert len(server.connections) == 3
+    server.close()
+
+
+def test_a_kept_connection_of_a_target_that_ended_is_not_used(tmp_path: Path) -> None:
+    server = Server(tmp_path / "s")
+    client = Client(tmp_path / "s", keep=1)
+    assert client.call("m") == 1
+    server.close()
+    (tmp_path / "s").unlink()
+    with pytest.raises(TargetUnavailable, match="no target answers"):
+        client.call("m")
+    again = Server(tmp_path / "s")
+    assert client.call("m") == 1
+    again.close()
+
+
+def test_a_long_answer_is_not_parsed_for_each_piece_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = [{"name": f"bdev {n}", "nested": {"a": [n]}} for n in range(20_000)]
+    parsed: list[int] = []
+    loads = json.loads
+
+    def counting(text: bytes) -> object:
+        parsed.append(len(text))
+        return loads(text)
+
+    def answer(connection: socket.socket, request: dict[str, object]) -> None:
+        connection.sendall(json.dumps({"id": request["id"], "result": result}).encode())
+
+    serve(tmp_path / "s", answer)
+    monkeypatch.setattr("pydataplane.client.json.loads", counting)
+    assert Client(tmp_path / "s").call("m") == result
+    # A piece may end with a bracket by chance; with each piece parsed it would be half of them all.
+    assert sum(parsed) < 5 * len(json.dumps(result)), parsed

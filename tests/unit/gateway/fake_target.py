@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import socketserver
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,8 @@ class FakeTarget:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.refuse: dict[str, RefusedError] = {}
         self.gate: dict[str, threading.Event] = {}
+        self.connections: list[socket.socket] = []
+        """All that were made, open or not."""
         self.free_mib = 1024
         self.waiting: set[str] = set()
         self.connected: set[str] = set()
@@ -50,6 +54,7 @@ class FakeTarget:
 
         class Handler(socketserver.BaseRequestHandler):
             def handle(self) -> None:
+                fake.connections.append(self.request)
                 text = b""
                 while chunk := self.request.recv(65536):
                     text += chunk
@@ -70,6 +75,9 @@ class FakeTarget:
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
+            for connection in self.connections:
+                with suppress(OSError):  # it is closed
+                    connection.shutdown(socket.SHUT_RDWR)
             self.path.unlink(missing_ok=True)
             self._server = None
 
@@ -148,7 +156,7 @@ class FakeTarget:
         volume["mib"] = size_in_mib
         return True
 
-    def bdev_get_iostat(self) -> dict[str, Any]:
+    def bdev_get_iostat(self, names: list[str] | None = None) -> dict[str, Any]:
         counters = {
             "num_read_ops": 10,
             "bytes_read": 40960,
@@ -157,7 +165,9 @@ class FakeTarget:
             "bytes_written": 81920,
             "write_latency_ticks": 2000,
         }
-        bdevs = [{"name": v["uuid"], **counters} for v in self.volumes.values()]
+        every = [item["name"] for item in self.bdev_get_bdevs()]
+        found = every if names is None else [self.bdev_get_bdevs(n)[0]["name"] for n in names]
+        bdevs = [{"name": name, **counters} for name in found]
         return {"tick_rate": 1_000_000, "bdevs": bdevs}
 
     def vhost_get_controllers(self) -> list[dict[str, Any]]:

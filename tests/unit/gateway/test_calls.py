@@ -383,3 +383,32 @@ def test_reconcile_puts_running_domains_right_at_start(tmp_path: Path) -> None:
         assert world.target.controllers == {CONTROLLER: {}}, "without whole, what works stays"
 
     play(tmp_path, body)
+
+
+def test_statistics_of_one_disk_ask_for_that_one_on_a_connection_that_stays(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        for n in range(20):
+            world.target.add_volume(f"lvs0/other-{n}")
+        dom = world.domain(disks=disk())
+        client = await world.client()
+        args = DomainCall(dom.ref, "sdb").pack(text=True)
+        await client.call(Proc.BLOCK_STATS, args)
+        world.target.calls.clear()
+        for _ in range(3):
+            await client.call(Proc.BLOCK_STATS, args)
+        assert world.target.calls == [("bdev_get_iostat", {"names": ["lvs0/data"]})] * 3
+        assert len(world.target.connections) == 1
+
+    play(tmp_path, body)
+
+
+def test_a_volume_that_is_gone_hides_no_other_ones_statistics(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        world.target.add_volume("lvs0/more")
+        target = world.gateway.services.target
+        found = await target.usage(["lvs0/data", "lvs0/gone", "lvs0/more"])
+        assert set(found) == {"lvs0/data", "lvs0/more"}
+        there = await target.volumes(["lvs0/data", "lvs0/gone"])
+        assert {name: item.path for name, item in there.items()} == {"lvs0/data": "lvs0/data"}
+
+    play(tmp_path, body)
