@@ -9,9 +9,9 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     channel, upstream, admin     one socket; a small libvirt client, for calls of our own
     target, targets              LUNs and volumes, of one target and of all
     locks, events, journal       one operation at a time; device events; changes under way, on disk
+    domains, shown, known        a domain's XML: questions to it, as clients see it, what is ours
     caller, services, call       what handlers get: the client, the gateway's parts, one call
-    domains, records             questions to a domain's XML; which volumes a domain has had
-    shown                        replies with a domain's XML, as clients see them
+    records                      which volumes a domain has had
     reconcile, recovery, loop    the target follows the domains; interrupted changes
     handlers, procedures         what we do with which call, and who may make it
     session, server              one client's two pumps; the process

@@ -1,8 +1,9 @@
 """The gateway's own connection to libvirtd, under its own identity.
 
 For questions that no client asked, and to finish or take back what a client began: never for what
-a client wants done. It is opened when it is needed and again after libvirtd went away; libvirtd's
-lifecycle events arrive on it.
+a client wants done. It is opened when it is needed and again after libvirtd went away. There are
+two: on one the changes and libvirtd's events, on the other what is read to keep the account of the
+domains (plugin.gateway.known), so that neither waits for the other in libvirtd's queue.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from plugin.gateway.upstream import Upstream, open_arguments
+from plugin.gateway.upstream import Events, Upstream, open_arguments
 
 
 class AdminConnection:
@@ -21,17 +22,17 @@ class AdminConnection:
         """Opens nothing yet; `uri` is the one of the hypervisor whose domains we serve."""
         self._path = path
         self._arguments = open_arguments(uri)
-        self._lifecycle: Callable[[bytes], None] | None = None
+        self._events: Events = {}
         self._lost: Callable[[], None] | None = None
         self._upstream: Upstream | None = None
         self._mutex = asyncio.Lock()
 
-    def watch(self, lifecycle: Callable[[bytes], None], lost: Callable[[], None]) -> None:
-        """Has `lifecycle` called with each lifecycle event, and `lost` when the connection ends.
+    def watch(self, events: Events, lost: Callable[[], None]) -> None:
+        """Has libvirtd's events taken (see `Upstream.watch`), and `lost` called when they end.
 
         Takes effect with the next connection, so call it before `get`.
         """
-        self._lifecycle, self._lost = lifecycle, lost
+        self._events, self._lost = events, lost
 
     async def get(self) -> Upstream:
         """Returns the connection, a new one if the last has ended.
@@ -45,8 +46,8 @@ class AdminConnection:
                     await self._upstream.close()
                 upstream = await Upstream.open(self._path, self._arguments, None)
                 try:
-                    if self._lifecycle is not None and self._lost is not None:
-                        await upstream.watch(self._lifecycle, self._lost)
+                    if self._lost is not None:
+                        await upstream.watch(self._events, self._lost)
                 except BaseException:
                     await upstream.close()
                     raise

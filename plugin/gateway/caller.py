@@ -8,6 +8,7 @@ from pathlib import Path
 
 from plugin.config import GatewaySection
 from plugin.gateway import polkit
+from plugin.gateway.messages import Domain
 from plugin.gateway.peer import Peer
 from plugin.gateway.upstream import Upstream
 
@@ -26,6 +27,15 @@ class Caller:
         self._config = config
         self._own: Upstream | None = None
         self._mutex = asyncio.Lock()
+
+    async def check_may_read(self, dom: Domain) -> None:
+        """Lets libvirtd judge whether the client may read a domain, where it judges each call.
+
+        Raises:
+            GatewayError: it may not, or libvirtd is not there.
+        """
+        if polkit.judges_calls(self._config.libvirtd_conf):
+            await (await self.own()).metadata(dom, 0)
 
     async def may(self, actions: Sequence[str], name: str, uuid: str) -> bool:
         """Whether libvirtd would let the client do these polkit actions to a domain."""

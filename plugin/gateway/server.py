@@ -16,9 +16,11 @@ from plugin.gateway import polkit
 from plugin.gateway.admin import AdminConnection
 from plugin.gateway.events import DeviceChange
 from plugin.gateway.journal import Journal
+from plugin.gateway.known import Known
 from plugin.gateway.listen import Listener, handed_over, listen
 from plugin.gateway.locks import Locks
 from plugin.gateway.loop import ReconcileLoop
+from plugin.gateway.procs import Proc
 from plugin.gateway.services import Services
 from plugin.gateway.session import Session
 from plugin.gateway.shown import Shown
@@ -41,6 +43,7 @@ class Gateway:
         self.config = config.gateway
         self.sessions: set[Session] = set()
         self.admin = AdminConnection(self.config.upstream, self.config.uri)
+        self.asking = AdminConnection(self.config.upstream, self.config.uri)
         settings = config.settings()
         self._parsers = ThreadPoolExecutor(PARSERS, "xml")
         self.services = Services(
@@ -48,6 +51,7 @@ class Gateway:
             hook=config.hook,
             settings=settings,
             shown=Shown(settings, self._parsers),
+            known=Known(self.admin.get, self.asking.get, self._parsers),
             target=Targets(config),
             locks=Locks(),
             journal=Journal(config.gateway.state_dir),
@@ -55,10 +59,22 @@ class Gateway:
             announce=self.announce,
         )
         self.loop = ReconcileLoop(self.services)
-        self.admin.watch(self.loop.lifecycle_event, self.loop.connection_lost)
+        events = {
+            Proc.CALLBACK_LIFECYCLE.value: self._lifecycle_event,
+            Proc.CALLBACK_METADATA_CHANGE.value: self.services.known.event,
+        }
+        self.admin.watch(events, self._connection_lost)
         self._stopping = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._listeners: list[Listener] = []
+
+    def _lifecycle_event(self, payload: bytes) -> None:
+        self.services.known.event(payload)
+        self.loop.lifecycle_event(payload)
+
+    def _connection_lost(self) -> None:
+        self.services.known.forget()
+        self.loop.connection_lost()
 
     def open(self) -> None:
         """Makes the listening sockets.
@@ -127,6 +143,7 @@ class Gateway:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await self.admin.close()
+            await self.asking.close()
             self._parsers.shutdown(wait=False, cancel_futures=True)
         _log.info("stopped")
 

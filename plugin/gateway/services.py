@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from uuid import UUID
 
 from plugin.config import GatewaySection, HookSection
 from plugin.gateway.events import DeviceChange
 from plugin.gateway.journal import Journal
+from plugin.gateway.known import Known
 from plugin.gateway.locks import Locks
 from plugin.gateway.shown import Shown
 from plugin.gateway.targets import Targets
@@ -30,14 +31,20 @@ class Services:
     locks: Locks
     journal: Journal
     shown: Shown
+    known: Known
     admin: Callable[[], Awaitable[Upstream]]
     """The gateway's own connection to libvirtd; raises UpstreamGone, UpstreamError."""
     announce: Callable[[DeviceChange], None]
     """Sends an event to every client that registered for it; never waits."""
 
-    def domain_lock(self, uuid: bytes) -> AbstractAsyncContextManager[None]:
-        """Returns what holds a domain (its UUID, 16 bytes) while one operation changes it."""
-        return self.locks.hold(f"domain:{uuid.hex()}")
+    @asynccontextmanager
+    async def domain_lock(self, uuid: bytes) -> AsyncIterator[None]:
+        """Holds a domain (its UUID, 16 bytes) while one operation of the body changes it."""
+        async with self.locks.hold(f"domain:{uuid.hex()}"):
+            try:
+                yield
+            finally:
+                self.known.changed(uuid)
 
     def is_locked(self, uuid: bytes) -> bool:
         """Whether an operation holds the domain now, or waits for it."""

@@ -12,14 +12,14 @@ import asyncio
 import itertools
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import structlog
 
 from plugin.gateway.channel import Channel
 from plugin.gateway.errors import UpstreamError, UpstreamGone
-from plugin.gateway.messages import SMALL_CALL_MAX_BYTES, Domain, DomainCall, read_string
+from plugin.gateway.messages import Domain, DomainCall, read_string
 from plugin.gateway.procs import Proc, name_of
 from plugin.gateway.wire import (
     MESSAGE_MAX_BYTES,
@@ -46,7 +46,11 @@ XML_SECURE = 1
 XML_INACTIVE = 2
 
 _METADATA_ELEMENT = 2
-_EVENT_LIFECYCLE = 0
+_EVENTS = {Proc.CALLBACK_LIFECYCLE: 0, Proc.CALLBACK_METADATA_CHANGE: 23}
+"""virDomainEventID."""
+
+Events = Mapping[int, Callable[[bytes], None]]
+"""By procedure of the message, one of _EVENTS: what takes its payload."""
 
 _log = structlog.get_logger(__name__)
 
@@ -90,7 +94,7 @@ class Upstream:
 
     def __init__(self, sock: socket.socket) -> None:
         self._channel = Channel(sock)
-        self._lifecycle: Callable[[bytes], None] | None = None
+        self._events: Events = {}
         self._lost: Callable[[], None] | None = None
         self._serials = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
@@ -157,9 +161,10 @@ class Upstream:
         try:
             while (header := await self._channel.header()) is not None:
                 reply = self._waiting.get(header.serial) if self._is_reply(header) else None
-                if self._lifecycle is not None and self._is_lifecycle(header):
-                    payload, _ = await self._channel.payload(header, SMALL_CALL_MAX_BYTES)
-                    self._lifecycle(payload)
+                event = self._events.get(header.procedure) if self._is_event(header) else None
+                if event is not None:
+                    payload, _ = await self._channel.payload(header, MESSAGE_MAX_BYTES)
+                    event(payload)
                     continue
                 if reply is None or reply.done():
                     await self._channel.discard(header)
@@ -181,12 +186,8 @@ class Upstream:
         return header.program == REMOTE_PROGRAM and header.type in REPLIES
 
     @staticmethod
-    def _is_lifecycle(header: Header) -> bool:
-        return (header.program, header.type, header.procedure) == (
-            REMOTE_PROGRAM,
-            MessageType.MESSAGE,
-            Proc.CALLBACK_LIFECYCLE,
-        )
+    def _is_event(header: Header) -> bool:
+        return (header.program, header.type) == (REMOTE_PROGRAM, MessageType.MESSAGE)
 
     def _fail(self, text: str) -> None:
         for reply in self._waiting.values():
@@ -195,11 +196,12 @@ class Upstream:
 
     # The calls, by name
 
-    async def watch(self, lifecycle: Callable[[bytes], None], lost: Callable[[], None]) -> None:
-        """Has `lifecycle` called with each lifecycle event, and `lost` when the connection ends."""
-        self._lifecycle, self._lost = lifecycle, lost
-        args = bytes(Writer().i32(_EVENT_LIFECYCLE).u32(0))  # of all domains
-        await self.call(Proc.CALLBACK_REGISTER_ANY, args)
+    async def watch(self, events: Events, lost: Callable[[], None]) -> None:
+        """Has each event of all domains taken, and `lost` called when the connection ends."""
+        self._events, self._lost = events, lost
+        for proc in events:
+            args = bytes(Writer().i32(_EVENTS[Proc(proc)]).u32(0))  # of all domains
+            await self.call(Proc.CALLBACK_REGISTER_ANY, args)
 
     async def xml(self, dom: Domain, flags: int) -> str:
         """Returns the domain's XML (needs domain:read, with XML_SECURE read_secure)."""

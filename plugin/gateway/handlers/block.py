@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from plugin.gateway.call import Call, Reply
-from plugin.gateway.domains import is_running
 from plugin.gateway.errors import Code, GatewayError, Refused, UpstreamError
+from plugin.gateway.known import NOTHING, Seen
 from plugin.gateway.messages import (
     LLONG,
     Domain,
@@ -15,7 +15,6 @@ from plugin.gateway.messages import (
 )
 from plugin.gateway.target import Usage
 from plugin.gateway.xdr import Reader, Writer
-from pydataplane.domain import translate
 from pydataplane.domain.errors import Refusal
 from pydataplane.domain.translate import LunPlan
 
@@ -29,28 +28,30 @@ RESIZE_EXTEND = 4
 U64_MAX = (1 << 64) - 1
 
 
-async def find(
-    call: Call, dom: Domain, path: str, *, judged_later: bool = False
-) -> tuple[LunPlan | None, str | None]:
-    """Returns the disk of ours that `path` means, and libvirtd's XML if the domain has any.
+async def seen(call: Call, dom: Domain, *, judged_later: bool = False) -> Seen:
+    """Returns what a domain has of ours, if the client may read it.
 
-    The questions are asked in the client's name, so libvirtd's rules for reading hold; but not with
-    `judged_later`, for calls that need another right, which libvirtd judges before they are done.
+    With `judged_later` that is not asked: for calls that need another right, which libvirtd judges
+    before they are done.
     """
     try:
-        asking = await (call.services.admin() if judged_later else call.caller.own())
-        if await asking.metadata(dom, 0) is None:
-            return None, None
-        xml = await asking.xml(dom, 0)
+        if not judged_later:
+            await call.caller.check_may_read(dom)
+        return await call.services.known.current(dom)
     except GatewayError:
-        return None, None  # libvirtd's answer to the call itself says why
-    return translate.find(xml, path, call.services.settings), xml
+        return NOTHING  # libvirtd's answer to the call itself says why
+
+
+async def find(call: Call, dom: Domain, path: str, *, judged_later: bool = False) -> LunPlan | None:
+    """Returns the disk of ours that `path` means; `judged_later` as for `seen`."""
+    found = await seen(call, dom, judged_later=judged_later)
+    return found.find(path, call.services.settings)
 
 
 async def info(call: Call) -> None:
     """GET_BLOCK_INFO: allocation, capacity and physical size in bytes."""
     args = DomainCall.read(call.payload, text=True, flags=True)
-    lun, _ = await find(call, args.dom, args.text)
+    lun = await find(call, args.dom, args.text)
     if lun is None:
         await call.pass_on()
         return
@@ -117,14 +118,12 @@ async def _usage(call: Call, args: DomainCall) -> Usage | None:
 
     None where libvirtd is to answer: the disk is not ours, or the domain does not run.
     """
+    domain = await seen(call, args.dom)
+    luns = domain.luns
     if args.text:
-        lun, xml = await find(call, args.dom, args.text)
-        luns: tuple[LunPlan, ...] = (lun,) if lun is not None else ()
-    else:
-        _, xml = await find(call, args.dom, "")
-        plan = translate.plan(xml) if xml else None
-        luns = plan.luns if plan is not None else ()
-    if not luns or xml is None or not is_running(xml):
+        lun = domain.find(args.text, call.services.settings)
+        luns = (lun,) if lun is not None else ()
+    if not luns or not domain.running:
         return None
     found = await call.services.target.usage([lun.bdev_name for lun in luns])
     missing = next((lun for lun in luns if lun.bdev_name not in found), None)
@@ -169,7 +168,7 @@ async def resize(call: Call) -> None:
 
 async def _resize(call: Call, args: ResizeCall) -> Reply | None:
     """Resizes a disk of ours; returns libvirtd's reply where that is the answer."""
-    lun, _ = await find(call, args.dom, args.disk, judged_later=True)
+    lun = await find(call, args.dom, args.disk, judged_later=True)
     if lun is None:
         return await call.forward()
     unknown = args.flags & ~(RESIZE_BYTES | RESIZE_CAPACITY | RESIZE_EXTEND)

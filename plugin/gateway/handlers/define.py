@@ -48,6 +48,8 @@ async def define(call: Call) -> None:
         new = uuid is not None and await _is_new(await services.admin(), uuid)
         _, definition = await _translated(call, args.xml, new=new)
         reply = await call.forward(replace(args, xml=definition.xml).pack())
+        if uuid is not None:
+            services.known.changed(uuid)
         if new and uuid is not None and reply.ok:
             await records.forget(services.hook, controller_name(UUID(bytes=uuid)))
     await call.respond(reply)

@@ -8,17 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from plugin.gateway.call import Call
-from plugin.gateway.domains import carrier_dev, is_running
 from plugin.gateway.errors import GatewayError
+from plugin.gateway.known import NOTHING, Seen
 from plugin.gateway.messages import STRING, UINT, ULLONG, StatsRecord, TypedParam
 from plugin.gateway.target import Usage
-from pydataplane.domain import translate
-from pydataplane.domain.errors import TranslateError
 from pydataplane.domain.translate import LunPlan
 from pydataplane.volumes import Volume
-
-AT_A_TIME = 5
-"""Domains asked about at a time: libvirtd's own limit for one client (max_client_requests)."""
 
 _BLOCK = re.compile(r"block\.(\d+)\.(.+)")
 _COUNT = "block.count"
@@ -31,45 +26,27 @@ async def all_domains(call: Call) -> None:
         await call.respond(reply)
         return
     records = StatsRecord.read_all(reply.payload)
-    slots = asyncio.Semaphore(AT_A_TIME)
-    found = await asyncio.gather(*(_disks(call, item, slots) for item in records))
-    numbers = await _numbers(call, [disks for disks in found if disks is not None])
+    found = await asyncio.gather(*(_seen(call, item) for item in records))
+    numbers = await _numbers(call, [disks for disks in found if disks.ours])
     prefix = call.services.settings.path_prefix
     completed = [
-        item
-        if disks is None
-        else StatsRecord(
-            item.dom, merged(item.params, disks.carrier, numbers.blocks(disks), prefix)
-        )
+        StatsRecord(item.dom, merged(item.params, disks.carrier, numbers.blocks(disks), prefix))
+        if disks.ours
+        else item
         for item, disks in zip(records, found, strict=True)
     ]
     await call.respond(reply, StatsRecord.pack_all(completed))
 
 
-@dataclass(frozen=True)
-class Disks:
-    """What a domain's XML says of ours."""
+async def _seen(call: Call, record: StatsRecord) -> Seen:
+    """Returns what a domain has of ours, which the client may know: libvirtd listed it.
 
-    carrier: str | None
-    luns: tuple[LunPlan, ...]
-    running: bool
-
-
-async def _disks(call: Call, record: StatsRecord, slots: asyncio.Semaphore) -> Disks | None:
-    """Returns a domain's disks of ours; None if there are none or they cannot be asked for.
-
-    One domain that stops in between must not spoil the others' numbers.
+    One domain that goes in between must not spoil the others' numbers.
     """
-    async with slots:
-        try:
-            own = await call.caller.own()
-            if await own.metadata(record.dom, 0) is None:
-                return None
-            xml = await own.xml(record.dom, 0)
-            plan = translate.plan(xml)
-        except (GatewayError, TranslateError):
-            return None
-    return Disks(carrier_dev(xml), plan.luns if plan is not None else (), is_running(xml))
+    try:
+        return await call.services.known.current(record.dom)
+    except GatewayError:
+        return NOTHING
 
 
 @dataclass(frozen=True)
@@ -79,7 +56,7 @@ class Numbers:
     usages: dict[str, Usage]
     volumes: dict[str, Volume]
 
-    def blocks(self, disks: Disks) -> list[Block]:
+    def blocks(self, disks: Seen) -> list[Block]:
         """Returns a domain's disks with their numbers; those of I/O only while it runs."""
         return [
             Block(
@@ -91,7 +68,7 @@ class Numbers:
         ]
 
 
-async def _numbers(call: Call, found: list[Disks]) -> Numbers:
+async def _numbers(call: Call, found: list[Seen]) -> Numbers:
     """Asks the target once for all; without one there are names alone, as libvirt does it."""
     names = [lun.bdev_name for disks in found for lun in disks.luns]
     target = call.services.target

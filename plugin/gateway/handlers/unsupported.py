@@ -22,7 +22,7 @@ async def _disk(call: Call) -> LunPlan | None:
         disk = reader.optional(reader.string)
     else:
         disk = reader.string()
-    lun, _ = await find(call, dom, disk) if disk else (None, None)
+    lun = await find(call, dom, disk) if disk else None
     if lun is None:
         await call.pass_on()
     return lun

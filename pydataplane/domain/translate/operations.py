@@ -306,12 +306,14 @@ def find(domain_xml: str, path: str, settings: Settings) -> LunPlan | None:
     For the block calls (resize, info, stats) on libvirtd's XML of the side in question.
     """
     metadata = _metadata(domain_xml)
-    for entry in metadata.entries if metadata is not None else ():
-        lun = entry.lun
-        alias = lun.volume.alias
-        if path in (lun.dev, alias, settings.path_prefix + alias, settings.rbd_prefix + alias):
-            return lun
-    return None
+    luns = [entry.lun for entry in metadata.entries] if metadata is not None else []
+    return next((lun for lun in luns if means(lun, path, settings)), None)
+
+
+def means(lun: LunPlan, path: str, settings: Settings) -> bool:
+    """Whether `path` (target dev, source path or LVSTORE/LVOL) means this disk."""
+    alias = lun.volume.alias
+    return path in (lun.dev, alias, settings.path_prefix + alias, settings.rbd_prefix + alias)
 
 
 def _device(xml: str, settings: Settings) -> tuple[Document, Disk, VolumeRef] | None:

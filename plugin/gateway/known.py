@@ -1,0 +1,150 @@
+"""What each domain has of ours, read once and kept until libvirtd tells that the domain changed.
+
+What can change it makes an event: definition, start, stop and removal are lifecycle events, a
+change of our metadata is one of its own. They come on the gateway's own connection, which is open
+before a domain is read; when it ends, all is forgotten. A domain that changes while it is read is
+read again by the next who asks. What an operation of ours changes is forgotten at its end, for the
+event may come after the client's next call.
+
+It is no way around libvirtd's permission: whoever shows a client what is known here asks first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from plugin.gateway.domains import is_running
+from plugin.gateway.messages import Domain
+from plugin.gateway.upstream import Upstream
+from plugin.gateway.wire import WireError
+from plugin.gateway.xdr import Reader
+from pydataplane.domain import translate
+from pydataplane.domain.errors import TranslateError
+from pydataplane.domain.translate import PREFIX, LunPlan, Plan
+from pydataplane.domain.xml import carrier as carriers
+from pydataplane.domain.xml import view as views
+
+AT_A_TIME = 5
+"""Domains read at a time: libvirtd's own limit for one client (max_client_requests)."""
+
+AGE_S = 600.0
+"""What is known is read again after so many seconds, should an event have been missed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What libvirtd's XML of a domain says: of the running one if it runs."""
+
+    ours: bool = False
+    """Whether it has metadata of ours."""
+    running: bool = False
+    carrier: str | None = None
+    """Target dev of the disk that stands for our controller."""
+    luns: tuple[LunPlan, ...] = ()
+    """The disks of ours, in their order; of damaged metadata those that can be read."""
+    plan: Plan | None = None
+    """What the target must have; None if nothing, or if the metadata is damaged."""
+
+    def find(self, path: str, settings: translate.Settings) -> LunPlan | None:
+        """Returns the disk of ours that `path` means, or None; see `translate.find`."""
+        return next((lun for lun in self.luns if translate.means(lun, path, settings)), None)
+
+
+NOTHING = Seen()
+
+
+def read(xml: str) -> Seen:
+    """Returns what libvirtd's XML of a domain says of us; parses it only if it has our name."""
+    view = views.parse(xml) if PREFIX in xml else None
+    metadata = view.salvaged if view is not None else None
+    if view is None or metadata is None:
+        return NOTHING
+    node = carriers.disk(view.domain)
+    try:
+        plan = view.plan()
+    except TranslateError:
+        plan = None
+    entries = sorted(metadata.entries, key=lambda entry: entry.lun.target)
+    return Seen(
+        ours=True,
+        running=is_running(xml),
+        carrier=None if node is None else node.value("target", "dev"),
+        luns=tuple(entry.lun for entry in entries),
+        plan=plan,
+    )
+
+
+class Known:
+    """The domains of one libvirtd."""
+
+    def __init__(
+        self,
+        watching: Callable[[], Awaitable[Upstream]],
+        reading: Callable[[], Awaitable[Upstream]],
+        workers: ThreadPoolExecutor,
+    ) -> None:
+        """`watching` returns the connection with the events, `reading` the one to ask on.
+
+        Two, so that many questions do not hold up what finishes a change. XML is parsed in
+        `workers`.
+        """
+        self._watching, self._asking = watching, reading
+        self._workers = workers
+        self._seen: dict[bytes, tuple[Seen, float]] = {}
+        self._reading: dict[bytes, asyncio.Task[Seen]] = {}
+        self._slots = asyncio.Semaphore(AT_A_TIME)
+
+    async def current(self, dom: Domain) -> Seen:
+        """Returns what a domain has of ours now.
+
+        Raises:
+            GatewayError: libvirtd has no such domain, or cannot be asked.
+        """
+        known = self._seen.get(dom.uuid)
+        if known is not None and time.monotonic() - known[1] < AGE_S:
+            return known[0]
+        task = self._reading.get(dom.uuid)
+        if task is None:
+            task = asyncio.create_task(self._read(dom))
+            self._reading[dom.uuid] = task
+            task.add_done_callback(lambda done: self._done(dom.uuid, done))
+        return await asyncio.shield(task)
+
+    async def _read(self, dom: Domain) -> Seen:
+        async with self._slots:
+            await self._watching()
+            xml = await (await self._asking()).xml(dom, 0)
+        if PREFIX not in xml:
+            return NOTHING
+        return await asyncio.get_running_loop().run_in_executor(self._workers, read, xml)
+
+    def _done(self, uuid: bytes, task: asyncio.Task[Seen]) -> None:
+        """Keeps what was read, unless the domain changed meanwhile."""
+        if self._reading.get(uuid) is not task:
+            return
+        del self._reading[uuid]
+        if not task.cancelled() and task.exception() is None:
+            self._seen[uuid] = (task.result(), time.monotonic())
+
+    def changed(self, uuid: bytes) -> None:
+        """Forgets a domain; what is being read of it is not kept."""
+        self._seen.pop(uuid, None)
+        self._reading.pop(uuid, None)
+
+    def event(self, payload: bytes) -> None:
+        """Takes an event of libvirtd's about a domain: callback, domain and more."""
+        reader = Reader(payload)
+        try:
+            reader.i32()  # the callback
+            self.changed(Domain.read(reader).uuid)
+        except WireError:
+            self.forget()
+
+    def forget(self) -> None:
+        """Forgets all: events may be missing."""
+        self._seen.clear()
+        self._reading.clear()
