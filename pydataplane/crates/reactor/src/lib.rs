@@ -14,7 +14,8 @@
 //! | `mailbox` | the bounded queue of messages |
 //! | `waker` | [`Waker`]: the protocol that never loses a wake-up |
 //! | `context` | [`IoContext`]: a thread's io_uring, epoll and waker |
-//! | `uring` | [`Uring`], [`UringClient`]; `sleeping`: a thread that sleeps in the call that submits |
+//! | `uring` | [`Uring`], [`UringClient`]; `shares`: large transfers a turn;
+//! `sleeping`: a thread that sleeps in the call that submits |
 //! | `eventfd` | using an eventfd that a guest shares |
 //! | `fd` | another file under a descriptor in use |
 //! | `accounting` | [`Stats`]: busy, idle and sleep time |
@@ -53,5 +54,5 @@ pub use place::leave;
 pub use poller::{Poller, PollerId};
 pub use run::Idle;
 pub use threads::{Handle, Reactors, Stopped};
-pub use uring::{Full, Uring, UringClient};
+pub use uring::{Full, TURN_BYTES, Uring, UringClient};
 pub use waker::Waker;

@@ -17,13 +17,14 @@
 //! or 14 us and then twice as long to end. A polling kernel thread (SQPOLL) costs nothing here, and a
 //! CPU there: where it has to share one, its latencies are the worst. A worker is not free either: it
 //! pins 4 MiB in 200 us in which no guest has its CPU, and the disk's interrupt lets go of them at once,
-//! on whichever CPU it comes to. So small transfers go inline, clients cut what they can into pieces and
-//! hand over a little a turn (`bdev`, `file/channel/large`), and what goes beyond [`INLINE_BYTES`] a turn
-//! all the same goes to the workers.
+//! on whichever CPU it comes to. So small transfers go inline, clients cut what they can into pieces
+//! (`bdev`, `file/channel/large`) and hand over a little a turn, all together (`shares`), and what goes
+//! beyond [`INLINE_BYTES`] a turn all the same goes to the workers.
 //!
 //! `user_data` is the client's index, its generation and its token, so that a completion never
 //! reaches a client that came later into the same place.
 
+mod shares;
 mod sleeping;
 
 use std::cell::RefCell;
@@ -35,7 +36,10 @@ use std::sync::atomic::{Ordering, fence};
 use io_uring::{EnterFlags, IoUring, cqueue, squeue};
 use rustix::thread::CpuSet;
 
+use self::shares::Shares;
 use self::sleeping::Watch;
+
+pub use self::shares::TURN_BYTES;
 
 /// Entries queued between two submissions at most; a fuller queue is submitted early.
 const SQ_ENTRIES: u32 = 256;
@@ -82,6 +86,10 @@ struct Ring {
     inline: u32,
     /// Entries of clients, queued or in the kernel.
     in_flight: u32,
+    /// Who may hand over a part of a large transfer.
+    shares: Shares,
+    /// The end of a turn matters to `shares`.
+    shared: bool,
     /// What ends a sleep inside the kernel's enter.
     watches: Vec<Watch>,
     /// The eventfd is the one that wakes (DEFER_TASKRUN).
@@ -106,8 +114,17 @@ impl Uring {
         // Older kernels have no such limit, or keep their own.
         _ = ring.submitter().register_iowq_max_workers(&mut [WORKERS, 0]);
         let (clients, watches) = (Vec::new(), Vec::new());
-        let mut ring =
-            Ring { ring, clients, queued: 0, inline: 0, in_flight: 0, watches, deferred };
+        let mut ring = Ring {
+            ring,
+            clients,
+            queued: 0,
+            inline: 0,
+            in_flight: 0,
+            shares: Shares::new(),
+            shared: false,
+            watches,
+            deferred,
+        };
         if deferred {
             ring.ring.completion().disable_eventfd();
             ring.ring.submitter().register_eventfd(event.as_raw_fd())?;
@@ -166,6 +183,8 @@ impl Uring {
             ring.clients.push((0, None));
             ring.clients.len() - 1
         });
+        let clients = ring.clients.len();
+        ring.shares.reserve(clients);
         let place = &mut ring.clients[index];
         place.0 = place.0.wrapping_add(1);
         place.1 = Some(list.clone());
@@ -174,6 +193,7 @@ impl Uring {
             list,
             taken: Vec::with_capacity(depth as usize),
             next: 0,
+            in_order: false,
             owner: (index as u64) << 48 | u64::from(place.0) << 32,
             depth,
             outstanding: 0,
@@ -190,6 +210,9 @@ impl Uring {
     #[inline]
     pub(crate) fn flush(&self) -> u32 {
         let mut ring = self.ring.borrow_mut();
+        if ring.shared {
+            ring.shared = ring.shares.next_turn();
+        }
         if ring.in_flight == 0 {
             return 0;
         }
@@ -279,6 +302,8 @@ pub struct UringClient {
     taken: Vec<(u32, i32)>,
     /// The next of `taken`.
     next: usize,
+    /// It stands in the order of those that share out a turn.
+    in_order: bool,
     /// Index and generation, in place in `user_data`.
     owner: u64,
     depth: u32,
@@ -292,6 +317,36 @@ impl UringClient {
     #[inline]
     pub fn needs_worker(&self, weight: u32) -> bool {
         weight > INLINE_SMALL && self.ring.borrow().inline.saturating_add(weight) > INLINE_BYTES
+    }
+
+    /// Whether this client may hand the kernel `bytes` of a large transfer now, at most [`TURN_BYTES`],
+    /// and then pushes them (with a weight of 0: they are counted here). All clients of the thread share
+    /// [`TURN_BYTES`] a turn, in rotation. If not, it asks again in the next turn, or leaves
+    /// ([`UringClient::leave_shares`]).
+    #[inline]
+    pub fn spend_share(&mut self, bytes: u32) -> bool {
+        let mut ring = self.ring.borrow_mut();
+        if !self.in_order {
+            ring.shares.join(self.index());
+            self.in_order = true;
+        }
+        ring.shared = true;
+        ring.shares.spend(self.index(), bytes)
+    }
+
+    /// Has nothing to hand over that [`UringClient::spend_share`] was asked for, or cannot: others do not
+    /// wait for this client.
+    #[inline]
+    pub fn leave_shares(&mut self) {
+        if self.in_order {
+            self.in_order = false;
+            self.ring.borrow_mut().shares.leave(self.index());
+        }
+    }
+
+    /// This client's place in the ring's list, also in `user_data`.
+    fn index(&self) -> u16 {
+        (self.owner >> 48) as u16
     }
 
     /// Queues `entry`; its completion carries `token`. `weight`: the bytes that the kernel pins or copies
@@ -359,7 +414,8 @@ impl UringClient {
 
 impl Drop for UringClient {
     fn drop(&mut self) {
-        let index = (self.owner >> 48) as usize;
+        self.leave_shares();
+        let index = usize::from(self.index());
         while self.in_kernel() > 0 {
             let mut ring = self.ring.borrow_mut();
             ring.enter(1);
@@ -370,124 +426,4 @@ impl Drop for UringClient {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io::Write;
-    use std::os::fd::AsFd;
-
-    use io_uring::{opcode, types};
-
-    use super::*;
-
-    fn uring() -> Uring {
-        let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
-        // The ring keeps the eventfd alive by itself.
-        Uring::new(event.as_fd()).unwrap()
-    }
-
-    fn nop() -> squeue::Entry {
-        opcode::Nop::new().build()
-    }
-
-    fn collect(c: &mut UringClient) -> Vec<(u32, i32)> {
-        std::iter::from_fn(|| c.next_completion()).collect()
-    }
-
-    #[test]
-    fn completions_reach_their_own_client() {
-        let u = uring();
-        let (mut a, mut b) = (u.client(8), u.client(8));
-        for t in 0..4 {
-            // SAFETY: a no-op names no buffer.
-            unsafe { a.push(nop(), t, 0) }.unwrap();
-            // SAFETY: as above.
-            unsafe { b.push(nop(), t + 100, 0) }.unwrap();
-        }
-        assert_eq!(u.flush(), 8);
-        assert_eq!(collect(&mut a), [(0, 0), (1, 0), (2, 0), (3, 0)]);
-        assert_eq!(collect(&mut b), [(100, 0), (101, 0), (102, 0), (103, 0)]);
-        assert_eq!(u.flush(), 0);
-    }
-
-    #[test]
-    fn depth_bounds_what_is_outstanding_even_uncollected() {
-        let u = uring();
-        let mut a = u.client(2);
-        // SAFETY: a no-op names no buffer.
-        let push = |a: &mut UringClient| unsafe { a.push(nop(), 7, 0) };
-        push(&mut a).unwrap();
-        push(&mut a).unwrap();
-        assert!(push(&mut a).is_err());
-        u.flush();
-        assert!(push(&mut a).is_err());
-        assert_eq!(collect(&mut a).len(), 2);
-        push(&mut a).unwrap();
-        assert_eq!(a.outstanding, 1);
-    }
-
-    #[test]
-    fn what_weighs_more_than_a_turn_may_take_goes_to_the_workers() {
-        let u = uring();
-        let mut a = u.client(16);
-        // SAFETY: a no-op names no buffer.
-        let push = |a: &mut UringClient, weight| unsafe { a.push(nop(), 1, weight) }.unwrap();
-        push(&mut a, INLINE_BYTES);
-        assert_eq!(u.ring.borrow().inline, INLINE_BYTES);
-        push(&mut a, INLINE_SMALL + 1);
-        assert_eq!(u.ring.borrow().inline, INLINE_BYTES, "a worker has it");
-        push(&mut a, INLINE_SMALL);
-        assert_eq!(u.ring.borrow().inline, INLINE_BYTES + INLINE_SMALL, "too small for one");
-        u.flush();
-        assert_eq!(u.ring.borrow().inline, 0, "a new turn");
-        let mut seen = 0;
-        while seen < 3 {
-            u.flush();
-            seen += collect(&mut a).len();
-        }
-    }
-
-    #[test]
-    fn more_entries_than_the_queue_holds_are_submitted_early() {
-        let u = uring();
-        let n = SQ_ENTRIES * 40;
-        let mut a = u.client(n);
-        for t in 0..n {
-            // SAFETY: a no-op names no buffer.
-            unsafe { a.push(nop(), t, 0) }.unwrap();
-        }
-        let mut seen = 0;
-        while seen < n {
-            u.flush();
-            seen += collect(&mut a).len() as u32;
-        }
-        assert_eq!(u.ring.borrow().in_flight, 0);
-    }
-
-    #[test]
-    fn a_dropped_client_waits_for_its_io_and_its_successor_gets_none_of_it() {
-        let u = uring();
-        let (r, w) = rustix::pipe::pipe().unwrap();
-        let mut w = std::fs::File::from(w);
-        let mut buf = [0u8; 8];
-        let mut a = u.client(4);
-        let mut other = u.client(4);
-        let read = opcode::Read::new(types::Fd(r.as_raw_fd()), buf.as_mut_ptr(), 8).build();
-        // SAFETY: `buf` outlives `a`, whose drop waits.
-        unsafe { a.push(read, 1, 8) }.unwrap();
-        // SAFETY: a no-op names no buffer.
-        unsafe { other.push(nop(), 2, 0) }.unwrap();
-        u.flush();
-        let writer = std::thread::spawn(move || {
-            std::thread::sleep(std::time::Duration::from_millis(20));
-            w.write_all(b"12345678").unwrap();
-        });
-        let owner = a.owner;
-        drop(a);
-        assert_eq!(&buf, b"12345678");
-        writer.join().unwrap();
-        let mut next = u.client(4);
-        assert_eq!(next.owner >> 48, owner >> 48, "the same place");
-        assert_ne!(next.owner, owner, "another generation");
-        assert!(collect(&mut next).is_empty());
-        assert_eq!(collect(&mut other), [(2, 0)]);
-    }
-}
+mod tests;

@@ -169,7 +169,6 @@ impl Channel for FileChannel {
 
     fn poll(&mut self, done: &mut Vec<Completion>) -> u32 {
         let before = done.len();
-        self.large.next_turn();
         // Read once, for all that the kernel finished.
         let mut now = None;
         while done.len() < done.capacity() {

@@ -47,6 +47,9 @@ impl Uring {
     /// The kernel refuses to wait.
     pub(crate) fn sleep(&self, timeout: Duration) -> io::Result<u32> {
         let mut ring = self.ring.borrow_mut();
+        if ring.shared {
+            ring.shared = ring.shares.next_turn();
+        }
         let waited = match ring.arm() {
             true => ring.enter_and_sleep(timeout),
             // The queue is full: it sleeps the next time.

@@ -458,6 +458,114 @@ fn between_two_polls_the_kernel_gets_so_much_of_large_transfers_and_no_more() {
     assert_eq!(rig.channel.pushed.len(), 8 * 3);
 }
 
+/// Channels on one thread, each of which has a read of so many pieces to make.
+struct Crowd {
+    channels: Vec<Option<FileChannel>>,
+    io: IoContext,
+    done: Vec<Completion>,
+    _runs: Box<[IoVec]>,
+    rig: Rig,
+}
+
+impl Crowd {
+    fn new(channels: usize, pieces: usize) -> Crowd {
+        let rig = rig();
+        let len = pieces * large::PIECE;
+        // SAFETY: the rig, which lives as long, keeps the memory.
+        let runs = Box::new([unsafe { rig.range(0, len).to_iovec() }]);
+        let mut all = Vec::new();
+        for tag in 0..channels as u64 {
+            let shared = rig.channel.shared.clone();
+            let mut channel = FileChannel::new(shared, Stats::new().channel(), &rig.io).unwrap();
+            // SAFETY: and the list is kept, too.
+            let sg = unsafe { Sg::new(&*runs) };
+            let io = Io { op: Op::Read, fua: false, lba: 0, blocks: (len / BLOCK) as u64, sg, tag };
+            assert_eq!(channel.submit(&io), Submit::Pending);
+            all.push(Some(channel));
+        }
+        let (io, done) = (rig.io.clone(), Vec::with_capacity(channels));
+        Crowd { channels: all, io, done, _runs: runs, rig }
+    }
+
+    /// A turn of the thread, in which `polled` are looked at. Returns which channels handed how many bytes
+    /// to the kernel before its end.
+    fn turn(&mut self, polled: impl Fn(usize) -> bool) -> Vec<(usize, usize)> {
+        let mut given = Vec::new();
+        for (n, channel) in self.channels.iter_mut().enumerate() {
+            let Some(channel) = channel.as_mut().filter(|_| polled(n)) else { continue };
+            channel.poll(&mut self.done);
+            let bytes: u32 = channel.pushed.drain(..).map(|p| p.len).sum();
+            if bytes > 0 {
+                given.push((n, bytes as usize));
+            }
+        }
+        self.io.flush();
+        given
+    }
+
+    /// Waits for the end of what is under way, and expects that all reads of `channels` went well.
+    fn end(mut self, channels: usize) {
+        while self.done.len() < channels {
+            self.turn(|_| true);
+            self.rig.io.wait(1000).unwrap();
+        }
+        assert!(self.done.iter().all(|c| c.result == Ok(())), "{:?}", self.done);
+    }
+}
+
+#[test]
+fn a_turn_of_the_thread_gets_so_much_of_all_channels_in_rotation() {
+    const CHANNELS: usize = 64;
+    const PIECES: usize = 4;
+    let mut crowd = Crowd::new(CHANNELS, PIECES);
+    // The first one was alone when it began, and so is first in the next turn, too.
+    let rounds = (1..PIECES).flat_map(|_| 0..CHANNELS).chain(1..CHANNELS);
+    for (turn, n) in std::iter::once(0).chain(rounds).enumerate() {
+        assert_eq!(crowd.turn(|_| true), [(n, large::PIECE)], "turn {turn}");
+    }
+    assert_eq!(crowd.turn(|_| true), []);
+    crowd.end(CHANNELS);
+}
+
+#[test]
+fn a_channel_that_is_dropped_or_not_polled_keeps_no_other_one_waiting() {
+    let mut crowd = Crowd::new(5, 4);
+    let whole = |n| [(n, large::PIECE)];
+    assert_eq!(crowd.turn(|_| true), whole(0));
+    // The first, and one in the middle.
+    crowd.channels[1] = None;
+    crowd.channels[3] = None;
+    for n in [0, 2, 4, 0] {
+        assert_eq!(crowd.turn(|_| true), whole(n));
+    }
+    // It is waited for in one turn; then it is the last.
+    let without = |n| n != 2;
+    assert_eq!(crowd.turn(without), []);
+    for n in [4, 0] {
+        assert_eq!(crowd.turn(without), whole(n));
+    }
+    for n in [2, 4] {
+        assert_eq!(crowd.turn(|_| true), whole(n));
+    }
+    crowd.end(3);
+}
+
+#[test]
+fn a_channel_whose_pieces_are_all_in_the_kernel_stands_in_nobodys_way() {
+    let mut crowd = Crowd::new(2, 2);
+    let [Some(a), Some(_)] = &mut crowd.channels[..] else { panic!("two channels") };
+    // As if the disk did not answer.
+    a.large.flying += PIECES_MAX;
+    assert_eq!(crowd.turn(|_| true), [(0, large::PIECE)], "before that");
+    for _ in 0..2 {
+        assert_eq!(crowd.turn(|_| true), [(1, large::PIECE)]);
+    }
+    let [Some(a), Some(_)] = &mut crowd.channels[..] else { panic!("two channels") };
+    a.large.flying -= PIECES_MAX;
+    assert_eq!(crowd.turn(|_| true), [(0, large::PIECE)]);
+    crowd.end(2);
+}
+
 #[test]
 fn a_write_that_is_to_be_durable_is_not_cut() {
     let mut rig = rig();
