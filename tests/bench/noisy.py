@@ -46,6 +46,8 @@ MIB = 1 << 20
 LEAD_S = 1.0
 """Seconds that a neighbour is at work before the victim is measured."""
 SLACK_S = 120.0
+LUNS = 64
+"""Of the neighbour with many."""
 BIG_MIB = 512
 """Size of the disks that neighbours read."""
 STORE_MIB = 65536
@@ -92,10 +94,11 @@ class Host:
         """Calls a method of the target."""
         return self.target.rpc(method, **parameters)
 
-    def attach(self, controller: str, bdev: str) -> None:
-        """Makes a controller with one disk."""
+    def attach(self, controller: str, bdev: str, *, luns: int = 1) -> None:
+        """Makes a controller with one disk, which it may show many times over."""
         self.rpc("vhost_create_scsi_controller", ctrlr=controller)
-        self.target.add_lun(controller, bdev)
+        for number in range(luns):
+            self.target.add_lun(controller, bdev, number, shareable=True)
 
     def start(
         self, command: str, controller: str, *options: str, yields_to_all: bool = False
@@ -151,6 +154,7 @@ class Host:
             *(("reset", "reset"), ("hung", "hung")),
         ):
             self.attach(controller, bdev)
+        self.attach("many", "lvs/big", luns=LUNS)
         for controller in ("loud", "big", "reset"):
             self.fill(controller)
 
@@ -195,10 +199,12 @@ def initiator(command: str, controller: str, *options: str) -> Neighbour:
     return beside
 
 
-def reads(controller: str, size: str, depth: int) -> Neighbour:
-    """A guest with so many READs in flight."""
-    queue = ("--queue-size", "1024") if depth > 128 else ()
-    return initiator("run", controller, "--yield", "--bs", size, "--iodepth", str(depth), *queue)
+def reads(controller: str, size: str, depth: int, *, luns: int = 1) -> Neighbour:
+    """A guest with so many READs in flight, of so many LUNs."""
+    options = ["--bs", size, "--iodepth", str(depth), "--targets", str(luns)]
+    if depth > 128:
+        options += ["--queue-size", "1024"]
+    return initiator("run", controller, "--yield", *options)
 
 
 def flood(controller: str, kind: str) -> Neighbour:
@@ -274,6 +280,7 @@ def neighbours(victim: str) -> dict[str, Neighbour]:
         BEHAVED: reads(behaved, "4k", 32),
         "256 x 4 MiB READ, memory": reads("loud", "4m", 256),
         "256 x 4 MiB READ, volume on the disk": reads("big", "4m", 256),
+        f"256 x 4 MiB READ, {LUNS} LUNs on the disk": reads("many", "4m", 256, luns=LUNS),
         "256 x 4 MiB READ, unallocated": reads("empty", "4m", 256),
         "UNMAP": flood("unmapped", "unmap"),
         "WRITE SAME of zeros": flood("loud", "write-same"),

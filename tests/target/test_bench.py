@@ -114,6 +114,6 @@ def test_a_victim_that_sleeps_is_measured_beside_its_neighbours() -> None:
 
 
 def test_a_victim_on_a_disk_is_measured_in_turn_with_a_reader_outside() -> None:
-    for row in noisy("disk", ["none", "256 x 4 MiB READ, volume on the disk"]):
+    for row in noisy("disk", ["none", "256 x 4 MiB READ, 64 LUNs on the disk"]):
         assert row["outside_iops"] > 0
         assert row["outside_p99_us"] > 0

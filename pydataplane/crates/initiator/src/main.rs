@@ -85,6 +85,10 @@ struct Run {
     /// LUN of the target (virtio-scsi)
     #[arg(long, default_value_t = 0)]
     lun: u16,
+    /// So many targets, from --target on, each of them with as many of the I/Os (virtio-scsi); all are as
+    /// large as the first
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256), conflicts_with_all = ["fill", "verify", "blk"])]
+    targets: u16,
     /// Use only the first bytes of the disk (512m)
     #[arg(long, value_parser = size)]
     size: Option<u64>,
@@ -202,6 +206,7 @@ fn run(run: &Run) -> Result<ExitCode, Error> {
         verify: run.verify,
         target: run.target,
         lun: run.lun,
+        targets: run.targets,
         size: run.size,
         seed: run.seed,
         target_pid: run.target_pid,

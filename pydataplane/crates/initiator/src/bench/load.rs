@@ -127,12 +127,19 @@ impl<'s> Load<'s> {
     ) -> Result<Load<'s>, Error> {
         let first_queue = if session.options.kind == Kind::Scsi { scsi::REQUESTS } else { 0 };
         let indirect = session.connection()?.features & feature::INDIRECT != 0;
-        let lun = scsi::lun_field(config.target, config.lun, true);
+        let luns = (0..=u8::MAX).skip(config.target.into()).take(config.targets.into());
+        let luns: Vec<_> = luns.map(|target| scsi::lun_field(target, config.lun, true)).collect();
+        if luns.len() < usize::from(config.targets) {
+            return Err(Error::Usage(format!(
+                "{} targets from {} on: the last one has number 255",
+                config.targets, config.target
+            )));
+        }
         let mut rings = session.queues.split_off(first_queue);
         let made: Result<Vec<_>, _> = rings
             .iter()
             .map(|q| {
-                Slots::new(session, &q.ring, config.iodepth, config.bs, block_size, lun, indirect)
+                Slots::new(session, &q.ring, config.iodepth, config.bs, block_size, &luns, indirect)
             })
             .collect();
         rings.iter_mut().for_each(|q| q.ring.disable_call());

@@ -65,6 +65,9 @@ pub struct Config {
     pub target: u8,
     /// LUN (virtio-scsi).
     pub lun: u16,
+    /// Targets that share the I/Os, from `target` on, all as large as that (virtio-scsi); more than one
+    /// only without `fill` and `verify`.
+    pub targets: u16,
     /// Bytes of the disk to use; all if `None`.
     pub size: Option<u64>,
     /// Seed of the addresses.

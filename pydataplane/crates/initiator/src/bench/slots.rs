@@ -42,7 +42,8 @@ pub struct Slot {
 pub struct Slots {
     kind: Kind,
     indirect: bool,
-    lun: [u8; 8],
+    /// Whose turn it is to get a request.
+    luns: Vec<[u8; 8]>,
     bs: u32,
     /// Size of a logical block in bytes.
     block_size: u32,
@@ -51,14 +52,14 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// `depth` requests of `bs` bytes.
+    /// `depth` requests of `bs` bytes, in turn to each of `luns`.
     pub fn new(
         session: &mut Session,
         ring: &Ring,
         depth: u16,
         bs: u32,
         block_size: u32,
-        lun: [u8; 8],
+        luns: &[[u8; 8]],
         indirect: bool,
     ) -> Result<Slots, Error> {
         let needed = if indirect { depth } else { depth.saturating_mul(DESCS) };
@@ -91,7 +92,7 @@ impl Slots {
             });
         }
         let kind = session.options.kind;
-        let made = Slots { kind, indirect, lun, bs, block_size, slots };
+        let made = Slots { kind, indirect, luns: luns.to_vec(), bs, block_size, slots };
         for slot in &made.slots {
             for write in [false, true] {
                 let at = slot.control_at + TABLE + if write { 64 } else { 0 };
@@ -161,7 +162,8 @@ impl Slots {
                 let lba = byte / u64::from(self.block_size);
                 let cdb = scsi::read_write_16(write, false, lba, self.bs / self.block_size);
                 if slot.armed.is_none() {
-                    slot.header.write_slice(0, &scsi::request(self.lun, index as u64, &cdb))?;
+                    let lun = self.luns[index % self.luns.len()];
+                    slot.header.write_slice(0, &scsi::request(lun, index as u64, &cdb))?;
                 } else {
                     slot.header.write_slice(19, &cdb)?;
                 }
