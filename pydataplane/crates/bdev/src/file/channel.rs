@@ -217,7 +217,7 @@ impl FileChannel {
             slots: Slots::new(DEPTH, |_| Slot::new(Io::flush(0), Step::Plain, 0)),
             again: Vec::with_capacity(usize::from(DEPTH)),
             copying: VecDeque::with_capacity(usize::from(DEPTH)),
-            large: Large::new(),
+            large: Large::new(shared.clone()),
             waker: io.waker(),
             bounces: Bounces::new()?,
             zeroes: zeroes()?,

@@ -82,6 +82,8 @@ struct Shared {
     flushes: Flushes,
     /// I/Os of all channels that one of the kernel's workers may be waiting for.
     workers: AtomicU32,
+    /// Channels with large transfers under way.
+    large: AtomicU32,
     latch: FlushLatch,
 }
 

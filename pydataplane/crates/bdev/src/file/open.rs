@@ -99,6 +99,7 @@ pub(super) fn open(
         zero_range: AtomicBool::new(true),
         flushes: Flushes::new(),
         workers: AtomicU32::new(0),
+        large: AtomicU32::new(0),
         latch: FlushLatch::default(),
     })
 }

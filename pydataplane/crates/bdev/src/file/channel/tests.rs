@@ -463,6 +463,8 @@ struct Crowd {
     channels: Vec<Option<FileChannel>>,
     io: IoContext,
     done: Vec<Completion>,
+    /// Pieces in the kernel.
+    flying: u32,
     _runs: Box<[IoVec]>,
     rig: Rig,
 }
@@ -484,22 +486,26 @@ impl Crowd {
             all.push(Some(channel));
         }
         let (io, done) = (rig.io.clone(), Vec::with_capacity(channels));
-        Crowd { channels: all, io, done, _runs: runs, rig }
+        Crowd { channels: all, io, done, flying: 0, _runs: runs, rig }
     }
 
-    /// A turn of the thread, in which `polled` are looked at. Returns which channels handed how many bytes
-    /// to the kernel before its end.
+    /// A turn of the thread, in which `polled` are looked at, and all that the kernel has ends. Returns
+    /// which channels handed how many bytes to it.
     fn turn(&mut self, polled: impl Fn(usize) -> bool) -> Vec<(usize, usize)> {
         let mut given = Vec::new();
         for (n, channel) in self.channels.iter_mut().enumerate() {
             let Some(channel) = channel.as_mut().filter(|_| polled(n)) else { continue };
             channel.poll(&mut self.done);
+            self.flying += channel.pushed.len() as u32;
             let bytes: u32 = channel.pushed.drain(..).map(|p| p.len).sum();
             if bytes > 0 {
                 given.push((n, bytes as usize));
             }
         }
-        self.io.flush();
+        self.flying -= self.io.flush();
+        while self.flying > 0 {
+            self.flying -= self.io.wait(600_000_000).unwrap();
+        }
         given
     }
 
@@ -518,10 +524,10 @@ fn a_turn_of_the_thread_gets_so_much_of_all_channels_in_rotation() {
     const CHANNELS: usize = 64;
     const PIECES: usize = 4;
     let mut crowd = Crowd::new(CHANNELS, PIECES);
-    // The first one was alone when it began, and so is first in the next turn, too.
-    let rounds = (1..PIECES).flat_map(|_| 0..CHANNELS).chain(1..CHANNELS);
-    for (turn, n) in std::iter::once(0).chain(rounds).enumerate() {
-        assert_eq!(crowd.turn(|_| true), [(n, large::PIECE)], "turn {turn}");
+    for piece in 0..PIECES {
+        for n in 0..CHANNELS {
+            assert_eq!(crowd.turn(|_| true), [(n, large::PIECE)], "piece {piece}");
+        }
     }
     assert_eq!(crowd.turn(|_| true), []);
     crowd.end(CHANNELS);
@@ -533,8 +539,9 @@ fn a_channel_that_is_dropped_or_not_polled_keeps_no_other_one_waiting() {
     let whole = |n| [(n, large::PIECE)];
     assert_eq!(crowd.turn(|_| true), whole(0));
     // The first, and one in the middle.
-    crowd.channels[1] = None;
-    crowd.channels[3] = None;
+    for n in [1, 3] {
+        crowd.channels[n] = None;
+    }
     for n in [0, 2, 4, 0] {
         assert_eq!(crowd.turn(|_| true), whole(n));
     }
@@ -564,6 +571,43 @@ fn a_channel_whose_pieces_are_all_in_the_kernel_stands_in_nobodys_way() {
     a.large.flying -= PIECES_MAX;
     assert_eq!(crowd.turn(|_| true), [(0, large::PIECE)]);
     crowd.end(2);
+}
+
+#[test]
+fn the_kernel_has_so_many_pieces_of_a_file_of_which_each_channel_has_its_share() {
+    const CHANNELS: u32 = 4;
+    let mut crowd = Crowd::new(CHANNELS as usize, 15);
+    let shared = crowd.rig.channel.shared.clone();
+    // SAFETY: as in `Crowd::new`.
+    let sg = unsafe { Sg::new(&crowd._runs) };
+    for tag in 4..32 {
+        let blocks = (sg.len() / BLOCK) as u64;
+        let io = Io { op: Op::Read, fua: false, lba: 0, blocks, sg, tag };
+        let channel = crowd.channels[tag as usize % 4].as_mut().unwrap();
+        assert_eq!(channel.submit(&io), Submit::Pending);
+    }
+    // What has ended is not looked at.
+    let push = |crowd: &mut Crowd| {
+        for _ in 0..2 * PIECES_MAX {
+            crowd.channels.iter_mut().flatten().for_each(FileChannel::push_pieces);
+            crowd.io.flush();
+        }
+        crowd.channels.iter().flatten().map(|c| c.large.flying).collect::<Vec<_>>()
+    };
+    assert_eq!(shared.large.load(Relaxed), CHANNELS);
+    assert_eq!(push(&mut crowd), [PIECES_MAX / CHANNELS; 4]);
+    crowd.channels.truncate(1);
+    assert_eq!(shared.large.load(Relaxed), 1);
+    assert_eq!(push(&mut crowd), [PIECES_MAX]);
+    crowd.channels[0].as_mut().unwrap().pushed.clear();
+    crowd.done = Vec::with_capacity(8);
+    while crowd.done.len() < 8 {
+        if crowd.channels[0].as_mut().unwrap().poll(&mut crowd.done) == 0 {
+            crowd.io.wait(600_000_000).unwrap();
+        }
+    }
+    assert!(crowd.done.iter().all(|c| c.result == Ok(())), "{:?}", crowd.done);
+    assert_eq!(shared.large.load(Relaxed), 0);
 }
 
 #[test]
