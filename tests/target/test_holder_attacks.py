@@ -66,6 +66,26 @@ def test_no_link_of_the_targets_user_leads_a_mount_elsewhere(scratch: Path) -> N
         subprocess.run(["umount", "-l", base / "away" / name], check=False)
 
 
+def test_a_target_in_another_container_is_served(scratch: Path) -> None:
+    """It has no process number in the holder's PID namespace; its user is known all the same."""
+    (scratch / "export").mkdir()
+    own = ("unshare", "--pid", "--fork", "--kill-child")
+    holder = subprocess.Popen([*own, *command(scratch)])
+    try:
+        end = time.monotonic() + DEADLINE_S
+        while True:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
+                if peer.connect_ex(str(scratch / "holder.sock")) == 0:
+                    peer.send(b"list")
+                    assert peer.recv(4096) == b"ok"
+                    break
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    finally:
+        holder.kill()
+        holder.wait()
+
+
 def test_a_folder_of_somebody_else_is_refused(scratch: Path) -> None:
     (scratch / "export").mkdir()
     os.chown(scratch / "export", UID, UID)

@@ -1,9 +1,10 @@
 //! The holder: one thread that answers packets and otherwise sleeps.
 
+use peer::Credentials;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Uid, chownat};
 use rustix::io::Errno;
-use rustix::net::sockopt::{set_socket_send_buffer_size, socket_peercred};
+use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
     socket_with,
@@ -163,11 +164,12 @@ fn give(path: &Path, uid: u32) -> io::Result<()> {
 /// The next connection, if it is of somebody who may.
 fn accepted(listener: &OwnedFd, uid: Option<u32>) -> Option<OwnedFd> {
     accept_with(listener, SocketFlags::CLOEXEC).ok().filter(|peer| {
-        let Ok(who) = socket_peercred(peer) else { return false };
-        let them = who.uid.as_raw();
+        let Ok(who) = Credentials::of_peer(peer) else { return false };
+        let them = who.uid;
         let may = them == 0 || them == rustix::process::geteuid().as_raw() || Some(them) == uid;
         if !may {
-            tracing::warn!(pid = who.pid.as_raw_pid(), uid = them, "refused: not a user that may");
+            let pid = who.pid.map_or(0, |pid| pid.as_raw_pid());
+            tracing::warn!(pid, uid = them, "refused: not a user that may");
         }
         // A list of all names is one packet.
         may && set_socket_send_buffer_size(peer, 2 * PACKET_BYTES).is_ok()

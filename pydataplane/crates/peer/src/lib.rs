@@ -2,7 +2,8 @@
 //!
 //! Owns: what the kernel says about the process that connected (SO_PEERCRED, SO_PEERPIDFD), and
 //! whether that process is still there. Never decides who may do what. Called by `vhost`, for which
-//! a controller belongs to one process, and by the target's method that names that process.
+//! a controller belongs to one process, by the target's method that names that process, and by who
+//! serves some users only: the holder, and a target that gives way to a new program.
 //!
 //! A process number is reused, so it names nobody: an [`Identity`] has the time at which the process
 //! started with it, the boot in which that was, and, on kernels that number processes once for all
@@ -28,6 +29,29 @@ const PID_FS_MAGIC: i64 = 0x5049_4446;
 
 /// Bytes of a command's name that are shown (TASK_COMM_LEN).
 const MAX_COMMAND: usize = 16;
+
+/// Who connected, by SO_PEERCRED (unix(7)): as it was then.
+///
+/// Not rustix's `socket_peercred`, for which a peer has a number in any case: one of another
+/// container has none, and its answer is taken for a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Credentials {
+    /// Number of the user that it ran as, in our user namespace.
+    pub uid: u32,
+    /// Its number in our PID namespace; `None`: it has none here.
+    pub pid: Option<Pid>,
+}
+
+impl Credentials {
+    /// Of the process that connected `stream`.
+    ///
+    /// # Errors
+    /// The system's; `stream` is no UNIX socket.
+    pub fn of_peer(stream: impl AsFd) -> io::Result<Credentials> {
+        let user = getsockopt(&stream.as_fd(), sockopt::PeerCredentials)?;
+        Ok(Credentials { uid: user.uid(), pid: Pid::from_raw(user.pid()) })
+    }
+}
 
 /// What tells a process from all others, in a form that can be recorded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,8 +84,8 @@ impl Process {
     /// The kernel does not say who it is: it may be gone already.
     pub fn of_peer(stream: impl AsFd) -> io::Result<Process> {
         let fd = stream.as_fd();
-        let user = getsockopt(&fd, sockopt::PeerCredentials)?;
-        let pid = u32::try_from(user.pid()).unwrap_or(0);
+        let Credentials { uid, pid } = Credentials::of_peer(fd)?;
+        let pid = pid.map_or(0, |pid| pid.as_raw_pid().unsigned_abs());
         let pidfd = match getsockopt(&fd, sockopt::PeerPidfd) {
             Ok(pidfd) => Some(pidfd),
             // Before Linux 6.5. The number could be another process's by now: of the same user at
@@ -69,7 +93,7 @@ impl Process {
             Err(nix::errno::Errno::ENOPROTOOPT) => open(pid)?,
             Err(why) => return Err(why.into()),
         };
-        Process::new(user.uid(), pid, pidfd)
+        Process::new(uid, pid, pidfd)
     }
 
     /// The process with the number `pid` in our PID namespace.

@@ -12,9 +12,10 @@ use super::{
 use crate::app::App;
 use crate::restore;
 use export::Survives;
+use peer::Credentials;
 use rpc::{Listener, Methods, Parked, Phase, Server, SocketOptions};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -105,15 +106,15 @@ fn wait_for_one(listener: &Listener, wake: &OwnedFd) -> Option<Visitor> {
 
 /// Hears a new program until it is ready.
 fn greet(stream: UnixStream) -> Result<Visitor, String> {
-    let who = rustix::net::sockopt::socket_peercred(&stream);
+    let who = Credentials::of_peer(&stream);
     let who = who.map_err(|e| format!("who it is cannot be told: {e}"))?;
-    let (own, theirs) = (rustix::process::geteuid(), who.uid);
-    if theirs != own && !theirs.is_root() {
-        let (theirs, own) = (theirs.as_raw(), own.as_raw());
+    let (own, theirs) = (rustix::process::geteuid().as_raw(), who.uid);
+    if theirs != own && theirs != 0 {
         return Err(format!("it runs as user {theirs}; only user {own} and root may"));
     }
     // Opened while it is connected, so it is that process and no later one of its number.
-    let process = pidfd_open(who.pid, PidfdFlags::empty());
+    let pid = who.pid.ok_or("its process is of another container, and cannot be watched")?;
+    let process = pidfd_open(pid, PidfdFlags::empty());
     let process = process.map_err(|e| format!("its process cannot be watched: {e}"))?;
     let channel = Channel::new(stream).map_err(|e| e.to_string())?;
     let soon = || Instant::now() + ANSWER_TIMEOUT;
@@ -136,7 +137,7 @@ fn greet(stream: UnixStream) -> Result<Visitor, String> {
         pid: process::id(),
     };
     channel.say(&Message::Welcome(welcome), soon()).map_err(|e| e.to_string())?;
-    let pid = Pid::as_raw(Some(who.pid));
+    let pid = pid.as_raw_pid();
     tracing::info!(pid, program, "a new program is about to take over");
     match channel.receive(Instant::now() + READY_TIMEOUT) {
         Ok((Message::Ready, _)) => Ok(Visitor { channel, process, pid }),
