@@ -6,7 +6,8 @@ pods have a busybox image made here. What differs from a cluster of kubeadm's, a
 - kubelet's cgroupsPerQOS is off, so that pods stay in the box's own control group, and
   failCgroupV1 is off for machines that still have version 1;
 - containerd restricts oom_score_adj, for which root may lack CAP_SYS_RESOURCE in a container;
-- no kube-proxy and no cluster DNS: no test needs services.
+- no kube-proxy and no cluster DNS: of all services pods reach `kubernetes` only, the API server,
+  which listens at its address.
 """
 
 from __future__ import annotations
@@ -23,11 +24,20 @@ from typing import Any
 
 from tests.kubernetes.node import Node
 from tests.kubernetes.pki import Pki
-from tests.kubernetes.sandbox import HOST_NAME, Process, Sandbox, SandboxError, wait_for
+from tests.kubernetes.sandbox import (
+    HOST_NAME,
+    SERVICE_ADDRESS,
+    Process,
+    Sandbox,
+    SandboxError,
+    wait_for,
+)
 from tests.kubernetes.tools import Report, Tools, build
 
 NODE = HOST_NAME
-API = "https://127.0.0.1:6443"
+#: The port that the service `kubernetes` has, by whose address pods find it.
+API_PORT = 443
+API = f"https://127.0.0.1:{API_PORT}"
 ETCD = "http://127.0.0.1:2379"
 ETCD_PEER = "http://127.0.0.1:2380"
 TOKEN = "test-administrator"  # valid in the box only, where nothing listens to the outside
@@ -56,8 +66,12 @@ class Cluster:
         *,
         tools: Tools | None = None,
         report: Report | None = None,
+        kubelet_dir: Path | None = None,
     ) -> None:
-        """Starts everything and waits until the node is ready; `scratch` needs a short path."""
+        """Starts everything and waits until the node is ready; `scratch` needs a short path.
+
+        `kubelet_dir` is the first node's kubelet directory, if it is not to be in `scratch`.
+        """
         self.tools = tools or build(report)
         self.scratch = scratch or Path(tempfile.mkdtemp(prefix="vk-", dir="/var/tmp"))
         self.scratch.chmod(0o755)
@@ -69,6 +83,7 @@ class Cluster:
         #: Begins with `NODE`.
         self.nodes: list[Node] = []
         self._added = 1
+        self._kubelet_dir = kubelet_dir
         self._begun = time.monotonic()
         self.box = Sandbox(self.scratch)
         try:
@@ -80,7 +95,10 @@ class Cluster:
     def _start(self) -> None:
         etcd = self.box.spawn("etcd", *self._etcd())
         self.pki = Pki(self.scratch / "pki")
-        node = Node(self.box, self.tools, self.pki, self.scratch, NODE, 1)
+        node = Node(
+            *(self.box, self.tools, self.pki, self.scratch, NODE, 1),
+            kubelet_dir=self._kubelet_dir,
+        )
         self.nodes.append(node)
         containerd = node.start_containerd()
         self._write_kubeconfig(self.kubeconfig, {"token": TOKEN})
@@ -157,7 +175,7 @@ class Cluster:
         serving, serving_key = self.pki.issue(
             "apiserver",
             "/CN=kube-apiserver",
-            "IP:127.0.0.1,IP:10.96.0.1,DNS:localhost,DNS:kubernetes.default.svc",
+            f"IP:127.0.0.1,IP:{SERVICE_ADDRESS},DNS:localhost,DNS:kubernetes.default.svc",
         )
         client, client_key = self.pki.issue(
             "kubelet-client", "/O=system:masters/CN=kubelet-client", "DNS:client"
@@ -166,7 +184,7 @@ class Cluster:
         tokens.write_text(f'{TOKEN},administrator,administrator,"system:masters"\n')
         return [
             str(self.tools.path("kube-apiserver")),
-            *(f"--etcd-servers={ETCD}", "--bind-address=127.0.0.1", "--secure-port=6443"),
+            *(f"--etcd-servers={ETCD}", "--bind-address=0.0.0.0", f"--secure-port={API_PORT}"),
             *("--advertise-address=127.0.0.1", "--endpoint-reconciler-type=none"),
             *(f"--tls-cert-file={serving}", f"--tls-private-key-file={serving_key}"),
             *(f"--client-ca-file={self.pki.ca}", f"--token-auth-file={tokens}"),

@@ -1,9 +1,9 @@
 """What the manifest of our DaemonSets starts, as commands on the node itself.
 
-No image of ours can be pulled here. So a test cluster takes the containers' commands, arguments and
-environment from examples/kubernetes/daemonset.yaml, with the node's own paths in place of the
-mounts', and runs them as processes of the node: what users apply is what is tested, but for images
-and probes.
+Several nodes share a machine here, and tests kill programs one by one. So a test cluster takes the
+containers' commands, arguments and environment from examples/kubernetes/daemonset.yaml, with the
+node's own paths in place of the mounts', and runs them as processes of the node: what users apply
+is what is tested, but for what a container changes, which test_daemonset.py looks at.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 `Deployment` applies examples/kubernetes as a user does, with one difference: of the DaemonSets the
 server only validates the manifest (a server-side dry run), and their containers run as processes of
-the node (`daemonset.py`). They have the manifest's service account and its rights, no more.
+the node (`daemonset.py`), which tests kill and freeze one by one. They have the manifest's service
+account and its rights, no more. As pods they run in `installed.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 from pydataplane.client import Client
 from pydataplane.errors import TargetError
 from pydataplane.volumes import Volumes
-from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.cluster import API_PORT, Cluster
 from tests.kubernetes.daemonset import Container, containers
 from tests.kubernetes.node import Node
 from tests.kubernetes.sandbox import Process, SandboxError, wait_for
@@ -79,9 +80,17 @@ class Deployment:
     """virtlun on a node of a cluster, the first one by default; a context manager."""
 
     def __init__(
-        self, cluster: Cluster, *, node: Node | None = None, lvstore_bytes: int = LVSTORE_BYTES
+        self,
+        cluster: Cluster,
+        *,
+        node: Node | None = None,
+        lvstore_bytes: int = LVSTORE_BYTES,
+        options: tuple[str, ...] = (),
     ) -> None:
-        """Applies the manifests, starts everything and waits until kubelet knows the driver."""
+        """Applies the manifests, starts everything and waits until kubelet knows the driver.
+
+        `options` are further ones of virtlun-csi.
+        """
         self.cluster = cluster
         self.node = node or cluster.nodes[0]
         self.box = cluster.box
@@ -89,6 +98,7 @@ class Deployment:
         self.state_dir = self.node.folder / "state"
         self.target_socket = self.run_dir / "target.sock"
         self.parts: dict[str, Part] = {}
+        self._options = options
         self._stop = threading.Event()
         self._mutex = threading.Lock()
         for directory in (self.run_dir / "vhost", self.state_dir / "target"):
@@ -188,11 +198,11 @@ class Deployment:
         environment = {
             **container.environment,
             "KUBERNETES_SERVICE_HOST": "127.0.0.1",
-            "KUBERNETES_SERVICE_PORT": "6443",
+            "KUBERNETES_SERVICE_PORT": str(API_PORT),
             "PYTHONPATH": str(ROOT),
         }
         if container.program == "virtlun-csi":
-            arguments.append("--log-level=debug")
+            arguments += ["--log-level=debug", *self._options]
         log = container.name
         if self.node is not self.cluster.nodes[0]:
             log = f"{log}-{self.node.name}"

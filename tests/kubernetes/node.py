@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.kubernetes.images import PAUSE_IMAGE, busybox_image, pause_image
 from tests.kubernetes.pki import Pki
-from tests.kubernetes.sandbox import BRIDGE, Process, Sandbox
+from tests.kubernetes.sandbox import BRIDGE, SERVICE_ADDRESS, Process, Sandbox
 from tests.kubernetes.tools import Tools
 
 CONTAINERD_TOML = """\
@@ -67,13 +67,21 @@ class Node:
     """A node. Whoever makes it waits for the steps: `containerd`, images, then `kubelet`."""
 
     def __init__(
-        self, box: Sandbox, tools: Tools, pki: Pki, folder: Path, name: str, number: int
+        self,
+        box: Sandbox,
+        tools: Tools,
+        pki: Pki,
+        folder: Path,
+        name: str,
+        number: int,
+        *,
+        kubelet_dir: Path | None = None,
     ) -> None:
-        """Prepares the node `number` (from 1) in `folder`."""
+        """Prepares the node `number` (from 1) in `folder`; `kubelet_dir` may be elsewhere."""
         self.name = name
         self.address = f"10.88.76.{number}"
         self.folder = folder
-        self.kubelet_dir = folder / "kubelet"
+        self.kubelet_dir = kubelet_dir or folder / "kubelet"
         self.containerd: Process | None = None
         self.kubelet: Process | None = None
         self._box = box
@@ -176,7 +184,7 @@ class Node:
                         "type": "host-local",
                         "dataDir": f"/run/cni-{self.name}",
                         "ranges": [[{"subnet": f"10.88.{76 + self._number}.0/24"}]],
-                        "routes": [],
+                        "routes": [{"dst": f"{SERVICE_ADDRESS}/32"}],
                     },
                 }
             ],

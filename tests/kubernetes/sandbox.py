@@ -24,6 +24,8 @@ from typing import TypeVar
 HOST_NAME = "node1"
 #: The nodes' network; each node adds its address.
 BRIDGE = "node0"
+#: Of the service `kubernetes`, the first of the cluster's services.
+SERVICE_ADDRESS = "10.96.0.1"
 STOP_DEADLINE_S = 90.0
 CGROUPS = Path("/sys/fs/cgroup")
 
@@ -54,6 +56,7 @@ mkdir -p {scratch}/var-log {scratch}/var-lib
 mount --bind {scratch}/var-log /var/log
 mount --bind {scratch}/var-lib /var/lib
 ip link set lo up
+ip addr add {service}/32 dev lo
 ip link add {bridge} type bridge
 ip link set {bridge} up
 ip route add default dev {bridge}
@@ -144,7 +147,13 @@ class Sandbox:
                 lambda: target.readlink().name == self.pause.name, "the box's mounts", seconds=10
             )
             self.run(
-                *("sh", "-ec", SETUP.format(name=HOST_NAME, scratch=scratch, bridge=BRIDGE)),
+                *(
+                    "sh",
+                    "-ec",
+                    SETUP.format(
+                        name=HOST_NAME, scratch=scratch, bridge=BRIDGE, service=SERVICE_ADDRESS
+                    ),
+                ),
             )
         except BaseException:
             self.close()

@@ -19,7 +19,7 @@ import ssl, sys, urllib.error, urllib.request
 path, token, ca, change = sys.argv[1:]
 words = {"Authorization": f"Bearer {token}", "Content-Type": "application/merge-patch+json"}
 request = urllib.request.Request(
-    f"https://127.0.0.1:6443{path}", change.encode(), words, method="PATCH"
+    f"https://127.0.0.1{path}", change.encode(), words, method="PATCH"
 )
 try:
     with urllib.request.urlopen(request, context=ssl.create_default_context(cafile=ca)) as answer:

@@ -22,7 +22,7 @@ from csi.kubevirt.vmvolume.controller import NODE_LABEL
 from csi.kubevirt.vmvolume.crd import CRD
 from csi.kubevirt.vmvolume.model import FINALIZER
 from pydataplane.errors import RpcError
-from tests.kubernetes.cluster import NODE, Cluster
+from tests.kubernetes.cluster import API_PORT, NODE, Cluster
 from tests.kubernetes.driver import EXAMPLES, ROOT, Deployment, driver_program
 from tests.kubernetes.kubevirt.objects import definitions
 from tests.kubernetes.sandbox import Process, SandboxError, wait_for
@@ -73,7 +73,7 @@ class World:
             *("--kubevirt", f"--node-hook-socket={scratch / 'hook.sock'}", "--log-level=debug"),
             env={
                 "KUBERNETES_SERVICE_HOST": "127.0.0.1",
-                "KUBERNETES_SERVICE_PORT": "6443",
+                "KUBERNETES_SERVICE_PORT": str(API_PORT),
                 "PYTHONPATH": str(ROOT),
             },
         )

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.kubernetes.driver import DRIVER, EXAMPLES, Deployment, documents
-from tests.kubernetes.kubevirt.program_image import program_image
+from tests.kubernetes.program_image import program_image
 from tests.kubernetes.sandbox import wait_for
 
 FOLDER = EXAMPLES / "kubevirt"

@@ -1,0 +1,143 @@
+"""The manifests as they are, in containerd: what their pods may do, and how they are updated.
+
+All other tests here run the manifests' commands as processes of the node (`driver.py`). What a
+container changes is looked at here: images, probes, propagation of mounts, capabilities,
+tolerations, and an update of each image while a pod writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.driver import DRIVER, EXAMPLES, NAMESPACE
+from tests.kubernetes.installed import KUBELET_DIR, SETS, Installed
+from tests.kubernetes.sandbox import wait_for
+from tests.kubernetes.tools import Tools
+
+pytestmark = pytest.mark.timeout(900)
+
+#: Appends a number a line, each durable before the next; a failure of any is noted outside.
+WRITE = """\
+(i=0; while [ ! -e /data/stop ]; do i=$((i+1)); echo $i >>/data/log && sync /data/log \
+|| echo $i >>/tmp/failed; done) >/dev/null 2>&1 &
+"""
+#: It holds for all pods that do not tolerate it, those that run as well.
+TAINT = "maintenance=now:NoExecute"
+
+
+@pytest.fixture(scope="module")
+def installed(tools: Tools) -> Iterator[Installed]:
+    """The DaemonSets on a node of their own, which is tainted while they come."""
+    with Cluster(tools=tools, kubelet_dir=KUBELET_DIR) as cluster:
+        cluster.kubectl("taint", "node", "--all", TAINT)
+        found = Installed(cluster)
+        cluster.kubectl("taint", "node", "--all", f"{TAINT}-")
+        yield found
+
+
+def status(installed: Installed, name: str) -> dict[str, str]:
+    """Returns /proc/PID/status of the first program in a DaemonSet's pod."""
+    lines = installed.execute(name, "cat", "/proc/1/status").splitlines()
+    return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+
+
+def test_who_may_do_what(installed: Installed) -> None:
+    """Only what mounts is privileged, and the target keeps nothing of what its pod was given."""
+    privileged = {
+        container["name"]
+        for name in SETS
+        for container in installed.pod(name)["spec"]["containers"]
+        if container.get("securityContext", {}).get("privileged")
+    }
+    assert privileged == {"virtlun-holder", "virtlun-csi"}
+    target = status(installed, "virtlun-target")
+    assert target["Uid"].split() == ["64100"] * 4
+    for kind in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+        assert int(target[kind], 16) == 0, kind
+    assert (target["NoNewPrivs"], target["Seccomp"]) == ("1", "2")
+
+
+def test_the_probes_are_answered(installed: Installed) -> None:
+    """By the driver as it is in its pod, at the port and pages that the manifest names."""
+    pod = installed.pod("virtlun-csi")
+    driver = pod["spec"]["containers"][0]
+    assert driver["name"] == "virtlun-csi"
+    port = next(one["containerPort"] for one in driver["ports"] if one["name"] == "http")
+    for probe in ("livenessProbe", "readinessProbe"):
+        asked = driver[probe]["httpGet"]
+        assert asked["port"] == "http"
+        url = f"http://{pod['status']['podIP']}:{port}{asked['path']}"
+        assert installed.cluster.box.run("busybox", "wget", "-q", "-O", "-", url).stdout == "ok\n"
+
+
+def test_a_driver_without_its_socket_is_started_again(installed: Installed) -> None:
+    """As its liveness probe fails: no kubelet reaches it any more, and it does not know why."""
+    before = installed.restarts()["virtlun-csi"]
+    installed.execute("virtlun-csi", "rm", "/csi/csi.sock")
+    wait_for(
+        lambda: installed.restarts()["virtlun-csi"] > before, "the restart", seconds=180, pause_s=1
+    )
+    installed.wait_ready("virtlun-csi")
+    installed.execute("virtlun-csi", "test", "-S", "/csi/csi.sock")
+
+
+def test_a_pod_writes_through_every_update(installed: Installed) -> None:
+    """Driver, target and holder get another image one after the other; no write fails."""
+    cluster = installed.cluster
+    cluster.apply(EXAMPLES / "pod-filesystem.yaml")
+    cluster.wait("pod/writer", "condition=Ready")
+    (mounted,) = (
+        place for place in cluster.box.mounts(KUBELET_DIR / "pods") if "kubernetes.io~csi" in place
+    )
+    assert mounted.endswith("/mount")
+    cluster.execute("writer", "sh", "-c", WRITE)
+
+    def written() -> int:
+        said = cluster.execute("writer", "tail", "-n", "1", "/data/log", check=False)
+        return int(said or 0)
+
+    def goes_on() -> None:
+        before = written()
+        wait_for(lambda: written() > before + 1, "further writes", seconds=120, pause_s=0.2)
+
+    wait_for(lambda: written() > 0, "the first write", seconds=60)
+    for name, delete in (
+        ("virtlun-csi", False),  # a rolling update
+        ("virtlun-target", True),
+        ("virtlun-holder", True),
+        ("virtlun-target", True),  # by the new holder
+    ):
+        installed.update(name, delete=delete)
+        goes_on()
+    failed = cluster.execute("writer", "sh", "-c", "cat /tmp/failed 2>&1", check=False)
+    assert "No such file" in failed, failed
+    cluster.execute("writer", "touch", "/data/stop")
+    count = written()
+    lines = cluster.execute("writer", "cat", "/data/log").split()
+    assert lines == [str(number) for number in range(1, len(lines) + 1)]
+    assert len(lines) >= count
+    # and all of it is as new as before
+    cluster.apply(EXAMPLES / "pod-block.yaml")
+    cluster.wait("pod/raw", "condition=Ready")
+    patch = '{"spec":{"resources":{"requests":{"storage":"600Mi"}}}}'
+    cluster.kubectl("patch", "pvc", "data", "-p", patch)
+    cluster.wait("pvc/data", "jsonpath={.status.capacity.storage}=600Mi")
+    cluster.delete("pod", "--all")
+    cluster.delete("pvc", "--all")
+    wait_for(lambda: not cluster.items("pv"), "no volume", seconds=60)
+    assert installed.execute("virtlun-target", "virtlun", "volume", "list", "--json") == "[]\n"
+    left = [
+        place for place in cluster.box.mounts("/") if DRIVER in place or "virtlun/export" in place
+    ]
+    assert left == []
+    assert not cluster.box.loops()
+
+
+def test_it_goes_without_a_trace(installed: Installed) -> None:
+    """When the DaemonSets are removed no process and no mount of theirs is left on the node."""
+    installed.remove()
+    assert installed.cluster.items("pod", "-n", NAMESPACE) == []
+    assert installed.cluster.box.mounts("/run/virtlun") == []
