@@ -68,6 +68,11 @@ test-kubernetes: kubernetes ## Of these, the CSI driver on real Kubernetes nodes
 	$(call say,pytest tests/kubernetes)
 	@$(BIN)/python -m pytest -m kubernetes tests/kubernetes $(ARGS)
 
+.PHONY: test-e2e
+test-e2e: kubernetes ## Kubernetes' own suite for storage drivers (ARGS='thin-xfs' for one run of it)
+	$(call say,Kubernetes' storage suite)
+	@$(BIN)/python -m tests.kubernetes.e2e $(ARGS)
+
 .PHONY: kubernetes
 kubernetes: $(CACHE)/apt-kubernetes.stamp setup
 	@$(BIN)/python -m tests.kubernetes.tools >/dev/null

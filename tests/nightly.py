@@ -117,6 +117,10 @@ STEPS = {
         lambda: _nightly() or _sources(),
         _sanitized("thread"),
     ),
+    "e2e": Step(
+        "Kubernetes' own suite for storage drivers",
+        [sys.executable, "-m", "tests.kubernetes.e2e"],
+    ),
     "bench": Step("the whole benchmark", [sys.executable, "-m", "tests.bench"]),
     **{
         f"bench-{name}": Step(about, [sys.executable, "-m", f"tests.bench.{name}"])

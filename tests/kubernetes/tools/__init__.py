@@ -98,45 +98,62 @@ def build(report: Report | None = None) -> Tools:
 
     Two builds at once wait for one another. `report` gets a line now and then (default: stderr).
     """
-    say = report or _to_stderr
     directory = cache() / key()
-    tools = Tools(directory)
+    once(directory, f"Kubernetes {KUBERNETES}, its sidecars and csi-sanity", _build, report)
+    return Tools(directory)
+
+
+def once(
+    directory: Path, what: str, make: Callable[[Path, Report], None], report: Report | None = None
+) -> None:
+    """Calls `make` to build Go programs into a directory, unless that was done before.
+
+    Raises:
+        ToolsError: there is no Go, or it failed.
+    """
+    say = report or _to_stderr
     if (directory / "complete").exists():
-        return tools
+        return
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (directory / "complete").exists():
-            _build(directory, say)
-    return tools
+        if (directory / "complete").exists():
+            return
+        _check_go()
+        begun = time.monotonic()
+        say(f"building {what} into {directory}, once")
+        make(directory, say)
+        (directory / "complete").touch()
+        say(f"built in {time.monotonic() - begun:.0f} s")
+
+
+def link_flags() -> str:
+    """Returns what the linker of Kubernetes' programs is told: its version, and no symbols."""
+    stamp = "k8s.io/component-base/version"
+    major, minor, _ = KUBERNETES.removeprefix("v").split(".")
+    versions = {
+        "gitVersion": KUBERNETES,
+        "gitMajor": major,
+        "gitMinor": minor,
+        "gitCommit": "unknown",
+        "gitTreeState": "clean",
+        "buildDate": "1970-01-01T00:00:00Z",
+    }
+    return " ".join(["-s -w", *(f"-X {stamp}.{name}={v}" for name, v in versions.items())])
 
 
 def _build(directory: Path, say: Report) -> None:
-    _check_go()
-    begun = time.monotonic()
-    say(f"building Kubernetes {KUBERNETES}, its sidecars and csi-sanity into {directory}, once")
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         new = Path(scratch)
-        stamp = "k8s.io/component-base/version"
-        major, minor, _ = KUBERNETES.removeprefix("v").split(".")
-        versions = {
-            "gitVersion": KUBERNETES,
-            "gitMajor": major,
-            "gitMinor": minor,
-            "gitCommit": "unknown",
-            "gitTreeState": "clean",
-            "buildDate": "1970-01-01T00:00:00Z",
-        }
-        flags = " ".join(["-s -w", *(f"-X {stamp}.{name}={v}" for name, v in versions.items())])
         (new / "bin").mkdir()
-        _go(["mod", "download"], say, "modules")
-        _go(
+        go(["mod", "download"], say, "modules")
+        go(
             [
                 "build",
                 "-v",
                 "-mod=readonly",
                 "-ldflags",
-                flags,
+                link_flags(),
                 "-o",
                 f"{new}/bin/",
                 ".",
@@ -146,7 +163,7 @@ def _build(directory: Path, say: Report) -> None:
             "Kubernetes and sidecars",
             packages=PACKAGES,
         )
-        _go(
+        go(
             ["install", "-v", "-ldflags", "-s -w", CSI_SANITY],
             say,
             "csi-sanity",
@@ -159,8 +176,6 @@ def _build(directory: Path, say: Report) -> None:
         link = directory / name
         link.unlink(missing_ok=True)
         link.symlink_to(MULTI_CALL)
-    (directory / "complete").touch()
-    say(f"built in {time.monotonic() - begun:.0f} s")
 
 
 def _check_go() -> None:
@@ -174,11 +189,18 @@ def _check_go() -> None:
         raise ToolsError(f"Go {version} is too old: 1.26 or newer is needed, see https://go.dev/dl")
 
 
-def _go(arguments: list[str], say: Report, what: str, packages: int = 0, **env: str) -> None:
-    """Runs go in the module and says now and then how far it is; ToolsError with its words."""
+def go(
+    arguments: list[str],
+    say: Report,
+    what: str,
+    packages: int = 0,
+    module: Path = MODULE,
+    **env: str,
+) -> None:
+    """Runs go in a module and says now and then how far it is; ToolsError with its words."""
     process = subprocess.Popen(
         ["go", *arguments],
-        cwd=MODULE,
+        cwd=module,
         env={**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local", **env},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
