@@ -94,6 +94,12 @@ lint: $(CACHE)/venv.stamp toolchain $(CARGO_DENY) ## Formatting, lints, types; n
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@$(BIN)/python -m tests.docs links
+
+.PHONY: docs
+docs: $(CACHE)/docs.stamp ## The site, in build/docs; a warning is an error
+	$(call say,docs)
+	@NO_MKDOCS_2_WARNING=1 $(CACHE)/docs-venv/bin/mkdocs build --quiet --strict --clean -f docs/mkdocs.yml
 
 .PHONY: format
 format: $(CACHE)/venv.stamp toolchain ## Format all code
@@ -120,7 +126,7 @@ $(CARGO_DENY): | toolchain
 
 .PHONY: clean
 clean: ## Remove what was built; downloads stay in .cache
-	@rm -rf $(VENV) $(CACHE)/*.stamp build dist *.egg-info pydataplane/target
+	@rm -rf $(VENV) $(CACHE)/*.stamp $(CACHE)/docs-venv build dist *.egg-info pydataplane/target
 
 # $(call apt,PACKAGES): a recipe that installs those that are missing
 define apt
@@ -147,6 +153,12 @@ $(CACHE)/venv.stamp: requirements.lock | $(CACHE)/apt.stamp
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed"; exit 1; }
 	@python3 -m venv $(VENV)
 	@$(BIN)/pip install --require-hashes --disable-pip-version-check -r requirements.lock
+	@touch $@
+
+$(CACHE)/docs.stamp: docs/requirements.lock | $(CACHE)/apt.stamp
+	$(call say,what the site is built with)
+	@python3 -m venv --clear $(CACHE)/docs-venv
+	@$(CACHE)/docs-venv/bin/pip install --quiet --require-hashes --disable-pip-version-check -r docs/requirements.lock
 	@touch $@
 
 $(CACHE)/build.stamp: setup.py pyproject.toml $(RUST_SOURCES) | $(CACHE)/venv.stamp toolchain

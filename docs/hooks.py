@@ -1,0 +1,95 @@
+"""Puts the files of the repository that pages link to into the site, each as a page of its own.
+
+So guides, examples and schemas are written once, where people find them in a checkout: a link from
+a page to `../../examples/libvirt/vm.xml` leads to the page `files/examples/libvirt/vm.xml.md`,
+which shows that file. A Markdown file is a page as it is, and its own links are followed in turn. A
+folder is a list of its files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+PAGES = ROOT / "docs/pages"
+FILES = "files"
+"""Folder of the site for what is not in `PAGES`."""
+
+_LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)")
+_LANGUAGES = {
+    ".rs": "rust",
+    ".py": "python",
+    ".yaml": "yaml",
+    ".xml": "xml",
+    ".rng": "xml",
+    ".toml": "toml",
+    ".json": "json",
+}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds a page for each file of the repository that a page links to, or one so added."""
+    waiting = [PAGES / page.src_uri for page in files.documentation_pages()]
+    done = set(waiting)
+    while waiting:
+        text = waiting.pop()
+        if text.suffix != ".md":
+            continue
+        for link in _LINK.findall(text.read_text()):
+            path = Path(os.path.normpath(text.parent / link))
+            if path in done or PAGES in path.parents or not path.exists():
+                continue
+            done.add(path)
+            waiting.append(path)
+            files.append(File.generated(config, _uri(path), content=_content(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Makes links to files of the repository links to their pages."""
+    uri = page.file.src_uri
+    if uri.startswith(f"{FILES}/"):
+        plain = uri.removeprefix(f"{FILES}/")
+        source = ROOT / plain if (ROOT / plain).is_file() else ROOT / plain.removesuffix(".md")
+        if source.suffix != ".md":
+            return markdown
+    else:
+        source = PAGES / uri
+    return _LINK.sub(_to_page(source, Path(uri).parent), markdown)
+
+
+def _to_page(source: Path, folder: Path) -> Callable[[re.Match[str]], str]:
+    def replaced(link: re.Match[str]) -> str:
+        path = Path(os.path.normpath(source.parent / link[1]))
+        if not path.exists():
+            return link[1]
+        inside = path.relative_to(PAGES).as_posix() if PAGES in path.parents else _uri(path)
+        return os.path.relpath(inside, folder)
+
+    return replaced
+
+
+def _uri(path: Path) -> str:
+    """Returns the page of a file of the repository."""
+    name = path.relative_to(ROOT).as_posix()
+    if path.is_dir():
+        return f"{FILES}/{name}/index.md"
+    return f"{FILES}/{name}" if path.suffix == ".md" else f"{FILES}/{name}.md"
+
+
+def _content(path: Path) -> str:
+    name = path.relative_to(ROOT).as_posix()
+    if path.is_dir():
+        listed = sorted(each.relative_to(path).as_posix() for each in path.rglob("*"))
+        return f"# {name}\n\n" + "".join(f"- `{each}`\n" for each in listed)
+    if path.suffix == ".md":
+        return path.read_text()
+    language = _LANGUAGES.get(path.suffix, "text")
+    return f"# {name}\n\n````{language}\n{path.read_text()}\n````\n"

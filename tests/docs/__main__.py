@@ -1,0 +1,28 @@
+"""Writes the reference pages, or checks links: see the package."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.docs import links
+from tests.docs.reference import PAGES, REFERENCE
+
+
+def main() -> int:
+    """Does what the first argument says; returns the exit status."""
+    match sys.argv[1:]:
+        case []:
+            for name, content in PAGES.items():
+                (REFERENCE / name).write_text(content())
+            return 0
+        case ["links"]:
+            wrong = [sentence for text in links.texts() for sentence in links.wrong(text)]
+            print("\n".join(wrong), end="\n" * bool(wrong), file=sys.stderr)
+            return bool(wrong)
+        case _:
+            print("usage: python -m tests.docs [links]", file=sys.stderr)
+            return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""The pages of docs/ are what programs and schemas say, and all links lead somewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.docs import links
+from tests.docs.reference import PAGES, REFERENCE
+
+
+@pytest.mark.parametrize(("name", "content"), PAGES.items(), ids=list(PAGES))
+def test_a_reference_page_is_what_it_is_made_from(name: str, content: Callable[[], str]) -> None:
+    assert (REFERENCE / name).read_text() == content(), "write it anew: python -m tests.docs"
+
+
+@pytest.mark.parametrize(
+    "text", links.texts(), ids=lambda path: path.relative_to(links.ROOT).as_posix()
+)
+def test_links_lead_somewhere(text: Path) -> None:
+    assert list(links.wrong(text)) == []
+
+
+def test_a_link_that_leads_nowhere_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "ROOT", tmp_path)
+    (tmp_path / "other.md").write_text("# A part\n\n```sh\n# no title\n```\n")
+    text = tmp_path / "text.md"
+    text.write_text(
+        "[a](other.md) [b](other.md#a-part) [c](https://virtlun.dev/none) `[d](none)`\n"
+        "[e](gone.md) [f](other.md#no-title) [g](#here)\n"
+    )
+    assert list(links.wrong(text)) == [
+        "text.md: there is no gone.md",
+        "text.md: other.md has no part #no-title",
+        "text.md: it has no part #here",
+    ]
