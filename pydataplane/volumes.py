@@ -331,20 +331,19 @@ class Volumes:
         )
 
     def some(self, references: Iterable[str]) -> dict[str, Volume]:
-        """Returns those of a few volumes (`LVSTORE/NAME` or UUID) that are there, by reference."""
-        stores: dict[str, Lvstore] = {}
+        """Returns those of these volumes (`LVSTORE/NAME` or UUID) that are there, by reference."""
+        stores = {store.uuid: store for store in self.lvstores()}
+        asked = list(references)
+        answers = self.client.call_all([("bdev_get_bdevs", {"name": name}) for name in asked])
         found = {}
-        for reference in references:
-            try:
-                (item,) = self.client.call("bdev_get_bdevs", name=reference)
-            except RpcError as error:
-                if error.code != NO_DEVICE:
-                    raise
+        for reference, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, RpcError):
+                if answer.code != NO_DEVICE:
+                    raise answer
                 continue
-            stores = stores or {store.uuid: store for store in self.lvstores()}
-            lvol = item.get("driver_specific", {}).get("lvol")
+            lvol = answer[0].get("driver_specific", {}).get("lvol")
             if lvol is not None and lvol["lvol_store_uuid"] in stores:
-                found[reference] = _volume(item, stores[lvol["lvol_store_uuid"]])
+                found[reference] = _volume(answer[0], stores[lvol["lvol_store_uuid"]])
         return found
 
     def create(

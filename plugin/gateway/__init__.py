@@ -7,7 +7,9 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     wire, xdr, messages, procs   the protocol: framing, values, numbers
     errors, peer, polkit, listen refusals; who a client is, and what it may do; sockets
     channel, upstream, admin     one socket; a small libvirt client, for calls of our own
+    joined                       what many ask at the same time, asked once
     target, targets              LUNs and volumes, of one target and of all
+    statistics                   the result of GET_ALL_DOMAIN_STATS, in bytes
     locks, events, journal       one operation at a time; device events; changes under way, on disk
     domains, shown, known        a domain's XML: questions to it, as clients see it, what is ours
     caller, services, call       what handlers get: the client, the gateway's parts, one call

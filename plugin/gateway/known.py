@@ -104,15 +104,20 @@ class Known:
         Raises:
             GatewayError: libvirtd has no such domain, or cannot be asked.
         """
-        known = self._seen.get(dom.uuid)
-        if known is not None and time.monotonic() - known[1] < AGE_S:
-            return known[0]
+        known = self.at_once(dom.uuid)
+        if known is not None:
+            return known
         task = self._reading.get(dom.uuid)
         if task is None:
             task = asyncio.create_task(self._read(dom))
             self._reading[dom.uuid] = task
             task.add_done_callback(lambda done: self._done(dom.uuid, done))
         return await asyncio.shield(task)
+
+    def at_once(self, uuid: bytes) -> Seen | None:
+        """Returns what is known of a domain already; None: ask `current`."""
+        known = self._seen.get(uuid)
+        return known[0] if known is not None and time.monotonic() - known[1] < AGE_S else None
 
     async def _read(self, dom: Domain) -> Seen:
         async with self._slots:

@@ -36,7 +36,7 @@ EMPTY = reconcile.State({})
 NAMES_MAX = 512
 """Volumes asked about in one call, for it and the answer to stay small."""
 
-FEW = 8
+FEW = 2048
 """Up to so many volumes are asked for one by one, more with all that there are."""
 
 

@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 
 from plugin.config import Config
 from plugin.gateway.errors import GatewayError, NoAnswer, Refused
+from plugin.gateway.joined import Joined
 from plugin.gateway.target import Target, Usage
 from plugin.targets import Place, places
 from pydataplane.client import Client
@@ -59,6 +60,8 @@ class Targets:
         """Looks anew at each call for what targets there are, as `config` says."""
         self._config = config
         self._made: dict[Path, Target] = {}
+        self._usage = Joined(self._usage_of)
+        self._volumes = Joined(self._volumes_of)
 
     def _members(self) -> list[Member]:
         return [Member(place, self._target(place.rpc_socket)) for place in places(self._config)]
@@ -211,7 +214,13 @@ class Targets:
         return (await self._only(lambda t: t.volume(reference), f"volume {reference}"))[1]
 
     async def volumes(self, references: list[str]) -> dict[str, Volume]:
-        """Returns those of these volumes that are there; of a target that is silent none is."""
+        """Returns those of these volumes that are there; of a target that is silent none is.
+
+        Whoever asks at the same time is answered by one call.
+        """
+        return await self._volumes.about(references)
+
+    async def _volumes_of(self, references: list[str]) -> dict[str, Volume]:
         answers = await self._ask(lambda t: t.volumes(references))
         return {name: item for _, found in answers.given for name, item in found.items()}
 
@@ -250,7 +259,13 @@ class Targets:
         await (await self._having(volume)).resize(volume, size)
 
     async def usage(self, names: list[str]) -> dict[str, Usage]:
-        """Returns the statistics of volumes by name; unknown ones lack."""
+        """Returns the statistics of volumes by name; unknown ones lack.
+
+        Whoever asks at the same time is answered by one call.
+        """
+        return await self._usage.about(names)
+
+    async def _usage_of(self, names: list[str]) -> dict[str, Usage]:
         answers = await self._ask(lambda t: t.usage(names))
         return {name: item for _, found in answers.given for name, item in found.items()}
 

@@ -170,3 +170,22 @@ def test_a_long_answer_is_not_parsed_for_each_piece_of_it(
     assert Client(tmp_path / "s").call("m") == result
     # A piece may end with a bracket by chance; with each piece parsed it would be half of them all.
     assert sum(parsed) < 5 * len(json.dumps(result)), parsed
+
+
+def test_many_calls_go_as_one_batch_and_come_back_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    given: list[dict[str, object]] = []
+
+    def answer(connection: socket.socket, request: object) -> None:
+        assert isinstance(request, list)
+        given.extend(request)
+        answers: list[dict[str, object]] = [{"id": r["id"], "result": r["method"]} for r in request]
+        answers[1] = {"id": answers[1]["id"], "error": {"code": -19, "message": "No such device"}}
+        connection.sendall(json.dumps(answers[::-1]).encode())
+
+    serve(path, answer)
+    found = Client(path).call_all([("a", {"x": 1, "y": None}), ("b", {}), ("c", {})])
+    assert (found[0], found[2]) == ("a", "c")
+    assert isinstance(found[1], RpcError) and (found[1].code, found[1].method) == (-19, "b")
+    assert given[0]["params"] == {"x": 1}
+    assert "params" not in given[1], "SPDK refuses any for a method that takes none"

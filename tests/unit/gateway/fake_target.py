@@ -34,6 +34,8 @@ class FakeTarget:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.refuse: dict[str, RefusedError] = {}
         self.gate: dict[str, threading.Event] = {}
+        self.exchanges = 0
+        """Requests, a batch counted as one."""
         self.connections: list[socket.socket] = []
         """All that were made, open or not."""
         self.free_mib = 1024
@@ -63,7 +65,10 @@ class FakeTarget:
                     except ValueError:
                         continue
                     text = b""
-                    self.request.sendall(json.dumps(fake.answer(request)).encode())
+                    fake.exchanges += 1
+                    batch = isinstance(request, list)
+                    answer = [fake.answer(r) for r in request] if batch else fake.answer(request)
+                    self.request.sendall(json.dumps(answer).encode())
 
         self.path.unlink(missing_ok=True)
         self._server = socketserver.ThreadingUnixStreamServer(str(self.path), Handler)

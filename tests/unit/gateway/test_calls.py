@@ -349,14 +349,14 @@ def test_statistics_of_many_domains_ask_the_target_once(tmp_path: Path) -> None:
             records.append(StatsRecord(dom.ref, [TypedParam("block.count", UINT, 0)]))
         world.libvirtd.answers[Proc.GET_ALL_DOMAIN_STATS] = lambda _: StatsRecord.pack_all(records)
         client = await world.client()
-        world.target.calls.clear()
+        world.target.exchanges = 0
         result = StatsRecord.read_all(await client.call(Proc.GET_ALL_DOMAIN_STATS))
         for number, record in enumerate(result):
             values = {param.field: param.value for param in record.params}
             assert values["block.count"] == 1
             assert values["block.0.path"] == f"/dev/virtlun/lvs0/v{number}"
             assert values["block.0.rd.reqs"] == 10 and values["block.0.capacity"] == 64 << 20
-        assert len(world.target.calls) <= 4
+        assert world.target.exchanges == 3, "statistics, lvstores, volumes"
 
     play(tmp_path, body)
 

@@ -1,0 +1,229 @@
+"""CONNECT_GET_ALL_DOMAIN_STATS's result, changed in its bytes.
+
+There are thousands of parameters in it and most stay as they are, so nothing is decoded: records
+are found by stepping over the values, and where a domain has disks of ours its record is put
+together from the bytes that stay and the parameters that come.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from plugin.gateway.messages import (
+    BOOLEAN,
+    DOMAIN_LIST_MAX,
+    DOUBLE,
+    INT,
+    LLONG,
+    STATS_PARAMS_MAX,
+    STRING,
+    UINT,
+    ULLONG,
+    Domain,
+)
+from plugin.gateway.target import Usage
+from plugin.gateway.xdr import Reader, Writer, XdrError
+from pydataplane.volumes import Volume
+
+COUNT = b"block.count"
+_BLOCK = b"block."
+_U32 = struct.Struct(">I").unpack_from
+_SIZES = {INT: 4, UINT: 4, LLONG: 8, ULLONG: 8, DOUBLE: 8, BOOLEAN: 4}
+"""Bytes of a parameter's value by its kind, strings left out."""
+
+_USED = (
+    "rd.reqs",
+    "rd.bytes",
+    "rd.times",
+    "wr.reqs",
+    "wr.bytes",
+    "wr.times",
+    "fl.reqs",
+    "fl.times",
+)
+_SIZED = ("allocation", "capacity", "physical")
+"""libvirt's names and order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Where one domain's record is in the payload."""
+
+    uuid: bytes
+    start: int
+    params: int
+    """Where the number of its parameters stands."""
+    end: int
+
+    def domain(self, payload: bytes) -> Domain:
+        """Reads the domain."""
+        return Domain.read(Reader(payload, self.start))
+
+
+def records(payload: bytes) -> list[Record]:
+    """Finds the records.
+
+    Raises:
+        XdrError: it is no such result.
+    """
+    found = []
+    try:
+        (count,) = _U32(payload, 0)
+        if count > DOMAIN_LIST_MAX:
+            raise XdrError(f"{count} domains where at most {DOMAIN_LIST_MAX} are allowed")
+        at = 4
+        for _ in range(count):
+            start = at
+            at = _after_string(payload, at)
+            uuid = payload[at : at + 16]
+            params = at + 20
+            (inside,) = _U32(payload, params)
+            if inside > STATS_PARAMS_MAX:
+                raise XdrError(f"{inside} parameters of one domain")
+            at = params + 4
+            for _ in range(inside):
+                at = _after_value(payload, _after_string(payload, at))
+            found.append(Record(uuid, start, params, at))
+    except struct.error as error:
+        raise XdrError(f"{len(payload)} bytes end inside a record") from error
+    if at != len(payload):
+        raise XdrError(f"{len(payload)} bytes where the records have {at}")
+    return found
+
+
+def _after_string(payload: bytes, at: int) -> int:
+    (length,) = _U32(payload, at)
+    return int(at + 4 + length + (-length & 3))
+
+
+def _after_value(payload: bytes, at: int) -> int:
+    (kind,) = _U32(payload, at)
+    size = _SIZES.get(kind)
+    if size is not None:
+        return at + 4 + size
+    if kind != STRING:
+        raise XdrError(f"a typed parameter of type {kind}")
+    return _after_string(payload, at + 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One disk of ours, with what could be learnt of it."""
+
+    dev: str
+    path: str
+    usage: Usage | None
+    volume: Volume | None
+
+    def pack(self, number: int) -> tuple[bytes, int]:
+        """Returns the parameters block.`number`.*, in libvirt's order, and how many they are."""
+        form = _form(number, used=self.usage is not None, sized=self.volume is not None)
+        values: list[int] = []
+        if self.usage is not None:
+            use = self.usage
+            values += (use.reads, use.read_bytes, use.read_ns)
+            values += (use.writes, use.written_bytes, use.write_ns, use.flushes, use.flush_ns)
+        if self.volume is not None:
+            values += (self.volume.allocated, self.volume.size, self.volume.allocated)
+        words = [word for pair in zip(form.heads, values, strict=True) for word in pair]
+        packed = b"".join(
+            (
+                form.name,
+                _string(self.dev),
+                form.path,
+                _string(self.path),
+                form.numbers.pack(*words),
+            )
+        )
+        return packed, 2 + len(values)
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What of a disk's parameters is the same for every disk of this number."""
+
+    name: bytes
+    path: bytes
+    heads: tuple[bytes, ...]
+    numbers: struct.Struct
+
+
+@lru_cache(maxsize=1024)
+def _form(number: int, *, used: bool, sized: bool) -> _Form:
+    def head(field: str, kind: int) -> bytes:
+        return _string(f"block.{number}.{field}") + kind.to_bytes(4, "big")
+
+    heads = tuple(head(f, ULLONG) for f in (_USED if used else ()) + (_SIZED if sized else ()))
+    numbers = struct.Struct(">" + "".join(f"{len(each)}sQ" for each in heads))
+    return _Form(head("name", STRING), head("path", STRING), heads, numbers)
+
+
+def _string(text: str) -> bytes:
+    return _opaque(text.encode())
+
+
+def _opaque(raw: bytes) -> bytes:
+    return len(raw).to_bytes(4, "big") + raw + bytes(-len(raw) & 3)
+
+
+def merged(payload: bytes, record: Record, carrier: str | None, ours: Sequence[Block]) -> bytes:
+    """Returns a record without the carrier's block and with ours behind all others.
+
+    One without `block.count` comes back as it is: block statistics were not asked for.
+    """
+    before: list[bytes] = []
+    after: list[bytes] = []
+    blocks: dict[int, list[tuple[bytes, bytes]]] = {}  # of each what follows its number, and value
+    whole: dict[int, list[bytes]] = {}  # the same, as it was written
+    counted = False
+    carried = None if carrier is None else STRING.to_bytes(4, "big") + _string(carrier)
+    hidden = -1
+    at = record.params + 4
+    while at < record.end:
+        start = at
+        (length,) = _U32(payload, at)
+        field = payload[at + 4 : at + 4 + length]
+        value_at = _after_string(payload, at)
+        at = _after_value(payload, value_at)
+        if field == COUNT:
+            counted = True
+        elif field.startswith(_BLOCK):
+            digits, _, rest = field[len(_BLOCK) :].partition(b".")
+            if not digits.isdigit():
+                raise XdrError(f"a parameter {field!r}")
+            number, value = int(digits), payload[value_at:at]
+            blocks.setdefault(number, []).append((rest, value))
+            whole.setdefault(number, []).append(payload[start:at])
+            if rest == b"name" and value == carried:
+                hidden = number
+        else:
+            (after if blocks else before).append(payload[start:at])
+    if not counted:
+        return payload[record.start : record.end]
+    kept = [number for number in sorted(blocks) if number != hidden]
+    parts: list[bytes] = []
+    for nth, number in enumerate(kept):
+        if nth == number:
+            parts += whole[number]
+        else:
+            parts += [_opaque(b"block.%d.%s" % (nth, rest)) + v for rest, v in blocks[number]]
+    count = len(before) + 1 + len(parts) + len(after)
+    for nth, block in enumerate(ours, len(kept)):
+        packed, inside = block.pack(nth)
+        parts.append(packed)
+        count += inside
+    disks = len(kept) + len(ours)
+    head = bytes(Writer().string(COUNT.decode()).i32(UINT).u32(disks))
+    return b"".join(
+        (
+            payload[record.start : record.params],
+            count.to_bytes(4, "big"),
+            *before,
+            head,
+            *parts,
+            *after,
+        )
+    )
