@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use rustix::fs::{FileType, fstat, fstatfs};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
@@ -52,6 +52,8 @@ pub(crate) struct Accounts {
     /// Of that, what is not of its memory table.
     beside_bytes: AtomicU64,
     beside_mappings: AtomicUsize,
+    /// It had what it asks for in the process before.
+    inherits: AtomicBool,
 }
 
 /// A mapping beside the memory table, while it is there.
@@ -100,9 +102,19 @@ impl Accounts {
         }
     }
 
+    /// Whether what it asks for from now on is what it had in another process.
+    pub(crate) fn set_inherits(&self, inherits: bool) {
+        self.inherits.store(inherits, Relaxed);
+    }
+
     fn take(&self, whole: Whole, mapped: usize) -> Option<Shares> {
-        let bytes = BYTES.take(&self.bytes, whole.bytes, mapped as u64)?;
-        Some(Shares(bytes, MAPPINGS.take(&self.mappings, whole.mappings as u64, 1)?))
+        // All had room there, and may have come in another order than they do here.
+        let Whole { bytes, mappings } = match self.inherits.load(Relaxed) {
+            true => Whole { bytes: 0, mappings: 0 },
+            false => whole,
+        };
+        let bytes = BYTES.take(&self.bytes, bytes, mapped as u64)?;
+        Some(Shares(bytes, MAPPINGS.take(&self.mappings, mappings as u64, 1)?))
     }
 }
 

@@ -229,6 +229,12 @@ impl GuestMemory {
         DirtyLog::map(fd, offset, size, &self.accounts, whole, Some(counted))
     }
 
+    /// Whether what this guest maps from now on, it had in the process before: then it gets it as long
+    /// as there is room, whatever other guests had first here.
+    pub fn set_inherits(&self, inherits: bool) {
+        self.accounts.set_inherits(inherits);
+    }
+
     /// Counts so many bytes more beside the table, and what the guest has with them.
     fn count_beside(&self, bytes: u64) -> (Beside, Whole) {
         let table = self.regions.iter().map(|r| r.spec.size).sum();

@@ -226,6 +226,7 @@ impl Device {
         for region in &state.memory {
             table.push((spec_of(region), fds.take(region.file)?));
         }
+        self.table.set_inherits(true);
         if !table.is_empty() {
             let mapped = self.table.replaced(table);
             let mapped = mapped.map_err(|e| TakeOverError::Memory(e.to_string()))?;
@@ -293,6 +294,7 @@ impl Device {
             );
             self.set_inflight(region.map_err(|e| TakeOverError::Memory(e.to_string()))?)?;
         }
+        self.table.set_inherits(false);
         for ring in &state.rings {
             self.take_over_ring(ring, fds)?;
         }
