@@ -49,6 +49,8 @@ pub(crate) struct Peer {
     spoke: bool,
     /// Messages refused so far.
     refused: u32,
+    /// Since when a message is there that cannot be handled yet.
+    unready: Option<Instant>,
 }
 
 /// A connection as a session needs it. What can fail is done before the session has a device, whose
@@ -73,7 +75,7 @@ impl Peer {
         let Connection { stream, copy } = connection;
         let handler = Arc::new(Mutex::new(Handler::new(device)));
         let requests = BackendReqHandler::from_stream(copy, Arc::clone(&handler));
-        Peer { requests, handler, stream, spoke: false, refused: 0 }
+        Peer { requests, handler, stream, spoke: false, refused: 0, unready: None }
     }
 
     /// A session as `state` describes it, of a new device, but for its targets and rings.
@@ -89,17 +91,22 @@ impl Peer {
     ) -> Result<Self, Box<TakeOverFailed>> {
         let handler = Arc::new(Mutex::new(Handler::new(device)));
         let made = (|| {
-            stream.set_nonblocking(false).map_err(|e| e.to_string())?;
-            let requests = negotiated(state, &stream, &handler)?;
+            let ours = |why| (why, false);
+            stream.set_nonblocking(false).map_err(|e| ours(e.to_string()))?;
+            let requests = negotiated(state, &stream, &handler).map_err(ours)?;
             let mut lock = handler.lock().expect(POISONED);
-            lock.device.prepare(state, fds).map_err(|e| e.to_string())?;
+            let prepared = lock.device.prepare(state, fds);
+            prepared.map_err(|e| (e.to_string(), e.is_the_peers()))?;
             Ok((stream, requests))
         })();
         match made {
             Ok((stream, requests)) => {
-                Ok(Peer { requests, handler, stream, spoke: false, refused: 0 })
+                Ok(Peer { requests, handler, stream, spoke: false, refused: 0, unready: None })
             }
-            Err(why) => Err(Box::new(TakeOverFailed { why, device: handler_device(handler) })),
+            Err((why, is_the_peers)) => {
+                let device = handler_device(handler);
+                Err(Box::new(TakeOverFailed { why, is_the_peers, device }))
+            }
         }
     }
 
@@ -125,7 +132,7 @@ impl Peer {
     /// What another process needs to go on with this session, whose device is held, and the
     /// device, which is of no more use than to be closed.
     pub(crate) fn hand_over(self, fds: &mut Fds) -> (Device, Result<(SessionState, Kept), String>) {
-        let Peer { requests, handler, stream, spoke, refused } = self;
+        let Peer { requests, handler, stream, spoke, refused, .. } = self;
         let protocol_features = handler.lock().expect(POISONED).protocol;
         drop(requests);
         let mut device = handler_device(handler);
@@ -142,7 +149,7 @@ impl Peer {
 
     /// Whether the peer has closed the connection; messages that it sent before may be unread.
     pub(crate) fn has_hung_up(&self) -> bool {
-        self.is(PollFlags::RDHUP, Duration::ZERO)
+        self.is(PollFlags::RDHUP)
     }
 
     /// Whether the peer has sent at least one message.
@@ -162,71 +169,82 @@ impl Peer {
         self.handler.lock().expect(POISONED)
     }
 
-    /// Waits until a message is there as a whole, and there is room for the reply. The library
-    /// waits for ever for both (it takes a timeout of the socket for a reason to try again), and a
-    /// peer that stops in the middle would keep this thread from all else.
-    fn wait_until_whole(&self) -> Result<(), End> {
-        let broken = |why: &str| End::Broken(why.into());
-        let since = Instant::now();
-        loop {
-            let mut header = [0u8; HEADER];
-            let seen = match recv(&self.stream, &mut header, RecvFlags::PEEK | RecvFlags::DONTWAIT)
-            {
-                // The end, or a broken socket: the library finds out, too.
-                Ok((_, 0)) => return Ok(()),
-                Ok((_, seen)) => seen,
-                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => 0,
-                Err(_) => return Ok(()),
-            };
-            let there =
-                rustix::io::ioctl_fionread(&self.stream).map_err(|e| End::Broken(e.to_string()))?;
-            let whole = match seen {
-                HEADER => {
-                    let [.., a, b, c, d] = header;
-                    let body = u32::from_ne_bytes([a, b, c, d]) as usize;
-                    if body > MAX_BODY { HEADER } else { HEADER + body }
-                }
-                _ if there >= HEADER as u64 => {
-                    return Err(broken("it sent descriptors within a header"));
-                }
-                _ => HEADER,
-            };
-            if there >= whole as u64 {
-                break;
+    /// Whether a message is there as a whole, and room for the reply. The library waits for ever for
+    /// both (it takes a timeout of the socket for a reason to try again), and a peer that stops in the
+    /// middle would keep this thread from all else, an upgrade for which all guests wait among it.
+    fn is_ready(&mut self) -> Result<bool, End> {
+        let Some(why) = self.missing()? else {
+            self.unready = None;
+            return Ok(true);
+        };
+        let since = *self.unready.get_or_insert_with(Instant::now);
+        match since.elapsed() > MESSAGE_TIMEOUT {
+            true => Err(End::Broken(why.into())),
+            false => Ok(false),
+        }
+    }
+
+    /// What is missing for a message to be handled; `None`: nothing.
+    fn missing(&self) -> Result<Option<&'static str>, End> {
+        const HALF: Option<&str> = Some("it stopped in the middle of a message");
+        let mut header = [0u8; HEADER];
+        let seen = match recv(&self.stream, &mut header, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            // The end, or a broken socket: the library finds out, too.
+            Ok((_, 0)) => return Ok(None),
+            Ok((_, seen)) => seen,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => 0,
+            Err(_) => return Ok(None),
+        };
+        let there =
+            rustix::io::ioctl_fionread(&self.stream).map_err(|e| End::Broken(e.to_string()))?;
+        let whole = match seen {
+            HEADER => {
+                let [.., a, b, c, d] = header;
+                let body = u32::from_ne_bytes([a, b, c, d]) as usize;
+                if body > MAX_BODY { HEADER } else { HEADER + body }
             }
-            if self.has_hung_up() {
-                return Ok(());
+            _ if there >= HEADER as u64 => {
+                return Err(End::Broken("it sent descriptors within a header".into()));
             }
-            if since.elapsed() > MESSAGE_TIMEOUT {
-                return Err(broken("it stopped in the middle of a message"));
-            }
-            std::thread::sleep(MESSAGE_PAUSE);
+            _ => HEADER,
+        };
+        if there < whole as u64 {
+            return Ok(HALF.filter(|_| !self.has_hung_up()));
         }
         // The kernel says so only while most of the buffer is free, and no reply is that long.
-        match self.is(PollFlags::OUT, MESSAGE_TIMEOUT) {
-            true => Ok(()),
-            false => Err(broken("it does not take the replies to its messages")),
+        match self.is(PollFlags::OUT) {
+            true => Ok(None),
+            false => Ok(Some("it does not take the replies to its messages")),
         }
     }
 
-    /// Waits until the stream is what `flags` say, or broken; `false`: not within `timeout`.
-    fn is(&self, flags: PollFlags, timeout: Duration) -> bool {
-        let timeout = Timespec {
-            tv_sec: timeout.as_secs() as i64,
-            tv_nsec: i64::from(timeout.subsec_nanos()),
-        };
-        let mut fds = [PollFd::new(&self.stream, flags)];
-        poll(&mut fds, Some(&timeout)).is_ok_and(|ready| ready != 0)
+    /// Whether a message is there that is not handled yet, and how soon it is to be looked at again.
+    pub(crate) fn looks_again(&self) -> Option<Duration> {
+        self.unready.map(|_| MESSAGE_PAUSE)
     }
 
-    /// Receives one message of the peer of `controller`, does what it says and answers. What is refused
-    /// is a line in `log`.
+    /// The time for which nobody looked is not the peer's.
+    pub(crate) fn was_held(&mut self) {
+        self.unready = None;
+    }
+
+    /// Whether the stream is what `flags` say, or broken.
+    fn is(&self, flags: PollFlags) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut fds = [PollFd::new(&self.stream, flags)];
+        poll(&mut fds, Some(&now)).is_ok_and(|ready| ready != 0)
+    }
+
+    /// Receives one message of the peer of `controller`, if it is there, does what it says and answers.
+    /// What is refused is a line in `log`.
     pub(crate) fn handle_message(
         &mut self,
         controller: &str,
         log: &mut RefusalLog,
     ) -> Result<(), End> {
-        self.wait_until_whole()?;
+        if !self.is_ready()? {
+            return Ok(());
+        }
         let result = self.requests.handle_request();
         if let Some(why) = self.handler().fatal.take() {
             return Err(why);
@@ -258,6 +276,8 @@ impl Peer {
 pub(crate) struct TakeOverFailed {
     /// What did not, in one sentence.
     pub(crate) why: String,
+    /// The peer did it.
+    pub(crate) is_the_peers: bool,
     /// To be closed.
     pub(crate) device: Device,
 }

@@ -36,6 +36,7 @@ impl Server {
     /// Goes on after [`Server::hold`] or [`Server::take_over`].
     pub(super) fn release(&mut self) {
         self.held = false;
+        self.peer.iter_mut().for_each(Peer::was_held);
         self.with_device(Device::release);
         // What the process before could not do any more.
         if let Some(peer) = &self.peer {

@@ -241,7 +241,9 @@ impl Server {
         let connection = add(listener.map(AsFd::as_fd));
         // Whose session is about to end is not heard any more.
         let heard = self.peer.as_ref().filter(|_| self.retiring.is_none() && held.is_none());
-        let message = add(heard.map(Peer::fd));
+        // Readable, but of no use yet.
+        let again = heard.and_then(Peer::looks_again);
+        let message = add(heard.filter(|_| again.is_none()).map(Peer::fd));
         let control = add(device.and_then(Device::control_fd));
         let event = add(device.and_then(Device::event_fd));
         let polled = device.is_some_and(Device::control_is_polled);
@@ -254,7 +256,7 @@ impl Server {
         };
         let retired =
             self.retiring.as_ref().map(|r| r.until.saturating_duration_since(Instant::now()));
-        let pause = [pause, later, retired].into_iter().flatten().min();
+        let pause = [pause, later, retired, again].into_iter().flatten().min();
         let timeout = pause.map(|pause| Timespec {
             tv_sec: pause.as_secs() as i64,
             tv_nsec: pause.subsec_nanos().into(),
@@ -272,7 +274,7 @@ impl Server {
             |at: Option<usize>| polled_now && at.is_some_and(|at| !fds[at].revents().is_empty());
         Ready {
             connection: is(connection),
-            message: is(message),
+            message: is(message) || again.is_some(),
             control: is(control) || polled || backlog,
             event: is(event) || backlog,
         }

@@ -114,6 +114,31 @@ fn a_message_in_pieces_is_one_message() {
 }
 
 #[test]
+fn half_a_message_keeps_nobody_waiting() {
+    const TRIES: u32 = 10;
+    let host = Host::with_disk(1);
+    let message: Vec<u8> = header(GET_FEATURES, 0);
+    // Half a message is waited for, for a second; a machine may stand still for as long.
+    let goes_on = (0..TRIES).any(|_| {
+        let mut peer = Peer::connect(&host.socket());
+        peer.get_u64(GET_FEATURES);
+        peer.send_bytes(&message[..6]);
+        // So that it has been looked at.
+        std::thread::sleep(Duration::from_millis(100));
+        host.controllers.hold(DEADLINE).unwrap();
+        // More than that second: if its end had been waited for, the session would be over.
+        std::thread::sleep(Duration::from_millis(1100));
+        let sent = peer.try_send_bytes(&message[6..]);
+        host.controllers.release();
+        let replied = sent && peer.reply(GET_FEATURES).is_some();
+        drop(peer);
+        host.wait_until_free();
+        replied
+    });
+    assert!(goes_on);
+}
+
+#[test]
 fn a_peer_that_takes_no_replies_is_left() {
     let host = Host::with_disk(1);
     let mut other = bystander(&host);
