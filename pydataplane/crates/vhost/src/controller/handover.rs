@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use peer::Process;
 
@@ -21,12 +21,18 @@ use crate::session::{Peer, TakeOverFailed};
 impl Server {
     /// Serves nothing any more: no peer, no message, no request; those in flight have ended then.
     pub(super) fn hold(&mut self, timeout: Duration) -> Result<(), String> {
+        let until = Instant::now() + timeout;
+        // A VM that left a moment ago, or does again and again, is no reason to give up.
+        if self.ending.as_ref().is_some_and(|ending| ending.device.wait_until_ended(timeout)) {
+            self.ended();
+        }
         let name = &self.controller.name;
         if self.ending.is_some() || self.retiring.is_some() || self.stopping {
             return Err(format!("I/O of the VM that left controller {name} has not ended"));
         }
         if let Some(peer) = &self.peer {
-            let held = peer.handler().device.hold(timeout);
+            let left = until.saturating_duration_since(Instant::now());
+            let held = peer.handler().device.hold(left);
             held.map_err(|why| format!("controller {name}: {why}"))?;
         }
         self.held = true;
@@ -132,7 +138,9 @@ impl Server {
         let Some(Inherited { state, mut fds }) = coming.filter(|_| self.inherits) else {
             return Ok(());
         };
-        self.prepared = self.make_session(&state, &mut fds)?;
+        // Where it ended, it does when it comes.
+        let made = self.make_session(&state, &mut fds);
+        self.prepared = made.map_err(|failure| failure.why)?;
         Ok(())
     }
 
@@ -141,13 +149,15 @@ impl Server {
         &self,
         state: &ControllerState,
         fds: &mut Fds,
-    ) -> Result<Option<Prepared>, String> {
+    ) -> Result<Option<Prepared>, NotMade> {
         let Some(session) = &state.session else { return Ok(None) };
         let controller = &self.controller;
-        let failed = |why: &dyn std::fmt::Display| {
-            format!("the session of controller {} does not go on: {why}", controller.name)
+        let failed = |why: &dyn std::fmt::Display, is_the_peers| {
+            let name = &controller.name;
+            let why = format!("the session of controller {name} does not go on: {why}");
+            NotMade { why, is_the_peers }
         };
-        let stream = UnixStream::from(fds.take(session.socket).map_err(|e| failed(&e))?);
+        let stream = UnixStream::from(fds.take(session.socket).map_err(|e| failed(&e, false))?);
         let client = match Process::of_peer(&stream) {
             Ok(client) => Arc::new(client),
             Err(why) => {
@@ -163,9 +173,9 @@ impl Server {
         match Peer::prepare(session, stream, fds, device) {
             Ok(peer) => Ok(Some(Prepared { sessions: state.sessions, peer, client })),
             Err(failure) => {
-                let TakeOverFailed { why, mut device } = *failure;
+                let TakeOverFailed { why, is_the_peers, mut device } = *failure;
                 device.leave_all();
-                Err(failed(&why))
+                Err(failed(&why, is_the_peers))
             }
         }
     }
@@ -197,7 +207,13 @@ impl Server {
                 if let Some(Prepared { peer, .. }) = other {
                     peer.into_device().leave_all();
                 }
-                self.make_session(&state, &mut fds)?
+                match self.make_session(&state, &mut fds) {
+                    Err(NotMade { why, is_the_peers: true }) => {
+                        tracing::warn!(controller = name, "{why}; the peer is disconnected");
+                        None
+                    }
+                    made => made.map_err(|failure| failure.why)?,
+                }
             }
         };
         let (Some(Prepared { mut peer, client, .. }), Some(session)) = (prepared, &state.session)
@@ -213,9 +229,16 @@ impl Server {
         let taken = peer.handler().device.take_over(session, &mut fds, &there, unheard, mark);
         targets.iter().flatten().for_each(Target::forget_inherited);
         drop(targets);
-        if let Err(why) = taken {
-            peer.into_device().leave_all();
-            return Err(format!("the session of controller {name} does not go on: {why}"));
+        if let Err(failure) = taken {
+            let mut device = peer.into_device();
+            device.leave_all();
+            let why = format!("the session of controller {name} does not go on: {failure}");
+            if !failure.is_the_peers() {
+                return Err(why);
+            }
+            tracing::warn!(controller = name, "{why}; the peer is disconnected");
+            self.unheard = device.take_unheard();
+            return Ok(());
         }
         // Whose the controller is was restored with it, perhaps without what tells that it ended.
         self.claimed = {
@@ -234,6 +257,14 @@ impl Server {
         self.setup = Duration::ZERO;
         Ok(())
     }
+}
+
+/// A session that was not made.
+struct NotMade {
+    /// Why, in one sentence.
+    why: String,
+    /// The peer did it: its session ends, and all else goes on.
+    is_the_peers: bool,
 }
 
 impl Prepared {

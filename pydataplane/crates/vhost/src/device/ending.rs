@@ -14,6 +14,8 @@
 //! in the buffers of requests that were never answered. A guest that is reset meanwhile may have other
 //! things there: only a device that owns the bus could stop that.
 
+use std::time::Duration;
+
 use super::{Device, Worker};
 use crate::defs::response;
 use crate::past::Past;
@@ -60,6 +62,13 @@ impl Device {
         self.end_events();
         self.tmfs.clear();
         self.start_drain(Selector::All, Some(id));
+    }
+
+    /// Waits until the last I/O of a session whose peer is gone has ended, `timeout` at most; whether
+    /// it has.
+    pub(crate) fn wait_until_ended(&self, timeout: Duration) -> bool {
+        let what = format!("the end of a session of {}", self.name);
+        self.start_drain(Selector::All, None).wait(&what, timeout)
     }
 
     /// Closes everything and lets go of the memory, with nothing in flight. Returns who was at the

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bdev::OpenError;
-use guestmem::RegionSpec;
+use guestmem::{LogError, MapError, RegionSpec};
 use rustix::fs::fstat;
-use virtqueue::InflightRegion;
+use virtqueue::{InflightError, InflightRegion};
 
 use super::rings::{Addresses, Kick, Ring};
 use super::{Device, DeviceError, Worker};
@@ -32,15 +32,48 @@ pub(crate) enum TakeOverError {
     /// The device does not take it.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The guest's memory or log cannot be mapped here.
-    #[error("{0}")]
-    Memory(String),
+    /// The guest's memory cannot be mapped here.
+    #[error(transparent)]
+    Memory(#[from] MapError),
+    /// Nor its dirty log.
+    #[error(transparent)]
+    Log(#[from] LogError),
+    /// Nor what it keeps of its requests in flight.
+    #[error(transparent)]
+    Inflight(#[from] InflightError),
     /// The device behind a target cannot be opened here.
     #[error("target {target}: {bdev} cannot be opened: {why}")]
     Open { target: u8, bdev: String, why: OpenError },
     /// A ring does not start where it ran before.
     #[error("virtqueue {0} does not start where it stopped")]
     Ring(u32),
+}
+
+impl TakeOverError {
+    /// Whether the peer did it, which can change its files at any time: its session is to end, and
+    /// nobody else's.
+    pub(crate) fn is_the_peers(&self) -> bool {
+        match self {
+            Self::Memory(why) | Self::Inflight(InflightError::Map(why)) => is_the_peers(why),
+            Self::Log(LogError::BeyondFile { .. }) => true,
+            Self::Log(LogError::Map(why)) => is_refused(why),
+            _ => false,
+        }
+    }
+}
+
+/// Whether a file that was mapped once cannot be any more because of what the peer did to it.
+fn is_the_peers(why: &MapError) -> bool {
+    match why {
+        MapError::BeyondFile { .. } => true,
+        MapError::Map { why, .. } => is_refused(why),
+        _ => false,
+    }
+}
+
+/// F_SEAL_FUTURE_WRITE leaves the mappings that there are.
+fn is_refused(why: &std::io::Error) -> bool {
+    why.kind() == std::io::ErrorKind::PermissionDenied
 }
 
 impl Device {
@@ -228,8 +261,7 @@ impl Device {
         }
         self.table.set_inherits(true);
         if !table.is_empty() {
-            let mapped = self.table.replaced(table);
-            let mapped = mapped.map_err(|e| TakeOverError::Memory(e.to_string()))?;
+            let mapped = self.table.replaced(table)?;
             self.change_memory(|_| Ok(mapped))?;
         }
         self.make_room(&state.rings);
@@ -278,8 +310,8 @@ impl Device {
         }
         if let Some(log) = &state.log {
             let file = fds.take(log.file)?;
-            let log = self.table.make_log(file.as_fd(), log.offset, log.size);
-            self.set_log(log.map_err(|e| TakeOverError::Memory(e.to_string()))?)?;
+            let log = self.table.make_log(file.as_fd(), log.offset, log.size)?;
+            self.set_log(log)?;
             self.workers.iter().for_each(|w| w.call(DevicePoller::pause));
         }
         if let Some(InflightState { file, offset, queues, queue_size }) = state.inflight {
@@ -292,7 +324,7 @@ impl Device {
                 queues,
                 queue_size,
             );
-            self.set_inflight(region.map_err(|e| TakeOverError::Memory(e.to_string()))?)?;
+            self.set_inflight(region?)?;
         }
         self.table.set_inherits(false);
         for ring in &state.rings {
@@ -316,14 +348,22 @@ impl Device {
         let err = state.err.map(|fd| fds.take(fd)).transpose()?;
         self.set_err(index, err)?;
         self.set_enabled(index, state.enabled)?;
-        match state.kick {
-            Some(KickState::Fd(fd)) => self.set_kick(index, Some(fds.take(fd)?))?,
-            Some(KickState::Polled) => self.set_kick(index, None)?,
-            None => {}
+        let kicked = match state.kick {
+            Some(KickState::Fd(fd)) => self.set_kick(index, Some(fds.take(fd)?)),
+            Some(KickState::Polled) => self.set_kick(index, None),
+            None => Ok(()),
+        };
+        match kicked {
+            // It did not run there either: the peer described a ring that cannot be.
+            Err(DeviceError::Queue { .. }) if !state.running => {}
+            kicked => kicked?,
         }
+        // What says that it is not this ring's is the peer's own to write: as in a new session, the
+        // ring alone does not start.
+        let tracked = self.inflight.as_ref().is_some_and(|i| i.queue(index as u16).is_some());
         let ring = self.rings.get_mut(index as usize).ok_or(DeviceError::NoQueue(index))?;
         ring.ran |= state.ran;
-        match state.running && !ring.running {
+        match state.running && !ring.running && !(tracked && ring.refused.is_some()) {
             true => Err(TakeOverError::Ring(index)),
             false => Ok(()),
         }

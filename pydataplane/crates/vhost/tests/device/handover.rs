@@ -29,7 +29,7 @@ fn sent(controller: &ControllerHandover) -> ControllerHandover {
 }
 
 /// Holds the controllers of `host` and takes them apart; nothing of them is left here.
-fn taken_apart(host: &Host) -> Vec<ControllerHandover> {
+pub fn taken_apart(host: &Host) -> Vec<ControllerHandover> {
     host.controllers.hold(HOLD).unwrap();
     let (controllers, outcome) = host.controllers.hand_over();
     outcome.unwrap();
@@ -38,7 +38,7 @@ fn taken_apart(host: &Host) -> Vec<ControllerHandover> {
 }
 
 /// Makes `vm0` again with `targets`, and lets it go on.
-fn put_together(
+pub fn put_together(
     host: &Host,
     controllers: Vec<ControllerHandover>,
     targets: &[(u8, &str, TargetOptions)],
@@ -242,7 +242,7 @@ fn a_session_that_cannot_go_on_is_an_error_and_can_be_tried_again() {
     type Change = fn(&mut vhost_scsi::handover::SessionState);
     let changes: [(Change, &str); 5] = [
         (|s| s.features |= 1 << 50, "were not offered"),
-        (|s| s.memory[0].mmap_offset = 1 << 40, "ends beyond its file"),
+        (|s| s.memory[0].size = 0, "has no bytes"),
         (|s| s.memory[0].file = 1000, "descriptor 1000 is missing"),
         (|s| s.rings[2].size = 3, "virtqueue 2"),
         (|s| s.memory.clear(), "does not start"),
@@ -275,7 +275,7 @@ fn expecting(host: &Host) -> Host {
     new
 }
 
-const DISK: [(u8, &str, TargetOptions); 1] = [(
+pub const DISK: [(u8, &str, TargetOptions); 1] = [(
     0,
     "disk0",
     TargetOptions {

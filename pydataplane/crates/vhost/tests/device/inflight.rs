@@ -27,7 +27,7 @@ fn message(bytes: u64, offset: u64, queues: u16, size: u16) -> Vec<u8> {
 }
 
 /// The region of a guest, as its QEMU keeps it.
-struct Region {
+pub struct Region {
     fd: OwnedFd,
     bytes: Vec<u8>,
     memory: GuestMemory,
@@ -56,7 +56,7 @@ impl Region {
         self.memory.range(PART * queue as u64 + at, 2).unwrap().get(0).unwrap()
     }
 
-    fn put(&self, queue: usize, at: u64, value: u16) {
+    pub fn put(&self, queue: usize, at: u64, value: u16) {
         self.memory.range(PART * queue as u64 + at, 2).unwrap().put(0, value).unwrap();
     }
 
@@ -75,7 +75,7 @@ impl Region {
 }
 
 /// A guest with two request queues that tracks what is in flight.
-fn tracked(host: &Host) -> (Guest, Region) {
+pub fn tracked(host: &Host) -> (Guest, Region) {
     let mut guest = Guest::connect(&host.socket(), LINUX);
     let region = Region::new(&mut guest);
     (0..usize::from(QUEUES)).for_each(|queue| guest.start_queue(queue));

@@ -7,6 +7,7 @@ mod fair;
 mod fuzz;
 mod guest;
 mod handover;
+mod handover_hostile;
 mod handshake;
 mod host;
 mod hostile;
