@@ -13,7 +13,8 @@ from typing import Any
 import click
 
 from plugin.cli import main
-from plugin.gateway.procedures import PROCEDURES, By
+from plugin.gateway.procedures import PROCEDURES, SHOWING, Access, By
+from plugin.gateway.procs import Proc
 from tests.docs.links import ROOT
 from tests.support.target import binary
 
@@ -173,6 +174,15 @@ def _kind(schema: _Schema) -> str:
     return " or ".join(kinds)
 
 
+def answered_by(call: Proc) -> By:
+    """Returns who answers a call that the gateway looks into, where it is about something of ours.
+
+    Raises:
+        KeyError: the gateway does not look into it.
+    """
+    return By.LIBVIRTD if call.value in SHOWING else PROCEDURES[call.value].by
+
+
 def calls() -> str:
     """Returns the page on libvirt's calls that the gateway looks into."""
     answers = {
@@ -180,9 +190,13 @@ def calls() -> str:
         By.LIBVIRTD: "libvirtd, with arguments or result changed",
         By.NOBODY: "refused with a sentence",
     }
+    shown = [(Proc(number).name, Access.READ, By.LIBVIRTD) for number in sorted(SHOWING)]
     rows = [
-        f"| `{row.proc.name}` | {row.access.value} | {answers[row.by]} |"
-        for row in PROCEDURES.values()
+        f"| `{name}` | {access.value} | {answers[by]} |"
+        for name, access, by in sorted(
+            [(row.proc.name, row.access, row.by) for row in PROCEDURES.values()] + shown,
+            key=lambda row: row[0],
+        )
     ]
     return (
         f"{NOTE}# libvirt's calls\n\nThose that `virtlun-gateway` looks into. It answers itself "

@@ -1,0 +1,195 @@
+"""Every virsh command about disks, snapshots, pools and jobs, as it goes through the gateway.
+
+`ROWS` are carried out in this order, on a running domain `vm` with two disks: vda, a qcow2 file
+that is libvirtd's own, and sda, a volume. tests/libvirt/test_virsh_commands.py does it with a real
+libvirtd, and compares what came out with docs/pages/reference/virsh.md.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from plugin.gateway.procedures import By
+from plugin.gateway.procs import Proc
+from tests.docs.reference import REFERENCE, answered_by
+
+PAGE = REFERENCE / "virsh.md"
+
+GROUPS = ("domain", "monitor", "snapshot", "checkpoint", "backup", "pool", "volume")
+"""Of `virsh help`."""
+
+CONCERNED = re.compile(
+    r"(attach-d|detach-d|blk|block|domblk|change-media|update-device|save|restore|managedsave"
+    r"|migrate$|domjob|create$|define$|undefine$|start$|destroy$|dumpxml$|edit$|domstats$"
+    r"|domxml-to|snapshot-|checkpoint-|backup-|pool-|vol-|find-storage)"
+)
+"""Commands of these groups that the page has to name."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A command; `{FOLDER}` in it is a scratch directory.
+
+    `calls` are those of libvirt that it stands for; none: the gateway looks into none of them.
+    `fails`: virsh says no, and the page has its sentence.
+    """
+
+    words: str
+    calls: tuple[Proc, ...] = ()
+    fails: bool = False
+    who: str = ""
+    """Who answers, where `calls` do not say it."""
+
+    @property
+    def command(self) -> str:
+        """The name of the command."""
+        return self.words.split()[0]
+
+
+ROWS = (
+    Row("attach-disk vm /dev/virtlun/lvs0/b sdb --live --config", (Proc.ATTACH_DEVICE_FLAGS,)),
+    Row("update-device vm {FOLDER}/readonly.xml --config", (Proc.UPDATE_DEVICE_FLAGS,)),
+    Row("update-device vm {FOLDER}/readonly.xml --live", (Proc.UPDATE_DEVICE_FLAGS,), fails=True),
+    Row("change-media vm sdb --eject --live", fails=True, who="virsh: no removable medium"),
+    Row("detach-disk vm sdb --live --config", (Proc.DETACH_DEVICE_FLAGS,)),
+    Row("attach-device vm {FOLDER}/alias.xml --live", (Proc.ATTACH_DEVICE_FLAGS,)),
+    Row("detach-device-alias vm ua-b --live", (Proc.DETACH_DEVICE_ALIAS,)),
+    Row("attach-device vm {FOLDER}/alias.xml --live", (Proc.ATTACH_DEVICE_FLAGS,)),
+    Row("detach-device vm {FOLDER}/alias.xml --live", (Proc.DETACH_DEVICE_FLAGS,)),
+    Row("domblklist vm", (Proc.GET_XML_DESC,)),
+    Row("domblkinfo vm sda", (Proc.GET_BLOCK_INFO,)),
+    Row("domblkstat vm sda", (Proc.BLOCK_STATS_FLAGS,)),
+    Row("domblkerror vm"),
+    Row("domstats vm --block", (Proc.GET_ALL_DOMAIN_STATS,)),
+    Row("blockresize vm sda 32M", (Proc.BLOCK_RESIZE,)),
+    Row("blockresize vm sda 8M", (Proc.BLOCK_RESIZE,), fails=True),
+    Row("blkdeviotune vm sda", (Proc.GET_BLOCK_IO_TUNE,), fails=True),
+    Row("blkdeviotune vm sda --total-iops-sec 100 --live", (Proc.SET_BLOCK_IO_TUNE,), fails=True),
+    Row("domblkthreshold vm sda 1G", (Proc.SET_BLOCK_THRESHOLD,), fails=True),
+    Row("blockjob vm sda", (Proc.GET_BLOCK_JOB_INFO,)),
+    Row("blockjob vm sda --abort", (Proc.BLOCK_JOB_ABORT,), fails=True),
+    Row("blockcopy vm sda {FOLDER}/copy --transient-job", (Proc.BLOCK_COPY,), fails=True),
+    Row("blockpull vm sda", (Proc.BLOCK_REBASE,), fails=True),
+    Row("blockcommit vm sda --active", (Proc.BLOCK_COMMIT,), fails=True),
+    Row("snapshot-create-as vm s --disk-only", (Proc.SNAPSHOT_CREATE_XML,), fails=True),
+    Row("snapshot-create-as vm s", (Proc.SNAPSHOT_CREATE_XML,), fails=True),
+    Row(
+        "snapshot-create-as vm s --disk-only --diskspec sda,snapshot=no",
+        (Proc.SNAPSHOT_CREATE_XML,),
+    ),
+    Row("snapshot-create vm {FOLDER}/snapshot.xml --disk-only", (Proc.SNAPSHOT_CREATE_XML,)),
+    Row("snapshot-list vm"),
+    Row("snapshot-info vm s"),
+    Row("snapshot-current vm --name"),
+    Row("snapshot-parent vm s2"),
+    Row("snapshot-dumpxml vm s", (Proc.SNAPSHOT_GET_XML_DESC,)),
+    Row("snapshot-revert vm s", fails=True),
+    Row("snapshot-delete vm s2 --metadata"),
+    Row("checkpoint-create-as vm c", (Proc.CHECKPOINT_CREATE_XML,), fails=True),
+    Row(
+        "checkpoint-create-as vm c --diskspec vda --diskspec sda,checkpoint=no",
+        (Proc.CHECKPOINT_CREATE_XML,),
+    ),
+    Row("checkpoint-create vm {FOLDER}/checkpoint.xml", (Proc.CHECKPOINT_CREATE_XML,)),
+    Row("checkpoint-list vm"),
+    Row("checkpoint-info vm c"),
+    Row("checkpoint-parent vm c2"),
+    Row("checkpoint-dumpxml vm c", (Proc.CHECKPOINT_GET_XML_DESC,)),
+    Row("checkpoint-delete vm c2 --metadata"),
+    Row("backup-begin vm", (Proc.BACKUP_BEGIN,), fails=True),
+    Row("backup-begin vm {FOLDER}/backup.xml", (Proc.BACKUP_BEGIN,)),
+    Row("backup-dumpxml vm", (Proc.BACKUP_GET_XML_DESC,)),
+    Row("domjobinfo vm"),
+    Row("domjobabort vm"),
+    Row("dumpxml vm --migratable", (Proc.GET_XML_DESC,)),
+    Row("domxml-to-native qemu-argv --domain vm", (Proc.XML_TO_NATIVE,)),
+    Row("destroy vm"),
+    Row("snapshot-delete vm s --metadata"),
+    Row("checkpoint-delete vm c --metadata"),
+    Row("define {FOLDER}/vm.xml", (Proc.DEFINE_XML_FLAGS,)),
+    Row("start vm", (Proc.CREATE,)),
+    Row("managedsave vm"),
+    Row("managedsave-dumpxml vm", (Proc.MANAGED_SAVE_GET_XML_DESC,)),
+    Row("managedsave-define vm {FOLDER}/vm.xml", (Proc.MANAGED_SAVE_DEFINE_XML,)),
+    Row("managedsave-remove vm"),
+    Row("start vm", (Proc.CREATE,)),
+    Row("save vm {FOLDER}/saved.img"),
+    Row("save-image-dumpxml {FOLDER}/saved.img", (Proc.SAVE_IMAGE_GET_XML_DESC,)),
+    Row("save-image-define {FOLDER}/saved.img {FOLDER}/vm.xml", (Proc.SAVE_IMAGE_DEFINE_XML,)),
+    Row("restore {FOLDER}/saved.img", (Proc.RESTORE,)),
+    Row("destroy vm"),
+    Row("undefine vm"),
+    Row("create {FOLDER}/vm.xml", (Proc.CREATE_XML,)),
+    Row("pool-list --all"),
+    Row("pool-info virtlun-lvs0", fails=True),
+    Row("vol-list virtlun-lvs0", fails=True),
+)
+
+ELSEWHERE = {
+    "migrate": "works where both hosts have the volume with the same content: "
+    "`tests/libvirt/test_migration.py`",
+    "edit": "as `dumpxml` and `define`",
+    "managedsave-edit": "as `managedsave-dumpxml` and `managedsave-define`",
+    "save-image-edit": "as `save-image-dumpxml` and `save-image-define`",
+    "snapshot-edit": "as `snapshot-dumpxml` and `snapshot-create --redefine`",
+    "checkpoint-edit": "as `checkpoint-dumpxml` and `checkpoint-create --redefine`",
+    "blkiotune": "weights of a whole domain: libvirtd, as ever",
+}
+"""Commands that are not carried out here, and why."""
+
+POOLS = re.compile(r"(pool-|vol-|find-storage-pool-)")
+
+_WHO = {
+    By.GATEWAY: "gateway",
+    By.LIBVIRTD: "libvirtd, changed by the gateway",
+    By.NOBODY: "gateway",
+}
+
+
+def page(said: dict[Row, str], pools: list[str]) -> str:
+    """Returns the page; `said` is what virsh printed where it said no."""
+    parts = [
+        "<!-- Made by tests/libvirt/test_virsh_commands.py; do not edit. -->\n\n# virsh\n",
+        "Each was run with a real virsh and libvirtd through the gateway, in this order, on a "
+        "running domain with a qcow2 file `vda` and a volume `sda`. *libvirtd*: the gateway does "
+        "not look into the call. *libvirtd, changed by the gateway*: it changes arguments or "
+        "result, or prepares for it. "
+        "[Which call is which](calls.md) of libvirt's protocol.\n",
+        "| command | outcome | who answers |\n| --- | --- | --- |",
+    ]
+    for row in ROWS:
+        outcome = f"no: *{_plain(said[row])}*" if row.fails else "works"
+        parts.append(f"| `{_shown(row.words)}` | {outcome} | {_who(row)} |")
+    parts.append("\n## Not in this run\n\n| command | |\n| --- | --- |")
+    parts += [f"| `{name}` | {why} |" for name, why in sorted(ELSEWHERE.items())]
+    parts.append(
+        "\n## Pools and their volumes\n\nAll of these go to libvirtd as they are. An lvstore is no "
+        "pool of libvirtd's: `<source pool='virtlun-LVSTORE' volume='LVOL'/>` is taken in a "
+        "domain's XML, and `virtlun lvstore` and `virtlun volume` do what these commands do "
+        f"elsewhere.\n\n{', '.join(f'`{name}`' for name in pools)}\n"
+    )
+    return "\n".join(parts)
+
+
+def _who(row: Row) -> str:
+    if row.who or not row.calls:
+        return row.who or "libvirtd"
+    if row.fails:
+        return _WHO[By.NOBODY]
+    return ", ".join(sorted({_WHO[answered_by(call)] for call in row.calls}))
+
+
+def _shown(words: str) -> str:
+    return words.replace("{FOLDER}/", "")
+
+
+def _plain(sentence: str) -> str:
+    return sentence.replace("|", "\\|").replace("*", "\\*").replace("<", "&lt;")
+
+
+def sentence(said: str, folder: str) -> str:
+    """Returns libvirt's sentence in what virsh printed, without what differs between two runs."""
+    last = said.rsplit("error: ", 1)[-1].strip()
+    text = " ".join(last.replace(f"{folder}/", "").split())
+    return re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "UUID", text)

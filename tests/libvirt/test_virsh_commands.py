@@ -1,0 +1,90 @@
+"""The page on virsh commands is what they do: see tests/docs/virsh.py.
+
+`VIRTLUN_WRITE_DOCS=1` writes the page anew.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+from plugin.gateway.procedures import PROCEDURES
+from tests.docs.virsh import CONCERNED, ELSEWHERE, GROUPS, PAGE, POOLS, ROWS, Row, page, sentence
+from tests.support.host import Host
+from tests.support.libvirtd import VirshError
+
+pytestmark = [pytest.mark.root, pytest.mark.vm]
+
+DISK = (
+    "<disk type='file' device='disk'><source file='/dev/virtlun/lvs0/b'/>"
+    "<target dev='sdb' bus='scsi'/>{more}</disk>"
+)
+DOMAIN = (
+    "<domain type='qemu'><name>vm</name><uuid>6f1c9a52-7b0d-4c55-9a0e-3d5f0b7a1c42</uuid>"
+    "<memory unit='MiB'>64</memory>"
+    "<os><type arch='x86_64' machine='q35'>hvm</type></os><devices>"
+    "<disk type='file' device='disk'><driver name='qemu' type='qcow2'/>"
+    "<source file='{folder}/vda.qcow2'/><target dev='vda' bus='virtio'/></disk>"
+    "<disk type='file' device='disk'><source file='/dev/virtlun/lvs0/a'/>"
+    "<target dev='sda' bus='scsi'/></disk></devices></domain>"
+)
+FILES = {
+    "readonly.xml": DISK.format(more="<readonly/>"),
+    "alias.xml": DISK.format(more="<alias name='ua-b'/>"),
+    "snapshot.xml": "<domainsnapshot><name>s2</name><disks><disk name='sda' snapshot='no'/>"
+    "<disk name='vda' snapshot='external'/></disks></domainsnapshot>",
+    "checkpoint.xml": "<domaincheckpoint><name>c2</name><disks><disk name='vda'/>"
+    "<disk name='sda' checkpoint='no'/></disks></domaincheckpoint>",
+    "backup.xml": "<domainbackup mode='pull'><server transport='unix' socket='{folder}/nbd'/>"
+    "<disks><disk name='vda' backup='yes' type='file'><scratch file='{folder}/backup'/></disk>"
+    "<disk name='sda' backup='no'/></disks></domainbackup>",
+    "vm.xml": DOMAIN,
+}
+
+
+def named() -> set[str]:
+    """Returns the commands of this virsh that the page has to name."""
+    lines = "".join(
+        subprocess.run(["virsh", "help", group], capture_output=True, text=True, check=True).stdout
+        for group in GROUPS
+    ).splitlines()
+    words = {line.split()[0] for line in lines if line.startswith("    ")}
+    return {word for word in words if CONCERNED.match(word)}
+
+
+def test_the_page_names_every_command() -> None:
+    rows = {row.command for row in ROWS}
+    assert not rows & ELSEWHERE.keys()
+    assert {name for name in named() if not POOLS.match(name)} <= rows | ELSEWHERE.keys()
+    # The page says so of all commands on pools and their volumes.
+    assert not [row for row in PROCEDURES.values() if row.proc.name.startswith("STORAGE")]
+
+
+def test_each_command_does_what_the_page_says(host: Host) -> None:
+    folder = str(host.scratch)
+    host.scratch.chmod(0o777)  # QEMU's user makes the files of snapshots
+    for name, text in FILES.items():
+        (host.scratch / name).write_text(text.replace("{folder}", folder))
+    image = host.scratch / "vda.qcow2"
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", image, "8M"], check=True)
+    image.chmod(0o666)
+    for name in ("a", "b"):
+        host.volumes.create(f"lvs0/{name}", 16 << 20)
+    host.virsh("define", f"{folder}/vm.xml")
+    host.virsh("start", "vm")
+    said: dict[Row, str] = {}
+    for row in ROWS:
+        words = row.words.replace("{FOLDER}", folder).split()
+        if row.fails:
+            with pytest.raises(VirshError) as caught:
+                host.virsh(*words)
+            said[row] = sentence(str(caught.value), folder)
+        else:
+            host.virsh(*words)
+    host.virsh("destroy", "vm")
+    made = page(said, sorted(name for name in named() if POOLS.match(name)))
+    if os.environ.get("VIRTLUN_WRITE_DOCS"):
+        PAGE.write_text(made)
+    assert PAGE.read_text() == made, "if that is right: VIRTLUN_WRITE_DOCS=1"
