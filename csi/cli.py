@@ -149,6 +149,7 @@ def main(
         parts["Node"] = Node(
             *(volumes, *faces, locks, node_id, max_volumes, inline),
             capacity_of=nodes.capacity_of,
+            asked_of=nodes.asked_of,
         )
     described = csi_pb2.DESCRIPTOR.services_by_name
     path = Path(endpoint.removeprefix(UNIX))

@@ -24,6 +24,7 @@ from csi.underway import Underway
 from csi.vhostface import VhostFace
 from csi.volumes import Owned, OwnedVolumes
 from pydataplane.errors import NO_DEVICE, RpcError
+from pydataplane.volumes import Volume
 
 Rpc = pb.NodeServiceCapability.RPC
 CAPABILITIES = [
@@ -53,10 +54,12 @@ class Node:
         max_volumes: int,
         inline: InlineVolumes,
         capacity_of: Callable[[str], int] | None = None,
+        asked_of: Callable[[str], int | None] | None = None,
     ) -> None:
         """Serves the pods of `node`, `max_volumes` at most (0: as many as there are).
 
-        `capacity_of` tells the bytes that a volume is to have, 0 where nobody knows.
+        `capacity_of` tells the bytes that a volume is to have, 0 where nobody knows; `asked_of`
+        those that its claim asks for, None where it has none.
         """
         self._volumes = volumes
         self._devices = devices
@@ -66,6 +69,7 @@ class Node:
         self._max_volumes = max_volumes
         self._inline = inline
         self._capacity_of = capacity_of or (lambda _: 0)
+        self._asked_of = asked_of or (lambda _: None)
         self._jobs = Underway()
 
     def node_stage_volume(self, request: pb.NodeStageVolumeRequest) -> pb.NodeStageVolumeResponse:
@@ -214,7 +218,7 @@ class Node:
                 raise not_found(f"volume {request.volume_id} is not at {path}")
             volume = owned.volume
             if request.HasField("capacity_range"):
-                volume = self._volumes.grow(request.volume_id, request.capacity_range)
+                volume = self._grow(request.volume_id, request.capacity_range)
             if device is None:  # a guest has it, and the target told it
                 return pb.NodeExpandVolumeResponse(capacity_bytes=volume.size)
             self._devices.grow(request.volume_id)
@@ -224,6 +228,25 @@ class Node:
                 filesystems.grow(device, Path(mounted.target), mounted.fs_type)
             size = filesystems.size_of(device)
         return pb.NodeExpandVolumeResponse(capacity_bytes=size)
+
+    def _grow(self, handle: str, wanted: pb.CapacityRange) -> Volume:
+        """Grows a volume into a range, but to no more than its claim asks for.
+
+        Raises:
+            Failure: OUT_OF_RANGE, kubelet was told of more than that.
+        """
+        asked = self._asked_of(handle)
+        if asked is None or wanted.required_bytes <= asked:
+            return self._volumes.grow(handle, wanted)
+        # what was asked for may have been rounded up
+        volume = self._volumes.grow(handle, pb.CapacityRange(required_bytes=asked))
+        if volume.size < wanted.required_bytes:
+            raise Failure(
+                Code.OUT_OF_RANGE,
+                f"volume {handle} does not grow to the {wanted.required_bytes} bytes of its "
+                f"PersistentVolume: its claim asks for {asked}; ask for more there",
+            )
+        return volume
 
     def node_get_capabilities(
         self, _: pb.NodeGetCapabilitiesRequest

@@ -1,6 +1,8 @@
 """What the API server knows of a volume: which node has it, and how large it is to be.
 
-csi-resizer asks any of the drivers for growth, and that one leaves it to the volume's node.
+csi-resizer asks any of the drivers for growth, and that one leaves it to the volume's node. So each
+node may write a larger capacity into any PersistentVolume. What the volume's node believes is the
+claim, which asks for no more than its user wrote.
 """
 
 from __future__ import annotations
@@ -11,9 +13,9 @@ from collections.abc import Callable
 
 import structlog
 
-from csi.cluster import Cluster, ClusterError, NotFoundError
+from csi.cluster import CLAIM, Cluster, ClusterError, NotFoundError
 from csi.errors import Code, Failure
-from csi.objects import PersistentVolume
+from csi.objects import PersistentVolume, quantity_bytes
 
 IN_POD = "KUBERNETES_SERVICE_HOST"
 
@@ -47,10 +49,37 @@ class VolumeNodes:
         """Returns the bytes that a volume of ours is to have; 0 where nobody says."""
         try:
             found = self._volume(handle)
+            asked = self._asked(found)
         except ClusterError as error:
             log.warning("whether a volume is to grow is not known", reason=str(error))
             return 0
-        return found.capacity if found else 0
+        if found is None:
+            return 0
+        return found.capacity if asked is None else min(found.capacity, asked)
+
+    def asked_of(self, handle: str) -> int | None:
+        """Returns the bytes that the claim of a volume of ours asks for; None if it has no claim.
+
+        Raises:
+            Failure: UNAVAILABLE, the API server does not say.
+        """
+        try:
+            return self._asked(self._volume(handle))
+        except ClusterError as error:
+            raise Failure(
+                Code.UNAVAILABLE, f"how large volume {handle} is to be is not known: {error}"
+            ) from error
+
+    def _asked(self, found: PersistentVolume | None) -> int | None:
+        if found is None or found.claim is None:
+            return None
+        assert self._cluster is not None
+        namespace, name = found.claim
+        try:
+            claim = self._cluster.get(CLAIM, name, namespace)
+        except NotFoundError:
+            return None
+        return quantity_bytes(claim["spec"]["resources"]["requests"]["storage"])
 
     def _volume(self, handle: str) -> PersistentVolume | None:
         if self._connect is None:

@@ -233,6 +233,26 @@ def test_a_block_device_is_written_read_and_grown_in_its_pod(cluster: Cluster) -
         assert read(cluster, "raw", at_mib=127) == "last"
 
 
+def test_a_volume_that_a_stranger_writes_larger_stays_as_its_claim_asks(
+    cluster: Cluster, deployment: Deployment
+) -> None:
+    """The credentials of any node may note a capacity, as the elected csi-resizer does."""
+    with cluster.applied(example("pod-block")):
+        cluster.wait("pod/raw", "condition=Ready")
+        before = device_bytes(cluster, "raw")
+        volume = cluster.get("pvc", "disk")["spec"]["volumeName"]
+        larger = '{"spec":{"capacity":{"storage":"1Gi"}}}'
+        cluster.kubectl("patch", "pv", volume, "--type=merge", "-p", larger)
+        log = deployment.parts["virtlun-csi"].process
+        wait_for(
+            lambda: "its claim asks for" in log.words(20_000),
+            "kubelet's call, and its refusal",
+            seconds=60,
+            pause_s=0.2,
+        )
+        assert device_bytes(cluster, "raw") == before
+
+
 def test_two_pods_share_a_block_device(cluster: Cluster) -> None:
     with cluster.applied(example("pods-shared-block")):
         cluster.wait("pod/left", "condition=Ready")

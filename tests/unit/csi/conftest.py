@@ -40,6 +40,8 @@ class World:
         self.nodes: dict[str, str] = {}
         #: And the bytes that each is to have.
         self.capacities: dict[str, int] = {}
+        #: And the bytes that its claim asks for.
+        self.asked: dict[str, int] = {}
         self.restart()
 
     def restart(self) -> None:
@@ -51,6 +53,7 @@ class World:
         self.node = Node(
             *(volumes, *faces, self.locks, NODE, 0, inline),
             capacity_of=lambda handle: self.capacities.get(handle, 0),
+            asked_of=self.asked.get,
         )
 
     def create(self, name: str = "pvc-1", size: int = 64 * MIB, **changes: Any) -> pb.Volume:

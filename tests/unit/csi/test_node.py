@@ -255,6 +255,26 @@ def test_a_guest_needs_no_help_of_the_node_to_see_growth(world: World, tmp_path:
     assert world.node.node_expand_volume(request).capacity_bytes == 128 * MIB
 
 
+def test_a_volume_grows_to_what_its_claim_asks_for_and_no_further(
+    world: World, tmp_path: Path
+) -> None:
+    """Any node's credentials may note a capacity in a PersistentVolume, which kubelet believes."""
+    handle = world.create(parameters={"face": "vhost"}).volume_id
+    world.asked[handle] = 128 * MIB - 100
+
+    def expand(size: int) -> int:
+        wanted = pb.CapacityRange(required_bytes=size)
+        request = pb.NodeExpandVolumeRequest(
+            volume_id=handle, volume_path=str(tmp_path), capacity_range=wanted
+        )
+        return world.node.node_expand_volume(request).capacity_bytes
+
+    assert expand(128 * MIB) == 128 * MIB, "rounded up"
+    message = refused(lambda: expand(1024 * MIB), Code.OUT_OF_RANGE)
+    assert f"its claim asks for {128 * MIB - 100}" in message
+    assert expand(128 * MIB) == 128 * MIB
+
+
 def test_what_grew_while_nobody_used_it_is_staged_with_its_new_size(world: World) -> None:
     """csi-resizer asked another node's driver, which left it to this node."""
     handle = world.create().volume_id
