@@ -53,6 +53,9 @@ def test_who_may_do_what(installed: Installed) -> None:
         if container.get("securityContext", {}).get("privileged")
     }
     assert privileged == {"virtlun-holder", "virtlun-csi"}
+    for name in ("virtlun-holder", "virtlun-target"):
+        mounts = installed.pod(name)["spec"]["containers"][0]["volumeMounts"]
+        assert not any("serviceaccount" in mount["mountPath"] for mount in mounts), name
     target = status(installed, "virtlun-target")
     assert target["Uid"].split() == ["64100"] * 4
     for kind in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
@@ -66,7 +69,7 @@ def test_the_probes_are_answered(installed: Installed) -> None:
     driver = pod["spec"]["containers"][0]
     assert driver["name"] == "virtlun-csi"
     port = next(one["containerPort"] for one in driver["ports"] if one["name"] == "http")
-    for probe in ("livenessProbe", "readinessProbe"):
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         asked = driver[probe]["httpGet"]
         assert asked["port"] == "http"
         url = f"http://{pod['status']['podIP']}:{port}{asked['path']}"
