@@ -101,6 +101,11 @@ docs: $(CACHE)/docs.stamp ## The site, in build/docs; a warning is an error
 	$(call say,docs)
 	@NO_MKDOCS_2_WARNING=1 $(CACHE)/docs-venv/bin/mkdocs build --quiet --strict --clean -f docs/mkdocs.yml
 
+.PHONY: release
+release: setup ## Source tarball, sdist and wheel of the last commit, with SHA256SUMS, in dist/
+	$(call say,release)
+	@$(BIN)/python -m tests.release
+
 .PHONY: format
 format: $(CACHE)/venv.stamp toolchain ## Format all code
 	@$(CARGO) fmt --all --manifest-path $(MANIFEST)

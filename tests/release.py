@@ -1,0 +1,123 @@
+"""Builds a release into dist/: `make release`.
+
+A source tarball, an sdist, a wheel with the programs, and their SHA256SUMS. All are made from the
+last commit, not from what else lies in the checkout, and are the same, byte by byte, wherever and
+whenever that is done with the same tools: times are the commit's, owners root, paths of the build
+machine are in no program.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DIST = ROOT / "dist"
+
+
+def main() -> None:
+    """Builds it; the version's section in CHANGELOG.md must be there."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    if f"## [{version}]" not in (ROOT / "CHANGELOG.md").read_text():
+        sys.exit(f"CHANGELOG.md has no section [{version}]: move what is unreleased there")
+    shutil.rmtree(DIST, ignore_errors=True)
+    DIST.mkdir()
+    with tempfile.TemporaryDirectory() as scratch:
+        tree = checkout(Path(scratch), version)
+        source(tree, DIST)
+        sdist(tree, DIST)
+        wheel(tree, DIST)
+    sums(DIST)
+    print((DIST / "SHA256SUMS").read_text(), end="")
+
+
+def commit_time() -> int:
+    """Returns the time of the last commit, seconds since 1970."""
+    return int(_git("log", "-1", "--format=%ct"))
+
+
+def checkout(scratch: Path, version: str) -> Path:
+    """Returns a new folder below `scratch` with the files of the last commit."""
+    archive = _git("archive", "--format=tar", f"--prefix=virtlun-{version}/", "HEAD")
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        tar.extractall(scratch, filter="data")
+    return scratch / f"virtlun-{version}"
+
+
+def source(tree: Path, dist: Path) -> Path:
+    """Packs all of a tree as NAME-source.tar.gz and returns that."""
+    made = dist / f"{tree.name}-source.tar.gz"
+    with tempfile.TemporaryDirectory() as scratch:
+        plain = Path(scratch) / "plain.tar"
+        with tarfile.open(plain, "w") as tar:
+            tar.add(tree, tree.name)
+        repack(plain, made)
+    return made
+
+
+def sdist(tree: Path, dist: Path) -> Path:
+    """Builds what `pip install` builds from and returns that."""
+    with tempfile.TemporaryDirectory() as scratch:
+        _run(tree, sys.executable, "setup.py", "-q", "sdist", "--dist-dir", scratch)
+        (plain,) = Path(scratch).iterdir()
+        made = dist / plain.name
+        repack(plain, made)
+    return made
+
+
+def wheel(tree: Path, dist: Path) -> Path:
+    """Builds the wheel, with the programs compiled in release profile, and returns it."""
+    words = ("pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(dist), ".")
+    _run(tree, sys.executable, "-m", *words)
+    (made,) = dist.glob("*.whl")
+    return made
+
+
+def repack(given: Path, made: Path) -> None:
+    """Packs an archive anew: names in order, the commit's time, nobody's names or rights."""
+    when = commit_time()
+    with tarfile.open(given) as old, made.open("wb") as file:  # noqa: SIM117
+        with (
+            gzip.GzipFile("", "wb", fileobj=file, mtime=when) as packed,
+            tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as new,
+        ):
+            for member in sorted(old.getmembers(), key=lambda member: member.name):
+                member.mtime, member.uid, member.gid = when, 0, 0
+                member.uname = member.gname = ""
+                member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+                member.pax_headers = {}
+                new.addfile(member, old.extractfile(member) if member.isfile() else None)
+
+
+def sums(dist: Path) -> None:
+    """Writes SHA256SUMS, for `sha256sum --check`."""
+    lines = [
+        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
+        for path in sorted(dist.iterdir())
+    ]
+    (dist / "SHA256SUMS").write_text("".join(lines))
+
+
+def _git(*words: str) -> bytes:
+    return subprocess.run(["git", "-C", ROOT, *words], check=True, capture_output=True).stdout
+
+
+def _run(tree: Path, *words: str) -> None:
+    home = os.environ.get("CARGO_HOME", str(Path.home() / ".cargo"))
+    paths = {str(tree): "/virtlun", home: "/cargo"}
+    flags = " ".join(f"--remap-path-prefix={path}={name}" for path, name in paths.items())
+    settings = {"SOURCE_DATE_EPOCH": str(commit_time()), "RUSTFLAGS": flags}
+    subprocess.run(words, cwd=tree, check=True, env={**os.environ, **settings})
+
+
+if __name__ == "__main__":
+    main()

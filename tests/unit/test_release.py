@@ -1,0 +1,43 @@
+"""What `make release` packs is what was committed, and the same each time."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests import release
+
+
+@pytest.mark.parametrize("build", [release.source, release.sdist], ids=["source", "sdist"])
+def test_an_archive_is_the_same_wherever_it_is_made(build: object, tmp_path: Path) -> None:
+    assert callable(build)
+    made = []
+    for name in ("here", "there"):
+        (dist := tmp_path / name / "dist").mkdir(parents=True)
+        tree = release.checkout(tmp_path / name, "0.0")
+        made.append(build(tree, dist))
+    assert made[0].name == made[1].name
+    assert made[0].read_bytes() == made[1].read_bytes()
+    with tarfile.open(made[0]) as tar:
+        names = {member.name.partition("/")[2] for member in tar.getmembers()}
+        assert {(member.uid, member.mtime) for member in tar} == {(0, release.commit_time())}
+    assert {
+        "setup.py",
+        "LICENSE",
+        "pydataplane/Cargo.lock",
+        "pydataplane/crates/target/src/main.rs",
+        "schemas/blobstore.md",
+        "plugin/cli/main.py",
+    } <= names
+    assert not [name for name in names if "/target/release/" in name or ".venv" in name]
+
+
+def test_sums_are_those_that_sha256sum_checks(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("a")
+    release.sums(tmp_path)
+    assert hashlib.sha256(b"a").hexdigest() in (tmp_path / "SHA256SUMS").read_text()
+    subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=tmp_path, check=True)
