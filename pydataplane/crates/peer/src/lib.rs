@@ -108,14 +108,19 @@ impl Process {
     }
 
     /// The process that `identity` was recorded of, unless it is known to be gone. One without a
-    /// number here cannot be looked for: it counts as there.
+    /// number here cannot be looked for: it counts as there. So does one that cannot be looked at
+    /// now, for want of descriptors.
     pub fn find(identity: &Identity) -> Option<Process> {
         if identity.boot_id != boot_id() {
             return None;
         }
         let pidfd = match identity.pid {
             0 => None,
-            pid => open(pid).ok()?,
+            pid => match open(pid) {
+                Ok(pidfd) => pidfd,
+                Err(why) if says_absent(&why) => return None,
+                Err(_) => None,
+            },
         };
         let found = Process::new(identity.uid, identity.pid, pidfd).ok()?;
         let same = |recorded: u64, now: u64| recorded == 0 || now == 0 || recorded == now;
@@ -128,7 +133,7 @@ impl Process {
 
     fn new(uid: u32, pid: u32, pidfd: Option<OwnedFd>) -> io::Result<Process> {
         let inode = pidfd.as_ref().map_or(Ok(0), inode)?;
-        let stat = stat(pid);
+        let stat = stat(pid).ok().flatten();
         let (start_time, command) = stat.map_or((0, String::new()), |s| (s.start_time, s.command));
         let identity = Identity { uid, pid, start_time, inode, boot_id: boot_id().to_owned() };
         Ok(Process { identity, pidfd, command })
@@ -154,7 +159,8 @@ impl Process {
                 poll(&mut fds, Some(&now)).is_ok_and(|ready| ready != 0)
             }
             None if pid == 0 || start_time == 0 => false,
-            None => stat(pid).is_none_or(|s| s.ended || s.start_time != start_time),
+            None => stat(pid)
+                .is_ok_and(|stat| stat.is_none_or(|s| s.ended || s.start_time != start_time)),
         }
     }
 
@@ -222,12 +228,24 @@ struct Stat {
     start_time: u64,
 }
 
-fn stat(pid: u32) -> Option<Stat> {
+/// `None`: there is no such process here. An error says nothing of the process.
+fn stat(pid: u32) -> io::Result<Option<Stat>> {
     if pid == 0 {
-        return None;
+        return Ok(None);
     }
-    let text = fs::read(format!("/proc/{pid}/stat")).ok()?;
-    parse_stat(&String::from_utf8_lossy(&text))
+    match fs::read(format!("/proc/{pid}/stat")) {
+        Ok(text) => Ok(parse_stat(&String::from_utf8_lossy(&text))),
+        Err(why) if says_absent(&why) => Ok(None),
+        Err(why) => Err(why),
+    }
+}
+
+/// Whether no process has the number: none, or only a thread that is not its process's first.
+fn says_absent(why: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let absent = [Errno::SRCH, Errno::NOENT, Errno::INVAL];
+    why.kind() == io::ErrorKind::NotFound
+        || Errno::from_io_error(why).is_some_and(|errno| absent.contains(&errno))
 }
 
 /// Its second field is a name in parentheses, which may have any characters.
