@@ -44,6 +44,8 @@ class _Connection(JSONRPCClient):  # type: ignore[misc]
     """SPDK's client with a wall-clock deadline, whole characters and checked ids."""
 
     sock: Any
+    place: tuple[int, int] | None = None
+    """Of the socket that it was connected to: device and inode."""
 
     def __init__(self, address: str, timeout_s: float) -> None:
         super().__init__(address, timeout=timeout_s)
@@ -173,12 +175,16 @@ class Client:
                 connection = self._kept.pop()
             except IndexError:  # another thread took it
                 break
-            if connection.is_quiet:
+            # A target that was started anew, or moved away, is not asked under the old one's name.
+            if connection.is_quiet and connection.place == self._place():
                 connection.sock.settimeout(self.timeout_s)
                 return connection
             connection.drop()  # its target has ended
         try:
-            return _Connection(str(self.path), self.timeout_s)
+            place = self._place()
+            connection = _Connection(str(self.path), self.timeout_s)
+            connection.place = place
+            return connection
         except (JSONRPCException, OSError) as error:
             if isinstance(error.__cause__, PermissionError):
                 raise TargetForbidden(
@@ -189,9 +195,16 @@ class Client:
                 f"no target answers on {self.path}: start it with `{start_command(self.path)}`"
             ) from error
 
+    def _place(self) -> tuple[int, int] | None:
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
     def _keep(self, connection: _Connection) -> bool:
         """Keeps a connection for the next call; False: there is no room for it."""
-        if len(self._kept) == self._kept.maxlen:
+        if len(self._kept) == self._kept.maxlen or connection.place is None:
             return False
         self._kept.append(connection)
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from plugin.config import GatewaySection
@@ -11,6 +12,8 @@ from plugin.gateway import polkit
 from plugin.gateway.messages import Domain
 from plugin.gateway.peer import Peer
 from plugin.gateway.upstream import Upstream
+
+_NAMES = ThreadPoolExecutor(4, "names")
 
 
 class Caller:
@@ -21,12 +24,17 @@ class Caller:
         self.peer = peer
         self.open_arguments = b""
         """The client's arguments of CONNECT_OPEN, once libvirtd took them."""
-        self.identity = peer.identity()
-        """Arguments of CONNECT_SET_IDENTITY: whose rights the client has."""
+        self.identity = b""
+        """Arguments of CONNECT_SET_IDENTITY: whose rights the client has; see `identify`."""
         self._path = upstream
         self._config = config
         self._own: Upstream | None = None
         self._mutex = asyncio.Lock()
+
+    async def identify(self) -> None:
+        """Finds the client's `identity`: names of users and groups may come from far away."""
+        loop = asyncio.get_running_loop()
+        self.identity = await loop.run_in_executor(_NAMES, self.peer.identity)
 
     async def check_may_read(self, dom: Domain) -> None:
         """Lets libvirtd judge whether the client may read a domain, where it judges each call.

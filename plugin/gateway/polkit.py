@@ -14,6 +14,7 @@ import asyncio
 import re
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 
 from plugin.gateway.errors import Code, Refused
@@ -60,6 +61,18 @@ def judges_calls(libvirtd_conf: Path) -> bool:
 
     libvirtd's default is that it does not. A file that is there but cannot be read counts as yes.
     """
+    try:
+        found_at = libvirtd_conf.stat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return _judges_calls(libvirtd_conf, found_at.st_ino, found_at.st_mtime_ns, found_at.st_size)
+
+
+@lru_cache(maxsize=8)
+def _judges_calls(libvirtd_conf: Path, *_version: int) -> bool:
+    """Reads the file; it is asked for at each call of a client, and hardly ever changes."""
     try:
         text = libvirtd_conf.read_text()
     except FileNotFoundError:

@@ -7,14 +7,17 @@ is connected to is never taken away, whatever libvirtd says, nor one whose name 
 
 from __future__ import annotations
 
+import asyncio
 from uuid import UUID
 
 import structlog
 
 from plugin.gateway import records
 from plugin.gateway.errors import Code, GatewayError, UpstreamError
+from plugin.gateway.known import Seen
 from plugin.gateway.messages import Domain
 from plugin.gateway.services import Services
+from plugin.gateway.targets import Observed
 from plugin.gateway.upstream import XML_INACTIVE, XML_SECURE
 from pydataplane.domain import translate
 from pydataplane.domain.errors import TranslateError
@@ -23,14 +26,24 @@ from pydataplane.domain.translate import CONTROLLER_PREFIX, controller_name
 _log = structlog.get_logger(__name__)
 
 
+TURN = 64
+"""Domains after which others than the round get their turn."""
+
+
 class Reconciler:
-    """Goes through all domains and controllers; remembers what it has said and seen."""
+    """Goes through all domains and controllers; remembers what it has said and seen.
+
+    What each domain needs is known (plugin.gateway.known) and what the targets have is asked once a
+    round, so a domain that is right costs no call.
+    """
 
     def __init__(self, services: Services) -> None:
         """Has seen nothing yet."""
         self._services = services
         self._said: dict[str, str] = {}
         self._strays: set[str] = set()
+        self._settled: dict[bytes, Seen] = {}
+        """The domains whose metadata says all, and as what they were known then."""
 
     async def run(self) -> None:
         """Goes through all once. What cannot be put right is logged and left.
@@ -41,25 +54,47 @@ class Reconciler:
         services = self._services
         try:
             # Before the domains: a controller made for one that starts meanwhile is not among them.
-            idle = await services.target.idle_controllers()
+            observed = await services.target.observe()
         except GatewayError as error:
             self._say("target", str(error))
             return
         self._said.pop("target", None)
         domains = await (await services.admin()).domains(0)
-        for dom in domains:
+        for nth, dom in enumerate(domains):
+            if nth % TURN == TURN - 1:
+                await asyncio.sleep(0)
             try:
-                async with services.domain_lock(dom.uuid):
-                    await records.take_over(services, dom)
-                    await reconcile_domain(services, dom)
+                seen = await services.known.current(dom)
+                if not self._is_right(dom, seen, observed):
+                    await self._put_right(dom)
                 self._said.pop(dom.uuid_text, None)
             except (GatewayError, TranslateError) as error:
                 self._say(dom.uuid_text, str(error), domain=dom.name)
+        there = {dom.uuid for dom in domains}
+        self._settled = {uuid: seen for uuid, seen in self._settled.items() if uuid in there}
         known = {controller_name(dom.uuid_text) for dom in domains}
-        strays = {name for name in idle if name.startswith(CONTROLLER_PREFIX)} - known
+        strays = {name for name in observed.idle if name.startswith(CONTROLLER_PREFIX)} - known
         for name in strays & self._strays:  # another libvirtd of this host may just make it
             await self._remove_stray(name)
         self._strays = strays
+
+    def _is_right(self, dom: Domain, seen: Seen, observed: Observed) -> bool:
+        """Whether there is nothing to do for a domain, as far as can be told without a call."""
+        if not seen.running:
+            settled = not any(lun.uuid is None for lun in seen.luns)
+            return settled and controller_name(dom.uuid_text) not in observed.controllers
+        if self._settled.get(dom.uuid) is not seen:  # of its persistent side nothing is known here
+            return False
+        return seen.plan is not None and observed.is_right(seen.plan)
+
+    async def _put_right(self, dom: Domain) -> None:
+        services = self._services
+        async with services.domain_lock(dom.uuid):
+            settled = await records.take_over(services, dom)
+            await reconcile_domain(services, dom)
+        seen = await services.known.current(dom)
+        if settled:
+            self._settled[dom.uuid] = seen
 
     async def _remove_stray(self, controller: str) -> None:
         """Removes the controller of a domain that libvirtd does not know at all."""

@@ -65,11 +65,11 @@ async def write(admin: Upstream, dom: Domain, uuids: Mapping[str, str], flags: i
     return element is not None
 
 
-async def take_over(services: Services, dom: Domain) -> None:
+async def take_over(services: Services, dom: Domain) -> bool:
     """Puts the UUIDs of a domain's volumes into its metadata, where they are missing there.
 
     They are what the hook recorded, else those of the volumes that have the names now. The caller
-    holds the domain's lock.
+    holds the domain's lock. False: some are of volumes that are not there.
 
     Raises:
         GatewayError, TranslateError: it cannot be done.
@@ -83,7 +83,7 @@ async def take_over(services: Services, dom: Domain) -> None:
     plans = [(flags, plan) for flags, xml in sides if (plan := translate.plan(xml)) is not None]
     unknown = {lun.volume.alias for _, p in plans for lun in p.luns if lun.uuid is None}
     if not unknown:
-        return
+        return True
     controller = translate.controller_name(dom.uuid_text)
     recorded = await known(services.hook, controller)
     found = await services.target.uuids(sorted(unknown - recorded.keys()))
@@ -91,6 +91,7 @@ async def take_over(services: Services, dom: Domain) -> None:
         if await write(admin, dom, found | recorded, flags):
             _log.info("volumes recorded", domain=dom.name)
     await forget(services.hook, controller)
+    return unknown <= recorded.keys() | found.keys()
 
 
 def uuids_of(plan: Plan) -> dict[str, str]:

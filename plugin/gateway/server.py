@@ -50,6 +50,7 @@ class Gateway:
             config=config.gateway,
             hook=config.hook,
             settings=settings,
+            parsers=self._parsers,
             shown=Shown(settings, self._parsers),
             known=Known(self.admin.get, self.asking.get, self._parsers),
             target=Targets(config),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 from uuid import UUID
 
 from plugin.config import GatewaySection, HookSection
@@ -18,6 +21,8 @@ from plugin.gateway.upstream import Upstream
 from pydataplane.domain import translate
 from pydataplane.domain.translate import Definition, Settings
 
+T = TypeVar("T")
+
 
 @dataclass
 class Services:
@@ -30,12 +35,18 @@ class Services:
     target: Targets
     locks: Locks
     journal: Journal
+    parsers: ThreadPoolExecutor
+    """The threads in which XML is parsed."""
     shown: Shown
     known: Known
     admin: Callable[[], Awaitable[Upstream]]
     """The gateway's own connection to libvirtd; raises UpstreamGone, UpstreamError."""
     announce: Callable[[DeviceChange], None]
     """Sends an event to every client that registered for it; never waits."""
+
+    async def parse(self, work: Callable[[], T]) -> T:
+        """Does what parses XML in a thread: a client's own may be long, and made to be slow."""
+        return await asyncio.get_running_loop().run_in_executor(self.parsers, work)
 
     @asynccontextmanager
     async def domain_lock(self, uuid: bytes) -> AsyncIterator[None]:
@@ -65,9 +76,11 @@ class Services:
             TranslateError: as `translate.define`.
         """
 
-        def translated(settings: Settings) -> Definition:
-            return translate.define(
-                xml, settings, new_uuid=new_uuid, current_xml=current_xml, uuids=uuids
+        async def translated(settings: Settings) -> Definition:
+            return await self.parse(
+                lambda: translate.define(
+                    xml, settings, new_uuid=new_uuid, current_xml=current_xml, uuids=uuids
+                )
             )
 
-        return translated(await self.target.settings(self.settings, translated))
+        return await translated(await self.target.settings(self.settings, translated))

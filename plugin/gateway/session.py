@@ -130,6 +130,7 @@ class Session:
         try:
             if not await self._speaks():
                 return  # a client that says nothing takes no connection of libvirtd's
+            await self._caller.identify()
             try:
                 self._upstream = Channel(await connect(self._listener.upstream))
             except UpstreamGone as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from typing import TypeVar
@@ -36,6 +37,12 @@ EMPTY = reconcile.State({})
 NAMES_MAX = 512
 """Volumes asked about in one call, for it and the answer to stay small."""
 
+CHANGES_MAX = 8
+"""Changes of one target, and what is asked for them, at a time."""
+
+POLLS_MAX = 2
+"""Questions of pollers to one target at a time, each of them for all who ask."""
+
 FEW = 2048
 """Up to so many volumes are asked for one by one, more with all that there are."""
 
@@ -63,11 +70,15 @@ class Target:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._volumes = Volumes(client)
+        # Pollers never keep a change waiting, nor a target that hangs another one's calls.
+        self._changes = ThreadPoolExecutor(CHANGES_MAX, "target")
+        self._polls = ThreadPoolExecutor(POLLS_MAX, "target-poll")
 
-    async def _run(self, work: Callable[[], T]) -> T:
+    async def _run(self, work: Callable[[], T], *, poll: bool = False) -> T:
         """Runs blocking work in a thread and turns its errors into refusals."""
+        workers = self._polls if poll else self._changes
         try:
-            return await asyncio.to_thread(work)
+            return await asyncio.get_running_loop().run_in_executor(workers, work)
         except VolumeNotFoundError as error:
             raise Refused(Refusal.NO_VOLUME, str(error)) from error
         except (VolumeError, ReconcileError) as error:
@@ -98,7 +109,7 @@ class Target:
                 name: item for item in every for name in (item.uuid, item.path) if name in wanted
             }
 
-        return await self._run(work)
+        return await self._run(work, poll=True)
 
     async def ping(self) -> None:
         """Raises a refusal if the target does not answer."""
@@ -136,7 +147,7 @@ class Target:
 
     async def usage(self, names: list[str]) -> dict[str, Usage]:
         """Returns the statistics of volumes by name (UUID or LVSTORE/LVOL); unknown ones lack."""
-        return await self._run(lambda: _usage(self._client, names))
+        return await self._run(lambda: _usage(self._client, names), poll=True)
 
     async def holders(self, uuid: str, besides: str) -> list[str]:
         """Returns the UUIDs of other domains whose controller has this volume as a LUN."""
@@ -151,10 +162,9 @@ class Target:
 
         return await self._run(work)
 
-    async def idle_controllers(self) -> set[str]:
-        """Returns the names of the controllers that no QEMU is connected to."""
-        state = await self._run(lambda: reconcile.observe(self._client))
-        return set(state.controllers) - state.connected
+    async def state(self) -> reconcile.State:
+        """Returns all controllers with their LUNs, and which of them a QEMU is connected to."""
+        return await self._run(lambda: reconcile.observe(self._client))
 
     async def has_lun(self, controller: str, target: int, bdev: str) -> bool:
         """Whether a controller shows this bdev as this target."""
@@ -178,9 +188,9 @@ class Target:
         """
         return await self._run(lambda: _ensure(self._client, plan, whole=whole))
 
-    async def add(self, plan: Plan, lun: LunPlan) -> bool:
-        """Adds one LUN to the plan's controller; False if it is there already."""
-        return await self._run(lambda: _add(self._client, self._volumes, plan, lun))
+    async def add(self, plan: Plan, lun: LunPlan, volume: Volume) -> bool:
+        """Adds one LUN, of this volume, to the plan's controller; False if it is there already."""
+        return await self._run(lambda: _add(self._client, plan, lun, volume))
 
     async def remove(self, controller: str, target: int) -> None:
         """Removes one LUN; its I/O has ended when this returns. Safe to repeat."""
@@ -216,8 +226,7 @@ def _ensure(client: Client, plan: Plan, *, whole: bool) -> list[LunPlan]:
         return reconcile.ensure(client, plan, whole=whole)
 
 
-def _add(client: Client, volumes: Volumes, plan: Plan, lun: LunPlan) -> bool:
-    volume = volumes.volume(lun.bdev_name)
+def _add(client: Client, plan: Plan, lun: LunPlan, volume: Volume) -> bool:
     state = reconcile.observe(client)
     luns = state.controllers.get(plan.controller)
     if luns is None:

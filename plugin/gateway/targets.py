@@ -21,7 +21,7 @@ from plugin.targets import Place, places
 from pydataplane.client import Client
 from pydataplane.domain import translate
 from pydataplane.domain.errors import Refusal
-from pydataplane.domain.reconcile import Release
+from pydataplane.domain.reconcile import Release, State, actions
 from pydataplane.domain.translate import Definition, LunPlan, Plan, Settings
 from pydataplane.volumes import Volume
 
@@ -51,6 +51,30 @@ class Answers(Generic[T]):
     given: list[tuple[Member, T]]
     refused: list[tuple[Member, GatewayError]]
     silent: list[tuple[Member, NoAnswer]]
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The controllers of all targets at one moment."""
+
+    states: list[tuple[Path, State]]
+    """With each target's folder of sockets."""
+
+    @property
+    def controllers(self) -> set[str]:
+        """Returns the names of all controllers."""
+        return {name for _, state in self.states for name in state.controllers}
+
+    @property
+    def idle(self) -> set[str]:
+        """Returns the names of the controllers that no QEMU is connected to."""
+        return {n for _, state in self.states for n in set(state.controllers) - state.connected}
+
+    def is_right(self, plan: Plan) -> bool:
+        """Whether a domain's controller is there with exactly its LUNs, as far as this tells."""
+        folder = Path(plan.socket).parent
+        at = [state for place, state in self.states if place == folder]
+        return len(at) == 1 and not actions(plan, at[0])
 
 
 class Targets:
@@ -167,7 +191,7 @@ class Targets:
         return replace(settings, vhost_dir=str(folder))
 
     async def settings(
-        self, settings: Settings, translated: Callable[[Settings], Definition]
+        self, settings: Settings, translated: Callable[[Settings], Awaitable[Definition]]
     ) -> Settings:
         """Returns the settings with the folder of sockets for a domain, as it is translated.
 
@@ -177,7 +201,7 @@ class Targets:
         """
         if len(self._members()) == 1:
             return settings
-        plan = translated(settings).plan
+        plan = (await translated(settings)).plan
         if plan is None or not plan.luns:
             return settings
         answers = await self._ask(Target.lvstores)
@@ -274,10 +298,10 @@ class Targets:
         answers = await self._ask(lambda t: t.holders(uuid, besides))
         return [name for _, found in answers.given for name in found]
 
-    async def idle_controllers(self) -> set[str]:
-        """Returns the names of the controllers that no QEMU is connected to."""
-        answers = await self._ask(Target.idle_controllers)
-        return {name for _, found in answers.given for name in found}
+    async def observe(self) -> Observed:
+        """Returns what all targets have; of one that is silent nothing."""
+        answers = await self._ask(Target.state)
+        return Observed([(member.place.vhost_dir, state) for member, state in answers.given])
 
     async def has_lun(self, controller: str, target: int, bdev: str) -> bool:
         """Whether a controller shows this bdev as this target."""
@@ -301,10 +325,10 @@ class Targets:
         """Makes the controller exist with exactly the plan's LUNs; see `Target.ensure`."""
         return await (await self._of_plan(plan)).ensure(plan, whole=whole)
 
-    async def add(self, plan: Plan, lun: LunPlan) -> bool:
-        """Adds one LUN to the plan's controller; False if it is there already."""
+    async def add(self, plan: Plan, lun: LunPlan, volume: Volume) -> bool:
+        """Adds one LUN, of this volume, to the plan's controller; False if it is there already."""
         await self._check_home(plan, (lun,))
-        return await (await self._of_plan(plan)).add(plan, lun)
+        return await (await self._of_plan(plan)).add(plan, lun, volume)
 
     async def remove(self, controller: str, target: int) -> None:
         """Removes one LUN; its I/O has ended when this returns. Safe to repeat."""

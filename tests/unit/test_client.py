@@ -151,6 +151,20 @@ def test_a_kept_connection_of_a_target_that_ended_is_not_used(tmp_path: Path) ->
     again.close()
 
 
+def test_a_kept_connection_is_not_used_when_its_socket_is_elsewhere(tmp_path: Path) -> None:
+    server = Server(tmp_path / "s")
+    client = Client(tmp_path / "s", keep=1)
+    assert client.call("m") == 1
+    (tmp_path / "s").rename(tmp_path / "hidden")
+    with pytest.raises(TargetUnavailable, match="no target answers"):
+        client.call("m")
+    other = Server(tmp_path / "s")
+    assert client.call("m") == 1, "of the other"
+    assert (server.requests, other.requests) == (1, 1)
+    server.close()
+    other.close()
+
+
 def test_a_long_answer_is_not_parsed_for_each_piece_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

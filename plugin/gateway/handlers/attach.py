@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -31,6 +32,7 @@ from plugin.gateway.journal import Entry, Operation
 from plugin.gateway.messages import Domain, DomainCall
 from plugin.gateway.procs import Proc
 from plugin.gateway.recovery import recover
+from plugin.gateway.services import Services
 from plugin.gateway.upstream import (
     AFFECT_CONFIG,
     AFFECT_LIVE,
@@ -71,14 +73,16 @@ async def attach(call: Call) -> None:
     """ATTACH_DEVICE and ATTACH_DEVICE_FLAGS."""
     services, settings = call.services, call.services.settings
     args = _arguments(call)
-    reference = translate.recognise(args.text, settings)
+    reference = None
+    if translate.may_be_ours(args.text, settings):
+        # Before anything is parsed: whoever may not attach has nothing to send.
+        await check_may_change(await call.caller.own(), args.dom, args.flags)
+        reference = await services.parse(lambda: translate.recognise(args.text, settings))
     if reference is None:
         await _attach_theirs(call, args)
         return
     _check_flags(args)
-    own = await call.caller.own()
     async with services.domain_lock(args.dom.uuid):
-        await check_may_change(own, args.dom, args.flags)
         admin = await services.admin()  # whoever may change a domain need not be allowed to read it
         both = await sides(admin, args.dom, args.flags)
         volume = await services.target.volume(reference.alias)
@@ -89,7 +93,7 @@ async def attach(call: Call) -> None:
             at = services.target.at_home(settings, xml)
             return translate.attach(xml, args.text, at, live=live, peer_xml=peer, uuids=uuids)
 
-        live, config = await _changes(admin, args.dom, both, compute)
+        live, config = await _changes(services, admin, args.dom, both, compute)
         for change in (live, config):
             if change is not None and change.plan is not None:
                 await services.target.check_home(change.plan, change.lun)
@@ -99,7 +103,7 @@ async def attach(call: Call) -> None:
 
             async def add(change: Change) -> None:
                 if change.plan is not None:
-                    await services.target.add(change.plan, change.lun)
+                    await services.target.add(change.plan, change.lun, volume)
 
             await _carry_out(call, args.dom, "attach", live, config, add)
     if live is not None and both.live is not None:
@@ -112,13 +116,16 @@ async def attach(call: Call) -> None:
 
 async def _attach_theirs(call: Call, args: DomainCall) -> None:
     """Lets libvirtd attach a device, but no disk under the target dev of one of ours."""
-    dev = disk_dev(args.text)
+    if "<disk" not in args.text or await _admin_if_ours(call, args.dom) is None:
+        await call.pass_on()
+        return
+    await check_may_change(await call.caller.own(), args.dom, args.flags)
+    dev = await call.services.parse(lambda: disk_dev(args.text))
     if dev is None:
         await call.pass_on()
         return
     async with call.services.domain_lock(args.dom.uuid):
         if await _has_ours(call, args, dev):
-            await check_may_change(await call.caller.own(), args.dom, args.flags)
             raise TranslateError(Refusal.TARGET_EXISTS, f"target {dev} already exists")
         reply = await call.forward()
     await call.respond(reply)
@@ -206,17 +213,20 @@ async def update(call: Call) -> None:
         await call.pass_on()
         return
     services, settings = call.services, call.services.settings
-    reference = translate.recognise(args.text, settings)
+    judged = translate.may_be_ours(args.text, settings)
+    reference = None
+    if judged:
+        await check_may_change(await call.caller.own(), args.dom, args.flags)
+        reference = await services.parse(lambda: translate.recognise(args.text, settings))
     uuids: dict[str, str] = {}
     if reference is not None:
-        await check_may_change(await call.caller.own(), args.dom, args.flags)
         uuids = await services.target.uuids([reference.alias])
 
     def compute(xml: str, live: bool) -> Change | None:
         at = services.target.at_home(settings, xml)
         return translate.update(xml, args.text, at, live=live, uuids=uuids)
 
-    altered = await _alter(call, args, "update", compute)
+    altered = await _alter(call, args, "update", compute, judged=judged)
     if altered is None:
         await call.pass_on()
     else:
@@ -237,12 +247,14 @@ async def _alter(
     operation: Operation,
     compute: Compute,
     *,
+    judged: bool = False,
     before: Callable[[], Awaitable[None]] | None = None,
     after: Callable[[Change], Awaitable[None]] | None = None,
 ) -> Altered | None:
     """Changes a disk that the domain has; None if it is not ours and libvirtd is to answer.
 
     `before` and `after` are done for a change of the running domain, around that of its metadata.
+    `judged`: libvirtd has been asked whether the client may change the domain.
 
     Raises:
         Refused: also where the disk is the carrier of ours: it stays as long as the domain.
@@ -251,21 +263,17 @@ async def _alter(
         admin = await _admin_if_ours(call, args.dom)
         if admin is None:
             return None
-        own = await call.caller.own()
-        try:
-            both = await sides(admin, args.dom, args.flags)
-            live, config = await _changes(admin, args.dom, both, compute)
-            if live is None and config is None:
-                dev = disk_dev(args.text)
-                if dev is not None and dev in (carrier_dev(both.live), carrier_dev(both.config)):
-                    raise _carries(args.dom)
-                return None
-        except (Refused, TranslateError):
-            # Whoever may not change the domain is told that, and nothing else about it.
-            await check_may_change(own, args.dom, args.flags)
-            raise
+        # Whoever may not change the domain is told that, and nothing else about it.
+        if not judged:
+            await check_may_change(await call.caller.own(), args.dom, args.flags)
+        both = await sides(admin, args.dom, args.flags)
+        live, config = await _changes(call.services, admin, args.dom, both, compute)
+        if live is None and config is None:
+            dev = await call.services.parse(lambda: disk_dev(args.text))
+            if dev is not None and dev in (carrier_dev(both.live), carrier_dev(both.config)):
+                raise _carries(args.dom)
+            return None
         _check_flags(args)
-        await check_may_change(own, args.dom, args.flags)
         if live is not None and before is not None:
             await before()
         await _carry_out(call, args.dom, operation, live, config, after)
@@ -291,20 +299,22 @@ async def _admin_if_ours(call: Call, dom: Domain) -> Upstream | None:
 
 
 async def _changes(
-    admin: Upstream, dom: Domain, both: Sides, compute: Compute
+    services: Services, admin: Upstream, dom: Domain, both: Sides, compute: Compute
 ) -> tuple[Change | None, Change | None]:
     """Computes the change of each side the call is for; both have it or neither.
 
     Raises:
         Refused: the disk is ours on one of the two sides only.
     """
-    live = compute(both.live, True) if both.to_live and both.live is not None else None
-    config = None
-    if both.to_config and both.config is not None:
-        config = compute(both.config, False)
+    live = config = None
+    if both.to_live and (xml := both.live) is not None:
+        live = await services.parse(partial(compute, xml, True))
+    if both.to_config and (xml := both.config) is not None:
+        config = await services.parse(partial(compute, xml, False))
         if config is not None and config.redefine:
             # Passwords are left out of plain XML, and a definition made from it would lose them.
-            config = compute(await admin.xml(dom, XML_INACTIVE | XML_SECURE), False)
+            secure = await admin.xml(dom, XML_INACTIVE | XML_SECURE)
+            config = await services.parse(partial(compute, secure, False))
     if both.to_live and both.to_config and (live is None) != (config is None):
         there, lacking = ("running domain", "persistent definition")
         if live is None:

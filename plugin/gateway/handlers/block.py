@@ -57,7 +57,10 @@ async def info(call: Call) -> None:
         return
     if args.flags:
         raise Refused(Code.INVALID_ARG, f"unsupported flags (0x{args.flags:x})")
-    volume = await call.services.target.volume(lun.bdev_name)
+    found = await call.services.target.volumes([lun.bdev_name])
+    volume = found.get(lun.bdev_name)
+    if volume is None:
+        raise Refused(Refusal.NO_VOLUME, f"the target has no volume {lun.volume.alias}")
     result = Writer().u64(volume.allocated).u64(volume.size).u64(volume.allocated)
     await call.answer(bytes(result))
 

@@ -43,7 +43,7 @@ async def define(call: Call) -> None:
     """DEFINE_XML and DEFINE_XML_FLAGS."""
     services = call.services
     args = XmlCall.read(call.payload, flags=call.header.procedure == Proc.DEFINE_XML_FLAGS)
-    uuid = identity_of(args.xml)[1]
+    uuid = (await services.parse(lambda: identity_of(args.xml)))[1]
     async with services.locks.hold(f"domain:{uuid.hex() if uuid else args.xml[:64]}"):
         new = uuid is not None and await _is_new(await services.admin(), uuid)
         _, definition = await _translated(call, args.xml, new=new)
@@ -88,7 +88,7 @@ async def _translated(call: Call, xml: str, *, new: bool) -> tuple[Translation, 
     allowed to read it, and it is not shown what is kept. `new`: records of old are not its own.
     """
     services = call.services
-    name, uuid = identity_of(xml)
+    name, uuid = await services.parse(lambda: identity_of(xml))
     try:
         current = await current_xml(await services.admin(), name, uuid)
     except GatewayError:

@@ -10,7 +10,7 @@ from plugin.gateway.messages import Domain, DomainCall, pack_string, read_string
 from plugin.gateway.upstream import XML_INACTIVE, XML_SECURE
 from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain.errors import Refusal
-from pydataplane.domain.translate import PREFIX, Definition, listing, plan
+from pydataplane.domain.translate import PREFIX, Definition, Settings, listing, plan
 
 REDEFINE = 1
 DISK_ONLY = 16
@@ -44,7 +44,11 @@ async def _create(call: Call, args: DomainCall, *, internal: bool) -> None:
         )
     change = listing.define_inside if again else listing.leave_out
     services, known = call.services, Definition(current, plan(current))
-    settings = await services.target.settings(services.settings, lambda _: known)
+
+    async def translated(_: Settings) -> Definition:
+        return known
+
+    settings = await services.target.settings(services.settings, translated)
     text = change(args.text, current, settings)
     payload = DomainCall(args.dom, text, args.flags).pack(text=True, flags=True)
     await call.respond(await call.forward(payload))

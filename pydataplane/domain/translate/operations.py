@@ -36,6 +36,15 @@ def recognise(disk_xml: str, settings: Settings) -> VolumeRef | None:
     return None if device is None else device[2]
 
 
+def may_be_ours(disk_xml: str, settings: Settings) -> bool:
+    """Whether a device's XML can name a volume of ours; parses nothing.
+
+    What is written with references (`&#47;dev...`) may be anything.
+    """
+    words = (settings.path_prefix, settings.rbd_prefix, settings.protocol, settings.pool_prefix)
+    return "&" in disk_xml or any(word and word in disk_xml for word in words)
+
+
 def define(
     domain_xml: str,
     settings: Settings,

@@ -14,6 +14,8 @@ from xml.parsers import expat
 
 MAX_DOCUMENT_BYTES = 4 * 1024 * 1024
 """libvirt's REMOTE_STRING_MAX."""
+MAX_ELEMENTS = 50_000
+"""A domain with every device that fits has some thousands. Each takes about 400 bytes parsed."""
 MAX_DEPTH = 256
 """libxml2's default limit of nested elements."""
 
@@ -179,6 +181,7 @@ class _Builder:
         self._data = data
         self._root: Node | None = None
         self._open: list[Node] = []
+        self._count = 0
         self._declares: dict[str, str] = {}
         parser = expat.ParserCreate("utf-8", " ")
         parser.buffer_text = True
@@ -198,6 +201,9 @@ class _Builder:
         return self._root
 
     def _start(self, name: str, attrs: dict[str, str]) -> None:
+        self._count += 1
+        if self._count > MAX_ELEMENTS:
+            raise NotXmlError(f"more than {MAX_ELEMENTS} elements")
         if len(self._open) >= MAX_DEPTH:
             raise NotXmlError(f"more than {MAX_DEPTH} levels")
         start = self._parser.CurrentByteIndex

@@ -15,8 +15,9 @@ from plugin.gateway.messages import Domain, DomainCall
 from plugin.gateway.procs import Proc
 from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain import translate
+from pydataplane.domain.xml.document import Document
 from tests.unit.gateway.fake_target import RefusedError
-from tests.unit.gateway.world import UUID_1, UUID_2, ReplyError, World, disk, play, until
+from tests.unit.gateway.world import UUID_1, UUID_2, ReplyError, World, disk, plain, play, until
 
 LIVE, CONFIG = 1, 2
 CONTROLLER = f"vm-{UUID_1}"
@@ -444,4 +445,48 @@ def test_where_our_own_connection_fails_ordinary_disks_still_work(tmp_path: Path
         with pytest.raises(ReplyError, match="no"):
             await client.attach(dom.ref, disk(), LIVE)
 
+    play(tmp_path, body)
+
+
+def test_a_client_without_the_right_gets_nothing_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """XML that is slow to parse costs the time of those alone who may change the domain."""
+    parsed: list[int] = []
+    parse = Document.__init__
+
+    def counting(self: Document, text: str) -> None:
+        parsed.append(len(text))
+        parse(self, text)
+
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk())
+        client = await world.client()
+        world.libvirtd.refuse[Proc.SET_METADATA] = Refused(Code.ACCESS_DENIED, "access denied")
+        hostile = disk("lvs0/data", "sdc", "<a/>" * 1000)
+        for proc in (Proc.ATTACH_DEVICE_FLAGS, Proc.DETACH_DEVICE_FLAGS, Proc.UPDATE_DEVICE_FLAGS):
+            args = DomainCall(dom.ref, hostile, 1).pack(text=True, flags=True)
+            with pytest.raises(ReplyError, match="access denied"):
+                await client.call(proc, args)
+        assert not [size for size in parsed if size == len(hostile)]
+
+    monkeypatch.setattr(Document, "__init__", counting)
+    play(tmp_path, body)
+
+
+def test_a_device_that_cannot_be_ours_is_not_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(world: World) -> None:
+        dom = world.libvirtd.add("n", config=plain(), live=plain())
+        client = await world.client()
+        theirs = "<disk type='file'><source file='/a.img'/><target dev='sdc'/></disk>"
+        await client.attach(dom.ref, theirs, 1)
+        assert world.libvirtd.calls().count(Proc.ATTACH_DEVICE_FLAGS) == 1
+
+    def never(*_: object) -> None:
+        raise AssertionError("parsed")
+
+    monkeypatch.setattr("pydataplane.domain.translate.recognise", never)
+    monkeypatch.setattr("plugin.gateway.handlers.attach.disk_dev", never)
     play(tmp_path, body)

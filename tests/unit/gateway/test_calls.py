@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -410,5 +411,33 @@ def test_a_volume_that_is_gone_hides_no_other_ones_statistics(tmp_path: Path) ->
         assert set(found) == {"lvs0/data", "lvs0/more"}
         there = await target.volumes(["lvs0/data", "lvs0/gone"])
         assert {name: item.path for name, item in there.items()} == {"lvs0/data": "lvs0/data"}
+
+    play(tmp_path, body)
+
+
+def test_a_round_of_reconcile_over_domains_that_are_right_asks_each_side_once(
+    tmp_path: Path,
+) -> None:
+    async def body(world: World) -> None:
+        for n in range(10):
+            world.target.add_volume(f"lvs0/v{n}")
+            uuid = f"{n:08d}-1111-4111-8111-111111111111"
+            world.domain(f"d{n}", uuid, disks=disk(f"lvs0/v{n}"), running=n < 5)
+        reconciler = Reconciler(world.gateway.services)
+        for _ in range(2):  # the first writes the volumes' UUIDs into the metadata
+            await reconciler.run()
+        calls, asked = Counter(world.libvirtd.calls()), len(world.target.calls)
+        await reconciler.run()
+        assert Counter(world.libvirtd.calls()) - calls == {Proc.LIST_ALL_DOMAINS: 1}
+        assert [method for method, _ in world.target.calls[asked:]] == ["vhost_get_controllers"]
+        # A LUN that is missing is found, and so is a controller of one that does not run.
+        lost = f"vm-{3:08d}-1111-4111-8111-111111111111"
+        left = f"vm-{7:08d}-1111-4111-8111-111111111111"
+        luns = dict(world.target.controllers[lost])
+        world.target.controllers[lost].clear()
+        world.target.controllers[left] = {}
+        await reconciler.run()
+        assert world.target.luns(lost) == {0: luns[0]["bdev"]}
+        assert left not in world.target.controllers
 
     play(tmp_path, body)

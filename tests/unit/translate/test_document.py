@@ -9,6 +9,7 @@ from lxml import etree
 
 from pydataplane.domain.xml.document import (
     MAX_DEPTH,
+    MAX_ELEMENTS,
     Document,
     Edits,
     NotXmlError,
@@ -169,3 +170,9 @@ def test_attributes_go_behind_those_that_are_there(before: str, after: str) -> N
     edits = Edits(document)
     edits.add_attributes(document.root, {"x": "1", "y": "<'"})
     assert edits.apply() == after
+
+
+def test_more_elements_than_any_domain_has_are_refused() -> None:
+    with pytest.raises(NotXmlError, match="more than 50000 elements"):
+        Document(f"<a>{'<a/>' * MAX_ELEMENTS}</a>")
+    Document(f"<a>{'<a/>' * (MAX_ELEMENTS - 1)}</a>")
