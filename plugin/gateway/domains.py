@@ -73,7 +73,10 @@ async def check_may_change(own: Upstream, dom: Domain, flags: int) -> None:
 
 @dataclass
 class Sides:
-    """A domain as libvirtd has it. `live` is None if it does not run, `config` if transient."""
+    """A domain as libvirtd has it: `live` is None if it does not run, `config` if it is transient.
+
+    Or if the call is not for it: see `sides`.
+    """
 
     live: str | None
     config: str | None
@@ -89,8 +92,11 @@ def running_as(xml: str, dom: Domain) -> Domain:
     return replace(dom, name=identity_of(xml)[0] or dom.name, id=-1 if number is None else number)
 
 
-async def sides(own: Upstream, dom: Domain, flags: int) -> Sides:
-    """Reads both sides and resolves AFFECT_CURRENT; `check_may_change` has passed the flags.
+async def sides(own: Upstream, dom: Domain, flags: int, *, peer: bool = False) -> Sides:
+    """Reads what a call is for and resolves AFFECT_CURRENT; `check_may_change` passed the flags.
+
+    With `peer` the persistent side is read in any case; of a transient domain it is the running
+    one then.
 
     Raises:
         UpstreamError: libvirtd's own refusal.
@@ -98,17 +104,17 @@ async def sides(own: Upstream, dom: Domain, flags: int) -> Sides:
     current = await own.xml(dom, 0)
     running = is_running(current)
     live = current if running else None
-    config = None
-    if not running:
-        config = current
-    elif await own.persistent(dom):
-        config = await own.xml(dom, XML_INACTIVE)
     to_live = bool(flags & AFFECT_LIVE)
     to_config = bool(flags & AFFECT_CONFIG)
     if not to_live and not to_config:
         to_live, to_config = running, not running
     if to_live and live is None:  # it stopped in between
         raise Refused(Code.OPERATION_INVALID, "domain is not running")
+    config = None
+    if not running:
+        config = current
+    elif (peer and not to_config) or (to_config and await own.persistent(dom)):
+        config = await own.xml(dom, XML_INACTIVE)
     return Sides(live, config, to_live, to_config)
 
 

@@ -19,6 +19,8 @@ from pydataplane.domain.errors import ReconcileError, Refusal
 from pydataplane.domain.reconcile import AddTarget, Bdev, Release, RemoveTarget
 from pydataplane.domain.translate import CONTROLLER_PREFIX, LunPlan, Plan
 from pydataplane.errors import (
+    BUSY,
+    EXISTS,
     NO_DEVICE,
     NO_SPACE,
     RpcError,
@@ -227,24 +229,30 @@ def _ensure(client: Client, plan: Plan, *, whole: bool) -> list[LunPlan]:
 
 
 def _add(client: Client, plan: Plan, lun: LunPlan, volume: Volume) -> bool:
-    state = reconcile.observe(client)
-    luns = state.controllers.get(plan.controller)
-    if luns is None:
-        raise VolumeError(
-            f"domain {plan.domain} has no controller in the target: "
-            "was the target started after it? Stop and start the domain"
-        )
-    present = luns.get(lun.target)
-    state = state.with_bdev(lun.bdev_name, Bdev(volume.uuid, volume.block_size))
-    if reconcile.is_right(lun, present, state):
-        return False
-    if present is not None:
-        raise VolumeError(
-            f"domain {plan.domain}: SCSI target {lun.target} is taken by {present.bdev}: "
-            "restart virtlun-gateway, which puts this right"
-        )
-    action = AddTarget(plan.controller, lun)
-    reconcile.perform(client, action, state)
+    bdev = Bdev(volume.uuid, volume.block_size)
+    try:
+        action = AddTarget(plan.controller, lun)
+        reconcile.perform(client, action, EMPTY.with_bdev(lun.bdev_name, bdev))
+    except RpcError as error:
+        # What there is tells why, or that it was done before.
+        state = reconcile.observe(client).with_bdev(lun.bdev_name, bdev)
+        luns = state.controllers.get(plan.controller)
+        if luns is None:
+            raise VolumeError(
+                f"domain {plan.domain} has no controller in the target: "
+                "was the target started after it? Stop and start the domain"
+            ) from None
+        present = luns.get(lun.target)
+        if error.code not in (EXISTS, BUSY):
+            raise
+        if reconcile.is_right(lun, present, state):
+            return False
+        if present is not None:
+            raise VolumeError(
+                f"domain {plan.domain}: SCSI target {lun.target} is taken by {present.bdev}: "
+                "restart virtlun-gateway, which puts this right"
+            ) from None
+        raise
     return True
 
 

@@ -84,7 +84,7 @@ async def attach(call: Call) -> None:
     _check_flags(args)
     async with services.domain_lock(args.dom.uuid):
         admin = await services.admin()  # whoever may change a domain need not be allowed to read it
-        both = await sides(admin, args.dom, args.flags)
+        both = await sides(admin, args.dom, args.flags, peer=True)
         volume = await services.target.volume(reference.alias)
         uuids = {reference.alias: volume.uuid}
 
@@ -105,7 +105,7 @@ async def attach(call: Call) -> None:
                 if change.plan is not None:
                     await services.target.add(change.plan, change.lun, volume)
 
-            await _carry_out(call, args.dom, "attach", live, config, add)
+            await _carry_out(call, args.dom, both, "attach", live, config, add)
     if live is not None and both.live is not None:
         dom = running_as(both.live, args.dom)
         # Before the answer: whoever waits for it must not depend on this client reading its own.
@@ -276,7 +276,7 @@ async def _alter(
         _check_flags(args)
         if live is not None and before is not None:
             await before()
-        await _carry_out(call, args.dom, operation, live, config, after)
+        await _carry_out(call, args.dom, both, operation, live, config, after)
         dom = running_as(both.live, args.dom) if both.live is not None else args.dom
         return Altered(live, dom)
 
@@ -290,7 +290,7 @@ async def _admin_if_ours(call: Call, dom: Domain) -> Upstream | None:
     """
     try:
         admin = await call.services.admin()
-        ours = await admin.metadata(dom, 0) is not None or (
+        ours = (await call.services.known.current(dom)).ours or (
             await admin.persistent(dom) and await admin.metadata(dom, AFFECT_CONFIG) is not None
         )
     except GatewayError:
@@ -330,6 +330,7 @@ async def _changes(
 async def _carry_out(
     call: Call,
     dom: Domain,
+    both: Sides,
     operation: Operation,
     live: Change | None,
     config: Change | None,
@@ -351,8 +352,8 @@ async def _carry_out(
             target=live.lun.target,
             bdev=live.lun.bdev_name,
             to_config=config is not None,
-            live=await admin.metadata(dom, AFFECT_LIVE),
-            config=await admin.metadata(dom, AFFECT_CONFIG) if config is not None else None,
+            live=translate.element(both.live or ""),
+            config=translate.element(both.config or "") if config is not None else None,
             config_xml=await admin.xml(dom, XML_INACTIVE | XML_SECURE) if redefine else None,
         )
     )

@@ -275,6 +275,23 @@ def identify(domain_xml: str, uuids: Mapping[str, str]) -> str | None:
     return None if known == metadata else layout(metadatas.lines(known, bare=True), "\n")
 
 
+def element(domain_xml: str) -> str | None:
+    """Returns our metadata element of libvirtd's XML of a domain, for `settable`; None without.
+
+    libvirtd declares the namespace on the element itself. What cannot stand alone is written anew.
+    """
+    view = views.parse(domain_xml) if NAMESPACE in domain_xml else None
+    node = view.element if view is not None else None
+    if view is None or node is None:
+        return None
+    text = view.document.source(node)
+    try:
+        Document(text)
+    except NotXmlError:
+        return layout(metadatas.lines(metadatas.salvage(node), bare=False), "\n")
+    return text
+
+
 def settable(element_xml: str) -> str:
     """Returns our metadata element, as libvirt gives it, as virDomainSetMetadata takes it.
 

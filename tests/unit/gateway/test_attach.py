@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections import Counter
+from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
@@ -489,4 +491,37 @@ def test_a_device_that_cannot_be_ours_is_not_parsed(
 
     monkeypatch.setattr("pydataplane.domain.translate.recognise", never)
     monkeypatch.setattr("plugin.gateway.handlers.attach.disk_dev", never)
+    play(tmp_path, body)
+
+
+def test_the_calls_of_an_attach_and_a_detach(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        for name in ("lvs0/more", "lvs0/last"):
+            world.target.add_volume(name)
+        dom = world.domain(disks=disk())
+        client = await world.client()
+        for change in (client.attach, client.detach):  # connections are opened
+            await change(dom.ref, disk("lvs0/more", "sdc"), 1)
+
+        async def counted(what: Awaitable[None]) -> tuple[Counter[int], list[str]]:
+            libvirtd, target = Counter(world.libvirtd.calls()), len(world.target.calls)
+            await what
+            said = [method for method, _ in world.target.calls[target:]]
+            return Counter(world.libvirtd.calls()) - libvirtd, said
+
+        text = disk("lvs0/last", "sdd")
+        calls, asked = await counted(client.attach(dom.ref, text, 1))
+        # The permission, both sides, the change.
+        assert calls == {Proc.SET_METADATA: 2, Proc.GET_XML_DESC: 2}
+        assert asked == [
+            "bdev_get_bdevs",
+            "bdev_lvol_get_lvstores",
+            "vhost_get_controllers",
+            "vhost_scsi_controller_add_target",
+        ]
+        calls, asked = await counted(client.detach(dom.ref, text, 1))
+        # What is known of the domain, the permission, the side, the change.
+        assert calls == {Proc.SET_METADATA: 2, Proc.GET_XML_DESC: 2}
+        assert asked == ["vhost_get_controllers", "vhost_scsi_controller_remove_target"]
+
     play(tmp_path, body)
