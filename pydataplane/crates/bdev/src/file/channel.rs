@@ -3,30 +3,33 @@
 //! An I/O is a slot. Usually it is pushed once and done: the caller's own iovecs go to the kernel.
 //! A large direct one goes piece by piece (`large`). Everything else (a short transfer, an unaligned
 //! buffer, more runs than the kernel takes, a file system without ZERO_RANGE, EAGAIN) makes it go on in
-//! steps: a slot that cannot be pushed now waits in `again` for the next poll. All flushes that wait share one fdatasync (`flushing`), and after
-//! one has failed no further one succeeds until the device's latch is cleared. Of the kernel's workers,
+//! steps (`steps`): a slot that cannot be pushed now waits in `again` for the next poll. All flushes that
+//! wait share one fdatasync (`flushing`), and after one has failed no further one succeeds until the
+//! device's latch is cleared. Of the kernel's workers,
 //! which all files of the thread share, a file takes no more than [`WORKERS_MAX`].
 
 mod flushing;
 mod large;
-mod slot;
+mod steps;
 
 use std::collections::VecDeque;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use guestmem::IoVec;
+use io_uring::{opcode, squeue, types};
 use reactor::{Full, IoContext, UringClient, Waker};
 
 use self::flushing::{FDATASYNC, Flushing};
-use self::large::{Large, PIECES_MAX};
-use self::slot::{Slot, Step, zeroes};
-use super::bounce::Bounces;
-use super::{Shared, errno, memory};
+use self::large::{Cut, Large, PIECES_MAX, SMALL};
+use self::steps::{ZEROES, zeroes};
+use super::bounce::{BOUNCE_SIZE, Bounce, Bounces};
+use super::{Shared, memory};
 use crate::ram::Ram;
 use crate::{
-    COPY_AT_ONCE, Channel, ChannelStats, Completion, FlushCause, Geometry, Io, IoError, Op, Slots,
-    Submit,
+    COPY_AT_ONCE, Channel, ChannelStats, Completion, Geometry, Io, IoError, Op, Slots, Submit,
 };
 
 /// I/Os in flight on one channel at most.
@@ -141,7 +144,7 @@ impl Channel for FileChannel {
                 self.stats.record(io.op, io.bytes(self.shared.block_size), ticks, Ok(()));
                 return Submit::Done(Ok(()));
             }
-            Op::Read | Op::Write if self.is_large(io) => {
+            Op::Read | Op::Write if io.sg.len() > SMALL && self.is_large(io) => {
                 self.slots.take();
                 self.slots[n] = Slot::new(*io, Step::Pieces, begun);
                 self.begin_large(n);
@@ -178,7 +181,9 @@ impl Channel for FileChannel {
                 self.flushed(result);
                 continue;
             }
-            let end = match self.slots[n].step {
+            let slot = &self.slots[n];
+            let end = match slot.step {
+                _ if slot.is_whole(result) => Some(Ok(())),
                 Step::Pieces => self.piece_ended(n, token, result),
                 _ => self.stepped(n, result),
             };
@@ -199,7 +204,7 @@ impl Channel for FileChannel {
         if !self.again.is_empty() {
             self.go_on();
         }
-        if !self.large.is_empty() {
+        if !self.large.queue.is_empty() {
             self.push_pieces();
         }
         (done.len() - before) as u32
@@ -274,127 +279,6 @@ impl FileChannel {
         Ok(())
     }
 
-    /// The next piece of a read or write of a file in memory, of whichever has its turn.
-    fn copy_piece(&mut self, done: &mut Vec<Completion>) {
-        let Some(n) = self.copying.pop_front() else { return };
-        let slot = &mut self.slots[n];
-        match memory::copy(&slot.io, slot.done as usize, &self.shared) {
-            Some(copied) => slot.done += copied as u64,
-            // From where it is, in the way that knows about errors.
-            None => {
-                slot.step = if slot.done == 0 { Step::Plain } else { Step::Bounced };
-                return self.again.push(n);
-            }
-        }
-        if slot.done < slot.io.bytes(self.shared.block_size) {
-            self.copying.push_back(n);
-        } else {
-            done.push(self.finish(n, Ok(()), reactor::ticks::now()));
-        }
-    }
-
-    /// Pushes what waits in `again`, in this same poll, so that the kernel has it before the
-    /// thread can fall asleep. A slot stays only for want of a bounce buffer or of one of the kernel's
-    /// workers, which one that is in flight gives back, or of room in the ring, which keeps the thread
-    /// awake.
-    #[inline]
-    fn go_on(&mut self) {
-        let mut i = 0;
-        while let Some(&n) = self.again.get(i) {
-            match self.push(n) {
-                Ok(()) => {
-                    self.again.swap_remove(i);
-                }
-                Err(Full) => i += 1,
-            }
-        }
-    }
-
-    /// The kernel is through with a step of slot `n`: the end of its I/O, or `None` if there is
-    /// more to do, and then it stands in `again`.
-    fn stepped(&mut self, n: u16, result: i32) -> Option<Result<(), IoError>> {
-        if self.slots[n].worker {
-            self.working.remove(1);
-        }
-        let end = match u32::try_from(result) {
-            Ok(moved) => self.moved(n, moved),
-            Err(_) => self.refused(n, result.wrapping_neg()),
-        };
-        if end.is_none() {
-            match self.slots[n].step {
-                Step::Syncing => self.flush(n),
-                _ => self.again.push(n),
-            }
-        }
-        end
-    }
-
-    fn refused(&mut self, n: u16, errno: i32) -> Option<Result<(), IoError>> {
-        let slot = &mut self.slots[n];
-        if errno::is_transient(errno) {
-            return slot.try_again(IoError::Resources);
-        }
-        match (slot.io.op, slot.step) {
-            (Op::WriteZeroes, Step::Plain) if errno::is_unsupported(errno) => {
-                self.shared.zero_range.store(false, Relaxed);
-                slot.step = Step::Zeroing;
-                None
-            }
-            // A block device whose own blocks are larger than ours, behind the page cache.
-            (Op::WriteZeroes, Step::Plain) if errno == libc::EINVAL => {
-                slot.step = Step::Zeroing;
-                None
-            }
-            // The file system wants more alignment than it says.
-            (Op::Read | Op::Write, Step::Plain) if errno == libc::EINVAL && self.shared.direct => {
-                slot.step = Step::Bounced;
-                None
-            }
-            (op, _) => {
-                let error = errno::to_error(op, errno);
-                // RWF_DSYNC: it may have taken the one report of a writeback error.
-                if slot.io.fua && error == IoError::WriteMedium {
-                    self.shared.latch.set(FlushCause::DurableWrite, Some(errno));
-                }
-                Some(Err(error))
-            }
-        }
-    }
-
-    fn moved(&mut self, n: u16, bytes: u32) -> Option<Result<(), IoError>> {
-        let slot = &mut self.slots[n];
-        let total = slot.io.bytes(self.shared.block_size);
-        match (slot.io.op, slot.step) {
-            (Op::Unmap | Op::WriteZeroes, Step::Plain) => slot.done = total,
-            // The end of the file, before the end of the device: somebody truncated it.
-            (Op::Read, _) if bytes == 0 => return Some(Err(IoError::ReadMedium)),
-            _ => {
-                if let (Op::Read, Some(b)) = (slot.io.op, slot.bounce) {
-                    self.bounces.drain(b, &slot.io.sg, slot.done as usize, bytes as usize);
-                }
-                // Direct I/O goes on at whole blocks only.
-                let block = u64::from(self.shared.block_size);
-                let done = (slot.done + u64::from(bytes)) / block * block;
-                if done == slot.done {
-                    let error = errno::to_error(slot.io.op, libc::EIO);
-                    return slot.try_again(error);
-                }
-                (slot.done, slot.tries) = (done, 0);
-            }
-        }
-        if slot.done < total {
-            if slot.step == Step::Plain {
-                slot.step = Step::Bounced;
-            }
-            return None;
-        }
-        if slot.io.fua && slot.io.op.is_write() && !self.shared.syncs(slot.io.op) {
-            slot.step = Step::Syncing;
-            return None;
-        }
-        Some(Ok(()))
-    }
-
     /// Ends the I/O of slot `n` at `now`, in ticks.
     #[inline]
     fn finish(&mut self, n: u16, result: Result<(), IoError>, now: u64) -> Completion {
@@ -408,6 +292,128 @@ impl FileChannel {
         let completion = Completion { tag: slot.io.tag, result, ticks };
         self.slots.give_back(n);
         completion
+    }
+}
+
+/// What a slot does now.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// The I/O itself, with the caller's memory.
+    Plain,
+    /// A long read or write of a file in memory, piece by piece.
+    Copying,
+    /// A read or write through its bounce buffer.
+    Bounced,
+    /// Writing zeros.
+    Zeroing,
+    /// A large read or write, piece by piece with the kernel (`large`).
+    Pieces,
+    /// Waiting for an fdatasync (`flushing`): a flush, or what makes a write durable (FUA) where the
+    /// write itself cannot.
+    Syncing,
+}
+
+/// An I/O in flight.
+struct Slot {
+    io: Io,
+    /// When it was submitted, in ticks.
+    begun: u64,
+    step: Step,
+    /// Bytes done.
+    done: u64,
+    tries: u8,
+    bounce: Option<Bounce>,
+    /// One of the kernel's workers may be waiting for its step.
+    worker: bool,
+    /// How far it is, where it goes in pieces.
+    cut: Cut,
+}
+
+impl Slot {
+    /// An I/O of which nothing is done yet.
+    #[inline]
+    const fn new(io: Io, step: Step, begun: u64) -> Slot {
+        Slot { io, begun, step, done: 0, tries: 0, bounce: None, worker: false, cut: Cut::NONE }
+    }
+
+    /// Whether the kernel's `result` ends it: a read or write of all its bytes at once, as most are.
+    #[inline]
+    fn is_whole(&self, result: i32) -> bool {
+        self.step == Step::Plain
+            && !self.worker
+            && !self.io.fua
+            && matches!(self.io.op, Op::Read | Op::Write)
+            && usize::try_from(result) == Ok(self.io.sg.len())
+    }
+
+    /// The submission entry of the next step, and its weight: the bytes that the kernel pins or copies
+    /// before the call returns.
+    #[inline]
+    fn entry(&self, shared: &Shared, bounces: &mut Bounces, zeroes: &Ram) -> (squeue::Entry, u32) {
+        let fd = types::Fd(shared.fd.as_raw_fd());
+        let io = &self.io;
+        let block = u64::from(shared.block_size);
+        let offset = io.lba * block + self.done;
+        let left = io.blocks * block - self.done;
+        let dsync = if io.fua && shared.syncs(io.op) { libc::RWF_DSYNC } else { 0 };
+        match (io.op, self.step) {
+            (Op::Flush, _) | (_, Step::Syncing) => unreachable!("an fdatasync has no slot"),
+            (Op::Read | Op::Write, Step::Bounced) => {
+                let b = self.bounce.expect("`push` took a buffer before");
+                let len = left.min(BOUNCE_SIZE as u64) as usize;
+                let entry = if matches!(io.op, Op::Read) {
+                    opcode::Read::new(fd, bounces.base(b), len as u32).offset(offset).build()
+                } else {
+                    bounces.fill(b, &io.sg, self.done as usize, len);
+                    let from = bounces.base(b);
+                    opcode::Write::new(fd, from, len as u32).offset(offset).rw_flags(dsync).build()
+                };
+                (entry, BOUNCE_SIZE as u32)
+            }
+            (Op::Read | Op::Write, _) => (whole(io, fd, offset, dsync), io.sg.len() as u32),
+            // A fallocate goes to a worker by itself, and zeros are not pinned.
+            (Op::Unmap, _) => {
+                let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+                (opcode::Fallocate::new(fd, left).offset(offset).mode(mode).build(), 0)
+            }
+            (Op::WriteZeroes, Step::Zeroing) => {
+                let len = left.min(ZEROES as u64) as u32;
+                (opcode::Write::new(fd, zeroes.at(0, ZEROES), len).offset(offset).build(), 0)
+            }
+            (Op::WriteZeroes, _) => {
+                let mode = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+                (opcode::Fallocate::new(fd, left).offset(offset).mode(mode).build(), 0)
+            }
+        }
+    }
+}
+
+/// The whole of a read or write, from or to the caller's own memory.
+#[inline]
+fn whole(io: &Io, fd: types::Fd, offset: u64, dsync: i32) -> squeue::Entry {
+    let runs = io.sg.as_slice();
+    match (io.op, runs) {
+        (Op::Read, [one]) => {
+            opcode::Read::new(fd, one.base(), one.len() as u32).offset(offset).build()
+        }
+        (_, [one]) => opcode::Write::new(fd, one.base(), one.len() as u32)
+            .offset(offset)
+            .rw_flags(dsync)
+            .build(),
+        (op, _) => of_runs(op, runs, fd, offset, dsync),
+    }
+}
+
+/// A read or write of several runs of the caller's list.
+#[inline]
+fn of_runs(op: Op, runs: &[IoVec], fd: types::Fd, offset: u64, dsync: i32) -> squeue::Entry {
+    // An IoVec is laid out as `struct iovec`.
+    let iov = runs.as_ptr().cast::<libc::iovec>();
+    let count = runs.len() as u32;
+    if op == Op::Read {
+        opcode::Readv::new(fd, iov, count).offset(offset).build()
+    } else {
+        opcode::Writev::new(fd, iov, count).offset(offset).rw_flags(dsync).build()
     }
 }
 

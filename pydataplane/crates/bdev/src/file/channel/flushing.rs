@@ -7,8 +7,8 @@ use std::sync::Arc;
 use io_uring::{opcode, types};
 use reactor::Full;
 
-use super::slot::{Step, TRIES_MAX};
-use super::{DEPTH, FileChannel};
+use super::steps::TRIES_MAX;
+use super::{DEPTH, FileChannel, Step};
 use crate::file::flush::Number;
 use crate::file::{Shared, errno};
 use crate::{Completion, FlushCause, IoError};

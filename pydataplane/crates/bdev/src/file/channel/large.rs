@@ -17,14 +17,15 @@
 //! ended, the I/O begins again as a whole, in the way that knows about errors.
 
 use std::collections::VecDeque;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use guestmem::Sg;
+use io_uring::{opcode, squeue, types};
 use reactor::TURN_BYTES;
 
-use super::slot::Step;
-use super::{DEPTH, FileChannel, Shared};
+use super::{DEPTH, FileChannel, Shared, Slot, Step, of_runs};
 use crate::{Io, IoError, Op};
 
 /// Bytes of one piece at most.
@@ -33,14 +34,14 @@ pub(super) const PIECE: usize = TURN_BYTES as usize;
 /// at least.
 pub(super) const PIECES_MAX: u32 = 64;
 /// What is no longer is no large transfer: it goes as it is.
-const SMALL: usize = 16 << 10;
+pub(super) const SMALL: usize = 16 << 10;
 /// A piece's length is in its token, in these units.
 const UNIT: u32 = 512;
 
 /// The large transfers of a channel.
 pub(super) struct Large {
     /// Slots with pieces that the kernel has not been given, in order.
-    queue: VecDeque<u16>,
+    pub(super) queue: VecDeque<u16>,
     /// Pieces in the kernel.
     pub(super) flying: u32,
     /// Counted in [`Shared::large`].
@@ -83,11 +84,6 @@ impl Large {
     fn is_full(&self) -> bool {
         let share = PIECES_MAX / self.shared.large.load(Relaxed).max(1);
         self.flying >= share.max(1)
-    }
-
-    #[inline]
-    pub(super) fn is_empty(&self) -> bool {
-        self.queue.is_empty()
     }
 }
 
@@ -146,14 +142,33 @@ impl Cut {
     }
 }
 
+impl Slot {
+    /// The submission entry of a piece.
+    fn piece(&self, shared: &Shared, piece: &Piece) -> squeue::Entry {
+        let fd = types::Fd(shared.fd.as_raw_fd());
+        let offset = self.io.lba * u64::from(shared.block_size) + piece.at;
+        let runs = &self.io.sg.as_slice()[piece.first..piece.first + piece.runs];
+        match runs {
+            [run] => {
+                // SAFETY: a piece is within its run.
+                let (at, len) = (unsafe { run.base().add(piece.within) }, piece.len as u32);
+                match self.io.op {
+                    Op::Read => opcode::Read::new(fd, at, len).offset(offset).build(),
+                    _ => opcode::Write::new(fd, at, len).offset(offset).build(),
+                }
+            }
+            runs => of_runs(self.io.op, runs, fd, offset, 0),
+        }
+    }
+}
+
 impl FileChannel {
-    /// Whether a read or write goes piece by piece. One that is to be durable at its end does not: each
+    /// Whether a read or write of more than [`SMALL`] bytes goes piece by piece. One that is to be durable at its end does not: each
     /// piece would wait for the disk's cache.
     #[inline]
     pub(super) fn is_large(&self, io: &Io) -> bool {
         let block = self.shared.block_size as usize;
-        io.sg.len() > SMALL
-            && self.shared.direct
+        self.shared.direct
             && !(io.fua && io.op == Op::Write)
             && io.sg.as_slice().iter().all(|run| !run.is_empty() && run.len().is_multiple_of(block))
     }

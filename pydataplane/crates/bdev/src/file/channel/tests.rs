@@ -6,7 +6,7 @@ use io_uring::{opcode, squeue};
 use super::super::bounce::BOUNCE_SIZE;
 use super::super::open::open;
 use super::*;
-use crate::Stats;
+use crate::{FlushCause, Stats};
 
 /// The fields of a submission that say where its data is (`struct io_uring_sqe`, io_uring.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -642,7 +642,7 @@ fn a_piece_that_fails_has_the_whole_begin_again_and_the_rest_waits_for_nobody() 
     assert_eq!(result as usize, large::PIECE);
     // As if the disk had given up: none of the others follows.
     assert_eq!(rig.channel.piece_ended(0, token, -libc::EIO), None);
-    assert!(rig.channel.large.is_empty());
+    assert!(rig.channel.large.queue.is_empty());
     assert_eq!(polled(&mut rig.channel, &rig.io), (1, Ok(())));
     let whole =
         Pushed { opcode: opcode::Read::CODE, addr: runs[0].base() as u64, len: LONG as u32 };
