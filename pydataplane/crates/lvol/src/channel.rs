@@ -11,9 +11,8 @@
 
 mod pieces;
 
-use crate::map::Map;
+use crate::map::{Map, Pin, Pins};
 use crate::parts::Parts;
-use crate::pins::{Pin, Pins};
 use crate::volume::{SLOTS, Volume};
 use bdev::{Channel, ChannelStats, Completion, Features, Geometry, Io, IoError, Op, Slots, Submit};
 use reactor::Waker;

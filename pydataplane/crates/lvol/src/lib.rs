@@ -15,9 +15,9 @@
 //! | `zeroing` | the zeros of a thick volume to be | the control thread that makes it |
 //! | `lvol` | the bdev face of an lvol | any |
 //! | `volume` | an lvol as all share it: names, map, version, channels | any |
-//! | `map` | clusters of a volume to clusters of the device | written by `meta`, read by channels |
+//! | `map` | clusters of a volume to clusters of the device; which version of it is in use | written by `meta`, read by channels |
 //! | `channel` | the data path; `pieces`: what is not passed on as a whole | the reactor that opened it |
-//! | `parts`, `pins` | room for pieces; versions in use | as `channel` |
+//! | `parts` | room for pieces | as `channel` |
 //! | `disk` | the bdev as the blobstore's disk | as `meta`; the one that loads |
 //! | `translate` | the blobstore's errors as [`Error`]s and those of an I/O | any |
 //! | `info` | what callers give and get | any |
@@ -39,7 +39,6 @@ mod lvstores;
 mod map;
 mod meta;
 mod parts;
-mod pins;
 mod reload;
 mod rounds;
 mod served;

@@ -2,7 +2,7 @@
 //! memory runs. The only unsafe code of this crate.
 #![allow(unsafe_code)]
 
-use crate::pins::Pin;
+use crate::map::Pin;
 use bdev::Slots;
 use guestmem::{IoVec, Sg};
 
