@@ -9,7 +9,7 @@
 //! | file | noun |
 //! | --- | --- |
 //! | `poller` | [`Poller`]: what a reactor runs |
-//! | `run` | the loop: mailbox, pollers, io_uring, idle policy |
+//! | `run` | the loop: mailbox, pollers, io_uring, idle policy; [`Stats`]: busy, idle and sleep time |
 //! | `cx` | [`Cx`]: the reactor's inside, as messages see it |
 //! | `mailbox` | the bounded queue of messages |
 //! | `waker` | [`Waker`]: the protocol that never loses a wake-up |
@@ -18,7 +18,6 @@
 //! `sleeping`: a thread that sleeps in the call that submits |
 //! | `eventfd` | using an eventfd that a guest shares |
 //! | `fd` | another file under a descriptor in use |
-//! | `accounting` | [`Stats`]: busy, idle and sleep time |
 //! | `call` | [`call()`]: a call to another thread that its caller may take back until it has begun |
 //! | `control` | [`Control`]: a thread that may block and runs what others ask |
 //! | `threads` | [`Reactors`], [`Handle`] |
@@ -28,7 +27,6 @@
 //! One turn of the loop costs, when nothing happens, one relaxed load for the mailbox, one call
 //! per poller and, with I/O in flight, two loads for the io_uring; no system call.
 
-mod accounting;
 mod call;
 mod context;
 mod control;
@@ -44,7 +42,6 @@ pub mod ticks;
 mod uring;
 mod waker;
 
-pub use accounting::Stats;
 pub use call::{Call, Caller, NotRun, call};
 pub use context::IoContext;
 pub use control::{Bell, Control, Next, Work};
@@ -52,7 +49,7 @@ pub use cx::{Cx, PollerInfo};
 pub use mailbox::{MAILBOX_DEPTH, Message};
 pub use place::leave;
 pub use poller::{Poller, PollerId};
-pub use run::Idle;
+pub use run::{Idle, Stats};
 pub use threads::{Handle, Reactors, Stopped};
 pub use uring::{Full, TURN_BYTES, Uring, UringClient};
 pub use waker::Waker;

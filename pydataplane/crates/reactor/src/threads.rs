@@ -8,10 +8,9 @@ use std::thread::JoinHandle;
 
 use rustix::thread::CpuSet;
 
-use crate::accounting::Accounting;
 use crate::mailbox::Mailbox;
 use crate::place::{beside, pin};
-use crate::run::{Idle, run};
+use crate::run::{Accounting, Idle, run};
 use crate::{Cx, IoContext, Stats};
 
 thread_local! {
