@@ -1,6 +1,6 @@
 //! Host memory for the rare I/O that cannot use the guest's own buffers.
 
-use crate::iov::{IoVec, Sg};
+use crate::range::{IoVec, Sg};
 use parking_lot::Mutex;
 use std::alloc::{Layout, handle_alloc_error};
 use std::ptr;

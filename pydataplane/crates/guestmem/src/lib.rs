@@ -14,7 +14,6 @@
 //! checked types here.
 
 mod bounce;
-mod iov;
 mod log;
 mod mapping;
 mod memory;
@@ -23,8 +22,7 @@ mod range;
 mod sigbus;
 
 pub use bounce::Bounce;
-pub use iov::{IoVec, Sg};
 pub use log::{DirtyLog, LOG_PAGE, LogError};
 pub use memory::{GuestMemory, MAX_BYTES, MAX_REGIONS, MapError, RegionSpec};
-pub use range::{BadAccess, GuestRange, prefetch, prefetch_write};
+pub use range::{BadAccess, GuestRange, IoVec, Sg, prefetch, prefetch_write};
 pub use sigbus::faults;

@@ -5,10 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::iov::IoVec;
 use crate::log::{DirtyLog, LogError};
 use crate::mapping::{Accounts, Beside, Failure, Mapping, Whole};
-use crate::range::GuestRange;
+use crate::range::{GuestRange, IoVec};
 
 /// Regions that a guest may have (the memory slots of KVM; GET_MAX_MEM_SLOTS).
 pub const MAX_REGIONS: usize = 509;
