@@ -41,6 +41,29 @@ class VolumeRef:
 
 
 @dataclass(frozen=True, slots=True)
+class Characteristics:
+    """What a disk says of itself to its guest, where the client chose; else the volume's own."""
+
+    wwn: str | None = None
+    """World wide name, 16 hexadecimal digits in lower case, the first 2, 3 or 5."""
+    vendor: str | None = None
+    """Up to 8 printable ASCII characters."""
+    product: str | None = None
+    """Up to 16 printable ASCII characters."""
+    rotation_rate: int | None = None
+    """Turns a minute, 1025 to 65534, or 1 for a disk that does not rotate."""
+    removable: bool = False
+    discard: bool = True
+    """Whether the guest may discard blocks, where the volume takes that."""
+    write_cache: bool = True
+    """Whether a write is durable only after a flush; False: before it is completed."""
+
+
+OWN = Characteristics()
+"""Nothing was chosen."""
+
+
+@dataclass(frozen=True, slots=True)
 class LunPlan:
     """One disk of ours: which volume is LUN 0 of which SCSI target of the controller."""
 
@@ -56,6 +79,7 @@ class LunPlan:
     shareable: bool = False
     block_size: int | None = None
     """Bytes of a logical block, 512 or 4096; None: the volume's own."""
+    characteristics: Characteristics = OWN
 
     @property
     def bdev_name(self) -> str:

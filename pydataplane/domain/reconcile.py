@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Protocol
 
 from pydataplane.domain.errors import ReconcileError
-from pydataplane.domain.model import LunPlan, Plan
+from pydataplane.domain.model import OWN, Characteristics, LunPlan, Plan
 from pydataplane.errors import METHOD_NOT_FOUND, NO_DEVICE, RpcError
 
 Release = Literal["released", "busy", "none"]
@@ -81,6 +81,7 @@ class Shown:
     serial: str | None = None
     read_only: bool | None = None
     block_size: int | None = None
+    characteristics: Characteristics | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +122,16 @@ def _luns(controller: Mapping[str, Any]) -> dict[int, Shown]:
             lun.get("serial"),
             lun.get("read_only"),
             lun.get("block_size"),
+            _characteristics(lun),
         )
     return result
+
+
+def _characteristics(lun: Mapping[str, Any]) -> Characteristics | None:
+    """Reads what a LUN says of itself, None where the target does not tell."""
+    if "write_cache" not in lun:
+        return None
+    return Characteristics(**{f.name: lun[f.name] for f in fields(Characteristics)})
 
 
 def bdev_of(lun: LunPlan, state: State) -> Bdev:
@@ -148,6 +157,7 @@ def is_right(lun: LunPlan, shown: Shown | None, state: State) -> bool:
         shown.serial in (None, lun.serial or bdev.name)
         and not writable
         and shown.block_size in (None, max(lun.block_size or 0, bdev.block_size))
+        and shown.characteristics in (None, lun.characteristics)
     )
 
 
@@ -247,7 +257,14 @@ def perform(rpc: Rpc, action: Action, state: State) -> None:
                 read_only=True if lun.read_only else None,
                 shareable=True if lun.shareable else None,
                 block_size=lun.block_size if lun.block_size != bdev.block_size else None,
+                **_chosen(lun.characteristics),
             )
+
+
+def _chosen(characteristics: Characteristics) -> dict[str, Any]:
+    """Returns the parameters for what is not as the volume itself has it."""
+    default = asdict(OWN)
+    return {k: v for k, v in asdict(characteristics).items() if v != default[k]}
 
 
 def ensure(rpc: Rpc, plan: Plan, *, whole: bool, starts: bool = False) -> list[LunPlan]:

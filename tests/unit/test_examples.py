@@ -34,6 +34,7 @@ MACHINES = "tests/kubernetes/kubevirt"
 USED_BY = {
     "virtlun.toml": ("tests/unit/test_plugin_config.py", "examples/virtlun.toml"),
     "libvirt/README.md": (README, 'LIBVIRT / "README.md"'),
+    "libvirt/disk.md": ("tests/unit/translate/test_fields.py", "examples/libvirt/disk.md"),
     "libvirt/vm.xml": (README, "examples/libvirt/vm.xml"),
     "libvirt/disk.xml": (README, 'glob("disk*.xml")'),
     "libvirt/disk-nova.xml": (README, 'glob("disk*.xml")'),

@@ -9,7 +9,7 @@ from uuid import UUID
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import Definition, LunPlan, Plan, Settings, VolumeRef
 from pydataplane.domain.names import MAX_SOCKET_PATH_BYTES, MAX_TARGETS, controller_name
-from pydataplane.domain.translate import memory
+from pydataplane.domain.translate import fields, memory
 from pydataplane.domain.xml import boot as boots
 from pydataplane.domain.xml import carrier as carriers
 from pydataplane.domain.xml import disk as disks
@@ -86,7 +86,7 @@ def translate(
     edits = Edits(view.document)
     try:
         for item in ours:
-            disks.check(item.node, item.disk, item.volume)
+            fields.check(item.node, item.disk, item.volume)
         _check_set(view, read, ours)
         socket = _socket(settings, controller_name(uuid), kind.attrs.get("arch", ""))
         added = memory.share(domain, edits)
@@ -253,6 +253,7 @@ def _number(ours: Sequence[_Ours], current: Current, uuids: Mapping[str, str]) -
                 read_only=item.disk.read_only,
                 shareable=item.disk.shareable,
                 block_size=item.disk.block_size,
+                characteristics=item.disk.characteristics,
             )
         )
     return result

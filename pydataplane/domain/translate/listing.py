@@ -17,7 +17,7 @@ from pydataplane.domain.translate.operations import define
 from pydataplane.domain.translate.presenting import take_out
 from pydataplane.domain.xml import carrier as carriers
 from pydataplane.domain.xml import view as views
-from pydataplane.domain.xml.disk import read
+from pydataplane.domain.xml.disk import parse_device, read
 from pydataplane.domain.xml.document import Document, Edits, Node, NotXmlError, escape
 from pydataplane.domain.xml.view import View
 
@@ -89,6 +89,8 @@ def leave_out(xml: str, domain_xml: str, settings: Settings, suffix: str = "back
     named = {names[0] for names in ours for node in listed if node.attrs.get("name") in names}
     # Of the later two kinds libvirt takes all disks only where none is listed.
     wanted = named if kind.included and listed else {names[0] for names in ours}
+    if kind.attribute == "snapshot":
+        left |= _left_out_by_themselves(domain, kind.without) - named
     if wanted - left:
         raise TranslateError(
             Refusal.UNSUPPORTED,
@@ -214,6 +216,17 @@ def _disk(name: str, more: Mapping[str, str]) -> str:
 def _listed(root: Node) -> list[Node]:
     disks = root.child("disks")
     return list(disks.every("disk")) if disks is not None else []
+
+
+def _left_out_by_themselves(domain: View, without: frozenset[str]) -> set[str]:
+    """Returns the target devs of disks of ours whose own <disk snapshot=> leaves them out."""
+    metadata = domain.salvaged
+    read_again = ((e.lun.dev, parse_device(e.text)) for e in (metadata.entries if metadata else ()))
+    return {
+        dev
+        for dev, document in read_again
+        if document is not None and document.root.attrs.get("snapshot") in without
+    }
 
 
 def _ours(domain: View, settings: Settings) -> list[tuple[str, ...]]:

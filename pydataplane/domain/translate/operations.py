@@ -8,6 +8,7 @@ from uuid import UUID
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import Change, Definition, LunPlan, Plan, Settings, VolumeRef
 from pydataplane.domain.names import CARRIER_ALIAS, MAX_TARGETS, NAMESPACE, controller_name
+from pydataplane.domain.translate import fields
 from pydataplane.domain.translate.defining import Current, check_new, translate
 from pydataplane.domain.translate.presenting import restore
 from pydataplane.domain.xml import disk as disks
@@ -43,6 +44,16 @@ def may_be_ours(disk_xml: str, settings: Settings) -> bool:
     """
     words = (settings.path_prefix, settings.rbd_prefix, settings.protocol, settings.pool_prefix)
     return "&" in disk_xml or any(word and word in disk_xml for word in words)
+
+
+def volume_of(disk_xml: str, settings: Settings) -> VolumeRef | None:
+    """Returns the volume that a <disk> names as its source, whatever else it says; None if none.
+
+    Raises:
+        TranslateError: BAD_XML, it names one of ours wrongly.
+    """
+    document = disks.parse_device(disk_xml)
+    return None if document is None else disks.volume(document.root, settings)
 
 
 def define(
@@ -148,6 +159,7 @@ def attach(
         read_only=disk.read_only,
         shareable=disk.shareable,
         block_size=disk.block_size,
+        characteristics=disk.characteristics,
     )
     order = place([d for d, _ in seen], disk)
     before = next((d.dev for d, ours in seen[order:] if ours is None), None)
@@ -221,6 +233,7 @@ def update(
         read_only=disk.read_only,
         shareable=disk.shareable,
         block_size=disk.block_size,
+        characteristics=disk.characteristics,
     )
     if live:
         _check_kept(old, lun)
@@ -245,6 +258,7 @@ def _check_kept(old: LunPlan, new: LunPlan) -> None:
         ("readonly", old.read_only, new.read_only),
         ("shareable", old.shareable, new.shareable),
         ("blockio logical_block_size", old.block_size or 512, new.block_size or 512),
+        *_shown(old, new),
     ):
         if before != after:
             raise TranslateError(
@@ -252,6 +266,14 @@ def _check_kept(old: LunPlan, new: LunPlan) -> None:
                 f"cannot modify field '{name}' of the disk '{old.dev}' while the domain runs;"
                 " change it with --config, or detach and attach the disk",
             )
+
+
+def _shown(old: LunPlan, new: LunPlan) -> list[tuple[str, object, object]]:
+    """Returns each characteristic as libvirt's XML names it, before and after."""
+    names = ("wwn", "vendor", "product", "rotation_rate", "removable", "discard", "write_cache")
+    mine, theirs = old.characteristics, new.characteristics
+    words = {"write_cache": "cache"}
+    return [(words.get(n, n), getattr(mine, n), getattr(theirs, n)) for n in names]
 
 
 def identify(domain_xml: str, uuids: Mapping[str, str]) -> str | None:
@@ -351,7 +373,7 @@ def _device(xml: str, settings: Settings) -> tuple[Document, Disk, VolumeRef] | 
     if ref is None:
         return None
     disk = disks.read(document.root)
-    disks.check(document.root, disk, ref)
+    fields.check(document.root, disk, ref)
     return document, disk, ref
 
 

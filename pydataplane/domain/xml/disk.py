@@ -6,24 +6,16 @@ import re
 from dataclasses import dataclass
 
 from pydataplane.domain.errors import Refusal, TranslateError
-from pydataplane.domain.model import Settings, VolumeRef
+from pydataplane.domain.model import OWN, Characteristics, Settings, VolumeRef
 from pydataplane.domain.xml.document import Document, Edits, Node, NotXmlError, escape
 
 _NAME = re.compile(r"[!-.0-~]{1,63}")
 """lvstore and lvol names: 1 to 63 printable ASCII characters without space and slash."""
-_SERIAL = re.compile(r"[A-Za-z0-9_. +-]{1,255}")
-"""libvirt's own rule for <serial>."""
-_DEV_NAME = re.compile(r"(hd|sd|vd|xvd|ubd)[A-Za-z0-9_]{1,60}")
-"""libvirt's own rule for <target dev=>, and a bound."""
 _DEV = re.compile(r"(fd|hd|sd|vd|xvd|ubd)([a-z]+)")
 BLOCK_SIZES = {"512": 512, "4096": 4096}
 """Bytes of a logical block that a disk of ours can have, as written."""
-_UNSUPPORTED = {
-    "encryption": "encryption",
-    "iotune": "I/O limits (iotune)",
-    "transient": "transient disks",
-    "mirror": "block copy jobs",
-}
+WRITE_THROUGH = frozenset({"writethrough", "directsync"})
+"""Values of <driver cache=> with which a write is durable when it is completed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +36,7 @@ class Disk:
     shareable: bool
     block_size: int | None = None
     """<blockio logical_block_size=>, if it is one of BLOCK_SIZES."""
+    characteristics: Characteristics = OWN
 
 
 def read(node: Node) -> Disk:
@@ -61,7 +54,28 @@ def read(node: Node) -> Disk:
         read_only=node.child("readonly") is not None,
         shareable=node.child("shareable") is not None,
         block_size=BLOCK_SIZES.get(node.value("blockio", "logical_block_size") or ""),
+        characteristics=_characteristics(node),
     )
+
+
+def _characteristics(node: Node) -> Characteristics:
+    """Reads what the guest sees of a disk; what is not possible is left for the check."""
+    wwn = _text(node, "wwn")
+    rate = node.value("target", "rotation_rate") or ""
+    return Characteristics(
+        wwn=wwn.strip().lower().removeprefix("0x") if wwn is not None else None,
+        vendor=_text(node, "vendor"),
+        product=_text(node, "product"),
+        rotation_rate=int(rate) if rate.isascii() and rate.isdigit() else None,
+        removable=node.value("target", "removable") == "on",
+        discard=node.value("driver", "discard") != "ignore",
+        write_cache=node.value("driver", "cache") not in WRITE_THROUGH,
+    )
+
+
+def _text(node: Node, name: str) -> str | None:
+    child = node.child(name)
+    return child.text if child is not None and child.text.strip() else None
 
 
 def _bus(dev: str) -> str:
@@ -129,72 +143,6 @@ def parse_volume(name: str, kind: str = "disk") -> VolumeRef:
             " ASCII characters without space and slash",
         )
     return VolumeRef(store, lvol)
-
-
-def check(node: Node, disk: Disk, ref: VolumeRef) -> None:
-    """Refuses what a disk of ours cannot be.
-
-    Raises:
-        TranslateError: BAD_XML or UNSUPPORTED, one sentence.
-    """
-    what = f"disk '{disk.dev}' (volume {ref.alias})"
-    if not disk.dev:
-        raise TranslateError(
-            Refusal.BAD_XML, f"the disk of volume {ref.alias} has no target dev; give it one"
-        )
-    if not _DEV_NAME.fullmatch(disk.dev):
-        raise TranslateError(
-            Refusal.BAD_XML,
-            f"'{disk.dev}' is no target dev for volume {ref.alias}; use one like sda or vda",
-        )
-    if disk.device not in ("disk", "lun"):
-        raise _unsupported(f"{what} cannot be a {disk.device}; use device='disk'")
-    if disk.bus not in ("scsi", "virtio"):
-        raise _unsupported(
-            f"{what} cannot be on bus '{disk.bus}'; virtlun disks are SCSI disks, use bus='scsi'"
-        )
-    kind = node.value("driver", "type")
-    if kind not in (None, "raw"):
-        raise _unsupported(f"{what} cannot have driver type '{kind}'; virtlun volumes are raw")
-    for name, words in _UNSUPPORTED.items():
-        if node.child(name) is not None or node.at("source", name) is not None:
-            raise _unsupported(
-                f"{what}: {words} are not possible on virtlun disks; remove <{name}>"
-            )
-    _check_blockio(node, what)
-    if disk.serial is not None and not _SERIAL.fullmatch(disk.serial):
-        raise TranslateError(
-            Refusal.BAD_XML,
-            f"{what}: the serial may have letters, digits, space and _.+- only, up to 255",
-        )
-
-
-def _check_blockio(node: Node, what: str) -> None:
-    """Refuses block sizes that no disk of ours has.
-
-    Whether the volume's own blocks are small enough for the logical ones, the target says.
-
-    Raises:
-        TranslateError: UNSUPPORTED.
-    """
-    sizes = {}
-    for name in ("logical_block_size", "physical_block_size"):
-        size = node.value("blockio", name)
-        if size is not None and size not in BLOCK_SIZES:
-            raise _unsupported(
-                f"{what}: {name} {size} is not possible; use 512 or 4096, or remove it"
-            )
-        sizes[name] = BLOCK_SIZES.get(size or "")
-    logical, physical = sizes.values()
-    if logical is not None and physical is not None and physical < logical:
-        raise _unsupported(
-            f"{what}: a physical_block_size of {physical} is less than the logical_block_size of"
-            f" {logical}; make it {logical}, or remove it"
-        )
-
-
-def _unsupported(message: str) -> TranslateError:
-    return TranslateError(Refusal.UNSUPPORTED, message)
 
 
 def parse_device(xml: str) -> Document | None:

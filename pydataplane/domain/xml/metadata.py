@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pydataplane.domain.errors import Refusal, TranslateError
-from pydataplane.domain.model import LunPlan, VolumeRef
+from pydataplane.domain.model import Characteristics, LunPlan, VolumeRef
 from pydataplane.domain.names import CONTROLLER_PREFIX, MAX_TARGETS, NAMESPACE, PREFIX
 from pydataplane.domain.xml.disk import BLOCK_SIZES, Disk, parse_device, read
 from pydataplane.domain.xml.document import Edits, Lines, Node, attributes, escape
@@ -159,8 +159,24 @@ def _entry(node: Node) -> Entry:
         read_only=attrs.get("readonly") == "yes",
         shareable=attrs.get("shareable") == "yes",
         block_size=_block_size(attrs.get("blocksize")),
+        characteristics=_characteristics(attrs),
     )
     return Entry(lun, int(order), attrs.get("before"), node.text)
+
+
+def _characteristics(attrs: Mapping[str, str]) -> Characteristics:
+    rate = attrs.get("rotationrate")
+    if rate is not None and not (rate.isascii() and rate.isdigit()):
+        raise _damaged(f"rotationrate {rate} is no number")
+    return Characteristics(
+        wwn=attrs.get("wwn"),
+        vendor=attrs.get("vendor"),
+        product=attrs.get("product"),
+        rotation_rate=int(rate) if rate is not None else None,
+        removable=attrs.get("removable") == "yes",
+        discard=attrs.get("discard") != "no",
+        write_cache=attrs.get("writecache") != "no",
+    )
 
 
 def _block_size(text: str | None) -> int | None:
@@ -197,7 +213,8 @@ def lines(metadata: Metadata, *, bare: bool) -> Lines:
 
 
 def _entry_text(entry: Entry, prefix: str) -> str:
-    lun = entry.lun
+    lun, shown = entry.lun, entry.lun.characteristics
+    rate = shown.rotation_rate
     head = attributes(
         {
             "target": str(lun.target),
@@ -211,6 +228,13 @@ def _entry_text(entry: Entry, prefix: str) -> str:
             "readonly": "yes" if lun.read_only else None,
             "shareable": "yes" if lun.shareable else None,
             "blocksize": str(lun.block_size) if lun.block_size is not None else None,
+            "wwn": shown.wwn,
+            "vendor": shown.vendor,
+            "product": shown.product,
+            "rotationrate": str(rate) if rate is not None else None,
+            "removable": "yes" if shown.removable else None,
+            "discard": None if shown.discard else "no",
+            "writecache": None if shown.write_cache else "no",
         }
     )
     plain = "]]>" in entry.text or "\r" in entry.text

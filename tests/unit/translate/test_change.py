@@ -88,7 +88,9 @@ def test_a_live_attach_changes_the_metadata_only() -> None:
 
 def test_the_disk_comes_back_as_given() -> None:
     disk = lvol(
-        "sdx", "x", more="<serial>S</serial><future a='1'/><address type='drive' unit='4'/>"
+        "sdx",
+        "x",
+        more="<serial>S</serial><wwn>5000c50015ea71ad</wwn><address type='drive' unit='4'/>",
     )
     change = attached(BASE, disk, live=False)
     assert change.domain_xml is not None

@@ -536,7 +536,7 @@ def domains(draw: st.DrawFn) -> str:
                         "<blockio logical_block_size='4096'/>",
                         "<x:y xmlns:x='u'/>",
                         "<!-- c -->",
-                        "<note><![CDATA[<&]]></note>",
+                        "<product><![CDATA[<&]]></product>",
                     ]
                 ),
                 unique=True,

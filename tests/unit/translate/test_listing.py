@@ -62,6 +62,16 @@ def test_a_disk_of_ours_that_is_not_left_out_is_named(xml: str) -> None:
     listing.leave_out(xml, WITHOUT, SETTINGS)
 
 
+@pytest.mark.parametrize("word", ["no", "manual"])
+def test_a_disk_that_leaves_itself_out_of_snapshots_need_not_be_named(word: str) -> None:
+    there = libvirts(THEIRS, OURS.replace("<disk ", f"<disk snapshot='{word}' ", 1))
+    assert names(listing.leave_out("<domainsnapshot/>", there, SETTINGS)) == []
+    asked = "<domainsnapshot><disks><disk name='sdc' snapshot='external'/></disks></domainsnapshot>"
+    for xml in (asked, "<domaincheckpoint/>"):
+        with pytest.raises(TranslateError, match=r"cannot include its virtlun disks \(sdc\)"):
+            listing.leave_out(xml, there, SETTINGS)
+
+
 @pytest.mark.parametrize(
     ("kind", "attribute", "value"),
     [

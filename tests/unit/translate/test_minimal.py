@@ -33,9 +33,9 @@ CASES = [
         f"<disk type='file' device='disk'>{FILE}<target dev='vdb' bus='virtio'/></disk>",
     ),
     (
-        f"<disk type='file' device='lun'>{FILE}<target dev='sdb' tray='open'></target></disk>",
+        f"<disk type='file' device='lun'>{FILE}<target dev='sdb' tray='closed'></target></disk>",
         f"<disk type='file' device='lun'>{FILE}"
-        "<target dev='sdb' tray='open' bus='scsi'></target></disk>",
+        "<target dev='sdb' tray='closed' bus='scsi'></target></disk>",
     ),
     (
         f'<disk\n  type="file"\n>{FILE}<target\tbus="virtio" dev="sdb" /></disk>',

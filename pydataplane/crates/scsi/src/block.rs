@@ -127,7 +127,7 @@ pub(crate) fn write(
         job.kind = Kind::WriteBounced;
         transfer_partly(cx, &mut job, data_out, bytes)?;
     }
-    if fua && at.blocks > 0 {
+    if (fua || cx.unit.characteristics.write_through) && at.blocks > 0 {
         job.fua = cx.unit.features.fua;
         job.flush_after = !job.fua;
     }
@@ -255,6 +255,7 @@ pub(crate) fn write_same(
     let mut job =
         Job { kind: op.map_or(Kind::Fill, Kind::Range), lba: at.lba, left: at.blocks, ..Job::IDLE };
     job.moved = given as u32;
+    job.flush_after = unit.characteristics.write_through;
     if op.is_none() {
         cx.take_bounce(&mut job)?;
         fill(cx, if zero { None } else { Some(data_out) });
@@ -329,6 +330,7 @@ pub(crate) fn unmap(unit: &LunShared, cdb: &Cdb, data_out: &Sg) -> Result<Job, F
     let mut job = Job { kind: Kind::UnmapList, ..Job::IDLE };
     job.count = count;
     job.moved = length as u32;
+    job.flush_after = unit.characteristics.write_through;
     Ok(job)
 }
 

@@ -4,6 +4,7 @@
 //! every initiator understands (we own no IEEE company id, so no NAA 6h), a T10 vendor
 //! designator with the serial, and the UUID itself.
 
+use crate::characteristics::VENDOR_LEN;
 use crate::opcode::Cdb;
 use crate::reply::send;
 use crate::response::Fail;
@@ -14,8 +15,8 @@ use crate::shared::{
 use guestmem::Sg;
 use uuid::Uuid;
 
-/// T10 VENDOR IDENTIFICATION.
-const VENDOR: &[u8; 8] = b"VIRTLUN ";
+/// T10 VENDOR IDENTIFICATION, unless another was chosen.
+const VENDOR: &str = "VIRTLUN";
 /// PRODUCT REVISION LEVEL: this crate's major and minor version.
 const REVISION: &str =
     concat!(env!("CARGO_PKG_VERSION_MAJOR"), ".", env!("CARGO_PKG_VERSION_MINOR"));
@@ -58,7 +59,9 @@ pub(crate) fn inquiry(unit: &LunShared, cdb: &Cdb, data_in: &Sg) -> Result<u32, 
         if page != 0 {
             return Err(Sense::invalid_cdb(2, None).into());
         }
-        let data = standard(DISK, unit.removable, unit.bdev().product_name());
+        let chosen = unit.characteristics().product.as_deref();
+        let product = chosen.unwrap_or(unit.bdev().product_name());
+        let data = standard(DISK, unit.removable, vendor(unit), product);
         return send(data_in, allocation, &data);
     }
     match page {
@@ -70,7 +73,7 @@ pub(crate) fn inquiry(unit: &LunShared, cdb: &Cdb, data_in: &Sg) -> Result<u32, 
         }
         VPD_DESIGNATORS => send(data_in, allocation, designators(unit).end()),
         VPD_BLOCK_LIMITS => send(data_in, allocation, &block_limits(unit)),
-        VPD_CHARACTERISTICS => send(data_in, allocation, &characteristics()),
+        VPD_CHARACTERISTICS => send(data_in, allocation, &characteristics(unit)),
         VPD_PROVISIONING => send(data_in, allocation, &provisioning(unit)),
         _ => Err(Sense::invalid_cdb(2, None).into()),
     }
@@ -81,7 +84,7 @@ pub(crate) fn inquiry_missing(cdb: &Cdb, data_in: &Sg) -> Result<u32, Fail> {
     if cdb.bit(1, 0) || cdb.byte(2) != 0 {
         return Err(Sense::invalid_cdb(if cdb.bit(1, 0) { 1 } else { 2 }, None).into());
     }
-    send(data_in, usize::from(cdb.be16(3)), &standard(NO_UNIT, false, ""))
+    send(data_in, usize::from(cdb.be16(3)), &standard(NO_UNIT, false, VENDOR, ""))
 }
 
 /// INQUIRY of the REPORT LUNS well-known logical unit, which has no vital product data (SPC-4 8.2).
@@ -89,11 +92,11 @@ pub(crate) fn inquiry_well_known(cdb: &Cdb, data_in: &Sg) -> Result<u32, Fail> {
     if cdb.bit(1, 0) || cdb.byte(2) != 0 {
         return Err(Sense::invalid_cdb(if cdb.bit(1, 0) { 1 } else { 2 }, None).into());
     }
-    send(data_in, usize::from(cdb.be16(3)), &standard(WELL_KNOWN, false, "REPORT LUNS"))
+    send(data_in, usize::from(cdb.be16(3)), &standard(WELL_KNOWN, false, VENDOR, "REPORT LUNS"))
 }
 
 /// Standard INQUIRY data (SPC-4 6.6.2).
-fn standard(peripheral: u8, removable: bool, product: &str) -> [u8; STANDARD_LEN] {
+fn standard(peripheral: u8, removable: bool, vendor: &str, product: &str) -> [u8; STANDARD_LEN] {
     let mut data = [0u8; STANDARD_LEN];
     data[0] = peripheral;
     data[1] = if removable { 0x80 } else { 0 }; // RMB
@@ -101,13 +104,18 @@ fn standard(peripheral: u8, removable: bool, product: &str) -> [u8; STANDARD_LEN
     data[3] = 0x12; // HISUP, response data format 2
     data[4] = (STANDARD_LEN - 5) as u8;
     data[7] = 0x02; // CMDQUE
-    data[8..16].copy_from_slice(VENDOR);
+    put_ascii(&mut data[8..16], vendor);
     put_ascii(&mut data[16..32], product);
     put_ascii(&mut data[32..36], REVISION);
     for (i, version) in VERSION_DESCRIPTORS.iter().enumerate() {
         data[58 + 2 * i..60 + 2 * i].copy_from_slice(&version.to_be_bytes());
     }
     data
+}
+
+/// The unit's T10 VENDOR IDENTIFICATION.
+fn vendor(unit: &LunShared) -> &str {
+    unit.characteristics().vendor.as_deref().unwrap_or(VENDOR)
 }
 
 /// `text` left-aligned, cut or padded with spaces to the field (SPC-4 4.3.1).
@@ -166,8 +174,11 @@ fn designators(unit: &LunShared) -> Page {
     const UUID: u8 = 0xA;
     let uuid = unit.bdev().uuid();
     let mut page = Page::new(VPD_DESIGNATORS);
-    page.designator(BINARY, NAA, &[&local_naa(uuid)]);
-    page.designator(ASCII, T10_VENDOR, &[VENDOR, unit.serial().as_bytes()]);
+    let naa = unit.characteristics().wwn.map_or_else(|| local_naa(uuid), u64::to_be_bytes);
+    let mut by = [0; VENDOR_LEN];
+    put_ascii(&mut by, vendor(unit));
+    page.designator(BINARY, NAA, &[&naa]);
+    page.designator(ASCII, T10_VENDOR, &[&by, unit.serial().as_bytes()]);
     page.designator(BINARY, UUID, &[&[0x10, 0], uuid.as_bytes()]);
     page
 }
@@ -201,11 +212,12 @@ fn block_limits(unit: &LunShared) -> [u8; LONG_PAGE] {
 }
 
 /// Block device characteristics (SBC-3 6.6.2).
-fn characteristics() -> [u8; LONG_PAGE] {
+fn characteristics(unit: &LunShared) -> [u8; LONG_PAGE] {
     let mut data = [0u8; LONG_PAGE];
     data[1] = VPD_CHARACTERISTICS;
     data[3] = (LONG_PAGE - 4) as u8;
-    data[5] = 1; // medium rotation rate: does not rotate
+    let rate = unit.characteristics().rotation_rate.unwrap_or(1); // it does not rotate
+    data[4..6].copy_from_slice(&rate.to_be_bytes());
     data
 }
 

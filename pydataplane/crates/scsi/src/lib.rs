@@ -43,6 +43,7 @@
 #![forbid(unsafe_code)]
 
 mod block;
+mod characteristics;
 mod inquiry;
 mod job;
 mod lun;
@@ -56,6 +57,7 @@ mod sense;
 mod shared;
 mod well_known;
 
+pub use characteristics::{Characteristics, CharacteristicsError};
 pub use lun::{Lun, Task};
 pub use missing::missing_lun;
 pub use opcode::{CDB_LEN, Kind};

@@ -1,5 +1,6 @@
 //! A logical unit as all threads see it.
 
+use crate::characteristics::{Characteristics, CharacteristicsError};
 use crate::sense::{Code, Key, Sense};
 use bdev::{Bdev, Features};
 use parking_lot::{Mutex, MutexGuard};
@@ -35,6 +36,8 @@ pub struct LunOptions {
     /// Bytes of a logical block, 512 or 4096, not less than the bdev's. `None`: the bdev's. Of a
     /// bdev that does not end with a whole block, the rest is out of reach.
     pub block_size: Option<u32>,
+    /// What it says of itself otherwise.
+    pub characteristics: Characteristics,
 }
 
 /// Why a bdev cannot be a logical unit as asked.
@@ -45,6 +48,9 @@ pub enum LunError {
         "serial {0:?} is not 1 to 64 printable ASCII characters: choose a shorter or plainer one"
     )]
     Serial(String),
+    /// Something else that it is to say of itself is not possible.
+    #[error(transparent)]
+    Characteristics(#[from] CharacteristicsError),
     /// The bdev's blocks are not of a size that SCSI disks have here.
     #[error("bdev {name} has blocks of {block_size} bytes: only 512 and 4096 can be a SCSI disk")]
     BlockSize {
@@ -262,6 +268,7 @@ pub struct LunShared {
     pub(crate) features: Features,
     pub(crate) read_only: bool,
     pub(crate) removable: bool,
+    pub(crate) characteristics: Characteristics,
     /// Bytes of a logical block; does not change.
     pub(crate) block_size: u32,
     /// log2 of logical block size / block size of the bdev.
@@ -294,15 +301,19 @@ impl LunShared {
         if serial.len() > MAX_SERIAL || !serial.bytes().all(|b| (0x20..0x7F).contains(&b)) {
             return Err(LunError::Serial(serial));
         }
+        let characteristics = options.characteristics;
+        characteristics.check()?;
         let block_size = options.block_size.unwrap_or(geometry.block_size);
         let bdev_shift = shift_of(&*bdev, block_size)?;
-        let features = in_units(bdev.features(), bdev_shift);
+        let mut features = in_units(bdev.features(), bdev_shift);
+        characteristics.restrict(&mut features);
         let ratio = (geometry.physical_block_size / block_size).max(1);
         Ok(Arc::new(LunShared {
             serial,
             features,
             read_only: options.read_only || features.read_only,
             removable: options.removable,
+            characteristics,
             block_size,
             bdev_shift,
             physical_exponent: ratio.ilog2().min(15) as u8,
@@ -356,6 +367,11 @@ impl LunShared {
     /// Whether writes are refused.
     pub fn is_read_only(&self) -> bool {
         self.read_only
+    }
+
+    /// What it says of itself as its owner chose.
+    pub fn characteristics(&self) -> &Characteristics {
+        &self.characteristics
     }
 
     /// Whether the medium is removable.

@@ -250,6 +250,7 @@ impl Controllers {
             read_only: options.read_only,
             removable: options.removable,
             block_size: options.block_size,
+            characteristics: options.characteristics.clone(),
         };
         let shared = LunShared::new(Arc::clone(claim.bdev()), lun_options)?;
         let counters: Vec<Arc<LunCounters>> =

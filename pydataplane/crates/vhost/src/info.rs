@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use crate::controller::{Controller, cpu_of};
 use crate::lun::Target;
 use crate::owner::OwnerInfo;
+use scsi::Characteristics;
 
 /// A controller.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,6 +51,8 @@ pub struct TargetInfo {
     pub removable: bool,
     /// Bytes of a logical block, as the guest sees it.
     pub block_size: u32,
+    /// What it says of itself as its owner chose.
+    pub characteristics: Characteristics,
     /// Whether the guest prevents its removal: it is in use, mounted for instance.
     pub removal_prevented: bool,
     /// When it was put in place, in seconds since the epoch, as the times below.
@@ -72,6 +75,7 @@ impl From<&Target> for TargetInfo {
             read_only: t.shared.is_read_only(),
             removable: t.shared.is_removable(),
             block_size: t.shared.block_size(),
+            characteristics: t.shared.characteristics().clone(),
             removal_prevented: t.shared.removal_prevented(),
             attached_at: t.times.attached_at(),
             event_at: t.times.event_at(),

@@ -57,5 +57,6 @@ pub use error::{ControllerError, MAX_NAME};
 pub use info::{ControllerInfo, SessionInfo, TargetInfo};
 pub use lun::TargetOptions;
 pub use owner::{NamedOwner, OwnerInfo, OwnerJournal};
+pub use scsi::Characteristics;
 pub use socket::{MAX_PATH, SocketError, SocketOptions};
 pub use stats::{ControllerStats, LunStats, LunTotals};

@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use bdev::Claim;
 use parking_lot::Mutex;
-use scsi::LunShared;
+use scsi::{Characteristics, LunShared};
 
 use crate::stats::{LunCounters, LunStats, LunTotals};
 
@@ -23,6 +23,8 @@ pub struct TargetOptions {
     pub removable: bool,
     /// Bytes of a logical block; `None`: the volume's.
     pub block_size: Option<u32>,
+    /// What the disk says of itself otherwise.
+    pub characteristics: Characteristics,
 }
 
 /// A moment, in seconds since the epoch.

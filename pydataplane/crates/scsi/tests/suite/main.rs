@@ -4,6 +4,7 @@ mod attention;
 mod backends;
 mod block_size;
 mod blocks;
+mod characteristics;
 mod errors;
 mod fuzz;
 mod identity;

@@ -4,7 +4,7 @@ use crate::app::App;
 use crate::cpumask::CpuMask;
 use crate::errors;
 use crate::state;
-use ::vhost_scsi::{ControllerError, ControllerOptions, TargetOptions};
+use ::vhost_scsi::{Characteristics, ControllerError, ControllerOptions, TargetOptions};
 use rpc::{Errno, Error, Flags, Methods, NoParams};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -75,6 +75,27 @@ struct AddTarget {
     /// Default: the bdev's
     #[serde(default)]
     block_size: Option<u32>,
+    /// World wide name that the guest sees, 16 hexadecimal digits, the first 2, 3 or 5 (ours).
+    /// Default: one made of the bdev's UUID
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    wwn: Option<String>,
+    /// Vendor that the guest sees, up to 8 printable ASCII characters (ours). Default: VIRTLUN
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    vendor: Option<String>,
+    /// Product that the guest sees, up to 16 printable ASCII characters (ours). Default: the bdev's
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    product: Option<String>,
+    /// Turns a minute that the guest sees, 1025 to 65534, or 1 for a disk that does not rotate (ours).
+    /// Default: 1
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rotation_rate: Option<u16>,
+    /// Let the guest discard blocks, where the bdev takes that (ours). Default: true
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    discard: Option<bool>,
+    /// Show a volatile cache, where the bdev has one: a completed write needs a flush. Without, each is
+    /// durable before it is completed (ours). Default: true
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    write_cache: Option<bool>,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -176,6 +197,25 @@ fn create(app: &App, mut p: Create) -> Result<bool, Error> {
     Ok(true)
 }
 
+/// What the disk is to say of itself.
+fn characteristics(p: &AddTarget) -> Result<Characteristics, Error> {
+    let wwn = p.wwn.as_deref().map(|text| {
+        let digits = text.len() == 16 && text.bytes().all(|b| b.is_ascii_hexdigit());
+        let number = digits.then(|| u64::from_str_radix(text, 16).ok()).flatten();
+        number.ok_or_else(|| {
+            Error::os(Errno::Inval, format!("wwn {text:?} is not 16 hexadecimal digits"))
+        })
+    });
+    Ok(Characteristics {
+        wwn: wwn.transpose()?,
+        vendor: p.vendor.clone(),
+        product: p.product.clone(),
+        rotation_rate: p.rotation_rate,
+        no_unmap: p.discard == Some(false),
+        write_through: p.write_cache == Some(false),
+    })
+}
+
 fn add_target(app: &App, mut p: AddTarget) -> Result<u8, Error> {
     let options = TargetOptions {
         serial: p.serial.clone(),
@@ -183,6 +223,7 @@ fn add_target(app: &App, mut p: AddTarget) -> Result<u8, Error> {
         shareable: p.shareable.unwrap_or(false),
         removable: p.removable.unwrap_or(false),
         block_size: p.block_size,
+        characteristics: characteristics(&p)?,
     };
     let bdev = app.bdev(&p.bdev_name)?;
     let added =

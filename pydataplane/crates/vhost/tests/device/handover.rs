@@ -10,7 +10,7 @@ use guestmem::GuestMemory;
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use vhost_scsi::handover::{ControllerHandover, ControllerState, Fds, Kept};
-use vhost_scsi::{ControllerOptions, TargetOptions};
+use vhost_scsi::{Characteristics, ControllerOptions, TargetOptions};
 
 use crate::guest::*;
 use crate::host::*;
@@ -284,6 +284,14 @@ pub const DISK: [(u8, &str, TargetOptions); 1] = [(
         shareable: false,
         removable: false,
         block_size: None,
+        characteristics: Characteristics {
+            wwn: None,
+            vendor: None,
+            product: None,
+            rotation_rate: None,
+            no_unmap: false,
+            write_through: false,
+        },
     },
 )];
 

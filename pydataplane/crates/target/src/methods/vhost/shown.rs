@@ -72,6 +72,15 @@ pub(super) struct Lun {
     removable: bool,
     /// Bytes of a logical block, as the guest sees it.
     block_size: u32,
+    /// World wide name, vendor, product and rotation rate, null where none was chosen.
+    wwn: Option<String>,
+    vendor: Option<String>,
+    product: Option<String>,
+    rotation_rate: Option<u16>,
+    /// Whether the guest may discard blocks, where the bdev takes that.
+    discard: bool,
+    /// Whether the guest sees the bdev's volatile cache, if it has one.
+    write_cache: bool,
     /// Whether the guest prevents its removal: Linux does while the disk is open or mounted.
     removal_prevented: bool,
     /// When it was put in place, in seconds since the epoch, as all times.
@@ -98,6 +107,12 @@ impl From<TargetInfo> for Target {
                 read_only: t.read_only,
                 removable: t.removable,
                 block_size: t.block_size,
+                wwn: t.characteristics.wwn.map(|wwn| format!("{wwn:016x}")),
+                vendor: t.characteristics.vendor,
+                product: t.characteristics.product,
+                rotation_rate: t.characteristics.rotation_rate,
+                discard: !t.characteristics.no_unmap,
+                write_cache: !t.characteristics.write_through,
                 removal_prevented: t.removal_prevented,
                 attached_at: t.attached_at,
                 event_at: t.event_at,
