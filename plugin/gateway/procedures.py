@@ -136,9 +136,9 @@ _ROWS = (
     Procedure(Proc.GET_BLOCK_JOB_INFO, unsupported.block_job_info, _READ, SMALL, _GATEWAY),
     Procedure(Proc.BLOCK_JOB_SET_SPEED, unsupported.block_job, _WRITE, SMALL, _NOBODY),
     Procedure(Proc.BLOCK_PULL, unsupported.block_job, _WRITE, SMALL, _NOBODY),
-    Procedure(Proc.BLOCK_REBASE, unsupported.block_job, _WRITE, SMALL, _NOBODY),
+    Procedure(Proc.BLOCK_REBASE, unsupported.rebase, _WRITE, SMALL, _NOBODY),
     Procedure(Proc.BLOCK_COMMIT, unsupported.block_job, _WRITE, SMALL, _NOBODY),
-    Procedure(Proc.BLOCK_COPY, unsupported.block_job, _WRITE, XML, _NOBODY),
+    Procedure(Proc.BLOCK_COPY, unsupported.copy, _WRITE, XML, _NOBODY),
     Procedure(Proc.SET_BLOCK_THRESHOLD, unsupported.threshold, _WRITE, SMALL, _NOBODY),
 )
 

@@ -8,10 +8,22 @@ from plugin.gateway.handlers.block import find
 from plugin.gateway.messages import Domain
 from plugin.gateway.procs import Proc
 from plugin.gateway.xdr import Reader, Writer
+from pydataplane.domain import translate
 from pydataplane.domain.errors import Refusal
 from pydataplane.domain.translate import LunPlan
+from pydataplane.domain.xml.document import escape
 
-_WITHOUT_JOB = "block jobs (copy, pull, commit, mirror) are not possible on virtlun volumes"
+REBASE_COPY = 8
+"""VIR_DOMAIN_BLOCK_REBASE_COPY: `base` is what to copy to."""
+
+_IN_THE_GUEST = "attach the other disk, too, and copy in the guest, or shut the guest down and copy"
+_WITHOUT_JOB = {
+    Proc.BLOCK_PULL: "a virtlun volume has nothing below it to pull from: it is whole already",
+    Proc.BLOCK_REBASE: "a virtlun volume has nothing below it to pull from: it is whole already",
+    Proc.BLOCK_COMMIT: "a virtlun volume has nothing below it to commit to: it is whole already",
+    Proc.BLOCK_COPY: "QEMU cannot copy a virtlun volume, for the target does its I/O: "
+    + _IN_THE_GUEST,
+}
 
 
 async def _disk(call: Call) -> LunPlan | None:
@@ -36,14 +48,20 @@ async def peek(call: Call) -> None:
     """BLOCK_PEEK: the gateway touches no I/O."""
     lun = await _disk(call)
     if lun is not None:
-        raise _refused(lun, "block peek is not supported for virtlun volumes")
+        raise _refused(
+            lun, "block peek is not supported for virtlun volumes; read the disk in the guest"
+        )
 
 
 async def io_tune(call: Call) -> None:
     """SET_BLOCK_IO_TUNE and GET_BLOCK_IO_TUNE: limits are not there yet."""
     lun = await _disk(call)
     if lun is not None:
-        raise _refused(lun, "I/O limits of virtlun volumes are not supported yet")
+        raise _refused(
+            lun,
+            "I/O limits of virtlun volumes are not supported yet; limit the I/O in the guest "
+            "(io.max of its cgroups), or use a disk of libvirt's own",
+        )
 
 
 async def threshold(call: Call) -> None:
@@ -58,10 +76,49 @@ async def threshold(call: Call) -> None:
 
 
 async def block_job(call: Call) -> None:
-    """BLOCK_PULL, _REBASE, _COMMIT, _COPY, BLOCK_JOB_ABORT and _SET_SPEED."""
+    """BLOCK_PULL, _COMMIT, BLOCK_JOB_ABORT and _SET_SPEED."""
     lun = await _disk(call)
     if lun is not None:
-        raise _refused(lun, _WITHOUT_JOB)
+        procedure = Proc(call.header.procedure)
+        raise _refused(lun, _WITHOUT_JOB.get(procedure, "a virtlun disk never has a block job"))
+
+
+async def copy(call: Call) -> None:
+    """BLOCK_COPY {dom, disk, dest, ...}, where neither side can be a volume of ours."""
+    reader = Reader(call.payload)
+    Domain.read(reader)
+    reader.string()
+    _check_destination(call, reader.string())
+    await block_job(call)
+
+
+async def rebase(call: Call) -> None:
+    """BLOCK_REBASE {dom, disk, base, bandwidth, flags}; with a flag it copies to `base`."""
+    reader = Reader(call.payload)
+    Domain.read(reader)
+    disk, base = reader.string(), reader.optional(reader.string)
+    reader.u64()
+    if reader.u32() & REBASE_COPY and base is not None:
+        _check_destination(call, f"<disk type='file'><source file='{escape(base)}'/></disk>")
+        lun = await find(call, Domain.read(Reader(call.payload)), disk)
+        if lun is not None:
+            raise _refused(lun, _WITHOUT_JOB[Proc.BLOCK_COPY])
+    await block_job(call)
+
+
+def _check_destination(call: Call, disk_xml: str) -> None:
+    """Refuses a copy to a volume of ours.
+
+    Raises:
+        Refused: CANNOT_CHANGE.
+    """
+    volume = translate.volume_of(disk_xml, call.services.settings)
+    if volume is not None:
+        raise Refused(
+            Refusal.CANNOT_CHANGE,
+            f"QEMU cannot copy a disk to virtlun volume {volume.alias}, which it does not open: "
+            + _IN_THE_GUEST,
+        )
 
 
 async def block_job_info(call: Call) -> None:

@@ -48,6 +48,7 @@ from pydataplane.domain.translate.operations import (
     settable,
     socket,
     update,
+    volume_of,
 )
 
 __all__ = [
@@ -79,4 +80,5 @@ __all__ = [
     "settable",
     "socket",
     "update",
+    "volume_of",
 ]

@@ -441,3 +441,23 @@ def test_a_round_of_reconcile_over_domains_that_are_right_asks_each_side_once(
         assert left not in world.target.controllers
 
     play(tmp_path, body)
+
+
+def test_no_block_copy_goes_to_a_volume_of_ours(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk())
+        client = await world.client()
+        ours = "/dev/virtlun/lvs0/data"
+        xml = f"<disk type='block'><source dev='{ours}'/></disk>"
+        copy = bytes(dom.ref.write(Writer()).string("vda").string(xml).u32(0).u32(0))
+        words = "cannot copy a disk to virtlun volume lvs0/data.*copy in the guest"
+        with pytest.raises(ReplyError, match=words):
+            await client.call(Proc.BLOCK_COPY, copy)
+        rebase = dom.ref.write(Writer()).string("vda")
+        rebase.optional(ours, rebase.string)
+        with pytest.raises(ReplyError, match=words):
+            await client.call(Proc.BLOCK_REBASE, bytes(rebase.u64(0).u32(8)))
+        assert Proc.BLOCK_COPY not in world.libvirtd.calls()
+        assert Proc.BLOCK_REBASE not in world.libvirtd.calls()
+
+    play(tmp_path, body)
