@@ -26,6 +26,9 @@ MONITOR = "org.libvirt.unix.monitor"
 START = "org.libvirt.api.domain.start"
 WRITE = "org.libvirt.api.domain.write"
 
+VIRTQEMUD = "virtqemud"
+"""libvirt's daemon for QEMU where there is one for each driver."""
+
 ANSWER_S = 300.0
 """How long a person may take to type a password into polkit's agent, seconds."""
 
@@ -56,25 +59,41 @@ def configured(libvirtd_conf: Path, *, read_only: bool) -> Auth:
         return Auth.POLKIT
 
 
+def configuration_of(libvirtd_conf: Path, upstream: Path) -> Path:
+    """Returns the file of the daemon behind a socket: virtqemud has its own beside libvirtd's."""
+    if upstream.name.startswith(VIRTQEMUD):
+        return libvirtd_conf.with_name(f"{VIRTQEMUD}.conf")
+    return libvirtd_conf
+
+
 def judges_calls(libvirtd_conf: Path) -> bool:
-    """Whether libvirtd asks polkit about each call: `access_drivers` in libvirtd.conf has it.
+    """Whether libvirtd or virtqemud asks polkit about each call.
+
+    `access_drivers` in libvirtd.conf, or in virtqemud.conf beside it, has it: behind a socket of
+    libvirtd's name may be virtproxyd, which passes calls on to virtqemud.
 
     libvirtd's default is that it does not. A file that is there but cannot be read counts as yes.
     """
+    return any(
+        _judges(libvirtd_conf.with_name(name)) for name in (libvirtd_conf.name, f"{VIRTQEMUD}.conf")
+    )
+
+
+def _judges(conf: Path) -> bool:
     try:
-        found_at = libvirtd_conf.stat()
+        found_at = conf.stat()
     except FileNotFoundError:
         return False
     except OSError:
         return True
-    return _judges_calls(libvirtd_conf, found_at.st_ino, found_at.st_mtime_ns, found_at.st_size)
+    return _judges_calls(conf, found_at.st_ino, found_at.st_mtime_ns, found_at.st_size)
 
 
 @lru_cache(maxsize=8)
-def _judges_calls(libvirtd_conf: Path, *_version: int) -> bool:
+def _judges_calls(conf: Path, *_version: int) -> bool:
     """Reads the file; it is asked for at each call of a client, and hardly ever changes."""
     try:
-        text = libvirtd_conf.read_text()
+        text = conf.read_text()
     except FileNotFoundError:
         return False
     except (OSError, UnicodeDecodeError):

@@ -109,7 +109,9 @@ class Gateway:
         read_only: bool,
     ) -> None:
         auth = (
-            polkit.configured(self.config.libvirtd_conf, read_only=read_only)
+            polkit.configured(
+                polkit.configuration_of(self.config.libvirtd_conf, upstream), read_only=read_only
+            )
             if setting == "auto"
             else polkit.Auth(setting)
         )

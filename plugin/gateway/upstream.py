@@ -18,7 +18,7 @@ from pathlib import Path
 import structlog
 
 from plugin.gateway.channel import Channel
-from plugin.gateway.errors import UpstreamError, UpstreamGone
+from plugin.gateway.errors import Code, Refused, UpstreamError, UpstreamGone
 from plugin.gateway.messages import Domain, DomainCall, read_string
 from plugin.gateway.procs import Proc, name_of
 from plugin.gateway.wire import (
@@ -39,6 +39,11 @@ CONNECT_S = 5.0
 
 CALL_S = 90.0
 """How long libvirtd may take for one of our calls (it waits 30 s for a busy domain), seconds."""
+
+AUTH_SASL = 1
+"""REMOTE_AUTH_SASL, an element of AUTH_LIST's result."""
+AUTH_TYPES_MAX = 20
+"""REMOTE_AUTH_TYPE_LIST_MAX."""
 
 AFFECT_LIVE = 1
 AFFECT_CONFIG = 2
@@ -109,11 +114,18 @@ class Upstream:
         Raises:
             UpstreamGone: no libvirtd.
             UpstreamError: it refuses.
+            Refused: it asks for what the gateway cannot answer.
         """
         upstream = cls(await connect(path))
         try:
             # AUTH_LIST is what makes libvirtd take a local root client as authenticated.
-            await upstream.call(Proc.AUTH_LIST)
+            reader = Reader(await upstream.call(Proc.AUTH_LIST))
+            if AUTH_SASL in reader.array(reader.u32, AUTH_TYPES_MAX):
+                raise Refused(
+                    Code.AUTH_UNAVAILABLE,
+                    f"libvirtd asks for SASL on {path}, which the gateway cannot answer for calls"
+                    " of its own: let auth_unix_rw be polkit or none in its configuration",
+                )
             await upstream.call(Proc.CONNECT_OPEN, arguments)
             if identity is not None:
                 await upstream.call(Proc.SET_IDENTITY, identity)

@@ -87,6 +87,8 @@ class FakeLibvirtd:
         self.answers: dict[int, Callable[[bytes], bytes]] = {}
         self.dropped_fds: list[int] = []
         self.hang: Hang | None = None
+        self.auth_type = 0
+        """What AUTH_LIST asks of everybody: a REMOTE_AUTH type; 0: nothing."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._sockets: list[socket.socket] = []
 
@@ -211,7 +213,7 @@ class FakeLibvirtd:
 
     def _call(self, connection: Connection, proc: int, payload: bytes) -> bytes:  # noqa: PLR0911, PLR0912
         if proc == Proc.AUTH_LIST:
-            return bytes(Writer().u32(1).u32(0))
+            return bytes(Writer().u32(1).u32(self.auth_type))
         if proc == Proc.CONNECT_SUPPORTS_FEATURE:
             return bytes(Writer().i32(1))
         if proc == Proc.CONNECT_OPEN:

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from plugin.gateway import polkit
 from plugin.gateway.errors import Code
 from plugin.gateway.polkit import configured
 from plugin.gateway.procs import Proc
 from plugin.gateway.upstream import open_arguments
 from plugin.gateway.xdr import Reader
-from tests.unit.gateway.world import NOBODY, ReplyError, World, play
+from tests.unit.gateway.world import NOBODY, ReplyError, World, disk, play
 
 OPEN = open_arguments("qemu:///system")
 
@@ -106,3 +107,29 @@ def test_what_libvirtd_conf_asks_for(tmp_path: Path, line: str, expected: str) -
     conf.write_text(f"# comment\n{line}\n")
     assert configured(conf, read_only=False) == expected
     assert configured(tmp_path / "missing", read_only=False) == "polkit"
+
+
+def test_a_daemon_of_its_own_for_qemu_has_a_configuration_of_its_own(tmp_path: Path) -> None:
+    libvirtd, virtqemud = tmp_path / "libvirtd.conf", tmp_path / "virtqemud.conf"
+    run = Path("/run/libvirt")
+    assert polkit.configuration_of(libvirtd, run / "libvirt-sock-ro") == libvirtd
+    assert polkit.configuration_of(libvirtd, run / "virtqemud-sock") == virtqemud
+    assert not polkit.judges_calls(libvirtd)
+    libvirtd.write_text("")
+    virtqemud.write_text('access_drivers = [ "polkit" ]\n')  # also behind virtproxyd
+    assert polkit.judges_calls(libvirtd)
+    virtqemud.write_text("")
+    assert not polkit.judges_calls(libvirtd)
+    libvirtd.write_text('access_drivers = [ "polkit" ]\n')
+    assert polkit.judges_calls(libvirtd)
+
+
+def test_a_libvirtd_that_asks_everybody_for_sasl_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain()
+        client = await world.client()
+        world.libvirtd.auth_type = 1
+        with pytest.raises(ReplyError, match=r"asks for SASL on .*: let auth_unix_rw be polkit"):
+            await client.attach(dom.ref, disk(), 1)
+
+    play(tmp_path, body)
