@@ -18,9 +18,10 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from plugin.cli import qemu_user
+from plugin.cli import qemu_user, remote
 from plugin.cli.output import busy, client, config, console, json_option, place, size
 from plugin.config import Config
+from plugin.gateway import polkit
 from plugin.hook import archive
 from pydataplane import supervise
 from pydataplane.errors import TargetError
@@ -109,6 +110,8 @@ def examinations(
         ("QEMU's devices", _qemu_device),
         ("libvirt", _libvirt),
         ("libvirtd", lambda: _libvirtd(settings.gateway.upstream)),
+        ("remote clients", lambda: _remote(settings.gateway.listen, remote.listening())),
+        ("authentication", lambda: _authentication(settings)),
         ("io_uring", _io_uring),
         ("shared memory", _memory),
         ("huge pages", _huge_pages),
@@ -248,6 +251,35 @@ def _libvirtd(path: Path) -> Finding:
     except OSError as error:
         return Finding(what, "failed", f"{path}: {error.strerror or error}", advice)
     return Finding(what, "ok", f"listens on {path}")
+
+
+def _remote(gateway: Path, ports: str) -> Finding:
+    """Whether clients can come over the network, which the gateway does not listen on."""
+    what = "remote clients"
+    uri = f"qemu+ssh://HOST/system?socket={gateway}"
+    if not ports:
+        return Finding(what, "ok", f"none over TCP or TLS; {uri} leads to the gateway")
+    return Finding(
+        what,
+        "warning",
+        f"libvirt itself listens on {ports}: who comes so sees no virtlun disks",
+        f"use {uri}, and stop the sockets of libvirtd or virtproxyd for TCP and TLS",
+    )
+
+
+def _authentication(settings: Config) -> Finding:
+    """Whether libvirt's sockets ask for what the gateway can answer for itself."""
+    what = "authentication"
+    gateway = settings.gateway
+    file = polkit.configuration_of(gateway.libvirtd_conf, gateway.upstream)
+    if polkit.configured(file, read_only=False) is polkit.Auth.SASL:
+        return Finding(
+            what,
+            "failed",
+            f"{file} asks for SASL, which the gateway cannot answer",
+            'set auth_unix_rw = "polkit" or "none" there, and restart the daemon',
+        )
+    return Finding(what, "ok", "the gateway gets in")
 
 
 def _io_uring() -> Finding:

@@ -12,8 +12,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from plugin.cli import doctor, main
-from plugin.config import Config
+from plugin.cli import doctor, main, remote
+from plugin.config import Config, GatewaySection
 from pydataplane import supervise
 from tests.unit.translate.domains import domain
 
@@ -203,6 +203,32 @@ def test_doctor_tells_whether_libvirtd_listens(tmp_path: Path) -> None:
         listening.bind(str(path))
         listening.listen(1)
         assert doctor._libvirtd(path).state == "ok"
+
+
+def test_doctor_tells_of_ways_to_libvirt_that_pass_the_gateway_by(tmp_path: Path) -> None:
+    head = "  sl  local_address rem_address   st\n"
+    four, six = tmp_path / "tcp", tmp_path / "tcp6"
+    four.write_text(head + "   0: 0100007F:407D 00000000:0000 0A 0\n")  # 16509
+    six.write_text(head + f"   0: {'0' * 32}:4082 {'0' * 32}:0000 0A 0\n")  # 16514
+    assert remote.listening((four, six)) == "port 16509 (TCP) and port 16514 (TLS)"
+    four.write_text(head + "   0: 0100007F:407D 0100007F:1234 01 0\n")  # only connected
+    assert remote.listening((four, tmp_path / "none")) == ""
+    found = doctor._remote(Path("/gw"), "port 16514 (TLS)")
+    assert found.state == "warning" and "sees no virtlun disks" in found.found
+    assert "qemu+ssh://HOST/system?socket=/gw" in found.advice
+    assert doctor._remote(Path("/gw"), "").state == "ok"
+
+
+def test_doctor_tells_that_sasl_is_not_possible(tmp_path: Path) -> None:
+    conf = tmp_path / "libvirtd.conf"
+    settings = Config(gateway=GatewaySection(libvirtd_conf=conf))
+    for words, state in (('auth_unix_rw = "sasl"', "failed"), ('auth_unix_rw = "none"', "ok")):
+        conf.write_text(words)
+        assert doctor._authentication(settings).state == state
+    modular = GatewaySection(libvirtd_conf=conf, upstream=Path("/run/libvirt/virtqemud-sock"))
+    (tmp_path / "virtqemud.conf").write_text('auth_unix_rw = "sasl"')
+    found = doctor._authentication(Config(gateway=modular))
+    assert found.state == "failed" and "virtqemud.conf" in found.found
 
 
 def test_doctor_tells_what_pods_block_devices_lack(
