@@ -21,6 +21,10 @@ DEFAULT_PATH = Path("/etc/virtlun/virtlun.toml")
 TARGET_NAME = "[a-z0-9][a-z0-9-]{0,22}"
 TargetName = Annotated[str, Field(pattern=f"^{TARGET_NAME}$")]
 AuthSetting = Literal["auto", "none", "polkit"]
+ControllersSetting = Literal["auto", "all", "needed"]
+
+LIBVIRTDS_PLACES = (Path("/run/libvirt"), Path("/var/run/libvirt"))
+"""Folders of the sockets that libvirt's clients look for by themselves."""
 
 
 class Section(BaseModel):
@@ -97,14 +101,24 @@ class GatewaySection(Section):
     """Connections at a time to each of the two sockets; further ones wait."""
     allow_shrink: bool = False
     """Whether blockresize may make a volume smaller, which cuts off data."""
-    always_controller: bool = True
-    """Whether a define adds the controller even to a domain without a disk of ours."""
+    controllers: ControllersSetting = "auto"
+    """Which domains run with a controller, so that the first disk can be attached while they run.
+    all: all that are started through the gateway. needed: those with a disk of ours, and those that
+    had one or that `virtlun domain prepare` named. auto: needed where the gateway listens in
+    libvirtd's place (in /run/libvirt), all elsewhere. It makes a domain's memory shared."""
     reconcile: bool = True
     """Whether the gateway keeps the target's controllers and LUNs as the domains need them."""
     reconcile_s: float = Field(default=60.0, ge=1, le=86400)
     """How often it looks at all of them, seconds; besides when it starts and when libvirtd does."""
     state_dir: Path = Path("/run/virtlun/gateway")
     """Its journal of the changes under way, by which interrupted ones are recovered."""
+
+    @property
+    def controllers_for_all(self) -> bool:
+        """Whether a domain without a disk of ours, and never named, gets a controller."""
+        if self.controllers == "auto":
+            return self.listen.parent not in LIBVIRTDS_PLACES
+        return self.controllers == "all"
 
 
 class HookSection(Section):
@@ -139,7 +153,6 @@ class Config(Section):
             rbd_prefix=self.disks.rbd_prefix,
             protocol=self.disks.protocol,
             pool_prefix=self.disks.pool_prefix,
-            always_controller=self.gateway.always_controller,
             max_queues=self.disks.max_queues,
             reconnect_s=self.disks.reconnect_s,
         )
@@ -160,12 +173,28 @@ def load(path: Path | None = None) -> Config:
         raise ConfigError(f"{file}: there is no such file") from error
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: {error}") from error
+    _check_renamed(file, values)
     try:
         return Config.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"{file}: {key}: {first['msg']}") from error
+
+
+def _check_renamed(file: Path, values: dict[str, Any]) -> None:
+    """Says what a key of earlier versions is called now.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    gateway = values.get("gateway")
+    if isinstance(gateway, dict) and "always_controller" in gateway:
+        word = "needed" if gateway["always_controller"] is False else "all"
+        raise ConfigError(
+            f"{file}: gateway.always_controller is no key any more; write"
+            f' controllers = "{word}" in its place'
+        )
 
 
 def schema() -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -52,7 +54,9 @@ def domain() -> None:
 def list_(socket: Path, uri: str, as_json: bool) -> None:
     """List the virtlun disks of all domains; SERVED says whether the target has the LUN now."""
     served = _served(socket)
-    rows = [row for handle in _domains(uri) for row in _rows_if_there(handle, served)]
+    with _connection(uri) as connection:
+        handles = connection.listAllDomains()
+        rows = [row for handle in handles for row in _rows_if_there(handle, served)]
     show(rows, COLUMNS, as_json=as_json, empty="no domain has a virtlun disk")
 
 
@@ -64,20 +68,90 @@ def list_(socket: Path, uri: str, as_json: bool) -> None:
 @errors_as_sentences
 def show_(socket: Path, name: str, uri: str, as_json: bool) -> None:
     """Show one domain's controller and disks."""
-    found = [handle for handle in _domains(uri) if name in (handle.name(), handle.UUIDString())]
-    if not found:
-        raise click.ClickException(f"there is no domain {name}: see `virsh list --all`")
-    plan = _plan(found[0])
-    rows = _rows(found[0], _served(socket))
+    with _connection(uri) as connection:
+        handle = _find(connection, name)
+        plan = _plan(handle)
+        rows = _rows(handle, _served(socket))
     if as_json:
         click.echo(json.dumps({"plan": asdict(plan) if plan else None, "disks": rows}, indent=2))
         return
     if plan is None:
-        click.echo(f"{name} has no virtlun controller: define it again through the gateway")
+        click.echo(
+            f"{name} has no virtlun disk; `virtlun domain prepare {name}` readies it for one"
+        )
         return
     click.echo(f"controller  {plan.controller}\nsocket      {plan.socket}")
     click.echo(f"queues      {plan.num_queues}\n")
     show(rows, COLUMNS[2:], as_json=False, empty="no virtlun disks")
+
+
+@domain.command("prepare", short_help="Let a VM have disks attached while it runs.")
+@click.argument("name")
+@URI
+@click.pass_obj
+@errors_as_sentences
+def prepare(socket: Path, name: str, uri: str) -> None:
+    """Mark the domain NAME as one that is to have a controller, and say when it has one.
+
+    It gets it at its next start through the gateway, and at each further one, if a target answers
+    then; without one it starts all the same. A domain with a virtlun disk has one anyway.
+    """
+    import libvirt  # noqa: PLC0415 (an optional extra: only these commands need it)
+
+    with _connection(uri, read_only=False) as connection:
+        handle = _find(connection, name)
+        try:
+            if not handle.isPersistent():
+                raise click.ClickException(
+                    f"domain {name} is transient and has no next start: create it again, through a"
+                    ' gateway with controllers = "all"'
+                )
+            if not _is_marked(handle):
+                handle.setMetadata(
+                    libvirt.VIR_DOMAIN_METADATA_ELEMENT,
+                    translate.mark(handle.UUIDString()),
+                    translate.PREFIX,
+                    translate.NAMESPACE,
+                    libvirt.VIR_DOMAIN_AFFECT_CONFIG,
+                )
+            running, uuid_text = bool(handle.isActive()), handle.UUIDString()
+        except libvirt.libvirtError as error:
+            raise click.ClickException(f"domain {name}: {error}") from error
+    if not running:
+        click.echo(f"{name} gets a controller at its next start through the gateway")
+    elif _is_connected(socket, translate.controller_name(uuid_text)):
+        click.echo(f"{name} runs with a controller: disks can be attached now")
+    else:
+        click.echo(
+            f"{name} runs without a controller: restart needed; shut it down and start it through"
+            " the gateway"
+        )
+
+
+def _is_marked(handle: Any) -> bool:
+    """Whether libvirtd itself says that the definition has metadata of ours; a gateway never does.
+
+    What is there is not to be replaced: it may have disks.
+    """
+    import libvirt  # noqa: PLC0415 (as above)
+
+    kind, side = libvirt.VIR_DOMAIN_METADATA_ELEMENT, libvirt.VIR_DOMAIN_AFFECT_CONFIG
+    try:
+        handle.metadata(kind, translate.NAMESPACE, side)
+    except libvirt.libvirtError as error:
+        if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN_METADATA:
+            raise
+        return False
+    return True
+
+
+def _is_connected(socket: Path, controller: str) -> bool:
+    """Whether the target has this controller with a QEMU connected; False if it does not tell."""
+    try:
+        found = client(socket).call("vhost_get_controllers")
+    except TargetError:
+        return False
+    return any(item["ctrlr"] == controller and item["sessions"] for item in found)
 
 
 @domain.command("translate", short_help="Print what libvirtd would get of a domain's XML.")
@@ -98,8 +172,9 @@ def translate_(file: IO[str], only_plan: bool) -> None:
         sys.stdout.write(definition.xml)
 
 
-def _domains(uri: str) -> list[Any]:
-    """Returns libvirt's handles of all domains."""
+@contextmanager
+def _connection(uri: str, *, read_only: bool = True) -> Iterator[Any]:
+    """Opens libvirt at a URI; what fails there is one sentence."""
     try:
         import libvirt  # noqa: PLC0415 (an optional extra: only these commands need it)
     except ImportError as error:
@@ -109,9 +184,23 @@ def _domains(uri: str) -> list[Any]:
     libvirt.registerErrorHandler(lambda _context, _error: None, None)
     try:
         with busy(f"asking libvirt at {uri}"):
-            return list(libvirt.openReadOnly(uri).listAllDomains())
+            opened = libvirt.openReadOnly(uri) if read_only else libvirt.open(uri)
     except libvirt.libvirtError as error:
         raise click.ClickException(f"libvirt at {uri}: {error}") from error
+    try:
+        yield opened
+    except libvirt.libvirtError as error:
+        raise click.ClickException(f"libvirt at {uri}: {error}") from error
+    finally:
+        opened.close()
+
+
+def _find(connection: Any, name: str) -> Any:
+    """Returns libvirt's handle of a domain by name or UUID."""
+    for handle in connection.listAllDomains():
+        if name in (handle.name(), handle.UUIDString()):
+            return handle
+    raise click.ClickException(f"there is no domain {name}: see `virsh list --all`")
 
 
 def _rows_if_there(handle: Any, served: Served | None) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from plugin.gateway.caller import Caller
@@ -68,6 +68,18 @@ class Call:
         given = tuple(self.descriptors)
         self.descriptors.clear()
         return await self.connection.exchange(self.header, body, given)
+
+    async def forward_as(self, procedure: int, payload: bytes) -> Reply:
+        """Makes another call in the place of this one, as the client; returns the reply as this's.
+
+        Not for a call that came with descriptors.
+
+        Raises:
+            UpstreamGone: libvirtd closed the connection first.
+        """
+        asked = self.header._replace(procedure=procedure)
+        reply = await self.connection.exchange(asked, payload)
+        return replace(reply, header=reply.header._replace(procedure=self.header.procedure))
 
     async def respond(self, reply: Reply, payload: bytes | None = None) -> None:
         """Gives libvirtd's reply to the client, with another payload if given."""

@@ -68,6 +68,7 @@ class Services:
         new_uuid: UUID,
         current_xml: str | None = None,
         uuids: Mapping[str, str] | None = None,
+        controller: bool = False,
     ) -> Definition:
         """Translates a domain, with its controller in the target that has its volumes.
 
@@ -79,7 +80,12 @@ class Services:
         async def translated(settings: Settings) -> Definition:
             return await self.parse(
                 lambda: translate.define(
-                    xml, settings, new_uuid=new_uuid, current_xml=current_xml, uuids=uuids
+                    xml,
+                    settings,
+                    new_uuid=new_uuid,
+                    current_xml=current_xml,
+                    uuids=uuids,
+                    controller=controller,
                 )
             )
 

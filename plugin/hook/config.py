@@ -38,6 +38,7 @@ class Config:
             raise ConfigError(f"{file}: {error}") from error
         hook, target = values.get("hook", {}), values.get("target", {})
         try:
+            self.reconnect_s = int(values.get("disks", {}).get("reconnect_s", 0))
             self.rpc_socket = str(target.get("rpc_socket", DEFAULT_RPC_SOCKET))
             self.vhost_dir = str(target.get("vhost_dir", DEFAULT_VHOST_DIR))
             self.others = {

@@ -6,7 +6,9 @@ the exit status as the answer:
 - prepare begin: controller and LUNs exist, with the right volumes, before QEMU starts. If not, exit
   status 1 and one sentence: libvirtd shows it and does not start the domain.
 - migrate begin, restore begin (the guest has run before, on another host or from its saved state):
-  all its volumes are there, or exit status 1. Nothing is made and nothing is printed.
+  all its volumes are there, or exit status 1. Nothing is made. For a guest without a disk of ours
+  XML is printed, which libvirtd takes instead: with the controller where a target answers, with
+  QEMU's own device in its place where none does (see pydataplane.domain.xml.carrier).
 - reconnect begin (libvirtd was restarted): as prepare, but no volume is made, and always exit
   status 0, for libvirtd kills a running domain whose hook fails here.
 - release end: the controller goes, unless a QEMU is connected to it.
@@ -64,7 +66,9 @@ def main(arguments: Sequence[str] | None = None, stdin: BinaryIO | None = None) 
     try:
         from plugin.hook.operations import attempt  # noqa: PLC0415 - most domains are not ours
 
-        why = attempt(operation, xml, config_path)
+        why, instead = attempt(operation, xml, config_path)
+        if instead is not None:
+            sys.stdout.write(instead)
     except Exception as error:
         why = f"internal error: {error!r}"
     if why is None:

@@ -11,8 +11,9 @@ from plugin.hook.config import Config
 from plugin.hook.rpc import Connection
 from pydataplane.domain import missing, reconcile, records
 from pydataplane.domain.errors import PluginError, ReconcileError
-from pydataplane.domain.model import Plan
-from pydataplane.domain.xml.view import required_plan
+from pydataplane.domain.model import Plan, Settings
+from pydataplane.domain.xml import view as views
+from pydataplane.domain.xml.view import View
 from pydataplane.errors import RpcError, TargetError, TargetTimeout, VolumeError
 
 LEAVE_TRIES = 20
@@ -23,17 +24,39 @@ INCOMING = ("migrate", "restore")
 """Before these, `prepare` follows; what it would make as if new must be there already."""
 
 
-def attempt(operation: str, xml: bytes, config_path: str | None) -> str | None:
-    """Does one operation on one domain; returns the sentence why it failed, None if it did not."""
+def attempt(operation: str, xml: bytes, config_path: str | None) -> tuple[str | None, str | None]:
+    """Does one operation on one domain.
+
+    Returns:
+        The sentence why it failed, None if it did not; and XML for libvirtd to take instead of what
+        it gave, None for that.
+    """
     try:
-        plan = required_plan(xml)
+        view = views.given(xml)
+        plan = view.plan() if view is not None else None
+        if operation in INCOMING and (plan is None or not plan.luns):
+            return None, _fitting(view, Config(config_path)) if view is not None else None
         if plan is not None:
             _run(operation, plan, Config(config_path))
     except RpcError as error:
-        return f"{error.method}: {error}"
+        return f"{error.method}: {error}", None
     except (PluginError, TargetError, VolumeError) as error:
-        return str(error)
-    return None
+        return str(error), None
+    return None, None
+
+
+def _fitting(view: View, config: Config) -> str | None:
+    """Returns a guest without a disk of ours with the device that it can have; None: it has it."""
+    metadata = view.metadata
+    if metadata is None or view.carrier is None:
+        return None
+    path = f"{config.vhost_dir.rstrip('/')}/{metadata.controller}"
+    settings = Settings(reconnect_s=config.reconnect_s)
+    try:
+        reconcile.observe(Connection(config.rpc_socket_of(view.socket or path), config.deadline_s))
+    except TargetError:
+        return views.replaced(view, None, settings)
+    return views.replaced(view, path, settings)
 
 
 def _run(operation: str, plan: Plan, config: Config) -> None:
@@ -41,8 +64,6 @@ def _run(operation: str, plan: Plan, config: Config) -> None:
     signal.signal(signal.SIGALRM, _alarm)
     signal.setitimer(signal.ITIMER_REAL, config.deadline_s + 0.5)
     try:
-        if operation in INCOMING and not plan.luns:
-            return
         rpc = Connection(config.rpc_socket_of(plan.socket), config.deadline_s)
         if operation == "release":
             _release(rpc, plan.controller)

@@ -19,8 +19,6 @@ class Settings:
     """<source protocol=> that is ours; '' switches this way off."""
     pool_prefix: str = "virtlun-"
     """<source pool=> that begins so is ours; '' switches this way off."""
-    always_controller: bool = True
-    """A define adds the controller even to a domain without a disk of ours."""
     max_queues: int = 8
     """Upper bound of the request queues of a controller; the lower is the number of vCPUs."""
     reconnect_s: int = 0

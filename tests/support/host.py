@@ -181,6 +181,16 @@ class Host:
                 self.start_gateway()
 
     @property
+    def has_gateway(self) -> bool:
+        """Whether the gateway runs."""
+        return self._gateway is not None and self._gateway.poll() is None
+
+    @staticmethod
+    def program(name: str) -> str:
+        """Returns the path of one of our installed programs."""
+        return str(Path(sys.executable).parent / name)
+
+    @property
     def gateway_pid(self) -> int:
         """The gateway's process id."""
         assert self._gateway is not None

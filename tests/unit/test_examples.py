@@ -26,13 +26,14 @@ UNITS = sorted(path for path in SYSTEMD.iterdir() if path.suffix in (".service",
 
 HERE = "tests/unit/test_examples.py"
 README = "tests/libvirt/test_readme.py"
+PLUGIN_CONFIG = "tests/unit/test_plugin_config.py"
 TRUST = "tests/libvirt/test_gateway_trust.py"
 VOLUMES = "tests/kubernetes/test_volumes.py"
 DEPLOYMENT = "tests/kubernetes/driver.py"
 MACHINES = "tests/kubernetes/kubevirt"
 
 USED_BY = {
-    "virtlun.toml": ("tests/unit/test_plugin_config.py", "examples/virtlun.toml"),
+    "virtlun.toml": (PLUGIN_CONFIG, "examples/virtlun.toml"),
     "libvirt/README.md": (README, 'LIBVIRT / "README.md"'),
     "libvirt/disk.md": ("tests/unit/translate/test_fields.py", "examples/libvirt/disk.md"),
     "libvirt/vm.xml": (README, "examples/libvirt/vm.xml"),
@@ -43,6 +44,9 @@ USED_BY = {
     "libvirt/transparent/libvirtd.conf": (TRUST, 'TRANSPARENT / "libvirtd.conf"'),
     "libvirt/transparent/libvirtd.socket.d/virtlun.conf": (TRUST, '"libvirtd.socket"'),
     "libvirt/transparent/libvirtd-ro.socket.d/virtlun.conf": (TRUST, '"libvirtd-ro.socket"'),
+    "openstack/README.md": (HERE, "TEXTS"),
+    "openstack/nova.conf": (PLUGIN_CONFIG, 'folder / "nova.conf"'),
+    "openstack/virtlun.toml": (PLUGIN_CONFIG, 'folder / "virtlun.toml"'),
     "systemd/README.md": (HERE, 'SYSTEMD / "README.md"'),
     "systemd/virtlun-target.service": (HERE, "SYSTEMD.glob"),
     "systemd/virtlun-target@.service": (HERE, "SYSTEMD.glob"),

@@ -23,8 +23,8 @@ from plugin.hook import archive, config
 from pydataplane.domain import records
 from pydataplane.domain.errors import TranslateError
 from pydataplane.domain.names import NAMESPACE
-from pydataplane.domain.translate import Settings, define, plan
-from pydataplane.domain.xml.view import required_plan
+from pydataplane.domain.translate import Plan, Settings, define, plan
+from pydataplane.domain.xml.view import given as given_by_libvirtd
 from pydataplane.errors import METHOD_NOT_FOUND, RpcError
 from tests.unit.fake_target import HostTarget, Server
 from tests.unit.translate.domains import (
@@ -47,8 +47,8 @@ def test_libvirtd_may_lay_out_the_xml_anew() -> None:
         uuids = {"lvs0/root": "aaaaaaaa-0000-4000-8000-000000000000"}
         there = define(path.read_text(), Settings(), new_uuid=NEW_UUID, uuids=uuids)
         for xml in (there.xml, pretty(there.xml)):
-            assert required_plan(xml.encode()) == there.plan == plan(xml)
-        assert required_plan(path.read_bytes()) is None
+            assert planned(xml.encode()) == there.plan == plan(xml)
+        assert planned(path.read_bytes()) is None
 
 
 @pytest.mark.parametrize(
@@ -74,13 +74,19 @@ def test_what_is_damaged_is_refused(old: str, new: str) -> None:
     with pytest.raises(TranslateError):
         plan(broken)
     with pytest.raises(TranslateError):
-        required_plan(broken.encode())
+        planned(broken.encode())
 
 
 def test_a_domain_whose_controller_is_unused_and_gone_needs_nothing() -> None:
     xml = translated(domain()).xml.replace("ua-virtlun-scsi0", "ua-else")
     assert plan(xml) is None
-    assert required_plan(xml.encode()) is None
+    assert planned(xml.encode()) is None
+
+
+def planned(xml: bytes) -> Plan | None:
+    """Returns what the hook reads of a domain."""
+    view = given_by_libvirtd(xml)
+    return view.plan() if view is not None else None
 
 
 @dataclasses.dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import json
 import re
 import tomllib
@@ -57,11 +58,10 @@ def test_every_setting_of_the_file_reaches_gateway_and_translation() -> None:
                 "max_queues": 3,
                 "reconnect_s": 2,
             },
-            "gateway": {"always_controller": False},
         }
     )
     defaults, settings = Settings(), Gateway(config).services.settings
-    assert settings == Settings("/v", "/p/", "r/", "x", "q-", False, 3, 2) == config.settings()
+    assert settings == Settings("/v", "/p/", "r/", "x", "q-", 3, 2) == config.settings()
     for name in (field.name for field in fields(Settings)):
         assert getattr(settings, name) != getattr(defaults, name)
 
@@ -86,6 +86,53 @@ def test_a_wrong_file_is_one_sentence_with_file_and_key(
     with pytest.raises(ConfigError, match=words) as caught:
         load(file)
     assert str(caught.value).startswith(str(file))
+
+
+@pytest.mark.parametrize(("old", "new"), [("true", "all"), ("false", "needed")])
+def test_the_key_of_old_is_one_sentence_that_says_the_new_one(
+    tmp_path: Path, old: str, new: str
+) -> None:
+    file = tmp_path / "virtlun.toml"
+    file.write_text(f"[gateway]\nalways_controller = {old}\n")
+    with pytest.raises(ConfigError) as caught:
+        load(file)
+    assert str(caught.value) == (
+        f"{file}: gateway.always_controller is no key any more; write"
+        f' controllers = "{new}" in its place'
+    )
+
+
+@pytest.mark.parametrize(
+    ("listen", "word", "expected"),
+    [
+        ("/run/virtlun/libvirt-sock", "auto", True),
+        ("/run/libvirt/libvirt-sock", "auto", False),
+        ("/var/run/libvirt/virtqemud-sock", "auto", False),
+        ("/run/libvirt/libvirt-sock", "all", True),
+        ("/run/virtlun/libvirt-sock", "needed", False),
+    ],
+)
+def test_who_gets_a_controller_follows_from_where_the_gateway_listens(
+    listen: str, word: str, expected: bool
+) -> None:
+    config = Config.model_validate({"gateway": {"listen": listen, "controllers": word}})
+    assert config.gateway.controllers_for_all is expected
+
+
+def test_the_example_in_libvirtds_place_gives_controllers_where_needed() -> None:
+    config = load(ROOT / "examples/libvirt/transparent/virtlun.toml")
+    assert config.gateway.controllers_for_all is False
+
+
+def test_the_example_for_nova_readies_every_instance_and_makes_no_volume() -> None:
+    folder = ROOT / "examples/openstack"
+    config = load(folder / "virtlun.toml")
+    assert config.gateway.controllers_for_all
+    assert config.hook.create_missing_mib == 0
+    nova = configparser.ConfigParser()
+    nova.read_string((folder / "nova.conf").read_text())
+    socket = config.gateway.listen
+    assert nova["libvirt"]["connection_uri"] == f"qemu+unix:///system?socket={socket}"
 
 
 def test_a_missing_file_is_an_error_only_if_it_was_asked_for(tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from uuid import UUID, uuid4
 
-from plugin.gateway import polkit, records
-from plugin.gateway.call import Call
+from plugin.gateway import empty, polkit, records
+from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import current_xml, identity_of
 from plugin.gateway.errors import Code, GatewayError, UpstreamError
-from plugin.gateway.handlers.start import prepared, startable
+from plugin.gateway.handlers.start import create_empty, prepared, startable
 from plugin.gateway.messages import XmlCall
 from plugin.gateway.procs import Proc
 from plugin.gateway.services import Services
@@ -59,6 +59,9 @@ async def create(call: Call) -> None:
     """CREATE_XML and CREATE_XML_WITH_FILES: define and start at once."""
     args = XmlCall.read(call.payload, flags=True, descriptors=call.header.with_fds)
     translation, definition = await _translated(call, args.xml, new=False)
+    if definition.plan is None:
+        await call.respond(await _create_without_disks(call, args, definition))
+        return
     payload = replace(args, xml=definition.xml).pack()
     found = await startable(call, definition.plan, definition.xml, (polkit.WRITE, polkit.START))
     if found is None:
@@ -70,6 +73,22 @@ async def create(call: Call) -> None:
         reply = await call.forward(payload)
         attempt.started = reply.ok
     await call.respond(reply)
+
+
+async def _create_without_disks(call: Call, args: XmlCall, definition: Definition) -> Reply:
+    """Creates a domain that has no disk of ours, with a controller if it is to have one."""
+    services = call.services
+    if empty.is_wanted(services, definition.xml) and not call.header.with_fds:
+        made = await empty.with_controller(services, args.xml, uuid4())
+        rights = (polkit.WRITE, polkit.START)
+        found = await startable(call, made.plan, made.xml, rights) if made is not None else None
+        if made is not None and found is not None:
+            _, uuid = found
+            async with services.domain_lock(uuid):
+                reply = await create_empty(call, made, uuid, replace(args, xml=made.xml).pack())
+            if reply is not None:
+                return reply
+    return await call.forward(replace(args, xml=definition.xml).pack())
 
 
 async def _is_new(admin: Upstream, uuid: bytes) -> bool:

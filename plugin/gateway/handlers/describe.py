@@ -17,9 +17,11 @@ async def to_native(call: Call) -> None:
     reader = Reader(call.payload)
     form = reader.string()
     rest = XmlCall.read(call.payload[reader.offset :], flags=True)
-    settings = call.services.settings
+    services = call.services
+    given = services.config.controllers_for_all
     try:
-        rest = replace(rest, xml=translate.define(rest.xml, settings, new_uuid=uuid4()).xml)
+        made = translate.define(rest.xml, services.settings, new_uuid=uuid4(), controller=given)
+        rest = replace(rest, xml=made.xml)
     except TranslateError:
         await call.pass_on()
         return

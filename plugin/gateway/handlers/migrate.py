@@ -3,25 +3,29 @@
 The source's libvirtd makes the XML for the destination from its own, which has the controller in
 it. `begin` and `perform` take a client's instead (`virsh migrate --xml`, Nova), written from what
 dumpxml shows. `prepare` is called on the destination: the controller's socket is moved to where it
-is on that host, and controller and LUNs are there before QEMU is. Versions of libvirt before 1.1.0
-(begin without parameters) and after are served alike.
+is on that host, and controller and LUNs are there before QEMU is. A guest without a disk of ours is
+sent with what stands in for its controller, for the other host need not know of us; `prepare` puts
+a controller in its place where it can. Versions of libvirt before 1.1.0 (begin without parameters)
+and after are served alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from uuid import UUID
 
-from plugin.gateway import polkit
-from plugin.gateway.call import Call
+from plugin.gateway import empty, polkit
+from plugin.gateway.call import Call, Reply
 from plugin.gateway.errors import GatewayError
-from plugin.gateway.handlers.start import prepared, startable
+from plugin.gateway.handlers.start import prepared, release_failed, startable
 from plugin.gateway.messages import STRING, Domain, TypedParam
 from plugin.gateway.procs import Proc
-from plugin.gateway.upstream import XML_INACTIVE, XML_SECURE
+from plugin.gateway.upstream import XML_INACTIVE, XML_MIGRATABLE, XML_SECURE
 from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain import translate
+from pydataplane.domain.translate import Definition
 
 PARAMS_MAX = 64
 """REMOTE_DOMAIN_MIGRATE_PARAM_LIST_MAX."""
@@ -50,10 +54,14 @@ async def _with_xml(call: Call) -> None:
     reader = Reader(call.payload)
     dom, xml = Domain.read(reader), reader.optional(reader.string)
     if xml is None:
+        xml = await _without_target(call, dom)
+    else:
+        xml = await _translated(call, xml, await _current(call, dom, XML_SECURE))
+        xml = translate.without_target(xml) or xml
+    if xml is None:
         await call.pass_on()
         return
     writer = dom.write(Writer())
-    xml = await _translated(call, xml, await _current(call, dom, XML_SECURE))
     writer.optional(xml, writer.string)
     await call.respond(await call.forward(bytes(writer) + call.payload[reader.offset :]))
 
@@ -76,16 +84,22 @@ async def perform_params(call: Call) -> None:
 async def _with_params(call: Call, dom: Domain, reader: Reader, before: bytes) -> None:
     """Translates the XML among the parameters that `reader` has come to."""
     params = reader.array(lambda: TypedParam.read(reader), PARAMS_MAX)
-    if not {item.field for item in params} & {DEST_XML, PERSIST_XML}:
+    given = {item.field for item in params}
+    if DEST_XML not in given and (own := await _without_target(call, dom)) is not None:
+        params.append(TypedParam(DEST_XML, STRING, own))
+    elif not given & {DEST_XML, PERSIST_XML}:
         await call.pass_on()
         return
     sides = {DEST_XML: XML_SECURE, PERSIST_XML: XML_SECURE | XML_INACTIVE}
     writer = Writer()
     writer.u32(len(params))
     for item in params:
-        if item.field in sides and item.kind == STRING:
+        if item.field in given & sides.keys() and item.kind == STRING:
             current = await _current(call, dom, sides[item.field])
-            item = replace(item, value=await _translated(call, str(item.value), current))  # noqa: PLW2901
+            xml = await _translated(call, str(item.value), current)
+            if item.field == DEST_XML:
+                xml = translate.without_target(xml) or xml
+            item = replace(item, value=xml)  # noqa: PLW2901
         item.write(writer)
     rest = call.payload[reader.offset :]
     await call.respond(await call.forward(before + bytes(writer) + rest))
@@ -126,10 +140,13 @@ async def prepare_params(call: Call) -> None:
 
 async def _prepare(call: Call, xml: str, payload: Callable[[str], bytes]) -> None:
     """Makes the destination ready for the domain in `xml` and passes on the call with it."""
-    if translate.plan(xml) is None:
+    if not translate.has_controller(xml):
         await call.pass_on()  # without a controller on the source there is none here
         return
-    definition = await call.services.define(xml, new_uuid=_NO_UUID)
+    definition = await call.services.define(xml, new_uuid=_NO_UUID, controller=True)
+    if definition.plan is not None and not definition.plan.luns:
+        await call.respond(await _prepare_without_disks(call, definition, payload))
+        return
     found = await startable(call, definition.plan, definition.xml, (polkit.START, polkit.WRITE))
     if found is None:
         await call.respond(await call.forward(payload(definition.xml)))
@@ -138,6 +155,34 @@ async def _prepare(call: Call, xml: str, payload: Callable[[str], bytes]) -> Non
         reply = await call.forward(payload(definition.xml))
         attempt.started = reply.ok
     await call.respond(reply)
+
+
+async def _prepare_without_disks(
+    call: Call, definition: Definition, payload: Callable[[str], bytes]
+) -> Reply:
+    """Makes the destination ready for a guest that has a controller and no disk of ours."""
+    services, rights = call.services, (polkit.START, polkit.WRITE)
+    found = await startable(call, definition.plan, definition.xml, rights)
+    if found is None:
+        return await call.forward(payload(definition.xml))
+    plan, uuid = found
+    async with services.domain_lock(uuid):
+        made = await empty.make(services, plan)
+        xml = definition.xml if made else translate.without_target(definition.xml)
+        reply = await call.forward(payload(xml or definition.xml))
+        if made and not reply.ok:
+            with suppress(GatewayError):
+                await release_failed(services, plan.controller, uuid)
+    return reply
+
+
+async def _without_target(call: Call, dom: Domain) -> str | None:
+    """Returns the running domain with what stands in for its controller, for another host.
+
+    None if it has none or disks of ours, or if the client may not read it.
+    """
+    current = await _current(call, dom, XML_SECURE | XML_MIGRATABLE)
+    return translate.without_target(current) if current is not None else None
 
 
 async def _current(call: Call, dom: Domain, flags: int) -> str | None:
@@ -149,7 +194,7 @@ async def _current(call: Call, dom: Domain, flags: int) -> str | None:
 
 
 async def _translated(call: Call, xml: str, current: str | None) -> str:
-    if current is None or translate.plan(current) is None:
+    if current is None or not translate.has_controller(current):
         return xml  # without a controller on the source there is none on the destination
-    services = call.services
-    return (await services.define(xml, new_uuid=_NO_UUID, current_xml=current)).xml
+    made = await call.services.define(xml, new_uuid=_NO_UUID, current_xml=current, controller=True)
+    return made.xml

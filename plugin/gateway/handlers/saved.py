@@ -6,13 +6,15 @@ LUNs before libvirtd is asked, as one that is started.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-from plugin.gateway import polkit
-from plugin.gateway.call import Call
+from plugin.gateway import empty, polkit
+from plugin.gateway.call import Call, Reply
+from plugin.gateway.domains import identity_of
 from plugin.gateway.errors import GatewayError
-from plugin.gateway.handlers.start import prepared, startable
+from plugin.gateway.handlers.start import prepared, release_failed, startable
 from plugin.gateway.messages import STRING, Domain, TypedParam, read_string
 from plugin.gateway.procs import Proc
 from plugin.gateway.upstream import XML_SECURE
@@ -82,6 +84,9 @@ async def restore(call: Call) -> None:
         payload = bytes(saving.write(Writer()))
     xml = saving.xml or image
     plan = translate.plan(xml) if xml is not None else None
+    if xml is not None and (plan is None or not plan.luns) and translate.has_controller(xml):
+        await call.respond(await _restore_without_disks(call, saving, xml))
+        return
     found = await startable(call, plan, xml, (polkit.START,))
     if found is None:
         await call.respond(await call.forward(payload))
@@ -90,6 +95,28 @@ async def restore(call: Call) -> None:
         reply = await call.forward(payload)
         attempt.started = reply.ok
     await call.respond(reply)
+
+
+async def _restore_without_disks(call: Call, saving: _Saving, xml: str) -> Reply:
+    """Restores a guest that was saved with a controller and no disk of ours, from `xml`."""
+    services = call.services
+    name, uuid = identity_of(xml)
+    rights = (polkit.START,)
+    if uuid is None or not await call.caller.may(rights, name or "", str(UUID(bytes=uuid))):
+        return await call.forward()
+    async with services.domain_lock(uuid):
+        fitted = await empty.fit(services, xml)
+        given = replace(saving, flags=saving.flags or 0).with_xml(fitted.xml or saving.xml)
+        if given.xml is None:
+            reply = await call.forward()
+        elif call.header.procedure == Proc.RESTORE:
+            reply = await call.forward_as(Proc.RESTORE_FLAGS, bytes(given.write(Writer())))
+        else:
+            reply = await call.forward(bytes(given.write(Writer())))
+        if not reply.ok and fitted.made is not None:
+            with suppress(GatewayError):
+                await release_failed(services, fitted.made.controller, uuid)
+    return reply
 
 
 @dataclass(frozen=True)
@@ -110,6 +137,12 @@ class _Saving:
         given = tuple(reader.array(lambda: TypedParam.read(reader), PARAMS_MAX))
         texts = {item.field: str(item.value) for item in given if item.kind == STRING}
         return _Saving(texts.get(_FILE), texts.get(_XML), reader.u32(), given)
+
+    def with_xml(self, xml: str | None) -> _Saving:
+        """Returns a copy with this XML, also where none was given."""
+        if self.params is None or xml is None or self.xml is not None:
+            return replace(self, xml=xml)
+        return replace(self, xml=xml, params=(*self.params, TypedParam(_XML, STRING, xml)))
 
     def write(self, writer: Writer) -> Writer:
         """Appends it; not for what has no flags."""
@@ -135,7 +168,9 @@ async def _xml_of(call: Call, file: str) -> str | None:
 
 
 async def _translated(call: Call, xml: str, current: str | None) -> str:
-    if current is not None and translate.plan(current) is None:
+    if current is not None and not translate.has_controller(current):
         return xml  # the guest was saved without a controller, so it is restored without one
-    services = call.services
-    return (await services.define(xml, new_uuid=_NO_UUID, current_xml=current)).xml
+    made = await call.services.define(
+        xml, new_uuid=_NO_UUID, current_xml=current, controller=current is not None
+    )
+    return made.xml

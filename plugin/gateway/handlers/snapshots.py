@@ -10,7 +10,14 @@ from plugin.gateway.messages import Domain, DomainCall, pack_string, read_string
 from plugin.gateway.upstream import XML_INACTIVE, XML_SECURE
 from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain.errors import Refusal
-from pydataplane.domain.translate import PREFIX, Definition, Settings, listing, plan
+from pydataplane.domain.translate import (
+    PREFIX,
+    Definition,
+    Settings,
+    has_controller,
+    listing,
+    plan,
+)
 
 REDEFINE = 1
 DISK_ONLY = 16
@@ -108,4 +115,4 @@ async def _xml(call: Call, dom: Domain, flags: int) -> str | None:
         found = await (await call.caller.own()).xml(dom, flags)
     except GatewayError:
         return None
-    return found if plan(found) is not None else None
+    return found if has_controller(found) else None

@@ -1,8 +1,9 @@
 """Starting a domain: its volumes, controller and LUNs exist before QEMU looks for them.
 
-libvirt's `prepare` hook does the same where it is installed; both are safe to repeat. Nothing is
-done for a client that libvirtd is going to refuse: where libvirtd asks polkit about each call, the
-gateway asks first. The controller is taken away again if the start fails.
+libvirt's `prepare` hook does the same where it is installed; both are safe to repeat. A domain
+without a disk of ours starts whatever becomes of its controller: see plugin.gateway.empty. Nothing
+is done for a client that libvirtd is going to refuse: where libvirtd asks polkit about each call,
+the gateway asks first. The controller is taken away again if the start fails.
 """
 
 from __future__ import annotations
@@ -10,24 +11,32 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
-from plugin.gateway import polkit, records
+import structlog
+
+from plugin.gateway import empty, polkit, records
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import identity_of
 from plugin.gateway.errors import Code, GatewayError, Refused, UpstreamError
-from plugin.gateway.messages import Domain, DomainCall, read_string
+from plugin.gateway.messages import Domain, DomainCall, XmlCall, read_string
 from plugin.gateway.procs import Proc
 from plugin.gateway.services import Services
-from plugin.gateway.upstream import AFFECT_CONFIG, XML_INACTIVE, Upstream
+from plugin.gateway.upstream import AFFECT_CONFIG, XML_INACTIVE, XML_SECURE, Upstream
+from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain import translate
 from pydataplane.domain.errors import Refusal
-from pydataplane.domain.translate import LunPlan, Plan, controller_name
+from pydataplane.domain.translate import Definition, LunPlan, Plan, controller_name
 from pydataplane.volumes import Volume
 
-FORCE_BOOT = 8
-"""VIR_DOMAIN_START_FORCE_BOOT."""
+_log = structlog.get_logger(__name__)
+
+PAUSED, AUTODESTROY, BYPASS_CACHE, FORCE_BOOT, RESET_NVRAM = 1, 2, 4, 8, 32
+"""virDomainCreateFlags of a start."""
+
+CREATE_FLAGS = PAUSED | AUTODESTROY | RESET_NVRAM
+"""Those that virDomainCreateXML takes, too; the others are about a saved state."""
 
 LEAVE_TRIES = 25
 LEAVE_S = 0.2
@@ -65,13 +74,95 @@ async def _start(call: Call, args: DomainCall) -> Reply:
     except GatewayError:
         return await call.forward()  # libvirtd says why
     plan = translate.plan(xml)
-    if plan is None:
-        return await call.forward()
+    if plan is None or not plan.luns:
+        if saved:
+            return await _restore(call, admin, dom)
+        return await _start_without_disks(call, args, admin, dom, xml)
     async with _prepared(call, plan, dom.uuid, saved=saved) as attempt:
         if await admin.persistent(dom):
             await records.write(admin, dom, records.uuids_of(attempt.plan), AFFECT_CONFIG)
         reply = await call.forward()
         attempt.started = reply.ok
+    return reply
+
+
+async def _start_without_disks(
+    call: Call, args: DomainCall, admin: Upstream, dom: Domain, xml: str
+) -> Reply:
+    """Starts a domain that has no disk of ours, with a controller if it is to have one."""
+    definition = None
+    if empty.is_wanted(call.services, xml) and await _can_create(call, args, admin, dom):
+        with suppress(GatewayError):  # without it, then: libvirtd says what is wrong
+            secure = await admin.xml(dom, XML_INACTIVE | XML_SECURE)
+            definition = await empty.with_controller(call.services, secure)
+    if definition is not None and not await _is_active(admin, dom.uuid):
+        payload = XmlCall(definition.xml, args.flags & CREATE_FLAGS).pack()
+        reply = await create_empty(call, definition, dom.uuid, payload)
+        if reply is not None:
+            bare = call.header.procedure == Proc.CREATE  # which has no result
+            return replace(reply, payload=b"") if bare else reply
+    return await call.forward()
+
+
+async def create_empty(
+    call: Call, definition: Definition, uuid: bytes, payload: bytes
+) -> Reply | None:
+    """Has libvirtd create a domain that has a controller and no LUN; None if that does not work.
+
+    `payload` is that of CREATE_XML; the caller holds the domain's lock. Whatever it is that does
+    not work (no target, no such device in QEMU, no room on the PCI bus), the domain may be fine
+    without a controller.
+    """
+    services, plan = call.services, definition.plan
+    assert plan is not None
+    if not await empty.make(services, plan):
+        return None
+    started = False
+    try:
+        reply = await call.forward_as(Proc.CREATE_XML, payload)
+        started = reply.ok
+    finally:
+        if not started:
+            with suppress(GatewayError):
+                await release_failed(services, plan.controller, uuid)
+    if started:
+        return reply
+    _log.warning(
+        "a domain goes without a controller, with which libvirtd does not start it",
+        domain=plan.domain,
+        error=str(UpstreamError(reply.payload)),
+    )
+    return None
+
+
+async def _can_create(call: Call, args: DomainCall, admin: Upstream, dom: Domain) -> bool:
+    """Whether the client's start can be a virDomainCreateXML.
+
+    That needs the right to write, takes no descriptors, and leaves a saved state where it is.
+    """
+    if call.header.with_fds or args.flags & ~(CREATE_FLAGS | BYPASS_CACHE | FORCE_BOOT):
+        return False
+    if not await call.caller.may((polkit.START, polkit.WRITE), dom.name, dom.uuid_text):
+        return False
+    if not args.flags & FORCE_BOOT:
+        return True  # there is none: see _xml_to_start
+    flags = DomainCall(dom).pack(flags=True)
+    return Reader(await admin.call(Proc.HAS_MANAGED_SAVE_IMAGE, flags)).i32() == 0
+
+
+async def _restore(call: Call, admin: Upstream, dom: Domain) -> Reply:
+    """Starts a domain without a disk of ours from its saved state."""
+    flags = dom.write(Writer()).u32(XML_SECURE)
+    xml = read_string(await admin.call(Proc.MANAGED_SAVE_GET_XML_DESC, bytes(flags)))
+    fitted = await empty.fit(call.services, xml)
+    if fitted.xml is not None:
+        writer = dom.write(Writer())
+        writer.optional(fitted.xml, writer.string).u32(0)
+        await admin.call(Proc.MANAGED_SAVE_DEFINE_XML, bytes(writer))
+    reply = await call.forward()
+    if not reply.ok and fitted.made is not None:
+        with suppress(GatewayError):
+            await release_failed(call.services, fitted.made.controller, dom.uuid)
     return reply
 
 
@@ -141,10 +232,10 @@ async def _prepared(call: Call, plan: Plan, uuid: bytes, *, saved: bool) -> Asyn
     finally:
         if not attempt.started:
             with suppress(GatewayError):  # while nobody knows it stays; the reconcile loop looks
-                await _release_failed(services, plan.controller, uuid)
+                await release_failed(services, plan.controller, uuid)
 
 
-async def _release_failed(services: Services, controller: str, uuid: bytes) -> None:
+async def release_failed(services: Services, controller: str, uuid: bytes) -> None:
     """Takes away the controller of a domain that did not start, once its QEMU has let go."""
     for _ in range(LEAVE_TRIES):
         if await _is_active(await services.admin(), uuid):

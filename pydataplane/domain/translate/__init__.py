@@ -39,7 +39,10 @@ from pydataplane.domain.translate.operations import (
     detach_alias,
     element,
     find,
+    has_controller,
     identify,
+    is_marked,
+    mark,
     may_be_ours,
     means,
     plan,
@@ -49,6 +52,8 @@ from pydataplane.domain.translate.operations import (
     socket,
     update,
     volume_of,
+    with_target,
+    without_target,
 )
 
 __all__ = [
@@ -71,7 +76,10 @@ __all__ = [
     "detach_alias",
     "element",
     "find",
+    "has_controller",
     "identify",
+    "is_marked",
+    "mark",
     "may_be_ours",
     "means",
     "plan",
@@ -81,4 +89,6 @@ __all__ = [
     "socket",
     "update",
     "volume_of",
+    "with_target",
+    "without_target",
 ]

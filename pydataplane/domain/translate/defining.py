@@ -28,7 +28,8 @@ class Current:
     luns: tuple[LunPlan, ...] = ()
     address: str | None = None
     """The carrier's PCI <address> as written."""
-    has_controller: bool = False
+    marked: bool = False
+    """It has our metadata, if only an empty element: see `translate`."""
 
     @classmethod
     def of(cls, view: View | None) -> Current:
@@ -39,7 +40,7 @@ class Current:
         return cls(
             tuple(e.lun for e in metadata.entries) if metadata is not None else (),
             carriers.address(view.document, view.domain),
-            view.carrier is not None or metadata is not None,
+            metadata is not None,
         )
 
 
@@ -60,8 +61,14 @@ def translate(
     settings: Settings,
     new_uuid: UUID,
     uuids: Mapping[str, str],
+    *,
+    controller: bool,
 ) -> Definition:
     """Does the work of `define` on a domain without traces of ours.
+
+    One without a disk of ours gets the controller only if `controller` says so. Otherwise what is
+    kept of it is our metadata, empty, if it had any: the mark of a domain that is to have a
+    controller whenever it can be given one (see plugin.gateway.spare).
 
     Raises:
         TranslateError: as `define`.
@@ -80,10 +87,14 @@ def translate(
         if (ref := disks.volume(node, settings)) is not None
     ]
     uuid = _uuid(domain, new_uuid)
-    wanted = bool(ours) or settings.always_controller or current.has_controller
-    if not wanted or uuid is None or domain.child("name") is None:
+    wanted = bool(ours) or controller
+    if not (wanted or current.marked) or uuid is None or domain.child("name") is None:
         return Definition(xml, None)
     edits = Edits(view.document)
+    if not wanted:
+        mark = Metadata(controller_name(uuid))
+        metadatas.add(domain, metadatas.lines(mark, bare=False), edits)
+        return Definition(edits.apply(), None)
     try:
         for item in ours:
             fields.check(item.node, item.disk, item.volume)

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import Settings
-from pydataplane.domain.translate.operations import define
+from pydataplane.domain.translate.operations import define, has_controller
 from pydataplane.domain.translate.presenting import take_out
 from pydataplane.domain.xml import carrier as carriers
 from pydataplane.domain.xml import view as views
@@ -187,7 +187,11 @@ def define_inside(xml: str, current_xml: str, settings: Settings) -> str:
         inner = document.data[node.start + 1 + len(node.raw_name) : node.end].decode()
         inner = inner.removesuffix(f"</{node.raw_name}>")
         made = define(
-            f"<domain{inner}</domain>", settings, new_uuid=UUID(int=0), current_xml=current_xml
+            f"<domain{inner}</domain>",
+            settings,
+            new_uuid=UUID(int=0),
+            current_xml=current_xml,
+            controller=has_controller(current_xml),
         ).xml
         made = made.removeprefix("<domain").removesuffix("</domain>")
         edits.replace(node.start, node.end, f"<{node.raw_name}{made}</{node.raw_name}>")

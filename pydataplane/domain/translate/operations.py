@@ -63,6 +63,7 @@ def define(
     new_uuid: UUID,
     current_xml: str | None = None,
     uuids: Mapping[str, str] | None = None,
+    controller: bool = False,
 ) -> Definition:
     """Turns a client's domain into what libvirtd gets, for define and create.
 
@@ -74,6 +75,7 @@ def define(
             keep their target numbers and the controller its PCI address. Ask libvirtd for it by
             the UUID (or, without one, by the name) in `domain_xml`; None if there is none.
         uuids: LVSTORE/LVOL to volume UUID, as far as known.
+        controller: the domain gets one also without a disk of ours, if its memory can be shared.
 
     Raises:
         TranslateError: a disk of ours is malformed, doubled or not possible in this domain. A
@@ -87,7 +89,15 @@ def define(
         current = current or view
         domain_xml = restore(view.document, [view], live=False)
         view = views.required(domain_xml)
-    return translate(domain_xml, view, Current.of(current), settings, new_uuid, uuids or {})
+    return translate(
+        domain_xml,
+        view,
+        Current.of(current),
+        settings,
+        new_uuid,
+        uuids or {},
+        controller=controller,
+    )
 
 
 def present(domain_xml: str, *, live: bool, settings: Settings) -> str:
@@ -141,12 +151,12 @@ def attach(
     document, disk, ref = device
     view = views.required(domain_xml)
     metadata = view.metadata
-    if live and (metadata is None or view.carrier is None):
+    if live and (metadata is None or not view.is_served):
         raise TranslateError(
             Refusal.NOT_POSSIBLE_NOW,
-            f"domain '{view.name}' runs without a virtlun controller and shared memory, so its"
-            " disks cannot be attached live; attach with --config only, then shut the domain down"
-            " and start it again",
+            f"domain '{view.name}' runs without a virtlun controller, so a disk cannot be attached"
+            f" before it was restarted: `virtlun domain prepare {view.name}` gives it one at its"
+            " next start, or attach with --config only; then shut it down and start it again",
         )
     seen = view.client_disks(metadata)
     check_new(seen, disk, ref, Refusal.TARGET_EXISTS)
@@ -340,6 +350,53 @@ def plan(domain_xml: str) -> Plan | None:
         return None
     view = views.parse(domain_xml)
     return None if view is None else view.plan()
+
+
+def has_controller(domain_xml: str) -> bool:
+    """Returns whether libvirtd's XML of a domain has a controller of ours, or what stands in."""
+    view = views.parse(domain_xml) if CARRIER_ALIAS in domain_xml else None
+    return view is not None and view.carrier is not None
+
+
+def is_marked(domain_xml: str) -> bool:
+    """Returns whether libvirtd's XML of a domain has metadata of ours, if only the mark."""
+    view = views.parse(domain_xml) if NAMESPACE in domain_xml else None
+    return view is not None and view.element is not None
+
+
+def mark(domain_uuid: str) -> str:
+    """Returns the mark of a domain that is to have a controller, for virDomainSetMetadata."""
+    return layout(metadatas.lines(Metadata(controller_name(domain_uuid)), bare=True), "\n")
+
+
+def without_target(domain_xml: str) -> str | None:
+    """Returns a saved or migrating domain with what stands in for its controller: see `carrier`.
+
+    None if that cannot be, or is so already: it has no controller, or disks of ours.
+
+    Raises:
+        TranslateError: BAD_XML, our metadata is damaged.
+    """
+    view = views.parse(domain_xml) if NAMESPACE in domain_xml else None
+    if view is None or view.plan() is None:
+        return None
+    return views.replaced(view, None, Settings())
+
+
+def with_target(domain_xml: str, settings: Settings) -> str | None:
+    """Returns a saved or migrating domain with its controller in the place of what stands in.
+
+    None if nothing stands in for it.
+
+    Raises:
+        TranslateError: BAD_XML, our metadata is damaged.
+    """
+    view = views.parse(domain_xml) if NAMESPACE in domain_xml else None
+    metadata = view.metadata if view is not None else None
+    if view is None or metadata is None:
+        return None
+    path = f"{settings.vhost_dir.rstrip('/')}/{metadata.controller}"
+    return views.replaced(view, path, settings)
 
 
 def socket(domain_xml: str) -> str | None:

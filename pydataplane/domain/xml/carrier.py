@@ -3,6 +3,13 @@
 libvirt allocates its PCI address, owns its character device and migrates it; the override turns
 the vhost-user-blk-pci that libvirt would make into vhost-user-scsi-pci. Tried with libvirt 9.0 and
 11.3.
+
+A controller without LUNs need not be the target's: QEMU's own virtio-scsi-pci takes over the state
+of a vhost-user-scsi-pci at the same PCI address, and the other way round, for both are the same
+virtio device to the guest and in the stream. So a guest that was saved with a controller, or comes
+from another host, goes on where no target answers: the override then says virtio-scsi-pci and takes
+the character device away from it. That is still made by libvirt, hence a socket that cannot be
+there, and <reconnect>, with which QEMU does not mind that. Tried with QEMU 7.2 and 10.0.
 """
 
 from __future__ import annotations
@@ -16,6 +23,13 @@ from pydataplane.domain.xml.boot import Boot
 from pydataplane.domain.xml.document import Document, Edits, Lines, Node, attributes
 
 DRIVER = "vhost-user-scsi-pci"
+STAND_IN = "virtio-scsi-pci"
+NOWHERE = "/dev/null/virtlun"
+"""The path of the socket of a stand-in: nobody can ever make it."""
+NOWHERE_S = 86400
+"""How often QEMU looks for that, seconds."""
+STAND_IN_LACKS = ("chardev", "bootindex")
+"""Properties that libvirt gives to the disk, and that virtio-scsi-pci does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +42,8 @@ class Carrier:
     """Property boot_tpgt: the SCSI target that the firmware boots."""
     boot: Boot
     """`dev` is not known from here and None."""
+    stands_in: bool = False
+    """It is QEMU's own virtio-scsi-pci: nothing can be attached to it."""
 
 
 def disk(domain: Node) -> Node | None:
@@ -70,6 +86,7 @@ def read(domain: Node) -> Carrier | None:
         num_queues=_number(properties.get("num_queues"), 1),
         boot_target=_number(properties.get("boot_tpgt"), 0),
         boot=Boot(None, _number(order, 0) or None, not dev.startswith("vd")),
+        stands_in=properties.get("driver") == STAND_IN,
     )
 
 
@@ -81,10 +98,11 @@ def disk_lines(carrier: Carrier, dev: str, address: str | None, settings: Settin
     """Returns the carrier's <disk>."""
     source = attributes({"type": "unix", "path": carrier.socket})
     result = [(0, "<disk type='vhostuser' device='disk'>"), (1, "<driver name='qemu' type='raw'/>")]
-    if settings.reconnect_s > 0:
+    reconnect_s = NOWHERE_S if carrier.stands_in else settings.reconnect_s
+    if reconnect_s > 0:
         result += [
             (1, f"<source{source}>"),
-            (2, f"<reconnect enabled='yes' timeout='{settings.reconnect_s}'/>"),
+            (2, f"<reconnect enabled='yes' timeout='{reconnect_s}'/>"),
             (1, "</source>"),
         ]
     else:
@@ -101,23 +119,30 @@ def disk_lines(carrier: Carrier, dev: str, address: str | None, settings: Settin
 def add_override(domain: Node, carrier: Carrier, edits: Edits) -> None:
     """Adds our device to the domain's <qemu:override>, or adds one."""
     present = domain.child("override", QEMU_NAMESPACE)
-    prefix = "qemu:" if present is None else present.prefix
-    device = [
-        (0, f"<{prefix}device alias='{CARRIER_ALIAS}'>"),
-        (1, f"<{prefix}frontend>"),
-        (2, f"<{prefix}property name='driver' type='string' value='{DRIVER}'/>"),
-        (2, f"<{prefix}property name='num_queues' type='unsigned' value='{carrier.num_queues}'/>"),
-    ]
-    if carrier.boot_target:
-        value = carrier.boot_target
-        device.append((2, f"<{prefix}property name='boot_tpgt' type='unsigned' value='{value}'/>"))
-    device += [(1, f"</{prefix}frontend>"), (0, f"</{prefix}device>")]
+    device = device_lines(carrier, "qemu:" if present is None else present.prefix)
     if present is not None:
         edits.append(present, device)
         return
     deeper = [(depth + 1, line) for depth, line in device]
     head = f"<qemu:override xmlns:qemu='{QEMU_NAMESPACE}'>"
     edits.append(domain, [(0, head), *deeper, (0, "</qemu:override>")])
+
+
+def device_lines(carrier: Carrier, prefix: str) -> Lines:
+    """Returns our <qemu:device>; `prefix` is that of QEMU_NAMESPACE there, with its colon."""
+    driver = STAND_IN if carrier.stands_in else DRIVER
+    device = [
+        (0, f"<{prefix}device alias='{CARRIER_ALIAS}'>"),
+        (1, f"<{prefix}frontend>"),
+        (2, f"<{prefix}property name='driver' type='string' value='{driver}'/>"),
+        (2, f"<{prefix}property name='num_queues' type='unsigned' value='{carrier.num_queues}'/>"),
+    ]
+    if carrier.stands_in:
+        device += [(2, f"<{prefix}property name='{n}' type='remove'/>") for n in STAND_IN_LACKS]
+    elif carrier.boot_target:
+        value = carrier.boot_target
+        device.append((2, f"<{prefix}property name='boot_tpgt' type='unsigned' value='{value}'/>"))
+    return [*device, (1, f"</{prefix}frontend>"), (0, f"</{prefix}device>")]
 
 
 def remove_override(document: Document, domain: Node, edits: Edits) -> None:

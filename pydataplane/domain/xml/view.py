@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydataplane.domain.errors import Refusal, TranslateError
-from pydataplane.domain.model import LunPlan, Plan
+from pydataplane.domain.model import LunPlan, Plan, Settings
 from pydataplane.domain.names import controller_name
 from pydataplane.domain.xml import carrier as carriers
 from pydataplane.domain.xml import metadata as metadatas
 from pydataplane.domain.xml.carrier import Carrier
 from pydataplane.domain.xml.disk import Disk, read
-from pydataplane.domain.xml.document import Document, Node, NotXmlError
+from pydataplane.domain.xml.document import Document, Edits, Node, NotXmlError, layout
 from pydataplane.domain.xml.metadata import Metadata, places
 
 _UUID_PARTS = ((0, 8), (8, 12), (12, 16), (16, 20), (20, None))
@@ -57,6 +57,12 @@ class View:
         return carriers.read(self.domain)
 
     @property
+    def is_served(self) -> bool:
+        """Returns whether the domain has a controller of the target's, not what stands in."""
+        carrier = self.carrier
+        return carrier is not None and not carrier.stands_in
+
+    @property
     def has_traces(self) -> bool:
         """Returns whether anything of ours is in the domain."""
         return any(
@@ -85,7 +91,7 @@ class View:
     def socket(self) -> str | None:
         """Returns the path of the controller's socket, whoever's it is; None without one."""
         carrier = self.carrier
-        return None if carrier is None else carrier.socket
+        return carrier.socket if carrier is not None and not carrier.stands_in else None
 
     def plan(self) -> Plan | None:
         """Returns what the domain needs of the target, None if nothing.
@@ -95,7 +101,8 @@ class View:
                 missing.
         """
         metadata = self.metadata
-        if metadata is None:
+        carrier = self.carrier
+        if metadata is None or not (metadata.entries or self.is_served):
             return None
         node = self.domain.child("uuid")
         digits = "".join(char for char in (node.text if node else "").lower() if char.isalnum())
@@ -108,10 +115,7 @@ class View:
                 f" controller {metadata.controller}; define it again through the gateway, which"
                 " gives it one of its own",
             )
-        carrier = self.carrier
-        if carrier is None:
-            if not metadata.entries:
-                return None
+        if carrier is None or carrier.stands_in:
             raise TranslateError(
                 Refusal.BAD_XML,
                 f"domain '{self.name}' has virtlun disks in its metadata but no controller for"
@@ -143,11 +147,11 @@ def parse(domain_xml: str) -> View | None:
     return View(document, root) if root.name == "domain" and not root.namespace else None
 
 
-def required_plan(xml: bytes) -> Plan | None:
-    """Returns what the domain needs of the target, None if nothing; `xml` is libvirtd's.
+def given(xml: bytes) -> View | None:
+    """Returns the domain that libvirtd gives its hook, None if it is something else.
 
     Raises:
-        TranslateError: INTERNAL, the XML cannot be read; BAD_XML, our metadata is damaged.
+        TranslateError: INTERNAL, the XML cannot be read.
     """
     try:
         document = Document(xml.decode())
@@ -156,7 +160,30 @@ def required_plan(xml: bytes) -> Plan | None:
             Refusal.INTERNAL, f"libvirtd's XML of the domain cannot be read: {error}"
         ) from error
     root = document.root
-    return View(document, root).plan() if root.name == "domain" and not root.namespace else None
+    return View(document, root) if root.name == "domain" and not root.namespace else None
+
+
+def replaced(view: View, socket: str | None, settings: Settings) -> str | None:
+    """Returns a domain with its controller at `socket`, or without one with what stands in for it.
+
+    Both are one device to the guest: see `carrier`. None where nothing is to be replaced: the
+    domain has no carrier or disks of ours, or has what is wanted.
+    """
+    metadata, present, node = view.metadata, view.carrier, carriers.disk(view.domain)
+    device = carriers.override(view.domain)
+    if metadata is None or metadata.entries or present is None or node is None or device is None:
+        return None
+    if present.stands_in == (socket is None):
+        return None
+    path = carriers.NOWHERE if socket is None else socket
+    wanted = replace(present, socket=path, stands_in=socket is None)
+    document, edits = view.document, Edits(view.document)
+    dev = node.value("target", "dev") or ""
+    lines = carriers.disk_lines(wanted, dev, carriers.address(document, view.domain), settings)
+    edits.replace(node.start, node.end, layout(lines, document.indent(node)))
+    lines = carriers.device_lines(wanted, device.prefix)
+    edits.replace(device.start, device.end, layout(lines, document.indent(device)))
+    return edits.apply()
 
 
 def domains(document: Document) -> Iterator[View]:

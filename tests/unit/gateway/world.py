@@ -206,10 +206,10 @@ class World:
         persistent: bool = True,
         disks: str = "",
     ) -> FakeDomain:
-        """Puts a domain into libvirtd that was defined through a gateway; its LUNs are there."""
-        made = translate.define(
-            plain(name, uuid, disks), self.config.settings(), new_uuid=UUID(int=0)
-        )
+        """Puts a domain into libvirtd as a gateway does; if it runs, with controller and LUNs."""
+        xml, settings = plain(name, uuid, disks), self.config.settings()
+        config = translate.define(xml, settings, new_uuid=UUID(int=0)).xml
+        made = translate.define(xml, settings, new_uuid=UUID(int=0), controller=True)
         assert made.plan is not None
         if running:
             self.target.controllers[made.plan.controller] = {
@@ -218,7 +218,7 @@ class World:
             }
         return self.libvirtd.add(
             name,
-            config=made.xml if persistent else None,
+            config=config if persistent else None,
             live=made.xml.replace("<domain ", "<domain id='1' ", 1) if running else None,
         )
 

@@ -27,9 +27,15 @@ def text(name: str) -> str:
     return FILES[NAMES.index(name)].read_text()
 
 
-def translated(xml: str, settings: Settings = SETTINGS, current: str | None = None) -> Definition:
-    """Calls `define` as the gateway does for a domain without known volumes."""
-    return define(xml, settings, new_uuid=NEW_UUID, current_xml=current)
+def translated(
+    xml: str,
+    settings: Settings = SETTINGS,
+    current: str | None = None,
+    *,
+    controller: bool = True,
+) -> Definition:
+    """Calls `define` as the gateway does for a run; without `controller` as for a definition."""
+    return define(xml, settings, new_uuid=NEW_UUID, current_xml=current, controller=controller)
 
 
 def tree(xml: str) -> etree._Element:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,18 @@ from hypothesis import strategies as st
 from lxml import etree
 
 from pydataplane.domain.errors import Refusal, TranslateError
-from pydataplane.domain.translate import MAX_TARGETS, Settings, define, find, plan, present
+from pydataplane.domain.translate import (
+    MAX_TARGETS,
+    Settings,
+    define,
+    find,
+    has_controller,
+    is_marked,
+    plan,
+    present,
+    with_target,
+    without_target,
+)
 from pydataplane.domain.xml import disk as disks
 from pydataplane.domain.xml.boot import libvirt_order
 from pydataplane.domain.xml.document import Document
@@ -168,15 +180,66 @@ def test_what_is_libvirtds_to_judge_passes_as_it_is(xml: str) -> None:
     assert definition.plan is None
 
 
-def test_without_our_disks_the_controller_is_added_only_if_configured() -> None:
-    there = translated(text("no-disks"))
+def test_without_our_disks_the_controller_is_added_only_if_asked_for() -> None:
+    client = text("no-disks")
+    assert translated(client, controller=False).xml is client
+    there = define(client, SETTINGS, new_uuid=NEW_UUID, controller=True)
     assert there.plan is not None
     assert there.plan.luns == ()
-    settings = Settings(always_controller=False)
-    client = text("no-disks")
-    assert translated(client, settings).xml is client
-    # A domain that has one keeps it, so that the next attach is hot.
-    assert translated(client, settings, current=there.xml).plan == there.plan
+    assert has_controller(there.xml) and is_marked(there.xml)
+    assert present(there.xml, live=False, settings=SETTINGS) == client
+    # A domain that has one and is defined again loses it, and keeps the mark.
+    for again, current in ((client, there.xml), (there.xml, None), (there.xml, there.xml)):
+        marked = translated(again, current=current, controller=False)
+        assert marked.plan is None and plan(marked.xml) is None
+        assert is_marked(marked.xml) and not has_controller(marked.xml)
+        assert present(marked.xml, live=False, settings=SETTINGS) == client
+        assert tree(marked.xml).find("memoryBacking") is None
+        METADATA_RNG.assertValid(tree(marked.xml).find(ELEMENT))
+    assert not is_marked(client)
+
+
+def test_a_stand_in_is_the_same_device_without_a_target() -> None:
+    there = define(text("no-disks"), SETTINGS, new_uuid=NEW_UUID, controller=True)
+    assert there.plan is not None
+    alone = without_target(there.xml)
+    assert alone is not None and without_target(alone) is None
+    assert there.plan.socket not in alone and plan(alone) is None and has_controller(alone)
+    given = overrides(alone)
+    assert given == {
+        "driver": "virtio-scsi-pci",
+        "num_queues": "1",
+        "chardev": None,
+        "bootindex": None,
+    }
+    before, after = carrier(there.xml), carrier(alone)
+    for path in ("target", "alias", "address", "boot"):
+        assert [canonical(etree.tostring(n).decode()) for n in before.findall(path)] == [
+            canonical(etree.tostring(n).decode()) for n in after.findall(path)
+        ]
+    check_schemas(pretty(alone))
+    assert present(alone, live=False, settings=SETTINGS) == text("no-disks")
+    assert with_target(alone, SETTINGS) == there.xml
+    elsewhere = with_target(alone, Settings(vhost_dir="/elsewhere/"))
+    assert elsewhere is not None
+    assert carrier(elsewhere).find("source").get("path") == f"/elsewhere/{there.plan.controller}"  # type: ignore[union-attr]
+    assert with_target(there.xml, SETTINGS) is None
+    # Never for a domain with a disk of ours, nor for one that has nothing of ours.
+    assert without_target(translated(text("plain")).xml) is None
+    assert without_target(text("no-disks")) is None
+
+
+def test_the_mark_alone_is_nobodys_controller_also_in_a_copy() -> None:
+    there = define(text("no-disks"), SETTINGS, new_uuid=NEW_UUID, controller=True)
+    assert there.plan is not None
+    marked = translated(text("no-disks"), current=there.xml, controller=False).xml
+    own = there.plan.controller.removeprefix("vm-")
+    copy = marked.replace(f"<uuid>{own}</uuid>", f"<uuid>{UUID(int=5)}</uuid>")
+    assert copy != marked and there.plan.controller in copy
+    assert plan(copy) is None
+    given = define(copy, SETTINGS, new_uuid=NEW_UUID, controller=True)
+    assert given.plan is not None
+    assert given.plan.controller == f"vm-{UUID(int=5)}"
 
 
 @pytest.mark.parametrize(

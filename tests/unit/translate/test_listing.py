@@ -28,7 +28,8 @@ OURS = (
 
 def libvirts(*disks: str) -> str:
     """Returns libvirtd's XML of a domain."""
-    return translate.define(domain("".join(disks)), SETTINGS, new_uuid=UUID(int=1)).xml
+    given = domain("".join(disks))
+    return translate.define(given, SETTINGS, new_uuid=UUID(int=1), controller=True).xml
 
 
 def carrier(xml: str) -> str:

@@ -19,7 +19,7 @@ from pydataplane.domain.translate import (
     update,
 )
 from pydataplane.domain.xml.document import Document, NotXmlError
-from pydataplane.domain.xml.view import required_plan
+from pydataplane.domain.xml.view import given as given_by_libvirtd
 from tests.unit.translate.domains import FILES, NEW_UUID, SETTINGS, lvol, translated
 
 THERE = [translated(path.read_text()).xml for path in FILES]
@@ -75,7 +75,7 @@ def test_damage_is_answered_or_refused(xml: str) -> None:
     with contextlib.suppress(TranslateError):
         plan(xml)
     with contextlib.suppress(TranslateError):
-        required_plan(xml.encode())
+        given_by_libvirtd(xml.encode())
     for live in (True, False):
         for call in (attach, detach, update):
             for disk in (lvol("sdy", "y"), lvol("sda", "root")):

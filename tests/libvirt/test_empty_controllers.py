@@ -1,0 +1,329 @@
+"""Domains without a disk of ours, with a real libvirtd.
+
+They have a controller where that is wanted and possible, and start, autostart, restore and snapshot
+whatever becomes of it.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.host import Host
+from tests.support.libvirtd import VirshError
+
+pytestmark = [pytest.mark.root, pytest.mark.vm]
+
+MIB = 1 << 20
+DEVICE = "vhost-user-scsi-pci"
+STAND_IN = "value='virtio-scsi-pci'"
+
+
+@pytest.fixture(autouse=True)
+def whole(host: Host) -> Iterator[None]:
+    """Each test begins with a target and a gateway, and leaves no domain."""
+    yield
+    host.start_target()
+    if not host.has_gateway:
+        host.start_gateway()
+    for name in host.virsh_direct("list", "--all", "--name").split():
+        host.virsh_direct("destroy", name, check=False)
+        host.virsh_direct("undefine", name, "--managed-save", "--snapshots-metadata", check=False)
+
+
+def at_libvirtd(host: Host, name: str, *options: str) -> str:
+    """Returns libvirtd's own XML, without the guest's command line, which has our name in it."""
+    text = host.virsh_direct("dumpxml", name, *options)
+    return re.sub("<cmdline>.*</cmdline>", "", text)
+
+
+def refused(host: Host, name: str) -> str:
+    """Attaches a disk to a running domain, which must fail; returns what is said."""
+    host.volumes.create(f"lvs0/{name}", 8 * MIB)
+    with pytest.raises(VirshError) as error:
+        host.virsh("attach-disk", name, f"/dev/virtlun/lvs0/{name}", "sdb", "--live")
+    host.volumes.delete(host.volumes.volume(f"lvs0/{name}").uuid)
+    return str(error.value)
+
+
+def attached(host: Host, name: str) -> None:
+    """Attaches a disk to a running guest, which sees it, and detaches it."""
+    made = host.volumes.create(f"lvs0/{name}", 8 * MIB)
+    host.virsh("attach-disk", name, f"/dev/virtlun/lvs0/{name}", "sdb", "--live")
+    agent = host.agent(name)
+    agent.wait_for("[ -b /dev/sda ] && dd if=/dev/sda of=/dev/null bs=1M")
+    agent.close()
+    host.virsh("detach-disk", name, "sdb", "--live")
+    host.volumes.delete(made.uuid)
+
+
+def test_a_run_has_the_controller_and_the_definition_is_the_clients(host: Host) -> None:
+    host.define("plain")
+    before = at_libvirtd(host, "plain", "--inactive")
+    assert "virtlun" not in before and "memoryBacking" not in before
+    host.virsh("start", "plain")
+    assert DEVICE in at_libvirtd(host, "plain")
+    assert at_libvirtd(host, "plain", "--inactive") == before
+    shown = host.virsh("dumpxml", "plain")
+    assert not re.search("virtlun:|vhost|memoryBacking|override", shown)
+    attached(host, "plain")
+    # With --config, too: the definition has a controller for as long as it has a disk.
+    host.volumes.create("lvs0/kept", 8 * MIB)
+    host.virsh("attach-disk", "plain", "/dev/virtlun/lvs0/kept", "sdb", "--live", "--config")
+    assert DEVICE in at_libvirtd(host, "plain", "--inactive")
+    host.virsh("detach-disk", "plain", "sdb", "--live", "--config")
+    after = at_libvirtd(host, "plain", "--inactive")
+    assert DEVICE not in after and "memoryBacking" not in after
+    host.virsh("destroy", "plain")
+    assert host.client.call("vhost_get_controllers") == []
+
+
+def test_it_starts_without_a_target_and_says_what_an_attach_needs(host: Host) -> None:
+    host.define("alone")
+    host.stop_target()
+    for way in (host.virsh, host.virsh_direct):
+        way("start", "alone", "--paused")
+        assert host.virsh("domstate", "alone") == "paused"
+        assert "virtlun" not in at_libvirtd(host, "alone")
+        way("destroy", "alone")
+    host.virsh("start", "alone", "--paused")
+    host.start_target()
+    said = refused(host, "alone")
+    assert "domain 'alone' runs without a virtlun controller" in said
+    assert "`virtlun domain prepare alone`" in said and "shut it down and start it again" in said
+    host.virsh("destroy", "alone")
+    host.virsh("start", "alone", "--paused")
+    assert DEVICE in at_libvirtd(host, "alone")
+
+
+def test_it_starts_by_itself_with_the_host_whatever_is_there(host: Host) -> None:
+    host.define("early")
+    host.virsh("autostart", "early")
+    hook = host.libvirtd.hooks / "qemu.d/virtlun"
+    away = host.scratch / "hook-away"
+    host.stop_target()
+    host.stop_gateway()
+    for gone in (False, True):
+        if gone:
+            hook.rename(away)
+        try:
+            # libvirtd starts such domains where its run directory is new, as after the host's boot.
+            host.libvirtd.kill()
+            (host.libvirtd.scratch / "run-libvirt/qemu/autostarted").unlink(missing_ok=True)
+            host.libvirtd.start()
+            wait_until(lambda: host.virsh_direct("domstate", "early") == "running")
+            host.virsh_direct("destroy", "early")
+        finally:
+            if gone:
+                away.rename(hook)
+                host.libvirtd.restart()
+
+
+@pytest.mark.parametrize("way", ["gateway", "hook"])
+@pytest.mark.parametrize("kind", ["managedsave", "save"])
+def test_a_saved_guest_goes_on_without_a_target_and_later_with_one(
+    host: Host, way: str, kind: str
+) -> None:
+    name = f"{kind}-{way}"
+    host.define(name)
+    host.virsh("start", name)
+    agent = host.agent(name)
+    agent.run("echo here >/tmp/mark")
+    agent.close()
+    image = host.scratch / f"{name}.image"
+    words: list[list[str]] = [[kind, name], ["start", name]]
+    if kind == "save":
+        words = [[kind, name, str(image)], ["restore", str(image)]]
+    host.virsh(*words[0])
+    host.stop_target()
+    if way == "hook":
+        host.stop_gateway()
+    (host.virsh if way == "gateway" else host.virsh_direct)(*words[1])
+    assert STAND_IN in at_libvirtd(host, name)
+    agent = host.agent(name)
+    assert agent.run("cat /tmp/mark; ls /sys/class/scsi_host").split() == ["here", "host0"]
+    agent.close()
+    host.start_target()
+    if way == "hook":
+        host.start_gateway()
+    assert "virtio-scsi" not in host.virsh("dumpxml", name)
+    assert "runs without a virtlun controller" in refused(host, name)
+    # The next one that it goes through with a target gives it its controller again.
+    host.virsh(*words[0])
+    if way == "hook":
+        host.stop_gateway()
+    (host.virsh if way == "gateway" else host.virsh_direct)(*words[1])
+    if way == "hook":
+        host.start_gateway()
+    assert STAND_IN not in at_libvirtd(host, name)
+    attached(host, name)
+
+
+def test_what_cannot_have_a_controller_starts_as_its_client_defined_it(host: Host) -> None:
+    for name, machine in (("old", "isapc"), ("tiny", "microvm")):
+        path = host.scratch / f"{name}.xml"
+        host.define(name)
+        text = path.read_text().replace("machine='q35'", f"machine='{machine}'")
+        text = text.replace("<features><acpi/></features>", "")
+        path.write_text(text)
+        host.virsh("undefine", name)
+        given = direct(host, "define", str(path))
+        assert given == through(host, "define", str(path))
+        assert direct(host, "start", name, "--paused") == through(host, "start", name, "--paused")
+    full = "".join(
+        f"<interface type='user'><model type='virtio'/><address type='pci' domain='0x0000'"
+        f" bus='0x00' slot='{slot:#04x}' function='0x0'/></interface>"
+        for slot in range(2, 32)
+    )
+    host.define("full", devices=full)
+    path = host.scratch / "full.xml"
+    path.write_text(
+        path.read_text()
+        .replace("machine='q35'", "machine='pc'")
+        .replace("<emulator>", "<controller type='usb' model='none'/><emulator>")
+    )
+    host.virsh("undefine", "full")
+    host.virsh("define", str(path))
+    host.virsh("start", "full", "--paused")
+    assert "virtlun" not in at_libvirtd(host, "full")
+    assert "runs without a virtlun controller" in refused(host, "full")
+
+
+def direct(host: Host, *words: str) -> str:
+    """Does something at libvirtd itself, and takes it back; returns what was said."""
+    said = host.virsh_direct(*words, check=False)
+    undo(host, words)
+    return said
+
+
+def through(host: Host, *words: str) -> str:
+    """The same through the gateway; what it did stays if it was a definition."""
+    said = host.virsh(*words, check=False)
+    if words[0] != "define":
+        undo(host, words)
+    return said
+
+
+def undo(host: Host, words: tuple[str, ...]) -> None:
+    """Takes back a definition or a start."""
+    if words[0] == "define":
+        name = words[1].rpartition("/")[2].removesuffix(".xml")
+        host.virsh_direct("undefine", name, check=False)
+    else:
+        host.virsh_direct("destroy", words[1], check=False)
+
+
+def wait_until(condition: object, deadline_s: float = 60.0) -> None:
+    """Waits for what libvirtd does in its own time."""
+    import time  # noqa: PLC0415
+
+    end = time.monotonic() + deadline_s
+    while not condition() and time.monotonic() < end:  # type: ignore[operator]
+        time.sleep(0.1)
+    assert condition()  # type: ignore[operator]
+
+
+@pytest.fixture
+def sparing(host: Host) -> Iterator[None]:
+    """The gateway gives controllers where needed only."""
+    text = host.config.read_text()
+    host.stop_gateway()
+    host.config.write_text(text.replace("[gateway]\n", '[gateway]\ncontrollers = "needed"\n'))
+    host.start_gateway()
+    yield
+    host.stop_gateway()
+    host.config.write_text(text)
+    host.start_gateway()
+
+
+def prepare(host: Host, name: str, uri: str) -> str:
+    """Runs `virtlun domain prepare`."""
+    done = subprocess.run(
+        [
+            *(host.program("virtlun"), "--socket", str(host.paths.rpc_socket)),
+            *("domain", "prepare", name, "--connect", uri),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.usefixtures("sparing")
+@pytest.mark.parametrize("way", ["gateway", "libvirtd"])
+def test_where_needed_only_prepare_gives_it_one(host: Host, way: str) -> None:
+    name = f"asked-{way}"
+    uri = host.uri if way == "gateway" else host.libvirtd.uri()
+    host.define(name)
+    host.virsh("start", name)
+    assert "virtlun" not in at_libvirtd(host, name)
+    assert f"`virtlun domain prepare {name}`" in refused(host, name)
+    assert "restart needed" in prepare(host, name, uri)
+    shown = host.virsh("dumpxml", name, "--inactive")
+    assert "virtlun" not in re.sub("<cmdline>.*</cmdline>", "", shown)
+    host.virsh("destroy", name)
+    assert "at its next start" in prepare(host, name, uri)
+    path = host.scratch / "same.xml"
+    path.write_text(shown)
+    host.virsh("define", str(path))  # to edit the domain keeps the mark
+    host.virsh("start", name)
+    assert DEVICE in at_libvirtd(host, name)
+    attached(host, name)
+    assert "disks can be attached now" in prepare(host, name, uri)
+    # It is no condition: without a target it starts all the same.
+    host.virsh("destroy", name)
+    host.stop_target()
+    for start in (host.virsh, host.virsh_direct):
+        start("start", name, "--paused")
+        start("destroy", name)
+    host.start_target()
+    # What has disks keeps them.
+    host.volumes.create(f"lvs0/{name}-2", 8 * MIB)
+    host.virsh("attach-disk", name, f"/dev/virtlun/lvs0/{name}-2", "sdb", "--config")
+    prepare(host, name, uri)
+    assert "sdb" in host.virsh("domblklist", name, "--inactive")
+
+
+@pytest.mark.usefixtures("sparing")
+def test_where_needed_only_a_domain_with_a_volume_has_one(host: Host) -> None:
+    host.volumes.create("lvs0/own", 8 * MIB)
+    host.define("own")
+    host.virsh("attach-disk", "own", "/dev/virtlun/lvs0/own", "sdb", "--config")
+    host.virsh("start", "own")
+    attached_later = host.volumes.create("lvs0/more", 8 * MIB)
+    host.virsh("attach-disk", "own", "/dev/virtlun/lvs0/more", "sdc", "--live")
+    assert attached_later.uuid in str(host.client.call("vhost_get_controllers"))
+
+
+def test_a_transient_domain_has_one_too_and_none_without_a_target(host: Host) -> None:
+    host.define("brief")
+    path = host.scratch / "brief.xml"
+    host.virsh("undefine", "brief")
+    host.virsh("create", str(path), "--paused")
+    assert DEVICE in at_libvirtd(host, "brief")
+    host.virsh("destroy", "brief")
+    host.stop_target()
+    host.virsh("create", str(path), "--paused")
+    assert "virtlun" not in at_libvirtd(host, "brief")
+    host.virsh("destroy", "brief")
+
+
+def test_a_snapshot_of_a_stopped_plain_domain_is_inside_its_disk(host: Host) -> None:
+    disk = host.scratch / "inside.qcow2"
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", str(disk), "8M"], check=True)
+    disk.chmod(0o666)
+    host.define(
+        "inside",
+        devices=f"<disk type='file' device='disk'><driver name='qemu' type='qcow2'/>"
+        f"<source file='{disk}'/><target dev='vda' bus='virtio'/></disk>",
+    )
+    host.virsh("start", "inside", "--paused")
+    host.virsh("destroy", "inside")
+    host.virsh("snapshot-create-as", "inside", "one")
+    assert host.virsh("snapshot-list", "inside", "--name") == "one"
+    host.virsh("snapshot-delete", "inside", "one")
