@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError
+from tests.support.wait import until
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
 
@@ -114,7 +115,7 @@ def test_it_starts_by_itself_with_the_host_whatever_is_there(host: Host) -> None
             host.libvirtd.kill()
             (host.libvirtd.scratch / "run-libvirt/qemu/autostarted").unlink(missing_ok=True)
             host.libvirtd.start()
-            wait_until(lambda: host.virsh_direct("domstate", "early") == "running")
+            until(lambda: host.virsh_direct("domstate", "early") == "running", "it runs")
             host.virsh_direct("destroy", "early")
         finally:
             if gone:
@@ -214,16 +215,6 @@ def undo(host: Host, words: tuple[str, ...]) -> None:
         host.virsh_direct("undefine", name, check=False)
     else:
         host.virsh_direct("destroy", words[1], check=False)
-
-
-def wait_until(condition: object, deadline_s: float = 60.0) -> None:
-    """Waits for what libvirtd does in its own time."""
-    import time  # noqa: PLC0415
-
-    end = time.monotonic() + deadline_s
-    while not condition() and time.monotonic() < end:  # type: ignore[operator]
-        time.sleep(0.1)
-    assert condition()  # type: ignore[operator]
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ import pytest
 
 from tests.support.host import Host
 from tests.support.libvirtd import NEWER_QEMU, VirshError, virsh
+from tests.support.wait import until
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
 
@@ -161,3 +162,49 @@ def test_the_definition_goes_with_it(pair: Pair) -> None:
     host.virsh("start", NAME)
     assert host.virsh("domstate", NAME) == "running"
     host.virsh("destroy", NAME)
+
+
+@pytest.fixture
+def bare(pair: Pair) -> Iterator[Host]:
+    """A third host that has libvirtd alone: no target, no gateway and no hook."""
+    with Host(keep=True, host_uuid="c0ffee00-0000-4000-8000-000000000004") as third:
+        third.stop_gateway()
+        third.stop_target()
+        (third.libvirtd.hooks / "qemu.d/virtlun").unlink()
+        third.libvirtd.restart()
+        yield third
+
+
+def test_a_guest_without_a_volume_goes_anywhere_and_comes_back(pair: Pair, bare: Host) -> None:
+    """To a host with libvirtd alone, and from there to one that gives it a controller again."""
+    host, name = pair.home, "roaming"
+    host.define(name, emulator=NEWER_QEMU, memory_mib=128)
+    host.virsh("start", name)
+    agent = host.agent(name)
+    agent.run(
+        "(while true; do echo beat $(ls /sys/class/scsi_host) >/dev/ttyS0; sleep 0.2; done)"
+        " >/dev/null 2>&1 &"
+    )
+    agent.close()
+    assert "vhost-user-scsi-pci" in host.virsh_direct("dumpxml", name)
+    for where, source, uri in (
+        (bare, host.uri, bare.libvirtd.uri()),
+        (host, bare.libvirtd.uri(), host.uri),
+    ):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        way = ("--live", "--migrateuri", f"tcp://127.0.0.1:{port}")
+        virsh(source, "migrate", name, uri, *way, deadline_s=240)
+        inside = where.virsh_direct("dumpxml", name)
+        assert ("vhost-user-scsi-pci" in inside) == (where is host)
+        assert ("virtio-scsi-pci" in inside.replace("vhost-user-scsi-pci", "")) == (where is bare)
+        log = host.scratch / f"{name}-console.log"
+        seen = log.stat().st_size
+        until(lambda: "beat host0" in log.read_bytes()[seen:].decode(errors="replace"), "a beat")  # noqa: B023
+    # The controller is one to which disks can be attached.
+    host.volumes.create("lvs0/roaming", 8 * MIB)
+    host.virsh("attach-disk", name, "/dev/virtlun/lvs0/roaming", "sdb", "--live")
+    until(lambda: "Attached SCSI disk" in host.console(name), "the guest sees the disk")
+    host.virsh("destroy", name)
+    host.virsh("undefine", name)

@@ -140,6 +140,7 @@ def _policed(host: Host) -> Iterator[Policed]:
     host.libvirtd.restart()
     host.stop_gateway()
     config = host.config.read_text().replace("[gateway]", '[gateway]\nsocket_mode = "0666"', 1)
+    config += "create_missing_mib = 64\n"  # so that a start does something that can be seen
     host.config.write_text(config)
     host.start_gateway()
     for name in ("mine", "other"):

@@ -23,7 +23,14 @@ from plugin.hook import archive, config
 from pydataplane.domain import records
 from pydataplane.domain.errors import TranslateError
 from pydataplane.domain.names import NAMESPACE
-from pydataplane.domain.translate import Plan, Settings, define, plan
+from pydataplane.domain.translate import (
+    Plan,
+    Settings,
+    define,
+    plan,
+    with_target,
+    without_target,
+)
 from pydataplane.domain.xml.view import given as given_by_libvirtd
 from pydataplane.errors import METHOD_NOT_FOUND, RpcError
 from tests.unit.fake_target import HostTarget, Server
@@ -319,6 +326,33 @@ def known_by_record(host: Host) -> str:
     host.run("release", "end", "-")
     assert record(host) == {"lvs0/a": "uuid-a", "lvs0/b": "uuid-b"}
     return host.xml
+
+
+@pytest.mark.parametrize("operation", ["migrate", "restore"])
+def test_a_guest_without_a_volume_gets_what_there_is(host: Host, operation: str) -> None:
+    """Its controller where a target answers, QEMU's own device in its place where none does."""
+    settings = Settings(vhost_dir=str(host.folder / "vhost"))
+    real = translated(domain(), settings).xml
+    alone = without_target(real)
+    assert alone is not None
+    for given, expected in ((real, alone), (alone, "")):
+        done = host.run(operation, "begin", "-", xml=given)
+        assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
+    host.configure("[disks]\nreconnect_s = 5\n")
+    text = (host.folder / "virtlun.toml").read_text()
+    (host.folder / "virtlun.toml").write_text(
+        text.replace("[target]\n", f"[target]\nvhost_dir = '{host.folder}/vhost'\n")
+    )
+    with host.serve():
+        assert host.run(operation, "begin", "-", xml=real).stdout == ""
+        again = host.run(operation, "begin", "-", xml=alone).stdout
+        assert host.target.controllers == {}, "prepare comes next"
+    assert again == with_target(alone, dataclasses.replace(settings, reconnect_s=5))
+    assert "<reconnect enabled='yes' timeout='5'/>" in again
+    # One with a volume needs its target.
+    done = host.run(operation, "begin", "-")
+    assert done.returncode == 1 and done.stdout == ""
+    assert "does not answer" in done.stderr
 
 
 @pytest.mark.parametrize("known", [known_by_uuid, known_by_record])
