@@ -179,14 +179,13 @@ def test_what_cannot_have_a_controller_starts_as_its_client_defined_it(host: Hos
         f" bus='0x00' slot='{slot:#04x}' function='0x0'/></interface>"
         for slot in range(2, 32)
     )
-    host.define("full", devices=full)
-    path = host.scratch / "full.xml"
-    path.write_text(
-        path.read_text()
-        .replace("machine='q35'", "machine='pc'")
-        .replace("<emulator>", "<controller type='usb' model='none'/><emulator>")
-    )
+    host.define("full")
     host.virsh("undefine", "full")
+    path = host.scratch / "full.xml"
+    text = path.read_text().replace("machine='q35'", "machine='pc'")
+    path.write_text(
+        text.replace("<serial", f"<controller type='usb' model='none'/>{full}<serial", 1)
+    )
     host.virsh("define", str(path))
     host.virsh("start", "full", "--paused")
     assert "virtlun" not in at_libvirtd(host, "full")
