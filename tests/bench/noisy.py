@@ -10,9 +10,10 @@ IOPS above 0.5, p99 under 2):
   beside the same neighbour: the two take turns, several times, so that a disk whose speed changes
   does so for both, and the medians of their turns are compared.
 
-  That is no fair race where the neighbour is bound by the CPU that it shares with the reader: beside
-  the victim, which sleeps, the neighbour with 32 READs of 4 KiB in flight has made 51,000 a second,
-  beside the reader 25,000. A disk that serves what it has in order then gives the victim one of 33.
+  That is no fair race where the neighbour is bound by the CPU that it shares with the reader:
+  beside the victim, which sleeps, the neighbour with 32 READs of 4 KiB in flight has made 51,000 a
+  second, beside the reader 25,000. A disk that serves what it has in order then gives the victim
+  one of 33.
 
 The machine's own noise is in every row.
 
