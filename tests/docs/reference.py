@@ -53,7 +53,12 @@ def commands() -> str:
 
 def _of_click(command: click.Command, name: str) -> Iterator[tuple[str, str]]:
     context = click.Context(
-        command, info_name=name, terminal_width=WIDTH, max_content_width=WIDTH, color=False
+        command,
+        info_name=name,
+        terminal_width=WIDTH,
+        max_content_width=WIDTH,
+        color=False,
+        help_option_names=main.context_settings["help_option_names"],  # of the root, as in use
     )
     yield name, command.get_help(context).strip()
     if isinstance(command, click.Group):
