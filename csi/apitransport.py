@@ -10,7 +10,7 @@ import time
 import httpx2
 
 SHORT_S = 1.0
-"""A watch is not asked for again sooner than so long after it was last."""
+"""Minimum seconds between two watches of one kind."""
 CLAIMS = "/api/v1/persistentvolumeclaims"
 """The path of the claims of all namespaces."""
 PARTIAL = "application/json;as={};g=meta.k8s.io;v=v1"

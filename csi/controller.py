@@ -84,7 +84,7 @@ class Controller:
         return pb.CreateVolumeResponse(volume=self._describe(found))
 
     def delete_volume(self, request: pb.DeleteVolumeRequest) -> pb.DeleteVolumeResponse:
-        """Deletes a volume; one that is gone already is fine, one in use is refused."""
+        """Deletes a volume, idempotent; one in use is refused."""
         _check_id(request.volume_id)
         with self._locks.hold(request.volume_id):
             found = self._volumes.find(request.volume_id)

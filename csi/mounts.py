@@ -89,13 +89,13 @@ def seal(target: Path) -> None:
 
 
 def unmount(target: Path) -> None:
-    """Takes away every mount at this path; none is fine, one in use is an error."""
+    """Unmounts every mount at this path, idempotent; one in use is an error."""
     while at(target) is not None:
         run("umount", "--", str(target))
 
 
 def remove(target: Path) -> None:
-    """Unmounts a path and removes what it was mounted on; what is gone already is fine."""
+    """Unmounts a path and removes its mount point; idempotent."""
     unmount(target)
     with contextlib.suppress(FileNotFoundError):
         if target.is_dir() and not target.is_symlink():

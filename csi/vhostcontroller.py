@@ -118,7 +118,7 @@ class VhostControllers:
     def delete(self, name: str) -> None:
         """Deletes a controller, and its folder if nothing else is in it.
 
-        None is fine; one with a guest is refused.
+        Idempotent; one with a guest is refused.
         """
         try:
             self._client.call("vhost_delete_controller", ctrlr=name)

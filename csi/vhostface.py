@@ -54,7 +54,7 @@ class VhostFace:
         return self._controllers.find(_name(volume)) is not None
 
     def detach(self, volume: str) -> None:
-        """Takes the volume's controller away; none is fine, one with a guest is refused."""
+        """Deletes the volume's controller, idempotent; one with a guest is refused."""
         self._controllers.delete(_name(volume))
 
     def mounted(self, volume: str) -> set[str]:

@@ -15,7 +15,7 @@ DEFAULT = "default"
 
 
 @dataclass(frozen=True)
-class Place:
+class TargetAddress:
     """Where a target is."""
 
     name: str | None
@@ -30,25 +30,27 @@ class Place:
         return self.name or DEFAULT
 
 
-def places(config: Config) -> list[Place]:
+def addresses(config: Config) -> list[TargetAddress]:
     """Returns where the targets of this host are, running or not; the one without a name first."""
-    first = Place(None, config.target.rpc_socket, config.target.vhost_dir)
+    first = TargetAddress(None, config.target.rpc_socket, config.target.vhost_dir)
     found = [first]
-    found += [Place(name, at.rpc_socket, at.vhost_dir) for name, at in config.targets.items()]
-    names = {place.name for place in found}
-    sockets = {place.rpc_socket for place in found}
+    found += [
+        TargetAddress(name, at.rpc_socket, at.vhost_dir) for name, at in config.targets.items()
+    ]
+    names = {address.name for address in found}
+    sockets = {address.rpc_socket for address in found}
     for socket in sorted(first.rpc_socket.parent.glob(f"*/{first.rpc_socket.name}")):
         name = socket.parent.name
         if name not in names and socket not in sockets:
-            found.append(Place(name, socket, socket.parent / "vhost"))
+            found.append(TargetAddress(name, socket, socket.parent / "vhost"))
     return found
 
 
-def place(config: Config, name: str | None) -> Place:
+def address(config: Config, name: str | None) -> TargetAddress:
     """Returns where the target `name` is, or is to be."""
-    for known in places(config):
+    for known in addresses(config):
         if known.name == name:
             return known
     assert name is not None
     folder = config.target.rpc_socket.parent / name
-    return Place(name, folder / config.target.rpc_socket.name, folder / "vhost")
+    return TargetAddress(name, folder / config.target.rpc_socket.name, folder / "vhost")

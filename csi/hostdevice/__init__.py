@@ -24,16 +24,16 @@ class HostDevice(Protocol):
         """Returns the volume's device if it is attached, working or not."""
 
     def answers(self, volume: str) -> bool:
-        """Whether all devices of a volume have the file that the target exports; none is fine."""
+        """Whether all devices of a volume have the file that the target exports."""
 
     def grow(self, volume: str) -> None:
-        """Lets the devices of a volume that has grown show its size; none is fine."""
+        """Lets the devices of a volume that has grown show its size; nothing to do without one."""
 
     def flush(self, volume: str) -> None:
-        """Writes out what the kernel holds of a volume and forgets it; no device is fine."""
+        """Flushes and drops the kernel's cache of a volume; nothing to do without a device."""
 
     def detach(self, volume: str) -> None:
-        """Takes a volume's devices away and lets go of the volume; none is fine."""
+        """Detaches a volume's devices and ends its export; idempotent."""
 
     def attached(self) -> list[str]:
         """Returns the volumes that are attached."""

@@ -114,7 +114,7 @@ class VmControllers:
             return self.folder(pod)
 
     def unpublish(self, pod: str) -> None:
-        """Takes the pod's controller, its folder and all that is of the pod away; none is fine.
+        """Deletes the pod's controller, its folder and all else of the pod; idempotent.
 
         Raises:
             Failure: FAILED_PRECONDITION, a virtual machine is still connected.
@@ -244,7 +244,7 @@ class VmControllers:
                 raise
 
     def give_back(self, pod: str, volume: str) -> None:
-        """Makes a handed over LUN of the pod an ordinary claim again; none is fine.
+        """Makes a handed over LUN of the pod an ordinary claim again; idempotent.
 
         Raises:
             Failure: ABORTED, the volume is being worked on.
@@ -298,7 +298,7 @@ class VmControllers:
             )
 
     def detach(self, pod: str, volume: str, *, unless_used: bool = False) -> None:
-        """Takes a LUN away, in use or not, and tells a connected guest; none is fine.
+        """Removes a LUN, in use or not, and tells a connected guest; idempotent.
 
         One that was handed over is given back. With `unless_used` the guest either keeps it, or
         cannot begin to use it any more.
@@ -313,7 +313,7 @@ class VmControllers:
                 self._remove(pod, lun, unless_prevented=unless_used and lun.removable)
 
     def clear(self, pod: str) -> None:
-        """Takes every LUN of the pod away, and unparks what was handed over; nothing is fine.
+        """Removes every LUN of the pod, and unparks what was handed over; idempotent.
 
         Raises:
             Failure: ABORTED, one of the volumes is being worked on.

@@ -94,7 +94,7 @@ def write(folder: Path, controller: Controller) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Takes the document away; none is fine."""
+    """Deletes the document; idempotent."""
     (folder / FILE).unlink(missing_ok=True)
 
 

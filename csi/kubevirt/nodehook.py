@@ -78,7 +78,7 @@ class NodeHook:
         }
 
     def execute_node_hook(self, request: pb.ExecuteNodeHookRequest) -> pb.ExecuteNodeHookResponse:
-        """Does what is to be done at a hook point; one that it does not know is fine."""
+        """Acts at a hook point; an unknown one is ignored."""
         act = self._points.get(request.hookPoint)
         if act is not None:
             vmi = machine.parse(request.vmi)

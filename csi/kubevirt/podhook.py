@@ -79,7 +79,7 @@ class PodHooks:
             self._servers[pod.uid] = server
 
     def leave(self, uid: str) -> None:
-        """Stops serving a pod, without waiting for a call that is begun; none is fine."""
+        """Stops serving a pod, idempotent; does not wait for a call that has begun."""
         with self._mutex:
             server = self._servers.pop(uid, None)
         if server is not None:

@@ -19,7 +19,7 @@ import click
 from rich.text import Text
 
 from plugin.cli import qemu_user, remote
-from plugin.cli.output import busy, client, config, console, json_option, place, size
+from plugin.cli.output import address, busy, client, config, console, json_option, size
 from plugin.config import Config
 from plugin.gateway import polkit
 from plugin.hook import archive
@@ -83,7 +83,7 @@ def doctor(socket: Path, as_json: bool) -> None:
     """
     out = console()
     findings = []
-    for what, check in examinations(socket, config(), place().vhost_dir):
+    for what, check in examinations(socket, config(), address().vhost_dir):
         with busy(f"looking at {what}"):
             finding = check()
         findings.append(finding)

@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from plugin.cli import bdev, doctor, domain, lvstore, target, top, volume
-from plugin.cli.output import CONFIG_KEY, PLACE_KEY
+from plugin.cli.output import ADDRESS_KEY, CONFIG_KEY
 from plugin.config import DEFAULT_PATH, TARGET_NAME, load
-from plugin.targets import place
+from plugin.targets import address
 from pydataplane.domain.errors import ConfigError
 
 
@@ -73,8 +73,8 @@ def main(
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
     context.meta[CONFIG_KEY] = config
-    context.meta[PLACE_KEY] = place(config, target_name)
-    context.obj = socket or context.meta[PLACE_KEY].rpc_socket
+    context.meta[ADDRESS_KEY] = address(config, target_name)
+    context.obj = socket or context.meta[ADDRESS_KEY].rpc_socket
 
 
 for command in (

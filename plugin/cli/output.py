@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from plugin.config import Config
-from plugin.targets import Place
+from plugin.targets import TargetAddress
 from pydataplane.client import Client
 from pydataplane.errors import TargetError, VolumeError
 
@@ -28,7 +28,7 @@ R = TypeVar("R")
 CONFIG_KEY = "plugin.config"
 """Where the root command leaves the configuration for the others, in click's context."""
 
-PLACE_KEY = "plugin.place"
+ADDRESS_KEY = "plugin.address"
 """Where it leaves which target the command line names."""
 
 WIDE = 10_000
@@ -41,9 +41,9 @@ def config() -> Config:
     return found
 
 
-def place() -> Place:
+def address() -> TargetAddress:
     """Returns where the target is that the command line names."""
-    found: Place = click.get_current_context().meta[PLACE_KEY]
+    found: TargetAddress = click.get_current_context().meta[ADDRESS_KEY]
     return found
 
 

@@ -14,17 +14,17 @@ import click
 
 from plugin.cli import qemu_user
 from plugin.cli.output import (
+    address,
     busy,
     client,
     config,
     confirm,
     errors_as_sentences,
     json_option,
-    place,
     show,
     text,
 )
-from plugin.targets import Place, places
+from plugin.targets import TargetAddress, addresses
 from pydataplane import inherited, supervise
 from pydataplane.domain import reconcile
 from pydataplane.errors import TargetError, TargetForbidden, TargetUnavailable
@@ -72,13 +72,13 @@ def start(
     group = socket_group or _group_of_qemu()
     if group and not any(option.startswith(SOCKET_GROUP) for option in options):
         options = (SOCKET_GROUP, group, *options)
-    packaged = supervise.TargetPaths.of(place().name)
+    packaged = supervise.TargetPaths.of(address().name)
     paths = supervise.TargetPaths(
         rpc_socket=socket,
-        vhost_dir=vhost_dir or place().vhost_dir,
+        vhost_dir=vhost_dir or address().vhost_dir,
         state_dir=state_dir or packaged.state_dir,
         log=log or packaged.log,
-        name=place().name,
+        name=address().name,
     )
     ran = _pid(socket)
     with busy("starting the target"):
@@ -135,8 +135,8 @@ def status(socket: Path, as_json: bool) -> None:
     for reactor in found["reactors"]:
         total = reactor["busy_ns"] + reactor["idle_ns"] + reactor["sleep_ns"]
         busy = 100 * reactor["busy_ns"] / max(total, 1)
-        place = "any CPU" if reactor["cpu"] is None else f"CPU {reactor['cpu']}"
-        click.echo(f"reactor  {reactor['index']} on {place}, {busy:.1f} % busy")
+        cpu = "any CPU" if reactor["cpu"] is None else f"CPU {reactor['cpu']}"
+        click.echo(f"reactor  {reactor['index']} on {cpu}, {busy:.1f} % busy")
     for problem in (*found["restore_problems"], *found.get("flush_errors", [])):
         click.echo(f"problem  {problem}")
     for wait in found.get("waiting", []):
@@ -159,7 +159,7 @@ def upgrade(socket: Path, log: Path | None, options: tuple[str, ...], as_json: b
     """
     # Within a service, the journal is where this command writes, too.
     in_service = "INVOCATION_ID" in os.environ
-    packaged = supervise.TargetPaths.of(place().name).log
+    packaged = supervise.TargetPaths.of(address().name).log
     log = log or (None if in_service or not packaged.exists() else packaged)
     with busy("upgrading the target"):
         found = supervise.upgrade(socket, options, log)
@@ -203,10 +203,10 @@ def stop(socket: Path, yes: bool) -> None:
 @errors_as_sentences
 def list_(as_json: bool) -> None:
     """List the targets of this host with their lvstores: configured ones, and those that run."""
-    show([_row(at) for at in places(config())], COLUMNS, as_json=as_json, empty="no targets")
+    show([_row(at) for at in addresses(config())], COLUMNS, as_json=as_json, empty="no targets")
 
 
-def _row(at: Place) -> dict[str, Any]:
+def _row(at: TargetAddress) -> dict[str, Any]:
     """Returns what is known of one target."""
     row: dict[str, Any] = {"name": at.label, "pid": None, "user": None, "lvstores": []}
     row |= {"rpc_socket": str(at.rpc_socket), "vhost_dir": str(at.vhost_dir), "problem": None}

@@ -17,7 +17,7 @@ from plugin.config import Config
 from plugin.gateway.errors import GatewayError, NoAnswer, Refused
 from plugin.gateway.joined import Joined
 from plugin.gateway.target import Target, Usage
-from plugin.targets import Place, places
+from plugin.targets import TargetAddress, addresses
 from pydataplane.client import Client
 from pydataplane.domain import translate
 from pydataplane.domain.errors import Refusal
@@ -35,13 +35,13 @@ KEPT = 4
 class Member:
     """One of the targets."""
 
-    place: Place
+    address: TargetAddress
     target: Target
 
     @property
     def label(self) -> str:
         """Returns what to call it in messages."""
-        return f"target {self.place.label}"
+        return f"target {self.address.label}"
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,9 @@ class Targets:
         self._volumes = Joined(self._volumes_of)
 
     def _members(self) -> list[Member]:
-        return [Member(place, self._target(place.rpc_socket)) for place in places(self._config)]
+        return [
+            Member(address, self._target(address.rpc_socket)) for address in addresses(self._config)
+        ]
 
     def _target(self, socket: Path) -> Target:
         if socket not in self._made:
@@ -153,7 +155,7 @@ class Targets:
         """Returns the target that makes the plan's socket: the first, if none is known to."""
         members = self._members()
         folder = Path(plan.socket).parent
-        fitting = [member for member in members if member.place.vhost_dir == folder]
+        fitting = [member for member in members if member.address.vhost_dir == folder]
         return (fitting or members)[0].target
 
     async def _check_home(self, plan: Plan, luns: tuple[LunPlan, ...]) -> None:
@@ -186,7 +188,7 @@ class Targets:
         members = self._members()
         plan = translate.plan(xml) if len(members) > 1 else None
         folder = Path(plan.socket).parent if plan is not None else None
-        if folder not in [member.place.vhost_dir for member in members]:
+        if folder not in [member.address.vhost_dir for member in members]:
             return settings
         return replace(settings, vhost_dir=str(folder))
 
@@ -224,7 +226,7 @@ class Targets:
             )
         if not homes:
             return settings
-        return replace(settings, vhost_dir=str(homes[0][0].place.vhost_dir))
+        return replace(settings, vhost_dir=str(homes[0][0].address.vhost_dir))
 
     async def _of_controller(self, controller: str) -> list[Target]:
         members = self._members()
@@ -301,7 +303,7 @@ class Targets:
     async def observe(self) -> Observed:
         """Returns what all targets have; of one that is silent nothing."""
         answers = await self._ask(Target.state)
-        return Observed([(member.place.vhost_dir, state) for member, state in answers.given])
+        return Observed([(member.address.vhost_dir, state) for member, state in answers.given])
 
     async def has_lun(self, controller: str, target: int, bdev: str) -> bool:
         """Whether a controller shows this bdev as this target."""

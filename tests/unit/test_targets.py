@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from plugin.cli import main
 from plugin.config import Config
 from plugin.hook.config import Config as HookConfig
-from plugin.targets import Place, place, places
+from plugin.targets import TargetAddress, address, addresses
 from pydataplane.domain.errors import ConfigError
 from pydataplane.sockets import name_of, start_command
 from pydataplane.supervise import TargetPaths
@@ -28,23 +28,23 @@ def test_targets_are_found_beside_the_first_one(tmp_path: Path) -> None:
     for name in ("silver", "gold"):
         (tmp_path / name / "target.sock").touch()
     elsewhere = {"rpc_socket": "/e/r.sock", "vhost_dir": "/e/v"}
-    found = places(config(tmp_path, iron=elsewhere, silver=elsewhere | {"rpc_socket": "/s"}))
+    found = addresses(config(tmp_path, iron=elsewhere, silver=elsewhere | {"rpc_socket": "/s"}))
     assert [at.label for at in found] == ["default", "iron", "silver", "gold"]
-    assert found[1] == Place("iron", Path("/e/r.sock"), Path("/e/v"))
+    assert found[1] == TargetAddress("iron", Path("/e/r.sock"), Path("/e/v"))
     assert found[2].rpc_socket == Path("/s"), "what is configured goes before what is found"
-    assert found[3] == Place("gold", tmp_path / "gold/target.sock", tmp_path / "gold/vhost")
+    assert found[3] == TargetAddress("gold", tmp_path / "gold/target.sock", tmp_path / "gold/vhost")
 
 
 def test_one_that_does_not_run_has_its_place(tmp_path: Path) -> None:
-    at = place(config(tmp_path), "gold")
-    assert at == Place("gold", tmp_path / "gold/target.sock", tmp_path / "gold/vhost")
-    assert place(config(tmp_path), None).rpc_socket == tmp_path / "target.sock"
+    at = address(config(tmp_path), "gold")
+    assert at == TargetAddress("gold", tmp_path / "gold/target.sock", tmp_path / "gold/vhost")
+    assert address(config(tmp_path), None).rpc_socket == tmp_path / "target.sock"
 
 
 def test_packaged_paths_of_a_name() -> None:
     paths = TargetPaths.of("gold")
-    assert paths.rpc_socket == place(Config(), "gold").rpc_socket
-    assert paths.vhost_dir == place(Config(), "gold").vhost_dir
+    assert paths.rpc_socket == address(Config(), "gold").rpc_socket
+    assert paths.vhost_dir == address(Config(), "gold").vhost_dir
     assert paths.state_dir == Path("/var/lib/virtlun/gold/target")
     assert (name_of(paths.rpc_socket), name_of(TargetPaths().rpc_socket)) == ("gold", None)
     assert start_command(paths.rpc_socket) == "virtlun --target gold target start"

@@ -45,7 +45,7 @@ ORPHAN_S = 2.0
 REMIND = 30
 """A failure is a warning the first time, and then each so many times, which is 5 minutes."""
 BROKEN_S = 5.0
-"""A watch that failed in a way that nobody thought of begins anew after so long."""
+"""Seconds before a watch begins anew after an unexpected error."""
 STOP_S = 5.0
 
 log = structlog.get_logger()
