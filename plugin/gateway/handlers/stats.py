@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 
-from plugin.gateway.call import Call
+from plugin.gateway.call import Call, Reply
 from plugin.gateway.errors import GatewayError
 from plugin.gateway.known import NOTHING, Seen
 from plugin.gateway.messages import Domain
@@ -14,8 +14,12 @@ from plugin.gateway.statistics import COUNT, Block, merged, records
 from plugin.gateway.target import Usage
 from pydataplane.volumes import Volume
 
-TURN = 64
+TURN = 16
 """Records after which other clients get their turn."""
+
+LONG_BYTES = 65_536
+"""Results longer than this are changed one after the other, for all clients: however many poll,
+a change that is under way waits for one of them at a time."""
 
 
 async def all_domains(call: Call) -> None:
@@ -25,6 +29,15 @@ async def all_domains(call: Call) -> None:
     if not reply.ok or COUNT not in payload:
         await call.respond(reply)
         return
+    if len(payload) <= LONG_BYTES:
+        await _complete(call, reply)
+        return
+    async with call.services.locks.hold("statistics"):
+        await _complete(call, reply)
+
+
+async def _complete(call: Call, reply: Reply) -> None:
+    payload = reply.payload
     found = records(payload)
     known = call.services.known
     seen = [known.at_once(record.uuid) for record in found]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -460,4 +461,32 @@ def test_no_block_copy_goes_to_a_volume_of_ours(tmp_path: Path) -> None:
         assert Proc.BLOCK_COPY not in world.libvirtd.calls()
         assert Proc.BLOCK_REBASE not in world.libvirtd.calls()
 
+    play(tmp_path, body)
+
+
+def test_long_results_are_changed_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once: list[int] = [0, 0]  # now, and the most
+
+    async def numbers(*_: object) -> tuple[dict[str, object], dict[str, object]]:
+        at_once[0] += 1
+        at_once[1] = max(at_once)
+        await asyncio.sleep(0.02)
+        at_once[0] -= 1
+        return {}, {}
+
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk())
+        records = [stats_of(dom.ref, "vda", "ubda")]
+        world.libvirtd.answers[Proc.GET_ALL_DOMAIN_STATS] = lambda _: StatsRecord.pack_all(records)
+        clients = [await world.client() for _ in range(4)]
+        for limit, most in ((0, 1), (65_536, 4)):
+            monkeypatch.setattr("plugin.gateway.handlers.stats.LONG_BYTES", limit)
+            at_once[:] = [0, 0]
+            calls = (client.call(Proc.GET_ALL_DOMAIN_STATS, bytes(12)) for client in clients)
+            await asyncio.gather(*calls)
+            assert at_once == [0, most]
+
+    monkeypatch.setattr("plugin.gateway.handlers.stats._numbers", numbers)
     play(tmp_path, body)
