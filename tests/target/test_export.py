@@ -9,6 +9,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -19,12 +20,14 @@ import pytest
 
 from pydataplane.errors import RpcError
 from tests.support.initiator import Initiator
-from tests.support.target import Target
+from tests.support.target import Target, binary
 from tests.target.conftest import MakeTarget
 
 MIB = 1 << 20
 COMMAND_TIMEOUT_S = 60.0
 CAP_SYS_RESOURCE = 24
+UID = 54321
+"""Of an account by its number: nothing is made in /etc/passwd."""
 
 Loops = Callable[..., str]
 
@@ -491,6 +494,55 @@ def test_an_export_whose_bdev_is_missing_is_a_problem_that_can_be_forgotten(
     target.rpc("virtlun_export_delete", bdev_name=uuid)
     target.rpc("bdev_uring_delete", name="lvs0-base")
     assert target.rpc("virtlun_get_status")["restore_problems"] == []
+
+
+@pytest.fixture
+def alone(make_target: MakeTarget, monkeypatch: pytest.MonkeyPatch) -> MakeTarget:
+    """Makes targets that find no holder: there is no program of it beside theirs."""
+
+    def make(*options: str) -> Target:
+        target = make_target(*options)
+        program = target.directory / "virtlun-target"
+        shutil.copy(binary(), program)
+        monkeypatch.setenv("VIRTLUN_TARGET", str(program))
+        return target
+
+    return make
+
+
+def test_root_without_a_holder_mounts_by_itself(alone: MakeTarget) -> None:
+    """And is no less confined: the end of the test finds calls that were refused."""
+    target = alone("--user", "root").start()
+    uuid, path = volume(target)
+    (shown,) = target.rpc("virtlun_export_list")
+    assert shown["survives"] == "nothing"
+    with Path(path).open("r+b", buffering=0) as file:
+        file.write(b"a" * 4096)
+    # Behind our back; what exports it again puts it back.
+    run("umount", "-l", Path(path).parent)
+    assert not Path(path).exists()
+    assert target.rpc("virtlun_export_create", bdev_name=uuid)["path"] == path
+    assert Path(path).read_bytes()[:4096] == b"a" * 4096
+    status = target.rpc("virtlun_get_status")
+    assert (status["sandbox"], status["refused_calls"]) == ("enforce", [])
+    target.restart()
+    assert Path(path).read_bytes()[:4096] == b"a" * 4096
+    target.rpc("virtlun_export_delete", bdev_name=uuid)
+    assert mounts_in(target.directory) == []
+
+
+def test_who_may_not_mount_and_has_no_holder_says_so(alone: MakeTarget) -> None:
+    target = alone("--user", str(UID))
+    target.directory.parent.chmod(0o711)
+    os.chown(target.directory, UID, UID)
+    target.start()
+    target.rpc("bdev_malloc_create", name="m0", num_blocks=8, block_size=4096)
+    refused = target.fails("virtlun_export_create", bdev_name="m0")
+    assert isinstance(refused, RpcError)
+    assert refused.code == -errno.EPERM
+    assert "there is no virtlun-holder" in refused.message
+    target.rpc("bdev_malloc_delete", name="m0")
+    assert target.rpc("virtlun_get_status")["refused_calls"] == []
 
 
 def test_two_targets_share_a_folder(target: Target, make_target: MakeTarget) -> None:

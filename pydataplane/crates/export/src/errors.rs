@@ -74,6 +74,12 @@ pub enum ExportError {
     /// Its mount was unmounted behind our back, and cannot be put back.
     #[error("{0} was unmounted by somebody, and its file is still open; close it, then try again")]
     Unmounted(PathBuf),
+    /// Nobody can mount there: there is no holder, and this process has no right to.
+    #[error(
+        "there is no virtlun-holder, and this target may not mount {0} itself: start virtlun-holder, \
+         then the target with its --holder-socket"
+    )]
+    NoHolder(PathBuf),
     /// The holder of mounts is not there, or says no.
     #[error(transparent)]
     Holder(#[from] ClientError),

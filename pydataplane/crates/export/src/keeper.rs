@@ -2,6 +2,7 @@
 
 use holder::{Client, MountError, Mounts, Session};
 use parking_lot::Mutex;
+use rustix::thread::CapabilitySet;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -37,6 +38,12 @@ impl From<MountError> for ExportError {
     }
 }
 
+/// Whether this process may mount; where it may not, the sandbox does not even allow the call.
+fn may_mount() -> bool {
+    rustix::thread::capabilities(None)
+        .is_ok_and(|have| have.effective.contains(CapabilitySet::SYS_ADMIN))
+}
+
 impl Keeper {
     fn mounts(&self) -> &Mounts {
         match self {
@@ -70,6 +77,9 @@ impl Keeper {
     pub fn mount(&self, uuid: Uuid) -> Result<Session, ExportError> {
         match self {
             Keeper::Holder { client, .. } => Ok(client.mount(uuid)?),
+            Keeper::Here { mounts, .. } if !may_mount() => {
+                Err(ExportError::NoHolder(mounts.path(uuid)))
+            }
             Keeper::Here { mounts, trees } => {
                 let session = mounts.mount(uuid)?;
                 trees.lock().insert(uuid, mounts.tree(uuid));

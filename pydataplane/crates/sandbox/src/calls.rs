@@ -219,14 +219,17 @@ const OLDER_FORMS: &[c_long] = &[];
 /// What some targets need besides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extra {
-    /// Mounting and unmounting the folder of exports; useless without CAP_SYS_ADMIN.
+    /// Mounting and unmounting exports where no holder does it, and mounting one again that somebody
+    /// has unmounted (open_tree, move_mount); useless without CAP_SYS_ADMIN.
     Mount,
 }
 
 impl Extra {
     pub(crate) fn calls(self) -> &'static [c_long] {
         match self {
-            Extra::Mount => &[libc::SYS_mount, libc::SYS_umount2],
+            Extra::Mount => {
+                &[libc::SYS_mount, libc::SYS_umount2, libc::SYS_open_tree, libc::SYS_move_mount]
+            }
         }
     }
 }

@@ -77,6 +77,7 @@ pub fn export(e: ExportError) -> Error {
         | ExportError::Unmounted(_)
         | ExportError::DirInUse(_) => Errno::Busy,
         ExportError::Channel(_) | ExportError::Holder(_) => Errno::Io,
+        ExportError::NoHolder(_) => Errno::Perm,
         ExportError::ShortIo { .. } => Errno::NotSup,
         ExportError::Os { source, .. } => os(source),
     };
