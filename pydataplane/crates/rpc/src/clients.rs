@@ -1,11 +1,15 @@
 //! Who is connected, what each client's thread does, and who gives way where there is no room.
 //!
 //! A client is never cut off while a request of it runs, nor where one has come that nobody has read
-//! yet: it would not know whether it was carried out. One that asks nothing gives way to the next,
-//! and so does one that does not take its reply, each after [`GRACE`]. Where none is idle for that long,
-//! as all ask again and again or send a request byte by byte, the one that has been connected for the
-//! longest time gives way between two requests, or in the middle of what it sends. So who holds all
-//! connections keeps the next client waiting for that long, and nobody out.
+//! yet: it would not know whether it was carried out. Before one that waits is let go, the kernel takes
+//! nothing more from it, and only then it is seen whether something came after all; so each request is
+//! answered that could be sent as a whole.
+//!
+//! One that asks nothing gives way to the next, and so does one that does not take its reply, each after
+//! [`GRACE`]. Where none is idle for that long, as all ask again and again or send a request byte by
+//! byte, the one that has been connected for the longest time gives way between two requests, or in the
+//! middle of what it sends. So who holds all connections keeps the next client waiting for that long,
+//! and nobody out.
 
 use parking_lot::{Condvar, Mutex};
 use rustix::net::{RecvFlags, recv};
@@ -34,7 +38,7 @@ pub struct ParkedClient {
 pub(crate) enum Doing {
     /// It waits for a request, or for the rest of one.
     Nothing,
-    /// It carries one out.
+    /// It reads one, or carries it out.
     Request,
     /// It hands the reply over.
     Reply,
@@ -80,6 +84,24 @@ impl Client {
     fn evict(&mut self) {
         self.evicted = true;
         let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    /// Has a client go that asks nothing, or does not take its reply; whether it does at once. `false`:
+    /// it has just asked, is answered, and goes then, for it cannot ask more.
+    fn give_way(&mut self, why: &str) -> bool {
+        if self.doing != Doing::Reply {
+            // In this order: after it the kernel takes nothing more for this connection.
+            let _ = self.stream.shutdown(Shutdown::Read);
+            if self.has_unread() {
+                return false;
+            }
+        }
+        tracing::info!(
+            idle_s = self.since.elapsed().as_secs(),
+            "an RPC client that {why} gives way: {MAX_CONNECTIONS} are connected"
+        );
+        self.evict();
+        true
     }
 
     /// Whether something came that its thread has not read yet.
@@ -137,26 +159,26 @@ impl Clients {
             return Room::None;
         }
         waiting.sort_by_key(|id| (clients[id].since, *id));
-        let idle = waiting.iter().map(|id| (*id, &clients[id])).find(|(_, client)| {
-            client.since.elapsed() >= GRACE
-                && (client.doing == Doing::Reply || !client.has_unread())
-        });
-        let longest = || {
-            let may_go = |client: &Client| client.doing == Doing::Nothing && !client.has_unread();
-            waiting.iter().filter(|id| waited >= GRACE && may_go(&clients[id])).min()
-        };
-        let (gone, why) = match idle {
-            Some((id, Client { doing: Doing::Reply, .. })) => (Some(id), "does not take its reply"),
-            Some((id, _)) => (Some(id), "asks nothing"),
-            None => (longest().copied(), "has been connected longest"),
-        };
-        if let Some(client) = gone.and_then(|id| clients.get_mut(&id)) {
-            tracing::info!(
-                idle_s = client.since.elapsed().as_secs(),
-                "an RPC client that {why} gives way: {MAX_CONNECTIONS} are connected"
-            );
-            client.evict();
-            return Room::Is;
+        for id in &waiting {
+            let client = &clients[id];
+            let is_idle = client.since.elapsed() >= GRACE
+                && (client.doing == Doing::Reply || !client.has_unread());
+            let why = match client.doing {
+                Doing::Reply => "does not take its reply",
+                _ => "asks nothing",
+            };
+            if is_idle && clients.get_mut(id).is_some_and(|client| client.give_way(why)) {
+                return Room::Is;
+            }
+        }
+        waiting.sort_unstable();
+        for id in waiting.iter().filter(|_| waited >= GRACE) {
+            let client = &clients[id];
+            let may_go = client.doing == Doing::Nothing && !client.has_unread();
+            let why = "has been connected longest";
+            if may_go && clients.get_mut(id).is_some_and(|client| client.give_way(why)) {
+                return Room::Is;
+            }
         }
         self.changed.wait_for(&mut connected, pause);
         Room::Later
@@ -202,7 +224,7 @@ impl Clients {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{Read, Write};
+    use std::io::{ErrorKind, Read, Write};
 
     /// As many clients as can be, all of which have done `doing` for longer than the grace, the first
     /// for the longest time; returns their ends of the connections.
@@ -218,6 +240,11 @@ mod tests {
     }
 
     impl Clients {
+        /// Has a client give way that was seen to ask nothing; whether it goes at once.
+        pub(crate) fn give_way(&self, id: u64) -> bool {
+            self.connected.lock().clients.get_mut(&id).unwrap().give_way("asks nothing")
+        }
+
         fn age(&self, id: u64, by: Duration) {
             self.connected.lock().clients.get_mut(&id).unwrap().since -= by;
         }
@@ -237,6 +264,19 @@ mod tests {
         assert_eq!(clients.make_room(Duration::ZERO, Duration::ZERO), Room::Is);
         let closed: Vec<_> = (0..ends.len()).filter(|&at| is_closed(&ends[at])).collect();
         assert_eq!(closed, [2], "the idlest of those that have not asked");
+    }
+
+    #[test]
+    fn a_request_that_comes_as_its_client_gives_way_is_not_cut_off() {
+        let clients = Clients::default();
+        let mut ends = full(&clients, Doing::Nothing);
+        ends[0].write_all(b"{").unwrap();
+        assert!(!clients.give_way(0));
+        assert!(clients.set(0, Doing::Request), "it is served");
+        assert_eq!(ends[0].write(b"}").unwrap_err().kind(), ErrorKind::BrokenPipe);
+        assert!(!is_closed(&ends[0]), "its reply can still come");
+        assert_eq!(clients.make_room(Duration::ZERO, Duration::ZERO), Room::Is);
+        assert!(is_closed(&ends[1]), "it counts until its thread ends");
     }
 
     #[test]

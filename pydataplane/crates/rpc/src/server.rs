@@ -305,32 +305,35 @@ fn serve(
             Err(rustix::io::Errno::INTR) => continue,
             Err(e) => return Err(e.into()),
         }
+        // Before it is read: from then on nobody else sees that something came.
+        if !now(Doing::Request) {
+            return Ok(Served::Left);
+        }
         match stream.read(&mut buffer) {
             Ok(0) => return Ok(Served::Left),
             Ok(n) => {
-                now(Doing::Nothing);
                 framer.push(&buffer[..n]);
                 checked = false;
             }
-            Err(e) if e.kind() == ErrorKind::Interrupted => continue,
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
             Err(e) => return Err(e),
         }
         loop {
             match framer.next_value() {
                 Ok(Some(message)) => {
-                    if !now(Doing::Request) {
-                        return Ok(Served::Left);
-                    }
                     if let Some(reply) = methods.answer(message) {
                         now(Doing::Reply);
                         write_reply(stream, &reply, &now)?;
+                        if !now(Doing::Request) {
+                            return Ok(Served::Left);
+                        }
                     }
-                    now(Doing::Nothing);
                 }
                 Ok(None) => break,
                 Err(e) => return hang_up(stream, &e, now),
             }
         }
+        now(Doing::Nothing);
     }
 }
 
@@ -385,7 +388,47 @@ fn hang_up(mut stream: &UnixStream, e: &Error, now: impl Fn(Doing) -> bool) -> i
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::cell::Cell;
+    use std::cell::{Cell, RefCell};
+
+    #[test]
+    fn what_was_asked_as_the_client_gives_way_is_answered() {
+        let methods = Methods::default();
+        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let clients = Clients::default();
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let id = clients.add(near.try_clone().unwrap());
+        let ask = br#"{"jsonrpc": "2.0", "id": 7, "method": "none"}"#;
+        far.write_all(ask).unwrap();
+        far.write_all(ask).unwrap();
+        assert!(!clients.give_way(id));
+        let now = |doing| clients.set(id, doing);
+        let served = serve(&near, &methods, &wake, &mut Framer::default(), now).unwrap();
+        assert!(matches!(served, Served::Left));
+        near.shutdown(Shutdown::Both).unwrap();
+        let mut replies = String::new();
+        far.read_to_string(&mut replies).unwrap();
+        assert_eq!(replies.matches("-32601").count(), 2, "both are told: {replies}");
+    }
+
+    #[test]
+    fn nobody_gives_way_whose_request_is_read_but_not_begun() {
+        let methods = Methods::default();
+        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let (near, mut far) = UnixStream::pair().unwrap();
+        far.write_all(br#"{"jsonrpc": "2.0", "id": 1, "method": "none"} "#).unwrap();
+        far.shutdown(Shutdown::Write).unwrap();
+        let told = RefCell::new(Vec::new());
+        let now = |doing| {
+            let unread = rustix::io::ioctl_fionread(&near).unwrap();
+            told.borrow_mut().push((doing, unread > 0));
+            true
+        };
+        serve(&near, &methods, &wake, &mut Framer::default(), now).unwrap();
+        let told = told.into_inner();
+        assert_eq!(told[0], (Doing::Request, true), "before it is read");
+        let reply = told.iter().position(|(doing, _)| *doing == Doing::Reply).unwrap();
+        assert!(told[..reply].iter().all(|(doing, _)| *doing == Doing::Request), "{told:?}");
+    }
 
     #[test]
     fn each_piece_of_a_reply_that_is_taken_counts_as_taking_it() {
