@@ -28,6 +28,7 @@ from csi.proto import csi_pb2, pluginregistration_pb2
 from csi.registration import Registration
 from csi.server import Ending, handlers, listens, serve_until
 from csi.vhostface import VhostFace
+from csi.volumehealth import VolumeHealth
 from csi.volumenodes import VolumeNodes
 from csi.volumes import OwnedVolumes
 from csi.waiting import WaitingClaims
@@ -144,8 +145,8 @@ def main(
         inline = InlineVolumes(controllers, None)
         if machines:
             inline = InlineVolumes(controllers, machines.pod_hooks, machines.launchers.check)
-        HealthEvents(client, devices, node_id).start()
         faces = devices, VhostFace(client)
+        HealthEvents(VolumeHealth(client, *faces), node_id).start()
         parts["Node"] = Node(
             *(volumes, *faces, locks, node_id, max_volumes, inline),
             capacity_of=nodes.capacity_of,

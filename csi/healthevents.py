@@ -18,11 +18,9 @@ import structlog
 
 from csi.cluster import CLAIM, Cluster, ClusterError, NotFoundError
 from csi.errors import HostError
-from csi.hostdevice import HostDevice
-from csi.volumehealth import Entry, away, judged
+from csi.volumehealth import Entry, VolumeHealth
 from csi.volumenodes import IN_POD
-from pydataplane.client import Client
-from pydataplane.errors import TargetError, TargetUnavailable
+from pydataplane.errors import TargetError
 
 LOOK_S = 10.0
 """Between two looks, seconds."""
@@ -62,18 +60,16 @@ class State:
 
 
 class HealthEvents:
-    """Looks at the volumes that this node has devices of."""
+    """Looks at the volumes that pods of this node have."""
 
     def __init__(
         self,
-        client: Client,
-        devices: HostDevice,
+        health: VolumeHealth,
         node: str,
         connect: Callable[[], Cluster] | None = None,
     ) -> None:
         """Uses `connect` when there is something to tell; by default only in a pod."""
-        self._client = client
-        self._devices = devices
+        self._health = health
         self._node = node
         self._connect = connect or (Cluster.connect if IN_POD in os.environ else None)
         self._cluster: Cluster | None = None
@@ -98,17 +94,13 @@ class HealthEvents:
         """Looks once, at `now` of time.monotonic(), and tells what is due.
 
         Raises:
-            TargetError: the target ended meanwhile.
+            TargetError: the target refuses to tell.
         """
-        volumes = self._devices.present()
+        volumes = self._health.volumes()
         self._states = {each: self._states.get(each, State()) for each in volumes}
         if not volumes:
             return
-        try:
-            exports = self._client.call("virtlun_export_list")
-            found = {each: judged(exports, self._devices, each) for each in volumes}
-        except TargetUnavailable as error:
-            found = {each: [away(error)] for each in volumes}
+        found = self._health.entries_of(volumes)
         for volume, entries in found.items():
             state = self._states[volume]
             if state.is_due(entries[0].reason if entries else HEALTHY, now):

@@ -13,7 +13,7 @@ from typing import TypeVar
 import structlog
 from google.protobuf.message import Message
 
-from csi import POD, TOPOLOGY_KEY, filesystems, mounts, volumehealth
+from csi import POD, TOPOLOGY_KEY, filesystems, mounts
 from csi.capabilities import FILE_SYSTEMS, Mode, check
 from csi.errors import Code, Failure, invalid, not_found, precondition
 from csi.hostdevice import HostDevice
@@ -22,6 +22,7 @@ from csi.locks import VolumeLocks
 from csi.proto import csi_pb2 as pb
 from csi.underway import Underway
 from csi.vhostface import VhostFace
+from csi.volumehealth import VolumeHealth
 from csi.volumes import Owned, OwnedVolumes
 from pydataplane.errors import NO_DEVICE, RpcError
 from pydataplane.volumes import Volume
@@ -70,6 +71,7 @@ class Node:
         self._inline = inline
         self._capacity_of = capacity_of or (lambda _: 0)
         self._asked_of = asked_of or (lambda _: None)
+        self._health = VolumeHealth(volumes.volumes.client, devices, vhost)
         self._jobs = Underway()
 
     def node_stage_volume(self, request: pb.NodeStageVolumeRequest) -> pb.NodeStageVolumeResponse:
@@ -190,8 +192,7 @@ class Node:
         """Tells what is wrong with a volume here, without waiting for it."""
         _check(request, "volume_id")
         handle = request.volume_id
-        client = self._volumes.volumes.client
-        found = volumehealth.entries(client, self._devices, handle)
+        found = self._health.entries(handle)
         away = [each for each in found if each.reason == "TargetAway"]
         if not away and not is_inline(handle):
             self._volumes.get(handle)  # NOT_FOUND

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from csi import mounts
+from csi import handles, mounts
 from csi.vhostcontroller import BLOCK_BYTES, VhostControllers
 from pydataplane.client import Client
 from pydataplane.errors import EXISTS, RpcError
@@ -56,6 +56,12 @@ class VhostFace:
     def detach(self, volume: str) -> None:
         """Deletes the volume's controller, idempotent; one with a guest is refused."""
         self._controllers.delete(_name(volume))
+
+    def published(self) -> set[str]:
+        """Returns the volumes whose folders are mounted somewhere, without asking the target."""
+        names = {Path(each.root).name for each in mounts.table()}
+        found = {name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)}
+        return {each for each in found if handles.is_uuid(each)}
 
     def mounted(self, volume: str) -> set[str]:
         """Returns where the folder is mounted."""

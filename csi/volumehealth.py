@@ -1,4 +1,4 @@
-"""What is wrong with a pod's volume on this node: NodeGetVolumeHealth's entries.
+"""What is wrong with a volume on this node: NodeGetVolumeHealth's entries.
 
 Nothing here waits for the volume: while its target is away, I/O on it, and even stat(2) of its
 file, waits, too.
@@ -11,8 +11,9 @@ from typing import Any
 
 from csi.hostdevice import HostDevice
 from csi.proto import csi_pb2 as pb
+from csi.vhostface import VhostFace
 from pydataplane.client import Client
-from pydataplane.errors import TargetUnavailable
+from pydataplane.errors import NO_DEVICE, RpcError, TargetUnavailable
 
 Entry = pb.VolumeHealth.VolumeHealthEntry
 
@@ -31,41 +32,86 @@ WEAKER: Mapping[str, tuple[str, str]] = {
 """By `survives` of virtlun_export_list: reason and sentence."""
 
 
-def entries(client: Client, devices: HostDevice, volume: str) -> list[Entry]:
-    """Returns what is wrong with a volume that a device of this node is for; mostly nothing."""
-    try:
-        return judged(client.call("virtlun_export_list"), devices, volume)
-    except TargetUnavailable as error:
-        return [away(error)]
+class VolumeHealth:
+    """Looks at this node's volumes, of both faces."""
+
+    def __init__(self, client: Client, devices: HostDevice, vhost: VhostFace) -> None:
+        """Uses `client` for every call to the target."""
+        self._client = client
+        self._devices = devices
+        self._vhost = vhost
+
+    def volumes(self) -> list[str]:
+        """Returns the volumes that pods of this node may have, without asking the target."""
+        return [*self._devices.present(), *self._vhost.published()]
+
+    def entries(self, volume: str) -> list[Entry]:
+        """Returns what is wrong with a volume; mostly nothing.
+
+        Raises:
+            TargetError: the target refuses to tell.
+        """
+        return self.entries_of([volume])[volume]
+
+    def entries_of(self, volumes: list[str]) -> dict[str, list[Entry]]:
+        """Returns what is wrong with each of these volumes.
+
+        Raises:
+            TargetError: the target refuses to tell.
+        """
+        try:
+            exports = {each["bdev_name"]: each for each in self._client.call("virtlun_export_list")}
+            published = self._vhost.published() if set(volumes) - set(exports) else set()
+            return {
+                each: self._of_machine(each)
+                if each in published and each not in exports
+                else self._of_pod(each, exports.get(each))
+                for each in volumes
+            }
+        except TargetUnavailable as error:
+            away = _entry("INACCESSIBLE", "TargetAway", f"I/O waits for its target: {error}")
+            return {each: [away] for each in volumes}
+
+    def _of_pod(self, volume: str, export: dict[str, Any] | None) -> list[Entry]:
+        """Returns the same of one on the kernel face, or a claim that a machine has now."""
+        if export is None:
+            devices = self._devices
+            if devices.device(volume) is None and devices.device(volume, read_only=True) is None:
+                return []
+            why = "its target does not export it: virtlun_get_status of the target says why"
+            return [_entry("INACCESSIBLE", "NotExported", why)]
+        if not self._devices.answers(volume):
+            why = (
+                "its device has lost its file: delete the pod, and the next one gets a working "
+                "device"
+            )
+            return [_entry("INACCESSIBLE", "DeviceDead", why)]
+        found = []
+        if error := export.get("flush_error"):
+            found.append(_flush_failed(error))
+        if weaker := WEAKER.get(export["survives"]):
+            found.append(_entry("DEGRADED", *weaker))
+        return found
+
+    def _of_machine(self, volume: str) -> list[Entry]:
+        """Returns the same of one on the vhost face, which a pod has the folder of."""
+        if not self._vhost.attached(volume):
+            why = "its target has no controller of it: virtlun_get_status of the target says why"
+            return [_entry("INACCESSIBLE", "NoController", why)]
+        try:
+            (bdev,) = self._client.call("bdev_get_bdevs", name=volume)
+        except RpcError as error:
+            if error.code != NO_DEVICE:
+                raise
+            why = "it is not there: virtlun_get_status of its target says why"
+            return [_entry("INACCESSIBLE", "NoController", why)]
+        failed = bdev.get("flush_error")
+        return [_flush_failed(failed)] if failed else []
 
 
-def away(error: TargetUnavailable) -> Entry:
-    """Returns what is wrong with all volumes of a target that does not answer."""
-    return _entry("INACCESSIBLE", "TargetAway", f"I/O waits for its target: {error}")
-
-
-def judged(exports: list[dict[str, Any]], devices: HostDevice, volume: str) -> list[Entry]:
-    """Returns the same of a target that answered: virtlun_export_list with `exports`.
-
-    Raises:
-        TargetError: the target does not answer any more.
-    """
-    export = next((each for each in exports if each["bdev_name"] == volume), None)
-    if export is None:
-        if devices.device(volume) is None and devices.device(volume, read_only=True) is None:
-            return []
-        why = "its target does not export it: virtlun_get_status of the target says why"
-        return [_entry("INACCESSIBLE", "NotExported", why)]
-    if not devices.answers(volume):
-        why = "its device has lost its file: delete the pod, and the next one gets a working device"
-        return [_entry("INACCESSIBLE", "DeviceDead", why)]
-    found = []
-    if error := export.get("flush_error"):
-        why = f"fsync fails with EIO, and what was written may be lost: on its node's disk {error}"
-        found.append(_entry("DATA_LOSS", "FlushFailed", why))
-    if weaker := WEAKER.get(export["survives"]):
-        found.append(_entry("DEGRADED", *weaker))
-    return found
+def _flush_failed(error: str) -> Entry:
+    why = f"fsync fails with EIO, and what was written may be lost: on its node's disk {error}"
+    return _entry("DATA_LOSS", "FlushFailed", why)
 
 
 def _entry(kind: str, reason: str, message: str) -> Entry:

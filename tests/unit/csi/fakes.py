@@ -79,6 +79,7 @@ class FakeTarget(Client):
                     "lvol": {"lvol_store_uuid": LVSTORE_UUID, "thin_provision": lvol["thin"]}
                 },
             }
+            | ({"flush_error": self.flush_error} if self.flush_error else {})
             for uuid, lvol in (self.lvols if self.loaded else {}).items()
             if name in (None, uuid, f"{LVSTORE}/{lvol['name']}")
         ]

@@ -9,6 +9,8 @@ import pytest
 
 from csi.cluster import Cluster, NotFoundError, UnreachableError
 from csi.healthevents import HEALTHY, LOOK_S, QUIET_S, HealthEvents
+from csi.vhostface import VhostFace
+from csi.volumehealth import VolumeHealth
 from pydataplane.errors import TargetUnavailable
 from tests.unit.csi.conftest import NODE, World
 
@@ -43,14 +45,16 @@ class FakeCluster:
 
 
 class Watched:
-    """A staged volume that is looked at."""
+    """A volume that a pod has, and that is looked at."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, face: str) -> None:
         self.world = world
-        self.handle = world.create().volume_id
+        self.handle = world.create(parameters={"face": face}).volume_id
         world.stage(self.handle)
+        world.publish(self.handle)
         self.cluster = FakeCluster()
-        self.events = HealthEvents(world.target, world.host, NODE, self.cluster.connect)
+        self.health = VolumeHealth(world.target, world.host, VhostFace(world.target))
+        self.events = HealthEvents(self.health, NODE, self.cluster.connect)
         self.now = 1000.0
 
     def look(self, times: int = 1, *, away: bool = False) -> list[tuple[str, bool]]:
@@ -66,15 +70,20 @@ class Watched:
 
 @pytest.fixture
 def watched(world: World) -> Watched:
-    return Watched(world)
+    return Watched(world, "kernel")
 
 
-def test_what_lasts_is_told_once_and_so_is_its_end(watched: Watched) -> None:
-    assert watched.look(3) == []
-    assert watched.look(1, away=True) == []
-    assert watched.look(5, away=True) == [("TargetAway", True)]
-    assert watched.cluster.messages == [f"on node {NODE}: I/O waits for its target: no answer"]
-    assert watched.look(20) == [(HEALTHY, False)]
+@pytest.fixture(params=["kernel", "vhost"])
+def of_any_face(world: World, request: pytest.FixtureRequest) -> Watched:
+    return Watched(world, request.param)
+
+
+def test_what_lasts_is_told_once_and_so_is_its_end(of_any_face: Watched) -> None:
+    assert of_any_face.look(3) == []
+    assert of_any_face.look(1, away=True) == []
+    assert of_any_face.look(5, away=True) == [("TargetAway", True)]
+    assert of_any_face.cluster.messages == [f"on node {NODE}: I/O waits for its target: no answer"]
+    assert of_any_face.look(20) == [(HEALTHY, False)]
 
 
 def test_a_restart_of_the_target_is_not_told(watched: Watched) -> None:
@@ -91,15 +100,19 @@ def test_a_volume_that_comes_and_goes_is_told_of_once_a_minute(watched: Watched)
     assert 2 < len(watched.cluster.said) <= (watched.now - begun) / QUIET_S + 1
 
 
-def test_a_failed_flush_is_told_until_it_is_cleared(watched: Watched) -> None:
-    watched.world.target.flush_error = "a flush failed 3 s ago; flushes fail until it is cleared"
-    assert watched.look(3) == [("FlushFailed", True)]
-    assert "a flush failed 3 s ago" in watched.cluster.messages[-1]
+def test_a_failed_flush_is_told_until_it_is_cleared(of_any_face: Watched) -> None:
+    of_any_face.world.target.flush_error = (
+        "a flush failed 3 s ago; flushes fail until it is cleared"
+    )
+    assert of_any_face.look(3) == [("FlushFailed", True)]
+    assert "a flush failed 3 s ago" in of_any_face.cluster.messages[-1]
     # The sentence says how long ago; that is no other state.
-    watched.world.target.flush_error = "a flush failed 40 s ago; flushes fail until it is cleared"
-    assert watched.look(20) == []
-    watched.world.target.flush_error = None
-    assert watched.look(20) == [(HEALTHY, False)]
+    of_any_face.world.target.flush_error = (
+        "a flush failed 40 s ago; flushes fail until it is cleared"
+    )
+    assert of_any_face.look(20) == []
+    of_any_face.world.target.flush_error = None
+    assert of_any_face.look(20) == [(HEALTHY, False)]
 
 
 def test_another_state_is_told_too(watched: Watched) -> None:
@@ -123,14 +136,16 @@ def test_what_has_no_claim_is_told_to_nobody(watched: Watched) -> None:
     assert watched.look(5, away=True) == []
 
 
-def test_a_volume_that_has_left_the_node_is_forgotten(watched: Watched) -> None:
-    watched.look(2, away=True)
-    watched.world.host.detach(watched.handle)
-    assert watched.look(20) == []
+def test_a_volume_that_has_left_the_node_is_forgotten(of_any_face: Watched) -> None:
+    of_any_face.look(2, away=True)
+    of_any_face.world.unpublish(of_any_face.handle)
+    of_any_face.world.host.detach(of_any_face.handle)
+    assert of_any_face.look(20) == []
 
 
 def test_nothing_is_told_outside_of_a_pod(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    events = HealthEvents(world.target, world.host, NODE)
+    health = VolumeHealth(world.target, world.host, VhostFace(world.target))
+    events = HealthEvents(health, NODE)
     events.start()
     assert world.target.calls == []

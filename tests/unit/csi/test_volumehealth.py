@@ -47,6 +47,19 @@ def test_a_failed_flush_of_the_disk_below(world: World) -> None:
     assert told(world, handle) == [(pb.DEGRADED, "NoHolder")]
 
 
+def test_a_volume_of_the_vhost_face(world: World) -> None:
+    handle = world.create(parameters={"face": "vhost"}).volume_id
+    world.stage(handle)
+    world.publish(handle)
+    assert told(world, handle) == []
+    world.target.flush_error = "a flush failed 3 s ago"
+    assert told(world, handle) == [(pb.DATA_LOSS, "FlushFailed")]
+    world.target.flush_error = None
+    assert told(world, handle) == []
+    world.target.vhost_delete_controller(f"csi-{handle}")
+    assert told(world, handle) == [(pb.INACCESSIBLE, "NoController")]
+
+
 def test_a_target_that_is_away_is_told_without_looking_at_the_device(world: World) -> None:
     handle = world.create().volume_id
     world.stage(handle)
