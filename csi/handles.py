@@ -37,11 +37,16 @@ def is_uuid(handle: str) -> bool:
         return False
 
 
+def tells_lvstore(handle: str) -> bool:
+    """Whether a handle names its lvstore; one of an earlier driver, or of nobody, does not."""
+    return is_uuid(handle) and uuid.UUID(handle).version == VERSION
+
+
 def may_be_in(handle: str, lvstore: str) -> bool:
     """Whether a handle can be of a volume in the lvstore of this UUID.
 
-    It can be in any where it does not tell, as one of an earlier driver, or is nobody's.
+    It can be in any where it does not tell.
     """
-    if not is_uuid(handle) or uuid.UUID(handle).version != VERSION:
+    if not tells_lvstore(handle):
         return True
     return uuid.UUID(handle).int >> LVSTORE_SHIFT == uuid.UUID(lvstore).int >> LVSTORE_SHIFT

@@ -129,7 +129,7 @@ class OwnedVolumes:
 
     def missing(self, handle: str) -> Failure:
         """Returns why a handle is none of this node's volumes: NOT_FOUND, or UNAVAILABLE."""
-        if not self._stores_of(handle):
+        if handles.is_uuid(handle) and not self._stores_of(handle):
             return self._not_loaded(handle)
         return not_found(f"volume {handle} is not one of {DRIVER_NAME} on node {self._node}")
 
@@ -292,8 +292,21 @@ class OwnedVolumes:
             self.volumes.remove_xattr(handle, FORMATTING_XATTR)
 
     def _stores_of(self, handle: str) -> list[Lvstore]:
-        """Returns the loaded lvstores that can have a volume; of a handle without one, all."""
+        """Returns the loaded lvstores that can have a volume; none where another one can, too.
+
+        Where the handle does not tell, all that the target was told of have to be loaded.
+        """
+        if not handles.tells_lvstore(handle) and not self._storage_is_complete():
+            return []
+        # Asked after that: what was loaded meanwhile is among them.
         return [store for store in self.volumes.lvstores() if handles.may_be_in(handle, store.uuid)]
+
+    def _storage_is_complete(self) -> bool:
+        """Whether the target has loaded all lvstores that it was told of."""
+        status = self.volumes.client.call("virtlun_get_status")
+        # An older target does not say it by itself.
+        problems = [*status.get("restore_problems", []), *status.get("waiting", [])]
+        return bool(status.get("storage_complete", not problems))
 
     def _check_gone(self, handle: str) -> None:
         """Raises UNAVAILABLE unless the lvstore of a volume is loaded and does not have it."""

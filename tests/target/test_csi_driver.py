@@ -19,7 +19,7 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
-from csi import mounts
+from csi import handles, mounts
 from csi.hostdevice import loopctl
 from csi.proto import csi_pb2 as pb
 from csi.proto import pluginregistration_pb2 as registration
@@ -91,6 +91,34 @@ def test_a_volume_is_deleted_only_where_its_lvstore_is_loaded(driver: Driver) ->
     driver.target.make_lvstore("lvs1", size=64 * MIB)
     assert driver.refuses(request)[0] is Code.UNAVAILABLE
     Volumes(driver.target.client).import_lvstore(file)
+    assert driver.left()["lvols"] == ["pvc-1"]
+    for _ in range(2):
+        driver.delete(handle)
+    assert driver.left() == NOTHING
+
+
+def test_a_volume_of_an_earlier_driver_is_deleted_only_where_all_lvstores_are_loaded(
+    driver: Driver,
+) -> None:
+    """Its handle does not tell the lvstore, and another one is there."""
+    target = driver.target
+    handle = handles.without_lvstore(NODE, "pvc-1")
+    target.rpc(
+        "bdev_lvol_create", lvs_name="lvs0", lvol_name="pvc-1", size_in_mib=64, lvol_uuid=handle
+    )
+    assert driver.create("pvc-1", 64 * MIB, mount("xfs")) == handle
+    target.make_lvstore("lvs1", size=64 * MIB)
+    assert target.stop() == 0
+    file, away = target.directory / "lvs0.img", target.directory / "away"
+    file.rename(away)
+    target.start()
+    request = pb.DeleteVolumeRequest(volume_id=handle)
+    code, message = driver.refuses(request)
+    assert code is Code.UNAVAILABLE
+    assert "is not loaded" in message
+    assert target.stop() == 0
+    away.rename(file)
+    target.start()
     assert driver.left()["lvols"] == ["pvc-1"]
     for _ in range(2):
         driver.delete(handle)

@@ -35,6 +35,8 @@ class FakeTarget(Client):
         self.survives = "crash"
         self.flush_error: str | None = None
         self.loaded = True  # the lvstore; else nothing of it is seen
+        self.complete: bool | None = True  # None: it is older and does not say it
+        self.problems: list[str] = []
         self.knows_xattrs = True  # at creation; an older target does not
 
     def call(self, method: str, **params: Any) -> Any:
@@ -46,7 +48,8 @@ class FakeTarget(Client):
         return getattr(self, method)(**given)
 
     def virtlun_get_status(self) -> dict[str, Any]:
-        return {"pid": 1, "vhost_dir": "/vhost"}
+        found = {"pid": 1, "vhost_dir": "/vhost", "restore_problems": self.problems, "waiting": []}
+        return found if self.complete is None else found | {"storage_complete": self.complete}
 
     def bdev_lvol_get_lvols(self, lvs_uuid: str) -> list[dict[str, Any]]:
         assert lvs_uuid == LVSTORE_UUID

@@ -119,10 +119,29 @@ def test_a_volume_of_an_lvstore_that_was_replaced_is_not_gone(world: World) -> N
     refused(lambda: world.delete(other), Code.UNAVAILABLE)
 
 
-def test_a_handle_of_an_earlier_driver_is_gone_where_an_lvstore_is_loaded(world: World) -> None:
+def test_a_handle_of_an_earlier_driver_is_gone_where_all_lvstores_are_loaded(
+    world: World,
+) -> None:
+    """It does not tell its own, which may be one that is not there."""
     before = handles.without_lvstore("node1", "pvc-1")
     world.delete(before)
+    refused(lambda: world.stage(before), Code.NOT_FOUND)
+    world.target.complete = False
+    for call in (lambda: world.delete(before), lambda: world.stage(before)):
+        assert "is not loaded" in refused(call, Code.UNAVAILABLE)
+    # What never was a handle is in none, and one that tells its lvstore needs no other.
+    world.delete("nobody's")
+    world.delete(handles.make(LVSTORE_UUID, "node1", "pvc-1"))
+    world.target.complete = True
     world.target.loaded = False
+    refused(lambda: world.delete(before), Code.UNAVAILABLE)
+
+
+def test_of_an_older_target_its_problems_are_taken_for_lvstores(world: World) -> None:
+    before = handles.without_lvstore("node1", "pvc-1")
+    world.target.complete = None
+    world.delete(before)
+    world.target.problems = ["bdev d0 is not restored: No such file or directory"]
     refused(lambda: world.delete(before), Code.UNAVAILABLE)
 
 

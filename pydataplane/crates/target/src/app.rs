@@ -315,9 +315,9 @@ impl App {
     /// Loads the lvstore on a bdev, if it holds one.
     pub fn examine(&self, name: &str) -> Result<(), Error> {
         let answer = "its disk, which is looked at for an lvstore, to answer";
-        let wait = self.waits.begin(format!("bdev {name}"), answer.into());
+        // Until the outcome is noted.
+        let _wait = self.waits.begin(format!("bdev {name}"), answer.into());
         let outcome = self.lvstores.examine(name).map_err(errors::lvol);
-        drop(wait);
         let mut problems = self.lvstore_problems();
         match &outcome {
             Ok(found) => {
@@ -388,6 +388,15 @@ impl App {
     /// By bdev: why the lvstore on it cannot be loaded.
     pub fn lvstore_problems(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
         self.lvstore_problems.lock()
+    }
+
+    /// Whether each bdev that is configured is there, and the lvstore on it, if any, loaded.
+    pub fn storage_is_complete(&self) -> bool {
+        let is_bdev = |key: &str| key.starts_with(state::BDEV_KEY);
+        // What goes on first, for it ends with a problem or without.
+        let goes_on = self.restoring().iter().any(|key| is_bdev(key)) || self.waits.any(is_bdev);
+        let is_lost = self.config().problems().keys().any(|key| is_bdev(key));
+        !goes_on && !is_lost && self.lvstore_problems().is_empty()
     }
 
     /// Stops in order: nothing is served any more, then the lvstores let go of their bdevs with

@@ -33,6 +33,9 @@ struct Status {
     upgrade: Option<Upgrade>,
     /// What was configured and is not there, each in a sentence.
     restore_problems: Vec<String>,
+    /// Whether each bdev that is configured is there, with the lvstore on it: an lvol that is not
+    /// there then is in no lvstore that this target was told of.
+    storage_complete: bool,
     /// Bdevs whose flushes fail because one did, each in a sentence.
     flush_errors: Vec<String>,
     /// What waits for a disk that does not answer.
@@ -120,6 +123,7 @@ fn status(app: &App) -> Status {
             pause_ms: taken.pause.as_secs_f64() * 1e3,
         }),
         restore_problems: problems,
+        storage_complete: app.storage_is_complete(),
         flush_errors: flush_errors(app),
         waiting: app.waits.long().into_iter().map(Waiting::from).collect(),
     }
