@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +28,7 @@ from tests.support.lossy_disk import (
     run,
     small_file_system,
 )
+from tests.support.older_target import WAITS
 from tests.support.target import ROOT, Target
 from tests.target.test_upgrade import upgrade_ends
 
@@ -48,6 +51,14 @@ def record(target: Target) -> dict[str, Any]:
     validate(text, json.loads((ROOT / "schemas/config/record.json").read_text()))
     found: dict[str, Any] = text.get("flush_errors", {})
     return found
+
+
+def forget(target: Target) -> None:
+    """Takes failed flushes out of the record, as if the target was one that keeps none."""
+    file = target.state_dir / "config.json"
+    found = json.loads(file.read_text())
+    found.pop("flush_errors", None)
+    file.write_text(json.dumps(found))
 
 
 def crash(target: Target) -> None:
@@ -252,6 +263,44 @@ def test_a_person_finds_it_and_clears_it(disk: LossyDisk, target: Target) -> Non
     again = virtlun("bdev", "clear-flush-error", "d0")
     assert (again.exit_code, again.stdout) == (0, "d0 had no flush error: nothing is changed\n")
     assert virtlun("bdev", "clear-flush-error", "d9").exit_code == 1
+
+
+def upgrade_of_an_older_release(target: Target) -> None:
+    """Has another program take over that is not told of failed flushes."""
+    command = [sys.executable, "-m", "tests.support.older_target", f"{target.rpc_socket}.upgrade"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as between:
+        assert between.stdout is not None
+        assert between.stdout.readline().strip() == WAITS
+        target.upgrade()
+        assert between.wait(RECORD_DEADLINE_S) == 0
+
+
+def test_an_older_release_is_asked_before_it_ends(disk: LossyDisk, target: Target) -> None:
+    """One that neither records a failed flush nor hands it over; it tells its clients."""
+    target.rpc("bdev_aio_create", name="d0", filename=disk.device, block_size=512)
+    add_guest(target, "d0")
+    with connected(target, "vm") as guest:
+        lose(disk, guest, 0)
+        disk.mend()
+        end = time.monotonic() + RECORD_DEADLINE_S
+        while not record(target):
+            assert time.monotonic() < end, "the failure is not recorded"
+            time.sleep(0.001)
+        forget(target)
+        upgrade_of_an_older_release(target)
+        assert fails_to_flush(guest)
+        assert told(target, "d0") is not None
+    # And from here on it is as if it had been this release.
+    while not record(target):
+        assert time.monotonic() < end, "the failure is not recorded"
+        time.sleep(0.001)
+    target.kill9()
+    target.start()
+    assert told(target, "d0") is not None
+    assert target.rpc(CLEAR, name="d0") is True
+    forget(target)
+    upgrade_of_an_older_release(target)
+    assert (told(target, "d0"), record(target)) == (None, {})
 
 
 @pytest.mark.parametrize("step", ["outlook: end", "held: target", "held: end"])

@@ -134,7 +134,8 @@ fn take_over(
     _ = app.upgrade.set(taken);
     write(record);
     let ends = Ends::watch(cli, signals)?;
-    if let Err(e) = app.config().sign() {
+    let signed = app.config().sign();
+    if let Err(e) = signed.and_then(|()| app.config().save()) {
         tracing::warn!("{e}");
     }
     let outcome = match arrived.finish(taken, &rpcplace::of(&cli.rpc_socket)) {

@@ -7,43 +7,25 @@
 //! the new one. Beside the calls it has the flushes that failed, which are no configuration.
 
 mod call;
+mod dir;
 mod keys;
 
+use call::calls;
 pub use call::{Call, ConfigFile, Subsystem};
-use call::{SubsystemFile, calls};
+use dir::Dir;
+pub use dir::{RecordFile, StateError, files_of_bdevs, is_state_dir};
 pub use keys::{
     BDEV_KEY, bdev_key, coalescing_key, controller_key, export_key, identify, owner_key, target_key,
 };
 
 use crate::flusherror::FlushError;
 use bdev::FlushFailure;
-use rustix::fs::FlockOperation;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
-
-const CONFIG: &str = "config.json";
-const CONFIG_NEW: &str = "config.json.new";
-const LOCK: &str = "lock";
-
-/// Largest `config.json` that is read, in bytes.
-const MAX_CONFIG_BYTES: u64 = 64 * 1024 * 1024;
-
-/// The record: a [`ConfigFile`], and what became of what it makes.
-#[derive(Default, Deserialize, JsonSchema)]
-pub struct RecordFile {
-    /// In the order of initialisation.
-    subsystems: Vec<SubsystemFile>,
-    /// By bdev on a file or block device: the flush that failed, until that is cleared.
-    #[serde(default)]
-    flush_errors: BTreeMap<String, FlushError>,
-}
+use std::fs::File;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
 
 /// A configured thing.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,136 +40,6 @@ pub struct Item {
     pub problem: Option<String>,
     /// Of a bdev: the flush that failed, until that is cleared.
     pub flush_failure: Option<FlushFailure>,
-}
-
-/// Why the state directory cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum StateError {
-    /// Another process has it.
-    #[error(
-        "the state directory {dir} is in use by another target{}; stop that one or give \
-         --state-dir another", pid.map(|p| format!(" (pid {p})")).unwrap_or_default()
-    )]
-    InUse {
-        /// The directory.
-        dir: PathBuf,
-        /// The other process, as it noted itself.
-        pid: Option<u32>,
-    },
-    /// Another directory than that of the process that it is taken over from.
-    #[error(
-        "the target that serves keeps its state elsewhere than in {dir}; give --state-dir as it has"
-    )]
-    OtherDirectory {
-        /// The directory.
-        dir: PathBuf,
-    },
-    /// The record cannot be understood.
-    #[error(
-        "{path} cannot be read as a configuration: {why}; mend it, or move it away to start empty"
-    )]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        why: String,
-    },
-    /// The operating system says no.
-    #[error("cannot {operation} {path}: {source}")]
-    Os {
-        /// What was tried.
-        operation: &'static str,
-        /// On what.
-        path: PathBuf,
-        /// The answer.
-        source: io::Error,
-    },
-}
-
-fn os(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> StateError {
-    move |source| StateError::Os { operation, path: path.to_owned(), source }
-}
-
-/// The state directory, held for this process by a lock.
-#[derive(Debug)]
-struct Dir {
-    path: PathBuf,
-    /// The lock lives as long as this file is open, here or in a process that it was given to.
-    lock: File,
-}
-
-impl Dir {
-    fn open(path: &Path) -> Result<Dir, StateError> {
-        fs::create_dir_all(path).map_err(os("create the state directory", path))?;
-        let lock_path = path.join(LOCK);
-        let mut lock = File::options()
-            .create(true)
-            .truncate(false)
-            .read(true)
-            .write(true)
-            .open(&lock_path)
-            .map_err(os("open the lock", &lock_path))?;
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                let mut pid = String::new();
-                let _ = lock.read_to_string(&mut pid);
-                return Err(StateError::InUse { dir: path.into(), pid: pid.trim().parse().ok() });
-            }
-            Err(e) => return Err(os("lock", &lock_path)(e.into())),
-        }
-        let dir = Dir { path: path.to_owned(), lock };
-        dir.sign()?;
-        Ok(dir)
-    }
-
-    /// Writes down whose the directory is.
-    fn sign(&self) -> Result<(), StateError> {
-        self.lock
-            .set_len(0)
-            .and_then(|()| {
-                self.lock.write_all_at(format!("{}\n", std::process::id()).as_bytes(), 0)
-            })
-            .map_err(os("write the lock", &self.path.join(LOCK)))
-    }
-
-    fn read(&self) -> Result<RecordFile, StateError> {
-        let path = self.path.join(CONFIG);
-        let mut text = String::new();
-        match File::open(&path) {
-            Ok(file) => {
-                file.take(MAX_CONFIG_BYTES).read_to_string(&mut text).map_err(os("read", &path))?
-            }
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                return Ok(RecordFile::default());
-            }
-            Err(e) => return Err(os("open", &path)(e)),
-        };
-        serde_json::from_str(&text).map_err(|e| StateError::Damaged { path, why: e.to_string() })
-    }
-
-    fn write(&self, text: &str) -> Result<(), StateError> {
-        let (new, path) = (self.path.join(CONFIG_NEW), self.path.join(CONFIG));
-        let mut file = File::create(&new).map_err(os("create", &new))?;
-        file.write_all(text.as_bytes()).map_err(os("write", &new))?;
-        file.sync_all().map_err(os("flush", &new))?;
-        fs::rename(&new, &path).map_err(os("replace", &path))?;
-        File::open(&self.path).and_then(|dir| dir.sync_all()).map_err(os("flush", &self.path))
-    }
-}
-
-/// Whether a folder is one that a target recorded its configuration in.
-pub fn is_state_dir(path: &Path) -> bool {
-    path.join(LOCK).is_file()
-}
-
-/// Files and block devices that the configuration recorded in a state directory names; none where it
-/// cannot be read, which is said when it is opened.
-pub fn files_of_bdevs(path: &Path) -> Vec<PathBuf> {
-    let calls = fs::read_to_string(path.join(CONFIG)).ok();
-    let calls = calls.and_then(|text| ConfigFile::parse(&text).ok()).unwrap_or_default();
-    let file = |call: Call| Some(PathBuf::from(call.params.get("filename")?.as_str()?));
-    calls.into_iter().filter_map(file).collect()
 }
 
 /// The configuration of this process.
@@ -225,18 +77,37 @@ impl Config {
         unrestored: &BTreeMap<String, String>,
         flush_errors: &BTreeMap<String, FlushError>,
     ) -> Result<Config, StateError> {
-        let lock_path = path.join(LOCK);
-        let identity = |m: fs::Metadata| (m.dev(), m.ino());
-        let theirs = lock.metadata().map(identity).map_err(os("examine", &lock_path))?;
-        if fs::metadata(&lock_path).map(identity).map_err(os("examine", &lock_path))? != theirs {
-            return Err(StateError::OtherDirectory { dir: path.into() });
-        }
+        let dir = Dir::adopt(path, lock)?;
         let mut config = Config::default();
         config.put_all(calls, flush_errors);
         unrestored.iter().for_each(|(key, why)| config.set_problem(key, why.clone()));
         config.dirty = false;
-        config.dir = Some(Dir { path: path.to_owned(), lock });
+        config.dir = Some(dir);
         Ok(config)
+    }
+
+    /// Of a directory that was taken over from a program that does not tell of failed flushes: adds
+    /// those that are recorded, and `also`. They are recorded with the next change, or after
+    /// [`Config::rewrite`].
+    ///
+    /// # Errors
+    /// The record cannot be read.
+    pub fn add_flush_errors(
+        &mut self,
+        also: &BTreeMap<String, FlushError>,
+    ) -> Result<(), StateError> {
+        let recorded = self.dir.as_ref().map(Dir::read).transpose()?.unwrap_or_default();
+        let before = self.dirty;
+        for (bdev, error) in also.iter().chain(&recorded.flush_errors) {
+            self.set_flush_failure(&bdev_key(bdev), Some(error.into()));
+        }
+        self.dirty = before;
+        Ok(())
+    }
+
+    /// Has the next [`Config::save`] write the file even if nothing changes.
+    pub fn rewrite(&mut self) {
+        self.dirty = true;
     }
 
     fn put_all(&mut self, calls: Vec<Call>, flush_errors: &BTreeMap<String, FlushError>) {
@@ -251,7 +122,7 @@ impl Config {
 
     /// The lock of the state directory, for a process that takes it over.
     pub fn lock(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.dir.as_ref()?.lock.as_fd())
+        Some(self.dir.as_ref()?.lock())
     }
 
     /// Writes down that the directory is this process's.
@@ -410,7 +281,10 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
+    use super::dir::CONFIG;
     use super::*;
+    use std::fs;
+    use std::path::PathBuf;
 
     fn scratch(name: &str) -> PathBuf {
         let dir = std::env::temp_dir().join(format!("state-{}-{name}", std::process::id()));
@@ -472,6 +346,39 @@ mod tests {
         config.set_flush_failure("bdev d", Some(failure));
         config.record("bdev_aio_create", &file("/y"));
         assert!(config.flush_errors().is_empty(), "another file");
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn of_an_older_program_what_is_recorded_and_what_it_answered_counts() {
+        let dir = scratch("older");
+        let at = |seconds| {
+            FlushError::from(FlushFailure {
+                cause: bdev::FlushCause::Metadata,
+                errno: None,
+                at: std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds),
+            })
+        };
+        let mut old = Config::open(&dir).unwrap();
+        for name in ["recorded", "told", "well"] {
+            old.record("bdev_aio_create", &json!({"name": name, "filename": "/x"}));
+        }
+        old.set_flush_failure("bdev recorded", Some((&at(7)).into()));
+        old.save().unwrap();
+        let lock = File::from(old.lock().unwrap().try_clone_to_owned().unwrap());
+        let calls = old.calls(Subsystem::Bdev);
+        let none = BTreeMap::new();
+        let mut new = Config::inherit(&dir, lock, calls, &none, &BTreeMap::new()).unwrap();
+        let told = ["recorded", "told", "lvs0/v0"].map(|name| (name.to_owned(), at(9)));
+        new.add_flush_errors(&told.into()).unwrap();
+        let expected = BTreeMap::from([("recorded".to_owned(), at(7)), ("told".to_owned(), at(9))]);
+        assert_eq!(new.flush_errors(), expected, "the record knows more of it");
+        // The old program may have to go on: nothing is written yet.
+        new.save().unwrap();
+        assert_eq!(old.dir.as_ref().unwrap().read().unwrap().flush_errors.len(), 1);
+        new.rewrite();
+        new.save().unwrap();
+        assert_eq!(old.dir.as_ref().unwrap().read().unwrap().flush_errors, expected);
         fs::remove_dir_all(dir).unwrap();
     }
 

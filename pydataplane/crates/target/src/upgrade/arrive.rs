@@ -5,11 +5,13 @@ use super::message::{
     Hello, MemoryState, Message, OutlookState, RpcClientState, TargetState, Welcome,
 };
 use super::{
-    ANSWER_TIMEOUT, DRAIN_TIMEOUT, OLDEST, PREPARE_TIMEOUT, READY_TIMEOUT, RPC_TIMEOUT, VERSION,
-    now_ns,
+    ANSWER_TIMEOUT, DRAIN_TIMEOUT, OLDEST, PREPARE_TIMEOUT, READY_TIMEOUT, RPC_TIMEOUT, SAYS_ALL,
+    VERSION, now_ns, unsaid,
 };
 use crate::app::App;
+use crate::flusherror::FlushError;
 use crate::restore;
+use crate::rpcplace;
 use crate::state::{Call, Config};
 use rpc::socket::SocketError;
 use rpc::{Listener, Parked, ParkedClient};
@@ -27,6 +29,8 @@ pub struct Arrival {
     channel: Channel,
     /// Process of the program that serves.
     pid: u32,
+    /// Whether it says all that it knows; see [`unsaid`].
+    says_all: bool,
 }
 
 /// What the old program gave, set up but not served yet.
@@ -35,6 +39,7 @@ pub struct Arrived {
     rpc: Rpc,
     pid: u32,
     held_at_ns: u64,
+    says_all: bool,
 }
 
 /// The RPC socket and its clients. Not a [`Parked`] yet: who drops one removes the socket.
@@ -74,7 +79,7 @@ impl Arrival {
             Message::Welcome(Welcome { version, pid, .. })
                 if (OLDEST..=VERSION).contains(&version) =>
             {
-                Ok(Arrival { channel, pid })
+                Ok(Arrival { channel, pid, says_all: version >= SAYS_ALL })
             }
             Message::Welcome(Welcome { version, program, .. }) => Err(format!(
                 "virtlun-target {program} speaks version {version}, and this one {OLDEST} to \
@@ -94,8 +99,8 @@ impl Arrival {
     pub fn take_over(self, app: &Arc<App>) -> Result<Arrived, (Arrival, String)> {
         match self.prepare(app) {
             Ok((rpc, held_at_ns)) => {
-                let Arrival { channel, pid } = self;
-                Ok(Arrived { channel, rpc, pid, held_at_ns })
+                let Arrival { channel, pid, says_all } = self;
+                Ok(Arrived { channel, rpc, pid, held_at_ns, says_all })
             }
             Err(why) => Err((self, why)),
         }
@@ -112,6 +117,12 @@ impl Arrival {
             let said = self.channel.say(message, Instant::now() + ANSWER_TIMEOUT);
             said.map_err(|e| e.to_string())
         };
+        let unsaid = match self.says_all {
+            true => None,
+            false => {
+                Some(unsaid::flush_errors(&rpcplace::of(&app.paths.rpc_socket), ANSWER_TIMEOUT)?)
+            }
+        };
         say(&Message::Ready)?;
         // The old program waits for RPC requests first.
         let (first, fds, controllers) = self.receive_all(READY_TIMEOUT + RPC_TIMEOUT)?;
@@ -126,7 +137,7 @@ impl Arrival {
             return Err("the old program did not say what it has".into());
         };
         let held_at_ns = state.held_at_ns;
-        let rpc = settle(app, *state, fds, controllers, &made)?;
+        let rpc = resume(app, *state, fds, controllers, &made, unsaid.as_ref())?;
         say(&Message::Prepared)?;
         match self.channel.receive(Instant::now() + PREPARE_TIMEOUT) {
             Ok((Message::Go, _)) => Ok((rpc, held_at_ns)),
@@ -185,13 +196,14 @@ fn expect(
 }
 
 /// Makes what the old program had, as after a restart, but for what is `made`, and lets sessions go
-/// on, held.
-fn settle(
+/// on, held. `unsaid`: failed flushes that it does not tell of here.
+fn resume(
     app: &Arc<App>,
     state: TargetState,
     mut fds: Fds,
     controllers: Vec<ControllerHandover>,
     made: &BTreeMap<String, Call>,
+    unsaid: Option<&BTreeMap<String, FlushError>>,
 ) -> Result<Rpc, String> {
     let lock = File::from(fds.take(state.state_lock).map_err(|e| e.to_string())?);
     let config = Config::inherit(
@@ -201,7 +213,10 @@ fn settle(
         &state.unrestored,
         &state.flush_errors,
     );
-    let config = config.map_err(|e| e.to_string())?;
+    let mut config = config.map_err(|e| e.to_string())?;
+    if let Some(unsaid) = unsaid {
+        config.add_flush_errors(unsaid).map_err(|e| e.to_string())?;
+    }
     if let Some(key) = made.keys().find(|key| config.get(key).is_none()) {
         return Err(format!("{key} was deleted meanwhile: try again"));
     }
@@ -248,6 +263,9 @@ impl Arrived {
     pub fn serve(&self, app: &App) -> Taken {
         app.controllers.release();
         let pause = Duration::from_nanos(now_ns().saturating_sub(self.held_at_ns));
+        if !self.says_all {
+            app.config().rewrite();
+        }
         Taken { from_pid: self.pid, pause }
     }
 

@@ -22,12 +22,14 @@
 //! none. A new program that ends after `go` is a crash of the target like any other.
 //!
 //! - `message`: what is said; `schemas/upgrade` has its schema. `channel`: how, with descriptors.
-//! - `leave`: the old program's part. `arrive`: the new one's.
+//! - `leave`: the old program's part. `arrive`: the new one's; `unsaid`: what it learns otherwise of an
+//!   older release.
 
 mod arrive;
 mod channel;
 mod leave;
 mod message;
+mod unsaid;
 
 pub use arrive::{Arrival, Arrived, Taken};
 pub use channel::{Channel, ChannelError};
@@ -38,7 +40,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Newest version of the messages that this program understands, and says if the other one does.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
+/// From this one on the old program tells of all failed flushes in `target`.
+const SAYS_ALL: u32 = 2;
 /// Oldest version of them that it understands.
 pub const OLDEST: u32 = 1;
 

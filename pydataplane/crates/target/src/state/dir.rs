@@ -1,0 +1,177 @@
+//! The state directory: the lock that makes it one target's, and the file that is replaced as a whole.
+
+use super::Call;
+use super::call::{ConfigFile, SubsystemFile};
+use crate::flusherror::FlushError;
+use rustix::fs::FlockOperation;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+pub(super) const CONFIG: &str = "config.json";
+const CONFIG_NEW: &str = "config.json.new";
+const LOCK: &str = "lock";
+
+/// Largest `config.json` that is read, in bytes.
+const MAX_CONFIG_BYTES: u64 = 64 * 1024 * 1024;
+
+/// The record: a [`ConfigFile`], and what became of what it makes.
+#[derive(Default, Deserialize, JsonSchema)]
+pub struct RecordFile {
+    /// In the order of initialisation.
+    pub(super) subsystems: Vec<SubsystemFile>,
+    /// By bdev on a file or block device: the flush that failed, until that is cleared.
+    #[serde(default)]
+    pub(super) flush_errors: BTreeMap<String, FlushError>,
+}
+
+/// Why the state directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// Another process has it.
+    #[error(
+        "the state directory {dir} is in use by another target{}; stop that one or give \
+         --state-dir another", pid.map(|p| format!(" (pid {p})")).unwrap_or_default()
+    )]
+    InUse {
+        /// The directory.
+        dir: PathBuf,
+        /// The other process, as it noted itself.
+        pid: Option<u32>,
+    },
+    /// Another directory than that of the process that it is taken over from.
+    #[error(
+        "the target that serves keeps its state elsewhere than in {dir}; give --state-dir as it has"
+    )]
+    OtherDirectory {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// The record cannot be understood.
+    #[error(
+        "{path} cannot be read as a configuration: {why}; mend it, or move it away to start empty"
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// The operating system says no.
+    #[error("cannot {operation} {path}: {source}")]
+    Os {
+        /// What was tried.
+        operation: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The answer.
+        source: io::Error,
+    },
+}
+
+fn os(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> StateError {
+    move |source| StateError::Os { operation, path: path.to_owned(), source }
+}
+
+/// The state directory, held for this process by a lock.
+#[derive(Debug)]
+pub(super) struct Dir {
+    path: PathBuf,
+    /// The lock lives as long as this file is open, here or in a process that it was given to.
+    lock: File,
+}
+
+impl Dir {
+    pub(super) fn open(path: &Path) -> Result<Dir, StateError> {
+        fs::create_dir_all(path).map_err(os("create the state directory", path))?;
+        let lock_path = path.join(LOCK);
+        let mut lock = File::options()
+            .create(true)
+            .truncate(false)
+            .read(true)
+            .write(true)
+            .open(&lock_path)
+            .map_err(os("open the lock", &lock_path))?;
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                let mut pid = String::new();
+                let _ = lock.read_to_string(&mut pid);
+                return Err(StateError::InUse { dir: path.into(), pid: pid.trim().parse().ok() });
+            }
+            Err(e) => return Err(os("lock", &lock_path)(e.into())),
+        }
+        let dir = Dir { path: path.to_owned(), lock };
+        dir.sign()?;
+        Ok(dir)
+    }
+
+    /// Takes the directory over from another process of this host, which holds it by `lock`.
+    pub(super) fn adopt(path: &Path, lock: File) -> Result<Dir, StateError> {
+        let lock_path = path.join(LOCK);
+        let identity = |m: fs::Metadata| (m.dev(), m.ino());
+        let theirs = lock.metadata().map(identity).map_err(os("examine", &lock_path))?;
+        if fs::metadata(&lock_path).map(identity).map_err(os("examine", &lock_path))? != theirs {
+            return Err(StateError::OtherDirectory { dir: path.into() });
+        }
+        Ok(Dir { path: path.to_owned(), lock })
+    }
+
+    /// The lock, for a process that takes the directory over.
+    pub(super) fn lock(&self) -> BorrowedFd<'_> {
+        self.lock.as_fd()
+    }
+
+    /// Writes down whose the directory is.
+    pub(super) fn sign(&self) -> Result<(), StateError> {
+        self.lock
+            .set_len(0)
+            .and_then(|()| {
+                self.lock.write_all_at(format!("{}\n", std::process::id()).as_bytes(), 0)
+            })
+            .map_err(os("write the lock", &self.path.join(LOCK)))
+    }
+
+    pub(super) fn read(&self) -> Result<RecordFile, StateError> {
+        let path = self.path.join(CONFIG);
+        let mut text = String::new();
+        match File::open(&path) {
+            Ok(file) => {
+                file.take(MAX_CONFIG_BYTES).read_to_string(&mut text).map_err(os("read", &path))?
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                return Ok(RecordFile::default());
+            }
+            Err(e) => return Err(os("open", &path)(e)),
+        };
+        serde_json::from_str(&text).map_err(|e| StateError::Damaged { path, why: e.to_string() })
+    }
+
+    pub(super) fn write(&self, text: &str) -> Result<(), StateError> {
+        let (new, path) = (self.path.join(CONFIG_NEW), self.path.join(CONFIG));
+        let mut file = File::create(&new).map_err(os("create", &new))?;
+        file.write_all(text.as_bytes()).map_err(os("write", &new))?;
+        file.sync_all().map_err(os("flush", &new))?;
+        fs::rename(&new, &path).map_err(os("replace", &path))?;
+        File::open(&self.path).and_then(|dir| dir.sync_all()).map_err(os("flush", &self.path))
+    }
+}
+
+/// Whether a folder is one that a target recorded its configuration in.
+pub fn is_state_dir(path: &Path) -> bool {
+    path.join(LOCK).is_file()
+}
+
+/// Files and block devices that the configuration recorded in a state directory names; none where it
+/// cannot be read, which is said when it is opened.
+pub fn files_of_bdevs(path: &Path) -> Vec<PathBuf> {
+    let calls = fs::read_to_string(path.join(CONFIG)).ok();
+    let calls = calls.and_then(|text| ConfigFile::parse(&text).ok()).unwrap_or_default();
+    let file = |call: Call| Some(PathBuf::from(call.params.get("filename")?.as_str()?));
+    calls.into_iter().filter_map(file).collect()
+}
