@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from plugin.cli import main
 from tests.support.initiator import Initiator
 from tests.support.lossy_disk import (
     DISK_MIB,
+    HARDWARE_ERROR,
     MIB,
     LossyDisk,
     connected,
@@ -30,11 +32,13 @@ from tests.support.lossy_disk import (
 )
 from tests.support.older_target import WAITS
 from tests.support.target import ROOT, Target
+from tests.target.conftest import MakeTarget
 from tests.target.test_upgrade import upgrade_ends
 
 pytestmark = pytest.mark.root
 
 RECORD_DEADLINE_S = 90.0
+MEDIUM_ERROR = 3
 CLEAR = "virtlun_bdev_clear_flush_error"
 
 
@@ -51,6 +55,19 @@ def record(target: Target) -> dict[str, Any]:
     validate(text, json.loads((ROOT / "schemas/config/record.json").read_text()))
     found: dict[str, Any] = text.get("flush_errors", {})
     return found
+
+
+def writes_durably(guest: Initiator, at: int, fill: int) -> bool:
+    """Writes 1 MiB of LUN 0 at byte `at` with FUA; whether the guest may take it for durable."""
+    lba, blocks = at // 512, MIB // 512
+    cdb = bytes([0x8A, 0x08, *lba.to_bytes(8, "big"), *blocks.to_bytes(4, "big"), 0, 0])
+    answer = guest.cdb(cdb, data_out=bytes([fill]) * MIB)
+    assert answer["response"] == 0
+    if answer["status"] == 0:
+        return True
+    # The write itself, or what makes it durable.
+    assert answer["sense"][2] & 15 in (MEDIUM_ERROR, HARDWARE_ERROR), answer
+    return False
 
 
 def forget(target: Target) -> None:
@@ -114,7 +131,7 @@ def told(target: Target, bdev: str) -> str | None:
         assert problems == []
         return None
     assert [p.partition(":")[0] for p in problems] == ["bdev d0"]
-    assert "a flush failed" in problems[0]
+    assert re.search(r"a (flush|write that was to be durable \(FUA\)) failed", problems[0])
     said: str = shown["flush_error"]
     return said
 
@@ -263,6 +280,40 @@ def test_a_person_finds_it_and_clears_it(disk: LossyDisk, target: Target) -> Non
     again = virtlun("bdev", "clear-flush-error", "d0")
     assert (again.exit_code, again.stdout) == (0, "d0 had no flush error: nothing is changed\n")
     assert virtlun("bdev", "clear-flush-error", "d9").exit_code == 1
+
+
+@pytest.mark.parametrize("again", [crash, upgrade])
+def test_a_durable_write_past_the_page_cache_is_told_too(
+    disk: LossyDisk, target: Target, make_target: MakeTarget, again: Callable[[Target], None]
+) -> None:
+    """The disk is one that takes direct I/O: a file that another target exports."""
+    below = make_target().start()
+    below.rpc("bdev_aio_create", name="b0", filename=disk.device, block_size=512)
+    file = below.rpc("virtlun_export_create", bdev_name="b0")["path"]
+    target.rpc("bdev_aio_create", name="d0", filename=file, block_size=512)
+    (shown,) = target.rpc("bdev_get_bdevs", name="d0")
+    assert shown["driver_specific"]["aio"]["virtlun_direct"] is True
+    add_guest(target, "d0")
+    with connected(target, "vm") as guest:
+        assert writes_durably(guest, 0, 1)
+        disk.lose()
+        # Whichever of them is the first to learn it is told, and so are all that follow.
+        lost = [writes_durably(guest, at, 2) for at in range(0, 8 * MIB, MIB)]
+        assert not all(lost)
+        assert not lost[-1]
+        assert not writes_durably(guest, 16 * MIB, 3)
+    disk.mend()
+    assert below.rpc(CLEAR, name="b0") is True
+    again(target)
+    assert "a write that was to be durable (FUA) failed" in (told(target, "d0") or "")
+    with connected(target, "vm") as guest:
+        guest.write(0, bytes([4]) * 4096)
+        assert not writes_durably(guest, 0, 5), "the disk would take it now"
+        assert guest.read(0, 8) == bytes([4]) * 4096, "what is refused is not written"
+        assert target.rpc(CLEAR, name="d0") is True
+        assert writes_durably(guest, 0, 6)
+        assert guest.read(0, 8) == bytes([6]) * 4096
+        assert not fails_to_flush(guest)
 
 
 def upgrade_of_an_older_release(target: Target) -> None:

@@ -78,6 +78,10 @@ pub mod fopen {
     pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 }
 
+/// What a write is to be durable by, when it is answered: a flag of open(2) that comes with each write
+/// of a file that was opened so, and with one that has RWF_DSYNC (pwritev2(2)). O_SYNC has it, too.
+pub const O_DSYNC: u32 = 0o10000;
+
 /// What SETATTR changes (`FATTR_*`).
 pub mod fattr {
     /// Permissions.

@@ -134,13 +134,13 @@ pub(crate) fn pages_limit() -> u32 {
 pub(crate) enum Wants {
     /// A reader, `len` bytes after the first `skip`.
     Data { skip: usize, len: usize },
-    /// A writer of `len` bytes.
-    Written { len: u32 },
+    /// A writer of `len` bytes; `durably`: they are still to be flushed.
+    Written { len: u32, durably: bool },
     /// fsync or fallocate.
     Done,
 }
 
-/// One request of the kernel's.
+/// One request of the kernel's, or a part of it.
 #[derive(Debug)]
 pub(crate) struct Request {
     /// Its name.
@@ -155,6 +155,13 @@ pub(crate) struct Request {
     pub buf: Option<AlignedBuf>,
     /// What it is answered with.
     pub wants: Wants,
+}
+
+impl Request {
+    /// To make durable what was written.
+    pub fn flush(unique: u64, wants: Wants) -> Request {
+        Request { unique, op: Op::Flush, lba: 0, blocks: 0, buf: None, wants }
+    }
 }
 
 /// Most blocks of `op` that are given to a bdev at once.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use zerocopy::IntoBytes;
 
-use crate::abi::{self, OpenOut, WriteOut, flag, fopen};
+use crate::abi::{self, O_DSYNC, OpenOut, WriteIn, WriteOut, flag, fopen};
 use crate::call::{Body, Call, HEAD_BYTES, Malformed, SMALL_BYTES, parse};
 use crate::device::{Device, Taken};
 use crate::errors::errno;
@@ -248,18 +248,10 @@ impl Worker {
                 return self.read(unique, read.offset, read.size);
             }
             Body::Write(write) if node == abi::FILE => {
-                return self.write(unique, write.offset, write.size);
+                return self.write(unique, &write);
             }
             Body::Fsync => {
-                let request = Request {
-                    unique,
-                    op: bdev::Op::Flush,
-                    lba: 0,
-                    blocks: 0,
-                    buf: None,
-                    wants: Wants::Done,
-                };
-                self.start(request);
+                self.start(Request::flush(unique, Wants::Done));
                 return None;
             }
             Body::Fallocate(f) if node == abi::FILE => {
@@ -354,7 +346,8 @@ impl Worker {
         }
     }
 
-    fn write(&mut self, unique: u64, offset: u64, size: u32) -> Answer {
+    fn write(&mut self, unique: u64, write: &WriteIn) -> Answer {
+        let WriteIn { offset, size, flags, .. } = *write;
         let checked = self.check_open().and_then(|()| match size <= crate::MAX_IO_BYTES {
             true => Span::exact(&self.geometry(), offset, u64::from(size)),
             false => Err(Errno::INVAL),
@@ -362,7 +355,10 @@ impl Worker {
         match checked {
             Err(why) => Some(Err(why)),
             Ok(Span { lba, blocks, .. }) => {
-                let (buf, wants) = (Some(self.buffer()), Wants::Written { len: size });
+                // In direct I/O the kernel leaves that to us.
+                let durably = flags & O_DSYNC != 0;
+                let wants = Wants::Written { len: size, durably };
+                let buf = Some(self.buffer());
                 self.changes += 1;
                 self.start(Request { unique, op: bdev::Op::Write, lba, blocks, buf, wants });
                 None
@@ -420,7 +416,11 @@ impl Worker {
                     None => device.refuse(unique, Errno::IO),
                 }
             }
-            (Ok(()), Wants::Written { len: size }) => {
+            (Ok(()), Wants::Written { len, durably: true }) => {
+                let wants = Wants::Written { len, durably: false };
+                self.rest.push_back(Request::flush(unique, wants));
+            }
+            (Ok(()), Wants::Written { len: size, durably: false }) => {
                 device.answer(unique, WriteOut { size, padding: 0 }.as_bytes(), &[]);
             }
             (Ok(()), Wants::Done) => device.answer(unique, &[], &[]),

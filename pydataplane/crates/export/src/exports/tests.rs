@@ -1,10 +1,11 @@
 use super::*;
+use crate::abi::O_DSYNC;
 use bdev::testing::FaultBdev;
 use bdev::{Bdev, Malloc, MallocOptions, Null, Op};
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use std::fs::{self, File};
 use std::io::ErrorKind;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 const BLOCK: usize = 512;
 
@@ -263,6 +264,23 @@ fn discards_of_a_whole_disk_are_cut_and_wait_their_turn() {
     let io = bdev.stats().unwrap().snapshot();
     let done = io.op(Op::WriteZeroes);
     assert_eq!((done.ops, done.bytes), (256 * 2, 128 * (7 << 29)));
+}
+
+#[test]
+fn a_write_that_is_to_be_durable_is_flushed_before_it_is_answered() {
+    let (_dir, registry, exports) = exports();
+    let bdev = Null::create("n0", 4096, 8, None).unwrap();
+    registry.register(bdev.clone()).unwrap();
+    let path = exports.create("n0", false).unwrap();
+    let flushes = |flags: u32| {
+        let before = bdev.stats().unwrap().snapshot().op(Op::Flush).ops;
+        let file = File::options().write(true).custom_flags(flags as i32).open(&path);
+        file.unwrap().write_all_at(&[1; 4096], 0).unwrap();
+        bdev.stats().unwrap().snapshot().op(Op::Flush).ops - before
+    };
+    assert_eq!(flushes(0), 0);
+    assert_eq!(flushes(O_DSYNC), 1);
+    assert_eq!(flushes(OFlags::SYNC.bits()), 1);
 }
 
 #[test]
