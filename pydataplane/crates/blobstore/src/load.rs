@@ -45,7 +45,7 @@ impl<D: Disk> Store<D> {
     /// or the device's failure.
     pub fn load(disk: D) -> Result<Self, Error> {
         let (mut store, replayed) = Store::read_all(disk)?;
-        store.settle(&replayed)?;
+        store.begin_new_journal(&replayed)?;
         Ok(store)
     }
 
@@ -390,7 +390,7 @@ impl<D: Disk> Store<D> {
     ///
     /// The record that nobody was told of may be in a cache alone, also where its flush failed: it is
     /// made durable first, since pages in place without their record would be a change in part.
-    fn settle(&mut self, replayed: &Replayed) -> Result<(), Error> {
+    fn begin_new_journal(&mut self, replayed: &Replayed) -> Result<(), Error> {
         if let Some((at, record)) = &replayed.last {
             let written = self.write_ring(*at, record).and_then(|()| self.disk.flush());
             self.must(written)?;

@@ -73,7 +73,7 @@ impl Shared {
     }
 
     /// Called by the thread whenever it has no changes in flight.
-    pub fn settled(&self) {
+    pub fn note_no_changes(&self) {
         let from = self.gate.compare_exchange(PARKING, PARKED, Ordering::AcqRel, Ordering::Relaxed);
         if from.is_ok() {
             drop(self.mutex.lock());
@@ -174,15 +174,15 @@ mod tests {
         let shared = Shared::new(false, 0);
         assert!(!shared.park(Duration::from_millis(1), || {}));
         assert!(!shared.is_parked());
-        assert!(shared.park(Duration::from_secs(60), || shared_settles(&shared)));
+        assert!(shared.park(Duration::from_secs(60), || note_no_changes(&shared)));
         assert!(shared.is_parked());
         assert!(shared.park(Duration::ZERO, || {}), "it is parked already");
         shared.unpark();
-        shared.settled();
+        shared.note_no_changes();
         assert!(!shared.is_parked());
     }
 
-    fn shared_settles(shared: &Shared) {
+    fn note_no_changes(shared: &Shared) {
         let gate = &shared.gate;
         gate.compare_exchange(PARKING, PARKED, Ordering::AcqRel, Ordering::Relaxed).unwrap();
     }

@@ -172,7 +172,7 @@ impl Worker {
             }
             idle &= self.take_all(order) == 0;
             if self.changes == 0 {
-                self.job.shared.settled();
+                self.job.shared.note_no_changes();
             }
             let in_flight = self.channel.in_flight() + self.rest.len();
             let nothing_asked = self.drained || order == Order::Leave || self.job.shared.is_over();

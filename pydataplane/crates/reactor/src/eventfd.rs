@@ -7,8 +7,8 @@
 //! slot of its thread that it is under way, which costs two stores, and a watching thread that
 //! finds the same call under way twice interrupts it with a signal (SIGURG, whose handler does
 //! nothing and restarts nothing). That thread looks every few milliseconds while calls are made, so
-//! that a call that blocks costs other guests no more, and rests while none are: the first call
-//! after a rest wakes it.
+//! that a call that blocks costs other guests no more, and sleeps while none are: the first call
+//! after that wakes it.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -24,10 +24,10 @@ const MAX_THREADS: usize = 1024;
 /// How often the watching thread looks while calls are made: a call that blocks does so for one to
 /// two times this.
 const WATCH: Duration = Duration::from_millis(2);
-/// Looks at which no call was made, one after the other, before it rests.
+/// Looks at which no call was made, one after the other, before it sleeps for longer.
 const IDLE_LOOKS: u32 = 25;
-/// How long it rests at most: a call that is made while it lies down may not be seen to wake it.
-const REST: Duration = Duration::from_millis(100);
+/// How long it sleeps at most then: a call that is made just before may not wake it.
+const IDLE_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The descriptor blocked although it must not: whoever shares it means harm. Use it no more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -120,7 +120,7 @@ fn watched<T>(call: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
     result
 }
 
-/// Wakes the watching thread from its rest: once for each.
+/// Wakes the watching thread where no call was made for a while.
 #[cold]
 fn wake() {
     if !AWAKE.swap(true, Ordering::Relaxed)
@@ -161,7 +161,7 @@ fn watch() {
             std::thread::sleep(WATCH);
         } else {
             AWAKE.store(false, Ordering::Relaxed);
-            std::thread::park_timeout(REST);
+            std::thread::park_timeout(IDLE_TIMEOUT);
             AWAKE.store(true, Ordering::Relaxed);
         }
         idle += 1;
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_wakes_the_watching_thread_from_its_rest() {
+    fn a_call_wakes_the_watching_thread_that_sleeps() {
         let full = eventfd(0, EventfdFlags::empty()).unwrap();
         rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         for _ in 0..3 {

@@ -90,16 +90,16 @@ impl Server {
 
     fn go_on(&mut self, parked: Parked) -> io::Result<()> {
         let Parked { listener, clients } = parked;
-        let door = Door {
+        let service = Service {
             wake: self.wake.clone(),
             clients: self.clients.clone(),
             methods: self.methods.clone(),
         };
         for ParkedClient { stream, received } in clients {
-            door.welcome(stream, received);
+            service.serve_client(stream, received);
         }
         let accept = move || {
-            accept_loop(&listener, &door);
+            accept_loop(&listener, &service);
             listener
         };
         self.acceptor = Some(thread::Builder::new().name("rpc-accept".into()).spawn(accept)?);
@@ -161,17 +161,17 @@ impl Drop for Server {
 
 /// What the threads of a server have in common.
 #[derive(Clone)]
-struct Door {
+struct Service {
     wake: Arc<OwnedFd>,
     clients: Arc<Clients>,
     methods: Arc<Methods>,
 }
 
-fn accept_loop(listener: &Listener, door: &Door) {
+fn accept_loop(listener: &Listener, service: &Service) {
     loop {
         let mut fds = [
             PollFd::new(listener.socket(), PollFlags::IN),
-            PollFd::new(&*door.wake, PollFlags::IN),
+            PollFd::new(&*service.wake, PollFlags::IN),
         ];
         match rustix::event::poll(&mut fds, None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -184,8 +184,8 @@ fn accept_loop(listener: &Listener, door: &Door) {
             return;
         }
         match listener.socket().accept() {
-            Ok((stream, _)) => match door.wait_for_room() {
-                Some(true) => door.welcome(stream, Vec::new()),
+            Ok((stream, _)) => match service.wait_for_room() {
+                Some(true) => service.serve_client(stream, Vec::new()),
                 Some(false) => {
                     let message = format!(
                         "{MAX_CONNECTIONS} RPC clients have requests that run, which is the limit; \
@@ -194,7 +194,7 @@ fn accept_loop(listener: &Listener, door: &Door) {
                     refuse(&stream, message);
                 }
                 // It is served where the server goes on.
-                None => return door.clients.park(ParkedClient { stream, received: Vec::new() }),
+                None => return service.clients.park(ParkedClient { stream, received: Vec::new() }),
             },
             Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
             Err(e) => {
@@ -205,7 +205,7 @@ fn accept_loop(listener: &Listener, door: &Door) {
     }
 }
 
-impl Door {
+impl Service {
     /// Waits until one more client may be served; `false`: there is no room, `None`: the server is to
     /// serve nobody any more.
     fn wait_for_room(&self) -> Option<bool> {
@@ -225,14 +225,14 @@ impl Door {
     }
 
     /// Serves a client, of whose next request there is `received` already, on a thread of its own.
-    fn welcome(&self, stream: UnixStream, received: Vec<u8>) {
+    fn serve_client(&self, stream: UnixStream, received: Vec<u8>) {
         let ready = stream.set_nonblocking(false).and_then(|()| stream.try_clone());
         let own = match ready {
             Ok(own) => own,
             Err(e) => return refuse(&stream, format!("the connection cannot be set up: {e}")),
         };
         let id = self.clients.add(stream);
-        let Door { wake, clients, methods } = self.clone();
+        let Service { wake, clients, methods } = self.clone();
         let spawned = thread::Builder::new().name("rpc-client".into()).spawn(move || {
             let mut framer = Framer::default();
             framer.push(&received);

@@ -100,7 +100,7 @@ impl Listener {
             Ok(m) if !m.file_type().is_socket() => {
                 return Err(SocketError::NotASocket { path: shown() });
             }
-            Ok(_) => match knock(path) {
+            Ok(_) => match try_connect(path) {
                 // Nobody listens there any more.
                 Err(Errno::CONNREFUSED | Errno::NOENT) => {}
                 // AGAIN: somebody is too busy to answer; PROTOTYPE: a socket of another type.
@@ -172,7 +172,7 @@ fn prepared_name(path: &Path) -> PathBuf {
 }
 
 /// Whether somebody listens at `path`, without waiting for an answer.
-fn knock(path: &Path) -> Result<(), Errno> {
+fn try_connect(path: &Path) -> Result<(), Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)

@@ -413,14 +413,14 @@ fn a_socket_of_a_busy_program_or_of_another_type_is_in_use() {
     // Somebody who accepts nothing (stopped, or hung): its queue is full, and nobody waits for it.
     let busy = UnixListener::bind(f.dir.join("busy")).unwrap();
     rustix::net::listen(&busy, 0).unwrap();
-    let knock = || {
+    let try_connect = || {
         use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
         let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
         let fd = socket_with(family, kind, SocketFlags::NONBLOCK, None).unwrap();
         let address = rustix::net::SocketAddrUnix::new(f.dir.join("busy")).unwrap();
         connect(&fd, &address).map(|()| fd)
     };
-    let _waiting: Vec<_> = std::iter::from_fn(|| knock().ok()).take(100).collect();
+    let _waiting: Vec<_> = std::iter::from_fn(|| try_connect().ok()).take(100).collect();
     let text = start("busy");
     assert!(text.contains("is in use by another process"), "{text}");
 }

@@ -92,7 +92,9 @@ impl Task {
 /// A logical unit as one thread sees it: shared identity and attentions, and a channel of its own.
 ///
 /// Where the channel is full, a command ends as TASK SET FULL (28h), which every initiator answers
-/// by trying again when some of its commands finished; there is no waiting list.
+/// by trying again when some of its commands finished; there is no waiting list. The channel is this
+/// unit's alone, so a guest that fills it, be it with commands or, sooner, with buffers that are not
+/// aligned for the disk, is the only one that is told.
 pub struct Lun {
     // Before `bounce`: a channel that is dropped has no I/O left on the buffer.
     channel: Box<dyn Channel>,

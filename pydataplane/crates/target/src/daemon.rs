@@ -6,12 +6,12 @@ use crate::holding;
 use crate::logging::LogControl;
 use crate::methods;
 use crate::privilege;
-use crate::rpcplace;
+use crate::rpcsocket;
 use crate::schemas;
 use crate::started::Record;
 use crate::state::Config;
 use crate::systemd;
-use crate::upgrade::{self, Arrival, Door, Visitor};
+use crate::upgrade::{self, Arrival, Successor, UpgradeListener};
 use holder::Client;
 use rpc::{Methods, Server, SocketOptions};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1};
@@ -118,7 +118,7 @@ fn take_over(
     record: Option<Record>,
     signals: Signals,
 ) -> Result<(), Box<dyn Error>> {
-    let arrival = Arrival::new(&upgrade::socket_path(&rpcplace::of(&cli.rpc_socket)))?;
+    let arrival = Arrival::new(&upgrade::socket_path(&rpcsocket::of(&cli.rpc_socket)))?;
     let app = App::new(cli, Config::default(), log, holder);
     let app = Arc::new(app.map_err(|e| format!("cannot start a reactor: {e}"))?);
     let methods = methods::table(&app);
@@ -138,7 +138,7 @@ fn take_over(
     if let Err(e) = signed.and_then(|()| app.config().save()) {
         tracing::warn!("{e}");
     }
-    let outcome = match arrived.finish(taken, &rpcplace::of(&cli.rpc_socket)) {
+    let outcome = match arrived.finish(taken, &rpcsocket::of(&cli.rpc_socket)) {
         Ok(parked) => Server::resume(parked, methods.clone()).map_err(Into::into),
         Err(e) => {
             tracing::warn!("RPC clients lose their connections: {e}");
@@ -171,7 +171,7 @@ fn start(cli: &Cli, app: &Arc<App>, methods: &Arc<Methods>) -> Result<Server, Bo
 
 fn listen(cli: &Cli, methods: &Arc<Methods>) -> Result<Server, Box<dyn Error>> {
     let options = SocketOptions { mode: cli.rpc_mode, group: cli.rpc_group };
-    Ok(Server::start(&rpcplace::of(&cli.rpc_socket), options, methods.clone())?)
+    Ok(Server::start(&rpcsocket::of(&cli.rpc_socket), options, methods.clone())?)
 }
 
 /// What ends the process.
@@ -179,7 +179,7 @@ enum End {
     /// A signal.
     Signal,
     /// A new program is ready to take over.
-    Upgrade(Visitor),
+    Upgrade(Successor),
 }
 
 /// Waits for what ends the process.
@@ -187,7 +187,7 @@ struct Ends {
     ended: mpsc::Sender<End>,
     end: mpsc::Receiver<End>,
     /// Where a new program is waited for.
-    door: Option<Door>,
+    upgrades: Option<UpgradeListener>,
 }
 
 impl Ends {
@@ -195,19 +195,21 @@ impl Ends {
     fn watch(cli: &Cli, signals: Signals) -> std::io::Result<Ends> {
         let (ended, end) = mpsc::channel();
         watch_signals(signals, ended.clone())?;
-        let mut ends = Ends { ended, end, door: None };
-        ends.open_door(cli);
+        let mut ends = Ends { ended, end, upgrades: None };
+        ends.listen_for_upgrade(cli);
         Ok(ends)
     }
 
-    fn open_door(&mut self, cli: &Cli) {
+    fn listen_for_upgrade(&mut self, cli: &Cli) {
         let ended = self.ended.clone();
-        let door =
-            Door::open(&upgrade::socket_path(&rpcplace::of(&cli.rpc_socket)), move |visitor| {
-                _ = ended.send(End::Upgrade(visitor));
-            });
-        self.door =
-            door.inspect_err(|why| tracing::warn!("no new program can take over: {why}")).ok();
+        let upgrades = UpgradeListener::open(
+            &upgrade::socket_path(&rpcsocket::of(&cli.rpc_socket)),
+            move |successor| {
+                _ = ended.send(End::Upgrade(successor));
+            },
+        );
+        self.upgrades =
+            upgrades.inspect_err(|why| tracing::warn!("no new program can take over: {why}")).ok();
     }
 }
 
@@ -220,15 +222,15 @@ fn run_until_the_end(
     mut ends: Ends,
 ) -> Result<(), Box<dyn Error>> {
     // An error means that all who could end it are gone, which ends the process too.
-    while let Ok(End::Upgrade(visitor)) = ends.end.recv() {
-        ends.door = None;
-        match upgrade::leave(app, methods, server, &visitor) {
+    while let Ok(End::Upgrade(successor)) = ends.end.recv() {
+        ends.upgrades = None;
+        match upgrade::leave(app, methods, server, &successor) {
             Ok(true) => process::exit(0),
             Ok(false) => process::exit(i32::from(FAILED)),
             Err((same, why)) => {
                 tracing::error!("the upgrade is abandoned, this target goes on: {why}");
                 server = same;
-                ends.open_door(cli);
+                ends.listen_for_upgrade(cli);
             }
         }
     }

@@ -33,7 +33,7 @@ pub mod methods;
 pub mod notices;
 pub mod privilege;
 pub mod restore;
-mod rpcplace;
+mod rpcsocket;
 pub mod schemas;
 mod started;
 pub mod state;

@@ -8,7 +8,7 @@
 use crate::cli::Cli;
 use crate::cli::SandboxMode;
 use crate::holding;
-use crate::rpcplace;
+use crate::rpcsocket;
 use crate::started::Record;
 use crate::state;
 use rustix::event::{EventfdFlags, eventfd};
@@ -231,12 +231,12 @@ fn check_owner(dir: &Path, to: &Account) -> Outcome<()> {
 fn share(cli: &Cli, to: &Account) -> Outcome<()> {
     let socket = &cli.rpc_socket;
     let Some(dir) = socket.parent().filter(|dir| is_of_all(dir)) else { return Ok(()) };
-    if owner(dir)? != 0 || (cli.take_over && !rpcplace::linked(socket)) {
+    if owner(dir)? != 0 || (cli.take_over && !rpcsocket::linked(socket)) {
         return Ok(());
     }
     chown(dir, None, Some(0))?;
     set_mode(dir, SHARED_MODE)?;
-    rpcplace::part(socket, &holding::socket(cli), to)
+    rpcsocket::part(socket, &holding::socket(cli), to)
 }
 
 fn set_mode(path: &Path, mode: u32) -> Outcome<()> {
@@ -294,7 +294,7 @@ fn sentence(operation: &str, path: &Path, e: &io::Error) -> Box<dyn Error> {
 
 /// Says at start, rather than at the first socket, where the user may not make files.
 fn check_folders(cli: &Cli) -> Outcome<()> {
-    let socket = rpcplace::of(&cli.rpc_socket);
+    let socket = rpcsocket::of(&cli.rpc_socket);
     let dirs = [socket.parent(), Some(&cli.vhost_dir), Some(&cli.state_dir)];
     for dir in dirs.into_iter().flatten() {
         if let Err(why) = may(dir, Access::WRITE_OK | Access::EXEC_OK) {

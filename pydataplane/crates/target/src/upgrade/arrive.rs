@@ -11,7 +11,7 @@ use super::{
 use crate::app::App;
 use crate::flusherror::FlushError;
 use crate::restore;
-use crate::rpcplace;
+use crate::rpcsocket;
 use crate::state::{Call, Config};
 use rpc::socket::SocketError;
 use rpc::{Listener, Parked, ParkedClient};
@@ -120,7 +120,7 @@ impl Arrival {
         let unsaid = match self.says_all {
             true => None,
             false => {
-                Some(unsaid::flush_errors(&rpcplace::of(&app.paths.rpc_socket), ANSWER_TIMEOUT)?)
+                Some(unsaid::flush_errors(&rpcsocket::of(&app.paths.rpc_socket), ANSWER_TIMEOUT)?)
             }
         };
         say(&Message::Ready)?;

@@ -29,21 +29,21 @@ use vhost_scsi::handover::{ControllerHandover, Fds};
 const END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The socket at which a new program is waited for: only root's and our own user's are heard.
-pub struct Door {
+pub struct UpgradeListener {
     wake: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// A new program that is ready.
 #[derive(Debug)]
-pub struct Visitor {
+pub struct Successor {
     channel: Channel,
     /// Its process, which no other can take the place of.
     process: OwnedFd,
     pid: i32,
 }
 
-impl Door {
+impl UpgradeListener {
     /// Waits at `path`; calls `on_ready` with the first new program that is ready, and is closed
     /// then.
     ///
@@ -51,26 +51,26 @@ impl Door {
     /// In one sentence: why nothing can listen there.
     pub fn open(
         path: &Path,
-        on_ready: impl FnOnce(Visitor) + Send + 'static,
-    ) -> Result<Door, String> {
+        on_ready: impl FnOnce(Successor) + Send + 'static,
+    ) -> Result<UpgradeListener, String> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let wake = Arc::new(wake.map_err(|e| format!("no event for the upgrade socket: {e}"))?);
         let options = SocketOptions { mode: 0o600, group: None };
         let listener = Listener::bind(path, options).map_err(|e| e.to_string())?;
         let woken = wake.clone();
         let wait = move || {
-            if let Some(visitor) = wait_for_one(&listener, &woken) {
+            if let Some(successor) = wait_for_one(&listener, &woken) {
                 drop(listener);
-                on_ready(visitor);
+                on_ready(successor);
             }
         };
         let thread = thread::Builder::new().name("upgrade".into()).spawn(wait);
         let thread = thread.map_err(|e| format!("no thread for the upgrade socket: {e}"))?;
-        Ok(Door { wake, thread: Some(thread) })
+        Ok(UpgradeListener { wake, thread: Some(thread) })
     }
 }
 
-impl Drop for Door {
+impl Drop for UpgradeListener {
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
@@ -82,7 +82,7 @@ impl Drop for Door {
 }
 
 /// The first new program that becomes ready; `None`: woken.
-fn wait_for_one(listener: &Listener, wake: &OwnedFd) -> Option<Visitor> {
+fn wait_for_one(listener: &Listener, wake: &OwnedFd) -> Option<Successor> {
     loop {
         let mut fds =
             [PollFd::new(listener.socket(), PollFlags::IN), PollFd::new(wake, PollFlags::IN)];
@@ -98,14 +98,14 @@ fn wait_for_one(listener: &Listener, wake: &OwnedFd) -> Option<Visitor> {
         }
         let Ok((stream, _)) = listener.socket().accept() else { continue };
         match greet(stream) {
-            Ok(visitor) => return Some(visitor),
+            Ok(successor) => return Some(successor),
             Err(why) => tracing::warn!("a new program does not take over: {why}"),
         }
     }
 }
 
 /// Hears a new program until it is ready.
-fn greet(stream: UnixStream) -> Result<Visitor, String> {
+fn greet(stream: UnixStream) -> Result<Successor, String> {
     let who = Credentials::of_peer(&stream);
     let who = who.map_err(|e| format!("who it is cannot be told: {e}"))?;
     let (own, theirs) = (rustix::process::geteuid().as_raw(), who.uid);
@@ -140,14 +140,14 @@ fn greet(stream: UnixStream) -> Result<Visitor, String> {
     let pid = pid.as_raw_pid();
     tracing::info!(pid, program, "a new program is about to take over");
     match channel.receive(Instant::now() + READY_TIMEOUT) {
-        Ok((Message::Ready, _)) => Ok(Visitor { channel, process, pid }),
+        Ok((Message::Ready, _)) => Ok(Successor { channel, process, pid }),
         Ok((Message::Failed { why }, _)) => Err(why),
         Ok(_) => Err("it did not say that it is ready".into()),
         Err(e) => Err(e.to_string()),
     }
 }
 
-impl Visitor {
+impl Successor {
     /// Ends the new program, and waits until it is gone.
     fn end(&self) -> Result<(), String> {
         let killed = pidfd_send_signal(&self.process, Signal::KILL);
@@ -202,8 +202,8 @@ impl Visitor {
     }
 }
 
-/// Gives everything to `visitor`. When it returns well, this process has nothing any more and is to
-/// end without touching anything. Returns whether `visitor` said that it serves: where it did not, it
+/// Gives everything to `successor`. When it returns well, this process has nothing any more and is to
+/// end without touching anything. Returns whether `successor` said that it serves: where it did not, it
 /// may have died, and this process is to end as one that failed, so that a service manager starts
 /// another.
 ///
@@ -213,49 +213,49 @@ pub fn leave(
     app: &Arc<App>,
     methods: &Arc<Methods>,
     server: Server,
-    visitor: &Visitor,
+    successor: &Successor,
 ) -> Result<bool, (Server, String)> {
     if methods.phase() != Phase::Runtime {
         let why = "the target waits for framework_start_init".to_owned();
-        visitor.refuse(&why);
+        successor.refuse(&why);
         return Err((server, why));
     }
     if let Some(key) = app.restoring().first() {
         let why = format!("{key} still waits for its disk");
-        visitor.refuse(&why);
+        successor.refuse(&why);
         return Err((server, why));
     }
     let exports = app.exports.list();
     if let Some(export) = exports.iter().find(|e| e.survives == Survives::Nothing) {
         let name = &export.bdev_name;
         let why = format!("the export of bdev {name} ends with this process: delete it first");
-        visitor.refuse(&why);
+        successor.refuse(&why);
         return Err((server, why));
     }
     let parked = match server.park(RPC_TIMEOUT) {
         Ok(parked) => parked,
         Err((server, why)) => {
-            visitor.refuse(&why);
+            successor.refuse(&why);
             return Err((server, why));
         }
     };
-    let held = announce(app, visitor).and_then(|()| {
+    let held = announce(app, successor).and_then(|()| {
         let held_at_ns = now_ns();
         app.controllers.hold(DRAIN_TIMEOUT).map_err(|e| e.to_string()).map(|()| held_at_ns)
     });
     let outcome = held.and_then(|held_at_ns| {
         let mut given = Given::default();
-        let passed = give(app, &parked, visitor, held_at_ns, &mut given);
-        passed.or_else(|why| take_back(app, methods, visitor, given).and(Err(why)))
+        let passed = give(app, &parked, successor, held_at_ns, &mut given);
+        passed.or_else(|why| take_back(app, methods, successor, given).and(Err(why)))
     });
     match outcome {
         Ok(()) => {
-            let serves = visitor.farewell();
+            let serves = successor.farewell();
             parked.listener.leave();
             Ok(serves)
         }
         Err(why) => {
-            visitor.refuse(&why);
+            successor.refuse(&why);
             match Server::resume(parked, methods.clone()) {
                 Ok(server) => Err((server, why)),
                 Err(e) => {
@@ -269,7 +269,7 @@ pub fn leave(
 
 /// Tells the new program what is about to come, and waits until it is ready for that; guests are
 /// served meanwhile. When it does not get ready, it is ended.
-fn announce(app: &App, visitor: &Visitor) -> Result<(), String> {
+fn announce(app: &App, successor: &Successor) -> Result<(), String> {
     let announced = (|| {
         let mut fds = Fds::default();
         let state = {
@@ -285,8 +285,8 @@ fn announce(app: &App, visitor: &Visitor) -> Result<(), String> {
         };
         let deadline = Instant::now() + EXPECT_TIMEOUT;
         let outlook = Message::Outlook(Box::new(state));
-        visitor.send_all(&outlook, &fds, &app.controllers.describe(), deadline)?;
-        match visitor.channel.receive(deadline).map_err(|e| e.to_string())? {
+        successor.send_all(&outlook, &fds, &app.controllers.describe(), deadline)?;
+        match successor.channel.receive(deadline).map_err(|e| e.to_string())? {
             (Message::Expecting, _) => Ok(()),
             (Message::Failed { why }, _) => Err(why),
             _ => Err("the new program did not say that it is ready for what comes".into()),
@@ -294,7 +294,7 @@ fn announce(app: &App, visitor: &Visitor) -> Result<(), String> {
     })();
     announced.inspect_err(|_| {
         // It has nothing that we do not have, so that it may end when it likes.
-        if let Err(why) = visitor.end() {
+        if let Err(why) = successor.end() {
             tracing::error!("{why}");
         }
     })
@@ -311,7 +311,7 @@ struct Given {
 fn give(
     app: &App,
     parked: &Parked,
-    visitor: &Visitor,
+    successor: &Successor,
     held_at_ns: u64,
     given: &mut Given,
 ) -> Result<(), String> {
@@ -329,13 +329,13 @@ fn give(
     let deadline = Instant::now() + PREPARE_TIMEOUT;
     let failed = |e: ChannelError| e.to_string();
     let target = Message::Target(Box::new(state));
-    visitor.send_all(&target, &fds, &given.controllers, deadline)?;
-    match visitor.channel.receive(deadline).map_err(failed)? {
+    successor.send_all(&target, &fds, &given.controllers, deadline)?;
+    match successor.channel.receive(deadline).map_err(failed)? {
         (Message::Prepared, _) => {}
         (Message::Failed { why }, _) => return Err(why),
         _ => return Err("the new program did not say that it is prepared".into()),
     }
-    visitor.channel.say(&Message::Go, deadline).map_err(failed)
+    successor.channel.say(&Message::Go, deadline).map_err(failed)
 }
 
 /// The target but for its controllers.
@@ -382,8 +382,13 @@ fn describe(
 
 /// Goes on with what was taken apart, once the new program is gone for sure: until then it may hold
 /// bdevs, and read what it was given.
-fn take_back(app: &App, methods: &Methods, visitor: &Visitor, given: Given) -> Result<(), String> {
-    if let Err(why) = visitor.end() {
+fn take_back(
+    app: &App,
+    methods: &Methods,
+    successor: &Successor,
+    given: Given,
+) -> Result<(), String> {
+    if let Err(why) = successor.end() {
         tracing::error!("{why}: this one cannot go on beside it, and ends");
         process::exit(1);
     }

@@ -33,7 +33,7 @@ mod unsaid;
 
 pub use arrive::{Arrival, Arrived, Taken};
 pub use channel::{Channel, ChannelError};
-pub use leave::{Door, Visitor, leave};
+pub use leave::{Successor, UpgradeListener, leave};
 pub use message::Message;
 
 use std::path::{Path, PathBuf};
