@@ -23,6 +23,10 @@ use crate::poller::{DevicePoller, RequestQueue, Selector};
 /// How often is looked whether a replay is done.
 const REPLAY_PAUSE: Duration = Duration::from_millis(1);
 
+/// How long is waited for all that a guest has in flight, while all guests wait. Then what did not
+/// begin yet, and what is many I/Os, is to be sent again: with a slow disk it may take minutes.
+const GRACE: Duration = Duration::from_millis(20);
+
 /// Why a device does not go on where it stood.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TakeOverError {
@@ -95,7 +99,11 @@ impl Device {
         self.held = true;
         self.workers.iter().for_each(|w| w.call(DevicePoller::pause));
         let countdown = self.start_drain(Selector::All, None);
-        let drained = match countdown.wait(&format!("an upgrade of {}", self.name), timeout) {
+        let name = format!("an upgrade of {}", self.name);
+        if !countdown.wait(&name, GRACE.min(timeout)) {
+            self.workers.iter().for_each(|w| w.call(DevicePoller::end_soon));
+        }
+        let drained = match countdown.wait(&name, timeout) {
             true => self.finish_tmfs(),
             false => Err(DeviceError::Stuck { what, waited: timeout }),
         };

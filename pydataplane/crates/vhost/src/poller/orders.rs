@@ -172,6 +172,13 @@ impl DevicePoller {
         self.publish(at);
     }
 
+    /// As [`DevicePoller::close_queue`] of all queues, of a poller that is paused: they are not closed.
+    pub(crate) fn end_soon(&mut self) {
+        self.queues.iter_mut().for_each(|queue| queue.end_soon(true));
+        self.end_early(self.queues.iter().fold(0, |set, q| set | 1 << q.index));
+        (0..self.queues.len()).for_each(|at| self.publish(at));
+    }
+
     /// Removes a queue that was closed and drained. Its kick is open, and to be unwatched, until
     /// the queue is dropped.
     pub(crate) fn remove_queue(&mut self, index: u16) -> Option<RequestQueue> {
@@ -220,6 +227,7 @@ impl DevicePoller {
     /// Takes requests again, in the memory that it has.
     pub(crate) fn unpause(&mut self) {
         self.paused = false;
+        self.queues.iter_mut().for_each(|queue| queue.end_soon(false));
     }
 
     /// Tells the guest nothing more: requests that end are forgotten. Paused.

@@ -172,6 +172,14 @@ impl RequestQueue {
         self.stopping = true;
     }
 
+    /// As [`RequestQueue::stop`], for as long as `soon`: it takes requests again after that.
+    pub(super) fn end_soon(&mut self, soon: bool) {
+        // One that is closed has its own reason.
+        if self.open {
+            self.stopping = soon;
+        }
+    }
+
     /// Requests of the time before that are still to be submitted again, if they will be.
     pub(super) fn to_replay(&self) -> u16 {
         if self.open { self.ring.to_replay() } else { 0 }

@@ -133,3 +133,32 @@ fn a_guest_that_just_left_is_waited_for() {
     let mut guest = Guest::start(&host.socket(), LINUX, 1);
     guest.ready(0);
 }
+
+#[test]
+fn a_guest_with_much_to_do_on_a_slow_disk_keeps_nobody_waiting_for_all_of_it() {
+    const BUSY: u8 = 8;
+    let host = Host::new(1);
+    let gate = host.gate("gate");
+    host.add(0, "gate");
+    let mut guest = Guest::start(&host.socket(), LINUX, 1);
+    guest.ready(0);
+    gate.shut();
+    let reads = gate.reads();
+    // VERIFY (10) of 4 MiB, 64 KiB at a time.
+    let long = guest.submit(2, flat(0), 1, &rw10(0x2f, 0, 8192), &[], 0);
+    gate.wait_for(1);
+    std::thread::scope(|scope| {
+        let held = scope.spawn(|| host.controllers.hold(DEADLINE));
+        // For longer than is waited for all of it.
+        std::thread::sleep(Duration::from_millis(200));
+        gate.open();
+        held.join().unwrap().unwrap();
+    });
+    assert_eq!(gate.reads(), reads + 1, "the rest of it was not read");
+    let (head, written) = guest.used(2);
+    assert_eq!(head, long.head);
+    let reply = guest.reply(&long, written);
+    assert_eq!((reply.response, reply.status), (0, BUSY));
+    host.controllers.release();
+    assert_eq!(guest.scsi(0, &rw10(0x2f, 0, 8192), &[], 0).status, 0);
+}
