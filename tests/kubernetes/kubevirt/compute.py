@@ -96,6 +96,7 @@ class Compute:
             LIBVIRTD_CONF.format(
                 run=scratch / "run",
                 log=scratch / "libvirtd.log",
+                max_clients=200,
                 uuid=pod["metadata"]["uid"],
                 extra="",
             ).replace('unix_sock_group = "libvirt"\n', "")
