@@ -44,6 +44,10 @@ int main(void) {
 }
 """
 
+#: Where a migrated machine is received (pkg/virt-handler/migration-proxy, LibvirtDirectMigrationPort).
+#: No connection of another program may have it as its own: QEMU then listens with IPv6 alone.
+MIGRATION_PORT = 49152
+
 #: What hides the host's directories that Kubernetes' programs write to without asking, and what
 #: other tests have mounted just now: a loop device of theirs may become one of ours.
 SETUP = """\
@@ -56,6 +60,7 @@ mkdir -p {scratch}/var-log {scratch}/var-lib
 mount --bind {scratch}/var-log /var/log
 mount --bind {scratch}/var-lib /var/lib
 ip link set lo up
+echo {port} > /proc/sys/net/ipv4/ip_local_reserved_ports
 ip addr add {service}/32 dev lo
 ip link add {bridge} type bridge
 ip link set {bridge} up
@@ -151,7 +156,11 @@ class Sandbox:
                     "sh",
                     "-ec",
                     SETUP.format(
-                        name=HOST_NAME, scratch=scratch, bridge=BRIDGE, service=SERVICE_ADDRESS
+                        name=HOST_NAME,
+                        scratch=scratch,
+                        bridge=BRIDGE,
+                        service=SERVICE_ADDRESS,
+                        port=MIGRATION_PORT,
                     ),
                 ),
             )

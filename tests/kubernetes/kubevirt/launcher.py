@@ -19,7 +19,7 @@ from tests.kubernetes.kubevirt import domain as domains
 from tests.kubernetes.kubevirt import objects, wire
 from tests.kubernetes.kubevirt.compute import Compute
 from tests.kubernetes.kubevirt.wire import HookError
-from tests.kubernetes.sandbox import wait_for
+from tests.kubernetes.sandbox import MIGRATION_PORT, wait_for
 from tests.support.agent import Agent, GuestError
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 BOOT_DEADLINE_S = 300.0
 HOOK_S = 30.0
 READY_S = 30.0
-MIGRATION_PORT = 49152  # pkg/virt-handler/migration-proxy: LibvirtDirectMigrationPort
 QEMU_LOG_BYTES = 3000
 
 
