@@ -90,6 +90,7 @@ lint: $(CACHE)/venv.stamp toolchain $(CARGO_DENY) ## Formatting, lints, types; n
 	$(call say,lint)
 	@$(CARGO) fmt --all --check --manifest-path $(MANIFEST)
 	@$(CARGO) clippy --locked --workspace --all-targets --manifest-path $(MANIFEST) -- -D warnings
+	@$(CARGO) metadata --locked --format-version 1 --manifest-path tests/fuzz/Cargo.toml >/dev/null
 	@$(CARGO_DENY) deny --manifest-path $(MANIFEST) --log-level error --all-features check bans licenses sources
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .

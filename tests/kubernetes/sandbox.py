@@ -44,7 +44,7 @@ int main(void) {
 }
 """
 
-#: Where a migrated machine is received (pkg/virt-handler/migration-proxy, LibvirtDirectMigrationPort).
+#: Where a migrated machine is received (LibvirtDirectMigrationPort of pkg/virt-handler).
 #: No connection of another program may have it as its own: QEMU then listens with IPv6 alone.
 MIGRATION_PORT = 49152
 
