@@ -90,7 +90,7 @@ async def cut(world: World, dom: FakeDomain, proc: Proc, where: Cut) -> None:
         await until(lambda: any(method == where.target for method, _ in world.target.calls))
     else:
         assert world.libvirtd.hang is not None
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(90):
             await world.libvirtd.hang.reached.wait()
 
 

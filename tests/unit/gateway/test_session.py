@@ -248,7 +248,7 @@ def test_a_client_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
         quick = await world.client()
         await quick.register(DeviceEvent.ADDED)
         await until(lambda: bool(world.target.controllers[f"vm-{UUID_1}"]))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(90):
             await quick.call(Proc.LOOKUP_BY_UUID, dom.uuid)
             world.target.add_volume("lvs0/second")
             await quick.attach(dom.ref, disk("lvs0/second", "sdc"), 3)

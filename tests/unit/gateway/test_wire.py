@@ -170,7 +170,7 @@ def channels(body: Body) -> None:
         raw.setblocking(False)
         near, out, far = Channel(a), Channel(b), Channel(c)
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(90):
                 await body(near, raw, out, far)
         finally:
             raw.close()

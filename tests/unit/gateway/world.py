@@ -56,7 +56,7 @@ def disk(alias: str = "lvs0/data", dev: str = "sdb", extra: str = "") -> str:
     )
 
 
-async def until(condition: Callable[[], bool], deadline_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], deadline_s: float = 90.0) -> None:
     """Returns when `condition` holds; for what happens in another thread or task."""
     async with asyncio.timeout(deadline_s):
         while not condition():  # noqa: ASYNC110
@@ -240,7 +240,7 @@ def play(folder: Path, body: Callable[[World], Awaitable[None]], **options: obje
             for client in world._clients:
                 client.channel.close()
             gateway.stop()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(90):
                 await running
             await world.libvirtd.stop()
             world.target.stop()
