@@ -303,7 +303,13 @@ impl Inflight {
         // Step 1.c.
         self.put(USED_IDX, used);
         heads.sort_unstable();
-        self.counter = heads.last().map_or(0, |(counter, _)| counter.wrapping_add(1));
+        // Numbered anew, the first first, so that each number grows no larger than it was: a crash in
+        // between leaves the order, and no number that somebody wrote makes the next ones overflow.
+        self.counter = 0;
+        for &(_, head) in &heads {
+            self.number(head);
+            step!();
+        }
         Ok(Left::InFlight(heads.into_iter().map(|(_, head)| head).collect()))
     }
 
@@ -326,12 +332,16 @@ impl Inflight {
     /// was taken. Before anything is done about it.
     #[inline(always)]
     pub(crate) fn take(&mut self, head: u16) {
-        let at = state(head);
-        self.region.put(at + COUNTER, self.counter).expect(CHECKED);
-        self.counter = self.counter.wrapping_add(1);
+        self.number(head);
         step!();
         self.set_inflight(head, 1);
         compiler_fence(Ordering::SeqCst);
+    }
+
+    #[inline(always)]
+    fn number(&mut self, head: u16) {
+        self.region.put(state(head) + COUNTER, self.counter).expect(CHECKED);
+        self.counter = self.counter.wrapping_add(1);
     }
 
     /// `head` was given back to the available ring, untouched.
