@@ -12,14 +12,20 @@ import json
 import select
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from spdk.rpc.client import JSONRPCClient, JSONRPCException
 
 from pydataplane import sockets
-from pydataplane.errors import RpcError, TargetForbidden, TargetTimeout, TargetUnavailable
+from pydataplane.errors import (
+    NO_DEVICE,
+    RpcError,
+    TargetForbidden,
+    TargetTimeout,
+    TargetUnavailable,
+)
 from pydataplane.sockets import start_command
 
 DEFAULT_SOCKET = Path(sockets.DEFAULT)
@@ -133,6 +139,26 @@ class Client:
         for start in range(0, len(requests), BATCH_MAX):
             batch = requests[start : start + BATCH_MAX]
             found += self._exchange(f"{batch[0][0]} and {len(batch) - 1} more", batch)
+        return found
+
+    def call_for_each(
+        self, method: str, names: Sequence[str], params: Callable[[str], Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """Calls `method` about each of `names` with `params` of it; returns the results by name.
+
+        Those that the target does not have (ENODEV) are left out.
+
+        Raises:
+            RpcError: another refusal of one of them.
+            TargetTimeout, TargetUnavailable, TargetForbidden: as `call`.
+        """
+        answers = self.call_all([(method, params(name)) for name in names])
+        found = {}
+        for name, answer in zip(names, answers, strict=True):
+            if not isinstance(answer, RpcError):
+                found[name] = answer
+            elif answer.code != NO_DEVICE:
+                raise answer
         return found
 
     def _exchange(self, what: str, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Any]:

@@ -333,17 +333,14 @@ class Volumes:
     def some(self, references: Iterable[str]) -> dict[str, Volume]:
         """Returns those of these volumes (`LVSTORE/NAME` or UUID) that are there, by reference."""
         stores = {store.uuid: store for store in self.lvstores()}
-        asked = list(references)
-        answers = self.client.call_all([("bdev_get_bdevs", {"name": name}) for name in asked])
+        answers = self.client.call_for_each(
+            "bdev_get_bdevs", list(references), lambda name: {"name": name}
+        )
         found = {}
-        for reference, answer in zip(asked, answers, strict=True):
-            if isinstance(answer, RpcError):
-                if answer.code != NO_DEVICE:
-                    raise answer
-                continue
-            lvol = answer[0].get("driver_specific", {}).get("lvol")
+        for reference, (bdev,) in answers.items():
+            lvol = bdev.get("driver_specific", {}).get("lvol")
             if lvol is not None and lvol["lvol_store_uuid"] in stores:
-                found[reference] = _volume(answer[0], stores[lvol["lvol_store_uuid"]])
+                found[reference] = _volume(bdev, stores[lvol["lvol_store_uuid"]])
         return found
 
     def create(

@@ -6,11 +6,11 @@ Calls block, so each runs in a thread. Every error becomes a refusal with one se
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from plugin.gateway.errors import NoAnswer, Refused
 from pydataplane.client import Client
@@ -257,29 +257,24 @@ def _add(client: Client, plan: Plan, lun: LunPlan, volume: Volume) -> bool:
 
 
 def _usage(client: Client, names: list[str]) -> dict[str, Usage]:
-    """Asks for the statistics of these volumes alone, whatever others the target has."""
+    """Asks for the statistics of these volumes alone; those that are not there are left out."""
     found: dict[str, Usage] = {}
     for start in range(0, len(names), NAMES_MAX):
         asked = sorted(set(names[start : start + NAMES_MAX]))
         try:
-            found |= _usage_of(client, asked)
+            found |= _usage_of(asked, client.call("bdev_get_iostat", names=asked))
         except RpcError as error:
             if error.code != NO_DEVICE:
                 raise
-            for name in asked:  # one of them is gone: that must not hide the others
-                with suppress(VolumeNotFoundError):
-                    found |= _usage_of(client, [name])
+            # One of them is gone: that must not hide the others.
+            there = client.call_for_each("bdev_get_iostat", asked, lambda name: {"names": [name]})
+            for name, answer in there.items():
+                found |= _usage_of([name], answer)
     return found
 
 
-def _usage_of(client: Client, names: list[str]) -> dict[str, Usage]:
-    """Raises VolumeNotFoundError for one name, RpcError for several, if a volume is not there."""
-    try:
-        answer = client.call("bdev_get_iostat", names=names)
-    except RpcError as error:
-        if error.code == NO_DEVICE and len(names) == 1:
-            raise VolumeNotFoundError(f"the target has no volume {names[0]}") from error
-        raise
+def _usage_of(names: list[str], answer: Mapping[str, Any]) -> dict[str, Usage]:
+    """Reads the result of bdev_get_iostat about these."""
     per_tick_ns = 1e9 / (answer.get("tick_rate") or 1_000_000_000)
     # In the order of the names, which may be aliases.
     return {

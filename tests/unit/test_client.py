@@ -203,3 +203,25 @@ def test_many_calls_go_as_one_batch_and_come_back_in_order(tmp_path: Path) -> No
     assert isinstance(found[1], RpcError) and (found[1].code, found[1].method) == (-19, "b")
     assert given[0]["params"] == {"x": 1}
     assert "params" not in given[1], "SPDK refuses any for a method that takes none"
+
+
+def test_what_the_target_does_not_have_is_left_out_and_other_refusals_are_raised(
+    tmp_path: Path,
+) -> None:
+    def serving(name: str, code: int) -> Client:
+        def answer(connection: socket.socket, request: object) -> None:
+            assert isinstance(request, list)
+            answers: list[dict[str, object]] = [
+                {"id": r["id"], "result": r["params"]["name"]} for r in request
+            ]
+            answers[1] = {"id": answers[1]["id"], "error": {"code": code, "message": "no"}}
+            connection.sendall(json.dumps(answers).encode())
+
+        serve(tmp_path / name, answer)
+        return Client(tmp_path / name)
+
+    found = serving("a", -19).call_for_each("m", ["x", "y", "z"], lambda name: {"name": name})
+    assert found == {"x": "x", "z": "z"}
+    with pytest.raises(RpcError) as caught:
+        serving("b", -5).call_for_each("m", ["x", "y"], lambda name: {"name": name})
+    assert (caught.value.code, caught.value.method) == (-5, "m")
