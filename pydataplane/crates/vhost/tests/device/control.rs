@@ -145,9 +145,7 @@ fn a_reset_ends_all_tasks_of_the_unit_and_only_those() {
 
 #[test]
 fn the_control_queue_stops_only_after_its_functions_were_answered() {
-    let host = Host::new(1);
-    let gate = host.gate("gate");
-    host.add(0, "gate");
+    let (host, gate) = Host::gated(1);
     let mut guest = Guest::start(&host.socket(), LINUX, 1);
     guest.ready(0);
     gate.shut();

@@ -226,9 +226,7 @@ fn a_buffer_too_small_for_an_event_is_given_back_empty() {
 
 #[test]
 fn removing_waits_for_io_in_flight() {
-    let host = Host::new(2);
-    let gate = host.gate("gate");
-    host.add(0, "gate");
+    let (host, gate) = Host::gated(2);
     let mut guest = Guest::start(&host.socket(), LINUX, 2);
     guest.ready(0);
     let buffer = guest.give_event_buffer();

@@ -18,9 +18,7 @@ const QUERY_TASK_SET: u32 = 7;
 
 /// A host with a gate as target 0 and a malloc disk as target 1, and a guest with one request queue.
 fn gated() -> (Host, Gate, Guest) {
-    let host = Host::new(1);
-    let gate = host.gate("gate");
-    host.add(0, "gate");
+    let (host, gate) = Host::gated(1);
     host.malloc("disk");
     host.add(1, "disk");
     let mut guest = Guest::start(&host.socket(), LINUX, 1);
@@ -65,9 +63,7 @@ fn a_unit_with_much_to_do_keeps_no_other_of_its_queue_waiting() {
 fn more_than_may_wait_stays_in_the_rings_and_has_its_turn() {
     const QUEUES: std::ops::Range<usize> = 2..8;
     const EACH: u64 = SIZE as u64 - 6;
-    let host = Host::new(1);
-    let gate = host.gate("gate");
-    host.add(0, "gate");
+    let (host, gate) = Host::gated(1);
     let mut guest = Guest::start(&host.socket(), LINUX, QUEUES.len());
     guest.ready(0);
     for _ in 0..2 {

@@ -113,9 +113,7 @@ fn a_peer_whose_memory_cannot_be_mapped_any_more_is_disconnected() {
 
 #[test]
 fn a_guest_that_just_left_is_waited_for() {
-    let host = Host::new(1);
-    let gate = host.gate("gate");
-    host.add(0, "gate");
+    let (host, gate) = Host::gated(1);
     let mut guest = Guest::start(&host.socket(), LINUX, 1);
     guest.ready(0);
     gate.shut();
@@ -137,9 +135,7 @@ fn a_guest_that_just_left_is_waited_for() {
 #[test]
 fn a_guest_with_much_to_do_on_a_slow_disk_keeps_nobody_waiting_for_all_of_it() {
     const BUSY: u8 = 8;
-    let host = Host::new(1);
-    let gate = host.gate("gate");
-    host.add(0, "gate");
+    let (host, gate) = Host::gated(1);
     let mut guest = Guest::start(&host.socket(), LINUX, 1);
     guest.ready(0);
     gate.shut();

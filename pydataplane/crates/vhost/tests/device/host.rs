@@ -85,6 +85,14 @@ impl Host {
         null
     }
 
+    /// A host whose target 0 is a gate.
+    pub fn gated(reactors: usize) -> (Host, Gate) {
+        let host = Host::new(reactors);
+        let gate = host.gate("gate");
+        host.add(0, "gate");
+        (host, gate)
+    }
+
     pub fn gate(&self, name: &str) -> Gate {
         let disk = FaultBdev::new(name, 512, 8192);
         disk.defer(Some(1));

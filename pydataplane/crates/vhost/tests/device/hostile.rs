@@ -46,9 +46,7 @@ fn a_peer_that_connects_again_has_no_more_for_its_messages() {
     const BURST: Duration = Duration::from_secs(1);
     const EARNED: u32 = 8;
     const MESSAGES: u32 = 28;
-    let host = Host::new(1);
-    let gate = host.gate("gate");
-    host.add(0, "gate");
+    let (host, gate) = Host::gated(1);
     let mut guest = Guest::start(&host.socket(), LINUX, 1);
     guest.ready(0);
     let since = Instant::now();
@@ -275,9 +273,7 @@ fn a_peer_that_left_with_messages_unread_makes_room_for_the_next() {
 
 #[test]
 fn more_task_management_than_is_taken_at_a_time_waits_in_the_ring() {
-    let host = Host::new(2);
-    let gate = host.gate("gate");
-    host.add(0, "gate");
+    let (host, gate) = Host::gated(2);
     let mut other = bystander(&host);
     let mut guest = Guest::start(&host.socket(), LINUX, 1);
     guest.ready(0);

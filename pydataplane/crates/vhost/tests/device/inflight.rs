@@ -92,14 +92,6 @@ fn go_on(guest: &mut Guest, region: &Region, host: &Host) {
     }
 }
 
-/// A host with a shut gate as target 0.
-fn gated() -> (Host, Gate) {
-    let host = Host::new(2);
-    let gate = host.gate("gate");
-    host.add(0, "gate");
-    (host, gate)
-}
-
 #[test]
 fn a_region_is_a_sealed_file_of_zeros_for_all_queues() {
     let host = Host::with_disk(1);
@@ -126,7 +118,7 @@ fn a_region_is_a_sealed_file_of_zeros_for_all_queues() {
 
 #[test]
 fn what_is_in_flight_is_marked_until_the_guest_was_told() {
-    let (host, gate) = gated();
+    let (host, gate) = Host::gated(2);
     let (mut guest, region) = tracked(&host);
     guest.ready(0);
     gate.shut();
@@ -143,7 +135,7 @@ fn what_is_in_flight_is_marked_until_the_guest_was_told() {
 
 #[test]
 fn requests_in_flight_are_submitted_again_in_their_order_and_once() {
-    let (first, gate) = gated();
+    let (first, gate) = Host::gated(2);
     let (mut guest, region) = tracked(&first);
     guest.ready(0);
     // So that heads are taken in another order than that of their numbers.
@@ -233,7 +225,7 @@ fn a_queue_stops_and_goes_on_with_its_region_and_starts_afresh_with_a_new_one() 
 
 #[test]
 fn a_queue_whose_requests_were_half_submitted_again_is_stopped_behind_them() {
-    let (first, gate) = gated();
+    let (first, gate) = Host::gated(2);
     let (mut guest, region) = tracked(&first);
     guest.ready(0);
     gate.shut();
@@ -255,7 +247,7 @@ fn a_queue_whose_requests_were_half_submitted_again_is_stopped_behind_them() {
 
 #[test]
 fn task_management_waits_for_what_is_submitted_again_and_is_answered() {
-    let (first, gate) = gated();
+    let (first, gate) = Host::gated(2);
     let (mut guest, region) = tracked(&first);
     guest.ready(0);
     gate.shut();
@@ -313,7 +305,7 @@ fn a_driver_whose_events_nobody_knows_is_told_to_look() {
 #[test]
 fn an_orderly_end_tells_what_was_in_flight_before_the_peer_is_left() {
     for with_region in [true, false] {
-        let (host, gate) = gated();
+        let (host, gate) = Host::gated(2);
         let mut guest = Guest::connect(&host.socket(), LINUX);
         let region = with_region.then(|| Region::new(&mut guest));
         (0..usize::from(QUEUES)).for_each(|queue| guest.start_queue(queue));
@@ -369,7 +361,7 @@ fn an_orderly_end_leaves_what_takes_too_long_to_the_next_one() {
 
 #[test]
 fn a_request_of_many_ios_is_left_half_done_and_done_again() {
-    let (first, gate) = gated();
+    let (first, gate) = Host::gated(2);
     let (mut guest, region) = tracked(&first);
     guest.ready(0);
     let before = gate.reads();
@@ -399,7 +391,7 @@ fn a_request_of_many_ios_is_left_half_done_and_done_again() {
 
 #[test]
 fn what_a_reset_aborted_is_not_left_to_the_next_one() {
-    let (first, gate) = gated();
+    let (first, gate) = Host::gated(2);
     let (mut guest, region) = tracked(&first);
     guest.ready(0);
     gate.shut();
@@ -538,7 +530,7 @@ fn stopped_queues(host: &Host) -> Vec<(u16, String)> {
 
 #[test]
 fn without_a_region_a_queue_goes_on_after_a_crash_only_where_nothing_was_in_flight() {
-    let (first, gate) = gated();
+    let (first, gate) = Host::gated(2);
     let mut guest = untracked(&first, &gate, 4);
     // The first target dies: its mark stays.
     let second = Host::with_disk(2);
@@ -580,7 +572,7 @@ fn successor(other: &Host) -> Host {
 
 #[test]
 fn a_queue_that_cannot_be_known_stays_stopped_until_its_driver_resets_it() {
-    let (first, gate) = gated();
+    let (first, gate) = Host::gated(2);
     let mut guest = untracked(&first, &gate, 4);
     let lost = successor(&first);
     let is_stopped = |host: &Host| {
@@ -626,7 +618,7 @@ fn a_queue_that_cannot_be_known_stays_stopped_until_its_driver_resets_it() {
 
 #[test]
 fn without_a_region_a_queue_that_drained_after_its_peer_left_goes_on_where_it_ended() {
-    let (host, gate) = gated();
+    let (host, gate) = Host::gated(2);
     let mut guest = untracked(&host, &gate, 4);
     let sampled = guest.used_index(2);
     guest.peer.shutdown();

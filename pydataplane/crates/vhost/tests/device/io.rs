@@ -277,9 +277,7 @@ fn every_kind_of_broken_ring_is_counted() {
 
 #[test]
 fn the_same_head_twice_stops_the_queue() {
-    let host = Host::new(1);
-    let gate = host.gate("gate");
-    host.add(0, "gate");
+    let (host, gate) = Host::gated(1);
     let mut guest = Guest::start(&host.socket(), LINUX, 1);
     guest.ready(0);
     gate.shut();
@@ -337,9 +335,7 @@ fn what_ended_is_shown_before_the_rest_of_its_batch_ended() {
 
 #[test]
 fn many_requests_in_flight_on_several_queues_and_reactors() {
-    let host = Host::new(2);
-    let gate = host.gate("gate");
-    host.add(0, "gate");
+    let (host, gate) = Host::gated(2);
     host.malloc("disk");
     host.add(9, "disk");
     let mut guest = Guest::start(&host.socket(), LINUX, 3);

@@ -41,9 +41,7 @@ fn seabios_first_then_linux_on_the_same_connection() {
 
 #[test]
 fn get_vring_base_returns_when_the_io_has_ended() {
-    let host = Host::new(2);
-    let gate = host.gate("gate");
-    host.add(0, "gate");
+    let (host, gate) = Host::gated(2);
     let mut guest = Guest::start(&host.socket(), LINUX, 2);
     guest.ready(0);
     gate.shut();
@@ -108,9 +106,7 @@ fn rings_are_enabled_as_negotiated() {
 
 #[test]
 fn memory_changes_under_load() {
-    let host = Host::new(2);
-    let gate = host.gate("gate");
-    host.add(0, "gate");
+    let (host, gate) = Host::gated(2);
     host.malloc("disk");
     host.add(1, "disk");
     let mut guest = Guest::start(&host.socket(), LINUX, 2);
@@ -209,9 +205,7 @@ fn data_in_a_region_that_was_added_is_reached_and_not_after_it_went() {
 
 #[test]
 fn a_peer_that_leaves_in_the_middle_of_its_io_harms_nobody() {
-    let host = Host::new(2);
-    let gate = host.gate("gate");
-    host.add(0, "gate");
+    let (host, gate) = Host::gated(2);
     for round in 0..5u8 {
         let mut guest = Guest::start(&host.socket(), LINUX, 2);
         guest.ready(0);

@@ -86,9 +86,7 @@ fn everything_the_target_writes_is_logged_while_migration_is_on() {
 
 #[test]
 fn io_in_flight_when_logging_starts_is_logged() {
-    let host = Host::new(1);
-    let gate = host.gate("gate");
-    host.add(0, "gate");
+    let (host, gate) = Host::gated(1);
     let mut guest = Guest::start(&host.socket(), LINUX, 1);
     guest.ready(0);
     gate.shut();
