@@ -12,14 +12,13 @@ and after are served alike.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from uuid import UUID
 
 from plugin.gateway import empty, polkit
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.errors import GatewayError
-from plugin.gateway.handlers.start import prepared, release_failed, startable
+from plugin.gateway.handlers.start import begun, prepared, startable
 from plugin.gateway.messages import STRING, Domain, TypedParam
 from plugin.gateway.procs import Proc
 from plugin.gateway.upstream import XML_INACTIVE, XML_MIGRATABLE, XML_SECURE
@@ -169,11 +168,8 @@ async def _prepare_without_disks(
     async with services.domain_lock(uuid):
         made = await empty.make(services, plan)
         xml = definition.xml if made else translate.without_target(definition.xml)
-        reply = await call.forward(payload(xml or definition.xml))
-        if made and not reply.ok:
-            with suppress(GatewayError):
-                await release_failed(services, plan.controller, uuid)
-    return reply
+        starting = call.forward(payload(xml or definition.xml))
+        return await begun(services, plan if made else None, uuid, starting)
 
 
 async def _without_target(call: Call, dom: Domain) -> str | None:

@@ -6,7 +6,6 @@ LUNs before libvirtd is asked, as one that is started.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -14,7 +13,7 @@ from plugin.gateway import empty, polkit
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import identity_of
 from plugin.gateway.errors import GatewayError
-from plugin.gateway.handlers.start import prepared, release_failed, startable
+from plugin.gateway.handlers.start import begun, prepared, startable
 from plugin.gateway.messages import STRING, Domain, TypedParam, read_string
 from plugin.gateway.procs import Proc
 from plugin.gateway.upstream import XML_SECURE
@@ -108,15 +107,12 @@ async def _restore_without_disks(call: Call, saving: _Saving, xml: str) -> Reply
         fitted = await empty.fit(services, xml)
         given = replace(saving, flags=saving.flags or 0).with_xml(fitted.xml or saving.xml)
         if given.xml is None:
-            reply = await call.forward()
+            starting = call.forward()
         elif call.header.procedure == Proc.RESTORE:
-            reply = await call.forward_as(Proc.RESTORE_FLAGS, bytes(given.write(Writer())))
+            starting = call.forward_as(Proc.RESTORE_FLAGS, bytes(given.write(Writer())))
         else:
-            reply = await call.forward(bytes(given.write(Writer())))
-        if not reply.ok and fitted.made is not None:
-            with suppress(GatewayError):
-                await release_failed(services, fitted.made.controller, uuid)
-    return reply
+            starting = call.forward(bytes(given.write(Writer())))
+        return await begun(services, fitted.made, uuid, starting)
 
 
 @dataclass(frozen=True)

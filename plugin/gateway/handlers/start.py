@@ -9,7 +9,7 @@ the gateway asks first. The controller is taken away again if the start fails.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from uuid import UUID
@@ -117,15 +117,8 @@ async def create_empty(
     assert plan is not None
     if not await empty.make(services, plan):
         return None
-    started = False
-    try:
-        reply = await call.forward_as(Proc.CREATE_XML, payload)
-        started = reply.ok
-    finally:
-        if not started:
-            with suppress(GatewayError):
-                await release_failed(services, plan.controller, uuid)
-    if started:
+    reply = await begun(services, plan, uuid, call.forward_as(Proc.CREATE_XML, payload))
+    if reply.ok:
         return reply
     _log.warning(
         "a domain goes without a controller, with which libvirtd does not start it",
@@ -159,11 +152,7 @@ async def _restore(call: Call, admin: Upstream, dom: Domain) -> Reply:
         writer = dom.write(Writer())
         writer.optional(fitted.xml, writer.string).u32(0)
         await admin.call(Proc.MANAGED_SAVE_DEFINE_XML, bytes(writer))
-    reply = await call.forward()
-    if not reply.ok and fitted.made is not None:
-        with suppress(GatewayError):
-            await release_failed(call.services, fitted.made.controller, dom.uuid)
-    return reply
+    return await begun(call.services, fitted.made, dom.uuid, call.forward())
 
 
 async def startable(
@@ -231,18 +220,38 @@ async def _prepared(call: Call, plan: Plan, uuid: bytes, *, saved: bool) -> Asyn
         yield attempt
     finally:
         if not attempt.started:
-            with suppress(GatewayError):  # while nobody knows it stays; the reconcile loop looks
-                await release_failed(services, plan.controller, uuid)
+            await release_failed(services, plan.controller, uuid)
+
+
+async def begun(
+    services: Services, made: Plan | None, uuid: bytes, starting: Awaitable[Reply]
+) -> Reply:
+    """Returns libvirtd's reply to `starting` a domain whose lock is held.
+
+    If it does not start, the controller that was `made` for it is taken away again.
+    """
+    started = False
+    try:
+        reply = await starting
+        started = reply.ok
+    finally:
+        if made is not None and not started:
+            await release_failed(services, made.controller, uuid)
+    return reply
 
 
 async def release_failed(services: Services, controller: str, uuid: bytes) -> None:
-    """Takes away the controller of a domain that did not start, once its QEMU has let go."""
-    for _ in range(LEAVE_TRIES):
-        if await _is_active(await services.admin(), uuid):
-            return
-        if await services.target.release_idle(controller) != "busy":
-            return
-        await asyncio.sleep(LEAVE_S)
+    """Takes away the controller of a domain that did not start, once its QEMU has let go.
+
+    Where libvirtd or the target does not answer, it stays for the reconcile loop.
+    """
+    with suppress(GatewayError):
+        for _ in range(LEAVE_TRIES):
+            if await _is_active(await services.admin(), uuid):
+                return
+            if await services.target.release_idle(controller) != "busy":
+                return
+            await asyncio.sleep(LEAVE_S)
 
 
 async def _is_active(admin: Upstream, uuid: bytes) -> bool:
