@@ -40,13 +40,7 @@ class Shown:
 
         `payload` itself where nothing of ours is in it.
         """
-        if _TRACE not in payload:
-            return payload
-        key = _digest(payload)
-        found = self._made.get(key)
-        if found is not None:
-            self._made.move_to_end(key)
-        return found
+        return payload if _TRACE not in payload else self._kept(_digest(payload))
 
     async def translated(self, payload: bytes) -> bytes:
         """Returns what to answer with, made in a thread if need be.
@@ -54,16 +48,25 @@ class Shown:
         Raises:
             WireError: libvirtd's reply is not one string.
         """
-        found = self.known(payload)
+        if _TRACE not in payload:
+            return payload
+        key = _digest(payload)
+        found = self._kept(key)
         if found is None:
             loop = asyncio.get_running_loop()
             found = await loop.run_in_executor(self._workers, self._translate, payload)
-            self._keep(_digest(payload), found)
+            self._keep(key, found)
         return found
 
     def _translate(self, payload: bytes) -> bytes:
         text = read_string(payload)
         return pack_string(translate.present(text, live=is_running(text), settings=self._settings))
+
+    def _kept(self, key: bytes) -> bytes | None:
+        found = self._made.get(key)
+        if found is not None:
+            self._made.move_to_end(key)
+        return found
 
     def _keep(self, key: bytes, made: bytes) -> None:
         if key in self._made or len(made) > KEPT_BYTES // 8:
