@@ -16,7 +16,6 @@ from plugin.gateway.messages import (
     ULLONG,
     Domain,
     DomainCall,
-    StatsRecord,
     TypedParam,
     XmlCall,
 )
@@ -25,6 +24,7 @@ from plugin.gateway.reconcile import Reconciler
 from plugin.gateway.target import Usage
 from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain import translate
+from tests.unit.gateway.decoded import StatsRecord
 from tests.unit.gateway.fake_target import MIB, RefusedError
 from tests.unit.gateway.world import (
     UUID_1,

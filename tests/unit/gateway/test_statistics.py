@@ -15,13 +15,13 @@ from plugin.gateway.messages import (
     UINT,
     ULLONG,
     Domain,
-    StatsRecord,
     TypedParam,
 )
 from plugin.gateway.statistics import Block, merged, records
 from plugin.gateway.target import Usage
 from plugin.gateway.xdr import XdrError
 from pydataplane.volumes import Volume
+from tests.unit.gateway.decoded import StatsRecord
 
 USAGE = Usage(1, 2, 3, 4, 5, 6, 7, 2**63)
 VOLUME = Volume("lvs0", "v", "uuid", 1 << 40, 4096, True, 512)

@@ -20,10 +20,10 @@ from plugin.gateway.messages import (
     Domain,
     DomainCall,
     ResizeCall,
-    StatsRecord,
     TypedParam,
     XmlCall,
 )
+from plugin.gateway.statistics import records
 from plugin.gateway.wire import (
     FDS_MAX,
     HEADER,
@@ -38,6 +38,7 @@ from plugin.gateway.wire import (
     unpack_header,
 )
 from plugin.gateway.xdr import Reader, Writer, XdrError
+from tests.unit.gateway.decoded import StatsRecord
 
 QUICK = settings(max_examples=60, deadline=None)
 U32 = st.integers(0, 2**32 - 1)
@@ -54,6 +55,7 @@ VALUES = st.one_of(
     st.tuples(st.just(6), st.integers(0, 1)),
     st.tuples(st.just(7), st.text()),
 )
+
 PARAMS = st.builds(lambda name, pair: TypedParam(name, *pair), st.text(), VALUES)
 
 
@@ -88,8 +90,8 @@ def test_arguments_come_back(dom: Domain, text: str, flags: int, size: int) -> N
 
 @QUICK
 @given(st.lists(st.builds(StatsRecord, DOMAINS, st.lists(PARAMS, max_size=5)), max_size=5))
-def test_statistics_come_back(records: list[StatsRecord]) -> None:
-    assert StatsRecord.read_all(StatsRecord.pack_all(records)) == records
+def test_statistics_come_back(every: list[StatsRecord]) -> None:
+    assert StatsRecord.read_all(StatsRecord.pack_all(every)) == every
 
 
 @QUICK
@@ -100,6 +102,7 @@ def test_garbage_is_an_xdr_error_or_a_value_never_another_exception(raw: bytes) 
         lambda: XmlCall.read(raw, flags=True, descriptors=True),
         lambda: ResizeCall.read(raw),
         lambda: StatsRecord.read_all(raw),
+        lambda: records(raw),
     ):
         try:
             read()
