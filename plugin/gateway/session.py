@@ -30,6 +30,7 @@ from plugin.gateway.errors import (
     Code,
     GatewayError,
     Refused,
+    UpstreamError,
     UpstreamGone,
     error_payload,
 )
@@ -91,6 +92,9 @@ _BEFORE_OPEN = {
     Proc.AUTH_POLKIT,
 }
 _OWN_SERIAL = 0xFFFF_FFFF
+
+_MIGRATION_V3 = 6
+"""VIR_DRV_FEATURE_MIGRATION_V3."""
 
 
 class Session:
@@ -291,6 +295,7 @@ class Session:
         reply = await call.forward()
         if procedure == Proc.CONNECT_OPEN and reply.ok:
             await self._hand_on_identity()
+            await self._check_may_open()
             self._caller.open_arguments = call.payload
             self._ours = await self._opens_ours(call.payload)
             self._open = True
@@ -307,17 +312,34 @@ class Session:
         if reader.optional(reader.string) == uri:
             return True
         # An alias, none at all, or with parameters: libvirtd says what it opened.
-        words = (0, REMOTE_PROGRAM, 1, Proc.CONNECT_GET_URI, MessageType.CALL, _OWN_SERIAL, 0)
-        reply = await self.exchange(Header(*words).resized(0), b"")
+        reply = await self._ask(Proc.CONNECT_GET_URI)
         return reply.ok and read_string(reply.payload).partition("?")[0] == uri
 
     async def _hand_on_identity(self) -> None:
         """Tells libvirtd whose rights this connection has; without that it is closed."""
-        words = (0, REMOTE_PROGRAM, 1, Proc.SET_IDENTITY, MessageType.CALL, _OWN_SERIAL, Status.OK)
-        header = Header(*words).resized(len(self._caller.identity))
-        reply = await self.exchange(header, self._caller.identity)
+        reply = await self._ask(Proc.SET_IDENTITY, self._caller.identity)
         if not reply.ok:
             raise WireError("libvirtd does not take the client's identity")
+
+    async def _check_may_open(self) -> None:
+        """Lets libvirtd judge whether the client may open this hypervisor, where it judges calls.
+
+        CONNECT_OPEN came to it as root's. CONNECT_SUPPORTS_FEATURE needs the same right, which is
+        connect:getattr, and QEMU's driver is asked about this feature.
+
+        Raises:
+            UpstreamError: the client may not, in libvirtd's words.
+        """
+        if polkit.judges_calls(self._services.config.libvirtd_conf):
+            feature = bytes(Writer().i32(_MIGRATION_V3))
+            reply = await self._ask(Proc.CONNECT_SUPPORTS_FEATURE, feature)
+            if not reply.ok:
+                raise UpstreamError(reply.payload)
+
+    async def _ask(self, procedure: Proc, payload: bytes = b"") -> Reply:
+        """Makes a call of our own on the client's connection, before the client can make any."""
+        words = (0, REMOTE_PROGRAM, 1, procedure, MessageType.CALL, _OWN_SERIAL, Status.OK)
+        return await self.exchange(Header(*words).resized(len(payload)), payload)
 
     # Replies
 

@@ -38,6 +38,9 @@ RIGHTS: dict[str, str] = {
 }
 """Debian's own users to what they may do; `@mine`: to domains whose name begins so."""
 
+SHUT_OUT = "games"
+"""Another of Debian's users, who may do anything to domains, but may not connect."""
+
 CHANGING = [user for user in RIGHTS if user not in ("www-data", "uucp")]
 """Those who may change something, and one who may only read."""
 
@@ -117,7 +120,7 @@ def policed() -> Iterator[Policed]:
     if not is_root():
         pytest.fail("tests/libvirt need root: they run a libvirtd in a mount namespace")
     polkit_folder = scratch_directory("pk-")
-    rights = repr(RIGHTS)
+    rights = repr({**RIGHTS, SHUT_OUT: "connect.search-domains domain.*"})
     with Polkit(polkit_folder, RULES.format(rights=rights)) as polkit:
         before = {key: os.environ.get(key) for key in polkit.environment}
         os.environ.update(polkit.environment)  # for libvirtd, and for the gateway's pkcheck
@@ -211,6 +214,12 @@ def test_who_sees_what(policed: Policed, user: str) -> None:
         if RIGHTS[user]:
             read = policed.do(user, False, "domblkinfo", name, "sda")
             assert (read is None) == may(user, "domain.getattr", "domain.read", name=name)
+
+
+def test_who_may_not_connect_gets_no_connection(policed: Policed) -> None:
+    """libvirtd judges the opening of the connection itself: connect.getattr."""
+    for words in (["domstate", "mine"], ["destroy", "mine"], ["list", "--all"]):
+        assert not same(policed, SHUT_OUT, words, words)
 
 
 PLACES = [("mine", "--live"), ("mine", "--config"), ("other", "--live")]
