@@ -18,7 +18,8 @@ RUST_SOURCES := $(shell find pydataplane/Cargo.toml pydataplane/Cargo.lock pydat
 # What the demo and the tests need of Debian 12: QEMU, libvirt, polkit, a compiler, tools for the guest.
 APT_PACKAGES := build-essential busybox-static ca-certificates cpio dbus-daemon e2fsprogs kmod \
 	libvirt-clients libvirt-daemon-system libvirt-dev linux-libc-dev mount pkg-config polkitd \
-	python3-dev python3-venv qemu-system-x86 qemu-utils sg3-utils strace systemd util-linux xfsprogs xz-utils
+	python3-dev python3-venv qemu-system-x86 qemu-utils sg3-utils strace systemd util-linux virtinst \
+	xfsprogs xz-utils
 
 # Checks the licences and sources of crates. Built fast, as it runs for a second.
 CARGO_DENY_VERSION := 0.20.2
