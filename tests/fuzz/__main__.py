@@ -7,7 +7,7 @@
 They are built with the stable toolchain: coverage is a pass of LLVM that any rustc has. With
 `--sanitize` and a nightly toolchain AddressSanitizer watches them, too. A finding is kept as a
 file, and the command that repeats it is printed. Inputs that reached something new are kept in
-.cache, where the next run goes on from them.
+the cache, where the next run goes on from them; programs and logs are this checkout's.
 """
 
 from __future__ import annotations
@@ -27,8 +27,13 @@ from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
 from rich.table import Table
 
+from tests.support.cache import CACHE, LOCAL
+
 HERE = Path(__file__).parent
-CACHE = Path(os.environ.get("VIRTLUN_CACHE", HERE.parents[1] / ".cache")) / "fuzz"
+#: Inputs that reached something new, and those that were findings, of every checkout.
+KEPT = CACHE / "fuzz"
+#: Programs and logs.
+MADE = LOCAL / "fuzz"
 #: Seconds beyond its time after which a target that does not end is killed.
 GRACE_S = 60
 #: Seconds that one input may take.
@@ -71,12 +76,18 @@ def build(names: list[str], *, sanitize: bool) -> Path:
         else "aarch64-unknown-linux-gnu"
     )
     flags = COVERAGE + (" -Zsanitizer=address" if sanitize else "")
-    output = CACHE / ("target-asan" if sanitize else "target")
+    output = MADE / ("target-asan" if sanitize else "target")
     # With an explicit triple, build scripts and macros are not instrumented.
     command = ["cargo", *(["+nightly"] if sanitize else []), "build", "--release", "--locked"]
     command += ["--manifest-path", str(HERE / "Cargo.toml"), "--target", triple]
     command += [part for name in names for part in ("--bin", name)]
-    environment = os.environ | {"RUSTFLAGS": flags, "CARGO_TARGET_DIR": str(output)}
+    # What cargo makes on the way is shared by checkouts; it knows by itself what is whose.
+    shared = os.environ.get("CARGO_BUILD_BUILD_DIR", str(KEPT / output.name))
+    environment = os.environ | {
+        "RUSTFLAGS": flags,
+        "CARGO_TARGET_DIR": str(output),
+        "CARGO_BUILD_BUILD_DIR": shared,
+    }
     subprocess.run(command, env=environment, check=True)
     return output / triple / "release"
 
@@ -84,7 +95,7 @@ def build(names: list[str], *, sanitize: bool) -> Path:
 def run(program: Path, seconds: int, seed: int) -> Outcome:
     """Runs one target for `seconds`, and returns what came of it."""
     name = program.name
-    found, kept = CACHE / "findings" / name, CACHE / "corpus" / name
+    found, kept = KEPT / "findings" / name, KEPT / "corpus" / name
     for folder in (found, kept):
         folder.mkdir(parents=True, exist_ok=True)
     given = HERE / "corpus" / name
@@ -99,7 +110,7 @@ def run(program: Path, seconds: int, seed: int) -> Outcome:
         str(kept),
         *([str(given)] if given.is_dir() else []),
     ]
-    log = CACHE / f"{name}.log"
+    log = MADE / f"{name}.log"
     with log.open("wb") as output:
         try:
             ended = subprocess.run(

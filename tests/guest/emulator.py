@@ -17,7 +17,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.guest.image import CACHE
+from tests.support.cache import CACHE
 
 PROGRAM = "qemu-system-x86_64"
 #: What QEMU is made of, modules too: in place of one that is missing it takes the machine's own

@@ -16,8 +16,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-CACHE = Path(os.environ.get("VIRTLUN_CACHE", ROOT / ".cache"))
+from tests.support.cache import CACHE
+
 INIT = Path(__file__).with_name("init")
 
 #: Our own programs for the guest.

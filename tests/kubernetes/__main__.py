@@ -12,8 +12,8 @@ from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.driver import EXAMPLES, NAMESPACE, Deployment
 from tests.kubernetes.kubevirt.claims import claim, events
 from tests.kubernetes.kubevirt.demo import MachineStory
-from tests.kubernetes.sandbox import wait_for
 from tests.kubernetes.tools import ToolsError, build
+from tests.support.wait import until
 
 OUT = Console(highlight=False, soft_wrap=True)
 SIZE = ("blockdev", "--getsize64", "/dev/virtlun")
@@ -87,10 +87,9 @@ class Story:
         """What the scheduler is told of the node's free space"""
         columns = "CLASS:.storageClassName,FREE:.capacity,NODE:.nodeTopology.matchLabels"
         words = ("get", "csistoragecapacities", "-n", NAMESPACE, "-o", f"custom-columns={columns}")
-        found = wait_for(
+        found = until(
             lambda: self.cluster.kubectl(*words, check=False).splitlines()[1:],
             "the capacity objects",
-            seconds=60,
         )
         return "\n".join(found)
 
@@ -101,7 +100,7 @@ class Story:
             self.cluster.applied(claim("bad", storage_class="bad")),
         ):
             return str(
-                wait_for(
+                until(
                     lambda: next(
                         (
                             line
@@ -111,7 +110,6 @@ class Story:
                         "",
                     ),
                     "the event",
-                    seconds=60,
                 )
             )
 
@@ -121,7 +119,7 @@ class Story:
         before = driver.restarts
         begun = self.deployment.asked("CreateVolume")
         self.cluster.apply(claim("made", storage_class="virtlun-immediate"))
-        wait_for(begun, "the call", seconds=60, pause_s=0.002)
+        until(begun, "the call", every_s=0.002)
         self.deployment.kill("virtlun-csi")
         said = self.cluster.execute("writer", "sh", "-c", "echo still here > /data/f; cat /data/f")
         self.deployment.wait_ready()
@@ -153,7 +151,7 @@ class Story:
     def end(self) -> str:
         """All of it is deleted: lvols, exports, loop devices and mounts are gone"""
         self.deployment.sweep()
-        wait_for(lambda: not self.deployment.volumes.volumes(), "no volume", seconds=60)
+        until(lambda: not self.deployment.volumes.volumes(), "no volume")
         self.deployment.wait_clean()
         return str(self.deployment.census())
 

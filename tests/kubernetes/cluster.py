@@ -24,15 +24,9 @@ from typing import Any
 
 from tests.kubernetes.node import Node
 from tests.kubernetes.pki import Pki
-from tests.kubernetes.sandbox import (
-    HOST_NAME,
-    SERVICE_ADDRESS,
-    Process,
-    Sandbox,
-    SandboxError,
-    wait_for,
-)
+from tests.kubernetes.sandbox import HOST_NAME, SERVICE_ADDRESS, Process, Sandbox, SandboxError
 from tests.kubernetes.tools import Report, Tools, build
+from tests.support.wait import until
 
 NODE = HOST_NAME
 #: The port that the service `kubernetes` has, by whose address pods find it.
@@ -156,8 +150,8 @@ class Cluster:
             return ready()
 
         try:
-            wait_for(look, f"the {what}", seconds=START_DEADLINE_S, pause_s=0.05)
-        except SandboxError as error:
+            until(look, f"the {what}", deadline_s=START_DEADLINE_S, every_s=0.05)
+        except (SandboxError, AssertionError) as error:
             raise SandboxError(f"{error}\n{process.words()}") from None
         self.timings[what] = time.monotonic() - self._begun
 

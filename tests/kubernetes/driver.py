@@ -25,7 +25,7 @@ from pydataplane.volumes import Volumes
 from tests.kubernetes.cluster import API_PORT, Cluster
 from tests.kubernetes.daemonset import Container, containers
 from tests.kubernetes.node import Node
-from tests.kubernetes.sandbox import Process, SandboxError, wait_for
+from tests.kubernetes.sandbox import Process, SandboxError
 from tests.support.target import binary
 from tests.support.wait import until
 
@@ -111,7 +111,7 @@ class Deployment:
         (self.node.kubelet_dir / "plugins" / DRIVER).mkdir(parents=True, exist_ok=True)
         self._start(found, "virtlun-holder")
         self._start(found, "virtlun-target")
-        wait_for(self._target_answers, "the target", seconds=READY_DEADLINE_S)
+        until(self._target_answers, "the target", deadline_s=READY_DEADLINE_S)
         self.volumes.create_lvstore(LVSTORE, self.state_dir / f"{LVSTORE}.img", lvstore_bytes)
         for container in found:
             if container.name not in self.parts:
@@ -255,11 +255,11 @@ class Deployment:
 
     def wait_ready(self) -> None:
         """Waits until the target answers and kubelet has the driver registered."""
-        wait_for(self._target_answers, "the target", seconds=READY_DEADLINE_S)
+        until(self._target_answers, "the target", deadline_s=READY_DEADLINE_S)
         try:
-            wait_for(self._driver_answers, "the driver", seconds=READY_DEADLINE_S, pause_s=0.1)
-            wait_for(self._registered, "the driver's registration", seconds=READY_DEADLINE_S)
-        except SandboxError as error:
+            until(self._driver_answers, "the driver", deadline_s=READY_DEADLINE_S, every_s=0.1)
+            until(self._registered, "the driver's registration", deadline_s=READY_DEADLINE_S)
+        except (SandboxError, AssertionError) as error:
             words = self.parts["virtlun-csi"].process.words()
             raise SandboxError(f"{error}\n{words}") from None
 

@@ -15,7 +15,7 @@ from tests.kubernetes.daemonset import IMAGE_PROGRAM
 from tests.kubernetes.driver import EXAMPLES, NAMESPACE, documents
 from tests.kubernetes.images import image
 from tests.kubernetes.program_image import NAME, program_image
-from tests.kubernetes.sandbox import wait_for
+from tests.support.wait import until
 
 SETS = ("virtlun-holder", "virtlun-target", "virtlun-csi")
 #: The same image by another name, for updates.
@@ -90,7 +90,7 @@ class Installed:
 
         what = f"a ready pod of {name}"
         try:
-            return wait_for(ready, what, seconds=READY_DEADLINE_S, pause_s=0.2)
+            return until(ready, what, deadline_s=READY_DEADLINE_S, every_s=0.2)
         except Exception as error:
             where = ("-n", NAMESPACE, "-l", f"app={name}")
             told = self.cluster.kubectl("describe", "pod", *where, check=False)

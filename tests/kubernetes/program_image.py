@@ -25,7 +25,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from tests.guest.image import CACHE
+from tests.support.cache import CACHE
 from tests.support.target import binary
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,13 +13,14 @@ import os
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
+
+from tests.support.wait import until
 
 HOST_NAME = "node1"
 #: The nodes' network; each node adds its address.
@@ -143,13 +144,13 @@ class Sandbox:
             start_new_session=True,
         )
         box = Process("box", self._first, self.logs / "box.log")
-        self._pid = wait_for(box.inner, "the box's first process", seconds=90)
+        self._pid = until(box.inner, "the box's first process", deadline_s=90)
         self._hierarchies = self._make_cgroups()
         try:
             # unshare mounts /proc last, before it becomes the first program
             target = Path(f"/proc/{self._pid}/exe")
-            wait_for(
-                lambda: target.readlink().name == self.pause.name, "the box's mounts", seconds=10
+            until(
+                lambda: target.readlink().name == self.pause.name, "the box's mounts", deadline_s=10
             )
             self.run(
                 *(
@@ -251,7 +252,7 @@ class Sandbox:
         for device in {**loops, **self.loops()}:
             subprocess.run(["losetup", "--detach", device], check=False, capture_output=True)
         for group in self._hierarchies:
-            wait_for(partial(remove_cgroup, group), f"an empty {group}", seconds=90)
+            until(partial(remove_cgroup, group), f"an empty {group}", deadline_s=90)
 
     def __enter__(self) -> Sandbox:
         """Returns the box."""
@@ -290,21 +291,3 @@ def compile_pause(directory: Path) -> Path:
             check=True,
         )
     return program
-
-
-def wait_for(
-    ready: Callable[[], T | None], what: str, *, seconds: float, pause_s: float = 0.02
-) -> T:
-    """Returns what `ready` gives once it is true; SandboxError when `seconds` have passed.
-
-    An OSError counts as not yet.
-    """
-    end = time.monotonic() + seconds
-    while True:
-        with contextlib.suppress(OSError):
-            result = ready()
-            if result:
-                return result
-        if time.monotonic() > end:
-            raise SandboxError(f"waited {seconds:.0f} s in vain for {what}")
-        time.sleep(pause_s)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.kubernetes.cluster import NODE, Cluster
-from tests.kubernetes.sandbox import CGROUPS, Sandbox, SandboxError, wait_for
+from tests.kubernetes.sandbox import CGROUPS, Sandbox, SandboxError
+from tests.support.wait import until
 
 POD = """\
 apiVersion: v1
@@ -53,7 +54,7 @@ def test_a_box_leaves_nothing_behind(tmp_path: Path) -> None:
         box.run("losetup", "--find", file)
         box.run("mount", "-t", "tmpfs", "in-the-box", tmp_path / "mounted")
         sleeper = box.spawn("sleeper", "sleep", "1000000")
-        pid = wait_for(sleeper.inner, "the program", seconds=90)
+        pid = until(sleeper.inner, "the program", deadline_s=90)
         assert list(box.loops().values()) == [str(file)]
         assert box.mounts(tmp_path) == [str(tmp_path / "mounted")]
         assert (Path("/proc") / str(pid)).exists()

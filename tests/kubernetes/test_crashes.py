@@ -21,7 +21,7 @@ import tests.kubernetes.driver
 from tests.kubernetes.cluster import NODE, Cluster
 from tests.kubernetes.driver import Deployment
 from tests.kubernetes.kubevirt.census import luns
-from tests.kubernetes.sandbox import SandboxError, wait_for
+from tests.kubernetes.sandbox import SandboxError
 from tests.kubernetes.test_volumes import (
     MIB,
     SOCKET,
@@ -34,6 +34,7 @@ from tests.kubernetes.test_volumes import (
     wait_nothing,
     write,
 )
+from tests.support.wait import until
 
 CSI = "virtlun-csi"
 PUBLISH = "NodePublishVolume"
@@ -60,7 +61,7 @@ def restart(deployment: Deployment) -> None:
     """Ends the driver in order; it comes back by itself."""
     restarts = deployment.parts[CSI].restarts
     assert deployment.stop(CSI) == 0
-    wait_for(lambda: deployment.parts[CSI].restarts > restarts, "its restart", seconds=90)
+    until(lambda: deployment.parts[CSI].restarts > restarts, "its restart", deadline_s=90)
     deployment.wait_ready()
 
 
@@ -83,8 +84,8 @@ def killed(deployment: Deployment, fuse: Path, point: str) -> Iterator[None]:
     restarts = part.restarts
     fuse.write_text(point)
     yield
-    wait_for(lambda: not fuse.exists(), f"the driver to die {point}", seconds=60)
-    wait_for(lambda: part.restarts > restarts, "its restart", seconds=90)
+    until(lambda: not fuse.exists(), f"the driver to die {point}")
+    until(lambda: part.restarts > restarts, "its restart", deadline_s=90)
 
 
 @pytest.mark.parametrize("point", ["before bdev_lvol_create", "after bdev_lvol_create"])
@@ -206,19 +207,17 @@ def test_pods_do_not_notice_a_new_driver_or_kubelet(
         cluster.restart_kubelet()
         cluster.wait("pod/writer", "condition=Ready")
         words = ("writer", "sh", "-c", write_once.format("after"))
-        wait_for(
+        until(
             lambda: cluster.execute(*words, check=False) == "after\n",
             "the new kubelet to know the pod",
-            seconds=60,
         )
         for pod in ("writer", "raw"):
             again = (PUBLISH, f"default/{pod}")
-            wait_for(
+            until(
                 lambda again=again: any(  # type: ignore[misc]
                     (each["method"], each.get("pod")) == again for each in calls(deployment, since)
                 ),
                 f"the volume of {pod} to be published again",
-                seconds=60,
             )
             containers = cluster.get("pod", pod)["status"]["containerStatuses"]
             assert [each["restartCount"] for each in containers] == [0]

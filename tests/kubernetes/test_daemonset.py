@@ -14,8 +14,8 @@ import pytest
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.driver import DRIVER, EXAMPLES, NAMESPACE
 from tests.kubernetes.installed import KUBELET_DIR, SETS, Installed
-from tests.kubernetes.sandbox import wait_for
 from tests.kubernetes.tools import Tools
+from tests.support.wait import until
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -80,8 +80,11 @@ def test_a_driver_without_its_socket_is_started_again(installed: Installed) -> N
     """As its liveness probe fails: no kubelet reaches it any more, and it does not know why."""
     before = installed.restarts()["virtlun-csi"]
     installed.execute("virtlun-csi", "rm", "/csi/csi.sock")
-    wait_for(
-        lambda: installed.restarts()["virtlun-csi"] > before, "the restart", seconds=180, pause_s=1
+    until(
+        lambda: installed.restarts()["virtlun-csi"] > before,
+        "the restart",
+        deadline_s=180,
+        every_s=1,
     )
     installed.wait_ready("virtlun-csi")
     installed.execute("virtlun-csi", "test", "-S", "/csi/csi.sock")
@@ -104,9 +107,9 @@ def test_a_pod_writes_through_every_update(installed: Installed) -> None:
 
     def goes_on() -> None:
         before = written()
-        wait_for(lambda: written() > before + 1, "further writes", seconds=120, pause_s=0.2)
+        until(lambda: written() > before + 1, "further writes", deadline_s=120, every_s=0.2)
 
-    wait_for(lambda: written() > 0, "the first write", seconds=60)
+    until(lambda: written() > 0, "the first write")
     for name, delete in (
         ("virtlun-csi", False),  # a rolling update
         ("virtlun-target", True),
@@ -130,7 +133,7 @@ def test_a_pod_writes_through_every_update(installed: Installed) -> None:
     cluster.wait("pvc/data", "jsonpath={.status.capacity.storage}=600Mi")
     cluster.delete("pod", "--all")
     cluster.delete("pvc", "--all")
-    wait_for(lambda: not cluster.items("pv"), "no volume", seconds=60)
+    until(lambda: not cluster.items("pv"), "no volume")
     assert installed.execute("virtlun-target", "virtlun", "volume", "list", "--json") == "[]\n"
     left = [
         place for place in cluster.box.mounts("/") if DRIVER in place or "virtlun/export" in place

@@ -30,7 +30,8 @@ from tests.kubernetes.kubevirt.examples import FOLDER, LEGACY_VM, VM, machine, n
 from tests.kubernetes.kubevirt.guest import OURS, disk_at, size, vendor, wait_size, write
 from tests.kubernetes.kubevirt.objects import QEMU, VIRT_CONTROLLER
 from tests.kubernetes.kubevirt.simulator import KubeVirt, Machine
-from tests.kubernetes.sandbox import SandboxError, wait_for
+from tests.kubernetes.sandbox import SandboxError
+from tests.support.wait import until
 
 LABEL = 'virtlun.dev/controller: "true"'
 #: A second volume of the example's machine.
@@ -81,10 +82,10 @@ def test_a_machine_boots_from_its_claim_and_gets_grows_and_loses_another(
         second = disk_at(agent, told["target"])
         assert size(agent, second) == 64
         assert "scratch-1" in agent.run(f"sg_vpd -p 0x80 /dev/{second}")
-        wait_for(
+        until(
             lambda: condition(cluster, "extra", "SeenByGuest").startswith("True"),
             "the condition SeenByGuest",
-            seconds=90,
+            deadline_s=90,
         )
         told = status(cluster, "extra")
         assert (told["phase"], told["message"][:9]) == ("Attached", "target 1,")
@@ -179,10 +180,9 @@ def test_only_a_launcher_of_a_machine_gets_a_controller(kubevirt: KubeVirt) -> N
         cluster.kubectl("create", "-f", "-", stdin=pod)
     cluster.kubectl("create", *VIRT_CONTROLLER, "-f", "-", stdin=pod)
     try:
-        wait_for(
+        until(
             lambda: any("is no launcher of a virtual machine" in each for each in told(cluster)),
             "the driver's refusal",
-            seconds=60,
         )
         assert cluster.get("pod", "curious")["status"]["phase"] == "Pending"
         assert census.census(kubevirt.deployment).controllers == ()

@@ -21,7 +21,7 @@ from tests.kubernetes.kubevirt.examples import machine, nothing_left
 from tests.kubernetes.kubevirt.guest import OURS, disk_at, size, vendor
 from tests.kubernetes.kubevirt.simulator import KubeVirt, Machine
 from tests.kubernetes.kubevirt.wire import HookError
-from tests.kubernetes.sandbox import wait_for
+from tests.support.wait import until
 
 MOMENTS = ("asked", "begun")
 ASKED_S = 2.0
@@ -51,10 +51,10 @@ def crash(
             deployment.kill("virtlun-csi")
     else:
         acting.start()
-        wait_for(begun, "the first effect", seconds=60, pause_s=0.002)
+        until(begun, "the first effect", every_s=0.002)
         deployment.kill("virtlun-csi")
     acting.join()
-    wait_for(lambda: deployment.parts["virtlun-csi"].restarts > restarts, "its restart", seconds=90)
+    until(lambda: deployment.parts["virtlun-csi"].restarts > restarts, "its restart", deadline_s=90)
     deployment.wait_ready()
 
 
@@ -165,7 +165,7 @@ def test_killed_while_disks_come_and_go(kubevirt: KubeVirt) -> None:
                 lambda: cluster.delete("vmvolume", "more", wait=False),
                 lambda: not two_luns(),
             )
-            wait_for(lambda: not status(cluster, "more"), "no VmVolume", seconds=CONVERGE_S)
+            until(lambda: not status(cluster, "more"), "no VmVolume", deadline_s=CONVERGE_S)
             agent.wait_for(f"! [ -e /sys/block/{disk} ]")
             counted = census.census(deployment)
             assert len(counted.luns) == 1

@@ -31,7 +31,7 @@ from tests.kubernetes.kubevirt.migration import Migration
 from tests.kubernetes.kubevirt.objects import PLUGIN_GROUP
 from tests.kubernetes.kubevirt.simulator import KubeVirt, Machine
 from tests.kubernetes.kubevirt.wire import HookError
-from tests.kubernetes.sandbox import wait_for
+from tests.support.wait import until
 
 SHARED_CLAIM = CLAIM.replace("ReadWriteOnce", "ReadWriteMany")
 #: Has no volume, and so nothing to boot: the firmware says so and waits.
@@ -88,10 +88,10 @@ def clean(kubevirt: KubeVirt) -> Iterator[None]:
 @pytest.fixture
 def elsewhere(deployment: Deployment, second: Deployment) -> None:
     """The elected csi-resizer is the first node's."""
-    wait_for(lambda: deployment.leads() or second.leads(), "an election", seconds=60, pause_s=0.2)
+    until(lambda: deployment.leads() or second.leads(), "an election", every_s=0.2)
     if second.leads():
         with second.without("csi-resizer"):
-            wait_for(deployment.leads, "another election", seconds=60, pause_s=0.2)
+            until(deployment.leads, "another election", every_s=0.2)
 
 
 def lvols(deployment: Deployment) -> int:
@@ -123,10 +123,9 @@ def test_a_machine_lives_on_the_second_node_and_stays_there(
         late = disk_at(agent, told["target"])
         assert (lvols(deployment), lvols(second)) == (1, 2), "it was made where the machine runs"
         said = f"the volume of claim far is on node {NODE} and the machine runs on {node}"
-        wait_for(
+        until(
             lambda: said in status(cluster, "far").get("message", ""),
             f"the VmVolume far to say: {said}",
-            seconds=60,
         )
         assert wait_phase(cluster, "far", "Pending").get("target") is None
 

@@ -12,7 +12,6 @@ import pytest
 
 from tests.kubernetes.cluster import NODE, Cluster
 from tests.kubernetes.driver import LVSTORE, NAMESPACE, Deployment
-from tests.kubernetes.sandbox import wait_for
 from tests.kubernetes.test_volumes import (
     MIB,
     TOPOLOGY,
@@ -28,6 +27,7 @@ from tests.kubernetes.test_volumes import (
     wait_nothing,
     write,
 )
+from tests.support.wait import until
 
 CONVERGE_S = 120.0
 POD = """\
@@ -78,7 +78,7 @@ def nothing_left(deployment: Deployment, second: Deployment) -> Iterator[None]:
 @pytest.fixture
 def follower(deployment: Deployment, second: Deployment) -> Deployment:
     """The node whose csi-resizer is not the elected one."""
-    wait_for(lambda: deployment.leads() or second.leads(), "an election", seconds=60, pause_s=0.2)
+    until(lambda: deployment.leads() or second.leads(), "an election", every_s=0.2)
     return second if deployment.leads() else deployment
 
 
@@ -130,11 +130,10 @@ def test_a_volume_is_made_where_there_is_room(
     most = place.volumes.lvstore(LVSTORE).free // MIB - 128
     with cluster.applied(both("most", place.node.name, f"{most}Mi")):
         cluster.wait("pod/most", "condition=Ready")
-        wait_for(
+        until(
             lambda: 0 <= free(cluster, place.node.name) <= 128 * MIB,
             "the capacity object to say so",
-            seconds=60,
-            pause_s=0.2,
+            every_s=0.2,
         )
         with (
             cluster.applied(both("late", size="512Mi")),
@@ -151,13 +150,12 @@ def test_a_pod_cannot_run_where_its_volume_is_not(cluster: Cluster, second: Depl
     with cluster.applied(both("first", NODE)):
         cluster.wait("pod/first", "condition=Ready")
         with cluster.applied(pod("elsewhere", second.node.name, of="first")):
-            wait_for(
+            until(
                 lambda: (
                     "didn't match PersistentVolume's node affinity" in events(cluster, "elsewhere")
                 ),
                 "the scheduler to say why",
-                seconds=60,
-                pause_s=0.2,
+                every_s=0.2,
             )
             assert cluster.get("pod", "elsewhere")["status"]["phase"] == "Pending"
         assert second.census().lvols == ()
@@ -220,11 +218,10 @@ def test_growth_without_room_on_another_node_says_why_and_goes_on_when_there_is(
             cluster.wait(f"pod/{name}", "condition=Ready")
         grow(cluster, "grows", "512Mi")
         said = f"cannot grow from {64 * MIB} to {512 * MIB} bytes: lvstore {LVSTORE}"
-        wait_for(
+        until(
             lambda: said in conditions(cluster, "grows"),
             f"a condition of the claim with: {said}",
-            seconds=60,
-            pause_s=0.2,
+            every_s=0.2,
         )
         assert device_bytes(cluster, "grows") == 64 * MIB
         cluster.delete("pod", "most")

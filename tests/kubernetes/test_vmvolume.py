@@ -25,9 +25,10 @@ from pydataplane.errors import RpcError
 from tests.kubernetes.cluster import API_PORT, NODE, Cluster
 from tests.kubernetes.driver import EXAMPLES, ROOT, Deployment, driver_program
 from tests.kubernetes.kubevirt.objects import definitions
-from tests.kubernetes.sandbox import Process, SandboxError, wait_for
+from tests.kubernetes.sandbox import Process, SandboxError
 from tests.kubernetes.test_volumes import MIB, claim, device_bytes, events, grow, volume_of
 from tests.support.initiator import Initiator
+from tests.support.wait import until
 
 HTTP = "127.0.0.1:9820"
 DEADLINE_S = 60.0
@@ -77,7 +78,7 @@ class World:
                 "PYTHONPATH": str(ROOT),
             },
         )
-        wait_for(self._serves, "the driver", seconds=DEADLINE_S)
+        until(self._serves, "the driver", deadline_s=DEADLINE_S)
 
     def _serves(self) -> bool:
         if self.process is None or not self.process.running():
@@ -154,8 +155,8 @@ class World:
             return found if right and text in found["message"] else None
 
         try:
-            return wait_for(there, f"{phase} {reason} {text}", seconds=DEADLINE_S)
-        except SandboxError as error:
+            return until(there, f"{phase} {reason} {text}", deadline_s=DEADLINE_S)
+        except (SandboxError, AssertionError) as error:
             words = self.process.words() if self.process else "no controller"
             raise SandboxError(f"{error}\n{self.status(name)}\n{words}") from None
 
@@ -261,7 +262,7 @@ def test_who_edits_a_namespace_may_make_one_but_not_say_how_it_is(world: World) 
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "edit"},
     }
     with cluster.applied(json.dumps(binding)):
-        wait_for(lambda: may("create", "vmvolumes"), "jane's rights", seconds=DEADLINE_S)
+        until(lambda: may("create", "vmvolumes"), "jane's rights", deadline_s=DEADLINE_S)
         assert may("delete", "vmvolumes")
         assert not may("patch", "vmvolumes", "--subresource=status")
         cluster.kubectl("apply", "-f", "-", user, stdin=vm_volume())
@@ -317,10 +318,10 @@ def test_a_claim_in_a_vm_is_kept_until_the_vmvolume_is_gone(world: World, pod: s
     cluster.apply(vm_volume())
     world.until("Attached")
     cluster.delete("pvc", "data", wait=False)
-    wait_for(
+    until(
         lambda: "deletionTimestamp" in cluster.get("pvc", "data")["metadata"],
         "the claim's deletion",
-        seconds=90,
+        deadline_s=90,
     )
     assert world.luns(pod) != {}
     assert world.status()["phase"] == "Attached"
@@ -680,8 +681,8 @@ def test_finalizers_taken_off_by_hand_leave_nothing(world: World, pod: str, down
         world.gone()
         if down:
             world.start()
-        wait_for(
+        until(
             lambda: FINALIZER not in world.finalizers("pvc", "data") and world.luns(pod) == {},
             "a claim that is free",
-            seconds=DEADLINE_S,
+            deadline_s=DEADLINE_S,
         )

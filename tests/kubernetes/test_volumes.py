@@ -16,8 +16,8 @@ import pytest
 from tests.kubernetes.cluster import NODE, Cluster
 from tests.kubernetes.driver import DRIVER, EXAMPLES, LVSTORE, NAMESPACE, Deployment
 from tests.kubernetes.kubevirt.census import luns
-from tests.kubernetes.sandbox import wait_for
 from tests.support.csi import may_grow_ext4
+from tests.support.wait import until
 
 MIB = 1 << 20
 TOPOLOGY = "csi.virtlun.dev/node"
@@ -151,7 +151,7 @@ def test_a_claim_waits_for_its_first_pod_and_is_bound_on_that_node(cluster: Clus
             {"matchExpressions": [{"key": TOPOLOGY, "operator": "In", "values": [NODE]}]}
         ]
     with cluster.applied(claim("waits", "virtlun-thin", "400Mi", "Filesystem")):
-        wait_for(lambda: "WaitForFirstConsumer" in events(cluster, "waits"), "an event", seconds=90)
+        until(lambda: "WaitForFirstConsumer" in events(cluster, "waits"), "an event", deadline_s=90)
         assert cluster.get("pvc", "waits")["status"]["phase"] == "Pending"
 
 
@@ -196,9 +196,7 @@ def test_ext4_grows_under_its_pod_or_says_that_it_grows_with_the_next(cluster: C
         grow(cluster, "data", "128Mi")
         if not may_grow_ext4():
             said = "it grows when the volume is staged next; xfs grows at once"
-            wait_for(
-                lambda: said in conditions(cluster, "data"), f"a condition: {said}", seconds=60
-            )
+            until(lambda: said in conditions(cluster, "data"), f"a condition: {said}")
             assert free_mib(cluster, "writer") == before
             cluster.delete("pod", "writer")
             cluster.apply(pod)
@@ -225,8 +223,9 @@ def test_a_block_device_is_written_read_and_grown_in_its_pod(cluster: Cluster) -
         assert cluster.execute("raw", "blockdev", "--getss", "/dev/virtlun").strip() == "4096"
         write(cluster, "raw", "first", at_mib=1)
         grow(cluster, "disk", "128Mi")
-        wait_for(
-            lambda: device_bytes(cluster, "raw") == 128 * MIB, "the new size in the pod", seconds=60
+        until(
+            lambda: device_bytes(cluster, "raw") == 128 * MIB,
+            "the new size in the pod",
         )
         write(cluster, "raw", "last", at_mib=127)
         assert read(cluster, "raw", at_mib=1) == "first"
@@ -244,11 +243,10 @@ def test_a_volume_that_a_stranger_writes_larger_stays_as_its_claim_asks(
         larger = '{"spec":{"capacity":{"storage":"1Gi"}}}'
         cluster.kubectl("patch", "pv", volume, "--type=merge", "-p", larger)
         log = deployment.parts["virtlun-csi"].process
-        wait_for(
+        until(
             lambda: "its claim asks for" in log.words(20_000),
             "kubelet's call, and its refusal",
-            seconds=60,
-            pause_s=0.2,
+            every_s=0.2,
         )
         assert device_bytes(cluster, "raw") == before
 
@@ -314,22 +312,20 @@ def test_capacity_objects_tell_what_is_free(cluster: Cluster, deployment: Deploy
 
     store = deployment.volumes.lvstore(LVSTORE)
     free = store.free
-    wait_for(
+    until(
         lambda: published() == {"virtlun-thin": 4 * store.total, "virtlun-thick": free},
         "objects of both classes that bind late, and of the thin one's overcommit",
-        seconds=60,
-        pause_s=0.5,
+        every_s=0.5,
     )
     with cluster.applied(claim("takes", "virtlun-block", "512Mi")):
         cluster.wait_phase("pvc/takes", "Bound")
-        wait_for(
+        until(
             lambda: (
                 published()["virtlun-thick"] <= free - 512 * MIB
                 and published()["virtlun-thin"] == 4 * store.total - 512 * MIB
             ),
             "less of it",
-            seconds=60,
-            pause_s=0.5,
+            every_s=0.5,
         )
 
 
@@ -342,7 +338,7 @@ def test_a_claim_bound_at_once_for_which_there_is_no_room_says_so_and_gets_it_la
     with cluster.applied(claim("most", "virtlun-block", f"{most}Mi")):
         cluster.wait_phase("pvc/most", "Bound")
         cluster.apply(claim("waits", "virtlun-block", "512Mi"))
-        wait_for(lambda: said in events(cluster, "waits"), f"an event with: {said}", seconds=60)
+        until(lambda: said in events(cluster, "waits"), f"an event with: {said}")
         assert cluster.get("pvc", "waits")["status"]["phase"] == "Pending"
         cluster.delete("pvc", "most")
         cluster.wait_phase("pvc/waits", "Bound")
@@ -359,12 +355,12 @@ def test_a_claim_bound_at_once_that_no_volume_can_serve_is_told_why_once(
         return [each.get("count", 1) for each in found if each["reason"] == "CannotProvision"]
 
     with cluster.applied(files):
-        wait_for(told, "an event CannotProvision", seconds=60)
+        until(told, "an event CannotProvision")
         assert "use volumeMode Block, or ReadWriteOnce" in events(cluster, "files")
         for number in range(2):
             asked = deployment.asked("GetCapacity")
             cluster.kubectl("annotate", "pvc", "files", f"example.org/look={number}", "--overwrite")
-            wait_for(asked, "the provisioner to ask again", seconds=60)
+            until(asked, "the provisioner to ask again")
         assert told() == [1]
         noted = cluster.get("pvc", "files")["metadata"]["annotations"]
         assert not any(name.startswith("csi.virtlun.dev/") for name in noted)
@@ -397,7 +393,7 @@ def test_a_bad_class_says_why_in_the_claims_events(
     said = f"rpc error: code = InvalidArgument desc = StorageClass parameter {said}"
     bad = CLASS.format(name=name, binding="Immediate", parameters=json.dumps(parameters))
     with cluster.applied(bad), cluster.applied(claim(name, name)):
-        wait_for(lambda: said in events(cluster, name), f"an event with: {said}", seconds=60)
+        until(lambda: said in events(cluster, name), f"an event with: {said}")
         assert cluster.get("pvc", name)["status"]["phase"] == "Pending"
 
 
@@ -439,7 +435,7 @@ def test_a_claim_that_cannot_be_served_says_why(
         cluster.applied(claim(name, name, size, "Filesystem", access)),
         cluster.applied(pod),
     ):
-        wait_for(lambda: said in events(cluster, name), f"an event with: {said}", seconds=60)
+        until(lambda: said in events(cluster, name), f"an event with: {said}")
         assert cluster.get("pvc", name)["status"]["phase"] == "Pending"
         assert cluster.get("pod", name)["status"]["phase"] == "Pending"
 
@@ -462,7 +458,7 @@ def test_a_volume_that_a_virtual_machine_has_is_refused_to_a_pod_until_it_is_fre
                 f"virtlun_export_create: Device or resource busy: bdev {handle} is in use by "
                 "target 0 of controller vm: release it there first"
             )
-            wait_for(lambda: said in events(cluster, "raw"), f"an event with: {said}", seconds=60)
+            until(lambda: said in events(cluster, "raw"), f"an event with: {said}")
             assert deployment.census().exports == deployment.census().loops == ()
             target.call("vhost_delete_controller", ctrlr="vm")
             cluster.wait("pod/raw", "condition=Ready")
@@ -479,7 +475,7 @@ def test_a_volume_that_is_not_ours_is_left_alone(cluster: Cluster, deployment: D
         cluster.applied(pod),
     ):
         said = f"code = NotFound desc = volume {handle} is not one of {DRIVER} on node {NODE}"
-        wait_for(lambda: said in events(cluster, "raw"), f"an event with: {said}", seconds=60)
+        until(lambda: said in events(cluster, "raw"), f"an event with: {said}")
         left = deployment.census()
         assert (left.lvols, left.exports, left.loops) == (("foreign",), (), ())
         cluster.delete("pod", "raw")
@@ -512,9 +508,9 @@ def test_a_claim_is_told_when_its_volume_waits_and_when_it_is_in_order_again(
         cluster.wait("pod/raw", "condition=Ready")
         assert "TargetAway" not in told()
         with deployment.without("virtlun-target"):
-            wait_for(lambda: "TargetAway" in told(), "an event", seconds=120, pause_s=1)
+            until(lambda: "TargetAway" in told(), "an event", deadline_s=120, every_s=1)
         kind, message = told()["TargetAway"]
         assert kind == "Warning"
         assert message.startswith(f"on node {NODE}: I/O waits for its target: ")
-        wait_for(lambda: "VolumeHealthy" in told(), "its end", seconds=180, pause_s=1)
+        until(lambda: "VolumeHealthy" in told(), "its end", deadline_s=180, every_s=1)
         assert told()["VolumeHealthy"][0] == "Normal"

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from tests.guest.emulator import PROGRAM, newer
-from tests.guest.image import CACHE
+from tests.support.cache import CACHE
 
 DIRECTORIES = {
     "etc": "/etc/libvirt",

@@ -7,7 +7,6 @@ import contextlib
 import os
 import sys
 import time
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -17,9 +16,9 @@ from tests.kubernetes.e2e.program import build
 from tests.kubernetes.e2e.runs import RUNS, SuiteCluster
 from tests.kubernetes.e2e.verdict import Verdict, VerdictError
 from tests.kubernetes.tools import ToolsError
+from tests.support.cache import LOCAL
 
-ROOT = Path(__file__).parents[3]
-REPORTS = Path(os.environ.get("VIRTLUN_CACHE", ROOT / ".cache")) / "e2e"
+REPORTS = LOCAL / "e2e"
 OUT = Console(highlight=False, soft_wrap=True)
 WORDS_MAX = 600
 

@@ -25,8 +25,8 @@ from tests.kubernetes.kubevirt.claims import MIB, claim, vm_volume
 from tests.kubernetes.kubevirt.examples import machine
 from tests.kubernetes.kubevirt.installed import installed
 from tests.kubernetes.kubevirt.simulator import KubeVirt, Machine
-from tests.kubernetes.sandbox import wait_for
 from tests.support.agent import Agent
+from tests.support.wait import until
 
 OUT = Console(highlight=False, soft_wrap=True)
 ROUNDS = 7
@@ -38,6 +38,7 @@ CLAIMS = "/api/v1/namespaces/default/persistentvolumeclaims"
 #: Sends one request from inside of the box, and prints when (seconds since the epoch).
 SEND = """\
 import http.client, ssl, sys, time
+from tests.support.wait import until
 method, path, kind, token, ca, host = sys.argv[1:]
 body = sys.stdin.read()
 secure = ssl.create_default_context(cafile=ca)
@@ -86,7 +87,7 @@ class Bench:
 
     def until(self, told: Callable[[], Any], what: str) -> Any:
         """Returns what is true at last."""
-        return wait_for(told, what, seconds=DEADLINE_S, pause_s=0.01)
+        return until(told, what, deadline_s=DEADLINE_S, every_s=0.01)
 
     def attach(self, number: int) -> None:
         """A VmVolume is made for a claim that is bound, and deleted."""

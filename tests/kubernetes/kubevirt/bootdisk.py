@@ -12,7 +12,8 @@ import os
 import subprocess
 from pathlib import Path
 
-from tests.guest.image import CACHE, build
+from tests.guest.image import build
+from tests.support.cache import CACHE
 from tests.support.qemu import CMDLINE
 
 SECTOR = 512

@@ -20,10 +20,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.guest.image import CACHE
 from tests.kubernetes.kubevirt.objects import NON_ROOT, QEMU
-from tests.kubernetes.sandbox import Process, Sandbox, SandboxError, wait_for
+from tests.kubernetes.sandbox import Process, Sandbox, SandboxError
+from tests.support.cache import CACHE
 from tests.support.libvirtd import LIBVIRTD_CONF, VirshError, virsh
+from tests.support.wait import until
 
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 START_DEADLINE_S = 60.0
@@ -145,8 +146,8 @@ class Compute:
             return self.socket.exists()
 
         try:
-            wait_for(ready, "libvirtd of a launcher", seconds=START_DEADLINE_S)
-        except SandboxError:
+            until(ready, "libvirtd of a launcher", deadline_s=START_DEADLINE_S)
+        except (SandboxError, AssertionError):
             process.stop()
             raise
         return process

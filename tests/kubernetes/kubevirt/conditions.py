@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.sandbox import wait_for
+from tests.support.wait import until
 
 LABEL = "test.example/condition"
 HOLDS, DOES_NOT = "the condition holds", "the condition does not hold"
@@ -64,7 +64,7 @@ class Conditions:
             )
             return next((one for one in (HOLDS, DOES_NOT) if one in done.stderr), "")
 
-        return wait_for(said, f"the policy {name}", seconds=DEADLINE_S, pause_s=0.2) == HOLDS
+        return until(said, f"the policy {name}", deadline_s=DEADLINE_S, every_s=0.2) == HOLDS
 
 
 def _policy(name: str, key: str, expression: str) -> list[dict[str, Any]]:

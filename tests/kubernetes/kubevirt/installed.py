@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.kubernetes.driver import DRIVER, EXAMPLES, Deployment, documents
 from tests.kubernetes.program_image import program_image
-from tests.kubernetes.sandbox import wait_for
+from tests.support.wait import until
 
 FOLDER = EXAMPLES / "kubevirt"
 PART = "virtlun-csi"
@@ -83,5 +83,5 @@ def _restart(deployment: Deployment) -> None:
     """Ends the driver, which comes back with the arguments that it has now."""
     restarts = deployment.parts[PART].restarts
     deployment.parts[PART].process.send(signal.SIGTERM)
-    wait_for(lambda: deployment.parts[PART].restarts > restarts, "its restart", seconds=90)
+    until(lambda: deployment.parts[PART].restarts > restarts, "its restart", deadline_s=90)
     deployment.wait_ready()

@@ -19,8 +19,9 @@ from tests.kubernetes.kubevirt import domain as domains
 from tests.kubernetes.kubevirt import objects, wire
 from tests.kubernetes.kubevirt.compute import Compute
 from tests.kubernetes.kubevirt.wire import HookError
-from tests.kubernetes.sandbox import MIGRATION_PORT, wait_for
+from tests.kubernetes.sandbox import MIGRATION_PORT
 from tests.support.agent import Agent, GuestError
+from tests.support.wait import until
 
 if TYPE_CHECKING:
     from tests.kubernetes.kubevirt.simulator import KubeVirt
@@ -141,8 +142,8 @@ class Launcher:
         found = []
         for name in wanted:
             folder = self.links / "kubevirt-hooks" / name
-            socket = wait_for(partial(_first, folder), f"the socket of {name}", seconds=READY_S)
-            info = wait_for(partial(_info, socket), f"{name} to answer", seconds=READY_S)
+            socket = until(partial(_first, folder), f"the socket of {name}", deadline_s=READY_S)
+            info = until(partial(_info, socket), f"{name} to answer", deadline_s=READY_S)
             assert "v1alpha3" in info.versions, info
             found.append(socket)
         return found

@@ -21,7 +21,7 @@ from typing import Any
 from tests.kubernetes.kubevirt import objects
 from tests.kubernetes.kubevirt.launcher import Launcher
 from tests.kubernetes.kubevirt.simulator import Machine
-from tests.kubernetes.sandbox import wait_for
+from tests.support.wait import until
 
 UNSCHEDULABLE_S = 60.0
 
@@ -61,7 +61,7 @@ class Migration:
                 (one["message"] for one in found if one.get("reason") == "Unschedulable"), ""
             )
 
-        return str(wait_for(said, "the scheduler's word", seconds=UNSCHEDULABLE_S, pause_s=0.2))
+        return str(until(said, "the scheduler's word", deadline_s=UNSCHEDULABLE_S, every_s=0.2))
 
     def hand_over(self) -> None:
         """Waits for the pod, and gives the instance to the virt-handler of its node as well."""
