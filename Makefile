@@ -23,10 +23,11 @@ APT_PACKAGES := build-essential busybox-static ca-certificates cpio dbus-daemon 
 
 # Checks the licences and sources of crates. Built fast, as it runs for a second.
 CARGO_DENY_VERSION := 0.20.2
-CARGO_DENY := $(or $(VIRTLUN_CACHE),$(HOME)/.cache/virtlun)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny
+CARGO_DENY := $(or $(VIRTLUN_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/virtlun)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny
 
-# Of pytest: much of a test's time is waiting for a guest or a server, so four at a time.
-SIDE_BY_SIDE := -n 4 --durations=20 --durations-min=10 --dist loadscope --no-loadscope-reorder
+# Of pytest: most of a test's time is waiting for a guest or a server, so four for each processor.
+WORKERS := $(shell workers=$$((4 * $$(nproc))); echo $$((workers < 16 ? workers : 16)))
+SIDE_BY_SIDE := -n $(WORKERS) --durations=20 --durations-min=10 --dist loadscope --no-loadscope-reorder
 
 say = @printf '\033[1m==> %s\033[0m\n' "$(1)"
 
@@ -132,7 +133,7 @@ $(CARGO_DENY): | toolchain
 		--root $(dir $(@D)) --version $(CARGO_DENY_VERSION) cargo-deny
 
 .PHONY: clean
-clean: ## Remove what was built; downloads stay in .cache
+clean: ## Remove what was built; downloads stay in the cache
 	@rm -rf $(VENV) $(CACHE)/*.stamp $(CACHE)/docs-venv build dist *.egg-info pydataplane/target
 
 # $(call apt,PACKAGES): a recipe that installs those that are missing

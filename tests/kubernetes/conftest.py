@@ -1,4 +1,8 @@
-"""One cluster for the whole run, and our driver on it for those who ask."""
+"""One cluster for this folder's tests, and our driver on it for those who ask.
+
+A worker of several ends it with the last of them that it has, and not at the end of the run: an
+idle cluster takes a gigabyte.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ def tools() -> Tools:
     return build()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(tools: Tools, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A running cluster of one node, without our driver until `deployment` is asked for."""
     with Cluster(tools=tools) as running:
@@ -34,7 +38,7 @@ def cluster(tools: Tools, request: pytest.FixtureRequest) -> Iterator[Cluster]:
         running.keep = request.session.testsfailed > 0
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def deployment(cluster: Cluster) -> Iterator[Deployment]:
     """Our driver on it."""
     with Deployment(cluster) as running:
