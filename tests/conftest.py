@@ -4,8 +4,8 @@ Property tests take the same examples each time, without a clock. `HYPOTHESIS_PR
 searches with new examples at each run, and remembers what failed.
 
 `pytest -n 8 --dist loadscope --no-loadscope-reorder`, as `make test` does, lets eight files run at
-a time: they wait for guests and servers most of their time. Those on Kubernetes share a cluster
-each worker, so they stay together in parts, as `PARTS` says. They come first.
+a time: they wait for guests and servers most of their time. A few that take longest come first, and
+may be less or more than a file: see `PARTS`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 KUBERNETES = "tests/kubernetes/"
-#: Beginnings of those on Kubernetes that stay together, each about as long as the others, and the
-#: longest first; a test is of the first that fits.
+#: Beginnings of names of tests that stay together, the longest first; a test is of the first that
+#: fits. Those on Kubernetes share their worker's cluster, which takes ten seconds to start.
 PARTS = (
     f"{KUBERNETES}test_volumes",
     f"{KUBERNETES}test_kubevirt_crashes",
@@ -27,6 +27,8 @@ PARTS = (
     f"{KUBERNETES}test_daemonset",
     f"{KUBERNETES}test_kubevirt_nodes",
     f"{KUBERNETES}test_vmvolume",
+    "tests/libvirt/test_missing_volumes.py::test_a_target_killed",
+    "tests/libvirt/test_missing_volumes.py",
     KUBERNETES,
 )
 
@@ -61,7 +63,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out those of the night, and puts those on Kubernetes first."""
+    """Leaves out those of the night, and puts those first that take longest."""
     if "nightly" not in config.getoption("markexpr"):
         nightly = [item for item in items if item.get_closest_marker("nightly")]
         config.hook.pytest_deselected(items=nightly)

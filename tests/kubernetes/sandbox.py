@@ -50,10 +50,13 @@ int main(void) {
 MIGRATION_PORT = 49152
 
 #: What hides the host's directories that Kubernetes' programs write to without asking, and what
-#: other tests have mounted just now: a loop device of theirs may become one of ours.
+#: other tests have mounted just now: a loop device of theirs may become one of ours. One that they
+#: unmount meanwhile is gone here, too.
 SETUP = """\
 hostname {name}
-awk '$5 ~ "^/(var/)?tmp/" {{print $5}}' /proc/self/mountinfo | tac | xargs -r -n 1 umount --lazy
+for place in $(awk '$5 ~ "^/(var/)?tmp/" {{print $5}}' /proc/self/mountinfo | tac); do
+    umount --lazy "$place" || ! mountpoint --quiet "$place"
+done
 mount --make-rshared /
 mount -t tmpfs -o mode=755 run /run
 mkdir -p /run/lock
