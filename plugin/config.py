@@ -83,12 +83,15 @@ class GatewaySection(Section):
     """libvirtd's read-only socket."""
     uri: str = "qemu:///system"
     """What to open there for the gateway's own questions."""
-    socket_group: str = "libvirt"
-    """Group of both sockets; '' leaves root's."""
-    socket_mode: str = Field(default="0660", pattern=r"^0[0-7]{3}$")
-    """Mode of the read-write socket, octal."""
-    socket_mode_ro: str = Field(default="0666", pattern=r"^0[0-7]{3}$")
-    """Mode of the read-only socket, octal."""
+    socket_group: str = "auto"
+    """Group of both sockets; '' leaves root's. auto: that of libvirtd's own socket where that is
+    for a group; libvirt where it is for all, and where the gateway listens in libvirtd's place."""
+    socket_mode: str = Field(default="auto", pattern=r"^(auto|0[0-7]{3})$")
+    """Mode of the read-write socket, octal. auto: 0660, but 0600 where libvirtd's own is for root
+    alone or not there."""
+    socket_mode_ro: str = Field(default="auto", pattern=r"^(auto|0[0-7]{3})$")
+    """Mode of the read-only socket, octal. auto: 0666, but 0660 or 0600 where libvirtd's own is for
+    a group or for root alone."""
     auth: AuthSetting = "auto"
     """What clients of the read-write socket must pass: none, polkit, or as libvirtd.conf says."""
     auth_ro: AuthSetting = "auto"

@@ -6,6 +6,7 @@ import asyncio
 import grp
 import os
 import socket
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,11 @@ BACKLOG = 128
 
 PATH_MAX_BYTES = 107
 """sockaddr_un.sun_path without its NUL."""
+
+USUAL_GROUP = "libvirt"
+"""Whose members use libvirt on most distributions, where libvirtd's own socket is for all."""
+USUAL_MODES = {False: 0o660, True: 0o666}
+"""Of the read-write and of the read-only socket."""
 
 _FIRST_FD = 3
 """SD_LISTEN_FDS_START."""
@@ -37,8 +43,38 @@ class Listener:
     """Connections that may still come: readers do not take those of writers."""
 
 
-def listen(path: Path, mode: int, group: str) -> socket.socket:
-    """Makes a listening UNIX socket with this mode and group; one left behind is replaced.
+@dataclass(frozen=True)
+class Admission:
+    """Who may connect to a socket."""
+
+    mode: int
+    group: str | int
+    """Name or number; '' leaves root's."""
+
+
+def usual(*, read_only: bool) -> Admission:
+    """Returns who uses libvirt on most distributions."""
+    return Admission(USUAL_MODES[read_only], USUAL_GROUP)
+
+
+def as_at(upstream: Path, *, read_only: bool) -> Admission:
+    """Returns the usual admission, narrowed to those who may connect to libvirtd's own socket.
+
+    One that is not there may be for nobody but root.
+    """
+    try:
+        known = upstream.stat()
+    except OSError:
+        return Admission(0o600, "")
+    if known.st_mode & stat.S_IWOTH:
+        return usual(read_only=read_only)
+    if known.st_mode & stat.S_IWGRP:
+        return Admission(0o660, known.st_gid)
+    return Admission(0o600, "")
+
+
+def listen(path: Path, admission: Admission) -> socket.socket:
+    """Makes a listening UNIX socket for those admitted; one left behind is replaced.
 
     Raises:
         ConfigError: the path is too long or taken, or the socket cannot be made; says what to do.
@@ -54,12 +90,15 @@ def listen(path: Path, mode: int, group: str) -> socket.socket:
             sock.bind(str(path))
         finally:
             os.umask(before)
-        if group:
-            os.chown(path, -1, grp.getgrnam(group).gr_gid)
-        path.chmod(mode)
+        group = admission.group
+        if group != "":
+            os.chown(path, -1, group if isinstance(group, int) else grp.getgrnam(group).gr_gid)
+        path.chmod(admission.mode)
         sock.listen(BACKLOG)
     except KeyError as error:
-        raise ConfigError(f"{path}: there is no group {group}: see gateway.socket_group") from error
+        raise ConfigError(
+            f"{path}: there is no group {admission.group}: see gateway.socket_group"
+        ) from error
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     sock.setblocking(False)

@@ -11,13 +11,13 @@ from typing import Any
 
 import structlog
 
-from plugin.config import AuthSetting, Config
+from plugin.config import LIBVIRTDS_PLACES, AuthSetting, Config
 from plugin.gateway import polkit
 from plugin.gateway.admin import AdminConnection
 from plugin.gateway.events import DeviceChange
 from plugin.gateway.journal import Journal
 from plugin.gateway.known import Known
-from plugin.gateway.listen import Listener, handed_over, listen
+from plugin.gateway.listen import Admission, Listener, as_at, handed_over, listen, usual
 from plugin.gateway.locks import Locks
 from plugin.gateway.loop import ReconcileLoop
 from plugin.gateway.procs import Proc
@@ -118,10 +118,23 @@ class Gateway:
         sock = given.get(str(path))
         ours = sock is None
         if sock is None:
-            sock = listen(path, int(mode, 8), self.config.socket_group)
+            sock = listen(path, self._admission(upstream, mode, read_only=read_only))
         slots = asyncio.Semaphore(self.config.max_clients)
         self._listeners.append(Listener(sock, path, upstream, read_only, auth, ours, slots))
         _log.info("listening", path=str(path), upstream=str(upstream), auth=str(auth))
+
+    def _admission(self, upstream: Path, mode: str, *, read_only: bool) -> Admission:
+        """Returns who may connect, by the configuration and by libvirtd's own socket.
+
+        In libvirtd's place nobody is to use libvirtd's own, so that it says nothing.
+        """
+        in_its_place = self.config.listen.parent in LIBVIRTDS_PLACES
+        found = usual(read_only=read_only) if in_its_place else as_at(upstream, read_only=read_only)
+        given = self.config.socket_group
+        return Admission(
+            found.mode if mode == "auto" else int(mode, 8),
+            found.group if given == "auto" else given,
+        )
 
     async def run(self) -> None:
         """Serves clients until `stop` is called, then lets calls begun finish."""

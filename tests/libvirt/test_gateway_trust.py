@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -13,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from plugin.config import load
-from tests.support.gateway import GatewayProcess
+from tests.support.gateway import GatewayProcess, listens
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError
+from tests.support.wait import until
 
 pytestmark = [pytest.mark.root]
 
@@ -84,6 +87,44 @@ def test_the_read_only_socket_is_for_everybody(host: Host) -> None:
         status, text = virsh_as(NOBODY, uri, "-r", "list", "--all", "--name")
         assert status == 0, text
         assert "idle" in text
+
+
+@pytest.mark.parametrize(
+    ("mode", "group", "ours", "ours_ro"),
+    [
+        (0o777, "root", (0o660, "libvirt"), (0o666, "libvirt")),
+        (0o770, "libvirt", (0o660, "libvirt"), (0o660, "libvirt")),
+        (0o660, "adm", (0o660, "adm"), (0o660, "adm")),
+        (0o700, "adm", (0o600, "root"), (0o600, "root")),
+        (None, "", (0o600, "root"), (0o600, "root")),
+    ],
+)
+def test_its_sockets_are_for_no_more_than_libvirtds(
+    host: Host, mode: int | None, group: str, ours: tuple[int, str], ours_ro: tuple[int, str]
+) -> None:
+    theirs = (host.libvirtd.socket, host.libvirtd.socket_ro)
+    before = [(path.stat().st_mode, path.group()) for path in theirs]
+    for path in theirs:
+        if mode is not None:
+            shutil.chown(path, group=group)
+            path.chmod(mode)
+        else:
+            path.rename(f"{path}-away")
+    try:
+        with _gateway(host, "") as gateway:
+            paths = (gateway.socket, Path(f"{gateway.socket}-ro"))
+            until(lambda: paths[1].exists() and listens(paths[1]))
+            made = [(stat.S_IMODE(path.stat().st_mode), path.group()) for path in paths]
+            assert made == [ours, ours_ro]
+        with _gateway(host, 'socket_group = "adm"\nsocket_mode = "0620"') as gateway:
+            assert stat.S_IMODE(gateway.socket.stat().st_mode) == 0o620, "a setting decides"
+            assert gateway.socket.group() == "adm"
+    finally:
+        for path, (old_mode, old_group) in zip(theirs, before, strict=True):
+            if mode is None:
+                Path(f"{path}-away").rename(path)
+            path.chmod(stat.S_IMODE(old_mode))
+            shutil.chown(path, group=old_group)
 
 
 def test_a_members_identity_reaches_libvirtd_before_its_calls(
