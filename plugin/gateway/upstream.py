@@ -20,9 +20,10 @@ import structlog
 from plugin.gateway.channel import Channel
 from plugin.gateway.errors import Code, Refused, UpstreamError, UpstreamGone
 from plugin.gateway.messages import Domain, DomainCall, read_string
-from plugin.gateway.procs import Proc, name_of
+from plugin.gateway.procs import QEMU_AGENT_COMMAND, Proc, name_of
 from plugin.gateway.wire import (
     MESSAGE_MAX_BYTES,
+    QEMU_PROGRAM,
     REMOTE_PROGRAM,
     REPLIES,
     Header,
@@ -147,8 +148,15 @@ class Upstream:
         self._channel.close()
         self._fail("the gateway closed its connection to libvirtd")
 
-    async def call(self, proc: Proc, payload: bytes = b"", deadline_s: float = CALL_S) -> bytes:
-        """Makes one call and returns the reply's payload.
+    async def call(
+        self,
+        proc: int,
+        payload: bytes = b"",
+        deadline_s: float = CALL_S,
+        *,
+        program: int = REMOTE_PROGRAM,
+    ) -> bytes:
+        """Makes one call, of REMOTE_PROGRAM or QEMU_PROGRAM, and returns the reply's payload.
 
         Raises:
             UpstreamError: libvirtd's error.
@@ -160,7 +168,9 @@ class Upstream:
         try:
             if not self.alive:
                 raise ConnectionResetError
-            await self._channel.send(message(MessageType.CALL, proc, serial, payload))
+            await self._channel.send(
+                message(MessageType.CALL, proc, serial, payload, program=program)
+            )
             async with asyncio.timeout(deadline_s):
                 return await reply
         except TimeoutError as error:
@@ -196,7 +206,7 @@ class Upstream:
 
     @staticmethod
     def _is_reply(header: Header) -> bool:
-        return header.program == REMOTE_PROGRAM and header.type in REPLIES
+        return header.program in (REMOTE_PROGRAM, QEMU_PROGRAM) and header.type in REPLIES
 
     @staticmethod
     def _is_event(header: Header) -> bool:
@@ -254,6 +264,12 @@ class Upstream:
         """Returns the domain with this name (needs domain:getattr)."""
         reply = await self.call(Proc.LOOKUP_BY_NAME, bytes(Writer().string(name)))
         return Domain.read(Reader(reply))
+
+    async def ask_agent(self, dom: Domain, command: str, timeout_s: int) -> str:
+        """Has the guest's agent carry out a command and returns its answer (needs domain:write)."""
+        args = dom.write(Writer()).string(command).i32(timeout_s).u32(0)
+        reply = Reader(await self.call(QEMU_AGENT_COMMAND, bytes(args), program=QEMU_PROGRAM))
+        return reply.optional(reply.string) or ""
 
     async def persistent(self, dom: Domain) -> bool:
         """Whether the domain has a persistent definition."""

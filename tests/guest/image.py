@@ -40,6 +40,7 @@ MODULES = (
     "sd_mod",
     "sg",
     "virtio_blk",
+    "virtio_console",
 )
 
 #: Debian programs that go into the guest beside busybox, with the libraries that they need.

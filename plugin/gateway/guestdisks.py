@@ -1,0 +1,147 @@
+"""Which disk of the client's a guest's file system is on, in the results of two calls.
+
+libvirtd asks the guest's agent, and finds a disk by the PCI address that the agent gives: for every
+disk of ours that is the carrier. The agent gives the SCSI target, too, which libvirtd has no use
+for; the gateway asks it again and puts the disk's own target dev in. Where that cannot be known,
+no name is given, as libvirtd itself does it with disks that it does not find.
+
+The agent's words are a guest's: anything may stand there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from plugin.gateway.messages import TypedParam, pack_params
+from plugin.gateway.xdr import Reader, Writer
+
+FILESYSTEMS_MAX = 256
+"""REMOTE_DOMAIN_FSINFO_MAX, and REMOTE_DOMAIN_FSINFO_DISKS_MAX of disks below each."""
+PARAMS_MAX = 2048
+"""REMOTE_DOMAIN_GUEST_INFO_PARAMS_MAX."""
+
+ASK_FILESYSTEMS = '{"execute":"guest-get-fsinfo"}'
+ASK_DISKS = '{"execute":"guest-get-disks"}'
+
+Targets = tuple[int | None, ...]
+"""The SCSI target of each disk, None where it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What is known of a guest's disks."""
+
+    carrier: str
+    """Target dev of the disk that stands for our controller."""
+    devs: Mapping[int, str]
+    """The target devs of the client's disks, by SCSI target."""
+    below: Mapping[tuple[str, str], Targets] = field(default_factory=dict)
+    """The disks below each file system, which is known by mount point and name."""
+    disks: Targets = ()
+    """All disks, in the agent's order."""
+
+    def of(self, targets: Sequence[int | None], nth: int) -> str | None:
+        """Returns the target dev of a disk that libvirtd took for the carrier; None: unknown."""
+        if len(self.devs) == 1:
+            return next(iter(self.devs.values()))
+        target = targets[nth] if nth < len(targets) else None
+        return None if target is None else self.devs.get(target)
+
+
+def targets_below(text: str) -> dict[tuple[str, str], Targets]:
+    """Reads the agent's answer to ASK_FILESYSTEMS, as far as it is one."""
+    return {
+        (str(item.get("mountpoint")), str(item.get("name"))): tuple(
+            _target(disk) for disk in _list(item.get("disk"))
+        )
+        for item in _returned(text)
+        if isinstance(item, dict)
+    }
+
+
+def targets(text: str) -> Targets:
+    """Reads the agent's answer to ASK_DISKS, as far as it is one."""
+    return tuple(
+        _target(item.get("address")) if isinstance(item, dict) else None for item in _returned(text)
+    )
+
+
+def _returned(text: str) -> list[Any]:
+    try:
+        answer = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    return _list(answer.get("return")) if isinstance(answer, dict) else []
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _target(address: object) -> int | None:
+    target = address.get("target") if isinstance(address, dict) else None
+    return target if isinstance(target, int) else None
+
+
+def filesystems(payload: bytes, names: Names) -> bytes:
+    """Returns GET_FSINFO's result with the client's disks.
+
+    Raises:
+        XdrError: it is no such result.
+    """
+    reader, writer = Reader(payload), Writer()
+
+    def one() -> tuple[str, str, str, list[str]]:
+        head = (reader.string(), reader.string(), reader.string())
+        return (*head, reader.array(reader.string, FILESYSTEMS_MAX))
+
+    found = reader.array(one, FILESYSTEMS_MAX)
+    result = reader.u32()
+    reader.end()
+
+    def write(item: tuple[str, str, str, list[str]]) -> None:
+        mountpoint, name, kind, devs = item
+        below = names.below.get((mountpoint, name), ())
+        if len(below) != len(devs):  # libvirtd did not find each: which are these?
+            below = ()
+        shown = [names.of(below, n) if dev == names.carrier else dev for n, dev in enumerate(devs)]
+        writer.string(mountpoint).string(name).string(kind)
+        writer.array([dev for dev in shown if dev is not None], writer.string)
+
+    writer.array(found, write)
+    return bytes(writer.u32(result))
+
+
+def info(payload: bytes, names: Names) -> bytes:
+    """Returns GET_GUEST_INFO's result with the client's disks.
+
+    Raises:
+        XdrError: it is no such result.
+    """
+    reader = Reader(payload)
+    params = reader.array(lambda: TypedParam.read(reader), PARAMS_MAX)
+    reader.end()
+    values = {param.field: param.value for param in params}
+    shown = []
+    for param in params:
+        if param.value != names.carrier or not param.field.endswith(".alias"):
+            shown.append(param)
+            continue
+        dev = _dev(param.field, values, names)
+        if dev is not None:
+            shown.append(TypedParam(param.field, param.kind, dev))
+    return pack_params(shown)
+
+
+def _dev(name: str, values: Mapping[str, object], names: Names) -> str | None:
+    """Returns the dev of `fs.N.disk.M.alias` or `disk.N.alias`; None: unknown."""
+    match name.split("."):
+        case ["fs", fs, "disk", nth, "alias"] if nth.isdecimal():
+            key = (str(values.get(f"fs.{fs}.mountpoint")), str(values.get(f"fs.{fs}.name")))
+            return names.of(names.below.get(key, ()), int(nth))
+        case ["disk", nth, "alias"] if nth.isdecimal():
+            return names.of(names.disks, int(nth))
+    return None
