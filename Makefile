@@ -62,7 +62,7 @@ fuzz: setup ## Each fuzz target for 20 s (FUZZ='ring --seconds 600' for one, lon
 	@$(BIN)/python -m tests.fuzz $(FUZZ)
 
 .PHONY: nightly
-nightly: kubernetes ## What takes hours: long runs, fuzzing, Miri, sanitizers, benchmarks (STEPS='fuzz miri' for some)
+nightly: kubernetes ## What takes hours: long runs, fuzzing, Miri, sanitizers, benchmarks; goes on after a break (STEPS='fuzz miri' for some)
 	@$(BIN)/python -m tests.nightly $(STEPS)
 
 .PHONY: test-kubernetes

@@ -27,9 +27,11 @@ PARTS = (
     f"{KUBERNETES}test_daemonset",
     f"{KUBERNETES}test_kubevirt_nodes",
     f"{KUBERNETES}test_vmvolume",
+    KUBERNETES,
+    "tests/libvirt/test_empty_controllers.py::test_a_saved_guest",
     "tests/libvirt/test_missing_volumes.py::test_a_target_killed",
     "tests/libvirt/test_missing_volumes.py",
-    KUBERNETES,
+    "tests/libvirt/test_empty_controllers.py",
 )
 
 settings.register_profile(
