@@ -94,7 +94,7 @@ def test_an_unknown_target_is_named() -> None:
 def noisy(victim: str, names: list[str]) -> list[dict[str, Any]]:
     """Short rows of the noisy neighbour's benchmark."""
     only = [option for name in names for option in ("--only", name)]
-    options = ["--victim", victim, "--time", "0.2", "--json", *only]
+    options = ["--victim", victim, "--time", "0.2", "--size-mib", "16", "--json", *only]
     run = subprocess.run(
         [sys.executable, "-m", "tests.bench.noisy", *options],
         cwd=ROOT,
