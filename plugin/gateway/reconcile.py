@@ -178,5 +178,5 @@ async def move_socket(services: Services, dom: Domain) -> None:
         return
     moved = await services.define(xml, new_uuid=UUID(bytes=dom.uuid), current_xml=xml)
     if moved.plan is not None and moved.plan.socket != socket:
-        await admin.define(moved.xml)
+        await services.redefine(admin, dom.uuid, moved.xml)
         _log.info("the controller's socket put right in a definition", domain=dom.name)

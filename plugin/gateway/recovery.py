@@ -81,7 +81,7 @@ async def _recover(services: Services, entry: Entry, *, roll_back: bool) -> bool
         config = await admin.xml(dom, XML_INACTIVE)
         if _changed(entry, config):
             if entry.config_xml is not None:
-                await admin.define(entry.config_xml)
+                await services.redefine(admin, entry.dom_uuid, entry.config_xml)
             else:
                 await _restore(admin, dom, entry.config, AFFECT_CONFIG)
     return False

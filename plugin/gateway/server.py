@@ -58,6 +58,7 @@ class Gateway:
             journal=Journal(config.gateway.state_dir),
             admin=self.admin.get,
             announce=self.announce,
+            hold_back=self.hold_back,
         )
         self.loop = ReconcileLoop(self.services)
         events = {
@@ -208,3 +209,11 @@ class Gateway:
         """Sends an event to every client that registered for it."""
         for session in self.sessions:
             session.notify(change)
+
+    def hold_back(self, uuid: bytes, begins: bool) -> None:
+        """Keeps the next event of a definition that is replaced from all clients of now."""
+        for session in self.sessions:
+            if begins:
+                session.held_back.begin(uuid)
+            else:
+                session.held_back.cancel(uuid)

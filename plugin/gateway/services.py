@@ -43,6 +43,8 @@ class Services:
     """The gateway's own connection to libvirtd; raises UpstreamGone, UpstreamError."""
     announce: Callable[[DeviceChange], None]
     """Sends an event to every client that registered for it; never waits."""
+    hold_back: Callable[[bytes, bool], None]
+    """Has no client told that a domain (its UUID) is defined anew, or (False) that undone."""
 
     async def parse(self, work: Callable[[], T]) -> T:
         """Does what parses XML in a thread: a client's own may be long, and made to be slow."""
@@ -56,6 +58,19 @@ class Services:
                 yield
             finally:
                 self.known.changed(uuid)
+
+    async def redefine(self, upstream: Upstream, uuid: bytes, xml: str) -> None:
+        """Replaces a definition for a change of disks, of which libvirt has no event.
+
+        Raises:
+            UpstreamError, UpstreamGone: libvirtd refuses, or is gone.
+        """
+        self.hold_back(uuid, True)
+        try:
+            await upstream.define(xml)
+        except BaseException:
+            self.hold_back(uuid, False)
+            raise
 
     def is_locked(self, uuid: bytes) -> bool:
         """Whether an operation holds the domain now, or waits for it."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -40,6 +40,7 @@ from plugin.gateway.messages import SMALL_CALL_MAX_BYTES, XML_CALL_MAX_BYTES, re
 from plugin.gateway.peer import peer_of
 from plugin.gateway.procedures import PROCEDURES, SHOWING, Access, Procedure
 from plugin.gateway.procs import Proc, name_of
+from plugin.gateway.redefined import HeldBack
 from plugin.gateway.services import Services
 from plugin.gateway.upstream import connect
 from plugin.gateway.wire import (
@@ -111,6 +112,7 @@ class Session:
         self.peer = peer_of(sock)
         self.client = Channel(sock, STALL_S)
         self.subscriptions = Subscriptions()
+        self.held_back = HeldBack(self.subscriptions)
         self._listener = listener
         self._upstream: Channel | None = None
         self._caller = Caller(self.peer, listener.upstream, services.config)
@@ -382,7 +384,7 @@ class Session:
                     return None
                 if self._ours and header.procedure in SHOWING and header.status == Status.OK:
                     return self._shown_to_client
-            elif is_event_of_metadata(header):
+            elif is_event_of_metadata(header) or self.held_back.may_be(header):
                 return None
         return self._to_client
 
@@ -406,7 +408,9 @@ class Session:
         reply = self._awaited.get((header.serial, header.procedure))
         is_reply = header.program == REMOTE_PROGRAM and header.type in REPLIES
         if is_event_of_metadata(header):
-            await self._pass_metadata_event(header, upstream)
+            await self._pass_event(header, upstream, is_ours)
+        elif self.held_back.may_be(header):
+            await self._pass_event(header, upstream, self.held_back.is_one)
         elif is_reply and reply is not None and not reply.done():
             payload, descriptors = await upstream.payload(header, MESSAGE_MAX_BYTES)
             reply.set_result(Reply(header, payload, tuple(descriptors)))
@@ -427,10 +431,12 @@ class Session:
         finally:
             self._showing.release()
 
-    async def _pass_metadata_event(self, header: Header, upstream: Channel) -> None:
-        """Passes an event of changed metadata on, unless the change is one of our own."""
+    async def _pass_event(
+        self, header: Header, upstream: Channel, is_own: Callable[[bytes], bool]
+    ) -> None:
+        """Passes an event on, unless it is of a change of our own."""
         payload, _ = await upstream.payload(header, MESSAGE_MAX_BYTES)
-        if not is_ours(payload):
+        if not is_own(payload):
             with suppress(OSError):
                 await self.client.send(header.pack() + payload)
 

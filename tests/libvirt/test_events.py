@@ -1,7 +1,7 @@
 """Events of our disks are those that libvirtd sends for its own in the same calls.
 
-Of the definition alone that is none. The first disk of ours is another matter: where it changes
-what the domain boots, the gateway defines the domain anew, and clients are told of that.
+Of the definition alone that is none, also where a disk of ours changes what the domain boots, for
+which the gateway defines the domain anew.
 """
 
 from __future__ import annotations
@@ -37,19 +37,23 @@ class Watcher:
         self.process.wait()
 
 
-@pytest.fixture
-def running(host: Host, tmp_path: Path) -> Iterator[Host]:
+BOOTS = "<disk type='file'><source file='/dev/virtlun/lvs0/boot'/><target dev='sda'/></disk>"
+
+
+@pytest.fixture(params=[BOOTS, ""], ids=["boots another", "is the first disk"])
+def running(host: Host, request: pytest.FixtureRequest) -> Iterator[Host]:
     """A running domain that can have disks of both kinds, and a volume and a file for them."""
-    host.volumes.create("lvs0/ours", 8 << 20)
+    made = [host.volumes.create(f"lvs0/{name}", 8 << 20) for name in ("ours", "boot")]
     with (host.scratch / "theirs.img").open("wb") as file:
         file.truncate(8 << 20)
     (host.scratch / "theirs.img").chmod(0o666)
-    host.volumes.create("lvs0/boot", 8 << 20)
-    disk = "<disk type='file'><source file='/dev/virtlun/lvs0/boot'/><target dev='sda'/></disk>"
-    host.define(NAME, devices=disk)
+    host.define(NAME, devices=request.param)
     host.virsh("start", NAME)
     yield host
     host.virsh("destroy", NAME)
+    host.virsh("undefine", NAME)
+    for volume in made:
+        host.volumes.delete(volume.uuid)
 
 
 def until(condition: Callable[[], bool], deadline_s: float = 120.0) -> None:
@@ -93,3 +97,18 @@ def test_a_disk_more_in_the_definition_is_told_as_one_of_libvirts(
             watcher.close()
     theirs, ours = found
     assert ours == theirs
+
+
+def test_a_definition_that_a_client_replaces_is_told(running: Host, tmp_path: Path) -> None:
+    """Also after the gateway has replaced it, for a disk: that event alone was held back."""
+    watcher = Watcher(running.uri, tmp_path / "log")
+    path = tmp_path / "domain.xml"
+    try:
+        told = events(running, watcher, "/dev/virtlun/lvs0/ours", "sdb")
+        assert not [line for line in told if "Defined" in line]
+        path.write_text(running.virsh("dumpxml", NAME, "--inactive"))
+        for _ in range(2):
+            running.virsh("define", str(path))
+        until(lambda: watcher.log.read_text().count("Defined Updated") == 2)
+    finally:
+        watcher.close()

@@ -340,7 +340,7 @@ async def _carry_out(
     services, own = call.services, await call.caller.own()
     admin = await services.admin()
     if live is None:  # one change, which libvirtd makes whole or not at all
-        await _write(own, dom, live, config)
+        await _write(services, own, dom, live, config)
         return
     redefine = config is not None and config.redefine
     stored = services.journal.append(
@@ -358,7 +358,7 @@ async def _carry_out(
         )
     )
     try:
-        await _write(own, dom, live, config)
+        await _write(services, own, dom, live, config)
         if act is not None:
             await act(live)
     except BaseException:
@@ -367,11 +367,13 @@ async def _carry_out(
     services.journal.remove(stored)
 
 
-async def _write(own: Upstream, dom: Domain, live: Change | None, config: Change | None) -> None:
+async def _write(
+    services: Services, own: Upstream, dom: Domain, live: Change | None, config: Change | None
+) -> None:
     """Puts the changes into libvirtd, the persistent side first."""
     if config is not None:
         if config.redefine and config.domain_xml is not None:
-            await own.define(config.domain_xml)
+            await services.redefine(own, dom.uuid, config.domain_xml)
         else:
             await own.set_metadata(dom, config.metadata_xml, AFFECT_CONFIG)
     if live is not None:
