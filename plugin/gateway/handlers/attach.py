@@ -306,11 +306,17 @@ async def _changes(
     Raises:
         Refused: the disk is ours on one of the two sides only.
     """
-    live = config = None
+    live = config = missing = None
     if both.to_live and (xml := both.live) is not None:
-        live = await services.parse(partial(compute, xml, True))
+        try:
+            live = await services.parse(partial(compute, xml, True))
+        except TranslateError as error:
+            missing = _if_missing(error)
     if both.to_config and (xml := both.config) is not None:
-        config = await services.parse(partial(compute, xml, False))
+        try:
+            config = await services.parse(partial(compute, xml, False))
+        except TranslateError as error:
+            missing = _if_missing(error)
         if config is not None and config.redefine:
             # Passwords are left out of plain XML, and a definition made from it would lose them.
             secure = await admin.xml(dom, XML_INACTIVE | XML_SECURE)
@@ -324,7 +330,16 @@ async def _changes(
             f"the disk is in the {there} of {dom.name} but not in its {lacking}: "
             "name only the one that has it (--live or --config)",
         )
+    if missing is not None:
+        raise missing
     return live, config
+
+
+def _if_missing(error: TranslateError) -> TranslateError:
+    """Returns the error that one side has no such disk of ours; raises any other."""
+    if error.refusal is not Refusal.DISK_MISSING:
+        raise error
+    return error
 
 
 async def _carry_out(

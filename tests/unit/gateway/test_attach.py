@@ -57,6 +57,31 @@ def test_live_and_config_attach_sets_both_sides_and_the_lun(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
+    ("flag", "says"),
+    [
+        (LIVE, "in the running domain of one but not in its persistent definition"),
+        (CONFIG, "in the persistent definition of one but not in its running domain"),
+    ],
+)
+def test_a_disk_on_one_side_is_not_called_missing_but_said_where_it_is(
+    tmp_path: Path, flag: int, says: str
+) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain()
+        client = await world.client()
+        await client.attach(dom.ref, disk(), flag)
+        before = (luns(dom.live), luns(dom.config), world.target.luns(CONTROLLER))
+        with pytest.raises(ReplyError, match=says):
+            await client.detach(dom.ref, disk(), LIVE | CONFIG)
+        assert (luns(dom.live), luns(dom.config), world.target.luns(CONTROLLER)) == before
+        await client.detach(dom.ref, disk(), flag)
+        with pytest.raises(ReplyError, match="disk sdb not found"):
+            await client.detach(dom.ref, disk(), LIVE | CONFIG)
+
+    play(tmp_path, body)
+
+
+@pytest.mark.parametrize(
     ("flags", "running", "live", "config"),
     [
         (0, True, True, False),
