@@ -108,7 +108,8 @@ class BenchHost:
         self.ours = [self._reference(f"ours-{n}") for n in range(sizes.domains)]
         self.plain = [self._reference(f"plain-{n}") for n in range(sizes.plain)]
         with out.status("volumes") as status:
-            self.target.make_lvstore(size=(sizes.domains * sizes.disks + 4096) * 4 * MIB)
+            # A volume takes a page of metadata, and a store has one for 16 clusters of 1 MiB.
+            self.target.make_lvstore(size=(sizes.domains * sizes.disks + 4096) * 16 * MIB)
             for nth, dom in enumerate(self.ours[: sizes.volumes]):
                 status.update(f"volumes of domain {nth}")
                 for number in range(sizes.disks):
