@@ -112,6 +112,7 @@ class Client:
         self.path = Path(path)
         self.timeout_s = timeout_s
         self._kept: deque[_Connection] = deque(maxlen=keep)
+        self._closed = False
 
     def call(self, method: str, **params: Any) -> Any:
         """Calls `method` and returns its result; parameters that are None are left out.
@@ -230,7 +231,18 @@ class Client:
 
     def _keep(self, connection: _Connection) -> bool:
         """Keeps a connection for the next call; False: there is no room for it."""
-        if len(self._kept) == self._kept.maxlen or connection.place is None:
+        if self._closed or len(self._kept) == self._kept.maxlen or connection.place is None:
             return False
         self._kept.append(connection)
+        if self._closed:  # meanwhile, by another thread
+            self.close()
         return True
+
+    def close(self) -> None:
+        """Closes the connections that were kept; none is kept any more. Calls go on to work."""
+        self._closed = True
+        while self._kept:
+            try:
+                self._kept.pop().drop()
+            except IndexError:  # another thread took it
+                break

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -23,17 +23,19 @@ class Joined(Generic[T]):
         self._names: set[str] = set()
         self._next: asyncio.Task[dict[str, T]] | None = None
 
-    async def about(self, names: Iterable[str]) -> dict[str, T]:
-        """Returns what is known of `names` now; raises what `ask` raises."""
-        wanted = list(names)
-        self._names.update(wanted)
+    async def about(self, names: Iterable[str]) -> Mapping[str, T]:
+        """Returns what is known of `names` now, and of what others asked for at the same time.
+
+        It is one mapping for all of them, so that thousands of names are not sorted out for each.
+        Raises what `ask` raises.
+        """
+        self._names.update(names)
         if self._next is None:
             self._next = asyncio.create_task(self._put())
         # One who leaves must not take the answer from the others.
-        found = await asyncio.shield(self._next)
-        return {name: found[name] for name in wanted if name in found}
+        return await asyncio.shield(self._next)
 
     async def _put(self) -> dict[str, T]:
         async with self._turn:
             names, self._names, self._next = self._names, set(), None
-            return await self._ask(sorted(names))
+            return await self._ask(list(names))

@@ -162,6 +162,7 @@ class Gateway:
             await self.admin.close()
             await self.asking.close()
             self._parsers.shutdown(wait=False, cancel_futures=True)
+            self.services.target.close()
         _log.info("stopped")
 
     def stop(self) -> None:

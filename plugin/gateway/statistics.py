@@ -26,7 +26,7 @@ from plugin.gateway.messages import (
 )
 from plugin.gateway.target import Usage
 from plugin.gateway.xdr import Reader, Writer, XdrError
-from pydataplane.volumes import Volume
+from pydataplane.volumes import Sizes
 
 COUNT = b"block.count"
 _BLOCK = b"block."
@@ -116,18 +116,18 @@ class Block:
     dev: str
     path: str
     usage: Usage | None
-    volume: Volume | None
+    sizes: Sizes | None
 
     def pack(self, number: int) -> tuple[bytes, int]:
         """Returns the parameters block.`number`.*, in libvirt's order, and how many they are."""
-        form = _form(number, used=self.usage is not None, sized=self.volume is not None)
+        form = _form(number, used=self.usage is not None, sized=self.sizes is not None)
         values: list[int] = []
         if self.usage is not None:
             use = self.usage
             values += (use.reads, use.read_bytes, use.read_ns)
             values += (use.writes, use.written_bytes, use.write_ns, use.flushes, use.flush_ns)
-        if self.volume is not None:
-            values += (self.volume.allocated, self.volume.size, self.volume.allocated)
+        if self.sizes is not None:
+            values += (self.sizes.allocated, self.sizes.size, self.sizes.allocated)
         words = [word for pair in zip(form.heads, values, strict=True) for word in pair]
         packed = b"".join(
             (

@@ -30,7 +30,7 @@ from pydataplane.errors import (
     VolumeError,
     VolumeNotFoundError,
 )
-from pydataplane.volumes import Volume, Volumes
+from pydataplane.volumes import Sizes, Volume, Volumes
 
 T = TypeVar("T")
 
@@ -44,9 +44,6 @@ CHANGES_MAX = 8
 
 POLLS_MAX = 2
 """Questions of pollers to one target at a time, each of them for all who ask."""
-
-FEW = 2048
-"""Up to so many volumes are asked for one by one, more with all that there are."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +70,25 @@ class Target:
         self._client = client
         self._volumes = Volumes(client)
         # Pollers never keep a change waiting, nor a target that hangs another one's calls.
-        self._changes = ThreadPoolExecutor(CHANGES_MAX, "target")
-        self._polls = ThreadPoolExecutor(POLLS_MAX, "target-poll")
+        self._changes = ThreadPoolExecutor(CHANGES_MAX, f"target {client.path}")
+        self._polls = ThreadPoolExecutor(POLLS_MAX, f"poll {client.path}")
+        self._closed = False
+
+    def close(self) -> None:
+        """Lets its threads and connections go; calls under way come to their end.
+
+        Later ones are refused. For the event loop's thread, as all methods.
+        """
+        self._closed = True
+        self._changes.shutdown(wait=False)
+        self._polls.shutdown(wait=False)
+        self._client.close()
 
     async def _run(self, work: Callable[[], T], *, poll: bool = False) -> T:
         """Runs blocking work in a thread and turns its errors into refusals."""
+        if self._closed:
+            text = f"the target on {self._client.path} is not configured any more: try again"
+            raise NoAnswer(Refusal.NO_TARGET, text)
         workers = self._polls if poll else self._changes
         try:
             return await asyncio.get_running_loop().run_in_executor(workers, work)
@@ -99,19 +110,9 @@ class Target:
         """Returns a volume by LVSTORE/LVOL or UUID."""
         return await self._run(lambda: self._volumes.volume(reference))
 
-    async def volumes(self, references: list[str]) -> dict[str, Volume]:
-        """Returns those of these volumes (LVSTORE/LVOL or UUID) that are there, in few calls."""
-
-        def work() -> dict[str, Volume]:
-            wanted = set(references)
-            if len(wanted) <= FEW:
-                return self._volumes.some(wanted)
-            every = self._volumes.volumes()
-            return {
-                name: item for item in every for name in (item.uuid, item.path) if name in wanted
-            }
-
-        return await self._run(work, poll=True)
+    async def sizes(self, references: list[str]) -> dict[str, Sizes]:
+        """Returns the sizes of those of these volumes (LVSTORE/LVOL or UUID) that are there."""
+        return await self._run(lambda: self._volumes.sizes(references), poll=True)
 
     async def ping(self) -> None:
         """Raises a refusal if the target does not answer."""

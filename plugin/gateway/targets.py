@@ -23,7 +23,7 @@ from pydataplane.domain import translate
 from pydataplane.domain.errors import Refusal
 from pydataplane.domain.reconcile import Release, State, actions
 from pydataplane.domain.translate import Definition, LunPlan, Plan, Settings
-from pydataplane.volumes import Volume
+from pydataplane.volumes import Sizes, Volume
 
 T = TypeVar("T")
 
@@ -85,12 +85,18 @@ class Targets:
         self._config = config
         self._made: dict[Path, Target] = {}
         self._usage = Joined(self._usage_of)
-        self._volumes = Joined(self._volumes_of)
+        self._sizes = Joined(self._sizes_of)
 
     def _members(self) -> list[Member]:
-        return [
-            Member(address, self._target(address.rpc_socket)) for address in addresses(self._config)
-        ]
+        there = addresses(self._config)
+        for socket in self._made.keys() - {address.rpc_socket for address in there}:
+            self._made.pop(socket).close()
+        return [Member(address, self._target(address.rpc_socket)) for address in there]
+
+    def close(self) -> None:
+        """Lets all threads and connections go; calls under way come to their end."""
+        while self._made:
+            self._made.popitem()[1].close()
 
     def _target(self, socket: Path) -> Target:
         if socket not in self._made:
@@ -239,15 +245,15 @@ class Targets:
         """Returns a volume by LVSTORE/LVOL or UUID."""
         return (await self._only(lambda t: t.volume(reference), f"volume {reference}"))[1]
 
-    async def volumes(self, references: list[str]) -> dict[str, Volume]:
-        """Returns those of these volumes that are there; of a target that is silent none is.
+    async def sizes(self, references: list[str]) -> Mapping[str, Sizes]:
+        """Returns the sizes of those of these volumes that are there; see `Joined.about`.
 
-        Whoever asks at the same time is answered by one call.
+        Of a target that is silent no volume is there.
         """
-        return await self._volumes.about(references)
+        return await self._sizes.about(references)
 
-    async def _volumes_of(self, references: list[str]) -> dict[str, Volume]:
-        answers = await self._ask(lambda t: t.volumes(references))
+    async def _sizes_of(self, references: list[str]) -> dict[str, Sizes]:
+        answers = await self._ask(lambda t: t.sizes(references))
         return {name: item for _, found in answers.given for name, item in found.items()}
 
     async def ping(self, controller: str | None = None) -> None:
@@ -284,11 +290,8 @@ class Targets:
         """Gives a volume at least `size` bytes."""
         await (await self._having(volume)).resize(volume, size)
 
-    async def usage(self, names: list[str]) -> dict[str, Usage]:
-        """Returns the statistics of volumes by name; unknown ones lack.
-
-        Whoever asks at the same time is answered by one call.
-        """
+    async def usage(self, names: list[str]) -> Mapping[str, Usage]:
+        """Returns the statistics of volumes by name; unknown ones lack. See `Joined.about`."""
         return await self._usage.about(names)
 
     async def _usage_of(self, names: list[str]) -> dict[str, Usage]:

@@ -37,6 +37,7 @@ READS: dict[str, list[dict[str, Any]]] = {
     "vhost_get_controllers": [{}],
     "virtlun_export_list": [{}],
     "virtlun_get_status": [{}],
+    "virtlun_lvol_get_sizes": [{"names": ["lvs0/v0"]}],
     "virtlun_lvol_get_xattrs": [{"name": "lvs0/v0"}],
     "virtlun_vhost_get_stats": [{}, {"name": "vm-1"}],
 }

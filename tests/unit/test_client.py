@@ -225,3 +225,13 @@ def test_what_the_target_does_not_have_is_left_out_and_other_refusals_are_raised
     with pytest.raises(RpcError) as caught:
         serving("b", -5).call_for_each("m", ["x", "y"], lambda name: {"name": name})
     assert (caught.value.code, caught.value.method) == (-5, "m")
+
+
+def test_a_client_that_is_closed_keeps_no_connection_and_still_calls(tmp_path: Path) -> None:
+    target = Server(tmp_path / "s")
+    client = Client(tmp_path / "s", keep=2)
+    assert client.call("a") == 1
+    client.close()
+    assert [client.call("a"), client.call("a")] == [2, 3]
+    assert len(target.connections) == 3, "one that was kept, and one for each call after it"
+    target.close()

@@ -57,11 +57,11 @@ async def info(call: Call) -> None:
         return
     if args.flags:
         raise Refused(Code.INVALID_ARG, f"unsupported flags (0x{args.flags:x})")
-    found = await call.services.target.volumes([lun.bdev_name])
-    volume = found.get(lun.bdev_name)
-    if volume is None:
+    found = await call.services.target.sizes([lun.bdev_name])
+    sizes = found.get(lun.bdev_name)
+    if sizes is None:
         raise Refused(Refusal.NO_VOLUME, f"the target has no volume {lun.volume.alias}")
-    result = Writer().u64(volume.allocated).u64(volume.size).u64(volume.allocated)
+    result = Writer().u64(sizes.allocated).u64(sizes.size).u64(sizes.allocated)
     await call.answer(bytes(result))
 
 

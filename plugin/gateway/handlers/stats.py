@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from plugin.gateway.call import Call, Reply
@@ -12,7 +12,7 @@ from plugin.gateway.known import NOTHING, Seen
 from plugin.gateway.messages import Domain
 from plugin.gateway.statistics import COUNT, Block, merged, records
 from plugin.gateway.target import Usage
-from pydataplane.volumes import Volume
+from pydataplane.volumes import Sizes
 
 TURN = 16
 """Records after which other clients get their turn."""
@@ -49,7 +49,7 @@ async def _complete(call: Call, reply: Reply) -> None:
     if not any(item.ours for item in disks):
         await call.respond(reply)
         return
-    usages, volumes = await _numbers(call, disks)
+    usages, sizes = await _numbers(call, disks)
     prefix = call.services.settings.path_prefix
     parts = [payload[:4]]
     for nth, (record, item) in enumerate(zip(found, disks, strict=True)):
@@ -63,7 +63,7 @@ async def _complete(call: Call, reply: Reply) -> None:
                 lun.dev,
                 prefix + lun.volume.alias,
                 usages.get(lun.bdev_name) if item.running else None,
-                volumes.get(lun.bdev_name),
+                sizes.get(lun.bdev_name),
             )
             for lun in item.luns
         ]
@@ -82,16 +82,18 @@ async def _seen(call: Call, dom: Domain) -> Seen:
         return NOTHING
 
 
-async def _numbers(call: Call, disks: Sequence[Seen]) -> tuple[dict[str, Usage], dict[str, Volume]]:
+async def _numbers(
+    call: Call, disks: Sequence[Seen]
+) -> tuple[Mapping[str, Usage], Mapping[str, Sizes]]:
     """Asks the target once for all; without one there are names alone, as libvirt does it."""
     target = call.services.target
     used = [lun.bdev_name for item in disks if item.running for lun in item.luns]
     names = [lun.bdev_name for item in disks for lun in item.luns]
-    usages: dict[str, Usage] = {}
-    volumes: dict[str, Volume] = {}
+    usages: Mapping[str, Usage] = {}
+    sizes: Mapping[str, Sizes] = {}
     with suppress(GatewayError):
         if used:
             usages = await target.usage(used)
         if names:
-            volumes = await target.volumes(names)
-    return usages, volumes
+            sizes = await target.sizes(names)
+    return usages, sizes

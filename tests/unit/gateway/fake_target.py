@@ -36,6 +36,8 @@ class FakeTarget:
         self.gate: dict[str, threading.Event] = {}
         self.exchanges = 0
         """Requests, a batch counted as one."""
+        self.open = 0
+        """Connections whose other end has not closed them."""
         self.connections: list[socket.socket] = []
         """All that were made, open or not."""
         self.free_mib = 1024
@@ -58,6 +60,7 @@ class FakeTarget:
             def handle(self) -> None:
                 fake.connections.append(self.request)
                 text = b""
+                fake.open += 1
                 while chunk := self.request.recv(65536):
                     text += chunk
                     try:
@@ -69,6 +72,7 @@ class FakeTarget:
                     batch = isinstance(request, list)
                     answer = [fake.answer(r) for r in request] if batch else fake.answer(request)
                     self.request.sendall(json.dumps(answer).encode())
+                fake.open -= 1
 
         self.path.unlink(missing_ok=True)
         self._server = socketserver.ThreadingUnixStreamServer(str(self.path), Handler)
@@ -131,6 +135,11 @@ class FakeTarget:
         if name is not None and not found:
             raise RefusedError(-19, "No such device")
         return found
+
+    def virtlun_lvol_get_sizes(self, names: list[str]) -> dict[str, dict[str, int]]:
+        found = {a: v["mib"] * MIB for a, v in self.volumes.items()}
+        found |= {v["uuid"]: v["mib"] * MIB for v in self.volumes.values()}
+        return {n: {"size": found[n], "allocated": 3 * MIB} for n in names if n in found}
 
     def bdev_lvol_get_lvstores(self) -> list[dict[str, Any]]:
         return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from plugin.gateway.target import Usage
 from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain import translate
 from tests.unit.gateway.decoded import StatsRecord
-from tests.unit.gateway.fake_target import MIB, RefusedError
+from tests.unit.gateway.fake_target import MIB, FakeTarget, RefusedError
 from tests.unit.gateway.world import (
     UUID_1,
     UUID_2,
@@ -35,6 +36,7 @@ from tests.unit.gateway.world import (
     disk,
     plain,
     play,
+    until,
 )
 
 CONTROLLER = f"vm-{UUID_1}"
@@ -358,7 +360,7 @@ def test_statistics_of_many_domains_ask_the_target_once(tmp_path: Path) -> None:
             assert values["block.count"] == 1
             assert values["block.0.path"] == f"/dev/virtlun/lvs0/v{number}"
             assert values["block.0.rd.reqs"] == 10 and values["block.0.capacity"] == 64 << 20
-        assert world.target.exchanges == 3, "statistics, lvstores, volumes"
+        assert world.target.exchanges == 2, "statistics, sizes"
 
     play(tmp_path, body)
 
@@ -404,14 +406,43 @@ def test_statistics_of_one_disk_ask_for_that_one_on_a_connection_that_stays(tmp_
     play(tmp_path, body)
 
 
+def test_a_target_that_is_not_configured_any_more_keeps_no_thread_and_no_connection(
+    tmp_path: Path,
+) -> None:
+    async def body(world: World) -> None:
+        folder = world.target.path.parent / "gold"
+        folder.mkdir()
+        gold = FakeTarget(folder / world.target.path.name)
+        gold.add_volume("gold0/v")
+        gold.gate["bdev_get_iostat"] = threading.Event()
+        gold.start()
+
+        def threads() -> int:
+            return sum(str(gold.path) in each.name for each in threading.enumerate())
+
+        targets = world.gateway.services.target
+        assert set(await targets.sizes(["gold0/v"])) == {"gold0/v"}
+        under_way = asyncio.create_task(targets.usage(["gold0/v"]))
+        await until(lambda: ("bdev_get_iostat", {"names": ["gold0/v"]}) in gold.calls)
+        assert threads() > 0
+        gold.path.unlink()
+        assert set(await targets.sizes(["lvs0/data", "gold0/v"])) == {"lvs0/data"}
+        gold.gate["bdev_get_iostat"].set()
+        assert set(await under_way) == {"gold0/v"}
+        await until(lambda: threads() == 0)
+        await until(lambda: gold.open == 0)
+        gold.stop()
+
+    play(tmp_path, body)
+
+
 def test_a_volume_that_is_gone_hides_no_other_ones_statistics(tmp_path: Path) -> None:
     async def body(world: World) -> None:
         world.target.add_volume("lvs0/more")
         target = world.gateway.services.target
         found = await target.usage(["lvs0/data", "lvs0/gone", "lvs0/more"])
         assert set(found) == {"lvs0/data", "lvs0/more"}
-        there = await target.volumes(["lvs0/data", "lvs0/gone"])
-        assert {name: item.path for name, item in there.items()} == {"lvs0/data": "lvs0/data"}
+        assert set(await target.sizes(["lvs0/data", "lvs0/gone"])) == {"lvs0/data"}
 
     play(tmp_path, body)
 

@@ -20,11 +20,11 @@ from plugin.gateway.messages import (
 from plugin.gateway.statistics import Block, merged, records
 from plugin.gateway.target import Usage
 from plugin.gateway.xdr import XdrError
-from pydataplane.volumes import Volume
+from pydataplane.volumes import Sizes
 from tests.unit.gateway.decoded import StatsRecord
 
 USAGE = Usage(1, 2, 3, 4, 5, 6, 7, 2**63)
-VOLUME = Volume("lvs0", "v", "uuid", 1 << 40, 4096, True, 512)
+SIZES = Sizes(1 << 40, 4096)
 
 BLOCKS = st.lists(st.sampled_from(["sda", "vda", "ubda", "größe", "block.count"]), max_size=4)
 OTHERS = st.lists(
@@ -74,7 +74,7 @@ def plainly(params: list[TypedParam], carrier: str | None, ours: list[Block]) ->
             ]
             for name, value in zip(names, (1, 2, 3, 4, 5, 6, 7, 2**63), strict=True):
                 result.append(TypedParam(f"block.{nth}.{name}", ULLONG, value))
-        if item.volume is not None:
+        if item.sizes is not None:
             for name, value in (("allocation", 4096), ("capacity", 1 << 40), ("physical", 4096)):
                 result.append(TypedParam(f"block.{nth}.{name}", ULLONG, value))
     return result + after
@@ -101,7 +101,7 @@ def test_the_bytes_say_what_decoded_values_would(
 ) -> None:
     every = [record_of(names, before, after) for names, before, after in given_]
     ours = [
-        Block(f"sd{n}", f"/dev/ä{n}", USAGE if used else None, VOLUME if sized else None)
+        Block(f"sd{n}", f"/dev/ä{n}", USAGE if used else None, SIZES if sized else None)
         for n, (used, sized) in enumerate(disks)
     ]
     carrier = "ubda" if hidden else None

@@ -133,3 +133,12 @@ pub struct LvolInfo {
     /// Whether it refuses writes (ours, not SPDK's).
     pub is_read_only: bool,
 }
+
+/// What an lvol takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct LvolSizes {
+    /// Its size, bytes.
+    pub size: u64,
+    /// Bytes of the clusters that it owns.
+    pub allocated: u64,
+}

@@ -48,7 +48,7 @@ mod zeroing;
 
 pub use error::Error;
 pub use info::{
-    ClearMethod, DEFAULT_CLUSTER_SIZE, LvolInfo, LvolOptions, LvsRef, LvstoreInfo, LvstoreOptions,
-    ZeroingInfo,
+    ClearMethod, DEFAULT_CLUSTER_SIZE, LvolInfo, LvolOptions, LvolSizes, LvsRef, LvstoreInfo,
+    LvstoreOptions, ZeroingInfo,
 };
 pub use lvstores::Lvstores;

@@ -3,7 +3,9 @@
 
 use crate::disk::BdevDisk;
 use crate::error::Error;
-use crate::info::{ClearMethod, LvolInfo, LvsRef, LvstoreInfo, LvstoreOptions, ZeroingInfo};
+use crate::info::{
+    ClearMethod, LvolInfo, LvolSizes, LvsRef, LvstoreInfo, LvstoreOptions, ZeroingInfo,
+};
 use crate::lvol::Lvol;
 use crate::meta::{Gauges, Meta};
 use crate::reload::Reloaded;
@@ -223,6 +225,11 @@ impl Lvs {
             size: volume.size(),
             is_read_only: volume.is_read_only(),
         }
+    }
+
+    pub fn sizes(&self, volume: &Volume) -> LvolSizes {
+        let clusters = volume.allocated.load(Ordering::Relaxed);
+        LvolSizes { size: volume.size(), allocated: clusters * u64::from(self.info.cluster_size) }
     }
 
     /// Runs a job on the metadata thread.

@@ -2,13 +2,14 @@
 
 use crate::disk::BdevDisk;
 use crate::error::Error;
-use crate::info::{LvolInfo, LvolOptions, LvstoreInfo, LvstoreOptions};
+use crate::info::{LvolInfo, LvolOptions, LvolSizes, LvstoreInfo, LvstoreOptions};
 use crate::lvs::Lvs;
 use crate::translate::{not_loaded, refused};
 use crate::volume::Volume;
 use bdev::{Claim, Event, FlushLatch, Registry, RegistryError, Subscription};
 use blobstore::{Error as StoreError, Identity, Store};
 use parking_lot::Mutex;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use uuid::Uuid;
@@ -370,6 +371,29 @@ impl Lvstores {
         let mut all: Vec<_> = stores.iter().flat_map(of).collect();
         all.sort_by(|a, b| a.alias.cmp(&b.alias));
         Ok(all)
+    }
+
+    /// Sizes of those of these lvols (UUID or `LVSTORE/LVOL`) that are there, by what was given.
+    ///
+    /// One look at each volume, however many are asked for.
+    pub fn sizes<'a>(&self, lvols: &'a [String]) -> Vec<(&'a str, LvolSizes)> {
+        let given = lvols.iter().map(String::as_str);
+        let (aliases, uuids): (Vec<_>, Vec<_>) = given.partition(|name| name.contains('/'));
+        let uuids = uuids.into_iter().filter_map(|name| Some((Uuid::try_parse(name).ok()?, name)));
+        let by_uuid: HashMap<Uuid, &str> = uuids.collect();
+        let by_alias: HashSet<&str> = aliases.into_iter().collect();
+        let stores = self.shared.stores.lock().clone();
+        let mut found = Vec::with_capacity(by_uuid.len() + by_alias.len());
+        for lvs in stores {
+            for volume in lvs.volumes() {
+                let sizes = lvs.sizes(&volume);
+                found.extend(by_uuid.get(&volume.id.uuid).map(|name| (*name, sizes)));
+                if !by_alias.is_empty() {
+                    found.extend(by_alias.get(&*volume.alias()).map(|name| (*name, sizes)));
+                }
+            }
+        }
+        found
     }
 
     /// Runs `f` on an lvol's blob, on the metadata thread.

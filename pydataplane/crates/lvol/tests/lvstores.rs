@@ -5,7 +5,7 @@ mod common;
 use bdev::testing::{Fault, FaultBdev};
 use bdev::{Event, IoError, Malloc, MallocOptions, Op, Registry, SyncChannel};
 use common::{BLOCK, CLUSTER, PER_CLUSTER, Rig, options, read_tags, tagged};
-use lvol::{Error, LvolOptions, LvstoreOptions, Lvstores};
+use lvol::{Error, LvolOptions, LvolSizes, LvstoreOptions, Lvstores};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use uuid::Uuid;
@@ -221,6 +221,21 @@ fn a_read_only_lvol_refuses_writes_and_changes_for_good() {
     assert_eq!(channel.write(0, &tagged(6, 1)).unwrap_err().cause, IoError::ReadOnly);
     assert_eq!(read_tags(&mut channel, 0, 1), [5]);
     assert_eq!(rig.lvstores.resize_lvol("lvs0/a", CLUSTER).unwrap_err().errno(), -1);
+}
+
+#[test]
+fn sizes_are_those_of_the_lvols_that_are_there_by_the_name_that_was_given() {
+    let rig = Rig::with_lvs(64);
+    let uuid = rig.create("a", 2, false).unwrap().uuid.to_string();
+    rig.create("t", 3, true).unwrap();
+    rig.open("lvs0/t").write(0, &tagged(1, 1)).unwrap();
+    let asked = ["lvs0/t", "lvs0/none", "nonsense", &uuid].map(str::to_owned);
+    let mut found = rig.lvstores.sizes(&asked);
+    found.sort_unstable_by_key(|(name, _)| *name != "lvs0/t");
+    let sizes = |size, allocated| LvolSizes { size, allocated };
+    let expected =
+        [("lvs0/t", sizes(3 * CLUSTER, CLUSTER)), (&*uuid, sizes(2 * CLUSTER, 2 * CLUSTER))];
+    assert_eq!(found, expected);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::{BdevName, UuidText, mib_to_bytes, unsupported};
 use crate::app::App;
 use crate::errors;
-use lvol::{ClearMethod, LvolInfo, LvolOptions, LvstoreInfo, LvstoreOptions};
+use lvol::{ClearMethod, LvolInfo, LvolOptions, LvolSizes, LvstoreInfo, LvstoreOptions};
 use rpc::{Errno, Error, Flags, Methods};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -72,6 +72,22 @@ struct GetLvols {
     /// Name of an lvstore. Default: all lvstores
     #[serde(default)]
     lvs_name: Option<String>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct GetSizes {
+    /// UUIDs or LVSTORE/LVOL.
+    names: Vec<String>,
+}
+
+/// What an lvol takes.
+#[derive(Serialize, JsonSchema)]
+struct Sizes {
+    /// Its size, bytes.
+    size: u64,
+    /// Bytes of the clusters that it owns.
+    allocated: u64,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -437,4 +453,17 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             },
         )
         .errors(&[Errno::NoDev, Errno::Inval]);
+    let a = app.clone();
+    methods.add(
+        "virtlun_lvol_get_sizes",
+        "Get the sizes of many lvols, by the name that was given; one that is not there is left out.",
+        Flags::READ,
+        move |p: GetSizes| {
+            let found = a.lvstores.sizes(&p.names).into_iter();
+            let found = found.map(|(name, LvolSizes { size, allocated })| {
+                (name.to_owned(), Sizes { size, allocated })
+            });
+            Ok(found.collect::<BTreeMap<_, _>>())
+        },
+    );
 }
