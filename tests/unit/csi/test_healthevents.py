@@ -2,46 +2,17 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
-
 import pytest
 
-from csi.cluster import Cluster, NotFoundError, UnreachableError
+from csi import DRIVER_NAME
+from csi.cluster import CLAIM, NotFoundError, UnreachableError
 from csi.healthevents import HEALTHY, LOOK_S, QUIET_S, HealthEvents
+from csi.objects import PersistentVolume
 from csi.vhostface import VhostFace
 from csi.volumehealth import VolumeHealth
 from pydataplane.errors import TargetUnavailable
 from tests.unit.csi.conftest import NODE, World
-
-
-class FakeCluster:
-    """NOT an API server: each volume has a claim; notes what is said of it."""
-
-    def __init__(self) -> None:
-        self.said: list[tuple[str, bool]] = []
-        self.messages: list[str] = []
-        self.failure: Exception | None = None
-
-    def connect(self) -> Cluster:
-        return cast("Cluster", self)
-
-    def volume_by_handle(self, handle: str) -> SimpleNamespace:
-        if self.failure:
-            raise self.failure
-        return SimpleNamespace(claim=("shop", f"claim of {handle}"))
-
-    def get(self, _: object, name: str, namespace: str) -> dict[str, Any]:
-        assert namespace == "shop"
-        return {"metadata": {"name": name}}
-
-    def event(
-        self, about: dict[str, Any], reason: str, message: str, *, warning: bool, node: str
-    ) -> None:
-        assert node == NODE
-        assert about["metadata"]["name"].startswith("claim of ")
-        self.said.append((reason, warning))
-        self.messages.append(message)
+from tests.unit.csi.fake_cluster import FakeCluster
 
 
 class Watched:
@@ -53,6 +24,14 @@ class Watched:
         world.stage(self.handle)
         world.publish(self.handle)
         self.cluster = FakeCluster()
+        self.cluster.volumes[self.handle] = PersistentVolume(
+            *("pv", DRIVER_NAME, self.handle, 64 << 20, "64Mi"),
+            block=False,
+            node=NODE,
+            claim=("shop", "data"),
+            deleting=False,
+        )
+        self.cluster.put(CLAIM, {"metadata": {"name": "data", "namespace": "shop"}})
         self.health = VolumeHealth(world.target, world.host, VhostFace(world.target))
         self.events = HealthEvents(self.health, NODE, self.cluster.connect)
         self.now = 1000.0
@@ -65,7 +44,9 @@ class Watched:
                 self.world.target.fail["virtlun_export_list"] = TargetUnavailable("no answer")
             self.events.look(self.now)
             self.now += LOOK_S
-        return self.cluster.said[before:]
+        said = self.cluster.said[before:]
+        assert all((each.name, each.node) == ("data", NODE) for each in said)
+        return [(each.reason, each.warning) for each in said]
 
 
 @pytest.fixture
@@ -82,7 +63,8 @@ def test_what_lasts_is_told_once_and_so_is_its_end(of_any_face: Watched) -> None
     assert of_any_face.look(3) == []
     assert of_any_face.look(1, away=True) == []
     assert of_any_face.look(5, away=True) == [("TargetAway", True)]
-    assert of_any_face.cluster.messages == [f"on node {NODE}: I/O waits for its target: no answer"]
+    (said,) = of_any_face.cluster.said
+    assert said.message == f"on node {NODE}: I/O waits for its target: no answer"
     assert of_any_face.look(20) == [(HEALTHY, False)]
 
 
@@ -105,7 +87,7 @@ def test_a_failed_flush_is_told_until_it_is_cleared(of_any_face: Watched) -> Non
         "a flush failed 3 s ago; flushes fail until it is cleared"
     )
     assert of_any_face.look(3) == [("FlushFailed", True)]
-    assert "a flush failed 3 s ago" in of_any_face.cluster.messages[-1]
+    assert "a flush failed 3 s ago" in of_any_face.cluster.said[-1].message
     # The sentence says how long ago; that is no other state.
     of_any_face.world.target.flush_error = (
         "a flush failed 40 s ago; flushes fail until it is cleared"

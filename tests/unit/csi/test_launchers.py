@@ -9,16 +9,16 @@ from typing import Any, cast
 
 import pytest
 
-from csi.cluster import POD, VMI, Cluster, NotFoundError, UnreachableError
+from csi.cluster import POD, VMI, UnreachableError
 from csi.errors import Code
 from csi.kubevirt.controllers import VmControllers
 from csi.kubevirt.inline import InlineVolumes
 from csi.kubevirt.launchers import Launchers
 from csi.kubevirt.podhook import PodHooks
 from csi.kubevirt.pods import Pod
-from csi.objects import Vmi
 from csi.proto import csi_pb2 as pb
 from tests.unit.csi.conftest import World, mount, refused
+from tests.unit.csi.fake_cluster import FakeCluster
 
 UID = "7d3c0e4e-0000-4000-8000-000000000001"
 ASKED = Pod(UID, "shop", "virt-launcher-vm-abcde", hook_in_pod=False)
@@ -41,29 +41,18 @@ LAUNCHER: dict[str, Any] = {
 MACHINE = {"metadata": {"namespace": "shop", "name": "vm", "uid": "machine-1"}}
 
 
-class FakeCluster:
-    """NOT an API server: a pod and a machine."""
-
-    def __init__(self, pod: dict[str, Any] | None, machine: dict[str, Any] | None) -> None:
-        self.objects = {POD: pod, VMI: machine}
-        self.down = False
-
-    def get(self, kind: Any, name: str, namespace: str) -> dict[str, Any]:
-        if self.down:
-            raise UnreachableError("cannot read it: the API server does not answer")
-        found = self.objects[kind]
-        if found is None or (found["metadata"]["name"], namespace) != (name, "shop"):
-            raise NotFoundError(f"cannot read {kind.name} {namespace}/{name}")
-        return found
-
-    def vmi(self, namespace: str, name: str) -> Vmi:
-        return Vmi.of(self.get(VMI, name, namespace))
-
-
 def launchers(
     pod: dict[str, Any] | None = LAUNCHER, machine: dict[str, Any] | None = MACHINE
 ) -> Launchers:
-    return Launchers(cast("Cluster", FakeCluster(pod, machine)))
+    return Launchers(with_objects(pod, machine))
+
+
+def with_objects(pod: dict[str, Any] | None, machine: dict[str, Any] | None) -> FakeCluster:
+    cluster = FakeCluster()
+    for kind, found in ((POD, pod), (VMI, machine)):
+        if found is not None:
+            cluster.put(kind, copy.deepcopy(found))
+    return cluster
 
 
 def changed(**changes: Any) -> dict[str, Any]:
@@ -99,9 +88,9 @@ def test_every_other_pod_gets_none(asked: Launchers, word: str) -> None:
 
 
 def test_while_the_api_server_is_away_nobody_gets_one() -> None:
-    cluster = FakeCluster(LAUNCHER, MACHINE)
-    cluster.down = True
-    made = Launchers(cast("Cluster", cluster))
+    cluster = with_objects(LAUNCHER, MACHINE)
+    cluster.failure = UnreachableError("cannot read it: the API server does not answer")
+    made = Launchers(cluster)
     refused(lambda: made.check(ASKED), Code.UNAVAILABLE)
 
 

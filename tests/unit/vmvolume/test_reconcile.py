@@ -6,7 +6,6 @@ is tested on the real ones in tests/kubernetes/test_vmvolume.py.
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,8 +19,6 @@ from prometheus_client import CollectorRegistry
 from csi.cluster import (
     CLAIM,
     VM_VOLUME,
-    Cluster,
-    ConflictError,
     ForbiddenError,
     Kind,
     NotFoundError,
@@ -38,6 +35,7 @@ from csi.objects import Claim, Object, PersistentVolume, StorageClass, Vmi
 from csi.proto import csi_pb2 as pb
 from csi.volumes import OwnedVolumes
 from pydataplane.errors import RpcError, TargetUnavailable
+from tests.unit.csi import fake_cluster
 from tests.unit.vmvolume.world import (
     HANDLE,
     LATE,
@@ -54,66 +52,31 @@ from tests.unit.vmvolume.world import (
 PLACES = {CLAIM.name: ("ns", "data")}
 
 
-class FakeCluster(Cluster):
-    """An API server that is a dictionary; `calls` tells what was asked of it."""
+class FakeCluster(fake_cluster.FakeCluster):
+    """One with a claim, its volume and class, machines and pods."""
 
     def __init__(self, volume: PersistentVolume | None = None) -> None:
-        self.objects: dict[tuple[str, str], dict[str, Any]] = {}
+        super().__init__()
         self.bound = volume or pv()
         self.classes = {"fast": LATE}
         self.machines: dict[str, Vmi] = {}
         self.pods: list[str] = []
         self.nodes = {NODE}
-        self.calls: list[str] = []
-        self.events: list[str] = []
         self.refuses_events = False
-        self.version = 100
         #: What the claim's versions were.
         self.versions: list[str] = []
-        self.conflicts = 0
         self.put(CLAIM, dict(claim(self.bound).object))
 
+    @property
+    def events(self) -> list[str]:
+        """What was said, and why."""
+        return [f"{each.reason}: {each.message}" for each in self.said]
+
     def put(self, kind: Kind, found: dict[str, Any]) -> Object:
-        """Keeps an object under a new version; one being deleted goes with its last finalizer."""
-        self.version += 1
-        found["metadata"]["resourceVersion"] = str(self.version)
-        meta = found["metadata"]
-        key = kind.name, meta["name"]
-        self.objects[key] = copy.deepcopy(found)
+        made = super().put(kind, found)
         if kind is CLAIM:
-            self.versions.append(meta["resourceVersion"])
-        if "deletionTimestamp" in meta and not meta.get("finalizers"):
-            del self.objects[key]
-        return copy.deepcopy(found)
-
-    def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
-        self.calls.append(f"get {kind.name}")
-        if (kind.name, name) not in self.objects:
-            raise NotFoundError(f"cannot read {kind.name} {name}")
-        return copy.deepcopy(self.objects[kind.name, name])
-
-    def patch(
-        self,
-        kind: Kind,
-        name: str,
-        namespace: str | None,
-        change: Any,
-        *,
-        status: bool = False,
-    ) -> Object:
-        found = dict(self.get(kind, name, namespace))
-        self.calls[-1] = f"patch {kind.name}{'/status' * status} {name}"
-        if self.conflicts:
-            self.conflicts -= 1
-            self.put(kind, found)
-        version = change.get("metadata", {}).get("resourceVersion")
-        if version not in (None, self.objects[kind.name, name]["metadata"]["resourceVersion"]):
-            raise ConflictError("the object has been modified")
-        return self.put(kind, merged(found, change))
-
-    def items(self, kind: Kind, namespace: str | None = None, **_: Any) -> list[Object]:
-        self.calls.append(f"list {kind.name}")
-        return [each for (name, _), each in self.objects.items() if name == kind.name]
+            self.versions.append(made["metadata"]["resourceVersion"])
+        return made
 
     def claim(self, namespace: str, name: str) -> Claim:
         found = self.get(CLAIM, name, namespace)
@@ -136,23 +99,10 @@ class FakeCluster(Cluster):
             raise NotFoundError(f"cannot read {name}")
         return self.machines[name]
 
-    def event(self, about: Object, reason: str, message: str, **_: Any) -> None:
+    def event(self, about: Object, reason: str, message: str, **options: Any) -> None:
         if self.refuses_events:
             raise ForbiddenError("the namespace is being terminated")
-        self.events.append(f"{reason}: {message}")
-
-
-def merged(found: Any, change: Any) -> Any:
-    """Merges as RFC 7386 says."""
-    if not isinstance(change, dict):
-        return change
-    made = dict(found) if isinstance(found, dict) else {}
-    for key, value in change.items():
-        if value is None:
-            made.pop(key, None)
-        else:
-            made[key] = merged(made.get(key), value)
-    return made
+        super().event(about, reason, message, **options)
 
 
 class FakeControllers(VmControllers):
