@@ -187,3 +187,15 @@ def test_an_ordinary_disk_cannot_take_the_place_of_ours(running: Host, domain: A
         with pytest.raises(libvirt.libvirtError, match="target sda already exists"):
             domain.attachDeviceFlags(xml, flags)
     assert running.virsh("domblklist", NAME).split() == ["sda", PATH]
+
+
+def test_what_carries_the_disks_is_no_disk_to_a_client(running: Host) -> None:
+    inside = ElementTree.fromstring(running.virsh_direct("dumpxml", NAME))
+    (carrier,) = [
+        target.get("dev", "")
+        for target in inside.iterfind("devices/disk[@type='vhostuser']/target")
+    ]
+    for words in (("domblkinfo",), ("domblkstat",), ("blockresize", "16M"), ("blkdeviotune",)):
+        command, *size = words
+        with pytest.raises(VirshError, match=f"invalid path {carrier} not assigned to domain"):
+            running.virsh(command, NAME, carrier, *size)

@@ -303,17 +303,62 @@ def test_a_transient_domain_has_one_too_and_none_without_a_target(host: Host) ->
     host.virsh("destroy", "brief")
 
 
-def test_a_snapshot_of_a_stopped_plain_domain_is_inside_its_disk(host: Host) -> None:
+@pytest.fixture
+def qcow2(host: Host) -> str:
+    """A domain with a disk that can hold snapshots, and none of ours."""
     disk = host.scratch / "inside.qcow2"
-    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", str(disk), "8M"], check=True)
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", str(disk), "512M"], check=True)
     disk.chmod(0o666)
     host.define(
         "inside",
         devices=f"<disk type='file' device='disk'><driver name='qemu' type='qcow2'/>"
         f"<source file='{disk}'/><target dev='vda' bus='virtio'/></disk>",
+        memory_mib=64,
     )
-    host.virsh("start", "inside", "--paused")
-    host.virsh("destroy", "inside")
-    host.virsh("snapshot-create-as", "inside", "one")
-    assert host.virsh("snapshot-list", "inside", "--name") == "one"
-    host.virsh("snapshot-delete", "inside", "one")
+    return "inside"
+
+
+def is_taken_inside(host: Host, name: str) -> None:
+    """Takes a snapshot inside of a domain's disk, goes back to it and deletes it."""
+    host.virsh("snapshot-create-as", name, "one")
+    assert host.virsh("snapshot-list", name, "--name") == "one"
+    assert "snapshot='internal'" in host.virsh("snapshot-dumpxml", name, "one")
+    host.virsh("snapshot-revert", name, "one", "--paused")
+    host.virsh("snapshot-delete", name, "one")
+
+
+def test_a_snapshot_of_a_stopped_plain_domain_is_inside_its_disk(host: Host, qcow2: str) -> None:
+    host.virsh("start", qcow2, "--paused")
+    host.virsh("destroy", qcow2)
+    is_taken_inside(host, qcow2)
+
+
+def test_a_snapshot_of_a_running_one_is_where_it_has_no_controller(host: Host, qcow2: str) -> None:
+    """It has one if it was started through the gateway with `controllers = "all"`."""
+    host.virsh("start", qcow2, "--paused")
+    with pytest.raises(VirshError, match="shut it off first, or start it without a controller"):
+        host.virsh("snapshot-create-as", qcow2, "one")
+    with pytest.raises(VirshError, match="require all disks to be selected"):
+        host.virsh_direct("snapshot-create-as", qcow2, "one")  # it is not for us to allow
+    host.virsh("destroy", qcow2)
+    host.virsh_direct("start", qcow2, "--paused")
+    is_taken_inside(host, qcow2)
+
+
+@pytest.mark.usefixtures("sparing")
+def test_a_snapshot_of_a_running_one_is_inside_where_few_have_one(host: Host, qcow2: str) -> None:
+    host.virsh("start", qcow2, "--paused")
+    is_taken_inside(host, qcow2)
+
+
+def test_what_stands_in_for_a_controller_cannot_be_left_out_either(host: Host, qcow2: str) -> None:
+    """To libvirt it is a vhost-user disk still."""
+    host.virsh("start", qcow2)
+    host.virsh("managedsave", qcow2)
+    host.stop_target()
+    host.virsh("start", qcow2, "--paused")
+    assert STAND_IN in at_libvirtd(host, qcow2)
+    with pytest.raises(VirshError, match="shut it off first"):
+        host.virsh("snapshot-create-as", qcow2, "one")
+    with pytest.raises(VirshError, match="require all disks to be selected"):
+        host.virsh_direct("snapshot-create-as", qcow2, "one")

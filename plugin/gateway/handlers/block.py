@@ -43,9 +43,24 @@ async def seen(call: Call, dom: Domain, *, judged_later: bool = False) -> Seen:
 
 
 async def find(call: Call, dom: Domain, path: str, *, judged_later: bool = False) -> LunPlan | None:
-    """Returns the disk of ours that `path` means; `judged_later` as for `seen`."""
-    found = await seen(call, dom, judged_later=judged_later)
-    return found.find(path, call.services.settings)
+    """Returns the disk of ours that `path` means; `judged_later` as for `seen`.
+
+    Raises:
+        Refused: it means what carries them, which no client sees.
+    """
+    return _named(call, await seen(call, dom, judged_later=judged_later), path)
+
+
+def _named(call: Call, domain: Seen, path: str) -> LunPlan | None:
+    """Returns the disk of ours that `path` means in a domain.
+
+    Raises:
+        Refused: as `find`.
+    """
+    lun = domain.find(path, call.services.settings)
+    if lun is None and path and path == domain.carrier:
+        raise Refused(Code.INVALID_ARG, f"invalid path {path} not assigned to domain")
+    return lun
 
 
 async def info(call: Call) -> None:
@@ -124,7 +139,7 @@ async def _usage(call: Call, args: DomainCall) -> Usage | None:
     domain = await seen(call, args.dom)
     luns = domain.luns
     if args.text:
-        lun = domain.find(args.text, call.services.settings)
+        lun = _named(call, domain, args.text)
         luns = (lun,) if lun is not None else ()
     if not luns or not domain.running:
         return None

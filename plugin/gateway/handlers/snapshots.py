@@ -43,12 +43,7 @@ async def _create(call: Call, args: DomainCall, *, internal: bool) -> None:
         await call.pass_on()
         return
     if internal:
-        raise Refused(
-            Refusal.UNSUPPORTED,
-            f"domain '{args.dom.name}' has a virtlun controller, so a snapshot inside of its "
-            "disks' files is not possible: take an external one of its other disks "
-            "(`virsh snapshot-create-as --disk-only`)",
-        )
+        raise Refused(Refusal.UNSUPPORTED, _why_not_inside(args.dom, current))
     change = listing.define_inside if again else listing.leave_out
     services, known = call.services, Definition(current, plan(current))
 
@@ -59,6 +54,24 @@ async def _create(call: Call, args: DomainCall, *, internal: bool) -> None:
     text = change(args.text, current, settings)
     payload = DomainCall(args.dom, text, args.flags).pack(text=True, flags=True)
     await call.respond(await call.forward(payload))
+
+
+def _why_not_inside(dom: Domain, current: str) -> str:
+    """Says why a snapshot of a domain with a controller cannot be inside of its disks' files.
+
+    libvirt wants each disk in it that is not read-only, and knows of none in a vhost-user device.
+    """
+    known = plan(current)
+    way = "take an external one of its other disks (`virsh snapshot-create-as --disk-only`)"
+    if known is None or not known.luns:
+        way = (
+            "shut it off first, or start it without a controller (`controllers` in virtlun.toml), "
+            f"or {way}"
+        )
+    return (
+        f"domain '{dom.name}' has a virtlun controller, so a snapshot inside of its disks' files"
+        f" is not possible: {way}"
+    )
 
 
 async def begin_backup(call: Call) -> None:
