@@ -12,7 +12,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from plugin.cli import doctor, main, remote
+from plugin.cli import main, remote
+from plugin.cli.doctor import libvirt, machine, target
 from plugin.config import Config, GatewaySection
 from pydataplane import supervise
 from tests.unit.translate.domains import domain
@@ -109,7 +110,7 @@ def test_a_wrong_call_is_status_2_and_says_how_to_get_help() -> None:
 @pytest.fixture
 def vhost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the controllers' sockets, and a user of QEMU's who may enter all above it."""
-    monkeypatch.setattr(doctor, "_ids", lambda user: (64055, frozenset({64055, 108})))
+    monkeypatch.setattr(libvirt, "_ids", lambda user: (64055, frozenset({64055, 108})))
     folder = tmp_path / "vhost"
     folder.mkdir()
     for path in (folder, *folder.parents):
@@ -120,7 +121,7 @@ def vhost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_doctor_tells_whether_qemu_reaches_its_sockets(vhost: Path) -> None:
     def found() -> tuple[str, str]:
-        finding = doctor._permissions(vhost)
+        finding = libvirt.permissions(vhost)
         return finding.state, finding.found
 
     assert found()[0] == "ok"
@@ -133,27 +134,27 @@ def test_doctor_tells_whether_qemu_reaches_its_sockets(vhost: Path) -> None:
     assert found()[0] == "ok"
     vhost.chmod(0o700)
     assert found() == ("failed", f"libvirt-qemu cannot enter {vhost}")
-    assert doctor._permissions(vhost / "none").state == "ok"
+    assert libvirt.permissions(vhost / "none").state == "ok"
 
 
 def test_doctor_without_qemus_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_ids", lambda user: None)
-    assert "--socket-group" in doctor._permissions(tmp_path).advice
+    monkeypatch.setattr(libvirt, "_ids", lambda user: None)
+    assert "--socket-group" in libvirt.permissions(tmp_path).advice
 
 
 def test_doctor_tells_whether_apparmor_lets_qemu_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules, enabled = tmp_path / "rules", tmp_path / "enabled"
-    monkeypatch.setattr(doctor, "APPARMOR", enabled)
-    monkeypatch.setattr(doctor, "APPARMOR_RULES", (rules,))
+    monkeypatch.setattr(libvirt, "APPARMOR", enabled)
+    monkeypatch.setattr(libvirt, "APPARMOR_RULES", (rules,))
     folder = Path("/run/virtlun/vhost")
-    assert doctor._apparmor(folder).state == "ok"
+    assert libvirt.apparmor(folder).state == "ok"
     enabled.write_text("Y\n")
-    finding = doctor._apparmor(folder)
+    finding = libvirt.apparmor(folder)
     assert finding.state == "warning" and "/run/virtlun/vhost/** rw," in finding.advice
     rules.write_text("  /run/virtlun/vhost/** rw,\n")
-    assert doctor._apparmor(folder).state == "ok"
+    assert libvirt.apparmor(folder).state == "ok"
 
 
 class Lvstores:
@@ -189,20 +190,20 @@ def store(free: int, **more: object) -> dict[str, object]:
 def test_doctor_tells_what_volumes_are_cut_from(
     monkeypatch: pytest.MonkeyPatch, stores: tuple[dict[str, object], ...], state: str, words: str
 ) -> None:
-    monkeypatch.setattr(doctor, "client", lambda _: Lvstores(*stores))
-    finding = doctor._lvstores(Path("/none"))
+    monkeypatch.setattr(target, "client", lambda _: Lvstores(*stores))
+    finding = target.lvstores(Path("/none"))
     assert finding.state == state
     assert words in finding.found + finding.advice
 
 
 def test_doctor_tells_whether_libvirtd_listens(tmp_path: Path) -> None:
     path = tmp_path / "libvirt-sock"
-    finding = doctor._libvirtd(path)
+    finding = libvirt.libvirtd(path)
     assert finding.state == "failed" and "systemctl start libvirtd" in finding.advice
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         listening.listen(1)
-        assert doctor._libvirtd(path).state == "ok"
+        assert libvirt.libvirtd(path).state == "ok"
 
 
 def test_doctor_tells_of_ways_to_libvirt_that_pass_the_gateway_by(tmp_path: Path) -> None:
@@ -213,10 +214,10 @@ def test_doctor_tells_of_ways_to_libvirt_that_pass_the_gateway_by(tmp_path: Path
     assert remote.listening((four, six)) == "port 16509 (TCP) and port 16514 (TLS)"
     four.write_text(head + "   0: 0100007F:407D 0100007F:1234 01 0\n")  # only connected
     assert remote.listening((four, tmp_path / "none")) == ""
-    found = doctor._remote(Path("/gw"), "port 16514 (TLS)")
+    found = libvirt.remote_clients(Path("/gw"), "port 16514 (TLS)")
     assert found.state == "warning" and "sees no virtlun disks" in found.found
     assert "qemu+ssh://HOST/system?socket=/gw" in found.advice
-    assert doctor._remote(Path("/gw"), "").state == "ok"
+    assert libvirt.remote_clients(Path("/gw"), "").state == "ok"
 
 
 def test_doctor_tells_that_sasl_is_not_possible(tmp_path: Path) -> None:
@@ -224,10 +225,10 @@ def test_doctor_tells_that_sasl_is_not_possible(tmp_path: Path) -> None:
     settings = Config(gateway=GatewaySection(libvirtd_conf=conf))
     for words, state in (('auth_unix_rw = "sasl"', "failed"), ('auth_unix_rw = "none"', "ok")):
         conf.write_text(words)
-        assert doctor._authentication(settings).state == state
+        assert libvirt.authentication(settings).state == state
     modular = GatewaySection(libvirtd_conf=conf, upstream=Path("/run/libvirt/virtqemud-sock"))
     (tmp_path / "virtqemud.conf").write_text('auth_unix_rw = "sasl"')
-    found = doctor._authentication(Config(gateway=modular))
+    found = libvirt.authentication(Config(gateway=modular))
     assert found.state == "failed" and "virtqemud.conf" in found.found
 
 
@@ -236,12 +237,12 @@ def test_doctor_tells_what_pods_block_devices_lack(
 ) -> None:
     there = tmp_path / "fuse"
     there.touch()
-    monkeypatch.setattr(doctor, "FACE_DEVICES", (there, tmp_path / "loop-control"))
-    finding = doctor._kernel_face()
+    monkeypatch.setattr(machine, "FACE_DEVICES", (there, tmp_path / "loop-control"))
+    finding = machine.pods_block_devices()
     assert finding.state == "warning" and "modprobe fuse loop" in finding.advice
     assert "loop-control" in finding.found and str(there) not in finding.found
-    monkeypatch.setattr(doctor, "FACE_DEVICES", (there,))
-    assert doctor._kernel_face().state == "ok"
+    monkeypatch.setattr(machine, "FACE_DEVICES", (there,))
+    assert machine.pods_block_devices().state == "ok"
 
 
 def test_doctor_looks_at_all_that_attaching_stands_on(config: Path) -> None:

@@ -1,0 +1,77 @@
+"""`virtlun doctor`: what on this host works, what does not, and what to do about it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from rich.text import Text
+
+from plugin.cli import remote
+from plugin.cli.doctor import libvirt, machine, target
+from plugin.cli.doctor.finding import Finding
+from plugin.cli.output import address, busy, config, console, json_option
+from plugin.config import Config
+
+STYLES = {"ok": "green", "warning": "yellow", "failed": "red"}
+INDENT = " " * 9
+
+
+@click.command(short_help="Check what on this host works, and say what to do.")
+@json_option
+@click.pass_obj
+def doctor(socket: Path, as_json: bool) -> None:
+    """Check this host: KVM, QEMU, libvirt, memory, permissions, target and gateway.
+
+    `failed` is what a VM's disk needs, `warning` what some uses need. The exit status is 1 if
+    something failed.
+    """
+    out = console()
+    findings = []
+    for what, check in examinations(socket, config(), address().vhost_dir):
+        with busy(f"looking at {what}"):
+            finding = check()
+        findings.append(finding)
+        if as_json:
+            continue
+        mark = Text(finding.state.ljust(len(INDENT)), style=STYLES[finding.state])
+        out.print(mark + Text(f"{finding.what}: {finding.found}", style="none"), soft_wrap=True)
+        if finding.advice:
+            out.print(Text(INDENT + finding.advice, style="dim"), soft_wrap=True)
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+    if any(finding.state == "failed" for finding in findings):
+        raise SystemExit(1)
+
+
+def examinations(
+    socket: Path, settings: Config, vhost_dir: Path
+) -> list[tuple[str, Callable[[], Finding]]]:
+    """Returns a check for each thing that the way from virsh to a guest's disk stands on."""
+    return [
+        ("the user", machine.user),
+        ("KVM", machine.kvm),
+        ("QEMU", libvirt.qemu),
+        ("QEMU's devices", libvirt.qemu_device),
+        ("libvirt", libvirt.libvirt),
+        ("libvirtd", lambda: libvirt.libvirtd(settings.gateway.upstream)),
+        (
+            "remote clients",
+            lambda: libvirt.remote_clients(settings.gateway.listen, remote.listening()),
+        ),
+        ("authentication", lambda: libvirt.authentication(settings)),
+        ("io_uring", machine.io_uring),
+        ("shared memory", machine.shared_memory),
+        ("huge pages", machine.huge_pages),
+        ("permissions", lambda: libvirt.permissions(vhost_dir)),
+        ("AppArmor", lambda: libvirt.apparmor(vhost_dir)),
+        ("pods' block devices", machine.pods_block_devices),
+        ("target", lambda: target.target(socket)),
+        ("the target's rights", lambda: target.rights(socket)),
+        ("lvstores", lambda: target.lvstores(socket)),
+        ("gateway", lambda: libvirt.gateway(settings.gateway.listen)),
+        ("hook", libvirt.hook),
+    ]

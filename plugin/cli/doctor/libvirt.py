@@ -1,0 +1,220 @@
+"""QEMU and libvirt: what they can do, who reaches whom, and gateway and hook in between."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket as sockets
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from plugin.cli import qemu_user
+from plugin.cli.doctor.finding import Finding, dotted, run, version_of
+from plugin.config import Config
+from plugin.gateway import polkit
+from plugin.hook import archive
+
+EMULATOR = "qemu-system-x86_64"
+HOOK = Path("/etc/libvirt/hooks/qemu.d/virtlun")
+LIBVIRT_OVERRIDE = (8, 2)
+QEMU_RECONNECT = (8, 2)
+APPARMOR = Path("/sys/module/apparmor/parameters/enabled")
+APPARMOR_RULES = (
+    Path("/etc/apparmor.d/local/abstractions/libvirt-qemu"),
+    Path("/etc/apparmor.d/abstractions/libvirt-qemu"),
+)
+
+
+def qemu() -> Finding:
+    """Whether there is a QEMU, and whether it survives a restart of the target."""
+    version = version_of(run(EMULATOR, "--version"))
+    if version is None:
+        return Finding(
+            "QEMU", "failed", f"{EMULATOR} is not installed", "apt-get install qemu-system-x86"
+        )
+    if version < QEMU_RECONNECT:
+        return Finding(
+            "QEMU",
+            "warning",
+            f"{dotted(version)}: a running VM loses its disks when the target restarts",
+            "QEMU 8.2 or newer reconnects vhost-user-scsi (Debian 12: bookworm-backports)",
+        )
+    return Finding("QEMU", "ok", dotted(version))
+
+
+def qemu_device() -> Finding:
+    """Whether QEMU was built with our controller."""
+    what = "vhost-user-scsi in QEMU"
+    if "vhost-user-scsi-pci" in (run(EMULATOR, "-device", "help") or ""):
+        return Finding(what, "ok", "built in")
+    return Finding(
+        what, "failed", "this QEMU has no vhost-user-scsi-pci", "use a QEMU built with it"
+    )
+
+
+def libvirt() -> Finding:
+    """Whether libvirt can make our controller."""
+    version = version_of(run("libvirtd", "--version") or run("virtqemud", "--version"))
+    if version is None:
+        return Finding(
+            "libvirt", "failed", "not installed", "apt-get install libvirt-daemon-system"
+        )
+    if version < LIBVIRT_OVERRIDE:
+        return Finding(
+            "libvirt", "failed", dotted(version), "8.2 or newer is needed for <qemu:override>"
+        )
+    return Finding("libvirt", "ok", dotted(version))
+
+
+def libvirtd(path: Path) -> Finding:
+    """Whether libvirtd takes connections where the gateway looks for it."""
+    what = "libvirtd"
+    advice = "systemctl start libvirtd, or name its socket in gateway.upstream of virtlun.toml"
+    try:
+        with sockets.socket(sockets.AF_UNIX) as probe:
+            probe.connect(str(path))
+    except PermissionError:
+        return Finding(what, "warning", f"{path} is not for this user", "run it as root")
+    except OSError as error:
+        return Finding(what, "failed", f"{path}: {error.strerror or error}", advice)
+    return Finding(what, "ok", f"listens on {path}")
+
+
+def remote_clients(gateway: Path, ports: str) -> Finding:
+    """Whether clients can come over the network, which the gateway does not listen on."""
+    what = "remote clients"
+    uri = f"qemu+ssh://HOST/system?socket={gateway}"
+    if not ports:
+        return Finding(what, "ok", f"none over TCP or TLS; {uri} leads to the gateway")
+    return Finding(
+        what,
+        "warning",
+        f"libvirt itself listens on {ports}: who comes so sees no virtlun disks",
+        f"use {uri}, and stop the sockets of libvirtd or virtproxyd for TCP and TLS",
+    )
+
+
+def authentication(settings: Config) -> Finding:
+    """Whether libvirt's sockets ask for what the gateway can answer for itself."""
+    what = "authentication"
+    gateway = settings.gateway
+    file = polkit.configuration_of(gateway.libvirtd_conf, gateway.upstream)
+    if polkit.configured(file, read_only=False) is polkit.Auth.SASL:
+        return Finding(
+            what,
+            "failed",
+            f"{file} asks for SASL, which the gateway cannot answer",
+            'set auth_unix_rw = "polkit" or "none" there, and restart the daemon',
+        )
+    return Finding(what, "ok", "the gateway gets in")
+
+
+def permissions(vhost_dir: Path) -> Finding:
+    """Whether QEMU's user can enter the folder of the controllers' sockets, and open those."""
+    what = "permissions"
+    user = next((name for name in qemu_user.NAMES if _ids(name)), None)
+    if user is None:
+        return Finding(
+            what,
+            "warning",
+            f"no user of libvirt's QEMU here ({', '.join(qemu_user.NAMES)})",
+            "give virtlun-target --socket-group with the group in /etc/libvirt/qemu.conf",
+        )
+    if not vhost_dir.is_dir():
+        return Finding(what, "ok", f"{vhost_dir} is not there yet: the target makes it")
+    for folder in (*reversed(vhost_dir.parents), vhost_dir):
+        if not _allowed(folder, user, 0o1):
+            return Finding(
+                what, "failed", f"{user} cannot enter {folder}", f"chmod o+x {folder}, or its group"
+            )
+    closed = [path for path in vhost_dir.iterdir() if not _allowed(path, user, 0o6)]
+    if closed:
+        return Finding(
+            what,
+            "failed",
+            f"{user} cannot open {closed[0]}",
+            "start virtlun-target with --socket-group kvm, or another group of that user",
+        )
+    return Finding(what, "ok", f"{user} reaches the controllers' sockets in {vhost_dir}")
+
+
+def _ids(user: str) -> tuple[int, frozenset[int]] | None:
+    """Returns a user's id and those of its groups, or None."""
+    try:
+        entry = qemu_user.entry(user)
+    except KeyError:
+        return None
+    return entry.pw_uid, frozenset(os.getgrouplist(user, entry.pw_gid))
+
+
+def _allowed(path: Path, user: str, bits: int) -> bool:
+    """Whether a user has these of the bits rwx (octal 7) on `path`."""
+    ids = _ids(user)
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    assert ids is not None
+    if ids[0] in (0, status.st_uid):
+        return ids[0] == 0 or status.st_mode >> 6 & bits == bits
+    shift = 3 if status.st_gid in ids[1] else 0
+    return status.st_mode >> shift & bits == bits
+
+
+def apparmor(vhost_dir: Path) -> Finding:
+    """Whether AppArmor, where it confines QEMU, lets it open the controllers' sockets."""
+    what = "AppArmor"
+    try:
+        enabled = APPARMOR.read_text().strip() == "Y"
+    except OSError:
+        enabled = False
+    if not enabled:
+        return Finding(what, "ok", "not in use")
+    rules = ""
+    for file in APPARMOR_RULES:
+        with suppress(OSError):
+            rules += file.read_text()
+    if str(vhost_dir) in rules:
+        return Finding(what, "ok", f"QEMU may use {vhost_dir}")
+    return Finding(
+        what,
+        "warning",
+        f"no rule lets QEMU use {vhost_dir}",
+        f"add the line `{vhost_dir}/** rw,` to {APPARMOR_RULES[0]}, where libvirt confines QEMU",
+    )
+
+
+def gateway(socket: Path) -> Finding:
+    """Whether virsh gets an answer through the gateway."""
+    try:
+        mode = socket.stat().st_mode
+    except OSError:
+        return Finding(
+            "gateway",
+            "warning",
+            f"no socket {socket}",
+            "start virtlun-gateway: without it virsh cannot attach volumes",
+        )
+    if not stat.S_ISSOCK(mode):
+        return Finding("gateway", "failed", f"{socket} is not a socket", "remove it")
+    uri = f"qemu+unix:///system?socket={socket}"
+    if shutil.which("virsh") and run("virsh", "-c", uri, "version") is None:
+        return Finding("gateway", "failed", "virsh gets no answer through it", "see its log")
+    return Finding("gateway", "ok", uri)
+
+
+def hook() -> Finding:
+    """Whether libvirt has the hook of this version."""
+    what = "libvirt hook"
+    advice = f"`virtlun-hook --install {HOOK}`, then restart libvirtd"
+    try:
+        current = archive.is_current(HOOK)
+    except OSError as error:
+        missing = "VMs started behind the gateway's back find no controller"
+        return Finding(what, "warning", f"{HOOK}: {error.strerror}: {missing}", advice)
+    if not os.access(HOOK, os.X_OK):
+        return Finding(what, "warning", f"{HOOK} is not executable", advice)
+    if current is False:
+        return Finding(what, "warning", f"{HOOK} is of another version of virtlun", advice)
+    return Finding(what, "ok", str(HOOK))
