@@ -16,7 +16,7 @@ from pydataplane.domain.xml import metadata as metadatas
 from pydataplane.domain.xml import view as views
 from pydataplane.domain.xml.boot import place
 from pydataplane.domain.xml.disk import Disk
-from pydataplane.domain.xml.document import Document, Edits, NotXmlError, layout
+from pydataplane.domain.xml.document import Document, Edits, NotXmlError, UnreadError, layout
 from pydataplane.domain.xml.metadata import Entry, Metadata
 from pydataplane.domain.xml.view import View
 
@@ -30,20 +30,44 @@ def recognise(disk_xml: str, settings: Settings) -> VolumeRef | None:
     Anything that is not one well-formed <disk> element gives None (libvirtd judges it).
 
     Raises:
-        TranslateError: it names a volume of ours, but wrongly (BAD_XML), or asks for what our disks
-            cannot do (UNSUPPORTED: a CD-ROM, an IDE bus, qcow2, encryption, I/O limits, ...).
+        TranslateError: it names a volume of ours, but wrongly, or may name one where that cannot be
+            read (BAD_XML); or it asks for what our disks cannot do (UNSUPPORTED: a CD-ROM, an IDE
+            bus, qcow2, encryption, I/O limits, ...).
     """
     device = _device(disk_xml, settings)
-    return None if device is None else device[2]
+    if device is None:
+        _check_readable(disk_xml, settings)
+        return None
+    return device[2]
 
 
 def may_be_ours(disk_xml: str, settings: Settings) -> bool:
-    """Whether a device's XML can name a volume of ours; parses nothing.
+    """Whether a device's or a domain's XML can name a volume of ours; parses nothing.
 
     What is written with references (`&#47;dev...`) may be anything.
     """
     words = (settings.path_prefix, settings.rbd_prefix, settings.protocol, settings.pool_prefix)
     return "&" in disk_xml or any(word and word in disk_xml for word in words)
+
+
+def _check_readable(xml: str, settings: Settings) -> None:
+    """Refuses what libvirtd would take as a disk of its own because it is not read here.
+
+    Raises:
+        TranslateError: BAD_XML, it may name a volume of ours, and is too big or has a document
+            type.
+    """
+    if not may_be_ours(xml, settings):
+        return
+    try:
+        Document(xml)
+    except UnreadError as error:
+        raise TranslateError(
+            Refusal.BAD_XML,
+            f"this XML may name virtlun volumes and has {error}: leave out what no disk needs",
+        ) from error
+    except NotXmlError:
+        return
 
 
 def volume_of(disk_xml: str, settings: Settings) -> VolumeRef | None:
@@ -79,10 +103,12 @@ def define(
 
     Raises:
         TranslateError: a disk of ours is malformed, doubled or not possible in this domain. A
-            domain without a disk of ours never fails here: it is left without a controller.
+            domain without a disk of ours never fails here: it is left without a controller. One
+            that cannot be read, but may have one, does.
     """
     view = views.parse(domain_xml)
     if view is None:
+        _check_readable(domain_xml, settings)
         return Definition(domain_xml, None)
     current = views.parse(current_xml) if current_xml else None
     if view.has_traces:
@@ -181,12 +207,18 @@ def attach(
 def detach(domain_xml: str, disk_xml: str, settings: Settings, *, live: bool) -> Change | None:
     """Removes the disk with the target dev that `disk_xml` names; None if it is not of ours.
 
-    As libvirtd does, the target dev decides; the rest may be minimal or a dumpxml sent back.
+    As libvirtd does, the target dev decides; the rest may be minimal or a dumpxml sent back. What
+    was defined at libvirtd itself may have a disk of libvirtd's own that names a volume of ours.
 
     Raises:
         TranslateError: DISK_MISSING: `disk_xml` names a volume of ours, but no disk of the domain
             has this target dev.
     """
+    document = disks.parse_device(disk_xml)
+    dev = document.root.value("target", "dev") if document is not None else None
+    theirs = views.required(domain_xml).disk_nodes()
+    if dev is not None and any(node.value("target", "dev") == dev for node in theirs):
+        return None
     found = _existing(domain_xml, disk_xml, settings)
     if found is None:
         return None

@@ -27,6 +27,10 @@ class NotXmlError(ValueError):
     """Not well formed, too big, too deep, or with a document type."""
 
 
+class UnreadError(NotXmlError):
+    """Too big or with a document type: not read here, although libvirtd may take it."""
+
+
 @dataclass(slots=True, eq=False)
 class Node:
     """One element. Positions are byte offsets into the document."""
@@ -114,7 +118,7 @@ class Document:
         except UnicodeEncodeError as error:
             raise NotXmlError(str(error)) from error
         if len(self.data) > MAX_DOCUMENT_BYTES:
-            raise NotXmlError(f"more than {MAX_DOCUMENT_BYTES} bytes")
+            raise UnreadError(f"more than {MAX_DOCUMENT_BYTES} bytes")
         self.root = _Builder(self.data).build()
 
     def source(self, node: Node) -> str:
@@ -203,7 +207,7 @@ class _Builder:
     def _start(self, name: str, attrs: dict[str, str]) -> None:
         self._count += 1
         if self._count > MAX_ELEMENTS:
-            raise NotXmlError(f"more than {MAX_ELEMENTS} elements")
+            raise UnreadError(f"more than {MAX_ELEMENTS} elements")
         if len(self._open) >= MAX_DEPTH:
             raise NotXmlError(f"more than {MAX_DEPTH} levels")
         start = self._parser.CurrentByteIndex
@@ -235,7 +239,7 @@ class _Builder:
         self._declares[prefix or ""] = uri or ""
 
     def _doctype(self, *_: object) -> None:
-        raise NotXmlError("a document type declaration")
+        raise UnreadError("a document type declaration")
 
 
 class Edits:

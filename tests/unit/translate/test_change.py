@@ -237,6 +237,16 @@ def test_detach_of_an_unknown_disk_of_ours_is_refused() -> None:
         detach(domain(), lvol("sdq", "q"), SETTINGS, live=False)
 
 
+def test_detach_leaves_libvirtds_own_disk_to_libvirtd_whatever_its_source() -> None:
+    """One that names a volume of ours was defined at libvirtd itself."""
+    raw = BASE.replace("<devices>", f"<devices>{lvol('sdq', 'q')}")
+    for live in (True, False):
+        assert detach(raw, lvol("sdq", "q"), SETTINGS, live=live) is None
+        assert detach(raw, lvol("sdb", "b"), SETTINGS, live=live) is not None
+    with pytest.raises(TranslateError, match="disk sdq not found"):
+        update(raw, lvol("sdq", "q"), SETTINGS, live=False)
+
+
 def test_detach_by_alias() -> None:
     xml = translated(domain(lvol("sda", "a", more="<alias name='ua-x'/>") + lvol("sdb", "b"))).xml
     for alias, dev in (("ua-x", "sda"), ("virtlun-disk-sdb", "sdb")):

@@ -26,7 +26,7 @@ from pydataplane.domain.translate import (
 )
 from pydataplane.domain.xml import disk as disks
 from pydataplane.domain.xml.boot import libvirt_order
-from pydataplane.domain.xml.document import Document
+from pydataplane.domain.xml.document import MAX_DOCUMENT_BYTES, MAX_ELEMENTS, Document
 from tests.unit.translate.domains import (
     FILES,
     NAMES,
@@ -178,6 +178,28 @@ def test_what_is_libvirtds_to_judge_passes_as_it_is(xml: str) -> None:
     definition = translated(xml)
     assert definition.xml is xml
     assert definition.plan is None
+
+
+@pytest.mark.parametrize(
+    ("xml", "says"),
+    [
+        (f"<!DOCTYPE domain>{domain(lvol('sda'))}", "a document type declaration"),
+        (
+            "<!DOCTYPE domain [<!ENTITY v '/dev'>]><domain><name>&v;</name></domain>",
+            "a document type declaration",
+        ),
+        (domain(lvol("sda") + "<a/>" * MAX_ELEMENTS), f"more than {MAX_ELEMENTS} elements"),
+        (domain(lvol("sda") + " " * MAX_DOCUMENT_BYTES), f"more than {MAX_DOCUMENT_BYTES} bytes"),
+    ],
+)
+def test_what_is_not_read_and_may_have_our_disks_is_not_left_to_libvirtd(
+    xml: str, says: str
+) -> None:
+    """It would become a disk of libvirtd's own, and the disks that the domain has would go."""
+    with pytest.raises(TranslateError, match=says) as caught:
+        translated(xml)
+    assert caught.value.refusal is Refusal.BAD_XML
+    assert translated(f"<domain>{'<a/>' * MAX_ELEMENTS}</domain>").plan is None, "not ours"
 
 
 def test_without_our_disks_the_controller_is_added_only_if_asked_for() -> None:

@@ -8,6 +8,7 @@ from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.translate import Settings, VolumeRef, recognise
 from pydataplane.domain.xml.boot import libvirt_order, place
 from pydataplane.domain.xml.disk import Disk
+from pydataplane.domain.xml.document import MAX_ELEMENTS
 from tests.unit.translate.domains import SETTINGS, lvol
 
 
@@ -53,6 +54,20 @@ def test_other_disks_are_not_ours(source: str, kind: str) -> None:
 )
 def test_what_is_no_single_disk_is_not_ours(xml: str) -> None:
     assert recognise(xml, SETTINGS) is None
+
+
+@pytest.mark.parametrize(
+    "xml",
+    [
+        "<!DOCTYPE disk [<!ENTITY p '/dev/virtlun/'>]>" + disk("dev='&p;lvs0/v'", "block"),
+        disk("dev='/dev/virtlun/lvs0/v'", "block", more="<a/>" * MAX_ELEMENTS),
+    ],
+    ids=["document type", "elements"],
+)
+def test_what_is_not_read_and_may_be_ours_is_not_left_to_libvirtd(xml: str) -> None:
+    with pytest.raises(TranslateError, match="may name virtlun volumes") as caught:
+        recognise(xml, SETTINGS)
+    assert caught.value.refusal is Refusal.BAD_XML
 
 
 def test_ways_and_prefixes_are_configurable() -> None:
