@@ -9,8 +9,9 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     channel, upstream, admin     one socket; a small libvirt client, for calls of our own
     joined                       what many ask at the same time, asked once
     target, targets              LUNs and volumes, of one target and of all
-    statistics                   the result of GET_ALL_DOMAIN_STATS, in bytes
+    statistics, guestdisks       results of GET_ALL_DOMAIN_STATS and of the guest agent, in bytes
     locks, events, journal       one operation at a time; device events; changes under way, on disk
+    redefined                    the events of definitions that we replace, held back
     domains, shown, known        a domain's XML: questions to it, as clients see it, what is ours
     caller, services, call       what handlers get: the client, the gateway's parts, one call
     records                      which volumes a domain has had
