@@ -24,6 +24,7 @@ use crate::socket::{Listener, SocketOptions};
 use crate::stats::{ControllerStats, LunCounters, LunStats};
 
 mod handover;
+mod hold;
 
 /// Where the sockets are and who may connect.
 #[derive(Clone, Debug)]

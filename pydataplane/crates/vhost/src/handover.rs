@@ -80,7 +80,7 @@ pub struct ControllerState {
     pub counters: ControllerStats,
 }
 
-/// The session of a connected peer. Its queues are stopped and nothing is in flight.
+/// The session of a connected peer. Its queues are stopped and nothing is with a device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SessionState {
     /// The connection; what the peer sent and nobody read is still in it.
@@ -97,7 +97,8 @@ pub struct SessionState {
     pub memory: Vec<RegionState>,
     /// Its dirty log, if it gave one (SET_LOG_BASE).
     pub log: Option<LogState>,
-    /// Where it keeps what is in flight, if it does (SET_INFLIGHT_FD). Nothing is marked there.
+    /// Where it keeps what is in flight, if it does (SET_INFLIGHT_FD). What is marked there was left by
+    /// a session before and is still to be submitted again.
     #[serde(default)]
     pub inflight: Option<InflightState>,
     /// Queues that may have requests in flight which nobody knows of, as a target died that served

@@ -36,6 +36,8 @@ pub(crate) enum Order {
     Stop,
     /// Serve nothing, and answer when nothing is in flight any more, after `timeout` at most.
     Hold { timeout: Duration, reply: Reply<Result<(), String>> },
+    /// The same, but go on at once if that was quick. The answer: whether it is held.
+    HoldIfSlow { timeout: Duration, reply: Reply<Result<bool, String>> },
     /// Go on after [`Order::Hold`] or [`Order::TakeOver`].
     Release,
     /// While held: return, and leave the rest to whoever gets the answer.

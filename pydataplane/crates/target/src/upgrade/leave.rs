@@ -240,8 +240,8 @@ pub fn leave(
         }
     };
     let held = announce(app, successor).and_then(|()| {
-        let held_at_ns = now_ns();
-        app.controllers.hold(DRAIN_TIMEOUT).map_err(|e| e.to_string()).map(|()| held_at_ns)
+        let since = app.controllers.hold(DRAIN_TIMEOUT).map_err(|e| e.to_string())?;
+        Ok(now_ns().saturating_sub(since.elapsed().as_nanos() as u64))
     });
     let outcome = held.and_then(|held_at_ns| {
         let mut given = Given::default();

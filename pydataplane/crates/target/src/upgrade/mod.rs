@@ -9,7 +9,7 @@
 //! | `hello`: the versions of the messages that it understands | checks who it is; `welcome` |
 //! | `ready` | lets RPC requests end; `outlook`, a `controller` each, `end` |
 //! | makes controllers, maps the memory of their guests; `expecting` | |
-//! | | holds all controllers: nothing is in flight, and guests wait |
+//! | | holds the controllers whose I/O takes long, then all: nothing is in flight, and guests wait |
 //! | | closes bdevs and lvstores; `target`, a `controller` each, `end` |
 //! | opens bdevs and lvstores, sets every session up, held; `prepared` | |
 //! | | `go`, and from there on touches nothing |
@@ -52,7 +52,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long RPC requests that run may take to end.
 const RPC_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long I/O in flight may take to end: every guest waits.
+/// How long I/O in flight may take to end: the guest whose it is waits.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a new program may take to make what it can while guests are served: RPC clients wait.
 const EXPECT_TIMEOUT: Duration = Duration::from_secs(20);

@@ -25,6 +25,7 @@ impl Server {
             Order::Accept => self.accepts = true,
             Order::OwnerChanged => self.owner_changed(),
             Order::Hold { timeout, reply } => _ = reply.send(self.hold(timeout)),
+            Order::HoldIfSlow { timeout, reply } => _ = reply.send(self.hold_if_slow(timeout)),
             Order::Release => self.release(),
             Order::HandOver { reply } => _ = reply.send(self.hand_over()),
             Order::Describe { reply } => _ = reply.send(self.describe()),

@@ -26,31 +26,8 @@ use crate::socket::Listener;
 const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long the description of all controllers, whose guests are served, may take.
 const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How much longer than its I/O the answer of a controller's thread may take.
-const MARGIN: Duration = Duration::from_secs(1);
 
 impl Controllers {
-    /// Holds all controllers still, at the same time: no peer, message or request is taken any more,
-    /// and what was in flight has ended, within `timeout`.
-    ///
-    /// # Errors
-    /// [`ControllerError::HandOver`] names a controller whose I/O has not ended; then all go on.
-    pub fn hold(&self, timeout: Duration) -> Result<(), ControllerError> {
-        let hold = |_: &str, reply| Order::Hold { timeout, reply };
-        let held = self.ask_all(timeout + MARGIN, hold);
-        if held.is_err() {
-            self.release();
-        }
-        held.map(drop)
-    }
-
-    /// Lets all controllers go on.
-    pub fn release(&self) {
-        for entry in self.entries().values() {
-            entry.controller.mailbox.send(Order::Release);
-        }
-    }
-
     /// Takes all controllers apart, which are held. Their sockets' files stay; their bdevs are free.
     ///
     /// # Errors
@@ -170,8 +147,17 @@ impl Controllers {
     }
 
     /// Sends each controller's thread an order with a reply.
-    fn ask_each<T>(
+    pub(super) fn ask_each<T>(
         &self,
+        order: impl FnMut(&str, Reply<Result<T, String>>) -> Order,
+    ) -> Vec<(String, Receiver<Result<T, String>>)> {
+        self.ask_those(|_| true, order)
+    }
+
+    /// As `ask_each`, to those of whose names `which` is true.
+    pub(super) fn ask_those<T>(
+        &self,
+        which: impl Fn(&str) -> bool,
         mut order: impl FnMut(&str, Reply<Result<T, String>>) -> Order,
     ) -> Vec<(String, Receiver<Result<T, String>>)> {
         let ask = |(name, entry): (&String, &super::Entry)| {
@@ -179,7 +165,7 @@ impl Controllers {
             entry.controller.mailbox.send(order(name, reply));
             (name.clone(), answer)
         };
-        self.entries().iter().map(ask).collect()
+        self.entries().iter().filter(|(name, _)| which(name)).map(ask).collect()
     }
 
     /// As `ask_each`, and waits for all answers; the first error is the answer.
@@ -201,7 +187,8 @@ fn named(controllers: Vec<ControllerHandover>) -> BTreeMap<String, Inherited> {
     named.collect()
 }
 
-fn wait_for<T>(
+/// Waits until `end` for the answer of the thread of controller `name`.
+pub(super) fn wait_for<T>(
     name: &str,
     answer: &Receiver<Result<T, String>>,
     end: Instant,

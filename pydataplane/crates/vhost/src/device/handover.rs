@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bdev::OpenError;
 use guestmem::{LogError, MapError, RegionSpec};
@@ -20,11 +20,8 @@ use crate::lun::Target;
 use crate::past::Mark;
 use crate::poller::{DevicePoller, RequestQueue, Selector};
 
-/// How often is looked whether a replay is done.
-const REPLAY_PAUSE: Duration = Duration::from_millis(1);
-
-/// How long is waited for all that a guest has in flight, while all guests wait. Then what did not
-/// begin yet, and what is many I/Os, is to be sent again: with a slow disk it may take minutes.
+/// How long is waited for all that a guest has in flight. Then what did not begin yet, and what is many
+/// I/Os, is to be sent again: with a slow disk it may take minutes.
 const GRACE: Duration = Duration::from_millis(20);
 
 /// Why a device does not go on where it stood.
@@ -82,20 +79,14 @@ fn is_refused(why: &std::io::Error) -> bool {
 
 impl Device {
     /// Takes no more requests, of any queue, and waits until those in flight have ended and are
-    /// published, `timeout` at most. Until [`Device::release`] nothing is served.
+    /// published, `timeout` at most. Until [`Device::release`] nothing is served. What was in flight
+    /// before this session and was not submitted again yet stays marked in the peer's region, from
+    /// which whoever goes on submits it.
     ///
     /// # Errors
     /// [`DeviceError::Stuck`]: some have not ended; then it is released.
     pub(crate) fn hold(&mut self, timeout: Duration) -> Result<(), DeviceError> {
         let what = "an upgrade";
-        let since = Instant::now();
-        // What was in flight before this session is submitted first: whoever goes on knows of none.
-        while self.workers.iter().any(|w| w.call(|p| p.replays())) {
-            if since.elapsed() > timeout {
-                return Err(DeviceError::Stuck { what, waited: timeout });
-            }
-            std::thread::sleep(REPLAY_PAUSE);
-        }
         self.held = true;
         self.workers.iter().for_each(|w| w.call(DevicePoller::pause));
         let countdown = self.start_drain(Selector::All, None);

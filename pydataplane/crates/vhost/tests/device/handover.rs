@@ -20,7 +20,7 @@ const HOLD: Duration = Duration::from_secs(20);
 const RESCAN: u32 = 1;
 
 /// As they arrive in another process: the description from its text, descriptors of their own.
-fn sent(controller: &ControllerHandover) -> ControllerHandover {
+pub fn sent(controller: &ControllerHandover) -> ControllerHandover {
     let text = serde_json::to_string(&controller.state).unwrap();
     let state: ControllerState = serde_json::from_str(&text).unwrap();
     assert_eq!(state, controller.state);

@@ -36,7 +36,12 @@ pub struct Region {
 impl Region {
     /// Asks for a region, and gives it back to be used.
     fn new(guest: &mut Guest) -> Region {
-        let body = message(0, 0, QUEUES, SIZE);
+        Region::of(guest, QUEUES)
+    }
+
+    /// As `new`, for so many queues.
+    fn of(guest: &mut Guest, queues: u16) -> Region {
+        let body = message(0, 0, queues, SIZE);
         guest.peer.send(GET_INFLIGHT_FD, &body, &[]);
         let (bytes, fd) = guest.peer.reply_with_fd(GET_INFLIGHT_FD).expect("a reply");
         let fd = fd.expect("a file");
@@ -61,7 +66,7 @@ impl Region {
     }
 
     /// Heads marked as in flight, in the order of their counters.
-    fn marked(&self, queue: usize) -> Vec<u16> {
+    pub fn marked(&self, queue: usize) -> Vec<u16> {
         let state = |head: u16| {
             let at = PART * queue as u64 + 16 + 16 * u64::from(head);
             let range = self.memory.range(at, 16).unwrap();
@@ -76,17 +81,27 @@ impl Region {
 
 /// A guest with two request queues that tracks what is in flight.
 pub fn tracked(host: &Host) -> (Guest, Region) {
+    tracked_of(host, QUEUES)
+}
+
+/// A guest with so many queues in all that tracks what is in flight.
+pub fn tracked_of(host: &Host, queues: u16) -> (Guest, Region) {
     let mut guest = Guest::connect(&host.socket(), LINUX);
-    let region = Region::new(&mut guest);
-    (0..usize::from(QUEUES)).for_each(|queue| guest.start_queue(queue));
+    let region = Region::of(&mut guest, queues);
+    (0..usize::from(queues)).for_each(|queue| guest.start_queue(queue));
     (guest, region)
 }
 
 /// The guest's QEMU connects to another back end: all queues go on where the used rings stand.
 fn go_on(guest: &mut Guest, region: &Region, host: &Host) {
+    go_on_of(guest, region, host, QUEUES);
+}
+
+/// The same, with so many queues in all.
+pub fn go_on_of(guest: &mut Guest, region: &Region, host: &Host, queues: u16) {
     guest.reconnect(&host.socket());
     region.give(guest);
-    for queue in 0..usize::from(QUEUES) {
+    for queue in 0..usize::from(queues) {
         let base = guest.used_index(queue);
         guest.describe_queue(queue, base, false);
     }

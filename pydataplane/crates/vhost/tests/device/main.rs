@@ -9,6 +9,7 @@ mod guest;
 mod handover;
 mod handover_hostile;
 mod handshake;
+mod hold;
 mod host;
 mod hostile;
 mod inflight;

@@ -1,0 +1,95 @@
+//! All controllers held still, at the same time, for another process to go on with them.
+//!
+//! Guests wait from when the first one is held until all go on elsewhere, so none may wait for another's
+//! disk. First each controller is held by itself: one whose I/O ends quickly goes on at once, and one
+//! whose I/O takes long stays held until it has ended, while all others are served. Then those others
+//! are held, which takes none of them long; where it does, because a disk became slow just now, they go
+//! on, and all of it is tried again. A disk that does not answer keeps its own guest waiting, until it
+//! is given up, and nobody else.
+//!
+//! What an old program has with a disk cannot be left to the in-flight region instead: it may reach the
+//! disk after the new program wrote newer data there.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use super::Controllers;
+use super::handover::wait_for;
+use crate::error::ControllerError;
+use crate::mailbox::Order;
+
+/// How long those whose I/O was quick are held for others of them, the first time; the second time
+/// twice as long, and so on: threads get the processor late where there is little of it.
+const TRY: Duration = Duration::from_millis(50);
+/// How much longer than its I/O the answer of a controller's thread may take.
+const MARGIN: Duration = Duration::from_secs(1);
+
+impl Controllers {
+    /// Holds all controllers still, at the same time: no peer, message or request is taken any more,
+    /// and what was in flight has ended, within `timeout`. Those whose I/O takes long are held first,
+    /// while the others are served. Returns since when no guest is served at all.
+    ///
+    /// # Errors
+    /// [`ControllerError::HandOver`] names a controller whose I/O has not ended; then all go on.
+    pub fn hold(&self, timeout: Duration) -> Result<Instant, ControllerError> {
+        let held = self.hold_by(Instant::now() + timeout);
+        if held.is_err() {
+            self.release();
+        }
+        held
+    }
+
+    fn hold_by(&self, end: Instant) -> Result<Instant, ControllerError> {
+        let mut held = BTreeSet::new();
+        let mut time = TRY;
+        loop {
+            self.hold_slow(&mut held, end)?;
+            let since = Instant::now();
+            match self.hold_rest(&held, time) {
+                None => return Ok(since),
+                Some(name) if Instant::now() >= end => {
+                    let why = format!(
+                        "controller {name} still waits for I/O of its VM whenever the others do not; \
+                         see what its bdevs are on"
+                    );
+                    return Err(ControllerError::HandOver(why));
+                }
+                Some(_) => self.release_those(|name| !held.contains(name)),
+            }
+            time *= 2;
+        }
+    }
+
+    /// Holds the controllers whose I/O takes long, until `end` at most, and adds their names to `held`.
+    fn hold_slow(&self, held: &mut BTreeSet<String>, end: Instant) -> Result<(), ControllerError> {
+        let timeout = end.saturating_duration_since(Instant::now());
+        let order = |_: &str, reply| Order::HoldIfSlow { timeout, reply };
+        for (name, answer) in self.ask_those(|name| !held.contains(name), order) {
+            if wait_for(&name, &answer, end + MARGIN)? {
+                tracing::info!(controller = name, "held before the others, as its I/O takes long");
+                held.insert(name);
+            }
+        }
+        Ok(())
+    }
+
+    /// Holds all others than `held`, who may take `time` for it. One that took longer, if there is one.
+    fn hold_rest(&self, held: &BTreeSet<String>, time: Duration) -> Option<String> {
+        let end = Instant::now() + time;
+        let order = |_: &str, reply| Order::Hold { timeout: time, reply };
+        let asked = self.ask_those(|name| !held.contains(name), order);
+        let mut late = asked.iter().filter(|(name, answer)| wait_for(name, answer, end).is_err());
+        late.next().map(|(name, _)| name.clone())
+    }
+
+    /// Lets all controllers go on.
+    pub fn release(&self) {
+        self.release_those(|_| true);
+    }
+
+    fn release_those(&self, which: impl Fn(&str) -> bool) {
+        for (_, entry) in self.entries().iter().filter(|(name, _)| which(name)) {
+            entry.controller.mailbox.send(Order::Release);
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! What is held for an upgrade, and when: who waits for a disk, and who does not.
+
+use std::time::Duration;
+
+use vhost_scsi::{ControllerOptions, TargetOptions};
+
+use crate::guest::*;
+use crate::handover::{put_together, sent};
+use crate::host::*;
+use crate::hostile::bystander;
+use crate::inflight::{go_on_of, tracked_of};
+
+/// Longer than anybody is held for another's I/O.
+const LONG: Duration = Duration::from_millis(300);
+/// How long a disk that hangs is waited for.
+const TIMEOUT: Duration = Duration::from_millis(500);
+/// Status, and task attribute.
+const BUSY: u8 = 8;
+const ORDERED: u8 = 1;
+
+/// A controller `name` whose target 0 is a gate, and a guest that uses it.
+fn gated(host: &Host, name: &str) -> (Gate, Guest) {
+    host.controllers.create(name, ControllerOptions::default()).unwrap();
+    let gate = host.gate(&format!("gate of {name}"));
+    let options = TargetOptions::default();
+    let bdev = format!("gate of {name}");
+    host.controllers.add_target(name, 0, &bdev, options).unwrap();
+    let mut guest = Guest::start(&host.socket().with_file_name(name), LINUX, 1);
+    guest.ready(0);
+    (gate, guest)
+}
+
+/// A write that waits at `gate`, and one that waits for its end.
+fn stuck(gate: &Gate, guest: &mut Guest) -> [Request; 2] {
+    gate.shut();
+    let request = guest.submit(2, flat(0), 1, &rw10(0x2a, 0, 1), &[1; 512], 0);
+    gate.wait_for(1);
+    let behind = guest.submit_with(ORDERED, 2, flat(0), 2, &[0; 6], &[], 0);
+    [request, behind]
+}
+
+/// Waits until it is tried to hold `guest`, whose request `behind` is to be sent again then.
+fn wait_for_hold(guest: &mut Guest, behind: &Request) {
+    assert_eq!(guest.finish(behind).status, BUSY);
+}
+
+/// `guest` is served, for so long that it must have been held if it is for others.
+fn is_served(guest: &mut Guest) {
+    let since = std::time::Instant::now();
+    let mut rounds = 0u8;
+    while since.elapsed() < LONG || rounds < 100 {
+        assert_eq!(guest.write_blocks(0, 1, &[rounds; 512]).status, 0);
+        assert_eq!(guest.read_blocks(0, 1, 1).data, [rounds; 512]);
+        rounds = rounds.wrapping_add(1);
+    }
+}
+
+/// Nobody is: what `guest` asks for is answered when all go on.
+fn is_held(host: &Host, guest: &mut Guest) {
+    let request = guest.submit(2, flat(0), 5, &[0; 6], &[], 0);
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(guest.try_used(2), None);
+    host.controllers.release();
+    assert_eq!(guest.finish(&request).status, 0);
+}
+
+#[test]
+fn others_are_served_while_the_io_of_one_is_waited_for() {
+    let host = Host::new(1);
+    let mut other = bystander(&host);
+    let (gate, mut guest) = gated(&host, "slow");
+    let [late, behind] = stuck(&gate, &mut guest);
+    std::thread::scope(|scope| {
+        let hold = scope.spawn(|| host.controllers.hold(DEADLINE));
+        wait_for_hold(&mut guest, &behind);
+        is_served(&mut other);
+        assert!(!hold.is_finished(), "it waits for the gate");
+        gate.open();
+        hold.join().unwrap().unwrap();
+    });
+    // Told before it was held.
+    assert_eq!(guest.finish(&late).status, 0);
+    is_held(&host, &mut other);
+    guest.ready(0);
+}
+
+#[test]
+fn others_are_served_while_one_is_waited_for_that_was_quick_before() {
+    let host = Host::new(1);
+    let mut other = bystander(&host);
+    let (first_gate, mut first) = gated(&host, "first");
+    let (second_gate, mut second) = gated(&host, "second");
+    let [late, behind] = stuck(&first_gate, &mut first);
+    std::thread::scope(|scope| {
+        let hold = scope.spawn(|| host.controllers.hold(DEADLINE));
+        wait_for_hold(&mut first, &behind);
+        // It is known by now that the first is slow, and the second was not.
+        is_served(&mut other);
+        let [later, behind] = stuck(&second_gate, &mut second);
+        first_gate.open();
+        assert_eq!(first.finish(&late).status, 0);
+        wait_for_hold(&mut second, &behind);
+        is_served(&mut other);
+        assert!(!hold.is_finished(), "it waits for the second gate");
+        // What came first stays held meanwhile.
+        let early = first.submit(2, flat(0), 2, &[0; 6], &[], 0);
+        is_served(&mut other);
+        assert_eq!(first.try_used(2), None);
+        second_gate.open();
+        hold.join().unwrap().unwrap();
+        assert_eq!(second.finish(&later).status, 0);
+        is_held(&host, &mut other);
+        assert_eq!(first.finish(&early).status, 0);
+    });
+}
+
+#[test]
+fn a_disk_that_hangs_is_an_error_and_keeps_no_other_guest_waiting() {
+    let host = Host::new(1);
+    let mut other = bystander(&host);
+    let (gate, mut guest) = gated(&host, "slow");
+    let [late, behind] = stuck(&gate, &mut guest);
+    std::thread::scope(|scope| {
+        let hold = scope.spawn(|| host.controllers.hold(TIMEOUT));
+        wait_for_hold(&mut guest, &behind);
+        while !hold.is_finished() {
+            is_served(&mut other);
+        }
+        let why = hold.join().unwrap().unwrap_err().to_string();
+        assert!(why.contains("controller slow") && why.contains("I/O in flight"), "{why}");
+        assert_eq!(why.lines().count(), 1);
+    });
+    is_served(&mut other);
+    gate.open();
+    assert_eq!(guest.finish(&late).status, 0);
+    guest.ready(0);
+    host.controllers.hold(DEADLINE).unwrap();
+    is_held(&host, &mut other);
+}
+
+/// What a session before left is in the region, so an upgrade need not wait until all of it was with
+/// the disk.
+#[test]
+fn what_is_not_submitted_again_yet_is_by_whoever_goes_on() {
+    /// Of six request queues there is more in flight than a session may have on one reactor.
+    const QUEUES: u16 = 8;
+    let queues = 2..usize::from(QUEUES);
+    let (first, gate) = Host::gated(2);
+    let (mut guest, region) = tracked_of(&first, QUEUES);
+    guest.ready(0);
+    gate.shut();
+    let used_of = |guest: &Guest| queues.clone().map(|q| guest.used_index(q)).collect::<Vec<_>>();
+    let marked = || queues.clone().map(|queue| region.marked(queue).len()).sum::<usize>();
+    let before = used_of(&guest);
+    for queue in queues.clone() {
+        (0..SIZE).for_each(|n| {
+            guest.submit(queue, flat(0), n.into(), &rw10(0x28, 0, 1), &[], 512);
+        });
+    }
+    let all = queues.len() * usize::from(SIZE);
+    wait_until("all are taken", || marked() == all);
+    // It dies. What it still does is told to nobody.
+    guest.peer.shutdown();
+    first.wait_until_left();
+    gate.open();
+    first.wait_until_free();
+    assert_eq!(marked(), all);
+
+    let (second, gate) = Host::gated(1);
+    gate.shut();
+    go_on_of(&mut guest, &region, &second, QUEUES);
+    gate.wait_for(256);
+    let used = used_of(&guest);
+    let controllers = std::thread::scope(|scope| {
+        let hold = scope.spawn(|| second.controllers.hold(DEADLINE));
+        wait_until("what waits is to be sent again", || used_of(&guest) != used);
+        gate.open();
+        hold.join().unwrap().unwrap();
+        let (controllers, outcome) = second.controllers.hand_over();
+        outcome.unwrap();
+        controllers.iter().map(sent).collect()
+    });
+    let ended = |guest: &Guest| {
+        let now = used_of(guest);
+        now.iter().zip(&before).map(|(n, b)| usize::from(n.wrapping_sub(*b))).sum::<usize>()
+    };
+    assert!(marked() > 0, "some were not submitted again");
+    assert_eq!(ended(&guest) + marked(), all, "ended or marked");
+    put_together(&second, controllers, &[(0, "gate", TargetOptions::default())]);
+    wait_until("all end", || ended(&guest) == all);
+    for queue in queues.clone() {
+        let mut heads: Vec<_> = (0..SIZE).map(|_| guest.used(queue).0).collect();
+        heads.sort_unstable();
+        heads.dedup();
+        assert_eq!(heads.len(), usize::from(SIZE), "each once");
+    }
+    wait_until("nothing is marked", || marked() == 0);
+    queues.clone().for_each(|queue| assert_eq!(guest.try_used(queue), None));
+}
