@@ -13,6 +13,7 @@ from tests.support.target import Target
 #: For so long the disk answers nothing, then everything that waits.
 WAIT_S = 0.12
 ANSWER_S = 0.004
+DEADLINE_S = 60.0
 
 
 class SlowDisk:
@@ -29,6 +30,7 @@ class SlowDisk:
         name = self._backing.rpc("bdev_malloc_create", num_blocks=size // 512, block_size=512)
         self.path = Path(self._backing.rpc("virtlun_export_create", bdev_name=name)["path"])
         self._ending = threading.Event()
+        self._hang, self._hangs = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._delay)
         self._thread.start()
 
@@ -37,8 +39,21 @@ class SlowDisk:
         while not self._ending.is_set():
             os.kill(pid, signal.SIGSTOP)
             self._ending.wait(WAIT_S)
+            while self._hang.is_set() and not self._ending.is_set():
+                self._hangs.set()
+                self._ending.wait(ANSWER_S)
             os.kill(pid, signal.SIGCONT)
             time.sleep(ANSWER_S)
+
+    def hang(self) -> None:
+        """Answers nothing from now on."""
+        self._hangs.clear()
+        self._hang.set()
+        assert self._hangs.wait(DEADLINE_S)
+
+    def go_on(self) -> None:
+        """Answers again."""
+        self._hang.clear()
 
     def stop(self) -> None:
         """Ends it; nobody may have the file open."""
