@@ -1,0 +1,251 @@
+"""The target dies at each step of a request, and the next one finishes it: once, whatever was done.
+
+Three writes are taken together. The thread that serves them is stopped at a step
+(tests.support.tracer) and the process killed there. The driver looks at its in-flight region and
+connects to the next target: each write is answered once and is on the disk, and none is done again
+that the driver was told of.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import tracer
+from tests.support.initiator import Initiator
+from tests.support.target import Target
+from tests.support.tracer import Tracer
+from tests.support.wait import until
+from tests.target.test_inflight import CHECK, UNIT_ATTENTION, reconnect
+
+pytestmark = pytest.mark.skipif(not tracer.is_possible(), reason="the tracer knows x86-64 alone")
+
+QUEUE = 2
+"""The first request queue, over all queues."""
+SIZE = 128
+"""Descriptors of each queue of the driver."""
+PART = 16 + 16 * SIZE + -(16 + 16 * SIZE) % 64
+LAST_BATCH_HEAD, USED_IDX, DESC = 12, 14, 16
+"""Offsets in a queue's part of the region (vhost-user, QueueRegionSplit)."""
+REGION, MEMORY = "virtlun-inflight", "virtlun-bench"
+"""Names of the memory files."""
+WRITE, IO_URING_ENTER = 1, 426
+"""System calls."""
+WRITES, BLOCK = 3, 4096
+DEADLINE_MS = 60_000
+COMPLETION_S = 0.1
+
+
+@dataclass
+class Stage:
+    """A target whose reactor is stopped, and three writes that it has not seen yet."""
+
+    tracer: Tracer
+    pid: int
+    guest: Initiator
+    disk: Path
+    heads: list[int]
+    used: int
+    """Guest address of the used ring."""
+    base: int
+    """Its index."""
+    file_of: Callable[[int], str]
+
+    def region(self, offset: int) -> int:
+        """Returns where the target has a byte of the queue's part of the region."""
+        return tracer.address_of(self.pid, REGION, QUEUE * PART + offset)
+
+    def mark(self, head: int) -> int:
+        """Returns where the target marks a head as in flight."""
+        return self.region(DESC + 16 * head)
+
+    def ring(self, offset: int) -> int:
+        """Returns where the target has a byte of the used ring."""
+        return tracer.address_of(self.pid, MEMORY, self.used + offset)
+
+    def element(self, nth: int) -> int:
+        """Returns the offset in the used ring of the element of what ends as the `nth`."""
+        return 4 + 8 * ((self.base + nth) % SIZE)
+
+    def ended(self, nth: int) -> int:
+        """Returns the head that ended as the `nth`."""
+        bytes_: bytes = self.guest.send("read_mem", gpa=self.used + self.element(nth), len=4)[
+            "data"
+        ]
+        return int.from_bytes(bytes_, "little")
+
+    def content(self) -> list[bytes]:
+        """Returns the first byte of each block of the disk."""
+        data = self.disk.read_bytes()
+        return [data[n * BLOCK : n * BLOCK + 1] for n in range(WRITES)]
+
+
+def first_taken(stage: Stage) -> None:
+    stage.tracer.until_store(stage.mark(stage.heads[0]), 1)
+
+
+def taken(stage: Stage) -> None:
+    stage.tracer.until_store(stage.mark(stage.heads[-1]), 1)
+
+
+def given_to_bdev(stage: Stage) -> None:
+    # Before the call: what is in the ring of the process alone goes with it.
+    stage.tracer.until_call(IO_URING_ENTER, lambda _, to_submit, __: to_submit > 0)
+
+
+def submitted(stage: Stage) -> None:
+    given_to_bdev(stage)
+    assert stage.tracer.until_return() == WRITES
+
+
+def completed(stage: Stage) -> None:
+    submitted(stage)
+    written = [bytes([n + 1]) for n in range(WRITES)]
+    until(lambda: stage.content() == written and workers_rest(stage.pid), "they complete")
+    # From there to the thread's list of what is complete it is a short way in the kernel.
+    time.sleep(COMPLETION_S)
+
+
+def used_elements(stage: Stage) -> None:
+    completed(stage)
+    stage.tracer.until_store(stage.ring(stage.element(WRITES - 1)), 4)
+
+
+def linked(stage: Stage) -> None:
+    completed(stage)
+    stage.tracer.until_store(stage.region(LAST_BATCH_HEAD), 2, times=WRITES)
+
+
+def shown(stage: Stage) -> None:
+    completed(stage)
+    stage.tracer.until_store(stage.ring(2), 2)
+
+
+def first_cleared(stage: Stage) -> None:
+    shown(stage)
+    stage.tracer.until_store(stage.mark(stage.ended(0)), 1)
+
+
+def cleared(stage: Stage) -> None:
+    shown(stage)
+    stage.tracer.until_store(stage.mark(stage.ended(WRITES - 1)), 1)
+
+
+def index_stored(stage: Stage) -> None:
+    shown(stage)
+    stage.tracer.until_store(stage.region(USED_IDX), 2)
+
+
+def called(stage: Stage) -> None:
+    shown(stage)
+    is_event = lambda fd, _, length: length == 8 and "[eventfd]" in stage.file_of(fd)  # noqa: E731
+    stage.tracer.until_call(WRITE, is_event)
+    assert stage.tracer.until_return() == 8
+
+
+@dataclass(frozen=True)
+class Step:
+    """Where the target dies, and what is left then."""
+
+    reach: Callable[[Stage], None]
+    marked: int
+    """Of the three, how many are marked as in flight."""
+    shown: int = 0
+    """How many the used ring's index tells of."""
+    index: int = 0
+    """How many the region's index tells of."""
+
+
+STEPS = [
+    Step(first_taken, 1),
+    Step(taken, 3),
+    Step(given_to_bdev, 3),
+    Step(submitted, 3),
+    Step(completed, 3),
+    Step(used_elements, 3),
+    Step(linked, 3),
+    Step(shown, 3, 3),
+    Step(first_cleared, 2, 3),
+    Step(cleared, 0, 3),
+    Step(index_stored, 0, 3, 3),
+    Step(called, 0, 3, 3),
+]
+
+
+def workers_rest(pid: int) -> bool:
+    """Whether no worker of the process's io_urings has anything to do (proc(5), wchan)."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    workers = [t for t in threads if (t / "comm").read_text().startswith("iou-wrk")]
+    return all((worker / "wchan").read_text() == "io_wq_worker" for worker in workers)
+
+
+def write(guest: Initiator, nth: int) -> int:
+    """Submits the `nth` write, and returns its head."""
+    lba = (nth * BLOCK // 512).to_bytes(4, "big")
+    cdb = bytes([0x2A, 0, *lba, 0, *(BLOCK // 512).to_bytes(2, "big"), 0])
+    head: int = guest.send("submit", cdb=cdb, data_out=bytes([nth + 1]) * BLOCK)["head"]
+    return head
+
+
+def finish(guest: Initiator, heads: list[int]) -> None:
+    """Waits for the writes; what hears of the new target's start is sent again, as by drivers."""
+    for nth, head in enumerate(heads):
+        answer: dict[str, Any] = guest.send("wait", head=head, timeout_ms=DEADLINE_MS)
+        if answer["status"] == CHECK and answer["sense"][2] & 15 == UNIT_ATTENTION:
+            answer = guest.send("wait", head=write(guest, nth), timeout_ms=DEADLINE_MS)
+        assert (answer["response"], answer["status"]) == (0, 0), answer
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.reach.__name__)
+def test_a_target_that_dies_at_a_step_of_a_request(target: Target, step: Step) -> None:
+    disk = target.make_file("disk.img", 1 << 20)
+    target.rpc("bdev_uring_create", filename=str(disk), name="disk", block_size=512)
+    target.rpc("vhost_create_scsi_controller", ctrlr="c0")
+    target.add_lun("c0", "disk")
+    with Initiator(target.vhost_dir / "c0") as guest:
+        guest.send("connect")
+        guest.ready()
+        ring = guest.send("ring", queue=QUEUE)
+        used = ring["used"]
+        base = int.from_bytes(guest.send("read_mem", gpa=used + 2, len=2)["data"], "little")
+        # It wants a call for the next that ends (virtio 1.2, 2.7.7).
+        event = base.to_bytes(2, "little")
+        guest.send("write_mem", gpa=ring["avail"] + 4 + 2 * ring["size"], data=event)
+        pid = target.pid
+        reactor = tracer.thread_named(pid, "reactor_0")
+        with Tracer(pid, reactor) as traced:
+            # It is stopped, so that it will find all three at once.
+            heads = [write(guest, nth) for nth in range(WRITES)]
+            file_of = lambda fd: str(Path(f"/proc/{pid}/fd/{fd}").readlink())  # noqa: E731
+            step.reach(Stage(traced, pid, guest, disk, heads, used, base, file_of))
+            traced.kill()
+        target.kill9()
+
+        left = guest.send("inflight")["queues"][QUEUE]
+        index = int.from_bytes(guest.send("read_mem", gpa=used + 2, len=2)["data"], "little")
+        assert (len(left["in_flight"]), index - base, left["used_idx"] - base) == (
+            step.marked,
+            step.shown,
+            step.index,
+        )
+        assert set(left["in_flight"]) <= set(heads)
+
+        target.start()
+        reconnect(guest)
+        finish(guest, heads)
+        written = target.rpc("bdev_get_iostat", name="disk")["bdevs"][0]["num_write_ops"]
+        assert written == WRITES - step.shown, "what it was told of is not done again, all else is"
+        guest.ready()
+        for nth in range(WRITES):
+            assert guest.read(nth * BLOCK // 512, BLOCK // 512) == bytes([nth + 1]) * BLOCK
+        assert guest.send("raw", queue=QUEUE)["used"] == [], "answered twice"
+        end = time.monotonic() + DEADLINE_MS / 1000
+        while (state := guest.send("inflight")["queues"][QUEUE])["in_flight"]:
+            assert time.monotonic() < end, state
+        guest.send("disconnect")
+    assert "broke virtio's rules" not in target.words()
