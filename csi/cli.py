@@ -10,7 +10,8 @@ import click
 import structlog
 
 from csi import DRIVER_NAME
-from csi.cluster import Cluster, ClusterError
+from csi.cluster import Cluster
+from csi.clustererrors import ClusterError
 from csi.controller import Controller
 from csi.errors import HostError
 from csi.health import Check, Server

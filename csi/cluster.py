@@ -3,42 +3,38 @@
 The client library is lightkube: it is synchronous by itself, as the driver is, and by far the
 smallest in files and memory. Objects come as plain JSON; `objects` reads what is decided by.
 
-A `Cluster` may be used from any thread. Every failure is a `ClusterError` of one sentence, with
-its object, the cause and the next step:
-
-    ClusterError
-     +-- NotFoundError      the object (or its whole kind) is not there
-     +-- ConflictError      somebody else changed it meanwhile: look again
-     +-- ForbiddenError     the service account may not do it: see the RBAC manifest
-     +-- RefusedError       the server does not accept what was sent
-     +-- UnreachableError   no answer, or the server cannot answer now: try again later
+A `Cluster` may be used from any thread. Every failure is a `ClusterError`: see csi.clustererrors.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
-import re
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import httpx2
-import msgspec
 import structlog
-from lightkube import ApiError, Client, KubeConfig
+from lightkube import Client, KubeConfig
 from lightkube.config.client_adapter import verify_cluster
 from lightkube.config.models import User
 from lightkube.core.exceptions import ConfigError
-from lightkube.generic_resource import create_global_resource, create_namespaced_resource
 from lightkube.types import PatchType
 
 from csi import DRIVER_NAME
 from csi.apitransport import MetadataOnly, PacedWatches
+from csi.clustererrors import (
+    ClusterError,
+    ConflictError,
+    ExpiredError,
+    NotFoundError,
+    sentences,
+)
+from csi.kinds import CLAIM, EVENT, NODE, POD, STORAGE_CLASS, VMI, VOLUME, Kind
 from csi.objects import (
     RESIZE_CONDITIONS,
     SELECTED_NODE,
@@ -59,9 +55,6 @@ LIST_CHUNK = 500
 """Objects that the server sends at a time."""
 RETRY_S = (0.2, 10.0)
 """Waits of a watch that failed: the first, and the longest, seconds."""
-NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
-"""What an object's name can be (RFC 1123). Names become parts of paths, and some are users' words:
-with `..` in it one would lead to another user's object."""
 COMPONENT = "virtlun-csi"
 EVENT_BYTES_MAX = 1024  # of an Event's message; core/v1 refuses more
 #: A peer that went away without a word is noticed after 30 s + 3 * 10 s: a watch has no deadline.
@@ -75,69 +68,6 @@ KEEPALIVE = [
 ]
 
 log = structlog.get_logger()
-
-
-class ClusterError(Exception):
-    """The API server did not do what was asked; the text is one sentence."""
-
-
-class NotFoundError(ClusterError):
-    """The object is not there, or the server does not know its kind."""
-
-
-class ConflictError(ClusterError):
-    """Another change came first, or an object of this name exists."""
-
-
-class ForbiddenError(ClusterError):
-    """The service account may not do it, or is not known."""
-
-
-class RefusedError(ClusterError):
-    """The server does not accept the object."""
-
-
-class UnreachableError(ClusterError):
-    """The API server does not answer, or cannot now."""
-
-
-class Kind:
-    """A kind of objects: how the server calls it, and what to do where it does not know it."""
-
-    def __init__(
-        self,
-        group: str,
-        version: str,
-        name: str,
-        plural: str,
-        *,
-        namespaced: bool = True,
-        hint: str = "",
-    ) -> None:
-        """Makes it known to lightkube, which allows that once."""
-        self.api_version = f"{group}/{version}" if group else version
-        self.name = name
-        self.plural = plural
-        self.namespaced = namespaced
-        self.hint = hint
-        make = create_namespaced_resource if namespaced else create_global_resource
-        self.resource: Any = make(group, version, name, plural)
-
-
-CLAIM = Kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
-VOLUME = Kind("", "v1", "PersistentVolume", "persistentvolumes", namespaced=False)
-NODE = Kind("", "v1", "Node", "nodes", namespaced=False)
-POD = Kind("", "v1", "Pod", "pods")
-EVENT = Kind("", "v1", "Event", "events")
-STORAGE_CLASS = Kind("storage.k8s.io", "v1", "StorageClass", "storageclasses", namespaced=False)
-VMI = Kind(
-    *("kubevirt.io", "v1", "VirtualMachineInstance", "virtualmachineinstances"),
-    hint="install KubeVirt",
-)
-VM_VOLUME = Kind(
-    *("virtlun.dev", "v1alpha1", "VmVolume", "vmvolumes"),
-    hint="apply examples/kubernetes/kubevirt/vmvolume-crd.yaml",
-)
 
 
 class Change(NamedTuple):
@@ -201,7 +131,7 @@ class Cluster:
 
     def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
         """Returns an object as JSON."""
-        with _sentences("read", kind, name, namespace):
+        with sentences("read", kind, name, namespace):
             return _plain(self._client.get(kind.resource, name, **_in(namespace)))
 
     def items(
@@ -213,7 +143,7 @@ class Cluster:
         fields: Mapping[str, str] | None = None,
     ) -> list[Object]:
         """Returns the objects of a kind, in one namespace or (None) in all."""
-        with _sentences("list", kind):
+        with sentences("list", kind):
             found = self._client.list(
                 kind.resource,
                 **_all(kind, namespace),
@@ -245,7 +175,7 @@ class Cluster:
         while not stop.is_set():
             try:
                 if not version:
-                    with _sentences("list", kind):
+                    with sentences("list", kind):
                         found = self._client.list(kind.resource, chunk_size=LIST_CHUNK, **selected)
                         listed: set[tuple[str, str]] = set()
                         for each in found:
@@ -256,7 +186,7 @@ class Cluster:
                     yield from (Change("gone", _named(*name)) for name in known - listed)
                     known = listed
                     yield Change("complete", {})
-                with _sentences("watch", kind):
+                with sentences("watch", kind):
                     for what, each in self._client.watch(
                         kind.resource,
                         server_timeout=WATCH_S,
@@ -272,7 +202,7 @@ class Cluster:
                         gone = what == "DELETED"
                         (known.discard if gone else known.add)(_name(each))
                         yield Change("gone" if gone else "present", _plain(each))
-            except _ExpiredError:
+            except ExpiredError:
                 version = ""
                 failed += 1
                 stop.wait(backoff(failed, *RETRY_S))
@@ -301,7 +231,7 @@ class Cluster:
         another one.
         """
         resource = kind.resource.Status if status else kind.resource
-        with _sentences("change", kind, name, namespace):
+        with sentences("change", kind, name, namespace):
             merge = PatchType.MERGE
             found = self._client.patch(
                 resource, name, dict(change), patch_type=merge, **_in(namespace)
@@ -311,12 +241,12 @@ class Cluster:
     def create(self, kind: Kind, given: Mapping[str, Any], namespace: str | None = None) -> Object:
         """Makes an object."""
         made = {"apiVersion": kind.api_version, "kind": kind.name, **given}
-        with _sentences("make", kind, given["metadata"].get("name", ""), namespace):
+        with sentences("make", kind, given["metadata"].get("name", ""), namespace):
             return _plain(self._client.create(kind.resource(made), **_in(namespace)))
 
     def delete(self, kind: Kind, name: str, namespace: str | None = None) -> None:
         """Deletes an object; it may stay until its finalizers are gone."""
-        with _sentences("delete", kind, name, namespace):
+        with sentences("delete", kind, name, namespace):
             self._client.delete(kind.resource, name, **_in(namespace))
 
     # Claims and volumes
@@ -465,58 +395,6 @@ class Cluster:
                 return
             count = self.get(EVENT, name, namespace).get("count") or 1
             self.patch(EVENT, name, namespace, {"count": count + 1, "lastTimestamp": now})
-
-
-class _ExpiredError(ClusterError):
-    """The server no longer knows what happened since the version of a watch (410)."""
-
-
-ERRORS: dict[int, tuple[type[ClusterError], str]] = {
-    401: (ForbiddenError, "the server does not know this account: check the service account"),
-    403: (ForbiddenError, "compare the account's rights with examples/kubernetes/rbac.yaml"),
-    404: (NotFoundError, "is it there, and in this namespace?"),
-    409: (ConflictError, "it is looked at again and tried once more"),
-    410: (_ExpiredError, "it is listed anew"),
-}
-
-
-@contextmanager
-def _sentences(
-    verb: str, kind: Kind, name: str = "", namespace: str | None = None
-) -> Iterator[None]:
-    """Turns the library's failures of a `with` block into ours."""
-    about = "/".join(part for part in (namespace, name) if part)
-    subject = f"cannot {verb} {kind.name} {about}" if about else f"cannot {verb} {kind.plural}"
-    for part in (namespace, name):
-        if part and not NAME.fullmatch(part):
-            raise NotFoundError(
-                f"cannot {verb} {kind.name} {part[:64]!r}: no object has such a name; correct it"
-            )
-    try:
-        yield
-    except httpx2.HTTPStatusError as error:
-        raise _explain(subject, kind, error) from error
-    except (httpx2.HTTPError, httpx2.StreamError, msgspec.MsgspecError, OSError) as error:
-        said = str(error) or type(error).__name__
-        raise UnreachableError(
-            f"{subject}: the API server does not answer ({said}): it is tried again"
-        ) from error
-    except (ConfigError, RuntimeError) as error:
-        raise UnreachableError(f"{subject}: {error}; it is tried again") from error
-
-
-def _explain(subject: str, kind: Kind, error: httpx2.HTTPStatusError) -> ClusterError:
-    """Returns our error for an answer that is not a success."""
-    status = error.status if isinstance(error, ApiError) else None  # None: not even JSON
-    code = (status and status.code) or error.response.status_code
-    known = status is not None and status.details is not None and bool(status.details.name)
-    made, hint = ERRORS.get(code, (RefusedError, "see the message"))
-    if code >= 500 or code == 429:
-        made, hint = UnreachableError, "it is tried again"
-    if code == 404 and not known:
-        return made(f"{subject}: the server knows no {kind.plural}; {kind.hint or hint}")
-    said = status.message if status and status.message else f"HTTP status {code}"
-    return made(f"{subject}: {said.rstrip('.')}; {hint}")
 
 
 def backoff(failures: int, first_s: float, most_s: float) -> float:

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 
 import structlog
 
-from csi.cluster import CLAIM, Cluster, ClusterError, NotFoundError
+from csi.cluster import Cluster
+from csi.clustererrors import ClusterError, NotFoundError
 from csi.errors import HostError
+from csi.kinds import CLAIM
 from csi.volumehealth import Entry, VolumeHealth
 from csi.volumenodes import IN_POD
 from pydataplane.errors import TargetError

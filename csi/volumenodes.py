@@ -13,8 +13,10 @@ from collections.abc import Callable
 
 import structlog
 
-from csi.cluster import CLAIM, Cluster, ClusterError, NotFoundError
+from csi.cluster import Cluster
+from csi.clustererrors import ClusterError, NotFoundError
 from csi.errors import Code, Failure
+from csi.kinds import CLAIM
 from csi.objects import PersistentVolume, quantity_bytes
 
 IN_POD = "KUBERNETES_SERVICE_HOST"

@@ -20,7 +20,9 @@ from queue import SimpleQueue
 import structlog
 
 from csi import DRIVER_NAME
-from csi.cluster import CLAIM, Cluster, ClusterError, NotFoundError, UnreachableError
+from csi.cluster import Cluster
+from csi.clustererrors import ClusterError, NotFoundError, UnreachableError
+from csi.kinds import CLAIM
 from csi.objects import SELECTED_NODE, quantity_bytes
 from csi.volumenodes import IN_POD
 

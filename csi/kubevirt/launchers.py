@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from csi.cluster import POD, Cluster, ClusterError, NotFoundError
+from csi.cluster import Cluster
+from csi.clustererrors import ClusterError, NotFoundError
 from csi.errors import Code, Failure, precondition
+from csi.kinds import POD
 from csi.kubevirt.pods import Pod
 
 LABEL = "kubevirt.io"

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import structlog
 
-from csi.cluster import ClusterError
+from csi.clustererrors import ClusterError
 from csi.errors import Code, Failure, precondition
 from csi.kubevirt import document, machine
 from csi.kubevirt.controllers import POD_UID, StaysOnKernelFace, VmControllers

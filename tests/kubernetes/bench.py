@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from csi.cluster import CLAIM, VOLUME, Cluster
+from csi.cluster import Cluster
+from csi.kinds import CLAIM, VOLUME
 from csi.objects import SELECTED_NODE
 from tests.kubernetes.cluster import NODE
 from tests.kubernetes.cluster import Cluster as Machine

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from csi.cluster import NotFoundError
+from csi.clustererrors import NotFoundError
 from csi.controller import Controller
 from csi.hostdevice import loopctl
 from csi.hostdevice.loop import LoopDevices

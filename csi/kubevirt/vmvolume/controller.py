@@ -18,8 +18,10 @@ from typing import Literal, NamedTuple
 import structlog
 from prometheus_client import CollectorRegistry
 
-from csi.cluster import CLAIM, VM_VOLUME, VMI, Change, Cluster, ClusterError, Kind
+from csi.cluster import Change, Cluster
+from csi.clustererrors import ClusterError
 from csi.errors import Failure, HostError
+from csi.kinds import CLAIM, VM_VOLUME, VMI, Kind
 from csi.kubevirt.controllers import VmControllers
 from csi.kubevirt.vmvolume.cache import Cache, Name
 from csi.kubevirt.vmvolume.metrics import PhaseCollector, VmVolumeMetrics

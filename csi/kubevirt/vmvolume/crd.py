@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]  # comes with lightkube
 
-from csi.cluster import VM_VOLUME
+from csi.kinds import VM_VOLUME
 from csi.kubevirt.vmvolume.model import Model, Spec, Status
 
 ROOT = Path(__file__).resolve().parents[3]

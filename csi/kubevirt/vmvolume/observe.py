@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-from csi.cluster import Cluster, NotFoundError
+from csi.cluster import Cluster
+from csi.clustererrors import NotFoundError
 from csi.errors import Code, Failure
 from csi.kubevirt.controllers import Lun, VmControllers
 from csi.kubevirt.vmvolume.cache import Cache

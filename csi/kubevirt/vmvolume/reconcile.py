@@ -11,17 +11,10 @@ from dataclasses import replace
 
 import structlog
 
-from csi.cluster import (
-    CLAIM,
-    VM_VOLUME,
-    Cluster,
-    ClusterError,
-    ConflictError,
-    Kind,
-    NotFoundError,
-    backoff,
-)
+from csi.cluster import Cluster, backoff
+from csi.clustererrors import ClusterError, ConflictError, NotFoundError
 from csi.errors import Code, Failure, HostError, describe
+from csi.kinds import CLAIM, VM_VOLUME, Kind
 from csi.kubevirt.controllers import InUse, VmControllers
 from csi.kubevirt.vmvolume import decide as step
 from csi.kubevirt.vmvolume.cache import Cache, Name

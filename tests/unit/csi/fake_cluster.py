@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 from typing import Any, NamedTuple
 
-from csi.cluster import Cluster, ConflictError, Kind, NotFoundError, UnreachableError
+from csi.cluster import Cluster
+from csi.clustererrors import ConflictError, NotFoundError, UnreachableError
+from csi.kinds import Kind
 from csi.objects import Object, PersistentVolume
 
 

@@ -21,12 +21,8 @@ from lightkube.config.models import User
 import csi.apitransport
 import csi.cluster
 from csi.apitransport import MetadataOnly, PacedWatches
-from csi.cluster import (
-    CLAIM,
-    VM_VOLUME,
-    VMI,
-    Change,
-    Cluster,
+from csi.cluster import Change, Cluster
+from csi.clustererrors import (
     ClusterError,
     ConflictError,
     ForbiddenError,
@@ -34,6 +30,7 @@ from csi.cluster import (
     RefusedError,
     UnreachableError,
 )
+from csi.kinds import CLAIM, VM_VOLUME, VMI
 
 Answer = httpx2.Response | Exception
 

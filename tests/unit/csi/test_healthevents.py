@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from csi import DRIVER_NAME
-from csi.cluster import CLAIM, NotFoundError, UnreachableError
+from csi.clustererrors import NotFoundError, UnreachableError
 from csi.healthevents import HEALTHY, LOOK_S, QUIET_S, HealthEvents
+from csi.kinds import CLAIM
 from csi.objects import PersistentVolume
 from csi.vhostface import VhostFace
 from csi.volumehealth import VolumeHealth

@@ -9,8 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from csi.cluster import POD, VMI, UnreachableError
+from csi.clustererrors import UnreachableError
 from csi.errors import Code
+from csi.kinds import POD, VMI
 from csi.kubevirt.controllers import VmControllers
 from csi.kubevirt.inline import InlineVolumes
 from csi.kubevirt.launchers import Launchers

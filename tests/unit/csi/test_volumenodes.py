@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from csi.cluster import CLAIM, UnreachableError
+from csi.clustererrors import UnreachableError
 from csi.errors import Code
+from csi.kinds import CLAIM
 from csi.objects import PersistentVolume
 from csi.volumenodes import IN_POD, VolumeNodes
 from tests.unit.csi.conftest import refused

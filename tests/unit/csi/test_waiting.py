@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from csi.cluster import CLAIM
+from csi.kinds import CLAIM
 from csi.objects import SELECTED_NODE
 from csi.waiting import ROOM, WaitingClaims
 from tests.support.wait import until

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from csi.cluster import CLAIM, VM_VOLUME, VMI, Change, Kind
+from csi.cluster import Change
+from csi.kinds import CLAIM, VM_VOLUME, VMI, Kind
 from csi.kubevirt.vmvolume.controller import LEFT_S, STRANGER_S, VmVolumeController
 from csi.kubevirt.vmvolume.model import FINALIZER, VmVolume
 from csi.locks import VolumeLocks

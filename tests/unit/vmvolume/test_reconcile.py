@@ -16,14 +16,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from csi.cluster import (
-    CLAIM,
-    VM_VOLUME,
-    ForbiddenError,
-    Kind,
-    NotFoundError,
-)
+from csi.clustererrors import ForbiddenError, NotFoundError
 from csi.errors import Code, Failure
+from csi.kinds import CLAIM, VM_VOLUME, Kind
 from csi.kubevirt.controllers import InUse, Lun, VmControllers
 from csi.kubevirt.vmvolume.cache import Cache
 from csi.kubevirt.vmvolume.decide import Decision
