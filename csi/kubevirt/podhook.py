@@ -89,8 +89,8 @@ class PodHooks:
         pause = RESUME_S[0]
         while not self._ended.is_set():
             try:
-                settled = [self._take_up(uid) for uid in self._controllers.pods()]
-                if all(settled):
+                served = [self._take_up(uid) for uid in self._controllers.pods()]
+                if all(served):
                     return
             except TargetError as error:
                 log.warning("pods' hooks are not served yet", reason=str(error))
@@ -98,7 +98,7 @@ class PodHooks:
             pause = min(2 * pause, RESUME_S[1])
 
     def _take_up(self, uid: str) -> bool:
-        """Serves a pod that is to be; whether that is settled."""
+        """Serves a pod that is to be; False if it has to be tried again."""
         try:
             with self._controllers.hold(uid):
                 pod = pods.noted(self._controllers.folder(uid))

@@ -42,7 +42,7 @@ class Reconciler:
         self._services = services
         self._said: dict[str, str] = {}
         self._strays: set[str] = set()
-        self._settled: dict[bytes, Seen] = {}
+        self._recorded: dict[bytes, Seen] = {}
         """The domains whose metadata says all, and as what they were known then."""
 
     async def run(self) -> None:
@@ -71,7 +71,7 @@ class Reconciler:
             except (GatewayError, TranslateError) as error:
                 self._say(dom.uuid_text, str(error), domain=dom.name)
         there = {dom.uuid for dom in domains}
-        self._settled = {uuid: seen for uuid, seen in self._settled.items() if uuid in there}
+        self._recorded = {uuid: seen for uuid, seen in self._recorded.items() if uuid in there}
         known = {controller_name(dom.uuid_text) for dom in domains}
         strays = {name for name in observed.idle if name.startswith(CONTROLLER_PREFIX)} - known
         for name in strays & self._strays:  # another libvirtd of this host may just make it
@@ -81,20 +81,20 @@ class Reconciler:
     def _is_right(self, dom: Domain, seen: Seen, observed: Observed) -> bool:
         """Whether there is nothing to do for a domain, as far as can be told without a call."""
         if not seen.running:
-            settled = not any(lun.uuid is None for lun in seen.luns)
-            return settled and controller_name(dom.uuid_text) not in observed.controllers
-        if self._settled.get(dom.uuid) is not seen:  # of its persistent side nothing is known here
+            recorded = all(lun.uuid is not None for lun in seen.luns)
+            return recorded and controller_name(dom.uuid_text) not in observed.controllers
+        if self._recorded.get(dom.uuid) is not seen:  # of its persistent side nothing is known here
             return False
         return seen.plan is not None and observed.is_right(seen.plan)
 
     async def _put_right(self, dom: Domain) -> None:
         services = self._services
         async with services.domain_lock(dom.uuid):
-            settled = await records.take_over(services, dom)
+            recorded = await records.take_over(services, dom)
             await reconcile_domain(services, dom)
         seen = await services.known.current(dom)
-        if settled:
-            self._settled[dom.uuid] = seen
+        if recorded:
+            self._recorded[dom.uuid] = seen
 
     async def _remove_stray(self, controller: str) -> None:
         """Removes the controller of a domain that libvirtd does not know at all."""
