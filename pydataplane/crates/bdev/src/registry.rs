@@ -57,6 +57,10 @@ pub enum RegistryError {
     },
 }
 
+/// Keys for each device of which it is noted where they were; and at least so many.
+const LAST_AT_EACH: usize = 4;
+const LAST_AT_MIN: usize = 64;
+
 struct Entry {
     bdev: Arc<dyn Bdev>,
     /// Position in [`Registry::list`].
@@ -69,6 +73,9 @@ struct Entry {
 #[derive(Default)]
 struct State {
     entries: HashMap<String, Entry>,
+    /// Where a device with this alias or UUID is or was: its name. Aliases change, so this is where
+    /// to look first and no more.
+    last_at: HashMap<String, String>,
     subscribers: Vec<(u64, Subscriber)>,
     next_id: u64,
 }
@@ -77,6 +84,14 @@ impl State {
     fn id(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id
+    }
+
+    /// Notes where a device with this alias or UUID is.
+    fn note(&mut self, key: String, name: &str) {
+        if self.last_at.len() >= LAST_AT_MIN.max(LAST_AT_EACH * self.entries.len()) {
+            self.last_at.clear(); // of devices that went, names that they had
+        }
+        self.last_at.insert(key, name.to_owned());
     }
 
     /// The entry with this name, unless it is being removed.
@@ -110,16 +125,28 @@ impl Registry {
     /// The device with this name, alias or UUID. Devices are asked with no lock held, because an
     /// alias may stand behind a lock of theirs.
     fn find(&self, key: &str) -> Option<Arc<dyn Bdev>> {
-        let all: Vec<_> = {
+        let uuid = Uuid::try_parse(key).ok();
+        let is_it = |b: &Arc<dyn Bdev>| {
+            uuid.is_some_and(|u| u == b.uuid()) || b.aliases().iter().any(|a| a == key)
+        };
+        let last = {
             let state = self.lock();
             if let Some(e) = state.named(key) {
                 return Some(e.bdev.clone());
             }
-            state.entries.values().filter(|e| !e.removing).map(|e| e.bdev.clone()).collect()
+            let name = state.last_at.get(key);
+            name.and_then(|name| state.named(name)).map(|e| e.bdev.clone())
         };
-        let uuid = Uuid::try_parse(key).ok();
-        all.into_iter()
-            .find(|b| uuid.is_some_and(|u| u == b.uuid()) || b.aliases().iter().any(|a| a == key))
+        if let Some(found) = last.filter(is_it) {
+            return Some(found);
+        }
+        let all: Vec<_> = {
+            let entries = &self.lock().entries;
+            entries.values().filter(|e| !e.removing).map(|e| e.bdev.clone()).collect()
+        };
+        let found = all.into_iter().find(is_it)?;
+        self.lock().note(key.to_owned(), found.name());
+        Some(found)
     }
 
     /// Makes `bdev` known and emits [`Event::Registered`].
@@ -133,9 +160,10 @@ impl Registry {
             product: e.product_name().to_owned(),
         };
         let name = bdev.name().to_owned();
-        for key in bdev.aliases().into_iter().chain([bdev.uuid().to_string()]) {
-            if let Some(e) = self.find(&key) {
-                return Err(taken(key, &*e));
+        let keys: Vec<_> = bdev.aliases().into_iter().chain([bdev.uuid().to_string()]).collect();
+        for key in &keys {
+            if let Some(e) = self.find(key) {
+                return Err(taken(key.clone(), &*e));
             }
         }
         if let Some(e) = self.find(&name) {
@@ -148,6 +176,9 @@ impl Registry {
                 return Err(taken(name, &*e.bdev));
             }
             let order = state.id();
+            for key in keys {
+                state.note(key, &name);
+            }
             state.entries.insert(
                 name,
                 Entry { bdev: bdev.clone(), order, removing: false, holders: Vec::new() },

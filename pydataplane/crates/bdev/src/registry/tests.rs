@@ -1,7 +1,9 @@
 //! Names, claims, removals and events.
 
 use super::*;
-use crate::Null;
+use crate::{Channel, Features, Geometry, Null, OpenError};
+use reactor::IoContext;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 fn null(name: &str) -> Arc<Null> {
@@ -22,6 +24,83 @@ fn found_by_name_and_uuid_and_listed_in_order() {
     assert_eq!(names, ["b", "a", "c"]);
     assert!(r.get_as::<Null>("a").is_some());
     assert!(r.get_as::<crate::Malloc>("a").is_none());
+}
+
+/// A null device with an alias that changes; counts how often it was asked for it.
+struct Named {
+    null: Arc<Null>,
+    alias: Mutex<String>,
+    asked: AtomicUsize,
+}
+
+impl Named {
+    fn new(name: &str, alias: &str) -> Arc<Named> {
+        let alias = Mutex::new(alias.to_owned());
+        Arc::new(Named { null: null(name), alias, asked: AtomicUsize::new(0) })
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.swap(0, Ordering::Relaxed)
+    }
+}
+
+impl Bdev for Named {
+    fn name(&self) -> &str {
+        self.null.name()
+    }
+    fn aliases(&self) -> Vec<String> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        vec![self.alias.lock().clone()]
+    }
+    fn uuid(&self) -> Uuid {
+        self.null.uuid()
+    }
+    fn product_name(&self) -> &'static str {
+        self.null.product_name()
+    }
+    fn geometry(&self) -> Geometry {
+        self.null.geometry()
+    }
+    fn features(&self) -> Features {
+        self.null.features()
+    }
+    fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
+        self.null.open(io)
+    }
+    fn driver_specific(&self) -> serde_json::Value {
+        self.null.driver_specific()
+    }
+}
+
+#[test]
+fn an_alias_that_was_seen_before_is_found_without_asking_all_devices() {
+    let r = Registry::new();
+    let all: Vec<_> = (0..20).map(|n| Named::new(&format!("b{n}"), &format!("s/{n}"))).collect();
+    for b in &all {
+        r.register(b.clone()).unwrap();
+    }
+    let asked = || all.iter().map(|b| b.asked()).sum::<usize>();
+    let find = |alias: &str| r.get(alias).map(|b| b.name().to_owned());
+    asked();
+    assert_eq!(find("s/7").as_deref(), Some("b7"));
+    assert_eq!(asked(), 1);
+    // The name of one that was renamed may be another one's.
+    "s/old".clone_into(&mut all[7].alias.lock());
+    assert_eq!(find("s/7"), None);
+    "s/7".clone_into(&mut all[8].alias.lock());
+    assert_eq!(find("s/7").as_deref(), Some("b8"));
+    assert_eq!(find("s/old").as_deref(), Some("b7"));
+    asked();
+    assert_eq!(find("s/7").as_deref(), Some("b8"));
+    assert_eq!(asked(), 1);
+    r.unregister("b8").unwrap();
+    assert_eq!(find("s/7"), None);
+    // However many names there have been, what is noted stays bounded.
+    for n in 0..1000 {
+        format!("s/n{n}").clone_into(&mut all[0].alias.lock());
+        assert_eq!(find(&format!("s/n{n}")).as_deref(), Some("b0"));
+    }
+    assert!(r.lock().last_at.len() <= LAST_AT_EACH * all.len());
 }
 
 #[test]
