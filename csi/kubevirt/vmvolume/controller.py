@@ -4,6 +4,12 @@
     machines of this node ----+--> cache, queue of keys --> Reconciler --> API server, target
     claims (all; few kept) ---+
 
+VmVolumes are watched whole. A node knows which are for it by its machines, which move; a watch that
+the server narrows by `status.node` tells of one that goes to another node as of one that is
+deleted, and of none that a node which is gone has left behind. There are as many as disks that were
+attached to running machines. Claims have no label of ours before a VmVolume names them, so that of
+them the metadata alone is watched (csi.apitransport).
+
 It is level-triggered: a key in the queue says only that something may be different. Nothing is
 done before VmVolumes and machines are known, so a controller that starts anew takes nothing away.
 """

@@ -214,6 +214,16 @@ def test_of_the_claims_of_all_namespaces_nothing_but_metadata_is_asked_for() -> 
     assert not any("Partial" in each for each in accepted[2:])
 
 
+def test_what_is_selected_by_labels_is_selected_by_the_server() -> None:
+    server = Server(listed(5), told(("ADDED", volume("a", 6))))
+    stop = threading.Event()
+    for change in cluster(server).watch(VMI, stop, labels={"kubevirt.io/nodeName": "n1"}):
+        if change.what == "present":
+            break
+    assert len(server.asked) == 2, "a list and a watch"
+    assert all("labelSelector=kubevirt.io%2FnodeName%3Dn1" in ask for ask in server.asked)
+
+
 def test_a_watch_that_breaks_or_ends_goes_on_where_it_was() -> None:
     server = Server(
         listed(5, "a"),

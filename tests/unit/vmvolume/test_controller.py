@@ -35,10 +35,13 @@ class WatchedCluster(FakeCluster):
             kind.plural: SimpleQueue() for kind in (VM_VOLUME, VMI, CLAIM)
         }
         self.taken = dict.fromkeys(self.told, 0)
+        self.selected: dict[str, Mapping[str, str] | None] = {}
+        """The labels that each watch asks for."""
 
     def watch(
         self, kind: Kind, stop: threading.Event, *, labels: Mapping[str, str] | None = None
     ) -> Iterator[Change]:
+        self.selected[kind.plural] = labels
         while not stop.is_set():
             try:
                 change = self.told[kind.plural].get(timeout=0.02)
@@ -100,6 +103,17 @@ def test_nothing_is_done_before_the_machines_are_known(world: World) -> None:
     world.cluster.tell(VMI, COMPLETE)
     until(lambda: "volume" in world.status())
     assert len(world.controllers.found[POD]) == 1
+
+
+def test_a_node_watches_its_own_machines(world: World) -> None:
+    """Why it watches all VmVolumes and claims, these by their metadata, the controller says."""
+    world.know()
+    until(lambda: len(world.cluster.selected) == 3)
+    assert world.cluster.selected == {
+        VM_VOLUME.plural: None,
+        VMI.plural: {"kubevirt.io/nodeName": NODE},
+        CLAIM.plural: None,
+    }
 
 
 def test_a_change_of_the_machine_is_taken_up(world: World) -> None:
