@@ -5,17 +5,15 @@ A thin reading of SPDK's lvol methods. The lvstore is the truth; nothing is kept
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
-import stat
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydataplane import storefile
 from pydataplane.client import Client
 from pydataplane.errors import (
     EXISTS,
@@ -164,13 +162,13 @@ class Volumes:
         if present is not None:
             return present
         made = False
-        if size is not None and (not path.exists() or _is_empty_file(path)):
+        if size is not None and (not path.exists() or storefile.is_empty(path)):
             path.touch(0o600)
             made = True
             self._give(path)
         elif not path.exists():
             raise VolumeError(f"{path} does not exist: name a block device, or give --size")
-        elif size is not None and (length := _length(path)) != size:
+        elif size is not None and (length := storefile.length(path)) != size:
             raise VolumeError(
                 f"{path} is there already, with {length} bytes, not {size}: "
                 "leave the size out to use it as it is, or give another file"
@@ -288,7 +286,7 @@ class Volumes:
                 f"lvstore {store.name} lies on bdev {store.base_bdev}, which is neither a file nor "
                 "a block device: grow that bdev, then call bdev_lvol_grow_lvstore"
             )
-        with _grown(store, Path(file), size) as length:
+        with storefile.grown(store.name, Path(file), size, store.max_device) as length:
             self.client.call(f"bdev_{driver}_rescan", name=store.base_bdev)
             (base,) = self.client.call("bdev_get_bdevs", name=store.base_bdev)
             if base["num_blocks"] != length // base["block_size"]:
@@ -473,51 +471,6 @@ class Volumes:
                 if driver in specific:
                     return driver, str(specific[driver]["filename"])
         return None, ""
-
-
-def _is_empty_file(path: Path) -> bool:
-    """Whether it is what is left where making an lvstore was cut off at the very beginning."""
-    return path.is_file() and path.stat().st_size == 0
-
-
-def _length(path: Path) -> int:
-    """Returns the bytes of a file or block device."""
-    with path.open("rb") as file:
-        return os.lseek(file.fileno(), 0, os.SEEK_END)
-
-
-@contextmanager
-def _grown(store: Lvstore, path: Path, size: int | None) -> Iterator[int]:
-    """Makes the file under `store` `size` bytes long, and yields its length or the device's.
-
-    Who grows the same file at the same time waits, so that none is ever made shorter.
-    """
-    regular = stat.S_ISREG(path.stat().st_mode)
-    with path.open("r+b" if regular else "rb") as file:
-        if regular:
-            # Not flock, which the target holds.
-            fcntl.lockf(file, fcntl.LOCK_EX)
-        present = os.lseek(file.fileno(), 0, os.SEEK_END)
-        wanted = present if size is None else size
-        if wanted < present:
-            raise VolumeError(
-                f"lvstore {store.name} cannot be made smaller: {path} has {present} bytes, "
-                f"{wanted} are fewer; give a larger size"
-            )
-        if store.max_device is not None and wanted > store.max_device:
-            raise VolumeError(
-                f"lvstore {store.name} cannot grow to {wanted} bytes: the metadata that it was "
-                f"made with is good for {store.max_device} at most; make another lvstore"
-            )
-        if wanted > present and not regular:
-            raise VolumeError(
-                f"lvstore {store.name} lies on the device {path} of {present} bytes, not {wanted}: "
-                "grow the device itself first, then leave the size out"
-            )
-        if wanted > present:
-            os.truncate(path, wanted)
-            os.fsync(file.fileno())
-        yield wanted
 
 
 def _volume(item: dict[str, Any], store: Lvstore) -> Volume:
