@@ -16,6 +16,8 @@ from tests.support.target import binary
 pytestmark = pytest.mark.root
 
 UID = 51001
+#: CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_SYS_ADMIN
+KEPT = 1 << 0 | 1 << 1 | 1 << 21
 DEADLINE_S = 90.0
 
 #: Puts a folder of its own, with a link in it, in the place of the holder's; then asks for a mount.
@@ -114,6 +116,25 @@ def test_only_the_socket_that_it_made_is_given_away(scratch: Path) -> None:
             time.sleep(0.01)
         assert (scratch / "holder.sock").lstat().st_uid == UID
         assert secret.stat().st_uid == os.geteuid()
+    finally:
+        holder.kill()
+        holder.wait()
+
+
+def test_it_gives_up_what_it_does_not_need(scratch: Path) -> None:
+    """And what it runs never gets more: it can only lose the rights that it has."""
+    holder = subprocess.Popen(command(scratch))
+    try:
+        end = time.monotonic() + DEADLINE_S
+        while not (scratch / "holder.sock").exists():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        lines = Path(f"/proc/{holder.pid}/status").read_text().splitlines()
+        status = dict(line.split(":\t", 1) for line in lines)
+        for kind in ("CapPrm", "CapEff", "CapBnd"):
+            assert int(status[kind], 16) & ~KEPT == 0, kind
+        assert int(status["CapInh"], 16) == int(status["CapAmb"], 16) == 0
+        assert status["NoNewPrivs"] == "1"
     finally:
         holder.kill()
         holder.wait()

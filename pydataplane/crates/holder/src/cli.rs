@@ -2,6 +2,7 @@
 
 use clap::Parser;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{CapabilitySet, set_no_new_privs};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -51,6 +52,17 @@ fn uid(text: &str) -> Result<u32, String> {
     })
 }
 
+/// What it needs of root's rights: to mount, to give its socket to the target's user, and to replace
+/// the socket of an earlier holder in a folder that is that user's.
+const KEPT: CapabilitySet =
+    CapabilitySet::SYS_ADMIN.union(CapabilitySet::CHOWN).union(CapabilitySet::DAC_OVERRIDE);
+
+/// Gives up all other rights for good; else a sentence.
+fn confine() -> Result<(), String> {
+    sandbox::user::keep_capabilities(KEPT).map_err(|e| e.to_string())?;
+    set_no_new_privs(true).map_err(|e| format!("cannot set no_new_privs: {e}"))
+}
+
 /// Runs the program; its exit status is 0 after the end by `--exit-when-idle`, 1 where it cannot
 /// serve.
 pub fn run(cli: &Cli) -> ExitCode {
@@ -64,6 +76,10 @@ pub fn run(cli: &Cli) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    if let Err(why) = confine() {
+        eprintln!("virtlun-holder: cannot give up rights: {why}");
+        return ExitCode::FAILURE;
+    }
     let options = Options {
         socket: cli.socket.clone(),
         dir: cli.dir.clone(),
