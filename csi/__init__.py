@@ -6,8 +6,11 @@ One program, `virtlun-csi` (cli), serves CSI 1.13 on a UNIX socket beside the no
                                                             |           |
                volumes (ownership in the lvol's xattrs) <---+-----------+
                                                                         |
-       hostdevice (an lvol as a block device), vhostface (as a socket), mounts, filesystems
+       hostdevice (an lvol as a block device), vhostface (as a socket), mounts (what there is)
+                                                                        |
+                              host (all that takes a right: loop devices, filesystems, mounting)
 
+What takes a right a second, small program does, `virtlun-csi-helper`: see the package host.
 With --kubevirt it serves virtual machines as well: see the package kubevirt.
 
 Every method of a service reads: validate, look up, act idempotently, respond. The driver keeps

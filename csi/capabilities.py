@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from csi.errors import invalid
+from csi.errors import invalid, precondition
 from csi.proto import csi_pb2 as pb
 
 Mode = pb.VolumeCapability.AccessMode
@@ -21,6 +21,7 @@ SINGLE = {
 SHARED_BLOCK = {Mode.MULTI_NODE_MULTI_WRITER, Mode.MULTI_NODE_READER_ONLY}
 VOLUME_MODES = {"block": "Block", "mount": "Filesystem"}
 FILE_SYSTEMS = ("ext4", "xfs")
+XFS_BYTES_MIN = 300 << 20  # mkfs.xfs of xfsprogs 5.19 and newer
 
 
 def problem(capability: pb.VolumeCapability, *, face: str = "kernel") -> str | None:
@@ -66,3 +67,12 @@ def check_all(capabilities: Iterable[pb.VolumeCapability], *, face: str = "kerne
         raise invalid("volume capabilities are missing: say how the volume will be used")
     for capability in found:
         check(capability, face=face)
+
+
+def check_size(fs_type: str, size: int) -> None:
+    """Raises FAILED_PRECONDITION if a file system cannot be made on so few bytes."""
+    if fs_type == "xfs" and size < XFS_BYTES_MIN:
+        raise precondition(
+            f"xfs needs {XFS_BYTES_MIN >> 20} MiB, the volume has {size >> 20}: "
+            "ask for more, or use ext4"
+        )

@@ -7,16 +7,20 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import click
+import grpc
 import structlog
 
 from csi import DRIVER_NAME
 from csi.cluster import Cluster
 from csi.clustererrors import ClusterError
 from csi.controller import Controller
-from csi.errors import HostError
 from csi.health import Check, Server
 from csi.healthevents import HealthEvents
+from csi.host import Host
+from csi.host.local import LocalHost
+from csi.host.remote import Helper
 from csi.hostdevice.loop import LoopDevices
+from csi.hosterrors import HostError
 from csi.identity import Identity
 from csi.kubevirt.controllers import VmControllers
 from csi.kubevirt.inline import InlineVolumes
@@ -60,6 +64,11 @@ PORT_MAX = 65535
     type=click.Path(path_type=Path),
     default=DEFAULT_SOCKET,
     help="RPC socket of this node's target.",
+)
+@click.option(
+    "--helper-socket",
+    type=click.Path(path_type=Path),
+    help="Socket of virtlun-csi-helper, which mounts; without it this process does, as root.",
 )
 @click.option(
     "--kubelet-registration-path",
@@ -107,6 +116,7 @@ def main(
     mode: str,
     node_id: str,
     target_socket: Path,
+    helper_socket: Path | None,
     kubelet_registration_path: str | None,
     plugin_registry: Path,
     http_address: str,
@@ -127,6 +137,7 @@ def main(
     set_up(log_level, as_json=log_json or not sys.stderr.isatty())
     ending = Ending()
     client = Client(target_socket)
+    host: Host = Helper(helper_socket) if helper_socket else LocalHost()
     volumes = OwnedVolumes(client, node_id)
     locks, metrics = VolumeLocks(), Metrics()
     metrics.registry.register(VolumeCollector(volumes))
@@ -137,29 +148,31 @@ def main(
         waiting = WaitingClaims(node_id)
         parts["Controller"] = Controller(volumes, locks, node_id, nodes.node_of, waiting)
     if mode != "controller":
-        devices = LoopDevices(client)
+        devices = LoopDevices(client, host)
         controllers = VmControllers(client, devices, locks)
         machines = None
         if kubevirt:
             cluster = _cluster(kubeconfig)
             machines = VirtualMachines(controllers, cluster, node_id, metrics, volumes, locks)
-        inline = InlineVolumes(controllers, None)
-        if machines:
-            inline = InlineVolumes(controllers, machines.pod_hooks, machines.launchers.check)
+        inline = InlineVolumes(
+            controllers,
+            machines.pod_hooks if machines else None,
+            machines.launchers.check if machines else None,
+            host=host,
+        )
         faces = devices, VhostFace(client)
         HealthEvents(VolumeHealth(client, *faces), node_id).start()
         parts["Node"] = Node(
             *(volumes, *faces, locks, node_id, max_volumes, inline),
             capacity_of=nodes.capacity_of,
             asked_of=nodes.asked_of,
+            host=host,
         )
-    described = csi_pb2.DESCRIPTOR.services_by_name
     path = Path(endpoint.removeprefix(UNIX))
     log = structlog.get_logger().bind(endpoint=endpoint, mode=mode, node=node_id)
     with ExitStack() as running:
         try:
-            services = [handlers(described[name], part, metrics) for name, part in parts.items()]
-            serve_until(running, path, services)
+            serve_until(running, path, _services(parts, metrics))
             if kubelet_registration_path:
                 kubelet = pluginregistration_pb2.DESCRIPTOR.services_by_name["Registration"]
                 socket = plugin_registry / f"{DRIVER_NAME}-reg.sock"
@@ -170,7 +183,7 @@ def main(
             if http_address:
                 checks = (
                     lambda: registration.error or _socket_problem(path),
-                    lambda: _target_problem(client),
+                    lambda: _target_problem(client) or host.check(),
                 )
                 http = _http(http_address, metrics, checks)
                 running.callback(http.stop)
@@ -186,6 +199,11 @@ def _check(node_id: str, endpoint: str) -> None:
         raise click.UsageError("--node-id is empty: give this node's name")
     if "://" in endpoint and not endpoint.startswith(UNIX):
         raise click.UsageError(f"--endpoint {endpoint}: only a UNIX socket, {UNIX}PATH, is served")
+
+
+def _services(parts: dict[str, object], metrics: Metrics) -> list[grpc.GenericRpcHandler]:
+    described = csi_pb2.DESCRIPTOR.services_by_name
+    return [handlers(described[name], part, metrics) for name, part in parts.items()]
 
 
 def _http(address: str, metrics: Metrics, checks: tuple[Check, Check]) -> Server:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import subprocess
 
-from csi.errors import HostError
+from csi.hosterrors import HostError
 
 DEADLINE_S = 100.0  # below the 2 minutes that the kubelet waits
 WORDS_BYTES_MAX = 600

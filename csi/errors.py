@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import grpc
 
+from csi.hosterrors import HelperUnavailable, HostError, OfflineOnly
 from pydataplane.errors import (
     BUSY,
     EXISTS,
@@ -34,10 +35,6 @@ class Failure(Exception):
         """Keeps the code and the sentence for the caller."""
         super().__init__(message)
         self.code = code
-
-
-class HostError(Exception):
-    """This host refused something: a command failed, a device did not answer."""
 
 
 RPC_CODES = {
@@ -67,6 +64,10 @@ def describe(error: Exception) -> tuple[grpc.StatusCode, str]:  # noqa: PLR0911 
             return Code.NOT_FOUND, str(error)
         case VolumeError():
             return Code.ALREADY_EXISTS, str(error)
+        case HelperUnavailable():
+            return Code.UNAVAILABLE, str(error)
+        case OfflineOnly():
+            return Code.FAILED_PRECONDITION, str(error)
         case HostError() | OSError():
             return Code.INTERNAL, f"this host refused: {error}"
         case _:

@@ -1,4 +1,4 @@
-"""File systems on a volume's device: look, make, mount, grow.
+"""File systems on a volume's device: look, make, mount, grow. Needs a right to open devices.
 
 Only a device that holds nothing at all is formatted. That mkfs was begun is noted with the volume
 before, so that one interrupted half-way is done again, and nothing else ever is. What makes, checks
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
-from csi import mounts
+from csi import kernel, mountoptions
 from csi.commands import run
-from csi.errors import Failure, HostError, precondition
+from csi.hosterrors import HostError, OfflineOnly
 
-XFS_BYTES_MIN = 300 << 20  # mkfs.xfs of xfsprogs 5.19 and newer
 BLKID_NOTHING = 2
 EXT4_SUPERBLOCK_AT = 1024
 
@@ -35,43 +35,54 @@ def holds(device: Path) -> str:
     return values.get("TYPE") or values.get("PTTYPE") or ""
 
 
-def check_size(fs_type: str, size: int) -> None:
-    """Raises FAILED_PRECONDITION if a file system cannot be made on so few bytes."""
-    if fs_type == "xfs" and size < XFS_BYTES_MIN:
-        raise precondition(
-            f"xfs needs {XFS_BYTES_MIN >> 20} MiB, the volume has {size >> 20}: "
-            "ask for more, or use ext4"
-        )
-
-
 def make(device: Path, fs_type: str) -> None:
-    """Formats a device, whatever it holds."""
+    """Formats a device, whatever it holds, but for what is mounted."""
+    if fs_type not in MAKE:
+        raise HostError(f"file system '{fs_type}' is not one of {', '.join(MAKE)}")
     run(*MAKE[fs_type], "--", str(device), deadline_s=None)
 
 
-def mount(device: Path, target: Path, fs_type: str, options: list[str]) -> None:
-    """Mounts a file system, and grows it to its device.
+def mount(
+    device: Path,
+    target: Path,
+    fs_type: str,
+    options: list[str],
+    place: str,
+    unmount: Callable[[], None],
+) -> None:
+    """Mounts a file system at `place`, which is `target`, and grows it to its device.
 
-    Mounted, since the kernel's growth survives a crash; before that only where it refuses.
+    Mounted, since the kernel's growth survives a crash; where it refuses, after `unmount`.
     """
-    every = [*MOUNT_OPTIONS[fs_type], *options]
-    mounts.mount(device, target, fs_type, every)
-    if "ro" in options or (fs_type == "ext4" and _ext4_bytes(device) >= size_of(device)):
+    flags, data = mountoptions.parse(fs_type, [*MOUNT_OPTIONS.get(fs_type, []), *options])
+
+    def mounted() -> None:
+        try:
+            kernel.mount(str(device), place, fs_type, flags, data)
+        except OSError as error:
+            raise HostError(
+                f"cannot mount {fs_type} of {device} at {target} with options '{data}': "
+                f"{error.strerror}; the kernel's log may say more"
+            ) from error
+
+    mounted()
+    read_only = flags & kernel.MS_RDONLY
+    if read_only or (fs_type == "ext4" and _ext4_bytes(device) >= size_of(device)):
         return
     try:
         grow(device, target, fs_type)
-    except Failure:
-        mounts.unmount(target)
+    except (HostError, OSError):
+        unmount()
         run("e2fsck", "-f", "-p", "--", str(device), ok=(0, 1), deadline_s=None)
         run("resize2fs", str(device), deadline_s=None)
-        mounts.mount(device, target, fs_type, every)
+        mounted()
 
 
 def grow(device: Path, target: Path, fs_type: str) -> None:
     """Grows a mounted file system to its device.
 
     Raises:
-        Failure: FAILED_PRECONDITION, the kernel grows ext4 only offline here.
+        OfflineOnly: the kernel grows ext4 only offline here.
     """
     if fs_type == "xfs":
         run("xfs_growfs", "-d", str(target), deadline_s=None)
@@ -81,7 +92,7 @@ def grow(device: Path, target: Path, fs_type: str) -> None:
     except HostError as error:
         if "Permission denied" not in str(error):
             raise
-        raise precondition(
+        raise OfflineOnly(
             "the kernel does not let this process grow a mounted ext4 (CAP_SYS_RESOURCE is "
             "missing): it grows when the volume is staged next; xfs grows at once"
         ) from error

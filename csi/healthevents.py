@@ -18,7 +18,7 @@ import structlog
 
 from csi.cluster import Cluster
 from csi.clustererrors import ClusterError, NotFoundError
-from csi.errors import HostError
+from csi.hosterrors import HostError
 from csi.kinds import CLAIM
 from csi.volumehealth import Entry, VolumeHealth
 from csi.volumenodes import IN_POD

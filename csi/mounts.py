@@ -1,15 +1,16 @@
-"""Mounts of this host: asked of the kernel each time, never remembered."""
+"""Mounts of this host: asked of the kernel each time, never remembered.
+
+Who reads them needs no right; `csi.host` makes and takes them away.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from csi.commands import run
-from csi.errors import HostError
+from csi import sysblock
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 
@@ -41,7 +42,7 @@ def at(target: Path) -> Mount | None:
 
 def of_device(device: Path) -> list[Mount]:
     """Returns the mounts of the file system on a block device, and of its node itself."""
-    number = numbers(device)
+    number = sysblock.numbers(device)
     return [
         mount
         for mount in table()
@@ -53,55 +54,6 @@ def of_device(device: Path) -> list[Mount]:
 def real(path: Path) -> str:
     """Returns the path without symbolic links above its last part, which is the mount's own."""
     return str(Path(os.path.realpath(path.parent)) / path.name)
-
-
-def numbers(device: Path) -> tuple[int, int]:
-    """Returns the major and minor number of a device node."""
-    number = device.stat().st_rdev
-    return os.major(number), os.minor(number)
-
-
-def mount(source: Path, target: Path, fs_type: str, options: list[str]) -> None:
-    """Mounts a device; HostError if the kernel refuses."""
-    flags = ["-o", ",".join(options)] if options else []
-    run("mount", "-t", fs_type, *flags, "--", str(source), str(target))
-
-
-def bind(source: Path, target: Path, *, read_only: bool) -> None:
-    """Makes a file or directory appear at another path; HostError if the kernel refuses.
-
-    A read-only one is writable for a moment: who finds one, after a crash perhaps, seals it.
-    """
-    run("mount", "--bind", "--", str(source), str(target))
-    if read_only:
-        try:
-            seal(target)
-        except HostError:
-            unmount(target)
-            raise
-
-
-def seal(target: Path) -> None:
-    """Makes what is mounted at a path read-only there, if it is not."""
-    present = at(target)
-    if present is not None and not present.read_only:
-        run("mount", "-o", "remount,bind,ro", "--", str(target))
-
-
-def unmount(target: Path) -> None:
-    """Unmounts every mount at this path, idempotent; one in use is an error."""
-    while at(target) is not None:
-        run("umount", "--", str(target))
-
-
-def remove(target: Path) -> None:
-    """Unmounts a path and removes its mount point; idempotent."""
-    unmount(target)
-    with contextlib.suppress(FileNotFoundError):
-        if target.is_dir() and not target.is_symlink():
-            target.rmdir()
-        else:
-            target.unlink()
 
 
 def _parse(line: str) -> Mount:

@@ -13,9 +13,11 @@ from typing import TypeVar
 import structlog
 from google.protobuf.message import Message
 
-from csi import POD, TOPOLOGY_KEY, filesystems, mounts
+from csi import POD, TOPOLOGY_KEY, capabilities, mounts, sysblock
 from csi.capabilities import FILE_SYSTEMS, Mode, check
 from csi.errors import Code, Failure, invalid, not_found, precondition
+from csi.host import Host
+from csi.host.local import LocalHost
 from csi.hostdevice import HostDevice
 from csi.kubevirt.inline import EPHEMERAL, InlineVolumes, is_inline
 from csi.locks import VolumeLocks
@@ -56,9 +58,11 @@ class Node:
         inline: InlineVolumes,
         capacity_of: Callable[[str], int] | None = None,
         asked_of: Callable[[str], int | None] | None = None,
+        host: Host | None = None,
     ) -> None:
         """Serves the pods of `node`, `max_volumes` at most (0: as many as there are).
 
+        `host` mounts, by default in this process.
         `capacity_of` tells the bytes that a volume is to have, 0 where nobody knows; `asked_of`
         those that its claim asks for, None where it has none.
         """
@@ -69,6 +73,7 @@ class Node:
         self._node = node
         self._max_volumes = max_volumes
         self._inline = inline
+        self._host = host or LocalHost()
         self._capacity_of = capacity_of or (lambda _: 0)
         self._asked_of = asked_of or (lambda _: None)
         self._health = VolumeHealth(volumes.volumes.client, devices, vhost)
@@ -108,7 +113,7 @@ class Node:
                     f"volume {request.volume_id} is still published at {', '.join(users)}: "
                     "unpublish it first"
                 )
-            mounts.unmount(staging)
+            self._host.unmount(request.volume_id, staging)
             if not self._is_of_others(request.volume_id):
                 self._devices.detach(request.volume_id)
                 self._vhost.detach(request.volume_id)
@@ -143,7 +148,7 @@ class Node:
             if request.volume_capability.HasField("block"):
                 self._publish_block(owned, target, read_only=read_only)
             else:
-                _publish_mount(device, staging, target, read_only=read_only)
+                self._publish_mount(owned, device, staging, target, read_only=read_only)
         return pb.NodePublishVolumeResponse()
 
     def node_unpublish_volume(
@@ -155,7 +160,7 @@ class Node:
         self._inline.released(request.volume_id, target)
         with self._locks.hold(request.volume_id):
             if not self._inline.unpublish(request.volume_id, target):
-                mounts.remove(target)
+                self._host.remove(request.volume_id, target)
         return pb.NodeUnpublishVolumeResponse()
 
     def node_get_volume_stats(
@@ -226,8 +231,9 @@ class Node:
             writable = [found for found in mounts.of_device(device) if not found.read_only]
             mounted = next((each for each in writable if each.fs_type in FILE_SYSTEMS), None)
             if mounted is not None:
-                filesystems.grow(device, Path(mounted.target), mounted.fs_type)
-            size = filesystems.size_of(device)
+                where = Path(mounted.target)
+                self._host.grow(request.volume_id, device, where, mounted.fs_type)
+            size = sysblock.size_of(device)
         return pb.NodeExpandVolumeResponse(capacity_bytes=size)
 
     def _grow(self, handle: str, wanted: pb.CapacityRange) -> Volume:
@@ -311,7 +317,7 @@ class Node:
         """Makes sure that the file system of a device is mounted at `staging`."""
         fs_type = capability.mount.fs_type or owned.parameters.fs_type
         present = mounts.at(staging)
-        if present is not None and mounts.numbers(device) == present.device:
+        if present is not None and sysblock.numbers(device) == present.device:
             if present.fs_type != fs_type:
                 raise Failure(
                     Code.ALREADY_EXISTS,
@@ -319,16 +325,16 @@ class Node:
                     "ask for the file system that it has",
                 )
             return
-        mounts.unmount(staging)  # of a device that is dead
+        handle, options = owned.volume.uuid, list(capability.mount.mount_flags)
+        self._host.unmount(handle, staging)  # of a device that is dead
         self._format(owned, device, fs_type)
-        staging.mkdir(parents=True, exist_ok=True)
-        filesystems.mount(device, staging, fs_type, list(capability.mount.mount_flags))
+        self._host.mount(handle, device, staging, fs_type, options)
 
     def _format(self, owned: Owned, device: Path, fs_type: str) -> None:
         """Makes the file system on an empty volume, or anew where an earlier mkfs was cut off."""
         handle = owned.volume.uuid
         begun = self._volumes.formatting(handle)
-        present = "" if begun else filesystems.holds(device)
+        present = "" if begun else self._host.holds(handle, device)
         if present == fs_type:
             return
         if present:
@@ -336,36 +342,47 @@ class Node:
                 f"volume {handle} holds {present} and is to be mounted as {fs_type}: "
                 "ask for the file system that it has"
             )
-        filesystems.check_size(fs_type, owned.volume.size)
+        capabilities.check_size(fs_type, owned.volume.size)
         self._volumes.set_formatting(handle, begun=True)
-        filesystems.make(device, fs_type)
+        self._host.make(handle, device, fs_type)
         self._volumes.set_formatting(handle, begun=False)
 
     def _publish_block(self, owned: Owned, target: Path, *, read_only: bool) -> None:
         """Makes the device appear at a path, in place of a dead one if need be."""
-        block_size = int(owned.parameters.block_size)
-        device = self._devices.attach(owned.volume.uuid, read_only=read_only, block_size=block_size)
+        handle, block_size = owned.volume.uuid, int(owned.parameters.block_size)
+        device = self._devices.attach(handle, read_only=read_only, block_size=block_size)
         present = mounts.at(target)
         if present is not None and present.root == f"/{device.name}":
             return
-        other = self._devices.device(owned.volume.uuid, read_only=not read_only)
+        other = self._devices.device(handle, read_only=not read_only)
         if present is not None and other is not None and present.root == f"/{other.name}":
             raise Failure(Code.ALREADY_EXISTS, f"{target} is published with other options")
-        mounts.unmount(target)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.touch()
-        mounts.bind(device, target, read_only=False)
+        self._host.unmount(handle, target)
+        self._host.bind_device(handle, device, target)
 
     def _publish_folder(self, owned: Owned, target: Path) -> None:
         """Makes the folder of the volume's socket appear at a path."""
-        size = int(owned.parameters.block_size)
-        folder = self._vhost.attach(owned.volume.uuid, block_size=size)
-        if mounts.real(target) in self._vhost.mounted(owned.volume.uuid):
-            mounts.seal(target)
+        handle, size = owned.volume.uuid, int(owned.parameters.block_size)
+        folder = self._vhost.attach(handle, block_size=size)
+        if mounts.real(target) in self._vhost.mounted(handle):
+            self._host.seal(handle, target)
             return
-        mounts.unmount(target)
-        target.mkdir(parents=True, exist_ok=True)
-        mounts.bind(folder, target, read_only=True)
+        self._host.unmount(handle, target)
+        self._host.bind_folder(handle, folder, target)
+
+    def _publish_mount(
+        self, owned: Owned, device: Path, staging: Path, target: Path, *, read_only: bool
+    ) -> None:
+        """Binds a mounted file system to a path, in place of a dead one if need be."""
+        handle, present = owned.volume.uuid, mounts.at(target)
+        if present is not None and present.device == sysblock.numbers(device):
+            if present.read_only and not read_only:
+                raise Failure(Code.ALREADY_EXISTS, f"{target} is published with other options")
+            if read_only:
+                self._host.seal(handle, target)
+            return
+        self._host.unmount(handle, target)
+        self._host.bind_mount(handle, device, staging, target, read_only=read_only)
 
     def _check_staged(self, owned: Owned, staging: Path, capability: pb.VolumeCapability) -> None:
         handle = owned.volume.uuid
@@ -412,20 +429,6 @@ class Node:
         devices = [device for device in found if device is not None]
         users = {mount.target for device in devices for mount in mounts.of_device(device)}
         return users | self._vhost.mounted(handle)
-
-
-def _publish_mount(device: Path, staging: Path, target: Path, *, read_only: bool) -> None:
-    """Binds a mounted file system to a path, in place of a dead one if need be."""
-    present = mounts.at(target)
-    if present is not None and present.device == mounts.numbers(device):
-        if present.read_only and not read_only:
-            raise Failure(Code.ALREADY_EXISTS, f"{target} is published with other options")
-        if read_only:
-            mounts.seal(target)
-        return
-    mounts.unmount(target)
-    target.mkdir(parents=True, exist_ok=True)
-    mounts.bind(staging, target, read_only=read_only)
 
 
 def _read_only(request: pb.NodePublishVolumeRequest) -> bool:

@@ -20,7 +20,8 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from csi import POD
-from csi.errors import Code, HostError, describe
+from csi.errors import Code, describe
+from csi.hosterrors import HostError
 from csi.metrics import Metrics
 from pydataplane.errors import RpcError
 

@@ -9,35 +9,34 @@ exports now, takes it away and makes a new one; who has the old one open must op
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 from pathlib import Path
 
-from csi.errors import HostError
+from csi.host import Host
+from csi.host.local import LocalHost
 from csi.hostdevice import loopctl
 from csi.hostdevice.loopctl import Loop
+from csi.hosterrors import HostError
 from csi.underway import Underway
 from pydataplane.client import Client
 from pydataplane.errors import EXISTS, NO_DEVICE, RpcError
 
-PAGE_BYTES = 4096
 PROBE_S = 15.0
 """How long an export or a device may take to answer, seconds."""
-PREFIX = "virtlun:"
-READ_ONLY_SUFFIX = ":ro"
 UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class LoopDevices:
     """HostDevice by virtlun_export_create and loop devices named `virtlun:UUID[:ro]`."""
 
-    def __init__(self, client: Client, probe_s: float = PROBE_S) -> None:
-        """Uses `client` for every call to the target.
+    def __init__(self, client: Client, host: Host | None = None, probe_s: float = PROBE_S) -> None:
+        """Uses `client` for every call to the target, and `host` (by default this process).
 
         `probe_s` is how long an export or a device may take to answer, seconds.
         """
         self._client = client
+        self._host = host or LocalHost()
         self._probes = Underway(probe_s)
 
     def attach(self, volume: str, *, read_only: bool = False, block_size: int = 512) -> Path:
@@ -48,12 +47,12 @@ class LoopDevices:
         except OSError as error:
             raise HostError(f"the target's export {file} does not answer: {error}") from error
         for loop in self._loops(volume):
-            if loop.backing != (_encoded(found.st_dev), found.st_ino) or not self._answers(loop):
-                loopctl.release(loop)
+            same = loop.backing == (_encoded(found.st_dev), found.st_ino)
+            if not same or not self._answers(volume, loop):
+                self._host.release(volume, loop.device)
             elif loop.read_only == read_only and not loop.leaving:
                 return loop.device
-        name = _name(volume, read_only=read_only)
-        return loopctl.attach(file, name, read_only=read_only, block_size=block_size)
+        return self._host.attach(volume, file, read_only=read_only, block_size=block_size)
 
     def device(self, volume: str, *, read_only: bool = False) -> Path | None:
         """Returns the volume's device if there is one."""
@@ -68,18 +67,18 @@ class LoopDevices:
     def grow(self, volume: str) -> None:
         """Lets the volume's devices take its size."""
         for loop in self._loops(volume):
-            loopctl.grow(loop.device)
+            self._host.resize(volume, loop.device)
 
     def flush(self, volume: str) -> None:
         """Empties the page cache of the volume's devices; of one whose file is dead nothing is."""
         for loop in self._loops(volume):
             if not loop.name.startswith(loopctl.DEAD):
-                loopctl.flush(loop)
+                self._host.flush(volume, loop.device)
 
     def detach(self, volume: str) -> None:
         """Frees the volume's devices, then its export."""
         for loop in self._loops(volume):
-            loopctl.detach(loop)
+            self._host.detach(volume, loop.device)
         try:
             self._client.call("virtlun_export_delete", bdev_name=volume)
         except RpcError as error:
@@ -108,14 +107,14 @@ class LoopDevices:
             raise
         return Path(made["path"])
 
-    def _answers(self, loop: Loop) -> bool:
+    def _answers(self, volume: str, loop: Loop) -> bool:
         """Whether a device's first bytes can be read from its file.
 
         Raises:
             Failure: DEADLINE_EXCEEDED, it waits, so that nobody knows.
         """
         about = f"reading {loop.device} of {loop.name}"
-        return self._probes.run(loop.device, about, lambda: _answers(loop.device))
+        return self._probes.run(loop.device, about, lambda: self._host.answers(volume, loop.device))
 
     def _loops(self, volume: str) -> list[Loop]:
         """Returns the volume's devices.
@@ -124,26 +123,7 @@ class LoopDevices:
         is away is an error here.
         """
         self._client.call("spdk_get_version")
-        names = {_name(volume, read_only=flag) for flag in (False, True)}
-        names.add(f"{loopctl.DEAD}{volume}")
-        return [loop for loop in loopctl.loops(volume) if loop.name in names]
-
-
-def _answers(device: Path) -> bool:
-    """Whether a device's first bytes can be read from its file, not from memory."""
-    try:
-        node = os.open(device, os.O_RDONLY | os.O_DIRECT)
-        try:
-            with mmap.mmap(-1, PAGE_BYTES) as page:
-                return os.preadv(node, [page], 0) == PAGE_BYTES
-        finally:
-            os.close(node)
-    except OSError:
-        return False
-
-
-def _name(volume: str, *, read_only: bool) -> str:
-    return f"{PREFIX}{volume}{READ_ONLY_SUFFIX if read_only else ''}"
+        return self._host.loops(volume)
 
 
 def _encoded(device: int) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from csi.errors import HostError
+from csi.hosterrors import HostError
 
 LOOP_CONTROL = Path("/dev/loop-control")
 SYS_BLOCK = Path("/sys/block")
@@ -58,7 +58,7 @@ def loops(file: str | None = None) -> Iterator[Loop]:
     Others are then not even opened: their owners may be about to free them.
     """
     for entry in sorted(SYS_BLOCK.glob("loop*")):
-        if file in (None, _file_name(entry.name)) and (entry / "loop").exists():
+        if file in (None, file_name(entry.name)) and (entry / "loop").exists():
             found = status(Path("/dev") / entry.name)
             if found:
                 yield found
@@ -67,7 +67,7 @@ def loops(file: str | None = None) -> Iterator[Loop]:
 def file_names() -> Iterator[str]:
     """Yields the last part of the path of each loop device's file. No file is asked for that."""
     for entry in SYS_BLOCK.glob("loop*"):
-        if (name := _file_name(entry.name)) is not None:
+        if (name := file_name(entry.name)) is not None:
             yield name
 
 
@@ -98,7 +98,7 @@ def _dead(device: Path) -> Loop | None:
     Its name is not there; the file's own name, the last part of what may be no path any more, is.
     """
     folder = SYS_BLOCK / device.name
-    file = _file_name(device.name)
+    file = file_name(device.name)
     try:
         flags = [
             (folder / entry).read_text().strip() == "1"
@@ -119,7 +119,7 @@ def _dead(device: Path) -> Loop | None:
     )
 
 
-def _file_name(loop: str) -> str | None:
+def file_name(loop: str) -> str | None:
     """Returns the last part of the path of a loop device's file, or None if it has none."""
     try:
         path = (SYS_BLOCK / loop / "loop/backing_file").read_text().strip()
@@ -203,6 +203,15 @@ def detach(loop: Loop) -> None:
         HostError: someone has it open for longer than GONE_DEADLINE_S seconds.
     """
     release(loop)
+    wait_gone(loop)
+
+
+def wait_gone(loop: Loop) -> None:
+    """Waits until a loop device is off its file, which it was taken off.
+
+    Raises:
+        HostError: someone has it open for longer than GONE_DEADLINE_S seconds.
+    """
     end = time.monotonic() + GONE_DEADLINE_S
     while status(loop.device) == replace(loop, leaving=True):
         if time.monotonic() > end:

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from csi import mounts
-from csi.errors import Code, Failure, HostError, invalid, not_found, precondition
+from csi.errors import Code, Failure, invalid, not_found, precondition
 from csi.hostdevice import HostDevice
+from csi.hosterrors import HostError
 from csi.kubevirt import document
 from csi.kubevirt.podlocks import PodLocks
 from csi.locks import VolumeLocks

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from csi.errors import HostError
+from csi.hosterrors import HostError
 
 FILE = "controller.json"
 HOOK_SOCKET = "hook.sock"

@@ -15,7 +15,8 @@ from pathlib import Path
 import grpc
 import structlog
 
-from csi.errors import Code, Failure, HostError
+from csi.errors import Code, Failure
+from csi.hosterrors import HostError
 from csi.kubevirt import document, machine
 from csi.proto import kubevirt_callbacks_pb2 as callbacks
 from csi.proto import kubevirt_info_pb2 as info

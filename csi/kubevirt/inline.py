@@ -13,6 +13,8 @@ from pathlib import Path
 
 from csi import mounts
 from csi.errors import invalid, precondition
+from csi.host import Host
+from csi.host.local import LocalHost
 from csi.kubevirt import pods
 from csi.kubevirt.controllers import POD_UID, PREFIX, VmControllers
 from csi.kubevirt.podhook import PodHooks
@@ -38,13 +40,16 @@ class InlineVolumes:
         controllers: VmControllers,
         hooks: PodHooks | None,
         check: Callable[[Pod], None] | None = None,
+        host: Host | None = None,
     ) -> None:
         """Without `hooks` none is published, but those that there are still go.
 
+        `host` mounts, by default in this process.
         `check` raises a Failure for a pod that is not to have one.
         """
         self._controllers = controllers
         self._hooks = hooks
+        self._host = host or LocalHost()
         self._check = check or (lambda _: None)
 
     def publish(self, request: pb.NodePublishVolumeRequest) -> None:
@@ -75,10 +80,9 @@ class InlineVolumes:
             if pod.hook_in_pod:
                 self._hooks.serve(pod)
             if not present:
-                mounts.unmount(target)
-                target.mkdir(parents=True, exist_ok=True)
-                mounts.bind(folder, target, read_only=True)
-            mounts.seal(target)
+                self._host.unmount(request.volume_id, target)
+                self._host.bind_folder(request.volume_id, folder, target)
+            self._host.seal(request.volume_id, target)
 
     def unpublish(self, volume: str, target: Path) -> bool:
         """Takes the controller away and what of the pod's claims it has; whether it was one.
@@ -94,7 +98,7 @@ class InlineVolumes:
                 self._controllers.unpublish(pod)
                 if self._hooks is not None:
                     self._hooks.leave(pod)
-            mounts.remove(target)
+            self._host.remove(volume, target)
         return True
 
     def released(self, volume: str, target: Path) -> None:

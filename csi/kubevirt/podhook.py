@@ -13,7 +13,8 @@ from collections.abc import Callable
 import grpc
 import structlog
 
-from csi.errors import Failure, HostError
+from csi.errors import Failure
+from csi.hosterrors import HostError
 from csi.kubevirt import pods
 from csi.kubevirt.controllers import LAUNCHER_GID, VmControllers
 from csi.kubevirt.document import HOOK_SOCKET

@@ -7,7 +7,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from csi.errors import HostError
+from csi.hosterrors import HostError
 
 FILE = "pod.json"
 BYTES_MAX = 4096

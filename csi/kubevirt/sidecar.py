@@ -12,7 +12,7 @@ import click
 import grpc
 import structlog
 
-from csi.errors import HostError
+from csi.hosterrors import HostError
 from csi.kubevirt.domainhook import FOLDER, Callbacks, DomainHook, Folder, Info, LauncherHook
 from csi.logs import LEVELS, set_up
 from csi.metrics import Metrics

@@ -36,6 +36,7 @@ _PYTHON = {
     "virtlun-gateway": "libvirt's protocol with virtlun disks, in front of libvirtd.",
     "virtlun-hook": "libvirt's hook: domains that start without the gateway find their disks.",
     "virtlun-csi": "The CSI driver.",
+    "virtlun-csi-helper": "Mounts for the CSI driver, which then needs no right to.",
     "virtlun-kubevirt-hook": "The sidecar of a launcher's pod, for KubeVirt 1.8.",
 }
 

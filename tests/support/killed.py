@@ -21,7 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from csi import commands  # first of all: others take `run` from it by name
+from csi import commands, kernel  # first of all: others take `run` from it by name
+from csi.host.remote import Helper
 from csi.hostdevice import loopctl
 from pydataplane.client import Client
 
@@ -37,7 +38,33 @@ def rpc(_: Client, method: str, **params: Any) -> str:
 
 def command(*words: str, **_: Any) -> str:
     """Names a command of the host."""
-    return " ".join(words[:2]) if words[1:2] == ("--bind",) else words[0]
+    return words[0]
+
+
+def mount(_source: str, _target: str, _fs_type: str, flags: int, *_: object) -> str:
+    """Names a mount."""
+    return "mount --bind" if flags == kernel.MS_BIND else "mount"
+
+
+#: What the helper is asked for, as what it does is named where the driver does it itself.
+ASKED = {
+    "attach": "loop attach",
+    "resize": "loop grow",
+    "release": "loop release",
+    "detach": "loop release",
+    "bind_device": "mount --bind",
+    "bind_mount": "mount --bind",
+    "bind_folder": "mount --bind",
+    "unmount": "umount",
+    "remove": "umount",
+}
+
+
+def asked(_: Helper, do: str, _volume: str, **arguments: object) -> str:
+    """Names what the helper is asked for."""
+    if do in ("loops", "answers", "holds"):
+        return "blkid"
+    return f"mkfs.{arguments['fs_type']}" if do == "make" else ASKED.get(do, do)
 
 
 def loop(name: str) -> Callable[..., str]:
@@ -87,6 +114,9 @@ def main() -> None:
     """Runs the driver."""
     fuse = Fuse(Path(sys.argv.pop(1)))
     fuse.watch(commands, "run", command)
+    fuse.watch(kernel, "mount", mount)
+    fuse.watch(kernel, "umount", lambda _: "umount")
+    fuse.watch(Helper, "call", asked)
     fuse.watch(Client, "call", rpc)
     for name in ("attach", "grow", "release"):
         fuse.watch(loopctl, name, loop(name))

@@ -448,7 +448,7 @@ def test_a_volume_for_one_pod_is_published_again_for_that_pod_and_for_no_other(
     mapped = driver.directory / "dev" / "uid-1"
     mapped.parent.mkdir()
     mapped.touch()
-    mounts.bind(driver.path(handle, "uid-1"), mapped, read_only=False)
+    subprocess.run(["mount", "--bind", driver.path(handle, "uid-1"), mapped], check=True)
     driver.publish(handle, sole, "uid-1", volume_context=context)
     other = {"csi.storage.k8s.io/pod.uid": "uid-2"}
     code, message = driver.refuses(
@@ -456,7 +456,7 @@ def test_a_volume_for_one_pod_is_published_again_for_that_pod_and_for_no_other(
     )
     assert code is Code.FAILED_PRECONDITION
     assert f"is for one pod (ReadWriteOncePod) and is published at {mapped}" in message
-    mounts.remove(mapped)
+    subprocess.run(["umount", mapped], check=True)
     driver.unpublish(handle, "uid-1")
     driver.publish(handle, sole, "uid-2", volume_context=other)
     driver.unpublish(handle, "uid-2")

@@ -92,12 +92,14 @@ class Faithful(Driver):
 
     def call(self, request: Message) -> Any:
         """Makes a call, twice if need be."""
-        before = self.deaths
+        before, armed = self.deaths, self.fuse is not None and self.fuse.exists()
         with ThreadPoolExecutor(1) as executor:
             answer = executor.submit(super().call, request)
             while not answer.done():
                 self.revive()
                 wait([answer], LOOK_S)
+        if armed and self.fuse is not None and not self.fuse.exists() and self.deaths == before:
+            self.revive(DEATH_S)  # it was killed in this call, and may not have ended yet
         try:
             return answer.result()
         except grpc.RpcError as error:

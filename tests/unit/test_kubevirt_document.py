@@ -9,7 +9,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from csi.errors import HostError
+from csi.hosterrors import HostError
 from csi.kubevirt import document
 from csi.kubevirt.document import Controller, LunOf
 from csi.proto.__main__ import ROOT

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from csi.errors import Code, Failure, HostError
+from csi.errors import Code, Failure
+from csi.hosterrors import HostError
 from csi.kubevirt import podlocks, pods
 from csi.kubevirt.podlocks import PodLocks
 from csi.kubevirt.pods import Pod

@@ -26,7 +26,8 @@ from prometheus_client import CollectorRegistry
 
 from csi.cluster import Change, Cluster
 from csi.clustererrors import ClusterError
-from csi.errors import Failure, HostError
+from csi.errors import Failure
+from csi.hosterrors import HostError
 from csi.kinds import CLAIM, VM_VOLUME, VMI, Kind
 from csi.kubevirt.controllers import VmControllers
 from csi.kubevirt.vmvolume.cache import Cache, Name

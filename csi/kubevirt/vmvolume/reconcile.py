@@ -13,7 +13,8 @@ import structlog
 
 from csi.cluster import Cluster, backoff
 from csi.clustererrors import ClusterError, ConflictError, NotFoundError
-from csi.errors import Code, Failure, HostError, describe
+from csi.errors import Code, Failure, describe
+from csi.hosterrors import HostError
 from csi.kinds import CLAIM, VM_VOLUME, Kind
 from csi.kubevirt.controllers import InUse, VmControllers
 from csi.kubevirt.vmvolume import decide as step

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+import csi.capabilities
 import csi.kubevirt.controllers
 import csi.kubevirt.inline
 import csi.node
 import csi.vhostface
 from csi.controller import Controller
 from csi.errors import Code, describe
+from csi.host import Host
 from csi.kubevirt.controllers import VmControllers
 from csi.kubevirt.inline import InlineVolumes
 from csi.locks import VolumeLocks
@@ -48,12 +50,15 @@ class World:
         """Begins anew with nothing in memory, as after a crash."""
         volumes = OwnedVolumes(self.target, NODE)
         self.controller = Controller(volumes, self.locks, NODE, self.nodes.get)
-        inline = InlineVolumes(VmControllers(self.target, self.host, self.locks), None)
+        inline = InlineVolumes(
+            VmControllers(self.target, self.host, self.locks), None, host=cast(Host, self.host)
+        )
         faces = self.host, VhostFace(self.target)
         self.node = Node(
             *(volumes, *faces, self.locks, NODE, 0, inline),
             capacity_of=lambda handle: self.capacities.get(handle, 0),
             asked_of=self.asked.get,
+            host=cast(Host, self.host),
         )
 
     def create(self, name: str = "pvc-1", size: int = 64 * MIB, **changes: Any) -> pb.Volume:
@@ -137,7 +142,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """A driver with an empty target of 1 GiB on a host without volumes."""
     made = World(tmp_path)
     monkeypatch.setattr(csi.node, "mounts", made.host)
-    monkeypatch.setattr(csi.node, "filesystems", made.host)
+    monkeypatch.setattr(csi.node, "sysblock", made.host)
+    monkeypatch.setattr(csi.capabilities, "XFS_BYTES_MIN", MIB)
     for module in (csi.vhostface, csi.kubevirt.controllers, csi.kubevirt.inline):
         monkeypatch.setattr(module, "mounts", made.host)
     return made

@@ -177,7 +177,7 @@ class FakeTarget(Client):
 
 
 class FakeHost:
-    """A host's devices, mounts and file systems; stands for HostDevice, mounts and filesystems."""
+    """A host's devices, mounts and file systems; stands for HostDevice, Host and mounts."""
 
     def __init__(self, target: FakeTarget) -> None:
         self._target = target
@@ -207,8 +207,9 @@ class FakeHost:
     def answers(self, volume: str) -> bool:
         return volume not in self.dead
 
-    def grow(self, volume: str) -> None:
-        self.grown.append(volume)
+    def grow(self, volume: str, *mounted: object) -> None:
+        """Grows a device, or what is mounted of it."""
+        self.grown += [] if mounted else [volume]
 
     def flush(self, volume: str) -> None:
         self.flushed.append(volume)
@@ -241,47 +242,55 @@ class FakeHost:
         number = self.numbers(device)
         return [m for m in self.mounted if m.device == number or m.root == f"/{device.name}"]
 
-    def bind(self, source: Path, target: Path, *, read_only: bool) -> None:
-        below = self.at(source)
-        if source.parent == Path("/vhost"):
-            root = f"/virtlun/vhost/{source.name}"
-            self.mounted.append(Mount(str(target), (0, 9), root, read_only, "tmpfs"))
-        elif below is None:
-            self.mounted.append(Mount(str(target), (0, 5), f"/{source.name}", False, "devtmpfs"))
-        else:
-            self.mounted.append(Mount(str(target), below.device, "/", read_only, below.fs_type))
+    # Host
+    def check(self) -> str | None:
+        return None
 
-    def seal(self, target: Path) -> None:
+    def bind_folder(self, volume: str, folder: Path, target: Path) -> None:
+        root = f"/virtlun/vhost/{folder.name}"
+        self.mounted.append(Mount(str(target), (0, 9), root, True, "tmpfs"))
+
+    def bind_device(self, volume: str, device: Path, target: Path) -> None:
+        self.mounted.append(Mount(str(target), (0, 5), f"/{device.name}", False, "devtmpfs"))
+
+    def bind_mount(
+        self, volume: str, device: Path, staging: Path, target: Path, *, read_only: bool
+    ) -> None:
+        below = self.at(staging)
+        assert below is not None and below.device == self.numbers(device)
+        target.mkdir(exist_ok=True)
+        self.mounted.append(Mount(str(target), below.device, "/", read_only, below.fs_type))
+
+    def seal(self, volume: str, target: Path) -> None:
         self.mounted = [
             replace(each, read_only=True) if each.target == str(target) else each
             for each in self.mounted
         ]
 
-    def unmount(self, target: Path) -> None:
+    def unmount(self, volume: str, target: Path) -> None:
         self.mounted = [each for each in self.mounted if each.target != str(target)]
 
-    def remove(self, target: Path) -> None:
-        self.unmount(target)
+    def remove(self, volume: str, target: Path) -> None:
+        self.unmount(volume, target)
 
-    # filesystems
-    def holds(self, device: Path) -> str:
+    def holds(self, volume: str, device: Path) -> str:
         return self.contents.get(self._volume(device), "")
 
-    def check_size(self, fs_type: str, size: int) -> None:
-        pass
-
-    def make(self, device: Path, fs_type: str) -> None:
+    def make(self, volume: str, device: Path, fs_type: str) -> None:
         self.made.append((self._volume(device), fs_type))
         if self.crash_in_make:
             self.contents[self._volume(device)] = "half of something"
             raise TargetUnavailable("the driver is killed here")
         self.contents[self._volume(device)] = fs_type
 
-    def mount(self, device: Path, target: Path, fs_type: str, options: list[str]) -> None:
-        assert self.holds(device) == fs_type
+    def mount(
+        self, volume: str, device: Path, target: Path, fs_type: str, options: list[str]
+    ) -> None:
+        assert self.holds(volume, device) == fs_type
         read_only = "ro" in options
         self.mounted.append(Mount(str(target), self.numbers(device), "/", read_only, fs_type))
 
+    # sysblock
     def size_of(self, device: Path) -> int:
         size: int = self._target.lvols[self._volume(device)]["size"]
         return size

@@ -13,9 +13,10 @@ from click.testing import CliRunner
 from csi import filesystems, mounts
 from csi.cli import main
 from csi.commands import run
-from csi.errors import Code, Failure, HostError, describe
+from csi.errors import Code, Failure, describe
 from csi.hostdevice.loop import _encoded
 from csi.hostdevice.loopctl import CONFIG, INFO
+from csi.hosterrors import HostError
 from pydataplane.errors import RpcError, TargetTimeout, TargetUnavailable, VolumeNotFoundError
 
 LINES = """\

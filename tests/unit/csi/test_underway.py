@@ -85,10 +85,10 @@ def test_a_check_of_a_file_system_that_takes_long_is_not_cut_off(
     end, mounted = threading.Event(), world.host.mount
     calls = []
 
-    def slow(device: Path, target: Path, fs_type: str, options: list[str]) -> None:
+    def slow(volume: str, device: Path, target: Path, fs_type: str, options: list[str]) -> None:
         calls.append(device)
         assert end.wait(20)
-        mounted(device, target, fs_type, options)
+        mounted(volume, device, target, fs_type, options)
 
     monkeypatch.setattr(world.host, "mount", slow)
     world.node._jobs._wait_s = 0.05
@@ -132,7 +132,7 @@ def test_an_export_or_a_device_that_does_not_answer_keeps_no_call(
     monkeypatch.setattr(devices, "_export", lambda _: file)
     monkeypatch.setattr(devices, "_loops", lambda _: [loop])
     monkeypatch.setattr("csi.hostdevice.loop._encoded", lambda device: device)
-    monkeypatch.setattr("csi.hostdevice.loop._answers", wait_for)
+    monkeypatch.setattr(devices._host, "answers", lambda _, device: wait_for(device))
     for _ in range(2):
         with pytest.raises(Failure, match="looking at the target's export") as failure:
             devices.attach("v")
@@ -157,9 +157,9 @@ def test_unstaging_waits_no_longer_either(world: World, monkeypatch: pytest.Monk
     world.stage(handle)
     end, unmount = threading.Event(), world.host.unmount
 
-    def slow(target: Path) -> None:
+    def slow(volume: str, target: Path) -> None:
         assert end.wait(20)
-        unmount(target)
+        unmount(volume, target)
 
     monkeypatch.setattr(world.host, "unmount", slow)
     world.node._jobs._wait_s = 0.05

@@ -1,0 +1,62 @@
+"""The command `virtlun-csi-helper`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+
+from csi import kernel
+from csi.host.confined import Confined
+from csi.host.server import Server, log
+
+CAPABILITIES = frozenset({kernel.CAP_DAC_OVERRIDE, kernel.CAP_SYS_ADMIN, kernel.CAP_SYS_RESOURCE})
+"""For the target's files, which are its user's; for mounts and loop devices; for ext4's growth."""
+
+
+def main() -> None:
+    """Does for the driver of this node what takes rights, and nothing else.
+
+    It gives up all other rights when it starts. What it has mounted stays when it ends.
+    """
+    parser = argparse.ArgumentParser(
+        "virtlun-csi-helper",
+        description="Mounts, makes loop devices and file systems for virtlun-csi, which then needs "
+        "no right to. Gives up what it does not need for that.",
+    )
+    parser.add_argument(
+        "--socket",
+        type=Path,
+        metavar="PATH",
+        default="/run/virtlun-csi/helper.sock",
+        help="where the driver connects (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--uid",
+        type=int,
+        default=0,
+        help="user of the driver, by number; others are refused (default: %(default)s)",
+    )
+    for name, default, what in (
+        ("kubelet-dir", "/var/lib/kubelet", "kubelet's folder: only its CSI volumes are mounted"),
+        ("export-dir", "/run/virtlun/export", "the target's folder of exported volumes"),
+        ("vhost-dir", "/run/virtlun/vhost", "the target's folder of vhost-user sockets"),
+    ):
+        text = f"{what} (default: %(default)s)"
+        parser.add_argument(f"--{name}", type=Path, metavar="PATH", default=default, help=text)
+    given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    try:
+        kernel.keep_capabilities(CAPABILITIES)
+        confined = Confined(given.kubelet_dir, given.export_dir, given.vhost_dir)
+        server = Server(given.socket, confined, given.uid)
+    except OSError as error:
+        sys.exit(f"virtlun-csi-helper: cannot serve at {given.socket}: {error}")
+    log("serving", socket=given.socket)
+    server.serve()
+
+
+if __name__ == "__main__":
+    main()

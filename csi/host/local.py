@@ -1,0 +1,220 @@
+"""The operations on the host, done in this process: see `Host`."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from csi import filesystems, kernel, mounts
+from csi.host.places import Places, descriptor_path
+from csi.hostdevice import loopctl
+from csi.hostdevice.loopctl import DEAD, Loop
+from csi.hosterrors import HostError
+
+PREFIX = "virtlun:"
+READ_ONLY_SUFFIX = ":ro"
+PAGE_BYTES = 4096
+KEPT = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+"""Flags of a mount that a change of it would clear; statvfs(2) has the same numbers."""
+
+
+class LocalHost:
+    """csi.host.Host in this process, which needs root's rights for it."""
+
+    def __init__(
+        self,
+        places: Places | None = None,
+        exports: Places | None = None,
+        folders: Places | None = None,
+    ) -> None:
+        """Mounts in `places` the files of `exports` and what is in `folders`; None: of anywhere."""
+        self._places = places or Places()
+        self._exports = exports or Places()
+        self._folders = folders or Places()
+
+    def check(self) -> str | None:
+        """Returns None: this process is there."""
+        return None
+
+    # Loop devices
+
+    def loops(self, volume: str) -> list[Loop]:
+        """Returns the volume's loop devices."""
+        return [loop for loop in loopctl.loops(volume) if loop.name in _names(volume)]
+
+    def attach(self, volume: str, file: Path, *, read_only: bool, block_size: int) -> Path:
+        """Puts a new loop device over the target's file of the volume."""
+        name = f"{PREFIX}{volume}{READ_ONLY_SUFFIX if read_only else ''}"
+        with self._exports.file(file) as number:
+            path = Path(descriptor_path(number))
+            return loopctl.attach(path, name, read_only=read_only, block_size=block_size)
+
+    def answers(self, volume: str, device: Path) -> bool:
+        """Whether a device's first bytes can be read from its file, not from memory."""
+        with self._own(volume, device):
+            return _answers(device)
+
+    def resize(self, volume: str, device: Path) -> None:
+        """Lets a loop device take its file's size."""
+        with self._own(volume, device):
+            loopctl.grow(device)
+
+    def flush(self, volume: str, device: Path) -> None:
+        """Writes out and drops a device's page cache."""
+        with self._own(volume, device, gone=True) as loop:
+            if loop is not None and not loop.name.startswith(DEAD):
+                loopctl.flush(loop)
+
+    def release(self, volume: str, device: Path) -> None:
+        """Takes a device off its file."""
+        with self._own(volume, device, gone=True) as loop:
+            if loop is not None:
+                loopctl.release(loop)
+
+    def detach(self, volume: str, device: Path) -> None:
+        """Takes a device off its file and waits until it is off."""
+        with self._own(volume, device, gone=True) as loop:
+            if loop is not None:
+                loopctl.release(loop)
+        if loop is not None:
+            loopctl.wait_gone(loop)
+
+    # File systems
+
+    def holds(self, volume: str, device: Path) -> str:
+        """Returns the type of what is on a device."""
+        with self._own(volume, device):
+            return filesystems.holds(device)
+
+    def make(self, volume: str, device: Path, fs_type: str) -> None:
+        """Formats a device that is not mounted."""
+        with self._own(volume, device):
+            if found := mounts.of_device(device):
+                raise HostError(f"{device} is in use at {found[0].target} and is not formatted")
+            filesystems.make(device, fs_type)
+
+    def mount(
+        self, volume: str, device: Path, target: Path, fs_type: str, options: list[str]
+    ) -> None:
+        """Mounts a device's file system, and grows it to the device."""
+        with self._own(volume, device), self._places.point(target, folder=True) as place:
+            filesystems.mount(
+                *(device, target, fs_type, options, place),
+                unmount=lambda: self._places.unmount(target),
+            )
+
+    def grow(self, volume: str, device: Path, target: Path, fs_type: str) -> None:
+        """Grows the file system of a device, mounted at `target`."""
+        self._places.check(target)
+        with self._own(volume, device):
+            filesystems.grow(device, target, fs_type)
+
+    # Mounts
+
+    def bind_device(self, volume: str, device: Path, target: Path) -> None:
+        """Makes a device appear at a path."""
+        with self._own(volume, device), self._places.point(target, folder=False) as place:
+            _bind(str(device), place, target)
+
+    def bind_mount(
+        self, volume: str, device: Path, staging: Path, target: Path, *, read_only: bool
+    ) -> None:
+        """Makes the device's file system, mounted at `staging`, appear at another path.
+
+        A read-only one is writable for a moment: who finds one, after a crash perhaps, seals it.
+        """
+        with self._own(volume, device), self._places.present(staging) as source:
+            found = Path(source).stat().st_dev
+            if found != device.stat().st_rdev:
+                raise HostError(f"what is mounted at {staging} is not {device}")
+            with self._places.point(target, folder=True) as place:
+                _bind(source, place, target)
+        if read_only:
+            self._seal_or_unmount(volume, target)
+
+    def bind_folder(self, volume: str, folder: Path, target: Path) -> None:
+        """Makes the folder of a controller appear at a path, read-only, in the same way."""
+        with (
+            self._folders.folder(folder) as source,
+            self._places.point(target, folder=True) as place,
+        ):
+            _bind(descriptor_path(source), place, target)
+        self._seal_or_unmount(volume, target)
+
+    def seal(self, volume: str, target: Path) -> None:
+        """Makes what is mounted at a path read-only there."""
+        present = mounts.at(target)
+        if present is None or present.read_only:
+            return
+        flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY
+        with self._places.present(target) as place:
+            try:
+                kept = os.statvfs(place).f_flag & KEPT
+                kernel.mount("none", place, "", flags | kept)
+            except OSError as error:
+                raise HostError(f"cannot make {target} read-only: {error.strerror}") from error
+
+    def unmount(self, volume: str, target: Path) -> None:
+        """Unmounts every mount at a path."""
+        self._places.unmount(target)
+
+    def remove(self, volume: str, target: Path) -> None:
+        """Unmounts a path and removes its mount point."""
+        self.unmount(volume, target)
+        self._places.remove(target)
+
+    def _seal_or_unmount(self, volume: str, target: Path) -> None:
+        try:
+            self.seal(volume, target)
+        except HostError:
+            self.unmount(volume, target)
+            raise
+
+    @contextlib.contextmanager
+    def _own(self, volume: str, device: Path, *, gone: bool = False) -> Iterator[Loop | None]:
+        """Holds a device of the volume open, so that it stays that one; HostError for another.
+
+        `gone`: None for one that is not in use any more.
+        """
+        with contextlib.ExitStack() as opened:
+            try:
+                node = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                raise HostError(f"{device} cannot be opened: {error.strerror}") from error
+            opened.callback(os.close, node)
+            loop = loopctl.status(device)
+            if loop is None and gone:
+                yield None
+            elif loop is None or loop.name not in _names(volume):
+                raise HostError(f"{device} is not of volume {volume}")
+            else:
+                yield loop
+
+
+def _answers(device: Path) -> bool:
+    """Whether a device's first bytes can be read from its file, not from memory."""
+    try:
+        node = os.open(device, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+        try:
+            with mmap.mmap(-1, PAGE_BYTES) as page:
+                return os.preadv(node, [page], 0) == PAGE_BYTES
+        finally:
+            os.close(node)
+    except OSError:
+        return False
+
+
+def _names(volume: str) -> set[str]:
+    """Returns what the loop devices of a volume are called."""
+    own = f"{PREFIX}{volume}"
+    return {own, f"{own}{READ_ONLY_SUFFIX}", f"{DEAD}{volume}"}
+
+
+def _bind(source: str, place: str, target: Path) -> None:
+    try:
+        kernel.mount(source, place, "", kernel.MS_BIND)
+    except OSError as error:
+        raise HostError(f"cannot bind to {target}: {error.strerror}") from error
