@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+EMPTY_DIR = "emptyDir"
 #: Sidecars' manifests give arguments only: the program is the image's own.
 IMAGE_PROGRAM = re.compile(r"/(csi-[a-z]+):")
 
@@ -25,6 +26,8 @@ class Container:
     program: str
     arguments: list[str]
     environment: dict[str, str] = field(default_factory=dict)
+    #: What it may do, as setpriv names it; None: everything.
+    capabilities: tuple[str, ...] | None = None
 
 
 def containers(
@@ -32,7 +35,8 @@ def containers(
 ) -> Iterator[Container]:
     """Yields the containers of a DaemonSet.
 
-    `host` says where a host path of the manifest is in truth; `fields` are the values of the
+    `host` says where a host path of the manifest is in truth, and by EMPTY_DIR where folders of the
+    pod's own are; `fields` are the values of the
     downward API. KeyError where the manifest has one that is not among them.
     """
     spec = daemonset["spec"]["template"]["spec"]
@@ -51,10 +55,21 @@ def containers(
             assert named, f"{container['name']}: no command, and the image is not a sidecar's"
             words = [named.group(1), *words]
         words = [_on_host(_expand(word, environment), mounts) for word in words]
-        yield Container(container["name"], words[0], words[1:], environment)
+        kept = kept_capabilities(container)
+        yield Container(container["name"], words[0], words[1:], environment, kept)
+
+
+def kept_capabilities(container: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Returns the capabilities of a container that drops all but those; None for others."""
+    given = container.get("securityContext", {}).get("capabilities", {})
+    if given.get("drop") != ["ALL"]:
+        return None
+    return tuple(name.lower() for name in given.get("add", []))
 
 
 def _host_path(volume: Mapping[str, Any], host: Mapping[str, str]) -> str:
+    if "emptyDir" in volume:
+        return f"{host[EMPTY_DIR]}/{volume['name']}"
     path = str(volume["hostPath"]["path"])
     for prefix, place in host.items():
         if path == prefix or path.startswith(f"{prefix}/"):

@@ -23,7 +23,7 @@ from pydataplane.client import Client
 from pydataplane.errors import TargetError
 from pydataplane.volumes import Volumes
 from tests.kubernetes.cluster import API_PORT, Cluster
-from tests.kubernetes.daemonset import Container, containers
+from tests.kubernetes.daemonset import EMPTY_DIR, Container, containers
 from tests.kubernetes.node import Node
 from tests.kubernetes.sandbox import Process, SandboxError
 from tests.support.target import binary
@@ -129,6 +129,7 @@ class Deployment:
             "/run/virtlun": str(self.run_dir),
             "/var/lib/virtlun": str(self.state_dir),
             "/dev": "/dev",
+            EMPTY_DIR: str(self.node.folder / "pod"),
         }
         fields = {
             "spec.nodeName": self.node.name,
@@ -185,6 +186,7 @@ class Deployment:
             "virtlun-holder": [binary("virtlun-holder")],
             "virtlun-target": [binary()],
             "virtlun-csi": driver_program(),
+            "virtlun-csi-helper": [sys.executable, "-m", "csi.host.cli"],
         }
         sidecar = self.cluster.tools.path(container.program)
         program = programs.get(container.program) or [sidecar]
@@ -206,7 +208,18 @@ class Deployment:
         log = container.name
         if self.node is not self.cluster.nodes[0]:
             log = f"{log}-{self.node.name}"
-        return self.box.spawn(log, *self.in_pod(), *program, *arguments, env=environment)
+        words = (*self.in_pod(), *self._rights(container), *program, *arguments)
+        return self.box.spawn(log, *words, env=environment)
+
+    def _rights(self, container: Container) -> tuple[str, ...]:
+        """Returns the words before a command with which it has the capabilities of its manifest.
+
+        The target drops its own, and its files here are those of a user that it does not become.
+        """
+        if container.capabilities is None or container.program == "virtlun-target":
+            return ()
+        kept = "".join(f",+{name}" for name in container.capabilities)
+        return ("setpriv", "--no-new-privs", "--inh-caps=-all", f"--bounding-set=-all{kept}")
 
     def _keep(self) -> None:
         """Starts again what ended, as kubelet does (which waits longer each time)."""

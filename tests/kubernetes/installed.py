@@ -112,13 +112,20 @@ class Installed:
         """
         before = self.pod(name)["metadata"]["uid"]
         self.cluster.kubectl(
-            *("-n", NAMESPACE, "set", "image", f"daemonset/{name}", f"{name}={NEXT}")
+            *("-n", NAMESPACE, "set", "image", f"daemonset/{name}"),
+            *(f"{container}={NEXT}" for container in self.own(name)),
         )
         if delete:
             self.cluster.kubectl("-n", NAMESPACE, "delete", "pod", "-l", f"app={name}")
         self.wait_ready(name, unlike=before)
-        (container,) = (c for c in self.pod(name)["spec"]["containers"] if c["name"] == name)
-        assert container["image"] == NEXT, json.dumps(container)
+        for container in self.pod(name)["spec"]["containers"]:
+            if container["name"] in self.own(name):
+                assert container["image"] == NEXT, json.dumps(container)
+
+    def own(self, name: str) -> list[str]:
+        """Returns the containers of a DaemonSet that are of our image."""
+        containers = self.pod(name)["spec"]["containers"]
+        return [each["name"] for each in containers if each["name"].startswith("virtlun-")]
 
     def restarts(self) -> dict[str, int]:
         """Returns how often each container was started again."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.driver import DRIVER, EXAMPLES, NAMESPACE
+from tests.kubernetes.driver import DRIVER, EXAMPLES, NAMESPACE, ROOT
 from tests.kubernetes.installed import KUBELET_DIR, SETS, Installed
 from tests.kubernetes.tools import Tools
 from tests.support.wait import until
@@ -23,6 +23,25 @@ pytestmark = pytest.mark.timeout(900)
 WRITE = """\
 (i=0; while [ ! -e /data/stop ]; do i=$((i+1)); echo $i >>/data/log && sync /data/log \
 || echo $i >>/tmp/failed; done) >/dev/null 2>&1 &
+"""
+#: Capabilities by their number (linux/capability.h).
+CHOWN, DAC_OVERRIDE, SYS_ADMIN, SYS_RESOURCE = 0, 1, 21, 24
+VOLUME = "11111111-1111-8111-8111-111111111111"
+#: Programs with the rights of the driver, which say what a try ends with.
+IMPORTS = f"""\
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from pathlib import Path
+from csi import kernel
+from csi.host.remote import Helper
+helper = Helper(Path('/run/virtlun-csi/helper.sock'))
+"""
+TRY = """\
+try:
+    {}
+    print('it was done')
+except Exception as error:
+    print(error)
 """
 #: It holds for all pods that do not tolerate it, those that run as well.
 TAINT = "maintenance=now:NoExecute"
@@ -38,9 +57,10 @@ def installed(tools: Tools) -> Iterator[Installed]:
         yield found
 
 
-def status(installed: Installed, name: str) -> dict[str, str]:
-    """Returns /proc/PID/status of the first program in a DaemonSet's pod."""
-    lines = installed.execute(name, "cat", "/proc/1/status").splitlines()
+def status(installed: Installed, name: str, container: str = "") -> dict[str, str]:
+    """Returns /proc/PID/status of the first program in a container of a DaemonSet's pod."""
+    said = installed.execute(name, "cat", "/proc/1/status", container=container)
+    lines = said.splitlines()
     return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
 
 
@@ -52,7 +72,7 @@ def test_who_may_do_what(installed: Installed) -> None:
         for container in installed.pod(name)["spec"]["containers"]
         if container.get("securityContext", {}).get("privileged")
     }
-    assert privileged == {"virtlun-holder", "virtlun-csi"}
+    assert privileged == {"virtlun-holder", "virtlun-csi-helper"}
     for name in ("virtlun-holder", "virtlun-target"):
         mounts = installed.pod(name)["spec"]["containers"][0]["volumeMounts"]
         assert not any("serviceaccount" in mount["mountPath"] for mount in mounts), name
@@ -61,6 +81,60 @@ def test_who_may_do_what(installed: Installed) -> None:
     for kind in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
         assert int(target[kind], 16) == 0, kind
     assert (target["NoNewPrivs"], target["Seccomp"]) == ("1", "2")
+
+
+def test_the_driver_has_no_right_and_what_has_some_few(installed: Installed) -> None:
+    """By what the kernel says of each process, whatever the manifest does."""
+    driver = status(installed, "virtlun-csi")
+    for kind in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+        assert int(driver[kind], 16) == 0, kind
+    assert (driver["NoNewPrivs"], driver["Seccomp"]) == ("1", "2")
+    assert driver["Gid"].split() == ["64100"] * 4
+    allowed = {
+        "virtlun-csi-helper": ("virtlun-csi", {DAC_OVERRIDE, SYS_ADMIN, SYS_RESOURCE}),
+        "virtlun-holder": ("virtlun-holder", {CHOWN, DAC_OVERRIDE, SYS_ADMIN}),
+    }
+    for container, (name, kept) in allowed.items():
+        found = status(installed, name, container)
+        some = sum(1 << number for number in kept)
+        for kind in ("CapPrm", "CapEff", "CapBnd"):
+            # a machine's own bounding set may be smaller
+            assert int(found[kind], 16) & ~some == 0, (container, kind)
+            assert int(found[kind], 16) >> SYS_ADMIN & 1, (container, kind)
+        assert found["NoNewPrivs"] == "1", container
+    spec = installed.pod("virtlun-csi")["spec"]
+    assert not any(spec.get(name) for name in ("hostPID", "hostIPC", "hostNetwork"))
+    for container in spec["containers"]:
+        context = container["securityContext"]
+        assert context["readOnlyRootFilesystem"], container["name"]
+        if container["name"] != "virtlun-csi-helper":
+            assert context["capabilities"] == {"drop": ["ALL"]}, container["name"]
+            assert not context["allowPrivilegeEscalation"], container["name"]
+            assert context["seccompProfile"] == {"type": "RuntimeDefault"}, container["name"]
+
+
+def test_whoever_takes_the_driver_over_mounts_and_opens_nothing(installed: Installed) -> None:
+    """Neither by itself nor by the helper, but for volumes of ours."""
+
+    def tries(code: str) -> str:
+        return installed.execute("virtlun-csi", "python3", "-c", f"{IMPORTS}\n{code}")
+
+    mount = "kernel.mount('x', '/csi', 'tmpfs', 0)"
+    assert "Operation not permitted" in tries(TRY.format(mount))
+    assert "No such file" in tries(TRY.format("open('/dev/loop-control')"))
+    for folder in ("/var/lib/kubelet", "/"):
+        assert "Read-only file system" in tries(TRY.format(f"open('{folder}/x', 'w')"))
+    for asked, word in (
+        ("helper.unmount('v', Path('/etc'))", "is not below"),
+        ("helper.unmount('v', Path('/var/lib/kubelet/pods'))", "not where kubelet has CSI volumes"),
+        (f"helper.holds('{VOLUME}', Path('/dev/vda'))", "is no loop device"),
+        (f"helper.call('run', '{VOLUME}', command='id')", "no operation"),
+        (
+            f"helper.attach('{VOLUME}', Path('/etc/shadow'), read_only=False, block_size=512)",
+            "is not the export of",
+        ),
+    ):
+        assert word in tries(TRY.format(asked)), asked
 
 
 def test_the_probes_are_answered(installed: Installed) -> None:
@@ -110,6 +184,11 @@ def test_a_pod_writes_through_every_update(installed: Installed) -> None:
         until(lambda: written() > before + 1, "further writes", deadline_s=120, every_s=0.2)
 
     until(lambda: written() > 0, "the first write")
+    restarts = installed.restarts()["virtlun-csi-helper"]
+    installed.execute("virtlun-csi", "sh", "-c", "kill 1", container="virtlun-csi-helper")
+    until(lambda: installed.restarts()["virtlun-csi-helper"] > restarts, "its restart")
+    installed.wait_ready("virtlun-csi")
+    goes_on()
     for name, delete in (
         ("virtlun-csi", False),  # a rolling update
         ("virtlun-target", True),

@@ -126,16 +126,23 @@ def test_the_image_has_what_its_containers_run() -> None:
             assert (PROGRAMS / program).exists(), program
 
 
-def test_the_target_of_the_image_is_not_privileged() -> None:
-    """And the holder, which is, lets in the user that it becomes."""
+def test_target_and_driver_of_the_image_are_not_privileged() -> None:
+    """The holder lets in the user that the target becomes, and the driver has its group."""
     text = (EXAMPLES / "kubernetes/daemonset.yaml").read_text()
-    holder, target, _ = text.split("\n---\n")
+    holder, target, rest = text.split("\n---\n")
+    driver, helper = rest.split("        - name: virtlun-csi-helper\n")
+    helper, sidecars = helper.split("        - name: csi-provisioner\n")
     image = (EXAMPLES / "kubernetes/Containerfile").read_text()
     made = re.search(r"useradd --system --uid (\d+) .* virtlun$", image, re.MULTILINE)
     assert made and f"- --user={made[1]}\n" in holder
     assert "securityContext: {privileged" in holder
     assert "securityContext: {privileged" not in target
     assert "drop: [ALL]" in target and "allowPrivilegeEscalation: false" in target
+    assert f"runAsGroup: {made[1]}\n" in driver
+    for plain in (driver, sidecars):
+        assert "privileged: true" not in plain and "add:" not in plain
+        assert "drop: [ALL]" in plain and "readOnlyRootFilesystem: true" in plain
+    assert "privileged: true" in helper
     assert "SYS_ADMIN" not in target and "hostPath: {path: /dev}" not in target
 
 

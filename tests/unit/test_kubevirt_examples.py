@@ -55,13 +55,18 @@ def test_the_plugin_calls_the_node_where_the_driver_listens() -> None:
     assert Path(hook["socket"]) == default("node_hook_socket")
     daemonset = documents(EXAMPLES / "daemonset.yaml")[2]
     pod = daemonset["spec"]["template"]["spec"]
-    host = {each["name"]: each["hostPath"]["path"] for each in pod["volumes"]}
+    host = {each["name"]: each["hostPath"]["path"] for each in pod["volumes"] if "hostPath" in each}
     mounts = {m["name"]: m["mountPath"] for m in pod["containers"][0]["volumeMounts"]}
     patches = [each["value"] for each in yaml.safe_load(read("driver.patch.yaml"))]
     (listens,) = (v for v in patches if str(v).startswith("--node-hook-socket="))
     place = Path(listens.partition("=")[2]).relative_to(mounts["csi"])
     assert Path(hook["socket"]) == Path(host["csi"]) / place
-    assert patches == ["--kubevirt", listens, True]
+    assert patches[:2] == ["--kubevirt", listens]
+    assert patches[2:] == [
+        ["CHOWN", "DAC_OVERRIDE", "SYS_PTRACE"],
+        {"type": "Unconfined"},  # of AppArmor, whose default hides other pods' processes
+        True,  # hostPID
+    ]
 
 
 def read(name: str) -> str:

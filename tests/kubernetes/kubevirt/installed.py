@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from tests.kubernetes.daemonset import kept_capabilities
 from tests.kubernetes.driver import DRIVER, EXAMPLES, Deployment, documents
 from tests.kubernetes.program_image import program_image
 from tests.support.wait import until
@@ -37,8 +38,9 @@ def installed(*deployments: Deployment) -> Iterator[None]:
     parts = [deployment.parts[PART] for deployment in deployments]
     plain = [part.container for part in parts]
     for deployment, part in zip(deployments, parts, strict=True):
-        arguments = [*part.container.arguments, *_more(deployment)]
-        part.container = replace(part.container, arguments=arguments)
+        more, capabilities = _changes(deployment)
+        arguments = [*part.container.arguments, *more]
+        part.container = replace(part.container, arguments=arguments, capabilities=capabilities)
         _restart(deployment)
     try:
         yield
@@ -58,8 +60,8 @@ def _import(deployment: Deployment) -> None:
         _imported.add(image)
 
 
-def _more(deployment: Deployment) -> list[str]:
-    """Returns the arguments that the patch adds, with the node's paths."""
+def _changes(deployment: Deployment) -> tuple[list[str], tuple[str, ...] | None]:
+    """Returns the arguments that the patch adds, with the node's paths, and its capabilities."""
     cluster = deployment.cluster
     listed = cluster.kubectl(
         *("create", "--dry-run=client", "-o", "json", "-f", EXAMPLES / "daemonset.yaml")
@@ -76,7 +78,8 @@ def _more(deployment: Deployment) -> list[str]:
     new = spec["containers"][0]["args"]
     assert new[: len(old)] == old
     plugin = deployment.node.kubelet_dir / "plugins" / DRIVER
-    return [word.replace("=/csi/", f"={plugin}/") for word in new[len(old) :]]
+    more = [word.replace("=/csi/", f"={plugin}/") for word in new[len(old) :]]
+    return more, kept_capabilities(spec["containers"][0])
 
 
 def _restart(deployment: Deployment) -> None:
