@@ -49,9 +49,9 @@ def main() -> None:
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
-        kernel.keep_capabilities(CAPABILITIES)
         confined = Confined(given.kubelet_dir, given.export_dir, given.vhost_dir)
-        server = Server(given.socket, confined, given.uid)
+        server = Server(given.socket, confined, given.uid)  # which it gives to the user
+        kernel.keep_capabilities(CAPABILITIES)
     except OSError as error:
         sys.exit(f"virtlun-csi-helper: cannot serve at {given.socket}: {error}")
     log("serving", socket=given.socket)

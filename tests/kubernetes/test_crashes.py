@@ -37,6 +37,7 @@ from tests.kubernetes.test_volumes import (
 from tests.support.wait import until
 
 CSI = "virtlun-csi"
+HELPER = "virtlun-csi-helper"
 PUBLISH = "NodePublishVolume"
 CONVERGE_S = 120.0
 POD = documents_of(example("pod-filesystem"))[1]
@@ -113,6 +114,21 @@ def test_killed_while_it_stages(
         cluster.wait("pod/writer", "condition=Ready", CONVERGE_S)
         assert cluster.execute("writer", "cat", "/data/started")
         assert len(deployment.census().exports) == len(deployment.census().loops) == 1
+        cluster.delete("pod", "writer")
+
+
+def test_without_its_helper_a_pod_waits(cluster: Cluster, deployment: Deployment) -> None:
+    """As after a crash of that: what is mounted stays, and what is to be is once it is back."""
+    with cluster.applied(FILES):
+        cluster.wait_phase("pvc/data", "Bound")
+        with deployment.without(HELPER):
+            cluster.apply(POD)
+            why = "virtlun-csi-helper does not answer"
+            until(lambda: why in cluster.kubectl("describe", "pod", "writer"), "the event")
+            assert deployment.http("readyz") == ""  # refused
+        cluster.wait("pod/writer", "condition=Ready", CONVERGE_S)
+        deployment.kill(HELPER)
+        assert cluster.execute("writer", "cat", "/data/started")
         cluster.delete("pod", "writer")
 
 
