@@ -16,6 +16,7 @@ import pytest
 from plugin.gateway.journal import Entry, Journal
 from plugin.gateway.messages import Domain, DomainCall
 from plugin.gateway.procs import Proc
+from plugin.gateway.recovery import recover
 from plugin.gateway.wire import WireError
 from plugin.gateway.xdr import Writer
 from pydataplane.domain import translate
@@ -181,6 +182,25 @@ def test_a_target_that_answers_too_late_leaves_no_lun_behind(tmp_path: Path) -> 
         world.target.vhost_scsi_controller_add_target = late  # type: ignore[method-assign, assignment]
         with pytest.raises(ReplyError, match="timed out"):
             await client.attach(dom.ref, disk(), LIVE | CONFIG)
+        assert whole(world, dom)
+        assert devs(dom.live) == set()
+
+    play(tmp_path, body)
+
+
+def test_a_detach_that_only_was_not_answered_is_not_taken_back(tmp_path: Path) -> None:
+    """The guest has seen the disk go: it must not come back."""
+
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk())
+        before = [translate.element(side or "") for side in (dom.live, dom.config)]
+        bdev = world.target.volumes["lvs0/data"]["uuid"]
+        client = await world.client()
+        await client.detach(dom.ref, disk(), LIVE | CONFIG)
+        services = world.gateway.services
+        entry = Entry("detach", UUID_1, "one", "sdb", 0, bdev, True, *before, None)
+        stored = services.journal.append(entry)
+        await recover(services, stored)
         assert whole(world, dom)
         assert devs(dom.live) == set()
 
