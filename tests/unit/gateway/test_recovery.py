@@ -193,12 +193,12 @@ def test_a_detach_that_only_was_not_answered_is_not_taken_back(tmp_path: Path) -
 
     async def body(world: World) -> None:
         dom = world.domain(disks=disk())
-        before = [translate.element(side or "") for side in (dom.live, dom.config)]
+        live, config = (translate.element(side or "") for side in (dom.live, dom.config))
         bdev = world.target.volumes["lvs0/data"]["uuid"]
         client = await world.client()
         await client.detach(dom.ref, disk(), LIVE | CONFIG)
         services = world.gateway.services
-        entry = Entry("detach", UUID_1, "one", "sdb", 0, bdev, True, *before, None)
+        entry = Entry("detach", UUID_1, "one", "sdb", 0, bdev, True, live, config, None)
         stored = services.journal.append(entry)
         await recover(services, stored)
         assert whole(world, dom)
