@@ -76,7 +76,7 @@ struct Run {
 impl Channel for LvolChannel {
     #[inline]
     fn submit(&mut self, io: &Io) -> Submit {
-        self.settle();
+        self.choose_map();
         let submit = match self.check(io) {
             Err(e) => {
                 self.stats.error(e);
@@ -151,10 +151,10 @@ impl LvolChannel {
         }
     }
 
-    /// Settles which map the next translation uses.
+    /// Chooses the map that the next translation uses.
     #[inline]
-    fn settle(&mut self) {
-        let version = self.pins.settle();
+    fn choose_map(&mut self) {
+        let version = self.pins.choose_version();
         if version != self.version {
             self.refresh(version);
         }

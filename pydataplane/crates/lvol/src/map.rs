@@ -102,10 +102,10 @@ impl Pins {
         self.in_flight
     }
 
-    /// Settles the version with which the next I/O is translated. The map of that version, or a
+    /// Chooses the version with which the next I/O is translated. The map of that version, or a
     /// later one, is the one to use until the next call.
     #[inline]
-    pub fn settle(&mut self) -> u64 {
+    pub fn choose_version(&mut self) -> u64 {
         let mut now = self.shared.version.load(Ordering::Acquire);
         if self.in_flight == 0 {
             // Publish, then look again: either this sees the new version, or whoever made it
@@ -219,10 +219,10 @@ mod tests {
                         pins.shared.version.fetch_add(1, Ordering::Relaxed);
                     }
                     1 | 2 => {
-                        let settled = pins.settle();
-                        prop_assert_eq!(settled, version);
+                        let chosen = pins.choose_version();
+                        prop_assert_eq!(chosen, version);
                         prop_assert!((1..=version).contains(&pins.shared.active.load(Ordering::Relaxed)));
-                        flights.push((pins.begin(), settled));
+                        flights.push((pins.begin(), chosen));
                     }
                     _ if !flights.is_empty() => {
                         let (pin, _) = flights.swap_remove(which.index(flights.len()));
@@ -230,7 +230,7 @@ mod tests {
                     }
                     _ => {
                         // An I/O that was over within submit.
-                        pins.settle();
+                        pins.choose_version();
                         prop_assert_eq!(pins.shared.active.load(Ordering::Relaxed), version);
                     }
                 }
@@ -252,7 +252,7 @@ mod tests {
             let mut flights = std::collections::VecDeque::new();
             for version in 1..200u64 {
                 pins.shared.version.store(version, Ordering::Relaxed);
-                pins.settle();
+                pins.choose_version();
                 flights.push_back(pins.begin());
                 if flights.len() > depth {
                     pins.end(flights.pop_front().unwrap());

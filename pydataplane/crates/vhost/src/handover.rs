@@ -35,26 +35,26 @@ pub struct ControllerHandover {
     /// The descriptors that `state` names by their places.
     pub fds: Fds,
     /// What is taken apart later, in the process that leaves.
-    pub kept: Kept,
+    pub dropped_later: DroppedLater,
 }
 
 /// What a session was made of. To unmap a guest's memory takes time, in which guests would wait.
 #[derive(Default)]
-pub struct Kept {
+pub struct DroppedLater {
     _queues: Option<Box<dyn Send>>,
     _memory: Option<Arc<GuestMemory>>,
 }
 
-impl Kept {
+impl DroppedLater {
     /// Keeps these until the value is dropped.
     pub(crate) fn new(queues: impl Send + 'static, memory: Arc<GuestMemory>) -> Self {
-        Kept { _queues: Some(Box::new(queues)), _memory: Some(memory) }
+        DroppedLater { _queues: Some(Box::new(queues)), _memory: Some(memory) }
     }
 }
 
-impl fmt::Debug for Kept {
+impl fmt::Debug for DroppedLater {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Kept")
+        f.write_str("DroppedLater")
     }
 }
 

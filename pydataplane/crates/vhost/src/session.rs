@@ -17,7 +17,7 @@ use rustix::net::{RecvFlags, recv};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
 use crate::device::Device;
-use crate::handover::{Fds, Kept, SessionState};
+use crate::handover::{DroppedLater, Fds, SessionState};
 use crate::owner::RefusalLog;
 
 mod end;
@@ -131,7 +131,10 @@ impl Peer {
 
     /// What another process needs to go on with this session, whose device is held, and the
     /// device, which is of no more use than to be closed.
-    pub(crate) fn hand_over(self, fds: &mut Fds) -> (Device, Result<(SessionState, Kept), String>) {
+    pub(crate) fn hand_over(
+        self,
+        fds: &mut Fds,
+    ) -> (Device, Result<(SessionState, DroppedLater), String>) {
         let Peer { requests, handler, stream, spoke, refused, .. } = self;
         let protocol_features = handler.lock().expect(POISONED).protocol;
         drop(requests);

@@ -46,7 +46,7 @@ impl State {
         self.unflushed.entry(at).or_default().push(*data);
     }
 
-    pub(super) fn settle(&mut self, sectors: Range<usize>) {
+    pub(super) fn make_durable(&mut self, sectors: Range<usize>) {
         for at in sectors {
             if self.unflushed.remove(&at).is_some() {
                 let r = at * SECTOR..(at + 1) * SECTOR;
@@ -117,13 +117,13 @@ impl State {
                     self.put(at, &data, !last_breath);
                 }
                 if io.fua && !last_breath {
-                    self.settle(sectors);
+                    self.make_durable(sectors);
                 }
             }
             Op::Flush if last_breath => {}
             Op::Flush => {
                 self.flushes += 1;
-                self.settle(0..self.volatile.len() / SECTOR);
+                self.make_durable(0..self.volatile.len() / SECTOR);
             }
         }
         if last_breath {

@@ -39,7 +39,7 @@ impl LvolChannel {
         Submit::Done(result)
     }
 
-    /// Takes an I/O as far as it goes now. The map was settled.
+    /// Takes an I/O as far as it goes now. The map was chosen.
     fn advance(&mut self, at: u16) {
         // What an earlier part of the I/O met ends it, and so does a smaller or deleted volume.
         while self.slots[at].cursor < self.slots[at].io.blocks {
@@ -206,7 +206,7 @@ impl LvolChannel {
             self.asked -= 1;
             self.slots[reply.slot].pending -= 1;
             self.merge(reply.slot, reply.result);
-            self.settle();
+            self.choose_map();
             self.advance(reply.slot);
             self.finish_if_over(reply.slot, done);
         }
@@ -228,7 +228,7 @@ impl LvolChannel {
         for _ in 0..self.waiting.len() {
             let Some(at) = self.waiting.pop_front() else { return };
             self.slots[at].waits = false;
-            self.settle();
+            self.choose_map();
             self.advance(at);
             if self.slots[at].waits {
                 // Still no room: it stays the first.

@@ -22,7 +22,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use vhost_scsi::handover::{ControllerHandover, Fds, Kept};
+use vhost_scsi::handover::{ControllerHandover, DroppedLater, Fds};
 
 /// The connection to the program that serves.
 pub struct Arrival {
@@ -162,8 +162,8 @@ impl Arrival {
         loop {
             match self.channel.receive(deadline).map_err(|e| e.to_string())? {
                 (Message::Controller(state), fds) => {
-                    let kept = Kept::default();
-                    controllers.push(ControllerHandover { state: *state, fds, kept });
+                    let dropped_later = DroppedLater::default();
+                    controllers.push(ControllerHandover { state: *state, fds, dropped_later });
                 }
                 (Message::End { controllers: count }, _) if count == controllers.len() => {
                     return Ok((first, fds, controllers));

@@ -12,7 +12,8 @@ use super::server::{Prepared, Server};
 use crate::device::Device;
 use crate::events::Unheard;
 use crate::handover::{
-    ControllerHandover, ControllerState, FdIndex, Fds, Inherited, Kept, SessionState, TargetState,
+    ControllerHandover, ControllerState, DroppedLater, FdIndex, Fds, Inherited, SessionState,
+    TargetState,
 };
 use crate::lun::Target;
 use crate::past::{Mark, Past};
@@ -81,7 +82,7 @@ impl Server {
         let listener = fds.put(listener);
         let session = self.peer.as_ref().map(|peer| peer.describe(&mut fds)).transpose();
         let session = session.map_err(|why| failed(&why))?;
-        Ok(self.handover(listener, session, Vec::new(), fds, Kept::default()))
+        Ok(self.handover(listener, session, Vec::new(), fds, DroppedLater::default()))
     }
 
     fn handover(
@@ -90,7 +91,7 @@ impl Server {
         session: Option<SessionState>,
         targets: Vec<TargetState>,
         fds: Fds,
-        kept: Kept,
+        dropped_later: DroppedLater,
     ) -> ControllerHandover {
         let state = ControllerState {
             name: self.controller.name.clone(),
@@ -102,7 +103,7 @@ impl Server {
             targets,
             counters: self.controller.stats(),
         };
-        ControllerHandover { state, fds, kept }
+        ControllerHandover { state, fds, dropped_later }
     }
 
     /// Takes everything apart for another process. The thread returns; the socket's file stays.
@@ -120,7 +121,7 @@ impl Server {
         }
         let targets = self.describe_targets();
         self.left = true;
-        let mut kept = Kept::default();
+        let mut dropped_later = DroppedLater::default();
         let session = match self.peer.take() {
             Some(peer) => {
                 let (mut device, state) = peer.hand_over(&mut fds);
@@ -128,12 +129,12 @@ impl Server {
                 self.unheard = device.take_unheard();
                 let (state, of_session) =
                     state.map_err(|why| format!("controller {name}: {why}"))?;
-                kept = of_session;
+                dropped_later = of_session;
                 Some(state)
             }
             None => None,
         };
-        Ok(self.handover(listener, session, targets, fds, kept))
+        Ok(self.handover(listener, session, targets, fds, dropped_later))
     }
 
     fn describe_targets(&self) -> Vec<TargetState> {

@@ -39,7 +39,7 @@ impl Device {
     /// flight: it is submitted again in the next session.
     pub(crate) fn disconnect(&mut self, id: u64, muted: bool) {
         let muted = muted || self.inflight.is_some();
-        self.untold = muted;
+        self.ended_muted = muted;
         for Worker { reactor, poller } in &self.workers {
             let poller = *poller;
             reactor.call(move |cx| {
@@ -76,7 +76,7 @@ impl Device {
     pub(crate) fn close_all(&mut self) -> (String, Past) {
         let drained = self.workers.iter().flat_map(|w| w.call(|p| p.drained_queues())).collect();
         // What could not be started is not known in the next session either.
-        let past = match self.untold {
+        let past = match self.ended_muted {
             true => {
                 Past { unknown: self.past.unknown.union(self.mark.queues()), drained: Vec::new() }
             }

@@ -13,8 +13,8 @@ use super::rings::{Addresses, Kick, Ring};
 use super::{Device, DeviceError, Worker};
 use crate::events::Unheard;
 use crate::handover::{
-    FdIndex, Fds, InflightState, Kept, KickState, LogState, MissingFd, NexusState, RegionState,
-    RingAddresses, RingState, SessionState,
+    DroppedLater, FdIndex, Fds, InflightState, KickState, LogState, MissingFd, NexusState,
+    RegionState, RingAddresses, RingState, SessionState,
 };
 use crate::lun::Target;
 use crate::past::Mark;
@@ -151,7 +151,7 @@ impl Device {
 
     /// The rings that the peer said something about, without descriptors.
     fn describe_rings(&self) -> Vec<RingState> {
-        let told = self.rings.iter().enumerate().filter(|(_, ring)| !ring.is_untold());
+        let described = self.rings.iter().enumerate().filter(|(_, ring)| !ring.is_undescribed());
         let describe = |(at, ring): (usize, &Ring)| RingState {
             index: at as u32,
             size: ring.size,
@@ -169,7 +169,7 @@ impl Device {
             ran: ring.ran,
             running: ring.running,
         };
-        told.map(describe).collect()
+        described.map(describe).collect()
     }
 
     /// Stops every ring of a device that is held, and describes all that the peer said. With it what
@@ -181,7 +181,7 @@ impl Device {
         &mut self,
         socket: OwnedFd,
         fds: &mut Fds,
-    ) -> Result<(SessionState, Kept), DeviceError> {
+    ) -> Result<(SessionState, DroppedLater), DeviceError> {
         let mut state = self.describe(socket, fds)?;
         if let Some(log) = &self.log {
             let (file, offset, size) = log.file();
@@ -208,7 +208,7 @@ impl Device {
             described.call = ring.call.take().map(|fd| fds.put(fd));
             described.err = ring.err.take().map(|fd| fds.put(fd));
         }
-        Ok((state, Kept::new(queues, Arc::clone(&self.memory))))
+        Ok((state, DroppedLater::new(queues, Arc::clone(&self.memory))))
     }
 
     /// Stops all request queues of a device that is held: one call of each reactor.

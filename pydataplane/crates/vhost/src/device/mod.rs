@@ -120,7 +120,7 @@ pub(crate) struct Device {
     /// That there are such, whose requests may be in flight.
     mark: Mark,
     /// What ended since the peer left was not told.
-    untold: bool,
+    ended_muted: bool,
     control: Option<SideQueue>,
     events: Option<SideQueue>,
     /// Events that wait for buffers, while the event queue runs.
@@ -176,7 +176,7 @@ impl Device {
             catching_up: false,
             past,
             mark,
-            untold: false,
+            ended_muted: false,
             control: None,
             events: None,
             pending_events: PendingEvents::default(),
@@ -279,7 +279,7 @@ impl Device {
         if changed & OF_RINGS != 0 {
             for index in 0..self.rings.len() {
                 self.stop(index)?;
-                self.try_settle(index)?;
+                self.try_start_or_stop(index)?;
             }
         }
         Ok(())
@@ -341,7 +341,7 @@ impl Device {
         }
         self.remap_side_queues();
         for index in 0..self.rings.len() {
-            self.try_settle(index)?;
+            self.try_start_or_stop(index)?;
         }
         // What waited for the functions that were answered above.
         self.serve_control();

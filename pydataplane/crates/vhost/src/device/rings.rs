@@ -68,7 +68,7 @@ pub(super) struct Ring {
 
 impl Ring {
     /// Whether the peer said nothing about it.
-    pub(super) fn is_untold(&self) -> bool {
+    pub(super) fn is_undescribed(&self) -> bool {
         let fds = self.kick.is_some() || self.call.is_some() || self.err.is_some();
         !fds && self.size == 0 && self.addresses.is_none() && self.base == 0 && !self.enabled
     }
@@ -91,7 +91,7 @@ impl Device {
         }
         self.stop(at)?;
         self.rings[at].size = size;
-        self.try_settle(at)
+        self.try_start_or_stop(at)
     }
 
     /// SET_VRING_ADDR.
@@ -102,7 +102,7 @@ impl Device {
         }
         self.stop(at)?;
         self.rings[at].addresses = Some(to);
-        self.settle(at)
+        self.start_or_stop(at)
     }
 
     /// SET_VRING_BASE.
@@ -116,7 +116,7 @@ impl Device {
             self.forget_in_flight(at);
         }
         self.rings[at].base = base;
-        self.try_settle(at)
+        self.try_start_or_stop(at)
     }
 
     /// GET_VRING_BASE: stops the ring and returns when its I/O has ended. It starts again with
@@ -137,7 +137,7 @@ impl Device {
             set_nonblocking(fd);
         }
         self.rings[at].kick = Some(fd.map_or(Kick::Polled, Kick::Fd));
-        self.settle(at)
+        self.start_or_stop(at)
     }
 
     /// SET_VRING_CALL; `None`: the peer looks by itself.
@@ -172,7 +172,7 @@ impl Device {
     pub(crate) fn set_enabled(&mut self, index: u32, enabled: bool) -> Result<(), DeviceError> {
         let (at, ring) = self.ring(index)?;
         ring.enabled = enabled;
-        self.settle(at)
+        self.start_or_stop(at)
     }
 
     /// RESET_OWNER, RESET_DEVICE: stops and disables every ring.
@@ -199,7 +199,7 @@ impl Device {
         }
         self.inflight = Some(region);
         for at in 0..self.rings.len() {
-            self.try_settle(at)?;
+            self.try_start_or_stop(at)?;
         }
         Ok(())
     }
@@ -215,7 +215,7 @@ impl Device {
     }
 
     /// Starts or stops a ring as its description says.
-    pub(super) fn settle(&mut self, at: usize) -> Result<(), DeviceError> {
+    pub(super) fn start_or_stop(&mut self, at: usize) -> Result<(), DeviceError> {
         let ring = &self.rings[at];
         let enabled = ring.enabled || !self.has_protocol_features();
         let wanted = enabled && ring.size != 0 && ring.addresses.is_some() && ring.kick.is_some();
@@ -228,9 +228,9 @@ impl Device {
         }
     }
 
-    /// As `settle`, where another message than the present one is to blame if the ring cannot run.
-    pub(super) fn try_settle(&mut self, at: usize) -> Result<(), DeviceError> {
-        match self.settle(at) {
+    /// As `start_or_stop`, where another message than the present one is to blame if the ring cannot run.
+    pub(super) fn try_start_or_stop(&mut self, at: usize) -> Result<(), DeviceError> {
+        match self.start_or_stop(at) {
             Err(why @ DeviceError::Stuck { .. }) => return Err(why),
             Err(why) => tracing::debug!(controller = self.name, "not started: {why}"),
             Ok(()) => {}

@@ -138,7 +138,7 @@ impl Poller for DevicePoller {
             events += self.reap(turn_end);
         }
         if self.drained {
-            self.settle();
+            self.answer_drains();
         }
         if events != 0 && guestmem::faults() != self.faults {
             self.memory_lost();
@@ -358,8 +358,8 @@ impl DevicePoller {
         let slot = &mut self.slots[index];
         // What a task management function ended is told, as that is answered: the guest goes on as if
         // it were not done, and nobody may do it again.
-        let untold = queue.leaving && slot.ended_by == response::OK && is_half_done(&end);
-        if queue.muted || untold {
+        let stays_marked = queue.leaving && slot.ended_by == response::OK && is_half_done(&end);
+        if queue.muted || stays_marked {
             // Paused: this one was in flight.
             self.drained |= queue.vacate(&mut self.slots, index, &mut self.drains);
             return;

@@ -308,7 +308,7 @@ impl DevicePoller {
 
     /// Answers the drains whose requests have all ended; after these were published.
     #[cold]
-    pub(super) fn settle(&mut self) {
+    pub(super) fn answer_drains(&mut self) {
         self.drained = false;
         let mut at = 0;
         while let Some(drain) = self.drains.get(at) {

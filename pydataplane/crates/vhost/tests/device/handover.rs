@@ -9,7 +9,7 @@ use std::time::Duration;
 use guestmem::GuestMemory;
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use vhost_scsi::handover::{ControllerHandover, ControllerState, Fds, Kept};
+use vhost_scsi::handover::{ControllerHandover, ControllerState, DroppedLater, Fds};
 use vhost_scsi::{Characteristics, ControllerOptions, TargetOptions};
 
 use crate::guest::*;
@@ -25,7 +25,7 @@ pub fn sent(controller: &ControllerHandover) -> ControllerHandover {
     let state: ControllerState = serde_json::from_str(&text).unwrap();
     assert_eq!(state, controller.state);
     let fds = controller.fds.iter().map(|fd| fd.try_clone().unwrap()).collect::<Vec<OwnedFd>>();
-    ControllerHandover { state, fds: Fds::new(fds), kept: Kept::default() }
+    ControllerHandover { state, fds: Fds::new(fds), dropped_later: DroppedLater::default() }
 }
 
 /// Holds the controllers of `host` and takes them apart; nothing of them is left here.
