@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -34,6 +35,16 @@ def test_an_archive_is_the_same_wherever_it_is_made(build: object, tmp_path: Pat
         "plugin/cli/main.py",
     } <= names
     assert not [name for name in names if "/target/release/" in name or ".venv" in name]
+
+
+def test_a_wheel_has_no_sources_of_its_programs(tmp_path: Path) -> None:
+    tree = release.checkout(tmp_path, "0.0")
+    words = (sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(tmp_path / "lib"))
+    subprocess.run(words, cwd=tree, check=True)
+    files = {path for path in (tmp_path / "lib").rglob("*") if path.is_file()}
+    assert {path.suffix for path in files} == {".py", ".pyi"}
+    assert tmp_path / "lib/csi/proto/csi_pb2.pyi" in files
+    assert tmp_path / "lib/plugin/gateway/__main__.py" in files
 
 
 def test_sums_are_those_that_sha256sum_checks(tmp_path: Path) -> None:
