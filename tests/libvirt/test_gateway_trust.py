@@ -225,6 +225,8 @@ def test_in_libvirtds_place_no_client_needs_a_setting(host: Host) -> None:
     This libvirtd's sockets lie elsewhere already (unix_sock_dir); only that path differs.
     """
     assert not (host.libvirtd.scratch / "run-libvirt/libvirt-sock").exists()
+    before = stat.S_IMODE(host.libvirtd.socket.stat().st_mode)
+    host.libvirtd.socket.chmod(0o700)  # as in the example: nobody else is to use it
     gateway = subprocess.Popen(
         host.libvirtd.command(
             str(Path(sys.executable).parent / "virtlun-gateway"),
@@ -241,12 +243,15 @@ def test_in_libvirtds_place_no_client_needs_a_setting(host: Host) -> None:
         while not known.exists():
             assert gateway.poll() is None, (host.scratch / "transparent.log").read_text()
             time.sleep(0.02)
+        until(lambda: listens(known))
+        assert (stat.S_IMODE(known.stat().st_mode), known.group()) == (0o660, "libvirt")
         virsh = host.libvirtd.command("virsh", "-q", "-c", "qemu:///system")
         shown = subprocess.check_output([*virsh, "dumpxml", "idle"], text=True, timeout=60)
         assert "vhostuser" not in shown, "it went through the gateway"
         listed = subprocess.check_output([*virsh, "-r", "list", "--all"], text=True, timeout=60)
         assert "idle" in listed
     finally:
+        host.libvirtd.socket.chmod(before)
         gateway.terminate()
         assert gateway.wait(30) == 0
 

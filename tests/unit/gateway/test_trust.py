@@ -12,7 +12,7 @@ import pytest
 
 from plugin.gateway import session
 from plugin.gateway.channel import Channel, Stalled
-from plugin.gateway.errors import Code
+from plugin.gateway.errors import Code, Refused
 from plugin.gateway.events import DeviceEvent
 from plugin.gateway.messages import Domain, DomainCall, pack_string
 from plugin.gateway.peer import Peer
@@ -269,6 +269,28 @@ def test_handlers_are_for_connections_to_the_hypervisor_we_serve(
         assert bool(client.messages) == ours
 
     play(tmp_path, body)
+
+
+def test_who_may_not_connect_where_libvirtd_judges_calls_can_make_no_call(tmp_path: Path) -> None:
+    """CONNECT_OPEN itself is judged as root's: the identity follows it."""
+    conf = tmp_path / "libvirtd.conf"
+    conf.write_text('access_drivers = ["polkit"]\n')
+
+    async def body(world: World) -> None:
+        dom = world.domain()
+        denied = Refused(Code.ACCESS_DENIED, "'QEMU' denied access")
+        world.libvirtd.refuse[Proc.CONNECT_SUPPORTS_FEATURE] = denied
+        client = world.raw_client()
+        with pytest.raises(ReplyError, match="denied access"):
+            await client.open()
+        calls = world.libvirtd.calls()
+        asked = calls.index(Proc.CONNECT_SUPPORTS_FEATURE)
+        assert calls.index(Proc.SET_IDENTITY) < asked, "judged as the client's"
+        with pytest.raises(EOFError, match="closed the connection"):
+            await client.xml(dom.ref)
+        assert Proc.GET_XML_DESC not in world.libvirtd.calls()[asked:]
+
+    play(tmp_path, body, libvirtd_conf=conf)
 
 
 @pytest.mark.usefixtures("as_nobody")
