@@ -40,6 +40,8 @@ READS: dict[str, list[dict[str, Any]]] = {
     "virtlun_lvol_get_sizes": [{"names": ["lvs0/v0"]}],
     "virtlun_lvol_get_xattrs": [{"name": "lvs0/v0"}],
     "virtlun_vhost_get_stats": [{}, {"name": "vm-1"}],
+    "virtlun_vhost_get_suspended": [{}, {"name": "vm-1"}],
+    "virtlun_vhost_resume": [{"ctrlr": "vm-1"}],
 }
 NOT_HERE = {"framework_start_init", "bdev_aio_rescan"}
 

@@ -34,7 +34,8 @@
 //!
 //! # Errors
 //! Every [`bdev::IoError`] has its sense in one exhaustive match; none becomes GOOD. A full channel
-//! is TASK SET FULL, an internal buffer in use is BUSY, a reset or abort is TASK ABORTED.
+//! is TASK SET FULL, an internal buffer in use is BUSY, a reset or abort is TASK ABORTED. Where the unit's
+//! [`ErrorPolicy`] says so, a command is not answered but handed back ([`Outcome::Suspended`]).
 //!
 //! # Guest memory
 //! Nothing is trusted twice: the CDB is a copy, and each descriptor of UNMAP is copied, checked and
@@ -50,6 +51,7 @@ mod lun;
 mod missing;
 mod mode;
 mod opcode;
+mod policy;
 mod reply;
 mod report;
 mod response;
@@ -61,6 +63,7 @@ pub use characteristics::{Characteristics, CharacteristicsError};
 pub use lun::{Lun, Task};
 pub use missing::missing_lun;
 pub use opcode::{CDB_LEN, Kind};
+pub use policy::{ErrorPolicy, WaitFor, told};
 pub use response::{Outcome, Response, Status};
 pub use sense::SENSE_LEN;
 pub use shared::{

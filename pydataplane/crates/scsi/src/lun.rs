@@ -179,11 +179,10 @@ impl Lun {
         if task.aborted || task.epoch != self.shared.epoch() {
             return self.fail(task, Fail::Bare(Status::TaskAborted));
         }
-        let stepped = match result {
-            Ok(()) => self.stepped(task),
-            Err(error) => Err(Fail::Check(of_io_error(error))),
-        };
-        match stepped {
+        if let Err(error) = result {
+            return self.io_failed(task, error);
+        }
+        match self.stepped(task) {
             Ok(()) => self.advance(task),
             Err(fail) => self.fail(task, fail),
         }
@@ -280,7 +279,7 @@ impl Lun {
             let stepped = match self.channel.submit(&io) {
                 Submit::Pending => return Outcome::Pending,
                 Submit::Full => Err(Fail::Bare(Status::TaskSetFull)),
-                Submit::Done(Err(error)) => Err(Fail::Check(of_io_error(error))),
+                Submit::Done(Err(error)) => return self.io_failed(task, error),
                 Submit::Done(Ok(())) => {
                     at_once += task.job.step * u64::from(self.shared.block_size);
                     self.stepped(task)
@@ -435,6 +434,25 @@ impl Lun {
     fn bounce_of(&self, bytes: usize) -> Result<Sg, Fail> {
         let internal = Sense::new(Key::HardwareError, Code::INTERNAL_TARGET_FAILURE);
         self.bounce.sg(bytes).ok_or(Fail::Check(internal))
+    }
+
+    /// The task's I/O failed: it waits, or its end is told.
+    #[cold]
+    fn io_failed(&mut self, task: &mut Task, error: IoError) -> Outcome {
+        let job = &task.job;
+        // Without a step it was a flush.
+        let reads =
+            matches!(job.kind, Kind::Direct(Op::Read) | Kind::ReadBounced | Kind::Verify(_));
+        let writes = job.step == 0 || !reads;
+        if !self.shared.error_policy.waits(writes, error) {
+            return self.fail(task, Fail::Check(of_io_error(error)));
+        }
+        self.release(task);
+        match task.stopped {
+            // The transport does it again later anyhow.
+            true => Fail::Bare(Status::TaskAborted).into(),
+            false => Outcome::Suspended(error),
+        }
     }
 
     /// Ends the task without GOOD.

@@ -1,5 +1,7 @@
 //! How a command ended.
 
+use bdev::IoError;
+
 use crate::sense::{Code, SENSE_LEN, Sense};
 
 /// SCSI status (SAM-5 5.3.1).
@@ -70,6 +72,10 @@ pub enum Outcome {
     Overrun,
     /// A completion with the task's tag follows from [`crate::Lun::poll`]; give it to [`crate::Lun::resume`].
     Pending,
+    /// The I/O failed so, and the unit's [`crate::ErrorPolicy`] is to wait: nothing was answered, and the
+    /// task is at rest. Give it to [`crate::Lun::start`] when the cause may be gone; all that it did
+    /// may be done twice. Where nobody can wait, [`crate::told`] ends it.
+    Suspended(IoError),
 }
 
 /// Bytes that an answer from memory moved, or why there is none.

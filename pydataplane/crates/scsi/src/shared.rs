@@ -1,6 +1,7 @@
 //! A logical unit as all threads see it.
 
 use crate::characteristics::{Characteristics, CharacteristicsError};
+use crate::policy::ErrorPolicy;
 use crate::sense::{Code, Key, Sense};
 use bdev::{Bdev, Features};
 use parking_lot::{Mutex, MutexGuard};
@@ -38,6 +39,8 @@ pub struct LunOptions {
     pub block_size: Option<u32>,
     /// What it says of itself otherwise.
     pub characteristics: Characteristics,
+    /// What becomes of commands whose I/O fails.
+    pub error_policy: ErrorPolicy,
 }
 
 /// Why a bdev cannot be a logical unit as asked.
@@ -269,6 +272,7 @@ pub struct LunShared {
     pub(crate) read_only: bool,
     pub(crate) removable: bool,
     pub(crate) characteristics: Characteristics,
+    pub(crate) error_policy: ErrorPolicy,
     /// Bytes of a logical block; does not change.
     pub(crate) block_size: u32,
     /// log2 of logical block size / block size of the bdev.
@@ -314,6 +318,7 @@ impl LunShared {
             read_only: options.read_only || features.read_only,
             removable: options.removable,
             characteristics,
+            error_policy: options.error_policy,
             block_size,
             bdev_shift,
             physical_exponent: ratio.ilog2().min(15) as u8,
@@ -372,6 +377,11 @@ impl LunShared {
     /// What it says of itself as its owner chose.
     pub fn characteristics(&self) -> &Characteristics {
         &self.characteristics
+    }
+
+    /// What becomes of commands whose I/O fails.
+    pub fn error_policy(&self) -> ErrorPolicy {
+        self.error_policy
     }
 
     /// Whether the medium is removable.

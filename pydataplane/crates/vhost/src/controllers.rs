@@ -17,7 +17,7 @@ use crate::controller::{Controller, Records, Setup, Timeouts, cpu_of};
 use crate::error::{ControllerError, MAX_NAME};
 use crate::handover::Inherited;
 use crate::info::ControllerInfo;
-use crate::lun::{Target, TargetOptions, Times};
+use crate::lun::{Suspension, Target, TargetOptions, Times};
 use crate::mailbox::Order;
 use crate::owner::{NamedOwner, OwnerJournal};
 use crate::socket::{Listener, SocketOptions};
@@ -67,6 +67,19 @@ pub struct TargetConfig {
     pub bdev_name: String,
     /// How it is shown.
     pub options: TargetOptions,
+}
+
+/// A target whose requests wait because an I/O failed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SuspendedTarget {
+    /// Name of the controller.
+    pub ctrlr: String,
+    /// Number.
+    pub number: u8,
+    /// The volume behind it.
+    pub bdev_name: String,
+    /// Since when and for what.
+    pub suspension: Suspension,
 }
 
 /// Counters of a controller and its targets.
@@ -252,17 +265,20 @@ impl Controllers {
             removable: options.removable,
             block_size: options.block_size,
             characteristics: options.characteristics.clone(),
+            error_policy: options.error_policy,
         };
         let shared = LunShared::new(Arc::clone(claim.bdev()), lun_options)?;
         let counters: Vec<Arc<LunCounters>> =
             controller.reactors.iter().map(|_| Arc::default()).collect();
         let mut times = Times::new();
         let mut inherited = None;
+        let mut suspended = None;
         if let Some(then) = controller.inherited(number) {
             // It was opened in the process before, and is again if it has a session.
             counters[0].begin_with(&then.counters);
             times = Times::restored(then.attached_at, then.event_at, then.resize_event_at).into();
             inherited = then.nexus.map(Into::into);
+            suspended = then.suspended.and_then(Into::into);
         } else {
             // A volume that cannot be opened is refused now, not when a VM connects.
             let bdev = Arc::clone(claim.bdev());
@@ -270,7 +286,18 @@ impl Controllers {
         }
         let inherited = Mutex::new(inherited);
         let leaving = false;
-        let target = Target { number, shared, options, times, leaving, inherited, counters, claim };
+        let suspended = Mutex::new(suspended);
+        let target = Target {
+            number,
+            shared,
+            options,
+            times,
+            leaving,
+            inherited,
+            suspended,
+            counters,
+            claim,
+        };
         let (call, caller) = reactor::call(target);
         controller.mailbox.send(Order::Add(call));
         let waited = self.method_timeout();
@@ -371,6 +398,38 @@ impl Controllers {
             }
         };
         Ok(wanted.map(one).collect())
+    }
+
+    /// The targets whose requests wait because an I/O failed, of all controllers or of the one named.
+    pub fn suspended(&self, name: Option<&str>) -> Result<Vec<SuspendedTarget>, ControllerError> {
+        let controllers: Vec<_> = match name {
+            Some(name) => vec![self.find(name)?],
+            None => self.entries().values().map(|e| Arc::clone(&e.controller)).collect(),
+        };
+        let of = |controller: &Arc<Controller>| {
+            let ctrlr = controller.name.clone();
+            let all = controller.suspended().into_iter();
+            all.map(move |(number, bdev_name, suspension)| SuspendedTarget {
+                ctrlr: ctrlr.clone(),
+                number,
+                bdev_name,
+                suspension,
+            })
+        };
+        Ok(controllers.iter().flat_map(of).collect())
+    }
+
+    /// Begins what waits because an I/O failed, of one target or of all of a controller. What fails
+    /// again waits again. Returns of how many targets.
+    pub fn resume(&self, name: &str, number: Option<u8>) -> Result<usize, ControllerError> {
+        let controller = self.find(name)?;
+        let (call, caller) = reactor::call(number);
+        controller.mailbox.send(Order::Resume(call));
+        let waited = self.method_timeout();
+        caller.wait(waited).map_err(|why| match why {
+            NotRun::Busy => ControllerError::Waiting { controller: name.into(), waited },
+            NotRun::Gone => ControllerError::NotFound(name.into()),
+        })
     }
 
     /// Ends all sessions and removes all controllers: before the reactors stop. `false`: I/O of some

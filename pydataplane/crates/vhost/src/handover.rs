@@ -22,6 +22,7 @@ use guestmem::GuestMemory;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::lun::Suspension;
 use crate::stats::{ControllerStats, LunTotals};
 
 /// Place of a descriptor among those of its controller.
@@ -235,6 +236,32 @@ pub struct TargetState {
     /// What guests did with it.
     #[serde(default)]
     pub counters: LunTotals,
+    /// An I/O failed, and the guest has not gone on since.
+    #[serde(default)]
+    pub suspended: Option<SuspensionState>,
+}
+
+/// Requests wait because an I/O failed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct SuspensionState {
+    /// How it failed, as `error` of virtlun_vhost_get_suspended.
+    pub error: String,
+    /// When, in seconds since the epoch.
+    pub since: f64,
+}
+
+impl From<Suspension> for SuspensionState {
+    fn from(of: Suspension) -> Self {
+        SuspensionState { error: of.error.name().to_owned(), since: of.since }
+    }
+}
+
+/// None where the error is one that only a newer program knows.
+impl From<SuspensionState> for Option<Suspension> {
+    fn from(of: SuspensionState) -> Self {
+        let error = bdev::IoError::ALL.into_iter().find(|error| error.name() == of.error)?;
+        Some(Suspension { error, since: of.since })
+    }
 }
 
 /// A session's view of a logical unit (an I_T nexus).

@@ -4,9 +4,9 @@
 use std::path::PathBuf;
 
 use crate::controller::{Controller, cpu_of};
-use crate::lun::Target;
+use crate::lun::{Suspension, Target};
 use crate::owner::OwnerInfo;
-use scsi::Characteristics;
+use scsi::{Characteristics, ErrorPolicy};
 
 /// A controller.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,6 +53,10 @@ pub struct TargetInfo {
     pub block_size: u32,
     /// What it says of itself as its owner chose.
     pub characteristics: Characteristics,
+    /// What becomes of requests whose I/O fails.
+    pub error_policy: ErrorPolicy,
+    /// Since when requests wait because an I/O failed; also while the guest is paused for it.
+    pub suspended: Option<Suspension>,
     /// Whether the guest prevents its removal: it is in use, mounted for instance.
     pub removal_prevented: bool,
     /// When it was put in place, in seconds since the epoch, as the times below.
@@ -76,6 +80,8 @@ impl From<&Target> for TargetInfo {
             removable: t.shared.is_removable(),
             block_size: t.shared.block_size(),
             characteristics: t.shared.characteristics().clone(),
+            error_policy: t.shared.error_policy(),
+            suspended: t.suspended(),
             removal_prevented: t.shared.removal_prevented(),
             attached_at: t.times.attached_at(),
             event_at: t.times.event_at(),

@@ -52,11 +52,13 @@ mod socket;
 mod stats;
 
 pub use controller::Timeouts;
-pub use controllers::{ControllerOptions, Controllers, Settings, StatsInfo, TargetConfig};
+pub use controllers::{
+    ControllerOptions, Controllers, Settings, StatsInfo, SuspendedTarget, TargetConfig,
+};
 pub use error::{ControllerError, MAX_NAME};
 pub use info::{ControllerInfo, SessionInfo, TargetInfo};
-pub use lun::TargetOptions;
+pub use lun::{Suspension, TargetOptions};
 pub use owner::{NamedOwner, OwnerInfo, OwnerJournal};
-pub use scsi::Characteristics;
+pub use scsi::{Characteristics, ErrorPolicy, WaitFor};
 pub use socket::{MAX_PATH, SocketError, SocketOptions};
 pub use stats::{ControllerStats, LunStats, LunTotals};

@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use bdev::Claim;
 use parking_lot::Mutex;
-use scsi::{Characteristics, LunShared};
+use scsi::{Characteristics, ErrorPolicy, LunShared};
 
 use crate::stats::{LunCounters, LunStats, LunTotals};
 
@@ -25,6 +25,8 @@ pub struct TargetOptions {
     pub block_size: Option<u32>,
     /// What the disk says of itself otherwise.
     pub characteristics: Characteristics,
+    /// What becomes of requests whose I/O fails.
+    pub error_policy: ErrorPolicy,
 }
 
 /// A moment, in seconds since the epoch.
@@ -95,6 +97,22 @@ impl Times {
     }
 }
 
+/// Requests of a target wait because an I/O failed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Suspension {
+    /// How it failed.
+    pub error: bdev::IoError,
+    /// When, in seconds since the epoch.
+    pub since: f64,
+}
+
+impl Suspension {
+    /// That begins now.
+    pub(crate) fn new(error: bdev::IoError) -> Self {
+        Suspension { error, since: now() }
+    }
+}
+
 /// A target with its logical unit 0.
 pub(crate) struct Target {
     pub(crate) number: u8,
@@ -105,6 +123,8 @@ pub(crate) struct Target {
     pub(crate) leaving: bool,
     /// What the session that goes on here knows of it, until it has come.
     pub(crate) inherited: Mutex<Option<scsi::NexusState>>,
+    /// Since when its requests wait, and for what.
+    pub(crate) suspended: Mutex<Option<Suspension>>,
     /// One for each reactor of the controller.
     pub(crate) counters: Vec<Arc<LunCounters>>,
     /// Keeps the volume; dropped last.
@@ -125,6 +145,11 @@ impl Target {
     /// The next session begins anew.
     pub(crate) fn forget_inherited(&self) {
         *self.inherited.lock() = None;
+    }
+
+    /// Since when its requests wait, and for what.
+    pub(crate) fn suspended(&self) -> Option<Suspension> {
+        *self.suspended.lock()
     }
 
     /// What the guest did with it.

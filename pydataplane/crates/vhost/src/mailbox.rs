@@ -52,6 +52,11 @@ pub(crate) enum Order {
     Drained { id: u64 },
     /// A request queue was closed because the guest broke the rules.
     QueueFailed { session: u64, queue: u16, why: Failure },
+    /// An I/O of a target failed, and its requests wait.
+    Suspended { session: u64, target: u8, error: bdev::IoError },
+    /// Begin what waits because I/O of a target failed, or of all; answers with how many targets that
+    /// were.
+    Resume(Call<Option<u8>, usize>),
     /// Some guest memory of this process went away: perhaps this guest's.
     MemoryFault { session: u64 },
     /// The peer's eventfd blocked a reactor.
@@ -123,6 +128,10 @@ pub(crate) struct Notice {
 impl Notice {
     pub(crate) fn queue_failed(&self, queue: u16, why: Failure) {
         self.mailbox.send(Order::QueueFailed { session: self.session, queue, why });
+    }
+
+    pub(crate) fn suspended(&self, target: u8, error: bdev::IoError) {
+        self.mailbox.send(Order::Suspended { session: self.session, target, error });
     }
 
     pub(crate) fn memory_fault(&self) {

@@ -79,6 +79,7 @@ proptest! {
                 }
                 Outcome::Overrun => prop_assert!(!failed),
                 Outcome::Pending => unreachable!("the rig runs tasks to their end"),
+                Outcome::Suspended(_) => unreachable!("the unit's policy is to tell"),
             }
         }
     }

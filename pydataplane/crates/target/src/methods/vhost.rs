@@ -4,7 +4,9 @@ use crate::app::App;
 use crate::cpumask::CpuMask;
 use crate::errors;
 use crate::state;
-use ::vhost_scsi::{Characteristics, ControllerError, ControllerOptions, TargetOptions};
+use ::vhost_scsi::{
+    Characteristics, ControllerError, ControllerOptions, ErrorPolicy, TargetOptions,
+};
 use rpc::{Errno, Error, Flags, Methods, NoParams};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -13,9 +15,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+mod policy;
 mod shown;
 
-use shown::{Controller, Stats};
+use policy::{ReadPolicy, WritePolicy};
+use shown::{Controller, Stats, Suspended};
 
 #[derive(Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -96,6 +100,14 @@ struct AddTarget {
     /// durable before it is completed (ours). Default: true
     #[serde(default, skip_serializing_if = "Option::is_none")]
     write_cache: Option<bool>,
+    /// What becomes of a write or flush whose I/O fails: report tells the guest; enospc has it wait where
+    /// there is no room, stop for whatever can be mended (virtlun_vhost_get_suspended) (ours). Default:
+    /// report
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    write_error_policy: Option<WritePolicy>,
+    /// The same of a read: report or stop (ours). Default: report
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    read_error_policy: Option<ReadPolicy>,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -144,6 +156,16 @@ struct OfController {
 struct ScsiDevice {
     id: usize,
     device_name: String,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Resume {
+    /// Name of the controller.
+    ctrlr: String,
+    /// Number of the target. Default: all of the controller
+    #[serde(default)]
+    scsi_target_num: Option<u8>,
 }
 
 /// The socket of a controller with a folder of its own.
@@ -224,6 +246,10 @@ fn add_target(app: &App, mut p: AddTarget) -> Result<u8, Error> {
         removable: p.removable.unwrap_or(false),
         block_size: p.block_size,
         characteristics: characteristics(&p)?,
+        error_policy: ErrorPolicy {
+            write: p.write_error_policy.unwrap_or_default().into(),
+            read: p.read_error_policy.unwrap_or_default().into(),
+        },
     };
     let bdev = app.bdev(&p.bdev_name)?;
     let added =
@@ -298,6 +324,7 @@ fn set_coalescing(app: &App, p: &Coalescing) -> Result<bool, Error> {
 pub fn add(methods: &mut Methods, app: &Arc<App>) {
     add_controllers(methods, app);
     add_targets(methods, app);
+    add_suspended(methods, app);
     let a = app.clone();
     methods
         .add(
@@ -310,6 +337,34 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             },
         )
         .errors(&[Errno::NoDev]);
+}
+
+fn add_suspended(methods: &mut Methods, app: &Arc<App>) {
+    let a = app.clone();
+    methods
+        .add(
+            "virtlun_vhost_get_suspended",
+            "Get the targets whose requests wait because an I/O failed, as their error policies have it: \
+             until they go on, the VM does after a pause, or it ends.",
+            Flags::READ,
+            move |p: OfController| {
+                let all = a.controllers.suspended(p.name.as_deref()).map_err(errors::controller)?;
+                Ok(all.into_iter().map(Suspended::from).collect::<Vec<_>>())
+            },
+        )
+        .errors(&[Errno::NoDev]);
+    let a = app.clone();
+    methods
+        .add(
+            "virtlun_vhost_resume",
+            "Begin what waits because an I/O failed and return of how many targets. What fails again waits \
+             again. While the VM runs that is also done every few seconds.",
+            Flags::READ,
+            move |p: Resume| {
+                a.controllers.resume(&p.ctrlr, p.scsi_target_num).map_err(errors::controller)
+            },
+        )
+        .errors(&[Errno::NoDev, Errno::Busy]);
 }
 
 fn add_controllers(methods: &mut Methods, app: &Arc<App>) {

@@ -67,6 +67,10 @@ impl Server {
         if let Some(peer) = &self.peer {
             let runs = peer.handler().device.runs();
             self.controller.started.store(runs, Ordering::Relaxed);
+            if runs {
+                // What was suspended is sent again by the guest.
+                self.controller.forget_suspensions();
+            }
             let refused = peer.handler().device.refused();
             *self.controller.refused() = refused;
         }
@@ -147,6 +151,7 @@ impl Server {
             resize_event_at: target.times.resize_event_at(),
             nexus: handler.as_ref().and_then(|h| h.device.nexus(target.number)),
             counters: target.totals(),
+            suspended: target.suspended().map(Into::into),
         };
         targets.iter().flatten().map(describe).collect()
     }

@@ -67,7 +67,12 @@ impl Server {
                 self.end(&End::Broken("its eventfd blocks whoever writes to it".into()));
                 self.banned = Some(Instant::now() + RECONNECT_BAN);
             }
+            Order::Suspended { session, target, error } if session == self.sessions => {
+                self.suspended(target, error);
+            }
+            Order::Resume(call) => call.run(|target| self.resume(target)),
             // Of a session that is over.
+            Order::Suspended { .. } => {}
             Order::QueueFailed { .. } | Order::MemoryFault { .. } | Order::Blocked { .. } => {}
         }
     }

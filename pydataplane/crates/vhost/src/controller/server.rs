@@ -100,6 +100,10 @@ pub(super) struct Server {
     pub(super) banned: Option<Instant>,
     /// How long it took to set the session up.
     pub(super) setup: Duration,
+    /// When suspended requests are tried again.
+    pub(super) retry_at: Option<Instant>,
+    /// Suspensions of this session that were a line in the log.
+    pub(super) suspensions_logged: u32,
 }
 
 /// What the thread begins with.
@@ -166,6 +170,8 @@ impl Server {
             next_removal: 0,
             banned: None,
             setup: Duration::ZERO,
+            retry_at: None,
+            suspensions_logged: 0,
         }
     }
 
@@ -186,6 +192,7 @@ impl Server {
             if self.held {
                 continue;
             }
+            self.retry_suspended();
             if ready.control {
                 self.with_device(Device::control_kick);
             }
@@ -202,7 +209,11 @@ impl Server {
                 && let Some(peer) = &self.peer
             {
                 let runs = peer.handler().device.runs();
-                self.controller.started.store(runs, Ordering::Relaxed);
+                let ran = self.controller.started.swap(runs, Ordering::Relaxed);
+                if runs && !ran {
+                    // The guest goes on, and sends again what was suspended.
+                    self.controller.forget_suspensions();
+                }
                 let refused = peer.handler().device.refused();
                 *self.controller.refused() = refused;
             }
@@ -256,7 +267,8 @@ impl Server {
         };
         let retired =
             self.retiring.as_ref().map(|r| r.until.saturating_duration_since(Instant::now()));
-        let pause = [pause, later, retired, again].into_iter().flatten().min();
+        let retry = self.retry_at.map(|at| at.saturating_duration_since(now));
+        let pause = [pause, later, retired, again, retry].into_iter().flatten().min();
         let timeout = pause.map(|pause| Timespec {
             tv_sec: pause.as_secs() as i64,
             tv_nsec: pause.subsec_nanos().into(),
@@ -329,6 +341,7 @@ impl Server {
             self.past.take().filter(|(peer, _)| peer == mark.peer()).unwrap_or_default().1;
         past.unknown = past.unknown.union(marked);
         self.sessions += 1;
+        (self.retry_at, self.suspensions_logged) = (None, 0);
         let context = controller.context(self.sessions, self.control_budget);
         let targets = controller.targets();
         let there = targets.iter().flatten().filter(|t| !t.leaving);
@@ -385,6 +398,7 @@ impl Server {
         self.past = Some(ending.device.close_all());
         self.control_budget = ending.device.control_budget;
         self.controller.refused().clear();
+        self.controller.forget_suspensions();
         self.unheard = ending.device.take_unheard();
         let took = ending.took + since.elapsed();
         drop(ending);

@@ -88,7 +88,13 @@ impl Device {
     pub(crate) fn hold(&mut self, timeout: Duration) -> Result<(), DeviceError> {
         let what = "an upgrade";
         self.held = true;
-        self.workers.iter().for_each(|w| w.call(DevicePoller::pause));
+        self.workers.iter().for_each(|w| {
+            w.call(|p| {
+                p.pause();
+                // What waits for somebody to make room keeps nobody waiting.
+                p.let_go(true);
+            });
+        });
         let countdown = self.start_drain(Selector::All, None);
         let name = format!("an upgrade of {}", self.name);
         if !countdown.wait(&name, GRACE.min(timeout)) {

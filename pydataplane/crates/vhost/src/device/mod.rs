@@ -308,6 +308,16 @@ impl Device {
         }
     }
 
+    /// Whether requests of `target` wait because an I/O failed.
+    pub(crate) fn is_suspended(&self, target: u8) -> bool {
+        self.workers.iter().any(|w| w.call(move |p| p.is_suspended(target)))
+    }
+
+    /// Begins what waits because an I/O of `target` failed.
+    pub(crate) fn resume(&self, target: u8) {
+        self.workers.iter().for_each(|w| w.call(move |p| p.resume_unit(target)));
+    }
+
     /// Whether any request queue runs.
     pub(crate) fn runs(&self) -> bool {
         self.rings.iter().skip(FIRST_REQUEST_QUEUE).any(|r| r.running)
@@ -324,7 +334,12 @@ impl Device {
     fn apply_memory(&mut self) -> Result<(), DeviceError> {
         let log = self.log.clone().filter(|_| self.features & F_LOG_ALL != 0);
         let memory = Arc::new(self.table.with_log(log));
-        self.workers.iter().for_each(|w| w.call(DevicePoller::pause));
+        self.workers.iter().for_each(|w| {
+            w.call(|p| {
+                p.pause();
+                p.let_go(true);
+            });
+        });
         self.drain(Selector::All, "a change of the memory table")?;
         // Their requests have ended too; the answers belong into the memory that they came from.
         self.finish_tmfs()?;

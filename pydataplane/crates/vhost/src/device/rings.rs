@@ -393,12 +393,19 @@ impl Device {
     fn finish_replay(&self, at: usize) -> Result<(), DeviceError> {
         const PAUSE: Duration = Duration::from_millis(1);
         let (index, since) = (at as u16, Instant::now());
-        while self.worker(at).call(move |p| p.to_replay(index)) != 0 {
+        let replays = || self.worker(at).call(move |p| p.to_replay(index)) != 0;
+        if !replays() {
+            return Ok(());
+        }
+        // Suspended requests may have all slots.
+        self.worker(at).call(|p| p.let_go(true));
+        while replays() {
             if since.elapsed() > self.message_timeout {
                 return Err(DeviceError::Stuck { what: "a replay", waited: self.message_timeout });
             }
             std::thread::sleep(PAUSE);
         }
+        self.worker(at).call(|p| p.let_go(false));
         Ok(())
     }
 

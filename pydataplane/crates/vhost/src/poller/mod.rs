@@ -6,6 +6,7 @@
 //!      │                      └─ not yet: see `waiting`                               │
 //!      └─ reap ──> Lun::poll ──> Lun::resume ── Done ─> finish ──> push_used ─────────┴─> publish
 //! ```
+//! A request whose I/O failed may wait for somebody to do something about it: see `suspended`.
 //!
 //! Other guests wait while a session has its turn, so a turn is bounded: by the clock
 //! ([`TURN_US`]), to which what the reactor has to submit at its end is added beforehand; by requests
@@ -20,6 +21,7 @@ mod failure;
 mod orders;
 mod queue;
 mod slots;
+mod suspended;
 mod units;
 mod waiting;
 
@@ -81,6 +83,8 @@ pub(crate) struct DevicePoller {
     paused: bool,
     heads: [Head; BATCH],
     done: Vec<Completion>,
+    /// Requests that would be suspended end as BUSY: somebody waits for all that is in flight.
+    lets_go: bool,
     /// Requests taken so far; tells those before a [`Drain`] from those after it.
     taken: u64,
     drains: Vec<Drain>,
@@ -277,6 +281,10 @@ impl DevicePoller {
             task_attribute::ACA => Outcome::Done(Response::no_aca()),
             _ => unit.lun.start(&mut slot.task),
         };
+        if let Outcome::Suspended(error) = outcome {
+            self.suspend(at, index, error);
+            return true;
+        }
         if matches!(outcome, Outcome::Pending) {
             let (bytes, ordered) = (slot.bytes, slot.attribute == task_attribute::ORDERED);
             self.slots.list(index);
@@ -339,6 +347,9 @@ impl DevicePoller {
             outcome => {
                 let ordered = slot.attribute == task_attribute::ORDERED;
                 self.units.ended(target, u64::from(slot.bytes), ordered);
+                if let Outcome::Suspended(error) = outcome {
+                    return self.suspend(at, index, error);
+                }
                 self.finish(at, index, Ok(outcome), Some((ticks, 1)));
             }
         }
@@ -388,7 +399,9 @@ impl DevicePoller {
                 transferred = answer.transferred;
             }
             Ok(Outcome::Overrun) => header.response = response::OVERRUN,
-            Ok(Outcome::Pending) => unreachable!("a request that is pending is not finished"),
+            Ok(Outcome::Pending | Outcome::Suspended(_)) => {
+                unreachable!("a request that is pending or suspended is not finished")
+            }
             Err(code) => header.response = code,
         }
         let good = header.response == response::OK && header.status == Status::Good as u8;

@@ -66,6 +66,7 @@ impl DevicePoller {
             paused: false,
             heads: [Head::default(); BATCH],
             done: Vec::with_capacity(COMPLETIONS),
+            lets_go: false,
             taken: 0,
             drains: Vec::new(),
             drained: false,
@@ -137,6 +138,7 @@ impl DevicePoller {
         self.queues.iter_mut().for_each(RequestQueue::leave);
         let leaving = self.queues.iter().filter(|q| q.leaving);
         self.end_early(leaving.fold(0, |set, q| set | 1 << q.index));
+        self.let_go(true);
     }
 
     /// Every request in flight of the queues whose bits are set ends with its next I/O, one that did
@@ -226,7 +228,7 @@ impl DevicePoller {
 
     /// Takes requests again, in the memory that it has.
     pub(crate) fn unpause(&mut self) {
-        self.paused = false;
+        (self.paused, self.lets_go) = (false, false);
         self.queues.iter_mut().for_each(|queue| queue.end_soon(false));
     }
 
@@ -238,7 +240,7 @@ impl DevicePoller {
     /// Goes on in another memory table; paused and drained. Returns the queues that are not in
     /// it: they were closed and removed.
     pub(crate) fn remap(&mut self, memory: &Arc<GuestMemory>) -> Vec<(RequestQueue, Failure)> {
-        self.paused = false;
+        (self.paused, self.lets_go) = (false, false);
         self.slots.forget_memory();
         let mut lost = Vec::new();
         for mut queue in std::mem::take(&mut self.queues) {
@@ -263,6 +265,7 @@ impl DevicePoller {
     /// New requests for `target` no longer find it.
     pub(crate) fn leave_unit(&mut self, target: u8) {
         self.units.leave(target);
+        self.end_removed(target);
     }
 
     /// Closes the unit of `target`, which was left and drained.

@@ -30,6 +30,8 @@ pub(crate) struct Unit {
     ordered: bool,
     /// Requests that were taken and do not begin yet.
     pub(super) waiting: Waiting,
+    /// An I/O failed, and what waits begins when somebody says so.
+    pub(super) suspended: bool,
     /// Not yet to be found by new requests, or no longer.
     hidden: bool,
 }
@@ -55,6 +57,7 @@ impl Unit {
             bytes: 0,
             ordered: false,
             waiting: Waiting::NOBODY,
+            suspended: false,
             hidden: true,
         }
     }
@@ -132,7 +135,7 @@ impl Units {
 
     /// Whether a request before which none waits may begin: in the order that its task attribute
     /// demands (SAM-5 8.6), and where there is room; always where nothing is in flight, so that each
-    /// unit goes on whatever others do.
+    /// unit goes on whatever others do, unless it is suspended.
     #[inline(always)]
     fn may_begin(&self, unit: &Unit, attribute: u8, bytes: u64) -> bool {
         let idle = unit.in_flight == 0;
@@ -142,6 +145,7 @@ impl Units {
             _ => !unit.ordered,
         };
         in_order
+            && !unit.suspended
             && (idle
                 || (unit.in_flight < MAX_UNIT_REQUESTS
                     && unit.bytes + bytes <= MAX_UNIT_BYTES
@@ -211,6 +215,18 @@ impl Units {
         if let Some(unit) = self.at(target) {
             unit.hidden = false;
         }
+    }
+
+    /// Whether the unit of `target` is suspended.
+    pub(super) fn is_suspended(&self, target: u8) -> bool {
+        let unit = self.units.get(usize::from(target)).and_then(Option::as_ref);
+        unit.is_some_and(|unit| unit.suspended)
+    }
+
+    /// Whether the unit of `target` is being removed, or not yet in use.
+    pub(super) fn is_hidden(&self, target: u8) -> bool {
+        let unit = self.units.get(usize::from(target)).and_then(Option::as_ref);
+        unit.is_none_or(|unit| unit.hidden)
     }
 
     /// New requests no longer find `target`.

@@ -102,6 +102,7 @@ impl DevicePoller {
             tag = next;
         }
         if let Some(unit) = self.units.at(target) {
+            unit.suspended &= kept.first != NONE;
             unit.waiting = kept;
         }
         while ended != NONE {

@@ -10,7 +10,7 @@ use guestmem::GuestMemory;
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use vhost_scsi::handover::{ControllerHandover, ControllerState, DroppedLater, Fds};
-use vhost_scsi::{Characteristics, ControllerOptions, TargetOptions};
+use vhost_scsi::{Characteristics, ControllerOptions, ErrorPolicy, TargetOptions, WaitFor};
 
 use crate::guest::*;
 use crate::host::*;
@@ -292,6 +292,7 @@ pub const DISK: [(u8, &str, TargetOptions); 1] = [(
             no_unmap: false,
             write_through: false,
         },
+        error_policy: ErrorPolicy { write: WaitFor::Nothing, read: WaitFor::Nothing },
     },
 )];
 

@@ -93,7 +93,7 @@ pub fn tracked_of(host: &Host, queues: u16) -> (Guest, Region) {
 }
 
 /// The guest's QEMU connects to another back end: all queues go on where the used rings stand.
-fn go_on(guest: &mut Guest, region: &Region, host: &Host) {
+pub fn go_on(guest: &mut Guest, region: &Region, host: &Host) {
     go_on_of(guest, region, host, QUEUES);
 }
 

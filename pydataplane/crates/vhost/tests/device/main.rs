@@ -19,4 +19,5 @@ mod migration;
 mod peer;
 mod removable;
 mod stuck;
+mod suspended;
 mod zero_copy;

@@ -1,8 +1,9 @@
 //! What is shown of controllers: SPDK's form of what the crate `vhost-scsi` tells.
 
 use super::super::owner::OwnerProcess;
+use super::policy::word;
 use crate::cpumask::CpuMask;
-use ::vhost_scsi::{ControllerInfo, SessionInfo, StatsInfo, TargetInfo};
+use ::vhost_scsi::{ControllerInfo, SessionInfo, StatsInfo, SuspendedTarget, TargetInfo};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -81,6 +82,10 @@ pub(super) struct Lun {
     discard: bool,
     /// Whether the guest sees the bdev's volatile cache, if it has one.
     write_cache: bool,
+    /// What becomes of writes whose I/O fails: report, enospc or stop.
+    write_error_policy: &'static str,
+    /// The same of reads.
+    read_error_policy: &'static str,
     /// Whether the guest prevents its removal: Linux does while the disk is open or mounted.
     removal_prevented: bool,
     /// When it was put in place, in seconds since the epoch, as all times.
@@ -113,6 +118,8 @@ impl From<TargetInfo> for Target {
                 rotation_rate: t.characteristics.rotation_rate,
                 discard: !t.characteristics.no_unmap,
                 write_cache: !t.characteristics.write_through,
+                write_error_policy: word(t.error_policy.write),
+                read_error_policy: word(t.error_policy.read),
                 removal_prevented: t.removal_prevented,
                 attached_at: t.attached_at,
                 event_at: t.event_at,
@@ -146,6 +153,30 @@ impl From<ControllerInfo> for Controller {
             owner_uid: c.owner.uid,
             owner: OwnerProcess::of(c.owner),
             backend_specific: Backend { scsi: c.targets.into_iter().map(Target::from).collect() },
+        }
+    }
+}
+
+/// A target whose requests wait because an I/O failed.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Suspended {
+    ctrlr: String,
+    scsi_target_num: u8,
+    bdev_name: String,
+    /// How the I/O failed: no_space, read_medium, write_medium, flush or resources.
+    error: &'static str,
+    /// When, in seconds since the epoch.
+    since: f64,
+}
+
+impl From<SuspendedTarget> for Suspended {
+    fn from(t: SuspendedTarget) -> Suspended {
+        Suspended {
+            ctrlr: t.ctrlr,
+            scsi_target_num: t.number,
+            bdev_name: t.bdev_name,
+            error: t.suspension.error.name(),
+            since: t.suspension.since,
         }
     }
 }
