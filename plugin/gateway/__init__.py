@@ -14,6 +14,7 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     redefined                    the events of definitions that we replace, held back
     domains, shown, known        a domain's XML: questions to it, as clients see it, what is ours
     caller, services, call       what handlers get: the client, the gateway's parts, one call
+    ioerrors                     domains paused because a disk of ours cannot go on
     records                      which volumes a domain has had
     empty                        controllers of domains without a disk of ours
     reconcile, recovery, loop    the target follows the domains; interrupted changes

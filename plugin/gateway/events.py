@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -59,6 +60,57 @@ class DeviceChange:
     alias: str
 
 
+@dataclass(frozen=True)
+class IoErrorEvent:
+    """A disk failed, and its domain is paused for it."""
+
+    dom: Domain
+    path: str
+    """The disk's source."""
+    alias: str
+    reason: str
+    """enospc, or empty."""
+
+
+Announced = DeviceChange | IoErrorEvent
+"""What clients are told of."""
+
+IO_ERROR = 4
+IO_ERROR_REASON = 6
+"""virDomainEventID."""
+
+_ACTION_PAUSE = 1
+"""VIR_DOMAIN_EVENT_IO_ERROR_PAUSE."""
+
+_LIFECYCLE = {Proc.CALLBACK_LIFECYCLE.value, Proc.EVENT_LIFECYCLE.value}
+_SUSPENDED = 3
+_SUSPENDED_PAUSED = 0
+_SUSPENDED_IOERROR = 2
+"""VIR_DOMAIN_EVENT_SUSPENDED, and two of its details."""
+
+
+def is_lifecycle(header: Header) -> bool:
+    """Whether libvirtd tells that a domain started, stopped, or the like."""
+    kind = (header.program, header.type)
+    return kind == (REMOTE_PROGRAM, MessageType.MESSAGE) and header.procedure in _LIFECYCLE
+
+
+def of_io_error(header: Header, payload: bytes, paused: Container[bytes]) -> bytes:
+    """Returns a lifecycle event with I/O errors as the reason, if its domain is paused for such."""
+    reader = Reader(payload)
+    try:
+        if header.procedure == Proc.CALLBACK_LIFECYCLE:
+            reader.i32()  # the callback
+        dom = Domain.read(reader)
+        at = reader.offset
+        event, detail = reader.i32(), reader.i32()
+    except WireError:
+        return payload
+    if dom.uuid not in paused or (event, detail) != (_SUSPENDED, _SUSPENDED_PAUSED):
+        return payload
+    return payload[: at + 4] + bytes(Writer().i32(_SUSPENDED_IOERROR)) + payload[at + 8 :]
+
+
 @dataclass
 class Subscriptions:
     """What one client registered for, as its own calls and libvirtd's replies tell."""
@@ -79,12 +131,14 @@ class Subscriptions:
         """Notes a successful CONNECT_DOMAIN_EVENT_CALLBACK_DEREGISTER_ANY."""
         self.callbacks.pop(Reader(args).i32(), None)
 
-    def wants(self, change: DeviceChange) -> bool:
+    def wants(self, change: Announced) -> bool:
         """Whether the client gets at least one message about this."""
         return bool(self.messages(change))
 
-    def messages(self, change: DeviceChange) -> list[bytes]:
+    def messages(self, change: Announced) -> list[bytes]:
         """Returns the messages to send to the client."""
+        if isinstance(change, IoErrorEvent):
+            return self._io_error(change)
         event, dom, alias = change.event, change.dom, change.alias
         found = []
         for callback, (wanted, uuid) in self.callbacks.items():
@@ -95,4 +149,18 @@ class Subscriptions:
         if event is DeviceEvent.REMOVED and event.value in self.legacy:
             body = bytes(dom.write(Writer()).string(alias))
             found.append(message(MessageType.MESSAGE, Proc.EVENT_DEVICE_REMOVED, 0, body))
+        return found
+
+    def _io_error(self, error: IoErrorEvent) -> list[bytes]:
+        found = []
+        for callback, (wanted, uuid) in self.callbacks.items():
+            if wanted not in (IO_ERROR, IO_ERROR_REASON) or uuid not in (None, error.dom.uuid):
+                continue
+            body = error.dom.write(Writer().i32(callback))
+            body.string(error.path).string(error.alias).i32(_ACTION_PAUSE)
+            proc = Proc.CALLBACK_IO_ERROR
+            if wanted == IO_ERROR_REASON:
+                body.string(error.reason)
+                proc = Proc.CALLBACK_IO_ERROR_REASON
+            found.append(message(MessageType.MESSAGE, proc, 0, bytes(body)))
         return found

@@ -18,6 +18,7 @@ from plugin.gateway.handlers import (
     guest,
     metadata,
     migrate,
+    paused,
     saved,
     snapshots,
     start,
@@ -65,6 +66,8 @@ class Procedure:
     max_bytes: int
     """How long its arguments may be, which are read whole, bytes."""
     by: By
+    of_paused: bool = False
+    """Only while a domain is paused because of I/O errors of ours: else libvirtd answers alone."""
 
 
 _READ, _WRITE = Access.READ, Access.WRITE
@@ -92,6 +95,8 @@ _ROWS = (
     Procedure(Proc.GET_BLOCK_INFO, block.info, _READ, SMALL, _GATEWAY),
     Procedure(Proc.BLOCK_STATS, block.stats, _READ, SMALL, _GATEWAY),
     Procedure(Proc.BLOCK_STATS_FLAGS, block.stats_flags, _READ, SMALL, _GATEWAY),
+    Procedure(Proc.GET_STATE, paused.state, _READ, SMALL, _LIBVIRTD, of_paused=True),
+    Procedure(Proc.GET_DISK_ERRORS, paused.disk_errors, _READ, SMALL, _LIBVIRTD, of_paused=True),
     Procedure(Proc.BLOCK_RESIZE, block.resize, _WRITE, SMALL, _GATEWAY),
     Procedure(Proc.BLOCK_PEEK, unsupported.peek, _WRITE, SMALL, _NOBODY),
     Procedure(Proc.SET_BLOCK_IO_TUNE, unsupported.io_tune, _WRITE, SMALL, _NOBODY),

@@ -14,7 +14,8 @@ import structlog
 from plugin.config import LIBVIRTDS_PLACES, AuthSetting, Config
 from plugin.gateway import polkit
 from plugin.gateway.admin import AdminConnection
-from plugin.gateway.events import DeviceChange
+from plugin.gateway.events import Announced
+from plugin.gateway.ioerrors import IoErrors
 from plugin.gateway.journal import Journal
 from plugin.gateway.known import Known
 from plugin.gateway.listen import Admission, Listener, as_at, handed_over, listen, usual
@@ -61,6 +62,7 @@ class Gateway:
             hold_back=self.hold_back,
         )
         self.loop = ReconcileLoop(self.services)
+        self.io_errors = IoErrors(self.services)
         events = {
             Proc.CALLBACK_LIFECYCLE.value: self._lifecycle_event,
             Proc.CALLBACK_METADATA_CHANGE.value: self.services.known.event,
@@ -73,6 +75,7 @@ class Gateway:
     def _lifecycle_event(self, payload: bytes) -> None:
         self.services.known.event(payload)
         self.loop.lifecycle_event(payload)
+        self.io_errors.lifecycle_event(payload)
 
     def _connection_lost(self) -> None:
         self.services.known.forget()
@@ -142,6 +145,7 @@ class Gateway:
         accepting = [asyncio.create_task(self._accept(item)) for item in self._listeners]
         if self.config.reconcile:
             accepting.append(asyncio.create_task(self.loop.run()))
+            accepting.append(asyncio.create_task(self.io_errors.run()))
         try:
             await self._stopping.wait()
         finally:
@@ -206,7 +210,7 @@ class Gateway:
             self.sessions.discard(session)
             listener.slots.release()
 
-    def announce(self, change: DeviceChange) -> None:
+    def announce(self, change: Announced) -> None:
         """Sends an event to every client that registered for it."""
         for session in self.sessions:
             session.notify(change)

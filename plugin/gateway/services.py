@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 from uuid import UUID
 
 from plugin.config import GatewaySection, HookSection
-from plugin.gateway.events import DeviceChange
+from plugin.gateway.events import Announced
 from plugin.gateway.journal import Journal
 from plugin.gateway.known import Known
 from plugin.gateway.locks import Locks
@@ -22,6 +22,9 @@ from pydataplane.domain import translate
 from pydataplane.domain.translate import Definition, Settings
 
 T = TypeVar("T")
+
+NO_SPACE = "no_space"
+"""The target's word for an I/O error: there was no room."""
 
 
 @dataclass
@@ -41,10 +44,13 @@ class Services:
     known: Known
     admin: Callable[[], Awaitable[Upstream]]
     """The gateway's own connection to libvirtd; raises UpstreamGone, UpstreamError."""
-    announce: Callable[[DeviceChange], None]
+    announce: Callable[[Announced], None]
     """Sends an event to every client that registered for it; never waits."""
     hold_back: Callable[[bytes, bool], None]
     """Has no client told that a domain (its UUID) is defined anew, or (False) that undone."""
+    paused: dict[bytes, dict[str, str]] = field(default_factory=dict)
+    """Domains that are paused because of I/O errors, by UUID: target dev to the target's word for
+    the error; see plugin.gateway.ioerrors."""
 
     async def parse(self, work: Callable[[], T]) -> T:
         """Does what parses XML in a thread: a client's own may be long, and made to be slow."""

@@ -34,7 +34,14 @@ from plugin.gateway.errors import (
     UpstreamGone,
     error_payload,
 )
-from plugin.gateway.events import DeviceChange, Subscriptions, is_event_of_metadata, is_ours
+from plugin.gateway.events import (
+    Announced,
+    Subscriptions,
+    is_event_of_metadata,
+    is_lifecycle,
+    is_ours,
+    of_io_error,
+)
 from plugin.gateway.listen import Listener
 from plugin.gateway.messages import SMALL_CALL_MAX_BYTES, XML_CALL_MAX_BYTES, read_string
 from plugin.gateway.peer import peer_of
@@ -127,7 +134,7 @@ class Session:
         self._to_client = Pass(self.client)
         self._shown_to_client = Pass(self.client, services.shown.known)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._changes: asyncio.Queue[DeviceChange] = asyncio.Queue(EVENTS_MAX)
+        self._changes: asyncio.Queue[Announced] = asyncio.Queue(EVENTS_MAX)
         self.log = structlog.get_logger(__name__).bind(pid=self.peer.pid, uid=self.peer.uid)
 
     async def run(self) -> None:
@@ -235,6 +242,8 @@ class Session:
         if not self._ours and header.procedure != Proc.SET_IDENTITY:  # that is of every driver
             return None
         procedure = PROCEDURES.get(header.procedure)
+        if procedure is not None and procedure.of_paused and not self._services.paused:
+            return None
         if self.read_only and procedure is not None and procedure.access is Access.WRITE:
             return None  # libvirtd refuses it in its own words
         return procedure
@@ -384,7 +393,11 @@ class Session:
                     return None
                 if self._ours and header.procedure in SHOWING and header.status == Status.OK:
                     return self._shown_to_client
-            elif is_event_of_metadata(header) or self.held_back.may_be(header):
+            elif (
+                is_event_of_metadata(header)
+                or self.held_back.may_be(header)
+                or (self._services.paused and is_lifecycle(header))
+            ):
                 return None
         return self._to_client
 
@@ -411,6 +424,8 @@ class Session:
             await self._pass_event(header, upstream, is_ours)
         elif self.held_back.may_be(header):
             await self._pass_event(header, upstream, self.held_back.is_one)
+        elif self._services.paused and is_lifecycle(header):
+            await self._pass_event(header, upstream, lambda _: False)
         elif is_reply and reply is not None and not reply.done():
             payload, descriptors = await upstream.payload(header, MESSAGE_MAX_BYTES)
             reply.set_result(Reply(header, payload, tuple(descriptors)))
@@ -434,15 +449,20 @@ class Session:
     async def _pass_event(
         self, header: Header, upstream: Channel, is_own: Callable[[bytes], bool]
     ) -> None:
-        """Passes an event on, unless it is of a change of our own."""
+        """Passes an event on, unless it is of a change of our own.
+
+        One that a domain was paused says why, where I/O errors were the reason.
+        """
         payload, _ = await upstream.payload(header, MESSAGE_MAX_BYTES)
         if not is_own(payload):
+            if is_lifecycle(header):
+                payload = of_io_error(header, payload, self._services.paused)
             with suppress(OSError):
                 await self.client.send(header.pack() + payload)
 
     # Events
 
-    def notify(self, change: DeviceChange) -> None:
+    def notify(self, change: Announced) -> None:
         """Queues an event for the client, if it registered for it. Never waits."""
         if not self._open or not self._ours or not self.subscriptions.wants(change):
             return

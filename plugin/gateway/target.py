@@ -21,6 +21,7 @@ from pydataplane.domain.translate import CONTROLLER_PREFIX, LunPlan, Plan
 from pydataplane.errors import (
     BUSY,
     EXISTS,
+    METHOD_NOT_FOUND,
     NO_DEVICE,
     NO_SPACE,
     RpcError,
@@ -61,6 +62,18 @@ class Usage:
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+
+@dataclass(frozen=True)
+class Suspended:
+    """A target of a controller whose requests wait because an I/O failed."""
+
+    controller: str
+    target: int
+    error: str
+    """The target's word: no_space, write_medium, and the like."""
+    since: float
+    """Seconds since the epoch; with the rest of it the name of this failure."""
 
 
 class Target:
@@ -164,6 +177,22 @@ class Target:
             ]
 
         return await self._run(work)
+
+    async def suspended(self) -> list[Suspended]:
+        """Returns what waits because an I/O failed; nothing, where the target has no such thing."""
+
+        def work() -> list[Suspended]:
+            try:
+                found = self._client.call("virtlun_vhost_get_suspended")
+            except RpcError as error:
+                if error.code != METHOD_NOT_FOUND:
+                    raise
+                return []
+            return [
+                Suspended(t["ctrlr"], t["scsi_target_num"], t["error"], t["since"]) for t in found
+            ]
+
+        return await self._run(work, poll=True)
 
     async def state(self) -> reconcile.State:
         """Returns all controllers with their LUNs, and which of them a QEMU is connected to."""

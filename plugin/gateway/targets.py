@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 from plugin.config import Config
 from plugin.gateway.errors import GatewayError, NoAnswer, Refused
 from plugin.gateway.joined import Joined
-from plugin.gateway.target import Target, Usage
+from plugin.gateway.target import Suspended, Target, Usage
 from plugin.targets import TargetAddress, addresses
 from pydataplane.client import Client
 from pydataplane.domain import translate
@@ -302,6 +302,11 @@ class Targets:
         """Returns the UUIDs of other domains whose controller has this volume as a LUN."""
         answers = await self._ask(lambda t: t.holders(uuid, besides))
         return [name for _, found in answers.given for name in found]
+
+    async def suspended(self) -> list[Suspended]:
+        """Returns what waits because an I/O failed; of a target that is silent nothing."""
+        answers = await self._ask(Target.suspended)
+        return [item for _, found in answers.given for item in found]
 
     async def observe(self) -> Observed:
         """Returns what all targets have; of one that is silent nothing."""

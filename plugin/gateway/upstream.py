@@ -52,6 +52,10 @@ XML_SECURE = 1
 XML_INACTIVE = 2
 XML_MIGRATABLE = 8
 
+RUNNING = 1
+PAUSED = 3
+"""virDomainState."""
+
 _METADATA_ELEMENT = 2
 _EVENTS = {Proc.CALLBACK_LIFECYCLE: 0, Proc.CALLBACK_METADATA_CHANGE: 23}
 """virDomainEventID."""
@@ -280,6 +284,15 @@ class Upstream:
         """Whether the domain runs."""
         reply = await self.call(Proc.IS_ACTIVE, bytes(dom.write(Writer())))
         return Reader(reply).i32() != 0
+
+    async def state(self, dom: Domain) -> tuple[int, int]:
+        """Returns the domain's virDomainState and its reason (needs domain:read)."""
+        reply = Reader(await self.call(Proc.GET_STATE, DomainCall(dom).pack(flags=True)))
+        return reply.i32(), reply.i32()
+
+    async def suspend(self, dom: Domain) -> None:
+        """Pauses a domain that runs (needs domain:suspend)."""
+        await self.call(Proc.SUSPEND, bytes(dom.write(Writer())))
 
     async def domains(self, flags: int) -> list[Domain]:
         """Lists domains; `flags` are virConnectListAllDomainsFlags, 0 for all."""

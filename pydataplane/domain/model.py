@@ -62,6 +62,24 @@ OWN = Characteristics()
 
 
 @dataclass(frozen=True, slots=True)
+class ErrorPolicy:
+    """What becomes of requests whose I/O fails; the words are those of the target's JSON-RPC.
+
+    `report` tells the guest. Otherwise the request waits and the domain is paused: `enospc` where
+    there is no room, `stop` for whatever can be mended.
+    """
+
+    write: str = "enospc"
+    """Of writes and flushes: report, enospc or stop."""
+    read: str = "report"
+    """Of reads: report or stop."""
+
+
+ON_ERROR = ErrorPolicy()
+"""As libvirt and QEMU have it where nothing was chosen."""
+
+
+@dataclass(frozen=True, slots=True)
 class LunPlan:
     """One disk of ours: which volume is LUN 0 of which SCSI target of the controller."""
 
@@ -78,6 +96,7 @@ class LunPlan:
     block_size: int | None = None
     """Bytes of a logical block, 512 or 4096; None: the volume's own."""
     characteristics: Characteristics = OWN
+    error_policy: ErrorPolicy = ON_ERROR
 
     @property
     def bdev_name(self) -> str:

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Protocol
 
 from pydataplane.domain.errors import ReconcileError
-from pydataplane.domain.model import OWN, Characteristics, LunPlan, Plan
-from pydataplane.errors import METHOD_NOT_FOUND, NO_DEVICE, RpcError
+from pydataplane.domain.model import ON_ERROR, OWN, Characteristics, LunPlan, Plan
+from pydataplane.errors import BAD_PARAMETERS, METHOD_NOT_FOUND, NO_DEVICE, RpcError
 
 Release = Literal["released", "busy", "none"]
 """What became of a controller that was to go."""
@@ -246,19 +246,41 @@ def perform(rpc: Rpc, action: Action, state: State) -> None:
                 if number in observe(rpc).controllers.get(controller, {}):
                     raise
         case AddTarget(controller, lun):
-            # A target that is SPDK's own is not sent the extensions that it does not know.
-            bdev = bdev_of(lun, state)
-            rpc.call(
-                "vhost_scsi_controller_add_target",
-                ctrlr=controller,
-                scsi_target_num=lun.target,
-                bdev_name=bdev.name,
-                serial=lun.serial,
-                read_only=True if lun.read_only else None,
-                shareable=True if lun.shareable else None,
-                block_size=lun.block_size if lun.block_size != bdev.block_size else None,
-                **_chosen(lun.characteristics),
-            )
+            _add_target(rpc, controller, lun, bdev_of(lun, state))
+
+
+def _add_target(rpc: Rpc, controller: str, lun: LunPlan, bdev: Bdev) -> None:
+    """Adds a LUN; a target that is SPDK's own is not sent the extensions that it does not know."""
+
+    def add(policy: Mapping[str, str]) -> None:
+        rpc.call(
+            "vhost_scsi_controller_add_target",
+            ctrlr=controller,
+            scsi_target_num=lun.target,
+            bdev_name=bdev.name,
+            serial=lun.serial,
+            read_only=True if lun.read_only else None,
+            shareable=True if lun.shareable else None,
+            block_size=lun.block_size if lun.block_size != bdev.block_size else None,
+            **_chosen(lun.characteristics),
+            **policy,
+        )
+
+    policy = _policy(lun)
+    try:
+        add(policy)
+    except RpcError as error:
+        # Nobody chose it: an older target, or SPDK's own, tells the guest of all errors.
+        if error.code != BAD_PARAMETERS or not policy or lun.error_policy != ON_ERROR:
+            raise
+        add({})
+
+
+def _policy(lun: LunPlan) -> dict[str, Any]:
+    """Returns the parameters for what becomes of errors; without, the guest is told of all."""
+    policy = lun.error_policy
+    asked = {"write_error_policy": policy.write, "read_error_policy": policy.read}
+    return {name: word for name, word in asked.items() if word != "report"}
 
 
 def _chosen(characteristics: Characteristics) -> dict[str, Any]:

@@ -6,7 +6,6 @@ which the gateway defines the domain anew.
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,27 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.host import Host
+from tests.support.watcher import Watcher
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
 
 NAME = "events"
-
-
-class Watcher:
-    """`virsh event --all --loop` through the gateway, into a file."""
-
-    def __init__(self, uri: str, log: Path) -> None:
-        self.log = log
-        words = ["stdbuf", "-oL", "virsh", "-c", uri, "event", "--all", "--loop"]
-        with log.open("wb") as out:
-            self.process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
-            )
-
-    def close(self) -> None:
-        """Ends virsh."""
-        self.process.kill()
-        self.process.wait()
 
 
 BOOTS = "<disk type='file'><source file='/dev/virtlun/lvs0/boot'/><target dev='sda'/></disk>"
@@ -73,13 +56,13 @@ def events(host: Host, watcher: Watcher, source: str, dev: str) -> list[str]:
     def told(words: str) -> bool:
         uri = f"http://example.org/{words}"
         host.virsh("metadata", NAME, uri, "--key", "m", "--set", "<m/>", "--config")
-        return f"/{words}" in watcher.log.read_text()
+        return f"/{words}" in watcher.text
 
     until(lambda: told("begin"))
     host.virsh("attach-disk", NAME, source, dev, "--config")
     host.virsh("detach-disk", NAME, dev, "--config")
     until(lambda: told("end"))
-    return [line for line in watcher.log.read_text().splitlines() if "example.org" not in line]
+    return [line for line in watcher.text.splitlines() if "example.org" not in line]
 
 
 def test_a_disk_more_in_the_definition_is_told_as_one_of_libvirts(

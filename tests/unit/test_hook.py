@@ -154,8 +154,11 @@ def test_prepare_makes_the_controller_and_its_luns(host: Host) -> None:
             done = host.run("prepare", "begin", "-")
             assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
         assert host.target.controllers == {CONTROLLER: {0: "uuid-a", 1: "uuid-b"}}
-        assert host.target.options[CONTROLLER, 0] == {"serial": "S"}
-        assert host.target.options[CONTROLLER, 1] == {"read_only": True}
+        assert host.target.options[CONTROLLER, 0] == {"serial": "S", "write_error_policy": "enospc"}
+        assert host.target.options[CONTROLLER, 1] == {
+            "read_only": True,
+            "write_error_policy": "enospc",
+        }
         assert host.target.calls.count("vhost_create_scsi_controller") == 1
 
 
@@ -198,9 +201,12 @@ def test_prepare_makes_the_blocks_that_the_disk_asks_for(host: Host) -> None:
     with host.serve():
         for _ in range(2):  # the second time there is nothing to do
             assert host.run("prepare", "begin", "-", xml=xml).stderr == ""
-    assert host.target.options[CONTROLLER, 0] == {"block_size": 4096}
-    assert host.target.options[CONTROLLER, 1] == {}, "they are the volume's own"
-    assert host.target.options[CONTROLLER, 2] == {"block_size": 4096}, "of a volume made just now"
+    assert host.target.options[CONTROLLER, 0] == {
+        "block_size": 4096,
+        "write_error_policy": "enospc",
+    }
+    assert host.target.options[CONTROLLER, 1].keys() == {"write_error_policy"}, "they are its own"
+    assert host.target.options[CONTROLLER, 2]["block_size"] == 4096, "of a volume made just now"
     assert host.target.calls.count("vhost_scsi_controller_add_target") == 3
 
 
@@ -210,7 +216,7 @@ def test_prepare_corrects_what_is_wrong(host: Host) -> None:
     with host.serve():
         assert host.run("prepare", "begin", "-").returncode == 0
     assert host.target.controllers == {CONTROLLER: {0: "uuid-a", 1: "uuid-b"}}
-    assert host.target.options[CONTROLLER, 1] == {"read_only": True}
+    assert host.target.options[CONTROLLER, 1] == {"read_only": True, "write_error_policy": "enospc"}
     assert host.target.calls.count("vhost_scsi_controller_remove_target") == 3
 
 

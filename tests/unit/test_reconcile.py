@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydataplane.domain.errors import ReconcileError
+from pydataplane.domain.model import ErrorPolicy
 from pydataplane.domain.reconcile import (
     AddTarget,
     Bdev,
@@ -85,7 +87,9 @@ def test_blocks_are_corrected_and_asked_for_only_where_they_are_not_the_volumes_
         target.calls.clear()
         why = ensured(target, plan(A, lun(0, volume, f"uuid-{volume[1]}", block_size=size)))
         changes = [call.split("_")[3] for call in target.calls if call.endswith("_target")]
-        return [*changes, *([why] if why else [])], target.options.get((A, 0), {})
+        options = dict(target.options.get((A, 0), {}))
+        options.pop("write_error_policy", None)
+        return [*changes, *([why] if why else [])], options
 
     target.block_sizes["uuid-1"] = 4096
     assert made("v0", None) == (["add"], {})
@@ -157,8 +161,38 @@ def test_only_the_bdevs_of_the_plan_are_asked_for(target: FakeTarget) -> None:
 def test_options_reach_the_target(target: FakeTarget) -> None:
     disk = lun(0, "v0", serial="S", read_only=True, shareable=True)
     assert ensured(target, plan(A, disk, lun(1, "v1"))) is None
-    assert target.options[A, 0] == {"serial": "S", "read_only": True, "shareable": True}
-    assert target.options[A, 1] == {}
+    enospc = {"write_error_policy": "enospc"}
+    assert target.options[A, 0] == {"serial": "S", "read_only": True, "shareable": True, **enospc}
+    assert target.options[A, 1] == enospc
+
+
+def test_what_becomes_of_errors_is_the_targets_where_it_can_be(target: FakeTarget) -> None:
+    def made(write: str, read: str) -> tuple[str | None, dict[str, Any]]:
+        target.controllers = {}
+        target.options = {}
+        disk = replace(lun(0, "v0"), error_policy=ErrorPolicy(write, read))
+        return ensured(target, plan(A, disk)), target.options.get((A, 0), {})
+
+    assert made("report", "report") == (None, {})
+    both = {"write_error_policy": "stop", "read_error_policy": "stop"}
+    assert made("stop", "stop") == (None, both)
+    # One that knows of none tells the guest, unless somebody chose.
+    real = target.vhost_scsi_controller_add_target
+
+    def older(**params: Any) -> int:
+        if "write_error_policy" in params:
+            raise RpcError(-32602, "Invalid parameters")
+        return real(**params)
+
+    target.vhost_scsi_controller_add_target = older  # type: ignore[method-assign, assignment]
+    assert made("enospc", "report") == (None, {})
+    assert made("stop", "report") == ("disk sda (volume lvs0/v0): Invalid parameters", {})
+    # A running guest's disk is not taken away for it.
+    target.vhost_scsi_controller_add_target = real  # type: ignore[method-assign]
+    target.calls.clear()
+    assert made("enospc", "report")[0] is None
+    assert ensured(target, plan(A, replace(lun(0, "v0"), error_policy=ErrorPolicy("stop")))) is None
+    assert target.calls.count("vhost_scsi_controller_add_target") == 1
 
 
 @pytest.mark.parametrize("there", [False, True])

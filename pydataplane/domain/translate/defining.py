@@ -265,6 +265,7 @@ def _number(ours: Sequence[_Ours], current: Current, uuids: Mapping[str, str]) -
                 shareable=item.disk.shareable,
                 block_size=item.disk.block_size,
                 characteristics=item.disk.characteristics,
+                error_policy=item.disk.error_policy,
             )
         )
     return result

@@ -79,13 +79,14 @@ _CACHE = (
     " `directsync` each write is durable before it is completed"
 )
 _POLICY = (
-    "QEMU does not see the errors of a virtlun disk, so it cannot pause the domain for one: they"
-    " are reported to the guest, as with `report`"
+    "`report`: the guest gets each error. `enospace`, as without it: a write for which there is no"
+    " room waits, and the gateway pauses the domain. `stop`: so does whatever can be mended, reads"
+    " too where `rerror_policy` does not say otherwise. What waits is tried again when the domain"
+    " is resumed, and every few seconds where nobody paused it; a running domain takes another"
+    " policy at its next start"
 )
-_REPORT = (
-    "the guest gets each error, for QEMU does not see it and so cannot pause the domain; use"
-    " 'report', or remove it, and watch the room in the lvstore"
-)
+_READ_POLICY = "of reads: `report`, as without it, or `stop`"
+_IGNORE = "a write that failed and is said to be done is lost data; use 'stop' or 'report'"
 
 _NO_DRIVE = "a virtlun disk is a SCSI disk; remove the <address>"
 _OTHER_ADDRESSES = (
@@ -161,8 +162,13 @@ FIELDS: tuple[Field, ...] = (
     _done("driver@name", "as QEMU's own", "qemu", "use 'qemu', or remove it"),
     _done("driver@type", "volumes are raw", "raw aio"),
     _done("driver@cache", _CACHE, "default none writeback writethrough directsync unsafe"),
-    _done("driver@error_policy", _POLICY, "report", _REPORT),
-    _done("driver@rerror_policy", _POLICY, "report", _REPORT),
+    _done("driver@error_policy", _POLICY, "report enospace stop", _IGNORE),
+    _done(
+        "driver@rerror_policy",
+        _READ_POLICY,
+        "report stop",
+        "data that could not be read and is said to be there is invented; use 'stop' or 'report'",
+    ),
     _same("driver@io", _OWN_IO, "native threads io_uring"),
     _same("driver@ioeventfd", "kicks always come by eventfd"),
     _same("driver@event_idx", "is agreed between guest and target"),

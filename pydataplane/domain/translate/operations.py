@@ -196,6 +196,7 @@ def attach(
         shareable=disk.shareable,
         block_size=disk.block_size,
         characteristics=disk.characteristics,
+        error_policy=disk.error_policy,
     )
     order = place([d for d, _ in seen], disk)
     before = next((d.dev for d, ours in seen[order:] if ours is None), None)
@@ -276,6 +277,7 @@ def update(
         shareable=disk.shareable,
         block_size=disk.block_size,
         characteristics=disk.characteristics,
+        error_policy=disk.error_policy,
     )
     if live:
         _check_kept(old, lun)
@@ -301,6 +303,8 @@ def _check_kept(old: LunPlan, new: LunPlan) -> None:
         ("shareable", old.shareable, new.shareable),
         ("blockio logical_block_size", old.block_size or 512, new.block_size or 512),
         *_shown(old, new),
+        ("error_policy", old.error_policy.write, new.error_policy.write),
+        ("rerror_policy", old.error_policy.read, new.error_policy.read),
     ):
         if before != after:
             raise TranslateError(

@@ -6,7 +6,14 @@ import re
 from dataclasses import dataclass
 
 from pydataplane.domain.errors import Refusal, TranslateError
-from pydataplane.domain.model import OWN, Characteristics, Settings, VolumeRef
+from pydataplane.domain.model import (
+    ON_ERROR,
+    OWN,
+    Characteristics,
+    ErrorPolicy,
+    Settings,
+    VolumeRef,
+)
 from pydataplane.domain.xml.document import Document, Edits, Node, NotXmlError, escape
 
 _NAME = re.compile(r"[!-.0-~]{1,63}")
@@ -37,6 +44,7 @@ class Disk:
     block_size: int | None = None
     """<blockio logical_block_size=>, if it is one of BLOCK_SIZES."""
     characteristics: Characteristics = OWN
+    error_policy: ErrorPolicy = ON_ERROR
 
 
 def read(node: Node) -> Disk:
@@ -55,6 +63,17 @@ def read(node: Node) -> Disk:
         shareable=node.child("shareable") is not None,
         block_size=BLOCK_SIZES.get(node.value("blockio", "logical_block_size") or ""),
         characteristics=_characteristics(node),
+        error_policy=_error_policy(node),
+    )
+
+
+def _error_policy(node: Node) -> ErrorPolicy:
+    """Reads error_policy and rerror_policy; the first is of reads, too, where it can be."""
+    write = node.value("driver", "error_policy")
+    read = node.value("driver", "rerror_policy") or write
+    return ErrorPolicy(
+        write=write if write in ("report", "stop") else ON_ERROR.write,
+        read=read if read in ("report", "stop") else ON_ERROR.read,
     )
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pydataplane.domain.errors import Refusal, TranslateError
-from pydataplane.domain.model import Characteristics, LunPlan, VolumeRef
+from pydataplane.domain.model import ON_ERROR, Characteristics, ErrorPolicy, LunPlan, VolumeRef
 from pydataplane.domain.names import CONTROLLER_PREFIX, MAX_TARGETS, NAMESPACE, PREFIX
 from pydataplane.domain.xml.disk import BLOCK_SIZES, Disk, parse_device, read
 from pydataplane.domain.xml.document import Edits, Lines, Node, attributes, escape
@@ -160,6 +160,7 @@ def _entry(node: Node) -> Entry:
         shareable=attrs.get("shareable") == "yes",
         block_size=_block_size(attrs.get("blocksize")),
         characteristics=_characteristics(attrs),
+        error_policy=_error_policy(attrs),
     )
     return Entry(lun, int(order), attrs.get("before"), node.text)
 
@@ -177,6 +178,14 @@ def _characteristics(attrs: Mapping[str, str]) -> Characteristics:
         discard=attrs.get("discard") != "no",
         write_cache=attrs.get("writecache") != "no",
     )
+
+
+def _error_policy(attrs: Mapping[str, str]) -> ErrorPolicy:
+    write = attrs.get("errorpolicy", ON_ERROR.write)
+    read = attrs.get("rerrorpolicy", ON_ERROR.read)
+    if write not in ("report", "enospc", "stop") or read not in ("report", "stop"):
+        raise _damaged(f"errorpolicy {write} or rerrorpolicy {read} is none")
+    return ErrorPolicy(write, read)
 
 
 def _block_size(text: str | None) -> int | None:
@@ -213,7 +222,7 @@ def lines(metadata: Metadata, *, bare: bool) -> Lines:
 
 
 def _entry_text(entry: Entry, prefix: str) -> str:
-    lun, shown = entry.lun, entry.lun.characteristics
+    lun, shown, policy = entry.lun, entry.lun.characteristics, entry.lun.error_policy
     rate = shown.rotation_rate
     head = attributes(
         {
@@ -235,6 +244,8 @@ def _entry_text(entry: Entry, prefix: str) -> str:
             "removable": "yes" if shown.removable else None,
             "discard": None if shown.discard else "no",
             "writecache": None if shown.write_cache else "no",
+            "errorpolicy": policy.write if policy.write != ON_ERROR.write else None,
+            "rerrorpolicy": policy.read if policy.read != ON_ERROR.read else None,
         }
     )
     plain = "]]>" in entry.text or "\r" in entry.text

@@ -1,0 +1,162 @@
+"""Domains whose disks of ours cannot go on: paused as libvirt pauses one for an I/O error.
+
+QEMU does not see the errors of our disks. Where a disk's error policy says so, the target keeps the
+request that failed and tells of it (virtlun_vhost_get_suspended). It is asked each second, which
+also finds what happened while no gateway ran. A domain that runs is paused; libvirtd takes that for
+a client's wish, so what it says of the domain then is changed where clients see it: the state's
+reason, the event, the list of disks with errors. Clients that registered for them get the IO_ERROR
+events that QEMU would have sent.
+
+QEMU stops its rings with the domain, upon which the target has the guest send again what it kept;
+so whoever resumes the domain, through us or not, has it tried again. If it fails again, so does all
+of this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import UUID
+
+import structlog
+
+from plugin.gateway.errors import Code, GatewayError, UpstreamError
+from plugin.gateway.events import IoErrorEvent
+from plugin.gateway.messages import Domain
+from plugin.gateway.services import NO_SPACE, Services
+from plugin.gateway.target import Suspended
+from plugin.gateway.upstream import PAUSED, RUNNING
+from plugin.gateway.wire import WireError
+from plugin.gateway.xdr import Reader
+from pydataplane.domain.translate import CONTROLLER_PREFIX
+from pydataplane.domain.xml import view as views
+from pydataplane.domain.xml.disk import shown_alias
+from pydataplane.domain.xml.metadata import Entry
+
+POLL_S = 1.0
+"""How often the target is asked, seconds."""
+
+_SUSPENDED = 3
+"""VIR_DOMAIN_EVENT_SUSPENDED: the one event after which a domain is still paused."""
+
+_log = structlog.get_logger(__name__)
+
+
+class IoErrors:
+    """What the targets keep, and which domains are paused for it."""
+
+    def __init__(self, services: Services) -> None:
+        """Does nothing before `run`."""
+        self._services = services
+        self.paused = services.paused
+        self._done: set[Suspended] = set()
+        """What was dealt with; the same disk's next error is another."""
+        self._said: dict[str, str] = {}
+
+    async def run(self) -> None:
+        """Goes on until it is cancelled."""
+        while True:
+            try:
+                await self.look()
+            except GatewayError as error:
+                self._say("target", str(error))
+            except Exception:
+                _log.exception("looking for I/O errors failed by a defect")
+            await asyncio.sleep(POLL_S)
+
+    async def look(self) -> None:
+        """Asks the targets once, and deals with what is new.
+
+        Raises:
+            GatewayError: no target answers.
+        """
+        found = await self._services.target.suspended()
+        self._said.pop("target", None)
+        self._done &= set(found)
+        domains: dict[bytes, list[Suspended]] = {}
+        for item in found:
+            uuid = _uuid(item.controller)
+            if uuid is not None and item not in self._done:
+                domains.setdefault(uuid, []).append(item)
+        for uuid, items in domains.items():
+            try:
+                await self._pause(uuid, items)
+            except GatewayError as error:
+                self._say(items[0].controller, str(error))
+            else:
+                self._said.pop(items[0].controller, None)
+                self._done.update(items)
+        there = {_uuid(item.controller) for item in found}
+        for uuid in self.paused.keys() - there:
+            del self.paused[uuid]
+
+    async def _pause(self, uuid: bytes, items: list[Suspended]) -> None:
+        """Pauses a domain, unless it is paused already, and tells of it.
+
+        Raises:
+            GatewayError: libvirtd cannot be asked, or refuses.
+        """
+        services = self._services
+        admin = await services.admin()
+        try:
+            dom = await admin.lookup(uuid)
+        except UpstreamError as error:
+            if error.code == Code.NO_DOMAIN:  # another libvirtd's, or it just went
+                return
+            raise
+        xml = await admin.xml(dom, 0)
+        entries = await services.parse(lambda: _entries(xml))
+        disks = {entries[i.target].lun.dev: i.error for i in items if i.target in entries}
+        state, _ = await admin.state(dom)
+        if state not in (RUNNING, PAUSED) or not disks:
+            return
+        # Before it is paused: libvirtd tells of that at once.
+        self.paused.setdefault(uuid, {}).update(disks)
+        if state == PAUSED:
+            return
+        for item in items:
+            entry = entries.get(item.target)
+            if entry is not None:
+                path = services.settings.path_prefix + entry.lun.volume.alias
+                given = entry.disk.alias if entry.disk is not None else None
+                reason = "enospc" if item.error == NO_SPACE else ""
+                alias = shown_alias(entry.lun.dev, given)
+                services.announce(IoErrorEvent(dom, path, alias, reason))
+        try:
+            await admin.suspend(dom)
+        except GatewayError:
+            self.paused.pop(uuid, None)
+            raise
+        _log.warning("domain paused: I/O errors", domain=dom.name, disks=disks)
+
+    def lifecycle_event(self, payload: bytes) -> None:
+        """Takes a lifecycle event of libvirtd's: whatever comes after a pause ends it."""
+        reader = Reader(payload)
+        try:
+            reader.i32()  # the callback
+            dom = Domain.read(reader)
+            event = reader.i32()
+        except WireError:
+            return
+        if event != _SUSPENDED:
+            self.paused.pop(dom.uuid, None)
+
+    def _say(self, what: str, text: str) -> None:
+        """Logs a sentence once, until it is another."""
+        if self._said.get(what) != text:
+            self._said[what] = text
+            _log.warning("I/O errors not dealt with", of=what, error=text)
+
+
+def _entries(xml: str) -> dict[int, Entry]:
+    """Returns the disks of ours in libvirtd's XML of a domain, by target number."""
+    view = views.parse(xml)
+    metadata = view.salvaged if view is not None else None
+    return {} if metadata is None else {entry.lun.target: entry for entry in metadata.entries}
+
+
+def _uuid(controller: str) -> bytes | None:
+    """Returns the UUID of the domain that a controller is of, or None."""
+    try:
+        return UUID(controller.removeprefix(CONTROLLER_PREFIX)).bytes
+    except ValueError:
+        return None

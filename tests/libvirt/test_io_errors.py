@@ -1,0 +1,174 @@
+"""A guest whose thin volume finds no room: paused as libvirt pauses one, and resumed. Real QEMU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.agent import Agent
+from tests.support.host import Host
+from tests.support.libvirtd import NEWER_QEMU
+from tests.support.wait import until
+from tests.support.watcher import Watcher
+
+pytestmark = [pytest.mark.root, pytest.mark.vm]
+
+DEADLINE_S = 120.0
+MIB = 1 << 20
+SIZE_MIB = 24
+"""What the guest writes."""
+LEFT_MIB = 4
+"""What there is room for."""
+
+WRITE = (
+    f"dd if=/dev/urandom of=/tmp/data bs=1M count={SIZE_MIB} 2> /dev/null;"
+    f" (dd if=/tmp/data of=/dev/sda bs=64k conv=fsync > /tmp/dd 2>&1; echo $? > /tmp/rc)"
+    " < /dev/null > /dev/null 2>&1 &"
+)
+
+
+@pytest.fixture
+def full(host: Host) -> Iterator[Callable[[str], None]]:
+    """Defines a domain of that name, whose disk is a thin volume in a store that is almost full."""
+    made: list[str] = []
+
+    def make(name: str, **options: Any) -> None:
+        made.append(name)
+        host.volumes.create(f"lvs0/{name}", 2 * SIZE_MIB * MIB, thin=True)
+        free = host.volumes.lvstore("lvs0").free
+        host.volumes.create("lvs0/filler", free - LEFT_MIB * MIB)
+        host.define(
+            name,
+            devices="<disk type='file' device='disk'>"
+            f"<source file='/dev/virtlun/lvs0/{name}'/><target dev='sda' bus='scsi'/></disk>",
+            **options,
+        )
+        host.virsh("start", name)
+
+    yield make
+    for name in made:
+        host.virsh("destroy", name, check=False)
+        host.virsh("undefine", name, check=False)
+        host.volumes.delete(f"lvs0/{name}")
+    make_room(host)
+
+
+def make_room(host: Host) -> None:
+    """Deletes what fills the store, if it is there."""
+    if any(volume.name == "filler" for volume in host.volumes.volumes()):
+        host.volumes.delete("lvs0/filler")
+
+
+def is_paused(host: Host, name: str) -> bool:
+    """Whether a client sees that the domain is paused because of an I/O error."""
+    return host.virsh("domstate", name, "--reason").strip() == "paused (I/O error)"
+
+
+def ends_well(host: Host, name: str, guest: Agent) -> None:
+    """Waits until the guest has written all, and looks at what it reads."""
+    assert guest.wait_for("cat /tmp/rc", DEADLINE_S).strip() == "0", guest.run("cat /tmp/dd")
+    read = guest.run(
+        "echo 3 > /proc/sys/vm/drop_caches;"
+        f" dd if=/dev/sda bs=1M count={SIZE_MIB} 2> /dev/null | cmp - /tmp/data && echo same",
+        DEADLINE_S,
+    )
+    assert read.strip() == "same"
+    assert host.virsh("domstate", name).strip() == "running"
+    assert "error" not in host.console(name).lower()
+
+
+def test_a_guest_without_room_is_paused_and_goes_on_when_there_is(
+    host: Host, full: Callable[..., None], tmp_path: Path
+) -> None:
+    name = "no-room"
+    full(name)
+    guest = host.agent(name)
+    watcher = Watcher(host.uri, tmp_path / "events")
+    try:
+        until(lambda: watcher.hears(host, name), "virsh listens", DEADLINE_S)
+        guest.run(WRITE, DEADLINE_S)
+        until(lambda: is_paused(host, name), "it is paused", DEADLINE_S)
+        # To libvirtd a client did it.
+        assert host.virsh_direct("domstate", name, "--reason").strip() == "paused (user)"
+        assert host.virsh("domblkerror", name).split() == ["sda:", "no", "space"]
+        source = f"/dev/virtlun/lvs0/{name}"
+        told = f"event 'io-error-reason' for domain '{name}': {source} (virtlun-disk-sda) pause"
+        until(lambda: f"{told} due to enospc" in watcher.text, "it is told why", DEADLINE_S)
+        told = f"event 'lifecycle' for domain '{name}': Suspended"
+        until(lambda: told in watcher.text, "it is told that", DEADLINE_S)
+        assert f"{told} I/O Error" in watcher.text
+        assert f"{told} Paused" not in watcher.text
+
+        # Without room it is paused again.
+        before = watcher.text.count("due to enospc")
+        host.virsh("resume", name)
+        until(lambda: watcher.text.count("due to enospc") > before, "it is told again", DEADLINE_S)
+        until(lambda: is_paused(host, name), "it is paused again", DEADLINE_S)
+
+        make_room(host)
+        host.virsh("resume", name)
+        ends_well(host, name, guest)
+        assert host.virsh("domblkerror", name).strip() == "No errors found"
+    finally:
+        watcher.close()
+        guest.close()
+
+
+def test_nothing_is_lost_where_gateway_and_target_are_away_meanwhile(
+    host: Host, full: Callable[..., None]
+) -> None:
+    name = "away"
+    text = host.config.read_text()
+    host.stop_gateway()
+    host.config.write_text(text + "\n[disks]\nreconnect_s = 1\n")
+    host.start_gateway()
+    try:
+        full(name, emulator=NEWER_QEMU)
+        guest = host.agent(name)
+        host.stop_gateway()
+        guest.run(WRITE, DEADLINE_S)
+        until(lambda: bool(host.client.call("virtlun_vhost_get_suspended")), "it waits", DEADLINE_S)
+        host.kill_target()
+        host.start_target()
+        until(
+            lambda: bool(host.client.call("virtlun_vhost_get_suspended")),
+            "it waits again",
+            DEADLINE_S,
+        )
+        assert host.virsh_direct("domstate", name).strip() == "running"
+        host.start_gateway()
+        until(lambda: is_paused(host, name), "it is paused", DEADLINE_S)
+        # So it is for a gateway that comes later.
+        host.stop_gateway()
+        host.start_gateway()
+        until(lambda: is_paused(host, name), "it is known", DEADLINE_S)
+        make_room(host)
+        host.virsh("resume", name)
+        ends_well(host, name, guest)
+        guest.close()
+    finally:
+        if host.has_gateway:
+            host.stop_gateway()
+        host.config.write_text(text)
+        host.start_gateway()
+
+
+def test_a_guest_that_is_to_be_told_is_told(host: Host, full: Callable[..., None]) -> None:
+    name = "told"
+    full(name)
+    host.virsh("destroy", name)
+    xml = host.virsh("dumpxml", name, "--inactive")
+    assert "<target dev='sda' bus='scsi'/>" in xml
+    policy = "<driver name='qemu' type='raw' error_policy='report'/><target dev='sda' bus='scsi'/>"
+    path = host.scratch / "told.xml"
+    path.write_text(xml.replace("<target dev='sda' bus='scsi'/>", policy))
+    host.virsh("define", str(path))
+    host.virsh("start", name)
+    guest = host.agent(name)
+    guest.run(WRITE, DEADLINE_S)
+    assert guest.wait_for("cat /tmp/rc", DEADLINE_S).strip() != "0"
+    assert host.virsh("domstate", name).strip() == "running"
+    guest.close()
