@@ -44,6 +44,8 @@ class FakeTarget:
         self.waiting: set[str] = set()
         self.connected: set[str] = set()
         """Controllers that a QEMU is connected to."""
+        self.suspended: list[dict[str, Any]] = []
+        """What virtlun_vhost_get_suspended tells."""
         self._server: socketserver.ThreadingUnixStreamServer | None = None
 
     def add_volume(self, alias: str, mib: int = 64) -> str:
@@ -206,6 +208,9 @@ class FakeTarget:
         if delay:
             self.waiting.add(ctrlr)
         return True
+
+    def virtlun_vhost_get_suspended(self) -> list[dict[str, Any]]:
+        return self.suspended
 
     def vhost_start_scsi_controller(self, ctrlr: str) -> bool:
         self.waiting.remove(ctrlr)
