@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 
 use guestmem::{IoVec, Sg};
-use reactor::{IoContext, Waker};
+use reactor::{IoContext, Owner, Waker};
 
 use crate::{AlignedBuf, Bdev, Channel, Completion, Io, IoError, Op, OpenError, Slots, Submit};
 
@@ -33,7 +33,7 @@ struct Slot<T> {
 
 /// A channel on an I/O context of its own that owns the buffers of its I/Os until they end, so
 /// that its use is safe. Belongs to the thread that opened it. Each I/O carries a token of the
-/// caller's. Dropping it waits for what is in flight.
+/// caller's. Dropping it waits for what is in flight. Where a device is shared, it has a share of its own.
 pub struct OwnedChannel<T> {
     channel: Box<dyn Channel>,
     io: IoContext,
@@ -54,7 +54,7 @@ impl<T> OwnedChannel<T> {
             name: bdev.name().to_owned(),
             why: format!("no I/O context for this thread: {e}"),
         })?;
-        let channel = bdev.open(&io)?;
+        let channel = bdev.open(&io.owned_by(Owner::new()))?;
         let slot = |_| Slot { io: Io::flush(0), iov: [IoVec::EMPTY], buf: None, token: None };
         Ok(OwnedChannel {
             channel,

@@ -12,7 +12,7 @@ use rustix::thread::CpuSet;
 use rustix::time::Timespec;
 
 use crate::waker::Sleeper;
-use crate::{Uring, Waker};
+use crate::{Owner, Uring, Waker};
 
 /// Events taken from one epoll call; which they are does not matter, and the rest stay.
 const EVENTS_MAX: usize = 32;
@@ -33,6 +33,7 @@ struct Inner {
 #[derive(Clone)]
 pub struct IoContext {
     inner: Rc<Inner>,
+    owner: Option<Owner>,
 }
 
 impl IoContext {
@@ -54,7 +55,20 @@ impl IoContext {
         let flags = EventFlags::IN | EventFlags::ET;
         epoll::add(&epoll, sleeper.event(), EventData::new_u64(0), flags)?;
         let (uring, watched) = (OnceCell::new(), RefCell::default());
-        Ok(Self { inner: Rc::new(Inner { uring, workers: cpus, sleeper, watched, epoll }) })
+        let inner = Rc::new(Inner { uring, workers: cpus, sleeper, watched, epoll });
+        Ok(Self { inner, owner: None })
+    }
+
+    /// The same thread's context, for channels whose I/O is that of `owner`.
+    #[must_use]
+    pub fn owned_by(&self, owner: Owner) -> Self {
+        Self { inner: Rc::clone(&self.inner), owner: Some(owner) }
+    }
+
+    /// Whose I/O channels that are opened with this do; `None`: that of no guest, but of the target
+    /// itself (metadata).
+    pub fn owner(&self) -> Option<Owner> {
+        self.owner
     }
 
     /// The thread's io_uring, made at the first call.

@@ -14,6 +14,7 @@
 //! | `mailbox` | the bounded queue of messages |
 //! | `waker` | [`Waker`]: the protocol that never loses a wake-up |
 //! | `context` | [`IoContext`]: a thread's io_uring, epoll and waker |
+//! | `owner` | [`Owner`]: whose I/O it is |
 //! | `uring` | [`Uring`], [`UringClient`]; `shares`: large transfers a turn;
 //! `sleeping`: a thread that sleeps in the call that submits |
 //! | `eventfd` | using an eventfd that a guest shares |
@@ -34,6 +35,7 @@ mod cx;
 pub mod eventfd;
 pub mod fd;
 mod mailbox;
+mod owner;
 mod place;
 mod poller;
 mod run;
@@ -47,6 +49,7 @@ pub use context::IoContext;
 pub use control::{Bell, Control, Next, Work};
 pub use cx::{Cx, PollerInfo};
 pub use mailbox::{MAILBOX_DEPTH, Message};
+pub use owner::Owner;
 pub use place::leave;
 pub use poller::{Poller, PollerId};
 pub use run::{Idle, Stats};

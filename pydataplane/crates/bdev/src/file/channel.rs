@@ -1,15 +1,17 @@
 //! I/Os in flight on one thread.
 //!
 //! An I/O is a slot. Usually it is pushed once and done: the caller's own iovecs go to the kernel.
-//! A large direct one goes piece by piece (`large`). Everything else (a short transfer, an unaligned
-//! buffer, more runs than the kernel takes, a file system without ZERO_RANGE, EAGAIN) makes it go on in
-//! steps (`steps`): a slot that cannot be pushed now waits in `again` for the next poll. All flushes that
-//! wait share one fdatasync (`flushing`), and after one has failed no further one succeeds until the
-//! device's latch is cleared. Of the kernel's workers,
-//! which all files of the thread share, a file takes no more than [`WORKERS_MAX`].
+//! A large direct one goes piece by piece (`large`), and so does a range to unmap or zero (`ranges`).
+//! Everything else (a short transfer, an unaligned buffer, more runs than the kernel takes, a file system
+//! without ZERO_RANGE, EAGAIN) makes it go on in steps (`steps`): a slot that cannot be pushed now waits
+//! in `again` for the next poll. Direct reads and writes beyond what their owner may have with the disk
+//! wait in `held`. All flushes that wait share one fdatasync (`flushing`), and after one has failed no
+//! further one succeeds until the device's latch is cleared. Of the kernel's workers, which all files of
+//! the thread share, a file takes no more than [`WORKERS_MAX`].
 
 mod flushing;
 mod large;
+mod ranges;
 mod steps;
 
 use std::collections::VecDeque;
@@ -24,8 +26,10 @@ use reactor::{Full, IoContext, UringClient, Waker};
 
 use self::flushing::{FDATASYNC, Flushing};
 use self::large::{Cut, Large, PIECES_MAX, SMALL};
+use self::ranges::Parts;
 use self::steps::{ZEROES, zeroes};
 use super::bounce::{BOUNCE_SIZE, Bounce, Bounces};
+use super::owners::Share;
 use super::{Shared, memory};
 use crate::ram::Ram;
 use crate::{
@@ -52,6 +56,8 @@ pub(super) struct FileChannel {
     slots: Slots<Slot>,
     /// Slots whose next step could not be pushed yet.
     again: Vec<u16>,
+    /// Slots that wait for their owner's share of the disk, in order.
+    held: VecDeque<u16>,
     /// Slots that copy, in turn.
     copying: VecDeque<u16>,
     large: Large,
@@ -64,6 +70,8 @@ pub(super) struct FileChannel {
     flushing: Flushing,
     /// After `uring` too.
     working: Working,
+    /// After `uring` too.
+    share: Share,
     shared: Arc<Shared>,
     /// As when it was opened: only the number of blocks changes.
     geometry: Geometry,
@@ -154,12 +162,24 @@ impl Channel for FileChannel {
             _ => Step::Plain,
         };
         self.slots[n] = Slot::new(*io, step, begun);
+        if self.shared.direct && matches!(io.op, Op::Read | Op::Write) {
+            if !self.held.is_empty() || !self.share.begin(begun) {
+                self.slots.take();
+                self.held.push_back(n);
+                self.share.wait(&self.waker);
+                return Submit::Pending;
+            }
+            self.slots[n].shares = true;
+        }
         if self.push(n).is_err() {
             if self.slots[n].worker {
                 // Its own come first: one of them ends before it is tried again.
                 self.slots.take();
                 self.again.push(n);
                 return Submit::Pending;
+            }
+            if self.slots[n].shares {
+                self.share.end(None);
             }
             if let Some(b) = self.slots[n].bounce.take() {
                 self.bounces.give_back(b);
@@ -204,6 +224,9 @@ impl Channel for FileChannel {
         if !self.again.is_empty() {
             self.go_on();
         }
+        if !self.held.is_empty() {
+            self.let_go(*now.get_or_insert_with(reactor::ticks::now));
+        }
         if !self.large.queue.is_empty() {
             self.push_pieces();
         }
@@ -221,6 +244,7 @@ impl FileChannel {
             uring: io.uring()?.client(u32::from(DEPTH) + 1 + PIECES_MAX),
             slots: Slots::new(DEPTH, |_| Slot::new(Io::flush(0), Step::Plain, 0)),
             again: Vec::with_capacity(usize::from(DEPTH)),
+            held: VecDeque::with_capacity(usize::from(DEPTH)),
             copying: VecDeque::with_capacity(usize::from(DEPTH)),
             large: Large::new(shared.clone()),
             waker: io.waker(),
@@ -229,6 +253,7 @@ impl FileChannel {
             stats,
             flushing: Flushing::new(shared.clone()),
             working: Working { count: 0, shared: shared.clone() },
+            share: Share::new(shared.clone(), io.owner()),
             geometry: shared.geometry(),
             shared,
             #[cfg(test)]
@@ -260,6 +285,9 @@ impl FileChannel {
             slot.worker = true;
             return Err(Full);
         }
+        if slot.is_range() {
+            slot.next_part(&self.shared);
+        }
         let (entry, weight) = slot.entry(&self.shared, &mut self.bounces, self.zeroes);
         let waits = waits || self.uring.needs_worker(weight);
         if waits && self.working.is_full() {
@@ -287,6 +315,11 @@ impl FileChannel {
             self.bounces.give_back(b);
         }
         let ticks = now.saturating_sub(slot.begun);
+        if slot.shares {
+            // What went as it is says how long the disk takes.
+            let plain = slot.step == Step::Plain && result.is_ok();
+            self.share.end(plain.then(|| now.saturating_sub(slot.sent)));
+        }
         let bytes = slot.io.bytes(self.shared.block_size);
         self.stats.record(slot.io.op, bytes, ticks, result);
         let completion = Completion { tag: slot.io.tag, result, ticks };
@@ -318,6 +351,10 @@ struct Slot {
     io: Io,
     /// When it was submitted, in ticks.
     begun: u64,
+    /// When the kernel had it first, in ticks; of a large one or a range, its last piece.
+    sent: u64,
+    /// It is counted in its owner's share.
+    shares: bool,
     step: Step,
     /// Bytes done.
     done: u64,
@@ -327,13 +364,27 @@ struct Slot {
     worker: bool,
     /// How far it is, where it goes in pieces.
     cut: Cut,
+    /// What the kernel has of a range.
+    parts: Parts,
 }
 
 impl Slot {
     /// An I/O of which nothing is done yet.
     #[inline]
     const fn new(io: Io, step: Step, begun: u64) -> Slot {
-        Slot { io, begun, step, done: 0, tries: 0, bounce: None, worker: false, cut: Cut::NONE }
+        Slot {
+            io,
+            begun,
+            sent: begun,
+            shares: false,
+            step,
+            done: 0,
+            tries: 0,
+            bounce: None,
+            worker: false,
+            cut: Cut::NONE,
+            parts: Parts::NONE,
+        }
     }
 
     /// Whether the kernel's `result` ends it: a read or write of all its bytes at once, as most are.
@@ -374,7 +425,7 @@ impl Slot {
             // A fallocate goes to a worker by itself, and zeros are not pinned.
             (Op::Unmap, _) => {
                 let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-                (opcode::Fallocate::new(fd, left).offset(offset).mode(mode).build(), 0)
+                (opcode::Fallocate::new(fd, self.parts.len()).offset(offset).mode(mode).build(), 0)
             }
             (Op::WriteZeroes, Step::Zeroing) => {
                 let len = left.min(ZEROES as u64) as u32;
@@ -382,7 +433,7 @@ impl Slot {
             }
             (Op::WriteZeroes, _) => {
                 let mode = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
-                (opcode::Fallocate::new(fd, left).offset(offset).mode(mode).build(), 0)
+                (opcode::Fallocate::new(fd, self.parts.len()).offset(offset).mode(mode).build(), 0)
             }
         }
     }

@@ -13,6 +13,7 @@
 //! | `channel` | I/Os in flight on one thread; `slot`: one of them, `flushing`: its flushes |
 //! | `bounce` | aligned copies of unaligned buffers |
 //! | `memory` | the short way into files that live in memory |
+//! | `owners` | how many requests each guest may have with a disk that several share |
 //! | `flush` | one fdatasync at a time, shared by all who wait for one |
 //! | `errno` | the one table from errno to [`crate::IoError`] |
 
@@ -22,6 +23,7 @@ mod errno;
 mod flush;
 mod memory;
 mod open;
+mod owners;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -34,6 +36,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use self::flush::Flushes;
+use self::owners::Owners;
 use crate::{
     Bdev, Channel, Features, FlushFailure, FlushLatch, Geometry, Op, OpenError, Registry, Stats,
 };
@@ -79,11 +82,14 @@ struct Shared {
     in_memory: bool,
     /// The file system has not yet refused FALLOC_FL_ZERO_RANGE.
     zero_range: AtomicBool,
+    /// A fallocate goes to the kernel as it is, however long.
+    ranges_whole: bool,
     flushes: Flushes,
     /// I/Os of all channels that one of the kernel's workers may be waiting for.
     workers: AtomicU32,
     /// Channels with large transfers under way.
     large: AtomicU32,
+    owners: Owners,
     latch: FlushLatch,
 }
 

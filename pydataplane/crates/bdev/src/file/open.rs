@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use super::Shared;
 use super::flush::Flushes;
 use super::memory::is_in_memory;
+use super::owners::Owners;
 use crate::{AlignedBuf, Features, FlushLatch};
 
 /// Largest physical block that is reported, in bytes: what a page cache works with.
@@ -97,9 +98,11 @@ pub(super) fn open(
         direct,
         mem_align: align.filter(|_| !in_memory).map_or(1, |a| a.memory as usize),
         zero_range: AtomicBool::new(true),
+        ranges_whole: block_device,
         flushes: Flushes::new(),
         workers: AtomicU32::new(0),
         large: AtomicU32::new(0),
+        owners: Owners::new(),
         latch: FlushLatch::default(),
     })
 }

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use bdev::OpenError;
 use guestmem::{DirtyLog, GuestMemory, LogError, MapError};
-use reactor::{Handle, PollerId};
+use reactor::{Handle, Owner, PollerId};
 use scsi::{LunShared, Nexus};
 use virtqueue::{ConfigError, InflightRegion};
 
@@ -97,6 +97,8 @@ pub(crate) struct SessionContext<'a> {
 /// The device of one session.
 pub(crate) struct Device {
     name: String,
+    /// Of the I/O of all its units.
+    owner: Owner,
     workers: Vec<Worker>,
     counters: Arc<ControllerCounters>,
     mailbox: Mailbox,
@@ -162,6 +164,7 @@ impl Device {
         });
         let mut device = Device {
             name: context.name.to_owned(),
+            owner: Owner::new(),
             workers: workers.collect(),
             counters: Arc::clone(&context.counters[context.reactors.len()]),
             mailbox: context.mailbox.clone(),
@@ -212,9 +215,9 @@ impl Device {
         let number = target.number;
         for (worker, counters) in self.workers.iter().zip(&target.counters) {
             let (shared, nexus) = (Arc::clone(&target.shared), Arc::clone(&nexus));
-            let (counters, poller) = (Arc::clone(counters), worker.poller);
+            let (counters, poller, owner) = (Arc::clone(counters), worker.poller, self.owner);
             let opened = worker.reactor.call(move |cx| {
-                let unit = Unit::open(cx, &shared, nexus, counters)?;
+                let unit = Unit::open(cx, owner, &shared, nexus, counters)?;
                 if let Some(poller) = cx.poller_mut::<DevicePoller>(poller) {
                     poller.add_unit(number, unit);
                 }

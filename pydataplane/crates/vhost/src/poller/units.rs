@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bdev::OpenError;
 use guestmem::Sg;
-use reactor::Cx;
+use reactor::{Cx, Owner};
 use scsi::{CDB_LEN, Lun, LunShared, Nexus, Outcome};
 
 use crate::defs::{LunAddress, MAX_TARGETS, task_attribute};
@@ -37,15 +37,16 @@ pub(crate) struct Unit {
 }
 
 impl Unit {
-    /// Opens the logical unit on the reactor of `cx`, for the session `nexus`; hidden until
-    /// [`Units::show`].
+    /// Opens the logical unit on the reactor of `cx`, for the session `nexus`, whose I/O is `owner`'s;
+    /// hidden until [`Units::show`].
     pub(crate) fn open(
         cx: &Cx,
+        owner: Owner,
         shared: &Arc<LunShared>,
         nexus: Arc<Nexus>,
         counters: Arc<LunCounters>,
     ) -> Result<Unit, OpenError> {
-        let channel = shared.bdev().open(cx.io())?;
+        let channel = shared.bdev().open(&cx.io().owned_by(owner))?;
         Ok(Unit::new(Lun::new(Arc::clone(shared), nexus, channel), counters))
     }
 

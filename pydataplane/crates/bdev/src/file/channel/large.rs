@@ -190,7 +190,13 @@ impl FileChannel {
                 break;
             }
             let piece = slot.cut.next(&slot.io.sg);
+            let now = reactor::ticks::now();
+            if !self.share.begin(now) {
+                self.share.wait(&self.waker);
+                break;
+            }
             if !self.uring.spend_share(piece.len as u32) {
+                self.share.end(None);
                 // Whoever looks again must not be asleep until the disk is through.
                 return self.waker.wake();
             }
@@ -200,12 +206,14 @@ impl FileChannel {
             let token = u32::from(n) | (piece.len as u32 / UNIT) << 16;
             // SAFETY: as in `push`; the list of runs is the caller's.
             if unsafe { self.uring.push(entry, token, 0) }.is_err() {
+                self.share.end(None);
                 if self.large.flying == 0 {
                     self.waker.wake();
                 }
                 break;
             }
             self.large.flying += 1;
+            slot.sent = now;
             slot.cut.pass(&piece, &slot.io.sg);
             if slot.cut.sent == slot.io.sg.len() as u64 {
                 self.large.queue.pop_front();
@@ -225,6 +233,9 @@ impl FileChannel {
         self.large.flying -= 1;
         let slot = &mut self.slots[n];
         slot.cut.flying -= 1;
+        // Of others it is not known when which piece was sent.
+        let only = slot.io.sg.len() <= PIECE && result >= 0;
+        self.share.end(only.then(|| reactor::ticks::now().saturating_sub(slot.sent)));
         if u32::try_from(result) != Ok((token >> 16) * UNIT) && !slot.cut.broken {
             slot.cut.broken = true;
             if slot.cut.sent < slot.io.sg.len() as u64 {

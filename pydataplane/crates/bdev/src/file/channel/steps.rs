@@ -73,6 +73,28 @@ impl FileChannel {
         }
     }
 
+    /// Pushes what waits for its owner's share of the disk, as far as there is room at `now`, in ticks.
+    pub(super) fn let_go(&mut self, now: u64) {
+        while let Some(&n) = self.held.front() {
+            if !self.share.begin(now) {
+                return self.share.wait(&self.waker);
+            }
+            let slot = &mut self.slots[n];
+            (slot.sent, slot.shares) = (now, true);
+            if self.push(n).is_ok() {
+                self.held.pop_front();
+            } else if self.slots[n].worker {
+                self.held.pop_front();
+                self.again.push(n);
+            } else {
+                // For want of a bounce buffer or of room in the ring, as in `go_on`.
+                self.slots[n].shares = false;
+                self.share.end(None);
+                return;
+            }
+        }
+    }
+
     /// The kernel is through with a step of slot `n`: the end of its I/O, or `None` if there is
     /// more to do, and then it stands in `again`.
     pub(super) fn stepped(&mut self, n: u16, result: i32) -> Option<Result<(), IoError>> {
@@ -128,7 +150,10 @@ impl FileChannel {
         let slot = &mut self.slots[n];
         let total = slot.io.bytes(self.shared.block_size);
         match (slot.io.op, slot.step) {
-            (Op::Unmap | Op::WriteZeroes, Step::Plain) => slot.done = total,
+            (Op::Unmap | Op::WriteZeroes, Step::Plain) => {
+                slot.part_done();
+                slot.tries = 0;
+            }
             // The end of the file, before the end of the device: somebody truncated it.
             (Op::Read, _) if bytes == 0 => return Some(Err(IoError::ReadMedium)),
             _ => {
@@ -146,7 +171,7 @@ impl FileChannel {
             }
         }
         if slot.done < total {
-            if slot.step == Step::Plain {
+            if slot.step == Step::Plain && !slot.is_range() {
                 slot.step = Step::Bounced;
             }
             return None;

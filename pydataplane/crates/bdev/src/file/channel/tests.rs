@@ -9,6 +9,8 @@ use super::*;
 use crate::{FlushCause, Stats};
 
 mod pieces;
+mod ranges;
+mod shares;
 
 /// The fields of a submission that say where its data is (`struct io_uring_sqe`, io_uring.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

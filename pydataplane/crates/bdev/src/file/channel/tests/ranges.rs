@@ -1,0 +1,80 @@
+//! Ranges that are unmapped or zeroed.
+
+use std::os::unix::fs::FileExt;
+
+use super::*;
+
+const GIB: u64 = 1 << 30;
+
+fn channel_on(size: u64) -> (FileChannel, IoContext, tempfile::NamedTempFile) {
+    let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+    file.as_file().set_len(size).unwrap();
+    let shared = Arc::new(open(file.path(), Some(BLOCK as u32), false).unwrap());
+    let io = IoContext::new().unwrap();
+    let channel = FileChannel::new(shared, Stats::new().channel(), &io).unwrap();
+    (channel, io, file)
+}
+
+fn range(op: Op, bytes: u64) -> Io {
+    Io { op, fua: false, lba: 0, blocks: bytes / BLOCK as u64, sg: Sg::EMPTY, tag: 1 }
+}
+
+#[test]
+fn a_long_range_goes_part_by_part_and_others_go_in_between() {
+    for op in [Op::Unmap, Op::WriteZeroes] {
+        let (mut channel, io, file) = channel_on(GIB);
+        file.as_file().write_all_at(&[7; 4096], GIB - 4096).unwrap();
+        assert_eq!(channel.submit(&range(op, GIB)), Submit::Pending);
+        let mut done = Vec::with_capacity(4);
+        let mut flushes = 0;
+        while !done.iter().any(|c: &Completion| c.tag == 1) {
+            assert!(channel.working.count <= 1, "one part at a time");
+            if channel.poll(&mut done) == 0 {
+                io.wait(600_000_000).unwrap();
+            }
+            if flushes < 2 && channel.pushed.len() > 1 {
+                flushes += 1;
+                assert_eq!(channel.submit(&Io::flush(2)), Submit::Pending);
+            }
+            done.retain(|c| c.tag == 1);
+        }
+        assert_eq!(done[0].result, Ok(()));
+        let (parts, others): (Vec<Pushed>, Vec<Pushed>) =
+            channel.pushed.iter().copied().partition(|p| p.opcode == opcode::Fallocate::CODE);
+        assert!(parts.len() >= 128, "{}", parts.len());
+        // Of a fallocate this is its length.
+        assert_eq!(parts.iter().map(|p| p.addr).sum::<u64>(), GIB);
+        assert!(!others.is_empty());
+        assert_eq!(channel.pushed.last().unwrap().opcode, opcode::Fallocate::CODE);
+        let mut back = [1; 4096];
+        file.as_file().read_exact_at(&mut back, GIB - 4096).unwrap();
+        assert_eq!(back, [0; 4096]);
+    }
+}
+
+#[test]
+fn the_first_part_that_fails_fails_the_range() {
+    let (mut channel, io, _file) = channel_on(64 << 20);
+    assert_eq!(channel.submit(&range(Op::Unmap, 64 << 20)), Submit::Pending);
+    for nth in 1..4 {
+        let (n, result) = from_the_kernel(&mut channel, &io);
+        assert_eq!((result, channel.pushed.len()), (0, nth));
+        assert_eq!(channel.stepped(n, 0), None);
+        channel.go_on();
+    }
+    let (n, _) = from_the_kernel(&mut channel, &io);
+    assert_eq!(channel.stepped(n, -libc::EIO), Some(Err(IoError::WriteMedium)));
+    assert_eq!(channel.pushed.len(), 4);
+    assert!(channel.again.is_empty());
+}
+
+#[test]
+fn a_channel_that_goes_in_the_middle_of_a_range_does_no_more_of_it() {
+    let (mut channel, _io, file) = channel_on(64 << 20);
+    file.as_file().write_all_at(&[7; 4096], 63 << 20).unwrap();
+    assert_eq!(channel.submit(&range(Op::Unmap, 64 << 20)), Submit::Pending);
+    drop(channel);
+    let mut back = [1; 4096];
+    file.as_file().read_exact_at(&mut back, 63 << 20).unwrap();
+    assert_eq!(back, [7; 4096]);
+}

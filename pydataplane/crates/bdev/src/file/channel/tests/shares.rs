@@ -1,0 +1,202 @@
+//! Requests of several owners of one file.
+
+use reactor::Owner;
+
+use super::*;
+
+/// Bytes of the file, and of the memory that is read into.
+const SIZE: usize = 1 << 20;
+
+/// Channels on one file, each of the owner of that number, and their thread.
+struct Guests<const N: usize> {
+    channels: [FileChannel; N],
+    shared: Arc<Shared>,
+    io: IoContext,
+    memory: GuestMemory,
+    runs: Vec<IoVec>,
+    _file: tempfile::NamedTempFile,
+}
+
+fn guests<const N: usize>(numbers: [usize; N]) -> Guests<N> {
+    let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+    file.as_file().set_len(SIZE as u64).unwrap();
+    let mut shared = open(file.path(), Some(BLOCK as u32), false).unwrap();
+    // Whatever the file system of this machine has.
+    (shared.direct, shared.in_memory, shared.mem_align) = (true, false, 1);
+    let shared = Arc::new(shared);
+    let io = IoContext::new().unwrap();
+    let owners: [Owner; N] = std::array::from_fn(|_| Owner::new());
+    let channels = numbers.map(|nth| {
+        let io = io.owned_by(owners[nth]);
+        FileChannel::new(shared.clone(), Stats::new().channel(), &io).unwrap()
+    });
+    let memory = GuestMemory::memfd(&[(GUEST, SIZE as u64)]).unwrap();
+    let runs = (0..SIZE / 4096)
+        .map(|nth| {
+            let range = memory.range(GUEST + nth as u64 * 4096, 4096).unwrap();
+            // SAFETY: the memory is dropped after the channels.
+            unsafe { range.detach().to_iovec() }
+        })
+        .collect();
+    Guests { channels, shared, io, memory, runs, _file: file }
+}
+
+impl<const N: usize> Guests<N> {
+    /// Reads the 4 KiB of that number.
+    fn read(&mut self, channel: usize, nth: u64) {
+        // SAFETY: the list and the memory are dropped after the channels.
+        let sg = unsafe { Sg::new(std::slice::from_ref(&self.runs[nth as usize])) };
+        let io = Io { op: Op::Read, fua: false, lba: nth * 8, blocks: 8, sg, tag: nth };
+        assert_eq!(self.channels[channel].submit(&io), Submit::Pending);
+    }
+
+    /// The numbers of what was read by a channel, in the order in which the kernel had it.
+    fn pushed(&self, channel: usize) -> Vec<u64> {
+        let base = self.memory.range(GUEST, 1).unwrap().as_ptr() as u64;
+        self.channels[channel].pushed.iter().map(|p| (p.addr - base) / 4096).collect()
+    }
+
+    /// Polls one channel until `count` I/Os have ended.
+    fn poll(&mut self, channel: usize, count: usize) -> Vec<Completion> {
+        let mut done = Vec::with_capacity(count);
+        while done.len() < count {
+            if self.channels[channel].poll(&mut done) == 0 {
+                self.io.wait(600_000_000).unwrap();
+            }
+        }
+        assert!(done.iter().all(|c| c.result == Ok(())), "{done:?}");
+        done
+    }
+}
+
+#[test]
+fn what_is_beyond_an_owners_share_waits_in_order_and_nobody_else_waits_for_it() {
+    let mut guests = guests([0, 1]);
+    guests.shared.owners.fix(4);
+    (0..32).for_each(|nth| guests.read(0, nth));
+    assert_eq!(guests.pushed(0), [0, 1, 2, 3]);
+    // A neighbour that comes later, and comes again.
+    for nth in 100..103 {
+        guests.read(1, nth);
+        assert_eq!(guests.pushed(1).last(), Some(&nth));
+        guests.poll(1, 1);
+    }
+    let mut ended = 0;
+    while ended < 32 {
+        let mut done = Vec::with_capacity(1);
+        if guests.channels[0].poll(&mut done) == 0 {
+            guests.io.wait(600_000_000).unwrap();
+        }
+        ended += done.len();
+        assert_eq!(guests.pushed(0).len(), (ended + 4).min(32), "one goes for each that ends");
+    }
+    assert_eq!(guests.pushed(0), Vec::from_iter(0..32));
+    assert!(guests.channels.iter().all(|c| c.held.is_empty() && c.slots.taken() == 0));
+}
+
+#[test]
+fn a_lone_owner_has_its_whole_depth_in_the_kernel() {
+    let mut guests = guests([0, 0]);
+    for nth in 0..u64::from(DEPTH) / 2 {
+        guests.read(0, nth);
+        guests.read(1, nth);
+    }
+    for channel in [0, 1] {
+        assert_eq!(guests.pushed(channel).len(), usize::from(DEPTH) / 2);
+        guests.poll(channel, usize::from(DEPTH) / 2);
+    }
+}
+
+#[test]
+fn all_channels_of_an_owner_have_one_share() {
+    let mut guests = guests([0, 0, 1]);
+    guests.shared.owners.fix(4);
+    (0..6).for_each(|nth| guests.read(0, nth));
+    guests.read(1, 10);
+    guests.read(2, 20);
+    assert_eq!((guests.pushed(0).len(), guests.pushed(1).len(), guests.pushed(2).len()), (4, 0, 1));
+    // All that is before it in the other channel has ended.
+    guests.poll(0, 6);
+    assert_eq!(guests.poll(1, 1)[0].tag, 10);
+    guests.poll(2, 1);
+}
+
+#[test]
+fn a_thread_that_has_nothing_with_the_disk_is_woken_when_its_owner_has_room() {
+    let mut guests = guests([0]);
+    guests.shared.owners.fix(1);
+    // Another thread's.
+    let other = IoContext::new().unwrap();
+    let place = guests.channels[0].share.owner().unwrap();
+    let stats = Stats::new().channel();
+    let mut late = FileChannel::new(guests.shared.clone(), stats, &other.owned_by(place)).unwrap();
+    guests.read(0, 0);
+    // SAFETY: as in `read`.
+    let sg = unsafe { Sg::new(std::slice::from_ref(&guests.runs[1])) };
+    let io = Io { op: Op::Read, fua: false, lba: 8, blocks: 8, sg, tag: 1 };
+    assert_eq!(late.submit(&io), Submit::Pending);
+    assert_eq!(late.poll(&mut Vec::with_capacity(1)), 0);
+    assert_eq!(late.pushed.len(), 0);
+    guests.poll(0, 1);
+    // Ten minutes: a lost wake-up would show as a hang.
+    assert_eq!(other.wait(600_000_000).unwrap(), 0);
+    assert_eq!(polled(&mut late, &other), (1, Ok(())));
+}
+
+#[test]
+fn an_owner_that_goes_with_requests_that_wait_leaves_nothing_behind() {
+    let mut guests = guests([0, 1]);
+    guests.shared.owners.fix(2);
+    (0..9).for_each(|nth| guests.read(0, nth));
+    let owner = guests.channels[0].share.owner().unwrap();
+    assert_eq!(guests.shared.owners.flying_of(owner), Some(2));
+    let io = guests.io.owned_by(owner);
+    let again = FileChannel::new(guests.shared.clone(), Stats::new().channel(), &io).unwrap();
+    guests.channels[0] = again;
+    assert_eq!(guests.shared.owners.flying_of(owner), Some(0));
+    guests.read(0, 0);
+    guests.poll(0, 1);
+    drop(guests.channels);
+    assert_eq!(guests.shared.owners.flying_of(owner), None);
+}
+
+#[test]
+fn a_flush_does_not_wait_for_what_was_not_acknowledged() {
+    let mut guests = guests([0]);
+    guests.shared.owners.fix(0);
+    guests.read(0, 1);
+    assert_eq!(guests.channels[0].submit(&Io::flush(2)), Submit::Pending);
+    assert_eq!(guests.poll(0, 1)[0].tag, 2);
+    assert_eq!(guests.channels[0].held.len(), 1);
+    // What comes later stays behind what waits.
+    guests.shared.owners.fix(4);
+    guests.channels[0].pushed.clear();
+    guests.read(0, 3);
+    assert_eq!(guests.channels[0].held.len(), 2);
+    guests.poll(0, 2);
+    assert_eq!(guests.pushed(0), [1, 3]);
+}
+
+#[test]
+fn pieces_of_large_transfers_count() {
+    let mut guests = guests([0]);
+    guests.shared.owners.fix(2);
+    let range = guests.memory.range(GUEST, SIZE as u64).unwrap();
+    // SAFETY: the memory is dropped after the channels.
+    let run = unsafe { range.detach().to_iovec() };
+    // SAFETY: so is the list.
+    let sg = unsafe { Sg::new(std::slice::from_ref(&run)) };
+    let io = Io { op: Op::Read, fua: false, lba: 0, blocks: (SIZE / BLOCK) as u64, sg, tag: 7 };
+    assert_eq!(guests.channels[0].submit(&io), Submit::Pending);
+    let owner = guests.channels[0].share.owner().unwrap();
+    let mut done = Vec::with_capacity(1);
+    while done.is_empty() {
+        assert!(guests.shared.owners.flying_of(owner).unwrap() <= 2);
+        if guests.channels[0].poll(&mut done) == 0 {
+            guests.io.wait(600_000_000).unwrap();
+        }
+    }
+    assert_eq!((done[0].tag, done[0].result), (7, Ok(())));
+    assert_eq!(guests.channels[0].pushed.len(), SIZE / large::PIECE);
+    assert_eq!(guests.shared.owners.flying_of(owner), Some(0));
+}

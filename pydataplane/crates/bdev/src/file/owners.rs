@@ -1,0 +1,288 @@
+//! The owners of the requests that a file has with its disk, and what each of them may have there.
+//!
+//! An owner ([`Owner`]) is a guest, whose channels are many: one for each of its disks in the file and each
+//! reactor. What they have in the kernel is counted in one place, so that who has many disks has no more of
+//! the disk below. What is beyond the share waits in its channel, in order. Alone, an owner has no limit.
+//! The target's own I/O (metadata) has no owner, and is neither counted nor limited.
+//!
+//! No lock in the way of an I/O: a look at all owners, once in [`LOOK_US`], is left out when somebody else
+//! has them.
+
+mod policy;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+
+use crossbeam_queue::ArrayQueue;
+use parking_lot::Mutex;
+use reactor::{Owner, Waker};
+
+use self::policy::{NO_LIMIT, Policy, Seen};
+
+/// Between two looks.
+const LOOK_US: u64 = 1000;
+/// An owner is active for so long after its last request.
+const ACTIVE_US: u64 = 50_000;
+/// Threads of one owner that can wait without looking again and again.
+const WAKERS: usize = 64;
+
+/// What an owner has with the disk, all its channels together.
+struct Place {
+    owner: Owner,
+    /// Requests in the kernel, or pieces of large ones.
+    flying: AtomicU32,
+    /// When it last asked for one, in ticks.
+    asked: AtomicU64,
+    /// A request had to wait since the last look.
+    pressed: AtomicBool,
+    /// Requests that ended since the last look, and the time that they took in ticks.
+    ended: AtomicU64,
+    ticks: AtomicU64,
+    /// Of threads with a channel that waits and has nothing in the kernel whose end would show it that
+    /// there is room.
+    waiting: ArrayQueue<Waker>,
+    /// How often those were woken.
+    wakes: AtomicU32,
+}
+
+/// The owners of a file's requests.
+pub(super) struct Owners {
+    /// What each may have in the kernel.
+    share: AtomicU32,
+    /// When to look again, in ticks.
+    next_look: AtomicU64,
+    look_ticks: u64,
+    active_ticks: u64,
+    all: Mutex<All>,
+}
+
+struct All {
+    /// One for each owner with channels, which have it, too.
+    places: Vec<Arc<Place>>,
+    policy: Policy,
+}
+
+impl Owners {
+    pub(super) fn new() -> Self {
+        Owners {
+            share: AtomicU32::new(NO_LIMIT),
+            next_look: AtomicU64::new(0),
+            look_ticks: reactor::ticks::from_us(LOOK_US),
+            active_ticks: reactor::ticks::from_us(ACTIVE_US),
+            all: Mutex::new(All { places: Vec::new(), policy: Policy::new() }),
+        }
+    }
+
+    /// The place of `owner`, for one more of its channels.
+    fn place(&self, owner: Owner) -> Arc<Place> {
+        let mut all = self.all.lock();
+        if let Some(place) = all.places.iter().find(|place| place.owner == owner) {
+            return Arc::clone(place);
+        }
+        let place = Arc::new(Place {
+            owner,
+            flying: AtomicU32::new(0),
+            asked: AtomicU64::new(0),
+            pressed: AtomicBool::new(false),
+            ended: AtomicU64::new(0),
+            ticks: AtomicU64::new(0),
+            waiting: ArrayQueue::new(WAKERS),
+            wakes: AtomicU32::new(0),
+        });
+        all.places.push(Arc::clone(&place));
+        place
+    }
+
+    /// Decides anew what each may have, if it is time and nobody else does.
+    #[inline]
+    fn look(&self, now: u64) {
+        if now >= self.next_look.load(Relaxed) {
+            self.look_now(now);
+        }
+    }
+
+    #[cold]
+    fn look_now(&self, now: u64) {
+        let Some(mut all) = self.all.try_lock() else { return };
+        self.next_look.store(now.saturating_add(self.look_ticks), Relaxed);
+        let mut seen = Seen::default();
+        for place in &all.places {
+            let idle = now.saturating_sub(place.asked.load(Relaxed)) > self.active_ticks;
+            seen.owners += usize::from(!idle || place.flying.load(Relaxed) > 0);
+            seen.pressed |= place.pressed.swap(false, Relaxed);
+            seen.ended += place.ended.swap(0, Relaxed);
+            seen.ticks += place.ticks.swap(0, Relaxed);
+        }
+        let share = all.policy.look(now, &seen);
+        self.share.store(share, Relaxed);
+    }
+
+    /// Requests that an owner has in the kernel; `None`: it has no channel.
+    #[cfg(test)]
+    pub(super) fn flying_of(&self, owner: Owner) -> Option<u32> {
+        let all = self.all.lock();
+        let place = all.places.iter().find(|place| place.owner == owner)?;
+        Some(place.flying.load(Relaxed))
+    }
+
+    /// Has each owner have `share` from now on.
+    #[cfg(test)]
+    pub(super) fn fix(&self, share: u32) {
+        self.share.store(share, Relaxed);
+        self.next_look.store(u64::MAX, Relaxed);
+    }
+}
+
+/// What a channel knows of its owner's place. Dropped after its ring: then the kernel has nothing of it.
+pub(super) struct Share {
+    shared: Arc<super::Shared>,
+    /// `None`: without an owner.
+    place: Option<Arc<Place>>,
+    /// Of the place's requests in the kernel those of this channel.
+    flying: u32,
+    /// [`Place::wakes`] when the thread's waker was left there.
+    left: Option<u32>,
+}
+
+impl Share {
+    pub(super) fn new(shared: Arc<super::Shared>, owner: Option<Owner>) -> Self {
+        let place = owner.map(|owner| shared.owners.place(owner));
+        Share { shared, place, flying: 0, left: None }
+    }
+
+    /// Whether the kernel may be given one more request at `now`, in ticks, which is then counted until
+    /// [`Share::end`].
+    #[inline]
+    pub(super) fn begin(&mut self, now: u64) -> bool {
+        let Some(place) = &self.place else { return true };
+        let owners = &self.shared.owners;
+        place.asked.store(now, Relaxed);
+        owners.look(now);
+        // Two threads may both find the last room: one more does not matter.
+        if place.flying.load(Relaxed) >= owners.share.load(Relaxed) {
+            place.pressed.store(true, Relaxed);
+            return false;
+        }
+        place.flying.fetch_add(1, Relaxed);
+        self.flying += 1;
+        true
+    }
+
+    #[cfg(test)]
+    pub(super) fn owner(&self) -> Option<Owner> {
+        self.place.as_ref().map(|place| place.owner)
+    }
+
+    /// One that began is no longer in the kernel. `took`: how long it was there, in ticks, if that says
+    /// something about the disk.
+    #[inline]
+    pub(super) fn end(&mut self, took: Option<u64>) {
+        let Some(place) = &self.place else { return };
+        self.flying -= 1;
+        if let Some(ticks) = took
+            && self.shared.owners.share.load(Relaxed) != NO_LIMIT
+        {
+            place.ended.fetch_add(1, Relaxed);
+            place.ticks.fetch_add(ticks, Relaxed);
+        }
+        // First counted, then looked: who waits has left its waker before it looked a last time.
+        place.flying.fetch_sub(1, SeqCst);
+        if !place.waiting.is_empty() {
+            place.wake();
+        }
+    }
+
+    /// The channel has requests that wait. Has its thread woken when there is room, if nothing of the
+    /// channel is in the kernel whose end does that.
+    pub(super) fn wait(&mut self, waker: &Waker) {
+        let Some(place) = &self.place else { return };
+        let wakes = Some(place.wakes.load(SeqCst));
+        if self.flying > 0 || self.left == wakes {
+            return;
+        }
+        self.left = wakes;
+        let full = place.waiting.push(waker.clone()).is_err();
+        if full || place.flying.load(SeqCst) < self.shared.owners.share.load(Relaxed) {
+            waker.wake();
+        }
+    }
+}
+
+impl Place {
+    #[cold]
+    fn wake(&self) {
+        self.wakes.fetch_add(1, SeqCst);
+        while let Some(waker) = self.waiting.pop() {
+            waker.wake();
+        }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let Some(place) = self.place.take() else { return };
+        place.flying.fetch_sub(self.flying, SeqCst);
+        place.wake();
+        let mut all = self.shared.owners.all.lock();
+        // This one, and that in the list.
+        if Arc::strong_count(&place) == 2 {
+            all.places.retain(|other| other.owner != place.owner);
+        }
+        // Before others count.
+        drop(place);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::open::open;
+    use super::policy::FLOOR;
+    use super::*;
+
+    fn shares<const N: usize>() -> ([Share; N], tempfile::NamedTempFile) {
+        let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let shared = Arc::new(open(file.path(), None, false).unwrap());
+        (std::array::from_fn(|_| Share::new(shared.clone(), Some(Owner::new()))), file)
+    }
+
+    /// How many more an owner may have at `now`; they have all ended afterwards.
+    fn room(share: &mut Share, now: u64) -> u32 {
+        let count = (0..1000).take_while(|_| share.begin(now)).count() as u32;
+        (0..count).for_each(|_| share.end(None));
+        count
+    }
+
+    #[test]
+    fn the_limit_comes_and_goes_with_the_second_owner() {
+        let ([mut a, mut b], _file) = shares();
+        let ms = reactor::ticks::from_us(1000);
+        let mut now = 1000 * ms;
+        assert_eq!(room(&mut a, now), 1000);
+        assert!(b.begin(now));
+        now += 2 * ms;
+        assert_eq!(room(&mut a, now), FLOOR);
+        // However long its request takes.
+        now += 1000 * ms;
+        assert_eq!(room(&mut a, now), FLOOR);
+        b.end(None);
+        now += 2 * ms;
+        assert_eq!(room(&mut a, now), 1000, "it has asked for nothing for long");
+        assert!(b.begin(now));
+        b.end(None);
+        now += 2 * ms;
+        assert_eq!(room(&mut a, now), FLOOR, "it may ask again at once");
+    }
+
+    #[test]
+    fn what_the_target_does_itself_has_no_limit_and_limits_nobody() {
+        let ([mut a], _file) = shares();
+        let mut own = Share::new(a.shared.clone(), None);
+        let ms = reactor::ticks::from_us(1000);
+        for now in (0..100).map(|nth| nth * ms) {
+            assert!((0..1000).all(|_| own.begin(now)));
+            assert_eq!(room(&mut a, now), 1000);
+        }
+    }
+}

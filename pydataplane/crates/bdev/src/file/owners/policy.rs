@@ -1,0 +1,192 @@
+//! How many requests each owner may have with a disk that several share.
+//!
+//! A disk serves what it has more or less in order. Who keeps 32 requests with it makes everybody else's
+//! wait for 32, and gains little itself once the disk is as busy as it can be: then a deeper queue means
+//! longer waits alone. So while several owners are active each may have the same number of requests with
+//! the disk. That is [`FLOOR`] to begin with; what they take then is the disk's own time, and the number
+//! grows for as long as they hardly take longer with it. A fast disk, which does many things at a time, so
+//! ends with no limit that anybody notices; one whose requests queue stays near [`FLOOR`]. Who needs less
+//! than that leaves the rest of the disk to the others.
+//!
+//! What the disk's own time is is measured again every [`AGAIN_US`], as the disk may have changed.
+
+/// Requests that each owner may always have with the disk.
+pub(super) const FLOOR: u32 = 4;
+/// No limit.
+pub(super) const NO_LIMIT: u32 = u32::MAX;
+/// As many as a channel takes: a limit of so many is none for most.
+const MOST: u32 = 256;
+/// Requests that have to end before their time says anything.
+const SAMPLES: u64 = 32;
+/// Between two measurements of the disk's own time.
+const AGAIN_US: u64 = 2_000_000;
+
+/// What happened since the last look.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Seen {
+    /// Owners that were active lately.
+    pub owners: usize,
+    /// One of them had a request that had to wait for its share.
+    pub pressed: bool,
+    /// Requests that ended and whose time counts.
+    pub ended: u64,
+    /// That time, in ticks.
+    pub ticks: u64,
+}
+
+/// What is being found out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// One owner at most: nothing.
+    Alone,
+    /// The number has just become [`FLOOR`]: what had been sent before has to end.
+    Settling,
+    /// The disk's own time.
+    Measuring,
+    /// Whether there is room for more.
+    Trying,
+}
+
+/// The number, and what it was decided by.
+#[derive(Debug)]
+pub(super) struct Policy {
+    phase: Phase,
+    /// The number that was found, at least [`FLOOR`].
+    share: u32,
+    /// Mean time of a request with [`FLOOR`] of each owner, in ticks.
+    own_time: u64,
+    /// When that was measured, in ticks.
+    measured: u64,
+    /// Not yet enough to decide by.
+    so_far: Seen,
+    again_ticks: u64,
+}
+
+impl Policy {
+    pub(super) fn new() -> Self {
+        Policy {
+            phase: Phase::Alone,
+            share: FLOOR,
+            own_time: 0,
+            measured: 0,
+            so_far: Seen::default(),
+            again_ticks: reactor::ticks::from_us(AGAIN_US),
+        }
+    }
+
+    /// Requests that each owner may have with the disk from `now` (in ticks) on.
+    pub(super) fn look(&mut self, now: u64, seen: &Seen) -> u32 {
+        if seen.owners < 2 {
+            self.begin(Phase::Alone);
+            return NO_LIMIT;
+        }
+        if self.phase == Phase::Alone {
+            self.begin(Phase::Settling);
+            return FLOOR;
+        }
+        self.so_far.ended += seen.ended;
+        self.so_far.ticks += seen.ticks;
+        self.so_far.pressed |= seen.pressed;
+        if self.so_far.ended >= SAMPLES {
+            self.decide(now, self.so_far.ticks / self.so_far.ended);
+        }
+        if self.phase == Phase::Trying { self.share } else { FLOOR }
+    }
+
+    fn begin(&mut self, phase: Phase) {
+        self.phase = phase;
+        self.so_far = Seen::default();
+    }
+
+    /// Goes on after requests that took `mean` ticks each.
+    fn decide(&mut self, now: u64, mean: u64) {
+        let pressed = self.so_far.pressed;
+        match self.phase {
+            Phase::Alone | Phase::Settling => return self.begin(Phase::Measuring),
+            Phase::Measuring => {
+                (self.own_time, self.measured) = (mean, now);
+                // From where it was: a fast disk is not to begin again each time.
+                return self.begin(Phase::Trying);
+            }
+            Phase::Trying => {}
+        }
+        let step = (self.share / 4).max(1);
+        if mean > self.own_time.saturating_mul(3) / 2 {
+            self.share = (self.share - step).max(FLOOR);
+        } else if pressed && mean <= self.own_time.saturating_mul(5) / 4 {
+            self.share = (self.share + step).min(MOST);
+        }
+        self.own_time = self.own_time.min(mean);
+        let old = now.saturating_sub(self.measured) > self.again_ticks;
+        self.begin(if old { Phase::Settling } else { Phase::Trying });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Looks of a millisecond at a disk beside which each of `owners` has as many requests as it may. The
+    /// disk does `parallel` at a time, each in 100 us.
+    fn share_after(policy: &mut Policy, looks: u64, owners: usize, parallel: u64) -> u32 {
+        let ms = reactor::ticks::from_us(1000);
+        let mut share = FLOOR;
+        for nth in 1..=looks {
+            let queued = u64::from(share.min(64)) * owners as u64;
+            let seen = Seen {
+                owners,
+                pressed: share < 64,
+                ended: parallel.min(queued) * 10,
+                ticks: queued.max(parallel) * 10 * ms / 10 * parallel.min(queued) / parallel,
+            };
+            share = policy.look(nth * ms, &seen);
+        }
+        share
+    }
+
+    #[test]
+    fn a_lone_owner_has_no_limit() {
+        let mut policy = Policy::new();
+        let seen = Seen { owners: 1, pressed: true, ended: 100, ticks: 1 << 40 };
+        for now in 0..100 {
+            assert_eq!(policy.look(now, &seen), NO_LIMIT);
+        }
+        let seen = Seen { owners: 2, ..seen };
+        assert_eq!(policy.look(100, &seen), FLOOR);
+        assert_eq!(policy.look(101, &Seen { owners: 1, ..seen }), NO_LIMIT);
+        assert_eq!(policy.look(102, &Seen { owners: 0, ..seen }), NO_LIMIT);
+    }
+
+    #[test]
+    fn where_requests_queue_each_owner_has_few() {
+        for parallel in [1, 4] {
+            for owners in [2, 8, 32] {
+                let mut policy = Policy::new();
+                let share = share_after(&mut policy, 1000, owners, parallel);
+                assert!(share <= FLOOR + 2, "{share} for {owners} owners of {parallel} at a time");
+            }
+        }
+    }
+
+    #[test]
+    fn a_disk_that_does_many_things_at_a_time_ends_without_a_limit() {
+        let mut policy = Policy::new();
+        assert!(share_after(&mut policy, 40, 2, 128) >= 64);
+        // It is asked again how fast it is, and goes on from there.
+        let few = (1..20).filter(|_| share_after(&mut policy, 300, 2, 128) < 64).count();
+        assert!(few < 3, "{few}");
+        // It is slower from now on.
+        assert!(share_after(&mut policy, 5000, 2, 2) <= FLOOR + 2);
+    }
+
+    #[test]
+    fn nothing_is_decided_by_few_requests() {
+        let mut policy = Policy::new();
+        let seen = Seen { owners: 2, pressed: true, ended: SAMPLES - 1, ticks: 1000 };
+        policy.look(0, &seen);
+        policy.look(1, &seen);
+        assert_eq!(policy.phase, Phase::Settling);
+        policy.look(2, &seen);
+        assert_eq!(policy.phase, Phase::Measuring);
+    }
+}
