@@ -110,7 +110,7 @@ impl Owners {
         for place in &all.places {
             let idle = now.saturating_sub(place.asked.load(Relaxed)) > self.active_ticks;
             seen.owners += usize::from(!idle || place.flying.load(Relaxed) > 0);
-            seen.pressed |= place.pressed.swap(false, Relaxed);
+            seen.pressed += usize::from(place.pressed.swap(false, Relaxed));
             seen.ended += place.ended.swap(0, Relaxed);
             seen.ticks += place.ticks.swap(0, Relaxed);
         }

@@ -4,7 +4,8 @@
 //! wait for 32, and gains little itself once the disk is as busy as it can be: then a deeper queue means
 //! longer waits alone. So while several owners are active each may have the same number of requests with
 //! the disk. That is [`FLOOR`] to begin with; what they take then is the disk's own time, and the number
-//! grows for as long as they hardly take longer with it. A fast disk, which does many things at a time, so
+//! grows for as long as they hardly take longer with it, or for as long as all active owners want more: then
+//! nobody waits for others longer than they for him, and the disk is best used. A fast disk, which does many things at a time, so
 //! ends with no limit that anybody notices; one whose requests queue stays near [`FLOOR`]. Who needs less
 //! than that leaves the rest of the disk to the others.
 //!
@@ -26,8 +27,8 @@ const AGAIN_US: u64 = 2_000_000;
 pub(super) struct Seen {
     /// Owners that were active lately.
     pub owners: usize,
-    /// One of them had a request that had to wait for its share.
-    pub pressed: bool,
+    /// Those of them that had a request which had to wait for its share.
+    pub pressed: usize,
     /// Requests that ended and whose time counts.
     pub ended: u64,
     /// That time, in ticks.
@@ -86,7 +87,8 @@ impl Policy {
         }
         self.so_far.ended += seen.ended;
         self.so_far.ticks += seen.ticks;
-        self.so_far.pressed |= seen.pressed;
+        self.so_far.pressed = self.so_far.pressed.max(seen.pressed);
+        self.so_far.owners = self.so_far.owners.max(seen.owners);
         if self.so_far.ended >= SAMPLES {
             self.decide(now, self.so_far.ticks / self.so_far.ended);
         }
@@ -100,7 +102,7 @@ impl Policy {
 
     /// Goes on after requests that took `mean` ticks each.
     fn decide(&mut self, now: u64, mean: u64) {
-        let pressed = self.so_far.pressed;
+        let Seen { owners, pressed, .. } = self.so_far;
         match self.phase {
             Phase::Alone | Phase::Settling => return self.begin(Phase::Measuring),
             Phase::Measuring => {
@@ -111,9 +113,11 @@ impl Policy {
             Phase::Trying => {}
         }
         let step = (self.share / 4).max(1);
-        if mean > self.own_time.saturating_mul(3) / 2 {
+        if pressed == owners {
+            self.share = (self.share + step).min(MOST);
+        } else if mean > self.own_time.saturating_mul(3) / 2 {
             self.share = (self.share - step).max(FLOOR);
-        } else if pressed && mean <= self.own_time.saturating_mul(5) / 4 {
+        } else if pressed > 0 && mean <= self.own_time.saturating_mul(5) / 4 {
             self.share = (self.share + step).min(MOST);
         }
         self.own_time = self.own_time.min(mean);
@@ -126,19 +130,22 @@ impl Policy {
 mod tests {
     use super::*;
 
-    /// Looks of a millisecond at a disk beside which each of `owners` has as many requests as it may. The
-    /// disk does `parallel` at a time, each in 100 us.
-    fn share_after(policy: &mut Policy, looks: u64, owners: usize, parallel: u64) -> u32 {
+    /// Looks of a millisecond at a disk that does `parallel` requests at a time, each in 100 us. `hogs` want
+    /// 64 each, and others one each.
+    fn share_after(
+        policy: &mut Policy,
+        looks: u64,
+        (hogs, others): (usize, usize),
+        parallel: u64,
+    ) -> u32 {
         let ms = reactor::ticks::from_us(1000);
         let mut share = FLOOR;
         for nth in 1..=looks {
-            let queued = u64::from(share.min(64)) * owners as u64;
-            let seen = Seen {
-                owners,
-                pressed: share < 64,
-                ended: parallel.min(queued) * 10,
-                ticks: queued.max(parallel) * 10 * ms / 10 * parallel.min(queued) / parallel,
-            };
+            let flying = u64::from(share.min(64)) * hogs as u64 + others as u64;
+            let ended = parallel.min(flying) * 10;
+            let each = ms / 10 * flying.max(parallel) / parallel;
+            let pressed = if share < 64 { hogs } else { 0 };
+            let seen = Seen { owners: hogs + others, pressed, ended, ticks: ended * each };
             share = policy.look(nth * ms, &seen);
         }
         share
@@ -147,7 +154,7 @@ mod tests {
     #[test]
     fn a_lone_owner_has_no_limit() {
         let mut policy = Policy::new();
-        let seen = Seen { owners: 1, pressed: true, ended: 100, ticks: 1 << 40 };
+        let seen = Seen { owners: 1, pressed: 1, ended: 100, ticks: 1 << 40 };
         for now in 0..100 {
             assert_eq!(policy.look(now, &seen), NO_LIMIT);
         }
@@ -160,29 +167,41 @@ mod tests {
     #[test]
     fn where_requests_queue_each_owner_has_few() {
         for parallel in [1, 4] {
-            for owners in [2, 8, 32] {
+            for owners in [(1, 1), (4, 4), (31, 1)] {
                 let mut policy = Policy::new();
                 let share = share_after(&mut policy, 1000, owners, parallel);
-                assert!(share <= FLOOR + 2, "{share} for {owners} owners of {parallel} at a time");
+                assert!(share <= FLOOR + 2, "{share} for {owners:?} of {parallel} at a time");
             }
+        }
+    }
+
+    #[test]
+    fn where_all_want_more_each_has_about_what_it_wants() {
+        for owners in [(2, 0), (32, 0)] {
+            let mut policy = Policy::new();
+            share_after(&mut policy, 300, owners, 4);
+            assert!((40..=100).contains(&policy.share), "{} for {owners:?}", policy.share);
+            // Until one comes that does not.
+            let share = share_after(&mut policy, 500, (owners.0, 1), 4);
+            assert!(share <= FLOOR + 2, "{share} for {owners:?}");
         }
     }
 
     #[test]
     fn a_disk_that_does_many_things_at_a_time_ends_without_a_limit() {
         let mut policy = Policy::new();
-        assert!(share_after(&mut policy, 40, 2, 128) >= 64);
+        assert!(share_after(&mut policy, 60, (1, 1), 128) >= 64);
         // It is asked again how fast it is, and goes on from there.
-        let few = (1..20).filter(|_| share_after(&mut policy, 300, 2, 128) < 64).count();
+        let few = (1..20).filter(|_| share_after(&mut policy, 300, (1, 1), 128) < 64).count();
         assert!(few < 3, "{few}");
         // It is slower from now on.
-        assert!(share_after(&mut policy, 5000, 2, 2) <= FLOOR + 2);
+        assert!(share_after(&mut policy, 5000, (1, 1), 2) <= FLOOR + 2);
     }
 
     #[test]
     fn nothing_is_decided_by_few_requests() {
         let mut policy = Policy::new();
-        let seen = Seen { owners: 2, pressed: true, ended: SAMPLES - 1, ticks: 1000 };
+        let seen = Seen { owners: 2, pressed: 1, ended: SAMPLES - 1, ticks: 1000 };
         policy.look(0, &seen);
         policy.look(1, &seen);
         assert_eq!(policy.phase, Phase::Settling);
