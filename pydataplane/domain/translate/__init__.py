@@ -32,28 +32,32 @@ from pydataplane.domain.names import (
     controller_name,
 )
 from pydataplane.domain.translate.carrying import carry
-from pydataplane.domain.translate.operations import (
+from pydataplane.domain.translate.changing import (
     attach,
-    define,
     detach,
     detach_alias,
+    update,
+)
+from pydataplane.domain.translate.operations import (
+    define,
     element,
     find,
     has_controller,
     identify,
     is_marked,
     mark,
-    may_be_ours,
     means,
     plan,
     present,
-    recognise,
     settable,
     socket,
-    update,
-    volume_of,
     with_target,
     without_target,
+)
+from pydataplane.domain.translate.recognising import (
+    may_be_ours,
+    recognise,
+    volume_of,
 )
 
 __all__ = [

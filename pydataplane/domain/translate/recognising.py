@@ -1,0 +1,83 @@
+"""Whether a device that a client sends is a disk of ours, and of which volume."""
+
+from __future__ import annotations
+
+from pydataplane.domain.errors import Refusal, TranslateError
+from pydataplane.domain.model import Settings, VolumeRef
+from pydataplane.domain.translate import fields
+from pydataplane.domain.xml import disk as disks
+from pydataplane.domain.xml.disk import Disk
+from pydataplane.domain.xml.document import Document, NotXmlError, UnreadError
+
+
+def recognise(disk_xml: str, settings: Settings) -> VolumeRef | None:
+    """Returns the volume that a device's XML names, or None if it is no disk of ours.
+
+    Anything that is not one well-formed <disk> element gives None (libvirtd judges it).
+
+    Raises:
+        TranslateError: it names a volume of ours, but wrongly, or may name one where that cannot be
+            read (BAD_XML); or it asks for what our disks cannot do (UNSUPPORTED: a CD-ROM, an IDE
+            bus, qcow2, encryption, I/O limits, ...).
+    """
+    device = disk_of_ours(disk_xml, settings)
+    if device is None:
+        check_readable(disk_xml, settings)
+        return None
+    return device[2]
+
+
+def may_be_ours(disk_xml: str, settings: Settings) -> bool:
+    """Whether a device's or a domain's XML can name a volume of ours; parses nothing.
+
+    What is written with references (`&#47;dev...`) may be anything.
+    """
+    words = (settings.path_prefix, settings.rbd_prefix, settings.protocol, settings.pool_prefix)
+    return "&" in disk_xml or any(word and word in disk_xml for word in words)
+
+
+def check_readable(xml: str, settings: Settings) -> None:
+    """Refuses what libvirtd would take as a disk of its own because it is not read here.
+
+    Raises:
+        TranslateError: BAD_XML, it may name a volume of ours, and is too big or has a document
+            type.
+    """
+    if not may_be_ours(xml, settings):
+        return
+    try:
+        Document(xml)
+    except UnreadError as error:
+        raise TranslateError(
+            Refusal.BAD_XML,
+            f"this XML may name virtlun volumes and has {error}: leave out what no disk needs",
+        ) from error
+    except NotXmlError:
+        return
+
+
+def volume_of(disk_xml: str, settings: Settings) -> VolumeRef | None:
+    """Returns the volume that a <disk> names as its source, whatever else it says; None if none.
+
+    Raises:
+        TranslateError: BAD_XML, it names one of ours wrongly.
+    """
+    document = disks.parse_device(disk_xml)
+    return None if document is None else disks.volume(document.root, settings)
+
+
+def disk_of_ours(xml: str, settings: Settings) -> tuple[Document, Disk, VolumeRef] | None:
+    """Returns a disk of ours, parsed and checked; None if `xml` is something else.
+
+    Raises:
+        TranslateError: as `recognise`, but for what cannot be read.
+    """
+    document = disks.parse_device(xml)
+    if document is None:
+        return None
+    ref = disks.volume(document.root, settings)
+    if ref is None:
+        return None
+    disk = disks.read(document.root)
+    fields.check(document.root, disk, ref)
+    return document, disk, ref
