@@ -10,6 +10,7 @@ mod ending;
 mod events;
 mod handover;
 mod rings;
+mod running;
 mod side;
 
 use std::os::fd::RawFd;
