@@ -91,9 +91,9 @@ pub struct OpenError {
 pub trait Bdev: Any + Send + Sync {
     /// Unique name; never changes while registered (an lvol's is its UUID).
     fn name(&self) -> &str;
-    /// Other names (an lvol's `LVSTORE/LVOL`); may change. The registry asks every device for
-    /// them, with no lock of its own held: take no lock here that is ever held while the registry
-    /// is called.
+    /// Other names (an lvol's `LVSTORE/LVOL`); may change, and then [`crate::aliases_changed`] is
+    /// called. The registry asks every device for them, with no lock of its own held: take no lock
+    /// here that is ever held while the registry is called.
     fn aliases(&self) -> Vec<String>;
     /// Identity across hosts and restarts.
     fn uuid(&self) -> Uuid;

@@ -53,6 +53,7 @@ pub use null::Null;
 pub use owned::{Finished, OwnedChannel};
 pub use registry::{
     Claim, ClaimMode, Event, Registry, RegistryError, Subscription, UNREGISTER_TIMEOUT,
+    aliases_changed,
 };
 pub use slots::Slots;
 pub use stats::{ChannelStats, IoStat, OpStat, SYNC_SAMPLE, Stats, StatsReset};

@@ -2,21 +2,22 @@
 
 mod claim;
 mod event;
+mod index;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use uuid::Uuid;
-
 use crate::Bdev;
 
 use self::claim::Holder;
 use self::event::Subscriber;
+use self::index::{Index, Keys};
 
 pub use self::claim::{Claim, ClaimMode};
 pub use self::event::{Event, Subscription};
+pub use self::index::aliases_changed;
 
 /// How long [`Registry::unregister`] waits for the holders of a device to let go.
 pub const UNREGISTER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -57,10 +58,6 @@ pub enum RegistryError {
     },
 }
 
-/// Keys for each device of which it is noted where they were; and at least so many.
-const LAST_AT_EACH: usize = 4;
-const LAST_AT_MIN: usize = 64;
-
 struct Entry {
     bdev: Arc<dyn Bdev>,
     /// Position in [`Registry::list`].
@@ -73,9 +70,9 @@ struct Entry {
 #[derive(Default)]
 struct State {
     entries: HashMap<String, Entry>,
-    /// Where a device with this alias or UUID is or was: its name. Aliases change, so this is where
-    /// to look first and no more.
-    last_at: HashMap<String, String>,
+    index: Index,
+    /// How often a device came or went.
+    changes: u64,
     subscribers: Vec<(u64, Subscriber)>,
     next_id: u64,
 }
@@ -86,12 +83,11 @@ impl State {
         self.next_id
     }
 
-    /// Notes where a device with this alias or UUID is.
-    fn note(&mut self, key: String, name: &str) {
-        if self.last_at.len() >= LAST_AT_MIN.max(LAST_AT_EACH * self.entries.len()) {
-            self.last_at.clear(); // of devices that went, names that they had
-        }
-        self.last_at.insert(key, name.to_owned());
+    /// Takes a device away.
+    fn remove(&mut self, name: &str) -> Option<Entry> {
+        self.changes += 1;
+        self.index.remove(name);
+        self.entries.remove(name)
     }
 
     /// The entry with this name, unless it is being removed.
@@ -122,31 +118,28 @@ impl Registry {
         self.inner.lock()
     }
 
-    /// The device with this name, alias or UUID. Devices are asked with no lock held, because an
-    /// alias may stand behind a lock of theirs.
+    /// The device with this name, alias or UUID. Where names have changed, all devices are asked for
+    /// theirs, with no lock held, because an alias may stand behind a lock of a device.
     fn find(&self, key: &str) -> Option<Arc<dyn Bdev>> {
-        let uuid = Uuid::try_parse(key).ok();
-        let is_it = |b: &Arc<dyn Bdev>| {
-            uuid.is_some_and(|u| u == b.uuid()) || b.aliases().iter().any(|a| a == key)
-        };
-        let last = {
+        let (all, changes) = {
             let state = self.lock();
             if let Some(e) = state.named(key) {
                 return Some(e.bdev.clone());
             }
-            let name = state.last_at.get(key);
-            name.and_then(|name| state.named(name)).map(|e| e.bdev.clone())
+            if state.index.is_current() {
+                let name = state.index.get(key)?;
+                return state.named(name).map(|e| e.bdev.clone());
+            }
+            let there = state.entries.values().filter(|e| !e.removing);
+            (there.map(|e| e.bdev.clone()).collect::<Vec<_>>(), state.changes)
         };
-        if let Some(found) = last.filter(is_it) {
-            return Some(found);
+        let index = Index::of(&all);
+        let found = index.get(key).map(str::to_owned);
+        let mut state = self.lock();
+        if state.changes == changes {
+            state.index = index; // of all that are there still
         }
-        let all: Vec<_> = {
-            let entries = &self.lock().entries;
-            entries.values().filter(|e| !e.removing).map(|e| e.bdev.clone()).collect()
-        };
-        let found = all.into_iter().find(is_it)?;
-        self.lock().note(key.to_owned(), found.name());
-        Some(found)
+        found.and_then(|name| state.named(&name).map(|e| e.bdev.clone()))
     }
 
     /// Makes `bdev` known and emits [`Event::Registered`].
@@ -160,14 +153,11 @@ impl Registry {
             product: e.product_name().to_owned(),
         };
         let name = bdev.name().to_owned();
-        let keys: Vec<_> = bdev.aliases().into_iter().chain([bdev.uuid().to_string()]).collect();
-        for key in &keys {
+        let keys = Keys::of(&*bdev);
+        for key in keys.aliases.iter().chain([&keys.uuid.to_string(), &name]) {
             if let Some(e) = self.find(key) {
                 return Err(taken(key.clone(), &*e));
             }
-        }
-        if let Some(e) = self.find(&name) {
-            return Err(taken(name, &*e));
         }
         {
             let mut state = self.lock();
@@ -176,9 +166,8 @@ impl Registry {
                 return Err(taken(name, &*e.bdev));
             }
             let order = state.id();
-            for key in keys {
-                state.note(key, &name);
-            }
+            state.changes += 1;
+            state.index.insert(&name, keys);
             state.entries.insert(
                 name,
                 Entry { bdev: bdev.clone(), order, removing: false, holders: Vec::new() },
@@ -233,7 +222,7 @@ impl Registry {
                 Some(e) if !Arc::ptr_eq(&e.bdev, &bdev) => return Ok(bdev),
                 Some(e) => match e.holders.first() {
                     None => {
-                        state.entries.remove(&name);
+                        state.remove(&name);
                         return Ok(bdev);
                     }
                     Some(h) => h.owner.clone(),
@@ -261,7 +250,7 @@ impl Registry {
             if let Some(h) = entry.holders.first() {
                 return Err(RegistryError::Claimed { name, owner: h.owner.clone() });
             }
-            state.entries.remove(&name).ok_or_else(missing)?.bdev
+            state.remove(&name).ok_or_else(missing)?.bdev
         };
         self.emit(&Event::Removed(bdev.clone()));
         Ok(bdev)

@@ -2,7 +2,7 @@
 
 use crate::disk::BdevDisk;
 use crate::map::Map;
-use bdev::{Bdev, Features, Geometry, IoError, Stats};
+use bdev::{Bdev, Features, Geometry, IoError, Stats, aliases_changed};
 use blobstore::{BlobId, BlobInfo, Store, StoreInfo};
 use crossbeam_queue::ArrayQueue;
 use parking_lot::Mutex;
@@ -154,6 +154,7 @@ impl Volume {
 
     pub fn rename(&self, change: impl FnOnce(&mut Names)) {
         change(&mut self.names.lock());
+        aliases_changed();
     }
 
     /// `LVSTORE/LVOL`.

@@ -100,7 +100,7 @@ impl Drop for Claim {
             e.holders.retain(|h| h.id != self.id);
             // Whoever removed it may have given up waiting.
             if e.removing && e.holders.is_empty() {
-                gone = state.entries.remove(self.bdev.name());
+                gone = state.remove(self.bdev.name());
             }
         }
         drop(state);
