@@ -7,8 +7,9 @@ mounted by itself would be a dead one.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from pydataplane import methods
 from pydataplane.client import Client
 from pydataplane.errors import EXISTS, NO_DEVICE, RpcError
 
@@ -87,7 +88,7 @@ class VhostControllers:
         )
         return number
 
-    def find(self, name: str) -> dict[str, Any] | None:
+    def find(self, name: str) -> methods.Controller | None:
         """Returns what vhost_get_controllers tells of one; None if it is not there."""
         try:
             (found,) = self._client.call("vhost_get_controllers", name=name)
@@ -95,13 +96,11 @@ class VhostControllers:
             if error.code != NO_DEVICE:
                 raise
             return None
-        told: dict[str, Any] = found
-        return told
-
-    def all(self) -> list[dict[str, Any]]:
-        """Returns what vhost_get_controllers tells of all."""
-        found: list[dict[str, Any]] = self._client.call("vhost_get_controllers")
         return found
+
+    def all(self) -> list[methods.Controller]:
+        """Returns what vhost_get_controllers tells of all."""
+        return self._client.call("vhost_get_controllers")
 
     def folder(self, name: str) -> Path:
         """Returns where a controller's folder is, whether there is one or not.

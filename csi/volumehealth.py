@@ -7,11 +7,11 @@ file, waits, too.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from csi.hostdevice import HostDevice
 from csi.proto import csi_pb2 as pb
 from csi.vhostface import VhostFace
+from pydataplane import methods
 from pydataplane.client import Client
 from pydataplane.errors import NO_DEVICE, RpcError, TargetUnavailable
 
@@ -72,7 +72,7 @@ class VolumeHealth:
             away = _entry("INACCESSIBLE", "TargetAway", f"I/O waits for its target: {error}")
             return {each: [away] for each in volumes}
 
-    def _of_pod(self, volume: str, export: dict[str, Any] | None) -> list[Entry]:
+    def _of_pod(self, volume: str, export: methods.Export | None) -> list[Entry]:
         """Returns the same of one on the kernel face, or a claim that a machine has now."""
         if export is None:
             devices = self._devices

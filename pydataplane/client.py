@@ -26,6 +26,7 @@ from pydataplane.errors import (
     TargetTimeout,
     TargetUnavailable,
 )
+from pydataplane.methods import BatchRpc
 from pydataplane.sockets import start_command
 
 DEFAULT_SOCKET = Path(sockets.DEFAULT)
@@ -95,7 +96,7 @@ class _Connection(JSONRPCClient):  # type: ignore[misc]
             self.sock = None
 
 
-class Client:
+class Client(BatchRpc):
     """Calls methods of the target that listens on a UNIX socket."""
 
     def __init__(
@@ -114,8 +115,10 @@ class Client:
         self._kept: deque[_Connection] = deque(maxlen=keep)
         self._closed = False
 
-    def call(self, method: str, **params: Any) -> Any:
+    def call_raw(self, method: str, **params: Any) -> Any:
         """Calls `method` and returns its result; parameters that are None are left out.
+
+        `call` is the same for the methods of schemas/rpc, with their types.
 
         Raises:
             RpcError: the target refused; `code` and `message` are its own.
@@ -134,7 +137,7 @@ class Client:
         That of one that the target refused is the RpcError. Parameters that are None are left out.
 
         Raises:
-            TargetTimeout, TargetUnavailable, TargetForbidden: as `call`.
+            TargetTimeout, TargetUnavailable, TargetForbidden: as `call_raw`.
         """
         found: list[Any] = []
         for start in range(0, len(requests), BATCH_MAX):
@@ -142,7 +145,7 @@ class Client:
             found += self._exchange(f"{batch[0][0]} and {len(batch) - 1} more", batch)
         return found
 
-    def call_for_each(
+    def call_for_each_raw(
         self, method: str, names: Sequence[str], params: Callable[[str], Mapping[str, Any]]
     ) -> dict[str, Any]:
         """Calls `method` about each of `names` with `params` of it; returns the results by name.
@@ -151,7 +154,7 @@ class Client:
 
         Raises:
             RpcError: another refusal of one of them.
-            TargetTimeout, TargetUnavailable, TargetForbidden: as `call`.
+            TargetTimeout, TargetUnavailable, TargetForbidden: as `call_raw`.
         """
         answers = self.call_all([(method, params(name)) for name in names])
         found = {}

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pydataplane import inherited
+from pydataplane import inherited, methods
 from pydataplane.client import DEFAULT_SOCKET, Client
 from pydataplane.errors import TargetError, TargetForbidden, TargetUnavailable
 
@@ -125,10 +124,9 @@ def _reason(words: str) -> str:
     return (said or lines or [""])[-1]
 
 
-def status(rpc_socket: Path = DEFAULT_SOCKET) -> dict[str, Any]:
+def status(rpc_socket: Path = DEFAULT_SOCKET) -> methods.Status:
     """Returns `virtlun_get_status` of the target on `rpc_socket`; TargetUnavailable if none."""
-    answer: dict[str, Any] = Client(rpc_socket, timeout_s=5.0).call("virtlun_get_status")
-    return answer
+    return Client(rpc_socket, timeout_s=5.0).call("virtlun_get_status")
 
 
 def upgrade(
@@ -136,7 +134,7 @@ def upgrade(
     options: Sequence[str] = (),
     log: Path | None = None,
     with_program: Path | None = None,
-) -> dict[str, Any]:
+) -> methods.Status:
     """Has a new target take everything over from the one on `rpc_socket`; guests notice a pause.
 
     It gets the options that the old one has, of which `options` replace those of the same name;
@@ -176,14 +174,14 @@ def upgrade(
     )
 
 
-def stop(rpc_socket: Path = DEFAULT_SOCKET, how: signal.Signals = signal.SIGTERM) -> None:
+def stop(rpc_socket: Path = DEFAULT_SOCKET) -> None:
     """Stops the target on `rpc_socket` in order and waits for its end, STOP_DEADLINE_S at most.
 
     Raises:
         TargetUnavailable: none runs, or it did not end in time.
     """
     pid = int(status(rpc_socket)["pid"])
-    Client(rpc_socket).call("spdk_kill_instance", sig_name=how.name)
+    Client(rpc_socket).call("spdk_kill_instance", sig_name="SIGTERM")
     end = time.monotonic() + STOP_DEADLINE_S
     while _alive(pid):
         if time.monotonic() > end:

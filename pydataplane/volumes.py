@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydataplane import storefile
+from pydataplane import methods, storefile
 from pydataplane.client import Client
 from pydataplane.errors import (
     EXISTS,
@@ -287,7 +287,10 @@ class Volumes:
                 "a block device: grow that bdev, then call bdev_lvol_grow_lvstore"
             )
         with storefile.grown(store.name, Path(file), size, store.max_device) as length:
-            self.client.call(f"bdev_{driver}_rescan", name=store.base_bdev)
+            if driver == "aio":
+                self.client.call("bdev_aio_rescan", name=store.base_bdev)
+            else:
+                self.client.call("bdev_uring_rescan", name=store.base_bdev)
             (base,) = self.client.call("bdev_get_bdevs", name=store.base_bdev)
             if base["num_blocks"] != length // base["block_size"]:
                 raise VolumeError(
@@ -441,8 +444,7 @@ class Volumes:
 
     def xattrs(self, reference: str) -> dict[str, str]:
         """Returns what is noted at a volume, name to text (our target only)."""
-        found: dict[str, str] = self.client.call("virtlun_lvol_get_xattrs", name=reference)
-        return found
+        return self.client.call("virtlun_lvol_get_xattrs", name=reference)
 
     def set_xattr(self, reference: str, name: str, value: str) -> None:
         """Notes something at a volume, lasting and at once (our target only)."""
@@ -473,7 +475,7 @@ class Volumes:
         return None, ""
 
 
-def _volume(item: dict[str, Any], store: Lvstore) -> Volume:
+def _volume(item: methods.Bdev, store: Lvstore) -> Volume:
     """Reads one entry of bdev_get_bdevs."""
     size = item["num_blocks"] * item["block_size"]
     lvol = item["driver_specific"]["lvol"]

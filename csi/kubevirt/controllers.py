@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from csi import mounts
 from csi.errors import Code, Failure, invalid, not_found, precondition
@@ -29,6 +28,7 @@ from csi.locks import VolumeLocks
 from csi.mounts import Mount
 from csi.vhostcontroller import BLOCK_BYTES, SOCKET, VhostControllers
 from csi.volumes import owner_of
+from pydataplane import methods
 from pydataplane.client import Client
 from pydataplane.errors import BUSY, NO_DEVICE, RpcError
 from pydataplane.volumes import Volumes
@@ -434,7 +434,7 @@ def _of(luns: list[Lun], volume: str) -> Lun | None:
     return next((lun for lun in luns if lun.volume == volume), None)
 
 
-def _lun(target: int, lun: dict[str, Any], exported: dict[str, bool]) -> Lun:
+def _lun(target: int, lun: methods.Lun, exported: dict[str, bool]) -> Lun:
     return Lun(
         target=target,
         volume=lun["bdev_name"],

@@ -18,10 +18,10 @@ from plugin.cli.output import (
     size,
     text,
 )
+from pydataplane import methods
 
 DRIVERS = ("aio", "uring")
 """Kinds of bdevs on files and block devices, as bdev_get_bdevs names them."""
-CLEAR = "virtlun_bdev_clear_flush_error"
 
 COLUMNS = [
     ("NAME", "name", text),
@@ -78,7 +78,7 @@ def clear_flush_error(socket: Path, name: str, yes: bool, as_json: bool) -> None
     if error and not yes:
         confirm(f"{name}: {error}.\nIs the disk mended, and may guests take it for sound?")
     with busy(f"flushing what {name} is on"):
-        cleared: bool = target.call(CLEAR, name=name)
+        cleared = target.call("virtlun_bdev_clear_flush_error", name=name)
     if as_json:
         click.echo(json.dumps({"name": name, "cleared": cleared, "flush_error": error}))
     elif cleared and not error:
@@ -89,7 +89,7 @@ def clear_flush_error(socket: Path, name: str, yes: bool, as_json: bool) -> None
         click.echo(f"{name} had no flush error: nothing is changed")
 
 
-def _file(found: dict[str, Any]) -> str | None:
+def _file(found: methods.Bdev) -> str | None:
     """Returns the file or block device of a bdev; None: it is of another kind."""
     for driver in DRIVERS:
         if specific := found["driver_specific"].get(driver):
@@ -97,7 +97,7 @@ def _file(found: dict[str, Any]) -> str | None:
     return None
 
 
-def _row(found: dict[str, Any]) -> dict[str, Any]:
+def _row(found: methods.Bdev) -> dict[str, Any]:
     return {
         "name": found["name"],
         "size": found["num_blocks"] * found["block_size"],

@@ -164,6 +164,7 @@ def upgrade(socket: Path, log: Path | None, options: tuple[str, ...], as_json: b
     with busy("upgrading the target"):
         found = supervise.upgrade(socket, options, log)
     taken = found["upgrade"]
+    assert taken is not None, "one that was started to take over says so"
     if as_json:
         click.echo(json.dumps({"pid": found["pid"], **taken}))
     else:

@@ -6,13 +6,14 @@ Calls block, so each runs in a thread. Every error becomes a refusal with one se
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from plugin.gateway.errors import NoAnswer, Refused
+from pydataplane import methods
 from pydataplane.client import Client
 from pydataplane.domain import missing, reconcile
 from pydataplane.domain.errors import ReconcileError, Refusal
@@ -303,7 +304,7 @@ def _usage(client: Client, names: list[str]) -> dict[str, Usage]:
     return found
 
 
-def _usage_of(names: list[str], answer: Mapping[str, Any]) -> dict[str, Usage]:
+def _usage_of(names: list[str], answer: methods.Iostat) -> dict[str, Usage]:
     """Reads the result of bdev_get_iostat about these."""
     per_tick_ns = 1e9 / (answer.get("tick_rate") or 1_000_000_000)
     # In the order of the names, which may be aliases.

@@ -32,6 +32,7 @@ MODULES = (
     "pydataplane/domain/records.py",
     "pydataplane/domain/xml/",
     "pydataplane/errors.py",
+    "pydataplane/methods.py",
     "pydataplane/sockets.py",
 )
 """What the hook is made of; a folder stands for all modules in it."""

@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from pydataplane.errors import BUSY, EXISTS, RpcError, TargetTimeout, TargetUnavailable
+from pydataplane.methods import Rpc
 from pydataplane.sockets import start_command
 
 MAX_ANSWER_BYTES = 64 << 20
@@ -21,7 +22,7 @@ RETRIED = {"vhost_scsi_controller_add_target": EXISTS, "vhost_delete_controller"
 """Calls that are repeated while they fail so: a real SPDK takes targets away in the background."""
 
 
-class Connection:
+class Connection(Rpc):
     """A connection to the target, from the first call to the end of the process."""
 
     def __init__(self, path: str, deadline_s: float) -> None:
@@ -47,7 +48,7 @@ class Connection:
                 f" it with `{start_command(path)}`"
             ) from error
 
-    def call(self, method: str, **params: Any) -> Any:
+    def call_raw(self, method: str, **params: Any) -> Any:
         """Calls a method; parameters that are None are left out.
 
         Raises:

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pydataplane.domain.model import LunPlan, Plan
-from pydataplane.domain.reconcile import Rpc, look_up
+from pydataplane.domain.reconcile import look_up
 from pydataplane.errors import EXISTS, RpcError, VolumeError, VolumeNotFoundError
+from pydataplane.methods import Rpc
 
 
 def find(rpc: Rpc, plan: Plan, known: Mapping[str, str]) -> Plan:

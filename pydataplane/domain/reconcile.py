@@ -11,24 +11,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pydataplane.domain.errors import ReconcileError
 from pydataplane.domain.model import ON_ERROR, OWN, Characteristics, LunPlan, Plan
 from pydataplane.errors import BAD_PARAMETERS, METHOD_NOT_FOUND, NO_DEVICE, RpcError
+from pydataplane.methods import Rpc
 
 Release = Literal["released", "busy", "none"]
 """What became of a controller that was to go."""
 
 BLOCK_BYTES = 512
 """Logical block of a volume of which nothing else is known."""
-
-
-class Rpc(Protocol):
-    """The target's JSON-RPC: pydataplane.client.Client, or the hook's own."""
-
-    def call(self, method: str, **params: Any) -> Any:
-        """Calls a method; parameters that are None are left out. Raises TargetError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +246,7 @@ def perform(rpc: Rpc, action: Action, state: State) -> None:
 def _add_target(rpc: Rpc, controller: str, lun: LunPlan, bdev: Bdev) -> None:
     """Adds a LUN; a target that is SPDK's own is not sent the extensions that it does not know."""
 
-    def add(policy: Mapping[str, str]) -> None:
+    def add(policy: Mapping[str, Any]) -> None:
         rpc.call(
             "vhost_scsi_controller_add_target",
             ctrlr=controller,

@@ -21,6 +21,7 @@ import pytest
 from csi.kubevirt.vmvolume.controller import NODE_LABEL
 from csi.kubevirt.vmvolume.crd import CRD
 from csi.kubevirt.vmvolume.model import FINALIZER
+from pydataplane import methods
 from pydataplane.errors import RpcError
 from tests.kubernetes.cluster import API_PORT, NODE, Cluster
 from tests.kubernetes.driver import EXAMPLES, ROOT, Deployment, driver_program
@@ -131,7 +132,7 @@ class World:
         with contextlib.suppress(RpcError):
             self.client.call("vhost_delete_controller", ctrlr=f"pod-{pod}")
 
-    def luns(self, pod: str) -> dict[int, dict[str, Any]]:
+    def luns(self, pod: str) -> dict[int, methods.Lun]:
         """Returns the LUNs of a pod's controller by target number."""
         (found,) = self.client.call("vhost_get_controllers", name=f"pod-{pod}")
         targets = found["backend_specific"]["scsi"]

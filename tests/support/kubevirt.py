@@ -83,15 +83,15 @@ class Strike(Client):
         self._blow = blow
         self.calls: list[str] = []
 
-    def call(self, method: str, **params: Any) -> Any:
+    def call_raw(self, method: str, **params: Any) -> Any:
         """Calls a method."""
         if "_get" in method or method.endswith("_list"):
-            return super().call(method, **params)
+            return super().call_raw(method, **params)
         self.calls.append(method)
         hit = len(self.calls) == self._number
         if hit and self._when == "before":
             self._blow()
-        answer = super().call(method, **params)
+        answer = super().call_raw(method, **params)
         if hit and self._when == "after":
             self._blow()
         return answer

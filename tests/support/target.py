@@ -214,7 +214,7 @@ class Target:
 
     def rpc(self, method: str, **params: Any) -> Any:
         """Calls a method and returns its result; pydataplane.errors.RpcError if it is refused."""
-        return self.client.call(method, **params)
+        return self.client.call_raw(method, **params)
 
     def fails(self, method: str, **params: Any) -> TargetError:
         """Calls a method that is expected to be refused, and returns the error."""

@@ -482,6 +482,6 @@ def test_the_command_keeps_the_options_and_says_why_it_failed(target: Target) ->
     assert old is not None
     found = supervise.upgrade(target.rpc_socket, log=target.log, with_program=binary())
     assert old.wait(DEADLINE_S) == 0
-    assert found["upgrade"]["from_pid"] == old.pid
+    assert found["upgrade"] is not None and found["upgrade"]["from_pid"] == old.pid
     assert inherited.options(target.rpc_socket, found["pid"]) == given
     supervise.stop(target.rpc_socket)

@@ -19,10 +19,10 @@ class Counting(Client):
         super().__init__(target.rpc_socket)
         self.called: list[str] = []
 
-    def call(self, method: str, **params: Any) -> Any:
+    def call_raw(self, method: str, **params: Any) -> Any:
         """Calls a method."""
         self.called.append(method)
-        return super().call(method, **params)
+        return super().call_raw(method, **params)
 
 
 def test_each_call_may_be_repeated(target: Target) -> None:

@@ -12,10 +12,11 @@ from types import TracebackType
 from typing import Any
 
 from pydataplane.errors import RpcError
+from pydataplane.methods import Rpc
 from tests.support.rpc_schemas import check_params
 
 
-class FakeTarget:
+class FakeTarget(Rpc):
     """A target's controllers and bdevs, with SPDK's answers and error codes."""
 
     def __init__(self, bdevs: dict[str, str]) -> None:
@@ -33,7 +34,7 @@ class FakeTarget:
         self.tells_options = True
         """Whether LUNs show serial and the like, as our target's do and SPDK's do not."""
 
-    def call(self, method: str, **params: Any) -> Any:
+    def call_raw(self, method: str, **params: Any) -> Any:
         given = {key: value for key, value in params.items() if value is not None}
         self.calls.append(method)
         check_params(method, given)
@@ -191,7 +192,9 @@ class Server:
                 continue
             answer: dict[str, Any] = {"jsonrpc": "2.0", "id": request["id"]}
             try:
-                answer["result"] = self._target.call(request["method"], **request.get("params", {}))
+                answer["result"] = self._target.call_raw(
+                    request["method"], **request.get("params", {})
+                )
             except RpcError as error:
                 answer["error"] = {"code": error.code, "message": error.message}
             text = json.dumps(answer, ensure_ascii=False).encode() + b"\n"

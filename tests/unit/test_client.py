@@ -46,7 +46,7 @@ def test_a_result_comes_back_and_none_is_left_out(tmp_path: Path) -> None:
         connection.sendall(json.dumps(reply).encode())
 
     serve(path, answer)
-    assert Client(path).call("m", a=1, b=None) == {"a": 1}
+    assert Client(path).call_raw("m", a=1, b=None) == {"a": 1}
 
 
 def test_a_character_split_over_two_reads_survives(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_character_split_over_two_reads_survives(tmp_path: Path) -> None:
         connection.sendall(data[cut:])
 
     serve(path, answer)
-    assert Client(path).call("m") == "größe"
+    assert Client(path).call_raw("m") == "größe"
 
 
 def test_an_error_keeps_its_code(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_an_error_keeps_its_code(tmp_path: Path) -> None:
 
     serve(path, answer)
     with pytest.raises(RpcError) as caught:
-        Client(path).call("m")
+        Client(path).call_raw("m")
     assert (caught.value.code, caught.value.message) == (-19, "No such device")
 
 
@@ -80,19 +80,19 @@ def test_the_time_out_counts_wall_clock(tmp_path: Path) -> None:
     path = tmp_path / "s"
     serve(path, lambda connection, request: time.sleep(2))
     with pytest.raises(TargetTimeout, match=r"within 0\.2 s"):
-        Client(path, timeout_s=0.2).call("m")
+        Client(path, timeout_s=0.2).call_raw("m")
 
 
 def test_a_falsy_answer_and_a_wrong_id_are_not_taken_for_a_result(tmp_path: Path) -> None:
     path = tmp_path / "s"
     serve(path, lambda connection, request: connection.sendall(b'{"id": 77, "result": true}'))
     with pytest.raises(TargetUnavailable, match="another call's id"):
-        Client(path).call("m")
+        Client(path).call_raw("m")
 
 
 def test_no_target_says_how_to_start_one(tmp_path: Path) -> None:
     with pytest.raises(TargetUnavailable, match="virtlun target start"):
-        Client(tmp_path / "none").call("m")
+        Client(tmp_path / "none").call_raw("m")
 
 
 class Server:
@@ -130,10 +130,10 @@ class Server:
 def test_a_connection_is_kept_for_the_next_call_where_that_is_asked_for(tmp_path: Path) -> None:
     server = Server(tmp_path / "s")
     client = Client(tmp_path / "s", keep=1)
-    assert [client.call("m") for _ in range(3)] == [1, 2, 3]
+    assert [client.call_raw("m") for _ in range(3)] == [1, 2, 3]
     assert len(server.connections) == 1
     short = Client(tmp_path / "s")
-    assert [short.call("m") for _ in range(2)] == [4, 5]
+    assert [short.call_raw("m") for _ in range(2)] == [4, 5]
     assert len(server.connections) == 3
     server.close()
 
@@ -141,25 +141,25 @@ def test_a_connection_is_kept_for_the_next_call_where_that_is_asked_for(tmp_path
 def test_a_kept_connection_of_a_target_that_ended_is_not_used(tmp_path: Path) -> None:
     server = Server(tmp_path / "s")
     client = Client(tmp_path / "s", keep=1)
-    assert client.call("m") == 1
+    assert client.call_raw("m") == 1
     server.close()
     (tmp_path / "s").unlink()
     with pytest.raises(TargetUnavailable, match="no target answers"):
-        client.call("m")
+        client.call_raw("m")
     again = Server(tmp_path / "s")
-    assert client.call("m") == 1
+    assert client.call_raw("m") == 1
     again.close()
 
 
 def test_a_kept_connection_is_not_used_when_its_socket_is_elsewhere(tmp_path: Path) -> None:
     server = Server(tmp_path / "s")
     client = Client(tmp_path / "s", keep=1)
-    assert client.call("m") == 1
+    assert client.call_raw("m") == 1
     (tmp_path / "s").rename(tmp_path / "hidden")
     with pytest.raises(TargetUnavailable, match="no target answers"):
-        client.call("m")
+        client.call_raw("m")
     other = Server(tmp_path / "s")
-    assert client.call("m") == 1, "of the other"
+    assert client.call_raw("m") == 1, "of the other"
     assert (server.requests, other.requests) == (1, 1)
     server.close()
     other.close()
@@ -181,7 +181,7 @@ def test_a_long_answer_is_not_parsed_for_each_piece_of_it(
 
     serve(tmp_path / "s", answer)
     monkeypatch.setattr("pydataplane.client.json.loads", counting)
-    assert Client(tmp_path / "s").call("m") == result
+    assert Client(tmp_path / "s").call_raw("m") == result
     # A piece may end with a bracket by chance; with each piece parsed it would be half of them all.
     assert sum(parsed) < 5 * len(json.dumps(result)), parsed
 
@@ -220,18 +220,18 @@ def test_what_the_target_does_not_have_is_left_out_and_other_refusals_are_raised
         serve(tmp_path / name, answer)
         return Client(tmp_path / name)
 
-    found = serving("a", -19).call_for_each("m", ["x", "y", "z"], lambda name: {"name": name})
+    found = serving("a", -19).call_for_each_raw("m", ["x", "y", "z"], lambda name: {"name": name})
     assert found == {"x": "x", "z": "z"}
     with pytest.raises(RpcError) as caught:
-        serving("b", -5).call_for_each("m", ["x", "y"], lambda name: {"name": name})
+        serving("b", -5).call_for_each_raw("m", ["x", "y"], lambda name: {"name": name})
     assert (caught.value.code, caught.value.method) == (-5, "m")
 
 
 def test_a_client_that_is_closed_keeps_no_connection_and_still_calls(tmp_path: Path) -> None:
     target = Server(tmp_path / "s")
     client = Client(tmp_path / "s", keep=2)
-    assert client.call("a") == 1
+    assert client.call_raw("a") == 1
     client.close()
-    assert [client.call("a"), client.call("a")] == [2, 3]
+    assert [client.call_raw("a"), client.call_raw("a")] == [2, 3]
     assert len(target.connections) == 3, "one that was kept, and one for each call after it"
     target.close()

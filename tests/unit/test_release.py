@@ -44,6 +44,7 @@ def test_a_wheel_has_no_sources_of_its_programs(tmp_path: Path) -> None:
     files = {path for path in (tmp_path / "lib").rglob("*") if path.is_file()}
     assert {path.suffix for path in files} == {".py", ".pyi"}
     assert tmp_path / "lib/csi/proto/csi_pb2.pyi" in files
+    assert tmp_path / "lib/pydataplane/methods.pyi" in files
     assert tmp_path / "lib/plugin/gateway/__main__.py" in files
 
 

@@ -9,7 +9,6 @@ from plugin.cli.output import client, size
 from pydataplane import supervise
 from pydataplane.errors import TargetError
 
-FREE_AND_TOTAL = ("free_clusters", "total_data_clusters")
 LOW_SHARE = 0.05
 """Less of an lvstore free than this is worth a word."""
 TARGET_USER = "virtlun"
@@ -134,7 +133,11 @@ def lvstores(socket: Path) -> Finding:
             "virtlun lvstore create lvs0 --file FILE-OR-DEVICE, with --size for a new file",
         )
     rooms = [
-        (store["name"], *(store["cluster_size"] * store[key] for key in FREE_AND_TOTAL))
+        (
+            store["name"],
+            store["cluster_size"] * store["free_clusters"],
+            store["cluster_size"] * store["total_data_clusters"],
+        )
         for store in stores
     ]
     found = ", ".join(f"{name} with {size(free)} free" for name, free, _ in rooms)

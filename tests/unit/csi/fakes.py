@@ -39,7 +39,7 @@ class FakeTarget(Client):
         self.problems: list[str] = []
         self.knows_xattrs = True  # at creation; an older target does not
 
-    def call(self, method: str, **params: Any) -> Any:
+    def call_raw(self, method: str, **params: Any) -> Any:
         self.calls.append(method)
         if method in self.fail:
             raise self.fail.pop(method)

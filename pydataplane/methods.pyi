@@ -1,0 +1,1430 @@
+"""The types of methods.py. Made by `python -m tests.methods` from schemas/rpc; do not edit.
+
+A real SPDK target, or one of another release, may leave out what is required here: where one is
+expected, fields are read with `get`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NotRequired, TypedDict, overload
+
+
+class RateLimits(TypedDict):
+    """0 means unlimited."""
+
+    r_mbytes_per_sec: int
+    rw_ios_per_sec: int
+    rw_mbytes_per_sec: int
+    w_mbytes_per_sec: int
+
+
+class Bdev(TypedDict):
+    """A bdev, with SPDK's fields."""
+
+    aliases: list[str]
+    assigned_rate_limits: RateLimits
+    """0 means unlimited."""
+    block_size: int
+    """Bytes of a logical block."""
+    claim_type: NotRequired[str | None]
+    claimed: bool
+    """Whether somebody holds it."""
+    claimed_by: NotRequired[list[str]]
+    """Who holds it (ours)."""
+    driver_specific: Any
+    """What its kind alone has, under the kind's name."""
+    flush_error: NotRequired[str | None]
+    """Why every flush fails until virtlun_bdev_clear_flush_error, if so (ours)."""
+    name: str
+    num_blocks: int
+    """Size in logical blocks."""
+    preferred_unmap_granularity: int
+    product_name: str
+    supported_io_types: dict[str, bool]
+    uuid: str
+    zoned: bool
+
+
+class BdevIostat(TypedDict):
+    """Counters with SPDK's names; latencies in ticks."""
+
+    bytes_copied: int
+    bytes_read: int
+    bytes_unmapped: int
+    bytes_written: int
+    bytes_zeroed: int
+    """Blocks made zero without data, in bytes (ours)."""
+    copy_latency_ticks: int
+    flush_latency_ticks: int
+    """Ticks in flushes (ours)."""
+    io_error: dict[str, int]
+    """Failed I/Os by kind, those that happened."""
+    max_copy_latency_ticks: int
+    max_read_latency_ticks: int
+    max_unmap_latency_ticks: int
+    max_write_latency_ticks: int
+    min_copy_latency_ticks: int
+    min_read_latency_ticks: int
+    min_unmap_latency_ticks: int
+    min_write_latency_ticks: int
+    name: str
+    num_copy_ops: int
+    num_flush_ops: int
+    """Flushes (ours)."""
+    num_read_ops: int
+    num_unmap_ops: int
+    num_write_ops: int
+    num_write_zeroes_ops: int
+    """How often (ours)."""
+    read_latency_ticks: int
+    unmap_latency_ticks: int
+    write_latency_ticks: int
+
+
+class Iostat(TypedDict):
+    """Of bdevs."""
+
+    bdevs: list[BdevIostat]
+    tick_rate: int
+    """Ticks per second."""
+    ticks: int
+    """Now."""
+
+
+class ChannelIostat(TypedDict):
+    """Counters with SPDK's names; latencies in ticks."""
+
+    bytes_copied: int
+    bytes_read: int
+    bytes_unmapped: int
+    bytes_written: int
+    bytes_zeroed: int
+    """Blocks made zero without data, in bytes (ours)."""
+    copy_latency_ticks: int
+    flush_latency_ticks: int
+    """Ticks in flushes (ours)."""
+    io_error: dict[str, int]
+    """Failed I/Os by kind, those that happened."""
+    max_copy_latency_ticks: int
+    max_read_latency_ticks: int
+    max_unmap_latency_ticks: int
+    max_write_latency_ticks: int
+    min_copy_latency_ticks: int
+    min_read_latency_ticks: int
+    min_unmap_latency_ticks: int
+    min_write_latency_ticks: int
+    num_copy_ops: int
+    num_flush_ops: int
+    """Flushes (ours)."""
+    num_read_ops: int
+    num_unmap_ops: int
+    num_write_ops: int
+    num_write_zeroes_ops: int
+    """How often (ours)."""
+    read_latency_ticks: int
+    thread: str
+    """Name of the thread it belongs to (ours)."""
+    thread_id: int
+    """Number of the channel."""
+    unmap_latency_ticks: int
+    write_latency_ticks: int
+
+
+class ChannelsIostat(TypedDict):
+    """Of the channels of one."""
+
+    channels: list[ChannelIostat]
+    name: str
+    tick_rate: int
+    """Ticks per second."""
+    ticks: int
+    """Now."""
+
+
+class LvolStore(TypedDict):
+    """In the result of bdev_lvol_get_lvols."""
+
+    name: str
+    uuid: str
+
+
+class Lvol(TypedDict):
+    """An lvol, with SPDK's fields."""
+
+    alias: str
+    """LVSTORE/LVOL."""
+    is_clone: bool
+    is_degraded: bool
+    is_esnap_clone: bool
+    is_read_only: bool
+    """Whether it refuses writes (ours)."""
+    is_snapshot: bool
+    is_thin_provisioned: bool
+    lvs: LvolStore
+    name: str
+    num_allocated_clusters: int
+    size: int
+    """Bytes (ours)."""
+    uuid: str
+    """Identity, and the name of its bdev."""
+
+
+class Zeroing(TypedDict):
+    """A thick lvol whose clusters are being zeroed."""
+
+    alias: str
+    """LVSTORE/LVOL."""
+    done: int
+    """Bytes that are zeroed."""
+    total: int
+    """Bytes to be zeroed."""
+    uuid: str
+
+
+class Lvstore(TypedDict):
+    """An lvstore, with SPDK's fields."""
+
+    base_bdev: str
+    block_size: int
+    """Bytes of a block."""
+    cluster_size: int
+    """Bytes of a cluster."""
+    free_clusters: int
+    max_bdev_size: int
+    """Bytes of the largest bdev that it can be grown to (ours)."""
+    name: str
+    stopped: NotRequired[str | None]
+    """Why it takes no more changes, if so (ours)."""
+    total_data_clusters: int
+    uuid: str
+    zeroing: NotRequired[list[Zeroing]]
+    """Thick lvols that are being created or grown (ours)."""
+
+
+class ConfigCall(TypedDict):
+    """A method call as it stands in the file."""
+
+    method: str
+    """Name of the method."""
+    params: dict[str, Any]
+    """Its parameters."""
+
+
+class LwThread(TypedDict):
+    """In the result of framework_get_reactors."""
+
+    cpumask: str
+    elapsed: int
+    """Ticks since it started."""
+    id: int
+    name: str
+
+
+class Reactor(TypedDict):
+    """In the result of framework_get_reactors."""
+
+    busy: int
+    """Ticks in loops that handled something."""
+    idle: int
+    """Ticks in loops that handled nothing, spinning."""
+    in_interrupt: bool
+    """Whether it sleeps when idle."""
+    irq: int
+    """Clock ticks of the CPU in interrupts (proc(5), /proc/stat)."""
+    lcore: int
+    """CPU it is pinned to, or its index if to none."""
+    lw_threads: list[LwThread]
+    sleep: int
+    """Ticks asleep (ours)."""
+    sleeps: int
+    """Times it went to sleep (ours)."""
+    sys: int
+    """Clock ticks of the CPU in the kernel."""
+    tid: int
+    """Thread id in the kernel."""
+    usr: int
+    """Clock ticks of the CPU in user mode."""
+
+
+class Reactors(TypedDict):
+    """In the result of framework_get_reactors."""
+
+    pid: int
+    reactors: list[Reactor]
+    tick_rate: int
+    """Ticks per second of the times below."""
+
+
+class Subsystem(TypedDict):
+    """In the result of framework_get_subsystems."""
+
+    depends_on: list[str]
+    subsystem: str
+
+
+class Notification(TypedDict):
+    """Something that happened."""
+
+    ctx: str
+    """Name of the bdev."""
+    id: int
+    """Number of the notice, from 0, without gaps."""
+    type: str
+    """One of `notify_get_types`."""
+
+
+class ScsiDevice(TypedDict):
+    """In the result of scsi_get_devices."""
+
+    device_name: str
+    id: int
+
+
+class VersionFields(TypedDict):
+    """In the result of spdk_get_version."""
+
+    major: int
+    minor: int
+    patch: int
+    suffix: str
+
+
+class Version(TypedDict):
+    """In the result of spdk_get_version."""
+
+    fields: VersionFields
+    version: str
+    """For people."""
+
+
+class Thread(TypedDict):
+    """In the result of thread_get_stats."""
+
+    active_pollers_count: int
+    busy: int
+    """Ticks in loops that handled something."""
+    cpumask: str
+    id: int
+    idle: int
+    """Ticks in loops that handled nothing, or asleep."""
+    name: str
+    paused_pollers_count: int
+    """There is no such kind."""
+    timed_pollers_count: int
+    """There is no such kind."""
+
+
+class ThreadStats(TypedDict):
+    """In the result of thread_get_stats."""
+
+    threads: list[Thread]
+    tick_rate: int
+    """Ticks per second of the times below."""
+
+
+class Lun(TypedDict):
+    """In the result of vhost_get_controllers."""
+
+    attached_at: float
+    """When it was put in place, in seconds since the epoch, as all times."""
+    bdev_name: str
+    block_size: int
+    """Bytes of a logical block, as the guest sees it."""
+    discard: bool
+    """Whether the guest may discard blocks, where the bdev takes that."""
+    event_at: float | None
+    """When the event that it came was put into the connected guest's ring; null if it was not: the
+    guest gave no buffers yet, or started later and scans by itself.
+    """
+    guest_seen_at: float | None
+    """When the connected guest first asked for its capacity; null if it did not."""
+    id: int
+    product: str | None
+    read_error_policy: str
+    """The same of reads."""
+    read_only: bool
+    """Whether writes are refused."""
+    removable: bool
+    """Whether the guest sees a removable disk."""
+    removal_prevented: bool
+    """Whether the guest prevents its removal: Linux does while the disk is open or mounted."""
+    resize_event_at: float | None
+    """When the last event that its size changed was put into the connected guest's ring."""
+    rotation_rate: int | None
+    serial: str
+    """Unit serial number that the guest sees (ours, as all that follows)."""
+    vendor: str | None
+    write_cache: bool
+    """Whether the guest sees the bdev's volatile cache, if it has one."""
+    write_error_policy: str
+    """What becomes of writes whose I/O fails: report, enospc or stop."""
+    wwn: str | None
+    """World wide name, vendor, product and rotation rate, null where none was chosen."""
+
+
+class ScsiTarget(TypedDict):
+    """In the result of vhost_get_controllers."""
+
+    id: int
+    luns: list[Lun]
+    scsi_dev_num: int
+    """Number of the target."""
+    target_name: str
+
+
+class BackendSpecific(TypedDict):
+    """In the result of vhost_get_controllers."""
+
+    scsi: list[ScsiTarget]
+
+
+class Owner(TypedDict):
+    """The process that it belongs to; null if to none yet (ours)."""
+
+    command: str
+    """Name of its command; empty where that is not visible."""
+    pid: int
+    """Its number; 0 in another PID namespace."""
+    start_time: int
+    """When it started, in hundredths of a second since the host's boot; 0 where that is not
+    visible.
+    """
+    uid: int
+    """Number of its user."""
+
+
+class StoppedQueue(TypedDict):
+    """In the result of vhost_get_controllers."""
+
+    queue: int
+    """Index of the virtqueue."""
+    reason: str
+
+
+class Session(TypedDict):
+    """In the result of vhost_get_controllers."""
+
+    name: str
+    started: bool
+    """Whether the VM uses its queues."""
+    stopped_queues: list[StoppedQueue]
+    """Queues that wait for their driver to reset them, as what was in flight there cannot be known.
+    """
+    vid: int
+
+
+class Controller(TypedDict):
+    """A controller, with SPDK's fields."""
+
+    backend_specific: BackendSpecific
+    cpumask: str
+    ctrlr: str
+    delay_base_us: int
+    """Interrupts are not held back: 0."""
+    iops_threshold: int
+    owner: Owner | None
+    """The process that it belongs to; null if to none yet (ours)."""
+    owner_uid: int | None
+    """Number of the user whose processes may be the first to connect, beside root's; null: any that
+    may open the socket (ours).
+    """
+    sessions: list[Session]
+    """Connected VMs: one at most."""
+    socket: str
+    """Path of its socket."""
+
+
+class OwnerProcess(TypedDict):
+    """The process as it was recorded, instead of pid. One that has ended is nobody."""
+
+    inode: int
+    """Inode number of its pidfd; 0 where the kernel gives none that is good for ever."""
+    pid: int
+    """Its number; 0 in another PID namespace."""
+    start_time: int
+    """When it started, in hundredths of a second since the boot; 0 where that is not visible."""
+    uid: int
+    """Number of its user."""
+
+
+class NewExport(TypedDict):
+    """In the result of virtlun_export_create."""
+
+    path: str
+    """The file: for `losetup --direct-io=on`."""
+
+
+class Export(TypedDict):
+    """In the result of virtlun_export_list."""
+
+    bdev_name: str
+    """Name of the bdev."""
+    flush_error: NotRequired[str | None]
+    """Why every flush of it, and so fsync(2) and the like, fails, if so."""
+    opens: int
+    """How often the file is open, by a loop device for instance."""
+    parked: bool
+    """Whether another face may have the bdev, and writes are refused for now."""
+    path: str
+    """The file."""
+    read_only: bool
+    """Whether writes are refused."""
+    size: int
+    """Size in bytes, now."""
+    survives: str
+    """What becomes of it when the target does not serve it: `crash`: whoever has it open waits for
+    the next target, also when this one is killed. `restart`: that waits for an orderly restart;
+    when this target is killed it gets errors (Linux before 6.9). `nothing`: it gets errors.
+    """
+    uuid: str
+    """UUID of the bdev, the name of the file."""
+
+
+class StatusReactor(TypedDict):
+    """In the result of virtlun_get_status."""
+
+    busy_ns: int
+    """Nanoseconds in loops that handled something."""
+    cpu: int | None
+    """CPU it is pinned to."""
+    idle_ns: int
+    """Nanoseconds in loops that handled nothing."""
+    index: int
+    sleep_ns: int
+    """Nanoseconds asleep."""
+    sleeps: int
+    """Times it went to sleep."""
+
+
+class StatusUpgrade(TypedDict):
+    """What it took over, if it was not started but upgraded to."""
+
+    from_pid: int
+    """Process of the program before."""
+    pause_ms: float
+    """Milliseconds during which guests were not served."""
+
+
+class StatusUser(TypedDict):
+    """Whom the process runs as: files and block devices of bdevs must be this user's."""
+
+    gid: int
+    name: str
+    uid: int
+
+
+class StatusWaiting(TypedDict):
+    """In the result of virtlun_get_status."""
+
+    name: str
+    """What waits, such as "bdev d0"."""
+    since_s: float
+    """Seconds since it began to."""
+    waits_for: str
+    """What for, as a clause such as "/dev/sdx to be opened"."""
+
+
+class Status(TypedDict):
+    """In the result of virtlun_get_status."""
+
+    bdevs: int
+    controllers: int
+    flush_errors: list[str]
+    """Bdevs whose flushes fail because one did, each in a sentence."""
+    lvstores: int
+    pid: int
+    poll: bool
+    """Whether reactors never sleep."""
+    reactors: list[StatusReactor]
+    refused_calls: list[str]
+    """Names of system calls that were refused; each is a fault of the target, or an intruder."""
+    restore_problems: list[str]
+    """What was configured and is not there, each in a sentence."""
+    rpc_socket: str
+    sandbox: str
+    """What happens to system calls that the target is not known to make: `enforce` (they fail),
+    `log` or `off`.
+    """
+    state_dir: str
+    storage_complete: bool
+    """Whether each bdev that is configured is there, with the lvstore on it: an lvol that is not
+    there then is in no lvstore that this target was told of.
+    """
+    upgrade: StatusUpgrade | None
+    """What it took over, if it was not started but upgraded to."""
+    uptime_s: float
+    """Seconds since it started."""
+    user: StatusUser
+    """Whom the process runs as: files and block devices of bdevs must be this user's."""
+    version: str
+    vhost_dir: str
+    waiting: list[StatusWaiting]
+    """What waits for a disk that does not answer."""
+
+
+class LvolSizes(TypedDict):
+    """What an lvol takes."""
+
+    allocated: int
+    """Bytes of the clusters that it owns."""
+    size: int
+    """Its size, bytes."""
+
+
+class TargetStats(TypedDict):
+    """In the result of virtlun_vhost_get_stats."""
+
+    bdev_name: str
+    errors: int
+    """Commands that ended with a status other than GOOD."""
+    flush_ns: int
+    """Nanoseconds from ring to ring, summed."""
+    flushes: int
+    others: int
+    """Other commands."""
+    read_bytes: int
+    read_ns: int
+    """Nanoseconds from ring to ring, summed."""
+    reads: int
+    scsi_target_num: int
+    write_bytes: int
+    write_ns: int
+    """Nanoseconds from ring to ring, summed."""
+    writes: int
+
+
+class ControllerStats(TypedDict):
+    """What a controller and its targets did (libvirt's block statistics)."""
+
+    ctrlr: str
+    errors: int
+    """Requests that did not end well."""
+    events_missed: int
+    """Events lost because the guest gave no buffers."""
+    events_sent: int
+    """Events put into the event queue."""
+    interrupts: int
+    """Interrupts given to the guest."""
+    malformed: int
+    """Descriptor chains that broke the rules of virtio."""
+    requests: int
+    """Requests taken from request queues."""
+    targets: list[TargetStats]
+
+
+class SuspendedTarget(TypedDict):
+    """A target whose requests wait because an I/O failed."""
+
+    bdev_name: str
+    ctrlr: str
+    error: str
+    """How the I/O failed: no_space, read_medium, write_medium, flush or resources."""
+    scsi_target_num: int
+    since: float
+    """When, in seconds since the epoch."""
+
+
+class BdevGetBdevsParams(TypedDict):
+    """The parameters of bdev_get_bdevs, in a batch."""
+
+    name: NotRequired[str | None]
+    timeout: NotRequired[int | None]
+
+
+class BdevGetIostatParams(TypedDict):
+    """The parameters of bdev_get_iostat, in a batch."""
+
+    name: NotRequired[str | None]
+    names: NotRequired[list[str] | None]
+    reset_mode: NotRequired[Literal["all", "maxmin", "error", "none"] | None]
+
+
+class Rpc(ABC):
+    @abstractmethod
+    def call_raw(self, method: str, **params: Any) -> Any: ...
+
+    # Create a bdev on a file or block device. An lvstore on it is loaded.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_aio_create"],
+        /,
+        *,
+        block_size: int | None = ...,
+        fallocate: bool | None = ...,
+        filename: str,
+        name: str,
+        nowait: bool | None = ...,
+        readonly: bool | None = ...,
+        uuid: str | None = ...,
+    ) -> str: ...
+
+    # Delete a bdev; an lvstore on it is unloaded first. The file stays.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_aio_delete"],
+        /,
+        *,
+        name: str,
+    ) -> bool: ...
+
+    # Take over the size that the file or block device has now.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_aio_rescan"],
+        /,
+        *,
+        name: str,
+    ) -> bool: ...
+
+    # Look for an lvstore on a bdev and load it; for one that could not be loaded before.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_examine"],
+        /,
+        *,
+        name: str,
+    ) -> bool: ...
+
+    # Get all bdevs, or one.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_get_bdevs"],
+        /,
+        *,
+        name: str | None = ...,
+        timeout: int | None = ...,
+    ) -> list[Bdev]: ...
+
+    # Get I/O statistics of all bdevs, of some, or of each channel of one.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_get_iostat"],
+        /,
+        *,
+        name: str | None = ...,
+        names: list[str] | None = ...,
+        per_channel: Literal[False] | None = ...,
+        reset_mode: Literal["all", "maxmin", "error", "none"] | None = ...,
+    ) -> Iostat: ...
+
+    # Get I/O statistics of all bdevs, of some, or of each channel of one.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_get_iostat"],
+        /,
+        *,
+        name: str | None = ...,
+        names: list[str] | None = ...,
+        per_channel: Literal[True],
+        reset_mode: Literal["all", "maxmin", "error", "none"] | None = ...,
+    ) -> ChannelsIostat: ...
+
+    # Create an lvol and return its UUID, which is the name of its bdev.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_lvol_create"],
+        /,
+        *,
+        clear_method: Literal["default", "none", "unmap", "write_zeroes"] | None = ...,
+        lvol_name: str,
+        lvol_uuid: str | None = ...,
+        lvs_name: str | None = ...,
+        size_in_mib: int,
+        thin_provision: bool | None = ...,
+        uuid: str | None = ...,
+        xattrs: dict[str, str] | None = ...,
+    ) -> str: ...
+
+    # Create an lvstore on a bdev and return its UUID.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_lvol_create_lvstore"],
+        /,
+        *,
+        bdev_name: str,
+        clear_method: Literal["none", "unmap", "write_zeroes"] | None = ...,
+        cluster_sz: int | None = ...,
+        lvs_name: str,
+        md_page_size: int | None = ...,
+        num_md_pages_per_cluster_ratio: int | None = ...,
+        uuid: str | None = ...,
+    ) -> str: ...
+
+    # Delete an lvol and its data; refused while it is in use.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_lvol_delete"],
+        /,
+        *,
+        name: str,
+    ) -> bool: ...
+
+    # Delete an lvstore with all its lvols; refused while one of them is in use.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_lvol_delete_lvstore"],
+        /,
+        *,
+        lvs_name: str | None = ...,
+        uuid: str | None = ...,
+    ) -> bool: ...
+
+    # Get the lvols of all lvstores, or of one.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_lvol_get_lvols"],
+        /,
+        *,
+        lvs_name: str | None = ...,
+        lvs_uuid: str | None = ...,
+    ) -> list[Lvol]: ...
+
+    # Get all lvstores, or one.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_lvol_get_lvstores"],
+        /,
+        *,
+        lvs_name: str | None = ...,
+        uuid: str | None = ...,
+    ) -> list[Lvstore]: ...
+
+    # Grow an lvstore, in use or not, to the size that its bdev has now.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_lvol_grow_lvstore"],
+        /,
+        *,
+        lvs_name: str | None = ...,
+        uuid: str | None = ...,
+    ) -> bool: ...
+
+    # Rename an lvol. Its UUID, the name of its bdev, stays.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_lvol_rename"],
+        /,
+        *,
+        new_name: str,
+        old_name: str,
+    ) -> bool: ...
+
+    # Rename an lvstore; the aliases of its lvols follow.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_lvol_rename_lvstore"],
+        /,
+        *,
+        new_name: str,
+        old_name: str,
+    ) -> bool: ...
+
+    # Grow or shrink an lvol, in use or not.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_lvol_resize"],
+        /,
+        *,
+        name: str,
+        size_in_mib: int,
+    ) -> bool: ...
+
+    # Make an lvol read-only for good; refused while it is in use.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_lvol_set_read_only"],
+        /,
+        *,
+        name: str,
+    ) -> bool: ...
+
+    # Create a bdev in memory. Its contents survive an upgrade, but no restart, of the target.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_malloc_create"],
+        /,
+        *,
+        block_size: int,
+        dif_is_head_of_md: bool | None = ...,
+        dif_pi_format: int | None = ...,
+        dif_type: int | None = ...,
+        md_interleave: bool | None = ...,
+        md_size: int | None = ...,
+        name: str | None = ...,
+        num_blocks: int,
+        numa_id: int | None = ...,
+        optimal_io_boundary: int | None = ...,
+        physical_block_size: int | None = ...,
+        uuid: str | None = ...,
+    ) -> str: ...
+
+    # Delete a bdev in memory.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_malloc_delete"],
+        /,
+        *,
+        name: str,
+    ) -> bool: ...
+
+    # Create a bdev that takes every write and reads as nothing in particular.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_null_create"],
+        /,
+        *,
+        block_size: int,
+        dif_is_head_of_md: bool | None = ...,
+        dif_pi_format: int | None = ...,
+        dif_type: int | None = ...,
+        md_size: int | None = ...,
+        name: str,
+        num_blocks: int,
+        optimal_write_size: int | None = ...,
+        physical_block_size: int | None = ...,
+        preferred_unmap_alignment: int | None = ...,
+        preferred_unmap_granularity: int | None = ...,
+        preferred_write_alignment: int | None = ...,
+        preferred_write_granularity: int | None = ...,
+        uuid: str | None = ...,
+    ) -> str: ...
+
+    # Delete a null bdev.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_null_delete"],
+        /,
+        *,
+        name: str,
+    ) -> bool: ...
+
+    # Change the size of a null bdev, in use or not.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_null_resize"],
+        /,
+        *,
+        name: str,
+        new_size: int,
+    ) -> bool: ...
+
+    # Reset I/O statistics of all bdevs or of one, for all who look at them.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_reset_iostat"],
+        /,
+        *,
+        mode: Literal["all", "maxmin", "error", "none"] | None = ...,
+        name: str | None = ...,
+    ) -> bool: ...
+
+    # Create a bdev on a file or block device. An lvstore on it is loaded.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_uring_create"],
+        /,
+        *,
+        block_size: int | None = ...,
+        filename: str,
+        name: str,
+        uuid: str | None = ...,
+    ) -> str: ...
+
+    # Delete a bdev; an lvstore on it is unloaded first. The file stays.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_uring_delete"],
+        /,
+        *,
+        name: str,
+    ) -> bool: ...
+
+    # Take over the size that the file or block device has now.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_uring_rescan"],
+        /,
+        *,
+        name: str,
+    ) -> bool: ...
+
+    # Return when all bdevs have been examined, which here is before a bdev is shown at all.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_wait_for_examine"],
+        /,
+    ) -> bool: ...
+
+    # Get the calls that configure a subsystem as it is now. Lvstores and lvols are not among them:
+    # they are found on their bdevs.
+    @overload
+    def call(
+        self,
+        method: Literal["framework_get_config"],
+        /,
+        *,
+        name: str,
+        with_batches: bool | None = ...,
+    ) -> list[ConfigCall]: ...
+
+    # Get all reactors with their times.
+    @overload
+    def call(
+        self,
+        method: Literal["framework_get_reactors"],
+        /,
+    ) -> Reactors: ...
+
+    # Get the subsystems in initialisation order, each with those it depends on.
+    @overload
+    def call(
+        self,
+        method: Literal["framework_get_subsystems"],
+        /,
+    ) -> list[Subsystem]: ...
+
+    # Restore what was configured and let all methods be called; for a target started with --wait-
+    # for-rpc.
+    @overload
+    def call(
+        self,
+        method: Literal["framework_start_init"],
+        /,
+    ) -> bool: ...
+
+    # Do not return until the target is initialised.
+    @overload
+    def call(
+        self,
+        method: Literal["framework_wait_init"],
+        /,
+    ) -> bool: ...
+
+    # Get the least severity that is logged. Log level and print level are one.
+    @overload
+    def call(
+        self,
+        method: Literal["log_get_level"],
+        /,
+    ) -> Literal["ERROR", "WARNING", "NOTICE", "INFO", "DEBUG"]: ...
+
+    # Get the least severity that is logged. Log level and print level are one.
+    @overload
+    def call(
+        self,
+        method: Literal["log_get_print_level"],
+        /,
+    ) -> Literal["ERROR", "WARNING", "NOTICE", "INFO", "DEBUG"]: ...
+
+    # Set the least severity that is logged. Log level and print level are one.
+    @overload
+    def call(
+        self,
+        method: Literal["log_set_level"],
+        /,
+        *,
+        level: Literal["ERROR", "WARNING", "NOTICE", "INFO", "DEBUG"],
+    ) -> bool: ...
+
+    # Set the least severity that is logged. Log level and print level are one.
+    @overload
+    def call(
+        self,
+        method: Literal["log_set_print_level"],
+        /,
+        *,
+        level: Literal["ERROR", "WARNING", "NOTICE", "INFO", "DEBUG"],
+    ) -> bool: ...
+
+    # Get notifications from a number on. The last 1024 are kept.
+    @overload
+    def call(
+        self,
+        method: Literal["notify_get_notifications"],
+        /,
+        *,
+        id: int | None = ...,
+        max: int | None = ...,
+    ) -> list[Notification]: ...
+
+    # Get the types of notifications.
+    @overload
+    def call(
+        self,
+        method: Literal["notify_get_types"],
+        /,
+    ) -> list[str]: ...
+
+    # Get an array of supported RPC methods.
+    @overload
+    def call(
+        self,
+        method: Literal["rpc_get_methods"],
+        /,
+        *,
+        current: bool | None = ...,
+        include_aliases: bool | None = ...,
+    ) -> list[str]: ...
+
+    # Get all SCSI devices: the targets of all controllers.
+    @overload
+    def call(
+        self,
+        method: Literal["scsi_get_devices"],
+        /,
+    ) -> list[ScsiDevice]: ...
+
+    # Get the version of the running target.
+    @overload
+    def call(
+        self,
+        method: Literal["spdk_get_version"],
+        /,
+    ) -> Version: ...
+
+    # Send a signal to the target.
+    @overload
+    def call(
+        self,
+        method: Literal["spdk_kill_instance"],
+        /,
+        *,
+        sig_name: Literal["SIGINT", "SIGTERM", "SIGQUIT", "SIGHUP", "SIGKILL", "SIGUSR1"],
+    ) -> bool: ...
+
+    # Get the times of all polling threads, one per reactor.
+    @overload
+    def call(
+        self,
+        method: Literal["thread_get_stats"],
+        /,
+    ) -> ThreadStats: ...
+
+    # Control how interrupts are held back. Not supported yet but for switching it off: the guest
+    # says with EVENT_IDX when it wants one.
+    @overload
+    def call(
+        self,
+        method: Literal["vhost_controller_set_coalescing"],
+        /,
+        *,
+        ctrlr: str,
+        delay_base_us: int,
+        iops_threshold: int,
+    ) -> bool: ...
+
+    # Create a controller that listens on its socket.
+    @overload
+    def call(
+        self,
+        method: Literal["vhost_create_scsi_controller"],
+        /,
+        *,
+        cpumask: str | None = ...,
+        ctrlr: str,
+        delay: bool | None = ...,
+        own_folder: bool | None = ...,
+        owner_uid: int | None = ...,
+        socket_gid: int | None = ...,
+    ) -> bool: ...
+
+    # Delete a controller with its targets; refused while a VM is connected.
+    @overload
+    def call(
+        self,
+        method: Literal["vhost_delete_controller"],
+        /,
+        *,
+        ctrlr: str,
+        force: bool | None = ...,
+    ) -> bool: ...
+
+    # Get all controllers with their targets and sessions, or one.
+    @overload
+    def call(
+        self,
+        method: Literal["vhost_get_controllers"],
+        /,
+        *,
+        name: str | None = ...,
+    ) -> list[Controller]: ...
+
+    # Show a bdev as a target of a controller and return its number. A connected guest sees the new
+    # disk at once.
+    @overload
+    def call(
+        self,
+        method: Literal["vhost_scsi_controller_add_target"],
+        /,
+        *,
+        bdev_name: str,
+        block_size: int | None = ...,
+        ctrlr: str,
+        discard: bool | None = ...,
+        product: str | None = ...,
+        read_error_policy: Literal["report", "stop"] | None = ...,
+        read_only: bool | None = ...,
+        removable: bool | None = ...,
+        rotation_rate: int | None = ...,
+        scsi_target_num: int,
+        serial: str | None = ...,
+        shareable: bool | None = ...,
+        vendor: str | None = ...,
+        write_cache: bool | None = ...,
+        write_error_policy: Literal["report", "enospc", "stop"] | None = ...,
+        wwn: str | None = ...,
+    ) -> int: ...
+
+    # Take a target away when its I/O in flight has ended. A connected guest sees the disk go.
+    @overload
+    def call(
+        self,
+        method: Literal["vhost_scsi_controller_remove_target"],
+        /,
+        *,
+        ctrlr: str,
+        scsi_target_num: int,
+        unless_prevented: bool | None = ...,
+    ) -> bool: ...
+
+    # Let VMs connect to a controller that was created with delay.
+    @overload
+    def call(
+        self,
+        method: Literal["vhost_start_scsi_controller"],
+        /,
+        *,
+        ctrlr: str,
+    ) -> bool: ...
+
+    # Let flushes of a bdev, and of all on the same file or block device, through again after one
+    # failed, and load a stopped lvstore on it anew; false if there was nothing to clear. Until then
+    # the failure is known, also after a restart, a crash or an upgrade of the target; deleting the
+    # bdev forgets it.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_bdev_clear_flush_error"],
+        /,
+        *,
+        name: str,
+    ) -> bool: ...
+
+    # Say who a controller belongs to. Another process that is connected is disconnected. Without
+    # this, it belongs to the first process that connects, until that has ended.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_controller_set_owner"],
+        /,
+        *,
+        boot_id: str | None = ...,
+        ctrlr: str,
+        fresh: bool | None = ...,
+        not_before: int | None = ...,
+        pid: int | None = ...,
+        process: OwnerProcess | None = ...,
+        uid: int | None = ...,
+    ) -> bool: ...
+
+    # Show a bdev as a file for the kernel and return its path; a loop device on it is a block
+    # device. An exported bdev cannot be a target of a controller. Repeating it changes nothing.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_export_create"],
+        /,
+        *,
+        bdev_name: str,
+        parked: bool | None = ...,
+        read_only: bool | None = ...,
+    ) -> NewExport: ...
+
+    # Take the file of a bdev away. Refused while it is open, after a wait of 2 s.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_export_delete"],
+        /,
+        *,
+        bdev_name: str,
+        force: bool | None = ...,
+    ) -> bool: ...
+
+    # Get all exports, in the order in which they were made.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_export_list"],
+        /,
+    ) -> list[Export]: ...
+
+    # Let another face have an exported bdev, a target of a controller for instance, which an export
+    # else prevents. Its file stays, with whatever has it open: reads are served, writes fail with
+    # EROFS. Returns when the writes in flight have ended, or is refused after 10 s and changes
+    # nothing. Repeating it changes nothing.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_export_park"],
+        /,
+        *,
+        bdev_name: str,
+    ) -> bool: ...
+
+    # Take the bdev of a parked export back: its file takes writes again. Refused while another face
+    # has it, and then it stays parked. What the kernel cached of the file meanwhile is stale
+    # (BLKFLSBUF drops it). Repeating it changes nothing.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_export_unpark"],
+        /,
+        *,
+        bdev_name: str,
+    ) -> bool: ...
+
+    # Get what the target is, how its reactors spend their time, and what could not be restored.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_get_status"],
+        /,
+    ) -> Status: ...
+
+    # Cancel the creation or growth of a thick lvol that is being zeroed; nothing of it stays.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_lvol_cancel"],
+        /,
+        *,
+        name: str,
+    ) -> bool: ...
+
+    # Get the sizes of many lvols, by the name that was given; one that is not there is left out.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_lvol_get_sizes"],
+        /,
+        *,
+        names: list[str],
+    ) -> dict[str, LvolSizes]: ...
+
+    # Get all xattrs of an lvol, name to value.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_lvol_get_xattrs"],
+        /,
+        *,
+        name: str,
+    ) -> dict[str, str]: ...
+
+    # Remove an xattr of an lvol.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_lvol_remove_xattr"],
+        /,
+        *,
+        name: str,
+        xattr_name: str,
+    ) -> bool: ...
+
+    # Set an xattr of an lvol.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_lvol_set_xattr"],
+        /,
+        *,
+        name: str,
+        xattr_name: str,
+        xattr_value: str,
+    ) -> bool: ...
+
+    # Get what controllers and their targets did, seen from the guest's rings.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_vhost_get_stats"],
+        /,
+        *,
+        name: str | None = ...,
+    ) -> list[ControllerStats]: ...
+
+    # Get the targets whose requests wait because an I/O failed, as their error policies have it:
+    # until they go on, the VM does after a pause, or it ends.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_vhost_get_suspended"],
+        /,
+        *,
+        name: str | None = ...,
+    ) -> list[SuspendedTarget]: ...
+
+    # Begin what waits because an I/O failed and return of how many targets. What fails again waits
+    # again. While the VM runs that is also done every few seconds.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_vhost_resume"],
+        /,
+        *,
+        ctrlr: str,
+        scsi_target_num: int | None = ...,
+    ) -> int: ...
+
+
+class BatchRpc(Rpc):
+    @abstractmethod
+    def call_for_each_raw(
+        self, method: str, names: Sequence[str], params: Callable[[str], Mapping[str, Any]]
+    ) -> dict[str, Any]: ...
+
+    @overload
+    def call_for_each(
+        self,
+        method: Literal["bdev_get_bdevs"],
+        names: Sequence[str],
+        params: Callable[[str], BdevGetBdevsParams],
+    ) -> dict[str, list[Bdev]]: ...
+
+    @overload
+    def call_for_each(
+        self,
+        method: Literal["bdev_get_iostat"],
+        names: Sequence[str],
+        params: Callable[[str], BdevGetIostatParams],
+    ) -> dict[str, Iostat]: ...
