@@ -20,7 +20,7 @@ PREFIX = "csi-"
 class VhostFace:
     """Controllers of volumes. Each method may be repeated after a crash at any point.
 
-    They raise pydataplane.errors for the target's refusals (-16: another face has the volume, or
+    They raise pydataplane.errors for the target's refusals (BUSY: another face has the volume, or
     a virtual machine is connected).
     """
 

@@ -20,6 +20,7 @@ from spdk.rpc.client import JSONRPCClient, JSONRPCException
 
 from pydataplane import sockets
 from pydataplane.errors import (
+    INTERNAL_ERROR,
     NO_DEVICE,
     RpcError,
     TargetForbidden,
@@ -44,7 +45,7 @@ def _result(method: str, answer: Mapping[str, Any]) -> Any:
     if failure is None:
         return answer.get("result")
     text = str(failure.get("message", json.dumps(failure)))
-    return RpcError(int(failure.get("code", -32603)), text, method)
+    return RpcError(int(failure.get("code", INTERNAL_ERROR)), text, method)
 
 
 class _Connection(JSONRPCClient):  # type: ignore[misc]

@@ -22,7 +22,9 @@ NO_DATA = -61
 """Codes of RpcError that mean something here: negative errno (EPERM, EBUSY, ...), as SPDK's."""
 METHOD_NOT_FOUND = -32601
 BAD_PARAMETERS = -32602
-"""JSON-RPC 2.0's codes of a method that the target does not have, or not with such parameters."""
+INTERNAL_ERROR = -32603
+"""JSON-RPC 2.0's codes: the target has no such method, or not with such parameters; and of an
+error that has no other."""
 
 
 class TargetError(Exception):

@@ -13,7 +13,7 @@ from typing import Protocol
 class HostDevice(Protocol):
     """Makes block devices of volumes. Each method may be repeated after a crash at any point.
 
-    They raise pydataplane.errors for the target's refusals (-16: another face has the volume) and
+    They raise pydataplane.errors for the target's refusals (BUSY: another face has the volume) and
     csi.errors.HostError for the host's.
     """
 
