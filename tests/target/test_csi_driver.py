@@ -36,6 +36,7 @@ from tests.support.csi import (
     may_grow_ext4,
     mount,
 )
+from tests.support.frozen import freeze
 from tests.support.target import Target
 from tests.target.conftest import MakeTarget
 
@@ -404,7 +405,7 @@ def test_a_volume_has_one_call_at_a_time_and_others_are_told_to_come_again(drive
 def _frozen(target: Target) -> Iterator[Callable[[], None]]:
     """The target neither answers nor ends, until it is woken."""
     pid = target.pid
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     try:
         yield lambda: os.kill(pid, signal.SIGCONT)
     finally:

@@ -7,12 +7,12 @@ stopped. What waits for it goes on when it runs again.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.support.frozen import frozen
 from tests.support.initiator import Initiator
 from tests.target.conftest import MakeTarget
 
@@ -41,8 +41,7 @@ def test_an_export_whose_storage_does_not_answer_delays_nobody(make_target: Make
     target.rpc("vhost_create_scsi_controller", ctrlr="vm")
     lun = {"ctrlr": "vm", "scsi_target_num": 0, "bdev_name": volumes["lun"]}
     target.rpc("vhost_scsi_controller_add_target", **lun)
-    os.kill(below.pid, signal.SIGSTOP)
-    try:
+    with frozen(below.pid):
         words = ["dd", "if=/dev/zero", f"of={stuck}", "bs=1M", "count=8", "conv=notrunc,fsync"]
         writing = subprocess.Popen(words, stderr=subprocess.PIPE)
         with Initiator(target.vhost_dir / "vm") as guest:
@@ -58,8 +57,6 @@ def test_an_export_whose_storage_does_not_answer_delays_nobody(make_target: Make
                 assert len(target.rpc("virtlun_export_list")) == 2
         with pytest.raises(subprocess.TimeoutExpired):  # it waits all the while
             writing.wait(0.2)
-    finally:
-        os.kill(below.pid, signal.SIGCONT)
     assert writing.communicate(timeout=DEADLINE_S)[1] is not None
     assert writing.returncode == 0
     for volume in (volumes["stuck"], volumes["free"]):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from pydataplane.errors import RpcError
+from tests.support.frozen import frozen
 from tests.support.initiator import Initiator
 from tests.support.target import Target
 from tests.support.wait import until
@@ -38,11 +37,8 @@ class Disks:
     @contextmanager
     def without_answers(self) -> Iterator[None]:
         """Stops the process that serves the disks: all I/O to them waits."""
-        os.kill(self.backing.pid, signal.SIGSTOP)
-        try:
+        with frozen(self.backing.pid):
             yield
-        finally:
-            os.kill(self.backing.pid, signal.SIGCONT)
 
 
 @pytest.fixture

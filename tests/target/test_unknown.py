@@ -7,14 +7,13 @@ that was quiet goes on. With our own initiator, and the mark in the state direct
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.frozen import freeze
 from tests.support.initiator import Initiator, Refused
 from tests.support.target import Target
 
@@ -47,16 +46,6 @@ def stopped(target: Target) -> dict[int, str]:
     (found,) = target.rpc("vhost_get_controllers")
     (session,) = found["sessions"]
     return {queue["queue"]: queue["reason"] for queue in session["stopped_queues"]}
-
-
-def stand_still(target: Target) -> None:
-    """Stops the target; the signal alone leaves its threads running for a moment."""
-    os.kill(target.pid, signal.SIGSTOP)
-    end = time.monotonic() + DEADLINE_S
-    for thread in Path(f"/proc/{target.pid}/task").iterdir():
-        while "\nState:\tT" not in (thread / "status").read_text():
-            assert time.monotonic() < end, "it does not stop"
-            time.sleep(0.001)
 
 
 def stop_of_lost(target: Target) -> str:
@@ -110,7 +99,7 @@ def test_a_queue_that_cannot_be_known_stays_stopped_until_its_driver_resets_it(
     guest.write(0, before, queue=QUIET)
     guest.write(1, before, queue=LOST)
     # In flight for certain: nobody takes it from the ring before the end.
-    stand_still(target)
+    freeze(target.pid)
     lost = write(guest, 1, after, queue=LOST)["head"]
     kill(target)
     for change in (lambda _: None, again, kill):
