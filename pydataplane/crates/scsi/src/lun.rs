@@ -34,6 +34,8 @@ pub struct Task {
     pub(crate) aborted: bool,
     /// No further step starts.
     pub(crate) stopped: bool,
+    /// It began, and waits to begin again ([`Outcome::Suspended`]).
+    pub(crate) suspended: bool,
 }
 
 impl Task {
@@ -49,6 +51,7 @@ impl Task {
             epoch: 0,
             aborted: false,
             stopped: false,
+            suspended: false,
         }
     }
 
@@ -62,6 +65,7 @@ impl Task {
         self.data_in = data_in;
         self.aborted = false;
         self.stopped = false;
+        self.suspended = false;
     }
 
     /// The name given with [`Task::new`].
@@ -143,10 +147,16 @@ impl Lun {
         &self.shared
     }
 
-    /// Starts `task`. Never blocks or allocates.
+    /// Starts `task`, or starts it again after [`Outcome::Suspended`]. Never blocks or allocates.
     #[inline]
     pub fn start(&mut self, task: &mut Task) -> Outcome {
-        task.epoch = self.shared.epoch();
+        let epoch = self.shared.epoch();
+        // A reset ends what had begun, whoever asked for it: others may have written there since.
+        if task.suspended && task.epoch != epoch {
+            return self.fail(task, Fail::Bare(Status::TaskAborted));
+        }
+        task.suspended = false;
+        task.epoch = epoch;
         task.job = Job::IDLE;
         match self.plan(task) {
             Ok(Plan::Work(job)) => {
@@ -451,7 +461,10 @@ impl Lun {
         match task.stopped {
             // The transport does it again later anyhow.
             true => Fail::Bare(Status::TaskAborted).into(),
-            false => Outcome::Suspended(error),
+            false => {
+                task.suspended = true;
+                Outcome::Suspended(error)
+            }
         }
     }
 

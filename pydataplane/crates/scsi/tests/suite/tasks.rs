@@ -2,7 +2,7 @@
 
 use crate::rig::*;
 use bdev::{COPY_AT_ONCE, Completion, IoError, Op};
-use scsi::{Outcome, Response, Status, Task};
+use scsi::{ErrorPolicy, LunOptions, Outcome, Response, Status, Task, WaitFor};
 
 fn bare(status: Status) -> Outcome {
     Outcome::Done(Response { status, transferred: 0, sense_len: 0, sense: [0; 18] })
@@ -59,6 +59,33 @@ fn sam5_7_7_after_a_reset_tasks_in_flight_end_as_aborted_and_new_ones_see_the_at
     assert_eq!(rig.run(&[0; 6]).sense(), (0x6, 0x2900));
     // The bounce buffer of the second one is free again.
     rig.input(&cdb10(0x28, 0, 0, 1), 600).good();
+}
+
+#[test]
+fn sam5_7_7_a_reset_ends_tasks_that_wait_because_their_io_failed() {
+    let error_policy = ErrorPolicy { write: WaitFor::Room, read: WaitFor::Nothing };
+    let options = LunOptions { error_policy, ..LunOptions::default() };
+    let mut rig = Setup { options, ..Setup::default() }.build();
+    let write = cdb10(0x2A, 0, 0, 1);
+    rig.fail(0, IoError::NoSpace);
+    let (mut old, outcome) = start(&mut rig, 1, &write, &[1; 512], 0);
+    assert_eq!(outcome, Outcome::Suspended(IoError::NoSpace));
+    // By whichever session; what is written afterwards is newer.
+    rig.shared.reset();
+    assert_eq!(rig.run(&[0; 6]).sense(), (0x6, 0x2900));
+    let (_, outcome) = start(&mut rig, 2, &write, &[2; 512], 0);
+    assert!(matches!(outcome, Outcome::Done(r) if r.status == Status::Good));
+    assert_eq!(rig.lun.start(&mut old.task), bare(Status::TaskAborted));
+    assert_eq!(rig.medium()[..512], [2; 512]);
+    // The slot's next command is another one.
+    old.task.prepare(&pad(&write), old.out.sg(), guestmem::Sg::EMPTY);
+    assert!(matches!(rig.lun.start(&mut old.task), Outcome::Done(r) if r.status == Status::Good));
+    // Without a reset it begins again.
+    rig.fail(0, IoError::NoSpace);
+    let (mut again, outcome) = start(&mut rig, 1, &write, &[3; 512], 0);
+    assert_eq!(outcome, Outcome::Suspended(IoError::NoSpace));
+    assert!(matches!(rig.lun.start(&mut again.task), Outcome::Done(r) if r.status == Status::Good));
+    assert_eq!(rig.medium()[..512], [3; 512]);
 }
 
 #[test]
