@@ -141,6 +141,7 @@ impl Channel for FileChannel {
             Op::Read | Op::Write if self.shared.in_memory && io.sg.len() > COPY_AT_ONCE => {
                 self.slots.take();
                 self.slots[n] = Slot::new(*io, Step::Copying, begun);
+                self.slots[n].failures = self.shared.latch.failures();
                 self.copying.push_back(n);
                 self.waker.wake();
                 return Submit::Pending;
@@ -162,11 +163,14 @@ impl Channel for FileChannel {
             _ => Step::Plain,
         };
         self.slots[n] = Slot::new(*io, step, begun);
+        if io.fua {
+            self.slots[n].failures = self.shared.latch.failures();
+        }
         if self.shared.direct && matches!(io.op, Op::Read | Op::Write) {
             if !self.held.is_empty() || !self.share.begin(begun) {
                 self.slots.take();
                 self.held.push_back(n);
-                self.share.wait(&self.waker);
+                self.share.wait();
                 return Submit::Pending;
             }
             self.slots[n].shares = true;
@@ -253,7 +257,7 @@ impl FileChannel {
             stats,
             flushing: Flushing::new(shared.clone()),
             working: Working { count: 0, shared: shared.clone() },
-            share: Share::new(shared.clone(), io.owner()),
+            share: Share::new(shared.clone(), io.owner(), io.waker()),
             geometry: shared.geometry(),
             shared,
             #[cfg(test)]
@@ -366,6 +370,8 @@ struct Slot {
     cut: Cut,
     /// What the kernel has of a range.
     parts: Parts,
+    /// Of a durable one (FUA): failures of the device to make things durable when it was submitted.
+    failures: u64,
 }
 
 impl Slot {
@@ -384,6 +390,7 @@ impl Slot {
             worker: false,
             cut: Cut::NONE,
             parts: Parts::NONE,
+            failures: 0,
         }
     }
 

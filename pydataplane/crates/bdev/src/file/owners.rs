@@ -5,6 +5,11 @@
 //! the disk below. What is beyond the share waits in its channel, in order. Alone, an owner has no limit.
 //! The target's own I/O (metadata) has no owner, and is neither counted nor limited.
 //!
+//! A channel that has nothing in the kernel, whose end would have it look again, waits in a queue of its
+//! owner's. Room goes to the first of that queue before anybody else may take it, so that a busy disk of a
+//! guest, which asks again in the moment in which there is room, does not keep the guest's other disks
+//! from the kernel for as long as it is busy.
+//!
 //! No lock in the way of an I/O: a look at all owners, once in [`LOOK_US`], is left out when somebody else
 //! has them.
 
@@ -24,13 +29,13 @@ use self::policy::{NO_LIMIT, Policy, Seen};
 const LOOK_US: u64 = 1000;
 /// An owner is active for so long after its last request.
 const ACTIVE_US: u64 = 50_000;
-/// Threads of one owner that can wait without looking again and again.
-const WAKERS: usize = 64;
+/// Channels of one owner that can wait without looking again and again.
+const WAITERS: usize = 256;
 
 /// What an owner has with the disk, all its channels together.
 struct Place {
     owner: Owner,
-    /// Requests in the kernel, or pieces of large ones.
+    /// Requests in the kernel, or pieces of large ones, and room that was given for one.
     flying: AtomicU32,
     /// When it last asked for one, in ticks.
     asked: AtomicU64,
@@ -39,11 +44,38 @@ struct Place {
     /// Requests that ended since the last look, and the time that they took in ticks.
     ended: AtomicU64,
     ticks: AtomicU64,
-    /// Of threads with a channel that waits and has nothing in the kernel whose end would show it that
-    /// there is room.
-    waiting: ArrayQueue<Waker>,
-    /// How often those were woken.
-    wakes: AtomicU32,
+    /// Channels that wait and have nothing in the kernel, in order.
+    waiting: ArrayQueue<Arc<Waiter>>,
+}
+
+/// A channel that waits for room.
+struct Waiter {
+    waker: Waker,
+    /// [`NOTHING`], [`ROOM`] or [`GONE`].
+    given: AtomicU32,
+}
+
+/// It waits, or does not.
+const NOTHING: u32 = 0;
+/// There is room for one request, which is counted already.
+const ROOM: u32 = 1;
+/// The channel is closed.
+const GONE: u32 = 2;
+
+impl Waiter {
+    /// Gives it room for one request; whether it is still there.
+    fn give(&self) -> bool {
+        let there = self.given.compare_exchange(NOTHING, ROOM, SeqCst, SeqCst).is_ok();
+        if there {
+            self.waker.wake();
+        }
+        there
+    }
+
+    /// Takes the room that it was given, if it was.
+    fn take(&self) -> bool {
+        self.given.compare_exchange(ROOM, NOTHING, SeqCst, SeqCst).is_ok()
+    }
 }
 
 /// The owners of a file's requests.
@@ -87,8 +119,7 @@ impl Owners {
             pressed: AtomicBool::new(false),
             ended: AtomicU64::new(0),
             ticks: AtomicU64::new(0),
-            waiting: ArrayQueue::new(WAKERS),
-            wakes: AtomicU32::new(0),
+            waiting: ArrayQueue::new(WAITERS),
         });
         all.places.push(Arc::clone(&place));
         place
@@ -141,14 +172,17 @@ pub(super) struct Share {
     place: Option<Arc<Place>>,
     /// Of the place's requests in the kernel those of this channel.
     flying: u32,
-    /// [`Place::wakes`] when the thread's waker was left there.
-    left: Option<u32>,
+    waiter: Arc<Waiter>,
+    /// It stands in the place's queue, or was given room that it has not used.
+    waits: bool,
 }
 
 impl Share {
-    pub(super) fn new(shared: Arc<super::Shared>, owner: Option<Owner>) -> Self {
+    /// Of a channel of `owner`'s on `shared`, whose thread `waker` wakes.
+    pub(super) fn new(shared: Arc<super::Shared>, owner: Option<Owner>, waker: Waker) -> Self {
         let place = owner.map(|owner| shared.owners.place(owner));
-        Share { shared, place, flying: 0, left: None }
+        let waiter = Arc::new(Waiter { waker, given: AtomicU32::new(NOTHING) });
+        Share { shared, place, flying: 0, waiter, waits: false }
     }
 
     /// Whether the kernel may be given one more request at `now`, in ticks, which is then counted until
@@ -159,12 +193,23 @@ impl Share {
         let owners = &self.shared.owners;
         place.asked.store(now, Relaxed);
         owners.look(now);
-        // Two threads may both find the last room: one more does not matter.
-        if place.flying.load(Relaxed) >= owners.share.load(Relaxed) {
-            place.pressed.store(true, Relaxed);
-            return false;
+        if self.waits {
+            // Its turn comes, also where there is no limit any more: what is in the kernel ends.
+            if !self.waiter.take() {
+                place.pressed.store(true, Relaxed);
+                return false;
+            }
+            self.waits = false;
+        } else {
+            let share = owners.share.load(Relaxed);
+            let full = || place.flying.load(Relaxed) >= share || !place.waiting.is_empty();
+            // Two threads may both find the last room: one more does not matter.
+            if share != NO_LIMIT && full() {
+                place.pressed.store(true, Relaxed);
+                return false;
+            }
+            place.flying.fetch_add(1, Relaxed);
         }
-        place.flying.fetch_add(1, Relaxed);
         self.flying += 1;
         true
     }
@@ -186,35 +231,40 @@ impl Share {
             place.ended.fetch_add(1, Relaxed);
             place.ticks.fetch_add(ticks, Relaxed);
         }
-        // First counted, then looked: who waits has left its waker before it looked a last time.
+        // First counted, then looked: who waits stands in the queue before it looks a last time.
         place.flying.fetch_sub(1, SeqCst);
         if !place.waiting.is_empty() {
-            place.wake();
+            place.hand_out(&self.shared.owners);
         }
     }
 
-    /// The channel has requests that wait. Has its thread woken when there is room, if nothing of the
+    /// The channel has requests that wait. Has its thread woken when it may begin one, if nothing of the
     /// channel is in the kernel whose end does that.
-    pub(super) fn wait(&mut self, waker: &Waker) {
+    pub(super) fn wait(&mut self) {
         let Some(place) = &self.place else { return };
-        let wakes = Some(place.wakes.load(SeqCst));
-        if self.flying > 0 || self.left == wakes {
+        if self.flying > 0 {
             return;
         }
-        self.left = wakes;
-        let full = place.waiting.push(waker.clone()).is_err();
-        if full || place.flying.load(SeqCst) < self.shared.owners.share.load(Relaxed) {
-            waker.wake();
+        if !self.waits {
+            self.waits = place.waiting.push(Arc::clone(&self.waiter)).is_ok();
+            if !self.waits {
+                self.waiter.waker.wake();
+            }
         }
+        place.hand_out(&self.shared.owners);
     }
 }
 
 impl Place {
+    /// Gives the room that there is to those that wait, in order.
     #[cold]
-    fn wake(&self) {
-        self.wakes.fetch_add(1, SeqCst);
-        while let Some(waker) = self.waiting.pop() {
-            waker.wake();
+    fn hand_out(&self, owners: &Owners) {
+        while self.flying.load(SeqCst) < owners.share.load(Relaxed) {
+            let Some(waiter) = self.waiting.pop() else { return };
+            self.flying.fetch_add(1, SeqCst);
+            if !waiter.give() {
+                self.flying.fetch_sub(1, SeqCst);
+            }
         }
     }
 }
@@ -222,8 +272,9 @@ impl Place {
 impl Drop for Share {
     fn drop(&mut self) {
         let Some(place) = self.place.take() else { return };
-        place.flying.fetch_sub(self.flying, SeqCst);
-        place.wake();
+        let unused = u32::from(self.waiter.given.swap(GONE, SeqCst) == ROOM);
+        place.flying.fetch_sub(self.flying + unused, SeqCst);
+        place.hand_out(&self.shared.owners);
         let mut all = self.shared.owners.all.lock();
         // This one, and that in the list.
         if Arc::strong_count(&place) == 2 {
@@ -240,11 +291,16 @@ mod tests {
     use super::policy::FLOOR;
     use super::*;
 
+    fn waker() -> Waker {
+        reactor::IoContext::new().unwrap().waker()
+    }
+
     fn shares<const N: usize>() -> ([Share; N], tempfile::NamedTempFile) {
         let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
         file.as_file().set_len(1 << 20).unwrap();
         let shared = Arc::new(open(file.path(), None, false).unwrap());
-        (std::array::from_fn(|_| Share::new(shared.clone(), Some(Owner::new()))), file)
+        let share = |_| Share::new(shared.clone(), Some(Owner::new()), waker());
+        (std::array::from_fn(share), file)
     }
 
     /// How many more an owner may have at `now`; they have all ended afterwards.
@@ -276,9 +332,35 @@ mod tests {
     }
 
     #[test]
+    fn threads_with_room_for_one_of_them_all_go_on() {
+        let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let shared = Arc::new(open(file.path(), None, false).unwrap());
+        let owner = Owner::new();
+        shared.owners.fix(1);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    let io = reactor::IoContext::new().unwrap();
+                    let mut share = Share::new(shared.clone(), Some(owner), io.waker());
+                    for now in 0..2000 {
+                        while !share.begin(now) {
+                            share.wait();
+                            // Ten minutes: a lost wake-up would show as a hang.
+                            io.wait(600_000_000).unwrap();
+                        }
+                        share.end(None);
+                    }
+                });
+            }
+        });
+        assert_eq!(shared.owners.flying_of(owner), None);
+    }
+
+    #[test]
     fn what_the_target_does_itself_has_no_limit_and_limits_nobody() {
         let ([mut a], _file) = shares();
-        let mut own = Share::new(a.shared.clone(), None);
+        let mut own = Share::new(a.shared.clone(), None, waker());
         let ms = reactor::ticks::from_us(1000);
         for now in (0..100).map(|nth| nth * ms) {
             assert!((0..1000).all(|_| own.begin(now)));

@@ -192,7 +192,7 @@ impl FileChannel {
             let piece = slot.cut.next(&slot.io.sg);
             let now = reactor::ticks::now();
             if !self.share.begin(now) {
-                self.share.wait(&self.waker);
+                self.share.wait();
                 break;
             }
             if !self.uring.spend_share(piece.len as u32) {

@@ -77,7 +77,7 @@ impl FileChannel {
     pub(super) fn let_go(&mut self, now: u64) {
         while let Some(&n) = self.held.front() {
             if !self.share.begin(now) {
-                return self.share.wait(&self.waker);
+                return self.share.wait();
             }
             let slot = &mut self.slots[n];
             (slot.sent, slot.shares) = (now, true);
@@ -176,9 +176,16 @@ impl FileChannel {
             }
             return None;
         }
-        if slot.io.fua && slot.io.op.is_write() && !self.shared.syncs(slot.io.op) {
-            slot.step = Step::Syncing;
-            return None;
+        if slot.io.fua && slot.io.op.is_write() {
+            if !self.shared.syncs(slot.io.op) {
+                slot.step = Step::Syncing;
+                return None;
+            }
+            // It may have waited for long, and another one have taken the report of what was lost below
+            // it: as with a flush that waits.
+            if self.shared.latch.failures() != slot.failures {
+                return Some(Err(IoError::Flush));
+            }
         }
         Some(Ok(()))
     }

@@ -122,6 +122,49 @@ fn all_channels_of_an_owner_have_one_share() {
 }
 
 #[test]
+fn a_busy_channel_does_not_keep_its_owners_others_from_the_disk() {
+    let mut guests = guests([0, 0, 0]);
+    guests.shared.owners.fix(2);
+    (0..64).for_each(|nth| guests.read(0, nth));
+    (100..108).for_each(|nth| guests.read(1, nth));
+    (200..208).for_each(|nth| guests.read(2, nth));
+    let mut ended = [0; 3];
+    while ended[1..] != [8, 8] {
+        for (channel, ended) in ended.iter_mut().enumerate() {
+            let mut done = Vec::with_capacity(1);
+            guests.channels[channel].poll(&mut done);
+            *ended += done.len();
+        }
+        guests.io.flush();
+        assert!(ended[0] <= 24, "{ended:?}: each has its turn");
+    }
+    guests.poll(0, 64 - ended[0]);
+    let owner = guests.channels[0].share.owner().unwrap();
+    assert_eq!(guests.shared.owners.flying_of(owner), Some(0));
+}
+
+#[test]
+fn room_that_was_given_to_a_channel_that_goes_is_given_to_the_next() {
+    let mut guests = guests([0, 0, 0, 0]);
+    guests.shared.owners.fix(1);
+    (0..4).for_each(|channel| guests.read(channel, channel as u64));
+    guests.poll(0, 1);
+    let owner = guests.channels[0].share.owner().unwrap();
+    assert_eq!(guests.shared.owners.flying_of(owner), Some(1), "the second one's");
+    let [first, second, third, fourth] = guests.channels;
+    // The third one stands in the queue still, the second one has room and does not use it.
+    drop((third, second));
+    assert_eq!(guests.shared.owners.flying_of(owner), Some(1), "the fourth one's");
+    guests.io.flush();
+    let mut fourth = fourth;
+    assert_eq!(polled(&mut fourth, &guests.io), (3, Ok(())));
+    drop(first);
+    assert_eq!(guests.shared.owners.flying_of(owner), Some(0));
+    drop(fourth);
+    assert_eq!(guests.shared.owners.flying_of(owner), None);
+}
+
+#[test]
 fn a_thread_that_has_nothing_with_the_disk_is_woken_when_its_owner_has_room() {
     let mut guests = guests([0]);
     guests.shared.owners.fix(1);
@@ -175,6 +218,34 @@ fn a_flush_does_not_wait_for_what_was_not_acknowledged() {
     assert_eq!(guests.channels[0].held.len(), 2);
     guests.poll(0, 2);
     assert_eq!(guests.pushed(0), [1, 3]);
+}
+
+#[test]
+fn a_durable_write_that_waited_while_something_was_lost_fails() {
+    let mut guests = guests([0]);
+    let write = |guests: &mut Guests<1>, fua, tag| {
+        // SAFETY: as in `read`.
+        let sg = unsafe { Sg::new(std::slice::from_ref(&guests.runs[0])) };
+        let io = Io { op: Op::Write, fua, lba: 0, blocks: 8, sg, tag };
+        assert_eq!(guests.channels[0].submit(&io), Submit::Pending);
+    };
+    guests.shared.owners.fix(0);
+    write(&mut guests, true, 1);
+    write(&mut guests, false, 2);
+    guests.shared.latch.set(crate::FlushCause::Metadata, None);
+    // Whoever clears it does not know of those that wait.
+    assert!(guests.shared.latch.clear().is_some());
+    write(&mut guests, true, 3);
+    guests.shared.owners.fix(4);
+    let mut done = Vec::with_capacity(4);
+    while done.len() < 3 {
+        if guests.channels[0].poll(&mut done) == 0 {
+            guests.io.wait(600_000_000).unwrap();
+        }
+    }
+    done.sort_by_key(|c| c.tag);
+    let results: Vec<_> = done.iter().map(|c| c.result).collect();
+    assert_eq!(results, [Err(IoError::Flush), Ok(()), Ok(())]);
 }
 
 #[test]
