@@ -29,8 +29,13 @@ class Mount:
 
 
 def table() -> list[Mount]:
-    """Returns all mounts of this process's namespace, in the order of mounting."""
-    return [_parse(line) for line in MOUNTINFO.read_text().splitlines()]
+    """Returns all mounts of this process's namespace, in the order of mounting.
+
+    The kernel escapes blanks, tabs, line feeds and backslashes alone. Whoever names a folder of a
+    volume (a subPath) may put any other byte there, other ends of lines and no UTF-8 among them.
+    """
+    text = os.fsdecode(MOUNTINFO.read_bytes())
+    return [_parse(line) for line in text.split("\n") if line]
 
 
 def at(target: Path) -> Mount | None:

@@ -8,13 +8,14 @@ and talks to the API server, can do without any.
     driver -> helper --- SOCK_SEQPACKET ---> server -> confined -> local -> kernel, mkfs, ...
 
 There is no operation that runs a command or takes any path. Whoever asks names a volume; a device
-must be that volume's loop device, a path one that kubelet uses for CSI volumes, without links, and
-what is unmounted a mount of ours.
+must be that volume's loop device, a path one that kubelet made for that volume, without links, and
+what is unmounted or made read-only a mount of ours.
 
 | module | noun |
 | --- | --- |
 | `places` | where is mounted: paths, opened part by part |
 | `local` | the operations |
+| `records` | which volume kubelet made a path for |
 | `confined` | which of them may be asked for |
 | `wire` | a question and its answer as packets |
 | `server`, `cli` | the helper |

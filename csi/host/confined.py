@@ -2,11 +2,13 @@
 
 Who asks is the driver, which serves gRPC, HTTP and what the API server says, and which somebody may
 have taken over. The most that one gains here is what the driver may do anyway: use the volumes of
-this node's target, at the paths that kubelet has for CSI volumes.
+this node's target, at the paths that kubelet has for them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 
 from csi.host.local import LocalHost
 from csi.host.places import CSI_VOLUMES, Places
+from csi.host.records import Records
 from csi.hostdevice import loopctl
 from csi.hosterrors import HostError
 from csi.mounts import Mount
@@ -28,6 +31,8 @@ EXPORT_TYPE = "fuse.virtlun"
 DELETED = "//deleted"
 """Behind the root of a mount whose folder is gone (proc_pid_mountinfo)."""
 BLOCK_SIZES = (512, 4096)
+MAKE_MOUNTS = {"mount", "bind_device", "bind_mount", "bind_folder"}
+"""Operations after which something is mounted at `target`."""
 HANDLE_BYTES_MAX = 128  # csi.v1
 OPTIONS_MAX = 64
 
@@ -42,8 +47,10 @@ class Confined:
         """Mounts below kubelet's folder what is in the target's folders of exports and sockets."""
         self._vhost = vhost
         self._exports = exports
+        self._records = Records(kubelet)
+        self._places = Places(kubelet, CSI_VOLUMES, ours=self._is_ours)
         self._local = LocalHost(
-            Places(kubelet, CSI_VOLUMES, ours=self._is_ours),
+            self._places,
             Places(exports, (), fs_type=EXPORT_TYPE),
             Places(vhost, ()),
         )
@@ -71,7 +78,7 @@ class Confined:
                 do.bind_mount,
                 device | {"staging": _path} | target | {"read_only": _bool},
             ),
-            "bind_folder": (do.bind_folder, {"folder": self._folder} | target),
+            "bind_folder": (do.bind_folder, {"folder": _path} | target),
             "seal": (do.seal, target),
             "unmount": (do.unmount, target),
             "remove": (do.remove, target),
@@ -95,6 +102,11 @@ class Confined:
         given = {key: check(arguments[key]) for key, check in checks.items()}
         if name == "attach" and not self._is_export(given["file"], handle):
             raise HostError(f"{given['file']} is not the export of volume {handle}")
+        if name in MAKE_MOUNTS:
+            self._places.check(given["target"])
+            self._records.check(given["target"], handle)
+        if name == "bind_folder":
+            self._check_folder(handle, given["folder"], given["target"])
         found = act(handle, **given)
         return str(found) if isinstance(found, Path) else found
 
@@ -104,32 +116,46 @@ class Confined:
     def _is_export(self, file: Path, volume: str) -> bool:
         return file.name == volume and file.parent.parent == self._exports
 
-    def _folder(self, value: Any) -> Path:
-        path = _path(value)
-        if path.parent != self._vhost or not FOLDER.fullmatch(path.name):
-            raise HostError(f"{path} is no folder of a controller that the driver makes")
-        return path
+    def _check_folder(self, volume: str, folder: Path, target: Path) -> None:
+        """Raises HostError for a folder that is not of this volume's controller, or this pod's."""
+        if folder.parent != self._vhost or not FOLDER.fullmatch(folder.name):
+            raise HostError(f"{folder} is no folder of a controller that the driver makes")
+        whose, uuid = folder.name.split("-", 1)
+        if uuid != volume if whose == "csi" else uuid not in target.parts:
+            raise HostError(f"{folder} is not the folder of volume {volume} at {target}")
 
     def _is_ours(self, mount: Mount) -> bool:
         """Whether a mount is one of those that the operations make."""
         major, minor = mount.device
         name = Path(mount.root.removesuffix(DELETED)).name
         if mount.fs_type in FILE_SYSTEMS and major == LOOP_MAJOR:
-            return _is_volume(f"loop{minor}")
+            return self._is_volume(f"loop{minor}")
         if mount.fs_type == "devtmpfs" and mount.root == f"/{name}":
-            return _is_volume(name)
-        return FOLDER.fullmatch(name) is not None
+            return self._is_volume(name)
+        return FOLDER.fullmatch(name) is not None and mount.device == _device_of(self._vhost)
+
+    def _is_volume(self, loop: str) -> bool:
+        """Whether a loop device is over what can be an export, or over no file any more.
+
+        It is not asked itself, as that would wait for a target that is away. Of a file system that
+        is not mounted here any more the kernel has but the file's name.
+        """
+        if not re.fullmatch(r"loop\d+", loop):
+            return False
+        path = loopctl.file_path(loop)
+        if path is None:
+            return True
+        there = path.parent == Path("/") or path.is_relative_to(self._exports)
+        return there and re.fullmatch(UUID, path.name) is not None
 
 
-def _is_volume(loop: str) -> bool:
-    """Whether a loop device is over a file that is called as exports are, or over none any more.
-
-    It is not asked itself, as that would wait for a target that is away.
-    """
-    if not re.fullmatch(r"loop\d+", loop):
-        return False
-    name = loopctl.file_name(loop)
-    return name is None or re.fullmatch(UUID, name) is not None
+def _device_of(folder: Path) -> tuple[int, int] | None:
+    """Returns the device number of the file system that a folder is on, or is to be on."""
+    for each in (folder, *folder.parents):
+        with contextlib.suppress(OSError):
+            number = each.stat().st_dev
+            return os.major(number), os.minor(number)
+    return None
 
 
 def _handle(value: Any) -> str:

@@ -46,9 +46,17 @@ class LocalHost:
         return [loop for loop in loopctl.loops(volume) if loop.name in _names(volume)]
 
     def attach(self, volume: str, file: Path, *, read_only: bool, block_size: int) -> Path:
-        """Puts a new loop device over the target's file of the volume."""
+        """Puts a loop device over the target's file of the volume, unless one is there.
+
+        It may be of a driver that was killed while its question was underway.
+        """
         name = f"{PREFIX}{volume}{READ_ONLY_SUFFIX if read_only else ''}"
         with self._exports.file(file) as number:
+            found = os.fstat(number)
+            backing = loopctl.encoded(found.st_dev), found.st_ino
+            for loop in self.loops(volume):
+                if loop.backing == backing and loop.name == name and not loop.leaving:
+                    return loop.device
             path = Path(descriptor_path(number))
             return loopctl.attach(path, name, read_only=read_only, block_size=block_size)
 
@@ -108,8 +116,9 @@ class LocalHost:
 
     def grow(self, volume: str, device: Path, target: Path, fs_type: str) -> None:
         """Grows the file system of a device, mounted at `target`."""
-        self._places.check(target)
         with self._own(volume, device):
+            with self._places.present(target) as place:
+                _check_is_on(device, place, target)
             filesystems.grow(device, target, fs_type)
 
     # Mounts
@@ -127,9 +136,7 @@ class LocalHost:
         A read-only one is writable for a moment: who finds one, after a crash perhaps, seals it.
         """
         with self._own(volume, device), self._places.present(staging) as source:
-            found = Path(source).stat().st_dev
-            if found != device.stat().st_rdev:
-                raise HostError(f"what is mounted at {staging} is not {device}")
+            _check_is_on(device, source, staging)
             with self._places.point(target, folder=True) as place:
                 _bind(source, place, target)
         if read_only:
@@ -149,6 +156,7 @@ class LocalHost:
         present = mounts.at(target)
         if present is None or present.read_only:
             return
+        self._places.check_ours(present)
         flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY
         with self._places.present(target) as place:
             try:
@@ -192,6 +200,12 @@ class LocalHost:
                 raise HostError(f"{device} is not of volume {volume}")
             else:
                 yield loop
+
+
+def _check_is_on(device: Path, place: str, path: Path) -> None:
+    """Raises HostError for a place, which is `path`, that is not on a device's file system."""
+    if Path(place).stat().st_dev != device.stat().st_rdev:
+        raise HostError(f"what is mounted at {path} is not {device}")
 
 
 def _answers(device: Path) -> bool:

@@ -16,7 +16,7 @@ from csi.mounts import Mount
 CSI_VOLUMES = (
     r"pods/[^/]+/volumes/kubernetes\.io~csi/[^/]+/mount",
     r"plugins/kubernetes\.io/csi/(?:csi\.virtlun\.dev|pv)/[^/]+/globalmount",
-    r"plugins/kubernetes\.io/csi/volumeDevices/(?:publish|staging)/[^/]+(?:/[^/]+)?",
+    r"plugins/kubernetes\.io/csi/volumeDevices/(?:publish/[^/]+|staging)/[^/]+",
 )
 """Where kubelet has CSI drivers mount, below its own folder."""
 MOUNTS_MAX = 64
@@ -72,6 +72,13 @@ class Places:
         if self._shapes is not None and not any(each.fullmatch(below) for each in self._shapes):
             raise HostError(f"{target} is not where kubelet has CSI volumes below {self._root}")
 
+    def check_ours(self, mount: Mount) -> None:
+        """Raises HostError for a mount that is not to be changed."""
+        if not self._ours(mount):
+            raise HostError(
+                f"what is mounted at {mount.target} ({mount.fs_type}) is not this driver's"
+            )
+
     @contextlib.contextmanager
     def point(self, target: Path, *, folder: bool) -> Iterator[str]:
         """Makes a mount point, a folder or a file, if it is not there; yields a path of it.
@@ -79,7 +86,7 @@ class Places:
         That one leads to it whatever happens to the path meanwhile, and is of this process.
 
         Raises:
-            HostError: it may not be there, or something else is.
+            HostError: it may not be there, or something else is. With shapes, also what is mounted.
         """
         self.check(target)
         if self._shapes is None:
@@ -95,6 +102,8 @@ class Places:
             number = os.open(target.name, flags, dir_fd=parent)
             try:
                 mode = os.fstat(number).st_mode
+                if self._shapes is not None and _mount_of(number) != _mount_of(parent):
+                    raise HostError(f"something is mounted at {target}: it is not covered")
                 if not (stat.S_ISDIR(mode) if folder else stat.S_ISREG(mode)):
                     raise HostError(f"{target} is no {'folder' if folder else 'file'}: remove it")
                 yield descriptor_path(number)
@@ -119,10 +128,7 @@ class Places:
             found = mounts.at(target)
             if found is None:
                 return
-            if not self._ours(found):
-                raise HostError(
-                    f"what is mounted at {target} ({found.fs_type}) is not this driver's"
-                )
+            self.check_ours(found)
             with self.folder(target.parent) as parent:
                 try:
                     kernel.umount(f"{descriptor_path(parent)}/{target.name}")
@@ -173,6 +179,12 @@ class Places:
             yield number
         finally:
             os.close(number)
+
+
+def _mount_of(number: int) -> str:
+    """Returns the number of the mount that an open file was reached through (proc_pid_fdinfo)."""
+    lines = Path(f"/proc/self/fdinfo/{number}").read_text().splitlines()
+    return next(line for line in lines if line.startswith("mnt_id:"))
 
 
 def descriptor_path(number: int) -> str:

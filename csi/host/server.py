@@ -13,6 +13,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +25,8 @@ READS = {"loops", "answers"}
 """They change nothing, and may wait for the target: nobody waits for them."""
 CONNECTIONS_MAX = 256
 SOCKET_MODE = 0o600
+AGAIN_S = 0.1
+"""After which a connection is accepted again where the system could not, seconds."""
 PATH_BYTES_MAX = 107
 """sockaddr_un.sun_path without its NUL."""
 
@@ -62,13 +65,19 @@ class Server:
             self._listener.bind(str(path))
         finally:
             os.umask(mask)
-        os.chown(path, uid, -1)
+        # Never of what a link leads to: the driver may write to the socket's folder.
+        os.chown(path, uid, -1, follow_symlinks=False)
         self._listener.listen(CONNECTIONS_MAX)
 
     def serve(self) -> None:
-        """Serves until the process ends."""
+        """Serves until the process ends, whatever becomes of a connection."""
         while True:
-            connection, _ = self._listener.accept()
+            try:
+                connection, _ = self._listener.accept()
+            except OSError as error:  # no descriptor or memory now; what is underway goes on
+                log("not accepted", reason=str(error))
+                time.sleep(AGAIN_S)
+                continue
             pid, uid = wire.peer(connection)
             with self._mutex:
                 room = self._connections < CONNECTIONS_MAX
@@ -81,7 +90,13 @@ class Server:
                 continue
             with self._mutex:
                 self._connections += 1
-            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+            try:
+                threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+            except RuntimeError as error:  # no thread: the driver asks again
+                log("refused", pid=pid, uid=uid, reason=str(error))
+                connection.close()
+                with self._mutex:
+                    self._connections -= 1
 
     def _answer(self, connection: socket.socket) -> None:
         try:
@@ -90,7 +105,7 @@ class Server:
                 if question is not None:
                     answer = self._done(connection, question)
                     wire.send(connection, answer)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             log("refused", reason=str(error))
         finally:
             with self._mutex:

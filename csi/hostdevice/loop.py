@@ -9,7 +9,6 @@ exports now, takes it away and makes a new one; who has the old one open must op
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -47,7 +46,7 @@ class LoopDevices:
         except OSError as error:
             raise HostError(f"the target's export {file} does not answer: {error}") from error
         for loop in self._loops(volume):
-            same = loop.backing == (_encoded(found.st_dev), found.st_ino)
+            same = loop.backing == (loopctl.encoded(found.st_dev), found.st_ino)
             if not same or not self._answers(volume, loop):
                 self._host.release(volume, loop.device)
             elif loop.read_only == read_only and not loop.leaving:
@@ -124,9 +123,3 @@ class LoopDevices:
         """
         self._client.call("spdk_get_version")
         return self._host.loops(volume)
-
-
-def _encoded(device: int) -> int:
-    """Returns st_dev as the kernel's huge_encode_dev() writes it into loop_info64."""
-    major, minor = os.major(device), os.minor(device)
-    return (minor & 0xFF) | major << 8 | (minor & ~0xFF) << 12

@@ -35,6 +35,8 @@ NAME_BYTES_MAX = 63
 DEAD = "dead:"
 ATTEMPTS = 64
 GONE_DEADLINE_S = 10.0
+OURS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EBUSY}
+"""Errors that say nothing of a loop device's file: one that works is not to be taken for dead."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,11 @@ def file_names() -> Iterator[str]:
 
 
 def status(device: Path) -> Loop | None:
-    """Returns what a loop device is, or None if it is not in use."""
+    """Returns what a loop device is, or None if it is not in use.
+
+    Raises:
+        HostError: that cannot be known now, as this process lacks something (descriptors, memory).
+    """
     data = bytearray(INFO.size)
     try:
         with device.open("rb") as node:
@@ -80,6 +86,8 @@ def status(device: Path) -> Loop | None:
     except OSError as error:
         if error.errno in (errno.ENXIO, errno.ENOENT, errno.ENODEV):
             return None
+        if error.errno in OURS:
+            raise HostError(f"{device} cannot be looked at: {error.strerror}") from error
         return _dead(device)  # the kernel asks the file, which is dead
     fields = INFO.unpack(data)
     return Loop(
@@ -121,11 +129,26 @@ def _dead(device: Path) -> Loop | None:
 
 def file_name(loop: str) -> str | None:
     """Returns the last part of the path of a loop device's file, or None if it has none."""
+    path = file_path(loop)
+    return None if path is None else path.name
+
+
+def file_path(loop: str) -> Path | None:
+    """Returns the path of a loop device's file, or None if it has none.
+
+    Where the file's mount is none of this process's, or gone, it is what is left: `/NAME` perhaps.
+    """
     try:
-        path = (SYS_BLOCK / loop / "loop/backing_file").read_text().strip()
+        path = os.fsdecode((SYS_BLOCK / loop / "loop/backing_file").read_bytes())
     except OSError:
         return None
-    return Path(path.removesuffix(" (deleted)")).name
+    return Path(path.removesuffix("\n").removesuffix(" (deleted)"))
+
+
+def encoded(device: int) -> int:
+    """Returns st_dev as the kernel's huge_encode_dev() writes it into loop_info64."""
+    major, minor = os.major(device), os.minor(device)
+    return (minor & 0xFF) | major << 8 | (minor & ~0xFF) << 12
 
 
 def attach(file: Path, name: str, *, read_only: bool, block_size: int) -> Path:

@@ -95,10 +95,10 @@ def _processes(pod: str, proc: Path) -> Iterator[Path]:
         folder
         for folder in folders
         if any(
-            len(fields := line.split()) > MOUNT_POINT
+            len(fields := line.split(b" ")) > MOUNT_POINT
             and fields[MOUNT_POINT] in KUBELET_FILES
             and place in fields[ROOT]
-            for line in _words(folder / "mountinfo").splitlines()
+            for line in _words(folder / "mountinfo").split(b"\n")
         )
     )
 

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from csi import kernel, mountoptions
+from csi import DRIVER_NAME, kernel, mountoptions, mounts
 from csi.host import server, wire
 from csi.host.confined import Confined
+from csi.host.local import LocalHost
 from csi.host.places import CSI_VOLUMES, Places
 from csi.host.remote import Helper
 from csi.host.server import Server
+from csi.hostdevice import loopctl
 from csi.hosterrors import HelperUnavailable, HostError, OfflineOnly
 from csi.mounts import Mount
 
@@ -28,6 +32,8 @@ VOLUME = "11111111-1111-8111-8111-111111111111"
 OTHER = "22222222-2222-8222-8222-222222222222"
 IN_POD = "pods/uid/volumes/kubernetes.io~csi/pv/mount"
 HASH = "0" * 64
+HERE = (0, 0)
+"""Stands for the file system of the target's folder of sockets."""
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -44,6 +50,13 @@ class World:
         self.target = self.kubelet / IN_POD
         self.target.parent.mkdir(parents=True)
         self.confined = Confined(self.kubelet, self.exports, self.vhost)
+        self.note(self.target.parent)
+
+    def note(self, folder: Path, volume: str = VOLUME, driver: str = DRIVER_NAME) -> None:
+        """Notes whose a mount point is, as kubelet does before it calls a driver."""
+        folder.mkdir(parents=True, exist_ok=True)
+        words = {"driverName": driver, "volumeHandle": volume, "specVolID": "pv"}
+        (folder / "vol_data.json").write_text(json.dumps(words))
 
     def refused(self, word: str, do: str, **arguments: Any) -> None:
         """Asks for something that is to be refused with a sentence that has this word."""
@@ -69,6 +82,8 @@ def node(tmp_path: Path) -> World:
         "pods/uid/volumes/kubernetes.io~secret/token/mount",
         "pods/uid/etc-hosts",
         "plugins/kubernetes.io/csi/other.example.org/hash/globalmount",
+        "plugins/kubernetes.io/csi/volumeDevices/publish/pv",
+        "plugins/kubernetes.io/csi/volumeDevices/staging/pv/more",
         "plugins_registry/x",
         "config.yaml",
     ],
@@ -116,12 +131,13 @@ def test_a_link_in_a_path_leads_nowhere(node: World) -> None:
     node.target.symlink_to(node.outside)
     node.refused("is no folder", "bind_folder", target=node.target, folder=folder)
     node.target.unlink()
-    node.target.parent.rmdir()
+    shutil.rmtree(node.target.parent)
     node.target.parent.symlink_to(node.outside)
+    node.note(node.outside)
     node.refused("without following links", "bind_folder", target=node.target, folder=folder)
-    assert list(node.outside.iterdir()) == []
+    assert not (node.outside / "mount").exists()
     node.target.parent.unlink()
-    node.target.parent.mkdir()
+    node.note(node.target.parent)
     folder.rmdir()
     folder.symlink_to(node.outside)
     node.refused("without following links", "bind_folder", target=node.target, folder=folder)
@@ -200,17 +216,46 @@ def test_what_others_have_mounted_stays(tmp_path: Path) -> None:
             confined.do("unmount", VOLUME, {"target": str(target)})
         with pytest.raises(HostError, match="is not this driver's"):
             confined.do("remove", VOLUME, {"target": str(target)})
-        assert os.path.ismount(target)
+        with pytest.raises(HostError, match="is not this driver's"):
+            confined.do("seal", VOLUME, {"target": str(target)})
+        (folder := tmp_path / "vhost" / f"csi-{VOLUME}").mkdir(parents=True)
+        words = {"driverName": DRIVER_NAME, "volumeHandle": VOLUME}
+        (target.parent / "vol_data.json").write_text(json.dumps(words))
+        with pytest.raises(HostError, match="is not covered"):
+            confined.do("bind_folder", VOLUME, {"target": str(target), "folder": str(folder)})
+        (found,) = (mount for mount in mounts.table() if mount.target == str(target))
+        assert not found.read_only and found.fs_type == "tmpfs"
     finally:
         subprocess.run(["umount", target], check=True)
+
+
+def test_a_folder_is_mounted_sealed_and_removed(tmp_path: Path) -> None:
+    """As the driver asks for it, at a path that kubelet made for it."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount")
+    node = World(tmp_path)
+    (folder := node.vhost / f"csi-{VOLUME}").mkdir()
+    words = {"target": str(node.target)}
+    try:
+        node.confined.do("bind_folder", VOLUME, {"folder": str(folder), **words})
+        found = mounts.at(node.target)
+        assert found is not None and found.read_only and found.root.endswith(folder.name)
+        node.refused("is not covered", "bind_folder", folder=folder, **words)
+        node.confined.do("seal", VOLUME, words)
+        node.confined.do("remove", VOLUME, words)
+        assert mounts.at(node.target) is None and not node.target.exists()
+        node.confined.do("remove", VOLUME, words)
+    finally:
+        subprocess.run(["umount", node.target], check=False, capture_output=True)
 
 
 @pytest.mark.parametrize(
     ("mount", "ours"),
     [
-        (Mount("/t", (0, 9), f"/virtlun/vhost/csi-{VOLUME}", True, "tmpfs"), True),
-        (Mount("/t", (0, 9), f"/virtlun/vhost/pod-{VOLUME}//deleted", True, "tmpfs"), True),
-        (Mount("/t", (0, 9), "/virtlun/vhost/x", True, "tmpfs"), False),
+        (Mount("/t", HERE, f"/virtlun/vhost/csi-{VOLUME}", True, "tmpfs"), True),
+        (Mount("/t", HERE, f"/virtlun/vhost/pod-{VOLUME}//deleted", True, "tmpfs"), True),
+        (Mount("/t", HERE, "/virtlun/vhost/x", True, "tmpfs"), False),
+        (Mount("/t", (0, 9999), f"/exports/csi-{VOLUME}", True, "nfs4"), False),
         (Mount("/t", (0, 9), "/", True, "tmpfs"), False),
         (Mount("/t", (7, 999999), "/", False, "ext4"), True),  # of a device that is gone
         (Mount("/t", (8, 1), "/", False, "ext4"), False),
@@ -221,7 +266,88 @@ def test_what_others_have_mounted_stays(tmp_path: Path) -> None:
     ],
 )
 def test_which_mounts_are_the_driver_s(node: World, mount: Mount, ours: bool) -> None:
+    if mount.device == HERE:
+        number = node.vhost.stat().st_dev
+        mount = replace(mount, device=(os.major(number), os.minor(number)))
     assert node.confined._is_ours(mount) is ours
+
+
+@pytest.mark.parametrize(
+    ("file", "ours"),
+    [
+        ("{exports}/session/{volume}", True),
+        ("/{volume}", True),  # the export's mount is gone
+        ("/{volume} (deleted)", True),
+        ("/var/lib/other-driver/{volume}", False),
+        ("{exports}/session/x", False),
+        ("/x", False),
+    ],
+)
+def test_a_loop_device_of_another_driver_is_not_ours(
+    node: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: str, ours: bool
+) -> None:
+    """There are others that call the files below theirs by a UUID."""
+    monkeypatch.setattr(loopctl, "SYS_BLOCK", tmp_path)
+    (tmp_path / "loop7/loop").mkdir(parents=True)
+    path = file.format(exports=node.exports, volume=VOLUME)
+    (tmp_path / "loop7/loop/backing_file").write_text(f"{path}\n")
+    assert node.confined._is_ours(Mount("/t", (7, 7), "/", False, "xfs")) is ours
+    assert node.confined._is_ours(Mount("/t", (0, 5), "/loop7", False, "devtmpfs")) is ours
+
+
+def test_a_path_of_another_volume_or_driver_is_not_mounted_at(node: World) -> None:
+    """Else what the pod relies on, secrets of another driver perhaps, would be of who asks."""
+    folder = node.vhost / f"csi-{VOLUME}"
+    folder.mkdir()
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("bind_folder", {"folder": folder}),
+        ("bind_device", {"device": "/dev/loop9999"}),
+        ("bind_mount", {"device": "/dev/loop9999", "staging": node.target, "read_only": False}),
+        ("mount", {"device": "/dev/loop9999", "fs_type": "ext4", "options": []}),
+    ]
+    devices = "plugins/kubernetes.io/csi/volumeDevices"
+    places = {
+        IN_POD: "pods/uid/volumes/kubernetes.io~csi/pv",
+        f"plugins/kubernetes.io/csi/{DRIVER_NAME}/{HASH}/globalmount": (
+            f"plugins/kubernetes.io/csi/{DRIVER_NAME}/{HASH}"
+        ),
+        f"{devices}/publish/pv/uid": f"{devices}/pv/data",
+    }
+    for target, beside in places.items():
+        note = node.kubelet / beside / "vol_data.json"
+        for do, more in asked:
+
+            def refused(word: str, do: str = do, more: Any = more, target: str = target) -> None:
+                node.refused(word, do, target=node.kubelet / target, **more)
+
+            note.unlink(missing_ok=True)
+            note.parent.mkdir(parents=True, exist_ok=True)
+            refused("kubelet's note .* cannot be read")
+            for words in ("[" * 100_000, "[]", "{", '{"driverName": "x"'):
+                note.write_text(words)
+                refused("cannot be read|not for a volume of this driver")
+            node.note(note.parent, driver="secrets.example.org")
+            refused("not for a volume of this driver")
+            node.note(note.parent, volume=OTHER)
+            refused(f"not for volume {VOLUME}")
+            node.note(note.parent)
+            note.rename(node.outside / "note")
+            note.symlink_to(node.outside / "note")
+            refused("kubelet's note .* cannot be read")
+            note.unlink()
+            node.note(note.parent)
+    node.note(node.target.parent, volume=OTHER)
+    node.refused(
+        "is not the folder of volume",
+        "bind_folder",
+        volume=OTHER,
+        folder=folder,
+        target=node.target,
+    )
+    pod = node.vhost / f"pod-{OTHER}"
+    pod.mkdir()
+    node.note(node.target.parent)
+    node.refused("is not the folder of volume", "bind_folder", folder=pod, target=node.target)
 
 
 @pytest.mark.parametrize(
@@ -449,6 +575,88 @@ def test_no_more_connections_than_there_may_be(
     operations.may_end.set()
     first.join(60)
     assert operations.asked == [f"unmount {VOLUME}"]
+
+
+def test_what_the_system_has_not_now_ends_no_helper(
+    socket_path: Path, operations: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither descriptors nor threads: with it would end what is underway, such as a mkfs."""
+    helper = serve(socket_path, operations, os.geteuid())
+    operations.may_end.set()
+    helper.unmount(VOLUME, Path("/a"))
+    made, fails = socket.socket.accept, threading.Event()
+
+    def accept(listener: socket.socket) -> object:
+        found = made(listener)
+        if fails.is_set():
+            fails.clear()
+            found[0].close()
+            raise OSError(24, "Too many open files")
+        return found
+
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    helper.unmount(VOLUME, Path("/b"))  # by the accept that began before
+    fails.set()
+    with pytest.raises(HelperUnavailable):
+        helper.unmount(VOLUME, Path("/c"))
+    helper.unmount(VOLUME, Path("/d"))
+    thread = threading.Thread
+
+    def none(*_: object, **__: object) -> None:
+        monkeypatch.setattr(threading, "Thread", thread)
+        raise RuntimeError("can't start new thread")
+
+    for _ in range(3):
+        monkeypatch.setattr(threading, "Thread", none)
+        with pytest.raises(HelperUnavailable):
+            helper.unmount(VOLUME, Path("/e"))
+    helper.unmount(VOLUME, Path("/f"))
+    assert operations.asked == [f"unmount {VOLUME}"] * 4
+
+
+def test_a_link_in_the_socket_s_place_gives_nothing_away(
+    socket_path: Path, operations: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver may write to the folder: what it puts there meanwhile gets no other owner."""
+    if os.geteuid() != 0:
+        pytest.skip("only root gives a socket to another user")
+    secret = socket_path.with_name("secret")
+    secret.touch()
+    made = os.umask
+
+    def umask(mask: int) -> int:
+        if mask != 0o777 & ~server.SOCKET_MODE:  # it was bound just now
+            socket_path.unlink()
+            socket_path.symlink_to(secret)
+        return made(mask)
+
+    monkeypatch.setattr(os, "umask", umask)
+    Server(socket_path, operations, 12345)
+    assert secret.stat().st_uid == 0
+
+
+@pytest.mark.skipif(not Path("/dev/loop-control").exists(), reason="there are no loop devices")
+def test_a_device_is_attached_once(tmp_path: Path) -> None:
+    """Also when a driver was killed while it was: the next one did not see it, and asks again."""
+    file = tmp_path / VOLUME
+    file.write_bytes(bytes(1 << 20))
+    host = LocalHost()
+    try:
+        device = host.attach(VOLUME, file, read_only=False, block_size=512)
+    except HostError as error:
+        pytest.skip(f"no loop device can be made: {error}")
+    try:
+        assert host.attach(VOLUME, file, read_only=False, block_size=512) == device
+        second = host.attach(VOLUME, file, read_only=True, block_size=512)
+        assert second != device
+        assert host.attach(VOLUME, file, read_only=True, block_size=512) == second
+        target = tmp_path / "mount"
+        target.mkdir()
+        with pytest.raises(HostError, match=f"what is mounted at {target} is not {device}"):
+            host.grow(VOLUME, device, target, "xfs")
+    finally:
+        for loop in host.loops(VOLUME):
+            host.detach(VOLUME, loop.device)
 
 
 def test_it_gives_up_what_it_does_not_need(socket_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import struct
 from pathlib import Path
@@ -14,8 +16,8 @@ from csi import filesystems, mounts
 from csi.cli import main
 from csi.commands import run
 from csi.errors import Code, Failure, describe
-from csi.hostdevice.loop import _encoded
-from csi.hostdevice.loopctl import CONFIG, INFO
+from csi.hostdevice import loopctl
+from csi.hostdevice.loopctl import CONFIG, INFO, encoded
 from csi.hosterrors import HostError
 from pydataplane.errors import RpcError, TargetTimeout, TargetUnavailable, VolumeNotFoundError
 
@@ -38,15 +40,60 @@ def test_mounts_with_blanks_backslashes_and_options(
     assert (device.target, device.root, device.fs_type) == ("/var/lib/dev\\x", "/loop3", "devtmpfs")
 
 
+@pytest.mark.parametrize(
+    "byte", [b"\r", b"\x0b", b"\x0c", b"\x1c", b"\x85", b"\xff", b"\xe2\x80\xa8"]
+)
+def test_a_name_of_any_bytes_ends_no_line_of_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, byte: bytes
+) -> None:
+    """Whoever makes a pod names a folder of its volume, and the kernel shows it to all drivers."""
+    file = tmp_path / "mountinfo"
+    name = b"/a" + byte + b"b"
+    file.write_bytes(LINES.encode() + b"92 22 0:9 %s /sub ro - tmpfs x rw\n" % name)
+    monkeypatch.setattr(mounts, "MOUNTINFO", file)
+    *others, found = mounts.table()
+    assert len(others) == 3
+    assert (os.fsencode(found.root), found.target, found.fs_type) == (name, "/sub", "tmpfs")
+
+
+def test_a_loop_device_is_not_dead_for_want_of_descriptors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who takes one for dead that works makes a second one of the same file, and mounts both."""
+    monkeypatch.setattr(loopctl, "SYS_BLOCK", tmp_path)
+    folder = tmp_path / "loop7/loop"
+    folder.mkdir(parents=True)
+    (folder / "backing_file").write_bytes(b"/export/a\xffb (deleted)\n")
+    for file in (tmp_path / "loop7/ro", folder / "dio", folder / "autoclear"):
+        file.write_text("0\n")
+    numbers: list[int] = []
+
+    def fails(*_: object) -> None:
+        raise OSError(numbers[-1], os.strerror(numbers[-1]))
+
+    device = tmp_path / "node/loop7"
+    device.parent.mkdir()
+    device.touch()
+    monkeypatch.setattr(fcntl, "ioctl", fails)
+    for number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES):
+        numbers.append(number)
+        with pytest.raises(HostError, match="cannot be looked at"):
+            loopctl.status(device)
+    for number in (errno.ENOTCONN, errno.ECONNABORTED, errno.EIO, errno.ESTALE):
+        numbers.append(number)
+        found = loopctl.status(device)
+        assert found is not None and os.fsencode(found.name) == b"dead:a\xffb"
+
+
 def test_the_kernel_s_structures_have_their_sizes() -> None:
     assert (INFO.size, CONFIG.size) == (232, 304)
 
 
 @pytest.mark.parametrize(("major", "minor"), [(254, 0), (0, 45), (0, 300), (8, 70000)])
 def test_a_device_number_is_written_as_the_kernel_does(major: int, minor: int) -> None:
-    encoded = _encoded(os.makedev(major, minor))
-    assert encoded >> 8 & 0xFFF == major
-    assert encoded & 0xFF | encoded >> 12 & 0xFFF00 == minor
+    number = encoded(os.makedev(major, minor))
+    assert number >> 8 & 0xFFF == major
+    assert number & 0xFF | number >> 12 & 0xFFF00 == minor
 
 
 def test_the_size_of_an_ext4_is_read_from_its_superblock(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_an_export_or_a_device_that_does_not_answer_keeps_no_call(
     monkeypatch.setattr(Path, "stat", stat)
     monkeypatch.setattr(devices, "_export", lambda _: file)
     monkeypatch.setattr(devices, "_loops", lambda _: [loop])
-    monkeypatch.setattr("csi.hostdevice.loop._encoded", lambda device: device)
+    monkeypatch.setattr("csi.hostdevice.loopctl.encoded", lambda device: device)
     monkeypatch.setattr(devices._host, "answers", lambda _, device: wait_for(device))
     for _ in range(2):
         with pytest.raises(Failure, match="looking at the target's export") as failure:
