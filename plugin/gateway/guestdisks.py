@@ -23,6 +23,10 @@ FILESYSTEMS_MAX = 256
 PARAMS_MAX = 2048
 """REMOTE_DOMAIN_GUEST_INFO_PARAMS_MAX."""
 
+ANSWER_MAX = 256 << 10
+"""Characters of an agent's answer that are read. To parse one keeps all clients waiting; libvirt
+takes several megabytes, which no guest with so few file systems has to say."""
+
 ASK_FILESYSTEMS = '{"execute":"guest-get-fsinfo"}'
 ASK_DISKS = '{"execute":"guest-get-disks"}'
 
@@ -54,7 +58,7 @@ class Names:
 def targets_below(text: str) -> dict[tuple[str, str], Targets]:
     """Reads the agent's answer to ASK_FILESYSTEMS, as far as it is one."""
     return {
-        (str(item.get("mountpoint")), str(item.get("name"))): tuple(
+        (_text(item.get("mountpoint")), _text(item.get("name"))): tuple(
             _target(disk) for disk in _list(item.get("disk"))
         )
         for item in _returned(text)
@@ -70,6 +74,8 @@ def targets(text: str) -> Targets:
 
 
 def _returned(text: str) -> list[Any]:
+    if len(text) > ANSWER_MAX:
+        return []
     try:
         answer = json.loads(text)
     except (ValueError, RecursionError):
@@ -79,6 +85,10 @@ def _returned(text: str) -> list[Any]:
 
 def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _target(address: object) -> int | None:

@@ -50,21 +50,30 @@ class IoErrors:
         self.paused = services.paused
         self._done: set[Suspended] = set()
         """What was dealt with; the same disk's next error is another."""
+        self._told: set[Suspended] = set()
+        """What clients were told of: once, also where libvirtd does not pause the domain then."""
+        self._pausing: dict[bytes, asyncio.Task[None]] = {}
+        """By domain, as libvirtd may wait for one whose QEMU does not answer."""
         self._said: dict[str, str] = {}
 
     async def run(self) -> None:
         """Goes on until it is cancelled."""
-        while True:
-            try:
-                await self.look()
-            except GatewayError as error:
-                self._say("target", str(error))
-            except Exception:
-                _log.exception("looking for I/O errors failed by a defect")
-            await asyncio.sleep(POLL_S)
+        try:
+            while True:
+                try:
+                    await self.look()
+                except GatewayError as error:
+                    self._say("target", str(error))
+                except Exception:
+                    _log.exception("looking for I/O errors failed by a defect")
+                await asyncio.sleep(POLL_S)
+        finally:
+            for task in self._pausing.values():
+                task.cancel()
+            await asyncio.gather(*self._pausing.values(), return_exceptions=True)
 
     async def look(self) -> None:
-        """Asks the targets once, and deals with what is new.
+        """Asks the targets once, and deals with what is new, for POLL_S at most; that goes on.
 
         Raises:
             GatewayError: no target answers.
@@ -72,22 +81,34 @@ class IoErrors:
         found = await self._services.target.suspended()
         self._said.pop("target", None)
         self._done &= set(found)
+        self._told &= set(found)
         domains: dict[bytes, list[Suspended]] = {}
         for item in found:
             uuid = _uuid(item.controller)
             if uuid is not None and item not in self._done:
                 domains.setdefault(uuid, []).append(item)
         for uuid, items in domains.items():
-            try:
-                await self._pause(uuid, items)
-            except GatewayError as error:
-                self._say(items[0].controller, str(error))
-            else:
-                self._said.pop(items[0].controller, None)
-                self._done.update(items)
+            if uuid not in self._pausing:
+                self._pausing[uuid] = asyncio.create_task(self._deal(uuid, items))
+        if self._pausing:
+            await asyncio.wait(self._pausing.values(), timeout=POLL_S)
         there = {_uuid(item.controller) for item in found}
         for uuid in self.paused.keys() - there:
             del self.paused[uuid]
+
+    async def _deal(self, uuid: bytes, items: list[Suspended]) -> None:
+        """Pauses a domain, and notes that it is dealt with."""
+        try:
+            await self._pause(uuid, items)
+        except GatewayError as error:
+            self._say(items[0].controller, str(error))
+        except Exception:
+            _log.exception("pausing a domain for I/O errors failed by a defect")
+        else:
+            self._said.pop(items[0].controller, None)
+            self._done.update(items)
+        finally:
+            del self._pausing[uuid]
 
     async def _pause(self, uuid: bytes, items: list[Suspended]) -> None:
         """Pauses a domain, unless it is paused already, and tells of it.
@@ -115,7 +136,8 @@ class IoErrors:
             return
         for item in items:
             entry = entries.get(item.target)
-            if entry is not None:
+            if entry is not None and item not in self._told:
+                self._told.add(item)
                 path = services.settings.path_prefix + entry.lun.volume.alias
                 given = entry.disk.alias if entry.disk is not None else None
                 reason = "enospc" if item.error == NO_SPACE else ""

@@ -120,3 +120,15 @@ def test_a_guest_may_say_anything(value: object) -> None:
 def test_what_is_no_answer_says_nothing(text: str) -> None:
     assert guestdisks.targets_below(text) == {}
     assert guestdisks.targets(text) == ()
+
+
+def test_a_longer_answer_than_any_guest_has_is_not_read() -> None:
+    """It would keep all clients waiting: one of libvirt's 4 MiB for seconds."""
+    item = json.dumps({"mountpoint": {"a": 1}, "name": "x", "disk": [{"target": 1}]})
+    fits = guestdisks.ANSWER_MAX - 20
+    text = f'{{"return":[{",".join([item] * (fits // (len(item) + 1)))}]}}'
+    assert len(text) <= guestdisks.ANSWER_MAX
+    assert guestdisks.targets_below(text) == {("", "x"): (1,)}
+    longer = text[:-2] + " " * guestdisks.ANSWER_MAX + "]}"
+    assert guestdisks.targets_below(longer) == {}
+    assert guestdisks.targets(longer) == ()

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from plugin.gateway.errors import Code, Refused
 from plugin.gateway.events import IO_ERROR, IO_ERROR_REASON
 from plugin.gateway.messages import Domain, DomainCall
 from plugin.gateway.procs import Proc
 from plugin.gateway.xdr import Reader, Writer
-from tests.unit.gateway.world import UUID_1, TestClient, World, disk, play, until
+from tests.unit.gateway.fake_libvirtd import Hang
+from tests.unit.gateway.world import UUID_1, UUID_2, TestClient, World, disk, play, until
 
 RUNNING, PAUSED, BY_USER, BY_IO_ERROR = 1, 3, 1, 5
 SUSPENDED, RESUMED = 3, 4
@@ -142,5 +144,35 @@ def test_events_without_reason_are_for_who_asked_for_them(tmp_path: Path) -> Non
         await machine.look()
         procedure, payload = await client.event()
         assert procedure == 322 and payload[-4:] == bytes(Writer().i32(1))
+
+    play(tmp_path, body)
+
+
+def test_a_domain_that_does_not_let_itself_be_paused_keeps_no_other_waiting(tmp_path: Path) -> None:
+    """libvirtd waits for its QEMU, or refuses; clients are told once of what failed."""
+
+    async def body(world: World) -> None:
+        machine = Machine(world)
+        client = await world.client()
+        await register(client, IO_ERROR_REASON)
+        world.domain("two", UUID_2, disks=disk())
+        machine.fails(1.0)
+        world.libvirtd.refuse[Proc.SUSPEND] = refused = Refused(Code.OPERATION_FAILED, "not now")
+        for _ in range(3):
+            await machine.look()
+        await client.event()
+        assert not world.gateway.services.paused
+        hang = world.libvirtd.hang = Hang(Proc.SUSPEND, 1, done=False)
+        await machine.look()
+        assert hang.reached.is_set()
+        (told,) = world.target.suspended
+        world.target.suspended.append({**told, "ctrlr": f"vm-{UUID_2}"})
+        assert world.libvirtd.refuse.pop(Proc.SUSPEND) is refused
+        await machine.look()
+        assert machine.suspends == 1
+        _, payload = await client.event()
+        reader = Reader(payload)
+        reader.i32()
+        assert Domain.read(reader).name == "two", "of the other one it was said before"
 
     play(tmp_path, body)
