@@ -1,9 +1,9 @@
 """The target dies at each step of a request, and the next one finishes it: once, whatever was done.
 
 Three writes are taken together. The thread that serves them is stopped at a step
-(tests.support.tracer) and the process killed there. The driver looks at its in-flight region and
-connects to the next target, with one more write sent meanwhile: each write is answered once and is on
-the disk, and none is done again that the driver was told of.
+(tests.support.tracer) and the process killed there. The driver looks at its in-flight region, sends
+one more write, and connects to the next target: each write is answered once and is on the disk, and
+none is done again that the driver was told of.
 """
 
 from __future__ import annotations
