@@ -120,6 +120,21 @@ def test_a_pod_is_told_by_kubelet_s_files_where_control_groups_have_no_names(
         probe.find(POD, tmp_path)
 
 
+def test_a_folder_s_name_makes_no_process_another_pod_s(tmp_path: Path) -> None:
+    """The kernel escapes few bytes in the table of mounts, and who makes a pod names a subPath."""
+    for ends, parts in (("\r", "\x0c"), ("\r", "\x0b"), ("", "\x0c")):
+        forged = parts.join(
+            ["/sub", ends + "1", "2", "0:9", f"/pods/{POD}/etc-hosts", "/etc/hosts"]
+        )
+        root = process(tmp_path / f"{ends!r}{parts!r}", 1, OTHER)
+        program(root, SCSI)
+        (root.parent / "cgroup").write_text("0::/\n")
+        fields = f"36 35 98:0 {forged} /data rw - ext4 /dev/root rw\n"
+        (root.parent / "mountinfo").write_bytes(fields.encode())
+        with pytest.raises(Failure, match="hostPID: true"):
+            probe.find(POD, root.parent.parent)
+
+
 def test_a_pod_without_processes_is_tried_again_and_the_cause_named(tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()  # it has just ended
     with pytest.raises(Failure, match="hostPID: true"):
