@@ -199,6 +199,27 @@ mod tests {
     }
 
     #[test]
+    fn a_disk_that_became_slower_and_does_many_things_at_a_time_ends_without_a_limit() {
+        let mut policy = Policy::new();
+        let ms = reactor::ticks::from_us(1000);
+        let mut looks = 0;
+        let mut share_after = |each: u64, count: u64| {
+            let mut share = FLOOR;
+            for _ in 0..count {
+                looks += 1;
+                let pressed = usize::from(share < 64);
+                let seen = Seen { owners: 2, pressed, ended: SAMPLES, ticks: SAMPLES * each };
+                share = policy.look(looks * ms, &seen);
+            }
+            share
+        };
+        assert!(share_after(ms / 10, 60) >= 64);
+        assert!(share_after(ms, 60) <= FLOOR + 2, "each takes longer than with few of them");
+        // With few of them, too.
+        assert!(share_after(ms, 2 * AGAIN_US / 1000) >= 64);
+    }
+
+    #[test]
     fn nothing_is_decided_by_few_requests() {
         let mut policy = Policy::new();
         let seen = Seen { owners: 2, pressed: 1, ended: SAMPLES - 1, ticks: 1000 };
