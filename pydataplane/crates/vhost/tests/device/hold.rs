@@ -138,6 +138,29 @@ fn a_disk_that_hangs_is_an_error_and_keeps_no_other_guest_waiting() {
     is_held(&host, &mut other);
 }
 
+#[test]
+fn who_was_held_already_goes_on_when_a_later_disk_hangs() {
+    let host = Host::new(1);
+    let (first_gate, mut first) = gated(&host, "first");
+    let (second_gate, mut second) = gated(&host, "second");
+    let [late, behind] = stuck(&first_gate, &mut first);
+    std::thread::scope(|scope| {
+        let hold = scope.spawn(|| host.controllers.hold(DEADLINE / 4));
+        wait_for_hold(&mut first, &behind);
+        let [later, behind] = stuck(&second_gate, &mut second);
+        first_gate.open();
+        assert_eq!(first.finish(&late).status, 0);
+        wait_for_hold(&mut second, &behind);
+        let early = first.submit(2, flat(0), 2, &[0; 6], &[], 0);
+        hold.join().unwrap().unwrap_err();
+        assert_eq!(first.finish(&early).status, 0);
+        second_gate.open();
+        assert_eq!(second.finish(&later).status, 0);
+    });
+    first.ready(0);
+    second.ready(0);
+}
+
 /// What a session before left is in the region, so an upgrade need not wait until all of it was with
 /// the disk.
 #[test]
