@@ -25,8 +25,9 @@ APT_PACKAGES := build-essential busybox-static ca-certificates cpio dbus-daemon 
 CARGO_DENY_VERSION := 0.20.2
 CARGO_DENY := $(or $(VIRTLUN_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/virtlun)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny
 
-# Of pytest: most of a test's time is waiting for a guest or a server, so four for each processor.
-WORKERS := $(shell workers=$$((4 * $$(nproc))); echo $$((workers < 16 ? workers : 16)))
+# Of pytest: much of a test's time is waiting for a guest or a server, so two for each processor.
+# With four a guest without KVM may not boot in two minutes.
+WORKERS := $(shell workers=$$((2 * $$(nproc))); echo $$((workers < 16 ? workers : 16)))
 SIDE_BY_SIDE := -n $(WORKERS) --durations=20 --durations-min=10 --dist loadscope --no-loadscope-reorder
 
 say = @printf '\033[1m==> %s\033[0m\n' "$(1)"

@@ -3,8 +3,8 @@
 Property tests take the same examples each time, without a clock. `HYPOTHESIS_PROFILE=random`
 searches with new examples at each run, and remembers what failed.
 
-`pytest -n 8 --dist loadscope --no-loadscope-reorder`, as `make test` does, lets eight files run at
-a time: they wait for guests and servers most of their time. A few that take longest come first, and
+`pytest -n 4 --dist loadscope --no-loadscope-reorder`, as `make test` does, lets four files run at
+a time: they wait for guests and servers much of their time. A few that take longest come first, and
 may be less or more than a file: see `PARTS`.
 """
 

@@ -22,7 +22,7 @@ def scratch() -> Iterator[Path]:
 
 @pytest.fixture
 def make_target(scratch: Path) -> Iterator[MakeTarget]:
-    """Makes targets, each in a directory of its own; they are stopped in order at the end."""
+    """Makes targets, each in a directory of its own; the last is stopped first."""
     made: list[Target] = []
 
     def make(*options: str) -> Target:
@@ -32,9 +32,12 @@ def make_target(scratch: Path) -> Iterator[MakeTarget]:
         return made[-1]
 
     yield make
-    statuses = [(target, target.stop()) for target in made]
-    for target in made:
-        target.end_holder()
+    try:
+        # One may be the disk of those that were made after it.
+        statuses = [(target, target.stop()) for target in reversed(made)]
+    finally:
+        for target in made:
+            target.end_holder()  # or whoever looks at what it exported waits for ever
     for target, status in statuses:
         assert status == 0, f"exit status {status} of the target:\n{target.words()}"
         assert "panicked" not in target.words(), target.words()
