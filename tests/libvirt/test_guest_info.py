@@ -40,7 +40,8 @@ disk() {
 }
 answer() { printf '{"return":%s}\n' "$1" >&4; }
 exec 4<>"/dev/$1"
-while read -r line <&4; do
+while :; do
+    read -r line <&4 || { sleep 0.1; continue; } # nobody has the host's end open
     case $line in
         *guest-sync*) answer "$(echo "$line" | grep -o '"id": *[0-9]*' | grep -o '[0-9]*$')" ;;
         *guest-get-fsinfo*) answer "[$(filesystem sdb),$(filesystem sda)]" ;;
@@ -69,7 +70,7 @@ def guest(host: Host) -> Iterator[Agent]:
     agent.run(f"cat >/tmp/agent <<'EOF'\n{SCRIPT}\nEOF")
     port = agent.run("basename $(dirname $(grep -l org.qemu /sys/class/virtio-ports/*/name))")
     agent.run(f"setsid sh /tmp/agent {port.strip()} >/tmp/agent.log 2>&1 </dev/null &")
-    until(lambda: "state='connected'" in host.virsh("dumpxml", NAME), "the agent is connected")
+    until(lambda: "ext4" in host.virsh_direct("domfsinfo", NAME, check=False), "the agent answers")
     yield agent
     agent.close()
     host.virsh("destroy", NAME)
