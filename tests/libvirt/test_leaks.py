@@ -14,6 +14,7 @@ from tests.support.host import Host
 
 pytestmark = [pytest.mark.root]
 
+KEPT = 2
 CALLS = 10_000
 CLIENTS = 300
 GROWTH_MAX_KIB = 8 << 10
@@ -55,7 +56,8 @@ def test_ten_thousand_calls_and_hundreds_of_clients_leave_nothing_behind(host: H
     domain = connection.defineXML(DOMAIN.format("leaks"))
     some(connection, domain, 1000)
     pid = host.gateway_pid
-    files, memory = open_files(pid), memory_kib(pid)
+    # A connection to the target that is kept may be opened later.
+    files, memory = open_files(pid) + KEPT, memory_kib(pid)
     some(connection, domain, CALLS)
     assert open_files(pid) <= files
     assert memory_kib(pid) - memory < GROWTH_MAX_KIB

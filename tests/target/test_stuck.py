@@ -272,15 +272,18 @@ def test_guests_on_a_disk_that_does_not_answer_keep_no_other_guest_waiting(
             )
             guests[name] = guest_on(name, f"slow/{name}")
         with disks.without_answers():
-            threads = [
-                threading.Thread(target=work[name], args=(guest,)) for name, guest in guests.items()
-            ]
-            for thread in threads:
-                thread.start()
-            for n in range(64):
-                bystander.write(16, bytes([n]) * 512)
-                assert bystander.read(16, 1) == bytes([n]) * 512
-                time.sleep(0.005)
+            threads = []
+            # FUSE, of which this disk is, keeps a write waiting in the call that hands it to the
+            # kernel while a flush, a hole or zeroing has the file's lock. Other file systems refuse
+            # it there, and a worker waits. So the writes come first.
+            for names in (("read", "write"), ("allocate",), ("flush", "unmap")):
+                for name in names:
+                    threads.append(threading.Thread(target=work[name], args=(guests[name],)))
+                    threads[-1].start()
+                for n in range(64):
+                    bystander.write(16, bytes([n]) * 512)
+                    assert bystander.read(16, 1) == bytes([n]) * 512
+                    time.sleep(0.005)
             assert all(thread.is_alive() for thread in threads)
             target.rpc("vhost_create_scsi_controller", ctrlr="late")
         for thread in threads:
