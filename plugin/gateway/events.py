@@ -83,7 +83,7 @@ _ACTION_PAUSE = 1
 """VIR_DOMAIN_EVENT_IO_ERROR_PAUSE."""
 
 _LIFECYCLE = {Proc.CALLBACK_LIFECYCLE.value, Proc.EVENT_LIFECYCLE.value}
-_SUSPENDED = 3
+SUSPENDED = 3
 _SUSPENDED_PAUSED = 0
 _SUSPENDED_IOERROR = 2
 """VIR_DOMAIN_EVENT_SUSPENDED, and two of its details."""
@@ -93,6 +93,19 @@ def is_lifecycle(header: Header) -> bool:
     """Whether libvirtd tells that a domain started, stopped, or the like."""
     kind = (header.program, header.type)
     return kind == (REMOTE_PROGRAM, MessageType.MESSAGE) and header.procedure in _LIFECYCLE
+
+
+def lifecycle(payload: bytes) -> tuple[Domain, int] | None:
+    """Returns the domain and the virDomainEventType of remote_domain_event_callback_lifecycle_msg.
+
+    None: the message is not one.
+    """
+    reader = Reader(payload)
+    try:
+        reader.i32()  # the callback
+        return Domain.read(reader), reader.i32()
+    except WireError:
+        return None
 
 
 def of_io_error(header: Header, payload: bytes, paused: Container[bytes]) -> bytes:
@@ -106,7 +119,7 @@ def of_io_error(header: Header, payload: bytes, paused: Container[bytes]) -> byt
         event, detail = reader.i32(), reader.i32()
     except WireError:
         return payload
-    if dom.uuid not in paused or (event, detail) != (_SUSPENDED, _SUSPENDED_PAUSED):
+    if dom.uuid not in paused or (event, detail) != (SUSPENDED, _SUSPENDED_PAUSED):
         return payload
     return payload[: at + 4] + bytes(Writer().i32(_SUSPENDED_IOERROR)) + payload[at + 8 :]
 

@@ -20,13 +20,10 @@ from uuid import UUID
 import structlog
 
 from plugin.gateway.errors import Code, GatewayError, UpstreamError
-from plugin.gateway.events import IoErrorEvent
-from plugin.gateway.messages import Domain
+from plugin.gateway.events import SUSPENDED, IoErrorEvent, lifecycle
 from plugin.gateway.services import NO_SPACE, Services
 from plugin.gateway.target import Suspended
 from plugin.gateway.upstream import PAUSED, RUNNING
-from plugin.gateway.wire import WireError
-from plugin.gateway.xdr import Reader
 from pydataplane.domain.translate import CONTROLLER_PREFIX
 from pydataplane.domain.xml import view as views
 from pydataplane.domain.xml.disk import shown_alias
@@ -34,9 +31,6 @@ from pydataplane.domain.xml.metadata import Entry
 
 POLL_S = 1.0
 """How often the target is asked, seconds."""
-
-_SUSPENDED = 3
-"""VIR_DOMAIN_EVENT_SUSPENDED: the one event after which a domain is still paused."""
 
 _log = structlog.get_logger(__name__)
 
@@ -152,15 +146,9 @@ class IoErrors:
 
     def lifecycle_event(self, payload: bytes) -> None:
         """Takes a lifecycle event of libvirtd's: whatever comes after a pause ends it."""
-        reader = Reader(payload)
-        try:
-            reader.i32()  # the callback
-            dom = Domain.read(reader)
-            event = reader.i32()
-        except WireError:
-            return
-        if event != _SUSPENDED:
-            self.paused.pop(dom.uuid, None)
+        told = lifecycle(payload)
+        if told is not None and told[1] != SUSPENDED:  # the one after which it is still paused
+            self.paused.pop(told[0].uuid, None)
 
     def _say(self, what: str, text: str) -> None:
         """Logs a sentence once, until it is another."""

@@ -14,13 +14,12 @@ from contextlib import suppress
 import structlog
 
 from plugin.gateway.errors import GatewayError
+from plugin.gateway.events import lifecycle
 from plugin.gateway.messages import Domain
 from plugin.gateway.reconcile import Reconciler, move_socket, reconcile_domain
 from plugin.gateway.recovery import recover_all
 from plugin.gateway.services import Services
 from plugin.gateway.upstream import Upstream
-from plugin.gateway.wire import WireError
-from plugin.gateway.xdr import Reader
 from pydataplane.domain.errors import TranslateError
 
 RETRY_S = 1.0
@@ -50,13 +49,10 @@ class ReconcileLoop:
 
     def lifecycle_event(self, payload: bytes) -> None:
         """Takes a lifecycle event of libvirtd's (remote_domain_event_callback_lifecycle_msg)."""
-        reader = Reader(payload)
-        try:
-            reader.i32()  # the callback
-            dom = Domain.read(reader)
-            event = reader.i32()
-        except WireError:
+        told = lifecycle(payload)
+        if told is None:
             return
+        dom, event = told
         if event in _STOPPED:
             self._stopped[dom.uuid] = (dom, LEAVE_TRIES)
         elif event == _DEFINED:
