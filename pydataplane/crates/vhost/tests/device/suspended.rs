@@ -57,6 +57,15 @@ fn wait_until_suspended(host: &Host, error: IoError) {
     });
 }
 
+/// Submits with `submit` and waits until the device took as many `requests` as that is.
+fn until_taken<T>(host: &Host, requests: u64, submit: impl FnOnce() -> T) -> T {
+    let taken = || host.stats().controller.requests;
+    let before = taken();
+    let submitted = submit();
+    wait_until("all were taken", || taken() >= before + requests);
+    submitted
+}
+
 fn is_suspended(host: &Host) -> bool {
     !host.controllers.suspended(Some("vm0")).unwrap().is_empty()
 }
@@ -147,9 +156,8 @@ fn what_waits_is_aborted_and_reset_as_other_requests() {
     guest.ready(0);
     let first = write(&mut guest, 1, 7, 1);
     wait_until_suspended(&host, IoError::NoSpace);
-    let second = write(&mut guest, 2, 7, 2);
-    let third = write(&mut guest, 3, 7, 3);
-    wait_until("all were taken", || host.stats().controller.requests >= 4);
+    let [second, third] =
+        until_taken(&host, 2, || [2, 3].map(|n| write(&mut guest, n.into(), 7, n)));
     assert_eq!(guest.control(&tmf(ABORT_TASK, flat(0), 1), 1), [0]);
     assert_eq!(guest.finish(&first).response, ABORTED);
     assert_eq!(guest.try_used(2), None);
@@ -190,9 +198,9 @@ fn a_guest_that_is_paused_sends_again_what_waited() {
             false => (Guest::start(&host.socket(), LINUX, 2), None),
         };
         guest.ready(0);
-        let requests = [write(&mut guest, 1, 7, 1), write(&mut guest, 2, 8, 2)];
+        let requests =
+            until_taken(&host, 2, || [write(&mut guest, 1, 7, 1), write(&mut guest, 2, 8, 2)]);
         wait_until_suspended(&host, IoError::NoSpace);
-        wait_until("both were taken", || host.stats().controller.requests >= 3);
         // A change of memory, then the stop of all rings, as QEMU does them.
         guest.tell_memory();
         for _ in &requests {
@@ -200,8 +208,7 @@ fn a_guest_that_is_paused_sends_again_what_waited() {
             let request = requests.iter().find(|r| r.head == head).unwrap();
             assert_eq!(guest.reply(request, written).status, BUSY);
         }
-        let again = write(&mut guest, 1, 7, 1);
-        wait_until("it was taken", || host.stats().controller.requests >= 4);
+        let again = until_taken(&host, 1, || write(&mut guest, 1, 7, 1));
         let bases: Vec<_> = (0..4).map(|queue| guest.peer.base(queue)).collect();
         assert_eq!(guest.finish(&again).status, BUSY);
         assert_eq!(bases[2], u32::from(guest.used_index(2)));
@@ -249,8 +256,8 @@ fn what_waited_when_the_target_died_waits_again_and_is_done_once_there_is_room()
     let (first, _disk) = full(room());
     let (mut guest, region) = tracked(&first);
     guest.ready(0);
-    let requests: Vec<_> = (1..5u8).map(|n| write(&mut guest, n.into(), 7, n)).collect();
-    wait_until("all were taken", || first.stats().controller.requests >= 5);
+    let requests =
+        until_taken(&first, 4, || [1, 2, 3, 4].map(|n| write(&mut guest, n.into(), 7, n)));
     wait_until_suspended(&first, IoError::NoSpace);
     guest.peer.shutdown();
     first.wait_until_free();
