@@ -13,6 +13,16 @@ MANIFEST := pydataplane/Cargo.toml
 ifneq (,$(findstring "$(shell rustc +stable --version 2>/dev/null | cut -d' ' -f2)",$(file < rust-toolchain.toml)))
 export RUSTUP_TOOLCHAIN := stable
 endif
+# LEAN=1, as in CI, builds what only tests run: without optimization across crates, which a release
+# has, and without line tables, as a panic says where it was; and on crates that outlive the checkout.
+ifdef LEAN
+export CARGO_PROFILE_RELEASE_LTO := off
+export CARGO_PROFILE_RELEASE_CODEGEN_UNITS := 16
+export CARGO_PROFILE_RELEASE_DEBUG := 0
+export CARGO_PROFILE_DEV_DEBUG := 0
+export CARGO_INCREMENTAL := 0
+export CARGO_BUILD_BUILD_DIR := $(shell pydataplane/cargo-build-dir)
+endif
 RUST_SOURCES := $(shell find pydataplane/Cargo.toml pydataplane/Cargo.lock pydataplane/crates -name '*.rs' -o -name 'Cargo.*' 2>/dev/null)
 
 # What the demo and the tests need of Debian 12: QEMU, libvirt, polkit, a compiler, tools for the guest.

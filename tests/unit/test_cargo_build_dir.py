@@ -1,0 +1,117 @@
+"""Where cargo builds with LEAN=1 is kept as long as somebody uses it, and not when it has grown."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.cache import ROOT
+
+DAY_S = 24 * 3600
+LOCKS = ("rust-toolchain.toml", "pydataplane/Cargo.lock", "tests/fuzz/Cargo.lock")
+GROWN_MIB = 2
+
+
+class Checkout:
+    """A checkout with a cache of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "checkout"
+        self.cache = folder / "cache"
+        for name in (*LOCKS, "pydataplane/cargo-build-dir"):
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, self.folder / name)
+
+    def asks(self) -> Path:
+        """Returns the directory that the script names."""
+        given = {"VIRTLUN_CACHE": str(self.cache), "VIRTLUN_GROWN_MIB": str(GROWN_MIB)}
+        said = subprocess.run(
+            [self.folder / "pydataplane/cargo-build-dir"],
+            env=os.environ | given,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return Path(said.stdout.removesuffix("\n"))
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+def aged(directory: Path, days: float) -> None:
+    """Has a directory asked for last so many days ago."""
+    then = directory.stat().st_mtime - days * DAY_S
+    os.utime(directory, (then, then))
+
+
+def grown(directory: Path) -> None:
+    """Fills a directory with as much as is too much."""
+    (directory / "built").write_bytes(b"\1" * (GROWN_MIB << 20))
+
+
+def test_it_is_of_the_compiler_and_the_locked_crates(checkout: Checkout) -> None:
+    seen = [checkout.asks()]
+    assert seen[0].is_dir()
+    assert checkout.asks() == seen[0]
+    for name in LOCKS:
+        with (checkout.folder / name).open("a") as file:
+            file.write("# changed\n")
+        seen.append(checkout.asks())
+    assert len(set(seen)) == len(seen)
+    assert {path.parent for path in seen} == {checkout.cache / "cargo"}
+
+
+def test_what_nobody_asks_for_goes_and_what_is_asked_for_stays(checkout: Checkout) -> None:
+    mine = checkout.asks()
+    old, used = mine.parent / "old", mine.parent / "used"
+    for directory, days in ((old, 16), (used, 13), (mine, 16)):
+        directory.mkdir(exist_ok=True)
+        (directory / "built").write_text("something")
+        aged(directory, days)
+    assert checkout.asks() == mine
+    assert (mine / "built").exists()
+    assert used.exists()
+    assert not old.exists()
+
+
+def test_one_that_has_grown_is_left_for_a_new_one(checkout: Checkout) -> None:
+    first = checkout.asks()
+    grown(first)
+    second = checkout.asks()
+    assert second == first.with_name(f"{first.name}.2")
+    assert (first / "built").exists()  # a build may go on in it
+    grown(second)
+    aged(first, 2)
+    assert checkout.asks() == first.with_name(f"{first.name}.3")
+    assert not first.exists()
+    assert checkout.asks() == first  # its number is free again
+
+
+def test_make_builds_there_when_it_is_lean_and_only_then(checkout: Checkout) -> None:
+    words = [
+        "make",
+        "--no-print-directory",
+        "--eval=said: ; @printenv CARGO_BUILD_BUILD_DIR || true",
+    ]
+    environment = {
+        k: v for k, v in os.environ.items() if not k.startswith(("CARGO", "MAKE", "LEAN"))
+    }
+    environment["VIRTLUN_CACHE"] = str(checkout.cache)
+    said = [
+        subprocess.run(
+            [*words, "said", *lean],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for lean in ([], ["LEAN=1"])
+    ]
+    assert said == ["", str(checkout.asks())]
