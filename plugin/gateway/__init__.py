@@ -6,7 +6,8 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
 
     wire, xdr, messages, procs   the protocol: framing, values, numbers
     errors, peer, polkit, listen refusals; who a client is, and what it may do; sockets
-    channel, upstream, admin     one socket; a small libvirt client, for calls of our own
+    incoming, outgoing, channel  what a socket received; what it is sent; messages over it
+    upstream, admin              a small libvirt client, for calls of our own
     joined                       what many ask at the same time, asked once
     target, targets              LUNs and volumes, of one target and of all
     statistics, guestdisks       results of GET_ALL_DOMAIN_STATS and of the guest agent, in bytes

@@ -25,7 +25,7 @@ import structlog
 from plugin.gateway import polkit
 from plugin.gateway.call import Call, Handler, Reply
 from plugin.gateway.caller import Caller
-from plugin.gateway.channel import Channel, Pass, PeerGone
+from plugin.gateway.channel import Channel, Pass
 from plugin.gateway.errors import (
     Code,
     GatewayError,
@@ -44,6 +44,7 @@ from plugin.gateway.events import (
 )
 from plugin.gateway.listen import Listener
 from plugin.gateway.messages import SMALL_CALL_MAX_BYTES, XML_CALL_MAX_BYTES, read_string
+from plugin.gateway.outgoing import PeerGone
 from plugin.gateway.peer import peer_of
 from plugin.gateway.procedures import PROCEDURES, SHOWING, Access, Procedure
 from plugin.gateway.procs import Proc, name_of

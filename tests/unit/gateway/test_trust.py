@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from plugin.gateway import session
-from plugin.gateway.channel import Channel, Stalled
+from plugin.gateway.channel import Channel
 from plugin.gateway.errors import Code, Refused
 from plugin.gateway.events import DeviceEvent
 from plugin.gateway.messages import Domain, DomainCall, pack_string
+from plugin.gateway.outgoing import Stalled
 from plugin.gateway.peer import Peer
 from plugin.gateway.procs import Proc
 from plugin.gateway.wire import MessageType, message

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plugin.gateway.channel import CHUNK_BYTES, Channel, Look, Pass, PeerGone
+from plugin.gateway.channel import Channel, Look, Pass
 from plugin.gateway.errors import Code, Refused, UpstreamError, error_payload
+from plugin.gateway.incoming import CHUNK_BYTES
 from plugin.gateway.messages import (
     Domain,
     DomainCall,
@@ -23,6 +24,7 @@ from plugin.gateway.messages import (
     TypedParam,
     XmlCall,
 )
+from plugin.gateway.outgoing import PeerGone
 from plugin.gateway.statistics import records
 from plugin.gateway.wire import (
     FDS_MAX,
@@ -275,12 +277,12 @@ def test_a_message_that_passes_wakes_no_task() -> None:
     async def body(near: Channel, raw: socket.socket, out: Channel, far: Channel) -> None:
         reader = asyncio.create_task(near.next(lambda _: Pass(out)))
         await asyncio.sleep(0)
-        waits = near._waiting
+        waits = near._in._waiting
         for n in range(5):
             raw.send(message(MessageType.CALL, 1, n))
             header = await far.header()
             assert header is not None and header.serial == n
-        assert near._waiting is waits, "the reader was woken"
+        assert near._in._waiting is waits, "the reader was woken"
         raw.shutdown(socket.SHUT_WR)
         assert await reader is None
 
@@ -319,7 +321,7 @@ def test_an_end_that_takes_no_more_stops_the_reader_and_loses_nothing() -> None:
         assert await reader is None
 
     async def out_is_busy_for_others(out: Channel) -> None:
-        assert not out._is_free, "a message of another task would be put into the middle"
+        assert not out._out.is_free, "a message of another task would be put into the middle"
 
     channels(body)
 
