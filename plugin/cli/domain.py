@@ -5,28 +5,17 @@ from __future__ import annotations
 import json
 import sys
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
 import click
 
-from plugin.cli.output import busy, client, config, errors_as_sentences, json_option, show, text
+from plugin.cli.domains import URI, connection, find, plan_of
+from plugin.cli.output import client, config, errors_as_sentences, json_option, show, text
 from pydataplane.domain import translate
 from pydataplane.domain.errors import TranslateError
 from pydataplane.errors import TargetError
-
-URI = click.option(
-    "--connect",
-    "uri",
-    envvar="LIBVIRT_DEFAULT_URI",
-    show_envvar=True,
-    default="qemu:///system",
-    show_default=True,
-    help="libvirt URI: libvirtd's own or the gateway's.",
-)
 
 COLUMNS = [
     ("DOMAIN", "domain", text),
@@ -54,8 +43,8 @@ def domain() -> None:
 def list_(socket: Path, uri: str, as_json: bool) -> None:
     """List the virtlun disks of all domains; SERVED says whether the target has the LUN now."""
     served = _served(socket)
-    with _connection(uri) as connection:
-        handles = connection.listAllDomains()
+    with connection(uri) as opened:
+        handles = opened.listAllDomains()
         rows = [row for handle in handles for row in _rows_if_there(handle, served)]
     show(rows, COLUMNS, as_json=as_json, empty="no domain has a virtlun disk")
 
@@ -68,9 +57,9 @@ def list_(socket: Path, uri: str, as_json: bool) -> None:
 @errors_as_sentences
 def show_(socket: Path, name: str, uri: str, as_json: bool) -> None:
     """Show one domain's controller and disks."""
-    with _connection(uri) as connection:
-        handle = _find(connection, name)
-        plan = _plan(handle)
+    with connection(uri) as opened:
+        handle = find(opened, name)
+        plan = plan_of(handle)
         rows = _rows(handle, _served(socket))
     if as_json:
         click.echo(json.dumps({"plan": asdict(plan) if plan else None, "disks": rows}, indent=2))
@@ -98,8 +87,8 @@ def prepare(socket: Path, name: str, uri: str) -> None:
     """
     import libvirt  # noqa: PLC0415 (an optional extra: only these commands need it)
 
-    with _connection(uri, read_only=False) as connection:
-        handle = _find(connection, name)
+    with connection(uri, read_only=False) as opened:
+        handle = find(opened, name)
         try:
             if not handle.isPersistent():
                 raise click.ClickException(
@@ -172,37 +161,6 @@ def translate_(file: IO[str], only_plan: bool) -> None:
         sys.stdout.write(definition.xml)
 
 
-@contextmanager
-def _connection(uri: str, *, read_only: bool = True) -> Iterator[Any]:
-    """Opens libvirt at a URI; what fails there is one sentence."""
-    try:
-        import libvirt  # noqa: PLC0415 (an optional extra: only these commands need it)
-    except ImportError as error:
-        raise click.ClickException(
-            "libvirt-python is not installed: pip install 'virtlun[libvirt]'"
-        ) from error
-    libvirt.registerErrorHandler(lambda _context, _error: None, None)
-    try:
-        with busy(f"asking libvirt at {uri}"):
-            opened = libvirt.openReadOnly(uri) if read_only else libvirt.open(uri)
-    except libvirt.libvirtError as error:
-        raise click.ClickException(f"libvirt at {uri}: {error}") from error
-    try:
-        yield opened
-    except libvirt.libvirtError as error:
-        raise click.ClickException(f"libvirt at {uri}: {error}") from error
-    finally:
-        opened.close()
-
-
-def _find(connection: Any, name: str) -> Any:
-    """Returns libvirt's handle of a domain by name or UUID."""
-    for handle in connection.listAllDomains():
-        if name in (handle.name(), handle.UUIDString()):
-            return handle
-    raise click.ClickException(f"there is no domain {name}: see `virsh list --all`")
-
-
 def _rows_if_there(handle: Any, served: Served | None) -> list[dict[str, Any]]:
     """Returns a domain's rows; none for one that is gone since it was listed."""
     import libvirt  # noqa: PLC0415 (as above)
@@ -212,17 +170,6 @@ def _rows_if_there(handle: Any, served: Served | None) -> list[dict[str, Any]]:
     except libvirt.libvirtError as error:
         if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
             return []
-        raise click.ClickException(f"domain {handle.name()}: {error}") from error
-
-
-def _plan(handle: Any) -> translate.Plan | None:
-    """Returns the domain's plan; through a gateway, the one that its XML would be given."""
-    xml = handle.XMLDesc(0)
-    own = uuid.UUID(handle.UUIDString())
-    try:
-        plan = translate.plan(xml)
-        return plan or translate.define(xml, config().settings(), new_uuid=own).plan
-    except TranslateError as error:
         raise click.ClickException(f"domain {handle.name()}: {error}") from error
 
 
@@ -248,7 +195,7 @@ def _served(socket: Path) -> Served | None:
 
 
 def _rows(handle: Any, served: Served | None) -> list[dict[str, Any]]:
-    plan = _plan(handle)
+    plan = plan_of(handle)
     if plan is None:
         return []
     here = (served or {}).get(plan.controller, {})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from plugin.cli import bdev, doctor, domain, lvstore, target, top, volume
+from plugin.cli import bdev, doctor, domain, io_errors, lvstore, target, top, volume
 from plugin.cli.output import ADDRESS_KEY, CONFIG_KEY
 from plugin.config import DEFAULT_PATH, TARGET_NAME, load
 from plugin.targets import address
@@ -87,6 +87,9 @@ for command in (
     volume.volume,
 ):
     main.add_command(command)
+
+for command in (io_errors.errors, io_errors.retry):
+    domain.domain.add_command(command)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from plugin.cli import qemu_user
+from plugin.cli import io_errors, qemu_user
 from plugin.cli.output import (
     address,
     busy,
@@ -122,8 +122,9 @@ def _left_out(socket: Path, pid: int, given: tuple[str, ...]) -> list[str]:
 def status(socket: Path, as_json: bool) -> None:
     """Show whether the target runs, its reactors, and what it could not restore."""
     found = supervise.status(socket)
+    held = io_errors.rows(client(socket))
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps({**found, "suspended": held}, indent=2))
         return
     click.echo(f"version  {found['version']}\npid      {found['pid']}")
     click.echo(f"uptime   {float(found['uptime_s']):.0f} s")
@@ -139,6 +140,8 @@ def status(socket: Path, as_json: bool) -> None:
         click.echo(f"reactor  {reactor['index']} on {cpu}, {busy:.1f} % busy")
     for problem in (*found["restore_problems"], *found.get("flush_errors", [])):
         click.echo(f"problem  {problem}")
+    for sentence in io_errors.sentences(held):
+        click.echo(f"problem  {sentence}: see `virtlun domain errors`")
     for wait in found.get("waiting", []):
         since = float(wait["since_s"])
         click.echo(f"waiting  {wait['name']} for {wait['waits_for']}, since {since:.0f} s")

@@ -88,7 +88,9 @@ class IoErrors:
             await asyncio.wait(self._pausing.values(), timeout=POLL_S)
         there = {_uuid(item.controller) for item in found}
         for uuid in self.paused.keys() - there:
-            del self.paused[uuid]
+            # A target that was killed knows nothing of what it kept: the guest still has it.
+            if not await self._is_paused(uuid):
+                self.paused.pop(uuid, None)
 
     async def _deal(self, uuid: bytes, items: list[Suspended]) -> None:
         """Pauses a domain, and notes that it is dealt with."""
@@ -143,6 +145,21 @@ class IoErrors:
             self.paused.pop(uuid, None)
             raise
         _log.warning("domain paused: I/O errors", domain=dom.name, disks=disks)
+
+    async def _is_paused(self, uuid: bytes) -> bool:
+        """Whether a domain is still paused.
+
+        Raises:
+            GatewayError: libvirtd cannot be asked.
+        """
+        admin = await self._services.admin()
+        try:
+            state, _ = await admin.state(await admin.lookup(uuid))
+        except UpstreamError as error:
+            if error.code == Code.NO_DOMAIN:
+                return False
+            raise
+        return state == PAUSED
 
     def lifecycle_event(self, payload: bytes) -> None:
         """Takes a lifecycle event of libvirtd's: whatever comes after a pause ends it."""

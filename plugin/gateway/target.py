@@ -22,7 +22,6 @@ from pydataplane.domain.translate import CONTROLLER_PREFIX, LunPlan, Plan
 from pydataplane.errors import (
     BUSY,
     EXISTS,
-    METHOD_NOT_FOUND,
     NO_DEVICE,
     NO_SPACE,
     RpcError,
@@ -32,6 +31,7 @@ from pydataplane.errors import (
     VolumeError,
     VolumeNotFoundError,
 )
+from pydataplane.suspended import suspended
 from pydataplane.volumes import Sizes, Volume, Volumes
 
 T = TypeVar("T")
@@ -183,14 +183,9 @@ class Target:
         """Returns what waits because an I/O failed; nothing, where the target has no such thing."""
 
         def work() -> list[Suspended]:
-            try:
-                found = self._client.call("virtlun_vhost_get_suspended")
-            except RpcError as error:
-                if error.code != METHOD_NOT_FOUND:
-                    raise
-                return []
             return [
-                Suspended(t["ctrlr"], t["scsi_target_num"], t["error"], t["since"]) for t in found
+                Suspended(each["ctrlr"], each["scsi_target_num"], each["error"], each["since"])
+                for each in suspended(self._client)
             ]
 
         return await self._run(work, poll=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from plugin.gateway import ioerrors
 from tests.support.agent import Agent
 from tests.support.host import Host
 from tests.support.libvirtd import NEWER_QEMU
@@ -67,6 +71,22 @@ def is_paused(host: Host, name: str) -> bool:
     return host.virsh("domstate", name, "--reason").strip() == "paused (I/O error)"
 
 
+def virtlun(host: Host, *words: str, uri: str | None = None) -> str:
+    """Runs `virtlun domain` with these words; returns what it printed."""
+    done = subprocess.run(
+        [
+            *(host.program("virtlun"), "--config", str(host.config), "domain", *words),
+            *("--connect", uri or host.uri),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def ends_well(host: Host, name: str, guest: Agent) -> None:
     """Waits until the guest has written all, and looks at what it reads."""
     assert guest.wait_for("cat /tmp/rc", DEADLINE_S).strip() == "0", guest.run("cat /tmp/dd")
@@ -102,9 +122,13 @@ def test_a_guest_without_room_is_paused_and_goes_on_when_there_is(
         assert f"{told} I/O Error" in watcher.text
         assert f"{told} Paused" not in watcher.text
 
+        (row,) = json.loads(virtlun(host, "errors", "--json"))
+        shown = tuple(row[key] for key in ("domain", "dev", "volume", "target", "error"))
+        assert shown == (name, "sda", f"lvs0/{name}", 0, "no_space")
+
         # Without room it is paused again.
         before = watcher.text.count("due to enospc")
-        host.virsh("resume", name)
+        assert virtlun(host, "retry", name) == f"{name} is resumed and tries again\n"
         until(lambda: watcher.text.count("due to enospc") > before, "it is told again", DEADLINE_S)
         until(lambda: is_paused(host, name), "it is paused again", DEADLINE_S)
 
@@ -112,6 +136,8 @@ def test_a_guest_without_room_is_paused_and_goes_on_when_there_is(
         host.virsh("resume", name)
         ends_well(host, name, guest)
         assert host.virsh("domblkerror", name).strip() == "No errors found"
+        assert json.loads(virtlun(host, "errors", "--json")) == []
+        assert virtlun(host, "retry", name).endswith("nothing to try again\n")
     finally:
         watcher.close()
         guest.close()
@@ -139,14 +165,23 @@ def test_nothing_is_lost_where_gateway_and_target_are_away_meanwhile(
             DEADLINE_S,
         )
         assert host.virsh_direct("domstate", name).strip() == "running"
+        own = host.libvirtd.uri()
+        assert virtlun(host, "retry", name, uri=own) == f"{name} tries again: 1 disk\n"
+        until(lambda: bool(host.client.call("virtlun_vhost_get_suspended")), "again", DEADLINE_S)
         host.start_gateway()
         until(lambda: is_paused(host, name), "it is paused", DEADLINE_S)
         # So it is for a gateway that comes later.
         host.stop_gateway()
         host.start_gateway()
         until(lambda: is_paused(host, name), "it is known", DEADLINE_S)
+        # The target that kept the request is gone, and the next one has nothing of it.
+        host.kill_target()
+        host.start_target()
+        until(lambda: host.client.call("virtlun_vhost_get_suspended") == [], "new", DEADLINE_S)
+        time.sleep(3 * ioerrors.POLL_S)  # the gateway has asked it
+        assert is_paused(host, name)
         make_room(host)
-        host.virsh("resume", name)
+        assert virtlun(host, "retry", name) == f"{name} is resumed and tries again\n"
         ends_well(host, name, guest)
         guest.close()
     finally:

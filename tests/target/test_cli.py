@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,9 @@ from click.testing import CliRunner, Result
 from plugin.cli import main
 from pydataplane import supervise
 from pydataplane.errors import TargetUnavailable
+from tests.support.initiator import Initiator
 from tests.support.target import Target
+from tests.support.wait import until
 from tests.target.conftest import MakeTarget
 
 MIB = 1 << 20
@@ -319,6 +324,51 @@ def test_status_top_and_doctor_show_the_target(store: Target) -> None:
     found = {item["what"]: item for item in json.loads(run(store, "doctor", "--json").stdout)}
     assert found["target"]["state"] == "ok"
     assert str(store.process.pid) in found["target"]["found"]
+
+
+def test_io_that_waits_for_room_is_shown_with_its_volume(store: Target) -> None:
+    done(store, "volume", "create", "lvs0/thin", "8M", "--thin")
+    (lvstore,) = store.rpc("bdev_lvol_get_lvstores")
+    filler = lvstore["free_clusters"] * lvstore["cluster_size"]
+    done(store, "volume", "create", "lvs0/filler", f"{filler // MIB}M")
+    name = "vm-44444444-4444-4444-8444-444444444444"
+    store.rpc("vhost_create_scsi_controller", ctrlr=name)
+    store.add_lun(name, "lvs0/thin", 3, write_error_policy="enospc")
+    # libvirt's own test driver: its domain has another controller
+    words = ("domain", "errors", "--connect", "test:///default")
+    assert run(store, *words).stderr == "no I/O waits because of an error\n"
+    with Initiator(store.vhost_dir / name) as guest, ThreadPoolExecutor(1) as thread:
+        guest.send("connect")
+        guest.ready(3)
+        written = thread.submit(guest.write, 0, b"x" * 4096, target=3)
+        until(lambda: json.loads(done(store, *words, "--json")) != [], "it waits")
+        (row,) = json.loads(done(store, *words, "--json"))
+        assert time.time() - 3600 < row.pop("since") <= time.time()
+        assert row == {
+            "domain": None,
+            "dev": None,
+            "volume": "lvs0/thin",
+            "target": 3,
+            "error": "no_space",
+            "controller": name,
+        }
+        table = done(store, *words).splitlines()
+        assert table[0].split() == ["DOMAIN", "DEV", "VOLUME", "LUN", "WHY", "SINCE", "CONTROLLER"]
+        assert re.search(r"lvs0/thin +3 +no space left +\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", table[1])
+        nameless = run(store, *words[:3], "test:///none")
+        assert nameless.stderr.startswith("Warning: the domains' names are not known: libvirt at ")
+        assert "lvs0/thin" in nameless.stdout
+        says = f"I/O of {name} on lvs0/thin waits: no space left"
+        assert f"problem  {says}" in done(store, "target", "status")
+        (held,) = json.loads(done(store, "target", "status", "--json"))["suspended"]
+        assert held["volume"] == "lvs0/thin"
+        found = {item["what"]: item for item in json.loads(run(store, "doctor", "--json").stdout)}
+        assert (found["target"]["state"], says in found["target"]["found"]) == ("warning", True)
+        assert "virtlun domain retry" in found["target"]["advice"]
+        done(store, "volume", "delete", "lvs0/filler", "--yes")
+        store.rpc("virtlun_vhost_resume", ctrlr=name)
+        written.result(90)
+    assert json.loads(done(store, *words, "--json")) == []
 
 
 def test_a_target_is_started_asked_and_stopped(tmp_path_factory: pytest.TempPathFactory) -> None:

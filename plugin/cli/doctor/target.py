@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from plugin.cli import io_errors
 from plugin.cli.doctor.finding import Finding
 from plugin.cli.output import client, size
 from pydataplane import supervise
@@ -35,6 +36,7 @@ def target(socket: Path) -> Finding:
     """Whether the target serves, and what it waits for or could not restore."""
     try:
         found = supervise.status(socket)
+        held = io_errors.sentences(io_errors.rows(client(socket)))
     except TargetError as error:
         return Finding("target", "failed", str(error))
     errors = found.get("flush_errors", [])
@@ -50,9 +52,14 @@ def target(socket: Path) -> Finding:
         f"{wait['name']} has waited for {wait['waits_for']} for {float(wait['since_s']):.0f} s"
         for wait in found.get("waiting", [])
     ]
-    problems = [*map(str, found["restore_problems"]), *waiting]
+    problems = [*map(str, found["restore_problems"]), *held, *waiting]
     if problems:
-        return Finding("target", "warning", f"runs; {'; '.join(problems)}")
+        advice = (
+            "make room or mend the disk, then `virtlun domain retry`; `virtlun domain errors` says "
+            "which VM and volume"
+        )
+        text = f"runs; {'; '.join(problems)}"
+        return Finding("target", "warning", text, advice if held else "")
     return Finding("target", "ok", f"runs: pid {found['pid']}, version {found['version']}")
 
 

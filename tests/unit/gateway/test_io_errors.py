@@ -116,8 +116,14 @@ def test_one_that_was_paused_before_the_gateway_came_is_known(tmp_path: Path) ->
         await machine.look()
         assert machine.suspends == 0
         assert await machine.seen(client) == (PAUSED, BY_IO_ERROR)
+        # A target that was killed meanwhile has forgotten it.
         world.target.suspended = []
         await machine.look()
+        assert await machine.seen(client) == (PAUSED, BY_IO_ERROR)
+        # Without an event, as while libvirtd was away.
+        machine.state = (RUNNING, 1)
+        await machine.look()
+        machine.state = (PAUSED, BY_USER)
         assert await machine.seen(client) == (PAUSED, BY_USER)
 
     play(tmp_path, body)
