@@ -82,8 +82,14 @@ class Reader:
         return self.fixed(length)
 
     def string(self) -> str:
-        """Reads a string of at most 4 MiB; libvirt's are UTF-8."""
+        """Reads a string of at most 4 MiB; libvirt's are UTF-8.
+
+        libvirt reads one up to its first NUL. One that goes on behind it is refused: what is
+        judged here would not be what libvirtd takes.
+        """
         raw = self.opaque()
+        if b"\0" in raw:
+            raise XdrError("a string with a NUL in it")
         try:
             return raw.decode()
         except UnicodeDecodeError as error:

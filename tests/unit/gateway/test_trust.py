@@ -23,6 +23,7 @@ from plugin.gateway.xdr import Reader, Writer
 from tests.unit.gateway.world import (
     NOBODY,
     UUID_1,
+    UUID_2,
     ReplyError,
     World,
     disk,
@@ -133,6 +134,26 @@ def test_metadata_of_ours_cannot_be_seen_or_changed(tmp_path: Path) -> None:
             await client.call(Proc.SET_METADATA, bytes(args))
         assert error.value.code == Code.OPERATION_DENIED
         assert dom.live == before
+
+    play(tmp_path, body)
+
+
+def test_what_libvirtd_would_read_less_of_does_not_reach_it(tmp_path: Path) -> None:
+    """libvirtd's strings end at a NUL: it would find a whole domain before it, and we no XML."""
+
+    async def body(world: World) -> None:
+        dom = world.domain()
+        client = await world.client()
+        forged = f"<metadata><v:disks xmlns:v='{OURS}' version='1' controller='vm-{UUID_1}'/>"
+        xml = plain("two", UUID_2).replace("<devices>", f"{forged}</metadata><devices>", 1) + "\0<"
+        device = DomainCall(dom.ref, disk() + "\0<", CONFIG).pack(text=True, flags=True)
+        for proc, payload in (
+            (Proc.DEFINE_XML, pack_string(xml)),
+            (Proc.ATTACH_DEVICE_FLAGS, device),
+        ):
+            with pytest.raises(ReplyError, match="NUL"):
+                await client.call(proc, payload)
+            assert proc not in world.libvirtd.calls()
 
     play(tmp_path, body)
 
