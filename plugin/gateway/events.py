@@ -83,10 +83,11 @@ _ACTION_PAUSE = 1
 """VIR_DOMAIN_EVENT_IO_ERROR_PAUSE."""
 
 _LIFECYCLE = {Proc.CALLBACK_LIFECYCLE.value, Proc.EVENT_LIFECYCLE.value}
-SUSPENDED = 3
+DEFINED, UNDEFINED, SUSPENDED = 0, 1, 3
+"""VIR_DOMAIN_EVENT_DEFINED, _UNDEFINED, _SUSPENDED."""
 _SUSPENDED_PAUSED = 0
 _SUSPENDED_IOERROR = 2
-"""VIR_DOMAIN_EVENT_SUSPENDED, and two of its details."""
+"""Two details of the last."""
 
 
 def is_lifecycle(header: Header) -> bool:

@@ -20,7 +20,7 @@ from uuid import UUID
 import structlog
 
 from plugin.gateway.errors import Code, GatewayError, UpstreamError
-from plugin.gateway.events import SUSPENDED, IoErrorEvent, lifecycle
+from plugin.gateway.events import DEFINED, SUSPENDED, UNDEFINED, IoErrorEvent, lifecycle
 from plugin.gateway.services import NO_SPACE, Services
 from plugin.gateway.target import Suspended
 from plugin.gateway.upstream import PAUSED, RUNNING
@@ -31,6 +31,9 @@ from pydataplane.domain.xml.metadata import Entry
 
 POLL_S = 1.0
 """How often the target is asked, seconds."""
+
+STILL_PAUSED = {DEFINED, UNDEFINED, SUSPENDED}
+"""Events after which a paused domain is as paused as before: the first two are of definitions."""
 
 _log = structlog.get_logger(__name__)
 
@@ -162,9 +165,9 @@ class IoErrors:
         return state == PAUSED
 
     def lifecycle_event(self, payload: bytes) -> None:
-        """Takes a lifecycle event of libvirtd's: whatever comes after a pause ends it."""
+        """Takes a lifecycle event of libvirtd's: one of the guest's own ends a pause."""
         told = lifecycle(payload)
-        if told is not None and told[1] != SUSPENDED:  # the one after which it is still paused
+        if told is not None and told[1] not in STILL_PAUSED:
             self.paused.pop(told[0].uuid, None)
 
     def _say(self, what: str, text: str) -> None:

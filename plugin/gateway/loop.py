@@ -14,7 +14,7 @@ from contextlib import suppress
 import structlog
 
 from plugin.gateway.errors import GatewayError
-from plugin.gateway.events import lifecycle
+from plugin.gateway.events import DEFINED, lifecycle
 from plugin.gateway.messages import Domain
 from plugin.gateway.reconcile import Reconciler, move_socket, reconcile_domain
 from plugin.gateway.recovery import recover_all
@@ -29,9 +29,8 @@ LEAVE_S = 0.2
 LEAVE_TRIES = 25
 """How often, and how many seconds apart, a stopped domain's QEMU is given to let go."""
 
-_DEFINED = 0
 _STOPPED = {5, 6, 8}
-"""VIR_DOMAIN_EVENT_DEFINED, _STOPPED, _SHUTDOWN, _CRASHED."""
+"""VIR_DOMAIN_EVENT_STOPPED, _SHUTDOWN, _CRASHED."""
 
 _log = structlog.get_logger(__name__)
 
@@ -55,7 +54,7 @@ class ReconcileLoop:
         dom, event = told
         if event in _STOPPED:
             self._stopped[dom.uuid] = (dom, LEAVE_TRIES)
-        elif event == _DEFINED:
+        elif event == DEFINED:
             self._defined[dom.uuid] = dom
         self._wake.set()
 

@@ -15,7 +15,7 @@ from tests.unit.gateway.fake_libvirtd import Hang
 from tests.unit.gateway.world import UUID_1, UUID_2, TestClient, World, disk, play, until
 
 RUNNING, PAUSED, BY_USER, BY_IO_ERROR = 1, 3, 1, 5
-SUSPENDED, RESUMED = 3, 4
+DEFINED, UNDEFINED, SUSPENDED, RESUMED = 0, 1, 3, 4
 
 
 class Machine:
@@ -125,6 +125,22 @@ def test_one_that_was_paused_before_the_gateway_came_is_known(tmp_path: Path) ->
         await machine.look()
         machine.state = (PAUSED, BY_USER)
         assert await machine.seen(client) == (PAUSED, BY_USER)
+
+    play(tmp_path, body)
+
+
+def test_a_definition_that_changes_does_not_end_the_pause(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        machine = Machine(world)
+        client = await world.client()
+        machine.fails(1.0)
+        await machine.look()
+        await register(client, 0)
+        for event in (DEFINED, UNDEFINED):
+            await machine.lifecycle(event, 1)
+            await client.event()
+            assert await machine.seen(client) == (PAUSED, BY_IO_ERROR)
+        assert await machine.errors(client, 8) == ([("sdb", 2)], 1)
 
     play(tmp_path, body)
 
