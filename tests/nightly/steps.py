@@ -1,0 +1,212 @@
+"""The steps of a night: what is run, what it needs of the machine, and which paths it tests."""
+
+from __future__ import annotations
+
+import enum
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.cache import CACHE, LOCAL, ROOT
+
+MANIFEST = str(ROOT / "pydataplane/Cargo.toml")
+#: Logs and results.
+RESULTS = LOCAL / "nightly"
+#: Crates with unsafe code of their own that Miri can run: it knows no io_uring and no mmap.
+MIRI_CRATES = ("guestmem", "virtqueue")
+#: Rounds of property tests, each with as many new examples as `make test` takes.
+RANDOM_ROUNDS = 20
+#: Seconds of each fuzz target.
+FUZZ_S = 600
+FUZZ_TARGETS = 11
+MINUTE_S = 60
+
+
+class Lane(enum.Enum):
+    """What a step may run beside."""
+
+    GUESTS = "guests"
+    """It waits for guests and servers much of its time."""
+    COMPUTING = "computing"
+    """It keeps a processor or more busy, whoever else runs; one after the other."""
+    MEASURING = "measuring"
+    """Alone, after all others."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command of the night."""
+
+    about: str
+    #: About how long it takes on a machine with two processors where the others run beside it.
+    minutes: int
+    lane: Lane
+    command: list[str]
+    #: What decides its result, relative to the checkout. Every file of the repository counts that
+    #: the command reads, or that its programs are built from.
+    paths: tuple[str, ...]
+    #: Why it cannot run here; None: it can.
+    missing: Callable[[], str | None] = lambda: None
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def _answers(*command: str) -> bool:
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+def _nightly() -> str | None:
+    if _answers("cargo", "+nightly", "--version"):
+        return None
+    return "no nightly toolchain: rustup toolchain install nightly"
+
+
+def _miri() -> str | None:
+    if _answers("cargo", "+nightly", "miri", "--version"):
+        return None
+    return "no Miri: rustup +nightly component add miri rust-src"
+
+
+def _sources() -> str | None:
+    if why := _nightly():
+        return why
+    asked = subprocess.run(
+        ["rustc", "+nightly", "--print", "sysroot"], capture_output=True, text=True, check=False
+    )
+    library = Path(asked.stdout.strip()) / "lib/rustlib/src/rust/library/std"
+    return None if library.is_dir() else "no sources of std: rustup +nightly component add rust-src"
+
+
+def _cargo(*words: str, toolchain: str = "") -> list[str]:
+    chosen = [toolchain] if toolchain else []
+    return ["cargo", *chosen, *words, "--manifest-path", MANIFEST]
+
+
+def _pytest(*words: str) -> list[str]:
+    return [sys.executable, "-m", "pytest", "-q", *words]
+
+
+def _module(name: str, *words: str) -> list[str]:
+    return [sys.executable, "-m", name, *words]
+
+
+def _again(*command: str) -> list[str]:
+    return _module("tests.nightly.repeat", "--rounds", str(RANDOM_ROUNDS), "--", *command)
+
+
+def _tests_with(words: str, folder: str = "tests") -> list[str]:
+    """Returns the files of tests below a folder in which some words stand."""
+    files = sorted((ROOT / folder).rglob("test_*.py"))
+    return [str(file.relative_to(ROOT)) for file in files if words in file.read_text()]
+
+
+def _sanitized(kind: str) -> dict[str, str]:
+    return {
+        "RUSTFLAGS": f"-Zsanitizer={kind}",
+        "RUSTDOCFLAGS": f"-Zsanitizer={kind}",
+        "CARGO_TARGET_DIR": str(RESULTS / f"target-{kind}"),
+        # What cargo makes on the way is shared by checkouts; it knows by itself what is whose.
+        "CARGO_BUILD_BUILD_DIR": str(CACHE / f"cargo-{kind}"),
+        "CARGO_INCREMENTAL": "0",
+    }
+
+
+#: What the data plane's own tests read; some crates share a file with the fuzz targets.
+RUST = ("pydataplane", "schemas", "tests/fuzz", "rust-toolchain.toml")
+#: What is installed in .venv, and how pytest runs.
+INSTALLED = (
+    *("pydataplane", "plugin", "csi", "schemas", "setup.py", "pyproject.toml"),
+    *("requirements.lock", "rust-toolchain.toml", "tests/conftest.py", "tests/__init__.py"),
+)
+WITH_GUESTS = (*INSTALLED, "tests/support", "tests/guest")
+#: Files with tests that are left out unless `-m nightly` is said.
+LONG_TESTS = _tests_with("pytest.mark.nightly")
+PROPERTY_TESTS = _tests_with("from hypothesis import", "tests/unit")
+#: Beside what is installed, what property tests read.
+PROPERTY = ("tests/unit", "tests/kubernetes/kubevirt", "tests/kubernetes/__init__.py", "examples")
+MEASURED = (*WITH_GUESTS, "tests/bench")
+SANITIZED = ("--locked", "--workspace", "--lib", "--tests", "--target", "x86_64-unknown-linux-gnu")
+#: In each lane those first that take longest.
+STEPS = {
+    "long": Step(
+        "restarts, crashes and migrations by the hundred",
+        120,
+        Lane.GUESTS,
+        _pytest("-m", "nightly", "-n", "2", "--durations=0", *LONG_TESTS),
+        (*WITH_GUESTS, "examples", "tests/libvirt", "tests/target"),
+    ),
+    "e2e": Step(
+        "Kubernetes' own suite for storage drivers",
+        60,
+        Lane.GUESTS,
+        _module("tests.kubernetes.e2e"),
+        (*INSTALLED, "examples", "tests/support", "tests/kubernetes"),
+    ),
+    "fuzz": Step(
+        f"every fuzz target for {FUZZ_S} s, as many at a time as there are processors, and one"
+        " more, with AddressSanitizer",
+        -(-FUZZ_TARGETS // (2 + 1)) * FUZZ_S // MINUTE_S + 5,
+        Lane.COMPUTING,
+        _module("tests.fuzz", "--seconds", str(FUZZ_S), "--sanitize"),
+        (*RUST, "tests/support/cache.py"),
+        _nightly,
+    ),
+    "miri": Step(
+        "unsafe code under Miri",
+        30,
+        Lane.COMPUTING,
+        _cargo("miri", "test", *(f"-p{crate}" for crate in MIRI_CRATES), toolchain="+nightly"),
+        RUST,
+        _miri,
+        {"MIRIFLAGS": "-Zmiri-disable-isolation", "CARGO_TARGET_DIR": str(RESULTS / "target-miri")},
+    ),
+    "tsan": Step(
+        "the data plane's tests under ThreadSanitizer",
+        30,
+        Lane.COMPUTING,
+        # Without a standard library that is instrumented, its channels and Arcs are reported.
+        _cargo("test", "-Zbuild-std", *SANITIZED, toolchain="+nightly"),
+        RUST,
+        _sources,
+        _sanitized("thread"),
+    ),
+    "asan": Step(
+        "the data plane's tests under AddressSanitizer",
+        20,
+        Lane.COMPUTING,
+        _cargo("test", *SANITIZED, toolchain="+nightly"),
+        RUST,
+        _nightly,
+        _sanitized("address"),
+    ),
+    "random-rust": Step(
+        f"property and power-cut tests {RANDOM_ROUNDS} times, with new examples",
+        20,
+        Lane.COMPUTING,
+        _again(*_cargo("test", "--quiet", "--locked", "--workspace", "--lib", "--tests")),
+        (*RUST, "tests/nightly/repeat.py"),
+    ),
+    "random-python": Step(
+        f"property tests {RANDOM_ROUNDS} times, with new examples",
+        10,
+        Lane.COMPUTING,
+        _again(*_pytest(*PROPERTY_TESTS)),
+        (*INSTALLED, *PROPERTY, "tests/support", "tests/nightly/repeat.py"),
+        environment={"HYPOTHESIS_PROFILE": "random"},
+    ),
+    "bench": Step("the whole benchmark", 10, Lane.MEASURING, _module("tests.bench"), MEASURED),
+    **{
+        f"bench-{name}": Step(about, minutes, Lane.MEASURING, _module(f"tests.bench.{name}"), paths)
+        for name, (about, minutes, paths) in {
+            "noisy": ("a verified reader beside each hostile neighbour", 10, MEASURED),
+            "attach": ("attach by libvirt", 5, MEASURED),
+            "gateway": ("the calls of 2,000 domains, by the gateway and directly", 30, MEASURED),
+            "upgrade": ("the pause of an upgrade", 5, MEASURED),
+            "pods": ("a pod's volume beside a plain loop device", 5, MEASURED),
+        }.items()
+    },
+}
