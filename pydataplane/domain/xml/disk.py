@@ -18,6 +18,8 @@ from pydataplane.domain.xml.document import Document, Edits, Node, NotXmlError, 
 
 _NAME = re.compile(r"[!-.0-~]{1,63}")
 """lvstore and lvol names: 1 to 63 printable ASCII characters without space and slash."""
+DEV_LETTERS_MAX = 6
+"""Behind the prefix of a target dev: 26 to the power of 7 is no int any more."""
 _DEV = re.compile(r"(fd|hd|sd|vd|xvd|ubd)([a-z]+)")
 BLOCK_SIZES = {"512": 512, "4096": 4096}
 """Bytes of a logical block that a disk of ours can have, as written."""
@@ -106,9 +108,12 @@ def _bus(dev: str) -> str:
 
 
 def index(dev: str | None) -> int:
-    """Returns the disk number in a target dev (sda 0, sdb 1, sdaa 26), -1 if there is none."""
+    """Returns the disk number in a target dev (sda 0, sdb 1, sdaa 26), -1 if there is none.
+
+    Nor is there one of more letters than libvirt's int has room for.
+    """
     match = _DEV.match(dev or "")
-    if match is None:
+    if match is None or len(match[2]) > DEV_LETTERS_MAX:
         return -1
     number = 0
     for letter in match[2]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.translate import Settings, VolumeRef, recognise
-from pydataplane.domain.xml.boot import libvirt_order, place
-from pydataplane.domain.xml.disk import Disk
+from pydataplane.domain.xml import boot
+from pydataplane.domain.xml.boot import carrier_dev, libvirt_order, place
+from pydataplane.domain.xml.disk import Disk, index
 from pydataplane.domain.xml.document import MAX_ELEMENTS
 from tests.unit.translate.domains import SETTINGS, lvol
 
@@ -170,7 +173,7 @@ def of(dev: str, bus: str) -> Disk:
 
 
 def test_disks_stand_where_libvirt_puts_them() -> None:
-    given = [
+    named = [
         ("sdb", "scsi"),
         ("vdc", "virtio"),
         ("sda", "scsi"),
@@ -178,6 +181,51 @@ def test_disks_stand_where_libvirt_puts_them() -> None:
         ("vdaa", "virtio"),
         ("vda", "virtio"),
     ]
-    order = [disk.dev for disk, _ in libvirt_order((of(dev, bus), False) for dev, bus in given)]
+    order = [disk.dev for disk, _ in libvirt_order((of(dev, bus), False) for dev, bus in named)]
     assert order == ["sda", "sdb", "vda", "vdc", "vdaa", "hda"]
     assert place([], of("sda", "scsi")) == 0
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["sda", "sdb", "sdc", "vda", "vdb", "sdaa", "x", "sd" + 7 * "a"]),
+            st.sampled_from(["scsi", "virtio", "sata", ""]),
+        ),
+        max_size=20,
+    )
+)
+def test_the_order_of_all_is_that_of_one_after_the_other(names: list[tuple[str, str]]) -> None:
+    disks = [of(dev, bus) for dev, bus in names]
+    one_by_one: list[Disk] = []
+    for each in disks:
+        one_by_one.insert(place(one_by_one, each), each)
+    ordered = [disk for disk, _ in libvirt_order((disk, False) for disk in disks)]
+    assert [id(disk) for disk in ordered] == [id(disk) for disk in one_by_one]
+
+
+def test_each_of_many_disks_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str | None] = []
+
+    def count(dev: str | None) -> int:
+        looked.append(dev)
+        return index(dev)
+
+    monkeypatch.setattr(boot, "index", count)
+    libvirt_order((of(f"sd{chr(97 + n % 26)}", "scsi"), False) for n in range(5000))
+    assert len(looked) == 5000
+
+
+def test_a_number_has_a_limit() -> None:
+    assert index("sdzzzzzz") == 321_272_405 < 2**31
+    assert index("sdaaaaaaa") == -1
+    assert index("sd" + "a" * 1_000_000) == -1
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_carrier_that_finds_no_name_is_refused(*, first: bool) -> None:
+    taken: list[str] = []
+    with pytest.raises(TranslateError, match="is free for the virtlun controller") as caught:
+        while len(taken) < 1000:
+            taken.append(carrier_dev(first, taken))
+    assert len(taken) == len(set(taken)) and caught.value.refusal is Refusal.UNSUPPORTED
