@@ -357,7 +357,9 @@ def test_a_call_that_was_begun_is_answered_before_the_driver_ends(driver: Driver
         driver.process.send_signal(signal.SIGTERM)
         driver.wait_entry("stopping")
         code, _ = driver.refuses(pb.GetPluginInfoRequest())
-        assert code is Code.UNAVAILABLE, "it takes no new ones"
+        # CANCELLED if it crosses with the end of the connection, of which gRPC tells the client
+        # meanwhile. Kubernetes' sidecars and kubelet repeat a call after either.
+        assert code in {Code.UNAVAILABLE, Code.CANCELLED}, "it takes no new ones"
         wake()
         handle = creating.result()
     assert driver.process.wait(STOP_DEADLINE_S) == 0
