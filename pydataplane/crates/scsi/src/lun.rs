@@ -91,6 +91,11 @@ impl Task {
     pub fn stop(&mut self) {
         self.stopped = true;
     }
+
+    /// Undoes [`Task::stop`], for one that has not ended yet.
+    pub fn go_on(&mut self) {
+        self.stopped = false;
+    }
 }
 
 /// A logical unit as one thread sees it: shared identity and attentions, and a channel of its own.

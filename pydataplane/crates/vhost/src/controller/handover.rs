@@ -58,9 +58,12 @@ impl Server {
         Ok(slow)
     }
 
-    /// Goes on after [`Server::hold`] or [`Server::take_over`].
+    /// Goes on after [`Server::hold`] or [`Server::take_over`]; nothing where it was not held. A session
+    /// that is about to end, for one, takes nothing more.
     pub(super) fn release(&mut self) {
-        self.held = false;
+        if !std::mem::take(&mut self.held) {
+            return;
+        }
         self.peer.iter_mut().for_each(Peer::was_held);
         self.with_device(Device::release);
         // What the process before could not do any more.

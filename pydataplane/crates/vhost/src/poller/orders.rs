@@ -226,10 +226,18 @@ impl DevicePoller {
         self.paused = true;
     }
 
-    /// Takes requests again, in the memory that it has.
+    /// Takes requests again, in the memory that it has. What was to end soon and has not goes on: to the
+    /// guest its end would be one that nobody asked for.
     pub(crate) fn unpause(&mut self) {
         (self.paused, self.lets_go) = (false, false);
         self.queues.iter_mut().for_each(|queue| queue.end_soon(false));
+        let stopping = self.queues.iter().filter(|queue| queue.stopping);
+        let stopping = stopping.fold(0u128, |set, queue| set | 1 << queue.index);
+        self.slots.each_listed(|slot| {
+            if stopping >> slot.queue & 1 == 0 {
+                slot.task.go_on();
+            }
+        });
     }
 
     /// Tells the guest nothing more: requests that end are forgotten. Paused.

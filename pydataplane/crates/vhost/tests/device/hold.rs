@@ -161,6 +161,50 @@ fn who_was_held_already_goes_on_when_a_later_disk_hangs() {
     second.ready(0);
 }
 
+/// What was stopped for an upgrade that was given up goes on, and the guest hears nothing of it.
+#[test]
+fn a_command_of_many_ios_goes_on_when_an_upgrade_is_given_up() {
+    let host = Host::new(1);
+    let (gate, mut guest) = gated(&host, "slow");
+    gate.shut();
+    let reads = gate.reads();
+    // VERIFY (10) of 4 MiB, 64 KiB at a time.
+    let long = guest.submit(2, flat(0), 1, &rw10(0x2f, 0, 8192), &[], 0);
+    gate.wait_for(1);
+    host.controllers.hold(TIMEOUT).unwrap_err();
+    // A controller answers after it did what it was told before.
+    assert_eq!(host.controllers.describe().len(), 2);
+    gate.open();
+    let reply = guest.finish(&long);
+    assert_eq!((reply.response, reply.status), (0, 0));
+    assert_eq!(gate.reads(), reads + 64);
+}
+
+/// An upgrade that is given up lets go on whom it held, and nobody else.
+#[test]
+fn nothing_more_is_taken_from_a_vm_that_left_when_an_upgrade_is_given_up() {
+    let (host, gate) = Host::gated(1);
+    let mut other = bystander(&host);
+    let mut guest = Guest::start(&host.socket(), LINUX, 1);
+    guest.ready(0);
+    gate.shut();
+    guest.submit(2, flat(0), 1, &rw10(0x2a, 0, 1), &[1; 512], 0);
+    gate.wait_for(1);
+    guest.peer.shutdown();
+    host.wait_until_left();
+    // Its next session may take it, not this one.
+    guest.submit(2, flat(0), 2, &[0; 6], &[], 0);
+    let used = guest.used_index(2);
+    let why = host.controllers.hold(TIMEOUT).unwrap_err().to_string();
+    assert!(why.contains("the VM that left controller vm0"), "{why}");
+    assert_eq!(host.controllers.describe().len(), 2);
+    is_served(&mut other);
+    assert_eq!(guest.used_index(2), used);
+    gate.open();
+    host.wait_until_free();
+    assert_eq!(guest.used_index(2), used.wrapping_add(1), "the one that was with the disk");
+}
+
 /// What a session before left is in the region, so an upgrade need not wait until all of it was with
 /// the disk.
 #[test]
