@@ -14,6 +14,7 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     locks, events, journal       one operation at a time; device events; changes under way, on disk
     redefined                    the events of definitions that we replace, held back
     domains, shown, known        a domain's XML: questions to it, as clients see it, what is ours
+    domstats                     statistics of domains, as clients see them
     caller, services, call       what handlers get: the client, the gateway's parts, one call
     ioerrors                     domains paused because a disk of ours cannot go on
     records                      which volumes a domain has had

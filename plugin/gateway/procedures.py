@@ -5,8 +5,10 @@ All others pass through unread.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 from plugin.gateway.call import Handler
 from plugin.gateway.handlers import (
@@ -22,18 +24,16 @@ from plugin.gateway.handlers import (
     saved,
     snapshots,
     start,
-    stats,
     unsupported,
 )
-from plugin.gateway.messages import DOMAIN_LIST_MAX, SMALL_CALL_MAX_BYTES, XML_CALL_MAX_BYTES
+from plugin.gateway.messages import SMALL_CALL_MAX_BYTES, XML_CALL_MAX_BYTES
 from plugin.gateway.procs import Proc
+from plugin.gateway.services import Services
 
 SMALL = SMALL_CALL_MAX_BYTES
 XML = XML_CALL_MAX_BYTES
 TEXTS = 3 * XML_CALL_MAX_BYTES
 """Arguments with several texts, or one and a cookie."""
-DOMAINS = DOMAIN_LIST_MAX * 128
-"""Arguments with a list of domains."""
 
 
 class Access(Enum):
@@ -101,13 +101,6 @@ _ROWS = (
     Procedure(Proc.BLOCK_PEEK, unsupported.peek, _WRITE, SMALL, _NOBODY),
     Procedure(Proc.SET_BLOCK_IO_TUNE, unsupported.io_tune, _WRITE, SMALL, _NOBODY),
     Procedure(Proc.GET_BLOCK_IO_TUNE, unsupported.io_tune, _READ, SMALL, _NOBODY),
-    Procedure(
-        Proc.GET_ALL_DOMAIN_STATS,
-        stats.all_domains,
-        _READ,
-        DOMAINS,
-        _LIBVIRTD,
-    ),
     Procedure(Proc.GET_FSINFO, guest.filesystems, _READ, SMALL, _LIBVIRTD),
     Procedure(Proc.GET_GUEST_INFO, guest.info, _READ, SMALL, _LIBVIRTD),
     Procedure(Proc.GET_METADATA, metadata.get, _READ, SMALL, _NOBODY),
@@ -153,12 +146,30 @@ _ROWS = (
 PROCEDURES = {row.proc.value: row for row in _ROWS}
 """By the number of the procedure."""
 
-SHOWING = frozenset(
-    {
-        Proc.GET_XML_DESC.value,
-        Proc.SAVE_IMAGE_GET_XML_DESC.value,
-        Proc.MANAGED_SAVE_GET_XML_DESC.value,
-    }
-)
-"""Calls that pass as they are, with any flags, and whose result is one domain's XML: clients see
-their own disks in it and nothing of what carries them (plugin.gateway.shown)."""
+
+class Showing(Protocol):
+    """How clients are to see the payload of a reply."""
+
+    def known(self, payload: bytes) -> bytes | None:
+        """Returns it at once; None: ask `translated`."""
+
+    async def translated(self, payload: bytes) -> bytes:
+        """Returns it; raises GatewayError or WireError where that cannot be done."""
+
+
+def _xml(services: Services) -> Showing:
+    return services.shown
+
+
+def _stats(services: Services) -> Showing:
+    return services.domain_stats
+
+
+SHOWING: dict[int, Callable[[Services], Showing]] = {
+    Proc.GET_XML_DESC.value: _xml,
+    Proc.SAVE_IMAGE_GET_XML_DESC.value: _xml,
+    Proc.MANAGED_SAVE_GET_XML_DESC.value: _xml,
+    Proc.GET_ALL_DOMAIN_STATS.value: _stats,
+}
+"""Calls that pass as they are, with any flags, and in whose result clients see their own disks and
+nothing of what carries them: one domain's XML, and the statistics of several."""

@@ -14,6 +14,7 @@ import structlog
 from plugin.config import LIBVIRTDS_PLACES, AuthSetting, Config
 from plugin.gateway import polkit
 from plugin.gateway.admin import AdminConnection
+from plugin.gateway.domstats import DomainStats
 from plugin.gateway.events import Announced
 from plugin.gateway.ioerrors import IoErrors
 from plugin.gateway.journal import Journal
@@ -46,16 +47,20 @@ class Gateway:
         self.admin = AdminConnection(self.config.upstream, self.config.uri)
         self.asking = AdminConnection(self.config.upstream, self.config.uri)
         settings = config.settings()
+        locks = Locks()
+        target = Targets(config)
         self._parsers = ThreadPoolExecutor(PARSERS, "xml")
+        known = Known(self.admin.get, self.asking.get, self._parsers)
         self.services = Services(
             config=config.gateway,
             hook=config.hook,
             settings=settings,
             parsers=self._parsers,
             shown=Shown(settings, self._parsers),
-            known=Known(self.admin.get, self.asking.get, self._parsers),
-            target=Targets(config),
-            locks=Locks(),
+            known=known,
+            domain_stats=DomainStats(known, target, locks, settings.path_prefix),
+            target=target,
+            locks=locks,
             journal=Journal(config.gateway.state_dir),
             admin=self.admin.get,
             announce=self.announce,

@@ -11,6 +11,7 @@ from typing import TypeVar
 from uuid import UUID
 
 from plugin.config import GatewaySection, HookSection
+from plugin.gateway.domstats import DomainStats
 from plugin.gateway.events import Announced
 from plugin.gateway.journal import Journal
 from plugin.gateway.known import Known
@@ -42,6 +43,7 @@ class Services:
     """The threads in which XML is parsed."""
     shown: Shown
     known: Known
+    domain_stats: DomainStats
     admin: Callable[[], Awaitable[Upstream]]
     """The gateway's own connection to libvirtd; raises UpstreamGone, UpstreamError."""
     announce: Callable[[Announced], None]

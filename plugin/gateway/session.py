@@ -2,7 +2,8 @@
 
 Two pumps run beside each other: calls towards libvirtd, replies and events back. A message nobody
 looks into passes in the event loop's callback, by its header alone, and so does a reply that shows
-a domain's XML, unless it was never seen before (plugin.gateway.shown). A call of
+a domain's XML, unless it was never seen before (plugin.gateway.shown), or statistics that have none
+of our domains (plugin.gateway.domstats). A call of
 plugin.gateway.procedures with a handler is read whole and becomes a task of its own (libvirtd too
 works on several calls of a client at a time); the pump goes on meanwhile.
 
@@ -133,7 +134,10 @@ class Session:
         self._slots = asyncio.Semaphore(CALLS_MAX)
         self._showing = asyncio.Semaphore(SHOWN_MAX)
         self._to_client = Pass(self.client)
-        self._shown_to_client = Pass(self.client, services.shown.known)
+        self._shown = {
+            number: Pass(self.client, showing(services).known)
+            for number, showing in SHOWING.items()
+        }
         self._tasks: set[asyncio.Task[None]] = set()
         self._changes: asyncio.Queue[Announced] = asyncio.Queue(EVENTS_MAX)
         self.log = structlog.get_logger(__name__).bind(pid=self.peer.pid, uid=self.peer.uid)
@@ -392,8 +396,8 @@ class Session:
             if header.type in REPLIES:
                 if (header.serial, header.procedure) in self._awaited:
                     return None
-                if self._ours and header.procedure in SHOWING and header.status == Status.OK:
-                    return self._shown_to_client
+                if self._ours and header.status == Status.OK:
+                    return self._shown.get(header.procedure, self._to_client)
             elif (
                 is_event_of_metadata(header)
                 or self.held_back.may_be(header)
@@ -430,7 +434,7 @@ class Session:
         elif is_reply and reply is not None and not reply.done():
             payload, descriptors = await upstream.payload(header, MESSAGE_MAX_BYTES)
             reply.set_result(Reply(header, payload, tuple(descriptors)))
-        elif is_reply and self._route_reply(header) is self._shown_to_client:
+        elif is_reply and (way := self._route_reply(header)) is not None and way.look is not None:
             payload, descriptors = await upstream.payload(header, MESSAGE_MAX_BYTES)
             await self._showing.acquire()
             self._spawn(self._show(Reply(header, payload, tuple(descriptors))))
@@ -438,14 +442,24 @@ class Session:
             await upstream.relay(header, None if self.client.closed else self.client)
 
     async def _show(self, reply: Reply) -> None:
-        """Sends a reply with a domain's XML as the client is to see it."""
+        """Sends a reply of a procedure of SHOWING as the client is to see it."""
         try:
-            shown = await self._services.shown.translated(reply.payload)
+            header, shown = await self._as_shown(reply)
             with suppress(OSError):
-                header = reply.header.resized(len(shown))
-                await self.client.send(header.pack() + shown, reply.descriptors)
+                await self.client.send(header.resized(len(shown)).pack() + shown, reply.descriptors)
         finally:
             self._showing.release()
+
+    async def _as_shown(self, reply: Reply) -> tuple[Header, bytes]:
+        """Returns what the client is to see of a reply; an error where that cannot be told."""
+        header = reply.header
+        try:
+            return header, await SHOWING[header.procedure](self._services).translated(reply.payload)
+        except GatewayError as error:
+            payload = error.payload()
+        except WireError as error:
+            payload = error_payload(Code.RPC, f"reply to {name_of(header.procedure)}: {error}")
+        return header._replace(status=Status.ERROR), payload
 
     async def _pass_event(
         self, header: Header, upstream: Channel, is_own: Callable[[bytes], bool]

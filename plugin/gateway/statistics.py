@@ -94,6 +94,17 @@ def records(payload: bytes) -> list[Record]:
     return found
 
 
+def uuids(payload: bytes) -> list[bytes]:
+    """Returns the domains' UUIDs; of one domain without stepping over its values.
+
+    Raises:
+        XdrError: it is no such result.
+    """
+    if payload[:4] != b"\0\0\0\1":
+        return [record.uuid for record in records(payload)]
+    return [Domain.read(Reader(payload, 4)).uuid]
+
+
 def _after_string(payload: bytes, at: int) -> int:
     (length,) = _U32(payload, at)
     return int(at + 4 + length + (-length & 3))

@@ -124,6 +124,11 @@ class Target:
         """Returns a volume by LVSTORE/LVOL or UUID."""
         return await self._run(lambda: self._volumes.volume(reference))
 
+    async def uuids(self, references: list[str]) -> dict[str, str]:
+        """Returns the UUIDs of those of these LVSTORE/LVOL that are there; few calls for all."""
+        volumes = await self._run(lambda: self._volumes.some(references))
+        return {name: volume.uuid for name, volume in volumes.items()}
+
     async def sizes(self, references: list[str]) -> dict[str, Sizes]:
         """Returns the sizes of those of these volumes (LVSTORE/LVOL or UUID) that are there."""
         return await self._run(lambda: self._volumes.sizes(references), poll=True)

@@ -8,6 +8,7 @@ hindrance to what others serve; what it alone may have is refused with its name.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -278,13 +279,20 @@ class Targets:
 
     async def uuids(self, references: list[str]) -> dict[str, str]:
         """Returns the UUIDs of those of these LVSTORE/LVOL that can be found now."""
-        found = {}
-        for reference in references:
-            try:
-                found[reference] = (await self.volume(reference)).uuid
-            except GatewayError:
-                continue
-        return found
+        if not references:
+            return {}
+        try:
+            answers = await self._ask(lambda t: t.uuids(references))
+        except GatewayError:
+            return {}
+        having = Counter(name for _, uuids in answers.given for name in uuids)
+        # A name that two targets have says of neither volume that it is meant.
+        return {
+            name: uuid
+            for _, uuids in answers.given
+            for name, uuid in uuids.items()
+            if having[name] == 1
+        }
 
     async def resize(self, volume: Volume, size: int) -> None:
         """Gives a volume at least `size` bytes."""

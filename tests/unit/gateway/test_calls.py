@@ -6,10 +6,12 @@ import asyncio
 import threading
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from plugin.gateway.domstats import DomainStats
 from plugin.gateway.errors import Code, Refused
 from plugin.gateway.messages import (
     STRING,
@@ -365,6 +367,79 @@ def test_statistics_of_many_domains_ask_the_target_once(tmp_path: Path) -> None:
     play(tmp_path, body)
 
 
+def _given(payload: bytes, _: bytes) -> bytes:
+    return payload
+
+
+def test_statistics_without_a_domain_of_ours_pass_without_a_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = 0
+    translated = DomainStats.translated
+
+    async def counted(self: DomainStats, payload: bytes) -> bytes:
+        nonlocal changed
+        changed += 1
+        return await translated(self, payload)
+
+    async def body(world: World) -> None:
+        ours = world.domain(disks=disk())
+        bare = world.libvirtd.add("two", config=plain("two", UUID_2))
+        client = await world.client()
+        for records, tasks in (
+            ([stats_of(bare.ref, "vda")], 1),  # what it has is not known yet
+            ([stats_of(bare.ref, "vda")], 0),
+            ([stats_of(bare.ref, "vda"), stats_of(ours.ref, "ubda")], 1),
+            ([StatsRecord(ours.ref, [TypedParam("state.state", 1, 1)])], 0),
+        ):
+            payload = StatsRecord.pack_all(records)
+            world.libvirtd.answers[Proc.GET_ALL_DOMAIN_STATS] = partial(_given, payload)
+            before = changed
+            reply = await client.call(Proc.GET_ALL_DOMAIN_STATS, bytes(12))
+            assert changed - before == tasks
+            assert (reply == payload) is (records[-1].dom != ours.ref or len(records) == 1)
+
+    monkeypatch.setattr(DomainStats, "translated", counted)
+    play(tmp_path, body)
+
+
+def test_statistics_that_cannot_be_read_are_an_error_of_the_call(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk())
+        spoiled = StatsRecord.pack_all([stats_of(dom.ref, "vda")])[:-2]
+        world.libvirtd.answers[Proc.GET_ALL_DOMAIN_STATS] = lambda _: spoiled
+        client = await world.client()
+        for _ in range(2):
+            with pytest.raises(ReplyError, match="bytes") as error:
+                await client.call(Proc.GET_ALL_DOMAIN_STATS, bytes(12))
+            assert error.value.code == Code.RPC
+        assert "sdb" in await client.xml(dom.ref), "the connection goes on"
+
+    play(tmp_path, body)
+
+
+def test_volumes_are_found_by_name_in_few_calls_and_never_in_two_targets(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        names = [f"lvs0/v{number}" for number in range(20)]
+        made = {name: world.target.add_volume(name) for name in names}
+        folder = world.target.path.parent / "gold"
+        folder.mkdir()
+        gold = FakeTarget(folder / world.target.path.name)
+        gold.start()
+        targets = world.gateway.services.target
+        world.target.exchanges = 0
+        assert await targets.uuids([*names, "lvs0/none"]) == made
+        assert world.target.exchanges == 2, "lvstores, volumes"
+        gold.add_volume("lvs0/v7")
+        assert await targets.uuids(names) == {n: u for n, u in made.items() if n != "lvs0/v7"}
+        gold.stop()
+        assert await targets.uuids(names) == made
+        world.target.stop()
+        assert await targets.uuids(names) == {}
+
+    play(tmp_path, body)
+
+
 def test_usages_add_up() -> None:
     one = Usage(1, 2, 3, 4, 5, 6, 7, 8)
     assert one + one == Usage(2, 4, 6, 8, 10, 12, 14, 16)
@@ -513,11 +588,11 @@ def test_long_results_are_changed_one_after_the_other(
         world.libvirtd.answers[Proc.GET_ALL_DOMAIN_STATS] = lambda _: StatsRecord.pack_all(records)
         clients = [await world.client() for _ in range(4)]
         for limit, most in ((0, 1), (65_536, 4)):
-            monkeypatch.setattr("plugin.gateway.handlers.stats.LONG_BYTES", limit)
+            monkeypatch.setattr("plugin.gateway.domstats.LONG_BYTES", limit)
             at_once[:] = [0, 0]
             calls = (client.call(Proc.GET_ALL_DOMAIN_STATS, bytes(12)) for client in clients)
             await asyncio.gather(*calls)
             assert at_once == [0, most]
 
-    monkeypatch.setattr("plugin.gateway.handlers.stats._numbers", numbers)
+    monkeypatch.setattr("plugin.gateway.domstats.DomainStats._numbers", numbers)
     play(tmp_path, body)

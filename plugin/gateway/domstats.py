@@ -1,0 +1,130 @@
+"""Replies with domains' statistics: our disks among block.N.*, the carrier left out.
+
+Calls pass as they are. A reply that says nothing of our domains passes, too, in the event loop's
+callback; for the others the target is asked what libvirtd cannot know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
+
+from plugin.gateway.errors import GatewayError
+from plugin.gateway.known import NOTHING, Known, Seen
+from plugin.gateway.locks import Locks
+from plugin.gateway.messages import Domain
+from plugin.gateway.statistics import COUNT, Block, merged, records, uuids
+from plugin.gateway.target import Usage
+from plugin.gateway.targets import Targets
+from plugin.gateway.xdr import XdrError
+from pydataplane.volumes import Sizes
+
+T = TypeVar("T")
+
+TURN = 16
+"""Records after which other clients get their turn."""
+
+LONG_BYTES = 65_536
+"""Replies longer than this are changed one after the other, for all clients: however many poll,
+a change that is under way waits for one of them at a time."""
+
+
+class DomainStats:
+    """The results of CONNECT_GET_ALL_DOMAIN_STATS, as clients are to see them."""
+
+    def __init__(self, known: Known, target: Targets, locks: Locks, path_prefix: str) -> None:
+        """`path_prefix` is what clients' paths of volumes begin with."""
+        self._known = known
+        self._target = target
+        self._locks = locks
+        self._prefix = path_prefix
+
+    def known(self, payload: bytes) -> bytes | None:
+        """Returns what to answer with, at once; None: ask `translated`.
+
+        That is `payload` itself, where it has no domain of ours.
+        """
+        if COUNT not in payload:  # block statistics were not asked for
+            return payload
+        if len(payload) > LONG_BYTES:
+            return None
+        try:
+            seen = [self._known.at_once(uuid) for uuid in uuids(payload)]
+        except XdrError:
+            return None
+        return None if any(item is None or item.ours for item in seen) else payload
+
+    async def translated(self, payload: bytes) -> bytes:
+        """Returns what to answer with.
+
+        Raises:
+            XdrError: libvirtd's reply is no such result.
+        """
+        if COUNT not in payload:
+            return payload
+        if len(payload) <= LONG_BYTES:
+            return await self._completed(payload)
+        async with self._locks.hold("statistics"):
+            return await self._completed(payload)
+
+    async def _completed(self, payload: bytes) -> bytes:
+        """Adds to each domain's record what its disks of ours did."""
+        every = records(payload)
+        seen = [self._known.at_once(record.uuid) for record in every]
+        missing = [nth for nth, item in enumerate(seen) if item is None]
+        asked = (self._seen(every[nth].domain(payload)) for nth in missing)
+        for nth, item in zip(missing, await asyncio.gather(*asked), strict=True):
+            seen[nth] = item
+        disks = [item or NOTHING for item in seen]
+        if not any(item.ours for item in disks):
+            return payload
+        usages, sizes = await self._numbers(disks)
+        parts = [payload[:4]]
+        for nth, (record, item) in enumerate(zip(every, disks, strict=True)):
+            if nth % TURN == TURN - 1:
+                await asyncio.sleep(0)
+            if not item.ours:
+                parts.append(payload[record.start : record.end])
+                continue
+            blocks = [
+                Block(
+                    lun.dev,
+                    self._prefix + lun.volume.alias,
+                    usages.get(lun.bdev_name) if item.running else None,
+                    sizes.get(lun.bdev_name),
+                )
+                for lun in item.luns
+            ]
+            parts.append(merged(payload, record, item.carrier, blocks))
+        return b"".join(parts)
+
+    async def _seen(self, dom: Domain) -> Seen:
+        """Returns what a domain has of ours, which the client may know: libvirtd listed it.
+
+        One domain that goes in between must not spoil the others' numbers.
+        """
+        try:
+            return await self._known.current(dom)
+        except GatewayError:
+            return NOTHING
+
+    async def _numbers(
+        self, disks: Sequence[Seen]
+    ) -> tuple[Mapping[str, Usage], Mapping[str, Sizes]]:
+        """Asks the target once for all; without one there are names alone, as libvirt does it."""
+        used = [lun.bdev_name for item in disks if item.running for lun in item.luns]
+        names = [lun.bdev_name for item in disks for lun in item.luns]
+        return await asyncio.gather(
+            _if_any(self._target.usage, used), _if_any(self._target.sizes, names)
+        )
+
+
+async def _if_any(
+    ask: Callable[[list[str]], Awaitable[Mapping[str, T]]], names: list[str]
+) -> Mapping[str, T]:
+    """Asks about names; of what cannot be asked nothing is known."""
+    try:
+        return await ask(names) if names else {}
+    except GatewayError:
+        return {}
