@@ -111,6 +111,14 @@ impl Shared {
     }
 }
 
+impl Drop for Shared {
+    /// Unlocks the file at once. Closing it does so only when nobody else has it, and for a moment
+    /// somebody may: a child between fork and exec, or the kernel's io_uring.
+    fn drop(&mut self) {
+        let _ = rustix::fs::flock(&self.fd, rustix::fs::FlockOperation::Unlock);
+    }
+}
+
 /// A disk in a file, or a block device of the host.
 pub struct FileBdev {
     name: String,

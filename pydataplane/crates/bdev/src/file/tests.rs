@@ -76,6 +76,18 @@ fn data_is_in_the_file_and_a_second_device_sees_it() {
 }
 
 #[test]
+fn a_file_is_free_as_soon_as_its_device_is_gone() {
+    for dir in dirs() {
+        let d = disk(&dir, 512, 64);
+        let path = d.path().to_owned();
+        // As a child has it between fork and exec.
+        let _other = d.shared.fd.try_clone().unwrap();
+        drop(d);
+        FileBdev::create(options(&path, 512)).unwrap();
+    }
+}
+
+#[test]
 fn unmap_gives_the_space_back_and_fua_zeroing_is_accepted() {
     for dir in dirs() {
         let d = disk(&dir, 4096, 256);
