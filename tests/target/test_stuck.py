@@ -243,6 +243,7 @@ def test_guests_on_a_disk_that_does_not_answer_keep_no_other_guest_waiting(
     lvstore_on(target, "slow", disks.path())
     target.rpc("bdev_malloc_create", name="m0", num_blocks=2048, block_size=512)
     before, written, allocated = (random.Random(n).randbytes(8192) for n in range(3))
+    large = random.Random(3).randbytes(512 << 10)
     zero = bytes([0x93, 8, *(0).to_bytes(8, "big"), *(2048).to_bytes(4, "big"), 0, 0])
     read: list[bytes] = []
     work: dict[str, Callable[[Initiator], object]] = {
@@ -251,6 +252,7 @@ def test_guests_on_a_disk_that_does_not_answer_keep_no_other_guest_waiting(
         "allocate": lambda guest: guest.write(4096, allocated),
         "flush": lambda guest: guest.cdb(bytes([0x35, *bytes(9)])),
         "unmap": lambda guest: guest.cdb(zero, data_out=bytes(512)),
+        "large": lambda guest: guest.write(0, large),
     }
 
     def guest_on(name: str, bdev: str) -> Initiator:
@@ -273,10 +275,9 @@ def test_guests_on_a_disk_that_does_not_answer_keep_no_other_guest_waiting(
             guests[name] = guest_on(name, f"slow/{name}")
         with disks.without_answers():
             threads = []
-            # FUSE, of which this disk is, keeps a write waiting in the call that hands it to the
-            # kernel while a flush, a hole or zeroing has the file's lock. Other file systems refuse
-            # it there, and a worker waits. So the writes come first.
-            for names in (("read", "write"), ("allocate",), ("flush", "unmap")):
+            # On FUSE, of which this disk is, a flush and a hole have the file's lock, and a write
+            # waits for it in the call that hands it to the kernel. So the writes come last.
+            for names in (("flush", "unmap"), ("allocate",), ("write", "large", "read")):
                 for name in names:
                     threads.append(threading.Thread(target=work[name], args=(guests[name],)))
                     threads[-1].start()
@@ -293,6 +294,7 @@ def test_guests_on_a_disk_that_does_not_answer_keep_no_other_guest_waiting(
         assert guests["write"].read(0, 24) == before[:4096] + written
         assert guests["allocate"].read(4096, 16) == allocated
         assert guests["allocate"].read(0, 16) == before
+        assert guests["large"].read(0, 1024) == large
         assert guests["flush"].read(0, 16) == before
         assert guests["unmap"].read(0, 16) == bytes(8192)
     assert target.stop() == 0

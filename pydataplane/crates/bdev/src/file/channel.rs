@@ -284,7 +284,9 @@ impl FileChannel {
             slot.bounce = Some(self.bounces.take().ok_or(Full)?);
         }
         // Through the page cache any I/O may wait, and a fallocate always does.
-        let waits = !self.shared.direct || !matches!(slot.io.op, Op::Read | Op::Write);
+        let waits = self.shared.submit_waits
+            || !self.shared.direct
+            || !matches!(slot.io.op, Op::Read | Op::Write);
         if waits && self.working.is_full() {
             slot.worker = true;
             return Err(Full);
@@ -293,6 +295,7 @@ impl FileChannel {
             slot.next_part(&self.shared);
         }
         let (entry, weight) = slot.entry(&self.shared, &mut self.bounces, self.zeroes);
+        let (entry, weight) = self.shared.by_worker(entry, weight);
         let waits = waits || self.uring.needs_worker(weight);
         if waits && self.working.is_full() {
             slot.worker = true;
@@ -443,6 +446,14 @@ impl Slot {
                 (opcode::Fallocate::new(fd, self.parts.len()).offset(offset).mode(mode).build(), 0)
             }
         }
+    }
+}
+
+impl Shared {
+    /// `entry` and its weight, given to one of the kernel's workers where the submission would wait.
+    #[inline]
+    fn by_worker(&self, entry: squeue::Entry, weight: u32) -> (squeue::Entry, u32) {
+        if self.submit_waits { (entry.flags(squeue::Flags::ASYNC), 0) } else { (entry, weight) }
     }
 }
 

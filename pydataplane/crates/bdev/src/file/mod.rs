@@ -4,8 +4,8 @@
 //! system has it. Buffers that are not aligned for that are copied through preallocated bounce
 //! buffers. Flush is fdatasync, FUA is RWF_DSYNC, unmap punches a hole, write zeroes is
 //! FALLOC_FL_ZERO_RANGE or, where that is missing, plain writes of a page of zeros. Nothing here
-//! blocks the thread: fallocate and fsync run in the kernel's own workers. Files in memory are the
-//! exception that proves it: there the copy is made within `submit`.
+//! blocks the thread: fallocate and fsync run in the kernel's own workers, and so do reads and writes of
+//! files on FUSE. Files in memory are the exception that proves it: there the copy is made within `submit`.
 //!
 //! | file | noun |
 //! | --- | --- |
@@ -80,6 +80,9 @@ struct Shared {
     mem_align: usize,
     /// The file lives in memory: see `memory`.
     in_memory: bool,
+    /// The call that hands a read or write to the kernel may wait for the disk: one of the kernel's workers
+    /// makes it.
+    submit_waits: bool,
     /// The file system has not yet refused FALLOC_FL_ZERO_RANGE.
     zero_range: AtomicBool,
     /// A fallocate goes to the kernel as it is, however long.

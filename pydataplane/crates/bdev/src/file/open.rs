@@ -23,6 +23,9 @@ use crate::{AlignedBuf, Features, FlushLatch};
 /// Largest physical block that is reported, in bytes: what a page cache works with.
 const PHYSICAL_MAX: u32 = 4096;
 
+/// `f_type` of FUSE (statfs(2)).
+const FUSE: i64 = 0x6573_5546;
+
 /// How long a lock that outlives its process is waited for, and how often it is tried.
 const DEAD_OWNER_WAIT: Duration = Duration::from_secs(10);
 const DEAD_OWNER_POLL: Duration = Duration::from_millis(2);
@@ -88,8 +91,10 @@ pub(super) fn open(
         max_blocks: 0,
     };
     let in_memory = !block_device && is_in_memory(&fd);
+    let submit_waits = !block_device && is_on_fuse(&fd);
     Ok(Shared {
         in_memory,
+        submit_waits,
         fd,
         features,
         block_size,
@@ -105,6 +110,13 @@ pub(super) fn open(
         owners: Owners::new(),
         latch: FlushLatch::default(),
     })
+}
+
+/// Whether the file is on FUSE (or virtiofs). There a read or write that is not to wait waits all the same:
+/// for the file's lock, which a flush, a hole or zeroing has until the server answers, and for room among
+/// the requests that a server has at a time (`max_background`), reads too.
+fn is_on_fuse(fd: impl AsFd) -> bool {
+    rustix::fs::fstatfs(fd).is_ok_and(|s| s.f_type == FUSE)
 }
 
 /// Whole blocks in the file or device.

@@ -186,7 +186,9 @@ impl FileChannel {
     pub(super) fn push_pieces(&mut self) {
         while let Some(&n) = self.large.queue.front() {
             let slot = &mut self.slots[n];
-            if self.large.is_full() {
+            // One of the channel's that waits for a worker ends first, as in `push`.
+            let submit_waits = self.shared.submit_waits;
+            if self.large.is_full() || submit_waits && self.working.is_full() {
                 break;
             }
             let piece = slot.cut.next(&slot.io.sg);
@@ -200,12 +202,12 @@ impl FileChannel {
                 // Whoever looks again must not be asleep until the disk is through.
                 return self.waker.wake();
             }
-            let entry = slot.piece(&self.shared, &piece);
+            let (entry, weight) = self.shared.by_worker(slot.piece(&self.shared, &piece), 0);
             #[cfg(test)]
             self.pushed.push(super::tests::Pushed::of(&entry));
             let token = u32::from(n) | (piece.len as u32 / UNIT) << 16;
             // SAFETY: as in `push`; the list of runs is the caller's.
-            if unsafe { self.uring.push(entry, token, 0) }.is_err() {
+            if unsafe { self.uring.push(entry, token, weight) }.is_err() {
                 self.share.end(None);
                 if self.large.flying == 0 {
                     self.waker.wake();
@@ -213,6 +215,9 @@ impl FileChannel {
                 break;
             }
             self.large.flying += 1;
+            if submit_waits {
+                self.working.add();
+            }
             slot.sent = now;
             slot.cut.pass(&piece, &slot.io.sg);
             if slot.cut.sent == slot.io.sg.len() as u64 {
@@ -231,6 +236,9 @@ impl FileChannel {
         result: i32,
     ) -> Option<Result<(), IoError>> {
         self.large.flying -= 1;
+        if self.shared.submit_waits {
+            self.working.remove(1);
+        }
         let slot = &mut self.slots[n];
         slot.cut.flying -= 1;
         // Of others it is not known when which piece was sent.

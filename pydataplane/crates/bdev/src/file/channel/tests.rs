@@ -8,6 +8,7 @@ use super::super::open::open;
 use super::*;
 use crate::{FlushCause, Stats};
 
+mod fuse;
 mod pieces;
 mod ranges;
 mod shares;
@@ -20,6 +21,8 @@ pub(super) struct Pushed {
     addr: u64,
     /// Bytes, or `struct iovec`s.
     len: u32,
+    /// One of the kernel's workers makes the call.
+    by_worker: bool,
 }
 
 impl Pushed {
@@ -32,11 +35,17 @@ impl Pushed {
             opcode: bytes[0],
             addr: u64::from_ne_bytes(*field(16).first_chunk().expect("64 bytes")),
             len: u32::from_ne_bytes(*field(24).first_chunk().expect("64 bytes")),
+            by_worker: bytes[1] & squeue::Flags::ASYNC.bits() != 0,
         }
     }
 
     fn at(opcode: u8, range: &GuestRange<'_>) -> Pushed {
-        Pushed { opcode, addr: range.as_ptr() as u64, len: range.len() as u32 }
+        Pushed::plain(opcode, range.as_ptr(), range.len())
+    }
+
+    /// One that the kernel may begin in the submission.
+    fn plain<T>(opcode: u8, addr: *const T, len: usize) -> Pushed {
+        Pushed { opcode, addr: addr as u64, len: len as u32, by_worker: false }
     }
 }
 
@@ -53,12 +62,18 @@ struct Rig {
 
 /// A channel on a file where direct I/O wants memory that is aligned to 512 bytes, and a guest.
 fn rig() -> Rig {
+    rig_on(|_| ())
+}
+
+/// As [`rig`], on a file that is `made` otherwise.
+fn rig_on(made: impl FnOnce(&mut Shared)) -> Rig {
     let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
     file.as_file().set_len(4 << 20).unwrap();
     let mut shared = open(file.path(), Some(BLOCK as u32), false).unwrap();
     // Whatever the file system of this machine wants.
     shared.mem_align = BLOCK;
     shared.in_memory = false;
+    made(&mut shared);
     let io = IoContext::new().unwrap();
     let channel = FileChannel::new(Arc::new(shared), Stats::new().channel(), &io).unwrap();
     let memory = GuestMemory::memfd(&[(GUEST, 4 << 20)]).unwrap();
@@ -335,7 +350,7 @@ fn scattered_pages_go_to_the_kernel_as_the_list_that_the_caller_made() {
     let data: Vec<_> = parts.iter().zip(1..).map(|(part, seed)| fill(part, seed)).collect();
     for (op, code) in [(Op::Write, opcode::Writev::CODE), (Op::Read, opcode::Readv::CODE)] {
         let (pushed, runs) = rig.run(op, &parts);
-        let list = Pushed { opcode: code, addr: runs.as_ptr() as u64, len: 3 };
+        let list = Pushed::plain(code, runs.as_ptr(), 3);
         assert_eq!(pushed, [list], "{op:?}");
         for (run, part) in runs.iter().zip(&parts) {
             assert_eq!((run.base(), run.len()), (part.as_ptr(), part.len()));

@@ -14,17 +14,13 @@ fn a_large_transfer_goes_in_pieces_of_which_the_next_turn_gets_the_next() {
     let parts: Vec<_> = cuts.windows(2).map(|c| rig.range(LONG + c[0], c[1] - c[0])).collect();
     let data = fill(&out, 1);
     let (pushed, runs) = rig.run(Op::Write, &[out]);
-    let at = |n: usize, len: usize| Pushed {
-        opcode: opcode::Write::CODE,
-        addr: runs[0].base() as u64 + (n * large::PIECE) as u64,
-        len: len as u32,
+    let at = |n: usize, len: usize| {
+        Pushed::plain(opcode::Write::CODE, runs[0].base().wrapping_add(n * large::PIECE), len)
     };
     assert_eq!(pushed, [at(0, large::PIECE), at(1, large::PIECE), at(2, large::PIECE / 2)]);
     let (pushed, runs) = rig.run(Op::Read, &parts);
-    let single = |run: usize, within: usize, len: usize| Pushed {
-        opcode: opcode::Read::CODE,
-        addr: runs[run].base() as u64 + within as u64,
-        len: len as u32,
+    let single = |run: usize, within: usize, len: usize| {
+        Pushed::plain(opcode::Read::CODE, runs[run].base().wrapping_add(within), len)
     };
     let last = LONG - cuts[2];
     assert_eq!(
@@ -47,10 +43,7 @@ fn runs_that_fit_in_a_piece_go_to_the_kernel_as_one_list() {
     let data: Vec<_> = parts.iter().zip(1..).map(|(part, seed)| fill(part, seed)).collect();
     for (op, opcode) in [(Op::Write, opcode::Writev::CODE), (Op::Read, opcode::Readv::CODE)] {
         let (pushed, runs) = rig.run(op, &parts);
-        let list = |first: usize, len: u32| {
-            let addr = (&raw const runs[first]) as u64;
-            Pushed { opcode, addr, len }
-        };
+        let list = |first: usize, len: usize| Pushed::plain(opcode, &raw const runs[first], len);
         assert_eq!(pushed, [list(0, 4), list(4, 4), list(8, 2)], "{op:?}");
         if op == Op::Write {
             parts.iter().for_each(|part| part.fill(0));
@@ -271,8 +264,7 @@ fn a_piece_that_fails_has_the_whole_begin_again_and_the_rest_waits_for_nobody() 
     assert_eq!(rig.channel.piece_ended(0, token, -libc::EIO), None);
     assert!(rig.channel.large.queue.is_empty());
     assert_eq!(polled(&mut rig.channel, &rig.io), (1, Ok(())));
-    let whole =
-        Pushed { opcode: opcode::Read::CODE, addr: runs[0].base() as u64, len: LONG as u32 };
+    let whole = Pushed::plain(opcode::Read::CODE, runs[0].base(), LONG);
     assert_eq!(rig.channel.pushed[1..], [whole]);
     // What is truncated is told by the whole.
     let file = rig._file.as_file();
