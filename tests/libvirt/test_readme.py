@@ -1,4 +1,4 @@
-"""README's commands, run as they are written, and those of examples/libvirt after them.
+"""README's commands, run as they are written, and those of other texts after them.
 
 They use the installed places (/run/virtlun, /var/lib/virtlun ...), which are folders of the test's
 own in the mount namespace of its libvirtd. What differs from what a person does: virtlun.toml names
@@ -26,6 +26,8 @@ from tests.support.libvirtd import Libvirtd
 
 ROOT = Path(__file__).parents[2]
 LIBVIRT = ROOT / "examples/libvirt"
+SYSTEMD = ROOT / "examples/systemd/README.md"
+TUTORIAL = ROOT / "docs/pages/tutorial.md"
 PLACES = ("/run/virtlun", "/var/lib/virtlun", "/var/log/virtlun", "/etc/virtlun")
 CONFIG = """\
 [gateway]
@@ -35,6 +37,8 @@ libvirtd_conf = "{conf}"
 """
 LISTENS = "until [ -S /run/virtlun/libvirt-sock ]; do sleep 0.1; done"
 GATEWAY = "qemu+unix:///system?socket=/run/virtlun/libvirt-sock"
+PREPARED = f"export PATH=\"$PWD/.venv/bin:$PATH\" LIBVIRT_DEFAULT_URI='{GATEWAY}'\n"
+"""What a person's shell has by then."""
 DEADLINE_S = 240
 
 
@@ -154,6 +158,36 @@ def test_the_commands_of_examples_libvirt_work_on_the_same_vm(
     assert re.search(r"vm +running", said), said
     for one in ("Disk attached", "Block device 'sdc' is resized", "Disk detached"):
         assert one in said, said
+
+
+@pytest.mark.root
+@pytest.mark.vm
+def test_the_tutorials_commands_work_on_the_same_vm(session: str, checkout: Checkout) -> None:
+    """In the demo's shell they mean its VM; the last shows what is done until it is stopped."""
+    (script,) = [block for block in blocks(TUTORIAL) if "virtlun top" in block]
+    assert script.count(" demo ") + script.count(" demo\n") == 5
+    script = re.sub(r"\bdemo\b", "vm", script).replace("virtlun top", "virtlun top --count 1")
+    said = checkout.run(PREPARED + script)
+    assert re.search(r"^ sdx +/dev/virtlun/lvs0/mine$", said, re.MULTILINE), said
+    for one in ("Disk attached", "Block device 'sdx' is resized", "sdx rd_req ", "Disk detached"):
+        assert one in said, said
+    assert re.search(r"^lvs0/mine ", said, re.MULTILINE), said
+    assert "128 MiB" in checkout.run(f"{PREPARED}virtlun volume list lvs0 | grep mine")
+
+
+@pytest.mark.root
+@pytest.mark.vm
+def test_the_first_volume_of_the_services_is_made_and_attached(
+    session: str, checkout: Checkout
+) -> None:
+    """README's session has made the same lvstore: the same again changes nothing."""
+    (script,) = [block for block in blocks(SYSTEMD) if "attach-disk VM" in block]
+    for written, here in (("lvs0/data", "lvs0/first"), (" VM ", " vm "), (" sdb ", " sdf ")):
+        assert written in script
+        script = script.replace(written, here)
+    said = checkout.run(PREPARED + script)
+    assert "lvs0/first  10 GiB" in said and "Disk attached successfully" in said, said
+    checkout.run(f"{PREPARED}virsh detach-disk vm sdf --live --config")
 
 
 @pytest.mark.root

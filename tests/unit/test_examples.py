@@ -296,6 +296,41 @@ def test_the_socket_unit_listens_where_the_gateway_looks() -> None:
     ]
 
 
+@pytest.mark.root
+def test_the_steps_to_libvirtds_place_put_the_files_where_systemd_reads_them(
+    tmp_path: Path,
+) -> None:
+    """As they are written, with /etc of the test's own; then systemd says what it would do."""
+    readme = (EXAMPLES / "libvirt/README.md").read_text()
+    (copy,) = re.findall(r"^ +(cp -r transparent/.+)$", readme, re.MULTILINE)
+    (install,) = re.findall(r"`(install -m 644 transparent/.+?)`", readme)
+    own = tmp_path / "etc"
+    (own / "systemd/system").mkdir(parents=True)
+    (own / "virtlun").mkdir()
+    script = f"""\
+        mount --bind {own} /etc
+        {copy}
+        {install}
+        systemd-analyze cat-config systemd/system/libvirtd.socket
+        systemd-analyze cat-config systemd/system/libvirtd-ro.socket
+        systemd-analyze verify --man=no libvirtd.socket libvirtd-ro.socket 2>&1"""
+    done = subprocess.run(
+        ["unshare", "--mount", "--propagation", "private", "bash", "-euc", script],
+        cwd=EXAMPLES / "libvirt",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("libvirtd.socket", "libvirtd-ro.socket"):
+        part = f"{name}.d/virtlun.conf"
+        text = (EXAMPLES / "libvirt/transparent" / part).read_text()
+        assert f"# /etc/systemd/system/{part}\n{text}" in done.stdout
+    assert (own / "virtlun/virtlun.toml").read_text() == (
+        EXAMPLES / "libvirt/transparent/virtlun.toml"
+    ).read_text()
+
+
 def test_the_hook_is_found_and_runs_as_the_installation_does_it(tmp_path: Path) -> None:
     command = re.search(
         rf"^{INSTALLED}/(virtlun-hook) (--install) /etc/libvirt/hooks/(qemu.d/virtlun)$",
