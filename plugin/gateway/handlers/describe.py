@@ -20,9 +20,13 @@ async def to_native(call: Call) -> None:
     services = call.services
     given = services.config.controllers_for_all
     try:
-        made = translate.define(rest.xml, services.settings, new_uuid=uuid4(), controller=given)
-        rest = replace(rest, xml=made.xml)
+        made = await services.parse(
+            lambda: translate.define(
+                rest.xml, services.settings, new_uuid=uuid4(), controller=given
+            )
+        )
     except TranslateError:
         await call.pass_on()
         return
-    await call.respond(await call.forward(bytes(Writer().string(form)) + rest.pack()))
+    payload = replace(rest, xml=made.xml).pack()
+    await call.respond(await call.forward(bytes(Writer().string(form)) + payload))

@@ -56,7 +56,7 @@ async def _with_xml(call: Call) -> None:
         xml = await _without_target(call, dom)
     else:
         xml = await _translated(call, xml, await _current(call, dom, XML_SECURE))
-        xml = translate.without_target(xml) or xml
+        xml = await _standing_in(call, xml) or xml
     if xml is None:
         await call.pass_on()
         return
@@ -97,7 +97,7 @@ async def _with_params(call: Call, dom: Domain, reader: Reader, before: bytes) -
             current = await _current(call, dom, sides[item.field])
             xml = await _translated(call, str(item.value), current)
             if item.field == DEST_XML:
-                xml = translate.without_target(xml) or xml
+                xml = await _standing_in(call, xml) or xml
             item = replace(item, value=xml)  # noqa: PLW2901
         item.write(writer)
     rest = call.payload[reader.offset :]
@@ -139,7 +139,7 @@ async def prepare_params(call: Call) -> None:
 
 async def _prepare(call: Call, xml: str, payload: Callable[[str], bytes]) -> None:
     """Makes the destination ready for the domain in `xml` and passes on the call with it."""
-    if not translate.has_controller(xml):
+    if not await call.services.parse(lambda: translate.has_controller(xml)):
         await call.pass_on()  # without a controller on the source there is none here
         return
     definition = await call.services.define(xml, new_uuid=_NO_UUID, controller=True)
@@ -167,7 +167,7 @@ async def _prepare_without_disks(
     plan, uuid = found
     async with services.domain_lock(uuid):
         made = await empty.make(services, plan)
-        xml = definition.xml if made else translate.without_target(definition.xml)
+        xml = definition.xml if made else await _standing_in(call, definition.xml)
         starting = call.forward(payload(xml or definition.xml))
         return await begun(services, plan if made else None, uuid, starting)
 
@@ -178,7 +178,12 @@ async def _without_target(call: Call, dom: Domain) -> str | None:
     None if it has none or disks of ours, or if the client may not read it.
     """
     current = await _current(call, dom, XML_SECURE | XML_MIGRATABLE)
-    return translate.without_target(current) if current is not None else None
+    return await _standing_in(call, current) if current is not None else None
+
+
+async def _standing_in(call: Call, xml: str) -> str | None:
+    """Returns a domain with what stands in for its controller; None as `without_target`."""
+    return await call.services.parse(lambda: translate.without_target(xml))
 
 
 async def _current(call: Call, dom: Domain, flags: int) -> str | None:
@@ -190,7 +195,8 @@ async def _current(call: Call, dom: Domain, flags: int) -> str | None:
 
 
 async def _translated(call: Call, xml: str, current: str | None) -> str:
-    if current is None or not translate.has_controller(current):
+    services = call.services
+    if current is None or not await services.parse(lambda: translate.has_controller(current)):
         return xml  # without a controller on the source there is none on the destination
-    made = await call.services.define(xml, new_uuid=_NO_UUID, current_xml=current, controller=True)
+    made = await services.define(xml, new_uuid=_NO_UUID, current_xml=current, controller=True)
     return made.xml

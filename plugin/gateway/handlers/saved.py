@@ -7,6 +7,7 @@ LUNs before libvirtd is asked, as one that is started.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from uuid import UUID
 
 from plugin.gateway import empty, polkit
@@ -82,8 +83,11 @@ async def restore(call: Call) -> None:
         saving = replace(saving, xml=await _translated(call, saving.xml, image))
         payload = bytes(saving.write(Writer()))
     xml = saving.xml or image
-    plan = translate.plan(xml) if xml is not None else None
-    if xml is not None and (plan is None or not plan.luns) and translate.has_controller(xml):
+    plan, carries = None, False
+    if xml is not None:
+        plan = await call.services.parse(partial(translate.plan, xml))
+        carries = await call.services.parse(partial(translate.has_controller, xml))
+    if xml is not None and (plan is None or not plan.luns) and carries:
         await call.respond(await _restore_without_disks(call, saving, xml))
         return
     found = await startable(call, plan, xml, (polkit.START,))
@@ -99,7 +103,7 @@ async def restore(call: Call) -> None:
 async def _restore_without_disks(call: Call, saving: _Saving, xml: str) -> Reply:
     """Restores a guest that was saved with a controller and no disk of ours, from `xml`."""
     services = call.services
-    name, uuid = identity_of(xml)
+    name, uuid = await services.parse(lambda: identity_of(xml))
     rights = (polkit.START,)
     if uuid is None or not await call.caller.may(rights, name or "", str(UUID(bytes=uuid))):
         return await call.forward()
@@ -164,9 +168,10 @@ async def _xml_of(call: Call, file: str) -> str | None:
 
 
 async def _translated(call: Call, xml: str, current: str | None) -> str:
-    if current is not None and not translate.has_controller(current):
+    services = call.services
+    if current is not None and not await services.parse(lambda: translate.has_controller(current)):
         return xml  # the guest was saved without a controller, so it is restored without one
-    made = await call.services.define(
+    made = await services.define(
         xml, new_uuid=_NO_UUID, current_xml=current, controller=current is not None
     )
     return made.xml

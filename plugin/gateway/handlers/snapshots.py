@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from plugin.gateway.call import Call
 from plugin.gateway.errors import GatewayError, Refused
@@ -27,7 +28,9 @@ DISK_ONLY = 16
 async def create(call: Call) -> None:
     """SNAPSHOT_CREATE_XML: {dom, xml, flags}."""
     args = DomainCall.read(call.payload, text=True, flags=True)
-    internal = not args.flags & (REDEFINE | DISK_ONLY) and listing.is_internal(args.text)
+    internal = not args.flags & (REDEFINE | DISK_ONLY) and await call.services.parse(
+        lambda: listing.is_internal(args.text)
+    )
     await _create(call, args, internal=internal)
 
 
@@ -45,13 +48,14 @@ async def _create(call: Call, args: DomainCall, *, internal: bool) -> None:
     if internal:
         raise Refused(Refusal.UNSUPPORTED, _why_not_inside(args.dom, current))
     change = listing.define_inside if again else listing.leave_out
-    services, known = call.services, Definition(current, plan(current))
+    services = call.services
+    known = Definition(current, await services.parse(lambda: plan(current)))
 
     async def translated(_: Settings) -> Definition:
         return known
 
     settings = await services.target.settings(services.settings, translated)
-    text = change(args.text, current, settings)
+    text = await services.parse(lambda: change(args.text, current, settings))
     payload = DomainCall(args.dom, text, args.flags).pack(text=True, flags=True)
     await call.respond(await call.forward(payload))
 
@@ -83,12 +87,12 @@ async def begin_backup(call: Call) -> None:
     if xml is None:
         await call.pass_on()
         return
-    settings = call.services.settings
-    writer = dom.write(Writer()).string(
-        listing.leave_out(backup, xml, settings, str(int(time.time())))
-    )
+    services = call.services
+    without = partial(listing.leave_out, domain_xml=xml, settings=services.settings)
+    backup = await services.parse(partial(without, backup, suffix=str(int(time.time()))))
     if checkpoint is not None:
-        checkpoint = listing.leave_out(checkpoint, xml, settings)
+        checkpoint = await services.parse(partial(without, checkpoint))
+    writer = dom.write(Writer()).string(backup)
     writer.optional(checkpoint, writer.string).u32(flags)
     await call.respond(await call.forward(bytes(writer)))
 
@@ -114,8 +118,10 @@ async def _show(call: Call, dom: Domain) -> None:
     if current is None and PREFIX.encode() not in reply.payload:
         await call.respond(reply)
         return
-    settings = call.services.settings
-    shown = listing.present_listing(read_string(reply.payload), settings, domain_xml=current)
+    settings, text = call.services.settings, read_string(reply.payload)
+    shown = await call.services.parse(
+        lambda: listing.present_listing(text, settings, domain_xml=current)
+    )
     await call.respond(reply, pack_string(shown))
 
 

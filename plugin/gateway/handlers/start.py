@@ -73,7 +73,7 @@ async def _start(call: Call, args: DomainCall) -> Reply:
         xml, saved = await _xml_to_start(admin, dom, force=bool(args.flags & FORCE_BOOT))
     except GatewayError:
         return await call.forward()  # libvirtd says why
-    plan = translate.plan(xml)
+    plan = await call.services.parse(lambda: translate.plan(xml))
     if plan is None or not plan.luns:
         if saved:
             return await _restore(call, admin, dom)
@@ -164,7 +164,7 @@ async def startable(
     """
     if plan is None or xml is None:
         return None
-    name, uuid = identity_of(xml)
+    name, uuid = await call.services.parse(lambda: identity_of(xml))
     if uuid is None or not await call.caller.may(rights, name or "", str(UUID(bytes=uuid))):
         return None
     return plan, uuid

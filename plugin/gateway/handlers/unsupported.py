@@ -88,7 +88,7 @@ async def copy(call: Call) -> None:
     reader = Reader(call.payload)
     Domain.read(reader)
     reader.string()
-    _check_destination(call, reader.string())
+    await _check_destination(call, reader.string())
     await block_job(call)
 
 
@@ -99,20 +99,21 @@ async def rebase(call: Call) -> None:
     disk, base = reader.string(), reader.optional(reader.string)
     reader.u64()
     if reader.u32() & REBASE_COPY and base is not None:
-        _check_destination(call, f"<disk type='file'><source file='{escape(base)}'/></disk>")
+        await _check_destination(call, f"<disk type='file'><source file='{escape(base)}'/></disk>")
         lun = await find(call, Domain.read(Reader(call.payload)), disk)
         if lun is not None:
             raise _refused(lun, _WITHOUT_JOB[Proc.BLOCK_COPY])
     await block_job(call)
 
 
-def _check_destination(call: Call, disk_xml: str) -> None:
+async def _check_destination(call: Call, disk_xml: str) -> None:
     """Refuses a copy to a volume of ours.
 
     Raises:
         Refused: CANNOT_CHANGE.
     """
-    volume = translate.volume_of(disk_xml, call.services.settings)
+    services = call.services
+    volume = await services.parse(lambda: translate.volume_of(disk_xml, services.settings))
     if volume is not None:
         raise Refused(
             Refusal.CANNOT_CHANGE,

@@ -126,19 +126,22 @@ def parse(node: Node) -> Metadata:
 
 
 def salvage(node: Node) -> Metadata:
-    """Reads our element as far as it can be read, for dumpxml, which must not fail."""
-    entries: list[Entry] = []
+    """Reads our element as far as it can be read, for dumpxml, which must not fail.
+
+    Of disks with the same number the first counts, so that there are no more than can be.
+    """
+    entries: dict[int, Entry] = {}
     for child in node.every("disk", NAMESPACE):
         try:
             entry = _entry(child)
         except TranslateError:
             continue
-        if parse_device(entry.text) is not None:
-            entries.append(entry)
+        if entry.lun.target not in entries and parse_device(entry.text) is not None:
+            entries[entry.lun.target] = entry
     return Metadata(
         node.attrs.get("controller", ""),
         tuple(node.attrs.get("added", "").split()),
-        tuple(entries),
+        tuple(entries.values()),
     )
 
 

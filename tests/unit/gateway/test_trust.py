@@ -6,6 +6,9 @@ import asyncio
 import os
 import re
 import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,7 @@ from plugin.gateway.peer import Peer
 from plugin.gateway.procs import Proc
 from plugin.gateway.wire import MessageType, message
 from plugin.gateway.xdr import Reader, Writer
+from pydataplane.domain.xml.document import Document
 from tests.unit.gateway.world import (
     NOBODY,
     UUID_1,
@@ -156,6 +160,88 @@ def test_what_libvirtd_would_read_less_of_does_not_reach_it(tmp_path: Path) -> N
             assert proc not in world.libvirtd.calls()
 
     play(tmp_path, body)
+
+
+MARK = "<!-- a client's -->"
+
+
+def two_texts(xml: str) -> bytes:
+    return bytes(Writer().string(xml).u32(1).string(xml).u32(0))
+
+
+@pytest.mark.parametrize(
+    ("proc", "payload"),
+    [
+        (Proc.DEFINE_XML, lambda dom, xml, more: pack_string(xml)),
+        (Proc.CREATE_XML, lambda dom, xml, more: bytes(Writer().string(xml).u32(0))),
+        (
+            Proc.XML_TO_NATIVE,
+            lambda dom, xml, more: bytes(Writer().string("qemu-argv").string(xml).u32(0)),
+        ),
+        (
+            Proc.SNAPSHOT_CREATE_XML,
+            lambda dom, xml, more: DomainCall(dom, more, 0).pack(text=True, flags=True),
+        ),
+        (
+            Proc.CHECKPOINT_CREATE_XML,
+            lambda dom, xml, more: DomainCall(dom, more, 0).pack(text=True, flags=True),
+        ),
+        (
+            Proc.BACKUP_BEGIN,
+            lambda dom, xml, more: bytes(
+                dom.write(Writer()).string(more).u32(1).string(more).u32(0)
+            ),
+        ),
+        (
+            Proc.BLOCK_COPY,
+            lambda dom, xml, more: bytes(dom.write(Writer()).string("sdb").string(disk() + more)),
+        ),
+        (Proc.RESTORE_FLAGS, lambda dom, xml, more: two_texts(xml)),
+        (Proc.SAVE_FLAGS, lambda dom, xml, more: bytes(dom.write(Writer())) + two_texts(xml)),
+        (
+            Proc.MIGRATE_PREPARE3,
+            lambda dom, xml, more: bytes(Writer().u32(0).u32(0).u64(0).u32(0).u64(0).string(xml)),
+        ),
+        (
+            Proc.MIGRATE_BEGIN3,
+            lambda dom, xml, more: bytes(dom.write(Writer()).u32(1).string(xml).u32(0)),
+        ),
+        (
+            Proc.ATTACH_DEVICE_FLAGS,
+            lambda dom, xml, more: DomainCall(dom, more + disk("lvs0/data", "sdc"), LIVE).pack(
+                text=True, flags=True
+            ),
+        ),
+    ],
+)
+def test_what_a_client_wrote_is_read_in_a_thread(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    proc: Proc,
+    payload: Callable[[Domain, str, str], bytes],
+) -> None:
+    """XML may be made to take seconds: they must not be everybody's."""
+    read: list[str] = []
+    begin = Document.__init__
+
+    def watched(self: Document, text: str) -> None:
+        if MARK in text:
+            read.append(threading.current_thread().name)
+        begin(self, text)
+
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk())
+        assert dom.live is not None
+        client = await world.client()
+        made = dom.live.replace("<devices>", f"{MARK}<devices>", 1)
+        monkeypatch.setattr(Document, "__init__", watched)
+        with suppress(ReplyError):
+            await client.call(proc, payload(dom.ref, made, MARK))
+
+    play(tmp_path, body)
+    assert all(name.startswith("xml") for name in read), read
+    if proc is not Proc.BLOCK_COPY:
+        assert read
 
 
 def test_events_of_our_own_metadata_are_kept_from_clients(tmp_path: Path) -> None:

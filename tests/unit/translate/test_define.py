@@ -545,6 +545,8 @@ def test_damaged_metadata_spoils_no_dumpxml_but_is_no_plan() -> None:
         assert "sda" in devs(present(broken, live=False, settings=SETTINGS))
         with pytest.raises(TranslateError, match=r"metadata is damaged .*; define the"):
             plan(broken)
+    many = re.sub(r"<virtlun:disk .*?</virtlun:disk>", lambda found: found[0] * 1000, there)
+    assert devs(present(many, live=False, settings=SETTINGS)) == ["sda", "sdb"]
     evil = there.replace("<![CDATA[<disk ", "<![CDATA[</devices><disk ", 1)
     assert devs(present(evil, live=False, settings=SETTINGS)) == ["sdb"]
 
