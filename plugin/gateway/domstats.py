@@ -1,5 +1,7 @@
 """Replies with domains' statistics: our disks among block.N.*, the carrier left out.
 
+Of a domain paused because of I/O errors of ours (plugin.gateway.ioerrors) that is the reason.
+
 Calls pass as they are. A reply that says nothing of our domains passes, too, in the event loop's
 callback; for the others the target is asked what libvirtd cannot know.
 """
@@ -7,14 +9,14 @@ callback; for the others the target is asked what libvirtd cannot know.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from plugin.gateway.errors import GatewayError
 from plugin.gateway.known import NOTHING, Known, Seen
 from plugin.gateway.locks import Locks
 from plugin.gateway.messages import Domain
-from plugin.gateway.statistics import COUNT, Block, merged, records, uuids
+from plugin.gateway.statistics import COUNT, REASON, Block, merged, records, uuids, with_reasons
 from plugin.gateway.target import Usage
 from plugin.gateway.targets import Targets
 from plugin.gateway.xdr import XdrError
@@ -33,18 +35,31 @@ a change that is under way waits for one of them at a time."""
 class DomainStats:
     """The results of CONNECT_GET_ALL_DOMAIN_STATS, as clients are to see them."""
 
-    def __init__(self, known: Known, target: Targets, locks: Locks, path_prefix: str) -> None:
-        """`path_prefix` is what clients' paths of volumes begin with."""
+    def __init__(
+        self,
+        known: Known,
+        target: Targets,
+        locks: Locks,
+        path_prefix: str,
+        paused: Collection[bytes],
+    ) -> None:
+        """`path_prefix` is what clients' paths of volumes begin with.
+
+        `paused` are the domains (UUIDs) that are paused because of I/O errors, at any time.
+        """
         self._known = known
         self._target = target
         self._locks = locks
         self._prefix = path_prefix
+        self._paused = paused
 
     def known(self, payload: bytes) -> bytes | None:
         """Returns what to answer with, at once; None: ask `translated`.
 
         That is `payload` itself, where it has no domain of ours.
         """
+        if self._paused and REASON in payload:
+            return None
         if COUNT not in payload:  # block statistics were not asked for
             return payload
         if len(payload) > LONG_BYTES:
@@ -61,6 +76,8 @@ class DomainStats:
         Raises:
             XdrError: libvirtd's reply is no such result.
         """
+        if self._paused and REASON in payload:
+            payload = with_reasons(payload, self._paused)
         if COUNT not in payload:
             return payload
         if len(payload) <= LONG_BYTES:

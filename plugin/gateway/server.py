@@ -51,6 +51,7 @@ class Gateway:
         target = Targets(config)
         self._parsers = ThreadPoolExecutor(PARSERS, "xml")
         known = Known(self.admin.get, self.asking.get, self._parsers)
+        paused: dict[bytes, dict[str, str]] = {}
         self.services = Services(
             config=config.gateway,
             hook=config.hook,
@@ -58,13 +59,14 @@ class Gateway:
             parsers=self._parsers,
             shown=Shown(settings, self._parsers),
             known=known,
-            domain_stats=DomainStats(known, target, locks, settings.path_prefix),
+            domain_stats=DomainStats(known, target, locks, settings.path_prefix, paused),
             target=target,
             locks=locks,
             journal=Journal(config.gateway.state_dir),
             admin=self.admin.get,
             announce=self.announce,
             hold_back=self.hold_back,
+            paused=paused,
         )
         self.loop = ReconcileLoop(self.services)
         self.io_errors = IoErrors(self.services)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 from uuid import UUID
 
@@ -50,7 +50,7 @@ class Services:
     """Sends an event to every client that registered for it; never waits."""
     hold_back: Callable[[bytes, bool], None]
     """Has no client told that a domain (its UUID) is defined anew, or (False) that undone."""
-    paused: dict[bytes, dict[str, str]] = field(default_factory=dict)
+    paused: dict[bytes, dict[str, str]]
     """Domains that are paused because of I/O errors, by UUID: target dev to the target's word for
     the error; see plugin.gateway.ioerrors."""
 

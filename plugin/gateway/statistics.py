@@ -8,7 +8,7 @@ together from the bytes that stay and the parameters that come.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -25,12 +25,17 @@ from plugin.gateway.messages import (
     Domain,
 )
 from plugin.gateway.target import Usage
+from plugin.gateway.upstream import PAUSED, PAUSED_BY_IO_ERROR, PAUSED_BY_USER
 from plugin.gateway.xdr import Reader, Writer, XdrError
 from pydataplane.volumes import Sizes
 
 COUNT = b"block.count"
+REASON = b"state.reason"
+_STATE = b"state.state"
 _BLOCK = b"block."
 _U32 = struct.Struct(">I").unpack_from
+_I32 = struct.Struct(">i").unpack_from
+_INT = INT.to_bytes(4, "big")
 _SIZES = {INT: 4, UINT: 4, LLONG: 8, ULLONG: 8, DOUBLE: 8, BOOLEAN: 4}
 """Bytes of a parameter's value by its kind, strings left out."""
 
@@ -103,6 +108,32 @@ def uuids(payload: bytes) -> list[bytes]:
     if payload[:4] != b"\0\0\0\1":
         return [record.uuid for record in records(payload)]
     return [Domain.read(Reader(payload, 4)).uuid]
+
+
+def with_reasons(payload: bytes, paused: Container[bytes]) -> bytes:
+    """Returns the result with I/O errors as the reason of domains (UUIDs) paused because of them.
+
+    Raises:
+        XdrError: it is no such result.
+    """
+    changed = bytearray(payload)
+    for record in records(payload):
+        if record.uuid not in paused:
+            continue
+        numbers: dict[bytes, int] = {}  # where the value of each is
+        at = record.params + 4
+        while at < record.end:
+            (length,) = _U32(payload, at)
+            value_at = _after_string(payload, at)
+            if payload[value_at : value_at + 4] == _INT:
+                numbers[payload[at + 4 : at + 4 + length]] = value_at + 4
+            at = _after_value(payload, value_at)
+        state, reason = numbers.get(_STATE), numbers.get(REASON)
+        if state is not None and reason is not None:
+            told = (*_I32(payload, state), *_I32(payload, reason))
+            if told == (PAUSED, PAUSED_BY_USER):
+                changed[reason : reason + 4] = bytes(Writer().i32(PAUSED_BY_IO_ERROR))
+    return bytes(changed)
 
 
 def _after_string(payload: bytes, at: int) -> int:

@@ -6,12 +6,8 @@ from plugin.gateway.call import Call
 from plugin.gateway.handlers.block import seen
 from plugin.gateway.messages import Domain
 from plugin.gateway.services import NO_SPACE
-from plugin.gateway.upstream import PAUSED
+from plugin.gateway.upstream import PAUSED, PAUSED_BY_IO_ERROR, PAUSED_BY_USER
 from plugin.gateway.xdr import Reader, Writer
-
-_BY_USER = 1
-_BY_IO_ERROR = 5
-"""virDomainPausedReason."""
 
 _ERROR_UNSPEC = 1
 _ERROR_NO_SPACE = 2
@@ -27,8 +23,8 @@ async def state(call: Call) -> None:
     reply = await call.forward()
     if reply.ok and dom.uuid in call.services.paused:
         reader = Reader(reply.payload)
-        if (reader.i32(), reader.i32()) == (PAUSED, _BY_USER):
-            await call.respond(reply, bytes(Writer().i32(PAUSED).i32(_BY_IO_ERROR)))
+        if (reader.i32(), reader.i32()) == (PAUSED, PAUSED_BY_USER):
+            await call.respond(reply, bytes(Writer().i32(PAUSED).i32(PAUSED_BY_IO_ERROR)))
             return
     await call.respond(reply)
 

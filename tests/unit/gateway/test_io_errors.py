@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
 from plugin.gateway.errors import Code, Refused
 from plugin.gateway.events import IO_ERROR, IO_ERROR_REASON
-from plugin.gateway.messages import Domain, DomainCall
+from plugin.gateway.messages import INT, ULLONG, Domain, DomainCall, TypedParam, TypedValue
 from plugin.gateway.procs import Proc
 from plugin.gateway.xdr import Reader, Writer
+from tests.unit.gateway.decoded import StatsRecord
 from tests.unit.gateway.fake_libvirtd import Hang
 from tests.unit.gateway.world import UUID_1, UUID_2, TestClient, World, disk, play, until
 
@@ -56,6 +58,22 @@ class Machine:
         reader = Reader(await client.call(Proc.GET_DISK_ERRORS, args))
         return reader.array(lambda: (reader.string(), reader.i32()), 16), reader.i32()
 
+    async def counted(self, client: TestClient) -> list[TypedValue]:
+        """The numbers in GET_ALL_DOMAIN_STATS of it and of another domain."""
+        one, other = (
+            [TypedParam("state.state", INT, state), TypedParam("state.reason", INT, reason)]
+            for state, reason in (self.state, (PAUSED, BY_USER))
+        )
+        given = [
+            StatsRecord(self.dom, [*one, TypedParam("cpu.time", ULLONG, 7)]),
+            StatsRecord(Domain("two", UUID(UUID_2).bytes, 2), other),
+        ]
+        self.world.libvirtd.answers[Proc.GET_ALL_DOMAIN_STATS] = lambda _: StatsRecord.pack_all(
+            given
+        )
+        told = StatsRecord.read_all(await client.call(Proc.GET_ALL_DOMAIN_STATS, bytes(12)))
+        return [param.value for record in told for param in record.params]
+
     async def lifecycle(self, event: int, detail: int) -> None:
         """libvirtd tells of the domain."""
         body = self.dom.write(Writer().i32(7)).i32(event).i32(detail)
@@ -86,6 +104,7 @@ def test_a_domain_that_cannot_go_on_is_paused_once_and_clients_see_why(tmp_path:
         assert await machine.seen(client) == (PAUSED, BY_IO_ERROR)
         assert await machine.errors(client, 8) == ([("sdb", 2)], 1)
         assert await machine.errors(client, 0) == ([], 2)
+        assert await machine.counted(client) == [PAUSED, BY_IO_ERROR, 7, PAUSED, BY_USER]
         await machine.lifecycle(SUSPENDED, 0)
         _, payload = await client.event()
         assert payload[-8:] == bytes(Writer().i32(SUSPENDED).i32(2))
@@ -96,6 +115,7 @@ def test_a_domain_that_cannot_go_on_is_paused_once_and_clients_see_why(tmp_path:
         await until(lambda: not world.gateway.services.paused)
         machine.state = (PAUSED, BY_USER)
         assert await machine.seen(client) == (PAUSED, BY_USER), "this time it was a client"
+        assert await machine.counted(client) == [PAUSED, BY_USER, 7, PAUSED, BY_USER]
         # The same failure is dealt with, another one is not.
         machine.state = (RUNNING, 1)
         await machine.look()
