@@ -12,7 +12,7 @@ from pydataplane.domain.translate import CARRIER_ALIAS
 from pydataplane.domain.xml import carrier as carriers
 from pydataplane.domain.xml import view as views
 from pydataplane.domain.xml.disk import parse_device
-from pydataplane.domain.xml.document import NotXmlError, root_of
+from pydataplane.domain.xml.document import NotXmlError, number, root_of
 
 PROBE_NAMESPACE = "https://virtlun.dev/xmlns/probe/1"
 """Namespace of a metadata element that never exists: see `check_may_change`."""
@@ -28,8 +28,7 @@ def _id_of(xml: str) -> int | None:
         name, attributes = root_of(xml)
     except NotXmlError:
         return None
-    text = attributes.get("id", "")
-    return int(text) if name == "domain" and text.isascii() and text.isdigit() else None
+    return number(attributes.get("id")) if name == "domain" else None
 
 
 def identity_of(xml: str) -> tuple[str | None, bytes | None]:

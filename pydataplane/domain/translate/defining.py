@@ -16,7 +16,7 @@ from pydataplane.domain.xml import disk as disks
 from pydataplane.domain.xml import metadata as metadatas
 from pydataplane.domain.xml.carrier import Carrier
 from pydataplane.domain.xml.disk import Disk
-from pydataplane.domain.xml.document import Edits, Node, layout
+from pydataplane.domain.xml.document import Edits, Node, layout, number
 from pydataplane.domain.xml.metadata import Entry, Metadata
 from pydataplane.domain.xml.view import View
 
@@ -240,8 +240,7 @@ def queues(domain: Node, settings: Settings) -> int:
     """Returns the request queues: one for each vCPU that the domain can have, up to the limit."""
     node = domain.child("vcpu")
     text = node.text.strip() if node is not None else ""
-    vcpus = int(text) if text.isascii() and text.isdigit() else 1
-    return max(1, min(vcpus, settings.max_queues))
+    return max(1, min(number(text) or 1, settings.max_queues))
 
 
 def _number(ours: Sequence[_Ours], current: Current, uuids: Mapping[str, str]) -> list[LunPlan]:

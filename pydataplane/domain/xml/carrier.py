@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pydataplane.domain.model import Settings
 from pydataplane.domain.names import CARRIER_ALIAS, QEMU_NAMESPACE
 from pydataplane.domain.xml.boot import Boot
-from pydataplane.domain.xml.document import Document, Edits, Lines, Node, attributes
+from pydataplane.domain.xml.document import Document, Edits, Lines, Node, attributes, number
 
 DRIVER = "vhost-user-scsi-pci"
 STAND_IN = "virtio-scsi-pci"
@@ -83,15 +83,11 @@ def read(domain: Node) -> Carrier | None:
     dev = node.value("target", "dev") or ""
     return Carrier(
         socket=node.value("source", "path") or "",
-        num_queues=_number(properties.get("num_queues"), 1),
-        boot_target=_number(properties.get("boot_tpgt"), 0),
-        boot=Boot(None, _number(order, 0) or None, not dev.startswith("vd")),
+        num_queues=number(properties.get("num_queues")) or 1,
+        boot_target=number(properties.get("boot_tpgt")) or 0,
+        boot=Boot(None, number(order) or None, not dev.startswith("vd")),
         stands_in=properties.get("driver") == STAND_IN,
     )
-
-
-def _number(text: str | None, otherwise: int) -> int:
-    return int(text) if text and text.isascii() and text.isdigit() else otherwise
 
 
 def disk_lines(carrier: Carrier, dev: str, address: str | None, settings: Settings) -> Lines:

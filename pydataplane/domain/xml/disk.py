@@ -14,7 +14,7 @@ from pydataplane.domain.model import (
     Settings,
     VolumeRef,
 )
-from pydataplane.domain.xml.document import Document, Edits, Node, NotXmlError, escape
+from pydataplane.domain.xml.document import Document, Edits, Node, NotXmlError, escape, number
 
 _NAME = re.compile(r"[!-.0-~]{1,63}")
 """lvstore and lvol names: 1 to 63 printable ASCII characters without space and slash."""
@@ -53,14 +53,13 @@ def read(node: Node) -> Disk:
     """Reads a <disk> element; never fails, whatever it holds."""
     dev = node.value("target", "dev")
     serial = node.child("serial")
-    order = node.value("boot", "order") or ""
     return Disk(
         dev=dev,
         bus=node.value("target", "bus") or _bus(dev or ""),
         device=node.attrs.get("device", "disk"),
         serial=(serial.text.strip() or None) if serial is not None else None,
         alias=node.value("alias", "name"),
-        boot=int(order) if order.isascii() and order.isdigit() else None,
+        boot=number(node.value("boot", "order")),
         read_only=node.child("readonly") is not None,
         shareable=node.child("shareable") is not None,
         block_size=BLOCK_SIZES.get(node.value("blockio", "logical_block_size") or ""),
@@ -82,12 +81,11 @@ def _error_policy(node: Node) -> ErrorPolicy:
 def _characteristics(node: Node) -> Characteristics:
     """Reads what the guest sees of a disk; what is not possible is left for the check."""
     wwn = _text(node, "wwn")
-    rate = node.value("target", "rotation_rate") or ""
     return Characteristics(
         wwn=wwn.strip().lower().removeprefix("0x") if wwn is not None else None,
         vendor=_text(node, "vendor"),
         product=_text(node, "product"),
-        rotation_rate=int(rate) if rate.isascii() and rate.isdigit() else None,
+        rotation_rate=number(node.value("target", "rotation_rate")),
         removable=node.value("target", "removable") == "on",
         discard=node.value("driver", "discard") != "ignore",
         write_cache=node.value("driver", "cache") not in WRITE_THROUGH,

@@ -18,6 +18,8 @@ MAX_ELEMENTS = 50_000
 """A domain with every device that fits has some thousands. Each takes about 400 bytes parsed."""
 MAX_DEPTH = 256
 """libxml2's default limit of nested elements."""
+DIGITS_MAX = 20
+"""Of the largest number that libvirt reads, 64 bits."""
 
 _START_TAG = re.compile(rb"<([^\s/>]++)(?:[^\"'>]++|\"[^\"]*+\"|'[^']*+')*+>")
 _SPACE = b" \t\r\n"
@@ -321,6 +323,13 @@ def layout(lines: Lines, indent: str) -> str:
     if not indent:
         return "".join(line for _, line in lines)
     return indent.join("  " * depth + line for depth, line in lines)
+
+
+def number(text: str | None) -> int | None:
+    """Returns a decimal number of DIGITS_MAX digits at most, without a sign; None for all else."""
+    if not text or len(text) > DIGITS_MAX or not (text.isascii() and text.isdigit()):
+        return None
+    return int(text)
 
 
 def attributes(values: dict[str, str | None]) -> str:

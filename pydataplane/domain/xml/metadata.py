@@ -20,7 +20,7 @@ from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import ON_ERROR, Characteristics, ErrorPolicy, LunPlan, VolumeRef
 from pydataplane.domain.names import CONTROLLER_PREFIX, MAX_TARGETS, NAMESPACE, PREFIX
 from pydataplane.domain.xml.disk import BLOCK_SIZES, Disk, parse_device, read
-from pydataplane.domain.xml.document import Edits, Lines, Node, attributes, escape
+from pydataplane.domain.xml.document import Edits, Lines, Node, attributes, escape, number
 
 VERSION = "1"
 CONTROLLER = re.compile(CONTROLLER_PREFIX + r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -147,14 +147,14 @@ def salvage(node: Node) -> Metadata:
 
 def _entry(node: Node) -> Entry:
     attrs = node.attrs
-    target, order = attrs.get("target", ""), attrs.get("order", "")
+    target, order = number(attrs.get("target")), number(attrs.get("order"))
     names = [attrs.get(name, "") for name in ("dev", "lvstore", "lvol")]
-    if not all(n.isascii() and n.isdigit() for n in (target, order)) or not all(names):
+    if target is None or order is None or not all(names):
         raise _damaged("a disk lacks target, order, dev, lvstore or lvol")
-    if int(target) >= MAX_TARGETS:
+    if target >= MAX_TARGETS:
         raise _damaged(f"target {target} is not below {MAX_TARGETS}")
     lun = LunPlan(
-        target=int(target),
+        target=target,
         dev=names[0],
         volume=VolumeRef(names[1], names[2]),
         uuid=attrs.get("uuid"),
@@ -165,18 +165,18 @@ def _entry(node: Node) -> Entry:
         characteristics=_characteristics(attrs),
         error_policy=_error_policy(attrs),
     )
-    return Entry(lun, int(order), attrs.get("before"), node.text)
+    return Entry(lun, order, attrs.get("before"), node.text)
 
 
 def _characteristics(attrs: Mapping[str, str]) -> Characteristics:
-    rate = attrs.get("rotationrate")
-    if rate is not None and not (rate.isascii() and rate.isdigit()):
-        raise _damaged(f"rotationrate {rate} is no number")
+    rate = number(attrs.get("rotationrate"))
+    if rate is None and "rotationrate" in attrs:
+        raise _damaged("a rotationrate is no number")
     return Characteristics(
         wwn=attrs.get("wwn"),
         vendor=attrs.get("vendor"),
         product=attrs.get("product"),
-        rotation_rate=int(rate) if rate is not None else None,
+        rotation_rate=rate,
         removable=attrs.get("removable") == "yes",
         discard=attrs.get("discard") != "no",
         write_cache=attrs.get("writecache") != "no",

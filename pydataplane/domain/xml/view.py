@@ -12,7 +12,7 @@ from pydataplane.domain.xml import carrier as carriers
 from pydataplane.domain.xml import metadata as metadatas
 from pydataplane.domain.xml.carrier import Carrier
 from pydataplane.domain.xml.disk import Disk, read
-from pydataplane.domain.xml.document import Document, Edits, Node, NotXmlError, layout
+from pydataplane.domain.xml.document import Document, Edits, Node, NotXmlError, layout, number
 from pydataplane.domain.xml.metadata import Metadata, places
 
 _UUID_PARTS = ((0, 8), (8, 12), (12, 16), (16, 20), (20, None))
@@ -131,9 +131,9 @@ class View:
         for label in self.domain.every("seclabel"):
             node = label.child("label")
             if label.attrs.get("model") == "dac" and node is not None:
-                user = node.text.strip().split(":")[0].removeprefix("+")
-                if user.isascii() and user.isdigit():
-                    return int(user)
+                user = number(node.text.strip().split(":")[0].removeprefix("+"))
+                if user is not None:
+                    return user
         return None
 
 

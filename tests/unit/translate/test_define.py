@@ -525,6 +525,17 @@ def test_a_running_domains_disks_have_aliases() -> None:
     assert canonical(present(again, live=False, settings=SETTINGS)) == canonical(text("every-way"))
 
 
+def test_numbers_that_nothing_has_room_for_are_none() -> None:
+    digits = "9" * 5000  # more than int() takes
+    whole = domain(lvol("sda", "a", more=f"<boot order='{digits}'/>"))
+    there = translated(whole.replace("<vcpu>2", f"<vcpu>{digits}")).xml
+    assert devs(present(there, live=False, settings=SETTINGS)) == ["sda"]
+    damaged = there.replace('order="0"', f'order="{digits}"')
+    assert devs(present(damaged, live=False, settings=SETTINGS)) == []
+    with pytest.raises(TranslateError, match="metadata is damaged"):
+        plan(damaged)
+
+
 def test_dumpxml_of_other_domains_is_the_same_string() -> None:
     for xml in (text("plain"), "<domain", "", "<a>https://virtlun.dev/xmlns/domain/1</a>"):
         assert present(xml, live=True, settings=SETTINGS) is xml
