@@ -9,14 +9,24 @@ callback; for the others the target is asked what libvirtd cannot know.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from plugin.gateway.errors import GatewayError
 from plugin.gateway.known import NOTHING, Known, Seen
 from plugin.gateway.locks import Locks
 from plugin.gateway.messages import Domain
-from plugin.gateway.statistics import COUNT, REASON, Block, merged, records, uuids, with_reasons
+from plugin.gateway.statistics import (
+    COUNT,
+    REASON,
+    Block,
+    Record,
+    merged,
+    records,
+    uuids,
+    with_reasons,
+)
 from plugin.gateway.target import Usage
 from plugin.gateway.targets import Targets
 from plugin.gateway.xdr import XdrError
@@ -80,23 +90,44 @@ class DomainStats:
             payload = with_reasons(payload, self._paused)
         if COUNT not in payload:
             return payload
-        if len(payload) <= LONG_BYTES:
-            return await self._completed(payload)
-        async with self._locks.hold("statistics"):
-            return await self._completed(payload)
+        async with self._turn(payload):
+            every, disks = await self._disks(payload)
+        if not any(item.ours for item in disks):
+            return payload
+        # In nobody's way: a target that does not answer has all wait for one time-out, not for one
+        # after the other.
+        usages, sizes = await self._numbers(disks)
+        async with self._turn(payload):
+            return await self._merged(payload, every, disks, usages, sizes)
 
-    async def _completed(self, payload: bytes) -> bytes:
-        """Adds to each domain's record what its disks of ours did."""
+    @asynccontextmanager
+    async def _turn(self, payload: bytes) -> AsyncIterator[None]:
+        """Holds the right to work on a long reply."""
+        if len(payload) <= LONG_BYTES:
+            yield
+            return
+        async with self._locks.hold("statistics"):
+            yield
+
+    async def _disks(self, payload: bytes) -> tuple[list[Record], list[Seen]]:
+        """Returns the records, and what each domain has of ours."""
         every = records(payload)
         seen = [self._known.at_once(record.uuid) for record in every]
         missing = [nth for nth, item in enumerate(seen) if item is None]
         asked = (self._seen(every[nth].domain(payload)) for nth in missing)
         for nth, item in zip(missing, await asyncio.gather(*asked), strict=True):
             seen[nth] = item
-        disks = [item or NOTHING for item in seen]
-        if not any(item.ours for item in disks):
-            return payload
-        usages, sizes = await self._numbers(disks)
+        return every, [item or NOTHING for item in seen]
+
+    async def _merged(
+        self,
+        payload: bytes,
+        every: Sequence[Record],
+        disks: Sequence[Seen],
+        usages: Mapping[str, Usage],
+        sizes: Mapping[str, Sizes],
+    ) -> bytes:
+        """Adds to each domain's record what its disks of ours did."""
         parts = [payload[:4]]
         for nth, (record, item) in enumerate(zip(every, disks, strict=True)):
             if nth % TURN == TURN - 1:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from plugin.gateway import domstats
 from plugin.gateway.domstats import DomainStats
-from plugin.gateway.errors import Code, Refused
+from plugin.gateway.errors import Code, NoAnswer, Refused
 from plugin.gateway.messages import (
     STRING,
     UINT,
@@ -25,8 +26,10 @@ from plugin.gateway.messages import (
 from plugin.gateway.procs import Proc
 from plugin.gateway.reconcile import Reconciler
 from plugin.gateway.target import Usage
+from plugin.gateway.targets import Targets
 from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain import translate
+from pydataplane.domain.errors import Refusal
 from tests.unit.gateway.decoded import StatsRecord
 from tests.unit.gateway.fake_target import MIB, FakeTarget, RefusedError
 from tests.unit.gateway.world import (
@@ -400,6 +403,40 @@ def test_statistics_without_a_domain_of_ours_pass_without_a_task(
             assert (reply == payload) is (records[-1].dom != ours.ref or len(records) == 1)
 
     monkeypatch.setattr(DomainStats, "translated", counted)
+    play(tmp_path, body)
+
+
+def test_who_polls_does_not_wait_for_one_time_out_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A target that hangs: all who ask for long statistics wait at the same time."""
+    monkeypatch.setattr(domstats, "LONG_BYTES", 0)
+    waiting = 0
+    answered = asyncio.Event()
+
+    async def hangs(_: Targets, names: list[str]) -> dict[str, Usage]:
+        nonlocal waiting
+        waiting += 1
+        await answered.wait()
+        raise NoAnswer(Refusal.TIMEOUT, "no answer")
+
+    monkeypatch.setattr(Targets, "usage", hangs)
+
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk())
+        payload = StatsRecord.pack_all([stats_of(dom.ref, "ubda")])
+        world.libvirtd.answers[Proc.GET_ALL_DOMAIN_STATS] = partial(_given, payload)
+        clients = [await world.client() for _ in range(3)]
+        polls = [
+            asyncio.create_task(client.call(Proc.GET_ALL_DOMAIN_STATS, bytes(12)))
+            for client in clients
+        ]
+        await until(lambda: waiting == len(clients), 10.0)
+        answered.set()
+        for reply in await asyncio.gather(*polls):
+            values = {param.field: param.value for param in StatsRecord.read_all(reply)[0].params}
+            assert values["block.0.name"] == "sdb"
+
     play(tmp_path, body)
 
 
