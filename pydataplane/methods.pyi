@@ -618,7 +618,7 @@ class SuspendedTarget(TypedDict):
     bdev_name: str
     ctrlr: str
     error: str
-    """How the I/O failed: no_space, read_medium, write_medium, flush or resources."""
+    """How the I/O failed: no_space, read_medium, write_medium or resources."""
     scsi_target_num: int
     since: float
     """When, in seconds since the epoch."""

@@ -19,7 +19,6 @@ REASONS = {
     "no_space": "no space left",
     "read_medium": "a read failed",
     "write_medium": "a write failed",
-    "flush": "a flush failed",
     "resources": "the host is short of memory",
 }
 """What a person is told, for the target's words."""
@@ -81,8 +80,8 @@ def errors(socket: Path, uri: str, as_json: bool) -> None:
     """List disks whose I/O failed and waits, as their error_policy and rerror_policy have it.
 
     Make room, or mend what is under the volume; then `virtlun domain retry` has the VM go on. WHY
-    is no_space, read_medium, write_medium, flush or resources in JSON, and SINCE in seconds since
-    the epoch.
+    is no_space, read_medium, write_medium or resources in JSON, and SINCE in seconds since the
+    epoch.
     """
     waiting = rows(client(socket))
     if waiting:

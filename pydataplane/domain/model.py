@@ -66,11 +66,11 @@ class ErrorPolicy:
     """What becomes of requests whose I/O fails; the words are those of the target's JSON-RPC.
 
     `report` tells the guest. Otherwise the request waits and the domain is paused: `enospc` where
-    there is no room, `stop` for whatever can be mended.
+    there is no room, `stop` for whatever can be mended. That a flush failed is told always.
     """
 
     write: str = "enospc"
-    """Of writes and flushes: report, enospc or stop."""
+    """Of writes: report, enospc or stop."""
     read: str = "report"
     """Of reads: report or stop."""
 

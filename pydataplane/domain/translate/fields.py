@@ -81,9 +81,10 @@ _CACHE = (
 _POLICY = (
     "`report`: the guest gets each error. `enospace`, as without it: a write for which there is no"
     " room waits, and the gateway pauses the domain. `stop`: so does whatever can be mended, reads"
-    " too where `rerror_policy` does not say otherwise. What waits is tried again when the domain"
-    " is resumed, and every few seconds where nobody paused it; a running domain takes another"
-    " policy at its next start"
+    " too where `rerror_policy` does not say otherwise. A flush that failed is told always: what it"
+    " was to make durable may be lost. What waits is tried again when the domain is resumed, and"
+    " every few seconds where nobody paused it; a running domain takes another policy at its next"
+    " start"
 )
 _READ_POLICY = "of reads: `report`, as without it, or `stop`"
 _IGNORE = "a write that failed and is said to be done is lost data; use 'stop' or 'report'"

@@ -3,6 +3,7 @@
 use crate::block::{self, Extent, PlanContext};
 use crate::job::{Compare, Job, Kind};
 use crate::opcode::{CDB_LEN, Cdb, Command, decode};
+use crate::policy::Failed;
 use crate::response::{Fail, Outcome, Response, Status};
 use crate::sense::{Code, Key, Sense, of_io_error};
 use crate::shared::{LunShared, Nexus, UnitAttention};
@@ -458,8 +459,12 @@ impl Lun {
         // Without a step it was a flush.
         let reads =
             matches!(job.kind, Kind::Direct(Op::Read) | Kind::ReadBounced | Kind::Verify(_));
-        let writes = job.step == 0 || !reads;
-        if !self.shared.error_policy.waits(writes, error) {
+        let failed = match (job.step, reads) {
+            (0, _) => Failed::Flush,
+            (_, true) => Failed::Read,
+            (_, false) => Failed::Write,
+        };
+        if !self.shared.error_policy.waits(failed, error) {
             return self.fail(task, Fail::Check(of_io_error(error)));
         }
         self.release(task);

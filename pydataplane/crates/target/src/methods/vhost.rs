@@ -100,9 +100,9 @@ struct AddTarget {
     /// durable before it is completed (ours). Default: true
     #[serde(default, skip_serializing_if = "Option::is_none")]
     write_cache: Option<bool>,
-    /// What becomes of a write or flush whose I/O fails: report tells the guest; enospc has it wait where
-    /// there is no room, stop for whatever can be mended (virtlun_vhost_get_suspended) (ours). Default:
-    /// report
+    /// What becomes of a write whose I/O fails: report tells the guest; enospc has it wait where there is no
+    /// room, stop for whatever can be mended (virtlun_vhost_get_suspended). That a flush failed is always
+    /// told, as what it was to make durable may be lost (ours). Default: report
     #[serde(default, skip_serializing_if = "Option::is_none")]
     write_error_policy: Option<WritePolicy>,
     /// The same of a read: report or stop (ours). Default: report

@@ -137,7 +137,7 @@ fn errors_are_told_as_the_policy_says() {
     disk.clear_faults();
     for (op, error, cdb) in [
         (Op::Read, IoError::ReadMedium, rw10(0x28, 1, 1)),
-        (Op::Flush, IoError::WriteMedium, rw10(0x35, 0, 0)),
+        (Op::Flush, IoError::Resources, rw10(0x35, 0, 0)),
     ] {
         disk.inject(Fault::always(op, error));
         let len = if op == Op::Read { 512 } else { 0 };
@@ -146,6 +146,26 @@ fn errors_are_told_as_the_policy_says() {
         disk.clear_faults();
         host.controllers.resume("vm0", None).unwrap();
         assert_eq!(guest.finish(&request).status, 0, "{op:?}");
+    }
+}
+
+/// What a flush was to make durable may be lost when it fails, also where the next one succeeds.
+#[test]
+fn a_flush_that_failed_is_told_whatever_the_policy_says() {
+    let (host, disk) = full(with(WaitFor::Repair, WaitFor::Repair));
+    let mut guest = Guest::start(&host.socket(), LINUX, 1);
+    guest.ready(0);
+    for error in [IoError::Flush, IoError::WriteMedium] {
+        disk.clear_faults();
+        assert_eq!(guest.write_blocks(0, 7, &[1; 512]).status, 0);
+        disk.inject(Fault { count: 1, ..Fault::always(Op::Flush, error) });
+        let request = guest.submit(2, flat(0), 1, &rw10(0x35, 0, 0), &[], 0);
+        let reply = guest.finish(&request);
+        assert_eq!((reply.response, reply.status), (0, 2), "{error:?}");
+        assert!(!is_suspended(&host));
+        // As when an administrator has let flushes through again.
+        _ = disk.flush_latch().map(bdev::FlushLatch::clear);
+        assert_eq!(guest.scsi(0, &rw10(0x35, 0, 0), &[], 0).status, 0);
     }
 }
 

@@ -163,7 +163,7 @@ pub(super) struct Suspended {
     ctrlr: String,
     scsi_target_num: u8,
     bdev_name: String,
-    /// How the I/O failed: no_space, read_medium, write_medium, flush or resources.
+    /// How the I/O failed: no_space, read_medium, write_medium or resources.
     error: &'static str,
     /// When, in seconds since the epoch.
     since: f64,
