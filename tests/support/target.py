@@ -23,7 +23,7 @@ START_DEADLINE_S = 120.0
 """A busy disk can hold a process that makes a file for half a minute."""
 STOP_DEADLINE_S = 120.0
 SANDBOX_REFUSED = "the sandbox refused the system call"
-"""In the log: the target made a call that is missing in crates/sandbox/src/calls.rs."""
+"""In the log: the target made a call that is missing in crates/sandbox/src/calls."""
 ROOT = Path(__file__).parents[2]
 PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 

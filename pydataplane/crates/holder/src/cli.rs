@@ -3,6 +3,8 @@
 use clap::Parser;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, set_no_new_privs};
+use sandbox::Mode;
+use sandbox::calls::HOLDER;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -34,6 +36,10 @@ pub struct Cli {
     /// End when nothing is mounted and no target is connected
     #[arg(long)]
     pub exit_when_idle: bool,
+
+    /// Allow every system call, to find a fault; without it only those that it makes are allowed
+    #[arg(long)]
+    pub no_sandbox: bool,
 }
 
 /// A user by number, or by its name in /etc/passwd (passwd(5)); else a sentence.
@@ -54,13 +60,15 @@ fn uid(text: &str) -> Result<u32, String> {
 
 /// What it needs of root's rights: to mount, to give its socket to the target's user, and to replace
 /// the socket of an earlier holder in a folder that is that user's.
-const KEPT: CapabilitySet =
+const CAPABILITIES: CapabilitySet =
     CapabilitySet::SYS_ADMIN.union(CapabilitySet::CHOWN).union(CapabilitySet::DAC_OVERRIDE);
 
-/// Gives up all other rights for good; else a sentence.
-fn confine() -> Result<(), String> {
-    sandbox::user::keep_capabilities(KEPT).map_err(|e| e.to_string())?;
-    set_no_new_privs(true).map_err(|e| format!("cannot set no_new_privs: {e}"))
+/// Gives up all other rights for good, and all system calls but those that it makes; else a sentence.
+fn confine(mode: Mode) -> Result<(), String> {
+    sandbox::user::keep_capabilities(CAPABILITIES).map_err(|e| e.to_string())?;
+    // With seccomp or without it.
+    set_no_new_privs(true).map_err(|e| format!("cannot set no_new_privs: {e}"))?;
+    sandbox::confine(mode, &HOLDER).map_err(|e| e.to_string())
 }
 
 /// Runs the program; its exit status is 0 after the end by `--exit-when-idle`, 1 where it cannot
@@ -76,7 +84,8 @@ pub fn run(cli: &Cli) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    if let Err(why) = confine() {
+    let mode = if cli.no_sandbox { Mode::Off } else { Mode::Enforce };
+    if let Err(why) = confine(mode) {
         eprintln!("virtlun-holder: cannot give up rights: {why}");
         return ExitCode::FAILURE;
     }

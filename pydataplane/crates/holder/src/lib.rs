@@ -12,7 +12,8 @@
 //!                                               |  with systemd: its file descriptor store
 //! ```
 //!
-//! It is the only process that needs CAP_SYS_ADMIN for exports. It outlives the target, and the
+//! It is the only process that needs CAP_SYS_ADMIN for exports; it makes the system calls of
+//! `sandbox::calls::HOLDER` and no other. It outlives the target, and the
 //! target outlives it: whoever of the two is there has the descriptors, and gives them to the other
 //! when that comes back. A target starts one of its own, with the option `--exit-when-idle`, where
 //! none is set up. With systemd, or in a pod of its own, it runs by itself; systemd then has a copy
@@ -28,6 +29,7 @@
 //! | `mounts` | a folder of FUSE mounts: make, put back, take away |
 //! | `server` | the holder |
 //! | `store` | systemd's file descriptor store |
+//! | `rights` | what it may do to its host, for who asks |
 //! | `client` | the target's end |
 //! | `cli` | the program `virtlun-holder` |
 
@@ -36,6 +38,7 @@
 pub mod cli;
 mod client;
 mod mounts;
+mod rights;
 mod server;
 mod store;
 pub mod wire;

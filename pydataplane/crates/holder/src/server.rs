@@ -228,6 +228,7 @@ impl Holder {
                 let names = self.sessions.keys().map(|uuid| format!(" {uuid}"));
                 Ok((names.fold(ok(), |text, name| text + &name), None))
             }
+            Request::Rights => Ok((format!("ok {}", crate::rights::text()?), None)),
         }
     }
 

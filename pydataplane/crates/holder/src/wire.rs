@@ -7,6 +7,7 @@
 //! | `keep UUID` | fuse, record | `ok` | |
 //! | `end UUID` | | `ok`: unmounted and let go of; also where it was not held | |
 //! | `list` | | `ok UUID UUID ...` | |
+//! | `rights` | | `ok KEY=VALUE ...`: see [`crate::rights`] | |
 //!
 //! What fails is answered with `failed SENTENCE`. A request that is not known is, too: a holder may
 //! be older than the target.
@@ -42,6 +43,8 @@ pub enum Request {
     End(Uuid),
     /// The names of all.
     List,
+    /// What the holder may do to its host.
+    Rights,
 }
 
 impl Request {
@@ -53,16 +56,20 @@ impl Request {
             Request::Keep(uuid) => format!("keep {uuid}"),
             Request::End(uuid) => format!("end {uuid}"),
             Request::List => "list".into(),
+            Request::Rights => "rights".into(),
         }
     }
 
     /// The request in a packet; `None` if it is none. A name is a UUID in its one usual form, since
     /// it becomes a folder's.
     pub fn parse(text: &str) -> Option<Request> {
-        if text == "list" {
-            return Some(Request::List);
-        }
-        let (verb, name) = text.split_once(' ')?;
+        let Some((verb, name)) = text.split_once(' ') else {
+            return match text {
+                "list" => Some(Request::List),
+                "rights" => Some(Request::Rights),
+                _ => None,
+            };
+        };
         let uuid = Uuid::try_parse(name).ok().filter(|uuid| uuid.to_string() == name)?;
         match verb {
             "mount" => Some(Request::Mount(uuid)),
@@ -129,11 +136,13 @@ mod tests {
             Request::Keep(uuid),
             Request::End(uuid),
             Request::List,
+            Request::Rights,
         ] {
             assert_eq!(Request::parse(&request.text()), Some(request));
         }
         let upper = format!("end {}", uuid.to_string().replace('0', "A"));
-        for text in ["", "end", "end ..", "list all", "give 0", "end ../../etc", &upper] {
+        for text in ["", "end", "end ..", "list all", "rights 0", "give 0", "end ../../etc", &upper]
+        {
             assert_eq!(Request::parse(text), None, "{text}");
         }
     }

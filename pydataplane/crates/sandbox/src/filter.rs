@@ -2,7 +2,7 @@
 //! than is needed.
 
 use crate::Error;
-use crate::calls::{ALLOWED, Extra, IOCTLS, PRCTLS, PROCESSES};
+use crate::calls::{Argument, Calls, PROCESSES};
 use seccompiler::{
     BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition,
     SeccompFilter, SeccompRule, TargetArch,
@@ -32,9 +32,9 @@ type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 type Compiled<T> = Result<T, BackendError>;
 
 /// Installs the list for this thread and its descendants; what is not on it meets `refusal`.
-pub(crate) fn install(refusal: SeccompAction, extra: &[Extra]) -> Result<(), Error> {
-    let without_processes = without_processes()?;
-    let allow_list = allow_list(refusal, extra)?;
+pub(crate) fn install(refusal: SeccompAction, calls: &Calls) -> Result<(), Error> {
+    let without_processes = without_processes(calls.threads)?;
+    let allow_list = allow_list(refusal, calls)?;
     // The list is last, for it does not have seccomp(2). Of two verdicts the stricter one counts.
     seccompiler::apply_filter(&without_processes)?;
     seccompiler::apply_filter(&allow_list)?;
@@ -45,14 +45,15 @@ pub(crate) fn install(refusal: SeccompAction, extra: &[Extra]) -> Result<(), Err
 /// kernel ends a process that blocks the SIGSYS it is to get.
 ///
 /// clone3(2) has its flags in memory, where seccomp cannot look; the C library takes `ENOSYS` for an
-/// older kernel, and calls clone(2). That makes threads only.
-fn without_processes() -> Compiled<BpfProgram> {
+/// older kernel, and calls clone(2). That makes threads only, if `threads` are allowed.
+fn without_processes(threads: bool) -> Compiled<BpfProgram> {
     let bit = |bit: &i32| *bit as u64;
     let not_a_thread = THREAD.iter().map(|b| without(0, bit(b)));
     let namespaces = NAMESPACES.iter().map(|b| masked(0, bit(b), bit(b)));
-    let processes = not_a_thread.chain(namespaces).collect::<Compiled<_>>()?;
+    let processes = not_a_thread.chain(namespaces).collect::<Compiled<Vec<_>>>()?;
     let rules = Rules::from([
-        (libc::SYS_clone, processes),
+        // No rule: whatever the arguments are.
+        (libc::SYS_clone, if threads { processes } else { vec![] }),
         (libc::SYS_clone3, vec![]),
         #[cfg(target_arch = "x86_64")]
         (libc::SYS_fork, vec![]),
@@ -63,37 +64,29 @@ fn without_processes() -> Compiled<BpfProgram> {
     SeccompFilter::new(rules, SeccompAction::Allow, refuse, ARCH)?.try_into()
 }
 
-fn allow_list(refusal: SeccompAction, extra: &[Extra]) -> Compiled<BpfProgram> {
-    let always = ALLOWED.iter().copied().chain(extra.iter().map(|e| e.calls())).flatten();
+fn allow_list(refusal: SeccompAction, calls: &Calls) -> Compiled<BpfProgram> {
+    let always = calls.always.iter().copied().flatten().chain(calls.also);
+    // The other program refuses those of PROCESSES that are not allowed.
+    let always = always.chain(PROCESSES);
     let mut rules: Rules = always.map(|call| (*call, vec![])).collect();
-    // The other program refuses what is not a thread.
-    rules.extend(PROCESSES.iter().map(|call| (*call, vec![])));
-    rules.extend(conditional()?);
+    for (call, argument) in calls.with {
+        rules.insert(*call, rule(*argument)?);
+    }
     SeccompFilter::new(rules, refusal, SeccompAction::Allow, ARCH)?.try_into()
 }
 
-/// Calls that are allowed with some arguments only.
-fn conditional() -> Compiled<Rules> {
-    let own_pid = u64::from(std::process::id());
-    let no_exec = || Ok(vec![without(2, libc::PROT_EXEC as u64)?]);
-    Ok(Rules::from([
-        (libc::SYS_mmap, no_exec()?),
-        (libc::SYS_mprotect, no_exec()?),
-        (libc::SYS_socket, vec![equal(0, libc::AF_UNIX as u64)?]),
-        (libc::SYS_socketpair, vec![equal(0, libc::AF_UNIX as u64)?]),
-        (libc::SYS_kill, vec![equal(0, own_pid)?]),
-        (libc::SYS_tgkill, vec![equal(0, own_pid)?]),
-        // A new program that does not come up is ended, through a descriptor of its process: of the
-        // same user, or the kernel says no.
-        (libc::SYS_pidfd_send_signal, vec![equal(1, libc::SIGKILL as u64)?]),
-        (libc::SYS_ioctl, any_of(1, IOCTLS)?),
-        (libc::SYS_prctl, any_of(0, PRCTLS)?),
-    ]))
+fn rule(argument: Argument) -> Compiled<Vec<SeccompRule>> {
+    match argument {
+        Argument::OneOf(at, values) => {
+            values.iter().map(|value| equal(at, u64::from(*value))).collect()
+        }
+        Argument::Without(at, bits) => Ok(vec![without(at, u64::from(bits))?]),
+        Argument::OwnPid => Ok(vec![equal(0, u64::from(std::process::id()))?]),
+    }
 }
 
 fn condition(argument: u8, op: SeccompCmpOp, value: u64) -> Compiled<SeccompRule> {
-    // Flags, numbers and descriptors are 32 bits wide in all of these calls; clone's are not on
-    // every architecture, but nothing is defined above them.
+    // As `Argument` says. clone's flags are wider on some architectures, with nothing defined there.
     let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, op, value)?;
     SeccompRule::new(vec![condition])
 }
@@ -108,8 +101,4 @@ fn masked(argument: u8, mask: u64, value: u64) -> Compiled<SeccompRule> {
 
 fn without(argument: u8, bits: u64) -> Compiled<SeccompRule> {
     masked(argument, bits, 0)
-}
-
-fn any_of(argument: u8, values: &[u32]) -> Compiled<Vec<SeccompRule>> {
-    values.iter().map(|value| equal(argument, u64::from(*value))).collect()
 }

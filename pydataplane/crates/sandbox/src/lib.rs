@@ -1,4 +1,4 @@
-//! Confines the process: a user of its own, no capability, an allow-list of system calls.
+//! Confines a process: a user of its own, no capability or few, an allow-list of system calls.
 //!
 //! Guests and their QEMU are hostile, and one process serves many of them. Should one of them find a
 //! way to run code in it, what that code can do is what this crate leaves: read and write the files
@@ -6,23 +6,23 @@
 //! start a program, become another user, trace a process or load a module.
 //!
 //! - [`user`]: who the process becomes, and that no capability stays.
-//! - [`calls`]: the allow-list, each group with its reason. The only file to change when the target
-//!   begins to make another system call.
-//! - `filter`: makes the seccomp programs of that list and installs them.
+//! - [`calls`]: the allow-lists, of the target and of the holder of its exports, each group with its
+//!   reason. The only place to change when one of them begins to make another system call.
+//! - `filter`: makes the seccomp programs of a list and installs them.
 //! - [`trap`]: what is refused fails with `EPERM` and is logged with its name.
 //!
 //! What it is not: io_uring carries out reads, writes, opens and sockets without a system call of
 //! their own, so the list does not bound those; the user's rights do, and the unit's
 //! `PrivateNetwork=`.
 //!
-//! [`confine`] is called by the daemon once, before it starts a thread; threads inherit everything.
+//! [`confine`] is called by each program once, before it starts a thread; threads inherit everything.
 
 pub mod calls;
 mod filter;
 pub mod trap;
 pub mod user;
 
-pub use calls::Extra;
+pub use calls::Calls;
 pub use user::{Account, UserError};
 
 /// How far the process is confined.
@@ -53,18 +53,18 @@ pub enum Error {
     Trap(#[source] std::io::Error),
 }
 
-/// Lets this thread, and all that it starts from now on, make only the calls of [`calls`] and of
-/// `extra`, and never gain a privilege (`no_new_privs`). There is no way back.
+/// Lets this thread, and all that it starts from now on, make only `calls`, and
+/// never gain a privilege (`no_new_privs`). There is no way back.
 ///
 /// # Errors
 /// [`Error`] when the kernel has no seccomp; nothing is confined then.
-pub fn confine(mode: Mode, extra: &[Extra]) -> Result<(), Error> {
+pub fn confine(mode: Mode, calls: &Calls) -> Result<(), Error> {
     match mode {
         Mode::Off => Ok(()),
-        Mode::Log => filter::install(seccompiler::SeccompAction::Log, extra),
+        Mode::Log => filter::install(seccompiler::SeccompAction::Log, calls),
         Mode::Enforce => {
             trap::install().map_err(Error::Trap)?;
-            filter::install(seccompiler::SeccompAction::Trap, extra)
+            filter::install(seccompiler::SeccompAction::Trap, calls)
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Each test runs itself again in a process of its own, which confines itself for good.
 
-use sandbox::{Extra, Mode, confine, trap};
+use sandbox::calls::{HOLDER, TARGET, TARGET_THAT_MOUNTS};
+use sandbox::{Mode, confine, trap};
 use std::fs;
 use std::io::ErrorKind;
 use std::net::TcpListener;
@@ -36,7 +37,7 @@ fn status(key: &str) -> String {
 #[test]
 fn a_call_that_is_not_listed_fails_and_is_named_once() {
     let body = || {
-        confine(Mode::Enforce, &[]).unwrap();
+        confine(Mode::Enforce, &TARGET).unwrap();
         assert_eq!(status("Seccomp"), "2");
         assert_eq!(status("NoNewPrivs"), "1");
         for _ in 0..3 {
@@ -59,7 +60,7 @@ fn a_call_that_is_not_listed_fails_and_is_named_once() {
 #[test]
 fn programs_cannot_be_started_and_processes_not_made() {
     let body = || {
-        confine(Mode::Enforce, &[]).unwrap();
+        confine(Mode::Enforce, &TARGET).unwrap();
         let error = Command::new("/bin/true").status().unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ENOSYS));
         // In the place of this one.
@@ -76,7 +77,7 @@ fn programs_cannot_be_started_and_processes_not_made() {
 #[test]
 fn a_call_of_the_future_is_unknown_rather_than_forbidden() {
     let body = || {
-        confine(Mode::Enforce, &[]).unwrap();
+        confine(Mode::Enforce, &TARGET).unwrap();
         // SAFETY: no such call exists, and it would have no arguments.
         let result = unsafe { libc::syscall(2000) };
         let error = std::io::Error::last_os_error();
@@ -89,7 +90,7 @@ fn a_call_of_the_future_is_unknown_rather_than_forbidden() {
 fn a_log_of_json_gets_json() {
     let body = || {
         trap::log_as_json();
-        confine(Mode::Enforce, &[]).unwrap();
+        confine(Mode::Enforce, &TARGET).unwrap();
         assert!(rustix::system::sethostname(b"x").is_err());
     };
     if let Some(output) = alone("a_log_of_json_gets_json", body) {
@@ -101,20 +102,58 @@ fn a_log_of_json_gets_json() {
 }
 
 #[test]
-fn extra_calls_are_allowed_where_asked_for() {
+fn a_target_that_mounts_may() {
     let body = || {
-        confine(Mode::Enforce, &[Extra::Mount]).unwrap();
+        confine(Mode::Enforce, &TARGET_THAT_MOUNTS).unwrap();
         let nowhere = rustix::mount::unmount("/nowhere", rustix::mount::UnmountFlags::empty());
         assert!(nowhere.is_err());
         assert_eq!(trap::refused(), 0);
     };
-    alone("extra_calls_are_allowed_where_asked_for", body);
+    alone("a_target_that_mounts_may", body);
+}
+
+#[test]
+fn a_holder_mounts_fuse_and_does_nothing_else_that_root_may() {
+    use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, mount_remount, unmount};
+    use rustix::thread::{UnshareFlags, unshare_unsafe};
+    let body = || {
+        confine(Mode::Enforce, &HOLDER).unwrap();
+        // As it mounts: the kernel itself refuses, for want of the place or of the right.
+        let flags =
+            MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::NOATIME;
+        mount("x", "/nowhere/at/all", "fuse", flags, None).unwrap_err();
+        unmount("/nowhere/at/all", UnmountFlags::DETACH).unwrap_err();
+        assert_eq!(trap::refused(), 0);
+        let refused = Err(rustix::io::Errno::PERM);
+        assert_eq!(mount("x", "/nowhere", "proc", MountFlags::empty(), None), refused);
+        assert_eq!(mount_bind("/", "/nowhere/at/all"), refused);
+        assert_eq!(mount_remount("/nowhere/at/all", flags, ""), refused);
+        assert_eq!(unmount("/nowhere/at/all", UnmountFlags::empty()), refused);
+        assert_eq!(trap::refused(), 4);
+        // SAFETY: it is refused, and would change nothing that Rust relies on.
+        assert_eq!(unsafe { unshare_unsafe(UnshareFlags::NEWNS) }, refused);
+        assert!(TcpListener::bind("127.0.0.1:0").is_err());
+        assert_eq!(Command::new("/bin/true").exec().kind(), ErrorKind::PermissionDenied);
+        // It has one thread.
+        let thread = std::thread::Builder::new().spawn(|| ()).map(drop).unwrap_err();
+        assert_eq!(thread.raw_os_error(), Some(libc::ENOSYS));
+        let named = ["socket", "execve", "mount", "umount2", "unshare"];
+        assert_eq!(trap::refused_calls(), named);
+    };
+    let test = "a_holder_mounts_fuse_and_does_nothing_else_that_root_may";
+    if let Some(output) = alone(test, body) {
+        let log = String::from_utf8(output.stderr).unwrap();
+        for call in ["mount", "unshare", "execve"] {
+            let named = format!("ERROR the sandbox refused the system call {call} (number ");
+            assert_eq!(log.matches(&named).count(), 1, "{log}");
+        }
+    }
 }
 
 #[test]
 fn switched_off_it_does_nothing() {
     let body = || {
-        confine(Mode::Off, &[]).unwrap();
+        confine(Mode::Off, &TARGET).unwrap();
         assert_eq!(status("NoNewPrivs"), "0");
     };
     alone("switched_off_it_does_nothing", body);

@@ -16,7 +16,8 @@ use rustix::fs::{Access, AtFlags, CWD, Gid, Mode, Uid};
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::CapabilitySet;
-use sandbox::{Account, Extra, user};
+use sandbox::calls::{TARGET, TARGET_THAT_MOUNTS};
+use sandbox::{Account, user};
 use std::error::Error;
 use std::fs::{self, Metadata};
 use std::io;
@@ -101,8 +102,8 @@ fn confine(cli: &Cli) -> Outcome<()> {
     }
     let mounts = rustix::thread::capabilities(None)
         .is_ok_and(|have| have.effective.contains(CapabilitySet::SYS_ADMIN));
-    let extra: &[Extra] = if mounts { &[Extra::Mount] } else { &[] };
-    Ok(sandbox::confine(mode, extra)?)
+    let calls = if mounts { TARGET_THAT_MOUNTS } else { TARGET };
+    Ok(sandbox::confine(mode, &calls)?)
 }
 
 /// Whom to become; `None`: nobody else.
