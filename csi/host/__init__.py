@@ -17,6 +17,8 @@ what is unmounted or made read-only a mount of ours.
 | `local` | the operations |
 | `records` | which volume kubelet made a path for |
 | `confined` | which of them may be asked for |
+| `syscalls` | which system calls nobody in the helper needs |
+| `rights` | what the helper may do to the host, for who asks |
 | `wire` | a question and its answer as packets |
 | `server`, `cli` | the helper |
 | `remote` | the driver's end |

@@ -11,6 +11,7 @@ from pathlib import Path
 from csi import kernel
 from csi.host.confined import Confined
 from csi.host.server import Server, log
+from csi.host.syscalls import Denial
 
 CAPABILITIES = frozenset({kernel.CAP_DAC_OVERRIDE, kernel.CAP_SYS_ADMIN, kernel.CAP_SYS_RESOURCE})
 """For the target's files, which are its user's; for mounts and loop devices; for ext4's growth."""
@@ -19,7 +20,8 @@ CAPABILITIES = frozenset({kernel.CAP_DAC_OVERRIDE, kernel.CAP_SYS_ADMIN, kernel.
 def main() -> None:
     """Does for the driver of this node what takes rights, and nothing else.
 
-    It gives up all other rights when it starts. What it has mounted stays when it ends.
+    It gives up all other rights when it starts, and denies itself and the programs that it runs the
+    system calls that they do not need. What it has mounted stays when it ends.
     """
     parser = argparse.ArgumentParser(
         "virtlun-csi-helper",
@@ -46,12 +48,22 @@ def main() -> None:
     ):
         text = f"{what} (default: %(default)s)"
         parser.add_argument(f"--{name}", type=Path, metavar="PATH", default=default, help=text)
+    parser.add_argument(
+        "--no-sandbox",
+        action="store_true",
+        help="allow every system call, to find a fault; without it those that neither the helper "
+        "nor mkfs and the like need fail",
+    )
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
         confined = Confined(given.kubelet_dir, given.export_dir, given.vhost_dir)
-        server = Server(given.socket, confined, given.uid)  # which it gives to the user
+        denial = None if given.no_sandbox else Denial(log)
+        refused = denial.names if denial else list
+        server = Server(given.socket, confined, given.uid, refused)  # it gives that to the user
         kernel.keep_capabilities(CAPABILITIES)
+        if denial:
+            denial.begin()
     except OSError as error:
         sys.exit(f"virtlun-csi-helper: cannot serve at {given.socket}: {error}")
     log("serving", socket=given.socket)

@@ -14,11 +14,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from csi.host import wire
+from csi.host import rights, wire
 from csi.hosterrors import HostError
 
 READS = {"loops", "answers"}
@@ -41,8 +41,14 @@ class Operations(Protocol):
 class Server:
     """Serves one user at a socket."""
 
-    def __init__(self, path: Path, operations: Operations, uid: int) -> None:
-        """Listens at `path`, for processes of the user `uid`.
+    def __init__(
+        self,
+        path: Path,
+        operations: Operations,
+        uid: int,
+        refused: Callable[[], list[str]] = list,
+    ) -> None:
+        """Listens at `path`, for processes of the user `uid`; `refused` names denied system calls.
 
         Raises:
             OSError: the socket cannot be made there.
@@ -56,6 +62,7 @@ class Server:
         path.unlink(missing_ok=True)
         self._operations = operations
         self._uid = uid
+        self._refused = refused
         self._mutex = threading.Lock()
         self._locks: dict[str, tuple[threading.Lock, int]] = {}
         self._connections = 0
@@ -112,6 +119,8 @@ class Server:
                 self._connections -= 1
 
     def _done(self, connection: socket.socket, question: dict[str, Any]) -> dict[str, Any]:
+        if question == {"do": "rights"}:
+            return {"done": rights.facts(self._refused())}
         name, volume = str(question.get("do")), question.get("volume")
         arguments = question.get("with", {})
         if not isinstance(volume, str) or not isinstance(arguments, dict):

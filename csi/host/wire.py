@@ -3,6 +3,8 @@
     {"do": "mount", "volume": HANDLE, "with": {"device": "/dev/loop0", ...}}
     {"done": RESULT} or {"failed": "one sentence", "kind": "HostError"}
 
+    {"do": "rights"}: what `virtlun doctor` asks, see `rights`
+
 Both ends are of one version: they are two containers of one pod.
 """
 

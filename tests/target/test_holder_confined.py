@@ -112,7 +112,7 @@ def test_an_intruder_is_refused_and_named(scratch: Path) -> None:
     victim.mkdir()
     source, library = scratch / "intruder.c", scratch / "intruder.so"
     source.write_text(INTRUDER)
-    compiled = ["cc", "-shared", "-fPIC", f'-DVICTIM="{victim}"', "-o", library, source]
+    compiled = ["cc", "-shared", "-fPIC", f'-DVICTIM="{victim}"', "-o", str(library), str(source)]
     subprocess.run(compiled, check=True)
     target = Target(scratch)
     command = [

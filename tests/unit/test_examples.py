@@ -116,6 +116,7 @@ def test_the_image_has_what_its_containers_run() -> None:
     commands = set(re.findall(r'\brun\(\s*"([a-z0-9._]+)"', sources))
     commands |= set(re.findall(r'\["(mkfs\.[a-z0-9]+)"', sources)) | {"blkid"}
     assert {"e2fsck", "resize2fs", "xfs_growfs", "mkfs.ext4"} <= commands
+    assert "libseccomp2" in have  # which no program is of: csi.host.syscalls
     for command in sorted(commands):
         path = shutil.which(command, path="/usr/sbin:/usr/bin:/sbin:/bin")
         assert path, command
@@ -143,6 +144,9 @@ def test_target_and_driver_of_the_image_are_not_privileged() -> None:
         assert "privileged: true" not in plain and "add:" not in plain
         assert "drop: [ALL]" in plain and "readOnlyRootFilesystem: true" in plain
     assert "privileged: true" in helper
+    # the target's folder, with its sockets
+    run = re.compile(r"name: run\n +mountPath: /run/virtlun\n +readOnly: true\n")
+    assert len(run.findall(driver)) == len(run.findall(helper)) == 1
     assert "SYS_ADMIN" not in target and "hostPath: {path: /dev}" not in target
 
 

@@ -66,7 +66,9 @@ def test_the_plugin_calls_the_node_where_the_driver_listens() -> None:
         ["CHOWN", "DAC_OVERRIDE", "SYS_PTRACE"],
         {"type": "Unconfined"},  # of AppArmor, whose default hides other pods' processes
         True,  # hostPID
+        *("/run/virtlun", False),  # readOnly: it writes what machines' hooks read
     ]
+    assert pod["containers"][0]["volumeMounts"][3]["mountPath"] == "/run/virtlun"
 
 
 def read(name: str) -> str:
