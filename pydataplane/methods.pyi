@@ -531,6 +531,8 @@ class Status(TypedDict):
     controllers: int
     flush_errors: list[str]
     """Bdevs whose flushes fail because one did, each in a sentence."""
+    holder_socket: str
+    """Where the holder of exported files listens, be it there or not."""
     lvstores: int
     pid: int
     poll: bool

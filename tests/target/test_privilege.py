@@ -18,6 +18,7 @@ from pydataplane.client import Client
 from pydataplane.errors import RpcError, TargetUnavailable
 from tests.support.initiator import Initiator
 from tests.support.target import SANDBOX_REFUSED, Target, binary
+from tests.support.wait import until
 from tests.target.conftest import MakeTarget
 
 UID, GID, SOCKET_GID = 54321, 54322, 54323
@@ -151,10 +152,10 @@ def virtlun(target: Target, *words: str) -> str:
     return done.stdout
 
 
-def rights(target: Target) -> dict[str, str]:
+def rights(target: Target, whose: str = "target") -> dict[str, str]:
     """Returns what doctor finds of them."""
     findings = json.loads(virtlun(target, "doctor", "--json"))
-    (found,) = (item for item in findings if item["what"] == "the target's rights")
+    (found,) = (item for item in findings if item["what"] == f"the {whose}'s rights")
     return dict(found)
 
 
@@ -190,6 +191,27 @@ def test_doctor_shows_the_rights(make_target: MakeTarget) -> None:
     found = rights(target)
     assert found["state"] == "warning"
     assert "user root; capabilities CHOWN, DAC_OVERRIDE" in found["found"]
+
+
+@as_root
+def test_doctor_shows_the_holders_rights(make_target: MakeTarget) -> None:
+    """Of the one that the target has started, of one by itself, and of none."""
+    target = make_user_target(make_target).start()
+    found = rights(target, "holder")
+    assert found["state"] == "ok", found
+    assert found["found"].startswith("user root; capabilities CHOWN, DAC_OVERRIDE, SYS_ADMIN; ")
+    assert found["found"].endswith("; no_new_privs set; seccomp enforced")
+    assert target.stop() == 0
+    target.end_holder()
+    target.start("--holder-socket", str(target.holder_socket))
+    found = rights(target, "holder")
+    assert (found["state"], found["advice"]) == ("ok", "")
+    assert found["found"].startswith(f"none runs at {target.holder_socket}: ")
+    with target.holder("--no-sandbox"):
+        until(lambda: "none runs" not in rights(target, "holder")["found"], "the holder")
+        found = rights(target, "holder")
+        assert (found["state"], found["advice"]) == ("warning", "start it without --no-sandbox")
+        assert "seccomp not enforced" in found["found"]
 
 
 @as_root

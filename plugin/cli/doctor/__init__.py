@@ -11,7 +11,7 @@ import click
 from rich.text import Text
 
 from plugin.cli import remote
-from plugin.cli.doctor import libvirt, machine, target
+from plugin.cli.doctor import libvirt, machine, rights, target
 from plugin.cli.doctor.finding import Finding
 from plugin.cli.output import address, busy, config, console, json_option
 from plugin.config import Config
@@ -70,7 +70,9 @@ def examinations(
         ("AppArmor", lambda: libvirt.apparmor(vhost_dir)),
         ("pods' block devices", machine.pods_block_devices),
         ("target", lambda: target.target(socket)),
-        ("the target's rights", lambda: target.rights(socket)),
+        ("the target's rights", lambda: rights.target(socket)),
+        ("the holder's rights", lambda: rights.holder(socket)),
+        ("the helper's rights", rights.helper),
         ("lvstores", lambda: target.lvstores(socket)),
         ("gateway", lambda: libvirt.gateway(settings.gateway.listen)),
         ("hook", libvirt.hook),

@@ -1,4 +1,4 @@
-"""The target: whether it serves, what it may do on this host, and the room in its lvstores."""
+"""The target: whether it serves, and the room in its lvstores."""
 
 from __future__ import annotations
 
@@ -12,24 +12,6 @@ from pydataplane.errors import TargetError
 
 LOW_SHARE = 0.05
 """Less of an lvstore free than this is worth a word."""
-TARGET_USER = "virtlun"
-CAPABILITIES = {
-    0: "CHOWN",
-    1: "DAC_OVERRIDE",
-    2: "DAC_READ_SEARCH",
-    3: "FOWNER",
-    6: "SETGID",
-    7: "SETUID",
-    8: "SETPCAP",
-    12: "NET_ADMIN",
-    14: "IPC_LOCK",
-    17: "SYS_RAWIO",
-    19: "SYS_PTRACE",
-    21: "SYS_ADMIN",
-    23: "SYS_NICE",
-    24: "SYS_RESOURCE",
-}
-"""Those that a target is likely to have, by number."""
 
 
 def target(socket: Path) -> Finding:
@@ -61,59 +43,6 @@ def target(socket: Path) -> Finding:
         text = f"runs; {'; '.join(problems)}"
         return Finding("target", "warning", text, advice if held else "")
     return Finding("target", "ok", f"runs: pid {found['pid']}, version {found['version']}")
-
-
-def rights(socket: Path) -> Finding:
-    """What could be done by who runs code in the target: user, capabilities, system calls."""
-    what = "the target's rights"
-    try:
-        found = supervise.status(socket)
-        status = _process_status(int(found["pid"]))
-    except (TargetError, OSError, ValueError):
-        return Finding(what, "warning", "not known, for the target does not tell", "start it first")
-    user = found.get("user", {}).get("name", status["Uid"].split()[0])
-    capabilities = _capabilities(int(status["CapEff"], 16))
-    confined = status.get("Seccomp") == "2" and found.get("sandbox", "enforce") == "enforce"
-    facts = (
-        f"user {user}",
-        f"capabilities {', '.join(capabilities) or 'none'}",
-        f"no_new_privs {'set' if status.get('NoNewPrivs') == '1' else 'not set'}",
-        f"seccomp {'enforced' if confined else 'not enforced'}",
-    )
-    refused = found.get("refused_calls", [])
-    if refused:
-        return Finding(
-            what,
-            "warning",
-            f"{'; '.join(facts)}; refused system calls: {', '.join(refused)}",
-            "report this with the target's log: the target lacks a call, or a guest attacks it",
-        )
-    if status["Uid"].split()[1] == "0" or capabilities:
-        return Finding(
-            what,
-            "warning",
-            "; ".join(facts),
-            f"make a user for it (systemd-sysusers, or useradd --system {TARGET_USER}), then start "
-            "it again",
-        )
-    if not confined:
-        return Finding(what, "warning", "; ".join(facts), "start it without --no-sandbox")
-    return Finding(what, "ok", "; ".join(facts))
-
-
-def _process_status(pid: int) -> dict[str, str]:
-    """Returns the fields of proc_pid_status(5)."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
-
-
-def _capabilities(bits: int) -> list[str]:
-    """Returns the names of those that are set, as linux/capability.h numbers them."""
-    return [
-        CAPABILITIES.get(number, f"number {number}")
-        for number in range(bits.bit_length())
-        if bits >> number & 1
-    ]
 
 
 def lvstores(socket: Path) -> Finding:

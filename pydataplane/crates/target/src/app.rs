@@ -38,6 +38,8 @@ pub struct Paths {
     pub state_dir: PathBuf,
     /// Folder where exported bdevs are files.
     pub export_dir: PathBuf,
+    /// Where the holder of those files listens, be it there or not.
+    pub holder_socket: PathBuf,
 }
 
 /// Everything of the process. Shared by all methods; thread-safe.
@@ -155,6 +157,7 @@ impl App {
                 vhost_dir: cli.vhost_dir.clone(),
                 state_dir: cli.state_dir.clone(),
                 export_dir: cli.export_dir.clone(),
+                holder_socket: holding::socket(cli),
             },
             started: Instant::now(),
             log,

@@ -17,6 +17,8 @@ struct Status {
     rpc_socket: String,
     vhost_dir: String,
     state_dir: String,
+    /// Where the holder of exported files listens, be it there or not.
+    holder_socket: String,
     user: User,
     /// What happens to system calls that the target is not known to make: `enforce` (they fail),
     /// `log` or `off`.
@@ -106,6 +108,7 @@ fn status(app: &App) -> Status {
         rpc_socket: app.paths.rpc_socket.display().to_string(),
         vhost_dir: app.paths.vhost_dir.display().to_string(),
         state_dir: app.paths.state_dir.display().to_string(),
+        holder_socket: app.paths.holder_socket.display().to_string(),
         user: User {
             name: sandbox::user::name_of(uid),
             uid,
