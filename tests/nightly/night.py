@@ -22,6 +22,8 @@ from tests.nightly.results import Outcome, commit, key
 from tests.nightly.steps import MINUTE_S, RESULTS, Lane, Step
 from tests.support.cache import ROOT
 
+#: What a shell starts in the background ignores SIGINT, and so does all that it starts.
+INTERRUPTIBLE = ("env", "--default-signal=INT")
 #: Steps of a lane at a time.
 AT_A_TIME = {Lane.GUESTS: 2, Lane.COMPUTING: 1}
 #: A step that takes so many times as long as it says is ended: it hangs.
@@ -66,7 +68,7 @@ class Night:
             if self._stopped:
                 raise KeyboardInterrupt
             process = subprocess.Popen(
-                step.command,
+                [*INTERRUPTIBLE, *step.command],
                 cwd=ROOT,
                 env=os.environ | step.environment,
                 stdin=subprocess.DEVNULL,
@@ -86,8 +88,11 @@ class Night:
         """Ends what runs, as Ctrl-C does, and lets nothing more begin."""
         with self._mutex:
             self._stopped = True
-            for process in self._running:
+            running = [*self._running]
+            for process in running:
                 _signal(process, signal.SIGINT)
+        for process in running:
+            _await(process)
 
     def all(self, steps: dict[str, Step], done: Callable[[Outcome], None]) -> None:
         """Runs steps, those of a lane in their order, and says of each what became of it.
@@ -129,7 +134,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """Ends a step's processes, in order if they do so soon."""
     if process.poll() is None:
         _signal(process, signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(ENDING_S)
+    _await(process)
+
+
+def _await(process: subprocess.Popen[bytes]) -> None:
+    """Waits for the end of a step that was told to end, and kills what is left of it then."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(ENDING_S)
     _signal(process, signal.SIGKILL)
     process.wait()
