@@ -13,8 +13,9 @@ use parking_lot::Mutex;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
-/// Mappings that can be guarded at a time, over all guests.
-pub(crate) const MAX_GUARDED: usize = 16_384;
+/// Mappings that can be guarded at a time, over all guests. Miri looks at the whole table each time
+/// that a part of it is borrowed.
+pub(crate) const MAX_GUARDED: usize = if cfg!(miri) { 256 } else { 16_384 };
 
 struct Slot {
     /// Counts the changes, twice each: odd while one is being made (a sequence lock, whose reader
