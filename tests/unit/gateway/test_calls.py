@@ -612,12 +612,12 @@ def test_long_results_are_changed_one_after_the_other(
 ) -> None:
     at_once: list[int] = [0, 0]  # now, and the most
 
-    async def numbers(*_: object) -> tuple[dict[str, object], dict[str, object]]:
+    async def changed(_: DomainStats, payload: bytes, *__: object) -> bytes:
         at_once[0] += 1
         at_once[1] = max(at_once)
         await asyncio.sleep(0.02)
         at_once[0] -= 1
-        return {}, {}
+        return payload
 
     async def body(world: World) -> None:
         dom = world.domain(disks=disk())
@@ -631,5 +631,5 @@ def test_long_results_are_changed_one_after_the_other(
             await asyncio.gather(*calls)
             assert at_once == [0, most]
 
-    monkeypatch.setattr("plugin.gateway.domstats.DomainStats._numbers", numbers)
+    monkeypatch.setattr(DomainStats, "_merged", changed)
     play(tmp_path, body)
