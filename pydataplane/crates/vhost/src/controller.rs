@@ -184,6 +184,13 @@ impl Controller {
         Some(all.swap_remove(at))
     }
 
+    /// The session goes on without those targets that are not there yet.
+    fn forget_sessions(&self) {
+        for target in &mut *self.inherited.lock() {
+            (target.nexus, target.suspended) = (None, None);
+        }
+    }
+
     /// What a session of that number needs, whose task management may take what is left of
     /// `control_budget`.
     fn context(&self, session: u64, control_budget: Budget) -> SessionContext<'_> {

@@ -147,6 +147,12 @@ impl Target {
         *self.inherited.lock() = None;
     }
 
+    /// The session that was to go on here does not: the next one has nothing of it.
+    pub(crate) fn begin_anew(&self) {
+        self.forget_inherited();
+        *self.suspended.lock() = None;
+    }
+
     /// Since when its requests wait, and for what.
     pub(crate) fn suspended(&self) -> Option<Suspension> {
         *self.suspended.lock()

@@ -220,6 +220,7 @@ impl Server {
         };
         self.sessions = state.sessions;
         self.held = true;
+        controller.forget_sessions();
         let targets = controller.targets();
         let unheard = state.unheard.as_ref().map(|unheard| {
             let times = |target: u8| {
@@ -245,6 +246,7 @@ impl Server {
         };
         let (Some(Prepared { mut peer, client, .. }), Some(session)) = (prepared, &state.session)
         else {
+            targets.iter().flatten().for_each(Target::begin_anew);
             self.unheard = unheard;
             return Ok(());
         };
@@ -264,6 +266,7 @@ impl Server {
                 return Err(why);
             }
             tracing::warn!(controller = name, "{why}; the peer is disconnected");
+            controller.forget_suspensions();
             self.unheard = device.take_unheard();
             return Ok(());
         }

@@ -106,7 +106,11 @@ fn a_peer_whose_memory_cannot_be_mapped_any_more_is_disconnected() {
         put_together(&host, taken_apart(&host), &DISK);
         assert!(guest.peer.is_closed());
         assert!(host.controllers.list(None).unwrap()[0].session.is_none());
+        // The next session has nothing of this one: POWER ON, RESET, OR BUS DEVICE RESET OCCURRED.
         let mut guest = Guest::start(&host.socket(), LINUX, 1);
+        let reply = guest.scsi(0, &[0; 6], &[], 0);
+        assert_eq!(reply.status, 2);
+        assert_eq!((reply.sense[2] & 15, reply.sense[12]), (6, 0x29));
         guest.ready(0);
     }
 }
