@@ -206,6 +206,7 @@ mod tests {
     use crate::{Features, FileBdev, FileKind, FileOptions, Geometry, Malloc, MallocOptions};
     use io_uring::opcode;
     use reactor::UringClient;
+    use std::sync::Mutex;
 
     fn drain<T>(channel: &mut OwnedChannel<T>, over: &mut Vec<Finished<T>>) {
         while channel.in_flight() > 0 {
@@ -270,7 +271,9 @@ mod tests {
 
     /// Gives an I/O to the kernel when it is polled first, as a file does with one that goes on in
     /// steps. The kernel ends it before the submission returns.
-    struct Steps;
+    /// Notes whose its channels are.
+    #[derive(Default)]
+    struct Steps(Mutex<Vec<Option<Owner>>>);
 
     struct StepsChannel {
         uring: UringClient,
@@ -297,6 +300,7 @@ mod tests {
             Features::default()
         }
         fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
+            self.0.lock().unwrap().push(io.owner());
             let uring = io.uring().unwrap().client(8);
             Ok(Box::new(StepsChannel { uring, tags: VecDeque::new() }))
         }
@@ -325,8 +329,17 @@ mod tests {
     }
 
     #[test]
+    fn each_channel_has_an_owner_of_its_own() {
+        let steps = Steps::default();
+        let _channels = [0, 1].map(|_| OwnedChannel::<()>::open(&steps, 4).unwrap());
+        let owners = steps.0.into_inner().unwrap();
+        assert!(owners[0].is_some() && owners[1].is_some(), "its I/O is no metadata: {owners:?}");
+        assert_ne!(owners[0], owners[1]);
+    }
+
+    #[test]
     fn what_ends_while_it_is_submitted_is_not_slept_through() {
-        let mut channel = OwnedChannel::open(&Steps, 4).unwrap();
+        let mut channel = OwnedChannel::open(&Steps::default(), 4).unwrap();
         let mut over = Vec::new();
         assert!(channel.submit(Op::Flush, 0, 0, None, 'a').is_none());
         assert!(channel.submit(Op::Flush, 0, 0, None, 'b').is_none());

@@ -16,6 +16,7 @@ mod inflight;
 mod io;
 mod lifecycle;
 mod migration;
+mod owners;
 mod peer;
 mod removable;
 mod stuck;

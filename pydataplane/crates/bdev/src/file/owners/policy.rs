@@ -220,6 +220,23 @@ mod tests {
     }
 
     #[test]
+    fn the_disks_own_time_is_the_least_that_was_seen() {
+        let mut policy = Policy::new();
+        let mut look = |mean: u64| {
+            let seen = Seen { owners: 2, pressed: 1, ended: SAMPLES, ticks: SAMPLES * mean };
+            policy.look(0, &seen)
+        };
+        // Something else kept the disk busy while it was measured.
+        for _ in 0..3 {
+            assert_eq!(look(1000), FLOOR);
+        }
+        let more = look(400);
+        assert!(more > FLOOR);
+        // Less than was measured, but more than the disk has been seen to take.
+        assert!(look(900) < more);
+    }
+
+    #[test]
     fn nothing_is_decided_by_few_requests() {
         let mut policy = Policy::new();
         let seen = Seen { owners: 2, pressed: 1, ended: SAMPLES - 1, ticks: 1000 };
