@@ -4,9 +4,9 @@
 //! A large direct one goes piece by piece (`large`), and so does a range to unmap or zero (`ranges`).
 //! Everything else (a short transfer, an unaligned buffer, more runs than the kernel takes, a file system
 //! without ZERO_RANGE, EAGAIN) makes it go on in steps (`steps`): a slot that cannot be pushed now waits
-//! in `again` for the next poll. Direct reads and writes beyond what their owner may have with the disk
-//! wait in `held`. All flushes that wait share one fdatasync (`flushing`), and after one has failed no
-//! further one succeeds until the device's latch is cleared. Of the kernel's workers, which all files of
+//! in `again` for the next poll. With direct I/O, reads, writes and parts of ranges beyond what their owner
+//! may have with the disk wait in `held`. All flushes that wait share one fdatasync (`flushing`), and after
+//! one has failed no further one succeeds until the device's latch is cleared. Of the kernel's workers, which all files of
 //! the thread share, a file takes no more than [`WORKERS_MAX`].
 
 mod flushing;
@@ -166,7 +166,7 @@ impl Channel for FileChannel {
         if io.fua {
             self.slots[n].failures = self.shared.latch.failures();
         }
-        if self.shared.direct && matches!(io.op, Op::Read | Op::Write) {
+        if self.shared.direct {
             if !self.held.is_empty() || !self.share.begin(begun) {
                 self.slots.take();
                 self.held.push_back(n);
@@ -324,7 +324,7 @@ impl FileChannel {
         let ticks = now.saturating_sub(slot.begun);
         if slot.shares {
             // What went as it is says how long the disk takes.
-            let plain = slot.step == Step::Plain && result.is_ok();
+            let plain = slot.step == Step::Plain && !slot.is_range() && result.is_ok();
             self.share.end(plain.then(|| now.saturating_sub(slot.sent)));
         }
         let bytes = slot.io.bytes(self.shared.block_size);

@@ -6,6 +6,9 @@
 //! between. How long a part may be is found out by how long the last one took: where there is little to
 //! free, a call takes some microseconds, whatever its length.
 //!
+//! In its owner's share of a disk a part is one request, and the next one has its turn behind all others of
+//! the owner's: who unmaps much takes no more of the disk than who reads, and its own reads go on.
+//!
 //! Parts end at multiples of their length, so they cut no block of a file system. A block device knows no
 //! such lock, and may free larger units than those: its ranges go as they are.
 

@@ -95,6 +95,22 @@ impl FileChannel {
         }
     }
 
+    /// A part of slot `n`'s range is no longer in the kernel: what follows has its turn behind all that waits
+    /// for the owner's share.
+    fn next_turn(&mut self, n: u16) {
+        self.slots[n].shares = false;
+        self.share.end(None);
+        if self.slots[n].step == Step::Syncing {
+            return self.flush(n);
+        }
+        if self.held.is_empty() && self.share.begin(reactor::ticks::now()) {
+            self.slots[n].shares = true;
+            return self.again.push(n);
+        }
+        self.held.push_back(n);
+        self.share.wait();
+    }
+
     /// The kernel is through with a step of slot `n`: the end of its I/O, or `None` if there is
     /// more to do, and then it stands in `again`.
     pub(super) fn stepped(&mut self, n: u16, result: i32) -> Option<Result<(), IoError>> {
@@ -106,7 +122,11 @@ impl FileChannel {
             Err(_) => self.refused(n, result.wrapping_neg()),
         };
         if end.is_none() {
-            match self.slots[n].step {
+            let slot = &self.slots[n];
+            match slot.step {
+                _ if slot.shares && !matches!(slot.io.op, Op::Read | Op::Write) => {
+                    self.next_turn(n)
+                }
                 Step::Syncing => self.flush(n),
                 _ => self.again.push(n),
             }

@@ -277,3 +277,53 @@ fn pieces_of_large_transfers_count() {
     assert_eq!(guests.channels[0].pushed.len(), SIZE / large::PIECE);
     assert_eq!(guests.shared.owners.flying_of(owner), Some(0));
 }
+
+#[test]
+fn a_part_of_a_range_is_one_request_and_the_next_has_its_turn_behind_others() {
+    for op in [Op::Unmap, Op::WriteZeroes] {
+        let mut guests = guests([0, 1]);
+        guests.shared.owners.fix(1);
+        let blocks = (SIZE / BLOCK) as u64;
+        let range = |tag| Io { op, fua: false, lba: 0, blocks, sg: Sg::EMPTY, tag };
+        for tag in [1000, 1001] {
+            assert_eq!(guests.channels[0].submit(&range(tag)), Submit::Pending);
+        }
+        guests.read(0, 7);
+        assert_eq!(guests.channels[0].pushed.len(), 1, "one for all that it has");
+        // A neighbour does not wait for it.
+        guests.read(1, 100);
+        assert_eq!(guests.pushed(1), [100]);
+        guests.poll(1, 1);
+        let owner = guests.channels[0].share.owner().unwrap();
+        let mut done = Vec::with_capacity(4);
+        while done.len() < 3 {
+            assert!(guests.shared.owners.flying_of(owner).unwrap() <= 1);
+            assert!(guests.channels[0].working.count <= 1);
+            if guests.channels[0].poll(&mut done) == 0 {
+                guests.io.wait(600_000_000).unwrap();
+            }
+        }
+        assert!(done.iter().all(|c| c.result == Ok(())), "{done:?}");
+        let at = |is: fn(&Pushed) -> bool| guests.channels[0].pushed.iter().position(is);
+        // After one part of each, of which each range has several.
+        assert_eq!(at(|p| p.opcode == opcode::Read::CODE), Some(2));
+        assert!(guests.channels[0].pushed.len() >= 5);
+        assert_eq!(done[0].tag, 7);
+        assert_eq!(guests.shared.owners.flying_of(owner), Some(0));
+        assert!(guests.channels[0].held.is_empty());
+    }
+}
+
+#[test]
+fn a_lone_owner_has_parts_of_all_its_ranges_in_the_kernel() {
+    let mut guests = guests([0]);
+    let blocks = (SIZE / BLOCK) as u64;
+    for tag in 0..8 {
+        let io = Io { op: Op::Unmap, fua: false, lba: 0, blocks, sg: Sg::EMPTY, tag };
+        assert_eq!(guests.channels[0].submit(&io), Submit::Pending);
+    }
+    assert_eq!((guests.channels[0].pushed.len(), guests.channels[0].held.len()), (8, 0));
+    guests.poll(0, 8);
+    let owner = guests.channels[0].share.owner().unwrap();
+    assert_eq!(guests.shared.owners.flying_of(owner), Some(0));
+}
