@@ -81,3 +81,39 @@ fn a_channel_that_goes_in_the_middle_of_a_range_does_no_more_of_it() {
     file.as_file().read_exact_at(&mut back, 63 << 20).unwrap();
     assert_eq!(back, [7; 4096]);
 }
+
+/// The length of the part that the kernel was given last.
+fn last_len(channel: &FileChannel) -> u64 {
+    channel.pushed.last().unwrap().addr
+}
+
+#[test]
+fn how_long_a_part_took_says_how_long_the_next_one_is() {
+    let (mut channel, io, _file) = channel_on(64 << 20);
+    assert_eq!(channel.submit(&range(Op::Unmap, 64 << 20)), Submit::Pending);
+    let first = last_len(&channel);
+    // Sent when the clock began, and then just now.
+    for (sent, len) in [(0, first / 4), (u64::MAX, first * 3 / 4)] {
+        let (n, result) = from_the_kernel(&mut channel, &io);
+        assert_eq!(result, 0);
+        channel.slots[n].sent = sent;
+        assert_eq!(channel.stepped(n, 0), None);
+        channel.go_on();
+        assert_eq!(last_len(&channel), len);
+    }
+}
+
+#[test]
+fn a_range_of_a_block_device_goes_whole() {
+    let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+    file.as_file().set_len(64 << 20).unwrap();
+    let mut shared = open(file.path(), Some(BLOCK as u32), false).unwrap();
+    assert!(!shared.ranges_whole);
+    // As of one.
+    shared.ranges_whole = true;
+    let io = IoContext::new().unwrap();
+    let mut channel = FileChannel::new(Arc::new(shared), Stats::new().channel(), &io).unwrap();
+    assert_eq!(channel.submit(&range(Op::Unmap, 64 << 20)), Submit::Pending);
+    assert_eq!(polled(&mut channel, &io), (1, Ok(())));
+    assert_eq!((channel.pushed.len(), last_len(&channel)), (1, 64 << 20));
+}
