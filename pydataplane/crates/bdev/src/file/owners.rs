@@ -33,7 +33,7 @@ const ACTIVE_US: u64 = 50_000;
 const WAITERS: usize = 256;
 
 /// What an owner has with the disk, all its channels together.
-struct Place {
+struct Counts {
     owner: Owner,
     /// Requests in the kernel, or pieces of large ones, and room that was given for one.
     flying: AtomicU32,
@@ -91,7 +91,7 @@ pub(super) struct Owners {
 
 struct All {
     /// One for each owner with channels, which have it, too.
-    places: Vec<Arc<Place>>,
+    list: Vec<Arc<Counts>>,
     policy: Policy,
 }
 
@@ -102,17 +102,17 @@ impl Owners {
             next_look: AtomicU64::new(0),
             look_ticks: reactor::ticks::from_us(LOOK_US),
             active_ticks: reactor::ticks::from_us(ACTIVE_US),
-            all: Mutex::new(All { places: Vec::new(), policy: Policy::new() }),
+            all: Mutex::new(All { list: Vec::new(), policy: Policy::new() }),
         }
     }
 
-    /// The place of `owner`, for one more of its channels.
-    fn place(&self, owner: Owner) -> Arc<Place> {
+    /// The counts of `owner`, for one more of its channels.
+    fn counts_of(&self, owner: Owner) -> Arc<Counts> {
         let mut all = self.all.lock();
-        if let Some(place) = all.places.iter().find(|place| place.owner == owner) {
-            return Arc::clone(place);
+        if let Some(counts) = all.list.iter().find(|counts| counts.owner == owner) {
+            return Arc::clone(counts);
         }
-        let place = Arc::new(Place {
+        let counts = Arc::new(Counts {
             owner,
             flying: AtomicU32::new(0),
             asked: AtomicU64::new(0),
@@ -121,8 +121,8 @@ impl Owners {
             ticks: AtomicU64::new(0),
             waiting: ArrayQueue::new(WAITERS),
         });
-        all.places.push(Arc::clone(&place));
-        place
+        all.list.push(Arc::clone(&counts));
+        counts
     }
 
     /// Decides anew what each may have, if it is time and nobody else does.
@@ -138,12 +138,12 @@ impl Owners {
         let Some(mut all) = self.all.try_lock() else { return };
         self.next_look.store(now.saturating_add(self.look_ticks), Relaxed);
         let mut seen = Seen::default();
-        for place in &all.places {
-            let idle = now.saturating_sub(place.asked.load(Relaxed)) > self.active_ticks;
-            seen.owners += usize::from(!idle || place.flying.load(Relaxed) > 0);
-            seen.pressed += usize::from(place.pressed.swap(false, Relaxed));
-            seen.ended += place.ended.swap(0, Relaxed);
-            seen.ticks += place.ticks.swap(0, Relaxed);
+        for counts in &all.list {
+            let idle = now.saturating_sub(counts.asked.load(Relaxed)) > self.active_ticks;
+            seen.owners += usize::from(!idle || counts.flying.load(Relaxed) > 0);
+            seen.pressed += usize::from(counts.pressed.swap(false, Relaxed));
+            seen.ended += counts.ended.swap(0, Relaxed);
+            seen.ticks += counts.ticks.swap(0, Relaxed);
         }
         let share = all.policy.look(now, &seen);
         self.share.store(share, Relaxed);
@@ -153,8 +153,8 @@ impl Owners {
     #[cfg(test)]
     pub(super) fn flying_of(&self, owner: Owner) -> Option<u32> {
         let all = self.all.lock();
-        let place = all.places.iter().find(|place| place.owner == owner)?;
-        Some(place.flying.load(Relaxed))
+        let counts = all.list.iter().find(|counts| counts.owner == owner)?;
+        Some(counts.flying.load(Relaxed))
     }
 
     /// Has each owner have `share` from now on.
@@ -165,50 +165,50 @@ impl Owners {
     }
 }
 
-/// What a channel knows of its owner's place. Dropped after its ring: then the kernel has nothing of it.
+/// What a channel knows of its owner's counts. Dropped after its ring: then the kernel has nothing of it.
 pub(super) struct Share {
     shared: Arc<super::Shared>,
     /// `None`: without an owner.
-    place: Option<Arc<Place>>,
-    /// Of the place's requests in the kernel those of this channel.
+    counts: Option<Arc<Counts>>,
+    /// Of the owner's requests in the kernel those of this channel.
     flying: u32,
     waiter: Arc<Waiter>,
-    /// It stands in the place's queue, or was given room that it has not used.
+    /// It stands in the owner's queue, or was given room that it has not used.
     waits: bool,
 }
 
 impl Share {
     /// Of a channel of `owner`'s on `shared`, whose thread `waker` wakes.
     pub(super) fn new(shared: Arc<super::Shared>, owner: Option<Owner>, waker: Waker) -> Self {
-        let place = owner.map(|owner| shared.owners.place(owner));
+        let counts = owner.map(|owner| shared.owners.counts_of(owner));
         let waiter = Arc::new(Waiter { waker, given: AtomicU32::new(NOTHING) });
-        Share { shared, place, flying: 0, waiter, waits: false }
+        Share { shared, counts, flying: 0, waiter, waits: false }
     }
 
     /// Whether the kernel may be given one more request at `now`, in ticks, which is then counted until
     /// [`Share::end`].
     #[inline]
     pub(super) fn begin(&mut self, now: u64) -> bool {
-        let Some(place) = &self.place else { return true };
+        let Some(counts) = &self.counts else { return true };
         let owners = &self.shared.owners;
-        place.asked.store(now, Relaxed);
+        counts.asked.store(now, Relaxed);
         owners.look(now);
         if self.waits {
             // Its turn comes, also where there is no limit any more: what is in the kernel ends.
             if !self.waiter.take() {
-                place.pressed.store(true, Relaxed);
+                counts.pressed.store(true, Relaxed);
                 return false;
             }
             self.waits = false;
         } else {
             let share = owners.share.load(Relaxed);
-            let full = || place.flying.load(Relaxed) >= share || !place.waiting.is_empty();
+            let full = || counts.flying.load(Relaxed) >= share || !counts.waiting.is_empty();
             // Two threads may both find the last room: one more does not matter.
             if share != NO_LIMIT && full() {
-                place.pressed.store(true, Relaxed);
+                counts.pressed.store(true, Relaxed);
                 return false;
             }
-            place.flying.fetch_add(1, Relaxed);
+            counts.flying.fetch_add(1, Relaxed);
         }
         self.flying += 1;
         true
@@ -216,46 +216,46 @@ impl Share {
 
     #[cfg(test)]
     pub(super) fn owner(&self) -> Option<Owner> {
-        self.place.as_ref().map(|place| place.owner)
+        self.counts.as_ref().map(|counts| counts.owner)
     }
 
     /// One that began is no longer in the kernel. `took`: how long it was there, in ticks, if that says
     /// something about the disk.
     #[inline]
     pub(super) fn end(&mut self, took: Option<u64>) {
-        let Some(place) = &self.place else { return };
+        let Some(counts) = &self.counts else { return };
         self.flying -= 1;
         if let Some(ticks) = took
             && self.shared.owners.share.load(Relaxed) != NO_LIMIT
         {
-            place.ended.fetch_add(1, Relaxed);
-            place.ticks.fetch_add(ticks, Relaxed);
+            counts.ended.fetch_add(1, Relaxed);
+            counts.ticks.fetch_add(ticks, Relaxed);
         }
         // First counted, then looked: who waits stands in the queue before it looks a last time.
-        place.flying.fetch_sub(1, SeqCst);
-        if !place.waiting.is_empty() {
-            place.hand_out(&self.shared.owners);
+        counts.flying.fetch_sub(1, SeqCst);
+        if !counts.waiting.is_empty() {
+            counts.hand_out(&self.shared.owners);
         }
     }
 
     /// The channel has requests that wait. Has its thread woken when it may begin one, if nothing of the
     /// channel is in the kernel whose end does that.
     pub(super) fn wait(&mut self) {
-        let Some(place) = &self.place else { return };
+        let Some(counts) = &self.counts else { return };
         if self.flying > 0 {
             return;
         }
         if !self.waits {
-            self.waits = place.waiting.push(Arc::clone(&self.waiter)).is_ok();
+            self.waits = counts.waiting.push(Arc::clone(&self.waiter)).is_ok();
             if !self.waits {
                 self.waiter.waker.wake();
             }
         }
-        place.hand_out(&self.shared.owners);
+        counts.hand_out(&self.shared.owners);
     }
 }
 
-impl Place {
+impl Counts {
     /// Gives the room that there is to those that wait, in order.
     #[cold]
     fn hand_out(&self, owners: &Owners) {
@@ -271,17 +271,17 @@ impl Place {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        let Some(place) = self.place.take() else { return };
+        let Some(counts) = self.counts.take() else { return };
         let unused = u32::from(self.waiter.given.swap(GONE, SeqCst) == ROOM);
-        place.flying.fetch_sub(self.flying + unused, SeqCst);
-        place.hand_out(&self.shared.owners);
+        counts.flying.fetch_sub(self.flying + unused, SeqCst);
+        counts.hand_out(&self.shared.owners);
         let mut all = self.shared.owners.all.lock();
         // This one, and that in the list.
-        if Arc::strong_count(&place) == 2 {
-            all.places.retain(|other| other.owner != place.owner);
+        if Arc::strong_count(&counts) == 2 {
+            all.list.retain(|other| other.owner != counts.owner);
         }
         // Before others count.
-        drop(place);
+        drop(counts);
     }
 }
 

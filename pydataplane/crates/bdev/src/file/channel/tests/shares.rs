@@ -170,9 +170,9 @@ fn a_thread_that_has_nothing_with_the_disk_is_woken_when_its_owner_has_room() {
     guests.shared.owners.fix(1);
     // Another thread's.
     let other = IoContext::new().unwrap();
-    let place = guests.channels[0].share.owner().unwrap();
+    let owner = guests.channels[0].share.owner().unwrap();
     let stats = Stats::new().channel();
-    let mut late = FileChannel::new(guests.shared.clone(), stats, &other.owned_by(place)).unwrap();
+    let mut late = FileChannel::new(guests.shared.clone(), stats, &other.owned_by(owner)).unwrap();
     guests.read(0, 0);
     // SAFETY: as in `read`.
     let sg = unsafe { Sg::new(std::slice::from_ref(&guests.runs[1])) };
