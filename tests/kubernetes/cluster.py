@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests.kubernetes.api import Api, ApiError, Words
 from tests.kubernetes.node import Node
 from tests.kubernetes.pki import Pki
 from tests.kubernetes.sandbox import HOST_NAME, SERVICE_ADDRESS, Process, Sandbox, SandboxError
@@ -39,6 +40,7 @@ TOKEN = "test-administrator"  # valid in the box only, where nothing listens to 
 SHORT_LIVED = {"GOGC": "off", "GOMEMLIMIT": "256MiB"}
 START_DEADLINE_S = 120.0
 WAIT_DEADLINE_S = 90.0
+DELETE_DEADLINE_S = 120.0
 
 KUBECONFIG = """\
 apiVersion: v1
@@ -99,7 +101,8 @@ class Cluster:
         containerd = node.start_containerd()
         self._write_kubeconfig(self.kubeconfig, {"token": TOKEN})
         server = self.box.spawn("kube-apiserver", *self._apiserver())
-        self._until("API server", server, lambda: self._get_raw("/readyz"), etcd)
+        proxy = self._start_proxy()
+        self._until("API server", server, self._is_ready, etcd, proxy)
         manager = self.box.spawn("kube-controller-manager", *self._controller_manager())
         scheduler = self.box.spawn(
             "kube-scheduler",
@@ -111,19 +114,28 @@ class Cluster:
         self._until(
             "service account",
             manager,
-            lambda: self.kubectl("get", "serviceaccount", "default", "-o", "name", check=False),
+            lambda: self._finds("serviceaccount", "default"),
         )
+
+    def _start_proxy(self) -> Process:
+        """Starts what `api` talks to."""
+        path = self.scratch / "api.sock"
+        self.api = Api(path)
+        words = (f"--kubeconfig={self.kubeconfig}", f"--unix-socket={path}")
+        return self.box.spawn("kubectl-proxy", self.tools.path("kubectl"), "proxy", *words)
 
     def _finish(self, node: Node, containerd: Process, *others: Process) -> None:
         """Waits for containerd, starts kubelet and waits until the node is ready."""
         self._until(f"containerd of {node.name}", containerd, node.containerd_answers)
         node.import_images()
         self.timings[f"images of {node.name}"] = time.monotonic() - self._begun
-        ready = ("wait", "node", node.name, "--for=condition=Ready", "--timeout=5s")
         self._until(
             node.name,
             node.start_kubelet(self._write_kubeconfig),
-            lambda: self.kubectl(*ready, check=False).endswith("condition met\n"),
+            lambda: (
+                self._finds("node", node.name)
+                and self.api.wait(f"node/{node.name}", "condition=Ready", deadline_s=5)
+            ),
             *(containerd, *others),
         )
 
@@ -241,24 +253,41 @@ class Cluster:
             env=SHORT_LIVED,
         ).stdout
 
-    def _get_raw(self, path: str) -> str:
-        return self.kubectl("get", "--raw", path, check=False)
+    def _is_ready(self) -> bool:
+        try:
+            return bool(self.api.request("GET", "/readyz"))
+        except ApiError:  # not all of it, or the proxy's that there is nobody yet
+            return False
 
-    def apply(self, manifest: Path | str, *options: str) -> None:
-        """Applies a manifest, a file or its text, with the server's strict validation."""
-        words = ("apply", "--server-side", "--validate=strict", *options)
-        if isinstance(manifest, Path):
-            self.kubectl(*words, "-f", manifest)
-        else:
-            self.kubectl(*words, "-f", "-", stdin=manifest)
+    def _finds(self, *words: str) -> bool:
+        try:
+            return bool(self.get(*words))
+        except ApiError:
+            return False
+
+    def apply(self, manifest: Path | str, *, dry_run: bool = False, force: bool = False) -> None:
+        """Applies a manifest, a file or its text, with the server's strict validation.
+
+        With `dry_run` the server only checks it; with `force` fields that others own are taken.
+        """
+        text = manifest.read_text() if isinstance(manifest, Path) else manifest
+        self.api.apply(
+            text, ({"dryRun": "All"} if dry_run else {}) | ({"force": "true"} if force else {})
+        )
 
     def get(self, *words: str) -> Any:
         """Returns `kubectl get ... -o json`, parsed."""
+        if asked := Words.read(words):
+            return self.api.get(asked)
         return json.loads(self.kubectl("get", *words, "-o", "json"))
 
     def items(self, *words: str) -> list[dict[str, Any]]:
         """Returns the objects of a list."""
         return list(self.get(*words)["items"])
+
+    def patch(self, kind: str, name: str, change: dict[str, Any]) -> None:
+        """Does `kubectl patch --type=merge`."""
+        self.api.patch(kind, name, change)
 
     def kinds(self) -> set[str]:
         """Returns the kinds of objects that the API server has: RESOURCE, or RESOURCE.GROUP."""
@@ -271,7 +300,10 @@ class Cluster:
         """
         words = ("wait", what, f"--for={state}", f"--timeout={deadline_s:.0f}s")
         try:
-            self.kubectl(*words, deadline_s=deadline_s + 30)
+            if not Api.understands(state):
+                self.kubectl(*words, deadline_s=deadline_s + 30)
+            elif not self.api.wait(what, state, deadline_s):
+                raise SandboxError(f"kubectl {' '.join(words)}: in vain")
         except SandboxError as error:
             told = self.kubectl("describe", what, check=False)
             raise SandboxError(f"{error}\n{told[-3000:]}") from None
@@ -286,7 +318,10 @@ class Cluster:
 
     def delete(self, *words: str, wait: bool = True) -> None:
         """Deletes objects; waits until they are gone unless told otherwise."""
-        self.kubectl("delete", "--ignore-not-found", f"--wait={str(wait).lower()}", *words)
+        if asked := Words.read(words):
+            self.api.delete(asked, deadline_s=DELETE_DEADLINE_S if wait else None)
+        else:
+            self.kubectl("delete", "--ignore-not-found", f"--wait={str(wait).lower()}", *words)
 
     @contextlib.contextmanager
     def applied(self, manifest: str) -> Iterator[None]:
@@ -295,8 +330,7 @@ class Cluster:
         try:
             yield
         finally:
-            words = ("delete", "--ignore-not-found", "--wait=false", "-f", "-")
-            self.kubectl(*words, stdin=manifest)
+            self.api.delete_objects(manifest)
 
     # Its end
 

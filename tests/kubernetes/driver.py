@@ -22,6 +22,7 @@ from typing import Any
 from pydataplane.client import Client
 from pydataplane.errors import TargetError
 from pydataplane.volumes import Volumes
+from tests.kubernetes.api import ApiError
 from tests.kubernetes.cluster import API_PORT, Cluster
 from tests.kubernetes.daemonset import EMPTY_DIR, Container, containers
 from tests.kubernetes.node import Node
@@ -105,7 +106,7 @@ class Deployment:
             directory.mkdir(parents=True)
         for manifest in ("csidriver", "rbac", "node-policy", "storageclasses"):
             cluster.apply(EXAMPLES / f"{manifest}.yaml")
-        cluster.apply(EXAMPLES / "daemonset.yaml", "--dry-run=server")
+        cluster.apply(EXAMPLES / "daemonset.yaml", dry_run=True)
         self._give_account()
         found = list(self._containers())
         (self.node.kubelet_dir / "plugins" / DRIVER).mkdir(parents=True, exist_ok=True)
@@ -304,11 +305,11 @@ class Deployment:
 
     def _registered(self) -> bool:
         socket = self.node.kubelet_dir / "plugins" / DRIVER / "csi.sock"
-        names = "jsonpath={.spec.drivers[*].name}"
-        drivers = self.cluster.kubectl(
-            *("get", "csinode", self.node.name, "-o", names), check=False
-        )
-        return DRIVER in drivers.split() and socket.exists()
+        try:
+            told = self.cluster.get("csinode", self.node.name)["spec"]["drivers"] or []
+        except ApiError:  # kubelet has not made it yet
+            return False
+        return DRIVER in [each["name"] for each in told] and socket.exists()
 
     # What there is
 
@@ -356,8 +357,8 @@ class Deployment:
 
     def sweep(self) -> None:
         """Deletes all pods and claims, whatever a test left of them."""
-        self.cluster.kubectl("delete", "pod", "--all", "--grace-period=1", "--wait=false")
-        self.cluster.kubectl("delete", "pvc", "--all", "--wait=false")
+        for kind, query in (("pod", {"gracePeriodSeconds": "1"}), ("pvc", {})):
+            self.cluster.api.delete_all(kind, query)
 
     def wait_clean(self, deadline_s: float = 60.0) -> None:
         """Waits until nothing of any volume is left; AssertionError with what is."""

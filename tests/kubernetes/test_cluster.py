@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,66 @@ def test_a_pod_runs_and_takes_commands(cluster: Cluster) -> None:
 def test_the_server_refuses_a_field_that_it_does_not_know(cluster: Cluster) -> None:
     with pytest.raises(SandboxError, match="teminationGracePeriodSeconds"):
         cluster.apply(POD.replace("termination", "temination"))
+
+
+SETTINGS = """\
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: first, labels: {of: these}}
+data: {"a": "1"}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: second}
+"""
+
+
+def test_the_server_says_the_same_without_kubectl(cluster: Cluster) -> None:
+    """By whatever names kubectl takes, and to the words for which it is asked."""
+    with cluster.applied(SETTINGS):
+        for name in ("cm", "configmap", "ConfigMaps", "configmaps.", "v1 ConfigMap"):
+            assert cluster.get(name, "first")["data"] == {"a": "1"}, name
+        for words in (
+            ("cm", "-l", "of=these"),
+            ("cm", "--field-selector=metadata.name=first"),
+            ("cm,lease", "-n", "default", "--field-selector", "metadata.name=first"),
+        ):
+            [found] = cluster.items(*words)
+            said = json.loads(cluster.kubectl("get", *words, "-o", "json"))["items"]
+            assert [found] == said, words
+        everywhere = {each["metadata"]["namespace"] for each in cluster.items("cm", "-A")}
+        assert everywhere > {"default"}
+        cluster.patch("cm", "first", {"data": {"a": None, "b": "2"}})
+        assert cluster.get("cm/first")["data"] == {"b": "2"}
+        cluster.apply(SETTINGS, dry_run=True)
+        assert cluster.get("cm", "first")["data"] == {"b": "2"}
+        with pytest.raises(SandboxError, match=r'NotFound: configmaps "third" not found'):
+            cluster.get("cm", "third")
+        with pytest.raises(SandboxError, match="no kind gadget"):
+            cluster.get("gadget", "first")
+
+
+def test_a_wait_ends_with_what_it_waits_for(cluster: Cluster) -> None:
+    """As soon as it is so, and with the object's own words where it is not in time."""
+    change = {"metadata": {"finalizers": ["example.org/wait"]}, "data": {"a": "1"}}
+    with cluster.applied(SETTINGS), ThreadPoolExecutor(1) as pool:
+        cluster.patch("cm", "second", change)
+        waiting = pool.submit(cluster.wait, "cm/second", "jsonpath={.data.a}=2")
+        cluster.patch("cm", "first", {"data": {"a": "2"}})
+        cluster.patch("cm", "second", {"data": {"b": "2"}})
+        assert not waiting.done()
+        cluster.patch("cm", "second", {"data": {"a": "2"}})
+        waiting.result()
+        with pytest.raises(SandboxError, match="in vain"):
+            cluster.wait("cm/second", "jsonpath={.data.a}=3", deadline_s=0.5)
+        with pytest.raises(SandboxError, match="not found"):
+            cluster.wait("cm/third", "jsonpath={.data.a}=3")
+        going = pool.submit(cluster.delete, "cm", "first", "second", "third")
+        cluster.wait("cm/first", "delete")
+        assert not going.done()
+        cluster.patch("cm", "second", {"metadata": {"finalizers": None}})
+        going.result()
+        cluster.wait("cm/second", "delete")
 
 
 def test_the_programs_are_the_versions_that_go_mod_names(cluster: Cluster) -> None:

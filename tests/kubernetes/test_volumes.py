@@ -96,8 +96,7 @@ def volume_of(cluster: Cluster, name: str) -> dict[str, Any]:
 
 def grow(cluster: Cluster, name: str, size: str) -> None:
     """Asks for more."""
-    patch = {"spec": {"resources": {"requests": {"storage": size}}}}
-    cluster.kubectl("patch", "pvc", name, "-p", json.dumps(patch))
+    cluster.patch("pvc", name, {"spec": {"resources": {"requests": {"storage": size}}}})
 
 
 def device_bytes(cluster: Cluster, pod: str) -> int:
@@ -180,7 +179,7 @@ def test_a_file_system_keeps_its_data_and_grows_under_its_pod(cluster: Cluster) 
         cluster.wait("pvc/data", "jsonpath={.status.capacity.storage}=600Mi")
         assert free_mib(cluster, "writer") > before + 150
         cluster.delete("pod", "writer")
-        cluster.apply(manifest.replace("400Mi", "600Mi"), "--force-conflicts")
+        cluster.apply(manifest.replace("400Mi", "600Mi"), force=True)
         cluster.wait("pod/writer", "condition=Ready")
         assert cluster.execute("writer", "md5sum", "/data/file").split()[0] == digest.split()[0]
 
@@ -240,8 +239,7 @@ def test_a_volume_that_a_stranger_writes_larger_stays_as_its_claim_asks(
         cluster.wait("pod/raw", "condition=Ready")
         before = device_bytes(cluster, "raw")
         volume = cluster.get("pvc", "disk")["spec"]["volumeName"]
-        larger = '{"spec":{"capacity":{"storage":"1Gi"}}}'
-        cluster.kubectl("patch", "pv", volume, "--type=merge", "-p", larger)
+        cluster.patch("pv", volume, {"spec": {"capacity": {"storage": "1Gi"}}})
         log = deployment.parts["virtlun-csi"].process
         until(
             lambda: "its claim asks for" in log.words(20_000),

@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.driver import EXAMPLES
+from tests.kubernetes.sandbox import SandboxError
 from tests.support.wait import until
 
 MIB = 1 << 20
@@ -57,14 +58,15 @@ def vm_volume(name: str, vm: str, claim_name: str, **spec: object) -> str:
 
 def grow(cluster: Cluster, name: str, mib: int) -> None:
     """Asks for a larger claim."""
-    patch = {"spec": {"resources": {"requests": {"storage": f"{mib}Mi"}}}}
-    cluster.kubectl("patch", "pvc", name, "-p", json.dumps(patch))
+    cluster.patch("pvc", name, {"spec": {"resources": {"requests": {"storage": f"{mib}Mi"}}}})
 
 
 def status(cluster: Cluster, name: str) -> dict[str, Any]:
     """Returns a VmVolume's status; nothing where it has none, or is gone."""
-    text = cluster.kubectl("get", "vmvolume", name, "-o", "json", check=False)
-    return dict(json.loads(text).get("status", {})) if text else {}
+    try:
+        return dict(cluster.get("vmvolume", name).get("status", {}))
+    except SandboxError:
+        return {}
 
 
 def condition(cluster: Cluster, name: str, kind: str) -> str:

@@ -16,6 +16,7 @@ without plugins, with a v1alpha3 sidecar. When a node hook is called, and with w
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import time
@@ -31,6 +32,7 @@ from tests.kubernetes.kubevirt import objects, wire
 from tests.kubernetes.kubevirt.conditions import Conditions
 from tests.kubernetes.kubevirt.launcher import Launcher, seconds
 from tests.kubernetes.kubevirt.wire import HookError
+from tests.kubernetes.sandbox import SandboxError
 from tests.support.agent import Agent
 from tests.support.libvirtd import VirshError
 
@@ -60,7 +62,8 @@ class KubeVirt:
             name = definition["metadata"]["name"]
             cluster.wait(f"crd/{name}", "condition=Established")
         for node in self.deployments:
-            cluster.kubectl("label", "node", node, "kubevirt.io/schedulable=true", "--overwrite")
+            label = {"kubevirt.io/schedulable": "true"}
+            cluster.patch("node", node, {"metadata": {"labels": label}})
 
     def hooks(self, kind: str, vmi: Mapping[str, Any]) -> Iterator[tuple[str, int, dict[str, Any]]]:
         """Yields plugins' names and their numbered hooks for an instance, in their calls' order.
@@ -197,12 +200,11 @@ class Machine:
 
     def set(self, **status: Any) -> None:
         """Merges something into the instance's status; None takes a key away."""
-        patch = json.dumps({"status": status})
-        self.cluster.kubectl("patch", VMI, self.name, "--type=merge", "-p", patch)
+        self.cluster.patch(VMI, self.name, {"status": status})
 
     def label(self, key: str, value: str) -> None:
         """Gives the instance a label."""
-        self.cluster.kubectl("label", VMI, self.name, f"{key}={value}", "--overwrite")
+        self.cluster.patch(VMI, self.name, {"metadata": {"labels": {key: value}}})
 
     # virt-handler
 
@@ -322,8 +324,8 @@ class Machine:
 
     def finish(self) -> None:
         """Lets the instance go, which virt-controller does when the pod is gone."""
-        patch = '{"metadata":{"finalizers":null}}'
-        self.cluster.kubectl("patch", VMI, self.name, "--type=merge", "-p", patch, check=False)
+        with contextlib.suppress(SandboxError):  # it is gone already
+            self.cluster.patch(VMI, self.name, {"metadata": {"finalizers": None}})
         self.cluster.delete(VMI, self.name)
 
     def close(self) -> None:
