@@ -11,7 +11,7 @@ use crate::restore;
 use crate::state::{self, Config, Item};
 use crate::upgrade::Taken;
 use crate::waits::Waits;
-use bdev::{Bdev, Event, FlushLatch, Malloc, Registry, RegistryError, Subscription};
+use bdev::{Bdev, Event, FileBdev, FlushLatch, Malloc, Registry, RegistryError, Subscription};
 use export::Exports;
 use holder::Client;
 use lvol::Lvstores;
@@ -24,8 +24,11 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use vhost_scsi::{Controllers, Settings, Timeouts};
+
+/// How long users of files that let go of them may take to be through with them.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Where the process keeps what it needs.
 #[derive(Clone, Debug)]
@@ -443,9 +446,20 @@ impl App {
             }
         }
         self.flush_errors.record().map_err(|e| format!("a failed flush is not recorded: {e}"))?;
+        let mut closing = Vec::new();
         for bdev in self.registry.list().into_iter().rev() {
-            if let Err(e) = self.registry.unregister(bdev.name()) {
+            let name = bdev.name();
+            let file = self.registry.get_as::<FileBdev>(name);
+            closing.extend(file.map(|file| (name.to_owned(), file.closing())));
+            if let Err(e) = self.registry.unregister(name) {
                 tracing::error!("not closed in order: {e}");
+            }
+        }
+        // A thread that let go of one a moment ago may still have to end its use.
+        let end = Instant::now() + CLOSE_TIMEOUT;
+        for (bdev, file) in closing {
+            if !file.wait(end.saturating_duration_since(Instant::now())) {
+                tracing::error!(bdev, "still in use, so no other process can open its file");
             }
         }
         Ok(())

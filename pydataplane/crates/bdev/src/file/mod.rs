@@ -28,10 +28,12 @@ mod owners;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use reactor::IoContext;
+use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -40,6 +42,9 @@ use self::owners::Owners;
 use crate::{
     Bdev, Channel, Features, FlushFailure, FlushLatch, Geometry, Op, OpenError, Registry, Stats,
 };
+
+/// How often it is looked whether a file is closed.
+const CLOSING_POLL: Duration = Duration::from_micros(200);
 
 /// Which of SPDK's two file backends it answers for; they differ in name only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +72,8 @@ pub struct FileOptions {
     pub kind: FileKind,
 }
 
-/// What the device and its channels share.
+/// What the device and its channels share. Nobody drops the last of them while the kernel has I/O of
+/// theirs.
 struct Shared {
     fd: OwnedFd,
     features: Features,
@@ -94,6 +100,36 @@ struct Shared {
     large: AtomicU32,
     owners: Owners,
     latch: FlushLatch,
+    /// After `fd`: see [`Closing`].
+    open: Arc<()>,
+}
+
+impl Drop for Shared {
+    /// Unlocks the file at once. Closing alone does not: the kernel's worker that ended the last I/O may
+    /// still have to let go of the file, and whoever opens it next finds it in use.
+    fn drop(&mut self) {
+        // Where there are no locks there is nothing to do.
+        _ = flock(&self.fd, FlockOperation::Unlock);
+    }
+}
+
+/// The end of a [`FileBdev`] whose last users may not all have let go of it yet.
+#[must_use]
+pub struct Closing(Weak<()>);
+
+impl Closing {
+    /// Waits until the file is closed, for another process to open it; `timeout` at most. Whether it
+    /// is.
+    pub fn wait(&self, timeout: Duration) -> bool {
+        let end = Instant::now() + timeout;
+        while self.0.strong_count() > 0 {
+            if Instant::now() >= end {
+                return false;
+            }
+            std::thread::sleep(CLOSING_POLL);
+        }
+        true
+    }
 }
 
 impl Shared {
@@ -177,6 +213,11 @@ impl FileBdev {
     pub fn clear_flush_failure(&self) -> io::Result<Option<FlushFailure>> {
         rustix::fs::fdatasync(&self.shared.fd)?;
         Ok(self.shared.latch.clear())
+    }
+
+    /// To wait for its end with, for which nothing may hold it any more.
+    pub fn closing(&self) -> Closing {
+        Closing(Arc::downgrade(&self.shared.open))
     }
 
     /// Which RPC made it.

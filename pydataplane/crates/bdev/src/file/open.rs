@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
 
@@ -109,6 +110,7 @@ pub(super) fn open(
         large: AtomicU32::new(0),
         owners: Owners::new(),
         latch: FlushLatch::default(),
+        open: Arc::default(),
     })
 }
 

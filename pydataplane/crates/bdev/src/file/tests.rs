@@ -310,6 +310,34 @@ fn a_file_in_use_names_who_uses_it_and_readers_share() {
     assert!(why(options(&path, 512)).contains("in use"));
 }
 
+/// As a worker of the kernel may that ended the last I/O, or a child that has not executed its program.
+#[test]
+fn a_file_that_is_closed_is_free_whoever_still_refers_to_it() {
+    let dir = &dirs()[0];
+    let path = file(dir, 4096);
+    let first = FileBdev::create(options(&path, 512)).unwrap();
+    let refers = first.shared.fd.try_clone().unwrap();
+    drop(first);
+    FileBdev::create(options(&path, 512)).unwrap();
+    drop(refers);
+}
+
+#[test]
+fn the_last_user_of_a_file_is_waited_for() {
+    let dir = &dirs()[0];
+    let path = file(dir, 4096);
+    let first = FileBdev::create(options(&path, 512)).unwrap();
+    let closing = first.closing();
+    assert!(!closing.wait(Duration::from_millis(1)));
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| closing.wait(Duration::from_secs(60)));
+        assert!(!waits.is_finished(), "somebody has it");
+        drop(first);
+        assert!(waits.join().unwrap());
+    });
+    FileBdev::create(options(&path, 512)).unwrap();
+}
+
 /// A block device of a file, gone at the end of the test. Needs root.
 struct Loop(PathBuf);
 
