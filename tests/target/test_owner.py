@@ -7,6 +7,7 @@ QEMUs of one host are.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -17,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import validate
 
 from pydataplane.errors import RpcError
 from tests.support.initiator import Initiator, Refused
-from tests.support.target import Target
+from tests.support.target import ROOT, Target
 from tests.target.test_vhost_rpc import ask_features, connect, features
 
 GROUP, OWNER, INTRUDER = 51000, 51001, 51002
@@ -275,7 +277,7 @@ def test_who_only_looks_owns_nothing(target: Target) -> None:
 def test_an_owner_that_cannot_be_recorded_is_not_served(target: Target) -> None:
     target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
     path = target.vhost_dir / "vm-1"
-    in_the_way = target.state_dir / "config.json.new"
+    in_the_way = target.state_dir / "owners.json.new"
     in_the_way.mkdir()
     with connect(path) as peer:
         with contextlib.suppress(BrokenPipeError):
@@ -288,12 +290,14 @@ def test_an_owner_that_cannot_be_recorded_is_not_served(target: Target) -> None:
     with connect(path) as peer:
         ask_features(peer)
         features(peer)
-        (recorded,) = [
-            call["params"]
-            for call in target.configuration()["vhost_scsi"]
-            if call["method"] == "virtlun_controller_set_owner"
-        ]
+        record = json.loads((target.state_dir / "owners.json").read_text())
+        validate(record, json.loads((ROOT / "schemas/config/owners.json").read_text()))
+        (recorded,) = [call["params"] for call in record["owners"]]
         assert recorded["process"]["pid"] == os.getpid() == shown(target)["owner"]["pid"]
+    # With the next change it stands in the configuration.
+    target.rpc("bdev_null_create", name="n0", num_blocks=8, block_size=512)
+    assert recorded in [call["params"] for call in target.configuration()["vhost_scsi"]]
+    assert not (target.state_dir / "owners.json").exists()
     target.rpc("vhost_delete_controller", ctrlr="vm-1", force=True)
     assert target.configuration()["vhost_scsi"] == []
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import random
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from pydataplane.errors import RpcError
 from tests.support.frozen import frozen
-from tests.support.initiator import Initiator
+from tests.support.initiator import Initiator, Refused
 from tests.support.target import Target
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
@@ -298,3 +300,42 @@ def test_guests_on_a_disk_that_does_not_answer_keep_no_other_guest_waiting(
         assert guests["flush"].read(0, 16) == before
         assert guests["unmap"].read(0, 16) == bytes(8192)
     assert target.stop() == 0
+
+
+@contextmanager
+def ext4_on(path: str, folder: Path) -> Iterator[None]:
+    """A file system on a file, at `folder`, that writes nothing before it is told to."""
+    subprocess.run(["mkfs.ext4", "-q", "-E", "nodiscard", path], check=True)
+    folder.mkdir()
+    options = "loop,commit=3600,nodiscard"
+    subprocess.run(["mount", "-t", "ext4", "-o", options, path, str(folder)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_session_begins_while_the_disk_of_the_state_directory_does_not_answer(
+    disks: Disks, make_target: MakeTarget, scratch: Path
+) -> None:
+    folder = scratch / "ext4"
+    with ext4_on(disks.path(), folder):
+        target = make_target()
+        target.state_dir = folder / "state"
+        target.start()
+        target.rpc("bdev_malloc_create", name="m0", num_blocks=2048, block_size=512)
+        controller(target, "vm", "m0")
+        with Initiator(target.vhost_dir / "vm") as guest:
+            with disks.without_answers():
+                guest.send("connect")
+                guest.ready()
+                (shown,) = target.rpc("vhost_get_controllers", name="vm")
+                assert shown["owner"]["pid"] == guest.pid
+                # Its owner is known to the next process.
+                target.kill9()
+            target.start()
+            with Initiator(target.vhost_dir / "vm") as stranger, pytest.raises(Refused):
+                stranger.send("connect")
+                stranger.ready()
+            assert "belongs to process" in target.words()
+        assert target.stop() == 0

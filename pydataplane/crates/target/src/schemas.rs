@@ -4,7 +4,7 @@ use crate::app::App;
 use crate::cli::Cli;
 use crate::logging::LogControl;
 use crate::methods;
-use crate::state::{Config, ConfigFile, RecordFile};
+use crate::state::{Config, ConfigFile, OwnersFile, RecordFile};
 use crate::upgrade::{Message, VERSION};
 use clap::Parser;
 use schemars::generate::SchemaSettings;
@@ -43,6 +43,14 @@ fn record_file() -> Value {
     schema
 }
 
+/// Schema of what is recorded beside that.
+fn owners_file() -> Value {
+    let generator = SchemaSettings::draft2020_12().into_generator();
+    let mut schema = generator.into_root_schema_for::<OwnersFile>().to_value();
+    schema["title"] = json!("owners.json in the state directory of virtlun-target");
+    schema
+}
+
 /// Schema of what two programs say to each other during an upgrade.
 fn upgrade_messages() -> Value {
     let generator = SchemaSettings::draft2020_12().into_generator();
@@ -62,6 +70,7 @@ pub fn files() -> io::Result<BTreeMap<String, String>> {
     }
     files.insert("config/target.json".to_owned(), text(&config_file())?);
     files.insert("config/record.json".to_owned(), text(&record_file())?);
+    files.insert("config/owners.json".to_owned(), text(&owners_file())?);
     files.insert("upgrade/messages.json".to_owned(), text(&upgrade_messages())?);
     Ok(files)
 }

@@ -4,7 +4,8 @@
 //! per subsystem a list of method calls. An item has a key, the thing that it makes; making it
 //! again replaces the item in its place, deleting the thing removes it. The file is replaced as a
 //! whole (temporary file, fsync, rename, fsync of the directory), so a crash leaves the old one or
-//! the new one. Beside the calls it has the flushes that failed, which are no configuration.
+//! the new one. Beside the calls it has the flushes that failed, which are no configuration. Which
+//! process a controller came to belong to is written to `owners.json` first, which is not flushed.
 
 mod call;
 mod dir;
@@ -13,7 +14,8 @@ mod keys;
 use call::calls;
 pub use call::{Call, ConfigFile, Subsystem};
 use dir::Dir;
-pub use dir::{RecordFile, StateError, files_of_bdevs, is_state_dir};
+pub use dir::{OwnersFile, RecordFile, StateError, files_of_bdevs, is_state_dir};
+use keys::OWNER_KEY;
 pub use keys::{
     BDEV_KEY, bdev_key, coalescing_key, controller_key, export_key, identify, owner_key, target_key,
 };
@@ -59,6 +61,13 @@ impl Config {
         let mut config = Config { dir: None, ..Config::default() };
         let RecordFile { subsystems, flush_errors } = dir.read()?;
         config.put_all(calls(subsystems), &flush_errors);
+        let mut owners = dir.read_owners();
+        // One that was being made when the process ended is not recorded.
+        owners.retain(|call| {
+            let ctrlr = call.params.get("ctrlr").and_then(Value::as_str);
+            ctrlr.is_some_and(|ctrlr| config.get(&controller_key(ctrlr)).is_some())
+        });
+        config.put_all(owners, &BTreeMap::new());
         config.dirty = false;
         config.dir = Some(dir);
         Ok(config)
@@ -259,6 +268,14 @@ impl Config {
         Ok(())
     }
 
+    /// Writes down whom controllers belong to. When it returns, that survives the end of this process,
+    /// however it ends; with [`Config::save`], which is still to come, that of the host.
+    pub fn save_owners(&self) -> Result<(), StateError> {
+        let Some(dir) = &self.dir else { return Ok(()) };
+        let owners = self.items.iter().filter(|item| item.key.starts_with(OWNER_KEY));
+        dir.write_owners(&owners.map(|item| item.call.clone()).collect::<Vec<_>>())
+    }
+
     /// The calls of one subsystem, for `framework_get_config`.
     pub fn calls(&self, subsystem: Subsystem) -> Vec<Call> {
         let items = self.items.iter().filter(|item| item.subsystem == subsystem);
@@ -281,7 +298,7 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
-    use super::dir::CONFIG;
+    use super::dir::{CONFIG, OWNERS};
     use super::*;
     use std::fs;
     use std::path::PathBuf;
@@ -379,6 +396,51 @@ mod tests {
         new.rewrite();
         new.save().unwrap();
         assert_eq!(old.dir.as_ref().unwrap().read().unwrap().flush_errors, expected);
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn owners_are_there_until_the_file_is_another() {
+        const METHOD: &str = "virtlun_controller_set_owner";
+        let dir = scratch("owners");
+        let (file, owners) = (dir.join(CONFIG), dir.join(OWNERS));
+        let owner = |pid: u64| json!({"ctrlr": "v", "uid": pid});
+        let read = || {
+            let config = Config::open(&dir).unwrap();
+            config.get("owner of controller v").map(|item| item.call.params["uid"].clone())
+        };
+        let mut config = Config::open(&dir).unwrap();
+        config.record("vhost_create_scsi_controller", &json!({"ctrlr": "v"}));
+        config.record(METHOD, &owner(1));
+        config.save().unwrap();
+        let written = fs::read(&file).unwrap();
+        config.record(METHOD, &owner(2));
+        config.save_owners().unwrap();
+        assert_eq!(fs::read(&file).unwrap(), written);
+        // The process is killed.
+        drop(config);
+        assert_eq!(read(), Some(json!(2)));
+        let earlier = fs::read(&owners).unwrap();
+        let mut config = Config::open(&dir).unwrap();
+        config.record(METHOD, &owner(3));
+        config.save_owners().unwrap();
+        config.record(METHOD, &owner(4));
+        config.save().unwrap();
+        drop(config);
+        assert!(!owners.exists());
+        assert_eq!(read(), Some(json!(4)));
+        // As if the process had been killed before it removed it.
+        fs::write(&owners, earlier).unwrap();
+        assert_eq!(read(), Some(json!(4)));
+        // Of a controller that is not there.
+        let mut config = Config::open(&dir).unwrap();
+        config.record(METHOD, &json!({"ctrlr": "w", "uid": 5}));
+        config.save_owners().unwrap();
+        drop(config);
+        assert_eq!(Config::open(&dir).unwrap().items().count(), 2);
+        // As the host may leave it.
+        fs::write(&owners, [0u8; 100]).unwrap();
+        assert_eq!(read(), Some(json!(4)));
         fs::remove_dir_all(dir).unwrap();
     }
 

@@ -24,7 +24,9 @@ const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(1);
 /// Where it is recorded which process a controller belongs to.
 pub trait OwnerJournal: Send + Sync {
     /// Records that the controller `name` belongs to `owner`. When it returns, the record survives
-    /// a crash. Called by the controller's thread, before the process's first message is served.
+    /// the end of this process, however it ends. It need not survive the host's, with which `owner`
+    /// ends too: the guest waits for this, and is not to wait for a disk that others use. Called by the
+    /// controller's thread, before the process's first message is served.
     ///
     /// # Errors
     /// It is not recorded.

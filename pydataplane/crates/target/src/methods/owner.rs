@@ -148,7 +148,7 @@ impl OwnerJournal for Journal {
         params.insert("process".into(), json!(RecordedProcess::from(owner)));
         params.insert("boot_id".into(), json!(owner.boot_id));
         config.put(Subsystem::VhostScsi, key, Call { method: SET_OWNER.into(), params });
-        config.save().map_err(io::Error::other)
+        config.save_owners().map_err(io::Error::other)
     }
 }
 

@@ -1,11 +1,13 @@
-//! The state directory: the lock that makes it one target's, and the file that is replaced as a whole.
+//! The state directory: the lock that makes it one target's, and the files that are replaced as a whole.
 
 use super::Call;
 use super::call::{ConfigFile, SubsystemFile};
+use super::keys::{OWNER_KEY, identify};
 use crate::flusherror::FlushError;
 use rustix::fs::FlockOperation;
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -16,8 +18,10 @@ use std::path::{Path, PathBuf};
 pub(super) const CONFIG: &str = "config.json";
 const CONFIG_NEW: &str = "config.json.new";
 const LOCK: &str = "lock";
+pub(super) const OWNERS: &str = "owners.json";
+const OWNERS_NEW: &str = "owners.json.new";
 
-/// Largest `config.json` that is read, in bytes.
+/// Largest file that is read, in bytes.
 const MAX_CONFIG_BYTES: u64 = 64 * 1024 * 1024;
 
 /// The record: a [`ConfigFile`], and what became of what it makes.
@@ -28,6 +32,29 @@ pub struct RecordFile {
     /// By bdev on a file or block device: the flush that failed, until that is cleared.
     #[serde(default)]
     pub(super) flush_errors: BTreeMap<String, FlushError>,
+}
+
+/// Whom controllers belong to, as that was recorded since the configuration was. It is void as soon as
+/// that is another file.
+#[derive(Serialize, Deserialize, JsonSchema)]
+pub struct OwnersFile {
+    /// The config.json that it adds to; null where there was none.
+    of: Option<Edition>,
+    /// Calls of virtlun_controller_set_owner, which take the place of those there.
+    owners: Vec<Call>,
+}
+
+/// A file, told from those that were in its place before and came after.
+#[derive(PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+struct Edition {
+    /// Its number.
+    inode: u64,
+    /// Its size.
+    bytes: u64,
+    /// When it was written, in seconds since 1970.
+    seconds: i64,
+    /// And nanoseconds.
+    nanoseconds: i64,
 }
 
 /// Why the state directory cannot be used.
@@ -152,13 +179,62 @@ impl Dir {
         serde_json::from_str(&text).map_err(|e| StateError::Damaged { path, why: e.to_string() })
     }
 
+    /// Replaces the record; when it returns, that survives a crash of the host.
     pub(super) fn write(&self, text: &str) -> Result<(), StateError> {
         let (new, path) = (self.path.join(CONFIG_NEW), self.path.join(CONFIG));
         let mut file = File::create(&new).map_err(os("create", &new))?;
         file.write_all(text.as_bytes()).map_err(os("write", &new))?;
         file.sync_all().map_err(os("flush", &new))?;
         fs::rename(&new, &path).map_err(os("replace", &path))?;
+        // Void now, and recorded there.
+        _ = fs::remove_file(self.path.join(OWNERS));
         File::open(&self.path).and_then(|dir| dir.sync_all()).map_err(os("flush", &self.path))
+    }
+
+    fn edition(&self) -> Option<Edition> {
+        let meta = fs::metadata(self.path.join(CONFIG)).ok()?;
+        Some(Edition {
+            inode: meta.ino(),
+            bytes: meta.len(),
+            seconds: meta.mtime(),
+            nanoseconds: meta.mtime_nsec(),
+        })
+    }
+
+    /// Records whom controllers belong to beside the present record; when it returns, that survives
+    /// this process.
+    ///
+    /// It need not survive the host: the processes that it names do not either, and those of the next
+    /// boot are told from them. So nothing waits for the disk here, on which a guest's session would
+    /// wait, and behind all that others write there: the next process reads what the kernel has.
+    pub(super) fn write_owners(&self, owners: &[Call]) -> Result<(), StateError> {
+        let (new, path) = (self.path.join(OWNERS_NEW), self.path.join(OWNERS));
+        let text = json!({"of": self.edition(), "owners": owners}).to_string();
+        fs::write(&new, text).map_err(os("write", &new))?;
+        fs::rename(&new, &path).map_err(os("replace", &path))
+    }
+
+    /// What [`Dir::write_owners`] recorded, if the record is still the same; nothing where it cannot be
+    /// read, as after a crash of the host.
+    pub(super) fn read_owners(&self) -> Vec<Call> {
+        let path = self.path.join(OWNERS);
+        let mut text = Vec::new();
+        let read = File::open(&path)
+            .and_then(|file| file.take(MAX_CONFIG_BYTES).read_to_end(&mut text))
+            .and_then(|_| Ok(serde_json::from_slice::<OwnersFile>(&text)?));
+        let OwnersFile { of, mut owners } = match read {
+            Ok(file) => file,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Vec::new(),
+            Err(e) => {
+                tracing::warn!("{} is ignored: {e}", path.display());
+                return Vec::new();
+            }
+        };
+        if of != self.edition() {
+            return Vec::new();
+        }
+        owners.retain(|call| identify(call).1.starts_with(OWNER_KEY));
+        owners
     }
 }
 

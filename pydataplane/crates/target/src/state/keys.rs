@@ -6,6 +6,9 @@ use serde_json::{Value, json};
 /// What the keys of bdevs begin with.
 pub const BDEV_KEY: &str = "bdev ";
 
+/// What the keys of the owners of controllers begin with.
+pub const OWNER_KEY: &str = "owner of controller ";
+
 /// Key of a bdev.
 pub fn bdev_key(name: &str) -> String {
     format!("{BDEV_KEY}{name}")
@@ -28,7 +31,7 @@ pub fn target_key(ctrlr: &str, number: u64) -> String {
 
 /// Key of whom a controller belongs to.
 pub fn owner_key(ctrlr: &str) -> String {
-    format!("owner of controller {ctrlr}")
+    format!("{OWNER_KEY}{ctrlr}")
 }
 
 /// Key of a controller's coalescing.
