@@ -74,8 +74,11 @@ impl FileChannel {
     /// Slot `n` waits for a flush from now on.
     #[inline]
     pub(super) fn flush(&mut self, n: u16) {
-        self.slots[n].step = Step::Syncing;
-        let (number, failures) = (self.shared.flushes.next(), self.shared.latch.failures());
+        let slot = &mut self.slots[n];
+        slot.step = Step::Syncing;
+        // A durable write: since it was submitted. Who clears a failure meanwhile does not know of it.
+        let failures = if slot.io.fua { slot.failures } else { self.shared.latch.failures() };
+        let number = self.shared.flushes.next();
         self.flushing.waiting.push(Waiting { slot: n, number, failures });
         self.begin_flush();
     }

@@ -182,6 +182,27 @@ fn a_failure_that_is_cleared_at_once_fails_the_flushes_that_waited_all_the_same(
 }
 
 #[test]
+fn a_failure_while_a_durable_write_is_under_way_fails_it_also_when_it_is_cleared_before_its_flush()
+{
+    let ([mut a, mut b], shared, io, _file) = two_channels();
+    // Zeros are written, and then flushed.
+    shared.zero_range.store(false, Relaxed);
+    let zeros = Io { op: Op::WriteZeroes, fua: true, lba: 0, blocks: 1, sg: Sg::EMPTY, tag: 6 };
+    assert_eq!(b.submit(&zeros), Submit::Pending);
+    let (n, written) = from_the_kernel(&mut b, &io);
+    assert_eq!(usize::try_from(written), Ok(BLOCK));
+    // This took the report of whatever was lost.
+    assert_eq!(a.submit(&Io::flush(1)), Submit::Pending);
+    assert_eq!(from_the_kernel(&mut a, &io), (FDATASYNC, 0));
+    a.flushed(-libc::EIO);
+    assert!(shared.latch.clear().is_some());
+    assert_eq!(b.stepped(n, written), None);
+    assert_eq!(polled(&mut b, &io), (6, Err(IoError::Flush)));
+    assert_eq!(b.submit(&zeros), Submit::Pending);
+    assert_eq!(polled(&mut b, &io), (6, Ok(())));
+}
+
+#[test]
 fn any_number_of_flushes_take_one_fdatasync_that_begins_after_them() {
     let ([mut a, mut b], _shared, io, _file) = two_channels();
     assert_eq!(a.submit(&Io::flush(0)), Submit::Pending);
