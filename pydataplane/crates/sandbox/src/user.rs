@@ -42,7 +42,7 @@ pub enum UserError {
     },
     /// The kernel said yes and did not do it.
     #[error("the process still has rights that it gave up: {0}")]
-    Kept(String),
+    NotGivenUp(String),
 }
 
 fn os(operation: &'static str) -> impl Fn(rustix::io::Errno) -> UserError {
@@ -161,17 +161,17 @@ fn check_single_thread() -> Result<(), UserError> {
 }
 
 fn check_is(account: &Account) -> Result<(), UserError> {
-    let kept = |what: String| Err(UserError::Kept(what));
+    let not_given_up = |what: String| Err(UserError::NotGivenUp(what));
     let have = rustix::thread::capabilities(None).map_err(os("read the capabilities"))?;
     if !(have.effective | have.permitted | have.inheritable).is_empty() {
-        return kept(format!("capabilities {:?}", have.permitted));
+        return not_given_up(format!("capabilities {:?}", have.permitted));
     }
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
     if (uid.as_raw(), gid.as_raw()) != (account.uid, account.gid) {
-        return kept(format!("user {}, group {}", uid.as_raw(), gid.as_raw()));
+        return not_given_up(format!("user {}, group {}", uid.as_raw(), gid.as_raw()));
     }
     if account.uid != 0 && rustix::thread::set_thread_uid(Uid::ROOT).is_ok() {
-        return kept("it can become root again".into());
+        return not_given_up("it can become root again".into());
     }
     Ok(())
 }

@@ -1,12 +1,11 @@
 //! Commands on blocks: each is checked here and becomes a [`Job`] of bdev I/Os.
 
 use crate::job::{Compare, Job, Kind};
+use crate::nexus::Nexus;
 use crate::opcode::Cdb;
 use crate::response::{Fail, Status};
 use crate::sense::{Code, Key, Sense};
-use crate::shared::{
-    LunShared, MAX_UNMAP_BYTES, MAX_UNMAP_DESCRIPTORS, MAX_WRITE_SAME_BYTES, Nexus,
-};
+use crate::shared::{LunShared, MAX_UNMAP_BYTES, MAX_UNMAP_DESCRIPTORS, MAX_WRITE_SAME_BYTES};
 use bdev::Op;
 use guestmem::{Bounce, Sg};
 

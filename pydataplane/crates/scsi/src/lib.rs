@@ -50,6 +50,7 @@ mod job;
 mod lun;
 mod missing;
 mod mode;
+mod nexus;
 mod opcode;
 mod policy;
 mod reply;
@@ -57,17 +58,20 @@ mod report;
 mod response;
 mod sense;
 mod shared;
+mod task;
 mod well_known;
 
 pub use characteristics::{Characteristics, CharacteristicsError};
-pub use lun::{Lun, Task};
+pub use lun::Lun;
 pub use missing::missing_lun;
+pub use nexus::{Nexus, NexusState, UnitAttention};
 pub use opcode::{CDB_LEN, Kind};
 pub use policy::{ErrorPolicy, WaitFor, told};
 pub use response::{Outcome, Response, Status};
 pub use sense::SENSE_LEN;
 pub use shared::{
     LunError, LunOptions, LunShared, MAX_SERIAL, MAX_TRANSFER_BYTES, MAX_UNMAP_BYTES,
-    MAX_UNMAP_DESCRIPTORS, MAX_WRITE_SAME_BYTES, Nexus, NexusState, UnitAttention,
+    MAX_UNMAP_DESCRIPTORS, MAX_WRITE_SAME_BYTES,
 };
+pub use task::Task;
 pub use well_known::report_luns_unit;

@@ -1,13 +1,13 @@
 //! A logical unit as all threads see it.
 
 use crate::characteristics::{Characteristics, CharacteristicsError};
+use crate::nexus::{Nexus, NexusState, Preventers, UnitAttention};
 use crate::policy::ErrorPolicy;
-use crate::sense::{Code, Key, Sense};
 use bdev::{Bdev, Features};
 use parking_lot::{Mutex, MutexGuard};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// Longest unit serial number, in bytes.
 pub const MAX_SERIAL: usize = 64;
@@ -90,177 +90,6 @@ pub enum LunError {
         /// The unit's block size in bytes.
         asked: u32,
     },
-}
-
-/// A unit attention condition (SAM-5 5.14), in order of precedence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum UnitAttention {
-    /// 29h/00h POWER ON, RESET, OR BUS DEVICE RESET OCCURRED.
-    Reset = 1,
-    /// 3Fh/0Eh REPORTED LUNS DATA HAS CHANGED.
-    LunsChanged = 2,
-    /// 2Ah/09h CAPACITY DATA HAS CHANGED.
-    CapacityChanged = 4,
-    /// 3Fh/03h INQUIRY DATA HAS CHANGED.
-    InquiryChanged = 8,
-}
-
-impl UnitAttention {
-    const BY_PRECEDENCE: [UnitAttention; 4] = [
-        UnitAttention::Reset,
-        UnitAttention::LunsChanged,
-        UnitAttention::CapacityChanged,
-        UnitAttention::InquiryChanged,
-    ];
-
-    fn sense(self) -> Sense {
-        let code = match self {
-            UnitAttention::Reset => Code::POWER_ON_OR_RESET,
-            UnitAttention::LunsChanged => Code::REPORTED_LUNS_DATA_HAS_CHANGED,
-            UnitAttention::CapacityChanged => Code::CAPACITY_DATA_HAS_CHANGED,
-            UnitAttention::InquiryChanged => Code::INQUIRY_DATA_HAS_CHANGED,
-        };
-        Sense::new(Key::UnitAttention, code)
-    }
-}
-
-/// One initiator session (I_T nexus) of a logical unit.
-///
-/// A removable unit has no unit attentions, against SAM-5. Linux takes each one from a removable
-/// unit as a changed medium (`scsi_io_completion_action`): it fails the command and drops what it
-/// has cached, or, since 6.6, shuts the mounted file system down; so growth, a restart of the
-/// target or a reset by the guest itself would take a mounted disk away from it (tests/guest has
-/// all but the restart). Growth reaches the driver by the transport's event, and who resets knows.
-pub struct Nexus {
-    /// Bits of [`UnitAttention`].
-    pending: AtomicU32,
-    /// Whether it prevents the removal of the medium (SBC-3 4.11).
-    prevents: AtomicBool,
-    /// Those of the unit that do.
-    preventers: Arc<Preventers>,
-    /// First READ CAPACITY, in microseconds since the epoch; 0: not yet.
-    seen_us: AtomicU64,
-}
-
-impl Nexus {
-    fn new(first: Option<UnitAttention>, preventers: Arc<Preventers>) -> Self {
-        Nexus {
-            pending: AtomicU32::new(first.map_or(0, |attention| attention as u32)),
-            prevents: AtomicBool::new(false),
-            preventers,
-            seen_us: AtomicU64::new(0),
-        }
-    }
-
-    fn post(&self, attention: UnitAttention) {
-        self.pending.fetch_or(attention as u32, Ordering::Release);
-    }
-
-    /// The nexus prevents the removal of the medium from now on; `false`: it is decided that the
-    /// unit goes.
-    pub(crate) fn prevent(&self) -> bool {
-        // Counted first: what was answered is counted, whatever other reactors do meanwhile.
-        let counted = self.preventers.add();
-        if counted && self.prevents.swap(true, Ordering::AcqRel) {
-            self.preventers.sub();
-        }
-        counted
-    }
-
-    /// The initiator allows the removal, lost the nexus or started afresh: what it prevented is
-    /// over (SBC-3 4.11).
-    pub fn forget_prevention(&self) {
-        if self.prevents.swap(false, Ordering::AcqRel) {
-            self.preventers.sub();
-        }
-    }
-
-    /// The initiator looked how big the unit is: whoever scans does.
-    #[cold]
-    pub(crate) fn note_seen(&self) {
-        if self.seen_us.load(Ordering::Relaxed) == 0 {
-            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-            let us = u64::try_from(now.as_micros()).unwrap_or(u64::MAX).max(1);
-            _ = self.seen_us.compare_exchange(0, us, Ordering::Relaxed, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether an attention is pending.
-    #[inline]
-    pub(crate) fn has_attention(&self) -> bool {
-        self.pending.load(Ordering::Relaxed) != 0
-    }
-
-    /// Takes the first pending attention, which is then reported and gone.
-    #[cold]
-    pub(crate) fn take(&self) -> Option<Sense> {
-        UnitAttention::BY_PRECEDENCE.into_iter().find(|a| self.clear(*a)).map(UnitAttention::sense)
-    }
-
-    /// Forgets `attention`; says whether it was pending.
-    pub(crate) fn clear(&self, attention: UnitAttention) -> bool {
-        let bit = attention as u32;
-        self.pending.fetch_and(!bit, Ordering::AcqRel) & bit != 0
-    }
-}
-
-/// What a session knows of a logical unit, for one that goes on with it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NexusState {
-    /// Bits of the [`UnitAttention`]s that wait.
-    pub attentions: u32,
-    /// Whether it prevents the removal of the medium.
-    pub prevents: bool,
-    /// First READ CAPACITY, in microseconds since the epoch; 0: not yet.
-    pub seen_us: u64,
-}
-
-impl Nexus {
-    /// What is to be known to go on with it.
-    pub fn state(&self) -> NexusState {
-        NexusState {
-            attentions: self.pending.load(Ordering::Acquire),
-            prevents: self.prevents.load(Ordering::Acquire),
-            seen_us: self.seen_us.load(Ordering::Relaxed),
-        }
-    }
-}
-
-impl Drop for Nexus {
-    fn drop(&mut self) {
-        self.forget_prevention();
-    }
-}
-
-/// How many nexuses of a unit prevent the removal of its medium, until it is decided that the unit
-/// goes: then none does, and none can any more.
-#[derive(Default)]
-struct Preventers(AtomicU32);
-
-impl Preventers {
-    const CLOSED: u32 = u32::MAX;
-
-    /// One more; `false`: closed.
-    fn add(&self) -> bool {
-        let more = |count| (count != Self::CLOSED).then(|| count + 1);
-        self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
-    }
-
-    /// One of those that were added less.
-    fn sub(&self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
-
-    fn any(&self) -> bool {
-        !matches!(self.0.load(Ordering::Acquire), 0 | Self::CLOSED)
-    }
-
-    /// Closes it if there is none; whether it is closed now.
-    fn close(&self) -> bool {
-        let closed = self.0.compare_exchange(0, Self::CLOSED, Ordering::AcqRel, Ordering::Acquire);
-        matches!(closed, Ok(_) | Err(Self::CLOSED))
-    }
 }
 
 /// A logical unit as all threads see it.
@@ -355,12 +184,7 @@ impl LunShared {
     /// [`LunShared::connect`] otherwise.
     pub fn connect_as(&self, state: NexusState) -> Arc<Nexus> {
         let nexus = self.connect();
-        let known = UnitAttention::BY_PRECEDENCE.into_iter().fold(0, |bits, a| bits | a as u32);
-        nexus.pending.store(state.attentions & known, Ordering::Release);
-        nexus.seen_us.store(state.seen_us, Ordering::Relaxed);
-        if state.prevents {
-            nexus.prevent();
-        }
+        nexus.restore(state);
         nexus
     }
 
@@ -407,9 +231,7 @@ impl LunShared {
     /// Takes a lock: for control threads.
     pub fn seen_at(&self) -> Option<Duration> {
         let nexuses = self.nexuses();
-        let seen = nexuses.iter().filter_map(Weak::upgrade);
-        let seen = seen.map(|n| n.seen_us.load(Ordering::Relaxed)).filter(|us| *us != 0);
-        seen.min().map(Duration::from_micros)
+        nexuses.iter().filter_map(Weak::upgrade).filter_map(|n| n.seen_at()).min()
     }
 
     /// The bdev's size may have changed: takes the new one and, if it did, tells every session

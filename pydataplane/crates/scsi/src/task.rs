@@ -1,0 +1,82 @@
+//! One command in flight, as the transport holds it.
+
+use crate::job::Job;
+use crate::opcode::{CDB_LEN, Cdb};
+use guestmem::Sg;
+
+/// One command in flight. The transport embeds it in its preallocated request slot, calls
+/// [`Task::prepare`] for each new command and leaves the rest to [`crate::Lun`].
+pub struct Task {
+    pub(crate) tag: u64,
+    pub(crate) cdb: Cdb,
+    pub(crate) data_out: Sg,
+    pub(crate) data_in: Sg,
+    pub(crate) job: Job,
+    /// Value of the unit's reset count when the command started.
+    pub(crate) epoch: u32,
+    pub(crate) aborted: bool,
+    /// No further step starts.
+    pub(crate) stopped: bool,
+    /// It began, and waits to begin again ([`Outcome::Suspended`]).
+    pub(crate) suspended: bool,
+}
+
+impl Task {
+    /// A task for the slot named `tag`: unique in flight on the channel, given to the bdev as
+    /// [`bdev::Io::tag`] and so back in [`bdev::Completion::tag`].
+    pub const fn new(tag: u64) -> Self {
+        Task {
+            tag,
+            cdb: Cdb([0; CDB_LEN]),
+            data_out: Sg::EMPTY,
+            data_in: Sg::EMPTY,
+            job: Job::IDLE,
+            epoch: 0,
+            aborted: false,
+            stopped: false,
+            suspended: false,
+        }
+    }
+
+    /// Makes this the task of a new command: the CDB (copied once out of guest memory, padded
+    /// with zeros), the data from the initiator and the space for data to it. Both lists stay
+    /// valid until the task is done.
+    #[inline]
+    pub fn prepare(&mut self, cdb: &[u8; CDB_LEN], data_out: Sg, data_in: Sg) {
+        self.cdb = Cdb(*cdb);
+        self.data_out = data_out;
+        self.data_in = data_in;
+        self.aborted = false;
+        self.stopped = false;
+        self.suspended = false;
+    }
+
+    /// The name given with [`Task::new`].
+    #[inline]
+    pub fn tag(&self) -> u64 {
+        self.tag
+    }
+
+    /// Marks the task as ended by a task management function (ABORT TASK, ABORT TASK SET): its
+    /// outstanding I/O is still waited for, no further step starts, and it ends as
+    /// [`crate::Status::TaskAborted`].
+    pub fn abort(&mut self) {
+        self.aborted = true;
+    }
+
+    /// Whether [`Task::abort`] was called for the present command.
+    pub fn is_aborted(&self) -> bool {
+        self.aborted
+    }
+
+    /// Starts no further step: a task whose outstanding I/O is its last one ends as that does, any
+    /// other as [`crate::Status::TaskAborted`], for the transport to do it again later.
+    pub fn stop(&mut self) {
+        self.stopped = true;
+    }
+
+    /// Undoes [`Task::stop`], for one that has not ended yet.
+    pub fn go_on(&mut self) {
+        self.stopped = false;
+    }
+}
