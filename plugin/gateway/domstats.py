@@ -2,8 +2,9 @@
 
 Of a domain paused because of I/O errors of ours (plugin.gateway.ioerrors) that is the reason.
 
-Calls pass as they are. A reply that says nothing of our domains passes, too, in the event loop's
-callback; for the others the target is asked what libvirtd cannot know.
+A reply that says nothing of our domains passes as it is, in the event loop's callback; for the
+others the target is asked what libvirtd cannot know. A call about all domains has it asked while
+libvirtd puts its own answer together, for at thousands of domains both take a while.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TypeVar
 
 from plugin.gateway.errors import GatewayError
@@ -21,6 +23,7 @@ from plugin.gateway.statistics import (
     COUNT,
     REASON,
     Block,
+    Blocks,
     Record,
     merged,
     records,
@@ -40,6 +43,28 @@ TURN = 16
 LONG_BYTES = 65_536
 """Replies longer than this are changed one after the other, for all clients: however many poll,
 a change that is under way waits for one of them at a time."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What the target said about volumes, by the name that it was asked for."""
+
+    usages: Mapping[str, Usage]
+    sizes: Mapping[str, Sizes]
+    about: Mapping[bytes, Seen]
+    """The domains that it was asked about, by UUID, and what was known of them."""
+
+
+NONE = Numbers({}, {}, {})
+
+
+@dataclass(frozen=True, slots=True)
+class _Last:
+    """The disks of a domain that does not run, as they were put together the last time."""
+
+    seen: Seen
+    sizes: list[Sizes | None]
+    blocks: Blocks
 
 
 class DomainStats:
@@ -62,6 +87,9 @@ class DomainStats:
         self._locks = locks
         self._prefix = path_prefix
         self._paused = paused
+        self._last: dict[bytes, _Last] = {}
+        """By the domain's UUID."""
+        self._most = TURN
 
     def known(self, payload: bytes) -> bytes | None:
         """Returns what to answer with, at once; None: ask `translated`.
@@ -80,8 +108,8 @@ class DomainStats:
             return None
         return None if any(item is None or item.ours for item in seen) else payload
 
-    async def translated(self, payload: bytes) -> bytes:
-        """Returns what to answer with.
+    async def translated(self, payload: bytes, ahead: Awaitable[Numbers] | None = None) -> bytes:
+        """Returns what to answer with; `ahead` is what the same call had asked already.
 
         Raises:
             XdrError: libvirtd's reply is no such result.
@@ -96,9 +124,24 @@ class DomainStats:
             return payload
         # In nobody's way: a target that does not answer has all wait for one time-out, not for one
         # after the other.
-        usages, sizes = await self._numbers(disks)
+        had = NONE if ahead is None else await ahead
+        rest = [
+            item
+            for record, item in zip(every, disks, strict=True)
+            if item.ours and had.about.get(record.uuid) is not item
+        ]
+        usages, sizes = had.usages, had.sizes
+        if rest:
+            more_usages, more_sizes = await self._numbers(rest)
+            usages, sizes = {**usages, **more_usages}, {**sizes, **more_sizes}
         async with self._turn(payload):
             return await self._merged(payload, every, disks, usages, sizes)
+
+    async def ahead(self, *, running: bool) -> Numbers:
+        """Asks the target about all domains that are known to be ours, or those that run."""
+        about = {u: item for u, item in self._known.ours().items() if item.running or not running}
+        usages, sizes = await self._numbers(about.values())
+        return Numbers(usages, sizes, about)
 
     @asynccontextmanager
     async def _turn(self, payload: bytes) -> AsyncIterator[None]:
@@ -135,17 +178,37 @@ class DomainStats:
             if not item.ours:
                 parts.append(payload[record.start : record.end])
                 continue
-            blocks = [
+            blocks = self._blocks(record.uuid, item, usages, sizes)
+            parts.append(merged(payload, record, item.carrier, blocks))
+        if len(self._last) > self._most:  # half may be of domains that changed or are gone
+            still = self._known.at_once
+            self._last = {u: last for u, last in self._last.items() if still(u) is last.seen}
+            self._most = 2 * len(self._last) + TURN
+        return b"".join(parts)
+
+    def _blocks(
+        self, uuid: bytes, item: Seen, usages: Mapping[str, Usage], sizes: Mapping[str, Sizes]
+    ) -> Blocks:
+        """Returns a domain's disks; those of the last time where nothing of them changed."""
+        names = [lun.bdev_name for lun in item.luns]
+        now = [sizes.get(name) for name in names]
+        last = self._last.get(uuid)
+        if last is not None and last.seen is item and last.sizes == now:
+            return last.blocks
+        blocks = Blocks(
+            [
                 Block(
                     lun.dev,
                     self._prefix + lun.volume.alias,
-                    usages.get(lun.bdev_name) if item.running else None,
-                    sizes.get(lun.bdev_name),
+                    usages.get(name) if item.running else None,
+                    size,
                 )
-                for lun in item.luns
+                for lun, name, size in zip(item.luns, names, now, strict=True)
             ]
-            parts.append(merged(payload, record, item.carrier, blocks))
-        return b"".join(parts)
+        )
+        if not item.running:  # one that runs counts on
+            self._last[uuid] = _Last(item, now, blocks)
+        return blocks
 
     async def _seen(self, dom: Domain) -> Seen:
         """Returns what a domain has of ours, which the client may know: libvirtd listed it.
@@ -158,7 +221,7 @@ class DomainStats:
             return NOTHING
 
     async def _numbers(
-        self, disks: Sequence[Seen]
+        self, disks: Collection[Seen]
     ) -> tuple[Mapping[str, Usage], Mapping[str, Sizes]]:
         """Asks the target once for all; without one there are names alone, as libvirt does it."""
         used = [lun.bdev_name for item in disks if item.running for lun in item.luns]

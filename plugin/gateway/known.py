@@ -119,6 +119,11 @@ class Known:
         known = self._seen.get(uuid)
         return known[0] if known is not None and time.monotonic() - known[1] < AGE_S else None
 
+    def ours(self) -> dict[bytes, Seen]:
+        """Returns the domains that are known to have something of ours, by UUID."""
+        oldest = time.monotonic() - AGE_S
+        return {u: seen for u, (seen, at) in self._seen.items() if seen.ours and at > oldest}
+
     async def _read(self, dom: Domain) -> Seen:
         async with self._slots:
             await self._watching()

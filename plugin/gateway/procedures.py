@@ -24,6 +24,7 @@ from plugin.gateway.handlers import (
     saved,
     snapshots,
     start,
+    stats,
     unsupported,
 )
 from plugin.gateway.messages import SMALL_CALL_MAX_BYTES, XML_CALL_MAX_BYTES
@@ -66,6 +67,8 @@ class Procedure:
     max_bytes: int
     """How long its arguments may be, which are read whole, bytes."""
     by: By
+    only_bytes: int | None = None
+    """Only with arguments of this length: others pass."""
     of_paused: bool = False
     """Only while a domain is paused because of I/O errors of ours: else libvirtd answers alone."""
 
@@ -101,6 +104,14 @@ _ROWS = (
     Procedure(Proc.BLOCK_PEEK, unsupported.peek, _WRITE, SMALL, _NOBODY),
     Procedure(Proc.SET_BLOCK_IO_TUNE, unsupported.io_tune, _WRITE, SMALL, _NOBODY),
     Procedure(Proc.GET_BLOCK_IO_TUNE, unsupported.io_tune, _READ, SMALL, _NOBODY),
+    Procedure(
+        Proc.GET_ALL_DOMAIN_STATS,
+        stats.of_all,
+        _READ,
+        SMALL,
+        _LIBVIRTD,
+        only_bytes=stats.BYTES,
+    ),
     Procedure(Proc.GET_FSINFO, guest.filesystems, _READ, SMALL, _LIBVIRTD),
     Procedure(Proc.GET_GUEST_INFO, guest.info, _READ, SMALL, _LIBVIRTD),
     Procedure(Proc.GET_METADATA, metadata.get, _READ, SMALL, _NOBODY),

@@ -249,6 +249,8 @@ class Session:
         procedure = PROCEDURES.get(header.procedure)
         if procedure is not None and procedure.of_paused and not self._services.paused:
             return None
+        if procedure is not None and procedure.only_bytes not in (None, header.payload_bytes):
+            return None
         if self.read_only and procedure is not None and procedure.access is Access.WRITE:
             return None  # libvirtd refuses it in its own words
         return procedure

@@ -183,6 +183,27 @@ class Block:
         return packed, 2 + len(values)
 
 
+class Blocks:
+    """The disks of ours of one domain, in their order."""
+
+    __slots__ = ("_blocks", "_packed")
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self._blocks = tuple(blocks)
+        self._packed: tuple[int, bytes, int] | None = None
+
+    def __len__(self) -> int:
+        """Returns how many."""
+        return len(self._blocks)
+
+    def pack(self, first: int) -> tuple[bytes, int]:
+        """Returns the parameters of all, from block.`first` on, and how many; makes them once."""
+        if self._packed is None or self._packed[0] != first:
+            packed = [block.pack(number) for number, block in enumerate(self._blocks, first)]
+            self._packed = first, b"".join(p for p, _ in packed), sum(n for _, n in packed)
+        return self._packed[1:]
+
+
 @dataclass(frozen=True, slots=True)
 class _Form:
     """What of a disk's parameters is the same for every disk of this number."""
@@ -211,7 +232,7 @@ def _opaque(raw: bytes) -> bytes:
     return len(raw).to_bytes(4, "big") + raw + bytes(-len(raw) & 3)
 
 
-def merged(payload: bytes, record: Record, carrier: str | None, ours: Sequence[Block]) -> bytes:
+def merged(payload: bytes, record: Record, carrier: str | None, ours: Blocks) -> bytes:
     """Returns a record without the carrier's block and with ours behind all others.
 
     One without `block.count` comes back as it is: block statistics were not asked for.
@@ -252,11 +273,8 @@ def merged(payload: bytes, record: Record, carrier: str | None, ours: Sequence[B
             parts += whole[number]
         else:
             parts += [_opaque(b"block.%d.%s" % (nth, rest)) + v for rest, v in blocks[number]]
-    count = len(before) + 1 + len(parts) + len(after)
-    for nth, block in enumerate(ours, len(kept)):
-        packed, inside = block.pack(nth)
-        parts.append(packed)
-        count += inside
+    packed, inside = ours.pack(len(kept))
+    count = len(before) + 1 + len(parts) + inside + len(after)
     disks = len(kept) + len(ours)
     head = bytes(Writer().string(COUNT.decode()).i32(UINT).u32(disks))
     return b"".join(
@@ -266,6 +284,7 @@ def merged(payload: bytes, record: Record, carrier: str | None, ours: Sequence[B
             *before,
             head,
             *parts,
+            packed,
             *after,
         )
     )

@@ -197,7 +197,10 @@ def calls() -> str:
         By.LIBVIRTD: "libvirtd, with arguments or result changed",
         By.NOBODY: "refused with a sentence",
     }
-    shown = [(Proc(number).name, Access.READ, By.LIBVIRTD) for number in sorted(SHOWING)]
+    shown = [
+        (Proc(number).name, Access.READ, By.LIBVIRTD)
+        for number in sorted(SHOWING.keys() - PROCEDURES)
+    ]
     rows = [
         f"| `{name}` | {access.value} | {answers[by]} |"
         for name, access, by in sorted(

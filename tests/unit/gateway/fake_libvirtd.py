@@ -84,6 +84,8 @@ class FakeLibvirtd:
         self.connections: list[Connection] = []
         self.refuse: dict[int, Refused] = {}
         self.delay_s: dict[int, float] = {}
+        self.gate: dict[int, asyncio.Event] = {}
+        """What the answer to a call that came waits for."""
         self.answers: dict[int, Callable[[bytes], bytes]] = {}
         self.dropped_fds: list[int] = []
         self.hang: Hang | None = None
@@ -172,6 +174,8 @@ class FakeLibvirtd:
         if proc in self.delay_s:
             await asyncio.sleep(self.delay_s[proc])
         connection.calls.append((proc, dict(connection.identity)))
+        if proc in self.gate:
+            await self.gate[proc].wait()
         if header.type == MessageType.CALL_WITH_FDS:
             payload = payload[4:]
         hang = self.hang

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from plugin.gateway import domstats
-from plugin.gateway.domstats import DomainStats
+from plugin.gateway.domstats import NONE, DomainStats, Numbers
 from plugin.gateway.errors import Code, NoAnswer, Refused
 from plugin.gateway.messages import (
     STRING,
@@ -380,7 +380,7 @@ def test_statistics_without_a_domain_of_ours_pass_without_a_task(
     changed = 0
     translated = DomainStats.translated
 
-    async def counted(self: DomainStats, payload: bytes) -> bytes:
+    async def counted(self: DomainStats, payload: bytes, *_: object) -> bytes:
         nonlocal changed
         changed += 1
         return await translated(self, payload)
@@ -389,6 +389,7 @@ def test_statistics_without_a_domain_of_ours_pass_without_a_task(
         ours = world.domain(disks=disk())
         bare = world.libvirtd.add("two", config=plain("two", UUID_2))
         client = await world.client()
+        named = bytes(bare.ref.write(Writer().u32(1)).u32(0).u32(0))
         for records, tasks in (
             ([stats_of(bare.ref, "vda")], 1),  # what it has is not known yet
             ([stats_of(bare.ref, "vda")], 0),
@@ -398,7 +399,7 @@ def test_statistics_without_a_domain_of_ours_pass_without_a_task(
             payload = StatsRecord.pack_all(records)
             world.libvirtd.answers[Proc.GET_ALL_DOMAIN_STATS] = partial(_given, payload)
             before = changed
-            reply = await client.call(Proc.GET_ALL_DOMAIN_STATS, bytes(12))
+            reply = await client.call(Proc.GET_ALL_DOMAIN_STATS, named)
             assert changed - before == tasks
             assert (reply == payload) is (records[-1].dom != ours.ref or len(records) == 1)
 
@@ -436,6 +437,125 @@ def test_who_polls_does_not_wait_for_one_time_out_after_the_other(
         for reply in await asyncio.gather(*polls):
             values = {param.field: param.value for param in StatsRecord.read_all(reply)[0].params}
             assert values["block.0.name"] == "sdb"
+
+    play(tmp_path, body)
+
+
+def test_the_target_is_asked_about_all_domains_while_libvirtd_answers(tmp_path: Path) -> None:
+    def asked(world: World) -> list[str]:
+        """Returns the volumes whose sizes were asked for."""
+        sizes = (a["names"] for m, a in world.target.calls if m == "virtlun_lvol_get_sizes")
+        return [name for names in sizes for name in names]
+
+    async def body(world: World) -> None:
+        first = world.domain(disks=disk())
+        world.target.add_volume("lvs0/late")
+        late = world.domain("two", UUID_2, disks=disk("lvs0/late"))
+        records = [stats_of(first.ref, "ubda"), stats_of(late.ref, "ubda")]
+        client = await world.client()
+        early: list[str] = []
+
+        def answer(_: bytes) -> bytes:
+            early[:] = asked(world)
+            return StatsRecord.pack_all(records)
+
+        def came(count: int) -> bool:
+            return len(asked(world)) >= count
+
+        world.libvirtd.answers[Proc.GET_ALL_DOMAIN_STATS] = answer
+        for known, args, before, after in (
+            (0, (0, 0), 0, 2),
+            (2, (0, 0), 2, 2),
+            (1, (32, 0), 1, 2),
+            (2, (32, 1), 2, 2),  # of those that run
+            (2, (1, 0), 0, 2),  # libvirtd gives more than was asked for
+            (2, (0, 2), 0, 2),
+        ):
+            services = world.gateway.services
+            services.known.forget()
+            for dom in (first, late)[:known]:
+                await services.known.current(dom.ref)
+            world.target.calls.clear()
+            gate = world.libvirtd.gate[Proc.GET_ALL_DOMAIN_STATS] = asyncio.Event()
+            call = bytes(Writer().u32(0).u32(args[0]).u32(args[1]))
+            reply = asyncio.create_task(client.call(Proc.GET_ALL_DOMAIN_STATS, call))
+            await until(partial(came, before))
+            if not before:
+                await asyncio.sleep(0.05)  # in which a wrong question would come
+            gate.set()
+            for record in StatsRecord.read_all(await reply):
+                values = {param.field: param.value for param in record.params}
+                assert values["block.0.capacity"] == 64 * MIB
+            assert (len(early), len(asked(world))) == (before, after)
+
+    play(tmp_path, body)
+
+
+@pytest.mark.usefixtures("as_nobody")
+@pytest.mark.parametrize("judges", [False, True])
+def test_nothing_is_asked_ahead_where_libvirtd_judges_each_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, judges: bool
+) -> None:
+    conf = tmp_path / "libvirtd.conf"
+    conf.write_text(f'access_drivers = ["{"polkit" if judges else "none"}"]\n')
+    asked: list[bool] = []
+
+    async def ahead(_: DomainStats, *, running: bool) -> Numbers:
+        asked.append(running)
+        return NONE
+
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk())
+        payload = StatsRecord.pack_all([stats_of(dom.ref, "ubda")])
+        world.libvirtd.answers[Proc.GET_ALL_DOMAIN_STATS] = partial(_given, payload)
+        client = await world.client()
+        (record,) = StatsRecord.read_all(await client.call(Proc.GET_ALL_DOMAIN_STATS, bytes(12)))
+        values = {param.field: param.value for param in record.params}
+        assert values["block.0.capacity"] == 64 * MIB
+        assert asked == ([] if judges else [False])
+
+    monkeypatch.setattr(DomainStats, "ahead", ahead)
+    play(tmp_path, body, libvirtd_conf=conf)
+
+
+def test_what_is_kept_of_a_domain_that_does_not_run_is_never_old(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        doms = []
+        for number in range(40):
+            world.target.add_volume(f"lvs0/v{number}")
+            uuid = f"{number:08d}-1111-4111-8111-111111111111"
+            running = number == 0
+            doms.append(
+                world.domain(f"d{number}", uuid, disks=disk(f"lvs0/v{number}"), running=running)
+            )
+        client = await world.client()
+        stats = world.gateway.services.domain_stats
+
+        async def sizes(*names: str) -> list[object]:
+            records = [stats_of(dom.ref, *names) for dom in doms]
+            payload = StatsRecord.pack_all(records)
+            world.libvirtd.answers[Proc.GET_ALL_DOMAIN_STATS] = partial(_given, payload)
+            reply = StatsRecord.read_all(await client.call(Proc.GET_ALL_DOMAIN_STATS, bytes(12)))
+            values = [{p.field: p.value for p in record.params} for record in reply]
+            first = len(names) - names.count("ubda")
+            return [each.get(f"block.{first}.capacity") for each in values]
+
+        assert await sizes("ubda") == [64 * MIB] * 40
+        assert len(stats._last) == 39, "one that runs counts on"
+        world.target.volumes["lvs0/v7"]["mib"] = 96  # resized
+        assert await sizes("ubda") == [64 * MIB] * 7 + [96 * MIB] + [64 * MIB] * 32
+        assert await sizes("vda", "ubda") == [64 * MIB] * 7 + [96 * MIB] + [64 * MIB] * 32
+        del world.target.volumes["lvs0/v7"]
+        assert (await sizes("ubda"))[6:9] == [64 * MIB, None, 64 * MIB]
+        for turn in range(1, 5):  # others come and go
+            world.gateway.services.known.forget()
+            for number in range(1, 40):
+                uuid = f"{turn:04d}{number:04d}-1111-4111-8111-111111111111"
+                doms[number] = world.domain(
+                    f"d{turn}-{number}", uuid, disks=disk("lvs0/v1"), running=False
+                )
+            assert await sizes("ubda") == [64 * MIB] * 40
+        assert len(stats._last) <= 2 * 39 + 16, "what is kept is bounded by what there is"
 
     play(tmp_path, body)
 

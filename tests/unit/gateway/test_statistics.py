@@ -17,7 +17,7 @@ from plugin.gateway.messages import (
     Domain,
     TypedParam,
 )
-from plugin.gateway.statistics import Block, merged, records
+from plugin.gateway.statistics import Block, Blocks, merged, records
 from plugin.gateway.target import Usage
 from plugin.gateway.xdr import XdrError
 from pydataplane.volumes import Sizes
@@ -107,7 +107,7 @@ def test_the_bytes_say_what_decoded_values_would(
     carrier = "ubda" if hidden else None
     payload = StatsRecord.pack_all(every)
     found = records(payload)
-    parts = [merged(payload, item, carrier, ours) for item in found]
+    parts = [merged(payload, item, carrier, Blocks(ours)) for item in found]
     assert [item.domain(payload) for item in found] == [item.dom for item in every]
     expected = [StatsRecord(item.dom, plainly(item.params, carrier, ours)) for item in every]
     assert StatsRecord.read_all(payload[:4] + b"".join(parts)) == expected
@@ -118,7 +118,7 @@ def test_a_record_without_block_statistics_stays() -> None:
         [StatsRecord(Domain("a", bytes(16), 1), [TypedParam("x", INT, 1)])]
     )
     (item,) = records(payload)
-    assert merged(payload, item, "ubda", [Block("sda", "p", None, None)]) == payload[4:]
+    assert merged(payload, item, "ubda", Blocks([Block("sda", "p", None, None)])) == payload[4:]
 
 
 @settings(max_examples=200, deadline=None)
@@ -130,7 +130,7 @@ def test_what_is_no_such_result_is_refused(data: st.DataObject) -> None:
     cut = bytes(payload[: data.draw(st.integers(0, len(payload)))])
     try:
         for item in records(cut):
-            merged(cut, item, "ubda", [])
+            merged(cut, item, "ubda", Blocks([]))
     except XdrError:
         return
 
