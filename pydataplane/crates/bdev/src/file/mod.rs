@@ -105,8 +105,8 @@ struct Shared {
 }
 
 impl Drop for Shared {
-    /// Unlocks the file at once. Closing alone does not: the kernel's worker that ended the last I/O may
-    /// still have to let go of the file, and whoever opens it next finds it in use.
+    /// Unlocks the file at once. Closing alone does not while anybody else has it: a child between fork
+    /// and exec, or the kernel's worker that ended the last I/O. Whoever opens it next finds it in use.
     fn drop(&mut self) {
         // Where there are no locks there is nothing to do.
         _ = flock(&self.fd, FlockOperation::Unlock);
@@ -147,14 +147,6 @@ impl Shared {
             physical_block_size: self.physical_block_size,
             num_blocks: self.num_blocks.load(Relaxed),
         }
-    }
-}
-
-impl Drop for Shared {
-    /// Unlocks the file at once. Closing it does so only when nobody else has it, and for a moment
-    /// somebody may: a child between fork and exec, or the kernel's io_uring.
-    fn drop(&mut self) {
-        let _ = rustix::fs::flock(&self.fd, rustix::fs::FlockOperation::Unlock);
     }
 }
 
