@@ -30,12 +30,15 @@ fn gated(host: &Host, name: &str) -> (Gate, Guest) {
     (gate, guest)
 }
 
-/// A write that waits at `gate`, and one that waits for its end.
-fn stuck(gate: &Gate, guest: &mut Guest) -> [Request; 2] {
+/// A write that waits at the `gate` of controller `name`, and one that waits for its end. Both were taken.
+fn stuck(host: &Host, name: &str, gate: &Gate, guest: &mut Guest) -> [Request; 2] {
+    let taken = || host.controllers.stats(Some(name)).unwrap()[0].controller.requests;
+    let before = taken();
     gate.shut();
     let request = guest.submit(2, flat(0), 1, &rw10(0x2a, 0, 1), &[1; 512], 0);
     gate.wait_for(1);
     let behind = guest.submit_with(ORDERED, 2, flat(0), 2, &[0; 6], &[], 0);
+    wait_until("both were taken", || taken() >= before + 2);
     [request, behind]
 }
 
@@ -69,7 +72,7 @@ fn others_are_served_while_the_io_of_one_is_waited_for() {
     let host = Host::new(1);
     let mut other = bystander(&host);
     let (gate, mut guest) = gated(&host, "slow");
-    let [late, behind] = stuck(&gate, &mut guest);
+    let [late, behind] = stuck(&host, "slow", &gate, &mut guest);
     std::thread::scope(|scope| {
         let hold = scope.spawn(|| host.controllers.hold(DEADLINE));
         wait_for_hold(&mut guest, &behind);
@@ -90,13 +93,13 @@ fn others_are_served_while_one_is_waited_for_that_was_quick_before() {
     let mut other = bystander(&host);
     let (first_gate, mut first) = gated(&host, "first");
     let (second_gate, mut second) = gated(&host, "second");
-    let [late, behind] = stuck(&first_gate, &mut first);
+    let [late, behind] = stuck(&host, "first", &first_gate, &mut first);
     std::thread::scope(|scope| {
         let hold = scope.spawn(|| host.controllers.hold(DEADLINE));
         wait_for_hold(&mut first, &behind);
         // It is known by now that the first is slow, and the second was not.
         is_served(&mut other);
-        let [later, behind] = stuck(&second_gate, &mut second);
+        let [later, behind] = stuck(&host, "second", &second_gate, &mut second);
         first_gate.open();
         assert_eq!(first.finish(&late).status, 0);
         wait_for_hold(&mut second, &behind);
@@ -119,7 +122,7 @@ fn a_disk_that_hangs_is_an_error_and_keeps_no_other_guest_waiting() {
     let host = Host::new(1);
     let mut other = bystander(&host);
     let (gate, mut guest) = gated(&host, "slow");
-    let [late, behind] = stuck(&gate, &mut guest);
+    let [late, behind] = stuck(&host, "slow", &gate, &mut guest);
     std::thread::scope(|scope| {
         let hold = scope.spawn(|| host.controllers.hold(TIMEOUT));
         wait_for_hold(&mut guest, &behind);
@@ -143,11 +146,11 @@ fn who_was_held_already_goes_on_when_a_later_disk_hangs() {
     let host = Host::new(1);
     let (first_gate, mut first) = gated(&host, "first");
     let (second_gate, mut second) = gated(&host, "second");
-    let [late, behind] = stuck(&first_gate, &mut first);
+    let [late, behind] = stuck(&host, "first", &first_gate, &mut first);
     std::thread::scope(|scope| {
         let hold = scope.spawn(|| host.controllers.hold(DEADLINE / 4));
         wait_for_hold(&mut first, &behind);
-        let [later, behind] = stuck(&second_gate, &mut second);
+        let [later, behind] = stuck(&host, "second", &second_gate, &mut second);
         first_gate.open();
         assert_eq!(first.finish(&late).status, 0);
         wait_for_hold(&mut second, &behind);

@@ -116,6 +116,8 @@ impl Host {
 
     /// Waits until the controller has seen that its peer left, whose I/O may be in flight.
     pub fn wait_until_left(&self) {
+        // Its thread answers when it is through with the last message, which may have started the rings.
+        self.controllers.describe();
         wait_until("the peer left", || {
             let session = self.controllers.list(Some("vm0")).unwrap().remove(0).session;
             session.is_none_or(|s| !s.started)
