@@ -229,12 +229,16 @@ fn what_is_not_submitted_again_yet_is_by_whoever_goes_on() {
     }
     let all = queues.len() * usize::from(SIZE);
     wait_until("all are taken", || marked() == all);
-    // It dies. What it still does is told to nobody.
+    let ended = |guest: &Guest| {
+        let now = used_of(guest);
+        now.iter().zip(&before).map(|(n, b)| usize::from(n.wrapping_sub(*b))).sum::<usize>()
+    };
+    // It dies. What it still does is told to nobody, once the reactors have heard of it.
     guest.peer.shutdown();
     first.wait_until_left();
     gate.open();
     first.wait_until_free();
-    assert_eq!(marked(), all);
+    assert_eq!(ended(&guest) + marked(), all, "ended or marked");
 
     let (second, gate) = Host::gated(1);
     gate.shut();
@@ -250,10 +254,6 @@ fn what_is_not_submitted_again_yet_is_by_whoever_goes_on() {
         outcome.unwrap();
         controllers.iter().map(sent).collect()
     });
-    let ended = |guest: &Guest| {
-        let now = used_of(guest);
-        now.iter().zip(&before).map(|(n, b)| usize::from(n.wrapping_sub(*b))).sum::<usize>()
-    };
     assert!(marked() > 0, "some were not submitted again");
     assert_eq!(ended(&guest) + marked(), all, "ended or marked");
     put_together(&second, controllers, &[(0, "gate", TargetOptions::default())]);
