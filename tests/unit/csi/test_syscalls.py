@@ -129,8 +129,9 @@ try:
     subprocess.run([*check, device], check=True, capture_output=True)
     held = filesystems.holds(device)
 finally:
-    for loop in loopctl.loops("test-of-denied-calls"):
-        loopctl.release(loop)
+    loop = loopctl.status(device)
+    loopctl.release(loop)
+    loopctl.wait_gone(loop)
 print(json.dumps([empty, held, room.f_blocks * room.f_frsize > 600 << 20, denial.names()]))
 """
     with short_directory("vd-") as folder:
