@@ -1,4 +1,4 @@
-"""schemas/rpc, for the fakes of a target: they take what a real target takes, and no more."""
+"""schemas/rpc, for the fake of the target: it takes and answers what a real one does."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def methods() -> dict[str, dict[str, Any]]:
 
 
 @cache
-def _validator(method: str) -> Any:
-    return Draft202012Validator(methods()[method]["params"])
+def _validator(method: str, part: str) -> Any:
+    return Draft202012Validator(methods()[method][part])
 
 
 def check_params(method: str, params: dict[str, Any]) -> None:
@@ -31,5 +31,18 @@ def check_params(method: str, params: dict[str, Any]) -> None:
         AssertionError: there is no such method, or it does not take them.
     """
     assert method in methods(), f"the target has no method {method}"
-    for error in _validator(method).iter_errors(params):
-        raise AssertionError(f"{method}: {error.json_path}: {error.message}")
+    _check(method, "params", params)
+
+
+def check_result(method: str, result: Any) -> None:
+    """Checks that a target answers this to a call.
+
+    Raises:
+        AssertionError: it does not.
+    """
+    _check(method, "result", result)
+
+
+def _check(method: str, part: str, value: Any) -> None:
+    for error in _validator(method, part).iter_errors(value):
+        raise AssertionError(f"{method}: {part}: {error.json_path}: {error.message}")

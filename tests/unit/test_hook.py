@@ -12,6 +12,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from uuid import UUID
 
@@ -33,7 +34,8 @@ from pydataplane.domain.translate import (
 )
 from pydataplane.domain.xml.view import given as given_by_libvirtd
 from pydataplane.errors import METHOD_NOT_FOUND, RpcError
-from tests.unit.fake_target import HostTarget, Server
+from tests.support.fake_socket import SocketTarget
+from tests.support.fake_target import Volume
 from tests.unit.translate.domains import (
     FILES,
     NEW_UUID,
@@ -101,7 +103,7 @@ class Host:
     """A folder with a target's socket, a configuration and a copy of the hook."""
 
     folder: Path
-    target: HostTarget
+    target: SocketTarget
 
     @property
     def xml(self) -> str:
@@ -130,17 +132,20 @@ class Host:
             f"[hook]\nstate_dir = '{self.folder}/state'\n{more}\n"
         )
 
-    def serve(self, *, mute: bool = False) -> Server:
+    def serve(self, *, mute: bool = False) -> AbstractContextManager[None]:
         """Starts the target."""
-        return Server(self.target, self.folder / "rpc", mute=mute)
+        return self.target.serve(mute=mute)
 
 
 @pytest.fixture
 def host() -> Iterator[Host]:
     with tempfile.TemporaryDirectory(prefix="vh-") as name:  # short, for socket paths
         folder = Path(name)
-        target = HostTarget(
-            {"lvs0/a": "uuid-a", "lvs0/b": "uuid-b", "lvs0/c": "uuid-c"}, folder / "vhost"
+        target = SocketTarget(
+            folder / "rpc",
+            {f"lvs0/{name}": f"uuid-{name}" for name in "abc"},
+            piece_bytes=7,
+            vhost_dir=folder / "vhost",
         )
         archive.install(str(folder / "virtlun"))
         made = Host(folder, target)
@@ -196,7 +201,7 @@ def test_prepare_makes_the_blocks_that_the_disk_asks_for(host: Host) -> None:
     client = domain("".join(lvol(f"sd{name}", name, more=large) for name in "abc"))
     xml = translated(client, Settings(vhost_dir=str(host.folder / "vhost"))).xml
     host.target.block_sizes["uuid-b"] = 4096
-    del host.target.bdevs["lvs0/c"]
+    del host.target.volumes["lvs0/c"]
     host.configure("create_missing_mib = 64")
     with host.serve():
         for _ in range(2):  # the second time there is nothing to do
@@ -272,7 +277,6 @@ def test_reconnect_repairs_and_never_fails(host: Host) -> None:
     with host.serve():
         assert host.run("reconnect", "begin", "-").returncode == 0
         assert host.target.controllers == {CONTROLLER: {0: "uuid-a", 1: "uuid-b"}}
-    (host.folder / "rpc").unlink()
     for xml in (host.xml, host.xml.replace('version="1"', 'version="2"')):
         done = host.run("reconnect", "begin", "-", xml=xml)
         assert done.returncode == 0  # libvirtd would kill the running domain
@@ -294,13 +298,15 @@ def record(host: Host) -> dict[str, str]:
 
 
 def test_a_volume_that_never_was_is_made_if_configured_and_recorded(host: Host) -> None:
-    del host.target.bdevs["lvs0/b"]
+    del host.target.volumes["lvs0/b"]
     host.configure("create_missing_mib = 64")
     with host.serve():
         for _ in range(2):
             done = host.run("prepare", "begin", "-")
             assert (done.returncode, done.stderr) == (0, "")
-    made = "made-64-True"
+    volume = host.target.volumes["lvs0/b"]
+    made = volume.uuid
+    assert (volume.mib, volume.thin) == (64, True)
     assert host.target.controllers == {CONTROLLER: {0: "uuid-a", 1: made}}
     assert host.target.calls.count("bdev_lvol_create") == 1
     assert record(host) == {"lvs0/a": "uuid-a", "lvs0/b": made}
@@ -308,7 +314,7 @@ def test_a_volume_that_never_was_is_made_if_configured_and_recorded(host: Host) 
 
 @pytest.mark.parametrize("more", ["", "create_missing_mib = 0"])
 def test_a_volume_that_is_not_there_fails_the_start_with_the_command(host: Host, more: str) -> None:
-    del host.target.bdevs["lvs0/b"]
+    del host.target.volumes["lvs0/b"]
     host.configure(more)
     with host.serve():
         done = host.run("prepare", "begin", "-")
@@ -318,7 +324,7 @@ def test_a_volume_that_is_not_there_fails_the_start_with_the_command(host: Host,
         " bring it back; make an empty one with `virtlun volume create lvs0/b SIZE`\n",
     )
     assert host.target.controllers == {}  # nothing was begun
-    assert "lvs0/b" not in host.target.bdevs
+    assert "lvs0/b" not in host.target.volumes
 
 
 def known_by_uuid(host: Host) -> str:
@@ -370,10 +376,10 @@ def test_a_lost_volume_is_never_replaced(
     """A volume that was there fails the start; neither a new one nor a namesake replaces it."""
     with host.serve():
         xml = known(host)
-        del host.target.bdevs["lvs0/b"]
+        del host.target.volumes["lvs0/b"]
         if instead is not None:
-            host.target.bdevs["lvs0/b"] = instead
-        before = dict(host.target.bdevs)
+            host.target.volumes["lvs0/b"] = Volume(instead)
+        before = dict(host.target.volumes)
         for _ in range(2):
             done = host.run(operation, "begin", "-", xml=xml)
             assert done.returncode == 1
@@ -382,22 +388,22 @@ def test_a_lost_volume_is_never_replaced(
             assert ("UUID uuid-new" in done.stderr) == (instead is not None)
             assert done.stderr.count("\n") == 1
     assert host.target.controllers == {}
-    assert host.target.bdevs == before
+    assert host.target.volumes == before
 
 
 def test_a_volume_restored_under_its_uuid_is_the_disks_again(host: Host) -> None:
     with host.serve():
         xml = known_by_uuid(host)
-        del host.target.bdevs["lvs0/b"]
+        del host.target.volumes["lvs0/b"]
         assert host.run("prepare", "begin", "-", xml=xml).returncode == 1
-        host.target.bdevs["lvs0/restored"] = "uuid-b"
+        host.target.volumes["lvs0/restored"] = Volume("uuid-b")
         assert host.run("prepare", "begin", "-", xml=xml).returncode == 0
     assert host.target.controllers[CONTROLLER][1] == "uuid-b"
 
 
 @pytest.mark.parametrize("uuid", [False, True])
 def test_an_lvstore_that_is_not_loaded_fails_the_start(host: Host, uuid: bool) -> None:
-    host.target.bdevs.clear()
+    host.target.volumes.clear()
     host.target.lvstores.clear()
     with host.serve():
         done = host.run("prepare", "begin", "-", xml=known_by_uuid(host) if uuid else None)
@@ -409,7 +415,7 @@ def test_an_lvstore_that_is_not_loaded_fails_the_start(host: Host, uuid: bool) -
 
 @pytest.mark.parametrize("operation", ["migrate", "restore", "reconnect"])
 def test_a_guest_that_has_run_before_gets_no_empty_volume(host: Host, operation: str) -> None:
-    del host.target.bdevs["lvs0/b"]
+    del host.target.volumes["lvs0/b"]
     with host.serve():
         done = host.run(operation, "begin", "-")
     assert done.returncode == (0 if operation == "reconnect" else 1)
@@ -436,7 +442,7 @@ def test_the_record_goes_when_the_metadata_says_it(host: Host) -> None:
 
 def test_without_a_record_there_is_no_start(host: Host) -> None:
     """A volume made by a start that fails then is found, not made again, by the next."""
-    del host.target.bdevs["lvs0/b"]
+    del host.target.volumes["lvs0/b"]
     host.configure("create_missing_mib = 64")
     (host.folder / f"state/{CONTROLLER}.json.new").mkdir(parents=True)
     with host.serve():
@@ -464,7 +470,7 @@ def test_a_store_that_is_full_is_one_sentence(host: Host, monkeypatch: pytest.Mo
     def full(**_: object) -> str:
         raise RpcError(-28, "No space left on device")
 
-    del host.target.bdevs["lvs0/b"]
+    del host.target.volumes["lvs0/b"]
     host.configure("create_missing_mib = 64")
     monkeypatch.setattr(host.target, "bdev_lvol_create", full)
     with host.serve():

@@ -12,7 +12,6 @@ import pytest
 
 from pydataplane import methods
 from tests import methods as making
-from tests.support.rpc_schemas import check_params
 from tests.unit.test_structure import ROOT, modules
 
 TYPED = """
@@ -89,15 +88,3 @@ def test_an_object_without_a_name_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(making, "NAMES", named | {"gone[]": "Gone"})
     with pytest.raises(ValueError, match="no schema has"):
         making.made()
-
-
-def test_the_fakes_take_what_the_target_takes() -> None:
-    check_params("bdev_get_bdevs", {"name": "x"})
-    for method, params in (
-        ("bdev_get_bdev", {}),
-        ("bdev_get_bdevs", {"nam": "x"}),
-        ("bdev_get_bdevs", {"name": 1}),
-        ("bdev_lvol_create", {"lvol_name": "x"}),
-    ):
-        with pytest.raises(AssertionError):
-            check_params(method, params)

@@ -29,7 +29,7 @@ from pydataplane.domain.reconcile import (
 )
 from pydataplane.domain.translate import LunPlan, Plan, VolumeRef
 from pydataplane.errors import RpcError
-from tests.unit.fake_target import FakeTarget
+from tests.support.fake_target import FakeTarget
 
 A, B = (f"vm-{letter * 8}-0000-4000-8000-000000000000" for letter in "ab")
 
@@ -234,6 +234,7 @@ def test_a_controller_goes_only_where_no_qemu_is_connected(target: FakeTarget) -
 
 def test_what_stays_although_it_was_to_go_is_a_failure(target: FakeTarget) -> None:
     target.controllers = {A: {0: "uuid-0"}}
+    target.connected = {A}  # since it was looked at
     state = State({A: {}})
     (action,) = clearance(A, state)
     assert action == DeleteController(A)

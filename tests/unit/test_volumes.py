@@ -9,9 +9,9 @@ import pytest
 from plugin.cli.output import size
 from plugin.cli.top import difference
 from pydataplane.client import Client
-from pydataplane.errors import METHOD_NOT_FOUND, VolumeError
+from pydataplane.errors import METHOD_NOT_FOUND, RpcError, VolumeError
 from pydataplane.volumes import MIB, SIZES_MAX, Sizes, Volumes, parse_size, split_path
-from tests.unit.gateway.fake_target import FakeTarget, RefusedError
+from tests.support.fake_socket import SocketTarget
 
 
 @pytest.mark.parametrize(
@@ -70,21 +70,21 @@ def test_rates_are_differences_per_second() -> None:
 
 
 def test_the_sizes_of_many_volumes_are_few_calls(tmp_path: Path) -> None:
-    target = FakeTarget(tmp_path / "target")
+    target = SocketTarget(tmp_path / "target")
     uuid = target.add_volume("lvs0/data", 5)
     target.start()
     names = ["lvs0/data", uuid, *(f"lvs0/gone-{n}" for n in range(SIZES_MAX)), uuid]
     found = Volumes(Client(target.path)).sizes(names)
     assert found == dict.fromkeys(("lvs0/data", uuid), Sizes(5 * MIB, 3 * MIB))
-    asked = [(method, len(params["names"])) for method, params in target.calls]
+    asked = [(method, len(params["names"])) for method, params in target.requests]
     assert asked == [("virtlun_lvol_get_sizes", SIZES_MAX), ("virtlun_lvol_get_sizes", 2)]
     target.stop()
 
 
 def test_a_target_without_our_own_methods_says_sizes_as_well(tmp_path: Path) -> None:
-    target = FakeTarget(tmp_path / "target")
+    target = SocketTarget(tmp_path / "target")
     uuid = target.add_volume("lvs0/data", 5)
-    target.refuse["virtlun_lvol_get_sizes"] = RefusedError(METHOD_NOT_FOUND, "Method not found")
+    target.refuse["virtlun_lvol_get_sizes"] = RpcError(METHOD_NOT_FOUND, "Method not found")
     target.start()
     found = Volumes(Client(target.path)).sizes(["lvs0/data", uuid, "lvs0/gone"])
     assert found == dict.fromkeys(("lvs0/data", uuid), Sizes(5 * MIB, 3 * MIB))

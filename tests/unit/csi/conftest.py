@@ -23,7 +23,8 @@ from csi.node import Node
 from csi.proto import csi_pb2 as pb
 from csi.vhostface import VhostFace
 from csi.volumes import OwnedVolumes
-from tests.unit.csi.fakes import LVSTORE, MIB, FakeHost, FakeTarget
+from tests.support.fake_target import LVSTORE, MIB, FakeTarget
+from tests.unit.csi.fakes import FakeHost
 
 NODE = "node1"
 Mode = pb.VolumeCapability.AccessMode

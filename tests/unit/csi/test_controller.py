@@ -17,16 +17,16 @@ from csi.proto import csi_pb2 as pb
 from csi.volumes import OWNER_XATTR, OwnedVolumes
 from csi.waiting import WaitingClaims
 from pydataplane.errors import RpcError, TargetTimeout, TargetUnavailable
+from tests.support.fake_target import LVSTORE, LVSTORE_UUID, MIB, FakeTarget
 from tests.unit.csi.conftest import Mode, World, block, mount, refused
-from tests.unit.csi.fakes import LVSTORE, LVSTORE_UUID, MIB, FakeTarget
 
 
 def test_a_volume_is_made_once_however_often_it_is_asked_for(world: World) -> None:
     first = world.create()
     world.restart()
     assert world.create() == first
-    (lvol,) = world.target.lvols.values()
-    assert lvol == {"name": "pvc-1", "size": 64 * MIB, "thin": False}
+    ((alias, lvol),) = world.target.volumes.items()
+    assert (alias, lvol.mib, lvol.thin) == ("lvs0/pvc-1", 64, False)
     assert first.capacity_bytes == 64 * MIB
     assert first.accessible_topology[0].segments == {TOPOLOGY_KEY: "node1"}
 
@@ -34,14 +34,14 @@ def test_a_volume_is_made_once_however_often_it_is_asked_for(world: World) -> No
 def test_its_owner_and_claim_stand_in_the_lvol(world: World) -> None:
     prefix = "csi.storage.k8s.io/pvc"
     volume = world.create(parameters={f"{prefix}/name": "data", f"{prefix}/namespace": "shop"})
-    noted = json.loads(world.target.notes[volume.volume_id][OWNER_XATTR])
+    noted = json.loads(world.target.volume(volume.volume_id).xattrs[OWNER_XATTR])
     assert (noted["driver"], noted["claim"]) == ("csi.virtlun.dev", "shop/data")
     assert json.loads(noted["parameters"])["lvstore"] == LVSTORE
 
 
 def test_what_a_newer_driver_noted_beside_it_is_left_out(world: World) -> None:
     volume = world.create()
-    notes = world.target.notes[volume.volume_id]
+    notes = world.target.volume(volume.volume_id).xattrs
     notes[OWNER_XATTR] = json.dumps(json.loads(notes[OWNER_XATTR]) | {"mood": "good"})
     world.restart()
     assert world.create() == volume
@@ -59,8 +59,8 @@ def test_a_create_cut_off_anywhere_is_completed_by_the_next(
         refused(world.create, Code.UNAVAILABLE)
     world.restart()
     volume = world.create()
-    assert list(world.target.lvols) == [volume.volume_id]
-    assert OWNER_XATTR in world.target.notes[volume.volume_id]
+    assert world.target.uuids == [volume.volume_id]
+    assert OWNER_XATTR in world.target.volume(volume.volume_id).xattrs
 
 
 def test_a_volume_that_was_made_is_listed_although_nobody_was_told(world: World) -> None:
@@ -75,9 +75,9 @@ def test_a_volume_that_was_made_is_listed_although_nobody_was_told(world: World)
     refused(world.create, Code.UNAVAILABLE)
     world.restart()
     (entry,) = world.controller.list_volumes(pb.ListVolumesRequest()).entries
-    assert list(world.target.lvols) == [entry.volume.volume_id]
+    assert world.target.uuids == [entry.volume.volume_id]
     world.delete(entry.volume.volume_id)
-    assert not world.target.lvols
+    assert not world.target.volumes
 
 
 def test_a_create_cut_off_and_asked_for_with_another_size_leaves_one_volume(world: World) -> None:
@@ -85,7 +85,7 @@ def test_a_create_cut_off_and_asked_for_with_another_size_leaves_one_volume(worl
     world.target.fail["virtlun_lvol_set_xattr"] = TargetUnavailable("gone")
     refused(world.create, Code.UNAVAILABLE)
     assert world.create(size=128 * MIB).capacity_bytes == 128 * MIB
-    assert len(world.target.lvols) == 1
+    assert len(world.target.volumes) == 1
 
 
 def test_a_volume_of_an_lvstore_that_is_not_loaded_is_not_gone(world: World) -> None:
@@ -100,7 +100,7 @@ def test_a_volume_of_an_lvstore_that_is_not_loaded_is_not_gone(world: World) -> 
         assert "is not loaded on node node1: see `virtlun lvstore list`" in message
     world.target.loaded = True
     world.delete(handle)
-    assert not world.target.lvols
+    assert not world.target.volumes
     world.delete(handle)
 
 
@@ -149,12 +149,11 @@ def test_a_volume_that_an_earlier_driver_made_is_found_by_its_name(world: World)
     before = handles.without_lvstore("node1", "pvc-1")
     made = world.create("pvc-1").volume_id
     assert made == handles.make(LVSTORE_UUID, "node1", "pvc-1") != before
-    for kept in (world.target.lvols, world.target.notes):
-        kept[before] = kept.pop(made)
+    world.target.volume(made).uuid = before
     world.restart()
     assert world.create("pvc-1").volume_id == before
     world.delete(before)
-    assert not world.target.lvols
+    assert not world.target.volumes
 
 
 @pytest.mark.parametrize(
@@ -175,14 +174,14 @@ def test_another_volume_of_the_same_name_is_refused(world: World, changes: dict[
 def test_a_name_that_is_no_lvol_name_works(world: World) -> None:
     name = "Ein sehr langer Name mit Leerzeichen/und Schrägstrich " * 2
     volume = world.create(name)
-    assert world.target.lvols[volume.volume_id]["name"] == f"csi-{volume.volume_id}"
+    assert list(world.target.volumes) == [f"lvs0/csi-{volume.volume_id}"]
     assert world.create(name) == volume
 
 
 def test_an_lvol_of_someone_else_with_the_name_is_left_alone(world: World) -> None:
-    world.target.bdev_lvol_create("pvc-1", 64, False, LVSTORE, None)
+    world.target.add_volume("lvs0/pvc-1", thin=False)
     refused(world.create, Code.ALREADY_EXISTS)
-    assert len(world.target.lvols) == 1
+    assert len(world.target.volumes) == 1
 
 
 def test_sizes_are_whole_clusters_within_the_range(world: World) -> None:
@@ -196,7 +195,7 @@ def test_sizes_are_whole_clusters_within_the_range(world: World) -> None:
     refused(lambda: world.create("e", 2048 * MIB), Code.RESOURCE_EXHAUSTED)
     world.create("f", 800 * MIB)
     refused(lambda: world.create("g", 800 * MIB), Code.RESOURCE_EXHAUSTED)
-    assert len(world.target.lvols) == 3
+    assert len(world.target.volumes) == 3
 
 
 @pytest.mark.parametrize(
@@ -217,7 +216,7 @@ def test_sizes_are_whole_clusters_within_the_range(world: World) -> None:
 def test_a_wrong_parameter_is_named(world: World, parameters: dict[str, str], word: str) -> None:
     message = refused(lambda: world.create(parameters=parameters), Code.INVALID_ARGUMENT)
     assert word in message
-    assert not world.target.lvols
+    assert not world.target.volumes
 
 
 def test_a_class_without_lvstore_is_told_what_to_add(world: World) -> None:
@@ -283,18 +282,18 @@ def test_deleting_twice_is_fine(world: World) -> None:
     world.delete(handle)
     world.delete(handle)
     world.delete("not-a-handle")
-    assert not world.target.lvols
+    assert not world.target.volumes
 
 
 def test_deleting_a_volume_in_use_or_of_others_is_refused(world: World) -> None:
     handle = world.create().volume_id
-    world.target.exports[handle] = "export"
+    world.target.exports.add(handle)
     refused(lambda: world.delete(handle), Code.FAILED_PRECONDITION)
-    foreign = world.target.bdev_lvol_create("other", 64, False, LVSTORE, None)
+    foreign = world.target.add_volume("lvs0/other", thin=False)
     assert "not of csi.virtlun.dev" in refused(
         lambda: world.delete(foreign), Code.FAILED_PRECONDITION
     )
-    assert set(world.target.lvols) == {handle, foreign}
+    assert set(world.target.uuids) == {handle, foreign}
 
 
 def _expand(world: World, handle: str, size: int) -> pb.ControllerExpandVolumeResponse:
@@ -312,7 +311,7 @@ def test_expanding_twice_grows_once_and_never_shrinks(world: World) -> None:
         assert (answer.capacity_bytes, answer.node_expansion_required) == (128 * MIB, False)
     assert world.target.calls.count("bdev_lvol_resize") == 1
     refused(lambda: _expand(world, "nothing", MIB), Code.NOT_FOUND)
-    foreign = world.target.bdev_lvol_create("other", 64, False, LVSTORE, None)
+    foreign = world.target.add_volume("lvs0/other", thin=False)
     refused(lambda: _expand(world, foreign, 128 * MIB), Code.NOT_FOUND)
 
 
@@ -324,7 +323,7 @@ def test_growth_beyond_what_there_is_can_be_asked_for_again_or_less(
     message = refused(lambda: _expand(world, handle, size), Code.OUT_OF_RANGE)
     assert f"cannot grow from {64 * MIB} to {size} bytes: lvstore {LVSTORE}" in message
     assert f"has {860 * MIB} bytes free" in message
-    assert world.target.lvols[handle]["size"] == 64 * MIB
+    assert world.target.volume(handle).mib == 64
     assert _expand(world, handle, 128 * MIB).capacity_bytes == 128 * MIB
     world.delete(other)
     assert _expand(world, handle, 1000 * MIB).capacity_bytes == 1000 * MIB
@@ -367,12 +366,12 @@ def test_the_node_grows_a_volume_that_the_controller_did_not(world: World) -> No
     request.volume_path = str(world.directory / "nowhere")
     request.capacity_range.required_bytes = 256 * MIB
     refused(lambda: world.node.node_expand_volume(request), Code.NOT_FOUND)
-    assert world.target.lvols[handle]["size"] == 128 * MIB
+    assert world.target.volume(handle).mib == 128
 
 
 def test_the_list_has_pages_and_only_our_volumes(world: World) -> None:
     ours = sorted(world.create(f"pvc-{number}", MIB).volume_id for number in range(5))
-    world.target.bdev_lvol_create("other", 64, False, LVSTORE, None)
+    world.target.add_volume("lvs0/other", thin=False)
     found, token = [], ""
     while True:
         request = pb.ListVolumesRequest(max_entries=2, starting_token=token)
@@ -418,7 +417,7 @@ def test_a_thin_class_promises_no_more_than_its_limit(world: World) -> None:
     world.create("b", 424 * MIB, parameters=LIMITED)
     assert capacity(request).available_capacity == 0
     refused(lambda: _expand(world, first, 601 * MIB), Code.OUT_OF_RANGE)
-    assert world.target.lvols[first]["size"] == 600 * MIB
+    assert world.target.volume(first).mib == 600
     # Another class of the same lvstore has no limit.
     world.create("c", 900 * MIB, parameters={"thin": "true"})
     assert capacity(request).available_capacity == 0
@@ -504,8 +503,8 @@ def test_a_claim_that_no_volume_can_serve_is_told_why_and_waits_for_no_room() ->
     assert controller.get_capacity(elsewhere).available_capacity == 0
     assert (len(waiting.told), waiting.rooms) == (1, [])
     usable = pb.GetCapacityRequest(parameters=request.parameters, volume_capabilities=[mount()])
-    assert controller.get_capacity(usable).available_capacity == target.size
-    assert waiting.rooms == [("shop/data", LVSTORE, target.size)]
+    assert controller.get_capacity(usable).available_capacity == target.mib * MIB
+    assert waiting.rooms == [("shop/data", LVSTORE, target.mib * MIB)]
 
 
 def test_a_second_call_for_the_same_volume_is_aborted_and_others_are_not(world: World) -> None:
@@ -539,7 +538,7 @@ def test_twenty_threads_make_one_volume(world: World) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(world.target.lvols) == 1
+    assert len(world.target.volumes) == 1
     assert set(results) <= {world.create().volume_id, "Failure"}
 
 

@@ -114,5 +114,5 @@ def test_the_node_service_asks_before_it_makes_anything(world: World) -> None:
     )
     message = refused(lambda: world.node.node_publish_volume(request), Code.FAILED_PRECONDITION)
     assert "is no launcher" in message
-    assert not world.target.luns
+    assert not world.target.controllers
     assert not world.host.mounted

@@ -9,8 +9,8 @@ import pytest
 from csi.errors import Code
 from csi.proto import csi_pb2 as pb
 from csi.volumes import FORMATTING_XATTR
+from tests.support.fake_target import MIB
 from tests.unit.csi.conftest import Mode, World, block, mount, refused
-from tests.unit.csi.fakes import LVSTORE, MIB
 
 NOWHERE = "33333333-3333-4333-8333-333333333333"
 
@@ -28,7 +28,7 @@ def test_the_life_of_a_file_system_volume_with_each_call_twice(world: World) -> 
         world.unpublish(handle)
     for _ in range(2):
         world.unstage(handle)
-    assert (world.host.mounted, world.host.devices, world.target.exports) == ([], {}, {})
+    assert (world.host.mounted, world.host.devices, world.target.exports) == ([], {}, set())
     for _ in range(2):
         world.delete(handle)
 
@@ -44,7 +44,7 @@ def test_the_life_of_a_block_volume_with_each_call_twice(world: World) -> None:
     for _ in range(2):
         world.unpublish(handle)
         world.unstage(handle)
-    assert (world.host.mounted, world.host.devices, world.target.exports) == ([], {}, {})
+    assert (world.host.mounted, world.host.devices, world.target.exports) == ([], {}, set())
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_mkfs_that_was_cut_off_is_done_again(world: World) -> None:
     world.restart()
     world.stage(handle)
     assert world.host.contents[handle] == "ext4"
-    assert FORMATTING_XATTR not in world.target.notes[handle]
+    assert FORMATTING_XATTR not in world.target.volume(handle).xattrs
 
 
 def test_publishing_needs_staging(world: World) -> None:
@@ -155,13 +155,13 @@ def test_a_device_that_died_with_its_target_is_replaced_at_the_next_publish(worl
 
 def test_a_volume_that_another_face_has_is_refused(world: World) -> None:
     handle = world.create().volume_id
-    world.target.exports[handle] = "controller"
+    world.target.controllers["other"] = {0: handle}
     message = refused(lambda: world.stage(handle), Code.FAILED_PRECONDITION)
     assert "in use by a controller" in message
 
 
 def test_a_handle_that_is_not_ours_is_not_found(world: World) -> None:
-    foreign = world.target.bdev_lvol_create("other", 64, False, LVSTORE, None)
+    foreign = world.target.add_volume("lvs0/other", thin=False)
     for handle in (foreign, NOWHERE, "lvs0/other"):
         refused(lambda each=handle: world.stage(each), Code.NOT_FOUND)  # type: ignore[misc]
         refused(lambda each=handle: world.publish(each), Code.NOT_FOUND)  # type: ignore[misc]
@@ -172,7 +172,7 @@ def test_growing_reaches_device_and_file_system(world: World, tmp_path: Path) ->
     handle = world.create().volume_id
     world.stage(handle)
     world.host.grow = lambda *given: world.host.grown.append(str(given[-1]))  # type: ignore[method-assign]
-    world.target.lvols[handle]["size"] = 128 * MIB
+    world.target.volume(handle).mib = 128
     for _ in range(2):
         answer = world.node.node_expand_volume(
             pb.NodeExpandVolumeRequest(volume_id=handle, volume_path=str(tmp_path))
@@ -208,21 +208,24 @@ def test_the_life_of_a_volume_of_the_vhost_face_with_each_call_twice(world: Worl
         world.stage(handle)
         first = world.publish(handle, "a")
         second = world.publish(handle, "b")
-    assert world.target.luns == {f"csi-{handle}": handle}
+    assert world.target.controllers == {f"csi-{handle}": {0: handle}}
+    asked = dict(world.target.requests)["vhost_create_scsi_controller"]
+    assert asked == {"ctrlr": f"csi-{handle}", "own_folder": True}
     assert {each.target for each in world.host.mounted} == {first, second}
     world.unpublish(handle, "a")
     assert second in refused(lambda: world.unstage(handle), Code.FAILED_PRECONDITION)
     for _ in range(2):
         world.unpublish(handle, "b")
         world.unstage(handle)
-    assert (world.target.luns, world.target.exports, world.host.mounted) == ({}, {}, [])
+    assert (world.target.controllers, world.target.exports, world.host.mounted) == ({}, set(), [])
 
 
 def test_a_machine_on_the_vhost_face_gets_the_blocks_of_the_class(world: World) -> None:
     for size, given in (("4096", 4096), ("512", None)):  # SPDK's own target knows no such option
         handle = world.create(f"of-{size}", parameters={"face": "vhost", "blockSize": size})
         world.stage(handle.volume_id)
-        assert world.target.block_size == given
+        options = world.target.options[f"csi-{handle.volume_id}", 0]
+        assert options.get("block_size") == given
 
 
 def test_the_vhost_face_is_a_folder_for_one_pod_that_is_staged(world: World) -> None:
@@ -237,10 +240,10 @@ def test_the_vhost_face_is_a_folder_for_one_pod_that_is_staged(world: World) -> 
 
 def test_a_volume_with_a_device_gets_no_controller(world: World) -> None:
     handle = world.create(parameters={"face": "vhost"}).volume_id
-    world.target.exports[handle] = "export"
+    world.target.exports.add(handle)
     message = refused(lambda: world.stage(handle), Code.FAILED_PRECONDITION)
     assert "in use by an export" in message
-    assert not world.target.luns
+    assert not world.target.controllers
 
 
 def test_a_guest_needs_no_help_of_the_node_to_see_growth(world: World, tmp_path: Path) -> None:
@@ -280,10 +283,10 @@ def test_what_grew_while_nobody_used_it_is_staged_with_its_new_size(world: World
     handle = world.create().volume_id
     world.capacities[handle] = 128 * MIB
     world.stage(handle)
-    assert world.target.lvols[handle]["size"] == 128 * MIB
+    assert world.target.volume(handle).mib == 128
     world.stage(handle)
     assert world.target.calls.count("bdev_lvol_resize") == 1
     world.unstage(handle)
     world.capacities[handle] = 4096 * MIB  # no room: used as it is
     world.stage(handle)
-    assert world.target.lvols[handle]["size"] == 128 * MIB
+    assert world.target.volume(handle).mib == 128

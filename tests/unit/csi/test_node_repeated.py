@@ -10,8 +10,8 @@ import pytest
 from csi.errors import Code
 from csi.mounts import Mount
 from csi.proto import csi_pb2 as pb
+from tests.support.fake_target import LVSTORE
 from tests.unit.csi.conftest import Mode, World, block, mount, refused
-from tests.unit.csi.fakes import LVSTORE
 
 KUBELET = "/var/lib/kubelet"
 UID = "8d6fb0ad-3a4c-4b86-9c3b-0a3ce2e8f001"
@@ -75,10 +75,10 @@ def test_a_volume_is_not_staged_as_another_file_system_meanwhile(world: World) -
 
 
 def test_unstaging_what_is_not_ours_leaves_others_exports(world: World) -> None:
-    foreign = world.target.bdev_lvol_create("other", 64, False, LVSTORE, None)
-    world.target.exports[foreign] = "export"
+    foreign = world.target.add_volume("lvs0/other", thin=False)
+    world.target.exports.add(foreign)
     for handle in (foreign, f"{LVSTORE}/other", "nothing"):
         world.node.node_unstage_volume(
             pb.NodeUnstageVolumeRequest(volume_id=handle, staging_target_path=world.staging)
         )
-    assert world.target.exports == {foreign: "export"}
+    assert world.target.exports == {foreign}

@@ -13,8 +13,8 @@ from csi.hostdevice.loop import LoopDevices
 from csi.hostdevice.loopctl import Loop
 from csi.proto import csi_pb2 as pb
 from csi.underway import Underway
+from tests.support.fake_target import FakeTarget
 from tests.unit.csi.conftest import World, mount, refused
-from tests.unit.csi.fakes import FakeTarget
 
 
 def test_a_call_that_waits_no_longer_leaves_the_work_to_the_next() -> None:

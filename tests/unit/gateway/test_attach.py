@@ -18,7 +18,7 @@ from plugin.gateway.procs import Proc
 from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain import translate
 from pydataplane.domain.xml.document import Document
-from tests.unit.gateway.fake_target import RefusedError
+from pydataplane.errors import RpcError
 from tests.unit.gateway.world import UUID_1, UUID_2, ReplyError, World, disk, plain, play, until
 
 LIVE, CONFIG = 1, 2
@@ -42,8 +42,8 @@ def test_live_and_config_attach_sets_both_sides_and_the_lun(tmp_path: Path) -> N
         client = await world.client()
         await client.register(DeviceEvent.ADDED)
         await client.attach(dom.ref, disk(), LIVE | CONFIG)
-        uuid = world.target.volumes["lvs0/data"]["uuid"]
-        assert world.target.luns(CONTROLLER) == {0: uuid}
+        uuid = world.target.volumes["lvs0/data"].uuid
+        assert world.target.controllers[CONTROLLER] == {0: uuid}
         assert luns(dom.live) == luns(dom.config) == {0: "sdb"}
         proc, payload = await client.event()
         assert proc == Proc.CALLBACK_DEVICE_ADDED
@@ -70,10 +70,10 @@ def test_a_disk_on_one_side_is_not_called_missing_but_said_where_it_is(
         dom = world.domain()
         client = await world.client()
         await client.attach(dom.ref, disk(), flag)
-        before = (luns(dom.live), luns(dom.config), world.target.luns(CONTROLLER))
+        before = (luns(dom.live), luns(dom.config), world.target.controllers[CONTROLLER])
         with pytest.raises(ReplyError, match=says):
             await client.detach(dom.ref, disk(), LIVE | CONFIG)
-        assert (luns(dom.live), luns(dom.config), world.target.luns(CONTROLLER)) == before
+        assert (luns(dom.live), luns(dom.config), world.target.controllers[CONTROLLER]) == before
         await client.detach(dom.ref, disk(), flag)
         with pytest.raises(ReplyError, match="disk sdb not found"):
             await client.detach(dom.ref, disk(), LIVE | CONFIG)
@@ -120,7 +120,7 @@ def test_libvirtd_refuses_flags_that_do_not_fit(
         with pytest.raises(ReplyError) as error:
             await client.attach(dom.ref, disk(), flags)
         assert error.value.code == Code.OPERATION_INVALID
-        assert all(method == "nothing" for method, _ in world.target.calls)
+        assert all(method == "nothing" for method, _ in world.target.requests)
 
     play(tmp_path, body)
 
@@ -156,7 +156,7 @@ def test_a_lun_that_cannot_be_added_takes_the_metadata_back(tmp_path: Path) -> N
     async def body(world: World) -> None:
         world.target.add_volume("lvs0/first")
         dom = world.domain(disks=disk("lvs0/first", "sda"))
-        world.target.refuse["vhost_scsi_controller_add_target"] = RefusedError(-12, "No memory")
+        world.target.refuse["vhost_scsi_controller_add_target"] = RpcError(-12, "No memory")
         client = await world.client()
         await client.register(DeviceEvent.ADDED)
         with pytest.raises(ReplyError, match="No memory"):
@@ -186,7 +186,7 @@ def test_metadata_that_cannot_be_set_takes_the_other_side_back(tmp_path: Path) -
         with pytest.raises(ReplyError, match="disk full"):
             await client.attach(dom.ref, disk(), LIVE | CONFIG)
         assert luns(dom.live) == luns(dom.config) == {}
-        assert world.target.luns(CONTROLLER) == {}
+        assert world.target.controllers[CONTROLLER] == {}
 
     play(tmp_path, body)
 
@@ -258,7 +258,7 @@ def test_concurrent_attaches_get_targets_of_their_own(tmp_path: Path) -> None:
         )
         assert sorted(luns(dom.live)) == list(range(count))
         assert luns(dom.live) == luns(dom.config)
-        assert sorted(world.target.luns(CONTROLLER)) == list(range(count))
+        assert sorted(world.target.controllers[CONTROLLER]) == list(range(count))
 
     play(tmp_path, body)
 
@@ -273,14 +273,14 @@ def test_a_client_killed_in_mid_call_leaves_the_operation_whole(tmp_path: Path) 
         args = DomainCall(dom.ref, disk(), LIVE | CONFIG).pack(text=True, flags=True)
         await victim.send(Proc.ATTACH_DEVICE_FLAGS, args)
         add = "vhost_scsi_controller_add_target"
-        await until(lambda: any(method == add for method, _ in world.target.calls))
+        await until(lambda: any(method == add for method, _ in world.target.requests))
         victim.channel.close()
         await asyncio.sleep(0.05)
         gate.set()
         proc, _ = await watcher.event()
         assert proc == Proc.CALLBACK_DEVICE_ADDED
         assert luns(dom.live) == luns(dom.config) == {0: "sdb"}
-        assert len(world.target.luns(CONTROLLER)) == 1
+        assert len(world.target.controllers[CONTROLLER]) == 1
 
     play(tmp_path, body)
 
@@ -297,7 +297,7 @@ def test_detach_removes_and_tells_every_registered_client(tmp_path: Path) -> Non
         minimal = "<disk type='block' device='disk'><target dev='sdb'/></disk>"
         await client.detach(dom.ref, minimal, LIVE | CONFIG)
         assert luns(dom.live) == luns(dom.config) == {}
-        assert world.target.luns(CONTROLLER) == {}
+        assert world.target.controllers[CONTROLLER] == {}
         for listener in (everywhere, here):
             proc, payload = await listener.event()
             assert proc == Proc.CALLBACK_DEVICE_REMOVED
@@ -357,7 +357,7 @@ def test_ordinary_disks_go_to_libvirtd_untouched(tmp_path: Path) -> None:
         await client.detach(dom.ref, ordinary, LIVE)
         assert world.libvirtd.calls().count(Proc.ATTACH_DEVICE_FLAGS) == 1
         assert world.libvirtd.calls().count(Proc.DETACH_DEVICE_FLAGS) == 1
-        assert world.target.calls == []
+        assert world.target.requests == []
 
     play(tmp_path, body)
 
@@ -404,7 +404,7 @@ def test_a_refused_permission_comes_back_verbatim_before_the_target_is_asked(
         with pytest.raises(ReplyError, match="'QEMU' denied access") as error:
             await client.attach(dom.ref, disk(), LIVE)
         assert error.value.code == Code.ACCESS_DENIED
-        assert world.target.calls == []
+        assert world.target.requests == []
 
     play(tmp_path, body)
 
@@ -418,7 +418,7 @@ def test_the_read_only_socket_leaves_refusing_to_libvirtd(tmp_path: Path) -> Non
             with pytest.raises(ReplyError, match="read only") as error:
                 await client.call(proc, args)
             assert error.value.code == Code.OPERATION_DENIED
-        assert world.target.calls == []
+        assert world.target.requests == []
 
     play(tmp_path, body)
 
@@ -439,7 +439,7 @@ def test_update_changes_what_the_guest_does_not_see(tmp_path: Path) -> None:
             await update(disk(extra="<serial>S2</serial>"), LIVE)
         assert error.value.code == Code.OPERATION_UNSUPPORTED
         assert "<serial>S1</serial>" in await client.xml(dom.ref)
-        assert not any(method.startswith("vhost") for method, _ in world.target.calls)
+        assert not any(method.startswith("vhost") for method, _ in world.target.requests)
 
     play(tmp_path, body)
 
@@ -529,9 +529,9 @@ def test_the_calls_of_an_attach_and_a_detach(tmp_path: Path) -> None:
             await change(dom.ref, disk("lvs0/more", "sdc"), 1)
 
         async def counted(what: Awaitable[None]) -> tuple[Counter[int], list[str]]:
-            libvirtd, target = Counter(world.libvirtd.calls()), len(world.target.calls)
+            libvirtd, target = Counter(world.libvirtd.calls()), len(world.target.requests)
             await what
-            said = [method for method, _ in world.target.calls[target:]]
+            said = [method for method, _ in world.target.requests[target:]]
             return Counter(world.libvirtd.calls()) - libvirtd, said
 
         text = disk("lvs0/last", "sdd")

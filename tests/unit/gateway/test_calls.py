@@ -30,8 +30,10 @@ from plugin.gateway.targets import Targets
 from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain import translate
 from pydataplane.domain.errors import Refusal
+from pydataplane.errors import RpcError
+from tests.support.fake_socket import SocketTarget
+from tests.support.fake_target import MIB
 from tests.unit.gateway.decoded import StatsRecord
-from tests.unit.gateway.fake_target import MIB, FakeTarget, RefusedError
 from tests.unit.gateway.world import (
     UUID_1,
     UUID_2,
@@ -69,7 +71,7 @@ def test_a_definition_comes_back_as_it_was_given(tmp_path: Path) -> None:
         assert stored is not None and "vhost-user-scsi-pci" in stored
         plan = translate.plan(stored)
         assert plan is not None
-        assert plan.luns[0].uuid == world.target.volumes["lvs0/data"]["uuid"]
+        assert plan.luns[0].uuid == world.target.volumes["lvs0/data"].uuid
         shown = await client.xml(dom)
         assert "<serial>S1</serial>" in shown and "/dev/virtlun/lvs0/data" in shown
         assert "vhost" not in shown and "virtlun:disks" not in shown
@@ -109,13 +111,13 @@ def test_create_makes_controller_and_luns_first(tmp_path: Path) -> None:
         original = world.libvirtd._define
 
         def define(xml: str, *, live: bool) -> bytes:
-            seen.update(world.target.luns(CONTROLLER))
+            seen.update(world.target.controllers[CONTROLLER])
             return original(xml, live=live)
 
         world.libvirtd._define = define  # type: ignore[method-assign]
         await client.call(Proc.CREATE_XML, XmlCall(plain(devices=disk()), 0).pack())
-        assert seen == {0: world.target.volumes["lvs0/data"]["uuid"]}
-        assert not world.target.waiting
+        assert seen == {0: world.target.volumes["lvs0/data"].uuid}
+        assert not world.target.delayed
 
     play(tmp_path, body)
 
@@ -136,11 +138,11 @@ def test_start_puts_the_controller_right(tmp_path: Path, proc: Proc) -> None:
     async def body(world: World) -> None:
         dom = world.domain(running=False, disks=disk())
         stale = world.target.add_volume("lvs0/stale")
-        world.target.controllers[CONTROLLER] = {0: {"bdev": stale}, 5: {"bdev": stale}}
+        world.target.controllers[CONTROLLER] = {0: stale, 5: stale}
         client = await world.client()
         args = dom.ref.write(Writer())
         await client.call(proc, bytes(args if proc == Proc.CREATE else args.u32(0)))
-        assert world.target.luns(CONTROLLER) == {0: world.target.volumes["lvs0/data"]["uuid"]}
+        assert world.target.controllers[CONTROLLER] == {0: world.target.volumes["lvs0/data"].uuid}
         assert dom.live is not None
 
     play(tmp_path, body)
@@ -230,13 +232,13 @@ def test_resize_grows_in_whole_clusters(tmp_path: Path) -> None:
         dom = world.domain(disks=disk())
         client = await world.client()
         await resize(client, dom.ref, 100 * MIB + 1)
-        assert world.target.volumes["lvs0/data"]["mib"] == 101
+        assert world.target.volumes["lvs0/data"].mib == 101
         await resize(client, dom.ref, 128 * 1024, flags=0)
-        assert world.target.volumes["lvs0/data"]["mib"] == 128
+        assert world.target.volumes["lvs0/data"].mib == 128
         await resize(client, dom.ref, 128 * MIB)
         await resize(client, dom.ref, 128 * MIB - 5)
         await resize(client, dom.ref, 0, flags=CAPACITY)
-        assert world.target.volumes["lvs0/data"]["mib"] == 128
+        assert world.target.volumes["lvs0/data"].mib == 128
 
     play(tmp_path, body)
 
@@ -261,7 +263,7 @@ def test_a_wrong_size_is_one_sentence_and_changes_nothing(
         with pytest.raises(ReplyError, match=words) as error:
             await resize(client, dom.ref, size, flags)
         assert error.value.code == code
-        assert world.target.volumes["lvs0/data"]["mib"] == 64
+        assert world.target.volumes["lvs0/data"].mib == 64
 
     play(tmp_path, body)
 
@@ -273,7 +275,7 @@ def test_a_shrink_needs_the_configuration_and_never_with_extend(tmp_path: Path) 
         with pytest.raises(ReplyError, match="cut off"):
             await resize(client, dom.ref, 32 * MIB, BYTES | EXTEND)
         await resize(client, dom.ref, 32 * MIB)
-        assert world.target.volumes["lvs0/data"]["mib"] == 32
+        assert world.target.volumes["lvs0/data"].mib == 32
 
     play(tmp_path, body, allow_shrink=True)
 
@@ -291,7 +293,7 @@ def test_libvirtd_judges_a_resize_first(tmp_path: Path) -> None:
         world.libvirtd.refuse[Proc.BLOCK_RESIZE] = Refused(Code.ACCESS_DENIED, "denied")
         with pytest.raises(ReplyError, match="denied"):
             await resize(client, running.ref, 128 * MIB)
-        assert not any(method == "bdev_lvol_resize" for method, _ in world.target.calls)
+        assert not any(method == "bdev_lvol_resize" for method, _ in world.target.requests)
 
     play(tmp_path, body)
 
@@ -444,7 +446,7 @@ def test_who_polls_does_not_wait_for_one_time_out_after_the_other(
 def test_the_target_is_asked_about_all_domains_while_libvirtd_answers(tmp_path: Path) -> None:
     def asked(world: World) -> list[str]:
         """Returns the volumes whose sizes were asked for."""
-        sizes = (a["names"] for m, a in world.target.calls if m == "virtlun_lvol_get_sizes")
+        sizes = (a["names"] for m, a in world.target.requests if m == "virtlun_lvol_get_sizes")
         return [name for names in sizes for name in names]
 
     async def body(world: World) -> None:
@@ -475,7 +477,7 @@ def test_the_target_is_asked_about_all_domains_while_libvirtd_answers(tmp_path: 
             services.known.forget()
             for dom in (first, late)[:known]:
                 await services.known.current(dom.ref)
-            world.target.calls.clear()
+            world.target.requests.clear()
             gate = world.libvirtd.gate[Proc.GET_ALL_DOMAIN_STATS] = asyncio.Event()
             call = bytes(Writer().u32(0).u32(args[0]).u32(args[1]))
             reply = asyncio.create_task(client.call(Proc.GET_ALL_DOMAIN_STATS, call))
@@ -542,7 +544,7 @@ def test_what_is_kept_of_a_domain_that_does_not_run_is_never_old(tmp_path: Path)
 
         assert await sizes("ubda") == [64 * MIB] * 40
         assert len(stats._last) == 39, "one that runs counts on"
-        world.target.volumes["lvs0/v7"]["mib"] = 96  # resized
+        world.target.volumes["lvs0/v7"].mib = 96  # resized
         assert await sizes("ubda") == [64 * MIB] * 7 + [96 * MIB] + [64 * MIB] * 32
         assert await sizes("vda", "ubda") == [64 * MIB] * 7 + [96 * MIB] + [64 * MIB] * 32
         del world.target.volumes["lvs0/v7"]
@@ -581,7 +583,7 @@ def test_volumes_are_found_by_name_in_few_calls_and_never_in_two_targets(tmp_pat
         made = {name: world.target.add_volume(name) for name in names}
         folder = world.target.path.parent / "gold"
         folder.mkdir()
-        gold = FakeTarget(folder / world.target.path.name)
+        gold = SocketTarget(folder / world.target.path.name)
         gold.start()
         targets = world.gateway.services.target
         world.target.exchanges = 0
@@ -609,12 +611,12 @@ def test_reconcile_puts_running_domains_right_at_start(tmp_path: Path) -> None:
         stopped = world.domain("two", UUID_2, running=False)
         world.target.controllers = {f"vm-{UUID_2}": {}}
         await Reconciler(world.gateway.services).run()
-        uuid = world.target.volumes["lvs0/data"]["uuid"]
-        assert world.target.luns(f"vm-{dom.ref.uuid_text}") == {0: uuid}
+        uuid = world.target.volumes["lvs0/data"].uuid
+        assert world.target.controllers[f"vm-{dom.ref.uuid_text}"] == {0: uuid}
         assert f"vm-{stopped.ref.uuid_text}" not in world.target.controllers
         # One that cannot be put right does not keep the others from it.
         world.target.controllers = {}
-        world.target.refuse["vhost_scsi_controller_add_target"] = RefusedError(-12, "No memory")
+        world.target.refuse["vhost_scsi_controller_add_target"] = RpcError(-12, "No memory")
         await Reconciler(world.gateway.services).run()
         assert world.target.controllers == {CONTROLLER: {}}, "without whole, what works stays"
 
@@ -629,10 +631,10 @@ def test_statistics_of_one_disk_ask_for_that_one_on_a_connection_that_stays(tmp_
         client = await world.client()
         args = DomainCall(dom.ref, "sdb").pack(text=True)
         await client.call(Proc.BLOCK_STATS, args)
-        world.target.calls.clear()
+        world.target.requests.clear()
         for _ in range(3):
             await client.call(Proc.BLOCK_STATS, args)
-        assert world.target.calls == [("bdev_get_iostat", {"names": ["lvs0/data"]})] * 3
+        assert world.target.requests == [("bdev_get_iostat", {"names": ["lvs0/data"]})] * 3
         assert len(world.target.connections) == 1
 
     play(tmp_path, body)
@@ -644,7 +646,7 @@ def test_a_target_that_is_not_configured_any_more_keeps_no_thread_and_no_connect
     async def body(world: World) -> None:
         folder = world.target.path.parent / "gold"
         folder.mkdir()
-        gold = FakeTarget(folder / world.target.path.name)
+        gold = SocketTarget(folder / world.target.path.name)
         gold.add_volume("gold0/v")
         gold.gate["bdev_get_iostat"] = threading.Event()
         gold.start()
@@ -655,7 +657,7 @@ def test_a_target_that_is_not_configured_any_more_keeps_no_thread_and_no_connect
         targets = world.gateway.services.target
         assert set(await targets.sizes(["gold0/v"])) == {"gold0/v"}
         under_way = asyncio.create_task(targets.usage(["gold0/v"]))
-        await until(lambda: ("bdev_get_iostat", {"names": ["gold0/v"]}) in gold.calls)
+        await until(lambda: ("bdev_get_iostat", {"names": ["gold0/v"]}) in gold.requests)
         assert threads() > 0
         gold.path.unlink()
         assert set(await targets.sizes(["lvs0/data", "gold0/v"])) == {"lvs0/data"}
@@ -690,10 +692,10 @@ def test_a_round_of_reconcile_over_domains_that_are_right_asks_each_side_once(
         reconciler = Reconciler(world.gateway.services)
         for _ in range(2):  # the first writes the volumes' UUIDs into the metadata
             await reconciler.run()
-        calls, asked = Counter(world.libvirtd.calls()), len(world.target.calls)
+        calls, asked = Counter(world.libvirtd.calls()), len(world.target.requests)
         await reconciler.run()
         assert Counter(world.libvirtd.calls()) - calls == {Proc.LIST_ALL_DOMAINS: 1}
-        assert [method for method, _ in world.target.calls[asked:]] == ["vhost_get_controllers"]
+        assert [method for method, _ in world.target.requests[asked:]] == ["vhost_get_controllers"]
         # A LUN that is missing is found, and so is a controller of one that does not run.
         lost = f"vm-{3:08d}-1111-4111-8111-111111111111"
         left = f"vm-{7:08d}-1111-4111-8111-111111111111"
@@ -701,7 +703,7 @@ def test_a_round_of_reconcile_over_domains_that_are_right_asks_each_side_once(
         world.target.controllers[lost].clear()
         world.target.controllers[left] = {}
         await reconciler.run()
-        assert world.target.luns(lost) == {0: luns[0]["bdev"]}
+        assert world.target.controllers[lost] == {0: luns[0]}
         assert left not in world.target.controllers
 
     play(tmp_path, body)

@@ -11,8 +11,8 @@ from plugin.gateway.messages import DomainCall, XmlCall, pack_string
 from plugin.gateway.procs import Proc
 from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain import translate
+from pydataplane.errors import RpcError
 from tests.unit.gateway.fake_libvirtd import FakeDomain
-from tests.unit.gateway.fake_target import RefusedError
 from tests.unit.gateway.world import UUID_1, ReplyError, World, plain, play
 
 CONTROLLER = f"vm-{UUID_1}"
@@ -35,7 +35,7 @@ def test_it_runs_with_a_controller_that_its_definition_has_not(tmp_path: Path) -
         assert await start(world, dom) == b""
         assert dom.config == before and dom.live is not None
         assert translate.has_controller(dom.live)
-        assert world.target.luns(CONTROLLER) == {}
+        assert world.target.controllers[CONTROLLER] == {}
         assert Proc.CREATE not in world.libvirtd.calls()
 
     play(tmp_path, body)
@@ -77,7 +77,7 @@ def no_target(world: World) -> None:
 
 
 def no_socket(world: World) -> None:
-    world.target.refuse["vhost_create_scsi_controller"] = RefusedError(-13, "Permission denied")
+    world.target.refuse["vhost_create_scsi_controller"] = RpcError(-13, "Permission denied")
 
 
 def no_room(world: World) -> None:

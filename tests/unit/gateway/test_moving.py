@@ -37,7 +37,7 @@ class Seen:
     def _take(self, payload: bytes) -> bytes:
         self.payload = payload
         if CONTROLLER in self._world.target.controllers:
-            self.luns = self._world.target.luns(CONTROLLER)
+            self.luns = self._world.target.controllers[CONTROLLER]
         return self._answer
 
 
@@ -173,7 +173,7 @@ def test_the_destination_is_ready_before_libvirtd_is_asked(tmp_path: Path, proc:
         seen = Seen(world, proc)
         client = await world.client()
         await client.call(proc, prepare(world, proc, xml))
-        assert seen.luns == {0: world.target.volumes["lvs0/data"]["uuid"]}
+        assert seen.luns == {0: world.target.volumes["lvs0/data"].uuid}
         assert b"/elsewhere/" not in seen.payload
         assert f"/run/virtlun/vhost/{CONTROLLER}".encode() in seen.payload
         seen.payload = b""
@@ -207,7 +207,7 @@ def test_a_restored_guest_finds_its_controller(tmp_path: Path, proc: Proc) -> No
             params = [TypedParam("file", STRING, "/image"), TypedParam("dxml", STRING, xml)]
             sent = pack_params(params) + bytes(Writer().u32(2))
         await client.call(proc, sent)
-        assert seen.luns == {0: world.target.volumes["lvs0/data"]["uuid"]}
+        assert seen.luns == {0: world.target.volumes["lvs0/data"].uuid}
         if proc == Proc.RESTORE:
             assert seen.payload == sent
         else:

@@ -20,9 +20,9 @@ from plugin.gateway.recovery import recover
 from plugin.gateway.wire import WireError
 from plugin.gateway.xdr import Writer
 from pydataplane.domain import translate
+from pydataplane.errors import RpcError
 from tests.support.gateway import listens
 from tests.unit.gateway.fake_libvirtd import FakeDomain, Hang
-from tests.unit.gateway.fake_target import RefusedError
 from tests.unit.gateway.world import UUID_1, UUID_2, ReplyError, World, disk, play, until
 
 LIVE, CONFIG = 1, 2
@@ -88,7 +88,7 @@ async def cut(world: World, dom: FakeDomain, proc: Proc, where: Cut) -> None:
         world.libvirtd.hang = Hang(where.proc, where.nth, where.done)
     await client.send(proc, DomainCall(dom.ref, disk(), LIVE | CONFIG).pack(text=True, flags=True))
     if where.target:
-        await until(lambda: any(method == where.target for method, _ in world.target.calls))
+        await until(lambda: any(method == where.target for method, _ in world.target.requests))
     else:
         assert world.libvirtd.hang is not None
         async with asyncio.timeout(90):
@@ -177,7 +177,7 @@ def test_a_target_that_answers_too_late_leaves_no_lun_behind(tmp_path: Path) -> 
 
         def late(**params: object) -> int:
             real(**params)  # type: ignore[arg-type]
-            raise RefusedError(-110, "Connection timed out")
+            raise RpcError(-110, "Connection timed out")
 
         world.target.vhost_scsi_controller_add_target = late  # type: ignore[method-assign, assignment]
         with pytest.raises(ReplyError, match="timed out"):
@@ -194,7 +194,7 @@ def test_a_detach_that_only_was_not_answered_is_not_taken_back(tmp_path: Path) -
     async def body(world: World) -> None:
         dom = world.domain(disks=disk())
         live, config = (translate.element(side or "") for side in (dom.live, dom.config))
-        bdev = world.target.volumes["lvs0/data"]["uuid"]
+        bdev = world.target.volumes["lvs0/data"].uuid
         client = await world.client()
         await client.detach(dom.ref, disk(), LIVE | CONFIG)
         services = world.gateway.services
@@ -283,7 +283,7 @@ def test_controllers_of_nobody_go_in_time_and_others_stay(tmp_path: Path) -> Non
     async def body(world: World) -> None:
         dom = world.domain("two", UUID_2, disks=disk())
         uuid = world.target.add_volume("lvs0/more")
-        world.target.controllers |= {gone: {0: {"bdev": uuid}}, busy: {}}
+        world.target.controllers |= {gone: {0: uuid}, busy: {}}
         world.target.controllers |= {name: {} for name in others}
         world.target.connected = {busy}
         await until(lambda: gone not in world.target.controllers)

@@ -335,7 +335,7 @@ def test_a_resize_waits_for_a_detach_and_then_finds_no_disk(tmp_path: Path) -> N
         await detach
         with pytest.raises(ReplyError, match="was not found"):
             await resize
-        assert world.target.volumes["lvs0/data"]["mib"] == 64
+        assert world.target.volumes["lvs0/data"].mib == 64
 
     play(tmp_path, body)
 

@@ -21,8 +21,8 @@ from plugin.gateway.upstream import open_arguments
 from plugin.gateway.wire import MESSAGE_MAX_BYTES, MessageType, Status, message
 from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain import translate
+from tests.support.fake_socket import SocketTarget
 from tests.unit.gateway.fake_libvirtd import FakeDomain, FakeLibvirtd
-from tests.unit.gateway.fake_target import FakeTarget
 
 UUID_1 = "11111111-1111-4111-8111-111111111111"
 UUID_2 = "22222222-2222-4222-8222-222222222222"
@@ -163,7 +163,7 @@ class World:
 
     def __init__(self, folder: Path, **options: object) -> None:
         self.libvirtd = FakeLibvirtd(folder / "libvirtd")
-        self.target = FakeTarget(folder / "target")
+        self.target = SocketTarget(folder / "target")
         self.target.add_volume("lvs0/data")
         self.path, self.path_ro = folder / "gw", folder / "gw-ro"
         values = {"auth": "none", "auth_ro": "none", "socket_group": "", "reconcile": False}
@@ -213,7 +213,10 @@ class World:
         assert made.plan is not None
         if running:
             self.target.controllers[made.plan.controller] = {
-                lun.target: {"bdev": self.target.volumes[lun.volume.alias]["uuid"]}
+                lun.target: self.target.volumes[lun.volume.alias].uuid for lun in made.plan.luns
+            }
+            self.target.options |= {
+                (made.plan.controller, lun.target): {"shareable": lun.shareable}
                 for lun in made.plan.luns
             }
         return self.libvirtd.add(

@@ -1,0 +1,464 @@
+"""A FAKE of the target, for unit tests of what drives one: dictionaries that answer.
+
+There is one for all. It takes the parameters that schemas/rpc says, and answers what it says there;
+what a real target does is tested in tests/target, tests/libvirt and tests/kubernetes.
+`tests.support.fake_socket` has it on a real socket.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydataplane.client import Client
+from pydataplane.errors import (
+    BAD_PARAMETERS,
+    BUSY,
+    EXISTS,
+    INVALID,
+    NO_DATA,
+    NO_DEVICE,
+    NO_SPACE,
+    RpcError,
+)
+from tests.support.rpc_schemas import check_params, check_result
+
+MIB = 1 << 20
+LVSTORE = "lvs0"
+LVSTORE_UUID = "5a1f0000-0000-4000-8000-000000000000"
+ANSWER_DEADLINE_S = 10
+
+
+@dataclass
+class Volume:
+    """An lvol."""
+
+    uuid: str
+    mib: int = 64
+    thin: bool = True
+    xattrs: dict[str, str] = field(default_factory=dict)
+
+
+class FakeTarget(Client):
+    """A target with an lvstore `lvs0`: what is in it, and what a test has it do otherwise."""
+
+    def __init__(self, volumes: Mapping[str, str] | None = None, *, mib: int = 1024) -> None:
+        """Begins with thin volumes of these aliases and UUIDs, in a store of `mib`."""
+        super().__init__("/nonexistent")
+        self.mib = mib
+        self.lvstores = {LVSTORE: LVSTORE_UUID}
+        self.volumes = {alias: Volume(uuid) for alias, uuid in (volumes or {}).items()}
+        self.controllers: dict[str, dict[int, str]] = {}
+        """For each controller, the bdev of each target number."""
+        self.options: dict[tuple[str, int], dict[str, Any]] = {}
+        """What a LUN was added with, by controller and target number."""
+        self.owners: dict[str, tuple[int | None, bool]] = {}
+        """By controller: the user named for its owner, and whether that has to be a new process."""
+        self.exports: set[str] = set()
+        """The volumes that are files."""
+        self.connected: set[str] = set()
+        """Controllers that a QEMU is connected to."""
+        self.delayed: set[str] = set()
+        """Controllers that were made to wait for their start."""
+        self.suspended: list[dict[str, Any]] = []
+        """What virtlun_vhost_get_suspended tells."""
+        self._made = 0
+
+        # What was asked.
+        self.calls: list[str] = []
+        self.requests: list[tuple[str, dict[str, Any]]] = []
+
+        # What a test wants.
+        self.fail: dict[str, Exception] = {}
+        """How the next call of a method fails."""
+        self.refuse: dict[str, RpcError] = {}
+        """How each call of a method is refused."""
+        self.gate: dict[str, threading.Event] = {}
+        """What a method waits for before it does anything."""
+        self.block_sizes: dict[str, int] = {}
+        """Of bdevs by name, where it is not 512."""
+        self.flush_error: str | None = None
+        self.survives = "crash"
+        self.problems: list[str] = []
+        self.loaded = True
+        """Whether the lvstore is; else nothing of it is seen."""
+
+        # An older target, or SPDK's.
+        self.complete: bool | None = True
+        """None: it does not say whether all storage is there."""
+        self.tells_options = True
+        """Whether LUNs show serial and the like, as SPDK's do not."""
+        self.knows_xattrs = True
+        """At the creation of an lvol."""
+
+    def call_raw(self, method: str, **params: Any) -> Any:
+        """Answers a call, as `Client.call_raw`.
+
+        Raises:
+            AssertionError: a real target has no such method, or does not take these parameters; or
+                this one answers what a real one does not.
+        """
+        given = {name: value for name, value in params.items() if value is not None}
+        self.calls.append(method)
+        self.requests.append((method, given))
+        if method in self.gate:
+            self.gate[method].wait(ANSWER_DEADLINE_S)
+        if method in self.fail:
+            raise self.fail.pop(method)
+        if method in self.refuse:
+            raise self.refuse[method]
+        check_params(method, given)
+        result = getattr(self, method)(**given)
+        if self.tells_options and self.complete is not None:
+            check_result(method, result)
+        return result
+
+    def call_all(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Any]:
+        """Answers many calls, as `Client.call_all`."""
+        return [self._answer(method, params) for method, params in requests]
+
+    def _answer(self, method: str, params: Mapping[str, Any]) -> Any:
+        try:
+            return self.call_raw(method, **params)
+        except RpcError as error:
+            return error
+
+    # For tests
+
+    def add_volume(self, alias: str, mib: int = 64, *, uuid: str = "", thin: bool = True) -> str:
+        """Makes a volume; returns its UUID."""
+        self._made += 1
+        made = uuid or f"00000000-0000-4000-8000-{self._made:012d}"
+        self.volumes[alias] = Volume(made, mib, thin)
+        return made
+
+    def volume(self, name: str) -> Volume:
+        """Returns the volume with this alias or UUID.
+
+        Raises:
+            RpcError: ENODEV; there is none.
+        """
+        return self.volumes[self._alias(name)]
+
+    @property
+    def uuids(self) -> list[str]:
+        """The UUIDs of all volumes."""
+        return [volume.uuid for volume in self.volumes.values()]
+
+    def users(self, uuid: str) -> list[str]:
+        """Returns the controllers that have a LUN of this volume."""
+        return [name for name, luns in self.controllers.items() if uuid in luns.values()]
+
+    def _alias(self, name: str) -> str:
+        if self.loaded:
+            for alias, volume in self.volumes.items():
+                if name in (alias, volume.uuid):
+                    return alias
+        raise RpcError(NO_DEVICE, f"bdev {name} does not exist")
+
+    def _controller(self, name: str) -> dict[int, str]:
+        if name not in self.controllers:
+            raise RpcError(NO_DEVICE, f"controller {name} does not exist")
+        return self.controllers[name]
+
+    @property
+    def free_mib(self) -> int:
+        """What no thick volume takes of the store."""
+        return self.mib - sum(each.mib for each in self.volumes.values() if not each.thin)
+
+    # The methods
+
+    def virtlun_get_status(self) -> dict[str, Any]:
+        status = {
+            "version": "0",
+            "pid": 1,
+            "uptime_s": 1.0,
+            "rpc_socket": "/socket",
+            "vhost_dir": "/vhost",
+            "state_dir": "/state",
+            "holder_socket": "/holder",
+            "user": {"name": "virtlun", "uid": 999, "gid": 999},
+            "sandbox": "enforce",
+            "refused_calls": [],
+            "poll": False,
+            "reactors": [],
+            "bdevs": len(self.volumes),
+            "lvstores": len(self.lvstores),
+            "controllers": len(self.controllers),
+            "upgrade": None,
+            "restore_problems": self.problems,
+            "flush_errors": [],
+            "waiting": [],
+        }
+        return status if self.complete is None else status | {"storage_complete": self.complete}
+
+    def bdev_wait_for_examine(self) -> bool:
+        return True
+
+    def bdev_get_bdevs(self, name: str | None = None) -> list[dict[str, Any]]:
+        if name is not None:
+            return [self._bdev(self._alias(name))]
+        return [self._bdev(alias) for alias in self.volumes] if self.loaded else []
+
+    def _bdev(self, alias: str) -> dict[str, Any]:
+        volume = self.volumes[alias]
+        block_size = self.block_sizes.get(volume.uuid, 512)
+        lvol = {
+            "lvol_store_uuid": self.lvstores.get(alias.partition("/")[0], LVSTORE_UUID),
+            "thin_provision": volume.thin,
+            "num_allocated_clusters": 3 if volume.thin else volume.mib,
+        }
+        shown = {
+            "name": volume.uuid,
+            "aliases": [alias],
+            "product_name": "Logical Volume",
+            "block_size": block_size,
+            "num_blocks": volume.mib * MIB // block_size,
+            "preferred_unmap_granularity": MIB // block_size,
+            "uuid": volume.uuid,
+            "assigned_rate_limits": dict.fromkeys(
+                ("rw_ios_per_sec", "rw_mbytes_per_sec", "r_mbytes_per_sec", "w_mbytes_per_sec"), 0
+            ),
+            "claimed": bool(self.users(volume.uuid)),
+            "zoned": False,
+            "supported_io_types": {"read": True, "write": True},
+            "driver_specific": {"lvol": lvol},
+        }
+        return shown | ({"flush_error": self.flush_error} if self.flush_error else {})
+
+    def bdev_get_iostat(self, names: list[str] | None = None) -> dict[str, Any]:
+        counted = {
+            "num_read_ops": 10,
+            "bytes_read": 40960,
+            "read_latency_ticks": 1000,
+            "num_write_ops": 20,
+            "bytes_written": 81920,
+            "write_latency_ticks": 2000,
+        }
+        others = dict.fromkeys(
+            (
+                *("bytes_unmapped", "num_unmap_ops", "bytes_copied", "num_copy_ops"),
+                *("max_read_latency_ticks", "min_read_latency_ticks"),
+                *("max_write_latency_ticks", "min_write_latency_ticks"),
+                *("unmap_latency_ticks", "max_unmap_latency_ticks", "min_unmap_latency_ticks"),
+                *("copy_latency_ticks", "max_copy_latency_ticks", "min_copy_latency_ticks"),
+                *("num_flush_ops", "flush_latency_ticks", "bytes_zeroed", "num_write_zeroes_ops"),
+            ),
+            0,
+        )
+        chosen = self.uuids if names is None else [self.volume(name).uuid for name in names]
+        bdevs = [{"name": uuid, **counted, **others, "io_error": {}} for uuid in chosen]
+        return {"tick_rate": 1_000_000, "ticks": 1, "bdevs": bdevs}
+
+    def bdev_lvol_get_lvstores(self) -> list[dict[str, Any]]:
+        shown = {
+            "base_bdev": "base",
+            "cluster_size": MIB,
+            "block_size": 4096,
+            "total_data_clusters": self.mib,
+            "free_clusters": self.free_mib,
+            "max_bdev_size": 1 << 50,
+        }
+        stores = self.lvstores.items() if self.loaded else ()
+        return [{"name": name, "uuid": uuid, **shown} for name, uuid in sorted(stores)]
+
+    def bdev_lvol_get_lvols(self, lvs_uuid: str) -> list[dict[str, Any]]:
+        flags = ("is_snapshot", "is_clone", "is_esnap_clone", "is_degraded", "is_read_only")
+        return [
+            {
+                "alias": alias,
+                "uuid": volume.uuid,
+                "name": alias.partition("/")[2],
+                "is_thin_provisioned": volume.thin,
+                "num_allocated_clusters": 3 if volume.thin else volume.mib,
+                "lvs": {"name": alias.partition("/")[0], "uuid": lvs_uuid},
+                "size": volume.mib * MIB,
+                **dict.fromkeys(flags, False),
+            }
+            for alias, volume in self.volumes.items()
+            if self.lvstores.get(alias.partition("/")[0]) == lvs_uuid
+        ]
+
+    def bdev_lvol_create(
+        self,
+        lvs_name: str,
+        lvol_name: str,
+        size_in_mib: int,
+        thin_provision: bool = False,
+        lvol_uuid: str = "",
+        xattrs: dict[str, str] | None = None,
+    ) -> str:
+        alias = f"{lvs_name}/{lvol_name}"
+        if xattrs and not self.knows_xattrs:
+            raise RpcError(BAD_PARAMETERS, "unknown field `xattrs`")
+        if lvs_name not in self.lvstores:
+            raise RpcError(NO_DEVICE, f"lvstore {lvs_name} does not exist")
+        if alias in self.volumes:
+            raise RpcError(EXISTS, f"lvol {alias} exists")
+        if not thin_provision and size_in_mib > self.free_mib:
+            raise RpcError(NO_SPACE, "No space left on device")
+        uuid = self.add_volume(alias, size_in_mib, uuid=lvol_uuid, thin=thin_provision)
+        self.volumes[alias].xattrs |= xattrs or {}
+        return uuid
+
+    def bdev_lvol_delete(self, name: str) -> bool:
+        uuid = self.volume(name).uuid
+        if uuid in self.exports or self.users(uuid):
+            raise RpcError(BUSY, "Device or resource busy")
+        del self.volumes[self._alias(name)]
+        return True
+
+    def bdev_lvol_resize(self, name: str, size_in_mib: int) -> bool:
+        volume = self.volume(name)
+        if size_in_mib - volume.mib > self.free_mib:
+            raise RpcError(NO_SPACE, "No space left on device")
+        volume.mib = size_in_mib
+        return True
+
+    def virtlun_lvol_get_sizes(self, names: list[str]) -> dict[str, dict[str, int]]:
+        known = self.volumes | {each.uuid: each for each in self.volumes.values()}
+        sizes = {name: known[name].mib * MIB for name in names if name in known}
+        return {name: {"size": size, "allocated": 3 * MIB} for name, size in sizes.items()}
+
+    def virtlun_lvol_get_xattrs(self, name: str) -> dict[str, str]:
+        return dict(self.volume(name).xattrs)
+
+    def virtlun_lvol_set_xattr(self, name: str, xattr_name: str, xattr_value: str) -> bool:
+        self.volume(name).xattrs[xattr_name] = xattr_value
+        return True
+
+    def virtlun_lvol_remove_xattr(self, name: str, xattr_name: str) -> bool:
+        if self.volume(name).xattrs.pop(xattr_name, None) is None:
+            raise RpcError(NO_DATA, "No data available")
+        return True
+
+    def virtlun_export_list(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "bdev_name": uuid,
+                "uuid": uuid,
+                "path": f"/export/{uuid}",
+                "read_only": False,
+                "parked": False,
+                "opens": 1,
+                "size": MIB,
+                "survives": self.survives,
+            }
+            | ({"flush_error": self.flush_error} if self.flush_error else {})
+            for uuid in sorted(self.exports)
+        ]
+
+    def vhost_get_controllers(self, name: str | None = None) -> list[dict[str, Any]]:
+        if name is not None:
+            self._controller(name)
+        return [
+            {
+                "ctrlr": each,
+                "cpumask": "0x1",
+                "delay_base_us": 0,
+                "iops_threshold": 0,
+                "socket": f"/vhost/{each}",
+                "owner": None,
+                "owner_uid": None,
+                "sessions": [self._session(each)] if each in self.connected else [],
+                "backend_specific": {"scsi": [self._scsi(each, n) for n in luns]},
+            }
+            for each, luns in self.controllers.items()
+            if name in (None, each)
+        ]
+
+    @staticmethod
+    def _session(controller: str) -> dict[str, Any]:
+        return {"vid": 1, "name": controller, "started": True, "stopped_queues": []}
+
+    def _scsi(self, controller: str, number: int) -> dict[str, Any]:
+        lun = {"id": 0, "bdev_name": self.controllers[controller][number]}
+        luns = [lun | self._shown(controller, number) if self.tells_options else lun]
+        names = {"id": number, "target_name": f"Target {number}"}
+        return {"scsi_dev_num": number, **names, "luns": luns}
+
+    def _shown(self, controller: str, number: int) -> dict[str, Any]:
+        """Returns what a LUN says of itself: what it was added with, or else its own."""
+        bdev = self.controllers[controller][number]
+        own: dict[str, Any] = {
+            "serial": bdev,
+            "read_only": False,
+            "block_size": self.block_sizes.get(bdev, 512),
+            "removable": False,
+            **dict.fromkeys(("wwn", "vendor", "product", "rotation_rate")),
+            "discard": True,
+            "write_cache": True,
+            "write_error_policy": "report",
+            "read_error_policy": "report",
+        }
+        given = self.options.get((controller, number), {})
+        times = dict.fromkeys(("event_at", "guest_seen_at", "resize_event_at"))
+        told = own | {name: value for name, value in given.items() if name in own}
+        return told | {"removal_prevented": False, "attached_at": 1.0, **times}
+
+    def vhost_create_scsi_controller(
+        self, ctrlr: str, delay: bool = False, own_folder: bool = False
+    ) -> bool:
+        if ctrlr in self.controllers:
+            raise RpcError(EXISTS, "File exists")
+        self.controllers[ctrlr] = {}
+        if delay:
+            self.delayed.add(ctrlr)
+        return True
+
+    def vhost_start_scsi_controller(self, ctrlr: str) -> bool:
+        self.delayed.remove(ctrlr)
+        return True
+
+    def vhost_delete_controller(self, ctrlr: str) -> bool:
+        self._controller(ctrlr)
+        if ctrlr in self.connected:
+            raise RpcError(BUSY, "Device or resource busy")
+        for number in self.controllers.pop(ctrlr):
+            self.options.pop((ctrlr, number), None)
+        return True
+
+    def virtlun_controller_set_owner(
+        self, ctrlr: str, uid: int | None = None, fresh: bool = False
+    ) -> bool:
+        self._controller(ctrlr)
+        self.owners[ctrlr] = (uid, fresh)
+        return True
+
+    def vhost_scsi_controller_add_target(
+        self, ctrlr: str, scsi_target_num: int, bdev_name: str, **options: Any
+    ) -> int:
+        luns, uuid = self._controller(ctrlr), self.volume(bdev_name).uuid
+        if scsi_target_num in luns:
+            raise RpcError(EXISTS, "File exists")
+        shared = all(self._shares(uuid, user, options) for user in self.users(uuid))
+        if uuid in self.exports or not shared:
+            user = "an export" if uuid in self.exports else "a controller"
+            raise RpcError(BUSY, f"bdev {bdev_name} is in use by {user}")
+        if options.get("block_size", 4096) < self.block_sizes.get(uuid, 512):
+            raise RpcError(INVALID, f"bdev {bdev_name} has larger blocks")
+        luns[scsi_target_num] = uuid
+        self.options[ctrlr, scsi_target_num] = options
+        return scsi_target_num
+
+    def _shares(self, uuid: str, controller: str, options: Mapping[str, Any]) -> bool:
+        """Whether a controller that has the bdev, and who asks for it, both share it."""
+        given = [
+            self.options.get((controller, number), {})
+            for number, bdev in self.controllers[controller].items()
+            if bdev == uuid
+        ]
+        return all(each.get("shareable", False) for each in [*given, options])
+
+    def vhost_scsi_controller_remove_target(self, ctrlr: str, scsi_target_num: int) -> bool:
+        luns = self._controller(ctrlr)
+        if scsi_target_num not in luns:
+            raise RpcError(NO_DEVICE, "No such device")
+        del luns[scsi_target_num]
+        self.options.pop((ctrlr, scsi_target_num), None)
+        return True
+
+    def virtlun_vhost_get_suspended(self) -> list[dict[str, Any]]:
+        return self.suspended
