@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,17 +34,79 @@ HEADER_BYTES, RESPONSE_BYTES = 51, 108
 NEXT, WRITABLE = 1, 2
 SIMPLE, ORDERED = 0, 1
 BUSY, GOOD = 8, 0
+DEADLINE_S = 60.0
 ROUNDS = 5
 """Of a neighbour while an upgrade waits, for 5 s at most: it would do one if it waited, too."""
 
 
-class Upgrade(threading.Thread):
-    """An upgrade that is under way; a context manager that waits for its end."""
+NEW_PROGRAM = """
+import socket, sys
+from tests.target.test_upgrade import HELLO, exchange
+
+with socket.socket(socket.AF_UNIX) as stream:
+    stream.connect(sys.argv[1])
+    exchange(stream, HELLO)
+    answer = exchange(stream, {"message": "ready"})
+    while answer["message"] != "end":
+        answer = exchange(stream, None)
+    print("expecting", flush=True)
+    sys.stdin.readline()
+    print(exchange(stream, {"message": "expecting"})["message"])
+"""
+"""Takes nothing over: it ends when the guests are held for it."""
+
+
+class NewProgram:
+    """A new program for which guests are held when the test wants it; a context manager.
+
+    A real one asks the disks first, and gives up where one does not answer.
+    """
 
     def __init__(self, target: Target, disk: SlowDisk) -> None:
-        """Begins it; `disk` goes on at its end at the latest."""
+        """Starts it; it is told what is about to come. `disk` goes on at its end at the latest."""
+        self._disk = disk
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", NEW_PROGRAM, f"{target.rpc_socket}.upgrade"],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "expecting\n"
+
+    def hold(self) -> None:
+        """Has the guests held."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+    def waits(self) -> bool:
+        """Whether they are not all held yet."""
+        return self._process.poll() is None
+
+    def answer(self) -> str:
+        """Waits until they are, or it is given up, and returns what the target says then."""
+        return self._process.communicate(timeout=DEADLINE_S)[0].strip()
+
+    def __enter__(self) -> NewProgram:
+        """Returns it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends it."""
+        self._disk.go_on()
+        self._process.kill()
+        self._process.wait()
+
+
+class Upgrade(threading.Thread):
+    """A real upgrade that is under way."""
+
+    def __init__(self, target: Target) -> None:
+        """Begins it."""
         super().__init__()
-        self._target, self._disk = target, disk
+        self._target = target
         self.failure: TargetFailed | None = None
         self.start()
 
@@ -52,15 +116,6 @@ class Upgrade(threading.Thread):
             self._target.upgrade()
         except TargetFailed as failure:
             self.failure = failure
-
-    def __enter__(self) -> Upgrade:
-        """Returns it."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Waits for its end."""
-        self._disk.go_on()
-        self.join()
 
 
 def content(n: int) -> bytes:
@@ -153,45 +208,81 @@ def slow(scratch: Path, target: Target) -> Iterator[SlowDisk]:
         assert target.stop() == 0, target.words()
 
 
-def test_a_neighbour_is_served_while_a_slow_disk_is_waited_for(
-    target: Target, slow: SlowDisk
-) -> None:
-    with Initiator(target.vhost_dir / "slow") as guest, Load(target, "fast") as load:
+@pytest.fixture
+def guest(target: Target, slow: SlowDisk) -> Iterator[Initiator]:
+    """The guest of the slow disk."""
+    with Initiator(target.vhost_dir / "slow") as guest:
         guest.send("connect", queues=2, queue_size=QUEUE_SIZE, memory=MEMORY)
         guest.ready()
+        yield guest
+        # Whatever happened: its requests end before it does.
+        slow.go_on()
+
+
+@pytest.fixture
+def load(target: Target, slow: SlowDisk) -> Iterator[Load]:
+    """The neighbour, whose disk is in memory."""
+    with Load(target, "fast") as load:
+        yield load
+        load.wait(ROUNDS)
+        load.check()
+
+
+def test_a_neighbour_is_served_while_a_slow_disk_is_waited_for(
+    target: Target, slow: SlowDisk, guest: Initiator, load: Load
+) -> None:
+    with NewProgram(target, slow) as new:
         slow.hang()
         writer = Writer(guest)
-        with Upgrade(target, slow) as upgrade:
-            writer.wait_until_held()
-            load.wait(ROUNDS)
-            assert upgrade.is_alive(), upgrade.failure
-        assert upgrade.failure is None, upgrade.failure
-        writer.finish()
-        load.wait()
-        load.check()
+        new.hold()
+        writer.wait_until_held()
+        load.wait(ROUNDS)
+        assert new.waits()
+        slow.go_on()
+        # Nothing is in flight. It ends, and the old one goes on.
+        assert new.answer() == "target"
+    writer.finish()
+    load.wait()
     assert "its I/O takes long" in target.words()
+    until(Path(f"{target.rpc_socket}.upgrade").exists, "a new program is waited for")
+    target.upgrade()
     pause_ms = target.rpc("virtlun_get_status")["upgrade"]["pause_ms"]
     print(f"the neighbour's pause: {pause_ms:.0f} ms")
 
 
 def test_a_disk_that_hangs_fails_the_upgrade_and_keeps_no_neighbour_waiting(
-    target: Target, slow: SlowDisk
+    target: Target, slow: SlowDisk, guest: Initiator, load: Load
 ) -> None:
-    with Initiator(target.vhost_dir / "slow") as guest, Load(target, "fast") as load:
-        guest.send("connect", queues=2, queue_size=QUEUE_SIZE, memory=MEMORY)
-        guest.ready()
+    with NewProgram(target, slow) as new:
         slow.hang()
         writer = Writer(guest)
-        with Upgrade(target, slow) as upgrade:
-            writer.wait_until_held()
-            rounds = load.rounds
-            upgrade.join()
-            assert load.rounds >= rounds + ROUNDS
-            assert upgrade.failure is not None
-        assert "controller slow: an upgrade still waits for I/O in flight" in target.words()
-        load.wait(ROUNDS)
-        writer.finish()
-        # The next one succeeds.
-        target.upgrade()
-        load.wait()
-        load.check()
+        new.hold()
+        writer.wait_until_held()
+        rounds = load.rounds
+        assert new.answer() != "target"
+        assert load.rounds >= rounds + ROUNDS
+    assert "controller slow: an upgrade still waits for I/O in flight" in target.words()
+    load.wait(ROUNDS)
+    writer.finish()
+    # The next one succeeds.
+    until(Path(f"{target.rpc_socket}.upgrade").exists, "a new program is waited for")
+    target.upgrade()
+
+
+def test_a_disk_that_hangs_before_the_guests_are_held_holds_none(
+    target: Target, slow: SlowDisk, guest: Initiator, load: Load
+) -> None:
+    slow.hang()
+    upgrade = Upgrade(target)
+    load.wait(ROUNDS)
+    upgrade.join()
+    assert upgrade.failure is not None
+    assert "the disk of bdev s0 has not answered for 5 s; no guest was held" in target.words()
+    # It has not asked for them.
+    assert "its I/O takes long" not in target.words()
+    assert "does not go on" not in target.words()
+    slow.go_on()
+    guest.write(0, b"x" * 512)
+    load.wait(ROUNDS)
+    target.upgrade()
+    assert guest.read(0, 1) == b"x" * 512

@@ -10,12 +10,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long the target's start waits for disks. What has not come back by then is waited for by
 /// threads of its own.
 const DISKS_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long [`ask_disks`] waits; less than the other program waits for this one at that step.
+const ASK_TIMEOUT: Duration = Duration::from_secs(5);
 
 const CREATE_CONTROLLER: &str = "vhost_create_scsi_controller";
 
@@ -142,6 +146,39 @@ pub fn controllers(app: &App, methods: &Methods) -> BTreeMap<String, Call> {
     let items = items.into_iter().filter(|i| OF_CONTROLLERS.contains(&i.call.method.as_str()));
     let made = items.filter(|item| restore(app, methods, item));
     made.map(|item| (item.key, item.call)).collect()
+}
+
+/// Waits until all disks that are recorded have answered: [`recorded`] is not to find out with all guests
+/// held that one does not. Nothing is opened for good, as another process uses them.
+///
+/// # Errors
+/// One of them does not answer.
+pub fn ask_disks(app: &App) -> Result<(), String> {
+    let items: Vec<_> = app.config().items().filter(|item| is_disk(item)).cloned().collect();
+    let deadline = Instant::now() + ASK_TIMEOUT;
+    let mut asked = Vec::with_capacity(items.len());
+    for item in items {
+        let (tell, told) = mpsc::channel();
+        let key = item.key.clone();
+        let ask = move || {
+            disk::ask(&item);
+            _ = tell.send(());
+        };
+        let started = thread::Builder::new().name("ask disk".into()).spawn(ask);
+        started.map_err(|e| format!("no thread to ask the disk of {key}: {e}"))?;
+        asked.push((key, told));
+    }
+    for (key, told) in asked {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if told.recv_timeout(left) == Err(RecvTimeoutError::Timeout) {
+            let seconds = ASK_TIMEOUT.as_secs();
+            return Err(format!(
+                "the disk of {key} has not answered for {seconds} s; no guest was held for it: try \
+                 again when it does, or delete the bdev"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Restores a bdev on a thread of its own. One that is late brings back what depends on it.

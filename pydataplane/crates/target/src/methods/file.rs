@@ -5,11 +5,14 @@ use super::{BdevName, UuidText, unsupported};
 use crate::app::App;
 use crate::errors;
 use crate::state::Item;
-use bdev::{Bdev, FileBdev, FileKind, FileOptions};
+use bdev::{AlignedBuf, BUF_ALIGN, Bdev, FileBdev, FileKind, FileOptions};
 use rpc::{Errno, Error, Flags, Methods};
+use rustix::fs::OFlags;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::fs::{self, File, Metadata};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -120,6 +123,23 @@ fn create_uring(app: &App, mut p: CreateUring, item: Option<&Item>) -> Result<St
 /// Whether `item` makes a bdev on a file or block device.
 pub fn is_disk(item: &Item) -> bool {
     [AIO, URING].contains(&item.call.method.as_str())
+}
+
+/// Reads a block of the disk of `item`, one of [`is_disk`], which another process may use meanwhile. When
+/// it returns the disk has answered, if only that it cannot be read.
+pub fn ask(item: &Item) {
+    let Some(path) = item.call.params.get("filename").and_then(Value::as_str) else { return };
+    let open = |flags| File::options().read(true).custom_flags(flags).open(path);
+    // Opening something else, such as a tape, may have effects.
+    let is_disk = |m: Metadata| m.is_file() || m.file_type().is_block_device();
+    if !fs::metadata(path).is_ok_and(is_disk) {
+        return;
+    }
+    // What the page cache has says nothing of the disk.
+    let direct = OFlags::DIRECT.bits().cast_signed();
+    if let Ok(file) = open(direct).or_else(|_| open(0)) {
+        _ = file.read_at(&mut AlignedBuf::zeroed(BUF_ALIGN), 0);
+    }
 }
 
 /// Makes the bdev of `item`, one of [`is_disk`], again; not if the item is deleted or replaced while

@@ -176,7 +176,8 @@ impl Arrival {
 }
 
 /// Makes what can be made while the old program serves: controllers without targets, and the memory
-/// of their guests. What is configured is returned by key, as far as it is made.
+/// of their guests. What is configured is returned by key, as far as it is made. Disks are not opened
+/// yet, as one process at a time may have them, but they have to answer.
 fn expect(
     app: &Arc<App>,
     outlook: OutlookState,
@@ -192,6 +193,7 @@ fn expect(
     app.controllers.expect(controllers).map_err(|e| e.to_string())?;
     let made = app.with_methods(|methods| restore::controllers(app, methods))?;
     app.controllers.prepare();
+    restore::ask_disks(app)?;
     Ok(made)
 }
 
