@@ -34,10 +34,11 @@ pub(crate) enum Order {
     IsConnected(Call<(), bool>),
     /// End the session, remove the socket and return.
     Stop,
-    /// Serve nothing, and answer when nothing is in flight any more, after `timeout` at most.
-    Hold { timeout: Duration, reply: Reply<Result<(), String>> },
+    /// Serve nothing, and answer when nothing is in flight any more. An error where that is not so at
+    /// `until`, after which nobody waits for it.
+    Hold { until: Instant, reply: Reply<Result<(), String>> },
     /// The same, but go on at once if that was quick. The answer: whether it is held.
-    HoldIfSlow { timeout: Duration, reply: Reply<Result<bool, String>> },
+    HoldIfSlow { until: Instant, reply: Reply<Result<bool, String>> },
     /// Go on after [`Order::Hold`] or [`Order::TakeOver`].
     Release,
     /// While held: return, and leave the rest to whoever gets the answer.

@@ -25,10 +25,15 @@ const QUICK: Duration = Duration::from_millis(15);
 
 impl Server {
     /// Serves nothing any more: no peer, no message, no request; those in flight have ended then.
-    pub(super) fn hold(&mut self, timeout: Duration) -> Result<(), String> {
-        let until = Instant::now() + timeout;
+    /// They have until `until`; an order that comes later, as its thread had something else to do, holds
+    /// nobody.
+    pub(super) fn hold(&mut self, until: Instant) -> Result<(), String> {
+        let left = || until.saturating_duration_since(Instant::now());
+        if left().is_zero() {
+            return Err(format!("controller {} had no time to hold still", self.controller.name));
+        }
         // A VM that left a moment ago, or does again and again, is no reason to give up.
-        if self.ending.as_ref().is_some_and(|ending| ending.device.wait_until_ended(timeout)) {
+        if self.ending.as_ref().is_some_and(|ending| ending.device.wait_until_ended(left())) {
             self.ended();
         }
         let name = &self.controller.name;
@@ -36,8 +41,7 @@ impl Server {
             return Err(format!("I/O of the VM that left controller {name} has not ended"));
         }
         if let Some(peer) = &self.peer {
-            let left = until.saturating_duration_since(Instant::now());
-            let held = peer.handler().device.hold(left);
+            let held = peer.handler().device.hold(left());
             held.map_err(|why| format!("controller {name}: {why}"))?;
         }
         self.held = true;
@@ -45,12 +49,12 @@ impl Server {
     }
 
     /// As [`Server::hold`], but goes on at once if its I/O ended quickly; whether it is held.
-    pub(super) fn hold_if_slow(&mut self, timeout: Duration) -> Result<bool, String> {
+    pub(super) fn hold_if_slow(&mut self, until: Instant) -> Result<bool, String> {
         if self.held {
             return Ok(true);
         }
         let since = Instant::now();
-        self.hold(timeout)?;
+        self.hold(until)?;
         let slow = since.elapsed() > QUICK;
         if !slow {
             self.release();

@@ -164,6 +164,22 @@ fn who_was_held_already_goes_on_when_a_later_disk_hangs() {
     second.ready(0);
 }
 
+#[test]
+fn who_hears_of_an_upgrade_too_late_is_not_held_for_it() {
+    let host = Host::new(1);
+    let (gate, mut guest) = gated(&host, "slow");
+    let [late, behind] = stuck(&host, "slow", &gate, &mut guest);
+    let why = host.controllers.hold(Duration::ZERO).unwrap_err().to_string();
+    assert!(why.contains("controller slow had no time"), "{why}");
+    host.controllers.describe();
+    // Not told that it is busy either.
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(guest.try_used(2), None);
+    gate.open();
+    assert_eq!(guest.finish(&late).status, 0);
+    assert_eq!(guest.finish(&behind).status, 0);
+}
+
 /// What was stopped for an upgrade that was given up goes on, and the guest hears nothing of it.
 #[test]
 fn a_command_of_many_ios_goes_on_when_an_upgrade_is_given_up() {
