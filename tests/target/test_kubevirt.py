@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import stat
@@ -17,7 +18,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from csi.errors import Code, describe
+from csi.errors import Code, Failure, describe
 from csi.kubevirt import document
 from csi.kubevirt.controllers import LAUNCHER_GID, InUse
 from csi.kubevirt.domainhook import Folder
@@ -35,6 +36,7 @@ from tests.support.kubevirt import (
     Strike,
     Struck,
 )
+from tests.support.wait import until
 from tests.target.conftest import MakeTarget
 
 pytestmark = pytest.mark.root
@@ -66,10 +68,19 @@ def refused(call: Callable[[], object], code: grpc.StatusCode) -> str:
 
 def end(host: Host, pods: list[str], *claims: str) -> None:
     """Does what kubelet does at the end of pods, and checks that nothing is left of them."""
+
+    def is_gone(pod: str) -> bool:
+        try:
+            host.unpublish_inline(pod)
+        except Failure as failure:  # the target has yet to hear that the machine has left
+            assert failure.code is Code.FAILED_PRECONDITION
+            return False
+        return True
+
     for pod in pods:
         for name in claims:
             host.unpublish(name, pod)
-        host.unpublish_inline(pod)
+        until(functools.partial(is_gone, pod), "the pod's volume can be taken away")
     for name in claims:
         host.unstage(name)
     assert host.left() == NOTHING
