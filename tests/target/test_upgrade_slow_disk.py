@@ -123,12 +123,20 @@ def content(n: int) -> bytes:
     return bytes([n % 255 + 1]) * BLOCK
 
 
+def taken(target: Target) -> int:
+    """Returns how many requests were taken from the guest of the slow disk."""
+    (stats,) = target.rpc("virtlun_vhost_get_stats", name="slow")
+    requests: int = stats["requests"]
+    return requests
+
+
 class Writer:
     """A guest with many writes of 4 KiB in flight, and a request that begins when they are done."""
 
-    def __init__(self, guest: Initiator) -> None:
-        """Sends them."""
+    def __init__(self, target: Target, guest: Initiator) -> None:
+        """Sends them, and waits until all were taken: who is held before has nothing in flight."""
         self._guest = guest
+        wanted = taken(target) + WRITES + 1
         descs, heads = [], []
         for n in range(WRITES + 1):
             at, head = BUFFERS + n * EACH, 3 * n
@@ -160,6 +168,7 @@ class Writer:
             heads.append(head)
         self._answered: list[int] = []
         self._take(guest.send("raw", queue=QUEUE, descs=descs, heads=heads))
+        until(lambda: taken(target) >= wanted, "all are taken")
 
     def _take(self, answer: dict[str, list[dict[str, int]]]) -> None:
         self._answered += [used["head"] // 3 for used in answer["used"]]
@@ -231,9 +240,9 @@ def load(target: Target, slow: SlowDisk) -> Iterator[Load]:
 def test_a_neighbour_is_served_while_a_slow_disk_is_waited_for(
     target: Target, slow: SlowDisk, guest: Initiator, load: Load
 ) -> None:
+    slow.hang()
+    writer = Writer(target, guest)
     with NewProgram(target, slow) as new:
-        slow.hang()
-        writer = Writer(guest)
         new.hold()
         writer.wait_until_held()
         load.wait(ROUNDS)
@@ -253,9 +262,9 @@ def test_a_neighbour_is_served_while_a_slow_disk_is_waited_for(
 def test_a_disk_that_hangs_fails_the_upgrade_and_keeps_no_neighbour_waiting(
     target: Target, slow: SlowDisk, guest: Initiator, load: Load
 ) -> None:
+    slow.hang()
+    writer = Writer(target, guest)
     with NewProgram(target, slow) as new:
-        slow.hang()
-        writer = Writer(guest)
         new.hold()
         writer.wait_until_held()
         rounds = load.rounds
