@@ -1,6 +1,9 @@
 //! What a guest had in one process it has in the next one. Alone in its process, whose mappings all
 //! tests would share.
 
+// Miri has no memfd.
+#![cfg(not(miri))]
+
 use std::os::fd::OwnedFd;
 
 use guestmem::{GuestMemory, MapError, RegionSpec};

@@ -1,5 +1,8 @@
 //! Memory tables, ranges, the dirty log and the SIGBUS guard, through the public face alone.
 
+// Miri has no memfd.
+#![cfg(not(miri))]
+
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 

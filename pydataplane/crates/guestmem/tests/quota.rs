@@ -1,6 +1,9 @@
 //! What a guest maps beside its memory table counts with it. Alone in its process, whose addresses all
 //! tests would share.
 
+// Miri has no memfd.
+#![cfg(not(miri))]
+
 use std::os::fd::{AsFd, OwnedFd};
 
 use guestmem::{GuestMemory, LogError, MapError, RegionSpec};

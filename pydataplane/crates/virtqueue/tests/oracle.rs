@@ -97,7 +97,7 @@ fn oracle_queue() -> Queue {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 20 } else { 2000 }))]
 
     #[test]
     fn chains_are_what_the_oracle_sees(
