@@ -2,12 +2,13 @@
 //!
 //! An I/O is a slot. Usually it is pushed once and done: the caller's own iovecs go to the kernel.
 //! A large direct one goes piece by piece (`large`), and so does a range to unmap or zero (`ranges`).
-//! Everything else (a short transfer, an unaligned buffer, more runs than the kernel takes, a file system
-//! without ZERO_RANGE, EAGAIN) makes it go on in steps (`steps`): a slot that cannot be pushed now waits
-//! in `again` for the next poll. With direct I/O, reads, writes and parts of ranges beyond what their owner
-//! may have with the disk wait in `held`. All flushes that wait share one fdatasync (`flushing`), and after
-//! one has failed no further one succeeds until the device's latch is cleared. Of the kernel's workers, which all files of
-//! the thread share, a file takes no more than [`WORKERS_MAX`].
+//! Everything else (a short transfer, an unaligned buffer, more runs than the kernel takes, a file
+//! system without ZERO_RANGE, EAGAIN) makes it go on in steps (`steps`): a slot that cannot be pushed
+//! now waits in `again` for the next poll. With direct I/O, reads, writes and parts of ranges beyond
+//! what their owner may have with the disk wait in `held`. All flushes that wait share one fdatasync
+//! (`flushing`), and after one has failed no further one succeeds until the device's latch is cleared.
+//! Of the kernel's workers, which all files of the thread share, a file takes no more than
+//! [`WORKERS_MAX`].
 
 mod flushing;
 mod large;
