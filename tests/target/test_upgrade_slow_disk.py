@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -237,14 +238,23 @@ def load(target: Target, slow: SlowDisk) -> Iterator[Load]:
         load.check()
 
 
-def test_a_neighbour_is_served_while_a_slow_disk_is_waited_for(
-    target: Target, slow: SlowDisk, guest: Initiator, load: Load
-) -> None:
+@contextlib.contextmanager
+def waiting(
+    target: Target, slow: SlowDisk, guest: Initiator
+) -> Iterator[tuple[NewProgram, Writer]]:
+    """An upgrade that waits for the guest's writes, whose disk hangs."""
     slow.hang()
     writer = Writer(target, guest)
     with NewProgram(target, slow) as new:
         new.hold()
         writer.wait_until_held()
+        yield new, writer
+
+
+def test_a_neighbour_is_served_while_a_slow_disk_is_waited_for(
+    target: Target, slow: SlowDisk, guest: Initiator, load: Load
+) -> None:
+    with waiting(target, slow, guest) as (new, writer):
         load.wait(ROUNDS)
         assert new.waits()
         slow.go_on()
@@ -262,11 +272,7 @@ def test_a_neighbour_is_served_while_a_slow_disk_is_waited_for(
 def test_a_disk_that_hangs_fails_the_upgrade_and_keeps_no_neighbour_waiting(
     target: Target, slow: SlowDisk, guest: Initiator, load: Load
 ) -> None:
-    slow.hang()
-    writer = Writer(target, guest)
-    with NewProgram(target, slow) as new:
-        new.hold()
-        writer.wait_until_held()
+    with waiting(target, slow, guest) as (new, writer):
         rounds = load.rounds
         assert new.answer() != "target"
         assert load.rounds >= rounds + ROUNDS
