@@ -78,7 +78,8 @@ def target(path: Path) -> Finding:
         f"make a user for it (systemd-sysusers, or useradd --system {TARGET_USER}), then start it "
         "again"
     )
-    superuser = rights.user in ("root", "0")
+    user = found.get("user")
+    superuser = user["uid"] == 0 if user else rights.user == "0"  # whatever the account's name
     return _judged(what, rights, "target", advice if superuser or rights.capabilities else "")
 
 
