@@ -1,6 +1,7 @@
-//! Which thread runs on which CPU.
+//! Which thread runs on which CPU, and who has it first.
 
 use std::io;
+use std::mem::size_of;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
@@ -32,6 +33,46 @@ pub(crate) fn beside(cpus: &[usize]) -> Option<CpuSet> {
     (!cpus.is_empty() && set.count() > 0).then_some(set)
 }
 
+/// Slice of a reactor, the longest that the scheduler takes: 100 ms.
+const SLICE_NS: u64 = 100_000_000;
+
+/// Has the calling thread give way at once to others that wake up on its CPU.
+///
+/// The kernel ends direct writes in threads of its own on the CPU of the interrupt, and a fallocate of the
+/// file waits for them with the file's lock held, as do all its reads then. Behind a reactor that is never
+/// out of work they would wait for the rest of its slice, 2 ms. One with a long slice makes way for those
+/// with a shorter one (EEVDF of Linux 6.12 and later; older ones leave it at that), and none has less
+/// of the CPU than before.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn give_way() -> io::Result<()> {
+    let size = size_of::<libc::sched_attr>() as libc::c_uint;
+    let mut attr = libc::sched_attr {
+        size,
+        sched_policy: 0,
+        sched_flags: 0,
+        sched_nice: 0,
+        sched_priority: 0,
+        sched_runtime: 0,
+        sched_deadline: 0,
+        sched_period: 0,
+    };
+    // SAFETY: the kernel writes no more than `size` bytes of `attr`, which is of integers alone.
+    if unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, size, 0) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if attr.sched_policy != libc::SCHED_OTHER as u32 {
+        return Ok(());
+    }
+    attr.sched_runtime = SLICE_NS;
+    // SAFETY: the kernel only reads `attr`, whose size stands in it.
+    if unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
 /// Has the calling thread, and those that it starts from now on, leave `cpus` to the reactors that
 /// are bound to them: a message of one guest, or a management call, must not take the CPU from a
 /// reactor that serves all guests. Returns whether it did; not where it may run nowhere else.
@@ -47,10 +88,47 @@ pub fn leave(cpus: &[usize]) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Idle, Reactors};
 
     fn mine() -> Vec<usize> {
         let set = sched_getaffinity(None).unwrap();
         (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()
+    }
+
+    /// What sched_getattr(2) says of the calling thread: its policy, its nice value and its slice.
+    fn scheduled() -> (u32, i32, u64) {
+        let mut attr = [0u64; 6];
+        // SAFETY: the kernel writes the 48 bytes of `attr` at most.
+        let got = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, attr.as_mut_ptr(), 48, 0) };
+        assert_eq!(got, 0, "{}", io::Error::last_os_error());
+        ((attr[0] >> 32) as u32, attr[2] as i32, attr[3])
+    }
+
+    #[test]
+    fn a_thread_that_gives_way_keeps_all_but_its_slice() {
+        std::thread::spawn(|| {
+            // SAFETY: it takes no pointers. A thread of its own has this value.
+            assert_eq!(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 5) }, 0);
+            let (_, _, usual) = scheduled();
+            give_way().unwrap();
+            let (policy, nice, slice) = scheduled();
+            assert_eq!((policy, nice), (libc::SCHED_OTHER as u32, 5));
+            // Before Linux 6.12 a thread like this one has none.
+            assert!(slice == SLICE_NS || (usual, slice) == (0, 0), "{usual} {slice}");
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn every_reactor_gives_way() {
+        let gives_way = || give_way().map(|()| scheduled());
+        let wanted = std::thread::spawn(gives_way).join().unwrap().unwrap();
+        let idle = Idle::Adaptive { spin_us: 0 };
+        let reactors = Reactors::start(&[None, Some(mine()[0])], idle).unwrap();
+        for reactor in reactors.handles() {
+            assert_eq!(reactor.call(|_| scheduled()), wanted);
+        }
     }
 
     #[test]

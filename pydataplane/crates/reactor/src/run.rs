@@ -11,23 +11,51 @@ use crate::{Cx, ticks};
 /// so the spin time is kept to about a microsecond.
 const CLOCK_EVERY: u32 = 16;
 
+/// What wakes a reactor sooner than that after it fell asleep, in microseconds, may have waited for its CPU.
+const SOON_US: u64 = 20;
+
 /// What a reactor does when nothing happens.
 #[derive(Clone, Copy, Debug)]
 pub enum Idle {
     /// Spin for ever (`--poll`).
     Poll,
-    /// Spin this many microseconds, then arm wake-ups and sleep.
+    /// Spin, then arm wake-ups and sleep.
     Adaptive {
-        /// Microseconds without an event before sleeping.
+        /// Microseconds without an event before sleeping, at most: see [`Spin`].
         spin_us: u64,
     },
 }
 
+/// How long a reactor spins.
+///
+/// The kernel may need its CPU to end the I/O that it spins for: it ends direct writes in threads of its own,
+/// on the CPU of the interrupt, and those wait until the reactor sleeps. They wake it at once then. So after
+/// that it spins half as long, until none at all; after a longer sleep, as long as it may.
+struct Spin {
+    /// In ticks, at most.
+    most: u64,
+    /// In ticks, now.
+    now: u64,
+    soon: u64,
+}
+
+impl Spin {
+    fn new(us: u64) -> Self {
+        let most = ticks::from_us(us);
+        Spin { most, now: most, soon: ticks::from_us(SOON_US) }
+    }
+
+    /// It slept for so many ticks.
+    fn slept(&mut self, ticks: u64) {
+        self.now = if ticks < self.soon { self.now / 2 } else { self.most };
+    }
+}
+
 /// Runs the reactor on the calling thread until a message sets [`Cx::stop`].
 pub(crate) fn run(cx: &mut Cx, mailbox: &Mailbox, accounting: &Arc<Accounting>, idle: Idle) {
-    let spin_ticks = match idle {
+    let mut spin = match idle {
         Idle::Poll => None,
-        Idle::Adaptive { spin_us } => Some(ticks::from_us(spin_us)),
+        Idle::Adaptive { spin_us } => Some(Spin::new(spin_us)),
     };
     let mut doing = Doing::Idle;
     let mut idle_since = ticks::now();
@@ -49,7 +77,7 @@ pub(crate) fn run(cx: &mut Cx, mailbox: &Mailbox, accounting: &Arc<Accounting>, 
             accounting.switch(doing, idle_since);
             until_clock = 0;
         }
-        let Some(spin_ticks) = spin_ticks else {
+        let Some(spin) = &mut spin else {
             std::hint::spin_loop();
             continue;
         };
@@ -59,9 +87,13 @@ pub(crate) fn run(cx: &mut Cx, mailbox: &Mailbox, accounting: &Arc<Accounting>, 
             continue;
         }
         until_clock = CLOCK_EVERY;
-        if ticks::now().saturating_sub(idle_since) >= spin_ticks {
-            sleep(cx, accounting);
+        let now = ticks::now();
+        if now.saturating_sub(idle_since) >= spin.now {
+            let slept = sleep(cx, accounting);
             idle_since = ticks::now();
+            if slept {
+                spin.slept(idle_since.saturating_sub(now));
+            }
             until_clock = 0;
         }
     }
@@ -102,9 +134,9 @@ fn messages(cx: &mut Cx, mailbox: &Mailbox) -> u32 {
     1
 }
 
-/// Arms all pollers and sleeps, unless work came meanwhile.
+/// Arms all pollers and sleeps, unless work came meanwhile; whether it slept.
 #[cold]
-fn sleep(cx: &mut Cx, accounting: &Arc<Accounting>) {
+fn sleep(cx: &mut Cx, accounting: &Arc<Accounting>) -> bool {
     let mut armed = 0;
     let mut quiet = true;
     for place in &mut cx.places {
@@ -126,6 +158,7 @@ fn sleep(cx: &mut Cx, accounting: &Arc<Accounting>) {
     for place in cx.places.iter_mut().take(armed) {
         place.poller.disarm();
     }
+    quiet
 }
 
 /// A snapshot of one reactor's accounting.
@@ -216,6 +249,20 @@ impl Accounting {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_waited_for_its_cpu_has_a_reactor_spin_less() {
+        let mut spin = Spin::new(50);
+        let us = ticks::from_us;
+        let mut lens = Vec::new();
+        for slept in [19, 5, 5, 5, 5, 5, 5, 21, 1] {
+            spin.slept(us(slept));
+            lens.push(ticks::to_ns(spin.now).div_ceil(1000));
+        }
+        assert_eq!(lens, [25, 13, 7, 4, 2, 1, 1, 50, 25]);
+        (0..40).for_each(|_| spin.slept(0));
+        assert_eq!(spin.now, 0);
+    }
 
     #[test]
     fn time_adds_up_by_what_it_was_spent_on() {

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use rustix::thread::CpuSet;
 
 use crate::mailbox::Mailbox;
-use crate::place::{beside, pin};
+use crate::place::{beside, give_way, pin};
 use crate::run::{Accounting, Idle, run};
 use crate::{Cx, IoContext, Stats};
 
@@ -175,6 +175,9 @@ fn start_one(
                 return;
             }
         };
+        if let Err(e) = give_way() {
+            tracing::warn!("reactor {index}: what the kernel ends on its CPU may wait for it: {e}");
+        }
         let mailbox = Mailbox::new(io.waker());
         let accounting = Arc::new(Accounting::new());
         let _closes = CloseOnDrop(mailbox.clone());
