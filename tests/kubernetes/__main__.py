@@ -10,7 +10,8 @@ from rich.console import Console
 
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.driver import EXAMPLES, NAMESPACE, Deployment
-from tests.kubernetes.kubevirt.claims import claim, events
+from tests.kubernetes.events import events
+from tests.kubernetes.kubevirt.claims import claim
 from tests.kubernetes.kubevirt.demo import MachineStory
 from tests.kubernetes.tools import ToolsError, build
 from tests.support.wait import until

@@ -24,6 +24,7 @@ from urllib.parse import urlencode
 import yaml  # type: ignore[import-untyped]
 
 from tests.kubernetes.sandbox import SandboxError
+from tests.support.wait import until
 
 Object = dict[str, Any]
 DISCOVERY = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
@@ -32,6 +33,7 @@ APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 NOT_FOUND = 404
 ANSWER_DEADLINE_S = 60.0
+NEW_KIND_DEADLINE_S = 60.0
 #: Of what is applied, as kubectl calls itself.
 MANAGER = "kubectl"
 PATH = re.compile(r"jsonpath=\{((?:\.\w+)+)\}=(.+)")
@@ -149,14 +151,19 @@ class Api:
     def kind(self, name: str) -> Kind:
         """Returns a kind by one of the names that kubectl takes, or by APIVERSION KIND.
 
+        A custom resource that is established is found some seconds later: the API server makes its
+        list of kinds anew in the background.
+
         Raises:
-            SandboxError: there is none of this name.
+            AssertionError: there is none of this name.
         """
-        if name.lower() not in self._kinds:  # the first time, or it is new
-            self._kinds = dict(self._discover())
-        if name.lower() not in self._kinds:
-            raise SandboxError(f"the API server has no kind {name}")
-        return self._kinds[name.lower()]
+
+        def found() -> Kind | None:
+            if name.lower() not in self._kinds:  # the first time, or it is new
+                self._kinds = dict(self._discover())
+            return self._kinds.get(name.lower())
+
+        return until(found, f"a kind {name} of the API server's", NEW_KIND_DEADLINE_S)
 
     def _discover(self) -> Iterator[tuple[str, Kind]]:
         """Yields kinds by their names, those last that have precedence: the core group's."""

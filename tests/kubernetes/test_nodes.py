@@ -12,13 +12,13 @@ import pytest
 
 from tests.kubernetes.cluster import NODE, Cluster
 from tests.kubernetes.driver import LVSTORE, NAMESPACE, Deployment
+from tests.kubernetes.events import wait_event
 from tests.kubernetes.test_volumes import (
     MIB,
     TOPOLOGY,
     claim,
     conditions,
     device_bytes,
-    events,
     free_mib,
     grow,
     quantity,
@@ -150,13 +150,7 @@ def test_a_pod_cannot_run_where_its_volume_is_not(cluster: Cluster, second: Depl
     with cluster.applied(both("first", NODE)):
         cluster.wait("pod/first", "condition=Ready")
         with cluster.applied(pod("elsewhere", second.node.name, of="first")):
-            until(
-                lambda: (
-                    "didn't match PersistentVolume's node affinity" in events(cluster, "elsewhere")
-                ),
-                "the scheduler to say why",
-                every_s=0.2,
-            )
+            wait_event(cluster, "elsewhere", "didn't match PersistentVolume's node affinity")
             assert cluster.get("pod", "elsewhere")["status"]["phase"] == "Pending"
         assert second.census().lvols == ()
 

@@ -25,9 +25,10 @@ from pydataplane import methods
 from pydataplane.errors import RpcError
 from tests.kubernetes.cluster import API_PORT, NODE, Cluster
 from tests.kubernetes.driver import EXAMPLES, ROOT, Deployment, driver_program
+from tests.kubernetes.events import wait_event
 from tests.kubernetes.kubevirt.objects import definitions
 from tests.kubernetes.sandbox import Process, SandboxError
-from tests.kubernetes.test_volumes import MIB, claim, device_bytes, events, grow, volume_of
+from tests.kubernetes.test_volumes import MIB, claim, device_bytes, grow, volume_of
 from tests.support.initiator import Initiator
 from tests.support.wait import until
 
@@ -293,7 +294,7 @@ def test_a_claim_becomes_a_lun_and_stops_being_one(world: World, pod: str) -> No
         assert seen == {"Attached": "True", "SeenByGuest": "False"}, "there is no guest"
         assert FINALIZER in world.finalizers("vmvolume", "extra")
         assert FINALIZER in world.finalizers("pvc", "data")
-        assert "Attached: target" in events(cluster, "extra")
+        wait_event(cluster, "extra", "Attached: target")
         columns = cluster.kubectl("get", "vmvolume", "extra").splitlines()
         assert columns[0].split() == ["NAME", "VM", "CLAIM", "NODE", "TARGET", "PHASE", "AGE"]
         assert columns[1].split()[:-1] == ["extra", "vm", "data", NODE, str(target), "Attached"]
@@ -422,7 +423,7 @@ def test_a_disk_in_use_is_taken_away_by_force(world: World, pod: str, guest: Ini
         world.gone("kept")
         assert world.luns(pod) == {}
         assert FINALIZER not in world.finalizers("pvc", "data")
-        assert "ForcedRelease: the guest had not released the disk 1 s" in events(cluster, "kept")
+        wait_event(cluster, "kept", "ForcedRelease: the guest had not released the disk 1 s")
         assert world.metrics()["virtlun_csi_vmvolume_forced_releases_total"] == forced + 1
 
 
@@ -564,7 +565,7 @@ def test_a_claim_of_the_wrong_kind_says_so(
         cluster.apply(vm_volume())
         phase = "Pending" if reason == "ClaimNotBound" else "Failed"
         world.until(phase, reason, text=said)
-        assert f"{reason}: claim data" in events(cluster, "extra")
+        wait_event(cluster, "extra", f"{reason}: claim data")
         assert world.luns(pod) == {}
         assert world.finalizers("vmvolume", "extra") == []
         cluster.delete("vmvolume", "extra")

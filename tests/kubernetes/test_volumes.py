@@ -15,6 +15,7 @@ import pytest
 
 from tests.kubernetes.cluster import NODE, Cluster
 from tests.kubernetes.driver import DRIVER, EXAMPLES, LVSTORE, NAMESPACE, Deployment
+from tests.kubernetes.events import wait_event
 from tests.kubernetes.kubevirt.census import luns
 from tests.support.csi import may_grow_ext4
 from tests.support.wait import until
@@ -150,14 +151,8 @@ def test_a_claim_waits_for_its_first_pod_and_is_bound_on_that_node(cluster: Clus
             {"matchExpressions": [{"key": TOPOLOGY, "operator": "In", "values": [NODE]}]}
         ]
     with cluster.applied(claim("waits", "virtlun-thin", "400Mi", "Filesystem")):
-        until(lambda: "WaitForFirstConsumer" in events(cluster, "waits"), "an event", deadline_s=90)
+        wait_event(cluster, "waits", "WaitForFirstConsumer", deadline_s=90)
         assert cluster.get("pvc", "waits")["status"]["phase"] == "Pending"
-
-
-def events(cluster: Cluster, name: str) -> str:
-    """Returns the events of an object, as text."""
-    found = cluster.items("events", "--field-selector", f"involvedObject.name={name}")
-    return "\n".join(f"{event['reason']}: {event['message']}" for event in found)
 
 
 # Pods
@@ -336,7 +331,7 @@ def test_a_claim_bound_at_once_for_which_there_is_no_room_says_so_and_gets_it_la
     with cluster.applied(claim("most", "virtlun-block", f"{most}Mi")):
         cluster.wait_phase("pvc/most", "Bound")
         cluster.apply(claim("waits", "virtlun-block", "512Mi"))
-        until(lambda: said in events(cluster, "waits"), f"an event with: {said}")
+        wait_event(cluster, "waits", said)
         assert cluster.get("pvc", "waits")["status"]["phase"] == "Pending"
         cluster.delete("pvc", "most")
         cluster.wait_phase("pvc/waits", "Bound")
@@ -354,7 +349,7 @@ def test_a_claim_bound_at_once_that_no_volume_can_serve_is_told_why_once(
 
     with cluster.applied(files):
         until(told, "an event CannotProvision")
-        assert "use volumeMode Block, or ReadWriteOnce" in events(cluster, "files")
+        wait_event(cluster, "files", "use volumeMode Block, or ReadWriteOnce")
         for number in range(2):
             asked = deployment.asked("GetCapacity")
             cluster.kubectl("annotate", "pvc", "files", f"example.org/look={number}", "--overwrite")
@@ -391,7 +386,7 @@ def test_a_bad_class_says_why_in_the_claims_events(
     said = f"rpc error: code = InvalidArgument desc = StorageClass parameter {said}"
     bad = CLASS.format(name=name, binding="Immediate", parameters=json.dumps(parameters))
     with cluster.applied(bad), cluster.applied(claim(name, name)):
-        until(lambda: said in events(cluster, name), f"an event with: {said}")
+        wait_event(cluster, name, said)
         assert cluster.get("pvc", name)["status"]["phase"] == "Pending"
 
 
@@ -433,7 +428,7 @@ def test_a_claim_that_cannot_be_served_says_why(
         cluster.applied(claim(name, name, size, "Filesystem", access)),
         cluster.applied(pod),
     ):
-        until(lambda: said in events(cluster, name), f"an event with: {said}")
+        wait_event(cluster, name, said)
         assert cluster.get("pvc", name)["status"]["phase"] == "Pending"
         assert cluster.get("pod", name)["status"]["phase"] == "Pending"
 
@@ -456,7 +451,7 @@ def test_a_volume_that_a_virtual_machine_has_is_refused_to_a_pod_until_it_is_fre
                 f"virtlun_export_create: Device or resource busy: bdev {handle} is in use by "
                 "target 0 of controller vm: release it there first"
             )
-            until(lambda: said in events(cluster, "raw"), f"an event with: {said}")
+            wait_event(cluster, "raw", said)
             assert deployment.census().exports == deployment.census().loops == ()
             target.call("vhost_delete_controller", ctrlr="vm")
             cluster.wait("pod/raw", "condition=Ready")
@@ -473,7 +468,7 @@ def test_a_volume_that_is_not_ours_is_left_alone(cluster: Cluster, deployment: D
         cluster.applied(pod),
     ):
         said = f"code = NotFound desc = volume {handle} is not one of {DRIVER} on node {NODE}"
-        until(lambda: said in events(cluster, "raw"), f"an event with: {said}")
+        wait_event(cluster, "raw", said)
         left = deployment.census()
         assert (left.lvols, left.exports, left.loops) == (("foreign",), (), ())
         cluster.delete("pod", "raw")

@@ -89,13 +89,6 @@ def wait_phase(cluster: Cluster, name: str, phase: str) -> dict[str, Any]:
     return found
 
 
-def events(cluster: Cluster, name: str, uid: str = "") -> str:
-    """Returns the events of an object, a line each; with `uid` of no earlier one of its name."""
-    wanted = f"involvedObject.name={name}" + (f",involvedObject.uid={uid}" if uid else "")
-    found = cluster.items("events", "--field-selector", wanted)
-    return "\n".join(f"{event['reason']}: {event['message']}" for event in found)
-
-
 def read_in_a_pod(cluster: Cluster, claim_name: str, at: int, mib: int = 4) -> str:
     """Returns the checksum of a part of a claim, as an ordinary pod reads it."""
     with cluster.applied(READ_BACK.format(claim=claim_name, at=at, mib=mib)):
