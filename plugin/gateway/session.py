@@ -7,9 +7,8 @@ of our domains (plugin.gateway.domstats). A call of
 plugin.gateway.procedures with a handler is read whole and becomes a task of its own (libvirtd too
 works on several calls of a client at a time); the pump goes on meanwhile.
 
-Until libvirtd knows who the client is, nothing but what leads to CONNECT_OPEN is passed on: every
-connection of ours arrives there as root, and a call that overtook CONNECT_SET_IDENTITY would run
-with root's rights.
+Until libvirtd knows who the client is, nothing but what leads to CONNECT_OPEN is passed on
+(plugin.gateway.admission).
 """
 
 from __future__ import annotations
@@ -23,15 +22,13 @@ from typing import Any
 
 import structlog
 
-from plugin.gateway import polkit
+from plugin.gateway.admission import Admission
 from plugin.gateway.call import Call, Handler, Reply
 from plugin.gateway.caller import Caller
 from plugin.gateway.channel import Channel, Pass
 from plugin.gateway.errors import (
     Code,
     GatewayError,
-    Refused,
-    UpstreamError,
     UpstreamGone,
     error_payload,
 )
@@ -44,7 +41,7 @@ from plugin.gateway.events import (
     of_io_error,
 )
 from plugin.gateway.listen import Listener
-from plugin.gateway.messages import SMALL_CALL_MAX_BYTES, XML_CALL_MAX_BYTES, read_string
+from plugin.gateway.messages import SMALL_CALL_MAX_BYTES, XML_CALL_MAX_BYTES
 from plugin.gateway.outgoing import PeerGone
 from plugin.gateway.peer import peer_of
 from plugin.gateway.procedures import PROCEDURES, SHOWING, Access, Procedure
@@ -59,11 +56,9 @@ from plugin.gateway.wire import (
     REMOTE_PROGRAM,
     REPLIES,
     Header,
-    MessageType,
     Status,
     WireError,
 )
-from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain.errors import TranslateError
 
 CALLS_MAX = 32
@@ -88,24 +83,6 @@ EVENTS_MAX = 1024
 FINISH_S = 60.0
 """How long calls begun are given to finish after their client or libvirtd went away, seconds."""
 
-AUTH_POLKIT_TYPE = 2
-"""REMOTE_AUTH_POLKIT, an element of AUTH_LIST's result."""
-
-_BEFORE_OPEN = {
-    Proc.CONNECT_OPEN,
-    Proc.CONNECT_CLOSE,
-    Proc.CONNECT_SUPPORTS_FEATURE,
-    Proc.AUTH_LIST,
-    Proc.AUTH_SASL_INIT,
-    Proc.AUTH_SASL_START,
-    Proc.AUTH_SASL_STEP,
-    Proc.AUTH_POLKIT,
-}
-_OWN_SERIAL = 0xFFFF_FFFF
-
-_MIGRATION_V3 = 6
-"""VIR_DRV_FEATURE_MIGRATION_V3."""
-
 
 class Session:
     """A client, from accept to close."""
@@ -125,10 +102,7 @@ class Session:
         self._listener = listener
         self._upstream: Channel | None = None
         self._caller = Caller(self.peer, listener.upstream, services.config)
-        self._authorised = self.peer.uid == 0 or listener.auth is not polkit.Auth.POLKIT
-        self._open = False
-        self._ours = False
-        """Whether the connection is to the hypervisor whose domains we serve."""
+        self._admission = Admission(services, listener, self.peer, self._caller, self.exchange)
         self._stopping = asyncio.Event()
         self._awaited: dict[tuple[int, int], asyncio.Future[Reply]] = {}
         self._slots = asyncio.Semaphore(CALLS_MAX)
@@ -217,12 +191,12 @@ class Session:
         to_libvirtd = Pass(upstream)
 
         def route(header: Header) -> Pass | None:
-            if header.program != KEEPALIVE_PROGRAM and not self._open:
+            if header.program != KEEPALIVE_PROGRAM and not self._admission.is_open:
                 return None
             return to_libvirtd if self._procedure(header) is None else None
 
         while (header := await self.client.next(route)) is not None:
-            procedure = self._procedure(header) if self._open else None
+            procedure = self._procedure(header) if self._admission.is_open else None
             if procedure is None:
                 await self._before_open(header)
                 continue
@@ -244,7 +218,8 @@ class Session:
         """Returns what we do with a call; None: libvirtd alone answers it."""
         if header.program != REMOTE_PROGRAM or header.type not in CALLS:
             return None
-        if not self._ours and header.procedure != Proc.SET_IDENTITY:  # that is of every driver
+        # SET_IDENTITY is of every driver.
+        if not self._admission.is_ours and header.procedure != Proc.SET_IDENTITY:
             return None
         procedure = PROCEDURES.get(header.procedure)
         if procedure is not None and procedure.of_paused and not self._services.paused:
@@ -281,83 +256,13 @@ class Session:
     # Before CONNECT_OPEN: the client waits, nothing overtakes
 
     async def _before_open(self, header: Header) -> None:
-        if (
-            header.program != REMOTE_PROGRAM
-            or header.type != MessageType.CALL
-            or header.procedure not in _BEFORE_OPEN
-        ):
-            raise WireError(f"{name_of(header.procedure)} before the connection was opened")
+        self._admission.expects(header)
         payload, _ = await self.client.payload(header, SMALL_CALL_MAX_BYTES)
         call = self._call(header, payload, [])
         try:
-            await self._admit(call)
+            await self._admission.admit(call)
         except GatewayError as error:
             await call.answer(error.payload(), status=Status.ERROR)
-
-    async def _admit(self, call: Call) -> None:
-        """Answers one of the calls that lead to an open connection."""
-        procedure = call.header.procedure
-        if not self._authorised:
-            if procedure == Proc.AUTH_LIST:
-                reply = await call.forward()
-                types = bytes(Writer().u32(1).u32(AUTH_POLKIT_TYPE))
-                await call.respond(reply, types if reply.ok else None)
-                return
-            if procedure != Proc.AUTH_POLKIT:
-                raise Refused(Code.RPC, "authentication required")
-            action = polkit.MONITOR if self.read_only else polkit.MANAGE
-            await polkit.check(self.peer, action, self._services.config.pkcheck)
-            self._authorised = True
-            await call.answer(bytes(Writer().i32(1)))
-            return
-        reply = await call.forward()
-        if procedure == Proc.CONNECT_OPEN and reply.ok:
-            await self._hand_on_identity()
-            await self._check_may_open()
-            self._caller.open_arguments = call.payload
-            self._ours = await self._opens_ours(call.payload)
-            self._open = True
-        await call.respond(reply)
-
-    async def _opens_ours(self, arguments: bytes) -> bool:
-        """Whether CONNECT_OPEN opened the configured hypervisor, not another driver of libvirtd's.
-
-        Permission is asked of the driver that the client chose: one that says yes to everybody (as
-        test:///default) must not decide about a domain of ours.
-        """
-        reader = Reader(arguments)
-        uri = self._services.config.uri
-        if reader.optional(reader.string) == uri:
-            return True
-        # An alias, none at all, or with parameters: libvirtd says what it opened.
-        reply = await self._ask(Proc.CONNECT_GET_URI)
-        return reply.ok and read_string(reply.payload).partition("?")[0] == uri
-
-    async def _hand_on_identity(self) -> None:
-        """Tells libvirtd whose rights this connection has; without that it is closed."""
-        reply = await self._ask(Proc.SET_IDENTITY, self._caller.identity)
-        if not reply.ok:
-            raise WireError("libvirtd does not take the client's identity")
-
-    async def _check_may_open(self) -> None:
-        """Lets libvirtd judge whether the client may open this hypervisor, where it judges calls.
-
-        CONNECT_OPEN came to it as root's. CONNECT_SUPPORTS_FEATURE needs the same right, which is
-        connect:getattr, and QEMU's driver is asked about this feature.
-
-        Raises:
-            UpstreamError: the client may not, in libvirtd's words.
-        """
-        if polkit.judges_calls(self._services.config.libvirtd_conf):
-            feature = bytes(Writer().i32(_MIGRATION_V3))
-            reply = await self._ask(Proc.CONNECT_SUPPORTS_FEATURE, feature)
-            if not reply.ok:
-                raise UpstreamError(reply.payload)
-
-    async def _ask(self, procedure: Proc, payload: bytes = b"") -> Reply:
-        """Makes a call of our own on the client's connection, before the client can make any."""
-        words = (0, REMOTE_PROGRAM, 1, procedure, MessageType.CALL, _OWN_SERIAL, Status.OK)
-        return await self.exchange(Header(*words).resized(len(payload)), payload)
 
     # Replies
 
@@ -398,7 +303,7 @@ class Session:
             if header.type in REPLIES:
                 if (header.serial, header.procedure) in self._awaited:
                     return None
-                if self._ours and header.status == Status.OK:
+                if self._admission.is_ours and header.status == Status.OK:
                     return self._shown.get(header.procedure, self._to_client)
             elif (
                 is_event_of_metadata(header)
@@ -481,7 +386,11 @@ class Session:
 
     def notify(self, change: Announced) -> None:
         """Queues an event for the client, if it registered for it. Never waits."""
-        if not self._open or not self._ours or not self.subscriptions.wants(change):
+        if (
+            not self._admission.is_open
+            or not self._admission.is_ours
+            or not self.subscriptions.wants(change)
+        ):
             return
         try:
             self._changes.put_nowait(change)
