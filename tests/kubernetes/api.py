@@ -33,7 +33,6 @@ APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 NOT_FOUND = 404
 ANSWER_DEADLINE_S = 60.0
-NEW_KIND_DEADLINE_S = 60.0
 #: Of what is applied, as kubectl calls itself.
 MANAGER = "kubectl"
 PATH = re.compile(r"jsonpath=\{((?:\.\w+)+)\}=(.+)")
@@ -151,19 +150,17 @@ class Api:
     def kind(self, name: str) -> Kind:
         """Returns a kind by one of the names that kubectl takes, or by APIVERSION KIND.
 
-        A custom resource that is established is found some seconds later: the API server makes its
-        list of kinds anew in the background.
-
         Raises:
-            AssertionError: there is none of this name.
+            SandboxError: there is none of this name.
         """
+        if found := self._found(name):
+            return found
+        raise SandboxError(f"the API server has no kind {name}")
 
-        def found() -> Kind | None:
-            if name.lower() not in self._kinds:  # the first time, or it is new
-                self._kinds = dict(self._discover())
-            return self._kinds.get(name.lower())
-
-        return until(found, f"a kind {name} of the API server's", NEW_KIND_DEADLINE_S)
+    def _found(self, name: str) -> Kind | None:
+        if name.lower() not in self._kinds:  # the first time, or it is new
+            self._kinds = dict(self._discover())
+        return self._kinds.get(name.lower())
 
     def _discover(self) -> Iterator[tuple[str, Kind]]:
         """Yields kinds by their names, those last that have precedence: the core group's."""
@@ -221,7 +218,9 @@ class Api:
             )
 
     def _of(self, given: Object) -> str:
-        kind = self.kind(f"{given['apiVersion']} {given['kind']}")
+        name = f"{given['apiVersion']} {given['kind']}"
+        # A new one is in the list some seconds after it is established: that is made anew then.
+        kind = until(lambda: self._found(name), f"the API server's kind {name}")
         meta = given["metadata"]
         return self._place(kind, meta.get("namespace", "default"), meta["name"])
 
