@@ -21,6 +21,7 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     empty                        controllers of domains without a disk of ours
     reconcile, recovery, loop    the target follows the domains; interrupted changes
     handlers, procedures         what we do with which call, and who may make it
+    admission                    the calls that lead to an open connection
     session, server              one client's two pumps; the process
 
 Each line uses those above it, never those below.
