@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import secrets
 import signal
 import statistics
 import time
@@ -20,6 +19,7 @@ import pytest
 
 from tests.guest.conftest import BootGuest, add, disk, remove
 from tests.guest.emulator import newer
+from tests.support.restarts import RESTARTS, STOPPED_S, STOPS, choose_seed
 from tests.support.slow_disk import SlowDisk
 from tests.support.target import Target
 from tests.support.verified_io import VerifiedIo, audit
@@ -32,17 +32,13 @@ DEPTH = 8
 RECONNECT_MS = 100
 #: Longest wait before a restart.
 BETWEEN_S = 0.4
-RESTARTS = int(os.environ.get("VIRTLUN_RESTARTS", "300"))
-STOPPED_S = 60.0
 BROKEN = ("is not a head", "broke virtio's rules", "panicked")
 
 
 @pytest.fixture
 def seed() -> int:
     """Of the guest's requests and the moments of the restarts."""
-    seed = int(os.environ.get("VIRTLUN_SEED") or secrets.randbits(32))
-    print(f"VIRTLUN_SEED={seed}")
-    return seed
+    return choose_seed()
 
 
 @pytest.fixture(params=["fast", "slow"])
@@ -164,7 +160,7 @@ def test_many_restarts(restarts: Restarts, way: str) -> None:
 @pytest.mark.timeout(3600)
 def test_standing_still_for_longer_than_a_guest_waits(restarts: Restarts) -> None:
     """Linux gives a SCSI command 30 s, and virtio-scsi's driver more of them."""
-    for _ in range(3):
+    for _ in range(STOPS):
         restarts.before()
         restarts.stand_still(STOPPED_S)
         restarts.noticed()

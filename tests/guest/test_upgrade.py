@@ -5,13 +5,12 @@ Any QEMU will do: nothing is connected again. `VIRTLUN_SEED` repeats the guest's
 
 from __future__ import annotations
 
-import os
-import secrets
 import statistics
 
 import pytest
 
 from tests.guest.conftest import BootGuest, add, disk, remove
+from tests.support.restarts import choose_seed
 from tests.support.target import Target
 from tests.support.verified_io import VerifiedIo, audit
 
@@ -25,8 +24,7 @@ VOLUME = "lvs0/v0"
 
 
 def test_a_guest_notices_a_pause(target: Target, boot: BootGuest) -> None:
-    seed = int(os.environ.get("VIRTLUN_SEED") or secrets.randbits(32))
-    print(f"VIRTLUN_SEED={seed}")
+    seed = choose_seed()
     target.make_lvstore(size=2 * VOLUME_MIB << 20)
     target.make_thin("v0", VOLUME_MIB)
     add(target, 0, VOLUME)

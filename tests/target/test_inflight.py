@@ -3,6 +3,9 @@
 A driver that keeps an in-flight region, as QEMU does, writes stamped blocks through several queues
 while its target is killed, stopped in order, and frozen. Every request is answered once and well,
 and a block holds what was written to it last.
+
+`VIRTLUN_SEED` repeats what a run chose; `VIRTLUN_RESTARTS` is how many restarts the nightly tests
+make of each kind.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.support.initiator import Initiator, Refused
+from tests.support.restarts import RESTARTS, STOPPED_S, STOPS, choose_seed
 from tests.support.target import Target
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -32,6 +36,10 @@ CHECK, TASK_SET_FULL = 2, 0x28
 UNIT_ATTENTION = 6
 """Sense key (SPC-4 4.5.6)."""
 DEADLINE_S = 60.0
+ROUNDS = 10
+"""Of each kind in `make test`."""
+FROZEN_S = 0.2
+"""In `make test`."""
 
 
 def stamp(extent: int, version: int, length: int) -> bytes:
@@ -174,12 +182,27 @@ def prepare(target: Target) -> None:
     )
 
 
-@pytest.mark.parametrize("how", ["kill", "term", "freeze"])
-def test_what_is_in_flight_survives_the_target(target: Target, how: str) -> None:
-    seed = int(os.environ.get("VIRTLUN_SEED", random.randrange(1 << 32)))
-    rounds = int(os.environ.get("VIRTLUN_RESTARTS", "6"))
-    print(f"VIRTLUN_SEED={seed}")
-    rng = random.Random(seed)
+def rounds_of(how: str, rounds: int, frozen_s: float = 0.0, hours: int = 0) -> object:
+    """Returns the parameters of a test; those of the night have so many hours."""
+    marks = [pytest.mark.nightly, pytest.mark.timeout(hours * 3600)] if hours else []
+    return pytest.param(how, rounds, frozen_s, id=f"{how}-nightly" if hours else how, marks=marks)
+
+
+@pytest.mark.parametrize(
+    ("how", "rounds", "frozen_s"),
+    [
+        rounds_of("kill", ROUNDS),
+        rounds_of("term", ROUNDS),
+        rounds_of("freeze", ROUNDS, FROZEN_S),
+        rounds_of("kill", RESTARTS, hours=2),
+        rounds_of("term", RESTARTS, hours=2),
+        rounds_of("freeze", STOPS, STOPPED_S, hours=1),
+    ],
+)
+def test_what_is_in_flight_survives_the_target(
+    target: Target, how: str, rounds: int, frozen_s: float
+) -> None:
+    rng = random.Random(choose_seed())
     prepare(target)
     with Initiator(target.vhost_dir / "c0") as guest:
         guest.send("connect", queues=QUEUES, memory=256 * MIB)
@@ -199,7 +222,7 @@ def test_what_is_in_flight_survives_the_target(target: Target, how: str) -> None
             else:
                 os.kill(target.pid, signal.SIGSTOP)
                 load.submit(4)
-                time.sleep(0.2)
+                time.sleep(frozen_s)
                 os.kill(target.pid, signal.SIGCONT)
             if how != "freeze":
                 states = guest.send("inflight")["queues"]
