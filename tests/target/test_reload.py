@@ -24,6 +24,8 @@ from tests.target.conftest import MakeTarget
 
 UNITS = sorted((ROOT / "examples/systemd").glob("virtlun-target*.service"))
 INSTALLED = "/opt/virtlun/bin"
+INSTANCE = "tenant-1"
+"""What systemd puts for %i in a template."""
 DEADLINE_S = 60.0
 
 
@@ -63,15 +65,26 @@ def manager(scratch: Path, monkeypatch: Any) -> Iterator[socket.socket]:
 def reload(unit: Path, target: Target, programs: Path) -> tuple[int, str]:
     """Runs what the unit calls for a reload, with our folders for the installed ones.
 
-    Returns its status, and what it and the new target said: both have the service's journal.
+    A template's `%i` is `INSTANCE`. Its target is found by that name, the other unit's is the one
+    without. Returns its status, and what it and the new target said: both have the service's
+    journal.
     """
     command = service(unit)["ExecReload"].replace(INSTALLED, str(programs))
-    # The socket of a target is named by the unit's instance, or is the default: here by this.
-    words = [w for w in shlex.split(command) if w not in {"--target", "%i"}]
+    words = shlex.split(command.replace("%i", INSTANCE))
+    nameless, named = "target", f"targets.{INSTANCE}"
+    sockets = dict.fromkeys((nameless, named), Path("/nonexistent/rpc.sock"))
+    sockets[named if unit.stem.endswith("@") else nameless] = target.rpc_socket
+    configuration = programs.parent / "virtlun.toml"
+    configuration.write_text(
+        "".join(
+            f'[{table}]\nrpc_socket = "{socket}"\nvhost_dir = "{target.vhost_dir}"\n'
+            for table, socket in sockets.items()
+        )
+    )
     paths = [str(ROOT), sysconfig.get_path("purelib")]
     environment = {
-        **os.environ,
-        "VIRTLUN_TARGET_SOCKET": str(target.rpc_socket),
+        **{name: value for name, value in os.environ.items() if not name.startswith("VIRTLUN_")},
+        "VIRTLUN_CONFIG": str(configuration),
         "PYTHONPATH": os.pathsep.join(paths),
     }
     journal = programs.parent / "journal"
