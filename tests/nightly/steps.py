@@ -136,7 +136,8 @@ STEPS = {
         "restarts, crashes and migrations by the hundred",
         120,
         Lane.GUESTS,
-        _pytest("-m", "nightly", "-n", "2", "--durations=0", *LONG_TESTS),
+        # What passed is printed, too: seeds, pauses and counts.
+        _pytest("-m", "nightly", "-n", "2", "-raP", "--durations=0", *LONG_TESTS),
         (*WITH_GUESTS, "examples", "tests/libvirt", "tests/target"),
     ),
     "e2e": Step(

@@ -285,6 +285,18 @@ def test_the_tests_of_the_night_are_found() -> None:
     assert "tests/unit/gateway/test_wire.py" in PROPERTY_TESTS
 
 
+def test_what_a_long_test_has_printed_is_in_the_log(tmp_path: Path) -> None:
+    """A seed of one that passed as well: the next release may fail with it."""
+    test = tmp_path / "test_long.py"
+    test.write_text(
+        "from pytest import fixture, mark\n@fixture\ndef seed(): print('VIRTLUN_SEED=7')\n"
+        "@mark.nightly\ndef test_passes(seed): print('a pause of 0.1 s')\n"
+    )
+    command = [word for word in STEPS["long"].command if word not in LONG_TESTS]
+    said = subprocess.run([*command, test], cwd=tmp_path, stdout=subprocess.PIPE, check=True).stdout
+    assert b"VIRTLUN_SEED=7" in said and b"a pause of 0.1 s" in said
+
+
 def _file_of(module: str) -> Path | None:
     """Returns the file of a module of this repository."""
     path = ROOT / module.replace(".", "/")
