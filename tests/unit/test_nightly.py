@@ -279,6 +279,10 @@ def test_each_step_says_how_long_it_takes_and_what_it_tests() -> None:
     assert len(targets()) == FUZZ_TARGETS
 
 
+def test_a_night_insists_on_what_neighbours_leave_each_other() -> None:
+    assert "--goal" in STEPS["bench-noisy"].command
+
+
 def test_the_tests_of_the_night_are_found() -> None:
     assert {"tests/guest/test_restart_under_io.py", "tests/target/test_upgrade.py"} <= {*LONG_TESTS}
     assert "tests/unit/test_nightly.py" not in LONG_TESTS
