@@ -11,6 +11,7 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     joined                       what many ask at the same time, asked once
     target, targets              LUNs and volumes, of one target and of all
     statistics, guestdisks       results of GET_ALL_DOMAIN_STATS and of the guest agent, in bytes
+    parsing                      threads for XML, and which client's comes next
     locks, events, journal       one operation at a time; device events; changes under way, on disk
     redefined                    the events of definitions that we replace, held back
     domains, shown, known        a domain's XML: questions to it, as clients see it, what is ours

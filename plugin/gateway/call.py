@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from plugin.gateway.caller import Caller
 from plugin.gateway.events import Subscriptions
+from plugin.gateway.parsing import ClientParser
 from plugin.gateway.services import Services
 from plugin.gateway.wire import Header, MessageType, Status, message
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -48,10 +51,16 @@ class Call:
     caller: Caller
     subscriptions: Subscriptions
     """The events that the client registered for."""
+    parser: ClientParser
+    """What reads the client's XML."""
     header: Header
     payload: bytes
     descriptors: list[int] = field(default_factory=list)
     """What came with the call, until it is passed on."""
+
+    async def parse(self, work: Callable[[], T], text: str) -> T:
+        """Does what parses `text`, XML that the client sent, in a thread, when it is its turn."""
+        return await self.parser.parse(work, len(text))
 
     def drop(self) -> None:
         """Closes the descriptors that were not passed on; the session does it at the end."""

@@ -17,6 +17,7 @@ from uuid import UUID
 import structlog
 
 from plugin.gateway.errors import GatewayError
+from plugin.gateway.parsing import ClientParser
 from plugin.gateway.services import Services
 from pydataplane.domain import translate
 from pydataplane.domain.errors import TranslateError
@@ -37,14 +38,14 @@ def is_wanted(services: Services, xml: str) -> bool:
 
 
 async def with_controller(
-    services: Services, xml: str, new_uuid: UUID = _NO_UUID
+    services: Services, xml: str, new_uuid: UUID = _NO_UUID, client: ClientParser | None = None
 ) -> Definition | None:
     """Returns a domain with an empty controller; None if it cannot have one.
 
-    `new_uuid` becomes its UUID if it has none.
+    `new_uuid` becomes its UUID if it has none; `client` as in `Services.define`.
     """
     try:
-        made = await services.define(xml, new_uuid=new_uuid, controller=True)
+        made = await services.define(xml, new_uuid=new_uuid, controller=True, client=client)
     except (GatewayError, TranslateError):
         return None
     return made if made.plan is not None else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from plugin.gateway.known import Known
 from plugin.gateway.listen import Admission, Listener, as_at, handed_over, listen, usual
 from plugin.gateway.locks import Locks
 from plugin.gateway.loop import ReconcileLoop
+from plugin.gateway.parsing import Parsers
 from plugin.gateway.procs import Proc
 from plugin.gateway.services import Services
 from plugin.gateway.session import Session
@@ -30,9 +30,6 @@ from plugin.gateway.targets import Targets
 
 STOP_S = 15.0
 """How long calls begun are given to finish at a stop, seconds."""
-
-PARSERS = 2
-"""Threads for XML: so many hostile ones can hold no other client up."""
 
 _log = structlog.get_logger(__name__)
 
@@ -49,15 +46,15 @@ class Gateway:
         settings = config.settings()
         locks = Locks()
         target = Targets(config)
-        self._parsers = ThreadPoolExecutor(PARSERS, "xml")
-        known = Known(self.admin.get, self.asking.get, self._parsers)
+        self._parsers = Parsers()
+        known = Known(self.admin.get, self.asking.get, self._parsers.domains)
         paused: dict[bytes, dict[str, str]] = {}
         self.services = Services(
             config=config.gateway,
             hook=config.hook,
             settings=settings,
             parsers=self._parsers,
-            shown=Shown(settings, self._parsers),
+            shown=Shown(settings, self._parsers.shown),
             known=known,
             domain_stats=DomainStats(known, target, locks, settings.path_prefix, paused),
             target=target,
@@ -172,7 +169,7 @@ class Gateway:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await self.admin.close()
             await self.asking.close()
-            self._parsers.shutdown(wait=False, cancel_futures=True)
+            self._parsers.close()
             self.services.target.close()
         _log.info("stopped")
 

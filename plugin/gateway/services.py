@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 from uuid import UUID
 
@@ -16,6 +16,7 @@ from plugin.gateway.events import Announced
 from plugin.gateway.journal import Journal
 from plugin.gateway.known import Known
 from plugin.gateway.locks import Locks
+from plugin.gateway.parsing import ClientParser, Parsers
 from plugin.gateway.shown import Shown
 from plugin.gateway.targets import Targets
 from plugin.gateway.upstream import Upstream
@@ -39,8 +40,8 @@ class Services:
     target: Targets
     locks: Locks
     journal: Journal
-    parsers: ThreadPoolExecutor
-    """The threads in which XML is parsed."""
+    parsers: Parsers
+    """The threads in which XML is read."""
     shown: Shown
     known: Known
     domain_stats: DomainStats
@@ -55,8 +56,8 @@ class Services:
     the error; see plugin.gateway.ioerrors."""
 
     async def parse(self, work: Callable[[], T]) -> T:
-        """Does what parses XML in a thread: a client's own may be long, and made to be slow."""
-        return await asyncio.get_running_loop().run_in_executor(self.parsers, work)
+        """Does what parses XML of libvirtd's in a thread; `Call.parse` is for a client's."""
+        return await asyncio.get_running_loop().run_in_executor(self.parsers.domains, work)
 
     @asynccontextmanager
     async def domain_lock(self, uuid: bytes) -> AsyncIterator[None]:
@@ -92,8 +93,11 @@ class Services:
         current_xml: str | None = None,
         uuids: Mapping[str, str] | None = None,
         controller: bool = False,
+        client: ClientParser | None = None,
     ) -> Definition:
         """Translates a domain, with its controller in the target that has its volumes.
+
+        `client` reads what one has sent; None: the XML is libvirtd's.
 
         Raises:
             GatewayError: they are of several targets.
@@ -101,15 +105,15 @@ class Services:
         """
 
         async def translated(settings: Settings) -> Definition:
-            return await self.parse(
-                lambda: translate.define(
-                    xml,
-                    settings,
-                    new_uuid=new_uuid,
-                    current_xml=current_xml,
-                    uuids=uuids,
-                    controller=controller,
-                )
+            work = partial(
+                translate.define,
+                xml,
+                settings,
+                new_uuid=new_uuid,
+                current_xml=current_xml,
+                uuids=uuids,
+                controller=controller,
             )
+            return await (self.parse(work) if client is None else client.parse(work, len(xml)))
 
         return await translated(await self.target.settings(self.settings, translated))

@@ -102,6 +102,7 @@ class Session:
         self._listener = listener
         self._upstream: Channel | None = None
         self._caller = Caller(self.peer, listener.upstream, services.config)
+        self._parser = services.parsers.of_client(self.peer.uid)
         self._admission = Admission(services, listener, self.peer, self._caller, self.exchange)
         self._stopping = asyncio.Event()
         self._awaited: dict[tuple[int, int], asyncio.Future[Reply]] = {}
@@ -211,7 +212,7 @@ class Session:
         task.add_done_callback(self._tasks.discard)
 
     def _call(self, header: Header, payload: bytes, descriptors: list[int]) -> Call:
-        given = (self, self._services, self._caller, self.subscriptions)
+        given = (self, self._services, self._caller, self.subscriptions, self._parser)
         return Call(*given, header, payload, descriptors)
 
     def _procedure(self, header: Header) -> Procedure | None:

@@ -77,7 +77,7 @@ async def attach(call: Call) -> None:
     if translate.may_be_ours(args.text, settings):
         # Before anything is parsed: whoever may not attach has nothing to send.
         await check_may_change(await call.caller.own(), args.dom, args.flags)
-        reference = await services.parse(lambda: translate.recognise(args.text, settings))
+        reference = await call.parse(lambda: translate.recognise(args.text, settings), args.text)
     if reference is None:
         await _attach_theirs(call, args)
         return
@@ -93,7 +93,7 @@ async def attach(call: Call) -> None:
             at = services.target.at_home(settings, xml)
             return translate.attach(xml, args.text, at, live=live, peer_xml=peer, uuids=uuids)
 
-        live, config = await _changes(services, admin, args.dom, both, compute)
+        live, config = await _changes(call, admin, args, both, compute)
         for change in (live, config):
             if change is not None and change.plan is not None:
                 await services.target.check_home(change.plan, change.lun)
@@ -120,7 +120,7 @@ async def _attach_theirs(call: Call, args: DomainCall) -> None:
         await call.pass_on()
         return
     await check_may_change(await call.caller.own(), args.dom, args.flags)
-    dev = await call.services.parse(lambda: disk_dev(args.text))
+    dev = await call.parse(lambda: disk_dev(args.text), args.text)
     if dev is None:
         await call.pass_on()
         return
@@ -217,7 +217,7 @@ async def update(call: Call) -> None:
     reference = None
     if judged:
         await check_may_change(await call.caller.own(), args.dom, args.flags)
-        reference = await services.parse(lambda: translate.recognise(args.text, settings))
+        reference = await call.parse(lambda: translate.recognise(args.text, settings), args.text)
     uuids: dict[str, str] = {}
     if reference is not None:
         uuids = await services.target.uuids([reference.alias])
@@ -267,9 +267,9 @@ async def _alter(
         if not judged:
             await check_may_change(await call.caller.own(), args.dom, args.flags)
         both = await sides(admin, args.dom, args.flags)
-        live, config = await _changes(call.services, admin, args.dom, both, compute)
+        live, config = await _changes(call, admin, args, both, compute)
         if live is None and config is None:
-            dev = await call.services.parse(lambda: disk_dev(args.text))
+            dev = await call.parse(lambda: disk_dev(args.text), args.text)
             if dev is not None and dev in (carrier_dev(both.live), carrier_dev(both.config)):
                 raise _carries(args.dom)
             return None
@@ -299,7 +299,7 @@ async def _admin_if_ours(call: Call, dom: Domain) -> Upstream | None:
 
 
 async def _changes(
-    services: Services, admin: Upstream, dom: Domain, both: Sides, compute: Compute
+    call: Call, admin: Upstream, args: DomainCall, both: Sides, compute: Compute
 ) -> tuple[Change | None, Change | None]:
     """Computes the change of each side the call is for; both have it or neither.
 
@@ -309,25 +309,25 @@ async def _changes(
     live = config = missing = None
     if both.to_live and (xml := both.live) is not None:
         try:
-            live = await services.parse(partial(compute, xml, True))
+            live = await call.parse(partial(compute, xml, True), args.text)
         except TranslateError as error:
             missing = _if_missing(error)
     if both.to_config and (xml := both.config) is not None:
         try:
-            config = await services.parse(partial(compute, xml, False))
+            config = await call.parse(partial(compute, xml, False), args.text)
         except TranslateError as error:
             missing = _if_missing(error)
         if config is not None and config.redefine:
             # Passwords are left out of plain XML, and a definition made from it would lose them.
-            secure = await admin.xml(dom, XML_INACTIVE | XML_SECURE)
-            config = await services.parse(partial(compute, secure, False))
+            secure = await admin.xml(args.dom, XML_INACTIVE | XML_SECURE)
+            config = await call.parse(partial(compute, secure, False), args.text)
     if both.to_live and both.to_config and (live is None) != (config is None):
         there, lacking = ("running domain", "persistent definition")
         if live is None:
             there, lacking = lacking, there
         raise Refused(
             Refusal.DISK_MISSING,
-            f"the disk is in the {there} of {dom.name} but not in its {lacking}: "
+            f"the disk is in the {there} of {args.dom.name} but not in its {lacking}: "
             "name only the one that has it (--live or --config)",
         )
     if missing is not None:

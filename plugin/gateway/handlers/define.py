@@ -13,7 +13,6 @@ from plugin.gateway.errors import Code, GatewayError, UpstreamError
 from plugin.gateway.handlers.start import create_empty, prepared, startable
 from plugin.gateway.messages import XmlCall
 from plugin.gateway.procs import Proc
-from plugin.gateway.services import Services
 from plugin.gateway.upstream import Upstream
 from pydataplane.domain.translate import Definition, controller_name
 
@@ -23,7 +22,7 @@ class Translation:
     """A client's domain with what decides its translation."""
 
     xml: str
-    services: Services
+    call: Call
     new_uuid: UUID
     """What the domain gets if it has none."""
     current: str | None
@@ -31,11 +30,12 @@ class Translation:
 
     async def with_uuids(self, uuids: Mapping[str, str] | None = None) -> Definition:
         """Translates it, with the UUIDs of volumes (by LVSTORE/LVOL) in its metadata."""
-        return await self.services.define(
+        return await self.call.services.define(
             self.xml,
             new_uuid=self.new_uuid,
             current_xml=self.current,
             uuids=uuids,
+            client=self.call.parser,
         )
 
 
@@ -43,7 +43,7 @@ async def define(call: Call) -> None:
     """DEFINE_XML and DEFINE_XML_FLAGS."""
     services = call.services
     args = XmlCall.read(call.payload, flags=call.header.procedure == Proc.DEFINE_XML_FLAGS)
-    uuid = (await services.parse(lambda: identity_of(args.xml)))[1]
+    uuid = (await call.parse(lambda: identity_of(args.xml), args.xml))[1]
     async with services.locks.hold(f"domain:{uuid.hex() if uuid else args.xml[:64]}"):
         new = uuid is not None and await _is_new(await services.admin(), uuid)
         _, definition = await _translated(call, args.xml, new=new)
@@ -79,7 +79,7 @@ async def _create_without_disks(call: Call, args: XmlCall, definition: Definitio
     """Creates a domain that has no disk of ours, with a controller if it is to have one."""
     services = call.services
     if empty.is_wanted(services, definition.xml) and not call.header.with_fds:
-        made = await empty.with_controller(services, args.xml, uuid4())
+        made = await empty.with_controller(services, args.xml, uuid4(), call.parser)
         rights = (polkit.WRITE, polkit.START)
         found = await startable(call, made.plan, made.xml, rights) if made is not None else None
         if made is not None and found is not None:
@@ -107,12 +107,12 @@ async def _translated(call: Call, xml: str, *, new: bool) -> tuple[Translation, 
     allowed to read it, and it is not shown what is kept. `new`: records of old are not its own.
     """
     services = call.services
-    name, uuid = await services.parse(lambda: identity_of(xml))
+    name, uuid = await call.parse(lambda: identity_of(xml), xml)
     try:
         current = await current_xml(await services.admin(), name, uuid)
     except GatewayError:
         current = None  # libvirtd's answer to the call itself says why
-    translation = Translation(xml, services, uuid4(), current)
+    translation = Translation(xml, call, uuid4(), current)
     definition = await translation.with_uuids()
     plan = definition.plan
     unknown = [lun.volume.alias for lun in plan.luns if lun.uuid is None] if plan else []

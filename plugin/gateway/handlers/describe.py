@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from uuid import uuid4
 
 from plugin.gateway.call import Call
@@ -20,11 +21,8 @@ async def to_native(call: Call) -> None:
     services = call.services
     given = services.config.controllers_for_all
     try:
-        made = await services.parse(
-            lambda: translate.define(
-                rest.xml, services.settings, new_uuid=uuid4(), controller=given
-            )
-        )
+        work = partial(translate.define, rest.xml, services.settings, new_uuid=uuid4())
+        made = await call.parse(lambda: work(controller=given), rest.xml)
     except TranslateError:
         await call.pass_on()
         return

@@ -139,10 +139,12 @@ async def prepare_params(call: Call) -> None:
 
 async def _prepare(call: Call, xml: str, payload: Callable[[str], bytes]) -> None:
     """Makes the destination ready for the domain in `xml` and passes on the call with it."""
-    if not await call.services.parse(lambda: translate.has_controller(xml)):
+    if not await call.parse(lambda: translate.has_controller(xml), xml):
         await call.pass_on()  # without a controller on the source there is none here
         return
-    definition = await call.services.define(xml, new_uuid=_NO_UUID, controller=True)
+    definition = await call.services.define(
+        xml, new_uuid=_NO_UUID, controller=True, client=call.parser
+    )
     if definition.plan is not None and not definition.plan.luns:
         await call.respond(await _prepare_without_disks(call, definition, payload))
         return
@@ -183,7 +185,7 @@ async def _without_target(call: Call, dom: Domain) -> str | None:
 
 async def _standing_in(call: Call, xml: str) -> str | None:
     """Returns a domain with what stands in for its controller; None as `without_target`."""
-    return await call.services.parse(lambda: translate.without_target(xml))
+    return await call.parse(lambda: translate.without_target(xml), xml)
 
 
 async def _current(call: Call, dom: Domain, flags: int) -> str | None:
@@ -198,5 +200,7 @@ async def _translated(call: Call, xml: str, current: str | None) -> str:
     services = call.services
     if current is None or not await services.parse(lambda: translate.has_controller(current)):
         return xml  # without a controller on the source there is none on the destination
-    made = await services.define(xml, new_uuid=_NO_UUID, current_xml=current, controller=True)
+    made = await services.define(
+        xml, new_uuid=_NO_UUID, current_xml=current, controller=True, client=call.parser
+    )
     return made.xml

@@ -85,8 +85,8 @@ async def restore(call: Call) -> None:
     xml = saving.xml or image
     plan, carries = None, False
     if xml is not None:
-        plan = await call.services.parse(partial(translate.plan, xml))
-        carries = await call.services.parse(partial(translate.has_controller, xml))
+        plan = await call.parse(partial(translate.plan, xml), xml)
+        carries = await call.parse(partial(translate.has_controller, xml), xml)
     if xml is not None and (plan is None or not plan.luns) and carries:
         await call.respond(await _restore_without_disks(call, saving, xml))
         return
@@ -103,7 +103,7 @@ async def restore(call: Call) -> None:
 async def _restore_without_disks(call: Call, saving: _Saving, xml: str) -> Reply:
     """Restores a guest that was saved with a controller and no disk of ours, from `xml`."""
     services = call.services
-    name, uuid = await services.parse(lambda: identity_of(xml))
+    name, uuid = await call.parse(lambda: identity_of(xml), xml)
     rights = (polkit.START,)
     if uuid is None or not await call.caller.may(rights, name or "", str(UUID(bytes=uuid))):
         return await call.forward()
@@ -172,6 +172,10 @@ async def _translated(call: Call, xml: str, current: str | None) -> str:
     if current is not None and not await services.parse(lambda: translate.has_controller(current)):
         return xml  # the guest was saved without a controller, so it is restored without one
     made = await services.define(
-        xml, new_uuid=_NO_UUID, current_xml=current, controller=current is not None
+        xml,
+        new_uuid=_NO_UUID,
+        current_xml=current,
+        controller=current is not None,
+        client=call.parser,
     )
     return made.xml

@@ -28,24 +28,22 @@ DISK_ONLY = 16
 async def create(call: Call) -> None:
     """SNAPSHOT_CREATE_XML: {dom, xml, flags}."""
     args = DomainCall.read(call.payload, text=True, flags=True)
-    internal = not args.flags & (REDEFINE | DISK_ONLY) and await call.services.parse(
-        lambda: listing.is_internal(args.text)
-    )
-    await _create(call, args, internal=internal)
+    await _create(call, args, inside=not args.flags & (REDEFINE | DISK_ONLY))
 
 
 async def create_checkpoint(call: Call) -> None:
     """CHECKPOINT_CREATE_XML: {dom, xml, flags}."""
-    await _create(call, DomainCall.read(call.payload, text=True, flags=True), internal=False)
+    await _create(call, DomainCall.read(call.payload, text=True, flags=True), inside=False)
 
 
-async def _create(call: Call, args: DomainCall, *, internal: bool) -> None:
+async def _create(call: Call, args: DomainCall, *, inside: bool) -> None:
+    """Passes the call on without disks of ours; `inside`: the XML may ask for an internal one."""
     again = bool(args.flags & REDEFINE)
     current = await _xml(call, args.dom, XML_INACTIVE | XML_SECURE if again else 0)
     if current is None:
         await call.pass_on()
         return
-    if internal:
+    if inside and await call.parse(lambda: listing.is_internal(args.text), args.text):
         raise Refused(Refusal.UNSUPPORTED, _why_not_inside(args.dom, current))
     change = listing.define_inside if again else listing.leave_out
     services = call.services
@@ -55,7 +53,7 @@ async def _create(call: Call, args: DomainCall, *, internal: bool) -> None:
         return known
 
     settings = await services.target.settings(services.settings, translated)
-    text = await services.parse(lambda: change(args.text, current, settings))
+    text = await call.parse(lambda: change(args.text, current, settings), args.text)
     payload = DomainCall(args.dom, text, args.flags).pack(text=True, flags=True)
     await call.respond(await call.forward(payload))
 
@@ -89,9 +87,9 @@ async def begin_backup(call: Call) -> None:
         return
     services = call.services
     without = partial(listing.leave_out, domain_xml=xml, settings=services.settings)
-    backup = await services.parse(partial(without, backup, suffix=str(int(time.time()))))
+    backup = await call.parse(partial(without, backup, suffix=str(int(time.time()))), backup)
     if checkpoint is not None:
-        checkpoint = await services.parse(partial(without, checkpoint))
+        checkpoint = await call.parse(partial(without, checkpoint), checkpoint)
     writer = dom.write(Writer()).string(backup)
     writer.optional(checkpoint, writer.string).u32(flags)
     await call.respond(await call.forward(bytes(writer)))

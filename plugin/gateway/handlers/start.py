@@ -164,7 +164,7 @@ async def startable(
     """
     if plan is None or xml is None:
         return None
-    name, uuid = await call.services.parse(lambda: identity_of(xml))
+    name, uuid = await call.parse(lambda: identity_of(xml), xml)
     if uuid is None or not await call.caller.may(rights, name or "", str(UUID(bytes=uuid))):
         return None
     return plan, uuid

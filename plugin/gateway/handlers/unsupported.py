@@ -113,7 +113,7 @@ async def _check_destination(call: Call, disk_xml: str) -> None:
         Refused: CANNOT_CHANGE.
     """
     services = call.services
-    volume = await services.parse(lambda: translate.volume_of(disk_xml, services.settings))
+    volume = await call.parse(lambda: translate.volume_of(disk_xml, services.settings), disk_xml)
     if volume is not None:
         raise Refused(
             Refusal.CANNOT_CHANGE,
