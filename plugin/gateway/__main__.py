@@ -17,6 +17,10 @@ from plugin.config import DEFAULT_PATH, Config, load
 from plugin.gateway.server import Gateway
 from pydataplane.domain.errors import ConfigError
 
+SWITCH_S = 0.001
+"""How long the event loop waits for a thread that reads XML to let it run, seconds: Python's own
+5 ms are many times as long as what the loop does then, and each step of a call waits for it."""
+
 LEVELS = ["debug", "info", "warning", "error"]
 
 
@@ -78,6 +82,7 @@ def main(
 
 async def _serve(config: Config) -> None:
     _raise_descriptor_limit()
+    sys.setswitchinterval(SWITCH_S)
     gateway = Gateway(config)
     gateway.open()
     loop = asyncio.get_running_loop()

@@ -8,8 +8,8 @@ as are documents above libvirt's own limits.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from xml.parsers import expat
 
 MAX_DOCUMENT_BYTES = 4 * 1024 * 1024
@@ -18,10 +18,16 @@ MAX_ELEMENTS = 50_000
 """A domain with every device that fits has some thousands. Each takes about 400 bytes parsed."""
 MAX_DEPTH = 256
 """libxml2's default limit of nested elements."""
+PART_BYTES = 128 * 1024
+"""So much is given to expat at a time: it holds Python's interpreter lock meanwhile.
+
+A start tag may have as much; of longer ones, which libvirt reads, those within two parts pass.
+"""
 DIGITS_MAX = 20
 """Of the largest number that libvirt reads, 64 bits."""
 
 _START_TAG = re.compile(rb"<([^\s/>]++)(?:[^\"'>]++|\"[^\"]*+\"|'[^']*+')*+>")
+_START = re.compile(rb"<[^!?/]")
 _SPACE = b" \t\r\n"
 
 
@@ -54,8 +60,8 @@ class Node:
     inner_end: int = 0
     """Start of the end tag; equal to `inner_start` for an empty-element tag."""
     end: int = 0
-    children: list[Node] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
+    children: Sequence[Node] = ()
+    texts: Sequence[str] = ()
 
     @property
     def text(self) -> str:
@@ -180,6 +186,10 @@ class _RootFoundError(Exception):
     """Ends `root_of`'s parsing."""
 
 
+_NONE: dict[str, str] = {}
+"""The namespaces that most elements declare."""
+
+
 class _Builder:
     """expat's handlers; builds the tree of one document."""
 
@@ -188,7 +198,7 @@ class _Builder:
         self._root: Node | None = None
         self._open: list[Node] = []
         self._count = 0
-        self._declares: dict[str, str] = {}
+        self._declares = _NONE
         parser = expat.ParserCreate("utf-8", " ")
         parser.buffer_text = True
         parser.StartElementHandler = self._start
@@ -200,11 +210,23 @@ class _Builder:
 
     def build(self) -> Node:
         try:
-            self._parser.Parse(self._data, True)
+            for start in range(0, len(self._data), PART_BYTES):
+                self._parser.Parse(self._data[start : start + PART_BYTES], False)
+                self._check_tag(start)
+            self._parser.Parse(b"", True)
         except expat.ExpatError as error:
             raise NotXmlError(str(error)) from error
         assert self._root is not None
         return self._root
+
+    def _check_tag(self, start: int) -> None:
+        """Refuses a start tag that began before the part at `start` and does not end in it.
+
+        All its attributes are read at once, for seconds if they are hundreds of thousands.
+        """
+        began = self._parser.CurrentByteIndex
+        if 0 <= began < start and _START.match(self._data, began):
+            raise UnreadError(f"a start tag of more than {PART_BYTES} bytes")
 
     def _start(self, name: str, attrs: dict[str, str]) -> None:
         self._count += 1
@@ -218,12 +240,14 @@ class _Builder:
         namespace, _, local = name.rpartition(" ")
         parent = self._open[-1] if self._open else None
         raw_name, declares = tag[1].decode(), self._declares
-        self._declares = {}
+        self._declares = _NONE
         node = Node(local, namespace, attrs, start, tag.end(), parent, raw_name, declares)
         if parent is None:
             self._root = node
-        else:
+        elif isinstance(parent.children, list):
             parent.children.append(node)
+        else:  # most elements have none, and the collector looks at every list
+            parent.children = [node]
         self._open.append(node)
 
     def _end(self, _name: str) -> None:
@@ -235,10 +259,14 @@ class _Builder:
             node.end = self._data.index(b">", node.inner_end) + 1
 
     def _text(self, data: str) -> None:
-        self._open[-1].texts.append(data)
+        node = self._open[-1]
+        if isinstance(node.texts, list):
+            node.texts.append(data)
+        else:
+            node.texts = [data]
 
     def _declare(self, prefix: str | None, uri: str | None) -> None:
-        self._declares[prefix or ""] = uri or ""
+        self._declares = {**self._declares, prefix or "": uri or ""}
 
     def _doctype(self, *_: object) -> None:
         raise UnreadError("a document type declaration")

@@ -10,9 +10,11 @@ from lxml import etree
 from pydataplane.domain.xml.document import (
     MAX_DEPTH,
     MAX_ELEMENTS,
+    PART_BYTES,
     Document,
     Edits,
     NotXmlError,
+    UnreadError,
     escape,
     layout,
     reindent,
@@ -176,3 +178,26 @@ def test_more_elements_than_any_domain_has_are_refused() -> None:
     with pytest.raises(NotXmlError, match="more than 50000 elements"):
         Document(f"<a>{'<a/>' * MAX_ELEMENTS}</a>")
     Document(f"<a>{'<a/>' * (MAX_ELEMENTS - 1)}</a>")
+
+
+def test_a_start_tag_has_no_end_of_attributes() -> None:
+    """expat reads them at once, holding the interpreter's lock for seconds."""
+    many = " ".join(f"a{i}=''" for i in range(PART_BYTES // 4))
+    for before in (0, 1, PART_BYTES - 1, PART_BYTES):
+        with pytest.raises(UnreadError, match="start tag"):
+            Document(f"<a>{' ' * before}<b {many}/></a>")
+        value = "'" + ">" * (PART_BYTES - len("<b c=''/>")) + "'"
+        assert Document(f"<a>{' ' * before}<b c={value}/></a>").root.children[0].attrs
+
+
+@pytest.mark.parametrize("before", [0, 1, PART_BYTES - 9, PART_BYTES - 1, PART_BYTES])
+def test_what_is_long_is_read_in_parts(before: int) -> None:
+    long = "é" * (2 * PART_BYTES)
+    text = (
+        f"{' ' * before}<a><!--{long}--><b x='é'>{long}<![CDATA[{long}]]></b><?p {long}?><c/></a>\n"
+    )
+    document = Document(text + " " * 3 * PART_BYTES)
+    b, c = document.root.children
+    assert b.text == long + long
+    assert document.source(b) == f"<b x='é'>{long}<![CDATA[{long}]]></b>"
+    assert document.source(c) == "<c/>"
