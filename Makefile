@@ -30,6 +30,8 @@ APT_PACKAGES := build-essential busybox-static ca-certificates cpio dbus-daemon 
 	libvirt-clients libvirt-daemon-system libvirt-dev linux-libc-dev mount pkg-config polkitd \
 	python3-dev python3-venv qemu-system-x86 qemu-utils sg3-utils strace systemd util-linux virtinst \
 	xfsprogs xz-utils
+# And of what measures, and the tests of the night.
+BENCH_PACKAGES := fio
 
 # Checks the licences and sources of crates. Built fast, as it runs for a second.
 CARGO_DENY_VERSION := 0.20.2
@@ -73,7 +75,7 @@ fuzz: setup ## Each fuzz target for 20 s (FUZZ='ring --seconds 600' for one, lon
 	@$(BIN)/python -m tests.fuzz $(FUZZ)
 
 .PHONY: nightly
-nightly: kubernetes ## What takes hours: long runs, fuzzing, Miri, sanitizers, benchmarks; goes on after a break (STEPS='fuzz miri' for some)
+nightly: kubernetes $(CACHE)/apt-bench.stamp ## What takes hours: long runs, fuzzing, Miri, sanitizers, benchmarks; goes on after a break (STEPS='fuzz miri' for some)
 	@$(BIN)/python -m tests.nightly $(STEPS)
 
 .PHONY: test-kubernetes
@@ -91,12 +93,13 @@ kubernetes: $(CACHE)/apt-kubernetes.stamp setup
 	@$(BIN)/python -m tests.kubernetes.tools >/dev/null
 
 .PHONY: bench
-bench: setup ## Ours beside Debian's qemu-storage-daemon, with ratios (ARGS='--quick' for a short one)
+bench: setup $(CACHE)/apt-bench.stamp ## Ours beside Debian's qemu-storage-daemon, with ratios (ARGS='--quick' for a short one)
 	@$(BIN)/python -m tests.bench $(ARGS)
 	@$(BIN)/python -m tests.bench.noisy $(filter --quick,$(ARGS))
 	@$(BIN)/python -m tests.bench.attach
 	@$(BIN)/python -m tests.bench.gateway $(filter --quick,$(ARGS))
 	@$(BIN)/python -m tests.bench.upgrade
+	@$(BIN)/python -m tests.bench.pods $(filter --quick,$(ARGS))
 
 .PHONY: lint
 lint: $(CACHE)/venv.stamp toolchain $(CARGO_DENY) ## Formatting, lints, types; nothing is changed
@@ -162,6 +165,9 @@ endef
 
 $(CACHE)/apt.stamp: Makefile
 	$(call apt,$(APT_PACKAGES))
+
+$(CACHE)/apt-bench.stamp: Makefile | $(CACHE)/apt.stamp
+	$(call apt,$(BENCH_PACKAGES))
 
 # Python, which knows what they are, comes with the others.
 $(CACHE)/apt-kubernetes.stamp: Makefile tests/kubernetes/tools/__init__.py | $(CACHE)/apt.stamp

@@ -1,4 +1,4 @@
-"""`make bench`: our target beside Debian's qemu-storage-daemon, with the same initiator.
+"""`python -m tests.bench`: our target beside Debian's qemu-storage-daemon, with the same initiator.
 
 Each point is measured in turn over all targets, round after round, while the others are frozen,
 and carries the cache-line round trip of the two cores: a hypervisor that moves virtual CPUs

@@ -205,12 +205,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tests.bench.pods", description=__doc__)
     parser.add_argument("--target", type=Path, action="append", help="a program to measure")
     parser.add_argument("--thin", action="store_true", help="thin volumes instead of thick ones")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of a row")
+    parser.add_argument("--quick", action="store_true", help="one round of 0.3 s a row")
+    parser.add_argument("--rounds", type=int, help="turns of each (3)")
+    parser.add_argument("--seconds", type=float, help="of a row (2)")
     parser.add_argument("--quantile", type=float, default=0.5, help="of the rounds' figures")
     parser.add_argument("--row", default="", help="only rows that have this text in their name")
     parser.add_argument("--folder", type=Path, default=Path("/var/tmp"), help="on the disk to use")
     given = parser.parse_args()
+    rounds = given.rounds or (1 if given.quick else 3)
+    seconds = given.seconds or (0.3 if given.quick else 2.0)
     rows = [row for row in ROWS if given.row in row.name]
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     with contextlib.ExitStack() as stack:
@@ -218,12 +221,12 @@ def main() -> int:
         subjects = [Subject("file", None, folder), stack.enter_context(plain(folder))]
         programs = given.target or [binary()]
         subjects += [stack.enter_context(pod(each, folder, thin=given.thin)) for each in programs]
-        for turn in range(given.rounds):
+        for turn in range(rounds):
             for row in rows:
                 for subject in subjects[turn % 2 :] + subjects[: turn % 2]:
-                    figure = measure(subject, row, given.seconds)
+                    figure = measure(subject, row, seconds)
                     found[row.name, subject.name].append(figure)
-        title = f"quantile {given.quantile} of {given.rounds} rounds"
+        title = f"quantile {given.quantile} of {rounds} rounds"
         table = Table("pattern", *(subject.name for subject in subjects), title=title)
         for row in rows:
             figures = [quantile(found[row.name, each.name], given.quantile) for each in subjects]

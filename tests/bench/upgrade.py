@@ -2,18 +2,23 @@
 
 Guests are virtlun-bench's, one a controller, each with a volume of one lvstore on a file. "target"
 is what the target says: from holding its guests to serving them again. "guest" is the longest time
-that a read of a guest, which reads all the time, took around an upgrade.
+that a read of a guest, which reads all the time, took around an upgrade, all in milliseconds.
+"KiB a peer" is what a guest costs the target in memory: how much larger its RSS (VmRSS,
+proc_pid_status(5)) is with all controllers made and connected than before, divided by their number;
+before any upgrade. Pages of the guests' own memory that the target has touched are in it.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import statistics
 import tempfile
 import threading
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -26,25 +31,47 @@ SIZE_MIB = 4
 BETWEEN_S = 0.1
 
 
-def measure(controllers: int, rounds: int) -> tuple[list[float], list[float]]:
-    """Upgrades `rounds` times; milliseconds as the target and as one guest sees them."""
+@dataclass(frozen=True)
+class Row:
+    """What was measured with some controllers."""
+
+    by_target_ms: list[float]
+    """Pauses as the target tells them."""
+    by_guest_ms: list[float]
+    """The longest reads of a guest."""
+    kib_a_peer: float
+
+
+def rss_kib(pid: int) -> int:
+    """Resident memory of a process."""
+    found = re.search(r"^VmRSS:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1])
+
+
+def measure(controllers: int, rounds: int) -> Row:
+    """Measures memory with so many controllers, and upgrades `rounds` times."""
     directory = Path(tempfile.mkdtemp(prefix="vu-", dir="/tmp"))
     target = Target(directory).start()
     try:
         target.make_lvstore(size=(controllers * SIZE_MIB + 64) << 20)
+        volumes = {
+            name: target.rpc(
+                "bdev_lvol_create", lvol_name=name, size_in_mib=SIZE_MIB, lvs_name="lvs0"
+            )
+            for name in (f"vm-{n}" for n in range(controllers))
+        }
         with ExitStack() as stack:
+            before_kib = rss_kib(target.pid)
             guests = []
-            for n in range(controllers):
-                name = f"vm-{n}"
-                volume = target.rpc(
-                    "bdev_lvol_create", lvol_name=name, size_in_mib=SIZE_MIB, lvs_name="lvs0"
-                )
+            for name, volume in volumes.items():
                 target.rpc("vhost_create_scsi_controller", ctrlr=name)
                 target.add_lun(name, volume)
                 guests.append(stack.enter_context(Initiator(target.vhost_dir / name)))
                 guests[-1].send("connect")
                 guests[-1].ready()
-            return upgrades(target, guests[0], rounds)
+            kib_a_peer = (rss_kib(target.pid) - before_kib) / controllers
+            return Row(*upgrades(target, guests[0], rounds), kib_a_peer)
     finally:
         target.stop()
         shutil.rmtree(directory)
@@ -78,21 +105,24 @@ def upgrades(target: Target, guest: Initiator, rounds: int) -> tuple[list[float]
 
 
 def main() -> None:
-    """Measures and prints a table in milliseconds."""
+    """Measures and prints a table."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.bench.upgrade", description="Milliseconds that an upgrade takes."
+        prog="python -m tests.bench.upgrade",
+        description="Milliseconds that an upgrade takes, and memory of the target a peer.",
     )
     parser.add_argument("--rounds", type=int, default=20, help="upgrades of each row (20)")
     rounds = parser.parse_args().rounds
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("CONTROLLERS", "target p50", "target max", "guest p50", "guest max"):
+    pauses = ("target p50", "target max", "guest p50", "guest max")
+    for title in ("CONTROLLERS", *pauses, "KiB a peer"):
         table.add_column(title, justify="right")
     for controllers in (1, 16, 64):
-        by_target, by_guest = measure(controllers, rounds)
+        row = measure(controllers, rounds)
         table.add_row(
             str(controllers),
-            *(f"{statistics.median(by_target):.1f}", f"{max(by_target):.1f}"),
-            *(f"{statistics.median(by_guest):.1f}", f"{max(by_guest):.1f}"),
+            *(f"{statistics.median(row.by_target_ms):.1f}", f"{max(row.by_target_ms):.1f}"),
+            *(f"{statistics.median(row.by_guest_ms):.1f}", f"{max(row.by_guest_ms):.1f}"),
+            f"{row.kib_a_peer:,.0f}",
         )
     Console(highlight=False).print(table)
 
