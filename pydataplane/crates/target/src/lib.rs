@@ -6,6 +6,8 @@
 //! | `cli`, `cpumask` | the command line |
 //! | `daemon` | life of the process: start, restore, ready, signals, stop |
 //! | `privilege` | who the process is, and what it may still do |
+//! | `started` | the command line that root gave, where the target itself cannot change it |
+//! | `rpcsocket` | where the JSON-RPC socket is made, so that nobody else can take its name |
 //! | `app` | everything of the process, as the methods see it |
 //! | `methods` | SPDK's methods and ours, a file per subsystem |
 //! | `errors` | errors of the layers below as JSON-RPC errors |
@@ -16,7 +18,10 @@
 //! | `waits` | which operations wait for a disk, and for how long |
 //! | `notices`, `logging`, `systemd`, `schemas` | what their names say |
 //!
-//! Only control threads run here: one per JSON-RPC client. No I/O of a guest passes through.
+//! Only control threads run here: the main one, which waits for the end and hands over in an upgrade;
+//! one for signals; one that waits for a program that takes over; one that records failed flushes; one
+//! that accepts JSON-RPC clients, and one for each of them; and for a while one for each bdev that is
+//! restored, or asked before an upgrade. No I/O of a guest passes through.
 
 #![forbid(unsafe_code)]
 

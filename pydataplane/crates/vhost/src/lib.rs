@@ -24,6 +24,8 @@
 //! - `poller`: the I/O path, from the available ring to the used ring. Read it first.
 //! - [`handover`]: a controller on its way to another process.
 //! - `defs`: the structures of virtio 1.2 section 5.6.
+//! - `error`: why a method of [`Controllers`] did nothing; `failure`: what a guest did that its queue is
+//!   closed for.
 //!
 //! Errors: a guest that breaks the rules of virtio has the queue in question stopped, is counted
 //! and logged once; a peer that breaks vhost-user is disconnected; neither harms anybody else.

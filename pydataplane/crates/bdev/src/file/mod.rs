@@ -3,14 +3,18 @@
 //! Data goes straight between the caller's memory and the kernel, with O_DIRECT where the file
 //! system has it. Buffers that are not aligned for that are copied through preallocated bounce
 //! buffers. Flush is fdatasync, FUA is RWF_DSYNC, unmap punches a hole, write zeroes is
-//! FALLOC_FL_ZERO_RANGE or, where that is missing, plain writes of a page of zeros. Nothing here
+//! FALLOC_FL_ZERO_RANGE or, where that is missing, plain writes of zeros, 1 MiB at a time. Nothing here
 //! blocks the thread: fallocate and fsync run in the kernel's own workers, and so do reads and writes of
 //! files on FUSE. Files in memory are the exception that proves it: there the copy is made within `submit`.
 //!
 //! | file | noun |
 //! | --- | --- |
 //! | `open` | finding out what the path is, and locking it |
-//! | `channel` | I/Os in flight on one thread; `slot`: one of them, `flushing`: its flushes |
+//! | `channel` | I/Os in flight on one thread |
+//! | `channel/large` | those of them that are too large for one submission, piece by piece |
+//! | `channel/ranges` | unmaps and zeroing, part by part |
+//! | `channel/steps` | those that do not end with their first step |
+//! | `channel/flushing` | its flushes |
 //! | `bounce` | aligned copies of unaligned buffers |
 //! | `memory` | the short way into files that live in memory |
 //! | `owners` | how many requests each guest may have with a disk that several share |
