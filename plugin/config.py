@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from pydataplane import emulator
 from pydataplane.domain.errors import ConfigError
 from pydataplane.domain.translate import Settings
 
@@ -66,8 +67,11 @@ class DisksSection(Section):
     """<source pool=> that begins so names an lvstore; empty: none does."""
     max_queues: int = Field(default=8, ge=1, le=64)
     """Most request queues of a controller; it gets one for each vCPU of the domain."""
-    reconnect_s: int = Field(default=0, ge=0, le=3600)
-    """QEMU's reconnect interval, seconds; 0 for none. QEMU below 8.2 refuses to start with it."""
+    reconnect_s: Annotated[int, Field(ge=0, le=3600)] | Literal["auto"] = "auto"
+    """How long QEMU waits before it connects again to a target that went away, seconds. auto: 1
+    where the domain's <emulator> is QEMU 8.2 or newer; else none, as older ones do not start with
+    it. 0: none, and a guest's I/O hangs from the target's next restart until the VM is started
+    again. A domain has it from when it is defined or started through the gateway."""
 
 
 class GatewaySection(Section):
@@ -157,7 +161,8 @@ class Config(Section):
             protocol=self.disks.protocol,
             pool_prefix=self.disks.pool_prefix,
             max_queues=self.disks.max_queues,
-            reconnect_s=self.disks.reconnect_s,
+            reconnect_s=None if self.disks.reconnect_s == "auto" else self.disks.reconnect_s,
+            qemu_reconnects=emulator.reconnects,
         )
 
 
@@ -180,9 +185,21 @@ def load(path: Path | None = None) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{file}: {key}: {first['msg']}") from error
+        found = [(_key(each["loc"], values), each["msg"]) for each in error.errors()]
+        key = found[0][0]  # it may be one of several kinds, and then is none of them
+        why = " or ".join(text for name, text in found if name == key)
+        raise ConfigError(f"{file}: {key}: {why}") from error
+
+
+def _key(loc: tuple[int | str, ...], values: Any) -> str:
+    """Returns what the file calls a place in it, without the kinds of value that may be there."""
+    parts = []
+    for part in loc:
+        if not isinstance(values, dict):
+            break
+        parts.append(str(part))
+        values = values.get(part)
+    return ".".join(parts)
 
 
 def _check_renamed(file: Path, values: dict[str, Any]) -> None:

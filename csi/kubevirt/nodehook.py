@@ -23,16 +23,14 @@ from csi.kubevirt.controllers import POD_UID, StaysOnKernelFace, VmControllers
 from csi.kubevirt.document import Controller, LunOf
 from csi.kubevirt.machine import MachineVolume
 from csi.kubevirt.pods import Pod
-from csi.kubevirt.probe import Qemu
 from csi.objects import Claim, Object, Vmi
 from csi.proto import kubevirt_plugin_pb2 as pb
+from pydataplane.domain.model import RECONNECT_S
+from pydataplane.emulator import Qemu
 
 VOLUME_LEFT = "VolumeStaysBlockDevice"
 NO_CONTROLLER = "NoVirtlunController"
 """Reasons of events."""
-
-RECONNECT_S = 1
-"""A target that starts again is there within a second."""
 
 log = structlog.get_logger()
 

@@ -8,50 +8,25 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 from csi.errors import Code, Failure
+from pydataplane import emulator
+from pydataplane.emulator import Qemu
 
 PROC = Path("/proc")
-DEVICE = b"vhost-user-scsi-pci\0"
-VERSION = re.compile(rb"QEMU emulator version (\d{1,3})\.(\d{1,3})[^\d]")
-RECONNECTS = (8, 2)
-"""The first version whose vhost-user-scsi connects again; an earlier one refuses the option."""
 PROGRAMS = (
     "usr/libexec/qemu-kvm",
     "usr/bin/qemu-kvm",
     f"usr/bin/qemu-system-{platform.machine()}",
 )
-CHUNK_BYTES = 1 << 20
-OVERLAP_BYTES = 64
-"""More than the longest of what is searched for."""
-PROGRAM_BYTES_MAX = 256 << 20
 KUBELET_FILES = (b"/etc/hosts", b"/dev/termination-log")
 """Of a pod's folder on the node, mounted into every container."""
 ROOT, MOUNT_POINT = 3, 4
 """Fields of mountinfo (proc_pid_mountinfo(5))."""
-
-
-@dataclass(frozen=True)
-class Qemu:
-    """A QEMU program."""
-
-    path: str
-    """In the pod."""
-    version: tuple[int, int] | None
-    """Major and minor number; None if the program does not say it."""
-    vhost_user_scsi: bool
-    """Whether it has the device vhost-user-scsi-pci."""
-
-    @property
-    def reconnects(self) -> bool:
-        """Whether the device can be told to connect again."""
-        return self.version is not None and self.version >= RECONNECTS
 
 
 def find(pod: str, proc: Path = PROC) -> Qemu:
@@ -127,21 +102,6 @@ def _read(root: Path, path: str) -> Qemu | None:
             opened.callback(os.close, number)
             if not stat.S_ISREG(os.fstat(number).st_mode):
                 return None
-            return _search(number, path)
+            return emulator.search(number, f"/{path}")
         except OSError:
             return None
-
-
-def _search(number: int, path: str) -> Qemu:
-    device, version, place, tail = False, None, 0, b""
-    while place < PROGRAM_BYTES_MAX and not (device and version):
-        chunk = os.pread(number, CHUNK_BYTES, place)
-        if not chunk:
-            break
-        place += len(chunk)
-        text = tail + chunk
-        device = device or DEVICE in text
-        if version is None and (found := VERSION.search(text)):
-            version = int(found[1]), int(found[2])
-        tail = text[-OVERLAP_BYTES:]
-    return Qemu(f"/{path}", version, device)

@@ -84,7 +84,7 @@ async def fit(services: Services, xml: str) -> Fitted:
     Raises:
         TranslateError: our metadata is damaged.
     """
-    real = translate.with_target(xml, services.settings)
+    real = await services.parse(lambda: translate.with_target(xml, services.settings))
     plan = translate.plan(real or xml)
     if plan is None or plan.luns:
         return Fitted(None, None)

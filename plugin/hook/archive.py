@@ -31,6 +31,7 @@ MODULES = (
     "pydataplane/domain/reconcile.py",
     "pydataplane/domain/records.py",
     "pydataplane/domain/xml/",
+    "pydataplane/emulator.py",
     "pydataplane/errors.py",
     "pydataplane/methods.py",
     "pydataplane/sockets.py",

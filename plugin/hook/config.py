@@ -38,7 +38,8 @@ class Config:
             raise ConfigError(f"{file}: {error}") from error
         hook, target = values.get("hook", {}), values.get("target", {})
         try:
-            self.reconnect_s = int(values.get("disks", {}).get("reconnect_s", 0))
+            again = values.get("disks", {}).get("reconnect_s", "auto")
+            self.reconnect_s = None if again == "auto" else int(again)
             self.rpc_socket = str(target.get("rpc_socket", DEFAULT_RPC_SOCKET))
             self.vhost_dir = str(target.get("vhost_dir", DEFAULT_VHOST_DIR))
             self.others = {

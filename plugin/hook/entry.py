@@ -6,9 +6,10 @@ the exit status as the answer:
 - prepare begin: controller and LUNs exist, with the right volumes, before QEMU starts. If not, exit
   status 1 and one sentence: libvirtd shows it and does not start the domain.
 - migrate begin, restore begin (the guest has run before, on another host or from its saved state):
-  all its volumes are there, or exit status 1. Nothing is made. For a guest without a disk of ours
-  XML is printed, which libvirtd takes instead: with the controller where a target answers, with
-  QEMU's own device in its place where none does (see pydataplane.domain.xml.carrier).
+  all its volumes are there, or exit status 1. Nothing is made. XML may be printed, which libvirtd
+  takes instead: with <reconnect> as it is right for the QEMU here; for a guest without a disk of
+  ours with the controller where a target answers, with QEMU's own device in its place where none
+  does (see pydataplane.domain.xml.carrier).
 - reconnect begin (libvirtd was restarted): as prepare, but no volume is made, and always exit
   status 0, for libvirtd kills a running domain whose hook fails here.
 - release end: the controller goes, unless a QEMU is connected to it.

@@ -33,11 +33,13 @@ def attempt(operation: str, xml: bytes, config_path: str | None) -> tuple[str | 
     """
     try:
         view = views.given(xml)
-        plan = view.plan() if view is not None else None
+        if view is None:
+            return None, None
+        plan = view.plan()
         if operation in INCOMING and (plan is None or not plan.luns):
-            return None, _fitting(view, Config(config_path)) if view is not None else None
+            return None, _fitting(view, Config(config_path))
         if plan is not None:
-            _run(operation, plan, Config(config_path))
+            return None, _run(operation, view, plan, Config(config_path))
     except RpcError as error:
         return f"{error.method}: {error}", None
     except (PluginError, TargetError, VolumeError) as error:
@@ -51,15 +53,27 @@ def _fitting(view: View, config: Config) -> str | None:
     if metadata is None or view.carrier is None:
         return None
     path = f"{config.vhost_dir.rstrip('/')}/{metadata.controller}"
-    settings = Settings(reconnect_s=config.reconnect_s)
+    settings = _settings(config)
     try:
         reconcile.observe(Connection(config.rpc_socket_of(view.socket or path), config.deadline_s))
     except TargetError:
         return views.replaced(view, None, settings)
-    return views.replaced(view, path, settings)
+    return views.replaced(view, path, settings) or views.refitted(view, settings)
 
 
-def _run(operation: str, plan: Plan, config: Config) -> None:
+def _settings(config: Config) -> Settings:
+    return Settings(reconnect_s=config.reconnect_s, qemu_reconnects=_reconnects)
+
+
+def _reconnects(path: str | None, arch: str | None) -> bool:
+    """pydataplane.emulator.reconnects: for this operation alone, as it reads all of the program."""
+    from pydataplane import emulator  # noqa: PLC0415 - a start does without
+
+    return emulator.reconnects(path, arch)
+
+
+def _run(operation: str, view: View, plan: Plan, config: Config) -> str | None:
+    """Returns XML for libvirtd to take instead of the domain's, None for that."""
     # Calls end by themselves at the deadline; the alarm is for what might hang elsewhere.
     signal.signal(signal.SIGALRM, _alarm)
     signal.setitimer(signal.ITIMER_REAL, config.deadline_s + 0.5)
@@ -69,6 +83,7 @@ def _run(operation: str, plan: Plan, config: Config) -> None:
             _release(rpc, plan.controller)
         else:
             _bring_up(rpc, plan, operation, config)
+        return views.refitted(view, _settings(config)) if operation in INCOMING else None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 

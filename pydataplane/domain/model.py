@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+RECONNECT_S = 1
+"""QEMU's reconnect interval where nobody chose one: a target that starts again is there by then."""
+
+
+def none_reconnects(path: str | None, arch: str | None) -> bool:
+    """Takes every QEMU for one that does not connect again."""
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +30,13 @@ class Settings:
     """<source pool=> that begins so is ours; '' switches this way off."""
     max_queues: int = 8
     """Upper bound of the request queues of a controller; the lower is the number of vCPUs."""
-    reconnect_s: int = 0
-    """QEMU's reconnect interval in seconds; 0 for none. Needs QEMU 8.2 (7.2 refuses to start)."""
+    reconnect_s: int | None = None
+    """QEMU's reconnect interval in seconds; 0 for none. Needs QEMU 8.2 (7.2 refuses to start).
+    None: RECONNECT_S where `qemu_reconnects`, else none."""
+    qemu_reconnects: Callable[[str | None, str | None], bool] = none_reconnects
+    """Whether a domain's QEMU connects again to a target that restarted; it is given the path of
+    its <emulator> and the architecture of its <type>, None for what it lacks. It may block. See
+    pydataplane.emulator.reconnects."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,12 +148,12 @@ class Host:
         supervise.kill(self.paths.rpc_socket)
 
     def start_gateway(self) -> None:
-        """Starts the gateway and waits until virsh gets an answer through it."""
+        """Starts the gateway and waits until virsh gets an answer through it.
+
+        It sees the files that libvirtd sees, among them the domains' emulators.
+        """
         self._gateway = subprocess.Popen(
-            [
-                str(Path(sys.executable).parent / "virtlun-gateway"),
-                *("--config", str(self.config)),
-            ],
+            self.libvirtd.command(self.program("virtlun-gateway"), "--config", str(self.config)),
             stdin=subprocess.DEVNULL,
             stdout=(self.scratch / "gateway.log").open("ab"),
             stderr=subprocess.STDOUT,

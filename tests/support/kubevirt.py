@@ -35,6 +35,7 @@ from csi.proto import kubevirt_plugin_pb2 as hooks
 from csi.vhostface import VhostFace
 from csi.volumes import OwnedVolumes
 from pydataplane.client import Client
+from pydataplane.emulator import Qemu
 from tests.support.csi import block
 from tests.support.target import Target
 
@@ -137,7 +138,7 @@ class Host:
     def hook(self, only: Pod | None = None) -> NodeHook:
         """Returns the node hooks, for one pod or for all."""
 
-        def find(pod: str) -> probe.Qemu:
+        def find(pod: str) -> Qemu:
             return probe.find(pod, self.proc)
 
         return NodeHook(self.controllers, self.api, self.name, find, only)

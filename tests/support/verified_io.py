@@ -8,6 +8,7 @@ import time
 import zlib
 from dataclasses import dataclass
 
+from tests.support.agent import Agent
 from tests.support.initiator import Initiator
 from tests.support.qemu import Guest
 from tests.support.target import Target
@@ -36,7 +37,9 @@ class Status:
 class VerifiedIo:
     """The program at work on a disk of the guest that reads as zeros."""
 
-    def __init__(self, guest: Guest, disk: str, *, seed: int, threads: int, depth: int) -> None:
+    def __init__(
+        self, guest: Guest | Agent, disk: str, *, seed: int, threads: int, depth: int
+    ) -> None:
         """Starts it on `disk`, such as "sda", with up to `depth` requests a thread."""
         self.guest, self.seed = guest, seed
         self._in_flight = threads * depth

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import click
 import pytest
@@ -15,7 +17,7 @@ from click.testing import CliRunner
 from plugin.cli import main, remote
 from plugin.cli.doctor import libvirt, machine, target
 from plugin.config import Config, GatewaySection
-from pydataplane import supervise
+from pydataplane import emulator, supervise
 from tests.unit.translate.domains import domain
 
 DISK = (
@@ -105,6 +107,44 @@ def test_a_wrong_call_is_status_2_and_says_how_to_get_help() -> None:
         done = CliRunner().invoke(main, words)
         assert done.exit_code == 2
         assert "--help" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("version", "reconnect_s", "state", "words"),
+    [
+        (None, "auto", "failed", "not installed"),
+        ("7.2.22", "auto", "warning", "7.2.22: a running VM's I/O hangs when the target restarts"),
+        ("7.2.22", 0, "warning", "until the VM is started again"),
+        ("7.2.22", 1, "failed", "starts no VM with reconnect_s = 1"),
+        ("8.2.0", "auto", "ok", "8.2.0, connects again"),
+        ("8.2.0", 3, "ok", "8.2.0, connects again"),
+        ("8.2.0", 0, "warning", "8.2.0, but reconnect_s = 0 in virtlun.toml: a running VM's I/O"),
+        ("unseen 10.0", "auto", "warning", "does not say so as a file"),
+        ("unseen 10.0", 1, "ok", "10.0.0, connects again"),
+    ],
+)
+def test_doctor_tells_what_becomes_of_a_vm_when_the_target_restarts(
+    version: str | None,
+    reconnect_s: int | Literal["auto"],
+    state: str,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`unseen`: the program that is there says its version only when it runs."""
+    monkeypatch.setattr(emulator, "FOLDERS", (str(tmp_path),))
+    monkeypatch.setattr(emulator, "OUTSIDE", str(tmp_path / "none"))
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin/none")
+    if version is not None:
+        said = "QEMU emulator version " + version.removeprefix("unseen ")
+        program = tmp_path / f"qemu-system-{platform.machine()}"
+        text = said if said.endswith(version) else said.replace("version", "'version'")
+        program.write_text(f"#!/bin/sh\necho {text}\n")
+        program.chmod(0o777)  # so that it is no wrapper that may be run
+    found = libvirt.qemu(reconnect_s)
+    assert (found.what, found.state) == ("QEMU", state)
+    assert words in found.found
+    assert bool(found.advice) == (state != "ok")
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from pydataplane.domain.translate import (
     Settings,
     define,
     plan,
+    refitted,
     with_target,
     without_target,
 )
@@ -125,10 +126,11 @@ class Host:
             env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
         )
 
-    def configure(self, more: str = "") -> None:
-        """Writes virtlun.toml."""
+    def configure(self, more: str = "", reconnect_s: str = "0") -> None:
+        """Writes virtlun.toml; `reconnect_s` is not as the machine's own QEMU has it."""
         (self.folder / "virtlun.toml").write_text(
             f"[target]\nrpc_socket = '{self.folder}/rpc'\n"
+            f"[disks]\nreconnect_s = {reconnect_s}\n"
             f"[hook]\nstate_dir = '{self.folder}/state'\n{more}\n"
         )
 
@@ -350,16 +352,18 @@ def test_a_guest_without_a_volume_gets_what_there_is(host: Host, operation: str)
     for given, expected in ((real, alone), (alone, "")):
         done = host.run(operation, "begin", "-", xml=given)
         assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
-    host.configure("[disks]\nreconnect_s = 5\n")
+    host.configure(reconnect_s="5")
     text = (host.folder / "virtlun.toml").read_text()
     (host.folder / "virtlun.toml").write_text(
         text.replace("[target]\n", f"[target]\nvhost_dir = '{host.folder}/vhost'\n")
     )
     with host.serve():
-        assert host.run(operation, "begin", "-", xml=real).stdout == ""
+        fitted = host.run(operation, "begin", "-", xml=real).stdout
         again = host.run(operation, "begin", "-", xml=alone).stdout
         assert host.target.controllers == {}, "prepare comes next"
-    assert again == with_target(alone, dataclasses.replace(settings, reconnect_s=5))
+    settings = dataclasses.replace(settings, reconnect_s=5)
+    assert again == with_target(alone, settings)
+    assert fitted == refitted(real, settings)
     assert "<reconnect enabled='yes' timeout='5'/>" in again
     # One with a volume needs its target.
     done = host.run(operation, "begin", "-")
@@ -421,6 +425,29 @@ def test_a_guest_that_has_run_before_gets_no_empty_volume(host: Host, operation:
     assert done.returncode == (0 if operation == "reconnect" else 1)
     assert "there is no volume lvs0/b" in done.stderr
     assert "bdev_lvol_create" not in host.target.calls
+
+
+@pytest.mark.parametrize("operation", ["migrate", "restore"])
+def test_a_guest_that_comes_connects_again_as_its_qemu_here_can(host: Host, operation: str) -> None:
+    """Its XML is of another host, or of another QEMU's time."""
+    for version, interval in ((b"8.1.5", None), (b"8.2.0", 1)):
+        program = host.folder / "qemu"
+        program.write_bytes(b"QEMU emulator version " + version)
+        program.chmod(0o755)
+        here = host.xml.replace("/usr/bin/qemu-system-x86_64", str(program))
+        there = refitted(here, Settings(reconnect_s=9))
+        assert there is not None
+        with host.serve():
+            for setting, expected in (('"auto"', interval), ("0", None), ("4", 4)):
+                host.configure(reconnect_s=setting)
+                for xml in (here, there):
+                    done = host.run(operation, "begin", "-", xml=xml)
+                    assert (done.returncode, done.stderr) == (0, "")
+                    wanted = refitted(xml, Settings(reconnect_s=expected or 0))
+                    assert done.stdout == (wanted or "")
+                # What else it does changes nothing of the domain.
+                done = host.run("prepare", "begin", "-", xml=there)
+                assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("operation", ["migrate", "restore"])

@@ -10,6 +10,7 @@ import pytest
 
 from csi.errors import Code, Failure
 from csi.kubevirt import probe
+from pydataplane import emulator
 
 POD = "6f7c4f1e-33a5-4c5e-9a5c-0d1f2e3a4b5c"
 OTHER = "11111111-2222-4333-8444-555555555555"
@@ -42,7 +43,7 @@ def test_the_program_of_the_pod_is_found_beside_other_processes(
     process(tmp_path, 11)  # the pause container
     program(process(tmp_path, 12, systemd=systemd), b"\x7fELF" + VERSION + SCSI)
     found = probe.find(POD, tmp_path)
-    assert found == probe.Qemu("/usr/libexec/qemu-kvm", (9, 1), True)
+    assert found == emulator.Qemu("/usr/libexec/qemu-kvm", (9, 1), True)
     assert found.reconnects
 
 
@@ -71,8 +72,8 @@ def test_device_and_version_are_told_apart_from_what_looks_like_them(
 
 @pytest.mark.parametrize("offset", range(-30, 10, 3))
 def test_what_lies_across_two_reads_is_found(tmp_path: Path, offset: int) -> None:
-    padding = b"\xff" * (probe.CHUNK_BYTES + offset)
-    program(process(tmp_path, 1), padding + SCSI + b"\xff" * (probe.CHUNK_BYTES - 25) + VERSION)
+    padding = b"\xff" * (emulator.CHUNK_BYTES + offset)
+    program(process(tmp_path, 1), padding + SCSI + b"\xff" * (emulator.CHUNK_BYTES - 25) + VERSION)
     found = probe.find(POD, tmp_path)
     assert (found.vhost_user_scsi, found.version) == (True, (9, 1))
 

@@ -15,6 +15,7 @@ import pytest
 
 from plugin.config import Config, load, schema
 from plugin.gateway.server import Gateway
+from pydataplane import emulator
 from pydataplane.domain.errors import LIBVIRT, ConfigError, Refusal
 from pydataplane.domain.translate import Settings, recognise
 from tests.unit.translate.domains import ROOT
@@ -43,7 +44,7 @@ def test_the_example_shows_every_key() -> None:
 
 
 def test_settings_of_an_empty_file_are_the_translations_defaults() -> None:
-    assert Config().settings() == Settings()
+    assert Config().settings() == Settings(qemu_reconnects=emulator.reconnects)
 
 
 def test_every_setting_of_the_file_reaches_gateway_and_translation() -> None:
@@ -61,7 +62,8 @@ def test_every_setting_of_the_file_reaches_gateway_and_translation() -> None:
         }
     )
     defaults, settings = Settings(), Gateway(config).services.settings
-    assert settings == Settings("/v", "/p/", "r/", "x", "q-", 3, 2) == config.settings()
+    expected = Settings("/v", "/p/", "r/", "x", "q-", 3, 2, emulator.reconnects)
+    assert settings == expected == config.settings()
     for name in (field.name for field in fields(Settings)):
         assert getattr(settings, name) != getattr(defaults, name)
 
@@ -74,6 +76,8 @@ def test_every_setting_of_the_file_reaches_gateway_and_translation() -> None:
         ("[disks]\nmax_queues = 65", "disks.max_queues: .*less than or equal to 64"),
         ("[hook]\ndeadline_s = 'soon'", "hook.deadline_s: "),
         ("[disks]\npath_prefix = 'dev/'", "disks.path_prefix: "),
+        ("[disks]\nreconnect_s = 3601", "disks.reconnect_s: .*less than or equal to 3600"),
+        ("[disks]\nreconnect_s = 'never'", "disks.reconnect_s: .*integer.* or .*'auto'$"),
         ("[typo]", "typo: Extra inputs"),
         ("[", "virtlun.toml: "),
     ],

@@ -54,7 +54,7 @@ def examinations(
     return [
         ("the user", machine.user),
         ("KVM", machine.kvm),
-        ("QEMU", libvirt.qemu),
+        ("QEMU", lambda: libvirt.qemu(settings.disks.reconnect_s)),
         ("QEMU's devices", libvirt.qemu_device),
         ("libvirt", libvirt.libvirt),
         ("libvirtd", lambda: libvirt.libvirtd(settings.gateway.upstream)),

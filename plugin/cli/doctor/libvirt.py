@@ -8,17 +8,18 @@ import socket as sockets
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 from plugin.cli import qemu_user
 from plugin.cli.doctor.finding import Finding, dotted, run, version_of
 from plugin.config import Config
 from plugin.gateway import polkit
 from plugin.hook import archive
+from pydataplane import emulator
 
 EMULATOR = "qemu-system-x86_64"
 HOOK = Path("/etc/libvirt/hooks/qemu.d/virtlun")
 LIBVIRT_OVERRIDE = (8, 2)
-QEMU_RECONNECT = (8, 2)
 APPARMOR = Path("/sys/module/apparmor/parameters/enabled")
 APPARMOR_RULES = (
     Path("/etc/apparmor.d/local/abstractions/libvirt-qemu"),
@@ -26,21 +27,52 @@ APPARMOR_RULES = (
 )
 
 
-def qemu() -> Finding:
-    """Whether there is a QEMU, and whether it survives a restart of the target."""
-    version = version_of(run(EMULATOR, "--version"))
+def qemu(reconnect_s: int | Literal["auto"]) -> Finding:
+    """Whether there is a QEMU, and whether its guests survive a restart of the target.
+
+    `reconnect_s` is that of virtlun.toml. A domain may name another QEMU; the one that libvirt
+    takes by itself is looked at.
+    """
+    program = emulator.default(None) or EMULATOR
+    version = version_of(run(program, "--version"))
     if version is None:
         return Finding(
             "QEMU", "failed", f"{EMULATOR} is not installed", "apt-get install qemu-system-x86"
         )
-    if version < QEMU_RECONNECT:
+    hangs = "a running VM's I/O hangs when the target restarts"
+    if version < emulator.RECONNECTS:
+        if reconnect_s not in ("auto", 0):
+            return Finding(
+                "QEMU",
+                "failed",
+                f"{dotted(version)} starts no VM with reconnect_s = {reconnect_s} of virtlun.toml",
+                "take it out of [disks], then start the VMs through the gateway",
+            )
         return Finding(
             "QEMU",
             "warning",
-            f"{dotted(version)}: a running VM loses its disks when the target restarts",
+            f"{dotted(version)}: {hangs}, until the VM is started again",
             "QEMU 8.2 or newer reconnects vhost-user-scsi (Debian 12: bookworm-backports)",
         )
-    return Finding("QEMU", "ok", dotted(version))
+    if reconnect_s == 0:
+        return Finding(
+            "QEMU",
+            "warning",
+            f"{dotted(version)}, but reconnect_s = 0 in virtlun.toml: {hangs}, until the VM is"
+            " started again",
+            "take it out of [disks], restart the gateway, then stop the VMs and start them"
+            " through it",
+        )
+    if reconnect_s == "auto" and not emulator.reconnects(None, None):
+        return Finding(
+            "QEMU",
+            "warning",
+            f"{dotted(version)}, but {program} does not say so as a file: {hangs}, until the VM is"
+            " started again",
+            "set reconnect_s = 1 in [disks] of virtlun.toml and restart the gateway, then stop the"
+            " VMs and start them through it",
+        )
+    return Finding("QEMU", "ok", f"{dotted(version)}, connects again to a target that restarts")
 
 
 def qemu_device() -> Finding:

@@ -81,9 +81,26 @@ async def _start(call: Call, args: DomainCall) -> Reply:
     async with _prepared(call, plan, dom.uuid, saved=saved) as attempt:
         if await admin.persistent(dom):
             await records.write(admin, dom, records.uuids_of(attempt.plan), AFFECT_CONFIG)
+            if not saved:
+                await _refit(call.services, admin, dom)
         reply = await call.forward()
         attempt.started = reply.ok
     return reply
+
+
+async def _refit(services: Services, admin: Upstream, dom: Domain) -> None:
+    """Gives a definition the reconnect interval that is right now, for QEMU may be another since.
+
+    As what is recorded of its volumes, it is the gateway's own to write. The caller holds the lock.
+    """
+    with suppress(UpstreamError):  # it starts as it is, then
+        if await _is_active(admin, dom.uuid):
+            return  # libvirtd refuses to start it again
+        xml = await admin.xml(dom, XML_INACTIVE | XML_SECURE)
+        fitted = await services.parse(lambda: translate.refitted(xml, services.settings))
+        if fitted is not None:
+            await services.redefine(admin, dom.uuid, fitted)
+            _log.info("how QEMU connects again put right in a definition", domain=dom.name)
 
 
 async def _start_without_disks(

@@ -1,6 +1,6 @@
-"""Domain XML to plan and back. Pure: strings in, strings and dataclasses out; no I/O, no clock.
+"""Domain XML to plan and back: strings in, strings and dataclasses out.
 
-Three views of one domain:
+Pure: no clock, and no I/O but what Settings.qemu_reconnects does. Three views of one domain:
 
 - the client's: what virsh, Nova or a person wrote; disks of ours are ordinary <disk> elements;
 - libvirtd's: our disks are gone from <devices>; they stand, as the client wrote them, in
@@ -9,7 +9,8 @@ Three views of one domain:
 - the plan: controller, socket and LUNs that the target must have.
 
 `define` goes from the first to the second and the third, `present` from the second back to the
-first, `plan` from the second to the third. `attach`, `detach` and `update` change the second.
+first, `plan` from the second to the third. `attach`, `detach` and `update` change the second, and
+`refitted` brings it up to date with this host's QEMU.
 `carry` is for KubeVirt, where the account of our disks is kept outside of the domain.
 
 Callers: plugin.gateway for every call that shows or takes XML, plugin.cli for plans, csi.kubevirt
@@ -49,6 +50,7 @@ from pydataplane.domain.translate.operations import (
     means,
     plan,
     present,
+    refitted,
     settable,
     socket,
     with_target,
@@ -89,6 +91,7 @@ __all__ = [
     "plan",
     "present",
     "recognise",
+    "refitted",
     "settable",
     "socket",
     "update",

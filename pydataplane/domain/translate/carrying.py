@@ -103,7 +103,8 @@ def _renewed(view: View, present: Carrier, socket: str, target: int, settings: S
     memory.share(view.domain, edits)
     address = carriers.address(view.document, view.domain)
     dev = node.value("target", "dev") or "vdzzzz"
-    lines = carriers.disk_lines(carrier, dev, address, settings)
+    again_s = carriers.reconnect_s(view.domain, settings)
+    lines = carriers.disk_lines(carrier, dev, address, again_s)
     edits.replace(node.start, node.end, layout(lines, view.document.indent(node)))
     if carriers.override(view.domain) is None:
         carriers.add_override(view.domain, carrier, edits)

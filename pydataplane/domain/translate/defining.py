@@ -285,7 +285,8 @@ def place(
     address = current.address
     if address is not None and carriers.address_taken(domain, address):
         address = None
-    lines = carriers.disk_lines(carrier, dev, address, settings)
+    again_s = carriers.reconnect_s(domain, settings)
+    lines = carriers.disk_lines(carrier, dev, address, again_s)
     devices = domain.child("devices")
     if nodes and carrier.boot.front:
         indent = document.indent(nodes[0])

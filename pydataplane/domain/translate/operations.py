@@ -195,6 +195,15 @@ def with_target(domain_xml: str, settings: Settings) -> str | None:
     return views.replaced(view, path, settings)
 
 
+def refitted(domain_xml: str, settings: Settings) -> str | None:
+    """Returns libvirtd's domain with its controller's reconnect interval as it is to be here, now.
+
+    What is told of QEMU may have changed since it was defined. None where nothing is to be changed.
+    """
+    view = views.parse(domain_xml) if NAMESPACE in domain_xml else None
+    return None if view is None else views.refitted(view, settings)
+
+
 def socket(domain_xml: str) -> str | None:
     """Returns the path of the socket of a domain's controller; None if it has none of ours."""
     view = views.parse(domain_xml) if NAMESPACE in domain_xml else None

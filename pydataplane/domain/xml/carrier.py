@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from pydataplane.domain.model import Settings
+from pydataplane.domain.model import RECONNECT_S, Settings
 from pydataplane.domain.names import CARRIER_ALIAS, QEMU_NAMESPACE
 from pydataplane.domain.xml.boot import Boot
 from pydataplane.domain.xml.document import Document, Edits, Lines, Node, attributes, number
@@ -90,19 +90,38 @@ def read(domain: Node) -> Carrier | None:
     )
 
 
-def disk_lines(carrier: Carrier, dev: str, address: str | None, settings: Settings) -> Lines:
-    """Returns the carrier's <disk>."""
-    source = attributes({"type": "unix", "path": carrier.socket})
+def reconnect_s(domain: Node, settings: Settings) -> int:
+    """Returns the reconnect interval that the domain's QEMU is to have, seconds; 0 for none."""
+    if settings.reconnect_s is not None:
+        return settings.reconnect_s
+    emulator, kind = domain.at("devices", "emulator"), domain.at("os", "type")
+    path = emulator.text.strip() if emulator is not None else ""
+    arch = kind.attrs.get("arch") if kind is not None else None
+    return RECONNECT_S if settings.qemu_reconnects(path or None, arch or None) else 0
+
+
+def reconnect_s_of(source: Node) -> int:
+    """Returns the reconnect interval in a carrier's <source>, seconds; 0 for none."""
+    node = source.child("reconnect")
+    if node is None or node.attrs.get("enabled") != "yes":
+        return 0
+    return number(node.attrs.get("timeout")) or 0
+
+
+def source_lines(socket: str, again_s: int) -> Lines:
+    """Returns the carrier's <source>; `again_s` is the reconnect interval, seconds, 0 for none."""
+    source = attributes({"type": "unix", "path": socket})
+    if again_s <= 0:
+        return [(0, f"<source{source}/>")]
+    again = f"<reconnect enabled='yes' timeout='{again_s}'/>"
+    return [(0, f"<source{source}>"), (1, again), (0, "</source>")]
+
+
+def disk_lines(carrier: Carrier, dev: str, address: str | None, again_s: int) -> Lines:
+    """Returns the carrier's <disk>; `again_s` is the reconnect interval, seconds, 0 for none."""
+    source = source_lines(carrier.socket, NOWHERE_S if carrier.stands_in else again_s)
     result = [(0, "<disk type='vhostuser' device='disk'>"), (1, "<driver name='qemu' type='raw'/>")]
-    reconnect_s = NOWHERE_S if carrier.stands_in else settings.reconnect_s
-    if reconnect_s > 0:
-        result += [
-            (1, f"<source{source}>"),
-            (2, f"<reconnect enabled='yes' timeout='{reconnect_s}'/>"),
-            (1, "</source>"),
-        ]
-    else:
-        result.append((1, f"<source{source}/>"))
+    result += [(depth + 1, line) for depth, line in source]
     result.append((1, f"<target dev='{dev}' bus='virtio'/>"))
     if carrier.boot.order is not None:
         result.append((1, f"<boot order='{carrier.boot.order}'/>"))

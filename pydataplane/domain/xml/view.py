@@ -179,10 +179,30 @@ def replaced(view: View, socket: str | None, settings: Settings) -> str | None:
     wanted = replace(present, socket=path, stands_in=socket is None)
     document, edits = view.document, Edits(view.document)
     dev = node.value("target", "dev") or ""
-    lines = carriers.disk_lines(wanted, dev, carriers.address(document, view.domain), settings)
+    address = carriers.address(document, view.domain)
+    again_s = 0 if wanted.stands_in else carriers.reconnect_s(view.domain, settings)
+    lines = carriers.disk_lines(wanted, dev, address, again_s)
     edits.replace(node.start, node.end, layout(lines, document.indent(node)))
     lines = carriers.device_lines(wanted, device.prefix)
     edits.replace(device.start, device.end, layout(lines, document.indent(device)))
+    return edits.apply()
+
+
+def refitted(view: View, settings: Settings) -> str | None:
+    """Returns a domain with its controller's reconnect interval as it is to be on this host now.
+
+    None where there is nothing to change: it has no controller of the target's, or is so already.
+    """
+    node = carriers.disk(view.domain)
+    source = node.child("source") if node is not None else None
+    if source is None or not view.is_served:
+        return None
+    wanted_s = carriers.reconnect_s(view.domain, settings)
+    if carriers.reconnect_s_of(source) == wanted_s:
+        return None
+    document, edits = view.document, Edits(view.document)
+    lines = carriers.source_lines(source.attrs.get("path", ""), wanted_s)
+    edits.replace(source.start, source.end, layout(lines, document.indent(source)))
     return edits.apply()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -134,6 +136,57 @@ def test_before_one_is_made_all_are_looked_at(tmp_path: Path) -> None:
         with pytest.raises(ReplyError, match="not loaded"):
             await start(world, dom)
         assert set(world.target.volumes) == {"lvs0/data"}
+
+    play(tmp_path, body)
+
+
+@pytest.mark.parametrize("persistent_only", [True, False])
+def test_a_start_has_qemu_connect_again_as_it_can_now(
+    tmp_path: Path, persistent_only: bool
+) -> None:
+    """The definition is of another QEMU's time, or of a configuration's before."""
+
+    async def body(world: World) -> None:
+        services = world.gateway.services
+        dom = world.domain(running=not persistent_only, disks=disk())
+        before = dom.config
+        assert before is not None and "<reconnect" not in before
+        asked: list[tuple[str | None, str | None]] = []
+
+        def newer(path: str | None, arch: str | None) -> bool:
+            asked.append((path, arch))
+            assert threading.current_thread() is not threading.main_thread(), "it may take long"
+            return True
+
+        services.settings = replace(services.settings, reconnect_s=None, qemu_reconnects=newer)
+        await start(world, dom)
+        if not persistent_only:  # it runs, and libvirtd says so
+            assert dom.config == before
+            return
+        again = "<reconnect enabled='yes' timeout='1'/>"
+        assert again in (dom.config or "")
+        assert recorded(dom.config) == [world.target.volumes["lvs0/data"].uuid]
+        assert asked == [("/usr/bin/qemu-system-x86_64", "x86_64")]
+        assert world.libvirtd.calls().count(Proc.DEFINE_XML) == 1
+
+    play(tmp_path, body)
+
+
+def test_what_a_client_defines_connects_again_as_its_qemu_can(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        services = world.gateway.services
+
+        def newer(path: str | None, _: str | None) -> bool:
+            assert threading.current_thread() is not threading.main_thread(), "it may take long"
+            return path == "/opt/qemu"
+
+        services.settings = replace(services.settings, reconnect_s=None, qemu_reconnects=newer)
+        client = await world.client()
+        for emulator, expected in (("/usr/bin/qemu-system-x86_64", 0), ("/opt/qemu", 1)):
+            xml = plain(devices=disk()).replace("/usr/bin/qemu-system-x86_64", emulator)
+            await client.call(Proc.DEFINE_XML, XmlCall(xml, None).pack())
+            (dom,) = world.libvirtd.domains.values()
+            assert (dom.config or "").count("<reconnect ") == expected
 
     play(tmp_path, body)
 

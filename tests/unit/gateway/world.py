@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from uuid import UUID
 
-from plugin.config import Config, GatewaySection, HookSection, TargetSection
+from plugin.config import Config, DisksSection, GatewaySection, HookSection, TargetSection
 from plugin.gateway.channel import Channel
 from plugin.gateway.events import DeviceEvent
 from plugin.gateway.messages import Domain, DomainCall, read_string
@@ -171,6 +171,8 @@ class World:
             target=TargetSection(
                 rpc_socket=self.target.path, vhost_dir=Path("/run/virtlun/vhost"), timeout_s=10
             ),
+            # Not as the machine's own QEMU has it.
+            disks=DisksSection(reconnect_s=0),
             hook=HookSection(state_dir=folder / "hook"),
             gateway=GatewaySection.model_validate(
                 {

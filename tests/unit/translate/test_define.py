@@ -498,14 +498,6 @@ def test_s390_is_refused_for_disks_of_ours() -> None:
         translated(xml)
 
 
-def test_reconnect_is_asked_for_if_configured() -> None:
-    xml = translated(text("plain"), Settings(reconnect_s=1)).xml
-    reconnect = carrier(xml).find("source/reconnect")
-    assert reconnect is not None
-    assert dict(reconnect.attrib.items()) == {"enabled": "yes", "timeout": "1"}
-    etree.RelaxNG(etree.parse(LIBVIRT_RNG)).assertValid(tree(xml))
-
-
 def test_a_running_domains_disks_have_aliases() -> None:
     there = translated(text("every-way")).xml
     aliases: dict[str, str] = {}
