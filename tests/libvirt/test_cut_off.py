@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -121,15 +120,28 @@ def test_killed_in_mid_change(
 
 
 def test_the_domains_end_without_anybody_elses_help(host: Host, guest: Agent) -> None:
-    """Without the hook, and with libvirtd asked directly: the gateway sees it by the event."""
+    """Without the hook, and with libvirtd asked directly: the gateway sees it by the event.
+
+    Its next full round would see it as well, and is a day away.
+    """
+    text = host.config.read_text()
+    host.config.write_text(text.replace("reconcile_s = 1\n", "reconcile_s = 86400\n"))
+    host.stop_gateway()
+    host.start_gateway()
     (host.libvirtd.hooks / "qemu.d/virtlun").unlink()
-    host.libvirtd.restart()
+    host.define("idle")
+    stray = f"vm-{'0' * 8}-0000-4000-8000-{'1' * 12}"
+    for ctrlr in ("pod-not-ours", stray):
+        host.client.call("vhost_create_scsi_controller", ctrlr=ctrlr)
+    idle = f"vm-{host.virsh('domuuid', 'idle')}"
+    for _ in range(2):  # so many rounds has the controller of a domain that nobody knows
+        host.client.call("vhost_create_scsi_controller", ctrlr=idle)
+        host.libvirtd.restart()
+        # The new connection begins with a round; events are asked for before it.
+        until(lambda: idle not in controllers(host), "the gateway's connection is back")
     assert host.virsh_direct("domstate", NAME) == "running"
-    time.sleep(2)  # the gateway's connection is back
-    host.client.call("vhost_create_scsi_controller", ctrlr="pod-not-ours")
-    host.client.call(
-        "vhost_create_scsi_controller", ctrlr=f"vm-{'0' * 8}-0000-4000-8000-{'1' * 12}"
-    )
+    until(lambda: stray not in controllers(host), lambda: controllers(host))
+    assert len(controllers(host)) == 2
     guest.close()
     host.virsh_direct("destroy", NAME)
     until(lambda: controllers(host) == ["pod-not-ours"], lambda: controllers(host))

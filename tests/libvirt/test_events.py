@@ -6,19 +6,19 @@ which the gateway defines the domain anew.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.host import Host
+from tests.support.wait import until
 from tests.support.watcher import Watcher
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
 
 NAME = "events"
-
+DEADLINE_S = 120.0
 
 BOOTS = "<disk type='file'><source file='/dev/virtlun/lvs0/boot'/><target dev='sda'/></disk>"
 
@@ -39,14 +39,6 @@ def running(host: Host, request: pytest.FixtureRequest) -> Iterator[Host]:
         host.volumes.delete(volume.uuid)
 
 
-def until(condition: Callable[[], bool], deadline_s: float = 120.0) -> None:
-    """Returns when `condition` holds."""
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.2)
-
-
 def events(host: Host, watcher: Watcher, source: str, dev: str) -> list[str]:
     """Attaches a disk to the definition, detaches it, and returns the events of that.
 
@@ -58,10 +50,10 @@ def events(host: Host, watcher: Watcher, source: str, dev: str) -> list[str]:
         host.virsh("metadata", NAME, uri, "--key", "m", "--set", "<m/>", "--config")
         return f"/{words}" in watcher.text
 
-    until(lambda: told("begin"))
+    until(lambda: told("begin"), "virsh listens", DEADLINE_S)
     host.virsh("attach-disk", NAME, source, dev, "--config")
     host.virsh("detach-disk", NAME, dev, "--config")
-    until(lambda: told("end"))
+    until(lambda: told("end"), "all is told", DEADLINE_S)
     return [line for line in watcher.text.splitlines() if "example.org" not in line]
 
 
@@ -92,6 +84,6 @@ def test_a_definition_that_a_client_replaces_is_told(running: Host, tmp_path: Pa
         path.write_text(running.virsh("dumpxml", NAME, "--inactive"))
         for _ in range(2):
             running.virsh("define", str(path))
-        until(lambda: watcher.log.read_text().count("Defined Updated") == 2)
+        until(lambda: watcher.text.count("Defined Updated") == 2, lambda: watcher.text, DEADLINE_S)
     finally:
         watcher.close()

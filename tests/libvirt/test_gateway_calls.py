@@ -23,6 +23,7 @@ from tests.support.host import Host
 from tests.support.libvirtd import VirshError
 from tests.support.relay import Step
 from tests.support.wait import until
+from tests.support.watcher import Watcher
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
 
@@ -64,50 +65,15 @@ def luns(host: Host) -> int:
     return 0
 
 
-class Watcher:
-    """`virsh event --all --loop` through the gateway."""
-
-    def __init__(self, uri: str) -> None:
-        self._process = subprocess.Popen(
-            ["stdbuf", "-oL", "virsh", "-c", uri, "event", "--all", "--loop"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        time.sleep(0.5)  # virsh says nothing once it has registered
-
-    def wait(self, words: str, deadline_s: float = 15.0) -> str:
-        """Returns the first output line with these words."""
-        assert self._process.stdout is not None
-        end = time.monotonic() + deadline_s
-        seen = ""
-        while time.monotonic() < end:
-            if not select.select([self._process.stdout], [], [], 0.2)[0]:
-                continue
-            chunk = os.read(self._process.stdout.fileno(), 65536).decode()
-            seen += chunk
-            for line in seen.splitlines():
-                if words in line:
-                    return line
-            if not chunk:
-                break
-        raise AssertionError(f"no event with '{words}' in: {seen}")
-
-    def ended(self, deadline_s: float = 15.0) -> bool:
-        """Whether virsh noticed that the connection is gone."""
-        return self._process.wait(deadline_s) is not None
-
-    def close(self) -> None:
-        """Ends virsh."""
-        self._process.kill()
-        self._process.wait()
-
-
 @pytest.fixture
-def watcher(host: Host) -> Iterator[Watcher]:
-    made = Watcher(host.uri)
-    yield made
-    made.close()
+def watcher(host: Host, guest: Agent, tmp_path: Path) -> Iterator[Watcher]:
+    """Virsh that has registered for events through the gateway."""
+    made = Watcher(host.uri, tmp_path / "events")
+    try:
+        until(lambda: made.hears(host, GUEST), "virsh listens")
+        yield made
+    finally:
+        made.close()
 
 
 FIGURES = re.compile(r"(?<=[=: ])[\d.]+s?$", re.MULTILINE)
@@ -229,14 +195,14 @@ def test_events_of_libvirtd_and_of_ours_arrive(
     host: Host, guest: Agent, watcher: Watcher, volumes: list[str]
 ) -> None:
     host.virsh("suspend", GUEST)
-    watcher.wait("Suspended")
+    watcher.line("Suspended")
     host.virsh("resume", GUEST)
-    watcher.wait("Resumed")
+    watcher.line("Resumed")
     host.virsh("attach-disk", GUEST, f"/dev/virtlun/{volumes[0]}", "sda", "--live")
-    added = watcher.wait("device-added")
+    added = watcher.line("device-added")
     assert f"'{GUEST}'" in added
     host.virsh("detach-disk", GUEST, "sda", "--live")
-    removed = watcher.wait("device-removed")
+    removed = watcher.line("device-removed")
     assert added.split()[-1] == removed.split()[-1], "the same alias"
 
 
@@ -358,9 +324,7 @@ def test_a_volume_of_another_domain_is_refused_by_name(host: Host, volumes: list
     host.virsh("detach-disk", GUEST, "sda", "--live")
 
 
-@pytest.mark.usefixtures("guest")
-def test_garbage_on_the_socket_harms_nobody(host: Host) -> None:
-    long_lived = Watcher(host.uri)
+def test_garbage_on_the_socket_harms_nobody(host: Host, watcher: Watcher) -> None:
     for garbage in (b"\0" * 4096, b"GET / HTTP/1.0\r\n\r\n" * 9, os.urandom(65536), b"\xff" * 100):
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(host.gateway_socket))
@@ -371,9 +335,8 @@ def test_garbage_on_the_socket_harms_nobody(host: Host) -> None:
             except (BrokenPipeError, ConnectionResetError):
                 continue
     host.virsh("suspend", GUEST)
-    long_lived.wait("Suspended")
+    watcher.line("Suspended")
     host.virsh("resume", GUEST)
-    long_lived.close()
 
 
 @pytest.mark.usefixtures("guest")
@@ -411,7 +374,8 @@ def test_libvirtd_restarted_under_the_gateway(
 ) -> None:
     host.virsh("attach-disk", GUEST, f"/dev/virtlun/{volumes[0]}", "sda", "--live")
     host.libvirtd.kill()
-    assert watcher.ended(), "clients see the end of their connection, as libvirtd's own would"
+    # Clients see the end of their connection, as libvirtd's own would.
+    until(lambda: watcher.ended, "the end of virsh")
     host.libvirtd.start()
     assert host.virsh("domstate", GUEST) == "running"
     assert listed(host) == {"sda": f"/dev/virtlun/{volumes[0]}"}
@@ -429,10 +393,7 @@ def test_a_gateway_that_died_in_between_puts_things_right_at_start(
     # As if it had died after the metadata and before the LUN.
     host.client.call("vhost_scsi_controller_remove_target", ctrlr=controller, scsi_target_num=0)
     host.start_gateway()
-    deadline = time.monotonic() + 90
-    while _luns_of(host, controller) != 1 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert _luns_of(host, controller) == 1
+    until(lambda: _luns_of(host, controller) == 1, "the LUN is there again")
     host.virsh("detach-disk", GUEST, "sda", "--live")
 
 

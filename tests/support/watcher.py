@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 from tests.support.host import Host
+from tests.support.wait import until
 
 
 class Watcher:
@@ -29,6 +30,19 @@ class Watcher:
         uri = "http://example.org/hears"
         host.virsh("metadata", name, uri, "--key", "m", "--set", "<m/>", "--config")
         return uri in self.text
+
+    def line(self, words: str) -> str:
+        """Waits for a line with these words, and returns the first one."""
+
+        def there() -> str | None:
+            return next((line for line in self.text.splitlines() if words in line), None)
+
+        return until(there, lambda: f"an event with {words!r} in: {self.text}")
+
+    @property
+    def ended(self) -> bool:
+        """Whether virsh has ended by itself, as it does with its connection."""
+        return self.process.poll() is not None
 
     def close(self) -> None:
         """Ends virsh."""
