@@ -26,7 +26,7 @@ from pydataplane.errors import TargetError
 
 LOOK_S = 10.0
 """Between two looks, seconds."""
-LOOKS = 2
+SAME_TIMES = 2
 """A state that is seen so often in a row is told."""
 QUIET_S = 60.0
 """Least time between two events of one volume, seconds."""
@@ -42,15 +42,16 @@ class State:
 
     told: str = HEALTHY
     seen: str = HEALTHY
-    looks: int = 0
+    times: int = 0
+    """In a row."""
     told_at: float | None = None
     """Of time.monotonic(): the last attempt."""
 
     def is_due(self, reason: str, now: float) -> bool:
         """Notes what is seen now, and returns whether it is to be told."""
-        self.looks = self.looks + 1 if reason == self.seen else 1
+        self.times = self.times + 1 if reason == self.seen else 1
         self.seen = reason
-        if reason == self.told or self.looks < LOOKS:
+        if reason == self.told or self.times < SAME_TIMES:
             return False
         return self.told_at is None or now - self.told_at >= QUIET_S
 
