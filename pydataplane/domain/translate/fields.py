@@ -141,7 +141,9 @@ FIELDS: tuple[Field, ...] = (
     _never("source/snapshot", "volumes have no snapshots yet; name a volume"),
     _never("source/reservations", "virtlun disks have no persistent reservations yet; remove it"),
     _never("source/slices", "a virtlun disk is a whole volume; make one of that size"),
-    _never("source/encryption", "not possible yet; encrypt in the guest, or remove it"),
+    _never(
+        "source/encryption", "volumes are not encrypted yet; encrypt in the guest, or remove it"
+    ),
     _never("source/initiator", "is of iSCSI; remove it"),
     _never("source/ssl", "is of HTTP; remove it"),
     _never("source/cookies", "is of HTTP; remove it"),
@@ -239,7 +241,7 @@ FIELDS: tuple[Field, ...] = (
     _never("mirror", "block copy jobs are not possible on virtlun disks; remove it"),
     _never("iotune", "I/O limits are not possible on virtlun disks yet; remove it"),
     _never("throttlefilters", "I/O limits are not possible on virtlun disks yet; remove it"),
-    _never("encryption", "not possible yet; encrypt in the guest, or remove it"),
+    _never("encryption", "volumes are not encrypted yet; encrypt in the guest, or remove it"),
     _never("transient", "what is written to a volume stays; remove it, or copy the volume"),
     _never("geometry", "is of IDE disks; remove it"),
     _never("acpi", "a LUN is no device of the host bridge; remove it"),
