@@ -101,6 +101,11 @@ bench: setup $(CACHE)/apt-bench.stamp ## Ours beside Debian's qemu-storage-daemo
 	@$(BIN)/python -m tests.bench.upgrade
 	@$(BIN)/python -m tests.bench.pods $(filter --quick,$(ARGS))
 
+.PHONY: bench-kubernetes
+bench-kubernetes: kubernetes ## How long a claim and a machine's disk take on Kubernetes
+	@$(BIN)/python -m tests.kubernetes.bench
+	@$(BIN)/python -m tests.kubernetes.kubevirt
+
 .PHONY: lint
 lint: $(CACHE)/venv.stamp toolchain $(CARGO_DENY) ## Formatting, lints, types; nothing is changed
 	$(call say,lint)

@@ -138,6 +138,12 @@ def _bench(name: str, about: str, minutes: int, *words: str) -> Step:
     return Step(about, minutes, Lane.MEASURING, _module(module, *words), paths)
 
 
+def _bench_kubernetes(name: str, about: str, minutes: int) -> Step:
+    """Returns the step that measures on Kubernetes."""
+    paths = (*WITH_GUESTS, "examples", "tests/kubernetes")
+    return Step(about, minutes, Lane.MEASURING, _module(f"tests.kubernetes.{name}"), paths)
+
+
 #: Tests that map terabytes of memory: ThreadSanitizer keeps most addresses to itself.
 TERABYTES = (
     "a_guest_gets_no_more_addresses_than_a_process_has",
@@ -227,4 +233,8 @@ STEPS = {
     ),
     "bench-upgrade": _bench("upgrade", "the pause of an upgrade, and memory a peer", 5),
     "bench-pods": _bench("pods", "a pod's volume beside a plain loop device", 5),
+    "bench-claims": _bench_kubernetes("bench", "how long a claim takes to be bound", 10),
+    "bench-machines": _bench_kubernetes(
+        "kubevirt", "how long a machine waits for a disk, and for its growth", 5
+    ),
 }
