@@ -41,7 +41,8 @@ class Parameters(BaseModel):
     overcommit: str | None = Field(default=None, pattern=r"^[1-9][0-9]{0,3}(\.[0-9]{1,2})?$")
     """For thin volumes: how many times its size the volumes of an lvstore may have together, thick
     ones included, such as 1.5. Without it there is no limit, and a class's capacity is what is
-    free."""
+    free: each claim is judged by itself, so all together may be any multiple of the lvstore, and
+    when that is full, writes to its thin volumes fail for lack of space (a machine is paused)."""
     fs_type: FileSystem = Field(default="ext4", alias="fsType")
     """File system of volumes for which neither claim nor class's csi.storage.k8s.io/fstype has
     one."""
