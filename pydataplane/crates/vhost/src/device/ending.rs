@@ -10,9 +10,9 @@
 //! its workers. So such a session ends, but its memory stays mapped, its volumes stay claimed, no step
 //! follows and nothing that waited begins, and no other session does until all of it has ended: a
 //! guest that connects again finds its requests submitted again after that, never overtaken by what
-//! was late. What may still land in its memory is what was with devices, at most 8 MiB of each unit,
-//! in the buffers of requests that were never answered. A guest that is reset meanwhile may have other
-//! things there: only a device that owns the bus could stop that.
+//! was late. What may still land in its memory is what was with devices, no more than a session may
+//! have there (`poller/room`), in the buffers of requests that were never answered. A guest that is
+//! reset meanwhile may have other things there: only a device that owns the bus could stop that.
 
 use std::time::Duration;
 

@@ -101,6 +101,8 @@ pub(crate) struct Device {
     /// Of the I/O of all its units.
     owner: Owner,
     workers: Vec<Worker>,
+    /// How many of them serve request queues, as they were told.
+    serving: usize,
     counters: Arc<ControllerCounters>,
     mailbox: Mailbox,
     message_timeout: Duration,
@@ -167,6 +169,7 @@ impl Device {
             name: context.name.to_owned(),
             owner: Owner::new(),
             workers: workers.collect(),
+            serving: 0,
             counters: Arc::clone(&context.counters[context.reactors.len()]),
             mailbox: context.mailbox.clone(),
             message_timeout: context.message_timeout,
@@ -372,6 +375,7 @@ impl Device {
         tracing::debug!(controller = self.name, queue = index, "stopped: {why}");
         self.rings[index].base = queue.next_avail();
         self.rings[index].running = false;
+        self.share_room(None);
     }
 
     /// Waits until the selected requests have ended.

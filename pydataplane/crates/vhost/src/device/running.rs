@@ -78,6 +78,7 @@ impl Device {
             _ => {
                 let index = at as u16;
                 let setup = QueueSetup { index, config, ring: queue, kick, call };
+                self.share_room(Some(at));
                 self.worker(at).start(setup, resumed);
             }
         }
@@ -224,6 +225,7 @@ impl Device {
             }
         }
         self.rings[at].running = false;
+        self.share_room(None);
         tracing::debug!(controller = self.name, queue = at, base = self.rings[at].base, "stopped");
         Ok(())
     }
@@ -256,6 +258,21 @@ impl Device {
             let missing = worker.call(move |p| p.missing_slots(descriptors));
             let slots = make_slots(missing);
             worker.call(move |p| p.add_slots(slots));
+        }
+    }
+
+    /// Tells the reactors how many of them serve request queues, if that changed: those that run, and
+    /// `starting`.
+    pub(super) fn share_room(&mut self, starting: Option<usize>) {
+        let workers = self.workers.len();
+        let runs = |at: &usize| self.rings[*at].running || starting == Some(*at);
+        let queues = (FIRST_REQUEST_QUEUE..self.rings.len()).filter(runs);
+        let mut serves = vec![false; workers];
+        queues.for_each(|at| serves[(at - FIRST_REQUEST_QUEUE) % workers] = true);
+        let serving = serves.iter().filter(|serves| **serves).count();
+        if serving != self.serving {
+            self.serving = serving;
+            self.workers.iter().for_each(|w| w.call(move |p| p.share_room(serving)));
         }
     }
 

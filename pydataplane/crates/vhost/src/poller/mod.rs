@@ -11,7 +11,8 @@
 //! Other guests wait while a session has its turn, so a turn is bounded: by the clock
 //! ([`TURN_US`]), to which what the reactor has to submit at its end is added beforehand; by requests
 //! ([`MAX_TAKEN`]); and devices copy no more than [`bdev::COPY_AT_ONCE`] bytes at once. What is over
-//! waits in its ring or its slot.
+//! waits in its ring or its slot. How much data a session has with devices is bounded as well: see
+//! `room`.
 //!
 //! A [`DevicePoller`] belongs to one reactor: it owns the request queues of one session that were
 //! given to this reactor and a channel of its own to each logical unit. Nothing on this path
@@ -20,6 +21,7 @@
 mod failure;
 mod orders;
 mod queue;
+mod room;
 mod slots;
 mod suspended;
 mod units;
@@ -65,8 +67,10 @@ const MAX_TAKEN: u32 = 1024;
 /// so that the processor fetches all their headers at once, and those that ended are shown to the
 /// driver before the next ones. Fewer would move the ring's cache line to and fro more often.
 const AHEAD: usize = 4;
+/// Bytes of data of the longest transfer.
+const MAX_DATA: usize = scsi::MAX_TRANSFER_BYTES as usize;
 /// Bytes of a request that can have been written: the response and the longest transfer.
-const MAX_WRITTEN: usize = RESPONSE_SIZE + scsi::MAX_TRANSFER_BYTES as usize;
+const MAX_WRITTEN: usize = RESPONSE_SIZE + MAX_DATA;
 /// Completions taken from one logical unit at a time.
 const COMPLETIONS: usize = 256;
 /// One of so many requests that end at once is timed, and counts for all of them: reading the
@@ -244,7 +248,8 @@ impl DevicePoller {
 
         let outcome = match LunAddress::decode(&header.lun) {
             LunAddress::Unit { target, lun: 0 } => {
-                let bytes = data_out.len() + data_in.len();
+                // Of longer buffers no command takes more.
+                let bytes = (data_out.len() + data_in.len()).min(MAX_DATA);
                 match self.units.admits(target, header.task_attr, bytes as u64) {
                     Some(at_once) => {
                         slot.task.prepare(&header.cdb, data_out, data_in);

@@ -82,6 +82,11 @@ impl DevicePoller {
         }
     }
 
+    /// So many reactors serve the queues of the session from now on, this one perhaps among them.
+    pub(crate) fn share_room(&mut self, reactors: usize) {
+        self.units.share_room(reactors);
+    }
+
     /// Places of the slots that are to be made before queues of so many `descriptors` can start.
     pub(crate) fn missing_slots(&self, descriptors: usize) -> Range<usize> {
         let there: usize = self.queues.iter().map(|q| usize::from(q.ring.size())).sum();

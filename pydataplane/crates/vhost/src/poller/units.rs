@@ -7,25 +7,16 @@ use guestmem::Sg;
 use reactor::{Cx, Owner};
 use scsi::{CDB_LEN, Lun, LunShared, Nexus, Outcome};
 
+use super::room::{Load, Room};
 use crate::defs::{LunAddress, MAX_TARGETS, task_attribute};
 use crate::stats::LunCounters;
-
-/// Bytes of data that one unit may have with its device, from one reactor: what disks need to be busy
-/// (at 7 GB/s it is done in a millisecond), and no more for others to stand behind.
-const MAX_UNIT_BYTES: u64 = 8 << 20;
-/// Bytes of data that all units of a session may, from one reactor.
-const MAX_BYTES: u64 = 2 * MAX_UNIT_BYTES;
-/// Requests that one unit may: as many as a channel takes.
-const MAX_UNIT_REQUESTS: u32 = 256;
 
 /// LUN 0 of one target on one reactor.
 pub(crate) struct Unit {
     pub(super) lun: Lun,
     pub(super) counters: Arc<LunCounters>,
     /// Requests that wait for the device.
-    in_flight: u32,
-    /// Bytes of their data.
-    bytes: u64,
+    in_flight: Load,
     /// One of them has the task attribute ORDERED.
     ordered: bool,
     /// Requests that were taken and do not begin yet.
@@ -54,13 +45,24 @@ impl Unit {
         Unit {
             lun,
             counters,
-            in_flight: 0,
-            bytes: 0,
+            in_flight: Load::default(),
             ordered: false,
             waiting: Waiting::NOBODY,
             suspended: false,
             hidden: true,
         }
+    }
+
+    /// Whether a request before which none waits may begin in the order that its task attribute demands
+    /// (SAM-5 8.6), of a unit that is not suspended.
+    #[inline(always)]
+    fn is_ready_for(&self, attribute: u8) -> bool {
+        !self.suspended
+            && match attribute {
+                task_attribute::ORDERED => self.in_flight.requests == 0,
+                task_attribute::HEAD_OF_QUEUE => true,
+                _ => !self.ordered,
+            }
     }
 }
 
@@ -84,8 +86,8 @@ pub(super) struct Units {
     units: Box<[Option<Unit>]>,
     /// Targets with requests in flight, in no order; capacity for all.
     pub(super) active: Vec<u8>,
-    /// Bytes of data of all requests that wait for a device.
-    bytes: u64,
+    /// How much data they may have with devices, and have.
+    room: Room,
     /// How many requests wait for a device or to begin.
     pub(super) taken: u32,
     /// Targets with requests that do not begin yet, in no order; capacity for all.
@@ -97,7 +99,7 @@ impl Units {
         Units {
             units: (0..MAX_TARGETS).map(|_| None).collect(),
             active: Vec::with_capacity(MAX_TARGETS),
-            bytes: 0,
+            room: Room::new(),
             taken: 0,
             backlog: Vec::with_capacity(MAX_TARGETS),
         }
@@ -123,34 +125,32 @@ impl Units {
         let first = unit.waiting.first == NONE;
         Some(
             (first || attribute == task_attribute::HEAD_OF_QUEUE)
-                && self.may_begin(unit, attribute, bytes),
+                && unit.is_ready_for(attribute)
+                && self.room.fits(target, unit.in_flight, bytes),
         )
     }
 
     /// Whether the first request of `target` that waits may begin, which has this task attribute and
-    /// `bytes` of data.
-    pub(super) fn lets_go(&self, target: u8, attribute: u8, bytes: u64) -> bool {
-        let unit = self.units.get(usize::from(target)).and_then(Option::as_ref);
-        unit.is_some_and(|unit| self.may_begin(unit, attribute, bytes))
+    /// `bytes` of data. If it lacks nothing but room, it is perhaps the next to have some.
+    pub(super) fn lets_go(&mut self, target: u8, attribute: u8, bytes: u64) -> bool {
+        let Some(unit) = self.units.get(usize::from(target)).and_then(Option::as_ref) else {
+            return false;
+        };
+        let ready = unit.is_ready_for(attribute);
+        let fits = self.room.fits(target, unit.in_flight, bytes);
+        self.room.looked_at(target, ready && !fits && unit.in_flight.requests == 0);
+        ready && fits
     }
 
-    /// Whether a request before which none waits may begin: in the order that its task attribute
-    /// demands (SAM-5 8.6), and where there is room; always where nothing is in flight, so that each
-    /// unit goes on whatever others do, unless it is suspended.
-    #[inline(always)]
-    fn may_begin(&self, unit: &Unit, attribute: u8, bytes: u64) -> bool {
-        let idle = unit.in_flight == 0;
-        let in_order = match attribute {
-            task_attribute::ORDERED => idle,
-            task_attribute::HEAD_OF_QUEUE => true,
-            _ => !unit.ordered,
-        };
-        in_order
-            && !unit.suspended
-            && (idle
-                || (unit.in_flight < MAX_UNIT_REQUESTS
-                    && unit.bytes + bytes <= MAX_UNIT_BYTES
-                    && self.bytes + bytes <= MAX_BYTES))
+    /// The place in `backlog` of the unit that others wait behind.
+    pub(super) fn next_in_backlog(&self) -> Option<usize> {
+        let next = self.room.next()?;
+        self.backlog.iter().position(|target| *target == next)
+    }
+
+    /// So many reactors serve the queues of the session.
+    pub(super) fn share_room(&mut self, reactors: usize) {
+        self.room.share(reactors);
     }
 
     /// A request of `target` with `bytes` of data waits for the device; `ordered`: it has that task
@@ -158,12 +158,11 @@ impl Units {
     #[inline]
     pub(super) fn started(&mut self, target: u8, bytes: u64, ordered: bool) {
         self.taken += 1;
-        self.bytes += bytes;
+        self.room.taken.add(bytes);
         if let Some(unit) = self.at(target) {
             unit.ordered |= ordered;
-            unit.in_flight += 1;
-            unit.bytes += bytes;
-            if unit.in_flight == 1 {
+            unit.in_flight.add(bytes);
+            if unit.in_flight.requests == 1 {
                 self.active.push(target);
             }
         }
@@ -173,12 +172,11 @@ impl Units {
     #[inline]
     pub(super) fn ended(&mut self, target: u8, bytes: u64, ordered: bool) {
         self.taken -= 1;
-        self.bytes -= bytes;
+        self.room.taken.remove(bytes);
         if let Some(unit) = self.at(target) {
-            unit.in_flight -= 1;
-            unit.bytes -= bytes;
+            unit.in_flight.remove(bytes);
             unit.ordered &= !ordered;
-            if unit.in_flight == 0
+            if unit.in_flight.requests == 0
                 && let Some(nth) = self.active.iter().position(|t| *t == target)
             {
                 self.active.swap_remove(nth);
@@ -197,9 +195,11 @@ impl Units {
     /// A request of `target` left that list.
     pub(super) fn begins(&mut self, target: u8) {
         self.taken -= 1;
-        if self.at(target).is_none_or(|unit| unit.waiting.first == NONE)
-            && let Some(nth) = self.backlog.iter().position(|t| *t == target)
-        {
+        if self.at(target).is_some_and(|unit| unit.waiting.first != NONE) {
+            return;
+        }
+        self.room.forget(target);
+        if let Some(nth) = self.backlog.iter().position(|t| *t == target) {
             self.backlog.swap_remove(nth);
         }
     }
@@ -240,7 +240,7 @@ impl Units {
     /// Takes the unit of `target` out; nothing is in flight on it.
     pub(super) fn remove(&mut self, target: u8) -> Option<Unit> {
         let unit = self.units[usize::from(target)].take();
-        let idle = |u: &Unit| u.in_flight == 0 && u.waiting.first == NONE;
+        let idle = |u: &Unit| u.in_flight.requests == 0 && u.waiting.first == NONE;
         assert!(unit.as_ref().is_none_or(idle), "target {target} is in use");
         unit
     }

@@ -1,7 +1,7 @@
 //! Requests that were taken and do not begin yet.
 //!
 //! A request waits in its slot, in the list of its unit, while the unit or the session has as much
-//! with devices as it may ([`super::units`]), or while its task attribute says so (SAM-5 8.6): a
+//! with devices as it may ([`super::room`]), or while its task attribute says so (SAM-5 8.6): a
 //! request that is ORDERED begins when all earlier ones of the unit have ended, and later ones begin
 //! when it has; one that is HEAD OF QUEUE goes before all that wait. So a unit whose disk does not answer
 //! keeps no other one waiting, and a guest with much to transfer has the device for a bounded time
@@ -41,6 +41,9 @@ impl DevicePoller {
     /// Returns how many.
     pub(super) fn begin_waiting(&mut self, turn_end: u64) -> u32 {
         let (mut count, mut refused) = (0, 0);
+        if let Some(nth) = self.units.next_in_backlog() {
+            self.next_backlog = nth;
+        }
         while refused < self.units.backlog.len() {
             let nth = self.next_backlog % self.units.backlog.len();
             let (target, units) = (self.units.backlog[nth], self.units.backlog.len());

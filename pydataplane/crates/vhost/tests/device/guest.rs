@@ -19,7 +19,7 @@ pub const LINUX: u64 = 0b110 | F_INDIRECT | F_EVENT_IDX | F_PROTOCOL | 1 << 32;
 /// Longest wait for the target before a test fails.
 pub const DEADLINE: Duration = Duration::from_secs(20);
 /// Guest memory below 4 GiB, in bytes: more than the buffers of all requests that a test has in flight.
-const LOW: u64 = 64 << 20;
+const LOW: u64 = 128 << 20;
 /// The peer's own address of guest address 0.
 pub const USER: u64 = 0x7000_0000_0000;
 /// Descriptors of every queue.

@@ -170,6 +170,11 @@ impl Gate {
         self.0.stats().unwrap().snapshot().op(Op::Read).ops
     }
 
+    /// I/Os that wait at the gate.
+    pub fn waiting(&self) -> usize {
+        self.0.held()
+    }
+
     /// Waits until so many I/Os wait at the gate.
     pub fn wait_for(&self, waiting: usize) {
         wait_until(&format!("{waiting} I/Os wait"), || self.0.held() == waiting);

@@ -19,6 +19,7 @@ mod migration;
 mod owners;
 mod peer;
 mod removable;
+mod room;
 mod stuck;
 mod suspended;
 mod zero_copy;
