@@ -38,6 +38,7 @@ use rustix::thread::CpuSet;
 
 use self::shares::Shares;
 use self::sleeping::Watch;
+use crate::Owner;
 
 pub use self::shares::TURN_BYTES;
 
@@ -173,8 +174,14 @@ impl Uring {
         }
     }
 
-    /// A client with a completion list of its own, bounded by `depth` entries in flight.
+    /// A client with a completion list of its own, bounded by `depth` entries in flight, whose I/O is
+    /// nobody's.
     pub fn client(&self, depth: u32) -> UringClient {
+        self.client_of(None, depth)
+    }
+
+    /// As [`Uring::client`], of I/O that is done for `owner`.
+    pub fn client_of(&self, owner: Option<Owner>, depth: u32) -> UringClient {
         let list = Rc::new(RefCell::new(Vec::with_capacity(depth as usize)));
         let mut ring = self.ring.borrow_mut();
         let free = ring.clients.iter().position(|(_, c)| c.is_none());
@@ -194,7 +201,8 @@ impl Uring {
             taken: Vec::with_capacity(depth as usize),
             next: 0,
             in_order: false,
-            owner: (index as u64) << 48 | u64::from(place.0) << 32,
+            place: (index as u64) << 48 | u64::from(place.0) << 32,
+            owner,
             depth,
             outstanding: 0,
         }
@@ -305,7 +313,9 @@ pub struct UringClient {
     /// It stands in the order of those that share out a turn.
     in_order: bool,
     /// Index and generation, in place in `user_data`.
-    owner: u64,
+    place: u64,
+    /// Whose its I/O is.
+    owner: Option<Owner>,
     depth: u32,
     /// Entries pushed and not yet collected.
     outstanding: u32,
@@ -321,13 +331,13 @@ impl UringClient {
 
     /// Whether this client may hand the kernel `bytes` of a large transfer now, at most [`TURN_BYTES`],
     /// and then pushes them (with a weight of 0: they are counted here). All clients of the thread share
-    /// [`TURN_BYTES`] a turn, in rotation. If not, it asks again in the next turn, or leaves
-    /// ([`UringClient::leave_shares`]).
+    /// [`TURN_BYTES`] a turn, in rotation of their owners. If not, it asks again in the next turn, or
+    /// leaves ([`UringClient::leave_shares`]).
     #[inline]
     pub fn spend_share(&mut self, bytes: u32) -> bool {
         let mut ring = self.ring.borrow_mut();
         if !self.in_order {
-            ring.shares.join(self.index());
+            ring.shares.join(self.index(), self.owner);
             self.in_order = true;
         }
         ring.shared = true;
@@ -344,9 +354,14 @@ impl UringClient {
         }
     }
 
+    /// Whose its I/O is; `None`: nobody's.
+    pub fn owner(&self) -> Option<Owner> {
+        self.owner
+    }
+
     /// This client's place in the ring's list, also in `user_data`.
     fn index(&self) -> u16 {
-        (self.owner >> 48) as u16
+        (self.place >> 48) as u16
     }
 
     /// Queues `entry`; its completion carries `token`. `weight`: the bytes that the kernel pins or copies
@@ -368,7 +383,7 @@ impl UringClient {
         if self.outstanding == self.depth {
             return Err(Full);
         }
-        let mut entry = entry.user_data(self.owner | u64::from(token));
+        let mut entry = entry.user_data(self.place | u64::from(token));
         let mut ring = self.ring.borrow_mut();
         let inline = ring.inline.saturating_add(weight);
         if weight <= INLINE_SMALL || inline <= INLINE_BYTES {

@@ -246,7 +246,7 @@ impl FileChannel {
         io: &IoContext,
     ) -> io::Result<Self> {
         Ok(FileChannel {
-            uring: io.uring()?.client(u32::from(DEPTH) + 1 + PIECES_MAX),
+            uring: io.uring()?.client_of(io.owner(), u32::from(DEPTH) + 1 + PIECES_MAX),
             slots: Slots::new(DEPTH, |_| Slot::new(Io::flush(0), Step::Plain, 0)),
             again: Vec::with_capacity(usize::from(DEPTH)),
             held: VecDeque::with_capacity(usize::from(DEPTH)),

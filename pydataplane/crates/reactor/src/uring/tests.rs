@@ -75,6 +75,27 @@ fn what_weighs_more_than_a_turn_may_take_goes_to_the_workers() {
 }
 
 #[test]
+fn clients_of_one_owner_share_what_one_client_of_another_has() {
+    let u = uring();
+    let (many, one) = (Some(Owner::new()), Some(Owner::new()));
+    let mut clients: Vec<_> = (0..64).map(|_| u.client_of(many, 1)).collect();
+    clients.push(u.client_of(one, 1));
+    let mut given = vec![0u32; clients.len()];
+    for _ in 0..640 {
+        for (client, given) in clients.iter_mut().zip(&mut given) {
+            while client.spend_share(TURN_BYTES) {
+                *given += 1;
+            }
+        }
+        u.flush();
+    }
+    let (one, many) = given.split_last().unwrap();
+    // What was alone when it came has one turn more.
+    assert!((319..=320).contains(one), "{given:?}");
+    assert!(many.iter().all(|of_one| (5..=6).contains(of_one)), "{given:?}");
+}
+
+#[test]
 fn more_entries_than_the_queue_holds_are_submitted_early() {
     let u = uring();
     let n = SQ_ENTRIES * 40;
@@ -109,13 +130,13 @@ fn a_dropped_client_waits_for_its_io_and_its_successor_gets_none_of_it() {
         std::thread::sleep(std::time::Duration::from_millis(20));
         w.write_all(b"12345678").unwrap();
     });
-    let owner = a.owner;
+    let place = a.place;
     drop(a);
     assert_eq!(&buf, b"12345678");
     writer.join().unwrap();
     let mut next = u.client(4);
-    assert_eq!(next.owner >> 48, owner >> 48, "the same place");
-    assert_ne!(next.owner, owner, "another generation");
+    assert_eq!(next.place >> 48, place >> 48, "the same place");
+    assert_ne!(next.place, place, "another generation");
     assert!(collect(&mut next).is_empty());
     assert_eq!(collect(&mut other), [(2, 0)]);
 }

@@ -4,10 +4,10 @@
 //! disk's interrupt. Whole, 4 MiB keep a CPU for a fifth of a millisecond at each end, be it the
 //! reactor's or, by way of one of the kernel's workers, one that a guest's processor runs on; a kernel
 //! without preemption lets nobody else have it meanwhile. So all channels of a thread together hand over
-//! [`TURN_BYTES`] a turn, in rotation, and all guests of the reactor have their turn in between. The
-//! pieces of an I/O are with the disk side by side, but no more than [`PIECES_MAX`] of a file, of which all
-//! its channels have the same share: beyond what a disk's queue in the kernel takes, each submission pins
-//! its pages, fails, and is made again by a worker.
+//! [`TURN_BYTES`] a turn, in rotation of their owners, and all guests of the reactor have their turn in
+//! between. The pieces of an I/O are with the disk side by side, but no more than [`PIECES_MAX`] of a file,
+//! of which all its channels have the same share: beyond what a disk's queue in the kernel takes, each
+//! submission pins its pages, fails, and is made again by a worker.
 //!
 //! Seen on two CPUs (`python -m tests.bench.noisy`): a guest that reads 4 KiB of memory at a time, beside
 //! one with 256 READs of 4 MiB of a disk, has a p99 of 0.1 ms where it was 0.4 to 0.5 ms with workers; the

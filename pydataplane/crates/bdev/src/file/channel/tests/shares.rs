@@ -70,6 +70,14 @@ impl<const N: usize> Guests<N> {
 }
 
 #[test]
+fn the_thread_knows_whose_large_transfers_a_channel_makes() {
+    let guests = guests([0, 0, 1]);
+    let [a, b, c] = guests.channels.each_ref().map(|channel| channel.uring.owner());
+    assert!(a.is_some() && c.is_some());
+    assert!(a == b && a != c, "{a:?} {b:?} {c:?}");
+}
+
+#[test]
 fn what_is_beyond_an_owners_share_waits_in_order_and_nobody_else_waits_for_it() {
     let mut guests = guests([0, 1]);
     guests.shared.owners.fix(4);
