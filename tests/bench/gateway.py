@@ -52,6 +52,12 @@ QUIET_S = 300.0
 MIB = 1 << 20
 LIVE = 1
 
+DISKS_OF_ATTACHES = (10, 120)
+"""Disks of the domains that an attach is measured with, besides the others."""
+
+NEW = 26 + 26 * 26 - 1
+"""Number of the disk that is attached, behind all others: sdzz."""
+
 DOMAIN = """\
 <domain type='qemu'>
   <name>{name}</name>
@@ -79,8 +85,17 @@ def disk(source: str, nth: int) -> str:
     return (
         f"    <disk type='file' device='disk'><driver name='qemu' type='raw'/>"
         f"<source file='{source}'/>"
-        f"<target dev='sd{chr(ord('a') + nth)}' bus='scsi'/></disk>"
+        f"<target dev='{_dev(nth)}' bus='scsi'/></disk>"
     )
+
+
+def _dev(nth: int) -> str:
+    """Returns the target dev of disk `nth`: sda, sdz, sdaa."""
+    letters = ""
+    while nth >= 0:
+        letters = chr(ord("a") + nth % 26) + letters
+        nth = nth // 26 - 1
+    return f"sd{letters}"
 
 
 class BenchHost:
@@ -110,6 +125,11 @@ class BenchHost:
         )
         self.ours = [self._reference(f"ours-{n}") for n in range(sizes.domains)]
         self.plain = [self._reference(f"plain-{n}") for n in range(sizes.plain)]
+        numbers = DISKS_OF_ATTACHES if sizes.running else ()
+        self.growing = {n: self._reference(f"growing-{n}") for n in numbers}
+        """Domains that run, by their number of disks of ours."""
+        self.plain_xml: list[str] = []
+        """Of the domains without disks of ours, as they are defined."""
         self.uuids: dict[str, str] = {}
         """Of the volumes, by LVSTORE/LVOL."""
         with out.status("volumes") as status:
@@ -118,6 +138,10 @@ class BenchHost:
             for nth, dom in enumerate(self.ours[: sizes.volumes]):
                 status.update(f"volumes of domain {nth}")
                 for number in range(sizes.disks):
+                    name = f"{dom.name}-{number}"
+                    self.uuids[f"lvs0/{name}"] = self.target.make_thin(name, 4)
+            for count, dom in self.growing.items():
+                for number in range(count):
                     name = f"{dom.name}-{number}"
                     self.uuids[f"lvs0/{name}"] = self.target.make_thin(name, 4)
             self.target.make_thin("extra", 4)
@@ -151,23 +175,26 @@ class BenchHost:
         image = images / "image"
         image.touch()
         os.truncate(image, 4 * MIB)
-        todo = [*self.ours, *self.plain]
-        for dom in track(todo, "defining", console=out, transient=True):
+        todo = [(dom, sizes.disks) for dom in (*self.ours, *self.plain)]
+        todo += [(dom, count) for count, dom in self.growing.items()]
+        for dom, count in track(todo, "defining", console=out, transient=True):
             plain = dom.name.startswith("plain")
             names = [
-                str(image) if plain else f"/dev/virtlun/lvs0/{dom.name}-{n}"
-                for n in range(sizes.disks)
+                str(image) if plain else f"/dev/virtlun/lvs0/{dom.name}-{n}" for n in range(count)
             ]
             disks = "\n".join(disk(name, nth) for nth, name in enumerate(names))
             xml = DOMAIN.format(name=dom.name, uuid=dom.uuid_text, disks=disks)
-            if not plain:
+            if plain:
+                self.plain_xml.append(xml)
+            else:
                 xml = translate.define(xml, settings, new_uuid=UUID(int=0), uuids=self.uuids).xml
             connection.defineXML(xml)
         connection.close()
 
     def _start(self, sizes: argparse.Namespace, out: Console) -> None:
         connection = libvirt.open(self.libvirtd.uri(self.gateway.socket))
-        names = [dom.name for dom in self.ours[: sizes.running]]
+        running = (*self.ours[: sizes.running], *self.growing.values())
+        names = [dom.name for dom in running]
         for name in track(names, "starting", console=out, transient=True):
             connection.lookupByName(name).createWithFlags(libvirt.VIR_DOMAIN_START_PAUSED)
         connection.close()
@@ -224,6 +251,10 @@ def requests_of(
         "dumpxml, ours": (each(Proc.GET_XML_DESC, host.ours, flags=True), True),
         "domstats, not ours": ([domstats(dom) for dom in host.plain], True),
         "domstats, ours": ([domstats(dom) for dom in running], True),
+        "define, not ours": (
+            [(Proc.DEFINE_XML, bytes(Writer().string(xml))) for xml in host.plain_xml],
+            True,
+        ),
     }
     if running:
         found["domblkstat, ours"] = (one_disk, False)
@@ -316,7 +347,7 @@ def attaches(host: BenchHost, dom: Domain, pollers: int, rounds: int) -> list[fl
     polling = Clients(host.gateway.socket, pollers, [stats]) if pollers else None
     client = Client(host.gateway.socket)
     took = []
-    xml = disk("/dev/virtlun/lvs0/extra", 20)
+    xml = disk("/dev/virtlun/lvs0/extra", NEW)
     args = DomainCall(dom, xml, LIVE).pack(text=True, flags=True)
     for _ in range(rounds):
         start = time.perf_counter()
@@ -341,7 +372,7 @@ def calls_of(host: BenchHost, dom: Domain) -> dict[str, Counter[str]]:
     config.write_text(host.config.read_text().replace("[gateway]", "[gateway]\nreconcile = false"))
     with GatewayProcess(config, path, host.scratch / "counting.log", *words):
         client = Client(path)
-        args = DomainCall(dom, disk("/dev/virtlun/lvs0/extra", 20), LIVE)
+        args = DomainCall(dom, disk("/dev/virtlun/lvs0/extra", NEW), LIVE)
         change = args.pack(text=True, flags=True)
         blkstat = DomainCall(dom, "sda").pack(text=True)
         for nth in range(2):  # the first opens connections
@@ -447,6 +478,9 @@ def main() -> int:
             dom = host.ours[0]
             for pollers in (0, sizes.pollers):
                 changes[f"attach beside {pollers} pollers"] = attaches(host, dom, pollers, 10)
+            for count, growing in host.growing.items():
+                what = f"attach to a domain of {count} disks beside {sizes.pollers} pollers"
+                changes[what] = attaches(host, growing, sizes.pollers, 10)
             counted = calls_of(host, dom)
         memory |= memory_of(host.gateway.pid)
     load = os.getloadavg()

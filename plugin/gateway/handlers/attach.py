@@ -142,7 +142,7 @@ async def _has_ours(call: Call, args: DomainCall, dev: str) -> bool:
     try:
         both = await sides(admin, args.dom, args.flags)
         texts = (both.live if both.to_live else None, both.config if both.to_config else None)
-        plans = [translate.plan(text) for text in texts if text is not None]
+        plans = await call.services.parse(lambda: [translate.plan(text or "") for text in texts])
     except (GatewayError, TranslateError):
         return False
     return any(lun.dev == dev for plan in plans if plan is not None for lun in plan.luns)
@@ -270,7 +270,8 @@ async def _alter(
         live, config = await _changes(call, admin, args, both, compute)
         if live is None and config is None:
             dev = await call.parse(lambda: disk_dev(args.text), args.text)
-            if dev is not None and dev in (carrier_dev(both.live), carrier_dev(both.config)):
+            carriers = partial(_carriers, both)
+            if dev is not None and dev in await call.services.parse(carriers):
                 raise _carries(args.dom)
             return None
         _check_flags(args)
@@ -358,6 +359,8 @@ async def _carry_out(
         await _write(services, own, dom, live, config)
         return
     redefine = config is not None and config.redefine
+    before = partial(_elements, both.live, both.config if config is not None else None)
+    live_before, config_before = await services.parse(before)
     stored = services.journal.append(
         Entry(
             operation=operation,
@@ -367,8 +370,8 @@ async def _carry_out(
             target=live.lun.target,
             bdev=live.lun.bdev_name,
             to_config=config is not None,
-            live=translate.element(both.live or ""),
-            config=translate.element(both.config or "") if config is not None else None,
+            live=live_before,
+            config=config_before,
             config_xml=await admin.xml(dom, XML_INACTIVE | XML_SECURE) if redefine else None,
         )
     )
@@ -380,6 +383,16 @@ async def _carry_out(
         await recover(services, stored, roll_back=True)
         raise
     services.journal.remove(stored)
+
+
+def _carriers(both: Sides) -> tuple[str | None, str | None]:
+    """Returns the target dev of what stands for our controller on each side."""
+    return carrier_dev(both.live), carrier_dev(both.config)
+
+
+def _elements(live: str | None, config: str | None) -> tuple[str | None, str | None]:
+    """Returns our metadata element of each side, None where there is none."""
+    return translate.element(live or ""), translate.element(config or "")
 
 
 async def _write(

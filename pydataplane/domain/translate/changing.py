@@ -14,7 +14,7 @@ from pydataplane.domain.translate.recognising import disk_of_ours
 from pydataplane.domain.xml import disk as disks
 from pydataplane.domain.xml import metadata as metadatas
 from pydataplane.domain.xml import view as views
-from pydataplane.domain.xml.boot import place
+from pydataplane.domain.xml.boot import choose, place
 from pydataplane.domain.xml.document import Edits, layout
 from pydataplane.domain.xml.metadata import Entry, Metadata
 from pydataplane.domain.xml.view import View
@@ -267,22 +267,43 @@ def _change(
     view: View, metadata: Metadata, entry: Entry, settings: Settings, *, live: bool
 ) -> Change:
     """Puts changed metadata into one side of a domain."""
-    changed = _with_metadata(view, metadata)
-    if live:
-        after, domain_xml = views.required(changed), None
+    if live or _keeps_carrier(view, metadata, entry):
+        stored, redefine, plan = metadata, False, view.plan_with(metadata)
+        domain_xml = None if live else _with_metadata(view, metadata)
     else:
+        changed = _with_metadata(view, metadata)
         domain_xml = define(changed, settings, new_uuid=_NO_UUID).xml
         after = views.required(domain_xml)
-    stored = after.metadata or metadata
+        stored = after.metadata or metadata
+        redefine, plan = _boot_shape(view) != _boot_shape(after), after.plan_with(stored)
     now = stored.by_dev(entry.lun.dev)
     return Change(
         lun=now.lun if now is not None else entry.lun,
         alias=_alias(entry),
         metadata_xml=layout(metadatas.lines(stored, bare=True), "\n"),
         domain_xml=domain_xml,
-        redefine=not live and _boot_shape(view) != _boot_shape(after),
-        plan=after.plan(),
+        redefine=redefine,
+        plan=plan,
     )
+
+
+def _keeps_carrier(view: View, metadata: Metadata, entry: Entry) -> bool:
+    """Whether changed metadata leaves the rest of a persistent definition as it is.
+
+    It does if the controller stays, and the firmware boots what it did. A disk with a boot order is
+    for `define`, which knows the other devices with one.
+    """
+    carrier, disk = view.carrier, entry.disk
+    if view.element is None or carrier is None or carrier.stands_in or not metadata.entries:
+        return False
+    if disk is None or disk.boot is not None:
+        return False
+    seen = [(disk, lun is not None) for disk, lun in view.client_disks(metadata)]
+    boot = choose(seen)
+    booted = metadata.by_dev(boot.dev)
+    target = booted.lun.target if booted is not None else 0
+    now = carrier.boot
+    return (boot.order, boot.first, target) == (now.order, now.first, carrier.boot_target)
 
 
 def _boot_shape(view: View) -> object:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from pydataplane.domain.translate import memory
 from pydataplane.domain.xml import carrier as carriers
-from pydataplane.domain.xml.disk import completed, with_alias
-from pydataplane.domain.xml.document import Document, Edits, Node, NotXmlError, reindent
+from pydataplane.domain.xml.disk import shown
+from pydataplane.domain.xml.document import Document, Edits, Node, NotXmlError
 from pydataplane.domain.xml.metadata import Entry, places
 from pydataplane.domain.xml.view import View
 
@@ -61,8 +61,6 @@ def _insert(
 def _text(entry: Entry, indent: str, *, live: bool) -> str:
     """Returns the client's <disk>, completed, moved to `indent` and, if it runs, with an alias."""
     try:
-        text = completed(entry.text)
-        text = with_alias(text, entry.lun.dev) if live else text
-        return reindent(text, indent)
+        return shown(entry.text, entry.lun.dev, indent, live=live)
     except NotXmlError:
         return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import (
@@ -14,7 +15,15 @@ from pydataplane.domain.model import (
     Settings,
     VolumeRef,
 )
-from pydataplane.domain.xml.document import Document, Edits, Node, NotXmlError, escape, number
+from pydataplane.domain.xml.document import (
+    Document,
+    Edits,
+    Node,
+    NotXmlError,
+    escape,
+    number,
+    reindent,
+)
 
 _NAME = re.compile(r"[!-.0-~]{1,63}")
 """lvstore and lvol names: 1 to 63 printable ASCII characters without space and slash."""
@@ -23,6 +32,13 @@ DEV_LETTERS_MAX = 6
 _DEV = re.compile(r"(fd|hd|sd|vd|xvd|ubd)([a-z]+)")
 BLOCK_SIZES = {"512": 512, "4096": 4096}
 """Bytes of a logical block that a disk of ours can have, as written."""
+KEPT = 1024
+"""Disks of which it is kept what their XML says: several domains' with as many as there can be.
+
+A change of one disk looks at all of its domain, several times, and they stay the same texts.
+"""
+KEPT_CHARS = 4096
+"""Longer texts are no disk's, and are not kept."""
 WRITE_THROUGH = frozenset({"writethrough", "directsync"})
 """Values of <driver cache=> with which a write is durable when it is completed."""
 
@@ -177,6 +193,17 @@ def parse_device(xml: str) -> Document | None:
     return document if root.name == "disk" and not root.namespace else None
 
 
+def stored(text: str) -> Disk | None:
+    """Returns what a stored <disk> says, None if it is none."""
+    return _stored(text) if len(text) <= KEPT_CHARS else _stored.__wrapped__(text)
+
+
+@lru_cache(KEPT)
+def _stored(text: str) -> Disk | None:
+    document = parse_device(text)
+    return None if document is None else read(document.root)
+
+
 def stored_text(document: Document, node: Node) -> str:
     """Returns a <disk> as it is kept: as written, without an alias that libvirt would not keep.
 
@@ -184,6 +211,8 @@ def stored_text(document: Document, node: Node) -> str:
     alone.
     """
     text = document.source(node)
+    if _is_stored(text):
+        return text
     inner = parse_device(text)
     if inner is None:
         declared = "".join(
@@ -203,9 +232,33 @@ def stored_text(document: Document, node: Node) -> str:
     return edits.apply()
 
 
+def _is_stored(text: str) -> bool:
+    """Whether a <disk> is known to be one that is kept as it is written."""
+    disk = stored(text)
+    return disk is not None and (disk.alias is None or disk.alias.startswith("ua-"))
+
+
 def shown_alias(dev: str, given: str | None) -> str:
     """Returns the alias that clients see on a running domain's disk."""
     return given if given and given.startswith("ua-") else f"virtlun-disk-{dev}"
+
+
+def shown(text: str, dev: str, indent: str, *, live: bool) -> str:
+    """Returns a stored <disk> as clients see it: completed, moved to `indent`.
+
+    That is a line break and spaces, or nothing. A running domain's has an alias.
+
+    Raises:
+        NotXmlError: it is none.
+    """
+    made = _shown if len(text) <= KEPT_CHARS else _shown.__wrapped__
+    return made(text, dev, indent, live)
+
+
+@lru_cache(KEPT)
+def _shown(text: str, dev: str, indent: str, live: bool) -> str:
+    text = completed(text)
+    return reindent(with_alias(text, dev) if live else text, indent)
 
 
 def completed(text: str) -> str:

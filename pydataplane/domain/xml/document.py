@@ -8,7 +8,7 @@ as are documents above libvirt's own limits.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from xml.parsers import expat
 
@@ -186,6 +186,76 @@ class _RootFoundError(Exception):
     """Ends `root_of`'s parsing."""
 
 
+def texts_of(text: str, names: Collection[str]) -> tuple[str, dict[str, str]]:
+    """Returns the root's name, and the text of its first child of each of these names.
+
+    All of elements without a namespace, '' for a root in one. It reads no further than the last of
+    those children, so what is behind it may be anything.
+
+    Raises:
+        NotXmlError: up to there, as `Document`.
+    """
+    path: list[str] = []
+    found: dict[str, list[str]] = {}
+    root, count, inside = "", 0, ""
+
+    def start(name: str, _: object) -> None:
+        nonlocal root, count, inside
+        count += 1
+        if count > MAX_ELEMENTS:
+            raise UnreadError(f"more than {MAX_ELEMENTS} elements")
+        if len(path) >= MAX_DEPTH:
+            raise NotXmlError(f"more than {MAX_DEPTH} levels")
+        path.append(name)
+        if len(path) == 1:
+            root = "" if " " in name else name
+        elif len(path) == 2 and name in names and name not in found:
+            found[name], inside = [], name
+
+    def end(_: str) -> None:
+        nonlocal inside
+        path.pop()
+        if len(path) == 1 and inside:
+            inside = ""
+            if len(found) == len(names):
+                raise _RootFoundError
+
+    def characters(data: str) -> None:
+        if inside and len(path) == 2:
+            found[inside].append(data)
+
+    def doctype(*_: object) -> None:
+        raise UnreadError("a document type declaration")
+
+    parser = expat.ParserCreate("utf-8", " ")
+    parser.StartElementHandler = start
+    parser.EndElementHandler = end
+    parser.CharacterDataHandler = characters
+    parser.StartDoctypeDeclHandler = doctype
+    try:
+        _feed(parser, text.encode())
+    except _RootFoundError:
+        pass
+    except (expat.ExpatError, UnicodeEncodeError) as error:
+        raise NotXmlError(str(error)) from error
+    return root, {name: "".join(parts) for name, parts in found.items()}
+
+
+def _feed(parser: expat.XMLParserType, data: bytes) -> None:
+    """Has all of a text parsed, in parts.
+
+    Raises:
+        UnreadError: a start tag began before a part and does not end in it. All its attributes are
+            read at once, for seconds if they are hundreds of thousands.
+    """
+    for start in range(0, len(data), PART_BYTES):
+        parser.Parse(data[start : start + PART_BYTES], False)
+        began = parser.CurrentByteIndex
+        if 0 <= began < start and _START.match(data, began):
+            raise UnreadError(f"a start tag of more than {PART_BYTES} bytes")
+    parser.Parse(b"", True)
+
+
 _NONE: dict[str, str] = {}
 """The namespaces that most elements declare."""
 
@@ -210,23 +280,11 @@ class _Builder:
 
     def build(self) -> Node:
         try:
-            for start in range(0, len(self._data), PART_BYTES):
-                self._parser.Parse(self._data[start : start + PART_BYTES], False)
-                self._check_tag(start)
-            self._parser.Parse(b"", True)
+            _feed(self._parser, self._data)
         except expat.ExpatError as error:
             raise NotXmlError(str(error)) from error
         assert self._root is not None
         return self._root
-
-    def _check_tag(self, start: int) -> None:
-        """Refuses a start tag that began before the part at `start` and does not end in it.
-
-        All its attributes are read at once, for seconds if they are hundreds of thousands.
-        """
-        began = self._parser.CurrentByteIndex
-        if 0 <= began < start and _START.match(self._data, began):
-            raise UnreadError(f"a start tag of more than {PART_BYTES} bytes")
 
     def _start(self, name: str, attrs: dict[str, str]) -> None:
         self._count += 1

@@ -15,11 +15,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import ON_ERROR, Characteristics, ErrorPolicy, LunPlan, VolumeRef
 from pydataplane.domain.names import CONTROLLER_PREFIX, MAX_TARGETS, NAMESPACE, PREFIX
-from pydataplane.domain.xml.disk import BLOCK_SIZES, Disk, parse_device, read
+from pydataplane.domain.xml.disk import BLOCK_SIZES, KEPT, KEPT_CHARS, Disk, stored
 from pydataplane.domain.xml.document import Edits, Lines, Node, attributes, escape, number
 
 VERSION = "1"
@@ -41,8 +42,7 @@ class Entry:
     @property
     def disk(self) -> Disk | None:
         """Returns what `text` says, None if it is no well-formed <disk>."""
-        document = parse_device(self.text)
-        return None if document is None else read(document.root)
+        return stored(self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ def salvage(node: Node) -> Metadata:
             entry = _entry(child)
         except TranslateError:
             continue
-        if entry.lun.target not in entries and parse_device(entry.text) is not None:
+        if entry.lun.target not in entries and entry.disk is not None:
             entries[entry.lun.target] = entry
     return Metadata(
         node.attrs.get("controller", ""),
@@ -146,7 +146,21 @@ def salvage(node: Node) -> Metadata:
 
 
 def _entry(node: Node) -> Entry:
-    attrs = node.attrs
+    """Reads one disk; what was read is kept, as `disk.stored` is.
+
+    Raises:
+        TranslateError: BAD_XML, somebody damaged it.
+    """
+    text = node.text
+    given = tuple(node.attrs.items())
+    if len(text) > KEPT_CHARS or sum(len(value) for _, value in given) > KEPT_CHARS:
+        return _entry_of.__wrapped__(given, text)
+    return _entry_of(given, text)
+
+
+@lru_cache(KEPT)
+def _entry_of(given: tuple[tuple[str, str], ...], text: str) -> Entry:
+    attrs = dict(given)
     target, order = number(attrs.get("target")), number(attrs.get("order"))
     names = [attrs.get(name, "") for name in ("dev", "lvstore", "lvol")]
     if target is None or order is None or not all(names):
@@ -165,7 +179,7 @@ def _entry(node: Node) -> Entry:
         characteristics=_characteristics(attrs),
         error_policy=_error_policy(attrs),
     )
-    return Entry(lun, order, attrs.get("before"), node.text)
+    return Entry(lun, order, attrs.get("before"), text)
 
 
 def _characteristics(attrs: Mapping[str, str]) -> Characteristics:
@@ -225,6 +239,12 @@ def lines(metadata: Metadata, *, bare: bool) -> Lines:
 
 
 def _entry_text(entry: Entry, prefix: str) -> str:
+    made = _text_of if len(entry.text) <= KEPT_CHARS else _text_of.__wrapped__
+    return made(entry, prefix)
+
+
+@lru_cache(2 * KEPT)
+def _text_of(entry: Entry, prefix: str) -> str:
     lun, shown, policy = entry.lun, entry.lun.characteristics, entry.lun.error_policy
     rate = shown.rotation_rate
     head = attributes(

@@ -94,13 +94,16 @@ class View:
         return carrier.socket if carrier is not None and not carrier.stands_in else None
 
     def plan(self) -> Plan | None:
-        """Returns what the domain needs of the target, None if nothing.
+        """Returns what the domain needs of the target, None if nothing; raises as `plan_with`."""
+        return self.plan_with(self.metadata)
+
+    def plan_with(self, metadata: Metadata | None) -> Plan | None:
+        """Returns what the domain needs of the target if this is its metadata, None if nothing.
 
         Raises:
             TranslateError: BAD_XML, the metadata is damaged or another domain's, or the carrier is
                 missing.
         """
-        metadata = self.metadata
         carrier = self.carrier
         if metadata is None or not (metadata.entries or self.is_served):
             return None

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from functools import partial
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -14,7 +15,7 @@ from plugin.gateway.parsing import SHORT, Parsers
 from plugin.gateway.procs import Proc
 from plugin.gateway.session import CALLS_MAX
 from pydataplane.domain.xml.document import Document
-from tests.unit.gateway.world import UUID_2, World, disk, plain, play, until
+from tests.unit.gateway.world import World, disk, plain, play, until
 
 LIVE, CONFIG = 1, 2
 LONG = SHORT + 1
@@ -47,10 +48,14 @@ def test_hostile_definitions_of_one_client_hold_up_no_other(
         world.target.add_volume("lvs0/more")
         dom = world.domain(disks=disk())
         hostile, client = await world.client(), await world.client()
-        text = plain("hostile", UUID_2, "<a/>" * (SHORT // 4))
-        define = XmlCall(text, 0).pack()
+        texts = [
+            plain(f"hostile-{nth}", str(UUID(int=nth)), "<a/>" * (SHORT // 4))
+            for nth in range(1, CALLS_MAX + 2)
+        ]
+        defines = [XmlCall(text, 0).pack() for text in texts]
+        last = defines.pop()
         try:
-            for _ in range(CALLS_MAX):
+            for define in defines:
                 await hostile.send(Proc.DEFINE_XML_FLAGS, define)
             await until(lambda: begun == 1)
             await client.attach(dom.ref, disk("lvs0/more", "sdc"), LIVE | CONFIG)
@@ -58,7 +63,7 @@ def test_hostile_definitions_of_one_client_hold_up_no_other(
             assert begun == 1
         finally:
             may_end.set()
-        serial = await hostile.send(Proc.DEFINE_XML_FLAGS, define)
+        serial = await hostile.send(Proc.DEFINE_XML_FLAGS, last)
         await hostile.reply(serial)
         assert most == 1 and begun > CALLS_MAX
 

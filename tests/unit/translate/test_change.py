@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,8 +15,10 @@ from pydataplane.domain.translate import (
     PREFIX,
     Change,
     attach,
+    define,
     detach,
     detach_alias,
+    element,
     find,
     has_controller,
     is_marked,
@@ -22,6 +26,10 @@ from pydataplane.domain.translate import (
     present,
     update,
 )
+from pydataplane.domain.xml import disk as disk_xml
+from pydataplane.domain.xml import metadata as metadata_xml
+from pydataplane.domain.xml import view as views
+from pydataplane.domain.xml.document import Document
 from tests.unit.translate.domains import (
     NAMES,
     SETTINGS,
@@ -337,6 +345,13 @@ def test_detach_undoes_attach(name: str, live: bool) -> None:
     )
 
 
+def boots(xml: str) -> object:
+    """What of our controller says what the firmware boots."""
+    view = views.required(xml)
+    found = view.carrier
+    return None if found is None else (found.boot, found.boot_target)
+
+
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=25))
 @settings(max_examples=40)
 def test_any_sequence_of_changes_keeps_numbers_unique_and_disks_in_order(
@@ -351,6 +366,12 @@ def test_any_sequence_of_changes_keeps_numbers_unique_and_disks_in_order(
         change = (detach if dev in expected else attach)(xml, disk, SETTINGS, live=live)
         assert change is not None
         expected ^= {dev}
+        if not live:  # whichever way it was made, it is what a definition of it would be
+            assert change.domain_xml is not None
+            whole = define(change.domain_xml, SETTINGS, new_uuid=UUID(int=1)).xml
+            assert element(change.domain_xml) == element(whole)
+            assert plan(change.domain_xml) == plan(whole)
+            assert boots(change.domain_xml) == boots(whole)
         following = set_metadata(xml, change) if live or not change.redefine else change.domain_xml
         assert following is not None
         xml = following
@@ -371,3 +392,39 @@ def test_a_domain_without_a_uuid_cannot_be_libvirtds() -> None:
         with pytest.raises(TranslateError, match="has no UUID") as caught:
             attach(broken, VIRSH, SETTINGS, live=False)
         assert caught.value.refusal is Refusal.INTERNAL
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_what_an_attach_parses_does_not_grow_with_the_disks(
+    live: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of the domain's disks is parsed once at most, and not again for the next change."""
+    parsed = 0
+    parse = Document.__init__
+
+    def counting(self: Document, text: str) -> None:
+        nonlocal parsed
+        parsed += 1
+        parse(self, text)
+
+    monkeypatch.setattr(Document, "__init__", counting)
+
+    def documents(disks: int) -> tuple[int, int]:
+        """Parsed by a first attach to a domain with so many disks, and by another one."""
+        nonlocal parsed
+        given = "".join(
+            lvol(f"sd{chr(98 + n // 26)}{chr(97 + n % 26)}", f"v{n}") for n in range(disks)
+        )
+        xml = define(domain(given), SETTINGS, new_uuid=UUID(int=1), controller=True).xml
+        for kept in (disk_xml._stored, disk_xml._shown, metadata_xml._entry_of):
+            kept.cache_clear()
+        counts = []
+        for name in ("x", "y"):
+            parsed = 0
+            assert attached(xml, lvol("sdzz", name), live=live, peer=xml).redefine is False
+            counts.append(parsed)
+        return counts[0], counts[1]
+
+    few, many = documents(10), documents(120)
+    assert few[1] == many[1] <= 4
+    assert many[0] - many[1] <= 120

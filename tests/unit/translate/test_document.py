@@ -18,6 +18,7 @@ from pydataplane.domain.xml.document import (
     escape,
     layout,
     reindent,
+    texts_of,
 )
 
 TRICKY = """<?xml version="1.0"?>
@@ -201,3 +202,34 @@ def test_what_is_long_is_read_in_parts(before: int) -> None:
     assert b.text == long + long
     assert document.source(b) == f"<b x='é'>{long}<![CDATA[{long}]]></b>"
     assert document.source(c) == "<c/>"
+
+
+@pytest.mark.parametrize(
+    ("xml", "found"),
+    [
+        ("<d><b>1</b><a>x<!-- y --><![CDATA[z]]>&#33;</a>not well formed", ("d", "xz!", "1")),
+        ("<d><c><a>no</a></c><a> 1<e>no</e>2 </a><a>second</a></d>", ("d", " 12 ", None)),
+        ("<d xmlns='u'><a>no</a></d>", ("", None, None)),
+        ("<d><x:a xmlns:x='u'>no</x:a></d>", ("d", None, None)),
+        ("<a>1</a>", ("a", None, None)),
+    ],
+)
+def test_the_first_texts_of_a_root(xml: str, found: tuple[str | None, ...]) -> None:
+    root, texts = texts_of(xml, ("a", "b"))
+    assert (root, texts.get("a"), texts.get("b")) == found
+
+
+@pytest.mark.parametrize(
+    "xml",
+    [
+        "",
+        "<d><a>1</a>",
+        "<!DOCTYPE d><d><a>1</a><b>2</b></d>",
+        "\ud800",
+        f"<d>{'<c/>' * MAX_ELEMENTS}<a/></d>",
+        "<d>" * (MAX_DEPTH + 1),
+    ],
+)
+def test_what_has_no_such_texts_within_its_bounds(xml: str) -> None:
+    with pytest.raises(NotXmlError):
+        texts_of(xml, ("a", "b"))
