@@ -58,14 +58,13 @@ class Lvstore:
 
 
 @dataclass(frozen=True)
-class Volume:
-    """A logical volume; sizes in bytes. `bdev` is its name for RPC calls: its UUID."""
+class Lvol:
+    """What one call says of a volume; sizes in bytes. Its name for RPC calls is its UUID."""
 
     lvstore: str
     name: str
     uuid: str
     size: int
-    allocated: int
     thin: bool
     block_size: int
 
@@ -73,6 +72,13 @@ class Volume:
     def path(self) -> str:
         """`LVSTORE/NAME`, as people write it."""
         return f"{self.lvstore}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Volume(Lvol):
+    """A logical volume with what it takes of its lvstore, bytes."""
+
+    allocated: int
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields for `--json`."""
@@ -323,6 +329,15 @@ class Volumes:
 
     def volume(self, reference: str) -> Volume:
         """Returns one volume by `LVSTORE/NAME` or UUID; VolumeNotFoundError if there is none."""
+        item = self._bdev_of(reference)
+        return _volume(item, self.lvstore(item["driver_specific"]["lvol"]["lvol_store_uuid"]))
+
+    def lvol(self, reference: str) -> Lvol:
+        """Returns one volume as `volume`, in one call where it is there."""
+        return _lvol(self._bdev_of(reference))
+
+    def _bdev_of(self, reference: str) -> methods.Bdev:
+        """Returns the bdev of one volume; VolumeNotFoundError if there is none."""
         name = reference
         if not _is_uuid(reference):
             name = "/".join(split_path(reference))
@@ -333,9 +348,8 @@ class Volumes:
                 raise
             items = []
         for item in items:
-            lvol = item.get("driver_specific", {}).get("lvol")
-            if lvol is not None:
-                return _volume(item, self.lvstore(lvol["lvol_store_uuid"]))
+            if item.get("driver_specific", {}).get("lvol") is not None:
+                return item
         if not _is_uuid(reference):
             self.lvstore(name.split("/")[0])
         raise VolumeNotFoundError(
@@ -475,20 +489,25 @@ class Volumes:
         return None, ""
 
 
-def _volume(item: methods.Bdev, store: Lvstore) -> Volume:
-    """Reads one entry of bdev_get_bdevs."""
-    size = item["num_blocks"] * item["block_size"]
-    lvol = item["driver_specific"]["lvol"]
-    clusters = lvol.get("num_allocated_clusters")
-    return Volume(
-        lvstore=store.name,
-        name=item["aliases"][0].split("/", 1)[1],
+def _lvol(item: methods.Bdev) -> Lvol:
+    """Reads one entry of bdev_get_bdevs that is of a volume."""
+    lvstore, name = item["aliases"][0].split("/", 1)
+    return Lvol(
+        lvstore=lvstore,
+        name=name,
         uuid=item["uuid"],
-        size=size,
-        allocated=size if clusters is None else clusters * store.cluster_size,
-        thin=lvol["thin_provision"],
+        size=item["num_blocks"] * item["block_size"],
+        thin=item["driver_specific"]["lvol"]["thin_provision"],
         block_size=item["block_size"],
     )
+
+
+def _volume(item: methods.Bdev, store: Lvstore) -> Volume:
+    """Adds what the volume takes of its lvstore; all of a thick one is allocated."""
+    lvol = _lvol(item)
+    clusters = item["driver_specific"]["lvol"].get("num_allocated_clusters")
+    allocated = lvol.size if clusters is None else clusters * store.cluster_size
+    return Volume(**asdict(lvol), allocated=allocated)
 
 
 def _mib(size: int) -> int:

@@ -32,7 +32,7 @@ from pydataplane.errors import (
     VolumeNotFoundError,
 )
 from pydataplane.suspended import suspended
-from pydataplane.volumes import Sizes, Volume, Volumes
+from pydataplane.volumes import Lvol, Sizes, Volumes
 
 T = TypeVar("T")
 
@@ -120,9 +120,9 @@ class Target:
         except TargetError as error:
             raise Refused(Refusal.NO_TARGET, str(error)) from error
 
-    async def volume(self, reference: str) -> Volume:
+    async def volume(self, reference: str) -> Lvol:
         """Returns a volume by LVSTORE/LVOL or UUID."""
-        return await self._run(lambda: self._volumes.volume(reference))
+        return await self._run(lambda: self._volumes.lvol(reference))
 
     async def uuids(self, references: list[str]) -> dict[str, str]:
         """Returns the UUIDs of those of these LVSTORE/LVOL that are there; few calls for all."""
@@ -146,11 +146,11 @@ class Target:
         """Returns the names of all lvstores that are loaded."""
         return {store.name for store in await self._run(self._volumes.lvstores)}
 
-    async def cluster_size(self, volume: Volume) -> int:
+    async def cluster_size(self, volume: Lvol) -> int:
         """Returns the step in which a volume's size can change, bytes."""
         return await self._run(lambda: self._volumes.lvstore(volume.lvstore).cluster_size)
 
-    async def resize(self, volume: Volume, size: int) -> None:
+    async def resize(self, volume: Lvol, size: int) -> None:
         """Gives a volume at least `size` bytes; guests are told by the target."""
 
         def work() -> None:
@@ -221,7 +221,7 @@ class Target:
         """
         return await self._run(lambda: _ensure(self._client, plan, whole=whole))
 
-    async def add(self, plan: Plan, lun: LunPlan, volume: Volume) -> bool:
+    async def add(self, plan: Plan, lun: LunPlan, volume: Lvol) -> bool:
         """Adds one LUN, of this volume, to the plan's controller; False if it is there already."""
         return await self._run(lambda: _add(self._client, plan, lun, volume))
 
@@ -259,7 +259,7 @@ def _ensure(client: Client, plan: Plan, *, whole: bool) -> list[LunPlan]:
         return reconcile.ensure(client, plan, whole=whole)
 
 
-def _add(client: Client, plan: Plan, lun: LunPlan, volume: Volume) -> bool:
+def _add(client: Client, plan: Plan, lun: LunPlan, volume: Lvol) -> bool:
     bdev = Bdev(volume.uuid, volume.block_size)
     try:
         action = AddTarget(plan.controller, lun)

@@ -24,7 +24,7 @@ from pydataplane.domain import translate
 from pydataplane.domain.errors import Refusal
 from pydataplane.domain.reconcile import Release, State, actions
 from pydataplane.domain.translate import Definition, LunPlan, Plan, Settings
-from pydataplane.volumes import Sizes, Volume
+from pydataplane.volumes import Lvol, Sizes
 
 T = TypeVar("T")
 
@@ -242,7 +242,7 @@ class Targets:
         answers = await self._ask(Target.controllers)
         return [member.target for member, names in answers.given if controller in names]
 
-    async def volume(self, reference: str) -> Volume:
+    async def volume(self, reference: str) -> Lvol:
         """Returns a volume by LVSTORE/LVOL or UUID."""
         return (await self._only(lambda t: t.volume(reference), f"volume {reference}"))[1]
 
@@ -269,11 +269,11 @@ class Targets:
         if answers.silent:
             raise answers.silent[0][1]
 
-    async def cluster_size(self, volume: Volume) -> int:
+    async def cluster_size(self, volume: Lvol) -> int:
         """Returns the step in which a volume's size can change, bytes."""
         return await (await self._having(volume)).cluster_size(volume)
 
-    async def _having(self, volume: Volume) -> Target:
+    async def _having(self, volume: Lvol) -> Target:
         question = f"volume {volume.path}"
         return (await self._only(lambda t: t.volume(volume.uuid), question))[0].target
 
@@ -294,7 +294,7 @@ class Targets:
             if having[name] == 1
         }
 
-    async def resize(self, volume: Volume, size: int) -> None:
+    async def resize(self, volume: Lvol, size: int) -> None:
         """Gives a volume at least `size` bytes."""
         await (await self._having(volume)).resize(volume, size)
 
@@ -343,7 +343,7 @@ class Targets:
         """Makes the controller exist with exactly the plan's LUNs; see `Target.ensure`."""
         return await (await self._of_plan(plan)).ensure(plan, whole=whole)
 
-    async def add(self, plan: Plan, lun: LunPlan, volume: Volume) -> bool:
+    async def add(self, plan: Plan, lun: LunPlan, volume: Lvol) -> bool:
         """Adds one LUN, of this volume, to the plan's controller; False if it is there already."""
         await self._check_home(plan, (lun,))
         return await (await self._of_plan(plan)).add(plan, lun, volume)

@@ -28,7 +28,7 @@ from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain import translate
 from pydataplane.domain.errors import Refusal
 from pydataplane.domain.translate import Definition, LunPlan, Plan, controller_name
-from pydataplane.volumes import Volume
+from pydataplane.volumes import Lvol
 
 _log = structlog.get_logger(__name__)
 
@@ -281,7 +281,7 @@ async def _is_active(admin: Upstream, uuid: bytes) -> bool:
         raise
 
 
-async def check_free(call: Call, plan: Plan, lun: LunPlan, volume: Volume) -> None:
+async def check_free(call: Call, plan: Plan, lun: LunPlan, volume: Lvol) -> None:
     """Checks that no other domain holds a volume that runs or starts, unless both share it.
 
     A controller of a domain that does neither is a leftover and is deleted.
@@ -299,7 +299,7 @@ async def check_free(call: Call, plan: Plan, lun: LunPlan, volume: Volume) -> No
             )
 
 
-async def _taken_by(services: Services, holder: str, lun: LunPlan, volume: Volume) -> str | None:
+async def _taken_by(services: Services, holder: str, lun: LunPlan, volume: Lvol) -> str | None:
     """Returns the name of the domain that keeps a volume from being a LUN; None if it does not.
 
     `holder` is the UUID in the name of a controller that has the volume.
@@ -325,7 +325,7 @@ async def _taken_by(services: Services, holder: str, lun: LunPlan, volume: Volum
         return dom.name if busy else None
 
 
-async def _shares(services: Services, admin: Upstream, dom: Domain, volume: Volume) -> bool:
+async def _shares(services: Services, admin: Upstream, dom: Domain, volume: Lvol) -> bool:
     """Whether a domain, running or not, has a volume as <shareable/>."""
     lun = translate.find(await admin.xml(dom, 0), volume.path, services.settings)
     return lun is not None and lun.shareable

@@ -540,7 +540,6 @@ def test_the_calls_of_an_attach_and_a_detach(tmp_path: Path) -> None:
         assert calls == {Proc.SET_METADATA: 2, Proc.GET_XML_DESC: 2}
         assert asked == [
             "bdev_get_bdevs",
-            "bdev_lvol_get_lvstores",
             "vhost_get_controllers",
             "vhost_scsi_controller_add_target",
         ]
