@@ -1,7 +1,8 @@
 """KubeVirt's part towards a storage driver, simulated, with all that is storage real.
 
 KubeVirt cannot run here: it comes as images only. So this package does what its components do, in
-their order and with their arguments, read from the source of v1.9 (and 1.8 for the legacy hook).
+their order and with their arguments, read from the source of v1.9 (and 1.8 for the legacy hook, and of pull request 19160 for the launcher
+hooks of 1.10).
 
 | simulated, by this package | real |
 | --- | --- |

@@ -1,7 +1,8 @@
 """virt-launcher, of one pod: the domain's XML, the domain hooks, define, start and end.
 
 The order and the arguments are KubeVirt v1.9's (pkg/virt-launcher/virtwrap/manager.go and
-live-migration-target.go, cmd/virt-launcher/virt-launcher.go); `KubeVirt.legacy` is 1.8's.
+live-migration-target.go, cmd/virt-launcher/virt-launcher.go); `KubeVirt.legacy` is 1.8's, and
+`KubeVirt.has_launcher_hooks` that of its pull request 19160, for 1.10.
 """
 
 from __future__ import annotations
@@ -177,7 +178,11 @@ class Launcher:
         words = json.dumps(vmi).encode()
         for socket in self._hooks_found:
             text = wire.on_define_domain(socket, text, words)
-        for plugin, number, hook in self.kubevirt.hooks("domainHooks", vmi):
+        kind = "launcherHooks" if self.kubevirt.has_launcher_hooks else "domainHooks"
+        for plugin, number, hook in self.kubevirt.hooks(kind, vmi):
+            permitted = hook["sidecar"].get("permittedHooks", [])
+            if self.kubevirt.has_launcher_hooks and "GuestDefinition" not in permitted:
+                continue
             inside = Path(hook["sidecar"]["socketPath"])
             base = Path(objects.PLUGIN_SOCKETS) / plugin
             if not inside.is_relative_to(base):
@@ -185,7 +190,7 @@ class Launcher:
             socket = self.links / "kubevirt-plugin" / inside.relative_to(objects.PLUGIN_SOCKETS)
             wire.wait_for_socket(socket, READY_S)
             try:
-                text = wire.mutate_domain(socket, text, words, context, seconds(hook))
+                text = wire.define_guest(kind, socket, text, words, context, seconds(hook))
             except HookError as error:
                 if hook["failureStrategy"] != "Ignore":
                     raise HookError(f"plugin {plugin} hook {number} failed: {error}") from None

@@ -54,6 +54,8 @@ class KubeVirt:
         self.deployments = {one.node.name: one for one in deployments}
         #: It is 1.8, which knows no plugins.
         self.legacy = False
+        #: It is what 1.10 is to be, which reads launcherHooks where 1.9 reads domainHooks.
+        self.has_launcher_hooks = False
         #: The node hooks that virt-handlers have called: hook point and node.
         self.called: list[tuple[str, str]] = []
         self._conditions = Conditions(cluster)
@@ -68,15 +70,15 @@ class KubeVirt:
     def hooks(self, kind: str, vmi: Mapping[str, Any]) -> Iterator[tuple[str, int, dict[str, Any]]]:
         """Yields plugins' names and their numbered hooks for an instance, in their calls' order.
 
-        `kind` is nodeHooks or domainHooks. Each hook has its failureStrategy, which a domain hook
-        may have from its plugin.
+        `kind` is nodeHooks, domainHooks or launcherHooks. Each hook has its failureStrategy, which
+        one of the launcher may have from its plugin.
         """
         if self.legacy:
             return
         found = self.cluster.items(f"plugins.{objects.PLUGIN_GROUP}")
         for plugin in sorted(found, key=lambda plugin: str(plugin["metadata"]["name"])):
             spec = plugin["spec"]
-            otherwise = spec.get("failureStrategy") if kind == "domainHooks" else None
+            otherwise = spec.get("failureStrategy") if kind != "nodeHooks" else None
             for number, hook in enumerate(spec.get(kind, [])):
                 wanted = (spec.get("condition", ""), hook.get("condition", ""))
                 if all(self._conditions.hold(one, vmi) for one in wanted):

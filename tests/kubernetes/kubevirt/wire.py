@@ -1,8 +1,8 @@
 """KubeVirt's side of its hook protocols, spoken by this package alone.
 
-The messages are declared here once more, from KubeVirt's api.proto, api_info.proto and
-api_v1alpha3.proto, and not taken from the generated code under test: a wrong field number there
-would not be seen by a client that shares it.
+The messages are declared here once more, from KubeVirt's api.proto (launcher hooks: as its pull
+request 19160 has it), api_info.proto and api_v1alpha3.proto, and not taken from the generated code
+under test: a wrong field number there would not be seen by a client that shares it.
 """
 
 from __future__ import annotations
@@ -40,6 +40,13 @@ MESSAGES: dict[str, dict[str, dict[str, tuple[int, str]]]] = {
             "sidecar_context": (4, "SidecarContext"),
         },
         "MutateDomainResponse": {"domain": (1, "bytes")},
+        "GuestDefinitionRequest": {
+            "domain_type": (1, "string"),
+            "domain": (2, "bytes"),
+            "vmi": (3, "bytes"),
+            "sidecar_context": (4, "SidecarContext"),
+        },
+        "GuestDefinitionResponse": {"domain": (1, "bytes")},
     },
     INFO: {
         "InfoParams": {},
@@ -134,18 +141,27 @@ def execute_node_hook(socket: Path, point: str, vmi: bytes, node: str, deadline_
     )
 
 
-def mutate_domain(
-    socket: Path, domain: bytes, vmi: bytes, context: str, deadline_s: float
+#: The service and method by which virt-launcher asks for a domain, of each list of a Plugin.
+GUEST_DEFINITION = {
+    "domainHooks": ("DomainHookService", "MutateDomain"),
+    "launcherHooks": ("LauncherHookService", "GuestDefinition"),
+}
+
+
+def define_guest(
+    kind: str, socket: Path, domain: bytes, vmi: bytes, context: str, deadline_s: float
 ) -> bytes:
     """What virt-launcher asks of a plugin's sidecar before it defines a domain.
 
-    `context` is Boot, or MigrationTarget where it only gets ready for one that comes.
+    `kind` is the list in which the Plugin names the sidecar; `context` is Boot, or MigrationTarget
+    where it only gets ready for one that comes.
     """
+    service, method = GUEST_DEFINITION[kind]
     answer = call(
         socket,
-        f"{PLUGIN}.DomainHookService/MutateDomain",
-        "MutateDomainResponse",
-        "MutateDomainRequest",
+        f"{PLUGIN}.{service}/{method}",
+        f"{method}Response",
+        f"{method}Request",
         {
             "domain_type": "libvirt",
             "domain": domain,
