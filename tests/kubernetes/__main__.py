@@ -18,7 +18,7 @@ from tests.support.wait import until
 
 OUT = Console(highlight=False, soft_wrap=True)
 SIZE = ("blockdev", "--getsize64", "/dev/virtlun")
-WRITE = "yes '{}' | dd of=/dev/virtlun bs=4096 count=1 conv=fsync iflag=fullblock"
+WRITE = "printf '%-4096s' '{}\n' | dd of=/dev/virtlun bs=4096 count=1 conv=fsync iflag=fullblock"
 READ = "dd if=/dev/virtlun bs=4096 count=1 iflag=direct 2>/dev/null | head -n 1"
 BAD_CLASS = """\
 apiVersion: storage.k8s.io/v1
@@ -79,8 +79,8 @@ class Story:
         self.cluster.apply(manifest)
         for pod in ("left", "right"):
             self.cluster.wait(f"pod/{pod}", "condition=Ready")
-        self.cluster.execute("left", "sh", "-c", WRITE.format("from the left"))
-        said = self.cluster.execute("right", "sh", "-c", READ)
+        self.cluster.shell("left", WRITE.format("from the left"))
+        said = self.cluster.shell("right", READ)
         self.cluster.delete("-f", str(manifest))
         return f"the right one reads: {said}"
 
@@ -122,17 +122,17 @@ class Story:
         self.cluster.apply(claim("made", storage_class="virtlun-immediate"))
         until(begun, "the call", every_s=0.002)
         self.deployment.kill("virtlun-csi")
-        said = self.cluster.execute("writer", "sh", "-c", "echo still here > /data/f; cat /data/f")
+        said = self.cluster.shell("writer", "echo still here > /data/f; cat /data/f")
         self.deployment.wait_ready()
         self.cluster.wait_phase("pvc/made", "Bound")
         return f"the pod: {said}restarts of the driver: {driver.restarts - before}; pvc/made: Bound"
 
     def target(self) -> str:
         """The target is killed: I/O errors, no hang; what was written is there for a new pod"""
-        self.cluster.execute("raw", "sh", "-c", WRITE.format("safe"))
+        self.cluster.shell("raw", WRITE.format("safe"))
         with self.deployment.without("virtlun-target"):
-            lost = self.cluster.execute(
-                "raw", "sh", "-c", f"{{ {WRITE.format('lost')}; }} 2>&1 | tail -n 1", check=False
+            lost = self.cluster.shell(
+                "raw", f"{{ {WRITE.format('lost')}; }} 2>&1 | tail -n 1", check=False
             )
         self.deployment.wait_ready()
         self.cluster.delete("pod", "raw")

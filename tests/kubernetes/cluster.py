@@ -316,6 +316,14 @@ class Cluster:
         """Runs a command in a pod's first container and returns its output."""
         return self.kubectl("exec", pod, "--", *words, deadline_s=deadline_s, check=check)
 
+    def shell(self, pod: str, script: str, deadline_s: float = 60.0, check: bool = True) -> str:
+        """Runs a script in a pod's first container, in busybox' shell, and returns its output.
+
+        A pipe fails where any of its commands does: one that reads needs all of its input then.
+        """
+        words = ("sh", "-o", "pipefail", "-c", script)
+        return self.execute(pod, *words, deadline_s=deadline_s, check=check)
+
     def delete(self, *words: str, wait: bool = True) -> None:
         """Deletes objects; waits until they are gone unless told otherwise."""
         if asked := Words.read(words):

@@ -29,7 +29,9 @@ spec:
 def test_a_pod_runs_and_takes_commands(cluster: Cluster) -> None:
     with cluster.applied(POD):
         cluster.wait("pod/plain", "condition=Ready")
-        assert cluster.execute("plain", "sh", "-c", "echo $((6 * 7))") == "42\n"
+        assert cluster.shell("plain", "echo $((6 * 7))") == "42\n"
+        with pytest.raises(SandboxError, match="exit code 1"):
+            cluster.shell("plain", "false | cat")
         assert cluster.kubectl("logs", "plain") == "it runs\n"
         assert cluster.get("pod", "plain")["spec"]["nodeName"] == NODE
     cluster.wait("pod/plain", "delete")

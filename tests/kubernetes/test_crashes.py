@@ -217,14 +217,14 @@ def test_pods_do_not_notice_a_new_driver_or_kubelet(
         cluster.wait("pod/raw", "condition=Ready")
         write_once = "echo {0} > /data/{0} && sync && cat /data/{0}"
         assert deployment.stop(CSI) == 0
-        assert cluster.execute("writer", "sh", "-c", write_once.format("without")) == "without\n"
+        assert cluster.shell("writer", write_once.format("without")) == "without\n"
         deployment.wait_ready()
         since = deployment.parts[CSI].process.log.stat().st_size
         cluster.restart_kubelet()
         cluster.wait("pod/writer", "condition=Ready")
-        words = ("writer", "sh", "-c", write_once.format("after"))
+        script = write_once.format("after")
         until(
-            lambda: cluster.execute(*words, check=False) == "after\n",
+            lambda: cluster.shell("writer", script, check=False) == "after\n",
             "the new kubelet to know the pod",
         )
         for pod in ("writer", "raw"):
@@ -283,7 +283,7 @@ def test_a_file_system_is_whole_after_its_target_died(
 ) -> None:
     with cluster.applied(FILES), cluster.applied(POD):
         cluster.wait("pod/writer", "condition=Ready")
-        cluster.execute("writer", "sh", "-c", "echo kept > /data/kept && sync")
+        cluster.shell("writer", "echo kept > /data/kept && sync")
         deployment.kill("virtlun-target")
         deployment.wait_ready()
         cluster.delete("pod", "writer")

@@ -174,7 +174,7 @@ def test_a_pod_writes_through_every_update(installed: Installed) -> None:
         place for place in cluster.box.mounts(KUBELET_DIR / "pods") if "kubernetes.io~csi" in place
     )
     assert mounted.endswith("/mount")
-    cluster.execute("writer", "sh", "-c", WRITE)
+    cluster.shell("writer", WRITE)
 
     def written() -> int:
         said = cluster.execute("writer", "tail", "-n", "1", "/data/log", check=False)
@@ -198,7 +198,7 @@ def test_a_pod_writes_through_every_update(installed: Installed) -> None:
     ):
         installed.update(name, delete=delete)
         goes_on()
-    failed = cluster.execute("writer", "sh", "-c", "cat /tmp/failed 2>&1", check=False)
+    failed = cluster.shell("writer", "cat /tmp/failed 2>&1", check=False)
     assert "No such file" in failed, failed
     cluster.execute("writer", "touch", "/data/stop")
     count = written()
