@@ -17,6 +17,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
+from tests.support.examples import Judge
+
 KUBERNETES = "tests/kubernetes/"
 EMPTY_CONTROLLERS = "tests/libvirt/test_empty_controllers.py"
 MISSING_VOLUMES = "tests/libvirt/test_missing_volumes.py"
@@ -45,6 +47,11 @@ settings.register_profile(
 )
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A run of all tests fails where one of the examples was left out."""
+    config.pluginmanager.register(Judge(config), "examples")
 
 
 def _part(nodeid: str) -> int:

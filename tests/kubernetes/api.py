@@ -24,6 +24,7 @@ from urllib.parse import urlencode
 import yaml  # type: ignore[import-untyped]
 
 from tests.kubernetes.sandbox import SandboxError
+from tests.support import examples
 from tests.support.wait import until
 
 Object = dict[str, Any]
@@ -216,6 +217,8 @@ class Api:
                 json.dumps(given),
                 APPLY,
             )
+            if not (query or {}).get("dryRun"):
+                examples.applied(given)
 
     def _of(self, given: Object) -> str:
         name = f"{given['apiVersion']} {given['kind']}"

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from plugin.config import load
+from tests.support.examples import used
 from tests.support.gateway import GatewayProcess, listens
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError
@@ -230,7 +231,7 @@ def test_in_libvirtds_place_no_client_needs_a_setting(host: Host) -> None:
     gateway = subprocess.Popen(
         host.libvirtd.command(
             str(Path(sys.executable).parent / "virtlun-gateway"),
-            *("--config", str(TRANSPARENT / "virtlun.toml")),
+            *("--config", str(used(TRANSPARENT / "virtlun.toml"))),
             *("--upstream", str(host.libvirtd.socket)),
             *("--upstream-ro", str(host.libvirtd.socket_ro)),
             *("--target-socket", str(host.paths.rpc_socket)),
@@ -258,12 +259,12 @@ def test_in_libvirtds_place_no_client_needs_a_setting(host: Host) -> None:
 
 def test_the_example_moves_each_socket_to_where_the_gateway_looks() -> None:
     config = load(TRANSPARENT / "virtlun.toml").gateway
-    conf = (TRANSPARENT / "libvirtd.conf").read_text()
+    conf = used(TRANSPARENT / "libvirtd.conf").read_text()
     for unit, ours, theirs in (
         ("libvirtd.socket", config.listen, config.upstream),
         ("libvirtd-ro.socket", config.listen_ro, config.upstream_ro),
     ):
-        drop_in = (TRANSPARENT / f"{unit}.d/virtlun.conf").read_text()
+        drop_in = used(TRANSPARENT / f"{unit}.d/virtlun.conf").read_text()
         assert f"ListenStream={theirs}\n" in drop_in
         assert f'unix_sock_dir = "{theirs.parent}"' in conf
         packaged = Path(f"/lib/systemd/system/{unit}").read_text()

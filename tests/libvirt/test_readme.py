@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.examples import used
 from tests.support.host import scratch_directory
 from tests.support.libvirtd import Libvirtd
 
@@ -96,6 +97,7 @@ def checkout() -> Iterator[Checkout]:
         folder = scratch / "checkout"
         shutil.copytree(ROOT / "examples", folder / "examples")
         (folder / ".venv").symlink_to(Path(sys.executable).parents[1])
+        used(LIBVIRT / "vm.xml")
         _without_kvm(folder / "examples/libvirt/vm.xml")
         yield Checkout(folder, libvirtd)
 
@@ -152,7 +154,7 @@ def test_readmes_commands_do_what_it_says(session: str) -> None:
 def test_the_commands_of_examples_libvirt_work_on_the_same_vm(
     session: str, checkout: Checkout
 ) -> None:
-    listing, commands = blocks(LIBVIRT / "README.md")[:2]
+    listing, commands = blocks(used(LIBVIRT / "README.md"))[:2]
     path = 'export PATH="$PWD/.venv/bin:$PATH"\n'
     said = checkout.run(path + listing + commands)
     assert re.search(r"vm +running", said), said
@@ -181,7 +183,7 @@ def test_the_first_volume_of_the_services_is_made_and_attached(
     session: str, checkout: Checkout
 ) -> None:
     """README's session has made the same lvstore: the same again changes nothing."""
-    (script,) = [block for block in blocks(SYSTEMD) if "attach-disk VM" in block]
+    (script,) = [block for block in blocks(used(SYSTEMD)) if "attach-disk VM" in block]
     for written, here in (("lvs0/data", "lvs0/first"), (" VM ", " vm "), (" sdb ", " sdf ")):
         assert written in script
         script = script.replace(written, here)
@@ -209,6 +211,7 @@ def test_each_example_disk_can_be_attached_to_the_example_vm(
         )
         assert "Device attached successfully" in said and "Device detached successfully" in said
         assert volume in said, said
+        used(LIBVIRT / file.name)
         assert re.search(r"vm +running +sda +lvs0/vm-root +0 +yes", said), said
 
 
@@ -243,7 +246,7 @@ def test_a_target_in_use_is_not_stopped_unasked(session: str, checkout: Checkout
 @pytest.mark.vm
 def test_a_domain_goes_without_virtlun_again(session: str, checkout: Checkout) -> None:
     own = checkout.libvirtd.uri()
-    (block,) = [block for block in blocks(LIBVIRT / "README.md") if "plain.xml" in block]
+    (block,) = [block for block in blocks(used(LIBVIRT / "README.md")) if "plain.xml" in block]
     assert "-c qemu:///system define" in block
     checkout.run(
         f"export LIBVIRT_DEFAULT_URI='{GATEWAY}'\nvirsh detach-disk vm sda --config\n"

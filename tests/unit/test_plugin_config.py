@@ -18,6 +18,7 @@ from plugin.gateway.server import Gateway
 from pydataplane import emulator
 from pydataplane.domain.errors import LIBVIRT, ConfigError, Refusal
 from pydataplane.domain.translate import Settings, recognise
+from tests.support.examples import used
 from tests.unit.translate.domains import ROOT
 
 SCHEMA = ROOT / "schemas/config/plugin.schema.json"
@@ -33,7 +34,7 @@ def test_the_schema_is_the_models() -> None:
 def test_the_example_is_valid_and_shows_the_defaults() -> None:
     values = tomllib.loads(EXAMPLE.read_text())
     jsonschema.validate(values, schema())
-    assert load(EXAMPLE) == Config()
+    assert load(used(EXAMPLE)) == Config()
 
 
 def test_the_example_shows_every_key() -> None:
@@ -130,11 +131,11 @@ def test_the_example_in_libvirtds_place_gives_controllers_where_needed() -> None
 
 def test_the_example_for_nova_readies_every_instance_and_makes_no_volume() -> None:
     folder = ROOT / "examples/openstack"
-    config = load(folder / "virtlun.toml")
+    config = load(used(folder / "virtlun.toml"))
     assert config.gateway.controllers_for_all
     assert config.hook.create_missing_mib == 0
     nova = configparser.ConfigParser()
-    nova.read_string((folder / "nova.conf").read_text())
+    nova.read_string(used(folder / "nova.conf").read_text())
     socket = config.gateway.listen
     assert nova["libvirt"]["connection_uri"] == f"qemu+unix:///system?socket={socket}"
 

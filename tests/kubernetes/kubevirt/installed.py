@@ -16,6 +16,7 @@ from pathlib import Path
 from tests.kubernetes.daemonset import kept_capabilities
 from tests.kubernetes.driver import DRIVER, EXAMPLES, Deployment, documents
 from tests.kubernetes.program_image import program_image
+from tests.support.examples import used
 from tests.support.wait import until
 
 FOLDER = EXAMPLES / "kubevirt"
@@ -69,7 +70,7 @@ def _changes(deployment: Deployment) -> tuple[list[str], tuple[str, ...] | None]
     before = next(one for one in documents(listed) if one["metadata"]["name"] == PART)
     patched = cluster.kubectl(
         *("patch", "--local", "-f", "-", "--type=json", "-o", "json"),
-        *("--patch-file", FOLDER / "driver.patch.yaml"),
+        *("--patch-file", used(FOLDER / "driver.patch.yaml")),
         stdin=json.dumps(before),
     )
     spec = json.loads(patched)["spec"]["template"]["spec"]

@@ -1,0 +1,130 @@
+"""Which examples a run of tests has used as they stand; one that nobody used fails the run.
+
+A manifest is used when the API server has taken each of its objects, unchanged and not as a dry
+run; any other file when a test says so that runs it, by `used`. A run of some tests is not judged:
+see `PARTS`. Workers of pytest-xdist hand on what they saw.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+MANIFESTS = sorted((EXAMPLES / "kubernetes").rglob("*.yaml"))
+PARTS: tuple[tuple[tuple[str, ...], Callable[[Path], bool]], ...] = (
+    (("tests/kubernetes",), lambda path: path in MANIFESTS),
+    (("tests/unit", "tests/libvirt"), lambda path: path not in MANIFESTS),
+)
+"""Folders of tests, and the examples that these use: judged where all tests there have run."""
+
+_used: set[str] = set()
+_applied: set[str] = set()
+
+
+def used(path: Path) -> Path:
+    """Notes that a test uses an example as it stands; returns its path."""
+    _used.add(_name(path))
+    return path
+
+
+def applied(given: dict[str, Any]) -> None:
+    """Notes that the API server has taken an object, in full."""
+    _applied.add(_digest(given))
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(EXAMPLES))
+
+
+def _digest(given: object) -> str:
+    return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()
+
+
+def _is_used(path: Path) -> bool:
+    if path not in MANIFESTS or _name(path) in _used:
+        return _name(path) in _used
+    parts = [given for given in yaml.safe_load_all(path.read_text()) if given]
+    # A patch is a list, and nothing to apply.
+    return all(isinstance(given, dict) and _digest(given) in _applied for given in parts)
+
+
+def unused(folders: frozenset[str]) -> list[str]:
+    """Returns the examples that nobody used, of those that the tests in these folders are for."""
+    there = sorted(path for path in EXAMPLES.rglob("*") if path.is_file())
+    return [
+        _name(path)
+        for path in there
+        if any(folders.issuperset(part) and theirs(path) for part, theirs in PARTS)
+        and not _is_used(path)
+    ]
+
+
+class Judge:
+    """A plugin of pytest: fails a run that passed but left an example out."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        """Judges nothing of a run that names single tests."""
+        self._config = config
+        self._partly = any("::" in word for word in config.args)
+        self._files: set[str] = set()
+        self._left: list[str] = []
+
+    def pytest_itemcollected(self, item: pytest.Item) -> None:
+        """Takes the file of each test, also where it is left out afterwards."""
+        self._files.add(str(item.path))
+
+    def pytest_deselected(self, items: list[pytest.Item]) -> None:
+        """A run without some of the tests is one of some tests, but for those of the night."""
+        if any(not item.get_closest_marker("nightly") for item in items):
+            self._partly = True
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Takes what a worker saw; one that crashed has failed its test."""
+        told = getattr(node, "workeroutput", {}).get("examples")
+        if told is None:
+            self._partly = True
+            return
+        self._partly = self._partly or told["partly"]
+        self._files.update(told["files"])
+        _used.update(told["used"])
+        _applied.update(told["applied"])
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Judges; a worker tells instead."""
+        told = getattr(self._config, "workeroutput", None)
+        if told is not None:
+            told["examples"] = {
+                "partly": self._partly,
+                "files": sorted(self._files),
+                "used": sorted(_used),
+                "applied": sorted(_applied),
+            }
+        elif exitstatus == pytest.ExitCode.OK and not self._partly:
+            self._left = unused(self._whole())
+            if self._left:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _whole(self) -> frozenset[str]:
+        """Returns the folders of `PARTS` all of whose tests have run."""
+        folders = {folder for part, _ in PARTS for folder in part}
+        return frozenset(
+            folder
+            for folder in folders
+            if self._files.issuperset(str(path) for path in (ROOT / folder).rglob("test_*.py"))
+        )
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Names them."""
+        if self._left:
+            terminalreporter.section("examples that no test used as they stand", red=True)
+            for name in self._left:
+                terminalreporter.line(f"examples/{name}")
