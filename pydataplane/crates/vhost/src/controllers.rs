@@ -217,16 +217,17 @@ impl Controllers {
     }
 
     /// Deletes a controller with its targets and its socket. One that a VM is connected to is
-    /// left alone, unless `force`: then the VM loses its disks. I/O that does not end keeps the VM's
+    /// left alone, unless `force`: then the VM loses its disks. A VM that connects meanwhile is
+    /// connected, or finds no controller. I/O that does not end keeps the VM's
     /// memory and the bdevs, not the controller ([`ControllerError::StillEnding`]).
     pub fn delete(&self, name: &str, force: bool) -> Result<(), ControllerError> {
         let controller = self.find(name)?;
         if !force {
             let (call, caller) = reactor::call(());
-            controller.mailbox.send(Order::IsConnected(call));
+            controller.mailbox.send(Order::StopUnlessConnected(call));
             // A thread that does not answer waits for I/O of a peer's.
-            let connected = caller.wait(self.method_timeout());
-            if matches!(connected, Ok(true) | Err(NotRun::Busy)) {
+            let stops = caller.wait(self.method_timeout());
+            if matches!(stops, Ok(false) | Err(NotRun::Busy)) {
                 return Err(ControllerError::Connected(name.into()));
             }
         }

@@ -30,8 +30,9 @@ pub(crate) enum Order {
     Accept,
     /// Who the controller belongs to was changed by somebody else.
     OwnerChanged,
-    /// Whether a peer is connected.
-    IsConnected(Call<(), bool>),
+    /// Unless a peer is connected: remove the socket and return, with nobody served from then on.
+    /// Answers whether that is done.
+    StopUnlessConnected(Call<(), bool>),
     /// End the session, remove the socket and return.
     Stop,
     /// Serve nothing, and answer when nothing is in flight any more. An error where that is not so at

@@ -33,12 +33,8 @@ impl Server {
             Order::TakeOver { inherited, reply } => {
                 _ = reply.send(self.take_over(inherited));
             }
-            Order::IsConnected(call) => call.run(|()| self.peer.is_some()),
-            Order::Stop => {
-                self.stopping = true;
-                self.listener = None;
-                self.retire();
-            }
+            Order::StopUnlessConnected(call) => call.run(|()| self.stop_unless_connected()),
+            Order::Stop => self.stop(),
             Order::Drained { id } if id & TMF_ID != 0 => {
                 self.with_device(|d| d.tmf_drained(id));
             }
@@ -75,6 +71,21 @@ impl Server {
             Order::Suspended { .. } => {}
             Order::QueueFailed { .. } | Order::MemoryFault { .. } | Order::Blocked { .. } => {}
         }
+    }
+
+    fn stop(&mut self) {
+        self.stopping = true;
+        self.listener = None;
+        self.retire();
+    }
+
+    /// Returns whether it stops; between the look and that no peer can come.
+    fn stop_unless_connected(&mut self) -> bool {
+        let idle = self.peer.is_none();
+        if idle {
+            self.stop();
+        }
+        idle
     }
 
     fn add(&mut self, target: Target) -> Result<(), bdev::OpenError> {

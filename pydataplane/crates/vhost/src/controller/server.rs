@@ -421,62 +421,104 @@ fn fd_of(fd: Option<std::os::fd::BorrowedFd<'_>>) -> Option<PollFd<'_>> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::thread::JoinHandle;
+
     use super::*;
     use crate::controller::{Records, Setup, Timeouts};
-    use crate::mailbox::{Order, mailbox};
+    use crate::mailbox::{Mailbox, Order, mailbox};
     use crate::socket::SocketOptions;
 
     /// What task management took in one session, and more than a controller has in advance.
     const TAKEN: u32 = 100;
     const COST: Duration = Duration::from_millis(50);
 
+    /// A controller, and its thread's part in the test's own.
+    struct Own {
+        controller: Arc<Controller>,
+        thread: JoinHandle<()>,
+        _mailbox: Mailbox,
+        server: Server,
+    }
+
+    impl Own {
+        fn new(dir: &Path) -> Self {
+            let listen = |name| {
+                let options = SocketOptions::new(dir.join(name));
+                let listener = Listener::bind(&options).unwrap();
+                (options, listener)
+            };
+            let (options, listener) = listen("vm0");
+            let setup = Setup {
+                accepts: false,
+                timeouts: Timeouts::default(),
+                records: Records { journal: None, mark: None },
+                inherits: false,
+            };
+            let (controller, thread, _) =
+                Controller::start("vm0", options, listener, Vec::new(), setup).unwrap();
+            let (mailbox, inbox) = mailbox().unwrap();
+            let (_, listener) = listen("other");
+            let begin = Begin { listener, accepts: false, inbox, mark: None, inherits: false };
+            let server = Server::new(Arc::clone(&controller), begin);
+            Own { controller, thread, _mailbox: mailbox, server }
+        }
+
+        fn connect(&mut self) -> UnixStream {
+            let (near, far) = UnixStream::pair().unwrap();
+            let comer = Arc::new(Process::of_peer(&near).unwrap());
+            self.server.begin(near, comer);
+            far
+        }
+
+        fn disconnect(&mut self) {
+            self.server.end(&End::Disconnected);
+            self.server.ended();
+        }
+
+        fn stop(self) {
+            self.controller.mailbox.send(Order::Stop);
+            self.thread.join().unwrap();
+        }
+    }
+
     #[test]
     fn task_management_has_one_budget_for_all_sessions_of_a_controller() {
         let dir = tempfile::tempdir().unwrap();
-        let listen = |name| {
-            let options = SocketOptions::new(dir.path().join(name));
-            let listener = Listener::bind(&options).unwrap();
-            (options, listener)
-        };
-        let (options, listener) = listen("vm0");
-        let setup = Setup {
-            accepts: false,
-            timeouts: Timeouts::default(),
-            records: Records { journal: None, mark: None },
-            inherits: false,
-        };
-        let (controller, thread, _) =
-            Controller::start("vm0", options, listener, Vec::new(), setup).unwrap();
-        // Another thread's part, in this one.
-        let (_mailbox, inbox) = mailbox().unwrap();
-        let (_, listener) = listen("other");
-        let begin = Begin { listener, accepts: false, inbox, mark: None, inherits: false };
-        let mut server = Server::new(Arc::clone(&controller), begin);
-        let connect = |server: &mut Server| {
-            let (near, far) = UnixStream::pair().unwrap();
-            let comer = Arc::new(Process::of_peer(&near).unwrap());
-            server.begin(near, comer);
-            far
-        };
-
-        let _peer = connect(&mut server);
+        let mut own = Own::new(dir.path());
+        let _peer = own.connect();
         assert_eq!(
-            server.with_device(|d| d.control_budget.wait(Instant::now())),
+            own.server.with_device(|d| d.control_budget.wait(Instant::now())),
             Some(Duration::ZERO)
         );
-        server.with_device(|d| {
+        own.server.with_device(|d| {
             (0..TAKEN).for_each(|_| d.control_budget.charge(COST, Instant::now()));
         });
-        server.end(&End::Disconnected);
-        server.ended();
-        let _peer = connect(&mut server);
-        let wait = server.with_device(|d| d.control_budget.wait(Instant::now())).unwrap();
+        own.disconnect();
+        let _peer = own.connect();
+        let wait = own.server.with_device(|d| d.control_budget.wait(Instant::now())).unwrap();
         // It waits for 8 times what it had too much: this is 32 s later only on a machine that
         // stood still.
         assert!(wait > Duration::from_secs(1), "a new session begins anew: {wait:?}");
-        server.end(&End::Disconnected);
-        server.ended();
-        controller.mailbox.send(Order::Stop);
-        thread.join().unwrap();
+        own.disconnect();
+        own.stop();
+    }
+
+    #[test]
+    fn one_that_stops_unless_connected_has_no_peer_from_its_answer_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut own = Own::new(dir.path());
+        let unless_connected = |own: &mut Own| {
+            let (call, caller) = reactor::call(());
+            own.server.obey(Order::StopUnlessConnected(call));
+            caller.wait(Duration::MAX).unwrap()
+        };
+        let _peer = own.connect();
+        assert!(!unless_connected(&mut own));
+        assert!(!own.server.stopping && own.server.listener.is_some());
+        own.disconnect();
+        assert!(unless_connected(&mut own));
+        assert!(own.server.stopping && own.server.listener.is_none());
+        own.stop();
     }
 }
