@@ -26,8 +26,8 @@ COLUMNS = [
     ("SERVED", "served", lambda served: "unknown" if served is None else text(served)),
 ]
 
-Served = dict[str, dict[str, int]]
-"""For each controller of the target, bdev names with their target numbers."""
+Served = dict[str, dict[int, list[str]]]
+"""For each controller of the target, its target numbers with the names of their bdev."""
 
 
 @click.group()
@@ -41,7 +41,10 @@ def domain() -> None:
 @click.pass_obj
 @errors_as_sentences
 def list_(socket: Path, uri: str, as_json: bool) -> None:
-    """List the virtlun disks of all domains; SERVED says whether the target has the LUN now."""
+    """List the virtlun disks of all domains; SERVED says whether the target has the LUN now.
+
+    One without DEV is a LUN that the domain's XML does not have, and that stays until it stops.
+    """
     served = _served(socket)
     with connection(uri) as opened:
         handles = opened.listAllDomains()
@@ -177,15 +180,14 @@ def _served(socket: Path) -> Served | None:
     """Returns what the target serves; None, with a word about it, if the target does not tell."""
     target = client(socket)
     try:
-        aliases = {
-            item["name"]: [item["name"], *item["aliases"]] for item in target.call("bdev_get_bdevs")
+        names = {
+            item["name"]: [*item["aliases"], item["name"]] for item in target.call("bdev_get_bdevs")
         }
         return {
             controller["ctrlr"]: {
-                alias: entry["scsi_dev_num"]
+                entry["scsi_dev_num"]: names.get(lun["bdev_name"], [lun["bdev_name"]])
                 for entry in controller["backend_specific"].get("scsi", [])
                 for lun in entry["luns"]
-                for alias in aliases.get(lun["bdev_name"], [lun["bdev_name"]])
             }
             for controller in target.call("vhost_get_controllers")
         }
@@ -199,14 +201,25 @@ def _rows(handle: Any, served: Served | None) -> list[dict[str, Any]]:
     if plan is None:
         return []
     here = (served or {}).get(plan.controller, {})
-    return [
+    numbers = {name: number for number, names in here.items() for name in names}
+    of_domain = {
+        "domain": handle.name(),
+        "state": "running" if handle.isActive() else "shut off",
+    }
+    rows = [
         {
-            "domain": handle.name(),
-            "state": "running" if handle.isActive() else "shut off",
+            **of_domain,
             "dev": lun.dev,
             "volume": lun.volume.alias,
-            "target": here.get(lun.volume.alias, lun.target),
-            "served": None if served is None else lun.volume.alias in here,
+            "target": numbers.get(lun.volume.alias, lun.target),
+            "served": None if served is None else lun.volume.alias in numbers,
         }
         for lun in plan.luns
     ]
+    own = {row["target"] for row in rows if row["served"]}
+    more = [
+        {**of_domain, "dev": None, "volume": names[0], "target": number, "served": True}
+        for number, names in sorted(here.items())
+        if number not in own
+    ]
+    return [*rows, *more]

@@ -16,7 +16,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 from uuid import UUID
@@ -28,7 +28,8 @@ from pydataplane.domain.translate import controller_name
 
 VERSION = 1
 
-Operation = Literal["attach", "detach", "update"]
+Operation = Literal["attach", "detach", "update", "remove"]
+"""`remove`: libvirtd's part of an attach or detach is settled, and the LUN is still to go."""
 
 _numbers = itertools.count(1)
 
@@ -92,8 +93,18 @@ class Journal:
             Refused: it cannot be written.
         """
         pid = os.getpid()
-        name = f"{pid}-{start_time(pid)}-{next(_numbers)}.json"
-        path = self._folder / name
+        return self._write(entry, self._folder / f"{pid}-{start_time(pid)}-{next(_numbers)}.json")
+
+    def to_remove(self, stored: StoredEntry) -> StoredEntry:
+        """Says in an entry's place that only its LUN is still to go; what was before is forgotten.
+
+        Raises:
+            Refused: it cannot be written.
+        """
+        entry = replace(stored.entry, operation="remove", live=None, config=None, config_xml=None)
+        return self._write(entry, stored.path)
+
+    def _write(self, entry: Entry, path: Path) -> StoredEntry:
         new = path.with_suffix(".new")
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 It gives running domains their LUNs again after a target came back without them, and takes away what
 nobody uses any more: controllers of domains that do not run, or are gone. A controller that a QEMU
 is connected to is never taken away, whatever libvirtd says, nor one whose name is not `vm-UUID`.
+From a domain that runs no LUN is taken: one that its metadata does not have is named in the log.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Recovers changes that were interrupted: each is completed or rolled back, never left half done.
 
 An attach whose LUN the target has is completed, and so is a detach that the running domain's
-metadata knows of; all else is rolled back. Either way the LUNs then follow the metadata
-(plugin.gateway.reconcile).
+metadata knows of; all else is rolled back. Either way the change's own LUN then follows the
+metadata; plugin.gateway.reconcile takes none from a running domain.
 
 All is done under the gateway's own identity: the client that began may be gone, or have lost its
 rights, and what is restored is what was there before it.
@@ -15,7 +15,7 @@ from contextlib import suppress
 import structlog
 
 from plugin.gateway.domains import is_running
-from plugin.gateway.errors import Code, GatewayError, UpstreamError
+from plugin.gateway.errors import Code, GatewayError, Refused, UpstreamError
 from plugin.gateway.journal import Entry, StoredEntry
 from plugin.gateway.messages import Domain
 from plugin.gateway.reconcile import reconcile_domain
@@ -42,15 +42,23 @@ async def recover(services: Services, stored: StoredEntry, *, roll_back: bool = 
     """
     entry, journal = stored.entry, services.journal
     log = _log.bind(operation=entry.operation, domain=entry.name, dev=entry.dev)
+    again = stored in journal.pending
+    if again:
+        journal.pending.remove(stored)
     try:
-        completed = await _recover(services, entry, roll_back=roll_back)
+        completed = entry.operation == "remove" or await _recover(
+            services, entry, roll_back=roll_back
+        )
+        if entry.operation != "update":
+            with suppress(Refused):
+                # If that takes long, a later change of this disk is not to be taken for this one.
+                stored = journal.to_remove(stored)
+            await _remove_lun(services, entry)
     except (GatewayError, TranslateError) as error:
-        if stored not in journal.pending:
-            journal.pending.append(stored)
+        journal.pending.append(stored)
+        if not again:
             log.error("an interrupted change cannot be recovered yet", error=str(error))
         return
-    if stored in journal.pending:
-        journal.pending.remove(stored)
     journal.remove(stored)
     outcome = "completed" if completed else "rolled back"
     log.info("an interrupted change is recovered", outcome=outcome)
@@ -85,6 +93,29 @@ async def _recover(services: Services, entry: Entry, *, roll_back: bool) -> bool
             else:
                 await _restore(admin, dom, entry.config, AFFECT_CONFIG)
     return False
+
+
+async def _remove_lun(services: Services, entry: Entry) -> None:
+    """Takes the LUN of an attach or detach away that the running domain has not in its metadata.
+
+    Another volume under its number is none of this change's.
+    """
+    admin = await services.admin()
+    try:
+        xml = await admin.xml(await admin.lookup(entry.dom_uuid), 0)
+    except UpstreamError as error:
+        if error.code == Code.NO_DOMAIN:
+            return
+        raise
+    plan = translate.plan(xml)
+    taken = plan is not None and any(lun.target == entry.target for lun in plan.luns)
+    if taken or not is_running(xml):
+        return
+    target, bdev = services.target, entry.bdev
+    if "/" in bdev:
+        bdev = (await target.uuids([bdev])).get(bdev, bdev)
+    if await target.has_lun(entry.controller, entry.target, bdev):
+        await target.remove(entry.controller, entry.target)
 
 
 def _changed(entry: Entry, xml: str) -> bool:

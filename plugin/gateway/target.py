@@ -216,8 +216,8 @@ class Target:
     async def ensure(self, plan: Plan, *, whole: bool = True) -> list[LunPlan]:
         """Makes the controller exist with exactly the plan's LUNs; safe to repeat.
 
-        Returns the LUNs that had to be added. If it fails, what it added is taken away again; but
-        not with `whole` false: a running domain is better off with some of its disks than none.
+        Returns the LUNs that had to be added. If it fails, what it added is taken away again. With
+        `whole` false the domain runs: it keeps what it has, and gets what it lacks.
         """
         return await self._run(lambda: _ensure(self._client, plan, whole=whole))
 

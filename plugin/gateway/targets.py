@@ -22,7 +22,7 @@ from plugin.targets import TargetAddress, addresses
 from pydataplane.client import Client
 from pydataplane.domain import translate
 from pydataplane.domain.errors import Refusal
-from pydataplane.domain.reconcile import Release, State, actions
+from pydataplane.domain.reconcile import Release, State, actions, unasked
 from pydataplane.domain.translate import Definition, LunPlan, Plan, Settings
 from pydataplane.volumes import Lvol, Sizes
 
@@ -72,10 +72,12 @@ class Observed:
         return {n for _, state in self.states for n in set(state.controllers) - state.connected}
 
     def is_right(self, plan: Plan) -> bool:
-        """Whether a domain's controller is there with exactly its LUNs, as far as this tells."""
+        """Whether a running domain's controller has exactly its LUNs, as far as this tells."""
         folder = Path(plan.socket).parent
         at = [state for place, state in self.states if place == folder]
-        return len(at) == 1 and not actions(plan, at[0])
+        if len(at) != 1:
+            return False
+        return not actions(plan, at[0], whole=False) and not unasked(plan, at[0])
 
 
 class Targets:
@@ -340,7 +342,7 @@ class Targets:
         return await (await self._of_plan(plan)).make_volumes(plan, mib)
 
     async def ensure(self, plan: Plan, *, whole: bool = True) -> list[LunPlan]:
-        """Makes the controller exist with exactly the plan's LUNs; see `Target.ensure`."""
+        """Makes the controller exist with the plan's LUNs; see `Target.ensure`."""
         return await (await self._of_plan(plan)).ensure(plan, whole=whole)
 
     async def add(self, plan: Plan, lun: LunPlan, volume: Lvol) -> bool:

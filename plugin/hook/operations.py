@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from typing import NoReturn
 
 from plugin.hook.config import Config
@@ -15,10 +14,6 @@ from pydataplane.domain.model import Plan, Settings
 from pydataplane.domain.xml import view as views
 from pydataplane.domain.xml.view import View
 from pydataplane.errors import RpcError, TargetError, TargetTimeout, VolumeError
-
-LEAVE_TRIES = 20
-LEAVE_S = 0.1
-"""How often, and how many seconds apart, a QEMU that has ended is given to let go."""
 
 INCOMING = ("migrate", "restore")
 """Before these, `prepare` follows; what it would make as if new must be there already."""
@@ -80,27 +75,14 @@ def _run(operation: str, view: View, plan: Plan, config: Config) -> str | None:
     try:
         rpc = Connection(config.rpc_socket_of(plan.socket), config.deadline_s)
         if operation == "release":
-            _release(rpc, plan.controller)
+            # One that somebody stays connected to is left: the hook runs also where a start has
+            # failed, and whoever is connected then is not of that start.
+            reconcile.released(rpc, plan.controller)
         else:
             _bring_up(rpc, plan, operation, config)
         return views.refitted(view, _settings(config)) if operation in INCOMING else None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def _release(rpc: Connection, controller: str) -> None:
-    """Takes a controller away once its QEMU, which has ended, has let go of it.
-
-    One that somebody stays connected to is left: the hook runs also where a start has failed, and
-    whoever is connected then is not of that start.
-
-    Raises:
-        TargetError: the target refuses or does not answer.
-    """
-    for _ in range(LEAVE_TRIES):
-        if reconcile.release(rpc, controller) != "busy":
-            return
-        time.sleep(LEAVE_S)
 
 
 def _bring_up(rpc: Connection, plan: Plan, operation: str, config: Config) -> None:

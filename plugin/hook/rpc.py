@@ -61,7 +61,9 @@ class Connection(Rpc):
                 return self._call(method, params)
             except RpcError as error:
                 remaining = self._end - time.monotonic()
-                if error.code != RETRIED.get(method) or remaining < RETRY_S * 2:
+                # `force` has a value for a target that is not SPDK's, where a VM is connected.
+                final = error.code != RETRIED.get(method) or "force" in params
+                if final or remaining < RETRY_S * 2:
                     raise
             time.sleep(RETRY_S)
 

@@ -1,13 +1,15 @@
 """Makes the target match a domain: state in, actions out (pure), and a thin shell that acts.
 
 The gateway uses it for a domain that starts or changes and, one by one, for all of them; the hook
-for one that starts.
+for one that starts. From a domain that runs it takes no LUN, whatever its metadata says: only a
+detach does that, and the domain's own end.
 
 Standard library only: the hook is made of it.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -15,11 +17,16 @@ from typing import Any, Literal
 
 from pydataplane.domain.errors import ReconcileError
 from pydataplane.domain.model import ON_ERROR, OWN, Characteristics, LunPlan, Plan
-from pydataplane.errors import BAD_PARAMETERS, METHOD_NOT_FOUND, NO_DEVICE, RpcError
+from pydataplane.errors import BAD_PARAMETERS, BUSY, METHOD_NOT_FOUND, NO_DEVICE, RpcError
 from pydataplane.methods import Rpc
 
 Release = Literal["released", "busy", "none"]
 """What became of a controller that was to go."""
+
+LEAVE_TRIES = 20
+LEAVE_S = 0.1
+"""How often, and how many seconds apart, whoever is connected to a controller that is to be made
+anew is given to let go."""
 
 BLOCK_BYTES = 512
 """Logical block of a volume of which nothing else is known."""
@@ -64,7 +71,16 @@ class DeleteController:
     controller: str
 
 
-Action = CreateController | SetOwner | AddTarget | RemoveTarget | DeleteController
+@dataclass(frozen=True, slots=True)
+class ReleaseController:
+    """Take a controller away with its targets, once nobody is connected to it."""
+
+    controller: str
+
+
+Action = (
+    CreateController | SetOwner | AddTarget | RemoveTarget | DeleteController | ReleaseController
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,22 +171,42 @@ def is_right(lun: LunPlan, shown: Shown | None, state: State) -> bool:
     )
 
 
-def actions(plan: Plan, state: State, *, starts: bool = False) -> list[Action]:
-    """Returns what to do, in order, so that the controller exists with exactly the plan's LUNs.
+def _right(plan: Plan, state: State) -> set[int]:
+    """Returns the targets that are shown as the plan says."""
+    shown = state.controllers.get(plan.controller, {})
+    return {lun.target for lun in plan.luns if is_right(lun, shown.get(lun.target), state)}
 
-    A LUN that is right stays untouched, so a running guest's other disks notice nothing. `starts`:
-    QEMU is about to be started, so that whoever is connected is a stranger.
+
+def actions(plan: Plan, state: State, *, whole: bool, starts: bool = False) -> list[Action]:
+    """Returns what to do, in order, so that the controller exists with the plan's LUNs.
+
+    A LUN that is right stays untouched, so a running guest's other disks notice nothing. `whole`:
+    the domain does not run, so that a controller that shows anything else is made anew. Otherwise
+    nothing is taken from it: see `unasked`. `starts`: QEMU is about to be started, so that whoever
+    is connected is a stranger, and disconnected.
     """
     name = plan.controller
-    present = state.controllers.get(name)
-    additions: list[Action] = [] if present is not None else [CreateController(name)]
-    if starts:
-        additions.append(SetOwner(name, plan.uid))
-    shown = present or {}
-    right = {lun.target for lun in plan.luns if is_right(lun, shown.get(lun.target), state)}
-    removals = [RemoveTarget(name, number) for number in sorted(shown.keys() - right)]
-    additions += [AddTarget(name, lun) for lun in plan.luns if lun.target not in right]
-    return [*removals, *additions]
+    shown = state.controllers.get(name)
+    owner: list[Action] = [SetOwner(name, plan.uid)] if starts else []
+    if shown is None:
+        new: list[Action] = [CreateController(name)]
+        return [*new, *owner, *(AddTarget(name, lun) for lun in plan.luns)]
+    right = _right(plan, state)
+    if whole and shown.keys() - right:
+        luns = [AddTarget(name, lun) for lun in plan.luns]
+        return [*owner, ReleaseController(name), CreateController(name), *owner, *luns]
+    missing = [lun for lun in plan.luns if lun.target not in shown]
+    return [*owner, *(AddTarget(name, lun) for lun in missing)]
+
+
+def unasked(plan: Plan, state: State) -> dict[int, Shown]:
+    """Returns the LUNs that a running domain has otherwise than its metadata says, by target.
+
+    They stay as they are: a guest may be writing to them, and nobody has asked for a detach.
+    """
+    shown = state.controllers.get(plan.controller, {})
+    right = _right(plan, state)
+    return {number: lun for number, lun in sorted(shown.items()) if number not in right}
 
 
 def clearance(controller: str, state: State) -> list[Action]:
@@ -220,17 +256,20 @@ def perform(rpc: Rpc, action: Action, state: State) -> None:
         case CreateController(controller):
             rpc.call("vhost_create_scsi_controller", ctrlr=controller)
         case SetOwner(controller, uid):
-            try:
-                rpc.call("virtlun_controller_set_owner", ctrlr=controller, uid=uid, fresh=True)
-            except RpcError as error:
-                if error.code != METHOD_NOT_FOUND:  # SPDK's own has none
-                    raise
+            _set_owner(rpc, controller, uid)
         case DeleteController(controller):
             try:
                 rpc.call("vhost_delete_controller", ctrlr=controller)
             except RpcError:
                 if controller in observe(rpc).controllers:
                     raise
+        case ReleaseController(controller):
+            if not released(rpc, controller):
+                raise ReconcileError(
+                    f"controller {controller} shows other LUNs than the domain has, and a process"
+                    " is connected to it though the domain does not run: end that process, then"
+                    " start the domain again"
+                )
         case RemoveTarget(controller, number):
             try:
                 rpc.call(
@@ -241,6 +280,14 @@ def perform(rpc: Rpc, action: Action, state: State) -> None:
                     raise
         case AddTarget(controller, lun):
             _add_target(rpc, controller, lun, bdev_of(lun, state))
+
+
+def _set_owner(rpc: Rpc, controller: str, uid: int | None) -> None:
+    try:
+        rpc.call("virtlun_controller_set_owner", ctrlr=controller, uid=uid, fresh=True)
+    except RpcError as error:
+        if error.code != METHOD_NOT_FOUND:  # SPDK's own has none
+            raise
 
 
 def _add_target(rpc: Rpc, controller: str, lun: LunPlan, bdev: Bdev) -> None:
@@ -284,54 +331,92 @@ def _chosen(characteristics: Characteristics) -> dict[str, Any]:
 
 
 def ensure(rpc: Rpc, plan: Plan, *, whole: bool, starts: bool = False) -> list[LunPlan]:
-    """Makes the controller exist with exactly the plan's LUNs; safe to repeat.
+    """Makes the controller exist with the plan's LUNs; safe to repeat.
 
-    `whole`: if one LUN fails, those added before it are taken away again. Otherwise the rest is
-    added: a running domain is better off with some of its disks than none. `starts`: see `actions`.
+    `whole`: the domain is to start, with exactly these; if one LUN fails, those added before it are
+    taken away again. Otherwise it runs: the rest is added, for it is better off with some of its
+    disks than none, and nothing is taken away. `starts`: see `actions`.
 
     Returns:
         The LUNs that had to be added.
 
     Raises:
-        ReconcileError: the target refused; names the disk.
+        ReconcileError: the target refused, or has other LUNs for the running domain; names them.
         TargetUnavailable, TargetTimeout: the target does not answer.
     """
     state = observe(rpc, plan.luns)
     added: list[LunPlan] = []
+    made = False
     failures: list[str] = []
-    for action in actions(plan, state, starts=starts):
+    for action in actions(plan, state, whole=whole, starts=starts):
         try:
             perform(rpc, action, state)
-        except RpcError as error:
+        except (ReconcileError, RpcError) as error:
             failures.append(_sentence(action, error))
             if whole:
                 break
         else:
+            made = made or isinstance(action, CreateController)
             if isinstance(action, AddTarget):
                 added.append(action.lun)
     if failures and whole:
         with suppress(RpcError):
-            for lun in added:
-                perform(rpc, RemoveTarget(plan.controller, lun.target), state)
-            if plan.controller not in state.controllers:
-                perform(rpc, DeleteController(plan.controller), state)
+            if made:
+                release(rpc, plan.controller)
+            else:
+                for lun in added:
+                    perform(rpc, RemoveTarget(plan.controller, lun.target), state)
+    if not failures and not whole:
+        failures = [_left(plan, n, lun) for n, lun in unasked(plan, state).items()]
     if failures:
         raise ReconcileError(failures[0])
     return added
 
 
-def _sentence(action: Action, error: RpcError) -> str:
+def _left(plan: Plan, number: int, shown: Shown) -> str:
+    """Says that a running domain keeps a LUN that its metadata does not have so."""
+    lun = next((lun for lun in plan.luns if lun.target == number), None)
+    other = f"says disk {lun.dev} otherwise" if lun is not None else "has no such disk"
+    return (
+        f"target {number} of controller {plan.controller} is left as it is, with bdev {shown.bdev},"
+        f" though the metadata of the running domain {other}: only a detach takes a disk from a"
+        " running guest; a stop and start of the domain puts it right"
+    )
+
+
+def _sentence(action: Action, error: ReconcileError | RpcError) -> str:
     if isinstance(action, AddTarget):
         return f"disk {action.lun.dev} (volume {action.lun.volume.alias}): {error}"
+    if isinstance(error, ReconcileError):
+        return str(error)
     return f"controller {action.controller}: {error.method}: {error}"
 
 
 def release(rpc: Rpc, controller: str) -> Release:
     """Takes a controller away with its LUNs, unless a QEMU is connected to it; safe to repeat.
 
+    The target looks and takes it away in one step, so that a QEMU that connects meanwhile either
+    keeps all of its LUNs or finds no controller.
+
     Raises:
         TargetError: the target refuses or does not answer.
     """
+    try:
+        # The parameter is our target's own: SPDK's, which refuses it, has no such step.
+        rpc.call("vhost_delete_controller", ctrlr=controller, force=False)
+    except RpcError as error:
+        if error.code == BUSY:
+            return "busy"
+        if error.code == NO_DEVICE:
+            return "none"
+        if error.code != BAD_PARAMETERS:
+            raise
+        return _release_by_steps(rpc, controller)
+    return "released"
+
+
+def _release_by_steps(rpc: Rpc, controller: str) -> Release:
+    """As `release`, of a target that deletes controllers without LUNs only."""
     state = observe(rpc)
     if controller not in state.controllers:
         return "none"
@@ -340,3 +425,15 @@ def release(rpc: Rpc, controller: str) -> Release:
     for action in clearance(controller, state):
         perform(rpc, action, state)
     return "released"
+
+
+def released(rpc: Rpc, controller: str) -> bool:
+    """Takes a controller away once whoever is connected to it has let go; False if nobody does.
+
+    Waits for a few seconds at most. Raises as `release`.
+    """
+    for _ in range(LEAVE_TRIES):
+        if release(rpc, controller) != "busy":
+            return True
+        time.sleep(LEAVE_S)
+    return False

@@ -122,8 +122,8 @@ class SocketTarget(FakeTarget):
             os.mknod(self._vhost_dir / ctrlr)
         return made
 
-    def vhost_delete_controller(self, ctrlr: str) -> bool:
-        gone = super().vhost_delete_controller(ctrlr)
+    def vhost_delete_controller(self, ctrlr: str, force: bool | None = None) -> bool:
+        gone = super().vhost_delete_controller(ctrlr, force)
         if self._vhost_dir:
             (self._vhost_dir / ctrlr).unlink()
         return gone

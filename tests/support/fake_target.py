@@ -92,6 +92,8 @@ class FakeTarget(Client):
         """Whether LUNs show serial and the like, as SPDK's do not."""
         self.knows_xattrs = True
         """At the creation of an lvol."""
+        self.deletes_whole = True
+        """Whether a controller can be deleted with its LUNs."""
 
     def call_raw(self, method: str, **params: Any) -> Any:
         """Answers a call, as `Client.call_raw`.
@@ -412,9 +414,14 @@ class FakeTarget(Client):
         self.delayed.remove(ctrlr)
         return True
 
-    def vhost_delete_controller(self, ctrlr: str) -> bool:
-        self._controller(ctrlr)
-        if ctrlr in self.connected:
+    def vhost_delete_controller(self, ctrlr: str, force: bool | None = None) -> bool:
+        luns = self._controller(ctrlr)
+        if not self.deletes_whole:
+            if force is not None:
+                raise RpcError(BAD_PARAMETERS, "Invalid parameters")
+            if luns:
+                raise RpcError(BUSY, "Device or resource busy")
+        if ctrlr in self.connected and not force:
             raise RpcError(BUSY, "Device or resource busy")
         for number in self.controllers.pop(ctrlr):
             self.options.pop((ctrlr, number), None)

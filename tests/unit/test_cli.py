@@ -9,15 +9,20 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
+from uuid import UUID
 
 import click
 import pytest
 from click.testing import CliRunner
 
+from plugin.cli import domain as domain_commands
 from plugin.cli import main, remote
 from plugin.cli.doctor import libvirt, machine, target
 from plugin.config import Config, GatewaySection
 from pydataplane import emulator, supervise
+from pydataplane.domain import translate
+from pydataplane.domain.translate import Settings
+from tests.unit.gateway.world import UUID_1, disk, plain
 from tests.unit.translate.domains import domain
 
 DISK = (
@@ -301,3 +306,32 @@ def test_doctor_looks_at_all_that_attaching_stands_on(config: Path) -> None:
     shown = CliRunner().invoke(main, ["--config", str(config), "doctor"])
     assert shown.exit_code == 1
     assert "failed" in shown.stdout and "virtlun target start" in shown.stdout
+
+
+def test_domain_list_has_a_lun_that_the_domain_does_not() -> None:
+    """From a running guest nothing takes it but a detach, so somebody has to see it."""
+
+    class Handle:
+        def name(self) -> str:
+            return "one"
+
+        def isActive(self) -> int:
+            return 1
+
+        def UUIDString(self) -> str:
+            return UUID_1
+
+        def XMLDesc(self, _: int) -> str:
+            xml = plain(devices=disk())
+            return translate.define(xml, Settings(), new_uuid=UUID(UUID_1)).xml
+
+    served = {f"vm-{UUID_1}": {0: ["lvs0/data", "uuid-0"], 7: ["lvs0/more", "uuid-7"]}}
+    rows = domain_commands._rows(Handle(), served)
+    assert [(row["dev"], row["volume"], row["target"], row["served"]) for row in rows] == [
+        ("sdb", "lvs0/data", 0, True),
+        (None, "lvs0/more", 7, True),
+    ]
+    (row,) = domain_commands._rows(Handle(), None)
+    assert (row["dev"], row["served"]) == ("sdb", None)
+    (row,) = domain_commands._rows(Handle(), {})
+    assert (row["target"], row["served"]) == (0, False)

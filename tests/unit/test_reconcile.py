@@ -16,7 +16,7 @@ from pydataplane.domain.reconcile import (
     Bdev,
     CreateController,
     DeleteController,
-    RemoveTarget,
+    ReleaseController,
     SetOwner,
     Shown,
     State,
@@ -26,6 +26,7 @@ from pydataplane.domain.reconcile import (
     observe,
     perform,
     release,
+    unasked,
 )
 from pydataplane.domain.translate import LunPlan, Plan, VolumeRef
 from pydataplane.errors import RpcError
@@ -58,7 +59,8 @@ def ensured(target: FakeTarget, wanted: Plan, *, whole: bool = False) -> str | N
 
 def test_nothing_to_do_is_no_action() -> None:
     state = State({A: {0: Shown("uuid-0")}}, {"lvs0/v0": Bdev("uuid-0", 512)})
-    assert actions(plan(A, lun(0, "v0")), state) == []
+    assert actions(plan(A, lun(0, "v0")), state, whole=True) == []
+    assert actions(plan(A, lun(0, "v0")), state, whole=False) == []
 
 
 def test_what_a_lun_shows_of_itself_is_corrected_too(target: FakeTarget) -> None:
@@ -74,9 +76,14 @@ def test_what_a_lun_shows_of_itself_is_corrected_too(target: FakeTarget) -> None
     ):
         target.controllers = {}
         assert ensured(target, plan(A, before)) is None
+        shown = dict(target.options)
         target.calls.clear()
-        assert ensured(target, plan(A, after)) is None
-        assert target.calls.count("vhost_scsi_controller_remove_target") == calls
+        # Not of a guest that runs,
+        assert (ensured(target, plan(A, after)) is None) == (calls == 0)
+        assert target.options == shown
+        # but of one that starts.
+        assert ensured(target, plan(A, after), whole=True) is None
+        assert target.calls.count("vhost_delete_controller") == calls
         assert target.calls.count("vhost_scsi_controller_add_target") == calls
 
 
@@ -85,8 +92,10 @@ def test_blocks_are_corrected_and_asked_for_only_where_they_are_not_the_volumes_
 ) -> None:
     def made(volume: str, size: int | None) -> tuple[list[str], dict[str, Any]]:
         target.calls.clear()
-        why = ensured(target, plan(A, lun(0, volume, f"uuid-{volume[1]}", block_size=size)))
-        changes = [call.split("_")[3] for call in target.calls if call.endswith("_target")]
+        wanted = plan(A, lun(0, volume, f"uuid-{volume[1]}", block_size=size))
+        why = ensured(target, wanted, whole=True)
+        words = {"vhost_delete_controller": "delete", "vhost_scsi_controller_add_target": "add"}
+        changes = [words[call] for call in target.calls if call in words]
         options = dict(target.options.get((A, 0), {}))
         options.pop("write_error_policy", None)
         return [*changes, *([why] if why else [])], options
@@ -94,14 +103,15 @@ def test_blocks_are_corrected_and_asked_for_only_where_they_are_not_the_volumes_
     target.block_sizes["uuid-1"] = 4096
     assert made("v0", None) == (["add"], {})
     assert made("v0", 512) == ([], {})
-    assert made("v0", 4096) == (["remove", "add"], {"block_size": 4096})
+    assert made("v0", 4096) == (["delete", "add"], {"block_size": 4096})
     assert made("v0", 4096) == ([], {"block_size": 4096})
-    assert made("v0", None) == (["remove", "add"], {})
-    assert made("v1", 4096) == (["remove", "add"], {})
+    assert made("v0", None) == (["delete", "add"], {})
+    assert made("v1", 4096) == (["delete", "add"], {})
     assert made("v1", None) == ([], {})
     # What is there stays, and what cannot be is refused by the target.
     assert made("v1", 512) == ([], {})
     target.controllers[A] = {}
+    target.options.clear()
     refusal = "disk sda (volume lvs0/v1): bdev uuid-1 has larger blocks"
     assert made("v1", 512) == (["add", refusal], {})
 
@@ -117,21 +127,75 @@ def test_a_target_that_does_not_tell_is_believed(target: FakeTarget) -> None:
 
 def test_what_is_missing_is_made() -> None:
     one, two = lun(0, "v0"), lun(3, "v1")
-    assert actions(plan(A, one, two), State({})) == [
-        CreateController(A),
-        AddTarget(A, one),
-        AddTarget(A, two),
-    ]
+    for whole in (False, True):
+        assert actions(plan(A, one, two), State({}), whole=whole) == [
+            CreateController(A),
+            AddTarget(A, one),
+            AddTarget(A, two),
+        ]
 
 
-def test_what_is_wrong_is_corrected_and_what_is_right_stays() -> None:
+def test_a_domain_that_starts_gets_a_new_controller_in_the_place_of_a_wrong_one() -> None:
     names = {f"lvs0/v{n}": Bdev(f"uuid-{n}", 512) for n in range(4)}
     state = State({A: {0: Shown("uuid-0"), 1: Shown("uuid-9"), 7: Shown("uuid-3")}}, names)
-    assert actions(plan(A, lun(0, "v0"), lun(1, "v1")), state) == [
-        RemoveTarget(A, 1),
-        RemoveTarget(A, 7),
-        AddTarget(A, lun(1, "v1")),
+    zero, one = lun(0, "v0"), lun(1, "v1")
+    new = [CreateController(A), AddTarget(A, zero), AddTarget(A, one)]
+    assert actions(plan(A, zero, one), state, whole=True) == [ReleaseController(A), *new]
+    # Whoever is connected is a stranger then, and has to go first.
+    owner = SetOwner(A, None)
+    assert actions(plan(A, zero, one), state, whole=True, starts=True) == [
+        owner,
+        ReleaseController(A),
+        CreateController(A),
+        owner,
+        *new[1:],
     ]
+
+
+def test_from_a_domain_that_runs_nothing_is_taken() -> None:
+    """Neither a LUN that is not in the metadata, nor one that it says otherwise."""
+    names = {f"lvs0/v{n}": Bdev(f"uuid-{n}", 512) for n in range(4)}
+    luns = {0: Shown("uuid-0"), 1: Shown("uuid-9"), 7: Shown("uuid-3")}
+    wanted = plan(A, lun(0, "v0"), lun(1, "v1"), lun(2, "v2"))
+    for connected in (frozenset({A}), frozenset[str]()):  # its QEMU may be about to come back
+        state = State({A: luns}, names, connected)
+        assert actions(wanted, state, whole=False) == [AddTarget(A, lun(2, "v2"))]
+        assert unasked(wanted, state) == {1: Shown("uuid-9"), 7: Shown("uuid-3")}
+        named = replace(wanted, luns=(lun(0, "v0", serial="S"),))
+        shown = State({A: {0: Shown("uuid-0", serial="T")}}, names, connected)
+        assert actions(named, shown, whole=False) == []
+        assert unasked(named, shown).keys() == {0}
+
+
+def test_what_a_running_domain_keeps_is_said(target: FakeTarget) -> None:
+    target.controllers = {A: {0: "uuid-0", 3: "uuid-3"}}
+    target.connected = {A}
+    why = ensured(target, plan(A, lun(0, "v0", "uuid-0"), lun(1, "v1", "uuid-1")))
+    assert target.controllers == {A: {0: "uuid-0", 1: "uuid-1", 3: "uuid-3"}}
+    assert why is not None and why.startswith(f"target 3 of controller {A} is left as it is")
+
+
+def test_a_start_waits_for_who_is_connected_and_takes_no_lun_from_it(
+    target: FakeTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == leaves_after:
+            target.connected.clear()
+
+    monkeypatch.setattr("pydataplane.domain.reconcile.time.sleep", wait)
+    wanted, leaves_after = plan(A, lun(0, "v0")), 0
+    target.controllers = {A: {0: "uuid-1"}}
+    target.connected = {A}
+    why = ensured(target, wanted, whole=True)
+    assert why is not None and "a process is connected to it" in why
+    assert target.controllers == {A: {0: "uuid-1"}} and len(waits) > 2
+    waits.clear()
+    leaves_after = 2
+    assert ensured(target, wanted, whole=True) is None
+    assert target.controllers == {A: {0: "uuid-0"}} and len(waits) == 2
 
 
 @pytest.mark.parametrize("there", [False, True])
@@ -139,7 +203,7 @@ def test_before_a_start_the_owner_comes_before_any_lun(there: bool) -> None:
     state = State({A: {}} if there else {})
     created = [] if there else [CreateController(A)]
     one = lun(0, "v0")
-    assert actions(plan(A, one), state, starts=True) == [
+    assert actions(plan(A, one), state, whole=True, starts=True) == [
         *created,
         SetOwner(A, None),
         AddTarget(A, one),
@@ -220,7 +284,9 @@ def test_what_somebody_else_took_away_is_no_failure(target: FakeTarget) -> None:
     assert target.controllers == {}
 
 
-def test_a_controller_goes_only_where_no_qemu_is_connected(target: FakeTarget) -> None:
+@pytest.mark.parametrize("whole", [True, False], ids=["ours", "SPDK's"])
+def test_a_controller_goes_only_where_no_qemu_is_connected(target: FakeTarget, whole: bool) -> None:
+    target.deletes_whole = whole
     before = {A: {0: "uuid-0"}, B: {1: "uuid-1"}}
     target.controllers = {name: dict(luns) for name, luns in before.items()}
     target.connected = {A, B}
@@ -230,6 +296,22 @@ def test_a_controller_goes_only_where_no_qemu_is_connected(target: FakeTarget) -
     assert release(target, A) == "released"
     assert release(target, A) == "none"
     assert target.controllers == {B: {1: "uuid-1"}}
+
+
+def test_a_qemu_that_connects_during_a_release_keeps_its_luns(target: FakeTarget) -> None:
+    """The target looks and deletes in one call: there is no time between."""
+    real = target.call_raw
+
+    def connects(method: str, **params: Any) -> Any:
+        result = real(method, **params)
+        target.connected.add(A)  # after the first answer, whatever was asked
+        return result
+
+    target.controllers = {A: {0: "uuid-0"}}
+    target.call_raw = connects  # type: ignore[method-assign]
+    outcome = release(target, A)
+    left = target.controllers.get(A)
+    assert (outcome, left) in (("busy", {0: "uuid-0"}), ("released", None))
 
 
 def test_what_stays_although_it_was_to_go_is_a_failure(target: FakeTarget) -> None:
@@ -250,12 +332,33 @@ LUNS = st.dictionaries(st.integers(0, 4), st.integers(0, 5), max_size=4)
 def test_from_any_state_to_any_other_and_then_nothing(
     before: dict[int, int], after: dict[int, int]
 ) -> None:
-    target = FakeTarget({f"lvs0/v{n}": f"uuid-{n}" for n in range(6)})
-    target.controllers = {A: {t: f"uuid-{v}" for t, v in before.items()}, B: {}}
-    unique = {v: t for t, v in after.items()}
-    wanted = plan(A, *(lun(t, f"v{v}") for v, t in sorted(unique.items())))
-    assert ensured(target, wanted) is None
-    assert target.controllers == {A: {t: f"uuid-{v}" for v, t in unique.items()}, B: {}}
+    target, wanted = target_and_plan(before, after)
+    assert ensured(target, wanted, whole=True) is None
+    wanted_luns = {lun.target: f"uuid-{lun.volume.lvol[1:]}" for lun in wanted.luns}
+    assert target.controllers == {A: wanted_luns, B: {}}
     target.calls.clear()
     assert ensured(target, wanted) is None
     assert set(target.calls) <= {"vhost_get_controllers", "bdev_get_bdevs"}
+
+
+@given(LUNS, LUNS)
+def test_whatever_a_running_domain_has_it_keeps(
+    before: dict[int, int], after: dict[int, int]
+) -> None:
+    target, wanted = target_and_plan(before, after)
+    ensured(target, wanted)
+    kept = {number: f"uuid-{volume}" for number, volume in before.items()}
+    assert kept.items() <= target.controllers[A].items()
+    assert set(target.calls) <= {
+        "vhost_get_controllers",
+        "bdev_get_bdevs",
+        "vhost_scsi_controller_add_target",
+    }
+
+
+def target_and_plan(before: dict[int, int], after: dict[int, int]) -> tuple[FakeTarget, Plan]:
+    """Returns a target with some LUNs (number to volume), and what a domain is to have."""
+    target = FakeTarget({f"lvs0/v{n}": f"uuid-{n}" for n in range(6)})
+    target.controllers = {A: {t: f"uuid-{v}" for t, v in before.items()}, B: {}}
+    unique = {v: t for t, v in after.items()}
+    return target, plan(A, *(lun(t, f"v{v}") for v, t in sorted(unique.items())))

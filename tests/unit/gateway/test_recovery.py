@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from plugin.gateway.journal import Entry, Journal
+from plugin.gateway.journal import Entry, Journal, Operation
 from plugin.gateway.messages import Domain, DomainCall
 from plugin.gateway.procs import Proc
 from plugin.gateway.recovery import recover
@@ -186,6 +187,92 @@ def test_a_target_that_answers_too_late_leaves_no_lun_behind(tmp_path: Path) -> 
         assert devs(dom.live) == set()
 
     play(tmp_path, body)
+
+
+@pytest.mark.parametrize("proc", LUN, ids=name)
+def test_the_lun_of_an_interrupted_change_goes_when_the_target_is_back(
+    tmp_path: Path, proc: Proc
+) -> None:
+    """Only its own: what else a running domain has is not taken from it."""
+
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk() if proc == Proc.DETACH_DEVICE_FLAGS else "")
+        services = world.gateway.services
+        data, more = world.target.volumes["lvs0/data"].uuid, world.target.add_volume("lvs0/more")
+        world.target.controllers[CONTROLLER] = {0: data, 5: more}
+        world.target.connected = {CONTROLLER}
+        both = disk() if proc == Proc.ATTACH_DEVICE_FLAGS else ""
+        live, config = (translate.element(side or "") for side in (dom.live, dom.config))
+        if proc == Proc.DETACH_DEVICE_FLAGS:
+            client = await world.client()
+            real = world.target.vhost_scsi_controller_remove_target
+            world.target.vhost_scsi_controller_remove_target = lambda **_: True  # type: ignore[method-assign]
+            await client.detach(dom.ref, disk(), LIVE | CONFIG)
+            world.target.vhost_scsi_controller_remove_target = real  # type: ignore[method-assign]
+        assert not both or not devs(dom.live)
+        operation: Operation = "attach" if both else "detach"
+        entry = Entry(operation, UUID_1, "one", "sdb", 0, data, True, live, config, None)
+        stored = services.journal.append(entry)
+        world.target.stop()
+        await recover(services, stored)
+        (pending,) = services.journal.pending
+        assert (pending.entry.operation, pending.entry.live) == ("remove", None)
+        assert [found.operation for found in written(world)] == ["remove"], "on disk as well"
+        world.target.start()
+        await recover(services, pending)
+        assert world.target.controllers[CONTROLLER] == {5: more}
+        assert not services.journal.pending and not written(world)
+
+    play(tmp_path, body)
+
+
+def written(world: World) -> list[Entry]:
+    """Returns the entries on disk."""
+    found = []
+    for path in (world.path.parent / "notes").glob("*.json"):
+        values = json.loads(path.read_text())
+        del values["version"]
+        found.append(Entry(**values))
+    return found
+
+
+def test_a_volume_that_came_under_the_same_number_meanwhile_stays(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain()
+        services = world.gateway.services
+        data, more = world.target.volumes["lvs0/data"].uuid, world.target.add_volume("lvs0/more")
+        entry = Entry("remove", UUID_1, "one", "sdb", 0, data, True, None, None, None)
+        world.target.controllers[CONTROLLER] = {0: more}
+        await recover(services, services.journal.append(entry))
+        assert world.target.controllers[CONTROLLER] == {0: more}, "another one's"
+        world.target.controllers[CONTROLLER] = {}
+        client = await world.client()
+        await client.attach(dom.ref, disk(), LIVE)
+        await recover(services, services.journal.append(entry))
+        assert world.target.controllers[CONTROLLER] == {0: data}, "the metadata has it"
+
+    play(tmp_path, body)
+
+
+def test_what_a_running_domain_has_and_nobody_detached_stays_and_is_logged_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk())
+        more = world.target.add_volume("lvs0/more")
+        world.target.controllers[CONTROLLER][7] = more
+        world.target.connected = {CONTROLLER}
+        asked = len(world.target.requests)
+        await until(lambda: len(world.target.requests) > asked + 20)  # some rounds
+        assert world.target.controllers[CONTROLLER][7] == more
+        # A disk that the target lost comes back all the same.
+        del world.target.controllers[CONTROLLER][0]
+        await until(lambda: len(world.target.controllers[CONTROLLER]) == 2)
+        assert devs(dom.live) == {"sdb"}
+
+    play(tmp_path, body, reconcile=True, reconcile_s=1)
+    said = f"target 7 of controller {CONTROLLER} is left as it is"
+    assert capsys.readouterr().out.count(said) == 1
 
 
 def test_a_detach_that_only_was_not_answered_is_not_taken_back(tmp_path: Path) -> None:
