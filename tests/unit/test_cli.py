@@ -8,6 +8,7 @@ import platform
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal
 from uuid import UUID
 
@@ -310,28 +311,17 @@ def test_doctor_looks_at_all_that_attaching_stands_on(config: Path) -> None:
 
 def test_domain_list_has_a_lun_that_the_domain_does_not() -> None:
     """From a running guest nothing takes it but a detach, so somebody has to see it."""
-
-    class Handle:
-        def name(self) -> str:
-            return "one"
-
-        def isActive(self) -> int:
-            return 1
-
-        def UUIDString(self) -> str:
-            return UUID_1
-
-        def XMLDesc(self, _: int) -> str:
-            xml = plain(devices=disk())
-            return translate.define(xml, Settings(), new_uuid=UUID(UUID_1)).xml
-
+    xml = translate.define(plain(devices=disk()), Settings(), new_uuid=UUID(UUID_1)).xml
+    handle = SimpleNamespace(
+        name=lambda: "one", isActive=lambda: 1, UUIDString=lambda: UUID_1, XMLDesc=lambda _: xml
+    )
     served = {f"vm-{UUID_1}": {0: ["lvs0/data", "uuid-0"], 7: ["lvs0/more", "uuid-7"]}}
-    rows = domain_commands._rows(Handle(), served)
+    rows = domain_commands._rows(handle, served)
     assert [(row["dev"], row["volume"], row["target"], row["served"]) for row in rows] == [
         ("sdb", "lvs0/data", 0, True),
         (None, "lvs0/more", 7, True),
     ]
-    (row,) = domain_commands._rows(Handle(), None)
+    (row,) = domain_commands._rows(handle, None)
     assert (row["dev"], row["served"]) == ("sdb", None)
-    (row,) = domain_commands._rows(Handle(), {})
+    (row,) = domain_commands._rows(handle, {})
     assert (row["target"], row["served"]) == (0, False)

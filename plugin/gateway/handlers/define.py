@@ -46,7 +46,7 @@ async def define(call: Call) -> None:
     uuid = (await call.parse(lambda: identity_of(args.xml), args.xml))[1]
     async with services.locks.hold(f"domain:{uuid.hex() if uuid else args.xml[:64]}"):
         new = uuid is not None and await _is_new(await services.admin(), uuid)
-        _, definition = await _translated(call, args.xml, new=new)
+        _, definition = await _translated(call, args.xml, new=new, new_uuid=uuid4())
         reply = await call.forward(replace(args, xml=definition.xml).pack())
         if uuid is not None:
             services.known.changed(uuid)
@@ -57,35 +57,44 @@ async def define(call: Call) -> None:
 
 async def create(call: Call) -> None:
     """CREATE_XML and CREATE_XML_WITH_FILES: define and start at once."""
+    services, new_uuid = call.services, uuid4()
     args = XmlCall.read(call.payload, flags=True, descriptors=call.header.with_fds)
-    translation, definition = await _translated(call, args.xml, new=False)
+    uuid = (await call.parse(lambda: identity_of(args.xml), args.xml))[1] or new_uuid.bytes
+    # What is read of the domain that there may be must be so still when this one starts.
+    async with services.domain_lock(uuid):
+        reply = await _create(call, args, new_uuid)
+    await call.respond(reply)
+
+
+async def _create(call: Call, args: XmlCall, new_uuid: UUID) -> Reply:
+    """Creates a domain whose lock is held; returns libvirtd's reply."""
+    translation, definition = await _translated(call, args.xml, new=False, new_uuid=new_uuid)
     if definition.plan is None:
-        await call.respond(await _create_without_disks(call, args, definition))
-        return
+        return await _create_without_disks(call, args, definition, new_uuid)
     payload = replace(args, xml=definition.xml).pack()
     found = await startable(call, definition.plan, definition.xml, (polkit.WRITE, polkit.START))
     if found is None:
-        await call.respond(await call.forward(payload))  # libvirtd says why not
-        return
+        return await call.forward(payload)  # libvirtd says why not
     async with prepared(call, *found) as attempt:
         known = records.uuids_of(attempt.plan)
         payload = replace(args, xml=(await translation.with_uuids(known)).xml).pack()
         reply = await call.forward(payload)
         attempt.started = reply.ok
-    await call.respond(reply)
+    return reply
 
 
-async def _create_without_disks(call: Call, args: XmlCall, definition: Definition) -> Reply:
+async def _create_without_disks(
+    call: Call, args: XmlCall, definition: Definition, new_uuid: UUID
+) -> Reply:
     """Creates a domain that has no disk of ours, with a controller if it is to have one."""
     services = call.services
     if empty.is_wanted(services, definition.xml) and not call.header.with_fds:
-        made = await empty.with_controller(services, args.xml, uuid4(), call.parser)
+        made = await empty.with_controller(services, args.xml, new_uuid, call.parser)
         rights = (polkit.WRITE, polkit.START)
         found = await startable(call, made.plan, made.xml, rights) if made is not None else None
         if made is not None and found is not None:
             _, uuid = found
-            async with services.domain_lock(uuid):
-                reply = await create_empty(call, made, uuid, replace(args, xml=made.xml).pack())
+            reply = await create_empty(call, made, uuid, replace(args, xml=made.xml).pack())
             if reply is not None:
                 return reply
     return await call.forward(replace(args, xml=definition.xml).pack())
@@ -100,11 +109,14 @@ async def _is_new(admin: Upstream, uuid: bytes) -> bool:
     return False
 
 
-async def _translated(call: Call, xml: str, *, new: bool) -> tuple[Translation, Definition]:
+async def _translated(
+    call: Call, xml: str, *, new: bool, new_uuid: UUID
+) -> tuple[Translation, Definition]:
     """Translates a client's domain, keeping what libvirtd's present definition has assigned.
 
     That is read under the gateway's own identity: a client that may change a domain need not be
     allowed to read it, and it is not shown what is kept. `new`: records of old are not its own.
+    `new_uuid` becomes its UUID if it has none. The caller holds the domain's lock.
     """
     services = call.services
     name, uuid = await call.parse(lambda: identity_of(xml), xml)
@@ -112,7 +124,7 @@ async def _translated(call: Call, xml: str, *, new: bool) -> tuple[Translation, 
         current = await current_xml(await services.admin(), name, uuid)
     except GatewayError:
         current = None  # libvirtd's answer to the call itself says why
-    translation = Translation(xml, call, uuid4(), current)
+    translation = Translation(xml, call, new_uuid, current)
     definition = await translation.with_uuids()
     plan = definition.plan
     unknown = [lun.volume.alias for lun in plan.luns if lun.uuid is None] if plan else []

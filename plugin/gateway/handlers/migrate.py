@@ -17,6 +17,7 @@ from uuid import UUID
 
 from plugin.gateway import empty, polkit
 from plugin.gateway.call import Call, Reply
+from plugin.gateway.domains import identity_of
 from plugin.gateway.errors import GatewayError
 from plugin.gateway.handlers.start import begun, prepared, startable
 from plugin.gateway.messages import STRING, Domain, TypedParam
@@ -24,7 +25,7 @@ from plugin.gateway.procs import Proc
 from plugin.gateway.upstream import XML_INACTIVE, XML_MIGRATABLE, XML_SECURE
 from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain import translate
-from pydataplane.domain.translate import Definition
+from pydataplane.domain.translate import Plan
 
 PARAMS_MAX = 64
 """REMOTE_DOMAIN_MIGRATE_PARAM_LIST_MAX."""
@@ -142,36 +143,39 @@ async def _prepare(call: Call, xml: str, payload: Callable[[str], bytes]) -> Non
     if not await call.parse(lambda: translate.has_controller(xml), xml):
         await call.pass_on()  # without a controller on the source there is none here
         return
-    definition = await call.services.define(
-        xml, new_uuid=_NO_UUID, controller=True, client=call.parser
-    )
-    if definition.plan is not None and not definition.plan.luns:
-        await call.respond(await _prepare_without_disks(call, definition, payload))
+    uuid = (await call.parse(lambda: identity_of(xml), xml))[1]
+    if uuid is None:
+        await call.pass_on()  # no libvirtd sends that
         return
-    found = await startable(call, definition.plan, definition.xml, (polkit.START, polkit.WRITE))
-    if found is None:
-        await call.respond(await call.forward(payload(definition.xml)))
-        return
-    async with prepared(call, *found, saved=True) as attempt:
-        reply = await call.forward(payload(definition.xml))
-        attempt.started = reply.ok
+    async with call.services.domain_lock(uuid):
+        reply = await _prepare_held(call, xml, payload)
     await call.respond(reply)
 
 
-async def _prepare_without_disks(
-    call: Call, definition: Definition, payload: Callable[[str], bytes]
-) -> Reply:
-    """Makes the destination ready for a guest that has a controller and no disk of ours."""
-    services, rights = call.services, (polkit.START, polkit.WRITE)
-    found = await startable(call, definition.plan, definition.xml, rights)
+async def _prepare_held(call: Call, xml: str, payload: Callable[[str], bytes]) -> Reply:
+    """As `_prepare`, for a domain whose lock is held."""
+    definition = await call.services.define(
+        xml, new_uuid=_NO_UUID, controller=True, client=call.parser
+    )
+    found = await startable(call, definition.plan, definition.xml, (polkit.START, polkit.WRITE))
     if found is None:
         return await call.forward(payload(definition.xml))
+    if not found[0].luns:
+        return await _prepare_without_disks(call, definition.xml, found, payload)
+    async with prepared(call, *found, saved=True) as attempt:
+        reply = await call.forward(payload(definition.xml))
+        attempt.started = reply.ok
+    return reply
+
+
+async def _prepare_without_disks(
+    call: Call, xml: str, found: tuple[Plan, bytes], payload: Callable[[str], bytes]
+) -> Reply:
+    """Makes the destination ready for a guest that has a controller and no disk of ours."""
     plan, uuid = found
-    async with services.domain_lock(uuid):
-        made = await empty.make(services, plan)
-        xml = definition.xml if made else await _standing_in(call, definition.xml)
-        starting = call.forward(payload(xml or definition.xml))
-        return await begun(services, plan if made else None, uuid, starting)
+    made = await empty.make(call.services, plan)
+    given = xml if made else await _standing_in(call, xml) or xml
+    return await begun(call.services, plan if made else None, uuid, call.forward(payload(given)))
 
 
 async def _without_target(call: Call, dom: Domain) -> str | None:

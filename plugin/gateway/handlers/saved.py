@@ -1,7 +1,8 @@
 """Saved guests: the definition in a save image is the client's to see and to change, too.
 
 libvirt keeps a domain's whole XML in the image. A guest that is restored has its controller and
-LUNs before libvirtd is asked, as one that is started.
+LUNs before libvirtd is asked, as one that is started; of an image that the client may not read,
+libvirtd alone is asked.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from uuid import UUID
 from plugin.gateway import empty, polkit
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import identity_of
-from plugin.gateway.errors import GatewayError
+from plugin.gateway.errors import Code, GatewayError, Refused
 from plugin.gateway.handlers.start import begun, prepared, startable
 from plugin.gateway.messages import STRING, Domain, TypedParam, read_string
 from plugin.gateway.procs import Proc
@@ -72,51 +73,72 @@ async def save(call: Call) -> None:
 
 async def restore(call: Call) -> None:
     """RESTORE, RESTORE_FLAGS and RESTORE_PARAMS."""
-    reader = Reader(call.payload)
+    services, reader = call.services, Reader(call.payload)
     if call.header.procedure == Proc.RESTORE:
         saving = _Saving(reader.string(), None, None)
     else:
         saving = _Saving.read(reader, params=call.header.procedure == Proc.RESTORE_PARAMS)
     image = await _xml_of(call, saving.file) if saving.file is not None else None
-    payload = call.payload
-    if saving.xml is not None:
-        saving = replace(saving, xml=await _translated(call, saving.xml, image))
-        payload = bytes(saving.write(Writer()))
-    xml = saving.xml or image
-    plan, carries = None, False
-    if xml is not None:
-        plan = await call.parse(partial(translate.plan, xml), xml)
-        carries = await call.parse(partial(translate.has_controller, xml), xml)
-    if xml is not None and (plan is None or not plan.luns) and carries:
-        await call.respond(await _restore_without_disks(call, saving, xml))
+    uuid = await _uuid_of(call, image) if image is not None else None
+    if image is None or uuid is None:
+        await call.respond(await call.forward())  # libvirtd says why not
         return
-    found = await startable(call, plan, xml, (polkit.START,))
-    if found is None:
-        await call.respond(await call.forward(payload))
-        return
-    async with prepared(call, *found, saved=True) as attempt:
-        reply = await call.forward(payload)
-        attempt.started = reply.ok
+    async with services.domain_lock(uuid):
+        # Whose image it is was not held until now: it may have been exchanged.
+        if saving.file is not None and await _xml_of(call, saving.file) != image:
+            raise Refused(
+                Code.OPERATION_FAILED,
+                f"{saving.file} has changed while it was read: restore it again",
+            )
+        reply = await _restore(call, saving, image, uuid)
     await call.respond(reply)
 
 
+async def _uuid_of(call: Call, xml: str) -> bytes | None:
+    return (await call.parse(lambda: identity_of(xml), xml))[1]
+
+
+async def _restore(call: Call, saving: _Saving, image: str, uuid: bytes) -> Reply:
+    """Restores the domain of an image (XML and UUID), whose lock is held."""
+    payload = call.payload
+    if saving.xml is not None:
+        if await _uuid_of(call, saving.xml) != uuid:
+            return await call.forward()  # libvirtd refuses XML of another domain
+        saving = replace(saving, xml=await _translated(call, saving.xml, image))
+        payload = bytes(saving.write(Writer()))
+    xml = saving.xml or image
+    plan = await call.parse(partial(translate.plan, xml), xml)
+    carries = await call.parse(partial(translate.has_controller, xml), xml)
+    if (plan is None or not plan.luns) and carries:
+        return await _restore_without_disks(call, saving, xml)
+    found = await startable(call, plan, xml, (polkit.START,))
+    if found is None:
+        return await call.forward(payload)
+    async with prepared(call, *found, saved=True) as attempt:
+        reply = await call.forward(payload)
+        attempt.started = reply.ok
+    return reply
+
+
 async def _restore_without_disks(call: Call, saving: _Saving, xml: str) -> Reply:
-    """Restores a guest that was saved with a controller and no disk of ours, from `xml`."""
+    """Restores a guest that was saved with a controller and no disk of ours, from `xml`.
+
+    The caller holds its lock.
+    """
     services = call.services
     name, uuid = await call.parse(lambda: identity_of(xml), xml)
     rights = (polkit.START,)
     if uuid is None or not await call.caller.may(rights, name or "", str(UUID(bytes=uuid))):
         return await call.forward()
-    async with services.domain_lock(uuid):
-        fitted = await empty.fit(services, xml)
-        given = replace(saving, flags=saving.flags or 0).with_xml(fitted.xml or saving.xml)
-        if given.xml is None:
-            starting = call.forward()
-        elif call.header.procedure == Proc.RESTORE:
-            starting = call.forward_as(Proc.RESTORE_FLAGS, bytes(given.write(Writer())))
-        else:
-            starting = call.forward(bytes(given.write(Writer())))
-        return await begun(services, fitted.made, uuid, starting)
+    fitted = await empty.fit(services, xml)
+    given = replace(saving, flags=saving.flags or 0).with_xml(fitted.xml or saving.xml)
+    if given.xml is None:
+        starting = call.forward()
+    elif call.header.procedure == Proc.RESTORE:
+        starting = call.forward_as(Proc.RESTORE_FLAGS, bytes(given.write(Writer())))
+    else:
+        starting = call.forward(bytes(given.write(Writer())))
+    return await begun(services, fitted.made, uuid, starting)
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ async def _start(call: Call, args: DomainCall) -> Reply:
         if saved:
             return await _restore(call, admin, dom)
         return await _start_without_disks(call, args, admin, dom, xml)
-    async with _prepared(call, plan, dom.uuid, saved=saved) as attempt:
+    async with prepared(call, plan, dom.uuid, saved=saved) as attempt:
         if await admin.persistent(dom):
             await records.write(admin, dom, records.uuids_of(attempt.plan), AFFECT_CONFIG)
             if not saved:
@@ -203,24 +203,15 @@ async def _xml_to_start(admin: Upstream, dom: Domain, *, force: bool) -> tuple[s
 async def prepared(
     call: Call, plan: Plan, uuid: bytes, *, saved: bool = False
 ) -> AsyncIterator[Attempt]:
-    """Holds the domain with all of `plan` in the target for the body, which starts the domain.
+    """Has all of `plan` in the target for the body, which starts the domain.
 
-    Volumes that never existed are made; not for a `saved` guest, which has seen its disks.
+    The caller holds the domain's lock, and has read under it what the plan is made of. Volumes that
+    never existed are made; not for a `saved` guest, which has seen its disks.
 
     Raises:
         Refused: a volume is lost or in use, or there is no target; nothing is left behind, but
             volumes that were made stay.
     """
-    async with (
-        call.services.domain_lock(uuid),
-        _prepared(call, plan, uuid, saved=saved) as attempt,
-    ):
-        yield attempt
-
-
-@asynccontextmanager
-async def _prepared(call: Call, plan: Plan, uuid: bytes, *, saved: bool) -> AsyncIterator[Attempt]:
-    """As `prepared`, for a domain whose lock is held."""
     services = call.services
     if await _is_active(await services.admin(), uuid):
         yield Attempt(plan)  # libvirtd refuses to start it again

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from plugin.gateway.errors import Code, Refused
 from plugin.gateway.messages import (
     STRING,
     UINT,
     ULLONG,
     Domain,
     TypedParam,
+    XmlCall,
     pack_params,
     pack_string,
 )
 from plugin.gateway.procs import Proc
 from plugin.gateway.xdr import Reader, Writer
-from tests.unit.gateway.world import UUID_1, ReplyError, TestClient, World, disk, play
+from tests.unit.gateway.world import UUID_1, UUID_2, ReplyError, TestClient, World, disk, play
 
 CONTROLLER = f"vm-{UUID_1}"
 COOKIE = b"<qemu-migration/>"
@@ -233,5 +236,80 @@ def test_save_images_are_shown_and_defined_as_the_clients(tmp_path: Path) -> Non
         reader = Reader(seen.payload)
         assert reader.string() == "/image"
         assert reader.string() == image, "what it was, byte for byte"
+
+    play(tmp_path, body)
+
+
+def restore_call(proc: Proc, xml: str | None = None) -> bytes:
+    """The arguments of a restore of /image."""
+    writer = Writer().string("/image")
+    return bytes(writer.optional(xml, writer.string).u32(0) if proc != Proc.RESTORE else writer)
+
+
+@pytest.mark.parametrize("with_xml", [False, True], ids=["image", "image and XML"])
+def test_an_image_that_is_exchanged_before_its_domain_is_held_prepares_nothing(
+    tmp_path: Path, with_xml: bool
+) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(running=False, disks=disk())
+        image = (dom.config or "").replace("<vcpu>1<", "<vcpu>2<")
+        shown = iter([image])
+        world.libvirtd.answers[Proc.SAVE_IMAGE_GET_XML_DESC] = lambda _: pack_string(
+            next(shown, dom.config or "")
+        )
+        seen = Seen(world, Proc.RESTORE_FLAGS)
+        client = await world.client()
+        with pytest.raises(ReplyError, match="/image has changed while it was read"):
+            xml = dom.config if with_xml else None
+            await client.call(Proc.RESTORE_FLAGS, restore_call(Proc.RESTORE_FLAGS, xml))
+        assert world.target.controllers == {} and seen.payload == b""
+
+    play(tmp_path, body)
+
+
+@pytest.mark.parametrize("image", [None, UUID_2], ids=["unreadable", "another's"])
+def test_of_xml_that_is_not_the_images_nothing_is_prepared(
+    tmp_path: Path, image: str | None
+) -> None:
+    """The XML names the victim with its volume; what libvirtd was given, it says no to."""
+
+    async def body(world: World) -> None:
+        victim = world.domain(running=False, disks=disk())
+        xml = victim.config or ""
+
+        def read(_: bytes) -> bytes:
+            if image is None:
+                raise Refused(Code.ACCESS_DENIED, "no")
+            return pack_string(xml.replace(UUID_1, image))
+
+        world.libvirtd.answers[Proc.SAVE_IMAGE_GET_XML_DESC] = read
+        seen = Seen(world, Proc.RESTORE_FLAGS)
+        client = await world.client()
+        sent = restore_call(Proc.RESTORE_FLAGS, xml)
+        await client.call(Proc.RESTORE_FLAGS, sent)
+        assert seen.payload == sent and seen.luns == {}
+        made = ("vhost_create_scsi_controller", "vhost_scsi_controller_add_target")
+        assert not [method for method in world.target.calls if method in made]
+
+    play(tmp_path, body)
+
+
+def test_what_is_kept_of_a_definition_is_read_when_nobody_changes_it(tmp_path: Path) -> None:
+    """A creation waits for whoever changes the domain, and only then looks at what there is."""
+
+    async def body(world: World) -> None:
+        dom = world.domain(running=False, disks=disk())
+        client, services = await world.client(), world.gateway.services
+        looks = (Proc.LOOKUP_BY_UUID, Proc.GET_XML_DESC, Proc.CREATE_XML)
+        payload = XmlCall((dom.config or "").replace("<vcpu>1<", "<vcpu>3<"), 0).pack()
+        async with services.domain_lock(dom.uuid):
+            await services.admin()
+            serial = await client.send(Proc.CREATE_XML, payload)
+            # What comes after it on the same connection has come to libvirtd.
+            await client.call(Proc.LIST_ALL_DOMAINS, bytes(Writer().i32(1).u32(0)))
+            await asyncio.sleep(0.2)
+            assert not [call for call in world.libvirtd.calls() if call in looks]
+        await client.reply(serial)
+        assert dom.live is not None and "<vcpu>3<" in dom.live
 
     play(tmp_path, body)
