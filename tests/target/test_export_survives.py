@@ -1,6 +1,8 @@
 """What is mounted on an export only sees a pause while its target is killed, restarted or upgraded.
 
-Needs root, /dev/fuse and loop devices; Linux 6.9 for a killed target.
+Needs root, /dev/fuse and loop devices; Linux 6.9 for a killed target. `VIRTLUN_SEED` repeats what a
+test chose. A test of the night needs fio, which `make nightly` installs, and restarts the target
+`VIRTLUN_RESTARTS` times each way.
 """
 
 from __future__ import annotations
@@ -18,8 +20,11 @@ from pathlib import Path
 import pytest
 
 from pydataplane.errors import RpcError
+from tests.support import threads
 from tests.support.load import Load
+from tests.support.restarts import RESTARTS, choose_seed
 from tests.support.target import Target
+from tests.support.wait import until
 from tests.target.conftest import MakeTarget
 from tests.target.test_upgrade import upgrade_ends
 
@@ -27,6 +32,8 @@ pytestmark = pytest.mark.root
 MIB = 1 << 20
 COMMAND_TIMEOUT_S = 60.0
 KILLS = 10
+PROGRAM_MIB = 32
+"""What a program writes and reads each time."""
 
 
 def run(*command: str | Path) -> str:
@@ -112,8 +119,7 @@ def test_verified_io_on_a_loop_device_sees_a_pause(
 ) -> None:
     uuid, path = volume(target, thin=thin)
     loop = loops(path)
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = choose_seed()
     load = Load(Path(loop), 64 * MIB, seed)
     with load.running():
         interrupted(target, load, lambda: INTERRUPTIONS[how](target), KILLS)
@@ -136,8 +142,7 @@ def test_an_ext4_under_load_sees_a_pause(
     direct = point / "direct"
     with direct.open("xb") as file:
         file.truncate(32 * MIB)
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = choose_seed()
     load = Load(direct, 32 * MIB, seed)
     stop = threading.Event()
     files: list[int] = []
@@ -174,6 +179,93 @@ def test_an_ext4_under_load_sees_a_pause(
         content = (point / f"file{number}").read_bytes()
         assert content == number.to_bytes(8, "little") * 1000, number
     run("umount", point)
+
+
+def dd(loop: str, target: Target, chance: random.Random) -> None:
+    """Writes the device through the page cache, syncs it, and compares what is stored."""
+    written, read = target.directory / "written", target.directory / "read"
+    written.write_bytes(chance.randbytes(PROGRAM_MIB * MIB))
+    for words in (
+        (f"if={written}", f"of={loop}", "conv=fsync,notrunc"),
+        (f"if={loop}", f"of={read}", "iflag=direct"),
+    ):
+        run("dd", *words, "bs=64k", f"count={PROGRAM_MIB * MIB // 65536}", "status=none")
+    run("cmp", written, read)
+
+
+def fio(loop: str, _: Target, chance: random.Random) -> None:
+    """Writes the device in random order, many at a time, and verifies every block's checksum."""
+    run(
+        *("fio", "--thread", "--name=verified", f"--filename={loop}", f"--size={PROGRAM_MIB}m"),
+        *("--direct=1", "--ioengine=libaio", "--iodepth=16", "--rw=randwrite", "--bsrange=4k-256k"),
+        *("--verify=crc32c", "--verify_fatal=1", "--verify_backlog=64", "--fdatasync=32"),
+        "--verify_state_save=0",
+        f"--randseed={chance.getrandbits(32)}",
+    )
+
+
+def waits(loop: str, runs: threading.Thread) -> bool:
+    """Whether a read or write of the device is in flight, or a flush, which is not counted there.
+
+    Who waits for a flush is in an uninterruptible sleep: a program that `runs` has started.
+    """
+    if (Path("/sys/block") / Path(loop).name / "inflight").read_text().split() != ["0", "0"]:
+        return True
+    children = Path(f"/proc/self/task/{runs.native_id}/children").read_text().split()
+    states = [path for pid in children for path in Path(f"/proc/{pid}/task").glob("*/status")]
+    return any("State:\tD" in path.read_text() for path in states)
+
+
+@pytest.mark.parametrize("stop", [Target.kill9, Target.stop])
+@pytest.mark.parametrize(
+    ("program", "times"),
+    [
+        pytest.param(dd, KILLS, id="dd"),
+        pytest.param(
+            fio, RESTARTS, id="fio", marks=[pytest.mark.nightly, pytest.mark.timeout(3600)]
+        ),
+    ],
+)
+def test_a_program_sees_a_pause(
+    target: Target,
+    loops: Callable[[Path], str],
+    program: Callable[[str, Target, random.Random], None],
+    times: int,
+    stop: Callable[[Target], object],
+) -> None:
+    """It runs again and again; each time that the target is away it waits for an I/O."""
+    _, path = volume(target)
+    loop = loops(path)
+    chance = random.Random(choose_seed())
+    data = random.Random(chance.random())
+    ended, problems, passes = threading.Event(), [], 0
+
+    def again() -> None:
+        nonlocal passes
+        try:
+            while not ended.is_set():
+                program(loop, target, data)
+                passes += 1
+        except (AssertionError, subprocess.TimeoutExpired) as error:
+            problems.append(error)
+
+    runs = threading.Thread(target=again)
+    runs.start()
+    try:
+        for _ in range(times):
+            time.sleep(chance.uniform(0.0, 0.3))
+            stop(target)
+            until(lambda: problems or waits(loop, runs), threads.of_all_that_block)
+            target.start()
+            assert not problems, problems
+    finally:
+        if target.process is None:
+            target.start()
+        ended.set()
+        runs.join()
+    assert not problems, problems
+    print(f"{passes} passes of {program.__name__} beside {times} restarts")
+    assert passes
 
 
 def test_open_files_are_counted_across_crashes(target: Target) -> None:
