@@ -144,6 +144,8 @@ def _bench_kubernetes(name: str, about: str, minutes: int) -> Step:
     return Step(about, minutes, Lane.MEASURING, _module(f"tests.kubernetes.{name}"), paths)
 
 
+#: What ThreadSanitizer takes for races and why they are none.
+RACES = "tests/nightly/races.supp"
 #: Tests that map terabytes of memory: ThreadSanitizer keeps most addresses to itself.
 TERABYTES = (
     "a_guest_gets_no_more_addresses_than_a_process_has",
@@ -197,9 +199,9 @@ STEPS = {
             *_cargo("test", "-Zbuild-std", *SANITIZED, "--no-fail-fast", toolchain="+nightly"),
             *("--", *(word for name in TERABYTES for word in ("--skip", name))),
         ],
-        RUST,
+        (*RUST, RACES),
         _sources,
-        _sanitized("thread"),
+        _sanitized("thread") | {"TSAN_OPTIONS": f"suppressions={ROOT / RACES}"},
     ),
     "asan": Step(
         "the data plane's tests under AddressSanitizer",
