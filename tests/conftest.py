@@ -22,6 +22,7 @@ from tests.support.examples import Judge
 KUBERNETES = "tests/kubernetes/"
 EMPTY_CONTROLLERS = "tests/libvirt/test_empty_controllers.py"
 MISSING_VOLUMES = "tests/libvirt/test_missing_volumes.py"
+MIGRATIONS = "tests/guest/test_migration_many.py"
 #: Tests that stay together, by the beginnings of their names, those first that take longest; a test
 #: is of the first that fits. Those on Kubernetes share their worker's cluster, which takes ten
 #: seconds to start, a gigabyte, and a tenth of the inotify instances that a user may have.
@@ -36,6 +37,9 @@ PARTS = (
     (f"{MISSING_VOLUMES}::test_a_target_killed",),
     (MISSING_VOLUMES,),
     (EMPTY_CONTROLLERS,),
+    # Of the night, half an hour each.
+    (f"{MIGRATIONS}::test_without_any_device",),
+    (MIGRATIONS,),
 )
 
 settings.register_profile(

@@ -25,9 +25,10 @@ from tests.support.target import Target
 
 pytestmark = [pytest.mark.vm, pytest.mark.nightly]
 
-#: Migrations in a row with our device; without any, each of them damages most old QEMUs' guests.
+#: Migrations with our device, and as many without any.
 COUNT = int(os.environ.get("VIRTLUN_MIGRATIONS", "500"))
-CONTROL_COUNT = min(COUNT, 20)
+#: Of those without any with a QEMU that damages guests: enough to see one, as most are damaged.
+OLD_COUNT = min(COUNT, 20)
 #: Migrations of one guest before the next one boots.
 HOPS = 10
 
@@ -109,11 +110,17 @@ def hops(boot: BootGuest, scratch: Path, count: int, **options: object) -> int:
     return damaged
 
 
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(6 * 3600)
 def test_without_any_device(boot: BootGuest, scratch: Path, emulator: Emulator) -> None:
-    """The control: what QEMU does to its guests by itself."""
-    damaged = hops(boot, scratch, CONTROL_COUNT, emulator=emulator)
-    if emulator.version >= FIXED:
+    """The control: what QEMU does to its guests by itself.
+
+    With the QEMU that our device is tested with it is of the same size: what happens once in some
+    hundred migrations would happen here, too. The older one damages more than half of the guests
+    that it migrates, so 20 whole ones in a row have a chance of less than one in a million.
+    """
+    fixed = emulator.version >= FIXED
+    damaged = hops(boot, scratch, COUNT if fixed else OLD_COUNT, emulator=emulator)
+    if fixed:
         assert damaged == 0
     else:
         assert damaged > 0, f"{emulator} has the fix: its exception in README may go"
