@@ -9,8 +9,11 @@
 //! - an idle unit begins one request as long as there is room at all. If there is none it is the next to have
 //!   some, and until then nobody else begins what takes room: a large request is not overtaken for ever by
 //!   small ones. Idle units take turns (`waiting`), and no request is larger than a part;
-//! - what takes little of it ([`SMALL`]) an idle unit always begins, whatever others have in flight. So no
-//!   device that does not answer keeps another from that.
+//! - what takes little of it ([`SMALL`]) an idle unit always begins, whatever others have in flight.
+//!
+//! So one device that does not answer keeps no other unit from anything. Where many do not, which together
+//! have all but a request's length of a part, larger requests of the session's other units there wait for
+//! them: that is what a bound means.
 //!
 //! Nothing here is shared: the room comes back by ends of requests on the reactor that took it, which look
 //! at what waits.
