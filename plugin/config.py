@@ -89,13 +89,14 @@ class GatewaySection(Section):
     """What to open there for the gateway's own questions."""
     socket_group: str = "auto"
     """Group of both sockets; '' leaves root's. auto: that of libvirtd's own socket where that is
-    for a group; libvirt where it is for all, and where the gateway listens in libvirtd's place."""
+    for a group; libvirt where it is for all. In libvirtd's place: unix_sock_group of libvirtd_conf,
+    or libvirt."""
     socket_mode: str = Field(default="auto", pattern=r"^(auto|0[0-7]{3})$")
     """Mode of the read-write socket, octal. auto: 0660, but 0600 where libvirtd's own is for root
-    alone or not there."""
+    alone or not there. In libvirtd's place unix_sock_rw_perms of libvirtd_conf says that."""
     socket_mode_ro: str = Field(default="auto", pattern=r"^(auto|0[0-7]{3})$")
     """Mode of the read-only socket, octal. auto: 0666, but 0660 or 0600 where libvirtd's own is for
-    a group or for root alone."""
+    a group or for root alone. In libvirtd's place unix_sock_ro_perms of libvirtd_conf says that."""
     auth: AuthSetting = "auto"
     """What clients of the read-write socket must pass: none, polkit, or as libvirtd.conf says."""
     auth_ro: AuthSetting = "auto"

@@ -10,7 +10,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from plugin.gateway.polkit import Auth
+from plugin.gateway.polkit import Auth, setting
 from pydataplane.domain.errors import ConfigError
 
 BACKLOG = 128
@@ -55,6 +55,35 @@ class Admission:
 def usual(*, read_only: bool) -> Admission:
     """Returns who uses libvirt on most distributions."""
     return Admission(USUAL_MODES[read_only], USUAL_GROUP)
+
+
+def in_place_of(upstream: Path, libvirtd_conf: Path, *, read_only: bool) -> Admission:
+    """Returns who was to use the socket that the gateway has in libvirtd's place.
+
+    That is the usual admission, but for no more than libvirtd.conf says (unix_sock_group,
+    unix_sock_rw_perms, unix_sock_ro_perms). Modes there are not of that socket where unix_sock_dir
+    is the folder of `upstream`: libvirtd's own was moved, to be used by nobody else. A file that is
+    there but cannot be read may be for root alone.
+    """
+    found = usual(read_only=read_only)
+    try:
+        text = libvirtd_conf.read_text()
+    except FileNotFoundError:
+        return found
+    except (OSError, UnicodeDecodeError):
+        return Admission(0o600, "")
+    group = setting(text, "unix_sock_group")
+    moved = setting(text, "unix_sock_dir") == str(upstream.parent)
+    mode = None if moved else setting(text, f"unix_sock_{'ro' if read_only else 'rw'}_perms")
+    try:
+        bits = int(mode, 8) if mode is not None else stat.S_IWOTH
+    except ValueError:
+        bits = 0
+    if bits & stat.S_IWOTH:
+        return Admission(found.mode, group or found.group)
+    if bits & stat.S_IWGRP:
+        return Admission(0o660, group or "")  # libvirtd leaves it root's group
+    return Admission(0o600, "")
 
 
 def as_at(upstream: Path, *, read_only: bool) -> Admission:

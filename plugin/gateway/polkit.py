@@ -52,11 +52,20 @@ def configured(libvirtd_conf: Path, *, read_only: bool) -> Auth:
         text = libvirtd_conf.read_text()
     except (OSError, UnicodeDecodeError):
         return Auth.POLKIT
-    found = re.findall(rf"^\s*{key}\s*=\s*[\"']?(\w+)[\"']?\s*(?:#.*)?$", text, re.MULTILINE)
     try:
-        return Auth(found[-1]) if found else Auth.POLKIT
+        return Auth(setting(text, key) or Auth.POLKIT)
     except ValueError:
         return Auth.POLKIT
+
+
+def setting(text: str, key: str) -> str | None:
+    """Returns what libvirtd.conf (its text) says of a key that is a string; None: nothing."""
+    found = re.findall(
+        rf"^\s*{key}\s*=\s*(?:\"([^\"\n]*)\"|'([^'\n]*)'|([^\s#\"']+))\s*(?:#.*)?$",
+        text,
+        re.MULTILINE,
+    )
+    return "".join(found[-1]) if found else None
 
 
 def configuration_of(libvirtd_conf: Path, upstream: Path) -> Path:

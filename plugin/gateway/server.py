@@ -18,7 +18,7 @@ from plugin.gateway.events import Announced
 from plugin.gateway.ioerrors import IoErrors
 from plugin.gateway.journal import Journal
 from plugin.gateway.known import Known
-from plugin.gateway.listen import Admission, Listener, as_at, handed_over, listen, usual
+from plugin.gateway.listen import Admission, Listener, as_at, handed_over, in_place_of, listen
 from plugin.gateway.locks import Locks
 from plugin.gateway.loop import ReconcileLoop
 from plugin.gateway.parsing import Parsers
@@ -134,10 +134,13 @@ class Gateway:
     def _admission(self, upstream: Path, mode: str, *, read_only: bool) -> Admission:
         """Returns who may connect, by the configuration and by libvirtd's own socket.
 
-        In libvirtd's place nobody is to use libvirtd's own, so that it says nothing.
+        In libvirtd's place nobody is to use libvirtd's own: there its configuration counts.
         """
-        in_its_place = self.config.listen.parent in LIBVIRTDS_PLACES
-        found = usual(read_only=read_only) if in_its_place else as_at(upstream, read_only=read_only)
+        if self.config.listen.parent in LIBVIRTDS_PLACES:
+            conf = polkit.configuration_of(self.config.libvirtd_conf, upstream)
+            found = in_place_of(upstream, conf, read_only=read_only)
+        else:
+            found = as_at(upstream, read_only=read_only)
         given = self.config.socket_group
         return Admission(
             found.mode if mode == "auto" else int(mode, 8),

@@ -220,18 +220,36 @@ def test_polkit_that_does_not_answer_keeps_everybody_but_root_out(host: Host) ->
         assert status == 0, text
 
 
-def test_in_libvirtds_place_no_client_needs_a_setting(host: Host) -> None:
+@pytest.mark.parametrize(
+    ("conf", "admitted"),
+    [
+        (None, (0o660, "libvirt")),
+        ('unix_sock_group = "adm"\nunix_sock_rw_perms = "0770"\n', (0o660, "adm")),
+        ('unix_sock_rw_perms = "0700"\n', (0o600, "root")),
+    ],
+)
+def test_in_libvirtds_place_no_client_needs_a_setting(
+    host: Host, tmp_path: Path, conf: str | None, admitted: tuple[int, str]
+) -> None:
     """The files of examples/libvirt/transparent, in a namespace where /run/libvirt is our own.
 
-    This libvirtd's sockets lie elsewhere already (unix_sock_dir); only that path differs.
+    This libvirtd's sockets lie elsewhere already (unix_sock_dir); only that path differs. `conf`:
+    what libvirtd.conf says besides.
     """
+    config = used(TRANSPARENT / "virtlun.toml")
+    if conf is not None:
+        file = tmp_path / "libvirtd.conf"
+        file.write_text(conf)
+        own = tmp_path / "virtlun.toml"
+        own.write_text(f'{config.read_text()}\nlibvirtd_conf = "{file}"\n')
+        config = own
     assert not (host.libvirtd.scratch / "run-libvirt/libvirt-sock").exists()
     before = stat.S_IMODE(host.libvirtd.socket.stat().st_mode)
     host.libvirtd.socket.chmod(0o700)  # as in the example: nobody else is to use it
     gateway = subprocess.Popen(
         host.libvirtd.command(
             str(Path(sys.executable).parent / "virtlun-gateway"),
-            *("--config", str(used(TRANSPARENT / "virtlun.toml"))),
+            *("--config", str(config)),
             *("--upstream", str(host.libvirtd.socket)),
             *("--upstream-ro", str(host.libvirtd.socket_ro)),
             *("--target-socket", str(host.paths.rpc_socket)),
@@ -245,7 +263,7 @@ def test_in_libvirtds_place_no_client_needs_a_setting(host: Host) -> None:
             assert gateway.poll() is None, (host.scratch / "transparent.log").read_text()
             time.sleep(0.02)
         until(lambda: listens(known))
-        assert (stat.S_IMODE(known.stat().st_mode), known.group()) == (0o660, "libvirt")
+        assert (stat.S_IMODE(known.stat().st_mode), known.group()) == admitted
         virsh = host.libvirtd.command("virsh", "-q", "-c", "qemu:///system")
         shown = subprocess.check_output([*virsh, "dumpxml", "idle"], text=True, timeout=60)
         assert "vhostuser" not in shown, "it went through the gateway"

@@ -278,6 +278,44 @@ def test_doctor_tells_that_sasl_is_not_possible(tmp_path: Path) -> None:
     assert found.state == "failed" and "virtqemud.conf" in found.found
 
 
+@pytest.mark.parametrize(
+    ("unit", "drop_in", "state"),
+    [
+        ("SocketMode=0666\n", "", "ok"),
+        ("SocketMode=0660\nSocketGroup={own}\n", "", "ok"),
+        ("SocketMode=0660\nSocketGroup=not-{own}\n", "", "warning"),
+        ("SocketMode=0666\n", "SocketGroup=not-{own}\nSocketMode=0660\n", "warning"),
+        ("SocketMode=0666\n", "SocketMode=0600\n", "warning"),
+        ("", "", "ok"),
+    ],
+)
+def test_doctor_tells_that_systemd_gave_libvirts_socket_to_fewer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: str, drop_in: str, state: str
+) -> None:
+    packaged, local = tmp_path / "lib", tmp_path / "etc"
+    unit, drop_in = (text.format(own=tmp_path.group()) for text in (unit, drop_in))
+    for path, text in (
+        (packaged / "libvirtd.socket", f"[Socket]\n{unit}"),
+        (local / "libvirtd.socket.d/here.conf", f"[Socket]\n{drop_in}"),
+        # Ours, which keeps everybody from where libvirtd's own socket went.
+        (local / "libvirtd.socket.d/virtlun.conf", "[Socket]\nSocketMode=0600\n"),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    listen = tmp_path / "libvirt-sock"
+    listen.touch()
+    listen.chmod(0o660)
+    settings = Config(gateway=GatewaySection(listen=listen))
+    assert libvirt.admission(settings, (packaged, local)).state == "ok", "not in its place"
+    monkeypatch.setattr(libvirt, "LIBVIRTDS_PLACES", (tmp_path,))
+    found = libvirt.admission(settings, (packaged, local))
+    assert found.state == state, found
+    if state == "warning":
+        assert "socket_group = " in found.advice
+    listen.chmod(0o600)
+    assert libvirt.admission(settings, (packaged, local)).state == "ok"
+
+
 def test_doctor_tells_what_pods_block_devices_lack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ def examinations(
             lambda: libvirt.remote_clients(settings.gateway.listen, remote.listening()),
         ),
         ("authentication", lambda: libvirt.authentication(settings)),
+        ("libvirt's users", lambda: libvirt.admission(settings)),
         ("io_uring", machine.io_uring),
         ("shared memory", machine.shared_memory),
         ("huge pages", machine.huge_pages),

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import re
 import shutil
 import socket as sockets
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 from plugin.cli import qemu_user
 from plugin.cli.doctor.finding import Finding, dotted, run, version_of
-from plugin.config import Config
+from plugin.config import LIBVIRTDS_PLACES, Config
 from plugin.gateway import polkit
 from plugin.hook import archive
 from pydataplane import emulator
 
+SOCKET_UNIT = "libvirtd.socket"
+UNITS = (Path("/lib/systemd/system"), Path("/run/systemd/system"), Path("/etc/systemd/system"))
+DROP_IN = "virtlun.conf"
+"""Ours, which moves libvirtd's socket away (examples/libvirt/transparent)."""
 EMULATOR = "qemu-system-x86_64"
 HOOK = Path("/etc/libvirt/hooks/qemu.d/virtlun")
 LIBVIRT_OVERRIDE = (8, 2)
@@ -140,6 +147,71 @@ def authentication(settings: Config) -> Finding:
             'set auth_unix_rw = "polkit" or "none" there, and restart the daemon',
         )
     return Finding(what, "ok", "the gateway gets in")
+
+
+def admission(settings: Config, folders: Sequence[Path] = UNITS) -> Finding:
+    """Whether the gateway, in libvirtd's place, is for whom the packaged socket was.
+
+    `folders` are systemd's of units, the first counts least.
+    """
+    what = "libvirt's users"
+    gateway = settings.gateway
+    try:
+        found = gateway.listen.stat()
+    except OSError:
+        return Finding(what, "ok", "the gateway does not listen")
+    if gateway.listen.parent not in LIBVIRTDS_PLACES:
+        return Finding(what, "ok", "libvirtd's own socket says who they are")
+    values = _socket_unit(folders)
+    group = values.get("SocketGroup", "root")
+    try:
+        mode = int(values.get("SocketMode", "0666"), 8)
+    except ValueError:
+        mode = 0o600
+    if not values or _is_for_no_more(found, group, mode):
+        return Finding(what, "ok", f"{gateway.listen} is for no more than libvirtd's was")
+    return Finding(
+        what,
+        "warning",
+        f"{gateway.listen} has mode {stat.S_IMODE(found.st_mode):04o} and group"
+        f" {_group_name(found.st_gid)}; {SOCKET_UNIT} had mode {mode:04o} and group {group}",
+        f'set socket_group = "{group}" and socket_mode = "{mode:04o}" in [gateway] of virtlun.toml,'
+        " and restart the gateway",
+    )
+
+
+def _is_for_no_more(found: os.stat_result, group: str, mode: int) -> bool:
+    """Whether a socket is for no more users than one of this group and mode."""
+    if mode & stat.S_IWOTH:
+        return True
+    if found.st_mode & stat.S_IWOTH:
+        return False
+    if not found.st_mode & stat.S_IWGRP:
+        return True
+    return bool(mode & stat.S_IWGRP) and _group_name(found.st_gid) == group
+
+
+def _group_name(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
+
+
+def _socket_unit(folders: Sequence[Path]) -> dict[str, str]:
+    """Returns what the section [Socket] of libvirtd's unit says, but for our own drop-in."""
+    files: list[Path] = []
+    for folder in folders:
+        unit = folder / SOCKET_UNIT
+        files = [unit] if unit.exists() else files  # one of a later folder takes its place
+    drop_ins = [path for folder in folders for path in (folder / f"{SOCKET_UNIT}.d").glob("*.conf")]
+    files += sorted((path for path in drop_ins if path.name != DROP_IN), key=lambda p: p.name)
+    values: dict[str, str] = {}
+    for file in files:
+        with suppress(OSError, UnicodeDecodeError):
+            for key, value in re.findall(r"(?m)^(Socket(?:Group|Mode))=(.*)$", file.read_text()):
+                values[key] = value.strip()
+    return values
 
 
 def permissions(vhost_dir: Path) -> Finding:
