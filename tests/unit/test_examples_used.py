@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,7 @@ SECOND = """\
 def test_second():
     examples.applied({"metadata": {"name": "b"}, "kind": "B"})
 """
+WORKERS = ("-p", "xdist", "-n", "2")
 CHANGED = SECOND.replace('"b"', '"other"')
 
 
@@ -67,6 +69,7 @@ def run(folder: Path, *words: str) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words],
         cwd=folder,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         timeout=120,
@@ -78,7 +81,7 @@ def run(folder: Path, *words: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize(
     ("second", "workers"),
-    [(SECOND, ("-n", "2")), (CHANGED, ("-n", "2")), ("", ())],
+    [(SECOND, WORKERS), (CHANGED, WORKERS), ("", ())],
     ids=["applied", "changed", "not"],
 )
 def test_a_manifest_is_used_when_each_object_was_taken_as_it_stands(

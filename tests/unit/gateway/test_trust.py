@@ -329,12 +329,13 @@ def test_a_resize_waits_for_a_detach_and_then_finds_no_disk(tmp_path: Path) -> N
     async def body(world: World) -> None:
         dom = world.domain(disks=disk())
         client, other = await world.client(), await world.client()
+        wanting = world.gateway.services.locks._users
         async with world.gateway.services.domain_lock(dom.uuid):
             detach = asyncio.create_task(client.detach(dom.ref, disk(), LIVE | CONFIG))
-            await asyncio.sleep(0.1)
+            await until(lambda: list(wanting.values()) == [2])
             args = dom.ref.write(Writer()).string("sdb").u64(256 << 20).u32(1)
             resize = asyncio.create_task(other.call(Proc.BLOCK_RESIZE, bytes(args)))
-            await asyncio.sleep(0.1)
+            await until(lambda: list(wanting.values()) == [3])
         await detach
         with pytest.raises(ReplyError, match="was not found"):
             await resize
