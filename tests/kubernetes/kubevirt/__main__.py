@@ -38,7 +38,6 @@ CLAIMS = "/api/v1/namespaces/default/persistentvolumeclaims"
 #: Sends one request from inside of the box, and prints when (seconds since the epoch).
 SEND = """\
 import http.client, ssl, sys, time
-from tests.support.wait import until
 method, path, kind, token, ca, host = sys.argv[1:]
 body = sys.stdin.read()
 secure = ssl.create_default_context(cafile=ca)
