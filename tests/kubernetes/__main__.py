@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 
 from rich.console import Console
 
@@ -19,6 +20,7 @@ from tests.support.wait import until
 OUT = Console(highlight=False, soft_wrap=True)
 SIZE = ("blockdev", "--getsize64", "/dev/virtlun")
 WRITE = "printf '%-4096s' '{}\n' | dd of=/dev/virtlun bs=4096 count=1 conv=fsync iflag=fullblock"
+AWAY_S = 3
 READ = "dd if=/dev/virtlun bs=4096 count=1 iflag=direct 2>/dev/null | head -n 1"
 BAD_CLASS = """\
 apiVersion: storage.k8s.io/v1
@@ -128,18 +130,22 @@ class Story:
         return f"the pod: {said}restarts of the driver: {driver.restarts - before}; pvc/made: Bound"
 
     def target(self) -> str:
-        """The target is killed: I/O errors, no hang; what was written is there for a new pod"""
+        """The target is killed: I/O waits for the next one; what was written is there for a new pod"""  # noqa: E501
         self.cluster.shell("raw", WRITE.format("safe"))
-        with self.deployment.without("virtlun-target"):
-            lost = self.cluster.shell(
-                "raw", f"{{ {WRITE.format('lost')}; }} 2>&1 | tail -n 1", check=False
-            )
-        self.deployment.wait_ready()
+        script = f"{{ {WRITE.format('late')}; }} 2>&1 | tail -n 1"
+        with ThreadPoolExecutor(1) as threads:
+            with self.deployment.without("virtlun-target"):
+                writing = threads.submit(self.cluster.shell, "raw", script, check=False)
+                wait([writing], AWAY_S)
+                meanwhile = "ended" if writing.done() else "waits"
+            self.deployment.wait_ready()
+            said = writing.result()  # before Linux 6.9 the device is dead instead
         self.cluster.delete("pod", "raw")
         _, pod = (EXAMPLES / "pod-block.yaml").read_text().split("\n---\n")
         self.cluster.apply(pod)
         self.cluster.wait("pod/raw", "condition=Ready")
-        return f"{lost}the new pod reads: {self.cluster.execute('raw', 'sh', '-c', READ)}"
+        now = self.cluster.shell("raw", READ)
+        return f"while it was away, a write {meanwhile}; then: {said}the new pod reads: {now}"
 
     def look(self) -> str:
         """What Kubernetes and the target say of it"""
