@@ -12,6 +12,7 @@ from pydataplane.domain.errors import ConfigError
 DEFAULT_CONFIG = "/etc/virtlun/virtlun.toml"
 DEFAULT_RPC_SOCKET = "/run/virtlun/target.sock"
 DEFAULT_VHOST_DIR = "/run/virtlun/vhost"
+DEFAULT_RECONNECT_S = "auto"
 DEFAULT_DEADLINE_S = 10.0
 DEFAULT_CREATE_MISSING_MIB = 0
 DEFAULT_STATE_DIR = "/var/lib/virtlun/hook"
@@ -38,7 +39,7 @@ class Config:
             raise ConfigError(f"{file}: {error}") from error
         hook, target = values.get("hook", {}), values.get("target", {})
         try:
-            again = values.get("disks", {}).get("reconnect_s", "auto")
+            again = values.get("disks", {}).get("reconnect_s", DEFAULT_RECONNECT_S)
             self.reconnect_s = None if again == "auto" else int(again)
             self.rpc_socket = str(target.get("rpc_socket", DEFAULT_RPC_SOCKET))
             self.vhost_dir = str(target.get("vhost_dir", DEFAULT_VHOST_DIR))

@@ -19,7 +19,7 @@ from uuid import UUID
 import pytest
 
 from plugin import hook
-from plugin.config import DEFAULT_PATH, HookSection, TargetSection
+from plugin.config import DEFAULT_PATH, DisksSection, HookSection, TargetSection
 from plugin.hook import archive, config
 from pydataplane.domain import records
 from pydataplane.domain.errors import TranslateError
@@ -632,7 +632,8 @@ def test_a_start_imports_only_what_it_needs(host: Host) -> None:
     """Each takes milliseconds, while libvirtd waits."""
     with host.serve():
         names = imported(host, host.xml)
-    assert not names & {"pathlib", "uuid", "logging", "subprocess", "pydataplane.domain.translate"}
+    slow = {"pathlib", "uuid", "logging", "subprocess", "pydataplane.domain.translate"}
+    assert not names & (slow | {"pydataplane.emulator"})
 
 
 def test_the_hooks_defaults_are_the_configurations() -> None:
@@ -640,6 +641,7 @@ def test_the_hooks_defaults_are_the_configurations() -> None:
     assert section.create_missing_mib == config.DEFAULT_CREATE_MISSING_MIB
     assert str(section.state_dir) == config.DEFAULT_STATE_DIR
     assert section.deadline_s == config.DEFAULT_DEADLINE_S
+    assert DisksSection().reconnect_s == config.DEFAULT_RECONNECT_S
     assert str(target.rpc_socket) == config.DEFAULT_RPC_SOCKET
     assert str(target.vhost_dir) == config.DEFAULT_VHOST_DIR
     assert str(DEFAULT_PATH) == config.DEFAULT_CONFIG
