@@ -13,6 +13,7 @@ import pytest
 
 from plugin.gateway import ioerrors
 from tests.support.agent import Agent
+from tests.support.failing_disk import FailingDisk, failing_disk
 from tests.support.host import Host
 from tests.support.libvirtd import NEWER_QEMU
 from tests.support.wait import until
@@ -201,3 +202,75 @@ def test_a_guest_that_is_to_be_told_is_told(host: Host, full: Callable[..., None
     assert guest.wait_for("cat /tmp/rc", DEADLINE_S).strip() != "0"
     assert host.virsh("domstate", name).strip() == "running"
     guest.close()
+
+
+STOP = (
+    "<disk type='file' device='disk'>"
+    "<driver name='qemu' type='raw' error_policy='stop' rerror_policy='stop'/>"
+    "<source file='/dev/virtlun/failing/data'/><target dev='sda' bus='scsi'/></disk>"
+)
+KNOWN = "dd if=/dev/urandom of=/tmp/data bs=64k count=16 2> /dev/null"
+FAILS = {
+    "read_medium": "dd if=/dev/sda of=/tmp/back bs=64k skip=320 count=16 iflag=direct",
+    "write_medium": "dd if=/tmp/data of=/dev/sda bs=64k seek=384 count=16 conv=fsync",
+}
+"""By the target's word for the error, what a guest does where the disk fails, 20 MiB in."""
+
+
+@pytest.fixture
+def failing(host: Host, tmp_path: Path) -> Iterator[FailingDisk]:
+    """A domain `failing` that runs with a volume on such a disk; it is to stop at each error."""
+    with failing_disk(tmp_path) as disk:
+        host.volumes.create_lvstore("failing", Path(disk.device))
+        host.volumes.create("failing/data", 40 * MIB)
+        host.define("failing", devices=STOP)
+        host.virsh("start", "failing")
+        try:
+            yield disk
+        finally:
+            host.virsh("destroy", "failing", check=False)
+            host.virsh("undefine", "failing")
+            host.volumes.delete("failing/data")
+            host.volumes.delete_lvstore("failing")
+
+
+def test_a_guest_whose_disk_fails_is_paused_and_goes_on_when_it_is_mended(
+    host: Host, failing: FailingDisk, tmp_path: Path
+) -> None:
+    name = "failing"
+    guest = host.agent(name)
+    watcher = Watcher(host.uri, tmp_path / "events")
+    try:
+        until(lambda: watcher.hears(host, name), "virsh listens", DEADLINE_S)
+        guest.run(f"{KNOWN}; {FAILS['write_medium'].replace('384', '320')} 2> /dev/null")
+        told = f"event 'io-error-reason' for domain '{name}': /dev/virtlun/failing/data"
+        for error, command in FAILS.items():
+            failing.fail()
+            heard = watcher.text.count(told)
+            guest.run(
+                f"rm -f /tmp/rc; ({command} > /tmp/dd 2>&1; echo $? > /tmp/rc)"
+                " < /dev/null > /dev/null 2>&1 &"
+            )
+            until(lambda: is_paused(host, name), f"{error}: it is paused", DEADLINE_S)
+            assert host.virsh("domblkerror", name).split() == ["sda:", "unspecified", "error"]
+            (row,) = json.loads(virtlun(host, "errors", "--json"))
+            assert (row["volume"], row["error"]) == ("failing/data", error)
+            until(lambda: watcher.text.count(told) > heard, "it is told", DEADLINE_S)  # noqa: B023
+            # It fails still.
+            heard = watcher.text.count(told)
+            host.virsh("resume", name)
+            until(lambda: watcher.text.count(told) > heard, "told again", DEADLINE_S)  # noqa: B023
+            until(lambda: is_paused(host, name), "it is paused again", DEADLINE_S)
+            failing.mend()
+            host.virsh("resume", name)
+            assert guest.wait_for("cat /tmp/rc", DEADLINE_S).strip() == "0", guest.run(
+                "cat /tmp/dd"
+            )
+            assert host.virsh("domblkerror", name).strip() == "No errors found"
+        read = "dd if=/dev/sda bs=64k skip=384 count=16 iflag=direct 2> /dev/null"
+        same = f"cmp /tmp/data /tmp/back && {read} | cmp - /tmp/data && echo same"
+        assert guest.run(same).strip() == "same", "what was read, and what was written"
+        assert "error" not in host.console(name).lower(), "the guest has heard of none"
+    finally:
+        watcher.close()
+        guest.close()
