@@ -101,7 +101,7 @@ def at_test_driver(host: Host, *commands: str) -> str:
         "blockresize {uuid} sda 64M",
     ],
 )
-@pytest.mark.parametrize("flags", ["--live --config", "--config"])
+@pytest.mark.parametrize("flags", ["--live", "--live --config", "--config"])
 def test_a_client_of_another_driver_changes_nothing(
     host: Host, victim: Victim, command: str, flags: str
 ) -> None:
