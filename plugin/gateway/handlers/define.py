@@ -11,9 +11,10 @@ from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import current_xml, identity_of
 from plugin.gateway.errors import Code, GatewayError, UpstreamError
 from plugin.gateway.handlers.start import create_empty, prepared, startable
-from plugin.gateway.messages import XmlCall
+from plugin.gateway.messages import Domain, XmlCall
 from plugin.gateway.procs import Proc
-from plugin.gateway.upstream import Upstream
+from plugin.gateway.upstream import AFFECT_CONFIG, Upstream
+from pydataplane.domain import translate
 from pydataplane.domain.translate import Definition, controller_name
 
 
@@ -41,13 +42,21 @@ class Translation:
 
 async def define(call: Call) -> None:
     """DEFINE_XML and DEFINE_XML_FLAGS."""
-    services = call.services
+    services, settings = call.services, call.services.settings
     args = XmlCall.read(call.payload, flags=call.header.procedure == Proc.DEFINE_XML_FLAGS)
-    uuid = (await call.parse(lambda: identity_of(args.xml), args.xml))[1]
+    (name, uuid), foreign = await call.parse(
+        lambda: (identity_of(args.xml), translate.is_foreign(args.xml, settings)), args.xml
+    )
     async with services.locks.hold(f"domain:{uuid.hex() if uuid else args.xml[:64]}"):
-        new = uuid is not None and await _is_new(await services.admin(), uuid)
-        _, definition = await _translated(call, args.xml, new=new, new_uuid=uuid4())
-        reply = await call.forward(replace(args, xml=definition.xml).pack())
+        new, marked = False, True
+        if uuid is not None:
+            dom = Domain(name or "-", uuid, -1)  # it is found by the UUID
+            new, marked = await _present(await services.admin(), dom)
+        if foreign and not marked:  # it stays as it is, and is not parsed
+            reply = await call.forward()
+        else:
+            _, definition = await _translated(call, args.xml, new=new, new_uuid=uuid4())
+            reply = await call.forward(replace(args, xml=definition.xml).pack())
         if uuid is not None:
             services.known.changed(uuid)
         if new and uuid is not None and reply.ok:
@@ -100,13 +109,13 @@ async def _create_without_disks(
     return await call.forward(replace(args, xml=definition.xml).pack())
 
 
-async def _is_new(admin: Upstream, uuid: bytes) -> bool:
-    """Whether libvirtd has no domain of this UUID."""
+async def _present(admin: Upstream, dom: Domain) -> tuple[bool, bool]:
+    """Whether libvirtd has no such domain, and whether its definition may have metadata of ours."""
     try:
-        await admin.lookup(uuid)
-    except UpstreamError as error:
-        return error.code == Code.NO_DOMAIN
-    return False
+        return False, await admin.metadata(dom, AFFECT_CONFIG) is not None
+    except UpstreamError as error:  # of a transient domain, too
+        new = error.code == Code.NO_DOMAIN
+        return new, not new
 
 
 async def _translated(

@@ -57,6 +57,7 @@ from pydataplane.domain.translate.operations import (
     without_target,
 )
 from pydataplane.domain.translate.recognising import (
+    is_foreign,
     may_be_ours,
     recognise,
     volume_of,
@@ -84,6 +85,7 @@ __all__ = [
     "find",
     "has_controller",
     "identify",
+    "is_foreign",
     "is_marked",
     "mark",
     "may_be_ours",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import Settings, VolumeRef
+from pydataplane.domain.names import PREFIX
 from pydataplane.domain.translate import fields
 from pydataplane.domain.xml import disk as disks
 from pydataplane.domain.xml.disk import Disk
@@ -34,6 +35,17 @@ def may_be_ours(disk_xml: str, settings: Settings) -> bool:
     """
     words = (settings.path_prefix, settings.rbd_prefix, settings.protocol, settings.pool_prefix)
     return "&" in disk_xml or any(word and word in disk_xml for word in words)
+
+
+def is_foreign(xml: str, settings: Settings) -> bool:
+    """Whether a domain's XML has nothing of ours, and no trace; parses nothing.
+
+    No where that cannot be told from its bytes: with references and document types, and in another
+    encoding, anything can be written without a word of it being there.
+    """
+    if may_be_ours(xml, settings) or "<!DOCTYPE" in xml:
+        return False
+    return PREFIX not in xml and not ("<?xml" in xml and "encoding" in xml)
 
 
 def check_readable(xml: str, settings: Settings) -> None:

@@ -405,7 +405,7 @@ def test_no_xml_reaches_the_log_even_when_a_handler_fails(
 
         monkeypatch.setattr("pydataplane.domain.translate.define", broken)
         client = await world.client()
-        secret = plain(devices="<graphics type='vnc' passwd='hunter2'/>")
+        secret = plain(devices=disk() + "<graphics type='vnc' passwd='hunter2'/>")
         with pytest.raises(ReplyError, match="see its log") as error:
             await client.call(Proc.DEFINE_XML, XmlCall(secret, None).pack())
         assert error.value.code == Code.INTERNAL_ERROR
