@@ -15,6 +15,7 @@ from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import Settings
 from pydataplane.domain.translate.operations import define, has_controller
 from pydataplane.domain.translate.presenting import take_out
+from pydataplane.domain.translate.recognising import check_encoding
 from pydataplane.domain.xml import carrier as carriers
 from pydataplane.domain.xml import view as views
 from pydataplane.domain.xml.disk import parse_device, read
@@ -205,6 +206,12 @@ def is_internal(xml: str) -> bool:
 
 
 def _parse(xml: str) -> Document | None:
+    """Parses one of the three documents; None if it is something else, or not well formed.
+
+    Raises:
+        TranslateError: as `check_encoding`.
+    """
+    check_encoding(xml)
     try:
         document = Document(xml)
     except NotXmlError:

@@ -10,7 +10,7 @@ from pydataplane.domain.model import Definition, LunPlan, Plan, Settings
 from pydataplane.domain.names import CARRIER_ALIAS, NAMESPACE, controller_name
 from pydataplane.domain.translate.defining import Current, translate
 from pydataplane.domain.translate.presenting import restore
-from pydataplane.domain.translate.recognising import check_readable
+from pydataplane.domain.translate.recognising import check_encoding, check_readable
 from pydataplane.domain.xml import metadata as metadatas
 from pydataplane.domain.xml import view as views
 from pydataplane.domain.xml.document import Document, NotXmlError, layout
@@ -41,8 +41,9 @@ def define(
     Raises:
         TranslateError: a disk of ours is malformed, doubled or not possible in this domain. A
             domain without a disk of ours never fails here: it is left without a controller. One
-            that cannot be read, but may have one, does.
+            that cannot be read, but may have one, does, and as `check_encoding`.
     """
+    check_encoding(domain_xml)
     view = views.parse(domain_xml)
     if view is None:
         check_readable(domain_xml, settings)

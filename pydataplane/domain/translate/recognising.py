@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import Settings, VolumeRef
 from pydataplane.domain.names import PREFIX
@@ -9,6 +11,12 @@ from pydataplane.domain.translate import fields
 from pydataplane.domain.xml import disk as disks
 from pydataplane.domain.xml.disk import Disk
 from pydataplane.domain.xml.document import Document, NotXmlError, UnreadError
+
+_ENCODING = re.compile(r"\ufeff?<\?xml\s[^>]*?\bencoding\s*=\s*[\"']([^\"'>]*)")
+_OF_ASCII = re.compile(
+    r"utf-?(8|16)|(us-)?ascii|(iso-?8859|latin|windows|cp)-?\d+|koi8-[ru]", re.IGNORECASE | re.ASCII
+)
+"""Encodings in which ASCII characters are themselves; UTF-16 cannot be declared in another one."""
 
 
 def recognise(disk_xml: str, settings: Settings) -> VolumeRef | None:
@@ -21,6 +29,7 @@ def recognise(disk_xml: str, settings: Settings) -> VolumeRef | None:
             read (BAD_XML); or it asks for what our disks cannot do (UNSUPPORTED: a CD-ROM, an IDE
             bus, qcow2, encryption, I/O limits, ...).
     """
+    check_encoding(disk_xml)
     device = disk_of_ours(disk_xml, settings)
     if device is None:
         check_readable(disk_xml, settings)
@@ -48,13 +57,32 @@ def is_foreign(xml: str, settings: Settings) -> bool:
     return PREFIX not in xml and not ("<?xml" in xml and "encoding" in xml)
 
 
+def check_encoding(xml: str) -> None:
+    """Refuses XML that says that its ASCII characters are others.
+
+    It comes as UTF-8. Newer versions of libxml2 believe the declaration, and would find names of
+    ours where there is not a letter of them (libvirt 9.0 on Debian 12 does not).
+
+    Raises:
+        TranslateError: BAD_XML.
+    """
+    declared = _ENCODING.match(xml)
+    if declared is not None and not _OF_ASCII.fullmatch(declared[1]):
+        raise TranslateError(
+            Refusal.BAD_XML,
+            "this XML declares another encoding than UTF-8, in which it comes: leave the"
+            " declaration out",
+        )
+
+
 def check_readable(xml: str, settings: Settings) -> None:
     """Refuses what libvirtd would take as a disk of its own because it is not read here.
 
     Raises:
         TranslateError: BAD_XML, it may name a volume of ours, and is too big or has a document
-            type.
+            type; or as `check_encoding`.
     """
+    check_encoding(xml)
     if not may_be_ours(xml, settings):
         return
     try:

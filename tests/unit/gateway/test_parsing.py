@@ -49,7 +49,7 @@ def test_hostile_definitions_of_one_client_hold_up_no_other(
         dom = world.domain(disks=disk())
         hostile, client = await world.client(), await world.client()
         texts = [
-            plain(f"hostile-{nth}", str(UUID(int=nth)), "<a/>" * (SHORT // 4))
+            plain(f"hostile-{nth}", str(UUID(int=nth)), disk() + "<a/>" * (SHORT // 4))
             for nth in range(1, CALLS_MAX + 2)
         ]
         defines = [XmlCall(text, 0).pack() for text in texts]

@@ -19,8 +19,10 @@ from pydataplane.domain.translate import (
     find,
     has_controller,
     is_marked,
+    listing,
     plan,
     present,
+    recognise,
     with_target,
     without_target,
 )
@@ -682,3 +684,24 @@ def test_any_domain_survives_libvirtds_rewriting(client: str) -> None:
     back = present(rewritten, live=False, settings=SETTINGS)
     assert disk_sources(back) == disk_sources(client)
     assert translated(back, current=rewritten).plan == there.plan
+
+
+@pytest.mark.parametrize("encoding", ["UTF-7", "IBM037", "SCSU", "shift_jis", ""])
+@pytest.mark.parametrize("before", ["<?xml version='1.0' ", "\ufeff<?xml\n\tversion = '1.0' "])
+def test_ascii_is_ascii(before: str, encoding: str) -> None:
+    """Else libxml2 could find names of ours that nobody sees in the bytes."""
+    for quote in "'\"":
+        declared = f"{before}encoding = {quote}{encoding}{quote}?>"
+        with pytest.raises(TranslateError, match="another encoding") as caught:
+            translated(declared + domain())
+        assert caught.value.refusal is Refusal.BAD_XML
+        with pytest.raises(TranslateError, match="another encoding"):
+            recognise(declared + plain("sdb", "scsi"), SETTINGS)
+        with pytest.raises(TranslateError, match="another encoding"):
+            listing.leave_out(declared + "<domainsnapshot/>", translated(domain()).xml, SETTINGS)
+
+
+@pytest.mark.parametrize("encoding", ["UTF-8", "utf8", "US-ASCII", "ISO-8859-15", "utf-16"])
+def test_encodings_that_clients_declare(encoding: str) -> None:
+    text = f"<?xml version='1.0' encoding='{encoding}'?>\n{domain(lvol('sda'))}"
+    assert translated(text).plan is not None
