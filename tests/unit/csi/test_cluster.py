@@ -214,6 +214,22 @@ def test_of_the_claims_of_all_namespaces_nothing_but_metadata_is_asked_for() -> 
     assert not any("Partial" in each for each in accepted[2:])
 
 
+def test_a_cluster_without_claims_is_watched() -> None:
+    """What the API server says there, byte by byte."""
+    none = (
+        b'{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1",'
+        b'"metadata":{"resourceVersion":"673"},"items":null}\n'
+    )
+    server = Server(
+        httpx2.Response(200, content=none, headers={"Content-Type": "application/json"}),
+        told(("ADDED", volume("a", 674))),
+    )
+    asking = cluster(server, MetadataOnly(httpx2.MockTransport(server)))
+    changes = asking.watch(CLAIM, threading.Event())
+    assert [next(changes).what, next(changes).what] == ["complete", "present"]
+    assert "resourceVersion=673" in server.asked[1]
+
+
 def test_what_is_selected_by_labels_is_selected_by_the_server() -> None:
     server = Server(listed(5), told(("ADDED", volume("a", 6))))
     stop = threading.Event()
