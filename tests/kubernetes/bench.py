@@ -56,20 +56,16 @@ class Clock:
         self._cluster = cluster
         self._seen: dict[str, float] = {}
         self._changed = threading.Condition()
-        self._ready = threading.Event()
         threading.Thread(target=self._watch, daemon=True).start()
-        self._ready.wait()
 
     def _watch(self) -> None:
-        for change in self._cluster.watch(CLAIM, threading.Event()):
-            if change.what == "complete":
-                self._ready.set()
-            if change.what != "present":
-                continue
-            status = change.object.get("status") or {}
+        # `Cluster.watch` has no more of claims than their metadata. This one begins with what
+        # there is by then, so that nothing is missed.
+        for _, seen in self._cluster._client.watch(CLAIM.resource, namespace=NAMESPACE):
+            status = seen.get("status") or {}
             if status.get("phase") == "Bound":
                 with self._changed:
-                    name = change.object["metadata"]["name"]
+                    name = seen["metadata"]["name"]
                     self._seen.setdefault(name, time.monotonic())
                     self._changed.notify_all()
 
