@@ -21,7 +21,7 @@ from tests.support.examples import Judge
 
 KUBERNETES = "tests/kubernetes/"
 EMPTY_CONTROLLERS = "tests/libvirt/test_empty_controllers.py"
-MISSING_VOLUMES = "tests/libvirt/test_missing_volumes.py"
+MISSING_VOLUMES = "tests/libvirt/test_missing_volumes"
 MIGRATIONS = "tests/guest/test_migration_many.py"
 #: Tests that stay together, by the beginnings of their names, those first that take longest; a test
 #: is of the first that fits. Those on Kubernetes share their worker's cluster, which takes ten
@@ -34,7 +34,7 @@ PARTS = (
     (f"{KUBERNETES}test_vmvolume",),
     (KUBERNETES,),
     (f"{EMPTY_CONTROLLERS}::test_a_saved_guest",),
-    (f"{MISSING_VOLUMES}::test_a_target_killed",),
+    (f"{MISSING_VOLUMES}_killed",),
     (MISSING_VOLUMES,),
     (EMPTY_CONTROLLERS,),
     # Of the night, half an hour each.
