@@ -192,12 +192,18 @@ def stop(rpc_socket: Path = DEFAULT_SOCKET) -> None:
 
 
 def _alive(pid: int) -> bool:
-    """Whether a process runs (one that ended and waits for its parent does not)."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
+    """Whether a process runs (one that ended and waits for its parent does not).
+
+    Any thread of it: after the first one has ended another may still end its I/O, and until then
+    the process has its files and their locks.
+    """
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                state = (thread / "stat").read_text().rsplit(")", 1)[1].split()[0]
+                if state not in "ZX":
+                    return True
+    return False
 
 
 def kill(rpc_socket: Path = DEFAULT_SOCKET) -> None:
