@@ -47,6 +47,20 @@ const SLICE_NS: u64 = 100_000_000;
 /// # Errors
 /// The kernel's.
 pub(crate) fn give_way() -> io::Result<()> {
+    let mut attr = scheduling()?;
+    if attr.sched_policy != libc::SCHED_OTHER as u32 {
+        return Ok(());
+    }
+    attr.sched_runtime = SLICE_NS;
+    // SAFETY: the kernel only reads `attr`, whose size stands in it.
+    if unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// How the calling thread is scheduled.
+fn scheduling() -> io::Result<libc::sched_attr> {
     let size = size_of::<libc::sched_attr>() as libc::c_uint;
     let mut attr = libc::sched_attr {
         size,
@@ -62,15 +76,7 @@ pub(crate) fn give_way() -> io::Result<()> {
     if unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, size, 0) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    if attr.sched_policy != libc::SCHED_OTHER as u32 {
-        return Ok(());
-    }
-    attr.sched_runtime = SLICE_NS;
-    // SAFETY: the kernel only reads `attr`, whose size stands in it.
-    if unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
+    Ok(attr)
 }
 
 /// Has the calling thread, and those that it starts from now on, leave `cpus` to the reactors that
@@ -95,13 +101,10 @@ mod tests {
         (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()
     }
 
-    /// What sched_getattr(2) says of the calling thread: its policy, its nice value and its slice.
+    /// The calling thread's policy, its nice value and its slice.
     fn scheduled() -> (u32, i32, u64) {
-        let mut attr = [0u64; 6];
-        // SAFETY: the kernel writes the 48 bytes of `attr` at most.
-        let got = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, attr.as_mut_ptr(), 48, 0) };
-        assert_eq!(got, 0, "{}", io::Error::last_os_error());
-        ((attr[0] >> 32) as u32, attr[2] as i32, attr[3])
+        let attr = scheduling().unwrap();
+        (attr.sched_policy, attr.sched_nice, attr.sched_runtime)
     }
 
     #[test]
