@@ -451,7 +451,7 @@ class NewExport(TypedDict):
     """In the result of virtlun_export_create."""
 
     path: str
-    """The file: for `losetup --direct-io=on`."""
+    """The file: for `losetup --direct-io=on`. Or the device, `/dev/ublkbN`."""
 
 
 class Export(TypedDict):
@@ -462,11 +462,14 @@ class Export(TypedDict):
     flush_error: NotRequired[str | None]
     """Why every flush of it, and so fsync(2) and the like, fails, if so."""
     opens: int
-    """How often the file is open, by a loop device for instance."""
+    """How often the file is open, by a loop device for instance.
+
+    Of a device 1 where something has it alone, as a mount has.
+    """
     parked: bool
     """Whether another face may have the bdev, and writes are refused for now."""
     path: str
-    """The file."""
+    """The file, or the device `/dev/ublkbN`."""
     read_only: bool
     """Whether writes are refused."""
     size: int
@@ -633,12 +636,18 @@ class BdevGetBdevsParams(TypedDict):
     timeout: NotRequired[int | None]
 
 
-class BdevGetIostatParams(TypedDict):
-    """The parameters of bdev_get_iostat, in a batch."""
+class BdevLvolGetLvstoresParams(TypedDict):
+    """The parameters of bdev_lvol_get_lvstores, in a batch."""
+
+    lvs_name: NotRequired[str | None]
+    uuid: NotRequired[str | None]
+
+
+class VirtlunVhostGetStatsParams(TypedDict):
+    """The parameters of virtlun_vhost_get_stats, in a batch."""
 
     name: NotRequired[str | None]
-    names: NotRequired[list[str] | None]
-    reset_mode: NotRequired[Literal["all", "maxmin", "error", "none"] | None]
+    scsi_target_num: NotRequired[int | None]
 
 
 class Rpc(ABC):
@@ -1266,6 +1275,7 @@ class Rpc(ABC):
         /,
         *,
         bdev_name: str,
+        device: bool | None = ...,
         parked: bool | None = ...,
         read_only: bool | None = ...,
     ) -> NewExport: ...
@@ -1383,6 +1393,7 @@ class Rpc(ABC):
         /,
         *,
         name: str | None = ...,
+        scsi_target_num: int | None = ...,
     ) -> list[ControllerStats]: ...
 
     # Get the targets whose requests wait because an I/O failed, as their error policies have it:
@@ -1426,7 +1437,15 @@ class BatchRpc(Rpc):
     @overload
     def call_for_each(
         self,
-        method: Literal["bdev_get_iostat"],
+        method: Literal["bdev_lvol_get_lvstores"],
         names: Sequence[str],
-        params: Callable[[str], BdevGetIostatParams],
-    ) -> dict[str, Iostat]: ...
+        params: Callable[[str], BdevLvolGetLvstoresParams],
+    ) -> dict[str, list[Lvstore]]: ...
+
+    @overload
+    def call_for_each(
+        self,
+        method: Literal["virtlun_vhost_get_stats"],
+        names: Sequence[str],
+        params: Callable[[str], VirtlunVhostGetStatsParams],
+    ) -> dict[str, list[ControllerStats]]: ...

@@ -66,7 +66,7 @@ first of several forms, `(name)` of a parameter."""
 FORMS = {"bdev_get_iostat": "per_channel"}
 """Methods whose result has a second form, and the parameter that asks for it by being true."""
 
-EACH = ("bdev_get_bdevs", "bdev_get_iostat")
+EACH = ("bdev_get_bdevs", "bdev_lvol_get_lvstores", "virtlun_vhost_get_stats")
 """Methods that are called for each of many names in one exchange."""
 
 SCALARS = {

@@ -1,6 +1,7 @@
 """Runs the fuzz targets: libFuzzer on each for a while, from the checked-in corpora.
 
-    python -m tests.fuzz                     # each for 20 s, as `make test` does
+    python -m tests.fuzz                     # each for 20 s
+    python -m tests.fuzz --beside            # each for 20 s of a processor, beside other work
     python -m tests.fuzz --seconds 600       # each for 10 min, as `make nightly` does
     python -m tests.fuzz ring --seconds 60   # some of them
 
@@ -8,6 +9,9 @@ They are built with the stable toolchain: coverage is a pass of LLVM that any ru
 `--sanitize` and a nightly toolchain AddressSanitizer watches them, too. A finding is kept as a
 file, and the command that repeats it is printed. Inputs that reached something new are kept in
 the cache, where the next run goes on from them; programs and logs are this checkout's.
+
+`make test` has them `--beside` pytest, which waits for guests and servers much of its time: they
+have the lowest priority, so their time is what they have of a processor.
 """
 
 from __future__ import annotations
@@ -16,8 +20,10 @@ import argparse
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -36,6 +42,11 @@ KEPT = CACHE / "fuzz"
 MADE = LOCAL / "fuzz"
 #: Seconds beyond its time after which a target that does not end is killed.
 GRACE_S = 60
+#: The same of one beside other work, for which it waits.
+BESIDE_GRACE_S = 3600
+#: Seconds between two looks at what one has had of a processor.
+LOOK_S = 0.5
+TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 #: Seconds that one input may take.
 INPUT_TIMEOUT_S = 10
 #: Megabytes that a target may take.
@@ -55,6 +66,8 @@ class Outcome:
     name: str
     runs: int
     covered: int
+    processor_s: float
+    """What it had of processors, s."""
     failure: str | None
 
 
@@ -64,8 +77,8 @@ def targets() -> list[str]:
     return [entry["name"] for entry in manifest["bin"]]
 
 
-def build(names: list[str], *, sanitize: bool) -> Path:
-    """Builds targets and returns their folder.
+def build(names: list[str], *, sanitize: bool, beside: bool = False) -> Path:
+    """Builds targets, `beside` other work at the lowest priority, and returns their folder.
 
     Raises:
         subprocess.CalledProcessError: cargo failed; its output was shown.
@@ -78,7 +91,8 @@ def build(names: list[str], *, sanitize: bool) -> Path:
     flags = COVERAGE + (" -Zsanitizer=address" if sanitize else "")
     output = MADE / ("target-asan" if sanitize else "target")
     # With an explicit triple, build scripts and macros are not instrumented.
-    command = ["cargo", *(["+nightly"] if sanitize else []), "build", "--release", "--locked"]
+    command = ["nice", "-n", "19"] if beside else []
+    command += ["cargo", *(["+nightly"] if sanitize else []), "build", "--release", "--locked"]
     command += ["--manifest-path", str(HERE / "Cargo.toml"), "--target", triple]
     command += [part for name in names for part in ("--bin", name)]
     # What cargo makes on the way is shared by checkouts; it knows by itself what is whose.
@@ -92,16 +106,21 @@ def build(names: list[str], *, sanitize: bool) -> Path:
     return output / triple / "release"
 
 
-def run(program: Path, seconds: int, seed: int) -> Outcome:
-    """Runs one target for `seconds`, and returns what came of it."""
+def run(program: Path, seconds: int, seed: int, *, beside: bool = False) -> Outcome:
+    """Runs one target for `seconds`, and returns what came of it.
+
+    `beside` other work it has the lowest priority, and the seconds are those of a processor.
+    """
     name = program.name
     found, kept = KEPT / "findings" / name, KEPT / "corpus" / name
     for folder in (found, kept):
         folder.mkdir(parents=True, exist_ok=True)
     given = HERE / "corpus" / name
     command = [
+        # it must not outlive who counts its seconds
+        *(["setpriv", "--pdeathsig", "KILL", "nice", "-n", "19"] if beside else []),
         str(program),
-        f"-max_total_time={seconds}",
+        *([] if beside else [f"-max_total_time={seconds}"]),
         f"-timeout={INPUT_TIMEOUT_S}",
         f"-rss_limit_mb={MEMORY_MIB}",
         f"-artifact_prefix={found}/",
@@ -112,20 +131,49 @@ def run(program: Path, seconds: int, seed: int) -> Outcome:
     ]
     log = MADE / f"{name}.log"
     with log.open("wb") as output:
-        try:
-            ended = subprocess.run(
-                command, stdout=output, stderr=output, timeout=seconds + GRACE_S, check=False
-            )
-            failed = ended.returncode != 0
-        except subprocess.TimeoutExpired:
-            failed = True
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+        failed, processor_s = _watch(process, seconds, beside=beside)
     text = log.read_text(errors="replace")
     runs = re.search(r"stat::number_of_executed_units:\s+(\d+)", text)
     covered = re.findall(r"\bcov: (\d+)", text)
     # One that never ran has found nothing, and shows nothing.
     failed = failed or not runs or int(runs[1]) == 0
     failure = _failure(program, text) if failed else None
-    return Outcome(name, int(runs[1]) if runs else 0, int(covered[-1]) if covered else 0, failure)
+    return Outcome(
+        name,
+        int(runs[1]) if runs else 0,
+        int(covered[-1]) if covered else 0,
+        processor_s,
+        failure,
+    )
+
+
+def _watch(process: subprocess.Popen[bytes], seconds: int, *, beside: bool) -> tuple[bool, float]:
+    """Waits for the end of a target; returns whether it failed, and its processor time.
+
+    One `beside` other work is told to end, by the signal for that, when it had its seconds.
+    """
+    deadline = time.monotonic() + seconds + (BESIDE_GRACE_S if beside else GRACE_S)
+    told, late, had = False, False, 0.0
+    while process.poll() is None:
+        had = processor_s(process.pid) or had
+        if beside and not told and had >= seconds:
+            process.send_signal(signal.SIGUSR1)
+            told, deadline = True, time.monotonic() + GRACE_S
+        if time.monotonic() > deadline:
+            process.kill()
+            late = True
+        time.sleep(LOOK_S)
+    return late or process.returncode != 0, had
+
+
+def processor_s(pid: int) -> float:
+    """Returns what a process has had of processors, s; 0 where there is none of this number."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND
 
 
 def _failure(program: Path, log: str) -> str:
@@ -145,6 +193,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=20, help="of each target (default: 20)")
     parser.add_argument("--seed", type=int, default=0, help="of libFuzzer (default: a random one)")
     parser.add_argument(
+        "--beside",
+        action="store_true",
+        help="at the lowest priority, and the seconds are those of a processor",
+    )
+    parser.add_argument(
         "--sanitize", action="store_true", help="with AddressSanitizer (nightly Rust)"
     )
     arguments = parser.parse_args()
@@ -156,7 +209,7 @@ def main() -> int:
         parser.error("cargo is not installed: see https://rustup.rs")
     seed = arguments.seed or int.from_bytes(os.urandom(4), "little")
     console = Console()
-    programs = build(names, sanitize=arguments.sanitize)
+    programs = build(names, sanitize=arguments.sanitize, beside=arguments.beside)
     # Those that talk to a thread of their process wait for it half of the time.
     parallel = (os.cpu_count() or 1) + 1
     outcomes: list[Outcome] = []
@@ -165,16 +218,22 @@ def main() -> int:
         ThreadPoolExecutor(parallel) as pool,
     ):
         task = progress.add_task("fuzzing", total=len(names))
-        runs = [pool.submit(run, programs / name, arguments.seconds, seed) for name in names]
+        runs = [
+            pool.submit(run, programs / name, arguments.seconds, seed, beside=arguments.beside)
+            for name in names
+        ]
         for ended in runs:
             outcomes.append(ended.result())
             progress.advance(task)
+    of = " of a processor" if arguments.beside else ""
     table = Table(
-        "target", "inputs", "branches", "", title=f"{arguments.seconds} s each, seed {seed}"
+        *("target", "inputs", "branches", "processor", ""),
+        title=f"{arguments.seconds} s{of} each, seed {seed}",
     )
     for outcome in outcomes:
         verdict = "[red]FOUND" if outcome.failure else "ok"
-        table.add_row(outcome.name, f"{outcome.runs:,}", f"{outcome.covered:,}", verdict)
+        numbers = (f"{outcome.runs:,}", f"{outcome.covered:,}", f"{outcome.processor_s:.0f} s")
+        table.add_row(outcome.name, *numbers, verdict)
     console.print(table)
     for outcome in outcomes:
         if outcome.failure:

@@ -17,6 +17,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support import backports
 from tests.support.cache import CACHE
 
 PROGRAM = "qemu-system-x86_64"
@@ -30,7 +31,6 @@ PACKAGES = (
     "qemu-system-modules-spice",
     "seabios",
 )
-KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 #: Runs the unpacked QEMU with its own libraries, modules and firmware, which lie beside it. It is
 #: called by its path. `exec` keeps the PID.
 WRAPPER = f"""\
@@ -90,7 +90,7 @@ def newer() -> Emulator:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="partial-", dir=folder) as partial:
         work = Path(partial)
-        packages = _download(work)
+        packages = backports.download(work, PACKAGES)
         version = next(p.name.split("_")[1] for p in packages if p.name.startswith(PACKAGES[0]))
         place = folder / f"qemu_{version.replace('%3a', '.')}_{made}"
         tree = work / "tree"
@@ -110,62 +110,6 @@ def newer() -> Emulator:
                 raise
             # Another process was faster.
     return of(place / PROGRAM)
-
-
-def _download(work: Path) -> list[Path]:
-    """Downloads the packages with what they need; apt works on lists of its own in `work`."""
-    mirror, codename = _mirror()
-    suite = f"{codename}-backports"
-    signed = f" [signed-by={KEYRING}]" if KEYRING.exists() else ""
-    sources = work / "sources.list"
-    sources.write_text("".join(f"deb{signed} {mirror} {name} main\n" for name in (codename, suite)))
-    (work / "lists/partial").mkdir(parents=True)
-    (work / "cache/archives/partial").mkdir(parents=True)
-    apt = [
-        *("apt-get", "-q", "-y", "-o", f"Dir::Etc::SourceList={sources}"),
-        *("-o", "Dir::Etc::SourceParts=/dev/null", "-o", f"Dir::State::Lists={work}/lists"),
-        *(
-            "-o",
-            f"Dir::Cache={work}/cache",
-            "-o",
-            "APT::Sandbox::User=",
-            "-o",
-            "Acquire::Retries=5",
-        ),
-        *("-o", "Debug::NoLocking=1"),  # of dpkg's state, which is only read
-    ]
-    names = [f"{name}/{suite}" for name in PACKAGES]
-    download = ["install", "--download-only", "--reinstall", "--no-install-recommends", *names]
-    for words in (["update"], download):
-        done = subprocess.run([*apt, *words], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(
-                f"apt-get {words[0]} of QEMU from {mirror} {suite} failed; see that this machine "
-                f"reaches the mirror, then try again:\n{(done.stderr or done.stdout).strip()}"
-            )
-    return sorted((work / "cache/archives").glob("*.deb"))
-
-
-def _mirror() -> tuple[str, str]:
-    """Returns the Debian mirror that apt uses on this machine, and the release's code name."""
-    release = Path("/etc/os-release").read_text()
-    found = re.search(r"^VERSION_CODENAME=\"?(\w+)", release, re.MULTILINE)
-    codename = found[1] if found else "stable"
-    form = "$(REPO_URI) $(RELEASE) $(COMPONENT)"
-    lines = subprocess.run(
-        ["apt-get", "indextargets", "--format", form, "Created-By: Packages"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
-    for line in lines:
-        uri, suite, component = line.split()
-        if component == "main" and suite in (codename, "stable", "oldstable"):
-            return uri, codename
-    raise RuntimeError(
-        f"apt has no source of Debian {codename} main: add one, as /etc/apt/sources.list of a "
-        "fresh machine has it, then try again"
-    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""The guest that tests and the demo boot: Debian's cloud kernel and a small initramfs.
+"""The guests that tests and the demo boot: a cloud kernel of Debian's and a small initramfs.
+
+The kernel is the release's own or, for what that has not, the one of its backports.
 
 `python -m tests.guest.image` builds it into the cache; it is built again only when this file, the
 init script, a program in C beside it or the kernel package changed. Needs apt (to download the
@@ -7,15 +9,19 @@ kernel package), dpkg, cpio, gcc and the tools named in `TOOLS`, all installed b
 
 from __future__ import annotations
 
+import enum
 import gzip
 import hashlib
+import lzma
 import os
 import re
 import shutil
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support import backports
 from tests.support.cache import CACHE
 
 INIT = Path(__file__).with_name("init")
@@ -41,6 +47,7 @@ MODULES = (
     "sg",
     "virtio_blk",
     "virtio_console",
+    "ublk_drv",
 )
 
 #: Debian programs that go into the guest beside busybox, with the libraries that they need.
@@ -64,6 +71,10 @@ TOOLS = (
 )
 
 
+#: File names of the packages of kernels.
+PACKAGE = "linux-image-*-cloud-amd64_*.deb"
+
+
 @dataclass(frozen=True)
 class Image:
     """A bootable guest: paths of its kernel and of its initramfs."""
@@ -72,15 +83,24 @@ class Image:
     initrd: Path
 
 
-def build() -> Image:
+class Kernel(enum.Enum):
+    """Which kernel a guest has."""
+
+    RELEASE = ""
+    """Linux 6.1."""
+    BACKPORTS = "backports"
+    """Linux 6.12, which has ublk. Without KVM it needs the newer QEMU: in 7.2 it often panics."""
+
+
+def build(kernel: Kernel = Kernel.RELEASE) -> Image:
     """Returns the guest image, building it where the cache has none of this version.
 
     Raises:
         RuntimeError: a tool or module is missing on this machine; the text says which.
     """
-    folder = CACHE / "guest"
+    folder = CACHE / "guest" / kernel.value
     folder.mkdir(parents=True, exist_ok=True)
-    package = _kernel_package(folder)
+    package = _kernel_package(folder, kernel)
     sources = [path.read_bytes() for path in (Path(__file__), INIT, *PROGRAMS)]
     key = hashlib.sha256(b"\0".join([*sources, package.name.encode()])).hexdigest()[:16]
     image = Image(folder / f"vmlinuz-{key}", folder / f"initrd-{key}.img")
@@ -108,11 +128,16 @@ def build() -> Image:
     return image
 
 
-def _kernel_package(folder: Path) -> Path:
+def _kernel_package(folder: Path, kernel: Kernel) -> Path:
     """Downloads Debian's current cloud kernel package unless the cache has one."""
-    cached = sorted(folder.glob("linux-image-*-cloud-amd64_*.deb"))
+    cached = sorted(folder.glob(PACKAGE))
     if cached:
         return cached[-1]
+    if kernel is Kernel.BACKPORTS:
+        with tempfile.TemporaryDirectory(prefix="partial-", dir=folder) as work:
+            downloaded = backports.download(Path(work), ["linux-image-cloud-amd64"])
+            package = next(path for path in downloaded if path.match(PACKAGE))
+            return package.rename(folder / package.name)
     depends = subprocess.run(
         ["apt-cache", "depends", "linux-image-cloud-amd64"],
         check=True,
@@ -127,7 +152,7 @@ def _kernel_package(folder: Path) -> Path:
     subprocess.run(
         ["apt-get", "download", "-q", found[1]], cwd=folder, check=True, capture_output=True
     )
-    return sorted(folder.glob("linux-image-*-cloud-amd64_*.deb"))[-1]
+    return sorted(folder.glob(PACKAGE))[-1]
 
 
 def _fill(rootfs: Path, modules: Path) -> None:
@@ -137,12 +162,16 @@ def _fill(rootfs: Path, modules: Path) -> None:
     shutil.copy(INIT, rootfs / "init")
     (rootfs / "init").chmod(0o755)
     shutil.copy("/bin/busybox", rootfs / "bin/busybox")
-    available = {path.name.split(".ko")[0]: path for path in modules.rglob("*.ko")}
+    available = {path.name.split(".ko")[0]: path for path in modules.rglob("*.ko*")}
     order = []
     for name in MODULES:
         if name in available:  # the others are built into this kernel
-            shutil.copy(available[name], rootfs / "modules")
-            order.append(available[name].name)
+            module = available[name].read_bytes()
+            packed = available[name].suffix == ".xz"
+            (rootfs / f"modules/{name}.ko").write_bytes(
+                lzma.decompress(module) if packed else module
+            )
+            order.append(f"{name}.ko")
     (rootfs / "modules/order").write_text("\n".join(order) + "\n")
     for tool in TOOLS:
         path = shutil.which(tool, path="/usr/sbin:/usr/bin:/sbin:/bin")
@@ -184,5 +213,6 @@ def _pack(rootfs: Path) -> bytes:
 
 
 if __name__ == "__main__":
-    built = build()
-    print(f"kernel {built.kernel}\ninitrd {built.initrd}")
+    for each in Kernel:
+        built = build(each)
+        print(f"kernel {built.kernel}\ninitrd {built.initrd}")

@@ -135,7 +135,7 @@ def restarts(target: Target, boot: BootGuest, volume: str, seed: int) -> Restart
 
 def test_a_guest_notices_only_a_pause(restarts: Restarts) -> None:
     """Crashes, orderly ends and standing still, in a mixed order."""
-    ways: list[Callable[[], None]] = [restarts.kill] * 5 + [restarts.terminate] * 3
+    ways: list[Callable[[], None]] = [restarts.kill] * 10 + [restarts.terminate] * 10
     ways += [partial(restarts.stand_still, 2.0)] * 2
     restarts.moments.shuffle(ways)
     for way in ways:

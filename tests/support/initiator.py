@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,21 @@ class Initiator:
     given and returned as `bytes`.
     """
 
-    def __init__(self, socket: Path, *, user: int | None = None, group: int | None = None) -> None:
+    def __init__(
+        self,
+        socket: Path,
+        *,
+        user: int | None = None,
+        group: int | None = None,
+        program: Sequence[str] = (),
+    ) -> None:
         """Starts the process, as another user and in another group if asked for (as root).
 
-        It connects at `connect`.
+        `program` is the command line that runs virtlun-bench, where it is not the one that was
+        built. It connects at `connect`.
         """
         self._process = subprocess.Popen(
-            [str(binary("virtlun-bench")), "exec", str(socket)],
+            [*(program or [str(binary("virtlun-bench"))]), "exec", str(socket)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

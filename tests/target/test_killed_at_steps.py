@@ -1,9 +1,9 @@
 """The target dies at each step of a request, and the next one finishes it: once, whatever was done.
 
-Three writes are taken together. The thread that serves them is stopped at a step
-(tests.support.tracer) and the process killed there. The driver looks at its in-flight region, sends
-one more write, and connects to the next target: each write is answered once and is on the disk, and
-none is done again that the driver was told of.
+Three requests, all WRITEs or all UNMAPs, are taken together. The thread that serves them is stopped
+at a step (tests.support.tracer) and the process killed there. The driver looks at its in-flight
+region, sends one more, and connects to the next target: each is answered once and is on the disk,
+and none is done again that the driver was told of.
 """
 
 from __future__ import annotations
@@ -36,15 +36,53 @@ REGION, MEMORY = "virtlun-inflight", "virtlun-bench"
 """Names of the memory files."""
 WRITE, IO_URING_ENTER = 1, 426
 """System calls."""
-WRITES, BLOCK = 3, 4096
+REQUESTS, BLOCK = 3, 4096
 DEADLINE_MS = 60_000
 COMPLETION_S = 0.1
 
 
+@dataclass(frozen=True)
+class Command:
+    """What is asked for with three requests, a block each."""
+
+    name: str
+    request: Callable[[int], tuple[bytes, bytes]]
+    """The CDB and the data of the `nth`."""
+    leaves: Callable[[int], bytes]
+    """What is in its block when it is done."""
+    counter: str
+    """What counts it in `bdev_get_iostat`."""
+
+
+def write(nth: int) -> tuple[bytes, bytes]:
+    """WRITE (10), SBC-3 5.32."""
+    lba = (nth * BLOCK // 512).to_bytes(4, "big")
+    return bytes([0x2A, 0, *lba, 0, *(BLOCK // 512).to_bytes(2, "big"), 0]), stamp(nth)
+
+
+def unmap(nth: int) -> tuple[bytes, bytes]:
+    """UNMAP with one block descriptor, SBC-3 5.28."""
+    descriptor = (nth * BLOCK // 512).to_bytes(8, "big") + (BLOCK // 512).to_bytes(4, "big")
+    data = (22).to_bytes(2, "big") + (16).to_bytes(2, "big") + bytes(4) + descriptor + bytes(4)
+    return bytes([0x42, *bytes(6), *len(data).to_bytes(2, "big"), 0]), data
+
+
+def stamp(nth: int) -> bytes:
+    """Returns what the `nth` write puts into its block."""
+    return bytes([nth + 1]) * BLOCK
+
+
+COMMANDS = [
+    Command("write", write, stamp, "num_write_ops"),
+    Command("unmap", unmap, lambda _: bytes(BLOCK), "num_unmap_ops"),
+]
+
+
 @dataclass
 class Stage:
-    """A target whose reactor is stopped, and three writes that it has not seen yet."""
+    """A target whose reactor is stopped, and three requests that it has not seen yet."""
 
+    command: Command
     tracer: Tracer
     pid: int
     guest: Initiator
@@ -82,7 +120,7 @@ class Stage:
     def content(self) -> list[bytes]:
         """Returns the first byte of each block of the disk."""
         data = self.disk.read_bytes()
-        return [data[n * BLOCK : n * BLOCK + 1] for n in range(WRITES)]
+        return [data[n * BLOCK : n * BLOCK + 1] for n in range(REQUESTS)]
 
 
 def first_taken(stage: Stage) -> None:
@@ -100,25 +138,25 @@ def given_to_bdev(stage: Stage) -> None:
 
 def submitted(stage: Stage) -> None:
     given_to_bdev(stage)
-    assert stage.tracer.until_return() == WRITES
+    assert stage.tracer.until_return() == REQUESTS
 
 
 def completed(stage: Stage) -> None:
     submitted(stage)
-    written = [bytes([n + 1]) for n in range(WRITES)]
-    until(lambda: stage.content() == written and workers_rest(stage.pid), "they complete")
+    done = [stage.command.leaves(n)[:1] for n in range(REQUESTS)]
+    until(lambda: stage.content() == done and workers_rest(stage.pid), "they complete")
     # From there to the thread's list of what is complete it is a short way in the kernel.
     time.sleep(COMPLETION_S)
 
 
 def used_elements(stage: Stage) -> None:
     completed(stage)
-    stage.tracer.until_store(stage.ring(stage.element(WRITES - 1)), 4)
+    stage.tracer.until_store(stage.ring(stage.element(REQUESTS - 1)), 4)
 
 
 def linked(stage: Stage) -> None:
     completed(stage)
-    stage.tracer.until_store(stage.region(LAST_BATCH_HEAD), 2, times=WRITES)
+    stage.tracer.until_store(stage.region(LAST_BATCH_HEAD), 2, times=REQUESTS)
 
 
 def shown(stage: Stage) -> None:
@@ -133,7 +171,7 @@ def first_cleared(stage: Stage) -> None:
 
 def cleared(stage: Stage) -> None:
     shown(stage)
-    stage.tracer.until_store(stage.mark(stage.ended(WRITES - 1)), 1)
+    stage.tracer.until_store(stage.mark(stage.ended(REQUESTS - 1)), 1)
 
 
 def index_stored(stage: Stage) -> None:
@@ -184,26 +222,29 @@ def workers_rest(pid: int) -> bool:
     return all((worker / "wchan").read_text() == "io_wq_worker" for worker in workers)
 
 
-def write(guest: Initiator, nth: int) -> int:
-    """Submits the `nth` write, and returns its head."""
-    lba = (nth * BLOCK // 512).to_bytes(4, "big")
-    cdb = bytes([0x2A, 0, *lba, 0, *(BLOCK // 512).to_bytes(2, "big"), 0])
-    head: int = guest.send("submit", cdb=cdb, data_out=bytes([nth + 1]) * BLOCK)["head"]
+def send(guest: Initiator, command: Command, nth: int) -> int:
+    """Submits the `nth` request, and returns its head."""
+    cdb, data_out = command.request(nth)
+    head: int = guest.send("submit", cdb=cdb, data_out=data_out)["head"]
     return head
 
 
-def finish(guest: Initiator, heads: list[int]) -> None:
-    """Waits for the writes; what hears of the new target's start is sent again, as by drivers."""
+def finish(guest: Initiator, command: Command, heads: list[int]) -> None:
+    """Waits for the requests; what hears of the new target's start is sent again, as by drivers."""
     for nth, head in enumerate(heads):
         answer: dict[str, Any] = guest.send("wait", head=head, timeout_ms=DEADLINE_MS)
         if answer["status"] == CHECK and answer["sense"][2] & 15 == UNIT_ATTENTION:
-            answer = guest.send("wait", head=write(guest, nth), timeout_ms=DEADLINE_MS)
+            answer = guest.send("wait", head=send(guest, command, nth), timeout_ms=DEADLINE_MS)
         assert (answer["response"], answer["status"]) == (0, 0), answer
 
 
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.reach.__name__)
-def test_a_target_that_dies_at_a_step_of_a_request(target: Target, step: Step) -> None:
+def test_a_target_that_dies_at_a_step_of_a_request(
+    target: Target, step: Step, command: Command
+) -> None:
     disk = target.make_file("disk.img", 1 << 20)
+    disk.write_bytes(b"\xff" * (1 << 20))
     target.rpc("bdev_uring_create", filename=str(disk), name="disk", block_size=512)
     target.rpc("vhost_create_scsi_controller", ctrlr="c0")
     target.add_lun("c0", "disk")
@@ -220,9 +261,9 @@ def test_a_target_that_dies_at_a_step_of_a_request(target: Target, step: Step) -
         reactor = tracer.thread_named(pid, "reactor_0")
         with Tracer(pid, reactor) as traced:
             # It is stopped, so that it will find all three at once.
-            heads = [write(guest, nth) for nth in range(WRITES)]
+            heads = [send(guest, command, nth) for nth in range(REQUESTS)]
             file_of = lambda fd: str(Path(f"/proc/{pid}/fd/{fd}").readlink())  # noqa: E731
-            step.reach(Stage(traced, pid, guest, disk, heads, used, base, file_of))
+            step.reach(Stage(command, traced, pid, guest, disk, heads, used, base, file_of))
             traced.kill()
         target.kill9()
 
@@ -235,17 +276,17 @@ def test_a_target_that_dies_at_a_step_of_a_request(target: Target, step: Step) -
         )
         assert set(left["in_flight"]) <= set(heads)
         # A guest goes on sending: marks that are left of what ended must not take its place.
-        heads.append(write(guest, WRITES))
+        heads.append(send(guest, command, REQUESTS))
 
         target.start()
         reconnect(guest)
-        finish(guest, heads)
-        written = target.rpc("bdev_get_iostat", name="disk")["bdevs"][0]["num_write_ops"]
-        expected = WRITES + 1 - step.shown
-        assert written == expected, "what it was told of is not done again, all else is"
+        finish(guest, command, heads)
+        done = target.rpc("bdev_get_iostat", name="disk")["bdevs"][0][command.counter]
+        expected = REQUESTS + 1 - step.shown
+        assert done == expected, "what it was told of is not done again, all else is"
         guest.ready()
-        for nth in range(WRITES + 1):
-            assert guest.read(nth * BLOCK // 512, BLOCK // 512) == bytes([nth + 1]) * BLOCK
+        for nth in range(REQUESTS + 1):
+            assert guest.read(nth * BLOCK // 512, BLOCK // 512) == command.leaves(nth)
         assert guest.send("raw", queue=QUEUE)["used"] == [], "answered twice"
         end = time.monotonic() + DEADLINE_MS / 1000
         while (state := guest.send("inflight")["queues"][QUEUE])["in_flight"]:

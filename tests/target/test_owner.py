@@ -354,3 +354,45 @@ def test_an_owner_of_another_pid_namespace_is_known_again_after_a_crash(scratch:
     finally:
         target.kill9()
         target.end_holder()
+
+
+def done(target: Target) -> dict[str, int]:
+    """Returns what the target counted of the one LUN."""
+    (controller,) = target.rpc("virtlun_vhost_get_stats", name="vm-1", scsi_target_num=0)
+    (unit,) = controller["targets"]
+    return {name: unit[name] for name in ("writes", "write_bytes", "flushes", "reads")}
+
+
+@needs_root
+def test_what_a_unit_did_is_counted_for_each_process_anew(
+    target: Target, vm: Path, owner: Initiator
+) -> None:
+    """As QEMU counts it: libvirt's statistics of a disk begin again with its VM."""
+    assert done(target) == {"writes": 1, "write_bytes": 512, "flushes": 1, "reads": 0}
+    # Its own connection anew is the same VM.
+    owner.send("reconnect")
+    owner.ready()
+    assert owner.read(0, 1) == SECRET
+    assert done(target) == {"writes": 1, "write_bytes": 512, "flushes": 1, "reads": 1}
+    owner.__exit__(None, None, None)
+    with process_of(OWNER, vm) as following:
+        until_connected(following, "connect")
+        following.ready()
+        assert set(done(target).values()) == {0}
+        following.write(0, SECRET * 2)
+        assert done(target) == {"writes": 1, "write_bytes": 1024, "flushes": 0, "reads": 0}
+        target.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-1", scsi_target_num=0)
+        target.rpc(
+            "vhost_scsi_controller_add_target", ctrlr="vm-1", scsi_target_num=0, bdev_name="lvs0/v0"
+        )
+        assert set(done(target).values()) == {0}
+        following.ready()
+        following.write(0, SECRET)
+    # Also where it is named before it comes.
+    with process_of(OWNER, vm) as named:
+        target.rpc("virtlun_controller_set_owner", ctrlr="vm-1", pid=named.pid)
+        until_connected(named, "connect")
+        named.ready()
+        assert set(done(target).values()) == {0}
+    (none,) = target.rpc("virtlun_vhost_get_stats", name="vm-1", scsi_target_num=1)
+    assert none["targets"] == []

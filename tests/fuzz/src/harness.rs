@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use guestmem::{GuestMemory, IoVec, Sg};
-use virtqueue::{AddressSpace, Desc, Head, QueueConfig, Segments, SplitQueue};
+use virtqueue::{AddressSpace, Desc, Halves, Head, QueueConfig, Segments, SplitQueue};
 
 use crate::input::Input;
 
@@ -123,14 +123,20 @@ pub fn ring(data: &[u8]) {
                     };
                     assert!(head.index() < config.size && lens != (0, 0));
                     let (read, write) = (usize::from(input.u8()), usize::from(input.u8()));
-                    assert_eq!(segments.split_readable(read), read <= lens.0 as usize);
-                    assert_eq!(segments.split_writable(write), write <= lens.1 as usize);
+                    let fits = read <= lens.0 as usize && write <= lens.1 as usize;
+                    let halves = segments.split(read, write);
+                    assert_eq!(halves.is_some(), fits);
                     check_runs(segments.readable(), lens.0, &bounds);
                     check_runs(segments.writable(), lens.1, &bounds);
-                    let halves = segments.readable_head().len() + segments.readable_tail().len();
-                    assert_eq!(halves, lens.0 as usize);
                     // The device writes: into what the guest gave it, its own rings maybe.
-                    let wrote = segments.writable_tail().zero(0, 64);
+                    let mut wrote = 0;
+                    if let Some(Halves { readable, writable }) = halves {
+                        check_runs(readable.0, read as u32, &bounds);
+                        check_runs(readable.1, lens.0 - read as u32, &bounds);
+                        check_runs(writable.0, write as u32, &bounds);
+                        check_runs(writable.1, lens.1 - write as u32, &bounds);
+                        wrote = writable.1.zero(0, 64);
+                    }
                     queue.push_used(head.index(), wrote as u32);
                     taken += 1;
                 }
@@ -173,23 +179,7 @@ pub fn memory(data: &[u8]) {
             assert_eq!(range.get::<u8>(range.len().wrapping_sub(1)).is_ok(), len > 0);
             assert!(range.get::<u8>(range.len()).is_err());
         }
-        let mut given = 0;
-        let whole = memory.for_each_range(gpa, len, |part| {
-            given += part.len() as u64;
-            true
-        });
-        let (mut at, mut need) = (gpa, len);
-        let mut expected = left_in(gpa).is_some() || len == 0;
-        while expected && need > 0 {
-            match left_in(at) {
-                Some(left) => {
-                    let part = left.min(need);
-                    (at, need) = (at + part, need - part);
-                }
-                None => expected = false,
-            }
-        }
-        assert!(given <= len);
-        assert_eq!(whole, expected, "{gpa:#x} {len:#x}");
+        let run = memory.run(gpa, len).map(|run| run.len() as u64);
+        assert_eq!(run, left_in(gpa).map(|left| left.min(len)), "{gpa:#x} {len:#x}");
     }
 }

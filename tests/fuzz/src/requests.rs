@@ -437,7 +437,7 @@ fn refused() -> bool {
 }
 
 fn malformed() -> u64 {
-    host().controllers.stats(Some(NAME)).expect("it is there")[0].controller.malformed
+    host().controllers.stats(Some(NAME), None).expect("it is there")[0].controller.malformed
 }
 
 /// Requests as a driver may make them. No input may make the controller write outside of the buffers

@@ -99,6 +99,8 @@ pub struct Completion {
     /// How long it took from submit to poll, in ticks, so that a layer that passes I/Os on as they
     /// are does not read the clock again; 0 where it was not measured.
     pub ticks: u64,
+    /// When it was over, in ticks, for the same reason; 0 where it was not measured.
+    pub ended: u64,
 }
 
 /// A queue pair on a bdev, owned by the thread that opened it.

@@ -258,9 +258,10 @@ impl Channel for MallocChannel {
         let bytes = long.io.bytes(self.geometry.block_size);
         let over = long.done as u64 == bytes;
         if over {
-            let ticks = reactor::ticks::now().saturating_sub(long.begun);
+            let ended = reactor::ticks::now();
+            let ticks = ended.saturating_sub(long.begun);
             self.stats.record(long.io.op, bytes, ticks, Ok(()));
-            done.push(Completion { tag: long.io.tag, result: Ok(()), ticks });
+            done.push(Completion { tag: long.io.tag, result: Ok(()), ticks, ended });
         } else {
             self.long.push_back(long);
         }

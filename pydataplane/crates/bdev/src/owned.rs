@@ -318,7 +318,7 @@ mod tests {
         fn poll(&mut self, done: &mut Vec<Completion>) -> u32 {
             let before = done.len();
             while let Some((tag, _)) = self.uring.next_completion() {
-                done.push(Completion { tag: u64::from(tag), result: Ok(()), ticks: 0 });
+                done.push(Completion { tag: u64::from(tag), result: Ok(()), ticks: 0, ended: 0 });
             }
             while let Some(tag) = self.tags.pop_front() {
                 // SAFETY: a no-op names no buffer.

@@ -5,6 +5,7 @@ use holder::ClientError;
 use rustix::io::Errno;
 use std::io;
 use std::path::PathBuf;
+use uuid::Uuid;
 
 /// Why a control operation was refused.
 #[derive(Debug, thiserror::Error)]
@@ -71,6 +72,11 @@ pub enum ExportError {
     /// The place is another process's mount.
     #[error("{0} is mounted by another living process; stop that one first")]
     DirInUse(PathBuf),
+    /// The device is another process's.
+    #[error(
+        "the ublk device of volume {0} is served by another living process; stop that one first"
+    )]
+    DiskInUse(Uuid),
     /// Its mount was unmounted behind our back, and cannot be put back.
     #[error("{0} was unmounted by somebody, and its file is still open; close it, then try again")]
     Unmounted(PathBuf),

@@ -14,7 +14,7 @@ use uuid::Uuid;
 use crate::errors::ExportError;
 use crate::keeper::Keeper;
 use crate::shared::Order;
-use crate::volume::{Ending, Volume, Way};
+use crate::volume::{Ending, Face, Volume, Way};
 
 /// How long [`Exports::delete`] waits for a file to be closed: the kernel tells of a close, and a
 /// loop device lets go, a moment later.
@@ -51,18 +51,26 @@ pub struct Info {
     pub bdev_name: String,
     /// UUID of the bdev, the name of the file.
     pub uuid: Uuid,
-    /// The file.
+    /// The file, or the device.
     pub path: PathBuf,
     /// Whether writes are refused.
     pub read_only: bool,
     /// Whether others may claim the bdev, and writes are refused for now.
     pub parked: bool,
-    /// How often the file is open.
+    /// How often the file is open; of a device 1 where something has it alone.
     pub opens: u32,
     /// Size in bytes.
     pub size: u64,
     /// What it survives.
     pub survives: Survives,
+}
+
+/// How a bdev is to be exported.
+#[derive(Clone, Copy)]
+struct Make {
+    read_only: bool,
+    parked: bool,
+    disk: bool,
 }
 
 struct Inner {
@@ -117,7 +125,25 @@ impl Exports {
     /// # Errors
     /// [`ExportError`]: no such bdev, another face has it, exported the other way, no mount.
     pub fn create(&self, key: &str, read_only: bool) -> Result<PathBuf, ExportError> {
-        self.make(key, read_only, false)
+        self.make(key, Make { read_only, parked: false, disk: false })
+    }
+
+    /// As [`Exports::create`] or [`Exports::create_parked`], as a device of ublk's where the holder
+    /// can have one made, else as a file. One that is exported already stays what it is.
+    ///
+    /// # Errors
+    /// Those of [`Exports::create_parked`]; [`ExportError::DiskInUse`].
+    pub fn create_disk(
+        &self,
+        key: &str,
+        read_only: bool,
+        parked: bool,
+    ) -> Result<PathBuf, ExportError> {
+        let path = self.make(key, Make { read_only, parked, disk: true })?;
+        if parked {
+            self.park(key)?;
+        }
+        Ok(path)
     }
 
     /// As [`Exports::create`], and it is parked when this returns: a new one was never anything
@@ -126,12 +152,13 @@ impl Exports {
     /// # Errors
     /// Those of [`Exports::create`] and [`Exports::park`].
     pub fn create_parked(&self, key: &str, read_only: bool) -> Result<PathBuf, ExportError> {
-        let path = self.make(key, read_only, true)?;
+        let path = self.make(key, Make { read_only, parked: true, disk: false })?;
         self.park(key)?;
         Ok(path)
     }
 
-    fn make(&self, key: &str, read_only: bool, parked: bool) -> Result<PathBuf, ExportError> {
+    fn make(&self, key: &str, make: Make) -> Result<PathBuf, ExportError> {
+        let Make { read_only, parked, disk } = make;
         let inner = &self.inner;
         let mut control = inner.control.lock();
         let bdev = inner.registry.require(key)?;
@@ -143,6 +170,9 @@ impl Exports {
                 return Err(ExportError::OtherMode { name: bdev.name().into(), how });
             }
             if !there.is_over() {
+                if let Some(path) = there.disk_path() {
+                    return Ok(path);
+                }
                 inner.keeper.put_back(uuid)?;
                 return Ok(path);
             }
@@ -150,9 +180,10 @@ impl Exports {
             inner.end(&there, Order::Refuse)?.wait(END_TIMEOUT);
         }
         let owner = format!("the export {}", path.display());
-        let way = Way { number: *control, read_only, parked, owner };
+        let way = Way { number: *control, read_only, parked, disk, owner };
         let volume = Volume::start(&inner.registry, bdev.name(), &inner.keeper, way)?;
         *control += 1;
+        let path = volume.disk_path().unwrap_or(path);
         inner.table.write().insert(uuid, Arc::new(volume));
         Ok(path)
     }
@@ -175,11 +206,11 @@ impl Exports {
         let volume = loop {
             let volume =
                 inner.named(&name).ok_or_else(|| ExportError::NotExported(key.to_owned()))?;
-            if volume.close(force) {
+            if (force || inner.opens(&volume) == 0) && volume.close(force) {
                 break volume;
             }
             if Instant::now() > end {
-                return Err(ExportError::Open { name, opens: volume.opens() });
+                return Err(ExportError::Open { name, opens: inner.opens(&volume) });
             }
             thread::sleep(RELEASE_POLL);
         };
@@ -240,12 +271,12 @@ impl Exports {
         let info = |v: Arc<Volume>| Info {
             bdev_name: v.bdev.name().to_owned(),
             uuid: v.uuid,
-            path: inner.keeper.path(v.uuid),
+            path: v.disk_path().unwrap_or_else(|| inner.keeper.path(v.uuid)),
             read_only: v.read_only,
             parked: v.is_parked(),
-            opens: v.opens(),
+            opens: inner.opens(&v),
             size: v.bdev.geometry().bytes(),
-            survives: match inner.keeper.outlives() {
+            survives: match inner.keeper.outlives() || v.disk_path().is_some() {
                 false => Survives::Nothing,
                 true if v.survives_a_crash() => Survives::Crash,
                 true => Survives::Restart,
@@ -263,7 +294,12 @@ impl Exports {
         let inner = &self.inner;
         let _control = inner.control.lock();
         let all = std::mem::take(&mut *inner.table.write());
-        let end = |volume: &Arc<Volume>| match inner.keeper.outlives() && !volume.close(false) {
+        let leave = |volume: &Volume| match volume.face {
+            Face::File { .. } => inner.keeper.outlives() && !volume.close(false),
+            // The kernel keeps it, and its number.
+            Face::Disk(_) => true,
+        };
+        let end = |volume: &Arc<Volume>| match leave(volume) {
             true => volume.end(Order::Leave),
             false => inner.take_away(volume, Order::Refuse).unwrap_or_else(|e| {
                 tracing::warn!("{e}");
@@ -294,10 +330,21 @@ impl Inner {
         self.table.read().values().find(|v| v.bdev.name() == name).cloned()
     }
 
+    /// How often an export is open, as far as one can tell of a device.
+    fn opens(&self, volume: &Volume) -> u32 {
+        match volume.face {
+            Face::File { .. } => volume.opens(),
+            Face::Disk(_) => u32::from(self.keeper.is_disk_open(volume.uuid)),
+        }
+    }
+
     /// Takes an export's mount away and has its thread end.
     fn take_away(&self, volume: &Volume, how: Order) -> Result<Ending, ExportError> {
         let ending = volume.end(how);
-        self.keeper.end(volume.uuid)?;
+        match volume.face {
+            Face::File { .. } => self.keeper.end(volume.uuid)?,
+            Face::Disk(_) => self.keeper.end_disk(volume.uuid)?,
+        }
         Ok(ending)
     }
 
@@ -339,7 +386,9 @@ fn watch_holder(client: &Client, inner: &Weak<Inner>) {
         let _control = inner.control.lock();
         let volumes: Vec<_> = inner.table.read().values().cloned().collect();
         for volume in volumes {
-            let kept = client.keep(volume.uuid, volume.fuse.as_fd(), volume.record.as_fd());
+            // The kernel keeps the others.
+            let Face::File { fuse, record } = &volume.face else { continue };
+            let kept = client.keep(volume.uuid, fuse.as_fd(), record.as_fd());
             if let Err(e) = kept {
                 tracing::warn!("{e}");
             }

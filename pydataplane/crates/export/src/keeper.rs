@@ -1,15 +1,24 @@
 //! Who mounts, and keeps what a mount needs while nobody serves it.
 
-use holder::{Client, MountError, Mounts, Session};
+use holder::wire::NewDisk;
+use holder::{Client, Disk, MountError, Mounts, Session};
 use parking_lot::Mutex;
 use rustix::thread::CapabilitySet;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 use crate::errors::ExportError;
+
+/// How long the kernel may take to notice that the process is gone that served a device before.
+const DISK_TIMEOUT: Duration = Duration::from_secs(40);
+
+/// How often it is asked meanwhile.
+const DISK_POLL: Duration = Duration::from_millis(10);
 
 /// Who keeps mounts and their descriptors.
 pub(crate) enum Keeper {
@@ -70,6 +79,47 @@ impl Keeper {
         match self {
             Keeper::Here { .. } => Ok(None),
             Keeper::Holder { client, .. } => Ok(client.take(uuid)?),
+        }
+    }
+
+    /// The device of a volume: what another process has left, or a new one; `None`: none can be had.
+    pub fn disk(&self, uuid: Uuid, new: &NewDisk) -> Result<Option<Disk>, ExportError> {
+        let Keeper::Holder { client, .. } = self else { return Ok(None) };
+        if !client.disks()? {
+            return Ok(None);
+        }
+        let end = Instant::now() + DISK_TIMEOUT;
+        loop {
+            match client.disk(uuid, new)? {
+                None if Instant::now() < end => thread::sleep(DISK_POLL),
+                None => return Err(ExportError::DiskInUse(uuid)),
+                disk => return Ok(disk),
+            }
+        }
+    }
+
+    /// Has a device be seen, or go on, which this process serves already.
+    pub fn serve_disk(&self, uuid: Uuid) -> Result<(), ExportError> {
+        match self {
+            Keeper::Holder { client, .. } => Ok(client.serve(uuid)?),
+            Keeper::Here { .. } => Ok(()),
+        }
+    }
+
+    /// Takes a device away, as soon as what was asked of it is answered.
+    pub fn end_disk(&self, uuid: Uuid) -> Result<(), ExportError> {
+        match self {
+            Keeper::Holder { client, .. } => Ok(client.stop(uuid)?),
+            Keeper::Here { .. } => Ok(()),
+        }
+    }
+
+    /// Whether something has a device alone: a file system, a loop device. Where nobody can tell, it
+    /// is taken to be so.
+    pub fn is_disk_open(&self, uuid: Uuid) -> bool {
+        match self {
+            Keeper::Holder { client, .. } => client.opened(uuid).unwrap_or(true),
+            Keeper::Here { .. } => false,
         }
     }
 

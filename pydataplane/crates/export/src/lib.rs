@@ -1,4 +1,5 @@
-//! Bdevs as files for the kernel: the face of a volume for ordinary pods and for tools.
+//! Bdevs as files for the kernel: the face of a volume for ordinary pods and for tools. Where it is asked
+//! for and the kernel has it, a device of ublk takes the file's place.
 //!
 //! Owns: a FUSE mount per exported bdev, in it one file named by the bdev's UUID, and the thread that
 //! serves it. A loop device on such a file (`losetup --direct-io=on`) is a block device of the
@@ -67,6 +68,9 @@
 //!   and later gives errors (EIO through a loop device).
 //! - *Without a holder*: the mounts end with the process, as on a killed one with an old kernel.
 //!
+//! - *A device of ublk* stays with the kernel, which gives the next process all that was not answered
+//!   (user recovery with reissue); the holder has no descriptor of it.
+//!
 //! Doing a request twice is right. Whoever asked for it has no answer yet, so nothing that relies on
 //! it was asked: the kernel, like a disk, promises no order among requests that are in flight
 //! together, and what must come after another waits for its answer (a file system on a loop device
@@ -90,6 +94,7 @@
 //! | `worker` | the thread: takes requests, does I/O, answers |
 //! | `shared` | what that thread and the others tell each other |
 //! | `device` | `/dev/fuse` |
+//! | `disk` | the thread of an export that is a device of ublk |
 //! | `call`, `abi` | what the kernel asks, checked; the layout of its packets |
 //! | `file` | the folder and its file: what is answered at once |
 //! | `request` | I/O in blocks of the bdev |
@@ -101,6 +106,7 @@
 mod abi;
 mod call;
 mod device;
+mod disk;
 mod errors;
 mod exports;
 mod file;

@@ -20,7 +20,7 @@ const CUT_BYTES: u64 = 2 * 4096;
 
 /// Longest unmap or write of zeros that is given to a bdev at once, in bytes: one discard of a
 /// whole disk must not keep the others waiting.
-const MAX_CLEAR_BYTES: u64 = 1 << 30;
+pub(crate) const MAX_CLEAR_BYTES: u64 = 1 << 30;
 
 /// fallocate(2): the size stays.
 const KEEP_SIZE: i32 = 0x01;

@@ -1,17 +1,21 @@
-//! One exported bdev: its claim, its thread, its mount.
+//! One exported bdev: its claim, its thread, its mount or device.
 
-use bdev::{Bdev, Claim, ClaimMode, Registry, RegistryError};
-use holder::Session;
+use bdev::{Bdev, Claim, ClaimMode, OpenError, Registry, RegistryError};
+use holder::wire::NewDisk;
+use holder::{Disk, Session};
 use parking_lot::{Mutex, MutexGuard};
 use reactor::Waker;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime};
+use ublk::Left;
 use uuid::Uuid;
 
 use crate::device::Device;
+use crate::disk;
 use crate::errors::ExportError;
 use crate::file::Facts;
 use crate::keeper::Keeper;
@@ -20,22 +24,33 @@ use crate::request::{Limits, longest_io, pages_limit};
 use crate::shared::{Order, Shared};
 use crate::worker::{self, Job, resends};
 
-/// One exported bdev: a mount with a file.
+/// One exported bdev: a mount with a file, or a device.
 pub(crate) struct Volume {
     pub uuid: Uuid,
     /// In which order they were made.
     pub number: u64,
     pub read_only: bool,
     pub bdev: Arc<dyn Bdev>,
-    /// Its descriptors, for a holder that has lost them.
-    pub fuse: Arc<OwnedFd>,
-    pub record: Arc<OwnedFd>,
+    pub face: Face,
     shared: Arc<Shared>,
     waker: Waker,
     /// Who holds the bdev, as claims name it.
     owner: String,
     /// Taken when it ends. Held while the claim changes hands.
     service: Mutex<Option<Service>>,
+}
+
+/// How the kernel shows a bdev.
+pub(crate) enum Face {
+    /// As a file. Its descriptors, for a holder that has lost them.
+    File {
+        /// `/dev/fuse`.
+        fuse: Arc<OwnedFd>,
+        /// What the next process must know.
+        record: Arc<OwnedFd>,
+    },
+    /// As `/dev/ublkbN`, of this number.
+    Disk(u32),
 }
 
 /// The claim of an export. Its thread lets go of it, after its channel, when all I/O has ended.
@@ -51,7 +66,7 @@ struct Service {
 struct Worker {
     /// Closed when the thread has let go of everything.
     ended: Receiver<()>,
-    thread: JoinHandle<()>,
+    thread: JoinHandle<Option<Left>>,
 }
 
 fn held(hold: &Hold) -> MutexGuard<'_, Option<Claim>> {
@@ -77,6 +92,8 @@ pub(crate) struct Way {
     pub number: u64,
     pub read_only: bool,
     pub parked: bool,
+    /// Whether it is to be a device, where one can be had.
+    pub disk: bool,
     /// Who holds the bdev, as claims name it.
     pub owner: String,
 }
@@ -102,23 +119,39 @@ fn resumable(session: Session, uuid: Uuid, longest: u32) -> Option<(Session, Rec
 
 impl Volume {
     /// Claims the bdev and starts serving it: what another process has left of its export, else a
-    /// new mount.
+    /// new mount or device.
     pub fn start(
         registry: &Registry,
         bdev: &str,
         keeper: &Keeper,
         way: Way,
     ) -> Result<Volume, ExportError> {
-        let Way { number, read_only, parked, owner } = way;
-        let claim = claim(registry, bdev, &owner, parked)?;
+        let claim = claim(registry, bdev, &way.owner, way.parked)?;
         let bdev = Arc::clone(claim.bdev());
-        let (features, geometry) = (bdev.features(), bdev.geometry());
-        let longest = longest_io(&geometry, &features).map_err(|needed| {
-            let bytes = u64::from(features.max_blocks) * u64::from(geometry.block_size);
-            ExportError::ShortIo { name: bdev.name().to_owned(), bytes, needed }
-        })?;
+        let hold: Hold = Arc::new(Mutex::new(Some(claim)));
         let uuid = bdev.uuid();
         let left = keeper.take(uuid)?;
+        let disk = match way.disk && left.is_none() {
+            true => keeper.disk(uuid, &wanted(&bdev, &way)?)?,
+            false => None,
+        };
+        match disk {
+            Some(disk) => Volume::serve_disk(bdev, keeper, way, hold, disk),
+            None => Volume::serve_file(bdev, keeper, way, hold, left),
+        }
+    }
+
+    fn serve_file(
+        bdev: Arc<dyn Bdev>,
+        keeper: &Keeper,
+        way: Way,
+        hold: Hold,
+        left: Option<Session>,
+    ) -> Result<Volume, ExportError> {
+        let Way { number, read_only, parked, owner, .. } = way;
+        let (features, geometry) = (bdev.features(), bdev.geometry());
+        let longest = longest_io(&geometry, &features).map_err(|e| short_io(&*bdev, e))?;
+        let uuid = bdev.uuid();
         let was_left = left.is_some();
         let left = left.and_then(|session| resumable(session, uuid, longest));
         let resumed = left.is_some();
@@ -147,8 +180,10 @@ impl Volume {
             resumed,
             shared: Arc::clone(&shared),
         };
-        let hold: Hold = Arc::new(Mutex::new(Some(claim)));
-        let begun = begin(job, &hold);
+        let begun = begin(&*bdev, &hold, move |ready| {
+            worker::run(job, ready);
+            None
+        });
         let (waker, worker) = match begun {
             Ok(begun) => begun,
             Err(e) => {
@@ -160,8 +195,59 @@ impl Volume {
             }
         };
         let service = Mutex::new(Some(Service { hold, worker }));
-        let record = file;
-        Ok(Volume { uuid, number, read_only, bdev, fuse, record, shared, waker, owner, service })
+        let face = Face::File { fuse, record: file };
+        Ok(Volume { uuid, number, read_only, bdev, face, shared, waker, owner, service })
+    }
+
+    fn serve_disk(
+        bdev: Arc<dyn Bdev>,
+        keeper: &Keeper,
+        way: Way,
+        hold: Hold,
+        disk: Disk,
+    ) -> Result<Volume, ExportError> {
+        let wanted = wanted(&bdev, &way)?;
+        let Way { number, read_only, parked, owner, .. } = way;
+        let uuid = bdev.uuid();
+        let Disk { id, left, depth, max_io_bytes, queue } = disk;
+        if max_io_bytes > wanted.max_io_bytes {
+            // Not given up: its bdev may be as it was, the next time.
+            return Err(short_io(&*bdev, u64::from(max_io_bytes)));
+        }
+        let read_only = read_only || bdev.features().read_only;
+        let shared = Arc::new(Shared::new(parked, 0));
+        let job = disk::Job {
+            bdev: Arc::clone(&bdev),
+            read_only,
+            limits: ublk::Limits { depth, max_io_bytes, block_size: wanted.block_size },
+            queue,
+            shared: Arc::clone(&shared),
+        };
+        let begun = begin(&*bdev, &hold, move |ready| disk::run(job, ready));
+        let failed = |e: ExportError| {
+            // What another process has left waits for the next attempt.
+            if !left && let Err(e) = keeper.end_disk(uuid) {
+                tracing::warn!("{e}");
+            }
+            e
+        };
+        let (waker, worker) = begun.map_err(failed)?;
+        let service = Mutex::new(Some(Service { hold, worker }));
+        let face = Face::Disk(id);
+        let volume = Volume { uuid, number, read_only, bdev, face, shared, waker, owner, service };
+        if let Err(e) = keeper.serve_disk(uuid) {
+            drop(volume.end(if left { Order::Leave } else { Order::Refuse }));
+            return Err(failed(e));
+        }
+        Ok(volume)
+    }
+
+    /// The device's path; `None`: it is a file.
+    pub fn disk_path(&self) -> Option<PathBuf> {
+        match self.face {
+            Face::File { .. } => None,
+            Face::Disk(id) => Some(format!("/dev/ublkb{id}").into()),
+        }
     }
 
     /// Whether others may have the bdev to write.
@@ -176,7 +262,7 @@ impl Volume {
 
     /// Whether the kernel sends again what a killed process had taken.
     pub fn survives_a_crash(&self) -> bool {
-        self.shared.resends()
+        matches!(self.face, Face::Disk(_)) || self.shared.resends()
     }
 
     /// Whether its connection to the kernel is over, so that it serves nobody any more.
@@ -249,25 +335,42 @@ impl Volume {
     }
 }
 
+/// What a bdev's device is to be.
+fn wanted(bdev: &Arc<dyn Bdev>, way: &Way) -> Result<NewDisk, ExportError> {
+    let (geometry, features) = (bdev.geometry(), bdev.features());
+    disk::wanted(&geometry, &features, way.read_only || features.read_only)
+        .map_err(|needed| short_io(&**bdev, needed))
+}
+
+fn short_io(bdev: &dyn Bdev, needed: u64) -> ExportError {
+    let bytes = u64::from(bdev.features().max_blocks) * u64::from(bdev.geometry().block_size);
+    ExportError::ShortIo { name: bdev.name().to_owned(), bytes, needed }
+}
+
 /// Starts the thread; returns what wakes it, and what tells of its end.
-fn begin(job: Job, hold: &Hold) -> Result<(Waker, Worker), ExportError> {
-    let name = job.bdev.name().to_owned();
+fn begin(
+    bdev: &dyn Bdev,
+    hold: &Hold,
+    run: impl FnOnce(&SyncSender<Result<Waker, OpenError>>) -> Option<Left> + Send + 'static,
+) -> Result<(Waker, Worker), ExportError> {
+    let name = bdev.name().to_owned();
     let (ready, opened) = mpsc::sync_channel(1);
     let (serves, ended) = mpsc::channel::<()>();
     let holds = Arc::clone(hold);
     let thread = thread::Builder::new()
-        .name(format!("export-{}", &job.facts.uuid.to_string()[..8]))
+        .name(format!("export-{}", &bdev.uuid().to_string()[..8]))
         .spawn(move || {
-            worker::run(job, &ready);
+            let left = run(&ready);
             drop(held(&holds).take());
             drop(serves);
+            left
         })
         .map_err(|source| ExportError::Os {
             operation: "start a thread for",
             path: name.clone().into(),
             source,
         })?;
-    let gone = || bdev::OpenError { name, why: "its thread ended".into() };
+    let gone = || OpenError { name, why: "its thread ended".into() };
     let opened = opened.recv().map_err(|_| gone()).and_then(|opened| opened);
     let waker = opened.inspect_err(|_| drop(held(hold).take()))?;
     Ok((waker, Worker { ended, thread }))
@@ -290,7 +393,8 @@ impl Ending {
         if worker.ended.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout) {
             return false;
         }
-        // It has nothing left to do but to end; that it panicked would have ended the process.
+        // It has nothing left to do but to end; that it panicked would have ended the process. What it
+        // leaves of a device is dropped here, after that.
         _ = worker.thread.join();
         true
     }

@@ -25,7 +25,7 @@ pub const DEPTH: u16 = 64;
 const IN_FLIGHT_BYTES: usize = 16 << 20;
 
 /// Longest sleep with nothing in flight, in microseconds: a request wakes the thread.
-const IDLE_US: u64 = 60_000_000;
+pub(crate) const IDLE_US: u64 = 60_000_000;
 
 /// What is carried along with an I/O.
 struct Waiting {
@@ -46,12 +46,12 @@ type Answer = Option<Result<usize, Errno>>;
 /// Says to the kernel that this thread takes part in writing memory out: an allocation here must not
 /// wait for that, which may wait for us (prctl(2), PR_SET_IO_FLUSHER). It needs CAP_SYS_RESOURCE;
 /// without it the kernel's own reserves have to do.
-fn serve_write_back() {
+pub(crate) fn serve_write_back() {
     let _ = rustix::process::configure_io_flusher_behavior(true);
 }
 
 /// Whether an operation changes data.
-fn changes(op: bdev::Op) -> bool {
+pub(crate) fn changes(op: bdev::Op) -> bool {
     match op {
         bdev::Op::Write | bdev::Op::Unmap | bdev::Op::WriteZeroes => true,
         bdev::Op::Read | bdev::Op::Flush => false,

@@ -311,9 +311,10 @@ impl GuestMemory {
             || self.log.as_ref().is_some_and(|l| l.is_broken())
     }
 
-    /// The bytes from `gpa` to the end of its region: (host address, bytes).
+    /// The bytes at guest address `gpa` up to the end of its region, `most` at most; `None`: they are in
+    /// no region. What goes on in the next region is another run.
     #[inline(always)]
-    fn locate(&self, gpa: u64) -> Option<(usize, u64)> {
+    pub fn run(&self, gpa: u64, most: u64) -> Option<GuestRange<'_>> {
         /// Below this many regions a scan beats a binary search.
         const SCAN: usize = 8;
         let found = if self.lookup.len() <= SCAN {
@@ -326,20 +327,17 @@ impl GuestMemory {
         if offset >= found.size {
             return None;
         }
-        Some((found.host + offset as usize, found.size - offset))
+        let ptr = NonNull::new((found.host + offset as usize) as *mut u8)?;
+        // SAFETY: within a region that self keeps mapped.
+        Some(unsafe { GuestRange::new(ptr, most.min(found.size - offset) as usize) })
     }
 
     /// `len` bytes at guest address `gpa`, if they lie in one region. A range of no bytes is one
     /// too, anywhere in a region.
     #[inline(always)]
     pub fn range(&self, gpa: u64, len: u64) -> Option<GuestRange<'_>> {
-        let (host, room) = self.locate(gpa)?;
-        if len > room {
-            return None;
-        }
-        let ptr = NonNull::new(host as *mut u8)?;
-        // SAFETY: within a region that self keeps mapped.
-        Some(unsafe { GuestRange::new(ptr, len as usize) })
+        let run = self.run(gpa, len)?;
+        if run.len() as u64 == len { Some(run) } else { None }
     }
 
     /// `len` bytes at the peer's own address `uva` (SET_VRING_ADDR), if they lie in one region.
@@ -352,45 +350,6 @@ impl GuestMemory {
         let inside = |r: &&Region| uva.wrapping_sub(r.spec.user_addr) < r.spec.size;
         let spec = self.regions.iter().find(inside)?.spec;
         Some(spec.guest_addr + (uva - spec.user_addr))
-    }
-
-    /// Calls `f` with the one or more ranges that make up `len` bytes at `gpa`, split where
-    /// regions meet; stops when `f` says `false`. Returns whether all of them were given; on
-    /// `false` some may have been.
-    #[inline(always)]
-    pub fn for_each_range<'m>(
-        &'m self,
-        gpa: u64,
-        len: u64,
-        mut f: impl FnMut(GuestRange<'m>) -> bool,
-    ) -> bool {
-        if let Some(range) = self.range(gpa, len) {
-            return f(range);
-        }
-        self.split(gpa, len, &mut f)
-    }
-
-    #[cold]
-    fn split<'m>(
-        &'m self,
-        mut gpa: u64,
-        mut len: u64,
-        f: &mut dyn FnMut(GuestRange<'m>) -> bool,
-    ) -> bool {
-        while len > 0 {
-            let Some((_, room)) = self.locate(gpa) else { return false };
-            let part = len.min(room);
-            let Some(range) = self.range(gpa, part) else { return false };
-            if !f(range) {
-                return false;
-            }
-            len -= part;
-            match gpa.checked_add(part) {
-                Some(next) => gpa = next,
-                None => return len == 0,
-            }
-        }
-        true
     }
 
     /// Marks `len` bytes at guest address `gpa` as written, if a log is on.

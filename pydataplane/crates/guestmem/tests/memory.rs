@@ -88,25 +88,23 @@ fn ranges_end_with_their_region() {
 #[test]
 fn data_splits_where_regions_meet_and_fails_at_a_hole() {
     let memory = map(&[(0, PAGE), (PAGE, PAGE), (2 * PAGE, PAGE), (4 * PAGE, PAGE)]).expect("map");
-    let lens = |gpa, len| {
+    let lens = |mut gpa, mut len| {
         let mut lens = Vec::new();
-        let whole = memory.for_each_range(gpa, len, |r| {
-            lens.push(r.len());
-            true
-        });
-        whole.then_some(lens)
+        while len > 0 {
+            let run = memory.run(gpa, len)?.len();
+            lens.push(run);
+            (gpa, len) = (gpa + run as u64, len - run as u64);
+        }
+        Some(lens)
     };
     assert_eq!(lens(100, 50), Some(vec![50]));
     assert_eq!(lens(4000, 4500), Some(vec![96, 4096, 308]));
     assert_eq!(lens(2 * PAGE, PAGE + 1), None);
     assert_eq!(lens(3 * PAGE, 1), None);
     assert_eq!(lens(0, u64::MAX), None);
-    let mut calls = 0;
-    assert!(!memory.for_each_range(0, 3 * PAGE, |_| {
-        calls += 1;
-        calls < 2
-    }));
-    assert_eq!(calls, 2);
+    assert_eq!(memory.run(2 * PAGE, u64::MAX).map(|run| run.len()), Some(4096));
+    assert_eq!(memory.run(5 * PAGE - 1, 0).map(|run| run.len()), Some(0));
+    assert!(memory.run(5 * PAGE, 0).is_none());
 }
 
 #[test]

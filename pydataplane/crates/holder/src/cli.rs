@@ -8,6 +8,7 @@ use sandbox::calls::HOLDER;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
+use ublk::Control;
 
 use crate::server::{Options, serve};
 use crate::store;
@@ -84,6 +85,9 @@ pub fn run(cli: &Cli) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    // Before that, as it makes an io_uring; its first command, which makes a thread of the kernel's,
+    // after.
+    let ublk = Control::open().ok();
     let mode = if cli.no_sandbox { Mode::Off } else { Mode::Enforce };
     if let Err(why) = confine(mode) {
         eprintln!("virtlun-holder: cannot give up rights: {why}");
@@ -96,7 +100,7 @@ pub fn run(cli: &Cli) -> ExitCode {
         wait: Duration::from_secs(cli.wait),
         exit_when_idle: cli.exit_when_idle,
     };
-    match serve(&options, || store::notify("READY=1", &[])) {
+    match serve(&options, ublk, || store::notify("READY=1", &[])) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("virtlun-holder: cannot serve at {}: {e}", cli.socket.display());

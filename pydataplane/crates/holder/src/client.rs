@@ -14,8 +14,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
-use crate::Session;
-use crate::wire::{self, Request};
+use crate::wire::{self, NewDisk, Request};
+use crate::{Disk, Session};
 
 /// How long an answer is waited for: mounting takes a millisecond.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -229,6 +229,70 @@ impl Client {
     /// [`ClientError`].
     pub fn end(&self, uuid: Uuid) -> Result<(), ClientError> {
         self.ask(Request::End(uuid), &[]).map(drop)
+    }
+
+    /// Whether the holder can have devices of ublk made; one that is older cannot.
+    ///
+    /// # Errors
+    /// [`ClientError::Absent`].
+    pub fn disks(&self) -> Result<bool, ClientError> {
+        match self.ask(Request::Disks, &[]) {
+            Ok((text, _)) => Ok(text == "ok"),
+            Err(ClientError::Refused { .. }) => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// The device of a volume, the one that another process has left or a new one; `None`: that
+    /// process is about to end, ask again.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn disk(&self, uuid: Uuid, new: &NewDisk) -> Result<Option<Disk>, ClientError> {
+        let (text, fds) = self.ask(Request::Disk(uuid, *new), &[])?;
+        if text == "busy" {
+            return Ok(None);
+        }
+        let why = || format!("{text:?} is no device");
+        let refused = || ClientError::Refused { path: self.path.clone(), why: why() };
+        let words: Vec<_> = text.split(' ').collect();
+        let ["ok", left, id, depth, bytes] = words[..] else { return Err(refused()) };
+        let numbers = id.parse().ok().zip(depth.parse().ok()).zip(bytes.parse().ok());
+        let queue = <[OwnedFd; 1]>::try_from(fds).ok();
+        let found = numbers.zip(queue).map(|(((id, depth), max_io_bytes), [queue])| Disk {
+            id,
+            left: left == "left",
+            depth,
+            max_io_bytes,
+            queue,
+        });
+        found.map(Some).ok_or_else(refused)
+    }
+
+    /// Has the device of a volume be seen, or go on. Returns as soon as this process serves it, which
+    /// another thread does.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn serve(&self, uuid: Uuid) -> Result<(), ClientError> {
+        self.ask(Request::Serve(uuid, std::process::id()), &[]).map(drop)
+    }
+
+    /// Takes the device of a volume away; returns as soon as the one who serves it has answered all
+    /// that it has. Fine where there is none.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn stop(&self, uuid: Uuid) -> Result<(), ClientError> {
+        self.ask(Request::Stop(uuid), &[]).map(drop)
+    }
+
+    /// Whether a mount, a loop device or the like has the device of a volume.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn opened(&self, uuid: Uuid) -> Result<bool, ClientError> {
+        self.ask(Request::Opened(uuid), &[]).map(|(text, _)| text == "ok 1")
     }
 
     /// The sessions that are held.

@@ -20,6 +20,10 @@
 //! of each descriptor (`FDSTORE=1`, sd_notify(3)), so that even the holder can be restarted while
 //! no target runs.
 //!
+//! Where the kernel has the ublk driver with user recovery (Linux 6.5), it also makes devices for a
+//! target: that takes CAP_SYS_ADMIN, too. It passes their queues on and keeps none; the kernel keeps
+//! the devices.
+//!
 //! Sessions that nobody serves for [`Options::wait`] are given up: their users get errors (ENOTCONN;
 //! EIO through a loop device) instead of waiting for ever.
 //!
@@ -28,6 +32,7 @@
 //! | `wire` | the packets between the two: one line of text, and descriptors |
 //! | `mounts` | a folder of FUSE mounts: make, put back, take away |
 //! | `server` | the holder |
+//! | `disks` | devices of the ublk driver, where the kernel has it |
 //! | `store` | systemd's file descriptor store |
 //! | `rights` | what it may do to its host, for who asks |
 //! | `client` | the target's end |
@@ -37,6 +42,7 @@
 
 pub mod cli;
 mod client;
+mod disks;
 mod mounts;
 mod rights;
 mod server;
@@ -44,6 +50,7 @@ mod store;
 pub mod wire;
 
 pub use client::{Client, ClientError};
+pub use disks::Disk;
 pub use mounts::{FS_TYPE, MountError, Mounts, is_mounted};
 pub use server::{Options, serve};
 

@@ -12,11 +12,13 @@ use rustix::net::{
 use rustix::process::umask;
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use ublk::Control;
 use uuid::Uuid;
 
+use crate::disks::{Disk, Disks};
 use crate::mounts::Mounts;
 use crate::store;
 use crate::wire::{self, PACKET_BYTES, Request};
@@ -52,21 +54,34 @@ struct Held {
 struct Holder {
     mounts: Mounts,
     sessions: BTreeMap<Uuid, Held>,
+    disks: Option<Disks>,
 }
 
 /// A packet's answer.
-type Answer<'a> = Result<(String, Option<&'a Session>), String>;
+enum Reply<'a> {
+    /// Without descriptors.
+    Text(String),
+    /// With those of a mount.
+    Session(&'a Session),
+    /// With the queue of a device.
+    Disk(String, OwnedFd),
+    /// It comes when a command has ended.
+    Later,
+}
 
-/// Listens and serves until it is idle (if it is to end then) or killed. `ready` is called once it
-/// listens.
+type Answer<'a> = Result<Reply<'a>, String>;
+
+/// Listens and serves until it is idle (if it is to end then) or killed; has devices made by `ublk`, if
+/// that recovers them. `ready` is called once it listens.
 ///
 /// # Errors
 /// Another holder listens there, or the system refuses the socket.
-pub fn serve(options: &Options, ready: impl FnOnce()) -> io::Result<()> {
+pub fn serve(options: &Options, ublk: Option<Control>, ready: impl FnOnce()) -> io::Result<()> {
+    let disks = ublk.and_then(Disks::new);
     let mounts = Mounts::kept(&options.dir).map_err(io::Error::other)?;
     let stored = store::taken();
     let sessions = stored.into_iter().map(|(uuid, session)| (uuid, Held { session, tree: None }));
-    let mut holder = Holder { mounts, sessions: sessions.collect() };
+    let mut holder = Holder { mounts, sessions: sessions.collect(), disks };
     for (uuid, held) in &mut holder.sessions {
         held.tree = holder.mounts.tree(*uuid);
     }
@@ -77,7 +92,7 @@ pub fn serve(options: &Options, ready: impl FnOnce()) -> io::Result<()> {
     loop {
         let alone = peers.is_empty().then(|| alone_since.elapsed());
         if let Some(alone) = alone {
-            if options.exit_when_idle && holder.sessions.is_empty() && alone >= IDLE {
+            if options.exit_when_idle && holder.is_empty() && alone >= IDLE {
                 let _ = std::fs::remove_file(&options.socket);
                 return Ok(());
             }
@@ -85,27 +100,36 @@ pub fn serve(options: &Options, ready: impl FnOnce()) -> io::Result<()> {
                 holder.give_up(alone);
             }
         }
-        let limit = alone.map(|alone| match holder.sessions.is_empty() {
+        let limit = alone.map(|alone| match holder.is_empty() {
             true => IDLE.saturating_sub(alone),
             false => options.wait.saturating_sub(alone),
         });
         let limit = limit.map(|limit| limit.max(Duration::from_millis(1)));
-        let limit = limit.filter(|_| options.exit_when_idle || !holder.sessions.is_empty());
+        let limit = limit.filter(|_| options.exit_when_idle || !holder.is_empty());
         let limit = limit.map(|d| Timespec { tv_sec: d.as_secs() as i64, tv_nsec: 1_000_000 });
         let mut watched: Vec<_> = std::iter::once(&listener)
             .chain(&peers)
             .map(|fd| PollFd::new(fd, PollFlags::IN))
             .collect();
+        if let Some(disks) = &holder.disks {
+            watched.push(PollFd::from_borrowed_fd(disks.fd(), PollFlags::IN));
+        }
         match poll(&mut watched, limit.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(e) => return Err(e.into()),
         }
         let moved: Vec<_> = watched.iter().map(|fd| !fd.revents().is_empty()).collect();
+        drop(watched);
         let mut moved_peers = moved[1..].iter();
         peers.retain(|peer| match moved_peers.next() {
             Some(true) => holder.serve(peer),
             _ => true,
         });
+        // After the requests: what ended meanwhile moves no descriptor.
+        for (peer, answer) in std::iter::from_fn(|| holder.disks.as_mut()?.ended()) {
+            // Who is gone needs none.
+            _ = answered(&peer, answer.map(|()| Reply::Text("ok".into())));
+        }
         if moved[0] {
             let room = PEERS_MAX - peers.len();
             peers.extend(accepted(&listener, options.uid).into_iter().take(room));
@@ -176,6 +200,21 @@ fn accepted(listener: &OwnedFd, uid: Option<u32>) -> Option<OwnedFd> {
     })
 }
 
+/// Sends an answer, unless it comes later.
+fn answered(peer: &OwnedFd, answer: Answer<'_>) -> io::Result<()> {
+    match answer {
+        Ok(Reply::Later) => Ok(()),
+        Ok(Reply::Text(text)) => wire::send(peer, &text, &[]),
+        Ok(Reply::Session(s)) => wire::send(peer, "ok", &[s.fuse.as_fd(), s.record.as_fd()]),
+        // No copy stays here: a device whose queue is open somewhere is not recovered.
+        Ok(Reply::Disk(text, queue)) => wire::send(peer, &text, &[queue.as_fd()]),
+        Err(why) => {
+            tracing::warn!("{why}");
+            wire::send(peer, &format!("failed {why}"), &[])
+        }
+    }
+}
+
 impl Holder {
     /// Answers one packet; whether the connection goes on.
     fn serve(&mut self, peer: &OwnedFd) -> bool {
@@ -184,33 +223,24 @@ impl Holder {
             return false;
         }
         let answer = match Request::parse(&text) {
-            Some(request) => self.answer(request, fds),
+            Some(request) => self.answer(request, fds, peer),
             None => Err(format!("{text:?} is not known to this holder")),
         };
-        let sent = match &answer {
-            Ok((text, session)) => {
-                let fds: Vec<BorrowedFd<'_>> =
-                    session.map(|s| vec![s.fuse.as_fd(), s.record.as_fd()]).unwrap_or_default();
-                wire::send(peer, text, &fds)
-            }
-            Err(why) => {
-                tracing::warn!("{why}");
-                wire::send(peer, &format!("failed {why}"), &[])
-            }
-        };
-        sent.is_ok()
+        answered(peer, answer).is_ok()
     }
 
-    fn answer(&mut self, request: Request, fds: Vec<OwnedFd>) -> Answer<'_> {
-        let ok = || "ok".to_owned();
+    fn answer(&mut self, request: Request, fds: Vec<OwnedFd>, peer: &OwnedFd) -> Answer<'_> {
+        let text = |text: &str| Ok(Reply::Text(text.to_owned()));
+        let copy = || peer.try_clone().map_err(|e| format!("no descriptor is free: {e}"));
         match request {
             Request::Mount(uuid) => {
                 self.mount(uuid)?;
-                Ok((ok(), self.sessions.get(&uuid).map(|held| &held.session)))
+                let held = self.sessions.get(&uuid).ok_or("it was not kept")?;
+                Ok(Reply::Session(&held.session))
             }
             Request::Take(uuid) => match self.sessions.get(&uuid) {
-                Some(held) => Ok((ok(), Some(&held.session))),
-                None => Ok(("none".into(), None)),
+                Some(held) => Ok(Reply::Session(&held.session)),
+                None => text("none"),
             },
             Request::Keep(uuid) => {
                 let session = wire::session(fds).ok_or("a session is two descriptors")?;
@@ -218,18 +248,47 @@ impl Holder {
                 store::put(uuid, &session);
                 let tree = self.mounts.tree(uuid);
                 self.sessions.insert(uuid, Held { session, tree });
-                Ok((ok(), None))
+                text("ok")
             }
             Request::End(uuid) => {
                 self.end(uuid)?;
-                Ok((ok(), None))
+                text("ok")
             }
             Request::List => {
                 let names = self.sessions.keys().map(|uuid| format!(" {uuid}"));
-                Ok((names.fold(ok(), |text, name| text + &name), None))
+                text(&names.fold("ok".to_owned(), |text, name| text + &name))
             }
-            Request::Rights => Ok((format!("ok {}", crate::rights::text()?), None)),
+            Request::Rights => text(&format!("ok {}", crate::rights::text()?)),
+            Request::Disks => text(if self.disks.is_some() { "ok" } else { "none" }),
+            Request::Disk(uuid, new) => match self.disks()?.get(uuid, &new.of_driver())? {
+                Some(Disk { id, left, depth, max_io_bytes, queue }) => {
+                    let left = if left { "left" } else { "new" };
+                    Ok(Reply::Disk(format!("ok {left} {id} {depth} {max_io_bytes}"), queue))
+                }
+                None => text("busy"),
+            },
+            Request::Serve(uuid, pid) => {
+                self.disks()?.serve(uuid, pid, copy()?)?;
+                Ok(Reply::Later)
+            }
+            Request::Stop(uuid) => match self.disks()?.stop(uuid, Some(copy()?))? {
+                true => Ok(Reply::Later),
+                false => text("ok"),
+            },
+            Request::Opened(uuid) => {
+                text(if self.disks()?.is_open(uuid)? { "ok 1" } else { "ok 0" })
+            }
         }
+    }
+
+    fn disks(&mut self) -> Result<&mut Disks, String> {
+        let none = "this kernel has no ublk that recovers devices, or the holder may not use it";
+        self.disks.as_mut().ok_or_else(|| none.to_owned())
+    }
+
+    /// Whether there is nothing that would be lost with this process, or given up.
+    fn is_empty(&self) -> bool {
+        self.sessions.is_empty() && self.disks.as_ref().is_none_or(Disks::is_empty)
     }
 
     fn check_room(&self, uuid: Uuid) -> Result<(), String> {
@@ -267,6 +326,9 @@ impl Holder {
 
     /// Ends what nobody has served for too long: its users get errors.
     fn give_up(&mut self, waited: Duration) {
+        if let Some(disks) = &mut self.disks {
+            disks.give_up();
+        }
         for uuid in self.sessions.keys().copied().collect::<Vec<_>>() {
             tracing::error!(%uuid, "nobody serves it for {} s: given up", waited.as_secs());
             if let Err(why) = self.end(uuid) {

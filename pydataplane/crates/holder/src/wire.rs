@@ -8,6 +8,13 @@
 //! | `end UUID` | | `ok`: unmounted and let go of; also where it was not held | |
 //! | `list` | | `ok UUID UUID ...` | |
 //! | `rights` | | `ok KEY=VALUE ...`: see [`crate::rights`] | |
+//! | `disks` | | `ok`: devices of ublk can be had; `none` | |
+//! | `disk UUID N ...` | | `ok left\|new ID DEPTH BYTES`; `busy`: ask again, another server ends | queue |
+//! | `serve UUID PID` | | `ok`, once that process serves the device | |
+//! | `stop UUID` | | `ok`: it is taken away, and all that was asked of it is answered | |
+//! | `opened UUID` | | `ok 1`: something has the device alone; `ok 0` | |
+//!
+//! The numbers of a device are those of [`ublk::New`] but its mark, in the order of [`NewDisk`].
 //!
 //! What fails is answered with `failed SENTENCE`. A request that is not known is, too: a holder may
 //! be older than the target.
@@ -45,6 +52,87 @@ pub enum Request {
     List,
     /// What the holder may do to its host.
     Rights,
+    /// Whether it can make devices.
+    Disks,
+    /// A device, and its queue.
+    Disk(Uuid, NewDisk),
+    /// The device is served by this process.
+    Serve(Uuid, u32),
+    /// Its end.
+    Stop(Uuid),
+    /// Whether something has it alone.
+    Opened(Uuid),
+}
+
+/// What a device is to be, in numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewDisk {
+    /// Requests at a time.
+    pub depth: u16,
+    /// Bytes of one at most.
+    pub max_io_bytes: u32,
+    /// Bytes of a block.
+    pub block_size: u32,
+    /// Bytes of a block of the medium.
+    pub physical_block_size: u32,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// Whether it is not to be written.
+    pub read_only: bool,
+    /// Bytes of a discard at most.
+    pub max_discard_bytes: u64,
+    /// Bytes of a write of zeros at most.
+    pub max_zeroes_bytes: u64,
+    /// Bytes that are discarded together.
+    pub discard_granularity: u32,
+}
+
+impl NewDisk {
+    fn text(self) -> String {
+        let NewDisk { depth, max_io_bytes, block_size, physical_block_size, bytes, .. } = self;
+        let NewDisk { read_only, max_discard_bytes, max_zeroes_bytes, discard_granularity, .. } =
+            self;
+        format!(
+            "{depth} {max_io_bytes} {block_size} {physical_block_size} {bytes} {} \
+             {max_discard_bytes} {max_zeroes_bytes} {discard_granularity}",
+            u8::from(read_only)
+        )
+    }
+
+    fn parse(text: &str) -> Option<NewDisk> {
+        let numbers: Option<Vec<u64>> = text.split(' ').map(|word| word.parse().ok()).collect();
+        let [depth, io, block, physical, bytes, read_only @ 0..=1, discard, zeroes, granularity] =
+            numbers?[..]
+        else {
+            return None;
+        };
+        Some(NewDisk {
+            depth: depth.try_into().ok()?,
+            max_io_bytes: io.try_into().ok()?,
+            block_size: block.try_into().ok()?,
+            physical_block_size: physical.try_into().ok()?,
+            bytes,
+            read_only: read_only == 1,
+            max_discard_bytes: discard,
+            max_zeroes_bytes: zeroes,
+            discard_granularity: granularity.try_into().ok()?,
+        })
+    }
+
+    /// For the driver, with a mark that is the holder's to make.
+    pub fn of_driver(self) -> ublk::New {
+        let NewDisk { depth, max_io_bytes, block_size, .. } = self;
+        ublk::New {
+            limits: ublk::Limits { depth, max_io_bytes, block_size },
+            physical_block_size: self.physical_block_size,
+            bytes: self.bytes,
+            read_only: self.read_only,
+            max_discard_bytes: self.max_discard_bytes,
+            max_zeroes_bytes: self.max_zeroes_bytes,
+            discard_granularity: self.discard_granularity,
+            mark: 0,
+        }
+    }
 }
 
 impl Request {
@@ -57,6 +145,11 @@ impl Request {
             Request::End(uuid) => format!("end {uuid}"),
             Request::List => "list".into(),
             Request::Rights => "rights".into(),
+            Request::Disks => "disks".into(),
+            Request::Disk(uuid, new) => format!("disk {uuid} {}", new.text()),
+            Request::Serve(uuid, pid) => format!("serve {uuid} {pid}"),
+            Request::Stop(uuid) => format!("stop {uuid}"),
+            Request::Opened(uuid) => format!("opened {uuid}"),
         }
     }
 
@@ -67,15 +160,21 @@ impl Request {
             return match text {
                 "list" => Some(Request::List),
                 "rights" => Some(Request::Rights),
+                "disks" => Some(Request::Disks),
                 _ => None,
             };
         };
+        let (name, more) = name.split_once(' ').map_or((name, None), |(n, more)| (n, Some(more)));
         let uuid = Uuid::try_parse(name).ok().filter(|uuid| uuid.to_string() == name)?;
-        match verb {
-            "mount" => Some(Request::Mount(uuid)),
-            "take" => Some(Request::Take(uuid)),
-            "keep" => Some(Request::Keep(uuid)),
-            "end" => Some(Request::End(uuid)),
+        match (verb, more) {
+            ("mount", None) => Some(Request::Mount(uuid)),
+            ("take", None) => Some(Request::Take(uuid)),
+            ("keep", None) => Some(Request::Keep(uuid)),
+            ("end", None) => Some(Request::End(uuid)),
+            ("disk", Some(numbers)) => Some(Request::Disk(uuid, NewDisk::parse(numbers)?)),
+            ("serve", Some(pid)) => Some(Request::Serve(uuid, pid.parse().ok()?)),
+            ("stop", None) => Some(Request::Stop(uuid)),
+            ("opened", None) => Some(Request::Opened(uuid)),
             _ => None,
         }
     }
@@ -130,6 +229,17 @@ mod tests {
     #[test]
     fn requests_are_read_as_they_are_written_and_nothing_else_is() {
         let uuid = Uuid::from_u128(7);
+        let new = NewDisk {
+            depth: 64,
+            max_io_bytes: 524_288,
+            block_size: 512,
+            physical_block_size: 4096,
+            bytes: 1 << 50,
+            read_only: true,
+            max_discard_bytes: 1 << 30,
+            max_zeroes_bytes: 0,
+            discard_granularity: 65536,
+        };
         for request in [
             Request::Mount(uuid),
             Request::Take(uuid),
@@ -137,9 +247,20 @@ mod tests {
             Request::End(uuid),
             Request::List,
             Request::Rights,
+            Request::Disks,
+            Request::Disk(uuid, new),
+            Request::Serve(uuid, 77),
+            Request::Stop(uuid),
+            Request::Opened(uuid),
         ] {
             assert_eq!(Request::parse(&request.text()), Some(request));
         }
+        for more in
+            ["", "1 2 3", "1 2 3 4 5 6 7 8 9", "65536 2 3 4 5 0 7 8 9", "1 2 3 4 5 0 7 8 -9"]
+        {
+            assert_eq!(Request::parse(&format!("disk {uuid} {more}")), None, "{more}");
+        }
+        assert_eq!(Request::parse(&format!("stop {uuid} 1")), None);
         let upper = format!("end {}", uuid.to_string().replace('0', "A"));
         for text in ["", "end", "end ..", "list all", "rights 0", "give 0", "end ../../etc", &upper]
         {

@@ -35,7 +35,8 @@ pub(crate) struct LvolChannel {
     version: u64,
     geometry: Geometry,
     features: Features,
-    removed: bool,
+    /// An error: the volume is gone.
+    usable: Result<(), IoError>,
     slots: Slots<Slot>,
     /// Slots that could not go on for want of room below, in order.
     waiting: VecDeque<u16>,
@@ -77,7 +78,8 @@ impl Channel for LvolChannel {
     #[inline]
     fn submit(&mut self, io: &Io) -> Submit {
         self.choose_map();
-        let submit = match self.check(io) {
+        let checked = self.usable.and_then(|()| io.check(&self.geometry, &self.features));
+        let submit = match checked {
             Err(e) => {
                 self.stats.error(e);
                 Submit::Done(Err(e))
@@ -139,7 +141,7 @@ impl LvolChannel {
             version: 0,
             geometry: volume.geometry(),
             features: volume.features(),
-            removed: false,
+            usable: Ok(()),
             slots: Slots::new(SLOTS as u16, slot),
             waiting: VecDeque::with_capacity(SLOTS),
             asked: 0,
@@ -168,15 +170,7 @@ impl LvolChannel {
         // The size of the map that is used, whatever came after it.
         self.geometry.num_blocks = self.map.clusters() << self.volume.id.shift;
         self.features = self.volume.features();
-        self.removed = self.volume.is_removed();
-    }
-
-    #[inline]
-    fn check(&self, io: &Io) -> Result<(), IoError> {
-        if self.removed {
-            return Err(IoError::Removed);
-        }
-        io.check(&self.geometry, &self.features)
+        self.usable = if self.volume.is_removed() { Err(IoError::Removed) } else { Ok(()) };
     }
 
     /// The longest run at block `lba`, at most `blocks`; both are within the volume.
@@ -236,7 +230,7 @@ impl LvolChannel {
                 // Passed on as a whole: as the base did it, so it is.
                 let at = c.tag as u16;
                 self.pins.end(self.slots[at].pin);
-                self.finish(at, c.result, c.ticks, done);
+                self.finish(at, c.result, c.ticks, c.ended, done);
             }
             if base_done.len() < BASE_DONE {
                 break;
@@ -245,19 +239,20 @@ impl LvolChannel {
         self.base_done = base_done;
     }
 
-    /// Ends an I/O that took `ticks`.
+    /// Ends an I/O that took `ticks` and was over at `ended`, in ticks.
     #[inline]
     fn finish(
         &mut self,
         at: u16,
         result: Result<(), IoError>,
         ticks: u64,
+        ended: u64,
         done: &mut Vec<Completion>,
     ) {
         self.slots.give_back(at);
         let io = &self.slots[at].io;
         self.stats.record(io.op, io.bytes(self.geometry.block_size), ticks, result);
-        let completion = Completion { tag: io.tag, result, ticks };
+        let completion = Completion { tag: io.tag, result, ticks, ended };
         if done.len() < done.capacity() {
             done.push(completion);
         } else {

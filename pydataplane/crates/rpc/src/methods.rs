@@ -96,6 +96,7 @@ struct GetMethods {
     include_aliases: Option<bool>,
 }
 
+type Follow = Box<dyn Fn() + Send + Sync>;
 type Commit = Box<dyn Fn() -> Result<(), Error> + Send + Sync>;
 
 /// The table. Filled first, then shared.
@@ -104,6 +105,7 @@ pub struct Methods {
     phase: Arc<AtomicU8>,
     /// Held by the mutating method that runs.
     serial: Mutex<()>,
+    follow: Follow,
     commit: Commit,
 }
 
@@ -114,12 +116,19 @@ impl Methods {
             table: BTreeMap::new(),
             phase: Arc::new(AtomicU8::new(Phase::Startup as u8)),
             serial: Mutex::new(()),
+            follow: Box::new(|| ()),
             commit: Box::new(|| Ok(())),
         }
     }
 
-    /// Calls `commit` after each mutating method, before its reply and before the next one starts;
-    /// also after one that failed, as it may have changed something on the way.
+    /// Calls `follow` after each mutating method, before the next one starts; also after one that failed,
+    /// as it may have changed something on the way.
+    pub fn on_change(&mut self, follow: impl Fn() + Send + Sync + 'static) {
+        self.follow = Box::new(follow);
+    }
+
+    /// Calls `commit` after that, before the reply. Others may change something at the same time: when it
+    /// returns, what was changed before it was called is recorded.
     pub fn on_commit(&mut self, commit: impl Fn() -> Result<(), Error> + Send + Sync + 'static) {
         self.commit = Box::new(commit);
     }
@@ -284,7 +293,10 @@ impl Methods {
         let started = Instant::now();
         let shown = params.to_string();
         let outcome = run(name, method, params);
-        let _serial = serial.unwrap_or_else(turn);
+        let serial = serial.unwrap_or_else(turn);
+        (self.follow)();
+        // Nobody else waits for the disk that the record is on.
+        drop(serial);
         let committed = (self.commit)();
         let outcome = outcome.and_then(|result| committed.map(|()| result));
         let micros = started.elapsed().as_micros() as u64;

@@ -501,3 +501,33 @@ fn a_request_that_runs_keeps_the_server_from_being_parked() {
     assert_eq!(waits.reply()["result"], true);
     assert_eq!(waits.call(echo("b"))["result"], "b");
 }
+
+#[test]
+fn nobody_waits_for_the_record_of_anothers_change() {
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let held = std::sync::Mutex::new(Some(held));
+    let entered = Arc::new(AtomicU32::new(0));
+    let count = entered.clone();
+    let f = Fixture::with(|methods| {
+        methods.on_commit(move || {
+            count.fetch_add(1, Ordering::SeqCst);
+            // The disk of the first one's record does not answer.
+            let first = held.lock().unwrap().take();
+            if let Some(held) = first {
+                held.recv().unwrap();
+            }
+            Ok(())
+        });
+    });
+    let (mut slow, mut other) = (f.connect(), f.connect());
+    slow.send(&json!({"jsonrpc": "2.0", "id": 1, "method": "change"}).to_string());
+    while entered.load(Ordering::SeqCst) == 0 {
+        std::thread::yield_now();
+    }
+    for id in 2..5 {
+        let reply = other.call(json!({"jsonrpc": "2.0", "id": id, "method": "change"}));
+        assert_eq!((&reply["id"], &reply["result"]), (&json!(id), &json!(true)));
+    }
+    release.send(()).unwrap();
+    assert_eq!(slow.reply()["id"], 1, "its answer comes with its record");
+}

@@ -64,7 +64,7 @@ impl Channel for NothingChannel {
         if !std::mem::take(&mut self.done) {
             return 0;
         }
-        done.push(Completion { tag: self.tag, result: Ok::<(), IoError>(()), ticks: 0 });
+        done.push(Completion { tag: self.tag, result: Ok::<(), IoError>(()), ticks: 0, ended: 0 });
         1
     }
 }

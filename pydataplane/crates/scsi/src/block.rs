@@ -9,6 +9,9 @@ use crate::shared::{LunShared, MAX_UNMAP_BYTES, MAX_UNMAP_DESCRIPTORS, MAX_WRITE
 use bdev::Op;
 use guestmem::{Bounce, Sg};
 
+/// Any number of blocks that lie on the medium.
+const NO_LIMIT: u64 = u64::MAX;
+
 /// Where a command has its transfer length, for the field pointer.
 #[derive(Clone, Copy)]
 pub(crate) struct Extent {
@@ -44,22 +47,21 @@ impl Extent {
         Extent { lba: cdb.be64(2), blocks: u64::from(cdb.be32(10)), length_at: 10 }
     }
 
-    /// The extent lies on the medium.
+    /// The extent is no longer than `limit` blocks and lies on the medium.
+    ///
+    /// Each layer checks a range once, against a size of its own: here it is the unit's, as the initiators
+    /// know it, in the unit's blocks, before anything is done and also for a command of no blocks, with the
+    /// sense that says what is wrong. A volume and the device below it do so in
+    /// [`bdev::Io::check`], as their own sizes change by themselves and they have other users.
     #[inline]
-    fn check(&self, unit: &LunShared) -> Result<(), Sense> {
+    fn check(&self, unit: &LunShared, limit: u64) -> Result<(), Sense> {
+        if self.blocks > limit {
+            return Err(Sense::invalid_cdb(self.length_at, None));
+        }
         match self.lba.checked_add(self.blocks) {
             Some(end) if end <= unit.num_blocks() => Ok(()),
             _ => Err(Sense::illegal(Code::LBA_OUT_OF_RANGE)),
         }
-    }
-
-    /// And is no longer than `limit` blocks.
-    #[inline]
-    fn check_limit(&self, unit: &LunShared, limit: u64) -> Result<(), Sense> {
-        if self.blocks > limit {
-            return Err(Sense::invalid_cdb(self.length_at, None));
-        }
-        self.check(unit)
     }
 }
 
@@ -99,7 +101,7 @@ fn check_writable(unit: &LunShared) -> Result<(), Sense> {
 /// holds of them goes there first.
 #[inline]
 pub(crate) fn read(cx: &mut PlanContext, at: Extent, fua: bool, data_in: &Sg) -> Result<Job, Fail> {
-    at.check_limit(cx.unit, cx.max_transfer)?;
+    at.check(cx.unit, cx.max_transfer)?;
     let bytes = cx.bytes(at.blocks);
     let mut job = Job { kind: Kind::Direct(Op::Read), lba: at.lba, left: at.blocks, ..Job::IDLE };
     if data_in.len() != bytes {
@@ -119,7 +121,7 @@ pub(crate) fn write(
     data_out: &Sg,
 ) -> Result<Job, Fail> {
     check_writable(cx.unit)?;
-    at.check_limit(cx.unit, cx.max_transfer)?;
+    at.check(cx.unit, cx.max_transfer)?;
     let bytes = cx.bytes(at.blocks);
     let mut job = Job { kind: Kind::Direct(Op::Write), lba: at.lba, left: at.blocks, ..Job::IDLE };
     if data_out.len() != bytes {
@@ -151,7 +153,7 @@ fn transfer_partly(
 /// SYNCHRONIZE CACHE (SBC-3 5.26, 5.27) of everything, whatever blocks were named. IMMED has no
 /// effect: a status before the flush ended could not tell that it failed.
 pub(crate) fn synchronize(unit: &LunShared, at: Extent) -> Result<Job, Fail> {
-    at.check(unit)?;
+    at.check(unit, NO_LIMIT)?;
     Ok(flush())
 }
 
@@ -206,7 +208,7 @@ pub(crate) fn verify(
         3 => (Compare::OneBlock, at.blocks.min(1)),
         _ => return Err(Sense::invalid_cdb(1, Some(2)).into()),
     };
-    at.check_limit(cx.unit, cx.max_transfer)?;
+    at.check(cx.unit, cx.max_transfer)?;
     if data_out.len() < cx.bytes(needed) {
         return Err(Fail::Overrun);
     }
@@ -238,7 +240,7 @@ pub(crate) fn write_same(
     if at.blocks == 0 {
         return Err(Sense::invalid_cdb(at.length_at, None).into()); // WSNZ
     }
-    at.check_limit(unit, unit.blocks(MAX_WRITE_SAME_BYTES))?;
+    at.check(unit, unit.blocks(MAX_WRITE_SAME_BYTES))?;
     let block = unit.block_size as usize;
     let given = if no_data_out { 0 } else { block };
     if data_out.len() < given {
@@ -345,6 +347,6 @@ pub(crate) fn unmap_descriptor(
         raw[at..at + n].iter().fold(0u64, |all, byte| (all << 8) | u64::from(*byte))
     };
     let at = Extent { lba: number(0, 8), blocks: number(8, 4), length_at: 0 };
-    at.check(unit)?;
+    at.check(unit, NO_LIMIT)?;
     Ok((at.lba, at.blocks))
 }

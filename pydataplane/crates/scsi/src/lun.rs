@@ -108,7 +108,7 @@ impl Lun {
         if done.len() < done.capacity()
             && let Some(tag) = self.yielded.pop_front()
         {
-            done.push(Completion { tag, result: Ok(()), ticks: 0 });
+            done.push(Completion { tag, result: Ok(()), ticks: 0, ended: 0 });
             count += 1;
         }
         count + self.channel.poll(done)

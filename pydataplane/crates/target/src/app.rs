@@ -267,9 +267,9 @@ impl App {
         self.appeared.lock().clear();
     }
 
-    /// Records what changed; called after each mutating method that succeeded.
+    /// Records what changed; called after each mutating method. Others may use the configuration meanwhile.
     pub fn commit(&self) -> Result<(), Error> {
-        self.config().save().map_err(errors::state)
+        state::save(&self.config).map_err(errors::state)
     }
 
     /// The bdev with this name, alias or UUID.

@@ -134,8 +134,10 @@ fn take_over(
     _ = app.upgrade.set(taken);
     write(record);
     let ends = Ends::watch(cli, signals)?;
-    let signed = app.config().sign();
-    if let Err(e) = signed.and_then(|()| app.config().save()) {
+    if let Err(e) = app.config().sign() {
+        tracing::warn!("{e}");
+    }
+    if let Err(e) = app.commit() {
         tracing::warn!("{e}");
     }
     let outcome = match arrived.finish(taken, &rpcsocket::of(&cli.rpc_socket)) {

@@ -75,7 +75,8 @@ pub fn export(e: ExportError) -> Error {
         | ExportError::StillEnding { .. }
         | ExportError::Changing { .. }
         | ExportError::Unmounted(_)
-        | ExportError::DirInUse(_) => Errno::Busy,
+        | ExportError::DirInUse(_)
+        | ExportError::DiskInUse(_) => Errno::Busy,
         ExportError::Channel(_) | ExportError::Holder(_) => Errno::Io,
         ExportError::NoHolder(_) => Errno::Perm,
         ExportError::ShortIo { .. } => Errno::NotSup,

@@ -8,7 +8,7 @@
 //! Whoever clears a latch, stops the target or hands it over calls [`Recorder::record`] itself.
 
 use crate::flusherror::sentence;
-use crate::state::{BDEV_KEY, Config, Item, StateError};
+use crate::state::{self, BDEV_KEY, Config, Item, StateError};
 use bdev::{Bdev, FileBdev, FlushLatch, Registry};
 use parking_lot::Mutex;
 use std::io;
@@ -101,7 +101,7 @@ impl Shared {
     }
 
     fn record(&self) -> Result<(), StateError> {
-        // Held throughout: a bdev that is deleted leaves the registry first, the record then.
+        // Held while it is looked: a bdev that is deleted leaves the registry first, the record then.
         let mut config = self.config.lock();
         let key = |item: &Item| item.key.starts_with(BDEV_KEY).then(|| item.key.clone());
         let keys: Vec<_> = config.items().filter_map(key).collect();
@@ -115,6 +115,7 @@ impl Shared {
                 tracing::error!(bdev = name, "{}", sentence(failure, name));
             }
         }
-        config.save()
+        drop(config);
+        state::save(&self.config)
     }
 }

@@ -10,6 +10,7 @@
 mod call;
 mod dir;
 mod keys;
+mod save;
 
 use call::calls;
 pub use call::{Call, ConfigFile, Subsystem};
@@ -19,6 +20,7 @@ use keys::OWNER_KEY;
 pub use keys::{
     BDEV_KEY, bdev_key, coalescing_key, controller_key, export_key, identify, owner_key, target_key,
 };
+pub use save::save;
 
 use crate::flusherror::FlushError;
 use bdev::FlushFailure;
@@ -28,6 +30,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
+use std::sync::Arc;
 
 /// A configured thing.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,7 +54,7 @@ pub struct Config {
     /// Whether the items differ from the file.
     dirty: bool,
     /// `None`: kept in memory only (the schemas are dumped, or a test).
-    dir: Option<Dir>,
+    dir: Option<Arc<Dir>>,
 }
 
 impl Config {
@@ -69,7 +72,7 @@ impl Config {
         });
         config.put_all(owners, &BTreeMap::new());
         config.dirty = false;
-        config.dir = Some(dir);
+        config.dir = Some(Arc::new(dir));
         Ok(config)
     }
 
@@ -91,7 +94,7 @@ impl Config {
         config.put_all(calls, flush_errors);
         unrestored.iter().for_each(|(key, why)| config.set_problem(key, why.clone()));
         config.dirty = false;
-        config.dir = Some(dir);
+        config.dir = Some(Arc::new(dir));
         Ok(config)
     }
 
@@ -105,7 +108,7 @@ impl Config {
         &mut self,
         also: &BTreeMap<String, FlushError>,
     ) -> Result<(), StateError> {
-        let recorded = self.dir.as_ref().map(Dir::read).transpose()?.unwrap_or_default();
+        let recorded = self.dir.as_ref().map(|dir| dir.read()).transpose()?.unwrap_or_default();
         let before = self.dirty;
         for (bdev, error) in also.iter().chain(&recorded.flush_errors) {
             self.set_flush_failure(&bdev_key(bdev), Some(error.into()));
@@ -114,7 +117,7 @@ impl Config {
         Ok(())
     }
 
-    /// Has the next [`Config::save`] write the file even if nothing changes.
+    /// Has the next [`save`] write the file even if nothing changes.
     pub fn rewrite(&mut self) {
         self.dirty = true;
     }
@@ -139,7 +142,7 @@ impl Config {
     /// # Errors
     /// The operating system says no.
     pub fn sign(&self) -> Result<(), StateError> {
-        self.dir.as_ref().map_or(Ok(()), Dir::sign)
+        self.dir.as_ref().map_or(Ok(()), |dir| dir.sign())
     }
 
     /// What is not restored, by key, and why.
@@ -254,22 +257,8 @@ impl Config {
         self.get(&item.key).is_some_and(|there| there.call == item.call)
     }
 
-    /// Writes the file if something changed. When it returns, the change survives a crash.
-    pub fn save(&mut self) -> Result<(), StateError> {
-        if !self.dirty {
-            return Ok(());
-        }
-        if let Some(dir) = &self.dir {
-            let mut text = serde_json::to_string_pretty(&self.file()).unwrap_or_default();
-            text.push('\n');
-            dir.write(&text)?;
-        }
-        self.dirty = false;
-        Ok(())
-    }
-
     /// Writes down whom controllers belong to. When it returns, that survives the end of this process,
-    /// however it ends; with [`Config::save`], which is still to come, that of the host.
+    /// however it ends; with [`save`], which is still to come, that of the host.
     pub fn save_owners(&self) -> Result<(), StateError> {
         let Some(dir) = &self.dir else { return Ok(()) };
         let owners = self.items.iter().filter(|item| item.key.starts_with(OWNER_KEY));
@@ -280,6 +269,13 @@ impl Config {
     pub fn calls(&self, subsystem: Subsystem) -> Vec<Call> {
         let items = self.items.iter().filter(|item| item.subsystem == subsystem);
         items.map(|item| item.call.clone()).collect()
+    }
+
+    /// The record, as text.
+    fn text(&self) -> String {
+        let mut text = serde_json::to_string_pretty(&self.file()).unwrap_or_default();
+        text.push('\n');
+        text
     }
 
     fn file(&self) -> Value {
@@ -325,7 +321,7 @@ mod tests {
             "vhost_scsi_controller_add_target",
             &json!({"ctrlr": "v", "scsi_target_num": 0, "bdev_name": "a"}),
         );
-        config.save().unwrap();
+        config.save();
         drop(config);
         let config = Config::open(&dir).unwrap();
         let keys: Vec<_> = config.items().map(|i| i.key.as_str()).collect();
@@ -346,7 +342,7 @@ mod tests {
         assert!(!config.set_flush_failure("bdev d", Some(failure)), "there is no such bdev");
         config.record("bdev_aio_create", &file("/x"));
         assert!(config.set_flush_failure("bdev d", Some(failure)));
-        config.save().unwrap();
+        config.save();
         drop(config);
         let mut config = Config::open(&dir).unwrap();
         assert_eq!(known(&config), Some(failure));
@@ -356,7 +352,7 @@ mod tests {
         config.record("bdev_aio_create", &file("/x"));
         assert!(known(&config) == Some(failure) && !config.dirty);
         assert!(config.set_flush_failure("bdev d", None));
-        config.save().unwrap();
+        config.save();
         drop(config);
         let mut config = Config::open(&dir).unwrap();
         assert_eq!(known(&config), None);
@@ -381,7 +377,7 @@ mod tests {
             old.record("bdev_aio_create", &json!({"name": name, "filename": "/x"}));
         }
         old.set_flush_failure("bdev recorded", Some((&at(7)).into()));
-        old.save().unwrap();
+        old.save();
         let lock = File::from(old.lock().unwrap().try_clone_to_owned().unwrap());
         let calls = old.calls(Subsystem::Bdev);
         let none = BTreeMap::new();
@@ -391,10 +387,10 @@ mod tests {
         let expected = BTreeMap::from([("recorded".to_owned(), at(7)), ("told".to_owned(), at(9))]);
         assert_eq!(new.flush_errors(), expected, "the record knows more of it");
         // The old program may have to go on: nothing is written yet.
-        new.save().unwrap();
+        new.save();
         assert_eq!(old.dir.as_ref().unwrap().read().unwrap().flush_errors.len(), 1);
         new.rewrite();
-        new.save().unwrap();
+        new.save();
         assert_eq!(old.dir.as_ref().unwrap().read().unwrap().flush_errors, expected);
         fs::remove_dir_all(dir).unwrap();
     }
@@ -412,7 +408,7 @@ mod tests {
         let mut config = Config::open(&dir).unwrap();
         config.record("vhost_create_scsi_controller", &json!({"ctrlr": "v"}));
         config.record(METHOD, &owner(1));
-        config.save().unwrap();
+        config.save();
         let written = fs::read(&file).unwrap();
         config.record(METHOD, &owner(2));
         config.save_owners().unwrap();
@@ -425,7 +421,7 @@ mod tests {
         config.record(METHOD, &owner(3));
         config.save_owners().unwrap();
         config.record(METHOD, &owner(4));
-        config.save().unwrap();
+        config.save();
         drop(config);
         assert!(!owners.exists());
         assert_eq!(read(), Some(json!(4)));

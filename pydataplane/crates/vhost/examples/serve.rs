@@ -64,7 +64,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 controllers.remove_target("vm0", number(1) as i64).map_err(Into::into)
             }
             Some("info") => {
-                println!("{:#?} {:#?}", controllers.list(None)?, controllers.stats(None)?);
+                println!("{:#?} {:#?}", controllers.list(None)?, controllers.stats(None, None)?);
                 Ok(())
             }
             _ => break,

@@ -265,8 +265,12 @@ impl Controllers {
         entries.iter().map(one).collect()
     }
 
-    /// Counters of all controllers, or of the one named.
-    pub fn stats(&self, name: Option<&str>) -> Result<Vec<StatsInfo>, ControllerError> {
+    /// Counters of all controllers, or of the one named; of its targets all, or the one of that number.
+    pub fn stats(
+        &self,
+        name: Option<&str>,
+        target: Option<u8>,
+    ) -> Result<Vec<StatsInfo>, ControllerError> {
         let entries = self.entries();
         if let Some(name) = name
             && !entries.contains_key(name)
@@ -277,6 +281,7 @@ impl Controllers {
         let one = |(name, entry): (&String, &Entry)| {
             let targets = entry.controller.targets();
             let targets = targets.iter().flatten();
+            let targets = targets.filter(|t| target.is_none_or(|target| target == t.number));
             StatsInfo {
                 ctrlr: name.clone(),
                 controller: entry.controller.stats(),

@@ -127,6 +127,8 @@ pub(crate) struct Target {
     pub(crate) suspended: Mutex<Option<Suspension>>,
     /// One for each reactor of the controller.
     pub(crate) counters: Vec<Arc<LunCounters>>,
+    /// What they were when the process came that the controller belongs to.
+    pub(crate) counted_before: Mutex<LunTotals>,
     /// Keeps the volume; dropped last.
     pub(crate) claim: Claim,
 }
@@ -158,6 +160,11 @@ impl Target {
         *self.suspended.lock()
     }
 
+    /// The controller belongs to another process: what that one does is counted from 0.
+    pub(crate) fn count_anew(&self) {
+        *self.counted_before.lock() = self.counters.iter().map(Arc::as_ref).collect();
+    }
+
     /// What the guest did with it.
     pub(crate) fn stats(&self) -> LunStats {
         self.totals().into()
@@ -165,6 +172,9 @@ impl Target {
 
     /// The same, for a process that goes on with it.
     pub(crate) fn totals(&self) -> LunTotals {
-        self.counters.iter().map(Arc::as_ref).collect()
+        // Locked first: what is subtracted is never more than what was counted.
+        let before = self.counted_before.lock();
+        let now: LunTotals = self.counters.iter().map(Arc::as_ref).collect();
+        now.since(&before)
     }
 }

@@ -64,6 +64,8 @@ pub(crate) struct Owner {
     uid: Option<u32>,
     not_before: u64,
     process: Option<Arc<Process>>,
+    /// The one that used it last, whom it belongs to or not.
+    served: Option<Arc<Process>>,
 }
 
 /// Why a process may not connect.
@@ -117,6 +119,20 @@ impl Owner {
         owner.is_some_and(|owner| owner.is_watched() || !process.is_watched())
     }
 
+    /// Whether it is new to this process, that is, whether another used it last. Where that is not known,
+    /// the process before that of this program may have served it: then it is new to all but its owner.
+    pub(crate) fn is_new_to(&self, process: &Process) -> bool {
+        match &self.served {
+            Some(last) => !last.is_same(process),
+            None => !self.is(process),
+        }
+    }
+
+    /// `process` uses it.
+    pub(crate) fn serves(&mut self, process: Arc<Process>) {
+        self.served = Some(process);
+    }
+
     /// From now on it belongs to `process`.
     pub(crate) fn bind(&mut self, process: Arc<Process>) {
         self.process = Some(process);
@@ -125,7 +141,8 @@ impl Owner {
     /// From now on it belongs to whom somebody named.
     pub(crate) fn set(&mut self, named: NamedOwner) {
         let NamedOwner { uid, not_before, process } = named;
-        *self = Owner { uid, not_before, process: process.map(Arc::new) };
+        let served = self.served.take();
+        *self = Owner { uid, not_before, process: process.map(Arc::new), served };
     }
 
     /// As it is now: without a process that has ended.
@@ -230,6 +247,26 @@ mod tests {
         assert!(owner.is_bound_to(&comer));
         other.end();
         assert_eq!(owner.info(), OwnerInfo::default());
+    }
+
+    #[test]
+    fn it_is_new_to_whoever_did_not_use_it_last() {
+        let (first, second) = (Other::new(), Other::new());
+        let mut owner = Owner::default();
+        // As another program left it.
+        owner.bind(Arc::new(first.process()));
+        assert!(!owner.is_new_to(&first.process()));
+        assert!(owner.is_new_to(&second.process()));
+        owner.serves(Arc::new(first.process()));
+        // Named before it comes, and whether or not anybody looked meanwhile.
+        let named = || NamedOwner { process: Some(second.process()), ..NamedOwner::default() };
+        owner.set(named());
+        assert!(owner.is_new_to(&second.process()));
+        owner.serves(Arc::new(second.process()));
+        owner.set(named());
+        assert!(!owner.is_new_to(&second.process()), "it comes again");
+        first.end();
+        second.end();
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! Each counter has one writer, the thread that does the work, so that counting is a plain add;
 //! readers on other threads see a value that is at most a moment old. What the threads counted is added
-//! up on demand, and goes on in another process ([`crate::handover`]).
+//! up on demand, and goes on in another process ([`crate::handover`]). What a logical unit did begins
+//! anew with each process that the controller comes to belong to: no counter is touched, a sum is kept.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -46,6 +47,14 @@ macro_rules! counters {
             /// Begins with what another process counted; before anybody counts here.
             pub(crate) fn begin_with(&self, sum: &$sum) {
                 $(self.$field.add(sum.$field);)*
+            }
+        }
+
+        impl $sum {
+            /// What was counted after this was `earlier`.
+            #[allow(dead_code, reason = "of what begins anew alone")]
+            pub(crate) fn since(&self, earlier: &$sum) -> $sum {
+                $sum { $($field: self.$field.wrapping_sub(earlier.$field),)* }
             }
         }
 
@@ -110,7 +119,8 @@ counters! {
     }
 }
 
-/// What the guest did with one logical unit since it was added (libvirt's block statistics).
+/// What the guest did with one logical unit since its process came, or since the unit was added
+/// (libvirt's block statistics).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LunStats {
     /// READ commands that ended.

@@ -85,10 +85,11 @@ fn measure(regions: usize, indirect: bool, batch: u16, tracked: bool) -> f64 {
             for head in &heads[..taken] {
                 queue.walk(head, &mut segments).expect("walk");
                 let mut header = [0u8; 51];
-                assert!(segments.take_header(&mut header) && segments.split_writable(108));
+                let halves = segments.split(header.len(), 108).expect("both parts are long enough");
+                halves.readable.0.copy_to_slice(0, &mut header);
                 black_box(&header);
-                black_box(segments.writable_tail());
-                segments.writable_head().copy_from_slice(0, &[0u8; 12]);
+                black_box(halves.writable.1);
+                segments.writable().copy_from_slice(0, &[0u8; 12]);
                 queue.push_used(head.index(), 4204);
             }
             black_box(queue.publish());

@@ -1,9 +1,9 @@
-//! Descriptors, and what can be wrong with a chain of them.
+//! Descriptors, and the walk along a chain of them.
 
-use guestmem::{GuestMemory, GuestRange};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::segments::Segments;
+use crate::queue::SplitQueue;
+use crate::segments::{Gathered, Segments};
 
 /// Descriptors that a queue may have here (2.7: at most 32768; QEMU's limit is 1024).
 pub const MAX_QUEUE_SIZE: u16 = 1024;
@@ -142,90 +142,84 @@ pub enum ChainError {
     TooLong,
 }
 
-/// What walking needs to know of a queue.
-pub(crate) struct Table<'q> {
-    pub(crate) memory: &'q GuestMemory,
-    pub(crate) desc: GuestRange<'q>,
-    pub(crate) size: u16,
-    pub(crate) indirect: bool,
-}
-
-/// Walks the chain of `head` into `out`, whose memory was set by `Segments::begin`.
-#[inline(always)]
-pub(crate) fn walk(q: &Table<'_>, head: &Head, out: &mut Segments) -> Result<(), ChainError> {
-    if head.index >= q.size {
-        return Err(ChainError::BadHead { head: head.index, size: q.size });
+impl SplitQueue {
+    /// Walks the chain of `head` into `segments`. On an error these have nothing of the chain, of which
+    /// nothing may be used; give it back with `push_used(head, 0)`, unless it is [`ChainError::BadHead`].
+    ///
+    /// A descriptor beyond its table, whose index the driver wrote, is found by the table's own range; a
+    /// circle by the number of descriptors that the table has.
+    #[inline]
+    pub fn walk(&self, head: &Head, segments: &mut Segments) -> Result<(), ChainError> {
+        segments.begin(&self.memory);
+        if head.index >= self.size {
+            return Err(ChainError::BadHead { head: head.index, size: self.size });
+        }
+        let mut table = self.desc;
+        let mut left = u32::from(self.size);
+        let mut within_indirect = false;
+        let mut desc = head.first;
+        let (mut readable, mut writable) = (Gathered::default(), Gathered::default());
+        loop {
+            let (addr, len, flags) = (desc.addr(), desc.len(), desc.flags());
+            if flags & F_INDIRECT != 0 {
+                if within_indirect {
+                    return Err(ChainError::NestedIndirect);
+                }
+                if !self.indirect {
+                    return Err(ChainError::IndirectNotNegotiated);
+                }
+                if flags & F_NEXT != 0 {
+                    return Err(ChainError::IndirectWithNext);
+                }
+                // F_WRITE is ignored here, as 2.7.5.3.2 says.
+                if len == 0 || len % DESC_LEN as u32 != 0 {
+                    return Err(ChainError::IndirectLength(len));
+                }
+                let bad = ChainError::BadAddress { addr, len };
+                table = self.memory.range(addr, u64::from(len)).ok_or(bad)?;
+                within_indirect = true;
+                left = len / DESC_LEN as u32;
+                desc = table.get(0).map_err(|_| bad)?;
+                continue;
+            }
+            if len == 0 {
+                return Err(ChainError::ZeroLength);
+            }
+            let part = if flags & F_WRITE != 0 {
+                &mut writable
+            } else if writable.runs != 0 {
+                return Err(ChainError::ReadableAfterWritable);
+            } else {
+                &mut readable
+            };
+            let (mut at, mut rest) = (addr, u64::from(len));
+            while rest > 0 {
+                // A buffer goes on in the next region, and never around the end of all addresses.
+                let run = self.memory.run(at, rest).filter(|_| at >= addr);
+                let run = run.ok_or(ChainError::BadAddress { addr, len })?;
+                (at, rest) = (at.wrapping_add(run.len() as u64), rest - run.len() as u64);
+                // SAFETY: `Segments` keeps the memory that the run came from.
+                if !segments.push(unsafe { run.to_iovec() }) {
+                    return Err(ChainError::TooManySegments { limit: segments.limit() as u32 });
+                }
+                part.runs += 1;
+            }
+            part.bytes += u64::from(len);
+            if flags & F_NEXT == 0 {
+                break;
+            }
+            left -= 1;
+            if left == 0 {
+                return Err(ChainError::Loop);
+            }
+            let next = desc.next();
+            let bad = || ChainError::BadNext { next, size: (table.len() / DESC_LEN) as u32 };
+            desc = table.get(usize::from(next) * DESC_LEN).map_err(|_| bad())?;
+        }
+        if readable.bytes + writable.bytes > u64::from(u32::MAX) {
+            return Err(ChainError::TooLong);
+        }
+        segments.finish(readable, writable);
+        Ok(())
     }
-    let mut table = q.desc;
-    let mut entries = u32::from(q.size);
-    let mut left = entries;
-    let mut within_indirect = false;
-    let mut desc = head.first;
-    let (mut readable, mut writable) = (0u64, 0u64);
-    loop {
-        let (addr, len, flags) = (desc.addr(), desc.len(), desc.flags());
-        if flags & F_INDIRECT != 0 {
-            if within_indirect {
-                return Err(ChainError::NestedIndirect);
-            }
-            if !q.indirect {
-                return Err(ChainError::IndirectNotNegotiated);
-            }
-            if flags & F_NEXT != 0 {
-                return Err(ChainError::IndirectWithNext);
-            }
-            // F_WRITE is ignored here, as 2.7.5.3.2 says.
-            if len == 0 || len % DESC_LEN as u32 != 0 {
-                return Err(ChainError::IndirectLength(len));
-            }
-            let bad = ChainError::BadAddress { addr, len };
-            table = q.memory.range(addr, u64::from(len)).ok_or(bad)?;
-            within_indirect = true;
-            entries = len / DESC_LEN as u32;
-            left = entries;
-            desc = table.get(0).map_err(|_| bad)?;
-            continue;
-        }
-        if len == 0 {
-            return Err(ChainError::ZeroLength);
-        }
-        let write = flags & F_WRITE != 0;
-        if write {
-            writable += u64::from(len);
-        } else if writable != 0 {
-            return Err(ChainError::ReadableAfterWritable);
-        } else {
-            readable += u64::from(len);
-        }
-        let mut full = false;
-        let whole = q.memory.for_each_range(addr, u64::from(len), |range| {
-            // SAFETY: `Segments` keeps the memory that the range came from.
-            full = !out.push(unsafe { range.to_iovec() }, write);
-            !full
-        });
-        if full {
-            return Err(ChainError::TooManySegments { limit: out.limit() as u32 });
-        }
-        if !whole {
-            return Err(ChainError::BadAddress { addr, len });
-        }
-        if flags & F_NEXT == 0 {
-            break;
-        }
-        left -= 1;
-        if left == 0 {
-            return Err(ChainError::Loop);
-        }
-        let next = desc.next();
-        if u32::from(next) >= entries {
-            return Err(ChainError::BadNext { next, size: entries });
-        }
-        let bad = ChainError::BadNext { next, size: entries };
-        desc = table.get(usize::from(next) * DESC_LEN).map_err(|_| bad)?;
-    }
-    if readable + writable > u64::from(u32::MAX) {
-        return Err(ChainError::TooLong);
-    }
-    out.finish(readable as u32, writable as u32);
-    Ok(())
 }

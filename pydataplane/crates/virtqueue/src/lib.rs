@@ -10,7 +10,7 @@
 //!    batch, prefetching descriptors and indirect tables;
 //! 2. [`SplitQueue::walk`] turns a head into [`Segments`]: device-readable runs first, then
 //!    device-writable ones, each within guest memory, or one [`ChainError`];
-//! 3. the caller splits them by byte offset ([`Segments::split_readable`]), as any framing is
+//! 3. the caller splits them by byte offset ([`Segments::split`]), as any framing is
 //!    allowed (VIRTIO_F_ANY_LAYOUT, 2.7.4), and does the I/O;
 //! 4. [`SplitQueue::push_used`] for each, then one [`SplitQueue::publish`].
 //!
@@ -34,4 +34,4 @@ mod crash;
 pub use chain::{ChainError, Desc, Head, MAX_QUEUE_SIZE};
 pub use inflight::{Inflight, InflightError, InflightRegion};
 pub use queue::{AddressSpace, ConfigError, QueueConfig, QueueError, SplitQueue};
-pub use segments::{MAX_SEGMENTS, Segments};
+pub use segments::{Halves, MAX_SEGMENTS, Segments};

@@ -5,9 +5,8 @@ use std::sync::atomic::{Ordering, fence};
 
 use guestmem::{GuestMemory, GuestRange};
 
-use crate::chain::{self, ChainError, DESC_LEN, Desc, Head, MAX_QUEUE_SIZE, Table};
+use crate::chain::{DESC_LEN, Desc, Head, MAX_QUEUE_SIZE};
 use crate::inflight::{Inflight, InflightError, Left};
-use crate::segments::Segments;
 use crate::steps::step;
 
 /// Byte offset of `idx` in both rings; `flags` is at 0.
@@ -97,15 +96,15 @@ pub enum QueueError {
     },
 }
 
-/// The device's side of a split virtqueue.
+/// The device's side of a split virtqueue. How it walks a chain is in `chain`.
 #[derive(Debug)]
 pub struct SplitQueue {
-    desc: GuestRange<'static>,
+    pub(crate) desc: GuestRange<'static>,
     avail: GuestRange<'static>,
     used: GuestRange<'static>,
-    size: u16,
+    pub(crate) size: u16,
     event_idx: bool,
-    indirect: bool,
+    pub(crate) indirect: bool,
     /// Next entry of the available ring to take.
     next_avail: u16,
     /// The available index as last read.
@@ -126,7 +125,7 @@ pub struct SplitQueue {
     replay: Box<[u16]>,
     replaying: bool,
     /// Keeps what the ranges above point to; the last field, dropped last.
-    memory: Arc<GuestMemory>,
+    pub(crate) memory: Arc<GuestMemory>,
 }
 
 impl SplitQueue {
@@ -286,7 +285,11 @@ impl SplitQueue {
                 head.index = u16::from_le(self.avail.get(at).expect(CHECKED));
                 self.desc.prefetch(usize::from(head.index) * DESC_LEN);
             }
-            self.mark(heads);
+            if let Some(inflight) = &mut self.inflight {
+                for head in heads.iter().filter(|head| head.index < self.size) {
+                    inflight.take(head.index);
+                }
+            }
         }
         for head in heads.iter_mut() {
             head.first = match head.index < self.size {
@@ -303,16 +306,6 @@ impl SplitQueue {
         Ok(count)
     }
 
-    /// Marks chains of the available ring as in flight.
-    #[inline(always)]
-    fn mark(&mut self, heads: &[Head]) {
-        if let Some(inflight) = &mut self.inflight {
-            for head in heads.iter().filter(|head| head.index < self.size) {
-                inflight.take(head.index);
-            }
-        }
-    }
-
     /// Gives `heads`, the last chains taken, back to the available ring, as if never taken: for a
     /// caller whose turn is over.
     #[inline]
@@ -326,24 +319,6 @@ impl SplitQueue {
                 inflight.untake(head.index);
             }
         }
-    }
-
-    /// Walks the chain of `head` into `segments`. On an error nothing of the chain may be used;
-    /// give it back with `push_used(head, 0)`, unless it is [`ChainError::BadHead`].
-    #[inline]
-    pub fn walk(&self, head: &Head, segments: &mut Segments) -> Result<(), ChainError> {
-        segments.begin(&self.memory);
-        let table = Table {
-            memory: &self.memory,
-            desc: self.desc,
-            size: self.size,
-            indirect: self.indirect,
-        };
-        let walked = chain::walk(&table, head, segments);
-        if walked.is_err() {
-            segments.begin(&self.memory);
-        }
-        walked
     }
 
     /// Puts the chain `head` into the used ring, with the bytes written to it from its start

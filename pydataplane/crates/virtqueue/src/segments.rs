@@ -10,18 +10,31 @@ use guestmem::{GuestMemory, IoVec, Sg, prefetch, prefetch_write};
 /// Runs that one chain may have: virtio-scsi's seg_max of 126 data runs, header and response,
 /// and room for runs that cross regions.
 pub const MAX_SEGMENTS: usize = 136;
-/// Entries beyond the limit, for one split of each part.
+/// Entries beyond the limit, for one cut of each part.
 const SPLITS: usize = 2;
 
-/// One part of a chain: entries `start..end` of `bytes` bytes, of which `start..mid` of `head` bytes
-/// were split off.
+/// One part of a chain: entries `start..end`, of `bytes` bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Part {
     start: u32,
-    mid: u32,
     end: u32,
     bytes: u32,
-    head: u32,
+}
+
+/// Both parts of a chain, each cut in two: see [`Segments::split`].
+#[derive(Clone, Copy, Debug)]
+pub struct Halves {
+    /// The device-readable runs before the cut, and those after it.
+    pub readable: (Sg, Sg),
+    /// The device-writable runs before the cut, and those after it.
+    pub writable: (Sg, Sg),
+}
+
+/// What a walk along a chain has found of one part.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Gathered {
+    pub(crate) runs: u32,
+    pub(crate) bytes: u64,
 }
 
 /// The runs of one chain: the device-readable ones, then the device-writable ones (2.7.4.2).
@@ -33,8 +46,11 @@ struct Part {
 /// slot does neither while an I/O is under way.
 pub struct Segments {
     iov: Room,
+    /// Entries of a chain that is being walked.
+    pushed: usize,
     readable: Part,
     writable: Part,
+    is_split: bool,
     memory: Option<Arc<GuestMemory>>,
 }
 
@@ -71,7 +87,8 @@ impl Segments {
     }
 
     fn of(iov: Room) -> Segments {
-        Segments { iov, readable: Part::default(), writable: Part::default(), memory: None }
+        let (readable, writable) = (Part::default(), Part::default());
+        Segments { iov, pushed: 0, readable, writable, is_split: false, memory: None }
     }
 
     /// Runs that a chain may have.
@@ -84,14 +101,16 @@ impl Segments {
     pub fn clear(&mut self) {
         self.readable = Part::default();
         self.writable = Part::default();
+        self.is_split = false;
         self.memory = None;
     }
 
-    /// Starts a chain in `memory`.
+    /// Starts a chain in `memory`; until [`Segments::finish`] it is an empty one.
     #[inline(always)]
     pub(crate) fn begin(&mut self, memory: &Arc<GuestMemory>) {
         self.readable = Part::default();
         self.writable = Part::default();
+        (self.pushed, self.is_split) = (0, false);
         if !self.memory.as_ref().is_some_and(|m| Arc::ptr_eq(m, memory)) {
             self.memory = Some(Arc::clone(memory));
         }
@@ -99,30 +118,26 @@ impl Segments {
 
     /// Appends a run; the caller keeps readable before writable. `false`: too many.
     #[inline(always)]
-    pub(crate) fn push(&mut self, run: IoVec, writable: bool) -> bool {
-        let at = self.writable.end as usize;
-        if at >= self.limit() {
+    pub(crate) fn push(&mut self, run: IoVec) -> bool {
+        if self.pushed >= self.limit() {
             return false;
         }
-        self.iov[at] = run;
-        self.writable.end += 1;
-        if !writable {
-            self.readable.end = self.writable.end;
-            self.writable.start = self.writable.end;
-            self.writable.mid = self.writable.end;
-        }
+        self.iov[self.pushed] = run;
+        self.pushed += 1;
         true
     }
 
-    /// Ends a chain of these lengths in bytes, and prefetches where each part begins.
+    /// Ends a chain that has these two parts, each less than 4 GiB, and prefetches where they begin.
     #[inline(always)]
-    pub(crate) fn finish(&mut self, readable: u32, writable: u32) {
-        self.readable.bytes = readable;
-        self.writable.bytes = writable;
+    pub(crate) fn finish(&mut self, readable: Gathered, writable: Gathered) {
+        debug_assert_eq!(readable.runs as usize + writable.runs as usize, self.pushed);
+        let (mid, end) = (readable.runs, readable.runs + writable.runs);
+        self.readable = Part { start: 0, end: mid, bytes: readable.bytes as u32 };
+        self.writable = Part { start: mid, end, bytes: writable.bytes as u32 };
         if let Some(run) = self.iov.first() {
             prefetch(run.base());
         }
-        if let Some(run) = self.iov.get(self.writable.start as usize) {
+        if let Some(run) = self.iov.get(mid as usize) {
             prefetch_write(run.base());
         }
     }
@@ -142,85 +157,41 @@ impl Segments {
     /// All device-readable runs.
     #[inline]
     pub fn readable(&self) -> Sg {
-        self.sg(self.readable.start, self.readable.end, self.readable.bytes)
+        self.sg(self.readable)
     }
 
     /// All device-writable runs.
     #[inline]
     pub fn writable(&self) -> Sg {
-        self.sg(self.writable.start, self.writable.end, self.writable.bytes)
+        self.sg(self.writable)
     }
 
-    /// The readable runs before the split (none if there was no split).
+    /// Cuts the readable part after `readable` bytes and the writable one after `writable`, once a chain.
+    /// `None`: one of them is shorter, or they were cut before; nothing changed.
     #[inline]
-    pub fn readable_head(&self) -> Sg {
-        self.sg(self.readable.start, self.readable.mid, self.readable.head)
-    }
-
-    /// The readable runs after the split (all if there was no split).
-    #[inline]
-    pub fn readable_tail(&self) -> Sg {
-        let left = self.readable.bytes - self.readable.head;
-        self.sg(self.readable.mid, self.readable.end, left)
-    }
-
-    /// The writable runs before the split (none if there was no split).
-    #[inline]
-    pub fn writable_head(&self) -> Sg {
-        self.sg(self.writable.start, self.writable.mid, self.writable.head)
-    }
-
-    /// The writable runs after the split (all if there was no split).
-    #[inline]
-    pub fn writable_tail(&self) -> Sg {
-        let left = self.writable.bytes - self.writable.head;
-        self.sg(self.writable.mid, self.writable.end, left)
-    }
-
-    /// Splits the readable part after `bytes` bytes, once a chain. `false`: it is shorter, or was
-    /// split before.
-    #[inline]
-    #[must_use]
-    pub fn split_readable(&mut self, bytes: usize) -> bool {
-        if self.readable.mid != self.readable.start {
-            return false;
+    pub fn split(&mut self, readable: usize, writable: usize) -> Option<Halves> {
+        let enough =
+            readable <= self.readable.bytes as usize && writable <= self.writable.bytes as usize;
+        if self.is_split || !enough {
+            return None;
         }
-        let Some((mid, grown)) = self.split(self.readable, bytes) else { return false };
-        self.readable.mid = mid;
-        self.readable.head = bytes as u32;
-        if grown {
-            self.readable.end += 1;
-            self.writable.start += 1;
-            self.writable.mid += 1;
-            self.writable.end += 1;
-        }
-        true
-    }
-
-    /// Splits the writable part after `bytes` bytes, once a chain. `false`: it is shorter, or was
-    /// split before.
-    #[inline]
-    #[must_use]
-    pub fn split_writable(&mut self, bytes: usize) -> bool {
-        if self.writable.mid != self.writable.start {
-            return false;
-        }
-        let Some((mid, grown)) = self.split(self.writable, bytes) else { return false };
-        self.writable.mid = mid;
-        self.writable.head = bytes as u32;
-        self.writable.end += u32::from(grown);
-        true
-    }
-
-    /// Copies the first `header.len()` readable bytes out, once, and splits them off: what is
-    /// left is [`Segments::readable_tail`]. `false`: the part is shorter; nothing changed.
-    #[inline]
-    #[must_use]
-    pub fn take_header(&mut self, header: &mut [u8]) -> bool {
-        if !self.split_readable(header.len()) {
-            return false;
-        }
-        self.readable_head().copy_to_slice(0, header) == header.len()
+        self.is_split = true;
+        let (mut at, grown) = self.cut(self.writable, writable);
+        self.writable.end += grown;
+        let (readable_at, grown) = self.cut(self.readable, readable);
+        // The writable part lies behind.
+        self.readable.end += grown;
+        (self.writable.start, self.writable.end) =
+            (self.writable.start + grown, self.writable.end + grown);
+        at += grown;
+        let halves = |part: Part, at: u32, bytes: usize| {
+            let head = self.sg(Part { start: part.start, end: at, bytes: bytes as u32 });
+            (head, self.sg(Part { start: at, end: part.end, bytes: part.bytes - bytes as u32 }))
+        };
+        Some(Halves {
+            readable: halves(self.readable, readable_at, readable),
+            writable: halves(self.writable, at, writable),
+        })
     }
 
     /// Marks `len` writable bytes from byte `offset` in the dirty log, if migration is under way.
@@ -252,48 +223,41 @@ impl Segments {
     }
 
     #[inline]
-    fn sg(&self, start: u32, end: u32, bytes: u32) -> Sg {
+    fn sg(&self, part: Part) -> Sg {
         // SAFETY: the entries are a part of an allocation that stays in place, the runs lie in memory that
         // `self.memory` keeps mapped, and the type's contract keeps both until the I/O is over. `bytes` is
         // their sum: `finish` has that of each part, and `split` cuts where it says.
-        unsafe { Sg::with_len(&self.iov[start as usize..end as usize], bytes as usize) }
+        unsafe {
+            let runs = &self.iov[part.start as usize..part.end as usize];
+            Sg::with_len(runs, part.bytes as usize)
+        }
     }
 
-    /// Makes `bytes` a boundary between two entries of `part`: its index, and whether an entry
-    /// had to be inserted.
+    /// Makes `bytes`, no more than `part` has, a boundary between two of its entries: the index of the one
+    /// behind it, and how many entries were inserted. There is room: one spare entry for each part, and
+    /// each part is cut at most once.
     #[inline]
-    fn split(&mut self, part: Part, bytes: usize) -> Option<(u32, bool)> {
-        if bytes > part.bytes as usize {
-            return None;
-        }
+    fn cut(&mut self, part: Part, bytes: usize) -> (u32, u32) {
         let mut left = bytes;
         for at in part.start..part.end {
             if left == 0 {
-                return Some((at, false));
+                return (at, 0);
             }
             let run = self.iov[at as usize];
             if left < run.len() {
-                self.cut(at as usize, left);
-                return Some((at + 1, true));
+                let (at, end) = (at as usize, self.writable.end as usize);
+                self.iov.copy_within(at..end, at + 1);
+                // SAFETY: both are parts of a run that is valid as long as the whole.
+                let (head, tail) = unsafe {
+                    let rest = run.base().add(left);
+                    (IoVec::new(run.base(), left), IoVec::new(rest, run.len() - left))
+                };
+                (self.iov[at], self.iov[at + 1]) = (head, tail);
+                return (at as u32 + 1, 1);
             }
             left -= run.len();
         }
-        Some((part.end, false))
-    }
-
-    /// Cuts entry `at` in two after `bytes` bytes. There is room: one spare entry for each part,
-    /// and each part is split at most once.
-    fn cut(&mut self, at: usize, bytes: usize) {
-        let run = self.iov[at];
-        let end = self.writable.end as usize;
-        self.iov.copy_within(at..end, at + 1);
-        // SAFETY: both are parts of a run that is valid as long as the whole.
-        let (head, tail) = unsafe {
-            let rest = run.base().add(bytes);
-            (IoVec::new(run.base(), bytes), IoVec::new(rest, run.len() - bytes))
-        };
-        self.iov[at] = head;
-        self.iov[at + 1] = tail;
+        (part.end, 0)
     }
 }
 

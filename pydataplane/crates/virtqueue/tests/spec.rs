@@ -509,16 +509,18 @@ fn clause_2_7_4_any_framing_splits_by_offset() {
     driver.offer(0);
     let mut segments = Segments::with_limit(4);
     assert_eq!(walk_one(&mut driver.queue(), &mut segments), Ok(()));
-    assert!(!segments.split_readable(56));
+    assert!(segments.split(56, 0).is_none() && segments.split(0, 114).is_none());
+    let halves = segments.split(51, 108).expect("both parts are long enough");
     let mut header = [0; 51];
-    assert!(segments.take_header(&mut header));
+    assert_eq!(halves.readable.0.copy_to_slice(0, &mut header), 51);
     assert_eq!(header[..], bytes[..51]);
-    assert!(!segments.split_readable(1), "only once a chain");
-    assert!(segments.split_writable(108));
-    assert_eq!(driver.runs(segments.readable_head()), [(DATA, 50), (DATA + 50, 1)]);
-    assert_eq!(driver.runs(segments.readable_tail()), [(DATA + 51, 4)]);
-    assert_eq!(driver.runs(segments.writable_head()), [(DATA + 0x100, 100), (DATA + 0x200, 8)]);
-    assert_eq!(driver.runs(segments.writable_tail()), [(DATA + 0x208, 5)]);
+    assert!(segments.split(1, 1).is_none(), "only once a chain");
+    assert_eq!(driver.runs(halves.readable.0), [(DATA, 50), (DATA + 50, 1)]);
+    assert_eq!(driver.runs(halves.readable.1), [(DATA + 51, 4)]);
+    assert_eq!(driver.runs(halves.writable.0), [(DATA + 0x100, 100), (DATA + 0x200, 8)]);
+    assert_eq!(driver.runs(halves.writable.1), [(DATA + 0x208, 5)]);
+    let lens = [halves.readable.0, halves.readable.1, halves.writable.0, halves.writable.1];
+    assert_eq!(lens.map(|sg| sg.len()), [51, 4, 108, 5]);
     assert_eq!(segments.readable().len() + segments.writable().len(), 55 + 113);
 }
 
@@ -531,12 +533,14 @@ fn a_split_at_a_boundary_or_at_the_ends_cuts_nothing() {
     driver.offer(0);
     let mut segments = Segments::new();
     assert_eq!(walk_one(&mut driver.queue(), &mut segments), Ok(()));
-    assert!(segments.split_readable(51) && segments.readable_tail().is_empty());
-    assert_eq!(driver.runs(segments.readable_head()), [(DATA, 51)]);
-    assert!(segments.split_writable(108));
-    assert_eq!(driver.runs(segments.writable_tail()), [(DATA + 0x200, 512)]);
+    let halves = segments.split(51, 108).expect("both parts are long enough");
+    assert!(halves.readable.1.is_empty() && halves.readable.1.as_slice().is_empty());
+    assert_eq!(driver.runs(halves.readable.0), [(DATA, 51)]);
+    assert_eq!(driver.runs(halves.writable.1), [(DATA + 0x200, 512)]);
     segments.clear();
-    assert!(!segments.split_writable(1) && segments.split_writable(0));
+    assert!(segments.split(0, 1).is_none());
+    let nothing = segments.split(0, 0).expect("nothing has nothing");
+    assert!(nothing.readable.0.is_empty() && nothing.writable.1.is_empty());
 }
 
 #[test]

@@ -26,10 +26,11 @@ use io_uring::{opcode, squeue, types};
 use reactor::{Full, IoContext, UringClient, Waker};
 
 use self::flushing::{FDATASYNC, Flushing};
-use self::large::{Cut, Large, PIECES_MAX, SMALL};
+use self::large::{Cut, Large, SMALL};
 use self::ranges::Parts;
 use self::steps::{ZEROES, zeroes};
 use super::bounce::{BOUNCE_SIZE, Bounce, Bounces};
+use super::larges::{PIECES_MAX, Pieces};
 use super::owners::Share;
 use super::{Shared, memory};
 use crate::ram::Ram;
@@ -157,6 +158,7 @@ impl Channel for FileChannel {
             Op::Read | Op::Write if io.sg.len() > SMALL && self.is_large(io) => {
                 self.slots.take();
                 self.slots[n] = Slot::new(*io, Step::Pieces, begun);
+                self.slots[n].failures = self.shared.latch.failures();
                 self.begin_large(n);
                 return Submit::Pending;
             }
@@ -251,7 +253,7 @@ impl FileChannel {
             again: Vec::with_capacity(usize::from(DEPTH)),
             held: VecDeque::with_capacity(usize::from(DEPTH)),
             copying: VecDeque::with_capacity(usize::from(DEPTH)),
-            large: Large::new(shared.clone()),
+            large: Large::new(Pieces::new(shared.clone(), io.owner(), io.waker())),
             waker: io.waker(),
             bounces: Bounces::new()?,
             zeroes: zeroes()?,
@@ -330,7 +332,7 @@ impl FileChannel {
         }
         let bytes = slot.io.bytes(self.shared.block_size);
         self.stats.record(slot.io.op, bytes, ticks, result);
-        let completion = Completion { tag: slot.io.tag, result, ticks };
+        let completion = Completion { tag: slot.io.tag, result, ticks, ended: now };
         self.slots.give_back(n);
         completion
     }
@@ -432,7 +434,20 @@ impl Slot {
                 };
                 (entry, BOUNCE_SIZE as u32)
             }
-            (Op::Read | Op::Write, _) => (whole(io, fd, offset, dsync), io.sg.len() as u32),
+            // The whole of it, from or to the caller's own memory.
+            (Op::Read | Op::Write, _) => {
+                let entry = match (io.op, io.sg.as_slice()) {
+                    (Op::Read, [one]) => {
+                        opcode::Read::new(fd, one.base(), one.len() as u32).offset(offset).build()
+                    }
+                    (_, [one]) => opcode::Write::new(fd, one.base(), one.len() as u32)
+                        .offset(offset)
+                        .rw_flags(dsync)
+                        .build(),
+                    (op, runs) => of_runs(op, runs, fd, offset, dsync),
+                };
+                (entry, io.sg.len() as u32)
+            }
             // A fallocate goes to a worker by itself, and zeros are not pinned.
             (Op::Unmap, _) => {
                 let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
@@ -455,22 +470,6 @@ impl Shared {
     #[inline]
     fn by_worker(&self, entry: squeue::Entry, weight: u32) -> (squeue::Entry, u32) {
         if self.submit_waits { (entry.flags(squeue::Flags::ASYNC), 0) } else { (entry, weight) }
-    }
-}
-
-/// The whole of a read or write, from or to the caller's own memory.
-#[inline]
-fn whole(io: &Io, fd: types::Fd, offset: u64, dsync: i32) -> squeue::Entry {
-    let runs = io.sg.as_slice();
-    match (io.op, runs) {
-        (Op::Read, [one]) => {
-            opcode::Read::new(fd, one.base(), one.len() as u32).offset(offset).build()
-        }
-        (_, [one]) => opcode::Write::new(fd, one.base(), one.len() as u32)
-            .offset(offset)
-            .rw_flags(dsync)
-            .build(),
-        (op, _) => of_runs(op, runs, fd, offset, dsync),
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Data goes straight between the caller's memory and the kernel, with O_DIRECT where the file
 //! system has it. Buffers that are not aligned for that are copied through preallocated bounce
-//! buffers. Flush is fdatasync, FUA is RWF_DSYNC, unmap punches a hole, write zeroes is
+//! buffers. Flush is fdatasync, FUA is RWF_DSYNC, or an fdatasync after a write in pieces, unmap punches a hole, write zeroes is
 //! FALLOC_FL_ZERO_RANGE or, where that is missing, plain writes of zeros, 1 MiB at a time. Nothing here
 //! blocks the thread: fallocate and fsync run in the kernel's own workers, and so do reads and writes of
 //! files on FUSE. Files in memory are the exception that proves it: there the copy is made within `submit`.
@@ -18,6 +18,8 @@
 //! | `bounce` | aligned copies of unaligned buffers |
 //! | `memory` | the short way into files that live in memory |
 //! | `owners` | how many requests each guest may have with a disk that several share |
+//! | `larges` | how many pieces of large transfers, which are bounded for each file |
+//! | `room` | what a guest may have at a time, given to its channels in turn |
 //! | `flush` | one fdatasync at a time, shared by all who wait for one |
 //! | `errno` | the one table from errno to [`crate::IoError`] |
 
@@ -25,9 +27,11 @@ mod bounce;
 mod channel;
 mod errno;
 mod flush;
+mod larges;
 mod memory;
 mod open;
 mod owners;
+mod room;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -42,6 +46,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use self::flush::Flushes;
+use self::larges::Larges;
 use self::owners::Owners;
 use crate::{
     Bdev, Channel, Features, FlushFailure, FlushLatch, Geometry, Op, OpenError, Registry, Stats,
@@ -100,8 +105,7 @@ struct Shared {
     flushes: Flushes,
     /// I/Os of all channels that one of the kernel's workers may be waiting for.
     workers: AtomicU32,
-    /// Channels with large transfers under way.
-    large: AtomicU32,
+    larges: Larges,
     owners: Owners,
     latch: FlushLatch,
     /// After `fd`: see [`Closing`].

@@ -17,6 +17,7 @@ use rustix::io::Errno;
 
 use super::Shared;
 use super::flush::Flushes;
+use super::larges::Larges;
 use super::memory::is_in_memory;
 use super::owners::Owners;
 use crate::{AlignedBuf, Features, FlushLatch};
@@ -107,7 +108,7 @@ pub(super) fn open(
         ranges_whole: block_device,
         flushes: Flushes::new(),
         workers: AtomicU32::new(0),
-        large: AtomicU32::new(0),
+        larges: Larges::new(),
         owners: Owners::new(),
         latch: FlushLatch::default(),
         open: Arc::default(),
@@ -162,7 +163,10 @@ fn open_error(path: &Path, read_only: bool, e: &io::Error) -> String {
             format!("{p} may not be opened for {how}: check its owner and mode")
         }
         Some(libc::EROFS) => {
-            format!("{p} is on a read-only file system: ask for a read-only device")
+            format!(
+                "{p} is on a file system that the target may only read: ask for a read-only device, \
+                 or name its folder in ReadWritePaths= of the target's systemd service"
+            )
         }
         Some(libc::EBUSY) => {
             format!("{p} is in use by the system (mounted, swap or RAID): release it there first")

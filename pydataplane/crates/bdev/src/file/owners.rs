@@ -5,10 +5,8 @@
 //! the disk below. What is beyond the share waits in its channel, in order. Alone, an owner has no limit.
 //! The target's own I/O (metadata) has no owner, and is neither counted nor limited.
 //!
-//! A channel that has nothing in the kernel, whose end would have it look again, waits in a queue of its
-//! owner's. Room goes to the first of that queue before anybody else may take it, so that a busy disk of a
-//! guest, which asks again in the moment in which there is room, does not keep the guest's other disks
-//! from the kernel for as long as it is busy.
+//! An owner's channels have turns ([`super::room`]): a busy disk of a guest, which asks again in the moment in
+//! which there is room, does not keep the guest's other disks from the kernel for as long as it is busy.
 //!
 //! No lock in the way of an I/O: a look at all owners, once in [`LOOK_US`], is left out when somebody else
 //! has them.
@@ -16,27 +14,24 @@
 mod policy;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
-use crossbeam_queue::ArrayQueue;
 use parking_lot::Mutex;
 use reactor::{Owner, Waker};
 
 use self::policy::{NO_LIMIT, Policy, Seen};
+use super::room::{Place, Room};
 
 /// Between two looks.
 const LOOK_US: u64 = 1000;
 /// An owner is active for so long after its last request.
 const ACTIVE_US: u64 = 50_000;
-/// Channels of one owner that can wait without looking again and again.
-const WAITERS: usize = 256;
-
 /// What an owner has with the disk, all its channels together.
 struct Counts {
     owner: Owner,
-    /// Requests in the kernel, or pieces of large ones, and room that was given for one.
-    flying: AtomicU32,
+    /// Requests in the kernel, or pieces of large ones.
+    room: Room,
     /// When it last asked for one, in ticks.
     asked: AtomicU64,
     /// A request had to wait since the last look.
@@ -44,38 +39,6 @@ struct Counts {
     /// Requests that ended since the last look, and the time that they took in ticks.
     ended: AtomicU64,
     ticks: AtomicU64,
-    /// Channels that wait and have nothing in the kernel, in order.
-    waiting: ArrayQueue<Arc<Waiter>>,
-}
-
-/// A channel that waits for room.
-struct Waiter {
-    waker: Waker,
-    /// [`NOTHING`], [`ROOM`] or [`GONE`].
-    given: AtomicU32,
-}
-
-/// It waits, or does not.
-const NOTHING: u32 = 0;
-/// There is room for one request, which is counted already.
-const ROOM: u32 = 1;
-/// The channel is closed.
-const GONE: u32 = 2;
-
-impl Waiter {
-    /// Gives it room for one request; whether it is still there.
-    fn give(&self) -> bool {
-        let there = self.given.compare_exchange(NOTHING, ROOM, SeqCst, SeqCst).is_ok();
-        if there {
-            self.waker.wake();
-        }
-        there
-    }
-
-    /// Takes the room that it was given, if it was.
-    fn take(&self) -> bool {
-        self.given.compare_exchange(ROOM, NOTHING, SeqCst, SeqCst).is_ok()
-    }
 }
 
 /// The owners of a file's requests.
@@ -114,12 +77,11 @@ impl Owners {
         }
         let counts = Arc::new(Counts {
             owner,
-            flying: AtomicU32::new(0),
+            room: Room::new(),
             asked: AtomicU64::new(0),
             pressed: AtomicBool::new(false),
             ended: AtomicU64::new(0),
             ticks: AtomicU64::new(0),
-            waiting: ArrayQueue::new(WAITERS),
         });
         all.list.push(Arc::clone(&counts));
         counts
@@ -140,7 +102,7 @@ impl Owners {
         let mut seen = Seen::default();
         for counts in &all.list {
             let idle = now.saturating_sub(counts.asked.load(Relaxed)) > self.active_ticks;
-            seen.owners += usize::from(!idle || counts.flying.load(Relaxed) > 0);
+            seen.owners += usize::from(!idle || counts.room.taken() > 0);
             seen.pressed += usize::from(counts.pressed.swap(false, Relaxed));
             seen.ended += counts.ended.swap(0, Relaxed);
             seen.ticks += counts.ticks.swap(0, Relaxed);
@@ -154,7 +116,7 @@ impl Owners {
     pub(super) fn flying_of(&self, owner: Owner) -> Option<u32> {
         let all = self.all.lock();
         let counts = all.list.iter().find(|counts| counts.owner == owner)?;
-        Some(counts.flying.load(Relaxed))
+        Some(counts.room.taken())
     }
 
     /// Has each owner have `share` from now on.
@@ -170,19 +132,14 @@ pub(super) struct Share {
     shared: Arc<super::Shared>,
     /// `None`: without an owner.
     counts: Option<Arc<Counts>>,
-    /// Of the owner's requests in the kernel those of this channel.
-    flying: u32,
-    waiter: Arc<Waiter>,
-    /// It stands in the owner's queue, or was given room that it has not used.
-    waits: bool,
+    place: Place,
 }
 
 impl Share {
     /// Of a channel of `owner`'s on `shared`, whose thread `waker` wakes.
     pub(super) fn new(shared: Arc<super::Shared>, owner: Option<Owner>, waker: Waker) -> Self {
         let counts = owner.map(|owner| shared.owners.counts_of(owner));
-        let waiter = Arc::new(Waiter { waker, given: AtomicU32::new(NOTHING) });
-        Share { shared, counts, flying: 0, waiter, waits: false }
+        Share { shared, counts, place: Place::new(waker) }
     }
 
     /// Whether the kernel may be given one more request at `now`, in ticks, which is then counted until
@@ -193,25 +150,12 @@ impl Share {
         let owners = &self.shared.owners;
         counts.asked.store(now, Relaxed);
         owners.look(now);
-        if self.waits {
-            // Its turn comes, also where there is no limit any more: what is in the kernel ends.
-            if !self.waiter.take() {
-                counts.pressed.store(true, Relaxed);
-                return false;
-            }
-            self.waits = false;
-        } else {
-            let share = owners.share.load(Relaxed);
-            let full = || counts.flying.load(Relaxed) >= share || !counts.waiting.is_empty();
-            // Two threads may both find the last room: one more does not matter.
-            if share != NO_LIMIT && full() {
-                counts.pressed.store(true, Relaxed);
-                return false;
-            }
-            counts.flying.fetch_add(1, Relaxed);
+        let share = owners.share.load(Relaxed);
+        let there = self.place.begin(&counts.room, (share != NO_LIMIT).then_some(share));
+        if !there {
+            counts.pressed.store(true, Relaxed);
         }
-        self.flying += 1;
-        true
+        there
     }
 
     #[cfg(test)]
@@ -224,58 +168,30 @@ impl Share {
     #[inline]
     pub(super) fn end(&mut self, took: Option<u64>) {
         let Some(counts) = &self.counts else { return };
-        self.flying -= 1;
+        let owners = &self.shared.owners;
         if let Some(ticks) = took
-            && self.shared.owners.share.load(Relaxed) != NO_LIMIT
+            && owners.share.load(Relaxed) != NO_LIMIT
         {
             counts.ended.fetch_add(1, Relaxed);
             counts.ticks.fetch_add(ticks, Relaxed);
         }
-        // First counted, then looked: who waits stands in the queue before it looks a last time.
-        counts.flying.fetch_sub(1, SeqCst);
-        if !counts.waiting.is_empty() {
-            counts.hand_out(&self.shared.owners);
-        }
+        self.place.end(&counts.room, || owners.share.load(Relaxed));
     }
 
     /// The channel has requests that wait. Has its thread woken when it may begin one, if nothing of the
     /// channel is in the kernel whose end does that.
     pub(super) fn wait(&mut self) {
         let Some(counts) = &self.counts else { return };
-        if self.flying > 0 {
-            return;
-        }
-        if !self.waits {
-            self.waits = counts.waiting.push(Arc::clone(&self.waiter)).is_ok();
-            if !self.waits {
-                self.waiter.waker.wake();
-            }
-        }
-        counts.hand_out(&self.shared.owners);
-    }
-}
-
-impl Counts {
-    /// Gives the room that there is to those that wait, in order.
-    #[cold]
-    fn hand_out(&self, owners: &Owners) {
-        while self.flying.load(SeqCst) < owners.share.load(Relaxed) {
-            let Some(waiter) = self.waiting.pop() else { return };
-            self.flying.fetch_add(1, SeqCst);
-            if !waiter.give() {
-                self.flying.fetch_sub(1, SeqCst);
-            }
-        }
+        self.place.wait(&counts.room, self.shared.owners.share.load(Relaxed));
     }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
         let Some(counts) = self.counts.take() else { return };
-        let unused = u32::from(self.waiter.given.swap(GONE, SeqCst) == ROOM);
-        counts.flying.fetch_sub(self.flying + unused, SeqCst);
-        counts.hand_out(&self.shared.owners);
-        let mut all = self.shared.owners.all.lock();
+        let owners = &self.shared.owners;
+        self.place.close(&counts.room, owners.share.load(Relaxed));
+        let mut all = owners.all.lock();
         // This one, and that in the list.
         if Arc::strong_count(&counts) == 2 {
             all.list.retain(|other| other.owner != counts.owner);

@@ -348,7 +348,7 @@ impl Channel for FaultChannel {
         drop(state);
         let at = random.below(self.waiting.len() as u64) as usize;
         let Some(io) = self.waiting.swap_remove_back(at) else { return 0 };
-        done.push(Completion { tag: io.tag, result: self.run(&io), ticks: 0 });
+        done.push(Completion { tag: io.tag, result: self.run(&io), ticks: 0, ended: 0 });
         1
     }
 }

@@ -44,7 +44,8 @@ impl LvolChannel {
         // What an earlier part of the I/O met ends it, and so does a smaller or deleted volume.
         while self.slots[at].cursor < self.slots[at].io.blocks {
             let io = self.slots[at].io;
-            if let Err(e) = self.slots[at].result.and_then(|()| self.check(&io)) {
+            let result = self.slots[at].result.and(self.usable);
+            if let Err(e) = result.and_then(|()| io.check(&self.geometry, &self.features)) {
                 self.slots[at].result = Err(e);
                 self.slots[at].cursor = io.blocks;
                 return;
@@ -183,8 +184,9 @@ impl LvolChannel {
     fn finish_if_over(&mut self, at: u16, done: &mut Vec<Completion>) {
         let slot = &self.slots[at];
         if slot.pending == 0 && !slot.waits {
-            let (result, ticks) = (slot.result, ticks::now().saturating_sub(slot.started));
-            self.finish(at, result, ticks, done);
+            let (result, ended) = (slot.result, ticks::now());
+            let ticks = ended.saturating_sub(slot.started);
+            self.finish(at, result, ticks, ended, done);
         }
     }
 

@@ -25,7 +25,7 @@ impl Channel for Held {
     fn poll(&mut self, done: &mut Vec<Completion>) -> u32 {
         let room = done.capacity() - done.len();
         let over = self.0.drain(..room.min(self.0.len()));
-        done.extend(over.map(|tag| Completion { tag, result: Ok(()), ticks: 7 }));
+        done.extend(over.map(|tag| Completion { tag, result: Ok(()), ticks: 7, ended: 8 }));
         done.len() as u32
     }
 }
@@ -74,7 +74,7 @@ fn what_is_passed_on_as_a_whole_takes_as_long_as_the_base_says() {
     assert_eq!(channel.submit(&write(&buf, 1)), Submit::Pending);
     let mut done = Vec::with_capacity(4);
     assert_eq!(channel.poll(&mut done), 1);
-    assert_eq!(done, [Completion { tag: 9, result: Ok(()), ticks: 7 }]);
+    assert_eq!(done, [Completion { tag: 9, result: Ok(()), ticks: 7, ended: 8 }]);
     let written = *volume.stats.snapshot().op(Op::Write);
     assert_eq!((written.ops, written.bytes, written.max_ticks), (1, 512, 7));
 }

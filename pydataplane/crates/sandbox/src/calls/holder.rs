@@ -9,7 +9,7 @@ use libc::c_long;
 /// What the holder may call.
 pub const HOLDER: Calls = Calls { always: ALLOWED, also: &[], with: CONDITIONAL, threads: false };
 
-const ALLOWED: &[&[c_long]] = &[PROCESS, DESCRIPTORS, FILES, SOCKETS, OLDER_FORMS];
+const ALLOWED: &[&[c_long]] = &[PROCESS, DESCRIPTORS, FILES, SOCKETS, UBLK, OLDER_FORMS];
 
 /// Memory, time, signals, its end; what a panic calls.
 const PROCESS: &[c_long] = &[
@@ -71,6 +71,15 @@ const SOCKETS: &[c_long] = &[
     libc::SYS_recvmsg,
     libc::SYS_sendmsg,
     libc::SYS_setsockopt,
+];
+
+/// Commands of the ublk driver, the list of its devices, and the pause before one's file is there. The
+/// io_uring of the commands is made before, and takes no other operations: none can be made that does.
+const UBLK: &[c_long] = &[
+    libc::SYS_clock_nanosleep,
+    libc::SYS_getdents64,
+    libc::SYS_io_uring_enter,
+    libc::SYS_nanosleep,
 ];
 
 /// What C libraries call where there is no newer form, or out of habit.

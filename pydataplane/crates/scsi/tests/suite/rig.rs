@@ -104,7 +104,7 @@ impl Channel for DiskChannel {
         if state.mode == Mode::AtOnce {
             return Submit::Done(result);
         }
-        state.done.push_back(Completion { tag: io.tag, result, ticks: 0 });
+        state.done.push_back(Completion { tag: io.tag, result, ticks: 0, ended: 0 });
         Submit::Pending
     }
 

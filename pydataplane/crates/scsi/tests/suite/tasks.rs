@@ -146,7 +146,7 @@ fn a_task_of_many_steps_that_end_at_once_lets_others_run() {
     loop {
         let asked = rig.asked().len();
         assert!(asked <= 1, "64 KiB a turn, as copies take time: {asked} steps");
-        assert_eq!(poll(&mut rig), [Completion { tag: 1, result: Ok(()), ticks: 0 }]);
+        assert_eq!(poll(&mut rig), [Completion { tag: 1, result: Ok(()), ticks: 0, ended: 0 }]);
         match rig.lun.resume(&mut a.task, Ok(())) {
             Outcome::Pending => turns += 1,
             end => break assert!(matches!(end, Outcome::Done(r) if r.status == Status::Good)),

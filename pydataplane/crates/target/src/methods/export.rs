@@ -23,6 +23,10 @@ struct Create {
     /// parked stays so either way. Default: false
     #[serde(default)]
     parked: Option<bool>,
+    /// Make it a block device of the kernel's (ublk) where that can recover one and the holder may make
+    /// it, else a file. One that is there stays what it is. Default: false
+    #[serde(default)]
+    device: Option<bool>,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -44,7 +48,7 @@ struct Delete {
 
 #[derive(Serialize, JsonSchema)]
 struct Created {
-    /// The file: for `losetup --direct-io=on`.
+    /// The file: for `losetup --direct-io=on`. Or the device, `/dev/ublkbN`.
     path: String,
 }
 
@@ -54,13 +58,14 @@ struct Export {
     bdev_name: String,
     /// UUID of the bdev, the name of the file.
     uuid: String,
-    /// The file.
+    /// The file, or the device `/dev/ublkbN`.
     path: String,
     /// Whether writes are refused.
     read_only: bool,
     /// Whether another face may have the bdev, and writes are refused for now.
     parked: bool,
-    /// How often the file is open, by a loop device for instance.
+    /// How often the file is open, by a loop device for instance. Of a device 1 where something has it
+    /// alone, as a mount has.
     opens: u32,
     /// Size in bytes, now.
     size: u64,
@@ -97,14 +102,16 @@ impl Export {
 fn create(app: &App, mut p: Create) -> Result<Created, Error> {
     let bdev = app.bdev(&p.bdev_name)?;
     let read_only = p.read_only.unwrap_or(false);
-    let path = match p.parked.unwrap_or(false) {
-        true => app.exports.create_parked(bdev.name(), read_only),
-        false => app.exports.create(bdev.name(), read_only),
+    let path = match (p.device.unwrap_or(false), p.parked.unwrap_or(false)) {
+        (true, parked) => app.exports.create_disk(bdev.name(), read_only, parked),
+        (false, true) => app.exports.create_parked(bdev.name(), read_only),
+        (false, false) => app.exports.create(bdev.name(), read_only),
     };
     let path = path.map_err(errors::export)?;
     // An alias can change; the name stays.
     p.bdev_name = bdev.name().to_owned();
     p.read_only = p.read_only.filter(|read_only| *read_only);
+    p.device = p.device.filter(|device| *device);
     let now = app.exports.list().into_iter().find(|e| e.bdev_name == p.bdev_name);
     p.parked = now.map(|export| export.parked).filter(|parked| *parked);
     app.config().record("virtlun_export_create", &p);

@@ -48,11 +48,9 @@ pub fn table(app: &Arc<App>) -> Arc<Methods> {
     ] {
         add(&mut methods, app);
     }
-    let recorder = app.clone();
-    methods.on_commit(move || {
-        recorder.restore_appeared();
-        recorder.commit()
-    });
+    let (restorer, recorder) = (app.clone(), app.clone());
+    methods.on_change(move || restorer.restore_appeared());
+    methods.on_commit(move || recorder.commit());
     let methods = methods.finish();
     app.set_methods(&methods);
     methods

@@ -152,6 +152,17 @@ struct OfController {
     name: Option<String>,
 }
 
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct StatsOf {
+    /// Name of one controller. Default: all
+    #[serde(default)]
+    name: Option<String>,
+    /// Number of one target. Default: all
+    #[serde(default)]
+    scsi_target_num: Option<u8>,
+}
+
 #[derive(Serialize, JsonSchema)]
 struct ScsiDevice {
     id: usize,
@@ -331,8 +342,11 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             "virtlun_vhost_get_stats",
             "Get what controllers and their targets did, seen from the guest's rings.",
             Flags::READ,
-            move |p: OfController| {
-                let stats = a.controllers.stats(p.name.as_deref()).map_err(errors::controller)?;
+            move |p: StatsOf| {
+                let stats = a
+                    .controllers
+                    .stats(p.name.as_deref(), p.scsi_target_num)
+                    .map_err(errors::controller)?;
                 Ok(stats.into_iter().map(Stats::from).collect::<Vec<_>>())
             },
         )

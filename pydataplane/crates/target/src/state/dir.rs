@@ -4,6 +4,7 @@ use super::Call;
 use super::call::{ConfigFile, SubsystemFile};
 use super::keys::{OWNER_KEY, identify};
 use crate::flusherror::FlushError;
+use parking_lot::Mutex;
 use rustix::fs::FlockOperation;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -40,6 +41,9 @@ pub struct RecordFile {
 pub struct OwnersFile {
     /// The config.json that it adds to; null where there was none.
     of: Option<Edition>,
+    /// The one that takes its place, if it was written when this was.
+    #[serde(default)]
+    next: Option<Edition>,
     /// Calls of virtlun_controller_set_owner, which take the place of those there.
     owners: Vec<Call>,
 }
@@ -111,6 +115,8 @@ pub(super) struct Dir {
     path: PathBuf,
     /// The lock lives as long as this file is open, here or in a process that it was given to.
     lock: File,
+    /// Held by whoever writes the record.
+    pub(super) writing: Mutex<()>,
 }
 
 impl Dir {
@@ -133,7 +139,7 @@ impl Dir {
             }
             Err(e) => return Err(os("lock", &lock_path)(e.into())),
         }
-        let dir = Dir { path: path.to_owned(), lock };
+        let dir = Dir { path: path.to_owned(), lock, writing: Mutex::new(()) };
         dir.sign()?;
         Ok(dir)
     }
@@ -146,7 +152,7 @@ impl Dir {
         if fs::metadata(&lock_path).map(identity).map_err(os("examine", &lock_path))? != theirs {
             return Err(StateError::OtherDirectory { dir: path.into() });
         }
-        Ok(Dir { path: path.to_owned(), lock })
+        Ok(Dir { path: path.to_owned(), lock, writing: Mutex::new(()) })
     }
 
     /// The lock, for a process that takes the directory over.
@@ -179,20 +185,33 @@ impl Dir {
         serde_json::from_str(&text).map_err(|e| StateError::Damaged { path, why: e.to_string() })
     }
 
-    /// Replaces the record; when it returns, that survives a crash of the host.
-    pub(super) fn write(&self, text: &str) -> Result<(), StateError> {
-        let (new, path) = (self.path.join(CONFIG_NEW), self.path.join(CONFIG));
+    /// Writes the next record beside the present one, durably.
+    pub(super) fn write_next(&self, text: &str) -> Result<(), StateError> {
+        let new = self.path.join(CONFIG_NEW);
         let mut file = File::create(&new).map_err(os("create", &new))?;
         file.write_all(text.as_bytes()).map_err(os("write", &new))?;
-        file.sync_all().map_err(os("flush", &new))?;
-        fs::rename(&new, &path).map_err(os("replace", &path))?;
-        // Void now, and recorded there.
+        file.sync_all().map_err(os("flush", &new))
+    }
+
+    /// Replaces the record by the next one, which voids what [`Dir::write_owners`] recorded before that was
+    /// written.
+    pub(super) fn replace(&self) -> Result<(), StateError> {
+        let (new, path) = (self.path.join(CONFIG_NEW), self.path.join(CONFIG));
+        fs::rename(&new, &path).map_err(os("replace", &path))
+    }
+
+    /// Removes what [`Dir::write_owners`] recorded and the record has by now.
+    pub(super) fn forget_owners(&self) {
         _ = fs::remove_file(self.path.join(OWNERS));
+    }
+
+    /// Makes the replacement durable.
+    pub(super) fn sync(&self) -> Result<(), StateError> {
         File::open(&self.path).and_then(|dir| dir.sync_all()).map_err(os("flush", &self.path))
     }
 
-    fn edition(&self) -> Option<Edition> {
-        let meta = fs::metadata(self.path.join(CONFIG)).ok()?;
+    fn edition(&self, name: &str) -> Option<Edition> {
+        let meta = fs::metadata(self.path.join(name)).ok()?;
         Some(Edition {
             inode: meta.ino(),
             bytes: meta.len(),
@@ -209,7 +228,8 @@ impl Dir {
     /// wait, and behind all that others write there: the next process reads what the kernel has.
     pub(super) fn write_owners(&self, owners: &[Call]) -> Result<(), StateError> {
         let (new, path) = (self.path.join(OWNERS_NEW), self.path.join(OWNERS));
-        let text = json!({"of": self.edition(), "owners": owners}).to_string();
+        let (of, next) = (self.edition(CONFIG), self.edition(CONFIG_NEW));
+        let text = json!({"of": of, "next": next, "owners": owners}).to_string();
         fs::write(&new, text).map_err(os("write", &new))?;
         fs::rename(&new, &path).map_err(os("replace", &path))
     }
@@ -222,7 +242,7 @@ impl Dir {
         let read = File::open(&path)
             .and_then(|file| file.take(MAX_CONFIG_BYTES).read_to_end(&mut text))
             .and_then(|_| Ok(serde_json::from_slice::<OwnersFile>(&text)?));
-        let OwnersFile { of, mut owners } = match read {
+        let OwnersFile { of, next, mut owners } = match read {
             Ok(file) => file,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Vec::new(),
             Err(e) => {
@@ -230,7 +250,8 @@ impl Dir {
                 return Vec::new();
             }
         };
-        if of != self.edition() {
+        let present = self.edition(CONFIG);
+        if of != present && (next.is_none() || next != present) {
             return Vec::new();
         }
         owners.retain(|call| identify(call).1.starts_with(OWNER_KEY));

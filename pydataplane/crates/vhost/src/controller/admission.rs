@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use peer::Process;
 
 use super::server::{POLLED_CONTROL, Server};
+use crate::lun::Target;
 use crate::owner::Refusal;
 use crate::session::End;
 use crate::socket::Listener;
@@ -83,10 +84,10 @@ impl Server {
         let Some(client) = &self.client else { return Ok(()) };
         let controller = &self.controller;
         let refused = |why: Refusal| End::Broken(format!("{client} may not use it: {why}"));
-        let own = {
+        let (is_new, own) = {
             let mut owner = controller.owner.lock();
             owner.admit(client).map_err(refused)?;
-            owner.is_bound_to(client)
+            (owner.is_new_to(client), owner.is_bound_to(client))
         };
         if !own {
             // Not under the lock, which others take to look: this waits for a disk.
@@ -99,6 +100,10 @@ impl Server {
             owner.admit(client).map_err(refused)?;
             owner.bind(Arc::clone(client));
             tracing::info!(controller = controller.name, "it belongs to {client}");
+        }
+        controller.owner.lock().serves(Arc::clone(client));
+        if is_new {
+            controller.targets().iter().flatten().for_each(Target::count_anew);
         }
         self.claimed = true;
         Ok(())

@@ -74,6 +74,7 @@ impl Controllers {
             inherited,
             suspended,
             counters,
+            counted_before: Mutex::default(),
             claim,
         };
         let (call, caller) = reactor::call(target);

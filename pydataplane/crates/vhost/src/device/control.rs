@@ -112,11 +112,11 @@ impl Device {
         BATCH
     }
 
-    fn serve(&mut self, mut chain: Chain) {
+    fn serve(&mut self, chain: Chain) {
         let mut bytes = [0u8; size_of::<TmfRequest>()];
         let len = bytes.len().min(chain.segments.readable_len() as usize);
         // Copied once; from here on only the copy is looked at.
-        let taken = chain.segments.take_header(&mut bytes[..len]);
+        let taken = chain.segments.readable().copy_to_slice(0, &mut bytes[..len]) == len;
         let kind = U32::read_from_prefix(&bytes).map(|(kind, _)| kind.get());
         match kind {
             Ok(control::T_TMF) if taken && len == size_of::<TmfRequest>() => {

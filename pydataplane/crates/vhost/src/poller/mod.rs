@@ -22,16 +22,16 @@ mod failure;
 mod orders;
 mod queue;
 mod room;
-mod slots;
+mod slot;
 mod suspended;
 mod units;
 mod waiting;
 
 use std::sync::Arc;
 
-use bdev::{Completion, IoError};
+use bdev::{Completion, Slots};
 use reactor::Poller;
-use scsi::{Outcome, Response, Status, missing_lun};
+use scsi::{Kind, Outcome, Response, Status, missing_lun};
 use virtqueue::Head;
 use zerocopy::IntoBytes;
 
@@ -46,9 +46,9 @@ pub(crate) use orders::{Drain, Selector};
 pub(crate) use queue::{QueueSetup, RequestQueue};
 pub(crate) use units::Unit;
 
-pub(crate) use slots::make as make_slots;
+pub(crate) use slot::make as make_slots;
 
-use slots::Slots;
+use slot::Slot;
 use units::Units;
 
 /// Requests taken from one queue before they are published and the next queue has its turn.
@@ -81,7 +81,7 @@ const TIMED: u32 = 16;
 pub(crate) struct DevicePoller {
     name: String,
     queues: Vec<RequestQueue>,
-    slots: Slots,
+    slots: Slots<Slot>,
     units: Units,
     /// The memory table is about to change: take nothing.
     paused: bool,
@@ -238,13 +238,14 @@ impl DevicePoller {
 
         // The header is copied out of guest memory once; from here on only the copy is looked at.
         let mut bytes = [0u8; size_of::<RequestHeader>()];
-        if !slot.segments.take_header(&mut bytes) || !slot.segments.split_writable(RESPONSE_SIZE) {
+        let Some(halves) = slot.segments.split(bytes.len(), RESPONSE_SIZE) else {
             self.counters.malformed.add(1);
             queue.refuse(&mut self.slots, index);
             return true;
-        }
+        };
+        halves.readable.0.copy_to_slice(0, &mut bytes);
         let header: RequestHeader = zerocopy::transmute!(bytes);
-        let (data_out, data_in) = (slot.segments.readable_tail(), slot.segments.writable_tail());
+        let (data_out, data_in) = (halves.readable.1, halves.writable.1);
 
         let outcome = match LunAddress::decode(&header.lun) {
             LunAddress::Unit { target, lun: 0 } => {
@@ -253,7 +254,11 @@ impl DevicePoller {
                 match self.units.admits(target, header.task_attr, bytes as u64) {
                     Some(at_once) => {
                         slot.task.prepare(&header.cdb, data_out, data_in);
-                        slot.occupy(target, &header, bytes as u32, self.taken, now);
+                        (slot.target, slot.id) = (target, header.id.get());
+                        slot.kind = Kind::of(header.cdb[0]);
+                        (slot.attribute, slot.bytes) = (header.task_attr, bytes as u32);
+                        (slot.begun, slot.order) = (now, self.taken);
+                        (slot.ended_by, slot.busy) = (response::OK, true);
                         self.taken += 1;
                         queue.in_flight += 1;
                         if at_once {
@@ -292,7 +297,6 @@ impl DevicePoller {
         }
         if matches!(outcome, Outcome::Pending) {
             let (bytes, ordered) = (slot.bytes, slot.attribute == task_attribute::ORDERED);
-            self.slots.list(index);
             self.units.started(target, u64::from(bytes), ordered);
             return false;
         }
@@ -305,9 +309,13 @@ impl DevicePoller {
     /// publishes. A unit at least has its turn, whether or not it is over (`turn_end`).
     fn reap(&mut self, turn_end: Option<u64>) -> u32 {
         let mut events = 0;
-        let now = reactor::ticks::now();
-        let end = turn_end.unwrap_or_else(|| now.saturating_add(self.turn_ticks));
         let units = self.units.active.len();
+        // One unit alone, for which nothing waits, has its turn whatever the clock says.
+        let end = match turn_end {
+            Some(end) => end,
+            None if units <= 1 && self.units.backlog.is_empty() => u64::MAX,
+            None => reactor::ticks::now().saturating_add(self.turn_ticks),
+        };
         let mut next = if self.first_active < units { self.first_active } else { 0 };
         for _ in 0..units {
             if next >= self.units.active.len() {
@@ -319,7 +327,7 @@ impl DevicePoller {
                 events += unit.lun.poll(&mut done);
             }
             for completion in done.drain(..) {
-                self.resume(target, completion.tag, completion.result, now);
+                self.resume(target, &completion);
             }
             self.done = done;
             // A unit that became idle leaves the list, and another takes its place.
@@ -342,20 +350,24 @@ impl DevicePoller {
 
     /// Goes on with the request whose I/O ended.
     #[inline]
-    fn resume(&mut self, target: u8, tag: u64, result: Result<(), IoError>, now: u64) {
-        let (at, index) = self.position(tag);
+    fn resume(&mut self, target: u8, completion: &Completion) {
+        let (at, index) = self.position(completion.tag);
         let slot = &mut self.slots[index];
-        let ticks = now.saturating_sub(slot.begun);
         let Some(unit) = self.units.at(target) else { return };
-        match unit.lun.resume(&mut slot.task, result) {
+        match unit.lun.resume(&mut slot.task, completion.result) {
             Outcome::Pending => {}
             outcome => {
-                let ordered = slot.attribute == task_attribute::ORDERED;
+                let (begun, ordered) = (slot.begun, slot.attribute == task_attribute::ORDERED);
                 self.units.ended(target, u64::from(slot.bytes), ordered);
                 if let Outcome::Suspended(error) = outcome {
                     return self.suspend(at, index, error);
                 }
-                self.finish(at, index, Ok(outcome), Some((ticks, 1)));
+                // The device has read the clock, if it took any time.
+                let ended = match completion.ended {
+                    0 => reactor::ticks::now(),
+                    ended => ended,
+                };
+                self.finish(at, index, Ok(outcome), Some((ended.saturating_sub(begun), 1)));
             }
         }
     }
@@ -380,7 +392,7 @@ impl DevicePoller {
             self.drained |= queue.vacate(&mut self.slots, index, &mut self.drains);
             return;
         }
-        // Both parts were split when it began.
+        // Both parts were long enough when it began.
         let data_in = slot.segments.writable_len() - RESPONSE_SIZE as u32;
         let data = slot.segments.readable_len() - size_of::<RequestHeader>() as u32 + data_in;
         let mut header = ResponseHeader::default();
@@ -413,7 +425,7 @@ impl DevicePoller {
         header.sense_len = (sense.len() as u32).into();
         header.residual = data.saturating_sub(transferred).into();
 
-        let space = slot.segments.writable_head();
+        let space = slot.segments.writable();
         space.copy_from_slice(0, header.as_bytes());
         if !sense.is_empty() {
             space.copy_from_slice(size_of::<ResponseHeader>(), sense);

@@ -8,11 +8,12 @@ use std::ops::Range;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 
+use bdev::Slots;
 use guestmem::GuestMemory;
 use virtqueue::Head;
 
 use super::queue::RequestQueue;
-use super::slots::{Slot, Slots};
+use super::slot::{self, MAX_SLOTS, Slot};
 use super::units::{Unit, Units};
 use super::{BATCH, COMPLETIONS, DevicePoller, SUBMISSION_US, TURN_US};
 use crate::defs::MAX_QUEUES;
@@ -61,7 +62,7 @@ impl DevicePoller {
         DevicePoller {
             name,
             queues: Vec::with_capacity(MAX_QUEUES),
-            slots: Slots::new(),
+            slots: Slots::with_capacity(MAX_SLOTS),
             units: Units::new(),
             paused: false,
             heads: [Head::default(); BATCH],
@@ -90,18 +91,18 @@ impl DevicePoller {
     /// Places of the slots that are to be made before queues of so many `descriptors` can start.
     pub(crate) fn missing_slots(&self, descriptors: usize) -> Range<usize> {
         let there: usize = self.queues.iter().map(|q| usize::from(q.ring.size())).sum();
-        self.slots.missing(there + descriptors)
+        slot::missing(&self.slots, there + descriptors)
     }
 
     /// Takes the slots that were missing, for queues that are about to start.
     pub(crate) fn add_slots(&mut self, slots: Vec<Slot>) {
-        self.slots.grow(slots);
+        slot::grow(&mut self.slots, slots);
     }
 
     /// Starts a queue, with the slots that were missing. Returns the descriptor to watch while the
     /// reactor sleeps.
     pub(crate) fn add_queue(&mut self, queue: RequestQueue, slots: Vec<Slot>) -> Option<RawFd> {
-        self.slots.grow(slots);
+        slot::grow(&mut self.slots, slots);
         assert!(self.queues.iter().all(|q| q.index != queue.index), "the queue was removed before");
         let kick = queue.kick_fd();
         self.queues.push(queue);
@@ -146,11 +147,16 @@ impl DevicePoller {
         self.let_go(true);
     }
 
+    /// The requests in flight: those that did not end at once. At most [`MAX_SLOTS`] are looked at.
+    fn in_flight(&mut self) -> impl Iterator<Item = &mut Slot> {
+        self.slots.iter_mut().filter(|slot| slot.busy)
+    }
+
     /// Every request in flight of the queues whose bits are set ends with its next I/O, one that did
     /// not begin yet with none.
     fn end_early(&mut self, queues: u128) {
         const { assert!(MAX_QUEUES <= u128::BITS as usize) };
-        self.slots.each_listed(|slot| match (queues >> slot.queue & 1, slot.waits) {
+        self.in_flight().for_each(|slot| match (queues >> slot.queue & 1, slot.waits) {
             (0, _) => {}
             (_, true) => slot.task.abort(),
             (_, false) => slot.task.stop(),
@@ -238,7 +244,7 @@ impl DevicePoller {
         self.queues.iter_mut().for_each(|queue| queue.end_soon(false));
         let stopping = self.queues.iter().filter(|queue| queue.stopping);
         let stopping = stopping.fold(0u128, |set, queue| set | 1 << queue.index);
-        self.slots.each_listed(|slot| {
+        self.in_flight().for_each(|slot| {
             if stopping >> slot.queue & 1 == 0 {
                 slot.task.go_on();
             }
@@ -254,7 +260,7 @@ impl DevicePoller {
     /// it: they were closed and removed.
     pub(crate) fn remap(&mut self, memory: &Arc<GuestMemory>) -> Vec<(RequestQueue, Failure)> {
         (self.paused, self.lets_go) = (false, false);
-        self.slots.forget_memory();
+        self.slots.iter_mut().for_each(|slot| slot.segments.clear());
         let mut lost = Vec::new();
         for mut queue in std::mem::take(&mut self.queues) {
             match queue.remap(memory) {
@@ -290,7 +296,7 @@ impl DevicePoller {
     /// its I/O and then ends with the response code `code`. Returns how many there are.
     pub(crate) fn abort(&mut self, selector: Selector, code: u8) -> u32 {
         let mut found = 0;
-        self.slots.each_listed(|slot| {
+        self.in_flight().for_each(|slot| {
             if selector.has(slot) {
                 slot.task.abort();
                 slot.ended_by = code;
@@ -307,7 +313,7 @@ impl DevicePoller {
 
     /// How many of the selected requests are in flight.
     pub(crate) fn count(&self, selector: Selector) -> u32 {
-        self.slots.listed().filter(|slot| selector.has(slot)).count() as u32
+        self.slots.iter().filter(|slot| selector.has(slot)).count() as u32
     }
 
     /// Calls `then` as soon as the selected requests that are in flight now have ended, perhaps

@@ -3,13 +3,14 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
+use bdev::Slots;
 use guestmem::GuestMemory;
 use reactor::eventfd::Blocked;
 use virtqueue::{ChainError, ConfigError, Head, QueueConfig, SplitQueue};
 use zerocopy::IntoBytes;
 
 use super::Drain;
-use super::slots::{Slot, Slots};
+use super::slot::Slot;
 use crate::defs::{ResponseHeader, response};
 use crate::failure::Failure;
 
@@ -81,7 +82,7 @@ impl RequestQueue {
     /// Walks the chain of `head` into a slot, which makes the processor fetch its header. Returns
     /// the slot.
     #[inline(always)]
-    pub(super) fn look(&mut self, slots: &mut Slots, head: &Head) -> Result<u16, Failure> {
+    pub(super) fn look(&mut self, slots: &mut Slots<Slot>, head: &Head) -> Result<u16, Failure> {
         let index = head.index();
         let Some(of_head) = self.slots.get_mut(usize::from(index)) else {
             let size = self.ring.size();
@@ -90,8 +91,10 @@ impl RequestQueue {
         if *of_head != NONE {
             return Err(Failure::HeadInUse(index));
         }
-        let at = slots.take(self.index, index);
-        if let Err(why) = self.ring.walk(head, &mut slots[at].segments) {
+        let at = slots.take().expect("there is a slot for each descriptor, or for all that wait");
+        let slot = &mut slots[at];
+        (slot.queue, slot.head) = (self.index, index);
+        if let Err(why) = self.ring.walk(head, &mut slot.segments) {
             slots.give_back(at);
             return Err(Failure::Chain(why));
         }
@@ -102,8 +105,13 @@ impl RequestQueue {
     /// The request of a slot has ended: the slot is free. Whether one of `drains`, of which there is
     /// none most of the time, has waited for it as the last one.
     #[inline]
-    pub(super) fn vacate(&mut self, slots: &mut Slots, at: u16, drains: &mut [Drain]) -> bool {
-        let slot = &slots[at];
+    pub(super) fn vacate(
+        &mut self,
+        slots: &mut Slots<Slot>,
+        at: u16,
+        drains: &mut [Drain],
+    ) -> bool {
+        let slot = &mut slots[at];
         let mut last = false;
         if slot.busy {
             self.in_flight -= 1;
@@ -111,6 +119,7 @@ impl RequestQueue {
                 last |= drain.note(slot);
             }
         }
+        slot.busy = false;
         self.slots[usize::from(slot.head)] = NONE;
         slots.give_back(at);
         last
@@ -118,7 +127,7 @@ impl RequestQueue {
 
     /// Answers a chain that is whole but too short to be a request.
     #[cold]
-    pub(super) fn refuse(&mut self, slots: &mut Slots, at: u16) {
+    pub(super) fn refuse(&mut self, slots: &mut Slots<Slot>, at: u16) {
         let Slot { segments, head, .. } = &slots[at];
         let header = ResponseHeader { response: response::FAILURE, ..Default::default() };
         let written = segments.writable().copy_from_slice(0, header.as_bytes());

@@ -45,7 +45,6 @@ impl DevicePoller {
     /// Puts a request where it stood among those of `target` that wait: before all that were taken
     /// later.
     fn insert(&mut self, target: u8, index: u16) {
-        self.slots.list(index);
         let (tag, order) = (self.slots[index].task.tag(), self.slots[index].order);
         let Some(unit) = self.units.at(target) else { return };
         let (mut before, mut after) = (NONE, unit.waiting.first);

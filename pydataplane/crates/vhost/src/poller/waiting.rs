@@ -18,7 +18,6 @@ impl DevicePoller {
     /// A request that was taken waits.
     #[cold]
     pub(super) fn postpone(&mut self, index: u16) {
-        self.slots.list(index);
         let of = &mut self.slots[index];
         let (tag, target, attribute) = (of.task.tag(), of.target, of.attribute);
         of.waits = true;

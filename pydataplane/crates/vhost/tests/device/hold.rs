@@ -32,7 +32,7 @@ fn gated(host: &Host, name: &str) -> (Gate, Guest) {
 
 /// A write that waits at the `gate` of controller `name`, and one that waits for its end. Both were taken.
 fn stuck(host: &Host, name: &str, gate: &Gate, guest: &mut Guest) -> [Request; 2] {
-    let taken = || host.controllers.stats(Some(name)).unwrap()[0].controller.requests;
+    let taken = || host.controllers.stats(Some(name), None).unwrap()[0].controller.requests;
     let before = taken();
     gate.shut();
     let request = guest.submit(2, flat(0), 1, &rw10(0x2a, 0, 1), &[1; 512], 0);
@@ -230,6 +230,8 @@ fn nothing_more_is_taken_from_a_vm_that_left_when_an_upgrade_is_given_up() {
 fn what_is_not_submitted_again_yet_is_by_whoever_goes_on() {
     /// Of six request queues there is more in flight than a session may have on one reactor.
     const QUEUES: u16 = 8;
+    /// Most requests that a turn takes at once.
+    const BATCH: usize = 32;
     let queues = 2..usize::from(QUEUES);
     let (first, gate) = Host::gated(2);
     let (mut guest, region) = tracked_of(&first, QUEUES);
@@ -254,7 +256,10 @@ fn what_is_not_submitted_again_yet_is_by_whoever_goes_on() {
     first.wait_until_left();
     gate.open();
     first.wait_until_free();
-    assert_eq!(ended(&guest) + marked(), all, "ended or marked");
+    // A turn whose time is over gives back what it took and did not begin: to the available ring, from
+    // which the next session takes it. On a busy machine it may have been given back just now.
+    let left = ended(&guest) + marked();
+    assert!(left <= all && all - left < BATCH, "{left} of {all} ended or marked");
 
     let (second, gate) = Host::gated(1);
     gate.shut();

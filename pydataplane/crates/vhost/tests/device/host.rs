@@ -132,7 +132,7 @@ impl Host {
     }
 
     pub fn stats(&self) -> vhost_scsi::StatsInfo {
-        self.controllers.stats(Some("vm0")).unwrap().remove(0)
+        self.controllers.stats(Some("vm0"), None).unwrap().remove(0)
     }
 }
 

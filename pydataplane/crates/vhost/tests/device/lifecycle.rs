@@ -242,7 +242,10 @@ fn a_peer_that_truncates_its_memory_is_thrown_out() {
     rustix::fs::ftruncate(&guest.regions[0].1, 0x10_0000).unwrap();
     let rings = Guest::rings_at(2);
     let mut desc = 0x80_0000u64.to_le_bytes().to_vec();
-    desc.extend([64, 0, 0, 0, 0, 0, 0, 0]);
+    // 64 bytes to read, and behind them (NEXT, 4) 108 to write.
+    desc.extend([64, 0, 0, 0, 1, 0, 4, 0]);
+    desc.extend(0x80_1000u64.to_le_bytes());
+    desc.extend([108, 0, 0, 0, 2, 0, 0, 0]);
     guest.write(rings + 16 * 3, &desc);
     guest.offer(2, 3);
     assert!(guest.peer.is_closed());

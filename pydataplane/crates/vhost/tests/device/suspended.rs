@@ -384,6 +384,7 @@ impl Channel for ReversedChannel {
             tag,
             result: Err(IoError::NoSpace),
             ticks: 0,
+            ended: 0,
         }));
         count
     }

@@ -5,35 +5,33 @@
 //! reactor's or, by way of one of the kernel's workers, one that a guest's processor runs on; a kernel
 //! without preemption lets nobody else have it meanwhile. So all channels of a thread together hand over
 //! [`TURN_BYTES`] a turn, in rotation of their owners, and all guests of the reactor have their turn in
-//! between. The pieces of an I/O are with the disk side by side, but no more than [`PIECES_MAX`] of a file,
-//! of which all its channels have the same share: beyond what a disk's queue in the kernel takes, each
-//! submission pins its pages, fails, and is made again by a worker.
+//! between. The pieces of an I/O are with the disk side by side, but no more than the file's owners have room
+//! for ([`crate::file::larges`]).
 //!
 //! Seen on two CPUs (`python -m tests.bench.noisy`): a guest that reads 4 KiB of memory at a time, beside
 //! one with 256 READs of 4 MiB of a disk, has a p99 of 0.1 ms where it was 0.4 to 0.5 ms with workers; the
 //! disk is no slower. If those READs are of 64 LUNs, it is 0.13 to 0.15 ms, where a budget and 64 pieces of
 //! each channel made it 0.07 to 10 ms.
 //!
+//! Pieces are written without FUA. When the last one of a write that is to be durable has ended, one
+//! fdatasync makes all of them so, which other flushes share, and only then the write is acknowledged.
+//!
 //! A piece that does not end as it should says nothing about what is to be done: when the others have
 //! ended, the I/O begins again as a whole, in the way that knows about errors.
 
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 use guestmem::Sg;
 use io_uring::{opcode, squeue, types};
 use reactor::TURN_BYTES;
 
 use super::{DEPTH, FileChannel, Shared, Slot, Step, of_runs};
+use crate::file::larges::Pieces;
 use crate::{Io, IoError, Op};
 
 /// Bytes of one piece at most.
 pub(super) const PIECE: usize = TURN_BYTES as usize;
-/// Pieces of one file that the kernel has at a time: of each channel with large transfers its share, but one
-/// at least.
-pub(super) const PIECES_MAX: u32 = 64;
 /// What is no longer is no large transfer: it goes as it is.
 pub(super) const SMALL: usize = 16 << 10;
 /// A piece's length is in its token, in these units.
@@ -43,11 +41,8 @@ const UNIT: u32 = 512;
 pub(super) struct Large {
     /// Slots with pieces that the kernel has not been given, in order.
     pub(super) queue: VecDeque<u16>,
-    /// Pieces in the kernel.
-    pub(super) flying: u32,
-    /// Counted in [`Shared::large`].
-    counted: bool,
-    shared: Arc<Shared>,
+    /// Those in the kernel.
+    pub(super) pieces: Pieces,
 }
 
 /// How far a transfer is.
@@ -65,33 +60,16 @@ pub(super) struct Cut {
 }
 
 impl Large {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
-        let queue = VecDeque::with_capacity(usize::from(DEPTH));
-        Large { queue, flying: 0, counted: false, shared }
+    pub(super) fn new(pieces: Pieces) -> Self {
+        Large { queue: VecDeque::with_capacity(usize::from(DEPTH)), pieces }
     }
 
     /// Counts the channel, or no longer, after transfers or pieces of them came or went.
     fn count(&mut self) {
-        let counts = self.flying > 0 || !self.queue.is_empty();
-        match (self.counted, counts) {
-            (false, true) => self.shared.large.fetch_add(1, Relaxed),
-            (true, false) => self.shared.large.fetch_sub(1, Relaxed),
-            _ => return,
-        };
-        self.counted = counts;
-    }
-
-    /// Whether the kernel has as many pieces of the channel as it may.
-    fn is_full(&self) -> bool {
-        let share = PIECES_MAX / self.shared.large.load(Relaxed).max(1);
-        self.flying >= share.max(1)
-    }
-}
-
-impl Drop for Large {
-    fn drop(&mut self) {
-        (self.flying, self.queue) = (0, VecDeque::new());
-        self.count();
+        if self.queue.is_empty() {
+            self.pieces.release();
+        }
+        self.pieces.count(self.pieces.flying() > 0 || !self.queue.is_empty());
     }
 }
 
@@ -164,13 +142,13 @@ impl Slot {
 }
 
 impl FileChannel {
-    /// Whether a read or write of more than [`SMALL`] bytes goes piece by piece. One that is to be durable at its end does not: each
-    /// piece would wait for the disk's cache.
+    /// Whether a read or write of more than [`SMALL`] bytes goes piece by piece. A write that is to be
+    /// durable at its end (FUA) and is one piece goes as it is, as then the kernel needs no fdatasync.
     #[inline]
     pub(super) fn is_large(&self, io: &Io) -> bool {
         let block = self.shared.block_size as usize;
         self.shared.direct
-            && !(io.fua && io.op == Op::Write)
+            && (io.sg.len() > PIECE || !(io.fua && io.op == Op::Write))
             && io.sg.as_slice().iter().all(|run| !run.is_empty() && run.len().is_multiple_of(block))
     }
 
@@ -188,7 +166,7 @@ impl FileChannel {
             let slot = &mut self.slots[n];
             // One of the channel's that waits for a worker ends first, as in `push`.
             let submit_waits = self.shared.submit_waits;
-            if self.large.is_full() || submit_waits && self.working.is_full() {
+            if submit_waits && self.working.is_full() || !self.large.pieces.reserve() {
                 break;
             }
             let piece = slot.cut.next(&slot.io.sg);
@@ -209,12 +187,12 @@ impl FileChannel {
             // SAFETY: as in `push`; the list of runs is the caller's.
             if unsafe { self.uring.push(entry, token, weight) }.is_err() {
                 self.share.end(None);
-                if self.large.flying == 0 {
+                if self.large.pieces.flying() == 0 {
                     self.waker.wake();
                 }
                 break;
             }
-            self.large.flying += 1;
+            self.large.pieces.pushed();
             if submit_waits {
                 self.working.add();
             }
@@ -235,7 +213,7 @@ impl FileChannel {
         token: u32,
         result: i32,
     ) -> Option<Result<(), IoError>> {
-        self.large.flying -= 1;
+        self.large.pieces.ended();
         if self.shared.submit_waits {
             self.working.remove(1);
         }
@@ -262,6 +240,13 @@ impl FileChannel {
             self.again.push(n);
             return None;
         }
-        (slot.cut.sent == slot.io.sg.len() as u64).then_some(Ok(()))
+        if slot.cut.sent < slot.io.sg.len() as u64 {
+            return None;
+        }
+        if slot.io.fua && slot.io.op == Op::Write {
+            self.flush(n);
+            return None;
+        }
+        Some(Ok(()))
     }
 }

@@ -23,6 +23,8 @@ pub(super) struct Pushed {
     len: u32,
     /// One of the kernel's workers makes the call.
     by_worker: bool,
+    /// `RWF_` flags of a read or write, `IORING_FSYNC_` flags of an fsync.
+    rw_flags: u32,
 }
 
 impl Pushed {
@@ -36,6 +38,7 @@ impl Pushed {
             addr: u64::from_ne_bytes(*field(16).first_chunk().expect("64 bytes")),
             len: u32::from_ne_bytes(*field(24).first_chunk().expect("64 bytes")),
             by_worker: bytes[1] & squeue::Flags::ASYNC.bits() != 0,
+            rw_flags: u32::from_ne_bytes(*field(28).first_chunk().expect("64 bytes")),
         }
     }
 
@@ -45,7 +48,7 @@ impl Pushed {
 
     /// One that the kernel may begin in the submission.
     fn plain<T>(opcode: u8, addr: *const T, len: usize) -> Pushed {
-        Pushed { opcode, addr: addr as u64, len: len as u32, by_worker: false }
+        Pushed { opcode, addr: addr as u64, len: len as u32, by_worker: false, rw_flags: 0 }
     }
 }
 

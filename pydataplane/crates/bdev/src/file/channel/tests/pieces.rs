@@ -181,20 +181,20 @@ fn a_channel_that_is_dropped_or_not_polled_keeps_no_other_one_waiting() {
 fn a_channel_whose_pieces_are_all_in_the_kernel_stands_in_nobodys_way() {
     let mut crowd = Crowd::new(2, 2);
     let [Some(a), Some(_)] = &mut crowd.channels[..] else { panic!("two channels") };
-    // As if the disk did not answer.
-    a.large.flying += PIECES_MAX;
+    // As if the disk did not answer to its share of them.
+    a.large.pieces.pretend(PIECES_MAX as i32 / 2);
     assert_eq!(crowd.turn(|_| true), [(0, large::PIECE)], "before that");
     for _ in 0..2 {
         assert_eq!(crowd.turn(|_| true), [(1, large::PIECE)]);
     }
     let [Some(a), Some(_)] = &mut crowd.channels[..] else { panic!("two channels") };
-    a.large.flying -= PIECES_MAX;
+    a.large.pieces.pretend(-(PIECES_MAX as i32) / 2);
     assert_eq!(crowd.turn(|_| true), [(0, large::PIECE)]);
     crowd.end(2);
 }
 
 #[test]
-fn the_kernel_has_so_many_pieces_of_a_file_of_which_each_channel_has_its_share() {
+fn an_owner_has_so_many_pieces_of_a_file_of_which_each_channel_has_its_share() {
     const CHANNELS: u32 = 4;
     let mut crowd = Crowd::new(CHANNELS as usize, 15);
     let shared = crowd.rig.channel.shared.clone();
@@ -212,12 +212,11 @@ fn the_kernel_has_so_many_pieces_of_a_file_of_which_each_channel_has_its_share()
             crowd.channels.iter_mut().flatten().for_each(FileChannel::push_pieces);
             crowd.io.flush();
         }
-        crowd.channels.iter().flatten().map(|c| c.large.flying).collect::<Vec<_>>()
+        crowd.channels.iter().flatten().map(|c| c.large.pieces.flying()).collect::<Vec<_>>()
     };
-    assert_eq!(shared.large.load(Relaxed), CHANNELS);
+    assert_eq!(shared.larges.owners().0, 1);
     assert_eq!(push(&mut crowd), [PIECES_MAX / CHANNELS; 4]);
     crowd.channels.truncate(1);
-    assert_eq!(shared.large.load(Relaxed), 1);
     assert_eq!(push(&mut crowd), [PIECES_MAX]);
     crowd.channels[0].as_mut().unwrap().pushed.clear();
     crowd.done = Vec::with_capacity(8);
@@ -227,20 +226,111 @@ fn the_kernel_has_so_many_pieces_of_a_file_of_which_each_channel_has_its_share()
         }
     }
     assert!(crowd.done.iter().all(|c| c.result == Ok(())), "{:?}", crowd.done);
-    assert_eq!(shared.large.load(Relaxed), 0);
+    assert_eq!(shared.larges.owners().0, 0);
+}
+
+/// A write of `runs` that is to be durable.
+///
+/// # Safety
+/// The rig outlives it, and so do `runs`.
+unsafe fn durable(runs: &[IoVec], tag: u64) -> Io {
+    // SAFETY: the caller's promise.
+    let sg = unsafe { Sg::new(runs) };
+    Io { op: Op::Write, fua: true, lba: 0, blocks: (sg.len() / BLOCK) as u64, sg, tag }
+}
+
+/// What the kernel has ended, as [`FileChannel::poll`] gets it, waited for.
+fn ended(rig: &mut Rig) -> (u32, i32) {
+    loop {
+        rig.io.flush();
+        match rig.channel.uring.next_completion() {
+            Some(completion) => return completion,
+            None => rig.io.wait(600_000_000).unwrap(),
+        };
+    }
+}
+
+/// Has all pieces of slot 0 written, and sees that no flush begins before the last one has ended, nor the
+/// write with it: a power cut at any step loses nothing that was acknowledged.
+fn write_pieces(rig: &mut Rig) {
+    let count = LONG.div_ceil(large::PIECE);
+    for nth in 1..=count {
+        rig.channel.push_pieces();
+        let (token, result) = ended(rig);
+        assert_eq!(token & 0xffff, 0, "a piece");
+        let flushes = |rig: &Rig| {
+            rig.channel.pushed.iter().filter(|p| p.opcode == opcode::Fsync::CODE).count()
+        };
+        assert_eq!(flushes(rig), 0, "with {nth} of {count} pieces");
+        assert_eq!(rig.channel.piece_ended(0, token, result), None, "nothing is durable yet");
+        assert_eq!(flushes(rig), usize::from(nth == count));
+    }
 }
 
 #[test]
-fn a_write_that_is_to_be_durable_is_not_cut() {
+fn a_durable_write_is_cut_and_acknowledged_when_a_flush_after_its_last_piece_has_ended() {
+    let mut rig = rig();
+    let data = fill(&rig.range(0, LONG), 1);
+    // SAFETY: the memory outlives the I/O, which ends below.
+    let runs = [unsafe { rig.range(0, LONG).to_iovec() }];
+    // SAFETY: so does the list.
+    let io = unsafe { durable(&runs, 1) };
+    assert_eq!(rig.channel.submit(&io), Submit::Pending);
+    write_pieces(&mut rig);
+    // Whenever the power is cut before this, nothing was promised.
+    let (token, result) = ended(&mut rig);
+    assert_eq!((token as u16, result), (FDATASYNC, 0));
+    rig.channel.flushed(result);
+    assert_eq!(polled(&mut rig.channel, &rig.io), (1, Ok(())));
+    assert!(rig.channel.pushed.iter().all(|p| p.len as usize <= large::PIECE));
+    assert_eq!(std::fs::read(rig._file.path()).unwrap()[..LONG], data);
+    // What is no longer than a piece is made durable by the kernel in one step.
+    rig.channel.pushed.clear();
+    // SAFETY: as above.
+    let runs = [unsafe { rig.range(0, large::PIECE).to_iovec() }];
+    // SAFETY: as above.
+    assert_eq!(rig.channel.submit(&unsafe { durable(&runs, 2) }), Submit::Pending);
+    assert_eq!(polled(&mut rig.channel, &rig.io), (2, Ok(())));
+    let rw_flags = libc::RWF_DSYNC as u32;
+    let whole = Pushed::plain(opcode::Write::CODE, runs[0].base(), large::PIECE);
+    assert_eq!(rig.channel.pushed, [Pushed { rw_flags, ..whole }]);
+}
+
+#[test]
+fn a_cut_durable_write_fails_with_its_flush_and_with_any_that_failed_meanwhile() {
+    let mut rig = rig();
+    // SAFETY: the memory outlives the I/Os, which end below.
+    let runs = [unsafe { rig.range(0, LONG).to_iovec() }];
+    // SAFETY: so does the list.
+    assert_eq!(rig.channel.submit(&unsafe { durable(&runs, 1) }), Submit::Pending);
+    write_pieces(&mut rig);
+    assert_eq!(ended(&mut rig).0 as u16, FDATASYNC);
+    rig.channel.flushed(-libc::EIO);
+    assert_eq!(polled(&mut rig.channel, &rig.io), (1, Err(IoError::Flush)));
+    let failure = rig.channel.shared.latch.clear().unwrap();
+    assert_eq!(failure.cause, FlushCause::Flush);
+    // Of another channel, cleared at once.
+    rig.channel.pushed.clear();
+    // SAFETY: as above.
+    assert_eq!(rig.channel.submit(&unsafe { durable(&runs, 2) }), Submit::Pending);
+    rig.channel.shared.latch.set(FlushCause::Flush, None);
+    assert!(rig.channel.shared.latch.clear().is_some());
+    write_pieces(&mut rig);
+    assert_eq!(polled(&mut rig.channel, &rig.io), (2, Err(IoError::Flush)));
+}
+
+#[test]
+fn a_durable_write_with_a_piece_that_failed_begins_again_as_a_whole_which_is_durable() {
     let mut rig = rig();
     // SAFETY: the memory outlives the I/O, which ends below.
     let runs = [unsafe { rig.range(0, LONG).to_iovec() }];
     // SAFETY: so does the list.
-    let sg = unsafe { Sg::new(&runs) };
-    let io = Io { op: Op::Write, fua: true, lba: 0, blocks: (LONG / BLOCK) as u64, sg, tag: 1 };
-    assert_eq!(rig.channel.submit(&io), Submit::Pending);
+    assert_eq!(rig.channel.submit(&unsafe { durable(&runs, 1) }), Submit::Pending);
+    let (token, _) = ended(&mut rig);
+    assert_eq!(rig.channel.piece_ended(0, token, -libc::EIO), None);
     assert_eq!(polled(&mut rig.channel, &rig.io), (1, Ok(())));
-    assert_eq!(rig.channel.pushed.len(), 1);
+    let last = rig.channel.pushed.last().unwrap();
+    assert_eq!((last.len as usize, last.rw_flags), (LONG, libc::RWF_DSYNC as u32));
 }
 
 #[test]

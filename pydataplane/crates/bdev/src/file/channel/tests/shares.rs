@@ -273,7 +273,7 @@ fn pieces_of_large_transfers_count() {
     assert_eq!(guests.channels[0].pushed, [], "a piece waits for room as others do");
     guests.shared.owners.fix(2);
     while done.is_empty() {
-        let flying = guests.channels[0].large.flying;
+        let flying = guests.channels[0].large.pieces.flying();
         assert!(flying <= 2, "{flying}");
         // Room that was given to it and that it has not used is counted, too.
         assert!([flying, flying + 1].contains(&guests.shared.owners.flying_of(owner).unwrap()));
@@ -284,6 +284,74 @@ fn pieces_of_large_transfers_count() {
     assert_eq!((done[0].tag, done[0].result), (7, Ok(())));
     assert_eq!(guests.channels[0].pushed.len(), SIZE / large::PIECE);
     assert_eq!(guests.shared.owners.flying_of(owner), Some(0));
+}
+
+/// Has each channel read so many times all that the file has, in pieces.
+fn read_all<const N: usize>(guests: &mut Guests<N>, run: &[IoVec; 1], times: u64) {
+    // Only what the file may have in pieces counts here.
+    guests.shared.owners.fix(u32::MAX);
+    for (tag, channel) in (0..times).flat_map(|tag| (0..N).map(move |channel| (tag, channel))) {
+        // SAFETY: the caller keeps the list and the memory longer than the channels.
+        let sg = unsafe { Sg::new(run) };
+        let io = Io { op: Op::Read, fua: false, lba: 0, blocks: (SIZE / BLOCK) as u64, sg, tag };
+        assert_eq!(guests.channels[channel].submit(&io), Submit::Pending);
+    }
+}
+
+#[test]
+fn a_guest_of_many_channels_has_as_many_large_pieces_as_one_of_one_channel() {
+    let mut guests = guests([0, 0, 0, 0, 0, 0, 1]);
+    let range = guests.memory.range(GUEST, SIZE as u64).unwrap();
+    // SAFETY: the memory is dropped after the channels.
+    let run = [unsafe { range.detach().to_iovec() }];
+    read_all(&mut guests, &run, 16);
+    assert_eq!(guests.shared.larges.owners(), (2, 2));
+    let half = usize::try_from(PIECES_MAX / 2).unwrap();
+    // What has ended is not looked at.
+    for _ in 0..4 * PIECES_MAX {
+        guests.channels.iter_mut().for_each(FileChannel::push_pieces);
+        guests.io.flush();
+    }
+    let pieces = guests.channels.each_ref().map(|channel| channel.pushed.len());
+    assert_eq!((pieces[..6].iter().sum::<usize>(), pieces[6]), (half - 2, half), "{pieces:?}");
+    assert!(pieces[..6].iter().all(|count| *count == half / 6), "{pieces:?}");
+    // When it has no more, the others have all of them.
+    guests.poll(6, 16);
+    assert_eq!(guests.shared.larges.owners(), (1, 2));
+    guests.poll(0, 16);
+    (1..6).for_each(|channel| drop(guests.poll(channel, 16)));
+    assert_eq!(guests.shared.larges.owners(), (0, 2));
+    drop(guests.channels);
+    assert_eq!(guests.shared.larges.owners(), (0, 0));
+}
+
+#[test]
+fn where_there_is_less_than_a_piece_for_each_channel_they_have_turns() {
+    const OF_FIRST: usize = 9;
+    let mut numbers = [0; OF_FIRST + 15];
+    (OF_FIRST..numbers.len()).for_each(|channel| numbers[channel] = channel);
+    let mut guests = guests(numbers);
+    let range = guests.memory.range(GUEST, SIZE as u64).unwrap();
+    // SAFETY: the memory is dropped after the channels.
+    let run = [unsafe { range.detach().to_iovec() }];
+    read_all(&mut guests, &run, 1);
+    let (share, whole) = (PIECES_MAX / 16, SIZE / large::PIECE);
+    let mut left = Vec::from_iter(0..numbers.len());
+    while !left.is_empty() {
+        left.retain(|&channel| {
+            let mut done = Vec::with_capacity(1);
+            guests.channels[channel].poll(&mut done) == 0
+        });
+        guests.io.wait(0).unwrap();
+        let first = &guests.channels[..OF_FIRST];
+        let flying: u32 = first.iter().map(|channel| channel.large.pieces.flying()).sum();
+        // Who has ended leaves the others more.
+        assert!(flying <= share || left.len() < numbers.len(), "{flying}");
+        let pushed: Vec<_> = first.iter().map(|channel| channel.pushed.len()).collect();
+        let (least, most) = (pushed.iter().min().unwrap(), pushed.iter().max().unwrap());
+        assert!(most - least <= 2, "{pushed:?}");
+    }
+    assert!(guests.channels.iter().all(|channel| channel.pushed.len() == whole));
 }
 
 #[test]

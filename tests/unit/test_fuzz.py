@@ -1,0 +1,56 @@
+"""How fuzz targets are run, with programs in their place."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz import __main__ as fuzz
+
+#: What libFuzzer does: it works until it is told to end, and says then how much that was.
+WORKS = """\
+import signal, sys
+def end(*_):
+    print("#7 DONE cov: 12", "stat::number_of_executed_units: 34", sep="\\n", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGUSR1, end)
+while True:
+    pass
+"""
+FINDS = "print('Test unit written to /findings/crash-1'); raise SystemExit(77)"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for a target, and for what it keeps."""
+    monkeypatch.setattr(fuzz, "KEPT", tmp_path / "kept")
+    monkeypatch.setattr(fuzz, "MADE", tmp_path)
+    return tmp_path
+
+
+def target(folder: Path, code: str) -> Path:
+    """Returns a program that takes a target's place."""
+    program = folder / "target"
+    program.write_text(f"#!{sys.executable}\n{code}")
+    program.chmod(0o755)
+    return program
+
+
+def test_beside_other_work_a_target_ends_when_it_had_its_time_of_a_processor(folder: Path) -> None:
+    ended = fuzz.run(target(folder, WORKS), 1, 1, beside=True)
+    assert (ended.failure, ended.runs, ended.covered) == (None, 34, 12)
+    assert ended.processor_s >= 1
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_finding_is_a_failure_with_how_to_repeat_it(folder: Path, beside: bool) -> None:
+    program = target(folder, FINDS)
+    ended = fuzz.run(program, 1, 1, beside=beside)
+    assert ended.failure is not None
+    assert f"repeat it with: {program} /findings/crash-1" in ended.failure
+
+
+def test_one_that_ends_without_a_run_is_a_failure(folder: Path) -> None:
+    assert fuzz.run(target(folder, "raise SystemExit(0)"), 1, 1, beside=True).failure is not None
