@@ -13,7 +13,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydataplane import inherited, methods
+from pydataplane import inherited, methods, service
 from pydataplane.client import DEFAULT_SOCKET, Client
 from pydataplane.errors import TargetError, TargetForbidden, TargetUnavailable
 
@@ -143,9 +143,15 @@ def upgrade(
 
     Raises:
         TargetUnavailable: none runs, or the new one did not come up within UPGRADE_DEADLINE_S
-            seconds: then the old one serves on. The text carries the new one's last words.
+            seconds: then the old one serves on. The text carries the new one's last words. Or it
+            is a systemd service, of which one that is started from here would be no part.
     """
     old = int(status(rpc_socket)["pid"])
+    if unit := service.main_of(old):
+        raise TargetUnavailable(
+            f"the target (pid {old}) is systemd's {unit}, which would take it for ended: upgrade "
+            f"it with `systemctl reload {unit}`; other options belong into its ExecStart="
+        )
     words = inherited.options(rpc_socket, old, options)
     command = [str(with_program or program()), *words, "--take-over"]
     begin = log.stat().st_size if log and log.exists() else 0

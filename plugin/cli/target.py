@@ -158,7 +158,8 @@ def upgrade(socket: Path, log: Path | None, options: tuple[str, ...], as_json: b
 
     VMs keep their connections and notice a pause, which is told. The new program gets the options
     of the old one, of which those after `--` replace the ones of the same name. If it does not come
-    up, the old one serves on. With systemd use `systemctl reload`, which does the same.
+    up, the old one serves on. A systemd service is upgraded by `systemctl reload`, which does the
+    same within it.
     """
     # Within a service, the journal is where this command writes, too.
     in_service = "INVOCATION_ID" in os.environ

@@ -1,6 +1,7 @@
 """`systemctl reload`, as far as it is ours: what the units call is run as systemd runs it.
 
-systemd itself is not process 1 here. What it does with what it is told stands in sd_notify(3).
+systemd itself does the same in `test_systemd`. What it does with what it is told stands in
+sd_notify(3).
 """
 
 from __future__ import annotations
