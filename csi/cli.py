@@ -32,13 +32,13 @@ from csi.node import Node
 from csi.proto import csi_pb2, pluginregistration_pb2
 from csi.registration import Registration
 from csi.server import Ending, handlers, listens, serve_until
+from csi.targets import Targets
 from csi.vhostface import VhostFace
 from csi.volumehealth import VolumeHealth
 from csi.volumenodes import VolumeNodes
 from csi.volumes import OwnedVolumes
 from csi.waiting import WaitingClaims
 from pydataplane.client import DEFAULT_SOCKET, Client
-from pydataplane.errors import TargetError
 
 MAX_VOLUMES = 250
 UNIX = "unix://"
@@ -61,9 +61,11 @@ PORT_MAX = 65535
 @click.option("--node-id", required=True, envvar="NODE_NAME", help="This node; $NODE_NAME.")
 @click.option(
     "--target-socket",
+    "target_sockets",
     type=click.Path(path_type=Path),
-    default=DEFAULT_SOCKET,
-    help="RPC socket of this node's target.",
+    multiple=True,
+    default=[DEFAULT_SOCKET],
+    help="RPC socket of this node's target; of several, give each.",
 )
 @click.option(
     "--helper-socket",
@@ -115,7 +117,7 @@ def main(
     endpoint: str,
     mode: str,
     node_id: str,
-    target_socket: Path,
+    target_sockets: tuple[Path, ...],
     helper_socket: Path | None,
     kubelet_registration_path: str | None,
     plugin_registry: Path,
@@ -128,28 +130,28 @@ def main(
     kubevirt: bool,
     log_json: bool,
 ) -> None:
-    """Serve CSI 1.13 for the volumes of this node's target.
+    """Serve CSI 1.13 for the volumes of this node's targets.
 
-    Runs on every node beside its target. Stops on SIGTERM or SIGINT once the calls begun are
+    Runs on every node beside them. Stops on SIGTERM or SIGINT once the calls begun are
     answered; mounted volumes do not notice.
     """
     _check(node_id, endpoint)
     set_up(log_level, as_json=log_json or not sys.stderr.isatty())
     ending = Ending()
-    client = Client(target_socket)
+    targets = Targets([Client(path) for path in dict.fromkeys(target_sockets)])
     host: Host = Helper(helper_socket) if helper_socket else LocalHost()
-    volumes = OwnedVolumes(client, node_id)
+    volumes = OwnedVolumes(targets, node_id)
     locks, metrics = VolumeLocks(), Metrics()
     metrics.registry.register(VolumeCollector(volumes))
     registration = Registration(kubelet_registration_path or "")
-    parts: dict[str, object] = {"Identity": Identity(client, controller=mode != "node")}
+    parts: dict[str, object] = {"Identity": Identity(targets, controller=mode != "node")}
     nodes = VolumeNodes()
     if mode != "node":
         waiting = WaitingClaims(node_id)
         parts["Controller"] = Controller(volumes, locks, node_id, nodes.node_of, waiting)
     if mode != "controller":
-        devices = LoopDevices(client, host)
-        controllers = VmControllers(client, devices, locks)
+        devices = LoopDevices(targets, host)
+        controllers = VmControllers(targets, devices, locks)
         machines = None
         if kubevirt:
             cluster = _cluster(kubeconfig)
@@ -160,8 +162,8 @@ def main(
             machines.launchers.check if machines else None,
             host=host,
         )
-        faces = devices, VhostFace(client)
-        HealthEvents(VolumeHealth(client, *faces), node_id).start()
+        faces = devices, VhostFace(targets)
+        HealthEvents(VolumeHealth(targets, *faces), node_id).start()
         parts["Node"] = Node(
             *(volumes, *faces, locks, node_id, max_volumes, inline),
             capacity_of=nodes.capacity_of,
@@ -183,14 +185,14 @@ def main(
             if http_address:
                 checks = (
                     lambda: registration.error or _socket_problem(path),
-                    lambda: _target_problem(client) or host.check(),
+                    lambda: targets.problem() or host.check(),
                 )
                 http = _http(http_address, metrics, checks)
                 running.callback(http.stop)
                 log = log.bind(http=http.port)
         except (HostError, OSError, ValueError) as error:
             raise click.ClickException(str(error)) from error
-        log.info("serving", target=str(target_socket))
+        log.info("serving", target=", ".join(map(str, target_sockets)))
         log.info("stopping", reason=ending.wait().name)
 
 
@@ -236,14 +238,6 @@ def _socket_problem(path: Path) -> str | None:
     if listens(path):
         return None
     return f"the driver's socket {path} is gone: restart the driver, which makes it anew"
-
-
-def _target_problem(client: Client) -> str | None:
-    try:
-        client.call("virtlun_get_status")
-    except TargetError as error:
-        return str(error)
-    return None
 
 
 if __name__ == "__main__":

@@ -100,8 +100,8 @@ class Cluster:
             ClusterError: there is no configuration, or one that cannot be read.
         """
         try:
-            found = KubeConfig.from_file(kubeconfig) if kubeconfig else KubeConfig.from_env()
-            config = found.get()
+            file = KubeConfig.from_file(kubeconfig) if kubeconfig else KubeConfig.from_env()
+            config = file.get()
             assert config is not None
             verify = verify_cluster(config.cluster, config.user or User(), config.abs_file)
             transport = httpx2.HTTPTransport(
@@ -144,14 +144,14 @@ class Cluster:
     ) -> list[Object]:
         """Returns the objects of a kind, in one namespace or (None) in all."""
         with sentences("list", kind):
-            found = self._client.list(
+            objects = self._client.list(
                 kind.resource,
                 **_all(kind, namespace),
                 chunk_size=LIST_CHUNK,
                 labels=dict(labels) if labels else None,
                 fields=dict(fields) if fields else None,
             )
-            return [_plain(each) for each in found]
+            return [_plain(each) for each in objects]
 
     def watch(
         self,
@@ -176,13 +176,15 @@ class Cluster:
             try:
                 if not version:
                     with sentences("list", kind):
-                        found = self._client.list(kind.resource, chunk_size=LIST_CHUNK, **selected)
+                        objects = self._client.list(
+                            kind.resource, chunk_size=LIST_CHUNK, **selected
+                        )
                         listed: set[tuple[str, str]] = set()
-                        for each in found:
+                        for each in objects:
                             listed.add(_name(each))
                             known.add(_name(each))  # now: this list may break in the middle
                             yield Change("present", _plain(each))
-                        version = found.resourceVersion
+                        version = objects.resourceVersion
                     yield from (Change("gone", _named(*name)) for name in known - listed)
                     known = listed
                     yield Change("complete", {})
@@ -233,10 +235,10 @@ class Cluster:
         resource = kind.resource.Status if status else kind.resource
         with sentences("change", kind, name, namespace):
             merge = PatchType.MERGE
-            found = self._client.patch(
+            changed = self._client.patch(
                 resource, name, dict(change), patch_type=merge, **_in(namespace)
             )
-            return _plain(found)
+            return _plain(changed)
 
     def create(self, kind: Kind, given: Mapping[str, Any], namespace: str | None = None) -> Object:
         """Makes an object."""
@@ -253,10 +255,10 @@ class Cluster:
 
     def claim(self, namespace: str, name: str) -> Claim:
         """Returns a claim with the volume that it is bound to."""
-        found = self.get(CLAIM, name, namespace)
-        bound = (found.get("status") or {}).get("phase") == "Bound"
-        volume = found["spec"].get("volumeName") if bound else None
-        return Claim.of(found, self.volume(volume) if volume else None)
+        claim = self.get(CLAIM, name, namespace)
+        bound = (claim.get("status") or {}).get("phase") == "Bound"
+        volume = claim["spec"].get("volumeName") if bound else None
+        return Claim.of(claim, self.volume(volume) if volume else None)
 
     def volume(self, name: str) -> PersistentVolume:
         """Returns a persistent volume."""
@@ -270,12 +272,12 @@ class Cluster:
         name = self._volume_names.get(handle)
         if name is not None:
             try:
-                found = self.volume(name)
+                volume = self.volume(name)
             except NotFoundError:
                 self._volume_names.pop(handle, None)
             else:
-                if found.handle == handle and found.ours:
-                    return found
+                if volume.handle == handle and volume.ours:
+                    return volume
         volumes = (PersistentVolume.of(each) for each in self.items(VOLUME))
         self._volume_names = {each.handle: each.name for each in volumes if each.ours}
         name = self._volume_names.get(handle)
@@ -314,11 +316,11 @@ class Cluster:
 
     def pods_of_claim(self, namespace: str, name: str) -> list[str]:
         """Returns the names of the pods that use a claim and have not ended."""
-        found = self.items(POD, namespace)
+        pods = self.items(POD, namespace)
         ended = ("Succeeded", "Failed")
         return sorted(
             pod["metadata"]["name"]
-            for pod in found
+            for pod in pods
             if (pod.get("status") or {}).get("phase") not in ended
             for each in pod["spec"].get("volumes") or ()
             if (each.get("persistentVolumeClaim") or {}).get("claimName") == name
@@ -340,9 +342,9 @@ class Cluster:
 
     # Finalizers and events
 
-    def set_finalizers(self, kind: Kind, found: Object, wanted: Sequence[str]) -> Object:
+    def set_finalizers(self, kind: Kind, current: Object, wanted: Sequence[str]) -> Object:
         """Replaces an object's finalizers and returns it; ConflictError if it is not the latest."""
-        meta = found["metadata"]
+        meta = current["metadata"]
         given = {"resourceVersion": meta["resourceVersion"], "finalizers": list(wanted)}
         return self.patch(kind, meta["name"], meta["namespace"], {"metadata": given})
 
@@ -407,12 +409,12 @@ def backoff(failures: int, first_s: float, most_s: float) -> float:
     return wait * random.uniform(0.75, 1.0)  # noqa: S311 - not a secret
 
 
-def _plain(found: Any) -> Object:
-    return dict(found)
+def _plain(resource: Any) -> Object:
+    return dict(resource)
 
 
-def _name(found: Any) -> tuple[str, str]:
-    meta = found["metadata"]
+def _name(resource: Any) -> tuple[str, str]:
+    meta = resource["metadata"]
     return meta.get("namespace", ""), meta["name"]
 
 

@@ -1,4 +1,4 @@
-"""The Controller service: volumes of this node's target.
+"""The Controller service: volumes of this node's targets.
 
 Every node runs its own (external-provisioner with --node-deployment), so a volume is always made
 where the claim is used, and no central daemon takes part.
@@ -151,11 +151,16 @@ class Controller:
 
         Looks after claims that wait for them; `asked` is the one that the question is for.
         """
-        stores = self._volumes.volumes.lvstores()
         if parameters is None:
+            stores = self._volumes.targets.lvstores()
             free = max((store.free for store in stores), default=0)
             return free, free
-        store = next((each for each in stores if each.is_called(parameters.lvstore)), None)
+        try:
+            store = self._volumes.lvstore(parameters.lvstore)
+        except Failure as error:
+            if error.code is Code.FAILED_PRECONDITION and asked and self._waiting:
+                self._waiting.tell(asked, "CannotProvision", f"no volume is made here: {error}")
+            store = None
         room = self._volumes.room(parameters, store) if store else 0
         largest = min(room, store.total) if store else 0
         if self._waiting and asked:

@@ -8,8 +8,7 @@ from google.protobuf.wrappers_pb2 import BoolValue
 
 from csi import DRIVER_NAME
 from csi.proto import csi_pb2 as pb
-from pydataplane.client import Client
-from pydataplane.errors import TargetError
+from csi.targets import Targets
 
 Service = pb.PluginCapability.Service
 Expansion = pb.PluginCapability.VolumeExpansion
@@ -18,9 +17,9 @@ Expansion = pb.PluginCapability.VolumeExpansion
 class Identity:
     """csi.v1.Identity."""
 
-    def __init__(self, client: Client, *, controller: bool) -> None:
+    def __init__(self, targets: Targets, *, controller: bool) -> None:
         """`controller` says whether the Controller service is served beside it."""
-        self._client = client
+        self._targets = targets
         self._controller = controller
 
     def get_plugin_info(self, _: pb.GetPluginInfoRequest) -> pb.GetPluginInfoResponse:
@@ -40,9 +39,9 @@ class Identity:
         return pb.GetPluginCapabilitiesResponse(capabilities=found)
 
     def probe(self, _: pb.ProbeRequest) -> pb.ProbeResponse:
-        """Tells whether the target answers; the driver itself does, or this would not return."""
-        try:
-            self._client.call("virtlun_get_status")
-        except TargetError:
-            return pb.ProbeResponse(ready=BoolValue(value=False))
-        return pb.ProbeResponse(ready=BoolValue(value=True))
+        """Tells whether a target answers; the driver itself does, or this would not return.
+
+        It is ready while one of several does: to restart it would stop what that one still can do,
+        and would not bring the others back.
+        """
+        return pb.ProbeResponse(ready=BoolValue(value=self._targets.problem() is None))

@@ -10,7 +10,6 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from csi.volumes import OwnedVolumes
-from pydataplane.errors import TargetError
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 100)
 
@@ -42,7 +41,7 @@ class Metrics:
 
 
 class VolumeCollector(Collector):
-    """What the target has, asked at each scrape."""
+    """What the targets have, asked at each scrape."""
 
     def __init__(self, volumes: OwnedVolumes) -> None:
         """Asks through `volumes`."""
@@ -53,8 +52,10 @@ class VolumeCollector(Collector):
         yield from ()
 
     def collect(self) -> Iterator[Metric]:
-        """Yields the gauges; without a target, only that there is none."""
-        up = GaugeMetricFamily("virtlun_csi_target_up", "Whether the target answers.")
+        """Yields the gauges; of a target that does not answer, only that it does not."""
+        up = GaugeMetricFamily(
+            "virtlun_csi_target_up", "Whether a target answers.", labels=["socket"]
+        )
         count = GaugeMetricFamily(
             "virtlun_csi_volumes", "Volumes of the driver.", labels=["lvstore"]
         )
@@ -67,16 +68,11 @@ class VolumeCollector(Collector):
         free = GaugeMetricFamily(
             "virtlun_csi_lvstore_free_bytes", "Free bytes of an lvstore.", labels=["lvstore"]
         )
-        try:
-            sizes: dict[str, list[int]] = {}
-            for owned in self._volumes.all():
-                sizes.setdefault(owned.volume.lvstore, []).append(owned.volume.size)
-            for store in self._volumes.volumes.lvstores():
-                count.add_metric([store.name], len(sizes.get(store.name, [])))
-                size.add_metric([store.name], sum(sizes.get(store.name, [])))
+        for answer in self._volumes.by_store():
+            up.add_metric([str(answer.client.path)], int(answer.error is None))
+            for store, volumes in answer.value or ():
+                count.add_metric([store.name], len(volumes))
+                size.add_metric([store.name], sum(owned.volume.size for owned in volumes))
                 total.add_metric([store.name], store.total)
                 free.add_metric([store.name], store.free)
-            up.add_metric([], 1)
-        except TargetError:
-            up.add_metric([], 0)
         yield from (up, count, size, total, free)

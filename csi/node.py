@@ -1,4 +1,4 @@
-"""The Node service: volumes of this node's target, in the pods of this node.
+"""The Node service: volumes of this node's targets, in the pods of this node.
 
 Staging makes the block device and mounts its file system once; publishing binds it to each pod.
 """
@@ -76,7 +76,7 @@ class Node:
         self._host = host or LocalHost()
         self._capacity_of = capacity_of or (lambda _: 0)
         self._asked_of = asked_of or (lambda _: None)
-        self._health = VolumeHealth(volumes.volumes.client, devices, vhost)
+        self._health = VolumeHealth(volumes.targets, devices, vhost)
         self._jobs = Underway()
 
     def node_stage_volume(self, request: pb.NodeStageVolumeRequest) -> pb.NodeStageVolumeResponse:
@@ -417,7 +417,7 @@ class Node:
         if self._volumes.find(handle) is not None:
             return False
         try:
-            return bool(self._volumes.volumes.client.call("bdev_get_bdevs", name=handle))
+            return bool(self._volumes.targets.of(handle).call("bdev_get_bdevs", name=handle))
         except RpcError as error:
             if error.code != NO_DEVICE:
                 raise

@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from csi import handles, mounts
+from csi.targets import Targets
 from csi.vhostcontroller import BLOCK_BYTES, VhostControllers
-from pydataplane.client import Client
 from pydataplane.errors import EXISTS, RpcError
 
 PREFIX = "csi-"
@@ -24,9 +24,10 @@ class VhostFace:
     a virtual machine is connected).
     """
 
-    def __init__(self, client: Client) -> None:
-        """Uses `client` for every call to the target."""
-        self._controllers = VhostControllers(client)
+    def __init__(self, targets: Targets) -> None:
+        """Makes each volume's controller on the one of `targets` that has it."""
+        self._targets = targets
+        self._controllers = {id(client): VhostControllers(client) for client in targets.clients}
 
     def attach(self, volume: str, *, block_size: int = BLOCK_BYTES) -> Path:
         """Returns the folder of the volume's socket, made with its controller if need be.
@@ -35,27 +36,29 @@ class VhostFace:
         those are larger.
         """
         name = _name(volume)
-        made = self._controllers.create(name)
+        controllers = self._of(volume)
+        made = controllers.create(name)
         try:
-            self._controllers.add(name, volume, target=0, block_size=block_size)
+            controllers.add(name, volume, target=0, block_size=block_size)
         except RpcError as error:
             if error.code != EXISTS:
                 if made:
-                    self.detach(volume)
+                    controllers.delete(name)
                 raise
-        return self.folder(volume)
+        return controllers.folder(name)
 
     def folder(self, volume: str) -> Path:
         """Returns where the folder of the volume's socket is, if it is attached."""
-        return self._controllers.folder(_name(volume))
+        return self._of(volume).folder(_name(volume))
 
     def attached(self, volume: str) -> bool:
         """Whether the volume has its controller."""
-        return self._controllers.find(_name(volume)) is not None
+        return self._of(volume).find(_name(volume)) is not None
 
     def detach(self, volume: str) -> None:
         """Deletes the volume's controller, idempotent; one with a guest is refused."""
-        self._controllers.delete(_name(volume))
+        for client in self._targets.holders(volume):
+            self._controllers[id(client)].delete(_name(volume))
 
     def published(self) -> set[str]:
         """Returns the volumes whose folders are mounted somewhere, without asking the target."""
@@ -67,6 +70,9 @@ class VhostFace:
         """Returns where the folder is mounted."""
         end = f"/{_name(volume)}"
         return {each.target for each in mounts.table() if each.root.endswith(end)}
+
+    def _of(self, volume: str) -> VhostControllers:
+        return self._controllers[id(self._targets.of(volume))]
 
 
 def _name(volume: str) -> str:

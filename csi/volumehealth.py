@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import structlog
+
 from csi.hostdevice import HostDevice
 from csi.proto import csi_pb2 as pb
+from csi.targets import Targets
 from csi.vhostface import VhostFace
 from pydataplane import methods
 from pydataplane.client import Client
-from pydataplane.errors import NO_DEVICE, RpcError, TargetUnavailable
+from pydataplane.errors import NO_DEVICE, RpcError, TargetTimeout, TargetUnavailable
 
+log = structlog.get_logger()
 Entry = pb.VolumeHealth.VolumeHealthEntry
 
 WEAKER: Mapping[str, tuple[str, str]] = {
@@ -35,9 +39,9 @@ WEAKER: Mapping[str, tuple[str, str]] = {
 class VolumeHealth:
     """Looks at this node's volumes, of both faces."""
 
-    def __init__(self, client: Client, devices: HostDevice, vhost: VhostFace) -> None:
-        """Uses `client` for every call to the target."""
-        self._client = client
+    def __init__(self, targets: Targets, devices: HostDevice, vhost: VhostFace) -> None:
+        """Asks the `targets` of this node, each for its own volumes."""
+        self._targets = targets
         self._devices = devices
         self._vhost = vhost
 
@@ -57,20 +61,33 @@ class VolumeHealth:
         """Returns what is wrong with each of these volumes.
 
         Raises:
-            TargetError: the target refuses to tell.
+            TargetError: all targets refuse to tell. Volumes of one that does are left out.
         """
-        try:
-            exports = {each["bdev_name"]: each for each in self._client.call("virtlun_export_list")}
-            published = self._vhost.published() if set(volumes) - set(exports) else set()
-            return {
-                each: self._of_machine(each)
-                if each in published and each not in exports
-                else self._of_pod(each, exports.get(each))
-                for each in volumes
-            }
-        except TargetUnavailable as error:
-            away = _entry("INACCESSIBLE", "TargetAway", f"I/O waits for its target: {error}")
-            return {each: [away] for each in volumes}
+        found: dict[str, list[Entry]] = {}
+        refused: RpcError | None = None
+        for group, answer in self._targets.by_target(volumes):
+            try:
+                found |= self._entries_of(answer.get(), group)
+            except RpcError as error:
+                log.warning("a target refuses to tell of its volumes", reason=str(error))
+                refused = error
+            except (TargetTimeout, TargetUnavailable) as error:
+                away = _entry("INACCESSIBLE", "TargetAway", f"I/O waits for its target: {error}")
+                found |= {each: [away] for each in group}
+        if refused is not None and not found:
+            raise refused
+        return found
+
+    def _entries_of(self, client: Client, volumes: list[str]) -> dict[str, list[Entry]]:
+        """Returns what is wrong with volumes of one target."""
+        exports = {each["bdev_name"]: each for each in client.call("virtlun_export_list")}
+        published = self._vhost.published() if set(volumes) - set(exports) else set()
+        return {
+            each: self._of_machine(client, each)
+            if each in published and each not in exports
+            else self._of_pod(each, exports.get(each))
+            for each in volumes
+        }
 
     def _of_pod(self, volume: str, export: methods.Export | None) -> list[Entry]:
         """Returns the same of one on the kernel face, or a claim that a machine has now."""
@@ -93,13 +110,13 @@ class VolumeHealth:
             found.append(_entry("DEGRADED", *weaker))
         return found
 
-    def _of_machine(self, volume: str) -> list[Entry]:
+    def _of_machine(self, client: Client, volume: str) -> list[Entry]:
         """Returns the same of one on the vhost face, which a pod has the folder of."""
         if not self._vhost.attached(volume):
             why = "its target has no controller of it: virtlun_get_status of the target says why"
             return [_entry("INACCESSIBLE", "NoController", why)]
         try:
-            (bdev,) = self._client.call("bdev_get_bdevs", name=volume)
+            (bdev,) = client.call("bdev_get_bdevs", name=volume)
         except RpcError as error:
             if error.code != NO_DEVICE:
                 raise

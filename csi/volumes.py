@@ -19,6 +19,7 @@ from csi.errors import Code, Failure, describe, not_found, precondition
 from csi.parameters import Parameters
 from csi.proto import csi_pb2 as pb
 from csi.sizes import size_within, wanted_bytes
+from csi.targets import Answer, Targets
 from pydataplane.client import Client
 from pydataplane.errors import (
     BAD_PARAMETERS,
@@ -71,11 +72,11 @@ class Owned:
 
 
 class OwnedVolumes:
-    """The driver's volumes on one node's target."""
+    """The driver's volumes on one node's targets."""
 
-    def __init__(self, client: Client, node: str) -> None:
-        """Uses `client` for every call; `node` is part of what a volume's UUID is made of."""
-        self.volumes = Volumes(client)
+    def __init__(self, targets: Targets, node: str) -> None:
+        """Finds volumes on `targets`; `node` is part of what a volume's UUID is made of."""
+        self.targets = targets
         self._node = node
         self._promising = threading.Lock()
         """Held from a look at what is promised until it is more."""
@@ -84,10 +85,11 @@ class OwnedVolumes:
     def handle(self, name: str, store: Lvstore) -> str:
         """Returns the UUID of the volume that the orchestrator calls `name`, made or not."""
         before = handles.without_lvstore(self._node, name)
-        made_before = self._lvol(before)
+        handle = handles.make(store.uuid, self._node, name)
+        made_before = _lvol(self._at(handle), before)  # of its target alone: others may be away
         if made_before is not None and made_before.lvstore == store.name:
             return before
-        return handles.make(store.uuid, self._node, name)
+        return handle
 
     def known(self, name: str) -> list[str]:
         """Returns the handles of volumes called so that were seen, without asking the target."""
@@ -99,9 +101,10 @@ class OwnedVolumes:
 
         Raises:
             Failure: RESOURCE_EXHAUSTED, this node has none of that name; another one may.
+                FAILED_PRECONDITION, several of its targets have one.
         """
         try:
-            return self.volumes.lvstore(name)
+            return self.targets.store(name).store
         except VolumeNotFoundError as error:
             raise Failure(
                 Code.RESOURCE_EXHAUSTED,
@@ -135,14 +138,29 @@ class OwnedVolumes:
 
     def all(self) -> Iterator[Owned]:
         """Yields the volumes in the order of their handles."""
-        found = sorted(self.volumes.volumes(), key=lambda volume: volume.uuid)
-        present = {volume.uuid for volume in found}
+        found = self.targets.gather(self._of_target)
+        present = {owned.volume.uuid for owned in found}
         for gone in set(self._owners) - present:
             self._owners.pop(gone, None)
-        for volume in found:
-            owner = self._owner(volume.uuid)
-            if owner is not None:
-                yield Owned(volume, owner)
+        yield from sorted(found, key=lambda owned: owned.volume.uuid)
+
+    def by_store(self) -> list[Answer[list[tuple[Lvstore, list[Owned]]]]]:
+        """Returns what each target has: its lvstores, each with the driver's volumes in it."""
+
+        def stores(client: Client) -> list[tuple[Lvstore, list[Owned]]]:
+            found = self._of_target(client)
+            return [
+                (store, [owned for owned in found if owned.volume.lvstore == store.name])
+                for store in Volumes(client).lvstores()
+            ]
+
+        return self.targets.ask(stores)
+
+    def _of_target(self, client: Client) -> list[Owned]:
+        """Returns the driver's volumes on one target."""
+        volumes = Volumes(client)
+        found = ((volume, self._owner(volume.uuid, volumes)) for volume in volumes.volumes())
+        return [Owned(volume, owner) for volume, owner in found if owner is not None]
 
     def create(self, owner: Owner, size: int, store: Lvstore, *, thin: bool) -> Owned:
         """Makes a volume of `size` bytes, whole clusters, or completes one begun before.
@@ -169,7 +187,9 @@ class OwnedVolumes:
                     "volumes there or add to the lvstore",
                 ) from error
         elif self._owner(handle) is None and not _is(volume, size, store, thin=thin):
-            self.volumes.delete(handle)  # begun by a call that was never answered; nobody has it
+            self._at(handle).delete(
+                handle
+            )  # begun by a call that was never answered; nobody has it
             return self.create(owner, size, store, thin=thin)
         if volume.uuid != handle:
             raise Failure(
@@ -177,7 +197,7 @@ class OwnedVolumes:
                 f"{volume.path} exists already and is not of {DRIVER_NAME}: rename or delete it",
             )
         if self._owner(handle) is None:
-            self.volumes.set_xattr(handle, OWNER_XATTR, _written(owner))
+            self._at(handle).set_xattr(handle, OWNER_XATTR, _written(owner))
         return self.get(handle)
 
     def _make(self, path: str, size: int, owner: Owner, *, thin: bool, uuid: str) -> Volume:
@@ -185,14 +205,15 @@ class OwnedVolumes:
 
         A target older than the driver knows of no xattrs there: the caller adds the owner then.
         """
+        volumes = self._at(uuid)
         try:
-            return self.volumes.create(
+            return volumes.create(
                 path, size, thin=thin, uuid=uuid, xattrs={OWNER_XATTR: _written(owner)}
             )
         except RpcError as error:
             if error.code != BAD_PARAMETERS:
                 raise
-            return self.volumes.create(path, size, thin=thin, uuid=uuid)
+            return volumes.create(path, size, thin=thin, uuid=uuid)
 
     def delete(self, handle: str) -> None:
         """Deletes a volume; one that is gone, or whose handle never was one of ours, is fine.
@@ -209,7 +230,7 @@ class OwnedVolumes:
             raise precondition(
                 f"lvol {volume.path} is not of {DRIVER_NAME}: delete it with `virtlun volume`"
             )
-        self.volumes.delete(handle, missing_ok=True)
+        self._at(handle).delete(handle, missing_ok=True)
         self._owners.pop(handle, None)
 
     def grow(self, handle: str, wanted: pb.CapacityRange) -> Volume:
@@ -222,13 +243,13 @@ class OwnedVolumes:
         """
         owned = self.get(handle)
         volume = owned.volume
-        store = self.lvstore(volume.lvstore)
+        store = self._at(handle).lvstore(volume.lvstore)
         try:
             size = size_within(wanted, store, volume.size)
             if size <= volume.size:
                 return volume
             with self._promise(owned.parameters, store, size - volume.size):
-                return self.volumes.resize(handle, size)
+                return self._at(handle).resize(handle, size)
         except (Failure, RpcError) as error:
             code, message = describe(error)
             if code is not Code.RESOURCE_EXHAUSTED:
@@ -250,7 +271,8 @@ class OwnedVolumes:
 
     def _promised(self, store: Lvstore) -> int:
         """Returns the bytes that the volumes of an lvstore have together."""
-        return sum(volume.size for volume in self.volumes.volumes(store.uuid))
+        volumes = Volumes(self.targets.of_store(store.uuid))
+        return sum(volume.size for volume in volumes.volumes(store.uuid))
 
     @contextmanager
     def _promise(self, parameters: Parameters, store: Lvstore, more: int) -> Iterator[None]:
@@ -277,36 +299,33 @@ class OwnedVolumes:
 
     def has_kernel_face(self, handle: str) -> bool:
         """Whether a device of a host stands on the volume, which has to be told of its growth."""
-        exports = self.volumes.client.call("virtlun_export_list")
+        exports = self.targets.of(handle).call("virtlun_export_list")
         return any(export["bdev_name"] == handle for export in exports)
 
     def formatting(self, handle: str) -> bool:
         """Whether mkfs was begun on a volume and not finished."""
-        return FORMATTING_XATTR in self.volumes.xattrs(handle)
+        return FORMATTING_XATTR in self._at(handle).xattrs(handle)
 
     def set_formatting(self, handle: str, *, begun: bool) -> None:
         """Notes that mkfs begins on a volume, or that it has finished."""
         if begun:
-            self.volumes.set_xattr(handle, FORMATTING_XATTR, "1")
+            self._at(handle).set_xattr(handle, FORMATTING_XATTR, "1")
         else:
-            self.volumes.remove_xattr(handle, FORMATTING_XATTR)
+            self._at(handle).remove_xattr(handle, FORMATTING_XATTR)
 
     def _stores_of(self, handle: str) -> list[Lvstore]:
         """Returns the loaded lvstores that can have a volume; none where another one can, too.
 
-        Where the handle does not tell, all that the target was told of have to be loaded.
+        Where the handle does not tell, all that the targets were told of have to be loaded.
         """
-        if not handles.tells_lvstore(handle) and not self._storage_is_complete():
-            return []
-        # Asked after that: what was loaded meanwhile is among them.
-        return [store for store in self.volumes.lvstores() if handles.may_be_in(handle, store.uuid)]
-
-    def _storage_is_complete(self) -> bool:
-        """Whether the target has loaded all lvstores that it was told of."""
-        status = self.volumes.client.call("virtlun_get_status")
-        # An older target does not say it by itself.
-        problems = [*status.get("restore_problems", []), *status.get("waiting", [])]
-        return bool(status.get("storage_complete", not problems))
+        if not handles.tells_lvstore(handle):
+            for answer in self.targets.ask(_storage_is_complete):
+                if not answer.get():
+                    return []
+            # Asked after that: what was loaded meanwhile is among them.
+            return self.targets.gather(_lvstores)
+        stores = self._at(handle).lvstores()
+        return [store for store in stores if handles.may_be_in(handle, store.uuid)]
 
     def _check_gone(self, handle: str) -> None:
         """Raises UNAVAILABLE unless the lvstore of a volume is loaded and does not have it."""
@@ -314,8 +333,11 @@ class OwnedVolumes:
             return
         stores = self._stores_of(handle)
         # An lvstore that is being loaded has its lvols in its list before they are bdevs.
-        if not stores or any(handle in self.volumes.uuids(store) for store in stores):
+        if not stores or any(handle in self._uuids(store) for store in stores):
             raise self._not_loaded(handle)
+
+    def _uuids(self, store: Lvstore) -> set[str]:
+        return Volumes(self.targets.of_store(store.uuid)).uuids(store)
 
     def _not_loaded(self, handle: str) -> Failure:
         return Failure(
@@ -326,21 +348,40 @@ class OwnedVolumes:
         )
 
     def _lvol(self, handle: str) -> Volume | None:
-        if not handles.is_uuid(handle):
-            return None
-        try:
-            return self.volumes.volume(handle)
-        except VolumeNotFoundError:
-            return None
+        return _lvol(self._at(handle), handle) if handles.is_uuid(handle) else None
 
-    def _owner(self, handle: str) -> Owner | None:
+    def _owner(self, handle: str, volumes: Volumes | None = None) -> Owner | None:
+        """Returns what a volume keeps of its owner; `volumes` are its target's, if known."""
         owner = self._owners.get(handle)
         if owner is not None:
             return owner
-        owner = owner_of(self.volumes, handle)
+        owner = owner_of(volumes or self._at(handle), handle)
         if owner is not None:
             self._owners[handle] = owner
         return owner
+
+    def _at(self, handle: str) -> Volumes:
+        """Returns the volumes of the target that has this one, or its lvstore."""
+        return Volumes(self.targets.of(handle))
+
+
+def _lvol(volumes: Volumes, handle: str) -> Volume | None:
+    try:
+        return volumes.volume(handle)
+    except VolumeNotFoundError:
+        return None
+
+
+def _lvstores(client: Client) -> list[Lvstore]:
+    return Volumes(client).lvstores()
+
+
+def _storage_is_complete(client: Client) -> bool:
+    """Whether a target has loaded all lvstores that it was told of."""
+    status = client.call("virtlun_get_status")
+    # An older target does not say it by itself.
+    problems = [*status.get("restore_problems", []), *status.get("waiting", [])]
+    return bool(status.get("storage_complete", not problems))
 
 
 def owner_of(volumes: Volumes, handle: str) -> Owner | None:

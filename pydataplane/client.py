@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import json
 import select
+import socket
+import struct
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spdk.rpc.client import JSONRPCClient, JSONRPCException
+from spdk.rpc.client import JSONRPCClient
 
 from pydataplane import sockets
 from pydataplane.errors import (
@@ -59,6 +61,26 @@ class _Connection(JSONRPCClient):  # type: ignore[misc]
         super().__init__(address, timeout=timeout_s)
         # The base adds one more handler to a logger shared by address at every construction.
         self._logger.handlers.clear()
+
+    def _connect(self, addr: str, _port: int | None) -> None:
+        """Connects; raises OSError, TimeoutError where the target does not come to take it.
+
+        That is how it is with one that is stopped and has a full queue, for as long as it is. A
+        socket with Python's own time-out is told so at once, and would not wait for one that lives.
+        """
+        self.sock = socket.socket(socket.AF_UNIX)
+        whole, part = divmod(self.timeout, 1)
+        wait = struct.pack("@ll", int(whole), max(1, int(part * 1e6)))
+        try:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
+            self.sock.connect(addr)
+            self.sock.settimeout(self.timeout)  # a long question is not taken at once either
+        except BlockingIOError:
+            self.drop()
+            raise TimeoutError from None
+        except BaseException:
+            self.drop()
+            raise
 
     def recv(self) -> Any:
         """Returns what was answered: an object, or an array to a batch."""
@@ -216,8 +238,12 @@ class Client(BatchRpc):
             connection = _Connection(str(self.path), self.timeout_s)
             connection.place = place
             return connection
-        except (JSONRPCException, OSError) as error:
-            if isinstance(error.__cause__, PermissionError):
+        except TimeoutError as error:
+            raise TargetTimeout(
+                f"{self.path} took no connection within {self.timeout_s:g} s"
+            ) from error
+        except OSError as error:
+            if isinstance(error, PermissionError):
                 raise TargetForbidden(
                     f"{self.path} is not for this user: run as root, or start virtlun-target with "
                     "--rpc-group and a group of this user"

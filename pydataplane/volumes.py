@@ -356,18 +356,38 @@ class Volumes:
             f"there is no volume {reference}: see `virtlun volume list`, or create it"
         )
 
-    def some(self, references: Iterable[str]) -> dict[str, Volume]:
+    def some(self, references: Iterable[str]) -> dict[str, Lvol]:
         """Returns those of these volumes (`LVSTORE/NAME` or UUID) that are there, by reference."""
-        stores = {store.uuid: store for store in self.lvstores()}
+        return {name: _lvol(item) for name, item in self._bdevs_of(references).items()}
+
+    def _bdevs_of(self, references: Iterable[str]) -> dict[str, methods.Bdev]:
+        """Returns the bdevs of those of these volumes that are there, by reference."""
         answers = self.client.call_for_each(
             "bdev_get_bdevs", list(references), lambda name: {"name": name}
         )
         found = {}
-        for reference, (bdev,) in answers.items():
-            lvol = bdev.get("driver_specific", {}).get("lvol")
-            if lvol is not None and lvol["lvol_store_uuid"] in stores:
-                found[reference] = _volume(bdev, stores[lvol["lvol_store_uuid"]])
+        for reference, (item,) in answers.items():
+            if item.get("driver_specific", {}).get("lvol") is not None:
+                found[reference] = item
         return found
+
+    def _sizes_by_bdev(self, references: list[str]) -> dict[str, Sizes]:
+        """Returns the sizes of those of these volumes that are there, of a target like SPDK's.
+
+        It says of a thin one how many clusters are allocated, and its lvstore how long they are.
+        """
+        items = self._bdevs_of(references)
+        store_of = {
+            name: item["driver_specific"]["lvol"]["lvol_store_uuid"] for name, item in items.items()
+        }
+        stores = self.client.call_for_each(
+            "bdev_lvol_get_lvstores", sorted(set(store_of.values())), lambda each: {"uuid": each}
+        )
+        return {
+            name: _sizes(items[name], stores[store][0]["cluster_size"])
+            for name, store in store_of.items()
+            if store in stores
+        }
 
     def sizes(self, references: Iterable[str]) -> dict[str, Sizes]:
         """Returns the sizes of those of these volumes that are there, by reference; few calls."""
@@ -380,7 +400,7 @@ class Volumes:
             except RpcError as error:
                 if error.code != METHOD_NOT_FOUND:
                     raise
-                return {name: Sizes(v.size, v.allocated) for name, v in self.some(names).items()}
+                return self._sizes_by_bdev(names)
             for name, item in answer.items():
                 found[name] = Sizes(item["size"], item["allocated"])
         return found
@@ -504,10 +524,14 @@ def _lvol(item: methods.Bdev) -> Lvol:
 
 def _volume(item: methods.Bdev, store: Lvstore) -> Volume:
     """Adds what the volume takes of its lvstore; all of a thick one is allocated."""
-    lvol = _lvol(item)
+    return Volume(**asdict(_lvol(item)), allocated=_sizes(item, store.cluster_size).allocated)
+
+
+def _sizes(item: methods.Bdev, cluster_size: int) -> Sizes:
+    """Returns what a volume takes in an lvstore with clusters of so many bytes."""
+    size = item["num_blocks"] * item["block_size"]
     clusters = item["driver_specific"]["lvol"].get("num_allocated_clusters")
-    allocated = lvol.size if clusters is None else clusters * store.cluster_size
-    return Volume(**asdict(lvol), allocated=allocated)
+    return Sizes(size, size if clusters is None else clusters * cluster_size)
 
 
 def _mib(size: int) -> int:

@@ -13,6 +13,7 @@ from csi.host.confined import Confined
 from csi.host.server import Server, log
 from csi.host.syscalls import Denial
 
+EXPORT_DIR, VHOST_DIR = Path("/run/virtlun/export"), Path("/run/virtlun/vhost")
 CAPABILITIES = frozenset({kernel.CAP_DAC_OVERRIDE, kernel.CAP_SYS_ADMIN, kernel.CAP_SYS_RESOURCE})
 """For the target's files, which are its user's; for mounts and loop devices; for ext4's growth."""
 
@@ -41,13 +42,19 @@ def main() -> None:
         default=0,
         help="user of the driver, by number; others are refused (default: %(default)s)",
     )
+    parser.add_argument(
+        "--kubelet-dir",
+        type=Path,
+        metavar="PATH",
+        default="/var/lib/kubelet",
+        help="kubelet's folder: only its CSI volumes are mounted (default: %(default)s)",
+    )
     for name, default, what in (
-        ("kubelet-dir", "/var/lib/kubelet", "kubelet's folder: only its CSI volumes are mounted"),
-        ("export-dir", "/run/virtlun/export", "the target's folder of exported volumes"),
-        ("vhost-dir", "/run/virtlun/vhost", "the target's folder of vhost-user sockets"),
+        ("export-dir", EXPORT_DIR, "exported volumes"),
+        ("vhost-dir", VHOST_DIR, "vhost-user sockets"),
     ):
-        text = f"{what} (default: %(default)s)"
-        parser.add_argument(f"--{name}", type=Path, metavar="PATH", default=default, help=text)
+        text = f"the target's folder of {what}; of several targets, give each (default: {default})"
+        parser.add_argument(f"--{name}", type=Path, metavar="PATH", action="append", help=text)
     parser.add_argument(
         "--no-sandbox",
         action="store_true",
@@ -57,7 +64,9 @@ def main() -> None:
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
-        confined = Confined(given.kubelet_dir, given.export_dir, given.vhost_dir)
+        confined = Confined(
+            given.kubelet_dir, given.export_dir or [EXPORT_DIR], given.vhost_dir or [VHOST_DIR]
+        )
         denial = None if given.no_sandbox else Denial(log)
         refused = denial.names if denial else list
         server = Server(given.socket, confined, given.uid, refused)  # it gives that to the user

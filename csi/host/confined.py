@@ -2,7 +2,7 @@
 
 Who asks is the driver, which serves gRPC, HTTP and what the API server says, and which somebody may
 have taken over. The most that one gains here is what the driver may do anyway: use the volumes of
-this node's target, at the paths that kubelet has for them.
+this node's targets, at the paths that kubelet has for them.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from csi.host.local import LocalHost
-from csi.host.places import CSI_VOLUMES, Places
+from csi.host.places import CSI_VOLUMES, Places, SeveralPlaces
 from csi.host.records import Records
 from csi.hostdevice import loopctl
 from csi.hosterrors import HostError
@@ -43,16 +43,16 @@ Checks = dict[str, Callable[[Any], Any]]
 class Confined:
     """Answers questions: the name of an operation, and its arguments as JSON has them."""
 
-    def __init__(self, kubelet: Path, exports: Path, vhost: Path) -> None:
-        """Mounts below kubelet's folder what is in the target's folders of exports and sockets."""
+    def __init__(self, kubelet: Path, exports: Sequence[Path], vhost: Sequence[Path]) -> None:
+        """Mounts below kubelet's folder what is in the targets' folders of exports and sockets."""
         self._vhost = vhost
         self._exports = exports
         self._records = Records(kubelet)
         self._places = Places(kubelet, CSI_VOLUMES, ours=self._is_ours)
         self._local = LocalHost(
             self._places,
-            Places(exports, (), fs_type=EXPORT_TYPE),
-            Places(vhost, ()),
+            SeveralPlaces({root: Places(root, (), fs_type=EXPORT_TYPE) for root in exports}),
+            SeveralPlaces({root: Places(root, ()) for root in vhost}),
         )
         device: Checks = {"device": _device}
         target: Checks = {"target": _path}
@@ -114,11 +114,11 @@ class Confined:
         return [{**vars(loop), "device": str(loop.device)} for loop in self._local.loops(volume)]
 
     def _is_export(self, file: Path, volume: str) -> bool:
-        return file.name == volume and file.parent.parent == self._exports
+        return file.name == volume and file.parent.parent in self._exports
 
     def _check_folder(self, volume: str, folder: Path, target: Path) -> None:
         """Raises HostError for a folder that is not of this volume's controller, or this pod's."""
-        if folder.parent != self._vhost or not FOLDER.fullmatch(folder.name):
+        if folder.parent not in self._vhost or not FOLDER.fullmatch(folder.name):
             raise HostError(f"{folder} is no folder of a controller that the driver makes")
         whose, uuid = folder.name.split("-", 1)
         if uuid != volume if whose == "csi" else uuid not in target.parts:
@@ -132,7 +132,9 @@ class Confined:
             return self._is_volume(f"loop{minor}")
         if mount.fs_type == "devtmpfs" and mount.root == f"/{name}":
             return self._is_volume(name)
-        return FOLDER.fullmatch(name) is not None and mount.device == _device_of(self._vhost)
+        if FOLDER.fullmatch(name) is None:
+            return False
+        return any(mount.device == _device_of(folder) for folder in self._vhost)
 
     def _is_volume(self, loop: str) -> bool:
         """Whether a loop device is over what can be an export, or over no file any more.
@@ -145,7 +147,8 @@ class Confined:
         path = loopctl.file_path(loop)
         if path is None:
             return True
-        there = path.parent == Path("/") or path.is_relative_to(self._exports)
+        there = any(path.is_relative_to(root) for root in self._exports)
+        there |= path.parent == Path("/")
         return there and re.fullmatch(UUID, path.name) is not None
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from csi import filesystems, kernel, mounts
-from csi.host.places import Places, descriptor_path
+from csi.host.places import Places, SeveralPlaces, descriptor_path
 from csi.hostdevice import loopctl
 from csi.hostdevice.loopctl import DEAD, Loop
 from csi.hosterrors import HostError
@@ -27,8 +27,8 @@ class LocalHost:
     def __init__(
         self,
         places: Places | None = None,
-        exports: Places | None = None,
-        folders: Places | None = None,
+        exports: Places | SeveralPlaces | None = None,
+        folders: Places | SeveralPlaces | None = None,
     ) -> None:
         """Mounts in `places` the files of `exports` and what is in `folders`; None: of anywhere."""
         self._places = places or Places()

@@ -6,7 +6,8 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from csi import kernel, mounts
@@ -179,6 +180,29 @@ class Places:
             yield number
         finally:
             os.close(number)
+
+
+class SeveralPlaces:
+    """Places below one of several roots, each in its own way; without any, nowhere."""
+
+    def __init__(self, places: Mapping[Path, Places]) -> None:
+        """`places` are those of each root."""
+        self._places = places
+
+    def folder(self, path: Path) -> AbstractContextManager[int]:
+        """As `Places.folder` of the root that the path is below; HostError without one."""
+        return self._of(path).folder(path)
+
+    def file(self, path: Path) -> AbstractContextManager[int]:
+        """As `Places.file` of the root that the path is below; HostError without one."""
+        return self._of(path).file(path)
+
+    def _of(self, path: Path) -> Places:
+        """Returns the places of the innermost root."""
+        found = [root for root in self._places if path.is_relative_to(root)]
+        if not found:
+            raise HostError(f"{path} is not below {' or '.join(map(str, self._places))}")
+        return self._places[max(found, key=lambda root: len(root.parts))]
 
 
 def _mount_of(number: int) -> str:

@@ -17,8 +17,8 @@ from csi.host.local import LocalHost
 from csi.hostdevice import loopctl
 from csi.hostdevice.loopctl import Loop
 from csi.hosterrors import HostError
+from csi.targets import Targets
 from csi.underway import Underway
-from pydataplane.client import Client
 from pydataplane.errors import EXISTS, NO_DEVICE, RpcError
 
 PROBE_S = 15.0
@@ -29,12 +29,14 @@ UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 class LoopDevices:
     """HostDevice by virtlun_export_create and loop devices named `virtlun:UUID[:ro]`."""
 
-    def __init__(self, client: Client, host: Host | None = None, probe_s: float = PROBE_S) -> None:
-        """Uses `client` for every call to the target, and `host` (by default this process).
+    def __init__(
+        self, targets: Targets, host: Host | None = None, probe_s: float = PROBE_S
+    ) -> None:
+        """Has the one of `targets` export a volume that has it, and uses `host` (this process).
 
         `probe_s` is how long an export or a device may take to answer, seconds.
         """
-        self._client = client
+        self._targets = targets
         self._host = host or LocalHost()
         self._probes = Underway(probe_s)
 
@@ -78,15 +80,16 @@ class LoopDevices:
         """Frees the volume's devices, then its export."""
         for loop in self._loops(volume):
             self._host.detach(volume, loop.device)
-        try:
-            self._client.call("virtlun_export_delete", bdev_name=volume)
-        except RpcError as error:
-            if error.code != NO_DEVICE:
-                raise
+        for client in self._targets.holders(volume):
+            try:
+                client.call("virtlun_export_delete", bdev_name=volume)
+            except RpcError as error:
+                if error.code != NO_DEVICE:
+                    raise
 
     def attached(self) -> list[str]:
         """Returns the volumes that have a device."""
-        exports = self._client.call("virtlun_export_list")
+        exports = self._targets.gather(lambda client: client.call("virtlun_export_list"))
         return sorted(each["bdev_name"] for each in exports if self._loops(each["bdev_name"]))
 
     def present(self) -> list[str]:
@@ -95,11 +98,12 @@ class LoopDevices:
 
     def _export(self, volume: str) -> Path:
         """Returns the target's file of the volume, made if need be."""
-        for export in self._client.call("virtlun_export_list"):
+        client = self._targets.of(volume)
+        for export in client.call("virtlun_export_list"):
             if export["bdev_name"] == volume:
                 return Path(export["path"])
         try:
-            made = self._client.call("virtlun_export_create", bdev_name=volume, read_only=False)
+            made = client.call("virtlun_export_create", bdev_name=volume, read_only=False)
         except RpcError as error:
             if error.code == EXISTS:
                 return self._export(volume)
@@ -121,5 +125,5 @@ class LoopDevices:
         To tell what a device is the kernel asks its file, and that waits for the target: one that
         is away is an error here.
         """
-        self._client.call("spdk_get_version")
+        self._targets.of(volume).call("spdk_get_version")
         return self._host.loops(volume)

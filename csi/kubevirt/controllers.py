@@ -26,10 +26,10 @@ from csi.kubevirt import document
 from csi.kubevirt.podlocks import PodLocks
 from csi.locks import VolumeLocks
 from csi.mounts import Mount
+from csi.targets import Targets
 from csi.vhostcontroller import BLOCK_BYTES, SOCKET, VhostControllers
 from csi.volumes import owner_of
 from pydataplane import methods
-from pydataplane.client import Client
 from pydataplane.errors import BUSY, NO_DEVICE, RpcError
 from pydataplane.volumes import Volumes
 
@@ -88,10 +88,14 @@ class VmControllers:
     the host's, beside the Failures that it names; `pod` is a pod's UID, `volume` a volume's UUID.
     """
 
-    def __init__(self, client: Client, devices: HostDevice, volumes: VolumeLocks) -> None:
-        """Uses `client` for every call; `devices` are the kernel face, `volumes` its locks."""
-        self._client = client
-        self._controllers = VhostControllers(client)
+    def __init__(self, targets: Targets, devices: HostDevice, volumes: VolumeLocks) -> None:
+        """Makes them on the first of `targets`; `devices` are the kernel face, `volumes` its locks.
+
+        A machine has one controller, so its LUNs are volumes of that target.
+        """
+        self._targets = targets
+        self._client = targets.clients[0]
+        self._controllers = VhostControllers(self._client)
         self._devices = devices
         self._volumes = volumes
         self._pods = PodLocks()
@@ -202,8 +206,8 @@ class VmControllers:
         Raises:
             Failure: FAILED_PRECONDITION, it is not published to the pod, or another pod has it as a
                 LUN; NOT_FOUND, no controller; ABORTED, the volume is being worked on.
-            StaysOnKernelFace: another pod has it on the kernel face, too, the disk asks for other
-                blocks than pods see, or a LUN cannot have those.
+            StaysOnKernelFace: another pod has it on the kernel face, too, another target has it,
+                the disk asks for other blocks than pods see, or a LUN cannot have those.
         """
         with self.hold(pod), self._volumes.hold(volume):
             present = _of(self.luns(pod), volume)
@@ -215,6 +219,8 @@ class VmControllers:
                 )
             if present is not None:
                 return present.target
+            if why := self._elsewhere(volume):
+                raise StaysOnKernelFace(why)
             self._check_no_lun(pod, volume)
             if others := {mount.target for mount in found if not _is_block_of(pod, mount)}:
                 raise StaysOnKernelFace(
@@ -250,6 +256,8 @@ class VmControllers:
         Raises:
             Failure: ABORTED, the volume is being worked on.
         """
+        if self._elsewhere(volume):  # nor is it waited for the target of the controllers
+            return
         with self.hold(pod), self._volumes.hold(volume):
             if self.exists(pod) and (lun := _of(self.luns(pod), volume)) and lun.handed_over:
                 self._remove(pod, lun)
@@ -273,7 +281,8 @@ class VmControllers:
         Raises:
             Failure: FAILED_PRECONDITION, another pod has the volume, on the kernel face or as a
                 LUN, a LUN cannot have the blocks that pods see, or the machine runs without the
-                controller; NOT_FOUND, no controller or no volume; ABORTED, the volume is being
+                controller, or another target has the volume; NOT_FOUND, no controller or no volume;
+                ABORTED, the volume is being
                 worked on.
         """
         with self.hold(pod), self._volumes.hold(volume):
@@ -281,6 +290,8 @@ class VmControllers:
                 return present.target
             if (why := self.absent(pod)) is not None:
                 raise precondition(f"the virtual machine has no controller: {why}")
+            if why := self._elsewhere(volume):
+                raise precondition(why)
             self._check_no_lun(pod, volume)
             if volume in self._exports():
                 users = sorted({mount.target for mount in self._mounts(volume)})
@@ -384,6 +395,17 @@ class VmControllers:
                 raise
             return
         self._devices.flush(volume)
+
+    def _elsewhere(self, volume: str) -> str | None:
+        """Returns why a volume cannot be a LUN here: another target has it; None if it can."""
+        theirs = self._targets.of(volume)
+        if theirs is self._client:
+            return None
+        return (
+            f"volume {volume} is on the target of {theirs.path}, and the controllers of virtual "
+            f"machines are on that of {self._client.path}, the driver's first --target-socket: use "
+            "a StorageClass with an lvstore of that one"
+        )
 
     def _check_no_lun(self, pod: str, volume: str) -> None:
         """Raises FAILED_PRECONDITION if another controller shows the volume."""

@@ -52,6 +52,8 @@ MIGRATION_PORT = 49152
 #: What hides the host's directories that Kubernetes' programs write to without asking, and what
 #: other tests have mounted just now: a loop device of theirs may become one of ours. One that they
 #: unmount meanwhile is gone here, too.
+#: No name server can be reached. Who asks the machine's waits for seconds, as libvirt does at each
+#: start of a domain for its host's name.
 SETUP = """\
 hostname {name}
 for place in $(awk '$5 ~ "^/(var/)?tmp/" {{print $5}}' /proc/self/mountinfo | tac); do
@@ -63,6 +65,10 @@ mkdir -p /run/lock
 mkdir -p {scratch}/var-log {scratch}/var-lib
 mount --bind {scratch}/var-log /var/log
 mount --bind {scratch}/var-lib /var/lib
+echo '127.0.0.1 localhost {name}' > {scratch}/hosts
+echo '# nobody to ask' > {scratch}/resolv.conf
+mount --bind {scratch}/hosts /etc/hosts
+mount --bind {scratch}/resolv.conf /etc/resolv.conf
 ip link set lo up
 echo {port} > /proc/sys/net/ipv4/ip_local_reserved_ports
 ip addr add {service}/32 dev lo

@@ -71,9 +71,11 @@ class Driver:
         command = [
             *(sys.executable, "-m", *program, "--log-json", "--log-level", "debug"),
             *("--endpoint", f"unix://{self.socket}", "--node-id", self.node),
-            *("--target-socket", str(self.target.rpc_socket), "--http", ""),
+            *("--http", ""),
             *options,
         ]
+        if "--target-socket" not in options:
+            command += ["--target-socket", str(self.target.rpc_socket)]
         with self.log.open("ab") as log:
             begin = log.tell()
             self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)

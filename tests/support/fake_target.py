@@ -254,7 +254,7 @@ class FakeTarget(Client):
         bdevs = [{"name": uuid, **counted, **others, "io_error": {}} for uuid in chosen]
         return {"tick_rate": 1_000_000, "ticks": 1, "bdevs": bdevs}
 
-    def bdev_lvol_get_lvstores(self) -> list[dict[str, Any]]:
+    def bdev_lvol_get_lvstores(self, uuid: str | None = None) -> list[dict[str, Any]]:
         shown = {
             "base_bdev": "base",
             "cluster_size": MIB,
@@ -264,7 +264,13 @@ class FakeTarget(Client):
             "max_bdev_size": 1 << 50,
         }
         stores = self.lvstores.items() if self.loaded else ()
-        return [{"name": name, "uuid": uuid, **shown} for name, uuid in sorted(stores)]
+        found = [{"name": name, "uuid": own, **shown} for name, own in sorted(stores)]
+        if uuid is None:
+            return found
+        one = [store for store in found if store["uuid"] == uuid]
+        if not one:
+            raise RpcError(NO_DEVICE, "No such device")
+        return one
 
     def bdev_lvol_get_lvols(self, lvs_uuid: str) -> list[dict[str, Any]]:
         flags = ("is_snapshot", "is_clone", "is_esnap_clone", "is_degraded", "is_read_only")
@@ -350,6 +356,29 @@ class FakeTarget(Client):
             }
             | ({"flush_error": self.flush_error} if self.flush_error else {})
             for uuid in sorted(self.exports)
+        ]
+
+    def virtlun_vhost_get_stats(
+        self, name: str | None = None, scsi_target_num: int | None = None
+    ) -> list[dict[str, Any]]:
+        if name is not None:
+            self._controller(name)
+        done = {"reads": 10, "read_bytes": 40960, "read_ns": 1_000_000}
+        done |= {"writes": 20, "write_bytes": 81920, "write_ns": 2_000_000}
+        done |= dict.fromkeys(("flushes", "flush_ns", "others", "errors"), 0)
+        counters = ("requests", "errors", "malformed", "interrupts", "events_sent", "events_missed")
+        return [
+            {
+                "ctrlr": each,
+                **dict.fromkeys(counters, 0),
+                "targets": [
+                    {"scsi_target_num": number, "bdev_name": bdev, **done}
+                    for number, bdev in luns.items()
+                    if scsi_target_num in (None, number)
+                ],
+            }
+            for each, luns in self.controllers.items()
+            if name in (None, each)
         ]
 
     def vhost_get_controllers(self, name: str | None = None) -> list[dict[str, Any]]:

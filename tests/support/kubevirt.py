@@ -32,6 +32,7 @@ from csi.node import Node
 from csi.objects import Claim, Object, PersistentVolume
 from csi.proto import csi_pb2 as pb
 from csi.proto import kubevirt_plugin_pb2 as hooks
+from csi.targets import Targets
 from csi.vhostface import VhostFace
 from csi.volumes import OwnedVolumes
 from pydataplane.client import Client
@@ -118,16 +119,16 @@ class Host:
     def restart(self, client: Client | None = None) -> None:
         """Forgets everything that the driver had in memory."""
         self.close()
-        client = client or Client(self.target.rpc_socket)
-        volumes, locks = OwnedVolumes(client, self.name), VolumeLocks()
-        devices = LoopDevices(client)
+        targets = Targets([client or Client(self.target.rpc_socket)])
+        volumes, locks = OwnedVolumes(targets, self.name), VolumeLocks()
+        devices = LoopDevices(targets)
         self.locks = locks
-        self.controllers = VmControllers(client, devices, locks)
+        self.controllers = VmControllers(targets, devices, locks)
         self.pod_hooks = PodHooks(self.controllers, self.hook, Metrics())
         self.pod_hooks.start()
         self.inline = InlineVolumes(self.controllers, self.pod_hooks)
         self.csi = Controller(volumes, locks, self.name, lambda _: self.name)
-        self.node = Node(volumes, devices, VhostFace(client), locks, self.name, 0, self.inline)
+        self.node = Node(volumes, devices, VhostFace(targets), locks, self.name, 0, self.inline)
         self.node_hook = self.hook()
 
     def close(self) -> None:

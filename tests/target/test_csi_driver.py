@@ -7,7 +7,7 @@ import signal
 import socket
 import stat
 import subprocess
-import time
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -26,6 +26,7 @@ from csi.proto import pluginregistration_pb2 as registration
 from pydataplane.errors import RpcError
 from pydataplane.volumes import Volumes
 from tests.support.csi import (
+    CALL_DEADLINE_S,
     MIB,
     NODE,
     NOTHING,
@@ -37,6 +38,7 @@ from tests.support.csi import (
     mount,
 )
 from tests.support.frozen import freeze
+from tests.support.relay import Relay, Step
 from tests.support.target import Target
 from tests.target.conftest import MakeTarget
 
@@ -387,16 +389,29 @@ def test_a_volume_has_one_call_at_a_time_and_others_are_told_to_come_again(drive
         pb.NodeUnstageVolumeRequest(volume_id=handle, staging_target_path=path),
         pb.DeleteVolumeRequest(volume_id=handle),
     ]
-    with ThreadPoolExecutor(1) as threads, _frozen(driver.target) as wake:
-        first = threads.submit(driver.call, growing)
-        driver.wait_entry("begun", "ControllerExpandVolume")
-        time.sleep(0.2)  # from this line of the log to the lock
-        for request in others:
-            found = driver.refuses(request)
-            said = f"another operation on volume {handle} is in progress: try again later"
-            assert found == (Code.ABORTED, said), type(request).__name__
-        wake()
+    reached, wake = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        reached.set()
+        assert wake.wait(CALL_DEADLINE_S)
+
+    between = driver.directory / "between.sock"
+    with Relay(between, driver.target.rpc_socket, hold) as relay, ThreadPoolExecutor(1) as threads:
+        driver.stop()
+        driver.start("--target-socket", str(between))
+        relay.end_at(Step("before", "bdev_lvol_resize"), hold)
+        try:
+            first = threads.submit(driver.call, growing)
+            assert reached.wait(CALL_DEADLINE_S), "the target is not told to grow the volume"
+            for request in others:
+                found = driver.refuses(request)
+                said = f"another operation on volume {handle} is in progress: try again later"
+                assert found == (Code.ABORTED, said), type(request).__name__
+        finally:
+            wake.set()
         assert first.result().capacity_bytes == 128 * MIB
+        driver.stop()
+    driver.start()
     driver.unpublish(handle)
     driver.unstage(handle)
     driver.delete(handle)
@@ -503,12 +518,16 @@ def test_health_and_metrics(driver: Driver) -> None:
         told = f'virtlun_csi_lvstore{name}_bytes{{lvstore="lvs0"}} '
         (line,) = [each for each in words.splitlines() if each.startswith(told)]
         assert float(line.removeprefix(told)) == store[clusters] * store["cluster_size"]
-    assert "virtlun_csi_target_up 1.0" in words
+    up = f'virtlun_csi_target_up{{socket="{driver.target.rpc_socket}"}}'
+    assert f"{up} 1.0" in words
     assert _get(port, "readyz")[0] == 200
     driver.target.stop()
     assert _get(port, "healthz")[0] == 200
     assert _get(port, "readyz")[0] == 503
-    assert "virtlun_csi_target_up 0.0" in _get(port, "metrics")[1]
+    assert (
+        f'virtlun_csi_target_up{{socket="{driver.target.rpc_socket}"}} 0.0'
+        in _get(port, "metrics")[1]
+    )
     assert not driver.call(pb.ProbeRequest()).ready.value
     driver.target.start()
     driver.delete(handle)

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -235,3 +236,28 @@ def test_a_client_that_is_closed_keeps_no_connection_and_still_calls(tmp_path: P
     assert [client.call_raw("a"), client.call_raw("a")] == [2, 3]
     assert len(target.connections) == 3, "one that was kept, and one for each call after it"
     target.close()
+
+
+def test_a_target_that_takes_no_connection_is_waited_for_to_the_deadline(tmp_path: Path) -> None:
+    """As one that is stopped, with a full queue: connecting to it blocks."""
+    path = tmp_path / "t"
+    with socket.socket(socket.AF_UNIX) as listening, ExitStack() as queue:
+        listening.bind(str(path))
+        listening.listen(0)
+        with suppress(BlockingIOError):
+            while True:
+                waiting = queue.enter_context(socket.socket(socket.AF_UNIX))
+                waiting.setblocking(False)
+                waiting.connect(str(path))
+        with pytest.raises(TargetTimeout, match=f"{path} took no connection within 0.1 s"):
+            Client(path, timeout_s=0.1).call("spdk_get_version")
+
+
+def test_a_question_that_is_not_taken_is_waited_for_to_the_deadline(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        names = [f"lvs0/{n:0200d}" for n in range(20_000)]
+        with pytest.raises(TargetTimeout, match=f"no answer from {path} within 0.1 s"):
+            Client(path, timeout_s=0.1).call("bdev_get_iostat", names=names)

@@ -70,6 +70,7 @@ def test_what_the_schema_refuses_is_refused(
         ("vhost_get_controllers", {}),
         ("virtlun_export_list", {}),
         ("virtlun_get_status", {}),
+        ("virtlun_vhost_get_stats", {}),
         ("virtlun_lvol_get_sizes", {"names": ["lvs0/a", "none"]}),
     ],
 )

@@ -21,6 +21,7 @@ from csi.kubevirt.inline import InlineVolumes
 from csi.locks import VolumeLocks
 from csi.node import Node
 from csi.proto import csi_pb2 as pb
+from csi.targets import Targets
 from csi.vhostface import VhostFace
 from csi.volumes import OwnedVolumes
 from tests.support.fake_target import LVSTORE, MIB, FakeTarget
@@ -49,12 +50,13 @@ class World:
 
     def restart(self) -> None:
         """Begins anew with nothing in memory, as after a crash."""
-        volumes = OwnedVolumes(self.target, NODE)
+        targets = Targets([self.target])
+        volumes = OwnedVolumes(targets, NODE)
         self.controller = Controller(volumes, self.locks, NODE, self.nodes.get)
         inline = InlineVolumes(
-            VmControllers(self.target, self.host, self.locks), None, host=cast(Host, self.host)
+            VmControllers(targets, self.host, self.locks), None, host=cast(Host, self.host)
         )
-        faces = self.host, VhostFace(self.target)
+        faces = self.host, VhostFace(targets)
         self.node = Node(
             *(volumes, *faces, self.locks, NODE, 0, inline),
             capacity_of=lambda handle: self.capacities.get(handle, 0),

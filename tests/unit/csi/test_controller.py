@@ -14,6 +14,7 @@ from csi.errors import Code
 from csi.locks import VolumeLocks
 from csi.parameters import read
 from csi.proto import csi_pb2 as pb
+from csi.targets import Targets
 from csi.volumes import OWNER_XATTR, OwnedVolumes
 from csi.waiting import WaitingClaims
 from pydataplane.errors import RpcError, TargetTimeout, TargetUnavailable
@@ -486,7 +487,7 @@ def test_a_claim_for_many_nodes_is_told_that_its_volume_is_on_one(world: World) 
 
 def test_a_claim_that_no_volume_can_serve_is_told_why_and_waits_for_no_room() -> None:
     target = FakeTarget()
-    volumes, waiting = OwnedVolumes(target, "node1"), Told()
+    volumes, waiting = OwnedVolumes(Targets([target]), "node1"), Told()
     controller = Controller(volumes, VolumeLocks(), "node1", waiting=waiting)
     request = pb.GetCapacityRequest(
         parameters={"lvstore": LVSTORE, **CLAIM},

@@ -9,6 +9,7 @@ from csi.clustererrors import NotFoundError, UnreachableError
 from csi.healthevents import HEALTHY, LOOK_S, QUIET_S, HealthEvents
 from csi.kinds import CLAIM
 from csi.objects import PersistentVolume
+from csi.targets import Targets
 from csi.vhostface import VhostFace
 from csi.volumehealth import VolumeHealth
 from pydataplane.errors import TargetUnavailable
@@ -33,7 +34,8 @@ class Watched:
             deleting=False,
         )
         self.cluster.put(CLAIM, {"metadata": {"name": "data", "namespace": "shop"}})
-        self.health = VolumeHealth(world.target, world.host, VhostFace(world.target))
+        targets = Targets([world.target])
+        self.health = VolumeHealth(targets, world.host, VhostFace(targets))
         self.events = HealthEvents(self.health, NODE, self.cluster.connect)
         self.now = 1000.0
 
@@ -128,7 +130,8 @@ def test_a_volume_that_has_left_the_node_is_forgotten(of_any_face: Watched) -> N
 
 def test_nothing_is_told_outside_of_a_pod(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    health = VolumeHealth(world.target, world.host, VhostFace(world.target))
+    targets = Targets([world.target])
+    health = VolumeHealth(targets, world.host, VhostFace(targets))
     events = HealthEvents(health, NODE)
     events.start()
     assert world.target.calls == []

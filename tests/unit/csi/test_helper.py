@@ -47,9 +47,14 @@ class World:
         self.outside = directory / "outside"
         for folder in (self.kubelet, self.exports, self.vhost, self.outside):
             folder.mkdir()
+        self.other_target = directory / "other"
         self.target = self.kubelet / IN_POD
         self.target.parent.mkdir(parents=True)
-        self.confined = Confined(self.kubelet, self.exports, self.vhost)
+        self.confined = Confined(
+            self.kubelet,
+            [self.exports, self.other_target / "export"],
+            [self.vhost, self.other_target / "vhost"],
+        )
         self.note(self.target.parent)
 
     def note(self, folder: Path, volume: str = VOLUME, driver: str = DRIVER_NAME) -> None:
@@ -160,9 +165,12 @@ def test_a_file_is_the_export_of_its_volume(node: World) -> None:
     word = "is not the export of volume"
     for file in ("/etc/shadow", node.exports / "x" / OTHER, node.exports / VOLUME):
         node.refused(word, "attach", file=file, **words)
+    others = node.other_target / "export" / "session" / VOLUME
     file = node.exports / "session" / VOLUME
-    file.parent.mkdir()
-    file.write_bytes(bytes(4096))
+    for each in (others, file):
+        each.parent.mkdir(parents=True)
+        each.write_bytes(bytes(4096))
+    node.refused("no file of a file system of type fuse.virtlun", "attach", file=others, **words)
     node.refused("no file of a file system of type fuse.virtlun", "attach", file=file, **words)
     file.unlink()
     file.symlink_to("/etc/shadow")
@@ -211,7 +219,7 @@ def test_what_others_have_mounted_stays(tmp_path: Path) -> None:
     except subprocess.CalledProcessError as error:
         pytest.skip(f"this process may not mount: {error.stderr}")
     try:
-        confined = Confined(tmp_path, tmp_path / "export", tmp_path / "vhost")
+        confined = Confined(tmp_path, [tmp_path / "export"], [tmp_path / "vhost"])
         with pytest.raises(HostError, match="is not this driver's"):
             confined.do("unmount", VOLUME, {"target": str(target)})
         with pytest.raises(HostError, match="is not this driver's"):
@@ -229,12 +237,13 @@ def test_what_others_have_mounted_stays(tmp_path: Path) -> None:
         subprocess.run(["umount", target], check=True)
 
 
-def test_a_folder_is_mounted_sealed_and_removed(tmp_path: Path) -> None:
-    """As the driver asks for it, at a path that kubelet made for it."""
+@pytest.mark.parametrize("vhost", ["vhost", "other/vhost"])
+def test_a_folder_is_mounted_sealed_and_removed(tmp_path: Path, vhost: str) -> None:
+    """As the driver asks for it, at a path that kubelet made for it; of each target."""
     if os.geteuid() != 0:
         pytest.skip("only root may mount")
     node = World(tmp_path)
-    (folder := node.vhost / f"csi-{VOLUME}").mkdir()
+    (folder := tmp_path / vhost / f"csi-{VOLUME}").mkdir(parents=True)
     words = {"target": str(node.target)}
     try:
         node.confined.do("bind_folder", VOLUME, {"folder": str(folder), **words})

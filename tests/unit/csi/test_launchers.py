@@ -18,6 +18,7 @@ from csi.kubevirt.launchers import Launchers
 from csi.kubevirt.podhook import PodHooks
 from csi.kubevirt.pods import Pod
 from csi.proto import csi_pb2 as pb
+from csi.targets import Targets
 from tests.unit.csi.conftest import World, mount, refused
 from tests.unit.csi.fake_cluster import FakeCluster
 
@@ -96,7 +97,7 @@ def test_while_the_api_server_is_away_nobody_gets_one() -> None:
 
 
 def test_the_node_service_asks_before_it_makes_anything(world: World) -> None:
-    controllers = VmControllers(world.target, world.host, world.locks)
+    controllers = VmControllers(Targets([world.target]), world.host, world.locks)
     hooks = cast("PodHooks", object())
     check: Callable[[Pod], None] = launchers(changed(labels=None)).check
     world.node._inline = InlineVolumes(controllers, hooks, check)

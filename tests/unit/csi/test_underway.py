@@ -12,6 +12,7 @@ from csi.errors import Code, Failure
 from csi.hostdevice.loop import LoopDevices
 from csi.hostdevice.loopctl import Loop
 from csi.proto import csi_pb2 as pb
+from csi.targets import Targets
 from csi.underway import Underway
 from tests.support.fake_target import FakeTarget
 from tests.unit.csi.conftest import World, mount, refused
@@ -115,7 +116,7 @@ def test_an_export_or_a_device_that_does_not_answer_keeps_no_call(
     file, end = tmp_path / "file", threading.Event()
     file.touch()
     found = file.stat()
-    devices = LoopDevices(FakeTarget(), probe_s=0.01)
+    devices = LoopDevices(Targets([FakeTarget()]), probe_s=0.01)
     hung: set[object] = {file}
 
     def wait_for(what: object) -> bool:
