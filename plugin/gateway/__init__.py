@@ -5,13 +5,17 @@ pass through as they are, except the calls about disks of ours (see `handlers`):
 here, or rewritten on their way by `pydataplane.domain.translate`.
 
     wire, xdr, messages, procs   the protocol: framing, values, numbers
-    errors, peer, polkit, listen refusals; who a client is, and what it may do; sockets
+    errors, peer, polkit         refusals; who a client is, and what it may do
+    libvirtdconf, listen         what libvirtd.conf says of clients; sockets
+    manager                      what systemd is told
     incoming, outgoing, channel  what a socket received; what it is sent; messages over it
     upstream, admin              a small libvirt client, for calls of our own
     joined                       what many ask at the same time, asked once
-    target, targets              LUNs and volumes, of one target and of all
+    silence                      a target's client that notices when the target says nothing
+    usage                        what guests did with LUNs
+    target, answers, targets     LUNs and volumes, of one target and of all
     statistics, guestdisks       results of GET_ALL_DOMAIN_STATS and of the guest agent, in bytes
-    parsing                      threads for XML, and which client's comes next
+    parsing, budget              threads for XML, and memory for calls: whose turn it is
     locks, events, journal       one operation at a time; device events; changes under way, on disk
     redefined                    the events of definitions that we replace, held back
     domains, shown, known        a domain's XML: questions to it, as clients see it, what is ours

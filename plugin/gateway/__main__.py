@@ -14,6 +14,7 @@ import click
 import structlog
 
 from plugin.config import DEFAULT_PATH, Config, load
+from plugin.gateway import manager
 from plugin.gateway.server import Gateway
 from pydataplane.domain.errors import ConfigError
 
@@ -88,6 +89,7 @@ async def _serve(config: Config) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, gateway.stop)
+    manager.tell("READY=1")
     await gateway.run()
 
 

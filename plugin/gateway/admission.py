@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from plugin.gateway import polkit
+from plugin.gateway import libvirtdconf, polkit
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.caller import Caller
 from plugin.gateway.errors import Code, Refused, UpstreamError
@@ -59,7 +59,7 @@ class Admission:
         self._peer = peer
         self._caller = caller
         self._exchange = exchange
-        self._authorised = peer.uid == 0 or listener.auth is not polkit.Auth.POLKIT
+        self._authorised = peer.uid == 0 or listener.auth is not libvirtdconf.Auth.POLKIT
         self.is_open = False
         """Whether CONNECT_OPEN succeeded, as the client."""
         self.is_ours = False
@@ -134,7 +134,7 @@ class Admission:
         Raises:
             UpstreamError: the client may not, in libvirtd's words.
         """
-        if polkit.judges_calls(self._services.config.libvirtd_conf):
+        if libvirtdconf.judges_calls(self._services.config.libvirtd_conf):
             feature = bytes(Writer().i32(_MIGRATION_V3))
             reply = await self._ask(Proc.CONNECT_SUPPORTS_FEATURE, feature)
             if not reply.ok:

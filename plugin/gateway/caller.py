@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from plugin.config import GatewaySection
-from plugin.gateway import polkit
+from plugin.gateway import libvirtdconf, polkit
 from plugin.gateway.messages import Domain
 from plugin.gateway.peer import Peer
 from plugin.gateway.upstream import Upstream
@@ -42,12 +42,12 @@ class Caller:
         Raises:
             GatewayError: it may not, or libvirtd is not there.
         """
-        if polkit.judges_calls(self._config.libvirtd_conf):
+        if libvirtdconf.judges_calls(self._config.libvirtd_conf):
             await (await self.own()).metadata(dom, 0)
 
     async def may(self, actions: Sequence[str], name: str, uuid: str) -> bool:
         """Whether libvirtd would let the client do these polkit actions to a domain."""
-        if not polkit.judges_calls(self._config.libvirtd_conf):
+        if not libvirtdconf.judges_calls(self._config.libvirtd_conf):
             return True
         return await polkit.may(self.identity, actions, name, uuid, self._config.pkcheck)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -44,6 +45,34 @@ def identity_of(xml: str) -> tuple[str | None, bytes | None]:
     except (KeyError, ValueError):
         uuid = None
     return found.get("name", "").strip() or None, uuid
+
+
+_SPACE = r"[ \t\r\n]"
+_NAME = r"<name>(?P<name>[^<&]*)</name>"
+_UUID = r"<uuid>(?P<uuid>[0-9A-Fa-f-]{32,36})</uuid>"
+_HEAD = tuple(
+    re.compile(
+        rf"""{_SPACE}*+<domain(?:{_SPACE}++(?!xmlns=)[A-Za-z:]++=(?:'[^'<&]*+'|"[^"<&]*+"))*+"""
+        rf"{_SPACE}*+>{_SPACE}*+{first}{_SPACE}*+{second}"
+    )
+    for first, second in ((_NAME, _UUID), (_UUID, _NAME))
+)
+"""How libvirt, and nearly every client of it, begins a domain."""
+
+
+def identity_at_once(xml: str) -> tuple[str | None, bytes | None] | None:
+    """Returns what `identity_of` does, where the XML begins as usual; None: ask that.
+
+    Parses nothing, in a time that grows with the beginning alone: it may be long.
+    """
+    found = _HEAD[0].match(xml) or _HEAD[1].match(xml)
+    if found is None:
+        return None
+    try:
+        uuid = UUID(found["uuid"]).bytes
+    except ValueError:
+        return None
+    return found["name"].strip() or None, uuid
 
 
 def disk_dev(xml: str) -> str | None:

@@ -25,31 +25,43 @@ from plugin.gateway.statistics import (
     Block,
     Blocks,
     Record,
+    each_record,
     merged,
-    records,
     uuids,
     with_reasons,
 )
-from plugin.gateway.target import Usage
 from plugin.gateway.targets import Targets
+from plugin.gateway.usage import Unit, Usage
 from plugin.gateway.xdr import XdrError
 from pydataplane.volumes import Sizes
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 TURN = 16
 """Records after which other clients get their turn."""
+
+FOUND = 64
+"""The same, while they are looked for."""
 
 LONG_BYTES = 65_536
 """Replies longer than this are changed one after the other, for all clients: however many poll,
 a change that is under way waits for one of them at a time."""
 
 
+ROUNDS = 4
+"""Calls about all domains that libvirtd has at a time. At thousands of domains each reply is some
+MiB, and a poller at each of libvirtd's workers would leave none for changes."""
+
+ROUND_WAIT_S = 5.0
+"""The longest that one waits for those before it, seconds: they may be about domains that hang."""
+
+
 @dataclass(frozen=True)
 class Numbers:
-    """What the target said about volumes, by the name that it was asked for."""
+    """What the target said about LUNs, and about volumes by the name that it was asked for."""
 
-    usages: Mapping[str, Usage]
+    usages: Mapping[Unit, Usage]
     sizes: Mapping[str, Sizes]
     about: Mapping[bytes, Seen]
     """The domains that it was asked about, by UUID, and what was known of them."""
@@ -90,6 +102,23 @@ class DomainStats:
         self._last: dict[bytes, _Last] = {}
         """By the domain's UUID."""
         self._most = TURN
+        self._rounds = asyncio.Semaphore(ROUNDS)
+
+    @asynccontextmanager
+    async def round(self) -> AsyncIterator[None]:
+        """Holds the right to ask about all domains, first come first served.
+
+        Who has waited for `ROUND_WAIT_S` goes on without it.
+        """
+        try:
+            await asyncio.wait_for(self._rounds.acquire(), ROUND_WAIT_S)
+        except TimeoutError:
+            yield
+            return
+        try:
+            yield
+        finally:
+            self._rounds.release()
 
     def known(self, payload: bytes) -> bytes | None:
         """Returns what to answer with, at once; None: ask `translated`.
@@ -154,7 +183,11 @@ class DomainStats:
 
     async def _disks(self, payload: bytes) -> tuple[list[Record], list[Seen]]:
         """Returns the records, and what each domain has of ours."""
-        every = records(payload)
+        every = []
+        for record in each_record(payload):
+            every.append(record)
+            if len(every) % FOUND == 0:
+                await asyncio.sleep(0)
         seen = [self._known.at_once(record.uuid) for record in every]
         missing = [nth for nth, item in enumerate(seen) if item is None]
         asked = (self._seen(every[nth].domain(payload)) for nth in missing)
@@ -167,7 +200,7 @@ class DomainStats:
         payload: bytes,
         every: Sequence[Record],
         disks: Sequence[Seen],
-        usages: Mapping[str, Usage],
+        usages: Mapping[Unit, Usage],
         sizes: Mapping[str, Sizes],
     ) -> bytes:
         """Adds to each domain's record what its disks of ours did."""
@@ -187,7 +220,7 @@ class DomainStats:
         return b"".join(parts)
 
     def _blocks(
-        self, uuid: bytes, item: Seen, usages: Mapping[str, Usage], sizes: Mapping[str, Sizes]
+        self, uuid: bytes, item: Seen, usages: Mapping[Unit, Usage], sizes: Mapping[str, Sizes]
     ) -> Blocks:
         """Returns a domain's disks; those of the last time where nothing of them changed."""
         names = [lun.bdev_name for lun in item.luns]
@@ -200,7 +233,7 @@ class DomainStats:
                 Block(
                     lun.dev,
                     self._prefix + lun.volume.alias,
-                    usages.get(name) if item.running else None,
+                    usages.get(item.unit(lun)) if item.running else None,
                     size,
                 )
                 for lun, name, size in zip(item.luns, names, now, strict=True)
@@ -222,9 +255,9 @@ class DomainStats:
 
     async def _numbers(
         self, disks: Collection[Seen]
-    ) -> tuple[Mapping[str, Usage], Mapping[str, Sizes]]:
+    ) -> tuple[Mapping[Unit, Usage], Mapping[str, Sizes]]:
         """Asks the target once for all; without one there are names alone, as libvirt does it."""
-        used = [lun.bdev_name for item in disks if item.running for lun in item.luns]
+        used = [item.unit(lun) for item in disks if item.running for lun in item.luns]
         names = [lun.bdev_name for item in disks for lun in item.luns]
         return await asyncio.gather(
             _if_any(self._target.usage, used), _if_any(self._target.sizes, names)
@@ -232,9 +265,9 @@ class DomainStats:
 
 
 async def _if_any(
-    ask: Callable[[list[str]], Awaitable[Mapping[str, T]]], names: list[str]
-) -> Mapping[str, T]:
-    """Asks about names; of what cannot be asked nothing is known."""
+    ask: Callable[[list[K]], Awaitable[Mapping[K, T]]], names: list[K]
+) -> Mapping[K, T]:
+    """Asks about LUNs or names; of what cannot be asked nothing is known."""
     try:
         return await ask(names) if names else {}
     except GatewayError:

@@ -57,6 +57,9 @@ async def make(services: Services, plan: Plan) -> bool:
     The caller holds the domain's lock.
     """
     try:
+        silent = services.target.silence_at(plan)
+        if silent is not None:
+            raise silent
         async with asyncio.timeout(MAKE_S):
             await services.target.ensure(plan)
     except (GatewayError, TimeoutError) as error:

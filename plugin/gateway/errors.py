@@ -93,6 +93,10 @@ class NoAnswer(Refused):
     """A target does not run, is not for this user, or does not answer in time."""
 
 
+class Kept(Refused):
+    """A running domain keeps a LUN that its metadata does not have so: see `LunKept`."""
+
+
 class UpstreamError(GatewayError):
     """libvirtd refused; `raw` is its remote_error, passed on verbatim."""
 

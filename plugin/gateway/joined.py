@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from typing import Generic, TypeVar
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
-class Joined(Generic[T]):
+class Joined(Generic[K, T]):
     """One question about names at a time; who asks meanwhile shares the next one.
 
     So however many ask, two questions are under way or wait, and nobody gets an answer to what was
     asked before it came.
     """
 
-    def __init__(self, ask: Callable[[list[str]], Awaitable[dict[str, T]]]) -> None:
+    def __init__(self, ask: Callable[[list[K]], Awaitable[dict[K, T]]]) -> None:
         """`ask` takes names, each once, and returns what is known by name."""
         self._ask = ask
         self._turn = asyncio.Lock()
-        self._names: set[str] = set()
-        self._next: asyncio.Task[dict[str, T]] | None = None
+        self._names: set[K] = set()
+        self._next: asyncio.Task[dict[K, T]] | None = None
 
-    async def about(self, names: Iterable[str]) -> Mapping[str, T]:
+    async def about(self, names: Iterable[K]) -> Mapping[K, T]:
         """Returns what is known of `names` now, and of what others asked for at the same time.
 
         It is one mapping for all of them, so that thousands of names are not sorted out for each.
@@ -35,7 +36,7 @@ class Joined(Generic[T]):
         # One who leaves must not take the answer from the others.
         return await asyncio.shield(self._next)
 
-    async def _put(self) -> dict[str, T]:
+    async def _put(self) -> dict[K, T]:
         async with self._turn:
             names, self._names, self._next = self._names, set(), None
             return await self._ask(list(names))

@@ -20,11 +20,12 @@ from dataclasses import dataclass
 from plugin.gateway.domains import is_running
 from plugin.gateway.messages import Domain
 from plugin.gateway.upstream import Upstream
+from plugin.gateway.usage import Unit
 from plugin.gateway.wire import WireError
 from plugin.gateway.xdr import Reader
 from pydataplane.domain import translate
 from pydataplane.domain.errors import TranslateError
-from pydataplane.domain.translate import PREFIX, LunPlan, Plan
+from pydataplane.domain.translate import PREFIX, LunPlan, Plan, controller_name
 from pydataplane.domain.xml import carrier as carriers
 from pydataplane.domain.xml import view as views
 
@@ -44,10 +45,16 @@ class Seen:
     running: bool = False
     carrier: str | None = None
     """Target dev of the disk that stands for our controller."""
+    controller: str = ""
+    """Name of that controller in the target, whatever the metadata says."""
     luns: tuple[LunPlan, ...] = ()
     """The disks of ours, in their order; of damaged metadata those that can be read."""
     plan: Plan | None = None
     """What the target must have; None if nothing, or if the metadata is damaged."""
+
+    def unit(self, lun: LunPlan) -> Unit:
+        """Returns what a disk of the running domain is in the target."""
+        return Unit(self.controller, lun.target)
 
     def find(self, path: str, settings: translate.Settings) -> LunPlan | None:
         """Returns the disk of ours that `path` means, or None; see `translate.find`."""
@@ -73,6 +80,7 @@ def read(xml: str) -> Seen:
         ours=True,
         running=is_running(xml),
         carrier=None if node is None else node.value("target", "dev"),
+        controller=controller_name(view.uuid),
         luns=tuple(entry.lun for entry in entries),
         plan=plan,
     )

@@ -10,7 +10,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from plugin.gateway.polkit import Auth, setting
+from plugin.gateway.libvirtdconf import Auth, setting
 from pydataplane.domain.errors import ConfigError
 
 BACKLOG = 128

@@ -3,7 +3,8 @@
 It gives running domains their LUNs again after a target came back without them, and takes away what
 nobody uses any more: controllers of domains that do not run, or are gone. A controller that a QEMU
 is connected to is never taken away, whatever libvirtd says, nor one whose name is not `vm-UUID`.
-From a domain that runs no LUN is taken: one that its metadata does not have is named in the log.
+From a domain that runs no LUN is taken: one that its metadata does not have is named in the log, as
+kept, with what puts it right.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from uuid import UUID
 import structlog
 
 from plugin.gateway import records
-from plugin.gateway.errors import Code, GatewayError, UpstreamError
+from plugin.gateway.errors import Code, GatewayError, Kept, UpstreamError
 from plugin.gateway.known import Seen
 from plugin.gateway.messages import Domain
 from plugin.gateway.services import Services
@@ -29,6 +30,11 @@ _log = structlog.get_logger(__name__)
 
 TURN = 64
 """Domains after which others than the round get their turn."""
+
+FAILED = "not reconciled"
+"""Event of the log: what the sentence says failed."""
+KEPT = "LUN kept on a running domain"
+"""Event of the log: nothing failed, and the sentence says what was found and what changes it."""
 
 
 class Reconciler:
@@ -67,8 +73,13 @@ class Reconciler:
             try:
                 seen = await services.known.current(dom)
                 if not self._is_right(dom, seen, observed):
+                    silent = services.target.silence_at(seen.plan) if seen.plan else None
+                    if silent is not None:  # others are not to wait for it
+                        raise silent
                     await self._put_right(dom)
                 self._said.pop(dom.uuid_text, None)
+            except Kept as error:
+                self._say(dom.uuid_text, str(error), KEPT, domain=dom.name)
             except (GatewayError, TranslateError) as error:
                 self._say(dom.uuid_text, str(error), domain=dom.name)
         there = {dom.uuid for dom in domains}
@@ -116,11 +127,11 @@ class Reconciler:
         except GatewayError as error:
             self._say(controller, str(error))
 
-    def _say(self, what: str, text: str, **more: str) -> None:
+    def _say(self, what: str, text: str, event: str = FAILED, **more: str) -> None:
         """Logs a sentence once, until it is another."""
         if self._said.get(what) != text:
             self._said[what] = text
-            _log.warning("not reconciled", error=text, **more)
+            _log.warning(event, **{"error" if event == FAILED else "why": text}, **more)
 
 
 async def reconcile_domain(services: Services, dom: Domain, *, only_stopped: bool = False) -> bool:

@@ -10,6 +10,7 @@ rights, and what is restored is what was there before it.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 
 import structlog
@@ -28,10 +29,23 @@ _log = structlog.get_logger(__name__)
 
 
 async def recover_all(services: Services) -> None:
-    """Recovers what an earlier gateway left, and what we could not roll back at once."""
+    """Recovers what an earlier gateway left, and what we could not roll back at once.
+
+    Those of one domain in their order, those of several beside each other, so that one whose target
+    does not answer keeps no other waiting.
+    """
+    of: dict[bytes, list[StoredEntry]] = {}
     for stored in [*services.journal.pending, *services.journal.orphans()]:
-        async with services.domain_lock(stored.entry.dom_uuid):
-            await recover(services, stored)
+        of.setdefault(stored.entry.dom_uuid, []).append(stored)
+
+    async def recover_domain(uuid: bytes, entries: list[StoredEntry]) -> None:
+        for stored in entries:
+            async with services.domain_lock(uuid):
+                await recover(services, stored)
+
+    async with asyncio.TaskGroup() as group:
+        for uuid, entries in of.items():
+            group.create_task(recover_domain(uuid, entries))
 
 
 async def recover(services: Services, stored: StoredEntry, *, roll_back: bool = False) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import structlog
 
 from plugin.config import LIBVIRTDS_PLACES, AuthSetting, Config
-from plugin.gateway import polkit
+from plugin.gateway import libvirtdconf
 from plugin.gateway.admin import AdminConnection
+from plugin.gateway.budget import Budget
 from plugin.gateway.domstats import DomainStats
 from plugin.gateway.events import Announced
 from plugin.gateway.ioerrors import IoErrors
@@ -53,6 +54,7 @@ class Gateway:
             config=config.gateway,
             hook=config.hook,
             settings=settings,
+            budget=Budget(),
             parsers=self._parsers,
             shown=Shown(settings, self._parsers.shown),
             known=known,
@@ -117,11 +119,12 @@ class Gateway:
         read_only: bool,
     ) -> None:
         auth = (
-            polkit.configured(
-                polkit.configuration_of(self.config.libvirtd_conf, upstream), read_only=read_only
+            libvirtdconf.configured(
+                libvirtdconf.configuration_of(self.config.libvirtd_conf, upstream),
+                read_only=read_only,
             )
             if setting == "auto"
-            else polkit.Auth(setting)
+            else libvirtdconf.Auth(setting)
         )
         sock = given.get(str(path))
         ours = sock is None
@@ -137,7 +140,7 @@ class Gateway:
         In libvirtd's place nobody is to use libvirtd's own: there its configuration counts.
         """
         if self.config.listen.parent in LIBVIRTDS_PLACES:
-            conf = polkit.configuration_of(self.config.libvirtd_conf, upstream)
+            conf = libvirtdconf.configuration_of(self.config.libvirtd_conf, upstream)
             found = in_place_of(upstream, conf, read_only=read_only)
         else:
             found = as_at(upstream, read_only=read_only)

@@ -11,6 +11,7 @@ from typing import TypeVar
 from uuid import UUID
 
 from plugin.config import GatewaySection, HookSection
+from plugin.gateway.budget import Budget
 from plugin.gateway.domstats import DomainStats
 from plugin.gateway.events import Announced
 from plugin.gateway.journal import Journal
@@ -40,6 +41,8 @@ class Services:
     target: Targets
     locks: Locks
     journal: Journal
+    budget: Budget
+    """Memory for calls that are read whole."""
     parsers: Parsers
     """The threads in which XML is read."""
     shown: Shown

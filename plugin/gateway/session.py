@@ -23,6 +23,7 @@ from typing import Any
 import structlog
 
 from plugin.gateway.admission import Admission
+from plugin.gateway.budget import Grant
 from plugin.gateway.call import Call, Handler, Reply
 from plugin.gateway.caller import Caller
 from plugin.gateway.channel import Channel, Pass
@@ -71,7 +72,7 @@ SHOWN_MAX = 8
 """Replies of one client that are translated at a time; with one more no further one is read."""
 
 STALL_S = 60.0
-"""How long a client may take nothing of what is sent to it, seconds.
+"""How long a client may take nothing of what is sent to it, or send a long call, seconds.
 
 Replies wait behind it, and with them the calls that hold a domain's lock. libvirtd's own keepalive
 gives up after half of that.
@@ -107,6 +108,7 @@ class Session:
         self._stopping = asyncio.Event()
         self._awaited: dict[tuple[int, int], asyncio.Future[Reply]] = {}
         self._slots = asyncio.Semaphore(CALLS_MAX)
+        self._memory = services.budget.share(self.peer.uid)
         self._showing = asyncio.Semaphore(SHOWN_MAX)
         self._to_client = Pass(self.client)
         self._shown = {
@@ -201,15 +203,37 @@ class Session:
             if procedure is None:
                 await self._before_open(header)
                 continue
-            payload, descriptors = await self.client.payload(header, procedure.max_bytes)
             await self._slots.acquire()
-            call = self._call(header, payload, descriptors)
-            self._spawn(self._handle(procedure.handler, call))
+            grant, call = await self._read_call(header, procedure)
+            task = self._spawn(self._handle(procedure.handler, call))
+            task.add_done_callback(lambda _, grant=grant: grant.release())  # type: ignore[misc]
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _read_call(self, header: Header, procedure: Procedure) -> tuple[Grant, Call]:
+        """Reads a call whole, when there is room for it.
+
+        Raises:
+            WireError: it is longer than any such call, or does not come to its end for STALL_S.
+        """
+        if header.payload_bytes > procedure.max_bytes:
+            raise WireError(f"{name_of(header.procedure)} with {header.payload_bytes} bytes")
+        grant = await self._memory.take(header.payload_bytes)
+        try:
+            # Others may wait for this room.
+            async with asyncio.timeout(STALL_S if grant.drawn else None):
+                given = await self.client.payload(header, procedure.max_bytes)
+        except BaseException as error:
+            grant.release()
+            if isinstance(error, TimeoutError):
+                text = f"{name_of(header.procedure)} is not there after {STALL_S:g} s"
+                raise WireError(text) from error
+            raise
+        return grant, self._call(header, *given)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _call(self, header: Header, payload: bytes, descriptors: list[int]) -> Call:
         given = (self, self._services, self._caller, self.subscriptions, self._parser)

@@ -9,20 +9,21 @@ import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import TypeVar
 
-from plugin.gateway.errors import NoAnswer, Refused
-from pydataplane import methods
+from plugin.gateway import usage
+from plugin.gateway.errors import Kept, NoAnswer, Refused
+from plugin.gateway.silence import WatchedClient
+from plugin.gateway.usage import Unit, Usage
 from pydataplane.client import Client
 from pydataplane.domain import missing, reconcile
-from pydataplane.domain.errors import ReconcileError, Refusal
+from pydataplane.domain.errors import LunKept, ReconcileError, Refusal
 from pydataplane.domain.reconcile import AddTarget, Bdev, Release, RemoveTarget
 from pydataplane.domain.translate import CONTROLLER_PREFIX, LunPlan, Plan
 from pydataplane.errors import (
     BUSY,
     EXISTS,
-    NO_DEVICE,
     NO_SPACE,
     RpcError,
     TargetError,
@@ -38,31 +39,11 @@ T = TypeVar("T")
 
 EMPTY = reconcile.State({})
 
-NAMES_MAX = 512
-"""Volumes asked about in one call, for it and the answer to stay small."""
-
 CHANGES_MAX = 8
 """Changes of one target, and what is asked for them, at a time."""
 
 POLLS_MAX = 2
 """Questions of pollers to one target at a time, each of them for all who ask."""
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What one disk did since its volume was opened: operations, bytes and nanoseconds."""
-
-    reads: int
-    read_bytes: int
-    read_ns: int
-    writes: int
-    written_bytes: int
-    write_ns: int
-    flushes: int = 0
-    flush_ns: int = 0
-
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -80,7 +61,7 @@ class Suspended:
 class Target:
     """One target, by its JSON-RPC client."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: WatchedClient) -> None:
         self._client = client
         self._volumes = Volumes(client)
         # Pollers never keep a change waiting, nor a target that hangs another one's calls.
@@ -98,6 +79,13 @@ class Target:
         self._polls.shutdown(wait=False)
         self._client.close()
 
+    @property
+    def silence(self) -> NoAnswer | None:
+        """Returns why nothing should wait for it: it is silent; None if it is not."""
+        if not self._client.silent_s:
+            return None
+        return NoAnswer(Refusal.TIMEOUT, self._client.silence)
+
     async def _run(self, work: Callable[[], T], *, poll: bool = False) -> T:
         """Runs blocking work in a thread and turns its errors into refusals."""
         if self._closed:
@@ -108,6 +96,8 @@ class Target:
             return await asyncio.get_running_loop().run_in_executor(workers, work)
         except VolumeNotFoundError as error:
             raise Refused(Refusal.NO_VOLUME, str(error)) from error
+        except LunKept as error:
+            raise Kept(Refusal.NOT_POSSIBLE_NOW, str(error)) from error
         except (VolumeError, ReconcileError) as error:
             raise Refused(Refusal.BAD_ARGUMENT, str(error)) from error
         except TargetUnavailable as error:
@@ -167,9 +157,9 @@ class Target:
 
         await self._run(work)
 
-    async def usage(self, names: list[str]) -> dict[str, Usage]:
-        """Returns the statistics of volumes by name (UUID or LVSTORE/LVOL); unknown ones lack."""
-        return await self._run(lambda: _usage(self._client, names), poll=True)
+    async def usage(self, units: list[Unit]) -> dict[Unit, Usage]:
+        """Returns what guests did with these LUNs; those that are not there lack."""
+        return await self._run(lambda: usage.ask(self._client, units), poll=True)
 
     async def holders(self, uuid: str, besides: str) -> list[str]:
         """Returns the UUIDs of other domains whose controller has this volume as a LUN."""
@@ -285,39 +275,3 @@ def _add(client: Client, plan: Plan, lun: LunPlan, volume: Lvol) -> bool:
             ) from None
         raise
     return True
-
-
-def _usage(client: Client, names: list[str]) -> dict[str, Usage]:
-    """Asks for the statistics of these volumes alone; those that are not there are left out."""
-    found: dict[str, Usage] = {}
-    for start in range(0, len(names), NAMES_MAX):
-        asked = sorted(set(names[start : start + NAMES_MAX]))
-        try:
-            found |= _usage_of(asked, client.call("bdev_get_iostat", names=asked))
-        except RpcError as error:
-            if error.code != NO_DEVICE:
-                raise
-            # One of them is gone: that must not hide the others.
-            there = client.call_for_each("bdev_get_iostat", asked, lambda name: {"names": [name]})
-            for name, answer in there.items():
-                found |= _usage_of([name], answer)
-    return found
-
-
-def _usage_of(names: list[str], answer: methods.Iostat) -> dict[str, Usage]:
-    """Reads the result of bdev_get_iostat about these."""
-    per_tick_ns = 1e9 / (answer.get("tick_rate") or 1_000_000_000)
-    # In the order of the names, which may be aliases.
-    return {
-        name: Usage(
-            reads=item["num_read_ops"],
-            read_bytes=item["bytes_read"],
-            read_ns=int(item.get("read_latency_ticks", 0) * per_tick_ns),
-            writes=item["num_write_ops"],
-            written_bytes=item["bytes_written"],
-            write_ns=int(item.get("write_latency_ticks", 0) * per_tick_ns),
-            flushes=item.get("num_flush_ops", 0),
-            flush_ns=int(item.get("flush_latency_ticks", 0) * per_tick_ns),
-        )
-        for name, item in zip(names, answer["bdevs"], strict=True)
-    }

@@ -12,14 +12,16 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from plugin.config import Config
+from plugin.gateway.answers import Answers, Member, answers_of
 from plugin.gateway.errors import GatewayError, NoAnswer, Refused
 from plugin.gateway.joined import Joined
-from plugin.gateway.target import Suspended, Target, Usage
-from plugin.targets import TargetAddress, addresses
-from pydataplane.client import Client
+from plugin.gateway.silence import WatchedClient
+from plugin.gateway.target import Suspended, Target
+from plugin.gateway.usage import Unit, Usage
+from plugin.targets import addresses
 from pydataplane.domain import translate
 from pydataplane.domain.errors import Refusal
 from pydataplane.domain.reconcile import Release, State, actions, unasked
@@ -30,28 +32,6 @@ T = TypeVar("T")
 
 KEPT = 4
 """Connections to each target that stay open; it serves 64 clients in all."""
-
-
-@dataclass(frozen=True)
-class Member:
-    """One of the targets."""
-
-    address: TargetAddress
-    target: Target
-
-    @property
-    def label(self) -> str:
-        """Returns what to call it in messages."""
-        return f"target {self.address.label}"
-
-
-@dataclass(frozen=True)
-class Answers(Generic[T]):
-    """What the targets said to one question."""
-
-    given: list[tuple[Member, T]]
-    refused: list[tuple[Member, GatewayError]]
-    silent: list[tuple[Member, NoAnswer]]
 
 
 @dataclass(frozen=True)
@@ -103,33 +83,35 @@ class Targets:
 
     def _target(self, socket: Path) -> Target:
         if socket not in self._made:
-            client = Client(socket, self._config.target.timeout_s, keep=KEPT)
+            client = WatchedClient(socket, self._config.target.timeout_s, keep=KEPT)
             self._made[socket] = Target(client)
         return self._made[socket]
 
-    async def _ask(self, question: Callable[[Target], Awaitable[T]]) -> Answers[T]:
-        """Puts a question to all targets.
+    async def _ask(
+        self,
+        question: Callable[[Target], Awaitable[T]],
+        *,
+        enough: Callable[[list[T]], bool] = bool,
+        patient: bool = True,
+    ) -> Answers[T]:
+        """Puts a question to all targets; `enough` and `patient` as for `answers_of`.
 
         Raises:
             GatewayError: none of them answers.
         """
         members = self._members()
-        outcomes = await asyncio.gather(
-            *(question(member.target) for member in members), return_exceptions=True
-        )
-        answers: Answers[T] = Answers([], [], [])
-        for member, outcome in zip(members, outcomes, strict=True):
-            if isinstance(outcome, NoAnswer):
-                answers.silent.append((member, outcome))
-            elif isinstance(outcome, GatewayError):
-                answers.refused.append((member, outcome))
-            elif isinstance(outcome, BaseException):
-                raise outcome
-            else:
-                answers.given.append((member, outcome))
-        if len(answers.silent) == len(members):
-            raise answers.silent[0][1]
-        return answers
+        if len(members) == 1 and patient:  # nobody else can know
+            (member,) = members
+            try:
+                return Answers([(member, await question(member.target))], [], [])
+            except NoAnswer:
+                raise
+            except GatewayError as error:
+                return Answers([], [(member, error)], [])
+        asked: dict[asyncio.Future[T], Member] = {
+            asyncio.ensure_future(question(member.target)): member for member in members
+        }
+        return await answers_of(asked, enough=enough, patient=patient)
 
     async def _only(
         self, question: Callable[[Target], Awaitable[T]], what: str
@@ -160,7 +142,7 @@ class Targets:
         refusals = [error for _, error in answers.refused]
         raise next((e for e in refusals if "there is no lvstore" not in str(e)), refusals[0])
 
-    async def _of_plan(self, plan: Plan) -> Target:
+    def _of_plan(self, plan: Plan) -> Target:
         """Returns the target that makes the plan's socket: the first, if none is known to."""
         members = self._members()
         folder = Path(plan.socket).parent
@@ -172,7 +154,7 @@ class Targets:
         members = self._members()
         if len(members) == 1 or not luns:
             return
-        home = await self._of_plan(plan)
+        home = self._of_plan(plan)
         at = next(member for member in members if member.target is home)
         stores = await self._ask(Target.lvstores)
         for lun in luns:
@@ -215,8 +197,10 @@ class Targets:
         plan = (await translated(settings)).plan
         if plan is None or not plan.luns:
             return settings
-        answers = await self._ask(Target.lvstores)
         wanted = {lun.volume.lvstore for lun in plan.luns}
+        answers = await self._ask(
+            Target.lvstores, enough=lambda found: wanted <= set().union(*found)
+        )
         homes = [(member, names & wanted) for member, names in answers.given if names & wanted]
         for store in sorted(wanted):
             having = [member.label for member, names in homes if store in names]
@@ -237,6 +221,24 @@ class Targets:
             return settings
         return replace(settings, vhost_dir=str(homes[0][0].address.vhost_dir))
 
+    def _check_heard(self) -> None:
+        """Raises a refusal if a target is silent, which may have what no other one has."""
+        why = next((why for member in self._members() if (why := member.target.silence)), None)
+        if why is not None:
+            raise why
+
+    def missing(self, lun: LunPlan) -> Refused:
+        """Returns why nothing is known of a disk's volume."""
+        try:
+            self._check_heard()
+        except NoAnswer as why:
+            return why
+        return Refused(Refusal.NO_VOLUME, f"the target has no volume {lun.volume.alias}")
+
+    def silence_at(self, plan: Plan) -> NoAnswer | None:
+        """Returns why nothing should wait for the target that makes a plan's socket, or None."""
+        return self._of_plan(plan).silence
+
     async def _of_controller(self, controller: str) -> list[Target]:
         members = self._members()
         if len(members) == 1:
@@ -256,7 +258,7 @@ class Targets:
         return await self._sizes.about(references)
 
     async def _sizes_of(self, references: list[str]) -> dict[str, Sizes]:
-        answers = await self._ask(lambda t: t.sizes(references))
+        answers = await self._ask(lambda t: t.sizes(references), patient=False)
         return {name: item for _, found in answers.given for name, item in found.items()}
 
     async def ping(self, controller: str | None = None) -> None:
@@ -300,13 +302,13 @@ class Targets:
         """Gives a volume at least `size` bytes."""
         await (await self._having(volume)).resize(volume, size)
 
-    async def usage(self, names: list[str]) -> Mapping[str, Usage]:
-        """Returns the statistics of volumes by name; unknown ones lack. See `Joined.about`."""
-        return await self._usage.about(names)
+    async def usage(self, units: list[Unit]) -> Mapping[Unit, Usage]:
+        """Returns what guests did with LUNs; unknown ones lack. See `Joined.about`."""
+        return await self._usage.about(units)
 
-    async def _usage_of(self, names: list[str]) -> dict[str, Usage]:
-        answers = await self._ask(lambda t: t.usage(names))
-        return {name: item for _, found in answers.given for name, item in found.items()}
+    async def _usage_of(self, units: list[Unit]) -> dict[Unit, Usage]:
+        answers = await self._ask(lambda t: t.usage(units), patient=False)
+        return {unit: item for _, found in answers.given for unit, item in found.items()}
 
     async def holders(self, uuid: str, besides: str) -> list[str]:
         """Returns the UUIDs of other domains whose controller has this volume as a LUN."""
@@ -315,7 +317,7 @@ class Targets:
 
     async def suspended(self) -> list[Suspended]:
         """Returns what waits because an I/O failed; of a target that is silent nothing."""
-        answers = await self._ask(Target.suspended)
+        answers = await self._ask(Target.suspended, patient=False)
         return [item for _, found in answers.given for item in found]
 
     async def observe(self) -> Observed:
@@ -335,25 +337,28 @@ class Targets:
     async def find_volumes(self, plan: Plan, known: Mapping[str, str]) -> Plan:
         """Returns the plan with the UUIDs of the volumes that are there; see `missing`."""
         await self._check_home(plan, plan.luns)
-        return await (await self._of_plan(plan)).find_volumes(plan, dict(known))
+        return await self._of_plan(plan).find_volumes(plan, dict(known))
 
     async def make_volumes(self, plan: Plan, mib: int) -> Plan:
         """Makes those volumes of the plan that have no UUID; returns it with all of them."""
-        return await (await self._of_plan(plan)).make_volumes(plan, mib)
+        return await self._of_plan(plan).make_volumes(plan, mib)
 
     async def ensure(self, plan: Plan, *, whole: bool = True) -> list[LunPlan]:
         """Makes the controller exist with the plan's LUNs; see `Target.ensure`."""
-        return await (await self._of_plan(plan)).ensure(plan, whole=whole)
+        return await self._of_plan(plan).ensure(plan, whole=whole)
 
     async def add(self, plan: Plan, lun: LunPlan, volume: Lvol) -> bool:
         """Adds one LUN, of this volume, to the plan's controller; False if it is there already."""
         await self._check_home(plan, (lun,))
-        return await (await self._of_plan(plan)).add(plan, lun, volume)
+        return await self._of_plan(plan).add(plan, lun, volume)
 
     async def remove(self, controller: str, target: int) -> None:
         """Removes one LUN; its I/O has ended when this returns. Safe to repeat."""
-        for having in await self._of_controller(controller):
+        found = await self._of_controller(controller)
+        for having in found:
             await having.remove(controller, target)
+        if not found:
+            self._check_heard()
 
     async def release_idle(self, controller: str) -> Release:
         """Deletes a controller with its LUNs unless a QEMU is connected to it."""

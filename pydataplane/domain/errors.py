@@ -5,6 +5,7 @@ PluginError
 |-- ConfigError            virtlun.toml is missing, unreadable or wrong
 |-- RecordError            the hook's record of a domain's volumes cannot be read or written
 `-- ReconcileError         the target could not be brought to what the domains need
+    `-- LunKept            a running domain keeps a LUN that its metadata does not have so
 
 Standard library only: the hook is made of it.
 
@@ -114,3 +115,7 @@ class RecordError(PluginError):
 
 class ReconcileError(PluginError):
     """The target refused or failed while it was brought to what the domains need."""
+
+
+class LunKept(ReconcileError):
+    """A running domain keeps a LUN that its metadata does not have so: nothing has failed."""

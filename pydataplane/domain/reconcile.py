@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
-from pydataplane.domain.errors import ReconcileError
+from pydataplane.domain.errors import LunKept, ReconcileError
 from pydataplane.domain.model import ON_ERROR, OWN, Characteristics, LunPlan, Plan
 from pydataplane.errors import BAD_PARAMETERS, BUSY, METHOD_NOT_FOUND, NO_DEVICE, RpcError
 from pydataplane.methods import Rpc
@@ -341,7 +341,8 @@ def ensure(rpc: Rpc, plan: Plan, *, whole: bool, starts: bool = False) -> list[L
         The LUNs that had to be added.
 
     Raises:
-        ReconcileError: the target refused, or has other LUNs for the running domain; names them.
+        ReconcileError: the target refused; names the first LUN.
+        LunKept: all is done, and the running domain keeps a LUN that its metadata has not so.
         TargetUnavailable, TargetTimeout: the target does not answer.
     """
     state = observe(rpc, plan.luns)
@@ -366,19 +367,20 @@ def ensure(rpc: Rpc, plan: Plan, *, whole: bool, starts: bool = False) -> list[L
             else:
                 for lun in added:
                     perform(rpc, RemoveTarget(plan.controller, lun.target), state)
-    if not failures and not whole:
-        failures = [_left(plan, n, lun) for n, lun in unasked(plan, state).items()]
     if failures:
         raise ReconcileError(failures[0])
+    kept = None if whole else next(iter(unasked(plan, state).items()), None)
+    if kept is not None:
+        raise LunKept(_kept(plan, *kept))
     return added
 
 
-def _left(plan: Plan, number: int, shown: Shown) -> str:
+def _kept(plan: Plan, number: int, shown: Shown) -> str:
     """Says that a running domain keeps a LUN that its metadata does not have so."""
     lun = next((lun for lun in plan.luns if lun.target == number), None)
     other = f"says disk {lun.dev} otherwise" if lun is not None else "has no such disk"
     return (
-        f"target {number} of controller {plan.controller} is left as it is, with bdev {shown.bdev},"
+        f"target {number} of controller {plan.controller} is kept, with bdev {shown.bdev},"
         f" though the metadata of the running domain {other}: only a detach takes a disk from a"
         " running guest; a stop and start of the domain puts it right"
     )

@@ -293,7 +293,7 @@ def test_reconnect_takes_no_lun_from_a_running_guest(host: Host) -> None:
         done = host.run("reconnect", "begin", "-")
     assert host.target.controllers == {CONTROLLER: {0: "uuid-a", 1: "uuid-b", 7: "uuid-c"}}
     assert done.returncode == 0
-    assert f"target 7 of controller {CONTROLLER} is left as it is, with bdev uuid-c" in done.stderr
+    assert f"target 7 of controller {CONTROLLER} is kept, with bdev uuid-c" in done.stderr
 
 
 def test_without_a_target_the_start_fails_with_a_sentence(host: Host) -> None:

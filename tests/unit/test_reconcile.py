@@ -172,7 +172,7 @@ def test_what_a_running_domain_keeps_is_said(target: FakeTarget) -> None:
     target.connected = {A}
     why = ensured(target, plan(A, lun(0, "v0", "uuid-0"), lun(1, "v1", "uuid-1")))
     assert target.controllers == {A: {0: "uuid-0", 1: "uuid-1", 3: "uuid-3"}}
-    assert why is not None and why.startswith(f"target 3 of controller {A} is left as it is")
+    assert why is not None and why.startswith(f"target 3 of controller {A} is kept")
 
 
 def test_a_start_waits_for_who_is_connected_and_takes_no_lun_from_it(

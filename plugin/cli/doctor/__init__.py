@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import click
+from rich.console import Console
 from rich.text import Text
 
 from plugin.cli import remote
-from plugin.cli.doctor import libvirt, machine, rights, target
+from plugin.cli.doctor import guests, libvirt, machine, rights, target
 from plugin.cli.doctor.finding import Finding
 from plugin.cli.output import address, busy, config, console, json_option
 from plugin.config import Config
@@ -30,26 +31,31 @@ def doctor(socket: Path, as_json: bool) -> None:
     something failed.
     """
     out = console()
-    findings = []
+    findings: list[Finding] = []
     for what, check in examinations(socket, config(), address().vhost_dir):
         with busy(f"looking at {what}"):
-            finding = check()
-        findings.append(finding)
-        if as_json:
-            continue
-        mark = Text(finding.state.ljust(len(INDENT)), style=STYLES[finding.state])
-        out.print(mark + Text(f"{finding.what}: {finding.found}", style="none"), soft_wrap=True)
-        if finding.advice:
-            out.print(Text(INDENT + finding.advice, style="dim"), soft_wrap=True)
+            found = check()
+        several = [found] if isinstance(found, Finding) else found
+        findings += several
+        if not as_json:
+            for finding in several:
+                _print(finding, out)
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     if any(finding.state == "failed" for finding in findings):
         raise SystemExit(1)
 
 
+def _print(finding: Finding, out: Console) -> None:
+    mark = Text(finding.state.ljust(len(INDENT)), style=STYLES[finding.state])
+    out.print(mark + Text(f"{finding.what}: {finding.found}", style="none"), soft_wrap=True)
+    if finding.advice:
+        out.print(Text(INDENT + finding.advice, style="dim"), soft_wrap=True)
+
+
 def examinations(
     socket: Path, settings: Config, vhost_dir: Path
-) -> list[tuple[str, Callable[[], Finding]]]:
+) -> list[tuple[str, Callable[[], Finding | Sequence[Finding]]]]:
     """Returns a check for each thing that the way from virsh to a guest's disk stands on."""
     return [
         ("the user", machine.user),
@@ -77,4 +83,5 @@ def examinations(
         ("lvstores", lambda: target.lvstores(socket)),
         ("gateway", lambda: libvirt.gateway(settings.gateway.listen)),
         ("hook", libvirt.hook),
+        ("running VMs", lambda: guests.reconnecting(settings)),
     ]

@@ -16,7 +16,7 @@ from typing import Literal
 from plugin.cli import qemu_user
 from plugin.cli.doctor.finding import Finding, dotted, run, version_of
 from plugin.config import LIBVIRTDS_PLACES, Config
-from plugin.gateway import polkit
+from plugin.gateway import libvirtdconf
 from plugin.hook import archive
 from pydataplane import emulator
 
@@ -138,8 +138,8 @@ def authentication(settings: Config) -> Finding:
     """Whether libvirt's sockets ask for what the gateway can answer for itself."""
     what = "authentication"
     gateway = settings.gateway
-    file = polkit.configuration_of(gateway.libvirtd_conf, gateway.upstream)
-    if polkit.configured(file, read_only=False) is polkit.Auth.SASL:
+    file = libvirtdconf.configuration_of(gateway.libvirtd_conf, gateway.upstream)
+    if libvirtdconf.configured(file, read_only=False) is libvirtdconf.Auth.SASL:
         return Finding(
             what,
             "failed",

@@ -13,7 +13,7 @@ from plugin.gateway.messages import (
     TypedParam,
     pack_params,
 )
-from plugin.gateway.target import Usage
+from plugin.gateway.usage import Usage
 from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain.errors import Refusal
 from pydataplane.domain.translate import LunPlan
@@ -75,7 +75,7 @@ async def info(call: Call) -> None:
     found = await call.services.target.sizes([lun.bdev_name])
     sizes = found.get(lun.bdev_name)
     if sizes is None:
-        raise Refused(Refusal.NO_VOLUME, f"the target has no volume {lun.volume.alias}")
+        raise call.services.target.missing(lun)
     result = Writer().u64(sizes.allocated).u64(sizes.size).u64(sizes.allocated)
     await call.answer(bytes(result))
 
@@ -143,12 +143,12 @@ async def _usage(call: Call, args: DomainCall) -> Usage | None:
         luns = (lun,) if lun is not None else ()
     if not luns or not domain.running:
         return None
-    found = await call.services.target.usage([lun.bdev_name for lun in luns])
-    missing = next((lun for lun in luns if lun.bdev_name not in found), None)
-    if missing is not None:
-        raise Refused(Refusal.NO_VOLUME, f"the target has no volume {missing.volume.alias}")
+    found = await call.services.target.usage([domain.unit(lun) for lun in luns])
     total = Usage(0, 0, 0, 0, 0, 0)
-    for usage in found.values():
+    for lun in luns:
+        usage = found.get(domain.unit(lun))
+        if usage is None:
+            raise call.services.target.missing(lun)
         total = total + usage
     return total
 

@@ -8,10 +8,11 @@ from uuid import UUID, uuid4
 
 from plugin.gateway import empty, polkit, records
 from plugin.gateway.call import Call, Reply
-from plugin.gateway.domains import current_xml, identity_of
+from plugin.gateway.domains import current_xml, identity_at_once, identity_of
 from plugin.gateway.errors import Code, GatewayError, UpstreamError
 from plugin.gateway.handlers.start import create_empty, prepared, startable
 from plugin.gateway.messages import Domain, XmlCall
+from plugin.gateway.parsing import SHORT
 from plugin.gateway.procs import Proc
 from plugin.gateway.upstream import AFFECT_CONFIG, Upstream
 from pydataplane.domain import translate
@@ -42,11 +43,9 @@ class Translation:
 
 async def define(call: Call) -> None:
     """DEFINE_XML and DEFINE_XML_FLAGS."""
-    services, settings = call.services, call.services.settings
+    services = call.services
     args = XmlCall.read(call.payload, flags=call.header.procedure == Proc.DEFINE_XML_FLAGS)
-    (name, uuid), foreign = await call.parse(
-        lambda: (identity_of(args.xml), translate.is_foreign(args.xml, settings)), args.xml
-    )
+    name, uuid, foreign = await _looked_at(call, args.xml)
     async with services.locks.hold(f"domain:{uuid.hex() if uuid else args.xml[:64]}"):
         new, marked = False, True
         if uuid is not None:
@@ -68,11 +67,30 @@ async def create(call: Call) -> None:
     """CREATE_XML and CREATE_XML_WITH_FILES: define and start at once."""
     services, new_uuid = call.services, uuid4()
     args = XmlCall.read(call.payload, flags=True, descriptors=call.header.with_fds)
-    uuid = (await call.parse(lambda: identity_of(args.xml), args.xml))[1] or new_uuid.bytes
+    name, uuid, foreign = await _looked_at(call, args.xml)
     # What is read of the domain that there may be must be so still when this one starts.
-    async with services.domain_lock(uuid):
-        reply = await _create(call, args, new_uuid)
+    async with services.domain_lock(uuid or new_uuid.bytes):
+        # What gets a controller is parsed, and what is known by its name alone.
+        marked = services.config.controllers_for_all or uuid is None
+        if foreign and not marked and uuid is not None:
+            _, marked = await _present(await services.admin(), Domain(name or "-", uuid, -1))
+        if foreign and not marked:
+            reply = await call.forward()
+        else:
+            reply = await _create(call, args, new_uuid)
     await call.respond(reply)
+
+
+async def _looked_at(call: Call, xml: str) -> tuple[str | None, bytes | None, bool]:
+    """Returns name and UUID in a client's domain, and whether its bytes have nothing of ours."""
+    settings = call.services.settings
+    identity = identity_at_once(xml) if len(xml) <= SHORT else None
+    if identity is not None:  # no thread is worth that
+        return *identity, translate.is_foreign(xml, settings)
+    (name, uuid), foreign = await call.parse(
+        lambda: (identity_of(xml), translate.is_foreign(xml, settings)), xml
+    )
+    return name, uuid, foreign
 
 
 async def _create(call: Call, args: XmlCall, new_uuid: UUID) -> Reply:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from plugin.gateway import polkit
+from plugin.gateway import libvirtdconf
 from plugin.gateway.call import Call
 from plugin.gateway.xdr import Reader
 
@@ -28,17 +28,16 @@ async def of_all(call: Call) -> None:
     reader.u32()
     groups, filters = reader.u32(), reader.u32() & _FILTERS
     # Who may see which domain is not known yet: where libvirtd decides that, it decides first.
-    sees_all = call.caller.peer.uid == 0 or not polkit.judges_calls(
+    sees_all = call.caller.peer.uid == 0 or not libvirtdconf.judges_calls(
         call.services.config.libvirtd_conf
     )
-    if not sees_all or (groups and not groups & _BLOCK) or filters not in (0, _ACTIVE):
-        reply = await call.forward()
-        await call.respond(reply, await stats.translated(reply.payload) if reply.ok else None)
-        return
-    ahead = asyncio.create_task(stats.ahead(running=filters == _ACTIVE))
-    try:
-        reply = await call.forward()
-        shown = await stats.translated(reply.payload, ahead) if reply.ok else None
-    finally:
-        ahead.cancel()
+    asks = sees_all and (not groups or groups & _BLOCK) and filters in (0, _ACTIVE)
+    async with stats.round():
+        ahead = asyncio.create_task(stats.ahead(running=filters == _ACTIVE)) if asks else None
+        try:
+            reply = await call.forward()
+            shown = await stats.translated(reply.payload, ahead) if reply.ok else None
+        finally:
+            if ahead is not None:
+                ahead.cancel()
     await call.respond(reply, shown)

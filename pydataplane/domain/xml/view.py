@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import LunPlan, Plan, Settings
@@ -14,6 +15,12 @@ from pydataplane.domain.xml.carrier import Carrier
 from pydataplane.domain.xml.disk import Disk, read
 from pydataplane.domain.xml.document import Document, Edits, Node, NotXmlError, layout, number
 from pydataplane.domain.xml.metadata import Metadata, places
+
+KEPT = 4
+"""Domains that stay parsed, which is read-only: both sides of one, and what others ask then."""
+
+KEPT_CHARS = 49_152
+"""The longest that do, characters: a domain of 120 disks has 40,000. Parsed, they take some MiB."""
 
 _UUID_PARTS = ((0, 8), (8, 12), (12, 16), (16, 20), (20, None))
 """Of a UUID's digits, between its hyphens; the module uuid is slow to import."""
@@ -93,6 +100,13 @@ class View:
         carrier = self.carrier
         return carrier.socket if carrier is not None and not carrier.stands_in else None
 
+    @property
+    def uuid(self) -> str:
+        """The domain's UUID, in lower case; hyphens alone where it has none."""
+        node = self.domain.child("uuid")
+        digits = "".join(char for char in (node.text if node else "").lower() if char.isalnum())
+        return "-".join(digits[start:end] for start, end in _UUID_PARTS)
+
     def plan(self) -> Plan | None:
         """Returns what the domain needs of the target, None if nothing; raises as `plan_with`."""
         return self.plan_with(self.metadata)
@@ -107,9 +121,7 @@ class View:
         carrier = self.carrier
         if metadata is None or not (metadata.entries or self.is_served):
             return None
-        node = self.domain.child("uuid")
-        digits = "".join(char for char in (node.text if node else "").lower() if char.isalnum())
-        uuid = "-".join(digits[start:end] for start, end in _UUID_PARTS)
+        uuid = self.uuid
         if metadata.controller != controller_name(uuid):
             # A copy of its XML under another UUID: the controller is the original's.
             raise TranslateError(
@@ -141,13 +153,23 @@ class View:
 
 
 def parse(domain_xml: str) -> View | None:
-    """Parses a <domain>; None if it is not well formed or something else."""
+    """Parses a <domain>; None if it is not well formed or something else.
+
+    One text is asked several things about while a disk changes, so the last ones are kept.
+    """
+    return _kept(domain_xml) if len(domain_xml) <= KEPT_CHARS else _parsed(domain_xml)
+
+
+def _parsed(domain_xml: str) -> View | None:
     try:
         document = Document(domain_xml)
     except NotXmlError:
         return None
     root = document.root
     return View(document, root) if root.name == "domain" and not root.namespace else None
+
+
+_kept = lru_cache(maxsize=KEPT)(_parsed)
 
 
 def given(xml: bytes) -> View | None:

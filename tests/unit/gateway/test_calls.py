@@ -25,8 +25,8 @@ from plugin.gateway.messages import (
 )
 from plugin.gateway.procs import Proc
 from plugin.gateway.reconcile import Reconciler
-from plugin.gateway.target import Usage
 from plugin.gateway.targets import Targets
+from plugin.gateway.usage import CONTROLLERS_MAX, Unit, Usage
 from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain import translate
 from pydataplane.domain.errors import Refusal
@@ -520,6 +520,35 @@ def test_nothing_is_asked_ahead_where_libvirtd_judges_each_call(
     play(tmp_path, body, libvirtd_conf=conf)
 
 
+def test_libvirtd_has_a_few_calls_about_all_domains_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others wait in order, but not for ever for those that hang."""
+    proc, empty = Proc.GET_ALL_DOMAIN_STATS, StatsRecord.pack_all([])
+
+    async def body(world: World) -> None:
+        gate = world.libvirtd.gate[proc] = asyncio.Event()
+        world.libvirtd.answers[proc] = partial(_given, empty)
+
+        def there() -> int:
+            return sum(called == proc for c in world.libvirtd.connections for called, _ in c.calls)
+
+        async def ask() -> asyncio.Task[bytes]:
+            return asyncio.create_task((await world.client()).call(proc, bytes(12)))
+
+        calls = [await ask() for _ in range(domstats.ROUNDS + 2)]
+        await until(lambda: there() == domstats.ROUNDS)
+        await asyncio.sleep(0.1)
+        assert there() == domstats.ROUNDS
+        monkeypatch.setattr(domstats, "ROUND_WAIT_S", 0.1)
+        calls.append(await ask())
+        await until(lambda: there() > domstats.ROUNDS)
+        gate.set()
+        assert [await call for call in calls] == [empty] * len(calls)
+
+    play(tmp_path, body)
+
+
 def test_what_is_kept_of_a_domain_that_does_not_run_is_never_old(tmp_path: Path) -> None:
     async def body(world: World) -> None:
         doms = []
@@ -588,7 +617,8 @@ def test_volumes_are_found_by_name_in_few_calls_and_never_in_two_targets(tmp_pat
         targets = world.gateway.services.target
         world.target.exchanges = 0
         assert await targets.uuids([*names, "lvs0/none"]) == made
-        assert world.target.exchanges == 2, "lvstores, volumes"
+        assert world.target.exchanges == 1
+        assert set(world.target.calls) == {"bdev_get_bdevs"}, "no lvstore is asked"
         gold.add_volume("lvs0/v7")
         assert await targets.uuids(names) == {n: u for n, u in made.items() if n != "lvs0/v7"}
         gold.stop()
@@ -634,7 +664,8 @@ def test_statistics_of_one_disk_ask_for_that_one_on_a_connection_that_stays(tmp_
         world.target.requests.clear()
         for _ in range(3):
             await client.call(Proc.BLOCK_STATS, args)
-        assert world.target.requests == [("bdev_get_iostat", {"names": ["lvs0/data"]})] * 3
+        of_one = {"name": CONTROLLER, "scsi_target_num": 0}
+        assert world.target.requests == [("virtlun_vhost_get_stats", of_one)] * 3
         assert len(world.target.connections) == 1
 
     play(tmp_path, body)
@@ -648,7 +679,8 @@ def test_a_target_that_is_not_configured_any_more_keeps_no_thread_and_no_connect
         folder.mkdir()
         gold = SocketTarget(folder / world.target.path.name)
         gold.add_volume("gold0/v")
-        gold.gate["bdev_get_iostat"] = threading.Event()
+        gold.controllers = {"vm-9": {0: gold.volumes["gold0/v"].uuid}}
+        gold.gate["virtlun_vhost_get_stats"] = threading.Event()
         gold.start()
 
         def threads() -> int:
@@ -656,13 +688,14 @@ def test_a_target_that_is_not_configured_any_more_keeps_no_thread_and_no_connect
 
         targets = world.gateway.services.target
         assert set(await targets.sizes(["gold0/v"])) == {"gold0/v"}
-        under_way = asyncio.create_task(targets.usage(["gold0/v"]))
-        await until(lambda: ("bdev_get_iostat", {"names": ["gold0/v"]}) in gold.requests)
+        unit = Unit("vm-9", 0)
+        under_way = asyncio.create_task(targets.usage([unit]))
+        await until(lambda: "virtlun_vhost_get_stats" in dict(gold.requests))
         assert threads() > 0
         gold.path.unlink()
         assert set(await targets.sizes(["lvs0/data", "gold0/v"])) == {"lvs0/data"}
-        gold.gate["bdev_get_iostat"].set()
-        assert set(await under_way) == {"gold0/v"}
+        gold.gate["virtlun_vhost_get_stats"].set()
+        assert set(await under_way) == {unit}
         await until(lambda: threads() == 0)
         await until(lambda: gold.open == 0)
         gold.stop()
@@ -672,10 +705,15 @@ def test_a_target_that_is_not_configured_any_more_keeps_no_thread_and_no_connect
 
 def test_a_volume_that_is_gone_hides_no_other_ones_statistics(tmp_path: Path) -> None:
     async def body(world: World) -> None:
-        world.target.add_volume("lvs0/more")
+        uuid = world.target.volumes["lvs0/data"].uuid
+        world.target.controllers = {f"vm-{n}": {0: uuid, 3: uuid} for n in range(CONTROLLERS_MAX)}
         target = world.gateway.services.target
-        found = await target.usage(["lvs0/data", "lvs0/gone", "lvs0/more"])
-        assert set(found) == {"lvs0/data", "lvs0/more"}
+        gone = [Unit("vm-none", 0), Unit("vm-0", 1)]
+        for there in ([Unit("vm-0", 3)], [Unit(name, 3) for name in world.target.controllers]):
+            found = await target.usage([*gone, *there])  # of few by name; of all at once
+            assert set(found) == set(there)
+        for one in gone:
+            assert await target.usage([one]) == {}
         assert set(await target.sizes(["lvs0/data", "lvs0/gone"])) == {"lvs0/data"}
 
     play(tmp_path, body)

@@ -18,7 +18,7 @@ def test_who_asks_meanwhile_shares_the_next_question() -> None:
         return {name: len(asked) for name in names if name != "gone"}
 
     async def body() -> None:
-        joined: Joined[int] = Joined(ask)
+        joined: Joined[str, int] = Joined(ask)
         first = asyncio.create_task(joined.about(["a"]))
         await begun.wait()
         more = [asyncio.create_task(joined.about([name, "gone"])) for name in ("a", "b", "b")]
@@ -44,7 +44,7 @@ def test_an_error_is_for_all_who_asked_and_none_who_asks_later() -> None:
 
     async def body() -> None:
         nonlocal failing
-        joined: Joined[int] = Joined(ask)
+        joined: Joined[str, int] = Joined(ask)
         outcomes = await asyncio.gather(
             *(joined.about([name]) for name in "ab"), return_exceptions=True
         )

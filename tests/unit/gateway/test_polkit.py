@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from plugin.gateway import polkit
+from plugin.gateway import libvirtdconf
 from plugin.gateway.errors import Code
-from plugin.gateway.polkit import configured
+from plugin.gateway.libvirtdconf import configured
 from plugin.gateway.procs import Proc
 from plugin.gateway.upstream import open_arguments
 from plugin.gateway.xdr import Reader
@@ -112,16 +112,16 @@ def test_what_libvirtd_conf_asks_for(tmp_path: Path, line: str, expected: str) -
 def test_a_daemon_of_its_own_for_qemu_has_a_configuration_of_its_own(tmp_path: Path) -> None:
     libvirtd, virtqemud = tmp_path / "libvirtd.conf", tmp_path / "virtqemud.conf"
     run = Path("/run/libvirt")
-    assert polkit.configuration_of(libvirtd, run / "libvirt-sock-ro") == libvirtd
-    assert polkit.configuration_of(libvirtd, run / "virtqemud-sock") == virtqemud
-    assert not polkit.judges_calls(libvirtd)
+    assert libvirtdconf.configuration_of(libvirtd, run / "libvirt-sock-ro") == libvirtd
+    assert libvirtdconf.configuration_of(libvirtd, run / "virtqemud-sock") == virtqemud
+    assert not libvirtdconf.judges_calls(libvirtd)
     libvirtd.write_text("")
     virtqemud.write_text('access_drivers = [ "polkit" ]\n')  # also behind virtproxyd
-    assert polkit.judges_calls(libvirtd)
+    assert libvirtdconf.judges_calls(libvirtd)
     virtqemud.write_text("")
-    assert not polkit.judges_calls(libvirtd)
+    assert not libvirtdconf.judges_calls(libvirtd)
     libvirtd.write_text('access_drivers = [ "polkit" ]\n')
-    assert polkit.judges_calls(libvirtd)
+    assert libvirtdconf.judges_calls(libvirtd)
 
 
 def test_a_libvirtd_that_asks_everybody_for_sasl_is_refused_in_one_sentence(tmp_path: Path) -> None:

@@ -271,8 +271,13 @@ def test_what_a_running_domain_has_and_nobody_detached_stays_and_is_logged_once(
         assert devs(dom.live) == {"sdb"}
 
     play(tmp_path, body, reconcile=True, reconcile_s=1)
-    said = f"target 7 of controller {CONTROLLER} is left as it is"
-    assert capsys.readouterr().out.count(said) == 1
+    said = f"target 7 of controller {CONTROLLER} is kept"
+    out = capsys.readouterr().out
+    assert out.count(said) == 1
+    (line,) = (line for line in out.splitlines() if said in line)
+    assert "LUN kept on a running domain" in line
+    assert "a stop and start of the domain puts it right" in line
+    assert "not reconciled" not in out, "nothing has failed"
 
 
 def test_a_detach_that_only_was_not_answered_is_not_taken_back(tmp_path: Path) -> None:

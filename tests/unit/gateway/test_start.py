@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from plugin.gateway.errors import Code, Refused
+from plugin.gateway.libvirtdconf import judges_calls
 from plugin.gateway.messages import DomainCall, XmlCall
-from plugin.gateway.polkit import judges_calls
 from plugin.gateway.procs import Proc
 from plugin.gateway.reconcile import Reconciler, move_socket
 from plugin.gateway.xdr import Writer

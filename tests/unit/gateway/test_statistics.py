@@ -18,7 +18,7 @@ from plugin.gateway.messages import (
     TypedParam,
 )
 from plugin.gateway.statistics import Block, Blocks, merged, records
-from plugin.gateway.target import Usage
+from plugin.gateway.usage import Usage
 from plugin.gateway.xdr import XdrError
 from pydataplane.volumes import Sizes
 from tests.unit.gateway.decoded import StatsRecord

@@ -12,12 +12,13 @@ import pytest
 
 from plugin.gateway.peer import Peer
 from plugin.gateway.procs import Proc
+from plugin.gateway.silence import WatchedClient
 from plugin.gateway.target import CHANGES_MAX, POLLS_MAX, Target
-from pydataplane.client import Client
+from plugin.gateway.usage import Unit
 from tests.unit.gateway.world import World, play, until
 
 POLLS: dict[str, Callable[[Target], Awaitable[object]]] = {
-    "usage": lambda target: target.usage(["lvs0/a"]),
+    "usage": lambda target: target.usage([Unit("vm-1", 0)]),
     "sizes": lambda target: target.sizes(["lvs0/a"]),
     "suspended": lambda target: target.suspended(),
 }
@@ -39,7 +40,7 @@ class Hanging:
             with self._lock:
                 self.hanging += 1
             assert self.end.wait(60)
-        return {"bdevs": []} if method == "bdev_get_iostat" else {}
+        return [] if method == "virtlun_vhost_get_stats" else {}
 
     def close(self) -> None:
         """Has nothing to close."""
@@ -49,7 +50,7 @@ class Hanging:
 def test_a_change_does_not_wait_for_pollers(poll: str) -> None:
     async def scene() -> None:
         client = Hanging(answered="vhost_get_controllers")
-        target = Target(cast("Client", client))
+        target = Target(cast("WatchedClient", client))
         polls = [
             asyncio.ensure_future(POLLS[poll](target)) for _ in range(POLLS_MAX + CHANGES_MAX + 1)
         ]

@@ -162,14 +162,19 @@ class World:
     """The fakes, the gateway and its clients."""
 
     def __init__(self, folder: Path, **options: object) -> None:
+        timeout_s = options.pop("timeout_s", 10)
         self.libvirtd = FakeLibvirtd(folder / "libvirtd")
         self.target = SocketTarget(folder / "target")
         self.target.add_volume("lvs0/data")
         self.path, self.path_ro = folder / "gw", folder / "gw-ro"
         values = {"auth": "none", "auth_ro": "none", "socket_group": "", "reconcile": False}
         self.config = Config(
-            target=TargetSection(
-                rpc_socket=self.target.path, vhost_dir=Path("/run/virtlun/vhost"), timeout_s=10
+            target=TargetSection.model_validate(
+                {
+                    "rpc_socket": self.target.path,
+                    "vhost_dir": Path("/run/virtlun/vhost"),
+                    "timeout_s": timeout_s,
+                }
             ),
             # Not as the machine's own QEMU has it.
             disks=DisksSection(reconnect_s=0),
@@ -229,7 +234,10 @@ class World:
 
 
 def play(folder: Path, body: Callable[[World], Awaitable[None]], **options: object) -> None:
-    """Runs `body` with a world whose gateway has these options in its [gateway] section."""
+    """Runs `body` with a world whose gateway has these options in its [gateway] section.
+
+    But `timeout_s`, which is how long a call of the target may take, seconds.
+    """
 
     async def scene() -> None:
         world = World(folder, **options)

@@ -421,6 +421,7 @@ def test_what_an_attach_parses_does_not_grow_with_the_disks(
         counts = []
         for name in ("x", "y"):
             parsed = 0
+            views._kept.cache_clear()
             assert attached(xml, lvol("sdzz", name), live=live, peer=xml).redefine is False
             counts.append(parsed)
         return counts[0], counts[1]
@@ -428,3 +429,25 @@ def test_what_an_attach_parses_does_not_grow_with_the_disks(
     few, many = documents(10), documents(120)
     assert few[1] == many[1] <= 4
     assert many[0] - many[1] <= 120
+
+
+def test_a_text_is_parsed_once_for_what_an_attach_asks_about_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    xml = define(domain(lvol("sdb", "a")), SETTINGS, new_uuid=UUID(int=1), controller=True).xml
+    views._kept.cache_clear()
+    parsed: list[str] = []
+    parse = Document.__init__
+
+    def noting(self: Document, text: str) -> None:
+        parsed.append(text)
+        parse(self, text)
+
+    monkeypatch.setattr(Document, "__init__", noting)
+    attached(xml, lvol("sdc", "b"), live=True, peer=xml)
+    assert element(xml) and plan(xml)
+    assert parsed.count(xml) == 1
+    long = xml.replace("<devices>", f"<!--{'x' * views.KEPT_CHARS}--><devices>")
+    for _ in range(2):
+        assert plan(long)
+    assert parsed.count(long) == 2, "that would take much memory"
