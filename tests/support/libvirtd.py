@@ -230,6 +230,11 @@ class Libvirtd:
         )
         return f"libvirtd (pid {pid}) died {by}\n{said}\n{traced}"
 
+    def qemu_log(self, domain: str) -> str:
+        """Returns what libvirt logged of a domain's QEMUs: their command lines and their words."""
+        path = self.scratch / f"log/qemu/{domain}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
     def uri(self, socket: Path | None = None) -> str:
         """Returns the connection URI for `socket`, by default libvirtd's own."""
         return f"qemu+unix:///system?socket={socket or self.socket}"
