@@ -13,8 +13,11 @@ MANIFEST := pydataplane/Cargo.toml
 ifneq (,$(findstring "$(shell rustc +stable --version 2>/dev/null | cut -d' ' -f2)",$(file < rust-toolchain.toml)))
 export RUSTUP_TOOLCHAIN := stable
 endif
+# What is kept for every checkout, as tests/support/cache.py has it.
+KEPT := $(or $(VIRTLUN_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/virtlun)
 # LEAN=1, as in CI, builds what only tests run: without optimization across crates, which a release
-# has, and without line tables, as a panic says where it was; and on crates that outlive the checkout.
+# has, and without line tables, as a panic says where it was; and on crates, and what mypy knows of
+# modules by their content, that outlive the checkout.
 ifdef LEAN
 export CARGO_PROFILE_RELEASE_LTO := off
 export CARGO_PROFILE_RELEASE_CODEGEN_UNITS := 16
@@ -22,6 +25,7 @@ export CARGO_PROFILE_RELEASE_DEBUG := 0
 export CARGO_PROFILE_DEV_DEBUG := 0
 export CARGO_INCREMENTAL := 0
 export CARGO_BUILD_BUILD_DIR := $(shell pydataplane/cargo-build-dir)
+export MYPY_CACHE_DIR := $(KEPT)/mypy
 endif
 RUST_SOURCES := $(shell find pydataplane/Cargo.toml pydataplane/Cargo.lock pydataplane/crates -name '*.rs' -o -name 'Cargo.*' 2>/dev/null)
 
@@ -35,10 +39,10 @@ BENCH_PACKAGES := fio
 
 # Checks the licences and sources of crates. Built fast, as it runs for a second.
 CARGO_DENY_VERSION := 0.20.2
-CARGO_DENY := $(or $(VIRTLUN_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/virtlun)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny
+CARGO_DENY := $(KEPT)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny
 
-# Of pytest: much of a test's time is waiting for a guest or a server, so two for each processor.
-# With four a guest without KVM may not boot in two minutes.
+# Tests at a time. Much of a test's time is waiting for a guest, a server or a thread, so two for each
+# processor. With four a guest without KVM may not boot in two minutes.
 WORKERS := $(shell workers=$$((2 * $$(nproc))); echo $$((workers < 16 ? workers : 16)))
 SIDE_BY_SIDE := -n $(WORKERS) --durations=20 --durations-min=10 --dist loadscope --no-loadscope-reorder
 
@@ -56,13 +60,19 @@ demo: setup ## The main job in a real VM: attach, grow, detach a volume with pla
 demo-kubernetes: kubernetes ## Claims and pods on a real Kubernetes node, built from source the first time
 	@$(BIN)/python -m tests.kubernetes
 
+# Fuzzing takes what pytest leaves of the processors, and says in the end what came of it.
 .PHONY: test
-test: test-rust test-python fuzz ## Everything: Rust, Python, real guests, libvirtd, Kubernetes (ARGS="-m 'not kubernetes'" without)
+test: test-rust setup ## Everything: Rust, Python, real guests, libvirtd, Kubernetes (ARGS="-m 'not kubernetes'" without)
+	@$(MAKE) --no-print-directory fuzz FUZZ=--beside >$(CACHE)/fuzz.log 2>&1 & fuzz=$$!; \
+	trap 'kill $$fuzz' INT TERM; failed=(); \
+	$(MAKE) --no-print-directory test-python || failed+=(pytest); \
+	wait $$fuzz || failed+=(fuzzing); cat $(CACHE)/fuzz.log; \
+	(( ! $${#failed[@]} )) || { echo "failed: $${failed[*]}"; exit 1; }
 
 .PHONY: test-rust
 test-rust: $(CACHE)/apt.stamp toolchain ## The data plane's own tests
 	$(call say,cargo test)
-	@$(CARGO) test --locked --workspace --manifest-path $(MANIFEST)
+	@RUST_TEST_THREADS=$(WORKERS) $(CARGO) test --locked --workspace --manifest-path $(MANIFEST)
 
 .PHONY: test-python
 test-python: setup $(if $(ARGS),,kubernetes) ## The Python tests; with ARGS='tests/unit -k name' some of them

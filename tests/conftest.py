@@ -32,6 +32,7 @@ PARTS = (
     (f"{KUBERNETES}test_volumes",),
     (f"{KUBERNETES}test_daemonset", f"{KUBERNETES}test_kubevirt_nodes"),
     (f"{KUBERNETES}test_vmvolume",),
+    (f"{KUBERNETES}test_crashes", f"{KUBERNETES}test_nodes"),
     (KUBERNETES,),
     (f"{EMPTY_CONTROLLERS}::test_a_saved_guest",),
     (f"{MISSING_VOLUMES}_killed",),

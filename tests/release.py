@@ -12,12 +12,14 @@ import gzip
 import hashlib
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -25,10 +27,13 @@ DIST = ROOT / "dist"
 
 
 def main() -> None:
-    """Builds it; the version's section in CHANGELOG.md must be there."""
+    """Builds it, of what is committed; says what a release of that version lacks."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    if f"## [{version}]" not in (ROOT / "CHANGELOG.md").read_text():
-        sys.exit(f"CHANGELOG.md has no section [{version}]: move what is unreleased there")
+    lacks = missing(
+        version, (ROOT / "CHANGELOG.md").read_text(), _tags(), _tags("--points-at=HEAD")
+    )
+    if lacks:
+        print(f"This is no release of {version} yet: {'; '.join(lacks)}.", file=sys.stderr)
     shutil.rmtree(DIST, ignore_errors=True)
     DIST.mkdir()
     with tempfile.TemporaryDirectory() as scratch:
@@ -38,6 +43,32 @@ def main() -> None:
         wheel(tree, DIST)
     sums(DIST)
     print((DIST / "SHA256SUMS").read_text(), end="")
+
+
+def missing(
+    version: str, changelog: str, tags: Collection[str], here: Collection[str]
+) -> list[str]:
+    """Returns what is to be done before the last commit is a release of `version`.
+
+    `tags` are those of the repository, `here` those of the commit.
+    """
+    section = re.search(rf"^## \[{re.escape(version)}\] - (\S+)$", changelog, re.MULTILINE)
+    unreleased = re.search(r"^## \[Unreleased\]\n(.*?)^## ", changelog, re.MULTILINE | re.DOTALL)
+    tag = f"v{version}"
+    lacks = []
+    if tag in tags and tag not in here:
+        lacks.append(f"{tag} is another commit: give `version` in pyproject.toml the next number")
+    if section is None or not re.fullmatch(r"\d{4}-\d\d-\d\d", section[1]):
+        lacks.append(f"CHANGELOG.md has no section [{version}] with a date")
+    if unreleased is not None and unreleased[1].strip():
+        lacks.append(f"CHANGELOG.md has more under Unreleased: move it to [{version}]")
+    if tag not in tags:
+        lacks.append(f"there is no tag {tag}: `git tag -s {tag}`")
+    return lacks
+
+
+def _tags(*which: str) -> list[str]:
+    return _git("tag", "--list", *which).decode().split()
 
 
 def commit_time() -> int:

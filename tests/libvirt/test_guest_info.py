@@ -68,7 +68,7 @@ def guest(host: Host) -> Iterator[Agent]:
             f"mkfs.ext4 -q /dev/{name} && mkdir -p /run/{name} && mount /dev/{name} /run/{name}"
         )
     agent.run(f"cat >/tmp/agent <<'EOF'\n{SCRIPT}\nEOF")
-    port = agent.run("basename $(dirname $(grep -l org.qemu /sys/class/virtio-ports/*/name))")
+    port = agent.wait_for("basename $(dirname $(grep -l org.qemu /sys/class/virtio-ports/*/name))")
     agent.run(f"setsid sh /tmp/agent {port.strip()} >/tmp/agent.log 2>&1 </dev/null &")
     until(lambda: "ext4" in host.virsh_direct("domfsinfo", NAME, check=False), "the agent answers")
     yield agent

@@ -44,11 +44,14 @@ def test_neither_the_gateways_rounds_nor_libvirtds_restart_take_a_lun(host: Host
     )
     before = luns(host, uuid)
     assert before.keys() == {0, 7}
-    said = f"target 7 of controller {ctrlr} is left as it is"
+    said = f"target 7 of controller {ctrlr} is kept"
     # The gateway makes a round when it starts.
     host.stop_gateway()
     host.start_gateway()
-    until(lambda: said in (host.scratch / "gateway.log").read_text(), "the gateway says that")
+    log = host.scratch / "gateway.log"
+    until(lambda: said in log.read_text(), "the gateway says that")
+    assert "LUN kept on a running domain" in log.read_text()
+    assert "not reconciled" not in log.read_text(), "nothing has failed"
     assert luns(host, uuid) == before
     # libvirtd's hook looks at each running domain when it starts.
     host.libvirtd.restart()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,15 @@ def inside(host: Host, name: str, *words: str) -> str:
     return host.virsh_direct("dumpxml", name, *words)
 
 
+def doctor(host: Host) -> list[dict[str, str]]:
+    """Returns what `virtlun doctor` finds of the VMs that run."""
+    words = [host.program("virtlun"), "--config", str(host.config), "doctor", "--json"]
+    done = subprocess.run(
+        host.libvirtd.command(*words), capture_output=True, text=True, timeout=90, check=False
+    )
+    return [item for item in json.loads(done.stdout) if item["what"] == "running VMs"]
+
+
 def restarts(host: Host, io: VerifiedIo, guest: Agent, name: str) -> None:
     """Ends the target under I/O in both ways; the guest must notice a pause and nothing else."""
     for end in (host.kill_target, host.stop_target, host.kill_target):
@@ -91,6 +102,8 @@ def test_an_older_qemu_starts_because_it_is_not_told_to_connect_again(
     name = vm("older", emulator=STOCK)
     assert "<reconnect" not in inside(host, name)
     host.virsh("start", name)
+    (advice,) = [item["advice"] for item in doctor(host) if item["found"].startswith(name)]
+    assert advice.startswith("its QEMU cannot: give it one of 8.2 or newer in <emulator>")
     host.virsh("destroy", name)
 
 
@@ -109,6 +122,12 @@ def test_a_start_brings_a_definition_of_old_up_to_date(host: Host, vm: Callable[
     host.virsh_direct("define", str(path))
     host.virsh_direct("start", name)
     assert AGAIN not in inside(host, name)
+    lost = "does not connect again: it loses its disks if the target restarts"
+    (advice,) = [item["advice"] for item in doctor(host) if item["found"] == f"{name} {lost}"]
+    assert advice == "stop it and start it once through the gateway, or migrate it"
+    host.virsh("destroy", name)
+    host.virsh("start", name)
+    assert not [item for item in doctor(host) if item["found"].startswith(name)]
 
 
 def test_a_saved_guest_is_restored_as_its_qemu_can_connect_now(

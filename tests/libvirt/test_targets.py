@@ -13,8 +13,10 @@ import pytest
 from pydataplane import supervise
 from pydataplane.client import Client
 from pydataplane.volumes import Volumes
+from tests.support.frozen import frozen
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError
+from tests.support.wait import until
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
 
@@ -132,6 +134,33 @@ def test_the_same_name_in_two_targets_is_no_volume(host: Host, second: Second) -
         assert said in str(refused.value)
     finally:
         second.client.call("bdev_malloc_delete", name="m")
+
+
+def test_a_target_that_is_stopped_hinders_the_other_one_not(host: Host, second: Second) -> None:
+    """It takes connections, and says nothing: SIGSTOP, or a disk that does not answer."""
+    virsh = ("virsh", "-c", host.uri)
+    with frozen(supervise.status(second.paths.rpc_socket)["pid"]):
+        change = ("attach-disk", GOLDEN, "/dev/virtlun/gold0/b", "sdb", "--live")
+        waiting = [
+            subprocess.Popen([*virsh, *change], stderr=subprocess.PIPE, text=True) for _ in range(3)
+        ]
+        # Two disks come and go while those wait, which is for 30 s.
+        for _ in range(2):
+            host.virsh("attach-disk", SILVER, "/dev/virtlun/lvs0/b", "sdb", "--live")
+            assert "block.0.rd.reqs" in host.virsh("domstats", "--block", SILVER)
+            host.virsh("detach-disk", SILVER, "sdb", "--live")
+        assert [client.poll() for client in waiting] == [None] * 3
+        for client in waiting:
+            _, said = client.communicate(timeout=90)
+            assert client.returncode
+            assert "volume gold0/b is in no target that answers; target gold: " in said
+            assert f"no answer from {second.paths.rpc_socket} " in said
+    until(
+        lambda: subprocess.run([*virsh, *change], check=False, capture_output=True).returncode == 0,
+        "the target is heard again",
+    )
+    host.virsh("detach-disk", GOLDEN, "sdb", "--live")
+    assert luns(second.client) == {controller(host, GOLDEN): [0]}
 
 
 def test_a_target_that_is_down_hinders_the_other_one_not(host: Host, second: Second) -> None:

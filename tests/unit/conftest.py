@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
+from pydataplane.domain.xml import view as views
+
 
 @pytest.fixture(autouse=True)
 def usual_log() -> Iterator[None]:
@@ -14,3 +16,9 @@ def usual_log() -> Iterator[None]:
     structlog.reset_defaults()
     yield
     structlog.reset_defaults()
+
+
+@pytest.fixture(autouse=True)
+def no_domain_stays_parsed() -> None:
+    """What a test counts is not what the one before has read."""
+    views._kept.cache_clear()

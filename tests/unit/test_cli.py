@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from plugin.cli import domain as domain_commands
 from plugin.cli import main, remote
-from plugin.cli.doctor import libvirt, machine, target
+from plugin.cli.doctor import guests, libvirt, machine, target
 from plugin.config import Config, GatewaySection
 from pydataplane import emulator, supervise
 from pydataplane.domain import translate
@@ -345,6 +345,32 @@ def test_doctor_looks_at_all_that_attaching_stands_on(config: Path) -> None:
     shown = CliRunner().invoke(main, ["--config", str(config), "doctor"])
     assert shown.exit_code == 1
     assert "failed" in shown.stdout and "virtlun target start" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("started_s", "settings", "says", "advice"),
+    [
+        (1, Settings(qemu_reconnects=lambda *_: True), "1 with a virtlun controller", ""),
+        (0, Settings(qemu_reconnects=lambda *_: True), "one does not connect again", "stop it and"),
+        (0, Settings(reconnect_s=2), "one does not connect again", "stop it and start it once"),
+        (0, Settings(reconnect_s=0), "one does not connect again", "take reconnect_s = 0 out"),
+        (0, Settings(), "one does not connect again", "its QEMU cannot: give it one of 8.2"),
+    ],
+)
+def test_doctor_names_each_vm_that_would_lose_its_disks(
+    started_s: int, settings: Settings, says: str, advice: str
+) -> None:
+    def of(seconds: int) -> str:
+        given = plain(devices=disk())
+        return translate.define(given, Settings(reconnect_s=seconds), new_uuid=UUID(UUID_1)).xml
+
+    foreign = plain(devices="")
+    (found,) = guests.judged([foreign, of(started_s)], settings)
+    assert says in found.found and found.advice.startswith(advice)
+    assert found.state == ("ok" if started_s else "warning")
+    several = guests.judged([of(started_s), of(0)], settings)
+    assert [item.state for item in several] == ["warning"] * (1 if started_s else 2)
+    assert guests.judged([foreign], settings)[0].found == "none with a virtlun controller"
 
 
 def test_domain_list_has_a_lun_that_the_domain_does_not() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs import links
+from tests.docs import commands, links, virsh
 from tests.docs.reference import PAGES, REFERENCE
 
 
@@ -44,3 +44,28 @@ def test_a_link_that_leads_nowhere_is_found(
         "text.md: other.md has no part #no-title",
         "text.md: it has no part #here",
     ]
+
+
+@pytest.mark.parametrize(
+    "text", links.texts(), ids=lambda path: path.relative_to(links.ROOT).as_posix()
+)
+def test_the_commands_in_a_text_are_there(text: Path) -> None:
+    found = [commands.wrong(command) for command in commands.written(text.read_text())]
+    assert [said for said in found if said is not None] == []
+
+
+def test_a_command_that_is_not_there_is_found() -> None:
+    block = "```sh\nsudo virtlun volume make a/b; virtlun top | cat\n```\n"
+    text = f"{block}and `virtlun top --all 1`\n"
+    made, top, every = (commands.wrong(command) for command in commands.written(text))
+    assert made == "virtlun volume make a/b: volume has no make"
+    assert top is None
+    assert every == "virtlun top --all 1: No such option '--all'."
+
+
+def test_the_page_on_virsh_has_the_commands_that_were_run() -> None:
+    """What came out is compared where it is run: tests/libvirt/test_virsh_commands.py."""
+    lines = virsh.PAGE.read_text().splitlines()
+    shown = [line.split("`")[1] for line in lines if line.startswith("| `")]
+    run = [row.words.replace("{FOLDER}/", "") for row in virsh.ROWS]
+    assert shown == [*run, *sorted(virsh.ELSEWHERE)]

@@ -53,3 +53,26 @@ def test_sums_are_those_that_sha256sum_checks(tmp_path: Path) -> None:
     release.sums(tmp_path)
     assert hashlib.sha256(b"a").hexdigest() in (tmp_path / "SHA256SUMS").read_text()
     subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=tmp_path, check=True)
+
+
+@pytest.mark.parametrize(
+    ("changelog", "tags", "here", "says"),
+    [
+        ("## [Unreleased]\n\n## [1.2.0] - 2026-01-31\n", ["v1.1.0", "v1.2.0"], ["v1.2.0"], []),
+        ("## [Unreleased]\n\n## [1.2.0] - 2026-01-31\n", ["v1.1.0"], [], ["is no tag v1.2.0"]),
+        ("## [1.2.0] - 2026-01-31\n", ["v1.2.0"], [], ["v1.2.0 is another commit"]),
+        ("## [1.2.0] - not released\n", ["v1.2.0"], ["v1.2.0"], ["section [1.2.0] with a date"]),
+        (
+            "## [Unreleased]\n\n- more\n\n## [1.1.0] - 2026-01-01\n",
+            [],
+            [],
+            ["section [1.2.0] with a date", "has more under Unreleased", "is no tag v1.2.0"],
+        ),
+    ],
+)
+def test_what_a_release_lacks_is_said(
+    changelog: str, tags: list[str], here: list[str], says: list[str]
+) -> None:
+    lacks = release.missing("1.2.0", changelog, tags, here)
+    assert len(lacks) == len(says)
+    assert all(part in said for part, said in zip(says, lacks, strict=True)), lacks

@@ -1,0 +1,115 @@
+"""The statistics of a disk of ours begin and go on with its VM, as those of libvirt's own do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from pydataplane import supervise
+from tests.support.host import Host
+
+pytestmark = [pytest.mark.root, pytest.mark.vm]
+
+NAME = "counts"
+MIB = 1 << 20
+OURS = "/dev/virtlun/lvs0/counts"
+SHARED = "/dev/virtlun/lvs0/both"
+DISKS = (
+    f"<disk type='file'><source file='{OURS}'/><target dev='sda' bus='scsi'/></disk>"
+    f"<disk type='file'><source file='{SHARED}'/><target dev='sdb' bus='scsi'/><shareable/></disk>"
+)
+OWN = (
+    "<disk type='file'><driver name='qemu' type='raw'/><source file='{file}'/>"
+    "<target dev='vda' bus='virtio'/></disk>"
+)
+FIELDS = ("rd_req", "rd_bytes", "wr_req", "wr_bytes", "flush_operations")
+WRITES = "dd if=/dev/zero of=/dev/{0} bs=64k count={1} oflag=direct conv=fsync"
+
+
+def counted(host: Host, dev: str, name: str = NAME) -> dict[str, int]:
+    """Returns what domblkstat says of a disk."""
+    found = dict(re.findall(rf"^{dev} (\w+) (-?\d+)$", host.virsh("domblkstat", name, dev), re.M))
+    return {field: int(found[field]) for field in FIELDS}
+
+
+def in_domstats(host: Host, dev: str) -> dict[str, int]:
+    """Returns the same as domstats says it."""
+    said = host.virsh("domstats", "--block", NAME)
+    (number,) = re.findall(rf"^ *block\.(\d+)\.name={dev}$", said, re.M)
+    found = dict(re.findall(rf"^ *block\.{number}\.([a-z.]+)=(\d+)$", said, re.M))
+    names = ("rd.reqs", "rd.bytes", "wr.reqs", "wr.bytes", "fl.reqs")
+    return {field: int(found[name]) for field, name in zip(FIELDS, names, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def running(host: Host) -> Iterator[Host]:
+    """A running domain with one volume, one that it may share, and a file of libvirt's own."""
+    for path in (OURS, SHARED):
+        host.volumes.create(path.removeprefix("/dev/virtlun/"), 8 * MIB)
+    file = host.scratch / "own.img"
+    file.write_bytes(bytes(8 * MIB))
+    file.chmod(0o666)
+    host.define(NAME, devices=DISKS + OWN.format(file=file))
+    host.virsh("start", NAME)
+    yield host
+    host.virsh("destroy", NAME, check=False)
+
+
+def work(host: Host) -> None:
+    """Has the guest write 1 MiB to each disk."""
+    agent = host.agent(NAME)
+    for dev in ("sda", "sdb", "vda"):
+        agent.wait_for(f"[ -b /dev/{dev} ]")
+        agent.run(WRITES.format(dev, 16), 60)
+    agent.close()
+
+
+@pytest.mark.parametrize("gateway", ["there", "away"])
+def test_they_begin_again_when_the_vm_is_started_again(running: Host, gateway: str) -> None:
+    work(running)
+    for dev in ("sda", "sdb", "vda"):
+        was = counted(running, dev)
+        assert was["wr_bytes"] == MIB and was["rd_req"] > 0 and was["flush_operations"] > 0
+        assert in_domstats(running, dev) == was
+    if gateway == "away":  # nobody has released the controller when it comes again
+        running.stop_gateway()
+    running.virsh_direct("destroy", NAME)
+    if gateway == "away":
+        running.start_gateway()
+    running.virsh("start", NAME, "--paused")
+    for dev in ("sda", "sdb", "vda"):
+        assert set(counted(running, dev).values()) == {0}, dev
+        assert set(in_domstats(running, dev).values()) == {0}, dev
+    running.virsh("resume", NAME)
+
+
+def test_each_vm_has_its_own_of_a_shared_volume(running: Host) -> None:
+    work(running)
+    was = counted(running, "sdb")
+    assert was["wr_bytes"] >= MIB
+    disks = DISKS[DISKS.index("</disk>") + len("</disk>") :]
+    running.define("other", devices=disks)
+    running.virsh("start", "other", "--paused")
+    assert set(counted(running, "sdb", "other").values()) == {0}
+    assert counted(running, "sdb") == was
+    running.virsh("destroy", "other")
+    running.virsh("undefine", "other")
+
+
+def test_they_begin_again_when_the_disk_is_attached_again(running: Host) -> None:
+    work(running)
+    assert counted(running, "sda")["wr_bytes"] >= MIB
+    running.virsh("detach-disk", NAME, "sda", "--live")
+    running.virsh("attach-disk", NAME, OURS, "sda", "--live")
+    assert counted(running, "sda")["wr_bytes"] == 0
+
+
+def test_they_go_on_over_an_upgrade_of_the_target(running: Host) -> None:
+    work(running)
+    was = counted(running, "sdb")
+    supervise.upgrade(running.paths.rpc_socket)
+    assert counted(running, "sdb") == was
+    work(running)
+    assert counted(running, "sdb")["wr_bytes"] == was["wr_bytes"] + MIB
