@@ -141,9 +141,15 @@ class Target:
         return status
 
     @contextlib.contextmanager
-    def holder(self, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-        """Runs a holder of this target's exports by itself, for the duration of a block."""
+    def holder(
+        self, *options: str, before: tuple[str, ...] = ()
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """Runs a holder of this target's exports by itself, for the duration of a block.
+
+        `before` are the words of a program that runs it.
+        """
         command = [
+            *before,
             str(binary("virtlun-holder")),
             *("--socket", str(self.holder_socket), "--dir", str(self.export_dir), *options),
         ]

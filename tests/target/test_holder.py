@@ -6,7 +6,6 @@ Needs root and /dev/fuse.
 from __future__ import annotations
 
 import array
-import contextlib
 import os
 import re
 import signal
@@ -20,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.target import ROOT, Target, binary
+from tests.support.wait import until
 from tests.target.conftest import MakeTarget
 
 pytestmark = pytest.mark.root
@@ -237,5 +237,14 @@ def test_nonsense_is_answered_and_ends_nobody(make_target: MakeTarget) -> None:
             assert peer.recv(4096).startswith(b"failed")
         assert holder.poll() is None
         holder.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            holder.wait(DEADLINE_S)
+        assert holder.wait(DEADLINE_S) == 0
+
+
+def test_it_ends_when_told_to_as_the_first_process_of_a_container(make_target: MakeTarget) -> None:
+    """Such a process has no default action of a signal (pid_namespaces(7))."""
+    target = make_target()
+    with target.holder(before=("unshare", "--pid", "--fork", "--kill-child")) as outer:
+        until(target.holder_socket.is_socket, "its socket")
+        children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
+        os.kill(int(children.read_text()), signal.SIGTERM)
+        assert outer.wait(DEADLINE_S) == 0

@@ -5,8 +5,12 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, set_no_new_privs};
 use sandbox::Mode;
 use sandbox::calls::HOLDER;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use ublk::Control;
 
@@ -72,8 +76,18 @@ fn confine(mode: Mode) -> Result<(), String> {
     sandbox::confine(mode, &HOLDER).map_err(|e| e.to_string())
 }
 
-/// Runs the program; its exit status is 0 after the end by `--exit-when-idle`, 1 where it cannot
-/// serve.
+/// Has SIGTERM and SIGINT end the process at once, as by default. The first process of a container has
+/// no default (pid_namespaces(7)): Kubernetes would wait for half a minute, and kill it then.
+fn end_when_told() -> io::Result<()> {
+    for signal in [SIGTERM, SIGINT] {
+        let always = Arc::new(AtomicBool::new(true));
+        signal_hook::flag::register_conditional_shutdown(signal, 0, always)?;
+    }
+    Ok(())
+}
+
+/// Runs the program; its exit status is 0 after the end by `--exit-when-idle` or a signal, 1 where it
+/// cannot serve.
 pub fn run(cli: &Cli) -> ExitCode {
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
     let limit = getrlimit(Resource::Nofile);
@@ -85,6 +99,10 @@ pub fn run(cli: &Cli) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    if let Err(e) = end_when_told() {
+        eprintln!("virtlun-holder: cannot be told to end: {e}");
+        return ExitCode::FAILURE;
+    }
     // Before that, as it makes an io_uring; its first command, which makes a thread of the kernel's,
     // after.
     let ublk = Control::open().ok();
