@@ -3,7 +3,8 @@
 The kubelet does not ask for NodeGetVolumeHealth up to Kubernetes 1.36, and a user sees no more than
 a pod that stands still. So the driver looks by itself and says it, where `kubectl describe pvc`
 shows it. What lasts for less than two looks, as a restart of the target does, is not told; and of
-one volume at most one event a minute, so that one that comes and goes floods nobody.
+one volume at most one event in six looks, which by default is one a minute, so that one that comes
+and goes floods nobody.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from csi.volumenodes import IN_POD
 from pydataplane.errors import TargetError
 
 LOOK_S = 10.0
-"""Between two looks, seconds."""
+"""Between two looks, seconds, where nothing else is asked for."""
 SAME_TIMES = 2
 """A state that is seen so often in a row is told."""
-QUIET_S = 60.0
-"""Least time between two events of one volume, seconds."""
+QUIET_LOOKS = 6
+"""Least time between two events of one volume, in times between two looks."""
 HEALTHY = "VolumeHealthy"
 """Reason of the event of a volume that is in order again; others are NodeGetVolumeHealth's."""
 
@@ -47,13 +48,16 @@ class State:
     told_at: float | None = None
     """Of time.monotonic(): the last attempt."""
 
-    def is_due(self, reason: str, now: float) -> bool:
-        """Notes what is seen now, and returns whether it is to be told."""
+    def is_due(self, reason: str, now: float, quiet_s: float) -> bool:
+        """Notes what is seen now, and returns whether it is to be told.
+
+        `quiet_s` is the least time between two events, seconds.
+        """
         self.times = self.times + 1 if reason == self.seen else 1
         self.seen = reason
         if reason == self.told or self.times < SAME_TIMES:
             return False
-        return self.told_at is None or now - self.told_at >= QUIET_S
+        return self.told_at is None or now - self.told_at >= quiet_s
 
     def tried(self, now: float, *, told: bool) -> None:
         """Notes that what was seen last is told, or could not be: then it is tried again."""
@@ -70,9 +74,15 @@ class HealthEvents:
         health: VolumeHealth,
         node: str,
         connect: Callable[[], Cluster] | None = None,
+        *,
+        look_s: float = LOOK_S,
     ) -> None:
-        """Uses `connect` when there is something to tell; by default only in a pod."""
+        """Uses `connect` when there is something to tell; by default only in a pod.
+
+        `look_s` is the time between two looks, seconds.
+        """
         self._health = health
+        self._look_s = look_s
         self._node = node
         self._connect = connect or (Cluster.connect if IN_POD in os.environ else None)
         self._cluster: Cluster | None = None
@@ -91,7 +101,7 @@ class HealthEvents:
                 log.warning("cannot look at the health of volumes", reason=str(error))
             except (LookupError, TypeError, ValueError):  # the next look may make sense
                 log.exception("the health of volumes makes no sense")
-            time.sleep(LOOK_S)
+            time.sleep(self._look_s)
 
     def look(self, now: float) -> None:
         """Looks once, at `now` of time.monotonic(), and tells what is due.
@@ -106,7 +116,8 @@ class HealthEvents:
         found = self._health.entries_of(volumes)
         for volume, entries in found.items():
             state = self._states[volume]
-            if state.is_due(entries[0].reason if entries else HEALTHY, now):
+            reason = entries[0].reason if entries else HEALTHY
+            if state.is_due(reason, now, QUIET_LOOKS * self._look_s):
                 state.tried(now, told=self._tell(volume, entries))
 
     def _tell(self, volume: str, entries: list[Entry]) -> bool:

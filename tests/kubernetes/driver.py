@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -244,6 +244,27 @@ class Deployment:
     def stop(self, name: str) -> int:
         """Stops a part in order, and returns its exit status; it comes back by itself."""
         return self.parts[name].process.stop()
+
+    def restart_driver(self) -> None:
+        """Ends the driver in order; it comes back with the arguments that its part has now."""
+        part = self.parts["virtlun-csi"]
+        restarts = part.restarts
+        assert self.stop("virtlun-csi") == 0
+        until(lambda: part.restarts > restarts, "its restart", deadline_s=90)
+        self.wait_ready()
+
+    @contextlib.contextmanager
+    def driver_with(self, *options: str) -> Iterator[None]:
+        """Has the driver run with further options for the duration of a block."""
+        part = self.parts["virtlun-csi"]
+        before = part.container
+        part.container = replace(before, arguments=[*before.arguments, *options])
+        try:
+            self.restart_driver()
+            yield
+        finally:
+            part.container = before
+            self.restart_driver()
 
     @contextlib.contextmanager
     def without(self, name: str) -> Iterator[None]:

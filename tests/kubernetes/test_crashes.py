@@ -53,17 +53,9 @@ def fuse(deployment: Deployment) -> Iterator[Path]:
     program = [sys.executable, "-m", "tests.support.killed", file]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tests.kubernetes.driver, "driver_program", lambda: program)
-        restart(deployment)
+        deployment.restart_driver()
         yield file
-    restart(deployment)
-
-
-def restart(deployment: Deployment) -> None:
-    """Ends the driver in order; it comes back by itself."""
-    restarts = deployment.parts[CSI].restarts
-    assert deployment.stop(CSI) == 0
-    until(lambda: deployment.parts[CSI].restarts > restarts, "its restart", deadline_s=90)
-    deployment.wait_ready()
+    deployment.restart_driver()
 
 
 @pytest.fixture(autouse=True)

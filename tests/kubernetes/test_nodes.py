@@ -229,15 +229,18 @@ def test_a_dead_driver_of_one_node_leaves_the_other_at_work(
 ) -> None:
     with cluster.applied(both("there", second.node.name)):
         cluster.wait("pod/there", "condition=Ready")
-        with cluster.applied(both("late", second.node.name)):
-            with second.without("virtlun-csi"):
-                cluster.apply(both("here", NODE))
-                cluster.apply(claim("now", "virtlun-block"))
-                cluster.wait("pod/here", "condition=Ready")
-                cluster.wait_phase("pvc/now", "Bound")
-                assert node_of(cluster, "now") == NODE
-                write(cluster, "there", "goes on")
-                assert read(cluster, "there") == "goes on"
-                assert cluster.get("pod", "late")["status"]["phase"] == "Pending"
-            cluster.wait("pod/late", "condition=Ready", CONVERGE_S)
+        with second.without("virtlun-csi"):
+            for manifest in (
+                both("late", second.node.name),
+                both("here", NODE),
+                claim("now", "virtlun-block"),
+            ):
+                cluster.apply(manifest)
+            cluster.wait("pod/here", "condition=Ready")
+            cluster.wait_phase("pvc/now", "Bound")
+            assert node_of(cluster, "now") == NODE
+            write(cluster, "there", "goes on")
+            assert read(cluster, "there") == "goes on"
+            assert cluster.get("pod", "late")["status"]["phase"] == "Pending"
+        cluster.wait("pod/late", "condition=Ready", CONVERGE_S)
         assert len(names(deployment)) == 2

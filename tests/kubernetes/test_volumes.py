@@ -489,13 +489,16 @@ def test_a_claim_is_told_when_its_volume_waits_and_when_it_is_in_order_again(
         found = cluster.items("events", f"--field-selector=involvedObject.uid={uid}")
         return {each["reason"]: (each["type"], each["message"]) for each in found}
 
-    with cluster.applied(example("pod-block")):
+    with (
+        deployment.driver_with("--health-interval=0.5"),
+        cluster.applied(example("pod-block")),
+    ):
         cluster.wait("pod/raw", "condition=Ready")
         assert "TargetAway" not in told()
         with deployment.without("virtlun-target"):
-            until(lambda: "TargetAway" in told(), "an event", deadline_s=120, every_s=1)
+            until(lambda: "TargetAway" in told(), "an event", every_s=0.2)
         kind, message = told()["TargetAway"]
         assert kind == "Warning"
         assert message.startswith(f"on node {NODE}: I/O waits for its target: ")
-        until(lambda: "VolumeHealthy" in told(), "its end", deadline_s=180, every_s=1)
+        until(lambda: "VolumeHealthy" in told(), "its end", every_s=0.2)
         assert told()["VolumeHealthy"][0] == "Normal"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,6 @@ from tests.kubernetes.daemonset import kept_capabilities
 from tests.kubernetes.driver import DRIVER, EXAMPLES, Deployment, documents
 from tests.kubernetes.program_image import program_image
 from tests.support.examples import used
-from tests.support.wait import until
 
 FOLDER = EXAMPLES / "kubevirt"
 PART = "virtlun-csi"
@@ -42,13 +40,13 @@ def installed(*deployments: Deployment) -> Iterator[None]:
         more, capabilities = _changes(deployment)
         arguments = [*part.container.arguments, *more]
         part.container = replace(part.container, arguments=arguments, capabilities=capabilities)
-        _restart(deployment)
+        deployment.restart_driver()
     try:
         yield
     finally:
         for deployment, part, before in zip(deployments, parts, plain, strict=True):
             part.container = before
-            _restart(deployment)
+            deployment.restart_driver()
         for manifest in reversed(MANIFESTS):
             cluster.kubectl("delete", "--ignore-not-found", "-f", FOLDER / manifest)
 
@@ -81,11 +79,3 @@ def _changes(deployment: Deployment) -> tuple[list[str], tuple[str, ...] | None]
     plugin = deployment.node.kubelet_dir / "plugins" / DRIVER
     more = [word.replace("=/csi/", f"={plugin}/") for word in new[len(old) :]]
     return more, kept_capabilities(spec["containers"][0])
-
-
-def _restart(deployment: Deployment) -> None:
-    """Ends the driver, which comes back with the arguments that it has now."""
-    restarts = deployment.parts[PART].restarts
-    deployment.parts[PART].process.send(signal.SIGTERM)
-    until(lambda: deployment.parts[PART].restarts > restarts, "its restart", deadline_s=90)
-    deployment.wait_ready()

@@ -6,7 +6,7 @@ import pytest
 
 from csi import DRIVER_NAME
 from csi.clustererrors import NotFoundError, UnreachableError
-from csi.healthevents import HEALTHY, LOOK_S, QUIET_S, HealthEvents
+from csi.healthevents import HEALTHY, QUIET_LOOKS, HealthEvents
 from csi.kinds import CLAIM
 from csi.objects import PersistentVolume
 from csi.targets import Targets
@@ -15,6 +15,8 @@ from csi.volumehealth import VolumeHealth
 from pydataplane.errors import TargetUnavailable
 from tests.unit.csi.conftest import NODE, World
 from tests.unit.csi.fake_cluster import FakeCluster
+
+LOOK_S = 3.0
 
 
 class Watched:
@@ -36,7 +38,7 @@ class Watched:
         self.cluster.put(CLAIM, {"metadata": {"name": "data", "namespace": "shop"}})
         targets = Targets([world.target])
         self.health = VolumeHealth(targets, world.host, VhostFace(targets))
-        self.events = HealthEvents(self.health, NODE, self.cluster.connect)
+        self.events = HealthEvents(self.health, NODE, self.cluster.connect, look_s=LOOK_S)
         self.now = 1000.0
 
     def look(self, times: int = 1, *, away: bool = False) -> list[tuple[str, bool]]:
@@ -77,12 +79,12 @@ def test_a_restart_of_the_target_is_not_told(watched: Watched) -> None:
         assert watched.look(1) == []
 
 
-def test_a_volume_that_comes_and_goes_is_told_of_once_a_minute(watched: Watched) -> None:
+def test_a_volume_that_comes_and_goes_is_told_of_once_in_six_looks(watched: Watched) -> None:
     begun = watched.now
     for _ in range(20):
         watched.look(2, away=True)
         watched.look(2)
-    assert 2 < len(watched.cluster.said) <= (watched.now - begun) / QUIET_S + 1
+    assert 2 < len(watched.cluster.said) <= (watched.now - begun) / (QUIET_LOOKS * LOOK_S) + 1
 
 
 def test_a_failed_flush_is_told_until_it_is_cleared(of_any_face: Watched) -> None:
