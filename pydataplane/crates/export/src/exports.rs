@@ -193,7 +193,7 @@ impl Exports {
     ///
     /// # Errors
     /// [`ExportError::NotExported`]; [`ExportError::Open`] after [`RELEASE_TIMEOUT`];
-    /// [`ExportError::StillEnding`] after [`END_TIMEOUT`], and then it is deleted.
+    /// [`ExportError::StillEnding`] after `END_TIMEOUT`, and then it is deleted.
     pub fn delete(&self, key: &str, force: bool) -> Result<(), ExportError> {
         self.delete_within(key, force, END_TIMEOUT)
     }
@@ -287,7 +287,7 @@ impl Exports {
 
     /// Ends all exports: before lvstores are unloaded. What is open is left to the process that
     /// comes next, if the mounts are held: its users wait. Else they get errors.
-    /// `false`: I/O of some has not ended after [`END_TIMEOUT`], so that bdevs must be left as they
+    /// `false`: I/O of some has not ended after `END_TIMEOUT`, so that bdevs must be left as they
     /// are.
     #[must_use]
     pub fn stop(&self) -> bool {
