@@ -38,7 +38,8 @@ from csi.volumehealth import VolumeHealth
 from csi.volumenodes import VolumeNodes
 from csi.volumes import OwnedVolumes
 from csi.waiting import WaitingClaims
-from pydataplane.client import DEFAULT_SOCKET, Client
+from pydataplane.client import DEFAULT_SOCKET
+from pydataplane.silence import WatchedClient
 
 MAX_VOLUMES = 250
 UNIX = "unix://"
@@ -146,7 +147,7 @@ def main(
     _check(node_id, endpoint)
     set_up(log_level, as_json=log_json or not sys.stderr.isatty())
     ending = Ending()
-    targets = Targets([Client(path) for path in dict.fromkeys(target_sockets)])
+    targets = Targets([WatchedClient(path) for path in dict.fromkeys(target_sockets)])
     host: Host = Helper(helper_socket) if helper_socket else LocalHost()
     volumes = OwnedVolumes(targets, node_id)
     locks, metrics = VolumeLocks(), Metrics()

@@ -2,8 +2,9 @@
 
 A target that does not answer delays only what is its own. Each is asked in a thread, all at once,
 and where one has what is looked for the others are waited for a moment only. One that owes an
-answer since longer is not asked again until it gives it. Nothing is kept but where a volume's
-lvstore was seen last, which is looked at again before it counts: an lvstore may move.
+answer since longer, and has said nothing to anybody meanwhile (pydataplane.silence), is not asked
+again until it gives it. Nothing is kept but where a volume's lvstore was seen last, which is looked
+at again before it counts: an lvstore may move.
 
 With one target nothing is asked here; it says itself what it does not have.
 """
@@ -27,6 +28,7 @@ from pydataplane.errors import (
     TargetUnavailable,
     VolumeNotFoundError,
 )
+from pydataplane.silence import WatchedClient
 from pydataplane.volumes import Lvstore, Volumes
 
 T = TypeVar("T")
@@ -63,14 +65,20 @@ class Answer(Generic[T]):
 class _Questions:
     """What is asked of one target and not answered yet."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: WatchedClient) -> None:
         self.client = client
         self.open: dict[int, float] = {}
         """When each was asked, of time.monotonic()."""
 
-    def silent_since(self) -> float | None:
-        """Returns when the oldest one was asked; None if all are answered."""
-        return min(list(self.open.values()), default=None)
+    def silent_for(self, seconds: float) -> bool:
+        """Whether it owes an answer since longer than that, and is silent altogether.
+
+        One that answers others is busy with this one. One that is silent while nothing is open here
+        is asked: what somebody else waits for may be a long piece of work.
+        """
+        since = min(list(self.open.values()), default=None)
+        overdue = since is not None and time.monotonic() - since > seconds
+        return overdue and self.client.silent_s > 0
 
     def silent(self) -> TargetUnavailable:
         """Returns the error of a target that owes an answer."""
@@ -84,7 +92,11 @@ class Targets:
     """The targets of this node; threads may share it."""
 
     def __init__(
-        self, clients: Sequence[Client], *, answer_s: float = ANSWER_S, others_s: float = OTHERS_S
+        self,
+        clients: Sequence[WatchedClient],
+        *,
+        answer_s: float = ANSWER_S,
+        others_s: float = OTHERS_S,
     ) -> None:
         """Knows the targets of `clients`, one at least, each by a socket of its own.
 
@@ -270,15 +282,14 @@ class Targets:
     ) -> list[Answer[T]]:
         """Asks these at once; once one says what is `enough`, the others have `others_s` left.
 
-        `what` is a call or two: one that owes its answer for long is taken to be silent.
+        `what` is a call or two: one that owes its answer for long may be silent.
         """
         begin = time.monotonic()
         longest_s = self._answer_s if enough is None else self._others_s
         answers: dict[int, Answer[T]] = {}
         for client in clients:
             questions = self._questions[id(client)]
-            since = questions.silent_since()
-            if since is not None and begin - since > longest_s:
+            if questions.silent_for(longest_s):
                 answers[id(client)] = Answer(client, None, questions.silent())
             else:
                 self._begin(questions, what, answers)

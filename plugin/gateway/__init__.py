@@ -11,7 +11,6 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     incoming, outgoing, channel  what a socket received; what it is sent; messages over it
     upstream, admin              a small libvirt client, for calls of our own
     joined                       what many ask at the same time, asked once
-    silence                      a target's client that notices when the target says nothing
     usage                        what guests did with LUNs
     target, answers, targets     LUNs and volumes, of one target and of all
     statistics, guestdisks       results of GET_ALL_DOMAIN_STATS and of the guest agent, in bytes

@@ -14,7 +14,6 @@ from typing import TypeVar
 
 from plugin.gateway import usage
 from plugin.gateway.errors import Kept, NoAnswer, Refused
-from plugin.gateway.silence import WatchedClient
 from plugin.gateway.usage import Unit, Usage
 from pydataplane.client import Client
 from pydataplane.domain import missing, reconcile
@@ -32,6 +31,7 @@ from pydataplane.errors import (
     VolumeError,
     VolumeNotFoundError,
 )
+from pydataplane.silence import WatchedClient
 from pydataplane.suspended import suspended
 from pydataplane.volumes import Lvol, Sizes, Volumes
 

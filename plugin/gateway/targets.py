@@ -18,7 +18,6 @@ from plugin.config import Config
 from plugin.gateway.answers import Answers, Member, answers_of
 from plugin.gateway.errors import GatewayError, NoAnswer, Refused
 from plugin.gateway.joined import Joined
-from plugin.gateway.silence import WatchedClient
 from plugin.gateway.target import Suspended, Target
 from plugin.gateway.usage import Unit, Usage
 from plugin.targets import addresses
@@ -26,6 +25,7 @@ from pydataplane.domain import translate
 from pydataplane.domain.errors import Refusal
 from pydataplane.domain.reconcile import Release, State, actions, unasked
 from pydataplane.domain.translate import Definition, LunPlan, Plan, Settings
+from pydataplane.silence import WatchedClient
 from pydataplane.volumes import Lvol, Sizes
 
 T = TypeVar("T")

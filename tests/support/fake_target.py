@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydataplane.client import Client
 from pydataplane.errors import (
     BAD_PARAMETERS,
     BUSY,
@@ -23,6 +22,7 @@ from pydataplane.errors import (
     NO_SPACE,
     RpcError,
 )
+from pydataplane.silence import WatchedClient
 from tests.support.rpc_schemas import check_params, check_result
 
 MIB = 1 << 20
@@ -41,7 +41,7 @@ class Volume:
     xattrs: dict[str, str] = field(default_factory=dict)
 
 
-class FakeTarget(Client):
+class FakeTarget(WatchedClient):
     """A target with an lvstore `lvs0`: what is in it, and what a test has it do otherwise."""
 
     def __init__(self, volumes: Mapping[str, str] | None = None, *, mib: int = 1024) -> None:
@@ -105,6 +105,10 @@ class FakeTarget(Client):
         given = {name: value for name, value in params.items() if value is not None}
         self.calls.append(method)
         self.requests.append((method, given))
+        with self._question():
+            return self._answered(method, given)
+
+    def _answered(self, method: str, given: dict[str, Any]) -> Any:
         if method in self.gate:
             self.gate[method].wait(ANSWER_DEADLINE_S)
         if method in self.fail:

@@ -35,8 +35,8 @@ from csi.proto import kubevirt_plugin_pb2 as hooks
 from csi.targets import Targets
 from csi.vhostface import VhostFace
 from csi.volumes import OwnedVolumes
-from pydataplane.client import Client
 from pydataplane.emulator import Qemu
+from pydataplane.silence import WatchedClient
 from tests.support.csi import block
 from tests.support.target import Target
 
@@ -74,7 +74,7 @@ class Struck(BaseException):
     """The driver was killed here; nothing of it catches this."""
 
 
-class Strike(Client):
+class Strike(WatchedClient):
     """A client that strikes before or after one of the calls that change the target."""
 
     def __init__(self, path: Path, when: str, number: int, blow: Callable[[], None]) -> None:
@@ -116,10 +116,10 @@ class Host:
         self.proc.mkdir()
         self.restart()
 
-    def restart(self, client: Client | None = None) -> None:
+    def restart(self, client: WatchedClient | None = None) -> None:
         """Forgets everything that the driver had in memory."""
         self.close()
-        targets = Targets([client or Client(self.target.rpc_socket)])
+        targets = Targets([client or WatchedClient(self.target.rpc_socket)])
         volumes, locks = OwnedVolumes(targets, self.name), VolumeLocks()
         devices = LoopDevices(targets)
         self.locks = locks

@@ -15,6 +15,7 @@ from csi.kubevirt.controllers import StaysOnKernelFace, VmControllers
 from csi.locks import VolumeLocks
 from csi.proto import csi_pb2 as pb
 from csi.targets import Targets
+from pydataplane.silence import WatchedClient
 from tests.support.csi import MIB, NOTHING, Driver, block, mount
 from tests.support.frozen import freeze
 from tests.support.target import Target
@@ -207,7 +208,7 @@ def test_a_machine_s_luns_are_of_the_first_target(node: Node) -> None:
     driver = node.driver
     first, second = (driver.create(f"pvc-{s}", 64 * MIB, block(), lvstore=s) for s in STORES)
     device = driver.publish(second, block(), pod)
-    targets = Targets([each.client for each in node.targets])
+    targets = Targets([WatchedClient(each.rpc_socket) for each in node.targets])
     controllers = VmControllers(targets, LoopDevices(targets), VolumeLocks())
     controllers.publish(pod)
     controllers.attach(pod, first)

@@ -21,7 +21,10 @@ from csi.targets import Targets
 from csi.vhostface import VhostFace
 from csi.volumehealth import VolumeHealth
 from csi.volumes import OwnedVolumes
+from pydataplane import silence
 from pydataplane.errors import INTERNAL_ERROR, RpcError, TargetTimeout, TargetUnavailable
+from pydataplane.silence import WatchedClient
+from tests.support.fake_socket import SocketTarget
 from tests.support.fake_target import LVSTORE, MIB, FakeTarget
 from tests.support.wait import until
 from tests.unit.csi.conftest import NODE, block, refused
@@ -31,6 +34,7 @@ from tests.unit.csi.test_controller import CLAIM, Told
 STORE_B = "lvs-b"
 UUID_B = "5a1f0000-0001-4000-8000-000000000000"
 ASKED = "bdev_lvol_get_lvstores"
+FOREVER_S = 3600.0
 
 
 class Pair:
@@ -266,6 +270,48 @@ def test_a_long_list_of_a_target_that_answers_is_no_silence(pair: Pair) -> None:
         finally:
             listing.set()
         assert found.result() == [handle]
+
+
+def test_a_target_that_owes_one_answer_and_gives_others_is_asked(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(silence, "SILENT_S", FOREVER_S)
+    handle = pair.create(LVSTORE)
+    pair.targets = Targets([pair.a, pair.b], answer_s=3, others_s=0)
+    slow = pair.a.gate[ASKED] = threading.Event()
+    try:
+        assert pair.targets.store(STORE_B).client is pair.b
+        until(lambda: pair.a.calls[-1] == ASKED, "the question to wait")
+        del pair.a.gate[ASKED]
+        assert pair.targets.of(handle) is pair.a
+    finally:
+        slow.set()
+
+
+def test_a_target_that_says_nothing_is_not_asked_again_until_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On real sockets, and with a deadline of an hour: whoever waited for it would not end."""
+    monkeypatch.setattr(silence, "SILENT_S", 0.1)
+    a, b = SocketTarget(tmp_path / "a"), SocketTarget(tmp_path / "b")
+    b.lvstores = {STORE_B: UUID_B}
+    first = a.lvstores[LVSTORE]
+    clients = [WatchedClient(each.path, FOREVER_S) for each in (a, b)]
+    targets = Targets(clients, answer_s=0.3, others_s=0.2)
+    with b.serve():
+        with a.serve(mute=True):
+            for _ in range(2):
+                with pytest.raises(TargetUnavailable, match=f"the target on {a.path} does not"):
+                    targets.of_store(first)
+            asked = len(a.connections)
+            for _ in range(20):
+                assert targets.of_store(UUID_B) is clients[1]
+                with pytest.raises(TargetUnavailable, match=f"the target on {a.path} does not"):
+                    targets.of_store(first)
+            assert len(a.connections) == asked, "it is not asked while it owes an answer"
+        with a.serve():
+            until(lambda: not clients[0].silent_s, "the target to be heard")
+            assert targets.of_store(first) is clients[0]
 
 
 @pytest.mark.parametrize(

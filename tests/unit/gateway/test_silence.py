@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from plugin.gateway import empty, silence
+from plugin.gateway import empty
 from plugin.gateway.journal import Entry
 from plugin.gateway.messages import DomainCall
 from plugin.gateway.procs import Proc
 from plugin.gateway.recovery import recover_all
-from plugin.gateway.silence import WatchedClient
 from plugin.gateway.target import POLLS_MAX
+from pydataplane import silence
 from pydataplane.domain import translate
-from pydataplane.errors import TargetTimeout
 from tests.support.fake_socket import SocketTarget
-from tests.support.wait import until as wait_until
 from tests.unit.gateway.world import UUID_1, UUID_2, ReplyError, World, disk, play, until
 
 LIVE = 1
@@ -36,47 +32,6 @@ def mute_target(folder: Path) -> Iterator[SocketTarget]:
     gold = SocketTarget(folder / "gold/target")
     with gold.serve(mute=True):
         yield gold
-
-
-def test_after_one_deadline_nobody_waits_until_it_answers(tmp_path: Path) -> None:
-    target = SocketTarget(tmp_path / "t")
-    client = WatchedClient(target.path, 0.1)
-    with target.serve(mute=True):
-        with pytest.raises(TargetTimeout, match=rf"no answer from {target.path} within 0\.1 s"):
-            client.call("vhost_get_controllers")
-        connections = len(target.connections)
-        for _ in range(100):
-            with pytest.raises(TargetTimeout, match=f"no answer from {target.path} for "):
-                client.call("vhost_get_controllers")
-        assert client.silent_s
-        assert len(target.connections) - connections <= 1, "the one that waits for an answer"
-    with target.serve():
-        wait_until(lambda: not client.silent_s, "the target is heard")
-        assert client.call("vhost_get_controllers") == []
-
-
-def test_one_call_that_takes_long_is_no_silence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr(silence, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    target = SocketTarget(tmp_path / "t")
-    client = WatchedClient(target.path, FOREVER_S)
-    gate = target.gate["bdev_get_bdevs"] = threading.Event()
-    with target.serve():
-        slow = threading.Thread(target=client.call, args=("bdev_get_bdevs",))
-        slow.start()
-        wait_until(lambda: "bdev_get_bdevs" in target.calls, "it was asked")
-        now[0] = 10.0
-        assert client.silent_s == 10.0
-        client.call("vhost_get_controllers")
-        now[0] = 11.0
-        assert not client.silent_s, "it has just answered another"
-        now[0] = 20.0
-        assert client.silent_s == 10.0
-        gate.set()
-        slow.join()
-        assert not client.silent_s
 
 
 async def attach(world: World) -> None:

@@ -3,6 +3,8 @@
 Whoever asks a silent target waits to the end of one deadline: once a whole deadline has passed
 without an answer to anybody, what is asked is refused at once, with the name of its socket. A
 thread of its own waits for an answer meanwhile, and with the first one all is as before.
+
+The gateway and the CSI driver decide by it whom to wait for.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,15 +68,18 @@ class WatchedClient(Client):
         """
         if self._missed is not None:
             raise TargetTimeout(f"{what}: {self.silence}")
-        return self._watched(what, requests)
+        with self._question():
+            return super()._exchange(what, requests)
 
-    def _watched(self, what: str, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Any]:
+    @contextmanager
+    def _question(self) -> Iterator[None]:
+        """Notes that something is asked for as long as the `with` block has no answer."""
         number, begun = next(self._numbers), time.monotonic()
         with self._mutex:
             self._asked[number] = begun
         timed_out = False
         try:
-            return super()._exchange(what, requests)
+            yield
         except TargetTimeout:
             timed_out = True
             raise
