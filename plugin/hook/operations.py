@@ -101,8 +101,7 @@ def _bring_up(rpc: Connection, plan: Plan, operation: str, config: Config) -> No
         records.write(config.state_dir, plan.controller, recorded)
     if operation in INCOMING:
         return
-    starts = operation == "prepare"
-    reconcile.ensure(rpc, there, whole=starts, starts=starts)
+    reconcile.ensure(rpc, there, whole=operation == "prepare")
     if not os.path.exists(plan.socket):  # noqa: PTH110 - pathlib is slow to import
         raise ReconcileError(
             f"the virtlun target made no socket {plan.socket}; vhost_dir in virtlun.toml and the"

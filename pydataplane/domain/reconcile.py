@@ -177,17 +177,17 @@ def _right(plan: Plan, state: State) -> set[int]:
     return {lun.target for lun in plan.luns if is_right(lun, shown.get(lun.target), state)}
 
 
-def actions(plan: Plan, state: State, *, whole: bool, starts: bool = False) -> list[Action]:
+def actions(plan: Plan, state: State, *, whole: bool) -> list[Action]:
     """Returns what to do, in order, so that the controller exists with the plan's LUNs.
 
     A LUN that is right stays untouched, so a running guest's other disks notice nothing. `whole`:
-    the domain does not run, so that a controller that shows anything else is made anew. Otherwise
-    nothing is taken from it: see `unasked`. `starts`: QEMU is about to be started, so that whoever
-    is connected is a stranger, and disconnected.
+    the domain does not run and is about to be started, so that a controller that shows anything
+    else is made anew, and whoever is connected is a stranger, and disconnected. Otherwise nothing
+    is taken from it: see `unasked`.
     """
     name = plan.controller
     shown = state.controllers.get(name)
-    owner: list[Action] = [SetOwner(name, plan.uid)] if starts else []
+    owner: list[Action] = [SetOwner(name, plan.uid)] if whole else []
     if shown is None:
         new: list[Action] = [CreateController(name)]
         return [*new, *owner, *(AddTarget(name, lun) for lun in plan.luns)]
@@ -330,12 +330,12 @@ def _chosen(characteristics: Characteristics) -> dict[str, Any]:
     return {k: v for k, v in asdict(characteristics).items() if v != default[k]}
 
 
-def ensure(rpc: Rpc, plan: Plan, *, whole: bool, starts: bool = False) -> list[LunPlan]:
+def ensure(rpc: Rpc, plan: Plan, *, whole: bool) -> list[LunPlan]:
     """Makes the controller exist with the plan's LUNs; safe to repeat.
 
     `whole`: the domain is to start, with exactly these; if one LUN fails, those added before it are
     taken away again. Otherwise it runs: the rest is added, for it is better off with some of its
-    disks than none, and nothing is taken away. `starts`: see `actions`.
+    disks than none, and nothing is taken away.
 
     Returns:
         The LUNs that had to be added.
@@ -349,7 +349,7 @@ def ensure(rpc: Rpc, plan: Plan, *, whole: bool, starts: bool = False) -> list[L
     added: list[LunPlan] = []
     made = False
     failures: list[str] = []
-    for action in actions(plan, state, whole=whole, starts=starts):
+    for action in actions(plan, state, whole=whole):
         try:
             perform(rpc, action, state)
         except (ReconcileError, RpcError) as error:

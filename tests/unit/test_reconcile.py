@@ -59,7 +59,7 @@ def ensured(target: FakeTarget, wanted: Plan, *, whole: bool = False) -> str | N
 
 def test_nothing_to_do_is_no_action() -> None:
     state = State({A: {0: Shown("uuid-0")}}, {"lvs0/v0": Bdev("uuid-0", 512)})
-    assert actions(plan(A, lun(0, "v0")), state, whole=True) == []
+    assert actions(plan(A, lun(0, "v0")), state, whole=True) == [SetOwner(A, None)]
     assert actions(plan(A, lun(0, "v0")), state, whole=False) == []
 
 
@@ -130,6 +130,7 @@ def test_what_is_missing_is_made() -> None:
     for whole in (False, True):
         assert actions(plan(A, one, two), State({}), whole=whole) == [
             CreateController(A),
+            *([SetOwner(A, None)] if whole else []),
             AddTarget(A, one),
             AddTarget(A, two),
         ]
@@ -139,16 +140,15 @@ def test_a_domain_that_starts_gets_a_new_controller_in_the_place_of_a_wrong_one(
     names = {f"lvs0/v{n}": Bdev(f"uuid-{n}", 512) for n in range(4)}
     state = State({A: {0: Shown("uuid-0"), 1: Shown("uuid-9"), 7: Shown("uuid-3")}}, names)
     zero, one = lun(0, "v0"), lun(1, "v1")
-    new = [CreateController(A), AddTarget(A, zero), AddTarget(A, one)]
-    assert actions(plan(A, zero, one), state, whole=True) == [ReleaseController(A), *new]
     # Whoever is connected is a stranger then, and has to go first.
     owner = SetOwner(A, None)
-    assert actions(plan(A, zero, one), state, whole=True, starts=True) == [
+    assert actions(plan(A, zero, one), state, whole=True) == [
         owner,
         ReleaseController(A),
         CreateController(A),
         owner,
-        *new[1:],
+        AddTarget(A, zero),
+        AddTarget(A, one),
     ]
 
 
@@ -203,7 +203,7 @@ def test_before_a_start_the_owner_comes_before_any_lun(there: bool) -> None:
     state = State({A: {}} if there else {})
     created = [] if there else [CreateController(A)]
     one = lun(0, "v0")
-    assert actions(plan(A, one), state, whole=True, starts=True) == [
+    assert actions(plan(A, one), state, whole=True) == [
         *created,
         SetOwner(A, None),
         AddTarget(A, one),

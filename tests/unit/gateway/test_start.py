@@ -70,6 +70,22 @@ def test_a_volume_that_never_was_is_made_if_configured_and_recorded(tmp_path: Pa
     play(tmp_path, body)
 
 
+def test_the_controller_is_kept_for_who_starts_after_this(tmp_path: Path) -> None:
+    """As by the hook, which need not be there."""
+
+    async def body(world: World) -> None:
+        dom = world.domain(running=False, disks=disk())
+        await start(world, dom)
+        assert world.target.owners == {CONTROLLER: (None, True)}
+        # It runs: nobody is disconnected.
+        world.target.owners.clear()
+        world.target.controllers[CONTROLLER].clear()
+        await Reconciler(world.gateway.services).run()
+        assert world.target.controllers[CONTROLLER] and world.target.owners == {}
+
+    play(tmp_path, body)
+
+
 def test_the_volume_of_a_transient_domain_is_in_what_libvirtd_gets(tmp_path: Path) -> None:
     async def body(world: World) -> None:
         make_missing(world)
