@@ -15,6 +15,11 @@ pub trait Poller: Any {
     fn arm(&mut self) -> bool {
         true
     }
+    /// When the reactor is to poll it at the latest, though nothing woke it; in ticks, `u64::MAX`: only when
+    /// something does. Asked after [`Poller::arm`].
+    fn wake_at(&self) -> u64 {
+        u64::MAX
+    }
     /// The reactor is awake again: wake-ups are no longer needed (suppress kicks).
     fn disarm(&mut self) {}
 }

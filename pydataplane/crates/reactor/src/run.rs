@@ -4,6 +4,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
+use rustix::time::Timespec;
+
 use crate::mailbox::{MAILBOX_DEPTH, Mailbox};
 use crate::{Cx, ticks};
 
@@ -139,18 +141,22 @@ fn messages(cx: &mut Cx, mailbox: &Mailbox) -> u32 {
 fn sleep(cx: &mut Cx, accounting: &Arc<Accounting>) -> bool {
     let mut armed = 0;
     let mut quiet = true;
+    let mut wake_at = u64::MAX;
     for place in &mut cx.places {
         armed += 1;
         if !place.poller.arm() {
             quiet = false;
             break;
         }
+        wake_at = wake_at.min(place.poller.wake_at());
     }
     if quiet {
-        accounting.switch(Doing::Asleep, ticks::now());
-        // No timeout: kicks, the io_uring and the waker are all in the epoll, and none of them
-        // can get lost (see `waker`).
-        if let Err(e) = cx.io.sleep(None) {
+        let now = ticks::now();
+        accounting.switch(Doing::Asleep, now);
+        // Kicks, the io_uring and the waker are all in the epoll, and none of them can get lost (see
+        // `waker`): time wakes it only where a poller waits for that.
+        let timeout = (wake_at != u64::MAX).then(|| timespec(wake_at.saturating_sub(now)));
+        if let Err(e) = cx.io.sleep(timeout.as_ref()) {
             tracing::error!(reactor = cx.index, "epoll_wait failed, so the reactor spins: {e}");
         }
         accounting.switch(Doing::Idle, ticks::now());
@@ -159,6 +165,12 @@ fn sleep(cx: &mut Cx, accounting: &Arc<Accounting>) -> bool {
         place.poller.disarm();
     }
     quiet
+}
+
+/// So many ticks, and up to a microsecond more: a sleep that long does not end before.
+fn timespec(ticks: u64) -> Timespec {
+    let ns = ticks::to_ns(ticks).saturating_add(1000);
+    Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 }
 }
 
 /// A snapshot of one reactor's accounting.

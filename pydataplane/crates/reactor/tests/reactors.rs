@@ -270,6 +270,53 @@ fn an_idle_reactor_sleeps_and_does_not_poll() {
     r.stop();
 }
 
+/// Wants to be polled at some moment, though nothing happens, and that long after it again.
+struct Alarm {
+    at: u64,
+    every: u64,
+    rings: Arc<AtomicU64>,
+}
+
+impl Poller for Alarm {
+    fn name(&self) -> &str {
+        "alarm"
+    }
+    fn poll(&mut self) -> u32 {
+        if reactor::ticks::now() < self.at {
+            return 0;
+        }
+        self.at = self.at.saturating_add(self.every);
+        self.rings.fetch_add(1, SeqCst);
+        1
+    }
+    fn wake_at(&self) -> u64 {
+        self.at
+    }
+}
+
+#[test]
+fn a_sleeping_reactor_wakes_when_the_first_of_its_pollers_wants_it_to() {
+    let r = start(1, SLEEPY);
+    let h = &r.handles()[0];
+    let rings: Vec<_> = (0..4).map(|_| Arc::new(AtomicU64::new(0))).collect();
+    let all = rings.clone();
+    h.call(move |cx| {
+        let now = reactor::ticks::now();
+        // The last one: never.
+        for (us, rings) in [3000, 1000, 2000, u64::MAX].into_iter().zip(all) {
+            let every = reactor::ticks::from_us(us);
+            cx.add_poller(Box::new(Alarm { at: now.saturating_add(every), every, rings }));
+        }
+    });
+    // Nothing else wakes it: a sleep without end would show as a hang.
+    while rings[..3].iter().any(|rings| rings.load(SeqCst) < 20) {
+        thread::yield_now();
+    }
+    assert!(h.stats().sleeps > 0);
+    assert_eq!(rings[3].load(SeqCst), 0);
+    r.stop();
+}
+
 #[test]
 fn stopping_drops_pollers_on_their_thread_and_ends_all_waits() {
     let r = start(2, SLEEPY);

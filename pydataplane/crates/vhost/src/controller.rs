@@ -51,11 +51,19 @@ pub struct Timeouts {
     /// By a message of a VM: a stop of its rings, a change of its memory. Its QEMU stands still
     /// meanwhile; then its session ends. Longer than disks take to give a request up.
     pub message: Duration,
+    /// By requests of a VM that wait for room behind others of it: data of those that have no answer after
+    /// that time, or after twice that, takes no room from its other disks any more. Longer than disks take
+    /// for what they are given.
+    pub answer: Duration,
 }
 
 impl Default for Timeouts {
     fn default() -> Self {
-        Timeouts { method: Duration::from_secs(25), message: Duration::from_secs(120) }
+        Timeouts {
+            method: Duration::from_secs(25),
+            message: Duration::from_secs(120),
+            answer: Duration::from_millis(500),
+        }
     }
 }
 
@@ -99,6 +107,8 @@ pub(crate) struct Controller {
     pub(crate) mailbox: Mailbox,
     /// How long a message of a peer may wait for I/O in flight.
     message_timeout: Duration,
+    /// After which data of a request that has no answer takes no room any more.
+    answer_timeout: Duration,
     /// Queues of the session that were not started, and why.
     refused: Mutex<Vec<(u16, String)>>,
     /// How long an orderly end of a session waits for I/O in flight.
@@ -134,6 +144,7 @@ impl Controller {
             mailbox,
             refused: Mutex::default(),
             message_timeout: timeouts.message,
+            answer_timeout: timeouts.answer,
             drain_timeout: timeouts.method * DRAIN_SHARE.0 / DRAIN_SHARE.1,
         });
         let begin = Begin { listener, accepts, inbox, mark: records.mark, inherits };
@@ -201,6 +212,7 @@ impl Controller {
             counters: &self.counters,
             mailbox: &self.mailbox,
             message_timeout: self.message_timeout,
+            answer_timeout: self.answer_timeout,
             control_budget,
         }
     }

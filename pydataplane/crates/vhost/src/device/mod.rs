@@ -91,6 +91,8 @@ pub(crate) struct SessionContext<'a> {
     pub(crate) mailbox: &'a Mailbox,
     /// How long a message of the peer may wait for I/O in flight.
     pub(crate) message_timeout: Duration,
+    /// As [`crate::Timeouts::answer`].
+    pub(crate) answer_timeout: Duration,
     /// What the sessions before left of what task management may take.
     pub(crate) control_budget: Budget,
 }
@@ -160,9 +162,10 @@ impl Device {
         let workers = context.reactors.iter().zip(context.counters).map(|(reactor, counters)| {
             let name = format!("vhost {}", context.name);
             let notice = Notice { mailbox: context.mailbox.clone(), session: context.session };
-            let counters = Arc::clone(counters);
-            let poller = reactor
-                .call(move |cx| cx.add_poller(Box::new(DevicePoller::new(name, counters, notice))));
+            let (counters, answer) = (Arc::clone(counters), context.answer_timeout);
+            let poller = reactor.call(move |cx| {
+                cx.add_poller(Box::new(DevicePoller::new(name, counters, notice, answer)))
+            });
             Worker { reactor: reactor.clone(), poller }
         });
         let mut device = Device {

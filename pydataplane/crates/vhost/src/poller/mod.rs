@@ -19,6 +19,7 @@
 //! allocates, locks, logs or blocks. What other threads ask of it is in `orders`.
 
 mod failure;
+mod load;
 mod orders;
 mod queue;
 mod room;
@@ -162,6 +163,10 @@ impl Poller for DevicePoller {
             || self.queues.iter_mut().all(RequestQueue::arm)
     }
 
+    fn wake_at(&self) -> u64 {
+        self.units.wake_at()
+    }
+
     fn disarm(&mut self) {
         self.queues.iter_mut().for_each(RequestQueue::disarm);
     }
@@ -297,7 +302,7 @@ impl DevicePoller {
         }
         if matches!(outcome, Outcome::Pending) {
             let (bytes, ordered) = (slot.bytes, slot.attribute == task_attribute::ORDERED);
-            self.units.started(target, u64::from(bytes), ordered);
+            slot.generation = self.units.started(target, u64::from(bytes), ordered);
             return false;
         }
         let ticks = self.sample(now);
@@ -358,7 +363,7 @@ impl DevicePoller {
             Outcome::Pending => {}
             outcome => {
                 let (begun, ordered) = (slot.begun, slot.attribute == task_attribute::ORDERED);
-                self.units.ended(target, u64::from(slot.bytes), ordered);
+                self.units.ended(target, u64::from(slot.bytes), slot.generation, ordered);
                 if let Outcome::Suspended(error) = outcome {
                     return self.suspend(at, index, error);
                 }

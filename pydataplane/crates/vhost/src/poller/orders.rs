@@ -7,6 +7,7 @@
 use std::ops::Range;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bdev::Slots;
 use guestmem::GuestMemory;
@@ -57,13 +58,18 @@ impl Drain {
 }
 
 impl DevicePoller {
-    /// A poller without queues or units.
-    pub(crate) fn new(name: String, counters: Arc<ControllerCounters>, notice: Notice) -> Self {
+    /// A poller without queues or units; `answer`: [`crate::Timeouts::answer`].
+    pub(crate) fn new(
+        name: String,
+        counters: Arc<ControllerCounters>,
+        notice: Notice,
+        answer: Duration,
+    ) -> Self {
         DevicePoller {
             name,
             queues: Vec::with_capacity(MAX_QUEUES),
             slots: Slots::with_capacity(MAX_SLOTS),
-            units: Units::new(),
+            units: Units::new(answer),
             paused: false,
             heads: [Head::default(); BATCH],
             done: Vec::with_capacity(COMPLETIONS),

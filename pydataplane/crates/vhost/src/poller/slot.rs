@@ -39,6 +39,8 @@ pub(crate) struct Slot {
     pub(super) attribute: u8,
     /// Bytes of its data.
     pub(super) bytes: u32,
+    /// The generation in which its unit got it ([`super::load`]).
+    pub(super) generation: u32,
     /// It does not begin yet: it stands in its unit's list.
     pub(super) waits: bool,
     /// The next one in that list.
@@ -63,6 +65,7 @@ impl Slot {
             kind: Kind::Other,
             attribute: 0,
             bytes: 0,
+            generation: 0,
             waits: false,
             next: 0,
             busy: false,

@@ -1,13 +1,15 @@
 //! The logical units of a session as one reactor has them, and when a request may begin on one.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bdev::OpenError;
 use guestmem::Sg;
 use reactor::{Cx, Owner};
 use scsi::{CDB_LEN, Lun, LunShared, Nexus, Outcome};
 
-use super::room::{Load, Room};
+use super::load::Load;
+use super::room::Room;
 use crate::defs::{LunAddress, MAX_TARGETS, task_attribute};
 use crate::stats::LunCounters;
 
@@ -59,7 +61,7 @@ impl Unit {
     fn is_ready_for(&self, attribute: u8) -> bool {
         !self.suspended
             && match attribute {
-                task_attribute::ORDERED => self.in_flight.requests == 0,
+                task_attribute::ORDERED => self.in_flight.requests() == 0,
                 task_attribute::HEAD_OF_QUEUE => true,
                 _ => !self.ordered,
             }
@@ -95,11 +97,12 @@ pub(super) struct Units {
 }
 
 impl Units {
-    pub(super) fn new() -> Self {
+    /// No units; `answer`: [`crate::Timeouts::answer`].
+    pub(super) fn new(answer: Duration) -> Self {
         Units {
             units: (0..MAX_TARGETS).map(|_| None).collect(),
             active: Vec::with_capacity(MAX_TARGETS),
-            room: Room::new(),
+            room: Room::new(answer),
             taken: 0,
             backlog: Vec::with_capacity(MAX_TARGETS),
         }
@@ -138,7 +141,10 @@ impl Units {
         };
         let ready = unit.is_ready_for(attribute);
         let fits = self.room.fits(target, unit.in_flight, bytes);
-        self.room.looked_at(target, ready && !fits && unit.in_flight.requests == 0);
+        if ready && !fits {
+            self.room.lacks(unit.in_flight, bytes);
+        }
+        self.room.looked_at(target, ready && !fits && unit.in_flight.requests() == 0);
         ready && fits
     }
 
@@ -148,35 +154,67 @@ impl Units {
         self.backlog.iter().position(|target| *target == next)
     }
 
+    /// All that waits is about to be looked at.
+    pub(super) fn look_anew(&mut self) {
+        self.room.look_anew();
+    }
+
+    /// Whether something waits only because others have all the room.
+    pub(super) fn is_short(&self) -> bool {
+        self.room.is_short()
+    }
+
+    /// When to look at it again, in ticks, though nothing has ended; `u64::MAX`: not before.
+    pub(super) fn wake_at(&self) -> u64 {
+        if self.backlog.is_empty() { u64::MAX } else { self.room.wake_at() }
+    }
+
+    /// Room is short at `now`, in ticks. Whether there is more, as some of what is in flight is late.
+    pub(super) fn age(&mut self, now: u64) -> bool {
+        let Units { units, active, room, .. } = self;
+        if room.wake_at() > now {
+            return false;
+        }
+        let before = room.taken();
+        let unit = |target: &u8| units.get(usize::from(*target))?.as_ref();
+        debug_assert!(room.has_all(active.iter().filter_map(unit).map(|u| u.in_flight)));
+        room.next_generation(now);
+        for target in active.iter() {
+            if let Some(unit) = units.get_mut(usize::from(*target)).and_then(Option::as_mut) {
+                room.age(&mut unit.in_flight);
+            }
+        }
+        room.taken() < before
+    }
+
     /// So many reactors serve the queues of the session.
     pub(super) fn share_room(&mut self, reactors: usize) {
         self.room.share(reactors);
     }
 
     /// A request of `target` with `bytes` of data waits for the device; `ordered`: it has that task
-    /// attribute.
+    /// attribute. Returns its generation.
     #[inline]
-    pub(super) fn started(&mut self, target: u8, bytes: u64, ordered: bool) {
+    pub(super) fn started(&mut self, target: u8, bytes: u64, ordered: bool) -> u32 {
         self.taken += 1;
-        self.room.taken.add(bytes);
-        if let Some(unit) = self.at(target) {
+        if let Some(unit) = self.units.get_mut(usize::from(target)).and_then(Option::as_mut) {
             unit.ordered |= ordered;
-            unit.in_flight.add(bytes);
-            if unit.in_flight.requests == 1 {
+            self.room.begin(&mut unit.in_flight, bytes);
+            if unit.in_flight.requests() == 1 {
                 self.active.push(target);
             }
         }
+        self.room.generation()
     }
 
-    /// A request of `target` that waited, with `bytes` of data, has ended.
+    /// A request of `target` that waited, with `bytes` of data and of that `generation`, has ended.
     #[inline]
-    pub(super) fn ended(&mut self, target: u8, bytes: u64, ordered: bool) {
+    pub(super) fn ended(&mut self, target: u8, bytes: u64, generation: u32, ordered: bool) {
         self.taken -= 1;
-        self.room.taken.remove(bytes);
-        if let Some(unit) = self.at(target) {
-            unit.in_flight.remove(bytes);
+        if let Some(unit) = self.units.get_mut(usize::from(target)).and_then(Option::as_mut) {
+            self.room.end(&mut unit.in_flight, bytes, generation);
             unit.ordered &= !ordered;
-            if unit.in_flight.requests == 0
+            if unit.in_flight.requests() == 0
                 && let Some(nth) = self.active.iter().position(|t| *t == target)
             {
                 self.active.swap_remove(nth);
@@ -240,7 +278,7 @@ impl Units {
     /// Takes the unit of `target` out; nothing is in flight on it.
     pub(super) fn remove(&mut self, target: u8) -> Option<Unit> {
         let unit = self.units[usize::from(target)].take();
-        let idle = |u: &Unit| u.in_flight.requests == 0 && u.waiting.first == NONE;
+        let idle = |u: &Unit| u.in_flight.requests() == 0 && u.waiting.first == NONE;
         assert!(unit.as_ref().is_none_or(idle), "target {target} is in use");
         unit
     }

@@ -37,9 +37,10 @@ impl DevicePoller {
     }
 
     /// Begins requests that waited, one of each unit in turn, until none may or the turn is over.
-    /// Returns how many.
+    /// Returns how many; not 0 either if there is more room now, as their devices do not answer others.
     pub(super) fn begin_waiting(&mut self, turn_end: u64) -> u32 {
         let (mut count, mut refused) = (0, 0);
+        self.units.look_anew();
         if let Some(nth) = self.units.next_in_backlog() {
             self.next_backlog = nth;
         }
@@ -57,6 +58,10 @@ impl DevicePoller {
             if reactor::ticks::now() > turn_end {
                 break;
             }
+        }
+        // One look at the clock for all that lacks room.
+        if self.units.is_short() && self.units.age(reactor::ticks::now()) {
+            count += 1;
         }
         count
     }

@@ -24,6 +24,8 @@ const LOW: u64 = 128 << 20;
 pub const USER: u64 = 0x7000_0000_0000;
 /// Descriptors of every queue.
 pub const SIZE: u16 = 256;
+/// Queues that a guest may have.
+const QUEUES: usize = 18;
 /// Where the rings of queue 0 are; those of the others follow at [`RINGS`] bytes each.
 const RINGS: u64 = 0x1_0000;
 /// Where buffers are.
@@ -107,7 +109,7 @@ impl Guest {
         let regions = vec![region(0, LOW)];
         let copies = regions.iter().map(|(s, fd)| (*s, fd.try_clone().unwrap())).collect();
         let memory = GuestMemory::map(copies).unwrap();
-        let rings = (0..8).map(|_| None).collect();
+        let rings = (0..QUEUES).map(|_| None).collect();
         let mut guest = Guest { peer, memory, features, regions, rings, next_buffer: BUFFERS };
         guest.tell_memory();
         guest

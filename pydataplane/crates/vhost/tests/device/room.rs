@@ -1,6 +1,8 @@
 //! The data that a session has with devices is bounded, over all its units and reactors.
 
-use vhost_scsi::{ControllerOptions, TargetOptions};
+use std::time::Duration;
+
+use vhost_scsi::{ControllerOptions, TargetOptions, Timeouts};
 
 use crate::guest::*;
 use crate::host::*;
@@ -12,11 +14,19 @@ const LONGEST: usize = 4 * MIB;
 /// Requests of that length which a session may have with devices: from one reactor, and in all.
 const OF_REACTOR: usize = 8;
 const OF_SESSION: usize = 16;
+/// And from one unit.
+const OF_UNIT: usize = 2;
 
 /// A host with so many gates, shut, as targets 0 and so on, two malloc disks as the targets behind them,
 /// and a guest with a request queue for each reactor.
 fn gates(reactors: usize, count: u8) -> (Host, Vec<Gate>, Guest) {
-    let host = Host::new(reactors);
+    // However slow this machine is, nothing is late.
+    let never = Duration::from_secs(1 << 30);
+    gates_of(reactors, count, Timeouts { answer: never, ..Timeouts::default() })
+}
+
+fn gates_of(reactors: usize, count: u8, timeouts: Timeouts) -> (Host, Vec<Gate>, Guest) {
+    let host = Host::with_timeouts(reactors, timeouts);
     let gates: Vec<Gate> = (0..count).map(|n| host.gate(&format!("gate{n}"))).collect();
     (0..count).for_each(|n| host.add(n, &format!("gate{n}")));
     for (target, name) in [(count, "disk"), (count + 1, "another disk")] {
@@ -155,4 +165,68 @@ fn units_that_do_not_answer_keep_no_other_from_its_turn() {
     }
     gates.iter().for_each(Gate::open);
     finish_all(&mut guest, 2, requests);
+}
+
+/// As `gates`, whose requests are late soon.
+fn hung(reactors: usize, count: u8) -> (Host, Vec<Gate>, Guest) {
+    let answer = Duration::from_millis(10);
+    gates_of(reactors, count, Timeouts { answer, ..Timeouts::default() })
+}
+
+#[test]
+fn one_disk_that_hangs_with_all_the_room_keeps_no_other_of_its_guest_waiting() {
+    // Of so many reactors each has room for one long request.
+    const REACTORS: usize = 16;
+    let (_host, gates, mut guest) = hung(REACTORS, 1);
+    for _ in 0..5 {
+        let mut stuck: Vec<Vec<Request>> = Vec::new();
+        for queue in 2..2 + REACTORS {
+            let lengths = [LONGEST, 64 << 10];
+            stuck.push(lengths.map(|bytes| read(&mut guest, queue, 0, bytes)).into());
+        }
+        gates[0].wait_for(REACTORS);
+        for queue in 2..2 + REACTORS {
+            // Nothing wakes the reactor for the first but the time.
+            for _ in 0..2 {
+                let one = read(&mut guest, queue, 1, MIB);
+                finish_all(&mut guest, queue, vec![one]);
+            }
+        }
+        assert_eq!(held(&gates), REACTORS, "it has no more than before");
+        gates[0].open();
+        for (queue, requests) in (2..).zip(stuck) {
+            finish_all(&mut guest, queue, requests);
+        }
+        gates[0].shut();
+    }
+}
+
+#[test]
+fn many_disks_that_hang_keep_no_other_waiting_and_have_a_bound_each() {
+    const GATES: u8 = 12;
+    let (_host, gates, mut guest) = hung(1, GATES);
+    for round in 0..4 {
+        let mut stuck: Vec<Request> = Vec::new();
+        for target in 0..GATES {
+            let lengths = [LONGEST, LONGEST, 64 << 10];
+            stuck.extend(lengths.map(|bytes| read(&mut guest, 2, target, bytes)));
+        }
+        for target in [GATES, GATES + 1] {
+            let one = read(&mut guest, 2, target, MIB);
+            finish_all(&mut guest, 2, vec![one]);
+        }
+        // Each of them has begun what an idle unit may, more than all the room, and goes on to a quarter.
+        wait_until("each has all it may", || held(&gates) == usize::from(GATES) * OF_UNIT);
+        for _ in 0..5 {
+            let one = read(&mut guest, 2, GATES, MIB);
+            finish_all(&mut guest, 2, vec![one]);
+            assert!(gates.iter().all(|gate| gate.waiting() == OF_UNIT));
+        }
+        // They answer in an order that is another one each time.
+        for n in 0..usize::from(GATES) {
+            gates[(n * 5 + round) % usize::from(GATES)].open();
+        }
+        finish_all(&mut guest, 2, stuck);
+        gates.iter().for_each(Gate::shut);
+    }
 }

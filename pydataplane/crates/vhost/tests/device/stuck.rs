@@ -82,7 +82,7 @@ fn a_message_that_waits_in_vain_ends_the_session_and_not_the_memory() {
 
 #[test]
 fn a_controller_with_io_that_does_not_end_is_deleted_and_its_bdevs_stay_in_use() {
-    let (host, gate, mut guest, _) = stuck(Timeouts { method: SHORT, message: SHORT });
+    let (host, gate, mut guest, _) = stuck(Timeouts { method: SHORT, ..short_timeouts() });
     let delete = |force| host.controllers.delete("vm0", force);
     assert!(matches!(delete(false), Err(ControllerError::Connected(_))));
     let e = delete(true).unwrap_err();
@@ -104,7 +104,7 @@ fn a_controller_with_io_that_does_not_end_is_deleted_and_its_bdevs_stay_in_use()
 
 #[test]
 fn a_target_whose_io_does_not_end_goes_when_it_does_whatever_the_guest_does() {
-    let (host, gate, guest, _) = stuck(Timeouts { method: SHORT, message: SHORT });
+    let (host, gate, guest, _) = stuck(Timeouts { method: SHORT, ..short_timeouts() });
     let e = host.controllers.remove_target("vm0", 0).unwrap_err();
     assert!(matches!(e, ControllerError::StillBusy { .. }), "{e}");
     drop(guest);
@@ -125,7 +125,8 @@ fn a_target_whose_io_does_not_end_goes_when_it_does_whatever_the_guest_does() {
 
 #[test]
 fn while_a_message_waits_methods_give_up_and_leave_nothing_behind() {
-    let timeouts = Timeouts { method: SHORT, message: Duration::from_secs(60) };
+    let timeouts =
+        Timeouts { method: SHORT, message: Duration::from_secs(60), ..Timeouts::default() };
     let (host, gate, mut guest, _) = stuck(timeouts);
     guest.peer.send(GET_VRING_BASE, &words(&[2, 0]), &[]);
     let add = |bdev: &str| host.controllers.add_target("vm0", -1, bdev, TargetOptions::default());
