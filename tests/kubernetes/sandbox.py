@@ -158,9 +158,7 @@ class Sandbox:
         try:
             # unshare mounts /proc last, before it becomes the first program
             target = Path(f"/proc/{self._pid}/exe")
-            until(
-                lambda: target.readlink().name == self.pause.name, "the box's mounts", deadline_s=10
-            )
+            until(lambda: target.readlink().name == self.pause.name, "the box's mounts")
             self.run(
                 *(
                     "sh",

@@ -18,10 +18,9 @@ import pytest
 
 from tests.support.agent import Agent
 from tests.support.domain import domain_xml
-from tests.support.gateway import listens
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError
-from tests.support.wait import until
+from tests.support.wait import listens, until
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
 

@@ -16,10 +16,10 @@ import pytest
 
 from plugin.config import load
 from tests.support.examples import used
-from tests.support.gateway import GatewayProcess, listens
+from tests.support.gateway import GatewayProcess
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError
-from tests.support.wait import until
+from tests.support.wait import listens, until
 
 pytestmark = [pytest.mark.root]
 
@@ -114,7 +114,7 @@ def test_its_sockets_are_for_no_more_than_libvirtds(
     try:
         with _gateway(host, "") as gateway:
             paths = (gateway.socket, Path(f"{gateway.socket}-ro"))
-            until(lambda: paths[1].exists() and listens(paths[1]))
+            until(lambda: listens(paths[1]))
             made = [(stat.S_IMODE(path.stat().st_mode), path.group()) for path in paths]
             assert made == [ours, ours_ro]
         with _gateway(host, 'socket_group = "adm"\nsocket_mode = "0620"') as gateway:
@@ -259,10 +259,9 @@ def test_in_libvirtds_place_no_client_needs_a_setting(
     )
     try:
         known = host.libvirtd.scratch / "run-libvirt/libvirt-sock"  # /run/libvirt in there
-        while not known.exists():
+        while not listens(known):
             assert gateway.poll() is None, (host.scratch / "transparent.log").read_text()
             time.sleep(0.02)
-        until(lambda: listens(known))
         assert (stat.S_IMODE(known.stat().st_mode), known.group()) == admitted
         virsh = host.libvirtd.command("virsh", "-q", "-c", "qemu:///system")
         shown = subprocess.check_output([*virsh, "dumpxml", "idle"], text=True, timeout=60)

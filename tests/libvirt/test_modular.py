@@ -16,9 +16,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.support.gateway import listens
 from tests.support.host import Host
-from tests.support.wait import until
+from tests.support.wait import listens, until
 
 pytestmark = [pytest.mark.root]
 

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from tests.support.wait import listens
+
 DEADLINE_S = 90.0
-
-
-def listens(path: Path) -> bool:
-    """Whether somebody listens on a socket: there is a moment when only its file is there."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        return probe.connect_ex(str(path)) == 0
 
 
 class GatewayProcess:

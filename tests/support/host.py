@@ -26,10 +26,10 @@ from pydataplane.volumes import Volumes
 from tests.guest.image import Image, build
 from tests.support.agent import Agent, GuestError
 from tests.support.domain import domain_xml, publish
-from tests.support.gateway import listens
 from tests.support.libvirtd import HOST_UUID, Libvirtd, virsh
 from tests.support.relay import Relay
 from tests.support.target import SANDBOX_REFUSED
+from tests.support.wait import listens
 
 GATEWAY_DEADLINE_S = 90.0
 

@@ -23,6 +23,7 @@ from typing import ClassVar
 
 from tests.guest.emulator import PROGRAM, newer
 from tests.support.cache import CACHE
+from tests.support.wait import listens
 
 DIRECTORIES = {
     "etc": "/etc/libvirt",
@@ -168,7 +169,7 @@ class Libvirtd:
                 start_new_session=True,
             )
         end = time.monotonic() + deadline_s
-        while not self.socket.exists():
+        while not (listens(self.socket) and listens(self.socket_ro)):
             if self._daemon.poll() is not None or time.monotonic() > end:
                 text = self.log.read_text(errors="replace") if self.log.exists() else ""
                 raise LibvirtdError(f"libvirtd did not start:\n{text[-2000:]}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -15,6 +17,12 @@ EVERY_S = 0.02
 PAUSES = 2.0
 """So many times as long as a look took is the time to the next one: kubectl, which takes 0.1 s of a
 processor, is not to keep one busy."""
+
+
+def listens(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> bool:
+    """Whether somebody listens on a UNIX socket: there is a moment when only its file is there."""
+    with socket.socket(socket.AF_UNIX, kind) as probe:
+        return probe.connect_ex(str(path)) == 0
 
 
 def until(

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.target import ROOT, Target, binary
-from tests.support.wait import until
+from tests.support.wait import listens, until
 from tests.target.conftest import MakeTarget
 
 pytestmark = pytest.mark.root
@@ -217,10 +217,7 @@ def test_a_holder_that_a_target_has_started_ends_when_it_is_not_needed(target: T
 def test_nonsense_is_answered_and_ends_nobody(make_target: MakeTarget) -> None:
     target = make_target()
     with target.holder() as holder:
-        end = time.monotonic() + DEADLINE_S
-        while not target.holder_socket.exists():
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        until(lambda: listens(target.holder_socket, socket.SOCK_SEQPACKET), "the holder listens")
         answers = []
         for words in ("mount ../../etc", "eat", "take", "keep " + "0" * 36, "x" * 100_000, "list"):
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:

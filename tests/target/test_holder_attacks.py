@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import time
 import uuid
 from pathlib import Path
 
 import pytest
 
 from tests.support.target import binary
+from tests.support.wait import listens, until
 
 pytestmark = pytest.mark.root
 
@@ -40,6 +40,11 @@ def command(folder: Path) -> list[str]:
     return [str(binary("virtlun-holder")), *places, "--user", str(UID)]
 
 
+def wait_for(folder: Path) -> None:
+    """Waits until a holder listens in a folder."""
+    until(lambda: listens(folder / "holder.sock", socket.SOCK_SEQPACKET), "the holder listens")
+
+
 def test_no_link_of_the_targets_user_leads_a_mount_elsewhere(scratch: Path) -> None:
     base, victim = scratch / "run", scratch / "victim"
     for folder in (base, victim):
@@ -49,10 +54,7 @@ def test_no_link_of_the_targets_user_leads_a_mount_elsewhere(scratch: Path) -> N
     holder = subprocess.Popen(command(base))
     name = str(uuid.uuid4())
     try:
-        end = time.monotonic() + DEADLINE_S
-        while not (base / "holder.sock").exists():
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        wait_for(base)
         words = ["/usr/bin/python3", "-c", ATTACK, str(base), str(victim), name]
         said = subprocess.run(
             words, user=UID, group=UID, extra_groups=[], check=True, capture_output=True, text=True
@@ -74,15 +76,11 @@ def test_a_target_in_another_container_is_served(scratch: Path) -> None:
     own = ("unshare", "--pid", "--fork", "--kill-child")
     holder = subprocess.Popen([*own, *command(scratch)])
     try:
-        end = time.monotonic() + DEADLINE_S
-        while True:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
-                if peer.connect_ex(str(scratch / "holder.sock")) == 0:
-                    peer.send(b"list")
-                    assert peer.recv(4096) == b"ok"
-                    break
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        wait_for(scratch)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
+            peer.connect(str(scratch / "holder.sock"))
+            peer.send(b"list")
+            assert peer.recv(4096) == b"ok"
     finally:
         holder.kill()
         holder.wait()
@@ -107,13 +105,7 @@ def test_only_the_socket_that_it_made_is_given_away(scratch: Path) -> None:
     (scratch / "holder.sock").symlink_to(secret)
     holder = subprocess.Popen(command(scratch))
     try:
-        end = time.monotonic() + DEADLINE_S
-        while True:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
-                if peer.connect_ex(str(scratch / "holder.sock")) == 0:
-                    break
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        wait_for(scratch)
         assert (scratch / "holder.sock").lstat().st_uid == UID
         assert secret.stat().st_uid == os.geteuid()
     finally:
@@ -125,10 +117,7 @@ def test_it_gives_up_what_it_does_not_need(scratch: Path) -> None:
     """And what it runs never gets more: it can only lose the rights that it has."""
     holder = subprocess.Popen(command(scratch))
     try:
-        end = time.monotonic() + DEADLINE_S
-        while not (scratch / "holder.sock").exists():
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        wait_for(scratch)
         lines = Path(f"/proc/{holder.pid}/status").read_text().splitlines()
         status = dict(line.split(":\t", 1) for line in lines)
         for kind in ("CapPrm", "CapEff", "CapBnd"):

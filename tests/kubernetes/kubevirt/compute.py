@@ -24,7 +24,7 @@ from tests.kubernetes.kubevirt.objects import NON_ROOT, QEMU
 from tests.kubernetes.sandbox import Process, Sandbox, SandboxError
 from tests.support.cache import CACHE
 from tests.support.libvirtd import LIBVIRTD_CONF, VirshError, virsh
-from tests.support.wait import until
+from tests.support.wait import listens, until
 
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 START_DEADLINE_S = 60.0
@@ -143,7 +143,7 @@ class Compute:
         def ready() -> bool:
             if not process.running():
                 raise SandboxError(f"libvirtd ended: {self.words(process)}")
-            return self.socket.exists()
+            return listens(self.socket)
 
         try:
             until(ready, "libvirtd of a launcher", deadline_s=START_DEADLINE_S)

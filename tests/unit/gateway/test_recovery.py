@@ -22,7 +22,7 @@ from plugin.gateway.wire import WireError
 from plugin.gateway.xdr import Writer
 from pydataplane.domain import translate
 from pydataplane.errors import RpcError
-from tests.support.gateway import listens
+from tests.support.wait import listens
 from tests.unit.gateway.fake_libvirtd import FakeDomain, Hang
 from tests.unit.gateway.world import UUID_1, UUID_2, ReplyError, World, disk, play, until
 
