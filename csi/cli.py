@@ -168,7 +168,7 @@ def main(
         inline = InlineVolumes(
             controllers,
             machines.pod_hooks if machines else None,
-            machines.launchers.check if machines else None,
+            machines.admit if machines else None,
             host=host,
         )
         faces = devices, VhostFace(targets)

@@ -36,6 +36,10 @@ ANSWER_S = 10.0
 """How long a target may take to say what it has, seconds."""
 OTHERS_S = 2.0
 """How long the others are waited for where one has what is looked for, seconds."""
+UNIQUE = (
+    "names of lvstores are unique on a node; name the lvstore by its UUID in the StorageClass, or "
+    "let one target have it only"
+)
 STORE_DIGITS = 12
 """Hexadecimal digits at the start of a handle that tells its lvstore, without the dash."""
 
@@ -110,7 +114,8 @@ class Targets:
         self._changed = threading.Condition()
         self._questions = {id(client): _Questions(client) for client in self.clients}
         self._numbers = 0
-        self._seen: dict[str, Client] = {}  # of the size of the lvstores, and of older volumes
+        self._seen: dict[str, Client] = {}
+        """Of the size of the lvstores, older volumes, and machines here."""
 
     @property
     def sole(self) -> Client | None:
@@ -134,25 +139,44 @@ class Targets:
             return self.sole
         key = _key(volume)
         before = self._seen.get(key)
+        what = f"volume {volume}: {UNIQUE}"
+        found = self.having(key, what, lambda client: _has(client, volume))
+        return found or before or self.clients[0]
+
+    def having(self, key: str, what: str, has: Callable[[Client], bool]) -> Client | None:
+        """Returns the target that has something; None if all answer, and none has it.
+
+        `what` it is, and what to do where several have it, ends that message. `has` asks one
+        target, in a call or two. The answer is remembered by `key`: that one is asked first the
+        next time.
+
+        Raises:
+            TargetUnavailable: one does not answer that may have it; the text names its socket.
+            RpcError: one refuses to tell.
+            Failure: FAILED_PRECONDITION, several have it.
+        """
+        before = self._seen.get(key)
         answers = []
         if before is not None:
-            answers = self._ask([before], lambda client: _has(client, volume))
+            answers = self._ask([before], has)
             if answers[0].value:
                 return before
         answers += self._ask(
-            [client for client in self.clients if client is not before],
-            lambda client: _has(client, volume),
-            enough=bool,
+            [client for client in self.clients if client is not before], has, enough=bool
         )
         found = [answer.client for answer in answers if answer.value]
         if len(found) > 1:
-            raise _several(f"volume {volume}", found)
+            raise _several(what, found)
         if not found:
             for answer in answers:
                 answer.get()
-            return before or self.clients[0]
+            return None
         self._seen[key] = found[0]
         return found[0]
+
+    def forget(self, key: str) -> None:
+        """Forgets which target was found to have something, as it is gone."""
+        self._seen.pop(key, None)
 
     def of_store(self, uuid: str) -> Client:
         """Returns the target that has the lvstore of this UUID; otherwise as `of`."""
@@ -212,7 +236,7 @@ class Targets:
         answers = self._ask(self.clients, named, enough=bool)
         found = [Found(each.client, each.value) for each in answers if each.value is not None]
         if len(found) > 1:
-            raise _several(f"lvstore {name}", [each.client for each in found])
+            raise _several(f"lvstore {name}: {UNIQUE}", [each.client for each in found])
         if not found:
             for answer in answers:
                 answer.get()
@@ -372,6 +396,5 @@ def _several(what: str, clients: list[Client]) -> Failure:
     sockets = " and ".join(str(client.path) for client in clients)
     return Failure(
         Code.FAILED_PRECONDITION,
-        f"the targets on {sockets} all have {what}: names of lvstores are unique on a node; name "
-        "the lvstore by its UUID in the StorageClass, or let one target have it only",
+        f"the targets on {sockets} all have {what}",
     )

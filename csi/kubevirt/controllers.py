@@ -1,104 +1,42 @@
-"""The controllers of virtual machines: one for each launcher pod, in a folder of its own.
+"""The controllers of virtual machines: one for each launcher pod, on the target of its volumes.
 
-A claim of a machine is an ordinary one on the kernel face until it is handed over: its export is
-parked (it serves reads, refuses writes and lets go of the volume), and the volume becomes a LUN of
-the pod's controller. Giving it back does the reverse. A volume that no pod has on the kernel face
-is attached and detached instead.
+Which target has a pod's is asked of the targets, as where a volume is (csi.targets); there it does
+not move. What is done with it there is the matter of csi.kubevirt.podcontrollers.
 
-Nothing is written down: what a pod has is asked of the target, and a LUN whose volume has an export
-is one that was handed over. So each method may be repeated after a crash at any point. Methods take
-the pod's lock, then the volume's, which never waits (ABORTED: try again).
+Methods take the pod's lock, then the volume's, which never waits (ABORTED: try again).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 
-from csi import mounts
-from csi.errors import Code, Failure, invalid, not_found, precondition
+from csi.errors import Failure
 from csi.hostdevice import HostDevice
-from csi.hosterrors import HostError
-from csi.kubevirt import document
+from csi.kubevirt.lun import Lun
+from csi.kubevirt.podcontrollers import PodControllers, controller_name
 from csi.kubevirt.podlocks import PodLocks
 from csi.locks import VolumeLocks
-from csi.mounts import Mount
-from csi.targets import Targets
-from csi.vhostcontroller import BLOCK_BYTES, SOCKET, VhostControllers
-from csi.volumes import owner_of
-from pydataplane import methods
-from pydataplane.errors import BUSY, NO_DEVICE, RpcError
-from pydataplane.volumes import Volumes
-
-PREFIX = "pod-"
-LAUNCHER_UID = LAUNCHER_GID = 107
-"""User and group of KubeVirt's virt-launcher and its QEMU."""
-POD_UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-
-
-class StaysOnKernelFace(Failure):
-    """A claim that cannot become a LUN now, and that the machine can use as a block device."""
-
-    def __init__(self, message: str) -> None:
-        """Keeps the sentence."""
-        super().__init__(Code.FAILED_PRECONDITION, message)
-
-
-class InUse(Failure):
-    """A LUN that the guest has in use, so that it was not taken away."""
-
-    def __init__(self, message: str) -> None:
-        """Keeps the sentence."""
-        super().__init__(Code.FAILED_PRECONDITION, message)
-
-
-@dataclass(frozen=True)
-class Lun:
-    """LUN 0 of one target of a pod's controller. Times are seconds since the epoch."""
-
-    target: int
-    """SCSI target number, 0 to 254."""
-    volume: str
-    """UUID of the volume."""
-    serial: str | None
-    """Serial number that the guest sees."""
-    read_only: bool
-    removable: bool
-    block_size: int
-    """Bytes of a logical block, as the guest sees it."""
-    removal_prevented: bool
-    """The guest has it in use: PREVENT ALLOW MEDIUM REMOVAL (SPC-4 6.22) is in force."""
-    handed_over: bool
-    """It is a claim of the pod on the kernel face as well, which is parked."""
-    attached_at: float | None
-    event_at: float | None
-    """The guest was told: the event is in its ring."""
-    guest_seen_at: float | None
-    """The guest has read its capacity, for the first time in this session."""
-    resize_event_at: float | None
+from csi.targets import Answer, Targets
+from pydataplane.client import Client
 
 
 class VmControllers:
     """The controllers of this node's launcher pods.
 
-    Every method raises pydataplane.errors for the target's refusals and csi.errors.HostError for
-    the host's, beside the Failures that it names; `pod` is a pod's UID, `volume` a volume's UUID.
+    Every method raises what PodControllers does, and of several targets a TargetError of one that
+    may have the pod's controller and does not say; `pod` is a pod's UID, `volume` a volume's UUID.
     """
 
     def __init__(self, targets: Targets, devices: HostDevice, volumes: VolumeLocks) -> None:
-        """Makes them on the first of `targets`; `devices` are the kernel face, `volumes` its locks.
-
-        A machine has one controller, so its LUNs are volumes of that target.
-        """
+        """Those on `targets`; `devices` are the kernel face, `volumes` its locks."""
         self._targets = targets
-        self._client = targets.clients[0]
-        self._controllers = VhostControllers(self._client)
-        self._devices = devices
-        self._volumes = volumes
         self._pods = PodLocks()
+        self._on = {
+            id(client): PodControllers(client, targets, devices, volumes)
+            for client in targets.clients
+        }
 
     @contextmanager
     def hold(self, pod: str) -> Iterator[None]:
@@ -112,11 +50,19 @@ class VmControllers:
 
     # The controller
 
-    def publish(self, pod: str) -> Path:
-        """Makes the pod's controller without LUNs, if it is not there, and returns its folder."""
+    def publish(self, pod: str, client: Client | None = None) -> Path:
+        """Makes the pod's controller without LUNs, if it is not there, and returns its folder.
+
+        It is made on the target of `client`, by default the first; one that is there stays.
+        """
         with self.hold(pod):
-            self._controllers.create(_name(pod), socket_gid=LAUNCHER_GID, owner_uid=LAUNCHER_UID)
-            return self.folder(pod)
+            at = self._on[id(client or self._targets.clients[0])]
+            if self._targets.sole is None and not at.exists(pod):
+                # Earlier on another one, as an lvstore may move. One that does not answer has none:
+                # if it had, it would have been this one then, and have the pod's volumes.
+                there = [each.client for each in self._has(pod) if each.value]
+                at = self._on[id(there[0])] if there else at
+            return at.publish(pod)
 
     def unpublish(self, pod: str) -> None:
         """Deletes the pod's controller, its folder and all else of the pod; idempotent.
@@ -125,30 +71,20 @@ class VmControllers:
             Failure: FAILED_PRECONDITION, a virtual machine is still connected.
         """
         with self.hold(pod):
-            found = self._controllers.find(_name(pod))
-            if found is not None and found["sessions"]:
-                raise precondition(
-                    f"the virtual machine of pod {pod} is still connected to its controller: it "
-                    "goes when QEMU has ended"
-                )
-            self.clear(pod)
-            folder = self.folder(pod)
-            with suppress(FileNotFoundError):
-                for entry in folder.iterdir():
-                    if entry.name != SOCKET:
-                        entry.unlink(missing_ok=True)
-            self._controllers.delete(_name(pod))
-            with suppress(FileNotFoundError):
-                (folder / SOCKET).unlink(missing_ok=True)
-                folder.rmdir()
+            for at in self._left_on(pod):
+                at.unpublish(pod)
+            self._targets.forget(controller_name(pod))
 
     def exists(self, pod: str) -> bool:
         """Whether the pod has a controller."""
-        return self._controllers.find(_name(pod)) is not None
+        return self._at(pod).exists(pod)
 
     def folder(self, pod: str) -> Path:
-        """Returns where the folder of the pod's controller is, whether there is one or not."""
-        return self._controllers.folder(_name(pod))
+        """Returns where the folder of the pod's controller is.
+
+        Where there is none, that is where the first target would have it.
+        """
+        return self._at(pod).folder(pod)
 
     def absent(self, pod: str) -> str | None:
         """Returns why the pod's machine runs without the controller; None if it has it, or may.
@@ -156,14 +92,11 @@ class VmControllers:
         Raises:
             HostError: the document in the folder cannot be read.
         """
-        told = document.read(self.folder(pod))
-        return told.absent if told is not None else None
+        return self._at(pod).absent(pod)
 
-    def pods(self) -> list[str]:
-        """Returns the pods that have a controller."""
-        names = [found["ctrlr"] for found in self._controllers.all()]
-        pods = [name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)]
-        return [pod for pod in pods if POD_UID.fullmatch(pod)]
+    def pods(self) -> list[Answer[list[str]]]:
+        """Returns the pods that have a controller, by target, or why one does not say."""
+        return self._targets.ask(lambda client: self._on[id(client)].pods())
 
     def luns(self, pod: str) -> list[Lun]:
         """Returns what the pod's controller has, by target number.
@@ -171,21 +104,11 @@ class VmControllers:
         Raises:
             Failure: NOT_FOUND, the pod has no controller.
         """
-        found = self._controllers.find(_name(pod))
-        if found is None:
-            raise not_found(
-                f"pod {pod} has no controller on this node: it needs the inline volume of "
-                "csi.virtlun.dev"
-            )
-        exported = self._exports()
-        return sorted(
-            (
-                _lun(target["scsi_dev_num"], lun, exported)
-                for target in found["backend_specific"]["scsi"]
-                for lun in target["luns"]
-            ),
-            key=lambda lun: lun.target,
-        )
+        return self._at(pod).luns(pod)
+
+    def shown(self, volume: str) -> list[tuple[str, Lun]]:
+        """Returns the pods that have a volume as a LUN, with it."""
+        return self._on[id(self._targets.of(volume))].shown(volume)
 
     # Claims of the pod, which are on the kernel face
 
@@ -198,69 +121,23 @@ class VmControllers:
         read_only: bool = False,
         block_size: int | None = None,
     ) -> int:
-        """Makes a claim of the pod a LUN of its controller, and returns the target's number.
-
-        Its logical blocks are those that pods see; `block_size` is what the machine's disk asks
-        for, in bytes, if it does.
-
-        Raises:
-            Failure: FAILED_PRECONDITION, it is not published to the pod, or another pod has it as a
-                LUN; NOT_FOUND, no controller; ABORTED, the volume is being worked on.
-            StaysOnKernelFace: another pod has it on the kernel face, too, another target has it,
-                the disk asks for other blocks than pods see, or a LUN cannot have those.
-        """
-        with self.hold(pod), self._volumes.hold(volume):
-            present = _of(self.luns(pod), volume)
-            writable = self._mounts(volume, kinds=(False,))
-            found = writable + self._mounts(volume, kinds=(True,))
-            if not any(_is_block_of(pod, mount) for mount in found):
-                raise precondition(
-                    f"volume {volume} is not published to pod {pod} as a block device"
-                )
-            if present is not None:
-                return present.target
-            if why := self._elsewhere(volume):
-                raise StaysOnKernelFace(why)
-            self._check_no_lun(pod, volume)
-            if others := {mount.target for mount in found if not _is_block_of(pod, mount)}:
-                raise StaysOnKernelFace(
-                    f"volume {volume} is published at {', '.join(sorted(others))}, too: a claim of "
-                    "several pods of one node cannot become a LUN of one of them"
-                )
-            blocks = self._block_size(volume)
-            if block_size not in (None, blocks):
-                raise StaysOnKernelFace(
-                    f"its disk asks for blocks of {block_size} bytes, and every pod sees volume "
-                    f"{volume} with blocks of {blocks}, as the StorageClass says; leave blockSize "
-                    "out of the disk, or use another class"
-                )
-            read_only = read_only or not writable
-            self._devices.flush(volume)
-            self._client.call("virtlun_export_park", bdev_name=volume)
-            try:
-                return self._controllers.add(
-                    _name(pod),
-                    volume,
-                    block_size=blocks,
-                    serial=serial,
-                    read_only=read_only,
-                    removable=False,
-                )
-            except RpcError:
-                self._unpark(volume)
-                raise
+        """Makes a claim of the pod a LUN of its controller, as PodControllers.hand_over."""
+        with self.hold(pod):
+            return self._at(pod).hand_over(
+                pod, volume, serial=serial, read_only=read_only, block_size=block_size
+            )
 
     def give_back(self, pod: str, volume: str) -> None:
         """Makes a handed over LUN of the pod an ordinary claim again; idempotent.
 
+        No target is waited for but the volume's, which has the controller if it is a LUN.
+
         Raises:
             Failure: ABORTED, the volume is being worked on.
         """
-        if self._elsewhere(volume):  # nor is it waited for the target of the controllers
-            return
-        with self.hold(pod), self._volumes.hold(volume):
-            if self.exists(pod) and (lun := _of(self.luns(pod), volume)) and lun.handed_over:
-                self._remove(pod, lun)
+        at = self._on[id(self._targets.of(volume))]
+        with self.hold(pod):
+            at.give_back(pod, volume)
 
     # Volumes that are on no other face
 
@@ -273,56 +150,16 @@ class VmControllers:
         read_only: bool = False,
         removable: bool = True,
     ) -> int:
-        """Makes a volume a LUN of the pod's controller, and returns the target's number.
-
-        A connected guest is told at once. One that is there already is left as it is. Its logical
-        blocks are those that a pod would see.
-
-        Raises:
-            Failure: FAILED_PRECONDITION, another pod has the volume, on the kernel face or as a
-                LUN, a LUN cannot have the blocks that pods see, or the machine runs without the
-                controller, or another target has the volume; NOT_FOUND, no controller or no volume;
-                ABORTED, the volume is being
-                worked on.
-        """
-        with self.hold(pod), self._volumes.hold(volume):
-            if (present := _of(self.luns(pod), volume)) is not None:
-                return present.target
-            if (why := self.absent(pod)) is not None:
-                raise precondition(f"the virtual machine has no controller: {why}")
-            if why := self._elsewhere(volume):
-                raise precondition(why)
-            self._check_no_lun(pod, volume)
-            if volume in self._exports():
-                users = sorted({mount.target for mount in self._mounts(volume)})
-                raise precondition(
-                    f"volume {volume} is in use by another pod of this node, at "
-                    f"{', '.join(users) or 'no path any more'}: delete that pod, then it can be "
-                    "attached"
-                )
-            return self._controllers.add(
-                _name(pod),
-                volume,
-                block_size=self._block_size(volume),
-                serial=serial,
-                read_only=read_only,
-                removable=removable,
+        """Makes a volume a LUN of the pod's controller, as PodControllers.attach."""
+        with self.hold(pod):
+            return self._at(pod).attach(
+                pod, volume, serial=serial, read_only=read_only, removable=removable
             )
 
     def detach(self, pod: str, volume: str, *, unless_used: bool = False) -> None:
-        """Removes a LUN, in use or not, and tells a connected guest; idempotent.
-
-        One that was handed over is given back. With `unless_used` the guest either keeps it, or
-        cannot begin to use it any more.
-
-        Raises:
-            InUse: with `unless_used`, the guest prevents the removal; nothing was done.
-            Failure: ABORTED, the volume is being worked on.
-        """
-        with self.hold(pod), self._volumes.hold(volume):
-            if self.exists(pod) and (lun := _of(self.luns(pod), volume)):
-                # Only a removable disk can be prevented from going, and SPDK has none.
-                self._remove(pod, lun, unless_prevented=unless_used and lun.removable)
+        """Removes a LUN, as PodControllers.detach; idempotent."""
+        with self.hold(pod):
+            self._at(pod).detach(pod, volume, unless_used=unless_used)
 
     def clear(self, pod: str) -> None:
         """Removes every LUN of the pod, and unparks what was handed over; idempotent.
@@ -331,143 +168,32 @@ class VmControllers:
             Failure: ABORTED, one of the volumes is being worked on.
         """
         with self.hold(pod):
-            for lun in self.luns(pod) if self.exists(pod) else ():
-                with self._volumes.hold(lun.volume):
-                    self._remove(pod, lun)
-            self._unpark_orphans()
+            for at in self._left_on(pod):
+                at.clear(pod)
 
-    def _unpark_orphans(self) -> None:
-        """Unparks exports that no controller shows: a driver has died before or after it did.
+    # Which target
 
-        One that is being worked on is left: whoever does so is about to show it.
+    def _at(self, pod: str) -> PodControllers:
+        """Returns those of the target that has the pod's controller.
+
+        If all answer and none has it, that is the first one, which says so itself.
         """
-        parked = {volume for volume, is_parked in self._exports().items() if is_parked}
-        for volume in parked - {lun for _, lun in self._all_luns()}:
-            with suppress(Failure), self._volumes.hold(volume):
-                if volume not in {lun for _, lun in self._all_luns()}:
-                    self._unpark(volume)
+        return self._on[id(self._found(pod) or self._targets.clients[0])]
 
-    def _block_size(self, volume: str) -> int:
-        """Returns the logical block size that pods see, bytes, which is the LUN's, too.
-
-        Raises:
-            StaysOnKernelFace: the volume's own blocks are larger, so that no LUN can have it.
-        """
-        owner = owner_of(Volumes(self._client), volume)
-        size = int(owner.read().block_size) if owner is not None else BLOCK_BYTES
-        (bdev,) = self._client.call("bdev_get_bdevs", name=volume)
-        if size < bdev["block_size"]:
-            raise StaysOnKernelFace(
-                f"pods see volume {volume} with blocks of {size} bytes, and a LUN has no smaller "
-                f"ones than its lvstore's device, {bdev['block_size']}; use a StorageClass with "
-                f'blockSize "{bdev["block_size"]}"'
-            )
-        return size
-
-    def _remove(self, pod: str, lun: Lun, *, unless_prevented: bool = False) -> None:
+    def _left_on(self, pod: str) -> list[PodControllers]:
+        """Returns those of the targets that something of the pod may be left on."""
         try:
-            self._client.call(
-                "vhost_scsi_controller_remove_target",
-                ctrlr=_name(pod),
-                scsi_target_num=lun.target,
-                unless_prevented=unless_prevented or None,
-            )
-        except RpcError as error:
-            # One that only waits for its I/O is on its way out, and shown no longer.
-            if error.code == BUSY and unless_prevented and _of(self.luns(pod), lun.volume):
-                raise InUse(error.message) from error
-            if error.code != NO_DEVICE:
-                raise
-        self._unpark(lun.volume)
+            found = self._found(pod)
+        except Failure:  # several have it
+            found = None
+        return [self._on[id(found)]] if found else list(self._on.values())
 
-    def _unpark(self, volume: str) -> None:
-        """Gives the volume to the kernel face again, if it is on it.
+    def _found(self, pod: str) -> Client | None:
+        name = controller_name(pod)
+        if self._targets.sole is not None:
+            return self._targets.sole
+        what = f"controller {name}: delete the pod"
+        return self._targets.having(name, what, lambda client: self._on[id(client)].exists(pod))
 
-        What was written to the device meanwhile fails now, while it is parked: later it would
-        overtake what the guest wrote.
-        """
-        with suppress(HostError):
-            self._devices.flush(volume)
-        try:
-            self._client.call("virtlun_export_unpark", bdev_name=volume)
-        except RpcError as error:
-            if error.code != NO_DEVICE:
-                raise
-            return
-        self._devices.flush(volume)
-
-    def _elsewhere(self, volume: str) -> str | None:
-        """Returns why a volume cannot be a LUN here: another target has it; None if it can."""
-        theirs = self._targets.of(volume)
-        if theirs is self._client:
-            return None
-        return (
-            f"volume {volume} is on the target of {theirs.path}, and the controllers of virtual "
-            f"machines are on that of {self._client.path}, the driver's first --target-socket: use "
-            "a StorageClass with an lvstore of that one"
-        )
-
-    def _check_no_lun(self, pod: str, volume: str) -> None:
-        """Raises FAILED_PRECONDITION if another controller shows the volume."""
-        for name, shown in self._all_luns():
-            if shown == volume:
-                raise precondition(
-                    f"volume {volume} is a LUN of controller {name} and cannot be one of pod "
-                    f"{pod}: stop the virtual machine that has it, or detach it there"
-                )
-
-    def _all_luns(self) -> list[tuple[str, str]]:
-        """Returns controller and bdev of every LUN of the target."""
-        return [
-            (found["ctrlr"], lun["bdev_name"])
-            for found in self._controllers.all()
-            for target in found["backend_specific"]["scsi"]
-            for lun in target["luns"]
-        ]
-
-    def _exports(self) -> dict[str, bool]:
-        """Returns the volumes on the kernel face, and whether each is parked."""
-        found = self._client.call("virtlun_export_list")
-        return {each["bdev_name"]: each["parked"] for each in found}
-
-    def _mounts(self, volume: str, kinds: tuple[bool, ...] = (False, True)) -> list[Mount]:
-        """Returns where the volume's devices are; `kinds`: the writable, the read-only one."""
-        found = (self._devices.device(volume, read_only=flag) for flag in kinds)
-        return [mount for device in found if device for mount in mounts.of_device(device)]
-
-
-def _name(pod: str) -> str:
-    """Returns the name of a pod's controller.
-
-    Raises:
-        Failure: INVALID_ARGUMENT, it is no UID: the name becomes part of a path.
-    """
-    if not POD_UID.fullmatch(pod):
-        raise invalid(f"'{pod}' is not the UID of a pod")
-    return f"{PREFIX}{pod}"
-
-
-def _is_block_of(pod: str, mount: Mount) -> bool:
-    """Whether a mount is a block device that kubelet gave to the pod, whose UID is in the path."""
-    return mount.fs_type == "devtmpfs" and pod in Path(mount.target).parts
-
-
-def _of(luns: list[Lun], volume: str) -> Lun | None:
-    return next((lun for lun in luns if lun.volume == volume), None)
-
-
-def _lun(target: int, lun: methods.Lun, exported: dict[str, bool]) -> Lun:
-    return Lun(
-        target=target,
-        volume=lun["bdev_name"],
-        serial=lun["serial"],
-        read_only=lun["read_only"],
-        removable=lun["removable"],
-        block_size=lun["block_size"],
-        removal_prevented=lun["removal_prevented"],
-        handed_over=lun["bdev_name"] in exported,
-        attached_at=lun["attached_at"],
-        event_at=lun["event_at"],
-        guest_seen_at=lun["guest_seen_at"],
-        resize_event_at=lun["resize_event_at"],
-    )
+    def _has(self, pod: str) -> list[Answer[bool]]:
+        return self._targets.ask(lambda client: self._on[id(client)].exists(pod))

@@ -16,16 +16,20 @@ from csi.errors import invalid, precondition
 from csi.host import Host
 from csi.host.local import LocalHost
 from csi.kubevirt import pods
-from csi.kubevirt.controllers import POD_UID, PREFIX, VmControllers
+from csi.kubevirt.controllers import VmControllers
+from csi.kubevirt.podcontrollers import POD_UID, PREFIX
 from csi.kubevirt.podhook import PodHooks
 from csi.kubevirt.pods import Pod
 from csi.proto import csi_pb2 as pb
+from pydataplane.client import Client
 from pydataplane.errors import TargetError
 
 KUBERNETES = "csi.storage.k8s.io/"
 EPHEMERAL = f"{KUBERNETES}ephemeral"
 NODE_HOOK = "nodeHook"
 """Volume attribute: who calls the node hooks, `node` (virt-handler) or `pod` (the sidecar)."""
+LVSTORE = "lvstore"
+"""Volume attribute: the lvstore whose target has the controller; else that of the claims."""
 HANDLE = re.compile(r"csi-[0-9a-f]{64}")
 """What kubelet calls an ephemeral volume."""
 DELETED = "//deleted"
@@ -39,18 +43,19 @@ class InlineVolumes:
         self,
         controllers: VmControllers,
         hooks: PodHooks | None,
-        check: Callable[[Pod], None] | None = None,
+        admit: Callable[[Pod, str], Client] | None = None,
         host: Host | None = None,
     ) -> None:
         """Without `hooks` none is published, but those that there are still go.
 
         `host` mounts, by default in this process.
-        `check` raises a Failure for a pod that is not to have one.
+        `admit` returns the target for a pod's controller, given the lvstore that the volume names
+        or nothing; it raises a Failure for a pod that is not to have one.
         """
         self._controllers = controllers
         self._hooks = hooks
         self._host = host or LocalHost()
-        self._check = check or (lambda _: None)
+        self._admit = admit
 
     def publish(self, request: pb.NodePublishVolumeRequest) -> None:
         """Makes the pod's controller, and its folder appear at a path.
@@ -61,13 +66,13 @@ class InlineVolumes:
                 does not do this; UNAVAILABLE, the API server does not say what the pod is.
         """
         target = Path(request.target_path)
-        pod = _pod(request)
+        pod, lvstore = _pod(request)
         if self._hooks is None:
             raise precondition(
                 f"pod {pod.namespace}/{pod.name} asks for a controller of a virtual machine: start "
                 "the driver of this node with --kubevirt"
             )
-        self._check(pod)
+        client = self._admit(pod, lvstore) if self._admit else None
         with self._controllers.hold(pod.uid):
             present = _mounted(pod.uid)
             if others := present - {mounts.real(target)}:
@@ -75,7 +80,7 @@ class InlineVolumes:
                     f"pod {pod.namespace}/{pod.name} has its controller at {', '.join(others)} "
                     "already: give it one inline volume of this driver"
                 )
-            folder = self._controllers.publish(pod.uid)
+            folder = self._controllers.publish(pod.uid, client)
             pods.note(folder, pod)
             if pod.hook_in_pod:
                 self._hooks.serve(pod)
@@ -119,8 +124,8 @@ def is_inline(volume: str) -> bool:
     return HANDLE.fullmatch(volume) is not None
 
 
-def _pod(request: pb.NodePublishVolumeRequest) -> Pod:
-    """Reads what kubelet tells of the pod, and the pod's wishes.
+def _pod(request: pb.NodePublishVolumeRequest) -> tuple[Pod, str]:
+    """Reads what kubelet tells of the pod, and the pod's wishes, of which the lvstore.
 
     Raises:
         Failure: INVALID_ARGUMENT.
@@ -132,12 +137,15 @@ def _pod(request: pb.NodePublishVolumeRequest) -> Pod:
     if request.volume_capability.HasField("block"):
         raise invalid("an inline volume is a folder: it has no block device")
     wishes = {key: text for key, text in context.items() if not key.startswith(KUBERNETES)}
-    where = wishes.pop(NODE_HOOK, "node")
+    where, lvstore = wishes.pop(NODE_HOOK, "node"), wishes.pop(LVSTORE, "")
     if wishes:
-        raise invalid(f"volume attribute {sorted(wishes)[0]} is not known: there is {NODE_HOOK}")
+        unknown = sorted(wishes)[0]
+        raise invalid(
+            f"volume attribute {unknown} is not known: there are {LVSTORE} and {NODE_HOOK}"
+        )
     if where not in ("node", "pod"):
         raise invalid(f"volume attribute {NODE_HOOK}: '{where}' is neither node nor pod")
-    return Pod(**told, hook_in_pod=where == "pod")
+    return Pod(**told, hook_in_pod=where == "pod"), lvstore
 
 
 def _mounted(pod: str) -> set[str]:

@@ -16,6 +16,7 @@ from csi.clustererrors import ClusterError, NotFoundError
 from csi.errors import Code, Failure, precondition
 from csi.kinds import POD
 from csi.kubevirt.pods import Pod
+from csi.objects import Vmi
 
 LABEL = "kubevirt.io"
 LAUNCHER = "virt-launcher"
@@ -30,8 +31,8 @@ class Launchers:
         """Uses `cluster` for every question."""
         self._cluster = cluster
 
-    def check(self, pod: Pod) -> None:
-        """Checks that a pod is the launcher of a virtual machine that there is.
+    def machine_of(self, pod: Pod) -> Vmi:
+        """Returns the virtual machine that there is and a pod is the launcher of.
 
         Raises:
             Failure: FAILED_PRECONDITION, it is not; UNAVAILABLE, the API server does not say.
@@ -54,6 +55,7 @@ class Launchers:
                     f"{about} is the launcher of an earlier virtual machine {owner['name']}: "
                     "delete the pod"
                 )
+            return machine
         except NotFoundError as error:
             raise precondition(f"{about} gets no controller: {error}") from error
         except ClusterError as error:

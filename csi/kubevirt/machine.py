@@ -88,16 +88,19 @@ def volumes(vmi: Vmi) -> list[MachineVolume]:
 def boot_disk(text: bytes, names: Container[str]) -> str | None:
     """Returns which of some volumes a machine boots first, if it boots one of them.
 
-    The least bootOrder counts, else the first disk.
-
     Raises:
         Failure: INVALID_ARGUMENT, it is no VirtualMachineInstance.
     """
-    vmi = parse(text)
+    return next((name for name in boot_order(parse(text)) if name in names), None)
+
+
+def boot_order(vmi: Vmi) -> list[str]:
+    """Returns the names of a machine's disks as it boots them: by bootOrder, then as they stand."""
     devices = (vmi.object["spec"].get("domain") or {}).get("devices") or {}
-    disks = [disk for disk in devices.get("disks") or () if disk["name"] in names]
-    disks.sort(key=lambda disk: disk.get("bootOrder") or sys.maxsize)
-    return str(disks[0]["name"]) if disks else None
+    disks = sorted(
+        devices.get("disks") or (), key=lambda disk: disk.get("bootOrder") or sys.maxsize
+    )
+    return [str(disk["name"]) for disk in disks]
 
 
 def _claim(volume: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str | None, bool]:

@@ -10,6 +10,7 @@ from csi.kubevirt import probe
 from csi.kubevirt.controllers import VmControllers
 from csi.kubevirt.launchers import Launchers
 from csi.kubevirt.nodehook import NodeHook
+from csi.kubevirt.placement import Placement
 from csi.kubevirt.podhook import PodHooks
 from csi.kubevirt.pods import Pod
 from csi.kubevirt.vmvolume.controller import VmVolumeController
@@ -18,6 +19,7 @@ from csi.metrics import Metrics
 from csi.proto import kubevirt_plugin_pb2
 from csi.server import handlers, serve_until
 from csi.volumes import OwnedVolumes
+from pydataplane.client import Client
 
 
 class VirtualMachines:
@@ -38,10 +40,20 @@ class VirtualMachines:
         self._node = node
         self._metrics = metrics
         self.pod_hooks = PodHooks(controllers, self._hook, metrics)
-        self.launchers = Launchers(cluster)
+        self._launchers = Launchers(cluster)
+        self._placement = Placement(volumes.targets, cluster)
         self._vm_volumes = VmVolumeController(
             cluster, controllers, volumes, locks, node, metrics.registry
         )
+
+    def admit(self, pod: Pod, lvstore: str) -> Client:
+        """Returns the target for the controller of a launcher's pod, that of `lvstore` if given.
+
+        Raises:
+            Failure, TargetError: the pod is no launcher (Launchers.machine_of), or there is no such
+                target now (Placement.target_of).
+        """
+        return self._placement.target_of(self._launchers.machine_of(pod), lvstore)
 
     def start(self, running: ExitStack, node_hook: Path) -> None:
         """Serves until `running` ends; `node_hook` is the socket for virt-handler.

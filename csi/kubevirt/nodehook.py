@@ -19,11 +19,14 @@ import structlog
 from csi.clustererrors import ClusterError
 from csi.errors import Code, Failure, precondition
 from csi.kubevirt import document, machine
-from csi.kubevirt.controllers import POD_UID, StaysOnKernelFace, VmControllers
+from csi.kubevirt.claims import ClaimSource, claim_of, unfit
+from csi.kubevirt.controllers import VmControllers
 from csi.kubevirt.document import Controller, LunOf
+from csi.kubevirt.lun import StaysOnKernelFace
 from csi.kubevirt.machine import MachineVolume
+from csi.kubevirt.podcontrollers import POD_UID
 from csi.kubevirt.pods import Pod
-from csi.objects import Claim, Object, Vmi
+from csi.objects import Object, Vmi
 from csi.proto import kubevirt_plugin_pb2 as pb
 from pydataplane.domain.model import RECONNECT_S
 from pydataplane.emulator import Qemu
@@ -35,11 +38,8 @@ NO_CONTROLLER = "NoVirtlunController"
 log = structlog.get_logger()
 
 
-class ClusterLike(Protocol):
+class ClusterLike(ClaimSource, Protocol):
     """What of csi.cluster.Cluster the hooks need."""
-
-    def claim(self, namespace: str, name: str) -> Claim:
-        """Returns a claim with the volume that it is bound to."""
 
     def event(
         self, about: Object, reason: str, message: str, *, warning: bool = False, node: str = ""
@@ -148,10 +148,10 @@ class NodeHook:
         luns: dict[str, LunOf] = {}
         left: dict[str, str] = {}
         for volume in machine.volumes(vmi):
-            claim = self._claim(vmi, volume)
+            claim = claim_of(self._cluster, vmi, volume)
             if claim.handle is None:  # not of ours
                 continue
-            why = controller.absent or _unfit(volume, claim)
+            why = controller.absent or unfit(volume, claim)
             if why is None:
                 try:
                     luns[volume.name] = self._hand_over(pod, volume, claim.handle)
@@ -163,16 +163,6 @@ class NodeHook:
                     f"{vmi.name} and stays as KubeVirt gives it: {why}"
                 )
         return controller.model_copy(update={"luns": luns, "left": left})
-
-    def _claim(self, vmi: Vmi, volume: MachineVolume) -> Claim:
-        try:
-            return self._cluster.claim(vmi.namespace, volume.claim)
-        except ClusterError as error:
-            raise Failure(
-                Code.UNAVAILABLE,
-                f"volume {volume.name} of virtual machine {vmi.namespace}/{vmi.name} is not known: "
-                f"{error}",
-            ) from error
 
     def _repeat(self, present: Controller, vmi: Vmi, pod: str) -> Controller:
         """Makes sure of what was decided for this pod; the domain may have been made by it."""
@@ -220,10 +210,3 @@ class NodeHook:
                 self._cluster.event(vmi.object, reason, sentence, warning=True, node=self._node)
             except ClusterError as error:
                 words.warning("no event", reason=str(error))
-
-
-def _unfit(volume: MachineVolume, claim: Claim) -> str | None:
-    """Returns why a claim of ours cannot be a LUN, or None if it can."""
-    if not claim.block:
-        return "its volumeMode is Filesystem, and only a Block claim can be a LUN"
-    return volume.unsuited

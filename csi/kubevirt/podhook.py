@@ -16,9 +16,10 @@ import structlog
 from csi.errors import Failure
 from csi.hosterrors import HostError
 from csi.kubevirt import pods
-from csi.kubevirt.controllers import LAUNCHER_GID, VmControllers
+from csi.kubevirt.controllers import VmControllers
 from csi.kubevirt.document import HOOK_SOCKET
 from csi.kubevirt.nodehook import NodeHook
+from csi.kubevirt.podcontrollers import LAUNCHER_GID
 from csi.kubevirt.pods import Pod
 from csi.metrics import Metrics
 from csi.proto import kubevirt_plugin_pb2
@@ -89,12 +90,13 @@ class PodHooks:
     def _resume(self) -> None:
         pause = RESUME_S[0]
         while not self._ended.is_set():
-            try:
-                served = [self._take_up(uid) for uid in self._controllers.pods()]
-                if all(served):
-                    return
-            except TargetError as error:
+            answers = self._controllers.pods()
+            served = [self._take_up(uid) for answer in answers for uid in answer.value or ()]
+            missing = [answer.error for answer in answers if answer.error is not None]
+            for error in missing:
                 log.warning("pods' hooks are not served yet", reason=str(error))
+            if all(served) and not missing:
+                return
             self._ended.wait(pause)
             pause = min(2 * pause, RESUME_S[1])
 
@@ -105,7 +107,7 @@ class PodHooks:
                 pod = pods.noted(self._controllers.folder(uid))
                 if pod is not None and pod.hook_in_pod:
                     self.serve(pod)
-        except (Failure, HostError, OSError) as error:
+        except (Failure, HostError, TargetError, OSError) as error:
             log.error("the pod's hook is not served", pod=uid, reason=str(error))
             return False
         return True

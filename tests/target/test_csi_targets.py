@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import pytest
 
 from csi.errors import Failure
 from csi.hostdevice.loop import LoopDevices
-from csi.kubevirt.controllers import StaysOnKernelFace, VmControllers
+from csi.kubevirt.controllers import VmControllers
+from csi.kubevirt.lun import StaysOnKernelFace
 from csi.locks import VolumeLocks
 from csi.proto import csi_pb2 as pb
 from csi.targets import Targets
+from pydataplane.errors import TargetUnavailable
 from pydataplane.silence import WatchedClient
 from tests.support.csi import MIB, NOTHING, Driver, block, mount
 from tests.support.frozen import freeze
@@ -25,6 +28,7 @@ from tests.target.conftest import MakeTarget
 pytestmark = pytest.mark.root
 Code = grpc.StatusCode
 STORES = ("lvs0", "lvs1")
+POD = "11111111-2222-4333-8444-555555555555"
 
 
 class Node:
@@ -202,26 +206,78 @@ def test_the_name_of_an_lvstore_on_both_targets_or_on_none_is_refused(node: Node
     driver.delete(handle)
 
 
-def test_a_machine_s_luns_are_of_the_first_target(node: Node) -> None:
+def machines(node: Node, targets: Targets | None = None) -> VmControllers:
+    """Returns the controllers of machines, as a driver has them that has just begun."""
+    targets = targets or targets_of(node)
+    return VmControllers(targets, LoopDevices(targets), VolumeLocks())
+
+
+def targets_of(node: Node) -> Targets:
+    return Targets([WatchedClient(each.rpc_socket) for each in node.targets])
+
+
+def begin(node: Node, volume: str) -> Path:
+    """Makes the pod's controller where a volume is, and returns its folder."""
+    targets = targets_of(node)
+    return machines(node, targets).publish(POD, targets.of(volume))
+
+
+def test_a_machine_s_controller_is_on_one_target_and_takes_luns_of_that_one(node: Node) -> None:
     """A claim of another one stays a block device, and nothing of it was changed."""
-    pod = "11111111-2222-4333-8444-555555555555"
     driver = node.driver
-    first, second = (driver.create(f"pvc-{s}", 64 * MIB, block(), lvstore=s) for s in STORES)
-    device = driver.publish(second, block(), pod)
-    targets = Targets([WatchedClient(each.rpc_socket) for each in node.targets])
-    controllers = VmControllers(targets, LoopDevices(targets), VolumeLocks())
-    controllers.publish(pod)
-    controllers.attach(pod, first)
-    with pytest.raises(Failure, match="is on the target of") as refused:
-        controllers.attach(pod, second)
-    assert refused.value.code is Code.FAILED_PRECONDITION
-    said = f"volume {second} is on the target of {node.targets[1].rpc_socket}, and "
+    first, second, third = (
+        driver.create(f"pvc-{number}", 64 * MIB, block(), lvstore=STORES[store])
+        for number, store in enumerate((0, 1, 1))
+    )
+    left, handed = driver.publish(first, block(), POD), driver.publish(second, block(), POD)
+    folder = begin(node, second)
+    assert folder == node.targets[1].vhost_dir / f"pod-{POD}"
+    names = [[each["ctrlr"] for each in t.rpc("vhost_get_controllers")] for t in node.targets]
+    assert names == [[], [f"pod-{POD}"]]
+    controllers = machines(node)
+    assert controllers.publish(POD) == folder, "it stays where it is"
+    assert controllers.folder(POD) == folder
+    assert controllers.hand_over(POD, second) == 0
+    assert controllers.attach(POD, third) == 1
+    assert [answer.value for answer in controllers.pods()] == [[], [POD]]
+    ((pod, lun),) = controllers.shown(second)
+    assert (pod, lun.handed_over) == (POD, True)
+    assert controllers.shown(first) == []
+    said = f"volume {first} is on the target of {node.targets[0].rpc_socket}, and "
     with pytest.raises(StaysOnKernelFace, match=f"^{said}"):
-        controllers.hand_over(pod, second)
-    device.write_bytes(b"x" * 4096)
-    assert [lun.volume for lun in controllers.luns(pod)] == [first]
-    controllers.unpublish(pod)
-    driver.unpublish(second, pod)
-    driver.unstage(second)
+        controllers.hand_over(POD, first)
+    with pytest.raises(Failure, match=f"^{said}") as refused:
+        controllers.attach(POD, first)
+    assert refused.value.code is Code.FAILED_PRECONDITION
+    machines(node).give_back(POD, second)
+    for device in (left, handed):
+        device.write_bytes(b"x" * 4096)
+    assert [lun.volume for lun in machines(node).luns(POD)] == [third]
+    controllers = machines(node)
+    for _ in range(2):
+        controllers.unpublish(POD)
+    assert not folder.exists()
+    assert not controllers.exists(POD)
     for handle in (first, second):
+        driver.unpublish(handle, POD)
+        driver.unstage(handle)
+    for handle in (first, second, third):
         driver.delete(handle)
+
+
+def test_a_machine_does_without_a_target_that_is_away(node: Node) -> None:
+    """Its controller is made, found and taken away on its own."""
+    driver, gone = node.driver, node.targets[0]
+    handle = driver.create("pvc-1", 64 * MIB, block(), lvstore=STORES[1])
+    gone.kill9()
+    begin(node, handle)
+    controllers = machines(node)
+    assert controllers.attach(POD, handle) == 0
+    controllers = machines(node)
+    assert [lun.volume for lun in controllers.luns(POD)] == [handle]
+    controllers.unpublish(POD)
+    with pytest.raises(TargetUnavailable, match=str(gone.rpc_socket)):
+        controllers.exists(POD)
+    gone.start()
+    assert not controllers.exists(POD)
+    driver.delete(handle)

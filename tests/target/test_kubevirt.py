@@ -20,8 +20,9 @@ import pytest
 
 from csi.errors import Code, Failure, describe
 from csi.kubevirt import document
-from csi.kubevirt.controllers import LAUNCHER_GID, InUse
 from csi.kubevirt.domainhook import Folder
+from csi.kubevirt.lun import InUse
+from csi.kubevirt.podcontrollers import LAUNCHER_GID
 from csi.kubevirt.pods import Pod
 from csi.proto import csi_pb2 as pb
 from pydataplane.client import Client

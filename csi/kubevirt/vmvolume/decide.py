@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from csi.kubevirt.controllers import Lun
+from csi.kubevirt.lun import Lun
 from csi.kubevirt.vmvolume.model import FINALIZER, Phase, VmVolume
 from csi.objects import Claim, StorageClass, Vmi
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from csi.kubevirt.controllers import Lun
+from csi.kubevirt.lun import Lun
 from csi.objects import Object
 
 FINALIZER = "virtlun.dev/lun"

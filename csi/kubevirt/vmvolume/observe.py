@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from csi.cluster import Cluster
 from csi.clustererrors import NotFoundError
 from csi.errors import Code, Failure
-from csi.kubevirt.controllers import Lun, VmControllers
+from csi.kubevirt.controllers import VmControllers
+from csi.kubevirt.lun import Lun
 from csi.kubevirt.vmvolume.cache import Cache
 from csi.kubevirt.vmvolume.decide import Seen
 from csi.kubevirt.vmvolume.model import VmVolume
@@ -158,9 +159,7 @@ class Observer:
 
     def luns_anywhere(self, handles: set[str | None]) -> list[tuple[str, Lun]]:
         """Returns the LUNs of volumes in all pods of this node."""
-        pods = self._controllers.pods() if any(handles) else []
-        luns = [(pod, lun) for pod in pods for lun in self._luns_of(pod) or ()]
-        return [(pod, lun) for pod, lun in luns if lun.volume in handles]
+        return [found for each in handles if each for found in self._controllers.shown(each)]
 
     def _rival(self, volume: VmVolume) -> str | None:
         """Returns another VmVolume that has the claim, or would be first to get it here."""

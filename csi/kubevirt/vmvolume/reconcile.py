@@ -16,7 +16,8 @@ from csi.clustererrors import ClusterError, ConflictError, NotFoundError
 from csi.errors import Code, Failure, describe
 from csi.hosterrors import HostError
 from csi.kinds import CLAIM, VM_VOLUME, Kind
-from csi.kubevirt.controllers import InUse, VmControllers
+from csi.kubevirt.controllers import VmControllers
+from csi.kubevirt.lun import InUse
 from csi.kubevirt.vmvolume import decide as step
 from csi.kubevirt.vmvolume.cache import Cache, Name
 from csi.kubevirt.vmvolume.decide import Decision, Say, Seen, decide

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 import csi.capabilities
-import csi.kubevirt.controllers
 import csi.kubevirt.inline
+import csi.kubevirt.podcontrollers
 import csi.node
 import csi.vhostface
 from csi.controller import Controller
@@ -147,6 +147,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(csi.node, "mounts", made.host)
     monkeypatch.setattr(csi.node, "sysblock", made.host)
     monkeypatch.setattr(csi.capabilities, "XFS_BYTES_MIN", MIB)
-    for module in (csi.vhostface, csi.kubevirt.controllers, csi.kubevirt.inline):
+    for module in (csi.vhostface, csi.kubevirt.podcontrollers, csi.kubevirt.inline):
         monkeypatch.setattr(module, "mounts", made.host)
     return made

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +18,7 @@ from csi.kubevirt.podhook import PodHooks
 from csi.kubevirt.pods import Pod
 from csi.proto import csi_pb2 as pb
 from csi.targets import Targets
+from pydataplane.client import Client
 from tests.unit.csi.conftest import World, mount, refused
 from tests.unit.csi.fake_cluster import FakeCluster
 
@@ -64,7 +64,7 @@ def changed(**changes: Any) -> dict[str, Any]:
 
 
 def test_a_launcher_of_a_machine_that_there_is_gets_one() -> None:
-    launchers().check(ASKED)
+    launchers().machine_of(ASKED)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_launcher_of_a_machine_that_there_is_gets_one() -> None:
     ],
 )
 def test_every_other_pod_gets_none(asked: Launchers, word: str) -> None:
-    message = refused(lambda: asked.check(ASKED), Code.FAILED_PRECONDITION)
+    message = refused(lambda: asked.machine_of(ASKED), Code.FAILED_PRECONDITION)
     assert word in message
     assert "shop/virt-launcher-vm-abcde" in message
 
@@ -93,14 +93,19 @@ def test_while_the_api_server_is_away_nobody_gets_one() -> None:
     cluster = with_objects(LAUNCHER, MACHINE)
     cluster.failure = UnreachableError("cannot read it: the API server does not answer")
     made = Launchers(cluster)
-    refused(lambda: made.check(ASKED), Code.UNAVAILABLE)
+    refused(lambda: made.machine_of(ASKED), Code.UNAVAILABLE)
 
 
 def test_the_node_service_asks_before_it_makes_anything(world: World) -> None:
     controllers = VmControllers(Targets([world.target]), world.host, world.locks)
     hooks = cast("PodHooks", object())
-    check: Callable[[Pod], None] = launchers(changed(labels=None)).check
-    world.node._inline = InlineVolumes(controllers, hooks, check)
+    ours = launchers(changed(labels=None))
+
+    def admit(pod: Pod, _: str) -> Client:
+        ours.machine_of(pod)
+        return world.target
+
+    world.node._inline = InlineVolumes(controllers, hooks, admit)
     context = {
         "csi.storage.k8s.io/ephemeral": "true",
         "csi.storage.k8s.io/pod.uid": UID,

@@ -19,7 +19,8 @@ from prometheus_client import CollectorRegistry
 from csi.clustererrors import ForbiddenError, NotFoundError
 from csi.errors import Code, Failure
 from csi.kinds import CLAIM, VM_VOLUME, Kind
-from csi.kubevirt.controllers import InUse, Lun, VmControllers
+from csi.kubevirt.controllers import VmControllers
+from csi.kubevirt.lun import InUse, Lun
 from csi.kubevirt.vmvolume.cache import Cache
 from csi.kubevirt.vmvolume.decide import Decision
 from csi.kubevirt.vmvolume.metrics import VmVolumeMetrics
@@ -116,8 +117,8 @@ class FakeControllers(VmControllers):
             raise Failure(Code.NOT_FOUND, "no controller")
         return list(self.found[pod])
 
-    def pods(self) -> list[str]:
-        return list(self.found)
+    def shown(self, volume: str) -> list[tuple[str, Lun]]:
+        return [(pod, lun) for pod in self.found for lun in self.luns(pod) if lun.volume == volume]
 
     def absent(self, pod: str) -> str | None:
         return None

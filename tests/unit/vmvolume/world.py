@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from csi.kubevirt.controllers import Lun
+from csi.kubevirt.lun import Lun
 from csi.kubevirt.vmvolume.decide import Seen
 from csi.kubevirt.vmvolume.model import FINALIZER, VmVolume
 from csi.objects import Claim, PersistentVolume, StorageClass, Vmi
