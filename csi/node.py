@@ -27,7 +27,7 @@ from csi.vhostface import VhostFace
 from csi.volumehealth import VolumeHealth
 from csi.volumes import Owned, OwnedVolumes
 from pydataplane.errors import NO_DEVICE, RpcError
-from pydataplane.volumes import Volume
+from pydataplane.lvols import Volume
 
 Rpc = pb.NodeServiceCapability.RPC
 CAPABILITIES = [

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from csi import DRIVER_NAME
 from csi.errors import Failure, invalid
-from pydataplane.volumes import Lvstore
+from pydataplane.lvstores import Lvstore
 
 FileSystem = Literal["ext4", "xfs"]
 Face = Literal["kernel", "vhost"]

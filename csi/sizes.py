@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from csi.errors import Code, Failure, invalid
 from csi.proto import csi_pb2 as pb
-from pydataplane.volumes import MIB, Lvstore
+from pydataplane.lvstores import Lvstore
+from pydataplane.volumes import MIB
 
 DEFAULT_BYTES = 1 << 30
 

@@ -28,8 +28,9 @@ from pydataplane.errors import (
     TargetUnavailable,
     VolumeNotFoundError,
 )
+from pydataplane.lvstores import Lvstore
 from pydataplane.silence import WatchedClient
-from pydataplane.volumes import Lvstore, Volumes
+from pydataplane.volumes import Volumes
 
 T = TypeVar("T")
 ANSWER_S = 10.0

@@ -29,7 +29,10 @@ from pydataplane.errors import (
     VolumeError,
     VolumeNotFoundError,
 )
-from pydataplane.volumes import NAME, Lvstore, Volume, Volumes
+from pydataplane.lvols import Volume
+from pydataplane.lvstores import Lvstore
+from pydataplane.volumenames import NAME
+from pydataplane.volumes import Volumes
 
 OWNER_XATTR = "csi.volume"
 FORMATTING_XATTR = "csi.formatting"

@@ -19,7 +19,9 @@ from plugin.cli.output import (
     text,
 )
 from pydataplane.errors import VolumeError
-from pydataplane.volumes import Lvstore, Volumes, parse_size
+from pydataplane.lvstores import Lvstore
+from pydataplane.volumenames import parse_size
+from pydataplane.volumes import Volumes
 
 COLUMNS = [
     ("NAME", "name", text),

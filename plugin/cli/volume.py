@@ -18,7 +18,9 @@ from plugin.cli.output import (
     text,
 )
 from pydataplane.errors import VolumeError
-from pydataplane.volumes import Volume, Volumes, parse_size
+from pydataplane.lvols import Volume
+from pydataplane.volumenames import parse_size
+from pydataplane.volumes import Volumes
 
 COLUMNS = [
     ("VOLUME", "path", text),

@@ -33,7 +33,7 @@ from plugin.gateway.statistics import (
 from plugin.gateway.targets import Targets
 from plugin.gateway.usage import Unit, Usage
 from plugin.gateway.xdr import XdrError
-from pydataplane.volumes import Sizes
+from pydataplane.lvols import Sizes
 
 K = TypeVar("K")
 T = TypeVar("T")

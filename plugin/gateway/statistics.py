@@ -27,7 +27,7 @@ from plugin.gateway.messages import (
 from plugin.gateway.upstream import PAUSED, PAUSED_BY_IO_ERROR, PAUSED_BY_USER
 from plugin.gateway.usage import Usage
 from plugin.gateway.xdr import Reader, Writer, XdrError
-from pydataplane.volumes import Sizes
+from pydataplane.lvols import Sizes
 
 COUNT = b"block.count"
 REASON = b"state.reason"

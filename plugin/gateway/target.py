@@ -31,9 +31,10 @@ from pydataplane.errors import (
     VolumeError,
     VolumeNotFoundError,
 )
+from pydataplane.lvols import Lvol, Sizes
 from pydataplane.silence import WatchedClient
 from pydataplane.suspended import suspended
-from pydataplane.volumes import Lvol, Sizes, Volumes
+from pydataplane.volumes import Volumes
 
 T = TypeVar("T")
 

@@ -25,8 +25,8 @@ from pydataplane.domain import translate
 from pydataplane.domain.errors import Refusal
 from pydataplane.domain.reconcile import Release, State, actions, unasked
 from pydataplane.domain.translate import Definition, LunPlan, Plan, Settings
+from pydataplane.lvols import Lvol, Sizes
 from pydataplane.silence import WatchedClient
-from pydataplane.volumes import Lvol, Sizes
 
 T = TypeVar("T")
 

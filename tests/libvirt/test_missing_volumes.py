@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from pydataplane.errors import VolumeNotFoundError
-from pydataplane.volumes import Volume
+from pydataplane.lvols import Volume
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError
 

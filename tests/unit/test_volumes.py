@@ -10,7 +10,9 @@ from plugin.cli.output import size
 from plugin.cli.top import difference
 from pydataplane.client import Client
 from pydataplane.errors import METHOD_NOT_FOUND, RpcError, VolumeError
-from pydataplane.volumes import MIB, SIZES_MAX, Sizes, Volumes, parse_size, split_path
+from pydataplane.lvols import Sizes
+from pydataplane.volumenames import parse_size, split_path
+from pydataplane.volumes import MIB, SIZES_MAX, Volumes
 from tests.support.fake_socket import SocketTarget
 
 

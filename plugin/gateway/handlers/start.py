@@ -28,7 +28,7 @@ from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain import translate
 from pydataplane.domain.errors import Refusal
 from pydataplane.domain.translate import Definition, LunPlan, Plan, controller_name
-from pydataplane.volumes import Lvol
+from pydataplane.lvols import Lvol
 
 _log = structlog.get_logger(__name__)
 

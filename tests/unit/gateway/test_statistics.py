@@ -20,7 +20,7 @@ from plugin.gateway.messages import (
 from plugin.gateway.statistics import Block, Blocks, merged, records
 from plugin.gateway.usage import Usage
 from plugin.gateway.xdr import XdrError
-from pydataplane.volumes import Sizes
+from pydataplane.lvols import Sizes
 from tests.unit.gateway.decoded import StatsRecord
 
 USAGE = Usage(1, 2, 3, 4, 5, 6, 7, 2**63)

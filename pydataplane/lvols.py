@@ -1,0 +1,69 @@
+"""What a target says of a volume (bdev_get_bdevs), read."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from pydataplane import methods
+from pydataplane.lvstores import Lvstore
+
+
+@dataclass(frozen=True)
+class Lvol:
+    """What one call says of a volume; sizes in bytes. Its name for RPC calls is its UUID."""
+
+    lvstore: str
+    name: str
+    uuid: str
+    size: int
+    thin: bool
+    block_size: int
+
+    @property
+    def path(self) -> str:
+        """`LVSTORE/NAME`, as people write it."""
+        return f"{self.lvstore}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Volume(Lvol):
+    """A logical volume with what it takes of its lvstore, bytes."""
+
+    allocated: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the fields for `--json`."""
+        return asdict(self)
+
+
+class Sizes(NamedTuple):
+    """What a volume takes, bytes."""
+
+    size: int
+    allocated: int
+
+
+def lvol_of(item: methods.Bdev) -> Lvol:
+    """Reads one entry of bdev_get_bdevs that is of a volume."""
+    lvstore, name = item["aliases"][0].split("/", 1)
+    return Lvol(
+        lvstore=lvstore,
+        name=name,
+        uuid=item["uuid"],
+        size=item["num_blocks"] * item["block_size"],
+        thin=item["driver_specific"]["lvol"]["thin_provision"],
+        block_size=item["block_size"],
+    )
+
+
+def volume_of(item: methods.Bdev, store: Lvstore) -> Volume:
+    """Adds what the volume takes of its lvstore; all of a thick one is allocated."""
+    return Volume(**asdict(lvol_of(item)), allocated=sizes_of(item, store.cluster_size).allocated)
+
+
+def sizes_of(item: methods.Bdev, cluster_size: int) -> Sizes:
+    """Returns what a volume takes in an lvstore with clusters of so many bytes."""
+    size = item["num_blocks"] * item["block_size"]
+    clusters = item["driver_specific"]["lvol"].get("num_allocated_clusters")
+    return Sizes(size, size if clusters is None else clusters * cluster_size)

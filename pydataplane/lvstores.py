@@ -1,0 +1,248 @@
+"""The lvstores of one target: what there are, and how one is made on a file, grown and destroyed.
+
+A thin reading of SPDK's lvol methods. The lvstore is the truth; nothing is kept here.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydataplane import storefile
+from pydataplane.client import Client
+from pydataplane.errors import NO_DEVICE, RpcError, VolumeError, VolumeNotFoundError
+from pydataplane.volumenames import NAME
+
+
+@dataclass(frozen=True)
+class Lvstore:
+    """A store of logical volumes on one bdev; sizes in bytes."""
+
+    name: str
+    uuid: str
+    base_bdev: str
+    cluster_size: int
+    total: int
+    free: int
+    max_device: int | None = None
+    """The largest file or device that it can grow to; None where the target does not say."""
+
+    def is_called(self, name: str) -> bool:
+        """Whether `name` is its name or its UUID."""
+        return name in (self.name, self.uuid)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the fields for `--json`."""
+        return asdict(self)
+
+
+class Lvstores:
+    """Operations on the lvstores of one target."""
+
+    def __init__(self, client: Client) -> None:
+        """Uses `client` for every call; its errors (pydataplane.errors) pass through."""
+        self.client = client
+
+    def lvstores(self) -> list[Lvstore]:
+        """Returns all lvstores, by name."""
+        found = [
+            Lvstore(
+                name=item["name"],
+                uuid=item["uuid"],
+                base_bdev=item["base_bdev"],
+                cluster_size=item["cluster_size"],
+                total=item["total_data_clusters"] * item["cluster_size"],
+                free=item["free_clusters"] * item["cluster_size"],
+                max_device=item.get("max_bdev_size"),
+            )
+            for item in self.client.call("bdev_lvol_get_lvstores")
+        ]
+        return sorted(found, key=lambda store: store.name)
+
+    def lvstore(self, name: str) -> Lvstore:
+        """Returns one lvstore by name or UUID; VolumeNotFoundError if there is none."""
+        for store in self.lvstores():
+            if store.is_called(name):
+                return store
+        raise VolumeNotFoundError(f"there is no lvstore {name}: see `virtlun lvstore list`")
+
+    def create_lvstore(
+        self, name: str, file: Path, size: int | None = None, cluster_size: int | None = None
+    ) -> Lvstore:
+        """Makes an lvstore on a file or block device, and the file of `size` bytes where asked.
+
+        What is on a file or device that is there already is lost, unless it is an lvstore. Safe to
+        repeat: an lvstore of that name on that file is returned as it is.
+
+        Raises:
+            VolumeError: no such file and no size given, or one with another size, or the name is
+                taken by another one, or the file or device holds an lvstore.
+        """
+        if not NAME.fullmatch(name):
+            raise VolumeError(f"'{name}' is not a name: use letters, digits and . _ - (63 at most)")
+        path = file.absolute()
+        present = self._lvstore_on(path, name)
+        if present is not None:
+            return present
+        made = False
+        if size is not None and (not path.exists() or storefile.is_empty(path)):
+            path.touch(0o600)
+            made = True
+            self._give(path)
+        elif not path.exists():
+            raise VolumeError(f"{path} does not exist: name a block device, or give --size")
+        elif size is not None and (length := storefile.length(path)) != size:
+            raise VolumeError(
+                f"{path} is there already, with {length} bytes, not {size}: "
+                "leave the size out to use it as it is, or give another file"
+            )
+        base = f"lvs-{name}"
+        attached = False
+        try:
+            if made and size is not None:
+                os.truncate(path, size)
+            attached = self._open(path, base)
+            if attached:
+                self._refuse_lvstore_on(base, path)
+            self.client.call(
+                "bdev_lvol_create_lvstore", bdev_name=base, lvs_name=name, cluster_sz=cluster_size
+            )
+        except Exception:
+            if attached:
+                self.client.call("bdev_uring_delete", name=base)
+            if made:
+                path.unlink()
+            raise
+        return self.lvstore(name)
+
+    def _give(self, path: Path) -> None:
+        """Gives a file that root makes to the user that the target runs as; SPDK's own is root."""
+        if os.geteuid() != 0:
+            return
+        try:
+            user = self.client.call("virtlun_get_status")["user"]
+        except (RpcError, KeyError):
+            return
+        os.chown(path, user["uid"], user["gid"])
+
+    def _lvstore_on(self, path: Path, name: str) -> Lvstore | None:
+        """Returns the loaded lvstore of this name on this file; VolumeError if one of both is."""
+        for store in self.lvstores():
+            file_of_it = self.file_of(store)
+            if store.name == name:
+                if file_of_it == str(path):
+                    return store
+                raise VolumeError(
+                    f"lvstore {name} exists already, on {file_of_it or store.base_bdev}: "
+                    "choose another name"
+                )
+            if file_of_it == str(path):
+                raise VolumeError(
+                    f"{path} holds the lvstore {store.name} already: use that one, or delete it "
+                    "with all its volumes first"
+                )
+        return None
+
+    def _open(self, path: Path, base: str) -> bool:
+        """Makes the bdev `base` of a file; False: it is there, of a call that was cut off."""
+        try:
+            if self._backing(base)[1] == str(path):
+                return False
+        except RpcError as error:
+            if error.code != NO_DEVICE:
+                raise
+        self.client.call("bdev_uring_create", filename=str(path), name=base)
+        return True
+
+    def _refuse_lvstore_on(self, base: str, path: Path) -> None:
+        """Raises VolumeError if there was an lvstore on a bdev, which loaded it just now."""
+        for store in self.lvstores():
+            if store.base_bdev == base:
+                raise VolumeError(
+                    f"{path} holds the lvstore {store.name} already: load it with "
+                    f"`virtlun lvstore import {path}`; to destroy it, delete it then"
+                )
+
+    def import_lvstore(self, file: Path) -> Lvstore:
+        """Loads the lvstore that a file or block device holds, with all its volumes.
+
+        For one that another target has made. Safe to repeat: one that is loaded is returned.
+
+        Raises:
+            VolumeError: there is no lvstore on it, or it cannot be loaded; nothing changed.
+        """
+        path = file.absolute()
+        for store in self.lvstores():
+            if self.file_of(store) == str(path):
+                return store
+        base = f"lvs-{uuid.uuid4()}"
+        self.client.call("bdev_uring_create", filename=str(path), name=base)
+        try:
+            self.client.call("bdev_examine", name=base)
+            for store in self.lvstores():
+                if store.base_bdev == base:
+                    return store
+            raise VolumeError(f"there is no lvstore on {path}: make one, or name the right device")
+        except Exception as error:
+            self.client.call("bdev_uring_delete", name=base)
+            if isinstance(error, RpcError):
+                raise VolumeError(
+                    f"the lvstore on {path} is not loaded: {error.message}"
+                ) from error
+            raise
+
+    def resize_lvstore(self, name: str, size: int | None = None) -> Lvstore:
+        """Grows an lvstore, in use or not, with the file or block device that it lies on.
+
+        A regular file is made `size` bytes long first (sparse); without `size` the lvstore takes
+        what the file or device has now. Safe to repeat after a crash at any point: a file that
+        has the size already stays as it is.
+
+        Raises:
+            VolumeError: a smaller size, one that the lvstore's metadata is not good for, one that
+                a block device does not have, or no file or block device at all; nothing changed.
+        """
+        store = self.lvstore(name)
+        driver, file = self._backing(store.base_bdev)
+        if driver is None:
+            raise VolumeError(
+                f"lvstore {store.name} lies on bdev {store.base_bdev}, which is neither a file nor "
+                "a block device: grow that bdev, then call bdev_lvol_grow_lvstore"
+            )
+        with storefile.grown(store.name, Path(file), size, store.max_device) as length:
+            if driver == "aio":
+                self.client.call("bdev_aio_rescan", name=store.base_bdev)
+            else:
+                self.client.call("bdev_uring_rescan", name=store.base_bdev)
+            (base,) = self.client.call("bdev_get_bdevs", name=store.base_bdev)
+            if base["num_blocks"] != length // base["block_size"]:
+                raise VolumeError(
+                    f"lvstore {store.name} is not grown: {file} is not the file that the target "
+                    "has open as its device; put that one back"
+                )
+            self.client.call("bdev_lvol_grow_lvstore", uuid=store.uuid)
+        return self.lvstore(store.uuid)
+
+    def delete_lvstore(self, name: str) -> None:
+        """Destroys an lvstore with all its volumes and lets go of its device (the file stays)."""
+        store = self.lvstore(name)
+        self.client.call("bdev_lvol_delete_lvstore", uuid=store.uuid)
+        if self.file_of(store) is not None:
+            self.client.call("bdev_uring_delete", name=store.base_bdev)
+
+    def file_of(self, store: Lvstore) -> str | None:
+        """Returns the file or block device that an lvstore lies on; None: another kind of bdev."""
+        driver, file = self._backing(store.base_bdev)
+        return file if driver else None
+
+    def _backing(self, bdev: str) -> tuple[str | None, str]:
+        """Returns a file-backed bdev's driver (`uring` or `aio`) and file, else None."""
+        for item in self.client.call("bdev_get_bdevs", name=bdev):
+            specific = item.get("driver_specific", {})
+            for driver in ("uring", "aio"):
+                if driver in specific:
+                    return driver, str(specific[driver]["filename"])
+        return None, ""

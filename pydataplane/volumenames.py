@@ -1,0 +1,40 @@
+"""What people write for volumes: names of lvstores and volumes, and sizes."""
+
+from __future__ import annotations
+
+import re
+
+from pydataplane.errors import VolumeError
+
+BYTES_MAX = (1 << 63) - (1 << 40)
+"""Of a file (off_t), in whole TiB."""
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+"""Of an lvstore or a volume."""
+
+
+def parse_size(text: str) -> int:
+    """Returns the bytes that `text` means: a whole number with an optional K, M, G or T (1024^n).
+
+    Raises:
+        VolumeError: it is not a size; the text says what one looks like.
+    """
+    found = re.fullmatch(r"([0-9]{1,40})\s*([KMGT]?)(i?B)?", text.strip(), re.IGNORECASE)
+    if not found or int(found[1]) == 0:
+        raise VolumeError(f"'{text}' is not a size: give a whole number such as 512M, 10G or 2T")
+    size = int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}[found[2].upper()]
+    if size > BYTES_MAX:
+        raise VolumeError(f"'{text}' is more than any device has: give {BYTES_MAX >> 40}T at most")
+    return size
+
+
+def split_path(path: str) -> tuple[str, str]:
+    """Splits `LVSTORE/VOLUME` (also with /dev/virtlun/ before it) and checks both names.
+
+    Raises:
+        VolumeError: it is not of that form.
+    """
+    parts = path.removeprefix("/dev/virtlun/").split("/")
+    if len(parts) != 2 or not all(NAME.fullmatch(part) for part in parts):
+        raise VolumeError(f"'{path}' does not name a volume: write LVSTORE/VOLUME")
+    return parts[0], parts[1]
