@@ -45,7 +45,7 @@ pub mod testing;
 pub const COPY_AT_ONCE: usize = 64 << 10;
 
 pub use device::{Bdev, Features, Geometry, OpenError};
-pub use file::{Closing, FileBdev, FileKind, FileOptions};
+pub use file::{Closing, FileBdev, FileKind, FileOptions, OpenedFile};
 pub use io::{Channel, Completion, Io, IoError, Op, Submit};
 pub use latch::{FlushCause, FlushFailure, FlushLatch};
 pub use malloc::{Malloc, MallocOptions};

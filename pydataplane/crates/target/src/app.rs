@@ -191,7 +191,7 @@ impl App {
     /// waited for by a thread of its own ([`restore::recorded`]). Safe to repeat.
     pub fn initialise(self: &Arc<Self>) -> Result<(), String> {
         self.initialise_with(|methods| {
-            restore::recorded(self, methods, &BTreeMap::new());
+            restore::recorded(self, methods, restore::Made::default());
             match &self.config_file {
                 Some(path) => restore::file(self, methods, path),
                 None => Ok(()),

@@ -3,6 +3,7 @@
 use crate::app::App;
 use crate::methods::file::{self as disk, is_disk};
 use crate::state::{self, Call, ConfigFile, Item};
+use bdev::OpenedFile;
 use parking_lot::{Condvar, Mutex};
 use rpc::Methods;
 use serde_json::{Value, json};
@@ -18,10 +19,20 @@ use std::time::{Duration, Instant};
 /// threads of its own.
 const DISKS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long [`ask_disks`] waits; less than the other program waits for this one at that step.
+/// How long [`open_disks`] waits; less than the other program waits for this one at that step.
 const ASK_TIMEOUT: Duration = Duration::from_secs(5);
 
 const CREATE_CONTROLLER: &str = "vhost_create_scsi_controller";
+
+/// What is there before the rest of what is recorded is restored: [`recorded`] goes on from it as far as
+/// that is configured in the same way.
+#[derive(Default)]
+pub struct Made {
+    /// What is made, by key.
+    pub calls: BTreeMap<String, Call>,
+    /// Files of bdevs that are not made, by key.
+    pub files: BTreeMap<String, (Call, OpenedFile)>,
+}
 
 /// The threads that restore bdevs on disks.
 struct Disks {
@@ -82,11 +93,12 @@ impl Unit {
 /// fails is logged, kept, and shown by `virtlun_get_status`; the rest goes on. So does what waits for
 /// a disk: it is restored when the disk answers, with the targets and exports on it.
 ///
-/// What is `made` already, by key, is left out, as long as it is configured in the same way.
-pub fn recorded(app: &Arc<App>, methods: &Arc<Methods>, made: &BTreeMap<String, Call>) {
+/// What is `made` already is left out.
+pub fn recorded(app: &Arc<App>, methods: &Arc<Methods>, made: Made) {
+    let Made { calls, mut files } = made;
     let mut items: Vec<_> = app.config().items().cloned().collect();
     let configured = items.len();
-    let is_made = |item: &Item| made.get(&item.key) == Some(&item.call);
+    let is_made = |item: &Item| calls.get(&item.key) == Some(&item.call);
     let is_bdev = |item: &&Item| item.key.starts_with(state::BDEV_KEY);
     // A controller that is made is still to be started.
     let mut units = Unit::all(items.iter().filter(|item| !is_bdev(item)), is_made);
@@ -94,7 +106,8 @@ pub fn recorded(app: &Arc<App>, methods: &Arc<Methods>, made: &BTreeMap<String, 
     let deadline = Instant::now() + DISKS_TIMEOUT;
     let disks = Arc::new(Disks { left: Mutex::new(0), through: Condvar::new() });
     for item in items.iter().filter(|item| is_disk(item)) {
-        restore_beside(app, methods, &disks, item);
+        let file = files.remove(&item.key).filter(|(call, _)| *call == item.call);
+        restore_beside(app, methods, &disks, item, file.map(|(_, file)| file));
     }
     for item in items.iter().filter(|item| is_bdev(item) && !is_disk(item)) {
         restore(app, methods, item);
@@ -148,48 +161,60 @@ pub fn controllers(app: &App, methods: &Methods) -> BTreeMap<String, Call> {
     made.map(|item| (item.key, item.call)).collect()
 }
 
-/// Waits until all disks that are recorded have answered: [`recorded`] is not to find out with all guests
-/// held that one does not. Nothing is opened for good, as another process uses them.
+/// Opens the files of all disks that are recorded, and waits until they have answered: [`recorded`] is not to
+/// find out with all guests held that one does not, nor to wait for what a slow one takes to open. None is
+/// locked, as another process uses them. Returns those that are open, by key.
 ///
 /// # Errors
 /// One of them does not answer.
-pub fn ask_disks(app: &App) -> Result<(), String> {
+pub fn open_disks(app: &App) -> Result<BTreeMap<String, (Call, OpenedFile)>, String> {
     let items: Vec<_> = app.config().items().filter(|item| is_disk(item)).cloned().collect();
     let deadline = Instant::now() + ASK_TIMEOUT;
     let mut asked = Vec::with_capacity(items.len());
     for item in items {
         let (tell, told) = mpsc::channel();
-        let key = item.key.clone();
+        let Item { key, call, .. } = item.clone();
         let ask = move || {
-            disk::ask(&item);
-            _ = tell.send(());
+            _ = tell.send(disk::ahead(&item));
         };
         let started = thread::Builder::new().name("ask disk".into()).spawn(ask);
         started.map_err(|e| format!("no thread to ask the disk of {key}: {e}"))?;
-        asked.push((key, told));
+        asked.push((key, call, told));
     }
-    for (key, told) in asked {
+    let mut files = BTreeMap::new();
+    for (key, call, told) in asked {
         let left = deadline.saturating_duration_since(Instant::now());
-        if told.recv_timeout(left) == Err(RecvTimeoutError::Timeout) {
-            let seconds = ASK_TIMEOUT.as_secs();
-            return Err(format!(
-                "the disk of {key} has not answered for {seconds} s; no guest was held for it: try \
-                 again when it does, or delete the bdev"
-            ));
+        match told.recv_timeout(left) {
+            Ok(Some(file)) => _ = files.insert(key, (call, file)),
+            Ok(None) | Err(RecvTimeoutError::Disconnected) => {}
+            Err(RecvTimeoutError::Timeout) => {
+                let seconds = ASK_TIMEOUT.as_secs();
+                return Err(format!(
+                    "the disk of {key} has not answered for {seconds} s; no guest was held for it: \
+                     try again when it does, or delete the bdev"
+                ));
+            }
         }
     }
-    Ok(())
+    Ok(files)
 }
 
-/// Restores a bdev on a thread of its own. One that is late brings back what depends on it.
-fn restore_beside(app: &Arc<App>, methods: &Arc<Methods>, disks: &Arc<Disks>, item: &Item) {
+/// Restores a bdev on a thread of its own, of its `file` if that is open. One that is late brings back what
+/// depends on it.
+fn restore_beside(
+    app: &Arc<App>,
+    methods: &Arc<Methods>,
+    disks: &Arc<Disks>,
+    item: &Item,
+    file: Option<OpenedFile>,
+) {
     *disks.left.lock() += 1;
     app.restoring().insert(item.key.clone());
     let work = {
         let (app, methods, disks, item) =
             (app.clone(), methods.clone(), disks.clone(), item.clone());
         move || {
-            restore_disk(&app, &item);
+            restore_disk(&app, &item, file);
             // What names it may have found it in use by the search for an lvstore.
             if let Some(name) = item.call.params.get("name").and_then(Value::as_str) {
                 app.note_appeared(name);
@@ -212,14 +237,14 @@ fn restore_beside(app: &Arc<App>, methods: &Arc<Methods>, disks: &Arc<Disks>, it
     if let Err(e) = started {
         tracing::error!("no thread to restore {}: {e}", item.key);
         *disks.left.lock() -= 1;
-        restore_disk(app, item);
+        restore_disk(app, item, None);
     }
 }
 
 /// Restores a bdev on a disk, and notes how that went, unless it was deleted or replaced meanwhile:
 /// what has its name then is somebody else's.
-fn restore_disk(app: &App, item: &Item) {
-    let problem = disk::restore(app, item).err().map(|e| e.message);
+fn restore_disk(app: &App, item: &Item, file: Option<OpenedFile>) {
+    let problem = disk::restore(app, item, file).err().map(|e| e.message);
     let mut restoring = app.restoring();
     if !restoring.remove(&item.key) {
         if let Some(why) = problem {

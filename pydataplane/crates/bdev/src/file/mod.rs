@@ -9,7 +9,7 @@
 //!
 //! | file | noun |
 //! | --- | --- |
-//! | `open` | finding out what the path is, and locking it |
+//! | `open` | opening it, ahead of its use too, finding out what it is, and locking it |
 //! | `channel` | I/Os in flight on one thread |
 //! | `channel/large` | those of them that are too large for one submission, piece by piece |
 //! | `channel/ranges` | unmaps and zeroing, part by part |
@@ -47,6 +47,7 @@ use uuid::Uuid;
 
 use self::flush::Flushes;
 use self::larges::Larges;
+pub use self::open::OpenedFile;
 use self::owners::Owners;
 use crate::{
     Bdev, Channel, Features, FlushFailure, FlushLatch, Geometry, Op, OpenError, Registry, Stats,
@@ -176,8 +177,19 @@ impl FileBdev {
     /// It is missing, a directory, not a file, not permitted, in use, too small, or asked for with
     /// an impossible block size: each in one sentence.
     pub fn create(options: FileOptions) -> Result<Arc<Self>, OpenError> {
+        FileBdev::create_of(options, None)
+    }
+
+    /// As [`FileBdev::create`]; `ahead`: the file, if it was opened already, by the same path.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn create_of(
+        options: FileOptions,
+        ahead: Option<OpenedFile>,
+    ) -> Result<Arc<Self>, OpenError> {
         let FileOptions { name, path, block_size, read_only, uuid, kind } = options;
-        let shared = open::open(&path, block_size, read_only)
+        let shared = open::open(&path, block_size, read_only, ahead)
             .map_err(|why| OpenError { name: name.clone(), why })?;
         Ok(Arc::new(FileBdev {
             name,

@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use super::flush::Flushes;
 use super::larges::Larges;
 use super::memory::is_in_memory;
 use super::owners::Owners;
-use crate::{AlignedBuf, Features, FlushLatch};
+use crate::{AlignedBuf, BUF_ALIGN, Features, FlushLatch};
 
 /// Largest physical block that is reported, in bytes: what a page cache works with.
 const PHYSICAL_MAX: u32 = 4096;
@@ -35,11 +35,54 @@ const DEAD_OWNER_POLL: Duration = Duration::from_millis(2);
 /// whenever somebody closed the device after writing, a target that is started again for instance.
 const UDEV_WAIT: Duration = Duration::from_secs(1);
 
-/// Opens, checks and locks `path`; an error is a clause that goes after "cannot open NAME:".
+/// A file that is open and not locked: whoever uses it goes on.
+#[derive(Debug)]
+pub struct OpenedFile {
+    path: PathBuf,
+    read_only: bool,
+    block_device: bool,
+    file: File,
+    /// O_DIRECT is on.
+    direct: bool,
+    align: Option<Align>,
+}
+
+impl OpenedFile {
+    /// Opens `path`, for reading alone if it is `read_only`, and finds out how direct I/O works there: a
+    /// file that another process uses and lets go of soon. `None`: a block device, which only one process at
+    /// a time has for itself.
+    ///
+    /// # Errors
+    /// It cannot be opened: a clause that goes after "cannot open NAME:".
+    pub fn ahead(path: &Path, read_only: bool) -> Result<Option<OpenedFile>, String> {
+        match check_type(path)? {
+            true => Ok(None),
+            false => OpenedFile::new(path, read_only, false).map(Some),
+        }
+    }
+
+    fn new(path: &Path, read_only: bool, block_device: bool) -> Result<OpenedFile, String> {
+        let (file, direct) = open_file(path, read_only, block_device)?;
+        let align = if direct { alignment(&file, block_device) } else { None };
+        Ok(OpenedFile { path: path.into(), read_only, block_device, file, direct, align })
+    }
+
+    /// Reads its first block, which waits until its disk answers.
+    ///
+    /// # Errors
+    /// As read(2).
+    pub fn ask(&self) -> io::Result<()> {
+        self.file.read_at(&mut AlignedBuf::zeroed(BUF_ALIGN), 0).map(drop)
+    }
+}
+
+/// Opens, checks and locks `path`; an error is a clause that goes after "cannot open NAME:". `ahead`: the
+/// same path, if it was opened already.
 pub(super) fn open(
     path: &Path,
     block_size: Option<u32>,
     read_only: bool,
+    ahead: Option<OpenedFile>,
 ) -> Result<Shared, String> {
     let p = path.display();
     if let Some(b) = block_size
@@ -47,10 +90,12 @@ pub(super) fn open(
     {
         return Err(format!("a block is 512 or 4096 bytes, not {b}"));
     }
-    let block_device = check_type(path)?;
-    let (file, mut direct) = open_file(path, read_only, block_device)?;
+    let opened = match ahead.filter(|o| o.path == path && o.read_only == read_only) {
+        Some(opened) => opened,
+        None => OpenedFile::new(path, read_only, check_type(path)?)?,
+    };
+    let OpenedFile { block_device, file, mut direct, mut align, .. } = opened;
     lock(&file, path, read_only, block_device)?;
-    let mut align = if direct { alignment(&file, block_device) } else { None };
     // Blocks smaller than direct I/O takes, or no direct I/O after all: through the page cache.
     let too_small = align.is_some_and(|a| block_size.is_some_and(|b| b < a.offset));
     if direct && (align.is_none() || too_small) {
@@ -271,7 +316,7 @@ fn lock_owner(file: &File) -> Option<u32> {
 }
 
 /// What direct I/O wants, in bytes.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Align {
     /// Of offsets and lengths.
     offset: u32,
@@ -330,4 +375,39 @@ fn queue_limit(rdev: u64, name: &str) -> Option<u64> {
     [format!("{dir}/queue/{name}"), format!("{dir}/../queue/{name}")]
         .iter()
         .find_map(|p| std::fs::read_to_string(p).ok()?.trim().parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_open_ahead_is_used_when_whoever_has_it_lets_go() {
+        let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let path = file.path();
+        let ahead = |read_only| OpenedFile::ahead(path, read_only).unwrap();
+        let there = open(path, None, false, None).unwrap();
+        let early = ahead(false).unwrap();
+        early.ask().unwrap();
+        let why = open(path, None, false, Some(early)).err().unwrap();
+        assert!(why.contains("is in use by another device"), "{why}");
+        let early = ahead(false).unwrap();
+        let (dev, inode) =
+            (early.file.metadata().unwrap().dev(), early.file.metadata().unwrap().ino());
+        drop(there);
+        // It stays the file that it was, with the size that it has by now.
+        file.as_file().set_len(2 << 20).unwrap();
+        std::fs::rename(path, path.with_extension("moved")).unwrap();
+        let shared = open(path, Some(512), false, Some(early)).unwrap();
+        let meta = File::from(shared.fd.try_clone().unwrap()).metadata().unwrap();
+        assert_eq!((meta.dev(), meta.ino()), (dev, inode));
+        assert_eq!(shared.num_blocks.load(std::sync::atomic::Ordering::Relaxed), 4096);
+        std::fs::rename(path.with_extension("moved"), path).unwrap();
+        drop(shared);
+        // For another path, or another use, it is opened anew.
+        let shared = open(path, None, true, ahead(false)).unwrap();
+        assert!(shared.features.read_only);
+        assert!(OpenedFile::ahead(Path::new("/nowhere"), false).is_err());
+    }
 }

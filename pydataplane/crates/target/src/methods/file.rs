@@ -5,7 +5,7 @@ use super::{BdevName, UuidText, unsupported};
 use crate::app::App;
 use crate::errors;
 use crate::state::Item;
-use bdev::{AlignedBuf, BUF_ALIGN, Bdev, FileBdev, FileKind, FileOptions};
+use bdev::{AlignedBuf, BUF_ALIGN, Bdev, FileBdev, FileKind, FileOptions, OpenedFile};
 use rpc::{Errno, Error, Flags, Methods};
 use rustix::fs::OFlags;
 use schemars::JsonSchema;
@@ -68,6 +68,13 @@ fn absolute(filename: &str) -> Result<String, Error> {
     path.map_err(|_| Error::os(Errno::Inval, format_args!("the path of {filename} is not text")))
 }
 
+/// What brings back a bdev that is recorded.
+struct Restore<'a> {
+    item: &'a Item,
+    /// Its file, if that was opened ahead.
+    ahead: Option<OpenedFile>,
+}
+
 /// Opens the file of a bdev, makes it known and records the call `method` that made it. `params`:
 /// the call's parameters with that UUID.
 fn create<P: Serialize>(
@@ -75,12 +82,13 @@ fn create<P: Serialize>(
     options: FileOptions,
     method: &str,
     params: impl FnOnce(UuidText) -> P,
-    item: Option<&Item>,
+    restore: Option<Restore<'_>>,
 ) -> Result<String, Error> {
     super::check_name(&options.name)?;
     let (name, path) = (options.name.clone(), options.path.clone());
     let wait = app.waits.begin(format!("bdev {name}"), format!("{} to be opened", path.display()));
-    let file = FileBdev::create(options).map_err(|e| errors::open_file(&path, e))?;
+    let (item, ahead) = restore.map_or((None, None), |r| (Some(r.item), r.ahead));
+    let file = FileBdev::create_of(options, ahead).map_err(|e| errors::open_file(&path, e))?;
     drop(wait);
     app.flush_errors.attach(&file);
     let uuid = UuidText(file.uuid());
@@ -93,7 +101,7 @@ fn create<P: Serialize>(
     Ok(name)
 }
 
-fn create_aio(app: &App, mut p: CreateAio, item: Option<&Item>) -> Result<String, Error> {
+fn create_aio(app: &App, mut p: CreateAio, restore: Option<Restore<'_>>) -> Result<String, Error> {
     unsupported(AIO, &[("nowait", p.nowait.unwrap_or(false))])?;
     p.filename = absolute(&p.filename)?;
     let options = FileOptions {
@@ -104,10 +112,14 @@ fn create_aio(app: &App, mut p: CreateAio, item: Option<&Item>) -> Result<String
         uuid: p.uuid.map(|u| u.0),
         kind: FileKind::Aio,
     };
-    create(app, options, AIO, |uuid| CreateAio { uuid: Some(uuid), ..p }, item)
+    create(app, options, AIO, |uuid| CreateAio { uuid: Some(uuid), ..p }, restore)
 }
 
-fn create_uring(app: &App, mut p: CreateUring, item: Option<&Item>) -> Result<String, Error> {
+fn create_uring(
+    app: &App,
+    mut p: CreateUring,
+    restore: Option<Restore<'_>>,
+) -> Result<String, Error> {
     p.filename = absolute(&p.filename)?;
     let options = FileOptions {
         name: p.name.clone(),
@@ -117,7 +129,7 @@ fn create_uring(app: &App, mut p: CreateUring, item: Option<&Item>) -> Result<St
         uuid: p.uuid.map(|u| u.0),
         kind: FileKind::Uring,
     };
-    create(app, options, URING, |uuid| CreateUring { uuid: Some(uuid), ..p }, item)
+    create(app, options, URING, |uuid| CreateUring { uuid: Some(uuid), ..p }, restore)
 }
 
 /// Whether `item` makes a bdev on a file or block device.
@@ -125,10 +137,27 @@ pub fn is_disk(item: &Item) -> bool {
     [AIO, URING].contains(&item.call.method.as_str())
 }
 
-/// Reads a block of the disk of `item`, one of [`is_disk`], which another process may use meanwhile. When
-/// it returns the disk has answered, if only that it cannot be read.
-pub fn ask(item: &Item) {
-    let Some(path) = item.call.params.get("filename").and_then(Value::as_str) else { return };
+/// Opens the file of `item`, one of [`is_disk`], which another process may use meanwhile, for [`restore`], and
+/// reads a block of it. When it returns the disk has answered, if only that it cannot be read. `None`:
+/// `restore` has to open it, as only one process may have it open, or to say why it cannot be.
+pub fn ahead(item: &Item) -> Option<OpenedFile> {
+    let params = &item.call.params;
+    let path = params.get("filename").and_then(Value::as_str)?;
+    let read_only = params.get("readonly").and_then(Value::as_bool) == Some(true);
+    match OpenedFile::ahead(Path::new(path), read_only) {
+        Ok(Some(file)) => {
+            _ = file.ask();
+            Some(file)
+        }
+        _ => {
+            ask(path);
+            None
+        }
+    }
+}
+
+/// Reads a block of a disk.
+fn ask(path: &str) {
     let open = |flags| File::options().read(true).custom_flags(flags).open(path);
     // Opening something else, such as a tape, may have effects.
     let is_disk = |m: Metadata| m.is_file() || m.file_type().is_block_device();
@@ -142,17 +171,18 @@ pub fn ask(item: &Item) {
     }
 }
 
-/// Makes the bdev of `item`, one of [`is_disk`], again; not if the item is deleted or replaced while
-/// its disk does not answer.
+/// Makes the bdev of `item`, one of [`is_disk`], again, of the file that was opened `ahead` for it, if it was;
+/// not if the item is deleted or replaced while its disk does not answer.
 ///
 /// # Errors
 /// As those of the method; or it is not wanted any more.
-pub fn restore(app: &App, item: &Item) -> Result<(), Error> {
+pub fn restore(app: &App, item: &Item, ahead: Option<OpenedFile>) -> Result<(), Error> {
     let params = Value::Object(item.call.params.clone());
     let wrong = |e| Error::params(format!("wrong parameters of {}: {e}", item.call.method));
+    let restore = Some(Restore { item, ahead });
     match item.call.method.as_str() {
-        AIO => create_aio(app, CreateAio::deserialize(params).map_err(wrong)?, Some(item)),
-        _ => create_uring(app, CreateUring::deserialize(params).map_err(wrong)?, Some(item)),
+        AIO => create_aio(app, CreateAio::deserialize(params).map_err(wrong)?, restore),
+        _ => create_uring(app, CreateUring::deserialize(params).map_err(wrong)?, restore),
     }
     .map(drop)
 }

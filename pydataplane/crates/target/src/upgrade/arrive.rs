@@ -10,9 +10,9 @@ use super::{
 };
 use crate::app::App;
 use crate::flusherror::FlushError;
-use crate::restore;
+use crate::restore::{self, Made};
 use crate::rpcsocket;
-use crate::state::{Call, Config};
+use crate::state::Config;
 use rpc::socket::SocketError;
 use rpc::{Listener, Parked, ParkedClient};
 use std::collections::BTreeMap;
@@ -137,7 +137,7 @@ impl Arrival {
             return Err("the old program did not say what it has".into());
         };
         let held_at_ns = state.held_at_ns;
-        let rpc = resume(app, *state, fds, controllers, &made, unsaid.as_ref())?;
+        let rpc = resume(app, *state, fds, controllers, made, unsaid.as_ref())?;
         say(&Message::Prepared)?;
         match self.channel.receive(Instant::now() + PREPARE_TIMEOUT) {
             Ok((Message::Go, _)) => Ok((rpc, held_at_ns)),
@@ -175,15 +175,15 @@ impl Arrival {
     }
 }
 
-/// Makes what can be made while the old program serves: controllers without targets, and the memory
-/// of their guests. What is configured is returned by key, as far as it is made. Disks are not opened
-/// yet, as one process at a time may have them, but they have to answer.
+/// Makes what can be made while the old program serves: controllers without targets, the memory of their
+/// guests, and files of disks, which have to answer: open, but not locked, as one process at a time may use
+/// them. Returned as far as it is made.
 fn expect(
     app: &Arc<App>,
     outlook: OutlookState,
     mut fds: Fds,
     controllers: Vec<ControllerHandover>,
-) -> Result<BTreeMap<String, Call>, String> {
+) -> Result<Made, String> {
     let lock = File::from(fds.take(outlook.state_lock).map_err(|e| e.to_string())?);
     let none = BTreeMap::new();
     let config =
@@ -191,10 +191,9 @@ fn expect(
     *app.config() = config.map_err(|e| e.to_string())?;
     app.log.set(outlook.log_level)?;
     app.controllers.expect(controllers).map_err(|e| e.to_string())?;
-    let made = app.with_methods(|methods| restore::controllers(app, methods))?;
+    let calls = app.with_methods(|methods| restore::controllers(app, methods))?;
     app.controllers.prepare();
-    restore::ask_disks(app)?;
-    Ok(made)
+    Ok(Made { calls, files: restore::open_disks(app)? })
 }
 
 /// Makes what the old program had, as after a restart, but for what is `made`, and lets sessions go
@@ -204,7 +203,7 @@ fn resume(
     state: TargetState,
     mut fds: Fds,
     controllers: Vec<ControllerHandover>,
-    made: &BTreeMap<String, Call>,
+    made: Made,
     unsaid: Option<&BTreeMap<String, FlushError>>,
 ) -> Result<Rpc, String> {
     let lock = File::from(fds.take(state.state_lock).map_err(|e| e.to_string())?);
@@ -219,7 +218,7 @@ fn resume(
     if let Some(unsaid) = unsaid {
         config.add_flush_errors(unsaid).map_err(|e| e.to_string())?;
     }
-    if let Some(key) = made.keys().find(|key| config.get(key).is_none()) {
+    if let Some(key) = made.calls.keys().find(|key| config.get(key).is_none()) {
         return Err(format!("{key} was deleted meanwhile: try again"));
     }
     *app.config() = config;

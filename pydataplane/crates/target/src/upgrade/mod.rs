@@ -8,10 +8,10 @@
 //! | --- | --- |
 //! | `hello`: the versions of the messages that it understands | checks who it is; `welcome` |
 //! | `ready` | lets RPC requests end; `outlook`, a `controller` each, `end` |
-//! | makes controllers, maps the memory of their guests, reads a block of each disk; `expecting` | |
+//! | makes controllers, maps the memory of their guests, opens files and reads a block of each; `expecting` | |
 //! | | holds the controllers whose I/O takes long, then all: nothing is in flight, and guests wait |
 //! | | closes bdevs and lvstores; `target`, a `controller` each, `end` |
-//! | opens bdevs and lvstores, sets every session up, held; `prepared` | |
+//! | locks those files, opens block devices, loads lvstores, sets every session up, held; `prepared` | |
 //! | | `go`, and from there on touches nothing |
 //! | serves; `serving` | ends |
 //!
