@@ -43,6 +43,8 @@ PROGRAMS = ("virtlun-target", "virtlun-holder")
 CODE = ("csi", "plugin", "pydataplane", "schemas")
 #: Of Python's own library, what no program needs.
 UNUSED = {"test", "idlelib", "tkinter", "ensurepip", "lib2to3", "turtledemo", "__pycache__"}
+#: The same by how names begin: what programs are built with, and what is linked with X11.
+UNUSED_BEGINNINGS = ("config-", "_tkinter.", "_test")
 VENV = Path(sys.prefix)
 SITE = Path(sysconfig.get_path("purelib"))
 STANDARD = Path(sysconfig.get_path("stdlib"))
@@ -190,7 +192,9 @@ def _required(name: str, seen: set[str]) -> set[str]:
 def _standard_library() -> Iterator[Path]:
     for file in STANDARD.rglob("*"):
         parts = set(file.relative_to(STANDARD).parts)
-        if file.is_file() and not parts & (UNUSED | {"site-packages", "dist-packages"}):
+        if not file.is_file() or parts & (UNUSED | {"site-packages", "dist-packages"}):
+            continue
+        if not any(part.startswith(UNUSED_BEGINNINGS) for part in parts):
             yield file
 
 
