@@ -106,6 +106,8 @@ class Restarts:
 
     def end(self) -> None:
         """Checks the guest, its QEMU and the volume, from inside and from outside."""
+        done = self.io.status().kinds
+        assert all(done.values()), done
         ledger = self.io.finish()
         log = self.guest.run("dmesg")
         assert "I/O error" not in log, log

@@ -25,6 +25,8 @@ class Status:
     """What the program has done; counts of answered requests."""
 
     requests: int
+    kinds: dict[str, int]
+    """How many of each kind: write, fua, read, flush, unmap, zero."""
     errors: int
     wrong: int
     longest_s: float
@@ -100,6 +102,7 @@ def parse(said: str) -> Status:
     kinds = ("write", "fua", "read", "flush", "unmap", "zero")
     return Status(
         requests=sum(fields[kind] for kind in kinds),
+        kinds={kind: fields[kind] for kind in kinds},
         errors=fields["errors"],
         wrong=fields["wrong"],
         longest_s=max(fields["longest_us"], fields["quiet_us"]) / 1e6,

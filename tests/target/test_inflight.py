@@ -157,6 +157,14 @@ class Load:
                     break
                 assert time.monotonic() < deadline, (queue, state, used)
             assert (state["version"], state["desc_num"]) == (1, 128)
+            if used:
+                assert state["last_batch_head"] == self.last_used(queue, used)
+
+    def last_used(self, queue: int, index: int) -> int:
+        """Returns the head in the last element of a used ring that has this index."""
+        ring = self.guest.send("ring", queue=queue)
+        at = ring["used"] + 4 + 8 * ((index - 1) % ring["size"])
+        return int.from_bytes(self.guest.send("read_mem", gpa=at, len=4)["data"], "little")
 
 
 def reconnect(guest: Initiator) -> None:
