@@ -7,6 +7,7 @@ Whoever may trace the process can use it; root can.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-POKEUSER, CONT, SYSCALL, SETOPTIONS, SEIZE, INTERRUPT = 6, 7, 24, 0x4200, 0x4206, 0x4207
+POKEUSER, CONT, DETACH, SYSCALL, SETOPTIONS, SEIZE, INTERRUPT = 6, 7, 17, 24, 0x4200, 0x4206, 0x4207
 PEEKUSER = 3
 TRACESYSGOOD = 1
 WALL = 0x40000000
@@ -44,8 +45,13 @@ def is_possible() -> bool:
 
 def thread_named(pid: int, name: str) -> int:
     """Returns the thread of process `pid` that has that name."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    (tid,) = [int(task.name) for task in tasks if (task / "comm").read_text().strip() == name]
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        # Others may end meanwhile.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if (task / "comm").read_text().strip() == name:
+                found.append(int(task.name))
+    (tid,) = found
     return tid
 
 
@@ -63,7 +69,8 @@ def address_of(pid: int, memfd: str, offset: int) -> int:
 class Tracer:
     """Thread `tid` of process `pid`, stopped between calls; a context manager.
 
-    The process is killed at the end, as one that was stopped in the midst of something would go on.
+    The process is killed at the end, as one that was stopped in the midst of something would go on;
+    unless it was let go.
     """
 
     def __init__(self, pid: int, tid: int) -> None:
@@ -102,6 +109,12 @@ class Tracer:
         """Lets it go on until the system call that it makes returns, and returns its result."""
         self._go_on_to_call()
         return self._register(RAX)
+
+    def let_go(self, instead: int) -> None:
+        """Lets it make another system call than the one before which it is, and go on for good."""
+        self._call(POKEUSER, ORIG_RAX, instead)
+        self._call(DETACH)
+        self._tid = 0
 
     def kill(self) -> None:
         """Kills the process."""

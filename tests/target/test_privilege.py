@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -16,8 +18,10 @@ import pytest
 from pydataplane import inherited, supervise
 from pydataplane.client import Client
 from pydataplane.errors import RpcError, TargetUnavailable
+from tests.support import tracer
 from tests.support.initiator import Initiator
-from tests.support.target import SANDBOX_REFUSED, Target, binary
+from tests.support.target import SANDBOX_REFUSED, Target, TargetFailed, binary
+from tests.support.tracer import Tracer
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
 
@@ -26,6 +30,8 @@ UID, GID, SOCKET_GID = 54321, 54322, 54323
 NONE = "0000000000000000"
 WRITE_10, READ_10 = 0x2A, 0x28
 EACCES = -13
+PPOLL, GETPGID = 271, 121
+"""System calls on x86-64: one that the target makes, and a harmless one that it never does."""
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
@@ -72,6 +78,38 @@ def test_every_thread_is_confined(target: Target) -> None:
         assert task["CapInh"] == task["CapAmb"] == NONE
     status = target.rpc("virtlun_get_status")
     assert (status["sandbox"], status["refused_calls"]) == ("enforce", [])
+
+
+@pytest.mark.skipif(not tracer.is_possible(), reason="the tracer knows x86-64 alone")
+def test_a_call_that_the_target_should_not_make_fails_and_is_named(scratch: Path) -> None:
+    """A controller's thread makes one in place of the ppoll(2) in which it waits."""
+    directory = scratch / "0"
+    directory.mkdir()
+    target = Target(directory).start()
+    try:
+        target.rpc("bdev_malloc_create", name="m0", num_blocks=2048, block_size=512)
+        target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
+        target.add_lun("vm-1", "m0")
+        pid = target.pid
+        with (
+            Tracer(pid, tracer.thread_named(pid, "vhost vm-1")) as traced,
+            socket.socket(socket.AF_UNIX) as client,
+        ):
+            client.connect(str(target.vhost_dir / "vm-1"))
+            traced.until_call(PPOLL, lambda *_: True)
+            traced.let_go(instead=GETPGID)
+        until(lambda: target.rpc("virtlun_get_status")["refused_calls"] == ["getpgid"])
+        named = f"{SANDBOX_REFUSED} getpgid (number {GETPGID}) of thread vhost vm-1: it fails with"
+        assert named in target.words()
+        write_and_read(target, "vm-1")
+        assert target.rpc("virtlun_get_status")["pid"] == pid
+        with pytest.raises(TargetFailed, match="a call that is not listed"):
+            target.stop()
+    finally:
+        if target.process is not None:
+            with contextlib.suppress(TargetFailed):
+                target.kill9()
+        target.end_holder()
 
 
 def test_without_sandbox_there_is_a_warning(make_target: MakeTarget) -> None:
