@@ -193,37 +193,6 @@ struct Long {
     begun: u64,
 }
 
-impl MallocChannel {
-    /// Does `len` bytes of `io` from its byte `at` on.
-    #[inline]
-    fn run(&self, io: &Io, at: usize, len: usize) {
-        let offset = io.lba as usize * self.geometry.block_size as usize + at;
-        match io.op {
-            Op::Read => self.ram.read(offset, &io.sg, at, len),
-            Op::Write => self.ram.write(offset, &io.sg, at, len),
-            Op::Unmap | Op::WriteZeroes => self.ram.zero(offset, len),
-            Op::Flush => {}
-        }
-    }
-
-    /// Bytes of the next piece of an I/O, `at` bytes of which are done.
-    #[inline]
-    fn piece(&self, io: &Io, at: usize) -> usize {
-        let left = io.bytes(self.geometry.block_size) as usize - at;
-        match io.op {
-            Op::Read | Op::Write | Op::Flush => left.min(COPY_AT_ONCE),
-            // A huge page is given back as a whole, which takes no longer than a copy.
-            Op::Unmap | Op::WriteZeroes => {
-                let start = io.lba as usize * self.geometry.block_size as usize + at;
-                match left.min(self.ram.to_huge_page(start)) {
-                    DISCARD_MIN => DISCARD_MIN,
-                    fill => fill.min(COPY_AT_ONCE),
-                }
-            }
-        }
-    }
-}
-
 impl Channel for MallocChannel {
     #[inline]
     fn submit(&mut self, io: &Io) -> Submit {
@@ -269,6 +238,37 @@ impl Channel for MallocChannel {
             self.waker.wake();
         }
         u32::from(over)
+    }
+}
+
+impl MallocChannel {
+    /// Does `len` bytes of `io` from its byte `at` on.
+    #[inline]
+    fn run(&self, io: &Io, at: usize, len: usize) {
+        let offset = io.lba as usize * self.geometry.block_size as usize + at;
+        match io.op {
+            Op::Read => self.ram.read(offset, &io.sg, at, len),
+            Op::Write => self.ram.write(offset, &io.sg, at, len),
+            Op::Unmap | Op::WriteZeroes => self.ram.zero(offset, len),
+            Op::Flush => {}
+        }
+    }
+
+    /// Bytes of the next piece of an I/O, `at` bytes of which are done.
+    #[inline]
+    fn piece(&self, io: &Io, at: usize) -> usize {
+        let left = io.bytes(self.geometry.block_size) as usize - at;
+        match io.op {
+            Op::Read | Op::Write | Op::Flush => left.min(COPY_AT_ONCE),
+            // A huge page is given back as a whole, which takes no longer than a copy.
+            Op::Unmap | Op::WriteZeroes => {
+                let start = io.lba as usize * self.geometry.block_size as usize + at;
+                match left.min(self.ram.to_huge_page(start)) {
+                    DISCARD_MIN => DISCARD_MIN,
+                    fill => fill.min(COPY_AT_ONCE),
+                }
+            }
+        }
     }
 }
 

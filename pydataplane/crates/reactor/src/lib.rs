@@ -15,8 +15,7 @@
 //! | `waker` | [`Waker`]: the protocol that never loses a wake-up |
 //! | `context` | [`IoContext`]: a thread's io_uring, epoll and waker |
 //! | `owner` | [`Owner`]: whose I/O it is |
-//! | `uring` | [`Uring`], [`UringClient`]; `shares`: large transfers a turn;
-//! `sleeping`: a thread that sleeps in the call that submits |
+//! | `uring` | [`Uring`], [`UringClient`]; `shares`: large transfers a turn; `sleeping`: in the call that submits |
 //! | `eventfd` | using an eventfd that a guest shares |
 //! | `fd` | another file under a descriptor in use |
 //! | `call` | [`call()`]: a call to another thread that its caller may take back until it has begun |

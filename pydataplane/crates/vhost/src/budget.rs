@@ -19,7 +19,7 @@ const LEAST: Duration = Duration::from_micros(20);
 const MOST: Duration = Duration::from_millis(50);
 
 /// What one peer has left.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Budget {
     left: Duration,
     /// Time that it may not be heard for, beyond `left`, which is zero then.

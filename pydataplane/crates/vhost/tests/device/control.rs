@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::guest::*;
 use crate::host::*;
+use crate::inflight::tracked;
 use crate::peer::words;
 
 const ABORT_TASK: u32 = 0;
@@ -63,6 +64,35 @@ fn a_guest_that_asks_without_end_is_answered_all_the_same() {
         // Others of its requests are none of this.
         guest.ready(0);
     }
+}
+
+/// Each may be a call of every reactor: what they take is bounded as it is for a peer's messages.
+#[test]
+fn task_management_has_its_part_of_the_time() {
+    /// What one costs at most that a reactor answers late (`budget::MOST`), what a controller has in
+    /// advance, and the part of time that it earns.
+    const COST: Duration = Duration::from_millis(50);
+    const BURST: Duration = Duration::from_secs(1);
+    const EARNED: u32 = 8;
+    const FUNCTIONS: u32 = 30;
+    let host = Host::with_disk(1);
+    let (mut guest, region) = tracked(&host);
+    guest.ready(0);
+    let since = Instant::now();
+    for _ in 0..FUNCTIONS {
+        // Answered when the ones before are paid for.
+        assert_eq!(guest.control(&tmf(QUERY_TASK, flat(1), 1), 1), [BAD_TARGET]);
+        let kept = host.keep_reactor();
+        let (head, at) = guest.submit_control(&tmf(QUERY_TASK_SET, flat(0), 0), 1);
+        wait_until("it is taken", || region.marked(0) == [head]);
+        std::thread::sleep(COST);
+        drop(kept);
+        assert_eq!((guest.used(0), guest.read(at, 1)), ((head, 1), vec![COMPLETE]));
+        guest.free(0, head, 2);
+    }
+    // The least that it can have taken; a slow machine takes longer.
+    let least = (COST * (FUNCTIONS - 1) - BURST) * EARNED;
+    assert!(since.elapsed() >= least, "{:?} of {least:?}", since.elapsed());
 }
 
 #[test]

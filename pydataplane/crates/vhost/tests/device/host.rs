@@ -1,6 +1,7 @@
 //! The side under test: reactors, bdevs and one controller `vm0`.
 
 use std::path::PathBuf;
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -129,6 +130,18 @@ impl Host {
         wait_until("the peer is gone", || {
             self.controllers.list(Some("vm0")).unwrap()[0].session.is_none()
         });
+    }
+
+    /// Keeps the first reactor from all else until the sender is dropped.
+    pub fn keep_reactor(&self) -> Sender<()> {
+        let (keep, kept) = channel::<()>();
+        let (begin, begun) = channel();
+        self.reactors.as_ref().unwrap().handles()[0].send(move |_| {
+            begin.send(()).unwrap();
+            _ = kept.recv();
+        });
+        begun.recv().unwrap();
+        keep
     }
 
     pub fn stats(&self) -> vhost_scsi::StatsInfo {
