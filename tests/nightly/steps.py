@@ -233,7 +233,7 @@ STEPS = {
     "bench-gateway": _bench(
         "gateway", "the calls of 2,000 domains, by the gateway and directly", 30
     ),
-    "bench-upgrade": _bench("upgrade", "the pause of an upgrade, and memory a peer", 5),
+    "bench-upgrade": _bench("upgrade", "the pause of an upgrade, and memory a peer", 5, "--goal"),
     "bench-pauses": _bench("pauses", "how long a guest and a pod wait when their target goes", 5),
     "bench-pods": _bench("pods", "a pod's volume beside a plain loop device", 5),
     "bench-claims": _bench_kubernetes("bench", "how long a claim takes to be bound", 5),

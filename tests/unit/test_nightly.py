@@ -7,11 +7,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests import nightly
+from tests.bench import upgrade
 from tests.fuzz.__main__ import targets
 from tests.nightly import night as nights
 from tests.nightly.night import Night
@@ -279,8 +281,15 @@ def test_each_step_says_how_long_it_takes_and_what_it_tests() -> None:
     assert len(targets()) == FUZZ_TARGETS
 
 
-def test_a_night_insists_on_what_neighbours_leave_each_other() -> None:
-    assert "--goal" in STEPS["bench-noisy"].command
+@pytest.mark.parametrize("name", ["bench-noisy", "bench-upgrade"])
+def test_a_night_insists_on_goals(name: str) -> None:
+    assert "--goal" in STEPS[name].command
+
+
+def test_an_upgrade_is_to_take_a_guest_less_than_a_tenth_of_a_second() -> None:
+    quick = upgrade.Row([50.0], [99.0, 400.0, 12.0], 600.0)
+    (said,) = upgrade.missed({1: quick, 64: replace(quick, by_guest_ms=[100.0])})
+    assert said.startswith("with 64 controllers a guest waits for 100 ms")
 
 
 def test_the_tests_of_the_night_are_found() -> None:
