@@ -57,7 +57,8 @@ class Server:
 
     def _start(self, words: str, awaited: str) -> str:
         self.guest.run(
-            f"rm -f /tmp/said; {run('ublk_file')} {words} >/tmp/said 2>&1 & echo $! >/tmp/pid"
+            "rm -f /tmp/said; : >/tmp/said; "  # what is behind `&` may come to it later
+            f"{run('ublk_file')} {words} >/tmp/said 2>&1 & echo $! >/tmp/pid"
         )
         return self.says(awaited)
 

@@ -239,7 +239,7 @@ class Deployment:
         """Kills a part as a crash would; it comes back by itself."""
         part = self.parts[name]
         part.process.send(signal.SIGKILL)
-        part.process.process.wait(20)
+        part.process.process.wait(90)
 
     def stop(self, name: str) -> int:
         """Stops a part in order, and returns its exit status; it comes back by itself."""

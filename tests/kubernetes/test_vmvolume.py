@@ -100,7 +100,7 @@ class World:
         """Ends it as a crash does."""
         assert self.process is not None
         self.process.send(signal.SIGKILL)
-        self.process.process.wait(20)
+        self.process.process.wait(90)
         self.process = None
 
     def metrics(self) -> dict[str, float]:

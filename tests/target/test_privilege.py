@@ -404,7 +404,7 @@ def test_the_packaged_folders_become_the_users_to_work_in(scratch: Path) -> None
         )
     finally:
         process.terminate()
-        assert process.wait(30) == 0, log.read_text()
+        assert process.wait(90) == 0, log.read_text()
 
 
 @as_root

@@ -111,7 +111,7 @@ def test_a_crash_in_the_middle_of_calls(target: Target) -> None:
 
         worker = threading.Thread(target=work, args=(turn, answered, first))
         worker.start()
-        assert first.wait(30)
+        assert first.wait(90)
         target.kill9()
         worker.join()
         target.start()
@@ -252,7 +252,7 @@ def test_kill_instance_answers_before_it_stops(target: Target) -> None:
     assert process is not None
     done = target.spdk_rpc("spdk_kill_instance", "SIGTERM")
     assert done.returncode == 0, done.stdout
-    assert process.wait(30) == 0
+    assert process.wait(90) == 0
     target.process = None
 
 

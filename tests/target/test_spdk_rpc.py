@@ -534,7 +534,7 @@ def test_a_target_that_waits_for_rpc_initialises_when_told(make_target: MakeTarg
         time.sleep(0.3)
         assert waiting.poll() is None
         target.rpc("framework_start_init")
-        assert waiting.wait(30) == 0
+        assert waiting.wait(90) == 0
     assert names(target.rpc("bdev_get_bdevs")) == ["n0"]
     assert target.fails("framework_start_init").code == -1  # type: ignore[attr-defined]
 

@@ -78,10 +78,15 @@ def test_an_error_keeps_its_code(tmp_path: Path) -> None:
 
 
 def test_the_time_out_counts_wall_clock(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    serve(path, lambda connection, request: time.sleep(2))
+    path, over = tmp_path / "s", threading.Event()
+
+    def says_nothing(connection: socket.socket, request: dict[str, object]) -> None:
+        over.wait()
+
+    serve(path, says_nothing)
     with pytest.raises(TargetTimeout, match=r"within 0\.2 s"):
         Client(path, timeout_s=0.2).call_raw("m")
+    over.set()
 
 
 def test_a_falsy_answer_and_a_wrong_id_are_not_taken_for_a_result(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import Message
 
+from tests.support.wait import DEADLINE_S, listens, until
+
 Field = descriptor_pb2.FieldDescriptorProto
 
 PLUGIN = "kubevirt.hooks.plugins.v1alpha1"
@@ -109,15 +111,19 @@ def call(
 ) -> Any:
     """Calls PACKAGE.SERVICE/METHOD on a UNIX socket and returns its answer.
 
-    As KubeVirt does, it waits `dial_s` for someone to listen. HookError with the status where it
-    fails.
+    As KubeVirt does, it waits `dial_s` for someone to listen; for who does and is merely slow, as
+    this machine may be, it waits as long as other tests. HookError with the status where it fails.
     """
     package = method.rpartition(".")[0]
+    try:
+        until(lambda: listens(socket), deadline_s=dial_s)
+    except AssertionError:
+        raise HookError(f"{method}: nobody listens on {socket}") from None
     with grpc.insecure_channel(f"unix://{socket}") as channel:
         try:
-            grpc.channel_ready_future(channel).result(timeout=dial_s)
+            grpc.channel_ready_future(channel).result(timeout=DEADLINE_S)
         except grpc.FutureTimeoutError:
-            raise HookError(f"{method}: nobody listens on {socket}") from None
+            raise HookError(f"{method}: who listens on {socket} does not answer") from None
         function = channel.unary_unary(
             f"/{method}",
             request_serializer=_message(package, request).SerializeToString,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
+from types import SimpleNamespace
+
+import pytest
 
 from csi.cluster import backoff
-from csi.kubevirt.vmvolume.queue import Queue
+from csi.kubevirt.vmvolume.queue import Due, Queue
 
 
 def keys(queue: Queue[str], count: int) -> list[str]:
@@ -60,16 +62,16 @@ def test_it_stays_of_the_size_of_its_keys() -> None:
     assert keys(queue, 1) == ["b"]
 
 
-def test_it_says_since_when_a_key_was_due() -> None:
+def test_it_says_since_when_a_key_was_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    clocks = SimpleNamespace(time=lambda: now, monotonic=lambda: now - 900)
+    monkeypatch.setattr("csi.kubevirt.vmvolume.queue.time", clocks)
     queue: Queue[str] = Queue()
-    before = time.time()
     queue.put("a")
-    after = time.time()
+    now += 1
     queue.put("a")  # a second reason does not make it later
-    time.sleep(0.02)
-    due = queue.get()
-    assert due is not None
-    assert before - 0.005 <= due.since <= after + 0.005
+    now += 1
+    assert queue.get() == Due("a", since=1000.0)
 
 
 def test_a_key_put_while_it_is_worked_on_is_there_again() -> None:
