@@ -23,18 +23,20 @@ from csi.kubevirt import probe
 from csi.kubevirt.controllers import VmControllers
 from csi.kubevirt.inline import InlineVolumes
 from csi.kubevirt.nodehook import NodeHook
+from csi.kubevirt.placement import Placement
 from csi.kubevirt.podhook import PodHooks
 from csi.kubevirt.pods import Pod
 from csi.locks import VolumeLocks
 from csi.metrics import Metrics
 from csi.mounts import table
 from csi.node import Node
-from csi.objects import Claim, Object, PersistentVolume
+from csi.objects import Claim, Object, PersistentVolume, Vmi
 from csi.proto import csi_pb2 as pb
 from csi.proto import kubevirt_plugin_pb2 as hooks
 from csi.targets import Targets
 from csi.vhostface import VhostFace
 from csi.volumes import OwnedVolumes
+from pydataplane.client import Client
 from pydataplane.emulator import Qemu
 from pydataplane.silence import WatchedClient
 from tests.support.csi import block
@@ -102,9 +104,12 @@ class Strike(WatchedClient):
 class Host:
     """A node. `restart` begins the driver anew, as after a crash."""
 
-    def __init__(self, target: Target, directory: Path) -> None:
-        """Prepares it; the directory's path must be short."""
+    def __init__(self, target: Target, directory: Path, *others: Target) -> None:
+        """Prepares it, with `others` beside its first target; the directory needs a short path."""
         self.target = target
+        self.others = others
+        #: The machine whose launcher's pod is published next; None: one without claims.
+        self.booting: Object | None = None
         self.directory = directory
         #: One of its own, as volumes' UUIDs come of it: several tests may run on one machine.
         self.name = f"node-{uuid.uuid4().hex[:8]}"
@@ -119,14 +124,16 @@ class Host:
     def restart(self, client: WatchedClient | None = None) -> None:
         """Forgets everything that the driver had in memory."""
         self.close()
-        targets = Targets([client or WatchedClient(self.target.rpc_socket)])
+        others = [WatchedClient(each.rpc_socket) for each in self.others]
+        targets = Targets([client or WatchedClient(self.target.rpc_socket), *others])
+        self.placement = Placement(targets, self.api)
         volumes, locks = OwnedVolumes(targets, self.name), VolumeLocks()
         devices = LoopDevices(targets)
         self.locks = locks
         self.controllers = VmControllers(targets, devices, locks)
         self.pod_hooks = PodHooks(self.controllers, self.hook, Metrics())
         self.pod_hooks.start()
-        self.inline = InlineVolumes(self.controllers, self.pod_hooks)
+        self.inline = InlineVolumes(self.controllers, self.pod_hooks, self._admit)
         self.csi = Controller(volumes, locks, self.name, lambda _: self.name)
         self.node = Node(volumes, devices, VhostFace(targets), locks, self.name, 0, self.inline)
         self.node_hook = self.hook()
@@ -135,6 +142,10 @@ class Host:
         """Ends the driver."""
         if self.pod_hooks is not None:
             self.pod_hooks.stop()
+
+    def _admit(self, _: Pod, lvstore: str) -> Client:
+        vmi = Vmi.of(self.booting or self.machine())
+        return self.placement.target_of(vmi, lvstore)
 
     def hook(self, only: Pod | None = None) -> NodeHook:
         """Returns the node hooks, for one pod or for all."""
@@ -161,7 +172,7 @@ class Host:
         self.api.claims[name] = claim(name, handle, mode=mode)
         return handle
 
-    def launcher(self, qemu: bytes = QEMU) -> str:
+    def launcher(self, qemu: bytes = QEMU, **attributes: str) -> str:
         """Makes a pod with a QEMU program and its inline volume; returns its UID."""
         pod = str(uuid.uuid4())
         process = self.proc / str(len(list(self.proc.iterdir())) + 1)
@@ -170,7 +181,7 @@ class Host:
         program.write_bytes(qemu)
         slices = pod.replace("-", "_")
         (process / "cgroup").write_text(f"0::/kubepods.slice/kubepods-pod{slices}.slice/cri-1\n")
-        self.publish_inline(pod)
+        self.publish_inline(pod, **attributes)
         return pod
 
     def inline_path(self, pod: str, name: str = "virtlun") -> Path:
