@@ -38,6 +38,7 @@ mod admission;
 mod handover;
 mod orders;
 mod server;
+mod sessions;
 mod suspended;
 
 use server::{Begin, Server};
