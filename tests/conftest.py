@@ -38,6 +38,8 @@ PARTS = (
     (f"{MISSING_VOLUMES}_killed",),
     (MISSING_VOLUMES,),
     (EMPTY_CONTROLLERS,),
+    # By its name it would come last, alone, and compute for longer than any other there.
+    ("tests/unit/vmvolume/test_decide",),
     # Of the night, half an hour each.
     (f"{MIGRATIONS}::test_without_any_device",),
     (MIGRATIONS,),
