@@ -322,6 +322,21 @@ class ThreadStats(TypedDict):
     """Ticks per second of the times below."""
 
 
+class UblkDisk(TypedDict):
+    """In the result of ublk_get_disks."""
+
+    bdev_name: str
+    """Name of its bdev."""
+    id: int
+    """Its number."""
+    num_queues: int
+    """Queues: 1."""
+    queue_depth: int
+    """Requests at a time."""
+    ublk_device: str
+    """The device."""
+
+
 class Lun(TypedDict):
     """In the result of vhost_get_controllers."""
 
@@ -1138,6 +1153,76 @@ class Rpc(ABC):
         method: Literal["thread_get_stats"],
         /,
     ) -> ThreadStats: ...
+
+    # Allow devices to be started by ublk_start_disk. Refused where the kernel cannot recover
+    # devices, or the holder may not make them.
+    @overload
+    def call(
+        self,
+        method: Literal["ublk_create_target"],
+        /,
+        *,
+        cpumask: str | None = ...,
+        disable_user_copy: bool | None = ...,
+    ) -> bool: ...
+
+    # Stop the devices that were started by ublk_start_disk or ublk_recover_disk, and allow no
+    # others. Those of virtlun_export_create stay.
+    @overload
+    def call(
+        self,
+        method: Literal["ublk_destroy_target"],
+        /,
+    ) -> bool: ...
+
+    # Get one or all devices that this target serves, those of virtlun_export_create too.
+    @overload
+    def call(
+        self,
+        method: Literal["ublk_get_disks"],
+        /,
+        *,
+        ublk_id: int | None = ...,
+    ) -> list[UblkDisk]: ...
+
+    # Go on with a device of a bdev that another process has left; returns its number. Only for one
+    # that is not recorded here: a target goes on by itself with those that it had.
+    @overload
+    def call(
+        self,
+        method: Literal["ublk_recover_disk"],
+        /,
+        *,
+        bdev_name: str,
+        ublk_id: int,
+    ) -> int: ...
+
+    # Show a bdev as the block device /dev/ublkbN of the kernel's; returns N. It is an export, as
+    # one of virtlun_export_create with device: it is recorded, what has it open waits while the
+    # target is away, killed, restarted or exchanged, and nobody else can claim the bdev.
+    @overload
+    def call(
+        self,
+        method: Literal["ublk_start_disk"],
+        /,
+        *,
+        bdev_name: str,
+        num_queues: int | None = ...,
+        parked: bool | None = ...,
+        queue_depth: int | None = ...,
+        ublk_id: int,
+    ) -> int: ...
+
+    # Take a device away, also one of virtlun_export_create. What has it open gets errors; what a
+    # file system on it has not written yet is written first.
+    @overload
+    def call(
+        self,
+        method: Literal["ublk_stop_disk"],
+        /,
+        *,
+        ublk_id: int,
+    ) -> bool: ...
 
     # Control how interrupts are held back. Not supported yet but for switching it off: the guest
     # says with EVENT_IDX when it wants one.

@@ -40,6 +40,7 @@ NAMES = {
     "spdk_get_version.fields": "VersionFields",
     "thread_get_stats": "ThreadStats",
     "thread_get_stats.threads[]": "Thread",
+    "ublk_get_disks[]": "UblkDisk",
     "vhost_get_controllers[]": "Controller",
     "vhost_get_controllers[].backend_specific": "BackendSpecific",
     "vhost_get_controllers[].backend_specific.scsi[]": "ScsiTarget",

@@ -226,3 +226,64 @@ def test_another_users_target_and_a_holder_that_is_killed(guest: Guest) -> None:
         "for i in $(seq 300); do ls /dev | grep -q ublk[bc] || exit 0; sleep .1; done; exit 1",
         deadline_s=90,
     )
+
+
+HOLDER = (
+    "virtlun-holder --socket /run/virtlun/holder.sock --dir /run/virtlun/export --wait {wait} "
+    ">>/ram/holder.log 2>&1 & echo $! >/tmp/holder.pid; "
+    "for i in $(seq 100); do [ -S /run/virtlun/holder.sock ] && exit; sleep .1; done; exit 1"
+)
+
+
+def start_holder(guest: Guest, wait: int) -> None:
+    """Starts a holder that gives up after so many seconds what nobody serves."""
+    guest.run(f"rm -f /run/virtlun/holder.sock; {program_disk.run(HOLDER.format(wait=wait))}")
+
+
+def test_without_a_holder_a_device_stays_and_the_next_one_knows_it(guest: Guest) -> None:
+    """Nobody else can take it away; and one that never heard of it gives it up in its time."""
+    start_holder(guest, 60)
+    target = TargetInside(guest, "--holder-socket", "/run/virtlun/holder.sock")
+    disk = export(target)
+    guest.run("kill -9 $(cat /tmp/holder.pid)")
+    for force in (False, True):
+        with pytest.raises(AssertionError, match="no holder answers"):
+            target.rpc("virtlun_export_delete", bdev_name=VOLUME, force=force)
+    write = f"dd if=/bin/busybox of=/dev/{disk} bs=4k count=1 oflag=direct"
+    guest.run(write)
+    assert target.rpc("virtlun_export_list")[0]["path"] == f"/dev/{disk}"
+    start_holder(guest, 60)
+    target.rpc("virtlun_export_delete", bdev_name=VOLUME)
+    threads = "cat /proc/$(cat /tmp/target.pid)/task/*/comm | grep export- || true"
+    assert guest.run(threads) == "" == guest.run("ls /dev | grep ublk[bc] || true")
+    disk = export(target)
+    guest.run("kill -9 $(cat /tmp/holder.pid) $(cat /tmp/target.pid)")
+    start_holder(guest, 3)
+    guest.run(
+        f"dd if=/dev/{disk} of=/dev/null bs=4k count=1 iflag=direct && exit 1; "
+        "for i in $(seq 300); do ls /dev | grep -q ublk[bc] || exit 0; sleep .1; done; exit 1",
+        deadline_s=90,
+    )
+    assert "given up" in guest.run("cat /ram/holder.log")
+
+
+def test_a_write_that_waited_for_a_parked_device_fails(guest: Guest) -> None:
+    """Who has the volume meanwhile is not overwritten by what a dead target had not answered."""
+    target = TargetInside(guest)
+    disk = export(target)
+    first = f"dd if=/dev/{disk} bs=4k count=1 iflag=direct 2>/dev/null | cmp -n 4096 - "
+    guest.run(f"dd if=/bin/busybox of=/dev/{disk} bs=4k count=1 oflag=direct")
+    target.rpc("virtlun_export_park", bdev_name=VOLUME)
+    guest.run(f"kill -9 $(cat /tmp/target.pid); rm -f {SOCKET}")
+    zeros = f"dd if=/dev/zero of=/dev/{disk} bs=4k count=1 oflag=direct"
+    guest.run(f"({zeros} 2>/tmp/said; echo $? >/tmp/status) & echo begun")
+    target.start()
+    ended = "for i in $(seq 300); do [ -s /tmp/status ] && exit 0; sleep .1; done; exit 1"
+    guest.run(ended, 90.0)
+    assert guest.run("cat /tmp/status") == "1\n", guest.run("cat /tmp/said")
+    assert target.rpc("virtlun_export_list")[0]["parked"] is True
+    guest.run(first + "/bin/busybox")
+    target.rpc("virtlun_export_unpark", bdev_name=VOLUME)
+    guest.run(zeros)
+    guest.run(first + "/dev/zero")
+    target.rpc("virtlun_export_delete", bdev_name=VOLUME)

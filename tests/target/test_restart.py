@@ -135,7 +135,7 @@ def test_deleted_things_stay_deleted(target: Target) -> None:
     target.rpc("bdev_malloc_delete", name="m0")
     target.rpc("bdev_uring_delete", name="lvs0-base")
     target.rpc("bdev_null_delete", name="n0")
-    assert target.configuration() == {"bdev": [], "scsi": [], "vhost_scsi": []}
+    assert target.configuration() == {"bdev": [], "ublk": [], "scsi": [], "vhost_scsi": []}
     target.restart()
     assert target.rpc("bdev_get_bdevs") == []
     assert target.rpc("vhost_get_controllers") == []

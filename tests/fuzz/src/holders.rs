@@ -16,7 +16,8 @@ use std::os::fd::AsFd;
 const FDS_SENT: usize = 4;
 
 /// Packets, each received and read. What is taken for a request is exactly what that request is
-/// written as, and its name can be a folder's; two descriptors are a session, and no other number is.
+/// written as, its name can be a folder's, and only a request for a device has anything beside that; two
+/// descriptors are a session, and no other number is.
 pub fn holders(data: &[u8]) {
     let mut input = Input(data);
     let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
@@ -48,7 +49,16 @@ pub fn holders(data: &[u8]) {
         assert!(fds.len() <= beside);
         if let Some(request) = Request::parse(&text) {
             assert_eq!(request.text(), text);
-            let name = text.split_once(' ').map_or("", |(_, name)| name);
+            let rest = text.split_once(' ').map_or("", |(_, rest)| rest);
+            let (name, more) = rest.split_once(' ').unwrap_or((rest, ""));
+            assert_eq!(matches!(request, Request::Disk(..)), !more.is_empty());
+            if let Request::Disk(_, new, which) = request {
+                // The driver is given these numbers as they were asked for.
+                let of_driver = new.of_driver();
+                assert_eq!((of_driver.limits.depth, of_driver.bytes), (new.depth, new.bytes));
+                let number = which.number().map(|number| number.to_string());
+                assert!(number.is_none_or(|number| more.ends_with(&format!(" {number}"))));
+            }
             let plain = |c: u8| c.is_ascii_digit() || (b'a'..=b'f').contains(&c) || c == b'-';
             assert!(name.bytes().all(plain) && (name.is_empty() || name.len() == 36));
             send(&theirs, &request.text(), &[]).expect("an answer");

@@ -11,10 +11,12 @@
 //! | `frames` | RPC client | JSON-RPC |
 //! | `stores` | whoever had the disk before | metadata of an lvstore with checksums that match |
 //! | `holders` | target | packets to the holder, with descriptors |
+//! | `disks` | kernel | requests in the table of a device of ublk |
 //! | `upgrades` | another program in the target's place | messages of an upgrade, with descriptors |
 //! | `exports` | kernel, holder | FUSE packets, what a process before left of an export |
 
 pub mod commands;
+pub mod disks;
 pub mod exports;
 pub mod frames;
 mod harness;

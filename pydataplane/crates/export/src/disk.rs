@@ -26,11 +26,12 @@ pub(crate) fn wanted(
     g: &Geometry,
     features: &Features,
     read_only: bool,
+    depth: u16,
 ) -> Result<holder::wire::NewDisk, u64> {
     let block = u64::from(g.block_size);
     let clears = |can| if can && !read_only { MAX_CLEAR_BYTES } else { 0 };
     Ok(holder::wire::NewDisk {
-        depth: DEPTH,
+        depth,
         max_io_bytes: longest_io(g, features)?.min(MAX_IO_BYTES),
         block_size: g.block_size,
         physical_block_size: g.physical_block_size.min(4096),
@@ -43,6 +44,39 @@ pub(crate) fn wanted(
     })
 }
 
+/// What a request of a device is to a bdev with this geometry and these features: operation, first block
+/// and number of blocks, which are within the bdev, and 0 of a flush alone.
+///
+/// # Errors
+/// ROFS: it would change the bdev, and changes are refused. OPNOTSUPP: the bdev cannot. INVAL: not whole
+/// blocks. NOSPC: beyond the end.
+pub fn of_disk(
+    op: ublk::Op,
+    offset: u64,
+    bytes: u64,
+    g: &Geometry,
+    features: &Features,
+    refuses_changes: bool,
+) -> Result<(bdev::Op, u64, u64), Errno> {
+    let op = match op {
+        ublk::Op::Flush => return Ok((bdev::Op::Flush, 0, 0)),
+        ublk::Op::Read => bdev::Op::Read,
+        ublk::Op::Write { .. } => bdev::Op::Write,
+        ublk::Op::Discard => bdev::Op::Unmap,
+        ublk::Op::WriteZeroes => bdev::Op::WriteZeroes,
+    };
+    if changes(op) && refuses_changes {
+        return Err(Errno::ROFS);
+    }
+    match op {
+        bdev::Op::Unmap if !features.unmap => return Err(Errno::OPNOTSUPP),
+        bdev::Op::WriteZeroes if !features.write_zeroes => return Err(Errno::OPNOTSUPP),
+        _ => {}
+    }
+    let Span { lba, blocks, .. } = Span::exact(g, offset, bytes)?;
+    Ok((op, lba, blocks))
+}
+
 /// An export that is to be served.
 pub(crate) struct Job {
     /// What the device is of.
@@ -51,6 +85,8 @@ pub(crate) struct Job {
     pub read_only: bool,
     /// What its requests may be.
     pub limits: Limits,
+    /// The CPUs that the thread runs on; none: any.
+    pub cpus: Vec<usize>,
     /// `/dev/ublkcN`.
     pub queue: OwnedFd,
     /// What others tell, and are told.
@@ -88,7 +124,8 @@ pub(crate) fn run(job: Job, ready: &SyncSender<Result<Waker, OpenError>>) -> Opt
         name: job.bdev.name().into(),
         why: format!("its device cannot be served: {e}"),
     };
-    let opened = Channel::open(&*job.bdev, DEPTH).and_then(|channel| {
+    let opened = reactor::bind(&job.cpus).map_err(failed).and_then(|()| {
+        let channel = Channel::open(&*job.bdev, DEPTH)?;
         let queue = job.queue.try_clone().and_then(|fd| Queue::new(fd, job.limits));
         let queue = queue.map_err(failed)?;
         channel.watch(queue.fd()).map_err(failed)?;
@@ -191,7 +228,15 @@ impl Worker {
 
     fn take(&mut self, request: ublk::Request, order: Order) {
         let ublk::Request { ticket, op: asked, offset, bytes, buf } = request;
-        match self.check(asked, offset, bytes, order) {
+        let checked = match order {
+            Order::Refuse => Err(Errno::NODEV),
+            Order::Serve | Order::Leave => {
+                let refuses_changes = self.read_only || self.shared.is_parked();
+                let (g, features) = (self.bdev.geometry(), self.bdev.features());
+                of_disk(asked, offset, bytes, &g, &features, refuses_changes)
+            }
+        };
+        match checked {
             Err(why) => self.queue.commit(ticket, buf, Err(why)),
             Ok((op, lba, blocks)) => {
                 let durably = asked == ublk::Op::Write { durably: true };
@@ -199,37 +244,6 @@ impl Worker {
                 self.start(Part { ticket, op, lba, blocks, durably, buf });
             }
         }
-    }
-
-    /// What a request is to the bdev: operation, first block and number.
-    fn check(
-        &self,
-        op: ublk::Op,
-        offset: u64,
-        bytes: u64,
-        order: Order,
-    ) -> Result<(bdev::Op, u64, u64), Errno> {
-        if order == Order::Refuse {
-            return Err(Errno::NODEV);
-        }
-        let op = match op {
-            ublk::Op::Flush => return Ok((bdev::Op::Flush, 0, 0)),
-            ublk::Op::Read => bdev::Op::Read,
-            ublk::Op::Write { .. } => bdev::Op::Write,
-            ublk::Op::Discard => bdev::Op::Unmap,
-            ublk::Op::WriteZeroes => bdev::Op::WriteZeroes,
-        };
-        if changes(op) && (self.read_only || self.shared.is_parked()) {
-            return Err(Errno::ROFS);
-        }
-        let features = self.bdev.features();
-        match op {
-            bdev::Op::Unmap if !features.unmap => return Err(Errno::OPNOTSUPP),
-            bdev::Op::WriteZeroes if !features.write_zeroes => return Err(Errno::OPNOTSUPP),
-            _ => {}
-        }
-        let Span { lba, blocks, .. } = Span::exact(&self.bdev.geometry(), offset, bytes)?;
-        Ok((op, lba, blocks))
     }
 
     /// Begins a request, or the next part of a long one; there is room for it.
@@ -279,12 +293,13 @@ mod tests {
             max_blocks: 512,
             ..Features::default()
         };
-        let disk = wanted(&g, &features, false).unwrap();
+        let disk = wanted(&g, &features, false, DEPTH).unwrap();
         assert_eq!((disk.bytes, disk.block_size, disk.physical_block_size), (1 << 29, 512, 4096));
         assert_eq!((disk.max_io_bytes, disk.discard_granularity), (256 * 1024 - 8192, 4096));
         assert_eq!((disk.max_discard_bytes, disk.max_zeroes_bytes), (1 << 30, 1 << 30));
-        let none = wanted(&g, &Features { max_blocks: 0, ..features }, true).unwrap();
+        let none = wanted(&g, &Features { max_blocks: 0, ..features }, true, 7).unwrap();
         assert_eq!((none.max_discard_bytes, none.max_io_bytes), (0, 512 * 1024));
-        assert!(wanted(&g, &Features { max_blocks: 8, ..features }, false).is_err());
+        assert_eq!((disk.depth, none.depth), (64, 7));
+        assert!(wanted(&g, &Features { max_blocks: 8, ..features }, false, 64).is_err());
     }
 }

@@ -77,6 +77,44 @@ pub enum ExportError {
         "the ublk device of volume {0} is served by another living process; stop that one first"
     )]
     DiskInUse(Uuid),
+    /// It is to be a device of a number, and is exported some other way.
+    #[error("bdev {name} is exported already, as {path}; delete that export first")]
+    Exported {
+        /// Name of the bdev.
+        name: String,
+        /// The file or device.
+        path: PathBuf,
+    },
+    /// Nobody can make devices.
+    #[error(
+        "this target gets no ublk devices: the kernel has no ublk with user recovery (Linux 6.5), its \
+         module ublk_drv is not loaded, or there is no virtlun-holder that may use it"
+    )]
+    NoDisks,
+    /// The number is another volume's, or somebody else's.
+    #[error("/dev/ublkb{0} is there already and is not this volume's; choose another number")]
+    NumberTaken(u32),
+    /// The volume's device has another number.
+    #[error(
+        "volume {uuid} was left as /dev/ublkb{there}, not {asked}: what has that open waits for it; ask \
+         for that number"
+    )]
+    OtherNumber {
+        /// The volume.
+        uuid: Uuid,
+        /// The number that it has.
+        there: u32,
+        /// The number that was asked for.
+        asked: u32,
+    },
+    /// There is nothing to go on with.
+    #[error("no target has left /dev/ublkb{asked} of volume {uuid}: there is nothing to recover")]
+    NoDiskLeft {
+        /// The volume.
+        uuid: Uuid,
+        /// The number that was asked for.
+        asked: u32,
+    },
     /// Its mount was unmounted behind our back, and cannot be put back.
     #[error("{0} was unmounted by somebody, and its file is still open; close it, then try again")]
     Unmounted(PathBuf),

@@ -1,20 +1,25 @@
 //! All exports of the process.
 
-use bdev::{Event, Registry, Subscription};
-use holder::{Client, Mounts};
+use bdev::{Registry, Subscription};
+use holder::{Client, ClientError, Mounts};
 use parking_lot::{Mutex, RwLock};
-use std::collections::BTreeMap;
-use std::os::fd::AsFd;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 use crate::errors::ExportError;
 use crate::keeper::Keeper;
+use crate::shape::Shape;
 use crate::shared::Order;
 use crate::volume::{Ending, Face, Volume, Way};
+
+mod disks;
+mod watch;
+pub use disks::DiskInfo;
+use watch::{on_event, watch_holder};
 
 /// How long [`Exports::delete`] waits for a file to be closed: the kernel tells of a close, and a
 /// loop device lets go, a moment later.
@@ -28,9 +33,6 @@ pub const END_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How often it looks meanwhile.
 const RELEASE_POLL: Duration = Duration::from_millis(5);
-
-/// How often a holder that is gone is looked for.
-const HOLDER_POLL: Duration = Duration::from_millis(200);
 
 /// What becomes of an export when the process does not serve it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,11 +68,10 @@ pub struct Info {
 }
 
 /// How a bdev is to be exported.
-#[derive(Clone, Copy)]
 struct Make {
     read_only: bool,
     parked: bool,
-    disk: bool,
+    shape: Shape,
 }
 
 struct Inner {
@@ -79,6 +80,8 @@ struct Inner {
     /// Held during a control operation; the number of the next export.
     control: Mutex<u64>,
     table: RwLock<BTreeMap<Uuid, Arc<Volume>>>,
+    /// Devices of bdevs that are gone, which nobody could take away yet.
+    unstopped: Mutex<BTreeSet<Uuid>>,
 }
 
 /// All exports. Every method may wait for I/O: for control threads.
@@ -113,6 +116,7 @@ impl Exports {
             keeper,
             control: Mutex::new(0),
             table: RwLock::default(),
+            unstopped: Mutex::default(),
         });
         let weak = Arc::downgrade(&inner);
         let events = registry.subscribe(move |event| on_event(&weak, event));
@@ -125,7 +129,7 @@ impl Exports {
     /// # Errors
     /// [`ExportError`]: no such bdev, another face has it, exported the other way, no mount.
     pub fn create(&self, key: &str, read_only: bool) -> Result<PathBuf, ExportError> {
-        self.make(key, Make { read_only, parked: false, disk: false })
+        self.make(key, Make { read_only, parked: false, shape: Shape::File })
     }
 
     /// As [`Exports::create`] or [`Exports::create_parked`], as a device of ublk's where the holder
@@ -139,7 +143,7 @@ impl Exports {
         read_only: bool,
         parked: bool,
     ) -> Result<PathBuf, ExportError> {
-        let path = self.make(key, Make { read_only, parked, disk: true })?;
+        let path = self.make(key, Make { read_only, parked, shape: Shape::DiskOrFile })?;
         if parked {
             self.park(key)?;
         }
@@ -152,19 +156,23 @@ impl Exports {
     /// # Errors
     /// Those of [`Exports::create`] and [`Exports::park`].
     pub fn create_parked(&self, key: &str, read_only: bool) -> Result<PathBuf, ExportError> {
-        let path = self.make(key, Make { read_only, parked: true, disk: false })?;
+        let path = self.make(key, Make { read_only, parked: true, shape: Shape::File })?;
         self.park(key)?;
         Ok(path)
     }
 
     fn make(&self, key: &str, make: Make) -> Result<PathBuf, ExportError> {
-        let Make { read_only, parked, disk } = make;
+        let Make { read_only, parked, shape } = make;
         let inner = &self.inner;
         let mut control = inner.control.lock();
         let bdev = inner.registry.require(key)?;
         let uuid = bdev.uuid();
         let path = inner.keeper.path(uuid);
         if let Some(there) = inner.named(bdev.name()) {
+            if matches!(shape, Shape::Disk(_)) && !there.is_over() {
+                let path = there.disk_path().unwrap_or(path);
+                return Err(ExportError::Exported { name: bdev.name().into(), path });
+            }
             if there.read_only != (read_only || bdev.features().read_only) {
                 let how = if there.read_only { "read-only" } else { "for writing" };
                 return Err(ExportError::OtherMode { name: bdev.name().into(), how });
@@ -180,7 +188,7 @@ impl Exports {
             inner.end(&there, Order::Refuse)?.wait(END_TIMEOUT);
         }
         let owner = format!("the export {}", path.display());
-        let way = Way { number: *control, read_only, parked, disk, owner };
+        let way = Way { number: *control, read_only, parked, shape, owner };
         let volume = Volume::start(&inner.registry, bdev.name(), &inner.keeper, way)?;
         *control += 1;
         let path = volume.disk_path().unwrap_or(path);
@@ -193,7 +201,8 @@ impl Exports {
     ///
     /// # Errors
     /// [`ExportError::NotExported`]; [`ExportError::Open`] after [`RELEASE_TIMEOUT`];
-    /// [`ExportError::StillEnding`] after `END_TIMEOUT`, and then it is deleted.
+    /// [`ExportError::StillEnding`] after `END_TIMEOUT`, and then it is deleted;
+    /// [`ExportError::Holder`]: nobody can take a device away, and it is served on.
     pub fn delete(&self, key: &str, force: bool) -> Result<(), ExportError> {
         self.delete_within(key, force, END_TIMEOUT)
     }
@@ -206,15 +215,16 @@ impl Exports {
         let volume = loop {
             let volume =
                 inner.named(&name).ok_or_else(|| ExportError::NotExported(key.to_owned()))?;
-            if (force || inner.opens(&volume) == 0) && volume.close(force) {
+            // Where nobody can tell whether a device is open, nobody can take it away either.
+            if (force || inner.opens(&volume)? == 0) && volume.close(force) {
                 break volume;
             }
             if Instant::now() > end {
-                return Err(ExportError::Open { name, opens: inner.opens(&volume) });
+                return Err(ExportError::Open { name, opens: inner.opens(&volume)? });
             }
             thread::sleep(RELEASE_POLL);
         };
-        let ending = inner.end(&volume, Order::Refuse)?;
+        let ending = inner.end_in_order(&volume)?;
         drop(control);
         let seconds = timeout.as_secs();
         match ending.wait(timeout) {
@@ -274,7 +284,8 @@ impl Exports {
             path: v.disk_path().unwrap_or_else(|| inner.keeper.path(v.uuid)),
             read_only: v.read_only,
             parked: v.is_parked(),
-            opens: inner.opens(&v),
+            // Where nobody can tell, it is taken to be so.
+            opens: inner.opens(&v).unwrap_or(1),
             size: v.bdev.geometry().bytes(),
             survives: match inner.keeper.outlives() || v.disk_path().is_some() {
                 false => Survives::Nothing,
@@ -297,7 +308,7 @@ impl Exports {
         let leave = |volume: &Volume| match volume.face {
             Face::File { .. } => inner.keeper.outlives() && !volume.close(false),
             // The kernel keeps it, and its number.
-            Face::Disk(_) => true,
+            Face::Disk { .. } => true,
         };
         let end = |volume: &Arc<Volume>| match leave(volume) {
             true => volume.end(Order::Leave),
@@ -331,10 +342,10 @@ impl Inner {
     }
 
     /// How often an export is open, as far as one can tell of a device.
-    fn opens(&self, volume: &Volume) -> u32 {
+    fn opens(&self, volume: &Volume) -> Result<u32, ExportError> {
         match volume.face {
-            Face::File { .. } => volume.opens(),
-            Face::Disk(_) => u32::from(self.keeper.is_disk_open(volume.uuid)),
+            Face::File { .. } => Ok(volume.opens()),
+            Face::Disk { .. } => Ok(u32::from(self.keeper.is_disk_open(volume.uuid)?)),
         }
     }
 
@@ -343,7 +354,7 @@ impl Inner {
         let ending = volume.end(how);
         match volume.face {
             Face::File { .. } => self.keeper.end(volume.uuid)?,
-            Face::Disk(_) => self.keeper.end_disk(volume.uuid)?,
+            Face::Disk { .. } => self.keeper.end_disk(volume.uuid)?,
         }
         Ok(ending)
     }
@@ -354,45 +365,20 @@ impl Inner {
         self.table.write().remove(&volume.uuid);
         ending
     }
-}
 
-/// A bdev that goes away takes its file with it; nobody waits here for I/O in flight.
-fn on_event(inner: &Weak<Inner>, event: &Event) {
-    let Event::Removed(bdev) = event else { return };
-    let Some(inner) = inner.upgrade() else { return };
-    let Some(volume) = inner.named(bdev.name()) else { return };
-    match inner.end(&volume, Order::Refuse) {
-        Ok(ending) => drop(ending),
-        Err(e) => tracing::warn!("{e}"),
-    }
-}
-
-/// Gives a holder that was restarted what the one before had.
-fn watch_holder(client: &Client, inner: &Weak<Inner>) {
-    let mut missed = false;
-    loop {
-        client.wait_lost();
-        let Some(inner) = inner.upgrade() else { return };
-        if client.connected().is_err() {
-            if !missed && !inner.table.read().is_empty() {
-                tracing::error!("no holder answers: exports end with this process until one does");
+    /// As [`Inner::end`] of one whose bdev is there: a device is served until the kernel has taken it
+    /// away, so that it stays as it is where nobody can have that done.
+    fn end_in_order(&self, volume: &Volume) -> Result<Ending, ExportError> {
+        if let Face::Disk { .. } = volume.face {
+            match self.keeper.end_disk(volume.uuid) {
+                // The kernel does, as soon as the I/O ends.
+                Ok(()) | Err(ExportError::Holder(ClientError::Late { .. })) => {}
+                Err(e) => return Err(e),
             }
-            missed |= !inner.table.read().is_empty();
-            drop(inner);
-            thread::sleep(HOLDER_POLL);
-            continue;
+            self.table.write().remove(&volume.uuid);
+            return Ok(volume.end(Order::Refuse));
         }
-        missed = false;
-        let _control = inner.control.lock();
-        let volumes: Vec<_> = inner.table.read().values().cloned().collect();
-        for volume in volumes {
-            // The kernel keeps the others.
-            let Face::File { fuse, record } = &volume.face else { continue };
-            let kept = client.keep(volume.uuid, fuse.as_fd(), record.as_fd());
-            if let Err(e) = kept {
-                tracing::warn!("{e}");
-            }
-        }
+        self.end(volume, Order::Refuse)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Who mounts, and keeps what a mount needs while nobody serves it.
 
-use holder::wire::NewDisk;
-use holder::{Client, Disk, MountError, Mounts, Session};
+use holder::wire::{NewDisk, Which};
+use holder::{Client, Disk, Found, MountError, Mounts, Session};
 use parking_lot::Mutex;
 use rustix::thread::CapabilitySet;
 use std::collections::BTreeMap;
@@ -82,18 +82,37 @@ impl Keeper {
         }
     }
 
-    /// The device of a volume: what another process has left, or a new one; `None`: none can be had.
-    pub fn disk(&self, uuid: Uuid, new: &NewDisk) -> Result<Option<Disk>, ExportError> {
+    /// Whether devices can be had.
+    pub fn has_disks(&self) -> Result<bool, ExportError> {
+        match self {
+            Keeper::Holder { client, .. } => Ok(client.disks()?),
+            Keeper::Here { .. } => Ok(false),
+        }
+    }
+
+    /// The device of a volume, as `which` says; `None`: none can be had.
+    pub fn disk(
+        &self,
+        uuid: Uuid,
+        new: &NewDisk,
+        which: Which,
+    ) -> Result<Option<Disk>, ExportError> {
         let Keeper::Holder { client, .. } = self else { return Ok(None) };
         if !client.disks()? {
             return Ok(None);
         }
+        let number = which.number().unwrap_or_default();
         let end = Instant::now() + DISK_TIMEOUT;
         loop {
-            match client.disk(uuid, new)? {
-                None if Instant::now() < end => thread::sleep(DISK_POLL),
-                None => return Err(ExportError::DiskInUse(uuid)),
-                disk => return Ok(disk),
+            match client.disk(uuid, new, which)? {
+                Found::Disk(disk) => return Ok(Some(disk)),
+                Found::Busy if Instant::now() < end => thread::sleep(DISK_POLL),
+                Found::Busy => return Err(ExportError::DiskInUse(uuid)),
+                Found::Taken => return Err(ExportError::NumberTaken(number)),
+                Found::Other(there) => {
+                    return Err(ExportError::OtherNumber { uuid, there, asked: number });
+                }
+                Found::None => return Err(ExportError::NoDiskLeft { uuid, asked: number }),
             }
         }
     }
@@ -114,12 +133,11 @@ impl Keeper {
         }
     }
 
-    /// Whether something has a device alone: a file system, a loop device. Where nobody can tell, it
-    /// is taken to be so.
-    pub fn is_disk_open(&self, uuid: Uuid) -> bool {
+    /// Whether something has a device alone: a file system, a loop device.
+    pub fn is_disk_open(&self, uuid: Uuid) -> Result<bool, ExportError> {
         match self {
-            Keeper::Holder { client, .. } => client.opened(uuid).unwrap_or(true),
-            Keeper::Here { .. } => false,
+            Keeper::Holder { client, .. } => Ok(client.opened(uuid)?),
+            Keeper::Here { .. } => Ok(false),
         }
     }
 

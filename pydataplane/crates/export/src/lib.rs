@@ -88,8 +88,9 @@
 //!
 //! | file | noun |
 //! | --- | --- |
-//! | `exports` | [`Exports`]: create, delete, list, stop |
+//! | `exports` | [`Exports`]: create, delete, list, stop; devices by their numbers |
 //! | `volume` | one exported bdev: its claim, its thread, its mount |
+//! | `shape` | what it is to be: a file, a device, one of a number |
 //! | `keeper` | who mounts, and keeps what a mount needs |
 //! | `worker` | the thread: takes requests, does I/O, answers |
 //! | `shared` | what that thread and the others tell each other |
@@ -113,11 +114,15 @@ mod file;
 mod keeper;
 mod record;
 mod request;
+mod shape;
 mod shared;
 mod volume;
 mod worker;
 
+pub use disk::of_disk;
 pub use errors::ExportError;
-pub use exports::{Exports, Info, PARK_TIMEOUT, RELEASE_TIMEOUT, Survives};
+pub use exports::{DiskInfo, Exports, Info, PARK_TIMEOUT, RELEASE_TIMEOUT, Survives};
 pub use request::MAX_IO_BYTES;
+pub use shape::Numbered;
+pub use ublk::abi::NUMBERS as DISK_NUMBERS;
 pub use worker::DEPTH;

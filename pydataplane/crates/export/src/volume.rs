@@ -21,6 +21,7 @@ use crate::file::Facts;
 use crate::keeper::Keeper;
 use crate::record::Record;
 use crate::request::{Limits, longest_io, pages_limit};
+use crate::shape::Shape;
 use crate::shared::{Order, Shared};
 use crate::worker::{self, Job, resends};
 
@@ -49,8 +50,13 @@ pub(crate) enum Face {
         /// What the next process must know.
         record: Arc<OwnedFd>,
     },
-    /// As `/dev/ublkbN`, of this number.
-    Disk(u32),
+    /// As `/dev/ublkbN`.
+    Disk {
+        /// N.
+        number: u32,
+        /// Requests at a time.
+        depth: u16,
+    },
 }
 
 /// The claim of an export. Its thread lets go of it, after its channel, when all I/O has ended.
@@ -92,8 +98,8 @@ pub(crate) struct Way {
     pub number: u64,
     pub read_only: bool,
     pub parked: bool,
-    /// Whether it is to be a device, where one can be had.
-    pub disk: bool,
+    /// What it is to be.
+    pub shape: Shape,
     /// Who holds the bdev, as claims name it.
     pub owner: String,
 }
@@ -131,13 +137,20 @@ impl Volume {
         let hold: Hold = Arc::new(Mutex::new(Some(claim)));
         let uuid = bdev.uuid();
         let left = keeper.take(uuid)?;
-        let disk = match way.disk && left.is_none() {
-            true => keeper.disk(uuid, &wanted(&bdev, &way)?)?,
-            false => None,
+        let disk = match way.shape {
+            Shape::DiskOrFile | Shape::Disk(_) if left.is_none() => {
+                keeper.disk(uuid, &wanted(&bdev, &way)?, way.shape.which())?
+            }
+            _ => None,
         };
-        match disk {
-            Some(disk) => Volume::serve_disk(bdev, keeper, way, hold, disk),
-            None => Volume::serve_file(bdev, keeper, way, hold, left),
+        match (disk, &way.shape) {
+            (Some(disk), _) => Volume::serve_disk(bdev, keeper, way, hold, disk),
+            (None, Shape::Disk(_)) if left.is_none() => Err(ExportError::NoDisks),
+            (None, Shape::Disk(_)) => {
+                let (name, path) = (bdev.name().to_owned(), keeper.path(uuid));
+                Err(ExportError::Exported { name, path })
+            }
+            (None, _) => Volume::serve_file(bdev, keeper, way, hold, left),
         }
     }
 
@@ -207,7 +220,7 @@ impl Volume {
         disk: Disk,
     ) -> Result<Volume, ExportError> {
         let wanted = wanted(&bdev, &way)?;
-        let Way { number, read_only, parked, owner, .. } = way;
+        let Way { number, read_only, parked, owner, shape } = way;
         let uuid = bdev.uuid();
         let Disk { id, left, depth, max_io_bytes, queue } = disk;
         if max_io_bytes > wanted.max_io_bytes {
@@ -220,6 +233,7 @@ impl Volume {
             bdev: Arc::clone(&bdev),
             read_only,
             limits: ublk::Limits { depth, max_io_bytes, block_size: wanted.block_size },
+            cpus: shape.cpus(),
             queue,
             shared: Arc::clone(&shared),
         };
@@ -233,10 +247,11 @@ impl Volume {
         };
         let (waker, worker) = begun.map_err(failed)?;
         let service = Mutex::new(Some(Service { hold, worker }));
-        let face = Face::Disk(id);
+        let face = Face::Disk { number: id, depth };
         let volume = Volume { uuid, number, read_only, bdev, face, shared, waker, owner, service };
         if let Err(e) = keeper.serve_disk(uuid) {
-            drop(volume.end(if left { Order::Leave } else { Order::Refuse }));
+            // A new one has no users to be refused, and a holder that is gone does not end the thread.
+            drop(volume.end(Order::Leave));
             return Err(failed(e));
         }
         Ok(volume)
@@ -246,7 +261,7 @@ impl Volume {
     pub fn disk_path(&self) -> Option<PathBuf> {
         match self.face {
             Face::File { .. } => None,
-            Face::Disk(id) => Some(format!("/dev/ublkb{id}").into()),
+            Face::Disk { number, .. } => Some(format!("/dev/ublkb{number}").into()),
         }
     }
 
@@ -262,7 +277,7 @@ impl Volume {
 
     /// Whether the kernel sends again what a killed process had taken.
     pub fn survives_a_crash(&self) -> bool {
-        matches!(self.face, Face::Disk(_)) || self.shared.resends()
+        matches!(self.face, Face::Disk { .. }) || self.shared.resends()
     }
 
     /// Whether its connection to the kernel is over, so that it serves nobody any more.
@@ -338,7 +353,8 @@ impl Volume {
 /// What a bdev's device is to be.
 fn wanted(bdev: &Arc<dyn Bdev>, way: &Way) -> Result<NewDisk, ExportError> {
     let (geometry, features) = (bdev.geometry(), bdev.features());
-    disk::wanted(&geometry, &features, way.read_only || features.read_only)
+    let read_only = way.read_only || features.read_only;
+    disk::wanted(&geometry, &features, read_only, way.shape.depth())
         .map_err(|needed| short_io(&**bdev, needed))
 }
 

@@ -14,8 +14,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
-use crate::wire::{self, NewDisk, Request};
-use crate::{Disk, Session};
+use crate::wire::{self, NewDisk, Request, Which};
+use crate::{Disk, Found, Session};
 
 /// How long an answer is waited for: mounting takes a millisecond.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -33,6 +33,14 @@ pub enum ClientError {
         path: PathBuf,
         /// The system's answer.
         source: io::Error,
+    },
+    /// It has not answered yet: what it was asked for takes long.
+    #[error("the holder on {path} has not answered for {seconds} s")]
+    Late {
+        /// Its socket.
+        path: PathBuf,
+        /// How long was waited, in seconds.
+        seconds: u64,
     },
     /// It refused, in its own words.
     #[error("the holder on {path} says: {why}")]
@@ -178,6 +186,12 @@ impl Client {
                     };
                 }
                 Ok(_) => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    // The answer is not to be taken for another one's.
+                    *connection = None;
+                    let seconds = ANSWER_TIMEOUT.as_secs();
+                    return Err(ClientError::Late { path: self.path.clone(), seconds });
+                }
                 Err(e) => last = e,
             }
             *connection = None;
@@ -243,15 +257,20 @@ impl Client {
         }
     }
 
-    /// The device of a volume, the one that another process has left or a new one; `None`: that
-    /// process is about to end, ask again.
+    /// The device of a volume, the one that another process has left or a new one, as `which` says.
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn disk(&self, uuid: Uuid, new: &NewDisk) -> Result<Option<Disk>, ClientError> {
-        let (text, fds) = self.ask(Request::Disk(uuid, *new), &[])?;
-        if text == "busy" {
-            return Ok(None);
+    pub fn disk(&self, uuid: Uuid, new: &NewDisk, which: Which) -> Result<Found, ClientError> {
+        let (text, fds) = self.ask(Request::Disk(uuid, *new, which), &[])?;
+        match text.as_str() {
+            "busy" => return Ok(Found::Busy),
+            "taken" => return Ok(Found::Taken),
+            "none" => return Ok(Found::None),
+            _ => {}
+        }
+        if let Some(id) = text.strip_prefix("other ").and_then(|id| id.parse().ok()) {
+            return Ok(Found::Other(id));
         }
         let why = || format!("{text:?} is no device");
         let refused = || ClientError::Refused { path: self.path.clone(), why: why() };
@@ -266,23 +285,23 @@ impl Client {
             max_io_bytes,
             queue,
         });
-        found.map(Some).ok_or_else(refused)
+        found.map(Found::Disk).ok_or_else(refused)
     }
 
-    /// Has the device of a volume be seen, or go on. Returns as soon as this process serves it, which
-    /// another thread does.
+    /// Has the device of a volume be seen, or go on. Returns as soon as it is served, which another
+    /// thread does.
     ///
     /// # Errors
     /// [`ClientError`].
     pub fn serve(&self, uuid: Uuid) -> Result<(), ClientError> {
-        self.ask(Request::Serve(uuid, std::process::id()), &[]).map(drop)
+        self.ask(Request::Serve(uuid), &[]).map(drop)
     }
 
     /// Takes the device of a volume away; returns as soon as the one who serves it has answered all
     /// that it has. Fine where there is none.
     ///
     /// # Errors
-    /// [`ClientError`].
+    /// [`ClientError`]; [`ClientError::Late`]: it is taken away when that has ended.
     pub fn stop(&self, uuid: Uuid) -> Result<(), ClientError> {
         self.ask(Request::Stop(uuid), &[]).map(drop)
     }

@@ -1,19 +1,26 @@
 //! Devices of the ublk driver, for targets that serve them.
 //!
 //! The kernel keeps a device while nobody serves it, so nothing is held here: which one is whose is
-//! told by the mark that each was made with. What waits for a target, that it serves its tags or has
+//! told by the mark that each was made with, also to the holder that is started next. What waits for a target, that it serves its tags or has
 //! answered what it has, is waited for by the kernel, and its asker answered then.
 
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
 use ublk::{Control, Device, New, Slow};
 use uuid::Uuid;
 
-/// In a device's mark beside its UUID: it is one of ours.
-const OURS: u64 = 0x5654 << 48;
+use crate::wire::Which;
+
+/// In a device's mark: it is a holder's.
+const OURS: u64 = 1 << 63;
+
+/// The part of a mark that tells the volume; that above it tells the folder of the holder.
+const VOLUME: u64 = u64::MAX >> 16;
 
 /// How often the file of a new device is looked for, which devtmpfs makes; and how long in between.
 const OPEN_TRIES: u32 = 50;
@@ -37,6 +44,21 @@ pub struct Disk {
     pub queue: OwnedFd,
 }
 
+/// What came of asking for a device.
+#[derive(Debug)]
+pub enum Found {
+    /// It is this one.
+    Disk(Disk),
+    /// Another server of it is about to end: ask again.
+    Busy,
+    /// The number that was asked for is that of another volume's device, or of somebody else's.
+    Taken,
+    /// The volume's device has this number, and not the one that was asked for.
+    Other(u32),
+    /// No device was left.
+    None,
+}
+
 /// Who is to be told of a command's end.
 struct Asker {
     peer: Option<OwnedFd>,
@@ -49,16 +71,35 @@ pub(crate) struct Disks {
     control: Control,
     askers: BTreeMap<u64, Asker>,
     next: u64,
-    /// Those that were asked for here.
-    known: BTreeMap<Uuid, u32>,
+    /// The part of a mark above [`VOLUME`], of this holder's devices.
+    own: u64,
+    /// By mark: those of this holder, and of the one before it.
+    known: BTreeMap<u64, u32>,
 }
 
-/// The mark of a volume's device.
-fn mark(uuid: Uuid) -> u64 {
-    let (high, low) = uuid.as_u64_pair();
+/// Two numbers in one, in which each of their bits counts.
+fn folded(high: u64, low: u64) -> u64 {
     // Of the golden ratio, so that the halves do not cancel out.
     let folded = high.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ low;
-    OURS | (folded ^ folded >> 48) & (u64::MAX >> 16)
+    folded ^ folded >> 48
+}
+
+/// The mark of a volume's device, but for the holder's part.
+fn mark(uuid: Uuid) -> u64 {
+    let (high, low) = uuid.as_u64_pair();
+    OURS | folded(high, low) & VOLUME
+}
+
+/// The holder's part of marks: another one, with a folder of its own, has another. Nobody else gives up
+/// its devices.
+fn part_of(dir: &Path) -> u64 {
+    let (device, inode) = std::fs::metadata(dir).map_or((0, 0), |found| (found.dev(), found.ino()));
+    folded(device, inode) << 48 & !OURS
+}
+
+/// Whether a mark is that of a volume's device, whichever holder made it.
+fn is_of(mark_found: u64, uuid: Uuid) -> bool {
+    mark_found & (OURS | VOLUME) == mark(uuid)
 }
 
 fn failed(what: &str) -> impl Fn(Errno) -> String {
@@ -66,11 +107,21 @@ fn failed(what: &str) -> impl Fn(Errno) -> String {
 }
 
 impl Disks {
-    /// Of a kernel that can recover devices; `None`: it cannot, or this process may not.
-    pub(crate) fn new(control: Control) -> Option<Disks> {
+    /// Of a kernel that can recover devices, with those that the holder before this one has made for
+    /// the mounts' folder `dir`; `None`: it cannot, or this process may not.
+    pub(crate) fn new(control: Control, dir: &Path) -> Option<Disks> {
         let control = Some(control).filter(Control::recovers)?;
-        let (askers, known) = Default::default();
-        Some(Disks { control, askers, next: 0, known })
+        let own = part_of(dir);
+        let there = control.devices().unwrap_or_else(|e| {
+            tracing::warn!(
+                "cannot list the devices of ublk, so none is given up that was left: {e}"
+            );
+            Vec::new()
+        });
+        let own_too = |device: &Device| device.mark & !VOLUME == OURS | own;
+        let known = there.iter().filter(|device| own_too(device));
+        let known = known.map(|device| (device.mark, device.id)).collect();
+        Some(Disks { control, askers: BTreeMap::new(), next: 0, own, known })
     }
 
     /// Readable when [`Disks::ended`] has something.
@@ -82,42 +133,69 @@ impl Disks {
     fn find(&self, uuid: Uuid) -> Result<Option<Device>, String> {
         let listed = self.control.devices();
         let mut listed = listed.map_err(|e| format!("cannot list the devices of ublk: {e}"))?;
-        listed.retain(|device| device.mark == mark(uuid) && (device.live || device.quiesced));
+        listed.retain(|device| is_of(device.mark, uuid) && (device.live || device.quiesced));
         Ok(listed.pop())
     }
 
-    /// The device of a volume for a new server; `None`: what another server had is still about to
-    /// end. Made anew where there is none.
-    pub(crate) fn get(&mut self, uuid: Uuid, new: &New) -> Result<Option<Disk>, String> {
-        let found = self.find(uuid)?;
-        let left = match found {
-            Some(device) if device.live => return Ok(None),
+    /// The device of a volume for a new server. Made anew where there is none, unless one that was left
+    /// is asked for.
+    pub(crate) fn get(&mut self, uuid: Uuid, new: &New, which: Which) -> Result<Found, String> {
+        let number = which.number();
+        if let Some(number) = number.filter(|number| *number >= ublk::abi::NUMBERS) {
+            let most = ublk::abi::NUMBERS - 1;
+            return Err(format!("{number} is no number of a device: 0 to {most} are"));
+        }
+        let left = match self.find(uuid)? {
+            Some(device) if number.is_some_and(|number| number != device.id) => {
+                return Ok(Found::Other(device.id));
+            }
+            Some(device) if device.live => return Ok(Found::Busy),
             Some(device) => match self.control.start_recovery(device.id) {
                 Ok(()) => Some(device),
-                Err(Errno::BUSY) => return Ok(None),
+                Err(Errno::BUSY) => return Ok(Found::Busy),
                 Err(e) => return Err(failed("recover a device")(e)),
             },
+            None if matches!(which, Which::Left(_)) => return Ok(Found::None),
             None => None,
         };
+        let mark = mark(uuid) | self.own;
         let id = match left {
             Some(device) => device.id,
             None => {
                 // Of a server that ended before it was started.
-                if let Some(id) = self.known.remove(&uuid) {
+                if let Some(id) = self.known.remove(&mark) {
                     _ = self.begin(id, Slow::Delete, None);
                 }
-                let new = New { mark: mark(uuid), ..*new };
-                self.control.add(&new).map_err(failed("make a device"))?
+                match self.control.add(&New { mark, number, ..*new }) {
+                    Err(Errno::EXIST) if number.is_some_and(|id| self.is_ending(id)) => {
+                        return Ok(Found::Busy);
+                    }
+                    Err(Errno::EXIST) if number.is_some() => return Ok(Found::Taken),
+                    made => made.map_err(failed("make a device"))?,
+                }
             }
         };
         let device = self.control.device(id).map_err(failed("tell of a device"))?;
         let queue = match self.open(id) {
-            Err(Errno::BUSY) if left.is_some() => return Ok(None),
+            Err(Errno::BUSY) if left.is_some() => return Ok(Found::Busy),
             opened => opened.map_err(failed("open a queue"))?,
         };
-        self.known.insert(uuid, id);
+        self.known.insert(device.mark, id);
         let Device { depth, max_io_bytes, .. } = device;
-        Ok(Some(Disk { id, left: left.is_some(), depth, max_io_bytes, queue }))
+        Ok(Found::Disk(Disk { id, left: left.is_some(), depth, max_io_bytes, queue }))
+    }
+
+    /// Whether a device is being taken away.
+    fn is_ending(&self, id: u32) -> bool {
+        let ends =
+            |asker: &Asker| asker.id == id && matches!(asker.slow, Slow::Stop | Slow::Delete);
+        self.askers.values().any(ends)
+    }
+
+    /// The number of a volume's device that was asked for and not taken away.
+    fn number(&self, uuid: Uuid) -> Option<(u64, u32)> {
+        let known = self.known.iter().find(|(mark, _)| is_of(**mark, uuid));
+        known.map(|(mark, id)| (*mark, *id))
     }
 
     fn open(&self, id: u32) -> Result<OwnedFd, Errno> {
@@ -132,24 +210,25 @@ impl Disks {
         Err(last)
     }
 
-    /// Has a device be seen, or go on, as soon as the server `pid` serves it; `peer` is told then.
-    pub(crate) fn serve(&mut self, uuid: Uuid, pid: u32, peer: OwnedFd) -> Result<(), String> {
-        let device = match self.known.get(&uuid) {
-            Some(id) => self.control.device(*id).map_err(failed("tell of a device"))?,
+    /// Has a device be seen, or go on, as soon as who has its queue serves it; `peer` is told then.
+    pub(crate) fn serve(&mut self, uuid: Uuid, peer: OwnedFd) -> Result<(), String> {
+        let device = match self.number(uuid) {
+            Some((_, id)) => self.control.device(id).map_err(failed("tell of a device"))?,
             None => return Err(format!("no device of {uuid} was asked for")),
         };
-        let slow = match device.quiesced {
-            true => Slow::EndRecovery(pid),
-            false => Slow::Start(pid),
-        };
+        let slow = if device.quiesced { Slow::EndRecovery } else { Slow::Start };
         self.begin(device.id, slow, Some(peer))
     }
 
     /// Takes a device away; `peer` is told as soon as its server has answered what it has. Whether
     /// there is one.
     pub(crate) fn stop(&mut self, uuid: Uuid, peer: Option<OwnedFd>) -> Result<bool, String> {
-        let known = self.known.remove(&uuid);
-        match self.find(uuid)?.map(|device| device.id).or(known) {
+        let known = self.number(uuid);
+        let found = self.find(uuid)?.map(|device| device.id);
+        if let Some((mark, _)) = known {
+            self.known.remove(&mark);
+        }
+        match found.or(known.map(|(_, id)| id)) {
             Some(id) => self.begin(id, Slow::Stop, peer).map(|()| true),
             None => Ok(false),
         }
@@ -178,7 +257,7 @@ impl Disks {
             let (name, result) = self.control.ended()?;
             let Some(Asker { peer, id, slow }) = self.askers.remove(&name) else { continue };
             match slow {
-                Slow::Start(_) if result.is_ok() => {
+                Slow::Start if result.is_ok() => {
                     if let Err(e) = self.control.set_timeout(id, TIMEOUT_MS) {
                         tracing::warn!("a killed target may be noticed late: {e}");
                     }
@@ -199,12 +278,26 @@ impl Disks {
 
     /// Takes away what nobody serves: its users get errors.
     pub(crate) fn give_up(&mut self) {
-        for (uuid, id) in self.known.clone() {
-            if self.control.device(id).is_ok_and(|device| device.quiesced) {
-                tracing::error!(%uuid, "nobody serves its device: given up");
-                if let Err(why) = self.stop(uuid, None) {
-                    tracing::error!("{why}");
+        for (mark, id) in self.known.clone() {
+            let slow = match self.control.device(id) {
+                Ok(device) if device.mark == mark && device.live => continue,
+                Ok(device) if device.mark == mark && device.quiesced => Slow::Stop,
+                // Made, and never served.
+                Ok(device) if device.mark == mark => Slow::Delete,
+                // Taken away by somebody else, and perhaps its number is in use again.
+                Ok(_) | Err(Errno::NODEV) => {
+                    self.known.remove(&mark);
+                    continue;
                 }
+                Err(e) => {
+                    tracing::warn!("{}", failed("tell of a device")(e));
+                    continue;
+                }
+            };
+            tracing::error!(id, "nobody serves this device of ublk: given up");
+            match self.begin(id, slow, None) {
+                Ok(()) => drop(self.known.remove(&mark)),
+                Err(why) => tracing::error!("{why}"),
             }
         }
     }
@@ -221,10 +314,16 @@ mod tests {
 
     #[test]
     fn marks_differ_and_are_ours() {
-        let marks = [1, 2, 1 << 64, 1 << 127, u128::MAX].map(|n| mark(Uuid::from_u128(n)));
-        for (at, mark) in marks.iter().enumerate() {
-            assert_eq!(mark >> 48, 0x5654);
-            assert!(!marks[..at].contains(mark), "{mark:x}");
+        let uuids = [1, 2, 1 << 64, 1 << 127, u128::MAX].map(Uuid::from_u128);
+        for (at, uuid) in uuids.iter().enumerate() {
+            let own = mark(*uuid) | part_of(Path::new("/proc"));
+            let elsewhere = mark(*uuid) | part_of(Path::new("/sys"));
+            assert_ne!(own, elsewhere);
+            assert_eq!((own >> 63, elsewhere >> 63), (1, 1));
+            assert!(is_of(own, *uuid) && is_of(elsewhere, *uuid));
+            assert!(!uuids[..at].iter().any(|other| is_of(own, *other)), "{own:x}");
+            // What another program of the host may have made its devices with.
+            assert!(!is_of(own & !OURS, *uuid));
         }
     }
 }

@@ -50,7 +50,7 @@ mod store;
 pub mod wire;
 
 pub use client::{Client, ClientError};
-pub use disks::Disk;
+pub use disks::{Disk, Found};
 pub use mounts::{FS_TYPE, MountError, Mounts, is_mounted};
 pub use server::{Options, serve};
 

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use ublk::Control;
 use uuid::Uuid;
 
-use crate::disks::{Disk, Disks};
+use crate::disks::{Disk, Disks, Found};
 use crate::mounts::Mounts;
 use crate::store;
 use crate::wire::{self, PACKET_BYTES, Request};
@@ -29,6 +29,10 @@ const PEERS_MAX: usize = 16;
 
 /// How long one without sessions and peers waits for some before it ends, if it is to.
 const IDLE: Duration = Duration::from_secs(5);
+
+/// How often one looks after [`Options::wait`] for what nobody serves: a device that its server left so
+/// late.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// How the holder runs.
 #[derive(Clone, Debug)]
@@ -77,8 +81,8 @@ type Answer<'a> = Result<Reply<'a>, String>;
 /// # Errors
 /// Another holder listens there, or the system refuses the socket.
 pub fn serve(options: &Options, ublk: Option<Control>, ready: impl FnOnce()) -> io::Result<()> {
-    let disks = ublk.and_then(Disks::new);
     let mounts = Mounts::kept(&options.dir).map_err(io::Error::other)?;
+    let disks = ublk.and_then(|control| Disks::new(control, &options.dir));
     let stored = store::taken();
     let sessions = stored.into_iter().map(|(uuid, session)| (uuid, Held { session, tree: None }));
     let mut holder = Holder { mounts, sessions: sessions.collect(), disks };
@@ -104,7 +108,9 @@ pub fn serve(options: &Options, ublk: Option<Control>, ready: impl FnOnce()) -> 
             true => IDLE.saturating_sub(alone),
             false => options.wait.saturating_sub(alone),
         });
-        let limit = limit.map(|limit| limit.max(Duration::from_millis(1)));
+        // What could not be given up yet is looked at again.
+        let least = if alone >= Some(options.wait) { AGAIN } else { Duration::from_millis(1) };
+        let limit = limit.map(|limit| limit.max(least));
         let limit = limit.filter(|_| options.exit_when_idle || !holder.is_empty());
         let limit = limit.map(|d| Timespec { tv_sec: d.as_secs() as i64, tv_nsec: 1_000_000 });
         let mut watched: Vec<_> = std::iter::once(&listener)
@@ -260,15 +266,21 @@ impl Holder {
             }
             Request::Rights => text(&format!("ok {}", crate::rights::text()?)),
             Request::Disks => text(if self.disks.is_some() { "ok" } else { "none" }),
-            Request::Disk(uuid, new) => match self.disks()?.get(uuid, &new.of_driver())? {
-                Some(Disk { id, left, depth, max_io_bytes, queue }) => {
-                    let left = if left { "left" } else { "new" };
-                    Ok(Reply::Disk(format!("ok {left} {id} {depth} {max_io_bytes}"), queue))
+            Request::Disk(uuid, new, which) => {
+                match self.disks()?.get(uuid, &new.of_driver(), which)? {
+                    Found::Disk(Disk { id, left, depth, max_io_bytes, queue }) => {
+                        let left = if left { "left" } else { "new" };
+                        let told = format!("ok {left} {id} {depth} {max_io_bytes}");
+                        Ok(Reply::Disk(told, queue))
+                    }
+                    Found::Busy => text("busy"),
+                    Found::Taken => text("taken"),
+                    Found::Other(id) => text(&format!("other {id}")),
+                    Found::None => text("none"),
                 }
-                None => text("busy"),
-            },
-            Request::Serve(uuid, pid) => {
-                self.disks()?.serve(uuid, pid, copy()?)?;
+            }
+            Request::Serve(uuid) => {
+                self.disks()?.serve(uuid, copy()?)?;
                 Ok(Reply::Later)
             }
             Request::Stop(uuid) => match self.disks()?.stop(uuid, Some(copy()?))? {

@@ -10,7 +10,9 @@
 //! | `rights` | | `ok KEY=VALUE ...`: see [`crate::rights`] | |
 //! | `disks` | | `ok`: devices of ublk can be had; `none` | |
 //! | `disk UUID N ...` | | `ok left\|new ID DEPTH BYTES`; `busy`: ask again, another server ends | queue |
-//! | `serve UUID PID` | | `ok`, once that process serves the device | |
+//! | `disk UUID N ... number ID` | | also `taken`: by another volume; `other ID`: it has that one | queue |
+//! | `disk UUID N ... left ID` | | also `none`: no device was left | queue |
+//! | `serve UUID` | | `ok`, once who has its queue serves the device | |
 //! | `stop UUID` | | `ok`: it is taken away, and all that was asked of it is answered | |
 //! | `opened UUID` | | `ok 1`: something has the device alone; `ok 0` | |
 //!
@@ -55,13 +57,42 @@ pub enum Request {
     /// Whether it can make devices.
     Disks,
     /// A device, and its queue.
-    Disk(Uuid, NewDisk),
-    /// The device is served by this process.
-    Serve(Uuid, u32),
+    Disk(Uuid, NewDisk, Which),
+    /// The device is served.
+    Serve(Uuid),
     /// Its end.
     Stop(Uuid),
     /// Whether something has it alone.
     Opened(Uuid),
+}
+
+/// Which device a volume is to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// The one that was left, or a new one of any number.
+    Any,
+    /// The one that was left, or a new one, if it has this number.
+    Number(u32),
+    /// The one that was left, if it has this number.
+    Left(u32),
+}
+
+impl Which {
+    fn text(self) -> String {
+        match self {
+            Which::Any => String::new(),
+            Which::Number(id) => format!(" number {id}"),
+            Which::Left(id) => format!(" left {id}"),
+        }
+    }
+
+    /// The number that it has to have, if any.
+    pub fn number(self) -> Option<u32> {
+        match self {
+            Which::Any => None,
+            Which::Number(id) | Which::Left(id) => Some(id),
+        }
+    }
 }
 
 /// What a device is to be, in numbers.
@@ -99,14 +130,22 @@ impl NewDisk {
         )
     }
 
-    fn parse(text: &str) -> Option<NewDisk> {
-        let numbers: Option<Vec<u64>> = text.split(' ').map(|word| word.parse().ok()).collect();
+    fn parse(text: &str) -> Option<(NewDisk, Which)> {
+        let mut words = text.split(' ');
+        let numbers = words.by_ref().take(9).map(|word| word.parse().ok());
+        let numbers: Option<Vec<u64>> = numbers.collect();
         let [depth, io, block, physical, bytes, read_only @ 0..=1, discard, zeroes, granularity] =
             numbers?[..]
         else {
             return None;
         };
-        Some(NewDisk {
+        let which = match (words.next(), words.next(), words.next()) {
+            (None, ..) => Which::Any,
+            (Some("number"), Some(id), None) => Which::Number(id.parse().ok()?),
+            (Some("left"), Some(id), None) => Which::Left(id.parse().ok()?),
+            _ => return None,
+        };
+        let new = NewDisk {
             depth: depth.try_into().ok()?,
             max_io_bytes: io.try_into().ok()?,
             block_size: block.try_into().ok()?,
@@ -116,7 +155,8 @@ impl NewDisk {
             max_discard_bytes: discard,
             max_zeroes_bytes: zeroes,
             discard_granularity: granularity.try_into().ok()?,
-        })
+        };
+        Some((new, which))
     }
 
     /// For the driver, with a mark that is the holder's to make.
@@ -131,6 +171,7 @@ impl NewDisk {
             max_zeroes_bytes: self.max_zeroes_bytes,
             discard_granularity: self.discard_granularity,
             mark: 0,
+            number: None,
         }
     }
 }
@@ -146,16 +187,22 @@ impl Request {
             Request::List => "list".into(),
             Request::Rights => "rights".into(),
             Request::Disks => "disks".into(),
-            Request::Disk(uuid, new) => format!("disk {uuid} {}", new.text()),
-            Request::Serve(uuid, pid) => format!("serve {uuid} {pid}"),
+            Request::Disk(uuid, new, which) => {
+                format!("disk {uuid} {}{}", new.text(), which.text())
+            }
+            Request::Serve(uuid) => format!("serve {uuid}"),
             Request::Stop(uuid) => format!("stop {uuid}"),
             Request::Opened(uuid) => format!("opened {uuid}"),
         }
     }
 
-    /// The request in a packet; `None` if it is none. A name is a UUID in its one usual form, since
-    /// it becomes a folder's.
+    /// The request in a packet; `None` if it is none. There is one text for each: a name is a UUID in
+    /// its one usual form, since it becomes a folder's, and so is a number.
     pub fn parse(text: &str) -> Option<Request> {
+        Request::read(text).filter(|request| request.text() == text)
+    }
+
+    fn read(text: &str) -> Option<Request> {
         let Some((verb, name)) = text.split_once(' ') else {
             return match text {
                 "list" => Some(Request::List),
@@ -165,14 +212,17 @@ impl Request {
             };
         };
         let (name, more) = name.split_once(' ').map_or((name, None), |(n, more)| (n, Some(more)));
-        let uuid = Uuid::try_parse(name).ok().filter(|uuid| uuid.to_string() == name)?;
+        let uuid = Uuid::try_parse(name).ok()?;
         match (verb, more) {
             ("mount", None) => Some(Request::Mount(uuid)),
             ("take", None) => Some(Request::Take(uuid)),
             ("keep", None) => Some(Request::Keep(uuid)),
             ("end", None) => Some(Request::End(uuid)),
-            ("disk", Some(numbers)) => Some(Request::Disk(uuid, NewDisk::parse(numbers)?)),
-            ("serve", Some(pid)) => Some(Request::Serve(uuid, pid.parse().ok()?)),
+            ("disk", Some(numbers)) => {
+                let (new, which) = NewDisk::parse(numbers)?;
+                Some(Request::Disk(uuid, new, which))
+            }
+            ("serve", None) => Some(Request::Serve(uuid)),
             ("stop", None) => Some(Request::Stop(uuid)),
             ("opened", None) => Some(Request::Opened(uuid)),
             _ => None,
@@ -248,19 +298,33 @@ mod tests {
             Request::List,
             Request::Rights,
             Request::Disks,
-            Request::Disk(uuid, new),
-            Request::Serve(uuid, 77),
+            Request::Disk(uuid, new, Which::Any),
+            Request::Disk(uuid, new, Which::Number(0)),
+            Request::Disk(uuid, new, Which::Left(u32::MAX)),
+            Request::Serve(uuid),
             Request::Stop(uuid),
             Request::Opened(uuid),
         ] {
             assert_eq!(Request::parse(&request.text()), Some(request));
         }
-        for more in
-            ["", "1 2 3", "1 2 3 4 5 6 7 8 9", "65536 2 3 4 5 0 7 8 9", "1 2 3 4 5 0 7 8 -9"]
-        {
+        for more in [
+            "",
+            "1 2 3",
+            "1 2 3 4 5 6 7 8 9",
+            "65536 2 3 4 5 0 7 8 9",
+            "1 2 3 4 5 0 7 8 -9",
+            "+1 2 3 4 5 0 7 8 9",
+            "1 2 3 4 5 0 7 8 09",
+            "1 2 3 4 5 0 7 8 9 10",
+            "1 2 3 4 5 0 7 8 9 number",
+            "1 2 3 4 5 0 7 8 9 number 4294967296",
+            "1 2 3 4 5 0 7 8 9 left 1 2",
+            "1 2 3 4 5 0 7 8 9 ",
+        ] {
             assert_eq!(Request::parse(&format!("disk {uuid} {more}")), None, "{more}");
         }
         assert_eq!(Request::parse(&format!("stop {uuid} 1")), None);
+        assert_eq!(Request::parse(&format!("serve {uuid} 77")), None);
         let upper = format!("end {}", uuid.to_string().replace('0', "A"));
         for text in ["", "end", "end ..", "list all", "rights 0", "give 0", "end ../../etc", &upper]
         {

@@ -49,7 +49,7 @@ pub use control::{Bell, Control, Next, Work};
 pub use cx::{Cx, PollerInfo};
 pub use mailbox::{MAILBOX_DEPTH, Message};
 pub use owner::Owner;
-pub use place::leave;
+pub use place::{bind, leave};
 pub use poller::{Poller, PollerId};
 pub use run::{Idle, Stats};
 pub use threads::{Handle, Reactors, Stopped};

@@ -79,6 +79,25 @@ fn scheduling() -> io::Result<libc::sched_attr> {
     Ok(attr)
 }
 
+/// Binds the calling thread, and those that it starts from now on, to some of the CPUs; none: leaves it
+/// where the scheduler puts it.
+///
+/// # Errors
+/// None of them is there for this process, or one cannot be (INVAL).
+pub fn bind(cpus: &[usize]) -> io::Result<()> {
+    if cpus.is_empty() {
+        return Ok(());
+    }
+    let mut set = CpuSet::new();
+    for cpu in cpus {
+        if *cpu >= CpuSet::MAX_CPU {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "there is no such CPU"));
+        }
+        set.set(*cpu);
+    }
+    Ok(sched_setaffinity(None, &set)?)
+}
+
 /// Has the calling thread, and those that it starts from now on, leave `cpus` to the reactors that
 /// are bound to them: a message of one guest, or a management call, must not take the CPU from a
 /// reactor that serves all guests. Returns whether it did; not where it may run nowhere else.
@@ -105,6 +124,21 @@ mod tests {
     fn scheduled() -> (u32, i32, u64) {
         let attr = scheduling().unwrap();
         (attr.sched_policy, attr.sched_nice, attr.sched_runtime)
+    }
+
+    #[test]
+    fn a_thread_is_bound_to_cpus_that_there_are() {
+        std::thread::spawn(|| {
+            let before = mine();
+            bind(&[]).unwrap();
+            assert_eq!(mine(), before);
+            bind(&before[..1]).unwrap();
+            assert_eq!(mine(), before[..1]);
+            assert!(bind(&[1023]).is_err() && bind(&[CpuSet::MAX_CPU]).is_err());
+            assert_eq!(mine(), before[..1]);
+        })
+        .join()
+        .unwrap();
     }
 
     #[test]

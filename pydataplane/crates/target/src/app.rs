@@ -55,6 +55,9 @@ pub struct App {
     pub controllers: Controllers,
     /// All exports: bdevs as files for the kernel.
     pub exports: Exports,
+    /// CPUs of the threads of devices that are started from now on, none: any; where SPDK's ublk target
+    /// was created.
+    pub ublk_target: Mutex<Option<Vec<usize>>>,
     /// All polling threads.
     pub reactors: Reactors,
     /// Kernel thread ids of the reactors, in their order.
@@ -151,6 +154,7 @@ impl App {
             lvstores: Lvstores::new(registry.clone()),
             controllers,
             exports,
+            ublk_target: Mutex::default(),
             reactors,
             reactor_tids,
             polls: cli.poll,
@@ -424,6 +428,7 @@ impl App {
             tracing::error!("not stopped in order: I/O of an export has not ended");
             std::process::exit(1);
         }
+        *self.ublk_target.lock() = None;
         if let Err(e) = self.close_storage() {
             tracing::error!("not stopped in order: {e}");
             std::process::exit(1);

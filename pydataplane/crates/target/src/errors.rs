@@ -69,9 +69,13 @@ pub fn not_wanted(key: &str) -> Error {
 pub fn export(e: ExportError) -> Error {
     let errno = match &e {
         ExportError::Registry(e) => return registry(e.clone()),
-        ExportError::NotExported(_) => Errno::NoDev,
-        ExportError::OtherMode { .. } => Errno::Exist,
+        ExportError::NotExported(_) | ExportError::NoDiskLeft { .. } => Errno::NoDev,
+        ExportError::OtherMode { .. }
+        | ExportError::NumberTaken(_)
+        | ExportError::OtherNumber { .. } => Errno::Exist,
+        ExportError::NoDisks => Errno::NoEnt,
         ExportError::Open { .. }
+        | ExportError::Exported { .. }
         | ExportError::StillEnding { .. }
         | ExportError::Changing { .. }
         | ExportError::Unmounted(_)

@@ -63,7 +63,8 @@ pub fn exports(
 ) -> Exports {
     let (registry, dir) = (registry.clone(), &cli.export_dir);
     let Some(client) = holder else { return Exports::new(registry, dir) };
-    if config.items().any(|item| item.call.method == "virtlun_export_create") {
+    let of_holder = ["virtlun_export_create", "ublk_create_target"];
+    if config.items().any(|item| of_holder.contains(&item.call.method.as_str())) {
         wait_for(&client);
     }
     Exports::held(registry, dir, client)

@@ -18,7 +18,8 @@ use dir::Dir;
 pub use dir::{OwnersFile, RecordFile, StateError, files_of_bdevs, is_state_dir};
 use keys::OWNER_KEY;
 pub use keys::{
-    BDEV_KEY, bdev_key, coalescing_key, controller_key, export_key, identify, owner_key, target_key,
+    BDEV_KEY, UBLK_KEY, bdev_key, coalescing_key, controller_key, export_key, identify, owner_key,
+    target_key,
 };
 pub use save::save;
 

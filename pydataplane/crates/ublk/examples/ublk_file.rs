@@ -12,11 +12,11 @@
 
 use rustix::fs::{FallocateFlags, fallocate, fdatasync};
 use rustix::io::{Errno, pread, pwrite};
+use std::env;
 use std::error::Error;
 use std::fs::File;
 use std::thread::{self, JoinHandle, sleep};
 use std::time::{Duration, Instant};
-use std::{env, process};
 use ublk::{Control, Limits, New, Op, Polled, Queue, Request};
 
 const LIMITS: Limits = Limits { depth: 64, max_io_bytes: 512 << 10, block_size: 512 };
@@ -95,10 +95,11 @@ fn run(words: &[&str]) -> Result<(), Box<dyn Error>> {
                 max_zeroes_bytes: 1 << 30,
                 discard_granularity: 4096,
                 mark: 77,
+                number: None,
             })?;
             assert_eq!(control.device(id)?.mark, 77);
             let thread = serve(&control, id, file, false)?;
-            control.start(id, process::id())?;
+            control.start(id)?;
             control.set_timeout(id, 1000)?;
             println!("ready {id}");
             thread.join().map_err(|_| "the queue's thread panicked")?;
@@ -113,7 +114,7 @@ fn run(words: &[&str]) -> Result<(), Box<dyn Error>> {
                 sleep(Duration::from_millis(10));
             }
             let thread = serve(&control, id, file, *how == "keep")?;
-            control.end_recovery(id, process::id())?;
+            control.end_recovery(id)?;
             println!("ready {id} after {} ms", began.elapsed().as_millis());
             thread.join().map_err(|_| "the queue's thread panicked")?;
         }

@@ -9,6 +9,9 @@ pub const SECTOR: u64 = 512;
 /// The device that makes devices.
 pub const CONTROL: &str = "/dev/ublk-control";
 
+/// Numbers that devices can have: from 0, as many as there are minor numbers (`UBLK_MAX_UBLKS`).
+pub const NUMBERS: u32 = 1 << 20;
+
 /// What a command without a queue says in place of its number.
 pub const NO_QUEUE: u16 = u16::MAX;
 

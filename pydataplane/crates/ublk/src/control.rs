@@ -34,6 +34,8 @@ pub struct New {
     pub discard_granularity: u32,
     /// For who makes it; the driver keeps it as long as the device.
     pub mark: u64,
+    /// Its number, below [`abi::NUMBERS`]; `None`: any that is free.
+    pub number: Option<u32>,
 }
 
 /// A device, as the driver tells of it.
@@ -67,13 +69,24 @@ fn shift(bytes: u32) -> u8 {
     bytes.max(1).ilog2() as u8
 }
 
+/// What the driver is told as the server's process (`ublksrv_pid`): this one, which opens each queue, and
+/// not the one that it gives the queue to. Before Linux 6.17 the driver only repeats the number. Newer
+/// ones compare it with the process that has opened `/dev/ublkcN` (commit c2c8089f325e, "ublk: validate
+/// ublk server pid", in ublk_ctrl_start_dev and ublk_ctrl_end_recovery), at first with its number outside
+/// of all PID namespaces: until the stable releases of early 2026 ("ublk: fix ublksrv pid handling for
+/// pid namespaces") a process in a namespace of its own is refused (INVAL). Since then the number counts
+/// as this process sees it.
+fn server_pid() -> u64 {
+    u64::from(std::process::id())
+}
+
 /// A command that waits: for the server of the device, or for who has it open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slow {
-    /// [`Control::start`], for this server.
-    Start(u32),
-    /// [`Control::end_recovery`], for this server.
-    EndRecovery(u32),
+    /// [`Control::start`].
+    Start,
+    /// [`Control::end_recovery`].
+    EndRecovery,
     /// [`Control::stop`].
     Stop,
     /// [`Control::delete`].
@@ -122,8 +135,8 @@ impl Control {
     /// The kernel takes no command now.
     pub fn begin(&self, id: u32, slow: Slow, name: u64) -> Result<(), Errno> {
         let (number, data) = match slow {
-            Slow::Start(pid) => (ctrl::START_DEV, u64::from(pid)),
-            Slow::EndRecovery(pid) => (ctrl::END_USER_RECOVERY, u64::from(pid)),
+            Slow::Start => (ctrl::START_DEV, server_pid()),
+            Slow::EndRecovery => (ctrl::END_USER_RECOVERY, server_pid()),
             Slow::Stop => (ctrl::STOP_DEV, 0),
             Slow::Delete => (ctrl::DEL_DEV, 0),
         };
@@ -180,18 +193,18 @@ impl Control {
     /// Makes a device that nobody sees before [`Control::start`]; returns its number.
     ///
     /// # Errors
-    /// The driver's; OPNOTSUPP: it cannot recover devices.
+    /// The driver's; EXIST: the number is another device's; OPNOTSUPP: it cannot recover devices.
     pub fn add(&self, new: &New) -> Result<u32, Errno> {
         let mut info = DevInfo {
             nr_hw_queues: 1,
             queue_depth: new.limits.depth,
             max_io_buf_bytes: new.limits.max_io_bytes,
-            dev_id: ANY_DEVICE,
+            dev_id: new.number.unwrap_or(ANY_DEVICE),
             flags: NEEDED,
             ublksrv_flags: new.mark,
             ..DevInfo::default()
         };
-        let cmd = CtrlCmd { dev_id: ANY_DEVICE, ..CtrlCmd::default() };
+        let cmd = CtrlCmd { dev_id: info.dev_id, ..CtrlCmd::default() };
         self.send(ctrl::ADD_DEV, cmd, info.as_mut_bytes())?;
         let id = info.dev_id;
         let as_asked = info.flags & NEEDED == NEEDED && info.queue_depth == new.limits.depth;
@@ -239,13 +252,15 @@ impl Control {
         rustix::fs::open(queue_path(id), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
     }
 
-    /// Shows `/dev/ublkbN`. Waits until the server `pid` has given all tags to the driver, which then
-    /// reads the table of partitions through it.
+    /// Shows `/dev/ublkbN`. Waits until the server has given all tags to the driver, which then reads
+    /// the table of partitions through it. The queue was opened here ([`Control::open_queue`]), whoever
+    /// serves it.
     ///
     /// # Errors
-    /// The driver's.
-    pub fn start(&self, id: u32, pid: u32) -> Result<(), Errno> {
-        self.of(ctrl::START_DEV, id, u64::from(pid))
+    /// The driver's; INVAL: the queue was opened by another process, or Linux is between 6.17 and early 2026 and this process in a PID namespace of
+    /// its own.
+    pub fn start(&self, id: u32) -> Result<(), Errno> {
+        self.of(ctrl::START_DEV, id, server_pid())
     }
 
     /// Takes `/dev/ublkbN` away; what has it open gets errors. Waits until the server, if there is
@@ -292,12 +307,13 @@ impl Control {
         self.of(ctrl::START_USER_RECOVERY, id, 0)
     }
 
-    /// Has the device go on. Waits until the server `pid` has given all tags to the driver.
+    /// Has the device go on. Waits until the server has given all tags to the driver. The queue was
+    /// opened here, as for [`Control::start`].
     ///
     /// # Errors
-    /// The driver's.
-    pub fn end_recovery(&self, id: u32, pid: u32) -> Result<(), Errno> {
-        self.of(ctrl::END_USER_RECOVERY, id, u64::from(pid))
+    /// Those of [`Control::start`].
+    pub fn end_recovery(&self, id: u32) -> Result<(), Errno> {
+        self.of(ctrl::END_USER_RECOVERY, id, server_pid())
     }
 
     /// Makes a device larger or smaller.

@@ -15,6 +15,7 @@ mod notify;
 mod null;
 mod owner;
 mod status;
+mod ublk;
 mod vhost;
 mod xattr;
 
@@ -45,6 +46,7 @@ pub fn table(app: &Arc<App>) -> Arc<Methods> {
         vhost::add,
         owner::add,
         export::add,
+        ublk::add,
     ] {
         add(&mut methods, app);
     }

@@ -10,6 +10,8 @@ use serde_json::{Map, Value};
 pub enum Subsystem {
     /// Block devices.
     Bdev,
+    /// Devices of the kernel's ublk driver.
+    Ublk,
     /// SCSI: nothing of its own to configure.
     Scsi,
     /// vhost-user-scsi controllers and their targets.
@@ -18,12 +20,14 @@ pub enum Subsystem {
 
 impl Subsystem {
     /// All, in the order in which they are initialised.
-    pub const ALL: [Subsystem; 3] = [Subsystem::Bdev, Subsystem::Scsi, Subsystem::VhostScsi];
+    pub const ALL: [Subsystem; 4] =
+        [Subsystem::Bdev, Subsystem::Ublk, Subsystem::Scsi, Subsystem::VhostScsi];
 
     /// SPDK's name.
     pub fn name(self) -> &'static str {
         match self {
             Subsystem::Bdev => "bdev",
+            Subsystem::Ublk => "ublk",
             Subsystem::Scsi => "scsi",
             Subsystem::VhostScsi => "vhost_scsi",
         }
@@ -38,7 +42,7 @@ impl Subsystem {
     pub fn depends_on(self) -> &'static [Subsystem] {
         match self {
             Subsystem::Bdev => &[],
-            Subsystem::Scsi => &[Subsystem::Bdev],
+            Subsystem::Ublk | Subsystem::Scsi => &[Subsystem::Bdev],
             Subsystem::VhostScsi => &[Subsystem::Scsi],
         }
     }

@@ -9,6 +9,9 @@ pub const BDEV_KEY: &str = "bdev ";
 /// What the keys of the owners of controllers begin with.
 pub const OWNER_KEY: &str = "owner of controller ";
 
+/// Key of the ublk target.
+pub const UBLK_KEY: &str = "ublk target";
+
 /// Key of a bdev.
 pub fn bdev_key(name: &str) -> String {
     format!("{BDEV_KEY}{name}")
@@ -49,6 +52,8 @@ pub fn identify(call: &Call) -> (Subsystem, String) {
             (Subsystem::VhostScsi, target_key(text("ctrlr"), number.unwrap_or_default()))
         }
         "virtlun_export_create" => (Subsystem::Bdev, export_key(text("bdev_name"))),
+        "ublk_create_target" => (Subsystem::Ublk, UBLK_KEY.to_owned()),
+        "ublk_start_disk" => (Subsystem::Ublk, export_key(text("bdev_name"))),
         "virtlun_controller_set_owner" => (Subsystem::VhostScsi, owner_key(text("ctrlr"))),
         "vhost_controller_set_coalescing" => (Subsystem::VhostScsi, coalescing_key(text("ctrlr"))),
         "vhost_start_scsi_controller" => {
