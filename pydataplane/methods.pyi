@@ -1213,8 +1213,8 @@ class Rpc(ABC):
         ublk_id: int,
     ) -> int: ...
 
-    # Take a device away, also one of virtlun_export_create. What has it open gets errors; what a
-    # file system on it has not written yet is written first.
+    # Take a device away, also one of virtlun_export_create, whether or not something has it open:
+    # that gets errors, and what a file system on it has not written yet is lost.
     @overload
     def call(
         self,
