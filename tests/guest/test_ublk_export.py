@@ -231,13 +231,14 @@ def test_another_users_target_and_a_holder_that_is_killed(guest: Guest) -> None:
 HOLDER = (
     "virtlun-holder --socket /run/virtlun/holder.sock --dir /run/virtlun/export --wait {wait} "
     ">>/ram/holder.log 2>&1 & echo $! >/tmp/holder.pid; "
-    "for i in $(seq 100); do [ -S /run/virtlun/holder.sock ] && exit; sleep .1; done; exit 1"
+    "for i in $(seq 600); do [ -S /run/virtlun/holder.sock ] && exit; sleep .1; done; exit 1"
 )
 
 
 def start_holder(guest: Guest, wait: int) -> None:
     """Starts a holder that gives up after so many seconds what nobody serves."""
-    guest.run(f"rm -f /run/virtlun/holder.sock; {program_disk.run(HOLDER.format(wait=wait))}")
+    command = program_disk.run(HOLDER.format(wait=wait))
+    guest.run(f"rm -f /run/virtlun/holder.sock; {command}", deadline_s=90.0)
 
 
 def test_without_a_holder_a_device_stays_and_the_next_one_knows_it(guest: Guest) -> None:
@@ -269,7 +270,8 @@ def test_without_a_holder_a_device_stays_and_the_next_one_knows_it(guest: Guest)
 
 def test_a_write_that_waited_for_a_parked_device_fails(guest: Guest) -> None:
     """Who has the volume meanwhile is not overwritten by what a dead target had not answered."""
-    target = TargetInside(guest)
+    start_holder(guest, 600)
+    target = TargetInside(guest, "--holder-socket", "/run/virtlun/holder.sock")
     disk = export(target)
     first = f"dd if=/dev/{disk} bs=4k count=1 iflag=direct 2>/dev/null | cmp -n 4096 - "
     guest.run(f"dd if=/bin/busybox of=/dev/{disk} bs=4k count=1 oflag=direct")

@@ -29,7 +29,7 @@ fn features() -> Features {
 /// has room in the tag's buffer; what refuses changes is not changed.
 pub fn disks(data: &[u8]) {
     let mut input = Input(data);
-    let block_size = 512 << (input.u8() % 4);
+    let block_size: u32 = 512 << (input.u8() % 4);
     let max_io_bytes = (1 + u32::from(input.u8())) * block_size.max(4096);
     let limits = Limits { depth: 64, max_io_bytes, block_size };
     let num_blocks = input.u64() >> (input.u8() % 64);
