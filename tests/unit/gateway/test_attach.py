@@ -204,6 +204,43 @@ def test_a_volume_of_another_running_domain_is_refused_by_name(tmp_path: Path) -
     play(tmp_path, body)
 
 
+def test_attaches_that_each_want_the_others_volume_do_not_wait_for_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each holds its own domain when it asks whether the other one has the volume."""
+    monkeypatch.setattr("plugin.gateway.handlers.start.LEAVE_S", 0.01)
+
+    async def body(world: World) -> None:
+        world.target.add_volume("lvs0/more")
+        volumes = {"lvs0/data": "one", "lvs0/more": "other"}
+        doms = [
+            world.domain(name, uuid, disks=disk(volume))
+            for uuid, (volume, name) in zip((UUID_1, UUID_2), volumes.items(), strict=True)
+        ]
+        both = asyncio.Barrier(2)
+        holders = world.gateway.services.target.holders
+
+        async def asked(uuid: str, besides: str) -> list[str]:
+            found = await holders(uuid, besides)
+            await both.wait()
+            return found
+
+        monkeypatch.setattr(world.gateway.services.target, "holders", asked)
+        clients = [await world.client() for _ in doms]
+        said = await asyncio.gather(
+            *(
+                client.attach(dom.ref, disk(wanted, "sdc"), LIVE)
+                for client, dom, wanted in zip(clients, doms, reversed(volumes), strict=True)
+            ),
+            return_exceptions=True,
+        )
+        for error, holder in zip(said, ("other", "one"), strict=True):
+            assert isinstance(error, ReplyError) and f"in use by domain {holder}" in str(error)
+        assert [luns(dom.live) for dom in doms] == [{0: "sdb"}] * 2
+
+    play(tmp_path, body)
+
+
 def test_shareable_in_both_domains_is_allowed(tmp_path: Path) -> None:
     async def body(world: World) -> None:
         world.domain("other", UUID_2, disks=disk(extra="<shareable/>"))

@@ -17,6 +17,7 @@ import pytest
 from plugin.gateway.journal import Entry, Journal, Operation
 from plugin.gateway.messages import Domain, DomainCall
 from plugin.gateway.procs import Proc
+from plugin.gateway.reconcile import Reconciler
 from plugin.gateway.recovery import recover
 from plugin.gateway.wire import WireError
 from plugin.gateway.xdr import Writer
@@ -383,6 +384,25 @@ def test_controllers_of_nobody_go_in_time_and_others_stay(tmp_path: Path) -> Non
         assert devs(dom.live) == {"sdb"}
 
     play(tmp_path, body, reconcile=True, reconcile_s=1)
+
+
+def test_a_controller_of_nobody_goes_when_two_rounds_have_seen_it(tmp_path: Path) -> None:
+    """Another libvirtd of this host may just make it for a domain that starts."""
+    gone = "vm-88888888-0000-4000-8000-000000000000"
+
+    async def body(world: World) -> None:
+        reconciler = Reconciler(world.gateway.services)
+        for seen_before in (False, True):
+            world.target.controllers[gone] = {}
+            await reconciler.run()
+            assert gone in world.target.controllers
+            if not seen_before:  # a round that does not see it is between
+                del world.target.controllers[gone]
+                await reconciler.run()
+        await reconciler.run()
+        assert gone not in world.target.controllers
+
+    play(tmp_path, body)
 
 
 def test_without_an_answer_about_the_domain_nothing_is_removed(tmp_path: Path) -> None:
