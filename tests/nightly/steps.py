@@ -144,6 +144,8 @@ def _bench_kubernetes(name: str, about: str, minutes: int) -> Step:
     return Step(about, minutes, Lane.MEASURING, _module(f"tests.kubernetes.{name}"), paths)
 
 
+#: Texts beside the site's own pages that are pages of it.
+TEXTS = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "LICENSE")
 #: What ThreadSanitizer takes for races and why they are none.
 RACES = "tests/nightly/races.supp"
 #: Tests that map terabytes of memory: ThreadSanitizer keeps most addresses to itself.
@@ -226,6 +228,23 @@ STEPS = {
         _again(*_pytest(*PROPERTY_TESTS)),
         (*INSTALLED, *PROPERTY, "tests/support", "tests/nightly/repeat.py"),
         environment={"HYPOTHESIS_PROFILE": "random"},
+    ),
+    "docs": Step(
+        "the site, with all files that its pages show",
+        2,
+        Lane.COMPUTING,
+        ["make", "docs"],
+        (
+            "docs",
+            "examples",
+            "schemas",
+            "plugin",
+            "csi",
+            "pydataplane",
+            "tests",
+            *TEXTS,
+            "Makefile",
+        ),
     ),
     "bench": _bench("", "the whole benchmark", 10),
     "bench-noisy": _bench("noisy", "a verified reader beside each hostile neighbour", 10, "--goal"),
