@@ -41,7 +41,7 @@ class Installed:
         self.execute(
             "virtlun-target",
             *("virtlun", "lvstore", "create", LVSTORE),
-            *("--file", f"/var/lib/virtlun/{LVSTORE}.img", "--size", "4G"),
+            *("--file", f"/var/lib/virtlun/{LVSTORE}.img", "--size", "100G"),
         )
 
     def _import_images(self) -> None:

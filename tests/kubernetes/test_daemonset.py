@@ -7,6 +7,8 @@ tolerations, and an update of each image while a pod writes.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +20,8 @@ from tests.kubernetes.tools import Tools
 from tests.support.wait import until
 
 pytestmark = pytest.mark.timeout(900)
+
+README = EXAMPLES / "README.md"
 
 #: Appends a number a line, each durable before the next; a failure of any is noted outside.
 WRITE = """\
@@ -163,6 +167,29 @@ def test_a_driver_without_its_socket_is_started_again(installed: Installed) -> N
     )
     installed.wait_ready("virtlun-csi")
     installed.execute("virtlun-csi", "test", "-S", "/csi/csi.sock")
+
+
+def test_the_readmes_commands_do_what_it_says(installed: Installed) -> None:
+    """Those of examples/kubernetes/README.md, once more: what they made already stays as it is."""
+    cluster = installed.cluster
+    (script,) = re.findall(r"^```sh\n(.+?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
+    pod = installed.pod("virtlun-target")["metadata"]["name"]
+    assert script.count("virtlun-target-xxxxx") == 2
+    said = cluster.box.run(
+        *("sh", "-euc", f"cd {EXAMPLES}\n{script.replace('virtlun-target-xxxxx', pod)}"),
+        deadline_s=300,
+        env={
+            "KUBECONFIG": str(cluster.kubeconfig),
+            "PATH": f"{cluster.tools.path('kubectl').parent}:{os.environ['PATH']}",
+        },
+    ).stdout
+    assert "pod/writer condition met" in said, said
+    assert re.search(r"^/dev/loop\d+ .* /data$", said, re.MULTILINE), said
+    assert re.search(r"^lvs0/\S+ ", said, re.MULTILINE), said
+    cluster.wait("pvc/data", "jsonpath={.status.capacity.storage}=600Mi")
+    cluster.delete("pod", "writer")
+    cluster.delete("pvc", "data")
+    until(lambda: not cluster.items("pv"), "no volume")
 
 
 def test_a_pod_writes_through_every_update(installed: Installed) -> None:
