@@ -47,6 +47,8 @@ MODULES = (
     "sg",
     "virtio_blk",
     "virtio_console",
+    "fuse",
+    "loop",
     "ublk_drv",
 )
 
