@@ -20,7 +20,7 @@ MIRI_CRATES = ("guestmem", "virtqueue")
 RANDOM_ROUNDS = 20
 #: Seconds of each fuzz target.
 FUZZ_S = 600
-FUZZ_TARGETS = 11
+FUZZ_TARGETS = 12
 MINUTE_S = 60
 
 
