@@ -19,7 +19,7 @@ from csi.healthevents import LOOK_S, HealthEvents
 from csi.host import Host
 from csi.host.local import LocalHost
 from csi.host.remote import Helper
-from csi.hostdevice.loop import LoopDevices
+from csi.hostdevice.choice import Choice, ChosenDevices
 from csi.hosterrors import HostError
 from csi.identity import Identity
 from csi.kubevirt.controllers import VmControllers
@@ -72,6 +72,13 @@ PORT_MAX = 65535
     "--helper-socket",
     type=click.Path(path_type=Path),
     help="Socket of virtlun-csi-helper, which mounts; without it this process does, as root.",
+)
+@click.option(
+    "--host-device",
+    type=click.Choice([each.value for each in Choice]),
+    default=Choice.AUTO.value,
+    help="A pod's new block device: of ublk where that grows while it is used (auto), of ublk "
+    "wherever there is any (ublk), or a loop device. One that is there stays what it is.",
 )
 @click.option(
     "--kubelet-registration-path",
@@ -127,6 +134,7 @@ def main(
     node_id: str,
     target_sockets: tuple[Path, ...],
     helper_socket: Path | None,
+    host_device: str,
     kubelet_registration_path: str | None,
     plugin_registry: Path,
     http_address: str,
@@ -159,7 +167,7 @@ def main(
         waiting = WaitingClaims(node_id)
         parts["Controller"] = Controller(volumes, locks, node_id, nodes.node_of, waiting)
     if mode != "controller":
-        devices = LoopDevices(targets, host)
+        devices = ChosenDevices(targets, host, Choice(host_device))
         controllers = VmControllers(targets, devices, locks)
         machines = None
         if kubevirt:

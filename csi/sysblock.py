@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 BLOCK = Path("/sys/class/block")
+PAGE_BYTES = 4096
+"""The longest block: a device's size may be that much less than its volume's."""
 SECTOR_BYTES = 512
 """Of /sys/class/block/NAME/size, whatever the device's logical block is."""
 

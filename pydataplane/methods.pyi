@@ -469,6 +469,17 @@ class NewExport(TypedDict):
     """The file: for `losetup --direct-io=on`. Or the device, `/dev/ublkbN`."""
 
 
+class ExportDevices(TypedDict):
+    """In the result of virtlun_export_get_devices."""
+
+    resizes: bool
+    """Whether such a device takes its bdev's new size while it is used."""
+    ublk: bool
+    """Whether `device` of virtlun_export_create can make devices of ublk."""
+    why: str
+    """Why not; empty where both can be had."""
+
+
 class Export(TypedDict):
     """In the result of virtlun_export_list."""
 
@@ -1360,6 +1371,7 @@ class Rpc(ABC):
         /,
         *,
         bdev_name: str,
+        block_size: int | None = ...,
         device: bool | None = ...,
         parked: bool | None = ...,
         read_only: bool | None = ...,
@@ -1375,6 +1387,14 @@ class Rpc(ABC):
         bdev_name: str,
         force: bool | None = ...,
     ) -> bool: ...
+
+    # Get what devices of ublk exports can be, as the holder and its kernel say.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_export_get_devices"],
+        /,
+    ) -> ExportDevices: ...
 
     # Get all exports, in the order in which they were made.
     @overload

@@ -50,6 +50,7 @@ NAMES = {
     "vhost_get_controllers[].sessions[].stopped_queues[]": "StoppedQueue",
     "virtlun_controller_set_owner(process)": "OwnerProcess",
     "virtlun_export_create": "NewExport",
+    "virtlun_export_get_devices": "ExportDevices",
     "virtlun_export_list[]": "Export",
     "virtlun_get_status": "Status",
     "virtlun_get_status.reactors[]": "StatusReactor",

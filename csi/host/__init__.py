@@ -37,7 +37,7 @@ from csi.hostdevice.loopctl import Loop
 class Host(Protocol):
     """Each method may be repeated after a crash at any point, and raises HostError.
 
-    `volume` is a volume's handle. A `device` is a loop device of that volume.
+    `volume` is a volume's handle. A `device` is a loop device of that volume, or one of ublk.
     """
 
     def check(self) -> str | None:
@@ -46,8 +46,14 @@ class Host(Protocol):
     def loops(self, volume: str) -> list[Loop]:
         """Returns the volume's loop devices. To tell what one is, the kernel asks its file."""
 
+    def disks(self) -> dict[str, Path]:
+        """Returns the devices of ublk by volume, as the virtlun-holder has noted them."""
+
     def attach(self, volume: str, file: Path, *, read_only: bool, block_size: int) -> Path:
-        """Puts a new loop device over the target's file of the volume; `block_size` in bytes."""
+        """Puts a new loop device over the target's file of the volume; `block_size` in bytes.
+
+        In place of the file may be the volume's device of ublk, if it is to be read-only.
+        """
 
     def answers(self, volume: str, device: Path) -> bool:
         """Whether a device's first bytes can be read from its file."""

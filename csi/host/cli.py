@@ -10,10 +10,11 @@ from pathlib import Path
 
 from csi import kernel
 from csi.host.confined import Confined
+from csi.host.local import EXPORT_DIR
 from csi.host.server import Server, log
 from csi.host.syscalls import Denial
 
-EXPORT_DIR, VHOST_DIR = Path("/run/virtlun/export"), Path("/run/virtlun/vhost")
+VHOST_DIR = Path("/run/virtlun/vhost")
 CAPABILITIES = frozenset({kernel.CAP_DAC_OVERRIDE, kernel.CAP_SYS_ADMIN, kernel.CAP_SYS_RESOURCE})
 """For the target's files, which are its user's; for mounts and loop devices; for ext4's growth."""
 

@@ -17,15 +17,17 @@ from typing import Any
 from csi.host.local import LocalHost
 from csi.host.places import CSI_VOLUMES, Places, SeveralPlaces
 from csi.host.records import Records
-from csi.hostdevice import loopctl
+from csi.hostdevice import loopctl, ublkctl
 from csi.hosterrors import HostError
 from csi.mounts import Mount
 
 UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 FOLDER = re.compile(rf"(?:csi|pod)-{UUID}")
 """What the driver calls the controllers whose folders it gives to pods."""
-DEVICE = re.compile(r"/dev/loop\d{1,7}")
+DEVICE = re.compile(rf"/dev/loop\d{{1,7}}|{ublkctl.DEVICE.pattern}")
 LOOP_MAJOR = 7
+UBLK_MAJOR = 259
+"""Of all block devices whose drivers have no major number of their own."""
 FILE_SYSTEMS = ("ext4", "xfs")
 EXPORT_TYPE = "fuse.virtlun"
 DELETED = "//deleted"
@@ -53,6 +55,7 @@ class Confined:
             self._places,
             SeveralPlaces({root: Places(root, (), fs_type=EXPORT_TYPE) for root in exports}),
             SeveralPlaces({root: Places(root, ()) for root in vhost}),
+            disks=exports,
         )
         device: Checks = {"device": _device}
         target: Checks = {"target": _path}
@@ -90,6 +93,8 @@ class Confined:
         Raises:
             HostError: it is refused, or fails.
         """
+        if name == "disks":
+            return {whose: str(device) for whose, device in self._local.disks().items()}
         if name not in self._operations:
             raise HostError(f"the helper has no operation '{name}'")
         act, checks = self._operations[name]
@@ -114,6 +119,8 @@ class Confined:
         return [{**vars(loop), "device": str(loop.device)} for loop in self._local.loops(volume)]
 
     def _is_export(self, file: Path, volume: str) -> bool:
+        if ublkctl.is_device(file):
+            return self._local.disks().get(volume) == file
         return file.name == volume and file.parent.parent in self._exports
 
     def _check_folder(self, volume: str, folder: Path, target: Path) -> None:
@@ -130,11 +137,21 @@ class Confined:
         name = Path(mount.root.removesuffix(DELETED)).name
         if mount.fs_type in FILE_SYSTEMS and major == LOOP_MAJOR:
             return self._is_volume(f"loop{minor}")
+        if mount.fs_type in FILE_SYSTEMS and major == UBLK_MAJOR:
+            disk = ublkctl.name_of(mount.device)
+            return disk is None or self._is_disk(disk)
         if mount.fs_type == "devtmpfs" and mount.root == f"/{name}":
-            return self._is_volume(name)
+            return self._is_volume(name) or self._is_disk(name)
         if FOLDER.fullmatch(name) is None:
             return False
         return any(mount.device == _device_of(folder) for folder in self._vhost)
+
+    def _is_disk(self, name: str) -> bool:
+        """Whether a device is of ublk and a volume's, or not there any more."""
+        device = Path("/dev") / name
+        if not ublkctl.is_device(device):
+            return False
+        return name not in ublkctl.names() or device in self._local.disks().values()
 
     def _is_volume(self, loop: str) -> bool:
         """Whether a loop device is over what can be an export, or over no file any more.
@@ -145,7 +162,7 @@ class Confined:
         if not re.fullmatch(r"loop\d+", loop):
             return False
         path = loopctl.file_path(loop)
-        if path is None:
+        if path is None or self._is_disk(path.name):
             return True
         there = any(path.is_relative_to(root) for root in self._exports)
         there |= path.parent == Path("/")
@@ -178,7 +195,7 @@ def _path(value: Any) -> Path:
 
 def _device(value: Any) -> Path:
     if not isinstance(value, str) or not DEVICE.fullmatch(value):
-        raise HostError(f"{value!r} is no loop device")
+        raise HostError(f"{value!r} is no loop device, and none of ublk")
     return Path(value)
 
 

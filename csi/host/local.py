@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from csi import filesystems, kernel, mounts
 from csi.host.places import Places, SeveralPlaces, descriptor_path
-from csi.hostdevice import loopctl
+from csi.hostdevice import loopctl, ublkctl
 from csi.hostdevice.loopctl import DEAD, Loop
 from csi.hosterrors import HostError
 
+EXPORT_DIR = Path("/run/virtlun/export")
 PREFIX = "virtlun:"
 READ_ONLY_SUFFIX = ":ro"
 PAGE_BYTES = 4096
@@ -29,8 +30,14 @@ class LocalHost:
         places: Places | None = None,
         exports: Places | SeveralPlaces | None = None,
         folders: Places | SeveralPlaces | None = None,
+        disks: Sequence[Path] | None = None,
     ) -> None:
-        """Mounts in `places` the files of `exports` and what is in `folders`; None: of anywhere."""
+        """Mounts in `places` the files of `exports` and what is in `folders`; None: of anywhere.
+
+        Devices of ublk are those that holders have noted in `disks`; None: what the target says.
+        """
+        self._links = ublkctl.Links([EXPORT_DIR] if disks is None else disks)
+        self._checks_links = disks is not None
         self._places = places or Places()
         self._exports = exports or Places()
         self._folders = folders or Places()
@@ -43,7 +50,13 @@ class LocalHost:
 
     def loops(self, volume: str) -> list[Loop]:
         """Returns the volume's loop devices."""
-        return [loop for loop in loopctl.loops(volume) if loop.name in _names(volume)]
+        files = (volume, *ublkctl.names())
+        found = (loop for file in files for loop in loopctl.loops(file))
+        return [loop for loop in found if loop.name in _names(volume)]
+
+    def disks(self) -> dict[str, Path]:
+        """Returns the devices of ublk by volume."""
+        return self._links.all()
 
     def attach(self, volume: str, file: Path, *, read_only: bool, block_size: int) -> Path:
         """Puts a loop device over the target's file of the volume, unless one is there.
@@ -51,7 +64,7 @@ class LocalHost:
         It may be of a driver that was killed while its question was underway.
         """
         name = f"{PREFIX}{volume}{READ_ONLY_SUFFIX if read_only else ''}"
-        with self._exports.file(file) as number:
+        with self._backing(volume, file, read_only=read_only) as number:
             found = os.fstat(number)
             backing = loopctl.encoded(found.st_dev), found.st_ino
             for loop in self.loops(volume):
@@ -73,7 +86,9 @@ class LocalHost:
     def flush(self, volume: str, device: Path) -> None:
         """Writes out and drops a device's page cache."""
         with self._own(volume, device, gone=True) as loop:
-            if loop is not None and not loop.name.startswith(DEAD):
+            if ublkctl.is_device(device):
+                loopctl.flush_device(device)
+            elif loop is not None and not loop.name.startswith(DEAD):
                 loopctl.flush(loop)
 
     def release(self, volume: str, device: Path) -> None:
@@ -182,19 +197,38 @@ class LocalHost:
             raise
 
     @contextlib.contextmanager
+    def _backing(self, volume: str, file: Path, *, read_only: bool) -> Iterator[int]:
+        """Opens the place of what a loop device is to be over; HostError for another volume's."""
+        if not ublkctl.is_device(file):
+            with self._exports.file(file) as number:
+                yield number
+            return
+        if not read_only:
+            raise HostError(f"{file} is used as it is: a loop device over it is read-only")
+        with self._own(volume, file):
+            number = os.open(file, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                yield number
+            finally:
+                os.close(number)
+
+    @contextlib.contextmanager
     def _own(self, volume: str, device: Path, *, gone: bool = False) -> Iterator[Loop | None]:
         """Holds a device of the volume open, so that it stays that one; HostError for another.
 
-        `gone`: None for one that is not in use any more.
+        `gone`: None for one that is not in use any more, as for one of ublk.
         """
+        is_disk = ublkctl.is_device(device)
+        if is_disk and self._checks_links:
+            self._links.check(volume, device)
         with contextlib.ExitStack() as opened:
             try:
                 node = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
             except OSError as error:
                 raise HostError(f"{device} cannot be opened: {error.strerror}") from error
             opened.callback(os.close, node)
-            loop = loopctl.status(device)
-            if loop is None and gone:
+            loop = None if is_disk else loopctl.status(device)
+            if is_disk or (loop is None and gone):
                 yield None
             elif loop is None or loop.name not in _names(volume):
                 raise HostError(f"{device} is not of volume {volume}")

@@ -57,6 +57,10 @@ class Helper:
             for each in self.call("loops", volume)
         ]
 
+    def disks(self) -> dict[str, Path]:
+        """See Host."""
+        return {volume: Path(device) for volume, device in self.call("disks", "").items()}
+
     def attach(self, volume: str, file: Path, *, read_only: bool, block_size: int) -> Path:
         """See Host."""
         words = {"file": file, "read_only": read_only, "block_size": block_size}

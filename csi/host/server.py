@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from csi.host import rights, wire
 from csi.hosterrors import HostError
 
-READS = {"loops", "answers"}
+READS = {"loops", "answers", "disks"}
 """They change nothing, and may wait for the target: nobody waits for them."""
 CONNECTIONS_MAX = 256
 SOCKET_MODE = 0o600

@@ -1,7 +1,8 @@
 """The kernel face: a volume as a block device of this host, for ordinary pods.
 
 One small interface, `HostDevice`. What there is: `loop`, a loop device over a file that the
-target exports through FUSE; it needs nothing but Linux 5.8.
+target exports through FUSE, which needs nothing but Linux 5.8; `ublk`, a device that the target
+serves without either; and `choice`, which of them a volume gets.
 """
 
 from __future__ import annotations

@@ -191,6 +191,13 @@ def grow(device: Path) -> None:
         raise HostError(f"{device} does not take its new size: {error}") from error
 
 
+def flush_device(device: Path) -> None:
+    """Writes out what is in a block device's page cache, and drops the cache; OSError if not."""
+    with device.open("rb") as node:
+        os.fsync(node)
+        fcntl.ioctl(node, BLKFLSBUF)
+
+
 def flush(loop: Loop) -> None:
     """Writes out what is in a loop device's page cache, and drops the cache.
 
@@ -200,9 +207,7 @@ def flush(loop: Loop) -> None:
         HostError: the file refuses the data.
     """
     try:
-        with loop.device.open("rb") as node:
-            os.fsync(node)
-            fcntl.ioctl(node, BLKFLSBUF)
+        flush_device(loop.device)
     except OSError as error:
         now = status(loop.device)
         if now is not None and now.name == loop.name and now.backing == loop.backing:

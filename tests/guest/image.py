@@ -75,6 +75,8 @@ TOOLS = (
 
 #: File names of the packages of kernels.
 PACKAGE = "linux-image-*-cloud-amd64_*.deb"
+#: Of what a newer one is split into beside it.
+PARTS = "linux-[bm]*-cloud-amd64_*.deb"
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,9 @@ class Kernel(enum.Enum):
     """Linux 6.1."""
     BACKPORTS = "backports"
     """Linux 6.12, which has ublk. Without KVM it needs the newer QEMU: in 7.2 it often panics."""
+    NEWEST = "newest"
+    """Of the next release's backports: 6.16 or newer, whose ublk can change a device's size. Needs
+    the newer QEMU as BACKPORTS does."""
 
 
 def build(kernel: Kernel = Kernel.RELEASE) -> Image:
@@ -102,9 +107,9 @@ def build(kernel: Kernel = Kernel.RELEASE) -> Image:
     """
     folder = CACHE / "guest" / kernel.value
     folder.mkdir(parents=True, exist_ok=True)
-    package = _kernel_package(folder, kernel)
+    packages = _kernel_packages(folder, kernel)
     sources = [path.read_bytes() for path in (Path(__file__), INIT, *PROGRAMS)]
-    key = hashlib.sha256(b"\0".join([*sources, package.name.encode()])).hexdigest()[:16]
+    key = hashlib.sha256(b"\0".join([*sources, packages[0].name.encode()])).hexdigest()[:16]
     image = Image(folder / f"vmlinuz-{key}", folder / f"initrd-{key}.img")
     if image.kernel.exists() and image.initrd.exists():
         return image
@@ -113,12 +118,15 @@ def build(kernel: Kernel = Kernel.RELEASE) -> Image:
     try:
         unpacked = tree / "package"
         unpacked.mkdir(parents=True)
-        subprocess.run(["dpkg-deb", "-x", package, unpacked], check=True)
+        for package in packages:
+            subprocess.run(["dpkg-deb", "-x", package, unpacked], check=True)
         rootfs = tree / "root"
-        _fill(rootfs, next((unpacked / "lib/modules").iterdir()))
+        # since Debian 13 in /usr
+        modules = [*unpacked.glob("lib/modules/*"), *unpacked.glob("usr/lib/modules/*")]
+        _fill(rootfs, modules[0])
         initrd = _pack(rootfs)
         for data, path in (
-            (next((unpacked / "boot").glob("vmlinuz-*")).read_bytes(), image.kernel),
+            (next(unpacked.rglob("vmlinuz*")).read_bytes(), image.kernel),
             (initrd, image.initrd),
         ):
             partial = path.with_suffix(f".{os.getpid()}")
@@ -130,16 +138,24 @@ def build(kernel: Kernel = Kernel.RELEASE) -> Image:
     return image
 
 
-def _kernel_package(folder: Path, kernel: Kernel) -> Path:
-    """Downloads Debian's current cloud kernel package unless the cache has one."""
+def _kernel_packages(folder: Path, kernel: Kernel) -> list[Path]:
+    """Downloads Debian's current cloud kernel, the package of the image first; or has it cached."""
     cached = sorted(folder.glob(PACKAGE))
     if cached:
-        return cached[-1]
+        return [cached[-1], *sorted(folder.glob(PARTS))]
+    if kernel is Kernel.NEWEST:
+        with tempfile.TemporaryDirectory(prefix="partial-", dir=folder) as work:
+            # the image last: with it they are all there
+            downloaded = backports.newest_kernel(Path(work))
+            downloaded.sort(key=lambda path: path.match(PACKAGE))
+            for path in downloaded:
+                path.rename(folder / path.name)
+        return _kernel_packages(folder, kernel)
     if kernel is Kernel.BACKPORTS:
         with tempfile.TemporaryDirectory(prefix="partial-", dir=folder) as work:
             downloaded = backports.download(Path(work), ["linux-image-cloud-amd64"])
             package = next(path for path in downloaded if path.match(PACKAGE))
-            return package.rename(folder / package.name)
+            return [package.rename(folder / package.name)]
     depends = subprocess.run(
         ["apt-cache", "depends", "linux-image-cloud-amd64"],
         check=True,
@@ -154,7 +170,7 @@ def _kernel_package(folder: Path, kernel: Kernel) -> Path:
     subprocess.run(
         ["apt-get", "download", "-q", found[1]], cwd=folder, check=True, capture_output=True
     )
-    return sorted(folder.glob(PACKAGE))[-1]
+    return [sorted(folder.glob(PACKAGE))[-1]]
 
 
 def _fill(rootfs: Path, modules: Path) -> None:

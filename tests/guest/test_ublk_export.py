@@ -6,131 +6,35 @@ run.
 
 from __future__ import annotations
 
-import json
 import random
-import shlex
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.guest.emulator import newer
-from tests.guest.image import Kernel, build
-from tests.support import program_disk
-from tests.support.agent import GuestError
+from tests.guest.image import Kernel
+from tests.support import program_disk, target_inside
 from tests.support.qemu import Guest
 from tests.support.restarts import choose_seed
-from tests.support.target import SANDBOX_REFUSED, binary
+from tests.support.target import SANDBOX_REFUSED
+from tests.support.target_inside import SOCKET, VOLUME, VOLUME_MIB, TargetInside
 from tests.support.verified_io import VerifiedIo
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(900)]
 
-VOLUME_MIB = 32
 DEPTH = 16
-VOLUME = "lvs0/v0"
-SOCKET = "/ram/rpc.sock"
-COMMAND = (
-    f"/programs/virtlun-target --rpc-socket {SOCKET} --vhost-dir /ram/vhost --state-dir /ram/state "
-    "--export-dir /run/virtlun/export"
-)
 
 
-class TargetInside:
-    """A target in a guest, with a volume on a file of the guest's memory."""
-
-    def __init__(self, guest: Guest, *options: str) -> None:
-        """Starts it, with further options, and makes the volume."""
-        self.guest, self.options = guest, options
-        guest.run(f"truncate -s {3 * VOLUME_MIB}M /ram/disk; touch /ram/log; chmod 666 /ram/disk")
-        self.start()
-        self.rpc("bdev_uring_create", filename="/ram/disk", name="base", block_size=512)
-        self.rpc("bdev_lvol_create_lvstore", bdev_name="base", lvs_name="lvs0")
-        self.rpc(
-            "bdev_lvol_create",
-            lvol_name="v0",
-            size_in_mib=VOLUME_MIB,
-            lvs_name="lvs0",
-            thin_provision=True,
-        )
-
-    def start(self, *options: str) -> None:
-        """Starts a process and waits until it serves."""
-        before = self.guest.run("cat /tmp/target.pid 2>/dev/null || true").strip()
-        command = shlex.join(["setsid", *COMMAND.split(), *self.options, *options])
-        self.guest.run(
-            f"export LD_LIBRARY_PATH={program_disk.PLACE}/lib; {command} >>/ram/log 2>&1 & "
-            "echo $! >/tmp/target.pid"
-        )
-        end = time.monotonic() + 120
-        while True:
-            try:
-                if self.rpc("virtlun_get_status"):
-                    return
-            except AssertionError:
-                lives = self.guest.run("kill -0 $(cat /tmp/target.pid)", check=False) == ""
-                assert lives and time.monotonic() < end, f"{before}: {self.words()}"
-                time.sleep(0.1)
-
-    def rpc(self, method: str, **params: object) -> Any:
-        """Calls a method and returns its result; AssertionError with the error."""
-        request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-        if not params:
-            del request["params"]
-        said = self.guest.run(f"unix_call {SOCKET} {shlex.quote(json.dumps(request))}", check=False)
-        assert said.startswith("{"), said
-        answer = json.loads(said)
-        assert "result" in answer, f"{method}: {answer}\n{self.words()}"
-        return answer["result"]
-
-    def words(self) -> str:
-        """Returns the log, with the kernel's."""
-        return self.guest.run("dmesg | tail -n 30; tail -n 60 /ram/log; ps")
-
-    def kill(self) -> None:
-        """As a crash, and a new process."""
-        self.guest.run(f"kill -9 $(cat /tmp/target.pid); rm -f {SOCKET}")
-        self.start()
-
-    def terminate(self) -> None:
-        """In order, and a new process."""
-        self.guest.run(
-            "pid=$(cat /tmp/target.pid); kill -TERM $pid; "
-            "for i in $(seq 300); do [ -d /proc/$pid ] || exit 0; sleep .1; done; exit 1"
-        )
-        self.start()
-
-    def upgrade(self) -> None:
-        """A new process takes over from the one that serves."""
-        before = self.guest.run("cat /tmp/target.pid").strip()
-        self.start("--take-over")
-        ended = f"for i in $(seq 300); do [ -d /proc/{before} ] || exit 0; sleep .1; done; exit 1"
-        try:
-            self.guest.run(ended, 240.0)
-        except GuestError as error:
-            raise AssertionError(f"pid {before} serves on:\n{self.words()}") from error
-
-
-@pytest.fixture
-def guest(tmp_path: Path) -> Iterator[Guest]:
+@pytest.fixture(params=[Kernel.NEWEST], ids=str)
+def guest(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Guest]:
     """With the programs; no sandbox refused a call, and nothing surprised the kernel."""
-    names = ("virtlun-target", "virtlun-holder")
-    image = program_disk.make(tmp_path, {name: binary(name) for name in names})
-    with Guest(
-        build(Kernel.BACKPORTS),
-        tmp_path,
-        emulator=newer(),
-        memory_mib=640,
-        deadline_s=300.0,
-        extra=program_disk.options(image),
-    ) as guest:
-        guest.run(program_disk.MOUNT)
-        guest.run(f"mkdir -p /ram; mount -t tmpfs -o size={4 * VOLUME_MIB}m tmpfs /ram")
+    kernel: Kernel = request.param
+    with program_disk.guest(tmp_path, target_inside.programs(), kernel, memory_mib=640) as guest:
+        guest.run(target_inside.PREPARE)
         yield guest
-        words = guest.run("cat /ram/*log; dmesg")
-        assert SANDBOX_REFUSED not in words and "WARNING" not in words, words
-        assert "BUG:" not in words, words
+        words = guest.run("cat /ram/*log")
+        assert SANDBOX_REFUSED not in words, words
 
 
 @pytest.fixture
@@ -184,6 +88,53 @@ def test_a_mounted_device_is_not_deleted_and_a_deleted_one_is_gone(target: Targe
     assert guest.run("ls /dev | grep ublk[bc] || true") == ""
     disk = export(target)
     guest.run(f"mount -t ext4 /dev/{disk} /fs; cmp /bin/busybox /fs/busybox; umount /fs")
+    target.rpc("virtlun_export_delete", bdev_name=VOLUME)
+
+
+def test_a_device_grows_while_it_is_used(target: TargetInside) -> None:
+    """At once; and after a target that was killed before it could tell the kernel."""
+    can = {"ublk": True, "resizes": True, "why": ""}
+    assert target.rpc("virtlun_export_get_devices") == can
+    guest, disk = target.guest, export(target)
+
+    def grow(mib: int) -> None:
+        target.rpc("bdev_lvol_resize", name=VOLUME, size_in_mib=mib)
+
+    def sectors() -> int:
+        return int(guest.run(f"cat /sys/block/{disk}/size"))
+
+    guest.run(f"mkfs.ext4 -q -F -b 4096 /dev/{disk}; mkdir -p /fs; mount -t ext4 /dev/{disk} /fs")
+    for step in (1, 2):
+        mib = VOLUME_MIB + 8 * step
+        grow(mib)
+        assert sectors() == mib << 11
+        guest.run(f"resize2fs /dev/{disk}")
+        target.kill()
+        assert sectors() == mib << 11
+    assert int(guest.run("df -k /fs | awk 'NR == 2 { print $2 }'")) > VOLUME_MIB << 10
+    guest.run("dd if=/dev/zero bs=1M count=36 of=/fs/x; sync; umount /fs")
+    target.rpc("virtlun_export_delete", bdev_name=VOLUME)
+    made = target.rpc("virtlun_export_create", bdev_name=VOLUME, device=True, block_size=4096)
+    disk = Path(made["path"]).name
+    assert guest.run(f"cat /sys/block/{disk}/queue/logical_block_size") == "4096\n"
+    assert guest.run("readlink /run/virtlun/export/*.disk") == f"/dev/{disk}\n"
+    target.kill()
+    guest.run(f"mount -t ext4 /dev/{disk} /fs; ls -l /fs/x; umount /fs")
+    target.rpc("virtlun_export_delete", bdev_name=VOLUME)
+    assert guest.run("ls /run/virtlun/export") == ""
+
+
+@pytest.mark.parametrize("guest", [Kernel.BACKPORTS], indirect=True, ids=str)
+def test_a_device_keeps_its_size_on_an_older_kernel(target: TargetInside) -> None:
+    """One that is made later has the new one."""
+    found = target.rpc("virtlun_export_get_devices")
+    assert (found["ublk"], found["resizes"], "Linux 6.16" in found["why"]) == (True, False, True)
+    guest, disk = target.guest, export(target)
+    target.rpc("bdev_lvol_resize", name=VOLUME, size_in_mib=2 * VOLUME_MIB)
+    assert int(guest.run(f"cat /sys/block/{disk}/size")) == VOLUME_MIB << 11
+    target.rpc("virtlun_export_delete", bdev_name=VOLUME)
+    disk = export(target)
+    assert int(guest.run(f"cat /sys/block/{disk}/size")) == VOLUME_MIB << 12
     target.rpc("virtlun_export_delete", bdev_name=VOLUME)
 
 

@@ -22,16 +22,9 @@ from typing import Any
 
 import pytest
 
-from tests.guest.test_ublk_export import (
-    DEPTH,
-    SOCKET,
-    VOLUME,
-    VOLUME_MIB,
-    TargetInside,
-    guest,
-    target,
-)
+from tests.guest.test_ublk_export import DEPTH, guest, target
 from tests.support.restarts import choose_seed
+from tests.support.target_inside import SOCKET, VOLUME, VOLUME_MIB, TargetInside
 from tests.support.verified_io import VerifiedIo
 
 __all__ = ["guest", "target"]

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+NEXT = {"bookworm": "trixie", "trixie": "forky"}
+"""The release after each that tests run on."""
 
 
 def download(work: Path, packages: Sequence[str]) -> list[Path]:
@@ -25,29 +27,71 @@ def download(work: Path, packages: Sequence[str]) -> list[Path]:
     """
     mirror, codename = _mirror()
     suite = f"{codename}-backports"
-    signed = f" [signed-by={KEYRING}]" if KEYRING.exists() else ""
-    sources = work / "sources.list"
-    sources.write_text("".join(f"deb{signed} {mirror} {name} main\n" for name in (codename, suite)))
+    sources = "".join(f"deb{_signed()} {mirror} {name} main\n" for name in (codename, suite))
+    apt = _apt(work, sources)[1:]
+    names = [f"{name}/{suite}" for name in packages]
+    download = ["install", "--download-only", "--reinstall", "--no-install-recommends", *names]
+    for words in (["update"], download):
+        what = f"{words[0]} of {packages[0]} from {mirror} {suite}"
+        _run([*apt, *words], "apt-get", what)
+    return sorted((work / "cache/archives").glob("*.deb"))
+
+
+def newest_kernel(work: Path) -> list[Path]:
+    """Downloads the cloud kernel of the next release's backports, and returns its packages.
+
+    That is one, or three: image, binary and modules. `work` is as for `download`. What they depend
+    on is not downloaded: no package of this machine's release fits it.
+
+    Raises:
+        RuntimeError: this machine does not reach the mirror, or it has no such suite.
+    """
+    mirror, codename = _mirror()
+    suite = f"{NEXT[codename]}-backports"
+    apt = _apt(work, f"deb{_signed()} {mirror} {suite} main\n")
+    _run([*apt[1:], "update"], "apt-get", f"update of {suite} from {mirror}")
+    cache = [word for word in apt[1:] if word not in ("-q", "-y")]
+    depends = _run([*cache, "depends", "linux-image-cloud-amd64"], "apt-cache", "depends")
+    found = re.search(r"Depends: linux-image-(\d\S*-cloud-amd64)", depends)
+    if not found:
+        raise RuntimeError(f"{mirror} {suite} has no linux-image-cloud-amd64: try again later")
+    depends = _run([*cache, "depends", f"linux-image-{found[1]}"], "apt-cache", "depends")
+    parts = re.findall(rf"Depends: (linux-(?:binary|modules)-{re.escape(found[1])})", depends)
+    names = [f"linux-image-{found[1]}", *parts]
+    _run([*apt[1:], "download", *names], "apt-get", f"download of {names[0]}", work)
+    return sorted(work.glob("*.deb"))
+
+
+def _signed() -> str:
+    return f" [signed-by={KEYRING}]" if KEYRING.exists() else ""
+
+
+def _apt(work: Path, sources: str) -> list[str]:
+    """Returns apt-get with lists of its own in the folder `work`, of these sources."""
+    listed = work / "sources.list"
+    listed.write_text(sources)
     (work / "lists/partial").mkdir(parents=True)
     (work / "cache/archives/partial").mkdir(parents=True)
-    apt = [
-        *("apt-get", "-q", "-y", "-o", f"Dir::Etc::SourceList={sources}"),
+    return [
+        *("apt-get", "-q", "-y", "-o", f"Dir::Etc::SourceList={listed}"),
         *("-o", "Dir::Etc::SourceParts=/dev/null", "-o", f"Dir::State::Lists={work}/lists"),
         *("-o", f"Dir::Cache={work}/cache", "-o", "APT::Sandbox::User="),
         *("-o", "Acquire::Retries=5"),
         *("-o", "Debug::NoLocking=1"),  # of dpkg's state, which is only read
     ]
-    names = [f"{name}/{suite}" for name in packages]
-    download = ["install", "--download-only", "--reinstall", "--no-install-recommends", *names]
-    for words in (["update"], download):
-        done = subprocess.run([*apt, *words], capture_output=True, text=True, check=False)
-        if done.returncode:
-            why = (done.stderr or done.stdout).strip()
-            raise RuntimeError(
-                f"apt-get {words[0]} of {packages[0]} from {mirror} {suite} failed; see that "
-                f"this machine reaches the mirror, then try again:\n{why}"
-            )
-    return sorted((work / "cache/archives").glob("*.deb"))
+
+
+def _run(words: list[str], program: str, what: str, folder: Path | None = None) -> str:
+    """Returns what a program of apt's says; RuntimeError with its own words where it fails."""
+    done = subprocess.run(
+        [program, *words], capture_output=True, text=True, check=False, cwd=folder
+    )
+    if done.returncode:
+        raise RuntimeError(
+            f"{program} {what} failed; see that this machine reaches the mirror, then try again:\n"
+            f"{(done.stderr or done.stdout).strip()}"
+        )
+    return done.stdout
 
 
 def _mirror() -> tuple[str, str]:

@@ -57,7 +57,11 @@ class FakeTarget(WatchedClient):
         self.owners: dict[str, tuple[int | None, bool]] = {}
         """By controller: the user named for its owner, and whether that has to be a new process."""
         self.exports: set[str] = set()
-        """The volumes that are files."""
+        """The volumes that are files, or devices of ublk."""
+        self.disks: dict[str, str] = {}
+        """Of the latter: the device's path."""
+        self.devices = {"ublk": False, "resizes": False, "why": "the kernel has no ublk"}
+        """What devices of ublk there can be."""
         self.connected: set[str] = set()
         """Controllers that a QEMU is connected to."""
         self.delayed: set[str] = set()
@@ -346,12 +350,35 @@ class FakeTarget(WatchedClient):
             raise RpcError(NO_DATA, "No data available")
         return True
 
+    def virtlun_export_create(
+        self,
+        bdev_name: str,
+        read_only: bool = False,
+        device: bool = False,
+        block_size: int = 512,
+    ) -> dict[str, str]:
+        assert not read_only and block_size in (512, 4096)
+        if device and self.devices["ublk"] and bdev_name not in self.exports:
+            self.disks[bdev_name] = f"/dev/ublkb{len(self.disks)}"
+        self.exports.add(bdev_name)
+        return {"path": self.disks.get(bdev_name, f"/export/{bdev_name}")}
+
+    def virtlun_export_delete(self, bdev_name: str) -> bool:
+        if bdev_name not in self.exports:
+            raise RpcError(NO_DEVICE, f"bdev {bdev_name} is not exported")
+        self.exports.discard(bdev_name)
+        self.disks.pop(bdev_name, None)
+        return True
+
+    def virtlun_export_get_devices(self) -> dict[str, Any]:
+        return self.devices
+
     def virtlun_export_list(self) -> list[dict[str, Any]]:
         return [
             {
                 "bdev_name": uuid,
                 "uuid": uuid,
-                "path": f"/export/{uuid}",
+                "path": self.disks.get(uuid, f"/export/{uuid}"),
                 "read_only": False,
                 "parked": False,
                 "opens": 1,

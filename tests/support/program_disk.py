@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+
+from tests.guest.emulator import newer
+from tests.guest.image import Kernel, build
+from tests.support.qemu import Guest
 
 #: Where `mount` puts it in the guest.
 PLACE = "/programs"
@@ -34,6 +40,29 @@ def make(folder: Path, programs: dict[str, Path]) -> Path:
     )
     shutil.rmtree(tree)
     return image
+
+
+@contextlib.contextmanager
+def guest(
+    scratch: Path, programs: dict[str, Path], kernel: Kernel, *, memory_mib: int = 512
+) -> Iterator[Guest]:
+    """Boots a guest with `programs` as `make` takes them; nothing surprised its kernel at the end.
+
+    `scratch` is a folder for its disk, its sockets and its logs.
+    """
+    image = make(scratch, programs)
+    with Guest(
+        build(kernel),
+        scratch,
+        emulator=newer(),
+        deadline_s=300.0,
+        memory_mib=memory_mib,
+        extra=options(image),
+    ) as running:
+        running.run(MOUNT)
+        yield running
+        words = running.run("dmesg")
+        assert "WARNING" not in words and "BUG:" not in words, words
 
 
 def options(image: Path) -> tuple[str, ...]:

@@ -36,6 +36,7 @@ READS: dict[str, list[dict[str, Any]]] = {
     "bdev_uring_rescan": [{"name": "lvs0-base"}],
     "vhost_controller_set_coalescing": [{"ctrlr": "vm-1", "delay_base_us": 0, "iops_threshold": 1}],
     "vhost_get_controllers": [{}],
+    "virtlun_export_get_devices": [{}],
     "virtlun_export_list": [{}],
     "virtlun_get_status": [{}],
     "virtlun_lvol_get_sizes": [{"names": ["lvs0/v0"]}],

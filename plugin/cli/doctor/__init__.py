@@ -77,6 +77,7 @@ def examinations(
         ("AppArmor", lambda: libvirt.apparmor(vhost_dir)),
         ("pods' block devices", machine.pods_block_devices),
         ("target", lambda: target.target(socket)),
+        ("pods' new devices", lambda: target.host_devices(socket)),
         ("the target's rights", lambda: rights.target(socket)),
         ("the holder's rights", lambda: rights.holder(socket)),
         ("the helper's rights", rights.helper),

@@ -45,6 +45,23 @@ def target(socket: Path) -> Finding:
     return Finding("target", "ok", f"runs: pid {found['pid']}, version {found['version']}")
 
 
+def host_devices(socket: Path) -> Finding:
+    """Which block devices new pods on this host get from the driver, and why."""
+    what = "pods' new devices"
+    try:
+        found = client(socket).call("virtlun_export_get_devices")
+    except TargetError:
+        return Finding(what, "warning", "not known, for the target does not tell", "start it first")
+    if found["resizes"]:
+        return Finding(what, "ok", "of ublk, which grow while they are used")
+    return Finding(
+        what,
+        "ok",
+        f"loop devices over FUSE, as {found['why']}",
+        "`virtlun-csi --host-device ublk` takes such as keep their size" if found["ublk"] else "",
+    )
+
+
 def lvstores(socket: Path) -> Finding:
     """Whether there is a store to cut volumes from, that works and has room."""
     what = "lvstores"

@@ -18,7 +18,8 @@ use crate::worker::{DEPTH, IDLE_US, changes, serve_write_back};
 /// Longest read or write, in bytes.
 const MAX_IO_BYTES: u32 = 512 * 1024;
 
-/// What a device for a bdev is to be.
+/// What a device for a bdev is to be, with blocks of `block_size` bytes where the bdev's are shorter; a
+/// power of two.
 ///
 /// # Errors
 /// The least that a bdev must take at once, in bytes.
@@ -27,15 +28,17 @@ pub(crate) fn wanted(
     features: &Features,
     read_only: bool,
     depth: u16,
+    block_size: u32,
 ) -> Result<holder::wire::NewDisk, u64> {
     let block = u64::from(g.block_size);
+    let block_size = block_size.max(g.block_size);
     let clears = |can| if can && !read_only { MAX_CLEAR_BYTES } else { 0 };
     Ok(holder::wire::NewDisk {
         depth,
         max_io_bytes: longest_io(g, features)?.min(MAX_IO_BYTES),
-        block_size: g.block_size,
+        block_size,
         physical_block_size: g.physical_block_size.min(4096),
-        bytes: g.bytes(),
+        bytes: whole_blocks(g.bytes(), block_size),
         read_only,
         max_discard_bytes: clears(features.unmap),
         max_zeroes_bytes: clears(features.write_zeroes),
@@ -75,6 +78,11 @@ pub fn of_disk(
     }
     let Span { lba, blocks, .. } = Span::exact(g, offset, bytes)?;
     Ok((op, lba, blocks))
+}
+
+/// The size of a device with blocks of `block_size` bytes of a bdev that has so many.
+pub(crate) fn whole_blocks(bytes: u64, block_size: u32) -> u64 {
+    bytes - bytes % u64::from(block_size)
 }
 
 /// An export that is to be served.
@@ -293,13 +301,16 @@ mod tests {
             max_blocks: 512,
             ..Features::default()
         };
-        let disk = wanted(&g, &features, false, DEPTH).unwrap();
+        let disk = wanted(&g, &features, false, DEPTH, 0).unwrap();
         assert_eq!((disk.bytes, disk.block_size, disk.physical_block_size), (1 << 29, 512, 4096));
         assert_eq!((disk.max_io_bytes, disk.discard_granularity), (256 * 1024 - 8192, 4096));
         assert_eq!((disk.max_discard_bytes, disk.max_zeroes_bytes), (1 << 30, 1 << 30));
-        let none = wanted(&g, &Features { max_blocks: 0, ..features }, true, 7).unwrap();
+        let none = wanted(&g, &Features { max_blocks: 0, ..features }, true, 7, 512).unwrap();
         assert_eq!((none.max_discard_bytes, none.max_io_bytes), (0, 512 * 1024));
         assert_eq!((disk.depth, none.depth), (64, 7));
-        assert!(wanted(&g, &Features { max_blocks: 8, ..features }, false, 64).is_err());
+        assert!(wanted(&g, &Features { max_blocks: 8, ..features }, false, 64, 0).is_err());
+        let odd = Geometry { num_blocks: 1025, ..g };
+        let longer = wanted(&odd, &features, false, DEPTH, 4096).unwrap();
+        assert_eq!((longer.bytes, longer.block_size), (1 << 19, 4096));
     }
 }

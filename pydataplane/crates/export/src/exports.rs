@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 use crate::errors::ExportError;
-use crate::keeper::Keeper;
+use crate::keeper::{Abilities, Keeper};
 use crate::shape::Shape;
 use crate::shared::Order;
 use crate::volume::{Ending, Face, Volume, Way};
@@ -133,7 +133,9 @@ impl Exports {
     }
 
     /// As [`Exports::create`] or [`Exports::create_parked`], as a device of ublk's where the holder
-    /// can have one made, else as a file. One that is exported already stays what it is.
+    /// can have one made, else as a file. One that is exported already stays what it is, and a device
+    /// takes the bdev's size. A new device has blocks of `block_size` bytes, a power of two, where the
+    /// bdev's are shorter.
     ///
     /// # Errors
     /// Those of [`Exports::create_parked`]; [`ExportError::DiskInUse`].
@@ -142,8 +144,10 @@ impl Exports {
         key: &str,
         read_only: bool,
         parked: bool,
+        block_size: u32,
     ) -> Result<PathBuf, ExportError> {
-        let path = self.make(key, Make { read_only, parked, shape: Shape::DiskOrFile })?;
+        let path =
+            self.make(key, Make { read_only, parked, shape: Shape::DiskOrFile { block_size } })?;
         if parked {
             self.park(key)?;
         }
@@ -179,6 +183,7 @@ impl Exports {
             }
             if !there.is_over() {
                 if let Some(path) = there.disk_path() {
+                    there.fit_disk(&inner.keeper);
                     return Ok(path);
                 }
                 inner.keeper.put_back(uuid)?;
@@ -244,6 +249,11 @@ impl Exports {
             true => Ok(()),
             false => self.inner.keeper.end(uuid),
         }
+    }
+
+    /// What devices of ublk can be had. Asks the holder.
+    pub fn disk_abilities(&self) -> Abilities {
+        self.inner.keeper.disk_abilities()
     }
 
     /// Lets others claim an exported bdev, a controller for a VM above all: writes to its file fail

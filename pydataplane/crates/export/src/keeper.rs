@@ -20,6 +20,23 @@ const DISK_TIMEOUT: Duration = Duration::from_secs(40);
 /// How often it is asked meanwhile.
 const DISK_POLL: Duration = Duration::from_millis(10);
 
+const NO_HOLDER: &str = "no virtlun-holder keeps the exports of this target";
+const NO_UBLK: &str = "the kernel has no ublk with user recovery (Linux 6.5), its module ublk_drv was \
+                       not loaded when virtlun-holder started, or that is too old or may not use it";
+const NO_RESIZE: &str =
+    "devices of ublk keep their size while they are used: Linux 6.16 changes it";
+
+/// What devices of ublk can be had.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Abilities {
+    /// Whether there can be any.
+    pub ublk: bool,
+    /// Whether they can grow while they are used.
+    pub resizes: bool,
+    /// Why not, as a sentence without its end; empty where all is well.
+    pub why: String,
+}
+
 /// Who keeps mounts and their descriptors.
 pub(crate) enum Keeper {
     /// This process: they end with it.
@@ -129,6 +146,33 @@ impl Keeper {
     pub fn end_disk(&self, uuid: Uuid) -> Result<(), ExportError> {
         match self {
             Keeper::Holder { client, .. } => Ok(client.stop(uuid)?),
+            Keeper::Here { .. } => Ok(()),
+        }
+    }
+
+    /// Whether devices can be had, and whether they can grow while they are used; the sentence says why
+    /// not.
+    pub fn disk_abilities(&self) -> Abilities {
+        let none = |why: String| Abilities { ublk: false, resizes: false, why };
+        let client = match self {
+            Keeper::Holder { client, .. } => client,
+            Keeper::Here { .. } => return none(NO_HOLDER.into()),
+        };
+        match client.disks().and_then(|disks| Ok((disks, client.resizes()?))) {
+            Ok((false, _)) => none(NO_UBLK.into()),
+            Ok((true, false)) => Abilities { ublk: true, resizes: false, why: NO_RESIZE.into() },
+            Ok((true, true)) => Abilities { ublk: true, resizes: true, why: String::new() },
+            Err(e) => none(e.to_string()),
+        }
+    }
+
+    /// Has a device be of so many bytes.
+    ///
+    /// # Errors
+    /// [`ExportError::Holder`]: the kernel is older than Linux 6.16, or nobody answers.
+    pub fn resize_disk(&self, uuid: Uuid, bytes: u64) -> Result<(), ExportError> {
+        match self {
+            Keeper::Holder { client, .. } => Ok(client.resize(uuid, bytes)?),
             Keeper::Here { .. } => Ok(()),
         }
     }

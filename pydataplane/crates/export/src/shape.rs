@@ -23,7 +23,10 @@ pub(crate) enum Shape {
     /// A file.
     File,
     /// A device where one can be had, else a file.
-    DiskOrFile,
+    DiskOrFile {
+        /// Least bytes of the device's block.
+        block_size: u32,
+    },
     /// A device of this number.
     Disk(Numbered),
 }
@@ -32,7 +35,7 @@ impl Shape {
     /// Which device it may be.
     pub fn which(&self) -> Which {
         match self {
-            Shape::File | Shape::DiskOrFile => Which::Any,
+            Shape::File | Shape::DiskOrFile { .. } => Which::Any,
             Shape::Disk(wish) if wish.left => Which::Left(wish.number),
             Shape::Disk(wish) => Which::Number(wish.number),
         }
@@ -41,15 +44,23 @@ impl Shape {
     /// Requests at a time.
     pub fn depth(&self) -> u16 {
         match self {
-            Shape::File | Shape::DiskOrFile => DEPTH,
+            Shape::File | Shape::DiskOrFile { .. } => DEPTH,
             Shape::Disk(wish) => wish.depth.min(DEPTH),
+        }
+    }
+
+    /// Least bytes of a device's block.
+    pub fn block_size(&self) -> u32 {
+        match self {
+            Shape::DiskOrFile { block_size } => *block_size,
+            Shape::File | Shape::Disk(_) => 0,
         }
     }
 
     /// The CPUs that its thread runs on; none: any.
     pub fn cpus(self) -> Vec<usize> {
         match self {
-            Shape::File | Shape::DiskOrFile => Vec::new(),
+            Shape::File | Shape::DiskOrFile { .. } => Vec::new(),
             Shape::Disk(wish) => wish.cpus,
         }
     }

@@ -56,6 +56,8 @@ pub(crate) enum Face {
         number: u32,
         /// Requests at a time.
         depth: u16,
+        /// Bytes of its block.
+        block_size: u32,
     },
 }
 
@@ -138,7 +140,7 @@ impl Volume {
         let uuid = bdev.uuid();
         let left = keeper.take(uuid)?;
         let disk = match way.shape {
-            Shape::DiskOrFile | Shape::Disk(_) if left.is_none() => {
+            Shape::DiskOrFile { .. } | Shape::Disk(_) if left.is_none() => {
                 keeper.disk(uuid, &wanted(&bdev, &way)?, way.shape.which())?
             }
             _ => None,
@@ -247,12 +249,16 @@ impl Volume {
         };
         let (waker, worker) = begun.map_err(failed)?;
         let service = Mutex::new(Some(Service { hold, worker }));
-        let face = Face::Disk { number: id, depth };
+        let face = Face::Disk { number: id, depth, block_size: wanted.block_size };
         let volume = Volume { uuid, number, read_only, bdev, face, shared, waker, owner, service };
         if let Err(e) = keeper.serve_disk(uuid) {
             // A new one has no users to be refused, and a holder that is gone does not end the thread.
             drop(volume.end(Order::Leave));
             return Err(failed(e));
+        }
+        if left {
+            // Its bdev may have grown when nobody served it.
+            volume.fit_disk(keeper);
         }
         Ok(volume)
     }
@@ -262,6 +268,20 @@ impl Volume {
         match self.face {
             Face::File { .. } => None,
             Face::Disk { number, .. } => Some(format!("/dev/ublkb{number}").into()),
+        }
+    }
+
+    /// Has a device take its bdev's size, where the kernel changes that of one that is used.
+    pub fn fit_disk(&self, keeper: &Keeper) {
+        let Face::Disk { block_size, .. } = self.face else { return };
+        let name = self.bdev.name();
+        let can = keeper.disk_abilities();
+        if !can.resizes {
+            return tracing::debug!(bdev = name, "its device keeps its size: {}", can.why);
+        }
+        let bytes = disk::whole_blocks(self.bdev.geometry().bytes(), block_size);
+        if let Err(e) = keeper.resize_disk(self.uuid, bytes) {
+            tracing::warn!(bdev = name, "its device keeps its size: {e}");
         }
     }
 
@@ -354,7 +374,7 @@ impl Volume {
 fn wanted(bdev: &Arc<dyn Bdev>, way: &Way) -> Result<NewDisk, ExportError> {
     let (geometry, features) = (bdev.geometry(), bdev.features());
     let read_only = way.read_only || features.read_only;
-    disk::wanted(&geometry, &features, read_only, way.shape.depth())
+    disk::wanted(&geometry, &features, read_only, way.shape.depth(), way.shape.block_size())
         .map_err(|needed| short_io(&**bdev, needed))
 }
 

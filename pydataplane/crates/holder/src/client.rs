@@ -314,6 +314,26 @@ impl Client {
         self.ask(Request::Opened(uuid), &[]).map(|(text, _)| text == "ok 1")
     }
 
+    /// Whether devices can change their size while they are used. A holder that is older cannot do it.
+    ///
+    /// # Errors
+    /// [`ClientError::Absent`].
+    pub fn resizes(&self) -> Result<bool, ClientError> {
+        match self.ask(Request::Resizes, &[]) {
+            Ok((text, _)) => Ok(text == "ok"),
+            Err(ClientError::Refused { .. }) => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Has the device of a volume be of so many bytes, whole sectors; its users are told by the kernel.
+    ///
+    /// # Errors
+    /// [`ClientError`]; the kernel is older than Linux 6.16.
+    pub fn resize(&self, uuid: Uuid, bytes: u64) -> Result<(), ClientError> {
+        self.ask(Request::Resize(uuid, bytes), &[]).map(drop)
+    }
+
     /// The sessions that are held.
     ///
     /// # Errors

@@ -234,6 +234,22 @@ impl Disks {
         }
     }
 
+    /// Whether a volume has the device of this number, served or left.
+    pub(crate) fn is_number(&self, uuid: Uuid, id: u32) -> bool {
+        self.find(uuid).is_ok_and(|found| found.is_some_and(|device| device.id == id))
+    }
+
+    /// Whether devices can change their size.
+    pub(crate) fn resizes(&self) -> bool {
+        self.control.resizes()
+    }
+
+    /// Has the device of a volume be of so many bytes. Waits for nobody: the driver only notes it.
+    pub(crate) fn resize(&self, uuid: Uuid, bytes: u64) -> Result<(), String> {
+        let device = self.find(uuid)?.ok_or_else(|| format!("there is no device of {uuid}"))?;
+        self.control.resize(device.id, bytes).map_err(failed("change the size of a device"))
+    }
+
     /// Whether a file system, a loop device or the like has a device alone.
     pub(crate) fn is_open(&self, uuid: Uuid) -> Result<bool, String> {
         use rustix::fs::{Mode, OFlags};

@@ -33,6 +33,7 @@
 //! | `mounts` | a folder of FUSE mounts: make, put back, take away |
 //! | `server` | the holder |
 //! | `disks` | devices of the ublk driver, where the kernel has it |
+//! | `links` | which of these is whose, for who mounts |
 //! | `store` | systemd's file descriptor store |
 //! | `rights` | what it may do to its host, for who asks |
 //! | `client` | the target's end |
@@ -43,6 +44,7 @@
 pub mod cli;
 mod client;
 mod disks;
+mod links;
 mod mounts;
 mod rights;
 mod server;

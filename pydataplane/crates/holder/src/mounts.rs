@@ -84,12 +84,17 @@ impl Mounts {
         self.dir.join(uuid.to_string())
     }
 
+    /// The folder itself, for a system call.
+    pub(crate) fn folder(&self) -> PathBuf {
+        match &self.open {
+            Some(open) => PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd())),
+            None => self.dir.clone(),
+        }
+    }
+
     /// The same place, for a system call.
     fn at(&self, uuid: Uuid) -> PathBuf {
-        match &self.open {
-            Some(open) => PathBuf::from(format!("/proc/self/fd/{}/{uuid}", open.as_raw_fd())),
-            None => self.path(uuid),
-        }
+        self.folder().join(uuid.to_string())
     }
 
     /// Mounts a new session. What a process that is gone has left at its place is detached first.

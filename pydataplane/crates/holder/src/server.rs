@@ -19,6 +19,7 @@ use ublk::Control;
 use uuid::Uuid;
 
 use crate::disks::{Disk, Disks, Found};
+use crate::links::{self, Links};
 use crate::mounts::Mounts;
 use crate::store;
 use crate::wire::{self, PACKET_BYTES, Request};
@@ -59,6 +60,7 @@ struct Holder {
     mounts: Mounts,
     sessions: BTreeMap<Uuid, Held>,
     disks: Option<Disks>,
+    links: Links,
 }
 
 /// A packet's answer.
@@ -85,7 +87,9 @@ pub fn serve(options: &Options, ublk: Option<Control>, ready: impl FnOnce()) -> 
     let disks = ublk.and_then(|control| Disks::new(control, &options.dir));
     let stored = store::taken();
     let sessions = stored.into_iter().map(|(uuid, session)| (uuid, Held { session, tree: None }));
-    let mut holder = Holder { mounts, sessions: sessions.collect(), disks };
+    let mut holder =
+        Holder { links: Links::new(mounts.folder()), mounts, sessions: sessions.collect(), disks };
+    holder.check_links();
     for (uuid, held) in &mut holder.sessions {
         held.tree = holder.mounts.tree(*uuid);
     }
@@ -269,6 +273,8 @@ impl Holder {
             Request::Disk(uuid, new, which) => {
                 match self.disks()?.get(uuid, &new.of_driver(), which)? {
                     Found::Disk(Disk { id, left, depth, max_io_bytes, queue }) => {
+                        let noted = self.links.set(uuid, id);
+                        noted.map_err(|e| format!("cannot note whose device {id} is: {e}"))?;
                         let left = if left { "left" } else { "new" };
                         let told = format!("ok {left} {id} {depth} {max_io_bytes}");
                         Ok(Reply::Disk(told, queue))
@@ -283,10 +289,17 @@ impl Holder {
                 self.disks()?.serve(uuid, copy()?)?;
                 Ok(Reply::Later)
             }
-            Request::Stop(uuid) => match self.disks()?.stop(uuid, Some(copy()?))? {
+            Request::Stop(uuid) => match self.stop(uuid, copy()?)? {
                 true => Ok(Reply::Later),
                 false => text("ok"),
             },
+            Request::Resizes => {
+                text(if self.disks.as_ref().is_some_and(Disks::resizes) { "ok" } else { "none" })
+            }
+            Request::Resize(uuid, bytes) => {
+                self.disks()?.resize(uuid, bytes)?;
+                text("ok")
+            }
             Request::Opened(uuid) => {
                 text(if self.disks()?.is_open(uuid)? { "ok 1" } else { "ok 0" })
             }
@@ -296,6 +309,34 @@ impl Holder {
     fn disks(&mut self) -> Result<&mut Disks, String> {
         let none = "this kernel has no ublk that recovers devices, or the holder may not use it";
         self.disks.as_mut().ok_or_else(|| none.to_owned())
+    }
+
+    /// Takes a device away; whether there is one, and so whether the answer comes later.
+    fn stop(&mut self, uuid: Uuid, peer: OwnedFd) -> Result<bool, String> {
+        let stops = self.disks()?.stop(uuid, Some(peer))?;
+        self.forget_link(uuid);
+        Ok(stops)
+    }
+
+    fn forget_link(&self, uuid: Uuid) {
+        if let Err(e) = self.links.remove(uuid) {
+            tracing::warn!(%uuid, "its device is still noted: {e}");
+        }
+    }
+
+    /// Forgets whose devices are gone, or were another holder's.
+    fn check_links(&self) {
+        let noted = self.links.all().unwrap_or_else(|e| {
+            tracing::warn!("whose devices there are is not known: {e}");
+            Vec::new()
+        });
+        for (uuid, named) in noted {
+            let number = links::number(&named);
+            let there = number.zip(self.disks.as_ref());
+            if !there.is_some_and(|(id, disks)| disks.is_number(uuid, id)) {
+                self.forget_link(uuid);
+            }
+        }
     }
 
     /// Whether there is nothing that would be lost with this process, or given up.
@@ -340,6 +381,7 @@ impl Holder {
     fn give_up(&mut self, waited: Duration) {
         if let Some(disks) = &mut self.disks {
             disks.give_up();
+            self.check_links();
         }
         for uuid in self.sessions.keys().copied().collect::<Vec<_>>() {
             tracing::error!(%uuid, "nobody serves it for {} s: given up", waited.as_secs());

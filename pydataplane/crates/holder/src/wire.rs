@@ -14,6 +14,8 @@
 //! | `disk UUID N ... left ID` | | also `none`: no device was left | queue |
 //! | `serve UUID` | | `ok`, once who has its queue serves the device | |
 //! | `stop UUID` | | `ok`: it is taken away, and all that was asked of it is answered | |
+//! | `resizes` | | `ok`: devices can change their size while they are used; `none` | |
+//! | `resize UUID BYTES` | | `ok`: the device of the volume has this size | |
 //! | `opened UUID` | | `ok 1`: something has the device alone; `ok 0` | |
 //!
 //! The numbers of a device are those of [`ublk::New`] but its mark, in the order of [`NewDisk`].
@@ -64,6 +66,10 @@ pub enum Request {
     Stop(Uuid),
     /// Whether something has it alone.
     Opened(Uuid),
+    /// Whether devices can change their size.
+    Resizes,
+    /// The device is to have so many bytes.
+    Resize(Uuid, u64),
 }
 
 /// Which device a volume is to have.
@@ -193,6 +199,8 @@ impl Request {
             Request::Serve(uuid) => format!("serve {uuid}"),
             Request::Stop(uuid) => format!("stop {uuid}"),
             Request::Opened(uuid) => format!("opened {uuid}"),
+            Request::Resizes => "resizes".into(),
+            Request::Resize(uuid, bytes) => format!("resize {uuid} {bytes}"),
         }
     }
 
@@ -208,6 +216,7 @@ impl Request {
                 "list" => Some(Request::List),
                 "rights" => Some(Request::Rights),
                 "disks" => Some(Request::Disks),
+                "resizes" => Some(Request::Resizes),
                 _ => None,
             };
         };
@@ -225,6 +234,10 @@ impl Request {
             ("serve", None) => Some(Request::Serve(uuid)),
             ("stop", None) => Some(Request::Stop(uuid)),
             ("opened", None) => Some(Request::Opened(uuid)),
+            ("resize", Some(text)) => {
+                let bytes: u64 = text.parse().ok()?;
+                (bytes.to_string() == text).then_some(Request::Resize(uuid, bytes))
+            }
             _ => None,
         }
     }
@@ -304,6 +317,8 @@ mod tests {
             Request::Serve(uuid),
             Request::Stop(uuid),
             Request::Opened(uuid),
+            Request::Resizes,
+            Request::Resize(uuid, 1 << 50),
         ] {
             assert_eq!(Request::parse(&request.text()), Some(request));
         }
@@ -325,6 +340,10 @@ mod tests {
         }
         assert_eq!(Request::parse(&format!("stop {uuid} 1")), None);
         assert_eq!(Request::parse(&format!("serve {uuid} 77")), None);
+        assert_eq!(Request::parse(&format!("resize {uuid}")), None);
+        for wrong in ["-1", "+1", "01", "1 2"] {
+            assert_eq!(Request::parse(&format!("resize {uuid} {wrong}")), None, "{wrong}");
+        }
         let upper = format!("end {}", uuid.to_string().replace('0', "A"));
         for text in ["", "end", "end ..", "list all", "rights 0", "give 0", "end ../../etc", &upper]
         {

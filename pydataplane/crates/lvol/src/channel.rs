@@ -11,10 +11,9 @@
 
 mod pieces;
 
-use crate::asked::SLOTS;
 use crate::map::{Map, Pin, Pins};
 use crate::parts::Parts;
-use crate::volume::Volume;
+use crate::volume::{SLOTS, Volume};
 use bdev::{Channel, ChannelStats, Completion, Features, Geometry, Io, IoError, Op, Slots, Submit};
 use reactor::Waker;
 use std::collections::VecDeque;

@@ -1,7 +1,6 @@
 //! A volume as the metadata thread of its lvstore serves it: the requests of its channels, in order.
 
-use crate::asked::{ChannelShared, Reply, Request};
-use crate::volume::Volume;
+use crate::volume::{ChannelShared, Reply, Request, Volume};
 use bdev::IoError;
 use std::collections::VecDeque;
 use std::sync::Arc;

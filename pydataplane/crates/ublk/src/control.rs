@@ -190,6 +190,11 @@ impl Control {
         self.features().is_ok_and(|features| features & NEEDED == NEEDED)
     }
 
+    /// Whether it can change the size of a device that is used, as far as it tells: Linux 6.16.
+    pub fn resizes(&self) -> bool {
+        self.features().is_ok_and(|features| features & flag::UPDATE_SIZE != 0)
+    }
+
     /// Makes a device that nobody sees before [`Control::start`]; returns its number.
     ///
     /// # Errors

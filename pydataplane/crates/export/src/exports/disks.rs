@@ -20,7 +20,7 @@ impl DiskInfo {
     fn of(volume: &Volume) -> Option<DiskInfo> {
         match volume.face {
             Face::File { .. } => None,
-            Face::Disk { number, depth } => {
+            Face::Disk { number, depth, .. } => {
                 Some(DiskInfo { number, depth, bdev_name: volume.bdev.name().to_owned() })
             }
         }

@@ -13,11 +13,15 @@ use std::time::Duration;
 /// How often a holder that is gone is looked for.
 const HOLDER_POLL: Duration = Duration::from_millis(200);
 
-/// A bdev that goes away takes its file with it; nobody waits here for I/O in flight.
+/// A bdev that goes away takes its file with it; nobody waits here for I/O in flight. The size of a file
+/// is asked for, that of a device is told.
 pub(super) fn on_event(inner: &Weak<Inner>, event: &Event) {
-    let Event::Removed(bdev) = event else { return };
+    let (Event::Removed(bdev) | Event::Resized(bdev)) = event else { return };
     let Some(inner) = inner.upgrade() else { return };
     let Some(volume) = inner.named(bdev.name()) else { return };
+    if matches!(event, Event::Resized(_)) {
+        return volume.fit_disk(&inner.keeper);
+    }
     match inner.end(&volume, Order::Refuse) {
         Ok(ending) => drop(ending),
         Err(e) => {

@@ -57,6 +57,8 @@ const FILES: &[c_long] = &[
     libc::SYS_openat,
     libc::SYS_readlinkat,
     libc::SYS_statx,
+    // Whose a device is.
+    libc::SYS_symlinkat,
     libc::SYS_umask,
     libc::SYS_unlinkat,
 ];

@@ -27,6 +27,10 @@ struct Create {
     /// it, else a file. One that is there stays what it is. Default: false
     #[serde(default)]
     device: Option<bool>,
+    /// Least bytes of a new device's logical block, a power of two from 512 to 4096. Default: as the bdev
+    /// has it
+    #[serde(default)]
+    block_size: Option<u32>,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -99,11 +103,25 @@ impl Export {
     }
 }
 
+#[derive(Serialize, JsonSchema)]
+struct Devices {
+    /// Whether `device` of virtlun_export_create can make devices of ublk.
+    ublk: bool,
+    /// Whether such a device takes its bdev's new size while it is used.
+    resizes: bool,
+    /// Why not; empty where both can be had.
+    why: String,
+}
+
 fn create(app: &App, mut p: Create) -> Result<Created, Error> {
+    let block_size = p.block_size.unwrap_or(0);
+    if block_size != 0 && !(block_size.is_power_of_two() && (512..=4096).contains(&block_size)) {
+        return Err(Error::params("block_size is a power of two from 512 to 4096"));
+    }
     let bdev = app.bdev(&p.bdev_name)?;
     let read_only = p.read_only.unwrap_or(false);
     let path = match (p.device.unwrap_or(false), p.parked.unwrap_or(false)) {
-        (true, parked) => app.exports.create_disk(bdev.name(), read_only, parked),
+        (true, parked) => app.exports.create_disk(bdev.name(), read_only, parked, block_size),
         (false, true) => app.exports.create_parked(bdev.name(), read_only),
         (false, false) => app.exports.create(bdev.name(), read_only),
     };
@@ -206,6 +224,16 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             move |p: Exported| park(&a, &p, false),
         )
         .errors(&[Errno::NoDev, Errno::Busy]);
+    let a = app.clone();
+    methods.add(
+        "virtlun_export_get_devices",
+        "Get what devices of ublk exports can be, as the holder and its kernel say.",
+        Flags::READ,
+        move |_: NoParams| {
+            let ::export::Abilities { ublk, resizes, why } = a.exports.disk_abilities();
+            Ok(Devices { ublk, resizes, why })
+        },
+    );
     let a = app.clone();
     methods.add(
         "virtlun_export_list",

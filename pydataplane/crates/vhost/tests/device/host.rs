@@ -151,8 +151,7 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // However short the time is that methods have here.
-        let stopped = self.controllers.stop_within(DEADLINE);
+        let stopped = self.controllers.stop();
         assert!(stopped || std::thread::panicking(), "no I/O is left");
         self.reactors.take().unwrap().stop();
     }
