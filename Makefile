@@ -27,6 +27,9 @@ export CARGO_INCREMENTAL := 0
 export CARGO_BUILD_BUILD_DIR := $(shell pydataplane/cargo-build-dir)
 export MYPY_CACHE_DIR := $(KEPT)/mypy
 endif
+# Some machines' images set it. What Python then compiles again, at each start of a program of ours and
+# in each of pytest's processes, is a third of what those take to begin, and more.
+export PYTHONDONTWRITEBYTECODE :=
 RUST_SOURCES := $(shell find pydataplane/Cargo.toml pydataplane/Cargo.lock pydataplane/crates -name '*.rs' -o -name 'Cargo.*' 2>/dev/null)
 
 # What the demo and the tests need of Debian 12: QEMU, libvirt, polkit, a compiler, tools for the guest.
@@ -111,6 +114,7 @@ bench: setup $(CACHE)/apt-bench.stamp ## Ours beside Debian's qemu-storage-daemo
 	@$(BIN)/python -m tests.bench.upgrade
 	@$(BIN)/python -m tests.bench.pauses
 	@$(BIN)/python -m tests.bench.pods $(filter --quick,$(ARGS))
+	@$(BIN)/python -m tests.bench.ublk $(filter --quick,$(ARGS))
 
 .PHONY: bench-kubernetes
 bench-kubernetes: kubernetes ## How long a claim and a machine's disk take on Kubernetes

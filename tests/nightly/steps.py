@@ -20,7 +20,7 @@ MIRI_CRATES = ("guestmem", "virtqueue")
 RANDOM_ROUNDS = 20
 #: Seconds of each fuzz target.
 FUZZ_S = 600
-FUZZ_TARGETS = 11
+FUZZ_TARGETS = 12
 MINUTE_S = 60
 
 
@@ -255,6 +255,7 @@ STEPS = {
     "bench-upgrade": _bench("upgrade", "the pause of an upgrade, and memory a peer", 5, "--goal"),
     "bench-pauses": _bench("pauses", "how long a guest and a pod wait when their target goes", 5),
     "bench-pods": _bench("pods", "a pod's volume beside a plain loop device", 5),
+    "bench-ublk": _bench("ublk", "a ublk device beside loop devices, in a guest", 10),
     "bench-claims": _bench_kubernetes("bench", "how long a claim takes to be bound", 5),
     "bench-machines": _bench_kubernetes(
         "kubevirt", "how long a machine waits for a disk, and for its growth", 5

@@ -11,9 +11,10 @@
 
 mod pieces;
 
+use crate::asked::SLOTS;
 use crate::map::{Map, Pin, Pins};
 use crate::parts::Parts;
-use crate::volume::{SLOTS, Volume};
+use crate::volume::Volume;
 use bdev::{Channel, ChannelStats, Completion, Features, Geometry, Io, IoError, Op, Slots, Submit};
 use reactor::Waker;
 use std::collections::VecDeque;

@@ -14,6 +14,7 @@
 //! | `reload` | from the medium again, in use, after a failure | as `meta` |
 //! | `zeroing` | the zeros of a thick volume to be | the control thread that makes it |
 //! | `lvol` | the bdev face of an lvol | any |
+//! | `asked` | what a channel asks of `meta`, and what the two share | both |
 //! | `volume` | an lvol as all share it: names, map, version, channels | any |
 //! | `map` | clusters of a volume to clusters of the device; which version of it is in use | written by `meta`, read by channels |
 //! | `channel` | the data path; `pieces`: what is not passed on as a whole | the reactor that opened it |
@@ -29,6 +30,7 @@
 
 #![deny(unsafe_code)] // allowed in `parts` alone
 
+mod asked;
 mod channel;
 mod disk;
 mod error;

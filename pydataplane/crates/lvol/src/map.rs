@@ -2,7 +2,7 @@
 //! I/O in flight was translated: clusters which left the map are reused only when nobody reads or writes
 //! them any more.
 
-use crate::volume::ChannelShared;
+use crate::asked::ChannelShared;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
@@ -172,7 +172,7 @@ impl Pins {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::volume::{Request, SLOTS};
+    use crate::asked::{Request, SLOTS};
     use crossbeam_queue::ArrayQueue;
     use proptest::prelude::*;
     use reactor::IoContext;

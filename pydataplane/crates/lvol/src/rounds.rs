@@ -5,10 +5,11 @@
 //! little waits for one round. Who is first changes with each round, because a record may be full
 //! before all had their turn.
 
+use crate::asked::{Request, Want};
 use crate::meta::{Meta, QUIET_WAIT};
 use crate::served::{Served, Waiting};
 use crate::translate::io_error;
-use crate::volume::{Request, Volume, Want};
+use crate::volume::Volume;
 use bdev::IoError;
 use blobstore::{Batch, BlobId, Error as StoreError, Store};
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,6 +1,7 @@
 //! A volume as the metadata thread of its lvstore serves it: the requests of its channels, in order.
 
-use crate::volume::{ChannelShared, Reply, Request, Volume};
+use crate::asked::{ChannelShared, Reply, Request};
+use crate::volume::Volume;
 use bdev::IoError;
 use std::collections::VecDeque;
 use std::sync::Arc;

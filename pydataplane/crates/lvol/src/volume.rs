@@ -1,8 +1,9 @@
 //! An lvol as everybody shares it: its names, its map, and the channels that use it.
 
+use crate::asked::{ChannelShared, Request, SLOTS};
 use crate::disk::BdevDisk;
 use crate::map::Map;
-use bdev::{Bdev, Features, Geometry, IoError, Stats, aliases_changed};
+use bdev::{Bdev, Features, Geometry, Stats, aliases_changed};
 use blobstore::{BlobId, BlobInfo, Store, StoreInfo};
 use crossbeam_queue::ArrayQueue;
 use parking_lot::Mutex;
@@ -10,49 +11,6 @@ use reactor::{Bell, Waker};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use uuid::Uuid;
-
-/// I/Os that a channel can have under way, and so the length of its request queue.
-pub(crate) const SLOTS: usize = 256;
-
-/// What a channel asks of the metadata thread.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Want {
-    /// Clusters to write to.
-    Allocate,
-    /// Clusters that are not needed any more.
-    Unmap,
-}
-
-/// A request of one parked I/O.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Request {
-    /// The channel's slot of that I/O.
-    pub slot: u16,
-    pub want: Want,
-    /// First cluster of the volume.
-    pub first: u64,
-    /// Number of clusters.
-    pub count: u64,
-}
-
-/// The answer to a [`Request`].
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Reply {
-    pub slot: u16,
-    pub result: Result<(), IoError>,
-}
-
-/// What a channel shares with the metadata thread.
-pub(crate) struct ChannelShared {
-    /// The version of the map to use now: [`Volume::bump`].
-    pub version: Arc<AtomicU64>,
-    /// 0: the channel has nothing in flight on the base bdev; else everything that it has in flight
-    /// was translated with this version of the map or a later one.
-    pub active: AtomicU64,
-    pub requests: ArrayQueue<Request>,
-    pub replies: ArrayQueue<Reply>,
-    pub waker: Waker,
-}
 
 /// Names as people see them.
 #[derive(Clone, Debug)]
@@ -86,7 +44,7 @@ pub(crate) struct Volume {
     map: Mutex<Arc<Map>>,
     /// Changes whenever a translation made before may not be used any more. Never 0.
     version: Arc<AtomicU64>,
-    /// Deleted: I/O ends with [`IoError::Removed`].
+    /// Deleted: I/O ends with [`bdev::IoError::Removed`].
     removed: AtomicBool,
     num_blocks: AtomicU64,
     /// Clusters that it owns.

@@ -1,6 +1,7 @@
 //! The command line.
 
 use crate::cpumask::CpuMask;
+use crate::logging::LogFormat;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, ValueEnum};
 use std::fs;
@@ -25,15 +26,6 @@ virtlun-NAME, a user.
 Examples:
   virtlun-target --cpumask '[2,3]' --socket-group kvm
   spdk-rpc -s /run/virtlun/target.sock bdev_get_bdevs";
-
-/// How log lines are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// For people.
-    Text,
-    /// One JSON object a line.
-    Json,
-}
 
 /// What happens to a system call that the target is not known to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

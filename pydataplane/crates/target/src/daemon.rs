@@ -1,9 +1,9 @@
 //! Life of the process.
 
 use crate::app::App;
-use crate::cli::{Cli, LogFormat};
+use crate::cli::Cli;
 use crate::holding;
-use crate::logging::LogControl;
+use crate::logging::{LogControl, LogFormat};
 use crate::methods;
 use crate::privilege;
 use crate::rpcsocket;

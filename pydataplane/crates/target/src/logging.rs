@@ -1,6 +1,5 @@
 //! Log lines on standard error, with SPDK's level names.
 
-use crate::cli::LogFormat;
 use clap::ValueEnum;
 use parking_lot::Mutex;
 use schemars::JsonSchema;
@@ -10,6 +9,15 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry};
+
+/// How log lines are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
 
 /// Severity, as `log_set_level` names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum)]

@@ -323,13 +323,19 @@ impl Controllers {
         })
     }
 
-    /// Ends all sessions and removes all controllers: before the reactors stop. `false`: I/O of some
-    /// does not end, so that reactors and bdevs must be left as they are.
+    /// As [`Controllers::stop_within`], within the time that a method may take.
     #[must_use]
     pub fn stop(&self) -> bool {
+        self.stop_within(self.method_timeout())
+    }
+
+    /// Ends all sessions and removes all controllers: before the reactors stop. `false`: I/O of some
+    /// has not ended within `timeout`, so that reactors and bdevs must be left as they are.
+    #[must_use]
+    pub fn stop_within(&self, timeout: Duration) -> bool {
         let all = std::mem::take(&mut *self.entries());
         all.values().for_each(|e| e.controller.mailbox.send(Order::Stop));
-        let end = Instant::now() + self.method_timeout();
+        let end = Instant::now() + timeout;
         let mut ended = true;
         for entry in all.into_values() {
             ended &= entry.stop(end.saturating_duration_since(Instant::now()));

@@ -6,7 +6,7 @@
 //! for every slot; the metadata thread answers and wakes this thread.
 
 use super::{LvolChannel, PART_TAG, Run, Slot};
-use crate::volume::{Reply, Request, Want};
+use crate::asked::{Reply, Request, Want};
 use bdev::{COPY_AT_ONCE, Completion, Io, IoError, Op, Submit};
 use guestmem::Sg;
 use reactor::ticks;

@@ -1,8 +1,9 @@
 //! A channel against a base that keeps what it was given until the test lets go of it.
 
 use super::*;
+use crate::asked::{Request, Want};
 use crate::map::Map;
-use crate::volume::{Identity, Names, Request, Want};
+use crate::volume::{Identity, Names};
 use bdev::{Bdev, COPY_AT_ONCE, Null};
 use blobstore::{BlobOptions, MemDisk, Store, StoreOptions};
 use guestmem::{Bounce, Sg};

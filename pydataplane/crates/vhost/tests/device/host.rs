@@ -151,7 +151,8 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        let stopped = self.controllers.stop();
+        // However short the time is that methods have here.
+        let stopped = self.controllers.stop_within(DEADLINE);
         assert!(stopped || std::thread::panicking(), "no I/O is left");
         self.reactors.take().unwrap().stop();
     }
