@@ -31,10 +31,10 @@ from rich.table import Table
 
 from tests.guest.emulator import newer
 from tests.guest.image import Kernel, build
-from tests.guest.test_ublk_export import TargetInside
 from tests.support import program_disk
 from tests.support.qemu import Guest, accelerator
 from tests.support.target import binary
+from tests.support.target_inside import TargetInside
 
 MIB = 1 << 20
 FILE_MIB = 64
