@@ -294,8 +294,10 @@ fn controllers_come_and_go() {
 
     let mut guest = Guest::start(&host.socket(), LINUX, 1);
     guest.ready(0);
-    let info = all.list(Some("vm0")).unwrap().remove(0);
-    assert!(info.session.is_some_and(|s| s.started));
+    // A queue is served a moment before the controller's thread says so.
+    let info = || all.list(Some("vm0")).unwrap().remove(0);
+    wait_until("it is started", || info().session.is_some_and(|s| s.started));
+    let info = info();
     let shown = &info.targets[0];
     assert_eq!((shown.number, shown.bdev_name.as_str()), (0, "disk0"));
     assert!(matches!(all.delete("vm0", false), Err(ControllerError::Connected(_))));
