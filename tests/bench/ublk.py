@@ -65,6 +65,7 @@ def _rows() -> list[Row]:
 def prepare(guest: Guest) -> dict[str, str]:
     """Makes the devices; returns them by subject."""
     guest.run(program_disk.MOUNT)
+    guest.run(program_disk.LOOP)
     guest.run(
         "for disk in /sys/block/vd*; do "
         '[ "$(cat $disk/serial)" = data ] && mount -t ext4 /dev/${disk##*/} /mnt; '

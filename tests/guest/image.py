@@ -51,6 +51,8 @@ MODULES = (
     "loop",
     "ublk_drv",
 )
+#: Of these, what is loaded only where a test has it: it makes devices.
+ON_DEMAND = ("loop",)
 
 #: Debian programs that go into the guest beside busybox, with the libraries that they need.
 TOOLS = (
@@ -189,7 +191,8 @@ def _fill(rootfs: Path, modules: Path) -> None:
             (rootfs / f"modules/{name}.ko").write_bytes(
                 lzma.decompress(module) if packed else module
             )
-            order.append(f"{name}.ko")
+            if name not in ON_DEMAND:
+                order.append(f"{name}.ko")
     (rootfs / "modules/order").write_text("\n".join(order) + "\n")
     for tool in TOOLS:
         path = shutil.which(tool, path="/usr/sbin:/usr/bin:/sbin:/bin")

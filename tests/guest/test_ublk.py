@@ -61,7 +61,7 @@ class Server:
         )
         return self.says(awaited)
 
-    def says(self, awaited: str, deadline_s: float = 90.0) -> str:
+    def says(self, awaited: str, deadline_s: float = 300.0) -> str:
         """Returns the line that begins so, as soon as the process says it."""
         end = time.monotonic() + deadline_s
         while True:

@@ -60,6 +60,7 @@ def guest(
         extra=options(image),
     ) as running:
         running.run(MOUNT)
+        running.run(LOOP)
         yield running
         words = running.run("dmesg")
         assert "WARNING" not in words and "BUG:" not in words, words
@@ -79,6 +80,9 @@ MOUNT = (
     f'[ "$(cat $disk/serial)" = programs ] && mount -t ext4 -o ro /dev/${{disk##*/}} {PLACE}; '
     f"done; grep -q {PLACE} /proc/mounts"
 )
+
+#: Loads the driver of loop devices, which makes some.
+LOOP = "[ ! -e /modules/loop.ko ] || insmod /modules/loop.ko"
 
 
 def run(name: str) -> str:

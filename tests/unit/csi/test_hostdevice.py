@@ -53,6 +53,9 @@ class FakeLoops(LocalHost):
         self.there.setdefault(volume, []).append(made)
         return made.device
 
+    def release(self, volume: str, device: Path) -> None:
+        assert any(each.device == device for each in self.there[volume])
+
     def detach(self, volume: str, device: Path) -> None:
         self.there[volume] = [each for each in self.there[volume] if each.device != device]
 

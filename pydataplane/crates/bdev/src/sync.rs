@@ -28,7 +28,9 @@ unsafe impl Send for AlignedBuf {}
 unsafe impl Sync for AlignedBuf {}
 
 impl AlignedBuf {
-    /// `len` zero bytes, aligned to [`BUF_ALIGN`].
+    /// `len` zero bytes, aligned to [`BUF_ALIGN`]. They are written, so that they are in memory: where the
+    /// kernel copies a request of FUSE to a process that is being killed and has to fault a page in for that,
+    /// it gives up, and who asked gets EIO.
     pub fn zeroed(len: usize) -> Self {
         let layout = Self::layout(len);
         // SAFETY: the layout's size is not 0.
