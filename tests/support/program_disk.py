@@ -6,7 +6,7 @@ import contextlib
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.guest.emulator import newer
@@ -17,18 +17,32 @@ from tests.support.qemu import Guest
 PLACE = "/programs"
 
 
-def make(folder: Path, programs: dict[str, Path]) -> Path:
+def copy_libraries(binary: Path, folder: Path) -> None:
+    """Copies the libraries that a program or library is linked with to a folder.
+
+    subprocess.CalledProcessError if it is not linked with any, or is none.
+    """
+    linked = subprocess.run(["ldd", binary], capture_output=True, text=True, check=True).stdout
+    for library in re.findall(r"=> (/\S+)", linked):
+        if not (folder / Path(library).name).exists():
+            shutil.copy(library, folder)
+
+
+def make(
+    folder: Path, programs: dict[str, Path], also: Callable[[Path], None] | None = None
+) -> Path:
     """Makes an ext4 image of `programs` (by the name that each has there) with their libraries.
 
+    `also` is called with the folder that becomes the image, to add what else is to be there.
     Returns its path, in `folder`. subprocess.CalledProcessError if a program or tool is missing.
     """
     tree = folder / "programs"
     (tree / "lib").mkdir(parents=True)
     for name, path in programs.items():
         shutil.copy(path, tree / name)
-        linked = subprocess.run(["ldd", path], capture_output=True, text=True, check=True).stdout
-        for library in re.findall(r"=> (/\S+)", linked):
-            shutil.copy(library, tree / "lib")
+        copy_libraries(path, tree / "lib")
+    if also:
+        also(tree)
     image = folder / "programs.img"
     used = sum(path.stat().st_size for path in tree.rglob("*") if path.is_file())
     with image.open("wb") as file:
@@ -44,19 +58,26 @@ def make(folder: Path, programs: dict[str, Path]) -> Path:
 
 @contextlib.contextmanager
 def guest(
-    scratch: Path, programs: dict[str, Path], kernel: Kernel, *, memory_mib: int = 512
+    scratch: Path,
+    programs: dict[str, Path],
+    kernel: Kernel,
+    *,
+    memory_mib: int = 512,
+    vcpus: int = 1,
+    also: Callable[[Path], None] | None = None,
 ) -> Iterator[Guest]:
     """Boots a guest with `programs` as `make` takes them; nothing surprised its kernel at the end.
 
     `scratch` is a folder for its disk, its sockets and its logs.
     """
-    image = make(scratch, programs)
+    image = make(scratch, programs, also)
     with Guest(
         build(kernel),
         scratch,
         emulator=newer(),
         deadline_s=300.0,
         memory_mib=memory_mib,
+        vcpus=vcpus,
         extra=options(image),
     ) as running:
         running.run(MOUNT)
