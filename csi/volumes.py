@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, fields
 
 from csi import DRIVER_NAME, handles
 from csi.errors import Code, Failure, describe, not_found, precondition
+from csi.hostdevice import exports
 from csi.parameters import Parameters
 from csi.proto import csi_pb2 as pb
 from csi.sizes import size_within, wanted_bytes
@@ -190,9 +191,8 @@ class OwnedVolumes:
                     "volumes there or add to the lvstore",
                 ) from error
         elif self._owner(handle) is None and not _is(volume, size, store, thin=thin):
-            self._at(handle).delete(
-                handle
-            )  # begun by a call that was never answered; nobody has it
+            # Begun by a call that was never answered: nobody has it.
+            self._at(handle).delete(handle)
             return self.create(owner, size, store, thin=thin)
         if volume.uuid != handle:
             raise Failure(
@@ -302,8 +302,7 @@ class OwnedVolumes:
 
     def has_kernel_face(self, handle: str) -> bool:
         """Whether a device of a host stands on the volume, which has to be told of its growth."""
-        exports = self.targets.of(handle).call("virtlun_export_list")
-        return any(export["bdev_name"] == handle for export in exports)
+        return exports.find(self.targets.of(handle), handle) is not None
 
     def formatting(self, handle: str) -> bool:
         """Whether mkfs was begun on a volume and not finished."""

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from csi import filesystems, kernel, mounts
+from csi import filesystems, kernel, mounts, sysblock
 from csi.host.places import Places, SeveralPlaces, descriptor_path
 from csi.hostdevice import loopctl, ublkctl
 from csi.hostdevice.loopctl import DEAD, Loop
@@ -17,7 +17,6 @@ from csi.hosterrors import HostError
 EXPORT_DIR = Path("/run/virtlun/export")
 PREFIX = "virtlun:"
 READ_ONLY_SUFFIX = ":ro"
-PAGE_BYTES = 4096
 KEPT = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
 """Flags of a mount that a change of it would clear; statvfs(2) has the same numbers."""
 
@@ -247,8 +246,8 @@ def _answers(device: Path) -> bool:
     try:
         node = os.open(device, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
         try:
-            with mmap.mmap(-1, PAGE_BYTES) as page:
-                return os.preadv(node, [page], 0) == PAGE_BYTES
+            with mmap.mmap(-1, sysblock.PAGE_BYTES) as page:
+                return os.preadv(node, [page], 0) == sysblock.PAGE_BYTES
         finally:
             os.close(node)
     except OSError:

@@ -19,7 +19,7 @@ from pathlib import Path
 import structlog
 
 from csi.host import Host
-from csi.hostdevice import HostDevice
+from csi.hostdevice import HostDevice, exports
 from csi.hostdevice.loop import LoopDevices
 from csi.hostdevice.ublk import UblkDevices, is_device
 from csi.targets import Targets
@@ -98,9 +98,9 @@ class ChosenDevices:
 
         A loop device may be left whose export is gone.
         """
-        for export in self._targets.of(volume).call("virtlun_export_list"):
-            if export["bdev_name"] == volume:
-                return self._ublk if is_device(export) else self._loop
+        export = exports.find(self._targets.of(volume), volume)
+        if export is not None:
+            return self._ublk if is_device(export) else self._loop
         left = self._loop.device(volume) or self._loop.device(volume, read_only=True)
         return self._loop if left is not None else None
 

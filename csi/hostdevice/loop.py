@@ -14,12 +14,12 @@ from pathlib import Path
 
 from csi.host import Host
 from csi.host.local import LocalHost
-from csi.hostdevice import loopctl
+from csi.hostdevice import exports, loopctl
 from csi.hostdevice.loopctl import Loop
 from csi.hosterrors import HostError
 from csi.targets import Targets
 from csi.underway import Underway
-from pydataplane.errors import EXISTS, NO_DEVICE, RpcError
+from pydataplane.errors import EXISTS, RpcError
 
 PROBE_S = 15.0
 """How long an export or a device may take to answer, seconds."""
@@ -80,17 +80,12 @@ class LoopDevices:
         """Frees the volume's devices, then its export."""
         for loop in self._loops(volume):
             self._host.detach(volume, loop.device)
-        for client in self._targets.holders(volume):
-            try:
-                client.call("virtlun_export_delete", bdev_name=volume)
-            except RpcError as error:
-                if error.code != NO_DEVICE:
-                    raise
+        exports.delete(self._targets, volume)
 
     def attached(self) -> list[str]:
         """Returns the volumes that have a device."""
-        exports = self._targets.gather(lambda client: client.call("virtlun_export_list"))
-        return sorted(each["bdev_name"] for each in exports if self._loops(each["bdev_name"]))
+        exported = exports.all_of(self._targets)
+        return sorted(each["bdev_name"] for each in exported if self._loops(each["bdev_name"]))
 
     def present(self) -> list[str]:
         """Returns the UUIDs after which the files of loop devices are called, as exports are."""
@@ -99,9 +94,8 @@ class LoopDevices:
     def _export(self, volume: str) -> Path:
         """Returns the target's file of the volume, made if need be."""
         client = self._targets.of(volume)
-        for export in client.call("virtlun_export_list"):
-            if export["bdev_name"] == volume:
-                return Path(export["path"])
+        if (export := exports.find(client, volume)) is not None:
+            return Path(export["path"])
         try:
             made = client.call("virtlun_export_create", bdev_name=volume, read_only=False)
         except RpcError as error:

@@ -12,12 +12,11 @@ from pathlib import Path
 from csi import sysblock
 from csi.host import Host
 from csi.host.local import READ_ONLY_SUFFIX
-from csi.hostdevice import ublkctl
+from csi.hostdevice import exports, ublkctl
 from csi.hostdevice.loopctl import Loop
 from csi.hosterrors import HostError, OfflineOnly
 from csi.targets import Targets
 from pydataplane import methods
-from pydataplane.errors import NO_DEVICE, RpcError
 
 
 class UblkDevices:
@@ -96,27 +95,21 @@ class UblkDevices:
         """Frees the read-only device, then takes the other one away."""
         for loop in self._read_only(volume):
             self._host.detach(volume, loop.device)
-        for client in self._targets.holders(volume):
-            try:
-                client.call("virtlun_export_delete", bdev_name=volume)
-            except RpcError as error:
-                if error.code != NO_DEVICE:
-                    raise
+        exports.delete(self._targets, volume)
 
     def attached(self) -> list[str]:
         """Returns the volumes that are exported as devices."""
-        exports = self._targets.gather(lambda client: client.call("virtlun_export_list"))
-        return sorted(each["bdev_name"] for each in exports if is_device(each))
+        return sorted(
+            each["bdev_name"] for each in exports.all_of(self._targets) if is_device(each)
+        )
 
     def present(self) -> list[str]:
         """Returns the volumes that a holder has made a device for."""
         return sorted(self._host.disks())
 
     def _exported(self, volume: str) -> methods.Export | None:
-        for export in self._targets.of(volume).call("virtlun_export_list"):
-            if export["bdev_name"] == volume and is_device(export):
-                return export
-        return None
+        export = exports.find(self._targets.of(volume), volume)
+        return export if export is not None and is_device(export) else None
 
     def _read_only(self, volume: str) -> list[Loop]:
         """Returns the volume's loop devices, which are read-only."""

@@ -233,8 +233,7 @@ class Libvirtd:
 
     def qemu_log(self, domain: str) -> str:
         """Returns what libvirt logged of a domain's QEMUs: their command lines and their words."""
-        path = self.scratch / f"log/qemu/{domain}.log"
-        return path.read_text(errors="replace") if path.exists() else ""
+        return qemu_log(self.scratch, domain)
 
     def uri(self, socket: Path | None = None) -> str:
         """Returns the connection URI for `socket`, by default libvirtd's own."""
@@ -290,6 +289,12 @@ def backtrace(core: Path) -> str:
 
 class VirshError(Exception):
     """virsh failed; the text is what it said."""
+
+
+def qemu_log(scratch: Path, domain: str) -> str:
+    """Returns what the libvirtd of a scratch folder logged of a domain's QEMUs; "": of none."""
+    path = scratch / f"log/qemu/{domain}.log"
+    return path.read_text(errors="replace") if path.exists() else ""
 
 
 def virsh(uri: str, *words: str, deadline_s: float = 90.0, check: bool = True) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 from tests.kubernetes.kubevirt.objects import NON_ROOT, QEMU
 from tests.kubernetes.sandbox import Process, Sandbox, SandboxError
 from tests.support.cache import CACHE
-from tests.support.libvirtd import LIBVIRTD_CONF, VirshError, virsh
+from tests.support.libvirtd import LIBVIRTD_CONF, VirshError, qemu_log, virsh
 from tests.support.wait import listens, until
 
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
@@ -177,8 +177,7 @@ class Compute:
 
     def qemu_log(self, domain: str) -> str:
         """Returns what libvirt logged of QEMU: its command line and its words."""
-        path = self.scratch / f"log/qemu/{domain}.log"
-        return path.read_text(errors="replace") if path.exists() else ""
+        return qemu_log(self.scratch, domain)
 
     def stop(self) -> None:
         """Ends libvirtd and what it runs, as the container's end does."""

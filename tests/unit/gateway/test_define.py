@@ -93,18 +93,25 @@ def test_what_is_read_at_once_of_a_definition_is_what_parsing_it_reads() -> None
     assert sum(at_once is not None for at_once, _, _ in found) >= 40
 
 
-@pytest.mark.parametrize("controllers", ["all", "needed"])
-@pytest.mark.parametrize("named", [False, True])
-def test_a_transient_domain_without_a_word_of_ours_is_not_parsed_unless_it_may_get_a_controller(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, controllers: str, named: bool
-) -> None:
-    translated = []
+@pytest.fixture
+def translated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The definitions that are parsed and translated, as they come."""
+    found: list[str] = []
     original = translate.define
 
     def noting(xml: str, *args: Any, **kwargs: Any) -> translate.Definition:
-        translated.append(xml)
+        found.append(xml)
         return original(xml, *args, **kwargs)
 
+    monkeypatch.setattr(translate, "define", noting)
+    return found
+
+
+@pytest.mark.parametrize("controllers", ["all", "needed"])
+@pytest.mark.parametrize("named", [False, True])
+def test_a_transient_domain_without_a_word_of_ours_is_not_parsed_unless_it_may_get_a_controller(
+    tmp_path: Path, translated: list[str], controllers: str, named: bool
+) -> None:
     async def body(world: World) -> None:
         if named:  # there is a definition of it, with something of ours
             world.domain(running=False, disks=disk())
@@ -112,7 +119,6 @@ def test_a_transient_domain_without_a_word_of_ours_is_not_parsed_unless_it_may_g
         await client.call(Proc.CREATE_XML, XmlCall(plain(), 0).pack())
         assert bool(translated) == (named or controllers == "all")
 
-    monkeypatch.setattr(translate, "define", noting)
     play(tmp_path, body, controllers=controllers)
 
 
@@ -131,22 +137,14 @@ PREFIX_IN_PARTS = '<!DOCTYPE domain [<!ENTITY % a "<!ATTLIST source dev CDATA \'
     ],
 )
 def test_what_its_bytes_do_not_tell_of_is_parsed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+    tmp_path: Path, translated: list[str], text: str
 ) -> None:
-    translated = []
-    original = translate.define
-
-    def noting(xml: str, *args: Any, **kwargs: Any) -> translate.Definition:
-        translated.append(xml)
-        return original(xml, *args, **kwargs)
-
     async def body(world: World) -> None:
         client = await world.client()
         with suppress(ReplyError):
             await define(client, text)
         assert text in translated
 
-    monkeypatch.setattr(translate, "define", noting)
     play(tmp_path, body)
 
 
