@@ -91,6 +91,25 @@ def test_a_mounted_device_is_not_deleted_and_a_deleted_one_is_gone(target: Targe
     target.rpc("virtlun_export_delete", bdev_name=VOLUME)
 
 
+def test_a_device_takes_memory_for_what_is_in_flight_only(target: TargetInside) -> None:
+    """Not for all that may be: 64 requests of 512 KiB."""
+
+    def resident_kib() -> int:
+        return int(
+            target.guest.run("awk '/^VmRSS/ { print $2 }' /proc/$(cat /tmp/target.pid)/status")
+        )
+
+    before = resident_kib()
+    disk = export(target)
+    idle = resident_kib()
+    target.guest.run(f"dd if=/dev/zero of=/dev/{disk} bs=4k count=256 oflag=direct")
+    used = resident_kib()
+    print(f"KiB: {before} without the device, {idle} with it, {used} after its use")
+    assert idle - before < 8 << 10
+    assert used - before < 12 << 10
+    target.rpc("virtlun_export_delete", bdev_name=VOLUME)
+
+
 def test_a_device_grows_while_it_is_used(target: TargetInside) -> None:
     """At once; and after a target that was killed before it could tell the kernel."""
     can = {"ublk": True, "resizes": True, "why": ""}

@@ -20,6 +20,9 @@ const WAIT_US: u64 = 100_000;
 pub struct AlignedBuf {
     base: NonNull<u8>,
     len: usize,
+    /// What the allocator gave, and what it was asked for.
+    whole: NonNull<u8>,
+    layout: Layout,
 }
 
 // SAFETY: it owns its memory like a Box<[u8]>.
@@ -32,22 +35,37 @@ impl AlignedBuf {
     /// kernel copies a request of FUSE to a process that is being killed and has to fault a page in for that,
     /// it gives up, and who asked gets EIO.
     pub fn zeroed(len: usize) -> Self {
-        let layout = Self::layout(len);
-        // SAFETY: the layout's size is not 0.
-        let base = unsafe { alloc_zeroed(layout) };
-        let Some(base) = NonNull::new(base) else { handle_alloc_error(layout) };
-        AlignedBuf { base, len }
+        let layout =
+            Layout::from_size_align(len.max(1), BUF_ALIGN).expect("a buffer fits in memory");
+        let whole = Self::allocate(layout);
+        AlignedBuf { base: whole, len, whole, layout }
     }
 
-    fn layout(len: usize) -> Layout {
-        Layout::from_size_align(len.max(1), BUF_ALIGN).expect("a buffer fits in memory")
+    /// As [`AlignedBuf::zeroed`], but a large one takes no memory before it is used. For the kernel only
+    /// where it tries again when it cannot fault a page in, as ublk does.
+    pub fn untouched(len: usize) -> Self {
+        // The allocator writes zeros to all that it aligns to pages.
+        let size = len.checked_add(BUF_ALIGN);
+        let layout = size.and_then(|size| Layout::from_size_align(size, 1).ok());
+        let layout = layout.expect("a buffer fits in memory");
+        let whole = Self::allocate(layout);
+        let skipped = whole.as_ptr().align_offset(BUF_ALIGN);
+        // SAFETY: less than the BUF_ALIGN bytes that were allocated beside `len`.
+        let base = unsafe { whole.add(skipped) };
+        AlignedBuf { base, len, whole, layout }
+    }
+
+    fn allocate(layout: Layout) -> NonNull<u8> {
+        // SAFETY: the layout's size is not 0.
+        let whole = unsafe { alloc_zeroed(layout) };
+        NonNull::new(whole).unwrap_or_else(|| handle_alloc_error(layout))
     }
 }
 
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
-        // SAFETY: allocated in `zeroed` with the same layout.
-        unsafe { dealloc(self.base.as_ptr(), Self::layout(self.len)) }
+        // SAFETY: allocated with the same layout.
+        unsafe { dealloc(self.whole.as_ptr(), self.layout) }
     }
 }
 
@@ -237,5 +255,46 @@ impl SyncChannel {
         if self.io.wait(WAIT_US).is_err() {
             std::thread::yield_now();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// KiB of memory that the mapping with an address has.
+    fn resident(address: usize) -> usize {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut lines = maps.lines().skip_while(|line| {
+            let bounds = line.split_once(' ').and_then(|(range, _)| range.split_once('-'));
+            let hex = |text| usize::from_str_radix(text, 16).unwrap();
+            !bounds.is_some_and(|(from, to)| (hex(from)..hex(to)).contains(&address))
+        });
+        let line = lines.find(|line| line.starts_with("Rss:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn a_buffer_is_aligned_and_zero_and_its_own() {
+        for make in [AlignedBuf::zeroed, AlignedBuf::untouched] {
+            for len in [0, 1, 512, BUF_ALIGN, 3 * BUF_ALIGN + 1, 1 << 20] {
+                let mut buf = make(len);
+                assert_eq!((buf.len(), buf.as_ptr().addr() % BUF_ALIGN), (len, 0));
+                assert!(buf.iter().all(|byte| *byte == 0));
+                buf.fill(7);
+                assert!(buf.clone().iter().all(|byte| *byte == 7));
+            }
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it asks the kernel")]
+    fn a_large_untouched_buffer_has_no_memory_before_it_is_used() {
+        let mut buf = AlignedBuf::untouched(256 << 20);
+        let before = resident(buf.as_ptr().addr());
+        assert!(before < 64 << 10, "{before} KiB");
+        buf[..128 << 20].fill(1);
+        assert!(resident(buf.as_ptr().addr()) >= 128 << 10);
+        assert!(resident(AlignedBuf::zeroed(64 << 20).as_ptr().addr()) >= 64 << 10);
     }
 }

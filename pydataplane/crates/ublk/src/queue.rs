@@ -43,7 +43,9 @@ impl Queue {
         let table = Table::new(device.as_fd(), limits.depth)?;
         let mut tags = Tags::new(device.as_fd(), limits.depth)?;
         for tag in 0..limits.depth {
-            tags.lend(tag, None, AlignedBuf::zeroed(limits.max_io_bytes as usize));
+            // Few devices have ever so many requests at a time, and the kernel tries again where it cannot
+            // fault a page in (ublk_dispatch_req).
+            tags.lend(tag, None, AlignedBuf::untouched(limits.max_io_bytes as usize));
         }
         let mut queue = Queue { tags, table, limits, open: 0, _here: PhantomData, _device: device };
         queue.tags.submit(false)?;
