@@ -124,6 +124,7 @@ def test_without_its_helper_a_pod_waits(cluster: Cluster, deployment: Deployment
         cluster.delete("pod", "writer")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("point", ["before mount --bind", "after mount --bind"])
 def test_killed_while_it_publishes(
     cluster: Cluster, deployment: Deployment, fuse: Path, point: str
@@ -140,6 +141,7 @@ def test_killed_while_it_publishes(
         cluster.delete("pod", "second")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("point", ["after bdev_lvol_resize", "before loop grow"])
 def test_killed_while_it_expands(
     cluster: Cluster, deployment: Deployment, fuse: Path, point: str
@@ -157,6 +159,7 @@ def test_killed_while_it_expands(
         assert read(cluster, "raw") == "before"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("point", ["after loop release", "after bdev_lvol_delete"])
 def test_killed_while_it_deletes(
     cluster: Cluster, deployment: Deployment, fuse: Path, point: str
@@ -169,6 +172,7 @@ def test_killed_while_it_deletes(
         wait_nothing(deployment, CONVERGE_S)
 
 
+@pytest.mark.nightly
 def test_killed_while_it_makes_and_removes_a_controller(
     cluster: Cluster, deployment: Deployment, fuse: Path
 ) -> None:

@@ -201,6 +201,7 @@ def told(cluster: Cluster) -> list[str]:
     return [each["message"] for each in found]
 
 
+@pytest.mark.nightly
 def test_a_machine_of_an_older_kubevirt_boots_with_its_own_sidecar(kubevirt: KubeVirt) -> None:
     """KubeVirt 1.8 has no plugins: the sidecar calls the node hooks in the pod's own folder."""
     cluster = kubevirt.cluster
@@ -219,6 +220,7 @@ def test_a_machine_of_an_older_kubevirt_boots_with_its_own_sidecar(kubevirt: Kub
         kubevirt.legacy = False
 
 
+@pytest.mark.nightly
 def test_a_qemu_without_the_device_boots_from_the_block_device(
     kubevirt: KubeVirt, tmp_path: Path
 ) -> None:
@@ -249,6 +251,7 @@ def test_a_qemu_without_the_device_boots_from_the_block_device(
         vm.stop()
 
 
+@pytest.mark.nightly
 def test_a_claim_of_mode_filesystem_stays_as_kubevirt_gives_it(kubevirt: KubeVirt) -> None:
     """Beside a LUN, in the same machine, with a sentence why."""
     cluster = kubevirt.cluster
@@ -290,6 +293,7 @@ def test_a_machine_boots_by_launcher_hooks(kubevirt: KubeVirt) -> None:
     assert "launcherHooks" not in cluster.get("plugin", "virtlun")["spec"]
 
 
+@pytest.mark.nightly
 def test_a_machine_without_the_label_boots_from_the_block_device(kubevirt: KubeVirt) -> None:
     """It has nothing of ours but the claim, and no sidecar."""
     cluster = kubevirt.cluster

@@ -28,7 +28,7 @@ ASKED_S = 2.0
 CONVERGE_S = 120.0
 
 #: A guest boots in software, on a machine that others may keep busy.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(autouse=True)

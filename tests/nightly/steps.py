@@ -161,7 +161,7 @@ STEPS = {
         Lane.GUESTS,
         # What passed is printed, too: seeds, pauses and counts.
         _pytest("-m", "nightly", "-n", "2", "-raP", "--durations=0", *LONG_TESTS),
-        (*WITH_GUESTS, "examples", "tests/libvirt", "tests/target"),
+        (*WITH_GUESTS, "examples", "tests/libvirt", "tests/target", "tests/kubernetes"),
     ),
     "e2e": Step(
         "Kubernetes' own suite for storage drivers",
