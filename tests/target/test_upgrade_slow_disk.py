@@ -178,7 +178,8 @@ class Writer:
     def _take(self, answer: dict[str, list[dict[str, int]]]) -> None:
         self._answered += [used["head"] // 3 for used in answer["used"]]
 
-    def _status(self, n: int) -> int:
+    def status(self, n: int) -> int:
+        """Returns the SCSI status of request `n`, which was answered."""
         at = BUFFERS + n * EACH + RESPONSE
         response: bytes = self._guest.send("read_mem", gpa=at, len=RESPONSE_BYTES)["data"]
         assert response[11] == 0, response
@@ -198,12 +199,12 @@ class Writer:
     def wait_until_held(self) -> None:
         """Waits until what did not begin is to be sent again: it is held from then on."""
         assert self.wait_for(1) == [WRITES]
-        assert self._status(WRITES) == BUSY
+        assert self.status(WRITES) == BUSY
 
     def finish(self) -> None:
         """Waits for all: each is done."""
         for n in self.wait_for(WRITES + 1)[1:]:
-            assert self._status(n) == GOOD
+            assert self.status(n) == GOOD
             assert self._guest.read(n * BLOCK // 512, BLOCK // 512) == content(n)
 
 
