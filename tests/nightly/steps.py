@@ -148,10 +148,12 @@ def _bench_kubernetes(name: str, about: str, minutes: int) -> Step:
 TEXTS = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "LICENSE")
 #: What ThreadSanitizer takes for races and why they are none.
 RACES = "tests/nightly/races.supp"
-#: Tests that map terabytes of memory: ThreadSanitizer keeps most addresses to itself.
-TERABYTES = (
+#: Tests that map terabytes of memory, or look whether some is untouched: ThreadSanitizer keeps most
+#: addresses to itself, and writes the zeros of what is allocated as such.
+OF_MEMORY = (
     "a_guest_gets_no_more_addresses_than_a_process_has",
     "what_is_beside_the_table_counts_with_it_as_long_as_it_is_there",
+    "a_large_untouched_buffer_has_no_memory_before_it_is_used",
 )
 #: In each lane those first that take longest.
 STEPS = {
@@ -199,7 +201,7 @@ STEPS = {
         # Without a standard library that is instrumented, its channels and Arcs are reported.
         [
             *_cargo("test", "-Zbuild-std", *SANITIZED, "--no-fail-fast", toolchain="+nightly"),
-            *("--", *(word for name in TERABYTES for word in ("--skip", name))),
+            *("--", *(word for name in OF_MEMORY for word in ("--skip", name))),
         ],
         (*RUST, RACES),
         _sources,

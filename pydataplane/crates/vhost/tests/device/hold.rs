@@ -257,9 +257,14 @@ fn what_is_not_submitted_again_yet_is_by_whoever_goes_on() {
     gate.open();
     first.wait_until_free();
     // A turn whose time is over gives back what it took and did not begin: to the available ring, from
-    // which the next session takes it. On a busy machine it may have been given back just now.
-    let left = ended(&guest) + marked();
-    assert!(left <= all && all - left < BATCH, "{left} of {all} ended or marked");
+    // which the next session takes it. On a busy machine it may have been given back just now, and the
+    // next session have no room for it yet.
+    let begun_or_given_back = |guest: &Guest| {
+        let left = ended(guest) + marked();
+        // A turn of each reactor.
+        assert!(left <= all && all - left < 2 * BATCH, "{left} of {all} ended or marked");
+    };
+    begun_or_given_back(&guest);
 
     let (second, gate) = Host::gated(1);
     gate.shut();
@@ -276,7 +281,7 @@ fn what_is_not_submitted_again_yet_is_by_whoever_goes_on() {
         controllers.iter().map(sent).collect()
     });
     assert!(marked() > 0, "some were not submitted again");
-    assert_eq!(ended(&guest) + marked(), all, "ended or marked");
+    begun_or_given_back(&guest);
     put_together(&second, controllers, &[(0, "gate", TargetOptions::default())]);
     wait_until("all end", || ended(&guest) == all);
     for queue in queues.clone() {
