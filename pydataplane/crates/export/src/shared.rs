@@ -36,9 +36,11 @@ pub(crate) struct Shared {
     order: AtomicU8,
     opens: AtomicU32,
     over: AtomicBool,
+    agreed: AtomicBool,
     resends: AtomicBool,
     mutex: Mutex<()>,
-    parked: Condvar,
+    /// It is parked, over, or the kernel has agreed.
+    changed: Condvar,
 }
 
 impl Shared {
@@ -76,9 +78,13 @@ impl Shared {
     pub fn note_no_changes(&self) {
         let from = self.gate.compare_exchange(PARKING, PARKED, Ordering::AcqRel, Ordering::Relaxed);
         if from.is_ok() {
-            drop(self.mutex.lock());
-            self.parked.notify_all();
+            self.tell();
         }
+    }
+
+    fn tell(&self) {
+        drop(self.mutex.lock());
+        self.changed.notify_all();
     }
 
     /// Has changes refused from now on, `wake`s the thread and waits until none is in flight;
@@ -95,7 +101,7 @@ impl Shared {
                 let order = (Ordering::AcqRel, Ordering::Acquire);
                 return self.gate.compare_exchange(back.0, back.1, order.0, order.1).is_err();
             }
-            self.parked.wait_for(&mut guard, left);
+            self.changed.wait_for(&mut guard, left);
         }
         true
     }
@@ -136,19 +142,37 @@ impl Shared {
     pub fn set_over(&self) {
         self.opens.fetch_and(CLOSED, Ordering::AcqRel);
         self.over.store(true, Ordering::Release);
+        self.tell();
     }
 
-    /// Tells whether the kernel sends again what a killed process had taken.
-    pub fn set_resends(&self, resends: bool) {
+    /// Tells that the kernel has agreed how it is served (FUSE_INIT), and whether it sends again what a
+    /// killed process had taken.
+    pub fn set_agreed(&self, resends: bool) {
         self.resends.store(resends, Ordering::Release);
+        self.agreed.store(true, Ordering::Release);
+        self.tell();
     }
 
-    /// Whether it does.
+    /// Waits until the kernel has agreed, or it is over; `false`: neither within `timeout`.
+    pub fn wait_agreed(&self, timeout: Duration) -> bool {
+        let end = Instant::now() + timeout;
+        let mut guard = self.mutex.lock();
+        while !self.agreed.load(Ordering::Acquire) && !self.is_over() {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            self.changed.wait_for(&mut guard, left);
+        }
+        true
+    }
+
+    /// Whether the kernel sends again what a killed process had taken.
     pub fn resends(&self) -> bool {
         self.resends.load(Ordering::Acquire)
     }
 
-    /// Whether it is.
+    /// Whether the connection to the kernel is over.
     pub fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)
     }
@@ -185,6 +209,22 @@ mod tests {
     fn note_no_changes(shared: &Shared) {
         let gate = &shared.gate;
         gate.compare_exchange(PARKING, PARKED, Ordering::AcqRel, Ordering::Relaxed).unwrap();
+    }
+
+    #[test]
+    fn the_kernel_is_waited_for_until_it_agrees_or_is_gone() {
+        let shared = Shared::new(false, 0);
+        assert!(!shared.wait_agreed(Duration::from_millis(1)));
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| shared.wait_agreed(Duration::from_secs(60)));
+            shared.set_agreed(true);
+            assert!(waiting.join().unwrap());
+        });
+        assert!(shared.resends());
+        let gone = Shared::new(false, 0);
+        gone.set_over();
+        assert!(gone.wait_agreed(Duration::from_secs(60)));
+        assert!(!gone.resends());
     }
 
     #[test]

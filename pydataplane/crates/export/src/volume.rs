@@ -25,6 +25,9 @@ use crate::shape::Shape;
 use crate::shared::{Order, Shared};
 use crate::worker::{self, Job, resends};
 
+/// How long the kernel may take to ask how a new mount is served. It does so at once.
+const AGREE_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// One exported bdev: a mount with a file, or a device.
 pub(crate) struct Volume {
     pub uuid: Uuid,
@@ -209,6 +212,10 @@ impl Volume {
                 return Err(e);
             }
         };
+        // What it survives is known from then on.
+        if !shared.wait_agreed(AGREE_TIMEOUT) {
+            tracing::warn!(%uuid, "the kernel has not asked yet how its export is served");
+        }
         let service = Mutex::new(Some(Service { hold, worker }));
         let face = Face::File { fuse, record: file };
         Ok(Volume { uuid, number, read_only, bdev, face, shared, waker, owner, service })

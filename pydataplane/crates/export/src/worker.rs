@@ -104,7 +104,7 @@ pub(crate) fn run(mut job: Job, ready: &SyncSender<Result<Waker, OpenError>>) {
         if let Err(e) = job.record.resume() {
             tracing::error!(uuid = %job.facts.uuid, "its record cannot be written: {e}");
         }
-        job.shared.set_resends(resends(job.record.abilities()));
+        job.shared.set_agreed(resends(job.record.abilities()));
     }
     let waker = channel.waker();
     let mut worker = Worker::new(job, channel);
@@ -295,7 +295,7 @@ impl Worker {
         let limits = self.job.limits;
         let out = file::init(minor, max_readahead, flags, limits).ok_or(Errno::PROTO)?;
         self.job.record.begin(flags, limits.max_write)?;
-        self.job.shared.set_resends(resends(flags));
+        self.job.shared.set_agreed(resends(flags));
         Ok(self.put(&out))
     }
 
