@@ -261,8 +261,7 @@ fn what_is_not_submitted_again_yet_is_by_whoever_goes_on() {
     // next session have no room for it yet.
     let begun_or_given_back = |guest: &Guest| {
         let left = ended(guest) + marked();
-        // A turn of each reactor.
-        assert!(left <= all && all - left < 2 * BATCH, "{left} of {all} ended or marked");
+        assert!(left <= all && all - left < BATCH, "{left} of {all} ended or marked");
     };
     begun_or_given_back(&guest);
 
