@@ -43,7 +43,7 @@ MADE = LOCAL / "fuzz"
 #: Seconds beyond its time after which a target that does not end is killed.
 GRACE_S = 60
 #: The same of one beside other work, for which it waits.
-BESIDE_GRACE_S = 3600
+BESIDE_GRACE_S = 1200
 #: Seconds between two looks at what one has had of a processor.
 LOOK_S = 0.5
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")

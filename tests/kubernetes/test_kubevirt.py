@@ -201,7 +201,6 @@ def told(cluster: Cluster) -> list[str]:
     return [each["message"] for each in found]
 
 
-@pytest.mark.nightly
 def test_a_machine_of_an_older_kubevirt_boots_with_its_own_sidecar(kubevirt: KubeVirt) -> None:
     """KubeVirt 1.8 has no plugins: the sidecar calls the node hooks in the pod's own folder."""
     cluster = kubevirt.cluster

@@ -163,11 +163,24 @@ fn serve(data: &[u8]) {
     let host = host();
     let mut input = Input(data);
     let left = if input.once_in(2) { record(&mut input) } else { Vec::new() };
+    let read_only = input.once_in(16);
     let kernel = session(&left);
-    if host.exports.create("disk", input.once_in(16)).is_err() {
-        // What was left is of no use, and there is no other.
-        return;
-    }
+    thread::scope(|scope| {
+        // It waits until the kernel has agreed how it is served, or has gone.
+        let created = scope.spawn(|| host.exports.create("disk", read_only));
+        let served = converse(&kernel, input);
+        drop(kernel);
+        if created.join().expect("an export, or a reason").is_ok() {
+            assert!(served, "an answer, not the end of the connection");
+            host.exports.delete("disk", true).expect("it was created");
+        }
+    });
+    assert_eq!(host.disk.geometry().num_blocks, BLOCKS);
+}
+
+/// Sends what the input has as the kernel, and reads the answers; `false`: the connection ended before
+/// an answer, as it does where what was left is of no use.
+fn converse(kernel: &OwnedFd, mut input: Input<'_>) -> bool {
     let mut answer = vec![0; 2 * MAX_IO_BYTES as usize];
     for unique in 2u64.. {
         if input.is_empty() {
@@ -195,15 +208,18 @@ fn serve(data: &[u8]) {
             packet.truncate(usize::from(input.u8()).max(1));
         }
         let whole = packet.len() >= IN_HEADER;
-        if again(|| send(&kernel, &packet, SendFlags::NOSIGNAL)).is_err() {
+        if again(|| send(kernel, &packet, SendFlags::NOSIGNAL)).is_err() {
             break;
         }
         if !whole || SILENT.contains(&opcode) && said as usize == packet.len() {
             continue;
         }
         loop {
-            let got = again(|| recv(&kernel, answer.as_mut_slice(), RecvFlags::empty()));
-            let got = got.expect("a request that has a name is answered").0;
+            let got = again(|| recv(kernel, answer.as_mut_slice(), RecvFlags::empty()));
+            let got = match got {
+                Ok((0, _)) | Err(Errno::CONNRESET) => return false,
+                got => got.expect("a request that has a name is answered").0,
+            };
             assert!(got >= OUT_HEADER, "{got} bytes");
             let word = |at: usize| answer[at..at + 4].try_into().expect("4 bytes");
             let (len, error) = (u32::from_ne_bytes(word(0)), i32::from_ne_bytes(word(4)));
@@ -229,9 +245,7 @@ fn serve(data: &[u8]) {
             break;
         }
     }
-    drop(kernel);
-    host.exports.delete("disk", true).expect("it was created");
-    assert_eq!(host.disk.geometry().num_blocks, BLOCKS);
+    true
 }
 
 fn again<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
