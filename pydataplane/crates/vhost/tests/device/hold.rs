@@ -230,10 +230,11 @@ fn nothing_more_is_taken_from_a_vm_that_left_when_an_upgrade_is_given_up() {
 fn what_is_not_submitted_again_yet_is_by_whoever_goes_on() {
     /// Of six request queues there is more in flight than a session may have on one reactor.
     const QUEUES: u16 = 8;
-    /// Most requests that a turn takes at once.
+    /// Most requests that a turn of a reactor takes at once.
     const BATCH: usize = 32;
+    const REACTORS: usize = 2;
     let queues = 2..usize::from(QUEUES);
-    let (first, gate) = Host::gated(2);
+    let (first, gate) = Host::gated(REACTORS);
     let (mut guest, region) = tracked_of(&first, QUEUES);
     guest.ready(0);
     gate.shut();
@@ -257,13 +258,18 @@ fn what_is_not_submitted_again_yet_is_by_whoever_goes_on() {
     gate.open();
     first.wait_until_free();
     // A turn whose time is over gives back what it took and did not begin: to the available ring, from
-    // which the next session takes it. On a busy machine it may have been given back just now, and the
-    // next session have no room for it yet.
-    let begun_or_given_back = |guest: &Guest| {
-        let left = ended(guest) + marked();
-        assert!(left <= all && all - left < BATCH, "{left} of {all} ended or marked");
+    // which the next session takes it. On a busy machine the last ones were given back just now.
+    let given_back = |guest: &Guest| {
+        let now = used_of(guest);
+        let of_queue = |(at, queue): (usize, usize)| {
+            let ended = usize::from(now[at].wrapping_sub(before[at]));
+            let known = ended + region.marked(queue).len();
+            usize::from(SIZE).checked_sub(known).expect("none is both ended and marked")
+        };
+        queues.clone().enumerate().map(of_queue).collect::<Vec<_>>()
     };
-    begun_or_given_back(&guest);
+    let left = given_back(&guest);
+    assert!(left.iter().sum::<usize>() <= REACTORS * BATCH, "{left:?} neither ended nor marked");
 
     let (second, gate) = Host::gated(1);
     gate.shut();
@@ -280,7 +286,10 @@ fn what_is_not_submitted_again_yet_is_by_whoever_goes_on() {
         controllers.iter().map(sent).collect()
     });
     assert!(marked() > 0, "some were not submitted again");
-    begun_or_given_back(&guest);
+    // Of what is sent again none is given back, so what is not marked was given back before.
+    let still_left = given_back(&guest);
+    let none_more = still_left.iter().zip(&left).all(|(still, before)| still <= before);
+    assert!(none_more, "{still_left:?} of {left:?} neither ended nor marked");
     put_together(&second, controllers, &[(0, "gate", TargetOptions::default())]);
     wait_until("all end", || ended(&guest) == all);
     for queue in queues.clone() {
