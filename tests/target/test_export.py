@@ -21,6 +21,7 @@ import pytest
 from pydataplane.errors import RpcError
 from tests.support.initiator import Initiator
 from tests.support.target import Target, binary
+from tests.support.wait import until
 from tests.target.conftest import MakeTarget
 
 MIB = 1 << 20
@@ -446,6 +447,8 @@ def test_repeating_changes_nothing_and_read_only_is_kept(target: Target, loops: 
         loop = loops(first["path"], "--read-only")
         assert run("blockdev", "--getro", loop).strip() == "1"
         detach(loop)
+        # The kernel tells of a close a moment later.
+        until(lambda: target.rpc("virtlun_export_list")[0]["opens"] == 0, "the file is closed")
         (shown,) = target.rpc("virtlun_export_list")
         assert shown == {
             "bdev_name": uuid,
