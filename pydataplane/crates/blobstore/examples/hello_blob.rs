@@ -54,8 +54,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     assert_eq!((&bytes, store.xattr(blob, "language")?), (hello, &b"en"[..]));
 
     // 6. Its clusters are free once nobody uses them any more.
-    let freed = store.delete(blob)?;
-    store.release(freed);
+    let deleted = store.delete(blob)?;
+    store.release(deleted.freed);
     drop(store.close()?);
     Ok(())
 }

@@ -1,9 +1,10 @@
 //! A blob in memory, and its pages as they are on the medium.
 
 use crate::format::{
-    DIRECT, FLAG_READ_ONLY, FLAG_THIN, Kind, POINTERS, Page, PageId, Root, encode_name, pack,
+    DIRECT, FLAG_DELETING, FLAG_READ_ONLY, FLAG_SNAPSHOT, FLAG_THIN, HOLE, Kind, POINTERS, Page,
+    PageId, Root, encode_name, pack,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use uuid::Uuid;
 use zerocopy::little_endian::{U16, U32, U64};
 
@@ -28,6 +29,14 @@ pub struct BlobInfo {
     pub thin: bool,
     /// Whether it refuses writes.
     pub read_only: bool,
+    /// Whether it is a snapshot: others may have it as their parent.
+    pub snapshot: bool,
+    /// The snapshot that shows where this one has nothing of its own.
+    pub parent: Option<BlobId>,
+    /// It shows in the clusters before this one.
+    pub parent_clusters: u64,
+    /// Those whose parent it is, in order.
+    pub clones: Vec<BlobId>,
 }
 
 /// An extents page: 1008 consecutive clusters of the blob.
@@ -36,7 +45,7 @@ pub(crate) struct Chunk {
     pub page: u32,
     /// Entries that are not 0.
     pub used: u32,
-    /// The device's cluster of each; 0: unallocated.
+    /// The device's cluster of each; 0: unallocated; [`HOLE`].
     pub clusters: Box<[u32; POINTERS]>,
 }
 
@@ -68,6 +77,12 @@ pub(crate) struct Blob {
     pub size: u64,
     pub allocated: u64,
     pub flags: u32,
+    /// The snapshot that shows where this one has nothing; 0: none.
+    pub parent: u64,
+    /// It shows in the clusters before this one.
+    pub parent_clusters: u64,
+    /// Blobs whose parent this is; not on the medium.
+    pub clones: BTreeSet<u64>,
     pub xattrs: BTreeMap<String, Vec<u8>>,
     /// Overflow xattr pages.
     pub xattr_pages: Vec<u32>,
@@ -102,6 +117,19 @@ impl Blob {
         self.flags & FLAG_READ_ONLY != 0
     }
 
+    pub fn snapshot(&self) -> bool {
+        self.flags & FLAG_SNAPSHOT != 0
+    }
+
+    pub fn deleting(&self) -> bool {
+        self.flags & FLAG_DELETING != 0
+    }
+
+    /// Whether the parent shows in `cluster` where this one has nothing there.
+    pub fn shows_parent(&self, cluster: u64) -> bool {
+        cluster < self.parent_clusters
+    }
+
     pub fn info(&self) -> BlobInfo {
         BlobInfo {
             id: BlobId(self.id),
@@ -111,22 +139,34 @@ impl Blob {
             allocated: self.allocated,
             thin: self.thin(),
             read_only: self.read_only(),
+            snapshot: self.snapshot(),
+            parent: (self.parent != 0).then_some(BlobId(self.parent)),
+            parent_clusters: self.parent_clusters,
+            clones: self.clones.iter().copied().map(BlobId).collect(),
         }
     }
 
-    /// The device's cluster that holds `cluster` of the blob; 0: unallocated.
-    pub fn cluster(&self, cluster: u64) -> u32 {
+    /// What stands for `cluster` of the blob: the device's cluster, 0 or [`HOLE`].
+    pub fn entry(&self, cluster: u64) -> u32 {
         let (chunk, entry) = place(cluster);
         self.chunks.get(&chunk).map_or(0, |c| c.clusters[entry])
     }
 
-    /// All allocated clusters as (of the blob, of the device), in order.
-    pub fn allocated(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
-        self.allocated_from(0)
+    /// The device's cluster that the blob itself has for `cluster`; 0: none.
+    pub fn cluster(&self, cluster: u64) -> u32 {
+        match self.entry(cluster) {
+            HOLE => 0,
+            to => to,
+        }
     }
 
-    /// The allocated clusters from `first` on.
-    pub fn allocated_from(&self, first: u64) -> impl Iterator<Item = (u64, u32)> + '_ {
+    /// All allocated clusters as (of the blob, of the device), in order.
+    pub fn allocated(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
+        self.entries_from(0).filter(|(_, cluster)| *cluster != HOLE)
+    }
+
+    /// All entries but 0 from `first` on: allocated clusters and holes.
+    pub fn entries_from(&self, first: u64) -> impl Iterator<Item = (u64, u32)> + '_ {
         let all = self.chunks.range(place(first).0..).flat_map(|(n, c)| {
             let base = u64::from(*n) * POINTERS as u64;
             let used = c.clusters.iter().enumerate().filter(|(_, cluster)| **cluster != 0);
@@ -195,6 +235,8 @@ impl Blob {
         root.name = encode_name(&self.name);
         root.size = U64::new(self.size);
         root.flags = U32::new(self.flags);
+        root.parent = U64::new(self.parent);
+        root.parent_clusters = U64::new(self.parent_clusters);
         root.xattr_pages = U16::new(self.xattr_pages.len() as u16);
         for (to, from) in root.xattr_page.iter_mut().zip(&self.xattr_pages) {
             *to = U32::new(*from);

@@ -19,9 +19,11 @@ impl<D: Disk> Store<D> {
             let at = offset + done as u64;
             let n = ((size - at % size) as usize).min(buf.len() - done);
             let part = &mut buf[done..done + n];
-            match self.blobs[&id.0].cluster(at / size) {
-                0 => part.fill(0),
-                c => self.disk.read(u64::from(c) * size + at % size, part).map_err(Error::Data)?,
+            match self.source(id.0, at / size) {
+                None => part.fill(0),
+                Some(c) => {
+                    self.disk.read(u64::from(c) * size + at % size, part).map_err(Error::Data)?
+                }
             }
             done += n;
         }

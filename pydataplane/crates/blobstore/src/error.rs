@@ -159,6 +159,61 @@ pub enum Error {
         /// Most clusters.
         max: u64,
     },
+    /// A snapshot in a store whose format has none.
+    #[error(
+        "store {store} has version {version} of the format, which has no snapshots; upgrade it first"
+    )]
+    OldFormat {
+        /// Name of the store.
+        store: String,
+        /// Its version.
+        version: u32,
+    },
+    /// Not a snapshot, or one that is being deleted.
+    #[error("blob {name} is not a snapshot; take one of it first")]
+    NotASnapshot {
+        /// Name of the blob.
+        name: String,
+    },
+    /// Deletion of a snapshot that more than one blob needs.
+    #[error(
+        "snapshot {name} has the clones {}; delete or inflate them, all but one, first",
+        clones.join(", ")
+    )]
+    HasClones {
+        /// Name of the snapshot.
+        name: String,
+        /// Names of its clones.
+        clones: Vec<String>,
+    },
+    /// No parent, and nothing to be taken from it.
+    #[error("blob {name} has no parent")]
+    NoParent {
+        /// Name of the blob.
+        name: String,
+    },
+    /// A parent that is still needed.
+    #[error("blob {name} still lacks clusters that its parent has; allocate those first")]
+    StillShared {
+        /// Name of the blob.
+        name: String,
+    },
+    /// A parent of another size.
+    #[error("blob {name} and snapshot {parent} have not the same size; resize the blob first")]
+    OtherSize {
+        /// Name of the blob.
+        name: String,
+        /// Name of the snapshot.
+        parent: String,
+    },
+    /// More snapshots than one record can hold.
+    #[error("{count} snapshots at once are too many: at most {most} are possible")]
+    TooMany {
+        /// How many were asked for.
+        count: u64,
+        /// Most of them.
+        most: u64,
+    },
     /// A write to a read-only blob.
     #[error("blob {name} is read-only")]
     ReadOnly {

@@ -3,6 +3,7 @@
 use crate::error::Error;
 use crate::format::{
     BITMAP_BITS, CLUSTER_MAX, CLUSTER_MIN, COPY_B, JOURNAL_PAGES_MIN, PAGE_SIZE, Superblock,
+    VERSION,
 };
 use uuid::Uuid;
 
@@ -56,6 +57,7 @@ pub(crate) fn plan(
         )));
     }
     Ok(Superblock {
+        version: VERSION,
         generation: 1,
         uuid,
         name: name.to_owned(),

@@ -16,6 +16,7 @@
 //! | `store` | [`Store`]: state; its `journal`: commit, checkpoint |
 //! | `load` | from the medium to a [`Store`], refusing what is damaged |
 //! | `ops` | create, delete, resize, rename, xattrs: one transaction each |
+//! | `history` | [`HistoryOptions`]: snapshots and clones, and their end |
 //! | `thin` | [`Batch`]: allocation on demand and unmapping, many in one record |
 //! | `grow` | taking over what the device has gained |
 //! | `data` | reading and writing a blob's contents |
@@ -33,6 +34,7 @@ mod disk;
 mod error;
 mod format;
 mod grow;
+mod history;
 mod layout;
 mod load;
 mod ops;
@@ -43,7 +45,10 @@ pub use bitmap::Run;
 pub use blob::{BlobId, BlobInfo};
 pub use disk::{Disk, DiskError, FileDisk, MemDisk};
 pub use error::Error;
-pub use format::{CLUSTER_MAX, CLUSTER_MIN, NAME_MAX, PAGE_SIZE, XATTR_NAME_MAX, XATTR_VALUE_MAX};
+pub use format::{
+    CLUSTER_MAX, CLUSTER_MIN, HOLE, NAME_MAX, PAGE_SIZE, XATTR_NAME_MAX, XATTR_VALUE_MAX,
+};
+pub use history::{Deleted, HistoryOptions};
 pub use ops::BlobOptions;
 pub use store::{Freed, Identity, Reservation, Store, StoreInfo, StoreOptions};
 pub use thin::{Batch, BatchDone, Lost};

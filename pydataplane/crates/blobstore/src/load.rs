@@ -5,12 +5,13 @@ use crate::blob::{Blob, Chunk, Index, chunks_of_index};
 use crate::disk::{Disk, DiskError};
 use crate::error::Error;
 use crate::format::{
-    COPY_A, COPY_B, COUNT_MAX, EXTENTS_MAX, FLAGS_KNOWN, INLINE_XATTRS, Kind, PAGE_SIZE, PAYLOAD,
-    POINTERS, Page, PageId, RecordHeader, Root, Superblock, SuperblockFault, XATTR_PAGES, crc32c,
-    decode_name, pack, unpack,
+    COPY_A, COPY_B, COUNT_MAX, EXTENTS_MAX, FLAG_DELETING, FLAG_READ_ONLY, FLAG_SNAPSHOT,
+    FLAG_THIN, FLAGS_1, FLAGS_2, HOLE, INLINE_XATTRS, Kind, PAGE_SIZE, PAYLOAD, POINTERS, Page,
+    PageId, RecordHeader, Root, Superblock, SuperblockFault, XATTR_PAGES, crc32c, decode_name,
+    pack, unpack,
 };
 use crate::store::{Identity, Journal, Store};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use uuid::Uuid;
 
 /// What the journal holds.
@@ -46,6 +47,7 @@ impl<D: Disk> Store<D> {
     pub fn load(disk: D) -> Result<Self, Error> {
         let (mut store, replayed) = Store::read_all(disk)?;
         store.begin_new_journal(&replayed)?;
+        store.finish_deletions()?;
         Ok(store)
     }
 
@@ -237,6 +239,33 @@ impl<D: Disk> Store<D> {
             }
             self.next_id = id + 1;
         }
+        self.check_parents()
+    }
+
+    /// Every parent is a snapshot, nobody is its own ancestor, and what is being deleted has one clone.
+    fn check_parents(&mut self) -> Result<(), Error> {
+        let pairs: Vec<_> = self.blobs.values().map(|b| (b.id, b.parent, b.root)).collect();
+        for (id, parent, root) in pairs.iter().copied().filter(|(_, parent, _)| *parent != 0) {
+            match self.blobs.get_mut(&parent) {
+                Some(parent) if parent.snapshot() => _ = parent.clones.insert(id),
+                _ => return Err(self.damaged(root, "its parent is not a snapshot of the store")),
+            }
+        }
+        let mut checked = BTreeSet::new();
+        for (id, _, root) in pairs {
+            let (mut at, mut way) = (id, BTreeSet::new());
+            while at != 0 && !checked.contains(&at) {
+                if !way.insert(at) {
+                    return Err(self.damaged(root, "it is its own ancestor"));
+                }
+                at = self.blobs[&at].parent;
+            }
+            checked.append(&mut way);
+            let blob = &self.blobs[&id];
+            if blob.deleting() && blob.clones.len() != 1 {
+                return Err(self.damaged(root, "it is being deleted, but has not one clone"));
+            }
+        }
         Ok(())
     }
 
@@ -253,8 +282,24 @@ impl<D: Disk> Store<D> {
         if id == 0 || id >= COUNT_MAX || page.id().index != 0 {
             return bad("its blob number is not possible");
         }
-        if root.flags.get() & !FLAGS_KNOWN != 0 || root.parent.get() != 0 {
+        let old = self.sb.version == 1;
+        let known = if old { FLAGS_1 } else { FLAGS_2 };
+        let (flags, parent) = (root.flags.get(), root.parent.get());
+        let parent_clusters = if old { 0 } else { root.parent_clusters.get() };
+        if flags & !known != 0 || old && parent != 0 {
             return bad("it has flags or a parent that this version does not know");
+        }
+        if parent != 0 && flags & FLAG_THIN == 0 {
+            return bad("it has a parent, but is thick");
+        }
+        if parent_clusters > if parent == 0 { 0 } else { root.size.get() } {
+            return bad("its parent shows past its end");
+        }
+        if flags & FLAG_SNAPSHOT != 0 && flags & FLAG_READ_ONLY == 0
+            || flags & FLAG_DELETING != 0
+                && flags & (FLAG_SNAPSHOT | FLAG_THIN) != FLAG_SNAPSHOT | FLAG_THIN
+        {
+            return bad("its flags are not possible together");
         }
         if root.size.get() > EXTENTS_MAX * POINTERS as u64 {
             return bad("its size is not possible");
@@ -271,7 +316,10 @@ impl<D: Disk> Store<D> {
             name,
             size: root.size.get(),
             allocated: 0,
-            flags: root.flags.get(),
+            flags,
+            parent,
+            parent_clusters,
+            clones: BTreeSet::new(),
             xattrs: BTreeMap::new(),
             xattr_pages: Vec::new(),
             chunks: BTreeMap::new(),
@@ -334,7 +382,7 @@ impl<D: Disk> Store<D> {
     ) -> Result<(), Error> {
         let page = self.take(pages, from, at, blob, Kind::Extents, n)?;
         let mut clusters = Box::new([0; POINTERS]);
-        let mut used = 0;
+        let (mut used, mut holes) = (0, 0);
         for (i, (to, cluster)) in clusters.iter_mut().zip(page.pointers()).enumerate() {
             *to = cluster.get();
             if *to == 0 {
@@ -343,6 +391,10 @@ impl<D: Disk> Store<D> {
             used += 1;
             if u64::from(n) * POINTERS as u64 + i as u64 >= blob.size {
                 return Err(self.damaged(at, "it has clusters past the end of its blob"));
+            }
+            if *to == HOLE && self.sb.version > 1 && blob.thin() {
+                holes += 1;
+                continue;
             }
             let bit = u64::from(*to).checked_sub(self.sb.first_data_cluster);
             match bit.filter(|b| *b < self.clusters.len()) {
@@ -360,7 +412,7 @@ impl<D: Disk> Store<D> {
         if used == 0 || used != page.used() {
             return Err(self.damaged(at, "its number of entries is wrong"));
         }
-        blob.allocated += u64::from(used);
+        blob.allocated += u64::from(used - holes);
         blob.chunks.insert(n, Chunk { page: at, used, clusters });
         Ok(())
     }

@@ -8,7 +8,7 @@ use crate::format::{
     EXTENTS_MAX, FLAG_READ_ONLY, FLAG_THIN, POINTERS, XATTR_NAME_MAX, XATTR_VALUE_MAX, pack,
 };
 use crate::store::{Freed, Reservation, Store, Txn, check_name};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use uuid::Uuid;
 
 /// How to create a blob.
@@ -53,12 +53,22 @@ impl<D: Disk> Store<D> {
         self.by_uuid.get(&uuid).map(|id| BlobId(*id))
     }
 
-    /// The allocated clusters of a blob as (of the blob, of the device), in order.
+    /// What a blob has itself, in order: its clusters with the device's, or [`HOLE`](crate::HOLE) for
+    /// one that reads as zeros whatever its parent has.
     ///
     /// # Errors
     /// [`Error::NoBlob`].
     pub fn clusters(&self, id: BlobId) -> Result<impl Iterator<Item = (u64, u32)> + '_, Error> {
-        self.get(id).map(Blob::allocated)
+        self.get(id).map(|blob| blob.entries_from(0))
+    }
+
+    /// What a blob itself has for one of its clusters: the device's, 0 for none, or
+    /// [`HOLE`](crate::HOLE).
+    ///
+    /// # Errors
+    /// [`Error::NoBlob`].
+    pub fn entry(&self, id: BlobId, cluster: u64) -> Result<u32, Error> {
+        self.get(id).map(|blob| blob.entry(cluster))
     }
 
     /// Takes `count` free clusters for a blob that is about to own them.
@@ -121,13 +131,7 @@ impl<D: Disk> Store<D> {
     /// As [`Store::create`].
     pub fn check_create(&self, options: &BlobOptions) -> Result<(), Error> {
         self.alive()?;
-        check_name(&options.name)?;
-        if self.by_name.contains_key(&options.name) {
-            return Err(Error::NameTaken { name: options.name.clone() });
-        }
-        if self.by_uuid.contains_key(&options.uuid) {
-            return Err(Error::UuidTaken { uuid: options.uuid });
-        }
+        self.check_identity(&options.name, options.uuid)?;
         check_size(options.size)?;
         let mut pages = xattr_areas(&options.name, &options.xattrs)?.len() as u64;
         if !options.thin {
@@ -174,12 +178,33 @@ impl<D: Disk> Store<D> {
         }
         let reserved: u64 = reservation.runs.iter().map(|r| r.count).sum();
         assert_eq!(reserved, if options.thin { 0 } else { options.size }, "clusters reserved");
+        let mut txn = Txn::default();
+        let id = self.insert_new(&mut txn, options, 0);
+        self.map_runs(&mut txn, id, 0, &reservation.runs);
+        self.commit(txn)?;
+        Ok(BlobId(id))
+    }
+
+    /// Creates a thin blob with a snapshot as its parent.
+    pub(crate) fn create_child(
+        &mut self,
+        options: &BlobOptions,
+        parent: BlobId,
+    ) -> Result<BlobId, Error> {
+        self.check_create(options)?;
+        let mut txn = Txn::default();
+        let id = self.insert_new(&mut txn, options, parent.0);
+        self.commit(txn)?;
+        Ok(BlobId(id))
+    }
+
+    /// A blob that has nothing yet but its root and its xattrs.
+    fn insert_new(&mut self, txn: &mut Txn, options: &BlobOptions, parent: u64) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
-        let mut txn = Txn::default();
-        let root = self.take_page(&mut txn);
+        let root = self.take_page(txn);
         let areas = pack(&options.xattrs).expect("check_create packed them");
-        let xattr_pages: Vec<u32> = areas[1..].iter().map(|_| self.take_page(&mut txn)).collect();
+        let xattr_pages: Vec<u32> = areas[1..].iter().map(|_| self.take_page(txn)).collect();
         let xattr_parts = 0..xattr_pages.len() as u32;
         self.by_name.insert(options.name.clone(), id);
         self.by_uuid.insert(options.uuid, id);
@@ -193,6 +218,9 @@ impl<D: Disk> Store<D> {
                 size: options.size,
                 allocated: 0,
                 flags: if options.thin { FLAG_THIN } else { 0 },
+                parent,
+                parent_clusters: if parent == 0 { 0 } else { options.size },
+                clones: BTreeSet::new(),
                 xattrs: options.xattrs.clone(),
                 xattr_pages,
                 chunks: BTreeMap::new(),
@@ -201,9 +229,10 @@ impl<D: Disk> Store<D> {
         );
         txn.touch(id, Part::Root);
         xattr_parts.for_each(|i| txn.touch(id, Part::Xattrs(i)));
-        self.map_runs(&mut txn, id, 0, &reservation.runs);
-        self.commit(txn)?;
-        Ok(BlobId(id))
+        if let Some(parent) = self.blobs.get_mut(&parent) {
+            parent.clones.insert(id);
+        }
+        id
     }
 
     fn map_runs(&mut self, txn: &mut Txn, blob: u64, first: u64, runs: &[Run]) {
@@ -211,24 +240,6 @@ impl<D: Disk> Store<D> {
         for (i, cluster) in clusters.enumerate() {
             self.map(txn, blob, first + i as u64, cluster as u32);
         }
-    }
-
-    /// Deletes a blob. Its clusters are free after [`Store::release`].
-    ///
-    /// # Errors
-    /// [`Error::NoBlob`], [`Error::Stopped`], [`Error::Metadata`].
-    pub fn delete(&mut self, id: BlobId) -> Result<Freed, Error> {
-        self.alive()?;
-        self.get(id)?;
-        let blob = self.blobs.remove(&id.0).expect("looked up above");
-        self.by_name.remove(&blob.name);
-        self.by_uuid.remove(&blob.uuid);
-        let mut txn = Txn::default();
-        blob.pages().for_each(|page| txn.free(page));
-        let mut freed = Freed::default();
-        blob.allocated().for_each(|(_, cluster)| freed.push(cluster));
-        self.commit(txn)?;
-        Ok(freed)
     }
 
     /// Changes a blob's size to `size` clusters. What is added reads as zeros; clusters cut off are
@@ -290,10 +301,13 @@ impl<D: Disk> Store<D> {
         if size > old {
             self.map_runs(&mut txn, id.0, old, &reservation.runs);
         } else {
-            let cut: Vec<u64> =
-                self.blobs[&id.0].allocated_from(size).map(|(cluster, _)| cluster).collect();
+            let blob = self.blob_mut(id.0);
+            // What is added again later reads as zeros.
+            blob.parent_clusters = blob.parent_clusters.min(size);
+            let cut: Vec<u64> = blob.entries_from(size).map(|(cluster, _)| cluster).collect();
             for cluster in cut {
-                freed.push(self.unmap_one(&mut txn, id.0, cluster).expect("it is allocated"));
+                let had = self.forget_one(&mut txn, id.0, cluster);
+                had.into_iter().for_each(|cluster| freed.push(cluster));
             }
         }
         self.commit(txn)?;
@@ -438,7 +452,10 @@ fn check_xattr(blob: &str, name: &str, value: &[u8]) -> Result<(), Error> {
 }
 
 /// The areas, the root's first, that a new blob's xattrs take.
-fn xattr_areas(blob: &str, xattrs: &BTreeMap<String, Vec<u8>>) -> Result<Vec<Vec<u8>>, Error> {
+pub(crate) fn xattr_areas(
+    blob: &str,
+    xattrs: &BTreeMap<String, Vec<u8>>,
+) -> Result<Vec<Vec<u8>>, Error> {
     for (name, value) in xattrs {
         check_xattr(blob, name, value)?;
     }

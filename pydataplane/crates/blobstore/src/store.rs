@@ -5,7 +5,7 @@ use crate::blob::{Blob, Chunk, Index, Part, index_of, place};
 use crate::disk::{Disk, DiskError};
 use crate::error::Error;
 use crate::format::{
-    COPY_A, COPY_B, Kind, NAME_MAX, PAGE_SIZE, PAYLOAD, POINTERS, Page, PageId, Superblock,
+    COPY_A, COPY_B, HOLE, Kind, NAME_MAX, PAGE_SIZE, PAYLOAD, POINTERS, Page, PageId, Superblock,
     name_fault,
 };
 use crate::layout::plan;
@@ -100,6 +100,8 @@ pub struct StoreInfo {
     pub free_pages: u64,
     /// Bytes of the largest device that [`Store::grow`] can take over.
     pub max_device_size: u64,
+    /// Version of its format: only from 2 on it has snapshots.
+    pub version: u32,
     /// Why the store takes no more changes, if it does not.
     pub stopped: Option<String>,
 }
@@ -267,6 +269,7 @@ impl<D: Disk> Store<D> {
             free_clusters: self.clusters.free(),
             free_pages: self.pages.free(),
             max_device_size: self.max_device_size(),
+            version: self.sb.version,
             stopped: self.stopped.as_ref().map(DiskError::to_string),
         }
     }
@@ -345,38 +348,64 @@ impl<D: Disk> Store<D> {
         page
     }
 
-    /// Points `cluster` of a blob, which was unallocated, to the device's cluster `to`.
+    /// Points `cluster` of a blob, which was unallocated or a hole, to the device's cluster `to`, or
+    /// makes it a hole where that is [`HOLE`].
     pub(crate) fn map(&mut self, txn: &mut Txn, blob: u64, cluster: u64, to: u32) {
         let (n, entry) = place(cluster);
         if !self.blobs[&blob].chunks.contains_key(&n) {
             let page = self.take_page(txn);
-            let chunk = Chunk { page, used: 0, clusters: Box::new([0; POINTERS]) };
-            match index_of(n) {
-                None => txn.touch(blob, Part::Root),
-                Some(x) => {
-                    if !self.blobs[&blob].indexes.contains_key(&x) {
-                        let page = self.take_page(txn);
-                        let index = Index { page, used: 0 };
-                        self.blob_mut(blob).indexes.insert(x, index);
-                        txn.touch(blob, Part::Root);
-                    }
-                    self.blob_mut(blob).indexes.get_mut(&x).expect("made above").used += 1;
-                    txn.touch(blob, Part::Index(x));
-                }
-            }
-            self.blob_mut(blob).chunks.insert(n, chunk);
+            self.add_chunk(txn, blob, n, page);
         }
         let blob = self.blob_mut(blob);
         let chunk = blob.chunks.get_mut(&n).expect("made above");
-        assert_eq!(chunk.clusters[entry], 0, "the cluster is allocated already");
-        chunk.clusters[entry] = to;
-        chunk.used += 1;
-        blob.allocated += 1;
+        let was = std::mem::replace(&mut chunk.clusters[entry], to);
+        assert!(matches!(was, 0 | HOLE), "the cluster is allocated already");
+        chunk.used += u32::from(was == 0);
+        blob.allocated += u64::from(to != HOLE);
         txn.touch(blob.id, Part::Extents(n));
     }
 
-    /// Takes `cluster` from a blob; returns the device's cluster, which is not free yet.
+    /// Gives a blob an extents page, which stands for nothing yet.
+    pub(crate) fn add_chunk(&mut self, txn: &mut Txn, blob: u64, n: u32, page: u32) {
+        match index_of(n) {
+            None => txn.touch(blob, Part::Root),
+            Some(x) => {
+                if !self.blobs[&blob].indexes.contains_key(&x) {
+                    let page = self.take_page(txn);
+                    self.blob_mut(blob).indexes.insert(x, Index { page, used: 0 });
+                    txn.touch(blob, Part::Root);
+                }
+                self.blob_mut(blob).indexes.get_mut(&x).expect("made above").used += 1;
+                txn.touch(blob, Part::Index(x));
+            }
+        }
+        let chunk = Chunk { page, used: 0, clusters: Box::new([0; POINTERS]) };
+        self.blob_mut(blob).chunks.insert(n, chunk);
+    }
+
+    /// Has `cluster` of a blob read as zeros: nothing stands there any more, or a hole where the parent
+    /// would show. Returns the device's cluster that it had, which is not free yet.
     pub(crate) fn unmap_one(&mut self, txn: &mut Txn, blob: u64, cluster: u64) -> Option<u32> {
+        let (n, entry) = place(cluster);
+        if self.shown(blob, cluster).is_none() {
+            return self.forget_one(txn, blob, cluster);
+        }
+        let of = self.blob_mut(blob);
+        let was = of.cluster(cluster);
+        if was == 0 {
+            if of.entry(cluster) == 0 {
+                self.map(txn, blob, cluster, HOLE);
+            }
+            return None;
+        }
+        of.chunks.get_mut(&n).expect("it has the cluster").clusters[entry] = HOLE;
+        of.allocated -= 1;
+        txn.touch(blob, Part::Extents(n));
+        Some(was)
+    }
+
+    /// Removes what stands for `cluster` of a blob; returns the device's cluster, which is not free yet.
+    pub(crate) fn forget_one(&mut self, txn: &mut Txn, blob: u64, cluster: u64) -> Option<u32> {
         let (n, entry) = place(cluster);
         let blob = self.blob_mut(blob);
         let chunk = blob.chunks.get_mut(&n)?;
@@ -385,7 +414,7 @@ impl<D: Disk> Store<D> {
             return None;
         }
         chunk.used -= 1;
-        blob.allocated -= 1;
+        blob.allocated -= u64::from(from != HOLE);
         txn.touch(blob.id, Part::Extents(n));
         if chunk.used == 0 {
             txn.free(chunk.page);
@@ -404,7 +433,7 @@ impl<D: Disk> Store<D> {
                 }
             }
         }
-        Some(from)
+        (from != HOLE).then_some(from)
     }
 
     pub(crate) fn blob_mut(&mut self, blob: u64) -> &mut Blob {

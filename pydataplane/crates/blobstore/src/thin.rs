@@ -4,6 +4,7 @@ use crate::bitmap::Run;
 use crate::blob::{BlobId, place};
 use crate::disk::Disk;
 use crate::error::Error;
+use crate::format::{PAGE_SIZE, POINTERS};
 use crate::store::{Freed, Store, Txn};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,6 +40,10 @@ impl Batch {
     }
 }
 
+/// Bytes that are copied at once.
+const COPY_STEP: u64 = 1 << 20;
+const _: () = assert!(COPY_STEP.is_multiple_of(PAGE_SIZE as u64));
+
 /// What became of a [`Batch`].
 #[derive(Debug)]
 #[must_use]
@@ -55,8 +60,8 @@ pub struct BatchDone {
 pub struct Lost {
     /// Which one.
     pub blob: BlobId,
-    /// Its clusters that are unallocated now.
-    pub clusters: Vec<u64>,
+    /// Its clusters that read as zeros now, with what stands there: 0, or [`HOLE`](crate::HOLE).
+    pub clusters: Vec<(u64, u32)>,
     /// The device's clusters that held them; free after [`Store::release`].
     pub freed: Freed,
 }
@@ -72,7 +77,7 @@ impl<D: Disk> Store<D> {
         self.batch_max()
     }
 
-    /// Adds the allocation of one cluster, if it needs one. It reads as zeros, durably, before its
+    /// Adds the allocation of one cluster, if it needs one. It reads as before, durably, before its
     /// blob owns it. `false`: the batch is full, and nothing was added.
     ///
     /// # Errors
@@ -84,6 +89,16 @@ impl<D: Disk> Store<D> {
         id: BlobId,
         cluster: u64,
     ) -> Result<bool, Error> {
+        let blob = self.get(id)?;
+        let read_only = blob.read_only() && blob.cluster(cluster) == 0;
+        match read_only && cluster < blob.size {
+            true => Err(Error::ReadOnly { name: blob.name.clone() }),
+            false => self.add_cluster(batch, id, cluster),
+        }
+    }
+
+    /// As [`Store::add_allocation`], of a read-only blob, too.
+    fn add_cluster(&mut self, batch: &mut Batch, id: BlobId, cluster: u64) -> Result<bool, Error> {
         self.alive()?;
         let blob = self.get(id)?;
         if cluster >= blob.size {
@@ -93,9 +108,6 @@ impl<D: Disk> Store<D> {
         }
         if batch.new.contains_key(&(id.0, cluster)) || blob.cluster(cluster) != 0 {
             return Ok(true);
-        }
-        if blob.read_only() {
-            return Err(Error::ReadOnly { name: blob.name.clone() });
         }
         let chunk = (id.0, place(cluster).0);
         let known = batch.gaining.contains(&chunk);
@@ -141,22 +153,25 @@ impl<D: Disk> Store<D> {
         let max = self.batch_max();
         let mut dealt_with = count;
         let mut pages = batch.extents_pages();
-        let from = place(first).0;
-        for chunk in blob.chunks.range(from..).map(|(n, _)| (id.0, *n)) {
-            let starts = u64::from(chunk.1) * crate::format::POINTERS as u64;
-            if starts >= end {
-                break;
-            }
+        for chunk in self.chunks_shown(id.0, place(first).0, end).into_iter().map(|n| (id.0, n)) {
+            let starts = u64::from(chunk.1) * POINTERS as u64;
             if batch.losing.contains(&chunk) {
                 continue;
             }
             // Its page may go, and then what is allocated in it needs pages that were not counted.
             let gaining = batch.gaining.contains(&chunk);
-            if gaining || pages == max {
-                dealt_with = starts.saturating_sub(first);
+            // Holes need a page where the parent shows, and the blob has none.
+            let fresh = if blob.chunks.contains_key(&chunk.1) { 0 } else { 2 };
+            let room = self.need_pages(batch.pages + fresh);
+            if gaining || pages == max || room.is_err() {
+                dealt_with = starts.saturating_sub(first).min(count);
+                if dealt_with == 0 && batch.is_empty() {
+                    room?;
+                }
                 break;
             }
             pages += 1;
+            batch.pages += fresh;
             batch.losing.insert(chunk);
         }
         if dealt_with > 0 {
@@ -169,24 +184,27 @@ impl<D: Disk> Store<D> {
     pub fn commit_batch(&mut self, batch: Batch) -> BatchDone {
         let Batch { mut new, unmaps, .. } = batch;
         let mut zeroed = Ok(());
-        if let Err(e) = self.zero_new(&new) {
+        if let Err(e) = self.fill_new(&new, &unmaps) {
             self.give_back(&new);
             new.clear();
             zeroed = Err(e);
         }
         let mut txn = Txn::default();
-        let mut lost: BTreeMap<u64, Vec<(u32, u64)>> = BTreeMap::new();
+        // What each blob had, where, and what stands there now.
+        let mut lost: BTreeMap<u64, Vec<(u32, u64, u32)>> = BTreeMap::new();
         for (id, first, count) in unmaps {
             let Some(blob) = self.blobs.get(&id) else { continue };
-            let all: Vec<u64> = blob
-                .allocated_from(first)
-                .map(|(cluster, _)| cluster)
-                .take_while(|cluster| *cluster < first + count)
-                .collect();
+            let end = (first + count).min(blob.size);
             let lost = lost.entry(id).or_default();
-            lost.extend(all.into_iter().filter_map(|cluster| {
-                self.unmap_one(&mut txn, id, cluster).map(|from| (from, cluster))
-            }));
+            for n in self.chunks_shown(id, place(first).0, end) {
+                for cluster in clusters_of(n, first, end) {
+                    let from = self.unmap_one(&mut txn, id, cluster);
+                    let now = self.blobs[&id].entry(cluster);
+                    if from.is_some() || now != 0 {
+                        lost.push((from.unwrap_or(0), cluster, now));
+                    }
+                }
+            }
         }
         for ((blob, cluster), to) in &new {
             self.map(&mut txn, *blob, *cluster, *to);
@@ -195,8 +213,8 @@ impl<D: Disk> Store<D> {
         let lost = lost.into_iter().map(|(id, mut all)| {
             all.sort_unstable();
             let mut freed = Freed::default();
-            all.iter().for_each(|(from, _)| freed.push(*from));
-            let clusters = all.into_iter().map(|(_, cluster)| cluster).collect();
+            all.iter().filter(|l| l.0 != 0).for_each(|(from, ..)| freed.push(*from));
+            let clusters = all.into_iter().map(|(_, cluster, now)| (cluster, now)).collect();
             Lost { blob: BlobId(id), clusters, freed }
         });
         let allocated = new.into_iter().map(|((id, cluster), to)| (BlobId(id), cluster, to));
@@ -217,29 +235,75 @@ impl<D: Disk> Store<D> {
         }
     }
 
-    /// Zeroes taken clusters, neighbours together.
-    fn zero_new(&mut self, new: &BTreeMap<(u64, u64), u32>) -> Result<(), Error> {
-        let mut sorted: Vec<u32> = new.values().copied().collect();
-        sorted.sort_unstable();
+    /// Fills taken clusters: with what a snapshot shows there, the others with zeros, neighbours together.
+    /// What the same batch unmaps is zeros, too.
+    fn fill_new(
+        &mut self,
+        new: &BTreeMap<(u64, u64), u32>,
+        unmaps: &[(u64, u64, u64)],
+    ) -> Result<(), Error> {
+        let (mut zeroed, mut copied) = (Vec::new(), Vec::new());
+        for ((id, cluster), to) in new {
+            let unmapped = |(of, first, count): &(u64, u64, u64)| {
+                of == id && (*first..first + count).contains(cluster)
+            };
+            match self.source(*id, *cluster).filter(|_| !unmaps.iter().any(unmapped)) {
+                Some(from) => copied.push((from, *to)),
+                None => zeroed.push(*to),
+            }
+        }
+        zeroed.sort_unstable();
         let mut taken = Freed::default();
-        sorted.into_iter().for_each(|cluster| taken.push(cluster));
-        taken.runs.into_iter().try_for_each(|run: Run| self.zero(run))
+        zeroed.into_iter().for_each(|cluster| taken.push(cluster));
+        taken.runs.into_iter().try_for_each(|run: Run| self.zero(run))?;
+        copied.into_iter().try_for_each(|(from, to)| self.copy(from, to))
+    }
+
+    /// Copies a cluster of the device. It is durable before a blob owns it.
+    fn copy(&mut self, from: u32, to: u32) -> Result<(), Error> {
+        let cluster = u64::from(self.sb.cluster_size);
+        let mut bytes = vec![0; cluster.min(COPY_STEP) as usize];
+        self.unflushed = true;
+        for at in (0..cluster).step_by(bytes.len()) {
+            let read = self.disk.read(u64::from(from) * cluster + at, &mut bytes);
+            let done = read.and_then(|()| self.disk.write(u64::from(to) * cluster + at, &bytes));
+            done.map_err(Error::Data)?;
+        }
+        Ok(())
     }
 
     /// Allocates clusters on demand, as few transactions as possible for all of `wants`, each the
     /// (blob, cluster of the blob). One that is allocated already is answered with what it has. A
-    /// new one reads as zeros, durably, before its blob owns it.
+    /// new one reads as it did before, durably, before its blob owns it.
     ///
     /// The answers are in the order of `wants`: [`Error::NoSpace`], [`Error::OutOfRange`],
     /// [`Error::ReadOnly`], [`Error::NoBlob`], or the device's failure.
     pub fn allocate(&mut self, wants: &[(BlobId, u64)]) -> Vec<Allocated> {
+        self.allocate_by(wants, Store::add_allocation)
+    }
+
+    /// Gives a blob clusters of its own that [`Store::lacking`] named; it reads as before, so it may be
+    /// read-only. Returns the device's, in that order.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`], [`Error::OutOfRange`] and others; then it has some of them.
+    pub fn supply(&mut self, id: BlobId, clusters: &[u64]) -> Result<Vec<u32>, Error> {
+        let wants: Vec<_> = clusters.iter().map(|cluster| (id, *cluster)).collect();
+        self.allocate_by(&wants, Store::add_cluster).into_iter().collect()
+    }
+
+    fn allocate_by(
+        &mut self,
+        wants: &[(BlobId, u64)],
+        add: impl Fn(&mut Self, &mut Batch, BlobId, u64) -> Result<bool, Error>,
+    ) -> Vec<Allocated> {
         let mut answers: Vec<Result<(), Error>> = Vec::with_capacity(wants.len());
         let mut begin = 0;
         while begin < wants.len() {
             let mut batch = self.batch();
             let mut added = Vec::new();
             for (id, cluster) in &wants[begin..] {
-                match self.add_allocation(&mut batch, *id, *cluster) {
+                match add(self, &mut batch, *id, *cluster) {
                     Ok(true) => added.push(Ok(())),
                     Ok(false) => break,
                     Err(e) => added.push(Err(e)),
@@ -277,4 +341,10 @@ impl<D: Disk> Store<D> {
             }
         }
     }
+}
+
+/// The clusters of an extents page in `first` .. `end`.
+fn clusters_of(chunk: u32, first: u64, end: u64) -> std::ops::Range<u64> {
+    let starts = u64::from(chunk) * POINTERS as u64;
+    first.max(starts)..end.min(starts + POINTERS as u64)
 }

@@ -6,7 +6,7 @@
 
 mod power;
 
-use blobstore::{Store, StoreOptions};
+use blobstore::{BlobOptions, HistoryOptions, Store, StoreOptions};
 use power::{Event, Image, PER_CLUSTER, Recorded, Rng, Step, TraceDisk, cut, empty_store, record};
 use std::collections::BTreeMap;
 use uuid::Uuid;
@@ -177,6 +177,94 @@ fn crash_in_a_batch_of_many_volumes_leaves_each_change_done_or_not_and_no_foreig
     steps.push(Step::Together(vec![], vec![(1, 0, 9), (2, 15, 9), (3, 0, 9)]));
     steps.push(Step::Together(vec![(1, 3, 2), (1, 4, 3)], vec![(1, 4, 1)]));
     survives(&steps);
+}
+
+#[test]
+fn crash_in_a_snapshot_leaves_none_or_all_of_it_with_everything_written_before() {
+    let mut steps = vec![create(0, 30, false), Step::Write(0, 0, 30 * PER_CLUSTER), Step::Sync];
+    steps.extend([Step::Delete(0), create(1, 6, false), create(2, 6, true)]);
+    steps.push(Step::SetXattr(1, "owner".into(), vec![7; 3000]));
+    steps.extend([Step::Write(1, 0, 2 * PER_CLUSTER), Step::Write(2, 5, 20)]);
+    // Not synchronised: the snapshot is.
+    steps.push(Step::Snapshot(vec![(1, 10), (2, 11)]));
+    steps.extend([Step::Write(1, 3, 5), Step::Write(2, 0, 6), Step::Sync]);
+    steps.push(Step::Snapshot(vec![(1, 12)]));
+    steps.extend([Step::Clone(12, 3), Step::Clone(11, 4), Step::Write(3, 0, PER_CLUSTER + 1)]);
+    steps.extend([Step::Unmap(3, 0, 1), Step::Write(3, 2, 1), Step::Unmap(4, 0, 6), Step::Sync]);
+    steps.extend([Step::Resize(3, 1), Step::Resize(3, 4)]);
+    let r = survives(&steps);
+    assert_eq!(r.states.last().unwrap().1.len(), 7);
+}
+
+#[test]
+fn crash_at_the_end_of_a_history_leaves_the_blob_as_it_was() {
+    let mut steps = vec![create(1, 6, true), Step::Write(1, 0, 6 * PER_CLUSTER)];
+    for snapshot in [10, 11, 12] {
+        steps.push(Step::Snapshot(vec![(1, snapshot)]));
+        let at = u64::from(snapshot - 10);
+        steps.extend([Step::Write(1, at * PER_CLUSTER + 3, 7), Step::Unmap(1, 4 - at, 1)]);
+    }
+    steps.extend([Step::Clone(11, 2), Step::Write(2, 100, 9), Step::Sync]);
+    steps.extend([Step::Detach(2, false), Step::Delete(11), Step::Delete(12)]);
+    steps.extend([Step::Detach(2, true), Step::Delete(10), Step::Delete(1)]);
+    let r = survives(&steps);
+    assert_eq!(r.states.last().unwrap().1.len(), 1, "the inflated clone");
+}
+
+#[test]
+fn crash_in_a_deletion_of_many_records_is_gone_on_with() {
+    const PAGES: u64 = 33;
+    let bytes = u64::from(power::CLUSTER);
+    let place = |page: u64| page * 1008 * bytes;
+    let mut store = Store::load(empty_store()).unwrap();
+    let named = |name: &str| HistoryOptions {
+        name: name.into(),
+        uuid: Uuid::new_v4(),
+        xattrs: BTreeMap::new(),
+    };
+    let options = BlobOptions {
+        name: "live".into(),
+        uuid: Uuid::new_v4(),
+        size: PAGES * 1008,
+        thin: true,
+        xattrs: BTreeMap::new(),
+    };
+    let old = store.create(&options).unwrap();
+    for page in 0..PAGES {
+        store.write(old, place(page), &[page as u8; 512]).unwrap();
+    }
+    let live = store.snapshot(&[(old, named("snap"))]).unwrap()[0];
+    for page in [1, 20] {
+        store.write(live, place(page), &[0x80 + page as u8; 512]).unwrap();
+    }
+    let before = store.close().unwrap();
+    let disk = TraceDisk::new(before.clone());
+    let trace = disk.trace.clone();
+    let mut store = Store::load(disk).unwrap();
+    let deleted = store.delete(store.by_name("snap").unwrap()).unwrap();
+    assert_eq!(deleted.freed.runs().iter().map(|r| r.count).sum::<u64>(), 2);
+    drop(store);
+    let trace = trace.borrow().clone();
+    let mut rng = Rng::new(7);
+    let mut found = [0, 0];
+    for at in 0..=trace.len() {
+        for chance in [0, 4, 8] {
+            let mut store = Store::load(cut(&before, &trace, at, chance, &mut rng)).unwrap();
+            let live = store.by_name("live").unwrap();
+            for page in 0..PAGES {
+                let mut bytes = [0; 512];
+                store.read(live, place(page), &mut bytes).unwrap();
+                let own = if [1, 20].contains(&page) { 0x80 } else { 0 };
+                assert_eq!(bytes, [own + page as u8; 512], "after event {at}");
+            }
+            let info = store.info();
+            let owned = info.data_clusters - info.free_clusters;
+            let there = usize::from(store.by_name("snap").is_some());
+            assert_eq!(owned, PAGES + 2 * there as u64, "after event {at}");
+            found[there] += 1;
+        }
+    }
+    assert!(found[0] > 3 && found[1] > 3, "{found:?}");
 }
 
 #[test]

@@ -1,9 +1,12 @@
 //! Foreign and damaged devices: whatever the metadata says, with checksums that match, a load ends
 //! with a store or an error, and so does everything that is then done with the store.
 
+use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-use blobstore::{BlobId, BlobOptions, Disk, Error, MemDisk, PAGE_SIZE, Store, StoreOptions};
+use blobstore::{
+    BlobId, BlobOptions, Disk, Error, HistoryOptions, MemDisk, PAGE_SIZE, Store, StoreOptions,
+};
 use proptest::prelude::*;
 use uuid::Uuid;
 
@@ -87,10 +90,19 @@ fn make_sample() -> Vec<u8> {
     store.write(thin, 299_000 * u64::from(CLUSTER), &data).unwrap();
     store.checkpoint().unwrap();
     let gone = store.create(&blob(4, 2, false)).unwrap();
-    let freed = store.delete(gone).unwrap();
-    store.release(freed);
+    let deleted = store.delete(gone).unwrap();
+    store.release(deleted.freed);
     store.rename(thick, "other").unwrap();
+    let now = store.snapshot(&[(thin, named("snap"))]).unwrap()[0];
+    let freed = store.unmap(now, 0, 1).unwrap();
+    store.release(freed);
+    store.clone_of(thin, &named("clone")).unwrap();
     store.disk_mut().bytes().to_vec()
+}
+
+fn named(name: &str) -> HistoryOptions {
+    let uuid = Uuid::new_v4();
+    HistoryOptions { name: name.into(), uuid, xattrs: BTreeMap::new() }
 }
 
 /// Everything that can be done with a store; what fails, fails with an error.
@@ -110,11 +122,20 @@ fn use_all<D: Disk>(mut store: Store<D>) {
         _ = store.set_xattr(*id, "more", &[1; 3000]);
         _ = store.resize(*id, size + 3).map(|freed| store.release(freed));
         _ = store.unmap(*id, 0, size).map(|freed| store.release(freed));
+        _ = store.snapshot(&[(*id, named(&format!("snap{}", store.blobs().count())))]);
+        _ = store.clone_of(*id, &named(&format!("clone{}", store.blobs().count())));
+    }
+    let ids: Vec<BlobId> = store.blobs().map(|b| b.id).collect();
+    for id in &ids {
+        if let Ok(lacking) = store.lacking(*id, false, 0, 8) {
+            _ = store.supply(*id, &lacking);
+        }
+        _ = store.detach(*id, false);
     }
     _ = store.create(&blob(77, 5, false));
     for id in ids {
         _ = store.resize(id, 1).map(|freed| store.release(freed));
-        _ = store.delete(id).map(|freed| store.release(freed));
+        _ = store.delete(id).map(|deleted| store.release(deleted.freed));
     }
     store.info();
     _ = store.rename_store("again");
@@ -205,7 +226,7 @@ fn the_sample_is_a_store_and_sealing_it_changes_nothing() {
     seal_all(&mut sealed);
     assert!(disk == sealed);
     let store = Store::load(MemDisk::from_bytes(disk)).unwrap();
-    assert_eq!(store.blobs().count(), 3);
+    assert_eq!(store.blobs().count(), 5);
     use_all(store);
 }
 

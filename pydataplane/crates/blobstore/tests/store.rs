@@ -1,7 +1,8 @@
 //! The store as a library: operations, limits, and what a damaged medium gives.
 
 use blobstore::{
-    BlobId, BlobOptions, Disk, DiskError, Error, MemDisk, PAGE_SIZE, Store, StoreOptions,
+    BlobId, BlobOptions, Disk, DiskError, Error, HistoryOptions, MemDisk, PAGE_SIZE, Store,
+    StoreOptions,
 };
 use proptest::prelude::*;
 use std::collections::HashMap;
@@ -22,6 +23,26 @@ fn blob(name: &str, size: u64, thin: bool) -> BlobOptions {
 }
 
 /// What the device would hold if the process ended now.
+fn named(name: &str) -> HistoryOptions {
+    HistoryOptions { name: name.into(), uuid: Uuid::new_v4(), xattrs: Default::default() }
+}
+
+fn is_live(store: &Store<MemDisk>, id: BlobId) -> bool {
+    !store.blob(id).unwrap().read_only
+}
+
+/// Takes the parent from a blob, as far as there is room for what it lacks then.
+fn detach(store: &mut Store<MemDisk>, id: BlobId, all: bool) {
+    while let Ok(lacking) = store.lacking(id, all, 0, 5) {
+        if lacking.is_empty() {
+            return store.detach(id, all).unwrap();
+        }
+        if store.supply(id, &lacking).is_err() {
+            return;
+        }
+    }
+}
+
 fn image<D: Disk>(store: &mut Store<D>) -> MemDisk {
     let mut bytes = vec![0; store.disk_mut().size() as usize];
     store.disk_mut().read(0, &mut bytes).unwrap();
@@ -56,8 +77,7 @@ fn a_large_thin_blob_uses_index_pages_and_comes_back() {
     s.release(freed);
     let info = s.info();
     assert_eq!(info.free_clusters, info.data_clusters);
-    let freed = s.delete(id).unwrap();
-    assert!(freed.is_empty());
+    assert!(s.delete(id).unwrap().freed.is_empty());
     let s = Store::load(image(&mut s)).unwrap();
     assert_eq!(s.blobs().count(), 0);
     assert_eq!(s.info().free_pages, pages + 1 + 7 + 3, "root, extents and index pages");
@@ -134,10 +154,10 @@ fn metadata_room_runs_out_with_an_error_and_nothing_half_done() {
     let first = s.by_name("b0").unwrap();
     assert!(matches!(s.write(first, 0, &[1]), Err(Error::NoMetadataSpace { .. })));
     assert!(matches!(s.set_xattr(first, "a", &[0; 3000]), Err(Error::NoMetadataSpace { .. })));
-    let freed = s.delete(s.by_name("b1").unwrap()).unwrap();
-    s.release(freed);
-    let freed = s.delete(s.by_name("b2").unwrap()).unwrap();
-    s.release(freed);
+    let deleted = s.delete(s.by_name("b1").unwrap()).unwrap();
+    s.release(deleted.freed);
+    let deleted = s.delete(s.by_name("b2").unwrap()).unwrap();
+    s.release(deleted.freed);
     s.write(first, 0, &[1]).unwrap();
     let s = Store::load(image(&mut s)).unwrap();
     assert_eq!(s.blobs().count(), made - 2);
@@ -313,6 +333,90 @@ fn garbage_is_not_a_store_and_never_a_panic() {
     assert!(e.to_string().contains("it has only 4096 bytes"), "{e}");
 }
 
+#[test]
+fn a_snapshot_takes_two_pages_whatever_its_size_and_its_clones_read_as_it_does() {
+    let mut s = store(16 << 20);
+    let live = s.create(&blob("live", 1 << 20, true)).unwrap();
+    s.write(live, 0, &[1; 100]).unwrap();
+    s.write(live, 3 * CLUSTER, &[2; 100]).unwrap();
+    let before = s.info();
+    let now = s.snapshot(&[(live, named("snap"))]).unwrap()[0];
+    assert_eq!(s.info().free_pages, before.free_pages - 1, "one more root");
+    assert_eq!(s.info().free_clusters, before.free_clusters);
+    let (snapshot, blob) = (s.blob(live).unwrap(), s.blob(now).unwrap());
+    assert_eq!((snapshot.name.as_str(), blob.name.as_str()), ("snap", "live"));
+    assert!(snapshot.snapshot && snapshot.read_only && !blob.read_only && !blob.snapshot);
+    assert_eq!((snapshot.clones, blob.parent), (vec![now], Some(live)));
+    assert_eq!((snapshot.allocated, blob.allocated), (2, 0));
+    // A write has a cluster of its own, with the rest of what was there; the snapshot stays.
+    s.write(now, 50, &[3; 10]).unwrap();
+    let bytes = |s: &mut Store<MemDisk>, id, at| {
+        let mut bytes = [9; 100];
+        s.read(id, at, &mut bytes).unwrap();
+        bytes
+    };
+    assert_eq!(bytes(&mut s, live, 0), [1; 100]);
+    let mixed = bytes(&mut s, now, 0);
+    assert_eq!((mixed[49], mixed[50], mixed[59], mixed[60]), (1, 3, 3, 1));
+    // Zeros hide what the parent has, and cost no cluster.
+    let free = s.info().free_clusters;
+    let freed = s.unmap(now, 0, 4).unwrap();
+    s.release(freed);
+    assert_eq!((bytes(&mut s, now, 0), bytes(&mut s, now, 3 * CLUSTER)), ([0; 100], [0; 100]));
+    assert_eq!((s.info().free_clusters, s.blob(now).unwrap().allocated), (free + 1, 0));
+    let clone = s.clone_of(live, &named("clone")).unwrap();
+    let e = s.delete(live).unwrap_err();
+    assert_eq!(
+        e,
+        Error::HasClones { name: "snap".into(), clones: vec!["live".into(), "clone".into()] }
+    );
+    assert!(e.to_string().contains("live, clone"), "{e}");
+    let mut s = Store::load(image(&mut s)).unwrap();
+    assert_eq!(bytes(&mut s, clone, 3 * CLUSTER), [2; 100]);
+    // What a clone loses by being made smaller is not its parent's when it grows again.
+    for size in [2, 8] {
+        let freed = s.resize(clone, size).unwrap();
+        s.release(freed);
+    }
+    assert_eq!((bytes(&mut s, clone, 0), bytes(&mut s, clone, 3 * CLUSTER)), ([1; 100], [0; 100]));
+    // The last but one goes, and the last one takes over what it needs.
+    let deleted = s.delete(now).unwrap();
+    assert!(deleted.freed.is_empty() && deleted.heir.is_none());
+    let deleted = s.delete(live).unwrap();
+    assert_eq!(deleted.heir, Some(clone));
+    s.release(deleted.freed);
+    assert_eq!((bytes(&mut s, clone, 0), bytes(&mut s, clone, 3 * CLUSTER)), ([1; 100], [0; 100]));
+    let info = s.blob(clone).unwrap();
+    assert_eq!((info.allocated, info.parent), (1, None));
+    assert_eq!(s.info().free_clusters, s.info().data_clusters - 1);
+}
+
+#[test]
+fn what_cannot_be_a_snapshot_a_clone_or_a_parent_is_refused() {
+    let mut s = store(16 << 20);
+    let live = s.create(&blob("live", 4, false)).unwrap();
+    assert_eq!(s.clone_of(live, &named("clone")), Err(Error::NotASnapshot { name: "live".into() }));
+    assert_eq!(s.detach(live, false), Err(Error::NoParent { name: "live".into() }));
+    let taken = s.snapshot(&[(live, named("live"))]);
+    assert_eq!(taken, Err(Error::NameTaken { name: "live".into() }));
+    let twice = [(live, named("a")), (live, named("b"))];
+    assert_eq!(s.snapshot(&twice), Err(Error::ReadOnly { name: "live".into() }));
+    let now = s.snapshot(&[(live, named("snap"))]).unwrap()[0];
+    assert_eq!(s.write(live, 0, &[1]), Err(Error::ReadOnly { name: "snap".into() }));
+    let of_it = s.snapshot(&[(live, named("other"))]);
+    assert_eq!(of_it, Err(Error::ReadOnly { name: "snap".into() }));
+    assert_eq!(s.detach(now, false), Err(Error::StillShared { name: "live".into() }));
+    let small = s.create(&blob("small", 3, true)).unwrap();
+    let (name, parent) = ("small".to_owned(), "snap".to_owned());
+    assert_eq!(s.set_parent(small, live), Err(Error::OtherSize { name, parent }));
+    let freed = s.resize(small, 4).unwrap();
+    assert!(freed.is_empty());
+    s.set_parent(small, live).unwrap();
+    assert_eq!(s.blob(live).unwrap().clones, [now, small]);
+    let s = Store::load(image(&mut s)).unwrap();
+    assert_eq!(s.blob(small).unwrap().parent, Some(live));
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Create(u64, bool),
@@ -320,6 +424,9 @@ enum Step {
     Resize(usize, u64),
     Write(usize, u64, u16, u8),
     Unmap(usize, u64, u64),
+    Snapshot(usize),
+    Clone(usize),
+    Detach(usize, bool),
     Reload,
     Close,
 }
@@ -332,6 +439,9 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (0..8usize, 0..12 * CLUSTER, any::<u16>(), 1..255u8)
             .prop_map(|(b, at, n, v)| Step::Write(b, at, n, v)),
         2 => (0..8usize, 0..12u64, 1..6u64).prop_map(|(b, f, n)| Step::Unmap(b, f, n)),
+        2 => (0..8usize).prop_map(Step::Snapshot),
+        2 => (0..8usize).prop_map(Step::Clone),
+        1 => (0..8usize, any::<bool>()).prop_map(|(b, all)| Step::Detach(b, all)),
         1 => Just(Step::Reload),
         1 => Just(Step::Close),
     ]
@@ -361,12 +471,35 @@ proptest! {
                     }
                 }
                 Step::Delete(b) => if let Some(id) = pick(b) {
-                    let freed = s.delete(id).unwrap();
-                    s.release(freed);
-                    model.remove(&id);
-                    ids.retain(|other| *other != id);
+                    match s.delete(id) {
+                        Ok(deleted) => {
+                            s.release(deleted.freed);
+                            model.remove(&id);
+                            ids.retain(|other| *other != id);
+                        }
+                        Err(e) => prop_assert!(matches!(e, Error::HasClones { .. }), "{}", e),
+                    }
                 },
-                Step::Resize(b, size) => if let Some(id) = pick(b) {
+                Step::Snapshot(b) => if let Some(id) = pick(b).filter(|id| is_live(&s, *id)) {
+                    let new = s.snapshot(&[(id, named(&format!("b{i}")))]).unwrap()[0];
+                    ids.push(new);
+                    let bytes = model[&id].clone();
+                    model.insert(new, bytes);
+                },
+                Step::Clone(b) => if let Some(id) = pick(b) {
+                    match s.clone_of(id, &named(&format!("b{i}"))) {
+                        Ok(new) => {
+                            ids.push(new);
+                            let bytes = model[&id].clone();
+                            model.insert(new, bytes);
+                        }
+                        Err(e) => prop_assert!(matches!(e, Error::NotASnapshot { .. }), "{}", e),
+                    }
+                },
+                Step::Detach(b, all) => if let Some(id) = pick(b) {
+                    detach(&mut s, id, all);
+                },
+                Step::Resize(b, size) => if let Some(id) = pick(b).filter(|id| is_live(&s, *id)) {
                     match s.resize(id, size) {
                         Ok(freed) => {
                             s.release(freed);
@@ -375,7 +508,7 @@ proptest! {
                         Err(e) => prop_assert!(matches!(e, Error::NoSpace { .. }), "{}", e),
                     }
                 },
-                Step::Write(b, at, n, value) => if let Some(id) = pick(b) {
+                Step::Write(b, at, n, value) => if let Some(id) = pick(b).filter(|id| is_live(&s, *id)) {
                     let bytes = model.get_mut(&id).unwrap();
                     let end = (at as usize + usize::from(n) * 4).min(bytes.len());
                     if let Some(to) = bytes.get_mut(at as usize..end) {
@@ -390,7 +523,7 @@ proptest! {
                 },
                 Step::Unmap(b, first, count) => if let Some(id) = pick(b) {
                     let info = s.blob(id).unwrap();
-                    if info.thin && first + count <= info.size {
+                    if info.thin && !info.read_only && first + count <= info.size {
                         let freed = s.unmap(id, first, count).unwrap();
                         s.release(freed);
                         let range = (first * CLUSTER) as usize..((first + count) * CLUSTER) as usize;

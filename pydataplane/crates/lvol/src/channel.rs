@@ -12,7 +12,7 @@
 mod pieces;
 
 use crate::asked::SLOTS;
-use crate::map::{Map, Pin, Pins};
+use crate::map::{Pin, Pins, View};
 use crate::parts::Parts;
 use crate::volume::Volume;
 use bdev::{Channel, ChannelStats, Completion, Features, Geometry, Io, IoError, Op, Slots, Submit};
@@ -31,11 +31,13 @@ pub(crate) struct LvolChannel {
     parts: Parts,
     volume: Arc<Volume>,
     pins: Pins,
-    map: Arc<Map>,
-    /// Version of `map`.
+    view: View,
+    /// Version of `view`.
     version: u64,
     geometry: Geometry,
     features: Features,
+    /// Whether clusters that are not needed go back to the store.
+    gives_back: bool,
     /// An error: the volume is gone.
     usable: Result<(), IoError>,
     slots: Slots<Slot>,
@@ -88,11 +90,12 @@ impl Channel for LvolChannel {
             Ok(()) if matches!(io.op, Op::Flush) => self.pass(io, 0),
             Ok(()) if io.blocks == 0 => Submit::Done(Ok(())),
             Ok(()) => {
-                let run = self.run(io.lba, io.blocks);
+                let run = self.run(io.op, io.lba, io.blocks);
                 match run.lba {
                     Some(lba)
                         if run.blocks == io.blocks
-                            && (matches!(io.op, Op::Read | Op::Write) || !self.volume.id.thin) =>
+                            && (matches!(io.op, Op::Read | Op::Write)
+                                || !self.volume.id.unmaps) =>
                     {
                         self.pass(io, lba)
                     }
@@ -137,11 +140,12 @@ impl LvolChannel {
             base,
             parts: Parts::new(),
             pins: Pins::new(shared),
-            map: volume.map(),
+            view: volume.view(),
             // Looked at before the first I/O.
             version: 0,
             geometry: volume.geometry(),
             features: volume.features(),
+            gives_back: false,
             usable: Ok(()),
             slots: Slots::new(SLOTS as u16, slot),
             waiting: VecDeque::with_capacity(SLOTS),
@@ -166,28 +170,34 @@ impl LvolChannel {
     #[cold]
     fn refresh(&mut self, version: u64) {
         self.version = version;
-        self.map = self.volume.map();
+        self.view = self.volume.view();
         self.geometry = self.volume.geometry();
-        // The size of the map that is used, whatever came after it.
-        self.geometry.num_blocks = self.map.clusters() << self.volume.id.shift;
+        // The size of what is used, whatever came after it.
+        self.geometry.num_blocks = self.view.clusters() << self.volume.id.shift;
         self.features = self.volume.features();
+        self.gives_back = self.volume.gives_back();
         self.usable = if self.volume.is_removed() { Err(IoError::Removed) } else { Ok(()) };
     }
 
-    /// The longest run at block `lba`, at most `blocks`; both are within the volume.
+    /// The longest run at block `lba`, at most `blocks`; both are within the volume. What is not read
+    /// goes to clusters of its own only.
     #[inline]
-    fn run(&self, lba: u64, blocks: u64) -> Run {
+    fn run(&self, op: Op, lba: u64, blocks: u64) -> Run {
+        let place = |cluster| match op {
+            Op::Read => self.view.source(cluster),
+            _ => self.view.own(cluster),
+        };
         let shift = self.volume.id.shift;
         let per_cluster = 1u64 << shift;
         let within = lba & (per_cluster - 1);
         let mut cluster = lba >> shift;
-        let first = self.map.get(cluster);
+        let first = place(cluster);
         let mut len = (per_cluster - within).min(blocks);
         let mut expected = first;
         while len < blocks {
             cluster += 1;
             expected = if first == 0 { 0 } else { expected + 1 };
-            if self.map.get(cluster) != expected {
+            if place(cluster) != expected {
                 break;
             }
             len += per_cluster.min(blocks - len);

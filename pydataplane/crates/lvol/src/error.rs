@@ -104,6 +104,39 @@ pub enum Error {
         /// The cause with the limit, as a clause.
         why: String,
     },
+    /// A snapshot that more than one clone needs.
+    #[error("cannot {op}: {clones} need it; delete or inflate them, all but one, first")]
+    HasClones {
+        /// The operation.
+        op: String,
+        /// Aliases of the clones.
+        clones: String,
+    },
+    /// Not a snapshot.
+    #[error("cannot {op}: {name} is not a snapshot; take one of it first")]
+    NotASnapshot {
+        /// The operation.
+        op: String,
+        /// Name of the lvol.
+        name: String,
+    },
+    /// An lvol without a parent.
+    #[error("cannot {op}: it has none")]
+    NoParent {
+        /// The operation.
+        op: String,
+    },
+    /// I/O that was in flight at a snapshot does not end.
+    #[error(
+        "cannot {op}: I/O of it has not ended within {seconds} s; see whether its disk answers, and try \
+         again"
+    )]
+    SlowIo {
+        /// The operation.
+        op: String,
+        /// How long it was waited for.
+        seconds: u64,
+    },
     /// Somebody uses the object.
     #[error("cannot {op}: it is in use by {by}; detach it there first")]
     InUse {
@@ -215,14 +248,19 @@ impl Error {
             | Error::NotAnLvstore { .. } => ENODEV,
             Error::NoXattr { .. } => ENODATA,
             Error::AlreadyExists { .. } | Error::HoldsLvstore { .. } => EEXIST,
-            Error::NameTooLong { .. } | Error::BadName { .. } | Error::BadParameter { .. } => {
-                EINVAL
-            }
+            Error::NameTooLong { .. }
+            | Error::BadName { .. }
+            | Error::BadParameter { .. }
+            | Error::NotASnapshot { .. }
+            | Error::NoParent { .. } => EINVAL,
             Error::NoSpace { .. } | Error::DeviceFull { .. } | Error::CannotGrow { .. } => ENOSPC,
-            Error::InUse { .. } | Error::Waiting { .. } | Error::Underway { .. } => EBUSY,
+            Error::InUse { .. }
+            | Error::Waiting { .. }
+            | Error::Underway { .. }
+            | Error::SlowIo { .. } => EBUSY,
             Error::Cancelled { .. } => ECANCELED,
             Error::Damaged { .. } | Error::Shrunk { .. } => EILSEQ,
-            Error::ReadOnly { .. } => EPERM,
+            Error::ReadOnly { .. } | Error::HasClones { .. } => EPERM,
             Error::Stopped { .. } | Error::Io { .. } => EIO,
         }
     }

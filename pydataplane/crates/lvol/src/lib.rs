@@ -11,6 +11,7 @@
 //! | `meta` | the blobstore and its changes, clusters that wait | one per lvstore |
 //! | `served` | a volume and what its channels asked for | as `meta` |
 //! | `rounds` | requests of channels: a round, a record | as `meta` |
+//! | `history` | snapshots and clones: who shows what | as `meta` |
 //! | `reload` | from the medium again, in use, after a failure | as `meta` |
 //! | `zeroing` | the zeros of a thick volume to be | the control thread that makes it |
 //! | `lvol` | the bdev face of an lvol | any |
@@ -34,6 +35,7 @@ mod asked;
 mod channel;
 mod disk;
 mod error;
+mod history;
 mod info;
 mod lvol;
 mod lvs;

@@ -5,8 +5,8 @@ use crate::volume::Volume;
 use bdev::{Bdev, Channel, Features, FlushLatch, Geometry, OpenError, Stats};
 use reactor::IoContext;
 use serde_json::{Value, json};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use uuid::Uuid;
 
 /// The bdev of a volume, as the registry holds it.
@@ -44,17 +44,26 @@ impl Bdev for Lvol {
 
     fn driver_specific(&self) -> Value {
         let v = &self.0;
-        json!({
-            "lvol": {
-                "lvol_store_uuid": v.id.lvstore,
-                "base_bdev": v.base.name(),
-                "thin_provision": v.id.thin,
-                "num_allocated_clusters": v.allocated.load(Ordering::Relaxed),
-                "snapshot": false,
-                "clone": false,
-                "esnap_clone": false,
-            }
-        })
+        let (thin, snapshot, parent, clones) =
+            v.kin(|kin| (kin.thin, kin.snapshot, kin.parent.clone(), kin.clones.clone()));
+        let mut lvol = json!({
+            "lvol_store_uuid": v.id.lvstore,
+            "base_bdev": v.base.name(),
+            "thin_provision": thin,
+            "num_allocated_clusters": v.allocated.load(Ordering::Relaxed),
+            "snapshot": snapshot,
+            "clone": parent.is_some(),
+            "esnap_clone": false,
+        });
+        if let Some(parent) = parent {
+            lvol["base_snapshot"] = json!(parent.names().lvol);
+        }
+        let clones: Vec<_> =
+            clones.iter().filter_map(Weak::upgrade).map(|v| v.names().lvol).collect();
+        if !clones.is_empty() {
+            lvol["clones"] = json!(clones);
+        }
+        json!({ "lvol": lvol })
     }
 
     fn stats(&self) -> Option<&Arc<Stats>> {

@@ -22,6 +22,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use uuid::Uuid;
 
+mod history;
 mod lvols;
 mod turns;
 
@@ -121,6 +122,7 @@ impl Lvs {
                     .collect();
                 let mut meta = Meta::new(base, store, gauges);
                 volumes.iter().for_each(|v| meta.add_volume(v.clone()));
+                meta.relate_all();
                 Ok((meta, (info, volumes)))
             };
             Control::start("lvstore", open, |e| Error::Io {
@@ -211,13 +213,15 @@ impl Lvs {
     }
 
     pub fn volume_info(&self, volume: &Volume) -> LvolInfo {
+        let (is_thin_provisioned, is_snapshot, is_clone) =
+            volume.kin(|kin| (kin.thin, kin.snapshot, kin.parent.is_some()));
         LvolInfo {
             alias: volume.alias(),
             uuid: volume.id.uuid,
             name: volume.names().lvol,
-            is_thin_provisioned: volume.id.thin,
-            is_snapshot: false,
-            is_clone: false,
+            is_thin_provisioned,
+            is_snapshot,
+            is_clone,
             is_esnap_clone: false,
             is_degraded: false,
             num_allocated_clusters: volume.allocated.load(Ordering::Relaxed),

@@ -3,6 +3,7 @@
 //! them any more.
 
 use crate::asked::ChannelShared;
+use blobstore::HOLE;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
@@ -12,7 +13,7 @@ const CHUNK: usize = 4096;
 
 type Chunk = [AtomicU32; CHUNK];
 
-/// The device's cluster of each cluster of a volume, 0 where none is allocated. Only the
+/// The device's cluster of each cluster of a volume, 0 where none is allocated, or [`HOLE`]. Only the
 /// metadata thread changes entries; any thread reads them, without a lock. The size is fixed: a
 /// resize makes a new map that shares the chunks.
 pub(crate) struct Map {
@@ -45,7 +46,7 @@ impl Map {
         self.clusters
     }
 
-    /// The device's cluster, or 0. `cluster` is less than the size.
+    /// The device's cluster, 0 or [`HOLE`]. `cluster` is less than the size.
     #[inline]
     pub fn get(&self, cluster: u64) -> u32 {
         let at = cluster as usize;
@@ -62,6 +63,70 @@ impl Map {
         let chunk = self.chunks[at / CHUNK]
             .get_or_init(|| Arc::new(std::array::from_fn(|_| AtomicU32::new(0))));
         chunk[at % CHUNK].store(to, Ordering::Release);
+    }
+}
+
+/// What a volume reads: its own clusters, and where it has nothing those of the snapshot below it,
+/// whatever the depth of the chain.
+#[derive(Clone)]
+pub(crate) struct View {
+    pub own: Arc<Map>,
+    /// What the parent shows, and in which clusters: those before this one.
+    pub shown: Option<(Arc<Map>, u64)>,
+}
+
+impl View {
+    /// Without a parent.
+    pub fn of(own: Map) -> Self {
+        View { own: Arc::new(own), shown: None }
+    }
+
+    /// Size in clusters.
+    #[inline]
+    pub fn clusters(&self) -> u64 {
+        self.own.clusters()
+    }
+
+    /// The device's cluster that may be written for `cluster`, or 0.
+    #[inline]
+    pub fn own(&self, cluster: u64) -> u32 {
+        match self.own.get(cluster) {
+            HOLE => 0,
+            to => to,
+        }
+    }
+
+    /// The device's cluster that `cluster` is read from; 0: it is zeros.
+    #[inline]
+    pub fn source(&self, cluster: u64) -> u32 {
+        let source = match (self.own.get(cluster), &self.shown) {
+            (0, Some((shown, before))) if cluster < *before => shown.get(cluster),
+            (own, _) => own,
+        };
+        if source == HOLE { 0 } else { source }
+    }
+
+    /// All that it shows, as one map. It shares what is the same.
+    pub fn flat(&self) -> Arc<Map> {
+        let Some((shown, before)) = &self.shown else { return self.own.clone() };
+        let flat = Map::new(self.clusters());
+        for (n, to) in flat.chunks.iter().enumerate() {
+            let first = (n * CHUNK) as u64;
+            let whole = *before >= (first + CHUNK as u64).min(self.clusters());
+            let chunk =
+                match (self.own.chunks[n].get(), shown.chunks.get(n).and_then(OnceLock::get)) {
+                    (None, Some(shown)) if whole => shown.clone(),
+                    (Some(own), None) => own.clone(),
+                    (None, None) => continue,
+                    _ => Arc::new(std::array::from_fn(|i| {
+                        let cluster = first + i as u64;
+                        let inside = cluster < self.clusters();
+                        AtomicU32::new(if inside { self.source(cluster) } else { 0 })
+                    })),
+                };
+            let _ = to.set(chunk);
+        }
+        Arc::new(flat)
     }
 }
 
@@ -190,6 +255,30 @@ mod tests {
         let c = b.resized(4);
         assert_eq!((c.clusters(), c.get(3)), (4, 33));
         assert_eq!(Map::new(0).clusters(), 0);
+    }
+
+    proptest! {
+        /// A flattened view shows what the view shows, whatever lies above what.
+        #[test]
+        fn a_flattened_view_shows_the_same(
+            sizes in [1..3 * CHUNK as u64, 1..3 * CHUNK as u64],
+            entries in prop::collection::vec((any::<bool>(), any::<prop::sample::Index>(), 0..4u32), 0..60),
+            before in any::<prop::sample::Index>(),
+        ) {
+            let maps = sizes.map(Map::new);
+            for (which, at, to) in entries {
+                let map = &maps[usize::from(which)];
+                map.set(at.index(map.clusters() as usize) as u64, if to == 3 { HOLE } else { to });
+            }
+            let [own, shown] = maps;
+            let before = before.index(own.clusters() as usize + 1) as u64;
+            let view = View { own: Arc::new(own), shown: Some((Arc::new(shown), before)) };
+            let flat = View { own: view.flat(), shown: None };
+            prop_assert_eq!(flat.clusters(), view.clusters());
+            for cluster in 0..view.clusters() {
+                prop_assert_eq!(flat.source(cluster), view.source(cluster), "cluster {}", cluster);
+            }
+        }
     }
 
     fn shared() -> Arc<ChannelShared> {

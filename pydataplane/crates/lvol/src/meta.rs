@@ -7,6 +7,7 @@
 
 use crate::disk::BdevDisk;
 use crate::error::Error;
+use crate::map::View;
 use crate::served::Served;
 use crate::translate::refused;
 use crate::volume::Volume;
@@ -36,10 +37,10 @@ pub(crate) struct Gauges {
     pub stopped: Mutex<Option<String>>,
 }
 
-/// Clusters that wait until a volume's channels are quiet.
+/// Clusters that wait until the channels of those who showed them are quiet.
 struct Retiring {
-    volume: Arc<Volume>,
-    version: u64,
+    /// Each with the version from which on it shows them no more.
+    users: Vec<(Arc<Volume>, u64)>,
     freed: Freed,
     /// Those that the bdev was not yet told to unmap.
     not_yet_unmapped: Vec<Run>,
@@ -150,7 +151,7 @@ impl Meta {
 
     pub fn publish_volume(&self, volume: &Volume) {
         if let Some(store) = &self.store
-            && let Ok(blob) = store.blob(volume.id.blob)
+            && let Ok(blob) = store.blob(volume.blob())
         {
             volume.allocated.store(blob.allocated, Ordering::Relaxed);
         }
@@ -218,18 +219,13 @@ impl Meta {
         !self.retiring.is_empty()
     }
 
-    /// Clusters that `volume` durably lost and that left its map: they are free when no channel uses
-    /// the map as it was before `version`.
-    pub fn retire(&mut self, volume: &Arc<Volume>, version: u64, freed: Freed) {
-        self.publish_volume(volume);
+    /// Clusters that were durably lost and that left the views of `users`: they are free when no channel
+    /// uses a view as it was before the version given with it.
+    pub fn retire(&mut self, users: Vec<(Arc<Volume>, u64)>, freed: Freed) {
+        users.iter().for_each(|(volume, _)| self.publish_volume(volume));
         if !freed.is_empty() {
             let not_yet_unmapped = freed.runs().to_vec();
-            self.retiring.push(Retiring {
-                volume: volume.clone(),
-                version,
-                freed,
-                not_yet_unmapped,
-            });
+            self.retiring.push(Retiring { users, freed, not_yet_unmapped });
         }
     }
 
@@ -250,7 +246,11 @@ impl Meta {
         let step = (UNMAP_STEP / cluster).max(1);
         let end = Instant::now() + UNMAP_TIME;
         let mut more = false;
-        for r in self.retiring.iter_mut().filter(|r| r.volume.quiet(r.version)) {
+        for r in self
+            .retiring
+            .iter_mut()
+            .filter(|r| r.users.iter().all(|(volume, version)| volume.quiet(*version)))
+        {
             while !more && let Some(run) = r.next(step) {
                 let unmapped = store.disk_mut().unmap(run.first * cluster, run.count * cluster);
                 if let Err(e) = unmapped {
@@ -269,24 +269,6 @@ impl Meta {
         more && !self.retiring.is_empty()
     }
 
-    /// Deletes a volume. Its bdev was unregistered before.
-    pub fn delete(&mut self, op: &str, volume: &Arc<Volume>) -> Result<(), Error> {
-        let cluster_size = self.store(op)?.info().cluster_size;
-        let deleted = self.store(op)?.delete(volume.id.blob);
-        let freed = deleted.map_err(|e| refused(e, op, cluster_size))?;
-        self.forget(volume, freed);
-        Ok(())
-    }
-
-    /// A volume is gone from the store; `freed` is what it had.
-    pub fn forget(&mut self, volume: &Arc<Volume>, freed: Freed) {
-        let version = volume.remove();
-        for mut served in self.volumes.extract_if(.., |s| Arc::ptr_eq(&s.volume, volume)) {
-            served.answer_removed();
-        }
-        self.retire(volume, version, freed);
-    }
-
     /// Gives a volume another size in clusters; `reservation` are those that it gains, zeroed.
     pub fn resize(
         &mut self,
@@ -298,9 +280,9 @@ impl Meta {
         let (store, reservation) = self.own(op, reservation)?;
         let cluster_size = store.info().cluster_size;
         let say = |e| refused(e, op, cluster_size);
-        let blob = volume.id.blob;
+        let blob = volume.blob();
         let freed = store.resize_reserved(blob, size, reservation).map_err(say)?;
-        let old = volume.map();
+        let View { own: old, shown } = volume.view();
         for cluster in size..old.clusters() {
             if old.get(cluster) != 0 {
                 old.set(cluster, 0);
@@ -312,8 +294,9 @@ impl Meta {
                 map.set(cluster, to);
             }
         }
-        let version = volume.replace_map(map);
-        self.retire(volume, version, freed);
+        let shown = shown.map(|(shown, before)| (shown, before.min(size)));
+        let version = volume.replace_view(View { own: Arc::new(map), shown });
+        self.retire(vec![(volume.clone(), version)], freed);
         Ok(())
     }
 

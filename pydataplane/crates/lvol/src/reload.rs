@@ -5,11 +5,11 @@
 
 use crate::disk::BdevDisk;
 use crate::error::Error;
-use crate::map::Map;
+use crate::map::{Map, View};
 use crate::meta::Meta;
 use crate::translate::not_loaded;
-use crate::volume::Volume;
-use blobstore::{Freed, Store};
+use crate::volume::{Volume, own_map};
+use blobstore::{Freed, HOLE, Store};
 use reactor::Bell;
 use std::sync::Arc;
 
@@ -48,26 +48,27 @@ impl Meta {
         let volumes: Vec<_> = self.volumes.iter().map(|s| s.volume.clone()).collect();
         let mut retired = Vec::new();
         for volume in &volumes {
-            let old = volume.map();
+            let old = volume.view().own;
             let held = |store: &mut Store<BdevDisk>, map: &Map| -> Freed {
                 let before = (0..old.clusters()).map(|cluster| (cluster, old.get(cluster)));
                 let lost = before.filter(|(cluster, to)| {
-                    *to != 0 && (*cluster >= map.clusters() || map.get(*cluster) != *to)
+                    !matches!(*to, 0 | HOLE)
+                        && (*cluster >= map.clusters() || map.get(*cluster) != *to)
                 });
                 let lost: Vec<u32> =
                     lost.map(|(_, to)| to).filter(|to| store.is_free(*to)).collect();
                 store.hold(lost)
             };
-            let Ok(blob) = store.blob(volume.id.blob) else {
+            // Its number is another one where a snapshot was taken, or was not.
+            let blob = store.by_uuid(volume.id.uuid).and_then(|blob| store.blob(blob).ok());
+            let Some(blob) = blob else {
                 let freed = held(&mut store, &Map::new(0));
                 retired.push((volume.clone(), None, freed));
                 found.gone.push(volume.clone());
                 continue;
             };
-            let map = Map::new(blob.size);
-            for (cluster, to) in store.clusters(blob.id).into_iter().flatten() {
-                map.set(cluster, to);
-            }
+            volume.set_blob(blob.id);
+            let map = own_map(&store, &blob);
             let freed = held(&mut store, &map);
             if map.clusters() != old.clusters() {
                 found.resized.push(volume.clone());
@@ -79,20 +80,21 @@ impl Meta {
             retired.push((volume.clone(), Some(map), freed));
         }
         let info = store.info();
-        for blob in store.blobs().filter(|b| volumes.iter().all(|v| v.id.blob != b.id)) {
+        for blob in store.blobs().filter(|b| volumes.iter().all(|v| v.id.uuid != b.uuid)) {
             found.new.push(Volume::of_blob(&store, &info, &blob, &self.base, bell));
         }
         self.store = Some(store);
         for (volume, map, freed) in retired {
             match map {
                 Some(map) => {
-                    let version = volume.replace_map(map);
-                    self.retire(&volume, version, freed);
+                    let version = volume.replace_view(View::of(map));
+                    self.retire(vec![(volume, version)], freed);
                 }
-                None => self.forget(&volume, freed),
+                None => self.forget(&volume, freed, Vec::new()),
             }
         }
         found.new.iter().for_each(|volume| self.add_volume(volume.clone()));
+        self.relate_all();
         self.publish();
         Ok(Some(found))
     }

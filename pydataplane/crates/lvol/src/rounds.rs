@@ -55,6 +55,10 @@ fn add<D: blobstore::Disk>(
 ) -> Result<Option<Stop>, StoreError> {
     let Request { want, first, count, .. } = waiting.request;
     if want == Want::Unmap {
+        if !store.blob(blob)?.thin {
+            // It has become thick, which its channel sees before it goes on.
+            return Ok(None);
+        }
         let piece = (count - waiting.done).min(quota.unmap);
         let added = store.add_unmap(batch, blob, first + waiting.done, piece)?;
         quota.unmap -= added;
@@ -106,7 +110,10 @@ impl Meta {
         let volumes = self.volumes.len();
         for at in (0..volumes).map(|i| (self.turn + i) % volumes) {
             let served = &mut self.volumes[at];
-            let blob = served.volume.id.blob;
+            if served.frozen {
+                continue;
+            }
+            let blob = served.volume.blob();
             let mut quota =
                 Quota { allocate: clusters, unmap: UNMAP_QUOTA, requests: REQUEST_QUOTA };
             while let Some(mut waiting) = served.queue.pop_front() {
@@ -140,17 +147,17 @@ impl Meta {
         let allocated = done.allocated.as_ref().map_or_else(error, |_| Ok(()));
         let unmapped = done.unmapped.as_ref().map_or_else(error, |_| Ok(()));
         let volumes: BTreeMap<BlobId, Arc<Volume>> =
-            self.volumes.iter().map(|s| (s.volume.id.blob, s.volume.clone())).collect();
+            self.volumes.iter().map(|s| (s.volume.blob(), s.volume.clone())).collect();
         for lost in done.unmapped.into_iter().flatten() {
             let volume = &volumes[&lost.blob];
-            let map = volume.map();
-            lost.clusters.iter().for_each(|cluster| map.set(*cluster, 0));
+            let own = volume.view().own;
+            lost.clusters.iter().for_each(|(cluster, now)| own.set(*cluster, *now));
             let version = volume.bump();
-            self.retire(volume, version, lost.freed);
+            self.retire(vec![(volume.clone(), version)], lost.freed);
         }
         let mut gained = BTreeSet::new();
         for (blob, cluster, to) in done.allocated.into_iter().flatten() {
-            volumes[&blob].map().set(cluster, to);
+            volumes[&blob].view().own.set(cluster, to);
             gained.insert(blob);
         }
         gained.iter().for_each(|blob| self.publish_volume(&volumes[blob]));

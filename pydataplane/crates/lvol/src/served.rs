@@ -12,6 +12,8 @@ pub(crate) struct Served {
     pub volume: Arc<Volume>,
     /// Requests in order.
     pub queue: VecDeque<Waiting>,
+    /// They wait until a snapshot was taken.
+    pub frozen: bool,
 }
 
 /// A request that was taken from its channel's queue.
@@ -26,7 +28,7 @@ pub(crate) struct Waiting {
 
 impl Served {
     pub fn new(volume: Arc<Volume>) -> Self {
-        Served { volume, queue: VecDeque::new() }
+        Served { volume, queue: VecDeque::new(), frozen: false }
     }
 
     /// Takes what the channels asked for.

@@ -25,9 +25,15 @@ pub(crate) fn refused(e: StoreError, op: &str, cluster_size: u32) -> Error {
         StoreError::BadOption { why, .. } | StoreError::BadXattr { why, .. } => {
             Error::BadParameter { op, why }
         }
-        e @ (StoreError::TooLarge { .. } | StoreError::OutOfRange { .. }) => {
-            Error::BadParameter { op, why: e.to_string() }
-        }
+        StoreError::HasClones { clones, .. } => Error::HasClones { op, clones: clones.join(", ") },
+        StoreError::NotASnapshot { name } => Error::NotASnapshot { op, name },
+        StoreError::NoParent { .. } => Error::NoParent { op },
+        e @ (StoreError::TooLarge { .. }
+        | StoreError::OutOfRange { .. }
+        | StoreError::OldFormat { .. }
+        | StoreError::StillShared { .. }
+        | StoreError::OtherSize { .. }
+        | StoreError::TooMany { .. }) => Error::BadParameter { op, why: e.to_string() },
         e @ StoreError::Shrunk { .. } => Error::Shrunk { op, why: e.to_string() },
         e @ StoreError::CannotGrow { .. } => Error::CannotGrow { op, why: e.to_string() },
         StoreError::Stopped { cause } => Error::Stopped { op, cause },
@@ -78,6 +84,13 @@ pub(crate) fn io_error(e: &StoreError) -> IoError {
         | StoreError::UuidTaken { .. }
         | StoreError::NoXattr { .. }
         | StoreError::BadXattr { .. }
+        | StoreError::OldFormat { .. }
+        | StoreError::NotASnapshot { .. }
+        | StoreError::HasClones { .. }
+        | StoreError::NoParent { .. }
+        | StoreError::StillShared { .. }
+        | StoreError::OtherSize { .. }
+        | StoreError::TooMany { .. }
         | StoreError::TooLarge { .. } => IoError::WriteMedium,
     }
 }

@@ -2,14 +2,14 @@
 
 use crate::asked::{ChannelShared, Request, SLOTS};
 use crate::disk::BdevDisk;
-use crate::map::Map;
+use crate::map::{Map, View};
 use bdev::{Bdev, Features, Geometry, Stats, aliases_changed};
 use blobstore::{BlobId, BlobInfo, Store, StoreInfo};
 use crossbeam_queue::ArrayQueue;
 use parking_lot::Mutex;
 use reactor::{Bell, Waker};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Weak};
 use uuid::Uuid;
 
 /// Names as people see them.
@@ -22,12 +22,24 @@ pub(crate) struct Names {
 /// What never changes about a volume.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
-    pub blob: BlobId,
     pub uuid: Uuid,
     pub lvstore: Uuid,
-    pub thin: bool,
+    /// Whether it gives clusters back. One that was thick when it was opened does not: what a guest may
+    /// ask of a disk does not change while it has it.
+    pub unmaps: bool,
     /// Log2 of the blocks of a cluster.
     pub shift: u32,
+}
+
+/// Where a volume comes from, and who from it.
+#[derive(Default)]
+pub(crate) struct Kin {
+    /// Whether clusters are allocated on first write only.
+    pub thin: bool,
+    pub snapshot: bool,
+    /// The snapshot whose clone it is.
+    pub parent: Option<Arc<Volume>>,
+    pub clones: Vec<Weak<Volume>>,
 }
 
 /// One lvol. Shared by the registry, its channels and the metadata thread.
@@ -40,8 +52,13 @@ pub(crate) struct Volume {
     base_geometry: Geometry,
     base_features: Features,
     read_only: AtomicBool,
-    /// The present map; `version` says when to look again.
-    map: Mutex<Arc<Map>>,
+    /// Its blob: another one after a snapshot was taken, which keeps the one before.
+    blob: Mutex<BlobId>,
+    kin: Mutex<Kin>,
+    /// What it reads now; `version` says when to look again.
+    view: Mutex<View>,
+    /// All that a snapshot shows, for its clones.
+    flat: Mutex<Option<Arc<Map>>>,
     /// Changes whenever a translation made before may not be used any more. Never 0.
     version: Arc<AtomicU64>,
     /// Deleted: I/O ends with [`bdev::IoError::Removed`].
@@ -55,7 +72,7 @@ pub(crate) struct Volume {
 }
 
 impl Volume {
-    /// The volume of a blob, with its map.
+    /// The volume of a blob, with its own map; its parent is to be set.
     pub fn of_blob(
         store: &Store<BdevDisk>,
         info: &StoreInfo,
@@ -63,25 +80,22 @@ impl Volume {
         base: &Arc<dyn Bdev>,
         bell: &Bell,
     ) -> Arc<Self> {
-        let map = Map::new(blob.size);
-        for (cluster, to) in store.clusters(blob.id).into_iter().flatten() {
-            map.set(cluster, to);
-        }
+        let map = own_map(store, blob);
         let per_cluster = info.cluster_size / base.geometry().block_size;
         let id = Identity {
-            blob: blob.id,
             uuid: blob.uuid,
             lvstore: info.uuid,
-            thin: blob.thin,
+            unmaps: blob.thin,
             shift: per_cluster.trailing_zeros(),
         };
         let names = Names { lvstore: info.name.clone(), lvol: blob.name.clone() };
-        Volume::new(id, names, blob.read_only, base.clone(), map, bell.clone())
+        Volume::new(id, names, blob.id, blob.read_only, base.clone(), map, bell.clone())
     }
 
     pub fn new(
         id: Identity,
         names: Names,
+        blob: BlobId,
         read_only: bool,
         base: Arc<dyn Bdev>,
         map: Map,
@@ -95,7 +109,10 @@ impl Volume {
             base,
             read_only: AtomicBool::new(read_only),
             num_blocks: AtomicU64::new(map.clusters() << id.shift),
-            map: Mutex::new(Arc::new(map)),
+            blob: Mutex::new(blob),
+            kin: Mutex::default(),
+            view: Mutex::new(View::of(map)),
+            flat: Mutex::default(),
             version: Arc::new(AtomicU64::new(1)),
             removed: AtomicBool::new(false),
             allocated: AtomicU64::new(0),
@@ -130,8 +147,26 @@ impl Volume {
         self.read_only.store(true, Ordering::Relaxed);
     }
 
-    pub fn map(&self) -> Arc<Map> {
-        self.map.lock().clone()
+    pub fn blob(&self) -> BlobId {
+        *self.blob.lock()
+    }
+
+    /// Only for the metadata thread.
+    pub fn set_blob(&self, blob: BlobId) {
+        *self.blob.lock() = blob;
+    }
+
+    pub fn kin<R>(&self, look: impl FnOnce(&mut Kin) -> R) -> R {
+        look(&mut self.kin.lock())
+    }
+
+    pub fn view(&self) -> View {
+        self.view.lock().clone()
+    }
+
+    /// All that it shows, as one map.
+    pub fn flat(&self) -> Arc<Map> {
+        self.flat.lock().get_or_insert_with(|| self.view().flat()).clone()
     }
 
     #[inline]
@@ -157,13 +192,18 @@ impl Volume {
             // Whole clusters of a thin volume are given back even where the base cannot unmap. A thick
             // volume keeps its room, whatever lies below: what a hole gave back to a file system
             // could be missing at the next write.
-            unmap: self.id.thin,
-            unmap_zeroes: self.id.thin && base.unmap && base.unmap_zeroes,
+            unmap: self.id.unmaps,
+            unmap_zeroes: self.id.unmaps && base.unmap && base.unmap_zeroes,
             write_zeroes: base.write_zeroes,
-            thin: self.id.thin,
-            unmap_granularity: if self.id.thin { 1 << self.id.shift } else { 0 },
+            thin: self.id.unmaps,
+            unmap_granularity: if self.id.unmaps { 1 << self.id.shift } else { 0 },
             max_blocks: base.max_blocks,
         }
+    }
+
+    /// Whether clusters that are not needed go back to the store: not of one that has become thick.
+    pub fn gives_back(&self) -> bool {
+        self.id.unmaps && self.kin(|kin| kin.thin)
     }
 
     /// Whether the base bdev can unmap.
@@ -179,10 +219,11 @@ impl Volume {
         version
     }
 
-    /// Gives the volume another map, and with it another size. Entries cut off were cleared before.
-    pub fn replace_map(&self, map: Map) -> u64 {
-        let clusters = map.clusters();
-        *self.map.lock() = Arc::new(map);
+    /// Gives the volume another view, and with it another size. Entries cut off were cleared before.
+    pub fn replace_view(&self, view: View) -> u64 {
+        let clusters = view.clusters();
+        *self.view.lock() = view;
+        *self.flat.lock() = None;
         self.num_blocks.store(clusters << self.id.shift, Ordering::Release);
         self.bump()
     }
@@ -190,7 +231,9 @@ impl Volume {
     /// Ends all further I/O.
     pub fn remove(&self) -> u64 {
         self.removed.store(true, Ordering::Release);
-        *self.map.lock() = Arc::new(Map::new(0));
+        *self.view.lock() = View::of(Map::new(0));
+        *self.flat.lock() = None;
+        *self.kin.lock() = Kin::default();
         self.num_blocks.store(0, Ordering::Release);
         self.bump()
     }
@@ -228,4 +271,13 @@ impl Volume {
     pub fn drop_channel(&self, shared: &Arc<ChannelShared>) {
         self.channels.lock().retain(|c| !Arc::ptr_eq(c, shared));
     }
+}
+
+/// What a blob has itself.
+pub(crate) fn own_map(store: &Store<BdevDisk>, blob: &BlobInfo) -> Map {
+    let map = Map::new(blob.size);
+    for (cluster, to) in store.clusters(blob.id).into_iter().flatten() {
+        map.set(cluster, to);
+    }
+    map
 }

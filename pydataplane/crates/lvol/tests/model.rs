@@ -16,6 +16,8 @@ use uuid::Uuid;
 
 /// Largest volume, in clusters.
 const LARGEST: u64 = 12;
+/// Volumes and snapshots at a time.
+const VOLUMES: usize = 7;
 /// Contents of a block of which more than one value is right.
 const UNKNOWN: u64 = u64::MAX;
 
@@ -27,6 +29,10 @@ enum Step {
     },
     Delete(usize),
     Resize(usize, u64),
+    Snapshot(usize),
+    Clone(usize),
+    /// Whether from all its snapshots.
+    Detach(usize, bool),
     /// Volume, first block, blocks.
     Write(usize, u64, u64),
     Read(usize, u64, u64),
@@ -39,13 +45,16 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let volume = || 0..4usize;
+    let volume = || 0..VOLUMES;
     let small = || (0..LARGEST * PER_CLUSTER, 1..=128u64);
     let large = || (0..LARGEST * PER_CLUSTER, 1..=4 * PER_CLUSTER);
     prop_oneof![
         3 => (1..=LARGEST, any::<bool>()).prop_map(|(size, thin)| Step::Create { size, thin }),
         1 => volume().prop_map(Step::Delete),
         3 => (volume(), 1..=LARGEST).prop_map(|(v, size)| Step::Resize(v, size)),
+        2 => volume().prop_map(Step::Snapshot),
+        2 => volume().prop_map(Step::Clone),
+        1 => (volume(), any::<bool>()).prop_map(|(v, all)| Step::Detach(v, all)),
         10 => (volume(), small()).prop_map(|(v, (l, n))| Step::Write(v, l, n)),
         5 => (volume(), small()).prop_map(|(v, (l, n))| Step::Read(v, l, n)),
         2 => (volume(), large()).prop_map(|(v, (l, n))| Step::Unmap(v, l, n)),
@@ -80,6 +89,11 @@ struct Live {
     uuid: Uuid,
     name: String,
     thin: bool,
+    /// Whether it was thin when its bdev was made.
+    unmaps: bool,
+    /// What is unmapped may stay as it is: it has had a snapshot, or became thick.
+    vague: bool,
+    read_only: bool,
     channel: Box<dyn Channel>,
     /// By block.
     model: Vec<u64>,
@@ -96,11 +110,11 @@ struct World {
 
 impl World {
     fn new(seed: u64) -> World {
-        let rig = Rig::new(60);
+        let rig = Rig::new(80);
         rig.disk.defer(Some(seed));
         rig.lvstores.create_lvstore("disk0", "lvs0", &common::options()).unwrap();
         let io = IoContext::new().unwrap();
-        World { rig, io, volumes: (0..4).map(|_| None).collect(), next_tag: 1, names: 0 }
+        World { rig, io, volumes: (0..VOLUMES).map(|_| None).collect(), next_tag: 1, names: 0 }
     }
 
     fn run(&mut self, step: &Step) {
@@ -108,6 +122,9 @@ impl World {
             Step::Create { size, thin } => self.create(size, thin),
             Step::Delete(v) => self.delete(v),
             Step::Resize(v, size) => self.resize(v, size),
+            Step::Snapshot(v) => self.snapshot(v),
+            Step::Clone(v) => self.clone_of(v),
+            Step::Detach(v, all) => self.detach(v, all),
             Step::Write(v, lba, n) => self.start(v, Op::Write, lba, n),
             Step::Read(v, lba, n) => self.start(v, Op::Read, lba, n),
             Step::Unmap(v, lba, n) => self.start(v, Op::Unmap, lba, n),
@@ -153,7 +170,9 @@ impl World {
                 let channel = self.rig.bdev(&info.alias).open(&self.io).unwrap();
                 let model = vec![0; (size * PER_CLUSTER) as usize];
                 let flights = Vec::new();
-                let live = Live { uuid: info.uuid, name, thin, channel, model, flights };
+                let (uuid, unmaps, vague, read_only) = (info.uuid, thin, false, false);
+                let live =
+                    Live { uuid, name, thin, unmaps, vague, read_only, channel, model, flights };
                 self.volumes[at] = Some(live);
             }
             Err(e) => {
@@ -164,8 +183,78 @@ impl World {
         }
     }
 
+    /// A volume that came to be of another, which is read as `model`.
+    fn add(&mut self, info: &lvol::LvolInfo, model: Vec<u64>, read_only: bool) {
+        let at = self.volumes.iter().position(Option::is_none).expect("looked for before");
+        let channel = self.rig.bdev(&info.alias).open(&self.io).unwrap();
+        let (uuid, name, thin) = (info.uuid, info.name.clone(), info.is_thin_provisioned);
+        let (unmaps, vague, flights) = (thin, true, Vec::new());
+        self.volumes[at] =
+            Some(Live { uuid, name, thin, unmaps, vague, read_only, channel, model, flights });
+    }
+
+    fn snapshot(&mut self, v: usize) {
+        if self.volumes.iter().all(Option::is_some) {
+            return;
+        }
+        let Some(live) = self.volumes[v].as_ref().filter(|live| !live.read_only) else { return };
+        self.names += 1;
+        let (key, name) = (live.uuid.to_string(), format!("s{}", self.names));
+        // What is in flight is in it or not.
+        let mut model = live.model.clone();
+        for flight in live.flights.iter().filter(|f| f.op != Op::Read) {
+            model[flight.range(&live.model)].fill(UNKNOWN);
+        }
+        let info = self.control(|rig| rig.lvstores.snapshot(&key, &name)).unwrap();
+        assert!(info.is_snapshot && info.is_read_only, "{info:?}");
+        let live = self.volumes[v].as_mut().unwrap();
+        (live.thin, live.vague) = (true, true);
+        self.add(&info, model, true);
+    }
+
+    fn clone_of(&mut self, v: usize) {
+        if self.volumes.iter().all(Option::is_some) {
+            return;
+        }
+        let Some(live) = self.volumes[v].as_ref() else { return };
+        self.names += 1;
+        let (key, name) = (live.uuid.to_string(), format!("c{}", self.names));
+        let (model, snapshot) = (live.model.clone(), live.read_only);
+        match self.control(|rig| rig.lvstores.clone_lvol(&key, &name)) {
+            Ok(info) => {
+                assert!(snapshot && info.is_clone && info.is_thin_provisioned, "{info:?}");
+                self.add(&info, model, false);
+            }
+            Err(e) => assert!(matches!(e, lvol::Error::NotASnapshot { .. }) && !snapshot, "{e}"),
+        }
+    }
+
+    fn detach(&mut self, v: usize, all: bool) {
+        let Some(live) = self.volumes[v].as_ref() else { return };
+        let key = live.uuid.to_string();
+        let parted = self.control(|rig| match all {
+            true => rig.lvstores.inflate(&key),
+            false => rig.lvstores.decouple_parent(&key),
+        });
+        let live = self.volumes[v].as_mut().unwrap();
+        match parted {
+            Ok(()) => (live.thin, live.vague) = (live.thin && !all, true),
+            Err(lvol::Error::NoSpace { .. }) => {}
+            Err(e) => assert!(matches!(e, lvol::Error::NoParent { .. }) && !all, "{e}"),
+        }
+    }
+
     fn delete(&mut self, v: usize) {
         let Some(mut live) = self.volumes[v].take() else { return };
+        if live.read_only {
+            let info = self.rig.bdev(&live.uuid.to_string()).driver_specific();
+            if info["lvol"]["clones"].as_array().is_some_and(|clones| clones.len() > 1) {
+                let deleted = self.rig.lvstores.delete_lvol(&live.uuid.to_string());
+                assert!(matches!(deleted, Err(lvol::Error::HasClones { .. })), "{deleted:?}");
+                self.volumes[v] = Some(live);
+                return;
+            }
+        }
         live.flights.iter_mut().for_each(|f| f.doomed = true);
         let key = format!("lvs0/{}", live.name);
         let mut lives = vec![Some(live)];
@@ -180,7 +269,7 @@ impl World {
     }
 
     fn resize(&mut self, v: usize, size: u64) {
-        let Some(live) = &mut self.volumes[v] else { return };
+        let Some(live) = self.volumes[v].as_mut().filter(|live| !live.read_only) else { return };
         let key = live.uuid.to_string();
         let blocks = size * PER_CLUSTER;
         for flight in live.flights.iter_mut().filter(|f| f.lba + f.blocks > blocks) {
@@ -208,6 +297,9 @@ impl World {
 
     fn start(&mut self, v: usize, op: Op, lba: u64, blocks: u64) {
         let Some(live) = &mut self.volumes[v] else { return };
+        if live.read_only && !matches!(op, Op::Read | Op::Flush) {
+            return;
+        }
         let blocks = if op == Op::Flush {
             0
         } else {
@@ -236,7 +328,7 @@ impl World {
         loop {
             match live.channel.submit(&io) {
                 Submit::Done(result) => {
-                    finish(live.thin, &mut live.model, &flight, result);
+                    finish((live.unmaps, live.vague), &mut live.model, &flight, result);
                     return;
                 }
                 Submit::Pending => break,
@@ -261,14 +353,15 @@ impl World {
         let models: Vec<_> = self
             .volumes
             .iter_mut()
-            .map(|v| v.take().map(|l| (l.uuid, l.name, l.thin, l.model)))
+            .map(|v| v.take().map(|l| (l.uuid, l.name, l.thin, l.vague, l.read_only, l.model)))
             .collect();
         let rig = std::mem::replace(&mut self.rig, Rig::new(1));
         self.rig = rig.restart();
         self.rig.lvstores.examine("disk0").unwrap().unwrap();
-        let open = |(uuid, name, thin, model): (Uuid, String, bool, Vec<u64>)| {
+        let open = |(uuid, name, thin, vague, read_only, model): (Uuid, _, bool, _, _, _)| {
             let channel = self.rig.bdev(&uuid.to_string()).open(&self.io).unwrap();
-            Live { uuid, name, thin, channel, model, flights: Vec::new() }
+            let (unmaps, flights) = (thin, Vec::new());
+            Live { uuid, name, thin, unmaps, vague, read_only, channel, model, flights }
         };
         self.volumes = models.into_iter().map(|m| m.map(open)).collect();
     }
@@ -294,7 +387,10 @@ impl World {
         {
             assert_eq!(info.size / common::BLOCK, live.model.len() as u64);
             let clusters = info.size / CLUSTER;
-            if live.thin {
+            assert_eq!(info.is_thin_provisioned, live.thin, "{info:?}");
+            if live.thin && live.vague {
+                assert!(info.num_allocated_clusters <= clusters);
+            } else if live.thin {
                 let used = live.model.chunks(PER_CLUSTER as usize);
                 let used = used.filter(|c| c.iter().any(|t| *t != 0 && *t != UNKNOWN)).count();
                 assert!((used as u64..=clusters).contains(&info.num_allocated_clusters));
@@ -314,16 +410,21 @@ fn poll_one(live: &mut Live) {
     for c in done {
         let at = live.flights.iter().position(|f| f.tag == c.tag).expect("it was submitted");
         let flight = live.flights.swap_remove(at);
-        finish(live.thin, &mut live.model, &flight, c.result);
+        finish((live.unmaps, live.vague), &mut live.model, &flight, c.result);
     }
 }
 
 /// Compares a finished I/O with the model, and the model follows it.
-fn finish(thin: bool, model: &mut [u64], flight: &Flight, result: Result<(), IoError>) {
+fn finish(
+    (unmaps, vague): (bool, bool),
+    model: &mut [u64],
+    flight: &Flight,
+    result: Result<(), IoError>,
+) {
     let range = flight.range(model);
     match result {
         // A thick volume keeps its room.
-        Err(IoError::Unsupported) if flight.op == Op::Unmap && !thin => {}
+        Err(IoError::Unsupported) if flight.op == Op::Unmap && !unmaps => {}
         _ if flight.doomed => {
             assert!(
                 matches!(
@@ -349,10 +450,13 @@ fn finish(thin: bool, model: &mut [u64], flight: &Flight, result: Result<(), IoE
                 }
             }
             Op::Write => model[range].fill(flight.value),
+            Op::Unmap if vague => {
+                model[range].iter_mut().filter(|tag| **tag != 0).for_each(|tag| *tag = UNKNOWN);
+            }
             Op::Unmap | Op::WriteZeroes => model[range].fill(0),
             Op::Flush => {}
         },
-        Err(IoError::NoSpace) if flight.op == Op::Write => model[range].fill(UNKNOWN),
+        Err(IoError::NoSpace) if flight.op != Op::Read => model[range].fill(UNKNOWN),
         Err(e) => panic!("{:?} at {}: {e}", flight.op, flight.lba),
     }
 }

@@ -9,9 +9,10 @@ mod xattr;
 pub(crate) use page::{BITMAP_BITS, Kind, PAYLOAD, POINTERS, Page, PageId};
 pub(crate) use record::{RECORD_IMAGES_MAX, RecordHeader, images_crc};
 pub(crate) use root::{
-    DIRECT, EXTENTS_MAX, FLAG_READ_ONLY, FLAG_THIN, FLAGS_KNOWN, INLINE_XATTRS, Root, XATTR_PAGES,
+    DIRECT, EXTENTS_MAX, FLAG_DELETING, FLAG_READ_ONLY, FLAG_SNAPSHOT, FLAG_THIN, FLAGS_1, FLAGS_2,
+    INLINE_XATTRS, Root, XATTR_PAGES,
 };
-pub(crate) use superblock::{COPY_A, COPY_B, Superblock, SuperblockFault};
+pub(crate) use superblock::{COPY_A, COPY_B, Superblock, SuperblockFault, VERSION};
 pub(crate) use xattr::{pack, unpack};
 
 /// Bytes of a page.
@@ -20,6 +21,8 @@ pub const PAGE_SIZE: usize = 4096;
 pub const CLUSTER_MIN: u32 = 64 << 10;
 /// Largest cluster, in bytes.
 pub const CLUSTER_MAX: u32 = 1 << 30;
+/// Stands for a cluster that reads as zeros, whatever the blob's parent has.
+pub const HOLE: u32 = u32::MAX;
 /// Longest name of a store or blob, in bytes.
 pub const NAME_MAX: usize = 63;
 /// Longest name of an xattr, in bytes.

@@ -19,8 +19,13 @@ pub(crate) const INLINE_XATTRS: usize = 2048;
 pub(crate) const FLAG_THIN: u32 = 1;
 /// Refuses writes.
 pub(crate) const FLAG_READ_ONLY: u32 = 2;
-/// Flags that this version understands; 4, snapshot, is a place that is kept.
-pub(crate) const FLAGS_KNOWN: u32 = FLAG_THIN | FLAG_READ_ONLY;
+/// Others may have it as their parent; read-only, too.
+pub(crate) const FLAG_SNAPSHOT: u32 = 4;
+/// A snapshot whose clusters go over to its only clone, record by record, before it is gone.
+pub(crate) const FLAG_DELETING: u32 = 8;
+/// Flags of version 1, and of version 2.
+pub(crate) const FLAGS_1: u32 = FLAG_THIN | FLAG_READ_ONLY;
+pub(crate) const FLAGS_2: u32 = FLAGS_1 | FLAG_SNAPSHOT | FLAG_DELETING;
 
 /// A root page from byte 64 on.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -29,7 +34,7 @@ pub(crate) struct Root {
     pub uuid: [u8; 16],
     pub name: [u8; NAME_MAX + 1],
     pub size: U64,
-    pub reserved: [u8; 8],
+    pub parent_clusters: U64,
     pub parent: U64,
     pub flags: U32,
     pub xattr_pages: U16,

@@ -9,7 +9,8 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const MAGIC: [u8; 8] = *b"VLBLOBST";
-const VERSION: u32 = 1;
+/// The version of new stores; the first one is loaded, too.
+pub(crate) const VERSION: u32 = 2;
 const CRC_AT: usize = 8;
 /// Page of copy A.
 pub(crate) const COPY_A: u64 = 0;
@@ -50,6 +51,7 @@ const _: () = assert!(size_of::<Raw>() == PAGE_SIZE);
 /// A superblock that was made here, or read and verified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Superblock {
+    pub version: u32,
     pub generation: u64,
     pub uuid: Uuid,
     pub name: String,
@@ -99,7 +101,7 @@ impl Superblock {
         let mut raw = Raw {
             magic: MAGIC,
             crc: U32::ZERO,
-            version: U32::new(VERSION),
+            version: U32::new(self.version),
             generation: U64::new(self.generation),
             compat: U64::ZERO,
             incompat: U64::ZERO,
@@ -136,8 +138,9 @@ impl Superblock {
         if raw.crc.get() != crc32c_without(bytes, CRC_AT) {
             return Err(Checksum);
         }
-        if raw.version.get() != VERSION {
-            return Err(Unsupported(format!("its version is {}, not {VERSION}", raw.version)));
+        if !(1..=VERSION).contains(&raw.version.get()) {
+            let why = format!("its version is {}, not 1 to {VERSION}", raw.version);
+            return Err(Unsupported(why));
         }
         if raw.incompat.get() != 0 || raw.ro_compat.get() != 0 {
             let bits = (raw.incompat.get(), raw.ro_compat.get());
@@ -147,6 +150,7 @@ impl Superblock {
             )));
         }
         let s = Superblock {
+            version: raw.version.get(),
             generation: raw.generation.get(),
             uuid: Uuid::from_bytes(raw.uuid),
             name: decode_name(&raw.name).ok_or(Field("name"))?,

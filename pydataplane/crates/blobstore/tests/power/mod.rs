@@ -6,7 +6,9 @@
 //! the model: each operation happened or did not, no cluster has two owners, flushed data is there,
 //! and no blob shows data that was never its own.
 
-use blobstore::{BlobId, BlobOptions, Disk, DiskError, Error, Store, StoreOptions};
+use blobstore::{
+    BlobId, BlobOptions, Disk, DiskError, Error, HOLE, HistoryOptions, Store, StoreOptions,
+};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -187,6 +189,12 @@ pub enum Step {
     Unmap(u32, u64, u64),
     /// In one record: clusters (blob, first, count) to unmap, and to allocate.
     Together(Vec<(u32, u64, u64)>, Vec<(u32, u64, u64)>),
+    /// At one instant: of each of the first the second.
+    Snapshot(Vec<(u32, u32)>),
+    /// Of the first the second.
+    Clone(u32, u32),
+    /// Gives a blob all that it lacks, or only what its parent itself has, and takes the parent from it.
+    Detach(u32, bool),
     Sync,
     RenameStore(String),
     /// Clusters that the device gains before the store takes them over.
@@ -199,6 +207,8 @@ pub struct Face {
     pub name: String,
     pub size: u64,
     pub thin: bool,
+    pub snapshot: bool,
+    pub parent: Option<Uuid>,
     pub xattrs: BTreeMap<String, Vec<u8>>,
 }
 
@@ -240,7 +250,9 @@ pub fn state_of<D: Disk>(store: &Store<D>) -> State {
     let faces = store.blobs().map(|b| {
         let xattrs = store.xattrs(b.id).unwrap().into_iter();
         let xattrs = xattrs.map(|n| (n.clone(), store.xattr(b.id, &n).unwrap().to_vec())).collect();
-        (b.uuid, Face { name: b.name, size: b.size, thin: b.thin, xattrs })
+        let parent = b.parent.map(|parent| store.blob(parent).unwrap().uuid);
+        let (size, thin, snapshot) = (b.size, b.thin, b.snapshot);
+        (b.uuid, Face { name: b.name, size, thin, snapshot, parent, xattrs })
     });
     let info = store.info();
     (info.name, faces.collect(), info.data_clusters)
@@ -290,9 +302,15 @@ pub fn record(before: Image, steps: &[Step]) -> Recorded {
             Step::Resize(serial, size) => {
                 version(*serial, size * PER_CLUSTER..64 * PER_CLUSTER, mark, 0);
             }
+            Step::Snapshot(all) => {
+                for (serial, snapshot) in all {
+                    history(&mut versions, *serial, *snapshot);
+                }
+            }
+            Step::Clone(snapshot, serial) => history(&mut versions, *snapshot, *serial),
             _ => {}
         }
-        if matches!(step, Step::Sync) {
+        if matches!(step, Step::Sync | Step::Snapshot(_)) {
             for v in versions.values_mut().flatten().filter(|v| v.sure == usize::MAX) {
                 v.sure = mark;
             }
@@ -301,6 +319,28 @@ pub fn record(before: Image, steps: &[Step]) -> Recorded {
     drop(store);
     let trace = Rc::try_unwrap(trace).unwrap().into_inner();
     Recorded { before, trace, states, versions }
+}
+
+/// The second blob has had what the first one has.
+fn history(versions: &mut BTreeMap<(Uuid, u64), Vec<Version>>, from: u32, to: u32) {
+    let all = versions.iter().filter(|((uuid, _), _)| *uuid == uuid_of(from));
+    let copies: Vec<_> = all.map(|((_, sector), v)| ((uuid_of(to), *sector), v.clone())).collect();
+    versions.extend(copies);
+}
+
+fn named(serial: u32) -> HistoryOptions {
+    let xattrs = BTreeMap::from([("made".to_owned(), vec![serial as u8; 2100])]);
+    HistoryOptions { name: format!("blob{serial}"), uuid: uuid_of(serial), xattrs }
+}
+
+fn detach(store: &mut Store<TraceDisk>, id: BlobId, all: bool) -> Result<(), Error> {
+    loop {
+        let lacking = store.lacking(id, all, 0, 3)?;
+        if lacking.is_empty() {
+            return store.detach(id, all);
+        }
+        store.supply(id, &lacking)?;
+    }
 }
 
 fn run(store: &mut Store<TraceDisk>, step: &Step, tag: &mut u64) -> Result<(), Error> {
@@ -329,10 +369,21 @@ fn run(store: &mut Store<TraceDisk>, step: &Step, tag: &mut u64) -> Result<(), E
             store.create(&options).map(drop)
         }
         Step::Delete(serial) => {
-            let freed = store.delete(id(store, *serial)?)?;
-            store.release(freed);
+            let deleted = store.delete(id(store, *serial)?)?;
+            store.release(deleted.freed);
             Ok(())
         }
+        Step::Snapshot(all) => {
+            let all: Result<Vec<_>, Error> = all
+                .iter()
+                .map(|(serial, snapshot)| Ok((id(store, *serial)?, named(*snapshot))))
+                .collect();
+            store.snapshot(&all?).map(drop)
+        }
+        Step::Clone(snapshot, serial) => {
+            store.clone_of(id(store, *snapshot)?, &named(*serial)).map(drop)
+        }
+        Step::Detach(serial, all) => detach(store, id(store, *serial)?, *all),
         Step::Resize(serial, size) => {
             let freed = store.resize(id(store, *serial)?, *size)?;
             store.release(freed);
@@ -522,7 +573,7 @@ fn check_owners<D: Disk>(store: &Store<D>) -> Result<(), String> {
     let mut seen = BTreeSet::new();
     let blobs: Vec<BlobId> = store.blobs().map(|b| b.id).collect();
     for id in blobs {
-        for (_, cluster) in store.clusters(id).unwrap() {
+        for (_, cluster) in store.clusters(id).unwrap().filter(|(_, cluster)| *cluster != HOLE) {
             if !seen.insert(cluster) {
                 return Err(format!("cluster {cluster} has two owners"));
             }
@@ -580,7 +631,7 @@ pub fn random_steps(seed: u64, len: usize) -> Vec<Step> {
         let any = rng.below(u64::from(next_serial.max(1))) as u32;
         // Rather recent ones: they are more likely to exist.
         let serial = any.max(rng.below(u64::from(next_serial.max(1))) as u32);
-        steps.push(match rng.below(23) {
+        steps.push(match rng.below(31) {
             0..=3 => {
                 next_serial += 1;
                 let thin = rng.below(2) == 0;
@@ -610,6 +661,19 @@ pub fn random_steps(seed: u64, len: usize) -> Vec<Step> {
                 };
                 Step::Together(some(), some())
             }
+            23..=25 => {
+                next_serial += 2;
+                Step::Snapshot(match rng.below(3) {
+                    0 => vec![(serial, next_serial - 1), (any, next_serial - 2)],
+                    _ => vec![(serial, next_serial - 1)],
+                })
+            }
+            26 | 27 => {
+                next_serial += 1;
+                Step::Clone(any, next_serial - 1)
+            }
+            28 => Step::Detach(serial, rng.below(2) == 0),
+            29 => Step::Delete(any),
             _ => Step::Write(serial, rng.below(8 * PER_CLUSTER), 1 + rng.below(2 * PER_CLUSTER)),
         });
     }

@@ -66,7 +66,7 @@ impl LvolChannel {
 
     fn step(&mut self, at: u16, io: &Io) -> Step {
         let cursor = self.slots[at].cursor;
-        let run = self.run(io.lba + cursor, io.blocks - cursor);
+        let run = self.run(io.op, io.lba + cursor, io.blocks - cursor);
         let block = self.geometry.block_size as usize;
         match (io.op, run.lba) {
             (Op::Read, None) => {
@@ -87,10 +87,7 @@ impl LvolChannel {
                 let last = (io.lba + cursor + run.blocks - 1) >> shift;
                 self.ask(Request { slot: at, want: Want::Allocate, first, count: last - first + 1 })
             }
-            (Op::Unmap | Op::WriteZeroes, None) => {
-                self.slots[at].cursor += run.blocks;
-                Step::On
-            }
+            (Op::Unmap | Op::WriteZeroes, None) => self.hide_step(at, io, run),
             (Op::Read | Op::Write, Some(lba)) => {
                 let offset = cursor as usize * block;
                 let Some(cut) = self.parts.cut(at, &io.sg, offset, run.blocks, block) else {
@@ -108,6 +105,33 @@ impl LvolChannel {
         }
     }
 
+    /// One step of an unmap or write of zeros where the volume has nothing of its own: what a snapshot
+    /// shows there is hidden, in whole clusters, or copied to be written to.
+    fn hide_step(&mut self, at: u16, io: &Io, run: Run) -> Step {
+        let shift = self.volume.id.shift;
+        let from = io.lba + self.slots[at].cursor;
+        let (first, last) = (from >> shift, (from + run.blocks - 1) >> shift);
+        let shows = |cluster: u64| self.view.source(cluster) != 0;
+        let alike = |cluster: &u64| shows(*cluster) == shows(first);
+        let end = first + (first..=last).take_while(alike).count() as u64;
+        // Blocks of the run in clusters before `end`.
+        let blocks = run.blocks.min((end << shift) - from);
+        if !shows(first) {
+            self.slots[at].cursor += blocks;
+            return Step::On;
+        }
+        let whole = if (first << shift) == from { blocks >> shift } else { 0 };
+        if self.gives_back && whole > 0 {
+            return self.ask(Request { slot: at, want: Want::Unmap, first, count: whole });
+        }
+        if io.op == Op::Unmap {
+            // A part of a cluster stays as it is, which an unmap may do.
+            self.slots[at].cursor += blocks.min(((first + 1) << shift) - from);
+            return Step::On;
+        }
+        self.ask(Request { slot: at, want: Want::Allocate, first, count: 1 })
+    }
+
     /// One step of an unmap or write of zeros over an allocated run: whole clusters of a thin volume
     /// go back to the store, the rest goes to the base bdev.
     fn unmap_step(&mut self, at: u16, io: &Io, run: Run, lba: u64) -> Step {
@@ -115,7 +139,7 @@ impl LvolChannel {
         let per_cluster = 1u64 << shift;
         let from = io.lba + self.slots[at].cursor;
         let mut blocks = run.blocks;
-        if self.volume.id.thin {
+        if self.gives_back {
             let before = from.next_multiple_of(per_cluster) - from;
             let whole = blocks.saturating_sub(before) >> shift;
             if before == 0 && whole > 0 {
@@ -127,7 +151,7 @@ impl LvolChannel {
                 blocks = blocks.min(before);
             }
         }
-        if io.op == Op::Unmap && !self.volume.base_unmaps() {
+        if io.op == Op::Unmap && !(self.gives_back && self.volume.base_unmaps()) {
             self.slots[at].cursor += blocks;
             return Step::On;
         }

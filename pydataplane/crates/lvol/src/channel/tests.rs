@@ -47,10 +47,10 @@ fn channel_of(clusters: u64) -> (Arc<Volume>, LvolChannel, IoContext) {
         xattrs: Default::default(),
     };
     let blob = store.create(&blob).unwrap();
-    let id = Identity { blob, uuid: Uuid::nil(), lvstore: Uuid::nil(), thin: true, shift: 0 };
+    let id = Identity { uuid: Uuid::nil(), lvstore: Uuid::nil(), unmaps: true, shift: 0 };
     let names = Names { lvstore: "s".into(), lvol: "b".into() };
     let base: Arc<dyn Bdev> = Null::create("n", 512, 1 << 20, None).unwrap();
-    let volume = Volume::new(id, names, false, base, Map::new(clusters), Bell::default());
+    let volume = Volume::new(id, names, blob, false, base, Map::new(clusters), Bell::default());
     let io = IoContext::new().unwrap();
     let channel = LvolChannel::new(volume.clone(), Box::new(Held::default()), io.waker());
     (volume, channel, io)
@@ -70,7 +70,7 @@ fn ended(c: &Completion) -> (u64, Result<(), IoError>) {
 #[test]
 fn what_is_passed_on_as_a_whole_takes_as_long_as_the_base_says() {
     let (volume, mut channel, _io) = channel();
-    volume.map().set(0, 5);
+    volume.view().own.set(0, 5);
     let buf = Bounce::new();
     assert_eq!(channel.submit(&write(&buf, 1)), Submit::Pending);
     let mut done = Vec::with_capacity(4);
@@ -84,7 +84,7 @@ fn what_is_passed_on_as_a_whole_takes_as_long_as_the_base_says() {
 fn one_poll_takes_all_that_the_base_finished() {
     let (volume, mut channel, _io) = channel();
     // Every cluster alone, so that each is a piece; more pieces than one poll of the base takes.
-    (0..CLUSTERS).for_each(|c| volume.map().set(c, 2 * (CLUSTERS - c) as u32));
+    (0..CLUSTERS).for_each(|c| volume.view().own.set(c, 2 * (CLUSTERS - c) as u32));
     let buf = Bounce::new();
     let io = write(&buf, BASE_DONE as u64 + 36);
     assert_eq!(channel.submit(&io), Submit::Pending);

@@ -56,6 +56,7 @@ impl Lvs {
             let info = StoreInfo { name: lvstore, ..info };
             let volume = Volume::of_blob(store, &info, &blob, &base, &bell);
             meta.add_volume(volume.clone());
+            meta.relate(&volume);
             Ok(volume)
         })?;
         if let Err(e) = self.register(&volume) {
@@ -102,6 +103,7 @@ impl Lvs {
         let op = format!("delete lvol {}", volume.alias());
         let _turn = self.turn(&op)?;
         self.not_zeroing(&op, &[&volume.id.uuid.to_string()])?;
+        self.not_shared(&op, volume)?;
         self.hide(&op, volume)?;
         let deleted = {
             let (op, volume) = (op.clone(), volume.clone());
@@ -124,7 +126,7 @@ impl Lvs {
         self.not_zeroing(&op, &[&uuid.to_string()])?;
         let clusters = self.clusters(&op, size)?;
         let before = volume.size();
-        let (blob, cluster_size, job_op) = (volume.id.blob, self.info.cluster_size, op.clone());
+        let (blob, cluster_size, job_op) = (volume.blob(), self.info.cluster_size, op.clone());
         let reserved = self.meta(&op, move |meta| {
             let needed = meta.store(&job_op)?.check_resize(blob, clusters);
             let needed = needed.map_err(|e| refused(e, &job_op, cluster_size))?;
@@ -150,7 +152,7 @@ impl Lvs {
         {
             return Err(Error::AlreadyExists { what: format!("lvol {alias}") });
         }
-        let (job, name) = (volume.id.blob, new_name.to_owned());
+        let (job, name) = (volume.blob(), new_name.to_owned());
         let cluster_size = self.info.cluster_size;
         self.meta(&op.clone(), move |meta| {
             meta.store(&op)?.rename(job, &name).map_err(|e| refused(e, &op, cluster_size))
@@ -167,7 +169,7 @@ impl Lvs {
             return Ok(());
         }
         self.hide(&op, volume)?;
-        let (job, cluster_size) = (volume.id.blob, self.info.cluster_size);
+        let (job, cluster_size) = (volume.blob(), self.info.cluster_size);
         let done = self.meta(&op.clone(), move |meta| {
             meta.store(&op)?.set_read_only(job).map_err(|e| refused(e, &op, cluster_size))
         });
@@ -180,7 +182,7 @@ impl Lvs {
     }
 
     /// Refuses while a volume of one of these names or UUIDs is being zeroed.
-    fn not_zeroing(&self, op: &str, ids: &[&str]) -> Result<(), Error> {
+    pub(super) fn not_zeroing(&self, op: &str, ids: &[&str]) -> Result<(), Error> {
         let found = ids.iter().find_map(|id| self.zeroings.find(id));
         found.map_or(Ok(()), |zeroing| Err(zeroing.underway(op)))
     }

@@ -22,14 +22,92 @@ impl Lvstores {
         self.shared.find(lvstore)?.create_lvol(options)
     }
 
-    /// Deletes an lvol.
+    /// Deletes an lvol. Of a snapshot with one clone that takes over what it shows.
     ///
     /// # Errors
-    /// [`Error::NoLvol`], [`Error::InUse`] while somebody claims it, [`Error::Stopped`],
-    /// [`Error::Io`].
+    /// [`Error::NoLvol`], [`Error::InUse`] while somebody claims it, [`Error::HasClones`] of a snapshot
+    /// with more than one, [`Error::Stopped`], [`Error::Io`].
     pub fn delete_lvol(&self, lvol: &str) -> Result<(), Error> {
         let (lvs, volume) = self.shared.find_lvol(lvol)?;
         lvs.delete_lvol(&volume)
+    }
+
+    /// Takes a snapshot of an lvol, in use or not, named `name` (without the lvstore): what was written
+    /// before is durable then, and the snapshot's.
+    ///
+    /// # Errors
+    /// [`Error::NoLvol`], [`Error::AlreadyExists`], [`Error::ReadOnly`], [`Error::SlowIo`],
+    /// [`Error::NoSpace`] (metadata), [`Error::Stopped`], [`Error::Io`] and others.
+    pub fn snapshot(&self, lvol: &str, name: &str) -> Result<LvolInfo, Error> {
+        let mut taken = self.snapshot_together(&[(lvol, name)])?;
+        Ok(taken.pop().expect("one for each"))
+    }
+
+    /// As [`Lvstores::snapshot`] of several lvols of one lvstore, all at one instant.
+    ///
+    /// # Errors
+    /// As [`Lvstores::snapshot`], and [`Error::BadParameter`] where they are not of one lvstore. Then no
+    /// snapshot was taken.
+    pub fn snapshot_together(&self, all: &[(&str, &str)]) -> Result<Vec<LvolInfo>, Error> {
+        let mut of: Option<Arc<Lvs>> = None;
+        let mut volumes = Vec::new();
+        for (lvol, name) in all {
+            let (lvs, volume) = self.shared.find_lvol(lvol)?;
+            if of.get_or_insert_with(|| lvs.clone()).uuid != lvs.uuid {
+                let op = format!("take a snapshot of lvol {lvol} together with others");
+                let why = "they are not in one lvstore; take one of each lvstore".into();
+                return Err(Error::BadParameter { op, why });
+            }
+            volumes.push((volume, (*name).to_owned()));
+        }
+        of.map_or(Ok(Vec::new()), |lvs| lvs.snapshot(&volumes))
+    }
+
+    /// Creates a clone of a snapshot: an lvol that reads as it does, and has nothing of its own yet.
+    ///
+    /// # Errors
+    /// [`Error::NoLvol`], [`Error::AlreadyExists`], [`Error::NotASnapshot`], [`Error::NoSpace`]
+    /// (metadata), [`Error::Stopped`], [`Error::Io`] and others.
+    pub fn clone_lvol(&self, snapshot: &str, name: &str) -> Result<LvolInfo, Error> {
+        let (lvs, snapshot) = self.shared.find_lvol(snapshot)?;
+        lvs.clone_lvol(&snapshot, name)
+    }
+
+    /// Gives an lvol, in use or not, all clusters that it lacks, and takes its snapshots from it: it is
+    /// thick then. What has none becomes thick, too.
+    ///
+    /// # Errors
+    /// [`Error::NoLvol`], [`Error::NoSpace`], [`Error::Stopped`], [`Error::Io`]; then it reads as
+    /// before, and the call can be repeated.
+    pub fn inflate(&self, lvol: &str) -> Result<(), Error> {
+        let (lvs, volume) = self.shared.find_lvol(lvol)?;
+        lvs.detach(&volume, true)
+    }
+
+    /// Gives an lvol, in use or not, what its snapshot itself has and it has not: its parent is the
+    /// snapshot's parent then, or none.
+    ///
+    /// # Errors
+    /// As [`Lvstores::inflate`], and [`Error::NoParent`].
+    pub fn decouple_parent(&self, lvol: &str) -> Result<(), Error> {
+        let (lvs, volume) = self.shared.find_lvol(lvol)?;
+        lvs.detach(&volume, false)
+    }
+
+    /// Gives a thin lvol that nobody uses a snapshot of its size as its parent: where it has nothing of
+    /// its own it reads as that.
+    ///
+    /// # Errors
+    /// [`Error::NoLvol`], [`Error::NotASnapshot`], [`Error::InUse`], [`Error::BadParameter`] and others.
+    pub fn set_parent(&self, lvol: &str, parent: &str) -> Result<(), Error> {
+        let (lvs, volume) = self.shared.find_lvol(lvol)?;
+        let (other, parent) = self.shared.find_lvol(parent)?;
+        if lvs.uuid != other.uuid {
+            let op = format!("make {} the parent of lvol {lvol}", parent.alias());
+            let why = "they are not in one lvstore; choose a snapshot of the lvol's".into();
+            return Err(Error::BadParameter { op, why });
+        }
+        lvs.set_parent(&volume, &parent)
     }
 
     /// Grows or shrinks an lvol, in use or not, to `size` bytes rounded up to whole clusters. What is
@@ -187,7 +265,7 @@ impl Lvstores {
         let cluster_size = lvs.info().cluster_size;
         lvs.meta(&op.clone(), move |meta| {
             let store = if changes { meta.store(&op) } else { meta.look(&op) };
-            f(store?, volume.id.blob).map_err(|e| refused(e, &op, cluster_size))
+            f(store?, volume.blob()).map_err(|e| refused(e, &op, cluster_size))
         })
     }
 }

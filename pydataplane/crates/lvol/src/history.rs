@@ -1,0 +1,301 @@
+//! Snapshots and clones on the metadata thread: who shows what where a volume has nothing of its own.
+//!
+//! A snapshot is taken while I/O goes on. First its volume gets an empty map, below which lies all that it
+//! had: reads go on, writes wait for a cluster of their own, that is for this thread. When what was
+//! translated before has ended, the record makes all of it the snapshot's, and the writes go on.
+
+use crate::error::Error;
+use crate::map::{Map, View};
+use crate::meta::{Meta, QUIET_WAIT};
+use crate::served::Served;
+use crate::translate::refused;
+use crate::volume::{Identity, Names, Volume};
+use blobstore::{BlobId, Deleted, Freed, HistoryOptions};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How often channels are looked at while a snapshot waits for what was translated before it.
+const LOOK: Duration = Duration::from_micros(100);
+/// Clusters that a volume gets in one go while its parent is taken from it.
+const STEP_BYTES: u64 = 8 << 20;
+
+impl Meta {
+    /// Takes snapshots of volumes, at one instant. Returns their volumes, which are not registered yet.
+    pub fn snapshot(
+        &mut self,
+        op: &str,
+        all: &[(Arc<Volume>, HistoryOptions)],
+    ) -> Result<Vec<Arc<Volume>>, Error> {
+        let cluster_size = self.store(op)?.info().cluster_size;
+        let say = |e| refused(e, op, cluster_size);
+        let blobs: Vec<_> = all.iter().map(|(v, options)| (v.blob(), options.clone())).collect();
+        self.store(op)?.check_snapshot(&blobs).map_err(say)?;
+        let views: Vec<View> = all.iter().map(|(volume, _)| volume.view()).collect();
+        let mut versions = Vec::new();
+        for ((volume, _), view) in all.iter().zip(&views) {
+            self.freeze(volume, true);
+            let own = Arc::new(Map::new(view.clusters()));
+            // As the snapshot will show it.
+            let shown = Some((view.flat(), view.clusters()));
+            versions.push((volume, volume.replace_view(View { own, shown })));
+        }
+        let taken = match self.wait_quiet(&versions) {
+            true => self.store(op).and_then(|store| store.snapshot(&blobs).map_err(say)),
+            false => Err(Error::SlowIo { op: op.to_owned(), seconds: QUIET_WAIT.as_secs() }),
+        };
+        let snapshots = match taken {
+            Ok(numbers) => {
+                let all = all.iter().zip(views).zip(numbers);
+                Ok(all.map(|((one, view), number)| self.taken(one, view, number)).collect())
+            }
+            Err(e) => {
+                // Its own clusters are its own again: nobody wrote to others meanwhile.
+                for ((volume, _), view) in all.iter().zip(views) {
+                    volume.replace_view(view);
+                }
+                Err(e)
+            }
+        };
+        all.iter().for_each(|(volume, _)| self.freeze(volume, false));
+        snapshots
+    }
+
+    /// The snapshot of a volume whose blob is `number` now; it shows `view`.
+    fn taken(
+        &mut self,
+        (volume, options): &(Arc<Volume>, HistoryOptions),
+        view: View,
+        number: BlobId,
+    ) -> Arc<Volume> {
+        let unmaps = volume.kin(|kin| kin.thin);
+        let id = Identity { uuid: options.uuid, unmaps, ..volume.id.clone() };
+        let names = Names { lvol: options.name.clone(), ..volume.names() };
+        let (base, bell) = (volume.base.clone(), volume.bell.clone());
+        let snapshot = Volume::new(id, names, volume.blob(), true, base, Map::new(0), bell);
+        snapshot.replace_view(view);
+        volume.set_blob(number);
+        self.add_volume(snapshot.clone());
+        self.publish_volume(volume);
+        for one in [&snapshot, volume] {
+            self.relate(one);
+        }
+        if let Some(parent) = snapshot.kin(|kin| kin.parent.clone()) {
+            self.relate(&parent);
+        }
+        snapshot
+    }
+
+    fn freeze(&mut self, volume: &Arc<Volume>, frozen: bool) {
+        if let Some(served) = self.volumes.iter_mut().find(|s| Arc::ptr_eq(&s.volume, volume)) {
+            served.frozen = frozen;
+        }
+    }
+
+    /// Waits until nobody has I/O in flight that was translated before these versions, serving the others
+    /// meanwhile; `false`: somebody has after [`QUIET_WAIT`].
+    fn wait_quiet(&mut self, versions: &[(&Arc<Volume>, u64)]) -> bool {
+        let deadline = Instant::now() + QUIET_WAIT;
+        while !versions.iter().all(|(volume, version)| volume.quiet(*version)) {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            if !self.serve() {
+                thread::sleep(LOOK);
+            }
+        }
+        true
+    }
+
+    /// The volume of a blob.
+    fn volume_of(&self, blob: BlobId) -> Option<Arc<Volume>> {
+        self.volumes.iter().map(|s| &s.volume).find(|volume| volume.blob() == blob).cloned()
+    }
+
+    /// Tells a volume who its parent and its clones are.
+    pub fn relate(&self, volume: &Volume) {
+        let Some(info) = self.store.as_ref().and_then(|store| store.blob(volume.blob()).ok())
+        else {
+            return;
+        };
+        let parent = info.parent.and_then(|blob| self.volume_of(blob));
+        let clones = info.clones.iter().filter_map(|blob| self.volume_of(*blob));
+        let clones = clones.map(|clone| Arc::downgrade(&clone)).collect();
+        volume.kin(|kin| {
+            kin.thin = info.thin;
+            kin.snapshot = info.snapshot;
+            (kin.parent, kin.clones) = (parent, clones);
+        });
+    }
+
+    /// Puts below a volume what its parent shows, after its parent has what lies below that. Returns the
+    /// version of the view.
+    pub fn look_through(&self, volume: &Arc<Volume>) -> u64 {
+        let before = match self.store.as_ref().map(|store| store.blob(volume.blob())) {
+            Some(Ok(info)) => info.parent_clusters,
+            _ => 0,
+        };
+        let shown = volume.kin(|kin| kin.parent.clone()).map(|parent| (parent.flat(), before));
+        volume.replace_view(View { own: volume.view().own, shown })
+    }
+
+    /// As [`Meta::relate`] and [`Meta::look_through`] for all volumes, parents before their clones.
+    pub fn relate_all(&self) {
+        let volumes: Vec<_> = self.volumes.iter().map(|s| s.volume.clone()).collect();
+        let Some(store) = &self.store else { return };
+        if store.blobs().all(|blob| !blob.snapshot) {
+            let thin = |volume: &Volume| store.blob(volume.blob()).is_ok_and(|blob| blob.thin);
+            volumes.iter().for_each(|volume| volume.kin(|kin| kin.thin = thin(volume)));
+            return;
+        }
+        volumes.iter().for_each(|volume| self.relate(volume));
+        let depth = |volume: &Arc<Volume>| {
+            let up = |volume: &Arc<Volume>| volume.kin(|kin| kin.parent.clone());
+            std::iter::successors(up(volume), up).count()
+        };
+        let mut by_depth: Vec<_> = volumes.into_iter().map(|v| (depth(&v), v)).collect();
+        by_depth.sort_by_key(|(depth, _)| *depth);
+        for (_, volume) in by_depth.into_iter().skip_while(|(depth, _)| *depth == 0) {
+            self.look_through(&volume);
+        }
+    }
+
+    /// Creates a clone of a snapshot. Returns its volume, which is not registered yet.
+    pub fn clone_of(
+        &mut self,
+        op: &str,
+        snapshot: &Arc<Volume>,
+        options: &HistoryOptions,
+    ) -> Result<Arc<Volume>, Error> {
+        let store = self.store(op)?;
+        let (info, of) = (store.info(), snapshot.blob());
+        let say = |e| refused(e, op, info.cluster_size);
+        let id = store.clone_of(of, options).map_err(say)?;
+        let blob = store.blob(id).map_err(say)?;
+        let (base, bell) = (&snapshot.base, &snapshot.bell);
+        let clone = Volume::of_blob(store, &info, &blob, base, bell);
+        self.add_volume(clone.clone());
+        self.relate(&clone);
+        self.relate(snapshot);
+        self.look_through(&clone);
+        Ok(clone)
+    }
+
+    /// Gives a volume some of what it needs of its own before its parent can be taken from it, from
+    /// cluster `from` on, and at last takes it. Returns where to go on; `None`: it is done.
+    pub fn detach_step(
+        &mut self,
+        op: &str,
+        volume: &Arc<Volume>,
+        all: bool,
+        from: u64,
+    ) -> Result<Option<u64>, Error> {
+        let store = self.store(op)?;
+        let info = store.info();
+        let say = |e| refused(e, op, info.cluster_size);
+        let blob = volume.blob();
+        let most = (STEP_BYTES / u64::from(info.cluster_size)).max(1) as usize;
+        let mut lacking = store.lacking(blob, all, from, most).map_err(say)?;
+        if lacking.is_empty() && from > 0 {
+            // What was unmapped meanwhile.
+            lacking = store.lacking(blob, all, 0, most).map_err(say)?;
+        }
+        if let Some(last) = lacking.last() {
+            let has = store.supply(blob, &lacking);
+            let own = volume.view().own;
+            // Where there was too little room it has some of them.
+            for cluster in &lacking {
+                own.set(*cluster, store.entry(blob, *cluster).map_err(say)?);
+            }
+            has.map_err(say)?;
+            self.publish_volume(volume);
+            return Ok(Some(last + 1));
+        }
+        store.detach(blob, all).map_err(say)?;
+        let parent = volume.kin(|kin| kin.parent.clone());
+        self.relate(volume);
+        parent.iter().for_each(|parent| self.relate(parent));
+        if let Some(now) = volume.kin(|kin| kin.parent.clone()) {
+            self.relate(&now);
+        }
+        self.look_through(volume);
+        Ok(None)
+    }
+
+    /// Gives a volume another parent.
+    pub fn set_parent(
+        &mut self,
+        op: &str,
+        volume: &Arc<Volume>,
+        parent: &Arc<Volume>,
+    ) -> Result<(), Error> {
+        let store = self.store(op)?;
+        let cluster_size = store.info().cluster_size;
+        let set = store.set_parent(volume.blob(), parent.blob());
+        set.map_err(|e| refused(e, op, cluster_size))?;
+        let before = volume.kin(|kin| kin.parent.clone());
+        self.relate(volume);
+        before.iter().for_each(|before| self.relate(before));
+        self.relate(parent);
+        self.look_through(volume);
+        Ok(())
+    }
+
+    /// Deletes a volume. Its bdev was unregistered before.
+    pub fn delete(&mut self, op: &str, volume: &Arc<Volume>) -> Result<(), Error> {
+        let store = self.store(op)?;
+        let cluster_size = store.info().cluster_size;
+        let deleted = store.delete(volume.blob());
+        let Deleted { freed, heir } = deleted.map_err(|e| refused(e, op, cluster_size))?;
+        let parent = volume.kin(|kin| kin.parent.clone());
+        let mut users = Vec::new();
+        if let Some(heir) = heir.and_then(|blob| self.volume_of(blob)) {
+            let own = heir.view().own;
+            let has = self.look(op)?.clusters(heir.blob());
+            for (cluster, to) in has.into_iter().flatten() {
+                own.set(cluster, to);
+            }
+            self.relate(&heir);
+            users.push((heir.clone(), self.look_through(&heir)));
+            // Those below read through the same clusters as before, but may do so with an older view.
+            descendants(&heir).into_iter().for_each(|volume| {
+                let version = volume.bump();
+                users.push((volume, version));
+            });
+        }
+        self.forget(volume, freed, users);
+        parent.iter().for_each(|parent| self.relate(parent));
+        Ok(())
+    }
+
+    /// A volume is gone from the store; `freed` is what it had, and `users` showed some of that, too.
+    pub fn forget(
+        &mut self,
+        volume: &Arc<Volume>,
+        freed: Freed,
+        mut users: Vec<(Arc<Volume>, u64)>,
+    ) {
+        users.push((volume.clone(), volume.remove()));
+        for mut served in
+            self.volumes.extract_if(.., |s: &mut Served| Arc::ptr_eq(&s.volume, volume))
+        {
+            served.answer_removed();
+        }
+        self.retire(users, freed);
+    }
+}
+
+/// Clones of a volume, and theirs.
+fn descendants(volume: &Arc<Volume>) -> Vec<Arc<Volume>> {
+    let clones = |volume: &Arc<Volume>| -> Vec<_> {
+        volume.kin(|kin| kin.clones.iter().filter_map(std::sync::Weak::upgrade).collect())
+    };
+    let mut all = clones(volume);
+    let mut at = 0;
+    while at < all.len() {
+        let more = clones(&all[at]);
+        all.extend(more);
+        at += 1;
+    }
+    all
+}

@@ -1,0 +1,97 @@
+//! Snapshots and clones of the volumes of an lvstore: taken, made, taken apart.
+
+use super::Lvs;
+use crate::error::Error;
+use crate::info::LvolInfo;
+use crate::volume::Volume;
+use blobstore::HistoryOptions;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+use uuid::Uuid;
+
+impl Lvs {
+    /// Takes snapshots of volumes at one instant, each with its name.
+    pub fn snapshot(&self, all: &[(Arc<Volume>, String)]) -> Result<Vec<LvolInfo>, Error> {
+        let aliases: Vec<_> = all.iter().map(|(volume, _)| volume.alias()).collect();
+        let op = format!("take a snapshot of lvol {}", aliases.join(" and "));
+        let _turn = self.turn(&op)?;
+        let mut wanted = Vec::new();
+        for (volume, name) in all {
+            self.not_zeroing(&op, &[&volume.id.uuid.to_string(), name])?;
+            wanted.push((volume.clone(), self.named(name)?));
+        }
+        // A snapshot that was taken is there, however long that took.
+        let job = op.clone();
+        let taken =
+            self.meta_within(Duration::MAX, &op, move |meta| meta.snapshot(&job, &wanted))?;
+        taken.iter().map(|snapshot| self.shown(snapshot)).collect()
+    }
+
+    /// Creates a clone of a snapshot.
+    pub fn clone_lvol(&self, snapshot: &Arc<Volume>, name: &str) -> Result<LvolInfo, Error> {
+        let op = format!("clone lvol {}", snapshot.alias());
+        let _turn = self.turn(&op)?;
+        self.not_zeroing(&op, &[name])?;
+        let options = self.named(name)?;
+        let (job, of) = (op.clone(), snapshot.clone());
+        let clone =
+            self.meta_within(Duration::MAX, &op, move |meta| meta.clone_of(&job, &of, &options))?;
+        self.shown(&clone)
+    }
+
+    /// Takes the parent from a volume: it is given what only that has, or with `all` all that it lacks.
+    /// I/O goes on meanwhile, and so do other operations of the lvstore between the steps.
+    pub fn detach(&self, volume: &Arc<Volume>, all: bool) -> Result<(), Error> {
+        let from = if all { "all its snapshots" } else { "its snapshot" };
+        let op = format!("part lvol {} from {from}", volume.alias());
+        let mut next = Some(0);
+        while let Some(from) = next {
+            let _turn = self.turn(&op)?;
+            let (job, volume) = (op.clone(), volume.clone());
+            next = self.meta_within(Duration::MAX, &op, move |meta| {
+                meta.detach_step(&job, &volume, all, from)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Gives a volume another snapshot as its parent.
+    pub fn set_parent(&self, volume: &Arc<Volume>, parent: &Arc<Volume>) -> Result<(), Error> {
+        let op = format!("make {} the parent of lvol {}", parent.alias(), volume.alias());
+        let _turn = self.turn(&op)?;
+        // What a guest reads must not change under it.
+        self.unused(&op, std::slice::from_ref(volume))?;
+        let (volume, parent) = (volume.clone(), parent.clone());
+        self.meta(&op.clone(), move |meta| meta.set_parent(&op, &volume, &parent))
+    }
+
+    /// Refuses where more than one clone needs a volume.
+    pub(super) fn not_shared(&self, op: &str, volume: &Volume) -> Result<(), Error> {
+        let clones: Vec<_> =
+            volume.kin(|kin| kin.clones.iter().filter_map(Weak::upgrade).collect());
+        if clones.len() < 2 {
+            return Ok(());
+        }
+        let mut clones: Vec<_> = clones.iter().map(|clone| clone.alias()).collect();
+        clones.sort();
+        Err(Error::HasClones { op: op.to_owned(), clones: clones.join(", ") })
+    }
+
+    fn named(&self, name: &str) -> Result<HistoryOptions, Error> {
+        let alias = format!("{}/{name}", self.name());
+        if self.registry.get(&alias).is_some() {
+            return Err(Error::AlreadyExists { what: format!("lvol {alias}") });
+        }
+        Ok(HistoryOptions { name: name.to_owned(), uuid: Uuid::new_v4(), xattrs: BTreeMap::new() })
+    }
+
+    /// Makes a new volume a bdev.
+    fn shown(&self, volume: &Arc<Volume>) -> Result<LvolInfo, Error> {
+        let lvstore = self.name();
+        volume.rename(|names| names.lvstore = lvstore);
+        self.volumes.lock().insert(volume.id.uuid, volume.clone());
+        self.register(volume)?;
+        Ok(self.volume_info(volume))
+    }
+}

@@ -1,0 +1,216 @@
+//! Snapshots and clones under I/O.
+
+mod common;
+
+use bdev::SyncChannel;
+use common::{BLOCK, CLUSTER, PER_CLUSTER, Rig, read_tags, tagged};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+fn write(channel: &mut SyncChannel, lba: u64, tag: u64) {
+    channel.write(lba, &tagged(tag, 1)).unwrap();
+}
+
+/// Two volumes of one log: entry `n` is in one or the other, written when the one before was acknowledged.
+/// Snapshots of both together hold a prefix of it, however they come while it is written.
+#[test]
+fn snapshots_taken_together_are_of_one_instant() {
+    const ENTRIES: u64 = 8 * PER_CLUSTER;
+    let rig = Rig::with_lvs(200);
+    for name in ["a", "b"] {
+        rig.create(name, 8, name == "a").unwrap();
+    }
+    let (stop, written) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut channels = [rig.open("lvs0/a"), rig.open("lvs0/b")];
+            for n in 1.. {
+                let end = stop.load(Ordering::Acquire);
+                write(&mut channels[n as usize % 2], (n * 37) % ENTRIES, n);
+                written.store(n, Ordering::Release);
+                if end {
+                    break;
+                }
+            }
+        });
+        for round in 0..12 {
+            let names = [format!("a{round}"), format!("b{round}")];
+            let before = written.load(Ordering::Acquire);
+            while written.load(Ordering::Acquire) < before + 20 {
+                thread::yield_now();
+            }
+            let acked = written.load(Ordering::Acquire);
+            let of = [("lvs0/a", names[0].as_str()), ("lvs0/b", names[1].as_str())];
+            let taken = rig.lvstores.snapshot_together(&of).unwrap();
+            let after = written.load(Ordering::Acquire) + 1;
+            let all: Vec<Vec<u64>> = taken
+                .iter()
+                .map(|info| read_tags(&mut rig.open(&info.alias), 0, ENTRIES))
+                .collect();
+            let last = all.iter().flatten().copied().max().unwrap();
+            assert!((acked..=after).contains(&last), "{last} of {acked} .. {after}");
+            // Each entry up to that one is where it belongs, unless a later one is there.
+            for n in 1..=last {
+                let there = all[n as usize % 2][(n * 37 % ENTRIES) as usize];
+                assert!(there >= n, "entry {n} is missing, though {last} is there: {there}");
+            }
+        }
+        stop.store(true, Ordering::Release);
+    });
+}
+
+#[test]
+fn a_hundred_clones_of_an_image_take_nothing_until_they_are_written() {
+    let rig = Rig::with_lvs(200);
+    rig.create("image", 20, false).unwrap();
+    let mut image = rig.open("lvs0/image");
+    (0..20).for_each(|cluster| write(&mut image, cluster * PER_CLUSTER, cluster + 1));
+    let snapshot = rig.lvstores.snapshot("lvs0/image", "golden").unwrap();
+    assert_eq!((snapshot.num_allocated_clusters, snapshot.is_snapshot), (20, true));
+    let free = rig.lvstores.lvstore("lvs0").unwrap().free_clusters;
+    for n in 0..100 {
+        let clone = rig.lvstores.clone_lvol("lvs0/golden", &format!("vm{n}")).unwrap();
+        assert!(clone.is_clone && clone.size == 20 * CLUSTER && clone.num_allocated_clusters == 0);
+    }
+    assert_eq!(rig.lvstores.lvstore("lvs0").unwrap().free_clusters, free);
+    let mut vm = rig.open("lvs0/vm7");
+    write(&mut vm, 3 * PER_CLUSTER + 5, 77);
+    assert_eq!(rig.lvstores.lvol("lvs0/vm7").unwrap().num_allocated_clusters, 1);
+    let mut expected = vec![0; PER_CLUSTER as usize];
+    (expected[0], expected[5]) = (4, 77);
+    assert_eq!(read_tags(&mut vm, 3 * PER_CLUSTER, PER_CLUSTER), expected);
+    expected[5] = 0;
+    for other in ["vm8", "golden", "image"] {
+        let there =
+            read_tags(&mut rig.open(&format!("lvs0/{other}")), 3 * PER_CLUSTER, PER_CLUSTER);
+        assert_eq!(there, expected, "{other}");
+    }
+    let e = rig.lvstores.delete_lvol("lvs0/golden").unwrap_err();
+    assert!(e.errno() == -1 && e.to_string().contains("lvs0/vm99"), "{e}");
+    let specific = rig.bdev("lvs0/vm7").driver_specific();
+    assert_eq!(specific["lvol"]["base_snapshot"], "golden");
+    assert_eq!(rig.bdev("lvs0/golden").driver_specific()["lvol"]["clones"][0], "image");
+    // Zeros hide what the image has; a part of a cluster gets a copy first.
+    let mut zeroed = rig.open("lvs0/vm8");
+    zeroed.write_zeroes(2, 3 * PER_CLUSTER).unwrap();
+    let there = read_tags(&mut zeroed, 0, 4 * PER_CLUSTER);
+    assert_eq!(there.iter().filter(|tag| **tag != 0).collect::<Vec<_>>(), [&1, &4][..1].to_vec());
+    assert_eq!(rig.lvstores.lvol("lvs0/vm8").unwrap().num_allocated_clusters, 2);
+    drop((vm, zeroed, image));
+    let rig = rig.restart();
+    rig.lvstores.examine("disk0").unwrap().unwrap();
+    assert_eq!(read_tags(&mut rig.open("lvs0/vm7"), 3 * PER_CLUSTER + 5, 1), [77]);
+    assert_eq!(read_tags(&mut rig.open("lvs0/vm99"), 19 * PER_CLUSTER, 1), [20]);
+    assert!(rig.lvstores.lvol("lvs0/vm99").unwrap().is_clone);
+}
+
+#[test]
+fn a_chain_is_read_as_one_and_can_be_parted_and_merged() {
+    let rig = Rig::with_lvs(120);
+    rig.create("vm", 6, true).unwrap();
+    let mut vm = rig.open("lvs0/vm");
+    for level in 0..6u64 {
+        write(&mut vm, level * PER_CLUSTER, level + 1);
+        write(&mut vm, 9, 100 + level);
+        rig.lvstores.snapshot("lvs0/vm", &format!("s{level}")).unwrap();
+    }
+    let shows = |rig: &Rig, name: &str, upto: u64| {
+        let mut channel = rig.open(&format!("lvs0/{name}"));
+        for level in 0..6 {
+            let tag = if level <= upto { level + 1 } else { 0 };
+            assert_eq!(read_tags(&mut channel, level * PER_CLUSTER, 1), [tag], "{name} {level}");
+        }
+        assert_eq!(read_tags(&mut channel, 9, 1), [100 + upto], "{name}");
+    };
+    let all = |rig: &Rig, gone: &[u64]| {
+        (0..6).filter(|level| !gone.contains(level)).for_each(|l| shows(rig, &format!("s{l}"), l));
+        shows(rig, "vm", 5);
+    };
+    all(&rig, &[]);
+    for (i, level) in [2, 0, 5].into_iter().enumerate() {
+        rig.lvstores.delete_lvol(&format!("lvs0/s{level}")).unwrap();
+        all(&rig, &[2, 0, 5][..=i]);
+    }
+    rig.lvstores.decouple_parent("lvs0/vm").unwrap();
+    assert_eq!(rig.bdev("lvs0/vm").driver_specific()["lvol"]["base_snapshot"], "s3");
+    let e = rig.lvstores.decouple_parent("lvs0/s1").unwrap_err();
+    assert_eq!(e.errno(), -22, "{e}");
+    rig.lvstores.inflate("lvs0/vm").unwrap();
+    let vm_info = rig.lvstores.lvol("lvs0/vm").unwrap();
+    assert_eq!((vm_info.num_allocated_clusters, vm_info.is_clone), (6, false));
+    assert!(!vm_info.is_thin_provisioned);
+    all(&rig, &[2, 0, 5]);
+    // A guest that was told that it may unmap goes on to; a thick volume keeps its room.
+    vm.unmap(0, 6 * PER_CLUSTER).unwrap();
+    vm.write_zeroes(PER_CLUSTER, PER_CLUSTER).unwrap();
+    assert_eq!(read_tags(&mut vm, PER_CLUSTER, 1), [0]);
+    assert_eq!(rig.lvstores.lvol("lvs0/vm").unwrap().num_allocated_clusters, 6);
+    drop(vm);
+    let rig = rig.restart();
+    rig.lvstores.examine("disk0").unwrap().unwrap();
+    for level in [1, 3, 4] {
+        shows(&rig, &format!("s{level}"), level);
+    }
+    // From the top: nobody shows them any more.
+    for level in [4, 3, 1] {
+        rig.lvstores.delete_lvol(&format!("lvs0/s{level}")).unwrap();
+    }
+    rig.lvstores.delete_lvol("lvs0/vm").unwrap();
+    let info = rig.lvstores.lvstore("lvs0").unwrap();
+    assert_eq!(info.free_clusters, info.total_data_clusters);
+}
+
+#[test]
+fn another_parent_shows_where_nothing_is_of_its_own() {
+    let rig = Rig::with_lvs(120);
+    rig.create("image", 3, true).unwrap();
+    write(&mut rig.open("lvs0/image"), 0, 5);
+    rig.lvstores.snapshot("lvs0/image", "golden").unwrap();
+    rig.create("vm", 3, true).unwrap();
+    write(&mut rig.open("lvs0/vm"), PER_CLUSTER, 6);
+    let e = rig.lvstores.set_parent("lvs0/vm", "lvs0/image").unwrap_err();
+    assert!(e.to_string().contains("is not a snapshot"), "{e}");
+    rig.lvstores.set_parent("lvs0/vm", "lvs0/golden").unwrap();
+    let tags = read_tags(&mut rig.open("lvs0/vm"), 0, 2 * PER_CLUSTER);
+    assert_eq!((tags[0], tags[PER_CLUSTER as usize]), (5, 6));
+    assert_eq!(rig.bdev("lvs0/vm").geometry().num_blocks, 3 * CLUSTER / BLOCK);
+}
+
+/// A snapshot's clusters are read by a clone until the moment that it is gone, and by nobody who gets
+/// them next.
+#[test]
+fn a_read_in_flight_of_a_deleted_snapshot_never_sees_who_came_next() {
+    let rig = Rig::with_lvs(60);
+    rig.create("vm", 8, true).unwrap();
+    let mut vm = rig.open("lvs0/vm");
+    (0..8).for_each(|cluster| write(&mut vm, cluster * PER_CLUSTER, 1));
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut channel = rig.open("lvs0/vm");
+            let mut reads = 0u64;
+            while !stop.load(Ordering::Acquire) {
+                for cluster in 0..8 {
+                    let tag = read_tags(&mut channel, cluster * PER_CLUSTER, 1)[0];
+                    assert!((1..=40).contains(&tag), "{tag}");
+                    reads += 1;
+                }
+            }
+            reads
+        });
+        for round in 2..40 {
+            let name = format!("s{round}");
+            rig.lvstores.snapshot("lvs0/vm", &name).unwrap();
+            (0..8).for_each(|cluster| write(&mut vm, cluster * PER_CLUSTER, round));
+            // The snapshot's eight clusters are free then, and somebody else's.
+            rig.lvstores.delete_lvol(&format!("lvs0/{name}")).unwrap();
+            rig.create("other", 8, true).unwrap();
+            let mut other = rig.open("lvs0/other");
+            (0..8).for_each(|cluster| write(&mut other, cluster * PER_CLUSTER, 1000 + round));
+            drop(other);
+            rig.lvstores.delete_lvol("lvs0/other").unwrap();
+        }
+        stop.store(true, Ordering::Release);
+        assert!(reader.join().unwrap() > 0);
+    });
+}
