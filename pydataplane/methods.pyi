@@ -602,6 +602,15 @@ class LvolSizes(TypedDict):
     """Its size, bytes."""
 
 
+class SnapshotOf(TypedDict):
+    """In the result of virtlun_lvol_snapshot_together."""
+
+    lvol_name: str
+    """UUID or LVSTORE/LVOL of what it is taken of."""
+    snapshot_name: str
+    """Name of the snapshot, without the lvstore."""
+
+
 class TargetStats(TypedDict):
     """In the result of virtlun_vhost_get_stats."""
 
@@ -763,6 +772,17 @@ class Rpc(ABC):
         reset_mode: Literal["all", "maxmin", "error", "none"] | None = ...,
     ) -> ChannelsIostat: ...
 
+    # Create a clone of a snapshot and return its UUID. It takes nothing until it is written.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_lvol_clone"],
+        /,
+        *,
+        clone_name: str,
+        snapshot_name: str,
+    ) -> str: ...
+
     # Create an lvol and return its UUID, which is the name of its bdev.
     @overload
     def call(
@@ -796,7 +816,19 @@ class Rpc(ABC):
         uuid: str | None = ...,
     ) -> str: ...
 
-    # Delete an lvol and its data; refused while it is in use.
+    # Give an lvol, in use or not, what its parent itself has: it has that one's parent then, or
+    # none.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_lvol_decouple_parent"],
+        /,
+        *,
+        name: str,
+    ) -> bool: ...
+
+    # Delete an lvol and its data; refused while it is in use. A snapshot's one clone takes over
+    # what it shows; one with more clones is refused.
     @overload
     def call(
         self,
@@ -850,6 +882,16 @@ class Rpc(ABC):
         uuid: str | None = ...,
     ) -> bool: ...
 
+    # Give an lvol, in use or not, all clusters that it lacks: it is thick then, without a parent.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_lvol_inflate"],
+        /,
+        *,
+        name: str,
+    ) -> bool: ...
+
     # Rename an lvol. Its UUID, the name of its bdev, stays.
     @overload
     def call(
@@ -883,6 +925,17 @@ class Rpc(ABC):
         size_in_mib: int,
     ) -> bool: ...
 
+    # Give a thin lvol that nobody uses a snapshot of its size as its parent.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_lvol_set_parent"],
+        /,
+        *,
+        lvol_name: str,
+        parent_name: str,
+    ) -> bool: ...
+
     # Make an lvol read-only for good; refused while it is in use.
     @overload
     def call(
@@ -892,6 +945,18 @@ class Rpc(ABC):
         *,
         name: str,
     ) -> bool: ...
+
+    # Take a snapshot of an lvol, in use or not, and return its UUID. What was written before is
+    # durable then.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_lvol_snapshot"],
+        /,
+        *,
+        lvol_name: str,
+        snapshot_name: str,
+    ) -> str: ...
 
     # Create a bdev in memory. Its contents survive an upgrade, but no restart, of the target.
     @overload
@@ -1489,6 +1554,17 @@ class Rpc(ABC):
         xattr_name: str,
         xattr_value: str,
     ) -> bool: ...
+
+    # Take snapshots of several lvols of one lvstore, all at one instant, and return their UUIDs in
+    # order; all are taken or none.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_lvol_snapshot_together"],
+        /,
+        *,
+        snapshots: list[SnapshotOf],
+    ) -> list[str]: ...
 
     # Get what controllers and their targets did, seen from the guest's rings.
     @overload

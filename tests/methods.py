@@ -58,6 +58,7 @@ NAMES = {
     "virtlun_get_status.user": "StatusUser",
     "virtlun_get_status.waiting[]": "StatusWaiting",
     "virtlun_lvol_get_sizes{}": "LvolSizes",
+    "virtlun_lvol_snapshot_together(snapshots)[]": "SnapshotOf",
     "virtlun_vhost_get_stats[]": "ControllerStats",
     "virtlun_vhost_get_stats[].targets[]": "TargetStats",
     "virtlun_vhost_get_suspended[]": "SuspendedTarget",

@@ -38,6 +38,8 @@ LVOL: Call = (
     "bdev_lvol_create",
     {"lvol_name": "v0", "size_in_mib": 4, "lvs_name": "lvs0", "thin_provision": True},
 )
+SNAPSHOT: Call = ("bdev_lvol_snapshot", {"lvol_name": "lvs0/v0", "snapshot_name": "s0"})
+CLONE: Call = ("bdev_lvol_clone", {"snapshot_name": "lvs0/s0", "clone_name": "c0"})
 CONTROLLER: Call = ("vhost_create_scsi_controller", {"ctrlr": "vm-1"})
 ADD: Call = (
     "vhost_scsi_controller_add_target",
@@ -109,6 +111,16 @@ def answers(expected: bool) -> Check:
             assert bool(ready) is expected
 
     return check
+
+
+def kin(items: Any) -> dict[str, str]:
+    """Of each lvol bdev, by alias, whose clone it is and whether it is thick."""
+    specific = {item["aliases"][0]: item["driver_specific"]["lvol"] for item in items[1:]}
+    thick = {True: "", False: " thick"}
+    return {
+        alias: lvol.get("base_snapshot", "-") + thick[lvol["thin_provision"]]
+        for alias, lvol in specific.items()
+    }
 
 
 def lvol(items: Any) -> tuple[str, int]:
@@ -358,6 +370,38 @@ CASES = [
         ("lvs0/v0",),
         (MALLOC, STORE, LVOL),
         then("bdev_lvol_get_lvols", lambda r: r[0]["is_read_only"], True),
+    ),
+    Case(
+        "bdev_lvol_snapshot",
+        ("lvs0/v0", "s0"),
+        (MALLOC, STORE, LVOL),
+        then("bdev_get_bdevs", kin, {"lvs0/v0": "s0", "lvs0/s0": "-"}),
+    ),
+    Case("bdev_lvol_snapshot", ("lvs0/v0", "s0"), (MALLOC, STORE, LVOL), is_uuid),
+    Case("bdev_lvol_clone", ("lvs0/s0", "c0"), (MALLOC, STORE, LVOL, SNAPSHOT), is_uuid),
+    Case(
+        "bdev_lvol_clone",
+        ("lvs0/s0", "c0"),
+        (MALLOC, STORE, LVOL, SNAPSHOT),
+        then("bdev_get_bdevs", kin, {"lvs0/v0": "s0", "lvs0/s0": "-", "lvs0/c0": "s0"}),
+    ),
+    Case(
+        "bdev_lvol_inflate",
+        ("lvs0/v0",),
+        (MALLOC, STORE, LVOL, SNAPSHOT, CLONE),
+        then("bdev_get_bdevs", kin, {"lvs0/v0": "- thick", "lvs0/s0": "-", "lvs0/c0": "s0"}),
+    ),
+    Case(
+        "bdev_lvol_decouple_parent",
+        ("lvs0/c0",),
+        (MALLOC, STORE, LVOL, SNAPSHOT, CLONE),
+        then("bdev_get_bdevs", kin, {"lvs0/v0": "s0", "lvs0/s0": "-", "lvs0/c0": "-"}),
+    ),
+    Case(
+        "bdev_lvol_set_parent",
+        ("lvs0/c0", "lvs0/s0"),
+        (MALLOC, STORE, LVOL, SNAPSHOT, CLONE, ("bdev_lvol_decouple_parent", {"name": "lvs0/c0"})),
+        then("bdev_get_bdevs", kin, {"lvs0/v0": "s0", "lvs0/s0": "-", "lvs0/c0": "s0"}),
     ),
     Case("bdev_lvol_get_lvols", (), (MALLOC, STORE, LVOL), has(alias="lvs0/v0", name="v0")),
     Case("bdev_lvol_get_lvols", ("-l", "lvs0"), (MALLOC, STORE, LVOL), has(is_degraded=False)),

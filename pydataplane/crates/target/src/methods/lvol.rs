@@ -1,5 +1,7 @@
 //! Lvstores and lvols.
 
+mod history;
+
 use super::{BdevName, UuidText, mib_to_bytes, unsupported};
 use crate::app::App;
 use crate::errors;
@@ -376,6 +378,7 @@ fn add_lvstores(methods: &mut Methods, app: &Arc<App>) {
 /// Adds the methods.
 pub fn add(methods: &mut Methods, app: &Arc<App>) {
     add_lvstores(methods, app);
+    history::add(methods, app);
     let a = app.clone();
     methods
         .add(
@@ -399,11 +402,12 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
     methods
         .add(
             "bdev_lvol_delete",
-            "Delete an lvol and its data; refused while it is in use.",
+            "Delete an lvol and its data; refused while it is in use. A snapshot's one clone takes over what \
+             it shows; one with more clones is refused.",
             Flags::LONG_WRITE,
             move |p: BdevName| a.lvstores.delete_lvol(&p.name).map(|()| true).map_err(errors::lvol),
         )
-        .errors(&[Errno::NoDev, Errno::Busy, Errno::Io]);
+        .errors(&[Errno::NoDev, Errno::Busy, Errno::Perm, Errno::NoSpc, Errno::Io]);
     let a = app.clone();
     methods
         .add(
