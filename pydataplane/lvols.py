@@ -31,6 +31,9 @@ class Volume(Lvol):
     """A logical volume with what it takes of its lvstore, bytes."""
 
     allocated: int
+    snapshot: bool = False
+    parent: str | None = None
+    """Name of the snapshot that it is a clone of."""
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields for `--json`."""
@@ -59,7 +62,13 @@ def lvol_of(item: methods.Bdev) -> Lvol:
 
 def volume_of(item: methods.Bdev, store: Lvstore) -> Volume:
     """Adds what the volume takes of its lvstore; all of a thick one is allocated."""
-    return Volume(**asdict(lvol_of(item)), allocated=sizes_of(item, store.cluster_size).allocated)
+    lvol = item["driver_specific"]["lvol"]
+    return Volume(
+        **asdict(lvol_of(item)),
+        allocated=sizes_of(item, store.cluster_size).allocated,
+        snapshot=lvol.get("snapshot", False),
+        parent=lvol.get("base_snapshot"),
+    )
 
 
 def sizes_of(item: methods.Bdev, cluster_size: int) -> Sizes:

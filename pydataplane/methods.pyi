@@ -1543,6 +1543,18 @@ class Rpc(ABC):
         xattr_name: str,
     ) -> bool: ...
 
+    # Have an lvol that nobody uses read as one of its snapshots, with its size; snapshots that were
+    # taken since stay.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_lvol_roll_back"],
+        /,
+        *,
+        lvol_name: str,
+        snapshot_name: str,
+    ) -> bool: ...
+
     # Set an xattr of an lvol.
     @overload
     def call(

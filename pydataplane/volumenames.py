@@ -11,6 +11,8 @@ BYTES_MAX = (1 << 63) - (1 << 40)
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """Of an lvstore or a volume."""
+VOLUME_NAME = re.compile(rf"{NAME.pattern}(@[A-Za-z0-9._-]{{1,62}})?")
+"""Of a volume, or of its snapshot `VOLUME@NAME`."""
 
 
 def parse_size(text: str) -> int:
@@ -35,6 +37,7 @@ def split_path(path: str) -> tuple[str, str]:
         VolumeError: it is not of that form.
     """
     parts = path.removeprefix("/dev/virtlun/").split("/")
-    if len(parts) != 2 or not all(NAME.fullmatch(part) for part in parts):
+    patterns = (NAME, VOLUME_NAME)
+    if len(parts) != 2 or not all(map(re.Pattern.fullmatch, patterns, parts)):
         raise VolumeError(f"'{path}' does not name a volume: write LVSTORE/VOLUME")
     return parts[0], parts[1]

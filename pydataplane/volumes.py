@@ -165,6 +165,76 @@ class Volumes(Lvstores):
             return present
         return self.volume(reference)
 
+    def snapshot(self, references: Iterable[str], name: str) -> list[Volume]:
+        """Takes snapshots of volumes of one lvstore, in use or not: of `a` that is `a@NAME`.
+
+        Of several they are of one instant, all or none (our target only). Safe to repeat.
+
+        Raises:
+            VolumeError: there is something else of such a name.
+        """
+        of = [self.volume(reference) for reference in references]
+        wanted: list[methods.SnapshotOf] = [
+            {"lvol_name": each.uuid, "snapshot_name": f"{each.name}@{name}"} for each in of
+        ]
+        names = [f"{each.lvstore}/{each.name}@{name}" for each in of]
+        try:
+            if len(of) == 1:
+                self.client.call("bdev_lvol_snapshot", **wanted[0])
+            else:
+                self.client.call("virtlun_lvol_snapshot_together", snapshots=wanted)
+        except RpcError as error:
+            if error.code != EXISTS:
+                raise
+            for each, path in zip(of, names, strict=True):
+                if f"{each.lvstore}/{each.parent}" != path:
+                    raise VolumeError(
+                        f"{path} exists already, and is not the last snapshot of {each.path}: "
+                        "choose another name, or delete it"
+                    ) from error
+        return [self.volume(path) for path in names]
+
+    def clone(self, snapshot: str, name: str) -> Volume:
+        """Makes a volume NAME that reads as a snapshot of its lvstore, and takes nothing yet.
+
+        Safe to repeat.
+
+        Raises:
+            VolumeError: there is something else of that name.
+        """
+        of = self.volume(snapshot)
+        try:
+            self.client.call("bdev_lvol_clone", snapshot_name=of.uuid, clone_name=name)
+        except RpcError as error:
+            if error.code != EXISTS:
+                raise
+            present = self.volume(f"{of.lvstore}/{name}")
+            if present.parent != of.name or present.snapshot:
+                raise VolumeError(
+                    f"{present.path} exists already, and is not a clone of {of.path}: "
+                    "choose another name, or delete it"
+                ) from error
+            return present
+        return self.volume(f"{of.lvstore}/{name}")
+
+    def roll_back(self, reference: str, snapshot: str) -> Volume:
+        """Has a volume that nobody uses read as one of its snapshots (our target only).
+
+        `snapshot` is `LVSTORE/NAME`, a UUID, or what follows the `@`.
+        """
+        volume = self.volume(reference)
+        if "/" not in snapshot and not _is_uuid(snapshot):
+            snapshot = f"{volume.path}@{snapshot.removeprefix('@')}"
+        to = self.volume(snapshot)
+        self.client.call("virtlun_lvol_roll_back", lvol_name=volume.uuid, snapshot_name=to.uuid)
+        return self.volume(volume.uuid)
+
+    def inflate(self, reference: str) -> Volume:
+        """Gives a volume, in use or not, all that it lacks: it needs no snapshot then."""
+        volume = self.volume(reference)
+        self.client.call("bdev_lvol_inflate", name=volume.uuid)
+        return self.volume(volume.uuid)
+
     def resize(self, reference: str, size: int) -> Volume:
         """Grows or shrinks a volume to at least `size` bytes, also while it is in use."""
         volume = self.volume(reference)

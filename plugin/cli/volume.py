@@ -27,6 +27,7 @@ COLUMNS = [
     ("SIZE", "size", size),
     ("ALLOCATED", "allocated", size),
     ("THIN", "thin", text),
+    ("OF", "parent", lambda value: value or "-"),
     ("UUID", "uuid", text),
 ]
 
@@ -104,6 +105,65 @@ def resize(socket: Path, volume: str, size_text: str, shrink: bool, as_json: boo
     _show([resized], as_json)
 
 
+@volume.command(short_help="Take a snapshot of a volume, or of several at one instant.")
+@click.argument("volumes", metavar="VOLUME...", nargs=-1, required=True)
+@click.argument("name")
+@json_option
+@click.pass_obj
+@errors_as_sentences
+def snapshot(socket: Path, volumes: tuple[str, ...], name: str, as_json: bool) -> None:
+    """Take a snapshot of VOLUME, VOLUME@NAME, also while a VM uses it.
+
+    It holds what was written until then, durably. Of several VOLUMEs of one lvstore all are taken
+    at one instant, or none.
+    """
+    with busy("taking snapshots"):
+        taken = Volumes(client(socket)).snapshot(volumes, name)
+    _show(taken, as_json)
+
+
+@volume.command(short_help="Make a volume that begins as a snapshot is.")
+@click.argument("snapshot_name", metavar="SNAPSHOT")
+@click.argument("name")
+@json_option
+@click.pass_obj
+@errors_as_sentences
+def clone(socket: Path, snapshot_name: str, name: str, as_json: bool) -> None:
+    """Make the volume NAME beside SNAPSHOT: it reads as that, and takes room as it is written."""
+    _show([Volumes(client(socket)).clone(snapshot_name, name)], as_json)
+
+
+@volume.command(short_help="Give a volume the contents of one of its snapshots again.")
+@click.argument("volume")
+@click.argument("snapshot_name", metavar="SNAPSHOT")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+@click.pass_obj
+@errors_as_sentences
+def rollback(socket: Path, volume: str, snapshot_name: str, yes: bool, as_json: bool) -> None:
+    """Have VOLUME read as its SNAPSHOT again (LVSTORE/NAME, or what follows the @).
+
+    What was written since is lost. One that a VM uses is refused: stop that first.
+    """
+    volumes = Volumes(client(socket))
+    present = volumes.volume(volume)
+    if not yes:
+        confirm(f"Roll {present.path} back to {snapshot_name}?")
+    _show([volumes.roll_back(present.uuid, snapshot_name)], as_json)
+
+
+@volume.command(short_help="Give a volume all its clusters, so that it needs no snapshot.")
+@click.argument("volume")
+@json_option
+@click.pass_obj
+@errors_as_sentences
+def inflate(socket: Path, volume: str, as_json: bool) -> None:
+    """Give VOLUME clusters of its own for all of its size, also while a VM uses it."""
+    with busy(f"copying to {volume} what it lacks"):
+        inflated = Volumes(client(socket)).inflate(volume)
+    _show([inflated], as_json)
+
+
 @volume.command()
 @click.argument("volume")
 @click.argument("name")
@@ -115,13 +175,16 @@ def rename(socket: Path, volume: str, name: str, as_json: bool) -> None:
     _show([Volumes(client(socket)).rename(volume, name)], as_json)
 
 
-@volume.command()
+@volume.command(short_help="Delete a volume and its data.")
 @click.argument("volume")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_obj
 @errors_as_sentences
 def delete(socket: Path, volume: str, yes: bool) -> None:
-    """Delete VOLUME and its data; one that a VM uses is refused."""
+    """Delete VOLUME and its data; one that a VM uses is refused, and so is a snapshot with clones.
+
+    The one clone of a snapshot takes over what it needs of it.
+    """
     volumes = Volumes(client(socket))
     present = volumes.volume(volume)
     if not yes:

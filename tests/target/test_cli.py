@@ -54,6 +54,48 @@ def store(target: Target) -> Target:
     return target
 
 
+def test_a_volume_has_a_history(store: Target) -> None:
+    def of(*words: str) -> dict[str, object]:
+        shown = json.loads(done(store, "volume", "list", "--json"))
+        return {item["path"]: (item["parent"], item["snapshot"]) for item in shown}
+
+    for name in ("data", "log"):
+        done(store, "volume", "create", f"lvs0/{name}", "8M", "--thin")
+    for _ in range(2):  # it is safe to repeat
+        taken = done(store, "volume", "snapshot", "lvs0/data", "lvs0/log", "monday", "--json")
+        assert [item["path"] for item in json.loads(taken)] == [
+            "lvs0/data@monday",
+            "lvs0/log@monday",
+        ]
+        done(store, "volume", "clone", "lvs0/data@monday", "copy")
+    assert of() == {
+        "lvs0/copy": ("data@monday", False),
+        "lvs0/data": ("data@monday", False),
+        "lvs0/data@monday": (None, True),
+        "lvs0/log": ("log@monday", False),
+        "lvs0/log@monday": (None, True),
+    }
+    row = next(line for line in done(store, "volume", "list").splitlines() if "copy" in line)
+    assert "data@monday" in row.split()
+    said = refused(store, "volume", "delete", "lvs0/data@monday", "--yes")
+    assert "lvs0/copy, lvs0/data need it" in said
+    said = refused(store, "volume", "clone", "lvs0/log@monday", "copy")
+    assert "is not a clone of lvs0/log@monday" in said
+    assert "is not a snapshot" in refused(store, "volume", "clone", "lvs0/data", "other")
+    done(store, "volume", "snapshot", "lvs0/data", "tuesday")
+    assert "not the last" in refused(store, "volume", "snapshot", "lvs0/data", "monday")
+    said = refused(store, "volume", "rollback", "lvs0/copy", "lvs0/data@tuesday", "--yes")
+    assert "is not a snapshot of" in said
+    done(store, "volume", "rollback", "lvs0/data", "@monday", "--yes")
+    assert of()["lvs0/data"] == ("data@monday", False)
+    inflated = json.loads(done(store, "volume", "inflate", "lvs0/copy", "--json"))
+    assert (inflated[0]["parent"], inflated[0]["allocated"], inflated[0]["thin"]) == (
+        None,
+        8 * MIB,
+        False,
+    )
+
+
 def test_lvstores_and_volumes_are_made_listed_changed_and_deleted(store: Target) -> None:
     made = json.loads(done(store, "volume", "create", "lvs0/data", "8M", "--json"))
     assert [(item["path"], item["size"], item["thin"]) for item in made] == [
@@ -66,7 +108,7 @@ def test_lvstores_and_volumes_are_made_listed_changed_and_deleted(store: Target)
         "lvs0/thin",
     ]
     table = done(store, "volume", "list", "lvs0").splitlines()
-    assert table[0].split() == ["VOLUME", "SIZE", "ALLOCATED", "THIN", "UUID"]
+    assert table[0].split() == ["VOLUME", "SIZE", "ALLOCATED", "THIN", "OF", "UUID"]
     assert "8 MiB" in table[1]
     done(store, "volume", "resize", "lvs0/data", "16M")
     renamed = json.loads(done(store, "volume", "rename", "lvs0/data", "renamed", "--json"))

@@ -308,6 +308,39 @@ impl<D: Disk> Store<D> {
         self.commit(txn)
     }
 
+    /// Has a blob read as a snapshot of it did, of its size: what it has of its own is free after
+    /// [`Store::release`]. Snapshots between the two stay.
+    ///
+    /// # Errors
+    /// [`Error::NotItsSnapshot`], [`Error::ReadOnly`] and others; then it reads as before.
+    pub fn roll_back(&mut self, id: BlobId, to: BlobId) -> Result<Freed, Error> {
+        self.alive()?;
+        let (blob, snapshot) = (self.get(id)?, self.get(to)?);
+        if blob.read_only() {
+            return Err(Error::ReadOnly { name: blob.name.clone() });
+        }
+        let up = |blob: &&Blob| self.blobs.get(&blob.parent);
+        if !std::iter::successors(up(&blob), up).any(|ancestor| ancestor.id == to.0) {
+            let (name, snapshot) = (blob.name.clone(), snapshot.name.clone());
+            return Err(Error::NotItsSnapshot { name, snapshot });
+        }
+        let (old, size) = (blob.parent, snapshot.size);
+        let mut txn = Txn::default();
+        let mut freed = Freed::default();
+        let blob = self.blob_mut(id.0);
+        blob.allocated().for_each(|(_, cluster)| freed.push(cluster));
+        let chunks = std::mem::take(&mut blob.chunks);
+        let indexes = std::mem::take(&mut blob.indexes);
+        chunks.values().for_each(|chunk| txn.free(chunk.page));
+        indexes.values().for_each(|index| txn.free(index.page));
+        (blob.size, blob.allocated) = (size, 0);
+        (blob.parent, blob.parent_clusters) = (to.0, size);
+        self.moved(id.0, old, to.0);
+        txn.touch(id.0, Part::Root);
+        self.commit(txn)?;
+        Ok(freed)
+    }
+
     fn moved(&mut self, blob: u64, from: u64, to: u64) {
         if let Some(parent) = self.blobs.get_mut(&from) {
             parent.clones.remove(&blob);

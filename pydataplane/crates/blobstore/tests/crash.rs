@@ -212,6 +212,20 @@ fn crash_at_the_end_of_a_history_leaves_the_blob_as_it_was() {
 }
 
 #[test]
+fn crash_in_a_rollback_leaves_the_blob_as_it_was_or_as_the_snapshot_is() {
+    let mut steps = vec![create(1, 6, true), Step::Write(1, 0, 6 * PER_CLUSTER)];
+    steps.extend([Step::Snapshot(vec![(1, 10)]), Step::Write(1, 3, 700), Step::Resize(1, 9)]);
+    steps.extend([Step::Snapshot(vec![(1, 11)]), Step::Write(1, 8 * PER_CLUSTER, 7), Step::Sync]);
+    steps.extend([Step::RollBack(1, 11), Step::Write(1, 20, 2), Step::Sync]);
+    steps.extend([Step::RollBack(1, 10), Step::Write(1, 0, 1), Step::Sync]);
+    // It is no ancestor any more.
+    steps.extend([Step::RollBack(1, 11), Step::Delete(11), Step::RollBack(1, 10)]);
+    let r = survives(&steps);
+    let last = &r.states.last().unwrap().1[&power::uuid_of(1)];
+    assert_eq!((last.size, last.parent), (6, Some(power::uuid_of(10))));
+}
+
+#[test]
 fn crash_in_a_deletion_of_many_records_is_gone_on_with() {
     const PAGES: u64 = 33;
     let bytes = u64::from(power::CLUSTER);

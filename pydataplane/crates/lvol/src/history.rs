@@ -241,6 +241,27 @@ impl Meta {
         Ok(())
     }
 
+    /// Has a volume that nobody uses read as one of its snapshots.
+    pub fn roll_back(
+        &mut self,
+        op: &str,
+        volume: &Arc<Volume>,
+        snapshot: &Arc<Volume>,
+    ) -> Result<(), Error> {
+        let store = self.store(op)?;
+        let cluster_size = store.info().cluster_size;
+        let freed = store.roll_back(volume.blob(), snapshot.blob());
+        let freed = freed.map_err(|e| refused(e, op, cluster_size))?;
+        let clusters = snapshot.view().clusters();
+        let shown = Some((snapshot.flat(), clusters));
+        let version = volume.replace_view(View { own: Arc::new(Map::new(clusters)), shown });
+        let before = volume.kin(|kin| kin.parent.clone());
+        self.relate(volume);
+        before.iter().chain([snapshot]).for_each(|parent| self.relate(parent));
+        self.retire(vec![(volume.clone(), version)], freed);
+        Ok(())
+    }
+
     /// Deletes a volume. Its bdev was unregistered before.
     pub fn delete(&mut self, op: &str, volume: &Arc<Volume>) -> Result<(), Error> {
         let store = self.store(op)?;

@@ -16,7 +16,7 @@ fn write(channel: &mut SyncChannel, lba: u64, tag: u64) {
 #[test]
 fn snapshots_taken_together_are_of_one_instant() {
     const ENTRIES: u64 = 8 * PER_CLUSTER;
-    let rig = Rig::with_lvs(200);
+    let rig = Rig::with_lvs(300);
     for name in ["a", "b"] {
         rig.create(name, 8, name == "a").unwrap();
     }
@@ -158,6 +158,36 @@ fn a_chain_is_read_as_one_and_can_be_parted_and_merged() {
     rig.lvstores.delete_lvol("lvs0/vm").unwrap();
     let info = rig.lvstores.lvstore("lvs0").unwrap();
     assert_eq!(info.free_clusters, info.total_data_clusters);
+}
+
+#[test]
+fn a_volume_is_rolled_back_to_any_of_its_snapshots_when_nobody_uses_it() {
+    let rig = Rig::with_lvs(120);
+    rig.create("vm", 4, false).unwrap();
+    let content = |rig: &Rig| read_tags(&mut rig.open("lvs0/vm"), 7, 1)[0];
+    for level in 1..4u64 {
+        write(&mut rig.open("lvs0/vm"), 7, level);
+        rig.lvstores.snapshot("lvs0/vm", &format!("s{level}")).unwrap();
+    }
+    rig.lvstores.resize_lvol("lvs0/vm", 6 * CLUSTER).unwrap();
+    write(&mut rig.open("lvs0/vm"), 5 * PER_CLUSTER, 9);
+    let claim = rig.registry.claim("lvs0/vm", "a VM").unwrap();
+    let e = rig.lvstores.roll_back("lvs0/vm", "lvs0/s2").unwrap_err();
+    assert!(e.errno() == -16 && e.to_string().contains("in use by a VM"), "{e}");
+    assert_eq!(content(&rig), 3);
+    drop(claim);
+    let uuid = rig.lvstores.lvol("lvs0/vm").unwrap().uuid;
+    let info = rig.lvstores.roll_back("lvs0/vm", "lvs0/s3").unwrap();
+    assert_eq!((content(&rig), info.size, info.uuid), (3, 4 * CLUSTER, uuid));
+    rig.lvstores.roll_back("lvs0/vm", "lvs0/s1").unwrap();
+    assert_eq!(content(&rig), 1);
+    let e = rig.lvstores.roll_back("lvs0/vm", "lvs0/s3").unwrap_err();
+    assert!(e.to_string().contains("s3 is not a snapshot of"), "{e}");
+    write(&mut rig.open("lvs0/vm"), 7, 50);
+    assert_eq!(read_tags(&mut rig.open("lvs0/s3"), 7, 1), [3]);
+    let rig = rig.restart();
+    rig.lvstores.examine("disk0").unwrap().unwrap();
+    assert_eq!(content(&rig), 50);
 }
 
 #[test]

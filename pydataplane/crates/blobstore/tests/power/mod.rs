@@ -195,6 +195,8 @@ pub enum Step {
     Clone(u32, u32),
     /// Gives a blob all that it lacks, or only what its parent itself has, and takes the parent from it.
     Detach(u32, bool),
+    /// The first to the snapshot that is the second.
+    RollBack(u32, u32),
     Sync,
     RenameStore(String),
     /// Clusters that the device gains before the store takes them over.
@@ -307,6 +309,20 @@ pub fn record(before: Image, steps: &[Step]) -> Recorded {
                     history(&mut versions, *serial, *snapshot);
                 }
             }
+            Step::RollBack(serial, snapshot) => {
+                let of = |uuid: Uuid| move |((of, _), _): &(&(Uuid, u64), _)| *of == uuid;
+                let sectors: BTreeSet<u64> = versions
+                    .iter()
+                    .filter(|e| of(uuid_of(*serial))(e) || of(uuid_of(*snapshot))(e))
+                    .map(|((_, sector), _)| *sector)
+                    .collect();
+                for sector in sectors {
+                    let there = versions.get(&(uuid_of(*snapshot), sector));
+                    let tag = there.and_then(|all| all.last()).map_or(0, |v| v.tag);
+                    let v = versions.entry((uuid_of(*serial), sector)).or_default();
+                    v.push(Version { possible: start, sure: mark, tag });
+                }
+            }
             Step::Clone(snapshot, serial) => history(&mut versions, *snapshot, *serial),
             _ => {}
         }
@@ -382,6 +398,11 @@ fn run(store: &mut Store<TraceDisk>, step: &Step, tag: &mut u64) -> Result<(), E
         }
         Step::Clone(snapshot, serial) => {
             store.clone_of(id(store, *snapshot)?, &named(*serial)).map(drop)
+        }
+        Step::RollBack(serial, snapshot) => {
+            let freed = store.roll_back(id(store, *serial)?, id(store, *snapshot)?)?;
+            store.release(freed);
+            Ok(())
         }
         Step::Detach(serial, all) => detach(store, id(store, *serial)?, *all),
         Step::Resize(serial, size) => {
@@ -631,7 +652,7 @@ pub fn random_steps(seed: u64, len: usize) -> Vec<Step> {
         let any = rng.below(u64::from(next_serial.max(1))) as u32;
         // Rather recent ones: they are more likely to exist.
         let serial = any.max(rng.below(u64::from(next_serial.max(1))) as u32);
-        steps.push(match rng.below(31) {
+        steps.push(match rng.below(33) {
             0..=3 => {
                 next_serial += 1;
                 let thin = rng.below(2) == 0;
@@ -674,6 +695,8 @@ pub fn random_steps(seed: u64, len: usize) -> Vec<Step> {
             }
             28 => Step::Detach(serial, rng.below(2) == 0),
             29 => Step::Delete(any),
+            30 => Step::RollBack(any, serial),
+            31 => Step::RollBack(serial, any),
             _ => Step::Write(serial, rng.below(8 * PER_CLUSTER), 1 + rng.below(2 * PER_CLUSTER)),
         });
     }

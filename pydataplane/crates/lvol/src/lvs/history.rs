@@ -66,6 +66,19 @@ impl Lvs {
         self.meta(&op.clone(), move |meta| meta.set_parent(&op, &volume, &parent))
     }
 
+    /// Has a volume that nobody uses read as one of its snapshots.
+    pub fn roll_back(&self, volume: &Arc<Volume>, snapshot: &Arc<Volume>) -> Result<(), Error> {
+        let op = format!("roll lvol {} back to {}", volume.alias(), snapshot.alias());
+        let _turn = self.turn(&op)?;
+        self.not_zeroing(&op, &[&volume.id.uuid.to_string()])?;
+        self.hide(&op, volume)?;
+        let (job, blob, to) = (op.clone(), volume.clone(), snapshot.clone());
+        let done =
+            self.meta_within(Duration::MAX, &op, move |meta| meta.roll_back(&job, &blob, &to));
+        self.register(volume)?;
+        done
+    }
+
     /// Refuses where more than one clone needs a volume.
     pub(super) fn not_shared(&self, op: &str, volume: &Volume) -> Result<(), Error> {
         let clones: Vec<_> =

@@ -94,6 +94,24 @@ impl Lvstores {
         lvs.detach(&volume, false)
     }
 
+    /// Has an lvol that nobody uses read as one of its snapshots, with its size: what was written since
+    /// is lost, unless a snapshot that was taken later has it.
+    ///
+    /// # Errors
+    /// [`Error::NoLvol`], [`Error::InUse`], [`Error::BadParameter`] (no snapshot of it) and others; then
+    /// it reads as before.
+    pub fn roll_back(&self, lvol: &str, snapshot: &str) -> Result<LvolInfo, Error> {
+        let (lvs, volume) = self.shared.find_lvol(lvol)?;
+        let (other, snapshot) = self.shared.find_lvol(snapshot)?;
+        if lvs.uuid != other.uuid {
+            let op = format!("roll lvol {} back to {}", volume.alias(), snapshot.alias());
+            let why = "that is not a snapshot of it; clone it to have what it has".into();
+            return Err(Error::BadParameter { op, why });
+        }
+        lvs.roll_back(&volume, &snapshot)?;
+        Ok(lvs.volume_info(&volume))
+    }
+
     /// Gives a thin lvol that nobody uses a snapshot of its size as its parent: where it has nothing of
     /// its own it reads as that.
     ///

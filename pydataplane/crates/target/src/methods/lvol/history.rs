@@ -42,6 +42,15 @@ struct SetParent {
     parent_name: String,
 }
 
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct RollBack {
+    /// UUID or LVSTORE/LVOL.
+    lvol_name: String,
+    /// UUID or LVSTORE/LVOL of one of its snapshots.
+    snapshot_name: String,
+}
+
 /// Adds the methods.
 pub fn add(methods: &mut Methods, app: &Arc<App>) {
     let a = app.clone();
@@ -77,6 +86,19 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
         )
         .errors(&[Errno::NoDev, Errno::Exist, Errno::Busy, Errno::NoSpc, Errno::Inval, Errno::Io])
         .errors(&[Errno::Perm]);
+    let a = app.clone();
+    methods
+        .add(
+            "virtlun_lvol_roll_back",
+            "Have an lvol that nobody uses read as one of its snapshots, with its size; snapshots that were \
+             taken since stay.",
+            Flags::LONG_WRITE,
+            move |p: RollBack| {
+                let done = a.lvstores.roll_back(&p.lvol_name, &p.snapshot_name);
+                done.map(|_| true).map_err(errors::lvol)
+            },
+        )
+        .errors(&[Errno::NoDev, Errno::Busy, Errno::Inval, Errno::Perm, Errno::Io]);
     let a = app.clone();
     methods
         .add(
