@@ -46,6 +46,12 @@ class Lvstores:
         """Uses `client` for every call; its errors (pydataplane.errors) pass through."""
         self.client = client
 
+    def upgrade_lvstore(self, reference: str) -> Lvstore:
+        """Gives an lvstore, in use or not, the newest format, with snapshots (our target only)."""
+        store = self.lvstore(reference)
+        self.client.call("virtlun_lvstore_upgrade", uuid=store.uuid)
+        return self.lvstore(store.uuid)
+
     def lvstores(self) -> list[Lvstore]:
         """Returns all lvstores, by name."""
         found = [

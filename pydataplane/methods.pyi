@@ -189,6 +189,8 @@ class Lvstore(TypedDict):
     """Bytes of a block."""
     cluster_size: int
     """Bytes of a cluster."""
+    format_version: int
+    """Version of its format on the disk; one before 2 has no snapshots (ours)."""
     free_clusters: int
     max_bdev_size: int
     """Bytes of the largest bdev that it can be grown to (ours)."""
@@ -1577,6 +1579,18 @@ class Rpc(ABC):
         *,
         snapshots: list[SnapshotOf],
     ) -> list[str]: ...
+
+    # Give an lvstore, in use or not, the newest version of its format; older targets refuse it
+    # then.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_lvstore_upgrade"],
+        /,
+        *,
+        lvs_name: str | None = ...,
+        uuid: str | None = ...,
+    ) -> bool: ...
 
     # Get what controllers and their targets did, seen from the guest's rings.
     @overload

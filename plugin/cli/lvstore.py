@@ -155,6 +155,24 @@ def resize(socket: Path, lvstore: str, size_text: str | None, as_json: bool) -> 
     _show(volumes, [grown], as_json)
 
 
+@lvstore.command(short_help="Give an lvstore the newest format, which has snapshots.")
+@click.argument("lvstore")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+@click.pass_obj
+@errors_as_sentences
+def upgrade(socket: Path, lvstore: str, yes: bool, as_json: bool) -> None:
+    """Give LVSTORE, also while its volumes are in use, the newest version of its format.
+
+    It has snapshots then. An older virtlun-target cannot load it any more: there is no way back.
+    """
+    volumes = Volumes(client(socket))
+    present = volumes.lvstore(lvstore)
+    if not yes:
+        confirm(f"Upgrade {present.name}, so that older targets cannot load it?")
+    _show(volumes, [volumes.upgrade_lvstore(present.uuid)], as_json)
+
+
 @lvstore.command(short_help="Destroy an lvstore with all volumes in it.")
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask.")

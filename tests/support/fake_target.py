@@ -270,6 +270,7 @@ class FakeTarget(WatchedClient):
             "total_data_clusters": self.mib,
             "free_clusters": self.free_mib,
             "max_bdev_size": 1 << 50,
+            "format_version": 2,
         }
         stores = self.lvstores.items() if self.loaded else ()
         found = [{"name": name, "uuid": own, **shown} for name, own in sorted(stores)]

@@ -161,7 +161,8 @@ pub enum Error {
     },
     /// A snapshot in a store whose format has none.
     #[error(
-        "store {store} has version {version} of the format, which has no snapshots; upgrade it first"
+        "store {store} has version {version} of the format, which has no snapshots; upgrade it \
+         first (virtlun lvstore upgrade)"
     )]
     OldFormat {
         /// Name of the store.

@@ -6,7 +6,7 @@
 
 mod power;
 
-use blobstore::{BlobOptions, HistoryOptions, Store, StoreOptions};
+use blobstore::{BlobOptions, Disk, HistoryOptions, Store, StoreOptions};
 use power::{Event, Image, PER_CLUSTER, Recorded, Rng, Step, TraceDisk, cut, empty_store, record};
 use std::collections::BTreeMap;
 use uuid::Uuid;
@@ -209,6 +209,60 @@ fn crash_at_the_end_of_a_history_leaves_the_blob_as_it_was() {
     steps.extend([Step::Detach(2, true), Step::Delete(10), Step::Delete(1)]);
     let r = survives(&steps);
     assert_eq!(r.states.last().unwrap().1.len(), 1, "the inflated clone");
+}
+
+/// A store of version 1, which differs from one of version 2 without snapshots in its number alone.
+fn store_of_version_1() -> Image {
+    let mut steps = vec![create(1, 3, false), create(2, 9, true), Step::Sync];
+    steps.extend([Step::Write(1, 7, 9), Step::Write(2, 3 * PER_CLUSTER, 20), Step::Sync]);
+    let made = record(empty_store(), &steps);
+    let mut image = cut(&made.before, &made.trace, made.trace.len(), 8, &mut Rng::new(0));
+    image = Store::load(image).unwrap().close().unwrap();
+    for copy in [0, 16] {
+        let mut page = [0; 4096];
+        image.read(copy * 4096, &mut page).unwrap();
+        page[12] = 1;
+        let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
+        for part in [&page[..8], &[0; 4], &page[12..]] {
+            digest.update(part);
+        }
+        page[8..12].copy_from_slice(&(digest.finalize() as u32).to_le_bytes());
+        image.write(copy * 4096, &page).unwrap();
+    }
+    image
+}
+
+#[test]
+fn crash_in_an_upgrade_of_the_format_leaves_the_old_one_or_the_new_one() {
+    let before = store_of_version_1();
+    let disk = TraceDisk::new(before.clone());
+    let trace = disk.trace.clone();
+    let mut store = Store::load(disk).unwrap();
+    let named = HistoryOptions { name: "s".into(), uuid: Uuid::new_v4(), xattrs: BTreeMap::new() };
+    let of = store.by_name("blob2").unwrap();
+    let e = store.snapshot(&[(of, named.clone())]).unwrap_err();
+    assert!(e.to_string().contains("has version 1 of the format"), "{e}");
+    let expected = power::state_of(&store);
+    store.upgrade().unwrap();
+    let upgraded = trace.borrow().len();
+    store.upgrade().unwrap();
+    assert_eq!(trace.borrow().len(), upgraded, "it is done once");
+    store.snapshot(&[(of, named)]).unwrap();
+    let trace = trace.borrow().clone();
+    let mut rng = Rng::new(5);
+    let mut versions = BTreeMap::new();
+    for at in 0..=upgraded {
+        for chance in [0, 4, 8] {
+            let mut store = Store::load(cut(&before, &trace, at, chance, &mut rng)).unwrap();
+            assert_eq!(power::state_of(&store), expected, "after event {at}");
+            let mut bytes = [0; 8];
+            let blob = store.by_name("blob1").unwrap();
+            store.read(blob, 7 * 512, &mut bytes).unwrap();
+            assert_eq!(u64::from_le_bytes(bytes), 1);
+            *versions.entry(store.info().version).or_insert(0) += 1;
+        }
+    }
+    assert_eq!(versions.keys().copied().collect::<Vec<_>>(), [1, 2]);
 }
 
 #[test]

@@ -75,6 +75,8 @@ pub struct LvstoreInfo {
     pub cluster_size: u32,
     /// Bytes of the largest bdev that it can be grown to (ours, not SPDK's).
     pub max_bdev_size: u64,
+    /// Version of its format; one before 2 has no snapshots (ours, not SPDK's).
+    pub format_version: u32,
     /// Why it takes no more changes, if it does not (ours, not SPDK's).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped: Option<String>,

@@ -169,6 +169,7 @@ impl Lvs {
             block_size: self.base.geometry().block_size,
             cluster_size: self.info.cluster_size,
             max_bdev_size: self.info.max_device_size,
+            format_version: self.gauges.format_version.load(Ordering::Relaxed),
             stopped: self.stopped(),
             zeroing: self
                 .zeroings
@@ -348,6 +349,16 @@ impl Lvs {
             volume.rename(|names| names.lvstore = new_name.to_owned());
         }
         Ok(())
+    }
+
+    /// Gives the lvstore the newest version of its format.
+    pub fn upgrade(&self) -> Result<(), Error> {
+        let op = format!("upgrade the format of lvstore {}", self.name());
+        let _turn = self.turn(&op)?;
+        let cluster_size = self.info.cluster_size;
+        self.meta(&op.clone(), move |meta| {
+            meta.store(&op)?.upgrade().map_err(|e| refused(e, &op, cluster_size))
+        })
     }
 
     /// Takes over what the bdev has gained. Returns whether there was anything.

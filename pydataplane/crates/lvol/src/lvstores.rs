@@ -185,6 +185,17 @@ impl Lvstores {
         }
     }
 
+    /// Gives an lvstore, in use or not, the newest version of its format, which has snapshots. Targets
+    /// that are older than that refuse it from then on.
+    ///
+    /// # Errors
+    /// [`Error::NoLvstore`], [`Error::Stopped`], [`Error::Io`]; then it has the version that it had.
+    pub fn upgrade_lvstore(&self, lvstore: &str) -> Result<LvstoreInfo, Error> {
+        let lvs = self.shared.find(lvstore)?;
+        lvs.upgrade()?;
+        Ok(lvs.info())
+    }
+
     /// Grows an lvstore, in use or not, to the present size of its bdev; nothing changes where that
     /// is the same.
     ///

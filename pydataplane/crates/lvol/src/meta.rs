@@ -16,7 +16,7 @@ use blobstore::{Disk, Error as StoreError, Freed, Reservation, Run, Store};
 use parking_lot::Mutex;
 use reactor::{Next, Work};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -34,6 +34,7 @@ const QUIET_POLL: Duration = Duration::from_millis(1);
 pub(crate) struct Gauges {
     pub data_clusters: AtomicU64,
     pub free_clusters: AtomicU64,
+    pub format_version: AtomicU32,
     pub stopped: Mutex<Option<String>>,
 }
 
@@ -138,6 +139,7 @@ impl Meta {
         let free = info.free_clusters + waiting.sum::<u64>();
         self.gauges.data_clusters.store(info.data_clusters, Ordering::Relaxed);
         self.gauges.free_clusters.store(free, Ordering::Relaxed);
+        self.gauges.format_version.store(info.version, Ordering::Relaxed);
         let mut stopped = self.gauges.stopped.lock();
         if let (Some(cause), None) = (store.stopped(), &*stopped) {
             tracing::error!("lvstore {} takes no more changes: {cause}", info.name);

@@ -153,6 +153,8 @@ struct Lvstore {
     cluster_size: u32,
     /// Bytes of the largest bdev that it can be grown to (ours).
     max_bdev_size: u64,
+    /// Version of its format on the disk; one before 2 has no snapshots (ours).
+    format_version: u32,
     /// Why it takes no more changes, if so (ours).
     #[serde(skip_serializing_if = "Option::is_none")]
     stopped: Option<String>,
@@ -184,6 +186,7 @@ impl From<LvstoreInfo> for Lvstore {
             block_size: i.block_size,
             cluster_size: i.cluster_size,
             max_bdev_size: i.max_bdev_size,
+            format_version: i.format_version,
             stopped: i.stopped,
             zeroing: i.zeroing.into_iter().map(Zeroing::from).collect(),
         }
@@ -364,6 +367,18 @@ fn add_lvstores(methods: &mut Methods, app: &Arc<App>) {
             },
         )
         .errors(&[Errno::NoDev, Errno::NoSpc, Errno::IlSeq, Errno::Inval, Errno::Io]);
+    let a = app.clone();
+    methods
+        .add(
+            "virtlun_lvstore_upgrade",
+            "Give an lvstore, in use or not, the newest version of its format; older targets refuse it then.",
+            Flags::LONG_WRITE,
+            move |p: LvstoreRef| {
+                let lvstore = required(p.uuid, p.lvs_name)?;
+                a.lvstores.upgrade_lvstore(&lvstore).map(|_| true).map_err(errors::lvol)
+            },
+        )
+        .errors(&[Errno::NoDev, Errno::Inval, Errno::Io]);
     let a = app.clone();
     methods
         .add(
