@@ -66,6 +66,10 @@ def address_of(pid: int, memfd: str, offset: int) -> int:
     raise AssertionError(f"process {pid} has no byte {offset} of {memfd} mapped")
 
 
+class NotReachedError(Exception):
+    """What was waited for has ended without the place."""
+
+
 class Tracer:
     """Thread `tid` of process `pid`, stopped between calls; a context manager.
 
@@ -96,10 +100,19 @@ class Tracer:
             self._wait(lambda stop, event: stop == signal.SIGTRAP and not event, CONT)
         self._poke(7, 0)
 
-    def until_call(self, number: int, which: Callable[[int, int, int], bool]) -> None:
-        """Lets it go on until it makes a system call of that number whose arguments are right."""
+    def until_call(
+        self,
+        number: int,
+        which: Callable[[int, int, int], bool],
+        unless: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Lets it go on until it makes a system call of that number whose arguments are right.
+
+        Raises:
+            NotReachedError: it makes none any more, and `unless` is true.
+        """
         while True:
-            self._go_on_to_call()
+            self._go_on_to_call(unless)
             if self._register(ORIG_RAX) == number and self._register(RAX) == NOT_YET:
                 arguments = [self._register(at) for at in (RDI, RSI, RDX)]
                 if which(*arguments):
@@ -131,16 +144,23 @@ class Tracer:
         if self._tid:
             self.kill()
 
-    def _go_on_to_call(self) -> None:
+    def _go_on_to_call(self, unless: Callable[[], bool] = lambda: False) -> None:
         self._call(SYSCALL)
-        self._wait(lambda stop, event: stop == SYSCALL_STOP, SYSCALL)
+        self._wait(lambda stop, event: stop == SYSCALL_STOP, SYSCALL, unless)
 
-    def _wait(self, is_wanted: Callable[[int, int], bool], go_on: int) -> None:
+    def _wait(
+        self,
+        is_wanted: Callable[[int, int], bool],
+        go_on: int,
+        unless: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Waits for the stop that is wanted; signals are delivered meanwhile."""
         end = time.monotonic() + DEADLINE_S
         while True:
             stopped, status = os.waitpid(self._tid, WALL | os.WNOHANG)
             if not stopped:
+                if unless():
+                    raise NotReachedError
                 assert time.monotonic() < end, "the thread does not come there"
                 time.sleep(0.0002)
                 continue
