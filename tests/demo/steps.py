@@ -18,7 +18,9 @@ from tests.support.agent import Agent
 from tests.support.host import Host
 
 GUEST = "demo"
+SECOND = "demo2"
 VOLUME = "lvs0/data"
+CLONE = "lvs0/copy"
 SOURCE = f"/dev/virtlun/{VOLUME}"
 DEV = "sdb"
 MIB = 1 << 20
@@ -195,6 +197,62 @@ def attach_again(story: Story) -> str:
     return found
 
 
+def snapshot(story: Story) -> str:
+    """virtlun volume snapshot lvs0/data before   (while the guest writes)"""
+    story.guest(f"mount /dev/{story.disk} /mnt && sync")
+    story.guest("dd if=/dev/zero of=/mnt/more bs=4k count=2000 oflag=dsync 2>/dev/null &")
+    begun = time.monotonic()
+    shown = virtlun(story, "volume", "snapshot", VOLUME, "before")
+    took = story.timed("snapshot", begun)
+    story.guest("while pidof dd >/dev/null; do sleep 0.1; done; umount /mnt")
+    return f"{shown}\nit took {took:.0f} ms, of which most is the command's start"
+
+
+def break_file_system(story: Story) -> str:
+    """in the guest: dd if=/dev/zero over the file system"""
+    story.guest(f"dd if=/dev/zero of=/dev/{story.disk} bs=1M count=100 conv=fsync", 120)
+    said = story.guest(f"mount /dev/{story.disk} /mnt 2>&1; true")
+    assert said and not story.guest("ls /mnt"), said
+    return said
+
+
+def roll_back(story: Story) -> str:
+    """virsh detach-disk, virtlun volume rollback lvs0/data before, virsh attach-disk"""
+    story.virsh("detach-disk", GUEST, DEV, "--live", "--config")
+    _wait(story, f"[ ! -e /sys/block/{story.disk} ]")
+    begun = time.monotonic()
+    shown = virtlun(story, "volume", "rollback", VOLUME, "before", "--yes")
+    story.timed("rollback", begun)
+    story.virsh("attach-disk", GUEST, SOURCE, DEV, "--live", "--config")
+    story.disk = _wait_for_disk(story)
+    story.guest(f"mount /dev/{story.disk} /mnt")
+    found = story.guest("md5sum /mnt/file")
+    assert found.split()[0] == story.checksum
+    story.guest("umount /mnt")
+    return f"{shown}\n{found}"
+
+
+def clone(story: Story) -> str:
+    """virtlun volume clone lvs0/data@before copy, and a second VM with it"""
+    shown = virtlun(story, "volume", "clone", f"{VOLUME}@before", CLONE.split("/")[1])
+    story.host.define(SECOND, accel=story.accel)
+    story.virsh("attach-disk", SECOND, f"/dev/virtlun/{CLONE}", DEV, "--config")
+    story.virsh("start", SECOND)
+    agent = story.host.agent(SECOND)
+    try:
+        disk = agent.wait_for("ls /sys/block | grep '^sd'").strip()
+        found = agent.run(f"mount /dev/{disk} /mnt && md5sum /mnt/file && touch /mnt/own").strip()
+        assert found.split()[0] == story.checksum
+        agent.run("umount /mnt")
+    finally:
+        agent.close()
+    story.virsh("destroy", SECOND)
+    story.virsh("undefine", SECOND)
+    taken = story.host.volumes.volume(CLONE).allocated
+    assert 0 < taken < 64 * MIB, taken
+    return f"{shown}\n{found}\nit has {taken >> 20} MiB of its own after that"
+
+
 def reboot(story: Story) -> str:
     """reboot the VM, then stop and start it   (the persistent disk is back)"""
     assert story.agent is not None
@@ -217,6 +275,10 @@ STEPS: tuple[Step, ...] = (
     dump_xml,
     detach_disk,
     attach_again,
+    snapshot,
+    break_file_system,
+    roll_back,
+    clone,
     reboot,
 )
 
