@@ -1,12 +1,12 @@
 //! The blobstore in one page, after the hello-blob walk-through of SDC 2017: make a store, create a
-//! blob, write, set an xattr, sync; open it again, read it back.
+//! blob, write, set an xattr, sync; open it again, read it back; take a snapshot, delete both.
 //!
 //! ```text
 //! cargo run -p blobstore --example hello_blob                # in a temporary file
 //! cargo run -p blobstore --example hello_blob -- /dev/sdX    # DESTROYS what is on /dev/sdX
 //! ```
 
-use blobstore::{BlobOptions, FileDisk, Store, StoreOptions};
+use blobstore::{BlobOptions, FileDisk, HistoryOptions, Store, StoreOptions};
 use std::fs::{File, OpenOptions};
 use std::path::Path;
 use uuid::Uuid;
@@ -53,7 +53,19 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("read:    {}", String::from_utf8_lossy(&bytes));
     assert_eq!((&bytes, store.xattr(blob, "language")?), (hello, &b"en"[..]));
 
-    // 6. Its clusters are free once nobody uses them any more.
+    // 6. A snapshot keeps what was written; the blob goes on, under another number.
+    let options =
+        HistoryOptions { name: "before".into(), uuid: Uuid::new_v4(), xattrs: Default::default() };
+    let snapshot = blob;
+    let blob = store.snapshot(&[(snapshot, options)])?[0];
+    store.write(blob, offset, b"changed blob")?;
+    store.read(snapshot, offset, &mut bytes)?;
+    println!("before:  {}", String::from_utf8_lossy(&bytes));
+    assert_eq!(&bytes, hello);
+    let deleted = store.delete(snapshot)?;
+    store.release(deleted.freed);
+
+    // 7. Its clusters are free once nobody uses them any more.
     let deleted = store.delete(blob)?;
     store.release(deleted.freed);
     drop(store.close()?);
