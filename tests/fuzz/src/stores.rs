@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::OnceLock;
 
 use blobstore::{
-    BlobId, BlobOptions, Disk, DiskError, Error, MemDisk, PAGE_SIZE, Store, StoreOptions,
+    BlobId, BlobOptions, Disk, DiskError, Error, HOLE, HistoryOptions, MemDisk, PAGE_SIZE, Store,
+    StoreOptions,
 };
 use uuid::Uuid;
 
@@ -143,7 +144,12 @@ fn blob(serial: u32, size: u64, thin: bool) -> BlobOptions {
     BlobOptions { name, uuid: Uuid::from_u128(serial.into()), size, thin, xattrs }
 }
 
-/// A store with blobs, xattrs inline and in pages, and records in its journal; and which of its pages
+fn named(serial: u32) -> HistoryOptions {
+    let BlobOptions { name, uuid, xattrs, .. } = blob(serial, 0, true);
+    HistoryOptions { name, uuid, xattrs }
+}
+
+/// A store with blobs, snapshots and clones, xattrs inline and in pages, and records in its journal; and which of its pages
 /// hold metadata.
 fn sample() -> &'static (Vec<Page>, Vec<u64>) {
     static SAMPLE: OnceLock<(Vec<Page>, Vec<u64>)> = OnceLock::new();
@@ -163,9 +169,15 @@ fn sample() -> &'static (Vec<Page>, Vec<u64>) {
             }
             store.checkpoint()?;
             let gone = store.create(&blob(4, 2, false))?;
-            let freed = store.delete(gone)?;
-            store.release(freed);
+            let deleted = store.delete(gone)?;
+            store.release(deleted.freed);
             store.rename(thick, "other")?;
+            let now = store.snapshot(&[(thin, named(5)), (thick, named(6))])?;
+            let freed = store.unmap(now[0], 0, 1)?;
+            store.release(freed);
+            store.write(now[1], 0, &[9; PAGE_SIZE])?;
+            store.clone_of(thin, &named(7))?;
+            store.snapshot(&[(now[1], named(8))])?;
             Ok(store.disk_mut().bytes().to_vec())
         };
         let bytes = make().expect("a store");
@@ -186,7 +198,8 @@ fn check(store: &Store<Layers>) {
     let info = store.info();
     let mut owned = HashSet::new();
     for blob in store.blobs() {
-        for (index, cluster) in store.clusters(blob.id).expect("it is there") {
+        let has = store.clusters(blob.id).expect("it is there");
+        for (index, cluster) in has.filter(|(_, cluster)| *cluster != HOLE) {
             assert!(owned.insert(cluster), "cluster {cluster} has two owners");
             assert!(index < blob.size, "cluster {index} of {} is beyond its end", blob.name);
             let place = u64::from(cluster).checked_sub(info.first_data_cluster);
@@ -278,7 +291,7 @@ pub fn stores(data: &[u8]) {
 /// Something that can be done with a store; what fails, fails with an error.
 fn act(store: &mut Store<Layers>, input: &mut Input<'_>) {
     let ids: Vec<BlobId> = store.blobs().map(|blob| blob.id).collect();
-    let what = input.u8() % 10;
+    let what = input.u8() % 16;
     let number = u64::from(input.u16()) >> (input.u8() % 16);
     if what == 0 || ids.is_empty() {
         _ = store.create(&blob(u32::from(input.u8()) + 70, number % 64, input.once_in(2)));
@@ -290,7 +303,22 @@ fn act(store: &mut Store<Layers>, input: &mut Input<'_>) {
     let offset = if input.once_in(2) { number } else { size.saturating_sub(number) };
     let offset = offset.saturating_mul(CLUSTER.into());
     match what {
-        1 => _ = store.delete(id).map(|freed| store.release(freed)),
+        1 => _ = store.delete(id).map(|deleted| store.release(deleted.freed)),
+        10 => _ = store.snapshot(&[(id, named(100 + number as u32 % 64))]),
+        11 => _ = store.clone_of(id, &named(200 + number as u32 % 64)),
+        12 => {
+            let all = input.once_in(2);
+            if let Ok(lacking) = store.lacking(id, all, number, 8) {
+                _ = store.supply(id, &lacking);
+            }
+            _ = store.detach(id, all);
+        }
+        13 => _ = store.set_parent(id, ids[number as usize % ids.len()]),
+        14 => {
+            let to = ids[number as usize % ids.len()];
+            _ = store.roll_back(id, to).map(|freed| store.release(freed));
+        }
+        15 => _ = store.upgrade(),
         2 => _ = store.resize(id, number).map(|freed| store.release(freed)),
         3 => _ = store.resize(id, size.saturating_add(number)).map(|freed| store.release(freed)),
         4 => _ = store.unmap(id, number, size).map(|freed| store.release(freed)),
