@@ -75,6 +75,7 @@ impl Meta {
         let snapshot = Volume::new(id, names, volume.blob(), true, base, Map::new(0), bell);
         snapshot.replace_view(view);
         volume.set_blob(number);
+        self.by_blob.insert(number, volume.clone());
         self.add_volume(snapshot.clone());
         self.publish_volume(volume);
         for one in [&snapshot, volume] {
@@ -109,7 +110,7 @@ impl Meta {
 
     /// The volume of a blob.
     fn volume_of(&self, blob: BlobId) -> Option<Arc<Volume>> {
-        self.volumes.iter().map(|s| &s.volume).find(|volume| volume.blob() == blob).cloned()
+        self.by_blob.get(&blob).cloned()
     }
 
     /// Tells a volume who its parent and its clones are.
@@ -140,8 +141,9 @@ impl Meta {
     }
 
     /// As [`Meta::relate`] and [`Meta::look_through`] for all volumes, parents before their clones.
-    pub fn relate_all(&self) {
+    pub fn relate_all(&mut self) {
         let volumes: Vec<_> = self.volumes.iter().map(|s| s.volume.clone()).collect();
+        self.by_blob = volumes.iter().map(|v| (v.blob(), v.clone())).collect();
         let Some(store) = &self.store else { return };
         if store.blobs().all(|blob| !blob.snapshot) {
             let thin = |volume: &Volume| store.blob(volume.blob()).is_ok_and(|blob| blob.thin);
@@ -297,6 +299,9 @@ impl Meta {
         mut users: Vec<(Arc<Volume>, u64)>,
     ) {
         users.push((volume.clone(), volume.remove()));
+        if self.by_blob.get(&volume.blob()).is_some_and(|other| Arc::ptr_eq(other, volume)) {
+            self.by_blob.remove(&volume.blob());
+        }
         for mut served in
             self.volumes.extract_if(.., |s: &mut Served| Arc::ptr_eq(&s.volume, volume))
         {

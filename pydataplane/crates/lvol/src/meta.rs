@@ -12,9 +12,10 @@ use crate::served::Served;
 use crate::translate::refused;
 use crate::volume::Volume;
 use bdev::{Bdev, FlushCause};
-use blobstore::{Disk, Error as StoreError, Freed, Reservation, Run, Store};
+use blobstore::{BlobId, Disk, Error as StoreError, Freed, Reservation, Run, Store};
 use parking_lot::Mutex;
 use reactor::{Next, Work};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread;
@@ -67,6 +68,8 @@ pub(crate) struct Meta {
     /// `None` after it was closed or destroyed.
     pub store: Option<Store<BdevDisk>>,
     pub volumes: Vec<Served>,
+    /// The same, by blob.
+    pub by_blob: HashMap<BlobId, Arc<Volume>>,
     /// Whose turn is first in the next round.
     pub turn: usize,
     retiring: Vec<Retiring>,
@@ -104,6 +107,7 @@ impl Meta {
             base,
             store: Some(store),
             volumes: Vec::new(),
+            by_blob: HashMap::new(),
             turn: 0,
             retiring: Vec::new(),
             reserved: Vec::new(),
@@ -161,6 +165,7 @@ impl Meta {
 
     pub fn add_volume(&mut self, volume: Arc<Volume>) {
         self.publish_volume(&volume);
+        self.by_blob.insert(volume.blob(), volume.clone());
         self.volumes.push(Served::new(volume));
     }
 
@@ -304,6 +309,7 @@ impl Meta {
 
     /// Ends the use of the store; `destroy` deletes it too.
     pub fn close(&mut self, op: &str, destroy: bool) -> Result<(), Error> {
+        self.by_blob.clear();
         for mut served in std::mem::take(&mut self.volumes) {
             served.volume.remove();
             served.answer_removed();

@@ -6,13 +6,13 @@
 //! before all had their turn.
 
 use crate::asked::{Request, Want};
+use crate::map::Map;
 use crate::meta::{Meta, QUIET_WAIT};
 use crate::served::{Served, Waiting};
 use crate::translate::io_error;
 use crate::volume::Volume;
 use bdev::IoError;
 use blobstore::{Batch, BlobId, Error as StoreError, Store};
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -146,21 +146,23 @@ impl Meta {
         let error = |e: &StoreError| Err(io_error(e));
         let allocated = done.allocated.as_ref().map_or_else(error, |_| Ok(()));
         let unmapped = done.unmapped.as_ref().map_or_else(error, |_| Ok(()));
-        let volumes: BTreeMap<BlobId, Arc<Volume>> =
-            self.volumes.iter().map(|s| (s.volume.blob(), s.volume.clone())).collect();
         for lost in done.unmapped.into_iter().flatten() {
-            let volume = &volumes[&lost.blob];
+            let Some(volume) = self.by_blob.get(&lost.blob).cloned() else { continue };
             let own = volume.view().own;
             lost.clusters.iter().for_each(|(cluster, now)| own.set(*cluster, *now));
             let version = volume.bump();
             self.retire(vec![(volume.clone(), version)], lost.freed);
         }
-        let mut gained = BTreeSet::new();
+        // The volume whose clusters come, blob by blob.
+        let mut gained: Option<(BlobId, Arc<Volume>, Arc<Map>)> = None;
         for (blob, cluster, to) in done.allocated.into_iter().flatten() {
-            volumes[&blob].view().own.set(cluster, to);
-            gained.insert(blob);
+            if gained.as_ref().is_none_or(|(of, _, _)| *of != blob) {
+                gained.iter().for_each(|(_, volume, _)| self.publish_volume(volume));
+                gained = self.by_blob.get(&blob).map(|v| (blob, v.clone(), v.view().own));
+            }
+            gained.iter().for_each(|(_, _, own)| own.set(cluster, to));
         }
-        gained.iter().for_each(|blob| self.publish_volume(&volumes[blob]));
+        gained.iter().for_each(|(_, volume, _)| self.publish_volume(volume));
         self.publish();
         for Taken { waiting, result } in taken {
             let committed = match waiting.request.want {
