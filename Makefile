@@ -115,6 +115,7 @@ bench: setup $(CACHE)/apt-bench.stamp ## Ours beside Debian's qemu-storage-daemo
 	@$(BIN)/python -m tests.bench.pauses
 	@$(BIN)/python -m tests.bench.pods $(filter --quick,$(ARGS))
 	@$(BIN)/python -m tests.bench.ublk $(filter --quick,$(ARGS))
+	@$(BIN)/python -m tests.bench.snapshots $(filter --quick,$(ARGS))
 
 .PHONY: bench-kubernetes
 bench-kubernetes: kubernetes ## How long a claim and a machine's disk take on Kubernetes

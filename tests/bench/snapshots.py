@@ -1,0 +1,249 @@
+"""`python -m tests.bench.snapshots`: what snapshots and clones cost, and those beside them.
+
+All is on a sparse file, whose flushes are the disk's own. Calls are those of JSON-RPC, in an
+lvstore with as many lvols as said. First writes are of 4 KiB, one at a time, each to another
+cluster that the volume has not yet of its own. "Around each" is the longest read and write of a guest that does one
+after the other all the time, while snapshots of its volume of 1 TiB are taken. The last table has
+random reads of 4 KiB at QD32 from the end of a chain of clones, each of which has some of the
+clusters, beside a thick volume.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.bench.upgrade import rss_kib
+from tests.support.initiator import Initiator
+from tests.support.target import Target, binary
+
+BLOCK = 4096
+CLUSTER_MIB = 1
+IMAGE_MIB = 10 << 10
+LARGE_MIB = 1 << 20
+CHAIN_MIB = 128
+GIB = 1 << 30
+
+
+@contextmanager
+def lvstore(gib: int) -> Iterator[Target]:
+    """A target with an lvstore on a sparse file."""
+    directory = Path(tempfile.mkdtemp(prefix="vs-", dir="/tmp"))
+    target = Target(directory).start()
+    try:
+        target.make_lvstore(size=gib * GIB)
+        yield target
+    finally:
+        target.stop()
+        shutil.rmtree(directory)
+
+
+@contextmanager
+def guest_of(target: Target, bdev: str) -> Iterator[Initiator]:
+    """A guest with one LUN."""
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm")
+    target.add_lun("vm", bdev)
+    try:
+        with Initiator(target.vhost_dir / "vm") as guest:
+            guest.send("connect")
+            guest.ready()
+            yield guest
+    finally:
+        target.rpc("vhost_delete_controller", ctrlr="vm")
+
+
+def call_ms(target: Target, method: str, **params: Any) -> float:
+    """Returns how long a call takes."""
+    begun = time.monotonic()
+    target.rpc(method, **params)
+    return (time.monotonic() - begun) * 1e3
+
+
+def write_ms(guest: Initiator, cluster: int) -> float:
+    """Returns how long a write to a cluster takes."""
+    begun = time.monotonic()
+    guest.write(cluster * CLUSTER_MIB << 11, b"w" * BLOCK)
+    return (time.monotonic() - begun) * 1e3
+
+
+def read_ms(guest: Initiator, cluster: int) -> float:
+    """Returns how long a read of a cluster's first block takes."""
+    begun = time.monotonic()
+    guest.read(cluster * CLUSTER_MIB << 11, BLOCK // 512)
+    return (time.monotonic() - begun) * 1e3
+
+
+def row(table: Table, what: str, values: list[float]) -> None:
+    """Adds p50, p99 and the longest of some times."""
+    ordered = sorted(values)
+    p99 = ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
+    shown = (statistics.median(ordered), p99, ordered[-1])
+    table.add_row(what, str(len(ordered)), *(f"{value:.2f}" for value in shown))
+
+
+def under_snapshots(table: Table, rounds: int) -> None:
+    """A guest's I/O around snapshots of its large volume."""
+    with lvstore(2 << 10) as target:
+        volume = target.make_thin("vm", LARGE_MIB)
+        with guest_of(target, volume) as guest:
+            stop, longest = threading.Event(), {"read": 0.0, "write": 0.0}
+
+            def work() -> None:
+                for at in itertools.count():
+                    if stop.is_set():
+                        return
+                    longest["write"] = max(longest["write"], write_ms(guest, at % 64))
+                    longest["read"] = max(longest["read"], read_ms(guest, at % 64))
+
+            worker = threading.Thread(target=work)
+            worker.start()
+            calls, reads, writes = [], [], []
+            try:
+                for number in range(rounds):
+                    time.sleep(0.1)
+                    longest.update(read=0.0, write=0.0)
+                    name = {"lvol_name": "lvs0/vm", "snapshot_name": f"s{number}"}
+                    calls.append(call_ms(target, "bdev_lvol_snapshot", **name))
+                    time.sleep(0.05)
+                    reads.append(longest["read"])
+                    writes.append(longest["write"])
+            finally:
+                stop.set()
+                worker.join()
+    row(table, "snapshot of 1 TiB under I/O", calls)
+    row(table, "longest read of the guest around each", reads)
+    row(table, "longest write of the guest around each", writes)
+
+
+def image(table: Table, clones: int) -> None:
+    """Clones of an image."""
+    with lvstore(64) as target:
+        target.make_thin("image", IMAGE_MIB)
+        with guest_of(target, "lvs0/image") as guest:
+            for cluster in range(0, IMAGE_MIB, 20):
+                write_ms(guest, cluster)
+        target.rpc("bdev_lvol_snapshot", lvol_name="lvs0/image", snapshot_name="golden")
+        make = [clone_ms(target, n) for n in range(clones)]
+        row(table, f"clone of an image of 10 GiB (all: {sum(make):.0f} ms)", make)
+        for name, volume in (("clone", "lvs0/vm0"), ("thin volume", target.make_thin("new", 1024))):
+            with guest_of(target, volume) as guest:
+                first = [write_ms(guest, n * 20) for n in range(50)]
+                again = [write_ms(guest, n * 20) for n in range(50)]
+            row(table, f"first write to a cluster of a {name}", first)
+            row(table, "  again", again)
+
+
+def clone_ms(target: Target, number: int) -> float:
+    """Returns how long it takes to make a clone of the image."""
+    names = {"snapshot_name": "lvs0/golden", "clone_name": f"vm{number}"}
+    return call_ms(target, "bdev_lvol_clone", **names)
+
+
+def many(table: Table, lvols: int) -> str:
+    """Calls in an lvstore of many lvols, and its load; returns a sentence on that."""
+    with lvstore(10 << 10) as target:
+        target.make_thin("image", 1 << 10)
+        target.rpc("bdev_lvol_snapshot", lvol_name="lvs0/image", snapshot_name="golden")
+        create = [clone_ms(target, n) for n in range(lvols)]
+        row(table, f"clone, the last of {lvols}", create[-min(1000, lvols) :])
+        for method in ("bdev_lvol_snapshot", "bdev_lvol_resize", "bdev_lvol_delete"):
+            times = []
+            for n in range(100):
+                params: dict[str, Any] = {"name": f"lvs0/vm{n}"}
+                if method == "bdev_lvol_snapshot":
+                    params = {"lvol_name": f"lvs0/vm{n}", "snapshot_name": f"s{n}"}
+                elif method == "bdev_lvol_resize":
+                    params["size_in_mib"] = 2 << 10
+                times.append(call_ms(target, method, **params))
+            row(table, f"{method} of {lvols} lvols", times)
+        target.stop()
+        begun = time.monotonic()
+        target.start()
+        while not target.rpc("bdev_lvol_get_lvstores"):
+            time.sleep(0.01)
+        took = time.monotonic() - begun
+        return (
+            f"an lvstore of 10 TiB with {lvols} clones: loaded {took:.2f} s after the target's "
+            f"start, which has {rss_kib(target.pid) / 1024:.0f} MiB then"
+        )
+
+
+def chains(table: Table, depths: list[int], seconds: float) -> None:
+    """Reads from the end of chains."""
+    with lvstore(16) as target:
+        thick = target.rpc(
+            "bdev_lvol_create", lvs_name="lvs0", lvol_name="thick", size_in_mib=CHAIN_MIB
+        )
+        rates = {0: read_iops(target, thick, seconds)}
+        for depth in depths:
+            name = f"chain{depth}"
+            target.make_thin(name, CHAIN_MIB)
+            for level in range(depth):
+                with guest_of(target, f"lvs0/{name}") as guest:
+                    for cluster in range(level, CHAIN_MIB, depth):
+                        write_ms(guest, cluster)
+                target.rpc(
+                    "bdev_lvol_snapshot", lvol_name=f"lvs0/{name}", snapshot_name=f"{name}-{level}"
+                )
+            rates[depth] = read_iops(target, f"lvs0/{name}", seconds)
+    for depth, rate in rates.items():
+        table.add_row(str(depth), f"{rate:,.0f}", f"{rate / rates[0]:.2f}")
+
+
+def read_iops(target: Target, bdev: str, seconds: float) -> float:
+    """Returns the 4 KiB random reads a second at QD32 of a LUN."""
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm")
+    target.add_lun("vm", bdev)
+    command = [str(binary("virtlun-bench")), "run", str(target.vhost_dir / "vm"), "--json"]
+    done = subprocess.run(
+        [*command, "--rw", "randread", "--iodepth", "32", "--time", str(seconds)],
+        capture_output=True,
+        check=True,
+    )
+    target.rpc("vhost_delete_controller", ctrlr="vm")
+    rate: float = json.loads(done.stdout)["iops"]
+    return rate
+
+
+def main() -> int:
+    """Measures and prints the tables."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench.snapshots", description=(__doc__ or "").split("\n", 1)[0]
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer of all")
+    quick = parser.parse_args().quick
+    calls = Table(box=None, pad_edge=False, header_style="bold", title="milliseconds")
+    calls.add_column("")
+    for title in ("times", "p50", "p99", "longest"):
+        calls.add_column(title, justify="right")
+    reads = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("CLONES BELOW", "reads a second", "of thick"):
+        reads.add_column(title, justify="right")
+    under_snapshots(calls, 10 if quick else 50)
+    image(calls, 100)
+    loaded = many(calls, 1000 if quick else 10_000)
+    chains(reads, [1, 8, 32], 1.0 if quick else 5.0)
+    console = Console()
+    console.print(calls)
+    console.print(loaded)
+    console.print(reads)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
