@@ -2,10 +2,10 @@
 
 All is on a sparse file, whose flushes are the disk's own. Calls are those of JSON-RPC, in an
 lvstore with as many lvols as said. First writes are of 4 KiB, one at a time, each to another
-cluster that the volume has not yet of its own. "Around each" is the longest read and write of a guest that does one
-after the other all the time, while snapshots of its volume of 1 TiB are taken. The last table has
-random reads of 4 KiB at QD32 from the end of a chain of clones, each of which has some of the
-clusters, beside a thick volume.
+cluster that the volume has not yet of its own. "Around each" is the longest read and write of a
+guest that does one after the other all the time, while snapshots of its volume of 1 TiB are taken.
+The last table has random reads of 4 KiB at QD32 from the end of a chain of clones, each of which
+has some of the clusters, beside a thick volume.
 """
 
 from __future__ import annotations
