@@ -120,6 +120,33 @@ def test_attach_device_gives_back_what_it_got(host: Host, guest: Agent, xml: str
     assert host.virsh("domblklist", NAME) == host.virsh("domblklist", NAME, "--inactive") == ""
 
 
+def test_a_snapshot_of_a_disk_in_use_is_a_read_only_disk(host: Host, guest: Agent) -> None:
+    """And a clone of it is a disk that the guest may write, beside the first one."""
+    host.virsh("attach-disk", NAME, "/dev/virtlun/lvs0/v", "sdb", "--live")
+    guest.wait_for("[ -b /dev/sda ]")
+    guest.run("(yes first || true) | dd of=/dev/sda bs=4096 count=256 iflag=fullblock oflag=direct")
+    host.volumes.snapshot(["lvs0/v"], "now")
+    guest.run("(yes later || true) | dd of=/dev/sda bs=4096 count=256 iflag=fullblock oflag=direct")
+    host.volumes.clone("lvs0/v@now", "copy")
+    snapshot, copy = "/dev/virtlun/lvs0/v@now", "/dev/virtlun/lvs0/copy"
+    host.virsh("attach-disk", NAME, snapshot, "sdc", "--mode", "readonly", "--live")
+    guest.wait_for("[ -b /dev/sdb ]")
+    host.virsh("attach-disk", NAME, copy, "sdd", "--live")
+    guest.wait_for("[ -b /dev/sdc ]")
+    assert [guest.run(f"head -c 5 /dev/sd{name}") for name in "abc"] == ["later", "first", "first"]
+    assert guest.run("cat /sys/block/sdb/ro /sys/block/sdc/ro").split() == ["1", "0"]
+    guest.run("(yes other || true) | dd of=/dev/sdc bs=4096 count=9 iflag=fullblock oflag=direct")
+    assert [guest.run(f"head -c 5 /dev/sd{name}") for name in "abc"] == ["later", "first", "other"]
+    listed = host.virsh("domblklist", NAME)
+    assert snapshot in listed and copy in listed, listed
+    for dev in ("sdd", "sdc", "sdb"):
+        host.virsh("detach-disk", NAME, dev, "--live")
+    guest.wait_for("! ls /sys/block | grep -q '^sd'")
+    host.volumes.delete("lvs0/copy")
+    host.volumes.delete("lvs0/v@now")
+    assert host.volumes.volume("lvs0/v").parent is None
+
+
 def test_a_disk_has_the_blocks_that_its_blockio_asks_for(host: Host, guest: Agent) -> None:
     disk = (
         "<disk type='block' device='disk'><source dev='/dev/virtlun/lvs0/v'/>"
