@@ -8,12 +8,13 @@ import time
 import zlib
 from dataclasses import dataclass
 
-from tests.support.agent import Agent
+from tests.support.agent import Agent, GuestError
 from tests.support.initiator import Initiator
 from tests.support.qemu import Guest
 from tests.support.target import Target
 
 FOLDER = "/tmp/verified"
+STARTS = 5
 BLOCK, SECTOR, STAMP = 4096, 512, 32
 #: Of tests/guest/verified_io.c, which describes a stamp.
 MAGIC, C1, C2 = 0x6F69646569666972, 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F
@@ -45,10 +46,18 @@ class VerifiedIo:
         """Starts it on `disk`, such as "sda", with up to `depth` requests a thread."""
         self.guest, self.seed = guest, seed
         self._in_flight = threads * depth
-        guest.run(
-            f"mkdir -p {FOLDER}; "
-            f"verified_io /dev/{disk} {seed} {threads} {depth} {FOLDER} > {FOLDER}/log 2>&1 &"
-        )
+        for left in reversed(range(STARTS)):
+            guest.run(
+                f"mkdir -p {FOLDER}; "
+                f"verified_io /dev/{disk} {seed} {threads} {depth} {FOLDER} > {FOLDER}/log 2>&1 &"
+            )
+            try:
+                self.status()
+                break
+            except GuestError as error:
+                # A signal that comes before it waits for signals ends it, without a word.
+                if not left or "can't open 'status'" not in str(error):
+                    raise
         self.goes_on(0)
 
     def status(self) -> Status:
