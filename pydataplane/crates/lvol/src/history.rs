@@ -214,14 +214,19 @@ impl Meta {
             return Ok(Some(last + 1));
         }
         store.detach(blob, all).map_err(say)?;
-        let parent = volume.kin(|kin| kin.parent.clone());
-        self.relate(volume);
-        parent.iter().for_each(|parent| self.relate(parent));
-        if let Some(now) = volume.kin(|kin| kin.parent.clone()) {
-            self.relate(&now);
-        }
+        self.moved(volume);
         self.look_through(volume);
+        // Its clones read what it had of its parent from its own clusters now.
+        descendants(volume).iter().for_each(|below| _ = self.look_through(below));
         Ok(None)
+    }
+
+    /// A volume has another parent, or none: tells it and both parents.
+    fn moved(&self, volume: &Arc<Volume>) {
+        let before = volume.kin(|kin| kin.parent.clone());
+        self.relate(volume);
+        let now = volume.kin(|kin| kin.parent.clone());
+        before.iter().chain(&now).for_each(|parent| self.relate(parent));
     }
 
     /// Gives a volume another parent.
@@ -235,10 +240,7 @@ impl Meta {
         let cluster_size = store.info().cluster_size;
         let set = store.set_parent(volume.blob(), parent.blob());
         set.map_err(|e| refused(e, op, cluster_size))?;
-        let before = volume.kin(|kin| kin.parent.clone());
-        self.relate(volume);
-        before.iter().for_each(|before| self.relate(before));
-        self.relate(parent);
+        self.moved(volume);
         self.look_through(volume);
         Ok(())
     }
@@ -257,9 +259,7 @@ impl Meta {
         let clusters = snapshot.view().clusters();
         let shown = Some((snapshot.flat(), clusters));
         let version = volume.replace_view(View { own: Arc::new(Map::new(clusters)), shown });
-        let before = volume.kin(|kin| kin.parent.clone());
-        self.relate(volume);
-        before.iter().chain([snapshot]).for_each(|parent| self.relate(parent));
+        self.moved(volume);
         self.retire(vec![(volume.clone(), version)], freed);
         Ok(())
     }
@@ -271,7 +271,6 @@ impl Meta {
         let deleted = store.delete(volume.blob());
         let Deleted { freed, heir } = deleted.map_err(|e| refused(e, op, cluster_size))?;
         let parent = volume.kin(|kin| kin.parent.clone());
-        let mut users = Vec::new();
         if let Some(heir) = heir.and_then(|blob| self.volume_of(blob)) {
             let own = heir.view().own;
             let has = self.look(op)?.clusters(heir.blob());
@@ -279,13 +278,14 @@ impl Meta {
                 own.set(cluster, to);
             }
             self.relate(&heir);
-            users.push((heir.clone(), self.look_through(&heir)));
-            // Those below read through the same clusters as before, but may do so with an older view.
-            descendants(&heir).into_iter().for_each(|volume| {
-                let version = volume.bump();
-                users.push((volume, version));
-            });
+            self.look_through(&heir);
         }
+        // Who read a snapshot may be anybody: its clones, and those that were before they had another
+        // parent. What they have in flight was translated before this.
+        let users = match volume.kin(|kin| kin.snapshot) {
+            true => self.volumes.iter().map(|s| (s.volume.clone(), s.volume.bump())).collect(),
+            false => Vec::new(),
+        };
         self.forget(volume, freed, users);
         parent.iter().for_each(|parent| self.relate(parent));
         Ok(())
@@ -311,7 +311,7 @@ impl Meta {
     }
 }
 
-/// Clones of a volume, and theirs.
+/// Clones of a volume, and theirs, each after its parent.
 fn descendants(volume: &Arc<Volume>) -> Vec<Arc<Volume>> {
     let clones = |volume: &Arc<Volume>| -> Vec<_> {
         volume.kin(|kin| kin.clones.iter().filter_map(std::sync::Weak::upgrade).collect())

@@ -206,6 +206,37 @@ fn another_parent_shows_where_nothing_is_of_its_own() {
     assert_eq!(rig.bdev("lvs0/vm").geometry().num_blocks, 3 * CLUSTER / BLOCK);
 }
 
+/// What a clone read through a snapshot of the snapshot's parent, it reads of the snapshot itself once that
+/// was parted: the parent's clusters are free when it is deleted, and somebody else's.
+#[test]
+fn clones_of_a_snapshot_that_was_parted_do_not_need_its_parent() {
+    for all in [false, true] {
+        let rig = Rig::with_lvs(60);
+        rig.create("vm", 4, true).unwrap();
+        (0..4).for_each(|c| write(&mut rig.open("lvs0/vm"), c * PER_CLUSTER, 1));
+        rig.lvstores.snapshot("lvs0/vm", "old").unwrap();
+        write(&mut rig.open("lvs0/vm"), 0, 2);
+        rig.lvstores.snapshot("lvs0/vm", "new").unwrap();
+        rig.lvstores.clone_lvol("lvs0/new", "clone").unwrap();
+        let mut clone = rig.open("lvs0/clone");
+        let reads = |clone: &mut SyncChannel| -> Vec<u64> {
+            (0..4).map(|c| read_tags(clone, c * PER_CLUSTER, 1)[0]).collect()
+        };
+        assert_eq!(reads(&mut clone), [2, 1, 1, 1]);
+        match all {
+            true => rig.lvstores.inflate("lvs0/new").unwrap(),
+            false => rig.lvstores.decouple_parent("lvs0/new").unwrap(),
+        }
+        rig.lvstores.delete_lvol("lvs0/old").unwrap();
+        let free = rig.lvstores.lvstore("lvs0").unwrap().free_clusters;
+        rig.create("other", free, false).unwrap();
+        let mut other = rig.open("lvs0/other");
+        (0..free).for_each(|c| write(&mut other, c * PER_CLUSTER, 99));
+        assert_eq!(reads(&mut clone), [2, 1, 1, 1], "all: {all}");
+        assert_eq!(reads(&mut rig.open("lvs0/vm")), [2, 1, 1, 1], "all: {all}");
+    }
+}
+
 /// A snapshot's clusters are read by a clone until the moment that it is gone, and by nobody who gets
 /// them next.
 #[test]
