@@ -189,12 +189,7 @@ def detach_disk(story: Story) -> str:
 def attach_again(story: Story) -> str:
     """virsh attach-disk demo /dev/virtlun/lvs0/data sdb --live --config   (the data is there)"""
     story.virsh("attach-disk", GUEST, SOURCE, DEV, "--live", "--config")
-    story.disk = _wait_for_disk(story)
-    story.guest(f"mount /dev/{story.disk} /mnt")
-    found = story.guest("md5sum /mnt/file")
-    assert found.split()[0] == story.checksum
-    story.guest("umount /mnt")
-    return found
+    return _found_again(story)
 
 
 def snapshot(story: Story) -> str:
@@ -224,12 +219,7 @@ def roll_back(story: Story) -> str:
     shown = virtlun(story, "volume", "rollback", VOLUME, "before", "--yes")
     story.timed("rollback", begun)
     story.virsh("attach-disk", GUEST, SOURCE, DEV, "--live", "--config")
-    story.disk = _wait_for_disk(story)
-    story.guest(f"mount /dev/{story.disk} /mnt")
-    found = story.guest("md5sum /mnt/file")
-    assert found.split()[0] == story.checksum
-    story.guest("umount /mnt")
-    return f"{shown}\n{found}"
+    return f"{shown}\n{_found_again(story)}"
 
 
 def clone(story: Story) -> str:
@@ -292,6 +282,16 @@ def _after_boot(story: Story) -> None:
     story.disk = _wait_for_disk(story)
     story.guest(f"mount /dev/{story.disk} /mnt")
     assert story.guest("md5sum /mnt/file").split()[0] == story.checksum
+
+
+def _found_again(story: Story) -> str:
+    """Waits for the disk, checks that its data is there, and returns what the guest says of it."""
+    story.disk = _wait_for_disk(story)
+    story.guest(f"mount /dev/{story.disk} /mnt")
+    found = story.guest("md5sum /mnt/file")
+    assert found.split()[0] == story.checksum
+    story.guest("umount /mnt")
+    return found
 
 
 def _wait_for_disk(story: Story) -> str:

@@ -147,15 +147,20 @@ impl<D: Disk> Store<D> {
     /// [`Error::NotASnapshot`], [`Error::NameTaken`], [`Error::UuidTaken`],
     /// [`Error::NoMetadataSpace`] and others; then there is no clone.
     pub fn clone_of(&mut self, of: BlobId, options: &HistoryOptions) -> Result<BlobId, Error> {
-        self.check_version()?;
-        let snapshot = self.get(of)?;
-        if !snapshot.snapshot() || snapshot.deleting() {
-            return Err(Error::NotASnapshot { name: snapshot.name.clone() });
-        }
-        let size = snapshot.size;
+        let size = self.parent_to_be(of)?.size;
         let HistoryOptions { name, uuid, xattrs } = options.clone();
         let options = BlobOptions { name, uuid, size, thin: true, xattrs };
         self.create_child(&options, of)
+    }
+
+    /// The snapshot `id`, to be somebody's parent.
+    fn parent_to_be(&self, id: BlobId) -> Result<&Blob, Error> {
+        self.check_version()?;
+        let blob = self.get(id)?;
+        match blob.snapshot() && !blob.deleting() {
+            true => Ok(blob),
+            false => Err(Error::NotASnapshot { name: blob.name.clone() }),
+        }
     }
 
     /// Whether a blob of that name and UUID may come to be.
@@ -287,11 +292,7 @@ impl<D: Disk> Store<D> {
     /// [`Error::NotASnapshot`], [`Error::OtherSize`], [`Error::ReadOnly`].
     pub fn set_parent(&mut self, id: BlobId, parent: BlobId) -> Result<(), Error> {
         self.alive()?;
-        self.check_version()?;
-        let (blob, new) = (self.get(id)?, self.get(parent)?);
-        if !new.snapshot() || new.deleting() {
-            return Err(Error::NotASnapshot { name: new.name.clone() });
-        }
+        let (blob, new) = (self.get(id)?, self.parent_to_be(parent)?);
         if blob.read_only() || !blob.thin() {
             return Err(Error::ReadOnly { name: blob.name.clone() });
         }
