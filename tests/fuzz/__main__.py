@@ -95,13 +95,7 @@ def build(names: list[str], *, sanitize: bool, beside: bool = False) -> Path:
     command += ["cargo", *(["+nightly"] if sanitize else []), "build", "--release", "--locked"]
     command += ["--manifest-path", str(HERE / "Cargo.toml"), "--target", triple]
     command += [part for name in names for part in ("--bin", name)]
-    # What cargo makes on the way is shared by checkouts; it knows by itself what is whose.
-    shared = os.environ.get("CARGO_BUILD_BUILD_DIR", str(KEPT / output.name))
-    environment = os.environ | {
-        "RUSTFLAGS": flags,
-        "CARGO_TARGET_DIR": str(output),
-        "CARGO_BUILD_BUILD_DIR": shared,
-    }
+    environment = os.environ | {"RUSTFLAGS": flags, "CARGO_TARGET_DIR": str(output)}
     subprocess.run(command, env=environment, check=True)
     return output / triple / "release"
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.support.cache import CACHE, LOCAL, ROOT
+from tests.support.cache import LOCAL, ROOT
 
 MANIFEST = str(ROOT / "pydataplane/Cargo.toml")
 #: Logs and results.
@@ -109,8 +109,8 @@ def _sanitized(kind: str) -> dict[str, str]:
         "RUSTFLAGS": f"-Zsanitizer={kind}",
         "RUSTDOCFLAGS": f"-Zsanitizer={kind}",
         "CARGO_TARGET_DIR": str(RESULTS / f"target-{kind}"),
-        # What cargo makes on the way is shared by checkouts; it knows by itself what is whose.
-        "CARGO_BUILD_BUILD_DIR": str(CACHE / f"cargo-{kind}"),
+        # One that is given would be shared by kinds.
+        "CARGO_BUILD_BUILD_DIR": str(RESULTS / f"target-{kind}"),
         "CARGO_INCREMENTAL": "0",
     }
 

@@ -1,7 +1,8 @@
-"""Where cargo builds with LEAN=1 is kept as long as somebody uses it, and not when it has grown."""
+"""Where cargo builds with LEAN=1: a checkout's own, kept while it is used unless it has grown."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -19,18 +20,21 @@ GROWN_MIB = 2
 class Checkout:
     """A checkout with a cache of its own."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder / "checkout"
+    def __init__(self, folder: Path, name: str = "checkout") -> None:
+        self.folder = folder / name
         self.cache = folder / "cache"
-        for name in (*LOCKS, "pydataplane/cargo-build-dir"):
-            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, self.folder / name)
+        for file in (*LOCKS, "pydataplane/cargo-build-dir"):
+            (self.folder / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / file, self.folder / file)
+        for crate in ("pydataplane/crates/lvol", "tests/fuzz"):
+            (self.folder / crate).mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / crate / "Cargo.toml", self.folder / crate)
 
-    def asks(self) -> Path:
-        """Returns the directory that the script names."""
+    def asks(self, folder: Path | None = None) -> Path:
+        """Returns the directory that the script names, also for another checkout."""
         given = {"VIRTLUN_CACHE": str(self.cache), "VIRTLUN_GROWN_MIB": str(GROWN_MIB)}
         said = subprocess.run(
-            [self.folder / "pydataplane/cargo-build-dir"],
+            [(folder or self.folder) / "pydataplane/cargo-build-dir"],
             env=os.environ | given,
             capture_output=True,
             text=True,
@@ -93,6 +97,40 @@ def test_one_that_has_grown_is_left_for_a_new_one(checkout: Checkout) -> None:
     assert checkout.asks() == first  # its number is free again
 
 
+@pytest.fixture
+def another(checkout: Checkout, tmp_path: Path) -> Checkout:
+    """One more, with the same cache, when the first has built."""
+    (checkout.asks() / "release/.fingerprint").mkdir(parents=True)
+    (checkout.asks() / "release/.cargo-lock").touch()
+    for crate in ("lvol-1", "serde-2"):
+        (checkout.asks() / "release/.fingerprint" / crate).mkdir()
+    return Checkout(tmp_path, "another")
+
+
+def test_another_checkout_begins_with_a_copy_without_our_own_crates(
+    checkout: Checkout, another: Checkout
+) -> None:
+    copy = another.asks() / "release/.fingerprint"
+    assert another.asks() != checkout.asks()
+    assert [path.name for path in copy.iterdir()] == ["serde-2"]
+    assert (checkout.asks() / "release/.fingerprint/lvol-1").exists()
+
+
+def test_a_directory_in_which_cargo_builds_is_not_copied(
+    checkout: Checkout, another: Checkout
+) -> None:
+    with (checkout.asks() / "release/.cargo-lock").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert not (another.asks() / "release").exists()
+
+
+def test_what_a_checkout_had_goes_with_it(checkout: Checkout, another: Checkout) -> None:
+    had = checkout.asks()
+    shutil.rmtree(checkout.folder)
+    assert another.asks().exists()
+    assert not had.exists()
+
+
 def test_make_builds_there_when_it_is_lean_and_only_then(checkout: Checkout) -> None:
     words = [
         "make",
@@ -114,4 +152,4 @@ def test_make_builds_there_when_it_is_lean_and_only_then(checkout: Checkout) -> 
         ).stdout.strip()
         for lean in ([], ["LEAN=1"])
     ]
-    assert said == ["", str(checkout.asks())]
+    assert said == ["", str(checkout.asks(ROOT))]
