@@ -1,25 +1,31 @@
 """The target restarts under verified I/O of a guest, which must notice a pause and nothing else.
 
 `VIRTLUN_SEED` repeats the moments of a run; the guest's own choices have the same seed.
-`VIRTLUN_RESTARTS` is how many restarts the nightly tests make of each kind.
+`VIRTLUN_RESTARTS` is how many restarts the nightly tests make of each kind; those that stand still
+for a minute share them among several guests, each on a target of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.guest.conftest import BootGuest, add, disk, remove
+from tests.guest.conftest import add, disk, remove
 from tests.guest.emulator import newer
-from tests.support.restarts import RESTARTS, STOPPED_S, STOPS, choose_seed
+from tests.guest.image import Image
+from tests.support.qemu import Guest
+from tests.support.restarts import AT_ONCE, RESTARTS, STOPPED_S, choose_seed
 from tests.support.slow_disk import SlowDisk
 from tests.support.target import Target
 from tests.support.verified_io import VerifiedIo, audit
@@ -41,36 +47,13 @@ def seed() -> int:
     return choose_seed()
 
 
-@pytest.fixture(params=["fast", "slow"])
-def volume(target: Target, scratch: Path, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A thin volume on a file, or on one whose disk answers late, as target 0 of `vm0`."""
-    size = 2 * VOLUME_MIB << 20
-    slow = None
-    if request.param == "slow":
-        slow = SlowDisk(scratch / "slow", size)
-        file = slow.path
-    else:
-        file = target.make_file("fast.img", size)
-    target.rpc("bdev_uring_create", filename=str(file), name="base", block_size=512)
-    target.rpc("bdev_lvol_create_lvstore", bdev_name="base", lvs_name="lvs0")
-    target.make_thin("v0", VOLUME_MIB)
-    add(target, 0, "lvs0/v0")
-    yield "lvs0/v0"
-    if slow is not None:
-        assert target.stop() == 0, target.words()
-        slow.stop()
-
-
 class Restarts:
     """A guest with verified I/O on a volume, whose target can be ended in several ways."""
 
-    def __init__(self, target: Target, boot: BootGuest, volume: str, seed: int) -> None:
-        """Boots the guest and starts its I/O."""
-        self.target, self.volume, self.seed = target, volume, seed
+    def __init__(self, target: Target, guest: Guest, volume: str, seed: int) -> None:
+        """Starts the guest's I/O on `volume`, which is its target 0."""
+        self.target, self.guest, self.volume, self.seed = target, guest, volume, seed
         self.moments = random.Random(seed)
-        self.guest = boot(
-            emulator=newer(), reconnect_ms=RECONNECT_MS, vcpus=THREADS, num_queues=THREADS
-        )
         self.io = VerifiedIo(
             self.guest, disk(self.guest, 0), seed=seed, threads=THREADS, depth=DEPTH
         )
@@ -129,10 +112,54 @@ class Restarts:
         )
 
 
-@pytest.fixture
-def restarts(target: Target, boot: BootGuest, volume: str, seed: int) -> Restarts:
+@contextlib.contextmanager
+def thin_volume(target: Target, slow: Path | None) -> Iterator[str]:
+    """Shows a thin volume as target 0 of `vm0`, on a file, or on a disk in `slow` that is late."""
+    size = 2 * VOLUME_MIB << 20
+    with contextlib.ExitStack() as stack:
+        if slow is None:
+            file = target.make_file("fast.img", size)
+        else:
+            late = stack.enter_context(SlowDisk(slow, size))
+            file = late.path
+            # Nobody may have its file open when it ends.
+            stack.callback(target.stop)
+        target.rpc("bdev_uring_create", filename=str(file), name="base", block_size=512)
+        target.rpc("bdev_lvol_create_lvstore", bdev_name="base", lvs_name="lvs0")
+        target.make_thin("v0", VOLUME_MIB)
+        add(target, 0, "lvs0/v0")
+        yield "lvs0/v0"
+
+
+@contextlib.contextmanager
+def at_work(scratch: Path, image: Image, seed: int, *, slow: bool) -> Iterator[Restarts]:
+    """Runs a target, and a guest with I/O on a volume of it, in a directory with a short path."""
+    target = Target(scratch).start()
+    with contextlib.ExitStack() as stack:
+        stack.callback(target.stop)
+        target.rpc("vhost_create_scsi_controller", ctrlr="vm0")
+        volume = stack.enter_context(thin_volume(target, scratch / "slow" if slow else None))
+        guest = Guest(
+            image,
+            scratch / "guest",
+            controllers=(target.vhost_dir / "vm0",),
+            emulator=newer(),
+            reconnect_ms=RECONNECT_MS,
+            vcpus=THREADS,
+            num_queues=THREADS,
+        )
+        stack.callback(guest.stop)
+        yield Restarts(target, guest, volume, seed)
+        assert target.stop() == 0, target.words()
+
+
+@pytest.fixture(params=["fast", "slow"])
+def restarts(
+    scratch: Path, image: Image, seed: int, request: pytest.FixtureRequest
+) -> Iterator[Restarts]:
     """The guest at work."""
-    return Restarts(target, boot, volume, seed)
+    with at_work(scratch, image, seed, slow=request.param == "slow") as guest:
+        yield guest
 
 
 def test_a_guest_notices_only_a_pause(restarts: Restarts) -> None:
@@ -159,11 +186,26 @@ def test_many_restarts(restarts: Restarts, way: str) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(3600)
-def test_standing_still_for_longer_than_a_guest_waits(restarts: Restarts) -> None:
+@pytest.mark.timeout(3 * 3600)
+def test_standing_still_for_longer_than_a_guest_waits(
+    scratch: Path, image: Image, seed: int
+) -> None:
     """Linux gives a SCSI command 30 s, and virtio-scsi's driver more of them."""
-    for _ in range(STOPS):
-        restarts.before()
-        restarts.stand_still(STOPPED_S)
-        restarts.noticed()
-    restarts.end()
+    booting = threading.Lock()
+
+    def stand_still_often(number: int) -> None:
+        folder = scratch / str(number)
+        folder.mkdir()
+        with contextlib.ExitStack() as stack:
+            # One at a time is at work; while a guest stands still it takes no processor.
+            with booting:
+                begun = at_work(folder, image, seed + number, slow=number % 2 == 1)
+                restarts = stack.enter_context(begun)
+            for _ in range(-(-RESTARTS // AT_ONCE)):
+                restarts.before()
+                restarts.stand_still(STOPPED_S)
+                restarts.noticed()
+            restarts.end()
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(stand_still_often, range(AT_ONCE)))

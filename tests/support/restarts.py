@@ -11,9 +11,9 @@ import secrets
 
 #: Of each kind, by a test of the night.
 RESTARTS = int(os.environ.get("VIRTLUN_RESTARTS") or "300")
-#: How often a test of the night stops the target with SIGSTOP, and for how many seconds: for longer
-#: than a guest waits. Linux gives a SCSI command 30 s.
-STOPS, STOPPED_S = 3, 60.0
+#: For so many seconds a test of the night stops the target with SIGSTOP: for longer than a guest
+#: waits, as Linux gives a SCSI command 30 s. So many targets stand still at a time.
+STOPPED_S, AT_ONCE = 60.0, 10
 
 
 def choose_seed() -> int:

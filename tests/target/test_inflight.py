@@ -5,7 +5,7 @@ while its target is killed, stopped in order, and frozen. Every request is answe
 and a block holds what was written to it last.
 
 `VIRTLUN_SEED` repeats what a run chose; `VIRTLUN_RESTARTS` is how many restarts the nightly tests
-make of each kind.
+make of each kind; those that stand still for a minute share them among several targets.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ import os
 import random
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
 
 from tests.support.initiator import Initiator, Refused
-from tests.support.restarts import RESTARTS, STOPPED_S, STOPS, choose_seed
+from tests.support.restarts import AT_ONCE, RESTARTS, STOPPED_S, choose_seed
 from tests.support.target import Target
+from tests.target.conftest import MakeTarget
 
 KIB, MIB = 1 << 10, 1 << 20
 BLOCK = 512
@@ -204,13 +206,32 @@ def rounds_of(how: str, rounds: int, frozen_s: float = 0.0, hours: int = 0) -> o
         rounds_of("freeze", ROUNDS, FROZEN_S),
         rounds_of("kill", RESTARTS, hours=2),
         rounds_of("term", RESTARTS, hours=2),
-        rounds_of("freeze", STOPS, STOPPED_S, hours=1),
     ],
 )
 def test_what_is_in_flight_survives_the_target(
     target: Target, how: str, rounds: int, frozen_s: float
 ) -> None:
-    rng = random.Random(choose_seed())
+    survive(target, choose_seed(), how, rounds, frozen_s)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3 * 3600)
+def test_what_is_in_flight_survives_minutes_without_a_target(make_target: MakeTarget) -> None:
+    """Several targets stand still at a time, each with a driver of its own."""
+    seed = choose_seed()
+    targets = [make_target().start() for _ in range(AT_ONCE)]
+
+    def stand_still_often(number: int) -> None:
+        rounds = -(-RESTARTS // AT_ONCE)
+        survive(targets[number], seed + number, "freeze", rounds, STOPPED_S)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(stand_still_often, range(AT_ONCE)))
+
+
+def survive(target: Target, seed: int, how: str, rounds: int, frozen_s: float) -> None:
+    """Ends or freezes a target under a driver's requests; each is answered once and well."""
+    rng = random.Random(seed)
     prepare(target)
     with Initiator(target.vhost_dir / "c0") as guest:
         guest.send("connect", queues=QUEUES, memory=256 * MIB)
