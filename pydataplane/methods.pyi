@@ -595,6 +595,42 @@ class Status(TypedDict):
     """What waits for a disk that does not answer."""
 
 
+class AllocatedRange(TypedDict):
+    """A part of an lvol, of whole clusters."""
+
+    length: int
+    """Bytes."""
+    offset: int
+    """Where it begins, in bytes."""
+
+
+class AllocatedRanges(TypedDict):
+    """Parts of an lvol, in order."""
+
+    next_offset: int | None
+    """Where the next call is to begin, in bytes; null after the last."""
+    ranges: list[AllocatedRange]
+    """None may be told though more follow."""
+
+
+class ChangedRange(TypedDict):
+    """A part of an lvol, of whole clusters."""
+
+    length: int
+    """Bytes."""
+    offset: int
+    """Where it begins, in bytes."""
+
+
+class ChangedRanges(TypedDict):
+    """Parts of an lvol, in order."""
+
+    next_offset: int | None
+    """Where the next call is to begin, in bytes; null after the last."""
+    ranges: list[ChangedRange]
+    """None may be told though more follow."""
+
+
 class LvolSizes(TypedDict):
     """What an lvol takes."""
 
@@ -609,8 +645,12 @@ class SnapshotOf(TypedDict):
 
     lvol_name: str
     """UUID or LVSTORE/LVOL of what it is taken of."""
+    lvol_uuid: NotRequired[str | None]
+    """UUID of the snapshot (ours). Default: a random one"""
     snapshot_name: str
     """Name of the snapshot, without the lvstore."""
+    xattrs: NotRequired[dict[str, str] | None]
+    """Xattrs that the snapshot has from the beginning, name to text (ours). Default: none"""
 
 
 class TargetStats(TypedDict):
@@ -782,7 +822,9 @@ class Rpc(ABC):
         /,
         *,
         clone_name: str,
+        lvol_uuid: str | None = ...,
         snapshot_name: str,
+        xattrs: dict[str, str] | None = ...,
     ) -> str: ...
 
     # Create an lvol and return its UUID, which is the name of its bdev.
@@ -957,7 +999,9 @@ class Rpc(ABC):
         /,
         *,
         lvol_name: str,
+        lvol_uuid: str | None = ...,
         snapshot_name: str,
+        xattrs: dict[str, str] | None = ...,
     ) -> str: ...
 
     # Create a bdev in memory. Its contents survive an upgrade, but no restart, of the target.
@@ -1513,6 +1557,31 @@ class Rpc(ABC):
         *,
         name: str,
     ) -> bool: ...
+
+    # Get parts of an lvol that may hold anything but zeros, page by page; no data is read.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_lvol_get_allocated_ranges"],
+        /,
+        *,
+        max_ranges: int | None = ...,
+        name: str,
+        offset: int | None = ...,
+    ) -> AllocatedRanges: ...
+
+    # Get parts of an lvol that may differ from a snapshot, page by page; no data is read.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_lvol_get_changed_ranges"],
+        /,
+        *,
+        max_ranges: int | None = ...,
+        name: str,
+        offset: int | None = ...,
+        since: str,
+    ) -> ChangedRanges: ...
 
     # Get the sizes of many lvols, by the name that was given; one that is not there is left out.
     @overload

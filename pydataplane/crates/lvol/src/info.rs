@@ -56,6 +56,24 @@ pub struct LvolOptions {
     pub xattrs: BTreeMap<String, Vec<u8>>,
 }
 
+/// What a snapshot or a clone is to be.
+#[derive(Clone, Debug, Default)]
+pub struct NewLvol {
+    /// Name, as of [`LvolOptions`].
+    pub name: String,
+    /// UUID; a random one where `None`.
+    pub uuid: Option<Uuid>,
+    /// Xattrs that it has from the beginning, as of [`LvolOptions`].
+    pub xattrs: BTreeMap<String, Vec<u8>>,
+}
+
+impl NewLvol {
+    /// With this name and nothing else.
+    pub fn named(name: impl Into<String>) -> Self {
+        NewLvol { name: name.into(), ..NewLvol::default() }
+    }
+}
+
 /// An lvstore, with the fields of SPDK's `bdev_lvol_get_lvstores`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LvstoreInfo {

@@ -43,6 +43,7 @@ mod lvstores;
 mod map;
 mod meta;
 mod parts;
+mod ranges;
 mod reload;
 mod rounds;
 mod served;
@@ -53,6 +54,7 @@ mod zeroing;
 pub use error::Error;
 pub use info::{
     ClearMethod, DEFAULT_CLUSTER_SIZE, LvolInfo, LvolOptions, LvolSizes, LvsRef, LvstoreInfo,
-    LvstoreOptions, ZeroingInfo,
+    LvstoreOptions, NewLvol, ZeroingInfo,
 };
 pub use lvstores::Lvstores;
+pub use ranges::{Range, Ranges};

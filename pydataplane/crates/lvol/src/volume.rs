@@ -132,6 +132,11 @@ impl Volume {
         aliases_changed();
     }
 
+    /// As [`Volume::rename`] of one that is not registered: nobody has to look for it anew.
+    pub fn name_lvstore(&self, lvstore: String) {
+        self.names.lock().lvstore = lvstore;
+    }
+
     /// `LVSTORE/LVOL`.
     pub fn alias(&self) -> String {
         let names = self.names.lock();

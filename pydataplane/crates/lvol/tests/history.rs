@@ -4,6 +4,7 @@ mod common;
 
 use bdev::SyncChannel;
 use common::{BLOCK, CLUSTER, PER_CLUSTER, Rig, read_tags, tagged};
+use lvol::NewLvol;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
@@ -34,13 +35,13 @@ fn snapshots_taken_together_are_of_one_instant() {
             }
         });
         for round in 0..12 {
-            let names = [format!("a{round}"), format!("b{round}")];
+            let [a, b] = ["a", "b"].map(|name| NewLvol::named(format!("{name}{round}")));
             let before = written.load(Ordering::Acquire);
             while written.load(Ordering::Acquire) < before + 20 {
                 thread::yield_now();
             }
             let acked = written.load(Ordering::Acquire);
-            let of = [("lvs0/a", names[0].as_str()), ("lvs0/b", names[1].as_str())];
+            let of = [("lvs0/a", &a), ("lvs0/b", &b)];
             let taken = rig.lvstores.snapshot_together(&of).unwrap();
             let after = written.load(Ordering::Acquire) + 1;
             let all: Vec<Vec<u64>> = taken
@@ -65,11 +66,12 @@ fn a_hundred_clones_of_an_image_take_nothing_until_they_are_written() {
     rig.create("image", 20, false).unwrap();
     let mut image = rig.open("lvs0/image");
     (0..20).for_each(|cluster| write(&mut image, cluster * PER_CLUSTER, cluster + 1));
-    let snapshot = rig.lvstores.snapshot("lvs0/image", "golden").unwrap();
+    let snapshot = rig.lvstores.snapshot("lvs0/image", &NewLvol::named("golden")).unwrap();
     assert_eq!((snapshot.num_allocated_clusters, snapshot.is_snapshot), (20, true));
     let free = rig.lvstores.lvstore("lvs0").unwrap().free_clusters;
     for n in 0..100 {
-        let clone = rig.lvstores.clone_lvol("lvs0/golden", &format!("vm{n}")).unwrap();
+        let clone =
+            rig.lvstores.clone_lvol("lvs0/golden", &NewLvol::named(format!("vm{n}"))).unwrap();
         assert!(clone.is_clone && clone.size == 20 * CLUSTER && clone.num_allocated_clusters == 0);
     }
     assert_eq!(rig.lvstores.lvstore("lvs0").unwrap().free_clusters, free);
@@ -112,7 +114,7 @@ fn a_chain_is_read_as_one_and_can_be_parted_and_merged() {
     for level in 0..6u64 {
         write(&mut vm, level * PER_CLUSTER, level + 1);
         write(&mut vm, 9, 100 + level);
-        rig.lvstores.snapshot("lvs0/vm", &format!("s{level}")).unwrap();
+        rig.lvstores.snapshot("lvs0/vm", &NewLvol::named(format!("s{level}"))).unwrap();
     }
     let shows = |rig: &Rig, name: &str, upto: u64| {
         let mut channel = rig.open(&format!("lvs0/{name}"));
@@ -167,7 +169,7 @@ fn a_volume_is_rolled_back_to_any_of_its_snapshots_when_nobody_uses_it() {
     let content = |rig: &Rig| read_tags(&mut rig.open("lvs0/vm"), 7, 1)[0];
     for level in 1..4u64 {
         write(&mut rig.open("lvs0/vm"), 7, level);
-        rig.lvstores.snapshot("lvs0/vm", &format!("s{level}")).unwrap();
+        rig.lvstores.snapshot("lvs0/vm", &NewLvol::named(format!("s{level}"))).unwrap();
     }
     rig.lvstores.resize_lvol("lvs0/vm", 6 * CLUSTER).unwrap();
     write(&mut rig.open("lvs0/vm"), 5 * PER_CLUSTER, 9);
@@ -195,7 +197,7 @@ fn another_parent_shows_where_nothing_is_of_its_own() {
     let rig = Rig::with_lvs(120);
     rig.create("image", 3, true).unwrap();
     write(&mut rig.open("lvs0/image"), 0, 5);
-    rig.lvstores.snapshot("lvs0/image", "golden").unwrap();
+    rig.lvstores.snapshot("lvs0/image", &NewLvol::named("golden")).unwrap();
     rig.create("vm", 3, true).unwrap();
     write(&mut rig.open("lvs0/vm"), PER_CLUSTER, 6);
     let e = rig.lvstores.set_parent("lvs0/vm", "lvs0/image").unwrap_err();
@@ -214,10 +216,10 @@ fn clones_of_a_snapshot_that_was_parted_do_not_need_its_parent() {
         let rig = Rig::with_lvs(60);
         rig.create("vm", 4, true).unwrap();
         (0..4).for_each(|c| write(&mut rig.open("lvs0/vm"), c * PER_CLUSTER, 1));
-        rig.lvstores.snapshot("lvs0/vm", "old").unwrap();
+        rig.lvstores.snapshot("lvs0/vm", &NewLvol::named("old")).unwrap();
         write(&mut rig.open("lvs0/vm"), 0, 2);
-        rig.lvstores.snapshot("lvs0/vm", "new").unwrap();
-        rig.lvstores.clone_lvol("lvs0/new", "clone").unwrap();
+        rig.lvstores.snapshot("lvs0/vm", &NewLvol::named("new")).unwrap();
+        rig.lvstores.clone_lvol("lvs0/new", &NewLvol::named("clone")).unwrap();
         let mut clone = rig.open("lvs0/clone");
         let reads = |clone: &mut SyncChannel| -> Vec<u64> {
             (0..4).map(|c| read_tags(clone, c * PER_CLUSTER, 1)[0]).collect()
@@ -261,7 +263,7 @@ fn a_read_in_flight_of_a_deleted_snapshot_never_sees_who_came_next() {
         });
         for round in 2..40 {
             let name = format!("s{round}");
-            rig.lvstores.snapshot("lvs0/vm", &name).unwrap();
+            rig.lvstores.snapshot("lvs0/vm", &NewLvol::named(name.as_str())).unwrap();
             (0..8).for_each(|cluster| write(&mut vm, cluster * PER_CLUSTER, round));
             // The snapshot's eight clusters are free then, and somebody else's.
             rig.lvstores.delete_lvol(&format!("lvs0/{name}")).unwrap();

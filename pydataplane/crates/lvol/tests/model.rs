@@ -9,6 +9,7 @@ mod common;
 use bdev::{Channel, Completion, Io, IoError, Op, Submit};
 use common::{CLUSTER, PER_CLUSTER, Rig, tags};
 use guestmem::{Bounce, Sg};
+use lvol::NewLvol;
 use proptest::prelude::*;
 use reactor::IoContext;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -205,7 +206,9 @@ impl World {
         for flight in live.flights.iter().filter(|f| f.op != Op::Read) {
             model[flight.range(&live.model)].fill(UNKNOWN);
         }
-        let info = self.control(|rig| rig.lvstores.snapshot(&key, &name)).unwrap();
+        let info = self
+            .control(|rig| rig.lvstores.snapshot(&key, &NewLvol::named(name.as_str())))
+            .unwrap();
         assert!(info.is_snapshot && info.is_read_only, "{info:?}");
         let live = self.volumes[v].as_mut().unwrap();
         (live.thin, live.vague) = (true, true);
@@ -220,7 +223,7 @@ impl World {
         self.names += 1;
         let (key, name) = (live.uuid.to_string(), format!("c{}", self.names));
         let (model, snapshot) = (live.model.clone(), live.read_only);
-        match self.control(|rig| rig.lvstores.clone_lvol(&key, &name)) {
+        match self.control(|rig| rig.lvstores.clone_lvol(&key, &NewLvol::named(name.as_str()))) {
             Ok(info) => {
                 assert!(snapshot && info.is_clone && info.is_thin_provisioned, "{info:?}");
                 self.add(&info, model, false);
@@ -366,6 +369,30 @@ impl World {
         self.volumes = models.into_iter().map(|m| m.map(open)).collect();
     }
 
+    /// Where a snapshot differs from another lvol, the ranges that changed say so; where it has anything
+    /// but zeros, those that are allocated.
+    fn check_ranges(&self) {
+        let told = |of: &Live, since: Option<&Live>| {
+            let [of, since] = [Some(of), since].map(|l| l.map(|l| l.uuid.to_string()));
+            let found = self.rig.lvstores.ranges(&of.unwrap(), since.as_deref(), 0, usize::MAX);
+            found.unwrap().ranges
+        };
+        let known = |tag: u64| tag != UNKNOWN;
+        let snapshots = || self.volumes.iter().flatten().filter(|live| live.read_only);
+        for snapshot in snapshots() {
+            for since in snapshots().map(Some).chain([None]) {
+                let ranges = told(snapshot, since);
+                for (lba, tag) in snapshot.model.iter().copied().enumerate() {
+                    let before = since.map_or(0, |s| s.model.get(lba).copied().unwrap_or(0));
+                    let at = lba as u64 * common::BLOCK;
+                    let says = ranges.iter().any(|r| (r.offset..r.offset + r.length).contains(&at));
+                    let same = tag == before || !known(tag) || !known(before);
+                    assert!(says || same, "block {lba}: {before} is {tag} now, {ranges:?}");
+                }
+            }
+        }
+    }
+
     /// Everything is as the model says, and every cluster is somebody's or free.
     fn check(&mut self) {
         self.drain();
@@ -398,6 +425,7 @@ impl World {
                 assert_eq!(info.num_allocated_clusters, clusters);
             }
         }
+        self.check_ranges();
         let lvs = &self.rig.lvstores.lvstores()[0];
         let owned: u64 = lvols.iter().map(|l| l.num_allocated_clusters).sum();
         assert_eq!(lvs.free_clusters + owned, lvs.total_data_clusters);

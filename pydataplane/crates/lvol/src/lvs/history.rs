@@ -2,24 +2,23 @@
 
 use super::Lvs;
 use crate::error::Error;
-use crate::info::LvolInfo;
+use crate::info::{LvolInfo, NewLvol};
 use crate::volume::Volume;
 use blobstore::HistoryOptions;
-use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use uuid::Uuid;
 
 impl Lvs {
-    /// Takes snapshots of volumes at one instant, each with its name.
-    pub fn snapshot(&self, all: &[(Arc<Volume>, String)]) -> Result<Vec<LvolInfo>, Error> {
+    /// Takes snapshots of volumes at one instant.
+    pub fn snapshot(&self, all: &[(Arc<Volume>, &NewLvol)]) -> Result<Vec<LvolInfo>, Error> {
         let aliases: Vec<_> = all.iter().map(|(volume, _)| volume.alias()).collect();
         let op = format!("take a snapshot of lvol {}", aliases.join(" and "));
         let _turn = self.turn(&op)?;
         let mut wanted = Vec::new();
-        for (volume, name) in all {
-            self.not_zeroing(&op, &[&volume.id.uuid.to_string(), name])?;
-            wanted.push((volume.clone(), self.named(name)?));
+        for (volume, new) in all {
+            self.not_zeroing(&op, &[&volume.id.uuid.to_string()])?;
+            wanted.push((volume.clone(), self.options(&op, new)?));
         }
         // A snapshot that was taken is there, however long that took.
         let job = op.clone();
@@ -29,11 +28,10 @@ impl Lvs {
     }
 
     /// Creates a clone of a snapshot.
-    pub fn clone_lvol(&self, snapshot: &Arc<Volume>, name: &str) -> Result<LvolInfo, Error> {
+    pub fn clone_lvol(&self, snapshot: &Arc<Volume>, new: &NewLvol) -> Result<LvolInfo, Error> {
         let op = format!("clone lvol {}", snapshot.alias());
         let _turn = self.turn(&op)?;
-        self.not_zeroing(&op, &[name])?;
-        let options = self.named(name)?;
+        let options = self.options(&op, new)?;
         let (job, of) = (op.clone(), snapshot.clone());
         let clone =
             self.meta_within(Duration::MAX, &op, move |meta| meta.clone_of(&job, &of, &options))?;
@@ -79,6 +77,15 @@ impl Lvs {
         done
     }
 
+    /// Refuses `op` where it is with an lvol of another lvstore.
+    pub fn same(&self, other: &Lvs, op: impl FnOnce() -> String) -> Result<(), Error> {
+        if self.uuid == other.uuid {
+            return Ok(());
+        }
+        let why = "they are not in one lvstore; choose lvols of one".into();
+        Err(Error::BadParameter { op: op(), why })
+    }
+
     /// Refuses where more than one clone needs a volume.
     pub(super) fn not_shared(&self, op: &str, volume: &Volume) -> Result<(), Error> {
         let clones: Vec<_> =
@@ -91,18 +98,22 @@ impl Lvs {
         Err(Error::HasClones { op: op.to_owned(), clones: clones.join(", ") })
     }
 
-    fn named(&self, name: &str) -> Result<HistoryOptions, Error> {
-        let alias = format!("{}/{name}", self.name());
-        if self.registry.get(&alias).is_some() {
-            return Err(Error::AlreadyExists { what: format!("lvol {alias}") });
+    /// What the store is to make, unless there is or soon will be an lvol of that name or UUID.
+    fn options(&self, op: &str, new: &NewLvol) -> Result<HistoryOptions, Error> {
+        let NewLvol { name, uuid, xattrs } = new.clone();
+        let uuid = uuid.unwrap_or_else(Uuid::new_v4);
+        self.not_zeroing(op, &[&name, &uuid.to_string()])?;
+        for key in [format!("{}/{name}", self.name()), uuid.to_string()] {
+            if self.registry.get(&key).is_some() {
+                return Err(Error::AlreadyExists { what: format!("lvol {key}") });
+            }
         }
-        Ok(HistoryOptions { name: name.to_owned(), uuid: Uuid::new_v4(), xattrs: BTreeMap::new() })
+        Ok(HistoryOptions { name, uuid, xattrs })
     }
 
     /// Makes a new volume a bdev.
     fn shown(&self, volume: &Arc<Volume>) -> Result<LvolInfo, Error> {
-        let lvstore = self.name();
-        volume.rename(|names| names.lvstore = lvstore);
+        volume.name_lvstore(self.name());
         self.volumes.lock().insert(volume.id.uuid, volume.clone());
         self.register(volume)?;
         Ok(self.volume_info(volume))

@@ -3,8 +3,9 @@
 use super::Lvstores;
 use crate::disk::BdevDisk;
 use crate::error::Error;
-use crate::info::{LvolInfo, LvolOptions, LvolSizes};
+use crate::info::{LvolInfo, LvolOptions, LvolSizes, NewLvol};
 use crate::lvs::Lvs;
+use crate::ranges::{self, Ranges};
 use crate::translate::refused;
 use blobstore::{Error as StoreError, Store};
 use std::collections::{HashMap, HashSet};
@@ -32,14 +33,14 @@ impl Lvstores {
         lvs.delete_lvol(&volume)
     }
 
-    /// Takes a snapshot of an lvol, in use or not, named `name` (without the lvstore): what was written
-    /// before is durable then, and the snapshot's.
+    /// Takes a snapshot of an lvol, in use or not: what was written before is durable then, and the
+    /// snapshot's.
     ///
     /// # Errors
     /// [`Error::NoLvol`], [`Error::AlreadyExists`], [`Error::ReadOnly`], [`Error::SlowIo`],
     /// [`Error::NoSpace`] (metadata), [`Error::Stopped`], [`Error::Io`] and others.
-    pub fn snapshot(&self, lvol: &str, name: &str) -> Result<LvolInfo, Error> {
-        let mut taken = self.snapshot_together(&[(lvol, name)])?;
+    pub fn snapshot(&self, lvol: &str, new: &NewLvol) -> Result<LvolInfo, Error> {
+        let mut taken = self.snapshot_together(&[(lvol, new)])?;
         Ok(taken.pop().expect("one for each"))
     }
 
@@ -48,17 +49,14 @@ impl Lvstores {
     /// # Errors
     /// As [`Lvstores::snapshot`], and [`Error::BadParameter`] where they are not of one lvstore. Then no
     /// snapshot was taken.
-    pub fn snapshot_together(&self, all: &[(&str, &str)]) -> Result<Vec<LvolInfo>, Error> {
+    pub fn snapshot_together(&self, all: &[(&str, &NewLvol)]) -> Result<Vec<LvolInfo>, Error> {
         let mut of: Option<Arc<Lvs>> = None;
         let mut volumes = Vec::new();
-        for (lvol, name) in all {
+        for (lvol, new) in all {
             let (lvs, volume) = self.shared.find_lvol(lvol)?;
-            if of.get_or_insert_with(|| lvs.clone()).uuid != lvs.uuid {
-                let op = format!("take a snapshot of lvol {lvol} together with others");
-                let why = "they are not in one lvstore; take one of each lvstore".into();
-                return Err(Error::BadParameter { op, why });
-            }
-            volumes.push((volume, (*name).to_owned()));
+            let op = || format!("take a snapshot of lvol {lvol} together with others");
+            of.get_or_insert_with(|| lvs.clone()).same(&lvs, op)?;
+            volumes.push((volume, *new));
         }
         of.map_or(Ok(Vec::new()), |lvs| lvs.snapshot(&volumes))
     }
@@ -68,9 +66,9 @@ impl Lvstores {
     /// # Errors
     /// [`Error::NoLvol`], [`Error::AlreadyExists`], [`Error::NotASnapshot`], [`Error::NoSpace`]
     /// (metadata), [`Error::Stopped`], [`Error::Io`] and others.
-    pub fn clone_lvol(&self, snapshot: &str, name: &str) -> Result<LvolInfo, Error> {
+    pub fn clone_lvol(&self, snapshot: &str, new: &NewLvol) -> Result<LvolInfo, Error> {
         let (lvs, snapshot) = self.shared.find_lvol(snapshot)?;
-        lvs.clone_lvol(&snapshot, name)
+        lvs.clone_lvol(&snapshot, new)
     }
 
     /// Gives an lvol, in use or not, all clusters that it lacks, and takes its snapshots from it: it is
@@ -103,11 +101,7 @@ impl Lvstores {
     pub fn roll_back(&self, lvol: &str, snapshot: &str) -> Result<LvolInfo, Error> {
         let (lvs, volume) = self.shared.find_lvol(lvol)?;
         let (other, snapshot) = self.shared.find_lvol(snapshot)?;
-        if lvs.uuid != other.uuid {
-            let op = format!("roll lvol {} back to {}", volume.alias(), snapshot.alias());
-            let why = "that is not a snapshot of it; clone it to have what it has".into();
-            return Err(Error::BadParameter { op, why });
-        }
+        lvs.same(&other, || format!("roll lvol {} back to {}", volume.alias(), snapshot.alias()))?;
         lvs.roll_back(&volume, &snapshot)?;
         Ok(lvs.volume_info(&volume))
     }
@@ -120,11 +114,7 @@ impl Lvstores {
     pub fn set_parent(&self, lvol: &str, parent: &str) -> Result<(), Error> {
         let (lvs, volume) = self.shared.find_lvol(lvol)?;
         let (other, parent) = self.shared.find_lvol(parent)?;
-        if lvs.uuid != other.uuid {
-            let op = format!("make {} the parent of lvol {lvol}", parent.alias());
-            let why = "they are not in one lvstore; choose a snapshot of the lvol's".into();
-            return Err(Error::BadParameter { op, why });
-        }
+        lvs.same(&other, || format!("make {} the parent of lvol {lvol}", parent.alias()))?;
         lvs.set_parent(&volume, &parent)
     }
 
@@ -266,6 +256,32 @@ impl Lvstores {
             }
         }
         found
+    }
+
+    /// Parts of an lvol, from `offset` bytes on, at most `most`, that lie in clusters of its own or of its
+    /// snapshots: all else reads as zeros. With `since`, another lvol of that lvstore, those that lie in
+    /// other clusters than there: all else reads as that does, if both are snapshots. No data is read.
+    ///
+    /// # Errors
+    /// [`Error::NoLvol`]; [`Error::BadParameter`] where the two are not in one lvstore.
+    pub fn ranges(
+        &self,
+        lvol: &str,
+        since: Option<&str>,
+        offset: u64,
+        most: usize,
+    ) -> Result<Ranges, Error> {
+        let (lvs, volume) = self.shared.find_lvol(lvol)?;
+        let op = || format!("compare lvol {lvol} with {}", since.unwrap_or_default());
+        let older = match since.map(|since| self.shared.find_lvol(since)).transpose()? {
+            Some((other, older)) => {
+                lvs.same(&other, op)?;
+                Some(older.view())
+            }
+            None => None,
+        };
+        let cluster_size = u64::from(lvs.info().cluster_size);
+        Ok(ranges::of(&volume.view(), older.as_ref(), cluster_size, offset, most))
     }
 
     /// Runs `f` on an lvol's blob, on the metadata thread.

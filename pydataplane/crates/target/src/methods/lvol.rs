@@ -295,6 +295,12 @@ fn get_lvstores(app: &App, p: LvstoreRef) -> Result<Vec<Lvstore>, Error> {
     Ok(found.into_iter().map(Lvstore::from).collect())
 }
 
+/// Xattrs as the store keeps them.
+fn bytes_of(xattrs: Option<BTreeMap<String, String>>) -> BTreeMap<String, Vec<u8>> {
+    let all = xattrs.unwrap_or_default().into_iter();
+    all.map(|(name, text)| (name, text.into_bytes())).collect()
+}
+
 fn create_lvol(app: &App, p: CreateLvol) -> Result<String, Error> {
     let lvstore = required(p.uuid, p.lvs_name)?;
     let options = LvolOptions {
@@ -302,12 +308,7 @@ fn create_lvol(app: &App, p: CreateLvol) -> Result<String, Error> {
         size: mib_to_bytes(p.size_in_mib)?,
         thin: p.thin_provision.unwrap_or(false),
         uuid: p.lvol_uuid.map(|u| u.0),
-        xattrs: p
-            .xattrs
-            .unwrap_or_default()
-            .into_iter()
-            .map(|(name, text)| (name, text.into_bytes()))
-            .collect(),
+        xattrs: bytes_of(p.xattrs),
     };
     let created = app.lvstores.create_lvol(&lvstore, &options);
     created.map(|lvol| lvol.uuid.to_string()).map_err(errors::lvol)

@@ -1,11 +1,14 @@
 //! Snapshots and clones.
 
-use super::super::BdevName;
+use super::super::{BdevName, UuidText};
+use super::bytes_of;
 use crate::app::App;
 use crate::errors;
-use rpc::{Errno, Flags, Methods};
+use lvol::NewLvol;
+use rpc::{Errno, Error, Flags, Methods};
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 #[derive(Deserialize, JsonSchema)]
@@ -15,6 +18,12 @@ struct Snapshot {
     lvol_name: String,
     /// Name of the snapshot, without the lvstore.
     snapshot_name: String,
+    /// UUID of the snapshot (ours). Default: a random one
+    #[serde(default)]
+    lvol_uuid: Option<UuidText>,
+    /// Xattrs that the snapshot has from the beginning, name to text (ours). Default: none
+    #[serde(default)]
+    xattrs: Option<BTreeMap<String, String>>,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -31,6 +40,89 @@ struct Clone {
     snapshot_name: String,
     /// Name of the clone, without the lvstore.
     clone_name: String,
+    /// UUID of the clone (ours). Default: a random one
+    #[serde(default)]
+    lvol_uuid: Option<UuidText>,
+    /// Xattrs that the clone has from the beginning, name to text (ours). Default: none
+    #[serde(default)]
+    xattrs: Option<BTreeMap<String, String>>,
+}
+
+/// Ranges that one call tells at most, unless fewer are asked for.
+const MAX_RANGES: u32 = 65536;
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Allocated {
+    /// UUID or LVSTORE/LVOL.
+    name: String,
+    /// Where to begin, in bytes. Default: 0
+    #[serde(default)]
+    offset: u64,
+    /// Ranges at most, 1 to 65536. Default: 65536
+    #[serde(default)]
+    max_ranges: Option<u32>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Changed {
+    /// UUID or LVSTORE/LVOL, a snapshot or an lvol of the moment.
+    name: String,
+    /// UUID or LVSTORE/LVOL of a snapshot in the same lvstore.
+    since: String,
+    /// Where to begin, in bytes. Default: 0
+    #[serde(default)]
+    offset: u64,
+    /// Ranges at most, 1 to 65536. Default: 65536
+    #[serde(default)]
+    max_ranges: Option<u32>,
+}
+
+/// Parts of an lvol, in order.
+#[derive(Serialize, JsonSchema)]
+struct Ranges {
+    /// None may be told though more follow.
+    ranges: Vec<Range>,
+    /// Where the next call is to begin, in bytes; null after the last.
+    next_offset: Option<u64>,
+}
+
+/// A part of an lvol, of whole clusters.
+#[derive(Serialize, JsonSchema)]
+struct Range {
+    /// Where it begins, in bytes.
+    offset: u64,
+    /// Bytes.
+    length: u64,
+}
+
+fn ranges(
+    app: &App,
+    name: &str,
+    since: Option<&str>,
+    offset: u64,
+    max: Option<u32>,
+) -> Result<Ranges, Error> {
+    let most = max.unwrap_or(MAX_RANGES);
+    if !(1..=MAX_RANGES).contains(&most) {
+        let why = format!("max_ranges is {most}; give 1 to {MAX_RANGES}");
+        return Err(Error::os(Errno::Inval, why));
+    }
+    let found = app.lvstores.ranges(name, since, offset, most as usize).map_err(errors::lvol)?;
+    let ranges = found.ranges.into_iter();
+    Ok(Ranges {
+        ranges: ranges.map(|r| Range { offset: r.offset, length: r.length }).collect(),
+        next_offset: found.next_offset,
+    })
+}
+
+fn new_lvol(
+    name: String,
+    uuid: Option<UuidText>,
+    xattrs: Option<BTreeMap<String, String>>,
+) -> NewLvol {
+    NewLvol { name, uuid: uuid.map(|u| u.0), xattrs: bytes_of(xattrs) }
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -61,7 +153,8 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
              durable then.",
             Flags::LONG_WRITE,
             move |p: Snapshot| {
-                let taken = a.lvstores.snapshot(&p.lvol_name, &p.snapshot_name);
+                let new = new_lvol(p.snapshot_name, p.lvol_uuid, p.xattrs);
+                let taken = a.lvstores.snapshot(&p.lvol_name, &new);
                 taken.map(|info| info.uuid.to_string()).map_err(errors::lvol)
             },
         )
@@ -77,15 +170,34 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             move |p: Together| {
                 let all: Vec<_> = p
                     .snapshots
-                    .iter()
-                    .map(|s| (s.lvol_name.as_str(), s.snapshot_name.as_str()))
+                    .into_iter()
+                    .map(|s| (s.lvol_name, new_lvol(s.snapshot_name, s.lvol_uuid, s.xattrs)))
                     .collect();
+                let all: Vec<_> = all.iter().map(|(of, new)| (of.as_str(), new)).collect();
                 let taken = a.lvstores.snapshot_together(&all).map_err(errors::lvol)?;
                 Ok(taken.iter().map(|info| info.uuid.to_string()).collect::<Vec<_>>())
             },
         )
         .errors(&[Errno::NoDev, Errno::Exist, Errno::Busy, Errno::NoSpc, Errno::Inval, Errno::Io])
         .errors(&[Errno::Perm]);
+    let a = app.clone();
+    methods
+        .add(
+            "virtlun_lvol_get_allocated_ranges",
+            "Get parts of an lvol that may hold anything but zeros, page by page; no data is read.",
+            Flags::READ,
+            move |p: Allocated| ranges(&a, &p.name, None, p.offset, p.max_ranges),
+        )
+        .errors(&[Errno::NoDev, Errno::Inval]);
+    let a = app.clone();
+    methods
+        .add(
+            "virtlun_lvol_get_changed_ranges",
+            "Get parts of an lvol that may differ from a snapshot, page by page; no data is read.",
+            Flags::READ,
+            move |p: Changed| ranges(&a, &p.name, Some(&p.since), p.offset, p.max_ranges),
+        )
+        .errors(&[Errno::NoDev, Errno::Inval]);
     let a = app.clone();
     methods
         .add(
@@ -106,7 +218,8 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             "Create a clone of a snapshot and return its UUID. It takes nothing until it is written.",
             Flags::LONG_WRITE,
             move |p: Clone| {
-                let clone = a.lvstores.clone_lvol(&p.snapshot_name, &p.clone_name);
+                let new = new_lvol(p.clone_name, p.lvol_uuid, p.xattrs);
+                let clone = a.lvstores.clone_lvol(&p.snapshot_name, &new);
                 clone.map(|info| info.uuid.to_string()).map_err(errors::lvol)
             },
         )

@@ -1,0 +1,119 @@
+//! Which parts of a volume are allocated, and which changed between two snapshots: told by their maps,
+//! without a look at the data.
+
+use crate::map::View;
+
+/// Clusters that one call looks at, at most: some milliseconds.
+const LOOKED_AT: u64 = 1 << 20;
+
+/// A part of a volume, of whole clusters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// Where it begins, in bytes.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+}
+
+/// Some of the ranges that were asked for, in order; neighbours of one call are one range.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ranges {
+    /// May be none, though more follow.
+    pub ranges: Vec<Range>,
+    /// Where the next call goes on, in bytes; `None`: these were the last.
+    pub next_offset: Option<u64>,
+}
+
+/// The ranges of a volume in which it shows another cluster of the device than `since` does, and where
+/// `since` is `None`, any; from `offset` on, at most `most`.
+pub(crate) fn of(
+    volume: &View,
+    since: Option<&View>,
+    cluster_size: u64,
+    offset: u64,
+    most: usize,
+) -> Ranges {
+    let before = |cluster: u64| match since {
+        Some(since) if cluster < since.clusters() => since.source(cluster),
+        _ => 0,
+    };
+    let mut found = Ranges::default();
+    let first = offset / cluster_size;
+    let end = volume.clusters().min(first.saturating_add(LOOKED_AT));
+    for cluster in first..end {
+        if volume.source(cluster) == before(cluster) {
+            continue;
+        }
+        let at = cluster * cluster_size;
+        let full = found.ranges.len() == most;
+        match found.ranges.last_mut() {
+            Some(last) if last.offset + last.length == at => last.length += cluster_size,
+            _ if full => {
+                found.next_offset = Some(at);
+                return found;
+            }
+            _ => found.ranges.push(Range { offset: at, length: cluster_size }),
+        }
+    }
+    found.next_offset = (end < volume.clusters()).then_some(end * cluster_size);
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::map::Map;
+    use blobstore::HOLE;
+    use proptest::prelude::*;
+
+    const CLUSTER: u64 = 1 << 20;
+
+    /// All clusters of all pages.
+    fn all(volume: &View, since: Option<&View>, most: usize) -> Vec<u64> {
+        let (mut clusters, mut next) = (Vec::new(), Some(0));
+        while let Some(offset) = next {
+            let page = of(volume, since, CLUSTER, offset, most);
+            assert!(page.ranges.len() <= most);
+            for range in &page.ranges {
+                let first = range.offset / CLUSTER;
+                clusters.extend(first..first + range.length / CLUSTER);
+            }
+            next = page.next_offset;
+        }
+        clusters
+    }
+
+    proptest! {
+        #[test]
+        fn each_cluster_that_shows_something_else_is_told_once(
+            sizes in [1..40u64, 1..40u64],
+            entries in prop::collection::vec((any::<bool>(), any::<prop::sample::Index>(), 0..4u32), 0..60),
+            most in 1..5usize,
+        ) {
+            let maps = sizes.map(Map::new);
+            for (which, at, to) in entries {
+                let map = &maps[usize::from(which)];
+                map.set(at.index(map.clusters() as usize) as u64, if to == 3 { HOLE } else { to });
+            }
+            let [older, newer] = maps.map(View::of);
+            let shows = |view: &View, c: u64| if c < view.clusters() { view.source(c) } else { 0 };
+            let clusters = 0..newer.clusters();
+            let changed = clusters.clone().filter(|c| shows(&newer, *c) != shows(&older, *c));
+            prop_assert_eq!(all(&newer, Some(&older), most), changed.collect::<Vec<_>>());
+            let allocated = clusters.filter(|c| shows(&newer, *c) != 0).collect::<Vec<_>>();
+            prop_assert_eq!(all(&newer, None, most), allocated);
+        }
+    }
+
+    #[test]
+    fn a_large_volume_takes_several_calls() {
+        let map = Map::new(2 * LOOKED_AT + 5);
+        map.set(LOOKED_AT - 1, 7);
+        map.set(LOOKED_AT, 8);
+        let view = View::of(map);
+        let first = of(&view, None, CLUSTER, 0, 10);
+        assert_eq!(first.next_offset, Some(LOOKED_AT * CLUSTER));
+        assert_eq!(all(&view, None, 10), [LOOKED_AT - 1, LOOKED_AT]);
+        assert_eq!(of(&view, None, CLUSTER, u64::MAX, 10), Ranges::default());
+    }
+}

@@ -1,0 +1,106 @@
+"""What our target's methods for snapshots say and take beyond SPDK's."""
+
+from __future__ import annotations
+
+import errno
+import os
+import uuid
+
+import pytest
+
+from pydataplane.errors import RpcError
+from tests.support.target import Target
+
+MIB = 1 << 20
+VM_MIB = 64
+
+
+@pytest.fixture
+def vm(target: Target) -> Target:
+    """A target with the thin volume lvs0/vm."""
+    target.make_lvstore("lvs0", 128 * MIB)
+    target.make_thin("vm", VM_MIB)
+    return target
+
+
+def write(target: Target, volume: str, *mib: int) -> None:
+    """Writes to some MiB of a volume."""
+    path = target.rpc("virtlun_export_create", bdev_name=volume)["path"]
+    file = os.open(path, os.O_WRONLY)
+    try:
+        for at in mib:
+            os.pwrite(file, b"x" * 4096, at * MIB + 8192)
+        os.fsync(file)
+    finally:
+        os.close(file)
+    target.rpc("virtlun_export_delete", bdev_name=volume)
+
+
+def told(target: Target, method: str, **params: object) -> list[tuple[int, int]]:
+    """Returns all ranges, page by page, as (first MiB, MiBs)."""
+    found: list[tuple[int, int]] = []
+    offset: int | None = 0
+    while offset is not None:
+        page = target.rpc(method, offset=offset, **params)
+        found += [(each["offset"] // MIB, each["length"] // MIB) for each in page["ranges"]]
+        offset = page["next_offset"]
+    return found
+
+
+def test_a_snapshot_and_a_clone_are_made_with_their_uuid_and_xattrs(vm: Target) -> None:
+    first, second, clone = (str(uuid.uuid4()) for _ in range(3))
+    one = {"lvol_name": "lvs0/vm", "snapshot_name": "s1", "lvol_uuid": first}
+    assert vm.rpc("bdev_lvol_snapshot", **one, xattrs={"of": "vm"}) == first
+    again = one | {"snapshot_name": "s2"}
+    with pytest.raises(RpcError, match=first) as caught:
+        vm.rpc("bdev_lvol_snapshot", **again)
+    assert caught.value.code == -errno.EEXIST
+    together = [again | {"lvol_uuid": second, "xattrs": {"n": "2"}}]
+    assert vm.rpc("virtlun_lvol_snapshot_together", snapshots=together) == [second]
+    made = vm.rpc(
+        "bdev_lvol_clone", snapshot_name=first, clone_name="c", lvol_uuid=clone, xattrs={"c": "1"}
+    )
+    assert made == clone
+    vm.kill9()
+    vm.start()
+    kept = {each: vm.rpc("virtlun_lvol_get_xattrs", name=each) for each in (first, second, clone)}
+    assert kept == {first: {"of": "vm"}, second: {"n": "2"}, clone: {"c": "1"}}
+
+
+def test_ranges_that_are_allocated_and_that_changed(vm: Target) -> None:
+    write(vm, "lvs0/vm", 1, 2, 3, 40)
+    vm.rpc("bdev_lvol_snapshot", lvol_name="lvs0/vm", snapshot_name="s1")
+    write(vm, "lvs0/vm", 2, 50)
+    vm.rpc("bdev_lvol_snapshot", lvol_name="lvs0/vm", snapshot_name="s2")
+    write(vm, "lvs0/vm", 63)
+    for most in (1, 2, 100):
+        told_of = {"max_ranges": most}
+        allocated, changed = "virtlun_lvol_get_allocated_ranges", "virtlun_lvol_get_changed_ranges"
+        assert told(vm, allocated, name="lvs0/s1", **told_of) == [(1, 3), (40, 1)]
+        assert told(vm, allocated, name="lvs0/s2", **told_of) == [(1, 3), (40, 1), (50, 1)]
+        assert told(vm, changed, name="lvs0/s2", since="lvs0/s1", **told_of) == [(2, 1), (50, 1)]
+        since = told(vm, changed, name="lvs0/vm", since="lvs0/s1", **told_of)
+        assert since == [(2, 1), (50, 1), (63, 1)]
+    # A snapshot in between is merged; what changed since the first stays known.
+    vm.rpc("bdev_lvol_delete", name="lvs0/s2")
+    assert told(vm, changed, name="lvs0/vm", since="lvs0/s1") == [(2, 1), (50, 1), (63, 1)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code", "words"),
+    [
+        ({"max_ranges": 0}, errno.EINVAL, "max_ranges is 0; give 1 to 65536"),
+        ({"name": "lvs0/none"}, errno.ENODEV, "lvs0/none"),
+        ({"since": "lvs0/none"}, errno.ENODEV, "lvs0/none"),
+        ({"since": "lvs1/other"}, errno.EINVAL, "not in one lvstore"),
+    ],
+)
+def test_ranges_that_cannot_be_told(
+    vm: Target, wrong: dict[str, object], code: int, words: str
+) -> None:
+    vm.make_lvstore("lvs1", 64 * MIB)
+    vm.rpc("bdev_lvol_create", lvol_name="other", size_in_mib=4, lvs_name="lvs1")
+    params: dict[str, object] = {"name": "lvs0/vm", "since": "lvs0/vm"} | wrong
+    with pytest.raises(RpcError, match=words) as caught:
+        vm.rpc("virtlun_lvol_get_changed_ranges", **params)
+    assert caught.value.code == -code
