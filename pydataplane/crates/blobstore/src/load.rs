@@ -260,7 +260,7 @@ impl<D: Disk> Store<D> {
                 }
                 at = self.blobs[&at].parent;
             }
-            checked.append(&mut way);
+            checked.extend(way);
             let blob = &self.blobs[&id];
             if blob.deleting() && blob.clones.len() != 1 {
                 return Err(self.damaged(root, "it is being deleted, but has not one clone"));

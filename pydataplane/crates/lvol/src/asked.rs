@@ -1,10 +1,12 @@
-//! What a channel asks of the metadata thread, and what the two share.
+//! What a channel asks of the metadata thread, what the two share, and which volumes have channels.
 
+use crate::volume::Volume;
 use bdev::IoError;
 use crossbeam_queue::ArrayQueue;
-use reactor::Waker;
+use parking_lot::Mutex;
+use reactor::{Bell, Waker};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// I/Os that a channel can have under way, and so the length of its request queue.
 pub(crate) const SLOTS: usize = 256;
@@ -47,4 +49,50 @@ pub(crate) struct ChannelShared {
     pub requests: ArrayQueue<Request>,
     pub replies: ArrayQueue<Reply>,
     pub waker: Waker,
+}
+
+/// The metadata thread of an lvstore, as its volumes reach it.
+#[derive(Clone)]
+pub(crate) struct MetaThread {
+    bell: Bell,
+    open: Arc<Open>,
+}
+
+#[derive(Default)]
+struct Open {
+    volumes: Mutex<Vec<Arc<Volume>>>,
+    changes: AtomicU64,
+}
+
+impl MetaThread {
+    pub fn new(bell: Bell) -> Self {
+        MetaThread { bell, open: Arc::default() }
+    }
+
+    /// Has it look at what the channels ask for.
+    pub fn ring(&self) {
+        self.bell.ring();
+    }
+
+    /// A volume has its first channel. It has not asked for anything yet.
+    pub fn opened(&self, volume: &Arc<Volume>) {
+        self.open.volumes.lock().push(volume.clone());
+        self.open.changes.fetch_add(1, Ordering::Release);
+    }
+
+    /// The last channel of a volume is gone.
+    pub fn closed(&self, volume: &Volume) {
+        self.open.volumes.lock().retain(|other| !std::ptr::eq(&**other, volume));
+        self.open.changes.fetch_add(1, Ordering::Release);
+    }
+
+    /// How often the answer of [`MetaThread::open`] has changed.
+    pub fn changes(&self) -> u64 {
+        self.open.changes.load(Ordering::Acquire)
+    }
+
+    /// The volumes that have channels: a few of all that there are.
+    pub fn open(&self) -> Vec<Arc<Volume>> {
+        self.open.volumes.lock().clone()
+    }
 }

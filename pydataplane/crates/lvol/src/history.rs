@@ -34,7 +34,7 @@ impl Meta {
         let views: Vec<View> = all.iter().map(|(volume, _)| volume.view()).collect();
         let mut versions = Vec::new();
         for ((volume, _), view) in all.iter().zip(&views) {
-            self.freeze(volume, true);
+            self.frozen.push(volume.clone());
             let own = Arc::new(Map::new(view.clusters()));
             // As the snapshot will show it.
             let shown = Some((view.flat(), view.clusters()));
@@ -57,7 +57,7 @@ impl Meta {
                 Err(e)
             }
         };
-        all.iter().for_each(|(volume, _)| self.freeze(volume, false));
+        self.frozen.clear();
         snapshots
     }
 
@@ -71,26 +71,16 @@ impl Meta {
         let unmaps = volume.kin(|kin| kin.thin);
         let id = Identity { uuid: options.uuid, unmaps, ..volume.id.clone() };
         let names = Names { lvol: options.name.clone(), ..volume.names() };
-        let (base, bell) = (volume.base.clone(), volume.bell.clone());
-        let snapshot = Volume::new(id, names, volume.blob(), true, base, Map::new(0), bell);
+        let (base, thread) = (volume.base.clone(), self.thread.clone());
+        let snapshot = Volume::new(id, names, volume.blob(), true, base, Map::new(0), thread);
         snapshot.replace_view(view);
         volume.set_blob(number);
-        self.by_blob.insert(number, volume.clone());
+        self.volumes.insert(number, volume.clone());
         self.add_volume(snapshot.clone());
         self.publish_volume(volume);
-        for one in [&snapshot, volume] {
-            self.relate(one);
-        }
-        if let Some(parent) = snapshot.kin(|kin| kin.parent.clone()) {
-            self.relate(&parent);
-        }
+        self.moved(volume);
+        self.moved(&snapshot);
         snapshot
-    }
-
-    fn freeze(&mut self, volume: &Arc<Volume>, frozen: bool) {
-        if let Some(served) = self.volumes.iter_mut().find(|s| Arc::ptr_eq(&s.volume, volume)) {
-            served.frozen = frozen;
-        }
     }
 
     /// Waits until nobody has I/O in flight that was translated before these versions, serving the others
@@ -110,10 +100,10 @@ impl Meta {
 
     /// The volume of a blob.
     fn volume_of(&self, blob: BlobId) -> Option<Arc<Volume>> {
-        self.by_blob.get(&blob).cloned()
+        self.volumes.get(&blob).cloned()
     }
 
-    /// Tells a volume who its parent and its clones are.
+    /// Tells a volume who its parent and its clones are. It looks at each of these.
     pub fn relate(&self, volume: &Volume) {
         let Some(info) = self.store.as_ref().and_then(|store| store.blob(volume.blob()).ok())
         else {
@@ -121,7 +111,7 @@ impl Meta {
         };
         let parent = info.parent.and_then(|blob| self.volume_of(blob));
         let clones = info.clones.iter().filter_map(|blob| self.volume_of(*blob));
-        let clones = clones.map(|clone| Arc::downgrade(&clone)).collect();
+        let clones = clones.map(|clone| (clone.id.uuid, Arc::downgrade(&clone))).collect();
         volume.kin(|kin| {
             kin.thin = info.thin;
             kin.snapshot = info.snapshot;
@@ -142,8 +132,8 @@ impl Meta {
 
     /// As [`Meta::relate`] and [`Meta::look_through`] for all volumes, parents before their clones.
     pub fn relate_all(&mut self) {
-        let volumes: Vec<_> = self.volumes.iter().map(|s| s.volume.clone()).collect();
-        self.by_blob = volumes.iter().map(|v| (v.blob(), v.clone())).collect();
+        let volumes: Vec<_> = self.volumes.values().cloned().collect();
+        self.volumes = volumes.iter().map(|v| (v.blob(), v.clone())).collect();
         let Some(store) = &self.store else { return };
         if store.blobs().all(|blob| !blob.snapshot) {
             let thin = |volume: &Volume| store.blob(volume.blob()).is_ok_and(|blob| blob.thin);
@@ -174,11 +164,9 @@ impl Meta {
         let say = |e| refused(e, op, info.cluster_size);
         let id = store.clone_of(of, options).map_err(say)?;
         let blob = store.blob(id).map_err(say)?;
-        let (base, bell) = (&snapshot.base, &snapshot.bell);
-        let clone = Volume::of_blob(store, &info, &blob, base, bell);
+        let clone = Volume::of_blob(store, &info, &blob, &snapshot.base, &snapshot.thread);
         self.add_volume(clone.clone());
-        self.relate(&clone);
-        self.relate(snapshot);
+        self.moved(&clone);
         self.look_through(&clone);
         Ok(clone)
     }
@@ -223,10 +211,12 @@ impl Meta {
 
     /// A volume has another parent, or none: tells it and both parents.
     fn moved(&self, volume: &Arc<Volume>) {
-        let before = volume.kin(|kin| kin.parent.clone());
+        let parent = || volume.kin(|kin| kin.parent.clone());
+        let (uuid, clone) = (volume.id.uuid, Arc::downgrade(volume));
+        // A parent may have thousands of clones: the others are not looked at.
+        parent().iter().for_each(|before| before.kin(|kin| _ = kin.clones.remove(&uuid)));
         self.relate(volume);
-        let now = volume.kin(|kin| kin.parent.clone());
-        before.iter().chain(&now).for_each(|parent| self.relate(parent));
+        parent().iter().for_each(|now| now.kin(|kin| _ = kin.clones.insert(uuid, clone.clone())));
     }
 
     /// Gives a volume another parent.
@@ -277,17 +267,18 @@ impl Meta {
             for (cluster, to) in has.into_iter().flatten() {
                 own.set(cluster, to);
             }
-            self.relate(&heir);
+            self.moved(&heir);
             self.look_through(&heir);
         }
         // Who read a snapshot may be anybody: its clones, and those that were before they had another
-        // parent. What they have in flight was translated before this.
+        // parent. What they have in flight was translated before this; who opens one now sees the new
+        // views.
         let users = match volume.kin(|kin| kin.snapshot) {
-            true => self.volumes.iter().map(|s| (s.volume.clone(), s.volume.bump())).collect(),
+            true => self.thread.open().into_iter().map(|v| (v.clone(), v.bump())).collect(),
             false => Vec::new(),
         };
+        parent.iter().for_each(|parent| parent.kin(|kin| _ = kin.clones.remove(&volume.id.uuid)));
         self.forget(volume, freed, users);
-        parent.iter().for_each(|parent| self.relate(parent));
         Ok(())
     }
 
@@ -299,27 +290,23 @@ impl Meta {
         mut users: Vec<(Arc<Volume>, u64)>,
     ) {
         users.push((volume.clone(), volume.remove()));
-        if self.by_blob.get(&volume.blob()).is_some_and(|other| Arc::ptr_eq(other, volume)) {
-            self.by_blob.remove(&volume.blob());
+        if self.volumes.get(&volume.blob()).is_some_and(|other| Arc::ptr_eq(other, volume)) {
+            self.volumes.remove(&volume.blob());
         }
-        for mut served in
-            self.volumes.extract_if(.., |s: &mut Served| Arc::ptr_eq(&s.volume, volume))
-        {
-            served.answer_removed();
-        }
+        // It is served as long as it has channels: what they still ask for is answered, too.
+        self.take_up_opened();
+        let its = self.served.iter_mut().filter(|s| Arc::ptr_eq(&s.volume, volume));
+        its.for_each(Served::answer_removed);
         self.retire(users, freed);
     }
 }
 
 /// Clones of a volume, and theirs, each after its parent.
 fn descendants(volume: &Arc<Volume>) -> Vec<Arc<Volume>> {
-    let clones = |volume: &Arc<Volume>| -> Vec<_> {
-        volume.kin(|kin| kin.clones.iter().filter_map(std::sync::Weak::upgrade).collect())
-    };
-    let mut all = clones(volume);
+    let mut all = volume.clones();
     let mut at = 0;
     while at < all.len() {
-        let more = clones(&all[at]);
+        let more = all[at].clones();
         all.extend(more);
         at += 1;
     }

@@ -15,7 +15,8 @@
 //! | `reload` | from the medium again, in use, after a failure | as `meta` |
 //! | `zeroing` | the zeros of a thick volume to be | the control thread that makes it |
 //! | `lvol` | the bdev face of an lvol | any |
-//! | `asked` | what a channel asks of `meta`, and what the two share | both |
+//! | `asked` | what a channel asks of `meta`, what the two share, which volumes have channels | both |
+//! | `ranges` | what is allocated, and what changed between two snapshots | any control thread |
 //! | `volume` | an lvol as all share it: names, map, version, channels | any |
 //! | `map` | clusters of a volume to clusters of the device; which version of it is in use | written by `meta`, read by channels |
 //! | `channel` | the data path; `pieces`: what is not passed on as a whole | the reactor that opened it |

@@ -5,8 +5,8 @@ use crate::volume::Volume;
 use bdev::{Bdev, Channel, Features, FlushLatch, Geometry, OpenError, Stats};
 use reactor::IoContext;
 use serde_json::{Value, json};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
 use uuid::Uuid;
 
 /// The bdev of a volume, as the registry holds it.
@@ -44,8 +44,7 @@ impl Bdev for Lvol {
 
     fn driver_specific(&self) -> Value {
         let v = &self.0;
-        let (thin, snapshot, parent, clones) =
-            v.kin(|kin| (kin.thin, kin.snapshot, kin.parent.clone(), kin.clones.clone()));
+        let (thin, snapshot, parent) = v.kin(|kin| (kin.thin, kin.snapshot, kin.parent.clone()));
         let mut lvol = json!({
             "lvol_store_uuid": v.id.lvstore,
             "base_bdev": v.base.name(),
@@ -58,8 +57,8 @@ impl Bdev for Lvol {
         if let Some(parent) = parent {
             lvol["base_snapshot"] = json!(parent.names().lvol);
         }
-        let clones: Vec<_> =
-            clones.iter().filter_map(Weak::upgrade).map(|v| v.names().lvol).collect();
+        let mut clones: Vec<_> = v.clones().iter().map(|v| v.names().lvol).collect();
+        clones.sort();
         if !clones.is_empty() {
             lvol["clones"] = json!(clones);
         }

@@ -1,6 +1,7 @@
 //! One loaded lvstore: its claim on the bdev, its thread, its volumes in the registry. What is done with
 //! one of these is in `lvols`.
 
+use crate::asked::MetaThread;
 use crate::disk::BdevDisk;
 use crate::error::Error;
 use crate::info::{
@@ -112,15 +113,16 @@ impl Lvs {
         let (thread, (info, found)) = {
             let (base, gauges) = (base.clone(), gauges.clone());
             let open = move |bell| -> Result<(Meta, Found), Error> {
+                let thread = MetaThread::new(bell);
                 let opened = BdevDisk::open(&*base)
                     .map_err(|e| Error::Io { op: format!("open bdev {}", e.name), cause: e.why })?;
                 let store = open(opened)?;
                 let info = store.info();
                 let volumes: Vec<_> = store
                     .blobs()
-                    .map(|blob| Volume::of_blob(&store, &info, &blob, &base, &bell))
+                    .map(|blob| Volume::of_blob(&store, &info, &blob, &base, &thread))
                     .collect();
-                let mut meta = Meta::new(base, store, gauges);
+                let mut meta = Meta::new(base, store, thread, gauges);
                 volumes.iter().for_each(|v| meta.add_volume(v.clone()));
                 meta.relate_all();
                 Ok((meta, (info, volumes)))
@@ -211,6 +213,16 @@ impl Lvs {
 
     pub fn volumes(&self) -> Vec<Arc<Volume>> {
         self.volumes.lock().values().cloned().collect()
+    }
+
+    /// The volume with this UUID.
+    pub fn volume(&self, uuid: Uuid) -> Option<Arc<Volume>> {
+        self.volumes.lock().get(&uuid).cloned()
+    }
+
+    /// The volume of this name. Looks through all.
+    pub fn volume_named(&self, name: &str) -> Option<Arc<Volume>> {
+        self.volumes.lock().values().find(|volume| volume.is_named(name)).cloned()
     }
 
     pub fn volume_info(&self, volume: &Volume) -> LvolInfo {
@@ -318,9 +330,8 @@ impl Lvs {
     pub fn reload(&self) -> Result<Option<Vec<Arc<Volume>>>, Error> {
         let op = format!("load lvstore {} anew", self.name());
         let _turn = self.turn(&op)?;
-        let bell = self.thread.bell();
         let job = op.clone();
-        let found = self.meta(&op, move |meta| meta.reload(&job, &bell))?;
+        let found = self.meta(&op, move |meta| meta.reload(&job))?;
         let Some(Reloaded { gone, new, resized, name }) = found else { return Ok(None) };
         *self.name.lock() = name.clone();
         for volume in gone {

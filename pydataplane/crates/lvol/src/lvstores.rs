@@ -279,18 +279,16 @@ impl Shared {
 
     fn find_lvol(&self, id: &str) -> Result<(Arc<Lvs>, Arc<Volume>), Error> {
         let gone = || Error::NoLvol { id: id.to_owned() };
-        if let Some((lvstore, name)) = id.split_once('/') {
-            let lvs = self.find(lvstore).map_err(|_| gone())?;
-            let found = lvs.volumes().into_iter().find(|v| v.names().lvol == name);
-            return found.map(|v| (lvs, v)).ok_or_else(gone);
+        let bdev = self.registry.get(id).map(|bdev| bdev.uuid());
+        if let Some(uuid) = bdev.or_else(|| Uuid::try_parse(id).ok()) {
+            let stores = self.stores.lock().clone();
+            let of = |lvs: Arc<Lvs>| lvs.volume(uuid).map(|volume| (lvs, volume));
+            return stores.into_iter().find_map(of).ok_or_else(gone);
         }
-        let uuid = Uuid::try_parse(id).map_err(|_| gone())?;
-        let stores = self.stores.lock().clone();
-        let of = |lvs: Arc<Lvs>| {
-            let volume = lvs.volumes().into_iter().find(|v| v.id.uuid == uuid)?;
-            Some((lvs, volume))
-        };
-        stores.into_iter().find_map(of).ok_or_else(gone)
+        // It is no bdev at the moment, or its lvstore is given by UUID.
+        let (lvstore, name) = id.split_once('/').ok_or_else(gone)?;
+        let lvs = self.find(lvstore).map_err(|_| gone())?;
+        lvs.volume_named(name).map(|volume| (lvs, volume)).ok_or_else(gone)
     }
 
     /// Begins an operation on the lvstore of these names or UUIDs, which no other one may be about.

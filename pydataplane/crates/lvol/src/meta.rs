@@ -5,6 +5,7 @@
 //! when every channel is quiet, that is, has nothing in flight that was translated while the volume
 //! still had them.
 
+use crate::asked::MetaThread;
 use crate::disk::BdevDisk;
 use crate::error::Error;
 use crate::map::View;
@@ -67,9 +68,15 @@ pub(crate) struct Meta {
     pub base: Arc<dyn Bdev>,
     /// `None` after it was closed or destroyed.
     pub store: Option<Store<BdevDisk>>,
-    pub volumes: Vec<Served>,
-    /// The same, by blob.
-    pub by_blob: HashMap<BlobId, Arc<Volume>>,
+    /// All volumes, by blob.
+    pub volumes: HashMap<BlobId, Arc<Volume>>,
+    pub thread: MetaThread,
+    /// Those that are served: those that have channels or had.
+    pub served: Vec<Served>,
+    /// [`MetaThread::changes`] when the former was made.
+    pub served_as_of: u64,
+    /// Whose requests wait until a snapshot was taken.
+    pub frozen: Vec<Arc<Volume>>,
     /// Whose turn is first in the next round.
     pub turn: usize,
     retiring: Vec<Retiring>,
@@ -102,12 +109,20 @@ impl Work for Meta {
 }
 
 impl Meta {
-    pub fn new(base: Arc<dyn Bdev>, store: Store<BdevDisk>, gauges: Arc<Gauges>) -> Self {
+    pub fn new(
+        base: Arc<dyn Bdev>,
+        store: Store<BdevDisk>,
+        thread: MetaThread,
+        gauges: Arc<Gauges>,
+    ) -> Self {
         let mut meta = Meta {
             base,
             store: Some(store),
-            volumes: Vec::new(),
-            by_blob: HashMap::new(),
+            volumes: HashMap::new(),
+            thread,
+            served: Vec::new(),
+            served_as_of: 0,
+            frozen: Vec::new(),
             turn: 0,
             retiring: Vec::new(),
             reserved: Vec::new(),
@@ -165,8 +180,7 @@ impl Meta {
 
     pub fn add_volume(&mut self, volume: Arc<Volume>) {
         self.publish_volume(&volume);
-        self.by_blob.insert(volume.blob(), volume.clone());
-        self.volumes.push(Served::new(volume));
+        self.volumes.insert(volume.blob(), volume);
     }
 
     /// Takes clusters, waiting for those that channels still use if there are too few others. They stay
@@ -309,11 +323,9 @@ impl Meta {
 
     /// Ends the use of the store; `destroy` deletes it too.
     pub fn close(&mut self, op: &str, destroy: bool) -> Result<(), Error> {
-        self.by_blob.clear();
-        for mut served in std::mem::take(&mut self.volumes) {
-            served.volume.remove();
-            served.answer_removed();
-        }
+        self.volumes.drain().for_each(|(_, volume)| _ = volume.remove());
+        self.take_up_opened();
+        self.served.drain(..).for_each(|mut served| served.answer_removed());
         while self.reap() {}
         self.retiring.clear();
         let Some(store) = self.store.take() else { return Ok(()) };

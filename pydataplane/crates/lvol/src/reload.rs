@@ -10,7 +10,7 @@ use crate::meta::Meta;
 use crate::translate::not_loaded;
 use crate::volume::{Volume, own_map};
 use blobstore::{Freed, HOLE, Store};
-use reactor::Bell;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// What the medium says otherwise than memory did.
@@ -28,7 +28,7 @@ pub(crate) struct Reloaded {
 
 impl Meta {
     /// Loads the store anew if it has stopped; `None` if it has not.
-    pub fn reload(&mut self, op: &str, bell: &Bell) -> Result<Option<Reloaded>, Error> {
+    pub fn reload(&mut self, op: &str) -> Result<Option<Reloaded>, Error> {
         self.store(op)?; // refuses while a failed flush is latched
         if self.store.as_ref().is_none_or(|store| store.stopped().is_none()) {
             return Ok(None);
@@ -45,7 +45,7 @@ impl Meta {
         let held: Vec<u32> = self.held().collect();
         let _still_held = store.hold(held);
         let mut found = Reloaded { name: store.info().name, ..Reloaded::default() };
-        let volumes: Vec<_> = self.volumes.iter().map(|s| s.volume.clone()).collect();
+        let volumes: Vec<_> = self.volumes.values().cloned().collect();
         let mut retired = Vec::new();
         for volume in &volumes {
             let old = volume.view().own;
@@ -80,8 +80,9 @@ impl Meta {
             retired.push((volume.clone(), Some(map), freed));
         }
         let info = store.info();
-        for blob in store.blobs().filter(|b| volumes.iter().all(|v| v.id.uuid != b.uuid)) {
-            found.new.push(Volume::of_blob(&store, &info, &blob, &self.base, bell));
+        let known: HashSet<_> = volumes.iter().map(|volume| volume.id.uuid).collect();
+        for blob in store.blobs().filter(|blob| !known.contains(&blob.uuid)) {
+            found.new.push(Volume::of_blob(&store, &info, &blob, &self.base, &self.thread));
         }
         self.store = Some(store);
         for (volume, map, freed) in retired {

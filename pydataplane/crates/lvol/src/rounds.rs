@@ -13,6 +13,7 @@ use crate::translate::io_error;
 use crate::volume::Volume;
 use bdev::IoError;
 use blobstore::{Batch, BlobId, Error as StoreError, Store};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -88,13 +89,36 @@ fn add<D: blobstore::Disk>(
 impl Meta {
     /// Whether requests were taken from the channels and not answered yet.
     pub fn has_requests(&self) -> bool {
-        self.volumes.iter().any(|served| !served.queue.is_empty())
+        self.served.iter().any(|served| !served.queue.is_empty())
+    }
+
+    /// Serves those that have channels now, and what others asked for before.
+    pub fn take_up_opened(&mut self) {
+        let changes = self.thread.changes();
+        if changes == self.served_as_of {
+            return;
+        }
+        self.served_as_of = changes;
+        let before = std::mem::take(&mut self.served);
+        let mut before: HashMap<_, _> =
+            before.into_iter().map(|served| (Arc::as_ptr(&served.volume), served)).collect();
+        for volume in self.thread.open() {
+            let served = before.remove(&Arc::as_ptr(&volume));
+            self.served.push(served.unwrap_or_else(|| Served::new(volume)));
+        }
+        self.served.extend(before.into_values().filter(|served| !served.queue.is_empty()));
     }
 
     /// One round. Whether there is more to do at once.
     pub fn serve(&mut self) -> bool {
-        self.volumes.iter_mut().for_each(Served::collect);
-        if self.volumes.iter().all(|served| served.queue.is_empty()) {
+        self.take_up_opened();
+        for served in &mut self.served {
+            match served.volume.is_removed() {
+                true => served.answer_removed(),
+                false => served.collect(),
+            }
+        }
+        if !self.has_requests() {
             return false;
         }
         if let Err(e) = self.store("serve a volume") {
@@ -107,10 +131,10 @@ impl Meta {
         let clusters = (ALLOCATE_QUOTA / u64::from(store.info().cluster_size)).max(1);
         let mut batch = store.batch();
         let (mut taken, mut more) = (Vec::new(), false);
-        let volumes = self.volumes.len();
+        let volumes = self.served.len();
         for at in (0..volumes).map(|i| (self.turn + i) % volumes) {
-            let served = &mut self.volumes[at];
-            if served.frozen {
+            let served = &mut self.served[at];
+            if self.frozen.iter().any(|volume| Arc::ptr_eq(volume, &served.volume)) {
                 continue;
             }
             let blob = served.volume.blob();
@@ -147,7 +171,7 @@ impl Meta {
         let allocated = done.allocated.as_ref().map_or_else(error, |_| Ok(()));
         let unmapped = done.unmapped.as_ref().map_or_else(error, |_| Ok(()));
         for lost in done.unmapped.into_iter().flatten() {
-            let Some(volume) = self.by_blob.get(&lost.blob).cloned() else { continue };
+            let Some(volume) = self.volumes.get(&lost.blob).cloned() else { continue };
             let own = volume.view().own;
             lost.clusters.iter().for_each(|(cluster, now)| own.set(*cluster, *now));
             let version = volume.bump();
@@ -158,7 +182,7 @@ impl Meta {
         for (blob, cluster, to) in done.allocated.into_iter().flatten() {
             if gained.as_ref().is_none_or(|(of, _, _)| *of != blob) {
                 gained.iter().for_each(|(_, volume, _)| self.publish_volume(volume));
-                gained = self.by_blob.get(&blob).map(|v| (blob, v.clone(), v.view().own));
+                gained = self.volumes.get(&blob).map(|v| (blob, v.clone(), v.view().own));
             }
             gained.iter().for_each(|(_, _, own)| own.set(cluster, to));
         }
@@ -178,7 +202,7 @@ impl Meta {
     fn refuse_all(&mut self) {
         let gone = self.store.is_none();
         let error = if gone { IoError::Removed } else { IoError::WriteMedium };
-        for waiting in self.volumes.iter_mut().flat_map(|served| served.queue.drain(..)) {
+        for waiting in self.served.iter_mut().flat_map(|served| served.queue.drain(..)) {
             waiting.answer(Err(error));
         }
     }

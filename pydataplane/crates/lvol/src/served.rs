@@ -12,8 +12,6 @@ pub(crate) struct Served {
     pub volume: Arc<Volume>,
     /// Requests in order.
     pub queue: VecDeque<Waiting>,
-    /// They wait until a snapshot was taken.
-    pub frozen: bool,
 }
 
 /// A request that was taken from its channel's queue.
@@ -28,7 +26,7 @@ pub(crate) struct Waiting {
 
 impl Served {
     pub fn new(volume: Arc<Volume>) -> Self {
-        Served { volume, queue: VecDeque::new(), frozen: false }
+        Served { volume, queue: VecDeque::new() }
     }
 
     /// Takes what the channels asked for.

@@ -1,13 +1,14 @@
 //! An lvol as everybody shares it: its names, its map, and the channels that use it.
 
-use crate::asked::{ChannelShared, Request, SLOTS};
+use crate::asked::{ChannelShared, MetaThread, Request, SLOTS};
 use crate::disk::BdevDisk;
 use crate::map::{Map, View};
 use bdev::{Bdev, Features, Geometry, Stats, aliases_changed};
 use blobstore::{BlobId, BlobInfo, Store, StoreInfo};
 use crossbeam_queue::ArrayQueue;
 use parking_lot::Mutex;
-use reactor::{Bell, Waker};
+use reactor::Waker;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Weak};
 use uuid::Uuid;
@@ -39,7 +40,8 @@ pub(crate) struct Kin {
     pub snapshot: bool,
     /// The snapshot whose clone it is.
     pub parent: Option<Arc<Volume>>,
-    pub clones: Vec<Weak<Volume>>,
+    /// By UUID.
+    pub clones: BTreeMap<Uuid, Weak<Volume>>,
 }
 
 /// One lvol. Shared by the registry, its channels and the metadata thread.
@@ -68,7 +70,7 @@ pub(crate) struct Volume {
     pub allocated: AtomicU64,
     channels: Mutex<Vec<Arc<ChannelShared>>>,
     pub stats: Arc<Stats>,
-    pub bell: Bell,
+    pub thread: MetaThread,
 }
 
 impl Volume {
@@ -78,7 +80,7 @@ impl Volume {
         info: &StoreInfo,
         blob: &BlobInfo,
         base: &Arc<dyn Bdev>,
-        bell: &Bell,
+        thread: &MetaThread,
     ) -> Arc<Self> {
         let map = own_map(store, blob);
         let per_cluster = info.cluster_size / base.geometry().block_size;
@@ -89,7 +91,7 @@ impl Volume {
             shift: per_cluster.trailing_zeros(),
         };
         let names = Names { lvstore: info.name.clone(), lvol: blob.name.clone() };
-        Volume::new(id, names, blob.id, blob.read_only, base.clone(), map, bell.clone())
+        Volume::new(id, names, blob.id, blob.read_only, base.clone(), map, thread.clone())
     }
 
     pub fn new(
@@ -99,7 +101,7 @@ impl Volume {
         read_only: bool,
         base: Arc<dyn Bdev>,
         map: Map,
-        bell: Bell,
+        thread: MetaThread,
     ) -> Arc<Self> {
         Arc::new(Volume {
             name: id.uuid.to_string(),
@@ -118,13 +120,17 @@ impl Volume {
             allocated: AtomicU64::new(0),
             channels: Mutex::default(),
             stats: Stats::new(),
-            bell,
+            thread,
             id,
         })
     }
 
     pub fn names(&self) -> Names {
         self.names.lock().clone()
+    }
+
+    pub fn is_named(&self, lvol: &str) -> bool {
+        self.names.lock().lvol == lvol
     }
 
     pub fn rename(&self, change: impl FnOnce(&mut Names)) {
@@ -159,6 +165,11 @@ impl Volume {
     /// Only for the metadata thread.
     pub fn set_blob(&self, blob: BlobId) {
         *self.blob.lock() = blob;
+    }
+
+    /// Its clones, in no order that matters.
+    pub fn clones(&self) -> Vec<Arc<Volume>> {
+        self.kin(|kin| kin.clones.values().filter_map(Weak::upgrade).collect())
     }
 
     pub fn kin<R>(&self, look: impl FnOnce(&mut Kin) -> R) -> R {
@@ -261,7 +272,7 @@ impl Volume {
         }
     }
 
-    pub fn add_channel(&self, waker: Waker) -> Arc<ChannelShared> {
+    pub fn add_channel(self: &Arc<Self>, waker: Waker) -> Arc<ChannelShared> {
         let shared = Arc::new(ChannelShared {
             version: self.version.clone(),
             active: AtomicU64::new(0),
@@ -269,12 +280,20 @@ impl Volume {
             replies: ArrayQueue::new(SLOTS),
             waker,
         });
-        self.channels.lock().push(shared.clone());
-        shared
+        let mut channels = self.channels.lock();
+        channels.push(shared.clone());
+        if channels.len() == 1 {
+            self.thread.opened(self);
+        }
+        shared.clone()
     }
 
     pub fn drop_channel(&self, shared: &Arc<ChannelShared>) {
-        self.channels.lock().retain(|c| !Arc::ptr_eq(c, shared));
+        let mut channels = self.channels.lock();
+        channels.retain(|c| !Arc::ptr_eq(c, shared));
+        if channels.is_empty() {
+            self.thread.closed(self);
+        }
     }
 }
 

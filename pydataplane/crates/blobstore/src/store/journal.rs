@@ -50,7 +50,7 @@ impl<D: Disk> Store<D> {
         for page in &txn.freed {
             self.dirty.remove(page);
         }
-        self.dirty.append(&mut images);
+        self.dirty.extend(images);
         Ok(())
     }
 

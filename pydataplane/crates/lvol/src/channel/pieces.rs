@@ -165,7 +165,7 @@ impl LvolChannel {
         assert!(pushed.is_ok(), "the queue has room for every slot");
         self.slots[request.slot].pending += 1;
         self.asked += 1;
-        self.volume.bell.ring();
+        self.volume.thread.ring();
         // The metadata thread marks a volume as removed, then answers what was asked for the last
         // time; here it is the other way round, so one of the two sees the other.
         fence(Ordering::SeqCst);

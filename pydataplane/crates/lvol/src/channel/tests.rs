@@ -1,6 +1,7 @@
 //! A channel against a base that keeps what it was given until the test lets go of it.
 
 use super::*;
+use crate::asked::MetaThread;
 use crate::asked::{Request, Want};
 use crate::map::Map;
 use crate::volume::{Identity, Names};
@@ -50,7 +51,8 @@ fn channel_of(clusters: u64) -> (Arc<Volume>, LvolChannel, IoContext) {
     let id = Identity { uuid: Uuid::nil(), lvstore: Uuid::nil(), unmaps: true, shift: 0 };
     let names = Names { lvstore: "s".into(), lvol: "b".into() };
     let base: Arc<dyn Bdev> = Null::create("n", 512, 1 << 20, None).unwrap();
-    let volume = Volume::new(id, names, blob, false, base, Map::new(clusters), Bell::default());
+    let thread = MetaThread::new(Bell::default());
+    let volume = Volume::new(id, names, blob, false, base, Map::new(clusters), thread);
     let io = IoContext::new().unwrap();
     let channel = LvolChannel::new(volume.clone(), Box::new(Held::default()), io.waker());
     (volume, channel, io)

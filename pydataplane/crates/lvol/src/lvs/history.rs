@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::info::{LvolInfo, NewLvol};
 use crate::volume::Volume;
 use blobstore::HistoryOptions;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 use uuid::Uuid;
 
@@ -88,8 +88,7 @@ impl Lvs {
 
     /// Refuses where more than one clone needs a volume.
     pub(super) fn not_shared(&self, op: &str, volume: &Volume) -> Result<(), Error> {
-        let clones: Vec<_> =
-            volume.kin(|kin| kin.clones.iter().filter_map(Weak::upgrade).collect());
+        let clones = volume.clones();
         if clones.len() < 2 {
             return Ok(());
         }

@@ -45,16 +45,17 @@ impl Lvs {
         let zeroing = self.zeroings.begin(alias, options.name.clone(), uuid);
         let (reserved, turn) = self.zero(&op, &zeroing, reserved, turn)?;
         let (base, info) = (self.base.clone(), self.info.clone());
-        let (job_op, bell, lvstore) = (op.clone(), self.thread.bell(), self.name());
+        let (job_op, lvstore) = (op.clone(), self.name());
         // What was zeroed is worth a wait.
         let timeout = if blob.thin { self.timeout } else { Duration::MAX };
         let volume = self.meta_within(timeout, &op, move |meta| {
             let say = |e| refused(e, &job_op, cluster_size);
+            let thread = meta.thread.clone();
             let (store, reserved) = meta.own(&job_op, reserved)?;
             let id = store.create_reserved(&blob, reserved).map_err(say)?;
             let blob = store.blob(id).map_err(say)?;
             let info = StoreInfo { name: lvstore, ..info };
-            let volume = Volume::of_blob(store, &info, &blob, &base, &bell);
+            let volume = Volume::of_blob(store, &info, &blob, &base, &thread);
             meta.add_volume(volume.clone());
             meta.relate(&volume);
             Ok(volume)
