@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from plugin.cli import bdev, doctor, domain, io_errors, lvstore, target, top, volume
+from plugin.cli import bdev, doctor, domain, image, io_errors, lvstore, target, top, volume
 from plugin.cli.output import ADDRESS_KEY, CONFIG_KEY
 from plugin.config import DEFAULT_PATH, TARGET_NAME, load
 from plugin.targets import address
@@ -90,6 +90,8 @@ for command in (
 
 for command in (io_errors.errors, io_errors.retry):
     domain.domain.add_command(command)
+for command in (image.import_, image.export, image.diff):
+    volume.volume.add_command(command)
 
 
 if __name__ == "__main__":

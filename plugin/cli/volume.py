@@ -50,7 +50,7 @@ def list_(socket: Path, lvstore: str | None, as_json: bool) -> None:
     volumes = Volumes(client(socket))
     if lvstore is not None:
         volumes.lvstore(lvstore)
-    _show(volumes.volumes(lvstore), as_json)
+    shown(volumes.volumes(lvstore), as_json)
 
 
 @volume.command(short_help="Make a volume, such as lvs0/data of 10G.")
@@ -81,7 +81,7 @@ def create(
             f"volume {made.path} exists already, and is {'thin' if made.thin else 'thick'}: "
             "use it as it is, or choose another name"
         )
-    _show([made], as_json)
+    shown([made], as_json)
 
 
 @volume.command(short_help="Give a volume another size, also while it is in use.")
@@ -102,7 +102,7 @@ def resize(socket: Path, volume: str, size_text: str, shrink: bool, as_json: boo
         )
     with busy(f"resizing {volume}"):
         resized = volumes.resize(volume, wanted)
-    _show([resized], as_json)
+    shown([resized], as_json)
 
 
 @volume.command(short_help="Take a snapshot of a volume, or of several at one instant.")
@@ -119,7 +119,7 @@ def snapshot(socket: Path, volumes: tuple[str, ...], name: str, as_json: bool) -
     """
     with busy("taking snapshots"):
         taken = Volumes(client(socket)).snapshot(volumes, name)
-    _show(taken, as_json)
+    shown(taken, as_json)
 
 
 @volume.command(short_help="Make a volume that begins as a snapshot is.")
@@ -130,7 +130,7 @@ def snapshot(socket: Path, volumes: tuple[str, ...], name: str, as_json: bool) -
 @errors_as_sentences
 def clone(socket: Path, snapshot_name: str, name: str, as_json: bool) -> None:
     """Make the volume NAME beside SNAPSHOT: it reads as that, and takes room as it is written."""
-    _show([Volumes(client(socket)).clone(snapshot_name, name)], as_json)
+    shown([Volumes(client(socket)).clone(snapshot_name, name)], as_json)
 
 
 @volume.command(short_help="Give a volume the contents of one of its snapshots again.")
@@ -149,7 +149,7 @@ def rollback(socket: Path, volume: str, snapshot_name: str, yes: bool, as_json: 
     present = volumes.volume(volume)
     if not yes:
         confirm(f"Roll {present.path} back to {snapshot_name}?")
-    _show([volumes.roll_back(present.uuid, snapshot_name)], as_json)
+    shown([volumes.roll_back(present.uuid, snapshot_name)], as_json)
 
 
 @volume.command(short_help="Give a volume all its clusters, so that it needs no snapshot.")
@@ -161,7 +161,7 @@ def inflate(socket: Path, volume: str, as_json: bool) -> None:
     """Give VOLUME clusters of its own for all of its size, also while a VM uses it."""
     with busy(f"copying to {volume} what it lacks"):
         inflated = Volumes(client(socket)).inflate(volume)
-    _show([inflated], as_json)
+    shown([inflated], as_json)
 
 
 @volume.command()
@@ -172,7 +172,7 @@ def inflate(socket: Path, volume: str, as_json: bool) -> None:
 @errors_as_sentences
 def rename(socket: Path, volume: str, name: str, as_json: bool) -> None:
     """Rename VOLUME to NAME within its lvstore."""
-    _show([Volumes(client(socket)).rename(volume, name)], as_json)
+    shown([Volumes(client(socket)).rename(volume, name)], as_json)
 
 
 @volume.command(short_help="Delete a volume and its data.")
@@ -194,7 +194,8 @@ def delete(socket: Path, volume: str, yes: bool) -> None:
     click.echo(f"volume {present.path} is deleted")
 
 
-def _show(found: list[Volume], as_json: bool) -> None:
+def shown(found: list[Volume], as_json: bool) -> None:
+    """Prints volumes."""
     show(
         [{"path": item.path, **item.as_dict()} for item in found],
         COLUMNS,

@@ -1,0 +1,7 @@
+"""Images, that is files in the formats raw and qcow2, and volumes with the same contents.
+
+- `qemuimg`: what qemu-img says of images, and copies;
+- `coming`: an image becomes a volume;
+- `going`: a volume becomes an image;
+- `pieces`: what is copied in one go, and how far a copy has come.
+"""

@@ -1,0 +1,113 @@
+"""An image becomes a volume: `virtlun volume import`.
+
+It is made under another name and gets its own when all is copied, so that nobody takes a part for
+the whole. A xattr of it says how far the copy has come, and of what: the same command goes on.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+from plugin.images import pieces, qemuimg
+from plugin.images.qemuimg import Image
+from pydataplane.errors import NO_DEVICE, RpcError, VolumeError, VolumeNotFoundError
+from pydataplane.lvols import Volume
+from pydataplane.volumenames import split_path
+from pydataplane.volumes import Volumes
+
+XATTR = "virtlun.import"
+SUFFIX = ".import"
+"""Of its name until all is copied."""
+
+
+def import_image(
+    volumes: Volumes,
+    source: Image,
+    reference: str,
+    size: int | None,
+    *,
+    thin: bool,
+    verify: bool,
+    progress: pieces.Progress,
+) -> Volume:
+    """Makes the volume `reference` with the contents of an image, and zeros up to `size` bytes.
+
+    With `verify` the two are compared in the end. Safe to repeat after any interruption: it goes on
+    where it was, unless the image has changed.
+
+    Raises:
+        VolumeError: there is such a volume, the size is less than the image's, or the two differ.
+    """
+    lvstore, name = split_path(reference)
+    if size is not None and size < source.size:
+        raise VolumeError(
+            f"{source.path} has {source.size} bytes, {size} are fewer: leave out --size"
+        )
+    of = {"path": str(source.path), "modified": source.path.stat().st_mtime_ns}
+    with suppress(VolumeNotFoundError):
+        present = volumes.volume(reference)
+        if _noted(volumes, present.uuid) == of | {"done": source.size}:
+            return _finished(volumes, present)
+        raise VolumeError(f"volume {present.path} exists already: choose another name")
+    volume, begin = _begun(volumes, f"{lvstore}/{name}{SUFFIX}", of, size or source.size, thin=thin)
+
+    def note(done: int) -> None:
+        volumes.set_xattr(volume.uuid, XATTR, json.dumps(of | {"done": done}))
+
+    path = volumes.client.call("virtlun_export_create", bdev_name=volume.uuid)["path"]
+    try:
+        target = Image(Path(path), "raw", volume.size)
+        pieces.copy(source, target, qemuimg.data_of(source), begin, note, progress)
+        difference = qemuimg.differ(source, target) if verify else None
+    finally:
+        end_export(volumes, volume.uuid)
+    if difference:
+        raise VolumeError(f"volume {volume.path} is not as {source.path} is: {difference}")
+    note(source.size)
+    return _finished(volumes, volumes.rename(volume.uuid, name))
+
+
+def _noted(volumes: Volumes, uuid: str) -> dict[str, object]:
+    """Returns what a volume is imported from, and how far; nothing where it is not imported."""
+    noted: dict[str, object] = json.loads(volumes.xattrs(uuid).get(XATTR, "{}"))
+    return noted
+
+
+def _finished(volumes: Volumes, volume: Volume) -> Volume:
+    volumes.remove_xattr(volume.uuid, XATTR)
+    return volume
+
+
+def _begun(
+    volumes: Volumes, reference: str, of: dict[str, object], size: int, *, thin: bool
+) -> tuple[Volume, int]:
+    """Returns the volume to copy to, and the bytes of it that are done.
+
+    One of another image, or of what this one was before, is made anew.
+    """
+    with suppress(VolumeNotFoundError):
+        present = volumes.volume(reference)
+        noted = _noted(volumes, present.uuid)
+        done = noted.pop("done", None)
+        if not isinstance(done, int):
+            raise VolumeError(
+                f"volume {present.path} exists already, and is of no import: rename or delete it"
+            )
+        wanted = -(-size // (1 << 20)) << 20
+        if noted == of and present.thin == thin and present.size >= wanted:
+            return present, done
+        end_export(volumes, present.uuid)
+        volumes.delete(present.uuid)
+    xattrs = {XATTR: json.dumps(of | {"done": 0})}
+    return volumes.create(reference, size, thin=thin, xattrs=xattrs), 0
+
+
+def end_export(volumes: Volumes, uuid: str) -> None:
+    """Ends the export of a volume, if there is one."""
+    try:
+        volumes.client.call("virtlun_export_delete", bdev_name=uuid)
+    except RpcError as error:
+        if error.code != NO_DEVICE:
+            raise

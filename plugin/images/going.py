@@ -1,0 +1,138 @@
+"""A volume becomes an image: `virtlun volume export`.
+
+What is copied is a snapshot that nobody else uses: of a volume one that is taken for it, of a
+snapshot a clone of it. The image is FILE.part until all is copied, and beside it stands how far the
+copy has come: the same command goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from plugin.images import pieces, qemuimg
+from plugin.images.coming import end_export
+from plugin.images.qemuimg import Image
+from pydataplane.errors import VolumeError, VolumeNotFoundError
+from pydataplane.lvols import Volume
+from pydataplane.volumes import Volumes
+
+PART, STATE = ".part", ".part.json"
+RANGES_MAX = 4096
+"""Ranges that are asked for in one call."""
+
+
+def export_image(
+    volumes: Volumes,
+    reference: str,
+    file: Path,
+    form: str,
+    *,
+    verify: bool,
+    progress: pieces.Progress,
+) -> Image:
+    """Writes a volume, as it is now, or a snapshot to `file`, in use or not.
+
+    With `verify` image and volume are compared in the end. Safe to repeat after any interruption:
+    it goes on where it was, with what the volume had then.
+
+    Raises:
+        VolumeError: there is such a file, or the two differ.
+    """
+    if file.exists():
+        raise VolumeError(f"{file} exists already: choose another name, or delete it")
+    of = volumes.volume(reference)
+    name = f"{of.name.split('@')[0]}@export-{_digest(file)}"
+    frozen, begin = _begun(volumes, of, name, file, form)
+    part = file.with_name(file.name + PART)
+    if begin is None:
+        qemuimg.make(part, form, frozen.size)
+        begin = 0
+    path = volumes.client.call("virtlun_export_create", bdev_name=frozen.uuid, read_only=True)
+    try:
+        source = Image(Path(path["path"]), "raw", frozen.size)
+        target = Image(part.absolute(), form, frozen.size)
+
+        def note(done: int) -> None:
+            _note(file, {"volume": of.uuid, "copied": frozen.uuid, "format": form, "done": done})
+
+        note(begin)
+        pieces.copy(source, target, allocated(volumes, frozen.uuid), begin, note, progress)
+        difference = qemuimg.differ(source, target) if verify else None
+    finally:
+        end_export(volumes, frozen.uuid)
+    if difference:
+        raise VolumeError(f"{part} is not as volume {of.path} is: {difference}")
+    volumes.delete(frozen.uuid)
+    file.with_name(file.name + STATE).unlink()
+    part.rename(file)
+    return Image(file.absolute(), form, frozen.size)
+
+
+def allocated(volumes: Volumes, uuid: str, since: str | None = None) -> list[tuple[int, int]]:
+    """Returns where a volume may hold anything but zeros: (offset, length) in bytes, in order.
+
+    With `since`, the UUID of a snapshot, where it may differ from that.
+    """
+    found: list[tuple[int, int]] = []
+    offset: int | None = 0
+    while offset is not None:
+        if since is None:
+            page = volumes.client.call(
+                "virtlun_lvol_get_allocated_ranges", name=uuid, offset=offset, max_ranges=RANGES_MAX
+            )
+            found += [(each["offset"], each["length"]) for each in page["ranges"]]
+            offset = page["next_offset"]
+        else:
+            changed = volumes.client.call(
+                "virtlun_lvol_get_changed_ranges",
+                name=uuid,
+                since=since,
+                offset=offset,
+                max_ranges=RANGES_MAX,
+            )
+            found += [(each["offset"], each["length"]) for each in changed["ranges"]]
+            offset = changed["next_offset"]
+    return found
+
+
+def _begun(
+    volumes: Volumes, of: Volume, name: str, file: Path, form: str
+) -> tuple[Volume, int | None]:
+    """Returns what is to be copied, and the bytes of it that are done; None: nothing is there yet.
+
+    What an earlier call of another volume or format left is deleted.
+    """
+    state: dict[str, object] = {}
+    with suppress(FileNotFoundError, ValueError):
+        state = json.loads(file.with_name(file.name + STATE).read_text())
+    with suppress(VolumeNotFoundError):
+        present = volumes.volume(f"{of.lvstore}/{name}")
+        same = (state.get("volume"), state.get("format")) == (of.uuid, form)
+        done = state.get("done")
+        there = file.with_name(file.name + PART).exists()
+        if same and there and state.get("copied") == present.uuid and isinstance(done, int):
+            return present, done
+        end_export(volumes, present.uuid)
+        volumes.delete(present.uuid)
+    if of.snapshot:
+        return volumes.clone(of.uuid, name), None
+    return volumes.snapshot([of.uuid], name.split("@")[1])[0], None
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(os.fsencode(file.absolute())).hexdigest()[:8]
+
+
+def _note(file: Path, state: dict[str, object]) -> None:
+    """Writes how far the copy has come, durably and all at once."""
+    path = file.with_name(file.name + STATE)
+    new = path.with_suffix(".new")
+    with new.open("w") as written:
+        json.dump(state, written)
+        written.flush()
+        os.fsync(written.fileno())
+    new.rename(path)

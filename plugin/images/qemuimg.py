@@ -1,0 +1,122 @@
+"""qemu-img: what is in an image, and copies of parts of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydataplane.errors import VolumeError
+
+FORMATS = ("raw", "qcow2")
+SECTOR = 512
+"""An image's size is a multiple of it, for qemu-img, in bytes."""
+ELSEWHERE = ("backing-filename", "full-backing-filename")
+"""In qemu-img's answer, of an image that is not whole without another one."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image that is there."""
+
+    path: Path
+    format: str
+    size: int
+    """Of its contents, bytes."""
+
+
+def probe(path: Path, form: str | None = None) -> Image:
+    """Returns what an image is; `form` is its format where that is not to be looked for.
+
+    Raises:
+        VolumeError: there is none that can be read, or it is of another format, or not whole: what
+            a stranger made could name any other file of this host.
+    """
+    words = [] if form is None else ["-f", form]
+    found = json.loads(run("info", "--output=json", *words, "--", str(path.absolute())))
+    if found["format"] not in FORMATS:
+        raise VolumeError(
+            f"{path} has the format {found['format']}: make it qcow2 with `qemu-img convert -O "
+            "qcow2`, or say --format raw if it is to be taken as it is"
+        )
+    details = found.get("format-specific", {}).get("data", {})
+    if any(key in found for key in ELSEWHERE) or "data-file" in details:
+        raise VolumeError(
+            f"{path} needs another file to be whole, which could be any of this host: if you trust "
+            "it, make one image of both with `qemu-img convert -O qcow2`"
+        )
+    if details.get("encrypt") or found.get("encrypted"):
+        raise VolumeError(f"{path} is encrypted: make a plain one of it with `qemu-img convert`")
+    return Image(path.absolute(), found["format"], found["virtual-size"])
+
+
+def make(path: Path, form: str, size: int) -> Image:
+    """Makes an image of `size` bytes that reads as zeros, in place of one that is there."""
+    run("create", "-q", "-f", form, "--", str(path.absolute()), str(size))
+    return Image(path.absolute(), form, size)
+
+
+def data_of(image: Image) -> list[tuple[int, int]]:
+    """Returns where an image may hold anything but zeros: (offset, length) in bytes, in order."""
+    said = run("map", "--output=json", "-f", image.format, "--", str(image.path))
+    return [(each["start"], each["length"]) for each in json.loads(said) if not each["zero"]]
+
+
+def copy(source: Image, target: Image, offset: int, length: int) -> None:
+    """Copies some bytes to the same place of another image, durably; what is zeros there stays so.
+
+    The target must read as zeros there.
+    """
+    words = ["convert", "-n", "--target-is-zero", "--image-opts", "--target-image-opts"]
+    run(*words, _part(source, offset, length), _part(target, offset, length))
+
+
+def differ(source: Image, target: Image) -> str | None:
+    """Compares two images; returns what qemu-img says of the first difference, None if none."""
+    words = ["compare", "-f", source.format, "-F", target.format, "--"]
+    done = _done(*words, str(source.path), str(target.path))
+    if done.returncode == 1:
+        return done.stdout.strip()
+    _check(done)
+    return None
+
+
+def run(*words: str) -> str:
+    """Runs qemu-img and returns what it prints.
+
+    Raises:
+        VolumeError: it is not installed, or its last words.
+    """
+    return _check(_done(*words))
+
+
+def _done(*words: str) -> subprocess.CompletedProcess[str]:
+    command = ["setpriv", "--pdeathsig", "KILL", "qemu-img", *words]
+    environment = os.environ | {"LC_ALL": "C.UTF-8"}
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    except FileNotFoundError as error:
+        raise VolumeError(
+            "qemu-img, which reads and writes images, is not installed: install qemu-utils"
+        ) from error
+
+
+def _check(done: subprocess.CompletedProcess[str]) -> str:
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        words = lines[-1].removeprefix("qemu-img: ").removeprefix("setpriv: ")
+        raise VolumeError(f"qemu-img failed: {words}")
+    return done.stdout
+
+
+def _part(image: Image, offset: int, length: int) -> str:
+    """Returns qemu's options for some bytes of an image."""
+    file = "file.file" if image.format != "raw" else "file"
+    options: dict[str, Any] = {"driver": "raw", "offset": offset, "size": length}
+    if image.format != "raw":
+        options["file.driver"] = image.format
+    options |= {f"{file}.driver": "file", f"{file}.filename": image.path}
+    return ",".join(f"{key}={str(value).replace(',', ',,')}" for key, value in options.items())

@@ -1,0 +1,237 @@
+"""`virtlun volume import`, `export` and `diff`, with the images of a real qemu-img."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from plugin.images import pieces, qemuimg
+from pydataplane.client import Client
+from pydataplane.errors import VolumeError
+from pydataplane.volumes import Volumes
+from tests.support.target import Target
+from tests.target.test_cli import done, refused
+
+pytestmark = pytest.mark.root
+
+MIB = 1 << 20
+IMAGE_MIB = 24
+STORE_MIB = 256
+
+
+@pytest.fixture
+def store(target: Target) -> Target:
+    """A target with the lvstore lvs0."""
+    target.make_lvstore("lvs0", STORE_MIB * MIB)
+    return target
+
+
+@pytest.fixture
+def raw(target: Target) -> Path:
+    """A sparse raw image with data at its beginning, in the middle and at its end."""
+    path = target.directory / "source, with a comma.raw"
+    file = os.open(path, os.O_CREAT | os.O_RDWR)
+    os.ftruncate(file, IMAGE_MIB * MIB)
+    chance = random.Random(10)
+    for at in (0, 7 * MIB + 4096, (IMAGE_MIB - 1) * MIB):
+        os.pwrite(file, chance.randbytes(MIB), at)
+    os.close(file)
+    return path
+
+
+def qcow2(raw: Path) -> Path:
+    """Returns the same as a qcow2."""
+    path = raw.with_suffix(".qcow2")
+    command = ["qemu-img", "convert", "-f", "raw", "-O", "qcow2", str(raw), str(path)]
+    subprocess.run(command, check=True)
+    return path
+
+
+def contents(target: Target, volume: str) -> bytes:
+    """Reads a volume."""
+    path = target.rpc("virtlun_export_create", bdev_name=volume)["path"]
+    try:
+        return Path(path).read_bytes()
+    finally:
+        target.rpc("virtlun_export_delete", bdev_name=volume)
+
+
+def change(target: Target, volume: str, at: int) -> None:
+    """Writes to a volume."""
+    path = target.rpc("virtlun_export_create", bdev_name=volume)["path"]
+    file = os.open(path, os.O_WRONLY)
+    os.pwrite(file, b"changed".ljust(4096, b"."), at)
+    os.fsync(file)
+    os.close(file)
+    target.rpc("virtlun_export_delete", bdev_name=volume)
+
+
+def names(target: Target) -> list[str]:
+    """Returns the volumes that there are."""
+    return [volume.name for volume in Volumes(Client(target.rpc_socket)).volumes()]
+
+
+@pytest.mark.parametrize("form", ["raw", "qcow2"])
+@pytest.mark.parametrize("thin", [False, True])
+def test_an_image_becomes_a_volume_and_that_an_image(
+    store: Target, raw: Path, form: str, thin: bool
+) -> None:
+    source = raw if form == "raw" else qcow2(raw)
+    words = ["--thin"] if thin else []
+    (made,) = json.loads(done(store, "volume", "import", str(source), "lvs0/v", "--json", *words))
+    assert (made["path"], made["size"], made["thin"]) == ("lvs0/v", IMAGE_MIB * MIB, thin)
+    assert made["allocated"] == (4 * MIB if thin else IMAGE_MIB * MIB), "clusters with data"
+    assert contents(store, "lvs0/v") == raw.read_bytes()
+    assert store.rpc("virtlun_lvol_get_xattrs", name="lvs0/v") == {}
+    copy = store.directory / f"copy.{form}"
+    words = ["volume", "export", "lvs0/v", str(copy), "--format", form, "--verify", "--json"]
+    (written,) = json.loads(done(store, *words))
+    assert (written["format"], written["size"]) == (form, IMAGE_MIB * MIB)
+    assert written["allocated"] < 6 * MIB, "it is sparse"
+    image = qemuimg.probe(copy)
+    assert image.format == form
+    assert qemuimg.differ(image, qemuimg.probe(raw)) is None
+    assert names(store) == ["v"]
+    assert "exists already" in refused(store, *words)
+    assert "exists already" in refused(store, "volume", "import", str(source), "lvs0/v")
+
+
+def test_a_snapshot_is_exported_while_its_volume_goes_on(store: Target, raw: Path) -> None:
+    done(store, "volume", "import", str(raw), "lvs0/v", "--thin", "--size", "32M")
+    done(store, "volume", "snapshot", "lvs0/v", "s1")
+    store.rpc("vhost_create_scsi_controller", ctrlr="vm")
+    change(store, "lvs0/v", 20 * MIB)
+    store.add_lun("vm", "lvs0/v")
+    for of in ("v@s1", "v"):
+        done(store, "volume", "export", f"lvs0/{of}", str(store.directory / f"{of}.raw"))
+    assert sorted(names(store)) == ["v", "v@s1"]
+    before, now = (qemuimg.probe(store.directory / f"{of}.raw", "raw") for of in ("v@s1", "v"))
+    assert "mismatch" in str(qemuimg.differ(before, now))
+    shown = json.loads(done(store, "volume", "diff", "lvs0/v@s1", "lvs0/v", "--json"))
+    assert shown == [{"offset": 20 * MIB, "length": MIB}]
+    assert json.loads(done(store, "volume", "diff", "lvs0/v@s1", "lvs0/v@s1", "--json")) == []
+
+
+INTERRUPTED = """
+import os, sys
+from plugin.cli import main
+from plugin.images import pieces, qemuimg
+
+pieces.PIECE = 1 << 20
+left = int(sys.argv.pop(1))
+copy = qemuimg.copy
+
+def counted(*words):
+    global left
+    copy(*words)
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), 9)
+
+qemuimg.copy = counted
+main()
+"""
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_one_that_is_killed_goes_on(
+    store: Target, raw: Path, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies: list[int] = []
+    monkeypatch.setattr(pieces, "PIECE", MIB)
+    copy = qemuimg.copy
+
+    def noted(source: qemuimg.Image, target: qemuimg.Image, offset: int, length: int) -> None:
+        copies.append(offset)
+        copy(source, target, offset, length)
+
+    monkeypatch.setattr(qemuimg, "copy", noted)
+
+    def killed(*words: str) -> None:
+        command = [sys.executable, "-c", INTERRUPTED, str(after)]
+        ended = subprocess.run(
+            [*command, "--socket", str(store.rpc_socket), *words], check=False, timeout=60
+        )
+        assert ended.returncode == -9
+
+    words = ["volume", "import", str(raw), "lvs0/v", "--thin"]
+    killed(*words)
+    assert names(store) == ["v.import"]
+    done(store, *words)
+    assert contents(store, "lvs0/v") == raw.read_bytes()
+    first = sorted({at // MIB for at in copies})
+    file = store.directory / "copy.qcow2"
+    words = ["volume", "export", "lvs0/v", str(file), "--verify"]
+    killed(*words)
+    assert not file.exists()
+    copies.clear()
+    done(store, *words)
+    assert qemuimg.differ(qemuimg.probe(file), qemuimg.probe(raw)) is None
+    assert names(store) == ["v"]
+    assert [path.name for path in store.directory.glob("copy.qcow2*")] == ["copy.qcow2"]
+    if after > 1:  # what was noted is not copied again
+        assert 0 not in first
+        assert 0 not in {at // MIB for at in copies}
+
+
+@pytest.mark.parametrize("step", ["rename", "remove_xattr"])
+def test_one_that_ends_at_its_last_steps_is_finished_by_the_next(
+    store: Target, raw: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise VolumeError("the end")
+
+    words = ["volume", "import", str(raw), "lvs0/v", "--thin", "--verify"]
+    with monkeypatch.context() as patched:
+        patched.setattr(Volumes, step, fail)
+        assert "the end" in refused(store, *words)
+    done(store, *words)
+    assert names(store) == ["v"]
+    assert store.rpc("virtlun_lvol_get_xattrs", name="lvs0/v") == {}
+    assert "exists already" in refused(store, *words)
+
+
+def test_a_changed_image_is_imported_anew(store: Target, raw: Path) -> None:
+    words = ["volume", "import", str(raw), "lvs0/v", "--thin"]
+    subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, "2", "--socket", str(store.rpc_socket), *words],
+        check=False,
+        timeout=60,
+    )
+    time.sleep(0.01)
+    with raw.open("r+b") as file:
+        file.write(b"another beginning")
+    done(store, *words)
+    assert contents(store, "lvs0/v") == raw.read_bytes()
+
+
+def test_an_image_that_names_other_files_is_refused(store: Target, raw: Path) -> None:
+    overlay = store.directory / "overlay.qcow2"
+    command = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", str(raw)]
+    subprocess.run([*command, str(overlay)], check=True)
+    said = refused(store, "volume", "import", str(overlay), "lvs0/v")
+    assert "needs another file to be whole" in said
+    data = store.directory / "data.qcow2"
+    options = f"data_file={store.directory}/elsewhere"
+    command = ["qemu-img", "create", "-q", "-f", "qcow2", "-o", options, str(data), "4M"]
+    subprocess.run(command, check=True)
+    assert "needs another file" in refused(store, "volume", "import", str(data), "lvs0/v")
+    vdi = store.directory / "disk.vdi"
+    subprocess.run(["qemu-img", "create", "-q", "-f", "vdi", str(vdi), "4M"], check=True)
+    assert "has the format vdi" in refused(store, "volume", "import", str(vdi), "lvs0/v")
+    assert "fewer" in refused(store, "volume", "import", str(raw), "lvs0/v", "--size", "4M")
+    assert names(store) == []
+
+
+def test_an_import_for_which_there_is_no_room_says_so(store: Target, raw: Path) -> None:
+    os.truncate(raw, 4 * STORE_MIB * MIB)
+    said = refused(store, "volume", "import", str(raw), "lvs0/v")
+    assert "bytes are free" in said
+    assert names(store) == []
