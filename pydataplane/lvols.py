@@ -40,6 +40,15 @@ class Volume(Lvol):
         return asdict(self)
 
 
+class Space(NamedTuple):
+    """What a volume shares with its snapshots and clones, bytes."""
+
+    shared: int
+    """Of clusters that others show, too."""
+    exclusive: int
+    """Of those that are its alone: what its deletion frees."""
+
+
 class Sizes(NamedTuple):
     """What a volume takes, bytes."""
 

@@ -640,6 +640,15 @@ class LvolSizes(TypedDict):
     """Its size, bytes."""
 
 
+class LvolSpace(TypedDict):
+    """What an lvol shares, bytes."""
+
+    exclusive: int
+    """Of its own clusters that nobody else shows: what its deletion frees."""
+    shared: int
+    """Of clusters of its snapshots that it shows, and of its own that a clone shows."""
+
+
 class SnapshotOf(TypedDict):
     """In the result of virtlun_lvol_snapshot_together."""
 
@@ -1592,6 +1601,17 @@ class Rpc(ABC):
         *,
         names: list[str],
     ) -> dict[str, LvolSizes]: ...
+
+    # Get what lvols share with their snapshots and clones, by the name that was given; one that is
+    # not there is left out. Each of their clusters is looked at.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_lvol_get_space"],
+        /,
+        *,
+        names: list[str],
+    ) -> dict[str, LvolSpace]: ...
 
     # Get all xattrs of an lvol, name to value.
     @overload

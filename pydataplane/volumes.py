@@ -18,7 +18,7 @@ from pydataplane.errors import (
     VolumeError,
     VolumeNotFoundError,
 )
-from pydataplane.lvols import Lvol, Sizes, Volume, lvol_of, sizes_of, volume_of
+from pydataplane.lvols import Lvol, Sizes, Space, Volume, lvol_of, sizes_of, volume_of
 from pydataplane.lvstores import Lvstore, Lvstores
 from pydataplane.volumenames import split_path
 
@@ -121,6 +121,17 @@ class Volumes(Lvstores):
             for name, item in answer.items():
                 found[name] = Sizes(item["size"], item["allocated"])
         return found
+
+    def spaces(self, volumes: Iterable[Volume]) -> dict[str, Space]:
+        """Returns what volumes share, by UUID; nothing where the target does not tell (SPDK)."""
+        names = [volume.uuid for volume in volumes]
+        try:
+            answer = self.client.call("virtlun_lvol_get_space", names=names)
+        except RpcError as error:
+            if error.code != METHOD_NOT_FOUND:
+                raise
+            return {}
+        return {name: Space(item["shared"], item["exclusive"]) for name, item in answer.items()}
 
     def create(
         self,

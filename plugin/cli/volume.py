@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from uuid import UUID
 
@@ -18,7 +19,7 @@ from plugin.cli.output import (
     text,
 )
 from pydataplane.errors import VolumeError
-from pydataplane.lvols import Volume
+from pydataplane.lvols import Space, Volume
 from pydataplane.volumenames import parse_size
 from pydataplane.volumes import Volumes
 
@@ -27,6 +28,8 @@ COLUMNS = [
     ("SIZE", "size", size),
     ("ALLOCATED", "allocated", size),
     ("THIN", "thin", text),
+    ("SHARED", "shared", lambda value: "-" if value is None else size(value)),
+    ("EXCLUSIVE", "exclusive", lambda value: "-" if value is None else size(value)),
     ("OF", "parent", lambda value: value or "-"),
     ("UUID", "uuid", text),
 ]
@@ -50,7 +53,9 @@ def list_(socket: Path, lvstore: str | None, as_json: bool) -> None:
     volumes = Volumes(client(socket))
     if lvstore is not None:
         volumes.lvstore(lvstore)
-    shown(volumes.volumes(lvstore), as_json)
+    found = volumes.volumes(lvstore)
+    space = volumes.spaces(found) if any(item.snapshot for item in found) else {}
+    shown(found, as_json, space)
 
 
 @volume.command(short_help="Make a volume, such as lvs0/data of 10G.")
@@ -194,11 +199,15 @@ def delete(socket: Path, volume: str, yes: bool) -> None:
     click.echo(f"volume {present.path} is deleted")
 
 
-def shown(found: list[Volume], as_json: bool) -> None:
-    """Prints volumes."""
+def shown(found: list[Volume], as_json: bool, space: Mapping[str, Space] | None = None) -> None:
+    """Prints volumes, with what they share where that is known."""
+    rows = [{"path": item.path, **item.as_dict()} for item in found]
+    for row in rows:
+        known = space.get(row["uuid"]) if space else None
+        row.update(known._asdict() if known else {})
     show(
-        [{"path": item.path, **item.as_dict()} for item in found],
-        COLUMNS,
+        rows,
+        [column for column in COLUMNS if space or column[1] not in Space._fields],
         as_json=as_json,
         empty="no volumes: make one with `virtlun volume create LVSTORE/NAME SIZE`",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import uuid
 
@@ -10,6 +11,7 @@ import pytest
 
 from pydataplane.errors import RpcError
 from tests.support.target import Target
+from tests.target.test_cli import done
 
 MIB = 1 << 20
 VM_MIB = 64
@@ -84,6 +86,30 @@ def test_ranges_that_are_allocated_and_that_changed(vm: Target) -> None:
     # A snapshot in between is merged; what changed since the first stays known.
     vm.rpc("bdev_lvol_delete", name="lvs0/s2")
     assert told(vm, changed, name="lvs0/vm", since="lvs0/s1") == [(2, 1), (50, 1), (63, 1)]
+
+
+def test_what_volumes_share(vm: Target) -> None:
+    def shared() -> dict[str, tuple[int, int]]:
+        names = ["lvs0/vm", "lvs0/s1", "lvs0/c", "lvs0/none"]
+        found = vm.rpc("virtlun_lvol_get_space", names=names)
+        of = {name: (space["shared"], space["exclusive"]) for name, space in found.items()}
+        return {name: (one // MIB, other // MIB) for name, (one, other) in of.items()}
+
+    write(vm, "lvs0/vm", 1, 2, 3)
+    assert shared() == {"lvs0/vm": (0, 3)}
+    vm.rpc("bdev_lvol_snapshot", lvol_name="lvs0/vm", snapshot_name="s1")
+    write(vm, "lvs0/vm", 2, 9)
+    assert shared() == {"lvs0/vm": (2, 2), "lvs0/s1": (2, 1)}
+    vm.rpc("bdev_lvol_clone", snapshot_name="lvs0/s1", clone_name="c")
+    assert shared() == {"lvs0/vm": (2, 2), "lvs0/s1": (3, 0), "lvs0/c": (3, 0)}
+    shown = done(vm, "volume", "list")
+    assert "EXCLUSIVE" in shown
+    rows = {item["path"]: item for item in json.loads(done(vm, "volume", "list", "--json"))}
+    assert (rows["lvs0/c"]["shared"], rows["lvs0/c"]["exclusive"]) == (3 * MIB, 0)
+    vm.rpc("bdev_lvol_delete", name="lvs0/c")
+    free = vm.rpc("bdev_lvol_get_lvstores")[0]["free_clusters"]
+    vm.rpc("bdev_lvol_delete", name="lvs0/s1")
+    assert vm.rpc("bdev_lvol_get_lvstores")[0]["free_clusters"] == free + 1
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,15 @@ pub struct LvolOptions {
     pub xattrs: BTreeMap<String, Vec<u8>>,
 }
 
+/// What an lvol shares, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LvolSpace {
+    /// Of clusters of its snapshots that it shows, and of its own that a clone shows.
+    pub shared: u64,
+    /// Of its own clusters that nobody else shows: what its deletion frees.
+    pub exclusive: u64,
+}
+
 /// What a snapshot or a clone is to be.
 #[derive(Clone, Debug, Default)]
 pub struct NewLvol {

@@ -16,6 +16,7 @@
 //! | `zeroing` | the zeros of a thick volume to be | the control thread that makes it |
 //! | `lvol` | the bdev face of an lvol | any |
 //! | `asked` | what a channel asks of `meta`, what the two share, which volumes have channels | both |
+//! | `space` | what a volume shares, and what is its alone | any control thread |
 //! | `ranges` | what is allocated, and what changed between two snapshots | any control thread |
 //! | `volume` | an lvol as all share it: names, map, version, channels | any |
 //! | `map` | clusters of a volume to clusters of the device; which version of it is in use | written by `meta`, read by channels |
@@ -48,14 +49,15 @@ mod ranges;
 mod reload;
 mod rounds;
 mod served;
+mod space;
 mod translate;
 mod volume;
 mod zeroing;
 
 pub use error::Error;
 pub use info::{
-    ClearMethod, DEFAULT_CLUSTER_SIZE, LvolInfo, LvolOptions, LvolSizes, LvsRef, LvstoreInfo,
-    LvstoreOptions, NewLvol, ZeroingInfo,
+    ClearMethod, DEFAULT_CLUSTER_SIZE, LvolInfo, LvolOptions, LvolSizes, LvolSpace, LvsRef,
+    LvstoreInfo, LvstoreOptions, NewLvol, ZeroingInfo,
 };
 pub use lvstores::Lvstores;
 pub use ranges::{Range, Ranges};

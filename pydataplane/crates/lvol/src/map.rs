@@ -106,6 +106,12 @@ impl View {
         if source == HOLE { 0 } else { source }
     }
 
+    /// Whether `cluster` reads as the parent does.
+    pub fn shows_parent(&self, cluster: u64) -> bool {
+        let before = self.shown.as_ref().map_or(0, |(_, before)| *before);
+        cluster < before.min(self.clusters()) && self.own.get(cluster) == 0
+    }
+
     /// All that it shows, as one map. It shares what is the same.
     pub fn flat(&self) -> Arc<Map> {
         let Some((shown, before)) = &self.shown else { return self.own.clone() };

@@ -3,9 +3,10 @@
 use super::Lvstores;
 use crate::disk::BdevDisk;
 use crate::error::Error;
-use crate::info::{LvolInfo, LvolOptions, LvolSizes, NewLvol};
+use crate::info::{LvolInfo, LvolOptions, LvolSizes, LvolSpace, NewLvol};
 use crate::lvs::Lvs;
 use crate::ranges::{self, Ranges};
+use crate::space::{self, Space};
 use crate::translate::refused;
 use blobstore::{Error as StoreError, Store};
 use std::collections::{HashMap, HashSet};
@@ -282,6 +283,18 @@ impl Lvstores {
         };
         let cluster_size = u64::from(lvs.info().cluster_size);
         Ok(ranges::of(&volume.view(), older.as_ref(), cluster_size, offset, most))
+    }
+
+    /// What an lvol shares with its snapshots and clones. It looks at each cluster.
+    ///
+    /// # Errors
+    /// [`Error::NoLvol`].
+    pub fn space(&self, lvol: &str) -> Result<LvolSpace, Error> {
+        let (lvs, volume) = self.shared.find_lvol(lvol)?;
+        let clones: Vec<_> = volume.clones().iter().map(|clone| clone.view()).collect();
+        let Space { shared, exclusive } = space::of(&volume.view(), &clones);
+        let cluster_size = u64::from(lvs.info().cluster_size);
+        Ok(LvolSpace { shared: shared * cluster_size, exclusive: exclusive * cluster_size })
     }
 
     /// Runs `f` on an lvol's blob, on the metadata thread.

@@ -5,7 +5,7 @@ mod history;
 use super::{BdevName, UuidText, mib_to_bytes, unsupported};
 use crate::app::App;
 use crate::errors;
-use lvol::{ClearMethod, LvolInfo, LvolOptions, LvolSizes, LvstoreInfo, LvstoreOptions};
+use lvol::{ClearMethod, LvolInfo, LvolOptions, LvolSizes, LvolSpace, LvstoreInfo, LvstoreOptions};
 use rpc::{Errno, Error, Flags, Methods};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -90,6 +90,29 @@ struct Sizes {
     size: u64,
     /// Bytes of the clusters that it owns.
     allocated: u64,
+}
+
+/// What an lvol shares, bytes.
+#[derive(Serialize, JsonSchema)]
+struct Space {
+    /// Of clusters of its snapshots that it shows, and of its own that a clone shows.
+    shared: u64,
+    /// Of its own clusters that nobody else shows: what its deletion frees.
+    exclusive: u64,
+}
+
+fn space(app: &App, names: Vec<String>) -> Result<BTreeMap<String, Space>, Error> {
+    let mut found = BTreeMap::new();
+    for name in names {
+        match app.lvstores.space(&name) {
+            Ok(LvolSpace { shared, exclusive }) => {
+                found.insert(name, Space { shared, exclusive });
+            }
+            Err(lvol::Error::NoLvol { .. }) => {}
+            Err(e) => return Err(errors::lvol(e)),
+        }
+    }
+    Ok(found)
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -485,5 +508,13 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             });
             Ok(found.collect::<BTreeMap<_, _>>())
         },
+    );
+    let a = app.clone();
+    methods.add(
+        "virtlun_lvol_get_space",
+        "Get what lvols share with their snapshots and clones, by the name that was given; one that is not \
+         there is left out. Each of their clusters is looked at.",
+        Flags::READ,
+        move |p: GetSizes| space(&a, p.names),
     );
 }
