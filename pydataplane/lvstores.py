@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pydataplane import storefile
+from pydataplane import methods, storefile
 from pydataplane.client import Client
 from pydataplane.errors import NO_DEVICE, RpcError, VolumeError, VolumeNotFoundError
 from pydataplane.volumenames import NAME
@@ -51,6 +51,18 @@ class Lvstores:
         store = self.lvstore(reference)
         self.client.call("virtlun_lvstore_upgrade", uuid=store.uuid)
         return self.lvstore(store.uuid)
+
+    def check_lvstore(self, reference: str, *, repair: bool = False) -> methods.CheckedLvstore:
+        """Compares an lvstore's metadata on the medium with the target's, in use (our target only).
+
+        With `repair` what has gone bad is written anew.
+        """
+        store = self.lvstore(reference)
+        return self.client.call("virtlun_lvstore_check", uuid=store.uuid, repair=repair)
+
+    def check_bdev(self, bdev: str) -> methods.CheckedLvstore:
+        """Looks at an lvstore that is not loaded, and writes nothing (our target only)."""
+        return self.client.call("virtlun_lvstore_check", bdev_name=bdev)
 
     def lvstores(self) -> list[Lvstore]:
         """Returns all lvstores, by name."""

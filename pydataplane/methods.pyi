@@ -662,6 +662,26 @@ class SnapshotOf(TypedDict):
     """Xattrs that the snapshot has from the beginning, name to text (ours). Default: none"""
 
 
+class LvstoreProblem(TypedDict):
+    """Something on the medium that is not as it should be."""
+
+    cause: str
+    """What is wrong."""
+    place: str
+    """Where."""
+    repaired: bool
+    """It was written anew."""
+
+
+class CheckedLvstore(TypedDict):
+    """What a check of an lvstore found."""
+
+    pages: int
+    """Metadata pages that were looked at."""
+    problems: list[LvstoreProblem]
+    """What was wrong."""
+
+
 class TargetStats(TypedDict):
     """In the result of virtlun_vhost_get_stats."""
 
@@ -1668,6 +1688,20 @@ class Rpc(ABC):
         *,
         snapshots: list[SnapshotOf],
     ) -> list[str]: ...
+
+    # Compare the metadata of an lvstore on the medium with what the target knows, while it is used,
+    # and write anew what has gone bad; or look at one that is not loaded.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_lvstore_check"],
+        /,
+        *,
+        bdev_name: str | None = ...,
+        lvs_name: str | None = ...,
+        repair: bool | None = ...,
+        uuid: str | None = ...,
+    ) -> CheckedLvstore: ...
 
     # Give an lvstore, in use or not, the newest version of its format; older targets refuse it
     # then.

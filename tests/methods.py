@@ -63,6 +63,8 @@ NAMES = {
     "virtlun_lvol_get_changed_ranges.ranges[]": "ChangedRange",
     "virtlun_lvol_get_sizes{}": "LvolSizes",
     "virtlun_lvol_get_space{}": "LvolSpace",
+    "virtlun_lvstore_check": "CheckedLvstore",
+    "virtlun_lvstore_check.problems[]": "LvstoreProblem",
     "virtlun_lvol_snapshot_together(snapshots)[]": "SnapshotOf",
     "virtlun_vhost_get_stats[]": "ControllerStats",
     "virtlun_vhost_get_stats[].targets[]": "TargetStats",

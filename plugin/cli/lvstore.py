@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -31,6 +32,8 @@ COLUMNS = [
     ("ON", "file", text),
     ("UUID", "uuid", text),
 ]
+
+PROBLEMS = [("WHERE", "place", text), ("WHAT", "cause", text), ("REPAIRED", "repaired", text)]
 
 
 @click.group()
@@ -171,6 +174,37 @@ def upgrade(socket: Path, lvstore: str, yes: bool, as_json: bool) -> None:
     if not yes:
         confirm(f"Upgrade {present.name}, so that older targets cannot load it?")
     _show(volumes, [volumes.upgrade_lvstore(present.uuid)], as_json)
+
+
+@lvstore.command(short_help="Look for metadata that has gone bad, and repair it.")
+@click.argument("lvstore", required=False)
+@click.option("--bdev", help="In place of LVSTORE: a bdev with one that is not loaded.")
+@click.option("--repair", is_flag=True, help="Write anew what has gone bad.")
+@json_option
+@click.pass_obj
+@errors_as_sentences
+def check(socket: Path, lvstore: str | None, bdev: str | None, repair: bool, as_json: bool) -> None:
+    """Compare the metadata of LVSTORE on its device with what the target knows, while it is in use.
+
+    What has gone bad would show at the next start of the target, which would refuse the lvstore;
+    until then --repair writes it anew. Of one that is refused --bdev tells all that is wrong. The
+    exit status is 1 where something is wrong and was not repaired.
+    """
+    if (lvstore is None) == (bdev is None) or (bdev is not None and repair):
+        raise click.UsageError("give an LVSTORE, or --bdev without --repair")
+    volumes = Volumes(client(socket))
+    with busy(f"checking {lvstore or bdev}"):
+        if lvstore is not None:
+            found = volumes.check_lvstore(lvstore, repair=repair)
+        else:
+            found = volumes.check_bdev(str(bdev))
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        empty = f"{found['pages']} pages of metadata are as they should be"
+        show([{**each} for each in found["problems"]], PROBLEMS, as_json=False, empty=empty)
+    if not all(each["repaired"] for each in found["problems"]):
+        raise click.exceptions.Exit(1)
 
 
 @lvstore.command(short_help="Destroy an lvstore with all volumes in it.")

@@ -15,6 +15,7 @@
 //! | `blob` | a blob in memory |
 //! | `store` | [`Store`]: state; its `journal`: commit, checkpoint |
 //! | `load` | from the medium to a [`Store`], refusing what is damaged |
+//! | `check` | [`Checked`]: the medium beside memory, and repair |
 //! | `ops` | create, delete, resize, rename, xattrs: one transaction each |
 //! | `history` | [`HistoryOptions`]: snapshots and clones, and their end |
 //! | `thin` | [`Batch`]: allocation on demand and unmapping, many in one record |
@@ -29,6 +30,7 @@
 
 mod bitmap;
 mod blob;
+mod check;
 mod data;
 mod disk;
 mod error;
@@ -43,6 +45,7 @@ mod thin;
 
 pub use bitmap::Run;
 pub use blob::{BlobId, BlobInfo};
+pub use check::{Checked, Problem};
 pub use disk::{Disk, DiskError, FileDisk, MemDisk};
 pub use error::Error;
 pub use format::{

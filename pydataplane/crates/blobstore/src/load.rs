@@ -16,9 +16,9 @@ use uuid::Uuid;
 
 /// What the journal holds.
 #[derive(Default)]
-struct Replayed {
+pub(crate) struct Replayed {
     /// The newest image of each page, unless a later one was written in place.
-    pages: BTreeMap<u32, Page>,
+    pub pages: BTreeMap<u32, Page>,
     /// The last record, and its page of the journal: the only one whose flush may have failed.
     last: Option<(u64, Vec<u8>)>,
 }
@@ -65,7 +65,7 @@ impl<D: Disk> Store<D> {
     }
 
     /// Reads all of the store, and its journal.
-    fn read_all(mut disk: D) -> Result<(Self, Replayed), Error> {
+    pub(crate) fn read_all(mut disk: D) -> Result<(Self, Replayed), Error> {
         let sb = choose_superblock(&mut disk)?;
         let need = sb.device_pages * PAGE_SIZE as u64;
         let have = disk.size();
@@ -83,7 +83,7 @@ impl<D: Disk> Store<D> {
     }
 
     /// Reads the journal. Sets the next record's number.
-    fn replay(&mut self) -> Result<Replayed, Error> {
+    pub(crate) fn replay(&mut self) -> Result<Replayed, Error> {
         let mut newest = BTreeMap::new();
         let mut last = None;
         let (mut at, mut left) = (self.sb.tail_page, self.sb.journal_pages);
@@ -198,7 +198,7 @@ impl<D: Disk> Store<D> {
     }
 
     /// The replayed image of a page, or what is in its place.
-    fn verified(
+    pub(crate) fn verified(
         &self,
         number: u32,
         bytes: &[u8],
@@ -212,11 +212,17 @@ impl<D: Disk> Store<D> {
     }
 
     fn damaged(&self, page: u32, cause: &str) -> Error {
-        let offset = self.sb.page_offset(page);
-        Error::Damaged {
-            place: format!("metadata page {page} at byte {offset}"),
-            cause: cause.to_owned(),
-        }
+        Error::Damaged { place: self.place(page), cause: cause.to_owned() }
+    }
+
+    /// Where a metadata page is, for people.
+    pub(crate) fn place(&self, page: u32) -> String {
+        format!("metadata page {page} at byte {}", self.sb.page_offset(page))
+    }
+
+    /// Takes the pages that a page of the bitmap marks.
+    pub(crate) fn mark(&mut self, index: u32, page: &Page) {
+        self.pages.set_part(index as usize, PAYLOAD, page.payload());
     }
 
     /// Builds every blob from its root, taking each page that it reaches out of `pages`.
@@ -459,7 +465,7 @@ impl<D: Disk> Store<D> {
 }
 
 /// The superblock copy that counts.
-fn choose_superblock<D: Disk>(disk: &mut D) -> Result<Superblock, Error> {
+pub(crate) fn choose_superblock<D: Disk>(disk: &mut D) -> Result<Superblock, Error> {
     if disk.size() < (COPY_B + 1) * PAGE_SIZE as u64 {
         return Err(Error::NotAStore { why: format!("it has only {} bytes", disk.size()) });
     }

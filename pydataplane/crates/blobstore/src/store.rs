@@ -218,7 +218,7 @@ impl<D: Disk> Store<D> {
         }
     }
 
-    fn render_bitmap(&self, index: u32, lsn: u64) -> Page {
+    pub(crate) fn render_bitmap(&self, index: u32, lsn: u64) -> Page {
         let id = PageId { kind: Kind::Bitmap, owner: 0, index };
         let mut page = Page::new(id, self.sb.store_id(), index);
         self.pages.part(index as usize, PAYLOAD, page.payload_mut());

@@ -14,7 +14,7 @@ use crate::translate::{not_loaded, refused};
 use crate::volume::Volume;
 use crate::zeroing::Zeroings;
 use bdev::{Bdev, Claim, FlushLatch, Registry, RegistryError};
-use blobstore::{Disk, DiskError, Store, StoreInfo, StoreOptions};
+use blobstore::{Checked, Disk, DiskError, Store, StoreInfo, StoreOptions};
 use parking_lot::Mutex;
 use reactor::{Control, NotRun};
 use std::collections::BTreeMap;
@@ -346,6 +346,25 @@ impl Lvs {
             volume.rename(|names| names.lvstore.clone_from(&name));
         }
         Ok(Some(resized))
+    }
+
+    /// Compares the metadata on the medium with that in memory, step by step, while volumes are served;
+    /// with `repair` what differs is written anew.
+    pub fn check(&self, repair: bool) -> Result<Checked, Error> {
+        let op = format!("check lvstore {}", self.name());
+        let cluster_size = self.info.cluster_size;
+        let mut all = Checked { next: Some(0), ..Checked::default() };
+        while let Some(from) = all.next {
+            let _turn = self.turn(&op)?;
+            let job = op.clone();
+            let step = self.meta(&op, move |meta| {
+                meta.store(&job)?.check(from, repair).map_err(|e| refused(e, &job, cluster_size))
+            })?;
+            all.pages += step.pages;
+            all.problems.extend(step.problems);
+            all.next = step.next;
+        }
+        Ok(all)
     }
 
     pub fn rename(&self, new_name: &str) -> Result<(), Error> {

@@ -10,7 +10,7 @@ use crate::lvs::Lvs;
 use crate::translate::not_loaded;
 use crate::volume::Volume;
 use bdev::{Claim, Event, FlushLatch, Registry, RegistryError, Subscription};
-use blobstore::{Error as StoreError, Identity, Store};
+use blobstore::{Checked, Error as StoreError, Identity, Store};
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -194,6 +194,31 @@ impl Lvstores {
         let lvs = self.shared.find(lvstore)?;
         lvs.upgrade()?;
         Ok(lvs.info())
+    }
+
+    /// Compares an lvstore's metadata on the medium with that in memory, while it is used. With `repair`
+    /// what differs is written anew, durably.
+    ///
+    /// # Errors
+    /// [`Error::NoLvstore`], [`Error::Stopped`], [`Error::Io`].
+    pub fn check_lvstore(&self, lvstore: &str, repair: bool) -> Result<Checked, Error> {
+        self.shared.find(lvstore)?.check(repair)
+    }
+
+    /// Looks at the lvstore on a bdev that is not loaded, and writes nothing.
+    ///
+    /// # Errors
+    /// [`Error::NoBdev`], [`Error::InUse`] (it is loaded, above all), [`Error::NotAnLvstore`],
+    /// [`Error::Io`].
+    pub fn check_bdev(&self, bdev: &str) -> Result<Checked, Error> {
+        let op = format!("check the lvstore on bdev {bdev}");
+        let claim = self.shared.claim(bdev, &format!("on {bdev}"), &op)?;
+        let failed = |cause: String| Error::Io { op: op.clone(), cause };
+        let disk = BdevDisk::open(&**claim.bdev()).map_err(|e| failed(e.to_string()))?;
+        Store::examine(disk).map_err(|e| match e {
+            StoreError::Data(e) => failed(e.to_string()),
+            e => not_loaded(e, bdev),
+        })
     }
 
     /// Grows an lvstore, in use or not, to the present size of its bdev; nothing changes where that

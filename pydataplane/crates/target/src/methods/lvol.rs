@@ -92,6 +92,63 @@ struct Sizes {
     allocated: u64,
 }
 
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Check {
+    /// UUID of an lvstore.
+    #[serde(default)]
+    uuid: Option<String>,
+    /// Name of an lvstore.
+    #[serde(default)]
+    lvs_name: Option<String>,
+    /// Bdev with an lvstore that is not loaded, which is only looked at.
+    #[serde(default)]
+    bdev_name: Option<String>,
+    /// Write anew what is not as it should be. Default: false
+    #[serde(default)]
+    repair: bool,
+}
+
+/// What a check of an lvstore found.
+#[derive(Serialize, JsonSchema)]
+struct Checked {
+    /// Metadata pages that were looked at.
+    pages: u64,
+    /// What was wrong.
+    problems: Vec<Problem>,
+}
+
+/// Something on the medium that is not as it should be.
+#[derive(Serialize, JsonSchema)]
+struct Problem {
+    /// Where.
+    place: String,
+    /// What is wrong.
+    cause: String,
+    /// It was written anew.
+    repaired: bool,
+}
+
+fn check(app: &App, p: Check) -> Result<Checked, Error> {
+    let found = match (p.bdev_name, either(p.uuid, p.lvs_name)?) {
+        (Some(_), None) if p.repair => {
+            let why = "an lvstore that is not loaded cannot be repaired; load it first";
+            return Err(Error::os(Errno::Inval, why));
+        }
+        (Some(bdev), None) => app.lvstores.check_bdev(&bdev),
+        (None, Some(lvstore)) => app.lvstores.check_lvstore(&lvstore, p.repair),
+        _ => return Err(Error::os(Errno::Inval, "give an lvstore, or a bdev with one")),
+    };
+    let found = found.map_err(errors::lvol)?;
+    let problems = found.problems.into_iter();
+    Ok(Checked {
+        pages: found.pages,
+        problems: problems
+            .map(|p| Problem { place: p.place, cause: p.cause, repaired: p.repaired })
+            .collect(),
+    })
+}
+
 /// What an lvol shares, bytes.
 #[derive(Serialize, JsonSchema)]
 struct Space {
@@ -403,6 +460,16 @@ fn add_lvstores(methods: &mut Methods, app: &Arc<App>) {
             },
         )
         .errors(&[Errno::NoDev, Errno::Inval, Errno::Io]);
+    let a = app.clone();
+    methods
+        .add(
+            "virtlun_lvstore_check",
+            "Compare the metadata of an lvstore on the medium with what the target knows, while it is used, \
+             and write anew what has gone bad; or look at one that is not loaded.",
+            Flags::READ,
+            move |p: Check| check(&a, p),
+        )
+        .errors(&[Errno::NoDev, Errno::Busy, Errno::IlSeq, Errno::Inval, Errno::Io]);
     let a = app.clone();
     methods
         .add(

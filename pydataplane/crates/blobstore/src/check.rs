@@ -1,0 +1,189 @@
+//! Whether the medium still has what memory has, page by page, and repair from memory.
+//!
+//! A page that has gone bad shows at the next load, which refuses the store. Looked for while the store
+//! is loaded it can be written anew.
+
+use crate::blob::{Blob, Part};
+use crate::disk::Disk;
+use crate::error::Error;
+use crate::format::{COPY_A, COPY_B, PAGE_SIZE, Page, Superblock};
+use crate::load::choose_superblock;
+use crate::store::Store;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Metadata pages that one step looks at, and reads with one call.
+const STEP_PAGES: u64 = 256;
+
+/// Something on the medium that is not as it should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Where.
+    pub place: String,
+    /// What is wrong.
+    pub cause: String,
+    /// It was written anew, and is durable.
+    pub repaired: bool,
+}
+
+/// What one step of [`Store::check`] found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Checked {
+    /// Metadata pages that were compared.
+    pub pages: u64,
+    /// What was wrong with them.
+    pub problems: Vec<Problem>,
+    /// The page to go on with; `None`: that was all.
+    pub next: Option<u64>,
+}
+
+impl<D: Disk> Store<D> {
+    /// Compares some of the metadata in its places on the medium, from page `from` on, and with it the
+    /// superblock, with memory. With `repair` what differs is written anew from memory: a power cut
+    /// meanwhile leaves it as it was or repaired. What is in the journal is not compared.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`], [`Error::Metadata`], or the device's failure to read.
+    pub fn check(&mut self, from: u64, repair: bool) -> Result<Checked, Error> {
+        self.alive()?;
+        let mut found = Checked::default();
+        if from == 0 {
+            let sb = self.sb.clone();
+            check_superblock(&mut self.disk, &sb, &mut found.problems)?;
+        }
+        let end = self.sb.md_pages.min(from + STEP_PAGES);
+        let expected = self.expected(from..end);
+        let mut bytes = vec![0; (end - from) as usize * PAGE_SIZE];
+        self.disk.read(self.sb.page_offset(from as u32), &mut bytes).map_err(Error::Data)?;
+        let mut bad = BTreeMap::new();
+        for (number, mut page) in expected {
+            if self.dirty.contains_key(&number) {
+                continue;
+            }
+            found.pages += 1;
+            let at = (u64::from(number) - from) as usize * PAGE_SIZE;
+            let there = Page::verify(&bytes[at..at + PAGE_SIZE], self.sb.store_id(), number);
+            let same = |there: &Page| {
+                (there.id(), there.used(), there.payload())
+                    == (page.id(), page.used(), page.payload())
+            };
+            let cause = match there {
+                Ok(there) if same(&there) => continue,
+                Ok(_) => "it says otherwise than memory does".to_owned(),
+                Err(cause) => cause,
+            };
+            let place = self.place(number);
+            found.problems.push(Problem { place, cause, repaired: false });
+            // Newer than all that the journal has, which has nothing of it; older than what comes.
+            page.seal(self.journal.seq.saturating_sub(1));
+            bad.insert(number, page);
+        }
+        if repair && !found.problems.is_empty() {
+            self.dirty.extend(bad);
+            self.checkpoint()?;
+            found.problems.iter_mut().for_each(|problem| problem.repaired = true);
+        }
+        found.next = (end < self.sb.md_pages).then_some(end);
+        Ok(found)
+    }
+
+    /// What should be in those pages of a range that are in use.
+    fn expected(&self, range: Range<u64>) -> BTreeMap<u32, Page> {
+        let store = self.sb.store_id();
+        let mut all = BTreeMap::new();
+        for index in range.start.min(self.sb.bitmap_pages)..range.end.min(self.sb.bitmap_pages) {
+            all.insert(index as u32, self.render_bitmap(index as u32, 0));
+        }
+        for blob in self.blobs.values() {
+            for part in parts(blob) {
+                let number = blob.page_of(part).expect("it is one of its parts");
+                if range.contains(&u64::from(number)) {
+                    all.insert(number, blob.render(part, store));
+                }
+            }
+        }
+        all
+    }
+
+    /// Looks at a store that is not loaded, and writes nothing. Returns what is wrong with it: each page
+    /// that cannot be read, and if there is none the first contradiction between pages.
+    ///
+    /// # Errors
+    /// [`Error::NotAStore`], [`Error::Unsupported`], or the device's failure.
+    pub fn examine(mut disk: D) -> Result<Checked, Error> {
+        let mut found = Checked::default();
+        let first = |e: Error, found: &mut Checked| match e {
+            Error::Damaged { place, cause } => {
+                found.problems.push(Problem { place, cause, repaired: false });
+                Ok(())
+            }
+            Error::Truncated { .. } => {
+                let (place, cause) = ("the device".into(), e.to_string());
+                found.problems.push(Problem { place, cause, repaired: false });
+                Ok(())
+            }
+            other => Err(other),
+        };
+        let sb = match choose_superblock(&mut disk) {
+            Ok(sb) => sb,
+            Err(e) => return first(e, &mut found).map(|()| found),
+        };
+        check_superblock(&mut disk, &sb, &mut found.problems)?;
+        let (md_pages, bitmap_pages) = (sb.md_pages, sb.bitmap_pages);
+        let mut store = Store::empty(&mut disk, sb);
+        let replayed = match store.replay() {
+            Ok(replayed) => replayed,
+            Err(e) => return first(e, &mut found).map(|()| found),
+        };
+        let mut bytes = [0; PAGE_SIZE];
+        for number in 0..md_pages as u32 {
+            let in_use = u64::from(number) < bitmap_pages || store.pages.get(u64::from(number));
+            if !in_use {
+                continue;
+            }
+            found.pages += 1;
+            store.disk.read(store.sb.page_offset(number), &mut bytes).map_err(Error::Data)?;
+            match store.verified(number, &bytes, &replayed.pages) {
+                // The bitmap's pages are the first, so all others are known then.
+                Ok(page) if u64::from(number) < bitmap_pages => store.mark(number, &page),
+                Ok(_) => {}
+                Err(e) => first(e, &mut found)?,
+            }
+        }
+        drop(store);
+        if found.problems.is_empty()
+            && let Err(e) = Store::read_all(disk)
+        {
+            first(e, &mut found)?;
+        }
+        Ok(found)
+    }
+}
+
+/// Compares both copies of the superblock with `sb`.
+fn check_superblock<D: Disk>(
+    disk: &mut D,
+    sb: &Superblock,
+    problems: &mut Vec<Problem>,
+) -> Result<(), Error> {
+    for (name, copy) in [("A", COPY_A), ("B", COPY_B)] {
+        let mut bytes = [0; PAGE_SIZE];
+        let offset = copy * PAGE_SIZE as u64;
+        disk.read(offset, &mut bytes).map_err(Error::Data)?;
+        let cause = match Superblock::decode(&bytes) {
+            Ok(there) if there == *sb => continue,
+            Ok(_) => "it is not the newest".to_owned(),
+            Err(fault) => fault.to_string(),
+        };
+        let place = format!("superblock copy {name} at byte {offset}");
+        problems.push(Problem { place, cause, repaired: false });
+    }
+    Ok(())
+}
+
+fn parts(blob: &Blob) -> impl Iterator<Item = Part> + '_ {
+    std::iter::once(Part::Root)
+        .chain((0..blob.xattr_pages.len() as u32).map(Part::Xattrs))
+        .chain(blob.chunks.keys().copied().map(Part::Extents))
+        .chain(blob.indexes.keys().copied().map(Part::Index))
+}

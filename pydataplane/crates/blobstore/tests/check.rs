@@ -1,0 +1,190 @@
+//! Metadata that went bad on the medium is found beside memory, and written anew; a power cut at any
+//! point of that makes nothing worse.
+
+use blobstore::{
+    BlobOptions, Checked, Disk, DiskError, Error, HistoryOptions, MemDisk, PAGE_SIZE, Store,
+    StoreOptions,
+};
+use proptest::prelude::*;
+use proptest::sample::Index;
+use std::collections::BTreeSet;
+use std::sync::OnceLock;
+use uuid::Uuid;
+
+const CLUSTER: u32 = 64 << 10;
+const SECTOR: usize = 512;
+
+/// A device that writes down each write; `None`: a flush.
+struct Recorder {
+    now: MemDisk,
+    events: Vec<Option<(u64, Vec<u8>)>>,
+}
+
+impl Disk for Recorder {
+    fn size(&self) -> u64 {
+        self.now.size()
+    }
+    fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<(), DiskError> {
+        self.now.read(offset, buf)
+    }
+    fn write(&mut self, offset: u64, buf: &[u8]) -> Result<(), DiskError> {
+        self.events.push(Some((offset, buf.to_vec())));
+        self.now.write(offset, buf)
+    }
+    fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), DiskError> {
+        self.write(offset, &vec![0; len as usize])
+    }
+    fn flush(&mut self) -> Result<(), DiskError> {
+        self.events.push(None);
+        Ok(())
+    }
+}
+
+/// A store with all kinds of metadata pages, checkpointed, and what it holds.
+fn store() -> Store<Recorder> {
+    let disk = Recorder { now: MemDisk::new(8 << 20), events: Vec::new() };
+    let options =
+        StoreOptions { name: "s".into(), uuid: Uuid::from_u128(1), cluster_size: CLUSTER };
+    let mut s = Store::create_store(disk, &options).unwrap();
+    let blob = |name: &str, size, thin, bytes| BlobOptions {
+        name: name.into(),
+        uuid: Uuid::from_u128(bytes as u128 + 2),
+        size,
+        thin,
+        xattrs: [("note".to_owned(), vec![7; bytes])].into(),
+    };
+    s.create(&blob("thick", 5, false, 100)).unwrap();
+    let thin = s.create(&blob("thin", 300 * 1008, true, 3000)).unwrap();
+    for answer in s.allocate(&[(thin, 0), (thin, 2000), (thin, 300 * 1008 - 1)]) {
+        answer.unwrap();
+    }
+    let named = HistoryOptions {
+        name: "snapshot".into(),
+        uuid: Uuid::from_u128(9),
+        xattrs: Default::default(),
+    };
+    let thin = s.snapshot(&[(thin, named)]).unwrap()[0];
+    s.allocate(&[(thin, 1)]).pop().unwrap().unwrap();
+    s.checkpoint().unwrap();
+    s
+}
+
+/// All that a store says of its blobs.
+fn said<D: Disk>(store: &Store<D>) -> Vec<String> {
+    let of = |blob: blobstore::BlobInfo| {
+        let clusters: Vec<_> = store.clusters(blob.id).unwrap().collect();
+        format!("{blob:?} {clusters:?}")
+    };
+    store.blobs().map(of).collect()
+}
+
+fn checked(store: &mut Store<Recorder>, repair: bool) -> Checked {
+    let mut all = Checked { next: Some(0), ..Checked::default() };
+    while let Some(from) = all.next {
+        let step = store.check(from, repair).unwrap();
+        all.pages += step.pages;
+        all.problems.extend(step.problems);
+        all.next = step.next;
+    }
+    all
+}
+
+/// Where the pages and superblock copies are that [`store`] uses, in bytes.
+fn in_use() -> &'static [u64] {
+    static FOUND: OnceLock<Vec<u64>> = OnceLock::new();
+    FOUND.get_or_init(|| {
+        let bytes = store().disk_mut().now.bytes().to_vec();
+        let ruined = |at: usize| {
+            let mut bytes = bytes.clone();
+            bytes[at..at + PAGE_SIZE].fill(0xee);
+            let found = Store::examine(MemDisk::from_bytes(bytes));
+            !found.is_ok_and(|found| found.problems.is_empty())
+        };
+        (0..2 << 20).step_by(PAGE_SIZE).filter(|at| ruined(*at)).map(|at| at as u64).collect()
+    })
+}
+
+#[test]
+fn each_page_that_goes_bad_is_found_and_repaired() {
+    let mut s = store();
+    let before = said(&s);
+    let clean = checked(&mut s, false);
+    assert_eq!(clean.problems, []);
+    let used = in_use();
+    assert_eq!(used.len() as u64, clean.pages + 2, "two copies of the superblock");
+    for at in used {
+        for (from, to) in [(0, PAGE_SIZE), (100, 101), (PAGE_SIZE - 1, PAGE_SIZE)] {
+            let range = *at as usize + from..*at as usize + to;
+            s.disk_mut().now.bytes_mut()[range].iter_mut().for_each(|byte| *byte ^= 0x5a);
+            let place = format!("at byte {at}");
+            let found = checked(&mut s, false);
+            assert_eq!(found.problems.len(), 1, "{place}: {found:?}");
+            assert!(found.problems[0].place.ends_with(&place) && !found.problems[0].repaired);
+            let examined = Store::examine(MemDisk::from_bytes(s.disk_mut().now.bytes().to_vec()));
+            let examined = examined.unwrap().problems;
+            assert_eq!(examined, found.problems, "{place}");
+            let mended = checked(&mut s, true);
+            assert!(mended.problems.iter().all(|p| p.repaired) && mended.problems.len() == 1);
+            assert_eq!(checked(&mut s, true).problems, [], "{place}");
+            let loaded = Store::load(MemDisk::from_bytes(s.disk_mut().now.bytes().to_vec()));
+            assert_eq!(said(&loaded.unwrap()), before, "{place}");
+        }
+        assert_eq!(said(&s), before);
+    }
+}
+
+/// Whatever of the writes since the last flush the medium took.
+fn cut(before: &[u8], events: &[Option<(u64, Vec<u8>)>], chance: u64) -> MemDisk {
+    let last = events.iter().rposition(Option::is_none).map_or(0, |at| at + 1);
+    let mut bytes = before.to_vec();
+    let mut state = chance | 1;
+    for (n, (offset, data)) in events.iter().enumerate().filter_map(|(n, e)| Some((n, e.as_ref()?)))
+    {
+        for (i, sector) in data.chunks(SECTOR).enumerate() {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            if n < last || state >> 63 == 0 {
+                let at = *offset as usize + i * SECTOR;
+                bytes[at..at + sector.len()].copy_from_slice(sector);
+            }
+        }
+    }
+    MemDisk::from_bytes(bytes)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn a_power_cut_during_repair_makes_nothing_worse(
+        damaged in prop::collection::vec((any::<Index>(), 0..PAGE_SIZE, 1..=255u8), 1..5),
+        chance in any::<u64>(),
+    ) {
+        let mut s = store();
+        let before = said(&s);
+        // One copy of the superblock has to be left, or it is no store any more.
+        let used: Vec<_> = in_use().iter().copied().filter(|at| *at != 0).collect();
+        for (which, byte, change) in damaged {
+            let at = *which.get(&used) as usize + byte;
+            s.disk_mut().now.bytes_mut()[at] ^= change;
+        }
+        let places = |problems: &[blobstore::Problem]| -> BTreeSet<String> {
+            problems.iter().map(|p| p.place.clone()).collect()
+        };
+        let bad = places(&checked(&mut s, false).problems);
+        let medium = s.disk_mut().now.bytes().to_vec();
+        s.disk_mut().events.clear();
+        checked(&mut s, true);
+        let events = std::mem::take(&mut s.disk_mut().events);
+        for at in 0..=events.len() {
+            let after = cut(&medium, &events[..at], chance.wrapping_add(at as u64));
+            let found = Store::examine(MemDisk::from_bytes(after.bytes().to_vec())).unwrap();
+            let worse: Vec<_> =
+                places(&found.problems).difference(&bad).filter(|p| !p.starts_with("superblock")).cloned().collect();
+            prop_assert!(worse.is_empty(), "after {at} of {}: {worse:?}", events.len());
+            match Store::load(after) {
+                Ok(loaded) => prop_assert_eq!(said(&loaded), before.clone()),
+                Err(e) => prop_assert!(matches!(e, Error::Damaged { .. }) && at < events.len(), "{e}"),
+            }
+        }
+    }
+}
