@@ -64,7 +64,7 @@ class Controller:
             for known in self._volumes.known(request.name):
                 with self._locks.hold(known):
                     pass  # told at once where it is in use, also while the target does not answer
-            store = self._volumes.lvstore(parameters.lvstore)
+            store = self._volumes.lvols.lvstore(parameters.lvstore)
             handle = self._volumes.handle(request.name, store)
             with self._locks.hold(handle):
                 size = size_within(request.capacity_range, store)
@@ -156,12 +156,12 @@ class Controller:
             free = max((store.free for store in stores), default=0)
             return free, free
         try:
-            store = self._volumes.lvstore(parameters.lvstore)
+            store = self._volumes.lvols.lvstore(parameters.lvstore)
         except Failure as error:
             if error.code is Code.FAILED_PRECONDITION and asked and self._waiting:
                 self._waiting.tell(asked, "CannotProvision", f"no volume is made here: {error}")
             store = None
-        room = self._volumes.room(parameters, store) if store else 0
+        room = self._volumes.room.left(parameters, store) if store else 0
         largest = min(room, store.total) if store else 0
         if self._waiting and asked:
             self._waiting.asked(asked, parameters.pool, largest)

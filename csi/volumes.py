@@ -9,16 +9,16 @@ loaded. The lvol is made with the xattr, in one change of the lvstore: what was 
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 
 from csi import DRIVER_NAME, handles
 from csi.errors import Code, Failure, describe, not_found, precondition
 from csi.hostdevice import exports
+from csi.lvols import Lvols
 from csi.parameters import Parameters
 from csi.proto import csi_pb2 as pb
+from csi.room import Room
 from csi.sizes import size_within, wanted_bytes
 from csi.targets import Answer, Targets
 from pydataplane.client import Client
@@ -28,7 +28,6 @@ from pydataplane.errors import (
     NO_SPACE,
     RpcError,
     VolumeError,
-    VolumeNotFoundError,
 )
 from pydataplane.lvols import Volume
 from pydataplane.lvstores import Lvstore
@@ -81,16 +80,16 @@ class OwnedVolumes:
     def __init__(self, targets: Targets, node: str) -> None:
         """Finds volumes on `targets`; `node` is part of what a volume's UUID is made of."""
         self.targets = targets
-        self._node = node
-        self._promising = threading.Lock()
-        """Held from a look at what is promised until it is more."""
+        self.lvols = Lvols(targets, node)
+        self.room = Room(targets, node)
         self._owners: dict[str, Owner] = {}  # an owner never changes; of the size of the lvstores
 
     def handle(self, name: str, store: Lvstore) -> str:
         """Returns the UUID of the volume that the orchestrator calls `name`, made or not."""
-        before = handles.without_lvstore(self._node, name)
-        handle = handles.make(store.uuid, self._node, name)
-        made_before = _lvol(self._at(handle), before)  # of its target alone: others may be away
+        before = handles.without_lvstore(self.lvols.node, name)
+        handle = handles.make(store.uuid, self.lvols.node, name)
+        # Of its target alone: others may be away.
+        made_before = self.lvols.in_lvstore_of(handle, before)
         if made_before is not None and made_before.lvstore == store.name:
             return before
         return handle
@@ -100,25 +99,9 @@ class OwnedVolumes:
         owners = list(self._owners.items())
         return [handle for handle, owner in owners if owner.name == name]
 
-    def lvstore(self, name: str) -> Lvstore:
-        """Returns an lvstore that a class names.
-
-        Raises:
-            Failure: RESOURCE_EXHAUSTED, this node has none of that name; another one may.
-                FAILED_PRECONDITION, several of its targets have one.
-        """
-        try:
-            return self.targets.store(name).store
-        except VolumeNotFoundError as error:
-            raise Failure(
-                Code.RESOURCE_EXHAUSTED,
-                f"node {self._node} has no lvstore {name}: make one with `virtlun lvstore create`, "
-                "or name another in the StorageClass",
-            ) from error
-
     def find(self, handle: str) -> Owned | None:
         """Returns the volume with this handle, or None; also None for an lvol of another owner."""
-        volume = self._lvol(handle)
+        volume = self.lvols.find(handle)
         owner = volume and self._owner(volume.uuid)
         return Owned(volume, owner) if volume and owner else None
 
@@ -136,9 +119,9 @@ class OwnedVolumes:
 
     def missing(self, handle: str) -> Failure:
         """Returns why a handle is none of this node's volumes: NOT_FOUND, or UNAVAILABLE."""
-        if handles.is_uuid(handle) and not self._stores_of(handle):
-            return self._not_loaded(handle)
-        return not_found(f"volume {handle} is not one of {DRIVER_NAME} on node {self._node}")
+        if handles.is_uuid(handle) and not self.lvols.stores_of(handle):
+            return self.lvols.not_loaded(handle)
+        return not_found(f"volume {handle} is not one of {DRIVER_NAME} on node {self.lvols.node}")
 
     def all(self) -> Iterator[Owned]:
         """Yields the volumes in the order of their handles."""
@@ -163,7 +146,8 @@ class OwnedVolumes:
     def _of_target(self, client: Client) -> list[Owned]:
         """Returns the driver's volumes on one target."""
         volumes = Volumes(client)
-        found = ((volume, self._owner(volume.uuid, volumes)) for volume in volumes.volumes())
+        lvols = (lvol for lvol in volumes.volumes() if not lvol.snapshot)
+        found = ((lvol, self._owner(lvol.uuid, volumes)) for lvol in lvols)
         return [Owned(volume, owner) for volume, owner in found if owner is not None]
 
     def create(self, owner: Owner, size: int, store: Lvstore, *, thin: bool) -> Owned:
@@ -173,11 +157,11 @@ class OwnedVolumes:
             Failure: ALREADY_EXISTS with other properties, RESOURCE_EXHAUSTED.
         """
         handle = self.handle(owner.name, store)
-        volume = self._lvol(handle)
+        volume = self.lvols.find(handle)
         if volume is None:
             name = owner.name if NAME.fullmatch(owner.name) else f"csi-{handle}"
             try:
-                with self._promise(owner.read(), store, size):
+                with self.room.promise(owner.read(), store, size):
                     volume = self._make(f"{store.name}/{name}", size, owner, thin=thin, uuid=handle)
             except VolumeError as error:
                 raise Failure(Code.ALREADY_EXISTS, str(error)) from error
@@ -186,13 +170,13 @@ class OwnedVolumes:
                     raise
                 raise Failure(
                     Code.RESOURCE_EXHAUSTED,
-                    f"lvstore {store.name} of node {self._node} has {store.free} bytes free, and "
-                    f"volume {owner.name} needs {size} ({error.message}): ask for less, delete "
+                    f"lvstore {store.name} of node {self.lvols.node} has {store.free} bytes free, "
+                    f"and volume {owner.name} needs {size} ({error.message}): ask for less, delete "
                     "volumes there or add to the lvstore",
                 ) from error
         elif self._owner(handle) is None and not _is(volume, size, store, thin=thin):
             # Begun by a call that was never answered: nobody has it.
-            self._at(handle).delete(handle)
+            self.lvols.at(handle).delete(handle)
             return self.create(owner, size, store, thin=thin)
         if volume.uuid != handle:
             raise Failure(
@@ -200,7 +184,7 @@ class OwnedVolumes:
                 f"{volume.path} exists already and is not of {DRIVER_NAME}: rename or delete it",
             )
         if self._owner(handle) is None:
-            self._at(handle).set_xattr(handle, OWNER_XATTR, _written(owner))
+            self.lvols.at(handle).set_xattr(handle, OWNER_XATTR, _written(owner))
         return self.get(handle)
 
     def _make(self, path: str, size: int, owner: Owner, *, thin: bool, uuid: str) -> Volume:
@@ -208,7 +192,7 @@ class OwnedVolumes:
 
         A target older than the driver knows of no xattrs there: the caller adds the owner then.
         """
-        volumes = self._at(uuid)
+        volumes = self.lvols.at(uuid)
         try:
             return volumes.create(
                 path, size, thin=thin, uuid=uuid, xattrs={OWNER_XATTR: _written(owner)}
@@ -225,15 +209,15 @@ class OwnedVolumes:
             Failure: FAILED_PRECONDITION, it is in use, or an lvol of another owner; UNAVAILABLE,
                 its lvstore is not loaded, so that it may be there.
         """
-        volume = self._lvol(handle)
+        volume = self.lvols.find(handle)
         if volume is None:
-            self._check_gone(handle)
+            self.lvols.check_gone(handle)
             return
         if self._owner(handle) is None:
             raise precondition(
                 f"lvol {volume.path} is not of {DRIVER_NAME}: delete it with `virtlun volume`"
             )
-        self._at(handle).delete(handle, missing_ok=True)
+        self.lvols.at(handle).delete(handle, missing_ok=True)
         self._owners.pop(handle, None)
 
     def grow(self, handle: str, wanted: pb.CapacityRange) -> Volume:
@@ -246,13 +230,13 @@ class OwnedVolumes:
         """
         owned = self.get(handle)
         volume = owned.volume
-        store = self._at(handle).lvstore(volume.lvstore)
+        store = self.lvols.at(handle).lvstore(volume.lvstore)
         try:
             size = size_within(wanted, store, volume.size)
             if size <= volume.size:
                 return volume
-            with self._promise(owned.parameters, store, size - volume.size):
-                return self._at(handle).resize(handle, size)
+            with self.room.promise(owned.parameters, store, size - volume.size):
+                return self.lvols.at(handle).resize(handle, size)
         except (Failure, RpcError) as error:
             code, message = describe(error)
             if code is not Code.RESOURCE_EXHAUSTED:
@@ -260,45 +244,10 @@ class OwnedVolumes:
             raise Failure(
                 Code.OUT_OF_RANGE,
                 f"volume {handle} cannot grow from {volume.size} to "
-                f"{wanted_bytes(wanted)} bytes: lvstore {store.name} of node {self._node} has "
+                f"{wanted_bytes(wanted)} bytes: lvstore {store.name} of node {self.lvols.node} has "
                 f"{store.free} bytes free ({message}); ask for less, delete volumes there or add "
                 "to the lvstore",
             ) from error
-
-    def room(self, parameters: Parameters, store: Lvstore) -> int:
-        """Returns the bytes that volumes of a class can still get from an lvstore together."""
-        most = parameters.promised_most(store)
-        if most is None or store.free == 0:
-            return store.free
-        return max(0, most - self._promised(store))
-
-    def _promised(self, store: Lvstore) -> int:
-        """Returns the bytes that the volumes of an lvstore have together."""
-        volumes = Volumes(self.targets.of_store(store.uuid))
-        return sum(volume.size for volume in volumes.volumes(store.uuid))
-
-    @contextmanager
-    def _promise(self, parameters: Parameters, store: Lvstore, more: int) -> Iterator[None]:
-        """Keeps others of a limited class from the room in which a volume becomes larger.
-
-        Raises:
-            Failure: RESOURCE_EXHAUSTED, the class may not promise so many bytes more.
-        """
-        most = parameters.promised_most(store)
-        if most is None:
-            yield
-            return
-        with self._promising:  # a thin volume is made at once
-            promised = self._promised(store)
-            if promised + more > most:
-                raise Failure(
-                    Code.RESOURCE_EXHAUSTED,
-                    f"the volumes of lvstore {store.name} of node {self._node} have {promised} "
-                    f"bytes, and {more} more are over the class's overcommit "
-                    f"{parameters.overcommit} of {store.total} bytes: ask for less, delete volumes "
-                    "there or add to the lvstore",
-                )
-            yield
 
     def has_kernel_face(self, handle: str) -> bool:
         """Whether a device of a host stands on the volume, which has to be told of its growth."""
@@ -306,84 +255,24 @@ class OwnedVolumes:
 
     def formatting(self, handle: str) -> bool:
         """Whether mkfs was begun on a volume and not finished."""
-        return FORMATTING_XATTR in self._at(handle).xattrs(handle)
+        return FORMATTING_XATTR in self.lvols.at(handle).xattrs(handle)
 
     def set_formatting(self, handle: str, *, begun: bool) -> None:
         """Notes that mkfs begins on a volume, or that it has finished."""
         if begun:
-            self._at(handle).set_xattr(handle, FORMATTING_XATTR, "1")
+            self.lvols.at(handle).set_xattr(handle, FORMATTING_XATTR, "1")
         else:
-            self._at(handle).remove_xattr(handle, FORMATTING_XATTR)
-
-    def _stores_of(self, handle: str) -> list[Lvstore]:
-        """Returns the loaded lvstores that can have a volume; none where another one can, too.
-
-        Where the handle does not tell, all that the targets were told of have to be loaded.
-        """
-        if not handles.tells_lvstore(handle):
-            for answer in self.targets.ask(_storage_is_complete):
-                if not answer.get():
-                    return []
-            # Asked after that: what was loaded meanwhile is among them.
-            return self.targets.gather(_lvstores)
-        stores = self._at(handle).lvstores()
-        return [store for store in stores if handles.may_be_in(handle, store.uuid)]
-
-    def _check_gone(self, handle: str) -> None:
-        """Raises UNAVAILABLE unless the lvstore of a volume is loaded and does not have it."""
-        if not handles.is_uuid(handle):
-            return
-        stores = self._stores_of(handle)
-        # An lvstore that is being loaded has its lvols in its list before they are bdevs.
-        if not stores or any(handle in self._uuids(store) for store in stores):
-            raise self._not_loaded(handle)
-
-    def _uuids(self, store: Lvstore) -> set[str]:
-        return Volumes(self.targets.of_store(store.uuid)).uuids(store)
-
-    def _not_loaded(self, handle: str) -> Failure:
-        return Failure(
-            Code.UNAVAILABLE,
-            f"the lvstore of volume {handle} is not loaded on node {self._node}: see `virtlun "
-            "lvstore list` there and load it with `virtlun lvstore import`; if it is lost for "
-            "good, set the PersistentVolume's reclaim policy to Retain and delete that",
-        )
-
-    def _lvol(self, handle: str) -> Volume | None:
-        return _lvol(self._at(handle), handle) if handles.is_uuid(handle) else None
+            self.lvols.at(handle).remove_xattr(handle, FORMATTING_XATTR)
 
     def _owner(self, handle: str, volumes: Volumes | None = None) -> Owner | None:
         """Returns what a volume keeps of its owner; `volumes` are its target's, if known."""
         owner = self._owners.get(handle)
         if owner is not None:
             return owner
-        owner = owner_of(volumes or self._at(handle), handle)
+        owner = owner_of(volumes or self.lvols.at(handle), handle)
         if owner is not None:
             self._owners[handle] = owner
         return owner
-
-    def _at(self, handle: str) -> Volumes:
-        """Returns the volumes of the target that has this one, or its lvstore."""
-        return Volumes(self.targets.of(handle))
-
-
-def _lvol(volumes: Volumes, handle: str) -> Volume | None:
-    try:
-        return volumes.volume(handle)
-    except VolumeNotFoundError:
-        return None
-
-
-def _lvstores(client: Client) -> list[Lvstore]:
-    return Volumes(client).lvstores()
-
-
-def _storage_is_complete(client: Client) -> bool:
-    """Whether a target has loaded all lvstores that it was told of."""
-    status = client.call("virtlun_get_status")
-    # An older target does not say it by itself.
-    problems = [*status.get("restore_problems", []), *status.get("waiting", [])]
-    return bool(status.get("storage_complete", not problems))
 
 
 def owner_of(volumes: Volumes, handle: str) -> Owner | None:
