@@ -32,6 +32,7 @@ from csi.node import Node
 from csi.proto import csi_pb2, pluginregistration_pb2
 from csi.registration import Registration
 from csi.server import Ending, handlers, listens, serve_until
+from csi.snapshots import OwnedSnapshots
 from csi.targets import Targets
 from csi.vhostface import VhostFace
 from csi.volumehealth import VolumeHealth
@@ -165,7 +166,9 @@ def main(
     nodes = VolumeNodes()
     if mode != "node":
         waiting = WaitingClaims(node_id)
-        parts["Controller"] = Controller(volumes, locks, node_id, nodes.node_of, waiting)
+        snapshots = OwnedSnapshots(volumes, locks)
+        snapshots.begin()
+        parts["Controller"] = Controller(volumes, snapshots, locks, node_id, nodes.node_of, waiting)
     if mode != "controller":
         devices = ChosenDevices(targets, host, Choice(host_device))
         controllers = VmControllers(targets, devices, locks)

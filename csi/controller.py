@@ -1,4 +1,4 @@
-"""The Controller service: volumes of this node's targets.
+"""The Controller service: volumes of this node's targets, and snapshots of them.
 
 Every node runs its own (external-provisioner with --node-deployment), so a volume is always made
 where the claim is used, and no central daemon takes part.
@@ -8,34 +8,42 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from csi import DRIVER_NAME, TOPOLOGY_KEY
+from csi import DRIVER_NAME, TOPOLOGY_KEY, contents
 from csi.capabilities import SHARED_BLOCK, check_all, problem
+from csi.contents import Contents
 from csi.errors import Code, Failure, invalid
 from csi.handles import is_uuid
 from csi.locks import VolumeLocks
 from csi.parameters import Parameters, claim, read
 from csi.proto import csi_pb2 as pb
 from csi.sizes import size_within, wanted_bytes
+from csi.snapshotcontroller import SnapshotController, check_name
+from csi.snapshots import OwnedSnapshots
 from csi.volumes import Owned, OwnedVolumes, Owner
 from csi.waiting import WaitingClaims
+from pydataplane.lvstores import Lvstore
 
 Rpc = pb.ControllerServiceCapability.RPC
 CAPABILITIES = [
     Rpc.CREATE_DELETE_VOLUME,
     Rpc.LIST_VOLUMES,
     Rpc.GET_CAPACITY,
+    Rpc.CREATE_DELETE_SNAPSHOT,
+    Rpc.LIST_SNAPSHOTS,
+    Rpc.GET_SNAPSHOT,
+    Rpc.CLONE_VOLUME,
     Rpc.EXPAND_VOLUME,
     Rpc.SINGLE_NODE_MULTI_WRITER,
 ]
-NAME_BYTES_MAX = 128
 
 
-class Controller:
+class Controller(SnapshotController):
     """csi.v1.Controller."""
 
     def __init__(
         self,
         volumes: OwnedVolumes,
+        snapshots: OwnedSnapshots,
         locks: VolumeLocks,
         node: str,
         node_of: Callable[[str], str | None] | None = None,
@@ -46,20 +54,25 @@ class Controller:
         `node_of` tells which node has the volume of a handle, None if nobody knows of it; `waiting`
         looks after claims for which there is no room.
         """
-        self._volumes = volumes
-        self._locks = locks
+        super().__init__(volumes, snapshots, locks)
         self._node = node
+        self._contents = Contents(volumes, snapshots, locks)
         self._node_of = node_of or (lambda _: None)
         self._waiting = waiting
 
     def create_volume(self, request: pb.CreateVolumeRequest) -> pb.CreateVolumeResponse:
         """Makes a volume, or returns the one of this name if it is as asked for."""
-        _check_name(request.name)
+        check_name(request.name, "volume")
         parameters = read(request.parameters)
         check_all(request.volume_capabilities, face=parameters.face)
-        _refuse_unsupported(request)
+        if request.mutable_parameters:
+            raise invalid("a VolumeAttributesClass is not supported yet: leave it out of the claim")
         self._check_topology(request.accessibility_requirements)
-        owner = Owner(DRIVER_NAME, request.name, claim(request.parameters), parameters.kept())
+        source = request.volume_content_source
+        content = contents.written(source) if request.HasField("volume_content_source") else ""
+        owner = Owner(
+            DRIVER_NAME, request.name, claim(request.parameters), parameters.kept(), content
+        )
         with self._locks.hold(request.name):
             for known in self._volumes.known(request.name):
                 with self._locks.hold(known):
@@ -67,11 +80,10 @@ class Controller:
             store = self._volumes.lvols.lvstore(parameters.lvstore)
             handle = self._volumes.handle(request.name, store)
             with self._locks.hold(handle):
-                size = size_within(request.capacity_range, store)
-                found = self._volumes.find(handle)
-                if found is None:
-                    thin = parameters.thin == "true"
-                    found = self._volumes.create(owner, size, store, thin=thin)
+                if content:
+                    found = self._contents.create(owner, request.capacity_range, store)
+                else:
+                    found = self._create_empty(handle, owner, request.capacity_range, store)
                 _check_same(found, owner, request.capacity_range)
         shared = any(one.access_mode.mode in SHARED_BLOCK for one in request.volume_capabilities)
         if shared and owner.claim and self._waiting:  # KubeVirt takes such a claim for migratable
@@ -83,15 +95,30 @@ class Controller:
             )
         return pb.CreateVolumeResponse(volume=self._describe(found))
 
+    def _create_empty(
+        self, handle: str, owner: Owner, wanted: pb.CapacityRange, store: Lvstore
+    ) -> Owned:
+        size = size_within(wanted, store)
+        found = self._volumes.find(handle)
+        if found is None:
+            thin = owner.read().thin == "true"
+            found = self._volumes.create(owner, size, store, thin=thin)
+        return found
+
     def delete_volume(self, request: pb.DeleteVolumeRequest) -> pb.DeleteVolumeResponse:
         """Deletes a volume, idempotent; one in use is refused."""
         _check_id(request.volume_id)
         with self._locks.hold(request.volume_id):
             found = self._volumes.find(request.volume_id)
             self._volumes.delete(request.volume_id)
-        if self._waiting and found is not None:
-            self._room(found.parameters)
+        self._snapshots.sweep(request.volume_id)
+        if found is not None:
+            self._freed(found.parameters)
         return pb.DeleteVolumeResponse()
+
+    def _freed(self, parameters: Parameters) -> None:
+        if self._waiting:
+            self._room(parameters)
 
     def validate_volume_capabilities(
         self, request: pb.ValidateVolumeCapabilitiesRequest
@@ -224,30 +251,14 @@ class Controller:
             volume_id=owned.volume.uuid,
             capacity_bytes=owned.volume.size,
             volume_context=owned.parameters.context(),
+            content_source=contents.read(owned.owner.content),
             accessible_topology=[pb.Topology(segments={TOPOLOGY_KEY: self._node})],
         )
-
-
-def _check_name(name: str) -> None:
-    if not name:
-        raise invalid("the volume's name is missing")
-    if len(name.encode()) > NAME_BYTES_MAX:
-        raise invalid(f"the volume's name is longer than {NAME_BYTES_MAX} bytes")
 
 
 def _check_id(handle: str) -> None:
     if not handle:
         raise invalid("volume_id is missing")
-
-
-def _refuse_unsupported(request: pb.CreateVolumeRequest) -> None:
-    if request.HasField("volume_content_source"):
-        raise invalid(
-            "a volume from a snapshot or another volume is not supported yet: "
-            "leave out the claim's dataSource"
-        )
-    if request.mutable_parameters:
-        raise invalid("a VolumeAttributesClass is not supported yet: leave it out of the claim")
 
 
 def _check_same(found: Owned, owner: Owner, wanted: pb.CapacityRange) -> None:
@@ -256,6 +267,8 @@ def _check_same(found: Owned, owner: Owner, wanted: pb.CapacityRange) -> None:
     wrong = ""
     if found.owner.parameters != owner.parameters:
         wrong = f"with parameters {found.owner.parameters}"
+    elif found.owner.content != owner.content:
+        wrong = f"made of {found.owner.content or 'nothing'}"
     elif size < wanted.required_bytes or (wanted.limit_bytes and size > wanted.limit_bytes):
         wrong = f"with {size} bytes"
     if wrong:

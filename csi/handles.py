@@ -1,4 +1,4 @@
-"""Handles of volumes: UUIDs that tell the lvstore.
+"""Handles of volumes and snapshots: UUIDs that tell the lvstore.
 
 A handle is a UUID of version 8 (RFC 9562, 5.8): the first 48 bits are those of the lvstore's UUID,
 and the rest is made of the node and the name that the orchestrator chose. So the driver knows of a
@@ -11,16 +11,22 @@ from __future__ import annotations
 import uuid
 
 NAMESPACE = uuid.UUID("6a3e1f0c-0d4b-5c8e-9b55-76697274756c")
+SNAPSHOTS = uuid.UUID("6a3e1f0c-0d4b-5c8e-9b56-76697274756c")
+GROUPS = uuid.UUID("6a3e1f0c-0d4b-5c8e-9b57-76697274756c")
+"""What names of volumes, of snapshots, and of groups of these are in."""
 VERSION = 8
 VERSION_SHIFT = 76
 LVSTORE_SHIFT = 80
 """Bits of a UUID behind those of the lvstore."""
 
 
-def make(lvstore: str, node: str, name: str) -> str:
-    """Returns the handle of the volume called `name` of a node, in the lvstore of this UUID."""
+def make(lvstore: str, node: str, name: str, namespace: uuid.UUID = NAMESPACE) -> str:
+    """Returns the handle of the volume called `name` of a node, in the lvstore of this UUID.
+
+    With SNAPSHOTS or GROUPS it is that of a snapshot, or of a group of them, of this name.
+    """
     lvstore_bits = uuid.UUID(lvstore).int >> LVSTORE_SHIFT << LVSTORE_SHIFT
-    rest = uuid.UUID(without_lvstore(node, name)).int & ((1 << VERSION_SHIFT) - 1)
+    rest = uuid.uuid5(namespace, f"{node}/{name}").int & ((1 << VERSION_SHIFT) - 1)
     return str(uuid.UUID(int=lvstore_bits | VERSION << VERSION_SHIFT | rest))
 
 

@@ -36,13 +36,22 @@ QUIET = {
     "GetInfo",
     "GetPluginCapabilities",
     "GetPluginInfo",
+    "GetSnapshot",
     "NodeGetCapabilities",
     "NodeGetVolumeHealth",
     "NodeGetVolumeStats",
     "Probe",
 }
 """Asked all the time, of nothing that happens: done is worth a line at level debug only."""
-ID_FIELDS = ("volume_id", "name", "target_path", "staging_target_path", "volume_path")
+ID_FIELDS = (
+    "volume_id",
+    "snapshot_id",
+    "source_volume_id",
+    "name",
+    "target_path",
+    "staging_target_path",
+    "volume_path",
+)
 
 log = structlog.get_logger()
 _request_ids = itertools.count(1)

@@ -49,12 +49,18 @@ class Owner:
     """NAMESPACE/NAME of the claim, or nothing."""
     parameters: str
     """Parameters.kept()."""
+    content: str = ""
+    """What it was made of (csi.contents), or nothing."""
 
     @classmethod
     def parse(cls, text: str) -> Owner:
         """Returns what a xattr says; what a newer driver wrote beside it is left out."""
         found = json.loads(text)
-        return cls(**{field.name: found[field.name] for field in fields(cls)})
+        return cls(**{each.name: found[each.name] for each in fields(cls) if each.name in found})
+
+    def written(self) -> str:
+        """Returns the text of the xattr."""
+        return json.dumps(asdict(self))
 
     def read(self) -> Parameters:
         """Returns the class's parameters at creation."""
@@ -159,7 +165,7 @@ class OwnedVolumes:
         handle = self.handle(owner.name, store)
         volume = self.lvols.find(handle)
         if volume is None:
-            name = owner.name if NAME.fullmatch(owner.name) else f"csi-{handle}"
+            name = lvol_name(owner.name, handle)
             try:
                 with self.room.promise(owner.read(), store, size):
                     volume = self._make(f"{store.name}/{name}", size, owner, thin=thin, uuid=handle)
@@ -184,7 +190,7 @@ class OwnedVolumes:
                 f"{volume.path} exists already and is not of {DRIVER_NAME}: rename or delete it",
             )
         if self._owner(handle) is None:
-            self.lvols.at(handle).set_xattr(handle, OWNER_XATTR, _written(owner))
+            self.lvols.at(handle).set_xattr(handle, OWNER_XATTR, owner.written())
         return self.get(handle)
 
     def _make(self, path: str, size: int, owner: Owner, *, thin: bool, uuid: str) -> Volume:
@@ -195,7 +201,7 @@ class OwnedVolumes:
         volumes = self.lvols.at(uuid)
         try:
             return volumes.create(
-                path, size, thin=thin, uuid=uuid, xattrs={OWNER_XATTR: _written(owner)}
+                path, size, thin=thin, uuid=uuid, xattrs={OWNER_XATTR: owner.written()}
             )
         except RpcError as error:
             if error.code != BAD_PARAMETERS:
@@ -275,6 +281,11 @@ class OwnedVolumes:
         return owner
 
 
+def lvol_name(name: str, handle: str) -> str:
+    """Returns what the lvol is called of something that the orchestrator calls `name`."""
+    return name if NAME.fullmatch(name) else f"csi-{handle}"
+
+
 def owner_of(volumes: Volumes, handle: str) -> Owner | None:
     """Returns what a volume keeps of its owner, or None where it is not the driver's, or gone."""
     try:
@@ -285,10 +296,6 @@ def owner_of(volumes: Volumes, handle: str) -> Owner | None:
         return None
     owner = Owner.parse(text) if text is not None else None
     return owner if owner is not None and owner.driver == DRIVER_NAME else None
-
-
-def _written(owner: Owner) -> str:
-    return json.dumps(asdict(owner))
 
 
 def _is(volume: Volume, size: int, store: Lvstore, *, thin: bool) -> bool:

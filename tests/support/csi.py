@@ -153,12 +153,24 @@ class Driver:
 
     # What an orchestrator does, in short
 
-    def create(self, name: str, size: int, capability: pb.VolumeCapability, **more: str) -> str:
-        """Makes a volume in lvs0 and returns its handle; `more` are parameters of the class."""
+    def create(
+        self,
+        name: str,
+        size: int,
+        capability: pb.VolumeCapability,
+        of: pb.VolumeContentSource | None = None,
+        /,
+        **more: str,
+    ) -> str:
+        """Makes a volume in lvs0 and returns its handle; `more` are parameters of the class.
+
+        `of` is what it is to be made of.
+        """
         request = pb.CreateVolumeRequest(
             name=name,
             capacity_range=pb.CapacityRange(required_bytes=size),
             volume_capabilities=[capability],
+            volume_content_source=of,
             parameters={"lvstore": "lvs0", **more},
         )
         handle: str = self.call(request).volume.volume_id
@@ -212,6 +224,16 @@ class Driver:
     def delete(self, handle: str) -> None:
         """Deletes it."""
         self.call(pb.DeleteVolumeRequest(volume_id=handle))
+
+    def snapshot(self, handle: str, name: str) -> str:
+        """Takes a snapshot of it and returns that one's handle."""
+        request = pb.CreateSnapshotRequest(source_volume_id=handle, name=name)
+        taken: str = self.call(request).snapshot.snapshot_id
+        return taken
+
+    def delete_snapshot(self, handle: str) -> None:
+        """Deletes a snapshot."""
+        self.call(pb.DeleteSnapshotRequest(snapshot_id=handle))
 
     def expand(self, handle: str, size: int) -> None:
         """Grows it and what a pod has of it."""
@@ -279,6 +301,18 @@ def block(mode: int = Mode.SINGLE_NODE_WRITER) -> pb.VolumeCapability:
     return pb.VolumeCapability(
         block=pb.VolumeCapability.BlockVolume(), access_mode=Mode(mode=Mode.Mode.Name(mode))
     )
+
+
+def snapshot_of(handle: str) -> pb.VolumeContentSource:
+    """Returns what makes a volume of a snapshot."""
+    of = pb.VolumeContentSource
+    return of(snapshot=of.SnapshotSource(snapshot_id=handle))
+
+
+def volume_of(handle: str) -> pb.VolumeContentSource:
+    """Returns what makes a volume of another one."""
+    of = pb.VolumeContentSource
+    return of(volume=of.VolumeSource(volume_id=handle))
 
 
 def may_grow_ext4() -> bool:

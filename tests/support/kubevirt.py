@@ -33,6 +33,7 @@ from csi.node import Node
 from csi.objects import Claim, Object, PersistentVolume, Vmi
 from csi.proto import csi_pb2 as pb
 from csi.proto import kubevirt_plugin_pb2 as hooks
+from csi.snapshots import OwnedSnapshots
 from csi.targets import Targets
 from csi.vhostface import VhostFace
 from csi.volumes import OwnedVolumes
@@ -134,7 +135,8 @@ class Host:
         self.pod_hooks = PodHooks(self.controllers, self.hook, Metrics())
         self.pod_hooks.start()
         self.inline = InlineVolumes(self.controllers, self.pod_hooks, self._admit)
-        self.csi = Controller(volumes, locks, self.name, lambda _: self.name)
+        snapshots = OwnedSnapshots(volumes, locks)
+        self.csi = Controller(volumes, snapshots, locks, self.name, lambda _: self.name)
         self.node = Node(volumes, devices, VhostFace(targets), locks, self.name, 0, self.inline)
         self.node_hook = self.hook()
 

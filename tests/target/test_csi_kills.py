@@ -22,8 +22,10 @@ import pytest
 from google.protobuf.message import Message
 
 from csi.proto import csi_pb2 as pb
-from tests.support.csi import MIB, NOTHING, Driver, mount
+from pydataplane.volumes import Volumes
+from tests.support.csi import MIB, NOTHING, Driver, block, mount, snapshot_of, volume_of
 from tests.support.killed import STEP
+from tests.support.wait import until
 from tests.target.conftest import MakeTarget
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
@@ -58,6 +60,16 @@ SOCKET = {
     "mount",
     "umount",
     "vhost_delete_controller",
+    "bdev_lvol_delete",
+}
+HISTORY = {
+    "bdev_lvol_create",
+    "bdev_lvol_snapshot",
+    "bdev_lvol_clone",
+    "bdev_lvol_resize",
+    "bdev_lvol_inflate",
+    "virtlun_lvol_remove_xattr csi.unfinished",
+    "virtlun_lvol_set_xattr csi.deleted",
     "bdev_lvol_delete",
 }
 """The steps of a life, which the driver is killed before."""
@@ -211,6 +223,63 @@ def test_so_does_one_killed_over_the_socket_of_a_virtual_machine(driver: Stubbor
         driver.delete(handle)
 
     assert _kill_everywhere(driver, live) == SOCKET
+
+
+def remember(driver: Driver, name: str, revive: Callable[[], None] = lambda: None) -> None:
+    """A volume with snapshots and clones of all kinds, from its creation to the end of all."""
+    how = block()
+    source = driver.create(name, 16 * MIB, how, thin="true")
+    taken = driver.snapshot(source, f"{name}-snap")
+    sure = driver.call(pb.GetSnapshotRequest(snapshot_id=taken)).snapshot
+    assert sure.source_volume_id == source
+    made = [
+        driver.create(f"{name}-thin", 16 * MIB, how, snapshot_of(taken), thin="true"),
+        driver.create(f"{name}-larger", 32 * MIB, how, snapshot_of(taken), thin="true"),
+        driver.create(f"{name}-thick", 32 * MIB, how, snapshot_of(taken)),
+        driver.create(f"{name}-clone", 16 * MIB, how, volume_of(source), thin="true"),
+        driver.create(f"{name}-copy", 16 * MIB, how, volume_of(source)),
+    ]
+    revive()
+    sizes = {lvol["name"]: lvol["size"] for lvol in sizes_of(driver)}
+    assert sizes == {
+        **dict.fromkeys((f"{name}-thin", f"{name}-clone", f"{name}-copy", name), 16 * MIB),
+        **dict.fromkeys((f"{name}-larger", f"{name}-thick"), 32 * MIB),
+    }
+    driver.delete_snapshot(taken)
+    assert not driver.call(pb.ListSnapshotsRequest()).entries
+    for handle in (source, *made):
+        driver.delete(handle)
+    revive()
+
+
+def sizes_of(driver: Driver) -> list[dict[str, Any]]:
+    """Returns the volumes that the driver lists: names and sizes."""
+    entries = driver.call(pb.ListVolumesRequest()).entries
+    volumes = Volumes(driver.target.client)
+    found = [volumes.volume(entry.volume.volume_id) for entry in entries]
+    return [{"name": each.name, "size": each.size} for each in found]
+
+
+def test_a_driver_killed_before_any_step_of_snapshots_and_clones_leaves_none_behind(
+    driver: Stubborn,
+) -> None:
+    def live(name: str, fuse: Path, point: str) -> None:
+        fuse.write_text(point)
+        remember(driver, name)
+        assert until(lambda: driver.left() == NOTHING)  # of a driver that has just begun, perhaps
+
+    assert _kill_everywhere(driver, live) == HISTORY
+
+
+def test_a_target_killed_before_any_step_of_snapshots_and_clones_leaves_none_behind(
+    faithful: Faithful,
+) -> None:
+    def live(name: str, fuse: Path, point: str) -> None:
+        faithful.revive()
+        fuse.write_text(f"{point} {faithful.target.pid}")
+        remember(faithful, name, faithful.revive)
+
+    _kill_everywhere(faithful, live)
 
 
 def test_a_target_killed_before_any_step_comes_back_to_what_the_same_calls_complete(

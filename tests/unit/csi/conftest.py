@@ -21,6 +21,7 @@ from csi.kubevirt.inline import InlineVolumes
 from csi.locks import VolumeLocks
 from csi.node import Node
 from csi.proto import csi_pb2 as pb
+from csi.snapshots import OwnedSnapshots
 from csi.targets import Targets
 from csi.vhostface import VhostFace
 from csi.volumes import OwnedVolumes
@@ -52,7 +53,8 @@ class World:
         """Begins anew with nothing in memory, as after a crash."""
         targets = Targets([self.target])
         volumes = OwnedVolumes(targets, NODE)
-        self.controller = Controller(volumes, self.locks, NODE, self.nodes.get)
+        snapshots = OwnedSnapshots(volumes, self.locks)
+        self.controller = Controller(volumes, snapshots, self.locks, NODE, self.nodes.get)
         inline = InlineVolumes(
             VmControllers(targets, self.host, self.locks), None, host=cast(Host, self.host)
         )

@@ -14,6 +14,7 @@ from csi.errors import Code
 from csi.locks import VolumeLocks
 from csi.parameters import read
 from csi.proto import csi_pb2 as pb
+from csi.snapshots import OwnedSnapshots
 from csi.targets import Targets
 from csi.volumes import OWNER_XATTR, OwnedVolumes
 from csi.waiting import WaitingClaims
@@ -263,8 +264,6 @@ def test_the_uses_there_are_get_confirmed(world: World) -> None:
 
 
 def test_what_is_not_there_yet_is_refused(world: World) -> None:
-    source = pb.VolumeContentSource(snapshot=pb.VolumeContentSource.SnapshotSource(snapshot_id="x"))
-    refused(lambda: world.create(volume_content_source=source), Code.INVALID_ARGUMENT)
     refused(lambda: world.create(mutable_parameters={"iops": "1"}), Code.INVALID_ARGUMENT)
 
 
@@ -488,7 +487,9 @@ def test_a_claim_for_many_nodes_is_told_that_its_volume_is_on_one(world: World) 
 def test_a_claim_that_no_volume_can_serve_is_told_why_and_waits_for_no_room() -> None:
     target = FakeTarget()
     volumes, waiting = OwnedVolumes(Targets([target]), "node1"), Told()
-    controller = Controller(volumes, VolumeLocks(), "node1", waiting=waiting)
+    locks = VolumeLocks()
+    snapshots = OwnedSnapshots(volumes, locks)
+    controller = Controller(volumes, snapshots, locks, "node1", waiting=waiting)
     request = pb.GetCapacityRequest(
         parameters={"lvstore": LVSTORE, **CLAIM},
         volume_capabilities=[mount(mode=Mode.MULTI_NODE_MULTI_WRITER)],

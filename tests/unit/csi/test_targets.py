@@ -17,6 +17,7 @@ from csi.kubevirt.controllers import VmControllers
 from csi.locks import VolumeLocks
 from csi.metrics import VolumeCollector
 from csi.proto import csi_pb2 as pb
+from csi.snapshots import OwnedSnapshots
 from csi.targets import Targets
 from csi.vhostface import VhostFace
 from csi.volumehealth import VolumeHealth
@@ -37,6 +38,12 @@ ASKED = "bdev_lvol_get_lvstores"
 FOREVER_S = 3600.0
 
 
+def driver_of(volumes: OwnedVolumes, waiting: Told | None = None) -> Controller:
+    """Returns a Controller service of these volumes."""
+    locks = VolumeLocks()
+    return Controller(volumes, OwnedSnapshots(volumes, locks), locks, NODE, waiting=waiting)
+
+
 class Pair:
     """A driver of two targets: `a` with the lvstore lvs0, `b` with lvs-b."""
 
@@ -52,7 +59,7 @@ class Pair:
         # target says nothing.
         self.targets = Targets([self.a, self.b], answer_s=3, others_s=1)
         self.volumes = OwnedVolumes(self.targets, NODE)
-        self.controller = Controller(self.volumes, VolumeLocks(), NODE)
+        self.controller = driver_of(self.volumes)
 
     def create(self, store: str, name: str = "pvc-1") -> str:
         request = pb.CreateVolumeRequest(
@@ -260,7 +267,7 @@ def test_a_long_list_of_a_target_that_answers_is_no_silence(pair: Pair) -> None:
     handle = pair.create(LVSTORE)
     pair.targets = Targets([pair.a, pair.b], answer_s=3, others_s=0)
     pair.volumes = OwnedVolumes(pair.targets, NODE)
-    pair.controller = Controller(pair.volumes, VolumeLocks(), NODE)
+    pair.controller = driver_of(pair.volumes)
     listing = pair.a.gate["virtlun_lvol_get_xattrs"] = threading.Event()
     with ThreadPoolExecutor(1) as threads:
         found = threads.submit(pair.listed)
@@ -341,7 +348,7 @@ def test_a_target_that_does_not_tell_of_its_exports_hides_no_others(
 def test_a_claim_is_told_of_an_lvstore_that_several_targets_have(pair: Pair) -> None:
     pair.b.lvstores[LVSTORE] = "5a1f0000-0002-4000-8000-000000000000"
     waiting = Told()
-    pair.controller = Controller(pair.volumes, VolumeLocks(), NODE, waiting=waiting)
+    pair.controller = driver_of(pair.volumes, waiting=waiting)
     request = pb.GetCapacityRequest(parameters={"lvstore": LVSTORE, **CLAIM})
     assert pair.controller.get_capacity(request).available_capacity == 0
     ((claim, reason, message),) = waiting.told
