@@ -10,6 +10,7 @@ One program, `virtlun-csi` (cli), serves CSI 1.13 on a UNIX socket beside the no
                                                                         |
                               host (all that takes a right: loop devices, filesystems, mounting)
 
+Beside volumes stand snapshots, and contents, which makes volumes of snapshots and of volumes.
 Of several targets (targets) each volume's is that which has its lvstore.
 What takes a right a second, small program does, `virtlun-csi-helper`: see the package host.
 With --kubevirt it serves virtual machines as well: see the package kubevirt.

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 from rich.console import Console
 
+from tests.kubernetes import snapshots
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.driver import EXAMPLES, NAMESPACE, Deployment
 from tests.kubernetes.events import events
@@ -54,6 +55,23 @@ class Story:
         patch = f'{{"spec":{{"resources":{{"requests":{{"storage":"{size}"}}}}}}}}'
         self.cluster.kubectl("patch", "pvc", name, "-p", patch)
         self.cluster.wait(f"pvc/{name}", f"jsonpath={{.status.capacity.storage}}={size}")
+
+    def snapshot(self) -> str:
+        """A snapshot of the claim while its pod writes"""
+        self.cluster.shell("writer", "echo before the snapshot > /data/file; sync")
+        self.cluster.apply(EXAMPLES / "snapshot.yaml")
+        snapshots.wait_ready(self.cluster, "data")
+        self.cluster.shell("writer", "echo after it > /data/file; sync")
+        return self.cluster.kubectl("get", "volumesnapshot", "data")
+
+    def restore(self) -> str:
+        """A larger claim of the snapshot and a clone of the claim in a pod; the snapshot can go"""
+        self.cluster.apply(EXAMPLES / "pod-restored.yaml")
+        self.cluster.wait("pod/reader", "condition=Ready")
+        self.cluster.delete("volumesnapshot", "data")
+        return self.cluster.shell(
+            "reader", "tail -n 1 /restored/file /cloned/file; df -h /restored /cloned"
+        )
 
     def block(self) -> str:
         """A claim that is bound at once, a raw block device in a pod; it grows there"""
@@ -181,10 +199,15 @@ def main() -> int:
         OUT.print(f"[bold]Kubernetes[/] is up in {cluster.scratch} (ready after: {parts})\n")
         with OUT.status("starting virtlun on it"):
             deployment = Deployment(cluster)
-        with deployment, MachineStory(cluster, deployment) as machine:
+        with (
+            deployment,
+            snapshots.controller(cluster),
+            MachineStory(cluster, deployment) as machine,
+        ):
             story = Story(cluster, deployment)
             steps = (
-                *(story.file_system, story.growth, story.block, story.ephemeral, story.shared),
+                *(story.file_system, story.snapshot, story.restore, story.growth),
+                *(story.block, story.ephemeral, story.shared),
                 *(story.capacity, story.refused, story.crash, story.target),
                 *(machine.install, machine.fill, machine.boot, machine.attach),
                 *(machine.growth, machine.release, machine.end, story.look, story.end),

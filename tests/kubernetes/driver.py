@@ -22,6 +22,7 @@ from typing import Any
 from pydataplane.client import Client
 from pydataplane.errors import TargetError
 from pydataplane.volumes import Volumes
+from tests.kubernetes import snapshots
 from tests.kubernetes.api import ApiError
 from tests.kubernetes.cluster import API_PORT, Cluster
 from tests.kubernetes.daemonset import EMPTY_DIR, Container, containers
@@ -104,6 +105,7 @@ class Deployment:
         self._mutex = threading.Lock()
         for directory in (self.run_dir / "vhost", self.state_dir / "target"):
             directory.mkdir(parents=True)
+        snapshots.define(cluster)
         for manifest in ("csidriver", "rbac", "node-policy", "storageclasses"):
             cluster.apply(EXAMPLES / f"{manifest}.yaml")
         cluster.apply(EXAMPLES / "daemonset.yaml", dry_run=True)

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.kubernetes import snapshots
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.daemonset import IMAGE_PROGRAM
 from tests.kubernetes.driver import EXAMPLES, NAMESPACE, documents
@@ -34,6 +35,7 @@ class Installed:
         """Installs as examples/kubernetes/README.md says, and waits until all pods are ready."""
         self.cluster = cluster
         self._import_images()
+        snapshots.define(cluster)
         for manifest in ("csidriver", "rbac", "node-policy", "daemonset", "storageclasses"):
             cluster.apply(EXAMPLES / f"{manifest}.yaml")
         for name in SETS:

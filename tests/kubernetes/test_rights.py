@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.kubernetes import snapshots
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.driver import ACCOUNT, DRIVER, EXAMPLES, NAMESPACE
 from tests.kubernetes.sandbox import SandboxError
@@ -29,6 +30,7 @@ except urllib.error.HTTPError as error:
 """
 NODE_KEY = "csi.virtlun.dev/node"
 FINALIZER = "virtlun.dev/lun"
+MANAGED_BY = "snapshot.storage.kubernetes.io/managed-by"
 SELECTED = "volume.kubernetes.io/selected-node"
 
 
@@ -225,6 +227,44 @@ def test_a_node_says_of_vm_volumes_what_is_the_case_on_it_alone(hostile: Node) -
         assert hostile.sends(f"{path}/status", own).startswith("200 ")
     finally:
         cluster.kubectl("delete", "-f", EXAMPLES / "kubevirt/vmvolume-crd.yaml")
+
+
+def test_a_node_says_of_its_own_snapshots_alone_that_they_are_taken(hostile: Node) -> None:
+    cluster, here = hostile.cluster, hostile.cluster.nodes[0].name
+    snapshots.define(cluster)
+    path = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents"
+    ready = {"status": {"readyToUse": True, "snapshotHandle": "x"}}
+    noted = {"metadata": {"annotations": {"snapshot.storage.kubernetes.io/x": "yes"}}}
+    taken = {"metadata": {"labels": {MANAGED_BY: here}}}
+    kept = {"spec": {"deletionPolicy": "Retain"}}
+    for name, node in (("far", "other"), ("near", here)):
+        cluster.kubectl("create", "-f", "-", stdin=snapshot_content(name, node))
+    try:
+        for change, sub in ((ready, "/status"), (noted, ""), (taken, ""), (kept, "")):
+            hostile.may_not_patch("is not of node", f"{path}/far{sub}", change)
+        away = {"metadata": {"labels": {MANAGED_BY: "other"}}}
+        for change in (kept, away):
+            hostile.may_not_patch("of what or whose a snapshot is", f"{path}/near", change)
+        for change, sub in ((ready, "/status"), (noted, "")):
+            assert hostile.sends(f"{path}/near{sub}", change).startswith("200 ")
+        for words in (("create", "-f", "-"), ("delete", "-f", "-")):
+            hostile.may_not("orbidden", *words, stdin=snapshot_content("near", here))
+    finally:
+        cluster.kubectl("delete", "volumesnapshotcontents", "far", "near")
+
+
+def snapshot_content(name: str, node: str) -> str:
+    """Returns what the snapshot-controller makes of a snapshot of a node's volume."""
+    of = {"kind": "VolumeSnapshot", "name": name, "namespace": "default"}
+    spec = {
+        "driver": DRIVER,
+        "deletionPolicy": "Delete",
+        "source": {"volumeHandle": name},
+        "volumeSnapshotRef": of,
+    }
+    meta = {"name": name, "labels": {MANAGED_BY: node}}
+    kind = {"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent"}
+    return json.dumps({**kind, "metadata": meta, "spec": spec})
 
 
 def test_credentials_that_tell_no_node_change_nothing(hostile: Node) -> None:

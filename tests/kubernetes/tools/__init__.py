@@ -28,7 +28,12 @@ CSI_SANITY = "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity@v5.6.0"
 SIDECARS = (
     "github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner",
     "github.com/kubernetes-csi/external-resizer/v2/cmd/csi-resizer",
+    "github.com/kubernetes-csi/external-snapshotter/v8/cmd/csi-snapshotter",
+    "github.com/kubernetes-csi/external-snapshotter/v8/cmd/snapshot-controller",
 )
+#: The module with the definitions of VolumeSnapshot and the like, in its folder config/crd.
+SNAPSHOT_CLIENT = "github.com/kubernetes-csi/external-snapshotter/client/v8"
+CRDS = "crd"
 #: The names by which the one Kubernetes program is called.
 PROGRAMS = (
     "kube-apiserver",
@@ -75,10 +80,14 @@ class Tools:
         """Returns a program of `PROGRAMS`, a sidecar by its last name, or csi-sanity."""
         return self.directory / name
 
+    def crds(self) -> list[Path]:
+        """Returns the definitions of VolumeSnapshot, VolumeGroupSnapshot and their kin."""
+        return sorted((self.directory / CRDS).glob("*storage.k8s.io_*.yaml"))
+
 
 def key() -> str:
     """Returns the hash of all that decides what is built."""
-    digest = hashlib.sha256(f"{CSI_SANITY} {SIDECARS} {PROGRAMS}".encode())
+    digest = hashlib.sha256(f"{CSI_SANITY} {SIDECARS} {SNAPSHOT_CLIENT} {PROGRAMS}".encode())
     for name in ("go.mod", "go.sum", "main.go"):
         digest.update((MODULE / name).read_bytes())
     return digest.hexdigest()[:16]
@@ -169,6 +178,8 @@ def _build(directory: Path, say: Report) -> None:
             "csi-sanity",
             GOBIN=f"{new}/bin",
         )
+        client = Path(_output("list", "-m", "-f", "{{.Dir}}", SNAPSHOT_CLIENT))
+        shutil.copytree(client / "config/crd", directory / CRDS, dirs_exist_ok=True)
         (new / "bin/tools").rename(new / "bin" / MULTI_CALL)
         for program in (new / "bin").iterdir():
             program.rename(directory / program.name)
@@ -176,6 +187,15 @@ def _build(directory: Path, say: Report) -> None:
         link = directory / name
         link.unlink(missing_ok=True)
         link.symlink_to(MULTI_CALL)
+
+
+def _output(*arguments: str) -> str:
+    """Returns what go says in the module of the tools."""
+    environment = {**os.environ, "GOTOOLCHAIN": "local"}
+    done = subprocess.run(
+        ["go", *arguments], cwd=MODULE, env=environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
 
 
 def _check_go() -> None:

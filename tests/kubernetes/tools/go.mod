@@ -3,6 +3,7 @@ module virtlun.dev/tests/kubernetes/tools
 go 1.26.0
 
 require (
+	github.com/kubernetes-csi/external-snapshotter/v8 v8.6.0
 	github.com/spf13/cobra v1.10.2
 	k8s.io/component-base v0.36.3
 	k8s.io/kubectl v0.35.2
