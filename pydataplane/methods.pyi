@@ -268,7 +268,7 @@ class Notification(TypedDict):
     """Something that happened."""
 
     ctx: str
-    """Name of the bdev."""
+    """Name of the bdev, or of the lvstore."""
     id: int
     """Number of the notice, from 0, without gaps."""
     type: str

@@ -130,3 +130,22 @@ def test_ranges_that_cannot_be_told(
     with pytest.raises(RpcError, match=words) as caught:
         vm.rpc("virtlun_lvol_get_changed_ranges", **params)
     assert caught.value.code == -code
+
+
+def test_low_space_is_told_before_there_is_none(vm: Target) -> None:
+    def told_now() -> list[str]:
+        found = vm.rpc("notify_get_notifications")
+        return [each["type"] for each in found if each["ctx"] == "lvs0"]
+
+    total = vm.rpc("bdev_lvol_get_lvstores")[0]["total_data_clusters"]
+    vm.rpc(
+        "bdev_lvol_create", lvol_name="thick", size_in_mib=total - total // 10 - 1, lvs_name="lvs0"
+    )
+    assert told_now() == []
+    write(vm, "lvs0/vm", *range(3))
+    assert told_now() == ["virtlun_lvstore_low_space"]
+    assert "of it: grow it or delete volumes" in vm.words()
+    vm.restart()
+    assert told_now() == ["virtlun_lvstore_low_space"], "a new client is told, too"
+    vm.rpc("bdev_lvol_delete", name="lvs0/thick")
+    assert told_now() == ["virtlun_lvstore_low_space", "virtlun_lvstore_enough_space"]

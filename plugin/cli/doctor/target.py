@@ -10,8 +10,8 @@ from plugin.cli.output import client, size
 from pydataplane import supervise
 from pydataplane.errors import TargetError
 
-LOW_SHARE = 0.05
-"""Less of an lvstore free than this is worth a word."""
+LOW_SHARE = 0.1
+"""Less of an lvstore free than this is worth a word: as the target notifies of it."""
 
 
 def target(socket: Path) -> Finding:

@@ -112,6 +112,7 @@ impl Lvs {
         let gauges = Arc::new(Gauges::default());
         let (thread, (info, found)) = {
             let (base, gauges) = (base.clone(), gauges.clone());
+            let its_registry = registry.clone();
             let open = move |bell| -> Result<(Meta, Found), Error> {
                 let thread = MetaThread::new(bell);
                 let opened = BdevDisk::open(&*base)
@@ -122,7 +123,7 @@ impl Lvs {
                     .blobs()
                     .map(|blob| Volume::of_blob(&store, &info, &blob, &base, &thread))
                     .collect();
-                let mut meta = Meta::new(base, store, thread, gauges);
+                let mut meta = Meta::new(base, store, thread, its_registry, gauges);
                 volumes.iter().for_each(|v| meta.add_volume(v.clone()));
                 meta.relate_all();
                 Ok((meta, (info, volumes)))

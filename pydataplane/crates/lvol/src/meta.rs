@@ -12,8 +12,8 @@ use crate::map::View;
 use crate::served::Served;
 use crate::translate::refused;
 use crate::volume::Volume;
-use bdev::{Bdev, FlushCause};
-use blobstore::{BlobId, Disk, Error as StoreError, Freed, Reservation, Run, Store};
+use bdev::{Bdev, FlushCause, Registry};
+use blobstore::{BlobId, Disk, Error as StoreError, Freed, Reservation, Run, Store, StoreInfo};
 use parking_lot::Mutex;
 use reactor::{Next, Work};
 use std::collections::HashMap;
@@ -26,6 +26,9 @@ use std::time::{Duration, Instant};
 const UNMAP_STEP: u64 = 1 << 30;
 /// How long freed clusters are unmapped between two rounds; one call at least.
 const UNMAP_TIME: Duration = Duration::from_millis(1);
+/// An lvstore has little room left below this, and enough from this on.
+const LOW_PERCENT: u64 = 10;
+const ENOUGH_PERCENT: u64 = 12;
 /// How long a change that lacks room waits for channels to let go of clusters that were freed.
 pub(crate) const QUIET_WAIT: Duration = Duration::from_secs(1);
 /// How often channels are looked at while freed clusters wait for them.
@@ -80,6 +83,9 @@ pub(crate) struct Meta {
     /// Whose turn is first in the next round.
     pub turn: usize,
     retiring: Vec<Retiring>,
+    registry: Registry,
+    /// Little room was left when somebody was last told.
+    low: bool,
     /// Clusters that are zeroed elsewhere, for whoever reserved them.
     reserved: Vec<Run>,
     gauges: Arc<Gauges>,
@@ -113,6 +119,7 @@ impl Meta {
         base: Arc<dyn Bdev>,
         store: Store<BdevDisk>,
         thread: MetaThread,
+        registry: Registry,
         gauges: Arc<Gauges>,
     ) -> Self {
         let mut meta = Meta {
@@ -125,6 +132,8 @@ impl Meta {
             frozen: Vec::new(),
             turn: 0,
             retiring: Vec::new(),
+            registry,
+            low: false,
             reserved: Vec::new(),
             gauges,
         };
@@ -159,6 +168,8 @@ impl Meta {
         self.gauges.data_clusters.store(info.data_clusters, Ordering::Relaxed);
         self.gauges.free_clusters.store(free, Ordering::Relaxed);
         self.gauges.format_version.store(info.version, Ordering::Relaxed);
+        self.tell_of_room(&info, free);
+        let Some(store) = &self.store else { return };
         let mut stopped = self.gauges.stopped.lock();
         if let (Some(cause), None) = (store.stopped(), &*stopped) {
             tracing::error!("lvstore {} takes no more changes: {cause}", info.name);
@@ -168,6 +179,26 @@ impl Meta {
             }
         }
         *stopped = info.stopped;
+    }
+
+    /// Says so when little room is left, and when there is enough again.
+    fn tell_of_room(&mut self, info: &StoreInfo, free: u64) {
+        let percent = free * 100 / info.data_clusters.max(1);
+        let low = percent < if self.low { ENOUGH_PERCENT } else { LOW_PERCENT };
+        if low == self.low {
+            return;
+        }
+        self.low = low;
+        let mib = (free * u64::from(info.cluster_size)) >> 20;
+        match low {
+            true => tracing::warn!(
+                "lvstore {} has {mib} MiB left, {percent} % of it: grow it or delete volumes before \
+                 writes to thin ones fail",
+                info.name
+            ),
+            false => tracing::info!("lvstore {} has {mib} MiB left again", info.name),
+        }
+        self.registry.notify_space(&self.base, &info.name, low);
     }
 
     pub fn publish_volume(&self, volume: &Volume) {

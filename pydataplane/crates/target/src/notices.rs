@@ -1,4 +1,4 @@
-//! What `notify_get_notifications` shows: a ring of what happened to bdevs.
+//! What `notify_get_notifications` shows: a ring of what happened to bdevs and lvstores.
 
 use bdev::Event;
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -10,8 +10,14 @@ use std::time::Instant;
 /// Notices kept; older ones are overwritten (SPDK's number too).
 pub const KEPT: usize = 1024;
 
-/// The types, as SPDK names them.
-pub const TYPES: [&str; 3] = ["bdev_register", "bdev_unregister", "bdev_resize"];
+/// The types: SPDK's, and ours of lvstores in which little room is left, and enough again.
+pub const TYPES: [&str; 5] = [
+    "bdev_register",
+    "bdev_unregister",
+    "bdev_resize",
+    "virtlun_lvstore_low_space",
+    "virtlun_lvstore_enough_space",
+];
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -19,7 +25,7 @@ pub struct Notice {
     /// One of `notify_get_types`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Name of the bdev.
+    /// Name of the bdev, or of the lvstore.
     pub ctx: String,
     /// Number of the notice, from 0, without gaps.
     pub id: u64,
@@ -45,12 +51,14 @@ impl Notices {
 
     /// Notes an event of the bdev registry.
     pub fn note(&self, event: &Event) {
-        let (kind, bdev) = match event {
-            Event::Registered(bdev) => (TYPES[0], bdev),
-            Event::Removed(bdev) => (TYPES[1], bdev),
-            Event::Resized(bdev) => (TYPES[2], bdev),
+        let (kind, name) = match event {
+            Event::Registered(bdev) => (TYPES[0], bdev.name()),
+            Event::Removed(bdev) => (TYPES[1], bdev.name()),
+            Event::Resized(bdev) => (TYPES[2], bdev.name()),
+            Event::Space { store, low: true, .. } => (TYPES[3], store.as_str()),
+            Event::Space { store, low: false, .. } => (TYPES[4], store.as_str()),
         };
-        self.push(kind, bdev.name());
+        self.push(kind, name);
     }
 
     fn push(&self, kind: &str, ctx: &str) {

@@ -379,7 +379,7 @@ impl Inner {
 fn on_event(inner: &Weak<Inner>, event: &Event) {
     let Some(inner) = inner.upgrade() else { return };
     let (bdev, resized) = match event {
-        Event::Registered(_) => return,
+        Event::Registered(_) | Event::Space { .. } => return,
         Event::Resized(bdev) => (bdev, true),
         Event::Removed(bdev) => (bdev, false),
     };

@@ -15,6 +15,15 @@ pub enum Event {
     Resized(Arc<dyn Bdev>),
     /// It can no longer be found: close its channels and drop its claims.
     Removed(Arc<dyn Bdev>),
+    /// Of what is cut from it little is free now, or enough again.
+    Space {
+        /// The device.
+        bdev: Arc<dyn Bdev>,
+        /// Name of what is cut into parts, such as an lvstore.
+        store: String,
+        /// Whether little is free.
+        low: bool,
+    },
 }
 
 impl fmt::Debug for Event {
@@ -23,6 +32,7 @@ impl fmt::Debug for Event {
             Event::Registered(b) => ("Registered", b),
             Event::Resized(b) => ("Resized", b),
             Event::Removed(b) => ("Removed", b),
+            Event::Space { bdev, .. } => ("Space", bdev),
         };
         f.debug_tuple(what).field(&bdev.name()).finish()
     }
@@ -37,6 +47,11 @@ impl Registry {
         for s in subscribers {
             s(event);
         }
+    }
+
+    /// Emits [`Event::Space`].
+    pub fn notify_space(&self, bdev: &Arc<dyn Bdev>, store: &str, low: bool) {
+        self.emit(&Event::Space { bdev: bdev.clone(), store: store.to_owned(), low });
     }
 
     /// Calls `f` for each event until the [`Subscription`] is dropped. `f` runs on the thread
