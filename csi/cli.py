@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from csi import DRIVER_NAME
 from csi.cluster import Cluster
 from csi.clustererrors import ClusterError
 from csi.controller import Controller
+from csi.groupcontroller import GroupController
 from csi.health import Check, Server
 from csi.healthevents import LOOK_S, HealthEvents
 from csi.host import Host
@@ -32,6 +34,7 @@ from csi.node import Node
 from csi.proto import csi_pb2, pluginregistration_pb2
 from csi.registration import Registration
 from csi.server import Ending, handlers, listens, serve_until
+from csi.snapshotmetadata import SnapshotMetadata
 from csi.snapshots import OwnedSnapshots
 from csi.targets import Targets
 from csi.vhostface import VhostFace
@@ -159,16 +162,13 @@ def main(
     targets = Targets([WatchedClient(path) for path in dict.fromkeys(target_sockets)])
     host: Host = Helper(helper_socket) if helper_socket else LocalHost()
     volumes = OwnedVolumes(targets, node_id)
-    locks, metrics = VolumeLocks(), Metrics()
+    locks, metrics, stopped = VolumeLocks(), Metrics(), threading.Event()
     metrics.registry.register(VolumeCollector(volumes))
     registration = Registration(kubelet_registration_path or "")
     parts: dict[str, object] = {"Identity": Identity(targets, controller=mode != "node")}
     nodes = VolumeNodes()
     if mode != "node":
-        waiting = WaitingClaims(node_id)
-        snapshots = OwnedSnapshots(volumes, locks)
-        snapshots.begin()
-        parts["Controller"] = Controller(volumes, snapshots, locks, node_id, nodes.node_of, waiting)
+        parts |= _controller(volumes, locks, node_id, nodes, stopped)
     if mode != "controller":
         devices = ChosenDevices(targets, host, Choice(host_device))
         controllers = VmControllers(targets, devices, locks)
@@ -194,6 +194,7 @@ def main(
     path = Path(endpoint.removeprefix(UNIX))
     log = structlog.get_logger().bind(endpoint=endpoint, mode=mode, node=node_id)
     with ExitStack() as running:
+        running.callback(stopped.set)
         try:
             serve_until(running, path, _services(parts, metrics))
             if kubelet_registration_path:
@@ -222,6 +223,27 @@ def _check(node_id: str, endpoint: str) -> None:
         raise click.UsageError("--node-id is empty: give this node's name")
     if "://" in endpoint and not endpoint.startswith(UNIX):
         raise click.UsageError(f"--endpoint {endpoint}: only a UNIX socket, {UNIX}PATH, is served")
+
+
+def _controller(
+    volumes: OwnedVolumes,
+    locks: VolumeLocks,
+    node_id: str,
+    nodes: VolumeNodes,
+    stopped: threading.Event,
+) -> dict[str, object]:
+    """Returns the services that make and delete, by name.
+
+    Snapshots that were deleted begin to be swept, until `stopped`.
+    """
+    snapshots = OwnedSnapshots(volumes, locks)
+    snapshots.begin(stopped)
+    waiting = WaitingClaims(node_id)
+    return {
+        "Controller": Controller(volumes, snapshots, locks, node_id, nodes.node_of, waiting),
+        "GroupController": GroupController(volumes, snapshots, locks),
+        "SnapshotMetadata": SnapshotMetadata(volumes, snapshots),
+    }
 
 
 def _services(parts: dict[str, object], metrics: Metrics) -> list[grpc.GenericRpcHandler]:

@@ -33,6 +33,8 @@ class Identity:
         services = [Service(type=Service.VOLUME_ACCESSIBILITY_CONSTRAINTS)]
         if self._controller:
             services.append(Service(type=Service.CONTROLLER_SERVICE))
+            services.append(Service(type=Service.GROUP_CONTROLLER_SERVICE))
+            services.append(Service(type=Service.SNAPSHOT_METADATA_SERVICE))
         found = [pb.PluginCapability(service=service) for service in services]
         online = Expansion(type=Expansion.ONLINE)
         found.append(pb.PluginCapability(volume_expansion=online))

@@ -8,9 +8,10 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ QUIET = {
     "GetPluginCapabilities",
     "GetPluginInfo",
     "GetSnapshot",
+    "GetVolumeGroupSnapshot",
+    "GroupControllerGetCapabilities",
     "NodeGetCapabilities",
     "NodeGetVolumeHealth",
     "NodeGetVolumeStats",
@@ -47,6 +50,9 @@ ID_FIELDS = (
     "volume_id",
     "snapshot_id",
     "source_volume_id",
+    "group_snapshot_id",
+    "base_snapshot_id",
+    "target_snapshot_id",
     "name",
     "target_path",
     "staging_target_path",
@@ -68,26 +74,52 @@ class Call:
 
     def __call__(self, request: Any, context: grpc.ServicerContext) -> Any:
         """Answers one request."""
-        words = log.bind(request=next(_request_ids), method=self._name, **_names(request))
-        words.debug("begun")
-        begin = time.monotonic()
-        code, message, answer = Code.OK, "", None
+        words, begin = self._begun(request)
+        error: Exception | None = None
+        answer = None
         try:
             answer = self._method(request)
-        except Exception as error:
-            code, message = describe(error)
-            if code is Code.INTERNAL and not isinstance(error, HostError | OSError | RpcError):
-                words.exception("the call failed unexpectedly")
+        except Exception as caught:
+            error = caught
+        if made := getattr(getattr(answer, "volume", None), "volume_id", ""):
+            words = words.bind(volume_id=made)
+        self._ended(words, begin, error, context)
+        return answer
+
+    def stream(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        """Answers one request with a stream of messages."""
+        words, begin = self._begun(request)
+        error: Exception | None = None
+        try:
+            yield from self._method(request)
+        except Exception as caught:
+            error = caught
+        self._ended(words, begin, error, context)
+
+    def _begun(self, request: Any) -> tuple[structlog.BoundLogger, float]:
+        """Tells the log of a call; returns where its end is told, and when it began."""
+        words = log.bind(request=next(_request_ids), method=self._name, **_names(request))
+        words.debug("begun")
+        return words, time.monotonic()
+
+    def _ended(
+        self,
+        words: structlog.BoundLogger,
+        begin: float,
+        error: Exception | None,
+        context: grpc.ServicerContext,
+    ) -> None:
+        """Tells log and metrics of a call's end, and ends it with its code where it failed."""
+        code, message = (Code.OK, "") if error is None else describe(error)
+        if code is Code.INTERNAL and not isinstance(error, HostError | OSError | RpcError):
+            words.error("the call failed unexpectedly", exc_info=error)
         seconds = time.monotonic() - begin
         self._metrics.observe(self._name, code.name, seconds)
         words = words.bind(code=code.name, milliseconds=round(seconds * 1000, 1))
-        if answer is None:
+        if error is not None:
             (words.info if code in EXPECTED else words.warning)("refused", reason=message)
             context.abort(code, message)
-        if made := getattr(getattr(answer, "volume", None), "volume_id", ""):
-            words = words.bind(volume_id=made)
         (words.debug if self._name in QUIET else words.info)("done")
-        return answer
 
 
 def _names(request: Any) -> dict[str, str]:
@@ -107,12 +139,18 @@ def handlers(
         act = getattr(service, re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower(), None)
         if act is None:
             continue
-        found[method.name] = grpc.unary_unary_rpc_method_handler(
-            Call(method.name, act, metrics),
+        call = Call(method.name, act, metrics)
+        found[method.name] = _handler(call, streams=method.server_streaming)(
             request_deserializer=GetMessageClass(method.input_type).FromString,
             response_serializer=lambda answer: answer.SerializeToString(),
         )
     return grpc.method_handlers_generic_handler(descriptor.full_name, found)
+
+
+def _handler(call: Call, *, streams: bool) -> Callable[..., grpc.RpcMethodHandler[Any, Any]]:
+    if streams:
+        return partial(grpc.unary_stream_rpc_method_handler, call.stream)
+    return partial(grpc.unary_unary_rpc_method_handler, call)
 
 
 def listens(path: Path) -> bool:

@@ -181,8 +181,11 @@ class OwnedSnapshots:
     ) -> list[OwnedSnapshot]:
         """Takes snapshots of volumes of one lvstore at one instant, all or none; as `take`."""
         handle_of = [self._free_handle(name, source) for name, source in wanted]
-        named = zip(handle_of, wanted, strict=True)
-        taken = [self._wanted(handle, name, source, group) for handle, (name, source) in named]
+        now_ns = time.time_ns()
+        taken = [
+            self._wanted(handle, self._taken(name, source, now_ns, group))
+            for handle, (name, source) in zip(handle_of, wanted, strict=True)
+        ]
         self._take([source for _, source in wanted], taken)
         found = [self.find(handle) for handle in handle_of]
         return [each for each in found if each is not None]
@@ -192,7 +195,8 @@ class OwnedSnapshots:
 
         `handle` is what `hidden_handle` returned, and held.
         """
-        self._take([source], [self._wanted(handle, "", source, deleted=True)])
+        taken = self._taken("", source, time.time_ns())
+        self._take([source], [self._wanted(handle, taken, deleted=True)])
         return self._lvols.at(handle).volume(handle)
 
     def hidden_handle(self, source: Owned) -> str:
@@ -209,29 +213,30 @@ class OwnedSnapshots:
         store = self._lvols.at(volume.uuid).lvstore(volume.lvstore)
         return handles.make(store.uuid, self._lvols.node, name, handles.SNAPSHOTS)
 
-    def _wanted(
-        self, handle: str, name: str, source: Owned, group: str = "", *, deleted: bool = False
-    ) -> methods.SnapshotOf:
-        volume = source.volume
-        kept = source.owner.parameters
-        taken = Taken(DRIVER_NAME, name, volume.uuid, kept, time.time_ns(), group)
+    def _taken(self, name: str, source: Owned, now_ns: int, group: str = "") -> Taken:
+        of = source.volume.uuid
+        return Taken(DRIVER_NAME, name, of, source.owner.parameters, now_ns, group)
+
+    def _wanted(self, handle: str, taken: Taken, *, deleted: bool = False) -> methods.SnapshotOf:
+        """Returns what the target is asked for."""
         xattrs = {SNAPSHOT_XATTR: json.dumps(asdict(taken))}
-        if self._volumes.formatting(volume.uuid):
+        if self._volumes.formatting(taken.source):
             xattrs[FORMATTING_XATTR] = "1"
         if deleted:
             xattrs[DELETED_XATTR] = "1"
-        called = lvol_name(name, handle)
-        if self._is_called(f"{volume.lvstore}/{called}", handle):
-            called = f"csi-{handle}"
         return {
-            "lvol_name": volume.uuid,
-            "snapshot_name": called,
+            "lvol_name": taken.source,
+            "snapshot_name": self._free_name(handle, taken),
             "lvol_uuid": handle,
             "xattrs": xattrs,
         }
 
-    def _is_called(self, path: str, handle: str) -> bool:
-        return self._lvols.in_lvstore_of(handle, path) is not None
+    def _free_name(self, handle: str, taken: Taken) -> str:
+        """Returns what the lvol can be called."""
+        name = lvol_name(taken.name, handle)
+        lvstore = self._lvols.at(handle).volume(taken.source).lvstore
+        there = self._lvols.in_lvstore_of(handle, f"{lvstore}/{name}")
+        return name if there is None else f"csi-{handle}"
 
     def _take(self, sources: list[Owned], wanted: list[methods.SnapshotOf]) -> None:
         """Has the target take snapshots; those of a class that may not promise more are refused."""
@@ -312,21 +317,22 @@ class OwnedSnapshots:
         self._deleted.discard(lvol.uuid)
         return True
 
-    def begin(self) -> None:
-        """Sweeps all targets once, in a thread, each as soon as it answers."""
+    def begin(self, stopped: threading.Event) -> None:
+        """Sweeps all targets once, in a thread, each as soon as it answers; until `stopped`."""
         for client in self._lvols.targets.clients:
             name = f"sweeping {client.path}"
-            threading.Thread(target=self._first, args=(client,), name=name, daemon=True).start()
+            words = (client, stopped)
+            threading.Thread(target=self._first, args=words, name=name, daemon=True).start()
 
-    def _first(self, client: Client) -> None:
-        while True:
+    def _first(self, client: Client, stopped: threading.Event) -> None:
+        while not stopped.is_set():
             try:
                 self._sweep(Volumes(client))
             except TargetError as error:
-                log.warning("cannot look for deleted snapshots yet", reason=str(error))
+                log.info("cannot look for deleted snapshots yet", reason=str(error))
             else:
                 return
-            time.sleep(SWEEP_AGAIN_S)
+            stopped.wait(SWEEP_AGAIN_S)
 
 
 def missing(handle: str) -> Failure:

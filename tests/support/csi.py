@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,17 @@ class Driver:
             response_deserializer=answer.FromString,
         )
         return method(request, timeout=CALL_DEADLINE_S)
+
+    def stream(self, request: Message) -> Iterator[Any]:
+        """Calls a method that answers with a stream; yields its messages."""
+        assert self._channel is not None, "it does not run"
+        path, answer = METHODS[type(request).__name__.removesuffix("Request")]
+        method: grpc.UnaryStreamMultiCallable[Any, Any] = self._channel.unary_stream(
+            path,
+            request_serializer=lambda given: given.SerializeToString(),
+            response_deserializer=answer.FromString,
+        )
+        yield from method(request, timeout=CALL_DEADLINE_S)
 
     def refuses(self, request: Message) -> tuple[grpc.StatusCode, str]:
         """Makes a call that is to be refused, and returns code and sentence."""

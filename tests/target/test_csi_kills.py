@@ -65,6 +65,7 @@ SOCKET = {
 HISTORY = {
     "bdev_lvol_create",
     "bdev_lvol_snapshot",
+    "virtlun_lvol_snapshot_together",
     "bdev_lvol_clone",
     "bdev_lvol_resize",
     "bdev_lvol_inflate",
@@ -245,6 +246,13 @@ def remember(driver: Driver, name: str, revive: Callable[[], None] = lambda: Non
         **dict.fromkeys((f"{name}-thin", f"{name}-clone", f"{name}-copy", name), 16 * MIB),
         **dict.fromkeys((f"{name}-larger", f"{name}-thick"), 32 * MIB),
     }
+    together = pb.CreateVolumeGroupSnapshotRequest(
+        name=f"{name}-group", source_volume_ids=[source, made[0]]
+    )
+    group = driver.call(together).group_snapshot
+    assert len(group.snapshots) == 2
+    group_id = group.group_snapshot_id
+    driver.call(pb.DeleteVolumeGroupSnapshotRequest(group_snapshot_id=group_id))
     driver.delete_snapshot(taken)
     assert not driver.call(pb.ListSnapshotsRequest()).entries
     for handle in (source, *made):
