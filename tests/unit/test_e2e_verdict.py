@@ -140,7 +140,8 @@ def test_the_list_names_runs_that_there_are() -> None:
 def test_manifests_claim_what_the_driver_does(run: object) -> None:
     """The suite reads what it knows and says nothing of the rest, such as a word misspelt."""
     manifest = yaml.safe_load((HERE / run.manifest).read_text())  # type: ignore[attr-defined]
-    assert set(manifest) == {"ShortName", "StorageClass", "DriverInfo", "Timeouts"}
+    parts = {"ShortName", "StorageClass", "SnapshotClass", "DriverInfo", "Timeouts"}
+    assert set(manifest) == parts
     assert set(manifest["DriverInfo"]) - {"RequiredAccessModes"} == {
         "Name",
         "SupportedSizeRange",
@@ -150,6 +151,7 @@ def test_manifests_claim_what_the_driver_does(run: object) -> None:
         "TopologyKeys",
         "Capabilities",
         "StressTestOptions",
+        "VolumeSnapshotStressTestOptions",
         "PerformanceTestOptions",
     }
     claimed = manifest["DriverInfo"]["Capabilities"]
@@ -162,7 +164,7 @@ CAPABILITIES = {
     *("persistence", "block", "fsGroup", "exec", "multipods", "RWX", "topology", "capacity"),
     *("controllerExpansion", "nodeExpansion", "onlineExpansion", "offlineExpansion"),
     *("readWriteOncePod", "singleNodeVolume", "multiplePVsSameID", "volumeLimits"),
-    *("snapshotDataSource", "pvcDataSource"),
+    *("snapshotDataSource", "pvcDataSource", "groupSnapshot"),
 }
 #: What the driver has not, and what not every class of volumes has.
-NOT_EVERYWHERE = {"snapshotDataSource", "pvcDataSource", "RWX", "capacity", "volumeLimits"}
+NOT_EVERYWHERE = {"groupSnapshot", "RWX", "capacity", "volumeLimits"}

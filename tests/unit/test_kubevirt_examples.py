@@ -15,11 +15,13 @@ import yaml  # type: ignore[import-untyped]  # comes with lightkube
 from click import Option
 
 from csi import DRIVER_NAME
+from csi.capabilities import Mode, problem
 from csi.cli import main as driver
 from csi.kubevirt.domainhook import FOLDER
 from csi.kubevirt.inline import NODE_HOOK
 from csi.kubevirt.nodehook import NodeHook
 from csi.kubevirt.sidecar import main as sidecar
+from csi.proto import csi_pb2 as pb
 from csi.proto.__main__ import ROOT
 
 EXAMPLES = ROOT / "examples/kubernetes"
@@ -134,3 +136,23 @@ def test_the_options_in_the_driver_s_patch_are_options() -> None:
     given = re.findall(r"value: (--[a-z-]+)", read("driver.patch.yaml"))
     assert given
     assert set(given) <= known
+
+
+def test_the_table_for_cdi_says_what_the_driver_can_do() -> None:
+    """By what the driver answers to each access mode and each way of using a volume."""
+    modes = {"rwo": Mode.SINGLE_NODE_MULTI_WRITER, "rwx": Mode.MULTI_NODE_MULTI_WRITER}
+    ways: dict[str, Any] = {
+        "block": {"block": pb.VolumeCapability.BlockVolume()},
+        "file": {"mount": pb.VolumeCapability.MountVolume()},
+    }
+    for key, face in ((DRIVER_NAME, "kernel"), (f"{DRIVER_NAME}/vhost", "vhost")):
+        (line,) = re.findall(rf'^"{re.escape(key)}": +\{{(\{{.+\}})\}},$', read("README.md"), re.M)
+        told = set(re.findall(r"\{(\w+), (\w+)\}", line))
+        can = set()
+        for mode, number in modes.items():
+            for way, given in ways.items():
+                access = Mode(mode=Mode.Mode.Name(number))
+                asked = pb.VolumeCapability(access_mode=access, **given)
+                if problem(asked, face=face) is None:
+                    can.add((mode, way))
+        assert told == can, key

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.kubernetes import snapshots
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.driver import Deployment
 from tests.kubernetes.e2e.images import images
@@ -76,6 +78,8 @@ class SuiteCluster:
         cluster.box.run("ln", "-sfn", cluster.kubelet_dir, "/var/lib/kubelet")
         self._use(cluster.nodes[0])
         cluster.apply(CLASSES)
+        self._ending = ExitStack()
+        self._ending.enter_context(snapshots.controller(cluster))
 
     def _use(self, node: Node) -> None:
         for file in images(node.folder, self._suite.agnhost, self.cluster.box.pause):
@@ -132,6 +136,7 @@ class SuiteCluster:
                     part.restarts = 0
 
     def close(self) -> None:
-        """Stops the driver on all nodes."""
+        """Stops the driver on all nodes, and the snapshot-controller."""
+        self._ending.close()
         for deployment in reversed(self.deployments):
             deployment.close()
