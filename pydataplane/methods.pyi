@@ -141,6 +141,16 @@ class ChannelsIostat(TypedDict):
     """Now."""
 
 
+class ShallowCopyState(TypedDict):
+    """In the result of bdev_lvol_check_shallow_copy."""
+
+    copied_clusters: int
+    error: NotRequired[str | None]
+    state: str
+    """`in progress`, `complete` or `error`."""
+    total_clusters: int
+
+
 class LvolStore(TypedDict):
     """In the result of bdev_lvol_get_lvols."""
 
@@ -201,6 +211,13 @@ class Lvstore(TypedDict):
     uuid: str
     zeroing: NotRequired[list[Zeroing]]
     """Thick lvols that are being created or grown (ours)."""
+
+
+class ShallowCopyBegun(TypedDict):
+    """In the result of bdev_lvol_start_shallow_copy."""
+
+    operation_id: int
+    """For bdev_lvol_check_shallow_copy."""
 
 
 class ConfigCall(TypedDict):
@@ -843,6 +860,16 @@ class Rpc(ABC):
         reset_mode: Literal["all", "maxmin", "error", "none"] | None = ...,
     ) -> ChannelsIostat: ...
 
+    # Get how far a shallow copy has come; one that has ended is told once.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_lvol_check_shallow_copy"],
+        /,
+        *,
+        operation_id: int,
+    ) -> ShallowCopyState: ...
+
     # Create a clone of a snapshot and return its UUID. It takes nothing until it is written.
     @overload
     def call(
@@ -1032,6 +1059,18 @@ class Rpc(ABC):
         snapshot_name: str,
         xattrs: dict[str, str] | None = ...,
     ) -> str: ...
+
+    # Begin to copy what a read-only lvol itself has, without what its snapshots have, to the same
+    # places of a bdev.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_lvol_start_shallow_copy"],
+        /,
+        *,
+        dst_bdev_name: str,
+        src_lvol_name: str,
+    ) -> ShallowCopyBegun: ...
 
     # Create a bdev in memory. Its contents survive an upgrade, but no restart, of the target.
     @overload

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -130,6 +131,51 @@ def test_ranges_that_cannot_be_told(
     with pytest.raises(RpcError, match=words) as caught:
         vm.rpc("virtlun_lvol_get_changed_ranges", **params)
     assert caught.value.code == -code
+
+
+def contents(target: Target, bdev: str) -> bytes:
+    """Reads a bdev."""
+    path = target.rpc("virtlun_export_create", bdev_name=bdev)["path"]
+    try:
+        return Path(path).read_bytes()
+    finally:
+        target.rpc("virtlun_export_delete", bdev_name=bdev)
+
+
+def copied(target: Target, snapshot: str, bdev: str) -> dict[str, object]:
+    """Copies what a snapshot itself has, and returns what is said in the end."""
+    begun = target.rpc("bdev_lvol_start_shallow_copy", src_lvol_name=snapshot, dst_bdev_name=bdev)
+    while True:
+        state: dict[str, object] = target.rpc("bdev_lvol_check_shallow_copy", **begun)
+        if state["state"] != "in progress":
+            return state
+
+
+def test_a_chain_is_copied_snapshot_by_snapshot(vm: Target) -> None:
+    vm.rpc("bdev_malloc_create", name="m0", num_blocks=VM_MIB * 256, block_size=4096)
+    vm.rpc("bdev_malloc_create", name="copy", num_blocks=VM_MIB * 2048, block_size=512)
+    vm.rpc("bdev_malloc_create", name="small", num_blocks=2048, block_size=512)
+    for name, written in (("s1", (1, 2, 3)), ("s2", (2, 40))):
+        write(vm, "lvs0/vm", *written)
+        vm.rpc("bdev_lvol_snapshot", lvol_name="lvs0/vm", snapshot_name=name)
+        state = copied(vm, f"lvs0/{name}", "copy")
+        total = len(written)
+        assert state == {"state": "complete", "copied_clusters": total, "total_clusters": total}
+        assert contents(vm, "copy") == contents(vm, "lvs0/vm")
+    gone = {"operation_id": 1}
+    with pytest.raises(RpcError, match="told before") as caught:
+        vm.rpc("bdev_lvol_check_shallow_copy", **gone)
+    assert caught.value.code == -errno.ENODEV
+    for of, to, code in (
+        ("lvs0/vm", "copy", errno.EPERM),
+        ("lvs0/s1", "small", errno.EINVAL),
+        ("lvs0/s1", "m0", errno.EINVAL),
+        ("lvs0/s1", "none", errno.ENODEV),
+        ("lvs0/s1", "lvs0/s2", errno.EPERM),
+    ):
+        with pytest.raises(RpcError) as caught:
+            copied(vm, of, to)
+        assert caught.value.code == -code, caught.value
 
 
 def test_low_space_is_told_before_there_is_none(vm: Target) -> None:

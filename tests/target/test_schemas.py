@@ -17,6 +17,8 @@ READS: dict[str, list[dict[str, Any]]] = {
     "bdev_lvol_get_lvstores": [{}],
     "bdev_reset_iostat": [{}],
     "bdev_wait_for_examine": [{}],
+    "bdev_lvol_start_shallow_copy": [{"src_lvol_name": "lvs0/ro", "dst_bdev_name": "m0"}],
+    "bdev_lvol_check_shallow_copy": [{"operation_id": 1}],
     "framework_get_config": [{"name": "bdev"}, {"name": "vhost_scsi"}, {"name": "ublk"}],
     "framework_get_reactors": [{}],
     "framework_get_subsystems": [{}],
@@ -90,6 +92,9 @@ def test_results_are_as_they_say(target: Target) -> None:
     target.rpc("bdev_lvol_create", lvol_name="v0", size_in_mib=4, lvs_name="lvs0")
     target.rpc("virtlun_lvol_set_xattr", name="lvs0/v0", xattr_name="a", xattr_value="b")
     target.rpc("bdev_null_create", name="n0", num_blocks=8, block_size=512)
+    target.rpc("bdev_malloc_create", name="m0", num_blocks=8192, block_size=512)
+    target.rpc("bdev_lvol_create", lvol_name="ro", size_in_mib=4, lvs_name="lvs0")
+    target.rpc("bdev_lvol_set_read_only", name="lvs0/ro")
     target.rpc("virtlun_export_create", bdev_name="lvs0/v0")
     target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
     target.rpc("vhost_scsi_controller_add_target", ctrlr="vm-1", scsi_target_num=-1, bdev_name="n0")

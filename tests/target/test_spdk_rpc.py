@@ -40,6 +40,11 @@ LVOL: Call = (
 )
 SNAPSHOT: Call = ("bdev_lvol_snapshot", {"lvol_name": "lvs0/v0", "snapshot_name": "s0"})
 CLONE: Call = ("bdev_lvol_clone", {"snapshot_name": "lvs0/s0", "clone_name": "c0"})
+ANOTHER: Call = ("bdev_malloc_create", {"name": "m1", "num_blocks": 8192, "block_size": 512})
+COPY: Call = (
+    "bdev_lvol_start_shallow_copy",
+    {"src_lvol_name": "lvs0/s0", "dst_bdev_name": "m1"},
+)
 CONTROLLER: Call = ("vhost_create_scsi_controller", {"ctrlr": "vm-1"})
 ADD: Call = (
     "vhost_scsi_controller_add_target",
@@ -399,6 +404,18 @@ CASES = [
         ("lvs0/v0",),
         (MALLOC, STORE, LVOL, SNAPSHOT, CLONE),
         then("bdev_get_bdevs", kin, {"lvs0/v0": "- thick", "lvs0/s0": "-", "lvs0/c0": "s0"}),
+    ),
+    Case(
+        "bdev_lvol_start_shallow_copy",
+        ("lvs0/s0", "m1"),
+        (MALLOC, STORE, LVOL, SNAPSHOT, ANOTHER),
+        equals({"operation_id": 1}),
+    ),
+    Case(
+        "bdev_lvol_check_shallow_copy",
+        ("1",),
+        (MALLOC, STORE, LVOL, SNAPSHOT, ANOTHER, COPY),
+        has(total_clusters=0, copied_clusters=0),
     ),
     Case(
         "bdev_lvol_decouple_parent",

@@ -16,6 +16,7 @@
 //! | `zeroing` | the zeros of a thick volume to be | the control thread that makes it |
 //! | `lvol` | the bdev face of an lvol | any |
 //! | `asked` | what a channel asks of `meta`, what the two share, which volumes have channels | both |
+//! | `copying` | copies of what a snapshot itself has to a bdev | one for each |
 //! | `space` | what a volume shares, and what is its alone | any control thread |
 //! | `ranges` | what is allocated, and what changed between two snapshots | any control thread |
 //! | `volume` | an lvol as all share it: names, map, version, channels | any |
@@ -35,6 +36,7 @@
 
 mod asked;
 mod channel;
+mod copying;
 mod disk;
 mod error;
 mod history;
@@ -54,6 +56,7 @@ mod translate;
 mod volume;
 mod zeroing;
 
+pub use copying::CopyInfo;
 pub use error::Error;
 pub use info::{
     ClearMethod, DEFAULT_CLUSTER_SIZE, LvolInfo, LvolOptions, LvolSizes, LvolSpace, LvsRef,

@@ -3,6 +3,7 @@
 
 mod lvols;
 
+use crate::copying::Copies;
 use crate::disk::BdevDisk;
 use crate::error::Error;
 use crate::info::{LvstoreInfo, LvstoreOptions};
@@ -27,6 +28,7 @@ struct Shared {
     /// Names and UUIDs of lvstores that come, go or change their name: each has one operation at a
     /// time, which may wait for its disk while others go on.
     coming: Mutex<Vec<String>>,
+    copies: Copies,
 }
 
 /// All lvstores of the process. Thread-safe; its methods block, so they are for control threads and
@@ -57,6 +59,7 @@ impl Lvstores {
             timeout,
             stores: Mutex::default(),
             coming: Mutex::default(),
+            copies: Copies::default(),
         });
         let weak = Arc::downgrade(&shared);
         let subscription = registry.subscribe(move |event| {

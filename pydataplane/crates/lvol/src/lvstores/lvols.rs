@@ -1,6 +1,7 @@
 //! Operations on lvols, each handed to its lvstore.
 
 use super::Lvstores;
+use crate::copying::{CopyInfo, Plan};
 use crate::disk::BdevDisk;
 use crate::error::Error;
 use crate::info::{LvolInfo, LvolOptions, LvolSizes, LvolSpace, NewLvol};
@@ -283,6 +284,32 @@ impl Lvstores {
         };
         let cluster_size = u64::from(lvs.info().cluster_size);
         Ok(ranges::of(&volume.view(), older.as_ref(), cluster_size, offset, most))
+    }
+
+    /// Begins to copy what a read-only lvol itself has to the same places of a bdev, which nobody else may
+    /// use meanwhile, and returns the copy's number.
+    ///
+    /// # Errors
+    /// [`Error::NoLvol`], [`Error::NoBdev`], [`Error::ReadOnly`] (the lvol is not, or the bdev is),
+    /// [`Error::InUse`], [`Error::BadParameter`] (the bdev is too small, or has longer blocks),
+    /// [`Error::Io`].
+    pub fn start_shallow_copy(&self, lvol: &str, bdev: &str) -> Result<u32, Error> {
+        let (lvs, volume) = self.shared.find_lvol(lvol)?;
+        let op = format!("copy lvol {} to bdev {bdev}", volume.alias());
+        let view = volume.view();
+        let plan = Plan {
+            registry: self.shared.registry.clone(),
+            lvol: volume.name.clone(),
+            to: bdev.to_owned(),
+            clusters: (0..view.clusters()).filter(|cluster| view.own(*cluster) != 0).collect(),
+            cluster_size: u64::from(lvs.info().cluster_size),
+        };
+        self.shared.copies.begin(&op, plan)
+    }
+
+    /// How far a copy has come; `None`: there is none of this number. One that has ended is told once.
+    pub fn shallow_copy(&self, number: u32) -> Option<CopyInfo> {
+        self.shared.copies.info(number)
     }
 
     /// What an lvol shares with its snapshots and clones. It looks at each cluster.

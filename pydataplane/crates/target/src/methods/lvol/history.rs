@@ -4,7 +4,7 @@ use super::super::{BdevName, UuidText};
 use super::bytes_of;
 use crate::app::App;
 use crate::errors;
-use lvol::NewLvol;
+use lvol::{CopyInfo, NewLvol};
 use rpc::{Errno, Error, Flags, Methods};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -46,6 +46,51 @@ struct Clone {
     /// Xattrs that the clone has from the beginning, name to text (ours). Default: none
     #[serde(default)]
     xattrs: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct ShallowCopy {
+    /// UUID or LVSTORE/LVOL of what is copied, which is read-only.
+    src_lvol_name: String,
+    /// Bdev that it is copied to.
+    dst_bdev_name: String,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct ShallowCopyBegun {
+    /// For bdev_lvol_check_shallow_copy.
+    operation_id: u32,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct CheckShallowCopy {
+    /// What bdev_lvol_start_shallow_copy returned.
+    operation_id: u32,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct ShallowCopyState {
+    copied_clusters: u64,
+    total_clusters: u64,
+    /// `in progress`, `complete` or `error`.
+    state: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+fn shallow_copy(app: &App, number: u32) -> Result<ShallowCopyState, Error> {
+    let Some(CopyInfo { copied, total, ended }) = app.lvstores.shallow_copy(number) else {
+        let why = format!("there is no shallow copy {number}, or its end was told before");
+        return Err(Error::os(Errno::NoDev, why));
+    };
+    let (state, error) = match ended {
+        None => ("in progress", None),
+        Some(Ok(())) => ("complete", None),
+        Some(Err(why)) => ("error", Some(why)),
+    };
+    Ok(ShallowCopyState { copied_clusters: copied, total_clusters: total, state, error })
 }
 
 /// Ranges that one call tells at most, unless fewer are asked for.
@@ -180,6 +225,28 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
         )
         .errors(&[Errno::NoDev, Errno::Exist, Errno::Busy, Errno::NoSpc, Errno::Inval, Errno::Io])
         .errors(&[Errno::Perm]);
+    let a = app.clone();
+    methods
+        .add(
+            "bdev_lvol_start_shallow_copy",
+            "Begin to copy what a read-only lvol itself has, without what its snapshots have, to the same \
+             places of a bdev.",
+            Flags::READ,
+            move |p: ShallowCopy| {
+                let begun = a.lvstores.start_shallow_copy(&p.src_lvol_name, &p.dst_bdev_name);
+                begun.map(|operation_id| ShallowCopyBegun { operation_id }).map_err(errors::lvol)
+            },
+        )
+        .errors(&[Errno::NoDev, Errno::Busy, Errno::Perm, Errno::Inval, Errno::Io]);
+    let a = app.clone();
+    methods
+        .add(
+            "bdev_lvol_check_shallow_copy",
+            "Get how far a shallow copy has come; one that has ended is told once.",
+            Flags::READ,
+            move |p: CheckShallowCopy| shallow_copy(&a, p.operation_id),
+        )
+        .errors(&[Errno::NoDev]);
     let a = app.clone();
     methods
         .add(
