@@ -10,9 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.kubernetes import snapshots
 from tests.kubernetes.cluster import NODE, Cluster
 from tests.kubernetes.driver import LVSTORE, NAMESPACE, Deployment
 from tests.kubernetes.events import wait_event
+from tests.kubernetes.test_snapshots import SNAPSHOT, of_claim, of_snapshot
 from tests.kubernetes.test_volumes import (
     MIB,
     TOPOLOGY,
@@ -30,6 +32,7 @@ from tests.kubernetes.test_volumes import (
 from tests.support.wait import until
 
 CONVERGE_S = 120.0
+MANAGED_BY = "snapshot.storage.kubernetes.io/managed-by"
 POD = """\
 apiVersion: v1
 kind: Pod
@@ -119,6 +122,44 @@ def test_a_volume_is_made_on_the_node_of_its_first_pod(
             assert volume not in names(other)
             write(cluster, name, f"of {name}")
             assert read(cluster, name) == f"of {name}"
+
+
+def test_snapshots_and_what_is_made_of_them_are_on_the_node_of_their_volume(
+    cluster: Cluster, deployment: Deployment, second: Deployment
+) -> None:
+    """With late binding the pod has to be there; bound at once, the provisioners find it."""
+    there = second.node.name
+    with snapshots.controller(cluster), cluster.applied(both("there", there)):
+        cluster.wait("pod/there", "condition=Ready")
+        write(cluster, "there", "kept")
+        with cluster.applied(SNAPSHOT.format(name="there", claim="there")):
+            content = snapshots.wait_ready(cluster, "there")
+            assert content["metadata"]["labels"][MANAGED_BY] == there
+            assert content["status"]["snapshotHandle"] in uuids(second)
+            wrong = of_snapshot(claim("wrong", "virtlun-thick"), "there")
+            with cluster.applied(f"{wrong}---\n{pod('wrong', NODE)}"):
+                wait_event(
+                    cluster,
+                    "wrong",
+                    f"lvstore that node {NODE} does not have",
+                    deadline_s=CONVERGE_S,
+                )
+            restored = of_snapshot(claim("restored", "virtlun-immediate"), "there")
+            cloned = of_claim(claim("cloned", "virtlun-immediate"), "there")
+            with cluster.applied(restored), cluster.applied(cloned):
+                for name in ("restored", "cloned"):
+                    cluster.wait_phase(f"pvc/{name}", "Bound", CONVERGE_S)
+                    assert node_of(cluster, name) == there
+                with cluster.applied(pod("reader", of="restored")):
+                    cluster.wait("pod/reader", "condition=Ready")
+                    assert read(cluster, "reader") == "kept"
+        until(lambda: not cluster.items("volumesnapshotcontent"), "no VolumeSnapshotContent")
+    assert not [volume for volume in deployment.volumes.volumes() if volume.snapshot]
+
+
+def uuids(deployment: Deployment) -> list[str]:
+    """Returns the UUIDs of a target's volumes."""
+    return [volume.uuid for volume in deployment.volumes.volumes()]
 
 
 @pytest.mark.parametrize("full", [0, 1], ids=["first", "second"])
