@@ -25,6 +25,26 @@ spec:
   volumeSnapshotClassName: virtlun
   source: {{persistentVolumeClaimName: {claim}}}
 """
+KNOWN = """\
+apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshotContent
+metadata:
+  name: known
+  labels: {{snapshot.storage.kubernetes.io/managed-by: {node}}}
+spec:
+  driver: csi.virtlun.dev
+  deletionPolicy: Delete
+  volumeSnapshotClassName: virtlun
+  source: {{snapshotHandle: {handle}}}
+  volumeSnapshotRef: {{name: known, namespace: default}}
+---
+apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshot
+metadata: {{name: known}}
+spec:
+  volumeSnapshotClassName: virtlun
+  source: {{volumeSnapshotContentName: known}}
+"""
 SOURCE = "\n  dataSource: {{apiGroup: {group}, kind: {kind}, name: {name}}}\n"
 MIB = 1 << 20
 
@@ -127,6 +147,28 @@ def test_a_snapshot_outlives_its_claim(cluster: Cluster, deployment: Deployment)
     assert read(cluster, "raw", at_mib=1) == "kept"
     made = deployment.volumes.volume(handle_of(cluster, "disk"))
     assert (made.thin, made.allocated) == (False, 64 * MIB)  # of a class without `thin`
+
+
+def test_a_snapshot_that_is_there_is_taken_over_by_who_names_it(
+    cluster: Cluster, deployment: Deployment
+) -> None:
+    """As after the restore of a cluster; the node is named by whoever writes the object."""
+    cluster.apply(claim("source", "virtlun-immediate", "64Mi"))
+    cluster.wait_phase("pvc/source", "Bound")
+    cluster.apply(SNAPSHOT.format(name="taken", claim="source"))
+    before = snapshots.wait_ready(cluster, "taken")
+    name, handle = before["metadata"]["name"], before["status"]["snapshotHandle"]
+    cluster.patch("volumesnapshotcontent", name, {"spec": {"deletionPolicy": "Retain"}})
+    cluster.delete("volumesnapshot", "taken")
+    cluster.delete("volumesnapshotcontent", name)
+    assert handle in [each.uuid for each in deployment.volumes.volumes()]
+    cluster.apply(KNOWN.format(node=NODE, handle=handle))
+    after = snapshots.wait_ready(cluster, "known")
+    assert after["status"]["snapshotHandle"] == handle
+    assert after["status"]["restoreSize"] == 64 * MIB
+    assert after["status"]["creationTime"] == before["status"]["creationTime"]
+    cluster.apply(of_snapshot(claim("restored", "virtlun-immediate", "64Mi"), "known"))
+    cluster.wait_phase("pvc/restored", "Bound")
 
 
 def test_a_claim_that_is_smaller_or_of_another_kind_is_told_why(cluster: Cluster) -> None:
