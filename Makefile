@@ -38,7 +38,7 @@ APT_PACKAGES := build-essential busybox-static ca-certificates cpio dbus-daemon 
 	python3-dev python3-venv qemu-system-x86 qemu-utils sg3-utils strace systemd util-linux virtinst \
 	xfsprogs xz-utils
 # And of what measures, and the tests of the night.
-BENCH_PACKAGES := fio
+BENCH_PACKAGES := fio rocksdb-tools
 
 # Checks the licences and sources of crates. Built fast, as it runs for a second.
 CARGO_DENY_VERSION := 0.20.2
@@ -116,6 +116,7 @@ bench: setup $(CACHE)/apt-bench.stamp ## Ours beside Debian's qemu-storage-daemo
 	@$(BIN)/python -m tests.bench.pods $(filter --quick,$(ARGS))
 	@$(BIN)/python -m tests.bench.ublk $(filter --quick,$(ARGS))
 	@$(BIN)/python -m tests.bench.snapshots $(filter --quick,$(ARGS))
+	@$(BIN)/python -m tests.bench.kv $(filter --quick,$(ARGS))
 
 .PHONY: bench-kubernetes
 bench-kubernetes: kubernetes ## How long a claim and a machine's disk take on Kubernetes

@@ -29,7 +29,7 @@ FORMAT = click.Choice(qemuimg.FORMATS)
 
 
 @click.command("import", short_help="Make a volume of an image, raw or qcow2.")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path))
 @click.argument("volume")
 @click.option("--format", "form", type=FORMAT, help="Of FILE.  [default: what it looks like]")
 @click.option("--size", "size_text", metavar="SIZE", help="More than FILE has, such as 20G.")

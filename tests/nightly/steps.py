@@ -259,6 +259,7 @@ STEPS = {
     "bench-pods": _bench("pods", "a pod's volume beside a plain loop device", 5),
     "bench-ublk": _bench("ublk", "a ublk device beside loop devices, in a guest", 10),
     "bench-snapshots": _bench("snapshots", "what snapshots and clones cost", 5),
+    "bench-kv": _bench("kv", "a key-value store on blobs beside RocksDB", 5),
     "bench-claims": _bench_kubernetes("bench", "how long a claim takes to be bound", 5),
     "bench-machines": _bench_kubernetes(
         "kubevirt", "how long a machine waits for a disk, and for its growth", 5

@@ -226,6 +226,7 @@ def test_an_image_that_names_other_files_is_refused(store: Target, raw: Path) ->
     vdi = store.directory / "disk.vdi"
     subprocess.run(["qemu-img", "create", "-q", "-f", "vdi", str(vdi), "4M"], check=True)
     assert "has the format vdi" in refused(store, "volume", "import", str(vdi), "lvs0/v")
+    assert "No such file" in refused(store, "volume", "import", "/nowhere/disk.raw", "lvs0/v")
     assert "fewer" in refused(store, "volume", "import", str(raw), "lvs0/v", "--size", "4M")
     assert names(store) == []
 

@@ -4,7 +4,7 @@
 //! operations on blobs and their xattrs. Never knows bdevs, reactors or RPC: it drives anything
 //! that implements [`Disk`], synchronously, on the one thread that owns the [`Store`]. The `lvol`
 //! crate puts it on a bdev and adds the asynchronous data path; a program that wants to keep
-//! objects on a raw device can use it as it is (`examples/hello_blob.rs`).
+//! objects on a raw device can use it as it is (`examples/hello-blob`, `examples/kv`).
 //!
 //! | file | noun |
 //! | --- | --- |

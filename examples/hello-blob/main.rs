@@ -2,8 +2,8 @@
 //! blob, write, set an xattr, sync; open it again, read it back; take a snapshot, delete both.
 //!
 //! ```text
-//! cargo run -p blobstore --example hello_blob                # in a temporary file
-//! cargo run -p blobstore --example hello_blob -- /dev/sdX    # DESTROYS what is on /dev/sdX
+//! cargo run -p blobstore --example hello-blob                # in a temporary file
+//! cargo run -p blobstore --example hello-blob -- /dev/sdX    # DESTROYS what is on /dev/sdX
 //! ```
 
 use blobstore::{BlobOptions, FileDisk, HistoryOptions, Store, StoreOptions};
