@@ -67,12 +67,10 @@ def ours(program: Path, folder: Path, workload: str, count: int) -> float:
 def rocksdb(folder: Path, benchmarks: str, count: int) -> float:
     """Returns the operations a second of the last of some benchmarks of db_bench."""
     path = folder / "rocksdb"
-    # db_bench has fillsync put a thousandth of `num`.
-    number = count * 1000 if benchmarks == "fillsync" else count
     words = ["--compression_type=none", "--key_size=16", "--value_size=100", "--threads=1"]
     words += ["--readwritepercent=90"] if "readrandom" in benchmarks else []
     done = subprocess.run(
-        ["db_bench", f"--db={path}", f"--benchmarks={benchmarks}", f"--num={number}", *words],
+        ["db_bench", f"--db={path}", f"--benchmarks={benchmarks}", f"--num={count}", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         check=True,

@@ -10,8 +10,8 @@
 //! which stayed. The guest may write any byte at any time; nothing here hands out a Rust
 //! reference to guest bytes, only copies ([`GuestRange::get`]) and raw runs ([`IoVec`]).
 //!
-//! This is one of the few crates with `unsafe`: all others reach guest bytes only through the
-//! checked types here.
+//! All other crates reach guest bytes only through the checked types here: what `unsafe` they have is
+//! for the kernel's interfaces and for buffers of their own.
 
 mod bounce;
 mod log;

@@ -1,8 +1,9 @@
 //! Devices of the ublk driver, for targets that serve them.
 //!
 //! The kernel keeps a device while nobody serves it, so nothing is held here: which one is whose is
-//! told by the mark that each was made with, also to the holder that is started next. What waits for a target, that it serves its tags or has
-//! answered what it has, is waited for by the kernel, and its asker answered then.
+//! told by the mark that each was made with, also to the holder that is started next. What waits for a
+//! target, that it serves its tags or has answered what it has, is waited for by the kernel, and its
+//! asker answered then.
 
 use rustix::io::Errno;
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
 //! A thread that owns some state, does its own work, and runs what other threads ask of it.
 //!
-//! The one primitive for threads that may block (metadata, workers), beside the reactors, which may
-//! not. Others hand it closures and wait for the result, with a limit until the closure begins
+//! For a thread that may block, as an lvstore's for metadata does, beside the reactors, which may not.
+//! Others hand it closures and wait for the result, with a limit until the closure begins
 //! ([`crate::call()`]).
 
 use std::collections::VecDeque;

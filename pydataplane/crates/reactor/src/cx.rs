@@ -8,7 +8,7 @@ use crate::context::borrow;
 use crate::{IoContext, Poller, PollerId};
 
 /// A poller and what it did.
-pub(crate) struct Place {
+pub(crate) struct RegisteredPoller {
     id: PollerId,
     pub(crate) poller: Box<dyn Poller>,
     /// [`Cx::turns`] when it was added.
@@ -34,7 +34,7 @@ pub struct PollerInfo {
 pub struct Cx {
     pub(crate) io: IoContext,
     pub(crate) index: usize,
-    pub(crate) places: Vec<Place>,
+    pub(crate) places: Vec<RegisteredPoller>,
     /// Turns of the loop so far.
     pub(crate) turns: u64,
     pub(crate) stop: bool,
@@ -60,7 +60,7 @@ impl Cx {
     pub fn add_poller(&mut self, poller: Box<dyn Poller>) -> PollerId {
         let id = PollerId(self.next_id);
         self.next_id += 1;
-        self.places.push(Place { id, poller, added: self.turns, busy: 0 });
+        self.places.push(RegisteredPoller { id, poller, added: self.turns, busy: 0 });
         id
     }
 
@@ -79,7 +79,7 @@ impl Cx {
 
     /// All pollers, in the order of the loop.
     pub fn pollers(&self) -> Vec<PollerInfo> {
-        let info = |p: &Place| PollerInfo {
+        let info = |p: &RegisteredPoller| PollerInfo {
             id: p.id,
             name: p.poller.name().to_owned(),
             runs: self.turns - p.added,

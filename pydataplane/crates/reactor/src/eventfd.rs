@@ -24,6 +24,8 @@ const MAX_THREADS: usize = 1024;
 /// How often the watching thread looks while calls are made: a call that blocks does so for one to
 /// two times this.
 const WATCH: Duration = Duration::from_millis(2);
+/// A peer that fills its call descriptor holds the thread that much longer.
+const _: () = assert!(WATCH.as_millis() <= 5);
 /// Looks at which no call was made, one after the other, before it sleeps for longer.
 const IDLE_LOOKS: u32 = 25;
 /// How long it sleeps at most then: a call that is made just before may not wake it.

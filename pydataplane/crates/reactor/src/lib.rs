@@ -24,8 +24,8 @@
 //! | `place` | which thread runs on which CPU |
 //! | `ticks` | the cheap clock |
 //!
-//! One turn of the loop costs, when nothing happens, one relaxed load for the mailbox, one call
-//! per poller and, with I/O in flight, two loads for the io_uring; no system call.
+//! One turn of the loop costs, when nothing happens, one relaxed load for the mailbox, one read
+//! of the clock, one call per poller and, with I/O in flight, two loads for the io_uring; no system call.
 
 mod call;
 mod context;

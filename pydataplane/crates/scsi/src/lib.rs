@@ -17,7 +17,7 @@
 //! LunShared::new(bdev, options)        attach              (control thread)
 //! shared.connect() -> nexus            session start       (control thread)
 //! Lun::new(shared, nexus, channel)     on the I/O thread
-//!   task.prepare(cdb, out, in); lun.start(task) -> Done | Overrun | Pending
+//!   task.prepare(cdb, out, in); lun.start(task) -> Done | Overrun | Pending | Suspended
 //!   lun.poll(&mut done); for c in done { lun.resume(slot[c.tag].task, c.result) }
 //! shared.notify_resized() / reset()    any thread
 //! ```

@@ -262,8 +262,8 @@ impl Control {
     /// serves it.
     ///
     /// # Errors
-    /// The driver's; INVAL: the queue was opened by another process, or Linux is between 6.17 and early 2026 and this process in a PID namespace of
-    /// its own.
+    /// The driver's; INVAL: the queue was opened by another process, or Linux is between 6.17 and early
+    /// 2026 and this process in a PID namespace of its own.
     pub fn start(&self, id: u32) -> Result<(), Errno> {
         self.of(ctrl::START_DEV, id, server_pid())
     }

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use parking_lot::Mutex;
 use reactor::{Owner, Waker};
 
-use super::room::{Place, Room};
+use super::room::{Room, RoomShare};
 
 /// Pieces of one file that the kernel has at a time.
 pub(super) const PIECES_MAX: u32 = 64;
@@ -73,7 +73,7 @@ impl Larges {
 pub(super) struct Pieces {
     shared: Arc<super::Shared>,
     counts: Arc<Counts>,
-    place: Place,
+    share: RoomShare,
     /// There is room for one that has not begun, as the thread had handed over enough in that turn.
     reserved: bool,
     /// Counted among the owner's channels.
@@ -84,14 +84,14 @@ impl Pieces {
     /// Of a channel of `owner`'s on `shared`, whose thread `waker` wakes.
     pub(super) fn new(shared: Arc<super::Shared>, owner: Option<Owner>, waker: Waker) -> Self {
         let counts = shared.larges.counts_of(owner);
-        let place = Place::new(waker);
-        Pieces { shared, counts, place, reserved: false, counted: false }
+        let share = RoomShare::new(waker);
+        Pieces { shared, counts, share, reserved: false, counted: false }
     }
 
     /// Those in the kernel.
     #[inline]
     pub(super) fn flying(&self) -> u32 {
-        self.place.held() - u32::from(self.reserved)
+        self.share.held() - u32::from(self.reserved)
     }
 
     /// Counts the channel, or no longer; `any`: it has large transfers under way.
@@ -125,9 +125,9 @@ impl Pieces {
         if self.reserved {
             return true;
         }
-        self.reserved = self.place.begin(&self.counts.room, Some(limit));
+        self.reserved = self.share.begin(&self.counts.room, Some(limit));
         if !self.reserved {
-            self.place.wait(&self.counts.room, limit);
+            self.share.wait(&self.counts.room, limit);
         }
         self.reserved
     }
@@ -142,7 +142,7 @@ impl Pieces {
     #[inline]
     pub(super) fn ended(&mut self) {
         let larges = &self.shared.larges;
-        self.place.end(&self.counts.room, || larges.of_owner());
+        self.share.end(&self.counts.room, || larges.of_owner());
     }
 
     /// What is reserved is not needed.
@@ -155,7 +155,7 @@ impl Pieces {
     /// As if so many more were in the kernel, or fewer.
     #[cfg(test)]
     pub(super) fn pretend(&mut self, more: i32) {
-        (0..more).for_each(|_| assert!(self.place.begin(&self.counts.room, None)));
+        (0..more).for_each(|_| assert!(self.share.begin(&self.counts.room, None)));
         (more..0).for_each(|_| self.ended());
     }
 }
@@ -164,7 +164,7 @@ impl Drop for Pieces {
     fn drop(&mut self) {
         self.count(false);
         let larges = &self.shared.larges;
-        self.place.close(&self.counts.room, larges.of_owner());
+        self.share.close(&self.counts.room, larges.of_owner());
         let mut list = larges.list.lock();
         if self.counts.open.fetch_sub(1, Relaxed) == 1 {
             list.retain(|other| other.owner != self.counts.owner);

@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use reactor::{Owner, Waker};
 
 use self::policy::{NO_LIMIT, Policy, Seen};
-use super::room::{Place, Room};
+use super::room::{Room, RoomShare};
 
 /// Between two looks.
 const LOOK_US: u64 = 1000;
@@ -132,14 +132,14 @@ pub(super) struct Share {
     shared: Arc<super::Shared>,
     /// `None`: without an owner.
     counts: Option<Arc<Counts>>,
-    place: Place,
+    share: RoomShare,
 }
 
 impl Share {
     /// Of a channel of `owner`'s on `shared`, whose thread `waker` wakes.
     pub(super) fn new(shared: Arc<super::Shared>, owner: Option<Owner>, waker: Waker) -> Self {
         let counts = owner.map(|owner| shared.owners.counts_of(owner));
-        Share { shared, counts, place: Place::new(waker) }
+        Share { shared, counts, share: RoomShare::new(waker) }
     }
 
     /// Whether the kernel may be given one more request at `now`, in ticks, which is then counted until
@@ -151,7 +151,7 @@ impl Share {
         counts.asked.store(now, Relaxed);
         owners.look(now);
         let share = owners.share.load(Relaxed);
-        let there = self.place.begin(&counts.room, (share != NO_LIMIT).then_some(share));
+        let there = self.share.begin(&counts.room, (share != NO_LIMIT).then_some(share));
         if !there {
             counts.pressed.store(true, Relaxed);
         }
@@ -175,14 +175,14 @@ impl Share {
             counts.ended.fetch_add(1, Relaxed);
             counts.ticks.fetch_add(ticks, Relaxed);
         }
-        self.place.end(&counts.room, || owners.share.load(Relaxed));
+        self.share.end(&counts.room, || owners.share.load(Relaxed));
     }
 
     /// The channel has requests that wait. Has its thread woken when it may begin one, if nothing of the
     /// channel is in the kernel whose end does that.
     pub(super) fn wait(&mut self) {
         let Some(counts) = &self.counts else { return };
-        self.place.wait(&counts.room, self.shared.owners.share.load(Relaxed));
+        self.share.wait(&counts.room, self.shared.owners.share.load(Relaxed));
     }
 }
 
@@ -190,7 +190,7 @@ impl Drop for Share {
     fn drop(&mut self) {
         let Some(counts) = self.counts.take() else { return };
         let owners = &self.shared.owners;
-        self.place.close(&counts.room, owners.share.load(Relaxed));
+        self.share.close(&counts.room, owners.share.load(Relaxed));
         let mut all = owners.all.lock();
         // This one, and that in the list.
         if Arc::strong_count(&counts) == 2 {

@@ -77,7 +77,7 @@ impl Room {
 }
 
 /// A channel's part of its owner's room.
-pub(super) struct Place {
+pub(super) struct RoomShare {
     /// Of what is taken, what this channel has.
     held: u32,
     waiter: Arc<Waiter>,
@@ -85,11 +85,11 @@ pub(super) struct Place {
     waits: bool,
 }
 
-impl Place {
+impl RoomShare {
     /// Of a channel whose thread `waker` wakes.
-    pub(super) fn new(waker: Waker) -> Place {
+    pub(super) fn new(waker: Waker) -> RoomShare {
         let waiter = Arc::new(Waiter { waker, given: AtomicU32::new(NOTHING) });
-        Place { held: 0, waiter, waits: false }
+        RoomShare { held: 0, waiter, waits: false }
     }
 
     /// What it has.
@@ -99,7 +99,7 @@ impl Place {
     }
 
     /// Takes room for one of `room`, of which all have `limit` together (`None`: without end), until
-    /// [`Place::end`]. Whether there is.
+    /// [`RoomShare::end`]. Whether there is.
     #[inline]
     pub(super) fn begin(&mut self, room: &Room, limit: Option<u32>) -> bool {
         if self.waits {
