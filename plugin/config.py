@@ -120,6 +120,9 @@ class GatewaySection(Section):
     """How often it looks at all of them, seconds; besides when it starts and when libvirtd does."""
     state_dir: Path = Path("/run/virtlun/gateway")
     """Its journal of the changes under way, by which interrupted ones are recovered."""
+    memory_dir: Path = Path("/var/lib/virtlun/memory")
+    """Where libvirtd saves the memory of a running domain with a snapshot that names no file for it
+    (without --memspec and --disk-only). Files in there go with their snapshot; others stay."""
 
     @property
     def controllers_for_all(self) -> bool:

@@ -240,6 +240,11 @@ class Volumes(Lvstores):
         self.client.call("virtlun_lvol_roll_back", lvol_name=volume.uuid, snapshot_name=to.uuid)
         return self.volume(volume.uuid)
 
+    def clones(self, snapshot: str) -> list[str]:
+        """Returns the names of the lvols, of its lvstore, that are clones of a snapshot."""
+        lvol = self._bdev_of(snapshot)["driver_specific"]["lvol"]
+        return list(lvol.get("clones", []))
+
     def inflate(self, reference: str) -> Volume:
         """Gives a volume, in use or not, all that it lacks: it needs no snapshot then."""
         volume = self.volume(reference)

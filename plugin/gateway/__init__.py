@@ -12,6 +12,7 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     upstream, admin              a small libvirt client, for calls of our own
     joined                       what many ask at the same time, asked once
     usage                        what guests did with LUNs
+    lvolsnapshots                what snapshots of domains need of a target
     target, answers, targets     LUNs and volumes, of one target and of all
     statistics, guestdisks       results of GET_ALL_DOMAIN_STATS and of the guest agent, in bytes
     parsing, budget              threads for XML, and memory for calls: whose turn it is
@@ -22,6 +23,7 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     caller, services, call       what handlers get: the client, the gateway's parts, one call
     ioerrors                     domains paused because a disk of ours cannot go on
     records                      which volumes a domain has had
+    domsnapshots, snapshotsteps  libvirtd's snapshots; their steps, which are done again
     empty                        controllers of domains without a disk of ours
     reconcile, recovery, loop    the target follows the domains; interrupted changes
     handlers, procedures         what we do with which call, and who may make it

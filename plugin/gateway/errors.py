@@ -33,6 +33,8 @@ class Code(IntEnum):
     OPERATION_INVALID = 55
     CONFIG_UNSUPPORTED = 67
     OPERATION_TIMEOUT = 68
+    NO_DOMAIN_SNAPSHOT = 72
+    SNAPSHOT_REVERT_RISKY = 77
     AUTH_CANCELLED = 79
     NO_DOMAIN_METADATA = 80
     OVERFLOW = 82
@@ -60,6 +62,7 @@ _PREFIXES: dict[int, str] = {
     Code.OPERATION_TIMEOUT: "Timed out during operation: ",
     Code.OPERATION_UNSUPPORTED: "Operation not supported: ",
     Code.RESOURCE_BUSY: "resource busy: ",
+    Code.SNAPSHOT_REVERT_RISKY: "revert requires force: ",
     Code.DEVICE_MISSING: "device not found: ",
 }
 """What libvirt's virErrorMsg puts before the detail, so that ours read like its own."""

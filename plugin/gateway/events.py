@@ -72,12 +72,30 @@ class IoErrorEvent:
     """enospc, or empty."""
 
 
-Announced = DeviceChange | IoErrorEvent
+@dataclass(frozen=True)
+class PullEvent:
+    """A block pull came to its end."""
+
+    dom: Domain
+    path: str
+    """The disk's source."""
+    dev: str
+    failed: bool
+
+
+Announced = DeviceChange | IoErrorEvent | PullEvent
 """What clients are told of."""
 
 IO_ERROR = 4
 IO_ERROR_REASON = 6
 """virDomainEventID."""
+
+BLOCK_JOB = 8
+BLOCK_JOB_2 = 16
+"""virDomainEventID: the first names the disk by its source, the second by its target dev."""
+
+_PULL = 1
+"""VIR_DOMAIN_BLOCK_JOB_TYPE_PULL."""
 
 _ACTION_PAUSE = 1
 """VIR_DOMAIN_EVENT_IO_ERROR_PAUSE."""
@@ -153,6 +171,8 @@ class Subscriptions:
         """Returns the messages to send to the client."""
         if isinstance(change, IoErrorEvent):
             return self._io_error(change)
+        if isinstance(change, PullEvent):
+            return self._pull(change)
         event, dom, alias = change.event, change.dom, change.alias
         found = []
         for callback, (wanted, uuid) in self.callbacks.items():
@@ -176,5 +196,17 @@ class Subscriptions:
             if wanted == IO_ERROR_REASON:
                 body.string(error.reason)
                 proc = Proc.CALLBACK_IO_ERROR_REASON
+            found.append(message(MessageType.MESSAGE, proc, 0, bytes(body)))
+        return found
+
+    def _pull(self, end: PullEvent) -> list[bytes]:
+        found = []
+        for callback, (wanted, uuid) in self.callbacks.items():
+            if wanted not in (BLOCK_JOB, BLOCK_JOB_2) or uuid not in (None, end.dom.uuid):
+                continue
+            by_path = wanted == BLOCK_JOB
+            body = end.dom.write(Writer().i32(callback))
+            body.string(end.path if by_path else end.dev).i32(_PULL).i32(int(end.failed))
+            proc = Proc.CALLBACK_BLOCK_JOB if by_path else Proc.EVENT_BLOCK_JOB_2
             found.append(message(MessageType.MESSAGE, proc, 0, bytes(body)))
         return found

@@ -3,7 +3,8 @@
 Attach and detach change three things one after the other: the persistent definition, the running
 domain, the target. Each changes whole or not at all; an entry, a file that says what was
 before, is there from before the first step until after the last. If the gateway dies in between, or
-libvirtd, so that nothing can be rolled back at once, plugin.gateway.recovery does it later.
+libvirtd, so that nothing can be rolled back at once, plugin.gateway.recovery does it later. So it
+is with a domain's snapshots: plugin.gateway.snapshotsteps.
 
 The folder is for root alone and is lost with the host's memory, as the running domains are: an
 entry may hold a domain's definition with its passwords.
@@ -25,6 +26,7 @@ from plugin.gateway.errors import Refused
 from plugin.gateway.peer import start_time
 from pydataplane.domain.errors import Refusal
 from pydataplane.domain.translate import controller_name
+from pydataplane.domain.translate.taken import Held
 
 VERSION = 1
 
@@ -70,10 +72,48 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class SnapshotEntry:
+    """A snapshot of a domain that is being taken, reverted to or deleted."""
+
+    operation: Literal["snapshot", "revert", "delete"]
+    uuid: str
+    """The domain's."""
+    name: str
+    """Of the domain, for messages."""
+    snapshot: str
+    """The snapshot's name."""
+    held: tuple[Held, ...]
+    """Its lvol snapshots."""
+    metadata: bool = True
+    """Whether libvirtd is to know of a snapshot that is taken."""
+    resume: bool = False
+    """Whether the domain is paused for it, and is to go on then."""
+    thaw: bool = False
+    """The same of its frozen file systems."""
+    start: int | None = None
+    """virDomainCreateFlags with which the domain is to run after a revert; None: it is not."""
+    memory_file: str | None = None
+    """Of a revert: what the guest's memory is restored from."""
+
+    @property
+    def dom_uuid(self) -> bytes:
+        """The domain's UUID as the protocol has it."""
+        return UUID(self.uuid).bytes
+
+    @property
+    def dev(self) -> str:
+        """The target devs of its disks, for messages."""
+        return ", ".join(each.dev for each in self.held)
+
+
+AnyEntry = Entry | SnapshotEntry
+
+
+@dataclass(frozen=True)
 class StoredEntry:
     """An entry and its file."""
 
-    entry: Entry
+    entry: AnyEntry
     path: Path
 
 
@@ -86,7 +126,7 @@ class Journal:
         self.pending: list[StoredEntry] = []
         """Our own changes that failed and could not be rolled back yet."""
 
-    def append(self, entry: Entry) -> StoredEntry:
+    def append(self, entry: AnyEntry) -> StoredEntry:
         """Writes an entry; nothing may be changed before this has returned.
 
         Raises:
@@ -101,10 +141,11 @@ class Journal:
         Raises:
             Refused: it cannot be written.
         """
+        assert isinstance(stored.entry, Entry)
         entry = replace(stored.entry, operation="remove", live=None, config=None, config_xml=None)
         return self._write(entry, stored.path)
 
-    def _write(self, entry: Entry, path: Path) -> StoredEntry:
+    def _write(self, entry: AnyEntry, path: Path) -> StoredEntry:
         new = path.with_suffix(".new")
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -137,13 +178,18 @@ class Journal:
                 yield StoredEntry(entry, path)
 
 
-def _read(path: Path) -> Entry | None:
+def _read(path: Path) -> AnyEntry | None:
     """Returns the entry in a file; None for one that is of another version or damaged."""
     try:
         values = json.loads(path.read_text())
         if values.pop("version") != VERSION:
             return None
-        entry = Entry(**values)
+        entry: AnyEntry
+        if "snapshot" in values:
+            values["held"] = tuple(Held(**each) for each in values["held"])
+            entry = SnapshotEntry(**values)
+        else:
+            entry = Entry(**values)
         UUID(entry.uuid)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -15,9 +15,10 @@ from contextlib import suppress
 
 import structlog
 
+from plugin.gateway import snapshotsteps
 from plugin.gateway.domains import is_running
 from plugin.gateway.errors import Code, GatewayError, Refused, UpstreamError
-from plugin.gateway.journal import Entry, StoredEntry
+from plugin.gateway.journal import Entry, SnapshotEntry, StoredEntry
 from plugin.gateway.messages import Domain
 from plugin.gateway.reconcile import reconcile_domain
 from plugin.gateway.services import Services
@@ -60,10 +61,13 @@ async def recover(services: Services, stored: StoredEntry, *, roll_back: bool = 
     if again:
         journal.pending.remove(stored)
     try:
-        completed = entry.operation == "remove" or await _recover(
-            services, entry, roll_back=roll_back
-        )
-        if entry.operation != "update":
+        if isinstance(entry, SnapshotEntry):
+            completed = await snapshotsteps.finished(services, entry)
+        else:
+            completed = entry.operation == "remove" or await _recover(
+                services, entry, roll_back=roll_back
+            )
+        if isinstance(entry, Entry) and entry.operation != "update":
             with suppress(Refused):
                 # If that takes long, a later change of this disk is not to be taken for this one.
                 stored = journal.to_remove(stored)

@@ -65,6 +65,7 @@ class Gateway:
             admin=self.admin.get,
             announce=self.announce,
             hold_back=self.hold_back,
+            pulls={},
             paused=paused,
         )
         self.loop = ReconcileLoop(self.services)

@@ -54,6 +54,8 @@ class Services:
     """Sends an event to every client that registered for it; never waits."""
     hold_back: Callable[[bytes, bool], None]
     """Has no client told that a domain (its UUID) is defined anew, or (False) that undone."""
+    pulls: dict[tuple[bytes, str], asyncio.Task[None]]
+    """Block pulls under way, by domain (its UUID) and target dev; see handlers.pull."""
     paused: dict[bytes, dict[str, str]]
     """Domains that are paused because of I/O errors, by UUID: target dev to the target's word for
     the error; see plugin.gateway.ioerrors."""

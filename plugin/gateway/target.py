@@ -6,13 +6,13 @@ Calls block, so each runs in a thread. Every error becomes a refusal with one se
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from plugin.gateway import usage
+from plugin.gateway import lvolsnapshots, usage
 from plugin.gateway.errors import Kept, NoAnswer, Refused
 from plugin.gateway.usage import Unit, Usage
 from pydataplane.client import Client
@@ -20,6 +20,7 @@ from pydataplane.domain import missing, reconcile
 from pydataplane.domain.errors import LunKept, ReconcileError, Refusal
 from pydataplane.domain.reconcile import AddTarget, Bdev, Release, RemoveTarget
 from pydataplane.domain.translate import CONTROLLER_PREFIX, LunPlan, Plan
+from pydataplane.domain.translate.taken import Held
 from pydataplane.errors import (
     BUSY,
     EXISTS,
@@ -37,6 +38,9 @@ from pydataplane.suspended import suspended
 from pydataplane.volumes import Volumes
 
 T = TypeVar("T")
+
+PATIENCE_S = 86_400.0
+"""How long a call may take that copies data, seconds."""
 
 EMPTY = reconcile.State({})
 
@@ -65,6 +69,7 @@ class Target:
     def __init__(self, client: WatchedClient) -> None:
         self._client = client
         self._volumes = Volumes(client)
+        self._patient = Volumes(Client(client.path, PATIENCE_S))
         # Pollers never keep a change waiting, nor a target that hangs another one's calls.
         self._changes = ThreadPoolExecutor(CHANGES_MAX, f"target {client.path}")
         self._polls = ThreadPoolExecutor(POLLS_MAX, f"poll {client.path}")
@@ -155,6 +160,35 @@ class Target:
                     f"volume {volume.path} cannot have {size} bytes: "
                     f"lvstore {store.name} has {store.free} bytes left"
                 ) from error
+
+        await self._run(work)
+
+    async def snapshot(self, wanted: Sequence[Held]) -> None:
+        """Takes lvol snapshots, all or none; see `lvolsnapshots.take`."""
+        await self._run(lambda: lvolsnapshots.take(self._patient, wanted))
+
+    async def delete_snapshots(self, held: Sequence[Held]) -> None:
+        """Deletes lvol snapshots that are there; see `lvolsnapshots.delete`."""
+        await self._run(lambda: lvolsnapshots.delete(self._patient, held))
+
+    async def check_deletable(self, snapshots: Sequence[tuple[str, Sequence[Held]]]) -> None:
+        """Refuses domain snapshots that something else needs."""
+        await self._run(lambda: lvolsnapshots.check_deletable(self._volumes, snapshots))
+
+    async def missing_snapshots(self, held: Sequence[Held]) -> list[Held]:
+        """Returns those whose lvol snapshot, or volume, is not there."""
+        return await self._run(lambda: lvolsnapshots.missing(self._volumes, held))
+
+    async def roll_back(self, held: Held) -> None:
+        """Has a volume that nobody uses read as its snapshot; safe to repeat."""
+        await self._run(lambda: lvolsnapshots.roll_back(self._patient, held))
+
+    async def inflate(self, volume: Lvol) -> None:
+        """Gives a volume, in use or not, all that it has of snapshots; returns when it has that."""
+
+        def work() -> None:
+            if self._volumes.volume(volume.uuid).parent is not None:
+                self._patient.inflate(volume.uuid)
 
         await self._run(work)
 

@@ -278,8 +278,7 @@ class Targets:
         return await (await self._having(volume)).cluster_size(volume)
 
     async def _having(self, volume: Lvol) -> Target:
-        question = f"volume {volume.path}"
-        return (await self._only(lambda t: t.volume(volume.uuid), question))[0].target
+        return await self.of_volume(volume.uuid)
 
     async def uuids(self, references: list[str]) -> dict[str, str]:
         """Returns the UUIDs of those of these LVSTORE/LVOL that can be found now."""
@@ -301,6 +300,10 @@ class Targets:
     async def resize(self, volume: Lvol, size: int) -> None:
         """Gives a volume at least `size` bytes."""
         await (await self._having(volume)).resize(volume, size)
+
+    async def of_volume(self, volume: str) -> Target:
+        """Returns the target that has a volume (its UUID); all of a domain's are of one."""
+        return (await self._only(lambda t: t.volume(volume), f"volume {volume}"))[0].target
 
     async def usage(self, units: list[Unit]) -> Mapping[Unit, Usage]:
         """Returns what guests did with LUNs; unknown ones lack. See `Joined.about`."""

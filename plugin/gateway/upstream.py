@@ -297,6 +297,14 @@ class Upstream:
         """Pauses a domain that runs (needs domain:suspend)."""
         await self.call(Proc.SUSPEND, bytes(dom.write(Writer())))
 
+    async def resume(self, dom: Domain) -> None:
+        """Has a paused domain go on (needs domain:suspend)."""
+        await self.call(Proc.RESUME, bytes(dom.write(Writer())))
+
+    async def destroy(self, dom: Domain) -> None:
+        """Ends a domain that runs, at once (needs domain:stop)."""
+        await self.call(Proc.DESTROY, bytes(dom.write(Writer())))
+
     async def domains(self, flags: int) -> list[Domain]:
         """Lists domains; `flags` are virConnectListAllDomainsFlags, 0 for all."""
         reply = Reader(await self.call(Proc.LIST_ALL_DOMAINS, bytes(Writer().i32(1).u32(flags))))

@@ -77,10 +77,10 @@ def test_what_virsh_shows(running: Host, words: str, says: str) -> None:
         ("domblkthreshold calls sda 1M", "write thresholds are not supported"),
         ("blockcopy calls sda /var/tmp/none", "attach the other disk, too, and copy in the guest"),
         ("blockcopy calls vda /dev/virtlun/lvs0/calls", "copy a disk to virtlun volume lvs0/calls"),
-        ("blockpull calls sda", "it is whole already"),
-        ("blockcommit calls sda", "it is whole already"),
-        ("blockjob calls sda --abort", "never has a block job"),
-        ("blockjob calls sda --bandwidth 9", "never has a block job"),
+        ("blockpull calls sda --base other", "leave the base out"),
+        ("blockcommit calls sda", "delete the snapshot (`virsh snapshot-delete`)"),
+        ("blockjob calls sda --abort", "cannot be stopped"),
+        ("blockjob calls sda --bandwidth 9", "no limit of its speed"),
         ("blockresize calls sda 1M", "would cut off data"),
         ("domblkinfo calls sdq", "sdq"),
         ("domblkstat calls sdq", "sdq"),
@@ -139,8 +139,8 @@ def test_the_pattern_of_collectors(domain: Any) -> None:
         (lambda d: d.blockPeek("sda", 0, 512), "block peek is not supported"),
         (lambda d: d.blockIoTune("sda"), "not supported yet"),
         (lambda d: d.setBlockThreshold("sda", 1, 0), "write thresholds"),
-        (lambda d: d.blockRebase("sda", None, 0), "it is whole already"),
-        (lambda d: d.blockJobSetSpeed("sda", 1), "never has a block job"),
+        (lambda d: d.blockRebase("sda", "base", 0), "leave the base out"),
+        (lambda d: d.blockJobSetSpeed("sda", 1), "no limit of its speed"),
     ],
 )
 def test_what_python_is_told(domain: Any, call: Any, says: str) -> None:
@@ -199,3 +199,13 @@ def test_what_carries_the_disks_is_no_disk_to_a_client(running: Host) -> None:
         command, *size = words
         with pytest.raises(VirshError, match=f"invalid path {carrier} not assigned to domain"):
             running.virsh(command, NAME, carrier, *size)
+
+
+def test_a_pull_gives_a_volume_all_that_it_has_of_snapshots(running: Host) -> None:
+    """virsh waits for the job's event."""
+    running.virsh("blockpull", NAME, "sda", "--wait", "--verbose")
+    (snapshot,) = running.volumes.snapshot(["lvs0/calls"], "below")
+    assert running.volumes.volume("lvs0/calls").parent == "calls@below"
+    running.virsh("blockpull", NAME, "sda", "--wait")
+    assert running.volumes.volume("lvs0/calls").parent is None
+    running.volumes.delete(snapshot.path)

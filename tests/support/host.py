@@ -45,6 +45,7 @@ upstream = "{upstream}"
 upstream_ro = "{upstream_ro}"
 libvirtd_conf = "{libvirtd_conf}"
 state_dir = "{state_dir}"
+memory_dir = "{memory_dir}"
 
 [hook]
 state_dir = "{hook_state}"
@@ -96,6 +97,7 @@ class Host:
                     upstream_ro=self.libvirtd.socket_ro,
                     libvirtd_conf=self.libvirtd.scratch / "etc/libvirtd.conf",
                     state_dir=self.scratch / "notes",
+                    memory_dir=self.scratch / "memory",
                     hook_state=self.scratch / "hook",
                 )
             )

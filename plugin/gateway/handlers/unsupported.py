@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from plugin.gateway.call import Call
 from plugin.gateway.errors import Refused
+from plugin.gateway.handlers import pull
 from plugin.gateway.handlers.block import find
 from plugin.gateway.messages import Domain
 from plugin.gateway.procs import Proc
-from plugin.gateway.xdr import Reader, Writer
+from plugin.gateway.xdr import Reader
 from pydataplane.domain import translate
 from pydataplane.domain.errors import Refusal
 from pydataplane.domain.translate import LunPlan
@@ -17,10 +18,11 @@ REBASE_COPY = 8
 """VIR_DOMAIN_BLOCK_REBASE_COPY: `base` is what to copy to."""
 
 _IN_THE_GUEST = "attach the other disk, too, and copy in the guest, or shut the guest down and copy"
-_WITHOUT_JOB = {
-    Proc.BLOCK_PULL: "a virtlun volume has nothing below it to pull from: it is whole already",
-    Proc.BLOCK_REBASE: "a virtlun volume has nothing below it to pull from: it is whole already",
-    Proc.BLOCK_COMMIT: "a virtlun volume has nothing below it to commit to: it is whole already",
+_WHY = {
+    Proc.BLOCK_COMMIT: "a virtlun volume is not committed to a snapshot below it: delete the"
+    " snapshot (`virsh snapshot-delete`), and the volume takes over what it had",
+    Proc.BLOCK_JOB_ABORT: "a block job of a virtlun volume cannot be stopped; it ends by itself",
+    Proc.BLOCK_JOB_SET_SPEED: "a block job of a virtlun volume has no limit of its speed",
     Proc.BLOCK_COPY: "QEMU cannot copy a virtlun volume, for the target does its I/O: "
     + _IN_THE_GUEST,
 }
@@ -76,11 +78,10 @@ async def threshold(call: Call) -> None:
 
 
 async def block_job(call: Call) -> None:
-    """BLOCK_PULL, _COMMIT, BLOCK_JOB_ABORT and _SET_SPEED."""
+    """BLOCK_COMMIT, BLOCK_COPY, BLOCK_JOB_ABORT and _SET_SPEED."""
     lun = await _disk(call)
     if lun is not None:
-        procedure = Proc(call.header.procedure)
-        raise _refused(lun, _WITHOUT_JOB.get(procedure, "a virtlun disk never has a block job"))
+        raise _refused(lun, _WHY[Proc(call.header.procedure)])
 
 
 async def copy(call: Call) -> None:
@@ -93,17 +94,24 @@ async def copy(call: Call) -> None:
 
 
 async def rebase(call: Call) -> None:
-    """BLOCK_REBASE {dom, disk, base, bandwidth, flags}; with a flag it copies to `base`."""
+    """BLOCK_REBASE {dom, disk, base, bandwidth, flags}; with a flag it copies to `base`.
+
+    Without it, it is a pull, from what is above `base` where there is one.
+    """
     reader = Reader(call.payload)
     Domain.read(reader)
     disk, base = reader.string(), reader.optional(reader.string)
     reader.u64()
-    if reader.u32() & REBASE_COPY and base is not None:
+    copies = bool(reader.u32() & REBASE_COPY)
+    if copies and base is not None:
         await _check_destination(call, f"<disk type='file'><source file='{escape(base)}'/></disk>")
         lun = await find(call, Domain.read(Reader(call.payload)), disk)
         if lun is not None:
-            raise _refused(lun, _WITHOUT_JOB[Proc.BLOCK_COPY])
-    await block_job(call)
+            raise _refused(lun, _WHY[Proc.BLOCK_COPY])
+    if copies:
+        await call.pass_on()
+    else:
+        await pull.begin(call, Domain.read(Reader(call.payload)), disk, base=base)
 
 
 async def _check_destination(call: Call, disk_xml: str) -> None:
@@ -123,6 +131,8 @@ async def _check_destination(call: Call, disk_xml: str) -> None:
 
 
 async def block_job_info(call: Call) -> None:
-    """GET_BLOCK_JOB_INFO: there is none, as on any disk at rest."""
-    if await _disk(call) is not None:
-        await call.answer(bytes(Writer().i32(0).i32(0).u64(0).u64(0).u64(0)))
+    """GET_BLOCK_JOB_INFO: of a pull, or that there is none."""
+    lun = await _disk(call)
+    if lun is not None:
+        dom = Domain.read(Reader(call.payload))
+        await call.answer(await pull.progress(call.services, dom, lun))

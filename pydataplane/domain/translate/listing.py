@@ -1,8 +1,9 @@
 """XML that lists a domain's disks by name: snapshots, checkpoints, backups.
 
 libvirtd lists the carrier there, which clients do not know, and knows nothing of the disks of
-ours, which they may name. None of the three can include a disk of ours, so a client must leave each
-out in so many words: what silently lacks a disk is no snapshot.
+ours, which they may name. A snapshot can include these: see `requested` and `taken`. Checkpoints
+and backups cannot, so a client must leave each out in so many words: what silently lacks a disk is
+none.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from pydataplane.domain.errors import Refusal, TranslateError
-from pydataplane.domain.model import Settings
+from pydataplane.domain.model import LunPlan, Settings
 from pydataplane.domain.translate.operations import define, has_controller
 from pydataplane.domain.translate.presenting import take_out
 from pydataplane.domain.translate.recognising import check_encoding
+from pydataplane.domain.translate.requested import check_inside, listed, names_of
+from pydataplane.domain.translate.taken import taken, without_note
 from pydataplane.domain.xml import carrier as carriers
 from pydataplane.domain.xml import view as views
-from pydataplane.domain.xml.disk import parse_device, read
+from pydataplane.domain.xml.disk import read
 from pydataplane.domain.xml.document import Document, Edits, Node, NotXmlError, escape
 from pydataplane.domain.xml.view import View
 
@@ -33,20 +36,13 @@ class _Kind:
     """Of <disk name=>: whether it is included."""
     without: frozenset[str]
     """Values with which it is not."""
-    included: str | None
-    """The value with which it is, where libvirt takes all disks only if none is listed."""
+    included: str
+    """The value with which it is."""
     hint: str
     """How to leave a disk out."""
 
 
 _KINDS: Mapping[str, _Kind] = {
-    "domainsnapshot": _Kind(
-        "snapshot",
-        "snapshot",
-        frozenset({"no", "manual"}),
-        None,
-        "with virsh --diskspec {dev},snapshot=no",
-    ),
     "domaincheckpoint": _Kind(
         "checkpoint",
         "checkpoint",
@@ -64,8 +60,15 @@ _KINDS: Mapping[str, _Kind] = {
 }
 
 
+_ATTRIBUTES: Mapping[str, str] = {
+    "domainsnapshot": "snapshot",
+    **{name: kind.attribute for name, kind in _KINDS.items()},
+}
+"""Of <disk name=> in each of the documents: whether the disk is included."""
+
+
 def leave_out(xml: str, domain_xml: str, settings: Settings, suffix: str = "backup") -> str:
-    """Returns a client's snapshot, checkpoint or backup as libvirtd gets it: without disks of ours.
+    """Returns a client's checkpoint or backup as libvirtd gets it: without disks of ours.
 
     `domain_xml` is libvirtd's XML (untranslated) of the domain; `suffix` ends the names of backup
     files that libvirt would choose. What is no such document, and what a domain without our
@@ -78,20 +81,20 @@ def leave_out(xml: str, domain_xml: str, settings: Settings, suffix: str = "back
     document = _parse(xml)
     if domain is None or domain.carrier is None or document is None:
         return xml
+    if document.root.name not in _KINDS:
+        return xml
     kind, root = _KINDS[document.root.name], document.root
-    listed = _listed(root)
+    given = listed(root)
     ours = _ours(domain, settings)
     left = {
         names[0]
         for names in ours
-        for node in listed
+        for node in given
         if node.attrs.get("name") in names and node.attrs.get(kind.attribute) in kind.without
     }
-    named = {names[0] for names in ours for node in listed if node.attrs.get("name") in names}
-    # Of the later two kinds libvirt takes all disks only where none is listed.
-    wanted = named if kind.included and listed else {names[0] for names in ours}
-    if kind.attribute == "snapshot":
-        left |= _left_out_by_themselves(domain, kind.without) - named
+    named = {names[0] for names in ours for node in given if node.attrs.get("name") in names}
+    # libvirt takes all disks only where none is listed.
+    wanted = named if given else {names[0] for names in ours}
     if wanted - left:
         raise TranslateError(
             Refusal.UNSUPPORTED,
@@ -101,12 +104,12 @@ def leave_out(xml: str, domain_xml: str, settings: Settings, suffix: str = "back
         )
     edits = Edits(document)
     every = {name for names in ours for name in names}
-    mine = [node for node in listed if node.attrs.get("name") in every]
+    mine = [node for node in given if node.attrs.get("name") in every]
     for node in mine:
         edits.remove(node)
-    if kind.included is not None and not listed:
+    if not given:
         _list_theirs(root, domain, kind, suffix, edits)
-    elif kind.included is not None and len(mine) == len(listed):
+    elif len(mine) == len(given):
         # None is left to take; without any listed, libvirt would take them all.
         carrier = carriers.disk(domain.domain)
         name = carrier.value("target", "dev") if carrier is not None else None
@@ -133,7 +136,7 @@ def _list_theirs(root: Node, domain: View, kind: _Kind, suffix: str, edits: Edit
 
 def _included(root: Node, kind: _Kind, node: Node, dev: str, suffix: str) -> list[str]:
     """Returns the lines that include a disk, with the file that libvirt would choose (backups)."""
-    start = _disk(dev, {kind.attribute: kind.included or ""})
+    start = _disk(dev, {kind.attribute: kind.included})
     if kind.attribute != "backup":
         return [start]
     store = "scratch" if root.attrs.get("mode") == "pull" else "target"
@@ -147,10 +150,12 @@ def _included(root: Node, kind: _Kind, node: Node, dev: str, suffix: str) -> lis
 def present_listing(xml: str, settings: Settings, *, domain_xml: str | None = None) -> str:
     """Returns libvirtd's snapshot, checkpoint or backup as the client is to see it.
 
-    The domains inside are the client's, the carrier is not listed, disks of ours are, as left out.
-    A document without a domain inside needs `domain_xml`. Never fails.
+    The domains inside are the client's, the carrier is not listed, disks of ours are: as held
+    inside of their volumes, or as left out. A document without a domain inside needs `domain_xml`.
+    Never fails.
     """
-    document = _parse(xml)
+    snapshot = taken(xml)
+    document = _parse(without_note(xml))
     if document is None:
         return xml
     inside = [view for view in views.domains(document) if view.has_traces]
@@ -158,14 +163,17 @@ def present_listing(xml: str, settings: Settings, *, domain_xml: str | None = No
     carrier = carriers.disk(domain.domain) if domain is not None else None
     if domain is None or carrier is None:
         return xml
-    kind = _KINDS[document.root.name]
+    attribute = _ATTRIBUTES[document.root.name]
     edits = Edits(document)
     for view in inside:
         take_out(view, edits, live=False)
     name = carrier.value("target", "dev")
-    hidden = [node for node in _listed(document.root) if node.attrs.get("name") == name]
-    devs = [names[0] for names in _ours(domain, settings)]
-    lines = [_disk(dev, {kind.attribute: "no"}) for dev in devs]
+    hidden = [node for node in listed(document.root) if node.attrs.get("name") == name]
+    held = {each.dev for each in snapshot.held} if snapshot is not None else set()
+    lines = [
+        _disk(names[0], {attribute: "internal" if names[0] in held else "no"})
+        for names in _ours(domain, settings)
+    ]
     for node in hidden:
         indent = document.indent(node)
         edits.replace(document.lead(node), node.end, "".join(indent + line for line in lines))
@@ -173,15 +181,25 @@ def present_listing(xml: str, settings: Settings, *, domain_xml: str | None = No
     return edits.apply()
 
 
-def define_inside(xml: str, current_xml: str, settings: Settings) -> str:
-    """Translates the domains inside a snapshot that a client defines anew, as `define` does.
+@dataclass(frozen=True, slots=True)
+class Redefined:
+    """A snapshot or checkpoint that a client defines anew, as libvirtd gets it."""
+
+    xml: str
+    name: str
+    luns: tuple[LunPlan, ...]
+    """The disks of ours that it is to have, inside of their volumes."""
+
+
+def define_inside(xml: str, current_xml: str, settings: Settings) -> Redefined:
+    """Translates the domains inside what a client defines anew, as `define` does.
 
     Raises:
-        TranslateError: as `define`.
+        TranslateError: as `define`; UNSUPPORTED, a disk of ours is not where it can be.
     """
     document = _parse(xml)
     if document is None:
-        return xml
+        return Redefined(xml, "", ())
     edits = Edits(document)
     for view in views.domains(document):
         node = view.domain
@@ -196,13 +214,28 @@ def define_inside(xml: str, current_xml: str, settings: Settings) -> str:
         ).xml
         made = made.removeprefix("<domain").removesuffix("</domain>")
         edits.replace(node.start, node.end, f"<{node.raw_name}{made}</{node.raw_name}>")
-    return leave_out(edits.apply(), current_xml, settings)
+    text = without_note(edits.apply())
+    if document.root.name != "domainsnapshot":
+        return Redefined(leave_out(text, current_xml, settings), "", ())
+    return _without_ours(Document(text), current_xml, settings)
 
 
-def is_internal(xml: str) -> bool:
-    """Whether a snapshot's XML asks for one inside the disks' own files, by default it does."""
-    document = _parse(xml)
-    return document is not None and document.root.value("memory", "snapshot") in (None, "internal")
+def _without_ours(document: Document, current_xml: str, settings: Settings) -> Redefined:
+    """Takes the disks of ours out of the list of a snapshot, whose domain is translated."""
+    inside = [view for view in views.domains(document) if view.domain.name == "domain"]
+    domain = inside[0] if inside else views.required(current_xml)
+    metadata = domain.salvaged
+    edits, luns = Edits(document), []
+    for entry in metadata.entries if metadata is not None else ():
+        for node in listed(document.root):
+            if node.attrs.get("name") not in names_of(entry.lun, settings):
+                continue
+            check_inside(node, entry.lun.dev)
+            if node.attrs.get("snapshot") == "internal":
+                luns.append(entry.lun)
+            edits.remove(node)
+    name = document.root.child("name")
+    return Redefined(edits.apply(), name.text.strip() if name is not None else "", tuple(luns))
 
 
 def _parse(xml: str) -> Document | None:
@@ -216,7 +249,7 @@ def _parse(xml: str) -> Document | None:
         document = Document(xml)
     except NotXmlError:
         return None
-    return document if document.root.name in _KINDS and not document.root.namespace else None
+    return document if document.root.name in _ATTRIBUTES and not document.root.namespace else None
 
 
 def _disk(name: str, more: Mapping[str, str]) -> str:
@@ -224,26 +257,7 @@ def _disk(name: str, more: Mapping[str, str]) -> str:
     return "<disk" + "".join(f" {key}='{escape(value)}'" for key, value in values.items()) + "/>"
 
 
-def _listed(root: Node) -> list[Node]:
-    disks = root.child("disks")
-    return list(disks.every("disk")) if disks is not None else []
-
-
-def _left_out_by_themselves(domain: View, without: frozenset[str]) -> set[str]:
-    """Returns the target devs of disks of ours whose own <disk snapshot=> leaves them out."""
-    metadata = domain.salvaged
-    read_again = ((e.lun.dev, parse_device(e.text)) for e in (metadata.entries if metadata else ()))
-    return {
-        dev
-        for dev, document in read_again
-        if document is not None and document.root.attrs.get("snapshot") in without
-    }
-
-
 def _ours(domain: View, settings: Settings) -> list[tuple[str, ...]]:
     """Returns the names of each disk of ours: target dev first, then the paths that mean it."""
     metadata = domain.salvaged
-    return [
-        (e.lun.dev, e.lun.volume.alias, settings.path_prefix + e.lun.volume.alias)
-        for e in (metadata.entries if metadata is not None else ())
-    ]
+    return [names_of(e.lun, settings) for e in (metadata.entries if metadata is not None else ())]

@@ -270,6 +270,9 @@ class FakeLibvirtd:
             assert dom.config is not None
             dom.live = dom.config.replace("<domain ", "<domain id='1' ", 1)
             return b"" if proc == Proc.CREATE else bytes(dom.ref.write(Writer()))
+        if proc == Proc.SNAPSHOT_CREATE_XML:
+            self._writing(connection)
+            raise Refused(Code.INVALID_ARG, "unsupported flags (0x40000000) in function f")
         if proc == Proc.BLOCK_RESIZE:
             self._writing(connection)
             if dom.live is None:

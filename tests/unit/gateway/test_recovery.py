@@ -217,6 +217,7 @@ def test_the_lun_of_an_interrupted_change_goes_when_the_target_is_back(
         world.target.stop()
         await recover(services, stored)
         (pending,) = services.journal.pending
+        assert isinstance(pending.entry, Entry)
         assert (pending.entry.operation, pending.entry.live) == ("remove", None)
         assert [found.operation for found in written(world)] == ["remove"], "on disk as well"
         world.target.start()

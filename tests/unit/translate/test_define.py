@@ -698,7 +698,7 @@ def test_ascii_is_ascii(before: str, encoding: str) -> None:
         with pytest.raises(TranslateError, match="another encoding"):
             recognise(declared + plain("sdb", "scsi"), SETTINGS)
         with pytest.raises(TranslateError, match="another encoding"):
-            listing.leave_out(declared + "<domainsnapshot/>", translated(domain()).xml, SETTINGS)
+            listing.leave_out(declared + "<domainbackup/>", translated(domain()).xml, SETTINGS)
 
 
 @pytest.mark.parametrize("encoding", ["UTF-8", "utf8", "US-ASCII", "ISO-8859-15", "utf-16"])

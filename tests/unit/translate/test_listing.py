@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pydataplane.domain import translate
 from pydataplane.domain.errors import TranslateError
 from pydataplane.domain.translate import Settings, listing
+from pydataplane.domain.translate.requested import requested
 from tests.unit.translate.domains import domain
 
 SETTINGS = Settings()
@@ -48,9 +49,6 @@ WITH, WITHOUT = libvirts(THEIRS, CDROM, OURS), libvirts(THEIRS, CDROM)
 @pytest.mark.parametrize(
     "xml",
     [
-        "<domainsnapshot/>",
-        "<domainsnapshot><disks><disk name='vda'/></disks></domainsnapshot>",
-        "<domainsnapshot><disks><disk name='sdc' snapshot='internal'/></disks></domainsnapshot>",
         "<domaincheckpoint/>",
         "<domaincheckpoint><disks><disk name='sdc'/></disks></domaincheckpoint>",
         "<domainbackup/>",
@@ -63,21 +61,9 @@ def test_a_disk_of_ours_that_is_not_left_out_is_named(xml: str) -> None:
     listing.leave_out(xml, WITHOUT, SETTINGS)
 
 
-@pytest.mark.parametrize("word", ["no", "manual"])
-def test_a_disk_that_leaves_itself_out_of_snapshots_need_not_be_named(word: str) -> None:
-    there = libvirts(THEIRS, OURS.replace("<disk ", f"<disk snapshot='{word}' ", 1))
-    assert names(listing.leave_out("<domainsnapshot/>", there, SETTINGS)) == []
-    asked = "<domainsnapshot><disks><disk name='sdc' snapshot='external'/></disks></domainsnapshot>"
-    for xml in (asked, "<domaincheckpoint/>"):
-        with pytest.raises(TranslateError, match=r"cannot include its virtlun disks \(sdc\)"):
-            listing.leave_out(xml, there, SETTINGS)
-
-
 @pytest.mark.parametrize(
     ("kind", "attribute", "value"),
     [
-        ("domainsnapshot", "snapshot", "no"),
-        ("domainsnapshot", "snapshot", "manual"),
         ("domaincheckpoint", "checkpoint", "no"),
         ("domainbackup", "backup", "no"),
     ],
@@ -120,7 +106,9 @@ def test_a_snapshot_defined_again_is_what_it_was(live: str) -> None:
     shown = listing.present_listing(inside, SETTINGS)
     assert names(shown) == ["vda", *(["sdc"] if live is WITH else [])]
     assert not re.search("vhostuser|virtlun.dev", shown)
-    again = listing.define_inside(shown, live, SETTINGS)
+    defined = listing.define_inside(shown, live, SETTINGS)
+    assert (defined.name, defined.luns) == ("s", ())
+    again = defined.xml
     assert names(again) == ["vda"]
     assert again.count("vhost-user-scsi-pci") == 2
     assert live in again and other in again
@@ -130,21 +118,6 @@ def test_a_backup_has_no_domain_inside_and_is_shown_by_the_present_one() -> None
     xml = f"<domainbackup><disks><disk name='{carrier(WITH)}' backup='no'/></disks></domainbackup>"
     assert names(listing.present_listing(xml, SETTINGS, domain_xml=WITH)) == ["sdc"]
     assert listing.present_listing(xml, SETTINGS) == xml
-
-
-@pytest.mark.parametrize(
-    ("xml", "internal"),
-    [
-        ("<domainsnapshot/>", True),
-        ("<domainsnapshot><memory snapshot='internal'/></domainsnapshot>", True),
-        ("<domainsnapshot><memory snapshot='external' file='/m'/></domainsnapshot>", False),
-        ("<domainsnapshot><memory snapshot='no'/></domainsnapshot>", False),
-        ("no xml", False),
-        ("<domain/>", False),
-    ],
-)
-def test_what_is_internal(xml: str, internal: bool) -> None:
-    assert listing.is_internal(xml) == internal
 
 
 PIECES = st.sampled_from(
@@ -159,7 +132,7 @@ PIECES = st.sampled_from(
 @given(st.lists(PIECES, max_size=8).map("".join))
 def test_nothing_makes_it_fail_otherwise(xml: str) -> None:
     for current in (WITH, WITHOUT, xml):
-        for change in (listing.leave_out, listing.define_inside):
+        for change in (listing.leave_out, listing.define_inside, requested):
             try:
                 change(xml, current, SETTINGS)
             except TranslateError as error:

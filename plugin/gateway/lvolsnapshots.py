@@ -1,0 +1,146 @@
+"""What a domain's snapshots need of a target: lvol snapshots taken, looked at, merged.
+
+All of it blocks, and may take as long as there is data to copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydataplane.domain.translate.taken import Held
+from pydataplane.errors import EXISTS, INVALID, RpcError, VolumeError, VolumeNotFoundError
+from pydataplane.volumes import Volumes
+
+EMPTYING = "@virtlun-emptying"
+"""Ends the name of what a volume without a parent gets for the moment in which it is emptied."""
+
+
+def take(volumes: Volumes, wanted: Sequence[Held]) -> None:
+    """Takes lvol snapshots under the names and UUIDs of `wanted`.
+
+    Those of one lvstore are of one instant. All or none: where one lvstore refuses, those of the
+    others are deleted again.
+
+    Raises:
+        VolumeError: a name is taken.
+        TargetError: the target refuses.
+    """
+    done: list[Held] = []
+    stores = {each.lvstore: [h for h in wanted if h.lvstore == each.lvstore] for each in wanted}
+    try:
+        for together in stores.values():
+            done += together  # before: what a call that is cut off did is not known
+            volumes.client.call(
+                "virtlun_lvol_snapshot_together",
+                snapshots=[
+                    {"lvol_name": h.volume, "snapshot_name": h.snapshot, "lvol_uuid": h.uuid}
+                    for h in together
+                ],
+            )
+    except RpcError as error:
+        delete(volumes, done)
+        if error.code == EXISTS:
+            paths = ", ".join(each.path for each in wanted)
+            raise VolumeError(
+                f"{paths}: there is such a snapshot already; choose another name, or delete it"
+                " (`virtlun volume delete`)"
+            ) from error
+        raise
+
+
+def delete(volumes: Volumes, held: Sequence[Held]) -> None:
+    """Deletes lvol snapshots, those that are there; what their one clone needs of them it gets.
+
+    Where a volume and one other lvol need a snapshot, the volume gets a copy of what it needs.
+
+    Raises:
+        TargetError: the target refuses.
+    """
+    for each in reversed(held):
+        try:
+            snapshot = volumes.volume(each.uuid)
+        except VolumeNotFoundError:
+            continue
+        clones = volumes.clones(each.uuid)
+        if len(clones) == 2:
+            name = _name_of(volumes, each.volume)
+            if name in clones:
+                volumes.client.call("bdev_lvol_decouple_parent", name=each.volume)
+        volumes.client.call("bdev_lvol_delete", name=snapshot.uuid)
+
+
+def roll_back(volumes: Volumes, held: Held) -> None:
+    """Has a volume that nobody uses read as a snapshot of it; safe to repeat.
+
+    The target does that with snapshots which the volume is made of. One that was taken after what
+    the volume was rolled back to is none of these any more: then the volume is emptied first, and
+    gets it as its parent.
+
+    Raises:
+        TargetError: the target refuses.
+    """
+    try:
+        volumes.client.call(
+            "virtlun_lvol_roll_back", lvol_name=held.volume, snapshot_name=held.uuid
+        )
+    except RpcError as error:
+        if error.code != INVALID:
+            raise
+    else:
+        return
+    volume, snapshot = volumes.volume(held.volume), volumes.volume(held.uuid)
+    empty = f"{volume.path}{EMPTYING}"
+    if volume.parent is None:
+        volumes.client.call(
+            "bdev_lvol_snapshot", lvol_name=volume.uuid, snapshot_name=empty.split("/")[1]
+        )
+        volume = volumes.volume(held.volume)
+    volumes.client.call(
+        "virtlun_lvol_roll_back",
+        lvol_name=volume.uuid,
+        snapshot_name=f"{volume.lvstore}/{volume.parent}",
+    )
+    if volumes.volume(volume.uuid).size != snapshot.size:
+        volumes.resize(volume.uuid, snapshot.size)
+    volumes.client.call("bdev_lvol_set_parent", lvol_name=volume.uuid, parent_name=snapshot.uuid)
+    volumes.delete(empty, missing_ok=True)
+
+
+def check_deletable(volumes: Volumes, snapshots: Sequence[tuple[str, Sequence[Held]]]) -> None:
+    """Refuses to delete domain snapshots (name and what they hold) that something else needs.
+
+    Raises:
+        VolumeError: names what needs it, and says what to do.
+    """
+    going = {each.uuid for _, held in snapshots for each in held}
+    for name, held in snapshots:
+        for each in held:
+            try:
+                clones = [volumes.volume(f"{each.lvstore}/{c}") for c in volumes.clones(each.uuid)]
+            except VolumeNotFoundError:
+                continue
+            others = [c.path for c in clones if not c.snapshot and c.uuid != each.volume]
+            if others:
+                raise VolumeError(
+                    f"snapshot {name}: {', '.join(others)} is a clone of {each.path}: delete it, or"
+                    f" give it all that it lacks (`virtlun volume inflate {others[0]}`)"
+                )
+            later = [c.path for c in clones if c.snapshot and c.uuid not in going]
+            if len(later) > 1:
+                raise VolumeError(
+                    f"snapshot {name}: {' and '.join(later)} were taken after {each.path} and need"
+                    " it: delete the snapshots that they are of first"
+                )
+
+
+def missing(volumes: Volumes, held: Sequence[Held]) -> list[Held]:
+    """Returns those whose lvol snapshot, or volume, is not there."""
+    there = volumes.some([uuid for each in held for uuid in (each.uuid, each.volume)])
+    return [each for each in held if not {each.uuid, each.volume} <= there.keys()]
+
+
+def _name_of(volumes: Volumes, uuid: str) -> str | None:
+    try:
+        return volumes.volume(uuid).name
+    except VolumeNotFoundError:
+        return None

@@ -1,0 +1,205 @@
+"""The steps of a domain's snapshot that are done again after a crash, and so are safe to repeat.
+
+The journal's entry says all that they need. Callers: handlers.snapshots, handlers.reverting and
+recovery.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from uuid import UUID
+
+import structlog
+
+from plugin.gateway import domsnapshots
+from plugin.gateway.domsnapshots import LONG_S, Snapshot
+from plugin.gateway.errors import Code, GatewayError, Refused, UpstreamError
+from plugin.gateway.journal import SnapshotEntry
+from plugin.gateway.messages import Domain, DomainCall
+from plugin.gateway.procs import Proc
+from plugin.gateway.services import Services
+from plugin.gateway.upstream import PAUSED, PAUSED_BY_USER, XML_INACTIVE, Upstream
+from plugin.gateway.xdr import Writer
+from pydataplane.domain import translate
+from pydataplane.domain.translate import controller_name
+from pydataplane.domain.translate.taken import domain_of, noted, taken
+
+START_PAUSED, FORCE_BOOT = 1, 8
+"""VIR_DOMAIN_START_PAUSED, _FORCE_BOOT: what was saved of another run is not to come back."""
+
+RESTORE_RUNNING, RESTORE_PAUSED = 2, 4
+"""VIR_DOMAIN_SAVE_RUNNING, _PAUSED."""
+
+LEAVE_TRIES = 50
+LEAVE_S = 0.2
+"""How often, and how many seconds apart, the QEMU of a stopped domain is given to let go."""
+
+_log = structlog.get_logger(__name__)
+
+
+async def go_on(services: Services, entry: SnapshotEntry, dom: Domain) -> None:
+    """Has a domain go on that was paused and frozen for a snapshot; safe to repeat."""
+    admin = await services.admin()
+    if entry.resume:
+        with suppress(UpstreamError):  # it has ended meanwhile
+            if await admin.state(dom) == (PAUSED, PAUSED_BY_USER):
+                await admin.resume(dom)
+    if entry.thaw:
+        try:
+            await domsnapshots.freeze(admin, dom, thaw=True)
+        except UpstreamError as error:
+            _log.warning("file systems not thawed", domain=dom.name, error=str(error))
+
+
+async def delete_held(services: Services, entry: SnapshotEntry) -> None:
+    """Deletes the lvol snapshots of an entry that are there.
+
+    Raises:
+        GatewayError: no target answers, or it refuses.
+    """
+    if entry.held:
+        target = await services.target.of_volume(entry.held[0].volume)
+        await target.delete_snapshots(entry.held)
+
+
+async def note(services: Services, entry: SnapshotEntry, dom: Domain) -> None:
+    """Notes the lvol snapshots in what libvirtd knows of a snapshot.
+
+    A domain that was paused for it alone ran.
+
+    Raises:
+        GatewayError: libvirtd refuses, or is gone.
+    """
+    admin = await services.admin()
+    xml = await domsnapshots.xml_of(admin, Snapshot(entry.snapshot, dom))
+    was = taken(xml)
+    state = "running" if entry.resume and was is not None and was.state == "paused" else None
+    text = await services.parse(lambda: noted(xml, entry.held, state=state))
+    await domsnapshots.redefine(admin, dom, text)
+
+
+async def revert(services: Services, entry: SnapshotEntry, dom: Domain) -> None:
+    """Brings a domain to one of its snapshots; the caller holds its lock and has checked all.
+
+    Raises:
+        GatewayError, TranslateError: a step failed; the same call again goes on there.
+    """
+    admin = await services.admin()
+    snapshot = Snapshot(entry.snapshot, dom)
+    xml = await domsnapshots.xml_of(admin, snapshot)
+    if await admin.active(dom):
+        await admin.destroy(dom)
+    await _released(services, dom)
+    target = await services.target.of_volume(entry.held[0].volume)
+    for each in entry.held:
+        await target.roll_back(each)
+    inside = await services.parse(lambda: domain_of(xml))
+    present = await admin.xml(dom, XML_INACTIVE)
+    if inside is None:
+        raise Refused(
+            Code.SNAPSHOT_REVERT_RISKY,
+            f"snapshot '{entry.snapshot}' lacks domain '{dom.name}' rollback info",
+        )
+    made = await services.define(inside, new_uuid=UUID(int=0), current_xml=present)
+    await admin.define(made.xml)
+    await domsnapshots.redefine(admin, dom, xml)
+    _log.info("reverted", domain=dom.name, snapshot=entry.snapshot)
+    if entry.start is not None:
+        await _start(services, admin, entry, dom)
+
+
+async def _released(services: Services, dom: Domain) -> None:
+    """Waits until a stopped domain's QEMU has let go of its volumes.
+
+    Raises:
+        Refused: it does not.
+    """
+    for _ in range(LEAVE_TRIES):
+        if await services.target.release_idle(controller_name(dom.uuid_text)) != "busy":
+            return
+        await asyncio.sleep(LEAVE_S)
+    raise Refused(
+        Code.RESOURCE_BUSY,
+        f"the QEMU of domain {dom.name}, which has stopped, keeps its volumes: revert again",
+    )
+
+
+async def _start(services: Services, admin: Upstream, entry: SnapshotEntry, dom: Domain) -> None:
+    """Starts a domain after a revert, or restores it, with its controller.
+
+    Where that fails, the reconcile loop takes the controller away.
+    """
+    plan = translate.plan(await admin.xml(dom, XML_INACTIVE))
+    if plan is not None:
+        await services.target.ensure(await services.target.find_volumes(plan, {}))
+    flags = entry.start or 0
+    if entry.memory_file is None:
+        args = DomainCall(dom, flags=flags | FORCE_BOOT).pack(flags=True)
+        await admin.call(Proc.CREATE_WITH_FLAGS, args)
+        return
+    how = RESTORE_PAUSED if flags & START_PAUSED else RESTORE_RUNNING
+    writer = Writer().string(entry.memory_file)
+    args = bytes(writer.optional(None, writer.string).u32(how))
+    await admin.call(Proc.RESTORE_FLAGS, args, LONG_S)
+
+
+async def undo(services: Services, entry: SnapshotEntry, dom: Domain) -> None:
+    """Takes back a snapshot that could not be taken whole, and has the domain go on.
+
+    Raises:
+        GatewayError: that is to be tried later.
+    """
+    try:
+        await go_on(services, entry, dom)
+    finally:
+        await delete_held(services, entry)
+    admin = await services.admin()
+    with suppress(UpstreamError):
+        snapshot = Snapshot(entry.snapshot, dom)
+        if entry.metadata and (found := await domsnapshots.read(admin, snapshot)) is not None:
+            ours = {each.uuid for each in found.held} & {each.uuid for each in entry.held}
+            if ours:
+                await domsnapshots.delete(admin, snapshot, domsnapshots.METADATA_ONLY)
+
+
+async def finished(services: Services, entry: SnapshotEntry) -> bool:
+    """Recovers an interrupted entry; the caller holds the domain's lock.
+
+    Returns whether it was completed, not taken back.
+
+    Raises:
+        GatewayError, TranslateError: that is to be tried later.
+    """
+    admin = await services.admin()
+    try:
+        dom = await admin.lookup(entry.dom_uuid)
+    except UpstreamError as error:
+        if error.code != Code.NO_DOMAIN:
+            raise
+        if entry.operation == "snapshot":
+            await delete_held(services, entry)
+        return False
+    known = await domsnapshots.exists(admin, Snapshot(entry.snapshot, dom))
+    if entry.operation == "delete":
+        if not known:
+            await delete_held(services, entry)
+        return not known
+    if entry.operation == "revert":
+        if known:
+            await revert(services, entry, dom)
+        return known
+    if known and entry.metadata and await _is_whole(services, entry):
+        await note(services, entry, dom)
+        await go_on(services, entry, dom)
+        return True
+    await undo(services, entry, dom)
+    return False
+
+
+async def _is_whole(services: Services, entry: SnapshotEntry) -> bool:
+    try:
+        target = await services.target.of_volume(entry.held[0].volume)
+        return not await target.missing_snapshots(entry.held)
+    except GatewayError:
+        return False
