@@ -86,7 +86,8 @@ class Relay:
             try:
                 target.connect(str(self._target))
                 while (request := self._receive(peer, target)) is not None:
-                    method = str(request[1].get("method"))
+                    asked = request[1]  # or several at once, as an array, which are no step
+                    method = str(asked.get("method")) if isinstance(asked, dict) else ""
                     if self._reach(Step("before", method)):
                         return
                     target.sendall(request[0])
@@ -100,10 +101,8 @@ class Relay:
             except OSError:
                 return  # one end is gone; the other learns it by the close
 
-    def _receive(
-        self, source: socket.socket, other: socket.socket
-    ) -> tuple[bytes, dict[str, Any]] | None:
-        """Returns the next JSON object that `source` sends, None where it or `other` ends."""
+    def _receive(self, source: socket.socket, other: socket.socket) -> tuple[bytes, Any] | None:
+        """Returns the next JSON value that `source` sends, None where it or `other` ends."""
         data = b""
         while not self._ending.is_set():
             ready, _, _ = select.select([source, other], [], [], 0.2)
