@@ -103,9 +103,9 @@ FIELDS: tuple[Field, ...] = (
     _same("@sgio", "the target knows each command", "filtered", "the target has no others to pass"),
     _done(
         "@snapshot",
-        "with `no` or `manual` a snapshot of the domain may leave the disk out without naming it",
-        "no manual",
-        "a snapshot cannot include a virtlun disk; use 'no', or remove it",
+        "with `no` or `manual` a snapshot of the domain leaves the disk out unless it names it",
+        "internal no manual",
+        "a volume holds its snapshots itself, in no file; use 'internal' or 'no', or remove it",
     ),
     _done("source", "names the volume"),
     _done("source@file", "the path prefix and LVSTORE/LVOL"),
@@ -138,7 +138,10 @@ FIELDS: tuple[Field, ...] = (
     _never("source@namespace", "is of NVMe disks; remove it"),
     _never("source/address", "is of NVMe disks; remove it"),
     _never("source/reconnect", "`reconnect_s` in virtlun.toml says it for all; remove it"),
-    _never("source/snapshot", "volumes have no snapshots yet; name a volume"),
+    _never(
+        "source/snapshot",
+        "is of a snapshot inside of a file; name a volume, or its snapshot VOLUME@NAME",
+    ),
     _never("source/reservations", "virtlun disks have no persistent reservations yet; remove it"),
     _never("source/slices", "a virtlun disk is a whole volume; make one of that size"),
     _never(
