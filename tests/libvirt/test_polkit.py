@@ -33,6 +33,7 @@ RIGHTS: dict[str, str] = {
     "uucp": "connect.* domain.getattr domain.start@mine",
     "backup": "connect.* domain.getattr domain.block-write@mine",
     "proxy": "connect.* domain.getattr domain.write@mine domain.save@mine",
+    "lp": "connect.* domain.getattr domain.read domain.snapshot@mine",
     "list": "connect.* domain.*@mine",
     "www-data": "",
 }
@@ -272,6 +273,35 @@ def test_who_resizes(policed: Policed, user: str, name: str) -> None:
     )
     assert did == may(user, "domain.getattr", "domain.block-write", name=name)
     assert policed.host.volumes.volume(f"lvs0/{name}").size == size + (4 * MIB if did else 0)
+
+
+@pytest.mark.parametrize("name", ["mine", "other"])
+@pytest.mark.parametrize("user", ["man", "mail", "lp", "list"])
+def test_who_takes_reverts_to_and_deletes_snapshots(policed: Policed, user: str, name: str) -> None:
+    """libvirtd judges, and where it says no there is no lvol snapshot, and nothing is paused."""
+    expected = may(user, "domain.getattr", "domain.snapshot", name=name)
+    left = ["--disk-only", "--diskspec"]
+    take = ["snapshot-create-as", name]
+    did = same(
+        policed,
+        user,
+        [*take, "d", *left, f"vda,file={policed.host.scratch}/{name}-{user}.d"],
+        [*take, "g", *left, "vda,snapshot=no"],
+    )
+    assert did == expected
+    host = policed.host
+    snapshots = {v.name for v in host.volumes.volumes("lvs0") if v.snapshot}
+    assert snapshots == ({f"{name}@g"} if expected else set())
+    if not expected:
+        host.virsh(*take, "g", *left, "vda,snapshot=no")
+    assert (policed.do(user, False, "snapshot-revert", name, "g", "--running") is None) == expected
+    assert host.virsh("domstate", name) == "running"
+    assert (policed.do(user, False, "snapshot-delete", name, "g") is None) == expected
+    if not expected:
+        host.virsh("snapshot-delete", name, "g")
+    else:
+        host.virsh_direct("snapshot-delete", name, "d", "--metadata")
+    assert not [v for v in host.volumes.volumes("lvs0") if v.snapshot]
 
 
 @pytest.mark.parametrize(
