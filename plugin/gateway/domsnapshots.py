@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from plugin.gateway.errors import Code, GatewayError, UpstreamError
+from plugin.gateway.errors import Code, UpstreamError
 from plugin.gateway.messages import Domain, DomainCall, read_string
 from plugin.gateway.procs import Proc
 from plugin.gateway.upstream import XML_SECURE, Upstream
@@ -72,11 +72,17 @@ async def xml_of(upstream: Upstream, snapshot: Snapshot) -> str:
 
 
 async def read(upstream: Upstream, snapshot: Snapshot) -> Taken | None:
-    """Returns what it holds; None if libvirtd has none, or does not say."""
+    """Returns what it holds; None if libvirtd has no such snapshot.
+
+    Raises:
+        GatewayError: it does not say.
+    """
     try:
         return taken(await xml_of(upstream, snapshot))
-    except GatewayError:
-        return None
+    except UpstreamError as error:
+        if error.code in (Code.NO_DOMAIN_SNAPSHOT, Code.NO_DOMAIN):
+            return None
+        raise
 
 
 async def current(upstream: Upstream, dom: Domain) -> str | None:

@@ -20,7 +20,7 @@ from plugin.gateway.domsnapshots import (
     REVERT_RUNNING,
     Snapshot,
 )
-from plugin.gateway.errors import Code, GatewayError, Refused
+from plugin.gateway.errors import Code, GatewayError, Refused, UpstreamError
 from plugin.gateway.handlers.snapshots import UNKNOWN, judge
 from plugin.gateway.handlers.start import check_free
 from plugin.gateway.journal import SnapshotEntry
@@ -67,10 +67,7 @@ async def delete(call: Call) -> None:
 
 async def _held(call: Call, snapshot: Snapshot) -> Taken | None:
     """Returns a snapshot that has disks of ours; None of others, and where libvirtd has none."""
-    try:
-        found = await domsnapshots.read(await call.services.admin(), snapshot)
-    except GatewayError:
-        return None
+    found = await domsnapshots.read(await call.services.admin(), snapshot)
     return found if found is not None and found.held else None
 
 
@@ -190,8 +187,10 @@ async def _going(call: Call, snapshot: Snapshot, flags: int) -> dict[Snapshot, T
             below = await domsnapshots.descendants(admin, snapshot)
         wanted = [*reversed(below), *(() if flags & CHILDREN_ONLY else (snapshot,))]
         return {each: await domsnapshots.read(admin, each) for each in wanted}
-    except GatewayError:
-        return {}
+    except UpstreamError as error:
+        if error.code in (Code.NO_DOMAIN_SNAPSHOT, Code.NO_DOMAIN):
+            return {}
+        raise
 
 
 async def _delete(

@@ -28,7 +28,7 @@ from plugin.gateway.domsnapshots import (
     VALIDATE,
     Snapshot,
 )
-from plugin.gateway.errors import Code, GatewayError, Refused, UpstreamError
+from plugin.gateway.errors import Code, Refused, UpstreamError
 from plugin.gateway.handlers.backups import settings_of
 from plugin.gateway.journal import SnapshotEntry
 from plugin.gateway.messages import Domain, DomainCall
@@ -89,10 +89,14 @@ async def judge(call: Call, payload: bytes) -> Reply | None:
 
 
 async def has_controller(call: Call, dom: Domain) -> bool:
-    """Whether a domain has a controller of ours; no, where libvirtd does not say."""
+    """Whether a domain has a controller of ours; no, where libvirtd has no such domain.
+
+    Raises:
+        GatewayError: libvirtd does not say: what would lack a disk is not to pass.
+    """
     try:
         return (await call.services.known.current(dom)).carrier is not None
-    except GatewayError:
+    except UpstreamError:
         return False
 
 
