@@ -168,11 +168,17 @@ def _inside(dom: Domain, request: Request) -> Refused:
     libvirt wants each disk in it that is not read-only, and knows of none in a vhost-user device.
     """
     what = f" of {', '.join(request.others)}" if request.others else ""
+    way = ""
+    if not request.luns:
+        way = (
+            "shut it off first, or start it without a controller (`controllers` in virtlun.toml), "
+            "or "
+        )
     return Refused(
         Refusal.UNSUPPORTED,
         f"domain '{dom.name}' has a virtlun controller, so a snapshot inside of the files{what} is"
-        " not possible: take an external one (`virsh snapshot-create-as --disk-only`, or with the"
-        " memory in a file, `--memspec file=...`)",
+        f" not possible: {way}take an external one (`virsh snapshot-create-as --disk-only`, or with"
+        " the memory in a file, `--memspec file=...`)",
     )
 
 
