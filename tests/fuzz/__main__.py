@@ -49,6 +49,8 @@ LOOK_S = 0.5
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 #: Seconds that one input may take.
 INPUT_TIMEOUT_S = 10
+#: Of the lowest priority it may have no processor for that long.
+BESIDE_TIMEOUT_S = 120
 #: Megabytes that a target may take.
 MEMORY_MIB = 2048
 COVERAGE = (
@@ -115,7 +117,7 @@ def run(program: Path, seconds: int, seed: int, *, beside: bool = False) -> Outc
         *(["setpriv", "--pdeathsig", "KILL", "nice", "-n", "19"] if beside else []),
         str(program),
         *([] if beside else [f"-max_total_time={seconds}"]),
-        f"-timeout={INPUT_TIMEOUT_S}",
+        f"-timeout={BESIDE_TIMEOUT_S if beside else INPUT_TIMEOUT_S}",
         f"-rss_limit_mb={MEMORY_MIB}",
         f"-artifact_prefix={found}/",
         "-print_final_stats=1",
