@@ -6,19 +6,17 @@ zeros, or with what was there before, counts as data and as changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TypeVar
 
 from csi.errors import Code, Failure, invalid
 from csi.proto import csi_pb2 as pb
 from csi.snapshots import OwnedSnapshot, OwnedSnapshots, missing
 from csi.volumes import OwnedVolumes
-from pydataplane import methods
 
 PAGE = 10_000
 """Parts in one message at most."""
 Answer = TypeVar("Answer", pb.GetMetadataAllocatedResponse, pb.GetMetadataDeltaResponse)
-Ask = Callable[[int, int], "methods.AllocatedRanges | methods.ChangedRanges"]
 
 
 class SnapshotMetadata:
@@ -34,17 +32,7 @@ class SnapshotMetadata:
     ) -> Iterator[pb.GetMetadataAllocatedResponse]:
         """Yields the parts of a snapshot that hold data, by their offsets."""
         found = self._get(request.snapshot_id, "snapshot_id")
-        client = self._lvols.at(found.volume.uuid).client
-
-        def ask(offset: int, most: int) -> methods.AllocatedRanges:
-            return client.call(
-                "virtlun_lvol_get_allocated_ranges",
-                name=found.volume.uuid,
-                offset=offset,
-                max_ranges=most,
-            )
-
-        yield from _pages(pb.GetMetadataAllocatedResponse, found, request, ask)
+        yield from self._pages(pb.GetMetadataAllocatedResponse, found, request)
 
     def get_metadata_delta(
         self, request: pb.GetMetadataDeltaRequest
@@ -62,18 +50,7 @@ class SnapshotMetadata:
                 f"snapshot {base.volume.uuid} was taken after {found.volume.uuid}: name the "
                 "earlier one as base_snapshot_id"
             )
-        client = self._lvols.at(found.volume.uuid).client
-
-        def ask(offset: int, most: int) -> methods.ChangedRanges:
-            return client.call(
-                "virtlun_lvol_get_changed_ranges",
-                name=found.volume.uuid,
-                since=base.volume.uuid,
-                offset=offset,
-                max_ranges=most,
-            )
-
-        yield from _pages(pb.GetMetadataDeltaResponse, found, request, ask)
+        yield from self._pages(pb.GetMetadataDeltaResponse, found, request, base.volume.uuid)
 
     def _get(self, handle: str, field: str) -> OwnedSnapshot:
         if not handle:
@@ -83,36 +60,34 @@ class SnapshotMetadata:
             raise missing(handle)
         return found
 
-
-def _pages(
-    kind: type[Answer],
-    found: OwnedSnapshot,
-    request: pb.GetMetadataAllocatedRequest | pb.GetMetadataDeltaRequest,
-    ask: Ask,
-) -> Iterator[Answer]:
-    """Yields messages with what the target says, page by page; one at least, with the size."""
-    offset: int | None = request.starting_offset
-    size = found.volume.size
-    if request.max_results < 0:
-        raise invalid(f"max_results is {request.max_results}: give 0 or more")
-    if not 0 <= request.starting_offset < size:
-        raise Failure(
-            Code.OUT_OF_RANGE,
-            f"starting_offset {request.starting_offset} is not in snapshot {found.volume.uuid}, "
-            f"which has {size} bytes",
-        )
-    most = min(request.max_results or PAGE, PAGE)
-    first = True
-    while offset is not None:
-        page = ask(offset, most)
-        offset = page["next_offset"]
-        if first or page["ranges"]:
+    def _pages(
+        self,
+        kind: type[Answer],
+        found: OwnedSnapshot,
+        request: pb.GetMetadataAllocatedRequest | pb.GetMetadataDeltaRequest,
+        since: str | None = None,
+    ) -> Iterator[Answer]:
+        """Yields messages with what the target says, page by page; one at least, with the size."""
+        uuid, size = found.volume.uuid, found.volume.size
+        if request.max_results < 0:
+            raise invalid(f"max_results is {request.max_results}: give 0 or more")
+        if not 0 <= request.starting_offset < size:
+            raise Failure(
+                Code.OUT_OF_RANGE,
+                f"starting_offset {request.starting_offset} is not in snapshot {uuid}, "
+                f"which has {size} bytes",
+            )
+        most = min(request.max_results or PAGE, PAGE)
+        volumes = self._lvols.at(uuid)
+        pages = volumes.ranges(uuid, since, offset=request.starting_offset, most=most)
+        for number, page in enumerate(pages):
+            if number and not page:
+                continue
             yield kind(
                 block_metadata_type=pb.VARIABLE_LENGTH,
                 volume_capacity_bytes=size,
                 block_metadata=[
-                    pb.BlockMetadata(byte_offset=each["offset"], size_bytes=each["length"])
-                    for each in page["ranges"]
+                    pb.BlockMetadata(byte_offset=offset, size_bytes=length)
+                    for offset, length in page
                 ],
             )
-        first = False

@@ -6,7 +6,7 @@ A thin reading of SPDK's lvol methods. The lvstore is the truth; nothing is kept
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from pydataplane import methods
 from pydataplane.errors import (
@@ -25,6 +25,9 @@ from pydataplane.volumenames import split_path
 MIB = 1 << 20
 SIZES_MAX = 4096
 """Volumes whose sizes are asked for in one call, for the answer to be read in milliseconds."""
+
+RANGES_MAX = 4096
+"""Ranges that are asked for in one call, unless the caller says."""
 
 
 class Volumes(Lvstores):
@@ -121,6 +124,35 @@ class Volumes(Lvstores):
             for name, item in answer.items():
                 found[name] = Sizes(item["size"], item["allocated"])
         return found
+
+    def ranges(
+        self, uuid: str, since: str | None = None, *, offset: int = 0, most: int = RANGES_MAX
+    ) -> Iterator[list[tuple[int, int]]]:
+        """Yields where a volume may hold anything but zeros, page by page (our target only).
+
+        With `since`, the UUID of a snapshot, where it may differ from that. A page has (offset,
+        length) in bytes, in order, at most `most` of them, and may have none.
+        """
+        next_offset: int | None = offset
+        while next_offset is not None:
+            page: methods.AllocatedRanges | methods.ChangedRanges
+            if since is None:
+                page = self.client.call(
+                    "virtlun_lvol_get_allocated_ranges",
+                    name=uuid,
+                    offset=next_offset,
+                    max_ranges=most,
+                )
+            else:
+                page = self.client.call(
+                    "virtlun_lvol_get_changed_ranges",
+                    name=uuid,
+                    since=since,
+                    offset=next_offset,
+                    max_ranges=most,
+                )
+            yield [(each["offset"], each["length"]) for each in page["ranges"]]
+            next_offset = page["next_offset"]
 
     def spaces(self, volumes: Iterable[Volume]) -> dict[str, Space]:
         """Returns what volumes share, by UUID; nothing where the target does not tell (SPDK)."""

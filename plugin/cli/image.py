@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -14,7 +15,7 @@ from plugin.cli.output import client, errors_as_sentences, json_option, show, si
 from plugin.cli.volume import shown
 from plugin.images import pieces, qemuimg
 from plugin.images.coming import import_image
-from plugin.images.going import allocated, export_image
+from plugin.images.going import export_image
 from pydataplane.volumenames import parse_size
 from pydataplane.volumes import Volumes
 
@@ -102,7 +103,7 @@ def diff(socket: Path, snapshot_name: str, volume: str, as_json: bool) -> None:
     """
     volumes = Volumes(client(socket))
     since, of = volumes.volume(snapshot_name), volumes.volume(volume)
-    ranges = allocated(volumes, of.uuid, since.uuid)
+    ranges = chain.from_iterable(volumes.ranges(of.uuid, since.uuid))
     rows = [{"offset": offset, "length": length} for offset, length in ranges]
     empty = f"{of.path} reads as {since.path} does"
     show(rows, RANGE_COLUMNS, as_json=as_json, empty=empty)

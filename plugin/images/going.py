@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 from plugin.images import pieces, qemuimg
@@ -21,8 +22,6 @@ from pydataplane.lvols import Volume
 from pydataplane.volumes import Volumes
 
 PART, STATE = ".part", ".part.json"
-RANGES_MAX = 4096
-"""Ranges that are asked for in one call."""
 
 
 def export_image(
@@ -60,7 +59,8 @@ def export_image(
             _note(file, {"volume": of.uuid, "copied": frozen.uuid, "format": form, "done": done})
 
         note(begin)
-        pieces.copy(source, target, allocated(volumes, frozen.uuid), begin, note, progress)
+        data = chain.from_iterable(volumes.ranges(frozen.uuid))
+        pieces.copy(source, target, data, begin, note, progress)
         difference = qemuimg.differ(source, target) if verify else None
     finally:
         end_export(volumes, frozen.uuid)
@@ -70,33 +70,6 @@ def export_image(
     file.with_name(file.name + STATE).unlink()
     part.rename(file)
     return Image(file.absolute(), form, frozen.size)
-
-
-def allocated(volumes: Volumes, uuid: str, since: str | None = None) -> list[tuple[int, int]]:
-    """Returns where a volume may hold anything but zeros: (offset, length) in bytes, in order.
-
-    With `since`, the UUID of a snapshot, where it may differ from that.
-    """
-    found: list[tuple[int, int]] = []
-    offset: int | None = 0
-    while offset is not None:
-        if since is None:
-            page = volumes.client.call(
-                "virtlun_lvol_get_allocated_ranges", name=uuid, offset=offset, max_ranges=RANGES_MAX
-            )
-            found += [(each["offset"], each["length"]) for each in page["ranges"]]
-            offset = page["next_offset"]
-        else:
-            changed = volumes.client.call(
-                "virtlun_lvol_get_changed_ranges",
-                name=uuid,
-                since=since,
-                offset=offset,
-                max_ranges=RANGES_MAX,
-            )
-            found += [(each["offset"], each["length"]) for each in changed["ranges"]]
-            offset = changed["next_offset"]
-    return found
 
 
 def _begun(
