@@ -8,19 +8,19 @@ made of, marked from the beginning.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 import uuid
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 
 import structlog
 
 from csi import DRIVER_NAME, handles
 from csi.errors import Code, Failure, not_found, precondition
 from csi.locks import VolumeLocks
+from csi.noted import Noted
 from csi.parameters import Parameters
 from csi.volumes import FORMATTING_XATTR, Owned, OwnedVolumes, lvol_name
 from pydataplane import methods
@@ -44,7 +44,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
-class Taken:
+class Taken(Noted):
     """What stands in SNAPSHOT_XATTR."""
 
     driver: str
@@ -58,12 +58,6 @@ class Taken:
     """When, since 1970."""
     group: str = ""
     """The group_snapshot_id of the group that it was taken in, or nothing."""
-
-    @classmethod
-    def parse(cls, text: str) -> Taken:
-        """Returns what a xattr says; what a newer driver wrote beside it is left out."""
-        found = json.loads(text)
-        return cls(**{each.name: found[each.name] for each in fields(cls) if each.name in found})
 
     def read(self) -> Parameters:
         """Returns the parameters of the source's class."""
@@ -219,7 +213,7 @@ class OwnedSnapshots:
 
     def _wanted(self, handle: str, taken: Taken, *, deleted: bool = False) -> methods.SnapshotOf:
         """Returns what the target is asked for."""
-        xattrs = {SNAPSHOT_XATTR: json.dumps(asdict(taken))}
+        xattrs = {SNAPSHOT_XATTR: taken.written()}
         if self._volumes.formatting(taken.source):
             xattrs[FORMATTING_XATTR] = "1"
         if deleted:

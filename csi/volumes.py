@@ -8,14 +8,14 @@ loaded. The lvol is made with the xattr, in one change of the lvstore: what was 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 
 from csi import DRIVER_NAME, handles
 from csi.errors import Code, Failure, describe, not_found, precondition
 from csi.hostdevice import exports
 from csi.lvols import Lvols
+from csi.noted import Noted
 from csi.parameters import Parameters
 from csi.proto import csi_pb2 as pb
 from csi.room import Room
@@ -39,7 +39,7 @@ FORMATTING_XATTR = "csi.formatting"
 
 
 @dataclass(frozen=True)
-class Owner:
+class Owner(Noted):
     """What stands in OWNER_XATTR."""
 
     driver: str
@@ -51,16 +51,6 @@ class Owner:
     """Parameters.kept()."""
     content: str = ""
     """What it was made of (csi.contents), or nothing."""
-
-    @classmethod
-    def parse(cls, text: str) -> Owner:
-        """Returns what a xattr says; what a newer driver wrote beside it is left out."""
-        found = json.loads(text)
-        return cls(**{each.name: found[each.name] for each in fields(cls) if each.name in found})
-
-    def written(self) -> str:
-        """Returns the text of the xattr."""
-        return json.dumps(asdict(self))
 
     def read(self) -> Parameters:
         """Returns the class's parameters at creation."""
