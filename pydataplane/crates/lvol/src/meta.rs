@@ -168,8 +168,6 @@ impl Meta {
         self.gauges.data_clusters.store(info.data_clusters, Ordering::Relaxed);
         self.gauges.free_clusters.store(free, Ordering::Relaxed);
         self.gauges.format_version.store(info.version, Ordering::Relaxed);
-        self.tell_of_room(&info, free);
-        let Some(store) = &self.store else { return };
         let mut stopped = self.gauges.stopped.lock();
         if let (Some(cause), None) = (store.stopped(), &*stopped) {
             tracing::error!("lvstore {} takes no more changes: {cause}", info.name);
@@ -178,7 +176,9 @@ impl Meta {
                 latch.set(FlushCause::Metadata, None);
             }
         }
-        *stopped = info.stopped;
+        stopped.clone_from(&info.stopped);
+        drop(stopped);
+        self.tell_of_room(&info, free);
     }
 
     /// Says so when little room is left, and when there is enough again.
