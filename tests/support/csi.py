@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,17 @@ NODE = f"node-{os.getpid()}"
 
 class DriverFailed(AssertionError):
     """The driver ended, or did not serve, when it should have; the text carries its log."""
+
+
+@contextmanager
+def running(target: Target, mib: int) -> Iterator[Driver]:
+    """Runs a driver on a target with the lvstore lvs0 of `mib`; nothing of it stays."""
+    target.make_lvstore(size=mib * MIB)
+    driver = Driver(target, target.directory).start()
+    yield driver
+    status = driver.stop()
+    driver.clear()
+    assert status == 0, driver.words()
 
 
 class Driver:

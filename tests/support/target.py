@@ -161,6 +161,12 @@ class Target:
             process.kill()
             process.wait()
 
+    @contextlib.contextmanager
+    def exported(self, bdev: str) -> Iterator[Path]:
+        """Shows a bdev as a file, for the duration of a block."""
+        yield Path(self.rpc("virtlun_export_create", bdev_name=bdev)["path"])
+        self.rpc("virtlun_export_delete", bdev_name=bdev)
+
     def kill_holder(self) -> None:
         """Kills the holder that the target has started, if it is there."""
         with (

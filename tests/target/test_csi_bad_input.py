@@ -14,7 +14,7 @@ import pytest
 from google.protobuf.message import Message
 
 from csi.proto import csi_pb2 as pb
-from tests.support.csi import MIB, NODE, Driver, Mode, block, mount
+from tests.support.csi import MIB, NODE, Driver, Mode, block, mount, running
 from tests.target.conftest import MakeTarget
 
 pytestmark = pytest.mark.root
@@ -26,13 +26,8 @@ Make = Callable[[Driver], Message]
 @pytest.fixture
 def driver(make_target: MakeTarget) -> Iterator[Driver]:
     """A running driver with an lvstore of 512 MiB."""
-    target = make_target().start()
-    target.make_lvstore(size=512 * MIB)
-    made = Driver(target, target.directory).start()
-    yield made
-    status = made.stop()
-    made.clear()
-    assert status == 0, made.words()
+    with running(make_target().start(), 512) as driver:
+        yield driver
 
 
 def create(

@@ -36,6 +36,7 @@ from tests.support.csi import (
     block,
     may_grow_ext4,
     mount,
+    running,
 )
 from tests.support.frozen import freeze
 from tests.support.relay import Relay, Step
@@ -49,13 +50,8 @@ Code = grpc.StatusCode
 @pytest.fixture
 def driver(make_target: MakeTarget) -> Iterator[Driver]:
     """A running driver with an lvstore of 2 GiB."""
-    target = make_target().start()
-    target.make_lvstore(size=2048 * MIB)
-    made = Driver(target, target.directory).start()
-    yield made
-    status = made.stop()
-    made.clear()
-    assert status == 0, made.words()
+    with running(make_target().start(), 2048) as driver:
+        yield driver
 
 
 def test_a_file_lives_through_pods_and_grows_with_its_volume(driver: Driver) -> None:

@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.message import Message
 
 from csi.proto import csi_pb2 as pb
-from tests.support.csi import MIB, NOTHING, Driver, block, snapshot_of
+from tests.support.csi import MIB, NOTHING, Driver, block, running, snapshot_of
 from tests.target.conftest import MakeTarget
 
 pytestmark = pytest.mark.root
@@ -22,13 +22,8 @@ UNKNOWN = "00000000-0000-4000-8000-000000000000"
 @pytest.fixture
 def driver(make_target: MakeTarget) -> Iterator[Driver]:
     """A running driver with an lvstore of 1 GiB, with clusters of 1 MiB."""
-    target = make_target().start()
-    target.make_lvstore(size=1024 * MIB)
-    made = Driver(target, target.directory).start()
-    yield made
-    status = made.stop()
-    made.clear()
-    assert status == 0, made.words()
+    with running(make_target().start(), 1024) as driver:
+        yield driver
 
 
 def create(driver: Driver, name: str) -> tuple[str, Path]:

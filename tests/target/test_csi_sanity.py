@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from tests.kubernetes.tools.sanity import csi_sanity
-from tests.support.csi import MIB, NOTHING, Driver, results
+from tests.support.csi import MIB, NOTHING, Driver, results, running
 from tests.target.conftest import MakeTarget
 
 DEADLINE_S = 240.0
@@ -40,13 +40,8 @@ def program() -> Path:
 @pytest.fixture
 def driver(make_target: MakeTarget) -> Iterator[Driver]:
     """A running driver with an lvstore of 4 GiB."""
-    target = make_target().start()
-    target.make_lvstore(size=4096 * MIB)
-    made = Driver(target, target.directory).start()
-    yield made
-    status = made.stop()
-    made.clear()
-    assert status == 0, made.words()
+    with running(make_target().start(), 4096) as driver:
+        yield driver
 
 
 @pytest.mark.root

@@ -16,7 +16,17 @@ from csi.proto import csi_pb2 as pb
 from csi.snapshots import DELETED_XATTR
 from csi.volumes import FORMATTING_XATTR
 from pydataplane.volumes import Volumes
-from tests.support.csi import MIB, NODE, NOTHING, Driver, block, mount, snapshot_of, volume_of
+from tests.support.csi import (
+    MIB,
+    NODE,
+    NOTHING,
+    Driver,
+    block,
+    mount,
+    running,
+    snapshot_of,
+    volume_of,
+)
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
 
@@ -29,13 +39,8 @@ UNKNOWN = "00000000-0000-4000-8000-000000000000"
 @pytest.fixture
 def driver(make_target: MakeTarget) -> Iterator[Driver]:
     """A running driver with an lvstore of 2 GiB."""
-    target = make_target().start()
-    target.make_lvstore(size=2048 * MIB)
-    made = Driver(target, target.directory).start()
-    yield made
-    status = made.stop()
-    made.clear()
-    assert status == 0, made.words()
+    with running(make_target().start(), 2048) as driver:
+        yield driver
 
 
 def write(path: Path, text: str) -> None:

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import uuid
-from pathlib import Path
 
 import pytest
 
@@ -28,15 +27,11 @@ def vm(target: Target) -> Target:
 
 def write(target: Target, volume: str, *mib: int) -> None:
     """Writes to some MiB of a volume."""
-    path = target.rpc("virtlun_export_create", bdev_name=volume)["path"]
-    file = os.open(path, os.O_WRONLY)
-    try:
+    with target.exported(volume) as path, path.open("rb+", buffering=0) as file:
         for at in mib:
-            os.pwrite(file, b"x" * 4096, at * MIB + 8192)
+            file.seek(at * MIB + 8192)
+            file.write(b"x" * 4096)
         os.fsync(file)
-    finally:
-        os.close(file)
-    target.rpc("virtlun_export_delete", bdev_name=volume)
 
 
 def told(target: Target, method: str, **params: object) -> list[tuple[int, int]]:
@@ -133,15 +128,6 @@ def test_ranges_that_cannot_be_told(
     assert caught.value.code == -code
 
 
-def contents(target: Target, bdev: str) -> bytes:
-    """Reads a bdev."""
-    path = target.rpc("virtlun_export_create", bdev_name=bdev)["path"]
-    try:
-        return Path(path).read_bytes()
-    finally:
-        target.rpc("virtlun_export_delete", bdev_name=bdev)
-
-
 def copied(target: Target, snapshot: str, bdev: str) -> dict[str, object]:
     """Copies what a snapshot itself has, and returns what is said in the end."""
     begun = target.rpc("bdev_lvol_start_shallow_copy", src_lvol_name=snapshot, dst_bdev_name=bdev)
@@ -161,7 +147,8 @@ def test_a_chain_is_copied_snapshot_by_snapshot(vm: Target) -> None:
         state = copied(vm, f"lvs0/{name}", "copy")
         total = len(written)
         assert state == {"state": "complete", "copied_clusters": total, "total_clusters": total}
-        assert contents(vm, "copy") == contents(vm, "lvs0/vm")
+        with vm.exported("copy") as copy, vm.exported("lvs0/vm") as volume:
+            assert copy.read_bytes() == volume.read_bytes()
     gone = {"operation_id": 1}
     with pytest.raises(RpcError, match="told before") as caught:
         vm.rpc("bdev_lvol_check_shallow_copy", **gone)

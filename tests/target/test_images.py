@@ -56,21 +56,16 @@ def qcow2(raw: Path) -> Path:
 
 def contents(target: Target, volume: str) -> bytes:
     """Reads a volume."""
-    path = target.rpc("virtlun_export_create", bdev_name=volume)["path"]
-    try:
-        return Path(path).read_bytes()
-    finally:
-        target.rpc("virtlun_export_delete", bdev_name=volume)
+    with target.exported(volume) as path:
+        return path.read_bytes()
 
 
 def change(target: Target, volume: str, at: int) -> None:
     """Writes to a volume."""
-    path = target.rpc("virtlun_export_create", bdev_name=volume)["path"]
-    file = os.open(path, os.O_WRONLY)
-    os.pwrite(file, b"changed".ljust(4096, b"."), at)
-    os.fsync(file)
-    os.close(file)
-    target.rpc("virtlun_export_delete", bdev_name=volume)
+    with target.exported(volume) as path, path.open("rb+", buffering=0) as file:
+        file.seek(at)
+        file.write(b"changed".ljust(4096, b"."))
+        os.fsync(file)
 
 
 def names(target: Target) -> list[str]:
