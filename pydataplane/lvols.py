@@ -34,6 +34,10 @@ class Volume(Lvol):
     snapshot: bool = False
     parent: str | None = None
     """Name of the snapshot that it is a clone of."""
+    external: str | None = None
+    """UUID of the bdev outside of the lvstore that it is a clone of."""
+    degraded: bool = False
+    """That bdev is not there, or the snapshot's: it is no disk until it is."""
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields for `--json`."""
@@ -77,6 +81,7 @@ def volume_of(item: methods.Bdev, store: Lvstore) -> Volume:
         allocated=sizes_of(item, store.cluster_size).allocated,
         snapshot=lvol.get("snapshot", False),
         parent=lvol.get("base_snapshot"),
+        external=lvol.get("external_snapshot_name"),
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,29 @@ class Lvstores:
         """Looks at an lvstore that is not loaded, and writes nothing (our target only)."""
         return self.client.call("virtlun_lvstore_check", bdev_name=bdev)
 
+    def dump(
+        self, *, lvstore: str | None = None, bdev: str | None = None
+    ) -> Iterator[methods.DumpEntry]:
+        """Yields what an lvstore, or one on a bdev that is not loaded, has on its medium.
+
+        Superblock, journal and metadata pages, in that order (our target only).
+        """
+        uuid = self.lvstore(lvstore).uuid if lvstore is not None else None
+        page: int | None = 0
+        while page is not None:
+            found = self.client.call("virtlun_lvstore_dump", uuid=uuid, bdev_name=bdev, page=page)
+            yield from found["entries"]
+            page = found["next_page"]
+
+    def scrub(self, reference: str) -> Iterator[methods.Scrubbed]:
+        """Reads all data of an lvstore in use, and yields what of each part (our target only)."""
+        uuid = self.lvstore(reference).uuid
+        offset: int | None = 0
+        while offset is not None:
+            found = self.client.call("virtlun_lvstore_scrub", uuid=uuid, offset=offset)
+            yield found
+            offset = found["next_offset"]
+
     def lvstores(self) -> list[Lvstore]:
         """Returns all lvstores, by name."""
         found = [
@@ -88,12 +112,18 @@ class Lvstores:
         raise VolumeNotFoundError(f"there is no lvstore {name}: see `virtlun lvstore list`")
 
     def create_lvstore(
-        self, name: str, file: Path, size: int | None = None, cluster_size: int | None = None
+        self,
+        name: str,
+        file: Path,
+        size: int | None = None,
+        cluster_size: int | None = None,
+        key: str | None = None,
     ) -> Lvstore:
         """Makes an lvstore on a file or block device, and the file of `size` bytes where asked.
 
         What is on a file or device that is there already is lost, unless it is an lvstore. Safe to
-        repeat: an lvstore of that name on that file is returned as it is.
+        repeat: an lvstore of that name on that file is returned as it is. With the name of a `key`
+        that the target has, all of it lies encrypted (our target, and SPDK's).
 
         Raises:
             VolumeError: no such file and no size given, or one with another size, or the name is
@@ -125,8 +155,10 @@ class Lvstores:
             attached = self._open(path, base)
             if attached:
                 self._refuse_lvstore_on(base, path)
+            below = self._encrypted(base, key) if key else base
+            self._refuse_lvstore_on(below, path)
             self.client.call(
-                "bdev_lvol_create_lvstore", bdev_name=base, lvs_name=name, cluster_sz=cluster_size
+                "bdev_lvol_create_lvstore", bdev_name=below, lvs_name=name, cluster_sz=cluster_size
             )
         except Exception:
             if attached:
@@ -175,6 +207,17 @@ class Lvstores:
         self.client.call("bdev_uring_create", filename=str(path), name=base)
         return True
 
+    def _encrypted(self, base: str, key: str) -> str:
+        """Makes the encrypted bdev on a bdev, unless it is there; returns its name."""
+        name = f"{base}-crypt"
+        try:
+            self.client.call("bdev_get_bdevs", name=name)
+        except RpcError as error:
+            if error.code != NO_DEVICE:
+                raise
+            self.client.call("bdev_crypto_create", base_bdev_name=base, name=name, key_name=key)
+        return name
+
     def _refuse_lvstore_on(self, base: str, path: Path) -> None:
         """Raises VolumeError if there was an lvstore on a bdev, which loaded it just now."""
         for store in self.lvstores():
@@ -184,10 +227,11 @@ class Lvstores:
                     f"`virtlun lvstore import {path}`; to destroy it, delete it then"
                 )
 
-    def import_lvstore(self, file: Path) -> Lvstore:
+    def import_lvstore(self, file: Path, key: str | None = None) -> Lvstore:
         """Loads the lvstore that a file or block device holds, with all its volumes.
 
-        For one that another target has made. Safe to repeat: one that is loaded is returned.
+        For one that another target has made. Safe to repeat: one that is loaded is returned. One
+        that lies encrypted needs the name of its `key`, which the target has.
 
         Raises:
             VolumeError: there is no lvstore on it, or it cannot be loaded; nothing changed.
@@ -199,11 +243,15 @@ class Lvstores:
         base = f"lvs-{uuid.uuid4()}"
         self.client.call("bdev_uring_create", filename=str(path), name=base)
         try:
-            self.client.call("bdev_examine", name=base)
+            below = self._encrypted(base, key) if key else base
+            self.client.call("bdev_examine", name=below)
             for store in self.lvstores():
-                if store.base_bdev == base:
+                if store.base_bdev == below:
                     return store
-            raise VolumeError(f"there is no lvstore on {path}: make one, or name the right device")
+            raise VolumeError(
+                f"there is no lvstore on {path}: make one, or name the right device"
+                + (" and key" if key else ", or the key if it is encrypted")
+            )
         except Exception as error:
             self.client.call("bdev_uring_delete", name=base)
             if isinstance(error, RpcError):
@@ -224,7 +272,7 @@ class Lvstores:
                 a block device does not have, or no file or block device at all; nothing changed.
         """
         store = self.lvstore(name)
-        driver, file = self._backing(store.base_bdev)
+        driver, file, bdev = self._backing(store.base_bdev)
         if driver is None:
             raise VolumeError(
                 f"lvstore {store.name} lies on bdev {store.base_bdev}, which is neither a file nor "
@@ -232,10 +280,10 @@ class Lvstores:
             )
         with storefile.grown(store.name, Path(file), size, store.max_device) as length:
             if driver == "aio":
-                self.client.call("bdev_aio_rescan", name=store.base_bdev)
+                self.client.call("bdev_aio_rescan", name=bdev)
             else:
-                self.client.call("bdev_uring_rescan", name=store.base_bdev)
-            (base,) = self.client.call("bdev_get_bdevs", name=store.base_bdev)
+                self.client.call("bdev_uring_rescan", name=bdev)
+            (base,) = self.client.call("bdev_get_bdevs", name=bdev)
             if base["num_blocks"] != length // base["block_size"]:
                 raise VolumeError(
                     f"lvstore {store.name} is not grown: {file} is not the file that the target "
@@ -248,19 +296,25 @@ class Lvstores:
         """Destroys an lvstore with all its volumes and lets go of its device (the file stays)."""
         store = self.lvstore(name)
         self.client.call("bdev_lvol_delete_lvstore", uuid=store.uuid)
-        if self.file_of(store) is not None:
-            self.client.call("bdev_uring_delete", name=store.base_bdev)
+        driver, _, bdev = self._backing(store.base_bdev)
+        if driver is not None:
+            self.client.call("bdev_uring_delete", name=bdev)
 
     def file_of(self, store: Lvstore) -> str | None:
         """Returns the file or block device that an lvstore lies on; None: another kind of bdev."""
-        driver, file = self._backing(store.base_bdev)
+        driver, file, _ = self._backing(store.base_bdev)
         return file if driver else None
 
-    def _backing(self, bdev: str) -> tuple[str | None, str]:
-        """Returns a file-backed bdev's driver (`uring` or `aio`) and file, else None."""
+    def _backing(self, bdev: str) -> tuple[str | None, str, str]:
+        """Returns driver (`uring` or `aio`), file and bdev that a bdev lies on, else None first.
+
+        An encrypted bdev lies on what its base does.
+        """
         for item in self.client.call("bdev_get_bdevs", name=bdev):
             specific = item.get("driver_specific", {})
+            if "crypto" in specific:
+                return self._backing(str(specific["crypto"]["base_bdev_name"]))
             for driver in ("uring", "aio"):
                 if driver in specific:
-                    return driver, str(specific[driver]["filename"])
-        return None, ""
+                    return driver, str(specific[driver]["filename"]), bdev
+        return None, "", bdev

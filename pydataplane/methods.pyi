@@ -9,6 +9,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NotRequired, TypedDict, overload
 
 
+class CryptoKey(TypedDict):
+    """A key, with SPDK's fields but for the key itself."""
+
+    bits: int
+    """Bits of AES: 128 or 256 (ours)."""
+    cipher: Literal["AES_CBC", "AES_XTS"]
+    destroy_with_last: bool
+    """Whether it goes with the last bdev that uses it (ours)."""
+    name: str
+    tweak_mode: Literal["SIMPLE_LBA", "JOIN_NEG_LBA_WITH_LBA", "INCR_512_FULL_LBA", "INCR_512_UPPER_LBA"]
+    used_by: list[str]
+    """Encrypted bdevs that use it (ours)."""
+
+
 class RateLimits(TypedDict):
     """0 means unlimited."""
 
@@ -163,6 +177,8 @@ class Lvol(TypedDict):
 
     alias: str
     """LVSTORE/LVOL."""
+    external_snapshot_name: NotRequired[str | None]
+    """UUID of the bdev whose clone it is (ours; SPDK has it in bdev_get_bdevs only)."""
     is_clone: bool
     is_degraded: bool
     is_esnap_clone: bool
@@ -699,6 +715,63 @@ class CheckedLvstore(TypedDict):
     """What was wrong."""
 
 
+class DumpEntry(TypedDict):
+    """A page, or a record of the journal; schemas/blobstore.md says what the facts mean."""
+
+    facts: dict[str, str]
+    """What it says, by name."""
+    kind: str
+    """superblock, record, bitmap, root, extents, index, xattrs, or page for one that cannot be
+    read.
+    """
+    offset: int
+    """Where it begins on the device, in bytes."""
+    problem: str | None
+    """Why it cannot be read; null: it can."""
+
+
+class DumpedLvstore(TypedDict):
+    """Some of what an lvstore has on its medium."""
+
+    entries: list[DumpEntry]
+    """In the order of their places."""
+    next_page: int | None
+    """Metadata page that the next call is to begin with; null after the last."""
+
+
+class UnreadableOf(TypedDict):
+    """An lvol that has data which cannot be read."""
+
+    alias: str
+    """LVSTORE/LVOL."""
+    offset: int
+    """Where it begins there, in bytes."""
+
+
+class Unreadable(TypedDict):
+    """Data that cannot be read."""
+
+    cause: str
+    """What the device says."""
+    length: int
+    """Bytes."""
+    lvols: list[UnreadableOf]
+    """Whose it is."""
+    offset: int
+    """Where it begins on the device, in bytes."""
+
+
+class Scrubbed(TypedDict):
+    """Some of the data of an lvstore's lvols, read."""
+
+    bytes: int
+    """Bytes that were read, or could not be."""
+    next_offset: int | None
+    """Byte of the device that the next call is to begin with; null after the last."""
+    unreadable: list[Unreadable]
+    """What could not be."""
+
+
 class TargetStats(TypedDict):
     """In the result of virtlun_vhost_get_stats."""
 
@@ -766,6 +839,12 @@ class BdevLvolGetLvstoresParams(TypedDict):
     uuid: NotRequired[str | None]
 
 
+class VirtlunLvolGetXattrsParams(TypedDict):
+    """The parameters of virtlun_lvol_get_xattrs, in a batch."""
+
+    name: str
+
+
 class VirtlunVhostGetStatsParams(TypedDict):
     """The parameters of virtlun_vhost_get_stats, in a batch."""
 
@@ -776,6 +855,43 @@ class VirtlunVhostGetStatsParams(TypedDict):
 class Rpc(ABC):
     @abstractmethod
     def call_raw(self, method: str, **params: Any) -> Any: ...
+
+    # Give the target a key. It is kept in memory only, goes along in an upgrade, and has to be
+    # given again after a restart: then the bdevs that wait for it come back. Another key than
+    # theirs is refused.
+    @overload
+    def call(
+        self,
+        method: Literal["accel_crypto_key_create"],
+        /,
+        *,
+        cipher: Literal["AES_CBC", "AES_XTS"],
+        destroy_with_last: bool | None = ...,
+        key: str,
+        key2: str | None = ...,
+        name: str,
+        tweak_mode: Literal["SIMPLE_LBA", "JOIN_NEG_LBA_WITH_LBA", "INCR_512_FULL_LBA", "INCR_512_UPPER_LBA"] | None = ...,
+    ) -> bool: ...
+
+    # Wipe a key; refused while a bdev uses it.
+    @overload
+    def call(
+        self,
+        method: Literal["accel_crypto_key_destroy"],
+        /,
+        *,
+        key_name: str,
+    ) -> bool: ...
+
+    # Get all keys, or one: what they are, never the keys themselves.
+    @overload
+    def call(
+        self,
+        method: Literal["accel_crypto_keys_get"],
+        /,
+        *,
+        key_name: str | None = ...,
+    ) -> list[CryptoKey]: ...
 
     # Create a bdev on a file or block device. An lvstore on it is loaded.
     @overload
@@ -808,6 +924,34 @@ class Rpc(ABC):
     def call(
         self,
         method: Literal["bdev_aio_rescan"],
+        /,
+        *,
+        name: str,
+    ) -> bool: ...
+
+    # Create a bdev whose blocks lie encrypted on another, which it has for itself. An lvstore on it
+    # is loaded. An lvol notes which key its data is encrypted with, as a check value.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_crypto_create"],
+        /,
+        *,
+        base_bdev_name: str,
+        cipher: Literal["AES_CBC", "AES_XTS"] | None = ...,
+        crypto_pmd: str | None = ...,
+        key: str | None = ...,
+        key2: str | None = ...,
+        key_check: str | None = ...,
+        key_name: str | None = ...,
+        name: str,
+    ) -> str: ...
+
+    # Delete an encrypted bdev; an lvstore on it is unloaded first. The encrypted data stays.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_crypto_delete"],
         /,
         *,
         name: str,
@@ -880,6 +1024,21 @@ class Rpc(ABC):
         clone_name: str,
         lvol_uuid: str | None = ...,
         snapshot_name: str,
+        xattrs: dict[str, str] | None = ...,
+    ) -> str: ...
+
+    # Create a clone of any bdev, such as a read-only image file, and return its UUID. It takes
+    # nothing until it is written; nobody may write to the bdev meanwhile.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_lvol_clone_bdev"],
+        /,
+        *,
+        bdev: str,
+        clone_name: str,
+        lvol_uuid: str | None = ...,
+        lvs_name: str,
         xattrs: dict[str, str] | None = ...,
     ) -> str: ...
 
@@ -1030,6 +1189,17 @@ class Rpc(ABC):
     def call(
         self,
         method: Literal["bdev_lvol_set_parent"],
+        /,
+        *,
+        lvol_name: str,
+        parent_name: str,
+    ) -> bool: ...
+
+    # Give a thin lvol that nobody uses a bdev of its size as its parent.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_lvol_set_parent_bdev"],
         /,
         *,
         lvol_name: str,
@@ -1742,6 +1912,33 @@ class Rpc(ABC):
         uuid: str | None = ...,
     ) -> CheckedLvstore: ...
 
+    # Tell what an lvstore has on its medium, page by page: superblock, journal, metadata. Nothing
+    # is judged, and nothing written.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_lvstore_dump"],
+        /,
+        *,
+        bdev_name: str | None = ...,
+        lvs_name: str | None = ...,
+        page: int | None = ...,
+        uuid: str | None = ...,
+    ) -> DumpedLvstore: ...
+
+    # Read some of the data of an lvstore's lvols, while they are used, and tell what cannot be
+    # read.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_lvstore_scrub"],
+        /,
+        *,
+        lvs_name: str | None = ...,
+        offset: int | None = ...,
+        uuid: str | None = ...,
+    ) -> Scrubbed: ...
+
     # Give an lvstore, in use or not, the newest version of its format; older targets refuse it
     # then.
     @overload
@@ -1810,6 +2007,14 @@ class BatchRpc(Rpc):
         names: Sequence[str],
         params: Callable[[str], BdevLvolGetLvstoresParams],
     ) -> dict[str, list[Lvstore]]: ...
+
+    @overload
+    def call_for_each(
+        self,
+        method: Literal["virtlun_lvol_get_xattrs"],
+        names: Sequence[str],
+        params: Callable[[str], VirtlunLvolGetXattrsParams],
+    ) -> dict[str, dict[str, str]]: ...
 
     @overload
     def call_for_each(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 from pydataplane import methods
 from pydataplane.errors import (
@@ -46,6 +47,39 @@ class Volumes(Lvstores):
             if lvstore in (None, store.name, store.uuid):
                 found.append(volume)
         return sorted(found, key=lambda volume: volume.path)
+
+    def degraded(self, lvstore: str | None = None) -> list[Volume]:
+        """Returns the volumes that are no disks, as what they are clones of is not there, by path.
+
+        Of all lvstores or of one (our target only).
+        """
+        stores = {s.uuid: s for s in self.lvstores() if lvstore in (None, s.name, s.uuid)}
+        found = []
+        for item in self.client.call("bdev_lvol_get_lvols"):
+            store = stores.get(item["lvs"]["uuid"])
+            if store is None or not item["is_degraded"] or "size" not in item:
+                continue
+            volume = Volume(
+                lvstore=store.name,
+                name=item["name"],
+                uuid=item["uuid"],
+                size=item["size"],
+                thin=item["is_thin_provisioned"],
+                block_size=0,  # not known before it is a disk
+                allocated=item["num_allocated_clusters"] * store.cluster_size,
+                snapshot=item["is_snapshot"],
+                external=item.get("external_snapshot_name"),
+                degraded=True,
+            )
+            found.append(volume)
+        return sorted(found, key=lambda volume: volume.path)
+
+    def bdev_names(self, uuids: Iterable[str]) -> dict[str, str]:
+        """Returns the names of those of these bdevs that are there, by UUID."""
+        answers = self.client.call_for_each(
+            "bdev_get_bdevs", sorted(set(uuids)), lambda uuid: {"name": uuid}
+        )
+        return {uuid: item["name"] for uuid, (item,) in answers.items()}
 
     def volume(self, reference: str) -> Volume:
         """Returns one volume by `LVSTORE/NAME` or UUID; VolumeNotFoundError if there is none."""
@@ -260,6 +294,28 @@ class Volumes(Lvstores):
             return present
         return self.volume(f"{of.lvstore}/{name}")
 
+    def clone_bdev(self, bdev: str, path: str) -> Volume:
+        """Makes a volume LVSTORE/NAME that reads as any bdev (name, alias or UUID).
+
+        It takes nothing yet; nobody may write to the bdev meanwhile. Safe to repeat.
+
+        Raises:
+            VolumeError: there is something else of that name.
+        """
+        lvstore, name = split_path(path)
+        try:
+            self.client.call("bdev_lvol_clone_bdev", bdev=bdev, lvs_name=lvstore, clone_name=name)
+        except RpcError as error:
+            if error.code != EXISTS:
+                raise
+            of = self.client.call("bdev_get_bdevs", name=bdev)[0]["uuid"]
+            if self.volume(path).external != of:
+                raise VolumeError(
+                    f"{path} exists already, and is not a clone of bdev {bdev}: "
+                    "choose another name, or delete it"
+                ) from error
+        return self.volume(path)
+
     def roll_back(self, reference: str, snapshot: str) -> Volume:
         """Has a volume that nobody uses read as one of its snapshots (our target only).
 
@@ -282,6 +338,21 @@ class Volumes(Lvstores):
         volume = self.volume(reference)
         self.client.call("bdev_lvol_inflate", name=volume.uuid)
         return self.volume(volume.uuid)
+
+    def export(self, uuid: str, *, read_only: bool = False) -> Path:
+        """Shows a volume (its UUID) as a file of the kernel's; safe to repeat (our target only)."""
+        made = self.client.call(
+            "virtlun_export_create", bdev_name=uuid, read_only=True if read_only else None
+        )
+        return Path(made["path"])
+
+    def end_export(self, uuid: str) -> None:
+        """Ends the export of a volume, if there is one."""
+        try:
+            self.client.call("virtlun_export_delete", bdev_name=uuid)
+        except RpcError as error:
+            if error.code != NO_DEVICE:
+                raise
 
     def resize(self, reference: str, size: int) -> Volume:
         """Grows or shrinks a volume to at least `size` bytes, also while it is in use."""

@@ -19,6 +19,7 @@ MADE = ROOT / "pydataplane/methods.pyi"
 WIDTH = 100
 
 NAMES = {
+    "accel_crypto_keys_get[]": "CryptoKey",
     "bdev_get_bdevs[]": "Bdev",
     "bdev_get_bdevs[].assigned_rate_limits": "RateLimits",
     "bdev_get_iostat|0": "Iostat",
@@ -67,6 +68,11 @@ NAMES = {
     "virtlun_lvol_get_space{}": "LvolSpace",
     "virtlun_lvstore_check": "CheckedLvstore",
     "virtlun_lvstore_check.problems[]": "LvstoreProblem",
+    "virtlun_lvstore_scrub": "Scrubbed",
+    "virtlun_lvstore_scrub.unreadable[]": "Unreadable",
+    "virtlun_lvstore_scrub.unreadable[].lvols[]": "UnreadableOf",
+    "virtlun_lvstore_dump": "DumpedLvstore",
+    "virtlun_lvstore_dump.entries[]": "DumpEntry",
     "virtlun_lvol_snapshot_together(snapshots)[]": "SnapshotOf",
     "virtlun_vhost_get_stats[]": "ControllerStats",
     "virtlun_vhost_get_stats[].targets[]": "TargetStats",
@@ -78,7 +84,12 @@ first of several forms, `(name)` of a parameter."""
 FORMS = {"bdev_get_iostat": "per_channel"}
 """Methods whose result has a second form, and the parameter that asks for it by being true."""
 
-EACH = ("bdev_get_bdevs", "bdev_lvol_get_lvstores", "virtlun_vhost_get_stats")
+EACH = (
+    "bdev_get_bdevs",
+    "bdev_lvol_get_lvstores",
+    "virtlun_lvol_get_xattrs",
+    "virtlun_vhost_get_stats",
+)
 """Methods that are called for each of many names in one exchange."""
 
 SCALARS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from csi.targets import Targets
 from pydataplane import methods
 from pydataplane.client import Client
-from pydataplane.errors import NO_DEVICE, RpcError
+from pydataplane.volumes import Volumes
 
 
 def find(client: Client, volume: str) -> methods.Export | None:
@@ -21,11 +21,7 @@ def delete(targets: Targets, volume: str) -> None:
         RpcError: BUSY, it is in use.
     """
     for client in targets.holders(volume):
-        try:
-            client.call("virtlun_export_delete", bdev_name=volume)
-        except RpcError as error:
-            if error.code != NO_DEVICE:
-                raise
+        Volumes(client).end_export(volume)
 
 
 def all_of(targets: Targets) -> list[methods.Export]:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from plugin.cli.output import client, errors_as_sentences, json_option, show, size, text
+from plugin.cli.output import bar, client, errors_as_sentences, json_option, show, size, text
 from plugin.cli.volume import shown
-from plugin.images import pieces, qemuimg
+from plugin.images import qemuimg
 from plugin.images.coming import import_image
 from plugin.images.going import export_image
 from pydataplane.volumenames import parse_size
@@ -55,7 +51,7 @@ def import_(
     """
     source = qemuimg.probe(file, form)
     wanted = parse_size(size_text) if size_text else None
-    with _bar(f"importing {file.name}") as progress:
+    with bar(f"importing {file.name}") as progress:
         made = import_image(
             Volumes(client(socket)),
             source,
@@ -81,7 +77,7 @@ def export(socket: Path, volume: str, file: Path, form: str, verify: bool, as_js
 
     Run it again after an interruption: it goes on where it was, with what VOLUME had then.
     """
-    with _bar(f"exporting {volume}") as progress:
+    with bar(f"exporting {volume}") as progress:
         made = export_image(
             Volumes(client(socket)), volume, file, form, verify=verify, progress=progress
         )
@@ -107,16 +103,3 @@ def diff(socket: Path, snapshot_name: str, volume: str, as_json: bool) -> None:
     rows = [{"offset": offset, "length": length} for offset, length in ranges]
     empty = f"{of.path} reads as {since.path} does"
     show(rows, RANGE_COLUMNS, as_json=as_json, empty=empty)
-
-
-@contextmanager
-def _bar(what: str) -> Iterator[pieces.Progress]:
-    """Shows how far a copy has come, on a terminal's stderr only."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
-    console = Console(stderr=True, highlight=False)
-    quiet = not console.is_terminal
-    with Progress(
-        *columns, TimeRemainingColumn(), console=console, transient=True, disable=quiet
-    ) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

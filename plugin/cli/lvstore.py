@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import click
 
 from plugin.cli.contents import UnknownContentsError, contents
 from plugin.cli.output import (
+    bar,
     busy,
     client,
     confirm,
@@ -33,6 +35,13 @@ COLUMNS = [
     ("UUID", "uuid", text),
 ]
 
+UNREADABLE = [
+    ("VOLUME", "volume", text),
+    ("AT BYTE", "at", text),
+    ("LENGTH", "length", text),
+    ("ON THE DEVICE", "offset", text),
+    ("WHY", "cause", text),
+]
 PROBLEMS = [("WHERE", "place", text), ("WHAT", "cause", text), ("REPAIRED", "repaired", text)]
 
 
@@ -61,7 +70,11 @@ def list_(socket: Path, as_json: bool) -> None:
     help="A block device, or a file (made with --size where it does not exist).",
 )
 @click.option("--size", "size_text", help="Size of a new file, such as 100G.")
-@click.option("--cluster-size", help="Allocation unit, such as 1M (the default) or 4M.")
+@click.option(
+    "--cluster-size",
+    help="Allocation unit, such as 64K or 1M; by default chosen by the size: 64K up to 256 GiB.",
+)
+@click.option("--key", help="Encrypt all of it with the key of this name: see `virtlun key`.")
 @click.option("--force", is_flag=True, help="Overwrite a file system or whatever is there.")
 @json_option
 @click.pass_obj
@@ -72,6 +85,7 @@ def create(
     file: Path,
     size_text: str | None,
     cluster_size: str | None,
+    key: str | None,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -87,7 +101,7 @@ def create(
         _refuse_what_is_not_empty(file)
     new = not file.exists()
     with busy(f"making lvstore {name}"):
-        made = volumes.create_lvstore(name, file, total, cluster)
+        made = volumes.create_lvstore(name, file, total, cluster, key)
     if new and total is not None:
         _warn_of_too_little_room(file, total)
     _show(volumes, [made], as_json)
@@ -123,10 +137,11 @@ def _refuse_what_is_not_empty(file: Path) -> None:
 
 @lvstore.command("import", short_help="Load an lvstore that is on a file or block device already.")
 @click.argument("file", type=click.Path(path_type=Path))
+@click.option("--key", help="Name of the key that it is encrypted with: see `virtlun key`.")
 @json_option
 @click.pass_obj
 @errors_as_sentences
-def import_(socket: Path, file: Path, as_json: bool) -> None:
+def import_(socket: Path, file: Path, key: str | None, as_json: bool) -> None:
     """Load the lvstore on FILE, a file or block device, with all its volumes.
 
     For a disk that comes from another host, or after this target's state folder was lost. What was
@@ -134,7 +149,7 @@ def import_(socket: Path, file: Path, as_json: bool) -> None:
     """
     volumes = Volumes(client(socket))
     with busy(f"loading the lvstore on {file}"):
-        found = volumes.import_lvstore(file)
+        found = volumes.import_lvstore(file, key)
     _show(volumes, [found], as_json)
 
 
@@ -204,6 +219,62 @@ def check(socket: Path, lvstore: str | None, bdev: str | None, repair: bool, as_
         empty = f"{found['pages']} pages of metadata are as they should be"
         show([{**each} for each in found["problems"]], PROBLEMS, as_json=False, empty=empty)
     if not all(each["repaired"] for each in found["problems"]):
+        raise click.exceptions.Exit(1)
+
+
+@lvstore.command(short_help="Show what is on the device, page by page.")
+@click.argument("lvstore", required=False)
+@click.option("--bdev", help="In place of LVSTORE: a bdev with one that is not loaded.")
+@json_option
+@click.pass_obj
+@errors_as_sentences
+def dump(socket: Path, lvstore: str | None, bdev: str | None, as_json: bool) -> None:
+    """Show the superblock, the journal and the metadata of LVSTORE as they are on its device.
+
+    For whoever looks for a fault: schemas/blobstore.md says what each field means. Nothing is
+    written, and nothing is judged; `virtlun lvstore check` does that. What the journal has not
+    brought to its place yet stands in its records alone. --json prints one object a line.
+    """
+    if (lvstore is None) == (bdev is None):
+        raise click.UsageError("give an LVSTORE, or --bdev")
+    for entry in Volumes(client(socket)).dump(lvstore=lvstore, bdev=bdev):
+        if as_json:
+            click.echo(json.dumps(entry))
+            continue
+        facts = [f"{name}={text}" for name, text in entry["facts"].items()]
+        problem = [f"({entry['problem']})"] if entry["problem"] else []
+        click.echo(f"{entry['offset']:>14}  {entry['kind']:<10}  {' '.join(facts + problem)}")
+
+
+@lvstore.command(short_help="Read all data, and tell what cannot be read.")
+@click.argument("lvstore")
+@click.option("--rate", type=click.IntRange(1), help="MiB that are read a second, at most.")
+@json_option
+@click.pass_obj
+@errors_as_sentences
+def scrub(socket: Path, lvstore: str, rate: int | None, as_json: bool) -> None:
+    """Read what the volumes and snapshots of LVSTORE have, while they are used.
+
+    A disk that cannot return some of it is found before a guest needs it. What is read is not
+    compared with anything. The exit status is 1 where something cannot be read.
+    """
+    volumes = Volumes(client(socket))
+    store = volumes.lvstore(lvstore)
+    done, begun = 0, time.monotonic()
+    rows: list[dict[str, object]] = []
+    with bar(f"scrubbing {store.name}") as progress:
+        for part in volumes.scrub(store.uuid):
+            done += part["bytes"]
+            progress(done, max(done, store.total - store.free))
+            for each in part["unreadable"]:
+                of = [{"volume": x["alias"], "at": x["offset"]} for x in each["lvols"]]
+                row = {key: each[key] for key in ("offset", "length", "cause")}
+                rows += [{**row, **x} for x in of or [{"volume": None, "at": None}]]
+            if rate is not None:
+                time.sleep(max(0.0, begun + done / (rate << 20) - time.monotonic()))
+    empty = f"all {size(done)} of lvstore {store.name} can be read"
+    show(rows, UNREADABLE, as_json=as_json, empty=empty)
+    if rows:
         raise click.exceptions.Exit(1)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from plugin.cli import bdev, doctor, domain, image, io_errors, lvstore, target, top, volume
+from plugin.cli import bdev, doctor, domain, image, io_errors, key, lvstore, target, top, volume
 from plugin.cli.output import ADDRESS_KEY, CONFIG_KEY
 from plugin.config import DEFAULT_PATH, TARGET_NAME, load
 from plugin.targets import address
@@ -81,6 +81,7 @@ for command in (
     bdev.bdev,
     doctor.doctor,
     domain.domain,
+    key.key,
     lvstore.lvstore,
     target.target,
     top.top,

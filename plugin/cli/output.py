@@ -6,13 +6,15 @@ import atexit
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import click
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.status import Status
 from rich.table import Table
 from rich.text import Text
@@ -155,3 +157,16 @@ def text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value)
+
+
+@contextmanager
+def bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Shows how far something has come, in bytes done and of all, on a terminal's stderr only."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
+    console = Console(stderr=True, highlight=False)
+    quiet = not console.is_terminal
+    with Progress(
+        *columns, TimeRemainingColumn(), console=console, transient=True, disable=quiet
+    ) as shown:
+        task = shown.add_task(what, total=None)
+        yield lambda done, total: shown.update(task, completed=done, total=total)

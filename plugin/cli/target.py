@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from plugin.cli import io_errors, qemu_user
+from plugin import qemu_user
+from plugin.cli import io_errors
 from plugin.cli.output import (
     address,
     busy,

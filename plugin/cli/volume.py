@@ -30,7 +30,7 @@ COLUMNS = [
     ("THIN", "thin", text),
     ("SHARED", "shared", lambda value: "-" if value is None else size(value)),
     ("EXCLUSIVE", "exclusive", lambda value: "-" if value is None else size(value)),
-    ("OF", "parent", lambda value: value or "-"),
+    ("OF", "of", text),
     ("UUID", "uuid", text),
 ]
 
@@ -55,7 +55,9 @@ def list_(socket: Path, lvstore: str | None, as_json: bool) -> None:
         volumes.lvstore(lvstore)
     found = volumes.volumes(lvstore)
     space = volumes.spaces(found) if any(item.snapshot for item in found) else {}
-    shown(found, as_json, space)
+    every = sorted((*found, *volumes.degraded(lvstore)), key=lambda item: item.path)
+    images = volumes.bdev_names(item.external for item in every if item.external is not None)
+    shown(every, as_json, space, images)
 
 
 @volume.command(short_help="Make a volume, such as lvs0/data of 10G.")
@@ -127,15 +129,21 @@ def snapshot(socket: Path, volumes: tuple[str, ...], name: str, as_json: bool) -
     shown(taken, as_json)
 
 
-@volume.command(short_help="Make a volume that begins as a snapshot is.")
-@click.argument("snapshot_name", metavar="SNAPSHOT")
+@volume.command(short_help="Make a volume that begins as a snapshot, or a bdev, is.")
+@click.argument("source", metavar="SNAPSHOT|BDEV")
 @click.argument("name")
 @json_option
 @click.pass_obj
 @errors_as_sentences
-def clone(socket: Path, snapshot_name: str, name: str, as_json: bool) -> None:
-    """Make the volume NAME beside SNAPSHOT: it reads as that, and takes room as it is written."""
-    shown([Volumes(client(socket)).clone(snapshot_name, name)], as_json)
+def clone(socket: Path, source: str, name: str, as_json: bool) -> None:
+    """Make the volume NAME beside SNAPSHOT: it reads as that, and takes room as it is written.
+
+    With LVSTORE/NAME it begins as any BDEV of the target, such as a read-only image file, or a
+    snapshot of another lvstore. Nobody may write to that as long as the volume needs it.
+    """
+    volumes = Volumes(client(socket))
+    elsewhere = "/" in name
+    shown([volumes.clone_bdev(source, name) if elsewhere else volumes.clone(source, name)], as_json)
 
 
 @volume.command(short_help="Give a volume the contents of one of its snapshots again.")
@@ -199,10 +207,24 @@ def delete(socket: Path, volume: str, yes: bool) -> None:
     click.echo(f"volume {present.path} is deleted")
 
 
-def shown(found: list[Volume], as_json: bool, space: Mapping[str, Space] | None = None) -> None:
-    """Prints volumes, with what they share where that is known."""
+def shown(
+    found: list[Volume],
+    as_json: bool,
+    space: Mapping[str, Space] | None = None,
+    images: Mapping[str, str] | None = None,
+) -> None:
+    """Prints volumes, with what they share where that is known.
+
+    `images` has the names of bdevs outside of an lvstore, by UUID.
+    """
     rows = [{"path": item.path, **item.as_dict()} for item in found]
     for row in rows:
+        external = row["external"]
+        if external is not None and not as_json:
+            name = (images or {}).get(external, external)
+            row["of"] = f"bdev {name}" + (", which is missing" if row["degraded"] else "")
+        elif not as_json:
+            row["of"] = row["parent"] or ("what is missing" if row["degraded"] else "-")
         known = space.get(row["uuid"]) if space else None
         row.update(known._asdict() if known else {})
     show(

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from pathlib import Path
 
 from plugin.images import pieces, qemuimg
 from plugin.images.qemuimg import Image
-from pydataplane.errors import NO_DEVICE, RpcError, VolumeError, VolumeNotFoundError
+from pydataplane.errors import VolumeError, VolumeNotFoundError
 from pydataplane.lvols import Volume
 from pydataplane.volumenames import split_path
 from pydataplane.volumes import Volumes
@@ -56,13 +55,13 @@ def import_image(
     def note(done: int) -> None:
         volumes.set_xattr(volume.uuid, XATTR, json.dumps(of | {"done": done}))
 
-    path = volumes.client.call("virtlun_export_create", bdev_name=volume.uuid)["path"]
+    path = volumes.export(volume.uuid)
     try:
-        target = Image(Path(path), "raw", volume.size)
+        target = Image(path, "raw", volume.size)
         pieces.copy(source, target, qemuimg.data_of(source), begin, note, progress)
         difference = qemuimg.differ(source, target) if verify else None
     finally:
-        end_export(volumes, volume.uuid)
+        volumes.end_export(volume.uuid)
     if difference:
         raise VolumeError(f"volume {volume.path} is not as {source.path} is: {difference}")
     note(source.size)
@@ -98,16 +97,7 @@ def _begun(
         wanted = -(-size // (1 << 20)) << 20
         if noted == of and present.thin == thin and present.size >= wanted:
             return present, done
-        end_export(volumes, present.uuid)
+        volumes.end_export(present.uuid)
         volumes.delete(present.uuid)
     xattrs = {XATTR: json.dumps(of | {"done": 0})}
     return volumes.create(reference, size, thin=thin, xattrs=xattrs), 0
-
-
-def end_export(volumes: Volumes, uuid: str) -> None:
-    """Ends the export of a volume, if there is one."""
-    try:
-        volumes.client.call("virtlun_export_delete", bdev_name=uuid)
-    except RpcError as error:
-        if error.code != NO_DEVICE:
-            raise

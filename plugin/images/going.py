@@ -15,7 +15,6 @@ from itertools import chain
 from pathlib import Path
 
 from plugin.images import pieces, qemuimg
-from plugin.images.coming import end_export
 from plugin.images.qemuimg import Image
 from pydataplane.errors import VolumeError, VolumeNotFoundError
 from pydataplane.lvols import Volume
@@ -50,9 +49,9 @@ def export_image(
     if begin is None:
         qemuimg.make(part, form, frozen.size)
         begin = 0
-    path = volumes.client.call("virtlun_export_create", bdev_name=frozen.uuid, read_only=True)
+    path = volumes.export(frozen.uuid, read_only=True)
     try:
-        source = Image(Path(path["path"]), "raw", frozen.size)
+        source = Image(path, "raw", frozen.size)
         target = Image(part.absolute(), form, frozen.size)
 
         def note(done: int) -> None:
@@ -63,7 +62,7 @@ def export_image(
         pieces.copy(source, target, data, begin, note, progress)
         difference = qemuimg.differ(source, target) if verify else None
     finally:
-        end_export(volumes, frozen.uuid)
+        volumes.end_export(frozen.uuid)
     if difference:
         raise VolumeError(f"{part} is not as volume {of.path} is: {difference}")
     volumes.delete(frozen.uuid)
@@ -89,7 +88,7 @@ def _begun(
         there = file.with_name(file.name + PART).exists()
         if same and there and state.get("copied") == present.uuid and isinstance(done, int):
             return present, done
-        end_export(volumes, present.uuid)
+        volumes.end_export(present.uuid)
         volumes.delete(present.uuid)
     if of.snapshot:
         return volumes.clone(of.uuid, name), None

@@ -1,7 +1,7 @@
 """Runs the fuzz targets: libFuzzer on each for a while, from the checked-in corpora.
 
     python -m tests.fuzz                     # each for 20 s
-    python -m tests.fuzz --beside            # each for 20 s of a processor, beside other work
+    python -m tests.fuzz --beside --seconds 5  # each for 5 s of a processor, beside other work
     python -m tests.fuzz --seconds 600       # each for 10 min, as `make nightly` does
     python -m tests.fuzz ring --seconds 60   # some of them
 
@@ -11,7 +11,8 @@ file, and the command that repeats it is printed. Inputs that reached something 
 the cache, where the next run goes on from them; programs and logs are this checkout's.
 
 `make test` has them `--beside` pytest, which waits for guests and servers much of its time: they
-have the lowest priority, so their time is what they have of a processor.
+have the lowest priority, so their time is what they have of a processor. They are optimized less:
+to build them is most of the work then.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ GRACE_S = 60
 BESIDE_GRACE_S = 1200
 #: Seconds between two looks at what one has had of a processor.
 LOOK_S = 0.5
+#: What libFuzzer's line says when the corpus was run.
+CORPUS_RUN = b"\tINITED"
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 #: Seconds that one input may take.
 INPUT_TIMEOUT_S = 10
@@ -98,6 +101,8 @@ def build(names: list[str], *, sanitize: bool, beside: bool = False) -> Path:
     command += ["--manifest-path", str(HERE / "Cargo.toml"), "--target", triple]
     command += [part for name in names for part in ("--bin", name)]
     environment = os.environ | {"RUSTFLAGS": flags, "CARGO_TARGET_DIR": str(output)}
+    if beside:
+        environment["CARGO_PROFILE_RELEASE_OPT_LEVEL"] = "1"
     subprocess.run(command, env=environment, check=True)
     return output / triple / "release"
 
@@ -128,7 +133,7 @@ def run(program: Path, seconds: int, seed: int, *, beside: bool = False) -> Outc
     log = MADE / f"{name}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
-        failed, processor_s = _watch(process, seconds, beside=beside)
+        failed, processor_s = _watch(process, log, seconds, beside=beside)
     text = log.read_text(errors="replace")
     runs = re.search(r"stat::number_of_executed_units:\s+(\d+)", text)
     covered = re.findall(r"\bcov: (\d+)", text)
@@ -144,16 +149,23 @@ def run(program: Path, seconds: int, seed: int, *, beside: bool = False) -> Outc
     )
 
 
-def _watch(process: subprocess.Popen[bytes], seconds: int, *, beside: bool) -> tuple[bool, float]:
+def _watch(
+    process: subprocess.Popen[bytes], log: Path, seconds: int, *, beside: bool
+) -> tuple[bool, float]:
     """Waits for the end of a target; returns whether it failed, and its processor time.
 
-    One `beside` other work is told to end, by the signal for that, when it had its seconds.
+    One `beside` other work is told to end, by the signal for that, when it had its seconds. They
+    count from where `log` says that the corpus was run: before, it finds nothing new, and does not
+    end either.
     """
     deadline = time.monotonic() + seconds + (BESIDE_GRACE_S if beside else GRACE_S)
     told, late, had = False, False, 0.0
+    begun: float | None = None
     while process.poll() is None:
         had = processor_s(process.pid) or had
-        if beside and not told and had >= seconds:
+        if beside and begun is None and CORPUS_RUN in log.read_bytes():
+            begun = had
+        if begun is not None and not told and had - begun >= seconds:
             process.send_signal(signal.SIGUSR1)
             told, deadline = True, time.monotonic() + GRACE_S
         if time.monotonic() > deadline:

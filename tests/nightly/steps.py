@@ -158,12 +158,15 @@ OF_MEMORY = (
 #: In each lane those first that take longest.
 STEPS = {
     "long": Step(
-        "restarts, crashes and migrations by the hundred",
-        120,
+        "restarts, crashes and migrations by the hundred, and what the day leaves out",
+        135,
         Lane.GUESTS,
         # What passed is printed, too: seeds, pauses and counts.
         _pytest("-m", "nightly", "-n", "2", "-raP", "--durations=0", *LONG_TESTS),
-        (*WITH_GUESTS, "examples", "tests/libvirt", "tests/target", "tests/kubernetes"),
+        (
+            *WITH_GUESTS,
+            *("examples", "tests/bench", "tests/libvirt", "tests/target", "tests/kubernetes"),
+        ),
     ),
     "e2e": Step(
         "Kubernetes' own suite for storage drivers",
@@ -222,6 +225,17 @@ STEPS = {
         Lane.COMPUTING,
         _again(*_cargo("test", "--quiet", "--locked", "--workspace", "--lib", "--tests")),
         (*RUST, "tests/nightly/repeat.py"),
+    ),
+    "simulate": Step(
+        "10,000 seeds of the store on a device that fails in every way, and short scripts",
+        15,
+        Lane.COMPUTING,
+        _cargo(
+            *("test", "--quiet", "--locked", "-p", "blobstore"),
+            *("--test", "simulate", "--test", "crash"),
+        ),
+        RUST,
+        environment={"VIRTLUN_SIM_SEEDS": "10000", "VIRTLUN_CRASH_SUBSETS": "512"},
     ),
     "random-python": Step(
         f"property tests {RANDOM_ROUNDS} times, with new examples",

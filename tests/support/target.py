@@ -256,10 +256,15 @@ class Target:
         return path
 
     def make_lvstore(self, name: str = "lvs0", size: int = 64 << 20) -> Path:
-        """Makes an lvstore on a new file of `size` bytes, and returns the file."""
+        """Makes an lvstore on a new file of `size` bytes, which it returns; clusters have 1 MiB."""
         file = self.make_file(f"{name}.img", size)
         self.rpc("bdev_uring_create", filename=str(file), name=f"{name}-base", block_size=512)
-        self.rpc("bdev_lvol_create_lvstore", bdev_name=f"{name}-base", lvs_name=name)
+        self.rpc(
+            "bdev_lvol_create_lvstore",
+            bdev_name=f"{name}-base",
+            lvs_name=name,
+            cluster_sz=1 << 20,
+        )
         return file
 
     def make_thin(self, name: str, mib: int, store: str = "lvs0") -> str:

@@ -24,6 +24,17 @@ COMMAND = (
 )
 #: Memory for its disk, its log and its sockets.
 PREPARE = f"mkdir -p /ram; mount -t tmpfs -o size={4 * VOLUME_MIB}m tmpfs /ram"
+#: Ends what a test has running, and removes what it made; a device that is left is its mistake.
+CLEAN = """\
+for name in virtlun-target virtlun-holder; do
+    for pid in $(pidof $name); do kill -9 $pid; done
+    for i in $(seq 300); do pidof $name || break; sleep .1; done >/dev/null
+    if pidof $name; then exit 1; fi
+done
+awk '$2 ~ "^/(ram|run/virtlun)" { print $2 }' /proc/mounts | tac | xargs -r -n 1 umount -l
+rm -rf /run/virtlun /tmp/*.pid /tmp/said /tmp/status
+! ls /dev | grep 'ublk[bc]'
+"""
 
 
 def programs() -> dict[str, Path]:

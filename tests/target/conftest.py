@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,9 +21,8 @@ def scratch() -> Iterator[Path]:
         yield path
 
 
-@pytest.fixture
-def make_target(scratch: Path) -> Iterator[MakeTarget]:
-    """Makes targets, each in a directory of its own; the last is stopped first."""
+@contextlib.contextmanager
+def _making(scratch: Path) -> Iterator[MakeTarget]:
     made: list[Target] = []
 
     def make(*options: str) -> Target:
@@ -42,6 +42,20 @@ def make_target(scratch: Path) -> Iterator[MakeTarget]:
         assert status == 0, f"exit status {status} of the target:\n{target.words()}"
         assert "panicked" not in target.words(), target.words()
         assert SANDBOX_REFUSED not in target.words(), target.words()
+
+
+@pytest.fixture
+def make_target(scratch: Path) -> Iterator[MakeTarget]:
+    """Makes targets, each in a directory of its own; the last is stopped first."""
+    with _making(scratch) as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def make_shared_target() -> Iterator[MakeTarget]:
+    """Makes targets for several tests of a module, which leave them as they were."""
+    with short_directory("vt-") as path, _making(path) as make:
+        yield make
 
 
 @pytest.fixture

@@ -58,7 +58,9 @@ def test_points_of_different_modes_are_never_compared() -> None:
     assert rendered(table(points, "randread")).count("near") == 2
 
 
-@pytest.mark.parametrize("only", ["virtlun null", "virtlun lvol poll"])
+@pytest.mark.parametrize(
+    "only", ["virtlun null", pytest.param("virtlun lvol poll", marks=pytest.mark.nightly)]
+)
 def test_a_short_run_measures_every_depth(only: str) -> None:
     done = subprocess.run(
         [
@@ -119,6 +121,7 @@ def test_a_victim_that_sleeps_is_measured_beside_its_neighbours() -> None:
     noisy("ram", ["none", "4 KiB, 32 in flight", "task management"])
 
 
+@pytest.mark.nightly
 def test_a_victim_on_a_disk_is_measured_in_turn_with_a_reader_outside() -> None:
     for row in noisy("disk", ["none", "256 x 4 MiB READ, 64 LUNs on the disk"]):
         assert row["outside_iops"] > 0

@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from plugin.cli import main
 from pydataplane import supervise
 from pydataplane.errors import TargetUnavailable
+from tests.support.encryption import waiting_guest
 from tests.support.initiator import Initiator
 from tests.support.target import Target
 from tests.support.wait import until
@@ -45,11 +46,11 @@ def refused(target: Target, *words: str) -> str:
 
 @pytest.fixture
 def store(target: Target) -> Target:
-    """A target with the lvstore lvs0 of 64 MiB in a file."""
+    """A target with the lvstore lvs0 of 64 MiB in a file, with clusters of 1 MiB."""
     done(
         target,
         *("lvstore", "create", "lvs0", "--file", str(target.directory / "store.img")),
-        *("--size", "64M"),
+        *("--size", "64M", "--cluster-size", "1M"),
     )
     return target
 
@@ -121,6 +122,55 @@ def test_lvstores_and_volumes_are_made_listed_changed_and_deleted(store: Target)
     done(store, "lvstore", "delete", "lvs0", "--yes")
     assert json.loads(done(store, "lvstore", "list", "--json")) == []
     assert (store.directory / "store.img").exists()
+
+
+def test_an_lvstore_lies_encrypted(target: Target) -> None:
+    image, secret = target.directory / "hidden.img", target.directory / "key"
+    secret.write_bytes(bytes(range(64)))
+    make = ("lvstore", "create", "hidden", "--file", str(image), "--size", "64M", "--key", "k0")
+    assert "bdev lvs-hidden-crypt needs its key k0" in refused(target, *make)
+    assert not image.exists()
+    assert "no keys" in run(target, "key", "list").stderr
+    for wrong in (b"", b"0123", b"x" * 63, b"ab" * 63 + b"x"):
+        (target.directory / "wrong").write_bytes(wrong)
+        said = refused(target, "key", "create", "k0", "--file", str(target.directory / "wrong"))
+        assert "holds no key: a key has 64 bytes, or 128 hexadecimal digits" in said
+    done(target, "key", "create", "k0", "--file", str(secret))
+    for _ in range(2):  # it is safe to repeat
+        done(target, *make)
+    assert "k0" in refused(target, "key", "destroy", "k0")
+    (shown,) = json.loads(done(target, "lvstore", "list", "--json"))
+    assert (shown["name"], shown["file"]) == ("hidden", str(image))
+    done(target, "volume", "create", "hidden/data", "8M")
+    done(target, "lvstore", "resize", "hidden", "128M")
+    (grown,) = json.loads(done(target, "lvstore", "list", "--json"))
+    assert grown["total"] > shown["total"]
+    assert b"hidden" not in image.read_bytes()
+    uuid = target.rpc("bdev_get_bdevs", name="hidden/data")[0]["name"]
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
+    target.add_lun("vm-1", uuid)
+    target.restart()
+    assert json.loads(done(target, "lvstore", "list", "--json")) == []
+    # Its guests wait for the key, given in hexadecimal here.
+    with waiting_guest(target) as (vm, connected):
+        secret.write_text(bytes(range(64)).hex() + "\n")
+        done(target, "key", "create", "k0", "--file", str(secret))
+        connected.result()
+        vm.ready()
+        assert vm.read(0, 8) == bytes(4096)
+    (row,) = json.loads(done(target, "key", "list", "--json"))
+    assert (row["name"], row["used_by"]) == ("k0", ["lvs-hidden-crypt"])
+    assert not {"key", "key2"} & row.keys()
+    # To another target, as with another host.
+    done(target, "volume", "list")
+    target.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-1", scsi_target_num=0)
+    target.rpc("bdev_uring_delete", name="lvs-hidden")
+    assert "or the key if it is encrypted" in refused(target, "lvstore", "import", str(image))
+    assert target.rpc("bdev_get_bdevs") == []
+    done(target, "lvstore", "import", str(image), "--key", "k0")
+    done(target, "volume", "delete", "hidden/data", "--yes")
+    done(target, "lvstore", "delete", "hidden", "--yes")
+    done(target, "key", "destroy", "k0")
 
 
 def test_creating_the_same_again_changes_nothing(store: Target) -> None:

@@ -30,6 +30,13 @@ def driver(make_target: MakeTarget) -> Iterator[Driver]:
         yield driver
 
 
+@pytest.fixture(scope="module")
+def shared(make_shared_target: MakeTarget) -> Iterator[Driver]:
+    """The same for all tests that make nothing."""
+    with running(make_shared_target().start(), 512) as driver:
+        yield driver
+
+
 def create(
     capability: pb.VolumeCapability | None = None, size: int = 64 * MIB, **parameters: str
 ) -> Make:
@@ -102,10 +109,10 @@ def refuses(driver: Driver, make: Make, code: grpc.StatusCode, said: str) -> Non
     ],
 )
 def test_a_volume_that_cannot_be_is_not_made(
-    driver: Driver, make: Make, code: grpc.StatusCode, said: str
+    shared: Driver, make: Make, code: grpc.StatusCode, said: str
 ) -> None:
-    refuses(driver, make, code, said)
-    assert driver.left()["lvols"] == []
+    refuses(shared, make, code, said)
+    assert shared.left()["lvols"] == []
 
 
 def test_a_volume_for_which_there_is_no_room_left_is_not_made(driver: Driver) -> None:

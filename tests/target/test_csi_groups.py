@@ -26,6 +26,13 @@ def driver(make_target: MakeTarget) -> Iterator[Driver]:
         yield driver
 
 
+@pytest.fixture(scope="module")
+def shared(make_shared_target: MakeTarget) -> Iterator[Driver]:
+    """The same for all tests that make nothing."""
+    with running(make_shared_target().start(), 1024) as driver:
+        yield driver
+
+
 def create(driver: Driver, name: str) -> tuple[str, Path]:
     """Makes a volume; returns its handle, and its device in a pod."""
     handle = driver.create(name, SIZE, block(), thin="true")
@@ -121,9 +128,9 @@ def test_a_group_is_taken_once_and_deleted_as_a_whole(driver: Driver) -> None:
     ],
 )
 def test_bad_requests_are_refused_in_one_sentence(
-    driver: Driver, request_: Message, code: grpc.StatusCode, said: str
+    shared: Driver, request_: Message, code: grpc.StatusCode, said: str
 ) -> None:
-    found, message = driver.refuses(request_)
+    found, message = shared.refuses(request_)
     assert found is code
     assert said in message
 

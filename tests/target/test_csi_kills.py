@@ -209,6 +209,7 @@ def test_a_volume_that_nobody_was_told_of_is_listed_and_completed(driver: Stubbo
     assert driver.left() == NOTHING
 
 
+@pytest.mark.nightly
 def test_so_does_one_killed_over_the_socket_of_a_virtual_machine(driver: Stubborn) -> None:
     def live(name: str, fuse: Path, point: str) -> None:
         """A volume of the vhost face."""
@@ -268,6 +269,7 @@ def sizes_of(driver: Driver) -> list[dict[str, Any]]:
     return [{"name": each.name, "size": each.size} for each in found]
 
 
+@pytest.mark.nightly
 def test_a_driver_killed_before_any_step_of_snapshots_and_clones_leaves_none_behind(
     driver: Stubborn,
 ) -> None:

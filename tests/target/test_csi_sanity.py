@@ -47,7 +47,12 @@ def driver(make_target: MakeTarget) -> Iterator[Driver]:
 @pytest.mark.root
 @pytest.mark.parametrize(
     ("kind", "parameter"),
-    [("mount", "fsType: xfs"), ("mount", "fsType: ext4"), ("block", ""), ("mount", "face: vhost")],
+    [
+        ("mount", "fsType: xfs"),
+        pytest.param("mount", "fsType: ext4", marks=pytest.mark.nightly),
+        ("block", ""),
+        ("mount", "face: vhost"),
+    ],
 )
 def test_csi_sanity(
     program: Path, driver: Driver, kind: str, parameter: str, capsys: pytest.CaptureFixture[str]

@@ -43,6 +43,23 @@ def driver(make_target: MakeTarget) -> Iterator[Driver]:
         yield driver
 
 
+@pytest.fixture(scope="module")
+def shared(make_shared_target: MakeTarget) -> Iterator[Driver]:
+    """The same for all tests that make nothing."""
+    with running(make_shared_target().start(), 2048) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module")
+def taken(make_shared_target: MakeTarget) -> Iterator[tuple[Driver, str]]:
+    """A driver with a snapshot, a volume that takes room, and another lvstore; its handle."""
+    with running(make_shared_target().start(), 2048) as driver:
+        driver.target.make_lvstore("lvs1", size=64 * MIB)
+        source = driver.create("pvc-1", 32 * MIB, block(), thin="true")
+        driver.create("pvc-2", 128 * MIB, block())  # takes its room at once
+        yield driver, driver.snapshot(source, "snap-1")
+
+
 def write(path: Path, text: str) -> None:
     """Writes a file, durably."""
     with path.open("w") as file:
@@ -336,22 +353,19 @@ def of_nothing(_: str) -> pb.VolumeContentSource:
     ],
 )  # fmt: skip
 def test_a_volume_that_cannot_be_made_of_something_is_not_made(
-    driver: Driver,
+    taken: tuple[Driver, str],
     of: Callable[[str], pb.VolumeContentSource],
     size: int,
     parameters: dict[str, str],
     code: grpc.StatusCode,
     said: str,
 ) -> None:
-    driver.target.make_lvstore("lvs1", size=64 * MIB)
-    source = driver.create("pvc-1", 32 * MIB, block(), thin="true")
-    driver.create("pvc-2", 128 * MIB, block())  # takes its room at once
-    taken = driver.snapshot(source, "snap-1")
+    driver, snapshot = taken
     request = pb.CreateVolumeRequest(
         name="bad",
         capacity_range=pb.CapacityRange(required_bytes=size * MIB),
         volume_capabilities=[block()],
-        volume_content_source=of(taken),
+        volume_content_source=of(snapshot),
         parameters={"lvstore": "lvs0", "thin": "true", **parameters},
     )
     before = driver.left()
@@ -381,12 +395,12 @@ def test_a_volume_that_cannot_be_made_of_something_is_not_made(
     ],
 )
 def test_bad_requests_are_refused_in_one_sentence(
-    driver: Driver, request_: Message, code: grpc.StatusCode, said: str
+    shared: Driver, request_: Message, code: grpc.StatusCode, said: str
 ) -> None:
-    found, message = driver.refuses(request_)
+    found, message = shared.refuses(request_)
     assert found is code
     assert said in message
-    assert driver.left() == NOTHING
+    assert shared.left() == NOTHING
 
 
 def test_a_call_for_another_source_is_told_from_a_repeated_one(driver: Driver) -> None:

@@ -125,8 +125,15 @@ def test_volumes_of_both_faces_live_on_the_target_of_their_lvstore(node: Node) -
     assert driver.left() == NOTHING
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize(
+    ("how", "restarted"),
+    [
+        (signal.SIGKILL, True),
+        (signal.SIGSTOP, False),
+        pytest.param(signal.SIGKILL, False, marks=pytest.mark.nightly),
+        pytest.param(signal.SIGSTOP, True, marks=pytest.mark.nightly),
+    ],
+)
 def test_one_target_that_says_nothing_costs_its_own_volumes_alone(
     node: Node, how: signal.Signals, restarted: bool
 ) -> None:

@@ -112,8 +112,19 @@ INTERRUPTIONS: dict[str, Callable[[Target], object]] = {
 }
 
 
-@pytest.mark.parametrize("thin", [False, True])
-@pytest.mark.parametrize("how", INTERRUPTIONS)
+@pytest.mark.parametrize(
+    ("how", "thin"),
+    [
+        ("kill", True),
+        ("restart", False),
+        ("upgrade", True),
+        ("upgrade that fails", False),
+        pytest.param("kill", False, marks=pytest.mark.nightly),
+        pytest.param("restart", True, marks=pytest.mark.nightly),
+        pytest.param("upgrade", False, marks=pytest.mark.nightly),
+        pytest.param("upgrade that fails", True, marks=pytest.mark.nightly),
+    ],
+)
 def test_verified_io_on_a_loop_device_sees_a_pause(
     target: Target, loops: Callable[[Path], str], how: str, thin: bool
 ) -> None:

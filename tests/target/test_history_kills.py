@@ -44,9 +44,12 @@ OPERATIONS: list[Call] = [
         },
     ),
     ("bdev_lvol_clone", {"snapshot_name": "lvs0/s2", "clone_name": "another"}),
+    ("bdev_lvol_clone_bdev", {"bdev": "image", "lvs_name": "lvs0", "clone_name": "another"}),
     ("bdev_lvol_inflate", {"name": "lvs0/copy"}),
+    ("bdev_lvol_inflate", {"name": "lvs0/outside"}),
     ("bdev_lvol_decouple_parent", {"name": "lvs0/vm"}),
     ("bdev_lvol_set_parent", {"lvol_name": "lvs0/copy", "parent_name": "lvs0/s2"}),
+    ("bdev_lvol_set_parent_bdev", {"lvol_name": "lvs0/copy", "parent_name": "image"}),
     ("virtlun_lvol_roll_back", {"lvol_name": "lvs0/vm", "snapshot_name": "lvs0/s1"}),
     ("bdev_lvol_delete", {"name": "lvs0/s2"}),
     ("bdev_lvol_delete", {"name": "lvs0/copy"}),
@@ -83,7 +86,8 @@ def state(target: Target) -> State:
         (alias,) = item["aliases"]
         digest = hashlib.sha256(exported(target, alias).read_bytes()).hexdigest()
         target.rpc("virtlun_export_delete", bdev_name=alias)
-        kin = lvol.get("base_snapshot"), lvol["snapshot"], lvol["thin_provision"]
+        parent = lvol.get("base_snapshot") or lvol.get("external_snapshot_name")
+        kin = parent, lvol["snapshot"], lvol["thin_provision"]
         found[alias] = (*kin, digest)
     return found
 
@@ -118,7 +122,18 @@ def dies(target: Target, operation: Call, nth: int) -> bool:
     return reached
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation[0])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        pytest.param(
+            operation,
+            id=operation[0],
+            # of the two copies by day that of a snapshot's data
+            marks=[pytest.mark.nightly] if operation[1].get("name") == "lvs0/outside" else [],
+        )
+        for operation in OPERATIONS
+    ],
+)
 def test_it_has_happened_or_not(target: Target, operation: Call) -> None:
     method, params = operation
     disk, kept = target.make_file("store.img", 24 * MIB), target.directory / "kept.img"
@@ -134,6 +149,12 @@ def test_it_has_happened_or_not(target: Target, operation: Call) -> None:
     target.rpc("bdev_lvol_snapshot", lvol_name="lvs0/vm", snapshot_name="s2")
     write(target, "lvs0/vm", 3, [0, 3, 9])
     write(target, "lvs0/copy", 4, [2])
+    image = target.make_file("image.raw", 2 * MIB)
+    image.write_bytes(bytes(range(256)) * (2 * MIB // 256))
+    image.chmod(0o444)
+    target.rpc("bdev_aio_create", name="image", filename=str(image), block_size=512, readonly=True)
+    target.rpc("bdev_lvol_clone_bdev", bdev="image", lvs_name="lvs0", clone_name="outside")
+    write(target, "lvs0/outside", 5, [0, 7])
     before = state(target), free(target)
     target.kill9()
     shutil.copyfile(disk, kept)

@@ -550,8 +550,15 @@ def crashes(
         undo()
 
 
-@pytest.mark.parametrize("what", ["driver", "target"])
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    ("when", "what"),
+    [
+        ("before", "target"),
+        ("after", "driver"),
+        pytest.param("before", "driver", marks=pytest.mark.nightly),
+        pytest.param("after", "target", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_crash_at_any_point_is_mended_by_the_next_call(host: Host, what: str, when: str) -> None:
     pod = host.launcher()
     vmi = host.machine("boot", "data", pods=(pod,))

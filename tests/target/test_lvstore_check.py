@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.initiator import Initiator
 from tests.support.target import Target
 from tests.target.test_cli import done, refused, run
 
@@ -70,3 +72,65 @@ def test_one_that_is_refused_is_explained(target: Target, file: Path) -> None:
     assert problem["place"].endswith(f"at byte {at}")
     for words in ((), ("lvs0", "--bdev", bdev), ("--bdev", bdev, "--repair")):
         assert run(target, "lvstore", "check", *words).exit_code == 2
+
+
+def dumped(target: Target, *words: str) -> list[dict[str, Any]]:
+    return [
+        json.loads(line)
+        for line in done(target, "lvstore", "dump", *words, "--json").split("\n")
+        if line
+    ]
+
+
+def test_a_dump_tells_each_page(target: Target, file: Path) -> None:
+    """Each entry is where it says, and what it says is what the target was told."""
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm")
+    add = {"ctrlr": "vm", "scsi_target_num": 0, "bdev_name": "lvs0/vm"}
+    target.rpc("vhost_scsi_controller_add_target", **add)
+    with Initiator(target.vhost_dir / "vm") as guest:
+        guest.send("connect")
+        guest.ready()
+        for lba in (0, 4096, 8192):
+            guest.write(lba, bytes([9]) * PAGE)
+    target.rpc("virtlun_lvol_set_xattr", name="lvs0/vm", xattr_name="user", xattr_value="x")
+    target.rpc("bdev_lvol_snapshot", lvol_name="lvs0/vm", snapshot_name="before")
+    live = dumped(target, "lvs0")
+    kinds = [each["kind"] for each in live]
+    assert kinds[:2] == ["superblock", "superblock"] and kinds.count("record") >= 3
+    assert all(each["problem"] is None for each in live)
+    assert done(target, "lvstore", "dump", "lvs0").count("superblock") == 2
+    target.restart()  # all is in its place
+    entries = dumped(target, "lvs0")
+    of = {each["facts"]["name"]: each["facts"] for each in entries if each["kind"] == "root"}
+    assert of["vm"]["parent"] == of["before"]["blob"]
+    assert (of["vm"]["xattrs"], of["before"]["flags"]) == ("user", "thin,read-only,snapshot")
+    (lvol,) = (each for each in target.rpc("bdev_lvol_get_lvols") if each["name"] == "vm")
+    assert of["vm"]["uuid"] == lvol["uuid"]
+    (extents,) = (
+        each["facts"]["clusters"].split(",")
+        for each in entries
+        if each["kind"] == "extents" and each["facts"]["blob"] == of["before"]["blob"]
+    )
+    size = int(entries[0]["facts"]["cluster_size"])
+    first = int(entries[0]["facts"]["first_data_cluster"])
+    data = file.read_bytes()
+    at = []
+    for word in extents:
+        cluster, rest = word.split("+")
+        at.append(int(cluster) * size)
+        offset = int(rest.split("@")[1]) * size
+        assert data[offset : offset + PAGE] == bytes([9]) * PAGE, (word, first)
+    assert at == [0, 4096 * 512, 8192 * 512]
+    for each in entries:
+        assert data[each["offset"] : each["offset"] + 4] in (b"VLBL", b"VLJO", b"VLPG")
+    target.stop()
+    bad = next(each["offset"] for each in entries if each["kind"] == "root")
+    with file.open("r+b") as spoilt:
+        spoilt.seek(bad + 2000)
+        spoilt.write(b"spoilt")
+    target.start()
+    (bdev,) = (each["name"] for each in target.rpc("bdev_get_bdevs"))
+    (problem,) = (each for each in dumped(target, "--bdev", bdev) if each["problem"])
+    assert (problem["offset"], problem["kind"]) == (bad, "page")
+    assert problem["problem"] == "its checksum does not match"
+    assert "give an LVSTORE, or --bdev" in run(target, "lvstore", "dump").output

@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 from tests.support.target import ROOT, Target
 
 READS: dict[str, list[dict[str, Any]]] = {
+    "accel_crypto_keys_get": [{}, {"key_name": "k0"}],
     "bdev_get_bdevs": [{}, {"name": "lvs0/v0"}],
     "bdev_get_iostat": [{}, {"names": ["n0"], "per_channel": True}, {"name": "lvs0/v0"}],
     "bdev_lvol_get_lvols": [{}],
@@ -47,6 +48,8 @@ READS: dict[str, list[dict[str, Any]]] = {
     "virtlun_lvol_get_space": [{"names": ["lvs0/v0"]}],
     "virtlun_lvol_get_xattrs": [{"name": "lvs0/v0"}],
     "virtlun_lvstore_check": [{"lvs_name": "lvs0"}],
+    "virtlun_lvstore_dump": [{"lvs_name": "lvs0"}],
+    "virtlun_lvstore_scrub": [{"lvs_name": "lvs0"}],
     "virtlun_vhost_get_stats": [{}, {"name": "vm-1"}],
     "virtlun_vhost_get_suspended": [{}, {"name": "vm-1"}],
     "virtlun_vhost_resume": [{"ctrlr": "vm-1"}],
@@ -95,6 +98,10 @@ def test_results_are_as_they_say(target: Target) -> None:
     target.rpc("bdev_malloc_create", name="m0", num_blocks=8192, block_size=512)
     target.rpc("bdev_lvol_create", lvol_name="ro", size_in_mib=4, lvs_name="lvs0")
     target.rpc("bdev_lvol_set_read_only", name="lvs0/ro")
+    key = {"cipher": "AES_XTS", "key": "01" * 32, "key2": "02" * 32, "name": "k0"}
+    target.rpc("accel_crypto_key_create", **key)
+    target.rpc("bdev_malloc_create", name="m1", num_blocks=8192, block_size=512)
+    target.rpc("bdev_crypto_create", base_bdev_name="m1", name="c0", key_name="k0")
     target.rpc("virtlun_export_create", bdev_name="lvs0/v0")
     target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
     target.rpc("vhost_scsi_controller_add_target", ctrlr="vm-1", scsi_target_num=-1, bdev_name="n0")

@@ -40,7 +40,20 @@ LVOL: Call = (
 )
 SNAPSHOT: Call = ("bdev_lvol_snapshot", {"lvol_name": "lvs0/v0", "snapshot_name": "s0"})
 CLONE: Call = ("bdev_lvol_clone", {"snapshot_name": "lvs0/s0", "clone_name": "c0"})
+SECRET = ("-k", "01" * 32, "-e", "02" * 32)
+KEY: Call = (
+    "accel_crypto_key_create",
+    {"cipher": "AES_XTS", "key": "01" * 32, "key2": "02" * 32, "name": "k0"},
+)
+CRYPTO: Call = (
+    "bdev_crypto_create",
+    {"base_bdev_name": "m0", "name": "c0", "key_name": "k0"},
+)
 ANOTHER: Call = ("bdev_malloc_create", {"name": "m1", "num_blocks": 8192, "block_size": 512})
+CLONE_BDEV: Call = (
+    "bdev_lvol_clone_bdev",
+    {"bdev": "m1", "lvs_name": "lvs0", "clone_name": "e0"},
+)
 COPY: Call = (
     "bdev_lvol_start_shallow_copy",
     {"src_lvol_name": "lvs0/s0", "dst_bdev_name": "m1"},
@@ -125,6 +138,11 @@ def answers(expected: bool) -> Check:
             assert bool(ready) is expected
 
     return check
+
+
+def esnaps(lvols: list[dict[str, Any]]) -> dict[str, tuple[bool, bool]]:
+    """By alias whether an lvol is the clone of a bdev, and whether that is missing."""
+    return {lvol["alias"]: (lvol["is_esnap_clone"], lvol["is_degraded"]) for lvol in lvols}
 
 
 def kin(items: Any) -> dict[str, str]:
@@ -304,6 +322,38 @@ CASES = [
         (NULL, EXAMINED),
         then("bdev_get_iostat", counted("bytes_read", "max_read_latency_ticks"), (8192, 0)),
     ),
+    Case(
+        "accel_crypto_key_create",
+        ("-c", "AES_XTS", *SECRET, "-t", "SIMPLE_LBA", "-n", "k0"),
+        check=both(equals(True), then("accel_crypto_keys_get", names, ["k0"])),
+    ),
+    Case(
+        "accel_crypto_keys_get",
+        ("-k", "k0"),
+        (MALLOC, KEY, CRYPTO),
+        both(
+            has(name="k0", cipher="AES_XTS", tweak_mode="SIMPLE_LBA", bits=256, used_by=["c0"]),
+            has(key=None, key2=None),
+        ),
+    ),
+    Case(
+        "accel_crypto_key_destroy",
+        ("-n", "k0"),
+        (KEY,),
+        both(equals(True), then("accel_crypto_keys_get", names, [])),
+    ),
+    Case(
+        "bdev_crypto_create",
+        ("m0", "c0", "-n", "k0"),
+        (MALLOC, KEY),
+        both(equals("c0"), then("bdev_get_bdevs", names, ["m0", "c0"])),
+    ),
+    Case(
+        "bdev_crypto_delete",
+        ("c0",),
+        (MALLOC, KEY, CRYPTO),
+        then("bdev_get_bdevs", names, ["m0"]),
+    ),
     Case("bdev_malloc_create", ("64", "512"), check=equals("Malloc0")),
     Case(
         "bdev_malloc_create",
@@ -351,7 +401,7 @@ CASES = [
         "bdev_lvol_get_lvstores",
         (),
         (MALLOC, STORE),
-        has(name="lvs0", base_bdev="m0", cluster_size=MIB, block_size=512),
+        has(name="lvs0", base_bdev="m0", cluster_size=64 << 10, block_size=512),
     ),
     Case("bdev_lvol_get_lvstores", ("-l", "lvs0"), (MALLOC, STORE), has(name="lvs0")),
     Case("bdev_lvol_create", ("-l", "lvs0", "v1", "8"), (MALLOC, STORE), is_uuid),
@@ -398,6 +448,25 @@ CASES = [
         ("lvs0/s0", "c0"),
         (MALLOC, STORE, LVOL, SNAPSHOT),
         then("bdev_get_bdevs", kin, {"lvs0/v0": "s0", "lvs0/s0": "-", "lvs0/c0": "s0"}),
+    ),
+    Case("bdev_lvol_clone_bdev", ("m1", "lvs0", "e0"), (MALLOC, STORE, ANOTHER), is_uuid),
+    Case(
+        "bdev_lvol_clone_bdev",
+        ("m1", "lvs0", "e0"),
+        (MALLOC, STORE, ANOTHER),
+        then("bdev_lvol_get_lvols", esnaps, {"lvs0/e0": (True, False)}),
+    ),
+    Case(
+        "bdev_lvol_set_parent_bdev",
+        ("lvs0/v0", "m1"),
+        (MALLOC, STORE, LVOL, ANOTHER),
+        then("bdev_lvol_get_lvols", esnaps, {"lvs0/v0": (True, False)}),
+    ),
+    Case(
+        "bdev_lvol_decouple_parent",
+        ("lvs0/e0",),
+        (MALLOC, STORE, ANOTHER, CLONE_BDEV),
+        then("bdev_lvol_get_lvols", esnaps, {"lvs0/e0": (False, False)}),
     ),
     Case(
         "bdev_lvol_inflate",

@@ -39,7 +39,7 @@ DEADLINE_S = 60.0
 ROUNDS = 5
 """Of a neighbour while an upgrade waits, for 5 s at most: it would do one if it waited, too."""
 
-ATTEMPTS = (ROUNDS, ROUNDS, 3, 2, 2)
+ATTEMPTS = (ROUNDS, ROUNDS, 3, 2, 2, 2, 2, 2, 2)
 """Rounds of the neighbour in each: a busy machine can be too late with them for one upgrade."""
 TOO_LATE = "controller slow: an upgrade still waits for I/O in flight"
 """What the target says when it has waited for DRAIN_TIMEOUT (crates/target/src/upgrade/mod.rs)."""

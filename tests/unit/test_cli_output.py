@@ -13,7 +13,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from plugin.cli import main, qemu_user
+from plugin import qemu_user
+from plugin.cli import main
 from plugin.cli.contents import UnknownContentsError, contents
 from plugin.cli.output import confirm, errors_as_sentences, show, text
 from plugin.cli.target import _group_of_qemu

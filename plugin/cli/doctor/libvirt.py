@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from plugin.cli import qemu_user
+from plugin import qemu_user
 from plugin.cli.doctor.finding import Finding, dotted, run, version_of
 from plugin.config import LIBVIRTDS_PLACES, Config
 from plugin.gateway import libvirtdconf

@@ -273,6 +273,9 @@ pub fn stores(data: &[u8]) {
         seal(&mut disk, *page);
     }
     _ = Store::probe(&mut disk);
+    for from in [0, 200, u64::MAX] {
+        _ = Store::dump(&mut disk, from);
+    }
     let Ok(mut store) = Store::load(disk) else { return };
     check(&store);
     while !input.is_empty() {

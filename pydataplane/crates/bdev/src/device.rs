@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use reactor::IoContext;
 use serde_json::Value;
@@ -75,6 +75,19 @@ pub struct Features {
     pub unmap_granularity: u32,
     /// Largest I/O of one submit in blocks (0: no limit).
     pub max_blocks: u32,
+    /// The time in which completed writes stay readable without a flush, whatever becomes of this
+    /// process: the boot of the host whose page cache or disk holds them, as its number. `None`: not
+    /// known, or nothing has to be flushed.
+    pub boot: Option<u128>,
+}
+
+/// The number of this host's boot (`/proc/sys/kernel/random/boot_id`); `None` where it cannot be read.
+pub fn host_boot() -> Option<u128> {
+    static BOOT: OnceLock<Option<u128>> = OnceLock::new();
+    *BOOT.get_or_init(|| {
+        let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+        Uuid::parse_str(text.trim()).ok().map(|id| id.as_u128()).filter(|number| *number != 0)
+    })
 }
 
 /// Why a channel could not be opened.

@@ -13,6 +13,7 @@
 //! | `device` | [`Bdev`], [`Geometry`], [`Features`] |
 //! | `latch` | [`FlushLatch`]: a failed flush, remembered |
 //! | `registry` | [`Registry`]: names, [`Claim`]s, [`Event`]s |
+//! | `late` | [`Late`]: completions that a caller had no room for |
 //! | `slots` | [`Slots`]: what is in flight on a channel |
 //! | `stats` | [`Stats`]: what `bdev_get_iostat` shows |
 //! | `malloc`, `ram` | [`Malloc`]: a disk in memory |
@@ -29,6 +30,7 @@ mod device;
 mod file;
 mod io;
 mod latch;
+mod late;
 mod malloc;
 mod null;
 mod owned;
@@ -44,10 +46,11 @@ pub mod testing;
 /// in pieces, so that nobody else on the thread waits for it (64 KiB take some ten microseconds).
 pub const COPY_AT_ONCE: usize = 64 << 10;
 
-pub use device::{Bdev, Features, Geometry, OpenError};
+pub use device::{Bdev, Features, Geometry, OpenError, host_boot};
 pub use file::{Closing, FileBdev, FileKind, FileOptions, OpenedFile};
 pub use io::{Channel, Completion, Io, IoError, Op, Submit};
 pub use latch::{FlushCause, FlushFailure, FlushLatch};
+pub use late::Late;
 pub use malloc::{Malloc, MallocOptions};
 pub use null::Null;
 pub use owned::{Finished, OwnedChannel};

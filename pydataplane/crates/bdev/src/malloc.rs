@@ -60,6 +60,7 @@ const FEATURES: Features = Features {
     thin: true,
     unmap_granularity: 1,
     max_blocks: 0,
+    boot: None,
 };
 
 impl Malloc {

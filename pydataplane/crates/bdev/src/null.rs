@@ -31,6 +31,7 @@ const FEATURES: Features = Features {
     thin: false,
     unmap_granularity: 1,
     max_blocks: 0,
+    boot: None,
 };
 
 impl Null {

@@ -1,8 +1,8 @@
 //! A blob in memory, and its pages as they are on the medium.
 
 use crate::format::{
-    DIRECT, FLAG_DELETING, FLAG_READ_ONLY, FLAG_SNAPSHOT, FLAG_THIN, HOLE, Kind, POINTERS, Page,
-    PageId, Root, encode_name, pack,
+    DIRECT, FLAG_DELETING, FLAG_EXTERNAL, FLAG_READ_ONLY, FLAG_SNAPSHOT, FLAG_THIN, HOLE, Kind,
+    POINTERS, Page, PageId, Root, encode_name, pack,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use uuid::Uuid;
@@ -33,6 +33,8 @@ pub struct BlobInfo {
     pub snapshot: bool,
     /// The snapshot that shows where this one has nothing of its own.
     pub parent: Option<BlobId>,
+    /// The parent outside of the store that does so instead.
+    pub external: Option<Uuid>,
     /// It shows in the clusters before this one.
     pub parent_clusters: u64,
     /// Those whose parent it is, in order.
@@ -79,6 +81,8 @@ pub(crate) struct Blob {
     pub flags: u32,
     /// The snapshot that shows where this one has nothing; 0: none.
     pub parent: u64,
+    /// What is outside of the store and shows there instead: never beside a parent.
+    pub external: Option<Uuid>,
     /// It shows in the clusters before this one.
     pub parent_clusters: u64,
     /// Blobs whose parent this is; not on the medium.
@@ -125,6 +129,11 @@ impl Blob {
         self.flags & FLAG_DELETING != 0
     }
 
+    /// Whether anything shows where this one has nothing.
+    pub fn has_below(&self) -> bool {
+        self.parent != 0 || self.external.is_some()
+    }
+
     /// Whether the parent shows in `cluster` where this one has nothing there.
     pub fn shows_parent(&self, cluster: u64) -> bool {
         cluster < self.parent_clusters
@@ -141,6 +150,7 @@ impl Blob {
             read_only: self.read_only(),
             snapshot: self.snapshot(),
             parent: (self.parent != 0).then_some(BlobId(self.parent)),
+            external: self.external,
             parent_clusters: self.parent_clusters,
             clones: self.clones.iter().copied().map(BlobId).collect(),
         }
@@ -234,7 +244,9 @@ impl Blob {
         root.uuid = self.uuid.into_bytes();
         root.name = encode_name(&self.name);
         root.size = U64::new(self.size);
-        root.flags = U32::new(self.flags);
+        let external = if self.external.is_some() { FLAG_EXTERNAL } else { 0 };
+        root.flags = U32::new(self.flags | external);
+        root.external = self.external.unwrap_or_default().into_bytes();
         root.parent = U64::new(self.parent);
         root.parent_clusters = U64::new(self.parent_clusters);
         root.xattr_pages = U16::new(self.xattr_pages.len() as u16);

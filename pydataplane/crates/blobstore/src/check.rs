@@ -38,18 +38,24 @@ pub struct Checked {
 }
 
 impl<D: Disk> Store<D> {
-    /// Compares some of the metadata in its places on the medium, from page `from` on, and with it the
-    /// superblock, with memory. With `repair` what differs is written anew from memory: a power cut
-    /// meanwhile leaves it as it was or repaired. What is in the journal is not compared.
+    /// Compares some of the metadata in its places on the medium, from page `from` on, with memory; with the
+    /// first pages also the superblock, and what a load would take from the journal. With `repair` what
+    /// differs is written anew from memory: a power cut meanwhile leaves it as it was or repaired. Makes
+    /// durable what was not.
     ///
     /// # Errors
     /// [`Error::Stopped`], [`Error::Metadata`], or the device's failure to read.
     pub fn check(&mut self, from: u64, repair: bool) -> Result<Checked, Error> {
         self.alive()?;
+        if self.has_tentative() {
+            // The journal's image of a page may else not count, and what is in its place is not compared.
+            self.sync()?;
+        }
         let mut found = Checked::default();
         if from == 0 {
             let sb = self.sb.clone();
             check_superblock(&mut self.disk, &sb, &mut found.problems)?;
+            found.problems.extend(self.check_journal()?);
         }
         let end = self.sb.md_pages.min(from + STEP_PAGES);
         let expected = self.expected(from..end);
@@ -85,6 +91,31 @@ impl<D: Disk> Store<D> {
         }
         found.next = (end < self.sb.md_pages).then_some(end);
         Ok(found)
+    }
+
+    /// Reads the journal as a load would. A record that is damaged, or that the medium never took, ends it
+    /// there: the load would know neither that record nor a later one.
+    fn check_journal(&mut self) -> Result<Option<Problem>, Error> {
+        let at = (self.sb.journal_start + self.sb.tail_page) * PAGE_SIZE as u64;
+        let mut there = Store::empty(&mut self.disk, self.sb.clone());
+        let replayed = match there.replay(true) {
+            Ok(replayed) => replayed.pages,
+            Err(Error::Damaged { place, cause }) => {
+                return Ok(Some(Problem { place, cause, repaired: false }));
+            }
+            Err(e) => return Err(e),
+        };
+        let (end, seq) = (there.journal.seq, self.journal.seq);
+        let whole = |(number, page): (&u32, &Page)| {
+            replayed.get(number).is_some_and(|there| there.bytes() == page.bytes())
+        };
+        let cause = match end == seq {
+            true if self.dirty.iter().all(whole) => return Ok(None),
+            true => "its images are not those that memory has".to_owned(),
+            false => format!("it ends before record {end}, and should end before record {seq}"),
+        };
+        let place = format!("the journal, from byte {at} on");
+        Ok(Some(Problem { place, cause, repaired: false }))
     }
 
     /// What should be in those pages of a range that are in use.
@@ -131,28 +162,38 @@ impl<D: Disk> Store<D> {
         check_superblock(&mut disk, &sb, &mut found.problems)?;
         let (md_pages, bitmap_pages) = (sb.md_pages, sb.bitmap_pages);
         let mut store = Store::empty(&mut disk, sb);
-        let replayed = match store.replay() {
+        let replayed = match store.replay(true) {
             Ok(replayed) => replayed,
             Err(e) => return first(e, &mut found).map(|()| found),
         };
-        let mut bytes = [0; PAGE_SIZE];
-        for number in 0..md_pages as u32 {
-            let in_use = u64::from(number) < bitmap_pages || store.pages.get(u64::from(number));
-            if !in_use {
+        let mut bytes = vec![0; STEP_PAGES as usize * PAGE_SIZE];
+        let mut at = 0;
+        while at < md_pages {
+            // The bitmap's pages are the first, so all others are known when it is their turn.
+            let is_bitmap = at < bitmap_pages;
+            let longest = if is_bitmap { 1 } else { STEP_PAGES.min(md_pages - at) };
+            let in_use = |page: &u64| is_bitmap || store.pages.get(*page);
+            let run = (at..at + longest).take_while(in_use).count() as u64;
+            if run == 0 {
+                at += 1;
                 continue;
             }
-            found.pages += 1;
-            store.disk.read(store.sb.page_offset(number), &mut bytes).map_err(Error::Data)?;
-            match store.verified(number, &bytes, &replayed.pages) {
-                // The bitmap's pages are the first, so all others are known then.
-                Ok(page) if u64::from(number) < bitmap_pages => store.mark(number, &page),
-                Ok(_) => {}
-                Err(e) => first(e, &mut found)?,
+            found.pages += run;
+            let bytes = &mut bytes[..run as usize * PAGE_SIZE];
+            store.disk.read(store.sb.page_offset(at as u32), bytes).map_err(Error::Data)?;
+            for (i, bytes) in bytes.chunks_exact(PAGE_SIZE).enumerate() {
+                let number = at as u32 + i as u32;
+                match store.verified(number, bytes, &replayed.pages) {
+                    Ok(page) if is_bitmap => store.mark(number, &page),
+                    Ok(_) => {}
+                    Err(e) => first(e, &mut found)?,
+                }
             }
+            at += run;
         }
         drop(store);
         if found.problems.is_empty()
-            && let Err(e) = Store::read_all(disk)
+            && let Err(e) = Store::read_all(disk, true)
         {
             first(e, &mut found)?;
         }

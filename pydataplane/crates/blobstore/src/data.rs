@@ -4,6 +4,7 @@
 use crate::blob::BlobId;
 use crate::disk::Disk;
 use crate::error::Error;
+use crate::shows::Shows;
 use crate::store::Store;
 
 impl<D: Disk> Store<D> {
@@ -20,8 +21,11 @@ impl<D: Disk> Store<D> {
             let n = ((size - at % size) as usize).min(buf.len() - done);
             let part = &mut buf[done..done + n];
             match self.source(id.0, at / size) {
-                None => part.fill(0),
-                Some(c) => {
+                Shows::Zeros => part.fill(0),
+                Shows::External(parent) => {
+                    self.disk.read_external(parent, at, part).map_err(Error::Data)?
+                }
+                Shows::Cluster(c) => {
                     self.disk.read(u64::from(c) * size + at % size, part).map_err(Error::Data)?
                 }
             }
@@ -63,17 +67,6 @@ impl<D: Disk> Store<D> {
             written.map_err(Error::Data)?;
             done += n;
         }
-        Ok(())
-    }
-
-    /// Makes everything that was written durable.
-    ///
-    /// # Errors
-    /// [`Error::Metadata`]: what was written since the last one may be lost.
-    pub fn sync(&mut self) -> Result<(), Error> {
-        let flushed = self.disk.flush();
-        self.must(flushed)?;
-        self.unflushed = false;
         Ok(())
     }
 

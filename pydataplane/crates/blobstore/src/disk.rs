@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use uuid::Uuid;
 
 /// Why a device access failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -19,6 +20,9 @@ pub struct DiskError {
     /// Whether the device had no room left for the write.
     pub no_space: bool,
 }
+
+/// Bytes that are copied at once where a disk knows no better way.
+const COPY_STEP: u64 = 1 << 20;
 
 /// A block device, used synchronously. Offsets and lengths are whole 4096-byte pages, except those
 /// of [`Store::read`](crate::Store::read) and [`write`](crate::Store::write), which are the
@@ -39,6 +43,30 @@ pub trait Disk {
     fn write(&mut self, offset: u64, buf: &[u8]) -> Result<(), DiskError>;
     /// Makes `len` bytes at `offset` read as zeros.
     fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), DiskError>;
+    /// Copies `len` bytes from each first offset to the second one. No range is in two pairs as a second.
+    fn copy(&mut self, pairs: &[(u64, u64)], len: u64) -> Result<(), DiskError> {
+        copy_by(self, pairs, len, |disk, from, bytes| disk.read(from, bytes))
+    }
+    /// Fills `buf` from byte `offset` of what is outside of the store and a blob's parent. A disk that
+    /// knows of none fails.
+    fn read_external(
+        &mut self,
+        parent: Uuid,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> Result<(), DiskError> {
+        let (len, cause) = (buf.len() as u64, format!("the external parent {parent} is not there"));
+        Err(DiskError { op: "read", offset, len, cause, no_space: false })
+    }
+    /// As [`Disk::copy`], of `len` bytes from each first offset of an external parent.
+    fn copy_external(
+        &mut self,
+        parent: Uuid,
+        pairs: &[(u64, u64)],
+        len: u64,
+    ) -> Result<(), DiskError> {
+        copy_by(self, pairs, len, |disk, from, bytes| disk.read_external(parent, from, bytes))
+    }
     /// Says that `len` bytes at `offset` are not needed; what they read as afterwards is
     /// undefined. A device that cannot does nothing.
     fn unmap(&mut self, _offset: u64, _len: u64) -> Result<(), DiskError> {
@@ -46,6 +74,34 @@ pub trait Disk {
     }
     /// Makes all completed writes durable.
     fn flush(&mut self) -> Result<(), DiskError>;
+    /// The time in which completed writes stay readable without a flush, whatever becomes of the process
+    /// that wrote them: the boot of the host whose page cache or disk holds them. Not 0. `None`: that is
+    /// not known, and a store flushes each change then.
+    fn boot(&self) -> Option<u128> {
+        None
+    }
+    /// How many flushes of the device failed so far, whoever asked for them.
+    fn failed_flushes(&self) -> u64 {
+        0
+    }
+}
+
+/// Copies `len` bytes from each first offset, as `read` reads there, to the second one.
+fn copy_by<D: Disk + ?Sized>(
+    disk: &mut D,
+    pairs: &[(u64, u64)],
+    len: u64,
+    read: impl Fn(&mut D, u64, &mut [u8]) -> Result<(), DiskError>,
+) -> Result<(), DiskError> {
+    let mut bytes = vec![0; len.min(COPY_STEP) as usize];
+    for (from, to) in pairs {
+        for at in (0..len).step_by(bytes.len()) {
+            let part = (len - at).min(bytes.len() as u64) as usize;
+            read(disk, from + at, &mut bytes[..part])?;
+            disk.write(to + at, &bytes[..part])?;
+        }
+    }
+    Ok(())
 }
 
 impl<D: Disk + ?Sized> Disk for &mut D {
@@ -64,11 +120,36 @@ impl<D: Disk + ?Sized> Disk for &mut D {
     fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), DiskError> {
         (**self).write_zeroes(offset, len)
     }
+    fn copy(&mut self, pairs: &[(u64, u64)], len: u64) -> Result<(), DiskError> {
+        (**self).copy(pairs, len)
+    }
+    fn read_external(
+        &mut self,
+        parent: Uuid,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> Result<(), DiskError> {
+        (**self).read_external(parent, offset, buf)
+    }
+    fn copy_external(
+        &mut self,
+        parent: Uuid,
+        pairs: &[(u64, u64)],
+        len: u64,
+    ) -> Result<(), DiskError> {
+        (**self).copy_external(parent, pairs, len)
+    }
     fn unmap(&mut self, offset: u64, len: u64) -> Result<(), DiskError> {
         (**self).unmap(offset, len)
     }
     fn flush(&mut self) -> Result<(), DiskError> {
         (**self).flush()
+    }
+    fn boot(&self) -> Option<u128> {
+        (**self).boot()
+    }
+    fn failed_flushes(&self) -> u64 {
+        (**self).failed_flushes()
     }
 }
 

@@ -4,7 +4,7 @@
 //! blob goes on with an empty root of another number, whose parent the snapshot is. So it takes two
 //! pages, whatever the size. A snapshot with one clone is deleted by handing over what the clone lacks.
 
-use crate::blob::{Blob, BlobId, Chunk, Part, index_of, place};
+use crate::blob::{Blob, BlobId, Chunk, Part, index_of};
 use crate::disk::Disk;
 use crate::error::Error;
 use crate::format::{
@@ -117,6 +117,7 @@ impl<D: Disk> Store<D> {
             allocated: 0,
             flags: FLAG_THIN,
             parent: id.0,
+            external: None,
             parent_clusters: snapshot.size,
             clones: BTreeSet::new(),
             xattrs: std::mem::replace(&mut snapshot.xattrs, options.xattrs.clone()),
@@ -175,7 +176,7 @@ impl<D: Disk> Store<D> {
         }
     }
 
-    fn check_version(&self) -> Result<(), Error> {
+    pub(crate) fn check_version(&self) -> Result<(), Error> {
         match self.sb.version < VERSION {
             true => Err(Error::OldFormat { store: self.sb.name.clone(), version: self.sb.version }),
             false => Ok(()),
@@ -196,41 +197,6 @@ impl<D: Disk> Store<D> {
         self.write_superblock()
     }
 
-    /// The device's cluster whose data `cluster` of a blob shows, its own or that of a snapshot;
-    /// `None`: it reads as zeros.
-    pub(crate) fn source(&self, blob: u64, cluster: u64) -> Option<u32> {
-        let mut blob = &self.blobs[&blob];
-        loop {
-            match blob.entry(cluster) {
-                0 if blob.shows_parent(cluster) => blob = &self.blobs[&blob.parent],
-                0 | HOLE => return None,
-                to => return Some(to),
-            }
-        }
-    }
-
-    /// As [`Store::source`] where the blob had nothing of its own there.
-    pub(crate) fn shown(&self, blob: u64, cluster: u64) -> Option<u32> {
-        let blob = &self.blobs[&blob];
-        blob.shows_parent(cluster).then(|| self.source(blob.parent, cluster)).flatten()
-    }
-
-    /// Extents pages `first` .. of which some cluster before `end` is shown by a snapshot, or the blob's.
-    pub(crate) fn chunks_shown(&self, blob: u64, first: u32, end: u64) -> BTreeSet<u32> {
-        let mut all = BTreeSet::new();
-        let (mut blob, mut end) = (&self.blobs[&blob], end);
-        loop {
-            if end > 0 && place(end - 1).0 >= first {
-                all.extend(blob.chunks.range(first..=place(end - 1).0).map(|(n, _)| *n));
-            }
-            end = end.min(blob.parent_clusters);
-            match self.blobs.get(&blob.parent) {
-                Some(parent) => blob = parent,
-                None => return all,
-            }
-        }
-    }
-
     /// Clusters from `from` on, at most `most`, that a blob must have of its own before it can be
     /// [detached](Store::detach): `all` that it lacks, or only those that its parent itself has.
     ///
@@ -248,10 +214,15 @@ impl<D: Disk> Store<D> {
             let lacks = (from..blob.size).filter(|cluster| blob.cluster(*cluster) == 0);
             return Ok(lacks.take(most).collect());
         }
+        if blob.external.is_some() {
+            // What it has is not known: all of it.
+            let shown = (from..blob.parent_clusters).filter(|cluster| blob.entry(*cluster) == 0);
+            return Ok(shown.take(most).collect());
+        }
         let none = || Error::NoParent { name: blob.name.clone() };
         let parent = self.blobs.get(&blob.parent).ok_or_else(none)?;
         // A hole matters where the parent has a parent, which would show through.
-        let hides = |entry: u32| entry != HOLE || parent.parent != 0;
+        let hides = |entry: u32| entry != HOLE || parent.has_below();
         let has = parent.entries_from(from).filter(|(_, entry)| hides(*entry));
         let has = has.map(|(cluster, _)| cluster);
         let has = has.take_while(|cluster| blob.shows_parent(*cluster));
@@ -270,13 +241,13 @@ impl<D: Disk> Store<D> {
         }
         let blob = self.get(id)?;
         let (old, grand) = match self.blobs.get(&blob.parent) {
-            Some(parent) if !all => (parent.id, (parent.parent, parent.parent_clusters)),
-            parent => (parent.map_or(0, |p| p.id), (0, 0)),
+            Some(p) if !all => (p.id, (p.parent, p.external, p.parent_clusters)),
+            parent => (parent.map_or(0, |p| p.id), (0, None, 0)),
         };
         let mut txn = Txn::default();
         let blob = self.blob_mut(id.0);
-        blob.parent = grand.0;
-        blob.parent_clusters = grand.1.min(blob.parent_clusters);
+        (blob.parent, blob.external) = (grand.0, grand.1);
+        blob.parent_clusters = grand.2.min(blob.parent_clusters);
         if all {
             blob.flags &= !FLAG_THIN;
         }
@@ -303,7 +274,7 @@ impl<D: Disk> Store<D> {
         let (old, size) = (blob.parent, blob.size);
         let mut txn = Txn::default();
         let blob = self.blob_mut(id.0);
-        (blob.parent, blob.parent_clusters) = (parent.0, size);
+        (blob.parent, blob.external, blob.parent_clusters) = (parent.0, None, size);
         self.moved(id.0, old, parent.0);
         txn.touch(id.0, Part::Root);
         self.commit(txn)
@@ -335,14 +306,14 @@ impl<D: Disk> Store<D> {
         chunks.values().for_each(|chunk| txn.free(chunk.page));
         indexes.values().for_each(|index| txn.free(index.page));
         (blob.size, blob.allocated) = (size, 0);
-        (blob.parent, blob.parent_clusters) = (to.0, size);
+        (blob.parent, blob.external, blob.parent_clusters) = (to.0, None, size);
         self.moved(id.0, old, to.0);
         txn.touch(id.0, Part::Root);
         self.commit(txn)?;
         Ok(freed)
     }
 
-    fn moved(&mut self, blob: u64, from: u64, to: u64) {
+    pub(crate) fn moved(&mut self, blob: u64, from: u64, to: u64) {
         if let Some(parent) = self.blobs.get_mut(&from) {
             parent.clones.remove(&blob);
         }
@@ -406,10 +377,11 @@ impl<D: Disk> Store<D> {
         }
         txn.touch(heir, Part::Root);
         if last {
-            let (parent, clusters) = (self.blobs[&id].parent, self.blobs[&id].parent_clusters);
+            let gone = &self.blobs[&id];
+            let (parent, external, clusters) = (gone.parent, gone.external, gone.parent_clusters);
             self.remove(&mut txn, id);
             let blob = self.blob_mut(heir);
-            blob.parent = parent;
+            (blob.parent, blob.external) = (parent, external);
             blob.parent_clusters = clusters.min(blob.parent_clusters);
             self.moved(heir, 0, parent);
         } else {
@@ -429,7 +401,7 @@ impl<D: Disk> Store<D> {
         freed: &mut Freed,
     ) {
         let given = self.take_chunk(txn, id, n);
-        let has_parent = self.blobs[&id].parent != 0;
+        let has_parent = self.blobs[&id].has_below();
         let blob = &self.blobs[&heir];
         let first = u64::from(n) * POINTERS as u64;
         let entries =

@@ -13,11 +13,15 @@
 //! | `layout` | where things lie on a device of some size |
 //! | `bitmap` | used and free pages and clusters; a [`Run`] of them |
 //! | `blob` | a blob in memory |
-//! | `store` | [`Store`]: state; its `journal`: commit, checkpoint |
+//! | `store` | [`Store`]: state; `journal`: commit, checkpoint; `replay`: the journal, read again |
 //! | `load` | from the medium to a [`Store`], refusing what is damaged |
 //! | `check` | [`Checked`]: the medium beside memory, and repair |
+//! | `dump` | [`Dumped`]: what is on the medium, page by page |
+//! | `scrub` | [`Scrubbed`]: whether all data can be read |
 //! | `ops` | create, delete, resize, rename, xattrs: one transaction each |
 //! | `history` | [`HistoryOptions`]: snapshots and clones, and their end |
+//! | `shows` | what a blob is read from where it has nothing of its own |
+//! | `external` | parents outside of the store |
 //! | `thin` | [`Batch`]: allocation on demand and unmapping, many in one record |
 //! | `grow` | taking over what the device has gained |
 //! | `data` | reading and writing a blob's contents |
@@ -33,13 +37,17 @@ mod blob;
 mod check;
 mod data;
 mod disk;
+mod dump;
 mod error;
+mod external;
 mod format;
 mod grow;
 mod history;
 mod layout;
 mod load;
 mod ops;
+mod scrub;
+mod shows;
 mod store;
 mod thin;
 
@@ -47,11 +55,13 @@ pub use bitmap::Run;
 pub use blob::{BlobId, BlobInfo};
 pub use check::{Checked, Problem};
 pub use disk::{Disk, DiskError, FileDisk, MemDisk};
+pub use dump::{Dumped, Entry};
 pub use error::Error;
 pub use format::{
     CLUSTER_MAX, CLUSTER_MIN, HOLE, NAME_MAX, PAGE_SIZE, XATTR_NAME_MAX, XATTR_VALUE_MAX,
 };
 pub use history::{Deleted, HistoryOptions};
 pub use ops::BlobOptions;
+pub use scrub::{Scrubbed, Unreadable};
 pub use store::{Freed, Identity, Reservation, Store, StoreInfo, StoreOptions};
 pub use thin::{Batch, BatchDone, Lost};

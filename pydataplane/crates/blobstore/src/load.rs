@@ -1,30 +1,21 @@
-//! From the medium to a [`Store`]: choose the superblock, replay the journal, read the pages in
+//! From the medium to a [`Store`]: choose the superblock, replay the journal (`store::replay`), read the pages in
 //! use, and check all of it. Nothing is written before everything was found whole.
 
 use crate::blob::{Blob, Chunk, Index, chunks_of_index};
 use crate::disk::{Disk, DiskError};
 use crate::error::Error;
 use crate::format::{
-    COPY_A, COPY_B, COUNT_MAX, EXTENTS_MAX, FLAG_DELETING, FLAG_READ_ONLY, FLAG_SNAPSHOT,
-    FLAG_THIN, FLAGS_1, FLAGS_2, HOLE, INLINE_XATTRS, Kind, PAGE_SIZE, PAYLOAD, POINTERS, Page,
-    PageId, RecordHeader, Root, Superblock, SuperblockFault, XATTR_PAGES, crc32c, decode_name,
-    pack, unpack,
+    COPY_A, COPY_B, COUNT_MAX, EXTENTS_MAX, FLAG_DELETING, FLAG_EXTERNAL, FLAG_READ_ONLY,
+    FLAG_SNAPSHOT, FLAG_THIN, FLAGS_1, FLAGS_2, HOLE, INLINE_XATTRS, Kind, PAGE_SIZE, PAYLOAD,
+    POINTERS, Page, PageId, Root, Superblock, SuperblockFault, XATTR_PAGES, decode_name, pack,
+    unpack,
 };
-use crate::store::{Identity, Journal, Store};
+use crate::store::{Identity, Replayed, Store};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use uuid::Uuid;
 
-/// What the journal holds.
-#[derive(Default)]
-pub(crate) struct Replayed {
-    /// The newest image of each page, unless a later one was written in place.
-    pub pages: BTreeMap<u32, Page>,
-    /// The last record, and its page of the journal: the only one whose flush may have failed.
-    last: Option<(u64, Vec<u8>)>,
-}
-
 /// Pages read with one call.
-const READ_RUN_PAGES: u64 = 256;
+pub(crate) const READ_RUN_PAGES: u64 = 256;
 
 impl<D: Disk> Store<D> {
     /// Which store the device holds; `None` where neither superblock copy is one.
@@ -45,7 +36,20 @@ impl<D: Disk> Store<D> {
     /// [`Error::NotAStore`], [`Error::Truncated`], [`Error::Unsupported`], [`Error::Damaged`],
     /// or the device's failure.
     pub fn load(disk: D) -> Result<Self, Error> {
-        let (mut store, replayed) = Store::read_all(disk)?;
+        Store::load_what_counts(disk, true)
+    }
+
+    /// As [`Store::load`], without the changes that were not durable: for a device of which a flush
+    /// failed, and which may have lost what they stand on.
+    ///
+    /// # Errors
+    /// As [`Store::load`].
+    pub fn load_durable(disk: D) -> Result<Self, Error> {
+        Store::load_what_counts(disk, false)
+    }
+
+    fn load_what_counts(disk: D, tentative: bool) -> Result<Self, Error> {
+        let (mut store, replayed) = Store::read_all(disk, tentative)?;
         store.begin_new_journal(&replayed)?;
         store.finish_deletions()?;
         Ok(store)
@@ -58,14 +62,15 @@ impl<D: Disk> Store<D> {
     /// # Errors
     /// As [`Store::load`].
     pub fn load_stopped(disk: D, why: DiskError) -> Result<Self, Error> {
-        let (mut store, replayed) = Store::read_all(disk)?;
+        let (mut store, replayed) = Store::read_all(disk, false)?;
         store.dirty = replayed.pages;
         store.stopped = Some(why);
         Ok(store)
     }
 
-    /// Reads all of the store, and its journal.
-    pub(crate) fn read_all(mut disk: D) -> Result<(Self, Replayed), Error> {
+    /// Reads all of the store, and its journal; records that are not final count if `tentative` and they
+    /// are of this boot.
+    pub(crate) fn read_all(mut disk: D, tentative: bool) -> Result<(Self, Replayed), Error> {
         let sb = choose_superblock(&mut disk)?;
         let need = sb.device_pages * PAGE_SIZE as u64;
         let have = disk.size();
@@ -73,91 +78,13 @@ impl<D: Disk> Store<D> {
             return Err(Error::Truncated { name: sb.name, need, have });
         }
         let mut store = Store::empty(disk, sb);
-        let replayed = store.replay()?;
+        let replayed = store.replay(tentative)?;
         let mut pages = store.read_pages(&replayed.pages)?;
         store.take_blobs(&mut pages)?;
         if let Some(number) = pages.keys().min() {
             return Err(store.damaged(*number, "it is in use, but nobody reaches it"));
         }
         Ok((store, replayed))
-    }
-
-    /// Reads the journal. Sets the next record's number.
-    pub(crate) fn replay(&mut self) -> Result<Replayed, Error> {
-        let mut newest = BTreeMap::new();
-        let mut last = None;
-        let (mut at, mut left) = (self.sb.tail_page, self.sb.journal_pages);
-        while left > 1 {
-            let mut bytes = [0; PAGE_SIZE];
-            self.read_ring(at, &mut bytes)?;
-            let Some(header) = RecordHeader::decode(&bytes) else { break };
-            if header.store != self.sb.store_id() || header.mount != self.sb.mount {
-                break;
-            }
-            if header.seq != self.journal.seq {
-                let first = self.journal.seq == self.sb.tail_seq;
-                if first && header.seq > self.journal.seq {
-                    return Err(Error::Damaged {
-                        place: "the newer superblock copy".into(),
-                        cause: "the other one is older than the journal".into(),
-                    });
-                }
-                break;
-            }
-            let count = header.targets.len() as u64;
-            if count + 1 > left {
-                break;
-            }
-            let mut images = vec![0; count as usize * PAGE_SIZE];
-            self.read_ring((at + 1) % self.sb.journal_pages, &mut images)?;
-            if crc32c(&[&images]) != header.images_crc {
-                break;
-            }
-            for (target, image) in header.targets.iter().zip(images.chunks_exact(PAGE_SIZE)) {
-                if u64::from(*target) >= self.sb.md_pages {
-                    return Err(Error::Damaged {
-                        place: format!("journal record {}", header.seq),
-                        cause: format!("it changes page {target}, which does not exist"),
-                    });
-                }
-                let page = Page::verify(image, self.sb.store_id(), *target).map_err(|cause| {
-                    let place =
-                        format!("journal record {}, its metadata page {target}", header.seq);
-                    Error::Damaged { place, cause }
-                })?;
-                newest.insert(*target, page);
-            }
-            last = Some((at, [&bytes[..], &images].concat()));
-            at = (at + count + 1) % self.sb.journal_pages;
-            left -= count + 1;
-            self.journal.seq += 1;
-        }
-        // What was freed and used anew in place is not replayed. What is in place already is: a flush
-        // of it may have failed, and then it can be read but is not on the medium.
-        let mut bytes = [0; PAGE_SIZE];
-        let mut stale = Vec::new();
-        for (number, image) in &newest {
-            self.disk.read(self.sb.page_offset(*number), &mut bytes).map_err(Error::Data)?;
-            if let Ok(there) = Page::verify(&bytes, self.sb.store_id(), *number)
-                && there.lsn() > image.lsn()
-            {
-                stale.push(*number);
-            }
-        }
-        stale.iter().for_each(|n| drop(newest.remove(n)));
-        Ok(Replayed { pages: newest, last })
-    }
-
-    /// Reads pages of the journal, going round at its end.
-    fn read_ring(&mut self, at: u64, bytes: &mut [u8]) -> Result<(), Error> {
-        let before_end = (self.sb.journal_pages - at) as usize * PAGE_SIZE;
-        let (front, back) = bytes.split_at_mut(before_end.min(bytes.len()));
-        let offset = |page: u64| (self.sb.journal_start + page) * PAGE_SIZE as u64;
-        self.disk.read(offset(at), front).map_err(Error::Data)?;
-        if back.is_empty() {
-            return Ok(());
-        }
-        self.disk.read(offset(0), back).map_err(Error::Data)
     }
 
     /// Reads the bitmap, then every page in use except the bitmap's own.
@@ -295,10 +222,15 @@ impl<D: Disk> Store<D> {
         if flags & !known != 0 || old && parent != 0 {
             return bad("it has flags or a parent that this version does not know");
         }
-        if parent != 0 && flags & FLAG_THIN == 0 {
+        let external = flags & FLAG_EXTERNAL != 0;
+        if external && parent != 0 {
+            return bad("it has two parents");
+        }
+        let has_parent = external || parent != 0;
+        if has_parent && flags & FLAG_THIN == 0 {
             return bad("it has a parent, but is thick");
         }
-        if parent_clusters > if parent == 0 { 0 } else { root.size.get() } {
+        if parent_clusters > if has_parent { root.size.get() } else { 0 } {
             return bad("its parent shows past its end");
         }
         if flags & FLAG_SNAPSHOT != 0 && flags & FLAG_READ_ONLY == 0
@@ -322,8 +254,9 @@ impl<D: Disk> Store<D> {
             name,
             size: root.size.get(),
             allocated: 0,
-            flags,
+            flags: flags & !FLAG_EXTERNAL,
             parent,
+            external: external.then(|| Uuid::from_bytes(root.external)),
             parent_clusters,
             clones: BTreeSet::new(),
             xattrs: BTreeMap::new(),
@@ -442,25 +375,6 @@ impl<D: Disk> Store<D> {
             return Err(self.damaged(from, &cause));
         }
         Ok(page)
-    }
-
-    /// Writes what was replayed in place and begins a new journal.
-    ///
-    /// The record that nobody was told of may be in a cache alone, also where its flush failed: it is
-    /// made durable first, since pages in place without their record would be a change in part.
-    fn begin_new_journal(&mut self, replayed: &Replayed) -> Result<(), Error> {
-        if let Some((at, record)) = &replayed.last {
-            let written = self.write_ring(*at, record).and_then(|()| self.disk.flush());
-            self.must(written)?;
-        }
-        self.write_pages(&replayed.pages)?;
-        let flushed = self.disk.flush();
-        self.must(flushed)?;
-        self.journal = Journal { head: 0, used: 0, seq: self.journal.seq };
-        self.sb.tail_page = 0;
-        self.sb.tail_seq = self.journal.seq;
-        self.sb.mount += 1;
-        self.write_superblock()
     }
 }
 

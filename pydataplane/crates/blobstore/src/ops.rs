@@ -199,7 +199,7 @@ impl<D: Disk> Store<D> {
     }
 
     /// A blob that has nothing yet but its root and its xattrs.
-    fn insert_new(&mut self, txn: &mut Txn, options: &BlobOptions, parent: u64) -> u64 {
+    pub(crate) fn insert_new(&mut self, txn: &mut Txn, options: &BlobOptions, parent: u64) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
         let root = self.take_page(txn);
@@ -219,6 +219,7 @@ impl<D: Disk> Store<D> {
                 allocated: 0,
                 flags: if options.thin { FLAG_THIN } else { 0 },
                 parent,
+                external: None,
                 parent_clusters: if parent == 0 { 0 } else { options.size },
                 clones: BTreeSet::new(),
                 xattrs: options.xattrs.clone(),

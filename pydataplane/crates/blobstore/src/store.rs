@@ -9,10 +9,14 @@ use crate::format::{
     name_fault,
 };
 use crate::layout::plan;
+use crate::shows::Shows;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use uuid::Uuid;
 
 mod journal;
+mod replay;
+
+pub(crate) use replay::Replayed;
 
 /// Clusters taken for a blob that does not own them yet: zero them, then hand them to
 /// [`Store::create_reserved`] or [`Store::resize_reserved`], or back to [`Store::unreserve`].
@@ -116,6 +120,14 @@ pub(crate) struct Journal {
     pub seq: u64,
 }
 
+/// Records at the journal's end that are not final.
+pub(crate) struct Tentative {
+    /// How many flushes of the device had failed before the first of them.
+    pub failures: u64,
+    /// How many they are.
+    pub records: u32,
+}
+
 /// One change in the making. The in-memory state is changed first; [`Store::commit`] then writes
 /// what this names. If that fails the store stops, so nobody sees the state that was not written.
 #[derive(Default)]
@@ -157,8 +169,10 @@ pub struct Store<D> {
     pub(crate) next_id: u64,
     /// Newest image of each page that is in the journal but not in its place.
     pub(crate) dirty: BTreeMap<u32, Page>,
-    /// Zeros or pages were written in place since the last flush.
+    /// Zeros, pages in place or a record were written since the last flush.
     pub(crate) unflushed: bool,
+    /// The journal ends with records that are not final.
+    pub(crate) tentative: Option<Tentative>,
     /// The first metadata failure.
     pub(crate) stopped: Option<DiskError>,
 }
@@ -214,6 +228,7 @@ impl<D: Disk> Store<D> {
             next_id: 1,
             dirty: BTreeMap::new(),
             unflushed: false,
+            tentative: None,
             stopped: None,
         }
     }
@@ -231,7 +246,7 @@ impl<D: Disk> Store<D> {
     /// # Errors
     /// [`Error::Metadata`]; what was acknowledged is in the journal all the same.
     pub fn close(mut self) -> Result<D, Error> {
-        if self.stopped.is_none() && self.journal.used > 0 {
+        if self.stopped().is_none() && self.journal.used > 0 {
             self.checkpoint()?;
         }
         Ok(self.disk)
@@ -270,7 +285,7 @@ impl<D: Disk> Store<D> {
             free_pages: self.pages.free(),
             max_device_size: self.max_device_size(),
             version: self.sb.version,
-            stopped: self.stopped.as_ref().map(DiskError::to_string),
+            stopped: self.stopped().map(|e| e.to_string()),
         }
     }
 
@@ -280,9 +295,17 @@ impl<D: Disk> Store<D> {
         &mut self.disk
     }
 
-    /// The failure after which the store takes no more changes, if there was one.
-    pub fn stopped(&self) -> Option<&DiskError> {
-        self.stopped.as_ref()
+    /// The failure after which the store takes no more changes, if there was one: also that of a flush
+    /// which somebody else asked for, while there are changes that are not durable.
+    pub fn stopped(&self) -> Option<DiskError> {
+        let overtaken = || {
+            let since = self.tentative.as_ref()?.failures;
+            let cause = "one failed, and what changes stand on may be lost".into();
+            let (offset, len, no_space) = (0, 0, false);
+            let failed = DiskError { op: "flush", offset, len, cause, no_space };
+            (self.disk.failed_flushes() != since).then_some(failed)
+        };
+        overtaken().or_else(|| self.stopped.clone())
     }
 
     /// Marks clusters as taken that no blob owns but somebody still uses, in a store that was just
@@ -308,7 +331,7 @@ impl<D: Disk> Store<D> {
 
     /// Refuses when an earlier failure stopped the store.
     pub(crate) fn alive(&self) -> Result<(), Error> {
-        match &self.stopped {
+        match self.stopped() {
             None => Ok(()),
             Some(cause) => Err(Error::Stopped { cause: cause.to_string() }),
         }
@@ -387,7 +410,7 @@ impl<D: Disk> Store<D> {
     /// would show. Returns the device's cluster that it had, which is not free yet.
     pub(crate) fn unmap_one(&mut self, txn: &mut Txn, blob: u64, cluster: u64) -> Option<u32> {
         let (n, entry) = place(cluster);
-        if self.shown(blob, cluster).is_none() {
+        if self.shown(blob, cluster) == Shows::Zeros {
             return self.forget_one(txn, blob, cluster);
         }
         let of = self.blob_mut(blob);

@@ -4,7 +4,8 @@ use crate::bitmap::Run;
 use crate::blob::{BlobId, place};
 use crate::disk::Disk;
 use crate::error::Error;
-use crate::format::{PAGE_SIZE, POINTERS};
+use crate::format::POINTERS;
+use crate::shows::Shows;
 use crate::store::{Freed, Store, Txn};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,6 +27,8 @@ pub struct Batch {
     losing: BTreeSet<(u64, u32)>,
     /// Metadata pages that allocations need at most.
     pages: u64,
+    /// What it does is durable when it is done.
+    durable: bool,
 }
 
 impl Batch {
@@ -34,15 +37,16 @@ impl Batch {
         self.new.is_empty() && self.unmaps.is_empty()
     }
 
+    /// Has it durable when it is done, and not only with the next [`Store::sync`].
+    pub fn set_durable(&mut self) {
+        self.durable = true;
+    }
+
     /// Extents pages that change at most.
     pub fn extents_pages(&self) -> usize {
         self.gaining.union(&self.losing).count()
     }
 }
-
-/// Bytes that are copied at once.
-const COPY_STEP: u64 = 1 << 20;
-const _: () = assert!(COPY_STEP.is_multiple_of(PAGE_SIZE as u64));
 
 /// What became of a [`Batch`].
 #[derive(Debug)]
@@ -50,6 +54,9 @@ const _: () = assert!(COPY_STEP.is_multiple_of(PAGE_SIZE as u64));
 pub struct BatchDone {
     /// (blob, its cluster, the device's cluster) of each allocation; an error where none was made.
     pub allocated: Result<Vec<(BlobId, u64, u32)>, Error>,
+    /// (blob, its cluster) of allocations that were not made because what the blob's external parent
+    /// shows there could not be copied.
+    pub failed: Vec<(BlobId, u64, Error)>,
     /// What each blob lost by unmaps; an error where nothing was unmapped.
     pub unmapped: Result<Vec<Lost>, Error>,
 }
@@ -78,7 +85,7 @@ impl<D: Disk> Store<D> {
     }
 
     /// Adds the allocation of one cluster, if it needs one. It reads as before, durably, before its
-    /// blob owns it. `false`: the batch is full, and nothing was added.
+    /// blob durably owns it. `false`: the batch is full, and nothing was added.
     ///
     /// # Errors
     /// [`Error::NoSpace`], [`Error::NoMetadataSpace`], [`Error::OutOfRange`], [`Error::ReadOnly`],
@@ -180,9 +187,13 @@ impl<D: Disk> Store<D> {
         Ok(dealt_with)
     }
 
-    /// Does what was added, unmaps before allocations, with one record.
+    /// Does what was added, unmaps before allocations, with one record. Allocations survive the process,
+    /// but are durable with the next [`Store::sync`] or other change only, as what is written to them is;
+    /// unmaps are durable at once, as somebody else gets their clusters.
     pub fn commit_batch(&mut self, batch: Batch) -> BatchDone {
-        let Batch { mut new, unmaps, .. } = batch;
+        let Batch { mut new, unmaps, durable, .. } = batch;
+        let durable = durable || !unmaps.is_empty();
+        let failed = self.fill_from_external(&mut new, &unmaps);
         let mut zeroed = Ok(());
         if let Err(e) = self.fill_new(&new, &unmaps) {
             self.give_back(&new);
@@ -209,7 +220,11 @@ impl<D: Disk> Store<D> {
         for ((blob, cluster), to) in &new {
             self.map(&mut txn, *blob, *cluster, *to);
         }
-        let committed = if txn.is_empty() { Ok(()) } else { self.commit(txn) };
+        let committed = match () {
+            () if txn.is_empty() => Ok(()),
+            () if durable => self.commit(txn),
+            () => self.commit_tentative(txn),
+        };
         let lost = lost.into_iter().map(|(id, mut all)| {
             all.sort_unstable();
             let mut freed = Freed::default();
@@ -220,6 +235,7 @@ impl<D: Disk> Store<D> {
         let allocated = new.into_iter().map(|((id, cluster), to)| (BlobId(id), cluster, to));
         BatchDone {
             allocated: zeroed.and(committed.clone()).map(|()| allocated.collect()),
+            failed,
             unmapped: committed.map(|()| lost.collect()),
         }
     }
@@ -229,7 +245,7 @@ impl<D: Disk> Store<D> {
         self.give_back(&batch.new);
     }
 
-    fn give_back(&mut self, new: &BTreeMap<(u64, u64), u32>) {
+    pub(crate) fn give_back(&mut self, new: &BTreeMap<(u64, u64), u32>) {
         for cluster in new.values() {
             self.clusters.clear(u64::from(*cluster) - self.sb.first_data_cluster);
         }
@@ -244,37 +260,31 @@ impl<D: Disk> Store<D> {
     ) -> Result<(), Error> {
         let (mut zeroed, mut copied) = (Vec::new(), Vec::new());
         for ((id, cluster), to) in new {
-            let unmapped = |(of, first, count): &(u64, u64, u64)| {
-                of == id && (*first..first + count).contains(cluster)
-            };
-            match self.source(*id, *cluster).filter(|_| !unmaps.iter().any(unmapped)) {
-                Some(from) => copied.push((from, *to)),
-                None => zeroed.push(*to),
+            match self.source(*id, *cluster) {
+                _ if is_unmapped(unmaps, *id, *cluster) => zeroed.push(*to),
+                Shows::Cluster(from) => copied.push((from, *to)),
+                Shows::Zeros => zeroed.push(*to),
+                Shows::External(_) => {} // filled before
             }
         }
         zeroed.sort_unstable();
         let mut taken = Freed::default();
         zeroed.into_iter().for_each(|cluster| taken.push(cluster));
         taken.runs.into_iter().try_for_each(|run: Run| self.zero(run))?;
-        copied.into_iter().try_for_each(|(from, to)| self.copy(from, to))
-    }
-
-    /// Copies a cluster of the device. It is durable before a blob owns it.
-    fn copy(&mut self, from: u32, to: u32) -> Result<(), Error> {
-        let cluster = u64::from(self.sb.cluster_size);
-        let mut bytes = vec![0; cluster.min(COPY_STEP) as usize];
-        self.unflushed = true;
-        for at in (0..cluster).step_by(bytes.len()) {
-            let read = self.disk.read(u64::from(from) * cluster + at, &mut bytes);
-            let done = read.and_then(|()| self.disk.write(u64::from(to) * cluster + at, &bytes));
-            done.map_err(Error::Data)?;
+        if copied.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        self.unflushed = true;
+        let size = u64::from(self.sb.cluster_size);
+        let at = |cluster: u32| u64::from(cluster) * size;
+        let copied: Vec<_> = copied.into_iter().map(|(from, to)| (at(from), at(to))).collect();
+        self.disk.copy(&copied, size).map_err(Error::Data)
     }
 
     /// Allocates clusters on demand, as few transactions as possible for all of `wants`, each the
     /// (blob, cluster of the blob). One that is allocated already is answered with what it has. A
-    /// new one reads as it did before, durably, before its blob owns it.
+    /// new one reads as it did before, durably, before its blob durably owns it. They are durable after
+    /// [`Store::sync`].
     ///
     /// The answers are in the order of `wants`: [`Error::NoSpace`], [`Error::OutOfRange`],
     /// [`Error::ReadOnly`], [`Error::NoBlob`], or the device's failure.
@@ -310,8 +320,15 @@ impl<D: Disk> Store<D> {
                 }
             }
             begin += added.len();
-            let done = self.commit_batch(batch).allocated.map(drop);
-            answers.extend(added.into_iter().map(|answer| answer.and(done.clone())));
+            let BatchDone { allocated, failed, .. } = self.commit_batch(batch);
+            let failed: BTreeMap<_, _> =
+                failed.into_iter().map(|(id, cluster, e)| ((id, cluster), e)).collect();
+            let done = allocated.map(drop);
+            let of = |(answer, want): (Result<(), Error>, &(BlobId, u64))| {
+                answer.and(done.clone()).and(failed.get(want).cloned().map_or(Ok(()), Err))
+            };
+            let wanted = wants[begin - added.len()..begin].iter();
+            answers.extend(added.into_iter().zip(wanted).map(of));
         }
         let of = |(answer, (id, cluster)): (Result<(), Error>, &(BlobId, u64))| {
             let there = self.get(*id).map_or(0, |blob| blob.cluster(*cluster));
@@ -341,6 +358,14 @@ impl<D: Disk> Store<D> {
             }
         }
     }
+}
+
+/// Whether a blob's cluster is in one of these unmaps (blob, first, count).
+pub(crate) fn is_unmapped(unmaps: &[(u64, u64, u64)], id: u64, cluster: u64) -> bool {
+    let covers = |(of, first, count): &(u64, u64, u64)| {
+        *of == id && (*first..first + count).contains(&cluster)
+    };
+    unmaps.iter().any(covers)
 }
 
 /// The clusters of an extents page in `first` .. `end`.

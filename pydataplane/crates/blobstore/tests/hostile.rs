@@ -97,6 +97,7 @@ fn make_sample() -> Vec<u8> {
     let freed = store.unmap(now, 0, 1).unwrap();
     store.release(freed);
     store.clone_of(thin, &named("clone")).unwrap();
+    store.clone_external(Uuid::from_u128(9), 200, &named("outside")).unwrap();
     store.disk_mut().bytes().to_vec()
 }
 
@@ -226,7 +227,7 @@ fn the_sample_is_a_store_and_sealing_it_changes_nothing() {
     seal_all(&mut sealed);
     assert!(disk == sealed);
     let store = Store::load(MemDisk::from_bytes(disk)).unwrap();
-    assert_eq!(store.blobs().count(), 5);
+    assert_eq!(store.blobs().count(), 6);
     use_all(store);
 }
 

@@ -92,6 +92,10 @@ struct Run {
     /// Use only the first bytes of the disk (512m)
     #[arg(long, value_parser = size)]
     size: Option<u64>,
+    /// Bytes from one sequential I/O to the next, each of which is done once (1m): what first writes to
+    /// clusters of a thin volume cost
+    #[arg(long, value_parser = size, conflicts_with_all = ["fill", "verify"])]
+    stride: Option<u64>,
     /// Seed of the addresses
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -208,6 +212,7 @@ fn run(run: &Run) -> Result<ExitCode, Error> {
         lun: run.lun,
         targets: run.targets,
         size: run.size,
+        stride: run.stride,
         seed: run.seed,
         target_pid: run.target_pid,
         cpus: run.cpus,

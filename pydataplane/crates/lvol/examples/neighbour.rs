@@ -61,7 +61,7 @@ fn run(
     })?)?;
     let lvstores = Lvstores::new(registry.clone());
     let options =
-        LvstoreOptions { cluster_size: CLUSTER as u32, clear: ClearMethod::None, uuid: None };
+        LvstoreOptions { cluster_size: Some(CLUSTER as u32), clear: ClearMethod::None, uuid: None };
     lvstores.create_lvstore("disk0", "lvs0", &options)?;
     for name in ["victim", "flood"] {
         let options = LvolOptions {

@@ -16,8 +16,12 @@ pub(crate) const SLOTS: usize = 256;
 pub(crate) enum Want {
     /// Clusters to write to.
     Allocate,
+    /// As [`Want::Allocate`], durably.
+    AllocateDurably,
     /// Clusters that are not needed any more.
     Unmap,
+    /// What was written, and the clusters that it was written to, durably.
+    Flush,
 }
 
 /// A request of one parked I/O.
@@ -56,6 +60,8 @@ pub(crate) struct ChannelShared {
 pub(crate) struct MetaThread {
     bell: Bell,
     open: Arc<Open>,
+    /// The last round all of whose allocations are durable.
+    durable: Arc<AtomicU64>,
 }
 
 #[derive(Default)]
@@ -66,7 +72,18 @@ struct Open {
 
 impl MetaThread {
     pub fn new(bell: Bell) -> Self {
-        MetaThread { bell, open: Arc::default() }
+        MetaThread { bell, open: Arc::default(), durable: Arc::default() }
+    }
+
+    /// All that was allocated up to this round is durable.
+    pub fn set_durable(&self, round: u64) {
+        self.durable.store(round, Ordering::Release);
+    }
+
+    /// Whether what was allocated in this round is durable.
+    #[inline]
+    pub fn is_durable(&self, round: u64) -> bool {
+        round <= self.durable.load(Ordering::Acquire)
     }
 
     /// Has it look at what the channels ask for.

@@ -6,17 +6,22 @@
 //! clusters) is parked in its slot until that has answered. No path allocates, locks or waits; only a
 //! changed map (a resize) takes a lock, once.
 //!
-//! Order: a cluster belongs durably to the volume before data is written to it, so a flush of
-//! the base bdev makes everything durable that was acknowledged before.
+//! Order: a cluster belongs to the volume, whatever becomes of this process, before data is written to
+//! it. While that is not durable, a flush and the end of a write with FUA go to the metadata thread,
+//! too; else a flush of the base bdev makes everything durable that was acknowledged before.
 
+mod outside;
 mod pieces;
 
 use crate::asked::SLOTS;
 use crate::map::{Pin, Pins, View};
 use crate::parts::Parts;
 use crate::volume::Volume;
-use bdev::{Channel, ChannelStats, Completion, Features, Geometry, Io, IoError, Op, Slots, Submit};
-use reactor::Waker;
+use bdev::{
+    Channel, ChannelStats, Completion, Features, Geometry, Io, IoError, Late, Op, Slots, Submit,
+};
+use outside::Outside;
+use reactor::IoContext;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -28,6 +33,8 @@ const PART_TAG: u64 = 1 << 32;
 pub(crate) struct LvolChannel {
     /// Dropped first: it waits for what is in flight, which uses `parts`.
     base: Box<dyn Channel>,
+    /// On the external parent, where the volume has one; as `base`.
+    outside: Option<Outside>,
     parts: Parts,
     volume: Arc<Volume>,
     pins: Pins,
@@ -46,7 +53,7 @@ pub(crate) struct LvolChannel {
     /// Requests that were not answered.
     asked: u32,
     /// Finished I/Os that did not fit in the caller's list.
-    late: VecDeque<Completion>,
+    late: Late,
     base_done: Vec<Completion>,
     /// The base ends I/Os within `submit`, as the last one shows; else it measures how long they take.
     at_once: bool,
@@ -67,6 +74,8 @@ struct Slot {
     started: u64,
     /// In [`LvolChannel::waiting`].
     waits: bool,
+    /// The metadata thread was asked to make it durable.
+    flushed: bool,
 }
 
 /// Where a range lies.
@@ -87,13 +96,17 @@ impl Channel for LvolChannel {
                 self.stats.error(e);
                 Submit::Done(Err(e))
             }
-            Ok(()) if matches!(io.op, Op::Flush) => self.pass(io, 0),
+            Ok(()) if matches!(io.op, Op::Flush) => match self.volume.is_settled() {
+                true => self.pass(io, 0),
+                false => self.take(io),
+            },
             Ok(()) if io.blocks == 0 => Submit::Done(Ok(())),
             Ok(()) => {
                 let run = self.run(io.op, io.lba, io.blocks);
                 match run.lba {
                     Some(lba)
                         if run.blocks == io.blocks
+                            && (!io.fua || self.volume.is_settled())
                             && (matches!(io.op, Op::Read | Op::Write)
                                 || !self.volume.id.unmaps) =>
                     {
@@ -110,16 +123,14 @@ impl Channel for LvolChannel {
     #[inline]
     fn poll(&mut self, done: &mut Vec<Completion>) -> u32 {
         let before = done.len();
-        while done.len() < done.capacity()
-            && let Some(c) = self.late.pop_front()
-        {
-            done.push(c);
-        }
-        if !self.late.is_empty() {
+        if !self.late.hand_over(done) {
             return (done.len() - before) as u32;
         }
         if self.pins.in_flight() > 0 {
             self.poll_base(done);
+        }
+        if self.outside.as_ref().is_some_and(|outside| outside.in_flight > 0) {
+            self.poll_outside(done);
         }
         if self.asked > 0 {
             self.poll_replies(done);
@@ -133,14 +144,16 @@ impl Channel for LvolChannel {
 }
 
 impl LvolChannel {
-    pub fn new(volume: Arc<Volume>, base: Box<dyn Channel>, waker: Waker) -> Self {
-        let shared = volume.add_channel(waker);
+    pub fn new(volume: Arc<Volume>, base: Box<dyn Channel>, io: &IoContext) -> Self {
+        let shared = volume.add_channel(io.waker());
+        let view = volume.view();
         let slot = |_| Slot::new(Io::flush(0), 0);
         LvolChannel {
             base,
+            outside: Outside::open(&view, io, volume.geometry().block_size),
             parts: Parts::new(),
             pins: Pins::new(shared),
-            view: volume.view(),
+            view,
             // Looked at before the first I/O.
             version: 0,
             geometry: volume.geometry(),
@@ -150,7 +163,7 @@ impl LvolChannel {
             slots: Slots::new(SLOTS as u16, slot),
             waiting: VecDeque::with_capacity(SLOTS),
             asked: 0,
-            late: VecDeque::with_capacity(SLOTS),
+            late: Late::with_capacity(SLOTS as u16),
             base_done: Vec::with_capacity(BASE_DONE),
             at_once: true,
             stats: volume.stats.channel(),
@@ -264,11 +277,7 @@ impl LvolChannel {
         let io = &self.slots[at].io;
         self.stats.record(io.op, io.bytes(self.geometry.block_size), ticks, result);
         let completion = Completion { tag: io.tag, result, ticks, ended };
-        if done.len() < done.capacity() {
-            done.push(completion);
-        } else {
-            self.late.push_back(completion);
-        }
+        self.late.push(completion, done);
     }
 }
 
@@ -276,7 +285,16 @@ impl Slot {
     /// An I/O of which nothing is done yet, begun at `started` (in ticks).
     fn new(io: Io, started: u64) -> Self {
         let pin = Pin::default();
-        Slot { io, pin, cursor: 0, pending: 0, result: Ok(()), started, waits: false }
+        Slot {
+            io,
+            pin,
+            cursor: 0,
+            pending: 0,
+            result: Ok(()),
+            started,
+            waits: false,
+            flushed: false,
+        }
     }
 }
 
@@ -284,6 +302,7 @@ impl Drop for LvolChannel {
     fn drop(&mut self) {
         // Nobody translates any more, but the base may still write to the old clusters: the pin
         // stays until it was dropped too.
+        self.outside = None;
         let nothing: Box<dyn Channel> = Box::new(Closed);
         drop(std::mem::replace(&mut self.base, nothing));
         self.volume.drop_channel(self.pins.shared());

@@ -1,7 +1,14 @@
 //! A bdev as a blobstore's disk, on the metadata thread.
 
-use bdev::{AlignedBuf, Bdev, Features, IoError, OpenError, SyncChannel, SyncError};
+mod copy;
+
+use crate::external::Externals;
+use bdev::{AlignedBuf, Bdev, Features, FlushLatch, IoError, OpenError, SyncChannel, SyncError};
 use blobstore::{Disk, DiskError};
+use copy::{Copier, Failed, Source};
+use std::collections::HashMap;
+use std::sync::Arc;
+use uuid::Uuid;
 
 /// Bytes zeroed by one write where the bdev cannot write zeros by itself.
 const ZERO_WRITE: usize = 1 << 20;
@@ -9,24 +16,70 @@ const ZERO_WRITE: usize = 1 << 20;
 /// A bdev, used synchronously.
 pub(crate) struct BdevDisk {
     channel: SyncChannel,
+    bdev: Arc<dyn Bdev>,
     features: Features,
     size: u64,
     block: u64,
     /// Longest I/O of one submit, in bytes.
     longest: u64,
+    /// Opened when something is copied for the first time.
+    copier: Option<Copier>,
+    /// Where parents outside of the store are found, and how those are read that were.
+    externals: Option<Arc<Externals>>,
+    sources: HashMap<Uuid, Source>,
 }
 
 impl BdevDisk {
     /// Opens `bdev` for the calling thread.
-    pub fn open(bdev: &dyn Bdev) -> Result<Self, OpenError> {
-        let channel = SyncChannel::open(bdev)?;
+    pub fn open(bdev: &Arc<dyn Bdev>) -> Result<Self, OpenError> {
+        let channel = SyncChannel::open(&**bdev)?;
         let (geometry, features) = (bdev.geometry(), bdev.features());
         let block = u64::from(geometry.block_size);
         let longest = match features.max_blocks {
             0 => u64::MAX / block * block,
             n => u64::from(n) * block,
         };
-        Ok(BdevDisk { channel, features, size: geometry.num_blocks * block, block, longest })
+        let bdev = bdev.clone();
+        Ok(BdevDisk {
+            channel,
+            bdev,
+            features,
+            size: geometry.num_blocks * block,
+            block,
+            longest,
+            copier: None,
+            externals: None,
+            sources: HashMap::new(),
+        })
+    }
+
+    /// Says where parents outside of the store are found.
+    pub fn set_externals(&mut self, externals: Arc<Externals>) {
+        self.externals = Some(externals);
+    }
+
+    fn copier(&mut self, len: u64) -> Result<&mut Copier, DiskError> {
+        if self.copier.is_none() {
+            let opened = Copier::open(&*self.bdev, self.block, self.longest);
+            let failed = |e: OpenError| not_opened("copy", len, &e);
+            self.copier = Some(opened.map_err(failed)?);
+        }
+        Ok(self.copier.as_mut().expect("made above"))
+    }
+
+    /// How an external parent that is there is read.
+    fn source(&mut self, parent: Uuid, len: u64) -> Result<Source, DiskError> {
+        let external = self.externals.as_ref().map(|externals| externals.get(parent));
+        let presence = external.as_ref().map_or(0, |external| external.presence());
+        match self.sources.remove(&parent) {
+            Some(source) if source.presence == presence => return Ok(source),
+            _ => {}
+        }
+        let Some(bdev) = external.and_then(|external| external.bdev()) else {
+            let cause = format!("the external parent {parent} is not there");
+            return Err(DiskError { op: "read", offset: 0, len, cause, no_space: false });
+        };
+        Source::open(&*bdev, presence).map_err(|e| not_opened("read", len, &e))
     }
 
     /// The bdev has another size.
@@ -46,16 +99,20 @@ impl BdevDisk {
         while at < len {
             let n = (len - at).min(self.longest);
             f(&mut self.channel, (offset + at) / self.block, n / self.block)
-                .map_err(|e| failed(op, offset, len, &e))?;
+                .map_err(|e| failed(op, offset, len, &e.name, e.cause))?;
             at += n;
         }
         Ok(())
     }
 }
 
-fn failed(op: &'static str, offset: u64, len: u64, e: &SyncError) -> DiskError {
-    let cause = format!("bdev {}: {}", e.name, e.cause);
-    DiskError { op, offset, len, cause, no_space: e.cause == IoError::NoSpace }
+fn not_opened(op: &'static str, len: u64, e: &OpenError) -> DiskError {
+    DiskError { op, offset: 0, len, cause: e.to_string(), no_space: false }
+}
+
+fn failed(op: &'static str, offset: u64, len: u64, bdev: &str, error: IoError) -> DiskError {
+    let cause = format!("bdev {bdev}: {error}");
+    DiskError { op, offset, len, cause, no_space: error == IoError::NoSpace }
 }
 
 impl Disk for BdevDisk {
@@ -98,6 +155,29 @@ impl Disk for BdevDisk {
         Ok(())
     }
 
+    fn copy(&mut self, pairs: &[(u64, u64)], len: u64) -> Result<(), DiskError> {
+        let copied = self.copier(len)?.copy(pairs, len);
+        copied.map_err(|Failed { op, offset, error }| {
+            failed(op, offset, len, self.bdev.name(), error)
+        })
+    }
+
+    fn copy_external(
+        &mut self,
+        parent: Uuid,
+        pairs: &[(u64, u64)],
+        len: u64,
+    ) -> Result<(), DiskError> {
+        let mut source = self.source(parent, len)?;
+        let copied = self.copier(len)?.copy_from(&mut source, pairs, len);
+        self.sources.insert(parent, source);
+        copied.map_err(|Failed { op, offset, error }| {
+            let external = parent.to_string();
+            let of = if op == "read" { &external } else { self.bdev.name() };
+            failed(op, offset, len, of, error)
+        })
+    }
+
     fn unmap(&mut self, offset: u64, len: u64) -> Result<(), DiskError> {
         if !self.features.unmap {
             return Ok(());
@@ -106,6 +186,14 @@ impl Disk for BdevDisk {
     }
 
     fn flush(&mut self) -> Result<(), DiskError> {
-        self.channel.flush().map_err(|e| failed("flush", 0, 0, &e))
+        self.channel.flush().map_err(|e| failed("flush", 0, 0, &e.name, e.cause))
+    }
+
+    fn boot(&self) -> Option<u128> {
+        self.features.boot
+    }
+
+    fn failed_flushes(&self) -> u64 {
+        self.bdev.flush_latch().map_or(0, FlushLatch::failures)
     }
 }

@@ -126,6 +126,12 @@ pub enum Error {
         /// The operation.
         op: String,
     },
+    /// The bdev is its parent already.
+    #[error("cannot {op}: it is its parent already")]
+    AlreadyParent {
+        /// The operation.
+        op: String,
+    },
     /// I/O that was in flight at a snapshot does not end.
     #[error(
         "cannot {op}: I/O of it has not ended within {seconds} s; see whether its disk answers, and try \
@@ -247,7 +253,9 @@ impl Error {
             | Error::NoLvol { .. }
             | Error::NotAnLvstore { .. } => ENODEV,
             Error::NoXattr { .. } => ENODATA,
-            Error::AlreadyExists { .. } | Error::HoldsLvstore { .. } => EEXIST,
+            Error::AlreadyExists { .. }
+            | Error::AlreadyParent { .. }
+            | Error::HoldsLvstore { .. } => EEXIST,
             Error::NameTooLong { .. }
             | Error::BadName { .. }
             | Error::BadParameter { .. }

@@ -4,13 +4,15 @@
 //! had: reads go on, writes wait for a cluster of their own, that is for this thread. When what was
 //! translated before has ended, the record makes all of it the snapshot's, and the writes go on.
 
+use crate::disk::BdevDisk;
 use crate::error::Error;
+use crate::external::External;
 use crate::map::{Map, View};
 use crate::meta::{Meta, QUIET_WAIT};
 use crate::served::Served;
 use crate::translate::refused;
 use crate::volume::{Identity, Names, Volume};
-use blobstore::{BlobId, Deleted, Freed, HistoryOptions};
+use blobstore::{BlobId, Deleted, Error as StoreError, Freed, HistoryOptions, Store};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -38,7 +40,8 @@ impl Meta {
             let own = Arc::new(Map::new(view.clusters()));
             // As the snapshot will show it.
             let shown = Some((view.flat(), view.clusters()));
-            versions.push((volume, volume.replace_view(View { own, shown })));
+            let external = view.external.clone();
+            versions.push((volume, volume.replace_view(View { own, shown, external })));
         }
         let taken = match self.wait_quiet(&versions) {
             true => self.store(op).and_then(|store| store.snapshot(&blobs).map_err(say)),
@@ -110,12 +113,13 @@ impl Meta {
             return;
         };
         let parent = info.parent.and_then(|blob| self.volume_of(blob));
+        let external = info.external.map(|uuid| self.externals.get(uuid));
         let clones = info.clones.iter().filter_map(|blob| self.volume_of(*blob));
         let clones = clones.map(|clone| (clone.id.uuid, Arc::downgrade(&clone))).collect();
         volume.kin(|kin| {
             kin.thin = info.thin;
             kin.snapshot = info.snapshot;
-            (kin.parent, kin.clones) = (parent, clones);
+            (kin.parent, kin.external, kin.clones) = (parent, external, clones);
         });
     }
 
@@ -126,8 +130,13 @@ impl Meta {
             Some(Ok(info)) => info.parent_clusters,
             _ => 0,
         };
-        let shown = volume.kin(|kin| kin.parent.clone()).map(|parent| (parent.flat(), before));
-        volume.replace_view(View { own: volume.view().own, shown })
+        let (parent, external) = volume.kin(|kin| (kin.parent.clone(), kin.external.clone()));
+        let external = match &parent {
+            Some(parent) => parent.view().external_before(before),
+            None => external.map(|external| (external, before)),
+        };
+        let shown = parent.map(|parent| (parent.flat(), before));
+        volume.replace_view(View { own: volume.view().own, shown, external })
     }
 
     /// As [`Meta::relate`] and [`Meta::look_through`] for all volumes, parents before their clones.
@@ -135,7 +144,7 @@ impl Meta {
         let volumes: Vec<_> = self.volumes.values().cloned().collect();
         self.volumes = volumes.iter().map(|v| (v.blob(), v.clone())).collect();
         let Some(store) = &self.store else { return };
-        if store.blobs().all(|blob| !blob.snapshot) {
+        if store.blobs().all(|blob| !blob.snapshot && blob.external.is_none()) {
             let thin = |volume: &Volume| store.blob(volume.blob()).is_ok_and(|blob| blob.thin);
             volumes.iter().for_each(|volume| volume.kin(|kin| kin.thin = thin(volume)));
             return;
@@ -147,8 +156,10 @@ impl Meta {
         };
         let mut by_depth: Vec<_> = volumes.into_iter().map(|v| (depth(&v), v)).collect();
         by_depth.sort_by_key(|(depth, _)| *depth);
-        for (_, volume) in by_depth.into_iter().skip_while(|(depth, _)| *depth == 0) {
-            self.look_through(&volume);
+        for (depth, volume) in by_depth {
+            if depth > 0 || volume.kin(|kin| kin.external.is_some()) {
+                self.look_through(&volume);
+            }
         }
     }
 
@@ -159,16 +170,62 @@ impl Meta {
         snapshot: &Arc<Volume>,
         options: &HistoryOptions,
     ) -> Result<Arc<Volume>, Error> {
+        let of = snapshot.blob();
+        self.make_clone(op, |store| store.clone_of(of, options))
+    }
+
+    /// Creates a clone of a bdev of so many clusters. Returns its volume, which is not registered yet.
+    pub fn clone_external(
+        &mut self,
+        op: &str,
+        external: &External,
+        clusters: u64,
+        options: &HistoryOptions,
+    ) -> Result<Arc<Volume>, Error> {
+        self.make_clone(op, |store| store.clone_external(external.uuid, clusters, options))
+    }
+
+    fn make_clone(
+        &mut self,
+        op: &str,
+        make: impl FnOnce(&mut Store<BdevDisk>) -> Result<BlobId, StoreError>,
+    ) -> Result<Arc<Volume>, Error> {
+        let (base, thread) = (self.base.clone(), self.thread.clone());
         let store = self.store(op)?;
-        let (info, of) = (store.info(), snapshot.blob());
+        let info = store.info();
         let say = |e| refused(e, op, info.cluster_size);
-        let id = store.clone_of(of, options).map_err(say)?;
+        let id = make(store).map_err(say)?;
         let blob = store.blob(id).map_err(say)?;
-        let clone = Volume::of_blob(store, &info, &blob, &snapshot.base, &snapshot.thread);
+        let clone = Volume::of_blob(store, &info, &blob, &base, &thread);
         self.add_volume(clone.clone());
         self.moved(&clone);
         self.look_through(&clone);
         Ok(clone)
+    }
+
+    /// Gives a volume a bdev of so many clusters as its parent.
+    pub fn set_external_parent(
+        &mut self,
+        op: &str,
+        volume: &Arc<Volume>,
+        external: &External,
+        clusters: u64,
+    ) -> Result<(), Error> {
+        let store = self.store(op)?;
+        let cluster_size = store.info().cluster_size;
+        let set = store.set_external_parent(volume.blob(), external.uuid, clusters);
+        set.map_err(|e| refused(e, op, cluster_size))?;
+        self.moved(volume);
+        self.look_through(volume);
+        Ok(())
+    }
+
+    /// Lets go of the bdevs that are no volume's parents.
+    pub fn keep_externals(&mut self) {
+        let Some(store) = self.store.as_ref().filter(|_| !self.externals.is_empty()) else {
+            return;
+        };
+        self.externals.keep(&store.blobs().filter_map(|blob| blob.external).collect());
     }
 
     /// Gives a volume some of what it needs of its own before its parent can be taken from it, from
@@ -206,6 +263,7 @@ impl Meta {
         self.look_through(volume);
         // Its clones read what it had of its parent from its own clusters now.
         descendants(volume).iter().for_each(|below| _ = self.look_through(below));
+        self.keep_externals();
         Ok(None)
     }
 
@@ -232,6 +290,7 @@ impl Meta {
         set.map_err(|e| refused(e, op, cluster_size))?;
         self.moved(volume);
         self.look_through(volume);
+        self.keep_externals();
         Ok(())
     }
 
@@ -246,10 +305,13 @@ impl Meta {
         let cluster_size = store.info().cluster_size;
         let freed = store.roll_back(volume.blob(), snapshot.blob());
         let freed = freed.map_err(|e| refused(e, op, cluster_size))?;
-        let clusters = snapshot.view().clusters();
+        let View { own, external, .. } = snapshot.view();
+        let clusters = own.clusters();
         let shown = Some((snapshot.flat(), clusters));
-        let version = volume.replace_view(View { own: Arc::new(Map::new(clusters)), shown });
+        let own = Arc::new(Map::new(clusters));
+        let version = volume.replace_view(View { own, shown, external });
         self.moved(volume);
+        self.keep_externals();
         self.retire(vec![(volume.clone(), version)], freed);
         Ok(())
     }
@@ -279,6 +341,7 @@ impl Meta {
         };
         parent.iter().for_each(|parent| parent.kin(|kin| _ = kin.clones.remove(&volume.id.uuid)));
         self.forget(volume, freed, users);
+        self.keep_externals();
         Ok(())
     }
 

@@ -4,8 +4,20 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use uuid::Uuid;
 
-/// Default cluster size: 1 MiB.
-pub const DEFAULT_CLUSTER_SIZE: u32 = 1 << 20;
+/// Smallest and largest cluster size that is chosen by default.
+const DEFAULT_CLUSTER_SIZES: (u64, u64) = (64 << 10, 1 << 20);
+/// Clusters of an lvstore whose cluster size was chosen, unless these are the largest ones. Memory has
+/// 8 bytes for each that a volume has.
+const DEFAULT_CLUSTERS: u64 = 4 << 20;
+
+/// The cluster size of an lvstore on a bdev of `bytes` bytes where nobody says otherwise: the smallest
+/// from 64 KiB to 1 MiB of which there are at most 4 Mi. Small ones make first writes to a clone
+/// cheap, as each copies a cluster; many cost memory.
+pub fn default_cluster_size(bytes: u64) -> u32 {
+    let (least, most) = DEFAULT_CLUSTER_SIZES;
+    let size = bytes.div_ceil(DEFAULT_CLUSTERS).checked_next_power_of_two().unwrap_or(most);
+    size.clamp(least, most) as u32
+}
 
 /// What happens to the data clusters when an lvstore is created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,24 +32,14 @@ pub enum ClearMethod {
 }
 
 /// How to create an lvstore.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct LvstoreOptions {
-    /// Bytes of a cluster: a power of two from 64 KiB to 1 GiB.
-    pub cluster_size: u32,
+    /// Bytes of a cluster: a power of two from 64 KiB to 1 GiB. `None`: [`default_cluster_size`].
+    pub cluster_size: Option<u32>,
     /// What happens to the data clusters.
     pub clear: ClearMethod,
     /// UUID; a random one where `None`.
     pub uuid: Option<Uuid>,
-}
-
-impl Default for LvstoreOptions {
-    fn default() -> Self {
-        LvstoreOptions {
-            cluster_size: DEFAULT_CLUSTER_SIZE,
-            clear: ClearMethod::default(),
-            uuid: None,
-        }
-    }
 }
 
 /// How to create an lvol.
@@ -63,6 +65,30 @@ pub struct LvolSpace {
     pub shared: u64,
     /// Of its own clusters that nobody else shows: what its deletion frees.
     pub exclusive: u64,
+}
+
+/// What [`Lvstores::scrub_lvstore`](crate::Lvstores::scrub_lvstore) read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LvstoreScrubbed {
+    /// Bytes that were read, or could not be.
+    pub bytes: u64,
+    /// What could not be.
+    pub unreadable: Vec<UnreadableData>,
+    /// Byte of the device to go on with; `None`: that was all.
+    pub next: Option<u64>,
+}
+
+/// Data that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnreadableData {
+    /// Where it begins on the device, in bytes.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+    /// What the device says.
+    pub cause: String,
+    /// LVSTORE/LVOL of each volume that has it, and where it begins there, in bytes.
+    pub lvols: Vec<(String, u64)>,
 }
 
 /// What a snapshot or a clone is to be.
@@ -153,6 +179,9 @@ pub struct LvolInfo {
     pub is_esnap_clone: bool,
     /// Whether a part of it cannot be read because its parent is missing.
     pub is_degraded: bool,
+    /// UUID of the bdev whose clone it is (ours; SPDK says so of the lvol's bdev only).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub external_snapshot_name: Option<String>,
     /// Clusters that it owns.
     pub num_allocated_clusters: u64,
     /// Where it lies.
@@ -170,4 +199,18 @@ pub struct LvolSizes {
     pub size: u64,
     /// Bytes of the clusters that it owns.
     pub allocated: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_lvstore_has_small_clusters_and_none_has_too_many() {
+        let gib = 1u64 << 30;
+        for (gibs, kib) in [(0, 64), (1, 64), (256, 64), (257, 128), (1024, 256), (4096, 1024)] {
+            assert_eq!(default_cluster_size(gibs * gib), kib << 10, "{gibs} GiB");
+        }
+        assert_eq!(default_cluster_size(u64::MAX), 1 << 20);
+    }
 }

@@ -22,6 +22,7 @@
 //! | `volume` | an lvol as all share it: names, map, version, channels | any |
 //! | `map` | clusters of a volume to clusters of the device; which version of it is in use | written by `meta`, read by channels |
 //! | `channel` | the data path; `pieces`: what is not passed on as a whole | the reactor that opened it |
+//! | `external` | bdevs that are parents: held, or missing | any; `channel/outside`: as `channel` |
 //! | `parts` | room for pieces | as `channel` |
 //! | `disk` | the bdev as the blobstore's disk | as `meta`; the one that loads |
 //! | `translate` | the blobstore's errors as [`Error`]s and those of an I/O | any |
@@ -39,6 +40,7 @@ mod channel;
 mod copying;
 mod disk;
 mod error;
+mod external;
 mod history;
 mod info;
 mod lvol;
@@ -59,8 +61,8 @@ mod zeroing;
 pub use copying::CopyInfo;
 pub use error::Error;
 pub use info::{
-    ClearMethod, DEFAULT_CLUSTER_SIZE, LvolInfo, LvolOptions, LvolSizes, LvolSpace, LvsRef,
-    LvstoreInfo, LvstoreOptions, NewLvol, ZeroingInfo,
+    ClearMethod, LvolInfo, LvolOptions, LvolSizes, LvolSpace, LvsRef, LvstoreInfo, LvstoreOptions,
+    LvstoreScrubbed, NewLvol, UnreadableData, ZeroingInfo, default_cluster_size,
 };
 pub use lvstores::Lvstores;
 pub use ranges::{Range, Ranges};

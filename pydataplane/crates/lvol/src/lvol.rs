@@ -39,12 +39,13 @@ impl Bdev for Lvol {
 
     fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
         let base = self.0.base.open(io)?;
-        Ok(Box::new(LvolChannel::new(self.0.clone(), base, io.waker())))
+        Ok(Box::new(LvolChannel::new(self.0.clone(), base, io)))
     }
 
     fn driver_specific(&self) -> Value {
         let v = &self.0;
-        let (thin, snapshot, parent) = v.kin(|kin| (kin.thin, kin.snapshot, kin.parent.clone()));
+        let (thin, snapshot, parent, external) =
+            v.kin(|kin| (kin.thin, kin.snapshot, kin.parent.clone(), kin.external.clone()));
         let mut lvol = json!({
             "lvol_store_uuid": v.id.lvstore,
             "base_bdev": v.base.name(),
@@ -52,10 +53,13 @@ impl Bdev for Lvol {
             "num_allocated_clusters": v.allocated.load(Ordering::Relaxed),
             "snapshot": snapshot,
             "clone": parent.is_some(),
-            "esnap_clone": false,
+            "esnap_clone": external.is_some(),
         });
         if let Some(parent) = parent {
             lvol["base_snapshot"] = json!(parent.names().lvol);
+        }
+        if let Some(external) = external {
+            lvol["external_snapshot_name"] = json!(external.uuid.to_string());
         }
         let mut clones: Vec<_> = v.clones().iter().map(|v| v.names().lvol).collect();
         clones.sort();

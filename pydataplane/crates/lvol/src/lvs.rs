@@ -4,8 +4,10 @@
 use crate::asked::MetaThread;
 use crate::disk::BdevDisk;
 use crate::error::Error;
+use crate::external::Externals;
 use crate::info::{
     ClearMethod, LvolInfo, LvolSizes, LvsRef, LvstoreInfo, LvstoreOptions, ZeroingInfo,
+    default_cluster_size,
 };
 use crate::lvol::Lvol;
 use crate::meta::{Gauges, Meta};
@@ -14,7 +16,7 @@ use crate::translate::{not_loaded, refused};
 use crate::volume::Volume;
 use crate::zeroing::Zeroings;
 use bdev::{Bdev, Claim, FlushLatch, Registry, RegistryError};
-use blobstore::{Checked, Disk, DiskError, Store, StoreInfo, StoreOptions};
+use blobstore::{Disk, DiskError, Store, StoreInfo, StoreOptions};
 use parking_lot::Mutex;
 use reactor::{Control, NotRun};
 use std::collections::BTreeMap;
@@ -23,8 +25,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use uuid::Uuid;
 
+mod external;
 mod history;
 mod lvols;
+mod medium;
 mod turns;
 
 use turns::{Turn, Turns};
@@ -39,6 +43,7 @@ pub(crate) struct Lvs {
     registry: Registry,
     volumes: Mutex<BTreeMap<Uuid, Arc<Volume>>>,
     gauges: Arc<Gauges>,
+    externals: Arc<Externals>,
     control: Turns,
     zeroings: Zeroings,
     /// How long an operation waits for its turn, and for the thread's.
@@ -55,7 +60,7 @@ fn earlier_failure(base: &dyn Bdev) -> DiskError {
 }
 
 /// What the metadata thread found when it started.
-type Found = (StoreInfo, Vec<Arc<Volume>>);
+type Found = (StoreInfo, Vec<Arc<Volume>>, Arc<Externals>);
 
 impl Lvs {
     /// Creates an lvstore on a claimed bdev.
@@ -69,9 +74,11 @@ impl Lvs {
         let op = format!("create lvstore {name}");
         let uuid = options.uuid.unwrap_or_else(Uuid::new_v4);
         let (name, options) = (name.to_owned(), *options);
+        let bytes = claim.bdev().geometry().bytes();
         Lvs::start(registry, claim, timeout, move |disk| {
-            let how = StoreOptions { name, uuid, cluster_size: options.cluster_size };
-            let say = |e| refused(e, &op, options.cluster_size);
+            let cluster_size = options.cluster_size.unwrap_or_else(|| default_cluster_size(bytes));
+            let how = StoreOptions { name, uuid, cluster_size };
+            let say = |e| refused(e, &op, cluster_size);
             let mut store = Store::create_store(disk, &how).map_err(say)?;
             let info = store.info();
             let cluster = u64::from(info.cluster_size);
@@ -110,23 +117,28 @@ impl Lvs {
     ) -> Result<Lvs, Error> {
         let base = claim.bdev().clone();
         let gauges = Arc::new(Gauges::default());
-        let (thread, (info, found)) = {
+        let (thread, (info, found, externals)) = {
             let (base, gauges) = (base.clone(), gauges.clone());
             let its_registry = registry.clone();
             let open = move |bell| -> Result<(Meta, Found), Error> {
                 let thread = MetaThread::new(bell);
-                let opened = BdevDisk::open(&*base)
+                let opened = BdevDisk::open(&base)
                     .map_err(|e| Error::Io { op: format!("open bdev {}", e.name), cause: e.why })?;
-                let store = open(opened)?;
+                let mut store = open(opened)?;
                 let info = store.info();
+                let block_size = base.geometry().block_size;
+                let externals =
+                    Arc::new(Externals::new(its_registry.clone(), info.uuid, block_size));
+                store.disk_mut().set_externals(externals.clone());
                 let volumes: Vec<_> = store
                     .blobs()
                     .map(|blob| Volume::of_blob(&store, &info, &blob, &base, &thread))
                     .collect();
-                let mut meta = Meta::new(base, store, thread, its_registry, gauges);
+                let mut meta = Meta::new(base, store, thread, externals, its_registry, gauges);
                 volumes.iter().for_each(|v| meta.add_volume(v.clone()));
                 meta.relate_all();
-                Ok((meta, (info, volumes)))
+                let externals = meta.externals.clone();
+                Ok((meta, (info, volumes, externals)))
             };
             Control::start("lvstore", open, |e| Error::Io {
                 op: "start the lvstore's thread".into(),
@@ -134,6 +146,7 @@ impl Lvs {
             })?
         };
         let lvs = Lvs {
+            externals,
             uuid: info.uuid,
             base,
             name: Mutex::new(info.name.clone()),
@@ -155,6 +168,7 @@ impl Lvs {
     /// the registry find the lvstore already.
     pub fn register_all(&self) -> Result<(), Error> {
         let _turn = self.turn("register lvols")?;
+        self.externals.come();
         self.volumes().iter().try_for_each(|volume| self.register(volume))
     }
 
@@ -227,8 +241,10 @@ impl Lvs {
     }
 
     pub fn volume_info(&self, volume: &Volume) -> LvolInfo {
-        let (is_thin_provisioned, is_snapshot, is_clone) =
-            volume.kin(|kin| (kin.thin, kin.snapshot, kin.parent.is_some()));
+        let (is_thin_provisioned, is_snapshot, is_clone, external) = volume.kin(|kin| {
+            let external = kin.external.as_ref().map(|external| external.uuid.to_string());
+            (kin.thin, kin.snapshot, kin.parent.is_some(), external)
+        });
         LvolInfo {
             alias: volume.alias(),
             uuid: volume.id.uuid,
@@ -236,8 +252,9 @@ impl Lvs {
             is_thin_provisioned,
             is_snapshot,
             is_clone,
-            is_esnap_clone: false,
-            is_degraded: false,
+            is_esnap_clone: external.is_some(),
+            is_degraded: volume.is_degraded(),
+            external_snapshot_name: external,
             num_allocated_clusters: volume.allocated.load(Ordering::Relaxed),
             lvs: LvsRef { uuid: self.uuid, name: self.name() },
             size: volume.size(),
@@ -280,7 +297,12 @@ impl Lvs {
         })
     }
 
+    /// Makes a volume a bdev. One that is degraded is made one when its parent comes.
     fn register(&self, volume: &Arc<Volume>) -> Result<(), Error> {
+        if volume.is_degraded() {
+            tracing::warn!("lvol {} is degraded: its external parent is missing", volume.alias());
+            return Ok(());
+        }
         self.registry.register(Arc::new(Lvol(volume.clone()))).map_err(|e| match e {
             RegistryError::NameTaken { name, .. } => {
                 Error::AlreadyExists { what: format!("bdev {name}") }
@@ -335,6 +357,7 @@ impl Lvs {
         let found = self.meta(&op, move |meta| meta.reload(&job))?;
         let Some(Reloaded { gone, new, resized, name }) = found else { return Ok(None) };
         *self.name.lock() = name.clone();
+        self.externals.come();
         for volume in gone {
             self.unregister(&op, &volume)?;
             self.volumes.lock().remove(&volume.id.uuid);
@@ -347,25 +370,6 @@ impl Lvs {
             volume.rename(|names| names.lvstore.clone_from(&name));
         }
         Ok(Some(resized))
-    }
-
-    /// Compares the metadata on the medium with that in memory, step by step, while volumes are served;
-    /// with `repair` what differs is written anew.
-    pub fn check(&self, repair: bool) -> Result<Checked, Error> {
-        let op = format!("check lvstore {}", self.name());
-        let cluster_size = self.info.cluster_size;
-        let mut all = Checked { next: Some(0), ..Checked::default() };
-        while let Some(from) = all.next {
-            let _turn = self.turn(&op)?;
-            let job = op.clone();
-            let step = self.meta(&op, move |meta| {
-                meta.store(&job)?.check(from, repair).map_err(|e| refused(e, &job, cluster_size))
-            })?;
-            all.pages += step.pages;
-            all.problems.extend(step.problems);
-            all.next = step.next;
-        }
-        Ok(all)
     }
 
     pub fn rename(&self, new_name: &str) -> Result<(), Error> {

@@ -1,7 +1,9 @@
 //! The manager: finds an object by name or UUID, and hands each operation to its lvstore. Those on lvols
 //! are in [`lvols`].
 
+mod external;
 mod lvols;
+mod medium;
 
 use crate::copying::Copies;
 use crate::disk::BdevDisk;
@@ -11,7 +13,7 @@ use crate::lvs::Lvs;
 use crate::translate::not_loaded;
 use crate::volume::Volume;
 use bdev::{Claim, Event, FlushLatch, Registry, RegistryError, Subscription};
-use blobstore::{Checked, Error as StoreError, Identity, Store};
+use blobstore::{Error as StoreError, Identity, Store};
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -62,10 +64,13 @@ impl Lvstores {
             copies: Copies::default(),
         });
         let weak = Arc::downgrade(&shared);
-        let subscription = registry.subscribe(move |event| {
-            if let Event::Removed(bdev) = event {
+        let subscription = registry.subscribe(move |event| match event {
+            Event::Removed(bdev) => {
+                external::removed(&weak, bdev);
                 base_removed(&weak, bdev.name());
             }
+            Event::Registered(bdev) => external::registered(&weak, bdev.uuid()),
+            _ => {}
         });
         Lvstores { shared, _subscription: subscription }
     }
@@ -111,12 +116,26 @@ impl Lvstores {
     /// Loads the lvstore on `bdev`, if there is one, and registers its lvols. `None`: the bdev holds
     /// no lvstore. Loading one that is loaded already returns its UUID. While a failed flush of the
     /// bdev is latched the lvstore is loaded without writing anything, and takes no changes until
-    /// [`Lvstores::reload_on`].
+    /// [`Lvstores::reload_on`]. A bdev that lvols wait for as their external parent is taken up.
     ///
     /// # Errors
     /// [`Error::NoBdev`], [`Error::InUse`], [`Error::Damaged`] (also for a truncated device),
     /// [`Error::AlreadyExists`] (another lvstore has its name or UUID), [`Error::Io`].
     pub fn examine(&self, bdev: &str) -> Result<Option<Uuid>, Error> {
+        if self.shared.is_external(bdev) {
+            return Ok(None);
+        }
+        let examined = self.load_from(bdev);
+        let come = self.shared.externals_come(bdev);
+        let held = self.shared.is_external(bdev);
+        match examined {
+            // It was taken up in between.
+            Err(Error::InUse { .. }) if held => come.map(|()| None),
+            examined => examined.and_then(|found| come.map(|()| found)),
+        }
+    }
+
+    fn load_from(&self, bdev: &str) -> Result<Option<Uuid>, Error> {
         let found = self.shared.registry.get(bdev);
         let name = found.ok_or_else(|| Error::NoBdev { bdev: bdev.to_owned() })?.name().to_owned();
         if let Some(lvs) = self.shared.on(&name) {
@@ -197,31 +216,6 @@ impl Lvstores {
         let lvs = self.shared.find(lvstore)?;
         lvs.upgrade()?;
         Ok(lvs.info())
-    }
-
-    /// Compares an lvstore's metadata on the medium with that in memory, while it is used. With `repair`
-    /// what differs is written anew, durably.
-    ///
-    /// # Errors
-    /// [`Error::NoLvstore`], [`Error::Stopped`], [`Error::Io`].
-    pub fn check_lvstore(&self, lvstore: &str, repair: bool) -> Result<Checked, Error> {
-        self.shared.find(lvstore)?.check(repair)
-    }
-
-    /// Looks at the lvstore on a bdev that is not loaded, and writes nothing.
-    ///
-    /// # Errors
-    /// [`Error::NoBdev`], [`Error::InUse`] (it is loaded, above all), [`Error::NotAnLvstore`],
-    /// [`Error::Io`].
-    pub fn check_bdev(&self, bdev: &str) -> Result<Checked, Error> {
-        let op = format!("check the lvstore on bdev {bdev}");
-        let claim = self.shared.claim(bdev, &format!("on {bdev}"), &op)?;
-        let failed = |cause: String| Error::Io { op: op.clone(), cause };
-        let disk = BdevDisk::open(&**claim.bdev()).map_err(|e| failed(e.to_string()))?;
-        Store::examine(disk).map_err(|e| match e {
-            StoreError::Data(e) => failed(e.to_string()),
-            e => not_loaded(e, bdev),
-        })
     }
 
     /// Grows an lvstore, in use or not, to the present size of its bdev; nothing changes where that
@@ -361,7 +355,7 @@ impl Shared {
 /// The lvstore on a claimed bdev, looked at from the calling thread.
 fn probe(claim: &Claim) -> Result<Option<Identity>, Error> {
     let bdev = claim.bdev();
-    let mut disk = BdevDisk::open(&**bdev)
+    let mut disk = BdevDisk::open(bdev)
         .map_err(|e| Error::Io { op: format!("open bdev {}", e.name), cause: e.why })?;
     Store::probe(&mut disk).map_err(|e| match e {
         StoreError::Data(e) => {

@@ -3,12 +3,14 @@
 //! them any more.
 
 use crate::asked::ChannelShared;
+use crate::external::External;
 use blobstore::HOLE;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Arc, OnceLock};
+use uuid::Uuid;
 
-/// Clusters that one chunk maps: 4 GiB of volume with the default cluster size, in one 16 KiB
-/// allocation that is made when its first cluster is allocated.
+/// Clusters that one chunk maps: 256 MiB of volume with clusters of 64 KiB, in one allocation of 16 KiB
+/// that is made when its first cluster is allocated.
 const CHUNK: usize = 4096;
 
 type Chunk = [AtomicU32; CHUNK];
@@ -73,12 +75,14 @@ pub(crate) struct View {
     pub own: Arc<Map>,
     /// What the parent shows, and in which clusters: those before this one.
     pub shown: Option<(Arc<Map>, u64)>,
+    /// The bdev that lies below all of that, and shows in clusters before this one that nobody has.
+    pub external: Option<(Arc<External>, u64)>,
 }
 
 impl View {
     /// Without a parent.
     pub fn of(own: Map) -> Self {
-        View { own: Arc::new(own), shown: None }
+        View { own: Arc::new(own), shown: None, external: None }
     }
 
     /// Size in clusters.
@@ -96,14 +100,38 @@ impl View {
         }
     }
 
-    /// The device's cluster that `cluster` is read from; 0: it is zeros.
+    /// What stands for `cluster`, in its own map or that of a snapshot: the device's cluster, 0 or
+    /// [`HOLE`].
     #[inline]
-    pub fn source(&self, cluster: u64) -> u32 {
-        let source = match (self.own.get(cluster), &self.shown) {
+    fn entry(&self, cluster: u64) -> u32 {
+        match (self.own.get(cluster), &self.shown) {
             (0, Some((shown, before))) if cluster < *before => shown.get(cluster),
             (own, _) => own,
-        };
+        }
+    }
+
+    /// The device's cluster that `cluster` is read from; 0: it is zeros, or [`View::is_external`].
+    #[inline]
+    pub fn source(&self, cluster: u64) -> u32 {
+        let source = self.entry(cluster);
         if source == HOLE { 0 } else { source }
+    }
+
+    /// Whether `cluster` is read from the external parent.
+    pub fn is_external(&self, cluster: u64) -> bool {
+        let before = self.external.as_ref().map_or(0, |(_, before)| *before);
+        cluster < before.min(self.clusters()) && self.entry(cluster) == 0
+    }
+
+    /// The external parent that `cluster` is read from, as its UUID.
+    pub fn outside(&self, cluster: u64) -> Option<Uuid> {
+        let (external, _) = self.external.as_ref()?;
+        self.is_external(cluster).then_some(external.uuid)
+    }
+
+    /// The external parent, in clusters before this one at most.
+    pub fn external_before(&self, end: u64) -> Option<(Arc<External>, u64)> {
+        self.external.as_ref().map(|(external, before)| (external.clone(), end.min(*before)))
     }
 
     /// Whether `cluster` reads as the parent does.
@@ -127,7 +155,7 @@ impl View {
                     _ => Arc::new(std::array::from_fn(|i| {
                         let cluster = first + i as u64;
                         let inside = cluster < self.clusters();
-                        AtomicU32::new(if inside { self.source(cluster) } else { 0 })
+                        AtomicU32::new(if inside { self.entry(cluster) } else { 0 })
                     })),
                 };
             let _ = to.set(chunk);
@@ -278,8 +306,8 @@ mod tests {
             }
             let [own, shown] = maps;
             let before = before.index(own.clusters() as usize + 1) as u64;
-            let view = View { own: Arc::new(own), shown: Some((Arc::new(shown), before)) };
-            let flat = View { own: view.flat(), shown: None };
+            let view = View { own: Arc::new(own), shown: Some((Arc::new(shown), before)), external: None };
+            let flat = View { own: view.flat(), shown: None, external: None };
             prop_assert_eq!(flat.clusters(), view.clusters());
             for cluster in 0..view.clusters() {
                 prop_assert_eq!(flat.source(cluster), view.source(cluster), "cluster {}", cluster);

@@ -8,6 +8,7 @@
 use crate::asked::MetaThread;
 use crate::disk::BdevDisk;
 use crate::error::Error;
+use crate::external::Externals;
 use crate::map::View;
 use crate::served::Served;
 use crate::translate::refused;
@@ -16,7 +17,7 @@ use bdev::{Bdev, FlushCause, Registry};
 use blobstore::{BlobId, Disk, Error as StoreError, Freed, Reservation, Run, Store, StoreInfo};
 use parking_lot::Mutex;
 use reactor::{Next, Work};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread;
@@ -74,6 +75,7 @@ pub(crate) struct Meta {
     /// All volumes, by blob.
     pub volumes: HashMap<BlobId, Arc<Volume>>,
     pub thread: MetaThread,
+    pub externals: Arc<Externals>,
     /// Those that are served: those that have channels or had.
     pub served: Vec<Served>,
     /// [`MetaThread::changes`] when the former was made.
@@ -82,6 +84,8 @@ pub(crate) struct Meta {
     pub frozen: Vec<Arc<Volume>>,
     /// Whose turn is first in the next round.
     pub turn: usize,
+    /// Counts the rounds after which something was not durable.
+    pub round: u64,
     retiring: Vec<Retiring>,
     registry: Registry,
     /// Little room was left when somebody was last told.
@@ -119,6 +123,7 @@ impl Meta {
         base: Arc<dyn Bdev>,
         store: Store<BdevDisk>,
         thread: MetaThread,
+        externals: Arc<Externals>,
         registry: Registry,
         gauges: Arc<Gauges>,
     ) -> Self {
@@ -127,10 +132,12 @@ impl Meta {
             store: Some(store),
             volumes: HashMap::new(),
             thread,
+            externals,
             served: Vec::new(),
             served_as_of: 0,
             frozen: Vec::new(),
             turn: 0,
+            round: 0,
             retiring: Vec::new(),
             registry,
             low: false,
@@ -162,6 +169,9 @@ impl Meta {
     /// Tells everybody what changed.
     pub fn publish(&mut self) {
         let Some(store) = &self.store else { return };
+        if !store.has_tentative() {
+            self.thread.set_durable(self.round);
+        }
         let info = store.info();
         let waiting = self.retiring.iter().flat_map(|r| r.freed.runs()).map(|r| r.count);
         let free = info.free_clusters + waiting.sum::<u64>();
@@ -334,7 +344,9 @@ impl Meta {
         let say = |e| refused(e, op, cluster_size);
         let blob = volume.blob();
         let freed = store.resize_reserved(blob, size, reservation).map_err(say)?;
-        let View { own: old, shown } = volume.view();
+        let view = volume.view();
+        let external = view.external_before(size);
+        let View { own: old, shown, .. } = view;
         for cluster in size..old.clusters() {
             if old.get(cluster) != 0 {
                 old.set(cluster, 0);
@@ -347,7 +359,7 @@ impl Meta {
             }
         }
         let shown = shown.map(|(shown, before)| (shown, before.min(size)));
-        let version = volume.replace_view(View { own: Arc::new(map), shown });
+        let version = volume.replace_view(View { own: Arc::new(map), shown, external });
         self.retire(vec![(volume.clone(), version)], freed);
         Ok(())
     }
@@ -355,6 +367,7 @@ impl Meta {
     /// Ends the use of the store; `destroy` deletes it too.
     pub fn close(&mut self, op: &str, destroy: bool) -> Result<(), Error> {
         self.volumes.drain().for_each(|(_, volume)| _ = volume.remove());
+        self.externals.keep(&BTreeSet::new());
         self.take_up_opened();
         self.served.drain(..).for_each(|mut served| served.answer_removed());
         while self.reap() {}

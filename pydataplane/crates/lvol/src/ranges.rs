@@ -24,7 +24,7 @@ pub struct Ranges {
     pub next_offset: Option<u64>,
 }
 
-/// The ranges of a volume in which it shows another cluster of the device than `since` does, and where
+/// The ranges of a volume in which it shows another cluster of the device, or external parent, than `since` does, and where
 /// `since` is `None`, any; from `offset` on, at most `most`.
 pub(crate) fn of(
     volume: &View,
@@ -33,15 +33,16 @@ pub(crate) fn of(
     offset: u64,
     most: usize,
 ) -> Ranges {
+    let shows = |view: &View, cluster: u64| (view.source(cluster), view.outside(cluster));
     let before = |cluster: u64| match since {
-        Some(since) if cluster < since.clusters() => since.source(cluster),
-        _ => 0,
+        Some(since) if cluster < since.clusters() => shows(since, cluster),
+        _ => (0, None),
     };
     let mut found = Ranges::default();
     let first = offset / cluster_size;
     let end = volume.clusters().min(first.saturating_add(LOOKED_AT));
     for cluster in first..end {
-        if volume.source(cluster) == before(cluster) {
+        if shows(volume, cluster) == before(cluster) {
             continue;
         }
         let at = cluster * cluster_size;

@@ -1,7 +1,9 @@
 //! A store that stopped, from the medium again, while its volumes are in use.
 //!
 //! What failed half-way happened or did not: the medium says which. The maps of the volumes follow it,
-//! and clusters that somebody may still have I/O in flight to stay taken until he has not.
+//! and clusters that somebody may still have I/O in flight to stay taken until he has not. After a failed
+//! flush, clusters that were not durably a volume's are lost with what was written to them: whoever
+//! wrote it and did not flush since is told by his next flush.
 
 use crate::disk::BdevDisk;
 use crate::error::Error;
@@ -30,12 +32,12 @@ impl Meta {
     /// Loads the store anew if it has stopped; `None` if it has not.
     pub fn reload(&mut self, op: &str) -> Result<Option<Reloaded>, Error> {
         self.store(op)?; // refuses while a failed flush is latched
-        if self.store.as_ref().is_none_or(|store| store.stopped().is_none()) {
-            return Ok(None);
-        }
+        let Some(stopped) = self.store.as_ref().and_then(Store::stopped) else { return Ok(None) };
         let failed = |e: bdev::OpenError| Error::Io { op: op.into(), cause: e.to_string() };
-        let disk = BdevDisk::open(&*self.base).map_err(failed)?;
-        let loaded = Store::load(disk).map_err(|e| not_loaded(e, self.base.name()));
+        let mut disk = BdevDisk::open(&self.base).map_err(failed)?;
+        disk.set_externals(self.externals.clone());
+        let load = if stopped.no_space { Store::load } else { Store::load_durable };
+        let loaded = load(disk).map_err(|e| not_loaded(e, self.base.name()));
         let Ok(mut store) = loaded else {
             self.publish();
             return loaded.map(|_| None);
@@ -69,6 +71,14 @@ impl Meta {
             };
             volume.set_blob(blob.id);
             let map = own_map(&store, &blob);
+            let common = old.clusters().min(map.clusters());
+            let lost = |cluster: u64| match old.get(cluster) {
+                0 | HOLE => false,
+                to => map.get(cluster) == 0 && store.is_free(to),
+            };
+            if !stopped.no_space && (0..common).any(lost) {
+                volume.set_lost_writes();
+            }
             let freed = held(&mut store, &map);
             if map.clusters() != old.clusters() {
                 found.resized.push(volume.clone());
@@ -96,6 +106,7 @@ impl Meta {
         }
         found.new.iter().for_each(|volume| self.add_volume(volume.clone()));
         self.relate_all();
+        self.keep_externals();
         self.publish();
         Ok(Some(found))
     }

@@ -1,9 +1,10 @@
 //! The requests of channels, served in rounds.
 //!
-//! In a round every volume has its turn, with a quota, and all that was taken becomes durable with one
-//! record of the journal: a volume that asks for much waits for its next turn, one that asks for
-//! little waits for one round. Who is first changes with each round, because a record may be full
-//! before all had their turn.
+//! In a round every volume has its turn, with a quota, and all that was taken is done with one record of
+//! the journal: a volume that asks for much waits for its next turn, one that asks for little waits for
+//! one round. Who is first changes with each round, because a record may be full before all had their
+//! turn. A round of allocations is not flushed, as the writes that they are for are not either; it is
+//! when somebody flushes his volume, and that is done once for all who asked for it in the same round.
 
 use crate::asked::{Request, Want};
 use crate::map::Map;
@@ -55,6 +56,9 @@ fn add<D: blobstore::Disk>(
     room_comes: bool,
 ) -> Result<Option<Stop>, StoreError> {
     let Request { want, first, count, .. } = waiting.request;
+    if want == Want::AllocateDurably {
+        batch.set_durable();
+    }
     if want == Want::Unmap {
         if !store.blob(blob)?.thin {
             // It has become thick, which its channel sees before it goes on.
@@ -167,6 +171,14 @@ impl Meta {
     fn finish(&mut self, batch: Batch, taken: Vec<Taken>) {
         let Some(store) = &mut self.store else { return };
         let done = store.commit_batch(batch);
+        let flushes = taken.iter().any(|t| t.waiting.request.want == Want::Flush);
+        let failed: HashMap<_, _> =
+            done.failed.iter().map(|(blob, cluster, e)| ((*blob, *cluster), io_error(e))).collect();
+        let flushed = if flushes { store.sync().map_err(|_| IoError::Flush) } else { Ok(()) };
+        if store.has_tentative() {
+            self.round += 1;
+        }
+        let round = self.round;
         let error = |e: &StoreError| Err(io_error(e));
         let allocated = done.allocated.as_ref().map_or_else(error, |_| Ok(()));
         let unmapped = done.unmapped.as_ref().map_or_else(error, |_| Ok(()));
@@ -183,6 +195,7 @@ impl Meta {
             if gained.as_ref().is_none_or(|(of, _, _)| *of != blob) {
                 gained.iter().for_each(|(_, volume, _)| self.publish_volume(volume));
                 gained = self.volumes.get(&blob).map(|v| (blob, v.clone(), v.view().own));
+                gained.iter().for_each(|(_, volume, _)| volume.set_tentative(round));
             }
             gained.iter().for_each(|(_, _, own)| own.set(cluster, to));
         }
@@ -190,8 +203,15 @@ impl Meta {
         self.publish();
         for Taken { waiting, result } in taken {
             let committed = match waiting.request.want {
-                Want::Allocate => allocated,
+                Want::Allocate | Want::AllocateDurably if failed.is_empty() => allocated,
+                Want::Allocate | Want::AllocateDurably => {
+                    let Request { first, count, .. } = waiting.request;
+                    let of = |cluster| failed.get(&(waiting.blob(), cluster));
+                    allocated.and((first..first + count).find_map(of).map_or(Ok(()), |e| Err(*e)))
+                }
                 Want::Unmap => unmapped,
+                Want::Flush if waiting.lost_writes() => Err(IoError::Flush),
+                Want::Flush => flushed,
             };
             waiting.answer(result.map_err(|e| io_error(&e)).and(committed));
         }
@@ -201,9 +221,12 @@ impl Meta {
     #[cold]
     fn refuse_all(&mut self) {
         let gone = self.store.is_none();
-        let error = if gone { IoError::Removed } else { IoError::WriteMedium };
         for waiting in self.served.iter_mut().flat_map(|served| served.queue.drain(..)) {
-            waiting.answer(Err(error));
+            waiting.answer(Err(match waiting.request.want {
+                _ if gone => IoError::Removed,
+                Want::Flush => IoError::Flush,
+                _ => IoError::WriteMedium,
+            }));
         }
     }
 }

@@ -3,6 +3,7 @@
 use crate::asked::{ChannelShared, Reply, Request};
 use crate::volume::Volume;
 use bdev::IoError;
+use blobstore::BlobId;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,6 +17,7 @@ pub(crate) struct Served {
 
 /// A request that was taken from its channel's queue.
 pub(crate) struct Waiting {
+    volume: Arc<Volume>,
     channel: Arc<ChannelShared>,
     pub request: Request,
     /// Clusters from its first on that were dealt with.
@@ -33,8 +35,8 @@ impl Served {
     pub fn collect(&mut self) {
         let queue = &mut self.queue;
         self.volume.requests(|channel, request| {
-            let channel = channel.clone();
-            queue.push_back(Waiting { channel, request, done: 0, lacks_room: None });
+            let (volume, channel) = (self.volume.clone(), channel.clone());
+            queue.push_back(Waiting { volume, channel, request, done: 0, lacks_room: None });
         });
     }
 
@@ -48,6 +50,16 @@ impl Served {
 }
 
 impl Waiting {
+    /// Whether its volume lost writes that nobody was told of.
+    pub fn lost_writes(&self) -> bool {
+        self.volume.take_lost_writes()
+    }
+
+    /// The blob of its volume.
+    pub fn blob(&self) -> BlobId {
+        self.volume.blob()
+    }
+
     /// Puts the reply into the channel's queue and wakes its thread.
     pub fn answer(&self, result: Result<(), IoError>) {
         let reply = Reply { slot: self.request.slot, result };

@@ -45,6 +45,7 @@ mod tests {
         let clone = |entries: &[(u64, u32)]| View {
             own: Arc::new(map(entries)),
             shown: Some((snapshot.flat(), 6)),
+            external: None,
         };
         assert_eq!(of(&snapshot, &[]), Space { shared: 0, exclusive: 5 });
         // It hides two, and was shorter once: the last is hidden, too.

@@ -2,6 +2,7 @@
 
 use crate::asked::{ChannelShared, MetaThread, Request, SLOTS};
 use crate::disk::BdevDisk;
+use crate::external::External;
 use crate::map::{Map, View};
 use bdev::{Bdev, Features, Geometry, Stats, aliases_changed};
 use blobstore::{BlobId, BlobInfo, Store, StoreInfo};
@@ -40,6 +41,8 @@ pub(crate) struct Kin {
     pub snapshot: bool,
     /// The snapshot whose clone it is.
     pub parent: Option<Arc<Volume>>,
+    /// The bdev whose clone it is instead.
+    pub external: Option<Arc<External>>,
     /// By UUID.
     pub clones: BTreeMap<Uuid, Weak<Volume>>,
 }
@@ -68,6 +71,10 @@ pub(crate) struct Volume {
     num_blocks: AtomicU64,
     /// Clusters that it owns.
     pub allocated: AtomicU64,
+    /// The last round in which it got clusters that were not durably its own at once.
+    tentative: AtomicU64,
+    /// Acknowledged writes were lost with clusters that were not durably its own: its next flush fails.
+    lost_writes: AtomicBool,
     channels: Mutex<Vec<Arc<ChannelShared>>>,
     pub stats: Arc<Stats>,
     pub thread: MetaThread,
@@ -118,6 +125,8 @@ impl Volume {
             version: Arc::new(AtomicU64::new(1)),
             removed: AtomicBool::new(false),
             allocated: AtomicU64::new(0),
+            tentative: AtomicU64::new(0),
+            lost_writes: AtomicBool::new(false),
             channels: Mutex::default(),
             stats: Stats::new(),
             thread,
@@ -180,6 +189,11 @@ impl Volume {
         self.view.lock().clone()
     }
 
+    /// Whether it, or a snapshot that it shows, is the clone of a bdev that is missing.
+    pub fn is_degraded(&self) -> bool {
+        self.view.lock().external.as_ref().is_some_and(|(external, _)| external.is_missing())
+    }
+
     /// All that it shows, as one map.
     pub fn flat(&self) -> Arc<Map> {
         self.flat.lock().get_or_insert_with(|| self.view().flat()).clone()
@@ -214,12 +228,37 @@ impl Volume {
             thin: self.id.unmaps,
             unmap_granularity: if self.id.unmaps { 1 << self.id.shift } else { 0 },
             max_blocks: base.max_blocks,
+            boot: base.boot,
         }
     }
 
     /// Whether clusters that are not needed go back to the store: not of one that has become thick.
     pub fn gives_back(&self) -> bool {
         self.id.unmaps && self.kin(|kin| kin.thin)
+    }
+
+    /// It gets clusters that are durably its own with the next flush only: said before anybody can
+    /// write to them.
+    pub fn set_tentative(&self, round: u64) {
+        self.tentative.store(round, Ordering::Release);
+    }
+
+    /// Whether a flush of the base bdev makes all that was written durable: not while there are clusters
+    /// that are not durably its own.
+    #[inline]
+    pub fn is_settled(&self) -> bool {
+        self.thread.is_durable(self.tentative.load(Ordering::Acquire))
+            && !self.lost_writes.load(Ordering::Relaxed)
+    }
+
+    /// Acknowledged writes were lost, which its next flush tells.
+    pub fn set_lost_writes(&self) {
+        self.lost_writes.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a flush has to tell that writes were lost. Said once.
+    pub fn take_lost_writes(&self) -> bool {
+        self.lost_writes.swap(false, Ordering::Relaxed)
     }
 
     /// Whether the base bdev can unmap.

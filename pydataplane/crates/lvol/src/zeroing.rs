@@ -121,7 +121,7 @@ impl Guard<'_> {
     pub fn write(
         &self,
         op: &str,
-        base: &dyn Bdev,
+        base: &Arc<dyn Bdev>,
         cluster_size: u32,
         runs: &[Run],
     ) -> Result<(), Error> {
@@ -132,7 +132,13 @@ impl Guard<'_> {
         zeroed
     }
 
-    fn zero(&self, op: &str, base: &dyn Bdev, cluster: u64, runs: &[Run]) -> Result<(), Error> {
+    fn zero(
+        &self,
+        op: &str,
+        base: &Arc<dyn Bdev>,
+        cluster: u64,
+        runs: &[Run],
+    ) -> Result<(), Error> {
         let total: u64 = runs.iter().map(|run| run.count * cluster).sum();
         self.zeroing.total.store(total, Ordering::Relaxed);
         if total == 0 {

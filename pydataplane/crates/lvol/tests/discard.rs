@@ -89,7 +89,8 @@ fn rig() -> (Lvstores, Arc<Noted>) {
     let disk = Malloc::create(options).unwrap();
     registry.register(Arc::new(Noting { disk, noted: noted.clone() })).unwrap();
     let lvstores = Lvstores::new(registry);
-    let options = LvstoreOptions { clear: ClearMethod::None, ..Default::default() };
+    let cluster_size = Some(1 << 20);
+    let options = LvstoreOptions { cluster_size, clear: ClearMethod::None, uuid: None };
     lvstores.create_lvstore("disk0", "lvs0", &options).unwrap();
     (lvstores, noted)
 }

@@ -9,6 +9,9 @@ use common::{CLUSTER, PER_CLUSTER, Rig, options, read_tags, tagged};
 use lvol::{Error, Lvstores};
 use std::time::{Duration, Instant};
 
+/// Where the journal of a small lvstore is, in blocks: 64 pages from page 32 on.
+const JOURNAL: u64 = 32 * 8;
+const JOURNAL_BLOCKS: u64 = 64 * 8;
 const LONG: Duration = Duration::from_secs(120);
 
 /// Waits for something that happens soon, on a machine that is busy.
@@ -113,8 +116,16 @@ fn a_volume_that_asks_for_much_does_not_keep_one_waiting_that_asks_for_little() 
             ask(&mut flood, op, cluster);
         }
         ask(&mut victim, Op::Write, 0);
-        // After the round that is under way and the next one, nothing becomes durable any more.
-        let fault = Fault { skip: 4, ..Fault::always(Op::Flush, IoError::Flush) };
+        // After the round that is under way and the next one, nothing is done any more. One of
+        // allocations writes a record, one with an unmap flushes twice.
+        let (first, last) = (JOURNAL, JOURNAL + JOURNAL_BLOCKS);
+        let fault = match op {
+            Op::Write => {
+                let fault = Fault { lba: first..last, ..Fault::always(op, IoError::WriteMedium) };
+                Fault { skip: 2, ..fault }
+            }
+            _ => Fault { skip: 4, ..Fault::always(Op::Flush, IoError::Flush) },
+        };
         rig.disk.inject(fault);
         rig.disk.release();
         assert_eq!(all(&mut victim)[0].result, Ok(()), "beside {op:?}");

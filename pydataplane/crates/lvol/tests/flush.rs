@@ -89,7 +89,9 @@ fn after_a_failure_at_any_point_volumes_in_use_go_on_with_what_the_medium_says()
             r.lvstores.rename_lvol("lvs0/spare", "other").map(drop).map_err(|e| e.to_string())
         }),
         ("allocate", |r| {
-            r.open("lvs0/t").write(3 * PER_CLUSTER, &tagged(8, 1)).map_err(|e| e.to_string())
+            let mut t = r.open("lvs0/t");
+            let written = t.write(3 * PER_CLUSTER, &tagged(8, 1)).and_then(|()| t.flush());
+            written.map_err(|e| e.to_string())
         }),
         ("unmap", |r| r.open("lvs0/t").unmap(0, 2 * PER_CLUSTER).map_err(|e| e.to_string())),
     ];
@@ -158,6 +160,7 @@ fn an_lvstore_is_loaded_in_spite_of_a_latched_failure_and_nothing_is_written() {
     rig.create("a", 2, false).unwrap();
     rig.create("t", 4, true).unwrap();
     rig.open("lvs0/t").write(0, &tagged(3, 1)).unwrap();
+    rig.open("lvs0/t").flush().unwrap();
     rig.disk.inject(one(Op::Flush, IoError::Flush, 0));
     assert!(rig.open("lvs0/a").flush().is_err());
     let rig = restart_knowing(rig);
@@ -195,7 +198,10 @@ fn a_power_cut_while_an_lvstore_is_loaded_after_a_failed_flush_loses_nothing_ack
     let changes: [(&str, Change); 4] = [
         ("delete", |r| drop(r.lvstores.delete_lvol("lvs0/spare"))),
         ("resize", |r| drop(r.lvstores.resize_lvol("lvs0/spare", 9 * CLUSTER))),
-        ("allocate", |r| drop(r.open("lvs0/t").write(PER_CLUSTER, &tagged(8, 1)))),
+        ("allocate", |r| {
+            let mut t = r.open("lvs0/t");
+            drop(t.write(PER_CLUSTER, &tagged(8, 1)).and_then(|()| t.flush()));
+        }),
         ("close", |r| drop(r.lvstores.unload("lvs0"))),
     ];
     for (what, change) in changes {
@@ -210,6 +216,7 @@ fn a_power_cut_while_an_lvstore_is_loaded_after_a_failed_flush_loses_nothing_ack
                     rig.open("lvs0/a").write(0, &tagged(7, 1)).unwrap();
                     rig.open("lvs0/t").write(0, &tagged(7, 1)).unwrap();
                     rig.open("lvs0/a").flush().unwrap();
+                    rig.open("lvs0/t").flush().unwrap();
                     rig.disk.inject(one(Op::Flush, IoError::Flush, skip));
                     change(&rig);
                     rig.disk.clear_faults();

@@ -141,7 +141,7 @@ fn what_cannot_be_done_says_why_in_one_sentence_and_changes_nothing() {
     rig.registry.register(tiny).unwrap();
     let text = said(l.create_lvstore("tiny", "t", &options()).unwrap_err(), 22);
     assert!(text.contains("at least"), "{text}");
-    let odd = LvstoreOptions { cluster_size: 3 << 20, ..options() };
+    let odd = LvstoreOptions { cluster_size: Some(3 << 20), ..options() };
     said(l.create_lvstore("tiny", "t", &odd).unwrap_err(), 22);
     assert_eq!(l.examine("tiny").unwrap(), None);
     rig.registry.claim("tiny", "x").map(drop).unwrap();

@@ -6,12 +6,14 @@
 
 mod common;
 
+use bdev::testing::FaultBdev;
 use bdev::{Channel, Completion, Io, IoError, Op, Submit};
 use common::{CLUSTER, PER_CLUSTER, Rig, tags};
 use guestmem::{Bounce, Sg};
 use lvol::NewLvol;
 use proptest::prelude::*;
 use reactor::IoContext;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use uuid::Uuid;
 
@@ -32,6 +34,8 @@ enum Step {
     Resize(usize, u64),
     Snapshot(usize),
     Clone(usize),
+    /// Of a bdev that is not in the lvstore.
+    CloneImage,
     /// Whether from all its snapshots.
     Detach(usize, bool),
     /// Volume, first block, blocks.
@@ -55,6 +59,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (volume(), 1..=LARGEST).prop_map(|(v, size)| Step::Resize(v, size)),
         2 => volume().prop_map(Step::Snapshot),
         2 => volume().prop_map(Step::Clone),
+        2 => Just(Step::CloneImage),
         1 => (volume(), any::<bool>()).prop_map(|(v, all)| Step::Detach(v, all)),
         10 => (volume(), small()).prop_map(|(v, (l, n))| Step::Write(v, l, n)),
         5 => (volume(), small()).prop_map(|(v, (l, n))| Step::Read(v, l, n)),
@@ -103,6 +108,7 @@ struct Live {
 
 struct World {
     rig: Rig,
+    image: Arc<FaultBdev>,
     io: IoContext,
     volumes: Vec<Option<Live>>,
     next_tag: u64,
@@ -114,8 +120,18 @@ impl World {
         let rig = Rig::new(80);
         rig.disk.defer(Some(seed));
         rig.lvstores.create_lvstore("disk0", "lvs0", &common::options()).unwrap();
+        let image = common::image();
+        image.defer(Some(seed ^ 1));
+        rig.registry.register(image.clone()).unwrap();
         let io = IoContext::new().unwrap();
-        World { rig, io, volumes: (0..VOLUMES).map(|_| None).collect(), next_tag: 1, names: 0 }
+        World {
+            rig,
+            image,
+            io,
+            volumes: (0..VOLUMES).map(|_| None).collect(),
+            next_tag: 1,
+            names: 0,
+        }
     }
 
     fn run(&mut self, step: &Step) {
@@ -125,6 +141,7 @@ impl World {
             Step::Resize(v, size) => self.resize(v, size),
             Step::Snapshot(v) => self.snapshot(v),
             Step::Clone(v) => self.clone_of(v),
+            Step::CloneImage => self.clone_image(),
             Step::Detach(v, all) => self.detach(v, all),
             Step::Write(v, lba, n) => self.start(v, Op::Write, lba, n),
             Step::Read(v, lba, n) => self.start(v, Op::Read, lba, n),
@@ -230,6 +247,17 @@ impl World {
             }
             Err(e) => assert!(matches!(e, lvol::Error::NotASnapshot { .. }) && !snapshot, "{e}"),
         }
+    }
+
+    fn clone_image(&mut self) {
+        if self.volumes.iter().all(Option::is_some) {
+            return;
+        }
+        self.names += 1;
+        let new = NewLvol::named(format!("e{}", self.names));
+        let info = self.control(|rig| rig.lvstores.clone_bdev("image", "lvs0", &new)).unwrap();
+        assert!(info.is_esnap_clone && !info.is_degraded, "{info:?}");
+        self.add(&info, common::image_tags(), false);
     }
 
     fn detach(&mut self, v: usize, all: bool) {
@@ -360,6 +388,7 @@ impl World {
             .collect();
         let rig = std::mem::replace(&mut self.rig, Rig::new(1));
         self.rig = rig.restart();
+        self.rig.registry.register(self.image.clone()).unwrap();
         self.rig.lvstores.examine("disk0").unwrap().unwrap();
         let open = |(uuid, name, thin, vague, read_only, model): (Uuid, _, bool, _, _, _)| {
             let channel = self.rig.bdev(&uuid.to_string()).open(&self.io).unwrap();

@@ -9,7 +9,13 @@ const MAX_SAFE_INTEGER: f64 = 9_007_199_254_740_992.0;
 
 /// Checks `params` of `method` against the JSON Schema `schema` of its parameters: none unknown,
 /// none missing, all of the right type. Integral floats become integers, as in SPDK's decoder.
-pub fn params(method: &str, schema: &Value, params: &mut Map<String, Value>) -> Result<(), Error> {
+/// What is wrong with one of the `secrets` is said without its value.
+pub fn params(
+    method: &str,
+    schema: &Value,
+    secrets: &[&str],
+    params: &mut Map<String, Value>,
+) -> Result<(), Error> {
     let empty = Map::new();
     let known = schema["properties"].as_object().unwrap_or(&empty);
     for (name, value) in params.iter_mut() {
@@ -25,6 +31,12 @@ pub fn params(method: &str, schema: &Value, params: &mut Map<String, Value>) -> 
         };
         normalise(expected, value);
         if !fits(expected, value) {
+            if secrets.contains(&name.as_str()) {
+                return Err(Error::params(format!(
+                    "parameter \"{name}\" of {method} must be {}",
+                    describe(expected)
+                )));
+            }
             return Err(Error::params(format!(
                 "parameter \"{name}\" of {method} must be {}, not {}",
                 describe(expected),
@@ -209,7 +221,7 @@ mod tests {
             "required": ["name"],
         });
         let mut given = given.as_object().unwrap().clone();
-        params("m", &schema, &mut given).map(|()| given.into()).map_err(|e| e.message)
+        params("m", &schema, &[], &mut given).map(|()| given.into()).map_err(|e| e.message)
     }
 
     #[test]

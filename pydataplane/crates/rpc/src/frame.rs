@@ -6,6 +6,7 @@
 
 use crate::code::Error;
 use serde_json::Value;
+use zeroize::Zeroize;
 
 /// Bytes of one request or batch; more is refused and the connection closed.
 pub const MAX_REQUEST_BYTES: usize = 1024 * 1024;
@@ -62,6 +63,8 @@ impl Framer {
             return Err(too_large());
         }
         let value = serde_json::from_slice(&self.buffer[..end]).map_err(|e| parse_error(&e))?;
+        // It may have had a secret in it.
+        self.buffer[..end].zeroize();
         self.buffer.drain(..end);
         self.scanned = 0;
         Ok(Some(value))

@@ -72,10 +72,37 @@ pub struct Method {
     params: Value,
     result: Value,
     errors: Vec<Code>,
+    /// Parameters that nobody is shown.
+    secrets: &'static [&'static str],
     run: Run,
 }
 
+/// What is shown instead of a secret.
+const HIDDEN: &str = "(not shown)";
+
 impl Method {
+    /// Says which parameters are secrets: neither the log nor an error shows them.
+    pub fn secrets(&mut self, names: &'static [&'static str]) -> &mut Self {
+        debug_assert!(names.iter().all(|name| self.params["properties"].get(name).is_some()));
+        self.secrets = names;
+        self
+    }
+
+    /// The parameters as the log has them. Of a method with secrets what it does not know is not shown
+    /// either: it may be one of them with its name mistyped.
+    fn shown(&self, params: &Value) -> String {
+        if self.secrets.is_empty() {
+            return params.to_string();
+        }
+        let Value::Object(params) = params else { return HIDDEN.to_owned() };
+        let known = |name: &String| self.params["properties"].get(name).is_some();
+        let shown = params.iter().map(|(name, value)| {
+            let shows = known(name) && !self.secrets.contains(&name.as_str());
+            (name.clone(), if shows { value.clone() } else { json!(HIDDEN) })
+        });
+        Value::Object(shown.collect()).to_string()
+    }
+
     /// Adds the errnos that the operation itself can fail with, for the schema.
     pub fn errors(&mut self, errnos: &[Errno]) -> &mut Self {
         self.errors.extend(errnos.iter().map(|e| Code::Os(*e)));
@@ -157,6 +184,7 @@ impl Methods {
             params: schema::<P>(true),
             result: schema::<R>(false),
             errors: vec![Code::InvalidParams],
+            secrets: &[],
             run: Box::new(run),
         };
         let replaced = self.table.insert(name, method);
@@ -291,7 +319,7 @@ impl Methods {
         let turn = || self.serial.lock();
         let serial = (!method.flags.long).then(turn);
         let started = Instant::now();
-        let shown = params.to_string();
+        let shown = method.shown(&params);
         let outcome = run(name, method, params);
         let serial = serial.unwrap_or_else(turn);
         (self.follow)();
@@ -375,7 +403,7 @@ fn run(name: &'static str, method: &Method, params: Value) -> Result<Value, Erro
             )));
         }
     };
-    check::params(name, &method.params, &mut params)?;
+    check::params(name, &method.params, method.secrets, &mut params)?;
     (method.run)(params)
 }
 

@@ -1,17 +1,20 @@
 //! What the methods work on: everything of the process, wired together.
 
+use crate::above;
+use crate::awaited::Awaited;
 use crate::cli::Cli;
 use crate::errors;
 use crate::flushrecord::Recorder;
 use crate::holding;
 use crate::logging::LogControl;
-use crate::methods::Journal;
+use crate::methods::{Journal, crypto as encryption};
 use crate::notices::Notices;
 use crate::restore;
 use crate::state::{self, Config, Item};
 use crate::upgrade::Taken;
 use crate::waits::Waits;
 use bdev::{Bdev, Event, FileBdev, FlushLatch, Malloc, Registry, RegistryError, Subscription};
+use crypto::{Crypto, Keys};
 use export::Exports;
 use holder::Client;
 use lvol::Lvstores;
@@ -85,6 +88,10 @@ pub struct App {
     pub upgrade: OnceLock<Taken>,
     /// By bdev: why the lvstore on it cannot be loaded.
     lvstore_problems: Mutex<BTreeMap<String, String>>,
+    /// Keys of encrypted bdevs, in memory only.
+    pub keys: Keys,
+    /// What waits for one.
+    pub awaited: Awaited,
     /// What waits for a disk.
     pub waits: Waits,
     /// Keys of what is still being restored, because its disk has not answered.
@@ -96,6 +103,7 @@ pub struct App {
     initialised: Mutex<bool>,
     initialisation: Condvar,
     _events: Subscription,
+    _encrypted: Subscription,
 }
 
 impl App {
@@ -139,10 +147,14 @@ impl App {
         let noted = notices.clone();
         let appeared: Arc<Mutex<BTreeSet<String>>> = Arc::default();
         let came = appeared.clone();
+        let awaited = Awaited::default();
+        let waiting = awaited.clone();
         let on_event = move |event: &Event| {
             noted.note(event);
-            if let Event::Registered(bdev) = event {
-                came.lock().insert(bdev.name().to_owned());
+            match event {
+                Event::Registered(bdev) => _ = came.lock().insert(bdev.name().to_owned()),
+                Event::Removed(bdev) => waiting.release_base(bdev.name()),
+                Event::Resized(_) | Event::Space { .. } => {}
             }
         };
         let exports = holding::exports(cli, &config, &registry, holder);
@@ -174,6 +186,8 @@ impl App {
             memory: Mutex::default(),
             upgrade: OnceLock::new(),
             lvstore_problems: Mutex::default(),
+            keys: Keys::default(),
+            awaited,
             waits: Waits::default(),
             restoring: Mutex::default(),
             appeared,
@@ -181,6 +195,7 @@ impl App {
             initialised: Mutex::new(false),
             initialisation: Condvar::new(),
             _events: registry.subscribe(on_event),
+            _encrypted: Crypto::follow(&registry),
             notices,
             registry,
         })
@@ -252,11 +267,18 @@ impl App {
     /// Brings back what waits for a bdev that came meanwhile; called after each mutating method, the
     /// only thing that makes bdevs.
     pub fn restore_appeared(&self) {
-        let appeared = std::mem::take(&mut *self.appeared.lock());
-        let methods = self.methods.get().and_then(Weak::upgrade);
-        if let Some(methods) = methods.filter(|_| !appeared.is_empty()) {
-            restore::of_bdevs(self, &methods, &appeared);
+        let Some(methods) = self.methods.get().and_then(Weak::upgrade) else { return };
+        loop {
+            let appeared = std::mem::take(&mut *self.appeared.lock());
+            let keys = self.awaited.take_keys();
+            if appeared.is_empty() && keys.is_empty() {
+                break;
+            }
+            // What is restored may make bdevs, which others wait for.
+            restore::of_bdevs(self, &methods, &appeared, &keys);
         }
+        let held = self.awaited.held();
+        held.iter().for_each(|ctrlr| restore::start_if_complete(self, &methods, ctrlr));
     }
 
     /// A bdev that was there already, but in use, can be used now.
@@ -343,8 +365,8 @@ impl App {
         outcome.map(|_| ())
     }
 
-    /// Takes a bdev away: unloads the lvstore on it first, and forgets it and the targets that it,
-    /// or an lvol on it, was behind. One that could not be restored is just forgotten. Refused
+    /// Takes a bdev away: first what lies on it, and forgets all of that and the targets that it was
+    /// behind. One that could not be restored is just forgotten. Refused
     /// while it, or an lvol on it, is exported: what is mounted on it would lose its data.
     pub fn remove_bdev(&self, name: &str) -> Result<(), Error> {
         let key = state::bdev_key(name);
@@ -354,6 +376,7 @@ impl App {
         restoring.remove(&key);
         let Some(bdev) = registered else {
             let unrestored = |item: &Item| item.key == key && item.problem.is_some();
+            self.awaited.release(name);
             return match self.config().forget(unrestored) {
                 true => Ok(()),
                 false => Err(errors::no_bdev(name)),
@@ -361,17 +384,12 @@ impl App {
         };
         drop(restoring);
         let name = bdev.name().to_owned();
-        let mut gone = vec![name.clone()];
-        let on_it = self.lvstores.lvstores().into_iter().find(|lvs| lvs.base_bdev == name);
-        if let Some(lvs) = on_it {
-            let lvs = lvs.uuid.to_string();
-            let lvols = self.lvstores.lvols(Some(&lvs)).map_err(errors::lvol)?;
-            gone.extend(lvols.into_iter().map(|lvol| lvol.uuid.to_string()));
-            self.check_not_exported(&gone)?;
-            self.lvstores.unload(&lvs).map_err(errors::lvol)?;
-        }
+        let gone = above::with_what_is_on(self, &name)?;
+        self.check_not_exported(&gone)?;
+        let keys = above::take_away(self, &gone)?;
         self.check_not_exported(&gone)?;
         let removed = self.registry.unregister(&name);
+        keys.iter().for_each(|key| encryption::let_go(self, key));
         // One that somebody still holds goes when that lets go, and does not come back.
         if let Ok(_) | Err(RegistryError::StillHeld { .. }) = &removed {
             self.lvstore_problems().remove(&name);
@@ -442,6 +460,7 @@ impl App {
     /// In one sentence: an lvstore does not come to its end, or a failed flush cannot be recorded. What
     /// was closed before stays closed.
     pub fn close_storage(&self) -> Result<(), String> {
+        above::close_encrypted(self)?;
         for lvs in self.lvstores.lvstores() {
             if let Err(e) = self.lvstores.unload(&lvs.uuid.to_string()) {
                 if matches!(e, lvol::Error::Waiting { .. }) {

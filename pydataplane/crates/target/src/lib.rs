@@ -12,6 +12,8 @@
 //! | `methods` | SPDK's methods and ours, a file per subsystem |
 //! | `errors` | errors of the layers below as JSON-RPC errors |
 //! | `state`, `restore` | the recorded configuration |
+//! | `awaited` | keys that came, and what waits for them |
+//! | `above` | what lies on a bdev, and goes before it |
 //! | `flusherror`, `flushrecord` | failed flushes, and how they come into it |
 //! | `holding` | who holds exports while the process is away |
 //! | `upgrade` | a new program takes everything over |
@@ -25,7 +27,9 @@
 
 #![forbid(unsafe_code)]
 
+mod above;
 pub mod app;
+mod awaited;
 pub mod cli;
 pub mod cpumask;
 pub mod daemon;

@@ -1,6 +1,7 @@
 //! Brings back what was configured.
 
 use crate::app::App;
+use crate::methods::crypto::{awaited_key, is_crypto, key_of};
 use crate::methods::file::{self as disk, is_disk};
 use crate::state::{self, Call, ConfigFile, Item};
 use bdev::OpenedFile;
@@ -73,8 +74,7 @@ impl Unit {
             let bdev = app.registry.get(name);
             bdev.is_some_and(|bdev| !restoring.contains(&state::bdev_key(bdev.name())))
         };
-        let mut bdevs = self.items.iter().filter_map(|item| item.call.params.get("bdev_name"));
-        bdevs.all(|name| name.as_str().is_none_or(is_free))
+        self.items.iter().filter_map(bdev_of).all(is_free)
     }
 
     /// Restores it; a controller is not started before it has its targets.
@@ -83,9 +83,15 @@ impl Unit {
             restore(app, methods, item);
         }
         if let Some(ctrlr) = &self.ctrlr {
-            start_controller(app, methods, ctrlr);
+            start_if_complete(app, methods, ctrlr);
         }
     }
+}
+
+/// The bdev that a thing is on.
+fn bdev_of(item: &Item) -> Option<&str> {
+    let params = &item.call.params;
+    params.get("bdev_name").or_else(|| params.get("base_bdev_name")).and_then(Value::as_str)
 }
 
 /// Restores what the state directory records: bdevs (and with each the lvstore on it), those on
@@ -99,7 +105,8 @@ pub fn recorded(app: &Arc<App>, methods: &Arc<Methods>, made: Made) {
     let mut items: Vec<_> = app.config().items().cloned().collect();
     let configured = items.len();
     let is_made = |item: &Item| calls.get(&item.key) == Some(&item.call);
-    let is_bdev = |item: &&Item| item.key.starts_with(state::BDEV_KEY);
+    // An encrypted one has to wait for its base as all that is on a bdev.
+    let is_bdev = |item: &&Item| item.key.starts_with(state::BDEV_KEY) && !is_crypto(item);
     // A controller that is made is still to be started.
     let mut units = Unit::all(items.iter().filter(|item| !is_bdev(item)), is_made);
     items.retain(|item| !is_made(item));
@@ -288,17 +295,23 @@ fn restore(app: &App, methods: &Methods, item: &Item) -> bool {
     restored.is_ok()
 }
 
-/// Restores what could not be at the start because its bdev was not there, and is now: exports,
-/// then targets, of which a connected guest is told.
-pub fn of_bdevs(app: &App, methods: &Methods, appeared: &BTreeSet<String>) {
+/// Restores what could not be at the start because its bdev, or its key, was not there, and is now:
+/// encrypted bdevs, exports, then targets, of which a connected guest is told.
+pub fn of_bdevs(
+    app: &App,
+    methods: &Methods,
+    appeared: &BTreeSet<String>,
+    keys: &BTreeSet<String>,
+) {
     let waits = |item: &Item| {
-        let bdev = item.call.params.get("bdev_name").and_then(Value::as_str);
-        item.problem.is_some() && bdev.is_some_and(|name| appeared.contains(name))
+        let on_bdev = bdev_of(item).is_some_and(|name| appeared.contains(name));
+        let with_key = is_crypto(item) && key_of(item).is_some_and(|name| keys.contains(name));
+        item.problem.is_some() && (on_bdev || with_key)
     };
     let items: Vec<_> = app.config().items().filter(|item| waits(item)).cloned().collect();
     for item in items {
         if restore(app, methods, &item) {
-            tracing::info!("{} restored: its bdev is there now", item.key);
+            tracing::info!("{} restored: what it waited for is there now", item.key);
         }
     }
 }
@@ -326,6 +339,34 @@ fn start_controllers(app: &App, methods: &Methods) {
     let items: Vec<_> = app.config().items().cloned().collect();
     for item in items.iter().filter(|i| i.call.method == CREATE_CONTROLLER) {
         if let Some(ctrlr) = item.call.params.get("ctrlr").and_then(Value::as_str) {
+            start_if_complete(app, methods, ctrlr);
+        }
+    }
+}
+
+/// Starts a controller that is configured, unless one of its targets waits for its key. Then its guest
+/// waits, as it does while the target is away: without its disk it would have I/O errors.
+pub fn start_if_complete(app: &App, methods: &Methods, ctrlr: &str) {
+    let of_it = |item: &&Item| {
+        let its = item.call.params.get("ctrlr").and_then(Value::as_str);
+        its == Some(ctrlr) && item.problem.is_some()
+    };
+    let (is_there, bdevs) = {
+        let config = app.config();
+        let bdevs = config.items().filter(of_it).filter_map(bdev_of).map(str::to_owned);
+        (config.get(&state::controller_key(ctrlr)).is_some(), bdevs.collect::<Vec<_>>())
+    };
+    match bdevs.iter().find_map(|bdev| Some((bdev, awaited_key(app, bdev)?))) {
+        Some((bdev, key)) if is_there => {
+            if app.awaited.hold(ctrlr) {
+                tracing::warn!(
+                    "controller {ctrlr} is not started, so that its guest waits: bdev {bdev} waits \
+                     for the key {key}"
+                );
+            }
+        }
+        _ => {
+            app.awaited.let_start(ctrlr);
             start_controller(app, methods, ctrlr);
         }
     }

@@ -20,6 +20,7 @@ use super::flush::Flushes;
 use super::larges::Larges;
 use super::memory::is_in_memory;
 use super::owners::Owners;
+use crate::device::host_boot;
 use crate::{AlignedBuf, BUF_ALIGN, Features, FlushLatch};
 
 /// Largest physical block that is reported, in bytes: what a page cache works with.
@@ -123,6 +124,7 @@ pub(super) fn open(
     };
     let fd = OwnedFd::from(file);
     let blocks = count_blocks(&fd, path, block_size)?;
+    let submit_waits = !block_device && is_on_fuse(&fd);
     let unmap = !read_only && can_unmap(&fd, &meta, block_device, logical, block_size, blocks);
     let features = Features {
         read_only,
@@ -136,9 +138,10 @@ pub(super) fn open(
         thin: unmap,
         unmap_granularity: if unmap { physical_block_size / block_size } else { 0 },
         max_blocks: 0,
+        // What a FUSE server keeps in its own memory ends with it.
+        boot: if submit_waits { None } else { host_boot() },
     };
     let in_memory = !block_device && is_in_memory(&fd);
-    let submit_waits = !block_device && is_on_fuse(&fd);
     Ok(Shared {
         in_memory,
         submit_waits,

@@ -16,6 +16,20 @@ pub enum ClaimMode {
     /// Anybody: the holder only reads, or does not care who writes, and just has the device stay
     /// until it let go.
     Reader,
+    /// Those that only read, and others of this mode: what is on the device does not change.
+    Unchanged,
+}
+
+impl ClaimMode {
+    /// Whether a device may be held in both ways at once. `fixed`: it takes no writes.
+    fn agrees(self, other: ClaimMode, fixed: bool) -> bool {
+        use ClaimMode::{Exclusive, Reader, Shared, Unchanged};
+        match (self, other) {
+            (Reader, _) | (_, Reader) | (Shared, Shared) | (Unchanged, Unchanged) => true,
+            (Exclusive, Exclusive | Shared) | (Shared, Exclusive) => false,
+            (Unchanged, Exclusive | Shared) | (Exclusive | Shared, Unchanged) => fixed,
+        }
+    }
 }
 
 pub(super) struct Holder {
@@ -49,11 +63,8 @@ impl Registry {
         let mut state = self.lock();
         let id = state.id();
         let entry = state.entries.get_mut(&name).filter(|e| !e.removing).ok_or_else(missing)?;
-        let conflict = entry.holders.iter().find(|h| {
-            h.mode != ClaimMode::Reader
-                && mode != ClaimMode::Reader
-                && (h.mode == ClaimMode::Exclusive || mode == ClaimMode::Exclusive)
-        });
+        let fixed = entry.bdev.features().read_only;
+        let conflict = entry.holders.iter().find(|h| !mode.agrees(h.mode, fixed));
         if let Some(h) = conflict {
             return Err(RegistryError::Claimed { name, owner: h.owner.clone() });
         }

@@ -31,6 +31,8 @@ pub(super) struct State {
     pub(super) holding: bool,
     pub(super) held: usize,
     pub(super) wakers: Vec<Waker>,
+    /// Which of the times between two power cuts this is.
+    pub(super) boot: u128,
 }
 
 impl State {

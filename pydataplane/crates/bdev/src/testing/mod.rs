@@ -95,6 +95,7 @@ impl FaultBdev {
             thin: true,
             unmap_granularity: 1,
             max_blocks: 0,
+            boot: None,
         };
         let state = State {
             durable: image.clone(),
@@ -109,6 +110,7 @@ impl FaultBdev {
             holding: false,
             held: 0,
             wakers: Vec::new(),
+            boot: 1,
         };
         Arc::new(FaultBdev {
             name: name.to_owned(),
@@ -181,6 +183,7 @@ impl FaultBdev {
         }
         s.volatile = s.durable.clone();
         s.revive();
+        s.boot += 1;
         self.latch.clear();
     }
 
@@ -266,7 +269,7 @@ impl Bdev for FaultBdev {
         Geometry { block_size: self.block_size, physical_block_size: self.block_size, num_blocks }
     }
     fn features(&self) -> Features {
-        self.features
+        Features { boot: Some(self.lock().boot), ..self.features }
     }
     fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
         self.lock().wakers.push(io.waker());

@@ -19,7 +19,8 @@ struct Raw {
     mount: U64,
     seq: U64,
     count: U32,
-    reserved: [u8; 20],
+    boot: [u8; 16],
+    open: U32,
     target: [U32; RECORD_IMAGES_MAX],
 }
 const _: () = assert!(size_of::<Raw>() == PAGE_SIZE);
@@ -31,7 +32,11 @@ pub(crate) struct RecordHeader {
     pub mount: u64,
     pub seq: u64,
     pub images_crc: u32,
-    /// Which metadata page each image is; 1 to [`RECORD_IMAGES_MAX`].
+    /// During which boot it counts without a final record after it; 0: it is final.
+    pub boot: u128,
+    /// How many records right before it are not final and were not flushed when it was written.
+    pub open: u32,
+    /// Which metadata page each image is; at most [`RECORD_IMAGES_MAX`], and none only in a final one.
     pub targets: Vec<u32>,
 }
 
@@ -51,7 +56,8 @@ impl RecordHeader {
             mount: U64::new(self.mount),
             seq: U64::new(self.seq),
             count: U32::new(self.targets.len() as u32),
-            reserved: [0; 20],
+            boot: self.boot.to_le_bytes(),
+            open: U32::new(self.open),
             target: [U32::ZERO; RECORD_IMAGES_MAX],
         };
         for (to, from) in raw.target.iter_mut().zip(&self.targets) {
@@ -67,7 +73,7 @@ impl RecordHeader {
         let count = raw.count.get() as usize;
         if raw.magic != MAGIC
             || raw.crc.get() != crc32c_without(bytes, CRC_AT)
-            || !(1..=RECORD_IMAGES_MAX).contains(&count)
+            || count > RECORD_IMAGES_MAX
         {
             return None;
         }
@@ -76,6 +82,8 @@ impl RecordHeader {
             mount: raw.mount.get(),
             seq: raw.seq.get(),
             images_crc: raw.images_crc.get(),
+            boot: u128::from_le_bytes(raw.boot),
+            open: raw.open.get(),
             targets: raw.target[..count].iter().map(|t| t.get()).collect(),
         })
     }
@@ -87,15 +95,15 @@ mod tests {
 
     #[test]
     fn a_header_survives_only_unchanged() {
-        let h = RecordHeader { store: 1, mount: 2, seq: 3, images_crc: 4, targets: vec![9, 8, 7] };
+        let (store, mount, seq, images_crc) = (1, 2, 3, 4);
+        let targets = vec![9, 8, 7];
+        let h = RecordHeader { store, mount, seq, images_crc, boot: 5, open: 6, targets };
         let bytes = h.encode();
         assert_eq!(RecordHeader::decode(&bytes), Some(h));
-        for at in [0, 9, 13, 20, 41, 65, 4095] {
+        for at in [0, 9, 13, 20, 41, 50, 61, 65, 4095] {
             let mut bad = bytes;
             bad[at] ^= 1;
             assert_eq!(RecordHeader::decode(&bad), None, "byte {at}");
         }
-        let empty = RecordHeader { store: 1, mount: 2, seq: 3, images_crc: 4, targets: vec![] };
-        assert_eq!(RecordHeader::decode(&empty.encode()), None, "a record without images");
     }
 }

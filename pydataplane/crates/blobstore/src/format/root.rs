@@ -23,9 +23,11 @@ pub(crate) const FLAG_READ_ONLY: u32 = 2;
 pub(crate) const FLAG_SNAPSHOT: u32 = 4;
 /// A snapshot whose clusters go over to its only clone, record by record, before it is gone.
 pub(crate) const FLAG_DELETING: u32 = 8;
+/// Its parent is outside of the store, and named by `external`.
+pub(crate) const FLAG_EXTERNAL: u32 = 16;
 /// Flags of version 1, and of version 2.
 pub(crate) const FLAGS_1: u32 = FLAG_THIN | FLAG_READ_ONLY;
-pub(crate) const FLAGS_2: u32 = FLAGS_1 | FLAG_SNAPSHOT | FLAG_DELETING;
+pub(crate) const FLAGS_2: u32 = FLAGS_1 | FLAG_SNAPSHOT | FLAG_DELETING | FLAG_EXTERNAL;
 
 /// A root page from byte 64 on.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -40,12 +42,14 @@ pub(crate) struct Root {
     pub xattr_pages: U16,
     pub xattr_bytes: U16,
     pub xattr_page: [U32; XATTR_PAGES],
-    pub reserved_mid: [u8; 48],
+    pub external: [u8; 16],
+    pub reserved_mid: [u8; 32],
     pub direct: [U32; DIRECT],
     pub indirect: [U32; INDIRECT],
     pub inline_xattrs: [u8; INLINE_XATTRS],
 }
 const _: () = assert!(size_of::<Root>() == PAYLOAD);
+const _: () = assert!(std::mem::offset_of!(Root, external) == 208 - 64);
 const _: () = assert!(std::mem::offset_of!(Root, direct) == 256 - 64);
 const _: () = assert!(std::mem::offset_of!(Root, inline_xattrs) == 2048 - 64);
 

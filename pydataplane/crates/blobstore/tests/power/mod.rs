@@ -1,10 +1,11 @@
-//! A power cut at every point of a workload.
+//! A power cut, or the end of the process, at every point of a workload.
 //!
 //! [`record`] runs a workload once on a disk that writes down every write and flush. [`cut`] then
 //! makes, for a point in that list, what the medium may hold after the power fell there: all that was flushed,
 //! and of the rest an arbitrary subset of 512-byte sectors. [`check`] loads that and compares it with
 //! the model: each operation happened or did not, no cluster has two owners, flushed data is there,
-//! and no blob shows data that was never its own.
+//! and no blob shows data that was never its own. Where only the process ended, all is there that was
+//! acknowledged, flushed or not.
 
 use blobstore::{
     BlobId, BlobOptions, Disk, DiskError, Error, HOLE, HistoryOptions, Store, StoreOptions,
@@ -134,12 +135,23 @@ pub enum Event {
 #[derive(Clone)]
 pub struct TraceDisk {
     now: Image,
+    boot: u128,
     pub trace: Rc<RefCell<Vec<Event>>>,
 }
 
+/// The boot in which a workload runs, and the one after the power failed.
+pub const BOOT: u128 = 1;
+pub const NEXT_BOOT: u128 = 2;
+
+/// What is outside of the store, and what its sectors hold.
+pub const EXTERNAL: Uuid = Uuid::from_u128(0xe001);
+fn external_tag(sector: u64) -> u64 {
+    (1 << 40) + sector
+}
+
 impl TraceDisk {
-    pub fn new(now: Image) -> Self {
-        TraceDisk { now, trace: Rc::default() }
+    pub fn new(now: Image, boot: u128) -> Self {
+        TraceDisk { now, boot, trace: Rc::default() }
     }
 }
 
@@ -158,9 +170,25 @@ impl Disk for TraceDisk {
         self.trace.borrow_mut().push(Event::Zero(offset, len));
         self.now.write_zeroes(offset, len)
     }
+    fn read_external(
+        &mut self,
+        parent: Uuid,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> Result<(), DiskError> {
+        assert_eq!(parent, EXTERNAL);
+        let first = offset / SECTOR as u64;
+        for (sector, bytes) in (first..).zip(buf.chunks_exact_mut(SECTOR)) {
+            bytes.copy_from_slice(&sectors(external_tag(sector), 1));
+        }
+        Ok(())
+    }
     fn flush(&mut self) -> Result<(), DiskError> {
         self.trace.borrow_mut().push(Event::Flush);
         self.now.flush()
+    }
+    fn boot(&self) -> Option<u128> {
+        Some(self.boot)
     }
 }
 
@@ -193,6 +221,8 @@ pub enum Step {
     Snapshot(Vec<(u32, u32)>),
     /// Of the first the second.
     Clone(u32, u32),
+    /// Of what is outside of the store, with a size in clusters.
+    CloneExternal(u32, u64),
     /// Gives a blob all that it lacks, or only what its parent itself has, and takes the parent from it.
     Detach(u32, bool),
     /// The first to the snapshot that is the second.
@@ -211,16 +241,19 @@ pub struct Face {
     pub thin: bool,
     pub snapshot: bool,
     pub parent: Option<Uuid>,
+    pub external: Option<Uuid>,
     pub xattrs: BTreeMap<String, Vec<u8>>,
 }
 
 /// The store's name, the faces of all blobs, and the data clusters.
 pub type State = (String, BTreeMap<Uuid, Face>, u64);
 
-/// From when on a sector may have, and from when on it has, some contents. In trace positions.
+/// From when on a sector may have, and from when on it has, some contents, whatever ends: the process
+/// alone, or the power. In trace positions.
 #[derive(Clone, Copy, Debug)]
 struct Version {
     possible: usize,
+    acknowledged: usize,
     sure: usize,
     tag: u64,
 }
@@ -253,8 +286,8 @@ pub fn state_of<D: Disk>(store: &Store<D>) -> State {
         let xattrs = store.xattrs(b.id).unwrap().into_iter();
         let xattrs = xattrs.map(|n| (n.clone(), store.xattr(b.id, &n).unwrap().to_vec())).collect();
         let parent = b.parent.map(|parent| store.blob(parent).unwrap().uuid);
-        let (size, thin, snapshot) = (b.size, b.thin, b.snapshot);
-        (b.uuid, Face { name: b.name, size, thin, snapshot, parent, xattrs })
+        let (size, thin, snapshot, external) = (b.size, b.thin, b.snapshot, b.external);
+        (b.uuid, Face { name: b.name, size, thin, snapshot, parent, external, xattrs })
     });
     let info = store.info();
     (info.name, faces.collect(), info.data_clusters)
@@ -266,7 +299,7 @@ fn sectors(tag: u64, count: u64) -> Vec<u8> {
 
 /// Runs `steps`, of which those that cannot be done (no room, no such blob) do nothing.
 pub fn record(before: Image, steps: &[Step]) -> Recorded {
-    let disk = TraceDisk::new(before.clone());
+    let disk = TraceDisk::new(before.clone(), BOOT);
     let trace = disk.trace.clone();
     let mut store = Store::load(disk).unwrap();
     let mut states = vec![state_of(&store)];
@@ -284,7 +317,7 @@ pub fn record(before: Image, steps: &[Step]) -> Recorded {
         let mut version = |serial: u32, range: std::ops::Range<u64>, sure: usize, tag: u64| {
             for sector in range {
                 let v = versions.entry((uuid_of(serial), sector)).or_default();
-                v.push(Version { possible: start, sure, tag });
+                v.push(Version { possible: start, acknowledged: mark, sure, tag });
             }
         };
         match step {
@@ -320,7 +353,12 @@ pub fn record(before: Image, steps: &[Step]) -> Recorded {
                     let there = versions.get(&(uuid_of(*snapshot), sector));
                     let tag = there.and_then(|all| all.last()).map_or(0, |v| v.tag);
                     let v = versions.entry((uuid_of(*serial), sector)).or_default();
-                    v.push(Version { possible: start, sure: mark, tag });
+                    v.push(Version { possible: start, acknowledged: mark, sure: mark, tag });
+                }
+            }
+            Step::CloneExternal(serial, size) => {
+                for sector in 0..size * PER_CLUSTER {
+                    version(*serial, sector..sector + 1, mark, external_tag(sector));
                 }
             }
             Step::Clone(snapshot, serial) => history(&mut versions, *snapshot, *serial),
@@ -398,6 +436,9 @@ fn run(store: &mut Store<TraceDisk>, step: &Step, tag: &mut u64) -> Result<(), E
         }
         Step::Clone(snapshot, serial) => {
             store.clone_of(id(store, *snapshot)?, &named(*serial)).map(drop)
+        }
+        Step::CloneExternal(serial, size) => {
+            store.clone_external(EXTERNAL, *size, &named(*serial)).map(drop)
         }
         Step::RollBack(serial, snapshot) => {
             let freed = store.roll_back(id(store, *serial)?, id(store, *snapshot)?)?;
@@ -479,6 +520,19 @@ pub fn cut(before: &Image, trace: &[Event], at: usize, chance: u64, rng: &mut Rn
     image
 }
 
+/// A write's pages, each a write of its own; one of a cluster or more is one.
+fn pages_of(event: &Event) -> Vec<Event> {
+    match event {
+        Event::Write(offset, bytes) if bytes.len() < CLUSTER as usize => bytes
+            .chunks(PAGE)
+            .enumerate()
+            .map(|(n, page)| Event::Write(offset + (n * PAGE) as u64, page.to_vec()))
+            .collect(),
+        Event::Flush | Event::Mark => vec![],
+        whole => vec![whole.clone()],
+    }
+}
+
 fn apply(image: &mut Image, event: &Event, chance: u64, rng: &mut Rng) {
     let (offset, len) = match event {
         Event::Write(offset, bytes) => (*offset as usize, bytes.len()),
@@ -505,7 +559,7 @@ fn apply(image: &mut Image, event: &Event, chance: u64, rng: &mut Rng) {
 }
 
 impl Recorded {
-    /// Cuts the power at every event, several ways each; `Err` is the one-line reproduction.
+    /// Cuts the power at every event, several ways each, and ends the process there; `Err` says where.
     pub fn survives_every_cut(&self, seed: u64) -> Result<(), String> {
         // Flushed prefixes are applied once, as the cut moves on.
         let mut durable = self.before.clone();
@@ -524,20 +578,72 @@ impl Recorded {
             for (i, chance) in chances.iter().enumerate() {
                 let mut rng = Rng::new(seed ^ (at as u64) << 8 ^ i as u64);
                 let image = cut(&durable, &self.trace[flushed..], at - flushed, *chance, &mut rng);
-                self.check(image, at, i == 2 && at % 3 == 0).map_err(|why| {
+                self.check(image, at, NEXT_BOOT, i == 2 && at % 3 == 0).map_err(|why| {
                     format!("power cut after event {at} of {}, {chance}/8 of the unflushed sectors written: {why}", self.trace.len())
                 })?;
             }
+            let image = cut(&durable, &self.trace[flushed..], at - flushed, 8, &mut Rng::new(0));
+            self.check(image, at, BOOT, at % 11 == 0).map_err(|why| {
+                format!("end of the process after event {at} of {}: {why}", self.trace.len())
+            })?;
         }
         Ok(())
     }
 
-    /// Loads an image made by a cut after `at` events and compares it with what may be there.
-    pub fn check(&self, mut image: Image, at: usize, thorough: bool) -> Result<(), String> {
+    /// Cuts the power at every event after the first `prefix` operations, with every subset of the pages that
+    /// were not flushed (of the cluster-sized writes: whole), or `most` of them by chance where there are
+    /// more. Returns how many images were tried.
+    pub fn survives_every_subset(&self, prefix: usize, most: u64) -> Result<u64, String> {
+        let marks = self.trace.iter().enumerate().filter(|(_, e)| matches!(e, Event::Mark));
+        let begin = marks.take(prefix).last().map_or(0, |(at, _)| at + 1);
+        let (mut tried, mut rng) = (0, Rng::new(prefix as u64));
+        for at in begin..=self.trace.len() {
+            let is_flush = |e: &Event| matches!(e, Event::Flush);
+            let flushed = self.trace[..at].iter().rposition(is_flush).map_or(0, |at| at + 1);
+            let parts: Vec<Event> = self.trace[flushed..at].iter().flat_map(pages_of).collect();
+            // Without a new write there is nothing new to lose.
+            if at > begin && !matches!(self.trace[at - 1], Event::Write(..) | Event::Zero(..)) {
+                continue;
+            }
+            let mut durable = self.before.clone();
+            for event in &self.trace[..flushed] {
+                apply(&mut durable, event, 8, &mut rng);
+            }
+            durable.fold();
+            let all = 1u64.checked_shl(parts.len() as u32).unwrap_or(u64::MAX);
+            for n in 0..all.min(most) {
+                let subset = if all <= most { n } else { rng.next() };
+                let mut image = durable.clone();
+                for (bit, part) in parts.iter().enumerate() {
+                    if subset >> (bit % 64) & 1 == 1 {
+                        apply(&mut image, part, 8, &mut rng);
+                    }
+                }
+                self.check(image, at, NEXT_BOOT, false).map_err(|why| {
+                    format!(
+                        "power cut after event {at}, subset {subset:#x} of {} pages: {why}",
+                        parts.len()
+                    )
+                })?;
+                tried += 1;
+            }
+        }
+        Ok(tried)
+    }
+
+    /// Loads an image made by a cut after `at` events, in this boot, and compares it with what may be
+    /// there.
+    pub fn check(
+        &self,
+        mut image: Image,
+        at: usize,
+        boot: u128,
+        thorough: bool,
+    ) -> Result<(), String> {
         // The device keeps what it gained, and may have gained more before the store is loaded again.
         image.size = GROWN as u64;
         let acked = self.trace[..at].iter().filter(|e| matches!(e, Event::Mark)).count();
-        let disk = TraceDisk::new(image.clone());
+        let disk = TraceDisk::new(image.clone(), boot);
         let load_trace = disk.trace.clone();
         let mut store = Store::load(disk).map_err(|e| e.to_string())?;
         let state = state_of(&store);
@@ -545,7 +651,7 @@ impl Recorded {
         if state != *this && Some(&state) != next {
             return Err(format!("{state:?} is neither {this:?} nor {next:?}"));
         }
-        self.check_contents(&mut store, at)?;
+        self.check_contents(&mut store, at, boot == BOOT)?;
         check_owners(&store)?;
         if thorough {
             // The power falls again while the store loads.
@@ -563,7 +669,13 @@ impl Recorded {
         Ok(())
     }
 
-    fn check_contents<D: Disk>(&self, store: &mut Store<D>, at: usize) -> Result<(), String> {
+    fn check_contents<D: Disk>(
+        &self,
+        store: &mut Store<D>,
+        at: usize,
+        same_boot: bool,
+    ) -> Result<(), String> {
+        let sure = |v: &Version| if same_boot { v.acknowledged } else { v.sure };
         let blobs: Vec<_> = store.blobs().collect();
         for blob in blobs {
             let mut bytes = vec![0; (blob.size * u64::from(CLUSTER)) as usize];
@@ -575,7 +687,7 @@ impl Recorded {
                 }
                 let all = self.versions.get(&(blob.uuid, sector as u64));
                 let all = all.map(Vec::as_slice).unwrap_or_default();
-                let base = all.iter().rposition(|v| v.sure <= at);
+                let base = all.iter().rposition(|v| sure(v) <= at);
                 let may = &all[base.unwrap_or(0)..];
                 let zero = base.is_none() && tag == 0;
                 if !zero && !may.iter().any(|v| v.possible <= at && v.tag == tag) {
@@ -652,7 +764,7 @@ pub fn random_steps(seed: u64, len: usize) -> Vec<Step> {
         let any = rng.below(u64::from(next_serial.max(1))) as u32;
         // Rather recent ones: they are more likely to exist.
         let serial = any.max(rng.below(u64::from(next_serial.max(1))) as u32);
-        steps.push(match rng.below(33) {
+        steps.push(match rng.below(34) {
             0..=3 => {
                 next_serial += 1;
                 let thin = rng.below(2) == 0;
@@ -692,6 +804,10 @@ pub fn random_steps(seed: u64, len: usize) -> Vec<Step> {
             26 | 27 => {
                 next_serial += 1;
                 Step::Clone(any, next_serial - 1)
+            }
+            33 => {
+                next_serial += 1;
+                Step::CloneExternal(next_serial - 1, rng.below(9))
             }
             28 => Step::Detach(serial, rng.below(2) == 0),
             29 => Step::Delete(any),

@@ -34,6 +34,12 @@ struct Addresses {
     blocks: u64,
     state: u64,
     next: u64,
+    /// From one block to the next, where they are not random.
+    step: u64,
+    /// They do not begin anew at the end of the disk.
+    once: bool,
+    /// All were given out that are done once.
+    over: bool,
 }
 
 impl Addresses {
@@ -60,7 +66,11 @@ impl Addresses {
             return (((random as u128 * self.blocks as u128) >> 64) as u64, write);
         }
         let block = self.next;
-        self.next = if block + 1 == self.blocks { 0 } else { block + 1 };
+        self.next += self.step;
+        if self.next >= self.blocks {
+            self.next = 0;
+            self.over = self.once;
+        }
         (block, write)
     }
 }
@@ -96,6 +106,15 @@ pub fn run(session: &mut Session, config: &Config) -> Result<Report, Error> {
     let usable = config.size.map_or(bytes, |size| size.min(bytes)) / u64::from(config.bs);
     if usable == 0 {
         return Err(Error::Usage("the disk is smaller than one I/O".into()));
+    }
+    let stride = config.stride.unwrap_or(config.bs.into());
+    if stride == 0
+        || !stride.is_multiple_of(config.bs.into())
+        || config.stride.is_some() && config.rw.is_random()
+    {
+        return Err(Error::Usage(
+            "--stride is a multiple of --bs, and not for random patterns".into(),
+        ));
     }
     if config.verify && usable > MAX_LEDGER {
         return Err(Error::Usage("too many blocks to verify: give a smaller --size".into()));
@@ -145,12 +164,14 @@ impl<'s> Load<'s> {
         rings.iter_mut().for_each(|q| q.ring.disable_call());
         session.queues.append(&mut rings);
         let pattern = config.rw;
+        let step = config.stride.map_or(1, |stride| stride / u64::from(config.bs));
+        let once = config.stride.is_some();
         let state = config.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         Ok(Load {
             session,
             first_queue,
             queues: made?,
-            addresses: Addresses { pattern, blocks, state, next: 0 },
+            addresses: Addresses { pattern, blocks, state, next: 0, step, once, over: false },
             ledger: config.verify.then(|| Ledger::new(blocks, config.seed)),
             buffer: vec![0; config.bs as usize],
             clock: Clock::calibrate(),
@@ -204,7 +225,9 @@ impl<'s> Load<'s> {
     fn measure(&mut self, config: &Config) -> Result<Counted, Error> {
         self.reset();
         for (queue, index) in self.all() {
-            self.submit(queue, index)?;
+            if !self.addresses.over {
+                self.submit(queue, index)?;
+            }
         }
         self.publish()?;
         self.spin(self.clock.ticks_of(config.warmup))?;
@@ -237,10 +260,15 @@ impl<'s> Load<'s> {
             let before = self.ios;
             for queue in 0..self.queues.len() {
                 while let Some(index) = self.reap(queue)? {
-                    self.submit(queue, index)?;
+                    if !self.addresses.over {
+                        self.submit(queue, index)?;
+                    }
                 }
             }
             self.publish()?;
+            if self.addresses.over && self.in_flight == 0 {
+                break;
+            }
             if self.ios == before {
                 if self.sleeps {
                     let queues = self.first_queue..self.session.queues.len();

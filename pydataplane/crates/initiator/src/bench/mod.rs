@@ -70,6 +70,9 @@ pub struct Config {
     pub targets: u16,
     /// Bytes of the disk to use; all if `None`.
     pub size: Option<u64>,
+    /// Bytes from one I/O to the next in sequential patterns, each of which is done once, and then it is
+    /// over; `None`: they follow each other, round and round.
+    pub stride: Option<u64>,
     /// Seed of the addresses.
     pub seed: u64,
     /// Process of the target, for its CPU time and memory.

@@ -29,10 +29,10 @@ impl LvolChannel {
         let begun = self.stats.begin();
         self.slots[at] = Slot::new(*io, begun.unwrap_or_else(ticks::now));
         self.advance(at);
-        let slot = &self.slots[at];
-        if slot.pending > 0 || slot.waits {
+        if !self.is_over(at) {
             return Submit::Pending;
         }
+        let slot = &self.slots[at];
         let result = slot.result;
         self.slots.give_back(at);
         self.stats.end(io, self.geometry.block_size, begun, result);
@@ -70,12 +70,16 @@ impl LvolChannel {
         let block = self.geometry.block_size as usize;
         match (io.op, run.lba) {
             (Op::Read, None) => {
+                let (outside, alike) = self.unallocated(io.lba + cursor, run.blocks);
+                if outside {
+                    return self.read_outside(at, io, alike);
+                }
                 // A piece a turn: zeroing megabytes at once would keep everybody else waiting.
-                let blocks = run.blocks.min((COPY_AT_ONCE / block) as u64);
+                let blocks = alike.min((COPY_AT_ONCE / block) as u64);
                 io.sg.zero(cursor as usize * block, blocks as usize * block);
                 let slot = &mut self.slots[at];
                 slot.cursor += blocks;
-                if blocks < run.blocks {
+                if blocks < alike {
                     self.pins.shared().waker.wake();
                     return Step::Wait;
                 }
@@ -85,7 +89,8 @@ impl LvolChannel {
                 let shift = self.volume.id.shift;
                 let first = (io.lba + cursor) >> shift;
                 let last = (io.lba + cursor + run.blocks - 1) >> shift;
-                self.ask(Request { slot: at, want: Want::Allocate, first, count: last - first + 1 })
+                let want = if io.fua { Want::AllocateDurably } else { Want::Allocate };
+                self.ask(Request { slot: at, want, first, count: last - first + 1 })
             }
             (Op::Unmap | Op::WriteZeroes, None) => self.hide_step(at, io, run),
             (Op::Read | Op::Write, Some(lba)) => {
@@ -101,7 +106,7 @@ impl LvolChannel {
                 self.send(at, cut.part, Io { lba, blocks: cut.blocks, sg: cut.sg, ..*io })
             }
             (Op::Unmap | Op::WriteZeroes, Some(lba)) => self.unmap_step(at, io, run, lba),
-            (Op::Flush, _) => unreachable!("a flush is passed on as a whole"),
+            (Op::Flush, _) => unreachable!("a flush has no blocks"),
         }
     }
 
@@ -111,7 +116,7 @@ impl LvolChannel {
         let shift = self.volume.id.shift;
         let from = io.lba + self.slots[at].cursor;
         let (first, last) = (from >> shift, (from + run.blocks - 1) >> shift);
-        let shows = |cluster: u64| self.view.source(cluster) != 0;
+        let shows = |cluster: u64| self.view.source(cluster) != 0 || self.view.is_external(cluster);
         let alike = |cluster: &u64| shows(*cluster) == shows(first);
         let end = first + (first..=last).take_while(alike).count() as u64;
         // Blocks of the run in clusters before `end`.
@@ -199,15 +204,31 @@ impl LvolChannel {
     }
 
     /// Keeps the first error.
-    fn merge(&mut self, at: u16, result: Result<(), IoError>) {
+    pub(super) fn merge(&mut self, at: u16, result: Result<(), IoError>) {
         let slot = &mut self.slots[at];
         slot.result = slot.result.and(result);
     }
 
-    /// Ends an I/O if nothing of it is under way any more.
-    fn finish_if_over(&mut self, at: u16, done: &mut Vec<Completion>) {
+    /// Whether nothing of an I/O is under way any more. Before it is, what must be durable is asked for.
+    fn is_over(&mut self, at: u16) -> bool {
         let slot = &self.slots[at];
-        if slot.pending == 0 && !slot.waits {
+        if slot.pending > 0 || slot.waits {
+            return false;
+        }
+        let unsettled = || slot.io.fua && !self.volume.is_settled();
+        let lacks = matches!(slot.io.op, Op::Flush) || unsettled();
+        if lacks && !slot.flushed && slot.result.is_ok() {
+            self.slots[at].flushed = true;
+            self.ask(Request { slot: at, want: Want::Flush, first: 0, count: 0 });
+            return false;
+        }
+        true
+    }
+
+    /// Ends an I/O if nothing of it is under way any more.
+    pub(super) fn finish_if_over(&mut self, at: u16, done: &mut Vec<Completion>) {
+        if self.is_over(at) {
+            let slot = &self.slots[at];
             let (result, ended) = (slot.result, ticks::now());
             let ticks = ended.saturating_sub(slot.started);
             self.finish(at, result, ticks, ended, done);

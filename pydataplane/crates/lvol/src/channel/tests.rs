@@ -54,7 +54,7 @@ fn channel_of(clusters: u64) -> (Arc<Volume>, LvolChannel, IoContext) {
     let thread = MetaThread::new(Bell::default());
     let volume = Volume::new(id, names, blob, false, base, Map::new(clusters), thread);
     let io = IoContext::new().unwrap();
-    let channel = LvolChannel::new(volume.clone(), Box::new(Held::default()), io.waker());
+    let channel = LvolChannel::new(volume.clone(), Box::new(Held::default()), &io);
     (volume, channel, io)
 }
 

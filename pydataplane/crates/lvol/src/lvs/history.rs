@@ -46,10 +46,14 @@ impl Lvs {
         let mut next = Some(0);
         while let Some(from) = next {
             let _turn = self.turn(&op)?;
+            let was = volume.is_degraded();
             let (job, volume) = (op.clone(), volume.clone());
             next = self.meta_within(Duration::MAX, &op, move |meta| {
                 meta.detach_step(&job, &volume, all, from)
             })?;
+            if next.is_none() {
+                self.register_whole(was)?;
+            }
         }
         Ok(())
     }
@@ -60,8 +64,10 @@ impl Lvs {
         let _turn = self.turn(&op)?;
         // What a guest reads must not change under it.
         self.unused(&op, std::slice::from_ref(volume))?;
+        let was = volume.is_degraded();
         let (volume, parent) = (volume.clone(), parent.clone());
-        self.meta(&op.clone(), move |meta| meta.set_parent(&op, &volume, &parent))
+        self.meta(&op.clone(), move |meta| meta.set_parent(&op, &volume, &parent))?;
+        self.register_whole(was)
     }
 
     /// Has a volume that nobody uses read as one of its snapshots.
@@ -98,7 +104,7 @@ impl Lvs {
     }
 
     /// What the store is to make, unless there is or soon will be an lvol of that name or UUID.
-    fn options(&self, op: &str, new: &NewLvol) -> Result<HistoryOptions, Error> {
+    pub(super) fn options(&self, op: &str, new: &NewLvol) -> Result<HistoryOptions, Error> {
         let NewLvol { name, uuid, xattrs } = new.clone();
         let uuid = uuid.unwrap_or_else(Uuid::new_v4);
         self.not_zeroing(op, &[&name, &uuid.to_string()])?;
@@ -111,7 +117,7 @@ impl Lvs {
     }
 
     /// Makes a new volume a bdev.
-    fn shown(&self, volume: &Arc<Volume>) -> Result<LvolInfo, Error> {
+    pub(super) fn shown(&self, volume: &Arc<Volume>) -> Result<LvolInfo, Error> {
         volume.name_lvstore(self.name());
         self.volumes.lock().insert(volume.id.uuid, volume.clone());
         self.register(volume)?;

@@ -85,7 +85,7 @@ impl Lvs {
             drop(turn);
             None
         };
-        let zeroed = zeroing.write(op, &*self.base, self.info.cluster_size, reserved.runs());
+        let zeroed = zeroing.write(op, &self.base, self.info.cluster_size, reserved.runs());
         let turn = turn.or_else(|| self.control.take(Duration::MAX));
         match (zeroed, turn) {
             (Ok(()), Some(turn)) => Ok((reserved, turn)),

@@ -61,7 +61,7 @@ impl Rig {
 }
 
 pub fn options() -> LvstoreOptions {
-    LvstoreOptions { cluster_size: CLUSTER as u32, clear: ClearMethod::None, uuid: None }
+    LvstoreOptions { cluster_size: Some(CLUSTER as u32), clear: ClearMethod::None, uuid: None }
 }
 
 /// `blocks` blocks whose every 8 bytes are `tag`.
@@ -85,4 +85,18 @@ pub fn read_tags(channel: &mut SyncChannel, lba: u64, blocks: u64) -> Vec<u64> {
     let mut buf = tagged(u64::MAX, blocks);
     channel.read(lba, &mut buf).unwrap();
     tags(&buf)
+}
+
+/// Clusters of [`image`].
+pub const IMAGE: u64 = 8;
+
+/// A bdev `image`, whose block `n` has the tag `n + 1`.
+pub fn image() -> Arc<FaultBdev> {
+    let bytes: Vec<u8> = image_tags().iter().flat_map(|tag| tag.to_le_bytes().repeat(64)).collect();
+    FaultBdev::with_image("image", BLOCK as u32, bytes)
+}
+
+/// The tags of the blocks of [`image`].
+pub fn image_tags() -> Vec<u64> {
+    (1..=IMAGE * PER_CLUSTER).collect()
 }

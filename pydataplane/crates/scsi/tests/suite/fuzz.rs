@@ -41,6 +41,7 @@ pub fn features() -> impl Strategy<Value = Features> {
         thin: f[0],
         unmap_granularity,
         max_blocks,
+        boot: None,
     })
 }
 

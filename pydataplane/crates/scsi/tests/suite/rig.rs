@@ -25,6 +25,7 @@ pub const ALL_FEATURES: Features = Features {
     thin: true,
     unmap_granularity: 8,
     max_blocks: 0,
+    boot: None,
 };
 
 /// A bdev's face; its channel is a [`DiskChannel`].

@@ -73,6 +73,7 @@ fn info(app: &App, bdev: &dyn Bdev) -> BdevInfo {
     let claim_type = holders.iter().find_map(|(_, mode)| match mode {
         ClaimMode::Exclusive => Some("exclusive_write"),
         ClaimMode::Shared => Some("read_many_write_shared"),
+        ClaimMode::Unchanged => Some("read_many_write_none"),
         ClaimMode::Reader => None,
     });
     let supported = [

@@ -1,6 +1,7 @@
 //! Lvstores and lvols.
 
 mod history;
+mod medium;
 
 use super::{BdevName, UuidText, mib_to_bytes, unsupported};
 use crate::app::App;
@@ -36,7 +37,7 @@ struct CreateLvstore {
     bdev_name: String,
     /// Name of the lvstore.
     lvs_name: String,
-    /// Bytes of a cluster, a power of two. Default: 1048576
+    /// Bytes of a cluster, a power of two. Default: from 65536 to 1048576, by the size of the bdev
     #[serde(default)]
     cluster_sz: Option<u32>,
     /// What happens to the data region. Default: unmap
@@ -90,63 +91,6 @@ struct Sizes {
     size: u64,
     /// Bytes of the clusters that it owns.
     allocated: u64,
-}
-
-#[derive(Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-struct Check {
-    /// UUID of an lvstore.
-    #[serde(default)]
-    uuid: Option<String>,
-    /// Name of an lvstore.
-    #[serde(default)]
-    lvs_name: Option<String>,
-    /// Bdev with an lvstore that is not loaded, which is only looked at.
-    #[serde(default)]
-    bdev_name: Option<String>,
-    /// Write anew what is not as it should be. Default: false
-    #[serde(default)]
-    repair: bool,
-}
-
-/// What a check of an lvstore found.
-#[derive(Serialize, JsonSchema)]
-struct Checked {
-    /// Metadata pages that were looked at.
-    pages: u64,
-    /// What was wrong.
-    problems: Vec<Problem>,
-}
-
-/// Something on the medium that is not as it should be.
-#[derive(Serialize, JsonSchema)]
-struct Problem {
-    /// Where.
-    place: String,
-    /// What is wrong.
-    cause: String,
-    /// It was written anew.
-    repaired: bool,
-}
-
-fn check(app: &App, p: Check) -> Result<Checked, Error> {
-    let found = match (p.bdev_name, either(p.uuid, p.lvs_name)?) {
-        (Some(_), None) if p.repair => {
-            let why = "an lvstore that is not loaded cannot be repaired; load it first";
-            return Err(Error::os(Errno::Inval, why));
-        }
-        (Some(bdev), None) => app.lvstores.check_bdev(&bdev),
-        (None, Some(lvstore)) => app.lvstores.check_lvstore(&lvstore, p.repair),
-        _ => return Err(Error::os(Errno::Inval, "give an lvstore, or a bdev with one")),
-    };
-    let found = found.map_err(errors::lvol)?;
-    let problems = found.problems.into_iter();
-    Ok(Checked {
-        pages: found.pages,
-        problems: problems
-            .map(|p| Problem { place: p.place, cause: p.cause, repaired: p.repaired })
-            .collect(),
-    })
 }
 
 /// What an lvol shares, bytes.
@@ -298,6 +242,9 @@ struct Lvol {
     size: u64,
     /// Whether it refuses writes (ours).
     is_read_only: bool,
+    /// UUID of the bdev whose clone it is (ours; SPDK has it in bdev_get_bdevs only).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    external_snapshot_name: Option<String>,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -321,6 +268,7 @@ impl From<LvolInfo> for Lvol {
             lvs: LvsName { name: i.lvs.name, uuid: i.lvs.uuid.to_string() },
             size: i.size,
             is_read_only: i.is_read_only,
+            external_snapshot_name: i.external_snapshot_name,
         }
     }
 }
@@ -351,7 +299,7 @@ fn create_lvstore(app: &App, p: &CreateLvstore) -> Result<String, Error> {
         ],
     )?;
     let options = LvstoreOptions {
-        cluster_size: p.cluster_sz.unwrap_or(lvol::DEFAULT_CLUSTER_SIZE),
+        cluster_size: p.cluster_sz,
         clear: match p.clear_method {
             Some(LvsClear::None) => ClearMethod::None,
             Some(LvsClear::WriteZeroes) => ClearMethod::WriteZeroes,
@@ -463,16 +411,6 @@ fn add_lvstores(methods: &mut Methods, app: &Arc<App>) {
     let a = app.clone();
     methods
         .add(
-            "virtlun_lvstore_check",
-            "Compare the metadata of an lvstore on the medium with what the target knows, while it is used, \
-             and write anew what has gone bad; or look at one that is not loaded.",
-            Flags::READ,
-            move |p: Check| check(&a, p),
-        )
-        .errors(&[Errno::NoDev, Errno::Busy, Errno::IlSeq, Errno::Inval, Errno::Io]);
-    let a = app.clone();
-    methods
-        .add(
             "bdev_lvol_get_lvstores",
             "Get all lvstores, or one.",
             Flags::READ,
@@ -485,6 +423,7 @@ fn add_lvstores(methods: &mut Methods, app: &Arc<App>) {
 pub fn add(methods: &mut Methods, app: &Arc<App>) {
     add_lvstores(methods, app);
     history::add(methods, app);
+    medium::add(methods, app);
     let a = app.clone();
     methods
         .add(

@@ -4,6 +4,7 @@
 //! did in the configuration, which is saved before the reply.
 
 mod bdev;
+pub mod crypto;
 mod export;
 pub mod file;
 mod framework;
@@ -41,6 +42,7 @@ pub fn table(app: &Arc<App>) -> Arc<Methods> {
         malloc::add,
         null::add,
         file::add,
+        crypto::add,
         lvol::add,
         xattr::add,
         vhost::add,
@@ -97,12 +99,17 @@ const MAX_NAME: usize = 255;
 
 /// Checks the name of a new bdev: printable, not empty, without `/` so that it is no lvol's alias.
 fn check_name(name: &str) -> Result<(), Error> {
+    check_name_of("bdev", name)
+}
+
+/// As [`check_name`], of something else.
+fn check_name_of(what: &str, name: &str) -> Result<(), Error> {
     let plain = name.bytes().all(|b| b.is_ascii_graphic() && b != b'/');
     if name.is_empty() || name.len() > MAX_NAME || !plain {
         return Err(Error::os(
             Errno::Inval,
             format_args!(
-                "{name:?} cannot name a bdev: 1 to {MAX_NAME} printable ASCII characters without \
+                "{name:?} cannot name a {what}: 1 to {MAX_NAME} printable ASCII characters without \
                  space and slash can"
             ),
         ));

@@ -1,6 +1,7 @@
 //! The new program's part: it takes everything over from the one that serves.
 
 use super::channel::{Channel, ChannelError};
+use super::keys;
 use super::message::{
     Hello, MemoryState, Message, OutlookState, RpcClientState, TargetState, Welcome,
 };
@@ -227,6 +228,7 @@ fn resume(
         fds.take(file).map(|file| (bdev, file)).map_err(|e| e.to_string())
     });
     app.inherit_memory(memory.collect::<Result<_, _>>()?);
+    keys::take(&app.keys, state.keys, &mut fds)?;
     app.controllers.inherit(controllers).map_err(|e| e.to_string())?;
     app.initialise_with(|methods| {
         restore::recorded(app, methods, made);

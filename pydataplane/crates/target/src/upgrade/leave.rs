@@ -2,6 +2,7 @@
 //! new one does not come up.
 
 use super::channel::{Channel, ChannelError};
+use super::keys;
 use super::message::{
     Hello, MemoryState, Message, OutlookState, RpcClientState, RpcState, TargetState, Welcome,
 };
@@ -374,6 +375,7 @@ fn describe(
             .iter()
             .map(|(bdev, file)| Ok(MemoryState { bdev: bdev.clone(), file: dup(file.as_fd())? }))
             .collect::<Result<_, String>>()?,
+        keys: keys::put(&app.keys, &mut fds)?,
         held_at_ns,
     };
     drop(config);

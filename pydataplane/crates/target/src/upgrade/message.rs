@@ -102,6 +102,9 @@ pub struct TargetState {
     pub rpc: RpcState,
     /// Content of bdevs in memory.
     pub memory: Vec<MemoryState>,
+    /// Keys of encrypted bdevs.
+    #[serde(default)]
+    pub keys: Vec<KeyState>,
     /// When guests were last served, in nanoseconds of CLOCK_MONOTONIC.
     pub held_at_ns: u64,
 }
@@ -131,4 +134,15 @@ pub struct MemoryState {
     pub bdev: String,
     /// A file with its content.
     pub file: FdIndex,
+}
+
+/// A key, which itself stands in memory that only the two programs have.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+pub struct KeyState {
+    /// Its name.
+    pub name: String,
+    /// Whether it goes with the last bdev that uses it.
+    pub destroy_with_last: bool,
+    /// A file in memory with its bytes.
+    pub secret: FdIndex,
 }

@@ -22,11 +22,13 @@
 //! none. A new program that ends after `go` is a crash of the target like any other.
 //!
 //! - `message`: what is said; `schemas/upgrade` has its schema. `channel`: how, with descriptors.
+//! - `keys`: how keys go along, which no message has.
 //! - `leave`: the old program's part. `arrive`: the new one's; `unsaid`: what it learns otherwise of an
 //!   older release.
 
 mod arrive;
 mod channel;
+mod keys;
 mod leave;
 mod message;
 mod unsaid;

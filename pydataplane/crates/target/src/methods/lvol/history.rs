@@ -50,6 +50,33 @@ struct Clone {
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+struct CloneBdev {
+    /// Name, alias or UUID of the bdev.
+    bdev: String,
+    /// Name of the lvstore.
+    lvs_name: String,
+    /// Name of the clone, without the lvstore.
+    clone_name: String,
+    /// UUID of the clone (ours). Default: a random one
+    #[serde(default)]
+    lvol_uuid: Option<UuidText>,
+    /// Xattrs that the clone has from the beginning, name to text (ours). Default: none
+    #[serde(default)]
+    xattrs: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct SetParentBdev {
+    /// UUID or LVSTORE/LVOL.
+    lvol_name: String,
+    /// Name, alias or UUID of the bdev that is to be its parent.
+    #[serde(alias = "esnap_name")]
+    parent_name: String,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 struct ShallowCopy {
     /// UUID or LVSTORE/LVOL of what is copied, which is read-only.
     src_lvol_name: String,
@@ -294,6 +321,20 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
     let a = app.clone();
     methods
         .add(
+            "bdev_lvol_clone_bdev",
+            "Create a clone of any bdev, such as a read-only image file, and return its UUID. It takes nothing \
+             until it is written; nobody may write to the bdev meanwhile.",
+            Flags::LONG_WRITE,
+            move |p: CloneBdev| {
+                let new = new_lvol(p.clone_name, p.lvol_uuid, p.xattrs);
+                let clone = a.lvstores.clone_bdev(&p.bdev, &p.lvs_name, &new);
+                clone.map(|info| info.uuid.to_string()).map_err(errors::lvol)
+            },
+        )
+        .errors(&[Errno::NoDev, Errno::Exist, Errno::Busy, Errno::NoSpc, Errno::Inval, Errno::Io]);
+    let a = app.clone();
+    methods
+        .add(
             "bdev_lvol_inflate",
             "Give an lvol, in use or not, all clusters that it lacks: it is thick then, without a parent.",
             Flags::LONG_WRITE,
@@ -323,4 +364,16 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             },
         )
         .errors(&[Errno::NoDev, Errno::Busy, Errno::Inval, Errno::Perm, Errno::Io]);
+    let a = app.clone();
+    methods
+        .add(
+            "bdev_lvol_set_parent_bdev",
+            "Give a thin lvol that nobody uses a bdev of its size as its parent.",
+            Flags::LONG_WRITE,
+            move |p: SetParentBdev| {
+                let set = a.lvstores.set_parent_bdev(&p.lvol_name, &p.parent_name);
+                set.map(|()| true).map_err(errors::lvol)
+            },
+        )
+        .errors(&[Errno::NoDev, Errno::Exist, Errno::Busy, Errno::Inval, Errno::Perm, Errno::Io]);
 }

@@ -1,0 +1,177 @@
+//! Whether all data can still be read: clusters that belong to blobs, step by step, while they are used.
+//!
+//! What the medium returns is not compared with anything: an error of the device shows, wrong data does not.
+
+use crate::blob::BlobId;
+use crate::disk::Disk;
+use crate::store::Store;
+
+/// Bytes that one step reads at most.
+const STEP: u64 = 1 << 20;
+/// Bytes of the pieces in which a failure is told: the smallest cluster.
+const PIECE: u64 = 64 << 10;
+/// Free clusters that one step passes over at most.
+const PASSED: u64 = 1 << 20;
+
+/// Data that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unreadable {
+    /// Where it begins on the device, in bytes.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+    /// What the device says.
+    pub cause: String,
+    /// Whose it is, and where it begins there, in bytes.
+    pub blobs: Vec<(BlobId, u64)>,
+}
+
+/// What one step of [`Store::scrub`] found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Scrubbed {
+    /// Bytes that were read, or could not be.
+    pub bytes: u64,
+    /// What could not be.
+    pub unreadable: Vec<Unreadable>,
+    /// Byte of the device to go on with; `None`: that was all.
+    pub next: Option<u64>,
+}
+
+impl<D: Disk> Store<D> {
+    /// Reads some of what blobs have, from byte `from` of the device on. Writes nothing.
+    pub fn scrub(&mut self, from: u64) -> Scrubbed {
+        let size = u64::from(self.sb.cluster_size);
+        let first = self.sb.first_data_cluster;
+        let end = first + self.sb.data_clusters;
+        let mut found = Scrubbed::default();
+        let start = from.max(first * size);
+        let mut cluster = start / size;
+        let most = cluster.saturating_add(PASSED).min(end);
+        while cluster < most && self.is_free(cluster as u32) {
+            cluster += 1;
+        }
+        if cluster < most {
+            let begin = start.max(cluster * size);
+            let mut stop = ((cluster + 1) * size).min(begin + STEP);
+            while stop.is_multiple_of(size)
+                && stop - begin < STEP
+                && stop / size < most
+                && !self.is_free((stop / size) as u32)
+            {
+                stop += size;
+            }
+            let stop = stop.min(begin + STEP);
+            found.bytes = stop - begin;
+            found.unreadable = self.unreadable(begin, stop);
+            found.next = (stop < end * size).then_some(stop);
+        } else {
+            found.next = (cluster < end).then_some(cluster * size);
+        }
+        found
+    }
+
+    /// Reads a part of the device; returns what of it cannot be read.
+    fn unreadable(&mut self, begin: u64, stop: u64) -> Vec<Unreadable> {
+        let mut bytes = vec![0; (stop - begin) as usize];
+        if self.disk.read(begin, &mut bytes).is_ok() {
+            return Vec::new();
+        }
+        let mut found: Vec<Unreadable> = Vec::new();
+        for offset in (begin..stop).step_by(PIECE as usize) {
+            let length = PIECE.min(stop - offset);
+            if let Err(e) = self.disk.read(offset, &mut bytes[..length as usize]) {
+                let blobs = self.owners(offset);
+                found.push(Unreadable { offset, length, cause: e.to_string(), blobs });
+            }
+        }
+        found
+    }
+
+    /// Which blob has a byte of the device, and where.
+    fn owners(&self, offset: u64) -> Vec<(BlobId, u64)> {
+        let size = u64::from(self.sb.cluster_size);
+        let (cluster, within) = ((offset / size) as u32, offset % size);
+        let of = |blob: &crate::blob::Blob| {
+            blob.allocated().find(|(_, to)| *to == cluster).map(|(at, _)| at * size + within)
+        };
+        self.blobs.iter().filter_map(|(id, blob)| Some((BlobId(*id), of(blob)?))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{BlobOptions, Disk, DiskError, MemDisk, Store, StoreOptions};
+    use std::collections::BTreeMap;
+    use uuid::Uuid;
+
+    const CLUSTER: u32 = 128 << 10;
+
+    /// A device of which some bytes cannot be read.
+    struct Bad(MemDisk, std::ops::Range<u64>);
+
+    impl Disk for Bad {
+        fn size(&self) -> u64 {
+            self.0.size()
+        }
+        fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<(), DiskError> {
+            let end = offset + buf.len() as u64;
+            if offset < self.1.end && end > self.1.start {
+                let (len, cause) = (buf.len() as u64, "bad".to_owned());
+                return Err(DiskError { op: "read", offset, len, cause, no_space: false });
+            }
+            self.0.read(offset, buf)
+        }
+        fn write(&mut self, offset: u64, buf: &[u8]) -> Result<(), DiskError> {
+            self.0.write(offset, buf)
+        }
+        fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), DiskError> {
+            self.0.write_zeroes(offset, len)
+        }
+        fn unmap(&mut self, offset: u64, len: u64) -> Result<(), DiskError> {
+            self.0.unmap(offset, len)
+        }
+        fn flush(&mut self) -> Result<(), DiskError> {
+            self.0.flush()
+        }
+    }
+
+    #[test]
+    fn each_cluster_is_read_once_and_what_is_bad_has_a_name() {
+        let options =
+            StoreOptions { name: "s".into(), uuid: Uuid::from_u128(1), cluster_size: CLUSTER };
+        let disk = Bad(MemDisk::new(64 << 20), 0..0);
+        let mut store = Store::create_store(disk, &options).unwrap();
+        let blob = |name: &str, clusters: u64| BlobOptions {
+            name: name.into(),
+            uuid: Uuid::new_v4(),
+            size: clusters,
+            thin: false,
+            xattrs: BTreeMap::default(),
+        };
+        let one = store.create(&blob("one", 20)).unwrap();
+        let two = store.create(&blob("two", 3)).unwrap();
+        let freed = store.delete(one).unwrap().freed;
+        store.release(freed);
+        let three = store.create(&blob("three", 2)).unwrap();
+        let size = u64::from(CLUSTER);
+        let bad = store.clusters(two).unwrap().nth(1).unwrap().1;
+        let at = u64::from(bad) * size + 70_000;
+        store.disk_mut().1 = at..at + 1;
+        let (mut from, mut bytes, mut found) = (0, 0, Vec::new());
+        loop {
+            let step = store.scrub(from);
+            bytes += step.bytes;
+            found.extend(step.unreadable);
+            match step.next {
+                Some(next) => from = next,
+                None => break,
+            }
+        }
+        assert_eq!(bytes, 5 * size);
+        let [one] = &found[..] else { panic!("{found:?}") };
+        assert_eq!((one.offset, one.length), (u64::from(bad) * size + (64 << 10), 64 << 10));
+        assert_eq!(one.blobs, [(two, size + (64 << 10))]);
+        assert_ne!(three, two);
+        assert_eq!(store.scrub(u64::MAX).next, None);
+    }
+}

@@ -1,0 +1,174 @@
+//! The bdev: what it is of, and what becomes of it when its base changes.
+
+use crate::channel::CryptoChannel;
+use crate::xts::Xts;
+use crate::{Key, KeyError};
+use bdev::{
+    Bdev, Channel, Claim, Event, Features, FlushLatch, Geometry, OpenError, Registry,
+    RegistryError, Stats, Subscription,
+};
+use reactor::IoContext;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use uuid::{Uuid, uuid};
+
+/// What [`Bdev::product_name`] says, as SPDK's.
+pub const PRODUCT: &str = "crypto";
+
+/// The namespace (RFC 9562, 5.5) of UUIDs, which are made of that of the base: SPDK's, so that a bdev is
+/// known by the same UUID there.
+const NAMESPACE: Uuid = uuid!("078e3cf7-f4b4-4545-b2c3-d40045a64ae2");
+
+/// Why there is no encrypted bdev.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateError {
+    /// Of the base bdev.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// Of the key.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+}
+
+/// A bdev whose blocks lie encrypted on another, its base, which it has for itself. It has the size, the
+/// blocks and the abilities of its base, and nothing on it but data.
+pub struct Crypto(Arc<Inner>);
+
+pub(crate) struct Inner {
+    name: String,
+    uuid: Uuid,
+    base: Claim,
+    key: Arc<Key>,
+    pub stats: Arc<Stats>,
+}
+
+impl Inner {
+    #[inline]
+    pub fn base(&self) -> &Arc<dyn Bdev> {
+        self.base.bdev()
+    }
+}
+
+impl Crypto {
+    /// The bdev `name` on the bdev `base`, by name, alias or UUID; not registered yet.
+    ///
+    /// # Errors
+    /// There is no such base, or somebody has it; the library does not take the key.
+    pub fn create(
+        registry: &Registry,
+        name: &str,
+        base: &str,
+        key: Arc<Key>,
+    ) -> Result<Arc<Crypto>, CreateError> {
+        let base = registry.claim(base, &format!("crypto bdev {name}"))?;
+        let block = base.bdev().geometry().block_size as usize;
+        Xts::new(&key, block).map_err(|e| key.library(&e))?;
+        let uuid = Uuid::new_v5(&NAMESPACE, base.bdev().uuid().as_bytes());
+        let (name, stats) = (name.to_owned(), Stats::new());
+        Ok(Arc::new(Crypto(Arc::new(Inner { name, uuid, base, key, stats }))))
+    }
+
+    /// The bdev that its data lies on.
+    pub fn base(&self) -> &Arc<dyn Bdev> {
+        self.0.base()
+    }
+
+    /// Its key.
+    pub fn key(&self) -> &Arc<Key> {
+        &self.0.key
+    }
+
+    /// All that are registered, in the order of registration.
+    pub fn all(registry: &Registry) -> Vec<Arc<Crypto>> {
+        let ours = registry.list().into_iter().filter(|bdev| bdev.product_name() == PRODUCT);
+        ours.filter_map(|bdev| registry.get_as(bdev.name())).collect()
+    }
+
+    /// The one on that bdev, by the bdev's name.
+    pub fn on(registry: &Registry, base: &str) -> Option<Arc<Crypto>> {
+        Crypto::all(registry).into_iter().find(|crypto| crypto.base().name() == base)
+    }
+
+    /// Has encrypted bdevs follow their bases until the subscription is dropped: the size, and the end of
+    /// one whose base is taken away by somebody who knows nothing of it.
+    pub fn follow(registry: &Registry) -> Subscription {
+        let known = registry.clone();
+        registry.subscribe(move |event| match event {
+            Event::Resized(base) => {
+                if let Some(crypto) = Crypto::on(&known, base.name()) {
+                    known.notify_resized(crypto.name());
+                }
+            }
+            Event::Removed(base) => {
+                let Some(name) = Crypto::on(&known, base.name()).map(|c| c.name().to_owned())
+                else {
+                    return;
+                };
+                // Its holders are waited for, which nobody may do here; the base waits for its end.
+                let registry = known.clone();
+                let remove = move || {
+                    if let Err(e) = registry.unregister(&name) {
+                        tracing::error!("not removed with its base: {e}");
+                    }
+                };
+                let thread = std::thread::Builder::new().name("crypto removal".into());
+                if let Err(e) = thread.spawn(remove) {
+                    tracing::error!("no thread to remove the crypto bdev on {}: {e}", base.name());
+                }
+            }
+            Event::Registered(_) | Event::Space { .. } => {}
+        })
+    }
+}
+
+impl Bdev for Crypto {
+    fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    fn aliases(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn uuid(&self) -> Uuid {
+        self.0.uuid
+    }
+
+    fn product_name(&self) -> &'static str {
+        PRODUCT
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.base().geometry()
+    }
+
+    fn features(&self) -> Features {
+        self.base().features()
+    }
+
+    fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
+        let base = self.base().open(io)?;
+        let xts = Xts::new(self.key(), self.geometry().block_size as usize);
+        let xts = xts.map_err(|e| OpenError {
+            name: self.0.name.clone(),
+            why: self.key().library(&e).to_string(),
+        })?;
+        Ok(Box::new(CryptoChannel::new(self.0.clone(), base, xts, io.waker())))
+    }
+
+    fn driver_specific(&self) -> Value {
+        json!({"crypto": {
+            "base_bdev_name": self.base().name(),
+            "name": self.0.name,
+            "key_name": self.key().name(),
+        }})
+    }
+
+    fn stats(&self) -> Option<&Arc<Stats>> {
+        Some(&self.0.stats)
+    }
+
+    fn flush_latch(&self) -> Option<&FlushLatch> {
+        self.base().flush_latch()
+    }
+}

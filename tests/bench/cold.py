@@ -1,0 +1,119 @@
+"""`python -m tests.bench.cold`: first writes, by the size of an lvstore's clusters.
+
+Writes of 4 KiB at QD32, each to another cluster of a thin volume, or of a clone of a snapshot that
+has all of them: none of the volume's own is there before. In RAM that was written before, so that
+nobody waits for the host's memory, and in a sparse file. Nobody flushes meanwhile, as a guest does
+that has nothing to make durable yet; beside it the writes that a program does a second which
+flushes after each, to which a store is bound that flushes for each allocation. The share is of the
+same writes once more, which find their clusters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.support.target import Target, binary
+
+MIB = 1 << 20
+RAM = 3 << 30
+FILE = 64 << 30
+CLUSTERS = (64 << 10, 256 << 10, 1 << 20, 4 << 20)
+#: Clusters that are written to at most, of the file few: its room is really taken.
+MOST = {"RAM": 16_000, "file": 4_000}
+
+
+def run(target: Target, bdev: str, *words: str) -> float:
+    """Returns the writes a second of a guest with this LUN, from the first to the last."""
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm")
+    target.add_lun("vm", bdev)
+    command = [str(binary("virtlun-bench")), "run", str(target.vhost_dir / "vm"), "--json"]
+    fixed = ("--rw", "write", "--time", "60", "--warmup", "0")
+    done = subprocess.run([*command, *fixed, *words], capture_output=True, check=True)
+    target.rpc("vhost_delete_controller", ctrlr="vm")
+    rate: float = json.loads(done.stdout)["iops"]
+    return rate
+
+
+@contextmanager
+def lvstore(kind: str, cluster: int) -> Iterator[Target]:
+    """A target with an lvstore in RAM or in a file."""
+    directory = Path(tempfile.mkdtemp(prefix="vs-", dir="/var/tmp"))
+    target = Target(directory).start()
+    try:
+        if kind == "RAM":
+            target.rpc("bdev_malloc_create", name="base", num_blocks=RAM // 512, block_size=512)
+            run(target, "base", "--bs", "1m", "--stride", "1m")
+        else:
+            file = str(target.make_file("base.img", FILE))
+            target.rpc("bdev_uring_create", filename=file, name="base", block_size=512)
+        target.rpc(
+            "bdev_lvol_create_lvstore",
+            **{"bdev_name": "base", "lvs_name": "lvs", "cluster_sz": cluster},
+            clear_method="none",
+        )
+        yield target
+    finally:
+        target.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def first_writes(kind: str, cluster: int, clone: bool) -> tuple[float, float]:
+    """Returns the first writes a second, and as many once more."""
+    clusters = min(MOST[kind], (RAM if kind == "RAM" else FILE) * 45 // 100 // cluster)
+    stride = ("--stride", str(cluster))
+    with lvstore(kind, cluster) as target:
+        target.make_thin("volume", clusters * cluster // MIB, "lvs")
+        if clone:
+            run(target, "lvs/volume", *stride)
+            target.rpc("bdev_lvol_snapshot", lvol_name="lvs/volume", snapshot_name="image")
+        return run(target, "lvs/volume", *stride), run(target, "lvs/volume", *stride)
+
+
+def flushes() -> float:
+    """Returns the writes of 4 KiB to a file a second, with a flush after each."""
+    with tempfile.NamedTemporaryFile(dir="/var/tmp") as file:
+        begin = time.monotonic()
+        for n in range(200):
+            os.pwrite(file.fileno(), b"x" * 4096, n * MIB)
+            os.fdatasync(file.fileno())
+        return 200 / (time.monotonic() - begin)
+
+
+def main() -> int:
+    """Measures and prints the table."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench.cold", description=(__doc__ or "").split("\n", 1)[0]
+    )
+    parser.parse_args()
+    base = flushes()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("CLUSTER")
+    for kind in MOST:
+        for title in (f"thin, {kind}", f"clone, {kind}"):
+            table.add_column(title, justify="right")
+    for cluster in CLUSTERS:
+        rates = [first_writes(kind, cluster, clone) for kind in MOST for clone in (False, True)]
+        told = (f"{first:,.0f} ({first / again:.2f})" for first, again in rates)
+        table.add_row(f"{cluster >> 10} KiB", *told)
+    console = Console()
+    console.print(table)
+    console.print("first writes a second (of what the same writes are when they are repeated)")
+    console.print(f"writes to the file a second with a flush after each: {base:,.0f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
