@@ -13,7 +13,9 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     joined                       what many ask at the same time, asked once
     usage                        what guests did with LUNs
     lvolsnapshots                what snapshots of domains need of a target
+    lvolcheckpoints              their checkpoints, which are lvol snapshots, too
     target, answers, targets     LUNs and volumes, of one target and of all
+    backup                       what lvol snapshots have is copied, or served
     statistics, guestdisks       results of GET_ALL_DOMAIN_STATS and of the guest agent, in bytes
     parsing, budget              threads for XML, and memory for calls: whose turn it is
     locks, events, journal       one operation at a time; device events; changes under way, on disk
@@ -24,8 +26,11 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     ioerrors                     domains paused because a disk of ours cannot go on
     records                      which volumes a domain has had
     domsnapshots, snapshotsteps  libvirtd's snapshots; their steps, which are done again
+    domcheckpoints               checkpoints of a domain
     empty                        controllers of domains without a disk of ours
-    reconcile, recovery, loop    the target follows the domains; interrupted changes
+    reconcile, recovery          the target follows the domains; interrupted changes
+    runningbackups               backups, one for each domain
+    loop                         what is done again and again, and when domains stop
     handlers, procedures         what we do with which call, and who may make it
     admission                    the calls that lead to an open connection
     session, server              one client's two pumps; the process

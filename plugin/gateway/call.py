@@ -109,6 +109,13 @@ class Call:
             )
         )
 
+    async def give(self, answer: Reply | bytes | None) -> None:
+        """Answers the call with libvirtd's reply, with a result of ours, or with none."""
+        if isinstance(answer, Reply):
+            await self.respond(answer)
+        else:
+            await self.answer(answer or b"")
+
     async def pass_on(self) -> None:
         """Lets libvirtd alone answer the call."""
         await self.respond(await self.forward())

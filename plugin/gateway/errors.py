@@ -43,6 +43,9 @@ class Code(IntEnum):
     ACCESS_DENIED = 88
     AUTH_UNAVAILABLE = 94
     DEVICE_MISSING = 99
+    NO_DOMAIN_CHECKPOINT = 103
+    NO_DOMAIN_BACKUP = 104
+    CHECKPOINT_INCONSISTENT = 109
 
 
 _PREFIXES: dict[int, str] = {
@@ -64,6 +67,9 @@ _PREFIXES: dict[int, str] = {
     Code.RESOURCE_BUSY: "resource busy: ",
     Code.SNAPSHOT_REVERT_RISKY: "revert requires force: ",
     Code.DEVICE_MISSING: "device not found: ",
+    Code.NO_DOMAIN_CHECKPOINT: "Domain checkpoint not found: ",
+    Code.NO_DOMAIN_BACKUP: "Domain backup job id not found: ",
+    Code.CHECKPOINT_INCONSISTENT: "checkpoint inconsistent: ",
 }
 """What libvirt's virErrorMsg puts before the detail, so that ours read like its own."""
 

@@ -6,7 +6,16 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from enum import Enum
 
-from plugin.gateway.messages import Domain
+from plugin.gateway.backup.progress import Progress, Status
+from plugin.gateway.messages import (
+    BOOLEAN,
+    INT,
+    STRING,
+    ULLONG,
+    Domain,
+    TypedParam,
+    pack_params,
+)
 from plugin.gateway.procs import Proc
 from plugin.gateway.wire import REMOTE_PROGRAM, Header, MessageType, WireError, message
 from plugin.gateway.xdr import Reader, Writer
@@ -83,7 +92,15 @@ class PullEvent:
     failed: bool
 
 
-Announced = DeviceChange | IoErrorEvent | PullEvent
+@dataclass(frozen=True)
+class JobEvent:
+    """A backup came to its end."""
+
+    dom: Domain
+    progress: Progress
+
+
+Announced = DeviceChange | IoErrorEvent | PullEvent | JobEvent
 """What clients are told of."""
 
 IO_ERROR = 4
@@ -93,6 +110,12 @@ IO_ERROR_REASON = 6
 BLOCK_JOB = 8
 BLOCK_JOB_2 = 16
 """virDomainEventID: the first names the disk by its source, the second by its target dev."""
+
+JOB_COMPLETED = 21
+"""virDomainEventID."""
+
+OPERATION_BACKUP = 9
+"""VIR_DOMAIN_JOB_OPERATION_BACKUP."""
 
 _PULL = 1
 """VIR_DOMAIN_BLOCK_JOB_TYPE_PULL."""
@@ -173,6 +196,8 @@ class Subscriptions:
             return self._io_error(change)
         if isinstance(change, PullEvent):
             return self._pull(change)
+        if isinstance(change, JobEvent):
+            return self._job(change)
         event, dom, alias = change.event, change.dom, change.alias
         found = []
         for callback, (wanted, uuid) in self.callbacks.items():
@@ -210,3 +235,30 @@ class Subscriptions:
             proc = Proc.CALLBACK_BLOCK_JOB if by_path else Proc.EVENT_BLOCK_JOB_2
             found.append(message(MessageType.MESSAGE, proc, 0, bytes(body)))
         return found
+
+    def _job(self, end: JobEvent) -> list[bytes]:
+        found = []
+        for callback, (wanted, uuid) in self.callbacks.items():
+            if wanted != JOB_COMPLETED or uuid not in (None, end.dom.uuid):
+                continue
+            body = bytes(end.dom.write(Writer().i32(callback)))
+            body += pack_params(job_params(end.progress))
+            found.append(message(MessageType.MESSAGE, Proc.CALLBACK_JOB_COMPLETED, 0, body))
+        return found
+
+
+def job_params(progress: Progress) -> list[TypedParam]:
+    """Returns the statistics of a backup as virDomainGetJobStats has them: ms and bytes."""
+    params = [
+        TypedParam("operation", INT, OPERATION_BACKUP),
+        TypedParam("time_elapsed", ULLONG, int(progress.elapsed_s * 1000)),
+        TypedParam("disk_total", ULLONG, progress.total),
+        TypedParam("disk_processed", ULLONG, progress.done),
+        TypedParam("disk_remaining", ULLONG, progress.total - progress.done),
+    ]
+    if progress.status is not Status.RUNNING:
+        success = progress.status is Status.COMPLETED
+        params.append(TypedParam("success", BOOLEAN, success))
+    if progress.error is not None:
+        params.append(TypedParam("errmsg", STRING, progress.error))
+    return params

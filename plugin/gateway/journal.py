@@ -73,17 +73,17 @@ class Entry:
 
 @dataclass(frozen=True)
 class SnapshotEntry:
-    """A snapshot of a domain that is being taken, reverted to or deleted."""
+    """A snapshot of a domain that is taken, reverted to or deleted, a checkpoint or a backup."""
 
-    operation: Literal["snapshot", "revert", "delete"]
+    operation: Literal["snapshot", "revert", "delete", "checkpoint", "backup"]
     uuid: str
     """The domain's."""
     name: str
     """Of the domain, for messages."""
     snapshot: str
-    """The snapshot's name."""
+    """The snapshot's name, or the checkpoint's; empty for a backup without one."""
     held: tuple[Held, ...]
-    """Its lvol snapshots."""
+    """Its lvol snapshots; of a backup those that go with it."""
     metadata: bool = True
     """Whether libvirtd is to know of a snapshot that is taken."""
     resume: bool = False
@@ -94,6 +94,10 @@ class SnapshotEntry:
     """virDomainCreateFlags with which the domain is to run after a revert; None: it is not."""
     memory_file: str | None = None
     """Of a revert: what the guest's memory is restored from."""
+    exported: tuple[str, ...] = ()
+    """Of a backup: UUIDs of the lvol snapshots that are exported for it."""
+    files: tuple[str, ...] = ()
+    """Of a backup: what is made for it, and is worth nothing before it is whole."""
 
     @property
     def dom_uuid(self) -> bytes:
@@ -145,6 +149,14 @@ class Journal:
         entry = replace(stored.entry, operation="remove", live=None, config=None, config_xml=None)
         return self._write(entry, stored.path)
 
+    def replace(self, stored: StoredEntry, entry: SnapshotEntry) -> StoredEntry:
+        """Puts another entry in the place of one.
+
+        Raises:
+            Refused: it cannot be written.
+        """
+        return self._write(entry, stored.path)
+
     def _write(self, entry: AnyEntry, path: Path) -> StoredEntry:
         new = path.with_suffix(".new")
         try:
@@ -187,6 +199,8 @@ def _read(path: Path) -> AnyEntry | None:
         entry: AnyEntry
         if "snapshot" in values:
             values["held"] = tuple(Held(**each) for each in values["held"])
+            values["exported"] = tuple(values.get("exported", ()))
+            values["files"] = tuple(values.get("files", ()))
             entry = SnapshotEntry(**values)
         else:
             entry = Entry(**values)

@@ -13,6 +13,7 @@ from contextlib import suppress
 
 import structlog
 
+from plugin.gateway import runningbackups
 from plugin.gateway.errors import GatewayError
 from plugin.gateway.events import DEFINED, lifecycle
 from plugin.gateway.messages import Domain
@@ -69,6 +70,7 @@ class ReconcileLoop:
             try:
                 admin = await self._services.admin()
                 await recover_all(self._services)
+                await runningbackups.end_of_gone(self._services)
                 await self._reconciler.run()
                 silent = False
                 await self._until_next(admin)
@@ -93,6 +95,7 @@ class ReconcileLoop:
             while self._defined:
                 await self._move_socket(self._defined.popitem()[1])
             await self._release_stopped()
+            await runningbackups.end_of_gone(self._services)
 
     async def _move_socket(self, dom: Domain) -> None:
         """Puts right where a definition that came from another host has the controller's socket."""

@@ -5,7 +5,7 @@ All of it blocks, and may take as long as there is data to copy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pydataplane.domain.translate.taken import Held
 from pydataplane.errors import EXISTS, INVALID, RpcError, VolumeError, VolumeNotFoundError
@@ -15,11 +15,15 @@ EMPTYING = "@virtlun-emptying"
 """Ends the name of what a volume without a parent gets for the moment in which it is emptied."""
 
 
-def take(volumes: Volumes, wanted: Sequence[Held]) -> None:
+def take(
+    volumes: Volumes,
+    wanted: Sequence[Held],
+    xattrs: Mapping[str, dict[str, str]] | None = None,
+) -> None:
     """Takes lvol snapshots under the names and UUIDs of `wanted`.
 
     Those of one lvstore are of one instant. All or none: where one lvstore refuses, those of the
-    others are deleted again.
+    others are deleted again. `xattrs` are what they have from the beginning, by UUID.
 
     Raises:
         VolumeError: a name is taken.
@@ -33,7 +37,12 @@ def take(volumes: Volumes, wanted: Sequence[Held]) -> None:
             volumes.client.call(
                 "virtlun_lvol_snapshot_together",
                 snapshots=[
-                    {"lvol_name": h.volume, "snapshot_name": h.snapshot, "lvol_uuid": h.uuid}
+                    {
+                        "lvol_name": h.volume,
+                        "snapshot_name": h.snapshot,
+                        "lvol_uuid": h.uuid,
+                        "xattrs": (xattrs or {}).get(h.uuid),
+                    }
                     for h in together
                 ],
             )

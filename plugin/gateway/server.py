@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 
 from plugin.config import LIBVIRTDS_PLACES, AuthSetting, Config
-from plugin.gateway import libvirtdconf
+from plugin.gateway import libvirtdconf, runningbackups
 from plugin.gateway.admin import AdminConnection
 from plugin.gateway.budget import Budget
 from plugin.gateway.domstats import DomainStats
@@ -66,6 +66,8 @@ class Gateway:
             announce=self.announce,
             hold_back=self.hold_back,
             pulls={},
+            backups={},
+            ended_backups={},
             paused=paused,
         )
         self.loop = ReconcileLoop(self.services)
@@ -174,6 +176,7 @@ class Gateway:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            await runningbackups.stop_all(self.services)
             await self.admin.close()
             await self.asking.close()
             self._parsers.close()

@@ -11,6 +11,8 @@ from typing import TypeVar
 from uuid import UUID
 
 from plugin.config import GatewaySection, HookSection
+from plugin.gateway.backup.job import Backup
+from plugin.gateway.backup.progress import Progress
 from plugin.gateway.budget import Budget
 from plugin.gateway.domstats import DomainStats
 from plugin.gateway.events import Announced
@@ -56,6 +58,10 @@ class Services:
     """Has no client told that a domain (its UUID) is defined anew, or (False) that undone."""
     pulls: dict[tuple[bytes, str], asyncio.Task[None]]
     """Block pulls under way, by domain (its UUID) and target dev; see handlers.pull."""
+    backups: dict[bytes, Backup]
+    """Backups of disks of ours that run, by domain (its UUID)."""
+    ended_backups: dict[bytes, Progress]
+    """How the last one of each domain ended, until a client asks."""
     paused: dict[bytes, dict[str, str]]
     """Domains that are paused because of I/O errors, by UUID: target dev to the target's word for
     the error; see plugin.gateway.ioerrors."""

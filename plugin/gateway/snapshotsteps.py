@@ -7,12 +7,14 @@ recovery.
 from __future__ import annotations
 
 import asyncio
+import shutil
 from contextlib import suppress
 from uuid import UUID
 
 import structlog
 
 from plugin.gateway import domsnapshots
+from plugin.gateway.backup import launch
 from plugin.gateway.domsnapshots import LONG_S, Snapshot
 from plugin.gateway.errors import Code, GatewayError, Refused, UpstreamError
 from plugin.gateway.journal import SnapshotEntry
@@ -38,6 +40,19 @@ LEAVE_S = 0.2
 _log = structlog.get_logger(__name__)
 
 
+async def hold_still(services: Services, entry: SnapshotEntry, dom: Domain) -> None:
+    """Freezes and pauses a domain, as its entry says; `go_on` is the end of it.
+
+    Raises:
+        GatewayError: libvirtd refuses, or is gone.
+    """
+    admin = await services.admin()
+    if entry.thaw:
+        await domsnapshots.freeze(admin, dom)
+    if entry.resume:
+        await admin.suspend(dom)
+
+
 async def go_on(services: Services, entry: SnapshotEntry, dom: Domain) -> None:
     """Has a domain go on that was paused and frozen for a snapshot; safe to repeat."""
     admin = await services.admin()
@@ -61,6 +76,23 @@ async def delete_held(services: Services, entry: SnapshotEntry) -> None:
     if entry.held:
         target = await services.target.of_volume(entry.held[0].volume)
         await target.delete_snapshots(entry.held)
+
+
+async def end_backup(services: Services, entry: SnapshotEntry) -> None:
+    """Ends what an earlier gateway left of a backup: its program, its files, its exports.
+
+    Raises:
+        GatewayError: no target answers, or it refuses.
+    """
+    how = launch.Launch.of(launch.unit_of(entry.uuid))
+    folder = launch.folder_in(services.config.listen.parent, entry.uuid)
+    if entry.dom_uuid not in services.backups:  # else there are a later one's, of the same names
+        await launch.stop(how, "writer")
+        shutil.rmtree(folder, ignore_errors=True)
+    await launch.remove(how, entry.files)
+    if entry.exported:
+        target = await services.target.of_volume(entry.exported[0])
+        await target.end_exports(entry.exported)
 
 
 async def note(services: Services, entry: SnapshotEntry, dom: Domain) -> None:
@@ -172,12 +204,20 @@ async def finished(services: Services, entry: SnapshotEntry) -> bool:
         GatewayError, TranslateError: that is to be tried later.
     """
     admin = await services.admin()
+    if entry.operation == "backup":
+        await end_backup(services, entry)
     try:
         dom = await admin.lookup(entry.dom_uuid)
     except UpstreamError as error:
         if error.code != Code.NO_DOMAIN:
             raise
-        if entry.operation == "snapshot":
+        if entry.operation in ("snapshot", "checkpoint", "backup"):
+            await delete_held(services, entry)
+        return False
+    if entry.operation in ("checkpoint", "backup"):
+        try:
+            await go_on(services, entry, dom)
+        finally:
             await delete_held(services, entry)
         return False
     known = await domsnapshots.exists(admin, Snapshot(entry.snapshot, dom))

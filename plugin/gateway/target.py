@@ -6,14 +6,16 @@ Calls block, so each runs in a thread. Every error becomes a refusal with one se
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
-from plugin.gateway import lvolsnapshots, usage
+from plugin.gateway import lvolcheckpoints, lvolsnapshots, usage
 from plugin.gateway.errors import Kept, NoAnswer, Refused
+from plugin.gateway.lvolcheckpoints import Checkpoint
 from plugin.gateway.usage import Unit, Usage
 from pydataplane.client import Client
 from pydataplane.domain import missing, reconcile
@@ -38,6 +40,7 @@ from pydataplane.suspended import suspended
 from pydataplane.volumes import Volumes
 
 T = TypeVar("T")
+Pages = Iterator[list[tuple[int, int]]]
 
 PATIENCE_S = 86_400.0
 """How long a call may take that copies data, seconds."""
@@ -183,11 +186,58 @@ class Target:
         """Has a volume that nobody uses read as its snapshot; safe to repeat."""
         await self._run(lambda: lvolsnapshots.roll_back(self._patient, held))
 
-    async def inflate(self, volume: Lvol) -> None:
-        """Gives a volume, in use or not, all that it has of snapshots; returns when it has that."""
+    async def take_checkpoint(self, checkpoint: Checkpoint, besides: Sequence[Held]) -> None:
+        """Takes a checkpoint, and other lvol snapshots at the same instant, all or none."""
+        await self._run(lambda: lvolcheckpoints.take(self._patient, checkpoint, besides))
+
+    async def checkpoints(self, lvstores: Iterable[str], domain: str) -> list[Checkpoint]:
+        """Returns what checkpoints a domain (its UUID) has in these lvstores, oldest first."""
+        return await self._run(lambda: lvolcheckpoints.found(self._volumes, lvstores, domain))
+
+    async def forget_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Has a checkpoint be none any more, while its lvol snapshots stay."""
+        await self._run(lambda: lvolcheckpoints.forget(self._volumes, checkpoint))
+
+    async def define_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Has lvol snapshots that are there be a checkpoint."""
+        await self._run(lambda: lvolcheckpoints.define(self._volumes, checkpoint))
+
+    async def changed_since(self, held: Held) -> int:
+        """Returns the bytes in which a volume may differ from what a checkpoint has of it."""
+        return await self._run(lambda: lvolcheckpoints.changed(self._patient, held), poll=True)
+
+    async def export_snapshots(self, held: Sequence[Held]) -> list[Path]:
+        """Exports lvol snapshots, read-only; returns the file of each."""
+
+        def work() -> list[Path]:
+            return [self._volumes.export(each.uuid, read_only=True) for each in held]
+
+        return await self._run(work)
+
+    async def end_exports(self, uuids: Sequence[str]) -> None:
+        """Ends the exports of these lvol snapshots that there are."""
 
         def work() -> None:
-            if self._volumes.volume(volume.uuid).parent is not None:
+            for uuid in uuids:
+                self._volumes.end_export(uuid)
+
+        await self._run(work)
+
+    async def with_ranges(
+        self, uuid: str, since: str | None, work: Callable[[Pages], None]
+    ) -> None:
+        """Gives `work`, in a thread, what an lvol snapshot has, or has otherwise than another one.
+
+        That are pages of offset and length in bytes, in order.
+        """
+        await self._run(lambda: work(self._patient.ranges(uuid, since)))
+
+    async def inflate(self, volume: Lvol) -> None:
+        """Gives a volume, in use or not, all that it has of others; returns when it has that."""
+
+        def work() -> None:
+            present = self._volumes.volume(volume.uuid)
+            if present.parent is not None or present.external is not None:
                 self._patient.inflate(volume.uuid)
 
         await self._run(work)

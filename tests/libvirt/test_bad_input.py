@@ -116,14 +116,14 @@ def test_detaching_what_is_not_there_is_refused(running: Host) -> None:
 def test_a_volume_too_big_for_the_store_says_what_is_free(running: Host) -> None:
     before = state(running)
     with pytest.raises(RpcError, match=r"lvs0.*free|free.*lvs0"):
-        running.volumes.create("lvs0/big", 1 << 44)
+        running.volumes.create("lvs0/big", 1 << 43)
     with pytest.raises(RpcError, match=r"free"):
-        running.volumes.resize("lvs0/a", 1 << 44)
+        running.volumes.resize("lvs0/a", 1 << 43)
     assert state(running) == before
 
 
 def test_blockresize_beyond_the_store_is_refused(running: Host) -> None:
-    assert "bytes left" in refused(running, "blockresize", "one", "sdb", "16T")
+    assert "bytes left" in refused(running, "blockresize", "one", "sdb", "8T")
 
 
 def test_blockresize_that_would_cut_off_data_is_refused(running: Host) -> None:

@@ -182,7 +182,10 @@ def copy(host: Host, uri: str, name: str, how: str) -> None:
     run(host, "virsh", "-q", "-c", uri, "define", str(path))
 
 
-@pytest.fixture(scope="module", params=["per client", "in libvirtd's place"])
+@pytest.fixture(
+    scope="module",
+    params=["per client", pytest.param("in libvirtd's place", marks=pytest.mark.nightly)],
+)
 def gateway(host: Host, request: pytest.FixtureRequest) -> Iterator[Gateway]:
     """The gateway in each of its places; afterwards no domain is left."""
     running = Gateway(host, in_libvirtds_place=request.param != "per client")

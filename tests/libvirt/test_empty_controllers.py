@@ -123,8 +123,15 @@ def test_it_starts_by_itself_with_the_host_whatever_is_there(host: Host) -> None
                 host.libvirtd.restart()
 
 
-@pytest.mark.parametrize("way", ["gateway", "hook"])
-@pytest.mark.parametrize("kind", ["managedsave", "save"])
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [
+        ("managedsave", "gateway"),
+        ("save", "hook"),
+        pytest.param("managedsave", "hook", marks=pytest.mark.nightly),
+        pytest.param("save", "gateway", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_saved_guest_goes_on_without_a_target_and_later_with_one(
     host: Host, way: str, kind: str
 ) -> None:
@@ -245,7 +252,7 @@ def prepare(host: Host, name: str, uri: str) -> str:
 
 
 @pytest.mark.usefixtures("sparing")
-@pytest.mark.parametrize("way", ["gateway", "libvirtd"])
+@pytest.mark.parametrize("way", ["gateway", pytest.param("libvirtd", marks=pytest.mark.nightly)])
 def test_where_needed_only_prepare_gives_it_one(host: Host, way: str) -> None:
     name = f"asked-{way}"
     uri = host.uri if way == "gateway" else host.libvirtd.uri()

@@ -7,6 +7,7 @@ Both meet a real libvirtd, behind the gateway.
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 from collections.abc import Iterator
@@ -157,9 +158,30 @@ def as_victim(xml: str, victim: Victim, own: str, what: str) -> str:
     return xml
 
 
-@pytest.mark.parametrize("runs", [True, False], ids=["running victim", "stopped victim"])
-@pytest.mark.parametrize("what", ["controller", "controller, disk", "identity", "identity, disk"])
-@pytest.mark.parametrize("way", ["restore", "save-image-define"])
+RESTORES_BY_DAY = {
+    ("restore", "controller", True),
+    ("restore", "controller, disk", False),
+    ("restore", "identity", True),
+    ("save-image-define", "controller", False),
+    ("save-image-define", "controller, disk", True),
+    ("save-image-define", "identity, disk", True),
+}
+RESTORES = [
+    pytest.param(
+        *each,
+        id=f"{each[0]}-{each[1]}-{'running' if each[2] else 'stopped'} victim",
+        marks=[] if each in RESTORES_BY_DAY else [pytest.mark.nightly],
+    )
+    for each in itertools.product(
+        ("restore", "save-image-define"),
+        ("controller", "controller, disk", "identity", "identity, disk"),
+        (True, False),
+    )
+]
+"""Ways to restore, what of the victim the XML has, and whether the victim runs."""
+
+
+@pytest.mark.parametrize(("way", "what", "runs"), RESTORES)
 def test_a_restore_with_anothers_controller_changes_nothing(
     host: Host, victim: Victim, image: Path, what: str, way: str, runs: bool
 ) -> None:

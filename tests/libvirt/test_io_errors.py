@@ -186,6 +186,7 @@ def test_nothing_is_lost_where_gateway_and_target_are_away_meanwhile(
             host.start_gateway()
 
 
+@pytest.mark.nightly
 def test_a_guest_that_is_to_be_told_is_told(host: Host, full: Callable[..., None]) -> None:
     name = "told"
     full(name)

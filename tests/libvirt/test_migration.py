@@ -175,6 +175,7 @@ def bare(pair: Pair) -> Iterator[Host]:
         yield third
 
 
+@pytest.mark.nightly
 def test_a_guest_without_a_volume_goes_anywhere_and_comes_back(pair: Pair, bare: Host) -> None:
     """To a host with libvirtd alone, and from there to one that gives it a controller again."""
     host, name = pair.home, "roaming"

@@ -28,6 +28,9 @@ MIB = 1 << 20
 DEADLINE_S = 90.0
 WAYS = ("virsh", "virsh_direct")
 """Methods of Host: through the gateway, and behind its back."""
+GATEWAY_BY_DAY = ("virsh", pytest.param("virsh_direct", marks=pytest.mark.nightly))
+HOOK_BY_DAY = (pytest.param("virsh", marks=pytest.mark.nightly), "virsh_direct")
+"""The same for what boots a guest or two: one way by day, both at night."""
 
 
 def define(host: Host, name: str) -> str:
@@ -79,7 +82,7 @@ def refused(host: Host, way: str, name: str, *words: str) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", GATEWAY_BY_DAY)
 def test_a_lost_volume_does_not_come_back_as_an_empty_one(host: Host, way: str) -> None:
     """Also where the domain is undefined and defined again, as Nova does at each power on."""
     name = f"nova-{WAYS.index(way)}"
@@ -128,7 +131,7 @@ def configured(host: Host, line: str) -> None:
 
 
 @pytest.mark.usefixtures("making")
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", HOOK_BY_DAY)
 def test_a_volume_that_never_was_is_made_and_its_loss_is_seen(host: Host, way: str) -> None:
     start: Callable[..., str] = getattr(host, way)
     name = f"new-{WAYS.index(way)}"
@@ -289,7 +292,7 @@ def test_a_transient_domain_gets_its_volume_too(host: Host) -> None:
 
 
 @pytest.mark.usefixtures("making")
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", HOOK_BY_DAY)
 def test_a_saved_guest_does_not_wake_up_with_an_empty_disk(host: Host, way: str) -> None:
     name = f"saved-{WAYS.index(way)}"
     define(host, name)

@@ -51,9 +51,19 @@ def relay(host: Host) -> Iterator[Relay]:
 
 
 @pytest.mark.parametrize(
-    "step", STEPS, ids=lambda step: step if step in STEPS[-2:] else " ".join(step)
+    ("way", "step"),
+    [
+        pytest.param(
+            way,
+            step,
+            id=f"{way}-{step if isinstance(step, str) else ' '.join(step)}",
+            # By day each step once, the two ways in turn.
+            marks=[pytest.mark.nightly] if (nth + of) % len(WAYS) else [],
+        )
+        for of, way in enumerate(WAYS)
+        for nth, step in enumerate(STEPS)
+    ],
 )
-@pytest.mark.parametrize("way", WAYS)
 def test_a_target_killed_in_the_middle_of_a_start(
     host: Host, relay: Relay, way: str, step: Step | str
 ) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,14 @@ RIGHTS: dict[str, str] = {
     "uucp": "connect.* domain.getattr domain.start@mine",
     "backup": "connect.* domain.getattr domain.block-write@mine",
     "proxy": "connect.* domain.getattr domain.write@mine domain.save@mine",
-    "lp": "connect.* domain.getattr domain.read domain.snapshot@mine",
+    "lp": "connect.* domain.getattr domain.read domain.snapshot@mine domain.checkpoint@mine",
     "list": "connect.* domain.*@mine",
     "www-data": "",
 }
 """Debian's own users to what they may do; `@mine`: to domains whose name begins so."""
+
+BY_DAY = ("man", "mail", "uucp", "list", "www-data")
+"""Of these: who may read, write, start, do all with some domains, and nothing."""
 
 SHUT_OUT = "games"
 """Another of Debian's users, who may do anything to domains, but may not connect."""
@@ -70,6 +73,13 @@ polkit.addRule(function(action, subject) {{
 LIBVIRTD_CONF = (
     'unix_sock_rw_perms = "0777"\nauth_unix_rw = "polkit"\naccess_drivers = ["polkit"]\n'
 )
+
+
+def others_at_night(users: Iterable[str], by_day: tuple[str, ...] = BY_DAY) -> list[Any]:
+    """Returns users as parameters; those who are not `by_day` have their turn at night."""
+    return [
+        pytest.param(user, marks=[] if user in by_day else [pytest.mark.nightly]) for user in users
+    ]
 
 
 @dataclass
@@ -204,7 +214,7 @@ def may(user: str, *rights: str, name: str = "mine") -> bool:
     return True
 
 
-@pytest.mark.parametrize("user", RIGHTS)
+@pytest.mark.parametrize("user", others_at_night(RIGHTS))
 def test_who_sees_what(policed: Policed, user: str) -> None:
     words = ["list", "--all", "--name"]
     assert same(policed, user, words, words) == bool(RIGHTS[user])
@@ -228,7 +238,7 @@ PLACES = [("mine", "--live"), ("mine", "--config"), ("other", "--live")]
 
 
 @pytest.mark.parametrize(("name", "flag"), PLACES)
-@pytest.mark.parametrize("user", CHANGING)
+@pytest.mark.parametrize("user", others_at_night(CHANGING))
 def test_who_attaches_and_detaches(policed: Policed, user: str, name: str, flag: str) -> None:
     host = policed.host
     image = host.scratch / "more.img"
@@ -276,7 +286,7 @@ def test_who_resizes(policed: Policed, user: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mine", "other"])
-@pytest.mark.parametrize("user", ["man", "mail", "lp", "list"])
+@pytest.mark.parametrize("user", others_at_night(["man", "mail", "lp", "list"], ("man", "lp")))
 def test_who_takes_reverts_to_and_deletes_snapshots(policed: Policed, user: str, name: str) -> None:
     """libvirtd judges, and where it says no there is no lvol snapshot, and nothing is paused."""
     expected = may(user, "domain.getattr", "domain.snapshot", name=name)
@@ -306,7 +316,60 @@ def test_who_takes_reverts_to_and_deletes_snapshots(policed: Policed, user: str,
 
 @pytest.mark.parametrize(
     ("user", "name"),
-    [*((user, "mine") for user in RIGHTS if user != "www-data"), ("list", "other")],
+    [
+        ("man", "mine"),
+        pytest.param("mail", "mine", marks=pytest.mark.nightly),
+        ("lp", "mine"),
+        pytest.param("lp", "other", marks=pytest.mark.nightly),
+        ("list", "mine"),
+    ],
+)
+def test_who_takes_checkpoints_and_makes_backups(policed: Policed, user: str, name: str) -> None:
+    """libvirtd judges, and where it says no there is no lvol snapshot, file or program."""
+    host = policed.host
+    may_take = may(user, "domain.getattr", "domain.checkpoint", name=name)
+    take = ["checkpoint-create-as", name, "c", "--diskspec", "sda"]
+    assert (policed.do(user, False, *take) is None) == may_take
+    snapshots = {v.name for v in host.volumes.volumes("lvs0") if v.snapshot}
+    assert snapshots == ({f"{name}@checkpoint-c"} if may_take else set())
+    if not may_take:
+        host.virsh(*take)
+    may_read = may(user, "domain.getattr", "domain.read", name=name)
+    assert (policed.do(user, False, "checkpoint-dumpxml", name, "c") is None) == may_read
+    begin = ["backup-begin", name, str(host.scratch / "backup.xml")]
+    folder = host.scratch / "nbd"
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o777)  # for QEMU's user
+    server = f"<server transport='unix' socket='{folder}/{name}'/>"
+    disks = "<disks><disk name='sda'/></disks>"
+    Path(begin[2]).write_text(f"<domainbackup mode='pull'>{server}{disks}</domainbackup>")
+    may_copy = may(user, "domain.getattr", "domain.checkpoint", "domain.block-write", name=name)
+    assert (policed.do(user, False, *begin) is None) == may_copy
+    assert bool(host.client.call("virtlun_export_list")) == may_copy
+    if not may_copy:
+        host.virsh(*begin)
+    assert (policed.do(user, False, "domjobinfo", name) is None) == may_read
+    may_write = may(user, "domain.getattr", "domain.write", name=name)
+    assert (policed.do(user, False, "domjobabort", name) is None) == may_write
+    if not may_write:
+        host.virsh("domjobabort", name)
+    assert (policed.do(user, False, "checkpoint-delete", name, "c") is None) == may_take
+    if not may_take:
+        host.virsh("checkpoint-delete", name, "c")
+    assert not [v for v in host.volumes.volumes("lvs0") if v.snapshot]
+    assert host.client.call("virtlun_export_list") == []
+
+
+@pytest.mark.parametrize(
+    ("user", "name"),
+    [
+        *(
+            pytest.param(user, "mine", marks=[] if user in BY_DAY else [pytest.mark.nightly])
+            for user in RIGHTS
+            if user != "www-data"
+        ),
+        ("list", "other"),
+    ],
 )
 def test_who_defines_creates_and_starts(policed: Policed, user: str, name: str) -> None:
     host = policed.host

@@ -130,6 +130,7 @@ def test_a_start_brings_a_definition_of_old_up_to_date(host: Host, vm: Callable[
     assert not [item for item in doctor(host) if item["found"].startswith(name)]
 
 
+@pytest.mark.nightly
 def test_a_saved_guest_is_restored_as_its_qemu_can_connect_now(
     host: Host, vm: Callable[..., str]
 ) -> None:

@@ -50,18 +50,21 @@ def refused(host: Host, *words: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "checkpoint-create-as snap c",
-        "checkpoint-create-as snap c --diskspec sdc",
-        "backup-begin snap",
-    ],
-)
-def test_what_would_silently_lack_a_disk_is_refused_by_its_name(running: Host, words: str) -> None:
+@pytest.mark.parametrize("words", ["checkpoint-create-as snap c", "backup-begin snap"])
+def test_what_would_be_of_disks_of_both_kinds_is_refused(running: Host, words: str) -> None:
     said = refused(running, *words.split())
-    assert "cannot include its virtlun disks (sdc)" in said
+    assert "is of virtlun disks (sdc) or of libvirt's own (vda), not of both: make two" in said
     assert "vdzz" not in said
+
+
+def test_a_checkpoint_of_the_volume_beside_a_disk_of_libvirts(running: Host) -> None:
+    running.virsh("checkpoint-create-as", NAME, "c0", "--diskspec", "sdc")
+    assert running.virsh("checkpoint-list", NAME, "--name").split() == ["c0"]
+    assert lvols(running, "snap") == {"snap": "snap@checkpoint-c0", "snap@checkpoint-c0": None}
+    shown = running.virsh("checkpoint-dumpxml", NAME, "c0")
+    assert re.findall(r"<disk name='(\w+)' checkpoint='(\w+)'", shown) == [("sdc", "bitmap")]
+    running.virsh("checkpoint-delete", NAME, "c0")
+    assert lvols(running, "snap") == {"snap": None}
 
 
 def lvols(host: Host, volume: str) -> dict[str, str | None]:

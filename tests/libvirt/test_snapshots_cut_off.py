@@ -25,8 +25,19 @@ CALLS = {
     "snapshot-revert": "virtlun_lvol_roll_back",
     "snapshot-delete": "bdev_lvol_delete",
 }
+AT_NIGHT = (
+    ("snapshot-create-as", "answered"),
+    ("snapshot-revert", "before"),
+    ("snapshot-revert", "answered"),
+    ("snapshot-delete", "before"),
+)
 STEPS = [
-    (command, Step(when, call))
+    pytest.param(
+        command,
+        Step(when, call),
+        id=f"{command} {when}",
+        marks=[pytest.mark.nightly] if (command, when) in AT_NIGHT else [],
+    )
     for command, call in CALLS.items()
     for when in ("before", "unanswered", "answered")
 ]
@@ -35,20 +46,7 @@ STEPS = [
 @pytest.fixture(scope="module")
 def relay(host: Host) -> Iterator[Relay]:
     """Where the gateway's calls of the target are seen; a running domain with two volumes."""
-    for name in ("a", "b"):
-        host.volumes.create(f"lvs0/{name}", 8 << 20, thin=True)
-    disks = "".join(
-        f"<disk type='file' device='disk'><source file='/dev/virtlun/lvs0/{name}'/>"
-        f"<target dev='sd{name}' bus='scsi'/></disk>"
-        for name in ("a", "b")
-    )
-    path = host.scratch / "cut.xml"
-    path.write_text(
-        f"<domain type='qemu'><name>{NAME}</name><memory unit='MiB'>64</memory>"
-        f"<os><type arch='x86_64' machine='q35'>hvm</type></os><devices>{disks}</devices></domain>"
-    )
-    host.virsh("define", str(path))
-    host.virsh("start", NAME)
+    host.start_without_guest(NAME, "a", "b")
     with host.relayed() as relay:
         yield relay
     host.virsh("destroy", NAME)
@@ -66,7 +64,7 @@ def settled(host: Host) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize(("command", "step"), STEPS, ids=str)
+@pytest.mark.parametrize(("command", "step"), STEPS)
 @pytest.mark.parametrize(
     "memory",
     [

@@ -59,7 +59,11 @@ def test_files_are_back(domain: Host) -> None:
 def test_a_guests_memory_goes_on_with_its_disk(domain: Host) -> None:
     agent = domain.agent(NAME)
     agent.run("grep -q /dev/sda /proc/mounts || mount /dev/sda /mnt", 120)
-    agent.run("(i=0; while :; do i=$((i+1)); echo $i >/tmp/n; echo $i >/mnt/n; done) >/dev/null &")
+    # A file that is written over has nothing in it for a moment; one that is moved there never has.
+    agent.run(
+        "(i=0; while :; do i=$((i+1)); echo $i >/tmp/next; mv /tmp/next /tmp/n; echo $i >/mnt/n; "
+        "done) >/dev/null &"
+    )
     agent.wait_for("[ $(cat /tmp/n) -gt 20 ]", 60)
     before = int(agent.run("cat /tmp/n"))
     domain.virsh("snapshot-create-as", NAME, "memory")
@@ -126,5 +130,7 @@ def stamp_of_volume(host: Host, volume: str) -> int:
     out = host.scratch / "volume.raw"
     out.unlink(missing_ok=True)
     words = ["--config", str(host.config), "volume", "export", volume, str(out), "--format", "raw"]
-    subprocess.run([host.program("virtlun"), *words], check=True, timeout=120)
+    # Exports are mounted where the gateway sees them.
+    command = host.libvirtd.command(host.program("virtlun"), *words)
+    subprocess.run(command, check=True, timeout=120)
     return int(out.read_bytes()[:10])

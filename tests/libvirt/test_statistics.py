@@ -66,7 +66,7 @@ def work(host: Host) -> None:
     agent.close()
 
 
-@pytest.mark.parametrize("gateway", ["there", "away"])
+@pytest.mark.parametrize("gateway", ["there", pytest.param("away", marks=pytest.mark.nightly)])
 def test_they_begin_again_when_the_vm_is_started_again(running: Host, gateway: str) -> None:
     work(running)
     for dev in ("sda", "sdb", "vda"):

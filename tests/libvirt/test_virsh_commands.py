@@ -40,6 +40,8 @@ FILES = {
     "backup.xml": "<domainbackup mode='pull'><server transport='unix' socket='{folder}/nbd'/>"
     "<disks><disk name='vda' backup='yes' type='file'><scratch file='{folder}/backup'/></disk>"
     "<disk name='sda' backup='no'/></disks></domainbackup>",
+    "ours.xml": "<domainbackup mode='pull'><server transport='unix' socket='{folder}/ours'/>"
+    "<disks><disk name='sda' backupmode='incremental' incremental='ours'/></disks></domainbackup>",
     "vm.xml": DOMAIN,
     "pool.xml": "<pool type='dir'><name>p</name><uuid>0d3f1c52-7b0d-4c55-9a0e-3d5f0b7a1c42</uuid>"
     "<target><path>{folder}/pool</path></target></pool>",

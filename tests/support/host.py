@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -28,8 +29,8 @@ from tests.support.agent import Agent, GuestError
 from tests.support.domain import domain_xml, publish
 from tests.support.libvirtd import HOST_UUID, Libvirtd, virsh
 from tests.support.relay import Relay
-from tests.support.target import SANDBOX_REFUSED
-from tests.support.wait import listens
+from tests.support.target import SANDBOX_REFUSED, binary
+from tests.support.wait import listens, until
 
 GATEWAY_DEADLINE_S = 90.0
 
@@ -85,6 +86,7 @@ class Host:
         self.config = self.scratch / "virtlun.toml"
         self.image: Image = publish(build(), self.scratch)
         self._gateway: subprocess.Popen[bytes] | None = None
+        self._holder: subprocess.Popen[bytes] | None = None
         self.libvirtd = Libvirtd(self.scratch / "l", host_uuid=host_uuid)
         try:
             self.config.write_text(
@@ -102,6 +104,7 @@ class Host:
                 )
             )
             self._install_hook()
+            self._start_holder()
             self.start_target()
             self.volumes.create_lvstore("lvs0", self.scratch / "lvs0.img", 1 << 30)
             self.start_gateway()
@@ -137,9 +140,37 @@ class Host:
         """Runs plain virsh against libvirtd itself, behind the gateway's back."""
         return virsh(self.libvirtd.uri(), *words, deadline_s=deadline_s, check=check)
 
+    @property
+    def export_dir(self) -> Path:
+        """Where the gateway sees exported volumes."""
+        return self.scratch / "export"
+
+    @property
+    def _holder_socket(self) -> Path:
+        return self.scratch / "holder.sock"
+
+    def _start_holder(self) -> None:
+        """Starts what mounts exports, where the gateway sees mounts."""
+        self._holder = subprocess.Popen(
+            self.libvirtd.command(
+                str(binary("virtlun-holder")),
+                *("--socket", str(self._holder_socket), "--dir", str(self.export_dir)),
+            ),
+            stdin=subprocess.DEVNULL,
+            stdout=(self.scratch / "holder.log").open("ab"),
+            stderr=subprocess.STDOUT,
+        )
+        until(lambda: listens(self._holder_socket, socket.SOCK_SEQPACKET), "the holder")
+
     def start_target(self) -> int:
         """Starts the target (again); returns its process id."""
-        return supervise.start(self.paths, ["--socket-group", "kvm"])
+        exports = [
+            "--export-dir",
+            str(self.export_dir),
+            "--holder-socket",
+            str(self._holder_socket),
+        ]
+        return supervise.start(self.paths, ["--socket-group", "kvm", *exports])
 
     def stop_target(self) -> None:
         """Stops the target in order."""
@@ -226,6 +257,23 @@ class Host:
         path.write_text(domain_xml(name, self.image, self.scratch, **options))
         virsh(uri or self.uri, "define", str(path))
 
+    def start_without_guest(self, name: str, *volumes: str) -> None:
+        """Starts a domain with nothing to boot, and with new thin volumes of 8 MiB: `a` is sda."""
+        disks = ""
+        for volume in volumes:
+            self.volumes.create(f"lvs0/{volume}", 8 << 20, thin=True)
+            disks += (
+                f"<disk type='file' device='disk'><source file='/dev/virtlun/lvs0/{volume}'/>"
+                f"<target dev='sd{volume}' bus='scsi'/></disk>"
+            )
+        path = self.scratch / f"{name}.xml"
+        path.write_text(
+            f"<domain type='qemu'><name>{name}</name><memory unit='MiB'>64</memory><os>"
+            f"<type arch='x86_64' machine='q35'>hvm</type></os><devices>{disks}</devices></domain>"
+        )
+        self.virsh("define", str(path))
+        self.virsh("start", name)
+
     def agent(self, name: str) -> Agent:
         """Returns the command channel into a running guest, once it has booted."""
         agent = Agent(self.scratch / f"{name}-agent")
@@ -256,6 +304,9 @@ class Host:
         self.libvirtd.stop()
         with contextlib.suppress(TargetError):
             self.stop_target()
+        if self._holder is not None:
+            self._holder.terminate()
+            self._holder.wait(timeout=30)
 
     def __enter__(self) -> Host:
         """Returns the running host."""

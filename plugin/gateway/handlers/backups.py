@@ -1,117 +1,164 @@
-"""Checkpoints and backups are of libvirtd's own disks; ours must be left out."""
+"""BACKUP_BEGIN: what a domain's disks have, or what has changed since a checkpoint, is copied.
+
+Of disks of ours we make the backup ourselves: see `plugin.gateway.backup`. One of libvirtd's own
+disks is libvirtd's, with ours left out. A backup of both kinds is refused.
+"""
 
 from __future__ import annotations
 
-import time
-from functools import partial
+from uuid import uuid4
 
-from plugin.gateway.call import Call
-from plugin.gateway.errors import GatewayError
-from plugin.gateway.messages import Domain, DomainCall, pack_string, read_string
-from plugin.gateway.services import Services
-from plugin.gateway.upstream import XML_INACTIVE, XML_SECURE
+from plugin.gateway import domcheckpoints, runningbackups
+from plugin.gateway.backup.job import Part
+from plugin.gateway.call import Call, Reply
+from plugin.gateway.errors import Code, Refused
+from plugin.gateway.handlers import checkpoints, leftout
+from plugin.gateway.handlers.snapshots import UNKNOWN, has_controller, judge
+from plugin.gateway.lvolcheckpoints import Checkpoint
+from plugin.gateway.messages import Domain, pack_string
+from plugin.gateway.upstream import XML_SECURE
 from plugin.gateway.xdr import Reader, Writer
-from pydataplane.domain.translate import (
-    PREFIX,
-    Definition,
-    Settings,
-    has_controller,
-    listing,
-    plan,
+from pydataplane.domain.errors import Refusal
+from pydataplane.domain.translate.backups import (
+    BackupDisk,
+    BackupRequest,
+    CheckpointRequest,
+    backup_requested,
+    checkpoint_requested,
 )
+from pydataplane.domain.translate.taken import Held
 
-REDEFINE = 1
-"""VIR_DOMAIN_CHECKPOINT_CREATE_REDEFINE."""
-
-
-async def create_checkpoint(call: Call) -> None:
-    """CHECKPOINT_CREATE_XML: {dom, xml, flags}."""
-    args = DomainCall.read(call.payload, text=True, flags=True)
-    again = bool(args.flags & REDEFINE)
-    current = await _xml(call, args.dom, XML_INACTIVE | XML_SECURE if again else 0)
-    if current is None:
-        await call.pass_on()
-        return
-    settings = await settings_of(call.services, current)
-
-    def without() -> str:
-        if again:
-            return listing.define_inside(args.text, current, settings).xml
-        return listing.leave_out(args.text, current, settings)
-
-    text = await call.parse(without, args.text)
-    payload = DomainCall(args.dom, text, args.flags).pack(text=True, flags=True)
-    await call.respond(await call.forward(payload))
+REUSE_EXTERNAL = 1
+"""VIR_DOMAIN_BACKUP_BEGIN_REUSE_EXTERNAL."""
 
 
-async def settings_of(services: Services, xml: str) -> Settings:
-    """Returns the settings with the folder of sockets for a domain (libvirtd's XML).
-
-    Raises:
-        GatewayError: its volumes are of several targets.
-    """
-    known = Definition(xml, await services.parse(lambda: plan(xml)))
-
-    async def translated(_: Settings) -> Definition:
-        return known
-
-    return await services.target.settings(services.settings, translated)
-
-
-async def begin_backup(call: Call) -> None:
+async def begin(call: Call) -> None:
     """BACKUP_BEGIN: {dom, backup XML, checkpoint XML or nothing, flags}."""
     reader = Reader(call.payload)
-    dom, backup = Domain.read(reader), reader.string()
+    dom, xml = Domain.read(reader), reader.string()
     checkpoint, flags = reader.optional(reader.string), reader.u32()
-    xml = await _xml(call, dom, 0)
-    if xml is None:
+    if not await has_controller(call, dom):
         await call.pass_on()
         return
+    async with call.services.domain_lock(dom.uuid):
+        reply = await _begin(call, dom, xml, checkpoint, flags)
+    await call.give(reply)
+
+
+async def _begin(
+    call: Call, dom: Domain, xml: str, checkpoint: str | None, flags: int
+) -> Reply | None:
+    """Begins a backup; returns libvirtd's reply, or None if it is ours and has begun."""
     services = call.services
-    without = partial(listing.leave_out, domain_xml=xml, settings=services.settings)
-    backup = await call.parse(partial(without, backup, suffix=str(int(time.time()))), backup)
+    admin = await services.admin()
+    current = await admin.xml(dom, XML_SECURE)
+    settings = services.settings
+    request = await call.parse(lambda: backup_requested(xml, current, settings), xml)
+    if request is None or not request.disks:
+        return await leftout.backup(call, dom, xml, checkpoint, flags)
+    wanted: CheckpointRequest | None = None
     if checkpoint is not None:
-        checkpoint = await call.parse(partial(without, checkpoint), checkpoint)
-    writer = dom.write(Writer()).string(backup)
-    writer.optional(checkpoint, writer.string).u32(flags)
-    await call.respond(await call.forward(bytes(writer)))
-
-
-async def listed_xml(call: Call) -> None:
-    """SNAPSHOT_GET_XML_DESC and CHECKPOINT_GET_XML_DESC: {{name, dom}, flags}."""
-    reader = Reader(call.payload)
-    reader.string()
-    await _show(call, Domain.read(reader))
-
-
-async def backup_xml(call: Call) -> None:
-    """BACKUP_GET_XML_DESC: {dom, flags}."""
-    await _show(call, Domain.read(Reader(call.payload)))
-
-
-async def _show(call: Call, dom: Domain) -> None:
-    reply = await call.forward()
-    if not reply.ok:
-        await call.respond(reply)
-        return
-    current = await _xml(call, dom, 0)
-    if current is None and PREFIX.encode() not in reply.payload:
-        await call.respond(reply)
-        return
-    settings, text = call.services.settings, read_string(reply.payload)
-    shown = await call.services.parse(
-        lambda: listing.present_listing(text, settings, domain_xml=current)
+        text = checkpoint
+        wanted = await call.parse(lambda: checkpoint_requested(text, current, settings), text)
+    if checkpoint is not None and wanted is None:
+        return await leftout.backup(call, dom, xml, checkpoint, flags)
+    writer = dom.write(Writer()).string(xml)
+    writer.optional(checkpoint, writer.string).u32(flags | UNKNOWN)
+    refusal = await judge(call, bytes(writer))
+    if refusal is not None:
+        return refusal
+    dom = await admin.lookup(dom.uuid)
+    _check(dom, request, flags)
+    if dom.uuid in services.backups:
+        raise Refused(Code.OPERATION_INVALID, "another backup job is already running")
+    known = await domcheckpoints.of_domain(services, dom)
+    taken = None
+    if wanted is not None and wanted.luns:
+        taken = await checkpoints.new(call, dom, wanted, known)
+    parts = [await _part(call, disk, taken, known) for disk in request.disks]
+    await runningbackups.begin(
+        services, dom, request, parts, taken, reuse=bool(flags & REUSE_EXTERNAL)
     )
-    await call.respond(reply, pack_string(shown))
+    return None
 
 
-async def _xml(call: Call, dom: Domain, flags: int) -> str | None:
-    """Returns libvirtd's XML of a domain with a controller of ours; None of another one.
+def _check(dom: Domain, request: BackupRequest, flags: int) -> None:
+    """Refuses what cannot be.
 
-    None as well if the client may not read it: libvirtd's answer to the call itself says why.
+    Raises:
+        Refused: says why.
     """
-    try:
-        found = await (await call.caller.own()).xml(dom, flags)
-    except GatewayError:
-        return None
-    return found if has_controller(found) else None
+    if flags & ~REUSE_EXTERNAL:
+        raise Refused(Code.INVALID_ARG, f"unsupported flags (0x{flags & ~REUSE_EXTERNAL:x})")
+    ours = ", ".join(disk.lun.dev for disk in request.disks)
+    if request.others:
+        raise Refused(
+            Refusal.UNSUPPORTED,
+            f"domain '{dom.name}': a backup is of virtlun disks ({ours}) or of libvirt's own"
+            f" ({', '.join(request.others)}), not of both: make two, each with backup='no' for the"
+            " disks of the other",
+        )
+    if request.server is not None:
+        return
+    for disk in request.disks:
+        if disk.file is None:
+            where = "<target dev=>" if disk.block else "<target file=>"
+            raise Refused(
+                Refusal.UNSUPPORTED,
+                f"refusing to generate file name for disk '{disk.lun.dev}': say {where} in the"
+                " backup's XML",
+            )
+        if not disk.file.startswith("/"):
+            raise Refused(
+                Refusal.UNSUPPORTED,
+                f"disk '{disk.lun.dev}': {disk.file} must be an absolute path",
+            )
+        if disk.incremental is not None and disk.form == "raw" and not flags & REUSE_EXTERNAL:
+            raise Refused(
+                Refusal.UNSUPPORTED,
+                f"disk '{disk.lun.dev}': a raw file of what has changed would not tell where that"
+                " is: take qcow2, or --reuse-external with a copy of the checkpoint's contents",
+            )
+
+
+async def _part(
+    call: Call, disk: BackupDisk, taken: Checkpoint | None, known: list[Checkpoint]
+) -> Part:
+    """Returns what a disk's backup is of.
+
+    Raises:
+        GatewayError: its checkpoint is not there.
+    """
+    volume = await call.services.target.volume(disk.lun.bdev_name)
+    since: Held | None = None
+    if disk.incremental is not None:
+        at = domcheckpoints.position(known, disk.incremental)
+        if at is None:
+            raise Refused(
+                Code.NO_DOMAIN_CHECKPOINT,
+                f"Checkpoint '{disk.incremental}' for incremental backup of disk"
+                f" '{disk.lun.dev}' not found",
+            )
+        since = known[at].of(volume.uuid)
+        if since is None:
+            raise Refused(
+                Code.CHECKPOINT_INCONSISTENT,
+                f"checkpoint '{disk.incremental}' does not have disk '{disk.lun.dev}'",
+            )
+    frozen = taken.of(volume.uuid) if taken is not None else None
+    if frozen is None:
+        uuid = str(uuid4())
+        name = f"{volume.name}@backup-{uuid[:8]}"
+        frozen = Held(disk.lun.dev, volume.uuid, volume.lvstore, name, uuid)
+    return Part(disk, frozen, since, volume.size)
+
+
+async def xml(call: Call) -> None:
+    """BACKUP_GET_XML_DESC: {dom, flags}."""
+    dom = Domain.read(Reader(call.payload))
+    reply = await call.forward()
+    backup = runningbackups.job_of(call.services, dom)
+    if not reply.ok and backup is not None and runningbackups.has_no_backup(reply):
+        await call.answer(pack_string(backup.job.xml))
+    else:
+        await leftout.show(call, dom, reply)

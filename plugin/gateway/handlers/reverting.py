@@ -45,10 +45,7 @@ async def revert(call: Call) -> None:
     async with call.services.domain_lock(snapshot.dom.uuid):
         found = await _held(call, snapshot)
         reply = await (call.forward() if found is None else _revert(call, snapshot, flags, found))
-    if reply is None:
-        await call.answer()
-    else:
-        await call.respond(reply)
+    await call.give(reply)
 
 
 async def delete(call: Call) -> None:
@@ -59,10 +56,7 @@ async def delete(call: Call) -> None:
         going = {} if flags & METADATA_ONLY else await _going(call, snapshot, flags)
         ours = any(item is not None and item.held for item in going.values())
         reply = await (_delete(call, snapshot, flags, going) if ours else call.forward())
-    if reply is None:
-        await call.answer()
-    else:
-        await call.respond(reply)
+    await call.give(reply)
 
 
 async def _held(call: Call, snapshot: Snapshot) -> Taken | None:

@@ -29,7 +29,7 @@ from plugin.gateway.domsnapshots import (
     Snapshot,
 )
 from plugin.gateway.errors import Code, Refused, UpstreamError
-from plugin.gateway.handlers.backups import settings_of
+from plugin.gateway.handlers.leftout import settings_of
 from plugin.gateway.journal import SnapshotEntry
 from plugin.gateway.messages import Domain, DomainCall
 from plugin.gateway.recovery import recover
@@ -109,10 +109,7 @@ async def create(call: Call) -> None:
     making = _define if args.flags & REDEFINE else _create
     async with call.services.domain_lock(args.dom.uuid):
         answer = await making(call, args)
-    if isinstance(answer, bytes):
-        await call.answer(answer)
-    else:
-        await call.respond(answer)
+    await call.give(answer)
 
 
 async def _create(call: Call, args: DomainCall) -> Reply | bytes:
@@ -258,11 +255,7 @@ async def _take(wish: _Wish) -> Reply | bytes:
 async def _carry_out(wish: _Wish, entry: SnapshotEntry, target: Target) -> Reply | bytes:
     """Does the steps; all of it is to be undone where this fails."""
     services, dom = wish.call.services, wish.dom
-    admin = await services.admin()
-    if entry.thaw:
-        await domsnapshots.freeze(admin, dom)
-    if entry.resume:
-        await admin.suspend(dom)
+    await snapshotsteps.hold_still(services, entry, dom)
     await target.snapshot(entry.held)
     name = bytes(Snapshot(entry.snapshot, dom).write(Writer()))
     if wish.libvirtds:
