@@ -88,7 +88,13 @@ def test_linux_takes_over_from_seabios_and_again_after_a_reset(
         assert checksum(guest, disk(guest, 0)) == written
 
 
-@pytest.mark.parametrize("options", ["", ",hotplug=off,param_change=off", ",virtqueue_size=256"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ",hotplug=off,param_change=off",
+        pytest.param(",virtqueue_size=256", marks=pytest.mark.nightly),
+    ],
+)
 def test_qemus_feature_bits_are_taken(target: Target, boot: BootGuest, options: str) -> None:
     """QEMU sends HOTPLUG and CHANGE in SET_FEATURES, or not; refused, it would exit."""
     known = add_known(target, 0, 16)

@@ -26,6 +26,7 @@ def shared_disk(target: Target) -> None:
         target.add_lun(controller, "disk", shareable=True)
 
 
+@pytest.mark.nightly
 def test_saved_and_restored(target: Target, boot: BootGuest, scratch: Path) -> None:
     """What `virsh save` and `restore` do; without LOG_SHMFD, QEMU would refuse."""
     shared_disk(target)

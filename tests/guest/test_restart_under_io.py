@@ -153,7 +153,7 @@ def at_work(scratch: Path, image: Image, seed: int, *, slow: bool) -> Iterator[R
         assert target.stop() == 0, target.words()
 
 
-@pytest.fixture(params=["fast", "slow"])
+@pytest.fixture(params=["fast", pytest.param("slow", marks=pytest.mark.nightly)])
 def restarts(
     scratch: Path, image: Image, seed: int, request: pytest.FixtureRequest
 ) -> Iterator[Restarts]:

@@ -22,12 +22,12 @@ from typing import Any
 
 import pytest
 
-from tests.guest.test_ublk_export import DEPTH, guest, target
+from tests.guest.test_ublk_export import DEPTH, booted, guest, target
 from tests.support.restarts import choose_seed
 from tests.support.target_inside import SOCKET, VOLUME, VOLUME_MIB, TargetInside
 from tests.support.verified_io import VerifiedIo
 
-__all__ = ["guest", "target"]
+__all__ = ["booted", "guest", "target"]
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(900)]
 

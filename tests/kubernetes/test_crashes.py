@@ -81,7 +81,13 @@ def killed(deployment: Deployment, fuse: Path, point: str) -> Iterator[None]:
     until(lambda: part.restarts > restarts, "its restart", deadline_s=90)
 
 
-@pytest.mark.parametrize("point", ["before bdev_lvol_create", "after bdev_lvol_create"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param("before bdev_lvol_create", marks=pytest.mark.nightly),
+        "after bdev_lvol_create",
+    ],
+)
 def test_killed_while_it_creates(
     cluster: Cluster, deployment: Deployment, fuse: Path, point: str
 ) -> None:
@@ -95,7 +101,14 @@ def test_killed_while_it_creates(
     cluster.delete("pvc", "disk")
 
 
-@pytest.mark.parametrize("point", ["before loop attach", "before mkfs.xfs", "after mkfs.xfs"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param("before loop attach", marks=pytest.mark.nightly),
+        pytest.param("before mkfs.xfs", marks=pytest.mark.nightly),
+        "after mkfs.xfs",
+    ],
+)
 def test_killed_while_it_stages(
     cluster: Cluster, deployment: Deployment, fuse: Path, point: str
 ) -> None:

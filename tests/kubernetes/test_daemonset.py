@@ -155,6 +155,7 @@ def test_the_probes_are_answered(installed: Installed) -> None:
         assert installed.cluster.box.run("busybox", "wget", "-q", "-O", "-", url).stdout == "ok\n"
 
 
+@pytest.mark.nightly
 def test_a_driver_without_its_socket_is_started_again(installed: Installed) -> None:
     """As its liveness probe fails: no kubelet reaches it any more, and it does not know why."""
     before = installed.restarts()["virtlun-csi"]

@@ -127,6 +127,7 @@ def told_of_growth(vm: Machine) -> list[int]:
     ]
 
 
+@pytest.mark.nightly
 def test_a_disk_in_use_is_waited_for_and_then_taken_away(kubevirt: KubeVirt) -> None:
     """A guest that lets go in time loses nothing; one that does not is told about."""
     cluster = kubevirt.cluster

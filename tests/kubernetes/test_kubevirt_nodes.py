@@ -98,6 +98,7 @@ def lvols(deployment: Deployment) -> int:
     return len(deployment.volumes.volumes())
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("elsewhere")
 def test_a_machine_lives_on_the_second_node_and_stays_there(
     kubevirt: KubeVirt, deployment: Deployment, second: Deployment

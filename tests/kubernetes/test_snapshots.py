@@ -64,7 +64,12 @@ def nothing_left(cluster: Cluster, deployment: Deployment) -> Iterator[None]:
     yield
     cluster.api.delete_all("volumesnapshot")
     deployment.sweep()
-    until(lambda: not cluster.items("volumesnapshotcontent"), "no VolumeSnapshotContent")
+    # The sidecar waits longer each time, up to minutes, after a driver that died.
+    until(
+        lambda: not cluster.items("volumesnapshotcontent"),
+        "no VolumeSnapshotContent",
+        deadline_s=180,
+    )
     deployment.wait_clean()
 
 

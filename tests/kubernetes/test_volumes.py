@@ -178,6 +178,7 @@ def test_a_file_system_keeps_its_data_and_grows_under_its_pod(cluster: Cluster) 
         assert cluster.execute("writer", "md5sum", "/data/file").split()[0] == digest.split()[0]
 
 
+@pytest.mark.nightly
 def test_ext4_grows_under_its_pod_or_says_that_it_grows_with_the_next(cluster: Cluster) -> None:
     """Linux lets only CAP_SYS_RESOURCE grow a mounted ext4; the node may run without it."""
     pod = documents_of(example("pod-filesystem"))[1]
