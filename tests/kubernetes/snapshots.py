@@ -39,11 +39,11 @@ def controller(cluster: Cluster) -> Iterator[None]:
     manifest = EXAMPLES / "snapshot-controller.yaml"
     named = re.search(rf"image: (\S+/{PROGRAM}:\S+)", manifest.read_text())
     assert named, f"{manifest} has no image of {PROGRAM}"
-    node = cluster.nodes[0]
     program = cluster.tools.path(PROGRAM)
-    file = node.folder / f"{PROGRAM}.tar"
     entry = {"Entrypoint": [f"/{PROGRAM}"]}
-    node.import_image(image(file, [named[1]], {PROGRAM: program}, {}, entry))
+    for node in cluster.nodes:  # its pod runs on any
+        file = node.folder / f"{PROGRAM}.tar"
+        node.import_image(image(file, [named[1]], {PROGRAM: program}, {}, entry))
     cluster.apply(manifest)
     cluster.apply(EXAMPLES / "snapshotclass.yaml")
     try:

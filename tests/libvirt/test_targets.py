@@ -94,6 +94,7 @@ def test_each_domain_gets_its_controller_where_its_volumes_are(host: Host, secon
     assert f"'{host.paths.vhost_dir}/vm-" in host.virsh_direct("dumpxml", SILVER)
     for name in (SILVER, GOLDEN):
         host.virsh("start", name)
+        host.agent(name).close()
     assert luns(host.client) == {controller(host, SILVER): [0]}
     assert luns(second.client) == {controller(host, GOLDEN): [0]}
 

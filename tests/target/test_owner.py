@@ -23,6 +23,7 @@ from jsonschema import validate
 from pydataplane.errors import RpcError
 from tests.support.initiator import Initiator, Refused
 from tests.support.target import ROOT, Target
+from tests.support.wait import until
 from tests.target.test_vhost_rpc import ask_features, connect, features
 
 GROUP, OWNER, INTRUDER = 51000, 51001, 51002
@@ -285,7 +286,7 @@ def test_an_owner_that_cannot_be_recorded_is_not_served(target: Target) -> None:
         with contextlib.suppress(ConnectionResetError):
             assert peer.recv(1) == b""
     assert shown(target)["owner"] is None
-    assert "cannot be recorded" in target.words()
+    until(lambda: "cannot be recorded" in target.words(), "a sentence in the log")
     in_the_way.rmdir()
     with connect(path) as peer:
         ask_features(peer)
