@@ -9,8 +9,8 @@ import pytest
 
 from tests.fuzz import __main__ as fuzz
 
-#: What libFuzzer does: it works until it is told to end, and says then how much that was. It runs its
-#: corpus first, and does not listen before that is done.
+#: What libFuzzer does: it works until it is told to end, and says then how much that was. It runs
+#: its corpus first, and does not listen before that is done.
 WORKS = """\
 import signal, sys, time
 def deaf(*_):
@@ -45,10 +45,10 @@ def target(folder: Path, code: str) -> Path:
     return program
 
 
-def test_beside_other_work_a_target_ends_when_it_had_its_time_after_its_corpus(folder: Path) -> None:
+def test_beside_other_work_a_target_ends_after_its_corpus_and_its_time(folder: Path) -> None:
     ended = fuzz.run(target(folder, WORKS), 1, 1, beside=True)
     assert (ended.failure, ended.runs, ended.covered) == (None, 34, 12)
-    assert ended.processor_s >= 3
+    assert ended.processor_s >= 2.9  # two of them for the corpus
 
 
 @pytest.mark.parametrize("beside", [False, True])
