@@ -325,6 +325,7 @@ def test_a_configuration_file_that_cannot_be_applied(make_target: MakeTarget) ->
         (["--log-level", "LOUD"], "NOTICE"),
         (["--no-such-option"], "--no-such-option"),
         (["--poll", "--spin-us", "5"], "cannot be used with"),
+        (["--drain-timeout", "61"], "61 is not in 1..=60"),
     ],
 )
 def test_a_wrong_command_line_is_status_2(options: list[str], words: str) -> None:

@@ -67,6 +67,8 @@ pub struct App {
     pub reactor_tids: Vec<i32>,
     /// Whether they never sleep.
     pub polls: bool,
+    /// How long an upgrade waits for I/O in flight: the guest whose it is waits.
+    pub drain_timeout: Duration,
     /// What happens to system calls that are not expected, as `--sandbox` says.
     pub sandbox: &'static str,
     /// Where things are.
@@ -170,6 +172,7 @@ impl App {
             reactors,
             reactor_tids,
             polls: cli.poll,
+            drain_timeout: Duration::from_secs(cli.drain_timeout),
             sandbox: cli.sandbox().name(),
             paths: Paths {
                 rpc_socket: cli.rpc_socket.clone(),

@@ -109,6 +109,12 @@ pub struct Cli {
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 50, conflicts_with = "poll")]
     pub spin_us: u64,
 
+    /// Seconds that an upgrade waits for guests' I/O in flight, 60 at most; then it is given up. Only
+    /// guests whose I/O takes long wait with it
+    #[arg(long, value_name = "SECONDS", default_value_t = 5,
+        value_parser = clap::value_parser!(u64).range(1..=60))]
+    pub drain_timeout: u64,
+
     /// Configuration to apply after the recorded one, as `spdk-rpc save_config` writes it
     #[arg(short = 'c', long, value_name = "FILE")]
     pub config: Option<PathBuf>,

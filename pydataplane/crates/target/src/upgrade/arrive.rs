@@ -6,8 +6,8 @@ use super::message::{
     Hello, MemoryState, Message, OutlookState, RpcClientState, TargetState, Welcome,
 };
 use super::{
-    ANSWER_TIMEOUT, DRAIN_TIMEOUT, OLDEST, PREPARE_TIMEOUT, READY_TIMEOUT, RPC_TIMEOUT, SAYS_ALL,
-    VERSION, now_ns, unsaid,
+    ANSWER_TIMEOUT, OLDEST, PREPARE_TIMEOUT, READY_TIMEOUT, RPC_TIMEOUT, SAYS_ALL, VERSION, now_ns,
+    unsaid,
 };
 use crate::app::App;
 use crate::flusherror::FlushError;
@@ -133,7 +133,7 @@ impl Arrival {
         let made = expect(app, *outlook, fds, controllers)?;
         say(&Message::Expecting)?;
         // For I/O that is in flight.
-        let (first, fds, controllers) = self.receive_all(DRAIN_TIMEOUT + PREPARE_TIMEOUT)?;
+        let (first, fds, controllers) = self.receive_all(app.drain_timeout + PREPARE_TIMEOUT)?;
         let Message::Target(state) = first else {
             return Err("the old program did not say what it has".into());
         };

@@ -7,8 +7,8 @@ use super::message::{
     Hello, MemoryState, Message, OutlookState, RpcClientState, RpcState, TargetState, Welcome,
 };
 use super::{
-    ANSWER_TIMEOUT, DEATH_TIMEOUT, DRAIN_TIMEOUT, EXPECT_TIMEOUT, OLDEST, PREPARE_TIMEOUT,
-    READY_TIMEOUT, RPC_TIMEOUT, VERSION, now_ns,
+    ANSWER_TIMEOUT, DEATH_TIMEOUT, EXPECT_TIMEOUT, OLDEST, PREPARE_TIMEOUT, READY_TIMEOUT,
+    RPC_TIMEOUT, VERSION, now_ns,
 };
 use crate::app::App;
 use crate::restore;
@@ -241,7 +241,7 @@ pub fn leave(
         }
     };
     let held = announce(app, successor).and_then(|()| {
-        let since = app.controllers.hold(DRAIN_TIMEOUT).map_err(|e| e.to_string())?;
+        let since = app.controllers.hold(app.drain_timeout).map_err(|e| e.to_string())?;
         Ok(now_ns().saturating_sub(since.elapsed().as_nanos() as u64))
     });
     let outcome = held.and_then(|held_at_ns| {

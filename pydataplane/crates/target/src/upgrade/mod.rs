@@ -54,8 +54,6 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long RPC requests that run may take to end.
 const RPC_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long I/O in flight may take to end: the guest whose it is waits.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a new program may take to make what it can while guests are served: RPC clients wait.
 const EXPECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long a new program may take to load everything: every guest waits.
