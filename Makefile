@@ -118,6 +118,7 @@ bench: setup $(CACHE)/apt-bench.stamp ## Ours beside Debian's qemu-storage-daemo
 	@$(BIN)/python -m tests.bench.pods $(filter --quick,$(ARGS))
 	@$(BIN)/python -m tests.bench.ublk $(filter --quick,$(ARGS))
 	@$(BIN)/python -m tests.bench.snapshots $(filter --quick,$(ARGS))
+	@$(BIN)/python -m tests.bench.layers $(filter --quick,$(ARGS))
 	@$(BIN)/python -m tests.bench.cold
 	@$(BIN)/python -m tests.bench.kv $(filter --quick,$(ARGS))
 

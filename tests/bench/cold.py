@@ -11,6 +11,7 @@ same writes once more, which find their clusters.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -36,20 +37,26 @@ MOST = {"RAM": 16_000, "file": 4_000}
 
 
 def run(target: Target, bdev: str, *words: str) -> float:
-    """Returns the writes a second of a guest with this LUN, from the first to the last."""
+    """Returns the I/Os a second of a guest with this LUN.
+
+    They are writes, from the first to the last, unless `words` say otherwise.
+    """
     target.rpc("vhost_create_scsi_controller", ctrlr="vm")
     target.add_lun("vm", bdev)
     command = [str(binary("virtlun-bench")), "run", str(target.vhost_dir / "vm"), "--json"]
-    fixed = ("--rw", "write", "--time", "60", "--warmup", "0")
-    done = subprocess.run([*command, *fixed, *words], capture_output=True, check=True)
-    target.rpc("vhost_delete_controller", ctrlr="vm")
+    options = {"--rw": "write", "--time": "60", "--warmup": "0"}
+    options |= dict(zip(words[::2], words[1::2], strict=True))
+    given = itertools.chain.from_iterable(options.items())
+    done = subprocess.run([*command, *given], capture_output=True, check=True)
+    # The target may not have noticed yet that the guest is gone.
+    target.rpc("vhost_delete_controller", ctrlr="vm", force=True)
     rate: float = json.loads(done.stdout)["iops"]
     return rate
 
 
 @contextmanager
-def lvstore(kind: str, cluster: int) -> Iterator[Target]:
-    """A target with an lvstore in RAM or in a file."""
+def below(kind: str) -> Iterator[Target]:
+    """A target with the bdev `base` in RAM or in a file."""
     directory = Path(tempfile.mkdtemp(prefix="vs-", dir="/var/tmp"))
     target = Target(directory).start()
     try:
@@ -59,15 +66,22 @@ def lvstore(kind: str, cluster: int) -> Iterator[Target]:
         else:
             file = str(target.make_file("base.img", FILE))
             target.rpc("bdev_uring_create", filename=file, name="base", block_size=512)
+        yield target
+    finally:
+        target.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def lvstore(kind: str, cluster: int) -> Iterator[Target]:
+    """A target with the lvstore `lvs` on such a bdev."""
+    with below(kind) as target:
         target.rpc(
             "bdev_lvol_create_lvstore",
             **{"bdev_name": "base", "lvs_name": "lvs", "cluster_sz": cluster},
             clear_method="none",
         )
         yield target
-    finally:
-        target.stop()
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def first_writes(kind: str, cluster: int, clone: bool) -> tuple[float, float]:

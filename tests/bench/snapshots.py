@@ -4,18 +4,14 @@ All is on a sparse file, whose flushes are the disk's own. Calls are those of JS
 lvstore with as many lvols as said. First writes are of 4 KiB, one at a time, each to another
 cluster that the volume has not yet of its own. "Around each" is the longest read and write of a
 guest that does one after the other all the time, while snapshots of its volume of 1 TiB are taken.
-The last table has random reads of 4 KiB at QD32 from the end of a chain of clones, each of which
-has some of the clusters, beside a thick volume.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -30,13 +26,12 @@ from rich.table import Table
 
 from tests.bench.upgrade import rss_kib
 from tests.support.initiator import Initiator
-from tests.support.target import Target, binary
+from tests.support.target import Target
 
 BLOCK = 4096
 CLUSTER_MIB = 1
 IMAGE_MIB = 10 << 10
 LARGE_MIB = 1 << 20
-CHAIN_MIB = 128
 GIB = 1 << 30
 
 
@@ -64,7 +59,7 @@ def guest_of(target: Target, bdev: str) -> Iterator[Initiator]:
             guest.ready()
             yield guest
     finally:
-        target.rpc("vhost_delete_controller", ctrlr="vm")
+        target.rpc("vhost_delete_controller", ctrlr="vm", force=True)
 
 
 def call_ms(target: Target, method: str, **params: Any) -> float:
@@ -183,43 +178,6 @@ def many(table: Table, lvols: int) -> str:
         )
 
 
-def chains(table: Table, depths: list[int], seconds: float) -> None:
-    """Reads from the end of chains."""
-    with lvstore(16) as target:
-        thick = target.rpc(
-            "bdev_lvol_create", lvs_name="lvs0", lvol_name="thick", size_in_mib=CHAIN_MIB
-        )
-        rates = {0: read_iops(target, thick, seconds)}
-        for depth in depths:
-            name = f"chain{depth}"
-            target.make_thin(name, CHAIN_MIB)
-            for level in range(depth):
-                with guest_of(target, f"lvs0/{name}") as guest:
-                    for cluster in range(level, CHAIN_MIB, depth):
-                        write_ms(guest, cluster)
-                target.rpc(
-                    "bdev_lvol_snapshot", lvol_name=f"lvs0/{name}", snapshot_name=f"{name}-{level}"
-                )
-            rates[depth] = read_iops(target, f"lvs0/{name}", seconds)
-    for depth, rate in rates.items():
-        table.add_row(str(depth), f"{rate:,.0f}", f"{rate / rates[0]:.2f}")
-
-
-def read_iops(target: Target, bdev: str, seconds: float) -> float:
-    """Returns the 4 KiB random reads a second at QD32 of a LUN."""
-    target.rpc("vhost_create_scsi_controller", ctrlr="vm")
-    target.add_lun("vm", bdev)
-    command = [str(binary("virtlun-bench")), "run", str(target.vhost_dir / "vm"), "--json"]
-    done = subprocess.run(
-        [*command, "--rw", "randread", "--iodepth", "32", "--time", str(seconds)],
-        capture_output=True,
-        check=True,
-    )
-    target.rpc("vhost_delete_controller", ctrlr="vm")
-    rate: float = json.loads(done.stdout)["iops"]
-    return rate
-
-
 def main() -> int:
     """Measures and prints the tables."""
     parser = argparse.ArgumentParser(
@@ -231,17 +189,12 @@ def main() -> int:
     calls.add_column("")
     for title in ("times", "p50", "p99", "longest"):
         calls.add_column(title, justify="right")
-    reads = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("CLONES BELOW", "reads a second", "of thick"):
-        reads.add_column(title, justify="right")
     under_snapshots(calls, 10 if quick else 50)
     image(calls, 100)
     loaded = many(calls, 1000 if quick else 10_000)
-    chains(reads, [1, 8, 32], 1.0 if quick else 5.0)
     console = Console()
     console.print(calls)
     console.print(loaded)
-    console.print(reads)
     return 0
 
 

@@ -273,6 +273,8 @@ STEPS = {
     "bench-pods": _bench("pods", "a pod's volume beside a plain loop device", 5),
     "bench-ublk": _bench("ublk", "a ublk device beside loop devices, in a guest", 10),
     "bench-snapshots": _bench("snapshots", "what snapshots and clones cost", 5),
+    "bench-layers": _bench("layers", "volumes and clones beside the bdev below", 5),
+    "bench-cold": _bench("cold", "first writes, by the size of clusters", 10),
     "bench-kv": _bench("kv", "a key-value store on blobs beside RocksDB", 5),
     "bench-claims": _bench_kubernetes("bench", "how long a claim takes to be bound", 5),
     "bench-machines": _bench_kubernetes(
