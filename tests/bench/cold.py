@@ -31,7 +31,7 @@ from tests.support.target import Target, binary
 MIB = 1 << 20
 RAM = 3 << 30
 FILE = 64 << 30
-CLUSTERS = (64 << 10, 256 << 10, 1 << 20, 4 << 20)
+CLUSTERS = (16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
 #: Clusters that are written to at most, of the file few: its room is really taken.
 MOST = {"RAM": 16_000, "file": 4_000}
 

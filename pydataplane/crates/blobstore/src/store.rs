@@ -72,7 +72,7 @@ pub struct StoreOptions {
     pub name: String,
     /// Identity.
     pub uuid: Uuid,
-    /// Bytes of a cluster: a power of two from 64 KiB to 1 GiB.
+    /// Bytes of a cluster: a power of two from 16 KiB to 1 GiB.
     pub cluster_size: u32,
 }
 

@@ -18,7 +18,7 @@ pub(crate) use xattr::{pack, unpack};
 /// Bytes of a page.
 pub const PAGE_SIZE: usize = 4096;
 /// Smallest cluster, in bytes.
-pub const CLUSTER_MIN: u32 = 64 << 10;
+pub const CLUSTER_MIN: u32 = 16 << 10;
 /// Largest cluster, in bytes.
 pub const CLUSTER_MAX: u32 = 1 << 30;
 /// Stands for a cluster that reads as zeros, whatever the blob's parent has.
