@@ -145,6 +145,13 @@ class Contents:
                 f"volume {owner.name} cannot have blocks of {asked.block_size} bytes: what it is "
                 f"made of has {parameters.block_size}; name a class with that blockSize"
             )
+        if asked.encryption_key != source.key:
+            key = source.key and f"key {source.key}"
+            raise invalid(
+                f"volume {owner.name} cannot be encrypted otherwise than what it is made of, with "
+                f"{key or 'no key'}: name a class with "
+                + (f"encryptionKey: {source.key}" if source.key else "no encryptionKey")
+            )
         size = size_within(wanted, store, source.size)
         if size < source.size:
             raise Failure(

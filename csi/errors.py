@@ -16,6 +16,7 @@ from pydataplane.errors import (
     INVALID,
     METHOD_NOT_FOUND,
     NO_DEVICE,
+    NO_KEY,
     NO_SPACE,
     READ_ONLY,
     RpcError,
@@ -44,6 +45,7 @@ RPC_CODES = {
     NO_DEVICE: Code.NOT_FOUND,
     INVALID: Code.INVALID_ARGUMENT,
     NO_SPACE: Code.RESOURCE_EXHAUSTED,
+    NO_KEY: Code.UNAVAILABLE,  # until somebody gives it
     METHOD_NOT_FOUND: Code.UNIMPLEMENTED,  # the target is older than the driver
 }
 

@@ -49,6 +49,12 @@ class Parameters(BaseModel):
     block_size: Literal["512", "4096"] = Field(default="512", alias="blockSize")
     """Logical block size of the device that pods get, and of the disk that a virtual machine gets,
     bytes. SeaBIOS boots from 512 only."""
+    encryption_key: str | None = Field(
+        default=None, alias="encryptionKey", pattern=r"^[!-.0-~]{1,255}$"
+    )
+    """Name of the key that the data of volumes is encrypted with, on the node's disk; what is made
+    of a volume has its key. The node's target has to have it (`virtlun key create`), also after
+    each restart: until then volumes wait."""
     face: Face = "kernel"
     """What a node publishes: a kernel block device, or a directory with a vhost-user socket for a
     virtual machine."""

@@ -191,10 +191,15 @@ class OwnedVolumes:
         volumes = self.lvols.at(uuid)
         try:
             return volumes.create(
-                path, size, thin=thin, uuid=uuid, xattrs={OWNER_XATTR: owner.written()}
+                path,
+                size,
+                thin=thin,
+                uuid=uuid,
+                xattrs={OWNER_XATTR: owner.written()},
+                key=owner.read().encryption_key,
             )
         except RpcError as error:
-            if error.code != BAD_PARAMETERS:
+            if error.code != BAD_PARAMETERS or owner.read().encryption_key:
                 raise
             return volumes.create(path, size, thin=thin, uuid=uuid)
 

@@ -24,6 +24,7 @@ from pydataplane import sockets
 from pydataplane.errors import (
     INTERNAL_ERROR,
     NO_DEVICE,
+    NO_KEY,
     RpcError,
     TargetForbidden,
     TargetTimeout,
@@ -173,7 +174,7 @@ class Client(BatchRpc):
     ) -> dict[str, Any]:
         """Calls `method` about each of `names` with `params` of it; returns the results by name.
 
-        Those that the target does not have (ENODEV) are left out.
+        Those that the target does not have (ENODEV), or has no key of (ENOKEY), are left out.
 
         Raises:
             RpcError: another refusal of one of them.
@@ -184,7 +185,7 @@ class Client(BatchRpc):
         for name, answer in zip(names, answers, strict=True):
             if not isinstance(answer, RpcError):
                 found[name] = answer
-            elif answer.code != NO_DEVICE:
+            elif answer.code not in (NO_DEVICE, NO_KEY):
                 raise answer
         return found
 

@@ -37,7 +37,9 @@ class Volume(Lvol):
     external: str | None = None
     """UUID of the bdev outside of the lvstore that it is a clone of."""
     degraded: bool = False
-    """That bdev is not there, or the snapshot's: it is no disk until it is."""
+    """That bdev, or its snapshot's, or its key is not there: it is no disk until it is."""
+    key: str | None = None
+    """Name of the key that its data is encrypted with (our target's)."""
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields for `--json`."""
@@ -82,6 +84,7 @@ def volume_of(item: methods.Bdev, store: Lvstore) -> Volume:
         snapshot=lvol.get("snapshot", False),
         parent=lvol.get("base_snapshot"),
         external=lvol.get("external_snapshot_name"),
+        key=lvol.get("key_name"),
     )
 
 

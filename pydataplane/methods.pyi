@@ -20,7 +20,7 @@ class CryptoKey(TypedDict):
     name: str
     tweak_mode: Literal["SIMPLE_LBA", "JOIN_NEG_LBA_WITH_LBA", "INCR_512_FULL_LBA", "INCR_512_UPPER_LBA"]
     used_by: list[str]
-    """Encrypted bdevs that use it (ours)."""
+    """Encrypted bdevs and lvols that use it (ours)."""
 
 
 class RateLimits(TypedDict):
@@ -186,6 +186,8 @@ class Lvol(TypedDict):
     """Whether it refuses writes (ours)."""
     is_snapshot: bool
     is_thin_provisioned: bool
+    key_name: NotRequired[str | None]
+    """Name of the key that its data is encrypted with (ours)."""
     lvs: LvolStore
     name: str
     num_allocated_clusters: int
@@ -193,6 +195,8 @@ class Lvol(TypedDict):
     """Bytes (ours)."""
     uuid: str
     """Identity, and the name of its bdev."""
+    waits_for_key: bool
+    """Whether it is no bdev because that key is not here (ours)."""
 
 
 class Zeroing(TypedDict):
@@ -1050,6 +1054,7 @@ class Rpc(ABC):
         /,
         *,
         clear_method: Literal["default", "none", "unmap", "write_zeroes"] | None = ...,
+        key_name: str | None = ...,
         lvol_name: str,
         lvol_uuid: str | None = ...,
         lvs_name: str | None = ...,

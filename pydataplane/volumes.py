@@ -15,6 +15,7 @@ from pydataplane.errors import (
     METHOD_NOT_FOUND,
     NO_DATA,
     NO_DEVICE,
+    NO_KEY,
     RpcError,
     VolumeError,
     VolumeNotFoundError,
@@ -49,15 +50,16 @@ class Volumes(Lvstores):
         return sorted(found, key=lambda volume: volume.path)
 
     def degraded(self, lvstore: str | None = None) -> list[Volume]:
-        """Returns the volumes that are no disks, as what they are clones of is not there, by path.
+        """Returns the volumes that are no disks, by path: what they are made of is not there.
 
-        Of all lvstores or of one (our target only).
+        That is what they are clones of, or their key. Of all lvstores or of one (our target only).
         """
         stores = {s.uuid: s for s in self.lvstores() if lvstore in (None, s.name, s.uuid)}
         found = []
         for item in self.client.call("bdev_lvol_get_lvols"):
             store = stores.get(item["lvs"]["uuid"])
-            if store is None or not item["is_degraded"] or "size" not in item:
+            lacks = item["is_degraded"] or item.get("waits_for_key", False)
+            if store is None or not lacks or "size" not in item:
                 continue
             volume = Volume(
                 lvstore=store.name,
@@ -70,6 +72,7 @@ class Volumes(Lvstores):
                 snapshot=item["is_snapshot"],
                 external=item.get("external_snapshot_name"),
                 degraded=True,
+                key=item.get("key_name"),
             )
             found.append(volume)
         return sorted(found, key=lambda volume: volume.path)
@@ -207,16 +210,17 @@ class Volumes(Lvstores):
         thin: bool = False,
         uuid: str | None = None,
         xattrs: Mapping[str, str] | None = None,
+        key: str | None = None,
     ) -> Volume:
         """Makes a volume of at least `size` bytes (rounded up to clusters).
 
-        It gets a random UUID unless one is given, and has `xattrs` from the beginning (both are
-        our target's only).
+        It gets a random UUID unless one is given, has `xattrs` from the beginning, and its data is
+        encrypted with the `key` of that name, which the target has (all are our target's only).
 
-        Safe to repeat: one of that name, size and kind is returned as it is.
+        Safe to repeat: one of that name, size, key and kind is returned as it is.
 
         Raises:
-            VolumeError: one of that name exists with another size.
+            VolumeError: one of that name exists with another size or key.
         """
         lvstore, name = split_path(reference)
         store = self.lvstore(lvstore)
@@ -229,6 +233,7 @@ class Volumes(Lvstores):
                 lvs_name=store.name,
                 lvol_uuid=uuid,
                 xattrs=dict(xattrs) if xattrs else None,
+                key_name=key,
             )
         except RpcError as error:
             if error.code != EXISTS:
@@ -238,6 +243,11 @@ class Volumes(Lvstores):
                 raise VolumeError(
                     f"volume {reference} exists already, with {present.size} bytes: "
                     "resize it, or choose another name"
+                ) from error
+            if present.key != key:
+                how = f"with key {present.key}" if present.key else "not encrypted"
+                raise VolumeError(
+                    f"volume {reference} exists already, {how}: choose another name"
                 ) from error
             return present
         return self.volume(reference)
@@ -369,12 +379,22 @@ class Volumes(Lvstores):
     def delete(self, reference: str, *, missing_ok: bool = False) -> None:
         """Deletes a volume and its data; one that is in use is refused by the target."""
         try:
-            volume = self.volume(reference)
+            uuid = self.deletable(reference).uuid
         except VolumeNotFoundError:
             if missing_ok:
                 return
             raise
-        self.client.call("bdev_lvol_delete", name=volume.uuid)
+        self.client.call("bdev_lvol_delete", name=uuid)
+
+    def deletable(self, reference: str) -> Volume:
+        """Returns one volume as `volume`, also one whose key is not there, or lost."""
+        try:
+            return self.volume(reference)
+        except RpcError as error:
+            if error.code != NO_KEY:
+                raise
+            waiting = self.degraded()
+            return next(each for each in waiting if reference in (each.path, each.uuid))
 
     def uuids(self, store: Lvstore) -> set[str]:
         """Returns the UUIDs of the lvols that an lvstore holds, also while it is being loaded."""

@@ -31,6 +31,7 @@ COLUMNS = [
     ("SHARED", "shared", lambda value: "-" if value is None else size(value)),
     ("EXCLUSIVE", "exclusive", lambda value: "-" if value is None else size(value)),
     ("OF", "of", text),
+    ("KEY", "key", text),
     ("UUID", "uuid", text),
 ]
 
@@ -65,17 +66,27 @@ def list_(socket: Path, lvstore: str | None, as_json: bool) -> None:
 @click.argument("size_text", metavar="SIZE")
 @click.option("--thin", is_flag=True, help="Allocate clusters when they are first written.")
 @click.option("--uuid", type=click.UUID, help="In place of a lost volume of this UUID.")
+@click.option("--key", metavar="NAME", help="Encrypt it with this key: see `virtlun key`.")
 @json_option
 @click.pass_obj
 @errors_as_sentences
 def create(
-    socket: Path, volume: str, size_text: str, thin: bool, uuid: UUID | None, as_json: bool
+    socket: Path,
+    volume: str,
+    size_text: str,
+    thin: bool,
+    uuid: UUID | None,
+    key: str | None,
+    as_json: bool,
 ) -> None:
-    """Make VOLUME (LVSTORE/NAME) of SIZE, such as 10G; it reads as zeros."""
+    """Make VOLUME (LVSTORE/NAME) of SIZE, such as 10G; it reads as zeros.
+
+    With --key its data lies encrypted, and that of its snapshots and clones.
+    """
     wanted = parse_size(size_text)
     with busy(f"making {volume}"):
         made = Volumes(client(socket)).create(
-            volume, wanted, thin=thin, uuid=str(uuid) if uuid else None
+            volume, wanted, thin=thin, uuid=str(uuid) if uuid else None, key=key
         )
     # One that was there already and is not what was asked for.
     if uuid is not None and made.uuid != str(uuid):
@@ -199,7 +210,7 @@ def delete(socket: Path, volume: str, yes: bool) -> None:
     The one clone of a snapshot takes over what it needs of it.
     """
     volumes = Volumes(client(socket))
-    present = volumes.volume(volume)
+    present = volumes.deletable(volume)
     if not yes:
         confirm(f"Delete {present.path} ({size(present.size)})?")
     with busy(f"deleting {present.path}"):
@@ -218,18 +229,27 @@ def shown(
     `images` has the names of bdevs outside of an lvstore, by UUID.
     """
     rows = [{"path": item.path, **item.as_dict()} for item in found]
+    encrypted = any(item.key for item in found)
     for row in rows:
         external = row["external"]
         if external is not None and not as_json:
             name = (images or {}).get(external, external)
             row["of"] = f"bdev {name}" + (", which is missing" if row["degraded"] else "")
         elif not as_json:
-            row["of"] = row["parent"] or ("what is missing" if row["degraded"] else "-")
+            missing = row["degraded"] and not row["key"]
+            row["of"] = row["parent"] or ("what is missing" if missing else "-")
+        if not as_json:
+            waits = row["degraded"] and row["key"]
+            row["key"] = f"{row['key'] or '-'}" + (", which is missing" if waits else "")
         known = space.get(row["uuid"]) if space else None
         row.update(known._asdict() if known else {})
     show(
         rows,
-        [column for column in COLUMNS if space or column[1] not in Space._fields],
+        [
+            column
+            for column in COLUMNS
+            if (space or column[1] not in Space._fields) and (encrypted or column[1] != "key")
+        ],
         as_json=as_json,
         empty="no volumes: make one with `virtlun volume create LVSTORE/NAME SIZE`",
     )

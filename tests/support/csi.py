@@ -190,16 +190,28 @@ class Driver:
 
         `of` is what it is to be made of.
         """
-        request = pb.CreateVolumeRequest(
+        request = self.create_request(name, size, capability, of, **more)
+        handle: str = self.call(request).volume.volume_id
+        self.handles.add(handle)
+        return handle
+
+    def create_request(
+        self,
+        name: str,
+        size: int,
+        capability: pb.VolumeCapability,
+        of: pb.VolumeContentSource | None = None,
+        /,
+        **more: str,
+    ) -> pb.CreateVolumeRequest:
+        """Returns the request to make a volume, as `create` does."""
+        return pb.CreateVolumeRequest(
             name=name,
             capacity_range=pb.CapacityRange(required_bytes=size),
             volume_capabilities=[capability],
             volume_content_source=of,
             parameters={"lvstore": "lvs0", **more},
         )
-        handle: str = self.call(request).volume.volume_id
-        self.handles.add(handle)
-        return handle
 
     def stage_request(
         self, handle: str, capability: pb.VolumeCapability

@@ -282,7 +282,14 @@ class FakeTarget(WatchedClient):
         return one
 
     def bdev_lvol_get_lvols(self, lvs_uuid: str) -> list[dict[str, Any]]:
-        flags = ("is_snapshot", "is_clone", "is_esnap_clone", "is_degraded", "is_read_only")
+        flags = (
+            "is_snapshot",
+            "is_clone",
+            "is_esnap_clone",
+            "is_degraded",
+            "is_read_only",
+            "waits_for_key",
+        )
         return [
             {
                 "alias": alias,

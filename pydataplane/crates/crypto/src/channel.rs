@@ -10,10 +10,13 @@
 //! has its turn in the next. Where memory or room below is lacking, an I/O waits in its slot. No path
 //! allocates, locks or waits.
 
-use crate::disk::Inner;
+use crate::Key;
 use crate::pieces::{PIECES, Pieces};
 use crate::xts::Xts;
-use bdev::{COPY_AT_ONCE, Channel, ChannelStats, Completion, Io, IoError, Late, Op, Slots, Submit};
+use bdev::{
+    Bdev, COPY_AT_ONCE, Channel, ChannelStats, Completion, Io, IoError, Late, Op, Slots, Stats,
+    Submit,
+};
 use reactor::{Waker, ticks};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -47,7 +50,9 @@ pub(crate) struct CryptoChannel {
     /// Keeps the thread awake while something is left for its next turn.
     waker: Waker,
     stats: ChannelStats,
-    disk: Arc<Inner>,
+    disk: Arc<dyn Bdev>,
+    /// As long as it is used.
+    _key: Arc<Key>,
 }
 
 /// An I/O under way.
@@ -81,8 +86,7 @@ impl Channel for CryptoChannel {
             return self.pass(io);
         }
         // The whole of it, before a part is written.
-        let base = self.disk.base();
-        if let Err(e) = io.check(&base.geometry(), &base.features()) {
+        if let Err(e) = io.check(&self.disk.geometry(), &self.disk.features()) {
             self.stats.error(e);
             return Submit::Done(Err(e));
         }
@@ -130,12 +134,19 @@ impl Channel for CryptoChannel {
 }
 
 impl CryptoChannel {
-    pub fn new(disk: Arc<Inner>, base: Box<dyn Channel>, xts: Xts, waker: Waker) -> Self {
+    /// On a queue pair of `disk`, of which it shows the blocks decrypted.
+    pub fn new(
+        disk: Arc<dyn Bdev>,
+        base: Box<dyn Channel>,
+        (xts, key): (Xts, Arc<Key>),
+        stats: &Arc<Stats>,
+        waker: Waker,
+    ) -> Self {
         CryptoChannel {
             base,
             pieces: Pieces::new(),
             xts,
-            block: disk.base().geometry().block_size as usize,
+            block: disk.geometry().block_size as usize,
             slots: Slots::new(SLOTS, |_| Slot::new(Io::flush(0), 0)),
             waiting: VecDeque::with_capacity(usize::from(SLOTS)),
             came: VecDeque::with_capacity(usize::from(PIECES)),
@@ -144,8 +155,9 @@ impl CryptoChannel {
             in_flight: 0,
             turn: 0,
             waker,
-            stats: disk.stats.channel(),
+            stats: stats.channel(),
             disk,
+            _key: key,
         }
     }
 
@@ -212,7 +224,7 @@ impl CryptoChannel {
             return None;
         }
         let Slot { io, cursor, .. } = self.slots[at];
-        let longest = match self.disk.base().features().max_blocks {
+        let longest = match self.disk.features().max_blocks {
             0 => u64::MAX,
             blocks => u64::from(blocks),
         };

@@ -34,12 +34,12 @@ pub enum CreateError {
 /// blocks and the abilities of its base, and nothing on it but data.
 pub struct Crypto(Arc<Inner>);
 
-pub(crate) struct Inner {
+struct Inner {
     name: String,
     uuid: Uuid,
     base: Claim,
     key: Arc<Key>,
-    pub stats: Arc<Stats>,
+    stats: Arc<Stats>,
 }
 
 impl Inner {
@@ -121,6 +121,26 @@ impl Crypto {
     }
 }
 
+/// Opens a queue pair on `disk` that shows its blocks decrypted with `key`, and encrypts what is written;
+/// `stats` counts what it does.
+///
+/// # Errors
+/// `disk` cannot be opened, or the library does not take the key.
+pub fn open(
+    disk: &Arc<dyn Bdev>,
+    key: &Arc<Key>,
+    stats: &Arc<Stats>,
+    io: &IoContext,
+) -> Result<Box<dyn Channel>, OpenError> {
+    let base = disk.open(io)?;
+    let xts = Xts::new(key, disk.geometry().block_size as usize).map_err(|e| OpenError {
+        name: disk.name().to_owned(),
+        why: key.library(&e).to_string(),
+    })?;
+    let with = (xts, key.clone());
+    Ok(Box::new(CryptoChannel::new(disk.clone(), base, with, stats, io.waker())))
+}
+
 impl Bdev for Crypto {
     fn name(&self) -> &str {
         &self.0.name
@@ -147,13 +167,7 @@ impl Bdev for Crypto {
     }
 
     fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
-        let base = self.base().open(io)?;
-        let xts = Xts::new(self.key(), self.geometry().block_size as usize);
-        let xts = xts.map_err(|e| OpenError {
-            name: self.0.name.clone(),
-            why: self.key().library(&e).to_string(),
-        })?;
-        Ok(Box::new(CryptoChannel::new(self.0.clone(), base, xts, io.waker())))
+        open(self.base(), self.key(), &self.0.stats, io)
     }
 
     fn driver_specific(&self) -> Value {

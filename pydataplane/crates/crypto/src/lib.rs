@@ -1,7 +1,7 @@
 //! Encryption at rest: a bdev whose blocks lie encrypted on another bdev.
 //!
 //! Owns: keys in memory ([`Keys`]), AES-XTS of blocks ([`Xts`]), and the bdev ([`Crypto`]), which is
-//! put on any other, such as an lvol. Never stores a key, nor shows one in a log, an error or a `Debug`;
+//! put on any other, such as an lvol. Such queue pairs are [`open`]ed for others, too. Never stores a key, nor shows one in a log, an error or a `Debug`;
 //! knows neither lvols nor JSON-RPC. The target's methods call it.
 //!
 //! On the base lies each block's encrypted data at its own place, and nothing else: no header, so the
@@ -33,7 +33,7 @@ mod keys;
 mod pieces;
 mod xts;
 
-pub use disk::{CreateError, Crypto, PRODUCT};
+pub use disk::{CreateError, Crypto, PRODUCT, open};
 pub use key::{Key, KeyError};
 pub use keys::Keys;
 pub use xts::{Failed, Xts};

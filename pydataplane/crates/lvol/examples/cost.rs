@@ -36,6 +36,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             thin,
             uuid: None,
             xattrs: Default::default(),
+            key: None,
         };
         lvstores.create_lvol("lvs0", &options)?;
     }

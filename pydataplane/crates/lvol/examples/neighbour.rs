@@ -70,6 +70,7 @@ fn run(
             thin: true,
             uuid: None,
             xattrs: Default::default(),
+            key: None,
         };
         lvstores.create_lvol("lvs0", &options)?;
     }

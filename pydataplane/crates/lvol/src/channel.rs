@@ -18,7 +18,8 @@ use crate::map::{Pin, Pins, View};
 use crate::parts::Parts;
 use crate::volume::Volume;
 use bdev::{
-    Channel, ChannelStats, Completion, Features, Geometry, Io, IoError, Late, Op, Slots, Submit,
+    Channel, ChannelStats, Completion, Features, Geometry, Io, IoError, Late, Op, Slots, Stats,
+    Submit,
 };
 use outside::Outside;
 use reactor::IoContext;
@@ -144,7 +145,13 @@ impl Channel for LvolChannel {
 }
 
 impl LvolChannel {
-    pub fn new(volume: Arc<Volume>, base: Box<dyn Channel>, io: &IoContext) -> Self {
+    /// On a queue pair of the volume's base; `stats` counts what it does.
+    pub fn new(
+        volume: Arc<Volume>,
+        base: Box<dyn Channel>,
+        stats: &Arc<Stats>,
+        io: &IoContext,
+    ) -> Self {
         let shared = volume.add_channel(io.waker());
         let view = volume.view();
         let slot = |_| Slot::new(Io::flush(0), 0);
@@ -166,7 +173,7 @@ impl LvolChannel {
             late: Late::with_capacity(SLOTS as u16),
             base_done: Vec::with_capacity(BASE_DONE),
             at_once: true,
-            stats: volume.stats.channel(),
+            stats: stats.channel(),
             volume,
         }
     }

@@ -107,7 +107,7 @@ impl Externals {
         let key = external.uuid.to_string();
         let its = self.registry.get_as::<Lvol>(&key);
         let refuse = |why: String| Err(Error::BadParameter { op: op.to_owned(), why });
-        if its.is_some_and(|lvol| lvol.0.id.lvstore == self.lvstore) {
+        if its.is_some_and(|lvol| lvol.volume.id.lvstore == self.lvstore) {
             return refuse("it is an lvol of the same lvstore; clone a snapshot of it".into());
         }
         let owner = format!("lvstore {}, as a parent", self.lvstore);

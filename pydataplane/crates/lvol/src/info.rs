@@ -1,7 +1,9 @@
 //! What callers give and get: options and listings, with SPDK's field names.
 
+use crypto::Key;
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use uuid::Uuid;
 
 /// Smallest and largest cluster size that is chosen by default.
@@ -34,7 +36,7 @@ pub enum ClearMethod {
 /// How to create an lvstore.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LvstoreOptions {
-    /// Bytes of a cluster: a power of two from 64 KiB to 1 GiB. `None`: [`default_cluster_size`].
+    /// Bytes of a cluster: a power of two from 16 KiB to 1 GiB. `None`: [`default_cluster_size`].
     pub cluster_size: Option<u32>,
     /// What happens to the data clusters.
     pub clear: ClearMethod,
@@ -56,6 +58,8 @@ pub struct LvolOptions {
     /// Xattrs that it has from the beginning: there is never an lvol without them. Names and values
     /// as [`crate::Lvstores::set_xattr`] takes them.
     pub xattrs: BTreeMap<String, Vec<u8>>,
+    /// What its data is encrypted with, for ever.
+    pub key: Option<Arc<Key>>,
 }
 
 /// What an lvol shares, in bytes.
@@ -190,6 +194,11 @@ pub struct LvolInfo {
     pub size: u64,
     /// Whether it refuses writes (ours, not SPDK's).
     pub is_read_only: bool,
+    /// Name of the key that its data is encrypted with (ours, not SPDK's).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key_name: Option<String>,
+    /// Whether it is no bdev because that is not here (ours, not SPDK's).
+    pub waits_for_key: bool,
 }
 
 /// What an lvol takes.

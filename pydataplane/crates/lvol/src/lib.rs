@@ -23,6 +23,7 @@
 //! | `map` | clusters of a volume to clusters of the device; which version of it is in use | written by `meta`, read by channels |
 //! | `channel` | the data path; `pieces`: what is not passed on as a whole | the reactor that opened it |
 //! | `external` | bdevs that are parents: held, or missing | any; `channel/outside`: as `channel` |
+//! | `encryption` | lvols with keys of their own, which are bdevs while these are here | any |
 //! | `parts` | room for pieces | as `channel` |
 //! | `disk` | the bdev as the blobstore's disk | as `meta`; the one that loads |
 //! | `translate` | the blobstore's errors as [`Error`]s and those of an I/O | any |
@@ -39,6 +40,7 @@ mod asked;
 mod channel;
 mod copying;
 mod disk;
+mod encryption;
 mod error;
 mod external;
 mod history;
@@ -59,6 +61,7 @@ mod volume;
 mod zeroing;
 
 pub use copying::CopyInfo;
+pub use encryption::{ENCRYPTION_XATTR, Encrypted, Encryption};
 pub use error::Error;
 pub use info::{
     ClearMethod, LvolInfo, LvolOptions, LvolSizes, LvolSpace, LvsRef, LvstoreInfo, LvstoreOptions,

@@ -3,6 +3,7 @@
 use crate::channel::LvolChannel;
 use crate::volume::Volume;
 use bdev::{Bdev, Channel, Features, FlushLatch, Geometry, OpenError, Stats};
+use crypto::Key;
 use reactor::IoContext;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -10,19 +11,29 @@ use std::sync::atomic::Ordering;
 use uuid::Uuid;
 
 /// The bdev of a volume, as the registry holds it.
-pub(crate) struct Lvol(pub Arc<Volume>);
+pub(crate) struct Lvol {
+    pub volume: Arc<Volume>,
+    /// What its data is encrypted with; without, its blocks are shown as they lie.
+    key: Option<Arc<Key>>,
+}
+
+impl Lvol {
+    pub fn new(volume: Arc<Volume>, key: Option<Arc<Key>>) -> Self {
+        Lvol { volume, key }
+    }
+}
 
 impl Bdev for Lvol {
     fn name(&self) -> &str {
-        &self.0.name
+        &self.volume.name
     }
 
     fn aliases(&self) -> Vec<String> {
-        vec![self.0.alias()]
+        vec![self.volume.alias()]
     }
 
     fn uuid(&self) -> Uuid {
-        self.0.id.uuid
+        self.volume.id.uuid
     }
 
     fn product_name(&self) -> &'static str {
@@ -30,20 +41,30 @@ impl Bdev for Lvol {
     }
 
     fn geometry(&self) -> Geometry {
-        self.0.geometry()
+        self.volume.geometry()
     }
 
     fn features(&self) -> Features {
-        self.0.features()
+        self.volume.features()
     }
 
     fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
-        let base = self.0.base.open(io)?;
-        Ok(Box::new(LvolChannel::new(self.0.clone(), base, io)))
+        let volume = &self.volume;
+        if let Some(key) = &self.key {
+            // What lies below is counted there.
+            let as_it_lies: Arc<dyn Bdev> = Arc::new(Lvol::new(volume.clone(), None));
+            return crypto::open(&as_it_lies, key, &volume.stats, io);
+        }
+        let stats = match volume.id.encryption {
+            Some(_) => &Stats::new(),
+            None => &volume.stats,
+        };
+        let base = volume.base.open(io)?;
+        Ok(Box::new(LvolChannel::new(volume.clone(), base, stats, io)))
     }
 
     fn driver_specific(&self) -> Value {
-        let v = &self.0;
+        let v = &self.volume;
         let (thin, snapshot, parent, external) =
             v.kin(|kin| (kin.thin, kin.snapshot, kin.parent.clone(), kin.external.clone()));
         let mut lvol = json!({
@@ -63,6 +84,9 @@ impl Bdev for Lvol {
         }
         let mut clones: Vec<_> = v.clones().iter().map(|v| v.names().lvol).collect();
         clones.sort();
+        if let Some(encryption) = &v.id.encryption {
+            lvol["key_name"] = json!(encryption.key);
+        }
         if !clones.is_empty() {
             lvol["clones"] = json!(clones);
         }
@@ -70,10 +94,10 @@ impl Bdev for Lvol {
     }
 
     fn stats(&self) -> Option<&Arc<Stats>> {
-        Some(&self.0.stats)
+        Some(&self.volume.stats)
     }
 
     fn flush_latch(&self) -> Option<&FlushLatch> {
-        self.0.base.flush_latch()
+        self.volume.base.flush_latch()
     }
 }

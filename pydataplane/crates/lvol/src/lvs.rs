@@ -17,6 +17,7 @@ use crate::volume::Volume;
 use crate::zeroing::Zeroings;
 use bdev::{Bdev, Claim, FlushLatch, Registry, RegistryError};
 use blobstore::{Disk, DiskError, Store, StoreInfo, StoreOptions};
+use crypto::Keys;
 use parking_lot::Mutex;
 use reactor::{Control, NotRun};
 use std::collections::BTreeMap;
@@ -25,12 +26,14 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use uuid::Uuid;
 
+mod encryption;
 mod external;
 mod history;
 mod lvols;
 mod medium;
 mod turns;
 
+pub(crate) use encryption::not_reserved;
 use turns::{Turn, Turns};
 
 /// A loaded lvstore.
@@ -44,6 +47,7 @@ pub(crate) struct Lvs {
     volumes: Mutex<BTreeMap<Uuid, Arc<Volume>>>,
     gauges: Arc<Gauges>,
     externals: Arc<Externals>,
+    keys: Keys,
     control: Turns,
     zeroings: Zeroings,
     /// How long an operation waits for its turn, and for the thread's.
@@ -65,7 +69,7 @@ type Found = (StoreInfo, Vec<Arc<Volume>>, Arc<Externals>);
 impl Lvs {
     /// Creates an lvstore on a claimed bdev.
     pub fn create(
-        registry: &Registry,
+        world: (&Registry, &Keys),
         claim: Claim,
         name: &str,
         options: &LvstoreOptions,
@@ -75,7 +79,7 @@ impl Lvs {
         let uuid = options.uuid.unwrap_or_else(Uuid::new_v4);
         let (name, options) = (name.to_owned(), *options);
         let bytes = claim.bdev().geometry().bytes();
-        Lvs::start(registry, claim, timeout, move |disk| {
+        Lvs::start(world, claim, timeout, move |disk| {
             let cluster_size = options.cluster_size.unwrap_or_else(|| default_cluster_size(bytes));
             let how = StoreOptions { name, uuid, cluster_size };
             let say = |e| refused(e, &op, cluster_size);
@@ -98,9 +102,9 @@ impl Lvs {
 
     /// Loads the lvstore on a claimed bdev. While a failed flush of that is latched nothing is written,
     /// and the lvstore takes no changes until it is loaded anew ([`Lvs::reload`]).
-    pub fn load(registry: &Registry, claim: Claim, timeout: Duration) -> Result<Lvs, Error> {
+    pub fn load(world: (&Registry, &Keys), claim: Claim, timeout: Duration) -> Result<Lvs, Error> {
         let base = claim.bdev().clone();
-        Lvs::start(registry, claim, timeout, move |disk| {
+        Lvs::start(world, claim, timeout, move |disk| {
             let loaded = match base.flush_latch().is_some_and(FlushLatch::is_set) {
                 false => Store::load(disk),
                 true => Store::load_stopped(disk, earlier_failure(&*base)),
@@ -110,7 +114,7 @@ impl Lvs {
     }
 
     fn start(
-        registry: &Registry,
+        (registry, keys): (&Registry, &Keys),
         claim: Claim,
         timeout: Duration,
         open: impl FnOnce(BdevDisk) -> Result<Store<BdevDisk>, Error> + Send + 'static,
@@ -147,6 +151,7 @@ impl Lvs {
         };
         let lvs = Lvs {
             externals,
+            keys: keys.clone(),
             uuid: info.uuid,
             base,
             name: Mutex::new(info.name.clone()),
@@ -259,6 +264,8 @@ impl Lvs {
             lvs: LvsRef { uuid: self.uuid, name: self.name() },
             size: volume.size(),
             is_read_only: volume.is_read_only(),
+            waits_for_key: self.waits_for_key(volume),
+            key_name: volume.id.encryption.as_ref().map(|encryption| encryption.key.clone()),
         }
     }
 
@@ -297,13 +304,25 @@ impl Lvs {
         })
     }
 
-    /// Makes a volume a bdev. One that is degraded is made one when its parent comes.
+    /// Makes a volume a bdev. One that is degraded is made one when its parent comes, and one that is
+    /// encrypted when its key does.
     fn register(&self, volume: &Arc<Volume>) -> Result<(), Error> {
         if volume.is_degraded() {
             tracing::warn!("lvol {} is degraded: its external parent is missing", volume.alias());
             return Ok(());
         }
-        self.registry.register(Arc::new(Lvol(volume.clone()))).map_err(|e| match e {
+        let key = match &volume.id.encryption {
+            None => None,
+            Some(encryption) => match encryption.find(&self.keys) {
+                Some(key) => Some(key),
+                None => {
+                    let key = &encryption.key;
+                    tracing::warn!("lvol {} waits for its key {key}", volume.alias());
+                    return Ok(());
+                }
+            },
+        };
+        self.registry.register(Arc::new(Lvol::new(volume.clone(), key))).map_err(|e| match e {
             RegistryError::NameTaken { name, .. } => {
                 Error::AlreadyExists { what: format!("bdev {name}") }
             }

@@ -1,6 +1,7 @@
 //! The manager: finds an object by name or UUID, and hands each operation to its lvstore. Those on lvols
 //! are in [`lvols`].
 
+mod encryption;
 mod external;
 mod lvols;
 mod medium;
@@ -14,6 +15,7 @@ use crate::translate::not_loaded;
 use crate::volume::Volume;
 use bdev::{Claim, Event, FlushLatch, Registry, RegistryError, Subscription};
 use blobstore::{Error as StoreError, Identity, Store};
+use crypto::Keys;
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -25,6 +27,7 @@ const OPERATION_TIMEOUT: Duration = Duration::from_secs(20);
 
 struct Shared {
     registry: Registry,
+    keys: Keys,
     timeout: Duration,
     stores: Mutex<Vec<Arc<Lvs>>>,
     /// Names and UUIDs of lvstores that come, go or change their name: each has one operation at a
@@ -51,13 +54,23 @@ pub struct Lvstores {
 impl Lvstores {
     /// A manager without lvstores, whose lvols will be bdevs of `registry`.
     pub fn new(registry: Registry) -> Self {
-        Lvstores::with_timeout(registry, OPERATION_TIMEOUT)
+        Lvstores::with_keys(registry, Keys::default())
+    }
+
+    /// As [`Lvstores::new`], for lvols with keys of their own, too: some of `keys`.
+    pub fn with_keys(registry: Registry, keys: Keys) -> Self {
+        Lvstores::with(registry, keys, OPERATION_TIMEOUT)
     }
 
     /// As [`Lvstores::new`]; an operation on an lvstore waits for those before it no longer than that.
     pub fn with_timeout(registry: Registry, timeout: Duration) -> Self {
+        Lvstores::with(registry, Keys::default(), timeout)
+    }
+
+    fn with(registry: Registry, keys: Keys, timeout: Duration) -> Self {
         let shared = Arc::new(Shared {
             registry: registry.clone(),
+            keys,
             timeout,
             stores: Mutex::default(),
             coming: Mutex::default(),
@@ -106,7 +119,7 @@ impl Lvstores {
             return Err(Error::HoldsLvstore { bdev, name: found.name, uuid: found.uuid });
         }
         let timeout = self.shared.timeout;
-        let lvs = Lvs::create(&self.shared.registry, claim, name, &options, timeout)?;
+        let lvs = Lvs::create(self.shared.world(), claim, name, &options, timeout)?;
         let uuid = lvs.uuid;
         self.shared.stores.lock().push(Arc::new(lvs));
         tracing::info!(lvstore = name, %uuid, bdev, "lvstore created");
@@ -157,7 +170,7 @@ impl Lvstores {
         if claim.bdev().features().read_only {
             return Err(Error::ReadOnly { op });
         }
-        let lvs = Arc::new(Lvs::load(&self.shared.registry, claim, self.shared.timeout)?);
+        let lvs = Arc::new(Lvs::load(self.shared.world(), claim, self.shared.timeout)?);
         self.shared.stores.lock().push(lvs.clone());
         drop(coming);
         if let Err(e) = lvs.register_all() {
@@ -285,6 +298,11 @@ impl Drop for Coming<'_> {
 }
 
 impl Shared {
+    /// Where lvols are shown, and what with.
+    fn world(&self) -> (&Registry, &Keys) {
+        (&self.registry, &self.keys)
+    }
+
     /// The lvstore of that name or UUID.
     fn find(&self, id: &str) -> Result<Arc<Lvs>, Error> {
         let uuid = Uuid::try_parse(id).ok();

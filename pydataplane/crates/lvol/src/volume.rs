@@ -2,6 +2,7 @@
 
 use crate::asked::{ChannelShared, MetaThread, Request, SLOTS};
 use crate::disk::BdevDisk;
+use crate::encryption::{ENCRYPTION_XATTR, Encryption};
 use crate::external::External;
 use crate::map::{Map, View};
 use bdev::{Bdev, Features, Geometry, Stats, aliases_changed};
@@ -31,6 +32,8 @@ pub(crate) struct Identity {
     pub unmaps: bool,
     /// Log2 of the blocks of a cluster.
     pub shift: u32,
+    /// The key that its data is encrypted with, if it has one of its own.
+    pub encryption: Option<Encryption>,
 }
 
 /// Where a volume comes from, and who from it.
@@ -96,6 +99,7 @@ impl Volume {
             lvstore: info.uuid,
             unmaps: blob.thin,
             shift: per_cluster.trailing_zeros(),
+            encryption: store.xattr(blob.id, ENCRYPTION_XATTR).ok().map(Encryption::of_xattr),
         };
         let names = Names { lvstore: info.name.clone(), lvol: blob.name.clone() };
         Volume::new(id, names, blob.id, blob.read_only, base.clone(), map, thread.clone())

@@ -96,7 +96,14 @@ fn rig() -> (Lvstores, Arc<Noted>) {
 }
 
 fn thick(name: &str, size: u64) -> LvolOptions {
-    LvolOptions { name: name.into(), size, thin: false, uuid: None, xattrs: Default::default() }
+    LvolOptions {
+        name: name.into(),
+        size,
+        thin: false,
+        uuid: None,
+        xattrs: Default::default(),
+        key: None,
+    }
 }
 
 #[test]

@@ -205,8 +205,14 @@ fn an_lvstore_is_not_unloaded_while_zeros_may_still_be_written() {
     disk.defer(Some(1));
     disk.hold();
     let (name, size) = ("large".into(), 50 * CLUSTER);
-    let large =
-        lvol::LvolOptions { name, size, thin: false, uuid: None, xattrs: Default::default() };
+    let large = lvol::LvolOptions {
+        name,
+        size,
+        thin: false,
+        uuid: None,
+        xattrs: Default::default(),
+        key: None,
+    };
     std::thread::scope(|scope| {
         let create = scope.spawn(|| lvstores.create_lvol("lvs0", &large).map(drop));
         until("zeroing begins", || disk.held() > 0);

@@ -94,7 +94,14 @@ fn what_cannot_be_done_says_why_in_one_sentence_and_changes_nothing() {
     let create = |name: &str, size, uuid| {
         l.create_lvol(
             "lvs0",
-            &LvolOptions { name: name.into(), size, thin: false, uuid, xattrs: Default::default() },
+            &LvolOptions {
+                name: name.into(),
+                size,
+                thin: false,
+                uuid,
+                xattrs: Default::default(),
+                key: None,
+            },
         )
     };
     assert_eq!(
@@ -122,6 +129,7 @@ fn what_cannot_be_done_says_why_in_one_sentence_and_changes_nothing() {
                 thin: true,
                 uuid: None,
                 xattrs: Default::default(),
+                key: None,
             },
         )
         .unwrap_err(),
@@ -194,7 +202,8 @@ fn an_lvol_is_made_with_its_xattrs_or_not_at_all() {
     let rig = Rig::with_lvs(64);
     let with = |name: &str, value: usize| {
         let xattrs = [("owner".to_owned(), vec![b'x'; value])].into();
-        let options = LvolOptions { name: name.into(), size: 1, thin: false, uuid: None, xattrs };
+        let options =
+            LvolOptions { name: name.into(), size: 1, thin: false, uuid: None, xattrs, key: None };
         rig.lvstores.create_lvol("lvs0", &options)
     };
     let free = rig.lvstores.lvstore("lvs0").unwrap().free_clusters;
@@ -512,6 +521,7 @@ fn several_lvstores_live_side_by_side_and_one_leaves_with_its_bdev() {
         thin: true,
         uuid: None,
         xattrs: Default::default(),
+        key: None,
     };
     rig.lvstores.create_lvol("lvs1", &other).unwrap();
     let bdev = rig.bdev("lvs1/a");

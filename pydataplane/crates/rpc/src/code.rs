@@ -54,6 +54,7 @@ errnos! {
     NotSup = 95, "EOPNOTSUPP", "Operation not supported";
     TimedOut = 110, "ETIMEDOUT", "Connection timed out";
     Canceled = 125, "ECANCELED", "Operation canceled";
+    NoKey = 126, "ENOKEY", "Required key not available";
 }
 
 impl Errno {

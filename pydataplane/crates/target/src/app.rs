@@ -159,13 +159,14 @@ impl App {
                 Event::Resized(_) | Event::Space { .. } => {}
             }
         };
+        let keys = Keys::default();
         let exports = holding::exports(cli, &config, &registry, holder);
         let config = Arc::new(Mutex::new(config));
         let controllers = Controllers::new(registry.clone(), reactors.handles(), settings);
         controllers.record_owners(Arc::new(Journal(Arc::clone(&config))));
         let flush_errors = Recorder::start(registry.clone(), Arc::clone(&config))?;
         Ok(App {
-            lvstores: Lvstores::new(registry.clone()),
+            lvstores: Lvstores::with_keys(registry.clone(), keys.clone()),
             controllers,
             exports,
             ublk_target: Mutex::default(),
@@ -189,7 +190,7 @@ impl App {
             memory: Mutex::default(),
             upgrade: OnceLock::new(),
             lvstore_problems: Mutex::default(),
-            keys: Keys::default(),
+            keys,
             awaited,
             waits: Waits::default(),
             restoring: Mutex::default(),
@@ -274,6 +275,11 @@ impl App {
         loop {
             let appeared = std::mem::take(&mut *self.appeared.lock());
             let keys = self.awaited.take_keys();
+            for key in &keys {
+                if let Err(e) = self.lvstores.key_comes(key) {
+                    tracing::error!("{e}");
+                }
+            }
             if appeared.is_empty() && keys.is_empty() {
                 break;
             }
@@ -303,7 +309,15 @@ impl App {
 
     /// The bdev with this name, alias or UUID.
     pub fn bdev(&self, name: &str) -> Result<Arc<dyn Bdev>, Error> {
-        self.registry.get(name).ok_or_else(|| errors::no_bdev(name))
+        self.registry.get(name).ok_or_else(|| self.no_bdev(name))
+    }
+
+    /// Why there is no such bdev.
+    pub fn no_bdev(&self, name: &str) -> Error {
+        match self.lvstores.awaited_key(name) {
+            None => errors::no_bdev(name),
+            Some(key) => errors::waits_for_key(name, &key),
+        }
     }
 
     /// Makes a new bdev known, and the lvols on it if it holds an lvstore. An lvstore that cannot

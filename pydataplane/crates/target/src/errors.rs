@@ -60,6 +60,14 @@ pub fn no_bdev(name: &str) -> Error {
     )
 }
 
+/// An encrypted lvol is no bdev, as its key is not here.
+pub fn waits_for_key(lvol: &str, key: &str) -> Error {
+    Error::os(
+        Errno::NoKey,
+        format_args!("lvol {lvol} waits for its key {key}: give it with `virtlun key create`"),
+    )
+}
+
 /// What was being restored was deleted or replaced meanwhile.
 pub fn not_wanted(key: &str) -> Error {
     Error::os(Errno::NoDev, format_args!("{key} was deleted or replaced before its disk answered"))

@@ -89,7 +89,7 @@ impl Unit {
 }
 
 /// The bdev that a thing is on.
-fn bdev_of(item: &Item) -> Option<&str> {
+pub fn bdev_of(item: &Item) -> Option<&str> {
     let params = &item.call.params;
     params.get("bdev_name").or_else(|| params.get("base_bdev_name")).and_then(Value::as_str)
 }

@@ -48,13 +48,19 @@ fn channel_of(clusters: u64) -> (Arc<Volume>, LvolChannel, IoContext) {
         xattrs: Default::default(),
     };
     let blob = store.create(&blob).unwrap();
-    let id = Identity { uuid: Uuid::nil(), lvstore: Uuid::nil(), unmaps: true, shift: 0 };
+    let id = Identity {
+        uuid: Uuid::nil(),
+        lvstore: Uuid::nil(),
+        unmaps: true,
+        shift: 0,
+        encryption: None,
+    };
     let names = Names { lvstore: "s".into(), lvol: "b".into() };
     let base: Arc<dyn Bdev> = Null::create("n", 512, 1 << 20, None).unwrap();
     let thread = MetaThread::new(Bell::default());
     let volume = Volume::new(id, names, blob, false, base, Map::new(clusters), thread);
     let io = IoContext::new().unwrap();
-    let channel = LvolChannel::new(volume.clone(), Box::new(Held::default()), &io);
+    let channel = LvolChannel::new(volume.clone(), Box::new(Held::default()), &volume.stats, &io);
     (volume, channel, io)
 }
 

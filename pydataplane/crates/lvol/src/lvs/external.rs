@@ -32,6 +32,10 @@ impl Lvs {
         let _turn = self.turn(&op)?;
         // What a guest reads must not change under it.
         self.unused(&op, std::slice::from_ref(volume))?;
+        if volume.id.encryption.is_some() {
+            let why = "it is encrypted, and would read the bdev's data wrongly".to_owned();
+            return Err(Error::BadParameter { op, why });
+        }
         let (external, clusters) = self.parent(&op, bdev)?;
         let same = |of: &Arc<External>| of.uuid == external.uuid;
         if volume.kin(|kin| kin.external.as_ref().is_some_and(same)) {

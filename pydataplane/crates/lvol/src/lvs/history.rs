@@ -1,6 +1,7 @@
 //! Snapshots and clones of the volumes of an lvstore: taken, made, taken apart.
 
 use super::Lvs;
+use super::encryption::none_reserved;
 use crate::error::Error;
 use crate::info::{LvolInfo, NewLvol};
 use crate::volume::Volume;
@@ -18,7 +19,9 @@ impl Lvs {
         let mut wanted = Vec::new();
         for (volume, new) in all {
             self.not_zeroing(&op, &[&volume.id.uuid.to_string()])?;
-            wanted.push((volume.clone(), self.options(&op, new)?));
+            let mut options = self.options(&op, new)?;
+            self.inherit_key(volume, &mut options);
+            wanted.push((volume.clone(), options));
         }
         // A snapshot that was taken is there, however long that took.
         let job = op.clone();
@@ -31,7 +34,8 @@ impl Lvs {
     pub fn clone_lvol(&self, snapshot: &Arc<Volume>, new: &NewLvol) -> Result<LvolInfo, Error> {
         let op = format!("clone lvol {}", snapshot.alias());
         let _turn = self.turn(&op)?;
-        let options = self.options(&op, new)?;
+        let mut options = self.options(&op, new)?;
+        self.inherit_key(snapshot, &mut options);
         let (job, of) = (op.clone(), snapshot.clone());
         let clone =
             self.meta_within(Duration::MAX, &op, move |meta| meta.clone_of(&job, &of, &options))?;
@@ -64,6 +68,7 @@ impl Lvs {
         let _turn = self.turn(&op)?;
         // What a guest reads must not change under it.
         self.unused(&op, std::slice::from_ref(volume))?;
+        self.same_key(&op, volume, parent)?;
         let was = volume.is_degraded();
         let (volume, parent) = (volume.clone(), parent.clone());
         self.meta(&op.clone(), move |meta| meta.set_parent(&op, &volume, &parent))?;
@@ -106,6 +111,7 @@ impl Lvs {
     /// What the store is to make, unless there is or soon will be an lvol of that name or UUID.
     pub(super) fn options(&self, op: &str, new: &NewLvol) -> Result<HistoryOptions, Error> {
         let NewLvol { name, uuid, xattrs } = new.clone();
+        none_reserved(op, &xattrs)?;
         let uuid = uuid.unwrap_or_else(Uuid::new_v4);
         self.not_zeroing(op, &[&name, &uuid.to_string()])?;
         for key in [format!("{}/{name}", self.name()), uuid.to_string()] {

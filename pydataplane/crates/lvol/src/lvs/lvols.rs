@@ -1,7 +1,9 @@
 //! What is done with one volume of an lvstore: made, grown, renamed, deleted.
 
 use super::Lvs;
+use super::encryption::none_reserved;
 use super::turns::Turn;
+use crate::encryption::{ENCRYPTION_XATTR, Encryption};
 use crate::error::Error;
 use crate::info::{LvolInfo, LvolOptions};
 use crate::meta::Meta;
@@ -17,6 +19,15 @@ impl Lvs {
     pub fn create_lvol(&self, options: &LvolOptions) -> Result<LvolInfo, Error> {
         let alias = format!("{}/{}", self.name(), options.name);
         let op = format!("create lvol {alias}");
+        none_reserved(&op, &options.xattrs)?;
+        let mut xattrs = options.xattrs.clone();
+        if let Some(key) = &options.key {
+            let check = key
+                .check()
+                .map_err(|e| Error::BadParameter { op: op.clone(), why: e.to_string() })?;
+            let encryption = Encryption { key: key.name().to_owned(), check };
+            xattrs.insert(ENCRYPTION_XATTR.to_owned(), encryption.to_xattr());
+        }
         let turn = self.turn(&op)?;
         let uuid = options.uuid.unwrap_or_else(Uuid::new_v4);
         for key in [&alias, &uuid.to_string()] {
@@ -26,13 +37,8 @@ impl Lvs {
         }
         self.not_zeroing(&op, &[&options.name, &uuid.to_string()])?;
         let size = self.clusters(&op, options.size)?;
-        let blob = BlobOptions {
-            name: options.name.clone(),
-            uuid,
-            size,
-            thin: options.thin,
-            xattrs: options.xattrs.clone(),
-        };
+        let blob =
+            BlobOptions { name: options.name.clone(), uuid, size, thin: options.thin, xattrs };
         let cluster_size = self.info.cluster_size;
         let reserved = {
             let (op, blob) = (op.clone(), blob.clone());

@@ -5,7 +5,7 @@ use crate::copying::{CopyInfo, Plan};
 use crate::disk::BdevDisk;
 use crate::error::Error;
 use crate::info::{LvolInfo, LvolOptions, LvolSizes, LvolSpace, NewLvol};
-use crate::lvs::Lvs;
+use crate::lvs::{Lvs, not_reserved};
 use crate::ranges::{self, Ranges};
 use crate::space::{self, Space};
 use crate::translate::refused;
@@ -175,6 +175,7 @@ impl Lvstores {
     /// [`Error::Io`].
     pub fn set_xattr(&self, lvol: &str, name: &str, value: &[u8]) -> Result<(), Error> {
         let (name_owned, value) = (name.to_owned(), value.to_vec());
+        not_reserved(&format!("set xattr {name} of lvol {lvol}"), [&name_owned])?;
         self.on_blob(lvol, format!("set xattr {name}"), true, move |store, blob| {
             store.set_xattr(blob, &name_owned, &value)
         })
@@ -197,6 +198,7 @@ impl Lvstores {
     /// [`Error::NoLvol`], [`Error::NoXattr`], [`Error::Stopped`], [`Error::Io`].
     pub fn remove_xattr(&self, lvol: &str, name: &str) -> Result<(), Error> {
         let name_owned = name.to_owned();
+        not_reserved(&format!("remove xattr {name} of lvol {lvol}"), [&name_owned])?;
         self.on_blob(lvol, format!("remove xattr {name}"), true, move |store, blob| {
             store.remove_xattr(blob, &name_owned)
         })

@@ -38,8 +38,14 @@ impl Rig {
 
     pub fn create(&self, name: &str, clusters: u64, thin: bool) -> Result<LvolInfo, lvol::Error> {
         let size = clusters * CLUSTER;
-        let options =
-            LvolOptions { name: name.into(), size, thin, uuid: None, xattrs: Default::default() };
+        let options = LvolOptions {
+            name: name.into(),
+            size,
+            thin,
+            uuid: None,
+            xattrs: Default::default(),
+            key: None,
+        };
         self.lvstores.create_lvol("lvs0", &options)
     }
 

@@ -123,7 +123,7 @@ fn get_bdevs(app: &App, p: &GetBdevs) -> Result<Vec<BdevInfo>, Error> {
     };
     let wait = Duration::from_millis(p.timeout.unwrap_or(0).min(MAX_WAIT_MS));
     let found = app.notices.wait_until(Instant::now() + wait, || app.registry.get(name));
-    let bdev = found.ok_or_else(|| errors::no_bdev(name))?;
+    let bdev = found.ok_or_else(|| app.no_bdev(name))?;
     Ok(vec![info(app, &*bdev)])
 }
 
@@ -168,7 +168,7 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
         .add("bdev_get_bdevs", "Get all bdevs, or one.", Flags::READ, move |p: GetBdevs| {
             get_bdevs(&a, &p)
         })
-        .errors(&[Errno::NoDev]);
+        .errors(&[Errno::NoDev, Errno::NoKey]);
     methods.add(
         "bdev_wait_for_examine",
         "Return when all bdevs have been examined, which here is before a bdev is shown at all.",

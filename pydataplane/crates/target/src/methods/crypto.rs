@@ -100,7 +100,7 @@ struct KeyInfo {
     bits: usize,
     /// Whether it goes with the last bdev that uses it (ours).
     destroy_with_last: bool,
-    /// Encrypted bdevs that use it (ours).
+    /// Encrypted bdevs and lvols that use it (ours).
     used_by: Vec<String>,
 }
 
@@ -170,6 +170,9 @@ pub fn key_of(item: &Item) -> Option<&str> {
 /// The name of a key that the bdev of that name waits for, if it does. For an lvol that is not there it is
 /// any that a bdev waits for: the lvol may be on that.
 pub fn awaited_key(app: &App, bdev: &str) -> Option<String> {
+    if let Some(key) = app.lvstores.awaited_key(bdev) {
+        return Some(key);
+    }
     let config = app.config();
     let awaited = |item: &Item| {
         let key = key_of(item).filter(|_| is_crypto(item) && item.problem.is_some())?;
@@ -218,9 +221,13 @@ fn create_key(app: &App, p: &CreateKey) -> Result<bool, Error> {
     Ok(true)
 }
 
-/// Whether a key is that of all bdevs that wait for one of its name.
+/// Whether a key is that of all bdevs and lvols that wait for one of its name.
 fn check_waiting(app: &App, key: &Key) -> Result<(), Error> {
     let check = key.check().map_err(key_error)?;
+    let mut lvols = app.lvstores.encrypted().into_iter().filter(|e| e.encryption.key == key.name());
+    if let Some(other) = lvols.find(|lvol| lvol.encryption.check != check) {
+        return Err(wrong_key(key.name(), &format!("lvol {}", other.alias), "was made with"));
+    }
     let config = app.config();
     let mut of_key = config.items().filter(|item| key_of(item) == Some(key.name()));
     let recorded =
@@ -252,10 +259,12 @@ fn destroy_key(app: &App, name: &str) -> Result<bool, Error> {
     }
 }
 
-/// Encrypted bdevs with that key.
+/// Encrypted bdevs and lvols with that key.
 fn users(app: &App, key: &str) -> Vec<String> {
-    let all = Crypto::all(&app.registry).into_iter();
-    all.filter(|crypto| crypto.key().name() == key).map(|c| c.name().to_owned()).collect()
+    let bdevs = Crypto::all(&app.registry).into_iter().filter(|bdev| bdev.key().name() == key);
+    let lvols = app.lvstores.encrypted().into_iter();
+    let lvols = lvols.filter(|lvol| lvol.encryption.key == key && !lvol.waits);
+    bdevs.map(|bdev| bdev.name().to_owned()).chain(lvols.map(|lvol| lvol.alias)).collect()
 }
 
 fn get_keys(app: &App, p: &GetKeys) -> Result<Vec<KeyInfo>, Error> {
@@ -274,19 +283,24 @@ fn get_keys(app: &App, p: &GetKeys) -> Result<Vec<KeyInfo>, Error> {
     Ok(keys.into_iter().map(info).collect())
 }
 
+/// The key of that name, for `what`.
+///
+/// # Errors
+/// It is not here: with `errno`.
+pub fn given(app: &App, name: &str, what: &str, errno: Errno) -> Result<Arc<Key>, Error> {
+    app.keys.get(name).map_err(|_| {
+        let why = format!(
+            "{what} needs its key {name}: give it with accel_crypto_key_create, or \
+             `virtlun key create`"
+        );
+        Error::os(errno, why)
+    })
+}
+
 /// The key of a new bdev.
 fn key_for(app: &App, p: &Create) -> Result<Arc<Key>, Error> {
     if let Some(name) = &p.key_name {
-        return app.keys.get(name).map_err(|_| {
-            Error::os(
-                Errno::NoEnt,
-                format_args!(
-                    "bdev {} needs its key {name}: give it with accel_crypto_key_create, or \
-                     `virtlun key create`",
-                    p.name
-                ),
-            )
-        });
+        return given(app, name, &format!("bdev {}", p.name), Errno::NoEnt);
     }
     let Some(data) = &p.key else {
         let why = format!("bdev {} has no key; give the name of one in key_name", p.name);
@@ -327,6 +341,10 @@ fn create_with(app: &App, p: &Create, key: Arc<Key>) -> Result<String, Error> {
         return Err(wrong_key(key.name(), &format!("bdev {}", p.name), "was made with"));
     }
     let base = app.bdev(&p.base_bdev_name)?;
+    if app.lvstores.lvol(base.name()).is_ok_and(|lvol| lvol.key_name.is_some()) {
+        let why = format!("lvol {} is encrypted itself, with a key of its own", p.base_bdev_name);
+        return Err(Error::os(Errno::Inval, why));
+    }
     let is_noted = check_lvol(app, &*base, &key, &check)?;
     app.awaited.release(&p.name);
     let crypto = Crypto::create(&app.registry, &p.name, base.name(), key.clone());
@@ -435,6 +453,7 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
         .errors(&[
             Errno::NoEnt,
             Errno::NoDev,
+            Errno::NoKey,
             Errno::Exist,
             Errno::Busy,
             Errno::Inval,

@@ -191,7 +191,7 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             Flags::WRITE,
             move |p: Create| create(&a, p),
         )
-        .errors(&[Errno::NoDev, Errno::Busy, Errno::Exist, Errno::NotSup, Errno::Io]);
+        .errors(&[Errno::NoDev, Errno::NoKey, Errno::Busy, Errno::Exist, Errno::NotSup, Errno::Io]);
     let a = app.clone();
     methods
         .add(

@@ -230,7 +230,7 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             Flags::READ,
             move |p: GetIostat| get_iostat(&a, p),
         )
-        .errors(&[Errno::NoDev, Errno::Inval, Errno::NotSup]);
+        .errors(&[Errno::NoDev, Errno::NoKey, Errno::Inval, Errno::NotSup]);
     let a = app.clone();
     methods
         .add(
@@ -239,5 +239,5 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             Flags::READ,
             move |p: ResetIostat| reset_iostat(&a, &p),
         )
-        .errors(&[Errno::NoDev, Errno::NotSup]);
+        .errors(&[Errno::NoDev, Errno::NoKey, Errno::NotSup]);
 }

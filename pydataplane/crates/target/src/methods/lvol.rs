@@ -3,14 +3,17 @@
 mod history;
 mod medium;
 
+use super::crypto as keys;
 use super::{BdevName, UuidText, mib_to_bytes, unsupported};
 use crate::app::App;
 use crate::errors;
+use crate::restore::bdev_of;
+use crate::state::Item;
 use lvol::{ClearMethod, LvolInfo, LvolOptions, LvolSizes, LvolSpace, LvstoreInfo, LvstoreOptions};
 use rpc::{Errno, Error, Flags, Methods};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 #[derive(Clone, Copy, Deserialize, JsonSchema)]
@@ -152,6 +155,10 @@ struct CreateLvol {
     /// them (ours). Default: none
     #[serde(default)]
     xattrs: Option<BTreeMap<String, String>>,
+    /// Name of the key that its data is encrypted with, and that of its snapshots and clones (ours).
+    /// Default: not encrypted
+    #[serde(default)]
+    key_name: Option<String>,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -245,6 +252,11 @@ struct Lvol {
     /// UUID of the bdev whose clone it is (ours; SPDK has it in bdev_get_bdevs only).
     #[serde(skip_serializing_if = "Option::is_none")]
     external_snapshot_name: Option<String>,
+    /// Name of the key that its data is encrypted with (ours).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key_name: Option<String>,
+    /// Whether it is no bdev because that key is not here (ours).
+    waits_for_key: bool,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -269,6 +281,8 @@ impl From<LvolInfo> for Lvol {
             size: i.size,
             is_read_only: i.is_read_only,
             external_snapshot_name: i.external_snapshot_name,
+            key_name: i.key_name,
+            waits_for_key: i.waits_for_key,
         }
     }
 }
@@ -331,15 +345,50 @@ fn bytes_of(xattrs: Option<BTreeMap<String, String>>) -> BTreeMap<String, Vec<u8
 
 fn create_lvol(app: &App, p: CreateLvol) -> Result<String, Error> {
     let lvstore = required(p.uuid, p.lvs_name)?;
+    let what = format!("lvol {lvstore}/{}", p.lvol_name);
+    let key = p.key_name.map(|name| keys::given(app, &name, &what, Errno::NoKey)).transpose()?;
     let options = LvolOptions {
         name: p.lvol_name,
         size: mib_to_bytes(p.size_in_mib)?,
         thin: p.thin_provision.unwrap_or(false),
         uuid: p.lvol_uuid.map(|u| u.0),
         xattrs: bytes_of(p.xattrs),
+        key,
     };
     let created = app.lvstores.create_lvol(&lvstore, &options);
     created.map(|lvol| lvol.uuid.to_string()).map_err(errors::lvol)
+}
+
+/// Refuses what nobody may do to an lvol in use, where it waits for its key and somebody for it.
+fn not_awaited(app: &App, name: &str) -> Result<(), Error> {
+    let (Some(key), Ok(lvol)) = (app.lvstores.awaited_key(name), app.lvstores.lvol(name)) else {
+        return Ok(());
+    };
+    let uuid = lvol.uuid.to_string();
+    let config = app.config();
+    let waits = |item: &&Item| item.problem.is_some() && bdev_of(item) == Some(&*uuid);
+    match config.items().find(waits) {
+        None => Ok(()),
+        Some(item) => Err(Error::os(
+            Errno::Busy,
+            format_args!(
+                "lvol {} waits for its key {key}, and {} for it: give the key, or take that away first",
+                lvol.alias, item.key
+            ),
+        )),
+    }
+}
+
+/// Deletes lvols by `delete`; keys that go with the last lvol that they are of are wiped.
+fn delete(
+    app: &App,
+    delete: impl FnOnce(&lvol::Lvstores) -> Result<(), lvol::Error>,
+) -> Result<bool, Error> {
+    let keys: BTreeSet<_> =
+        app.lvstores.encrypted().into_iter().map(|lvol| lvol.encryption.key).collect();
+    delete(&app.lvstores).map_err(errors::lvol)?;
+    keys.iter().for_each(|key| keys::let_go(app, key));
+    Ok(true)
 }
 
 fn add_lvstores(methods: &mut Methods, app: &Arc<App>) {
@@ -368,7 +417,7 @@ fn add_lvstores(methods: &mut Methods, app: &Arc<App>) {
             Flags::LONG_WRITE,
             move |p: LvstoreRef| {
                 let lvstore = required(p.uuid, p.lvs_name)?;
-                a.lvstores.destroy_lvstore(&lvstore).map(|()| true).map_err(errors::lvol)
+                delete(&a, |lvstores| lvstores.destroy_lvstore(&lvstore))
             },
         )
         .errors(&[Errno::NoDev, Errno::Busy, Errno::Inval, Errno::Io]);
@@ -432,7 +481,15 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             Flags::LONG_WRITE,
             move |p: CreateLvol| create_lvol(&a, p),
         )
-        .errors(&[Errno::NoDev, Errno::Exist, Errno::Busy, Errno::NoSpc, Errno::Inval, Errno::Io])
+        .errors(&[
+            Errno::NoDev,
+            Errno::NoKey,
+            Errno::Exist,
+            Errno::Busy,
+            Errno::NoSpc,
+            Errno::Inval,
+            Errno::Io,
+        ])
         .errors(&[Errno::Canceled]);
     let a = app.clone();
     methods
@@ -450,7 +507,10 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             "Delete an lvol and its data; refused while it is in use. A snapshot's one clone takes over what \
              it shows; one with more clones is refused.",
             Flags::LONG_WRITE,
-            move |p: BdevName| a.lvstores.delete_lvol(&p.name).map(|()| true).map_err(errors::lvol),
+            move |p: BdevName| {
+                not_awaited(&a, &p.name)?;
+                delete(&a, |lvstores| lvstores.delete_lvol(&p.name))
+            },
         )
         .errors(&[Errno::NoDev, Errno::Busy, Errno::Perm, Errno::NoSpc, Errno::Io]);
     let a = app.clone();

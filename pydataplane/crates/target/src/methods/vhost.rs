@@ -350,7 +350,7 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
                 Ok(stats.into_iter().map(Stats::from).collect::<Vec<_>>())
             },
         )
-        .errors(&[Errno::NoDev]);
+        .errors(&[Errno::NoDev, Errno::NoKey]);
 }
 
 fn add_suspended(methods: &mut Methods, app: &Arc<App>) {

@@ -1,7 +1,7 @@
 //! Snapshots and clones.
 
 use super::super::{BdevName, UuidText};
-use super::bytes_of;
+use super::{bytes_of, not_awaited};
 use crate::app::App;
 use crate::errors;
 use lvol::{CopyInfo, NewLvol};
@@ -300,6 +300,7 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
              taken since stay.",
             Flags::LONG_WRITE,
             move |p: RollBack| {
+                not_awaited(&a, &p.lvol_name)?;
                 let done = a.lvstores.roll_back(&p.lvol_name, &p.snapshot_name);
                 done.map(|_| true).map_err(errors::lvol)
             },
