@@ -165,8 +165,8 @@ FIELDS: tuple[Field, ...] = (
     _done("target@removable", "INQUIRY's RMB; its guest reads a new size only when it rescans"),
     _done("target@rotation_rate", "in VPD page B1h; 1, or 1025 to 65534"),
     _done("driver", ""),
-    _done("driver@name", "as QEMU's own", "qemu", "use 'qemu', or remove it"),
-    _done("driver@type", "volumes are raw", "raw aio"),
+    _done("driver@name", "shown where it is left out", "qemu", "use 'qemu', or remove it"),
+    _done("driver@type", "volumes are raw; shown as `raw`, also where it is left out", "raw aio"),
     _done("driver@cache", _CACHE, "default none writeback writethrough directsync unsafe"),
     _done("driver@error_policy", _POLICY, "report enospace stop", _IGNORE),
     _done(

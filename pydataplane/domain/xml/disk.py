@@ -39,6 +39,11 @@ A change of one disk looks at all of its domain, several times, and they stay th
 """
 KEPT_CHARS = 4096
 """Longer texts are no disk's, and are not kept."""
+DRIVER = {"name": "qemu", "type": "raw"}
+"""What libvirt makes of a <driver> that says neither, in the order in which it writes it."""
+_DRIVER_HEAD = re.compile(rb"<[^\s/>]+(\s+name\s*=\s*('[^']*'|\"[^\"]*\"))?")
+"""The start tag up to where the type stands."""
+_DRIVER_AIO = re.compile(rb"\stype\s*=\s*['\"](aio)['\"]")
 WRITE_THROUGH = frozenset({"writethrough", "directsync"})
 """Values of <driver cache=> with which a write is durable when it is completed."""
 
@@ -262,10 +267,10 @@ def _shown(text: str, dev: str, indent: str, live: bool) -> str:
 
 
 def completed(text: str) -> str:
-    """Returns a stored <disk> with type, device and bus where the client left them to libvirt.
+    """Returns a stored <disk> with type, device, driver and bus where the client left them out.
 
     libvirt's own dumpxml always has them, and clients read them: `virsh domblklist --details` fails
-    without `device`, virt-manager and Nova go by `bus`.
+    without `device`, virt-manager and Nova go by `bus`, virtnbdbackup by the driver's type.
     """
     document = Document(text)
     root = document.root
@@ -273,10 +278,36 @@ def completed(text: str) -> str:
     edits = Edits(document)
     own = {"type": "file", "device": disk.device}
     edits.add_attributes(root, {k: v for k, v in own.items() if k not in root.attrs})
+    _complete_driver(document, edits)
     target = root.child("target")
     if target is not None and "bus" not in target.attrs and disk.bus:
         edits.add_attributes(target, {"bus": disk.bus})
     return edits.apply()
+
+
+def _complete_driver(document: Document, edits: Edits) -> None:
+    """Writes the driver's name and type where libvirt would, and `raw` for its old word `aio`.
+
+    libvirt knows the type of a storage pool's volume only while the domain runs; ours are all raw.
+    """
+    root = document.root
+    driver = root.child("driver")
+    given = driver.attrs if driver is not None else {}
+    lacking = "".join(f" {k}='{v}'" for k, v in DRIVER.items() if k not in given)
+    if driver is None:
+        first = next(iter(root.children), None)
+        if first is None:
+            edits.append(root, [(0, f"<driver{lacking}/>")])
+            return
+        edits.insert(document.lead(first), f"{document.indent(first)}<driver{lacking}/>")
+        return
+    tag = document.data[driver.start : driver.inner_start]
+    head, old = _DRIVER_HEAD.match(tag), _DRIVER_AIO.search(tag)
+    assert head is not None
+    if lacking:
+        edits.insert(driver.start + head.end(), lacking)
+    if given.get("type") == "aio" and old is not None:
+        edits.replace(driver.start + old.start(1), driver.start + old.end(1), DRIVER["type"])
 
 
 def with_alias(text: str, dev: str) -> str:

@@ -223,7 +223,9 @@ def test_a_restored_guest_finds_its_controller(tmp_path: Path, proc: Proc) -> No
 def test_save_images_are_shown_and_defined_as_the_clients(tmp_path: Path) -> None:
     async def body(world: World) -> None:
         dom = world.domain(running=False, disks=disk())
-        image = dom.config or ""
+        image = (dom.config or "").replace(
+            "<source dev", "<driver name='qemu' type='raw'/><source dev"
+        )
         for proc in (Proc.SAVE_IMAGE_GET_XML_DESC, Proc.MANAGED_SAVE_GET_XML_DESC):
             world.libvirtd.answers[proc] = lambda _: pack_string(image)
         client = await world.client()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from uuid import UUID
 
@@ -127,3 +128,29 @@ def plain(dev: str, bus: str, *, more: str = "") -> str:
         f"<disk type='file' device='disk'><source file='/tmp/{dev}.img'/>"
         f"<target dev='{dev}' bus='{bus}'/>{more}</disk>"
     )
+
+
+_DISK = re.compile(r"(<disk[^>]*>(?:<!--.*?-->)?)(\s*)(.*?</disk>)", re.DOTALL)
+_OURS = re.compile(r"/dev/virtlun/|'virtlun[-/]|\"virtlun[-/]|protocol=.lvol")
+
+
+def with_drivers(xml: str) -> str:
+    """Returns a domain as a client sees it that left the <driver> of disks of ours to libvirt."""
+
+    def complete(match: re.Match[str]) -> str:
+        start, space, rest = match.groups()
+        if not _OURS.search(rest):
+            return match[0]
+        if "<driver" not in rest:
+            return f"{start}{space}<driver name='qemu' type='raw'/>{space}{rest}"
+        given = re.search("<driver[^>]*>", rest)
+        assert given is not None
+        driver = given[0]
+        if " name=" not in driver:
+            driver = driver.replace("<driver", "<driver name='qemu'")
+        if " type=" not in driver:
+            driver = re.sub("( name=(['\"])qemu\\2)", r"\1 type='raw'", driver)
+        return start + space + rest.replace(given[0], driver)
+
+    before, devices, after = xml.rpartition("<devices>")
+    return before + devices + _DISK.sub(complete, after)

@@ -43,6 +43,7 @@ from tests.unit.translate.domains import (
     text,
     translated,
     tree,
+    with_drivers,
 )
 
 LARGE = "<blockio logical_block_size='4096'/>"
@@ -107,7 +108,7 @@ def test_the_disk_comes_back_as_given() -> None:
     back = tree(present(change.domain_xml, live=False, settings=SETTINGS)).findall("devices/disk")
     from lxml import etree  # noqa: PLC0415
 
-    assert canonical(etree.tostring(back[-1], encoding="unicode")) == canonical(disk)
+    assert canonical(etree.tostring(back[-1], encoding="unicode")) == canonical(with_drivers(disk))
 
 
 @pytest.mark.parametrize("prefix", [PREFIX, ""])
@@ -362,7 +363,7 @@ def test_any_sequence_of_changes_keeps_numbers_unique_and_disks_in_order(
     for number, wanted in steps:
         live = wanted and has_controller(xml)
         dev = f"sd{'abcdfghijk'[number]}"
-        disk = lvol(dev, f"v{number}")
+        disk = with_drivers(lvol(dev, f"v{number}"))
         change = (detach if dev in expected else attach)(xml, disk, SETTINGS, live=live)
         assert change is not None
         expected ^= {dev}

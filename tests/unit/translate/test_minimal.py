@@ -1,4 +1,4 @@
-"""Disks that leave type, device or bus to libvirt: they are shown with them, as libvirt shows its.
+"""Disks that leave type, device, driver or bus to libvirt: they are shown as libvirt shows its own.
 
 Everything else about them is as if the client had written them.
 """
@@ -22,24 +22,71 @@ from tests.unit.translate.domains import (
 
 BLOCK = "<source dev='/dev/virtlun/lvs0/v'/>"
 FILE = "<source file='/dev/virtlun/lvs0/v'/>"
+POOL = "<source pool='virtlun-lvs0' volume='v'/>"
+SDB = "<target dev='sdb' bus='scsi'/>"
+DRIVER = "<driver name='qemu' type='raw'/>"
 CASES = [
     # as given, and as libvirt would show it
     (
         f"<disk type='block'>{BLOCK}<target dev='sdb'/></disk>",
-        f"<disk type='block' device='disk'>{BLOCK}<target dev='sdb' bus='scsi'/></disk>",
+        f"<disk type='block' device='disk'>{DRIVER}{BLOCK}{SDB}</disk>",
     ),
     (
         f"<disk>{FILE}<target dev='vdb'/></disk>",
-        f"<disk type='file' device='disk'>{FILE}<target dev='vdb' bus='virtio'/></disk>",
+        f"<disk type='file' device='disk'>{DRIVER}{FILE}<target dev='vdb' bus='virtio'/></disk>",
     ),
     (
         f"<disk type='file' device='lun'>{FILE}<target dev='sdb' tray='closed'></target></disk>",
-        f"<disk type='file' device='lun'>{FILE}"
+        f"<disk type='file' device='lun'>{DRIVER}{FILE}"
         "<target dev='sdb' tray='closed' bus='scsi'></target></disk>",
     ),
     (
         f'<disk\n  type="file"\n>{FILE}<target\tbus="virtio" dev="sdb" /></disk>',
-        f'<disk\n  type="file" device=\'disk\'\n>{FILE}<target\tbus="virtio" dev="sdb" /></disk>',
+        f"<disk\n  type=\"file\" device='disk'\n>{DRIVER}{FILE}"
+        '<target\tbus="virtio" dev="sdb" /></disk>',
+    ),
+    (
+        f"<disk type='volume' device='disk'>{POOL}{SDB}</disk>",
+        f"<disk type='volume' device='disk'>{DRIVER}{POOL}{SDB}</disk>",
+    ),
+    *(
+        (
+            f"<disk type='file' device='disk'>{given}{FILE}{SDB}</disk>",
+            f"<disk type='file' device='disk'>{shown}{FILE}{SDB}</disk>",
+        )
+        for given, shown in (
+            ("<driver/>", DRIVER),
+            ("<driver></driver>", "<driver name='qemu' type='raw'></driver>"),
+            ("<driver type='raw'/>", DRIVER),
+            ('<driver name="qemu" />', "<driver name=\"qemu\" type='raw' />"),
+            ("<driver name='qemu' type='aio'/>", DRIVER),
+            ("<driver cache='none'/>", "<driver name='qemu' type='raw' cache='none'/>"),
+            (
+                "<driver name='qemu' cache='none' discard='unmap'/>",
+                "<driver name='qemu' type='raw' cache='none' discard='unmap'/>",
+            ),
+            (
+                "<driver\tio='native'\n name='qemu' type='raw'/>",
+                "<driver\tio='native'\n name='qemu' type='raw'/>",
+            ),
+            (
+                "<driver io='native' name='qemu'/>",
+                "<driver type='raw' io='native' name='qemu'/>",
+            ),
+            (
+                "<driver queues='2'><iothreads/></driver>",
+                "<driver name='qemu' type='raw' queues='2'><iothreads/></driver>",
+            ),
+        )
+    ),
+    (  # as written, in whatever order
+        f"<disk type='file' device='disk'>{FILE}{SDB}<driver name='qemu' cache='none'/></disk>",
+        f"<disk type='file' device='disk'>{FILE}{SDB}"
+        "<driver name='qemu' type='raw' cache='none'/></disk>",
+    ),
+    (
+        f"<disk type='file' device='disk'>\n      {FILE}\n      {SDB}\n    </disk>",
+        f"<disk type='file' device='disk'>\n      {DRIVER}\n      {FILE}\n      {SDB}\n    </disk>",
     ),
 ]
 
