@@ -53,10 +53,8 @@ async def of_domain(services: Services, dom: Domain) -> list[Checkpoint]:
         GatewayError: libvirtd or the target does not say.
     """
     luns = (await services.known.current(dom)).luns
-    if not luns:
-        return []
-    target = await services.target.of_volume(luns[0].bdev_name)
-    return await target.checkpoints({lun.volume.lvstore for lun in luns}, dom.uuid_text)
+    lvstores = {lun.volume.lvstore for lun in luns}
+    return await services.target.checkpoints(lvstores, dom.uuid_text) if lvstores else []
 
 
 def position(checkpoints: list[Checkpoint], name: str) -> int | None:

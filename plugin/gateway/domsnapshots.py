@@ -85,6 +85,12 @@ async def read(upstream: Upstream, snapshot: Snapshot) -> Taken | None:
         raise
 
 
+async def count(upstream: Upstream, dom: Domain) -> int:
+    """Returns how many snapshots libvirtd has of a domain (needs domain:read)."""
+    args = DomainCall(dom).pack(flags=True)
+    return Reader(await upstream.call(Proc.SNAPSHOT_NUM, args)).i32()
+
+
 async def current(upstream: Upstream, dom: Domain) -> str | None:
     """Returns the name of a domain's current snapshot, None without one (needs domain:read)."""
     args = DomainCall(dom).pack(flags=True)

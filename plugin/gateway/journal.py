@@ -73,15 +73,18 @@ class Entry:
 
 @dataclass(frozen=True)
 class SnapshotEntry:
-    """A snapshot of a domain that is taken, reverted to or deleted, a checkpoint or a backup."""
+    """A snapshot of a domain that is taken, reverted to or deleted, a checkpoint or a backup.
 
-    operation: Literal["snapshot", "revert", "delete", "checkpoint", "backup"]
+    Or the domain is undefined (`undefine`), and its checkpoints are to be none any more.
+    """
+
+    operation: Literal["snapshot", "revert", "delete", "checkpoint", "backup", "undefine"]
     uuid: str
     """The domain's."""
     name: str
     """Of the domain, for messages."""
     snapshot: str
-    """The snapshot's name, or the checkpoint's; empty for a backup without one."""
+    """The snapshot's name, or the checkpoint's; empty where there is none, or more than one."""
     held: tuple[Held, ...]
     """Its lvol snapshots; of a backup those that go with it."""
     metadata: bool = True

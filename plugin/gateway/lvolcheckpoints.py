@@ -78,10 +78,14 @@ def found(volumes: Volumes, lvstores: Iterable[str], domain: str) -> list[Checkp
     return sorted(by_name.values(), key=lambda each: each.created_ns)
 
 
-def forget(volumes: Volumes, checkpoint: Checkpoint) -> None:
-    """Has a checkpoint be none any more, while its lvol snapshots stay; safe to repeat."""
-    for each in checkpoint.held:
-        volumes.remove_xattr(each.uuid, XATTR)
+def forget(volumes: Volumes, held: Sequence[Held]) -> None:
+    """Has lvol snapshots that are there be of no checkpoint any more; safe to repeat."""
+    for each in held:
+        try:
+            volumes.remove_xattr(each.uuid, XATTR)
+        except RpcError as error:
+            if error.code != NO_DEVICE:
+                raise
 
 
 def define(volumes: Volumes, checkpoint: Checkpoint) -> None:

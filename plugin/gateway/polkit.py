@@ -2,10 +2,10 @@
 
 - Whether a client may connect (`check`). libvirtd exempts root from this, and every client of the
   gateway arrives there as root (remote_daemon_dispatch.c, remoteDispatchAuthPolkit).
-- Whether a client may start a domain (`may`), where libvirtd.conf has the access driver polkit.
-  libvirtd judges that itself, and its word counts; but the controller has to be there before it
-  does, and for somebody who may not start the domain nothing is to happen on the target
-  (viraccessdriverpolkit.c, virAccessDriverPolkitCheckDomain).
+- Whether a client may start a domain, or the like (`may`), where libvirtd.conf has the access
+  driver polkit. libvirtd judges that itself, and its word counts; but the controller has to be
+  there before it does, and for somebody who may not start the domain nothing is to happen on the
+  target (viraccessdriverpolkit.c, virAccessDriverPolkitCheckDomain).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ MANAGE = "org.libvirt.unix.manage"
 MONITOR = "org.libvirt.unix.monitor"
 START = "org.libvirt.api.domain.start"
 WRITE = "org.libvirt.api.domain.write"
+DELETE = "org.libvirt.api.domain.delete"
 
 ANSWER_S = 300.0
 """How long a person may take to type a password into polkit's agent, seconds."""

@@ -31,6 +31,7 @@ from plugin.gateway.handlers import (
     snapshots,
     start,
     stats,
+    undefine,
     unsupported,
 )
 from plugin.gateway.messages import SMALL_CALL_MAX_BYTES, XML_CALL_MAX_BYTES
@@ -90,6 +91,8 @@ _ROWS = (
     Procedure(Proc.EVENT_DEREGISTER_ANY, connection.deregister_legacy, _READ, SMALL, _LIBVIRTD),
     Procedure(Proc.DEFINE_XML, define.define, _WRITE, XML, _LIBVIRTD),
     Procedure(Proc.DEFINE_XML_FLAGS, define.define, _WRITE, XML, _LIBVIRTD),
+    Procedure(Proc.UNDEFINE, undefine.undefine, _WRITE, SMALL, _LIBVIRTD),
+    Procedure(Proc.UNDEFINE_FLAGS, undefine.undefine, _WRITE, SMALL, _LIBVIRTD),
     Procedure(Proc.CREATE_XML, define.create, _WRITE, XML, _LIBVIRTD),
     Procedure(Proc.CREATE_XML_WITH_FILES, define.create, _WRITE, XML, _LIBVIRTD),
     Procedure(Proc.CREATE, start.start, _WRITE, SMALL, _LIBVIRTD),

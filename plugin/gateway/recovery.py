@@ -62,7 +62,9 @@ async def recover(services: Services, stored: StoredEntry, *, roll_back: bool = 
         journal.pending.remove(stored)
     try:
         if isinstance(entry, SnapshotEntry):
-            completed = await snapshotsteps.finished(services, entry)
+            undefining = entry.operation == "undefine"
+            finish = snapshotsteps.undefined if undefining else snapshotsteps.finished
+            completed = await finish(services, entry)
         else:
             completed = entry.operation == "remove" or await _recover(
                 services, entry, roll_back=roll_back

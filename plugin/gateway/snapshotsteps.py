@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from uuid import UUID
 
@@ -16,7 +17,7 @@ import structlog
 from plugin.gateway import domsnapshots
 from plugin.gateway.backup import launch
 from plugin.gateway.domsnapshots import LONG_S, Snapshot
-from plugin.gateway.errors import Code, GatewayError, Refused, UpstreamError
+from plugin.gateway.errors import Code, GatewayError, NoAnswer, Refused, UpstreamError
 from plugin.gateway.journal import SnapshotEntry
 from plugin.gateway.messages import Domain, DomainCall
 from plugin.gateway.procs import Proc
@@ -25,7 +26,7 @@ from plugin.gateway.upstream import PAUSED, PAUSED_BY_USER, XML_INACTIVE, Upstre
 from plugin.gateway.xdr import Writer
 from pydataplane.domain import translate
 from pydataplane.domain.translate import controller_name
-from pydataplane.domain.translate.taken import domain_of, noted, taken
+from pydataplane.domain.translate.taken import Held, domain_of, noted, taken
 
 START_PAUSED, FORCE_BOOT = 1, 8
 """VIR_DOMAIN_START_PAUSED, _FORCE_BOOT: what was saved of another run is not to come back."""
@@ -76,6 +77,23 @@ async def delete_held(services: Services, entry: SnapshotEntry) -> None:
     if entry.held:
         target = await services.target.of_volume(entry.held[0].volume)
         await target.delete_snapshots(entry.held)
+
+
+async def forget_checkpoints(services: Services, held: Sequence[Held]) -> None:
+    """Has lvol snapshots be of no checkpoint any more; safe to repeat.
+
+    Raises:
+        GatewayError: no target answers, or it refuses.
+    """
+    for each in held:
+        try:
+            target = await services.target.of_volume(each.uuid)
+        except NoAnswer:
+            raise
+        except Refused:  # it was deleted meanwhile
+            continue
+        await target.forget_checkpoints(held)  # all of a domain's are of one target
+        return
 
 
 async def end_backup(services: Services, entry: SnapshotEntry) -> None:
@@ -193,6 +211,18 @@ async def undo(services: Services, entry: SnapshotEntry, dom: Domain) -> None:
             ours = {each.uuid for each in found.held} & {each.uuid for each in entry.held}
             if ours:
                 await domsnapshots.delete(admin, snapshot, domsnapshots.METADATA_ONLY)
+
+
+async def undefined(services: Services, entry: SnapshotEntry) -> bool:
+    """Recovers an interrupted `undefine`; returns and raises as `finished`."""
+    try:
+        await (await services.admin()).lookup(entry.dom_uuid)
+    except UpstreamError as error:
+        if error.code != Code.NO_DOMAIN:
+            raise
+        await forget_checkpoints(services, entry.held)
+        return True
+    return False
 
 
 async def finished(services: Services, entry: SnapshotEntry) -> bool:

@@ -194,9 +194,9 @@ class Target:
         """Returns what checkpoints a domain (its UUID) has in these lvstores, oldest first."""
         return await self._run(lambda: lvolcheckpoints.found(self._volumes, lvstores, domain))
 
-    async def forget_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Has a checkpoint be none any more, while its lvol snapshots stay."""
-        await self._run(lambda: lvolcheckpoints.forget(self._volumes, checkpoint))
+    async def forget_checkpoints(self, held: Sequence[Held]) -> None:
+        """Has lvol snapshots that are there be of no checkpoint any more."""
+        await self._run(lambda: lvolcheckpoints.forget(self._volumes, held))
 
     async def define_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Has lvol snapshots that are there be a checkpoint."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -18,6 +18,7 @@ from plugin.config import Config
 from plugin.gateway.answers import Answers, Member, answers_of
 from plugin.gateway.errors import GatewayError, NoAnswer, Refused
 from plugin.gateway.joined import Joined
+from plugin.gateway.lvolcheckpoints import Checkpoint
 from plugin.gateway.target import Suspended, Target
 from plugin.gateway.usage import Unit, Usage
 from plugin.targets import addresses
@@ -304,6 +305,20 @@ class Targets:
     async def of_volume(self, volume: str) -> Target:
         """Returns the target that has a volume (its UUID); all of a domain's are of one."""
         return (await self._only(lambda t: t.volume(volume), f"volume {volume}"))[0].target
+
+    async def checkpoints(self, lvstores: Collection[str], domain: str) -> list[Checkpoint]:
+        """Returns what checkpoints a domain (its UUID) has in these lvstores, oldest first."""
+        members = self._members()
+        having = [member.target for member in members]
+        if len(members) > 1:
+            wanted = set(lvstores)
+            answers = await self._ask(
+                Target.lvstores, enough=lambda found: bool(wanted & set().union(*found))
+            )
+            having = [member.target for member, names in answers.given if names & wanted]
+            if not having and answers.silent:
+                raise answers.silent[0][1]
+        return await having[0].checkpoints(lvstores, domain) if having else []
 
     async def usage(self, units: list[Unit]) -> Mapping[Unit, Usage]:
         """Returns what guests did with LUNs; unknown ones lack. See `Joined.about`."""

@@ -299,7 +299,7 @@ async def _delete(
     target = await call.services.target.of_volume(known[at].held[0].volume)
     if flags & METADATA_ONLY:
         for each in going:
-            await target.forget_checkpoint(each)
+            await target.forget_checkpoints(each.held)
         return None
     await target.check_deletable([(each.name, each.held) for each in going])
     for each in going:
