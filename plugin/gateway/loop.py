@@ -3,7 +3,8 @@
 A full round is made at the start, after libvirtd came back, and every `reconcile_s` seconds.
 Between rounds libvirtd's own events say which domain stopped; its controller is released, as the
 hook does where that is installed. They also say which came from another host, with a definition
-that has the controller's socket where it is there.
+that has the controller's socket where it is there. What could not be recovered, because a target
+was away, is tried again every few seconds.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from pydataplane.domain.errors import TranslateError
 
 RETRY_S = 1.0
 """Pause before libvirtd is tried again, seconds."""
+
+PENDING_S = 3.0
+"""Pause before a change that could not be recovered is tried again, seconds."""
 
 LEAVE_S = 0.2
 LEAVE_TRIES = 25
@@ -87,14 +91,19 @@ class ReconcileLoop:
         """Waits for the next full round, releasing controllers of domains that stop meanwhile."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self._services.config.reconcile_s
+        again = loop.time() + PENDING_S
         while admin.alive and (remaining := end - loop.time()) > 0:
+            pause = LEAVE_S if self._stopped else PENDING_S
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(LEAVE_S, remaining) if self._stopped else remaining):
+                async with asyncio.timeout(min(pause, remaining)):
                     await self._wake.wait()
             self._wake.clear()
             while self._defined:
                 await self._move_socket(self._defined.popitem()[1])
             await self._release_stopped()
+            if self._services.journal.pending and loop.time() >= again:
+                await recover_all(self._services)
+                again = loop.time() + PENDING_S
             await runningbackups.end_of_gone(self._services)
 
     async def _move_socket(self, dom: Domain) -> None:
