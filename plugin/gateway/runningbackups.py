@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 import structlog
 
 from plugin.gateway import snapshotsteps
+from plugin.gateway.answers import LOOK_S
 from plugin.gateway.backup.job import Backup, BackupJob, Part
 from plugin.gateway.backup.launch import Launch, folder_in, unit_of
 from plugin.gateway.backup.progress import Progress, Status
@@ -21,9 +22,9 @@ from plugin.gateway.lvolcheckpoints import Checkpoint
 from plugin.gateway.messages import Domain
 from plugin.gateway.recovery import recover
 from plugin.gateway.services import Services
+from plugin.gateway.target import Target
 from plugin.gateway.upstream import RUNNING
 from pydataplane.domain.translate.backups import BackupRequest
-from pydataplane.domain.translate.taken import Held
 
 _log = structlog.get_logger(__name__)
 
@@ -99,13 +100,18 @@ async def begin(
         await recover(services, replace(stored, entry=replace(entry, files=())))
         raise
     services.ended_backups.pop(dom.uuid, None)
-    task = asyncio.create_task(_carry_through(services, dom, job, left, stored))
+    task = asyncio.create_task(_carry_through(services, dom, job, target, left, stored))
     services.backups[dom.uuid] = Backup(job, task)
     _log.info("backup begun", domain=dom.name, disks=entry.dev, pull=request.server is not None)
 
 
 async def _carry_through(
-    services: Services, dom: Domain, job: BackupJob, entry: SnapshotEntry, stored: StoredEntry
+    services: Services,
+    dom: Domain,
+    job: BackupJob,
+    target: Target,
+    entry: SnapshotEntry,
+    stored: StoredEntry,
 ) -> None:
     """Waits for a backup's end, and lets go of what it had."""
     end = Progress(Status.FAILED, 0, error="the gateway stopped")
@@ -116,7 +122,8 @@ async def _carry_through(
         try:
             await job.finish(end.status)
             try:
-                await _let_go(services, stored, entry.held)
+                await _unless_silent(target, _let_go(target, entry))
+                services.journal.remove(stored)
             except GatewayError as error:
                 # Its files are whole, or gone: none of such a name is to be removed later.
                 stored = replace(stored, entry=replace(entry, files=()))
@@ -132,13 +139,28 @@ async def _carry_through(
         log.info("backup ended", bytes=end.done, error=end.error)
 
 
-async def _let_go(services: Services, stored: StoredEntry, own: tuple[Held, ...]) -> None:
-    """Deletes the snapshots that were taken for a backup alone."""
-    if own:
-        target = await services.target.of_volume(own[0].volume)
-        await target.end_exports([each.uuid for each in own])
-        await target.delete_snapshots(own)
-    services.journal.remove(stored)
+async def _let_go(target: Target, entry: SnapshotEntry) -> None:
+    """Ends a backup's exports, and deletes the snapshots that were taken for it alone."""
+    await target.end_exports(entry.exported)
+    if entry.held:
+        await target.delete_snapshots(entry.held)
+
+
+async def _unless_silent(target: Target, work: Coroutine[None, None, None]) -> None:
+    """Does what asks a target, for as long as that is not silent.
+
+    Raises:
+        GatewayError: it is, so the rest is to be done later; or the work's own.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        while not task.done():
+            await asyncio.wait([task], timeout=LOOK_S)
+            if not task.done() and (why := target.silence) is not None:
+                raise why
+        await task
+    finally:
+        task.cancel()
 
 
 async def end_of_gone(services: Services) -> None:

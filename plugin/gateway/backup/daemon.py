@@ -20,6 +20,9 @@ LINE_MAX = 4 << 20
 CALL_S = 60.0
 END_S = 10.0
 """How long it may take for a call, and to end, seconds."""
+GONE_S = 2.0
+"""How long one that was killed may take to go, seconds. Where it waits for a file of a target that
+is away, in a system call that nothing interrupts, it goes when the target is back."""
 
 
 class QmpError(Exception):
@@ -145,13 +148,20 @@ class StorageDaemon:
             async with asyncio.timeout(END_S):
                 await self._process.wait()
         in_order = self._process.returncode is not None
-        if not in_order:
+        await self.kill()
+        return in_order
+
+    async def kill(self) -> bool:
+        """Ends it at once; safe to repeat. Returns whether it has gone: see GONE_S."""
+        if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 self._process.kill()
-            await self._process.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(GONE_S):
+                    await self._process.wait()
         self._reader.cancel()
         await asyncio.wait([self._reader])
-        return in_order
+        return self._process.returncode is not None
 
     async def _read(self) -> None:
         stdout = self._process.stdout

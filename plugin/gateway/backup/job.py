@@ -20,7 +20,7 @@ from plugin.gateway.backup import marks
 from plugin.gateway.backup.daemon import END_S, PROGRAM, QMP, Job, QmpError, StorageDaemon
 from plugin.gateway.backup.launch import DIES_WITH_US, Launch
 from plugin.gateway.backup.progress import Progress, Status
-from plugin.gateway.errors import Code, GatewayError, Refused
+from plugin.gateway.errors import Code, Refused
 from plugin.gateway.target import Target
 from pydataplane.domain.translate.backups import BackupDisk, BackupRequest, Server, show_backup
 from pydataplane.domain.translate.taken import Held
@@ -169,16 +169,16 @@ class BackupJob:
         self._aborted.set()
 
     async def finish(self, end: Status) -> None:
-        """Lets go of everything; files that are not whole are removed. Safe to repeat."""
-        if self._worker is not None:
-            if self.request.server is not None:
-                with suppress(QmpError, TimeoutError):
-                    async with asyncio.timeout(END_S):
-                        await self._worker.call("nbd-server-stop")  # removes the client's socket
-            if not await self._worker.close():
-                await launching.stop(self._launch, "writer")  # what runs it is dead, not itself
-        if self._reader is not None:
-            await self._reader.close()
+        """Ends the programs; files that are not whole are removed. Safe to repeat.
+
+        The exports are left, to be ended by the caller.
+        """
+        # First, and not in order: it may wait for the target, and the other one for it.
+        gone = self._reader is None or await self._reader.kill()
+        if self._worker is not None and not await self._end_worker(self._worker, in_order=gone):
+            await launching.stop(self._launch, "writer")  # what runs it is dead, not itself
+            if self.request.server is not None and self.request.server.socket:
+                await launching.remove(self._launch, [self.request.server.socket])
         self._worker = self._reader = None
         if end is not Status.COMPLETED:
             await launching.remove(self._launch, self._created)
@@ -187,8 +187,17 @@ class BackupJob:
             self._socket(name).unlink(missing_ok=True)
         with suppress(OSError):
             self._folder.rmdir()
-        with suppress(GatewayError):  # recovery does it, too
-            await self._target.end_exports([each.uuid for each in self._frozen])
+
+    async def _end_worker(self, worker: StorageDaemon, *, in_order: bool) -> bool:
+        """Ends the program that clients use; returns whether that was in order, as asked for."""
+        if not in_order:
+            await worker.kill()
+            return False
+        if self.request.server is not None:
+            with suppress(QmpError, TimeoutError):
+                async with asyncio.timeout(END_S):
+                    await worker.call("nbd-server-stop")  # removes the client's socket
+        return await worker.close()
 
     @property
     def _frozen(self) -> list[Held]:

@@ -51,9 +51,21 @@ class Launch:
         if self.systemd:
             ids = [] if user is None else [f"--uid={user.pw_uid}", f"--gid={user.pw_gid}"]
             unit = f"--unit={self.unit}-{what}"
+            # To end in order it might wait for a target that is away.
+            end = "--property=KillSignal=SIGKILL"
             # systemd puts variables in the place of what follows a `$`.
             as_given = [word.replace("$", "$$") for word in words]
-            return ["systemd-run", "--quiet", "--collect", "--pipe", unit, *ids, "--", *as_given]
+            return [
+                "systemd-run",
+                "--quiet",
+                "--collect",
+                "--pipe",
+                unit,
+                end,
+                *ids,
+                "--",
+                *as_given,
+            ]
         ids = []
         if user is not None:
             ids = [f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--init-groups"]

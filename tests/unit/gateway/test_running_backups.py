@@ -9,9 +9,11 @@ from typing import Any
 
 from plugin.gateway import runningbackups
 from plugin.gateway.backup.progress import Progress, Status
+from plugin.gateway.errors import NoAnswer
 from plugin.gateway.events import Announced
 from plugin.gateway.journal import Journal, SnapshotEntry
 from plugin.gateway.messages import Domain
+from pydataplane.domain.errors import Refusal
 
 DOM = Domain("vm", bytes(16), 1)
 
@@ -32,17 +34,48 @@ class Ending:
         self.shown.append((DOM.uuid in services.backups, DOM.uuid in services.ended_backups))
 
 
-def test_there_is_no_moment_between_running_and_ended(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    entry = SnapshotEntry("backup", DOM.uuid_text, DOM.name, "", ())
+class FakeTarget:
+    """A target that ends exports, or says nothing to that."""
+
+    def __init__(self, *, silent: bool = False) -> None:
+        self.silence = NoAnswer(Refusal.TIMEOUT, "no answer for 2 s") if silent else None
+        self.ended: list[tuple[str, ...]] = []
+
+    async def end_exports(self, uuids: tuple[str, ...]) -> None:
+        if self.silence is not None:
+            await asyncio.Event().wait()
+        self.ended.append(uuids)
+
+
+def carried_through(folder: Path, target: FakeTarget) -> tuple[Any, Ending]:
+    """Returns the services after a backup, which has one export, has come to its end."""
+    journal = Journal(folder)
+    entry = SnapshotEntry("backup", DOM.uuid_text, DOM.name, "", (), exported=("U",))
     told: list[Announced] = []
     services: Any = SimpleNamespace(
         backups={DOM.uuid: None}, ended_backups={}, journal=journal, announce=told.append
     )
     job: Any = Ending(services)
-    asyncio.run(runningbackups._carry_through(services, DOM, job, entry, journal.append(entry)))
+    given: Any = target
+    stored = journal.append(entry)
+    asyncio.run(runningbackups._carry_through(services, DOM, job, given, entry, stored))
+    assert len(told) == 1
+    return services, job
+
+
+def test_there_is_no_moment_between_running_and_ended(tmp_path: Path) -> None:
+    target = FakeTarget()
+    services, job = carried_through(tmp_path, target)
     assert job.shown == [(True, False)]
     assert DOM.uuid not in services.backups
     assert services.ended_backups[DOM.uuid].status is Status.COMPLETED
-    assert len(told) == 1
+    assert target.ended == [("U",)]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_silent_target_is_not_waited_for(tmp_path: Path) -> None:
+    services, _ = carried_through(tmp_path, FakeTarget(silent=True))
+    assert services.ended_backups[DOM.uuid].status is Status.COMPLETED
+    (stored,) = services.journal.pending
+    assert stored.entry.exported == ("U",), "to be ended later"
+    assert len(list(tmp_path.iterdir())) == 1
