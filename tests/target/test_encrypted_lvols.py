@@ -200,6 +200,33 @@ def test_after_a_restart_the_guest_waits_for_the_key(target: Target, file: Path)
             assert vm.read(8, 16) == data
 
 
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        ("bdev_lvol_delete", {"name": "lvs0/v0"}),
+        ("bdev_lvol_delete_lvstore", {"lvs_name": "lvs0"}),
+        ("bdev_lvol_set_read_only", {"name": "lvs0/v0"}),
+        ("virtlun_lvol_roll_back", {"lvol_name": "lvs0/v0", "snapshot_name": "lvs0/s"}),
+        ("bdev_lvol_set_parent", {"lvol_name": "lvs0/v0", "parent_name": "lvs0/s2"}),
+    ],
+)
+def test_what_a_guest_waits_for_is_in_use(
+    target: Target, file: Path, method: str, params: dict[str, str]
+) -> None:
+    """As it is with its key; none of these needs that to be done."""
+    for name in ("s", "s2"):
+        target.rpc("bdev_lvol_snapshot", lvol_name="lvs0/v0", snapshot_name=name)
+    serve(target, "lvs0/v0")
+    number, _ = code(target, method, **params)
+    assert number == errno.EBUSY
+    target.restart()
+    number, sentence = code(target, method, **params)
+    assert number == errno.EBUSY
+    assert "lvol lvs0/v0 waits for its key k0, and" in sentence
+    target.rpc("vhost_delete_controller", ctrlr="vm-1", force=True)
+    target.rpc(method, **params)
+
+
 def test_a_snapshot_made_without_the_key_has_it_too(target: Target, file: Path) -> None:
     """Nothing is read for a snapshot or a clone, so they need no key to be made."""
     data = marked(4096)

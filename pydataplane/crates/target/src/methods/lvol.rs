@@ -359,11 +359,14 @@ fn create_lvol(app: &App, p: CreateLvol) -> Result<String, Error> {
     created.map(|lvol| lvol.uuid.to_string()).map_err(errors::lvol)
 }
 
-/// Refuses what nobody may do to an lvol in use, where it waits for its key and somebody for it.
+/// Refuses what nobody may do to an lvol in use, where it waits for its key and somebody for it: it is
+/// no bdev then, so nobody claims it.
 fn not_awaited(app: &App, name: &str) -> Result<(), Error> {
-    let (Some(key), Ok(lvol)) = (app.lvstores.awaited_key(name), app.lvstores.lvol(name)) else {
-        return Ok(());
-    };
+    app.lvstores.lvol(name).map_or(Ok(()), |lvol| check_not_awaited(app, &lvol))
+}
+
+fn check_not_awaited(app: &App, lvol: &LvolInfo) -> Result<(), Error> {
+    let Some(key) = lvol.key_name.as_ref().filter(|_| lvol.waits_for_key) else { return Ok(()) };
     let uuid = lvol.uuid.to_string();
     let config = app.config();
     let waits = |item: &&Item| item.problem.is_some() && bdev_of(item) == Some(&*uuid);
@@ -379,15 +382,16 @@ fn not_awaited(app: &App, name: &str) -> Result<(), Error> {
     }
 }
 
-/// Deletes lvols by `delete`; keys that go with the last lvol that they are of are wiped.
+/// Deletes `lvols` by `delete`; keys that go with the last lvol that they are of are wiped.
 fn delete(
     app: &App,
+    lvols: &[LvolInfo],
     delete: impl FnOnce(&lvol::Lvstores) -> Result<(), lvol::Error>,
 ) -> Result<bool, Error> {
-    let keys: BTreeSet<_> =
-        app.lvstores.encrypted().into_iter().map(|lvol| lvol.encryption.key).collect();
+    lvols.iter().try_for_each(|lvol| check_not_awaited(app, lvol))?;
     delete(&app.lvstores).map_err(errors::lvol)?;
-    keys.iter().for_each(|key| keys::let_go(app, key));
+    let keys: BTreeSet<_> = lvols.iter().filter_map(|lvol| lvol.key_name.as_ref()).collect();
+    keys.into_iter().for_each(|key| keys::let_go(app, key));
     Ok(true)
 }
 
@@ -417,7 +421,8 @@ fn add_lvstores(methods: &mut Methods, app: &Arc<App>) {
             Flags::LONG_WRITE,
             move |p: LvstoreRef| {
                 let lvstore = required(p.uuid, p.lvs_name)?;
-                delete(&a, |lvstores| lvstores.destroy_lvstore(&lvstore))
+                let lvols = a.lvstores.lvols(Some(&lvstore)).map_err(errors::lvol)?;
+                delete(&a, &lvols, |lvstores| lvstores.destroy_lvstore(&lvstore))
             },
         )
         .errors(&[Errno::NoDev, Errno::Busy, Errno::Inval, Errno::Io]);
@@ -508,8 +513,8 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
              it shows; one with more clones is refused.",
             Flags::LONG_WRITE,
             move |p: BdevName| {
-                not_awaited(&a, &p.name)?;
-                delete(&a, |lvstores| lvstores.delete_lvol(&p.name))
+                let lvol = a.lvstores.lvol(&p.name).map_err(errors::lvol)?;
+                delete(&a, &[lvol], |lvstores| lvstores.delete_lvol(&p.name))
             },
         )
         .errors(&[Errno::NoDev, Errno::Busy, Errno::Perm, Errno::NoSpc, Errno::Io]);
@@ -545,6 +550,7 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             "Make an lvol read-only for good; refused while it is in use.",
             Flags::LONG_WRITE,
             move |p: BdevName| {
+                not_awaited(&a, &p.name)?;
                 a.lvstores.set_read_only(&p.name).map(|_| true).map_err(errors::lvol)
             },
         )

@@ -360,6 +360,7 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             "Give a thin lvol that nobody uses a snapshot of its size as its parent.",
             Flags::LONG_WRITE,
             move |p: SetParent| {
+                not_awaited(&a, &p.lvol_name)?;
                 let set = a.lvstores.set_parent(&p.lvol_name, &p.parent_name);
                 set.map(|()| true).map_err(errors::lvol)
             },
