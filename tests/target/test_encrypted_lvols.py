@@ -25,6 +25,7 @@ from tests.support.encryption import (
     serve,
     waiting_guest,
 )
+from tests.support.rpc_schemas import methods
 from tests.support.target import Target
 from tests.target.conftest import MakeTarget
 
@@ -190,8 +191,21 @@ def test_after_a_restart_the_guest_waits_for_the_key(target: Target, file: Path)
                 number, sentence = code(target, method, **params)
                 assert number == errno.EBUSY, sentence
                 assert "waits for its key k0" in sentence
-            number, sentence = code(target, "virtlun_export_create", bdev_name="lvs0/v0")
-            assert number == errno.ENOKEY and "waits for its key k0" in sentence
+            for method, params in (
+                ("virtlun_export_create", {"bdev_name": "lvs0/v0"}),
+                (
+                    "vhost_scsi_controller_add_target",
+                    {"ctrlr": "vm-2", "scsi_target_num": 1, "bdev_name": "lvs0/v0"},
+                ),
+                ("bdev_get_bdevs", {"name": "lvs0/v0"}),
+                ("bdev_get_iostat", {"name": "lvs0/v0"}),
+                ("bdev_examine", {"name": "lvs0/v0"}),
+                ("virtlun_bdev_clear_flush_error", {"name": "lvs0/v0"}),
+            ):
+                number, sentence = code(target, method, **params)
+                assert number == errno.ENOKEY, (method, sentence)
+                assert "waits for its key k0" in sentence
+                assert any(each["code"] == -number for each in methods()[method]["errors"]), method
             assert not connected.done()
             give_key(target)
             assert target.rpc("virtlun_get_status")["restore_problems"] == []

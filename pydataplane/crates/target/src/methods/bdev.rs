@@ -186,7 +186,7 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
                 a.examine(&p.name).map(|()| true)
             },
         )
-        .errors(&[Errno::NoDev, Errno::Busy, Errno::IlSeq, Errno::Io]);
+        .errors(&[Errno::NoDev, Errno::NoKey, Errno::Busy, Errno::IlSeq, Errno::Io]);
     let a = app.clone();
     methods
         .add(
@@ -198,5 +198,12 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             Flags::LONG_WRITE,
             move |p: BdevName| clear_flush_error(&a, &p.name),
         )
-        .errors(&[Errno::NoDev, Errno::Inval, Errno::Busy, Errno::IlSeq, Errno::Io]);
+        .errors(&[
+            Errno::NoDev,
+            Errno::NoKey,
+            Errno::Inval,
+            Errno::Busy,
+            Errno::IlSeq,
+            Errno::Io,
+        ]);
 }

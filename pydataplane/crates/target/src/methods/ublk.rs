@@ -259,6 +259,7 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
         )
         .errors(&[
             Errno::NoDev,
+            Errno::NoKey,
             Errno::Busy,
             Errno::Exist,
             Errno::Inval,
@@ -288,7 +289,15 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             Flags::WRITE,
             move |p: Recover| recover(&a, p),
         )
-        .errors(&[Errno::NoDev, Errno::Busy, Errno::Exist, Errno::Inval, Errno::NoEnt, Errno::Io]);
+        .errors(&[
+            Errno::NoDev,
+            Errno::NoKey,
+            Errno::Busy,
+            Errno::Exist,
+            Errno::Inval,
+            Errno::NoEnt,
+            Errno::Io,
+        ]);
     let a = app.clone();
     methods
         .add(

@@ -350,7 +350,7 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
                 Ok(stats.into_iter().map(Stats::from).collect::<Vec<_>>())
             },
         )
-        .errors(&[Errno::NoDev, Errno::NoKey]);
+        .errors(&[Errno::NoDev]);
 }
 
 fn add_suspended(methods: &mut Methods, app: &Arc<App>) {
@@ -445,7 +445,14 @@ fn add_targets(methods: &mut Methods, app: &Arc<App>) {
             Flags::WRITE,
             move |p: AddTarget| add_target(&a, p),
         )
-        .errors(&[Errno::NoDev, Errno::Exist, Errno::Busy, Errno::NoSpc, Errno::Inval]);
+        .errors(&[
+            Errno::NoDev,
+            Errno::NoKey,
+            Errno::Exist,
+            Errno::Busy,
+            Errno::NoSpc,
+            Errno::Inval,
+        ]);
     let a = app.clone();
     methods
         .add(
