@@ -393,8 +393,10 @@ class Volumes(Lvstores):
         except RpcError as error:
             if error.code != NO_KEY:
                 raise
-            waiting = self.degraded()
-            return next(each for each in waiting if reference in (each.path, each.uuid))
+            for volume in self.degraded():
+                if reference in (volume.path, volume.uuid):
+                    return volume
+        return self.volume(reference)  # its key came meanwhile
 
     def uuids(self, store: Lvstore) -> set[str]:
         """Returns the UUIDs of the lvols that an lvstore holds, also while it is being loaded."""

@@ -6,6 +6,7 @@ import contextlib
 import random
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +48,15 @@ def assert_no_key(text: str) -> None:
             part = key[at : at + 16]
             assert part not in text.lower(), text
             assert str(list(bytes.fromhex(part)))[1:-1] not in text, text
+
+
+def make_encrypted(target: Target, mib: int = 16, *, size: int = 64 << 20) -> Path:
+    """Makes c0 on the thin volume lvs0/v0, with the key k0; returns the file of lvs0, of `size`."""
+    file = target.make_lvstore(size=size)
+    target.make_thin("v0", mib)
+    give_key(target)
+    encrypt(target, "lvs0/v0")
+    return file
 
 
 @contextlib.contextmanager

@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from tests.support.encryption import KEY, KEY2, MARK, encrypt, give_key, guest, marked, serve
+from tests.support.encryption import (
+    KEY,
+    KEY2,
+    MARK,
+    encrypt,
+    give_key,
+    guest,
+    make_encrypted,
+    marked,
+    serve,
+)
 from tests.support.target import Target
 
 MIB = 1 << 20
@@ -99,10 +109,7 @@ def test_a_thin_volume_stays_thin_and_unmapped_blocks_read_as_zeros(target: Targ
 
 
 def test_a_volume_grows_under_its_guest(target: Target) -> None:
-    target.make_lvstore(size=128 * MIB)
-    target.make_thin("v0", 8)
-    give_key(target)
-    encrypt(target, "lvs0/v0")
+    make_encrypted(target, 8, size=128 * MIB)
     serve(target)
     with guest(target) as vm:
         vm.write(8 * MIB // 512 - 8, marked(4096))
@@ -115,10 +122,7 @@ def test_a_volume_grows_under_its_guest(target: Target) -> None:
 
 
 def test_a_clone_of_encrypted_data_reads_the_same_with_the_same_key(target: Target) -> None:
-    target.make_lvstore(size=128 * MIB)
-    target.make_thin("v0", 16)
-    give_key(target)
-    encrypt(target, "lvs0/v0")
+    make_encrypted(target, size=128 * MIB)
     data = marked(3 * MIB)
     with target.exported("c0") as path, path.open("r+b") as file:
         file.write(data)

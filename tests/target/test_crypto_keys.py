@@ -18,6 +18,7 @@ from tests.support.encryption import (
     encrypt,
     give_key,
     guest,
+    make_encrypted,
     marked,
     serve,
     waiting_guest,
@@ -29,10 +30,7 @@ MIB = 1 << 20
 
 
 def test_after_a_restart_the_guest_waits_for_the_key(target: Target) -> None:
-    target.make_lvstore()
-    target.make_thin("v0", 16)
-    give_key(target)
-    encrypt(target, "lvs0/v0")
+    make_encrypted(target)
     serve(target)
     target.rpc("bdev_malloc_create", name="m0", num_blocks=2048, block_size=512)
     serve(target, "m0", "vm-2")
@@ -85,10 +83,7 @@ def test_after_a_restart_the_guest_waits_for_the_key(target: Target) -> None:
 
 def test_a_guest_that_waits_goes_on_without_a_disk_that_is_taken_away(target: Target) -> None:
     target.rpc("bdev_malloc_create", name="m0", num_blocks=8192, block_size=512)
-    target.make_lvstore()
-    target.make_thin("v0", 16)
-    give_key(target)
-    encrypt(target, "lvs0/v0")
+    make_encrypted(target)
     serve(target, "m0")
     target.add_lun("vm-1", "c0", 1)
     target.restart()
@@ -111,10 +106,7 @@ def test_a_guest_that_waits_goes_on_without_a_disk_that_is_taken_away(target: Ta
 
 
 def test_a_new_program_has_the_keys(target: Target) -> None:
-    target.make_lvstore()
-    target.make_thin("v0", 16)
-    give_key(target)
-    encrypt(target, "lvs0/v0")
+    make_encrypted(target)
     serve(target)
     with guest(target) as vm:
         vm.write(8, marked(8192))
@@ -129,10 +121,7 @@ def test_a_new_program_has_the_keys(target: Target) -> None:
 
 
 def test_a_new_program_waits_for_a_key_as_the_old_one_did(target: Target) -> None:
-    target.make_lvstore()
-    target.make_thin("v0", 16)
-    give_key(target)
-    encrypt(target, "lvs0/v0")
+    make_encrypted(target)
     serve(target)
     target.restart()
     target.upgrade()
@@ -187,10 +176,7 @@ def test_no_key_is_kept_told_or_logged(make_target: MakeTarget) -> None:
 
 
 def test_what_is_used_stays(target: Target) -> None:
-    target.make_lvstore()
-    target.make_thin("v0", 16)
-    give_key(target)
-    encrypt(target, "lvs0/v0")
+    make_encrypted(target)
     busy: list[tuple[str, dict[str, Any], str]] = [
         ("accel_crypto_key_destroy", {"key_name": "k0"}, "in use by bdev c0"),
         ("bdev_lvol_delete", {"name": "lvs0/v0"}, "in use by crypto bdev c0"),
@@ -289,10 +275,7 @@ def in_memory(target: Target, wanted: bytes) -> int:
 
 
 def test_with_its_base_a_bdev_that_waits_is_forgotten(target: Target) -> None:
-    target.make_lvstore()
-    target.make_thin("v0", 16)
-    give_key(target)
-    encrypt(target, "lvs0/v0")
+    make_encrypted(target)
     serve(target)
     target.restart()
     target.rpc("bdev_uring_delete", name="lvs0-base")

@@ -5,7 +5,6 @@ use crate::encryption::{ENCRYPTION_XATTR, Encrypted};
 use crate::error::Error;
 use crate::volume::Volume;
 use blobstore::HistoryOptions;
-use std::collections::BTreeMap;
 
 impl Lvs {
     /// A key is here: the lvols that waited for it become bdevs.
@@ -65,9 +64,4 @@ pub(crate) fn not_reserved<'a>(
             Err(Error::BadParameter { op: op.to_owned(), why })
         }
     }
-}
-
-/// As [`not_reserved`], of xattrs that are given.
-pub(crate) fn none_reserved(op: &str, xattrs: &BTreeMap<String, Vec<u8>>) -> Result<(), Error> {
-    not_reserved(op, xattrs.keys())
 }

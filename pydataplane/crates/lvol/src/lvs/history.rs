@@ -1,7 +1,7 @@
 //! Snapshots and clones of the volumes of an lvstore: taken, made, taken apart.
 
 use super::Lvs;
-use super::encryption::none_reserved;
+use super::encryption::not_reserved;
 use crate::error::Error;
 use crate::info::{LvolInfo, NewLvol};
 use crate::volume::Volume;
@@ -111,7 +111,7 @@ impl Lvs {
     /// What the store is to make, unless there is or soon will be an lvol of that name or UUID.
     pub(super) fn options(&self, op: &str, new: &NewLvol) -> Result<HistoryOptions, Error> {
         let NewLvol { name, uuid, xattrs } = new.clone();
-        none_reserved(op, &xattrs)?;
+        not_reserved(op, xattrs.keys())?;
         let uuid = uuid.unwrap_or_else(Uuid::new_v4);
         self.not_zeroing(op, &[&name, &uuid.to_string()])?;
         for key in [format!("{}/{name}", self.name()), uuid.to_string()] {

@@ -1,7 +1,7 @@
 //! What is done with one volume of an lvstore: made, grown, renamed, deleted.
 
 use super::Lvs;
-use super::encryption::none_reserved;
+use super::encryption::not_reserved;
 use super::turns::Turn;
 use crate::encryption::{ENCRYPTION_XATTR, Encryption};
 use crate::error::Error;
@@ -19,7 +19,7 @@ impl Lvs {
     pub fn create_lvol(&self, options: &LvolOptions) -> Result<LvolInfo, Error> {
         let alias = format!("{}/{}", self.name(), options.name);
         let op = format!("create lvol {alias}");
-        none_reserved(&op, &options.xattrs)?;
+        not_reserved(&op, options.xattrs.keys())?;
         let mut xattrs = options.xattrs.clone();
         if let Some(key) = &options.key {
             let check = key
