@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.support.wait import until
+
 POKEUSER, CONT, DETACH, SYSCALL, SETOPTIONS, SEIZE, INTERRUPT = 6, 7, 17, 24, 0x4200, 0x4206, 0x4207
 PEEKUSER = 3
 TRACESYSGOOD = 1
@@ -45,13 +47,18 @@ def is_possible() -> bool:
 
 def thread_named(pid: int, name: str) -> int:
     """Returns the thread of process `pid` that has that name."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        # Others may end meanwhile.
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if (task / "comm").read_text().strip() == name:
-                found.append(int(task.name))
-    (tid,) = found
+
+    def found() -> list[int]:
+        threads = []
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            # Others may end meanwhile.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if (task / "comm").read_text().strip() == name:
+                    threads.append(int(task.name))
+        return threads
+
+    # The kernel may leave one out of the list when another one ends while that is read.
+    (tid,) = until(found, f"a thread {name} of process {pid}")
     return tid
 
 
