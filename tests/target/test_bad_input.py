@@ -9,6 +9,7 @@ import socket
 import struct
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -398,3 +399,29 @@ def test_a_client_that_never_reads_holds_up_nobody(target: Target) -> None:
                 sent += connection.send(request * 100)
         assert len(target.rpc("bdev_get_bdevs")) == 50
         target.rpc("bdev_null_delete", name="n0")
+
+
+@pytest.mark.root
+def test_a_block_device_that_somebody_holds_is_waited_for_a_moment(target: Target) -> None:
+    """As of a program that ended just now, whose io_uring the kernel still takes apart."""
+    file = target.make_file("disk", 16 << 20)
+    loop = subprocess.check_output(["losetup", "-f", "--show", str(file)], text=True).strip()
+    create = {"filename": loop, "name": "d", "block_size": 512}
+    try:
+        held = os.open(loop, os.O_RDWR | os.O_EXCL)
+        with ThreadPoolExecutor(1) as pool:
+            made = pool.submit(target.rpc, "bdev_aio_create", **create)
+            with contextlib.suppress(TimeoutError):
+                pytest.fail(f"it was not waited for: {made.result(0.2)}")
+            os.close(held)
+            assert made.result(60) == "d"
+        target.rpc("bdev_aio_delete", name="d")
+        held = os.open(loop, os.O_RDWR | os.O_EXCL)
+        try:
+            refused = target.fails("bdev_aio_create", **create)
+        finally:
+            os.close(held)
+        assert f"{loop} is in use by the system (mounted, swap or RAID)" in str(refused)
+    finally:
+        target.stop()
+        subprocess.run(["losetup", "-d", loop], check=True)

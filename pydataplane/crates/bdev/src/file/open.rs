@@ -31,10 +31,11 @@ const FUSE: i64 = 0x6573_5546;
 
 /// How long a lock that outlives its process is waited for, and how often it is tried.
 const DEAD_OWNER_WAIT: Duration = Duration::from_secs(10);
-const DEAD_OWNER_POLL: Duration = Duration::from_millis(2);
-/// How long a lock of a living process on a block device is waited for: udev holds one for a moment
-/// whenever somebody closed the device after writing, a target that is started again for instance.
-const UDEV_WAIT: Duration = Duration::from_secs(1);
+const HELD_POLL: Duration = Duration::from_millis(2);
+/// How long a block device is waited for that a living process has locked, or that is held: udev locks one
+/// for a moment whenever somebody closed the device after writing, a target that is started again for
+/// instance; and the kernel lets go of what a target has closed after it is done with that one's io_uring.
+const HELD_WAIT: Duration = Duration::from_secs(1);
 
 /// A file that is open and not locked: whoever uses it goes on.
 #[derive(Debug)]
@@ -245,13 +246,20 @@ fn open_with(
 
 /// Opens for direct I/O, or buffered where the file system refuses that.
 fn open_file(path: &Path, read_only: bool, block_device: bool) -> Result<(File, bool), String> {
-    match open_with(path, read_only, block_device, libc::O_DIRECT) {
-        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
-            open_with(path, read_only, block_device, 0)
+    let begun = Instant::now();
+    loop {
+        let opened = match open_with(path, read_only, block_device, libc::O_DIRECT) {
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+                open_with(path, read_only, block_device, 0)
+            }
+            r => r,
+        };
+        let held = |e: &io::Error| block_device && e.raw_os_error() == Some(libc::EBUSY);
+        if !opened.as_ref().is_err_and(held) || begun.elapsed() >= HELD_WAIT {
+            return opened.map_err(|e| open_error(path, read_only, &e));
         }
-        r => r,
+        std::thread::sleep(HELD_POLL);
     }
-    .map_err(|e| open_error(path, read_only, &e))
 }
 
 /// Locks out other processes, and other devices of this one. Readers share.
@@ -267,7 +275,7 @@ fn lock(file: &File, path: &Path, read_only: bool, block_device: bool) -> Result
     let timeout = || match lock_owner(file) {
         Some(pid) if !is_dead(pid) => {
             if block_device {
-                UDEV_WAIT
+                HELD_WAIT
             } else {
                 Duration::ZERO
             }
@@ -275,7 +283,7 @@ fn lock(file: &File, path: &Path, read_only: bool, block_device: bool) -> Result
         _ => DEAD_OWNER_WAIT,
     };
     while locked == Err(Errno::WOULDBLOCK) && begun.elapsed() < timeout() {
-        std::thread::sleep(DEAD_OWNER_POLL);
+        std::thread::sleep(HELD_POLL);
         locked = flock(file, how);
     }
     match locked {
