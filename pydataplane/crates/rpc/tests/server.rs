@@ -4,7 +4,7 @@ use rpc::{Errno, Error, Flags, Methods, NoParams, Phase, Server, SocketOptions};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -307,11 +307,25 @@ fn clients_that_take_no_reply_keep_nobody_out_and_only_as_many_go_as_must() {
     let f = Fixture::new();
     let mut deaf: Vec<_> = (0..rpc::clients::MAX_CONNECTIONS).map(|_| f.connect()).collect();
     deaf.iter_mut().for_each(ask_for_much);
-    // Refused as long as all requests still run.
+    // Refused as long as all requests still run: told so, and closed, perhaps before it has asked.
     let served = |_| {
         let mut next = f.connect();
-        next.send(&json!({"id": 2, "method": "change"}).to_string());
-        (next.reply()["result"] == true).then_some(next)
+        let request = json!({"id": 2, "method": "change"}).to_string();
+        let mut line = String::new();
+        let asked = next.stream.write_all(request.as_bytes());
+        match asked.and_then(|()| next.replies.read_line(&mut line)) {
+            Ok(_) => {
+                let reply: Value = serde_json::from_str(&line).unwrap();
+                (reply["result"] == true).then_some(next)
+            }
+            Err(e) => {
+                assert!(
+                    matches!(e.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset),
+                    "{e}"
+                );
+                None
+            }
+        }
     };
     let mut next = (0..).find_map(served).unwrap();
     let mut cut_off = 0;
