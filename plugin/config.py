@@ -103,6 +103,9 @@ class GatewaySection(Section):
     """The same for the read-only socket."""
     libvirtd_conf: Path = Path("/etc/libvirt/libvirtd.conf")
     """Where `auto` looks; what cannot be read there counts as polkit."""
+    auth_conf: Path = Path("/etc/libvirt/auth.conf")
+    """libvirt's file of names and passwords: who the gateway is for a libvirtd that asks for SASL
+    (mechanisms SCRAM-SHA-512, -256 and -1), as [auth-libvirt-localhost]."""
     pkcheck: str = "pkcheck"
     """polkit's program."""
     max_clients: int = Field(default=1000, gt=0)

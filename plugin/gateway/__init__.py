@@ -9,6 +9,7 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     libvirtdconf, listen         what libvirtd.conf says of clients; sockets
     manager                      what systemd is told
     incoming, outgoing, channel  what a socket received; what it is sent; messages over it
+    sasl                         who we are for a libvirtd that asks for it
     upstream, admin              a small libvirt client, for calls of our own
     joined                       what many ask at the same time, asked once
     usage                        what guests did with LUNs

@@ -18,10 +18,14 @@ from plugin.gateway.upstream import Events, Upstream, open_arguments
 class AdminConnection:
     """One connection to the libvirtd behind `path`, shared by all who need it."""
 
-    def __init__(self, path: Path, uri: str) -> None:
-        """Opens nothing yet; `uri` is the one of the hypervisor whose domains we serve."""
+    def __init__(self, path: Path, uri: str, auth_conf: Path) -> None:
+        """Opens nothing yet; `uri` is the one of the hypervisor whose domains we serve.
+
+        `auth_conf` says who we are where libvirtd asks.
+        """
         self._path = path
         self._arguments = open_arguments(uri)
+        self._auth_conf = auth_conf
         self._events: Events = {}
         self._lost: Callable[[], None] | None = None
         self._upstream: Upstream | None = None
@@ -44,7 +48,7 @@ class AdminConnection:
             if self._upstream is None or not self._upstream.alive:
                 if self._upstream is not None:
                     await self._upstream.close()
-                upstream = await Upstream.open(self._path, self._arguments, None)
+                upstream = await Upstream.open(self._path, self._arguments, None, self._auth_conf)
                 try:
                     if self._lost is not None:
                         await upstream.watch(self._events, self._lost)

@@ -61,7 +61,9 @@ class Caller:
             if self._own is None or not self._own.alive:
                 if self._own is not None:
                     await self._own.close()
-                self._own = await Upstream.open(self._path, self.open_arguments, self.identity)
+                self._own = await Upstream.open(
+                    self._path, self.open_arguments, self.identity, self._config.auth_conf
+                )
             return self._own
 
     async def adopt_identity(self, payload: bytes) -> None:

@@ -42,8 +42,9 @@ class Gateway:
         """Makes no connection and no socket yet: see `open` and `run`."""
         self.config = config.gateway
         self.sessions: set[Session] = set()
-        self.admin = AdminConnection(self.config.upstream, self.config.uri)
-        self.asking = AdminConnection(self.config.upstream, self.config.uri)
+        libvirtd = (self.config.upstream, self.config.uri, self.config.auth_conf)
+        self.admin = AdminConnection(*libvirtd)
+        self.asking = AdminConnection(*libvirtd)
         settings = config.settings()
         locks = Locks()
         target = Targets(config)

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import structlog
 
+from plugin.gateway import sasl
 from plugin.gateway.channel import Channel
-from plugin.gateway.errors import Code, Refused, UpstreamError, UpstreamGone
+from plugin.gateway.errors import UpstreamError, UpstreamGone
 from plugin.gateway.messages import Domain, DomainCall, read_string
 from plugin.gateway.procs import QEMU_AGENT_COMMAND, Proc, name_of
 from plugin.gateway.wire import (
@@ -115,10 +116,13 @@ class Upstream:
         self._reader = asyncio.create_task(self._read())
 
     @classmethod
-    async def open(cls, path: Path, arguments: bytes, identity: bytes | None) -> Upstream:
+    async def open(
+        cls, path: Path, arguments: bytes, identity: bytes | None, auth_conf: Path
+    ) -> Upstream:
         """Connects to libvirtd, opens its hypervisor and hands over the identity to act under.
 
-        `arguments` are those of CONNECT_OPEN: see `open_arguments`.
+        `arguments` are those of CONNECT_OPEN: see `open_arguments`. `auth_conf` says who we are
+        where libvirtd asks: see plugin.gateway.sasl.
 
         Raises:
             UpstreamGone: no libvirtd.
@@ -130,11 +134,7 @@ class Upstream:
             # AUTH_LIST is what makes libvirtd take a local root client as authenticated.
             reader = Reader(await upstream.call(Proc.AUTH_LIST))
             if AUTH_SASL in reader.array(reader.u32, AUTH_TYPES_MAX):
-                raise Refused(
-                    Code.AUTH_UNAVAILABLE,
-                    f"libvirtd asks for SASL on {path}, which the gateway cannot answer for calls"
-                    " of its own: let auth_unix_rw be polkit or none in its configuration",
-                )
+                await sasl.authenticate(upstream.call, auth_conf)
             await upstream.call(Proc.CONNECT_OPEN, arguments)
             if identity is not None:
                 await upstream.call(Proc.SET_IDENTITY, identity)

@@ -45,6 +45,7 @@ listen_ro = "{listen_ro}"
 upstream = "{upstream}"
 upstream_ro = "{upstream_ro}"
 libvirtd_conf = "{libvirtd_conf}"
+auth_conf = "{auth_conf}"
 state_dir = "{state_dir}"
 memory_dir = "{memory_dir}"
 
@@ -98,6 +99,7 @@ class Host:
                     upstream=self.libvirtd.socket,
                     upstream_ro=self.libvirtd.socket_ro,
                     libvirtd_conf=self.libvirtd.scratch / "etc/libvirtd.conf",
+                    auth_conf=self.libvirtd.scratch / "etc/auth.conf",
                     state_dir=self.scratch / "notes",
                     memory_dir=self.scratch / "memory",
                     hook_state=self.scratch / "hook",

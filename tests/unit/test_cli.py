@@ -266,16 +266,23 @@ def test_doctor_tells_of_ways_to_libvirt_that_pass_the_gateway_by(tmp_path: Path
     assert libvirt.remote_clients(Path("/gw"), "").state == "ok"
 
 
-def test_doctor_tells_that_sasl_is_not_possible(tmp_path: Path) -> None:
+def test_doctor_tells_who_the_gateway_is_for_sasl(tmp_path: Path) -> None:
     conf = tmp_path / "libvirtd.conf"
-    settings = Config(gateway=GatewaySection(libvirtd_conf=conf))
+    auth = tmp_path / "auth.conf"
+    settings = Config(gateway=GatewaySection(libvirtd_conf=conf, auth_conf=auth))
     for words, state in (('auth_unix_rw = "sasl"', "failed"), ('auth_unix_rw = "none"', "ok")):
         conf.write_text(words)
         assert libvirt.authentication(settings).state == state
-    modular = GatewaySection(libvirtd_conf=conf, upstream=Path("/run/libvirt/virtqemud-sock"))
+    upstream = Path("/run/libvirt/virtqemud-sock")
+    modular = GatewaySection(libvirtd_conf=conf, auth_conf=auth, upstream=upstream)
     (tmp_path / "virtqemud.conf").write_text('auth_unix_rw = "sasl"')
     found = libvirt.authentication(Config(gateway=modular))
     assert found.state == "failed" and "virtqemud.conf" in found.found
+    auth.write_text(
+        "[credentials-x]\nauthname=me\npassword=p%w\n[auth-libvirt-default]\ncredentials=x\n"
+    )
+    found = libvirt.authentication(Config(gateway=modular))
+    assert found.state == "ok" and "the gateway is me for libvirtd" in found.found
 
 
 @pytest.mark.parametrize(

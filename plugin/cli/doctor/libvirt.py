@@ -16,7 +16,8 @@ from typing import Literal
 from plugin import qemu_user
 from plugin.cli.doctor.finding import Finding, dotted, run, version_of
 from plugin.config import LIBVIRTDS_PLACES, Config
-from plugin.gateway import libvirtdconf
+from plugin.gateway import libvirtdconf, sasl
+from plugin.gateway.errors import Refused
 from plugin.hook import archive
 from pydataplane import emulator
 
@@ -139,14 +140,14 @@ def authentication(settings: Config) -> Finding:
     what = "authentication"
     gateway = settings.gateway
     file = libvirtdconf.configuration_of(gateway.libvirtd_conf, gateway.upstream)
-    if libvirtdconf.configured(file, read_only=False) is libvirtdconf.Auth.SASL:
-        return Finding(
-            what,
-            "failed",
-            f"{file} asks for SASL, which the gateway cannot answer",
-            'set auth_unix_rw = "polkit" or "none" there, and restart the daemon',
-        )
-    return Finding(what, "ok", "the gateway gets in")
+    if libvirtdconf.configured(file, read_only=False) is not libvirtdconf.Auth.SASL:
+        return Finding(what, "ok", "the gateway gets in")
+    try:
+        name = sasl.credentials(gateway.auth_conf).name
+    except Refused as error:
+        found, _, advice = str(error).partition(": ")
+        return Finding(what, "failed", f"{file}: {found}", advice)
+    return Finding(what, "ok", f"the gateway is {name} for libvirtd, which asks for SASL")
 
 
 def admission(settings: Config, folders: Sequence[Path] = UNITS) -> Finding:

@@ -13,7 +13,7 @@ from plugin.gateway.libvirtdconf import configured
 from plugin.gateway.procs import Proc
 from plugin.gateway.upstream import open_arguments
 from plugin.gateway.xdr import Reader
-from tests.unit.gateway.world import NOBODY, ReplyError, World, disk, play
+from tests.unit.gateway.world import NOBODY, ReplyError, World, play
 
 OPEN = open_arguments("qemu:///system")
 
@@ -122,14 +122,3 @@ def test_a_daemon_of_its_own_for_qemu_has_a_configuration_of_its_own(tmp_path: P
     assert not libvirtdconf.judges_calls(libvirtd)
     libvirtd.write_text('access_drivers = [ "polkit" ]\n')
     assert libvirtdconf.judges_calls(libvirtd)
-
-
-def test_a_libvirtd_that_asks_everybody_for_sasl_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    async def body(world: World) -> None:
-        dom = world.domain()
-        client = await world.client()
-        world.libvirtd.auth_type = 1
-        with pytest.raises(ReplyError, match=r"asks for SASL on .*: let auth_unix_rw be polkit"):
-            await client.attach(dom.ref, disk(), 1)
-
-    play(tmp_path, body)
