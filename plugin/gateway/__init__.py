@@ -15,11 +15,13 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     usage                        what guests did with LUNs
     lvolsnapshots                what snapshots of domains need of a target
     lvolcheckpoints              their checkpoints, which are lvol snapshots, too
+    lvolchain                    the snapshots that a volume is made of, merged
     target, answers, targets     LUNs and volumes, of one target and of all
     backup                       what lvol snapshots have is copied, or served
     statistics, guestdisks       results of GET_ALL_DOMAIN_STATS and of the guest agent, in bytes
     parsing, budget              threads for XML, and memory for calls: whose turn it is
     locks, events, journal       one operation at a time; device events; changes under way, on disk
+    blockjobs                    jobs of disks of ours
     redefined                    the events of definitions that we replace, held back
     domains, shown, known        a domain's XML: questions to it, as clients see it, what is ours
     domstats                     statistics of domains, as clients see them

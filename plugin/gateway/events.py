@@ -82,14 +82,17 @@ class IoErrorEvent:
 
 
 @dataclass(frozen=True)
-class PullEvent:
-    """A block pull came to its end."""
+class BlockJobEvent:
+    """A block job of a disk is ready, or came to its end."""
 
     dom: Domain
     path: str
     """The disk's source."""
     dev: str
-    failed: bool
+    kind: int
+    """virDomainBlockJobType."""
+    status: int
+    """virConnectDomainEventBlockJobStatus."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ class JobEvent:
     progress: Progress
 
 
-Announced = DeviceChange | IoErrorEvent | PullEvent | JobEvent
+Announced = DeviceChange | IoErrorEvent | BlockJobEvent | JobEvent
 """What clients are told of."""
 
 IO_ERROR = 4
@@ -116,9 +119,6 @@ JOB_COMPLETED = 21
 
 OPERATION_BACKUP = 9
 """VIR_DOMAIN_JOB_OPERATION_BACKUP."""
-
-_PULL = 1
-"""VIR_DOMAIN_BLOCK_JOB_TYPE_PULL."""
 
 _ACTION_PAUSE = 1
 """VIR_DOMAIN_EVENT_IO_ERROR_PAUSE."""
@@ -194,8 +194,8 @@ class Subscriptions:
         """Returns the messages to send to the client."""
         if isinstance(change, IoErrorEvent):
             return self._io_error(change)
-        if isinstance(change, PullEvent):
-            return self._pull(change)
+        if isinstance(change, BlockJobEvent):
+            return self._block_job(change)
         if isinstance(change, JobEvent):
             return self._job(change)
         event, dom, alias = change.event, change.dom, change.alias
@@ -224,14 +224,14 @@ class Subscriptions:
             found.append(message(MessageType.MESSAGE, proc, 0, bytes(body)))
         return found
 
-    def _pull(self, end: PullEvent) -> list[bytes]:
+    def _block_job(self, job: BlockJobEvent) -> list[bytes]:
         found = []
         for callback, (wanted, uuid) in self.callbacks.items():
-            if wanted not in (BLOCK_JOB, BLOCK_JOB_2) or uuid not in (None, end.dom.uuid):
+            if wanted not in (BLOCK_JOB, BLOCK_JOB_2) or uuid not in (None, job.dom.uuid):
                 continue
             by_path = wanted == BLOCK_JOB
-            body = end.dom.write(Writer().i32(callback))
-            body.string(end.path if by_path else end.dev).i32(_PULL).i32(int(end.failed))
+            body = job.dom.write(Writer().i32(callback))
+            body.string(job.path if by_path else job.dev).i32(job.kind).i32(job.status)
             proc = Proc.CALLBACK_BLOCK_JOB if by_path else Proc.EVENT_BLOCK_JOB_2
             found.append(message(MessageType.MESSAGE, proc, 0, bytes(body)))
         return found

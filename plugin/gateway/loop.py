@@ -59,6 +59,7 @@ class ReconcileLoop:
         dom, event = told
         if event in _STOPPED:
             self._stopped[dom.uuid] = (dom, LEAVE_TRIES)
+            self._services.block_jobs.domain_stopped(dom.uuid)
         elif event == DEFINED:
             self._defined[dom.uuid] = dom
         self._wake.set()

@@ -13,6 +13,7 @@ import structlog
 from plugin.config import LIBVIRTDS_PLACES, AuthSetting, Config
 from plugin.gateway import libvirtdconf, runningbackups
 from plugin.gateway.admin import AdminConnection
+from plugin.gateway.blockjobs import BlockJobs
 from plugin.gateway.budget import Budget
 from plugin.gateway.domstats import DomainStats
 from plugin.gateway.events import Announced
@@ -66,7 +67,7 @@ class Gateway:
             admin=self.admin.get,
             announce=self.announce,
             hold_back=self.hold_back,
-            pulls={},
+            block_jobs=BlockJobs(self.announce),
             backups={},
             ended_backups={},
             paused=paused,

@@ -13,6 +13,7 @@ from uuid import UUID
 from plugin.config import GatewaySection, HookSection
 from plugin.gateway.backup.job import Backup
 from plugin.gateway.backup.progress import Progress
+from plugin.gateway.blockjobs import BlockJobs
 from plugin.gateway.budget import Budget
 from plugin.gateway.domstats import DomainStats
 from plugin.gateway.events import Announced
@@ -56,8 +57,8 @@ class Services:
     """Sends an event to every client that registered for it; never waits."""
     hold_back: Callable[[bytes, bool], None]
     """Has no client told that a domain (its UUID) is defined anew, or (False) that undone."""
-    pulls: dict[tuple[bytes, str], asyncio.Task[None]]
-    """Block pulls under way, by domain (its UUID) and target dev; see handlers.pull."""
+    block_jobs: BlockJobs
+    """Of disks of ours."""
     backups: dict[bytes, Backup]
     """Backups of disks of ours that run, by domain (its UUID)."""
     ended_backups: dict[bytes, Progress]

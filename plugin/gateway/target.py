@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from plugin.gateway import lvolcheckpoints, lvolsnapshots, usage
+from plugin.gateway import lvolchain, lvolcheckpoints, lvolsnapshots, usage
 from plugin.gateway.errors import Kept, NoAnswer, Refused
+from plugin.gateway.lvolchain import Range
 from plugin.gateway.lvolcheckpoints import Checkpoint
 from plugin.gateway.usage import Unit, Usage
 from pydataplane.client import Client
@@ -181,6 +182,14 @@ class Target:
     async def missing_snapshots(self, held: Sequence[Held]) -> list[Held]:
         """Returns those whose lvol snapshot, or volume, is not there."""
         return await self._run(lambda: lvolsnapshots.missing(self._volumes, held))
+
+    async def merged_by(self, volume: str, wanted: Range, prefix: str) -> list[str]:
+        """Returns the UUIDs of a volume's snapshots that a commit merges."""
+        return await self._run(lambda: lvolchain.merged_by(self._volumes, volume, wanted, prefix))
+
+    async def merge(self, snapshots: Sequence[str]) -> None:
+        """Deletes snapshots (UUIDs) that are there; what is above each gets what it had."""
+        await self._run(lambda: lvolchain.merge(self._patient, snapshots))
 
     async def roll_back(self, held: Held) -> None:
         """Has a volume that nobody uses read as its snapshot; safe to repeat."""

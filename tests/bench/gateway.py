@@ -122,6 +122,8 @@ class BenchHost:
                 upstream=self.libvirtd.socket,
                 upstream_ro=self.libvirtd.socket_ro,
                 libvirtd_conf=self.libvirtd.scratch / "etc/libvirtd.conf",
+                auth_conf=self.libvirtd.scratch / "etc/auth.conf",
+                memory_dir=self.scratch / "memory",
                 state_dir=self.scratch / "notes",
                 hook_state=self.scratch / "hook",
             )

@@ -83,6 +83,11 @@ ROWS = (
     Row("blockcopy vm sda {FOLDER}/copy --transient-job", (Proc.BLOCK_COPY,), fails=True),
     Row("blockpull vm sda --wait", (Proc.BLOCK_REBASE,)),
     Row("blockcommit vm sda --active", (Proc.BLOCK_COMMIT,), fails=True),
+    Row(
+        "snapshot-create-as vm t --disk-only --no-metadata --diskspec vda,snapshot=no",
+        (Proc.SNAPSHOT_CREATE_XML,),
+    ),
+    Row("blockcommit vm sda --active --pivot", (Proc.BLOCK_COMMIT, Proc.BLOCK_JOB_ABORT)),
     Row("snapshot-create-as vm s", (Proc.SNAPSHOT_CREATE_XML,), fails=True),
     Row("snapshot-create-as vm s --disk-only --quiesce", (Proc.SNAPSHOT_CREATE_XML,), fails=True),
     Row("snapshot-create-as vm s --disk-only", (Proc.SNAPSHOT_CREATE_XML,)),

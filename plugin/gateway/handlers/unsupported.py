@@ -19,9 +19,6 @@ REBASE_COPY = 8
 
 _IN_THE_GUEST = "attach the other disk, too, and copy in the guest, or shut the guest down and copy"
 _WHY = {
-    Proc.BLOCK_COMMIT: "a virtlun volume is not committed to a snapshot below it: delete the"
-    " snapshot (`virsh snapshot-delete`), and the volume takes over what it had",
-    Proc.BLOCK_JOB_ABORT: "a block job of a virtlun volume cannot be stopped; it ends by itself",
     Proc.BLOCK_JOB_SET_SPEED: "a block job of a virtlun volume has no limit of its speed",
     Proc.BLOCK_COPY: "QEMU cannot copy a virtlun volume, for the target does its I/O: "
     + _IN_THE_GUEST,
@@ -78,7 +75,7 @@ async def threshold(call: Call) -> None:
 
 
 async def block_job(call: Call) -> None:
-    """BLOCK_COMMIT, BLOCK_COPY, BLOCK_JOB_ABORT and _SET_SPEED."""
+    """BLOCK_COPY and BLOCK_JOB_SET_SPEED."""
     lun = await _disk(call)
     if lun is not None:
         raise _refused(lun, _WHY[Proc(call.header.procedure)])
@@ -128,11 +125,3 @@ async def _check_destination(call: Call, disk_xml: str) -> None:
             f"QEMU cannot copy a disk to virtlun volume {volume.alias}, which it does not open: "
             + _IN_THE_GUEST,
         )
-
-
-async def block_job_info(call: Call) -> None:
-    """GET_BLOCK_JOB_INFO: of a pull, or that there is none."""
-    lun = await _disk(call)
-    if lun is not None:
-        dom = Domain.read(Reader(call.payload))
-        await call.answer(await pull.progress(call.services, dom, lun))
