@@ -3,8 +3,8 @@
 Random reads and writes of 4 KiB at QD32 of a thick and a thin volume and of clones, each of a chain
 of 1, 8 and 32 snapshots that have its clusters in turn, beside the bdev that their lvstore lies on:
 hot, where the volume has its clusters, and cold, where each write is the first to its cluster. A
-volume has 1 GiB in clusters of 64 KiB. In RAM that was written before, and in a file whose disk is
-written to directly. In brackets what each is of the bdev's.
+volume has 1 GiB in clusters of 64 KiB, all of which was written before it is read. In RAM, and in a
+file whose disk is written to directly. In brackets what each is of the bdev's.
 """
 
 from __future__ import annotations
@@ -38,11 +38,16 @@ def first_writes(target: Target, bdev: str) -> float:
     return run(target, bdev, "--stride", str(CLUSTER), "--size", SIZE)
 
 
+def fill(target: Target, bdev: str) -> None:
+    """Writes all of it, so that no read is of a hole."""
+    run(target, bdev, "--bs", "1m", "--stride", "1m", "--size", SIZE)
+
+
 def write_each(target: Target, volume: str, first: int, step: int) -> None:
-    """Writes to each of a volume's clusters from `first` on, `step` apart."""
+    """Writes a volume's clusters from `first` on, `step` apart."""
     with guest_of(target, volume) as guest:
         for cluster in range(first, int(SIZE) // CLUSTER, step):
-            guest.write(cluster * CLUSTER // 512, b"w" * 4096)
+            guest.write(cluster * CLUSTER // 512, b"w" * CLUSTER)
 
 
 def layers(kind: str, seconds: float) -> Iterator[tuple[str, float, float, float]]:
@@ -55,15 +60,16 @@ def layers(kind: str, seconds: float) -> Iterator[tuple[str, float, float, float
         return hot(target, bdev, "randread", seconds), hot(target, bdev, "randwrite", seconds)
 
     with below(kind) as target:
+        fill(target, "base")
         yield "the bdev below", *both(target, "base"), 0
     with lvstore(kind, CLUSTER) as target:
         target.rpc("bdev_lvol_create", lvs_name="lvs", lvol_name="thick", size_in_mib=SIZE_MIB)
-        # Its zeros gave back the RAM that was written before.
-        run(target, "lvs/thick", "--bs", "1m", "--stride", "1m")
+        fill(target, "lvs/thick")
         yield "thick", *both(target, "lvs/thick"), 0
     with lvstore(kind, CLUSTER) as target:
         target.make_thin("thin", SIZE_MIB, "lvs")
         first = first_writes(target, "lvs/thin")
+        fill(target, "lvs/thin")
         yield "thin", *both(target, "lvs/thin"), first
     for depth in DEPTHS:
         with lvstore(kind, CLUSTER) as target:
