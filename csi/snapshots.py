@@ -126,9 +126,9 @@ class OwnedSnapshots:
         return [each for answer in answers for each in answer.value or ()]
 
     def _of_target(self, client: Client) -> list[OwnedSnapshot]:
-        """Returns the driver's snapshots on one target."""
+        """Returns the driver's snapshots on one target, those that wait for their key, too."""
         volumes = Volumes(client)
-        found = (self._owned(each, volumes) for each in volumes.volumes() if each.snapshot)
+        found = (self._owned(each, volumes) for each in volumes.all() if each.snapshot)
         return [each for each in found if each is not None]
 
     def _owned(self, lvol: Volume, volumes: Volumes) -> OwnedSnapshot | None:

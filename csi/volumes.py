@@ -140,9 +140,9 @@ class OwnedVolumes:
         return self.targets.ask(stores)
 
     def _of_target(self, client: Client) -> list[Owned]:
-        """Returns the driver's volumes on one target."""
+        """Returns the driver's volumes on one target, those that wait for their key, too."""
         volumes = Volumes(client)
-        lvols = (lvol for lvol in volumes.volumes() if not lvol.snapshot)
+        lvols = (lvol for lvol in volumes.all() if not lvol.snapshot)
         found = ((lvol, self._owner(lvol.uuid, volumes)) for lvol in lvols)
         return [Owned(volume, owner) for volume, owner in found if owner is not None]
 

@@ -77,6 +77,12 @@ class Volumes(Lvstores):
             found.append(volume)
         return sorted(found, key=lambda volume: volume.path)
 
+    def all(self) -> list[Volume]:
+        """Returns all volumes, also those that are no disks (our target only)."""
+        # First those that are none: one that becomes a disk meanwhile is in the later list.
+        waiting = {volume.uuid: volume for volume in self.degraded()}
+        return list((waiting | {volume.uuid: volume for volume in self.volumes()}).values())
+
     def bdev_names(self, uuids: Iterable[str]) -> dict[str, str]:
         """Returns the names of those of these bdevs that are there, by UUID."""
         answers = self.client.call_for_each(

@@ -13,7 +13,7 @@ from csi.proto import csi_pb2 as pb
 from pydataplane.client import Client
 from pydataplane.errors import NO_KEY, RpcError
 from pydataplane.volumes import Volumes
-from tests.support.csi import block, running, snapshot_of
+from tests.support.csi import Driver, block, running, snapshot_of
 from tests.support.encryption import (
     KEY2,
     MARK,
@@ -313,6 +313,13 @@ def test_a_degraded_or_waiting_volume_is_in_the_model(target: Target, file: Path
     assert [each.path for each in volumes.degraded()] == ["lvs0/v0"]
 
 
+def listed(driver: Driver) -> tuple[list[str], list[str]]:
+    """Returns the handles of all volumes, and of all snapshots."""
+    volumes = driver.call(pb.ListVolumesRequest()).entries
+    snapshots = driver.call(pb.ListSnapshotsRequest()).entries
+    return [e.volume.volume_id for e in volumes], [e.snapshot.snapshot_id for e in snapshots]
+
+
 @pytest.mark.root
 def test_a_storage_class_names_the_key(make_target: MakeTarget) -> None:
     with running(make_target().start(), 1024) as driver:
@@ -347,6 +354,10 @@ def test_a_storage_class_names_the_key(make_target: MakeTarget) -> None:
             code, sentence = driver.refuses(request)
             assert code is grpc.StatusCode.UNAVAILABLE, sentence
             assert "waits for its key k0" in sentence
+        driver.stop()
+        driver.start()
+        assert listed(driver) == ([handle], [snapshot])
         give_key(driver.target)
+        assert listed(driver) == ([handle], [snapshot])
         path = driver.publish(handle, block())
         assert path.open("rb").read(64 << 10) == marked(64 << 10)
