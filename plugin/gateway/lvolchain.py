@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from plugin.gateway.lvolcheckpoints import XATTR
+from plugin.gateway.lvolcheckpoints import MARK, XATTR
 from pydataplane.errors import VolumeError, VolumeNotFoundError
 from pydataplane.lvols import Volume
 from pydataplane.volumes import Volumes
@@ -106,7 +106,7 @@ def _own(volumes: Volumes, volume: Volume, below: Sequence[Volume]) -> list[Volu
 
 
 def _checkpoints(volumes: Volumes, snapshots: Sequence[Volume]) -> set[str]:
-    uuids = [each.uuid for each in snapshots]
+    uuids = [each.uuid for each in snapshots if MARK in each.name]
     xattrs = volumes.client.call_for_each(
         "virtlun_lvol_get_xattrs", uuids, lambda uuid: {"name": uuid}
     )
