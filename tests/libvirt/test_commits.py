@@ -154,6 +154,7 @@ def test_a_commit_of_the_disk_waits_for_a_word(domain: Host, agent: Agent) -> No
         domain, "blockcommit", NAME, "sda", "--active", "--pivot"
     )
     assert "already in active block job" in refused(domain, "blockpull", NAME, "sda")
+    assert "already in active block job" in refused(domain, "detach-disk", NAME, "sda")
     domain.virsh("blockjob", NAME, "sda", "--abort")
     assert snapshots(domain) == ["s"], "given up, it has changed nothing"
     assert domain.virsh("blockjob", NAME, "sda", "--info") == ""

@@ -191,11 +191,12 @@ async def _detach(call: Call, args: DomainCall, compute: Compute) -> None:
     async def remove(change: Change) -> None:
         await services.target.remove(controller, change.lun.target)
 
-    async def ping() -> None:
+    async def check(change: Change) -> None:
+        services.block_jobs.check_free(args.dom, change.lun)
         await services.target.ping(controller)
 
     # Asked first, so that a target that is down fails the call before anything changes.
-    altered = await _alter(call, args, "detach", compute, before=ping, after=remove)
+    altered = await _alter(call, args, "detach", compute, before=check, after=remove)
     if altered is None:
         await call.pass_on()
         return
@@ -248,7 +249,7 @@ async def _alter(
     compute: Compute,
     *,
     judged: bool = False,
-    before: Callable[[], Awaitable[None]] | None = None,
+    before: Callable[[Change], Awaitable[None]] | None = None,
     after: Callable[[Change], Awaitable[None]] | None = None,
 ) -> Altered | None:
     """Changes a disk that the domain has; None if it is not ours and libvirtd is to answer.
@@ -276,7 +277,7 @@ async def _alter(
             return None
         _check_flags(args)
         if live is not None and before is not None:
-            await before()
+            await before(live)
         await _carry_out(call, args.dom, both, operation, live, config, after)
         dom = running_as(both.live, args.dom) if both.live is not None else args.dom
         return Altered(live, dom)
