@@ -286,6 +286,31 @@ def test_who_resizes(policed: Policed, user: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mine", "other"])
+@pytest.mark.parametrize("user", ["backup", "list"])
+def test_who_commits(policed: Policed, user: str, name: str) -> None:
+    """virsh itself reads the domain for `blockjob`, so whoever may only write is denied there."""
+    host = policed.host
+    may_write = may(user, "domain.getattr", "domain.block-write", name=name)
+    may_pivot = may_write and may(user, "domain.read", name=name)
+    (snapshot,) = host.volumes.snapshot([f"lvs0/{name}"], "s")
+    commit = ("blockcommit", name, "sda", "--active")
+    said = policed.do(user, False, *commit)
+    denied = re.compile("access denied|failed to get domain")
+    if not may_write:
+        assert denied.search(str(said))
+        host.virsh(*commit)
+    else:
+        assert said is None
+    for direct, dev in ((True, "vda"), (False, "sda")):
+        said = policed.do(user, direct, "blockjob", name, dev, "--pivot")
+        assert bool(denied.search(str(said))) != may_pivot
+    there = [volume.uuid for volume in host.volumes.volumes("lvs0") if volume.snapshot]
+    assert there == ([] if may_pivot else [snapshot.uuid])
+    if not may_pivot:
+        host.virsh("blockjob", name, "sda", "--pivot")
+
+
+@pytest.mark.parametrize("name", ["mine", "other"])
 @pytest.mark.parametrize("user", others_at_night(["man", "mail", "lp", "list"], ("man", "lp")))
 def test_who_takes_reverts_to_and_deletes_snapshots(policed: Policed, user: str, name: str) -> None:
     """libvirtd judges, and where it says no there is no lvol snapshot, and nothing is paused."""
