@@ -359,6 +359,8 @@ pub fn start_if_complete(app: &App, methods: &Methods, ctrlr: &str) {
     match bdevs.iter().find_map(|bdev| Some((bdev, awaited_key(app, bdev)?))) {
         Some((bdev, key)) if is_there => {
             if app.awaited.hold(ctrlr) {
+                // Restored, it is there, or its problem is told.
+                _ = app.controllers.refuse(ctrlr);
                 tracing::warn!(
                     "controller {ctrlr} is not started, so that its guest waits: bdev {bdev} waits \
                      for the key {key}"

@@ -216,6 +216,13 @@ impl Controllers {
         Ok(())
     }
 
+    /// Has VMs that connect to a controller that is not started refused, so that they try again
+    /// instead of standing still. Does nothing to a started one.
+    pub fn refuse(&self, name: &str) -> Result<(), ControllerError> {
+        self.find(name)?.mailbox.send(Order::Refuse);
+        Ok(())
+    }
+
     /// Deletes a controller with its targets and its socket. One that a VM is connected to is
     /// left alone, unless `force`: then the VM loses its disks. A VM that connects meanwhile is
     /// connected, or finds no controller. I/O that does not end keeps the VM's

@@ -28,6 +28,8 @@ pub(crate) enum Order {
     Resized { target: u8 },
     /// Take connections from now on.
     Accept,
+    /// Refuse connections until [`Order::Accept`], where they wait for that; else nothing.
+    Refuse,
     /// Who the controller belongs to was changed by somebody else.
     OwnerChanged,
     /// Unless a peer is connected: remove the socket and return, with nobody served from then on.

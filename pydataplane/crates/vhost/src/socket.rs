@@ -8,10 +8,15 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
 
 /// Bytes of a socket's path, at most (`sun_path` of unix(7) less its NUL).
 pub const MAX_PATH: usize = 107;
+
+/// Peers that may wait until they are taken.
+const BACKLOG: i32 = 128;
 
 /// Where to listen and who may connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,6 +83,13 @@ pub(crate) struct Listener {
 impl Listener {
     /// Listens on `options.path`. A socket file that nobody listens on is replaced.
     pub(crate) fn bind(options: &SocketOptions) -> Result<Self, SocketError> {
+        let socket = Self::bind_closed(options)?;
+        socket.open()?;
+        Ok(socket)
+    }
+
+    /// As [`Listener::bind`], but whoever connects is refused at once, until [`Listener::open`].
+    pub(crate) fn bind_closed(options: &SocketOptions) -> Result<Self, SocketError> {
         let path = &options.path;
         let len = path.as_os_str().len();
         if len > MAX_PATH {
@@ -85,21 +97,38 @@ impl Listener {
         }
         let os = |operation| move |why| SocketError::Os { operation, path: path.clone(), why };
         remove_stale(path)?;
-        let listener = UnixListener::bind(path).map_err(|why| match why.kind() {
-            io::ErrorKind::AddrInUse => SocketError::InUse(path.clone()),
-            _ => os("bind")(why),
+        let bound = || {
+            let fd = socket_with(
+                AddressFamily::UNIX,
+                SocketType::STREAM,
+                SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+                None,
+            )?;
+            bind(&fd, &SocketAddrUnix::new(path)?)?;
+            Ok(UnixListener::from(fd))
+        };
+        let listener = bound().map_err(|why| match why {
+            Errno::ADDRINUSE => SocketError::InUse(path.clone()),
+            why => os("bind")(why.into()),
         })?;
         let made = fs::symlink_metadata(path).map_err(os("examine"))?;
         let socket =
             Listener { listener, path: path.clone(), file: Some((made.dev(), made.ino())) };
-        // Until here only the owner may connect (umask), so nobody slips in before the change.
         if options.uid.is_some() || options.gid.is_some() {
             chown(path, options.uid, options.gid).map_err(os("change the owner of"))?;
         }
         fs::set_permissions(path, fs::Permissions::from_mode(options.mode))
             .map_err(os("change the mode of"))?;
-        socket.listener.set_nonblocking(true).map_err(os("set up"))?;
         Ok(socket)
+    }
+
+    /// Lets peers connect; does nothing to one that listens.
+    pub(crate) fn open(&self) -> Result<(), SocketError> {
+        listen(&self.listener, BACKLOG).map_err(|why| SocketError::Os {
+            operation: "listen on",
+            path: self.path.clone(),
+            why: why.into(),
+        })
     }
 
     /// One that another process listened on, at `path`, which must still be a socket.
@@ -206,6 +235,20 @@ mod tests {
         assert!(error.contains("is in use"), "{error}");
         assert!(options.path.exists());
         drop(first);
+    }
+
+    #[test]
+    fn a_closed_one_refuses_at_once_until_it_is_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = SocketOptions::new(dir.path().join("s"));
+        let listener = Listener::bind_closed(&options).unwrap();
+        assert_eq!(connect_now(&options.path), Err(Errno::CONNREFUSED));
+        for _ in 0..2 {
+            listener.open().unwrap();
+        }
+        assert_eq!(connect_now(&options.path), Ok(()));
+        assert!(listener.accept().unwrap().is_some());
+        assert!(listener.accept().unwrap().is_none(), "it does not wait");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::events::Event;
 use crate::lun::Target;
 use crate::mailbox::{Order, Reply};
 use crate::session::End;
+use crate::socket::Listener;
 
 /// How long no peer may connect after one blocked a reactor: its guests wait for a small part of
 /// the time only.
@@ -22,7 +23,8 @@ impl Server {
             Order::Add(call) => call.run(|target| self.add(target)),
             Order::Remove { target, reply } => self.remove(target, reply),
             Order::Resized { target } => self.tell(Event::Resized(target)),
-            Order::Accept => self.accepts = true,
+            Order::Accept => self.begin_to_accept(),
+            Order::Refuse => self.refuse(),
             Order::OwnerChanged => self.owner_changed(),
             Order::Hold { until, reply } => _ = reply.send(self.hold(until)),
             Order::HoldIfSlow { until, reply } => _ = reply.send(self.hold_if_slow(until)),
@@ -70,6 +72,26 @@ impl Server {
             // Of a session that is over.
             Order::Suspended { .. } => {}
             Order::QueueFailed { .. } | Order::MemoryFault { .. } | Order::Blocked { .. } => {}
+        }
+    }
+
+    fn begin_to_accept(&mut self) {
+        self.accepts = true;
+        if let Some(Err(why)) = self.listener.as_ref().map(Listener::open) {
+            tracing::error!(controller = self.controller.name, "{why}");
+        }
+    }
+
+    /// A QEMU that connects and has no answer stands still, with all that its guest has.
+    fn refuse(&mut self) {
+        if self.accepts || self.listener.is_none() {
+            return;
+        }
+        // Its file goes before another one comes.
+        self.listener = None;
+        match Listener::bind_closed(&self.controller.socket) {
+            Ok(listener) => self.listener = Some(listener),
+            Err(why) => tracing::error!(controller = self.controller.name, "{why}"),
         }
     }
 

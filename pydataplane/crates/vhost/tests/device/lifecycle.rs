@@ -1,6 +1,8 @@
 //! Rings that start and stop, memory that changes, peers that leave.
 
+use std::io::Read;
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use vhost_scsi::{ControllerError, ControllerOptions};
@@ -305,4 +307,25 @@ fn controllers_come_and_go() {
     all.delete("vm0", true).unwrap();
     assert!(guest.peer.is_closed());
     assert!(host.registry.owners("disk0").is_empty());
+}
+
+#[test]
+fn whoever_comes_to_a_controller_that_is_not_started_may_be_refused_instead_of_waiting() {
+    let host = Host::with_disk(1);
+    host.controllers.delete("vm0", false).unwrap();
+    let delay = ControllerOptions { delay: true, ..Default::default() };
+    host.controllers.create("vm0", delay).unwrap();
+    host.add(0, "disk0");
+    let mut waiting = UnixStream::connect(host.socket()).unwrap();
+    host.controllers.refuse("vm0").unwrap();
+    wait_until("one is refused", || UnixStream::connect(host.socket()).is_err());
+    let end = waiting.read(&mut [0]);
+    assert!(matches!(end, Ok(0) | Err(_)), "nor does it wait that came before: {end:?}");
+    host.controllers.start("vm0").unwrap();
+    wait_until("it is opened", || UnixStream::connect(host.socket()).is_ok());
+    host.wait_until_free();
+    host.controllers.refuse("vm0").unwrap();
+    let mut guest = Guest::start(&host.socket(), LINUX, 1);
+    guest.ready(0);
+    assert_eq!(guest.read_blocks(0, 0, 1).status, 0);
 }
