@@ -1,0 +1,1 @@
+"""Unmodified Nova on a gateway."""
