@@ -1,4 +1,4 @@
-"""A guest whose disk is an encrypted volume, by plain virsh: it waits for its key, and loses nothing."""
+"""A guest of an encrypted volume, by plain virsh: it waits for its key, and loses nothing."""
 
 from __future__ import annotations
 
