@@ -281,7 +281,7 @@ class FakeTarget(WatchedClient):
             raise RpcError(NO_DEVICE, "No such device")
         return one
 
-    def bdev_lvol_get_lvols(self, lvs_uuid: str) -> list[dict[str, Any]]:
+    def bdev_lvol_get_lvols(self, lvs_uuid: str | None = None) -> list[dict[str, Any]]:
         flags = (
             "is_snapshot",
             "is_clone",
@@ -297,12 +297,16 @@ class FakeTarget(WatchedClient):
                 "name": alias.partition("/")[2],
                 "is_thin_provisioned": volume.thin,
                 "num_allocated_clusters": 3 if volume.thin else volume.mib,
-                "lvs": {"name": alias.partition("/")[0], "uuid": lvs_uuid},
+                "lvs": {
+                    "name": alias.partition("/")[0],
+                    "uuid": self.lvstores[alias.partition("/")[0]],
+                },
                 "size": volume.mib * MIB,
                 **dict.fromkeys(flags, False),
             }
             for alias, volume in self.volumes.items()
-            if self.lvstores.get(alias.partition("/")[0]) == lvs_uuid
+            if self.lvstores.get(alias.partition("/")[0])
+            in ([lvs_uuid] if lvs_uuid else self.lvstores.values())
         ]
 
     def bdev_lvol_create(
