@@ -5,14 +5,47 @@ All of it blocks, and may take as long as there is data to copy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from uuid import UUID
 
 from pydataplane.domain.translate.taken import Held
 from pydataplane.errors import EXISTS, INVALID, RpcError, VolumeError, VolumeNotFoundError
 from pydataplane.volumes import Volumes
 
+XATTR = "virtlun.snapshot"
+"""Of an lvol snapshot: which snapshot of which domain it is of."""
 EMPTYING = "@virtlun-emptying"
 """Ends the name of what a volume without a parent gets for the moment in which it is emptied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A snapshot of a domain, as the lvol snapshots that are of it are marked."""
+
+    domain: str
+    """The domain's UUID."""
+    name: str
+
+    @property
+    def uuid(self) -> bytes:
+        """Returns the domain's UUID as libvirtd's calls have it."""
+        return UUID(self.domain).bytes
+
+    @property
+    def text(self) -> str:
+        """Returns the value of the xattr."""
+        return json.dumps({"domain": self.domain, "name": self.name})
+
+    @staticmethod
+    def read(text: str | None) -> Moment | None:
+        """Reads a xattr; None for one that is missing, or that somebody damaged."""
+        try:
+            values = json.loads(text or "")
+            return Moment(str(UUID(values["domain"])), str(values["name"]))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
 
 
 def take(
@@ -113,6 +146,49 @@ def roll_back(volumes: Volumes, held: Held) -> None:
         volumes.resize(volume.uuid, snapshot.size)
     volumes.client.call("bdev_lvol_set_parent", lvol_name=volume.uuid, parent_name=snapshot.uuid)
     volumes.delete(empty, missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """What the target says of an lvol snapshot that a domain's snapshot names."""
+
+    moment: Moment | None
+    """What it is marked with."""
+    fits: bool
+    """Whether name and volume are as if it was taken for that snapshot."""
+
+
+def owners(
+    volumes: Volumes, held: Sequence[Held], name: str, disks: Collection[str]
+) -> dict[str, Owner]:
+    """Returns whose lvol snapshots are, by UUID: those that are there, of a snapshot `name`.
+
+    `disks` are the UUIDs of the domain's volumes.
+
+    Raises:
+        VolumeError: an lvol is no snapshot.
+        TargetError: the target refuses.
+    """
+    found = {}
+    for each in held:
+        try:
+            lvol = volumes.volume(each.uuid)
+        except VolumeNotFoundError:
+            continue
+        if not lvol.snapshot or lvol.uuid != each.uuid:
+            raise VolumeError(
+                f"snapshot {name} names {lvol.path} for disk {each.dev}, which is no snapshot:"
+                f" forget {name} (`virsh snapshot-delete --metadata`)"
+            )
+        fits = each.volume in disks and lvol.name == f"{_name_of(volumes, each.volume)}@{name}"
+        found[lvol.uuid] = Owner(Moment.read(volumes.xattrs(lvol.uuid).get(XATTR)), fits)
+    return found
+
+
+def mark(volumes: Volumes, snapshots: Sequence[str], moment: Moment) -> None:
+    """Has lvol snapshots (UUIDs) be of a domain's snapshot; safe to repeat."""
+    for uuid in snapshots:
+        volumes.set_xattr(uuid, XATTR, moment.text)
 
 
 def check_deletable(volumes: Volumes, snapshots: Sequence[tuple[str, Sequence[Held]]]) -> None:

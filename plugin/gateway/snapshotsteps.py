@@ -16,15 +16,17 @@ import structlog
 
 from plugin.gateway import domsnapshots
 from plugin.gateway.backup import launch
+from plugin.gateway.domains import identity_of
 from plugin.gateway.domsnapshots import LONG_S, Snapshot
 from plugin.gateway.errors import Code, GatewayError, NoAnswer, Refused, UpstreamError
 from plugin.gateway.journal import SnapshotEntry
-from plugin.gateway.messages import Domain, DomainCall
+from plugin.gateway.messages import Domain, DomainCall, read_string
 from plugin.gateway.procs import Proc
 from plugin.gateway.services import Services
-from plugin.gateway.upstream import PAUSED, PAUSED_BY_USER, XML_INACTIVE, Upstream
+from plugin.gateway.upstream import PAUSED, PAUSED_BY_USER, XML_INACTIVE, XML_SECURE, Upstream
 from plugin.gateway.xdr import Writer
 from pydataplane.domain import translate
+from pydataplane.domain.errors import Refusal
 from pydataplane.domain.translate import controller_name
 from pydataplane.domain.translate.taken import Held, domain_of, noted, taken
 
@@ -189,9 +191,28 @@ async def _start(services: Services, admin: Upstream, entry: SnapshotEntry, dom:
         await admin.call(Proc.CREATE_WITH_FLAGS, args)
         return
     how = RESTORE_PAUSED if flags & START_PAUSED else RESTORE_RUNNING
+    # With its XML: should the file be another one by then, libvirtd refuses that.
+    xml = await saved_xml(admin, dom, entry.memory_file)
     writer = Writer().string(entry.memory_file)
-    args = bytes(writer.optional(None, writer.string).u32(how))
+    args = bytes(writer.optional(xml, writer.string).u32(how))
     await admin.call(Proc.RESTORE_FLAGS, args, LONG_S)
+
+
+async def saved_xml(admin: Upstream, dom: Domain, file: str) -> str:
+    """Returns the domain in a file that has the memory of one of a domain's snapshots.
+
+    Raises:
+        GatewayError: libvirtd cannot read it; or it is another domain's, whose guest it would
+            start.
+    """
+    args = Writer().string(file).u32(XML_SECURE)
+    xml = read_string(await admin.call(Proc.SAVE_IMAGE_GET_XML_DESC, bytes(args)))
+    name, uuid = identity_of(xml)
+    if uuid != dom.uuid:
+        raise Refused(
+            Refusal.BAD_ARGUMENT, f"{file} has the memory of domain {name}, not of {dom.name}"
+        )
+    return xml
 
 
 async def undo(services: Services, entry: SnapshotEntry, dom: Domain) -> None:

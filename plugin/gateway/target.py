@@ -6,7 +6,7 @@ Calls block, so each runs in a thread. Every error becomes a refusal with one se
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from plugin.gateway import lvolchain, lvolcheckpoints, lvolsnapshots, usage
 from plugin.gateway.errors import Kept, NoAnswer, Refused
 from plugin.gateway.lvolchain import Range
 from plugin.gateway.lvolcheckpoints import Checkpoint
+from plugin.gateway.lvolsnapshots import XATTR, Moment, Owner
 from plugin.gateway.usage import Unit, Usage
 from pydataplane.client import Client
 from pydataplane.domain import missing, reconcile
@@ -167,9 +168,20 @@ class Target:
 
         await self._run(work)
 
-    async def snapshot(self, wanted: Sequence[Held]) -> None:
-        """Takes lvol snapshots, all or none; see `lvolsnapshots.take`."""
-        await self._run(lambda: lvolsnapshots.take(self._patient, wanted))
+    async def snapshot(self, wanted: Sequence[Held], moment: Moment | None = None) -> None:
+        """Takes lvol snapshots, of a domain's snapshot or of none; see `lvolsnapshots.take`."""
+        xattrs = {each.uuid: {XATTR: moment.text} for each in wanted} if moment else None
+        await self._run(lambda: lvolsnapshots.take(self._patient, wanted, xattrs))
+
+    async def snapshot_owners(
+        self, held: Sequence[Held], name: str, disks: Collection[str]
+    ) -> dict[str, Owner]:
+        """Returns whose lvol snapshots are that a snapshot `name` of a domain names."""
+        return await self._run(lambda: lvolsnapshots.owners(self._volumes, held, name, disks))
+
+    async def mark_snapshots(self, snapshots: Sequence[str], moment: Moment) -> None:
+        """Has lvol snapshots (UUIDs) be of a domain's snapshot."""
+        await self._run(lambda: lvolsnapshots.mark(self._volumes, snapshots, moment))
 
     async def delete_snapshots(self, held: Sequence[Held]) -> None:
         """Deletes lvol snapshots that are there; see `lvolsnapshots.delete`."""

@@ -21,7 +21,8 @@ from plugin.gateway.domsnapshots import (
     Snapshot,
 )
 from plugin.gateway.errors import Code, GatewayError, Refused, UpstreamError
-from plugin.gateway.handlers.snapshots import UNKNOWN, judge
+from plugin.gateway.handlers import owned
+from plugin.gateway.handlers.snapshots import UNKNOWN, judge, memory_file
 from plugin.gateway.handlers.start import check_free
 from plugin.gateway.journal import SnapshotEntry
 from plugin.gateway.messages import DomainCall
@@ -155,8 +156,7 @@ async def _check_revert(
                 " damage it",
             )
     if found.memory_file is not None:
-        args = Writer().string(found.memory_file).u32(0)
-        await admin.call(Proc.SAVE_IMAGE_GET_XML_DESC, bytes(args))
+        await snapshotsteps.saved_xml(admin, dom, found.memory_file)
     target = await services.target.of_volume(found.held[0].volume)
     gone = await target.missing_snapshots(found.held)
     if gone:
@@ -165,11 +165,14 @@ async def _check_revert(
             f"snapshot {found.name}: {', '.join(f'{h.path} of disk {h.dev}' for h in gone)} is not"
             " there any more",
         )
+    await owned.check(call, target, snapshot, found.held)
     xml = await domsnapshots.xml_of(admin, snapshot)
     plan = await services.parse(lambda: translate.plan(domain_of(xml) or ""))
     if plan is not None:
         for lun in plan.luns:
             await check_free(call, plan, lun, await services.target.volume(lun.bdev_name))
+    for each in found.held:  # the running domain may have had more than its definition
+        await owned.check_unused(services, dom, each)
 
 
 async def _going(call: Call, snapshot: Snapshot, flags: int) -> dict[Snapshot, Taken | None]:
@@ -200,6 +203,10 @@ async def _delete(
     held = [(each.name, item.held) for each, item in going.items() if item is not None]
     first = next(h for _, some in held for h in some)
     target = await services.target.of_volume(first.volume)
+    for each, item in going.items():
+        if item is not None and item.held:
+            having = await services.target.of_volume(item.held[0].volume)
+            await owned.check(call, having, each, item.held)
     await target.check_deletable(held)
     for each, item in going.items():
         await _delete_one(call, each, item)
@@ -242,11 +249,11 @@ async def _delete_one(call: Call, snapshot: Snapshot, found: Taken | None) -> No
         await snapshotsteps.delete_held(services, entry)
         await domsnapshots.delete(own, snapshot, METADATA_ONLY)
     if found is not None and found.memory_file is not None:
-        _remove(services, Path(found.memory_file))
+        _remove(services, snapshot, Path(found.memory_file))
 
 
-def _remove(services: Services, file: Path) -> None:
+def _remove(services: Services, snapshot: Snapshot, file: Path) -> None:
     """Removes the memory of a snapshot that is gone, where it is the gateway's to remove."""
-    if file.parent == services.config.memory_dir:
+    if file == memory_file(services, snapshot):
         with suppress(OSError):  # somebody took it away
             file.unlink()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from uuid import uuid4
 
 import structlog
@@ -29,10 +30,12 @@ from plugin.gateway.domsnapshots import (
     Snapshot,
 )
 from plugin.gateway.errors import Code, Refused, UpstreamError
+from plugin.gateway.handlers import owned
 from plugin.gateway.handlers.leftout import settings_of
 from plugin.gateway.journal import SnapshotEntry
 from plugin.gateway.messages import Domain, DomainCall
 from plugin.gateway.recovery import recover
+from plugin.gateway.services import Services
 from plugin.gateway.target import Target
 from plugin.gateway.upstream import RUNNING, XML_INACTIVE, XML_SECURE
 from plugin.gateway.xdr import Writer
@@ -209,7 +212,12 @@ def _memory_file(call: Call, dom: Domain, request: Request) -> str:
                 f"{folder} cannot be made ({error.strerror}): make gateway.memory_dir of"
                 " virtlun.toml a folder with space, or name a file (`--memspec file=...`)",
             ) from error
-    return str(folder / f"{dom.uuid_text}.{request.name}")
+    return str(memory_file(call.services, Snapshot(request.name or "", dom)))
+
+
+def memory_file(services: Services, snapshot: Snapshot) -> Path:
+    """Returns where the gateway has the memory of a snapshot put that names no file."""
+    return services.config.memory_dir / f"{snapshot.dom.uuid_text}.{snapshot.name}"
 
 
 async def _take(wish: _Wish) -> Reply | bytes:
@@ -256,8 +264,9 @@ async def _carry_out(wish: _Wish, entry: SnapshotEntry, target: Target) -> Reply
     """Does the steps; all of it is to be undone where this fails."""
     services, dom = wish.call.services, wish.dom
     await snapshotsteps.hold_still(services, entry, dom)
-    await target.snapshot(entry.held)
-    name = bytes(Snapshot(entry.snapshot, dom).write(Writer()))
+    snapshot = Snapshot(entry.snapshot, dom)
+    await target.snapshot(entry.held, owned.moment_of(snapshot) if entry.metadata else None)
+    name = bytes(snapshot.write(Writer()))
     if wish.libvirtds:
         flags = wish.flags & ~QUIESCE
         args = DomainCall(dom, wish.request.xml, flags).pack(text=True, flags=True)
@@ -323,7 +332,9 @@ async def _define(call: Call, args: DomainCall) -> Reply | bytes:
         refusal = await judge(call, asked.pack(text=True, flags=True))
         if refusal is not None:
             return refusal
-        held = await _present(call, Snapshot(made.name, args.dom), made.luns)
+        snapshot = Snapshot(made.name, await admin.lookup(args.dom.uuid))
+        held = await _present(call, snapshot, made.luns)
+        await owned.adopt(call, await services.target.of_volume(held[0].volume), snapshot, held)
         text = await services.parse(lambda: noted(made.xml, held))
     return await call.forward(replace(args, text=text).pack(text=True, flags=True))
 
