@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
+from uuid import UUID
 
 from plugin.gateway import lvolsnapshots
 from pydataplane import methods
@@ -94,6 +97,22 @@ def define(volumes: Volumes, checkpoint: Checkpoint) -> None:
         volumes.set_xattr(each.uuid, XATTR, _text(checkpoint, each))
 
 
+def domains(volumes: Volumes, held: Sequence[Held]) -> dict[str, str]:
+    """Returns the domains (UUIDs) whose checkpoints lvol snapshots are of, by their UUID.
+
+    Those that are of none are left out.
+    """
+    xattrs = volumes.client.call_for_each(
+        "virtlun_lvol_get_xattrs", [each.uuid for each in held], lambda uuid: {"name": uuid}
+    )
+    found = {}
+    for uuid, noted in xattrs.items():
+        values = _values(noted.get(XATTR))
+        with suppress(KeyError, TypeError, ValueError, AttributeError):
+            found[uuid] = str(UUID((values or {})["domain"]))
+    return found
+
+
 def changed(volumes: Volumes, held: Held) -> int:
     """Returns the bytes in which a volume may differ from what a checkpoint has of it."""
     pages = volumes.ranges(held.volume, held.uuid)
@@ -126,8 +145,10 @@ def _text(checkpoint: Checkpoint, held: Held) -> str:
 
 def _read(text: str | None, item: methods.Lvol) -> Checkpoint | None:
     """Reads a xattr; None for one that is missing, or that somebody damaged."""
+    values = _values(text)
+    if values is None:
+        return None
     try:
-        values = json.loads(text or "")
         held = Held(
             dev=str(values["dev"]),
             volume=str(values["volume"]),
@@ -145,3 +166,12 @@ def _read(text: str | None, item: methods.Lvol) -> Checkpoint | None:
         )
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def _values(text: str | None) -> dict[str, Any] | None:
+    """Reads the text of a xattr; None for one that is missing, or that somebody damaged."""
+    try:
+        values = json.loads(text or "")
+    except ValueError:
+        return None
+    return values if isinstance(values, dict) else None

@@ -219,6 +219,10 @@ class Target:
         """Has lvol snapshots that are there be of no checkpoint any more."""
         await self._run(lambda: lvolcheckpoints.forget(self._volumes, held))
 
+    async def checkpoint_domains(self, held: Sequence[Held]) -> dict[str, str]:
+        """Returns whose checkpoints lvol snapshots are of; see `lvolcheckpoints.domains`."""
+        return await self._run(lambda: lvolcheckpoints.domains(self._volumes, held))
+
     async def define_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Has lvol snapshots that are there be a checkpoint."""
         await self._run(lambda: lvolcheckpoints.define(self._volumes, checkpoint))

@@ -1,4 +1,4 @@
-"""Snapshots of domains that name lvols which are not theirs: these stay as they are.
+"""Snapshots and checkpoints that name lvols of other domains: these stay as they are.
 
 libvirtd keeps what a client tells it of a snapshot, also what it is told without the gateway.
 """
@@ -212,3 +212,27 @@ def test_the_memory_of_another_domain_is_not_restored(host: Host) -> None:
         assert host.virsh("domstate", name) == "shut off"
     host.virsh("snapshot-delete", OWN, "m")
     assert image.exists()
+
+
+def test_a_copy_of_a_domain_takes_no_checkpoint_of_it(host: Host) -> None:
+    """Through the gateway alone: libvirtd knows nothing of checkpoints of virtlun disks."""
+    host.virsh("start", VICTIM, "--paused")
+    host.virsh("checkpoint-create-as", VICTIM, "c")
+    shown = host.scratch / "checkpoint.xml"
+    shown.write_text(host.virsh("checkpoint-dumpxml", VICTIM, "c"))
+    path = host.scratch / "copy.xml"
+    path.write_text(domain("copy", VICTIM))
+    host.virsh("define", str(path))
+    again = ("checkpoint-create", "copy", str(shown), "--redefine")
+    try:
+        says = "lvs0/victim@checkpoint-c is of a checkpoint of domain victim"
+        assert says in refused(host, *again)
+        host.virsh("checkpoint-delete", VICTIM, "c", "--metadata")
+        says = "the volume of lvs0/victim@checkpoint-c is in use by domain victim"
+        assert says in refused(host, *again)
+        host.virsh("checkpoint-create", VICTIM, str(shown), "--redefine")
+        assert host.virsh("checkpoint-list", VICTIM, "--name") == "c"
+    finally:
+        host.virsh("undefine", "copy")
+    host.virsh("checkpoint-delete", VICTIM, "c")
+    host.virsh("destroy", VICTIM)

@@ -27,7 +27,7 @@ from plugin.gateway.domcheckpoints import (
     Named,
 )
 from plugin.gateway.errors import Code, Refused, UpstreamError
-from plugin.gateway.handlers import leftout
+from plugin.gateway.handlers import leftout, owned
 from plugin.gateway.handlers.snapshots import UNKNOWN, has_controller, judge
 from plugin.gateway.journal import SnapshotEntry
 from plugin.gateway.lvolcheckpoints import Checkpoint, snapshot_name
@@ -171,6 +171,7 @@ async def _define(call: Call, dom: Domain, request: CheckpointRequest) -> None:
     while any(each.created_ns == created_ns for each in known):
         created_ns += 1
     target = await services.target.of_volume(held[0].volume)
+    await owned.check_checkpoint(call, target, dom, name, held)
     await target.define_checkpoint(
         Checkpoint(name, dom.uuid_text, created_ns, request.description, tuple(held))
     )

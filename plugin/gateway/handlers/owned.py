@@ -1,4 +1,4 @@
-"""Whether lvol snapshots are of the domain's snapshot that names them.
+"""Whether lvol snapshots are of the domain's snapshot, or checkpoint, that names them.
 
 What libvirtd knows of a snapshot its clients can write (`snapshot-create --redefine`, at libvirtd
 itself, too), or copy to another domain: that is no reason to delete an lvol or to roll a volume
@@ -66,6 +66,31 @@ async def adopt(call: Call, target: Target, snapshot: Snapshot, held: Sequence[H
             raise await _foreign(services, snapshot, each, owner)
         await check_unused(services, snapshot.dom, each)
     await target.mark_snapshots([each.uuid for each, _ in found], moment)
+
+
+async def check_checkpoint(
+    call: Call, target: Target, dom: Domain, name: str, held: Sequence[Held]
+) -> None:
+    """Refuses lvol snapshots that a checkpoint `name`, defined anew, would take from others.
+
+    Raises:
+        Refused: one is of a checkpoint of another domain that there is, or that runs with its
+            volume.
+    """
+    services = call.services
+    owners = await target.checkpoint_domains(held)
+    for each in held:
+        owner = owners.get(each.uuid)
+        if owner == dom.uuid_text:
+            continue
+        other = await _domain(services, UUID(owner).bytes) if owner is not None else None
+        if other is not None:
+            raise Refused(
+                Refusal.BAD_ARGUMENT,
+                f"checkpoint {name} of {dom.name}: {each.path} is of a checkpoint of domain"
+                f" {other.name}: delete that one first, or take another",
+            )
+        await check_unused(services, dom, each)
 
 
 async def check_unused(services: Services, dom: Domain, held: Held) -> None:
