@@ -66,7 +66,7 @@ demo-kubernetes: kubernetes ## Claims and pods on a real Kubernetes node, built 
 # Fuzzing takes what pytest leaves of the processors, and says in the end what came of it.
 .PHONY: test
 test: test-rust setup ## Everything: Rust, Python, real guests, libvirtd, Kubernetes (ARGS="-m 'not kubernetes'" without)
-	@$(MAKE) --no-print-directory fuzz FUZZ="--beside --seconds 5" >$(CACHE)/fuzz.log 2>&1 & fuzz=$$!; \
+	@$(MAKE) --no-print-directory fuzz FUZZ=--beside >$(CACHE)/fuzz.log 2>&1 & fuzz=$$!; \
 	trap 'kill $$fuzz' INT TERM; failed=(); \
 	$(MAKE) --no-print-directory test-python || failed+=(pytest); \
 	wait $$fuzz || failed+=(fuzzing); cat $(CACHE)/fuzz.log; \

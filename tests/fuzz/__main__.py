@@ -1,7 +1,7 @@
 """Runs the fuzz targets: libFuzzer on each for a while, from the checked-in corpora.
 
     python -m tests.fuzz                     # each for 20 s
-    python -m tests.fuzz --beside --seconds 5  # each for 5 s of a processor, beside other work
+    python -m tests.fuzz --beside            # each for 20 s, beside other work, as `make test` does
     python -m tests.fuzz --seconds 600       # each for 10 min, as `make nightly` does
     python -m tests.fuzz ring --seconds 60   # some of them
 
@@ -10,9 +10,9 @@ They are built with the stable toolchain: coverage is a pass of LLVM that any ru
 file, and the command that repeats it is printed. Inputs that reached something new are kept in
 the cache, where the next run goes on from them; programs and logs are this checkout's.
 
-`make test` has them `--beside` pytest, which waits for guests and servers much of its time: they
-have the lowest priority, so their time is what they have of a processor. They are optimized less:
-to build them is most of the work then.
+`make test` has them `--beside` pytest, which waits for guests and servers much of its time. They
+have the lowest priority then, so one goes on after its time until it has had a processor for
+BESIDE_LEAST_S, too. They are optimized less: to build them is most of the work then.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ MADE = LOCAL / "fuzz"
 GRACE_S = 60
 #: The same of one beside other work, for which it waits.
 BESIDE_GRACE_S = 1200
+#: Seconds of a processor that one beside other work has in any case.
+BESIDE_LEAST_S = 5
 #: Seconds between two looks at what one has had of a processor.
 LOOK_S = 0.5
 #: What libFuzzer's line says when the corpus was run.
@@ -110,7 +112,7 @@ def build(names: list[str], *, sanitize: bool, beside: bool = False) -> Path:
 def run(program: Path, seconds: int, seed: int, *, beside: bool = False) -> Outcome:
     """Runs one target for `seconds`, and returns what came of it.
 
-    `beside` other work it has the lowest priority, and the seconds are those of a processor.
+    `beside` other work it has the lowest priority, and BESIDE_LEAST_S of a processor in any case.
     """
     name = program.name
     found, kept = KEPT / "findings" / name, KEPT / "corpus" / name
@@ -154,20 +156,22 @@ def _watch(
 ) -> tuple[bool, float]:
     """Waits for the end of a target; returns whether it failed, and its processor time.
 
-    One `beside` other work is told to end, by the signal for that, when it had its seconds. They
-    count from where `log` says that the corpus was run: before, it finds nothing new, and does not
-    end either.
+    One `beside` other work is told to end, by the signal for that, when it had its seconds, and
+    enough of a processor. Both count from where `log` says that the corpus was run: before, it
+    finds nothing new, and does not end either.
     """
     deadline = time.monotonic() + seconds + (BESIDE_GRACE_S if beside else GRACE_S)
     told, late, had = False, False, 0.0
-    begun: float | None = None
+    begun: tuple[float, float] | None = None
     while process.poll() is None:
-        had = processor_s(process.pid) or had
+        had, now = processor_s(process.pid) or had, time.monotonic()
         if beside and begun is None and CORPUS_RUN in log.read_bytes():
-            begun = had
-        if begun is not None and not told and had - begun >= seconds:
-            process.send_signal(signal.SIGUSR1)
-            told, deadline = True, time.monotonic() + GRACE_S
+            begun = now, had
+        if begun is not None and not told:
+            since, before = begun
+            if now - since >= seconds and had - before >= min(seconds, BESIDE_LEAST_S):
+                process.send_signal(signal.SIGUSR1)
+                told, deadline = True, now + GRACE_S
         if time.monotonic() > deadline:
             process.kill()
             late = True
@@ -203,7 +207,7 @@ def main() -> int:
     parser.add_argument(
         "--beside",
         action="store_true",
-        help="at the lowest priority, and the seconds are those of a processor",
+        help="at the lowest priority, and longer where there is little of a processor left",
     )
     parser.add_argument(
         "--sanitize", action="store_true", help="with AddressSanitizer (nightly Rust)"
@@ -233,10 +237,9 @@ def main() -> int:
         for ended in runs:
             outcomes.append(ended.result())
             progress.advance(task)
-    of = " of a processor" if arguments.beside else ""
     table = Table(
         *("target", "inputs", "branches", "processor", ""),
-        title=f"{arguments.seconds} s{of} each, seed {seed}",
+        title=f"{arguments.seconds} s each, seed {seed}",
     )
     for outcome in outcomes:
         verdict = "[red]FOUND" if outcome.failure else "ok"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,42 @@ def test_beside_other_work_a_target_ends_after_its_corpus_and_its_time(folder: P
     ended = fuzz.run(target(folder, WORKS), 1, 1, beside=True)
     assert (ended.failure, ended.runs, ended.covered) == (None, 34, 12)
     assert ended.processor_s >= 2.9  # two of them for the corpus
+
+
+#: As above, with a corpus of nothing; it works so much of the time.
+WORKS_SOMETIMES = """\
+import signal, sys, time
+print("#1\tINITED cov: 7", flush=True)
+def end(*_):
+    print("#7 DONE cov: 12", "stat::number_of_executed_units: 34", sep="\\n", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGUSR1, end)
+while True:
+    until = time.process_time() + {busy}
+    while time.process_time() < until:
+        pass
+    time.sleep({idle})
+"""
+
+
+@pytest.mark.parametrize(
+    ("busy", "idle", "seconds", "least"), [(0.1, 0.0, 2, 0.2), (0.05, 0.2, 1, 0.4)]
+)
+def test_beside_other_work_a_target_has_its_time_and_enough_of_a_processor(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    busy: float,
+    idle: float,
+    seconds: int,
+    least: float,
+) -> None:
+    monkeypatch.setattr(fuzz, "BESIDE_LEAST_S", least)
+    begun = time.monotonic()
+    program = target(folder, WORKS_SOMETIMES.format(busy=busy, idle=idle))
+    ended = fuzz.run(program, seconds, 1, beside=True)
+    assert ended.failure is None
+    assert time.monotonic() - begun >= seconds
+    assert ended.processor_s >= least
 
 
 @pytest.mark.parametrize("beside", [False, True])
