@@ -1,12 +1,11 @@
 //! A call from one thread to another that its caller may take back until it has begun.
 //!
 //! The one primitive for that. It travels by whatever means the other thread has: the queue of a
-//! [`crate::Control`], a channel, a mailbox. A question whose answer may come too late without harm needs
-//! no more than a channel.
+//! [`crate::Control`], a reactor's mailbox, a channel of orders.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -66,6 +65,20 @@ impl<T, R> Caller<T, R> {
             Err(RecvTimeoutError::Disconnected) => Err(NotRun::Gone),
         }
     }
+
+    /// Waits until `end` for the answer, for a caller that has no more time, and knows how to undo what
+    /// is done too late.
+    ///
+    /// # Errors
+    /// `Timeout`: it was taken back, or it has begun, goes on, and its answer is lost; `Disconnected`:
+    /// nobody carries it out.
+    pub fn wait_until(self, end: Instant) -> Result<R, RecvTimeoutError> {
+        let answer = self.answer.recv_timeout(end.saturating_duration_since(Instant::now()));
+        if matches!(answer, Err(RecvTimeoutError::Timeout)) {
+            drop(self.given.lock().take());
+        }
+        answer
+    }
 }
 
 #[cfg(test)]
@@ -103,5 +116,29 @@ mod tests {
         let (call, caller) = super::call::<_, u32>(());
         drop(call);
         assert_eq!(caller.wait(Duration::MAX), Err(NotRun::Gone));
+    }
+
+    #[test]
+    fn who_has_no_more_time_takes_a_call_back_or_loses_its_answer() {
+        let (call, caller) = super::call::<_, u32>(20);
+        call.run(|given| given + 1);
+        assert_eq!(caller.wait_until(Instant::now()), Ok(21));
+
+        let (call, caller) = super::call::<_, u32>(20);
+        assert_eq!(caller.wait_until(Instant::now()), Err(RecvTimeoutError::Timeout));
+        call.run(|_| unreachable!("it was taken back"));
+
+        let (call, caller) = super::call::<_, u32>(20);
+        let mut given = 0;
+        call.run(|number| {
+            assert_eq!(caller.wait_until(Instant::now()), Err(RecvTimeoutError::Timeout));
+            given = number;
+            number
+        });
+        assert_eq!(given, 20, "what had begun goes on");
+
+        let (call, caller) = super::call::<_, u32>(());
+        drop(call);
+        assert_eq!(caller.wait_until(Instant::now()), Err(RecvTimeoutError::Disconnected));
     }
 }

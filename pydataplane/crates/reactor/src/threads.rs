@@ -5,9 +5,11 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rustix::thread::CpuSet;
 
+use crate::call;
 use crate::mailbox::Mailbox;
 use crate::place::{beside, give_way, pin};
 use crate::run::{Accounting, Idle, run};
@@ -78,12 +80,10 @@ impl Handle {
         f: impl FnOnce(&mut Cx) -> R + Send + 'static,
     ) -> Result<R, Stopped> {
         assert!(!IS_REACTOR.get(), "a reactor thread must not wait for a reactor");
-        let (answer, wait) = mpsc::sync_channel(1);
-        self.send(move |cx| {
-            let _ = answer.send(f(cx));
-        });
-        // A message that is dropped unrun drops `answer`, which ends the wait.
-        wait.recv().map_err(|_| Stopped(self.index))
+        let (call, caller) = call::call(f);
+        self.send(move |cx| call.run(|f| f(cx)));
+        // A message that is dropped unrun drops the call, which ends the wait.
+        caller.wait(Duration::MAX).map_err(|_| Stopped(self.index))
     }
 }
 

@@ -401,7 +401,7 @@ fn on_event(inner: &Weak<Inner>, event: &Event) {
                 target.shared.notify_resized();
                 controller.mailbox.send(Order::Resized { target: number });
             } else {
-                controller.mailbox.send(Order::Remove { target: number, reply: None });
+                controller.mailbox.send(Order::Remove { target: number, gone: None });
             }
         }
     }

@@ -14,16 +14,16 @@ use crate::failure::Failure;
 use crate::handover::{ControllerHandover, Inherited};
 use crate::lun::Target;
 
-/// An answer to a control thread that waits for it, or has stopped waiting: what was asked for is done
-/// all the same, or undone by [`Order::Release`]. Where it must not be, the order has a [`Call`].
-pub(crate) type Reply<T> = Sender<T>;
+/// Tells whoever waits, if somebody still does, that a target is gone. Not a [`Call`]'s answer: a removal
+/// cannot be taken back, and ends long after the order was carried out.
+pub(crate) type Gone = Sender<()>;
 
 /// What a controller's thread is asked or told.
 pub(crate) enum Order {
     /// Put a target in place, if it is still wanted; the place is free and reserved.
     Add(Call<Target, Result<(), bdev::OpenError>>),
-    /// Take a target away; the answer comes when nothing is in flight on it.
-    Remove { target: u8, reply: Option<Reply<()>> },
+    /// Take a target away; it is gone when nothing is in flight on it.
+    Remove { target: u8, gone: Option<Gone> },
     /// The size of the bdev behind a target changed.
     Resized { target: u8 },
     /// Take connections from now on.
@@ -37,21 +37,21 @@ pub(crate) enum Order {
     StopUnlessConnected(Call<(), bool>),
     /// End the session, remove the socket and return.
     Stop,
-    /// Serve nothing, and answer when nothing is in flight any more. An error where that is not so at
-    /// `until`, after which nobody waits for it.
-    Hold { until: Instant, reply: Reply<Result<(), String>> },
+    /// Serve nothing, and answer when nothing is in flight any more. An error where that is not so at the
+    /// time that is given, after which nobody waits for it.
+    Hold(Call<Instant, Result<(), String>>),
     /// The same, but go on at once if that was quick. The answer: whether it is held.
-    HoldIfSlow { until: Instant, reply: Reply<Result<bool, String>> },
+    HoldIfSlow(Call<Instant, Result<bool, String>>),
     /// Go on after [`Order::Hold`] or [`Order::TakeOver`].
     Release,
     /// While held: return, and leave the rest to whoever gets the answer.
-    HandOver { reply: Reply<Result<ControllerHandover, String>> },
+    HandOver(Call<(), Result<ControllerHandover, String>>),
     /// Say what there is, for a process that is about to take it over, and go on.
-    Describe { reply: Reply<Result<ControllerHandover, String>> },
+    Describe(Call<(), Result<ControllerHandover, String>>),
     /// Make what takes time of a session that is about to come.
-    Prepare { coming: Option<Inherited>, reply: Reply<Result<(), String>> },
+    Prepare(Call<Option<Inherited>, Result<(), String>>),
     /// Go on with what came from another process, if it did; held until [`Order::Release`].
-    TakeOver { inherited: Option<Inherited>, reply: Reply<Result<(), String>> },
+    TakeOver(Call<Option<Inherited>, Result<(), String>>),
     /// A countdown reached zero.
     Drained { id: u64 },
     /// A request queue was closed because the guest broke the rules.

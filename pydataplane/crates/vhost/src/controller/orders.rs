@@ -6,7 +6,7 @@ use super::server::{Removal, Server};
 use crate::device::TMF_ID;
 use crate::events::Event;
 use crate::lun::Target;
-use crate::mailbox::{Order, Reply};
+use crate::mailbox::{Gone, Order};
 use crate::session::End;
 use crate::socket::Listener;
 
@@ -21,20 +21,18 @@ impl Server {
             // Whoever waits for the answer sees that there is none.
             Order::Add(_) if self.stopping => {}
             Order::Add(call) => call.run(|target| self.add(target)),
-            Order::Remove { target, reply } => self.remove(target, reply),
+            Order::Remove { target, gone } => self.remove(target, gone),
             Order::Resized { target } => self.tell(Event::Resized(target)),
             Order::Accept => self.begin_to_accept(),
             Order::Refuse => self.refuse(),
             Order::OwnerChanged => self.owner_changed(),
-            Order::Hold { until, reply } => _ = reply.send(self.hold(until)),
-            Order::HoldIfSlow { until, reply } => _ = reply.send(self.hold_if_slow(until)),
+            Order::Hold(call) => call.run(|until| self.hold(until)),
+            Order::HoldIfSlow(call) => call.run(|until| self.hold_if_slow(until)),
             Order::Release => self.release(),
-            Order::HandOver { reply } => _ = reply.send(self.hand_over()),
-            Order::Describe { reply } => _ = reply.send(self.describe()),
-            Order::Prepare { coming, reply } => _ = reply.send(self.prepare(coming)),
-            Order::TakeOver { inherited, reply } => {
-                _ = reply.send(self.take_over(inherited));
-            }
+            Order::HandOver(call) => call.run(|()| self.hand_over()),
+            Order::Describe(call) => call.run(|()| self.describe()),
+            Order::Prepare(call) => call.run(|coming| self.prepare(coming)),
+            Order::TakeOver(call) => call.run(|inherited| self.take_over(inherited)),
             Order::StopUnlessConnected(call) => call.run(|()| self.stop_unless_connected()),
             Order::Stop => self.stop(),
             Order::Drained { id } if id & TMF_ID != 0 => {
@@ -120,17 +118,17 @@ impl Server {
         Ok(())
     }
 
-    fn remove(&mut self, number: u8, reply: Option<Reply<()>>) {
+    fn remove(&mut self, number: u8, gone: Option<Gone>) {
         if let Some(removal) = self.removals.values_mut().find(|r| r.target == number) {
             // Asked a second time: this caller waits too, the first one no longer matters.
-            removal.reply = reply.or(removal.reply.take());
+            removal.gone = gone.or(removal.gone.take());
             return;
         }
         if let Some(target) = &mut self.controller.targets()[usize::from(number)] {
             target.leaving = true;
         }
         self.next_removal += 1;
-        let (id, removal) = (self.next_removal, Removal { target: number, reply });
+        let (id, removal) = (self.next_removal, Removal { target: number, gone });
         match self.with_device(|d| d.leave(number, id)) == Some(true) {
             true => _ = self.removals.insert(id, removal),
             false => self.removed(removal),
@@ -142,8 +140,8 @@ impl Server {
         self.tell(Event::Removed(removal.target));
         let target = self.controller.targets()[usize::from(removal.target)].take();
         drop(target);
-        if let Some(reply) = removal.reply {
-            _ = reply.send(());
+        if let Some(gone) = removal.gone {
+            _ = gone.send(());
         }
     }
 }

@@ -16,7 +16,7 @@ use super::sessions::{Ending, Retiring};
 use crate::budget::Budget;
 use crate::device::Device;
 use crate::events::{Event, Unheard};
-use crate::mailbox::{Inbox, Reply};
+use crate::mailbox::{Gone, Inbox};
 use crate::owner::RefusalLog;
 use crate::past::Past;
 use crate::session::{End, Peer};
@@ -107,7 +107,7 @@ struct Ready {
 /// A target being removed: who waits for it.
 pub(super) struct Removal {
     pub(super) target: u8,
-    pub(super) reply: Option<Reply<()>>,
+    pub(super) gone: Option<Gone>,
 }
 
 /// A session that is about to come, as far as it can be made before.

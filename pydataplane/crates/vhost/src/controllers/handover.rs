@@ -12,20 +12,25 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
+
+use reactor::{Call, Caller};
 
 use super::Controllers;
 use crate::controller::Controller;
 use crate::error::ControllerError;
 use crate::handover::{ControllerHandover, Inherited};
-use crate::mailbox::{Order, Reply};
+use crate::mailbox::Order;
 use crate::socket::Listener;
 
 /// How long a controller's thread may take for a step that waits for no I/O.
 const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long the description of all controllers, whose guests are served, may take.
 const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A question to the thread of the controller of that name: `T` is given with it, `R` its answer.
+type Asked<T, R> = (String, Caller<T, Result<R, String>>);
 
 impl Controllers {
     /// Takes all controllers apart, which are held. Their sockets' files stay; their bdevs are free.
@@ -34,18 +39,24 @@ impl Controllers {
     /// [`ControllerError::HandOver`] names the one that could not be; the others are in the answer
     /// all the same, and it is lost.
     pub fn hand_over(&self) -> (Vec<ControllerHandover>, Result<(), ControllerError>) {
-        let asked = self.ask_each(|_, reply| Order::HandOver { reply });
+        let asked = self.ask(|_| true, Order::HandOver, |_| ());
         let mut outcome = Ok(());
         let mut all = Vec::with_capacity(asked.len());
-        for (name, answer) in asked {
-            match wait_for(&name, &answer, Instant::now() + STEP_TIMEOUT) {
+        for (name, caller) in asked {
+            match wait_for(&name, caller, Instant::now() + STEP_TIMEOUT) {
                 Ok(controller) => all.push(controller),
-                Err(why) => outcome = Err(why),
+                Err(why) => {
+                    // It holds what it has until it can stop.
+                    if let Ok(controller) = self.find(&name) {
+                        controller.mailbox.send(Order::Stop);
+                    }
+                    outcome = Err(why);
+                }
             }
         }
         let entries = std::mem::take(&mut *self.entries());
         for entry in entries.into_values() {
-            // It returned after its answer; one that did not answer holds what it has.
+            // It returned after its answer, if that is what was asked for.
             _ = entry.ended.recv_timeout(STEP_TIMEOUT);
         }
         (all, outcome)
@@ -55,8 +66,8 @@ impl Controllers {
     /// not answer is left out.
     pub fn describe(&self) -> Vec<ControllerHandover> {
         let end = Instant::now() + DESCRIBE_TIMEOUT;
-        let asked = self.ask_each(|_, reply| Order::Describe { reply });
-        let answers = asked.iter().map(|(name, answer)| wait_for(name, answer, end));
+        let asked = self.ask(|_| true, Order::Describe, |_| ());
+        let answers = asked.into_iter().map(|(name, caller)| wait_for(&name, caller, end));
         answers.filter_map(Result::ok).collect()
     }
 
@@ -74,13 +85,10 @@ impl Controllers {
     /// fails, when they do.
     pub fn prepare(&self) {
         let mut coming = std::mem::take(&mut *self.inner.inherited.lock());
-        let asked = self.ask_each(|name, reply| {
-            let coming = coming.remove(name);
-            Order::Prepare { coming, reply }
-        });
+        let asked = self.ask(|_| true, Order::Prepare, |name| coming.remove(name));
         let end = Instant::now() + STEP_TIMEOUT;
-        for (name, answer) in asked {
-            if let Err(why) = wait_for(&name, &answer, end) {
+        for (name, caller) in asked {
+            if let Err(why) = wait_for(&name, caller, end) {
                 tracing::debug!("{why}");
             }
         }
@@ -124,10 +132,10 @@ impl Controllers {
     /// not made.
     pub fn take_over(&self) -> Result<(), ControllerError> {
         let mut inherited = std::mem::take(&mut *self.inner.inherited.lock());
-        let taken = self.ask_all(STEP_TIMEOUT, |name, reply| {
-            let inherited = inherited.remove(name);
-            Order::TakeOver { inherited, reply }
-        });
+        let asked = self.ask(|_| true, Order::TakeOver, |name| inherited.remove(name));
+        let end = Instant::now() + STEP_TIMEOUT;
+        let taken: Result<Vec<()>, _> =
+            asked.into_iter().map(|(name, caller)| wait_for(&name, caller, end)).collect();
         if let Some(name) = inherited.into_keys().next() {
             let why = format!("controller {name} was not made again");
             return Err(ControllerError::HandOver(why));
@@ -146,37 +154,20 @@ impl Controllers {
         inherited.get_mut(name).map(|inherited| inherited.listener(path)).transpose()
     }
 
-    /// Sends each controller's thread an order with a reply.
-    pub(super) fn ask_each<T>(
-        &self,
-        order: impl FnMut(&str, Reply<Result<T, String>>) -> Order,
-    ) -> Vec<(String, Receiver<Result<T, String>>)> {
-        self.ask_those(|_| true, order)
-    }
-
-    /// As `ask_each`, to those of whose names `which` is true.
-    pub(super) fn ask_those<T>(
+    /// Sends the threads of the controllers of whose names `which` is true an order that is a call, each with
+    /// what `given` says for its name.
+    pub(super) fn ask<T, R>(
         &self,
         which: impl Fn(&str) -> bool,
-        mut order: impl FnMut(&str, Reply<Result<T, String>>) -> Order,
-    ) -> Vec<(String, Receiver<Result<T, String>>)> {
+        order: fn(Call<T, Result<R, String>>) -> Order,
+        mut given: impl FnMut(&str) -> T,
+    ) -> Vec<Asked<T, R>> {
         let ask = |(name, entry): (&String, &super::Entry)| {
-            let (reply, answer) = channel();
-            entry.controller.mailbox.send(order(name, reply));
-            (name.clone(), answer)
+            let (call, caller) = reactor::call(given(name));
+            entry.controller.mailbox.send(order(call));
+            (name.clone(), caller)
         };
         self.entries().iter().filter(|(name, _)| which(name)).map(ask).collect()
-    }
-
-    /// As `ask_each`, and waits for all answers; the first error is the answer.
-    fn ask_all<T>(
-        &self,
-        timeout: Duration,
-        order: impl FnMut(&str, Reply<Result<T, String>>) -> Order,
-    ) -> Result<Vec<T>, ControllerError> {
-        let end = Instant::now() + timeout;
-        let asked = self.ask_each(order);
-        asked.iter().map(|(name, answer)| wait_for(name, answer, end)).collect()
     }
 }
 
@@ -188,13 +179,12 @@ fn named(controllers: Vec<ControllerHandover>) -> BTreeMap<String, Inherited> {
 }
 
 /// Waits until `end` for the answer of the thread of controller `name`.
-pub(super) fn wait_for<T>(
+pub(super) fn wait_for<T, R>(
     name: &str,
-    answer: &Receiver<Result<T, String>>,
+    caller: Caller<T, Result<R, String>>,
     end: Instant,
-) -> Result<T, ControllerError> {
-    let left = end.saturating_duration_since(Instant::now());
-    let why = match answer.recv_timeout(left) {
+) -> Result<R, ControllerError> {
+    let why = match caller.wait_until(end) {
         Ok(Ok(done)) => return Ok(done),
         Ok(Err(why)) => why,
         Err(RecvTimeoutError::Timeout) => {

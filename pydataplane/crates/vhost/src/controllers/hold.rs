@@ -77,9 +77,8 @@ impl Controllers {
 
     /// Holds the controllers whose I/O takes long, until `end` at most, and adds their names to `held`.
     fn hold_slow(&self, held: &mut BTreeSet<String>, end: Instant) -> Result<(), ControllerError> {
-        let order = |_: &str, reply| Order::HoldIfSlow { until: end, reply };
-        for (name, answer) in self.ask_those(|name| !held.contains(name), order) {
-            if wait_for(&name, &answer, end + MARGIN)? {
+        for (name, caller) in self.ask(|name| !held.contains(name), Order::HoldIfSlow, |_| end) {
+            if wait_for(&name, caller, end + MARGIN)? {
                 tracing::info!(controller = name, "held before the others, as its I/O takes long");
                 held.insert(name);
             }
@@ -90,10 +89,12 @@ impl Controllers {
     /// Holds all others than `held`, who may take `time` for it. One that took longer, if there is one.
     fn hold_rest(&self, held: &BTreeSet<String>, time: Duration) -> Option<String> {
         let end = Instant::now() + time;
-        let order = |_: &str, reply| Order::Hold { until: end, reply };
-        let asked = self.ask_those(|name| !held.contains(name), order);
-        let mut late = asked.iter().filter(|(name, answer)| wait_for(name, answer, end).is_err());
-        late.next().map(|(name, _)| name.clone())
+        let asked = self.ask(|name| !held.contains(name), Order::Hold, |_| end);
+        let mut waited = asked.into_iter().map(|(name, caller)| {
+            let held = wait_for(&name, caller, end);
+            (name, held)
+        });
+        waited.find(|(_, held)| held.is_err()).map(|(name, _)| name)
     }
 
     /// Lets all controllers go on.

@@ -115,7 +115,7 @@ impl Controllers {
         let controller = self.find(name)?;
         let none = || ControllerError::NoTarget { controller: name.into(), target: number };
         let target = u8::try_from(number).map_err(|_| none())?;
-        let (reply, answer) = channel();
+        let (gone, is_gone) = channel();
         {
             let targets = controller.targets();
             let there = targets.get(usize::from(target)).and_then(Option::as_ref);
@@ -123,10 +123,10 @@ impl Controllers {
                 return Err(ControllerError::Prevented { controller: name.into(), target });
             }
             // While it is there for sure: the number may be another target's at once.
-            controller.mailbox.send(Order::Remove { target, reply: Some(reply) });
+            controller.mailbox.send(Order::Remove { target, gone: Some(gone) });
         }
         let waited = self.method_timeout();
-        answer.recv_timeout(waited).map_err(|_| ControllerError::StillBusy {
+        is_gone.recv_timeout(waited).map_err(|_| ControllerError::StillBusy {
             controller: name.into(),
             target,
             waited,

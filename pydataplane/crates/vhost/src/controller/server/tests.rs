@@ -126,3 +126,18 @@ fn one_that_stops_unless_connected_has_no_peer_from_its_answer_on() {
     assert!(own.server.stopping && own.server.listener.is_none());
     own.stop();
 }
+
+#[test]
+fn one_is_not_taken_apart_for_whoever_has_no_more_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut own = Own::new(dir.path());
+    own.server.hold(Instant::now() + Duration::from_secs(60)).unwrap();
+    let (call, caller) = reactor::call(());
+    assert!(caller.wait_until(Instant::now()).is_err());
+    own.server.obey(Order::HandOver(call));
+    assert!(!own.server.left && own.server.listener.is_some());
+    let (call, caller) = reactor::call(());
+    own.server.obey(Order::HandOver(call));
+    assert!(own.server.left && caller.wait_until(Instant::now()).unwrap().is_ok());
+    own.stop();
+}
