@@ -1,13 +1,14 @@
-"""Upgrades under I/O in which the old program, the new one, or both are killed at any moment.
+"""Upgrades under I/O in which the old program, the new one, or both are ended at any moment.
 
-Whoever is left serves, or nobody is, and the next start submits again what is in flight, as after
-a crash. `VIRTLUN_SEED` repeats what a run chose; `VIRTLUN_RESTARTS` is how many upgrades a night
-makes.
+They are killed, or told to end. Whoever is left serves, or nobody is, and the next start submits
+again what is in flight, as after a crash. `VIRTLUN_SEED` repeats what a run chose;
+`VIRTLUN_RESTARTS` is how many upgrades a night makes.
 """
 
 from __future__ import annotations
 
 import random
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from tests.target.test_inflight import DEADLINE_S, EXTENTS, MIB, QUEUES, Load, p
 KILLS = 12
 """In `make test`."""
 LATEST = 1.5
-"""When a program is killed at the latest, in times that an upgrade takes here."""
+"""When a program is ended at the latest, in times that an upgrade takes here."""
 
 
 def upgrade(target: Target) -> tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]:
@@ -66,7 +67,7 @@ def left(target: Target, both: Sequence[subprocess.Popen[bytes]]) -> None:
         ),
     ],
 )
-def test_an_upgrade_in_which_programs_are_killed_loses_nothing(target: Target, kills: int) -> None:
+def test_an_upgrade_in_which_programs_are_ended_loses_nothing(target: Target, kills: int) -> None:
     rng = random.Random(choose_seed())
     prepare(target)
     with Initiator(target.vhost_dir / "c0") as guest:
@@ -86,7 +87,9 @@ def test_an_upgrade_in_which_programs_are_killed_loses_nothing(target: Target, k
             victims = [[old], [new], [old, new]][turn % 3]
             rng.shuffle(victims)
             for victim in victims:
-                victim.kill()
+                victim.send_signal(rng.choice([signal.SIGKILL, signal.SIGTERM]))
+            for victim in victims:
+                victim.wait(DEADLINE_S)
             left(target, both)
             if target.process is None:
                 came["nobody"] += 1
