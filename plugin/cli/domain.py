@@ -86,7 +86,8 @@ def prepare(socket: Path, name: str, uri: str) -> None:
     """Mark the domain NAME as one that is to have a controller, and say when it has one.
 
     It gets it at its next start through the gateway, and at each further one, if a target answers
-    then; without one it starts all the same. A domain with a virtlun disk has one anyway.
+    then, and its machine has PCI and room on it; without one it starts all the same, and the
+    gateway's log says why. A domain with a virtlun disk has one anyway.
     """
     import libvirt  # noqa: PLC0415 (an optional extra: only these commands need it)
 
@@ -99,6 +100,7 @@ def prepare(socket: Path, name: str, uri: str) -> None:
                     ' gateway with controllers = "all"'
                 )
             if not _is_marked(handle):
+                _check_memory(handle)
                 handle.setMetadata(
                     libvirt.VIR_DOMAIN_METADATA_ELEMENT,
                     translate.mark(handle.UUIDString()),
@@ -118,6 +120,16 @@ def prepare(socket: Path, name: str, uri: str) -> None:
             f"{name} runs without a controller: restart needed; shut it down and start it through"
             " the gateway"
         )
+
+
+def _check_memory(handle: Any) -> None:
+    """Refuses a domain whose definition says that its memory is not to be shared."""
+    import libvirt  # noqa: PLC0415 (as above)
+
+    try:
+        translate.check_memory(handle.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
+    except TranslateError as error:
+        raise click.ClickException(f"domain {handle.name()}: {error}") from error
 
 
 def _is_marked(handle: Any) -> bool:

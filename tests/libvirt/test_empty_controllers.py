@@ -199,6 +199,20 @@ def test_what_cannot_have_a_controller_starts_as_its_client_defined_it(host: Hos
     assert "runs without a virtlun controller" in refused(host, "full")
 
 
+def test_what_says_that_its_memory_is_private_is_told_so_and_not_to_restart(host: Host) -> None:
+    path = host.scratch / "private.xml"
+    host.define("private")
+    host.virsh("undefine", "private")
+    private = "<memoryBacking><access mode='private'/></memoryBacking>"
+    path.write_text(path.read_text().replace("<os>", f"{private}<os>", 1))
+    host.virsh("define", str(path))
+    host.virsh("start", "private", "--paused")
+    for said in (refused(host, "private"), prepare(host, "private", host.uri, refused=True)):
+        assert "(<access mode='private'/>); use <access mode='shared'/>" in said
+        assert "start" not in said
+    assert "virtlun" not in at_libvirtd(host, "private")
+
+
 def direct(host: Host, *words: str) -> str:
     """Does something at libvirtd itself, and takes it back; returns what was said."""
     said = host.virsh_direct(*words, check=False)
@@ -236,8 +250,8 @@ def sparing(host: Host) -> Iterator[None]:
     host.start_gateway()
 
 
-def prepare(host: Host, name: str, uri: str) -> str:
-    """Runs `virtlun domain prepare`."""
+def prepare(host: Host, name: str, uri: str, *, refused: bool = False) -> str:
+    """Runs `virtlun domain prepare`; returns what it says."""
     done = subprocess.run(
         [
             *(host.program("virtlun"), "--socket", str(host.paths.rpc_socket)),
@@ -247,8 +261,8 @@ def prepare(host: Host, name: str, uri: str) -> str:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert done.returncode == int(refused), done.stderr
+    return done.stderr if refused else done.stdout
 
 
 @pytest.mark.usefixtures("sparing")

@@ -40,6 +40,7 @@ from pydataplane.domain.translate.changing import (
     update,
 )
 from pydataplane.domain.translate.operations import (
+    check_memory,
     define,
     element,
     find,
@@ -77,6 +78,7 @@ __all__ = [
     "VolumeRef",
     "attach",
     "carry",
+    "check_memory",
     "controller_name",
     "define",
     "detach",

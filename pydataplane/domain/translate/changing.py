@@ -8,6 +8,7 @@ from uuid import UUID
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import Change, LunPlan, Settings, VolumeRef
 from pydataplane.domain.names import MAX_TARGETS, controller_name
+from pydataplane.domain.translate import memory
 from pydataplane.domain.translate.defining import check_new
 from pydataplane.domain.translate.operations import define, salvaged
 from pydataplane.domain.translate.recognising import disk_of_ours
@@ -47,7 +48,7 @@ def attach(
     Raises:
         TranslateError: TARGET_EXISTS (dev, volume or serial is there already), NOT_POSSIBLE_NOW (a
             running domain without our controller or shared memory), UNSUPPORTED (255 disks
-            already, or the like), BAD_XML.
+            already, memory that its definition says is private, or the like), BAD_XML.
     """
     device = disk_of_ours(disk_xml, settings)
     if device is None:
@@ -56,11 +57,13 @@ def attach(
     view = views.required(domain_xml)
     metadata = view.metadata
     if live and (metadata is None or not view.is_served):
+        memory.missing(view.domain)  # which no restart would change
         raise TranslateError(
             Refusal.NOT_POSSIBLE_NOW,
             f"domain '{view.name}' runs without a virtlun controller, so a disk cannot be attached"
             f" before it was restarted: `virtlun domain prepare {view.name}` gives it one at its"
-            " next start, or attach with --config only; then shut it down and start it again",
+            " next start (the gateway's log says why, if it cannot have one), or attach with"
+            " --config only; then shut it down and start it again",
         )
     seen = view.client_disks(metadata)
     check_new(seen, disk, ref, Refusal.TARGET_EXISTS)

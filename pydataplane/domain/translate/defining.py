@@ -68,7 +68,7 @@ def translate(
 
     One without a disk of ours gets the controller only if `controller` says so. Otherwise what is
     kept of it is our metadata, empty, if it had any: the mark of a domain that is to have a
-    controller whenever it can be given one (see plugin.gateway.spare).
+    controller whenever it can be given one (see plugin.gateway.empty).
 
     Raises:
         TranslateError: as `define`.

@@ -8,6 +8,7 @@ from uuid import UUID
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import Definition, LunPlan, Plan, Settings
 from pydataplane.domain.names import CARRIER_ALIAS, NAMESPACE, controller_name
+from pydataplane.domain.translate import memory
 from pydataplane.domain.translate.defining import Current, translate
 from pydataplane.domain.translate.presenting import restore
 from pydataplane.domain.translate.recognising import check_encoding, check_readable
@@ -81,6 +82,17 @@ def present(domain_xml: str, *, live: bool, settings: Settings) -> str:
         return domain_xml
     found = [view for view in views.domains(document) if view.has_traces]
     return restore(document, found, live=live) if found else domain_xml
+
+
+def check_memory(domain_xml: str) -> None:
+    """Refuses a domain that can have no controller, for its definition says whose its memory is.
+
+    Raises:
+        TranslateError: UNSUPPORTED, it is private or on a disk.
+    """
+    view = views.parse(domain_xml)
+    if view is not None:
+        memory.missing(view.domain)
 
 
 def identify(domain_xml: str, uuids: Mapping[str, str]) -> str | None:
