@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 from pydataplane.errors import VolumeError
@@ -13,6 +14,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """Of an lvstore or a volume."""
 VOLUME_NAME = re.compile(rf"{NAME.pattern}(@[A-Za-z0-9._-]{{1,62}})?")
 """Of a volume, or of its snapshot `VOLUME@NAME`."""
+NAME_MAX = 63
+"""Characters of either."""
 
 
 def parse_size(text: str) -> int:
@@ -41,3 +44,14 @@ def split_path(path: str) -> tuple[str, str]:
     if len(parts) != 2 or not all(map(re.Pattern.fullmatch, patterns, parts)):
         raise VolumeError(f"'{path}' does not name a volume: write LVSTORE/VOLUME")
     return parts[0], parts[1]
+
+
+def with_suffix(name: str, suffix: str) -> str:
+    """Returns `name` followed by `suffix`, both of a volume's name; what is too long is cut.
+
+    The same of the same two, and others of others.
+    """
+    if len(name) + len(suffix) <= NAME_MAX:
+        return name + suffix
+    digest = "-" + hashlib.sha256(name.encode()).hexdigest()[:12]
+    return name[: NAME_MAX - len(digest) - len(suffix)] + digest + suffix

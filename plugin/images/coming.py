@@ -13,7 +13,7 @@ from plugin.images import pieces, qemuimg
 from plugin.images.qemuimg import Image
 from pydataplane.errors import VolumeError, VolumeNotFoundError
 from pydataplane.lvols import Volume
-from pydataplane.volumenames import split_path
+from pydataplane.volumenames import split_path, with_suffix
 from pydataplane.volumes import Volumes
 
 XATTR = "virtlun.import"
@@ -44,13 +44,15 @@ def import_image(
         raise VolumeError(
             f"{source.path} has {source.size} bytes, {size} are fewer: leave out --size"
         )
-    of = {"path": str(source.path), "modified": source.path.stat().st_mtime_ns}
+    of = {"path": str(source.path), "version": list(source.version or ())}
     with suppress(VolumeNotFoundError):
         present = volumes.volume(reference)
         if _noted(volumes, present.uuid) == of | {"done": source.size}:
             return _finished(volumes, present)
         raise VolumeError(f"volume {present.path} exists already: choose another name")
-    volume, begin = _begun(volumes, f"{lvstore}/{name}{SUFFIX}", of, size or source.size, thin=thin)
+    volume, begin = _begun(
+        volumes, f"{lvstore}/{with_suffix(name, SUFFIX)}", of, size or source.size, thin=thin
+    )
 
     def note(done: int) -> None:
         volumes.set_xattr(volume.uuid, XATTR, json.dumps(of | {"done": done}))
@@ -60,6 +62,9 @@ def import_image(
         target = Image(path, "raw", volume.size)
         pieces.copy(source, target, qemuimg.data_of(source), begin, note, progress)
         difference = qemuimg.differ(source, target) if verify else None
+        # It was looked at first whether it names other files of this host.
+        if qemuimg.version_of(source.path) != source.version:
+            difference = "that was changed meanwhile; import it again"
     finally:
         volumes.end_export(volume.uuid)
     if difference:

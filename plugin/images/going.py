@@ -18,6 +18,7 @@ from plugin.images import pieces, qemuimg
 from plugin.images.qemuimg import Image
 from pydataplane.errors import VolumeError, VolumeNotFoundError
 from pydataplane.lvols import Volume
+from pydataplane.volumenames import with_suffix
 from pydataplane.volumes import Volumes
 
 PART, STATE = ".part", ".part.json"
@@ -43,7 +44,7 @@ def export_image(
     if file.exists():
         raise VolumeError(f"{file} exists already: choose another name, or delete it")
     of = volumes.volume(reference)
-    name = f"{of.name.split('@')[0]}@export-{_digest(file)}"
+    name = with_suffix(of.name.split("@")[0], f"@export-{_digest(file)}")
     frozen, begin = _begun(volumes, of, name, file, form)
     part = file.with_name(file.name + PART)
     if begin is None:
@@ -92,7 +93,8 @@ def _begun(
         volumes.delete(present.uuid)
     if of.snapshot:
         return volumes.clone(of.uuid, name), None
-    return volumes.snapshot([of.uuid], name.split("@")[1])[0], None
+    volumes.client.call("bdev_lvol_snapshot", lvol_name=of.uuid, snapshot_name=name)
+    return volumes.volume(f"{of.lvstore}/{name}"), None
 
 
 def _digest(file: Path) -> str:

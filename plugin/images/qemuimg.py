@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ class Image:
     format: str
     size: int
     """Of its contents, bytes."""
+    version: tuple[int, int] | None = None
+    """Tells it from what its file has after any change: inode, and when that was changed last."""
 
 
 def probe(path: Path, form: str | None = None) -> Image:
@@ -35,6 +38,7 @@ def probe(path: Path, form: str | None = None) -> Image:
         VolumeError: there is none that can be read, or it is of another format, or not whole: what
             a stranger made could name any other file of this host.
     """
+    version = version_of(path)
     words = [] if form is None else ["-f", form]
     found = json.loads(run("info", "--output=json", *words, "--", str(path.absolute())))
     if found["format"] not in FORMATS:
@@ -50,11 +54,26 @@ def probe(path: Path, form: str | None = None) -> Image:
         )
     if details.get("encrypt") or found.get("encrypted"):
         raise VolumeError(f"{path} is encrypted: make a plain one of it with `qemu-img convert`")
-    return Image(path.absolute(), found["format"], found["virtual-size"])
+    return Image(path.absolute(), found["format"], found["virtual-size"], version)
+
+
+def version_of(path: Path) -> tuple[int, int]:
+    """Returns the version of what is in a file or block device; see `Image`.
+
+    Unlike the time of the last modification nobody can set it back.
+
+    Raises:
+        VolumeError: it is something else, which qemu-img might wait for, for ever.
+    """
+    found = path.stat()
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISBLK(found.st_mode)):
+        raise VolumeError(f"{path} is neither a file nor a block device: give one with an image")
+    return found.st_ino, found.st_ctime_ns
 
 
 def make(path: Path, form: str, size: int) -> Image:
-    """Makes an image of `size` bytes that reads as zeros, in place of one that is there."""
+    """Makes an image of `size` bytes that reads as zeros, in place of what has that name."""
+    path.unlink(missing_ok=True)  # it may lead elsewhere
     run("create", "-q", "-f", form, "--", str(path.absolute()), str(size))
     return Image(path.absolute(), form, size)
 

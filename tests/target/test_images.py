@@ -98,6 +98,16 @@ def test_an_image_becomes_a_volume_and_that_an_image(
     assert "exists already" in refused(store, "volume", "import", str(source), "lvs0/v")
 
 
+def test_names_may_be_as_long_as_any(store: Target, raw: Path) -> None:
+    name, other = "n" * 62 + "a", "n" * 62 + "b"
+    for each in (name, other):
+        done(store, "volume", "import", str(raw), f"lvs0/{each}", "--thin")
+    copy = store.directory / "copy.qcow2"
+    done(store, "volume", "export", f"lvs0/{name}", str(copy), "--verify")
+    assert qemuimg.differ(qemuimg.probe(copy), qemuimg.probe(raw)) is None
+    assert sorted(names(store)) == [name, other]
+
+
 def test_a_snapshot_is_exported_while_its_volume_goes_on(store: Target, raw: Path) -> None:
     done(store, "volume", "import", str(raw), "lvs0/v", "--thin", "--size", "32M")
     done(store, "volume", "snapshot", "lvs0/v", "s1")
@@ -205,6 +215,46 @@ def test_a_changed_image_is_imported_anew(store: Target, raw: Path) -> None:
         file.write(b"another beginning")
     done(store, *words)
     assert contents(store, "lvs0/v") == raw.read_bytes()
+
+
+def test_an_image_that_is_changed_while_it_is_imported_is_refused(
+    store: Target, raw: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = qcow2(raw)
+    secret = store.directory / "secret"
+    secret.write_bytes(b"of this host" * 100_000)
+    copy = qemuimg.copy
+
+    def changed(image: qemuimg.Image, target: qemuimg.Image, offset: int, length: int) -> None:
+        times = source.stat()
+        command = ["qemu-img", "rebase", "-u", "-f", "qcow2", "-F", "raw", "-b", str(secret)]
+        subprocess.run([*command, str(source)], check=True)
+        os.utime(source, ns=(times.st_atime_ns, times.st_mtime_ns))
+        copy(image, target, offset, length)
+
+    words = ["volume", "import", str(source), "lvs0/v", "--thin"]
+    with monkeypatch.context() as patched:
+        patched.setattr(qemuimg, "copy", changed)
+        assert "that was changed meanwhile; import it again" in refused(store, *words)
+    assert names(store) == ["v.import"]
+    assert "needs another file" in refused(store, *words)
+    subprocess.run(["qemu-img", "rebase", "-u", "-f", "qcow2", "-b", "", source], check=True)
+    done(store, *words)
+    assert contents(store, "lvs0/v") == raw.read_bytes()
+
+
+def test_what_is_no_file_is_refused(store: Target) -> None:
+    pipe, link = store.directory / "pipe", store.directory / "copy.qcow2.part"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero"), store.directory):
+        said = refused(store, "volume", "import", str(path), "lvs0/v")
+        assert "is neither a file nor a block device" in said
+    done(store, "volume", "create", "lvs0/v", "8M", "--thin")
+    kept = store.directory / "kept"
+    kept.write_text("of somebody else")
+    link.symlink_to(kept)
+    done(store, "volume", "export", "lvs0/v", str(store.directory / "copy.qcow2"))
+    assert kept.read_text() == "of somebody else"
 
 
 def test_an_image_that_names_other_files_is_refused(store: Target, raw: Path) -> None:
