@@ -208,6 +208,17 @@ class Volumes(Lvstores):
             return {}
         return {name: Space(item["shared"], item["exclusive"]) for name, item in answer.items()}
 
+    def zeroed(self, path: str) -> tuple[int, int] | None:
+        """Returns the bytes that are zeroed of a thick volume LVSTORE/NAME, and all that are to be.
+
+        None: it is neither made nor grown at present, or the target does not tell (SPDK).
+        """
+        for store in self.client.call("bdev_lvol_get_lvstores"):
+            for each in store.get("zeroing", ()):
+                if each["alias"] == path:
+                    return each["done"], each["total"]
+        return None
+
     def create(
         self,
         reference: str,

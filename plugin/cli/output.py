@@ -7,9 +7,11 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
+from threading import Thread
 from typing import Any, ParamSpec, TypeVar
 
 import click
@@ -22,7 +24,7 @@ from rich.text import Text
 from plugin.config import Config
 from plugin.targets import TargetAddress
 from pydataplane.client import Client
-from pydataplane.errors import TargetError, VolumeError
+from pydataplane.errors import TargetError, TargetTimeout, VolumeError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,6 +34,12 @@ CONFIG_KEY = "plugin.config"
 
 ADDRESS_KEY = "plugin.address"
 """Where it leaves which target the command line names."""
+
+PATIENCE_S = 86_400.0
+"""How long an answer may take to a call that writes or copies a whole volume, seconds."""
+
+LOOK_S = 0.2
+"""How often it is looked how far that has come, seconds."""
 
 WIDE = 10_000
 """Columns of a page on which no table's row is cut: a name that lost its end is none."""
@@ -52,6 +60,11 @@ def address() -> TargetAddress:
 def client(socket: Path) -> Client:
     """Returns a client of the target on `socket`, as patient as the configuration says."""
     return Client(socket, config().target.timeout_s)
+
+
+def patient(socket: Path) -> Client:
+    """Returns a client for calls that may take as long as it takes to write a volume."""
+    return Client(socket, PATIENCE_S)
 
 
 def json_option(function: Callable[P, R]) -> Callable[P, R]:
@@ -170,3 +183,37 @@ def bar(what: str) -> Iterator[Callable[[int, int], None]]:
     ) as shown:
         task = shown.add_task(what, total=None)
         yield lambda done, total: shown.update(task, completed=done, total=total)
+
+
+def followed(what: str, work: Callable[[], R], look: Callable[[], tuple[int, int] | None]) -> R:
+    """Does `work`, showing meanwhile how far it has come: what `look` says, in bytes done and all.
+
+    `look` asks the target, so that one that answers nothing any more is not waited for. None: how
+    far is not known. What `work` raises is the caller's; an interruption leaves it to the target.
+
+    Raises:
+        TargetTimeout: the target does not answer `look`.
+    """
+    result: Future[R] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:
+            result.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    with bar(what) as progress:
+        while True:
+            with suppress(TimeoutError):
+                result.exception(LOOK_S)
+                break
+            try:
+                come = look()
+            except TargetTimeout:
+                raise
+            except (TargetError, VolumeError):
+                continue
+            if come is not None:
+                progress(*come)
+    return result.result()

@@ -13,7 +13,9 @@ from plugin.cli.output import (
     client,
     confirm,
     errors_as_sentences,
+    followed,
     json_option,
+    patient,
     show,
     size,
     text,
@@ -84,10 +86,14 @@ def create(
     With --key its data lies encrypted, and that of its snapshots and clones.
     """
     wanted = parse_size(size_text)
-    with busy(f"making {volume}"):
-        made = Volumes(client(socket)).create(
+    volumes = Volumes(client(socket))
+    made = followed(
+        f"making {volume}",
+        lambda: Volumes(patient(socket)).create(
             volume, wanted, thin=thin, uuid=str(uuid) if uuid else None, key=key
-        )
+        ),
+        lambda: volumes.zeroed(volume),
+    )
     # One that was there already and is not what was asked for.
     if uuid is not None and made.uuid != str(uuid):
         raise VolumeError(
@@ -118,8 +124,11 @@ def resize(socket: Path, volume: str, size_text: str, shrink: bool, as_json: boo
             f"volume {volume} has {present.size} bytes, {wanted} are fewer: "
             "add --shrink if the data beyond may be lost"
         )
-    with busy(f"resizing {volume}"):
-        resized = volumes.resize(volume, wanted)
+    resized = followed(
+        f"resizing {volume}",
+        lambda: Volumes(patient(socket)).resize(volume, wanted),
+        lambda: volumes.zeroed(present.path),
+    )
     shown([resized], as_json)
 
 
@@ -173,7 +182,12 @@ def rollback(socket: Path, volume: str, snapshot_name: str, yes: bool, as_json: 
     present = volumes.volume(volume)
     if not yes:
         confirm(f"Roll {present.path} back to {snapshot_name}?")
-    shown([volumes.roll_back(present.uuid, snapshot_name)], as_json)
+    back = followed(
+        f"rolling {present.path} back",
+        lambda: Volumes(patient(socket)).roll_back(present.uuid, snapshot_name),
+        lambda: volumes.zeroed(present.path),
+    )
+    shown([back], as_json)
 
 
 @volume.command(short_help="Give a volume all its clusters, so that it needs no snapshot.")
@@ -183,8 +197,15 @@ def rollback(socket: Path, volume: str, snapshot_name: str, yes: bool, as_json: 
 @errors_as_sentences
 def inflate(socket: Path, volume: str, as_json: bool) -> None:
     """Give VOLUME clusters of its own for all of its size, also while a VM uses it."""
-    with busy(f"copying to {volume} what it lacks"):
-        inflated = Volumes(client(socket)).inflate(volume)
+    volumes = Volumes(client(socket))
+
+    def has() -> tuple[int, int]:
+        present = volumes.volume(volume)
+        return present.allocated, present.size
+
+    inflated = followed(
+        f"copying to {volume} what it lacks", lambda: Volumes(patient(socket)).inflate(volume), has
+    )
     shown([inflated], as_json)
 
 
@@ -213,8 +234,11 @@ def delete(socket: Path, volume: str, yes: bool) -> None:
     present = volumes.deletable(volume)
     if not yes:
         confirm(f"Delete {present.path} ({size(present.size)})?")
-    with busy(f"deleting {present.path}"):
-        volumes.delete(present.uuid)
+    followed(
+        f"deleting {present.path}",
+        lambda: Volumes(patient(socket)).delete(present.uuid),
+        lambda: volumes.zeroed(present.path),
+    )
     click.echo(f"volume {present.path} is deleted")
 
 

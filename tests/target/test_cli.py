@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from pydataplane import supervise
 from pydataplane.errors import TargetUnavailable
 from tests.support.encryption import waiting_guest
 from tests.support.initiator import Initiator
+from tests.support.slow_disk import SlowDisk
 from tests.support.target import Target
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
@@ -95,6 +97,43 @@ def test_a_volume_has_a_history(store: Target) -> None:
         8 * MIB,
         False,
     )
+
+
+@pytest.mark.root
+def test_what_takes_longer_than_an_answer_is_waited_for(target: Target, scratch: Path) -> None:
+    config = scratch / "virtlun.toml"
+    config.write_text(f"[target]\nrpc_socket = '{target.rpc_socket}'\ntimeout_s = 1.0\n")
+
+    def slow(disk: SlowDisk, *words: str) -> Result:
+        with ThreadPoolExecutor(1) as pool:
+            disk.hang()
+            done = pool.submit(CliRunner().invoke, main, ["--config", str(config), *words])
+            time.sleep(3)
+            assert not done.done(), done.result().output
+            disk.go_on()
+            return done.result()
+
+    with SlowDisk(scratch / "disk", 64 * MIB) as disk:
+        target.rpc("bdev_aio_create", filename=str(disk.path), name="d", block_size=512)
+        target.rpc("bdev_lvol_create_lvstore", bdev_name="d", lvs_name="lvs0", cluster_sz=MIB)
+        done(target, "volume", "create", "lvs0/data", "8M", "--thin")
+        for words in (
+            ("volume", "inflate", "lvs0/data"),
+            ("volume", "resize", "lvs0/data", "16M"),
+            ("volume", "create", "lvs0/thick", "8M"),
+            ("volume", "delete", "lvs0/thick", "--yes"),
+        ):
+            said = slow(disk, *words)
+            assert said.exit_code == 0, said.output
+        (volume,) = json.loads(done(target, "volume", "list", "--json"))
+        assert (volume["path"], volume["allocated"]) == ("lvs0/data", 16 * MIB)
+        os.kill(target.pid, signal.SIGSTOP)
+        try:
+            said = run(target, "--config", str(config), "volume", "inflate", "lvs0/data")
+        finally:
+            os.kill(target.pid, signal.SIGCONT)
+        assert "within 1 s" in said.stderr
+        target.stop()
 
 
 def test_lvstores_and_volumes_are_made_listed_changed_and_deleted(store: Target) -> None:
