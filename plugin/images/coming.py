@@ -44,7 +44,7 @@ def import_image(
         raise VolumeError(
             f"{source.path} has {source.size} bytes, {size} are fewer: leave out --size"
         )
-    of = {"path": str(source.path), "version": list(source.version or ())}
+    of: dict[str, object] = {"path": str(source.path), "version": list(source.version or ())}
     with suppress(VolumeNotFoundError):
         present = volumes.volume(reference)
         if _noted(volumes, present.uuid) == of | {"done": source.size}:
