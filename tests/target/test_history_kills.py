@@ -54,11 +54,13 @@ OPERATIONS: list[Call] = [
     ("bdev_lvol_delete", {"name": "lvs0/s2"}),
     ("bdev_lvol_delete", {"name": "lvs0/copy"}),
     ("bdev_lvol_resize", {"name": "lvs0/vm", "size_in_mib": 1}),
+    ("bdev_lvol_rename", {"old_name": "lvs0/s1", "new_name": "first"}),
+    ("bdev_lvol_set_read_only", {"name": "lvs0/copy"}),
 ]
 COPYING = ("bdev_lvol_inflate", "bdev_lvol_decouple_parent")
 """Those that are done in more than one record; until the last the volume has more of its own."""
 
-State = dict[str, tuple[str | None, bool, bool, str]]
+State = dict[str, tuple[str | None, bool, bool, bool, str]]
 
 
 def exported(target: Target, volume: str) -> Path:
@@ -77,8 +79,9 @@ def write(target: Target, volume: str, tag: int, clusters: list[int]) -> None:
 
 
 def state(target: Target) -> State:
-    """Returns of each volume its parent, whether it is a snapshot, thin, and what it reads as."""
+    """Returns of each volume its parent, if it is a snapshot, thin, read-only, and its data."""
     found: State = {}
+    read_only = {each["alias"]: each["is_read_only"] for each in target.rpc("bdev_lvol_get_lvols")}
     for item in target.rpc("bdev_get_bdevs"):
         lvol = item["driver_specific"].get("lvol")
         if lvol is None:
@@ -87,7 +90,7 @@ def state(target: Target) -> State:
         digest = hashlib.sha256(exported(target, alias).read_bytes()).hexdigest()
         target.rpc("virtlun_export_delete", bdev_name=alias)
         parent = lvol.get("base_snapshot") or lvol.get("external_snapshot_name")
-        kin = parent, lvol["snapshot"], lvol["thin_provision"]
+        kin = parent, lvol["snapshot"], lvol["thin_provision"], read_only[alias]
         found[alias] = (*kin, digest)
     return found
 

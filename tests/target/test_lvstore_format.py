@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import errno
 import gzip
+import itertools
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from pydataplane.errors import RpcError
+from tests.support import tracer
 from tests.support.target import Target
 from tests.target.test_cli import done, refused
+from tests.target.test_history_kills import dies
 
 MADE = Path(__file__).with_name("lvstore-format-1.img.gz")
 """8 MiB with `old/thick` of 1 MiB and `old/thin` of 256 MiB, each with three texts."""
@@ -84,3 +88,31 @@ def test_it_is_loaded_and_has_snapshots_once_it_is_upgraded(old: Target) -> None
     check(old)
     texts(old, "old/copy", "thin", 256 * MIB)
     texts(old, "old/thin@after", "thin", 256 * MIB)
+
+
+@pytest.mark.skipif(not tracer.is_possible(), reason="the tracer knows x86-64 alone")
+def test_a_target_that_dies_while_it_upgrades_leaves_the_old_version_or_the_new_one(
+    old: Target,
+) -> None:
+    file, kept = old.directory / "old.img", old.directory / "kept.img"
+    old.kill9()
+    shutil.copyfile(file, kept)
+    found = []
+    for nth in itertools.count():
+        shutil.copyfile(kept, file)
+        old.start()
+        reached = dies(old, ("virtlun_lvstore_upgrade", {"lvs_name": "old"}), nth)
+        old.kill9()
+        old.start()
+        check(old)
+        found.append(version(old))
+        done(old, "lvstore", "upgrade", "old", "--yes")
+        done(old, "volume", "snapshot", "old/thin", "after")
+        check(old)
+        old.kill9()
+        if not reached:
+            break
+    # Each of the superblock's two copies is written, and flushed.
+    assert len(found) > 4
+    assert (found[0], found[-1]) == (1, 2)
+    assert found == sorted(found), "what was there once stays"
