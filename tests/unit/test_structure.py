@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
+import tomllib
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -118,3 +119,22 @@ def test_the_gateways_modules_stand_in_the_order_that_its_header_tells(
             assert package not in each or theirs <= (own or 0), (
                 f"{name} uses {each}, which is above it"
             )
+
+
+def test_the_map_of_crates_is_that_of_their_manifests() -> None:
+    """Every crate is in it, and what an arrow says is a dependency."""
+    crates = {path.parent.name: path for path in (ROOT / "pydataplane/crates").glob("*/Cargo.toml")}
+    made_of = {
+        name: {"vhost" if of == "vhost-scsi" else of for of in manifest["dependencies"]}
+        for name, path in crates.items()
+        if (manifest := tomllib.loads(path.read_text()))
+    }
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    drawn = re.search(r"b is made of a\):\n\n(.*?; all of these) and", text, re.DOTALL)
+    assert drawn
+    for row in drawn[1].split(";"):
+        steps = [set(re.findall(r"`(\w+)`", step)) for step in row.split("→")]
+        for below, above in itertools.pairwise(steps):
+            for name in above:
+                assert below <= made_of[name], f"{name} is made of {made_of[name]}, not {below}"
+    assert set(re.findall(r"`(\w+)`", text[drawn.start() : drawn.end() + 200])) >= crates.keys()
