@@ -116,6 +116,21 @@ def test_another_checkout_begins_with_a_copy_without_our_own_crates(
     assert (checkout.asks() / "release/.fingerprint/lvol-1").exists()
 
 
+def test_a_checkout_whose_crates_have_changed_begins_with_a_copy_of_what_it_had(
+    checkout: Checkout, another: Checkout
+) -> None:
+    with (checkout.folder / LOCKS[1]).open("a") as file:
+        file.write("# changed\n")
+    copy = checkout.asks() / "release/.fingerprint"
+    assert [path.name for path in copy.iterdir()] == ["serde-2"]
+    shutil.rmtree(checkout.asks())
+    # One that another checkout has of the same crates comes before a later one of others.
+    shutil.copy(checkout.folder / LOCKS[1], another.folder / LOCKS[1])
+    (another.asks() / "release/.fingerprint/uuid-3").mkdir(parents=True)
+    aged(another.asks(), 1)
+    assert (checkout.asks() / "release/.fingerprint/uuid-3").exists()
+
+
 def test_a_directory_in_which_cargo_builds_is_not_copied(
     checkout: Checkout, another: Checkout
 ) -> None:
