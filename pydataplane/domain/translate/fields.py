@@ -71,6 +71,10 @@ def _split(values: str | None) -> frozenset[str] | None:
 
 
 _OWN_IO = "the target does the I/O, with io_uring; QEMU does none"
+_ENCRYPTION = (
+    "the target encrypts, with a key of the volume or its lvstore (`virtlun volume create --key`),"
+    " not QEMU; remove it"
+)
 _QUEUES = "the controller has a queue for each vCPU (`max_queues`), of 128 entries"
 _CONTROLLER = "is of the controller, which all virtlun disks of the domain share; remove it"
 _CACHE = (
@@ -144,9 +148,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     _never("source/reservations", "virtlun disks have no persistent reservations yet; remove it"),
     _never("source/slices", "a virtlun disk is a whole volume; make one of that size"),
-    _never(
-        "source/encryption", "volumes are not encrypted yet; encrypt in the guest, or remove it"
-    ),
+    _never("source/encryption", _ENCRYPTION),
     _never("source/initiator", "is of iSCSI; remove it"),
     _never("source/ssl", "is of HTTP; remove it"),
     _never("source/cookies", "is of HTTP; remove it"),
@@ -244,7 +246,7 @@ FIELDS: tuple[Field, ...] = (
     _never("mirror", "block copy jobs are not possible on virtlun disks; remove it"),
     _never("iotune", "I/O limits are not possible on virtlun disks yet; remove it"),
     _never("throttlefilters", "I/O limits are not possible on virtlun disks yet; remove it"),
-    _never("encryption", "volumes are not encrypted yet; encrypt in the guest, or remove it"),
+    _never("encryption", _ENCRYPTION),
     _never("transient", "what is written to a volume stays; remove it, or copy the volume"),
     _never("geometry", "is of IDE disks; remove it"),
     _never("acpi", "a LUN is no device of the host bridge; remove it"),

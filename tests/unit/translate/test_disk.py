@@ -114,7 +114,10 @@ def blockio(attributes: str) -> str:
         (disk(OURS, "block", more="<driver name='qemu' type='qcow2'/>"), "volumes are raw"),
         (disk(OURS, "block", more="<iotune/>"), "<iotune> is not possible: I/O limits .*remove it"),
         (disk(OURS, "block", more="<transient/>"), "<transient> is not possible"),
-        (disk(OURS, "block", more="<encryption format='luks'/>"), "<encryption> is not possible"),
+        (
+            disk(OURS, "block", more="<encryption format='luks'/>"),
+            "<encryption> .*: the target encrypts",
+        ),
         (blockio("logical_block_size='1024'"), "logical_block_size 1024 is not possible; use 512"),
         (blockio("physical_block_size='8192'"), "physical_block_size 8192 is not possible; use"),
         (
