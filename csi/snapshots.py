@@ -252,7 +252,7 @@ class OwnedSnapshots:
     # Deleted
 
     def delete(self, handle: str) -> Parameters | None:
-        """Deletes a snapshot, or marks it so; one that is gone or never was one of ours is fine.
+        """Deletes a snapshot, or marks it so. Idempotent, also for what never was one of ours.
 
         Returns the parameters of its source's class, or None where it was gone.
 

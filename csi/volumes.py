@@ -204,7 +204,7 @@ class OwnedVolumes:
             return volumes.create(path, size, thin=thin, uuid=uuid)
 
     def delete(self, handle: str) -> None:
-        """Deletes a volume; one that is gone, or whose handle never was one of ours, is fine.
+        """Deletes a volume. Idempotent, also for a handle that never was one of ours.
 
         Raises:
             Failure: FAILED_PRECONDITION, it is in use, or an lvol of another owner; UNAVAILABLE,

@@ -61,9 +61,9 @@ def attach(
         raise TranslateError(
             Refusal.NOT_POSSIBLE_NOW,
             f"domain '{view.name}' runs without a virtlun controller, so a disk cannot be attached"
-            f" before it was restarted: `virtlun domain prepare {view.name}` gives it one at its"
-            " next start (the gateway's log says why, if it cannot have one), or attach with"
-            " --config only; then shut it down and start it again",
+            f" before a restart: `virtlun domain prepare {view.name}` gives it one at its next"
+            " start (else the gateway's log says why), or attach with --config only; then shut it"
+            " down and start it again",
         )
     seen = view.client_disks(metadata)
     check_new(seen, disk, ref, Refusal.TARGET_EXISTS)
