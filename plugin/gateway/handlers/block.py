@@ -16,7 +16,8 @@ from plugin.gateway.messages import (
 from plugin.gateway.usage import Usage
 from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain.errors import Refusal
-from pydataplane.domain.translate import LunPlan
+from pydataplane.domain.translate import LunPlan, controller_name
+from pydataplane.lvols import Lvol
 
 STATS_PARAMS_MAX = 16
 """REMOTE_DOMAIN_BLOCK_STATS_PARAMETERS_MAX."""
@@ -61,6 +62,26 @@ def _named(call: Call, domain: Seen, path: str) -> LunPlan | None:
     if lun is None and path and path == domain.carrier:
         raise Refused(Code.INVALID_ARG, f"invalid path {path} not assigned to domain")
     return lun
+
+
+async def check_shown(call: Call, dom: Domain, lun: LunPlan) -> Lvol:
+    """Returns the volume of a running domain's disk, which its controller has to show.
+
+    Metadata can be written at libvirtd itself: it is no reason to change a volume that another
+    domain may have.
+
+    Raises:
+        GatewayError: it does not, or nobody can tell.
+    """
+    target = call.services.target
+    volume = await target.volume(lun.bdev_name)
+    if not await target.has_lun(controller_name(dom.uuid_text), lun.target, volume.uuid):
+        raise Refused(
+            Refusal.NOT_POSSIBLE_NOW,
+            f"disk {lun.dev}: the controller of {dom.name} does not show volume {volume.path} now:"
+            f" see the gateway's log, or stop {dom.name} and start it again",
+        )
+    return volume
 
 
 async def info(call: Call) -> None:
@@ -205,7 +226,7 @@ async def _resize(call: Call, args: ResizeCall) -> Reply | None:
     services = call.services
     if lun.read_only:
         raise Refused(Refusal.CANNOT_CHANGE, f"can't resize empty or readonly disk '{lun.dev}'")
-    uuid = (await services.target.volume(lun.bdev_name)).uuid
+    uuid = (await check_shown(call, args.dom, lun)).uuid
     async with services.locks.hold(f"volume:{uuid}"):
         volume = await services.target.volume(uuid)
         if args.flags & RESIZE_CAPACITY:

@@ -12,6 +12,7 @@ from plugin.gateway.blockjobs import BlockJob, Kind, Status
 from plugin.gateway.call import Call
 from plugin.gateway.errors import Code, Refused
 from plugin.gateway.handlers import blockjobs
+from plugin.gateway.handlers.block import check_shown
 from plugin.gateway.lvolchain import Range
 from plugin.gateway.messages import Domain
 from plugin.gateway.services import Services
@@ -40,7 +41,7 @@ async def commit(call: Call) -> None:
     active = top in (None, lun.dev, path)
     _check_flags(lun.dev, top, flags, active=active)
     await _check_possible(services, dom, lun)
-    target = await services.target.of_volume(lun.bdev_name)
+    target = await services.target.of_volume((await check_shown(call, dom, lun)).uuid)
     wanted = Range(None if active else top, base, shallow=bool(flags & SHALLOW))
     going = await target.merged_by(lun.bdev_name, wanted, prefix)
     kind = Kind.ACTIVE_COMMIT if active else Kind.COMMIT

@@ -13,6 +13,7 @@ from plugin.gateway.blockjobs import BlockJob, Kind
 from plugin.gateway.call import Call
 from plugin.gateway.errors import GatewayError, Refused
 from plugin.gateway.handlers import blockjobs
+from plugin.gateway.handlers.block import check_shown
 from plugin.gateway.messages import Domain
 from plugin.gateway.services import Services
 from plugin.gateway.xdr import Reader
@@ -46,6 +47,8 @@ async def begin(call: Call, dom: Domain, disk: str, *, base: str | None) -> None
         )
     services = call.services
     services.block_jobs.check_free(dom, lun)
+    await check_shown(call, dom, lun)
+    services.block_jobs.check_free(dom, lun)  # nobody began one meanwhile
     path = services.settings.path_prefix + lun.volume.alias
     job = BlockJob(Kind.PULL, dom, lun.dev, path, lun.bdev_name)
     await blockjobs.carry_out(call, job, _inflated(services, lun))
