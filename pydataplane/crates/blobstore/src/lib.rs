@@ -4,7 +4,30 @@
 //! operations on blobs and their xattrs. Never knows bdevs, reactors or RPC: it drives anything
 //! that implements [`Disk`], synchronously, on the one thread that owns the [`Store`]. The `lvol`
 //! crate puts it on a bdev and adds the asynchronous data path; a program that wants to keep
-//! objects on a raw device can use it as it is (`examples/hello-blob`, `examples/kv`).
+//! objects on a raw device can use it as it is (`examples/hello-blob`, `examples/kv`):
+//!
+//! ```
+//! use blobstore::{BlobOptions, HistoryOptions, MemDisk, Store, StoreOptions};
+//! use uuid::Uuid;
+//!
+//! # fn main() -> Result<(), blobstore::Error> {
+//! let options = StoreOptions { name: "store".into(), uuid: Uuid::new_v4(), cluster_size: 1 << 20 };
+//! let mut store = Store::create_store(MemDisk::new(64 << 20), &options)?;
+//! let (name, uuid, xattrs) = ("blob".into(), Uuid::new_v4(), Default::default());
+//! let blob = store.create(&BlobOptions { name, uuid, size: 4, thin: true, xattrs })?;
+//! store.write(blob, 4096, b"hello")?;
+//! store.sync()?; // what was written is durable now; the blob was when it was created
+//!
+//! let (name, uuid, xattrs) = ("before".into(), Uuid::new_v4(), Default::default());
+//! // The number stays with what was written; the blob goes on under a new one.
+//! let (before, blob) = (blob, store.snapshot(&[(blob, HistoryOptions { name, uuid, xattrs })])?[0]);
+//! store.write(blob, 4096, b"HELLO")?;
+//! let mut bytes = [0; 5];
+//! store.read(before, 4096, &mut bytes)?;
+//! assert_eq!(&bytes, b"hello");
+//! # Ok(())
+//! # }
+//! ```
 //!
 //! | file | noun |
 //! | --- | --- |
