@@ -209,24 +209,44 @@ impl<D: Disk> Store<D> {
         from: u64,
         most: usize,
     ) -> Result<Vec<u64>, Error> {
+        Ok(self.lack(id, all, from)?.take(most).collect())
+    }
+
+    /// How many clusters [`Store::lacking`] names in all.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn count_lacking(&self, id: BlobId, all: bool) -> Result<u64, Error> {
+        let blob = self.get(id)?;
+        match all {
+            true => Ok(blob.size - blob.allocated),
+            false => Ok(self.lack(id, all, 0)?.count() as u64),
+        }
+    }
+
+    fn lack(
+        &self,
+        id: BlobId,
+        all: bool,
+        from: u64,
+    ) -> Result<Box<dyn Iterator<Item = u64> + '_>, Error> {
         let blob = self.get(id)?;
         if all {
-            let lacks = (from..blob.size).filter(|cluster| blob.cluster(*cluster) == 0);
-            return Ok(lacks.take(most).collect());
+            return Ok(Box::new((from..blob.size).filter(|cluster| blob.cluster(*cluster) == 0)));
         }
         if blob.external.is_some() {
             // What it has is not known: all of it.
             let shown = (from..blob.parent_clusters).filter(|cluster| blob.entry(*cluster) == 0);
-            return Ok(shown.take(most).collect());
+            return Ok(Box::new(shown));
         }
         let none = || Error::NoParent { name: blob.name.clone() };
         let parent = self.blobs.get(&blob.parent).ok_or_else(none)?;
         // A hole matters where the parent has a parent, which would show through.
         let hides = |entry: u32| entry != HOLE || parent.has_below();
-        let has = parent.entries_from(from).filter(|(_, entry)| hides(*entry));
+        let has = parent.entries_from(from).filter(move |(_, entry)| hides(*entry));
         let has = has.map(|(cluster, _)| cluster);
         let has = has.take_while(|cluster| blob.shows_parent(*cluster));
-        Ok(has.filter(|cluster| blob.entry(*cluster) == 0).take(most).collect())
+        Ok(Box::new(has.filter(|cluster| blob.entry(*cluster) == 0)))
     }
 
     /// Takes a blob's parent from it: it has the parent's parent from then on, or with `all` none, and

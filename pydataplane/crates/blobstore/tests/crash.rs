@@ -400,7 +400,10 @@ fn crash_in_short_scripts_leaves_each_operation_done_or_not_whatever_was_written
             let recorded = record(empty_store(), &[&prefix[..], &script[..]].concat());
             match recorded.survives_every_subset(prefix.len(), subsets) {
                 Ok(images) => tried += images,
-                Err(why) => panic!("{script:?}: {why}"),
+                Err(why) => panic!(
+                    "{script:?}: {why}\n\
+                     VIRTLUN_CRASH_SUBSETS={subsets} cargo test -p blobstore --test crash short_scripts"
+                ),
             }
             scripts += 1;
         }

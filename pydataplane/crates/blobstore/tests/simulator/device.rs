@@ -264,6 +264,15 @@ pub enum Fault {
     Flush(Failed),
     /// A write of metadata goes to another page.
     Misdirected,
+    /// A write of metadata is acknowledged, and goes nowhere.
+    Lost,
+}
+
+impl Fault {
+    /// Whether the device says that all is well.
+    pub fn is_silent(self) -> bool {
+        matches!(self, Fault::Misdirected | Fault::Lost)
+    }
 }
 
 /// Which accesses fail.
@@ -286,7 +295,7 @@ struct Inner {
     /// Bytes before the data clusters, and those of the journal.
     metadata: u64,
     journal: std::ops::Range<u64>,
-    /// Accesses that failed or went astray.
+    /// Accesses that failed, went astray or were lost.
     faults: u64,
     /// Flushes that failed.
     failed_flushes: u64,
@@ -328,7 +337,7 @@ impl Device {
         self.inner().plan = plan;
     }
 
-    /// Accesses that failed or went astray so far.
+    /// Accesses that failed, went astray or were lost so far.
     pub fn faults(&self) -> u64 {
         self.inner().faults
     }
@@ -376,8 +385,7 @@ impl Inner {
         let metadata = offset + len <= self.metadata;
         let fault = self.fails(|fault| match fault {
             Fault::Write | Fault::NoSpace => true,
-            Fault::Misdirected => metadata,
-            _ => false,
+            silent => silent.is_silent() && metadata,
         });
         if let Some(Fault::Write | Fault::NoSpace) = fault {
             let kept = self.rng.below(write.sectors() as u64 + 1) as usize;
@@ -390,6 +398,9 @@ impl Inner {
             let pages = (self.metadata - len) / PAGE as u64 + 1;
             let elsewhere = self.rng.below(pages) * PAGE as u64;
             write.offset = if elsewhere == offset { offset ^ PAGE as u64 } else { elsewhere };
+        }
+        if fault == Some(Fault::Lost) {
+            write.len = 0;
         }
         self.at.now.apply(&write, |_| true);
         if write.len > 0 {

@@ -68,6 +68,11 @@ pub fn external_word(sector: u64) -> u64 {
     1 << 63 | sector
 }
 
+/// A sector of a blob that shows what is outside of the store.
+fn external_cell(sector: u64) -> (u64, Cell) {
+    (sector, Cell { last: external_word(sector), ..Cell::default() })
+}
+
 impl Model {
     /// What `store`, without any blob, holds.
     pub fn of<D: Disk>(store: &Store<D>) -> Model {
@@ -195,9 +200,8 @@ impl Model {
                 let external = Some(EXTERNAL);
                 let face = Face { name, size, thin, read_only, snapshot, parent, external, xattrs };
                 self.faces.insert(uuid_of(*serial), face);
-                let shown =
-                    |sector| (sector, Cell { last: external_word(sector), ..Cell::default() });
-                self.cells_mut(uuid_of(*serial)).extend((0..size * PER_CLUSTER).map(shown));
+                let shown = (0..size * PER_CLUSTER).map(external_cell);
+                self.cells_mut(uuid_of(*serial)).extend(shown);
             }
             Op::Detach { serial, all } => self.detach(*serial, *all),
             Op::SetParent { serial, parent } => {
@@ -211,6 +215,16 @@ impl Model {
                 cells.retain(|sector, _| own(sector));
                 let shown = shown.iter().filter(|(sector, _)| !own(sector));
                 cells.extend(shown.map(|(sector, cell)| (*sector, cell.clone())));
+            }
+            Op::SetParentExternal { serial, size } => {
+                if let Some(face) = self.face_mut(*serial) {
+                    (face.parent, face.external) = (None, Some(EXTERNAL));
+                }
+                let own = |sector: &u64| owned.contains(&(sector / PER_CLUSTER));
+                let cells = self.cells_mut(uuid_of(*serial));
+                cells.retain(|sector, _| own(sector));
+                let shown = (0..size * PER_CLUSTER).filter(|sector| !own(sector));
+                cells.extend(shown.map(external_cell));
             }
             Op::RollBack { serial, to } => {
                 let Some(size) = self.face_mut(*to).map(|face| face.size) else { return };

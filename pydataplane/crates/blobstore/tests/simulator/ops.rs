@@ -67,6 +67,11 @@ pub enum Op {
         serial: u32,
         parent: u32,
     },
+    /// What is outside of the store, which has that size.
+    SetParentExternal {
+        serial: u32,
+        size: u64,
+    },
     RollBack {
         serial: u32,
         to: u32,
@@ -238,6 +243,10 @@ impl Chooser {
             38 => Op::Check,
             39 if self.rng.one_in(2) => Op::Checkpoint,
             40 => Op::Read(any),
+            48 if self.rng.one_in(3) => {
+                let serial = some_blob(model, &mut self.rng, |face| face.size < 20)?;
+                Op::SetParentExternal { serial, size: model.faces[&uuid_of(serial)].size }
+            }
             48 | 49 => Op::CloneExternal { serial: self.serial(), size: self.rng.below(7) },
             41..=47 => return self.write(model),
             _ => return None,
@@ -316,6 +325,9 @@ pub fn run(store: &mut Store<Device>, op: &Op, freed: &mut Vec<Freed>) -> Result
         Op::SetParent { serial, parent } => {
             store.set_parent(id(store, *serial)?, id(store, *parent)?)
         }
+        Op::SetParentExternal { serial, size } => {
+            store.set_external_parent(id(store, *serial)?, EXTERNAL, *size)
+        }
         Op::RollBack { serial, to } => {
             freed.push(store.roll_back(id(store, *serial)?, id(store, *to)?)?);
             Ok(())
@@ -365,6 +377,8 @@ fn detach(store: &mut Store<Device>, id: BlobId, all: bool) -> Result<(), Error>
     if all && store.blob(id)?.size > 100 {
         return Err(Error::NoSpace { needed: 100, free: 0 });
     }
+    let all_of_it = store.lacking(id, all, 0, usize::MAX)?.len() as u64;
+    assert_eq!(store.count_lacking(id, all), Ok(all_of_it));
     loop {
         let lacking = store.lacking(id, all, 0, 3)?;
         if lacking.is_empty() {

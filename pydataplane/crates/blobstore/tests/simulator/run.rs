@@ -21,11 +21,13 @@ pub struct Tried {
     pub errors: u64,
     /// Writes that went elsewhere.
     pub misdirected: u64,
+    /// Writes that went nowhere.
+    pub lost: u64,
     /// Pages that were damaged.
     pub rotten: u64,
     /// Loads that refused what was damaged.
     pub refused: u64,
-    /// Loads that could not know of a write that went elsewhere. [`Store::check`] did.
+    /// Loads that could not know of a write that went elsewhere or nowhere. [`Store::check`] did.
     pub stale: u64,
 }
 
@@ -37,6 +39,7 @@ impl Tried {
         self.crashes += other.crashes;
         self.errors += other.errors;
         self.misdirected += other.misdirected;
+        self.lost += other.lost;
         self.rotten += other.rotten;
         self.refused += other.refused;
         self.stale += other.stale;
@@ -163,7 +166,7 @@ pub fn simulate(seed: u64, steps: u64, bases: &[Base; 2]) -> Result<Tried, Strin
             return Err(format!("{}\n{why}", run.log[from..].join("\n")));
         }
     }
-    run.tried.errors = run.device.faults() - run.tried.misdirected;
+    run.tried.errors = run.device.faults() - run.tried.misdirected - run.tried.lost;
     Ok(run.tried)
 }
 
@@ -192,7 +195,8 @@ impl Simulation<'_> {
     fn step(&mut self) -> Result<(), String> {
         match self.rng.below(40) {
             0 | 1 => return self.rot_in_use(),
-            2 | 3 => return self.misdirect(),
+            2 => return self.write_astray(Fault::Misdirected),
+            3 => return self.write_astray(Fault::Lost),
             _ => {}
         }
         let op = self.chooser.next(&self.model);
@@ -231,7 +235,7 @@ impl Simulation<'_> {
         self.tried.operations += 1;
         let store = self.store.as_mut().expect("it is loaded");
         let mut owned = BTreeSet::new();
-        if let Op::SetParent { serial, .. } = op
+        if let Op::SetParent { serial, .. } | Op::SetParentExternal { serial, .. } = op
             && let Some(id) = store.by_uuid(super::model::uuid_of(*serial))
         {
             owned.extend(store.clusters(id).expect("it is there").map(|(cluster, _)| cluster));
@@ -499,9 +503,9 @@ impl Simulation<'_> {
         Ok(wrong.is_some() && !refused)
     }
 
-    /// A write of metadata goes to another page: the store in use finds what it lacks.
-    fn misdirect(&mut self) -> Result<(), String> {
-        let plan = Plan { fault: Fault::Misdirected, after: self.rng.below(6), times: 1 };
+    /// A write of metadata goes to another page, or nowhere: the store in use finds what it lacks.
+    fn write_astray(&mut self, fault: Fault) -> Result<(), String> {
+        let plan = Plan { fault, after: self.rng.below(6), times: 1 };
         let faults = self.device.faults();
         self.device.plan(Some(plan));
         for _ in 0..4 {
@@ -517,8 +521,12 @@ impl Simulation<'_> {
         }
         self.device.plan(None);
         if self.device.faults() > faults {
-            self.tried.misdirected += 1;
-            let stale = self.is_found_and_repaired("a write went elsewhere")?;
+            let (count, what) = match fault {
+                Fault::Lost => (&mut self.tried.lost, "a write went nowhere"),
+                _ => (&mut self.tried.misdirected, "a write went elsewhere"),
+            };
+            *count += 1;
+            let stale = self.is_found_and_repaired(what)?;
             self.tried.stale += u64::from(stale);
         }
         Ok(())
