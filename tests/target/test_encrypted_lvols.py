@@ -221,7 +221,7 @@ def test_after_a_restart_the_guest_waits_for_the_key(target: Target, file: Path)
         ("bdev_lvol_delete_lvstore", {"lvs_name": "lvs0"}),
         ("bdev_lvol_set_read_only", {"name": "lvs0/v0"}),
         ("virtlun_lvol_roll_back", {"lvol_name": "lvs0/v0", "snapshot_name": "lvs0/s"}),
-        ("bdev_lvol_set_parent", {"lvol_name": "lvs0/v0", "parent_name": "lvs0/s2"}),
+        ("bdev_lvol_set_parent", {"lvol_name": "lvs0/v0", "parent_name": "lvs0/s"}),
     ],
 )
 def test_what_a_guest_waits_for_is_in_use(

@@ -54,6 +54,7 @@ impl Copies {
         let claim = |bdev: &str, mode| {
             plan.registry.claim_as(bdev, "a shallow copy", mode).map_err(|e| match e {
                 RegistryError::NotFound(bdev) => Error::NoBdev { bdev },
+                RegistryError::Claimed { owner: by, .. } => Error::InUse { op: op.to_owned(), by },
                 e => Error::InUse { op: op.to_owned(), by: e.to_string() },
             })
         };

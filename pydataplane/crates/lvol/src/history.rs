@@ -228,6 +228,18 @@ impl Meta {
         self.externals.keep(&store.blobs().filter_map(|blob| blob.external).collect());
     }
 
+    /// Whether there is room for all that a volume needs of its own before its parent can be taken from it,
+    /// waiting for what channels still use: where there is not, nobody else's is taken for a part of it.
+    pub fn check_detach(&mut self, op: &str, volume: &Arc<Volume>, all: bool) -> Result<(), Error> {
+        let store = self.store(op)?;
+        let cluster_size = store.info().cluster_size;
+        let needed = store.count_lacking(volume.blob(), all);
+        let needed = needed.map_err(|e| refused(e, op, cluster_size))?;
+        let reserved = self.reserve(op, needed)?;
+        self.unreserve(reserved);
+        Ok(())
+    }
+
     /// Gives a volume some of what it needs of its own before its parent can be taken from it, from
     /// cluster `from` on, and at last takes it. Returns where to go on; `None`: it is done.
     pub fn detach_step(

@@ -123,6 +123,20 @@ fn a_large_volume_is_given_back_in_pieces_between_which_others_are_served() {
 }
 
 #[test]
+fn what_a_smaller_size_leaves_is_given_back() {
+    let (lvstores, noted) = rig();
+    lvstores.create_lvol("lvs0", &thick("v", GIB)).unwrap();
+    let free = || lvstores.lvstore("lvs0").unwrap().free_clusters;
+    let before = free();
+    lvstores.resize_lvol("lvs0/v", GIB / 4).unwrap();
+    assert_eq!(free(), before + 768);
+    // It needs all that there is, and waits until the bdev was told of it.
+    lvstores.create_lvol("lvs0", &thick("next", free() << 20)).unwrap();
+    let unmaps = noted.unmaps.lock().unwrap();
+    assert_eq!(unmaps.iter().map(|(_, blocks)| blocks * BLOCK).sum::<u64>(), 3 * GIB / 4);
+}
+
+#[test]
 fn what_was_zeroed_for_a_volume_that_is_refused_is_given_back() {
     const STEP: u64 = 64 << 20;
     let (lvstores, noted) = rig();

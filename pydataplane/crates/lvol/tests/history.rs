@@ -2,9 +2,10 @@
 
 mod common;
 
-use bdev::SyncChannel;
+use bdev::testing::Fault;
+use bdev::{AlignedBuf, IoError, Op, SyncChannel};
 use common::{BLOCK, CLUSTER, PER_CLUSTER, Rig, read_tags, tagged};
-use lvol::NewLvol;
+use lvol::{Lvstores, NewLvol};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
@@ -58,6 +59,59 @@ fn snapshots_taken_together_are_of_one_instant() {
         }
         stop.store(true, Ordering::Release);
     });
+}
+
+#[test]
+fn an_lvol_that_is_named_twice_is_told() {
+    let rig = Rig::with_lvs(60);
+    rig.create("a", 2, true).unwrap();
+    let [one, other] = ["s1", "s2"].map(NewLvol::named);
+    let e = rig.lvstores.snapshot_together(&[("lvs0/a", &one), ("lvs0/a", &other)]).unwrap_err();
+    assert!(e.errno() == -22 && e.to_string().contains("lvs0/a is there twice"), "{e}");
+    assert!(!rig.lvstores.lvol("lvs0/a").unwrap().is_clone);
+}
+
+#[test]
+fn what_there_is_no_room_for_takes_none_from_others() {
+    let rig = Rig::with_lvs(63);
+    rig.create("vm", 30, true).unwrap();
+    let mut vm = rig.open("lvs0/vm");
+    (0..30).for_each(|cluster| write(&mut vm, cluster * PER_CLUSTER, cluster + 1));
+    rig.lvstores.snapshot("lvs0/vm", &NewLvol::named("s")).unwrap();
+    let free = || rig.lvstores.lvstore("lvs0").unwrap().free_clusters;
+    let before = free();
+    assert!((2..30).contains(&before), "{before}");
+    for part in [Lvstores::inflate, Lvstores::decouple_parent] {
+        let e = part(&rig.lvstores, "lvs0/vm").unwrap_err();
+        let needed = format!("{} bytes are needed", 30 * CLUSTER);
+        assert!(e.errno() == -28 && e.to_string().contains(&needed), "{e}");
+        assert_eq!(free(), before);
+    }
+    // What is its own is not needed twice.
+    (0..before).for_each(|cluster| write(&mut vm, cluster * PER_CLUSTER, 100 + cluster));
+    assert_eq!(free(), 0);
+    rig.lvstores.resize_lvol("lvs0/vm", before * CLUSTER).unwrap();
+    rig.lvstores.inflate("lvs0/vm").unwrap();
+    assert!(!rig.lvstores.lvol("lvs0/vm").unwrap().is_clone);
+}
+
+#[test]
+fn what_changed_is_told_and_no_data_is_read() {
+    let rig = Rig::with_lvs(60);
+    rig.create("vm", 8, true).unwrap();
+    let mut vm = rig.open("lvs0/vm");
+    [0, 1, 5].into_iter().for_each(|cluster| write(&mut vm, cluster * PER_CLUSTER, 1));
+    rig.lvstores.snapshot("lvs0/vm", &NewLvol::named("s")).unwrap();
+    write(&mut vm, 5 * PER_CLUSTER, 2);
+    rig.disk.inject(Fault::always(Op::Read, IoError::ReadMedium));
+    vm.read(0, &mut AlignedBuf::zeroed(BLOCK as usize)).unwrap_err();
+    let told = |name: &str, since: Option<&str>| -> Vec<(u64, u64)> {
+        let found = rig.lvstores.ranges(name, since, 0, 10).unwrap();
+        assert_eq!(found.next_offset, None);
+        found.ranges.iter().map(|r| (r.offset / CLUSTER, r.length / CLUSTER)).collect()
+    };
+    assert_eq!(told("lvs0/s", None), [(0, 2), (5, 1)]);
+    assert_eq!(told("lvs0/vm", Some("lvs0/s")), [(5, 1)]);
 }
 
 #[test]
@@ -203,6 +257,12 @@ fn another_parent_shows_where_nothing_is_of_its_own() {
     let e = rig.lvstores.set_parent("lvs0/vm", "lvs0/image").unwrap_err();
     assert!(e.to_string().contains("is not a snapshot"), "{e}");
     rig.lvstores.set_parent("lvs0/vm", "lvs0/golden").unwrap();
+    // As SPDK has it: EEXIST and EINVAL.
+    let e = rig.lvstores.set_parent("lvs0/vm", "lvs0/golden").unwrap_err();
+    assert!(e.errno() == -17 && e.to_string().contains("its parent already"), "{e}");
+    rig.create("thick", 3, false).unwrap();
+    let e = rig.lvstores.set_parent("lvs0/thick", "lvs0/golden").unwrap_err();
+    assert!(e.errno() == -22 && e.to_string().contains("it is thick"), "{e}");
     let tags = read_tags(&mut rig.open("lvs0/vm"), 0, 2 * PER_CLUSTER);
     assert_eq!((tags[0], tags[PER_CLUSTER as usize]), (5, 6));
     assert_eq!(rig.bdev("lvs0/vm").geometry().num_blocks, 3 * CLUSTER / BLOCK);

@@ -1,6 +1,7 @@
 //! Volumes of an lvstore whose parents are bdevs: made, and registered when their parents come.
 
 use super::Lvs;
+use super::history::thin;
 use crate::error::Error;
 use crate::external::External;
 use crate::info::{LvolInfo, NewLvol};
@@ -32,6 +33,7 @@ impl Lvs {
         let _turn = self.turn(&op)?;
         // What a guest reads must not change under it.
         self.unused(&op, std::slice::from_ref(volume))?;
+        thin(&op, volume)?;
         if volume.id.encryption.is_some() {
             let why = "it is encrypted, and would read the bdev's data wrongly".to_owned();
             return Err(Error::BadParameter { op, why });

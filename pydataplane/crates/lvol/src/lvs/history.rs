@@ -16,8 +16,12 @@ impl Lvs {
         let aliases: Vec<_> = all.iter().map(|(volume, _)| volume.alias()).collect();
         let op = format!("take a snapshot of lvol {}", aliases.join(" and "));
         let _turn = self.turn(&op)?;
-        let mut wanted = Vec::new();
+        let mut wanted: Vec<(Arc<Volume>, HistoryOptions)> = Vec::new();
         for (volume, new) in all {
+            if wanted.iter().any(|(other, _)| Arc::ptr_eq(other, volume)) {
+                let why = format!("{} is there twice; name each lvol once", volume.alias());
+                return Err(Error::BadParameter { op, why });
+            }
             self.not_zeroing(&op, &[&volume.id.uuid.to_string()])?;
             let mut options = self.options(&op, new)?;
             self.inherit_key(volume, &mut options);
@@ -53,6 +57,9 @@ impl Lvs {
             let was = volume.is_degraded();
             let (job, volume) = (op.clone(), volume.clone());
             next = self.meta_within(Duration::MAX, &op, move |meta| {
+                if from == 0 {
+                    meta.check_detach(&job, &volume, all)?;
+                }
                 meta.detach_step(&job, &volume, all, from)
             })?;
             if next.is_none() {
@@ -68,7 +75,11 @@ impl Lvs {
         let _turn = self.turn(&op)?;
         // What a guest reads must not change under it.
         self.unused(&op, std::slice::from_ref(volume))?;
+        thin(&op, volume)?;
         self.same_key(&op, volume, parent)?;
+        if volume.kin(|kin| kin.parent.as_ref().is_some_and(|its| Arc::ptr_eq(its, parent))) {
+            return Err(Error::AlreadyParent { op });
+        }
         let was = volume.is_degraded();
         let (volume, parent) = (volume.clone(), parent.clone());
         self.meta(&op.clone(), move |meta| meta.set_parent(&op, &volume, &parent))?;
@@ -128,5 +139,16 @@ impl Lvs {
         self.volumes.lock().insert(volume.id.uuid, volume.clone());
         self.register(volume)?;
         Ok(self.volume_info(volume))
+    }
+}
+
+/// Refuses a volume that has all of its own: no parent would ever be read.
+pub(super) fn thin(op: &str, volume: &Volume) -> Result<(), Error> {
+    match volume.kin(|kin| kin.thin) {
+        true => Ok(()),
+        false => {
+            let why = "it is thick, and has all of its own; choose a thin one".to_owned();
+            Err(Error::BadParameter { op: op.to_owned(), why })
+        }
     }
 }

@@ -365,7 +365,7 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
                 set.map(|()| true).map_err(errors::lvol)
             },
         )
-        .errors(&[Errno::NoDev, Errno::Busy, Errno::Inval, Errno::Perm, Errno::Io]);
+        .errors(&[Errno::NoDev, Errno::Exist, Errno::Busy, Errno::Inval, Errno::Perm, Errno::Io]);
     let a = app.clone();
     methods
         .add(
