@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import random
+import resource
+import signal
 import time
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.support.encryption import (
     KEY,
@@ -173,6 +178,38 @@ def test_no_key_is_kept_told_or_logged(make_target: MakeTarget) -> None:
     for path in target.directory.rglob("*"):
         if path.is_file():
             assert_no_key(path.read_bytes().decode("latin-1"))
+
+
+def dumps_core(target: Target) -> bool:
+    """Ends the target as a defect does; whether the kernel wrote a core of it."""
+    process, target.process = target.process, None
+    assert process is not None
+    hard = resource.prlimit(process.pid, resource.RLIMIT_CORE)[1]
+    resource.prlimit(process.pid, resource.RLIMIT_CORE, (hard, hard))
+    process.send_signal(signal.SIGABRT)
+    _, status = os.waitpid(process.pid, 0)
+    process.returncode = -os.WTERMSIG(status)
+    return os.WCOREDUMP(status)
+
+
+def test_no_core_dump_has_a_key(
+    target: Target, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target.stop()
+    monkeypatch.chdir(scratch)
+    if not dumps_core(target.start()):
+        pytest.skip("this machine writes no cores: see ulimit -c and core_pattern in core(5)")
+    give_key(target.start())
+    assert not dumps_core(target)
+    # Neither has a key that was refused, one of bdev_crypto_create, nor one of an upgrade.
+    assert code(target.start(), "accel_crypto_key_create", cipher="AES_CBC", key=KEY, name="k0")
+    assert not dumps_core(target)
+    target.start().rpc("bdev_malloc_create", name="m0", num_blocks=8192, block_size=512)
+    params = {"base_bdev_name": "m0", "name": "c0", "cipher": "AES_XTS", "key": KEY, "key2": KEY2}
+    target.rpc("bdev_crypto_create", **params)
+    assert not dumps_core(target)
+    give_key(target.start())
+    assert not dumps_core(target.upgrade())
 
 
 def test_what_is_used_stays(target: Target) -> None:

@@ -14,7 +14,9 @@ use crate::state;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{Access, AtFlags, CWD, Gid, Mode, Uid};
 use rustix::io::fcntl_dupfd_cloexec;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{
+    DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit,
+};
 use rustix::thread::CapabilitySet;
 use sandbox::calls::{TARGET, TARGET_THAT_MOUNTS};
 use sandbox::{Account, user};
@@ -303,6 +305,14 @@ fn check_folders(cli: &Cli) -> Outcome<()> {
         }
     }
     Ok(())
+}
+
+/// From now on no core of this process is dumped, and only root reads its memory (prctl(2),
+/// PR_SET_DUMPABLE): keys are in it, and copies of what they were made of.
+pub fn keep_out_of_dumps() {
+    if let Err(e) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        tracing::error!("a core dump of this process would show keys: {e}; have none made");
+    }
 }
 
 /// Whether this process's user has `rights` on `path`.

@@ -272,6 +272,8 @@ const PRCTLS: &[u32] = &[
     // Where the kernel's clock is found without a call (rustix).
     PR_GET_AUXV,
     libc::PR_GET_DUMPABLE as u32,
+    // Who has keys is in no core dump.
+    libc::PR_SET_DUMPABLE as u32,
     libc::PR_GET_NO_NEW_PRIVS as u32,
     libc::PR_GET_SECCOMP as u32,
     libc::PR_CAPBSET_READ as u32,

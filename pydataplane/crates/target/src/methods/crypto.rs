@@ -4,6 +4,7 @@
 use super::{BdevName, check_name, check_name_of};
 use crate::app::App;
 use crate::errors;
+use crate::privilege;
 use crate::state::Item;
 use bdev::Bdev;
 use crypto::{CreateError, Crypto, Key, KeyError, PRODUCT};
@@ -194,6 +195,8 @@ fn key(
     (data, tweak): (&Secret, Option<&Secret>),
     with_last: bool,
 ) -> Result<Key, Error> {
+    // Also where this one is refused: it was sent.
+    privilege::keep_out_of_dumps();
     if cipher != Cipher::Xts {
         let why = format!(
             "key {name}: AES_CBC is not supported, as it is not safe for disks; take AES_XTS"

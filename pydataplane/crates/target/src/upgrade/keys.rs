@@ -1,6 +1,7 @@
 //! Keys of encrypted bdevs, from program to program in memory that is in no file system.
 
 use super::message::KeyState;
+use crate::privilege;
 use crypto::{Key, Keys};
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::File;
@@ -34,6 +35,9 @@ pub fn put(keys: &Keys, fds: &mut Fds) -> Result<Vec<KeyState>, String> {
 /// # Errors
 /// In one sentence: one of them is none.
 pub fn take(keys: &Keys, states: Vec<KeyState>, fds: &mut Fds) -> Result<(), String> {
+    if !states.is_empty() {
+        privilege::keep_out_of_dumps();
+    }
     for KeyState { name, destroy_with_last, secret } in states {
         let mut file = File::from(fds.take(secret).map_err(|e| e.to_string())?);
         let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_BYTES as usize));
@@ -48,6 +52,7 @@ pub fn take(keys: &Keys, states: Vec<KeyState>, fds: &mut Fds) -> Result<(), Str
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::process::{DumpableBehavior, dumpable_behavior};
 
     #[test]
     fn keys_go_along_and_no_message_has_them() {
@@ -61,6 +66,7 @@ mod tests {
         let text = serde_json::to_string(&states).unwrap();
         assert!(!text.contains("abab") && !text.contains("171"), "{text}");
         take(&new, states, &mut fds).unwrap();
+        assert_eq!(dumpable_behavior(), Ok(DumpableBehavior::NotDumpable));
         for key in old.list() {
             let other = new.get(key.name()).unwrap();
             assert_eq!(other.secret(), key.secret());
