@@ -161,6 +161,7 @@ build: $(CACHE)/build.stamp ## The programs, in release profile, installed in .v
 .PHONY: setup
 setup: $(CACHE)/apt.stamp $(CACHE)/venv.stamp $(CACHE)/build.stamp ## Debian packages, Python environment, programs
 	@$(BIN)/python -m tests.guest.image >/dev/null
+	@$(BIN)/python -m tests.guest.agent_image >/dev/null
 	@$(BIN)/python -m tests.guest.emulator >/dev/null
 
 .PHONY: toolchain

@@ -28,7 +28,8 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     caller, services, call       what handlers get: the client, the gateway's parts, one call
     ioerrors                     domains paused because a disk of ours cannot go on
     records                      which volumes a domain has had
-    domsnapshots, snapshotsteps  libvirtd's snapshots; their steps, which are done again
+    domsnapshots, freezing       libvirtd's snapshots; guests' file systems, frozen for them
+    snapshotsteps                their steps, which are done again
     domcheckpoints               checkpoints of a domain
     empty                        controllers of domains without a disk of ours
     reconcile, recovery          the target follows the domains; interrupted changes

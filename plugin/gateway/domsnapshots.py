@@ -118,8 +118,16 @@ async def delete(upstream: Upstream, snapshot: Snapshot, flags: int) -> None:
     await upstream.call(Proc.SNAPSHOT_DELETE, args, LONG_S)
 
 
-async def freeze(upstream: Upstream, dom: Domain, *, thaw: bool = False) -> None:
-    """Has the guest's agent freeze all file systems, or thaw them (needs domain:fs_freeze)."""
+async def freeze(upstream: Upstream, dom: Domain) -> None:
+    """Has the guest's agent freeze all file systems (needs domain:fs_freeze)."""
+    await upstream.call(Proc.FSFREEZE, _all_file_systems(dom))
+
+
+async def thaw(upstream: Upstream, dom: Domain, deadline_s: float) -> None:
+    """Has the guest's agent thaw all file systems (needs domain:fs_freeze)."""
+    await upstream.call(Proc.FSTHAW, _all_file_systems(dom), deadline_s)
+
+
+def _all_file_systems(dom: Domain) -> bytes:
     writer = dom.write(Writer())
-    writer.array([], writer.string).u32(0)
-    await upstream.call(Proc.FSTHAW if thaw else Proc.FSFREEZE, bytes(writer))
+    return bytes(writer.array([], writer.string).u32(0))

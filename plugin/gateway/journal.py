@@ -75,10 +75,11 @@ class Entry:
 class SnapshotEntry:
     """A snapshot of a domain that is taken, reverted to or deleted, a checkpoint or a backup.
 
-    Or the domain is undefined (`undefine`), and its checkpoints are to be none any more.
+    Or the domain is undefined (`undefine`), and its checkpoints are to be none any more; or all but
+    its file systems is as it is to be (`thaw`).
     """
 
-    operation: Literal["snapshot", "revert", "delete", "checkpoint", "backup", "undefine"]
+    operation: Literal["snapshot", "revert", "delete", "checkpoint", "backup", "undefine", "thaw"]
     uuid: str
     """The domain's."""
     name: str
@@ -93,6 +94,8 @@ class SnapshotEntry:
     """Whether the domain is paused for it, and is to go on then."""
     thaw: bool = False
     """The same of its frozen file systems."""
+    run: int | None = None
+    """libvirtd's id of the domain that is paused or frozen: started anew it has another."""
     start: int | None = None
     """virDomainCreateFlags with which the domain is to run after a revert; None: it is not."""
     memory_file: str | None = None

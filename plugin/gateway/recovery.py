@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 
 import structlog
 
 from plugin.gateway import snapshotsteps
 from plugin.gateway.domains import is_running
 from plugin.gateway.errors import Code, GatewayError, Refused, UpstreamError
+from plugin.gateway.freezing import NotThawed
 from plugin.gateway.journal import Entry, SnapshotEntry, StoredEntry
 from plugin.gateway.messages import Domain
 from plugin.gateway.reconcile import reconcile_domain
@@ -75,6 +77,10 @@ async def recover(services: Services, stored: StoredEntry, *, roll_back: bool = 
                 stored = journal.to_remove(stored)
             await _remove_lun(services, entry)
     except (GatewayError, TranslateError) as error:
+        if isinstance(error, NotThawed) and isinstance(entry, SnapshotEntry):
+            with suppress(Refused):  # then all of it is done again
+                # Nothing else is left to do.
+                stored = journal.replace(stored, replace(entry, operation="thaw", held=()))
         journal.pending.append(stored)
         if not again:
             log.error("an interrupted change cannot be recovered yet", error=str(error))

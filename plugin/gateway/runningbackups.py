@@ -68,6 +68,7 @@ async def begin(
         snapshot=checkpoint.name if checkpoint is not None else "",
         held=held,
         resume=state == RUNNING and len({each.lvstore for each in held}) > 1,
+        run=dom.id,
     )
     stored = services.journal.append(entry)
     job = BackupJob(

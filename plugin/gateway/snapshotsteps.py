@@ -10,16 +10,17 @@ import asyncio
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from uuid import UUID
 
 import structlog
 
-from plugin.gateway import domsnapshots
+from plugin.gateway import domsnapshots, freezing
 from plugin.gateway.backup import launch
 from plugin.gateway.domains import identity_of
 from plugin.gateway.domsnapshots import LONG_S, Snapshot
 from plugin.gateway.errors import Code, GatewayError, NoAnswer, Refused, UpstreamError
-from plugin.gateway.journal import SnapshotEntry
+from plugin.gateway.journal import SnapshotEntry, StoredEntry
 from plugin.gateway.messages import Domain, DomainCall, read_string
 from plugin.gateway.procs import Proc
 from plugin.gateway.services import Services
@@ -47,27 +48,41 @@ async def hold_still(services: Services, entry: SnapshotEntry, dom: Domain) -> N
     """Freezes and pauses a domain, as its entry says; `go_on` is the end of it.
 
     Raises:
+        NotFrozen: nothing was frozen; see `unfrozen`.
         GatewayError: libvirtd refuses, or is gone.
     """
-    admin = await services.admin()
     if entry.thaw:
-        await domsnapshots.freeze(admin, dom)
+        await freezing.freeze(services, dom)
     if entry.resume:
-        await admin.suspend(dom)
+        await (await services.admin()).suspend(dom)
 
 
 async def go_on(services: Services, entry: SnapshotEntry, dom: Domain) -> None:
-    """Has a domain go on that was paused and frozen for a snapshot; safe to repeat."""
+    """Has a domain go on that was paused and frozen for a snapshot; safe to repeat.
+
+    Raises:
+        NotThawed: its agent does not answer.
+        GatewayError: libvirtd refuses, or is gone.
+    """
+    if entry.run is not None and entry.run != dom.id:
+        return  # it has ended, and what runs now was never paused or frozen
     admin = await services.admin()
     if entry.resume:
         with suppress(UpstreamError):  # it has ended meanwhile
             if await admin.state(dom) == (PAUSED, PAUSED_BY_USER):
                 await admin.resume(dom)
     if entry.thaw:
-        try:
-            await domsnapshots.freeze(admin, dom, thaw=True)
-        except UpstreamError as error:
-            _log.warning("file systems not thawed", domain=dom.name, error=str(error))
+        await freezing.thaw(services, dom)
+
+
+def unfrozen(services: Services, stored: StoredEntry, error: BaseException) -> StoredEntry:
+    """Returns the entry to recover after `error`: where nothing was frozen, nothing is to thaw."""
+    if not isinstance(error, freezing.NotFrozen) or not isinstance(stored.entry, SnapshotEntry):
+        return stored
+    try:
+        return services.journal.replace(stored, replace(stored.entry, thaw=False))
+    except Refused:  # then it is thawed for nothing
+        return stored
 
 
 async def delete_held(services: Services, entry: SnapshotEntry) -> None:
@@ -265,12 +280,12 @@ async def finished(services: Services, entry: SnapshotEntry) -> bool:
         if entry.operation in ("snapshot", "checkpoint", "backup"):
             await delete_held(services, entry)
         return False
-    if entry.operation in ("checkpoint", "backup"):
+    if entry.operation in ("checkpoint", "backup", "thaw"):
         try:
             await go_on(services, entry, dom)
         finally:
             await delete_held(services, entry)
-        return False
+        return entry.operation == "thaw"
     known = await domsnapshots.exists(admin, Snapshot(entry.snapshot, dom))
     if entry.operation == "delete":
         if not known:

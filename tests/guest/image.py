@@ -9,6 +9,7 @@ kernel package), dpkg, cpio, gcc and the tools named in `TOOLS`, all installed b
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import gzip
 import hashlib
@@ -18,6 +19,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,29 +117,37 @@ def build(kernel: Kernel = Kernel.RELEASE) -> Image:
     image = Image(folder / f"vmlinuz-{key}", folder / f"initrd-{key}.img")
     if image.kernel.exists() and image.initrd.exists():
         return image
-    tree = folder / f"tree-{os.getpid()}"
-    shutil.rmtree(tree, ignore_errors=True)
-    try:
-        unpacked = tree / "package"
-        unpacked.mkdir(parents=True)
-        for package in packages:
-            subprocess.run(["dpkg-deb", "-x", package, unpacked], check=True)
-        rootfs = tree / "root"
-        # since Debian 13 in /usr
-        modules = [*unpacked.glob("lib/modules/*"), *unpacked.glob("usr/lib/modules/*")]
-        _fill(rootfs, modules[0])
-        initrd = _pack(rootfs)
+    with (
+        tempfile.TemporaryDirectory(prefix="tree-", dir=folder) as tree,
+        unpacked(kernel) as package,
+    ):
+        _fill(Path(tree), modules_in(package))
+        initrd = pack(Path(tree))
         for data, path in (
-            (next(unpacked.rglob("vmlinuz*")).read_bytes(), image.kernel),
+            (next(package.rglob("vmlinuz*")).read_bytes(), image.kernel),
             (initrd, image.initrd),
         ):
             partial = path.with_suffix(f".{os.getpid()}")
             partial.write_bytes(data)
             partial.chmod(0o644)
             partial.rename(path)
-    finally:
-        shutil.rmtree(tree, ignore_errors=True)
     return image
+
+
+@contextlib.contextmanager
+def unpacked(kernel: Kernel = Kernel.RELEASE) -> Iterator[Path]:
+    """A folder with what the kernel's packages have, for the length of a block."""
+    folder = CACHE / "guest" / kernel.value
+    with tempfile.TemporaryDirectory(prefix="package-", dir=folder) as work:
+        for package in _kernel_packages(folder, kernel):
+            subprocess.run(["dpkg-deb", "-x", package, work], check=True)
+        yield Path(work)
+
+
+def modules_in(package: Path) -> Path:
+    """Returns the folder of modules among what `unpacked` has."""
+    # since Debian 13 in /usr
+    return next(iter([*package.glob("lib/modules/*"), *package.glob("usr/lib/modules/*")]))
 
 
 def _kernel_packages(folder: Path, kernel: Kernel) -> list[Path]:
@@ -182,32 +192,47 @@ def _fill(rootfs: Path, modules: Path) -> None:
     shutil.copy(INIT, rootfs / "init")
     (rootfs / "init").chmod(0o755)
     shutil.copy("/bin/busybox", rootfs / "bin/busybox")
-    available = {path.name.split(".ko")[0]: path for path in modules.rglob("*.ko*")}
-    order = []
-    for name in MODULES:
-        if name in available:  # the others are built into this kernel
-            module = available[name].read_bytes()
-            packed = available[name].suffix == ".xz"
-            (rootfs / f"modules/{name}.ko").write_bytes(
-                lzma.decompress(module) if packed else module
-            )
-            if name not in ON_DEMAND:
-                order.append(f"{name}.ko")
+    copied = copy_modules(MODULES, modules, rootfs)
+    order = [f"{name}.ko" for name in copied if name not in ON_DEMAND]
     (rootfs / "modules/order").write_text("\n".join(order) + "\n")
     for tool in TOOLS:
-        path = shutil.which(tool, path="/usr/sbin:/usr/bin:/sbin:/bin")
-        if path is None:
-            raise RuntimeError(f"{tool} is not installed: run `make setup`, then try again")
-        shutil.copy(path, rootfs / "tools" / tool)
-        linked = subprocess.run(["ldd", path], capture_output=True, text=True, check=True).stdout
-        for library in re.findall(r"=> (/\S+)", linked):
-            target = rootfs / "tools/lib" / Path(library).name
-            if not target.exists():
-                shutil.copy(library, target)
+        copy_program(installed(tool), rootfs)
     for source in PROGRAMS:
         _compile(source, rootfs / "tools" / source.stem)
     (rootfs / "lib64").mkdir()
     shutil.copy("/lib64/ld-linux-x86-64.so.2", rootfs / "lib64")
+
+
+def copy_modules(names: Sequence[str], modules: Path, rootfs: Path) -> list[str]:
+    """Copies modules; returns those that there are. The others are built into this kernel."""
+    available = {path.name.split(".ko")[0]: path for path in modules.rglob("*.ko*")}
+    copied = [name for name in names if name in available]
+    for name in copied:
+        module = available[name].read_bytes()
+        packed = available[name].suffix == ".xz"
+        (rootfs / f"modules/{name}.ko").write_bytes(lzma.decompress(module) if packed else module)
+    return copied
+
+
+def installed(tool: str) -> Path:
+    """Returns where this machine has a program; RuntimeError if it has not."""
+    path = shutil.which(tool, path="/usr/sbin:/usr/bin:/sbin:/bin")
+    if path is None:
+        raise RuntimeError(f"{tool} is not installed: run `make setup`, then try again")
+    return Path(path)
+
+
+def copy_program(path: Path, rootfs: Path) -> None:
+    """Copies a program with the libraries that it needs; RuntimeError if one is missing."""
+    shutil.copy(path, rootfs / "tools" / path.name)
+    linked = subprocess.run(["ldd", path], capture_output=True, text=True, check=True).stdout
+    missing = re.findall(r"(\S+) => not found", linked)
+    if missing:
+        raise RuntimeError(f"{path.name} needs {', '.join(missing)}: run `make setup`")
+    for library in re.findall(r"=> (/\S+)", linked):
+        target = rootfs / "tools/lib" / Path(library).name
+        if not target.exists():
+            shutil.copy(library, target)
 
 
 def _compile(source: Path, program: Path) -> None:
@@ -220,7 +245,7 @@ def _compile(source: Path, program: Path) -> None:
         raise RuntimeError(f"{source} does not compile:\n{done.stderr}")
 
 
-def _pack(rootfs: Path) -> bytes:
+def pack(rootfs: Path) -> bytes:
     """Returns the tree as a compressed newc archive."""
     names = "\0".join(str(path.relative_to(rootfs)) for path in sorted(rootfs.rglob("*"))).encode()
     archive = subprocess.run(

@@ -69,9 +69,8 @@ async def _create(call: Call, args: DomainCall) -> Reply | bytes:
     )
     if request is None or not request.luns:
         return await leftout.checkpoint(call, args)
-    refusal = await judge(
-        call, replace(args, flags=args.flags | UNKNOWN).pack(text=True, flags=True)
-    )
+    asked = replace(args, flags=args.flags | UNKNOWN).pack(text=True, flags=True)
+    refusal = await judge(call, asked, QUIESCE)  # libvirt 9.0 has none for its own disks
     if refusal is not None:
         return refusal
     if args.flags & ~CREATE_FLAGS:
@@ -137,14 +136,15 @@ async def _take(call: Call, dom: Domain, checkpoint: Checkpoint, *, quiesce: boo
         held=checkpoint.held,
         resume=state == RUNNING and len({each.lvstore for each in checkpoint.held}) > 1,
         thaw=quiesce and await admin.active(dom),
+        run=dom.id,
     )
     stored = services.journal.append(entry)
     try:
         await snapshotsteps.hold_still(services, entry, dom)
         await target.take_checkpoint(checkpoint, ())
         await snapshotsteps.go_on(services, entry, dom)
-    except BaseException:
-        await recover(services, stored)
+    except BaseException as error:
+        await recover(services, snapshotsteps.unfrozen(services, stored, error))
         raise
     services.journal.remove(stored)
     _log.info("checkpoint taken", domain=dom.name, checkpoint=checkpoint.name, disks=entry.dev)

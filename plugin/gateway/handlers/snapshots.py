@@ -8,6 +8,7 @@ before anything is done. What there is of it at each moment stands in the journa
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -79,15 +80,20 @@ class _Wish:
         return self.memory or bool(self.request.others)
 
 
-async def judge(call: Call, payload: bytes) -> Reply | None:
+async def judge(call: Call, payload: bytes, ours: int = 0) -> Reply | None:
     """Has libvirtd judge a call whose `payload` has UNKNOWN among its flags.
+
+    `ours` are flags of libvirt's that we carry out and libvirtd may not know; it judges the
+    permission for them all the same.
 
     Returns its refusal; None: the client may do it.
     """
     reply = await call.forward(payload)
     error = None if reply.ok else UpstreamError(reply.payload)
-    if error is not None and error.code == Code.INVALID_ARG and f"{UNKNOWN:#x}" in str(error):
-        return None
+    if error is not None and error.code == Code.INVALID_ARG:
+        unknown = re.search(r"\(0x([0-9a-f]+)\)", str(error))
+        if unknown is not None and int(unknown[1], 16) & ~ours == UNKNOWN:
+            return None
     return reply
 
 
@@ -245,13 +251,14 @@ async def _take(wish: _Wish) -> Reply | bytes:
         metadata=metadata,
         resume=runs and (wish.libvirtds or not together),
         thaw=bool(wish.flags & QUIESCE) and wish.active,
+        run=dom.id,
     )
     stored = services.journal.append(entry)
     try:
         answer = await _carry_out(wish, entry, target)
         await snapshotsteps.go_on(services, entry, dom)
-    except BaseException:
-        await recover(services, stored)
+    except BaseException as error:
+        await recover(services, snapshotsteps.unfrozen(services, stored, error))
         raise
     services.journal.remove(stored)
     if wish.flags & HALT and wish.active and not wish.libvirtds:
