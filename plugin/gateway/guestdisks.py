@@ -1,9 +1,10 @@
 """Which disk of the client's a guest's file system is on, in the results of two calls.
 
 libvirtd asks the guest's agent, and finds a disk by the PCI address that the agent gives: for every
-disk of ours that is the carrier. The agent gives the SCSI target, too, which libvirtd has no use
-for; the gateway asks it again and puts the disk's own target dev in. Where that cannot be known,
-no name is given, as libvirtd itself does it with disks that it does not find.
+disk of ours that is the carrier. The gateway asks it again and puts the disk's own target dev in,
+by the serial, which is udev's ID_SERIAL and has our NAA designator in it, or by the SCSI target.
+QEMU's own agent leaves that 0 for each disk of a virtio-scsi controller. Where a disk cannot be
+known, no name is given, as libvirtd itself does it with disks that it does not find.
 
 The agent's words are a guest's: anything may stand there.
 """
@@ -13,10 +14,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
+from uuid import UUID
 
 from plugin.gateway.messages import TypedParam, pack_params
 from plugin.gateway.xdr import Reader, Writer
+from pydataplane.domain.model import LunPlan
 
 FILESYSTEMS_MAX = 256
 """REMOTE_DOMAIN_FSINFO_MAX, and REMOTE_DOMAIN_FSINFO_DISKS_MAX of disks below each."""
@@ -30,8 +34,14 @@ takes several megabytes, which no guest with so few file systems has to say."""
 ASK_FILESYSTEMS = '{"execute":"guest-get-fsinfo"}'
 ASK_DISKS = '{"execute":"guest-get-disks"}'
 
-Targets = tuple[int | None, ...]
-"""The SCSI target of each disk, None where it has none."""
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the agent says of one disk."""
+
+    target: int | None = None
+    """Its SCSI target."""
+    serial: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,34 +52,58 @@ class Names:
     """Target dev of the disk that stands for our controller."""
     devs: Mapping[int, str]
     """The target devs of the client's disks, by SCSI target."""
-    below: Mapping[tuple[str, str], Targets] = field(default_factory=dict)
+    below: Mapping[tuple[str, str], tuple[Said, ...]] = field(default_factory=dict)
     """The disks below each file system, which is known by mount point and name."""
-    disks: Targets = ()
+    disks: tuple[Said, ...] = ()
     """All disks, in the agent's order."""
+    naas: Mapping[str, str] = field(default_factory=dict)
+    """The target devs by NAA designator, 16 hexadecimal digits in lower case."""
 
-    def of(self, targets: Sequence[int | None], nth: int) -> str | None:
+    @property
+    def _tells_targets(self) -> bool:
+        """Whether the agent says of any disk that it is of another target than 0."""
+        return any(said.target for said in (*chain(*self.below.values()), *self.disks))
+
+    def of(self, disks: Sequence[Said], nth: int) -> str | None:
         """Returns the target dev of a disk that libvirtd took for the carrier; None: unknown."""
         if len(self.devs) == 1:
             return next(iter(self.devs.values()))
-        target = targets[nth] if nth < len(targets) else None
-        return None if target is None else self.devs.get(target)
+        said = disks[nth] if nth < len(disks) else Said()
+        named = [dev for naa, dev in self.naas.items() if naa in said.serial.lower()]
+        if len(named) == 1:
+            return named[0]
+        if said.target is None or not self._tells_targets:
+            return None
+        return self.devs.get(said.target)
 
 
-def targets_below(text: str) -> dict[tuple[str, str], Targets]:
+def naa_of(lun: LunPlan) -> str | None:
+    """Returns the NAA designator that a disk has in VPD page 83h; None: it cannot be known.
+
+    The target makes it of the volume's UUID where the client gives no wwn (crate scsi, `inquiry`).
+    """
+    if lun.characteristics.wwn is not None or lun.uuid is None:
+        return lun.characteristics.wwn
+    number = UUID(lun.uuid).int
+    halves = (number >> 64) ^ (number & (1 << 64) - 1)
+    return f"3{halves & (1 << 60) - 1:015x}"
+
+
+def disks_below(text: str) -> dict[tuple[str, str], tuple[Said, ...]]:
     """Reads the agent's answer to ASK_FILESYSTEMS, as far as it is one."""
     return {
         (_text(item.get("mountpoint")), _text(item.get("name"))): tuple(
-            _target(disk) for disk in _list(item.get("disk"))
+            _said(disk) for disk in _list(item.get("disk"))
         )
         for item in _returned(text)
         if isinstance(item, dict)
     }
 
 
-def targets(text: str) -> Targets:
+def disks(text: str) -> tuple[Said, ...]:
     """Reads the agent's answer to ASK_DISKS, as far as it is one."""
     return tuple(
-        _target(item.get("address")) if isinstance(item, dict) else None for item in _returned(text)
+        _said(item.get("address")) if isinstance(item, dict) else Said() for item in _returned(text)
     )
 
 
@@ -91,9 +125,11 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _target(address: object) -> int | None:
-    target = address.get("target") if isinstance(address, dict) else None
-    return target if isinstance(target, int) else None
+def _said(address: object) -> Said:
+    if not isinstance(address, dict):
+        return Said()
+    target = address.get("target")
+    return Said(target if isinstance(target, int) else None, _text(address.get("serial")))
 
 
 def filesystems(payload: bytes, names: Names) -> bytes:

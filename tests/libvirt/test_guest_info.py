@@ -1,8 +1,4 @@
-"""`virsh domfsinfo` and `guestinfo` of a guest whose file systems are on disks of ours.
-
-The guest's agent is a script in the guest: what it tells of a disk's place it reads in the kernel's
-own /sys, as QEMU's agent does.
-"""
+"""`virsh domfsinfo` and `guestinfo`, by QEMU's agent, of file systems on disks of ours."""
 
 from __future__ import annotations
 
@@ -10,51 +6,24 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.guest.agent_image import build_with_agent
 from tests.support.agent import Agent
+from tests.support.domain import publish
+from tests.support.guest_agent import CHANNEL, start_agent
 from tests.support.host import Host
-from tests.support.wait import until
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
 
 NAME = "guestinfo"
-CHANNEL = "<channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>"
 DISK = (
     "<disk type='file'><source file='/dev/virtlun/lvs0/{0}'/><target dev='{0}' bus='scsi'/></disk>"
 )
-SCRIPT = r"""
-address() {
-    path=$(readlink -f "/sys/block/$1/device")
-    pci=$(echo "$path" | grep -o '[0-9a-f]*:[0-9a-f]*:[0-9a-f]*\.[0-9a-f]' | tail -n 1)
-    pci=$(echo "$pci" | tr ':.' '  ')
-    set -- $pci $(basename "$path" | tr ':' ' ')
-    printf '{"pci-controller":{"domain":%d,"bus":%d,"slot":%d,"function":%d},"bus-type":"scsi",' \
-        "0x$1" "0x$2" "0x$3" "0x$4"
-    printf '"bus":%d,"target":%d,"unit":%d}' "$6" "$7" "$8"
-}
-filesystem() {
-    printf '{"name":"%s","mountpoint":"/run/%s","type":"ext4",' "$1" "$1"
-    printf '"disk":[%s]}' "$(address "$1")"
-}
-disk() {
-    printf '{"name":"/dev/%s","partition":false,"address":%s}' "$1" "$(address "$1")"
-}
-answer() { printf '{"return":%s}\n' "$1" >&4; }
-exec 4<>"/dev/$1"
-while :; do
-    read -r line <&4 || { sleep 0.1; continue; } # nobody has the host's end open
-    case $line in
-        *guest-sync*) answer "$(echo "$line" | grep -o '"id": *[0-9]*' | grep -o '[0-9]*$')" ;;
-        *guest-get-fsinfo*) answer "[$(filesystem sdb),$(filesystem sda)]" ;;
-        *guest-get-disks*) answer "[$(disk sdb),$(disk sda)]" ;;
-        *) printf '{"error":{"class":"CommandNotFound","desc":"unknown"}}\n' >&4 ;;
-    esac
-done
-"""
 
 
 @pytest.fixture(scope="module")
 def guest(host: Host) -> Iterator[Agent]:
     """A guest with a file system on each of two disks, the second one attached while it runs."""
+    host.image = publish(build_with_agent(), host.scratch)
     for name in ("sdx", "sdy"):
         host.volumes.create(f"lvs0/{name}", 16 << 20)
     host.define(NAME, devices=DISK.format("sdx") + CHANNEL)
@@ -67,26 +36,47 @@ def guest(host: Host) -> Iterator[Agent]:
         agent.run(
             f"mkfs.ext4 -q /dev/{name} && mkdir -p /run/{name} && mount /dev/{name} /run/{name}"
         )
-    agent.run(f"cat >/tmp/agent <<'EOF'\n{SCRIPT}\nEOF")
-    port = agent.wait_for("basename $(dirname $(grep -l org.qemu /sys/class/virtio-ports/*/name))")
-    agent.run(f"setsid sh /tmp/agent {port.strip()} >/tmp/agent.log 2>&1 </dev/null &")
-    until(lambda: "ext4" in host.virsh_direct("domfsinfo", NAME, check=False), "the agent answers")
+    start_agent(host, NAME, agent)
     yield agent
     agent.close()
     host.virsh("destroy", NAME)
 
 
+UDEV = r"""
+mkdir -p /run/udev/data
+for disk in sda sdb; do
+    naa=$(sg_inq --export --page=di /dev/$disk | sed -n 's/^SCSI_IDENT_LUN_NAA[A-Z_]*=//p')
+    printf 'I:1\nE:ID_SERIAL=3%s\n' "$naa" >/run/udev/data/b$(cat /sys/block/$disk/dev)
+done
+"""
+"""What udev notes of disks: this guest has none. `scsi_id` makes the serial so, of VPD page 83h."""
+
+
+def shown(host: Host) -> list[list[str]]:
+    """Returns what virsh says of each file system of ours, its disk last."""
+    lines = [line.split() for line in host.virsh("domfsinfo", NAME).splitlines()]
+    return sorted(line for line in lines if line[0].startswith("/run"))
+
+
+def test_what_tells_disks_not_apart_names_none(host: Host, guest: Agent) -> None:
+    """QEMU's agent says target 0 of each."""
+    assert shown(host) == [["/run/sda", "sda", "ext4"], ["/run/sdb", "sdb", "ext4"]]
+    said = host.virsh("guestinfo", NAME, "--filesystem", "--disk")
+    assert "fs.0.name" in said and "alias" not in said
+
+
 def test_file_systems_are_on_the_clients_disks(host: Host, guest: Agent) -> None:
+    guest.run(UDEV)
     carried = host.virsh_direct("domfsinfo", NAME)
     assert "sdx" not in carried and "sdy" not in carried, "libvirtd names the carrier"
-    shown = [line.split() for line in host.virsh("domfsinfo", NAME).splitlines()]
-    assert sorted(line for line in shown if line[0].startswith("/run")) == [
+    assert shown(host) == [
         ["/run/sda", "sda", "ext4", "sdx"],
         ["/run/sdb", "sdb", "ext4", "sdy"],
     ]
 
 
 def test_guestinfo_names_the_clients_disks(host: Host, guest: Agent) -> None:
+    guest.run(UDEV)
     said = host.virsh("guestinfo", NAME, "--filesystem", "--disk")
     values = dict(line.split(":", 1) for line in said.splitlines())
     found = {key.strip(): value.strip() for key, value in values.items()}

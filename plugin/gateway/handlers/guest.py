@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from plugin.gateway import guestdisks
@@ -55,15 +56,15 @@ async def _names(call: Call, payload: bytes, *, all_disks: bool) -> Names | None
     if seen.carrier is None or seen.carrier.encode() not in payload:
         return None
     devs = {lun.target: lun.dev for lun in seen.luns}
-    names = Names(seen.carrier, devs)
+    naas = {naa: lun.dev for lun in seen.luns if (naa := guestdisks.naa_of(lun)) is not None}
+    names = Names(seen.carrier, devs, naas=naas)
     if len(devs) > 1:
         parse = call.services.parse
         with suppress(GatewayError):  # it may not, or the agent does not answer any more
             own = await call.caller.own()
             text = await own.ask_agent(dom, guestdisks.ASK_FILESYSTEMS, AGENT_S)
-            names = Names(seen.carrier, devs, await parse(partial(guestdisks.targets_below, text)))
+            names = replace(names, below=await parse(partial(guestdisks.disks_below, text)))
             if all_disks and b"disk." in payload:
                 text = await own.ask_agent(dom, guestdisks.ASK_DISKS, AGENT_S)
-                found = await parse(partial(guestdisks.targets, text))
-                names = Names(seen.carrier, devs, names.below, found)
+                names = replace(names, disks=await parse(partial(guestdisks.disks, text)))
     return names

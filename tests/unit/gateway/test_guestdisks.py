@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plugin.gateway import guestdisks
-from plugin.gateway.guestdisks import Names
+from plugin.gateway.guestdisks import Names, Said
 from plugin.gateway.messages import STRING, UINT, TypedParam, pack_params, read_params
 from plugin.gateway.xdr import Reader, Writer, XdrError
+from pydataplane.domain.model import Characteristics, LunPlan, VolumeRef
 
 CARRIER = "ubda"
 TWO = {0: "sda", 3: "sdb"}
@@ -39,10 +41,34 @@ def fsinfo(*filesystems: tuple[str, str, list[str]]) -> bytes:
 
 def test_each_file_system_has_the_disk_of_its_scsi_target() -> None:
     answer = told(("/b", "sdb", [at(3)]), ("/a", "sda", [at(0)]), ("/", "vda1", [at(0)]))
-    names = Names(CARRIER, TWO, guestdisks.targets_below(answer))
+    names = Names(CARRIER, TWO, guestdisks.disks_below(answer))
     given_ = fsinfo(("/a", "sda", [CARRIER]), ("/", "vda1", ["vda"]), ("/b", "sdb", [CARRIER]))
     expected = fsinfo(("/a", "sda", ["sda"]), ("/", "vda1", ["vda"]), ("/b", "sdb", ["sdb"]))
     assert guestdisks.filesystems(given_, names) == expected
+
+
+def test_an_agent_that_tells_no_targets_is_not_taken_at_its_word() -> None:
+    """QEMU's own says 0 of each disk of a virtio-scsi controller: by udev's serial it is known."""
+    naas = {"3aaaaaaaaaaaaaaa": "sda", "3bbbbbbbbbbbbbbb": "sdb"}
+    given_ = fsinfo(*((f"/{name}", name, [CARRIER]) for name in "abc"))
+    serials = ("33bbbbbbbbbbbbbbb", "33AAAAAAAAAAAAAAA", "QEMU_HARDDISK")
+    answer = told(
+        *((f"/{n}", n, [at(0) | {"serial": s}]) for n, s in zip("abc", serials, strict=True))
+    )
+    names = Names(CARRIER, TWO, guestdisks.disks_below(answer), naas=naas)
+    expected = fsinfo(("/a", "a", ["sdb"]), ("/b", "b", ["sda"]), ("/c", "c", []))
+    assert guestdisks.filesystems(given_, names) == expected
+    without = Names(CARRIER, TWO, guestdisks.disks_below(told(("/a", "a", [at(0)]))), naas=naas)
+    shown = guestdisks.filesystems(fsinfo(("/a", "a", [CARRIER])), without)
+    assert shown == fsinfo(("/a", "a", []))
+
+
+def test_a_disks_naa_is_the_clients_or_made_of_the_volumes_uuid() -> None:
+    lun = LunPlan(0, "sda", VolumeRef("lvs0", "v"), "12345678-9abc-4def-8123-456789abcdef")
+    assert guestdisks.naa_of(lun) == "3317131f13178000"
+    own = replace(lun, characteristics=Characteristics(wwn="5000c50015ea71ad"))
+    assert guestdisks.naa_of(own) == "5000c50015ea71ad"
+    assert guestdisks.naa_of(replace(lun, uuid=None)) is None
 
 
 def test_the_only_disk_needs_no_agent() -> None:
@@ -52,7 +78,7 @@ def test_the_only_disk_needs_no_agent() -> None:
 
 
 def test_a_disk_that_is_not_known_has_no_name() -> None:
-    below = guestdisks.targets_below(told(("/a", "x", [at(0), at(9)]), ("/b", "y", [at(0)])))
+    below = guestdisks.disks_below(told(("/a", "x", [at(0), at(9)]), ("/b", "y", [at(0)])))
     names = Names(CARRIER, TWO, below)
     given_ = fsinfo(("/a", "x", [CARRIER, CARRIER]), ("/b", "y", ["vda", CARRIER]), ("/c", "z", []))
     expected = fsinfo(("/a", "x", ["sda"]), ("/b", "y", ["vda"]), ("/c", "z", []))
@@ -60,8 +86,8 @@ def test_a_disk_that_is_not_known_has_no_name() -> None:
 
 
 def test_guest_info_names_disks_and_file_systems() -> None:
-    below = guestdisks.targets_below(told(("/b", "sdb", [at(3)])))
-    disks = guestdisks.targets(
+    below = guestdisks.disks_below(told(("/b", "sdb", [at(3)])))
+    disks = guestdisks.disks(
         json.dumps({"return": [{"name": "/dev/sdb", "address": at(3)}, {"name": "/dev/dm-0"}]})
     )
     params = [
@@ -97,7 +123,10 @@ JSON = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(["return", "disk", "address", "target", "name", "mountpoint"]), inner
+            st.sampled_from(
+                ["return", "disk", "address", "target", "name", "mountpoint", "serial"]
+            ),
+            inner,
         )
     ),
     max_leaves=12,
@@ -107,7 +136,7 @@ JSON = st.recursive(
 @given(JSON)
 def test_a_guest_may_say_anything(value: object) -> None:
     for text in (json.dumps(value), json.dumps({"return": value})):
-        below, disks = guestdisks.targets_below(text), guestdisks.targets(text)
+        below, disks = guestdisks.disks_below(text), guestdisks.disks(text)
         names = Names(CARRIER, TWO, below, disks)
         shown = Reader(guestdisks.filesystems(fsinfo(("/a", "x", [CARRIER])), names))
         assert shown.u32() == 1
@@ -118,8 +147,8 @@ def test_a_guest_may_say_anything(value: object) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"return": 1}', "1"])
 def test_what_is_no_answer_says_nothing(text: str) -> None:
-    assert guestdisks.targets_below(text) == {}
-    assert guestdisks.targets(text) == ()
+    assert guestdisks.disks_below(text) == {}
+    assert guestdisks.disks(text) == ()
 
 
 def test_a_longer_answer_than_any_guest_has_is_not_read() -> None:
@@ -128,7 +157,7 @@ def test_a_longer_answer_than_any_guest_has_is_not_read() -> None:
     fits = guestdisks.ANSWER_MAX - 20
     text = f'{{"return":[{",".join([item] * (fits // (len(item) + 1)))}]}}'
     assert len(text) <= guestdisks.ANSWER_MAX
-    assert guestdisks.targets_below(text) == {("", "x"): (1,)}
+    assert guestdisks.disks_below(text) == {("", "x"): (Said(1),)}
     longer = text[:-2] + " " * guestdisks.ANSWER_MAX + "]}"
-    assert guestdisks.targets_below(longer) == {}
-    assert guestdisks.targets(longer) == ()
+    assert guestdisks.disks_below(longer) == {}
+    assert guestdisks.disks(longer) == ()
