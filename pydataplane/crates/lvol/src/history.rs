@@ -341,6 +341,7 @@ impl Meta {
             for (cluster, to) in has.into_iter().flatten() {
                 own.set(cluster, to);
             }
+            self.publish_volume(&heir);
             self.moved(&heir);
             self.look_through(&heir);
         }

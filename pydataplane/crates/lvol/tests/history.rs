@@ -217,6 +217,20 @@ fn a_chain_is_read_as_one_and_can_be_parted_and_merged() {
 }
 
 #[test]
+fn who_gets_clusters_of_a_deleted_snapshot_is_said_to_have_them() {
+    let rig = Rig::with_lvs(120);
+    rig.create("vm", 6, true).unwrap();
+    write(&mut rig.open("lvs0/vm"), 0, 1);
+    rig.lvstores.snapshot("lvs0/vm", &NewLvol::named("s")).unwrap();
+    write(&mut rig.open("lvs0/vm"), 2 * PER_CLUSTER, 2);
+    let has = |name: &str| rig.lvstores.lvol(name).unwrap().num_allocated_clusters;
+    assert_eq!((has("lvs0/vm"), has("lvs0/s")), (1, 1));
+    // Nobody has it open.
+    rig.lvstores.delete_lvol("lvs0/s").unwrap();
+    assert_eq!(has("lvs0/vm"), 2);
+}
+
+#[test]
 fn a_volume_is_rolled_back_to_any_of_its_snapshots_when_nobody_uses_it() {
     let rig = Rig::with_lvs(120);
     rig.create("vm", 4, false).unwrap();
