@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use bdev::testing::Holes;
 use bdev::{Bdev, Malloc, MallocOptions, Registry};
 use export::{Exports, MAX_IO_BYTES};
 use holder::{Client, RECORD_BYTES};
@@ -35,6 +36,10 @@ const ANSWER: Duration = Duration::from_secs(8);
 const SILENT: [u32; 2] = [2, 42];
 /// The operation whose data follows.
 const WRITE: u32 = 16;
+/// The one that asks where data and holes are, and what it asks for.
+const LSEEK: u32 = 46;
+const SEEK_DATA: u32 = 3;
+const SEEK_HOLE: u32 = 4;
 
 /// Descriptors that the next session has, and what it is asked for with: `take` where a process before
 /// has left it, else `mount`.
@@ -109,7 +114,8 @@ fn host() -> &'static Host {
             uuid: None,
         };
         let disk = Malloc::create(options).expect("a disk");
-        registry.register(disk.clone()).expect("a free name");
+        let holes = Holes::new(disk.clone(), &[8..16, 100..101, 4096..BLOCKS - 1]);
+        registry.register(holes).expect("a free name");
         let exports = Exports::held(registry, directory.path(), Arc::new(Client::new(&path)));
         Host { exports, disk, next, _directory: directory }
     })
@@ -199,6 +205,12 @@ fn converse(kernel: &OwnedFd, mut input: Input<'_>) -> bool {
             body[16..20].copy_from_slice(&size.to_ne_bytes());
             body.resize(40 + size as usize, 0x5a);
         }
+        if opcode == LSEEK && body.len() >= 24 && !input.once_in(8) {
+            // A place in the file and what there is to look for, mostly.
+            let (offset, whence) = (u64::from(input.u32()) % (BLOCKS * 600), 3 + input.u8() % 2);
+            body[8..16].copy_from_slice(&offset.to_ne_bytes());
+            body[16..20].copy_from_slice(&u32::from(whence).to_ne_bytes());
+        }
         let said = if input.once_in(16) { input.u32() } else { (IN_HEADER + body.len()) as u32 };
         let mut packet = [said.to_ne_bytes(), opcode.to_ne_bytes()].concat();
         packet.extend([unique.to_ne_bytes(), node.to_ne_bytes()].concat());
@@ -237,6 +249,9 @@ fn converse(kernel: &OwnedFd, mut input: Input<'_>) -> bool {
                 let said = u32::from_ne_bytes(said.try_into().expect("4 bytes")) as usize;
                 assert_eq!(packet.len(), IN_HEADER + 40 + said, "data that did not come");
             }
+            if opcode == LSEEK && error == 0 {
+                check_lseek(&body, &answer[OUT_HEADER..got]);
+            }
             if matches!(opcode, 15 | 28) && error == 0 {
                 let asked = body.get(16..20).expect("a READ that is shorter is refused");
                 let asked = u32::from_ne_bytes(asked.try_into().expect("4 bytes")) as usize;
@@ -246,6 +261,16 @@ fn converse(kernel: &OwnedFd, mut input: Input<'_>) -> bool {
         }
     }
     true
+}
+
+/// What LSEEK found is not before what was asked, and within the file; its end is a hole.
+fn check_lseek(body: &[u8], found: &[u8]) {
+    let asked = u64::from_ne_bytes(body[8..16].try_into().expect("an LSEEK that is whole"));
+    let whence = u32::from_ne_bytes(body[16..20].try_into().expect("an LSEEK that is whole"));
+    let found = u64::from_ne_bytes(found.try_into().expect("an offset"));
+    let end = BLOCKS * 512;
+    assert!(asked <= found && found <= end, "{found} after {asked}");
+    assert!(whence == SEEK_HOLE || (whence == SEEK_DATA && found < end), "{whence}: {found}");
 }
 
 fn again<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {

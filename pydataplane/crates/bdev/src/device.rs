@@ -100,7 +100,25 @@ pub struct OpenError {
     pub why: String,
 }
 
-/// A block device. At most ten methods: all that a layer above may know.
+/// A run of blocks that are alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// They have no room and read as zeros; else they may hold anything.
+    pub hole: bool,
+    /// How many there are at least; what follows may be like them.
+    pub blocks: u64,
+}
+
+/// A device that tells which of its blocks hold nothing, without reading them.
+pub trait Sparse: Send + Sync {
+    /// What begins at block `lba`; no blocks at or beyond the end. Costs some milliseconds at most, and
+    /// what was written and answered before the call is no hole.
+    fn run(&self, lba: u64) -> Run;
+    /// Bytes that hold something, or more; 0 only where none do. Cheap.
+    fn allocated_bytes(&self) -> u64;
+}
+
+/// A block device. At most ten methods, and one for what only some have: all that a layer above may know.
 pub trait Bdev: Any + Send + Sync {
     /// Unique name; never changes while registered (an lvol's is its UUID).
     fn name(&self) -> &str;
@@ -127,6 +145,10 @@ pub trait Bdev: Any + Send + Sync {
     /// What remembers a failed flush, where one can fail: that of the device itself, so a device
     /// on top of another has the other's.
     fn flush_latch(&self) -> Option<&FlushLatch> {
+        None
+    }
+    /// What tells where it holds nothing, where the device knows.
+    fn sparse(&self) -> Option<&dyn Sparse> {
         None
     }
 }

@@ -10,7 +10,7 @@
 //! | file | noun |
 //! | --- | --- |
 //! | `io` | [`Io`], [`IoError`], [`Channel`]: one I/O from submit to completion |
-//! | `device` | [`Bdev`], [`Geometry`], [`Features`] |
+//! | `device` | [`Bdev`], [`Geometry`], [`Features`], [`Sparse`] |
 //! | `latch` | [`FlushLatch`]: a failed flush, remembered |
 //! | `registry` | [`Registry`]: names, [`Claim`]s, [`Event`]s |
 //! | `late` | [`Late`]: completions that a caller had no room for |
@@ -21,7 +21,7 @@
 //! | `file` | [`FileBdev`]: a file or block device through io_uring |
 //! | `sync` | [`SyncChannel`], [`AlignedBuf`]: blocking I/O for control threads |
 //! | `owned` | [`OwnedChannel`]: many I/Os at a time, safely, for threads that are no reactors |
-//! | `testing` | `FaultBdev`: power cuts and injected errors (feature `testing`) |
+//! | `testing` | `FaultBdev`: power cuts and injected errors; `Holes` (feature `testing`) |
 //!
 //! Errors: an I/O ends in an [`IoError`], a small closed set that the SCSI layer turns into sense
 //! without a wildcard; control operations fail with one sentence that names object and cause.
@@ -46,7 +46,7 @@ pub mod testing;
 /// in pieces, so that nobody else on the thread waits for it (64 KiB take some ten microseconds).
 pub const COPY_AT_ONCE: usize = 64 << 10;
 
-pub use device::{Bdev, Features, Geometry, OpenError, host_boot};
+pub use device::{Bdev, Features, Geometry, OpenError, Run, Sparse, host_boot};
 pub use file::{Closing, FileBdev, FileKind, FileOptions, OpenedFile};
 pub use io::{Channel, Completion, Io, IoError, Op, Submit};
 pub use latch::{FlushCause, FlushFailure, FlushLatch};

@@ -5,7 +5,7 @@ use crate::xts::Xts;
 use crate::{Key, KeyError};
 use bdev::{
     Bdev, Channel, Claim, Event, Features, FlushLatch, Geometry, OpenError, Registry,
-    RegistryError, Stats, Subscription,
+    RegistryError, Sparse, Stats, Subscription,
 };
 use reactor::IoContext;
 use serde_json::{Value, json};
@@ -180,6 +180,11 @@ impl Bdev for Crypto {
 
     fn stats(&self) -> Option<&Arc<Stats>> {
         Some(&self.0.stats)
+    }
+
+    /// A block of zeros on the base reads as zeros, and so does what the base has not.
+    fn sparse(&self) -> Option<&dyn Sparse> {
+        self.0.base().sparse()
     }
 
     fn flush_latch(&self) -> Option<&FlushLatch> {

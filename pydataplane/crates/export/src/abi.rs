@@ -50,6 +50,7 @@ pub mod op {
     pub const BATCH_FORGET: u32 = 42;
     pub const FALLOCATE: u32 = 43;
     pub const RENAME2: u32 = 45;
+    pub const LSEEK: u32 = 46;
 }
 
 /// Abilities in `fuse_init_in` and `fuse_init_out`; those from bit 32 on stand in `flags2`.
@@ -81,6 +82,14 @@ pub mod fopen {
 /// What a write is to be durable by, when it is answered: a flag of open(2) that comes with each write
 /// of a file that was opened so, and with one that has RWF_DSYNC (pwritev2(2)). O_SYNC has it, too.
 pub const O_DSYNC: u32 = 0o10000;
+
+/// What LSEEK looks for (lseek(2)).
+pub mod whence {
+    /// The next byte that is not in a hole.
+    pub const DATA: u32 = 3;
+    /// The next byte that is; the end is one.
+    pub const HOLE: u32 = 4;
+}
 
 /// What SETATTR changes (`FATTR_*`).
 pub mod fattr {
@@ -159,6 +168,10 @@ packets! {
     WriteOut { size: u32, padding: u32, } = 8
     /// FALLOCATE.
     FallocateIn { fh: u64, offset: u64, length: u64, mode: u32, padding: u32, } = 32
+    /// LSEEK, of which only what lseek(2) calls SEEK_DATA and SEEK_HOLE comes.
+    LseekIn { fh: u64, offset: u64, whence: u32, padding: u32, } = 24
+    /// LSEEK.
+    LseekOut { offset: u64, } = 8
     /// STATFS.
     StatfsOut {
         blocks: u64, bfree: u64, bavail: u64, files: u64, ffree: u64, bsize: u32, namelen: u32,

@@ -3,7 +3,7 @@
 use zerocopy::FromBytes;
 
 use crate::abi::{
-    FallocateIn, InHeader, InitIn, OpenIn, ReadIn, ReleaseIn, SetattrIn, WriteIn, flag, op,
+    FallocateIn, InHeader, InitIn, LseekIn, OpenIn, ReadIn, ReleaseIn, SetattrIn, WriteIn, flag, op,
 };
 
 /// Bytes of a request before the data of a write.
@@ -58,6 +58,8 @@ pub enum Body<'a> {
     Fsync,
     /// To allocate, or the contrary.
     Fallocate(FallocateIn),
+    /// Where data or a hole is.
+    Lseek(LseekIn),
     /// How much room there is.
     Statfs,
     /// Something that is always granted.
@@ -124,6 +126,7 @@ pub fn parse(bytes: &[u8], len: usize) -> Result<Call<'_>, Malformed> {
         op::RELEASE => Body::Release(take::<ReleaseIn>(body, malformed)?.fh),
         op::FSYNC => Body::Fsync,
         op::FALLOCATE => Body::Fallocate(take(body, malformed)?),
+        op::LSEEK => Body::Lseek(take(body, malformed)?),
         op::STATFS => Body::Statfs,
         // The mount has default_permissions: the kernel has looked.
         op::ACCESS | op::RELEASEDIR | op::DESTROY => Body::Grant,
@@ -137,7 +140,7 @@ pub fn parse(bytes: &[u8], len: usize) -> Result<Call<'_>, Malformed> {
         | op::CREATE
         | op::RENAME2 => Body::Change,
         op::FORGET | op::BATCH_FORGET => Body::Silent,
-        // ENOSYS makes the kernel do without: FLUSH, INTERRUPT, xattrs, locks, LSEEK.
+        // ENOSYS makes the kernel do without: FLUSH, INTERRUPT, xattrs, locks.
         _ => Body::Unknown,
     };
     Ok(Call { unique, node, body })

@@ -6,7 +6,8 @@ use uuid::Uuid;
 use zerocopy::IntoBytes;
 
 use crate::abi::{
-    self, Attr, AttrOut, Dirent, EntryOut, InitOut, SetattrIn, StatfsOut, fattr, flag,
+    self, Attr, AttrOut, Dirent, EntryOut, InitOut, LseekIn, LseekOut, SetattrIn, StatfsOut, fattr,
+    flag, whence,
 };
 use crate::request::{Limits, PAGE};
 
@@ -73,7 +74,8 @@ pub(crate) fn attributes(node: u64, facts: &Facts, bdev: &dyn Bdev) -> Option<At
         abi::ROOT => Some(Attr { mode: S_IFDIR | 0o755, nlink: 2, ..owner }),
         abi::FILE => Some(Attr {
             size: geometry.bytes(),
-            blocks: geometry.bytes() / 512,
+            // What is less than the size has tools look for holes.
+            blocks: bdev.sparse().map_or(geometry.bytes(), |known| known.allocated_bytes()) / 512,
             mode: S_IFREG | if facts.read_only { 0o400 } else { 0o600 },
             nlink: 1,
             blksize: geometry.physical_block_size.max(PAGE),
@@ -112,6 +114,45 @@ pub(crate) fn getattr(
         }
     }
     Ok(AttrOut { attr, ..AttrOut::default() })
+}
+
+/// Runs that one LSEEK looks at, at most; what is behind them is taken for data.
+const RUNS: usize = 16;
+
+/// Answers LSEEK: where a hole, or data, is at `offset` or behind it.
+///
+/// A bdev that does not know is data. What is said to be data may hold zeros; a hole does.
+pub(crate) fn lseek(wanted: &LseekIn, bdev: &dyn Bdev) -> Result<LseekOut, Errno> {
+    let geometry = bdev.geometry();
+    let (size, block) = (geometry.bytes(), u64::from(geometry.block_size));
+    let hole = match wanted.whence {
+        whence::DATA => false,
+        whence::HOLE => true,
+        _ => return Err(Errno::INVAL),
+    };
+    let mut at = wanted.offset;
+    if at >= size {
+        return Err(Errno::NXIO);
+    }
+    let Some(sparse) = bdev.sparse() else {
+        return Ok(LseekOut { offset: if hole { size } else { at } });
+    };
+    for _ in 0..RUNS {
+        let run = sparse.run(at / block);
+        // One that shrinks meanwhile has no more.
+        if run.blocks == 0 || at >= size {
+            break;
+        }
+        if run.hole == hole {
+            return Ok(LseekOut { offset: at });
+        }
+        at = (at / block).saturating_add(run.blocks).saturating_mul(block);
+    }
+    match hole {
+        true => Ok(LseekOut { offset: size }),
+        false if at < size => Ok(LseekOut { offset: at }),
+        false => Err(Errno::NXIO),
+    }
 }
 
 /// Answers READDIR into `out`, from entry `offset` on and at most `room` bytes; returns how many.

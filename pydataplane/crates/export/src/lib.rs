@@ -23,6 +23,7 @@
 //! | fsync | flush |
 //! | fallocate, punch hole | unmap where it reads as zeros afterwards, else write of zeros |
 //! | fallocate, zero range | write of zeros |
+//! | lseek for data or a hole | what [`bdev::Sparse`] tells, where the bdev has it; stat(2) has its room |
 //! | truncate, chmod, chown | EPERM: the bdev's methods do that |
 //!
 //! # What a request costs

@@ -275,6 +275,9 @@ impl Worker {
             Body::Readdir(read) if node == abi::ROOT => {
                 Ok(file::readdir(read.offset, read.size, facts, &mut self.small))
             }
+            Body::Lseek(wanted) if node == abi::FILE => {
+                file::lseek(&wanted, &*bdev).map(|out| self.put(&out))
+            }
             Body::Statfs => Ok(self.put(&file::statfs())),
             Body::Grant => Ok(0),
             Body::Change => Err(Errno::PERM),

@@ -2,7 +2,7 @@
 
 use crate::channel::LvolChannel;
 use crate::volume::Volume;
-use bdev::{Bdev, Channel, Features, FlushLatch, Geometry, OpenError, Stats};
+use bdev::{Bdev, Channel, Features, FlushLatch, Geometry, OpenError, Sparse, Stats};
 use crypto::Key;
 use reactor::IoContext;
 use serde_json::{Value, json};
@@ -99,5 +99,9 @@ impl Bdev for Lvol {
 
     fn flush_latch(&self) -> Option<&FlushLatch> {
         self.volume.base.flush_latch()
+    }
+
+    fn sparse(&self) -> Option<&dyn Sparse> {
+        Some(&*self.volume)
     }
 }

@@ -123,6 +123,18 @@ impl View {
         cluster < before.min(self.clusters()) && self.entry(cluster) == 0
     }
 
+    /// Where what begins with `cluster`, and nobody has, is next to be looked at; `cluster` itself where
+    /// that is there.
+    pub fn unmapped_until(&self, cluster: u64) -> u64 {
+        let chunk = cluster as usize / CHUNK;
+        let is_there = |map: &Map| map.chunks.get(chunk).is_some_and(|c| c.get().is_some());
+        let parent = self.shown.as_ref().is_some_and(|(shown, _)| is_there(shown));
+        if self.external.is_some() || parent || is_there(&self.own) {
+            return cluster;
+        }
+        ((chunk as u64 + 1) * CHUNK as u64).min(self.clusters())
+    }
+
     /// The external parent that `cluster` is read from, as its UUID.
     pub fn outside(&self, cluster: u64) -> Option<Uuid> {
         let (external, _) = self.external.as_ref()?;

@@ -60,6 +60,29 @@ pub(crate) fn of(
     found
 }
 
+/// What a volume shows from a cluster on: whether it is nothing, and in how many clusters it stays so, as
+/// far as one call looks. No clusters at or beyond the end.
+pub(crate) fn run(volume: &View, cluster: u64) -> (bool, u64) {
+    let is_hole = |at: u64| volume.source(at) == 0 && !volume.is_external(at);
+    let end = volume.clusters();
+    if cluster >= end {
+        return (false, 0);
+    }
+    let hole = is_hole(cluster);
+    let (mut at, mut looked_at) = (cluster + 1, 0);
+    while at < end && looked_at < LOOKED_AT {
+        let mapped = if hole { volume.unmapped_until(at) } else { at };
+        if mapped > at {
+            at = mapped;
+        } else if is_hole(at) == hole {
+            (at, looked_at) = (at + 1, looked_at + 1);
+        } else {
+            break;
+        }
+    }
+    (hole, at - cluster)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -103,6 +126,53 @@ mod tests {
             prop_assert_eq!(all(&newer, Some(&older), most), changed.collect::<Vec<_>>());
             let allocated = clusters.filter(|c| shows(&newer, *c) != 0).collect::<Vec<_>>();
             prop_assert_eq!(all(&newer, None, most), allocated);
+        }
+    }
+
+    #[test]
+    fn runs_of_data_and_of_holes_take_turns_up_to_the_end() {
+        let map = Map::new(LOOKED_AT + 9);
+        for (cluster, to) in [(0, 7), (1, 8), (2, HOLE), (5, 9)] {
+            map.set(cluster, to);
+        }
+        let view = View::of(map);
+        assert_eq!(run(&view, 0), (false, 2));
+        assert_eq!(run(&view, 1), (false, 1));
+        assert_eq!(run(&view, 2), (true, 3));
+        assert_eq!(run(&view, 5), (false, 1));
+        // What no map was made of is not looked at cluster by cluster.
+        assert_eq!(run(&view, 6), (true, LOOKED_AT + 3));
+        assert_eq!(run(&view, LOOKED_AT + 9), (false, 0));
+        assert_eq!(run(&view, u64::MAX), (false, 0));
+        let full = Map::new(LOOKED_AT + 9);
+        (0..LOOKED_AT + 9).for_each(|cluster| full.set(cluster, 7));
+        assert_eq!(run(&View::of(full), 3), (false, LOOKED_AT + 1));
+    }
+
+    proptest! {
+        /// Of a clone whose parent is shorter than itself, too.
+        #[test]
+        fn runs_are_what_the_clusters_are(
+            sizes in [1..40u64, 1..40u64],
+            shown in 0..50u64,
+            entries in prop::collection::vec((any::<bool>(), any::<prop::sample::Index>(), 0..4u32), 0..60),
+        ) {
+            let maps = sizes.map(Map::new);
+            for (which, at, to) in entries {
+                let map = &maps[usize::from(which)];
+                map.set(at.index(map.clusters() as usize) as u64, if to == 3 { HOLE } else { to });
+            }
+            let [parent, own] = maps;
+            let before = shown.min(parent.clusters());
+            let view = View { shown: Some((parent.into(), before)), ..View::of(own) };
+            let mut told = Vec::new();
+            while (told.len() as u64) < view.clusters() {
+                let (hole, clusters) = run(&view, told.len() as u64);
+                prop_assert!(clusters > 0);
+                told.extend(std::iter::repeat_n(hole, clusters as usize));
+            }
+            let is: Vec<_> = (0..view.clusters()).map(|cluster| view.source(cluster) == 0).collect();
+            prop_assert_eq!(told, is);
         }
     }
 

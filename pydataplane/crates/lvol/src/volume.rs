@@ -5,7 +5,8 @@ use crate::disk::BdevDisk;
 use crate::encryption::{ENCRYPTION_XATTR, Encryption};
 use crate::external::External;
 use crate::map::{Map, View};
-use bdev::{Bdev, Features, Geometry, Stats, aliases_changed};
+use crate::ranges;
+use bdev::{Bdev, Features, Geometry, Run, Sparse, Stats, aliases_changed};
 use blobstore::{BlobId, BlobInfo, Store, StoreInfo};
 use crossbeam_queue::ArrayQueue;
 use parking_lot::Mutex;
@@ -337,6 +338,30 @@ impl Volume {
         if channels.is_empty() {
             self.thread.closed(self);
         }
+    }
+}
+
+impl Sparse for Volume {
+    fn run(&self, lba: u64) -> Run {
+        let cluster = lba >> self.id.shift;
+        let (hole, clusters) = ranges::run(&self.view(), cluster);
+        let end = cluster.saturating_add(clusters) << self.id.shift;
+        Run { hole, blocks: end.saturating_sub(lba) }
+    }
+
+    /// What it has itself and what all that it was made of have, whether it still shows that or not.
+    fn allocated_bytes(&self) -> u64 {
+        let blocks = self.geometry().num_blocks;
+        let own = self.allocated.load(Ordering::Relaxed);
+        let (mut parent, external) = self.kin(|kin| (kin.parent.clone(), kin.external.is_some()));
+        let (mut clusters, mut all) = (own, external);
+        while let Some(volume) = parent {
+            clusters += volume.allocated.load(Ordering::Relaxed);
+            let above = volume.kin(|kin| (kin.parent.clone(), kin.external.is_some()));
+            (parent, all) = (above.0, all || above.1);
+        }
+        let held = if all { blocks } else { blocks.min(clusters << self.id.shift) };
+        held * u64::from(self.base_geometry.block_size)
     }
 }
 

@@ -230,6 +230,50 @@ fn who_gets_clusters_of_a_deleted_snapshot_is_said_to_have_them() {
     assert_eq!(has("lvs0/vm"), 2);
 }
 
+/// The runs of a volume, in clusters: where each begins, and whether it is a hole.
+fn runs(rig: &Rig, name: &str) -> Vec<(u64, bool)> {
+    let bdev = rig.bdev(name);
+    let sparse = bdev.sparse().unwrap();
+    let (mut found, mut at) = (Vec::new(), 0);
+    while at < bdev.geometry().num_blocks {
+        let run = sparse.run(at);
+        if found.last().is_none_or(|(_, hole)| *hole != run.hole) {
+            found.push((at / PER_CLUSTER, run.hole));
+        }
+        at += run.blocks;
+    }
+    assert_eq!((at, sparse.run(at).blocks), (bdev.geometry().num_blocks, 0));
+    found
+}
+
+#[test]
+fn a_volume_tells_where_it_shows_nothing() {
+    let rig = Rig::with_lvs(120);
+    rig.create("vm", 10, true).unwrap();
+    rig.create("thick", 2, false).unwrap();
+    assert_eq!(runs(&rig, "lvs0/vm"), [(0, true)]);
+    assert_eq!(runs(&rig, "lvs0/thick"), [(0, false)]);
+    let room = |name: &str| rig.bdev(name).sparse().unwrap().allocated_bytes() / CLUSTER;
+    assert_eq!((room("lvs0/vm"), room("lvs0/thick")), (0, 2));
+    let mut vm = rig.open("lvs0/vm");
+    write(&mut vm, 2 * PER_CLUSTER, 1);
+    write(&mut vm, 7 * PER_CLUSTER, 2);
+    rig.lvstores.snapshot("lvs0/vm", &NewLvol::named("s")).unwrap();
+    rig.lvstores.clone_lvol("lvs0/s", &NewLvol::named("clone")).unwrap();
+    let as_it_was = [(0, true), (2, false), (3, true), (7, false), (8, true)];
+    for name in ["lvs0/vm", "lvs0/s", "lvs0/clone"] {
+        assert_eq!(runs(&rig, name), as_it_was, "{name}");
+        assert_eq!(room(name), 2, "{name}: what its snapshot has, it shows");
+    }
+    // A hole of its own hides what the snapshot has.
+    vm.unmap(2 * PER_CLUSTER, PER_CLUSTER).unwrap();
+    write(&mut vm, 8 * PER_CLUSTER, 3);
+    assert_eq!(runs(&rig, "lvs0/vm"), [(0, true), (7, false), (9, true)]);
+    assert_eq!(runs(&rig, "lvs0/clone"), as_it_was);
+    let within = rig.bdev("lvs0/vm").sparse().unwrap().run(7 * PER_CLUSTER + 5);
+    assert_eq!((within.hole, within.blocks), (false, 2 * PER_CLUSTER - 5));
+}
+
 #[test]
 fn a_volume_is_rolled_back_to_any_of_its_snapshots_when_nobody_uses_it() {
     let rig = Rig::with_lvs(120);

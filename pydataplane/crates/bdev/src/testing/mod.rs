@@ -9,6 +9,7 @@
 //! unless it is written anew. While it is latched no write with FUA succeeds. A killed process (unlike
 //! a cut) loses nothing that was written. One seed reproduces one outcome.
 
+mod holes;
 mod medium;
 #[cfg(test)]
 pub(crate) mod model;
@@ -27,6 +28,7 @@ use crate::{
     IoError, Op, OpenError, Stats, Submit,
 };
 
+pub use holes::Holes;
 use medium::State;
 
 /// The unit that a power cut keeps or loses, in bytes.

@@ -1,11 +1,12 @@
 use super::*;
 use crate::abi::O_DSYNC;
-use bdev::testing::FaultBdev;
+use bdev::testing::{FaultBdev, Holes};
 use bdev::{Bdev, Malloc, MallocOptions, Null, Op};
-use rustix::fs::{FallocateFlags, OFlags, fallocate};
+use rustix::fs::{FallocateFlags, OFlags, SeekFrom, fallocate, seek};
+use rustix::io::Errno;
 use std::fs::{self, File};
 use std::io::ErrorKind;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 
 const BLOCK: usize = 512;
 
@@ -105,6 +106,61 @@ fn a_long_write_may_begin_anywhere_in_memory() {
     }
     drop(file);
     exports.delete("m0", false).unwrap();
+}
+
+/// A file's parts that are data, as lseek(2) tells them.
+fn data_of(file: &File) -> Vec<(u64, u64)> {
+    let (mut found, mut at) = (Vec::new(), 0);
+    while let Ok(begin) = seek(file, SeekFrom::Data(at)) {
+        at = seek(file, SeekFrom::Hole(begin)).unwrap();
+        found.push((begin, at));
+    }
+    assert_eq!(seek(file, SeekFrom::Data(at)).unwrap_err(), Errno::NXIO);
+    found
+}
+
+#[test]
+fn holes_of_a_disk_are_holes_of_its_file() {
+    let (_dir, registry, exports) = exports();
+    let disk = Malloc::create(MallocOptions {
+        name: "m0".into(),
+        block_size: 4096,
+        physical_block_size: 0,
+        num_blocks: 100,
+        uuid: None,
+    });
+    let holes = Holes::new(disk.unwrap(), &[2..5, 7..8, 90..100]);
+    registry.register(holes).unwrap();
+    let path = exports.create("m0", true).unwrap();
+    let file = File::open(&path).unwrap();
+    assert_eq!(
+        data_of(&file).iter().map(|(begin, end)| (begin / 4096, end / 4096)).collect::<Vec<_>>(),
+        [(0, 2), (5, 7), (8, 90)]
+    );
+    let page = 4096;
+    for (wanted, found) in [
+        (SeekFrom::Data(page + 7), Ok(page + 7)),
+        (SeekFrom::Hole(page + 7), Ok(2 * page)),
+        (SeekFrom::Data(2 * page + 7), Ok(5 * page)),
+        (SeekFrom::Hole(2 * page + 7), Ok(2 * page + 7)),
+        (SeekFrom::Data(95 * page), Err(Errno::NXIO)),
+        (SeekFrom::Hole(100 * page - 1), Ok(100 * page - 1)),
+        (SeekFrom::Hole(100 * page), Err(Errno::NXIO)),
+        (SeekFrom::End(0), Ok(100 * page)),
+    ] {
+        assert_eq!(seek(&file, wanted), found, "{wanted:?}");
+    }
+    assert_eq!(fs::metadata(&path).unwrap().blocks(), 86 * 8);
+}
+
+#[test]
+fn a_disk_that_knows_no_holes_is_data() {
+    let (_dir, registry, exports) = exports();
+    malloc(&registry, "m0", 64);
+    let path = exports.create("m0", true).unwrap();
+    let file = File::open(&path).unwrap();
+    assert_eq!(data_of(&file), [(0, 64 * 512)]);
+    assert_eq!(fs::metadata(&path).unwrap().blocks(), 64);
 }
 
 #[test]
