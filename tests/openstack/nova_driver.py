@@ -3,7 +3,8 @@
     python nova_driver.py NOVA.CONF UUID IMAGE-PROPERTIES
 
 Each line of its input is a call of the driver, `{"call": NAME, "words": [...]}`, and each line of
-its output what became of it: `{"raised": CLASS or null, "said": TEXT, "cinder": STATUSES}`.
+its output what became of it: `{"raised": CLASS or null, "said": TEXT, "cinder": STATUSES, "made":
+RESULT}`.
 Driver, configuration, volume drivers, libvirt-python and its events are the real ones. Cinder,
 Glance and Neutron are mocks, and there is no database: the instance is an object made here.
 """
@@ -13,8 +14,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,6 +27,7 @@ os.environ["OS_NOVA_DISABLE_EVENTLET_PATCHING"] = "true"
 import nova.conf
 from nova import context as contexts
 from nova import objects
+from nova.compute import api as apis
 from nova.virt import fake
 from nova.virt.libvirt import driver as drivers
 
@@ -73,6 +77,56 @@ class Compute:
         """Thaws them."""
         self._driver.unquiesce(self._context, self._instance, self._instance.image_meta)
 
+    def snapshot(self) -> None:
+        """Makes an image of the first disk, as of an instance that boots from an image."""
+        self._driver.snapshot(self._context, self._instance, "image", mock.Mock())
+
+    def image_of_volumes(self, volume: str, snapshot: list[str]) -> dict[str, Any]:
+        """Makes an image of an instance that boots from a volume, as Nova's API does.
+
+        `snapshot` is the command that stands for Cinder's snapshot. Returns the image's properties.
+        """
+        api = object.__new__(apis.API)
+        api.volume_api, api.image_api, api.compute_rpcapi = self.cinder, mock.Mock(), mock.Mock()
+        api.compute_rpcapi.quiesce_instance = lambda *_: self.quiesce()
+        api.compute_rpcapi.unquiesce_instance = lambda *_, **__: self.unquiesce()
+        self.cinder.get_absolute_limits.return_value = {
+            "totalSnapshotsUsed": 0,
+            "maxTotalSnapshots": -1,
+        }
+        self.cinder.get.return_value = {"id": volume, "display_description": ""}
+
+        def take(*_: Any) -> dict[str, str]:
+            subprocess.run(snapshot, check=True, stdout=subprocess.DEVNULL)
+            return {"id": f"snapshot-of-{volume}"}
+
+        self.cinder.create_snapshot_force.side_effect = take
+        root = objects.BlockDeviceMapping(
+            self._context,
+            source_type="volume",
+            destination_type="volume",
+            volume_id=volume,
+            boot_index=0,
+            disk_bus="scsi",
+            device_type="disk",
+            no_device=False,
+            delete_on_termination=False,
+        )
+        for name, field in root.fields.items():  # what else the database has of it
+            if field.nullable and not root.obj_attr_is_set(name):
+                setattr(root, name, None)
+        self._instance.vm_state, self._instance.task_state = "active", None
+        self._instance.display_name, self._instance.launched_at = "instance", datetime.now(UTC)
+        get = mock.Mock(return_value=[root])
+        with (
+            mock.patch.object(objects.BlockDeviceMappingList, "get_by_instance_uuid", get),
+            mock.patch.object(objects, "InstanceAction"),
+            mock.patch.object(objects, "InstanceActionEvent"),
+        ):
+            api.snapshot_volume_backed(self._context, self._instance, "image")
+        made: dict[str, Any] = api.image_api.create.call_args.args[1]["properties"]
+        return {name: made[name] for name in ("bdm_v2", "block_device_mapping")}
+
     def volume_snapshot_create(self, volume: str, file: str) -> None:
         """Takes a snapshot for Cinder, into `file` beside the volume."""
         info = {"type": "qcow2", "snapshot_id": "snapshot", "new_file": file}
@@ -89,17 +143,17 @@ def _no_database(instance: Any, name: str) -> None:
     setattr(instance, name, None)
 
 
-def _answer(compute: Compute, call: Callable[..., None], words: list[Any]) -> dict[str, Any]:
+def _answer(compute: Compute, call: Callable[..., Any], words: list[Any]) -> dict[str, Any]:
     """Returns what became of one call."""
     update = compute.cinder.update_snapshot_status
     update.reset_mock()
-    raised, said = None, ""
+    raised, said, made = None, "", None
     try:
-        call(*words)
+        made = call(*words)
     except Exception as error:
         raised, said = type(error).__name__, str(error)
     statuses = [each.args[-1] for each in update.call_args_list]
-    return {"raised": raised, "said": said, "cinder": statuses}
+    return {"raised": raised, "said": said, "cinder": statuses, "made": made}
 
 
 def main() -> None:

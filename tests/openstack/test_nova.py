@@ -22,10 +22,12 @@ from uuid import uuid4
 
 import pytest
 
+from tests.guest.agent_image import build_with_agent
 from tests.support.agent import Agent
 from tests.support.cache import CACHE, ROOT
+from tests.support.domain import publish
+from tests.support.guest_agent import CHANNEL, freeze_status, start_agent
 from tests.support.host import Host, is_root
-from tests.support.wait import until
 
 pytestmark = [pytest.mark.root, pytest.mark.vm, pytest.mark.nightly, pytest.mark.timeout(900)]
 
@@ -37,21 +39,6 @@ PROPERTIES = {
     "hw_scsi_model": "virtio-scsi",
     "hw_qemu_guest_agent": "yes",
 }
-CHANNEL = "<channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>"
-#: What stands for QEMU's agent in the guest: it freezes and thaws the file system on /mnt.
-SCRIPT = r"""
-exec 4<>"/dev/$1"
-while :; do
-    read -r line <&4 || { sleep 0.1; continue; } # nobody has the host's end open
-    n=1
-    case $line in
-        *guest-sync*) n=$(echo "$line" | grep -o '"id": *[0-9]*' | grep -o '[0-9]*$') ;;
-        *fsfreeze-freeze*) fsfreeze -f /mnt; echo frozen >>/tmp/did ;;
-        *fsfreeze-thaw*) fsfreeze -u /mnt; echo thawed >>/tmp/did ;;
-    esac
-    printf '{"return":%s}\n' "$n" >&4
-done
-"""
 
 
 def environment() -> Path:
@@ -126,6 +113,7 @@ def host() -> Iterator[Host]:
     if not is_root():
         pytest.fail("tests/openstack need root: they run a libvirtd in a mount namespace")
     with Host(keep=True) as running:
+        running.image = publish(build_with_agent(), running.scratch)
         running.define(NAME, devices=CHANNEL)
         running.virsh("start", NAME)
         yield running
@@ -272,12 +260,57 @@ def test_file_systems_are_frozen_for_cinders_snapshots(
     assert answer["raised"] == "InstanceQuiesceFailed"
     assert "QEMU guest agent is not connected" in answer["said"]
     guest.run("mkfs.ext4 -q /dev/sda && mount /dev/sda /mnt && echo kept >/mnt/file", 120)
-    guest.run(f"cat >/tmp/agent <<'EOF'\n{SCRIPT}\nEOF")
-    port = guest.wait_for("basename $(dirname $(grep -l org.qemu /sys/class/virtio-ports/*/name))")
-    guest.run(f"setsid sh /tmp/agent {port.strip()} >/tmp/agent.log 2>&1 </dev/null &")
-    until(lambda: nova("quiesce")["raised"] is None, "the agent answers")
+    start_agent(host, NAME, guest)
+    nova.does("quiesce")
+    assert freeze_status(host, NAME) == "frozen"
     host.volumes.snapshot([f"lvs0/{disk.name}"], "cinder")
     nova.does("unquiesce")
-    assert guest.run("cat /tmp/did").split() == ["frozen", "thawed"]
+    assert freeze_status(host, NAME) == "thawed"
     guest.run("echo on >/mnt/file && sync && umount /mnt")
+    disk.check_unharmed(guest)
+
+
+@pytest.mark.parametrize("disk", ["rbd"], indirect=True)
+def test_an_image_of_an_instance_that_boots_from_a_volume(
+    host: Host, guest: Agent, nova: Nova, disk: Attached
+) -> None:
+    """By Nova's API: file systems are frozen around Cinder's snapshot, and the image names it."""
+    start_agent(host, NAME, guest)
+    guest.run("mkfs.ext4 -q /dev/sda && mount /dev/sda /mnt && echo kept >/mnt/file", 120)
+    command = host.libvirtd.command(
+        *(host.program("virtlun"), "--config", str(host.config)),
+        *("volume", "snapshot", f"lvs0/{disk.name}", "cinder"),
+    )
+    answer = nova("image_of_volumes", disk.id, command)
+    assert answer["raised"] is None, answer
+    made = answer["made"]
+    assert made["bdm_v2"] is True
+    (root,) = made["block_device_mapping"]
+    assert root["snapshot_id"] == f"snapshot-of-{disk.id}" and root["source_type"] == "snapshot"
+    assert freeze_status(host, NAME) == "thawed"
+    guest.run("echo on >/mnt/file && sync && umount /mnt")
+    # What Cinder makes a volume of for an instance of that image.
+    host.volumes.clone(f"lvs0/{disk.name}@cinder", f"{disk.name}-again")
+    again = disk.connected(str(uuid4()), f"{disk.name}-again")
+    nova.does("attach", again, "sdb", "scsi")
+    guest.wait_for("[ -b /dev/sdb ]")
+    assert "needs_recovery" not in guest.run("dumpe2fs -h /dev/sdb")
+    assert guest.run("mount /dev/sdb /mnt && cat /mnt/file && umount /mnt", 120) == "kept\n"
+    nova.does("detach", again, "sdb")
+    guest.wait_for("[ ! -e /sys/block/sdb ]")
+    disk.check_unharmed(guest)
+
+
+def test_an_image_of_a_volume_itself_is_refused(
+    host: Host, guest: Agent, nova: Nova, disk: Attached
+) -> None:
+    """Nova's API never asks for it; it is what its driver does with an instance's first disk."""
+    guest.run("echo kept | dd of=/dev/sda conv=sync,fsync")
+    answer = nova("snapshot")
+    assert answer["raised"], answer
+    if host.virsh("domstate", NAME) == "shut off":  # which Nova left there, with its memory saved
+        assert disk.kind == "local"
+        host.virsh("start", NAME)
+    assert guest.run("echo 3 >/proc/sys/vm/drop_caches; head -c 4 /dev/sda", 120) == "kept"
+    assert disk.parent is None
     disk.check_unharmed(guest)
